@@ -1,0 +1,39 @@
+# Every target sets up .venv by itself. PYTHON=... chooses another interpreter.
+.PHONY: quickstart test lint docs bench clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 12))
+PYTHON ?= $(shell for p in python3 python3.12 python3.13 python3.14; do \
+	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && { echo $$p; break; }; done)
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.12 or newer is needed: none of python3, python3.12, python3.13, python3.14 is one; install it or say make PYTHON=/its/path." >&2; exit 1; }
+	@$(PYTHON) -c '$(NEW_ENOUGH)' || { echo "Python 3.12 or newer is needed: $(PYTHON) is older." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp per extra, so that each target installs what it needs and no more.
+$(VENV)/installed-%: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	@touch $@
+
+quickstart: $(VENV)/installed-examples
+	$(BIN)/python examples/quickstart.py
+
+test: $(VENV)/installed-test
+	JAX_ENABLE_X64=1 $(BIN)/python -m pytest -q -n 2 -m x64 tests
+	$(BIN)/python -m pytest -q -n 2
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+docs: $(VENV)/installed-docs
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+
+bench: $(VENV)/installed-bench
+	for run in benchmarks/*/run.py; do $(BIN)/python $$run || exit 1; done
+
+clean:
+	rm -rf $(VENV) docs/_build

@@ -1,0 +1,25 @@
+"""Approximate inference that NumPyro does not have, in the shapes that NumPyro already takes."""
+
+from numpyro_ext import (
+    diagnostics,
+    guides,
+    mcmc,
+    objectives,
+    particles,
+    scores,
+    targets,
+    transforms,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "diagnostics",
+    "guides",
+    "mcmc",
+    "objectives",
+    "particles",
+    "scores",
+    "targets",
+    "transforms",
+]

@@ -1,0 +1,100 @@
+"""Aliases, and the Protocols through which rooms talk to each other and to a user's own code.
+
+Array annotations carry shapes in jaxtyping's notation. jaxtyping is an extra (``test``), which checks
+them while the tests run; without it they are plain arrays.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import jax
+from jax import Array
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+else:
+    try:
+        from jaxtyping import Bool, Float, Int
+    except ModuleNotFoundError:
+
+        class _PlainArray:
+            def __class_getitem__(cls, item: Any) -> type[Array]:
+                return Array
+
+        Bool = Float = Int = _PlainArray
+
+__all__ = [
+    "Bool",
+    "Float",
+    "GradientEstimator",
+    "Int",
+    "Kernel",
+    "Model",
+    "Params",
+    "SamplesLatent",
+    "ScoreEstimator",
+    "Sites",
+    "Trace",
+]
+
+Model = Callable[..., Any]
+"""A callable with NumPyro primitives, model or guide."""
+Params = dict[str, Any]
+"""Values of ``numpyro.param`` sites, constrained, by name."""
+Sites = dict[str, Array]
+"""Values of sample sites by name."""
+Trace = dict[str, dict[str, Any]]
+"""What ``numpyro.handlers.trace`` records."""
+
+
+@runtime_checkable
+class SamplesLatent(Protocol):
+    """A guide whose latent vector can be drawn, whether or not it has a density."""
+
+    def sample_latent(
+        self, rng_key: jax.Array, params: Params, num_samples: int | None = None
+    ) -> Array:
+        """``(num_samples, latent_dim)`` draws in unconstrained space, differentiable in ``params``."""
+        ...
+
+
+@runtime_checkable
+class Kernel(Protocol):
+    """A positive-definite function of two sets of points."""
+
+    def __call__(self, x: Float[Array, "n d"], y: Float[Array, "m d"]) -> Float[Array, "n m"]: ...
+    def grad_x(self, x: Float[Array, "n d"], y: Float[Array, "m d"]) -> Float[Array, "n m d"]: ...
+    def grad_y(self, x: Float[Array, "n d"], y: Float[Array, "m d"]) -> Float[Array, "n m d"]: ...
+    def cross_trace(self, x: Float[Array, "n d"], y: Float[Array, "m d"]) -> Float[Array, "n m"]:
+        """Trace of the mixed second derivative ``d^2 k / dx dy^T``."""
+        ...
+
+    def resolve(self, x: Float[Array, "n d"]) -> "Kernel":
+        """The same kernel with a bandwidth rule replaced by the number it gives on ``x``."""
+        ...
+
+
+@runtime_checkable
+class ScoreEstimator(Protocol):
+    """Estimates ``grad log q`` from samples of q."""
+
+    def __call__(self, x: Float[Array, "k d"]) -> Float[Array, "k d"]: ...
+    def fit(self, x: Float[Array, "k d"]) -> Callable[[Array], Array]: ...
+
+
+@runtime_checkable
+class GradientEstimator(Protocol):
+    """Where a stochastic-gradient kernel gets the gradient of its potential.
+
+    ``oracle.value_and_grad(z, idx)`` is one minibatch, ``oracle.full_value_and_grad(z)`` all data.
+    """
+
+    def init(self, z: Any, oracle: Any) -> Any:
+        """The estimator's own state, a pytree."""
+        ...
+
+    def estimate(
+        self, rng_key: jax.Array, i: Array, z: Any, idx: dict[str, Array], oracle: Any, state: Any
+    ) -> tuple[Array, Any, Any]:
+        """``(potential, grad, state)`` at ``z``."""
+        ...

@@ -1,0 +1,3 @@
+"""Room: diagnostics."""
+
+__all__: list[str] = []

@@ -1,0 +1,5 @@
+"""Guides for ``SVI(model, guide, ...)`` beyond NumPyro's own."""
+
+from numpyro_ext.util import Implicit, IntractableDensityError
+
+__all__ = ["Implicit", "IntractableDensityError"]

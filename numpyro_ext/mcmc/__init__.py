@@ -1,0 +1,3 @@
+"""Room: mcmc."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Room: objectives."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Room: particles."""
+
+__all__: list[str] = []

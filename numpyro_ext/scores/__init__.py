@@ -1,0 +1,3 @@
+"""Room: scores."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Room: targets."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Room: transforms."""
+
+__all__: list[str] = []

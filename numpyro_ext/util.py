@@ -1,0 +1,209 @@
+"""Pieces that more than one room needs, and the only place where NumPyro's private names enter."""
+
+from collections.abc import Collection
+from typing import Any
+
+from jax import Array, random
+from jax.core import Tracer
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+from jax.scipy.special import logsumexp
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.handlers import seed
+
+# Private names, as read from NumPyro 0.22.0.
+from numpyro.infer.util import _without_rsample_stop_gradient as without_rsample_stop_gradient
+from numpyro.primitives import Messenger
+from numpyro.util import _validate_model as validate_model
+
+from numpyro_ext._typing import Model, Trace
+
+__all__ = [
+    "Implicit",
+    "IntractableDensityError",
+    "check_choice",
+    "check_count",
+    "check_nonnegative",
+    "check_positive",
+    "continuous_latents",
+    "log_mean_exp",
+    "normal_like",
+    "seed_plates",
+    "subsampled_plates",
+    "valid_plates",
+    "validate_model",
+    "without_rsample_stop_gradient",
+]
+
+
+class IntractableDensityError(ValueError):
+    """A density was asked of a distribution that can only be sampled."""
+
+
+class Implicit(dist.Distribution):
+    r"""A draw without a density: the guide site of a generator network.
+
+    Sampling returns ``value``, differentiable in whatever made it; ``log_prob`` raises
+    :class:`IntractableDensityError`. So a loss that needs :math:`\log q` is an error, never the
+    silent collapse that a ``Delta`` in the same place would be.
+
+    :param value: the draw; its last ``event_dim`` dimensions are the event.
+    :param int event_dim: number of event dimensions.
+    :param support: the constraint that ``value`` satisfies.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpyro
+        >>> from numpyro import handlers
+        >>> from numpyro_ext.guides import Implicit
+        >>> def guide():
+        ...     noise = numpyro.sample(
+        ...         "noise", numpyro.distributions.Normal(), infer={"is_auxiliary": True})
+        ...     numpyro.sample("w", Implicit(jnp.tanh(noise)))
+        >>> trace = handlers.trace(handlers.seed(guide, 0)).get_trace()
+        >>> bool(trace["w"]["value"] == jnp.tanh(trace["noise"]["value"]))
+        True
+    """
+
+    arg_constraints = {}  # noqa: RUF012 - NumPyro's own way to say that nothing is checked
+    has_tractable_density = False
+    pytree_data_fields = ("value", "_base_support")
+    pytree_aux_fields = ("_event_dim",)
+
+    def __init__(
+        self,
+        value: Array,
+        *,
+        event_dim: int = 0,
+        support: constraints.Constraint = constraints.real,
+    ) -> None:
+        ndim = jnp.ndim(value)
+        if not 0 <= event_dim <= ndim:
+            raise ValueError(
+                f"event_dim is {event_dim} and value has {ndim} dimensions; event_dim must be between"
+                " 0 and that number."
+            )
+        self.value = value
+        self._base_support: constraints.Constraint = support
+        self._event_dim = event_dim
+        shape = jnp.shape(value)
+        super().__init__(shape[: ndim - event_dim], shape[ndim - event_dim :])
+
+    @constraints.dependent_property
+    def support(self) -> constraints.Constraint:
+        base = self._base_support
+        extra = self._event_dim - base.event_dim
+        return constraints.independent(base, extra) if extra > 0 else base
+
+    def sample(self, key: Array | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
+        return jnp.broadcast_to(self.value, sample_shape + jnp.shape(self.value))
+
+    def rsample(self, key: Array | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
+        return self.sample(key, sample_shape)
+
+    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+        raise IntractableDensityError(
+            "an Implicit site has no density, so log q cannot be computed; use an objective that only"
+            " needs samples: ImplicitELBO, DensityRatioELBO, SteinDiscrepancy, AmortizedMCMC or SVGD."
+        )
+
+
+class valid_plates(Messenger):
+    """Refuse a plate whose ``subsample_size`` exceeds its size (NumPyro only warns, after the draw)."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] != "plate":
+            return
+        size, subsample_size = msg["args"]
+        if subsample_size is not None and subsample_size > size:
+            raise ValueError(
+                f"plate '{msg['name']}' has subsample_size {subsample_size} but only {size} rows;"
+                f" use a subsample_size between 1 and {size}."
+            )
+
+
+def subsampled_plates(trace: Trace) -> dict[str, tuple[int, int]]:
+    """``{name: (size, subsample_size)}`` of the plates of a trace that take a minibatch."""
+    plates = {}
+    for name, site in trace.items():
+        if site["type"] == "plate":
+            size, subsample_size = site["args"]
+            if subsample_size is not None and subsample_size < size:
+                plates[name] = (size, subsample_size)
+    return plates
+
+
+def seed_plates(fn: Model, rng_key: Array) -> Model:
+    """Seed only the minibatch draws of ``fn``, so that all particles share one minibatch."""
+    return seed(fn, rng_key, hide_types=["sample", "prng_key", "control_flow"])
+
+
+def continuous_latents(trace: Trace) -> dict[str, dict[str, Any]]:
+    """The latent sites of a model's trace; an error if there is none or one is discrete."""
+    latents = {
+        name: site
+        for name, site in trace.items()
+        if site["type"] == "sample" and not site["is_observed"]
+    }
+    if not latents:
+        raise ValueError(
+            "the model has no latent sample site, so there is nothing to infer; give it at least one"
+            " numpyro.sample without obs."
+        )
+    for name, site in latents.items():
+        if site["fn"].support.is_discrete:
+            raise ValueError(
+                f"latent site '{name}' is discrete; only continuous latents are supported here: sum it"
+                " out of the model, or use numpyro.infer.DiscreteHMCGibbs."
+            )
+    return latents
+
+
+def log_mean_exp(x: Array, axis: int = 0) -> Array:
+    """``log(mean(exp(x)))`` along ``axis``."""
+    return logsumexp(x, axis=axis) - jnp.log(x.shape[axis])
+
+
+def normal_like(rng_key: Array, tree: Any) -> Any:
+    """Standard normal noise in the shape of ``tree``, by one draw for the whole tree."""
+    flat, unravel = ravel_pytree(tree)
+    return unravel(random.normal(rng_key, flat.shape, flat.dtype))
+
+
+def _is_concrete(value: Any) -> bool:
+    return not isinstance(value, Tracer)
+
+
+def check_count(name: str, value: Any, minimum: int = 1) -> None:
+    """An integer of at least ``minimum``, or a ``ValueError``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ValueError(f"{name} is {value!r}; it must be an integer of at least {minimum}.")
+
+
+def _check_scalar(name: str, value: Any, kind: str, low: float, strict: bool) -> None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is {value!r}; it must be a {kind} number.") from None
+    if not (low < number if strict else low <= number) or number == float("inf"):
+        raise ValueError(f"{name} is {value!r}; it must be a {kind}, finite number.")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """A finite number above 0, or an error; a traced value passes."""
+    if _is_concrete(value):
+        _check_scalar(name, value, "positive", 0.0, strict=True)
+
+
+def check_nonnegative(name: str, value: Any) -> None:
+    """A finite number of at least 0, or an error; a traced value passes."""
+    if _is_concrete(value):
+        _check_scalar(name, value, "non-negative", 0.0, strict=False)
+
+
+def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
+    """One of ``allowed``, or a ``ValueError`` that lists them."""
+    if value not in allowed:
+        words = ", ".join(repr(word) for word in allowed)
+        raise ValueError(f"{name} is {value!r}; it must be one of {words}.")
