@@ -6,6 +6,7 @@ import copy
 from functools import partial
 from typing import Any
 
+import jax
 from jax import Array, random
 from jax.example_libraries import stax
 from jax.nn.initializers import zeros
@@ -26,7 +27,7 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import constrain_fn
 from numpyro.util import not_jax_tracer
 
-from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.util import (
     check_count,
     check_positive,
@@ -103,11 +104,17 @@ class AutoFlowNormal(AutoContinuous):
         raise NotImplementedError
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        # A fixed key of its own: the stream of keys stays that of AutoDiagonalNormal.
-        with handlers.block(), valid_plates():
-            trace = handlers.trace(handlers.seed(self.model, random.key(0))).get_trace(
-                *args, **kwargs
-            )
+        def check() -> None:
+            # A fixed key of its own: the stream of keys stays that of AutoDiagonalNormal.
+            seeded = handlers.seed(self.model, random.key(0))
+            with handlers.block(), valid_plates():
+                trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+            self._check_latents(trace)
+
+        jax.eval_shape(check)  # the sites' kinds and shapes are asked, not their values
+        super()._setup_prototype(*args, **kwargs)
+
+    def _check_latents(self, trace: Trace) -> None:
         plates = subsampled_plates(trace)
         for name, site in continuous_latents(trace).items():
             local = [frame.name for frame in site["cond_indep_stack"] if frame.name in plates]
@@ -117,7 +124,6 @@ class AutoFlowNormal(AutoContinuous):
                     f" {type(self).__name__} is one distribution over all latents together; drop"
                     " subsample_size, or use numpyro's AutoNormal, which has parameters per row."
                 )
-        super()._setup_prototype(*args, **kwargs)
 
     def _get_posterior(self) -> dist.TransformedDistribution:
         loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
