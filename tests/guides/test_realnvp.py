@@ -65,7 +65,7 @@ def test_no_flow_is_auto_diagonal_normal_step_by_step(tol):
         assert jnp.allclose(ours.quantiles(theirs.params, [0.1, 0.5])[name], value, atol=0.02)
 
 
-@pytest.mark.parametrize("num_flows", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_flows", [3, 4])
 def test_starts_at_the_identity_not_at_its_mirror_image(num_flows):
     guide = AutoRealNVPNormal(regression, num_flows=num_flows, init_scale=0.3)
     params = start(guide)

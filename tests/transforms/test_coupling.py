@@ -50,7 +50,7 @@ def test_matches_the_formula_by_hand(tol):
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("batch", [(), (6,), (2, 3)])
+@pytest.mark.parametrize("batch", [(), (2, 3)])
 def test_log_det_is_that_of_autodiff_for_every_batch(batch, tol):
     coupling, x = make(), points(*batch)
     y, cached = coupling.call_with_intermediates(x)
@@ -63,7 +63,7 @@ def test_log_det_is_that_of_autodiff_for_every_batch(batch, tol):
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("batch", [(), (6,), (2, 3)])
+@pytest.mark.parametrize("batch", [(), (2, 3)])
 def test_inverse_of_forward_is_identity(batch, tol):
     coupling, x = make(), points(*batch)
     y = coupling(x)
