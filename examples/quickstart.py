@@ -68,7 +68,7 @@ def fit_nuts(rng_key, x, y) -> Fit:
 def fit_vr(rng_key, x, y) -> Fit:
     start = time.perf_counter()
     guide = AutoRealNVPNormal(logistic_regression)
-    optim = optax.adam(optax.cosine_decay_schedule(5e-3, 4000))
+    optim = optax.adam(optax.cosine_decay_schedule(1e-2, 4000))
     svi = SVI(logistic_regression, guide, optim, VRELBO(0.5, num_particles=10))
     result = svi.run(rng_key, 4000, x, y)
     posterior = to_arviz(svi, result=result, model_args=(x, y), num_samples=3000)
