@@ -31,6 +31,7 @@ __all__ = [
     "has_density",
     "log_mean_exp",
     "normal_like",
+    "refuse_mutable",
     "seed_plates",
     "subsampled_plates",
     "valid_plates",
@@ -156,6 +157,17 @@ class valid_plates(Messenger):
             raise ValueError(
                 f"plate '{msg['name']}' has subsample_size {subsample_size} but only {size} rows;"
                 f" use a subsample_size between 1 and {size}."
+            )
+
+
+class refuse_mutable(Messenger):
+    """Refuse a model with mutable state, which many particles at once would each want to update."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "mutable":
+            raise ValueError(
+                f"the model has the mutable site '{msg['name']}', which every particle would update in"
+                " its own way; make it a numpyro.param or pass it as an argument of the model."
             )
 
 
