@@ -1,6 +1,7 @@
 """Pieces that more than one room needs, and the only place where NumPyro's private names enter."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+import copy
 from typing import Any
 
 from jax import Array, random
@@ -8,16 +9,24 @@ from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
+import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.handlers import seed
+from numpyro.infer import MCMC
+from numpyro.infer.autoguide import (
+    AutoGuide,
+    AutoGuideList,
+    AutoLaplaceApproximation,
+    AutoSemiDAIS,
+)
 
 # Private names, as read from NumPyro 0.22.0.
 from numpyro.infer.util import _without_rsample_stop_gradient as without_rsample_stop_gradient
 from numpyro.primitives import Messenger
 from numpyro.util import _validate_model as validate_model
 
-from numpyro_ext._typing import Model, Trace
+from numpyro_ext._typing import Model, Params, Trace
 
 __all__ = [
     "Implicit",
@@ -28,7 +37,9 @@ __all__ = [
     "check_positive",
     "continuous_latents",
     "log_mean_exp",
+    "mcmc_arguments",
     "normal_like",
+    "posterior_guide",
     "seed_plates",
     "subsampled_plates",
     "valid_plates",
@@ -207,3 +218,43 @@ def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
     if value not in allowed:
         words = ", ".join(repr(word) for word in allowed)
         raise ValueError(f"{name} is {value!r}; it must be one of {words}.")
+
+
+def mcmc_arguments(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:
+    """The model's arguments in the last ``run``."""
+    state: Any = mcmc
+    return state._args, state._kwargs
+
+
+def posterior_guide(
+    guide: Model, params: Sequence[Params], args: tuple, kwargs: dict[str, Any]
+) -> tuple[Model, list[Params]]:
+    """A guide whose call draws what ``sample_posterior`` draws, for all data, and its params.
+
+    Nearly every guide is that already and comes back as it is. ``AutoLaplaceApproximation`` calls a
+    point mass while it is fitted, and becomes a Normal; ``AutoSemiDAIS`` fixes the size of its
+    minibatch, and gets the full one. The guide itself is not changed, except that a guide which was
+    never called is set up.
+    """
+    if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
+        seed(guide, 0)(*args, **kwargs)
+    if isinstance(guide, AutoGuideList):
+        whole: Any = copy.copy(guide)
+        whole._guides, params = [], list(params)
+        for part in guide:
+            part, params = posterior_guide(part, params, args, kwargs)
+            whole._guides.append(part)
+        return whole, params
+    if isinstance(guide, AutoLaplaceApproximation):
+        normal: Any = copy.copy(guide)
+        loc, scale_tril = f"{guide.prefix}_loc", f"{guide.prefix}_scale_tril"
+        normal._get_posterior = lambda *args, **kwargs: dist.MultivariateNormal(
+            numpyro.param(loc), scale_tril=numpyro.param(scale_tril), validate_args=False
+        )
+        return normal, [{**one, scale_tril: guide.get_transform(one).scale_tril} for one in params]
+    if isinstance(guide, AutoSemiDAIS):
+        full: Any = copy.copy(guide)
+        name, size, _ = full._local_plate
+        full._local_plate = (name, size, size)
+        return full, list(params)
+    return guide, list(params)
