@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 import copy
 from typing import Any
 
-from jax import Array, random
+from jax import Array, jit, random
 from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ __all__ = [
     "check_nonnegative",
     "check_positive",
     "continuous_latents",
+    "every_row",
     "log_mean_exp",
     "mcmc_arguments",
     "normal_like",
@@ -132,6 +133,22 @@ class valid_plates(Messenger):
                 f"plate '{msg['name']}' has subsample_size {subsample_size} but only {size} rows;"
                 f" use a subsample_size between 1 and {size}."
             )
+
+
+class every_row(Messenger):
+    """Give a subsampled plate all of its indices, and say so in its arguments.
+
+    Rewriting the arguments too is what keeps NumPyro from warning that the index is longer than the
+    ``subsample_size``, without a filter that would hide other warnings.
+    """
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] != "plate":
+            return
+        size, subsample_size = msg["args"]
+        if subsample_size is not None and subsample_size != size:
+            msg["args"] = (size, size)
+            msg["value"] = jnp.arange(size)
 
 
 def subsampled_plates(trace: Trace) -> dict[str, tuple[int, int]]:
@@ -251,10 +268,18 @@ def posterior_guide(
         normal._get_posterior = lambda *args, **kwargs: dist.MultivariateNormal(
             numpyro.param(loc), scale_tril=numpyro.param(scale_tril), validate_args=False
         )
-        return normal, [{**one, scale_tril: guide.get_transform(one).scale_tril} for one in params]
+        factor = jit(lambda one: guide.get_transform(one).scale_tril)
+        params = [{**one, scale_tril: factor(one)} for one in params]
+        if any(bool(jnp.any(jnp.diag(one[scale_tril]) == 0)) for one in params):
+            raise ValueError(
+                "the Hessian that AutoLaplaceApproximation takes at its parameters is singular or not"
+                " positive, so it has no Normal to draw from; fit it longer, or use AutoNormal."
+            )
+        return normal, params
     if isinstance(guide, AutoSemiDAIS):
         full: Any = copy.copy(guide)
         name, size, _ = full._local_plate
         full._local_plate = (name, size, size)
+        full.local_model = every_row(full.local_model)
         return full, list(params)
     return guide, list(params)

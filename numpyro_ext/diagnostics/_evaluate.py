@@ -51,7 +51,7 @@ def prototype(fit: Fit, rng_key: Array) -> Prototype:
     key_guide, key_model = random.split(rng_key)
     params = fit.params[0]
     guide_trace = None
-    if fit.draws is not None:
+    if fit.draws:
         values = {name: x[0] for name, x in fit.draws[0].items()}
     else:
         guide_trace = _guide_trace(fit, params, key_guide)
@@ -103,8 +103,8 @@ def evaluate(
     Each draw has its own key, so ``block_size`` changes the memory and not the numbers.
     """
 
-    def one(params: Params, draw: Sites | None, key: Array) -> dict[str, Any]:
-        key_guide, key_model, key_predict = random.split(key, 3)
+    def one(params: Params, draw: Sites | None, keys: Array) -> dict[str, Any]:
+        key_guide, key_model, key_predict = keys
         log_q = None
         if draw is None:
             guide_trace = _guide_trace(fit, params, key_guide)
@@ -149,9 +149,9 @@ def evaluate(
 
     parts = []
     for i, key in enumerate(random.split(rng_key, len(fit.params))):
-        draws = None if fit.draws is None else {name: fit.draws[i][name] for name in proto.latents}
+        draws = {name: fit.draws[i][name] for name in proto.latents} if fit.draws else None
         size = num_samples if draws is None else next(iter(draws.values())).shape[0]
-        out = jax.device_get(run(fit.params[i], draws, random.split(key, size)))
+        out = jax.device_get(run(fit.params[i], draws, random.split(key, (size, 3))))
         shape = (fit.num_chains, size // fit.num_chains)
         parts.append(jax.tree.map(lambda x, shape=shape: x.reshape(shape + x.shape[1:]), out))
     return jax.tree.map(lambda *xs: np.concatenate(xs), *parts)

@@ -1,5 +1,6 @@
 """What was fitted: one record for SVI, engines and MCMC, with everything that was wrong said here."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ __all__ = ["Fit", "check_key", "fit_of", "fit_of_mcmc", "fit_of_optimised", "nam
 class Fit(NamedTuple):
     """A fitted object: where its draws come from, and the model on all data to run them through.
 
-    Exactly one of ``guide`` and ``draws`` is there.
+    Draws come from the ``guide``, or are there already.
     """
 
     model: Model | None
@@ -29,7 +30,7 @@ class Fit(NamedTuple):
     params: list[Params]
     """One per restart; a single one for draws that exist already in several chains."""
     guide: Model | None = None
-    draws: list[Sites] | None = None
+    draws: Sequence[Sites] = ()
     """Draws that exist already (chains, particles): ``(draw, *site)``, one dict per entry of params."""
     num_chains: int = 1
     """Chains that the draws of one entry hold, one after the other."""

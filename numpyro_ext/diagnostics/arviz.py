@@ -74,7 +74,7 @@ def _tree(
     groups: dict[str, dict[str, Any]],
     attributes: dict[str, Any],
     dims: dict[str, list[str]],
-    coords: Mapping[str, Any] | None,
+    coords: dict[str, Any] | None,
 ) -> "DataTree":
     import arviz_base
     from xarray import DataTree
@@ -113,7 +113,7 @@ def to_arviz(
     log_likelihood: bool = True,
     posterior_predictive: bool = False,
     block_size: int | None = None,
-    coords: Mapping[str, Any] | None = None,
+    coords: dict[str, Any] | None = None,
     dims: Names | None = None,
     extra_event_dims: Names | None = None,
 ) -> "DataTree":
@@ -203,13 +203,13 @@ def to_arviz(
     is_mcmc = isinstance(obj, MCMC)
     stats = _mcmc_stats(obj, fit) if is_mcmc else {}
     attributes = {**fit.attributes, "density": "none"}
+    user_dims = {name: list(names) for name, names in (dims or {}).items()}
     if fit.model is None:
-        draws = jax.device_get(obj.get_samples(group_by_chain=True))
-        if not isinstance(draws, dict):
-            draws = {f"Param:{i}": x for i, x in enumerate(jax.tree.leaves(draws))}
-        return _tree(
-            {"posterior": draws, "sample_stats": stats}, attributes, dict(dims or {}), coords
-        )
+        draws = {
+            name: np.reshape(x, (fit.num_chains, -1, *x.shape[1:]))
+            for name, x in jax.device_get(fit.draws[0]).items()
+        }
+        return _tree({"posterior": draws, "sample_stats": stats}, attributes, user_dims, coords)
 
     key_prototype, key_draws = jax.random.split(rng_key)
     proto: Prototype = prototype(fit, key_prototype)
@@ -244,6 +244,4 @@ def to_arviz(
             if is_data(site)
         },
     }
-    return _tree(
-        groups, attributes, {**named, **{k: list(v) for k, v in (dims or {}).items()}}, coords
-    )
+    return _tree(groups, attributes, {**named, **user_dims}, coords)

@@ -7,28 +7,11 @@ from jax import random
 import jax.numpy as jnp
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import init_to_sample
-from numpyro.primitives import Messenger
 
 from numpyro_ext._typing import Model, Trace
-from numpyro_ext.util import subsampled_plates, valid_plates
+from numpyro_ext.util import every_row, subsampled_plates, valid_plates
 
 __all__ = ["full_data", "minibatch_plates"]
-
-
-class _every_row(Messenger):
-    """Gives a subsampled plate all of its indices, and says so in its arguments.
-
-    Rewriting the arguments too is what keeps NumPyro from warning that the index is longer than
-    the ``subsample_size``, without a filter that would hide other warnings.
-    """
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] != "plate":
-            return
-        size, subsample_size = msg["args"]
-        if subsample_size is not None and subsample_size != size:
-            msg["args"] = (size, size)
-            msg["value"] = jnp.arange(size)
 
 
 def _sites(model: Model, args: tuple, kwargs: dict[str, Any]) -> Trace:
@@ -55,7 +38,7 @@ def _check_rows(model: Model, args: tuple, kwargs: dict[str, Any]) -> None:
         return
 
     def check() -> None:
-        for site in _sites(_every_row(model), args, kwargs).values():
+        for site in _sites(every_row(model), args, kwargs).values():
             if site["type"] == "sample" and site["is_observed"]:
                 jnp.broadcast_shapes(jnp.shape(site["value"]), site["fn"].shape())
 
@@ -106,4 +89,4 @@ def full_data(model: Model, *args: Any, **kwargs: Any) -> Model:
     """
     if args or kwargs:
         _check_rows(model, args, kwargs)
-    return _every_row(valid_plates(model))
+    return every_row(valid_plates(model))

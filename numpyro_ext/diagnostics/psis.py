@@ -11,7 +11,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_ext.diagnostics._evaluate import evaluate, prototype
-from numpyro_ext.diagnostics._fit import check_key, fit_of, name_of
+from numpyro_ext.diagnostics._fit import check_key, fit_of
 from numpyro_ext.util import IntractableDensityError, check_count
 
 __all__ = ["ParetoKhat", "pareto_khat"]
@@ -62,7 +62,7 @@ def _log_weights(
     proto = prototype(fit, key_prototype)
     if proto.density == "none":
         raise IntractableDensityError(
-            f"{name_of(obj.guide)} gives draws without a density, so they have no importance weights;"
+            f"{fit.attributes['guide']} gives draws without a density, so they have no importance weights;"
             f" {INSTEAD}"
         )
     return evaluate(fit, proto, key_draws, num_samples, lp=True)["stats"]["log_weight"]
@@ -149,7 +149,7 @@ def pareto_khat(
     if top - log_w.min() <= 64 * precision * max(1.0, abs(top)):
         return ParetoKhat(-np.inf, threshold, np.full(size, -np.log(size)))
 
-    from arviz_stats.base import array_stats
+    from arviz_stats.base.array import array_stats
 
     # exp(-inf) is 0, but the fit would form inf - inf: the least number does the same.
     shifted = np.maximum(log_w - top, np.finfo(float).min / 4)
