@@ -24,7 +24,7 @@ test: $(VENV)/installed-test
 	JAX_ENABLE_X64=1 $(BIN)/python -m pytest -q -n 2 -m x64 tests
 	$(BIN)/python -m pytest -q -n 2
 
-lint: $(VENV)/installed-dev
+lint: $(VENV)/installed-dev $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright

@@ -1,3 +1,20 @@
-"""Room: targets."""
+"""Models with known answers, and real data that installed packages carry.
 
-__all__: list[str] = []
+For tests, examples and benchmarks, and for trying a method of your own: nothing else in the package
+imports this room.
+"""
+
+from numpyro_ext.targets.banana import banana, banana_potential
+from numpyro_ext.targets.breast_cancer import breast_cancer
+from numpyro_ext.targets.logistic_regression import logistic_regression
+from numpyro_ext.targets.normal_mean import NormalMeanAnswer, normal_mean, normal_mean_answer
+
+__all__ = [
+    "NormalMeanAnswer",
+    "banana",
+    "banana_potential",
+    "breast_cancer",
+    "logistic_regression",
+    "normal_mean",
+    "normal_mean_answer",
+]

@@ -1,0 +1,82 @@
+"""The known answers are right: against quadrature and simulation."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import Predictive
+from numpyro.infer.util import log_density
+import pytest
+
+from numpyro_ext.targets import (
+    banana,
+    banana_potential,
+    breast_cancer,
+    logistic_regression,
+    normal_mean,
+    normal_mean_answer,
+)
+
+
+@pytest.mark.x64
+def test_normal_mean_answer_matches_quadrature(tol):
+    x = jnp.array([0.5, -1.0, 2.0, 3.5])
+    numbers = {"prior_mean": 1.5, "prior_scale": 2.0, "noise_scale": 0.7}
+    grid = jnp.linspace(-6.0, 8.0, 20_001)
+    log_joint = jax.vmap(lambda z: log_density(normal_mean, (x,), numbers, {"z": z})[0])(grid)
+    weight = jnp.exp(log_joint - log_joint.max()) * (grid[1] - grid[0])
+    answer = normal_mean_answer(x, **numbers)
+    mean = (weight * grid).sum() / weight.sum()
+    variance = (weight * (grid - mean) ** 2).sum() / weight.sum()
+    np.testing.assert_allclose(answer.mean, mean, rtol=tol(1e-4, 1e-9))
+    np.testing.assert_allclose(answer.variance, variance, rtol=tol(1e-3, 1e-9))
+    log_evidence = jnp.log(weight.sum()) + log_joint.max()
+    np.testing.assert_allclose(answer.log_evidence, log_evidence, rtol=tol(1e-5, 1e-10))
+
+
+def test_banana_moments():
+    """Each within 4 standard errors of 100,000 draws."""
+    draws = Predictive(banana, num_samples=100_000)(random.key(1))
+    x1, x2 = 10.0 * draws["z1"], draws["x2"]
+    for value, expected in [(x1**2, 100.0), (x2, 0.0), (x2**2, 19.0), (x1**2 * x2, 600.0)]:
+        error = value.std() / jnp.sqrt(value.size)
+        assert abs(value.mean() - expected) < 4 * error
+
+
+def test_banana_potential_is_the_models_density():
+    points = jnp.array([[0.0, -3.0], [12.0, 1.0], [-7.0, 4.0]])
+    potential = jax.vmap(banana_potential)(points)
+    log_joint = jnp.stack(
+        [log_density(banana, (), {}, {"z1": p[0] / 10.0, "x2": p[1]})[0] for p in points]
+    )
+    np.testing.assert_allclose(potential + log_joint, -jnp.log(2 * jnp.pi), atol=1e-4)
+
+
+def test_breast_cancer_is_standardised_and_split():
+    data = breast_cancer(features="all")
+    assert data.x_train.shape == (455, 30) and data.x_test.shape == (114, 30)
+    np.testing.assert_allclose(data.x_train.mean(0), 0.0, atol=1e-5)
+    np.testing.assert_allclose(data.x_train.std(0), 1.0, atol=1e-5)
+    assert float(data.y_train.mean()) == pytest.approx(212 / 569, abs=2e-3)
+    np.testing.assert_array_equal(breast_cancer().x_train, data.x_train[:, :10])
+
+
+def test_breast_cancer_refuses_unknown_features():
+    with pytest.raises(ValueError, match=r"features is 'worst'; it must be one of 'mean', 'all'"):
+        breast_cancer(features="worst")
+
+
+def test_logistic_regression_minibatch_is_unbiased():
+    """The scaled minibatch likelihood averages to the full one over all rows taken one by one."""
+    key_x, key_y = random.split(random.key(2))
+    x = random.normal(key_x, (6, 2))
+    y = random.bernoulli(key_y, 0.4, (6,)).astype(int)
+    point = {"scale": jnp.array(0.8), "weights": jnp.array([0.3, -2.0]), "intercept": jnp.array(1)}
+    full = log_density(logistic_regression, (x, y), {}, point)[0]
+    batches = [
+        log_density(
+            logistic_regression, (x, y), {"subsample_size": 1}, {**point, "data": jnp.array([n])}
+        )[0]
+        for n in range(6)
+    ]
+    np.testing.assert_allclose(jnp.mean(jnp.stack(batches)), full, rtol=1e-5)
