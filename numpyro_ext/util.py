@@ -1,24 +1,33 @@
 """Pieces that more than one room needs, and the only place where NumPyro's private names enter."""
 
 from collections.abc import Collection, Sequence
+import copy
 import math
 from typing import Any
 
-from jax import Array, random
+from jax import Array, jit, random
 from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
+import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.handlers import seed
+from numpyro.infer import MCMC
+from numpyro.infer.autoguide import (
+    AutoGuide,
+    AutoGuideList,
+    AutoLaplaceApproximation,
+    AutoSemiDAIS,
+)
 
 # Private names, as read from NumPyro 0.22.0.
 from numpyro.infer.util import _without_rsample_stop_gradient as without_rsample_stop_gradient
 from numpyro.primitives import Messenger
 from numpyro.util import _validate_model as validate_model
 
-from numpyro_ext._typing import Model, Trace
+from numpyro_ext._typing import Model, Params, Trace
 
 __all__ = [
     "Implicit",
@@ -29,9 +38,12 @@ __all__ = [
     "check_positive",
     "continuous_latents",
     "has_density",
+    "every_row",
     "log_mean_exp",
+    "mcmc_arguments",
     "normal_like",
     "refuse_mutable",
+    "posterior_guide",
     "seed_plates",
     "subsampled_plates",
     "valid_plates",
@@ -171,6 +183,22 @@ class refuse_mutable(Messenger):
             )
 
 
+class every_row(Messenger):
+    """Give a subsampled plate all of its indices, and say so in its arguments.
+
+    Rewriting the arguments too is what keeps NumPyro from warning that the index is longer than the
+    ``subsample_size``, without a filter that would hide other warnings.
+    """
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] != "plate":
+            return
+        size, subsample_size = msg["args"]
+        if subsample_size is not None and subsample_size != size:
+            msg["args"] = (size, size)
+            msg["value"] = jnp.arange(size)
+
+
 def subsampled_plates(trace: Trace) -> dict[str, tuple[int, int]]:
     """``{name: (size, subsample_size)}`` of the plates of a trace that take a minibatch."""
     plates = {}
@@ -255,3 +283,51 @@ def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
     if value not in allowed:
         words = ", ".join(repr(word) for word in allowed)
         raise ValueError(f"{name} is {value!r}; it must be one of {words}.")
+
+
+def mcmc_arguments(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:
+    """The model's arguments in the last ``run``."""
+    state: Any = mcmc
+    return state._args, state._kwargs
+
+
+def posterior_guide(
+    guide: Model, params: Sequence[Params], args: tuple, kwargs: dict[str, Any]
+) -> tuple[Model, list[Params]]:
+    """A guide whose call draws what ``sample_posterior`` draws, for all data, and its params.
+
+    Nearly every guide is that already and comes back as it is. ``AutoLaplaceApproximation`` calls a
+    point mass while it is fitted, and becomes a Normal; ``AutoSemiDAIS`` fixes the size of its
+    minibatch, and gets the full one. The guide itself is not changed, except that a guide which was
+    never called is set up.
+    """
+    if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
+        seed(guide, 0)(*args, **kwargs)
+    if isinstance(guide, AutoGuideList):
+        whole: Any = copy.copy(guide)
+        whole._guides, params = [], list(params)
+        for part in guide:
+            part, params = posterior_guide(part, params, args, kwargs)
+            whole._guides.append(part)
+        return whole, params
+    if isinstance(guide, AutoLaplaceApproximation):
+        normal: Any = copy.copy(guide)
+        loc, scale_tril = f"{guide.prefix}_loc", f"{guide.prefix}_scale_tril"
+        normal._get_posterior = lambda *args, **kwargs: dist.MultivariateNormal(
+            numpyro.param(loc), scale_tril=numpyro.param(scale_tril), validate_args=False
+        )
+        factor = jit(lambda one: guide.get_transform(one).scale_tril)
+        params = [{**one, scale_tril: factor(one)} for one in params]
+        if any(bool(jnp.any(jnp.diag(one[scale_tril]) == 0)) for one in params):
+            raise ValueError(
+                "the Hessian that AutoLaplaceApproximation takes at its parameters is singular or not"
+                " positive, so it has no Normal to draw from; fit it longer, or use AutoNormal."
+            )
+        return normal, params
+    if isinstance(guide, AutoSemiDAIS):
+        full: Any = copy.copy(guide)
+        name, size, _ = full._local_plate
+        full._local_plate = (name, size, size)
+        full.local_model = every_row(full.local_model)
+        return full, list(params)
+    return guide, list(params)

@@ -1,3 +1,18 @@
-"""Room: diagnostics."""
+"""Judging a result: hand it to ArviZ, and what ArviZ does not compute."""
 
-__all__: list[str] = []
+from numpyro_ext.diagnostics.arviz import to_arviz
+from numpyro_ext.diagnostics.discrepancy import (
+    kernel_stein_discrepancy,
+    maximum_mean_discrepancy,
+)
+from numpyro_ext.diagnostics.full_data import full_data
+from numpyro_ext.diagnostics.psis import ParetoKhat, pareto_khat
+
+__all__ = [
+    "ParetoKhat",
+    "full_data",
+    "kernel_stein_discrepancy",
+    "maximum_mean_discrepancy",
+    "pareto_khat",
+    "to_arviz",
+]

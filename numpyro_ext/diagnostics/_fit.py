@@ -1,0 +1,169 @@
+"""What was fitted: one record for SVI, engines and MCMC, with everything that was wrong said here."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+from numpyro.infer import MCMC, SVI
+from numpyro.util import is_prng_key
+
+from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext.diagnostics.full_data import full_data, minibatch_plates
+from numpyro_ext.util import mcmc_arguments, posterior_guide
+
+__all__ = ["Fit", "check_key", "fit_of", "fit_of_mcmc", "fit_of_optimised", "name_of"]
+
+
+class Fit(NamedTuple):
+    """A fitted object: where its draws come from, and the model on all data to run them through.
+
+    Draws come from the ``guide``, or are there already.
+    """
+
+    model: Model | None
+    """On all data; None for an ``MCMC`` on a potential function."""
+    args: tuple
+    kwargs: dict[str, Any]
+    attributes: dict[str, Any]
+    params: list[Params]
+    """One per restart; a single one for draws that exist already in several chains."""
+    guide: Model | None = None
+    draws: Sequence[Sites] = ()
+    """Draws that exist already (chains, particles): ``(draw, *site)``, one dict per entry of params."""
+    num_chains: int = 1
+    """Chains that the draws of one entry hold, one after the other."""
+    is_minibatch: bool = False
+
+
+def name_of(value: Any) -> str:
+    """Class name of an object, own name of a function."""
+    return getattr(value, "__name__", type(value).__name__)
+
+
+def check_key(rng_key: Any) -> Array:
+    """The key itself, or the default one."""
+    if rng_key is None:
+        return jax.random.key(0)
+    if not is_prng_key(rng_key):
+        raise TypeError(f"rng_key is {rng_key!r}; it must be a key such as jax.random.key(0).")
+    return rng_key
+
+
+def _params_of(result: Any, restart: int) -> Params:
+    params = getattr(result, "params", result)
+    if not isinstance(params, dict):
+        raise TypeError(
+            f"result is a {type(result).__name__}; pass what run() returned, a params dict such as"
+            " svi.get_params(state), or a list of these."
+        )
+    mutable = getattr(getattr(result, "state", None), "mutable_state", None)
+    for name, value in params.items():
+        for leaf in jax.tree.leaves(value):
+            if not bool(jnp.all(jnp.isfinite(leaf))):
+                raise ValueError(
+                    f"parameter '{name}' of restart {restart} is not finite: the fit diverged; rerun"
+                    " it with stable_update=True or a smaller step size."
+                )
+    return {**params, **(mutable or {})}
+
+
+def _all_params(result: Any) -> list[Params]:
+    """One dict of params per restart, all of the same shapes."""
+    is_list = isinstance(result, list | tuple) and not hasattr(result, "_fields")
+    results = list(result) if is_list else [result]
+    if not results:
+        raise ValueError("result is an empty list; pass at least one result.")
+    params = [_params_of(one, i) for i, one in enumerate(results)]
+    shapes = [jax.tree.map(jnp.shape, one) for one in params]
+    for i, one in enumerate(shapes):
+        if one != shapes[0]:
+            raise ValueError(
+                f"restart {i} has parameters of other names or shapes than restart 0; restarts must"
+                " come from the same guide, convert different guides one by one."
+            )
+    return params
+
+
+def fit_of_optimised(
+    obj: Any, result: Any, model_args: tuple | None, model_kwargs: dict[str, Any] | None
+) -> Fit:
+    """The fit of an ``SVI`` or an engine, which has no draws yet."""
+    if result is None:
+        raise ValueError(
+            f"{type(obj).__name__} does not keep its parameters: pass result=, what run() returned"
+            " (or a params dict, or a list of restarts)."
+        )
+    params = _all_params(result)
+    args = () if model_args is None else tuple(model_args)
+    kwargs = {**getattr(obj, "static_kwargs", {}), **(model_kwargs or {})}
+    is_svi = isinstance(obj, SVI)
+    if is_svi and getattr(obj.loss, "multi_sample_guide", False):
+        raise ValueError(
+            f"{type(obj.loss).__name__} was given multi_sample_guide=True, whose guide draws all its"
+            " particles at once; make an SVI with a guide of single draws for the conversion."
+        )
+    attributes = {
+        "inference_method": "svi" if is_svi else type(obj).__name__.lower(),
+        "guide": name_of(obj.guide),
+        "num_restarts": len(params),
+    }
+    if is_svi:
+        attributes["loss"] = name_of(obj.loss)
+    model = full_data(obj.model, *args, **kwargs)
+    if hasattr(obj.guide, "particles"):
+        attributes["inference_method"] = "particles"
+        draws = [dict(obj.guide.particles(one)) for one in params]
+        return Fit(model, args, kwargs, attributes, params, draws=draws)
+    guide, params = posterior_guide(obj.guide, params, args, kwargs)
+    return Fit(model, args, kwargs, attributes, params, guide=full_data(guide))
+
+
+def fit_of_mcmc(
+    mcmc: MCMC, result: Any, model_args: tuple | None, model_kwargs: dict[str, Any] | None
+) -> Fit:
+    """The fit of an ``MCMC`` that has run."""
+    if result is not None:
+        raise ValueError("an MCMC holds its own draws; leave out result=.")
+    if mcmc.last_state is None:
+        raise ValueError("the MCMC has not run; call mcmc.run(...) first.")
+    samples = mcmc.get_samples()
+    if hasattr(samples, "_asdict"):
+        samples = samples._asdict()
+    if not isinstance(samples, dict):
+        samples = {f"Param:{i}": x for i, x in enumerate(jax.tree.leaves(samples))}
+    if any(jnp.size(x) == 0 for x in samples.values()):
+        raise ValueError("the MCMC holds no draws; call mcmc.run(...) after the warmup.")
+    ran_args, ran_kwargs = mcmc_arguments(mcmc)
+    args = ran_args if model_args is None else tuple(model_args)
+    kwargs = ran_kwargs if model_kwargs is None else model_kwargs
+    kernel: Any = mcmc.sampler
+    model = getattr(kernel, "model", None)
+    return Fit(
+        model=None if model is None else full_data(model, *args, **kwargs),
+        args=args,
+        kwargs=kwargs,
+        attributes={
+            "inference_method": "sgmcmc" if hasattr(kernel, "estimate_gradient") else "mcmc",
+            "kernel": name_of(kernel),
+        },
+        params=[{}],
+        draws=[samples],
+        num_chains=mcmc.num_chains,
+        is_minibatch=model is not None and bool(minibatch_plates(model, args, kwargs)),
+    )
+
+
+def fit_of(
+    obj: Any, result: Any, model_args: tuple | None, model_kwargs: dict[str, Any] | None
+) -> Fit:
+    """The fit of any object that can be converted."""
+    if isinstance(obj, MCMC):
+        return fit_of_mcmc(obj, result, model_args, model_kwargs)
+    if isinstance(obj, SVI) or all(hasattr(obj, word) for word in ("guide", "model", "run")):
+        return fit_of_optimised(obj, result, model_args, model_kwargs)
+    raise TypeError(
+        f"obj is a {type(obj).__name__}; it must be a numpyro.infer.SVI, a numpyro.infer.MCMC that has"
+        " run, or an engine with model, guide and run()."
+    )

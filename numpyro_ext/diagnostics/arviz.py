@@ -1,0 +1,247 @@
+"""From a fitted NumPyro object to the ``DataTree`` that all of ArviZ works on."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import numpyro
+from numpyro.infer import MCMC
+
+from numpyro_ext.diagnostics._density import is_data
+from numpyro_ext.diagnostics._evaluate import Prototype, evaluate, prototype
+from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
+from numpyro_ext.util import check_count
+
+if TYPE_CHECKING:
+    from xarray import DataTree
+
+__all__ = ["to_arviz"]
+
+Names = Mapping[str, Sequence[str]]
+"""Dimension names by site."""
+
+STATS = {
+    "potential_energy": "lp",
+    "adapt_state.step_size": "step_size",
+    "num_steps": "n_steps",
+    "accept_prob": "acceptance_rate",
+}
+"""NumPyro's names of sampler statistics, and ArviZ's."""
+
+
+def _dims(site: dict[str, Any], extra: Sequence[str]) -> list[str]:
+    """A name for every axis of a site: its plates, its ``event_dims``, ArviZ's default for the rest."""
+    name, shape = site["name"], np.shape(site["value"])
+    names = [f"{name}_dim_{i}" for i in range(len(shape))]
+    frames = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
+    if site["type"] == "sample":
+        shape = np.broadcast_shapes(shape, site["fn"].shape())
+        names = [f"{name}_dim_{i}" for i in range(len(shape))]
+        num_batch = len(shape) - site["fn"].event_dim
+        for frame in frames:
+            names[num_batch + frame.dim] = frame.name
+    elif shape[: len(frames)] == tuple(frame.size for frame in frames):
+        names[: len(frames)] = [frame.name for frame in frames]
+    event = [*(site.get("infer") or {}).get("event_dims", ()), *extra]
+    if event:
+        names[len(names) - len(event) :] = event
+    return names
+
+
+def _mcmc_stats(mcmc: MCMC, fit: Fit) -> dict[str, Any]:
+    """The extra fields that are arrays, under ArviZ's names."""
+    stats = {}
+    for field, value in jax.device_get(mcmc.get_extra_fields(group_by_chain=True)).items():
+        if not isinstance(value, np.ndarray):
+            continue
+        name = STATS.get(field, field)
+        if field == "potential_energy":
+            value = -value
+            if fit.is_minibatch:
+                name = "lp_minibatch"
+        stats[name] = value
+        if field == "num_steps":
+            stats["tree_depth"] = np.log2(value).astype(int) + 1
+            limit = getattr(mcmc.sampler, "_max_tree_depth", None)
+            if limit is not None:
+                limit = limit[-1] if isinstance(limit, tuple) else limit
+                stats["reached_max_tree_depth"] = stats["tree_depth"] >= limit
+    return stats
+
+
+def _tree(
+    groups: dict[str, dict[str, Any]],
+    attributes: dict[str, Any],
+    dims: dict[str, list[str]],
+    coords: dict[str, Any] | None,
+) -> "DataTree":
+    import arviz_base
+    from xarray import DataTree
+
+    def dataset(group: str, data: dict[str, Any]) -> Any:
+        sample_dims = [] if group == "observed_data" else ["chain", "draw"]
+        return arviz_base.dict_to_dataset(
+            data,
+            attrs=attributes if group == "posterior" else None,
+            inference_library=numpyro,
+            # Log densities have the axes of a site without those of its event.
+            dims={
+                name: dims[name][: np.ndim(x) - len(sample_dims)]
+                for name, x in data.items()
+                if name in dims
+            },
+            coords=coords,
+            sample_dims=sample_dims,
+        )
+
+    tree = DataTree.from_dict(
+        {group: dataset(group, data) for group, data in groups.items() if data}
+    )
+    tree.attrs.update(tree["posterior"].attrs)
+    return tree
+
+
+def to_arviz(
+    obj: Any,
+    *,
+    result: Any = None,
+    model_args: tuple | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    num_samples: int = 1000,
+    rng_key: Any = None,
+    log_likelihood: bool = True,
+    posterior_predictive: bool = False,
+    block_size: int | None = None,
+    coords: dict[str, Any] | None = None,
+    dims: Names | None = None,
+    extra_event_dims: Names | None = None,
+) -> "DataTree":
+    r"""A fitted object as an ArviZ ``DataTree``, whatever fitted it.
+
+    ``az.from_numpyro_svi(svi, svi_result=r, model_args=(x, y))`` becomes
+    ``to_arviz(svi, result=r, model_args=(x, y))``; ``az.from_numpyro(mcmc)`` becomes
+    ``to_arviz(mcmc)``. What it adds: minibatches, custom and implicit guides, particles, restarts, and
+    the densities of variational draws.
+
+    All quantities are those of the model on **all N data**, :func:`full_data` of it, also where the
+    fit took minibatches. The groups, each ``(chain, draw, *site)`` but the last:
+
+    - ``posterior``: the model's latent sites (local ones for all N data; a guide's auxiliary sites are
+      left out), and its deterministic sites computed from them. With a particle guide the draws are
+      the m particles, in order.
+    - ``sample_stats``: with z the latents in unconstrained space, ``lp``, the log joint
+      :math:`\log p(x, z)`, Jacobian included; for a guide with a density ``log_q``, :math:`\log q(z)`,
+      and ``log_weight``, their difference. ``MCMC``: its extra fields that are arrays
+      (``potential_energy`` becomes ``lp``, or ``lp_minibatch`` where it is that of a minibatch).
+    - ``log_likelihood``: :math:`\log p(x_n \mid z)` of every datum, without plate scale.
+      ``numpyro.factor`` terms belong to ``lp`` only.
+    - ``posterior_predictive``: the observed sites drawn anew at the same arguments.
+    - ``observed_data``: the N observations.
+
+    The root and ``posterior`` have the attributes ``inference_method`` (``"svi"``, ``"particles"``,
+    ``"mcmc"``, ``"sgmcmc"`` or the engine's name), ``guide``, ``loss`` or ``kernel``,
+    ``num_restarts``, and ``density``: ``"exact"``; ``"bound"`` where the guide has auxiliary
+    variables, so that ``log_weight`` is that of a bound; ``"none"``.
+
+    How to read it. The draws of a guide are independent: ``ess`` is about S and says nothing of the
+    fit. With restarts as chains, ``az.rhat`` above 1.01 says that the restarts are different optima;
+    ``pareto_khat`` judges a single one. The LOO to quote for a variational fit is
+    ``az.loo_approximate_posterior(dt, log_p=dt.sample_stats.lp, log_q=dt.sample_stats.log_q)``.
+
+    Cost: S draws times the likelihood of N data, and S*N floats for the log likelihoods.
+
+    .. note:: A model that is given its minibatch as an argument has no subsampled plate: its
+        arguments are the data. Pass the full arrays.
+
+    :param obj: an ``SVI``, an ``MCMC`` that has run, or an engine with ``model``, ``guide`` and ``run``.
+    :param result: for an ``SVI`` or an engine: what ``run`` returned, a params dict, or a list of
+        these, which become the chains. Not for an ``MCMC``.
+    :param tuple model_args: the model's arguments; default for an ``MCMC``: those of its run.
+    :param dict model_kwargs: its keyword arguments; the ``static_kwargs`` of an ``SVI`` are added.
+    :param int num_samples: draws per chain from a guide; particles and ``MCMC`` have their own.
+    :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
+    :param bool log_likelihood: whether to compute that group.
+    :param bool posterior_predictive: whether to draw that group.
+    :param int block_size: draws that are evaluated at a time, which bounds the memory and changes no
+        number; default: as many as have 10^6 log densities. On a minibatch ``MCMC``, giving it also asks
+        for ``lp`` on all data.
+    :param coords: coordinates by dimension.
+    :param dims: dimensions by site, without chain and draw; they replace those found in the model's
+        plates and ``infer={"event_dims": ...}``.
+    :param extra_event_dims: names for the last axes of sites, such as deterministic ones, whose
+        ``event_dims`` the model does not say.
+    :return: ``xarray.DataTree`` of host arrays in the precision of the draws.
+
+    **References**
+
+    1. *Bayesian Leave-One-Out Cross-Validation for Large Data*, M. Magnusson, M. R. Andersen,
+       J. Jonasson, A. Vehtari (ICML 2019), section 2.3 (the weights of an approximate posterior).
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI, Trace_ELBO
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_ext.diagnostics import to_arviz
+        >>> def model(x):
+        ...     loc = numpyro.sample("loc", dist.Normal())
+        ...     with numpyro.plate("N", len(x), subsample_size=2) as idx:
+        ...         numpyro.sample("x", dist.Normal(loc), obs=x[idx])
+        >>> x = jnp.array([0.5, -1.0, 2.0])
+        >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.1), Trace_ELBO())
+        >>> fit = svi.run(jax.random.key(0), 100, x, progress_bar=False)
+        >>> dt = to_arviz(svi, result=fit, model_args=(x,), num_samples=50)
+        >>> dict(dt.log_likelihood.sizes), dt.attrs["density"]
+        ({'chain': 1, 'draw': 50, 'N': 3}, 'exact')
+    """
+    check_count("num_samples", num_samples)
+    if block_size is not None:
+        check_count("block_size", block_size)
+    rng_key = check_key(rng_key)
+    fit = fit_of(obj, result, model_args, model_kwargs)
+    is_mcmc = isinstance(obj, MCMC)
+    stats = _mcmc_stats(obj, fit) if is_mcmc else {}
+    attributes = {**fit.attributes, "density": "none"}
+    user_dims = {name: list(names) for name, names in (dims or {}).items()}
+    if fit.model is None:
+        draws = {
+            name: np.reshape(x, (fit.num_chains, -1, *x.shape[1:]))
+            for name, x in jax.device_get(fit.draws[0]).items()
+        }
+        return _tree({"posterior": draws, "sample_stats": stats}, attributes, user_dims, coords)
+
+    key_prototype, key_draws = jax.random.split(rng_key)
+    proto: Prototype = prototype(fit, key_prototype)
+    attributes["density"] = proto.density
+    out = evaluate(
+        fit,
+        proto,
+        key_draws,
+        num_samples,
+        block_size=block_size,
+        lp=not is_mcmc or (fit.is_minibatch and block_size is not None),
+        log_likelihood=log_likelihood,
+        posterior_predictive=posterior_predictive,
+    )
+    sites = proto.trace.items()
+    extra = extra_event_dims or {}
+    named = {
+        name: _dims(site, extra.get(name, ()))
+        for name, site in sites
+        if site["type"] in ("sample", "deterministic")
+    }
+    groups = {
+        "posterior": {**out["latent"], **out["deterministic"]},
+        "sample_stats": {**stats, **out["stats"]},
+        "log_likelihood": out.get("log_likelihood", {}),
+        "posterior_predictive": out.get("posterior_predictive", {}),
+        "observed_data": {
+            name: np.broadcast_to(
+                site["value"], np.broadcast_shapes(np.shape(site["value"]), site["fn"].shape())
+            )
+            for name, site in sites
+            if is_data(site)
+        },
+    }
+    return _tree(groups, attributes, {**named, **user_dims}, coords)

@@ -1,0 +1,92 @@
+"""The same model on all of its data, whatever minibatches it was fitted with."""
+
+from typing import Any
+
+import jax
+from jax import random
+import jax.numpy as jnp
+from numpyro.handlers import seed, substitute, trace
+from numpyro.infer import init_to_sample
+
+from numpyro_ext._typing import Model, Trace
+from numpyro_ext.util import every_row, subsampled_plates, valid_plates
+
+__all__ = ["full_data", "minibatch_plates"]
+
+
+def _sites(model: Model, args: tuple, kwargs: dict[str, Any]) -> Trace:
+    model = substitute(seed(model, random.key(0)), substitute_fn=init_to_sample)
+    return trace(model).get_trace(*args, **kwargs)
+
+
+def minibatch_plates(model: Model, args: tuple, kwargs: dict[str, Any]) -> dict[str, int]:
+    """Size of every plate of the model that takes a minibatch, found without computing anything."""
+    found = {}
+
+    def look() -> None:
+        plates = subsampled_plates(_sites(valid_plates(model), args, kwargs))
+        found.update({name: size for name, (size, _) in plates.items()})
+
+    jax.eval_shape(look)
+    return found
+
+
+def _check_rows(model: Model, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Run the full model without computing anything; explain a minibatch passed as the data."""
+    plates = minibatch_plates(model, args, kwargs)
+    if not plates:
+        return
+
+    def check() -> None:
+        for site in _sites(every_row(model), args, kwargs).values():
+            if site["type"] == "sample" and site["is_observed"]:
+                jnp.broadcast_shapes(jnp.shape(site["value"]), site["fn"].shape())
+
+    try:
+        jax.eval_shape(check)
+    except (TypeError, ValueError) as error:
+        named = ", ".join(f"'{name}' ({size} rows)" for name, size in plates.items())
+        raise ValueError(
+            f"the model does not run on all of plate {named}: {error}; pass the full arrays as the"
+            " model's arguments, not one minibatch."
+        ) from error
+
+
+def full_data(model: Model, *args: Any, **kwargs: Any) -> Model:
+    r"""The same model with every subsampled plate substituted by all its indices.
+
+    Under a plate of size N that takes a minibatch B, NumPyro evaluates
+
+    .. math:: \log p(z) + \frac{N}{M} \sum_{n \in B} \log p(x_n \mid z), \qquad |B| = M,
+
+    for a random B. The model returned here has :math:`B = \{0, \dots, N-1\}` and the factor 1, so
+    that it is what the minibatches estimate, and costs N data per evaluation. Plates without a
+    ``subsample_size`` are left as they are; everything else of the model too. It takes a guide as
+    well: local latents are then drawn for all N data.
+
+    .. note:: A model that is given its minibatch as an argument has no subsampled plate: its
+        arguments *are* the data. Pass the full arrays.
+
+    :param model: a model (or guide) with NumPyro primitives.
+    :param args: arguments of the model. If any are given, the model is traced on them (without
+        computing anything), and one minibatch in place of the data is a ``ValueError``.
+    :param kwargs: keyword arguments of the model, likewise.
+    :return: a callable with the arguments of ``model``.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro import handlers
+        >>> from numpyro_ext.diagnostics import full_data
+        >>> def model(x):
+        ...     loc = numpyro.sample("loc", dist.Normal())
+        ...     with numpyro.plate("N", len(x), subsample_size=2) as idx:
+        ...         numpyro.sample("x", dist.Normal(loc), obs=x[idx])
+        >>> x = jnp.array([0.5, -1.0, 2.0])
+        >>> sites = handlers.trace(handlers.seed(full_data(model, x), 0)).get_trace(x)
+        >>> sites["x"]["value"]
+        Array([ 0.5, -1. ,  2. ], dtype=float32)
+    """
+    if args or kwargs:
+        _check_rows(model, args, kwargs)
+    return every_row(valid_plates(model))

@@ -1,0 +1,162 @@
+"""How far a guide is from the posterior, by the tail of its importance weights.
+
+References: Vehtari, Simpson, Gelman, Yao and Gabry, *Pareto Smoothed Importance Sampling* (JMLR 2024);
+Yao, Vehtari, Simpson and Gelman, *Yes, but Did It Work?: Evaluating Variational Inference* (ICML 2018).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpyro.infer import MCMC
+
+from numpyro_ext.diagnostics._evaluate import evaluate, prototype
+from numpyro_ext.diagnostics._fit import check_key, fit_of
+from numpyro_ext.util import IntractableDensityError, check_count
+
+__all__ = ["ParetoKhat", "pareto_khat"]
+
+INSTEAD = (
+    "judge its draws with kernel_stein_discrepancy or, against draws of the posterior, with"
+    " maximum_mean_discrepancy."
+)
+
+
+class ParetoKhat(NamedTuple):
+    """What :func:`pareto_khat` returns."""
+
+    khat: float
+    """Shape of the generalised Pareto distribution fitted to the largest weights."""
+    threshold: float
+    """Largest khat at which the weights of this many draws are of use."""
+    log_weights: np.ndarray
+    """``(S,)`` smoothed weights that sum to 1, as logs."""
+
+
+def _log_weights(
+    obj: Any,
+    result: Any,
+    model_args: tuple | None,
+    model_kwargs: dict[str, Any] | None,
+    num_samples: int,
+    rng_key: Any,
+) -> np.ndarray:
+    from xarray import DataTree
+
+    if isinstance(obj, DataTree):
+        if "sample_stats" not in obj or "log_weight" not in obj["sample_stats"]:
+            method = obj.attrs.get("inference_method", "unknown")
+            raise IntractableDensityError(
+                f"the DataTree (inference method '{method}') has no sample_stats.log_weight, because its"
+                f" draws have no density; {INSTEAD}"
+            )
+        return obj["sample_stats"]["log_weight"].to_numpy()
+    if isinstance(obj, MCMC):
+        raise IntractableDensityError(f"the draws of an MCMC have no density; {INSTEAD}")
+    if isinstance(obj, np.ndarray | jax.Array | list | tuple) and not hasattr(obj, "_fields"):
+        return np.asarray(obj)
+    check_count("num_samples", num_samples)
+    rng_key = check_key(rng_key)
+    fit = fit_of(obj, result, model_args, model_kwargs)
+    key_prototype, key_draws = jax.random.split(rng_key)
+    proto = prototype(fit, key_prototype)
+    if proto.density == "none":
+        raise IntractableDensityError(
+            f"{fit.attributes['guide']} gives draws without a density, so they have no importance weights;"
+            f" {INSTEAD}"
+        )
+    return evaluate(fit, proto, key_draws, num_samples, lp=True)["stats"]["log_weight"]
+
+
+def pareto_khat(
+    obj: Any,
+    *,
+    result: Any = None,
+    model_args: tuple | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    num_samples: int = 1000,
+    rng_key: Any = None,
+) -> ParetoKhat:
+    r"""Pareto shape :math:`\hat k` of importance weights, and the smoothed weights.
+
+    The largest of the S weights
+
+    .. math:: w_s = \frac{p(x, z_s)}{q(z_s)}, \qquad z_s \sim q,
+
+    are fitted by a generalised Pareto distribution, whose moments of order below :math:`1/k` exist.
+
+    - :math:`\hat k < 0.5`: the weights have a finite variance; the guide is close to the posterior.
+    - :math:`\hat k <` ``threshold`` :math:`= \min(1 - 1/\log_{10} S,\ 0.7)`: importance sampling with
+      ``log_weights`` works.
+    - above: do not use the weights. The guide may still have good marginals (in high dimension a
+      large value is the rule), or may be wrong: it cannot say which.
+
+    It sees only where q draws: a mode that q misses costs nothing. Reliable from S about 500. An
+    additive constant and the order of the weights do not matter. Weights that are all equal up to
+    rounding (q is the posterior), at least in the tail, give ``-inf``; draws of which nearly all have
+    weight 0 give ``inf``.
+
+    ``numpyro.infer.util`` and a fit with minibatches would count the noise of the minibatch as bad
+    weights; here the densities are those of the model on all data, see :func:`full_data`.
+
+    :param obj: ``(S,)`` log weights, *not negated* (ArviZ's ``psislw`` expects the sign of LOO); or a
+        ``DataTree`` of :func:`to_arviz`, whose chains are flattened; or an ``SVI`` or engine.
+    :param result: for an ``SVI`` or engine: what its ``run`` returned.
+    :param tuple model_args: the model's arguments, for an ``SVI`` or engine.
+    :param dict model_kwargs: its keyword arguments.
+    :param int num_samples: draws from the guide.
+    :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
+    :return: :class:`ParetoKhat`.
+    :raises IntractableDensityError: for guides without a density (implicit ones, particles, point
+        masses) and for ``MCMC``.
+
+    **References**
+
+    1. *Pareto Smoothed Importance Sampling*, A. Vehtari et al. (JMLR 2024), sections 2.3 and 3.
+    2. *Yes, but Did It Work?*, Y. Yao et al. (ICML 2018), Algorithm 1.
+
+    .. doctest::
+
+        >>> import jax
+        >>> from jax.scipy.stats import norm, t
+        >>> from numpyro_ext.diagnostics import pareto_khat
+        >>> z = jax.random.normal(jax.random.key(0), (2000,))
+        >>> narrow = pareto_khat(t.logpdf(z, 3) - norm.logpdf(z))
+        >>> wide = pareto_khat(norm.logpdf(2 * z) - norm.logpdf(z))
+        >>> narrow.khat > narrow.threshold, wide.khat < 0
+        (True, True)
+    """
+    log_w = _log_weights(obj, result, model_args, model_kwargs, num_samples, rng_key)
+    if not np.issubdtype(log_w.dtype, np.floating):
+        log_w = log_w.astype(float)
+    precision = np.finfo(log_w.dtype).eps
+    log_w = np.ravel(log_w).astype(np.float64)
+    size = log_w.size
+    if size < 25:
+        raise ValueError(
+            f"there are {size} log weights; the tail fit needs at least 25, and is reliable from about"
+            " 500."
+        )
+    if np.any(np.isnan(log_w) | (log_w == np.inf)):
+        raise ValueError(
+            "a log weight is NaN or +inf; the guide leaves the support of the model, or the fit diverged."
+        )
+    top = log_w.max()
+    if top == -np.inf:
+        raise ValueError("every log weight is -inf; no draw has a density under the model.")
+    threshold = float(min(1 - 1 / np.log10(size), 0.7))
+    # Rounding in log p and log q, which are about as large as their difference or larger.
+    if top - log_w.min() <= 64 * precision * max(1.0, abs(top)):
+        return ParetoKhat(-np.inf, threshold, np.full(size, -np.log(size)))
+
+    from arviz_stats.base.array import array_stats
+
+    # exp(-inf) is 0, but the fit would form inf - inf: the least number does the same.
+    shifted = np.maximum(log_w - top, np.finfo(float).min / 4)
+    try:
+        smoothed, khat = array_stats.psislw(-shifted)
+    except ValueError:  # what is left of its errors: the weights of the tail are all the same
+        smoothed, khat = shifted - np.log(np.exp(shifted).sum()), -np.inf
+    smoothed = np.where(np.isneginf(log_w), -np.inf, smoothed)
+    # No shape can be fitted when the tail itself holds weights of 0: nearly all draws are lost.
+    return ParetoKhat(np.inf if np.isnan(khat) else float(khat), threshold, smoothed)

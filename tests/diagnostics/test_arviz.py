@@ -1,0 +1,828 @@
+"""``to_arviz``: reference values, and what the stock converters cannot do."""
+
+from typing import NamedTuple
+
+import arviz as az
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer import log_likelihood as numpyro_log_likelihood
+from numpyro.infer.autoguide import (
+    AutoDelta,
+    AutoDiagonalNormal,
+    AutoGuideList,
+    AutoLaplaceApproximation,
+    AutoMultivariateNormal,
+    AutoNormal,
+    AutoSemiDAIS,
+)
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.infer.util import potential_energy, unconstrain_fn
+import pytest
+
+from numpyro_ext.diagnostics import full_data, to_arviz
+from numpyro_ext.diagnostics._evaluate import evaluate, prototype
+from numpyro_ext.diagnostics._fit import fit_of
+from numpyro_ext.util import Implicit
+
+X = jnp.array([0.5, -1.0, 2.0])
+EXACT = {"z_auto_loc": jnp.array(0.375), "z_auto_scale": jnp.array(0.5)}
+LOG_EVIDENCE = -5.793712780173964
+
+
+def conjugate(x, batch=None):
+    z = numpyro.sample("z", dist.Normal())
+    numpyro.deterministic("double", 2 * z)
+    with numpyro.plate("N", len(x), subsample_size=batch) as i:
+        numpyro.sample("x", dist.Normal(z), obs=x[i])
+
+
+def constrained(x, batch=None):
+    """Positive, simplex and real sites with different scales."""
+    scale = numpyro.sample("scale", dist.LogNormal(0.5, 0.3))
+    p = numpyro.sample("p", dist.Dirichlet(jnp.array([2.0, 3.0, 4.0])))
+    loc = numpyro.sample("loc", dist.Normal(1.0, 2.0))
+    with numpyro.plate("N", len(x), subsample_size=batch) as i:
+        numpyro.sample("x", dist.Normal(loc + p[0], scale), obs=x[i])
+
+
+def positive(x):
+    scale = numpyro.sample("scale", dist.LogNormal(0.5, 0.3))
+    numpyro.deterministic("variance", scale**2)
+    with numpyro.plate("N", len(x)):
+        numpyro.sample("x", dist.Normal(0.3, scale), obs=x)
+
+
+def local(x, batch=None):
+    loc = numpyro.sample("loc", dist.Normal(0.3, 2.0))
+    with numpyro.plate("N", len(x), subsample_size=batch) as i:
+        z = numpyro.sample("z", dist.LogNormal(loc))
+        numpyro.deterministic("log_z", jnp.log(z))
+        numpyro.sample("x", dist.Normal(z, 0.5), obs=x[i])
+
+
+class Given:
+    """A guide with fixed draws, for what does not depend on where draws come from."""
+
+    def __init__(self, **draws):
+        self.draws = draws
+
+    def particles(self, params):
+        return self.draws
+
+
+def given(model, *args, draws, **kwargs):
+    svi = svi_of(model, Given(**draws))
+    return to_arviz(svi, result={}, model_args=args, **kwargs)
+
+
+def svi_of(model, guide, **static):
+    return SVI(model, guide, numpyro.optim.Adam(0.01), Trace_ELBO(), **static)
+
+
+def start(svi, *args, **kwargs):
+    """Parameters without any fitting: converters do not care."""
+    return svi.get_params(svi.init(random.key(0), *args, **kwargs))
+
+
+def exact_tree(batch=None, num_samples=400, **kwargs):
+    svi = svi_of(conjugate, AutoNormal(conjugate))
+    kwargs = {"result": EXACT, **kwargs}
+    return to_arviz(svi, model_args=(X, batch), num_samples=num_samples, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return exact_tree(result=[EXACT, EXACT])
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("batch", [None, 1])
+def test_exact_guide_has_constant_weight_on_each_restart(batch, tol):
+    dt = exact_tree(batch, 100, result=[EXACT, EXACT])
+    stats = dt.sample_stats
+    assert stats.log_weight.shape == (2, 100)
+    np.testing.assert_allclose(stats.log_weight, LOG_EVIDENCE, atol=tol(1e-5, 1e-12))
+    z = dt.posterior.z.to_numpy()
+    log_q = dist.Normal(0.375, 0.5).log_prob(z)
+    np.testing.assert_allclose(stats.log_q, log_q, rtol=tol(1e-5, 1e-12))
+    log_p = dist.Normal().log_prob(z) + dist.Normal(z[..., None]).log_prob(X).sum(-1)
+    np.testing.assert_allclose(stats.lp, log_p, rtol=tol(1e-5, 1e-12))
+
+
+def test_moments_are_those_of_the_guide_on_each_restart():
+    dt = exact_tree(num_samples=4000, result=[EXACT, EXACT], log_likelihood=False)
+    error = 0.5 / np.sqrt(4000)
+    np.testing.assert_allclose(dt.posterior.z.mean("draw"), 0.375, atol=4 * error)
+    np.testing.assert_allclose(dt.posterior.z.std("draw"), 0.5, atol=4 * error)
+    a, b = dt.posterior.z.to_numpy()
+    assert abs(np.corrcoef(a, b)[0, 1]) < 4 / np.sqrt(4000)
+
+
+def test_minibatches_of_one_give_all_rows():
+    full, mini = exact_tree(num_samples=50), exact_tree(1, 50)
+    assert np.array_equal(mini.observed_data.x, X)
+    assert mini.log_likelihood.x.shape == (1, 50, 3)
+    for group in ("posterior", "log_likelihood", "sample_stats"):
+        for name, value in full[group].data_vars.items():
+            np.testing.assert_allclose(mini[group][name], value, rtol=1e-5, err_msg=name)
+    draws = {"z": jnp.asarray(mini.posterior.z.to_numpy())}
+    expected = numpyro_log_likelihood(conjugate, draws, X, batch_ndims=2)["x"]
+    np.testing.assert_allclose(mini.log_likelihood.x, expected, rtol=1e-6)
+
+
+def test_log_likelihood_has_no_plate_scale_and_no_handler_scale():
+    scaled = numpyro.handlers.scale(conjugate, 7.0)
+    svi = svi_of(scaled, AutoNormal(scaled))
+    dt = to_arviz(svi, result=EXACT, model_args=(X, 1), num_samples=20)
+    z = dt.posterior.z.to_numpy()[..., None]
+    np.testing.assert_allclose(dt.log_likelihood.x, dist.Normal(z).log_prob(X), rtol=1e-5)
+
+
+def test_loo_equals_that_of_the_same_draws_by_hand(exact):
+    z = exact.posterior.z.to_numpy()
+    by_hand = az.from_dict(
+        {
+            "posterior": {"z": z},
+            "log_likelihood": {"x": np.asarray(dist.Normal(z[..., None]).log_prob(X))},
+        }
+    )
+    assert az.loo(exact).elpd == pytest.approx(az.loo(by_hand).elpd, abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter")  # three data, one far out
+def test_loo_of_a_variational_fit(exact):
+    corrected = az.loo_approximate_posterior(
+        exact, log_p=exact.sample_stats.lp, log_q=exact.sample_stats.log_q
+    )
+    # The guide is exact, so that there is nothing to correct.
+    assert corrected.elpd == pytest.approx(az.loo(exact).elpd, abs=0.05)
+    # Leave-one-out predictive of datum n: N(sum of the others / 3, 1 + 1/3).
+    others = (1.5 - np.array(X)) / 3
+    elpd = dist.Normal(others, np.sqrt(4 / 3)).log_prob(X).sum()
+    assert corrected.elpd == pytest.approx(float(elpd), abs=0.1)
+
+
+def test_everything_in_arviz_works_on_it():
+    dt = exact_tree(num_samples=200, result=[EXACT] * 2, posterior_predictive=True)
+    assert list(az.summary(dt).index) == ["z", "double"]
+    assert az.ess(dt).z > 200
+    assert az.rhat(dt).z < 1.03
+    for plot in (az.plot_trace, az.plot_dist, az.plot_forest, az.plot_pair):
+        plot(dt, var_names=["z", "double"], backend="none")
+    az.plot_trace(dt, var_names=["z"])
+    az.plot_ppc_pit(dt, backend="none")
+    az.plot_loo_pit(dt, backend="none")
+
+
+def test_rhat_of_restarts_sees_different_optima():
+    apart = [{**EXACT, "z_auto_loc": jnp.array(loc)} for loc in (-3.0, 3.0)]
+    dt = exact_tree(num_samples=100, result=apart, log_likelihood=False)
+    assert az.rhat(dt).z > 1.5
+    assert dt.attrs["num_restarts"] == 2
+
+
+def test_attributes_are_on_the_root_and_the_posterior():
+    dt = exact_tree(num_samples=30)
+    for attrs in (dt.attrs, dt.posterior.attrs):
+        assert attrs["inference_method"] == "svi"
+        assert attrs["inference_library"] == "numpyro"
+        assert attrs["inference_library_version"] == numpyro.__version__
+        assert attrs["guide"] == "AutoNormal"
+        assert attrs["loss"] == "Trace_ELBO"
+        assert attrs["num_restarts"] == 1
+        assert attrs["density"] == "exact"
+
+
+def test_static_kwargs_are_arguments_of_the_model():
+    svi = svi_of(conjugate, AutoNormal(conjugate), batch=2)
+    dt = to_arviz(svi, result=EXACT, model_args=(X,), num_samples=5)
+    assert np.array_equal(dt.observed_data.x, X)
+    args = {"x": X[:2], "batch": None}
+    by_keyword = to_arviz(svi, result=EXACT, model_kwargs=args, num_samples=5)
+    assert by_keyword.log_likelihood.x.shape == (1, 5, 2)
+
+
+def test_custom_guide_keeps_only_sites_of_the_model_and_its_deterministic_sites():
+    def guide(x, batch=None):
+        noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
+        numpyro.deterministic("of_guide", noise)
+        numpyro.sample("z", dist.Normal(numpyro.param("loc", 0.4) + 0.1 * noise, 0.3))
+
+    svi = svi_of(conjugate, guide)
+    dt = to_arviz(svi, result=start(svi, X), model_args=(X, 1), num_samples=30)
+    assert set(dt.posterior.data_vars) == {"z", "double"}
+    np.testing.assert_allclose(dt.posterior.double, 2 * dt.posterior.z)
+    assert dt.attrs["guide"] == "guide"
+    assert dt.attrs["density"] == "bound"
+
+
+def test_parts_of_a_guide_list_are_independent():
+    def model():
+        numpyro.sample("a", dist.Normal())
+        numpyro.sample("b", dist.Normal())
+
+    guide = AutoGuideList(model)
+    guide.append(AutoNormal(numpyro.handlers.block(model, hide=["b"])))
+    guide.append(AutoDiagonalNormal(numpyro.handlers.block(model, hide=["a"])))
+    svi = svi_of(model, guide)
+    params = start(svi)
+    stock = guide.sample_posterior(random.key(0), params, sample_shape=(50,))
+    assert np.corrcoef(stock["a"], stock["b"])[0, 1] > 0.99  # what this must not do
+    dt = to_arviz(svi, result=params, num_samples=2000)
+    a, b = dt.posterior.a.to_numpy()[0], dt.posterior.b.to_numpy()[0]
+    assert abs(np.corrcoef(a, b)[0, 1]) < 4 / np.sqrt(2000)
+    assert dt.attrs["density"] == "exact"
+    log_q = (dt.sample_stats.lp - dt.sample_stats.log_weight).to_numpy()[0]
+    expected = dist.Normal(params["a_auto_loc"], params["a_auto_scale"]).log_prob(a)
+    expected += dist.Normal(params["auto_loc"][0], params["auto_scale"][0]).log_prob(b)
+    np.testing.assert_allclose(log_q, expected, rtol=1e-3, atol=1e-4)
+    assert set(dt.children) == {"posterior", "sample_stats"}
+
+
+def test_list_with_a_point_mass_has_no_density():
+    def model():
+        numpyro.sample("a", dist.Normal())
+        numpyro.sample("b", dist.Normal())
+
+    guide = AutoGuideList(model)
+    guide.append(AutoDelta(numpyro.handlers.block(model, hide=["b"])))
+    guide.append(AutoDiagonalNormal(numpyro.handlers.block(model, hide=["a"])))
+    params = {
+        "a_auto_loc": jnp.array(0.7),
+        "auto_loc": jnp.array([0.2]),
+        "auto_scale": jnp.array([0.1]),
+    }
+    dt = to_arviz(svi_of(model, guide), result=params, num_samples=20)
+    assert dt.attrs["density"] == "none"
+    assert set(dt.sample_stats.data_vars) == {"lp"}
+    assert np.all(dt.posterior.a == jnp.array(0.7))
+    assert np.unique(dt.posterior.b).size == 20
+
+
+class Particles(AutoNormal):
+    """What a particle guide looks like from outside."""
+
+    def particles(self, params):
+        loc = params["z_auto_loc"]
+        return {"z": loc + jnp.linspace(-1.0, 1.0, 7)}
+
+
+def test_particles_are_the_draws_in_order():
+    svi = svi_of(conjugate, Particles(conjugate))
+    dt = to_arviz(svi, result=EXACT, model_args=(X, 1), num_samples=500)
+    np.testing.assert_allclose(dt.posterior.z, 0.375 + jnp.linspace(-1.0, 1.0, 7)[None], rtol=1e-6)
+    assert dt.attrs["inference_method"] == "particles"
+    assert dt.attrs["density"] == "none"
+    assert dt.log_likelihood.x.shape == (1, 7, 3)
+    assert set(dt.sample_stats.data_vars) == {"lp"}
+    z = dt.posterior.z.to_numpy()
+    log_p = dist.Normal().log_prob(z) + dist.Normal(z[..., None]).log_prob(X).sum(-1)
+    np.testing.assert_allclose(dt.sample_stats.lp, log_p, rtol=1e-5)
+
+
+def test_implicit_guide_is_only_sampled():
+    def guide(x, batch=None):
+        noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
+        numpyro.sample("z", Implicit(numpyro.param("w", 0.7) * jnp.tanh(noise)))
+
+    svi = svi_of(conjugate, guide)
+    dt = to_arviz(svi, result={"w": jnp.array(0.7)}, model_args=(X, 1), num_samples=300)
+    assert dt.attrs["density"] == "none"
+    assert set(dt.sample_stats.data_vars) == {"lp"}
+    assert 0.1 < float(dt.posterior.z.std()) < float(abs(dt.posterior.z).max()) < 0.7
+
+
+def test_implicit_site_inside_a_plate_is_recognised():
+    def guide(x, batch=None):
+        numpyro.sample("loc", dist.Normal(numpyro.param("m", 0.1)))
+        with numpyro.plate("N", len(x), subsample_size=batch):
+            numpyro.sample("z", Implicit(jnp.array(0.3), support=dist.constraints.positive))
+
+    svi = svi_of(local, guide)
+    dt = to_arviz(svi, result={"m": jnp.array(0.1)}, model_args=(X, 1), num_samples=5)
+    assert dt.attrs["density"] == "none"
+
+
+def test_local_latents_are_drawn_for_all_data():
+    svi = svi_of(local, AutoNormal(local), batch=1)
+    params = start(svi, X)
+    params["z_auto_loc"] = jnp.array([-2.0, 0.0, 3.0])
+    params["z_auto_scale"] = jnp.full(3, 1e-3)
+    dt = to_arviz(svi, result=params, model_args=(X,), num_samples=20)
+    assert dt.posterior.z.dims == dt.posterior.log_z.dims == ("chain", "draw", "N")
+    np.testing.assert_allclose(
+        dt.posterior.log_z.mean(("chain", "draw")), [-2.0, 0.0, 3.0], atol=1e-2
+    )
+    assert dt.attrs["density"] == "exact"
+
+
+def test_deterministic_sites_belong_to_the_arguments_of_the_call():
+    def regression(x, y):
+        w = numpyro.sample("w", dist.Normal())
+        with numpyro.plate("N", len(x)):
+            mean = numpyro.deterministic("mean", w * x)
+            numpyro.sample("y", dist.Normal(mean), obs=y)
+
+    svi = svi_of(regression, AutoDiagonalNormal(regression))
+    params = start(svi, X, X)  # the guide remembers these
+    new = jnp.arange(5.0)
+    dt = to_arviz(svi, result=params, model_args=(new, new), num_samples=10)
+    expected = dt.posterior.w.to_numpy()[..., None] * new
+    np.testing.assert_allclose(dt.posterior["mean"], expected, rtol=1e-6)
+
+
+def test_keys_new_style_legacy_and_default():
+    def draws(rng_key):
+        return exact_tree(num_samples=5, rng_key=rng_key, log_likelihood=False).posterior.z
+
+    assert np.array_equal(draws(None), draws(random.key(0)))
+    assert np.array_equal(draws(random.key(1)), draws(random.PRNGKey(1)))
+    assert not np.array_equal(draws(random.key(0)), draws(random.key(1)))
+    with pytest.raises(TypeError, match="rng_key is 0"):
+        draws(0)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("guide", [AutoNormal, AutoMultivariateNormal])
+def test_lp_is_minus_numpyros_potential_and_log_q_is_in_the_same_space(guide, tol):
+    svi = svi_of(constrained, guide(constrained))
+    params = start(svi, X)
+    dt = to_arviz(svi, result=params, model_args=(X, 2), num_samples=3)
+    names = ("scale", "p", "loc")
+    for s in range(3):
+        values = {name: jnp.asarray(dt.posterior[name][0, s].to_numpy()) for name in names}
+        z = unconstrain_fn(numpyro.handlers.seed(constrained, 0), (X,), {}, values)
+        lp = -potential_energy(constrained, (X,), {}, z)
+        np.testing.assert_allclose(dt.sample_stats.lp[0, s], lp, rtol=tol(1e-4, 1e-10))
+        if guide is AutoNormal:
+            log_q = sum(
+                dist.Normal(params[f"{name}_auto_loc"], params[f"{name}_auto_scale"])
+                .log_prob(z[name])
+                .sum()
+                for name in names
+            )
+        else:
+            flat = jnp.concatenate([jnp.ravel(z[name]) for name in names])
+            log_q = svi.guide.get_posterior(params).log_prob(flat)
+        np.testing.assert_allclose(
+            dt.sample_stats.log_q[0, s], log_q, rtol=tol(1e-3, 1e-8), atol=tol(1e-3, 1e-8)
+        )
+    weight = dt.sample_stats.lp - dt.sample_stats.log_q
+    np.testing.assert_allclose(dt.sample_stats.log_weight, weight, atol=tol(1e-4, 1e-10))
+
+
+def test_laplace_draws_its_normal_and_not_its_point_mass():
+    svi = svi_of(conjugate, AutoLaplaceApproximation(conjugate))
+    start(svi, X)
+    params = {"auto_loc": jnp.array([0.375])}
+    dt = to_arviz(svi, result=params, model_args=(X,), num_samples=2000)
+    assert float(dt.posterior.z.std()) == pytest.approx(0.5, abs=4 * 0.5 / np.sqrt(4000))
+    np.testing.assert_allclose(dt.sample_stats.log_weight, LOG_EVIDENCE, atol=1e-5)
+    assert dt.attrs["density"] == "exact"
+
+
+def test_singular_laplace_is_an_error():
+    def flat():
+        numpyro.sample("z", dist.ImproperUniform(dist.constraints.real, (), ()))
+
+    svi = svi_of(flat, AutoLaplaceApproximation(flat))
+    with pytest.raises(ValueError, match=r"Hessian .* singular"):
+        to_arviz(svi, result=start(svi))
+
+
+def test_auxiliary_guide_has_the_weight_of_its_bound():
+    def guide(x, batch=None):
+        """Marginally the posterior, with the exact reverse model: no gap."""
+        a = numpyro.sample("a", dist.Normal(), infer={"is_auxiliary": True})
+        loc = numpyro.param("loc", 0.375)
+        z = numpyro.sample("z", dist.Normal(loc + 0.3 * a, 0.4))
+        reverse = dist.Normal(0.3 / 0.25 * (z - loc), 0.8)
+        numpyro.factor("reverse", -reverse.log_prob(a))
+
+    svi = svi_of(conjugate, guide)
+    dt = to_arviz(svi, result={"loc": jnp.array(0.375)}, model_args=(X,), num_samples=100)
+    assert dt.attrs["density"] == "bound"
+    np.testing.assert_allclose(dt.sample_stats.log_weight, LOG_EVIDENCE, atol=1e-5)
+
+
+def test_semi_dais_draws_all_local_latents():
+    def only_local(x, batch=2):
+        with numpyro.plate("N", len(x), subsample_size=batch) as i:
+            z = numpyro.sample("z", dist.LogNormal(0.0, 1.0))
+            numpyro.sample("x", dist.Normal(z, 1.0), obs=x[i])
+
+    svi = svi_of(only_local, AutoSemiDAIS(only_local, only_local, K=1))
+    dt = to_arviz(svi, result=start(svi, X), model_args=(X,), num_samples=10)
+    assert dt.posterior.z.shape == (1, 10, 3)
+    assert dt.attrs["density"] == "bound"
+
+
+class Engine:
+    """What an engine looks like from outside."""
+
+    def __init__(self, model):
+        self.model = model
+        self.guide = AutoMultivariateNormal(model)
+
+    def run(self, rng_key, num_steps, *args, **kwargs):
+        raise NotImplementedError
+
+    class RunResult(tuple):
+        _fields = ("params",)
+        params = {"auto_loc": jnp.array([0.375]), "auto_scale_tril": jnp.array([[0.5]])}  # noqa: RUF012
+
+
+def test_engine():
+    engine = Engine(conjugate)
+    dt = to_arviz(engine, result=Engine.RunResult(), model_args=(X, 1), num_samples=50)
+    assert dt.attrs["inference_method"] == "engine"
+    assert dt.attrs["guide"] == "AutoMultivariateNormal"
+    np.testing.assert_allclose(dt.sample_stats.log_weight, LOG_EVIDENCE, atol=1e-5)
+    two = to_arviz(engine, result=[Engine.RunResult()] * 2, model_args=(X,), num_samples=5)
+    assert two.posterior.z.shape == (2, 5)
+
+
+def run_mcmc(kernel, *args, num_samples=20, num_chains=1, extra_fields=(), **kwargs):
+    mcmc = MCMC(
+        kernel,
+        num_warmup=20,
+        num_samples=num_samples,
+        num_chains=num_chains,
+        chain_method="vectorized",
+        progress_bar=False,
+        **kwargs,
+    )
+    mcmc.run(random.key(0), *args, extra_fields=extra_fields)
+    return mcmc
+
+
+def test_mcmc_with_thinning_chains_and_statistics():
+    fields = (
+        "potential_energy",
+        "num_steps",
+        "accept_prob",
+        "adapt_state.step_size",
+        "adapt_state.inverse_mass_matrix",
+    )
+    mcmc = run_mcmc(
+        NUTS(positive), X, num_samples=20, num_chains=2, thinning=4, extra_fields=fields
+    )
+    dt = to_arviz(mcmc)
+    assert dt.posterior.sizes["chain"] == 2
+    assert dt.posterior.sizes["draw"] == 5
+    assert np.array_equal(dt.posterior.draw, range(5))
+    for name, value in mcmc.get_samples(group_by_chain=True).items():
+        assert np.array_equal(dt.posterior[name], value), name
+    stock = az.from_numpyro(mcmc).sample_stats
+    assert set(stock.data_vars) == set(dt.sample_stats.data_vars)
+    for name, value in stock.data_vars.items():
+        assert np.array_equal(dt.sample_stats[name], value), name
+    expected = numpyro_log_likelihood(
+        positive, mcmc.get_samples(group_by_chain=True), X, batch_ndims=2
+    )["x"]
+    np.testing.assert_allclose(dt.log_likelihood.x, expected, rtol=1e-5)
+    assert dt.attrs["kernel"] == "NUTS"
+    assert dt.attrs["inference_method"] == "mcmc"
+
+
+def test_lp_means_the_same_for_mcmc_and_for_guides():
+    mcmc = run_mcmc(NUTS(positive), X, num_samples=6, extra_fields=("potential_energy",))
+    dt = to_arviz(mcmc)
+    by_guide = given(positive, X, draws=mcmc.get_samples())
+    np.testing.assert_allclose(by_guide.sample_stats.lp, dt.sample_stats.lp, rtol=1e-4)
+
+
+class Minibatch(MCMCKernel):
+    """Structure of a stochastic-gradient kernel: minibatch potential, subsampled plates in the model."""
+
+    sample_field = "z"
+    default_fields = ("z", "potential_energy", "grad_norm")
+
+    def __init__(self, model):
+        self.model = model
+
+    def estimate_gradient(self, rng_key, z, model_args=(), model_kwargs=None):
+        raise NotImplementedError
+
+    def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
+        return State({"z": jnp.zeros(())}, jnp.zeros(()), jnp.zeros(()), rng_key)
+
+    def sample(self, state, model_args, model_kwargs):
+        rng_key, key = random.split(state.rng_key)
+        z = {"z": 0.375 + 0.5 * random.normal(key)}
+        return State(z, jnp.array(17.0), jnp.array(3.0), rng_key)
+
+    def postprocess_fn(self, model_args, model_kwargs):
+        # As a kernel that replays its minibatch would: not a deterministic site of all data.
+        return lambda z: {**z, "double": jnp.full(1, -99.0)}
+
+
+class State(NamedTuple):
+    z: dict
+    potential_energy: jax.Array
+    grad_norm: jax.Array
+    rng_key: jax.Array
+
+
+def test_minibatch_kernel():
+    mcmc = run_mcmc(Minibatch(conjugate), X, 1)
+    dt = to_arviz(mcmc)
+    assert dt.attrs["inference_method"] == "sgmcmc"
+    assert set(dt.sample_stats.data_vars) == {"lp_minibatch", "grad_norm"}
+    assert np.all(dt.sample_stats.lp_minibatch == -17.0)
+    assert np.array_equal(dt.observed_data.x, X)
+    assert dt.log_likelihood.x.shape == (1, 20, 3)
+    np.testing.assert_allclose(dt.posterior.double, 2 * dt.posterior.z)
+    asked = to_arviz(mcmc, block_size=7)
+    z = asked.posterior.z.to_numpy()
+    log_p = dist.Normal().log_prob(z) + dist.Normal(z[..., None]).log_prob(X).sum(-1)
+    np.testing.assert_allclose(asked.sample_stats.lp, log_p, rtol=1e-5)
+    assert "lp_minibatch" in asked.sample_stats
+
+
+def test_kernel_on_all_data_keeps_lp():
+    dt = to_arviz(run_mcmc(Minibatch(conjugate), X))
+    assert "lp" in dt.sample_stats
+    assert "lp_minibatch" not in dt.sample_stats
+
+
+def test_mcmc_on_a_potential_function():
+    mcmc = MCMC(
+        NUTS(potential_fn=lambda z: 0.5 * jnp.sum(z["a"] ** 2)),
+        num_warmup=5,
+        num_samples=10,
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), init_params={"a": jnp.ones(2)})
+    dt = to_arviz(mcmc)
+    assert np.array_equal(dt.posterior.a, mcmc.get_samples(group_by_chain=True)["a"])
+    assert set(dt.children) == {"posterior", "sample_stats"}
+
+
+def test_posterior_predictive_is_drawn_for_all_rows_and_each_draw():
+    dt = exact_tree(1, 3000, posterior_predictive=True, log_likelihood=False)
+    drawn = dt.posterior_predictive.x
+    assert drawn.dims == ("chain", "draw", "N")
+    # N(.375, .25 + 1), the same for every row.
+    error = np.sqrt(1.25 / 3000)
+    np.testing.assert_allclose(drawn.mean(("chain", "draw")), 0.375, atol=4 * error)
+    np.testing.assert_allclose(
+        drawn.var(("chain", "draw")), 1.25, atol=4 * 1.25 * np.sqrt(2 / 3000)
+    )
+    correlation = np.corrcoef(drawn.to_numpy()[0].T)[0, 1]
+    assert correlation == pytest.approx(0.2, abs=4 / np.sqrt(3000))
+    assert np.array_equal(dt.observed_data.x, X)
+
+
+def test_block_size_changes_no_number():
+    args = {"num_samples": 11, "posterior_predictive": True}
+    whole = exact_tree(2, **args)
+    for block_size in (1, 4):
+        blocks = exact_tree(2, block_size=block_size, **args)
+        for group in whole.children:
+            for name, value in whole[group].data_vars.items():
+                np.testing.assert_allclose(blocks[group][name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_block_size_bounds_the_memory(monkeypatch):
+    """Temporary memory of the compiled evaluation: that of a block of draws, not of all of them."""
+    rows, draws = 2000, 512
+    temporary = []
+    jit = jax.jit
+
+    def measured(fn):
+        def call(*args):
+            compiled = jit(fn).lower(*args).compile()
+            temporary.append(compiled.memory_analysis().temp_size_in_bytes)
+            return compiled(*args)
+
+        return call
+
+    x = jnp.linspace(-1, 1, rows)
+
+    def model(x):
+        z = numpyro.sample("z", dist.Normal().expand([3]).to_event(1))
+        with numpyro.plate("N", rows):
+            numpyro.sample("x", dist.StudentT(3.0, jnp.sort(jnp.outer(x, z).T, 1)[0]), obs=x)
+
+    draws_of_z = {"z": jnp.ones((draws, 3))}
+    fit = fit_of(svi_of(model, Given(**draws_of_z)), {}, (x,), None)
+    proto = prototype(fit, random.key(0))
+    monkeypatch.setattr("numpyro_ext.diagnostics._evaluate.jax.jit", measured)
+    for block in (8, 512):
+        evaluate(fit, proto, random.key(1), draws, block_size=block, lp=True)
+    small, large = temporary
+    assert large > draws * rows * 4
+    assert small < large / 20
+
+
+def test_the_model_is_traced_a_fixed_number_of_times():
+    count = 0
+
+    def counted(x):
+        nonlocal count
+        count += 1
+        conjugate(x)
+
+    svi = svi_of(counted, AutoNormal(counted))
+    counts = []
+    for restarts, draws in ((2, 10), (5, 40)):
+        before = count
+        to_arviz(svi, result=[EXACT] * restarts, model_args=(X,), num_samples=draws)
+        counts.append(count - before)
+    # The first call also sets the guide up.
+    assert counts[1] <= counts[0] <= 15
+
+
+@pytest.mark.x64
+def test_arrays_are_on_the_host_in_the_precision_of_the_draws():
+    dt = exact_tree(num_samples=3)
+    precision = jnp.zeros(()).dtype
+    for group in dt.children.values():
+        for value in group.data_vars.values():
+            assert type(value.data) is np.ndarray
+            assert value.dtype == precision
+
+
+def test_dims_and_coordinates():
+    def model(y):
+        with numpyro.plate("outer", 2, dim=-3), numpyro.plate("inner", 4, dim=-1):
+            w = numpyro.sample("w", dist.Normal().expand([5]).to_event(1))
+            numpyro.deterministic("sum", w.sum(-1))
+        v = numpyro.sample(
+            "v", dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3)), infer={"event_dims": ["axis"]}
+        )
+        numpyro.deterministic("square", v**2)
+        with numpyro.plate("N", 6):
+            numpyro.sample("y", dist.Normal(v.sum()).expand([6, 3]).to_event(1), obs=y)
+
+    y = jnp.zeros((6, 3))
+    draws = {"w": jnp.ones((4, 2, 1, 4, 5)), "v": jnp.ones((4, 3))}
+    dt = given(model, y, draws=draws)
+    w = dt.posterior.w
+    assert w.shape == (1, 4, 2, 1, 4, 5)
+    assert (w.dims[2], w.dims[4]) == ("outer", "inner")
+    assert dt.posterior.v.dims == ("chain", "draw", "axis")
+    assert dt.posterior.square.dims == ("chain", "draw", "square_dim_0")
+    assert dt.log_likelihood.y.dims == ("chain", "draw", "N")
+    assert dt.observed_data.y.dims == ("N", "y_dim_1")
+    assert np.array_equal(dt.posterior.chain, [0])
+    assert np.array_equal(dt.observed_data.N, range(6))
+    named = given(
+        model,
+        y,
+        draws=draws,
+        coords={"axis": ["x", "y", "z"], "N": list("abcdef")},
+        dims={"y": ["N", "axis"]},
+        extra_event_dims={"square": ["axis"]},
+    )
+    assert named.posterior.square.dims == ("chain", "draw", "axis")
+    assert list(named.posterior["axis"].to_numpy()) == ["x", "y", "z"]
+    assert named.observed_data.y.dims == ("N", "axis")
+    assert named.log_likelihood.y.sel(N="c").shape == (1, 4)
+    assert named.posterior.w.dims == w.dims
+
+
+def test_deterministic_site_of_a_plate_has_its_dim_only_if_it_has_its_axis():
+    def model(x):
+        z = numpyro.sample("z", dist.Normal())
+        with numpyro.plate("N", 3):
+            numpyro.deterministic("per_row", z * x)
+            numpyro.deterministic("one", z)
+            numpyro.sample("x", dist.Normal(z), obs=x)
+
+    dt = given(model, X, draws={"z": jnp.arange(3.0)})
+    assert dt.posterior.per_row.dims == ("chain", "draw", "N")
+    assert dt.posterior.one.dims == ("chain", "draw")
+
+
+def test_observed_sites_of_other_shapes():
+    def model(x):
+        z = numpyro.sample("z", dist.Normal())
+        numpyro.sample("no_plate", dist.Normal(z), obs=x)
+        with numpyro.plate("N", 4):
+            numpyro.sample("zeros", dist.Normal(z), obs=0.0)
+        numpyro.sample("event", dist.Normal(z).expand([3]).to_event(1), obs=x)
+        numpyro.factor("penalty", -100.0 * z**2)
+
+    dt = given(model, X, draws={"z": jnp.linspace(0.1, 1.0, 5)})
+    assert dt.log_likelihood.no_plate.shape == (1, 5, 3)
+    assert dt.log_likelihood.zeros.dims == ("chain", "draw", "N")
+    assert np.array_equal(dt.observed_data.zeros, np.zeros(4))
+    assert dt.log_likelihood.event.shape == (1, 5)
+    assert "penalty" not in dt.log_likelihood
+    assert "penalty" not in dt.observed_data
+    z = dt.posterior.z
+    total = dt.log_likelihood.no_plate.sum("no_plate_dim_0") + dt.log_likelihood.zeros.sum("N")
+    total = (
+        total + dt.log_likelihood.event - 100 * z**2 + np.asarray(dist.Normal().log_prob(z.data))
+    )
+    np.testing.assert_allclose(dt.sample_stats.lp, total, rtol=1e-4)
+
+
+def test_groups_that_do_not_exist_are_left_out():
+    def prior():
+        numpyro.sample("z", dist.Normal())
+
+    dt = given(prior, draws={"z": jnp.zeros(5)}, posterior_predictive=True)
+    assert set(dt.children) == {"posterior", "sample_stats"}
+    assert "log_likelihood" not in exact_tree(num_samples=5, log_likelihood=False).children
+
+
+def test_model_with_params_mutable_state_and_scan():
+    from numpyro.contrib.control_flow import scan
+
+    def model(x):
+        drift = numpyro.param("drift", 0.2)
+        shift = numpyro.primitives.mutable("shift", {"value": jnp.array(0.0)})
+        shift["value"] = shift["value"] + 1.0
+
+        def step(z, obs):
+            z = numpyro.sample("z", dist.Normal(z + drift))
+            numpyro.sample("x", dist.Normal(z + shift["value"]), obs=obs)
+            return z, None
+
+        scan(step, jnp.array(0.0), x)
+
+    svi = svi_of(model, AutoDiagonalNormal(numpyro.handlers.block(model, hide=["drift", "shift"])))
+    result = svi.run(random.key(0), 3, X, progress_bar=False)
+    dt = to_arviz(svi, result=result, model_args=(X,), num_samples=4)
+    z = dt.posterior.z.to_numpy()
+    assert z.shape == (1, 4, 3)
+    seen = result.state.mutable_state["shift"]["value"] + 1.0
+    expected = dist.Normal(z + seen).log_prob(X)
+    np.testing.assert_allclose(dt.log_likelihood.x, expected, rtol=1e-5)
+    previous = np.concatenate([np.zeros((1, 4, 1)), z[..., :-1]], -1)
+    lp = dist.Normal(previous + result.params["drift"]).log_prob(z).sum(-1) + expected.sum(-1)
+    np.testing.assert_allclose(dt.sample_stats.lp, lp, rtol=1e-4)
+
+
+def test_bad_objects():
+    svi = svi_of(conjugate, AutoNormal(conjugate))
+    args = {"model_args": (X,)}
+    with pytest.raises(TypeError, match=r"obj is a AutoNormal.*SVI.*MCMC.*engine"):
+        to_arviz(svi.guide)
+    with pytest.raises(ValueError, match="SVI does not keep its parameters: pass result="):
+        to_arviz(svi, **args)
+    with pytest.raises(ValueError, match="Engine does not keep"):
+        to_arviz(Engine(conjugate), **args)
+    with pytest.raises(TypeError, match=r"result is a SVIState.*get_params"):
+        to_arviz(svi, result=svi.init(random.key(0), X), **args)
+    with pytest.raises(ValueError, match="empty list"):
+        to_arviz(svi, result=[], **args)
+    with pytest.raises(ValueError, match="restart 1 has parameters of other names or shapes"):
+        to_arviz(svi, result=[EXACT, {**EXACT, "z_auto_loc": jnp.zeros(2)}], **args)
+    with pytest.raises(ValueError, match="'z_auto_loc' of restart 1 is not finite"):
+        to_arviz(svi, result=[EXACT, {**EXACT, "z_auto_loc": jnp.nan}], **args)
+    with pytest.raises(ValueError, match="num_samples is 0"):
+        to_arviz(svi, result=EXACT, num_samples=0, **args)
+    with pytest.raises(ValueError, match="block_size is 0"):
+        to_arviz(svi, result=EXACT, block_size=0, **args)
+
+
+def test_bad_mcmc():
+    mcmc = MCMC(NUTS(conjugate), num_warmup=2, num_samples=4, progress_bar=False)
+    with pytest.raises(ValueError, match="has not run"):
+        to_arviz(mcmc)
+    mcmc.run(random.key(0), X)
+    with pytest.raises(ValueError, match="leave out result"):
+        to_arviz(mcmc, result=EXACT)
+    mcmc.run(random.key(0), X, extra_fields=("~z.z",))
+    with pytest.raises(ValueError, match="the draws lack latent site 'z'"):
+        to_arviz(mcmc)
+
+
+def test_bad_models_and_guides():
+    def no_latents(x):
+        numpyro.sample("x", dist.Normal(), obs=x)
+
+    def empty(*args):
+        pass
+
+    with pytest.raises(ValueError, match="no latent sample site"):
+        to_arviz(svi_of(no_latents, empty), result={}, model_args=(X,))
+    with pytest.raises(ValueError, match="the guide does not draw latent site 'z'"):
+        to_arviz(svi_of(conjugate, empty), result={}, model_args=(X,))
+    many = SVI(conjugate, empty, numpyro.optim.Adam(0.1), Trace_ELBO(multi_sample_guide=True))
+    with pytest.raises(ValueError, match="multi_sample_guide"):
+        to_arviz(many, result={}, model_args=(X,))
+
+    def sliced(x):
+        z = numpyro.sample("z", dist.Normal())
+        with numpyro.plate("N", 100, subsample_size=3):
+            numpyro.sample("x", dist.Normal(z), obs=x)
+
+    with pytest.raises(ValueError, match="pass the full arrays"):
+        to_arviz(svi_of(sliced, AutoNormal(sliced)), result=EXACT, model_args=(X,))
+
+
+def test_full_model_is_what_the_minibatches_estimate():
+    draws = {"z": jnp.array([0.1, -0.4])}
+    full = numpyro_log_likelihood(full_data(conjugate), draws, X, 1)["x"]
+    expected = numpyro_log_likelihood(conjugate, draws, X)["x"]
+    np.testing.assert_allclose(full, expected, rtol=1e-6)

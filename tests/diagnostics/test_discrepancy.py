@@ -1,0 +1,179 @@
+"""Discrepancies of draws that are in a ``DataTree`` or a dict, and of a model."""
+
+import arviz as az
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer.util import potential_energy, unconstrain_fn
+import pytest
+
+from numpyro_ext import scores
+from numpyro_ext.diagnostics import kernel_stein_discrepancy, maximum_mean_discrepancy
+from numpyro_ext.targets import normal_mean, normal_mean_answer
+
+X = jnp.array([0.5, -1.0, 2.0])
+
+
+def constrained(x, batch=None):
+    scale = numpyro.sample("scale", dist.LogNormal(0.5, 0.3))
+    p = numpyro.sample("p", dist.Dirichlet(jnp.array([2.0, 3.0, 4.0])))
+    numpyro.deterministic("sum", p.sum() + scale)
+    with numpyro.plate("N", len(x), subsample_size=batch) as i:
+        numpyro.sample("x", dist.Normal(p[0], scale), obs=x[i])
+
+
+def draws_of(size):
+    key_scale, key_p = random.split(random.key(0))
+    return {
+        "scale": dist.LogNormal(0.5, 0.3).sample(key_scale, (size,)),
+        "p": dist.Dirichlet(jnp.array([2.0, 3.0, 4.0])).sample(key_p, (size,)),
+    }
+
+
+def tree_of(draws, chains=2, **more):
+    return az.from_dict(
+        {
+            "posterior": {k: np.reshape(v, (chains, -1, *v.shape[1:])) for k, v in draws.items()}
+            | more
+        }
+    )
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("batch", [None, 1])
+@pytest.mark.parametrize("statistic", ["u", "v"])
+def test_stein_discrepancy_of_a_tree_equals_the_one_by_hand(batch, statistic, tol):
+    draws = draws_of(20)
+    z = jax.vmap(lambda d: unconstrain_fn(numpyro.handlers.seed(constrained, 0), (X,), {}, d))(
+        draws
+    )
+    grad = jax.vmap(jax.grad(lambda z: -potential_energy(constrained, (X,), {}, z)))(z)
+
+    def flat(sites):
+        return jnp.concatenate([sites["p"], sites["scale"][:, None]], axis=1)
+
+    by_hand = scores.kernel_stein_discrepancy(flat(z), flat(grad), statistic=statistic)
+    options = {"model": constrained, "model_args": (X, batch), "statistic": statistic}
+    extra = np.ones((2, 10))
+    for x in (draws, tree_of(draws, sum=extra)):
+        found = kernel_stein_discrepancy(x, **options)
+        np.testing.assert_allclose(found, by_hand, rtol=tol(1e-4, 1e-10))
+    blocks = kernel_stein_discrepancy(draws, block_size=7, **options)
+    np.testing.assert_allclose(blocks, by_hand, rtol=tol(1e-4, 1e-10))
+
+
+def test_stein_discrepancy_is_zero_for_the_posterior_and_grows_with_the_distance():
+    answer = normal_mean_answer(X)
+    noise = random.normal(random.key(1), (1500,))
+
+    def ksd(shift):
+        z = answer.mean + shift + jnp.sqrt(answer.variance) * noise
+        return kernel_stein_discrepancy(
+            {"z": z}, model=normal_mean, model_args=(X,), model_kwargs={"subsample_size": 1}
+        )
+
+    exact, near, far = ksd(0.0), ksd(0.2), ksd(0.5)
+    # Under the null the U-statistic has a standard deviation of about E[k0] / S = 6 / 1500.
+    assert abs(exact) < 0.02 < near < far
+
+
+def test_stein_discrepancy_of_an_array_is_that_of_scores():
+    x = random.normal(random.key(0), (30, 2))
+    expected = scores.kernel_stein_discrepancy(x, lambda x: -x, scores.RBF(1.3))
+    found = kernel_stein_discrepancy(x, lambda x: -x, scores.RBF(1.3))
+    assert found == expected
+    assert kernel_stein_discrepancy(x, -x, scores.RBF(1.3)) == expected
+
+
+def test_thinning_takes_equally_spaced_draws():
+    x = random.normal(random.key(0), (30, 2))
+    expected = scores.kernel_stein_discrepancy(x[::3], -x[::3])
+    assert kernel_stein_discrepancy(x, lambda x: -x, num_samples=10) == expected
+    assert kernel_stein_discrepancy(x, -x, num_samples=10) == expected
+    assert kernel_stein_discrepancy(x, -x, num_samples=100) == kernel_stein_discrepancy(x, -x)
+    draws = draws_of(30)
+    thinned = {k: v[::3] for k, v in draws.items()}
+    options = {"model": constrained, "model_args": (X,)}
+    assert kernel_stein_discrepancy(draws, num_samples=10, **options) == kernel_stein_discrepancy(
+        thinned, **options
+    )
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("statistic", ["u", "v"])
+def test_mean_discrepancy_of_draws_equals_the_one_by_hand(statistic, tol):
+    x, y = draws_of(20), {k: 0.7 * v[:12] for k, v in draws_of(20).items()}
+
+    def flat(sites):
+        return jnp.concatenate([sites["p"], sites["scale"][:, None]], axis=1)
+
+    by_hand = scores.mmd(flat(x), flat(y), statistic=statistic)
+    for a, b in ((x, y), (tree_of(x), tree_of(y, 3)), (x, tree_of(y))):
+        found = maximum_mean_discrepancy(a, b, statistic=statistic)
+        np.testing.assert_allclose(found, by_hand, rtol=tol(1e-5, 1e-12))
+    blocks = maximum_mean_discrepancy(flat(x), flat(y), statistic=statistic, block_size=7)
+    np.testing.assert_allclose(blocks, by_hand, rtol=tol(1e-4, 1e-12))
+
+
+def test_mean_discrepancy_sees_a_shift_and_nothing_else():
+    noise = random.normal(random.key(1), (2, 1000))
+    same = maximum_mean_discrepancy({"z": noise[0]}, {"z": noise[1]})
+    shifted = maximum_mean_discrepancy({"z": noise[0]}, {"z": noise[1] + 0.5})
+    assert abs(same) < 0.01 < shifted
+
+
+def test_integer_sites_are_compared_as_numbers():
+    x, y = {"k": np.arange(20)}, {"k": np.arange(20) + 5}
+    found = maximum_mean_discrepancy(x, y, scores.RBF(3.0))
+    expected = scores.mmd(jnp.arange(20.0)[:, None], jnp.arange(20.0)[:, None] + 5, scores.RBF(3.0))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_not_finite_is_not_a_number():
+    draws, kernel = draws_of(10), scores.RBF(1.0)
+    draws["scale"] = draws["scale"].at[3].set(jnp.nan)
+    options = {"model": constrained, "model_args": (X,)}
+    assert np.isnan(maximum_mean_discrepancy(draws, draws_of(10), kernel))
+    assert np.isnan(kernel_stein_discrepancy(draws, kernel=kernel, **options))
+
+
+def test_bad_input_of_the_stein_discrepancy():
+    x, draws = jnp.ones((5, 2)), draws_of(5)
+    options = {"model": constrained, "model_args": (X,)}
+    with pytest.raises(ValueError, match="no score is given"):
+        kernel_stein_discrepancy(x)
+    with pytest.raises(ValueError, match="and model is given"):
+        kernel_stein_discrepancy(x, -x, **options)
+    with pytest.raises(ValueError, match="needs model="):
+        kernel_stein_discrepancy(draws)
+    with pytest.raises(ValueError, match="takes its score from it"):
+        kernel_stein_discrepancy(draws, -x, **options)
+    with pytest.raises(ValueError, match="draws lack latent site 'p'"):
+        kernel_stein_discrepancy({"scale": draws["scale"]}, **options)
+    with pytest.raises(ValueError, match="same number of draws"):
+        kernel_stein_discrepancy({**draws, "p": draws["p"][:3]}, **options)
+    with pytest.raises(ValueError, match="same number of draws"):
+        kernel_stein_discrepancy({"p": jnp.array(1.0)}, **options)
+    with pytest.raises(ValueError, match="num_samples is 0"):
+        kernel_stein_discrepancy(draws, num_samples=0, **options)
+    with pytest.raises(ValueError, match="statistic is 'w'"):
+        kernel_stein_discrepancy(draws, statistic="w", **options)
+
+    def discrete(x):
+        numpyro.sample("k", dist.Bernoulli(0.5))
+
+    with pytest.raises(ValueError, match="'k' is discrete"):
+        kernel_stein_discrepancy({"k": jnp.zeros(4, int)}, model=discrete, model_args=(X,))
+
+
+def test_bad_input_of_the_mean_discrepancy():
+    draws = draws_of(5)
+    with pytest.raises(TypeError, match="two arrays, or two DataTrees"):
+        maximum_mean_discrepancy(draws, jnp.ones((5, 4)))
+    with pytest.raises(ValueError, match="keep only the common ones"):
+        maximum_mean_discrepancy(draws, {"p": draws["p"]})
+    with pytest.raises(ValueError, match="keep only the common ones"):
+        maximum_mean_discrepancy(draws, {**draws, "p": draws["p"][:, :2]})

@@ -1,0 +1,186 @@
+"""Pareto k-hat: reference values, the sign trap, and what has no weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
+import pytest
+
+from numpyro_ext.diagnostics import ParetoKhat, pareto_khat, to_arviz
+from numpyro_ext.util import Implicit, IntractableDensityError
+
+X = jnp.array([0.5, -1.0, 2.0])
+EXACT = {"z_auto_loc": jnp.array(0.375), "z_auto_scale": jnp.array(0.5)}
+
+
+def model(x, batch=None):
+    z = numpyro.sample("z", dist.Normal())
+    with numpyro.plate("N", len(x), subsample_size=batch) as i:
+        numpyro.sample("x", dist.Normal(z), obs=x[i])
+
+
+def svi_of(guide):
+    return SVI(model, guide, numpyro.optim.Adam(0.01), Trace_ELBO())
+
+
+def quantiles(k, size):
+    return -k * np.log((np.arange(size) + 0.5) / size)
+
+
+@pytest.mark.parametrize(("k", "size", "expected"), [(0.3, 1000, 0.323420), (0.5, 2000, 0.497635)])
+def test_reference_values(k, size, expected):
+    log_w = quantiles(k, size)
+    found = pareto_khat(log_w)
+    assert found.khat == pytest.approx(expected, abs=1e-6)
+    permuted = np.random.default_rng(0).permutation(log_w)
+    assert pareto_khat(permuted - 321.5).khat == pytest.approx(expected, abs=1e-6)
+    assert pareto_khat(jnp.asarray(log_w)).khat == pytest.approx(expected, abs=1e-4)
+    assert found.threshold == pytest.approx(min(1 - 1 / np.log10(size), 0.7))
+
+
+def test_the_sign_is_that_of_importance_weights():
+    log_w = quantiles(0.5, 2000)
+    assert pareto_khat(-log_w).khat < -0.5
+
+
+def test_smoothed_weights_are_normalised_and_keep_the_bulk():
+    log_w = np.random.default_rng(1).permutation(quantiles(0.3, 1000))
+    smoothed = pareto_khat(log_w).log_weights
+    assert np.logaddexp.reduce(smoothed) == pytest.approx(0.0, abs=1e-12)
+    bulk = log_w < np.quantile(log_w, 0.9)
+    shift = (smoothed - log_w)[bulk]
+    np.testing.assert_allclose(shift, shift[0], atol=1e-12)
+    assert np.array_equal(np.argsort(log_w[~bulk]), np.argsort(smoothed[~bulk]))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("level", [0.0, -5.79, 1e4])
+def test_equal_weights_give_minus_infinity(level, dtype):
+    rounding = np.random.default_rng(0).uniform(-4, 4, 200) * np.finfo(dtype).eps * max(1, level)
+    found = pareto_khat((level + rounding).astype(dtype))
+    assert found.khat == -np.inf
+    np.testing.assert_allclose(found.log_weights, -np.log(200))
+
+
+def test_weights_of_zero():
+    log_w = quantiles(0.5, 2000)
+    log_w[1000:] = -np.inf
+    found = pareto_khat(log_w)
+    assert found.khat == pytest.approx(0.497635, abs=1e-6)
+    assert np.all(np.isneginf(found.log_weights[1000:]))
+    assert np.logaddexp.reduce(found.log_weights) == pytest.approx(0.0, abs=1e-12)
+    few = np.full(1000, -np.inf)
+    few[:3] = 0.0, 1.0, 2.0
+    assert pareto_khat(few).khat == np.inf
+    two_values = np.where(np.arange(1000) < 400, 0.0, -np.inf)
+    found = pareto_khat(two_values)
+    assert found.khat == -np.inf
+    np.testing.assert_allclose(found.log_weights[:400], -np.log(400))
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("batch", [None, 1])
+def test_exact_guide_has_equal_weights_with_and_without_minibatches(batch):
+    found = pareto_khat(
+        svi_of(AutoNormal(model)), result=EXACT, model_args=(X, batch), num_samples=500
+    )
+    assert isinstance(found, ParetoKhat)
+    assert found.khat == -np.inf
+
+
+def test_wide_guide_is_better_than_narrow_guide():
+    svi = svi_of(AutoNormal(model))
+    args = {"model_args": (X,), "num_samples": 4000}
+    wide = pareto_khat(svi, result={**EXACT, "z_auto_scale": jnp.array(1.0)}, **args)
+    narrow = pareto_khat(svi, result={**EXACT, "z_auto_scale": jnp.array(0.1)}, **args)
+    # log w = c e^2 / 2 with e normal and c = 1 - (sd_q / sd_p)^2, so k = c up to logarithms: .96; a
+    # guide that is wider than the posterior has bounded weights.
+    assert wide.khat < 0.2
+    assert narrow.khat > narrow.threshold
+    assert narrow.khat == pytest.approx(0.96, abs=0.2)
+
+
+def test_tree_and_fit_agree_and_chains_are_flattened():
+    svi = svi_of(AutoNormal(model))
+    results = [EXACT, {**EXACT, "z_auto_scale": jnp.array(0.4)}]
+    args = {"model_args": (X,), "num_samples": 200, "rng_key": jax.random.key(3)}
+    tree = to_arviz(svi, result=results, **args)
+    of_tree, of_fit = pareto_khat(tree), pareto_khat(svi, result=results, **args)
+    assert of_tree.khat == of_fit.khat
+    assert of_tree.log_weights.shape == (400,)
+    assert np.array_equal(of_tree.log_weights, of_fit.log_weights)
+
+
+def implicit_guide(x, batch=None):
+    loc = numpyro.param("loc", 0.3)
+    noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
+    numpyro.sample("z", Implicit(loc + 0.5 * jnp.tanh(noise)))
+
+
+class Particles(AutoNormal):
+    def particles(self, params):
+        return {"z": params["z_auto_loc"] + jnp.arange(30.0)}
+
+
+def dropout_guide(x, batch=None):
+    keep = numpyro.sample("keep", dist.Bernoulli(0.5), infer={"is_auxiliary": True})
+    numpyro.sample("z", dist.Delta(keep * numpyro.param("loc", 0.3)))
+
+
+def smuggled_noise_guide(x, batch=None):
+    noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
+    numpyro.sample("z", dist.Delta(jnp.sinh(noise) + numpyro.param("loc", 0.3)))
+
+
+@pytest.mark.parametrize(
+    ("guide", "params"),
+    [
+        (implicit_guide, {"loc": 0.3}),
+        (Particles(model), EXACT),
+        (dropout_guide, {"loc": 0.3}),
+        (smuggled_noise_guide, {"loc": 0.3}),
+        (AutoDelta(model), {"z_auto_loc": 0.3}),
+    ],
+    ids=["implicit", "particles", "dropout", "noise behind a Delta", "AutoDelta"],
+)
+def test_a_guide_without_density_is_refused(guide, params):
+    args = {"result": params, "model_args": (X,), "num_samples": 50}
+    with pytest.raises(IntractableDensityError, match=r"kernel_stein_discrepancy.*maximum_mean"):
+        pareto_khat(svi_of(guide), **args)
+    with pytest.raises(IntractableDensityError, match=r"no sample_stats.log_weight.*maximum_mean"):
+        pareto_khat(to_arviz(svi_of(guide), **args))
+
+
+def test_mcmc_is_refused():
+    mcmc = MCMC(NUTS(model), num_warmup=5, num_samples=30, progress_bar=False)
+    mcmc.run(jax.random.key(0), X)
+    with pytest.raises(IntractableDensityError, match=r"MCMC have no density.*kernel_stein"):
+        pareto_khat(mcmc)
+    with pytest.raises(IntractableDensityError, match="'mcmc'"):
+        pareto_khat(to_arviz(mcmc))
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.zeros(24), "24 log weights.*at least 25"),
+        (np.array([np.nan] + [0.0] * 50), "NaN or \\+inf"),
+        (np.array([np.inf] + [0.0] * 50), "NaN or \\+inf"),
+        (np.full(50, -np.inf), "every log weight is -inf"),
+    ],
+)
+def test_bad_weights(weights, message):
+    with pytest.raises(ValueError, match=message):
+        pareto_khat(weights)
+
+
+def test_bad_objects():
+    with pytest.raises(TypeError, match="obj is a str"):
+        pareto_khat("weights")
+    with pytest.raises(ValueError, match="pass result="):
+        pareto_khat(svi_of(AutoMultivariateNormal(model)), model_args=(X,))
+    with pytest.raises(ValueError, match="num_samples is 0"):
+        pareto_khat(svi_of(AutoNormal(model)), result=EXACT, model_args=(X,), num_samples=0)
