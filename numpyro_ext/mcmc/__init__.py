@@ -1,3 +1,25 @@
-"""Room: mcmc."""
+"""Kernels for ``MCMC(kernel, ...)`` that take one minibatch gradient per transition."""
 
-__all__: list[str] = []
+from numpyro_ext.mcmc.base import SGMCMCKernel
+from numpyro_ext.mcmc.gradients import SVRG, ControlVariate, MinibatchGradient
+from numpyro_ext.mcmc.minibatch import epoch_indices, keyed_permutation, replace_indices
+from numpyro_ext.mcmc.schedules import ConstantSchedule, CyclicalSchedule, PolynomialSchedule
+from numpyro_ext.mcmc.sghmc import SGHMC, SGHMCState
+from numpyro_ext.mcmc.sgld import SGLD, SGLDState
+
+__all__ = [
+    "ConstantSchedule",
+    "ControlVariate",
+    "CyclicalSchedule",
+    "MinibatchGradient",
+    "PolynomialSchedule",
+    "SGHMC",
+    "SGHMCState",
+    "SGLD",
+    "SGLDState",
+    "SGMCMCKernel",
+    "SVRG",
+    "epoch_indices",
+    "keyed_permutation",
+    "replace_indices",
+]
