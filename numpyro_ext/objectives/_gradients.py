@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from numpyro_ext.objectives._log_weights import Engine, Particle
 from numpyro_ext.objectives._power_mean import (
     power_mean,
-    power_weights,
     surrogate,
     weighted_surrogate,
 )
@@ -35,6 +34,8 @@ def single(engine: Engine, alpha_of: AlphaOf) -> Estimate:
 
     With units the guide's K draws are differentiated and the model runs once, at the chosen ones.
     """
+    if len(engine.keys) == 1:
+        return standard(engine, alpha_of)
 
     def forward(key: Array) -> Particle:
         particle = engine.particle(
@@ -44,8 +45,7 @@ def single(engine: Engine, alpha_of: AlphaOf) -> Estimate:
 
     particles = engine.map(forward, engine.keys)
     alpha = alpha_of(engine, particles)
-    lw = stop_gradient(particles.log_weight)
-    weights = power_weights(lw, 1 - alpha)
+    value, weights = power_mean(particles.log_weight, 1 - alpha)
     j = random.categorical(engine.extra_key, jnp.log(weights), axis=0)
     if engine.layout.plates:
         guide_trace = engine.guide_trace(engine.keys[0])
@@ -57,7 +57,7 @@ def single(engine: Engine, alpha_of: AlphaOf) -> Estimate:
         lw_j = log_p - _take(particles.log_q_local, j)
     else:
         lw_j = engine.particle(engine.keys[j]).log_weight
-    bound = weighted_surrogate(power_mean(lw, 1 - alpha), jnp.ones((1, *lw_j.shape)), lw_j[None])
+    bound = weighted_surrogate(value, jnp.ones((1, *lw_j.shape)), lw_j[None])
     return bound, particles.state
 
 
@@ -75,7 +75,8 @@ def dreg(engine: Engine, alpha_of: AlphaOf) -> Estimate:
     """
     first = engine.particles(params=engine.stopped)
     alpha = alpha_of(engine, first)
-    gamma = alpha + (1 - alpha) * power_weights(first.log_weight, 1 - alpha)
+    _, weights = power_mean(first.log_weight, 1 - alpha)
+    gamma = alpha + (1 - alpha) * weights
     particles = engine.map(lambda xs: _path_only(engine, *xs), (engine.keys, gamma))
     return surrogate(particles.log_weight, 1 - alpha), particles.state
 
