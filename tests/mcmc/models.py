@@ -90,7 +90,9 @@ def arrays_of_size(jaxpr, size: int) -> list[str]:
     """The operations, at any depth, that make an array of at least ``size`` numbers."""
     found = []
     for eqn in jaxpr.eqns:
-        params = [p for v in eqn.params.values() for p in (v if isinstance(v, tuple | list) else [v])]
+        params = [
+            p for v in eqn.params.values() for p in (v if isinstance(v, tuple | list) else [v])
+        ]
         inner = [getattr(p, "jaxpr", p) for p in params]
         inner = [p for p in inner if hasattr(p, "eqns")]
         for sub in inner:

@@ -47,11 +47,16 @@ def full_gradient(model, args, z):
     return jax.value_and_grad(lambda z: potential_energy(model, args, {}, z))(z)
 
 
-@pytest.mark.parametrize("minibatch", ["replace", "epoch"])
 @pytest.mark.parametrize(
-    "gradient", [MinibatchGradient(), ControlVariate(CENTER, chunk_size=7)], ids=["plain", "cv"]
+    ("gradient", "minibatch"),
+    [
+        (MinibatchGradient(), "replace"),
+        (MinibatchGradient(), "epoch"),
+        (ControlVariate(CENTER, chunk_size=7), "replace"),
+    ],
+    ids=["plain", "epoch", "control variate"],
 )
-def test_unbiased_with_two_plates_and_a_positive_site(gradient, minibatch):
+def test_unbiased_with_two_plates_and_a_positive_site(gradient, minibatch, quick_compile):
     """|z-score| of the mean of 4000 estimates below 4, for potential and gradient."""
     kernel = SGLD(two_plates, 1e-3, gradient=gradient, minibatch=minibatch)
     data = two_plates_data()
@@ -64,7 +69,7 @@ def test_unbiased_with_two_plates_and_a_positive_site(gradient, minibatch):
 
 
 @pytest.mark.parametrize(("minibatch", "factor"), [("replace", 1.0), ("epoch", 90 / 99)])
-def test_variance_is_that_of_the_formula(minibatch, factor):
+def test_variance_is_that_of_the_formula(minibatch, factor, quick_compile):
     """Gaussian mean: N^2/B times the population variance of x, 499.608. 20 000 estimates: error 1 %."""
     kernel = SGLD(gaussian_mean, 1e-3, minibatch=minibatch)
     x = gaussian_mean_data()
@@ -76,13 +81,13 @@ def test_variance_is_that_of_the_formula(minibatch, factor):
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("chunk_size", [1, 7, 12, 30, 1000])
-def test_full_gradient_in_chunks_is_exact(chunk_size, tol):
+@pytest.mark.parametrize("chunk_size", [1, 7, 1000])
+def test_full_gradient_in_chunks_is_exact(chunk_size, tol, quick_compile):
     """Seen through SVRG at its own center, where the minibatch cancels."""
     kernel = SGLD(two_plates, 1e-3, gradient=SVRG(5, chunk_size=chunk_size))
     data = two_plates_data()
     z = {name: jnp.asarray(value, float) for name, value in Z.items()}
-    potential, grad = kernel.estimate_gradient(random.key(0), z, data)
+    potential, grad = jax.jit(kernel.estimate_gradient)(random.key(0), z, data)
     u, g = full_gradient(lambda x, n: two_plates(x, n, (None, None)), data, z)
     assert jnp.isclose(potential, u, rtol=tol(1e-5, 1e-12))
     for name in g:
@@ -90,7 +95,7 @@ def test_full_gradient_in_chunks_is_exact(chunk_size, tol):
 
 
 @pytest.mark.x64
-def test_one_epoch_averages_to_the_full_gradient(tol):
+def test_one_epoch_averages_to_the_full_gradient(tol, quick_compile):
     data = linear_data()
     z = {"w": jnp.array([0.3, -0.8]), "sigma": jnp.array(-0.4)}
     grads = []
@@ -117,7 +122,7 @@ def test_one_epoch_averages_to_the_full_gradient(tol):
 
 
 @pytest.mark.x64
-def test_control_variate_without_noise_for_equal_curvature(tol):
+def test_control_variate_without_noise_for_equal_curvature(tol, quick_compile):
     """The Gaussian mean is quadratic with one curvature: any center removes all the noise."""
     x = gaussian_mean_data()
     kernel = SGLD(gaussian_mean, 1e-3, gradient=ControlVariate({"loc": -2.0}))
@@ -169,7 +174,7 @@ def test_regression_law(name):
     within(jnp.var(draws), expected, error)
 
 
-def test_svrg_moves_its_center_at_the_right_transitions():
+def test_svrg_moves_its_center_at_the_right_transitions(quick_compile):
     data = linear_data()
     kernel = SGLD(linear, 1e-3, gradient=SVRG(3, chunk_size=15))
     state = kernel.init(random.key(0), 0, None, data, {})
@@ -183,7 +188,7 @@ def test_svrg_moves_its_center_at_the_right_transitions():
     assert jnp.allclose(state.gradient.grad["w"], exact["w"], rtol=1e-3)
 
 
-def test_chains_in_vectors_refresh_by_a_branch():
+def test_chains_in_vectors_refresh_by_a_branch(quick_compile):
     """With a predicate per chain, vmap would turn the branch into two computations and a select."""
     data = linear_data()
     kernel = SGLD(linear, 1e-3, gradient=SVRG(3))
@@ -210,12 +215,18 @@ def test_wrong_input(make, error, message):
 @pytest.mark.parametrize(
     ("center", "message"),
     [
-        ({"w": jnp.zeros(2)}, r"center has \['w'\]; it must be a dict with the sites \['sigma', 'w'\]"),
+        (
+            {"w": jnp.zeros(2)},
+            r"center has \['w'\]; it must be a dict with the sites \['sigma', 'w'\]",
+        ),
         ({"w": jnp.zeros(2), "sigma": 1.0, "b": 0.0}, r"center has \['b', 'sigma', 'w'\]"),
-        ({"w": jnp.zeros(3), "sigma": 1.0}, r"center has shape \(3,\) at site 'w'; it must be \(2,\)"),
+        (
+            {"w": jnp.zeros(3), "sigma": 1.0},
+            r"center has shape \(3,\) at site 'w'; it must be \(2,\)",
+        ),
     ],
 )
-def test_center_that_does_not_fit_the_model(center, message):
+def test_center_that_does_not_fit_the_model(center, message, quick_compile):
     kernel = SGLD(linear, 1e-3, gradient=ControlVariate(center))
     with pytest.raises(ValueError, match=message):
         kernel.init(random.key(0), 0, None, linear_data(), {})
