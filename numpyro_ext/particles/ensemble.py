@@ -73,7 +73,7 @@ class ParVI(MCMCKernel):
     It wants ``MCMC(..., chain_method="vectorized", num_chains=m)``. Warmup steps are ordinary steps, so
     put the iterations into ``num_warmup`` and take ``num_samples=1``: ``get_samples()`` are the m
     particles. The draws of one chain are the path of an optimisation, not a Markov chain: R-hat and
-    effective sample size mean nothing here. What the answer is biased by is said at the field.
+    effective sample size mean nothing here (``print_summary`` shows them, and wants 4 draws of each). What the answer is biased by is said at the field.
 
     A step at which something is not finite is refused: the particles stay where they are and
     ``diverging`` is set, which ``MCMC`` collects.
@@ -189,8 +189,10 @@ class ParVI(MCMCKernel):
                     f"init_params has the sites {sorted(init_params)}, but the latent sites of the model"
                     f" are {sorted(latents)}; give unconstrained values for each of them."
                 )
+            # With init_params one start is enough, to learn about the model.
+            keys = random.split(key_init, num_particles) if init_params is None else key_init
             info = initialize_model(
-                random.split(key_init, num_particles),
+                keys,
                 self._model,
                 init_strategy=self._init_strategy,
                 dynamic_args=True,

@@ -15,6 +15,7 @@ from jax import Array, lax, random
 from jax.core import Tracer
 import jax.numpy as jnp
 from jax.typing import ArrayLike
+import numpy as np
 from numpyro import handlers
 from numpyro.distributions.transforms import biject_to
 from numpyro.infer import ELBO
@@ -187,7 +188,10 @@ def check_model(model: Model, rng_key: Array, args: Any, kwargs: Any) -> Trace:
 
 def check_distinct(x: Array, remedy: str) -> None:
     """Refuse particles that all coincide: no field ever separates them."""
-    if x.shape[0] < 2 or isinstance(x, Tracer) or bool(jnp.any(x != x[0])):
+    if x.shape[0] < 2 or isinstance(x, Tracer):
+        return
+    values = np.asarray(x)  # NumPy, because inside a loop JAX would trace the comparison
+    if np.any(values != values[0]):
         return
     raise ValueError(
         f"all {x.shape[0]} particles start at the same point and would stay there; {remedy}"

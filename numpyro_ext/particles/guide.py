@@ -115,8 +115,7 @@ class AutoParticles(AutoContinuous):
         return self._get_posterior()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Sites:
-        first = self.prototype_trace is None
-        if first:
+        if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
         x = jnp.asarray(numpyro.param(self._param_name, self._init_particles))
         if x.shape != (self.num_particles, self.latent_dim):
@@ -124,10 +123,7 @@ class AutoParticles(AutoContinuous):
                 f"{self._param_name} has shape {x.shape}; it must be ({self.num_particles},"
                 f" {self.latent_dim}): num_particles rows of the model's unconstrained latents."
             )
-        if first:
-            check_distinct(
-                x, "give init_scale > 0, or another init_loc_fn such as init_to_uniform."
-            )
+        check_distinct(x, "give init_scale > 0, or another init_loc_fn such as init_to_uniform.")
         if self.count_steps:
             mutable(f"{self.prefix}_step", jnp.zeros((), int))
         picked = x[random.randint(_key(), (), 0, self.num_particles)]

@@ -51,7 +51,7 @@ class SVGD(ParticleField):
         other guides draw 100 if None.
     :param float temperature: T, positive.
     :param annealing: a function of the step t with values in (0, 1] that multiplies the gradients, such
-        as ``lambda t: jnp.tanh((1.3 * (t + 1) / 1000) ** 2)``; it must end at 1. ``SVI`` needs
+        as ``lambda t: jnp.tanh((1.3 * (t + 1) / 1000) ** 5)`` for 1000 steps; it must end at 1. ``SVI`` needs
         ``AutoParticles(model, count_steps=True)`` for it.
     :param int block_size: rows of the kernel matrix at a time, memory O(m (block_size + d)); None means
         all of them up to m = 2048, and 512 above.

@@ -149,12 +149,12 @@ def test_equal_particles_are_an_error_that_names_init_scale(options):
 
 
 def test_equal_or_misshapen_init_params_are_errors():
+    svi = SVI(model, AutoParticles(model, 3), optax.sgd(0.1), SVGD())
     for value, words in (
         (jnp.ones((3, 4)), "same point"),
         (jnp.ones((3, 2)), r"must be \(3, 4\)"),
         (jnp.ones((2, 4)), r"must be \(3, 4\)"),
     ):
-        svi = SVI(model, AutoParticles(model, 3), optax.sgd(0.1), SVGD())
         with pytest.raises(ValueError, match=words):
             svi.init(random.key(0), init_params={"auto_particles": value})
 
