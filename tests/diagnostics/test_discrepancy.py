@@ -43,9 +43,7 @@ def tree_of(draws, chains=2, **more):
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("batch", [None, 1])
-@pytest.mark.parametrize("statistic", ["u", "v"])
-def test_stein_discrepancy_of_a_tree_equals_the_one_by_hand(batch, statistic, tol):
+def test_stein_discrepancy_of_a_tree_equals_the_one_by_hand(tol):
     draws = draws_of(20)
     z = jax.vmap(lambda d: unconstrain_fn(numpyro.handlers.seed(constrained, 0), (X,), {}, d))(
         draws
@@ -55,14 +53,14 @@ def test_stein_discrepancy_of_a_tree_equals_the_one_by_hand(batch, statistic, to
     def flat(sites):
         return jnp.concatenate([sites["p"], sites["scale"][:, None]], axis=1)
 
-    by_hand = scores.kernel_stein_discrepancy(flat(z), flat(grad), statistic=statistic)
-    options = {"model": constrained, "model_args": (X, batch), "statistic": statistic}
     extra = np.ones((2, 10))
-    for x in (draws, tree_of(draws, sum=extra)):
-        found = kernel_stein_discrepancy(x, **options)
+    cases = [(draws, "u"), (tree_of(draws, sum=extra), "v")]
+    for (x, statistic), batch, block_size in zip(cases, (None, 1), (None, 7), strict=True):
+        by_hand = scores.kernel_stein_discrepancy(flat(z), flat(grad), statistic=statistic)
+        found = kernel_stein_discrepancy(
+            x, model=constrained, model_args=(X, batch), statistic=statistic, block_size=block_size
+        )
         np.testing.assert_allclose(found, by_hand, rtol=tol(1e-4, 1e-10))
-    blocks = kernel_stein_discrepancy(draws, block_size=7, **options)
-    np.testing.assert_allclose(blocks, by_hand, rtol=tol(1e-4, 1e-10))
 
 
 def test_stein_discrepancy_is_zero_for_the_posterior_and_grows_with_the_distance():
@@ -94,12 +92,12 @@ def test_thinning_takes_equally_spaced_draws():
     assert kernel_stein_discrepancy(x, lambda x: -x, num_samples=10) == expected
     assert kernel_stein_discrepancy(x, -x, num_samples=10) == expected
     assert kernel_stein_discrepancy(x, -x, num_samples=100) == kernel_stein_discrepancy(x, -x)
-    draws = draws_of(30)
-    thinned = {k: v[::3] for k, v in draws.items()}
-    options = {"model": constrained, "model_args": (X,)}
-    assert kernel_stein_discrepancy(draws, num_samples=10, **options) == kernel_stein_discrepancy(
-        thinned, **options
-    )
+    one_chain = {"z": np.arange(30.0)}
+    thinned = {"z": np.arange(30.0)[::3]}
+    options = {"model": normal_mean, "model_args": (X,)}
+    assert kernel_stein_discrepancy(
+        one_chain, num_samples=10, **options
+    ) == kernel_stein_discrepancy(thinned, **options)
 
 
 @pytest.mark.x64
@@ -133,10 +131,9 @@ def test_integer_sites_are_compared_as_numbers():
 
 
 def test_not_finite_is_not_a_number():
-    draws, kernel = draws_of(10), scores.RBF(1.0)
-    draws["scale"] = draws["scale"].at[3].set(jnp.nan)
-    options = {"model": constrained, "model_args": (X,)}
-    assert np.isnan(maximum_mean_discrepancy(draws, draws_of(10), kernel))
+    draws, kernel = {"z": jnp.array([0.3, jnp.nan, 1.0])}, scores.RBF(1.0)
+    options = {"model": normal_mean, "model_args": (X,)}
+    assert np.isnan(maximum_mean_discrepancy(draws, {"z": jnp.arange(3.0)}, kernel))
     assert np.isnan(kernel_stein_discrepancy(draws, kernel=kernel, **options))
 
 
