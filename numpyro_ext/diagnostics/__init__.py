@@ -1,3 +1,5 @@
 """Room: diagnostics."""
 
-__all__: list[str] = []
+from numpyro_ext.diagnostics.evidence import EvidenceBounds, evidence_bounds
+
+__all__ = ["EvidenceBounds", "evidence_bounds"]

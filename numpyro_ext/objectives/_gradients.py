@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from numpyro_ext.objectives._log_weights import Engine, Particle
 from numpyro_ext.objectives._power_mean import (
     power_mean,
-    power_weights,
     surrogate,
     weighted_surrogate,
 )
@@ -44,8 +43,7 @@ def single(engine: Engine, alpha_of: AlphaOf) -> Estimate:
 
     particles = engine.map(forward, engine.keys)
     alpha = alpha_of(engine, particles)
-    lw = stop_gradient(particles.log_weight)
-    weights = power_weights(lw, 1 - alpha)
+    value, weights = power_mean(particles.log_weight, 1 - alpha)
     j = random.categorical(engine.extra_key, jnp.log(weights), axis=0)
     if engine.layout.plates:
         guide_trace = engine.guide_trace(engine.keys[0])
@@ -57,13 +55,13 @@ def single(engine: Engine, alpha_of: AlphaOf) -> Estimate:
         lw_j = log_p - _take(particles.log_q_local, j)
     else:
         lw_j = engine.particle(engine.keys[j]).log_weight
-    bound = weighted_surrogate(power_mean(lw, 1 - alpha), jnp.ones((1, *lw_j.shape)), lw_j[None])
+    bound = weighted_surrogate(value, jnp.ones((1, *lw_j.shape)), lw_j[None])
     return bound, particles.state
 
 
 def stl(engine: Engine, alpha_of: AlphaOf) -> Estimate:
     """``sum_k w^_k`` times the path derivative: log q at the same z with its parameters stopped."""
-    particles = engine.map(lambda key: _path_only(engine, key), engine.keys)
+    particles = engine.map(lambda key: path_only(engine, key), engine.keys)
     alpha = alpha_of(engine, particles)
     return surrogate(particles.log_weight, 1 - alpha), particles.state
 
@@ -75,15 +73,17 @@ def dreg(engine: Engine, alpha_of: AlphaOf) -> Estimate:
     """
     first = engine.particles(params=engine.stopped)
     alpha = alpha_of(engine, first)
-    gamma = alpha + (1 - alpha) * power_weights(first.log_weight, 1 - alpha)
-    particles = engine.map(lambda xs: _path_only(engine, *xs), (engine.keys, gamma))
+    _, weights = power_mean(first.log_weight, 1 - alpha)
+    gamma = alpha + (1 - alpha) * weights
+    particles = engine.map(lambda xs: path_only(engine, *xs), (engine.keys, gamma))
     return surrogate(particles.log_weight, 1 - alpha), particles.state
 
 
 ESTIMATORS = {"dreg": dreg, "single": single, "standard": standard, "stl": stl}
 
 
-def _path_only(engine: Engine, key: Array, gamma: Array | None = None) -> Particle:
+def path_only(engine: Engine, key: Array, gamma: Array | None = None, **options: Any) -> Particle:
+    """A particle whose guide has a gradient through its draws only, scaled by ``gamma`` if given."""
     guide_trace = engine.guide_trace(key)
     engine.refuse_hidden_density(key, guide_trace)
     values = {}
@@ -93,7 +93,8 @@ def _path_only(engine: Engine, key: Array, gamma: Array | None = None) -> Partic
             stopped = stop_gradient(z)
             z = stopped + engine.layout.along(site, gamma) * (z - stopped)
         values[name] = z
-    return engine.particle(key, guide_params=engine.stopped, values=values)._replace(values={})
+    options = {"guide_params": engine.stopped, "values": values, **options}
+    return engine.particle(key, **options)._replace(values={})
 
 
 def _take(x: Array, j: Array) -> Array:
