@@ -34,6 +34,8 @@ def single(engine: Engine, alpha_of: AlphaOf) -> Estimate:
 
     With units the guide's K draws are differentiated and the model runs once, at the chosen ones.
     """
+    if len(engine.keys) == 1:
+        return standard(engine, alpha_of)
 
     def forward(key: Array) -> Particle:
         particle = engine.particle(

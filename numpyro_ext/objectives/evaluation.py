@@ -7,7 +7,7 @@ import jax
 from jax import Array
 
 from numpyro_ext._typing import Model, Params
-from numpyro_ext.objectives._log_weights import Engine, MapT, ParticleELBO
+from numpyro_ext.objectives._log_weights import Engine, ParticleELBO
 from numpyro_ext.util import check_count
 
 
@@ -65,10 +65,8 @@ def log_weights(
     check_count("num_samples", num_samples)
     if batch_size is not None:
         check_count("batch_size", batch_size)
-    mapper: bool | MapT = (
-        True if batch_size is None else partial(jax.lax.map, batch_size=batch_size)
-    )
-    objective = _Evaluation(num_samples, mapper)
+    # lax.map compiles one program for a chunk, where vmap alone would run operation by operation.
+    objective = _Evaluation(num_samples, partial(jax.lax.map, batch_size=batch_size or num_samples))
     engine = Engine(objective, rng_key, params, model, guide, args, kwargs)
 
     def log_weight(key: Array) -> Array:
