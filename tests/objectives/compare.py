@@ -1,27 +1,10 @@
-"""Objectives beside each other: one compilation, one key; and models that they must refuse."""
+"""Results beside each other, and models that an objective must refuse."""
 
 import jax
 from jax import random
-import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions.transforms import ExpTransform
 import pytest
-
-
-def together(losses, params, model, guide, *args, seed=0, **kwargs):
-    """``(value, gradient)`` of several objectives for one key."""
-    params = {name: jnp.asarray(value, float) for name, value in params.items()}
-
-    @jax.jit
-    def fn(params, key):
-        return [
-            jax.value_and_grad(
-                lambda p, loss=loss: loss.loss(key, p, model, guide, *args, **kwargs)
-            )(params)
-            for loss in losses
-        ]
-
-    return fn(params, random.key(seed))
 
 
 def assert_same(a, b, tol):

@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.objectives import VRELBO, ChiUpperBound
-from tests.objectives.compare import assert_refuses, assert_same, together
+from tests.objectives.compare import assert_refuses, assert_same
 from tests.objectives.models import (
     NONE,
     global_model,
@@ -19,6 +19,8 @@ from tests.objectives.models import (
     mixed_guide,
     mixed_model,
     normal_guide,
+    quick_jit,
+    value_and_grad,
 )
 
 
@@ -27,7 +29,7 @@ from tests.objectives.models import (
 def test_is_plus_the_renyi_bound_of_order_one_minus_n(gradient, tol):
     losses = [ChiUpperBound(2.5, 4, gradient=gradient), VRELBO(-1.5, 4, gradient=gradient)]
     params = {"m": 0.3, "s": 0.9}
-    chi, renyi = together(losses, params, linear_gaussian, normal_guide, 1.5)
+    chi, renyi = value_and_grad(losses, params, linear_gaussian, normal_guide, 1.5)
     assert_same(chi, jax.tree.map(jnp.negative, renyi), tol(1e-5, 1e-12))
 
 
@@ -42,7 +44,7 @@ def test_closed_forms():
 
     K = 400_000
 
-    @jax.jit
+    @quick_jit
     def bounds(key):
         return [
             ChiUpperBound(1.0, K).loss(key, NONE, model, guide),
@@ -73,7 +75,7 @@ def test_optimum_covers_a_correlated_gaussian():
         sd = (rho * jnp.diag(precision)) ** -0.5
         numpyro.sample("z", dist.Normal(jnp.zeros(2), sd).to_event(1))
 
-    @jax.jit
+    @quick_jit
     def gradients(keys):
         loss = ChiUpperBound(2.0, 2000)
 
@@ -95,7 +97,7 @@ def test_optimum_covers_a_correlated_gaussian():
 def test_exact_guide_gives_the_evidence_and_no_dreg_gradient(tol):
     losses = [ChiUpperBound(3.0, 5), ChiUpperBound(2.0, 5, gradient="dreg")]
     params = {"m": 0.75, "s": 0.5**0.5}
-    (value, _), (dreg, grad) = together(losses, params, linear_gaussian, normal_guide, 1.5)
+    (value, _), (dreg, grad) = value_and_grad(losses, params, linear_gaussian, normal_guide, 1.5)
     log_p = -0.5 * (math.log(4 * math.pi) + 1.5**2 / 2)
     np.testing.assert_allclose([value, dreg], log_p, rtol=tol(1e-5, 1e-12))
     for g in grad.values():
@@ -107,7 +109,9 @@ def test_without_density_the_loss_is_infinite():
         z = numpyro.sample("z", dist.Normal(0.0, 1.0))
         numpyro.factor("x", jnp.where(z > 1e6, 0.0, -jnp.inf))
 
-    ((value, grad),) = together([ChiUpperBound(2.0, 3)], {"m": 0.1, "s": 1.0}, model, normal_guide)
+    ((value, grad),) = value_and_grad(
+        [ChiUpperBound(2.0, 3)], {"m": 0.1, "s": 1.0}, model, normal_guide
+    )
     assert value == jnp.inf
     assert all(g == 0 for g in grad.values())
 

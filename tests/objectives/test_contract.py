@@ -23,7 +23,6 @@ from numpyro_ext.objectives import (
     ChiUpperBound,
     FDivergence,
     NestedVRELBO,
-    TailAdaptive,
     ThermodynamicELBO,
 )
 
@@ -38,9 +37,7 @@ OBJECTIVES = {
     "VIMCO": lambda **kwargs: VIMCO(0.5, 3, **kwargs),
     "ChiUpperBound": lambda **kwargs: ChiUpperBound(2.0, 3, **kwargs),
     "FDivergence": lambda **kwargs: FDivergence("hellinger", 3, **kwargs),
-    "TailAdaptive": lambda **kwargs: FDivergence(TailAdaptive(), 3, **kwargs),
     "ThermodynamicELBO": lambda **kwargs: ThermodynamicELBO(3, 3, **kwargs),
-    "pathwise": lambda **kwargs: ThermodynamicELBO(3, 3, gradient="pathwise", **kwargs),
 }
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
 TRACES = []

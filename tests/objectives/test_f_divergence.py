@@ -12,7 +12,7 @@ from numpyro.infer.autoguide import AutoDelta
 import pytest
 
 from numpyro_ext.objectives import VRELBO, FDivergence, TailAdaptive
-from tests.objectives.compare import NoInverse, assert_refuses, assert_same, together
+from tests.objectives.compare import NoInverse, assert_refuses, assert_same
 from tests.objectives.models import (
     LOCAL_PARAMS,
     NONE,
@@ -22,6 +22,8 @@ from tests.objectives.models import (
     mixed_guide,
     mixed_model,
     normal_guide,
+    quick_jit,
+    value_and_grad,
 )
 
 BY_HAND = {
@@ -36,7 +38,7 @@ BY_HAND = {
 def test_named_divergences_are_their_formulas(tol):
     """A name and the callable that says the same have one value and one gradient."""
     losses = [FDivergence(f, 4) for pair in BY_HAND.items() for f in pair]
-    results = together(losses, LOCAL_PARAMS, local_model, local_guide)
+    results = value_and_grad(losses, LOCAL_PARAMS, local_model, local_guide)
     for named, by_hand in zip(results[::2], results[1::2], strict=True):
         assert_same(named, by_hand, tol(1e-4, 1e-10))
 
@@ -51,7 +53,9 @@ def test_laws_with_the_renyi_bound(tol):
         FDivergence(TailAdaptive(), 4),
         FDivergence("chi2", 4),
     ]
-    (elbo, stl), (_, evidence), *results = together(losses, LOCAL_PARAMS, local_model, local_guide)
+    (elbo, stl), (_, evidence), *results = value_and_grad(
+        losses, LOCAL_PARAMS, local_model, local_guide
+    )
     rtol = tol(2e-5, 1e-11)
     for _, grad in results[:2]:
         for name in ("c", "s"):
@@ -87,7 +91,7 @@ def test_population_values_and_gradients():
 
         return {f: jax.value_and_grad(fn)({"m": jnp.asarray(m, float)}, f) for f in expected}
 
-    results = jax.jit(lambda keys: jax.lax.map(both, keys))(random.split(random.key(0), 20))
+    results = quick_jit(lambda keys: jax.lax.map(both, keys))(random.split(random.key(0), 20))
     for f, (value, grad) in expected.items():
         for got, exact in ((results[f][0], value), (results[f][1]["m"], grad)):
             error = np.std(got, 0, ddof=1) / 20**0.5
@@ -118,7 +122,7 @@ def test_rank_weights_multiply_the_path_gradient():
         ),
         np.float64,
     )
-    ((_, grad),) = together(
+    ((_, grad),) = value_and_grad(
         [FDivergence(TailAdaptive(-0.5), 5)], params, linear_gaussian, normal_guide, 1.5
     )
     z = params["m"] + params["s"] * noise
@@ -133,7 +137,7 @@ def test_rank_weights_multiply_the_path_gradient():
 def test_exact_guide_has_no_divergence_and_no_gradient(tol):
     losses = [FDivergence(f, 5) for f in (*BY_HAND, BY_HAND["chi2"], TailAdaptive())]
     params = {"m": 0.75, "s": 0.5**0.5}
-    *results, tail = together(losses, params, linear_gaussian, normal_guide, 1.5)
+    *results, tail = value_and_grad(losses, params, linear_gaussian, normal_guide, 1.5)
     for value, _ in results:
         assert abs(value) < tol(1e-5, 1e-12)
     for _, grad in [*results, tail]:
@@ -152,7 +156,7 @@ def test_weights_of_minus_infinity():
     fs = (*BY_HAND, BY_HAND["chi2"], TailAdaptive())
     losses = [FDivergence(f, 8) for f in fs]
     some, none = (
-        together(losses, {"m": 0.1, "s": 1.0}, model, normal_guide, t) for t in (0.0, 1e6)
+        value_and_grad(losses, {"m": 0.1, "s": 1.0}, model, normal_guide, t) for t in (0.0, 1e6)
     )
     for f, (value, grad) in zip(fs, some, strict=True):
         assert np.isfinite(value) == (f not in ("kl_qp", TailAdaptive()))
@@ -160,7 +164,7 @@ def test_weights_of_minus_infinity():
     for value, grad in none:
         assert value == jnp.inf
         assert all(g == 0 for g in grad.values())
-    for value, _ in together(losses, {"m": jnp.nan, "s": 1.0}, model, normal_guide, 0.0):
+    for value, _ in value_and_grad(losses, {"m": jnp.nan, "s": 1.0}, model, normal_guide, 0.0):
         assert np.isnan(value)
 
 

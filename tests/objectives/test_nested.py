@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.objectives import VRELBO, NestedVRELBO, count_steps
-from tests.objectives.compare import NoInverse, assert_refuses, assert_same, together
+from tests.objectives.compare import NoInverse, assert_refuses, assert_same
 from tests.objectives.enumeration import log_normal
 from tests.objectives.models import (
     NONE,
@@ -22,13 +22,15 @@ from tests.objectives.models import (
     mixed_guide,
     mixed_model,
     normal_guide,
+    quick_jit,
+    value_and_grad,
 )
 
 
 @pytest.mark.x64
 def test_one_inner_draw_is_the_elbo(tol):
     losses = [NestedVRELBO(-1.0, 3, num_inner=1), VRELBO(1.0, 3)]
-    nested, elbo = together(losses, {"c": 0.4}, mixed_model, mixed_guide)
+    nested, elbo = value_and_grad(losses, {"c": 0.4}, mixed_model, mixed_guide)
     assert_same(nested, elbo, tol(2e-5, 1e-12))
 
 
@@ -36,7 +38,7 @@ def test_one_inner_draw_is_the_elbo(tol):
 def test_without_local_latents_every_order_is_the_elbo(tol):
     params = {"b": 0.7, "m": 0.4, "s": 0.6}
     losses = [VRELBO(1.0, 3), NestedVRELBO(-2.0, 3, num_inner=5), NestedVRELBO(math.inf, 3)]
-    elbo, *nested = together(losses, params, global_model, normal_guide)
+    elbo, *nested = value_and_grad(losses, params, global_model, normal_guide)
     for one in nested:
         assert_same(one, elbo, tol(2e-5, 1e-12))
 
@@ -65,7 +67,7 @@ def test_matches_quadrature():
         loss = NestedVRELBO(alpha, 400, num_inner=300)
         return -loss.loss(key, {"c": 0.4}, mixed_model, mixed_guide)
 
-    @jax.jit
+    @quick_jit
     def bounds(keys):
         return jax.lax.map(lambda key: jax.vmap(bound, (0, None))(jnp.array(alphas), key), keys)
 
@@ -103,7 +105,7 @@ def test_without_globals_it_is_the_renyi_bound():
         with numpyro.plate("data", len(x)):
             numpyro.sample("z", dist.Normal(0.4 * x, 0.7))
 
-    @jax.jit
+    @quick_jit
     def values(keys):
         losses = (NestedVRELBO(0.0, 4, num_inner=3), VRELBO(0.0, 3))
         return [jax.vmap(lambda k, v=v: v.loss(k, NONE, model, guide))(keys) for v in losses]
@@ -138,7 +140,7 @@ def test_unbiased_in_the_minibatch(tol):
         objective = NestedVRELBO(alpha, 3, num_inner=4)
         return objective.loss(key, p, model, guide, batch=None if rows is None else 2)
 
-    @jax.jit
+    @quick_jit
     def values(key, alpha):
         full = jax.value_and_grad(loss)(params, alpha, key)
         part = lambda rows: jax.value_and_grad(loss)(params, alpha, key, rows)  # noqa: E731
@@ -152,7 +154,7 @@ def test_unbiased_in_the_minibatch(tol):
 
 def test_maps_agree():
     losses = [NestedVRELBO(0.3, 2, num_inner=3, vectorize_particles=m) for m in (True, False)]
-    first, other = together(losses, {"c": 0.4}, mixed_model, mixed_guide)
+    first, other = value_and_grad(losses, {"c": 0.4}, mixed_model, mixed_guide)
     assert_same(other, first, 1e-4)
 
 
@@ -182,7 +184,7 @@ def test_schedule_reads_the_counter():
         params = {"c": 0.4, "_objective_step": {"step": jnp.array(5)}}
         return loss.loss_with_mutable_state(random.key(0), params, mixed_model, guide)
 
-    scheduled, fixed = jax.jit(lambda: (result(lambda i: 0.1 * i), result(0.5)))()
+    scheduled, fixed = quick_jit(lambda: (result(lambda i: 0.1 * i), result(0.5)))()
     for one in (scheduled, fixed):
         assert one["mutable_state"]["_objective_step"]["step"] == 6
     np.testing.assert_allclose(scheduled["loss"], fixed["loss"], rtol=1e-5)

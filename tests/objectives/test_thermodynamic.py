@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.objectives import VRELBO, ThermodynamicELBO
-from tests.objectives.compare import NoInverse, assert_refuses, assert_same, together
+from tests.objectives.compare import NoInverse, assert_refuses, assert_same
 from tests.objectives.enumeration import (
     combinations,
     finite_difference,
@@ -28,6 +28,8 @@ from tests.objectives.models import (
     mixed_guide,
     mixed_model,
     normal_guide,
+    quick_jit,
+    value_and_grad,
 )
 from tests.objectives.test_vimco import (
     MEANS,
@@ -61,7 +63,7 @@ def test_g2():
 
     partitions = {1.0: (0.0, 1.0), 0.25: np.linspace(0, 1, 5), 0.54: (0.0, 0.1, 0.3, 1.0)}
 
-    @jax.jit
+    @quick_jit
     def losses(keys):
         def both(key):
             return [
@@ -85,7 +87,7 @@ def test_g2():
 @pytest.mark.x64
 def test_one_partition_is_the_elbo(tol):
     losses = [ThermodynamicELBO(1, 4, gradient="pathwise"), ThermodynamicELBO(1, 4), VRELBO(1.0, 4)]
-    pathwise, covariance, elbo = together(losses, LOCAL_PARAMS, local_model, local_guide)
+    pathwise, covariance, elbo = value_and_grad(losses, LOCAL_PARAMS, local_model, local_guide)
     assert_same(pathwise, elbo, tol(2e-5, 1e-12))
     np.testing.assert_allclose(covariance[0], elbo[0], rtol=tol(1e-5, 1e-12))
     np.testing.assert_allclose(covariance[1]["b"], elbo[1]["b"], rtol=tol(1e-4, 1e-11))
@@ -132,7 +134,7 @@ def test_discrete_sites(scale):
     loss = ThermodynamicELBO(num_particles=20_000, betas=betas)
     guide = handlers.scale(discrete_guide, scale=scale)
     fn = jax.value_and_grad(lambda p, key: loss.loss(key, p, model, guide))
-    values, grads = jax.jit(lambda keys: jax.lax.map(lambda key: fn(params, key), keys))(
+    values, grads = quick_jit(lambda keys: jax.lax.map(lambda key: fn(params, key), keys))(
         random.split(random.key(1), 20)
     )
     expected = finite_difference(lambda p: exact_discrete(p, betas, scale), PARAMS)
@@ -164,7 +166,9 @@ def test_gradients_of_gaussians(gradient):
             for bound in ("lower", "upper")
         ]
 
-    grads = np.array(jax.jit(lambda keys: jax.lax.map(both, keys))(random.split(random.key(2), 20)))
+    grads = np.array(
+        quick_jit(lambda keys: jax.lax.map(both, keys))(random.split(random.key(2), 20))
+    )
     error = grads.std(1, ddof=1) / 20**0.5
     steps = np.diff(betas)
     exact = [-2 * m * steps @ (betas[:-1] - 0.5), 2 * m * steps @ (betas[1:] - 0.5)]
@@ -182,7 +186,7 @@ def test_both_gradients_agree_on_local_latents():
 
         return gradient("covariance"), gradient("pathwise")
 
-    grads = jax.jit(lambda keys: jax.lax.map(both, keys, batch_size=10))(
+    grads = quick_jit(lambda keys: jax.lax.map(both, keys, batch_size=10))(
         random.split(random.key(3), 300)
     )
     for name in LOCAL_PARAMS:
@@ -204,7 +208,7 @@ def test_weights_of_minus_infinity():
         for gradient in ("covariance", "pathwise")
     ]
     params = {"m": 0.1, "s": 1.0}
-    some, none = (together(losses, params, model, normal_guide, t) for t in (0.0, 1e6))
+    some, none = (value_and_grad(losses, params, model, normal_guide, t) for t in (0.0, 1e6))
     # The left sum holds the ELBO, which is -inf; the right one does not see weight 0.
     assert [bool(np.isinf(value)) for value, _ in some] == [True, True, False, False]
     for value, _ in none:

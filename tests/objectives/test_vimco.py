@@ -13,7 +13,7 @@ import pytest
 
 from numpyro_ext.objectives import VIMCO, VRELBO, log_weights
 from numpyro_ext.objectives.vimco import _BASELINES
-from tests.objectives.compare import assert_refuses, assert_same, together
+from tests.objectives.compare import assert_refuses, assert_same
 from tests.objectives.enumeration import (
     combinations,
     finite_difference,
@@ -28,6 +28,8 @@ from tests.objectives.models import (
     local_model,
     mixed_guide,
     mixed_model,
+    quick_jit,
+    value_and_grad,
 )
 
 S = 3
@@ -221,7 +223,7 @@ def test_unbiased_in_the_minibatch():
             {name: jnp.asarray(value, float) for name, value in PARAMS.items()}
         )
 
-    @jax.jit
+    @quick_jit
     def gradients(keys):
         return [jax.vmap(lambda key, b=b: gradient(key, b))(keys) for b in (None, 2)]
 
@@ -240,7 +242,9 @@ def test_unbiased_in_the_minibatch():
 
 @pytest.mark.x64
 def test_reparameterised_guide_gives_vrelbo(tol):
-    vimco, renyi = together([VIMCO(0.3, 4), VRELBO(0.3, 4)], LOCAL_PARAMS, local_model, local_guide)
+    vimco, renyi = value_and_grad(
+        [VIMCO(0.3, 4), VRELBO(0.3, 4)], LOCAL_PARAMS, local_model, local_guide
+    )
     assert_same(vimco, renyi, tol(2e-5, 1e-12))
 
 
@@ -248,7 +252,7 @@ def test_value_is_the_renyi_bound_of_the_same_draws():
     """Also for a traced order, and with the particles one after the other."""
     params = {name: jnp.asarray(value, float) for name, value in PARAMS.items()}
 
-    @jax.jit
+    @quick_jit
     def values(traced):
         def bound(alpha, vectorize=True):
             loss = VIMCO(alpha, 6, vectorize_particles=vectorize)
@@ -292,7 +296,7 @@ def test_states_without_density(baseline):
     loss = VIMCO(0.0, 3, baseline=baseline)
     fn = jax.value_and_grad(lambda p, key: loss.loss(key, p, model, guide))
     keys = random.split(random.key(0), 20)
-    values, grads = jax.jit(jax.vmap(fn, (None, 0)))({"logit": 0.2}, keys)
+    values, grads = quick_jit(jax.vmap(fn, (None, 0)))({"logit": 0.2}, keys)
     assert np.all(np.isfinite(grads["logit"]))
     assert np.all(np.isfinite(values) | (values == jnp.inf))
     assert set(np.isfinite(values).tolist()) == {True, False}
