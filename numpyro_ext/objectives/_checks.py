@@ -16,7 +16,7 @@ from numpyro_ext.objectives._plates import (
     plate_sizes,
     sample_sites,
 )
-from numpyro_ext.util import validate_model
+from numpyro_ext.util import check_count, validate_model
 
 
 def check_traces(model_trace: Trace, guide_trace: Trace, score_free: str | None) -> None:
@@ -37,7 +37,7 @@ def check_traces(model_trace: Trace, guide_trace: Trace, score_free: str | None)
         fn = type(base_distribution(guide_trace[name]["fn"])).__name__
         raise ValueError(
             f"guide site '{name}' ({fn}) is not reparameterised, so {score_free} has no gradient for it;"
-            " use VIMCO or ThermodynamicELBO, or sum the site out of the model."
+            " use VIMCO or ThermodynamicELBO with the covariance gradient, or sum the site out of the model."
         )
     check_model_guide_match(model_trace, guide_trace)
     validate_model(model_trace, plate_warning="loose")
@@ -63,11 +63,15 @@ def refuse_local_subsampling(name: str, layout: Layout) -> None:
 
 
 def refuse_hidden_density(
-    name: str, replay: Callable[[Params], Trace], params: Params, suspects: list[str]
+    name: str,
+    instead: str,
+    replay: Callable[[Params], Trace],
+    params: Params,
+    suspects: list[str],
 ) -> None:
     """An error if log q at given values hides a parameter in one of the sites ``suspects``.
 
-    ``replay(params)`` is the guide's trace at fixed values of all sites that are not Delta.
+    ``instead`` says what to use, ``replay(params)`` is the guide's trace at fixed values of all sites that are not Delta.
     """
 
     def contents(params: Params) -> dict[str, Any]:
@@ -79,5 +83,22 @@ def refuse_hidden_density(
         if any(origins):
             raise ValueError(
                 f"{name}: site '{site}' of the guide is a Delta or a factor that depends on a parameter, so"
-                ' log q cannot be evaluated at a given value; use gradient="standard".'
+                f" log q cannot be evaluated at a given value; use {instead}."
             )
+
+
+def refuse_model_params(name: str, layout: Layout) -> None:
+    """For an upper bound, which is lowered by a lower evidence."""
+    for site in layout.model_params:
+        raise ValueError(
+            f"{name}: the model has the param site '{site}', and an upper bound that is minimised over it"
+            " would lower the evidence; train it with VRELBO, then put its value into the model"
+            " (numpyro.handlers.substitute)."
+        )
+
+
+def check_several(num_particles: int, why: str) -> None:
+    """At least two particles; ``why`` says what one cannot do, and what to use instead."""
+    check_count("num_particles", num_particles)
+    if num_particles < 2:
+        raise ValueError(f"num_particles is {num_particles}; it must be at least 2, because {why}.")

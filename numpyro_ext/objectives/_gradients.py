@@ -63,7 +63,7 @@ def single(engine: Engine, alpha_of: AlphaOf) -> Estimate:
 
 def stl(engine: Engine, alpha_of: AlphaOf) -> Estimate:
     """``sum_k w^_k`` times the path derivative: log q at the same z with its parameters stopped."""
-    particles = engine.map(lambda key: _path_only(engine, key), engine.keys)
+    particles = engine.map(lambda key: path_only(engine, key), engine.keys)
     alpha = alpha_of(engine, particles)
     return surrogate(particles.log_weight, 1 - alpha), particles.state
 
@@ -77,14 +77,15 @@ def dreg(engine: Engine, alpha_of: AlphaOf) -> Estimate:
     alpha = alpha_of(engine, first)
     _, weights = power_mean(first.log_weight, 1 - alpha)
     gamma = alpha + (1 - alpha) * weights
-    particles = engine.map(lambda xs: _path_only(engine, *xs), (engine.keys, gamma))
+    particles = engine.map(lambda xs: path_only(engine, *xs), (engine.keys, gamma))
     return surrogate(particles.log_weight, 1 - alpha), particles.state
 
 
 ESTIMATORS = {"dreg": dreg, "single": single, "standard": standard, "stl": stl}
 
 
-def _path_only(engine: Engine, key: Array, gamma: Array | None = None) -> Particle:
+def path_only(engine: Engine, key: Array, gamma: Array | None = None, **options: Any) -> Particle:
+    """A particle whose guide has a gradient through its draws only, scaled by ``gamma`` if given."""
     guide_trace = engine.guide_trace(key)
     engine.refuse_hidden_density(key, guide_trace)
     values = {}
@@ -94,7 +95,8 @@ def _path_only(engine: Engine, key: Array, gamma: Array | None = None) -> Partic
             stopped = stop_gradient(z)
             z = stopped + engine.layout.along(site, gamma) * (z - stopped)
         values[name] = z
-    return engine.particle(key, guide_params=engine.stopped, values=values)._replace(values={})
+    options = {"guide_params": engine.stopped, "values": values, **options}
+    return engine.particle(key, **options)._replace(values={})
 
 
 def _take(x: Array, j: Array) -> Array:

@@ -10,7 +10,7 @@ field of a ``Particle``    shape          content
 ``log_lik``                ``(*units)``   log p of the sites of each unit, plate scale divided out
 ``log_q_global``           ``()``         the same split of log q
 ``log_q_local``            ``(*units)``
-``log_q_score``            ``(*units)``   log q of the sites that are not reparameterised
+``log_q_score``            ``(*units)``   log q of the scored sites, without any scale
 ``values``                               the guide's sample sites
 ``state``                                the mutable sites that this particle leaves
 ``log_weight``             ``(*units)``   ``log_lik - log_q_local + log_prior - log_q_global``
@@ -42,6 +42,9 @@ What has a gradient is chosen by keywords of ``particle`` (and ``particles``):
   Delta sites are left out of ``values``: they are recomputed from the others.
 * ``detach=True``: the model sees the values under ``stop_gradient``.
 
+The *scored sites* are those of ``layout.not_reparameterized``, or with ``Engine(..., score_all=True)``
+all that are drawn: the guide's latent sites but its Delta sites.
+
 ``engine.map(fn, xs)`` maps over particles as ``vectorize_particles`` says; with ``False`` under
 ``jax.checkpoint``, so that nothing but the outputs of ``fn`` is stored for each particle. Let ``fn``
 return only what is needed (``particles`` leaves ``values`` out).
@@ -67,6 +70,7 @@ from numpyro_ext.objectives._checks import (
     check_traces,
     refuse_hidden_density,
     refuse_local_subsampling,
+    refuse_model_params,
 )
 from numpyro_ext.objectives._plates import (
     Layout,
@@ -94,6 +98,9 @@ def map_with_checkpoint(fn: Callable[..., Any], xs: Any) -> Any:
 
 class ParticleELBO(ELBO):
     """An objective of K particles: checks the arguments that all of them take."""
+
+    instead_of_density = 'gradient="standard"'
+    """What to use where log q cannot be evaluated at a given value."""
 
     def __init__(self, num_particles: int, vectorize_particles: bool | MapT) -> None:
         check_count("num_particles", num_particles)
@@ -127,7 +134,7 @@ class Engine:
 
     def __init__(
         self,
-        objective: ELBO,
+        objective: ParticleELBO,
         rng_key: Array,
         params: Params,
         model: Model,
@@ -136,6 +143,7 @@ class Engine:
         kwargs: dict[str, Any],
         *,
         per_datum: bool = False,
+        score_all: bool = False,
     ) -> None:
         plate_key, rng_key = random.split(rng_key)
         num_particles = objective.num_particles
@@ -150,6 +158,7 @@ class Engine:
         self._args = args
         self._kwargs = kwargs
         self._per_datum = per_datum
+        self._score_all = score_all
 
     @property
     def name(self) -> str:
@@ -192,14 +201,17 @@ class Engine:
 
         local, everything = partial(self.layout.sum_sites, local=True), self.layout.sum_sites
         log_p = [(site, _log_prob(site)) for site in sample_sites(model_trace)]
-        log_q = [(site, _guide_log_prob(site)) for site in sample_sites(guide_trace)]
-        score = [pair for pair in log_q if pair[0]["name"] in self.layout.not_reparameterized]
+        log_q = [(site, self._guide_log_prob(site)) for site in sample_sites(guide_trace)]
+        scored = self.layout.drawn if self._score_all else self.layout.not_reparameterized
+        # What is drawn follows q itself, whatever scale its log density has in the bound.
+        unscaled = {"scale": self.layout.scale}
+        score = [({**site, **unscaled}, x) for site, x in log_q if site["name"] in scored]
         return Particle(
             log_prior=everything(log_p, local=False),
             log_lik=local(log_p),
             log_q_global=everything(log_q, local=False),
             log_q_local=local(log_q),
-            log_q_score=local(score) + everything(score, local=False),
+            log_q_score=local(score),
             values=_values(guide_trace),
             state={**_mutable(guide_trace), **_mutable(model_trace)},
         )
@@ -241,9 +253,30 @@ class Engine:
         log_p = [(site, _log_prob(site)) for site in sample_sites(model_trace)]
         return self.layout.sum_sites(log_p, local=True)
 
+    def _guide_log_prob(self, site: Site) -> Array:
+        try:
+            return _log_prob(site)
+        except NotImplementedError as error:
+            raise ValueError(
+                f"log q of guide site '{site['name']}' cannot be evaluated at a given value, because a"
+                f" transform has no inverse; use {self._objective.instead_of_density}."
+            ) from error
+
+    def local_log_weight(self, key: Array, values: Sites) -> Array:
+        """``log_lik - log_q_local`` of a fresh draw, given the ``values`` of other guide sites."""
+        guide_trace = self.guide_trace(key, values=values)
+        local = [site for site in sample_sites(guide_trace) if self.layout.is_local(site)]
+        log_q = [(site, self._guide_log_prob(site)) for site in local]
+        log_lik = self.log_joint(key, guide_trace, {})
+        return log_lik - self.layout.sum_sites(log_q, local=True)
+
     def refuse_local_subsampling(self) -> None:
         """For a bound that is not linear in the log joint of the minibatch."""
         refuse_local_subsampling(self.name, self.layout)
+
+    def refuse_model_params(self) -> None:
+        """For an upper bound that is minimised."""
+        refuse_model_params(self.name, self.layout)
 
     def refuse_hidden_density(self, key: Array, guide_trace: Trace) -> None:
         """For a gradient that evaluates log q of ``guide_trace`` at the values it has."""
@@ -257,6 +290,7 @@ class Engine:
         if suspects and params:
             refuse_hidden_density(
                 self.name,
+                self._objective.instead_of_density,
                 lambda params: self.guide_trace(key, {**self.stopped, **params}, values),
                 params,
                 suspects,
@@ -281,16 +315,6 @@ def _log_prob(site: Site) -> Array:
     if site["intermediates"]:
         return site["fn"].log_prob(site["value"], site["intermediates"])
     return site["fn"].log_prob(site["value"])
-
-
-def _guide_log_prob(site: Site) -> Array:
-    try:
-        return _log_prob(site)
-    except NotImplementedError as error:
-        raise ValueError(
-            f"log q of guide site '{site['name']}' cannot be evaluated at a given value, because a"
-            ' transform has no inverse; use gradient="standard".'
-        ) from error
 
 
 def _values(guide_trace: Trace) -> Sites:

@@ -82,6 +82,7 @@ class Layout:
     * ``plates, shape`` - names and minibatch sizes of the unit plates; empty for a single unit.
     * ``size, scale`` - products of N and of N/M over the unit plates.
     * ``not_reparameterized`` - guide sites without a pathwise gradient.
+    * ``drawn`` - ``{site: in the unit plates?}`` of the guide's latent sites, Delta sites left out.
     * ``model_params`` - names of the model's ``param`` sites.
     * ``subsampled`` - ``(plate, N, M)`` of every plate that takes a minibatch.
     * ``subsampled_latents`` - ``(site, plate)`` of latents in a subsampled plate that is no unit plate.
@@ -92,6 +93,7 @@ class Layout:
     size: int
     scale: float
     not_reparameterized: tuple[str, ...]
+    drawn: dict[str, bool]
     model_params: tuple[str, ...]
     subsampled: tuple[tuple[str, int, int], ...]
     subsampled_latents: tuple[tuple[str, str], ...]
@@ -164,6 +166,11 @@ def find_layout(model_trace: Trace, guide_trace: Trace, per_datum: bool) -> Layo
         size=math.prod(sizes[name][0] for name in plates),
         scale=math.prod(sizes[name][0] / sizes[name][1] for name in plates),
         not_reparameterized=not_reparameterized(guide_trace),
+        drawn={
+            site["name"]: around <= set(frames(site))
+            for site in latent_sites(guide_trace)
+            if not is_delta(site)
+        },
         model_params=tuple(n for n, site in model_trace.items() if site["type"] == "param"),
         subsampled=tuple((name, *size) for name, size in subsampled.items()),
         subsampled_latents=subsampled_latents,

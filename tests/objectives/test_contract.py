@@ -15,7 +15,16 @@ from numpyro.infer.autoguide import AutoNormal
 import optax
 import pytest
 
-from numpyro_ext.objectives import IWELBO, VRELBO, BBAlphaELBO
+from numpyro_ext.objectives import (
+    IWELBO,
+    VIMCO,
+    VRELBO,
+    BBAlphaELBO,
+    ChiUpperBound,
+    FDivergence,
+    NestedVRELBO,
+    ThermodynamicELBO,
+)
 
 OBJECTIVES = {
     "VRELBO": lambda **kwargs: VRELBO(0.5, 3, **kwargs),
@@ -24,6 +33,11 @@ OBJECTIVES = {
     "VRELBO dreg": lambda **kwargs: VRELBO(0.5, 3, gradient="dreg", **kwargs),
     "IWELBO": lambda **kwargs: IWELBO(3, **kwargs),
     "BBAlphaELBO": lambda **kwargs: BBAlphaELBO(0.5, 3, **kwargs),
+    "NestedVRELBO": lambda **kwargs: NestedVRELBO(0.5, 3, num_inner=2, **kwargs),
+    "VIMCO": lambda **kwargs: VIMCO(0.5, 3, **kwargs),
+    "ChiUpperBound": lambda **kwargs: ChiUpperBound(2.0, 3, **kwargs),
+    "FDivergence": lambda **kwargs: FDivergence("hellinger", 3, **kwargs),
+    "ThermodynamicELBO": lambda **kwargs: ThermodynamicELBO(3, 3, **kwargs),
 }
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
 TRACES = []
