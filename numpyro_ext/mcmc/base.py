@@ -85,6 +85,7 @@ class SGMCMCKernel(MCMCKernel):
 
     state_class: ClassVar[Any]
     takes_gradient: ClassVar[bool] = True
+    last_step_fields: ClassVar[tuple[str, ...]] = ("potential_energy", "grad_norm")
 
     def __init__(
         self,
@@ -273,20 +274,23 @@ class SGMCMCKernel(MCMCKernel):
     def _sample_chain(self, oracle: Oracle, i: Array, state: Any) -> Any:
         flat, unravel = ravel_pytree(state.z)
         state = state._replace(i=i, z=flat, diverging=jnp.zeros((), bool))
-        if self._steps_per_sample == 1:
-            state = self._transition(oracle, unravel, state)
-        else:
-            state = lax.fori_loop(
-                0,
-                self._steps_per_sample,
-                lambda _, state: self._transition(oracle, unravel, state),
-                state,
-            )
+        transition = partial(self._transition, oracle, unravel)
+
+        def inner(_: Any, state: Any) -> Any:
+            # Left as they are, so that XLA need not compute what no draw shows.
+            kept = {name: getattr(state, name) for name in self.last_step_fields}
+            return transition(state)._replace(**kept)
+
+        if self._steps_per_sample > 1:
+            state = lax.fori_loop(0, self._steps_per_sample - 1, inner, state)
+        state = transition(state)
         return state._replace(z=unravel(state.z))
 
     def _transition(self, oracle: Oracle, unravel: Callable[[Array], Sites], state: Any) -> Any:
         i, dtype = state.i, state.z.dtype
-        rng_key, key_index, key_step, key_gradient, key_redraw = random.split(state.rng_key, 5)
+        rng_key, key_index, key_step = random.split(state.rng_key, 3)
+        # Drawn only where they are used, which is seldom; far from the three counters of the split.
+        key_gradient, key_redraw = (random.fold_in(state.rng_key, 1000 + k) for k in range(2))
         idx, plates = draw_indices(key_index, state.plates, oracle.plates, self._sharding)
         eps = jnp.asarray(self._schedule(i), dtype)
         T = self.temperature_at(i, dtype)

@@ -183,7 +183,9 @@ class SGHMC(SGMCMCKernel):
         M = self.ravel_sites("mass", self._mass, z.dtype)
         C = jnp.asarray(self._friction, z.dtype)
         c = jnp.exp(-C * eps)
-        key_noise, key_momentum, key_pair = random.split(rng_key, 3)
+        key_noise = key_momentum = key_pair = rng_key
+        if self._from_warmup or self._resample_every is not None:
+            key_noise, key_momentum, key_pair = random.split(rng_key, 3)
         if self._resample_every is not None:
             r = lax.cond(
                 state.i % self._resample_every == 0,
