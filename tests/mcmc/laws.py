@@ -1,51 +1,25 @@
-"""What the tests of the kernels share: targets with many independent coordinates, noise, long averages."""
+"""Long averages over many independent coordinates, with their errors."""
+
+from functools import partial
 
 import jax
 from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-from numpyro.distributions import constraints
+
+from tests.mcmc.models import gaussian
 
 
-def gaussian(h, loc=0.0):
-    """``U = h (z - loc)^2 / 2``, a coordinate for each entry of ``h``."""
-
-    def model():
-        h_ = jnp.asarray(h, float)
-        numpyro.sample("z", dist.Normal(loc, 1 / jnp.sqrt(h_)).to_event(h_.ndim))
-
-    return model
+def normal(h, loc=0.0):
+    """The model of independent coordinates with the curvatures ``h``."""
+    return partial(gaussian, loc, jnp.asarray(h, float))
 
 
-def potential(u, n):
-    """``n`` independent coordinates with the potential ``u``."""
-
-    def model():
-        z = numpyro.sample("z", dist.ImproperUniform(constraints.real, (), (n,)))
-        numpyro.factor("u", -jnp.sum(u(z)))
-
-    return model
-
-
-class Noisy:
-    """The exact gradient plus normal noise of variance ``s2``."""
-
-    def __init__(self, s2):
-        self.s2 = s2
-
-    def init(self, z, oracle):
-        return ()
-
-    def estimate(self, rng_key, i, z, idx, oracle, state):
-        u, grad = oracle.value_and_grad(z, idx)
-        keys = random.split(rng_key, len(grad))
-        noisy = {
-            name: g + jnp.sqrt(jnp.asarray(self.s2, g.dtype)) * random.normal(key, g.shape, g.dtype)
-            for key, (name, g) in zip(keys, grad.items(), strict=True)
-        }
-        return u, noisy, state
+def start(kernel, args=(), *, seed=0, num_warmup=0, **init_params):
+    """The first state of a chain, and its jitted ``sample``."""
+    init_params = {name: jnp.asarray(value, float) for name, value in init_params.items()}
+    state = kernel.init(random.key(seed), num_warmup, init_params or None, args, {})
+    return state, jax.jit(lambda state: kernel.sample(state, args, {}))
 
 
 def average(kernel, fns, num_steps, burn_in, *, seed=0, init_params=None, args=(), num_warmup=None):

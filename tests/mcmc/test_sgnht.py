@@ -1,6 +1,5 @@
 """SGNHT finds the friction that noise of unknown size needs, as its laws say."""
 
-import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +8,8 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.mcmc import SGNHT, SGNHTState
-from tests.mcmc.laws import Noisy, average, gaussian, mean_and_error, potential, second_moment
+from tests.mcmc.laws import average, mean_and_error, normal, second_moment, start
+from tests.mcmc.models import NoisyGradient, from_potential
 
 
 def law_of_xi(eps, h, C, T, s2):
@@ -24,8 +24,8 @@ def law_of_xi(eps, h, C, T, s2):
 def test_restores_the_temperature_under_unknown_noise(eps, h, C, T, s2):
     # 1000 coordinates: the standard error of h Var z is 0.3 %, that of xi 0.2 %; xi's own fluctuations
     # bias it by O(1/n).
-    model = gaussian(np.full(1000, h), loc=3.0)
-    kernel = SGNHT(model, eps, friction=C, temperature=T, gradient=Noisy(s2))
+    model = normal(np.full(1000, h), loc=3.0)
+    kernel = SGNHT(model, eps, friction=C, temperature=T, gradient=NoisyGradient(s2))
     out, _ = average(
         kernel,
         {
@@ -65,7 +65,7 @@ def test_unequal_groups_need_thermostats_of_their_own(thermostat, expected, tole
         numpyro.sample("a", dist.Normal(0, 1).expand([300]).to_event(1))
         numpyro.sample("b", dist.Normal(0, 0.5).expand([300]).to_event(1))
 
-    class Unequal(Noisy):
+    class Unequal(NoisyGradient):
         def estimate(self, rng_key, i, z, idx, oracle, state):
             u, grad = oracle.value_and_grad(z, idx)
             noise = 4 * random.normal(rng_key, grad["b"].shape, grad["b"].dtype)
@@ -102,8 +102,7 @@ def test_thermostat_adds_up_the_excess_temperature(thermostat, thermal_mass, tol
 
     eps, T = 0.1, 0.7
     kernel = SGNHT(model, eps, thermostat=thermostat, thermal_mass=thermal_mass, temperature=T)
-    state = kernel.init(random.key(1), 0, None, (), {})
-    step = jax.jit(lambda s: kernel.sample(s, (), {}))
+    state, step = start(kernel, seed=1)
     first, total = state.thermostat, 0.0
     groups = {
         "scalar": [slice(0, 15)],
@@ -125,11 +124,11 @@ def test_thermostat_adds_up_the_excess_temperature(thermostat, thermal_mass, tol
 
 @pytest.mark.x64
 def test_step_is_the_formula(tol):
-    kernel = SGNHT(gaussian([2.0, 0.5], loc=1.0), 0.3, friction=1.5, temperature=0.0)
-    state = kernel.init(random.key(0), 0, {"z": jnp.array([3.0, -2.0])}, (), {})
+    kernel = SGNHT(normal([2.0, 0.5], loc=1.0), 0.3, friction=1.5, temperature=0.0)
+    state, step = start(kernel, z=[3.0, -2.0])
     assert np.all(state.r == 0)  # drawn from N(0, T)
     state = state._replace(r=jnp.array([0.4, -0.1]))
-    new = kernel.sample(state, (), {})
+    new = step(state)
     c = np.exp(-1.5 * 0.3)
     r = c * np.array([0.4, -0.1]) - (1 + c) / 2 * 0.3 * np.array([4.0, -1.5])
     np.testing.assert_allclose(new.r, r, rtol=tol(1e-5, 1e-12))
@@ -141,7 +140,10 @@ def test_step_is_the_formula(tol):
 def test_double_well_with_noise(s2):
     """``U = -2 z^2 + z^4`` has E z^2 = 0.8327455 by quadrature."""
     kernel = SGNHT(
-        potential(lambda z: z**4 - 2 * z**2, 1000), 0.1, friction=1.0, gradient=Noisy(s2)
+        from_potential(lambda z: jnp.sum(z**4 - 2 * z**2), 1000),
+        0.1,
+        friction=1.0,
+        gradient=NoisyGradient(s2),
     )
     fns = {"z2": lambda s: s.z["z"] ** 2, "z": lambda s: s.z["z"], "xi": lambda s: s.thermostat}
     out, _ = average(kernel, fns, 3000, 500)
@@ -155,15 +157,15 @@ def test_double_well_with_noise(s2):
 
 def test_runaway_is_reported():
     """Past ``eps C + eps^2 s2 / (2T) = 2 - eps^2 h/2`` no friction is enough."""
-    kernel = SGNHT(gaussian(np.ones(50)), 0.5, gradient=Noisy(40.0), steps_per_sample=500)
-    state = kernel.init(random.key(0), 0, None, (), {})
-    state = kernel.sample(state, (), {})
+    kernel = SGNHT(normal(np.ones(50)), 0.5, gradient=NoisyGradient(40.0), steps_per_sample=500)
+    state, step = start(kernel)
+    state = step(state)
     assert state.diverging or state.thermostat > 50
     assert np.all(np.isfinite(state.z["z"]))
 
 
 def test_state_and_default_fields():
-    kernel = SGNHT(gaussian([1.0]), 0.1)
+    kernel = SGNHT(normal([1.0]), 0.1)
     assert kernel.state_class is SGNHTState
     assert kernel.default_fields[-2:] == ("kinetic_temperature", "thermostat")
 
@@ -179,4 +181,4 @@ def test_state_and_default_fields():
 )
 def test_bad_input(arguments, error, match):
     with pytest.raises(error, match=match):
-        SGNHT(gaussian([1.0]), 0.1, **arguments)
+        SGNHT(normal([1.0]), 0.1, **arguments)
