@@ -194,18 +194,13 @@ def _nonfinite_site(
 
 
 def _read_model(
-    model: Model,
-    init_strategy: Callable[..., Any],
-    model_args: tuple,
-    model_kwargs: dict[str, Any],
+    model: Model, model_args: tuple, model_kwargs: dict[str, Any]
 ) -> tuple[dict[str, tuple[int, int]], dict[str, constraints.Constraint]]:
     """The subsampled plates, and the supports of the latent sites, of a model that a kernel can take."""
     box: dict[str, dict[str, Any]] = {}
 
     def run() -> None:
-        # The strategy gives values to sites that cannot be sampled, such as ImproperUniform.
-        start = substitute(seed(model, random.key(0)), substitute_fn=init_strategy)
-        prepared = valid_plates(first_rows(start))
+        prepared = valid_plates(first_rows(seed(model, random.key(0))))
         box.update(trace(prepared).get_trace(*model_args, **model_kwargs))
 
     jax.eval_shape(run)
@@ -228,7 +223,7 @@ def prepare_model(
     model_kwargs: dict[str, Any],
 ) -> tuple[PreparedModel, Sites]:
     """The model as a kernel needs it, and an unconstrained starting point for each key of ``rng_key``."""
-    plates, supports = _read_model(model, init_strategy, model_args, model_kwargs)
+    plates, supports = _read_model(model, model_args, model_kwargs)
     try:
         info, potential_fn, postprocess_fn, _ = initialize_model(
             rng_key,

@@ -71,6 +71,7 @@ class KernelHMC(SGMCMCKernel):
         points to ``(k, n)`` scores. It is fitted once, when the chain starts.
     :param dict training_samples: constrained draws of all latent sites, leading axis first, to fit an estimator.
     :param int num_leapfrog: L.
+    :param int steps_per_sample: transitions per draw, all in one dispatch.
     :param init_strategy: a per-site initialization function.
 
     **References:**
@@ -108,9 +109,12 @@ class KernelHMC(SGMCMCKernel):
         score: Any,
         training_samples: Sites | None = None,
         num_leapfrog: int = 10,
+        steps_per_sample: int = 1,
         init_strategy: Callable[..., Any] = init_to_uniform,
     ) -> None:
-        super().__init__(model, step_size, init_strategy=init_strategy)
+        super().__init__(
+            model, step_size, steps_per_sample=steps_per_sample, init_strategy=init_strategy
+        )
         fits = hasattr(score, "fit")
         if isinstance(score, type) or not (fits or callable(score)):
             raise TypeError(

@@ -170,9 +170,11 @@ class RecipeKernel(SGMCMCKernel):
         zeta = random.normal(rng_key, x.shape, x.dtype)
         D = jnp.asarray(self._diffusion(x), x.dtype)
         if D.ndim == 2:
-            # Not Cholesky: D may be singular.
+            # Not Cholesky: D may be singular, and what rounding makes of an eigenvalue of 0 is no noise.
             scales, directions = jnp.linalg.eigh(D)
-            drift, noise = D @ grad_H, directions @ (jnp.sqrt(jnp.maximum(scales, 0)) * zeta)
+            least = len(x) * jnp.finfo(x.dtype).eps * scales[-1]
+            noise = directions @ (jnp.sqrt(jnp.where(scales > least, scales, 0)) * zeta)
+            drift = D @ grad_H
         else:
             drift, noise = D * grad_H, jnp.sqrt(D) * zeta
         if self._curl is not None:

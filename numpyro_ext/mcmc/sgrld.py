@@ -136,6 +136,7 @@ class SGRLD(SGMCMCKernel):
         potential, g = grad_fn(z)
         zeta = random.normal(rng_key, z.shape, z.dtype)
         if isinstance(self._metric, ExpandedMean):
+            assert self._mask is not None
             phi = jnp.where(self._mask, z, 0)  # exp of the other sites might overflow
             plain = z - eps * g + jnp.sqrt(2 * eps * T) * zeta
             z = jnp.where(self._mask, ExpandedMean.move(phi, g, zeta, eps, T), plain)

@@ -202,7 +202,6 @@ class GammaSimplexReparam(Reparam):
             raise ValueError(
                 f"site '{name}' is a {type(base).__name__}; GammaSimplexReparam is for Dirichlet sites."
             )
-        # Gammas have one event dimension less, which is a batch dimension to `_wrap`.
         gammas = dist.Gamma(base.concentration).to_event(1)
         theta = numpyro.sample(f"{name}_gamma", self._wrap(gammas, expand_shape, event_dim))
         return None, jnp.asarray(theta) / jnp.sum(theta, axis=-1, keepdims=True)

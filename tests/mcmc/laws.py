@@ -22,10 +22,11 @@ def start(kernel, args=(), *, seed=0, num_warmup=0, **init_params):
     return state, jax.jit(lambda state: kernel.sample(state, args, {}))
 
 
-def average(kernel, fns, num_steps, burn_in, *, seed=0, init_params=None, args=(), num_warmup=None):
+def average(kernel, fns, num_steps, burn_in, *, seed=0, chains=None, init_params=None):
     """Means over ``num_steps`` draws after ``burn_in`` of the functions of the state, and the last state."""
-    num_warmup = burn_in if num_warmup is None else num_warmup
-    state = kernel.init(random.key(seed), num_warmup, init_params, args, {})
+    args, key = (), random.key(seed)
+    key = key if chains is None else random.split(key, chains)
+    state = kernel.init(key, burn_in, init_params, args, {})
 
     def body(carry, _):
         state, total = carry
