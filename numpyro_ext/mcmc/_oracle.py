@@ -93,6 +93,7 @@ class Oracle:
         self, prepared: "PreparedModel", model_args: tuple, model_kwargs: dict[str, Any]
     ) -> None:
         self.plates, self.supports, self.like = prepared.plates, prepared.supports, prepared.like
+        self._constrained = prepared.constrained
         self._potential_fn = prepared.potential_fn(*model_args, **model_kwargs)
         self._model = seed(first_rows(prepared.model), random.key(0))
         self._args = (model_args, model_kwargs)
@@ -143,8 +144,7 @@ class Oracle:
 
     def unconstrain(self, what: str, values: Sites) -> Sites:
         """Constrained values of all latent sites turned unconstrained; ``what`` names them in an error."""
-        check_names(what, values, self.like)
-        values = {name: jnp.asarray(value) for name, value in values.items()}
+        values = check_sites(what, values, self._constrained)
         return check_sites(what, unconstrain_fn(self._model, *self._args, values), self.like)
 
     def nonfinite_site(self, z: Sites, idx: dict[str, Array]) -> str | None:
@@ -179,6 +179,7 @@ class PreparedModel(NamedTuple):
     plates: dict[str, tuple[int, int]]
     supports: dict[str, constraints.Constraint]
     like: dict[str, Any]
+    constrained: dict[str, Any]
     potential_fn: Callable[..., Any]
     postprocess_fn: Callable[..., Any]
 
@@ -194,13 +195,14 @@ def _nonfinite_site(
 
 
 def _read_model(
-    model: Model, model_args: tuple, model_kwargs: dict[str, Any]
-) -> tuple[dict[str, tuple[int, int]], dict[str, constraints.Constraint]]:
-    """The subsampled plates, and the supports of the latent sites, of a model that a kernel can take."""
+    model: Model, init_strategy: Callable[..., Any], model_args: tuple, model_kwargs: dict[str, Any]
+) -> tuple[dict[str, tuple[int, int]], dict[str, dict[str, Any]]]:
+    """The subsampled plates and the latent sites of a model that a kernel can take."""
     box: dict[str, dict[str, Any]] = {}
 
     def run() -> None:
-        prepared = valid_plates(first_rows(seed(model, random.key(0))))
+        seeded = valid_plates(first_rows(seed(model, random.key(0))))
+        prepared = substitute(seeded, substitute_fn=init_strategy)
         box.update(trace(prepared).get_trace(*model_args, **model_kwargs))
 
     jax.eval_shape(run)
@@ -212,7 +214,7 @@ def _read_model(
                     f"latent site '{name}' is inside the subsampled plate '{frame.name}'; local latents are"
                     " not supported with a minibatch: sum them out of the model, or drop subsample_size."
                 )
-    return plates, {name: site["fn"].support for name, site in latents.items()}
+    return plates, latents
 
 
 def prepare_model(
@@ -223,7 +225,7 @@ def prepare_model(
     model_kwargs: dict[str, Any],
 ) -> tuple[PreparedModel, Sites]:
     """The model as a kernel needs it, and an unconstrained starting point for each key of ``rng_key``."""
-    plates, supports = _read_model(model, model_args, model_kwargs)
+    plates, latents = _read_model(model, init_strategy, model_args, model_kwargs)
     try:
         info, potential_fn, postprocess_fn, _ = initialize_model(
             rng_key,
@@ -240,7 +242,7 @@ def prepare_model(
         seeded = seed(first_rows(model), rng_key if is_prng_key(rng_key) else rng_key[0])
         start = substitute(seeded, substitute_fn=init_strategy)
         drawn = trace(start).get_trace(*model_args, **model_kwargs)
-        values = {name: drawn[name]["value"] for name in supports}
+        values = {name: drawn[name]["value"] for name in latents}
         name = _nonfinite_site(seeded, model_args, model_kwargs, values)
         raise ValueError(_nonfinite_message(name)) from error
     batch_ndim = 0 if is_prng_key(rng_key) else 1
@@ -248,7 +250,14 @@ def prepare_model(
         name: jax.ShapeDtypeStruct(x.shape[batch_ndim:], x.dtype)
         for name, x in sorted(info.z.items())
     }
-    prepared = PreparedModel(model, plates, supports, like, potential_fn, postprocess_fn)
+    supports = {name: site["fn"].support for name, site in latents.items()}
+    constrained = {
+        name: jax.ShapeDtypeStruct(site["value"].shape, site["value"].dtype)
+        for name, site in latents.items()
+    }
+    prepared = PreparedModel(
+        model, plates, supports, like, constrained, potential_fn, postprocess_fn
+    )
     return prepared, dict(info.z)
 
 

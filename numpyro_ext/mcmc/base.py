@@ -159,15 +159,15 @@ class SGMCMCKernel(MCMCKernel):
         return jnp.where(self._sampling_at(i), jnp.asarray(self._temperature(i), dtype), 0)
 
     def ravel_sites(self, what: str, value: Any, dtype: Any = float) -> Array:
-        """A float as it is; a dict of per-site values as ``(n,)``, in the order of the ravelled ``z``."""
+        """A float as it is; a dict of per-site floats or arrays as ``(n,)``, in the order of the ravelled ``z``."""
         if not isinstance(value, dict):
             return jnp.asarray(value, dtype)
         assert self._prepared is not None
         like = self._prepared.like
         check_names(what, value, like)
         full = {
-            name: jnp.asarray(value[name], dtype) * jnp.ones(like[name].shape, dtype)
-            for name in like
+            name: jnp.full(like[name].shape, x) if jnp.ndim(x) == 0 else x
+            for name, x in value.items()
         }
         return ravel_pytree(check_sites(what, full, like))[0].astype(dtype)
 

@@ -71,7 +71,7 @@ class SGHMC(SGMCMCKernel):
     :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule, in units of time.
     :param float friction: rate C.
-    :param mass: M, a float or a dict of per-site values that broadcast to the (unconstrained) sites.
+    :param mass: M, a float or a dict of per-site floats or arrays of the shapes of the unconstrained sites.
     :param noise_variance: :math:`\hat V`, a float, a dict of per-site values (the paper's :math:`\hat B` is
         :math:`\epsilon \hat V / 2`), or ``"warmup"``: the mean of :math:`(g_1 - g_2)^2/2` over pairs of independent
         batches during warmup, at one more gradient per warmup step.
@@ -147,17 +147,20 @@ class SGHMC(SGMCMCKernel):
     def setup(self, oracle: Oracle) -> None:
         if self._from_warmup and self._num_adapt == 0:
             raise ValueError("noise_variance is 'warmup' but num_warmup is 0; give it some draws.")
-        constant = ConstantSchedule
-        if not (isinstance(self._schedule, constant) and isinstance(self._temperature, constant)):
+        self.ravel_sites("mass", self._mass)
+        self.ravel_sites("noise_variance", self._noise_variance)
+        schedule, temperature = self._schedule, self._temperature
+        if not isinstance(schedule, ConstantSchedule) or not isinstance(
+            temperature, ConstantSchedule
+        ):
             return
-        C, eps, T = self._friction, self._schedule.value, self._temperature.value
+        C, eps, T = self._friction, schedule.value, temperature.value
         rate = 2 * C / eps if self._integrator == "euler" else 4 * np.tanh(C * eps / 2) / eps**2
-        # In numpy: under a transform, jnp would give tracers, which cannot be compared.
         for site in oracle.like:
+            # In numpy: under a transform, jnp would give tracers, which cannot be compared.
             M, V = (
                 np.asarray(value[site] if isinstance(value, dict) else value)
                 for value in (self._mass, self._noise_variance)
-                if not isinstance(value, dict) or site in value
             )
             if np.any(V > rate * T * M):
                 raise ValueError(
