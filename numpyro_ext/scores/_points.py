@@ -1,0 +1,51 @@
+"""What every function of this room does with its sample arrays: check them, and measure distances."""
+
+from typing import Any
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+from numpyro_ext._typing import Float
+
+# Coordinates that one pass over the (n, m) result adds up: enough to keep the result in registers.
+_UNROLL = 8
+
+
+def as_points(name: str, x: Any) -> Array:
+    """``x`` as a floating-point array of rows, or a ``ValueError`` that says how to make one."""
+    x = jnp.asarray(x)
+    if x.ndim != 2:
+        hint = f"; pass {name}[:, None]" if x.ndim == 1 else ""
+        raise ValueError(
+            f"{name} has shape {x.shape}, but samples are the rows of a (K, d) array{hint}."
+        )
+    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(float)
+
+
+def as_point_pair(x: Any, y: Any, names: tuple[str, str] = ("x", "y")) -> tuple[Array, Array]:
+    """Two sets of points in the same space."""
+    x, y = as_points(names[0], x), as_points(names[1], y)
+    if x.shape[1] != y.shape[1]:
+        raise ValueError(
+            f"{names[0]} has points of dimension {x.shape[1]} and {names[1]} of dimension"
+            f" {y.shape[1]}; they must be the same."
+        )
+    return x, y
+
+
+@jax.jit  # so that an eager call compiles once per shape, not once per call
+def squared_distances(x: Array, y: Array) -> Float[Array, "n m"]:
+    """``|x_i - y_j|^2`` from exact differences, coordinate by coordinate.
+
+    The expanded form ``|x|^2 + |y|^2 - 2 x.y`` cancels: at offset 1e4 and spread 0.1 nothing of it
+    is left in float32. Memory is that of the result, also under ``grad``.
+    """
+
+    @jax.checkpoint
+    def add_coordinate(total: Array, columns: tuple[Array, Array]) -> tuple[Array, None]:
+        a, b = columns
+        return total + (a[:, None] - b[None, :]) ** 2, None
+
+    zero = jnp.zeros((x.shape[0], y.shape[0]), jnp.result_type(x, y))
+    return lax.scan(add_coordinate, zero, (x.T, y.T), unroll=_UNROLL)[0]

@@ -1,0 +1,205 @@
+"""What all kernels between points share: gradients, pytree, and the rule that is resolved late."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+from numpyro_ext._typing import Float
+from numpyro_ext.scores._points import as_point_pair, squared_distances
+from numpyro_ext.scores.bandwidth import BANDWIDTH_RULES, median_bandwidth
+from numpyro_ext.util import check_choice, check_positive
+
+__all__ = ["BaseKernel", "RadialKernel", "as_kernel"]
+
+Bandwidth = float | Array | str | Callable[[Array], Any]
+
+
+class BaseKernel(ABC):
+    """A kernel of one's own: subclass it and write ``__call__``; ``jax.grad`` does the rest.
+
+    ``kernel(x, y)`` maps ``(n, d)`` and ``(m, d)`` points to the ``(n, m)`` matrix of their kernel.
+    """
+
+    @abstractmethod
+    def __call__(self, x: Array, y: Array) -> Float[Array, "n m"]: ...
+
+    def resolve(self, x: Array) -> "BaseKernel":
+        """The kernel with a numeric bandwidth, where it has a rule; itself otherwise."""
+        return self
+
+    def _one_pair(self, a: Array, b: Array) -> Array:
+        return self(a[None], b[None])[0, 0]
+
+    def _pairwise(self, fn: Callable[[Array, Array], Array], x: Array, y: Array) -> Array:
+        x, y = as_point_pair(x, y)
+        return jax.vmap(lambda a: jax.vmap(lambda b: fn(a, b))(y))(x)
+
+    def grad_x(self, x: Array, y: Array) -> Float[Array, "n m d"]:
+        """Gradient in the first argument."""
+        return self._pairwise(jax.grad(self.resolve(x)._one_pair, argnums=0), x, y)
+
+    def grad_y(self, x: Array, y: Array) -> Float[Array, "n m d"]:
+        """Gradient in the second argument."""
+        return self._pairwise(jax.grad(self.resolve(x)._one_pair, argnums=1), x, y)
+
+    def cross_trace(self, x: Array, y: Array) -> Float[Array, "n m"]:
+        r"""Trace of :math:`\partial^2 k / \partial x \, \partial y^\top`."""
+        mixed = jax.jacfwd(jax.grad(self.resolve(x)._one_pair, argnums=0), argnums=1)
+        return self._pairwise(lambda a, b: jnp.trace(mixed(a, b)), x, y)
+
+    def stein(self, x: Array, y: Array, a: Array, b: Array) -> Float[Array, "n m"]:
+        r"""The Stein kernel, for vectors ``a`` at the points ``x`` and ``b`` at ``y``:
+
+        .. math:: k\, a^\top b + a^\top \nabla_y k + b^\top \nabla_x k + \mathrm{tr}\, \partial_x\partial_y k.
+        """
+        first = jnp.einsum("id,ijd->ij", a, self.grad_y(x, y))
+        second = jnp.einsum("jd,ijd->ij", b, self.grad_x(x, y))
+        return self(x, y) * _inner(a, b) + first + second + self.cross_trace(x, y)
+
+
+@dataclass(frozen=True, eq=False)
+class RadialKernel(BaseKernel):
+    r"""A kernel :math:`k(x, y) = \phi(s)` of :math:`s = |x - y|^2`.
+
+    Subclasses are frozen dataclasses that write :math:`\phi, \phi', \phi''` at a resolved bandwidth;
+    everything else follows:
+
+    .. math::
+
+        \nabla_y k = -2\phi'(s)(x - y), \quad \nabla_x k = 2\phi'(s)(x - y), \quad
+        \mathrm{tr}\,\partial_x\partial_y k = -2 d\,\phi'(s) - 4 s\,\phi''(s).
+
+    They are pytrees: the numbers are leaves, a rule or a callable belongs to the structure.
+    """
+
+    bandwidth: Bandwidth = "median"
+    factor: float | Array = field(default=1.0, kw_only=True)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        jax.tree_util.register_pytree_node(cls, _flatten, lambda aux, kids: _build(cls, aux, kids))
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bandwidth, str):
+            check_choice("bandwidth", self.bandwidth, BANDWIDTH_RULES)
+        elif not callable(self.bandwidth):
+            check_positive("bandwidth", self.bandwidth)
+        check_positive("factor", self.factor)
+
+    def resolve(self, x: Array) -> "RadialKernel":
+        """The kernel with the bandwidth that its rule gives on ``x``; itself where it is a number.
+
+        No gradient flows through a rule. An unresolved kernel resolves itself on its first argument.
+        """
+        if isinstance(self.bandwidth, str):
+            h = median_bandwidth(x, rule=self.bandwidth)
+        elif callable(self.bandwidth):
+            h = lax.stop_gradient(self.bandwidth(x))
+        else:
+            return self
+        return replace(self, bandwidth=h * self.factor, factor=1.0)
+
+    @property
+    def length(self) -> Any:
+        """The bandwidth h in the formulas, ``factor`` included, of a resolved kernel."""
+        return self.bandwidth * self.factor  # type: ignore[operator]
+
+    @abstractmethod
+    def phi(self, s: Array) -> Array:
+        r""":math:`\phi` at squared distances ``s``."""
+
+    @abstractmethod
+    def dphi(self, s: Array) -> Array:
+        r""":math:`\phi'`, at most 0."""
+
+    @abstractmethod
+    def d2phi(self, s: Array) -> Array:
+        r""":math:`\phi''`."""
+
+    def __call__(self, x: Array, y: Array) -> Float[Array, "n m"]:
+        x, y = as_point_pair(x, y)
+        return self.resolve(x).phi(squared_distances(x, y))
+
+    def grad_y(self, x: Array, y: Array) -> Float[Array, "n m d"]:
+        """Gradient in the second argument."""
+        x, y = as_point_pair(x, y)
+        slope = -2.0 * self.resolve(x).dphi(squared_distances(x, y))
+        return slope[:, :, None] * (x[:, None, :] - y[None, :, :])
+
+    def grad_x(self, x: Array, y: Array) -> Float[Array, "n m d"]:
+        """Gradient in the first argument."""
+        return -self.grad_y(x, y)
+
+    def cross_trace(self, x: Array, y: Array) -> Float[Array, "n m"]:
+        r"""Trace of :math:`\partial^2 k / \partial x \, \partial y^\top`."""
+        x, y = as_point_pair(x, y)
+        return self.resolve(x)._cross_trace(squared_distances(x, y), x.shape[1])
+
+    def _cross_trace(self, s: Array, d: int) -> Array:
+        return -2.0 * d * self.dphi(s) - 4.0 * s * self.d2phi(s)
+
+    def stein(self, x: Array, y: Array, a: Array, b: Array) -> Float[Array, "n m"]:
+        """The Stein kernel from one matrix of distances, without an (n, m, d) array."""
+        x, y = as_point_pair(x, y)
+        kernel, s = self.resolve(x), squared_distances(x, y)
+        # a.grad_y + b.grad_x, as differences of vectors times differences of points.
+        dot = jnp.sum((a[:, None] - b[None]) * (x[:, None] - y[None]), axis=-1)
+        first = kernel.phi(s) * _inner(a, b) - 2.0 * kernel.dphi(s) * dot
+        return first + kernel._cross_trace(s, x.shape[1])
+
+
+def _inner(a: Array, b: Array) -> Array:
+    # Accelerators would otherwise round the factors to fewer bits.
+    return jnp.matmul(a, b.T, precision="highest")
+
+
+def _flatten(kernel: RadialKernel) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    values = [(f.name, getattr(kernel, f.name)) for f in fields(kernel)]
+    leaves = tuple((name, v) for name, v in values if not (isinstance(v, str) or callable(v)))
+    static = tuple((name, v) for name, v in values if isinstance(v, str) or callable(v))
+    return tuple(v for _, v in leaves), (tuple(name for name, _ in leaves), static)
+
+
+def _build(cls: type[RadialKernel], aux: tuple[Any, ...], leaves: tuple[Any, ...]) -> RadialKernel:
+    # Not through __init__: JAX rebuilds pytrees with placeholders that are no valid arguments.
+    kernel = object.__new__(cls)
+    for name, value in [*zip(aux[0], leaves, strict=True), *aux[1]]:
+        object.__setattr__(kernel, name, value)
+    return kernel
+
+
+class _FunctionKernel(BaseKernel):
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+
+    def __call__(self, x: Array, y: Array) -> Float[Array, "n m"]:
+        return self.fn(x, y)
+
+
+def as_kernel(kernel: Any) -> BaseKernel:
+    """A kernel object from what the caller gave: itself, or a function wrapped for its gradients.
+
+    :param kernel: a :class:`BaseKernel`, or any callable ``(n, d), (m, d) -> (n, m)``.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.scores import as_kernel
+        >>> x = jnp.array([[1.0], [2.0]])
+        >>> print(as_kernel(lambda x, y: x @ y.T).cross_trace(x, x))
+        [[1. 1.]
+         [1. 1.]]
+    """
+    if isinstance(kernel, BaseKernel):
+        return kernel
+    if isinstance(kernel, type) or not callable(kernel):
+        raise TypeError(
+            f"kernel is {kernel!r}; it must be a kernel such as RBF() or IMQ(), or a function that maps"
+            " (n, d) and (m, d) points to an (n, m) matrix."
+        )
+    return _FunctionKernel(kernel)

@@ -1,0 +1,197 @@
+"""Kernels equal their formulas, their derivatives those of autodiff, their bandwidths the rules."""
+
+import pickle
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_ext._typing import Kernel
+from numpyro_ext.scores import (
+    IMQ,
+    RBF,
+    BaseKernel,
+    RadialKernel,
+    as_kernel,
+    kernel_stein_discrepancy,
+    median_bandwidth,
+)
+
+X = np.array([[0.3, -0.7], [1.2, 0.4], [-0.8, 0.9], [0.1, 1.5], [-1.4, -0.6]])
+Y = np.array([[0.5, 0.5], [-0.2, 0.1]])
+KERNELS = [RBF(1.5), RBF("median", factor=2.0), IMQ(1.5), IMQ(0.7, c=1.4, beta=-0.8, factor=0.5)]
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize(
+    ("kernel", "value", "grad_y", "cross"),
+    [
+        (RBF(1.5), 0.6383370211, (-0.2553348084, -0.3120758770), 0.3127063333),
+        (IMQ(1.5), 0.7259008777, (-0.1530001850, -0.1870002261), 0.0987354825),
+    ],
+)
+def test_matches_reference_values(kernel, value, grad_y, cross, tol):
+    x, y = jnp.array(X[:1]), jnp.array(X[1:2])
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=tol(1e-5, 5e-9))  # noqa: E731
+    close(kernel(x, y)[0, 0], value)
+    close(kernel.grad_y(x, y)[0, 0], grad_y)
+    close(kernel.grad_x(x, y)[0, 0], -np.array(grad_y))
+    close(kernel.cross_trace(x, y)[0, 0], cross)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("kernel", KERNELS, ids=repr)
+def test_derivatives_are_those_of_autodiff(kernel, tol):
+    x, y = jnp.array(X) + 3.0, jnp.array(Y) + 3.0
+    kernel = kernel.resolve(x)
+    by_autodiff = as_kernel(lambda x, y: kernel(x, y))
+    a, b = jnp.cos(x), jnp.sin(y)
+    for name in ("grad_x", "grad_y", "cross_trace"):
+        ours, theirs = getattr(kernel, name)(x, y), getattr(by_autodiff, name)(x, y)
+        np.testing.assert_allclose(ours, theirs, atol=tol(2e-6, 1e-12))
+    ours, theirs = kernel.stein(x, y, a, b), by_autodiff.stein(x, y, a, b)
+    np.testing.assert_allclose(ours, theirs, atol=tol(5e-6, 1e-12))
+
+
+@pytest.mark.x64
+def test_median_bandwidth_matches_reference(tol):
+    rtol = tol(1e-5, 1e-9)
+    for points, small, wide in (
+        (X, 0.9647017518, 1.8261982368),
+        (np.array([[0.0], [1.0], [3.0]]), 1.2011224088, 2.0),
+    ):
+        np.testing.assert_allclose(median_bandwidth(jnp.array(points)), small, rtol=rtol)
+        ours = median_bandwidth(jnp.array(points), rule="median_distance")
+        np.testing.assert_allclose(ours, wide, rtol=rtol)
+
+
+def test_median_of_many_points_uses_evenly_spaced_rows_and_the_full_count():
+    x = jnp.exp(random.normal(random.key(0), (1001, 2)))
+    rows = np.rint(np.arange(100) * 10.01).astype(int)
+    wide = median_bandwidth(x, rule="median_distance", max_particles=100)
+    assert wide == median_bandwidth(x[rows], rule="median_distance")
+    ours = median_bandwidth(x, max_particles=100)
+    np.testing.assert_allclose(ours, wide * np.sqrt(0.5 / np.log(1002)), rtol=1e-6)
+
+
+def test_median_falls_back_to_the_mean_and_then_to_one():
+    mostly_equal = jnp.zeros((5, 1)).at[0].set(3.0)
+    mean = np.sqrt(0.4 * 9.0)
+    ours = median_bandwidth(mostly_equal, rule="median_distance")
+    np.testing.assert_allclose(ours, mean, rtol=1e-6)
+    assert median_bandwidth(jnp.ones((4, 2))) == 1.0
+    assert median_bandwidth(jnp.ones((1, 2))) == 1.0
+
+
+def test_distances_survive_a_large_offset():
+    x = 0.1 * random.normal(random.key(1), (50, 3))
+    # Between two powers of two, so that taking the offset away again is exact.
+    shifted = jnp.float32(x) + 12288.0
+    centred = shifted - 12288.0
+    np.testing.assert_array_equal(RBF()(shifted, shifted), RBF()(centred, centred))
+    assert 0.03 < median_bandwidth(shifted) < 0.3
+
+
+def test_no_gradient_flows_through_a_rule_but_through_a_number():
+    x = jnp.array(X)
+    by_rule = jax.grad(lambda x: RBF("median")(x, x).sum())(x)
+    by_number = jax.grad(lambda x: RBF(median_bandwidth(X))(x, x).sum())(x)
+    np.testing.assert_allclose(by_rule, by_number, rtol=1e-6)
+    assert jnp.all(jax.grad(lambda x: median_bandwidth(x))(x) == 0.0)
+    assert jax.grad(lambda h: RBF(h)(x, x).sum())(1.5) > 0.1
+
+
+def test_factor_multiplies_numbers_rules_and_callables():
+    x = jnp.array(X)
+    h = median_bandwidth(x)
+    expected = RBF(2.0 * h)(x, x)
+    for kernel in (
+        RBF(h, factor=2.0),
+        RBF("median", factor=2.0),
+        RBF(median_bandwidth, factor=2.0),
+    ):
+        np.testing.assert_allclose(kernel(x, x), expected, rtol=1e-6)
+        np.testing.assert_allclose(kernel.resolve(x)(x, x), expected, rtol=1e-6)
+
+
+def test_unresolved_rule_uses_the_first_argument():
+    x, y = jnp.array(X), jnp.array(Y)
+    np.testing.assert_allclose(RBF()(x, y), RBF(median_bandwidth(x))(x, y), rtol=1e-6)
+    np.testing.assert_allclose(RBF()(y, x), RBF(median_bandwidth(y))(y, x), rtol=1e-6)
+
+
+def test_kernels_are_frozen_pytrees_that_cross_jit_vmap_and_pickle():
+    x = jnp.array(X)
+    kernel = IMQ("median", beta=-0.3)
+    assert isinstance(kernel, Kernel)
+    assert jax.tree.leaves(kernel) == [1.0, 1.0, -0.3]
+    crossed = jax.jit(lambda k: jax.tree.map(lambda leaf: leaf, k))(kernel)
+    assert crossed.bandwidth == "median"
+    expected = kernel(x, x)
+    np.testing.assert_allclose(jax.jit(lambda k, x: k(x, x))(kernel, x), expected, rtol=1e-6)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(kernel))(x, x), expected)
+    several = jax.vmap(lambda h: RBF(h)(x, x))(jnp.array([0.5, 1.5]))
+    np.testing.assert_allclose(several[1], RBF(1.5)(x, x), rtol=1e-6)
+    with pytest.raises(AttributeError):
+        kernel.beta = -0.4
+
+
+@pytest.mark.x64
+def test_output_has_the_dtype_of_the_samples(needs_x64):
+    x = jnp.array(X, jnp.float32)
+    for kernel in KERNELS:
+        for value in (kernel(x, x), kernel.grad_x(x, x), kernel.cross_trace(x, x)):
+            assert value.dtype == jnp.float32
+    assert kernel_stein_discrepancy(x, -x).dtype == jnp.float32
+
+
+def test_a_kernel_of_ones_own_needs_only_its_formula():
+    class Quadratic(BaseKernel):
+        def __call__(self, x, y):
+            return (1.0 + x @ y.T) ** 2
+
+    class Cubic(RadialKernel):
+        def phi(self, s):
+            return (1.0 + s / self.length**2) ** -3
+
+        def dphi(self, s):
+            return -3.0 * (1.0 + s / self.length**2) ** -4 / self.length**2
+
+        def d2phi(self, s):
+            return 12.0 * (1.0 + s / self.length**2) ** -5 / self.length**4
+
+    x, y = jnp.array(X), jnp.array(Y)
+    gradient = 2.0 * (1.0 + x @ y.T)[..., None] * y[None]
+    np.testing.assert_allclose(Quadratic().grad_x(x, y), gradient, rtol=1e-5)
+    kernel = Cubic(1.3)
+    by_autodiff = as_kernel(lambda x, y: kernel(x, y))
+    np.testing.assert_allclose(
+        kernel.cross_trace(x, y), by_autodiff.cross_trace(x, y), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: RBF(0.0), ValueError, "bandwidth is 0.0"),
+        (lambda: RBF(-1.0), ValueError, "bandwidth is -1.0"),
+        (lambda: RBF("meadian"), ValueError, "'median', 'median_distance'"),
+        (lambda: RBF(factor=0.0), ValueError, "factor is 0.0"),
+        (lambda: IMQ(beta=-1.0), ValueError, r"beta is -1.0; it must be in \(-1, 0\)"),
+        (lambda: IMQ(beta=0.1), ValueError, "beta is 0.1"),
+        (lambda: IMQ(c=0.0), ValueError, "c is 0.0"),
+        (lambda: RBF(jnp.ones(2)), TypeError, "bandwidth is Array"),
+        (lambda: median_bandwidth(jnp.ones((3, 1)), rule="mean"), ValueError, "rule is 'mean'"),
+        (lambda: median_bandwidth(jnp.ones((3, 1)), max_particles=1), ValueError, "max_particles"),
+        (lambda: median_bandwidth(jnp.ones(3)), ValueError, r"pass x\[:, None\]"),
+        (lambda: RBF(1.0)(jnp.ones(3), jnp.ones(3)), ValueError, r"pass x\[:, None\]"),
+        (lambda: RBF(1.0)(jnp.ones((3, 1)), jnp.ones((3, 2))), ValueError, "dimension 1 and y"),
+        (lambda: as_kernel(3.0), TypeError, "kernel is 3.0"),
+        (lambda: as_kernel(RBF), TypeError, r"such as RBF\(\)"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
