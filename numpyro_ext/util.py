@@ -145,7 +145,7 @@ class Implicit(dist.Distribution):
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         raise IntractableDensityError(
             "an Implicit site has no density, so log q cannot be computed; use an objective that only"
-            " needs samples: ImplicitELBO, DensityRatioELBO, SteinDiscrepancy, AmortizedMCMC or SVGD."
+            " needs samples: numpyro_ext.particles.SVGD, on a guide with sample_latent."
         )
 
 

@@ -344,7 +344,7 @@ def test_implicit_guide(objective):
         noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
         numpyro.sample("z", Implicit(jnp.tanh(noise)))
 
-    with pytest.raises(IntractableDensityError, match="ImplicitELBO"):
+    with pytest.raises(IntractableDensityError, match="SVGD"):
         shape_of(objective, model, guide, params={})
 
 

@@ -20,6 +20,10 @@ AT_X = [
 AT_Y = [[-0.0891407565, 0.1259007480], [-0.0184131412, 0.2313027875]]
 
 
+def name_of(kernel):
+    return getattr(kernel, "__name__", str(kernel))
+
+
 def quadratic(x, y):
     """A kernel of neither the distance nor the difference."""
     return (1.0 + x @ y.T) ** 2
@@ -55,7 +59,7 @@ def test_parametric_form_matches_reference_values_and_is_blind_to_the_origin(tol
 
 @pytest.mark.x64
 @pytest.mark.parametrize("statistic", ["v", "u"])
-@pytest.mark.parametrize("kernel", [RBF(0.8), IMQ(1.1, c=1.4), lopsided], ids=str)
+@pytest.mark.parametrize("kernel", [RBF(0.8), IMQ(1.1, c=1.4), lopsided], ids=name_of)
 def test_estimate_minimises_the_stein_discrepancy_plus_ridge(kernel, statistic, needs_x64):
     """Zero gradient of sum k0 (without its diagonal for "u") + eta k(0) |G|^2, by autodiff."""
     x, eta = jnp.array(X), 1.3
@@ -92,7 +96,7 @@ def test_parametric_form_minimises_the_stein_discrepancy_plus_ridge(statistic, n
 
 @pytest.mark.x64
 @pytest.mark.parametrize(
-    "kernel", [RBF(1.5), IMQ(1.1, c=1.4, beta=-0.3), lopsided, quadratic], ids=str
+    "kernel", [RBF(1.5), IMQ(1.1, c=1.4, beta=-0.3), lopsided, quadratic], ids=name_of
 )
 def test_prediction_is_the_estimate_on_the_sample_with_the_point_added(kernel, needs_x64):
     x, y = jnp.array(X), jnp.array(Y)
