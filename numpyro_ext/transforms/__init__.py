@@ -1,3 +1,5 @@
-"""Room: transforms."""
+"""Bijections of vectors: NumPyro ``Transform`` objects that NumPyro does not have."""
 
-__all__: list[str] = []
+from numpyro_ext.transforms.coupling import AffineCoupling
+
+__all__ = ["AffineCoupling"]

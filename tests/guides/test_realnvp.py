@@ -1,0 +1,185 @@
+"""`AutoRealNVPNormal`: stock guide as a special case, KL on a curved target, NeuTra, errors."""
+
+import jax
+from jax import random
+from jax.example_libraries import stax
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDiagonalNormal
+from numpyro.infer.reparam import NeuTraReparam
+from numpyro.infer.util import potential_energy
+import optax
+import pytest
+
+from numpyro_ext.guides import AutoRealNVPNormal
+from numpyro_ext.transforms import AffineCoupling
+
+
+def banana():
+    """x1 ~ N(0, 100), x2 | x1 ~ N(.03 (x1^2 - 100), 1), with z1 = x1 / 10; normalised."""
+    z1 = numpyro.sample("z1", dist.Normal(0.0, 1.0))
+    numpyro.sample("z2", dist.Normal(3.0 * (z1**2 - 1.0), 1.0))
+
+
+def regression():
+    """Three dimensions, an odd number: the halves have unequal lengths."""
+    scale = numpyro.sample("scale", dist.HalfNormal(2.0))
+    w = numpyro.sample("w", dist.Normal(1.0, jnp.array([0.5, 3.0])).to_event(1))
+    numpyro.sample(
+        "y", dist.Normal(w.sum(), scale).expand([4]), obs=jnp.array([1.0, 3.0, 2.0, 7.0])
+    )
+
+
+def start(guide, model=regression):
+    svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO())
+    return svi.get_params(svi.init(random.key(0)))
+
+
+def bent(guide):
+    """Parameters away from the start, where every flow does something."""
+    flat, unravel = ravel_pytree(start(guide))
+    return unravel(flat + 0.2 * jnp.abs(random.normal(random.key(8), flat.shape)))
+
+
+def run(guide, model, num_steps, step_size=1e-2, num_particles=1):
+    svi = SVI(model, guide, optax.adam(step_size), Trace_ELBO(num_particles))
+    return svi.run(random.key(0), num_steps, progress_bar=False)
+
+
+@pytest.mark.x64
+def test_no_flow_is_auto_diagonal_normal_step_by_step(tol):
+    ours, stock = AutoRealNVPNormal(regression, num_flows=0), AutoDiagonalNormal(regression)
+    mine, theirs = run(ours, regression, 40), run(stock, regression, 40)
+    assert jnp.allclose(mine.losses, theirs.losses, rtol=tol(1e-4, 1e-10))
+    assert mine.params.keys() == theirs.params.keys()
+    for name, value in theirs.params.items():
+        assert jnp.allclose(mine.params[name], value, rtol=tol(1e-4, 1e-10))
+    key = random.key(1)
+    for name, value in stock.sample_posterior(key, theirs.params, sample_shape=(3,)).items():
+        draws = ours.sample_posterior(key, theirs.params, sample_shape=(3,))[name]
+        assert jnp.allclose(draws, value, rtol=tol(1e-4, 1e-10))
+    for name, value in stock.quantiles(theirs.params, [0.1, 0.5]).items():
+        assert jnp.allclose(ours.quantiles(theirs.params, [0.1, 0.5])[name], value, atol=0.02)
+
+
+@pytest.mark.parametrize("num_flows", [3, 4])
+def test_starts_at_the_identity_not_at_its_mirror_image(num_flows):
+    guide = AutoRealNVPNormal(regression, num_flows=num_flows, init_scale=0.3)
+    params = start(guide)
+    e = random.normal(random.key(1), (5, 3))
+    z = guide.get_transform(params)(e)
+    assert jnp.allclose(z, params["auto_loc"] + 0.3 * e, atol=1e-6)
+
+
+def test_every_coordinate_is_bent_and_every_weight_has_a_gradient():
+    guide = AutoRealNVPNormal(regression, num_flows=2)
+    params = bent(guide)
+    names = {"auto_loc", "auto_scale", "auto_net__0$params", "auto_net__1$params"}
+    assert set(params) == names
+
+    @jax.jit
+    def slopes_and_bends(params):
+        def loss(params):
+            return Trace_ELBO().loss(random.key(0), params, regression, guide)
+
+        bend = jax.hessian(guide.get_transform(params))(jnp.array([0.5, -1.0, 0.3]))
+        return jax.grad(loss)(params), bend
+
+    gradient, bend = slopes_and_bends(params)
+    assert all(jnp.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient))
+    assert (jnp.abs(bend).max((1, 2)) > 0).all()
+
+
+def test_training_never_inverts(monkeypatch):
+    def refuse(self, y):
+        raise AssertionError("inverted")
+
+    monkeypatch.setattr(AffineCoupling, "_inverse", refuse)
+    guide = AutoRealNVPNormal(regression)
+    params = start(guide)
+
+    def loss(params):
+        return Trace_ELBO(3).loss(random.key(0), params, regression, guide)
+
+    jax.eval_shape(jax.grad(loss), params)  # tracing is enough to meet an inverse
+    with pytest.raises(AssertionError, match="inverted"):
+        guide.get_posterior(params).log_prob(jnp.ones(3))
+
+
+def test_reaches_the_banana_where_a_gaussian_cannot():
+    b, v = 0.03, 100.0
+    s = (-1 / v + (1 / v**2 + 16 * b**2) ** 0.5) / (8 * b**2)
+    gaussian = jnp.log(v / s) / 2 + s / (2 * v) + b**2 * s**2 - 0.5
+    assert jnp.abs(gaussian - 0.7258372) < 1e-6
+    guide = AutoRealNVPNormal(banana)
+    rate = optax.cosine_decay_schedule(1e-2, 4000)
+    params = run(guide, banana, 4000, rate, num_particles=16).params
+    # The target is normalised, so the loss is the KL; Monte Carlo error about .01.
+    kl = jax.jit(lambda p: Trace_ELBO(20_000).loss(random.key(1), p, banana, guide))(params)
+    assert -0.03 < kl < 0.2
+
+
+def test_neutra_potential_is_the_pull_back_of_the_model():
+    guide = AutoRealNVPNormal(regression, num_flows=2)
+    params = bent(guide)
+    neutra = NeuTraReparam(guide, params)
+    model = neutra.reparam(regression)
+    transform = guide.get_transform(params)
+
+    def pulled_back(e):
+        z = transform(e)
+        potential = potential_energy(regression, (), {}, {"scale": z[0], "w": z[1:]})
+        return potential - jnp.linalg.slogdet(jax.jacobian(transform)(e))[1]
+
+    def of_neutra(e):
+        return potential_energy(model, (), {}, {"auto_shared_latent": e})
+
+    e = jnp.array([0.5, -1.0, 0.3])
+    expected, slope = jax.jit(jax.value_and_grad(pulled_back))(e)
+    value, gradient = jax.jit(jax.value_and_grad(of_neutra))(e)
+    assert jnp.allclose(value, expected, rtol=1e-5)
+    assert jnp.allclose(gradient, slope, rtol=1e-3, atol=1e-3)
+    draws = neutra.transform_sample(jnp.stack([e, -e]))
+    assert draws["w"].shape == (2, 2) and jnp.allclose(draws["w"][0], transform(e)[1:])
+    assert jnp.allclose(draws["scale"][0], jnp.exp(transform(e)[0]))
+
+
+def test_network_of_the_user_is_used_with_weights_of_its_own_for_each_flow():
+    pair = stax.serial(stax.Dense(5), stax.Tanh, stax.Dense(4))  # 1 of 3 stays, 2 move
+    guide = AutoRealNVPNormal(regression, num_flows=2, network=pair)
+    params = start(guide)
+    weights = [params[f"auto_net__{i}$params"][0][0] for i in range(2)]
+    assert weights[0].shape == (1, 5)
+    assert not jnp.allclose(weights[0], weights[1])
+    wrong = AutoRealNVPNormal(regression, network=stax.Dense(3))
+    with pytest.raises(ValueError, match=r"it must give \(4,\): s_raw and t"):
+        start(wrong)
+
+
+def test_one_latent_dimension_names_the_guide_to_use():
+    def scalar():
+        numpyro.sample("x", dist.Normal())
+
+    with pytest.raises(ValueError, match="AutoDiagonalNormal"):
+        start(AutoRealNVPNormal(scalar), scalar)
+    assert start(AutoRealNVPNormal(scalar, num_flows=0), scalar)["auto_loc"].shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "match"),
+    [
+        ({"num_flows": -1}, ValueError, "num_flows is -1"),
+        ({"num_flows": 2.0}, ValueError, "num_flows is 2.0"),
+        ({"hidden_dims": (8, 0)}, ValueError, "each of hidden_dims is 0"),
+        ({"hidden_dims": 8}, TypeError, "hidden_dims is 8"),
+        ({"network": jnp.sin}, TypeError, "must be a pair"),
+        ({"init_scale": 0.0}, ValueError, "init_scale is 0.0"),
+        ({"clamp": -2.0}, ValueError, "clamp is -2.0"),
+    ],
+)
+def test_bad_arguments_are_named(kwargs, error, match):
+    with pytest.raises(error, match=match):
+        AutoRealNVPNormal(regression, **kwargs)
