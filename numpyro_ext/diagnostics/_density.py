@@ -10,6 +10,7 @@ import numpy as np
 from numpyro.distributions import Delta, Distribution, Unit, biject_to
 
 from numpyro_ext._typing import Trace
+from numpyro_ext.util import has_density
 
 __all__ = ["density_of", "is_data", "is_latent", "log_abs_det", "log_density"]
 
@@ -73,7 +74,7 @@ def density_of(guide_trace: Trace, model_trace: Trace) -> str:
         if not is_latent(site):
             continue
         fn = innermost(site)
-        if not getattr(fn, "has_tractable_density", True):
+        if not has_density(site["fn"]):
             return "none"
         if name not in model_trace:
             noise.append(np.ravel(jax.device_get(site["value"])))

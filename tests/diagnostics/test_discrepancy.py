@@ -19,7 +19,9 @@ X = jnp.array([0.5, -1.0, 2.0])
 
 def constrained(x, batch=None):
     scale = numpyro.sample("scale", dist.LogNormal(0.5, 0.3))
-    p = numpyro.sample("p", dist.Dirichlet(jnp.array([2.0, 3.0, 4.0])))
+    base = dist.Normal(jnp.array([0.5, -0.3]), jnp.array([1.0, 2.0])).to_event(1)
+    simplex = dist.transforms.StickBreakingTransform()
+    p = numpyro.sample("p", dist.TransformedDistribution(base, simplex))
     numpyro.deterministic("sum", p.sum() + scale)
     with numpyro.plate("N", len(x), subsample_size=batch) as i:
         numpyro.sample("x", dist.Normal(p[0], scale), obs=x[i])
@@ -28,8 +30,8 @@ def constrained(x, batch=None):
 def draws_of(size):
     key_scale, key_p = random.split(random.key(0))
     return {
-        "scale": dist.LogNormal(0.5, 0.3).sample(key_scale, (size,)),
-        "p": dist.Dirichlet(jnp.array([2.0, 3.0, 4.0])).sample(key_p, (size,)),
+        "scale": jnp.exp(0.5 + 0.3 * random.normal(key_scale, (size,))),
+        "p": jax.nn.softmax(random.normal(key_p, (size, 3))),
     }
 
 
@@ -45,25 +47,25 @@ def tree_of(draws, chains=2, **more):
 @pytest.mark.x64
 def test_stein_discrepancy_of_a_tree_equals_the_one_by_hand(tol):
     draws = draws_of(20)
-    z = jax.vmap(lambda d: unconstrain_fn(numpyro.handlers.seed(constrained, 0), (X,), {}, d))(
-        draws
-    )
-    grad = jax.vmap(jax.grad(lambda z: -potential_energy(constrained, (X,), {}, z)))(z)
+
+    @jax.jit
+    @jax.vmap
+    def point_and_score(values):
+        z = unconstrain_fn(numpyro.handlers.seed(constrained, 0), (X,), {}, values)
+        return z, jax.grad(lambda z: -potential_energy(constrained, (X,), {}, z))(z)
+
+    z, grad = point_and_score(draws)
 
     def flat(sites):
         return jnp.concatenate([sites["p"], sites["scale"][:, None]], axis=1)
 
-    extra = np.ones((2, 10))
-    cases = [(draws, "u"), (tree_of(draws, sum=extra), "v")]
-    for (x, statistic), batch, block_size in zip(cases, (None, 1), (None, 7), strict=True):
-        by_hand = scores.kernel_stein_discrepancy(flat(z), flat(grad), statistic=statistic)
-        found = kernel_stein_discrepancy(
-            x, model=constrained, model_args=(X, batch), statistic=statistic, block_size=block_size
-        )
-        np.testing.assert_allclose(found, by_hand, rtol=tol(1e-4, 1e-10))
+    by_hand = scores.kernel_stein_discrepancy(flat(z), flat(grad))
+    tree = tree_of(draws, sum=np.ones((2, 10)))
+    found = kernel_stein_discrepancy(tree, model=constrained, model_args=(X, 1), block_size=7)
+    np.testing.assert_allclose(found, by_hand, rtol=tol(1e-4, 1e-10))
 
 
-def test_stein_discrepancy_is_zero_for_the_posterior_and_grows_with_the_distance():
+def test_stein_discrepancy_is_zero_for_the_posterior_and_not_near_it():
     answer = normal_mean_answer(X)
     noise = random.normal(random.key(1), (1500,))
 
@@ -73,9 +75,8 @@ def test_stein_discrepancy_is_zero_for_the_posterior_and_grows_with_the_distance
             {"z": z}, model=normal_mean, model_args=(X,), model_kwargs={"subsample_size": 1}
         )
 
-    exact, near, far = ksd(0.0), ksd(0.2), ksd(0.5)
     # Under the null the U-statistic has a standard deviation of about E[k0] / S = 6 / 1500.
-    assert abs(exact) < 0.02 < near < far
+    assert abs(ksd(0.0)) < 0.02 < ksd(0.2)
 
 
 def test_stein_discrepancy_of_an_array_is_that_of_scores():
@@ -101,19 +102,18 @@ def test_thinning_takes_equally_spaced_draws():
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("statistic", ["u", "v"])
-def test_mean_discrepancy_of_draws_equals_the_one_by_hand(statistic, tol):
+def test_mean_discrepancy_of_draws_equals_the_one_by_hand(tol):
     x, y = draws_of(20), {k: 0.7 * v[:12] for k, v in draws_of(20).items()}
 
     def flat(sites):
         return jnp.concatenate([sites["p"], sites["scale"][:, None]], axis=1)
 
-    by_hand = scores.mmd(flat(x), flat(y), statistic=statistic)
-    for a, b in ((x, y), (tree_of(x), tree_of(y, 3)), (x, tree_of(y))):
-        found = maximum_mean_discrepancy(a, b, statistic=statistic)
-        np.testing.assert_allclose(found, by_hand, rtol=tol(1e-5, 1e-12))
-    blocks = maximum_mean_discrepancy(flat(x), flat(y), statistic=statistic, block_size=7)
-    np.testing.assert_allclose(blocks, by_hand, rtol=tol(1e-4, 1e-12))
+    by_hand = scores.mmd(flat(x), flat(y))
+    for a, b in ((x, y), (tree_of(x), tree_of(y, 3)), (flat(x), flat(y))):
+        np.testing.assert_allclose(maximum_mean_discrepancy(a, b), by_hand, rtol=tol(1e-5, 1e-12))
+    biased = maximum_mean_discrepancy(x, y, statistic="v", block_size=7)
+    expected = scores.mmd(flat(x), flat(y), statistic="v")
+    np.testing.assert_allclose(biased, expected, rtol=tol(1e-4, 1e-12))
 
 
 def test_mean_discrepancy_sees_a_shift_and_nothing_else():
