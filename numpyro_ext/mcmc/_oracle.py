@@ -246,19 +246,19 @@ def prepare_model(
         name = _nonfinite_site(seeded, model_args, model_kwargs, values)
         raise ValueError(_nonfinite_message(name)) from error
     batch_ndim = 0 if is_prng_key(rng_key) else 1
+    z = {name: jnp.asarray(x, jnp.result_type(x, float)) for name, x in info.z.items()}
     like = {
-        name: jax.ShapeDtypeStruct(x.shape[batch_ndim:], x.dtype)
-        for name, x in sorted(info.z.items())
+        name: jax.ShapeDtypeStruct(x.shape[batch_ndim:], x.dtype) for name, x in sorted(z.items())
     }
     supports = {name: site["fn"].support for name, site in latents.items()}
     constrained = {
-        name: jax.ShapeDtypeStruct(site["value"].shape, site["value"].dtype)
+        name: jax.ShapeDtypeStruct(jnp.shape(site["value"]), jnp.result_type(float))
         for name, site in latents.items()
     }
     prepared = PreparedModel(
         model, plates, supports, like, constrained, potential_fn, postprocess_fn
     )
-    return prepared, dict(info.z)
+    return prepared, z
 
 
 def _nonfinite_message(name: str | None) -> str:

@@ -50,8 +50,8 @@ def keys():
 
 @pytest.fixture(scope="module")
 def single(name, keys):
-    """One chain of 2 * DRAWS draws, with two transitions per draw."""
-    mcmc = sampler(kernel_of(name, steps_per_sample=2), 2 * DRAWS)
+    """One chain of 2 * DRAWS draws."""
+    mcmc = sampler(kernel_of(name), 2 * DRAWS)
     mcmc.run(keys[0], *linear_data(), extra_fields=("i", "z.sigma"))
     return mcmc
 
@@ -67,7 +67,7 @@ def test_sites_are_constrained_and_deterministic_ones_computed(single):
     fields = single.get_extra_fields()
     assert jnp.allclose(draws["sigma"], jnp.exp(fields["z.sigma"]), rtol=1e-5)
     assert jnp.std(draws["sigma"]) > 0
-    assert fields["i"].tolist() == [2 * (WARMUP + k + 1) for k in range(2 * DRAWS)]
+    assert fields["i"].tolist() == list(range(WARMUP + 1, WARMUP + 2 * DRAWS + 1))
 
 
 def test_default_fields_are_collected(single):
@@ -81,35 +81,41 @@ def test_default_fields_are_collected(single):
 
 
 def test_progress_bar_and_resumption_continue_the_same_chain(name, keys, single):
-    """And a second run compiles nothing: the model is not called again."""
+    """And the second run traces nothing: the model is called once, for the initial draw's deterministic site."""
     calls = []
-    kernel = kernel_of(name, steps_per_sample=2).wrap_model(
+    kernel = kernel_of(name).wrap_model(
         lambda model: lambda *args: (calls.append(1), model(*args))[1]
     )
-    mcmc = sampler(kernel, progress_bar=True)
-    assert "2 steps per draw" in kernel.get_diagnostics_str(None)
-    mcmc.run(keys[0], *linear_data())
+    mcmc, data = sampler(kernel, progress_bar=True), linear_data()
+    mcmc.run(keys[0], *data)
     first, traced = mcmc.get_samples(), len(calls)
     mcmc.post_warmup_state = mcmc.last_state
-    mcmc.run(mcmc.last_state.rng_key, *linear_data())
-    assert len(calls) == traced
-    both = {k: np.concatenate([first[k], x]) for k, x in mcmc.get_samples().items()}
-    assert same(both, single.get_samples())
+    mcmc.run(mcmc.last_state.rng_key, *data)
+    assert len(calls) == traced + 1
+    one = single.last_state
+    assert np.array_equal(random.key_data(one.rng_key), random.key_data(mcmc.last_state.rng_key))
+    assert jax.tree.all(
+        jax.tree.map(
+            lambda a, b: jnp.allclose(a, b, rtol=1e-3, atol=1e-4), one.z, mcmc.last_state.z
+        )
+    )
+    for site, x in mcmc.get_samples().items():
+        both = jnp.concatenate([first[site], x])
+        assert jnp.allclose(both, single.get_samples()[site], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("chain_method", ["vectorized", "parallel"])
 def test_chain_methods_give_the_same_draws(name, keys, single, chain_method):
-    kernel = kernel_of(name, steps_per_sample=2)
-    mcmc = sampler(kernel, 2 * DRAWS, num_chains=2, chain_method=chain_method)
+    """The same random numbers; XLA may round a batched or otherwise compiled product differently."""
+    mcmc = sampler(kernel_of(name), 2 * DRAWS, num_chains=2, chain_method=chain_method)
     mcmc.run(keys, *linear_data())
     chains = mcmc.get_samples(group_by_chain=True)
     for site, expected in single.get_samples().items():
-        if chain_method == "parallel":
-            assert np.array_equal(chains[site][0], expected)
-        else:
-            # The same random numbers; a batched product may be summed in another order.
-            assert jnp.allclose(chains[site][0], expected, rtol=2e-3, atol=1e-4)
+        assert jnp.allclose(chains[site][0], expected, rtol=1e-4, atol=1e-5)
         assert not jnp.allclose(chains[site][1], expected, rtol=0.01)
+    one, many = single.last_state, mcmc.last_state
+    assert np.array_equal(random.key_data(one.rng_key), random.key_data(many.rng_key[0]))
+    assert one.i == many.i[0] == many.i[1]
 
 
 def test_pickles_with_its_results_and_starts_again(single):
@@ -151,12 +157,12 @@ def test_initial_params_are_honoured(name, keys):
 
 def test_divergence_keeps_the_last_finite_state(name, keys):
     data = linear_data()
-    kernel = kernel_of(name, steps_per_sample=3)
+    kernel = kernel_of(name)
     state = kernel.init(keys[0], WARMUP, None, data, {})
     bad = state._replace(z=state.z | {"w": jnp.array([0.3, 1e30])})
-    new = jax.jit(lambda state: kernel.sample(state, data, {}))(bad)
+    new = kernel.sample(bad, data, {})
     assert bool(new.diverging)
-    assert int(new.i) == 3
+    assert int(new.i) == 1
     assert all(jnp.all(jnp.isfinite(x)) for x in new.z.values())
 
 
