@@ -301,18 +301,21 @@ def test_data_spread_over_two_devices():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     data = linear_data()
-    spread = [jax.device_put(x, sharding) for x in data]
-    one = run(SGLD(linear, 1e-3), *data, warmup=2, draws=20, jit_model_args=True)
-    kernel = SGLD(linear, 1e-3, sharding=sharding)
-    two = run(kernel, *spread, warmup=2, draws=20, jit_model_args=True)
-    for site, x in one.get_samples().items():
-        assert jnp.allclose(two.get_samples()[site], x, rtol=1e-3, atol=1e-5)
-    compiled = (
-        jax.jit(lambda state, data: kernel.sample(state, data, {}))
-        .lower(two.last_state, spread)
-        .compile()
-    )
+    spread = tuple(jax.device_put(x, sharding) for x in data)
+    one, two = SGLD(linear, 1e-3), SGLD(linear, 1e-3, sharding=sharding)
+    states = [
+        kernel.init(random.key(0), 0, None, x, {}) for kernel, x in ((one, data), (two, spread))
+    ]
+    steps = [
+        jax.jit(lambda state, data, kernel=kernel: kernel.sample(state, data, {}))
+        for kernel in (one, two)
+    ]
+    compiled = steps[1].lower(states[1], spread).compile()
     assert "all-reduce" in compiled.as_text()
+    for _ in range(10):
+        states = [steps[0](states[0], data), steps[1](states[1], spread)]
+    for site, x in states[0].z.items():
+        assert jnp.allclose(states[1].z[site], x, rtol=1e-3, atol=1e-5)
     with pytest.raises(ValueError, match=r"subsample_size 5; spread over 2 devices"):
         start(partial(linear, subsample_size=5), *spread, sharding=sharding)
     with pytest.raises(ValueError, match=r"it must name the mesh axis"):

@@ -103,12 +103,12 @@ BLOCKS = {
 @pytest.mark.parametrize("integrator", BLOCKS)
 def test_gaussian_law(integrator):
     """
-    Blocks of 10 000 coordinates over 60 draws 10 transitions (3 units of time) apart.
+    Blocks of 5000 coordinates over 60 draws 10 transitions (3 units of time) apart.
 
     The correlation of z over 3 units at friction 1.5 and curvature 2 is below 0.15: variances have a relative error
-    of sqrt(2 * 1.05 / 600 000) = 0.19 %.
+    of sqrt(2 * 1.05 / 300 000) = 0.265 %.
     """
-    blocks, size = BLOCKS[integrator], 10_000
+    blocks, size = BLOCKS[integrator], 5000
     h, s2, V, M = (np.repeat([block[k] for block in blocks], size) for k in range(4))
     kernel = SGHMC(
         gaussian,
@@ -127,34 +127,34 @@ def test_gaussian_law(integrator):
         rows = slice(k * size, (k + 1) * size)
         expected = law(integrator, noise, known, curvature, mass)
         assert table is None or expected == pytest.approx(table, rel=1e-6)
-        within(jnp.var(z[:, rows]), expected, expected * 0.0019)
-        within(jnp.mean(z[:, rows]), -2.0, (expected * 1.35 / 600_000) ** 0.5)
+        within(jnp.var(z[:, rows]), expected, expected * 0.00265)
+        within(jnp.mean(z[:, rows]), -2.0, (expected * 1.35 / 300_000) ** 0.5)
         var_r = float(jnp.var(fields["r"][:, rows]))
         T_e = expected * curvature
         if integrator == "aboba":
             r = mass * T_e / (1 - EPS**2 * curvature / mass / 4)
-            within(var_r, r, r * 0.0019)
+            within(var_r, r, r * 0.00265)
             kinetic.append(T_e - EPS**2 * noise / mass * (1 + 2 * c) / 4)
         elif integrator == "baoab" and noise == 0:
-            within(var_r, mass, mass * 0.0019)
+            within(var_r, mass, mass * 0.00265)
     if kinetic:
-        within(jnp.mean(fields["kinetic_temperature"]), np.mean(kinetic), np.mean(kinetic) * 0.001)
+        within(jnp.mean(fields["kinetic_temperature"]), np.mean(kinetic), np.mean(kinetic) * 0.0014)
 
 
 @pytest.mark.parametrize(("integrator", "eps"), [("aboba", 0.1), ("baoab", 0.15)])
 def test_double_well(integrator, eps):
-    """E z^2 of U = -2 z^2 + z^4 by quadrature; the error is that of 60 nearly independent draws of 10 000."""
+    """E z^2 of U = -2 z^2 + z^4 by quadrature; the error is that of 60 nearly independent draws of 4000."""
     kernel = SGHMC(
-        from_potential(lambda z: -2 * z**2 + z**4, 10_000),
+        from_potential(lambda z: -2 * z**2 + z**4, 4000),
         eps,
         friction=1.0,
         integrator=integrator,
         steps_per_sample=30,
     )
     z = run(kernel, draws=60).get_samples()["z"]
-    error = float(jnp.std(jnp.mean(z**2, 0))) / 100
+    error = float(jnp.std(jnp.mean(z**2, 0))) / 4000**0.5
     assert abs(float(jnp.mean(z**2)) - 0.8327455) < 4 * error + 0.01
-    within(jnp.mean(z), 0.0, float(jnp.std(jnp.mean(z, 0))) / 100)
+    within(jnp.mean(z), 0.0, float(jnp.std(jnp.mean(z, 0))) / 4000**0.5)
 
 
 def test_noise_variance_from_warmup():
