@@ -37,11 +37,12 @@ __all__ = [
     "check_nonnegative",
     "check_positive",
     "continuous_latents",
-    "every_row",
     "has_density",
+    "every_row",
     "log_mean_exp",
     "mcmc_arguments",
     "normal_like",
+    "refuse_mutable",
     "posterior_guide",
     "seed_plates",
     "subsampled_plates",
@@ -144,7 +145,7 @@ class Implicit(dist.Distribution):
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         raise IntractableDensityError(
             "an Implicit site has no density, so log q cannot be computed; use an objective that only"
-            " needs samples: ImplicitELBO, DensityRatioELBO, SteinDiscrepancy, AmortizedMCMC or SVGD."
+            " needs samples: numpyro_ext.particles.SVGD, on a guide with sample_latent."
         )
 
 
@@ -168,6 +169,17 @@ class valid_plates(Messenger):
             raise ValueError(
                 f"plate '{msg['name']}' has subsample_size {subsample_size} but only {size} rows;"
                 f" use a subsample_size between 1 and {size}."
+            )
+
+
+class refuse_mutable(Messenger):
+    """Refuse a model with mutable state, which many particles at once would each want to update."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "mutable":
+            raise ValueError(
+                f"the model has the mutable site '{msg['name']}', which every particle would update in"
+                " its own way; make it a numpyro.param or pass it as an argument of the model."
             )
 
 

@@ -5,11 +5,14 @@ from numpyro_ext.diagnostics.discrepancy import (
     kernel_stein_discrepancy,
     maximum_mean_discrepancy,
 )
+from numpyro_ext.diagnostics.evidence import EvidenceBounds, evidence_bounds
 from numpyro_ext.diagnostics.full_data import full_data
 from numpyro_ext.diagnostics.psis import ParetoKhat, pareto_khat
 
 __all__ = [
+    "EvidenceBounds",
     "ParetoKhat",
+    "evidence_bounds",
     "full_data",
     "kernel_stein_discrepancy",
     "maximum_mean_discrepancy",

@@ -1,3 +1,45 @@
-"""Room: mcmc."""
+"""Kernels for ``MCMC(kernel, ...)`` that take one minibatch gradient per transition."""
 
-__all__: list[str] = []
+from numpyro_ext.mcmc.base import SGMCMCKernel
+from numpyro_ext.mcmc.geometry import ExpandedMean, recipe_correction
+from numpyro_ext.mcmc.gradients import SVRG, ControlVariate, MinibatchGradient
+from numpyro_ext.mcmc.kernel_hmc import KernelHMC, KernelHMCState
+from numpyro_ext.mcmc.minibatch import epoch_indices, keyed_permutation, replace_indices
+from numpyro_ext.mcmc.psgld import PSGLD, PSGLDState
+from numpyro_ext.mcmc.recipe import RecipeKernel, RecipeKernelState
+from numpyro_ext.mcmc.schedules import ConstantSchedule, CyclicalSchedule, PolynomialSchedule
+from numpyro_ext.mcmc.sghmc import SGHMC, SGHMCState
+from numpyro_ext.mcmc.sgld import SGLD, SGLDState
+from numpyro_ext.mcmc.sgnht import SGNHT, SGNHTState
+from numpyro_ext.mcmc.sgrld import SGRLD
+from numpyro_ext.mcmc.simplex import GammaSimplexReparam, simplex_langevin_step
+
+__all__ = [
+    "ConstantSchedule",
+    "ControlVariate",
+    "CyclicalSchedule",
+    "ExpandedMean",
+    "GammaSimplexReparam",
+    "KernelHMC",
+    "KernelHMCState",
+    "MinibatchGradient",
+    "PSGLD",
+    "PSGLDState",
+    "PolynomialSchedule",
+    "RecipeKernel",
+    "RecipeKernelState",
+    "SGHMC",
+    "SGHMCState",
+    "SGLD",
+    "SGLDState",
+    "SGMCMCKernel",
+    "SGNHT",
+    "SGNHTState",
+    "SGRLD",
+    "SVRG",
+    "epoch_indices",
+    "keyed_permutation",
+    "recipe_correction",
+    "replace_indices",
+    "simplex_langevin_step",
+]

@@ -125,11 +125,15 @@ class RadialKernel(BaseKernel):
         x, y = as_point_pair(x, y)
         return self.resolve(x).phi(squared_distances(x, y))
 
+    def value_and_weight(self, x: Array, y: Array) -> tuple[Array, Array]:
+        r"""``(K, W)`` with :math:`\nabla_y k(x_i, y_j) = W_{ij} (x_i - y_j)`, from one distance matrix."""
+        x, y = as_point_pair(x, y)
+        kernel, s = self.resolve(x), squared_distances(x, y)
+        return kernel.phi(s), -2.0 * kernel.dphi(s)
+
     def grad_y(self, x: Array, y: Array) -> Float[Array, "n m d"]:
         """Gradient in the second argument."""
-        x, y = as_point_pair(x, y)
-        slope = -2.0 * self.resolve(x).dphi(squared_distances(x, y))
-        return slope[:, :, None] * (x[:, None, :] - y[None, :, :])
+        return self.value_and_weight(x, y)[1][:, :, None] * (x[:, None, :] - y[None, :, :])
 
     def grad_x(self, x: Array, y: Array) -> Float[Array, "n m d"]:
         """Gradient in the first argument."""

@@ -1,0 +1,130 @@
+"""Bounds of the log evidence from the importance weights of a fitted guide."""
+
+from collections.abc import Sequence
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class EvidenceBounds(NamedTuple):
+    """What :func:`evidence_bounds` returns, in nats."""
+
+    alphas: tuple[float, ...]
+    """The orders, as they were given."""
+    values: np.ndarray
+    """``(len(alphas),)``: the bound of each order, summed over units."""
+    standard_errors: np.ndarray
+    """``(len(alphas),)``: Monte Carlo standard error of each bound."""
+    log_evidence: float
+    """The bound of order 0: importance sampling's estimate of ``log p(x)``."""
+    log_evidence_se: float
+    """Its standard error."""
+    effective_sample_size: np.ndarray
+    """``(*units)``: ``1 / sum w^2`` of the normalised weights w, between 1 and S."""
+    max_weight_share: np.ndarray
+    """``(*units)``: the largest normalised weight."""
+
+
+def evidence_bounds(
+    log_weights: Any, *, alphas: Sequence[float] = (1.0, 0.5, 0.0, -1.0)
+) -> EvidenceBounds:
+    r"""Sandwich of the log evidence by variational Renyi bounds of several orders,
+
+    .. math::
+        \hat L_\alpha = \frac{1}{1 - \alpha} \log \frac{1}{S} \sum_{s=1}^{S} e^{(1 - \alpha)\, lw_s},
+        \qquad lw_s = \log p(x, z_s) - \log q(z_s), \quad z_s \sim q,
+
+    in nats. ``alpha=1`` is the mean of the log weights, the ELBO; orders above 0 are lower bounds, 0
+    estimates the evidence itself, orders below 0 are upper bounds (``1 - n`` is the chi upper bound of
+    order n). They do not increase in alpha. The standard error is that of the delta method,
+
+    .. math::
+        \mathrm{se} = \frac{\mathrm{sd}(r)}{\sqrt{S}\, |1 - \alpha|}, \qquad
+        r_s = \frac{S e^{(1 - \alpha)\, lw_s}}{\sum_j e^{(1 - \alpha)\, lw_j}},
+
+    and ``sd(lw) / sqrt(S)`` for ``alpha=1``. Each unit (the axes after the first) is bounded separately, then
+    summed; the errors are added in squares.
+
+    **Biased.** For alpha below 1 the estimate is biased downwards, so an upper bound may come out below the
+    evidence. **It fails** if a few weights carry everything: with an effective sample size under 50
+    neither the bounds below ``alpha=1`` nor their errors say anything.
+
+    The arithmetic is in double precision. A weight of ``-inf`` (no density at that draw) is legal; where
+    it makes a bound infinite the standard error is infinite as well.
+
+    :param log_weights: ``(S,)`` or ``(S, *units)``, from :func:`numpyro_ext.objectives.log_weights`.
+    :param alphas: finite orders of Renyi's divergence, q first.
+    :return: an :class:`EvidenceBounds`.
+
+    **References:**
+
+    1. *Renyi divergence variational inference*, Yingzhen Li, Richard E. Turner, NIPS 2016 (Theorem 1).
+    2. *Variational inference via chi upper bound minimization*, Adji B. Dieng, Dustin Tran, Rajesh
+       Ranganath, John Paisley, David M. Blei, NIPS 2017 (the sandwich, Section 2).
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_ext.diagnostics import evidence_bounds
+        >>> bounds = evidence_bounds([-1.2, 0.3, -2.5, 0.9, -0.1, -4.0])
+        >>> for alpha, value in zip(bounds.alphas, bounds.values):
+        ...     print(f"{alpha:4} {value:.4f}")
+         1.0 -1.1000
+         0.5 -0.5089
+         0.0 -0.1594
+        -1.0 0.1908
+        >>> print(f"{bounds.effective_sample_size:.1f} draws in effect, of 6")
+        3.0 draws in effect, of 6
+    """
+    lw = np.asarray(log_weights, np.float64)
+    if lw.ndim == 0 or lw.shape[0] < 2:
+        raise ValueError(
+            f"log_weights has shape {lw.shape}; it must be (S,) or (S, *units) with at least 2 draws."
+        )
+    if np.any(np.isnan(lw) | np.isposinf(lw)):
+        raise ValueError(
+            "log_weights holds nan or inf; check the model and the guide at the draws where it does."
+        )
+    orders = tuple(float(alpha) for alpha in alphas)
+    if not all(math.isfinite(alpha) for alpha in orders):
+        raise ValueError(f"alphas is {orders}; every order must be a finite number.")
+    bounds = [_bound(lw, 1 - alpha) for alpha in orders]
+    log_evidence, log_evidence_se = _bound(lw, 1.0)
+    share = _shares(lw, 1.0)
+    return EvidenceBounds(
+        alphas=orders,
+        values=np.array([value for value, _ in bounds]),
+        standard_errors=np.array([se for _, se in bounds]),
+        log_evidence=log_evidence,
+        log_evidence_se=log_evidence_se,
+        effective_sample_size=1 / np.sum(share**2, 0),
+        max_weight_share=np.max(share, 0),
+    )
+
+
+def _bound(lw: np.ndarray, a: float) -> tuple[float, float]:
+    """The bound of order ``1 - a``, summed over units, and its standard error."""
+    num_samples = lw.shape[0]
+    if a == 0:
+        value, ratio, divisor = np.mean(lw, 0), lw, 1.0
+    else:
+        shift = np.max(a * lw, 0)
+        shift = np.where(np.isfinite(shift), shift, 0.0)
+        with np.errstate(divide="ignore", over="ignore"):
+            value = (shift + np.log(np.mean(np.exp(a * lw - shift), 0))) / a
+        ratio, divisor = num_samples * _shares(lw, a), abs(a)
+    if not np.all(np.isfinite(value)):
+        return float(np.sum(value)), math.inf
+    variance = np.var(ratio, 0, ddof=1) / (num_samples * divisor**2)
+    return float(np.sum(value)), float(np.sqrt(np.sum(variance)))
+
+
+def _shares(lw: np.ndarray, a: float) -> np.ndarray:
+    """Normalised weights ``w ~ exp(a lw)``; nan in a unit where none is positive and finite."""
+    t = a * lw
+    shift = np.max(t, 0)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        e = np.exp(t - np.where(np.isfinite(shift), shift, 0.0))
+        return e / np.sum(e, 0)

@@ -1,0 +1,228 @@
+"""Row indices of a minibatch in O(batch) work and memory, however many rows there are."""
+
+import math
+from typing import NamedTuple
+
+from jax import Array, lax, random
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+
+from numpyro_ext.util import check_count
+
+__all__ = [
+    "PlateState",
+    "check_batches",
+    "draw_indices",
+    "epoch_indices",
+    "keyed_permutation",
+    "num_devices",
+    "replace_indices",
+    "start_plates",
+]
+
+_ROUNDS = 8
+
+
+class PlateState(NamedTuple):
+    """
+    Where one plate of one chain stands in its passes over the data:
+
+     - **epoch** - number of passes completed.
+     - **offset** - rows of the current pass already used, less than the size of the plate.
+     - **rng_key** - fixed over the chain; the order of pass ``epoch`` is a function of it.
+    """
+
+    epoch: Array
+    offset: Array
+    rng_key: Array
+
+
+def replace_indices(rng_key: Array, size: int, batch_size: int) -> Array:
+    """
+    ``batch_size`` independent, uniform row numbers out of ``0 .. size - 1``.
+
+    :param rng_key: random number generator key.
+    :param int size: number of rows N, at most ``2**31 - 1``.
+    :param int batch_size: number of indices B; a row may occur twice.
+    :return: ``(B,)`` integers.
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> from numpyro_ext.mcmc import replace_indices
+        >>> replace_indices(random.key(0), 10_000_000, 4).shape
+        (4,)
+    """
+    return random.randint(rng_key, (batch_size,), 0, size, jnp.int32)
+
+
+def _mix(x: Array, key: Array) -> Array:
+    """A 32-bit multiply-xorshift hash (the finalizer of MurmurHash3)."""
+    x = x ^ key
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+
+def _permute(keys: Array, i: Array, size: int) -> Array:
+    """``i`` encrypted by an alternating Feistel network; ``keys`` is ``(rounds,)`` or ``(rounds, B)``."""
+    bits = max(2, (size - 1).bit_length())
+    low = bits - bits // 2
+    mask_left, mask_right = jnp.uint32((1 << (bits // 2)) - 1), jnp.uint32((1 << low) - 1)
+
+    def encrypt(x: Array) -> Array:
+        left, right = x >> low, x & mask_right
+        for k in range(_ROUNDS):
+            if k % 2 == 0:
+                left = left ^ (_mix(right, keys[k]) & mask_left)
+            else:
+                right = right ^ (_mix(left, keys[k]) & mask_right)
+        return (left << low) | right
+
+    # Cycle walking: a value outside the rows is encrypted again. Starting from a row, the walk ends at a
+    # row, and two walks never meet, so the rows are permuted among themselves.
+    return lax.while_loop(
+        lambda x: jnp.any(x >= size),
+        lambda x: jnp.where(x >= size, encrypt(x), x),
+        encrypt(i.astype(jnp.uint32)),
+    )
+
+
+def _round_keys(rng_key: Array) -> Array:
+    return random.bits(rng_key, (_ROUNDS,), jnp.uint32)
+
+
+def keyed_permutation(rng_key: Array, i: Array, size: int) -> Array:
+    r"""
+    A pseudo-random bijection of ``0 .. size - 1``, evaluated at the places ``i`` alone.
+
+    The number is written with :math:`b = \max(2, \lceil\log_2 N\rceil)` bits, split into halves
+    :math:`L, R`, and goes through a Feistel network: :math:`L \leftarrow L \oplus F_k(R)` in even rounds,
+    :math:`R \leftarrow R \oplus F_k(L)` in odd ones, repeated while the result is not below N. This is a
+    bijection for any F, so no array of N numbers is needed; it is not a uniform draw among all N!
+    permutations.
+
+    :param rng_key: random number generator key; another key is another permutation.
+    :param i: integers in ``0 .. size - 1``, of any shape.
+    :param int size: number of rows N, at most ``2**31 - 1``.
+    :return: the images of ``i``, with its shape and type.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from jax import random
+        >>> from numpyro_ext.mcmc import keyed_permutation
+        >>> order = keyed_permutation(random.key(0), jnp.arange(10), 10)
+        >>> sorted(order.tolist())
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    """
+    check_count("size", size)
+    i = jnp.asarray(i)
+    return _permute(_round_keys(rng_key), i, size).astype(i.dtype)
+
+
+def epoch_indices(
+    rng_key: Array, epoch: Array, offset: Array, size: int, batch_size: int
+) -> tuple[Array, Array, Array]:
+    """
+    The next minibatch of a pass over the rows in which each row occurs once.
+
+    Pass ``epoch`` visits the rows in the order ``keyed_permutation(fold_in(rng_key, epoch), ., size)``. A
+    batch that starts near the end of a pass goes on with the first rows of the next pass.
+
+    :param rng_key: random number generator key, the same at every call of one chain.
+    :param epoch: number of passes completed.
+    :param offset: rows of the current pass that are used already, less than ``size``.
+    :param int size: number of rows N, at most ``2**31 - 1``.
+    :param int batch_size: number of indices B, at most ``size``.
+    :return: ``(B,)`` integers, and the ``epoch`` and ``offset`` of the next call.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from jax import random
+        >>> from numpyro_ext.mcmc import epoch_indices
+        >>> rows, epoch, offset = [], jnp.uint32(0), jnp.uint32(0)
+        >>> for _ in range(3):
+        ...     idx, epoch, offset = epoch_indices(random.key(0), epoch, offset, 6, 2)
+        ...     rows += idx.tolist()
+        >>> sorted(rows), int(epoch), int(offset)
+        ([0, 1, 2, 3, 4, 5], 1, 0)
+    """
+    if not 1 <= batch_size <= size:
+        raise ValueError(f"batch_size is {batch_size}; with {size} rows it must be 1 to {size}.")
+    epoch, offset = jnp.asarray(epoch), jnp.asarray(offset).astype(jnp.uint32)
+    place = offset + jnp.arange(batch_size, dtype=jnp.uint32)
+    next_pass = place >= size
+    place = jnp.where(next_pass, place - jnp.uint32(size), place)
+    keys = [_round_keys(random.fold_in(rng_key, e))[:, None] for e in (epoch, epoch + 1)]
+    idx = _permute(jnp.where(next_pass, keys[1], keys[0]), place, size).astype(jnp.int32)
+    end = offset + jnp.uint32(batch_size)
+    over = end >= size
+    return idx, epoch + over.astype(epoch.dtype), jnp.where(over, end - jnp.uint32(size), end)
+
+
+def start_plates(
+    rng_key: Array, plates: dict[str, tuple[int, int]], policy: str
+) -> dict[str, PlateState]:
+    """The counters of a new chain: none for ``"replace"``."""
+    if policy == "replace" or not plates:
+        return {}
+    keys = random.split(rng_key, len(plates))
+    zero = jnp.zeros((), jnp.uint32)
+    return {name: PlateState(zero, zero, key) for name, key in zip(plates, keys, strict=True)}
+
+
+def draw_indices(
+    rng_key: Array,
+    counters: dict[str, PlateState],
+    plates: dict[str, tuple[int, int]],
+    sharding: NamedSharding | None = None,
+) -> tuple[dict[str, Array], dict[str, PlateState]]:
+    """One minibatch of every plate, each drawn independently, and the counters after it."""
+    idx, after = {}, {}
+    # With partitionable keys `split` costs one small kernel; one plate does without it.
+    keys = random.split(rng_key, len(plates)) if len(plates) > 1 else [rng_key]
+    for (name, (size, batch_size)), key in zip(plates.items(), keys, strict=False):
+        if name in counters:
+            plate_key = counters[name].rng_key
+            idx[name], epoch, offset = epoch_indices(
+                plate_key, counters[name].epoch, counters[name].offset, size, batch_size
+            )
+            after[name] = PlateState(epoch, offset, plate_key)
+        else:
+            idx[name] = replace_indices(key, size, batch_size)
+        if sharding is not None:
+            idx[name] = lax.with_sharding_constraint(idx[name], sharding)
+    return idx, after
+
+
+def num_devices(sharding: NamedSharding | None) -> int:
+    """The number of devices over which a batch is spread."""
+    if sharding is None:
+        return 1
+    if not isinstance(sharding, NamedSharding):
+        raise TypeError(f"sharding is {sharding!r}; it must be a jax.sharding.NamedSharding.")
+    if len(sharding.spec) != 1 or sharding.spec[0] is None:
+        raise ValueError(
+            f"sharding has the spec {sharding.spec}; it must name the mesh axis of the rows, such as P('data')."
+        )
+    axes = sharding.spec[0] if isinstance(sharding.spec[0], tuple) else (sharding.spec[0],)
+    types = dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))
+    for axis in axes:
+        if types[axis] != AxisType.Auto:
+            raise ValueError(
+                f"mesh axis '{axis}' is of type {types[axis]}; it must be AxisType.Auto, as in"
+                f" jax.make_mesh(..., axis_types=(AxisType.Auto,))."
+            )
+    return math.prod(sharding.mesh.shape[axis] for axis in axes)
+
+
+def check_batches(plates: dict[str, tuple[int, int]], devices: int) -> None:
+    """A ``ValueError`` if a batch cannot be spread evenly over the devices."""
+    for name, (_, batch_size) in plates.items():
+        if batch_size % devices:
+            raise ValueError(
+                f"plate '{name}' has subsample_size {batch_size}; spread over {devices} devices it must be"
+                f" a multiple of {devices}."
+            )

@@ -1,0 +1,114 @@
+"""Step sizes as functions of the transition number ``i``, counted from 0; all can be traced."""
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from numpyro_ext.util import check_count, check_nonnegative, check_positive
+
+__all__ = ["ConstantSchedule", "CyclicalSchedule", "PolynomialSchedule"]
+
+
+class ConstantSchedule:
+    """
+    The same value at every transition; what a plain float stands for.
+
+    :param float value: the value, positive for a step size.
+
+    .. doctest::
+
+        >>> from numpyro_ext.mcmc import ConstantSchedule
+        >>> ConstantSchedule(0.1)(7)
+        0.1
+    """
+
+    def __init__(self, value: float) -> None:
+        check_nonnegative("value", value)
+        self.value = value
+
+    def __call__(self, i: jax.typing.ArrayLike) -> float:
+        return self.value
+
+
+class PolynomialSchedule:
+    r"""
+    Polynomial decay :math:`\epsilon_i = a (b + i)^{-\gamma}`.
+
+    Draws converge to the posterior for :math:`1/2 < \gamma \le 1` when averages are weighted by the step
+    size, :math:`\sum_i \epsilon_i f(z_i) / \sum_i \epsilon_i` [1, eq. 5]. Other exponents are allowed and keep a bias.
+
+    :param float a: scale.
+    :param float b: shift; the first step is :math:`a b^{-\gamma}`.
+    :param float gamma: exponent.
+
+    **References:**
+
+    1. *Bayesian Learning via Stochastic Gradient Langevin Dynamics*, Max Welling, Yee Whye Teh (ICML 2011)
+
+    .. doctest::
+
+        >>> from numpyro_ext.mcmc import SGLD, PolynomialSchedule
+        >>> print(f"{PolynomialSchedule(2.0, 3.0, 0.5)(6):.4f}")
+        0.6667
+        >>> kernel = SGLD(lambda: None, PolynomialSchedule(0.01, 10.0))
+    """
+
+    def __init__(self, a: float, b: float = 1.0, gamma: float = 0.55) -> None:
+        check_positive("a", a)
+        check_positive("b", b)
+        check_nonnegative("gamma", gamma)
+        self.a, self.b, self.gamma = a, b, gamma
+
+    def __call__(self, i: jax.typing.ArrayLike) -> Array:
+        return self.a * jnp.power(self.b + jnp.asarray(i, float), -self.gamma)
+
+
+class CyclicalSchedule:
+    r"""
+    Cosine cycles with a warm restart, for posteriors with several modes.
+
+    With :math:`L` = ``cycle_length`` and :math:`q = (i \bmod L)/L`,
+
+    .. math::
+
+        \epsilon_i = \tfrac{1}{2}\,\text{peak}\,(\cos(\pi q) + 1).
+
+    While :math:`q <` ``exploration`` the kernel runs at temperature 0 (descent with large steps) and the draw is
+    marked ``sampling=False`` in the extra fields: drop these draws. Afterwards it runs at its own temperature.
+    Reference [1] indexes from 1 and rounds its cycles up; here ``i`` counts from 0 and every cycle has L transitions.
+
+    :param float peak: step size at the start of a cycle.
+    :param int cycle_length: transitions in a cycle.
+    :param float exploration: share of a cycle that explores, in :math:`[0, 1)`.
+
+    **References:**
+
+    1. *Cyclical Stochastic Gradient MCMC for Bayesian Deep Learning*, Ruqi Zhang, Chunyuan Li, Jianyi Zhang, Changyou
+       Chen, Andrew Gordon Wilson (ICLR 2020), eq. 1 and algorithm 1
+
+    .. doctest::
+
+        >>> from numpyro_ext.mcmc import CyclicalSchedule
+        >>> schedule = CyclicalSchedule(0.4, 4)
+        >>> [round(float(schedule(i)), 4) for i in range(5)]
+        [0.4, 0.3414, 0.2, 0.0586, 0.4]
+        >>> [bool(schedule.sampling(i)) for i in range(4)]
+        [False, True, True, True]
+    """
+
+    def __init__(self, peak: float, cycle_length: int, *, exploration: float = 0.25) -> None:
+        check_positive("peak", peak)
+        check_count("cycle_length", cycle_length)
+        if not 0 <= exploration < 1:
+            raise ValueError(f"exploration is {exploration!r}; it must be in [0, 1).")
+        self.peak, self.cycle_length, self.exploration = peak, cycle_length, exploration
+
+    def _phase(self, i: jax.typing.ArrayLike) -> Array:
+        return jnp.mod(jnp.asarray(i), self.cycle_length) / self.cycle_length
+
+    def __call__(self, i: jax.typing.ArrayLike) -> Array:
+        return 0.5 * self.peak * (jnp.cos(jnp.pi * self._phase(i)) + 1)
+
+    def sampling(self, i: jax.typing.ArrayLike) -> Array:
+        """Whether transition ``i`` belongs to the sampling stage."""
+        return self._phase(i) >= self.exploration

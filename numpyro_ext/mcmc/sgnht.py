@@ -1,0 +1,171 @@
+"""Stochastic gradient Nose-Hoover thermostat: Ding et al. (2014), algorithm 2."""
+
+from typing import Any, NamedTuple, Unpack
+
+from jax import Array, random
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_ext._typing import Model, Sites
+from numpyro_ext.mcmc._grad_fn import GradFn
+from numpyro_ext.mcmc.base import Common, Schedule, SGMCMCKernel
+from numpyro_ext.mcmc.minibatch import PlateState
+from numpyro_ext.util import check_choice, check_positive
+
+__all__ = ["SGNHT", "SGNHTState"]
+
+
+class SGNHTState(NamedTuple):
+    """
+    State of one chain: the fields of :class:`SGLDState`, and
+
+     - **r** - momentum, ``(n,)`` in the order of the ravelled ``z`` (sites sorted by name).
+     - **thermostat** - friction xi that was found: ``()`` for ``thermostat="scalar"``, ``(number of sites,)`` in the
+       order of their sorted names for ``"per_site"``, ``(n,)`` for ``"per_parameter"``.
+     - **kinetic_temperature** - mean of ``r^2`` over all n.
+    """
+
+    i: Array
+    z: Sites
+    potential_energy: Array
+    grad_norm: Array
+    step_size: Array
+    diverging: Array
+    sampling: Array
+    gradient: Any
+    plates: dict[str, PlateState]
+    r: Array
+    thermostat: Array
+    kinetic_temperature: Array
+    rng_key: Array
+
+
+class SGNHT(SGMCMCKernel):
+    r"""
+    Stochastic gradient Nose-Hoover thermostat [1]: a friction that adapts until the temperature is right.
+
+    .. math::
+
+        dz = r\, dt, \quad dr = -\nabla U\, dt - \xi r\, dt + \sqrt{2 C T}\, dW, \quad
+        d\xi = \tfrac{n_g}{\mu} \bigl(\tfrac{1}{n_g} |r|^2 - T\bigr)\, dt,
+
+    with unit mass, :math:`n_g` coordinates to a thermostat and its mass :math:`\mu`. One step, with
+    :math:`\xi(0) = C` and :math:`c = e^{-\xi\epsilon}`:
+
+    .. math::
+
+        r' &= c\, r + \tfrac{1 + c}{2} \bigl(-\epsilon g(z) + \sqrt{2 C T \epsilon}\, \zeta\bigr), \quad
+        z' = z + \epsilon r' \\
+        \xi' &= \xi + \epsilon \tfrac{n_g}{\mu} \bigl(\operatorname{mean}_g r'^2 - T\bigr)
+
+    Gradient noise of unknown variance :math:`s^2` is injected noise that nobody declared, and :math:`\xi` finds it:
+    at stationarity :math:`\xi \approx C + \epsilon s^2 / (2T)`, and a Gaussian target has its variance T/h at any step
+    (with many coordinates to a thermostat). The step is of the order of a posterior standard deviation, as for
+    :class:`SGHMC`; the paper's ``h`` is :math:`\epsilon`, its ``A`` is C, and its thermostat has
+    :math:`\mu = n_g`, the default here for 10 coordinates or more.
+
+    A scalar thermostat makes the *average* temperature right: parts of the model with unequal gradient noise end at
+    unequal temperatures, too hot and too cold. ``"per_parameter"`` heals this [2], at the price of fluctuations of
+    :math:`\xi` with variance :math:`T/\mu`, which bias coordinates by a few percent where :math:`\mu` is near 1. The
+    noise must not vary much along the chain. Once
+    :math:`\epsilon C + \epsilon^2 s^2 / (2T) \ge 2 - \epsilon^2 h/2` no friction is enough and :math:`\xi` runs away:
+    ``thermostat`` shows it, and at last ``diverging``.
+
+    :param model: Python callable containing NumPyro primitives.
+    :param step_size: positive float or schedule, in units of time.
+    :param float friction: C, the injected noise level, a rate in 1/time.
+    :param str thermostat: ``"scalar"``, ``"per_site"`` or ``"per_parameter"``: the coordinates that share a friction.
+    :param float thermal_mass: :math:`\mu`; by default the larger of :math:`n_g` and 10 for each thermostat.
+    :param common: keyword arguments of :class:`SGMCMCKernel`: ``temperature``, ``gradient``, ``minibatch``,
+        ``steps_per_sample``, ``sharding``, ``init_strategy``.
+
+    **References:**
+
+    1. *Bayesian Sampling Using Stochastic Gradient Thermostats*, Nan Ding, Youhan Fang, Ryan Babbush, Changyou Chen,
+       Robert D. Skeel, Hartmut Neven (NeurIPS 2014), algorithm 2
+    2. *Adaptive Thermostats for Noisy Gradient Systems*, Benedict Leimkuhler, Xiaocheng Shang (SIAM Journal on
+       Scientific Computing, 2016)
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from jax import random
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_ext.mcmc import SGNHT
+        >>> def model(x):
+        ...     loc = numpyro.sample("loc", dist.Normal(0, 10))
+        ...     with numpyro.plate("data", len(x), subsample_size=10) as idx:
+        ...         numpyro.sample("x", dist.Normal(loc, 1), obs=x[idx])
+        >>> x = jnp.sin(jnp.arange(100.0)) + 3
+        >>> mcmc = MCMC(SGNHT(model, 0.02), num_warmup=200, num_samples=2000, progress_bar=False)
+        >>> mcmc.run(random.key(0), x)
+        >>> abs(mcmc.get_samples()["loc"].mean() - 3) < 0.1
+        Array(True, dtype=bool)
+    """
+
+    state_class = SGNHTState
+
+    def __init__(
+        self,
+        model: Model,
+        step_size: float | Schedule,
+        *,
+        friction: float = 1.0,
+        thermostat: str = "scalar",
+        thermal_mass: float | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(model, step_size, **common)
+        check_positive("friction", friction)
+        check_choice("thermostat", thermostat, ("scalar", "per_site", "per_parameter"))
+        if thermal_mass is not None:
+            check_positive("thermal_mass", thermal_mass)
+        self._friction = friction
+        self._thermostat = thermostat
+        self._thermal_mass = thermal_mass
+
+    def redraw_momentum(self, rng_key: Array, z: Array, T: Array) -> dict[str, Array]:
+        return {"r": jnp.sqrt(T) * random.normal(rng_key, z.shape, z.dtype)}
+
+    def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
+        shape = {"scalar": (), "per_site": (len(self._sizes()),), "per_parameter": z.shape}
+        return self.redraw_momentum(rng_key, z, self.temperature_at(0, z.dtype)) | {
+            "thermostat": jnp.full(shape[self._thermostat], self._friction, z.dtype),
+            "kinetic_temperature": jnp.zeros((), z.dtype),
+        }
+
+    def step(
+        self, rng_key: Array, state: SGNHTState, z: Array, grad_fn: GradFn, eps: Array, T: Array
+    ) -> tuple[Array, dict[str, Array], Array, Array]:
+        xi, C = state.thermostat, jnp.asarray(self._friction, z.dtype)
+        potential, g = grad_fn(z)
+        zeta = random.normal(rng_key, z.shape, z.dtype)
+        c = jnp.exp(-self._spread(xi, z) * eps)
+        r = c * state.r + (1 + c) / 2 * (-eps * g + jnp.sqrt(2 * C * T * eps) * zeta)
+        z = z + eps * r
+        K, size = self._group_means(r**2)
+        mass = np.maximum(size, 10) if self._thermal_mass is None else self._thermal_mass
+        xi = xi + eps * jnp.asarray(size / mass, z.dtype) * (K - T)
+        return z, {"r": r, "thermostat": xi, "kinetic_temperature": jnp.mean(r**2)}, potential, g
+
+    def _sizes(self) -> np.ndarray:
+        """The number of coordinates of each site, in the order of the ravelled ``z``."""
+        assert self._prepared is not None
+        like = self._prepared.like
+        return np.array([np.prod(like[name].shape, dtype=int) for name in sorted(like)])
+
+    def _spread(self, xi: Array, z: Array) -> Array:
+        """The thermostat of each coordinate."""
+        if self._thermostat == "per_site":
+            return jnp.repeat(xi, self._sizes(), total_repeat_length=len(z))
+        return xi
+
+    def _group_means(self, x: Array) -> tuple[Array, np.ndarray]:
+        """Means over the coordinates of each thermostat, and their numbers."""
+        if self._thermostat == "scalar":
+            return jnp.mean(x), np.array(len(x))
+        if self._thermostat == "per_parameter":
+            return x, np.array(1)
+        sizes = self._sizes()
+        pieces = jnp.split(x, np.cumsum(sizes)[:-1])
+        return jnp.stack([jnp.mean(piece) for piece in pieces]), sizes

@@ -1,0 +1,104 @@
+"""An order alpha that changes from step to step, and the counter that tells the loss the step."""
+
+from collections.abc import Callable
+from functools import update_wrapper
+import math
+from typing import Any
+
+from jax import Array
+from jax.core import Tracer
+import jax.numpy as jnp
+from numpyro.primitives import mutable
+
+from numpyro_ext._typing import Model
+
+STEP = "_objective_step"
+
+Order = float | Array | Callable[[Array], Any]
+"""An order: a number, a traced scalar, or a schedule ``step -> alpha``."""
+
+
+def check_alpha(alpha: Any, *, finite: bool = False) -> Any:
+    """``alpha`` as a float, unless it is traced or a schedule; an error if it is no order."""
+    if callable(alpha) or isinstance(alpha, Tracer):
+        return alpha
+    if isinstance(alpha, (bool, str, complex)) or jnp.ndim(alpha) or jnp.iscomplexobj(alpha):
+        raise TypeError(f"alpha is {alpha!r}; it must be a real number, or a callable of the step.")
+    try:
+        alpha = float(alpha)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"alpha is {alpha!r}; it must be a real number, or a callable of the step."
+        ) from None
+    if math.isnan(alpha):
+        raise ValueError("alpha is nan; it must be a number between -inf and inf.")
+    if finite and math.isinf(alpha):
+        raise ValueError(
+            f"alpha is {alpha}; only VRELBO with another gradient than 'dreg' takes an infinite order,"
+            " here it must be finite."
+        )
+    return alpha
+
+
+def alpha_at(alpha: Any, state: dict[str, Any]) -> Any:
+    """The order of this update; ``state`` holds the guide's mutable sites."""
+    if not callable(alpha):
+        return alpha
+    if STEP not in state:
+        raise ValueError(
+            "alpha is a callable of the step, but the guide does not count steps; give SVI the guide"
+            " count_steps(guide)."
+        )
+    return alpha(state[STEP]["step"])
+
+
+def advance_step(state: dict[str, Any]) -> dict[str, Any]:
+    if STEP not in state:
+        return state
+    return {**state, STEP: {"step": state[STEP]["step"] + 1}}
+
+
+class _StepCounted:
+    def __init__(self, guide: Model) -> None:
+        self.guide = guide
+        update_wrapper(self, guide, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        initial: Any = {"step": jnp.zeros((), jnp.int32)}
+        mutable(STEP, initial)
+        return self.guide(*args, **kwargs)
+
+
+def count_steps(guide: Model) -> Model:
+    r"""Wrap a guide so that the objectives of this room know the number of the update.
+
+    The wrapped guide declares the mutable site ``"_objective_step"``, ``{"step": 0}`` at first; each
+    ``svi.update`` with an objective of this room adds one, whatever the number of particles. An order
+    that is a callable, ``VRELBO(lambda i: ...)``, reads it.
+
+    ``svi.evaluate`` passes no mutable state (so NumPyro), hence it sees step 0. Methods of the
+    guide (``sample_posterior``, ``median``) stay on the guide that was wrapped.
+
+    :param guide: Python callable with NumPyro primitives, an auto guide for example.
+    :return: a guide with the same sites and the counter.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, optax, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_ext.objectives import VRELBO, count_steps
+        >>> def model():
+        ...     numpyro.sample("z", dist.Normal(3., 2.))
+        >>> guide = AutoNormal(model)
+        >>> loss = VRELBO(lambda i: jnp.minimum(i / 200., 1.))  # from importance weighting to VI
+        >>> svi = SVI(model, count_steps(guide), optax.adam(0.05), loss)
+        >>> result = svi.run(jax.random.key(0), 300, progress_bar=False)
+        >>> int(result.state.mutable_state["_objective_step"]["step"])
+        300
+    """
+    if not callable(guide):
+        raise TypeError(f"guide is {guide!r}; count_steps wraps a callable guide.")
+    return _StepCounted(guide)

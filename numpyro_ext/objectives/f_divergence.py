@@ -1,0 +1,237 @@
+"""f-divergences and the tail-adaptive one (Wang, Liu and Liu, 2018)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+import math
+from typing import Any
+
+import jax
+from jax import Array
+from jax.lax import stop_gradient
+import jax.numpy as jnp
+from jax.scipy.special import logsumexp
+
+from numpyro_ext._typing import Model, Params
+from numpyro_ext.objectives._gradients import path_only
+from numpyro_ext.objectives._log_weights import Engine, MapT, ParticleELBO
+from numpyro_ext.objectives._power_mean import power_mean, weighted_surrogate
+from numpyro_ext.util import check_choice
+
+Weighting = Callable[[Array], tuple[Array, Array]]
+"""``s = log t`` of shape ``(K, *units)`` to ``f(t) - f(1)`` and ``gamma_f(t)``, both of that shape."""
+
+
+def _kl_qp(s: Array) -> tuple[Array, Array]:
+    return -s, jnp.ones_like(s)
+
+
+def _kl_pq(s: Array) -> tuple[Array, Array]:
+    t = jnp.exp(s)
+    return t * jnp.where(t == 0, 0.0, s), t
+
+
+def _chi2(s: Array) -> tuple[Array, Array]:
+    return jnp.expm1(s) ** 2, 2 * jnp.exp(2 * s)
+
+
+def _hellinger(s: Array) -> tuple[Array, Array]:
+    return jnp.expm1(s / 2) ** 2, jnp.exp(s / 2) / 2
+
+
+_NAMED: dict[str, Weighting] = {
+    "chi2": _chi2,
+    "hellinger": _hellinger,
+    "kl_pq": _kl_pq,
+    "kl_qp": _kl_qp,
+}
+
+
+def _differentiate(f: Callable[[Array], Array], s: Array) -> tuple[Array, Array]:
+    """For a callable: with ``h(s) = f(e^s)``, ``t^2 f''(t) = h'' - h'``."""
+
+    def h(s: Array) -> Array:
+        return f(jnp.exp(s))
+
+    def at(s: Array) -> tuple[Array, Array]:
+        return h(s) - h(jnp.zeros_like(s)), jax.grad(jax.grad(h))(s) - jax.grad(h)(s)
+
+    # exp(-80) is about the smallest ratio that float32 holds.
+    value, gamma = jax.vmap(at)(jnp.clip(s, min=-80.0).ravel())
+    return value.reshape(s.shape), gamma.reshape(s.shape)
+
+
+@dataclass(frozen=True)
+class TailAdaptive:
+    r"""Weights by rank, an argument of :class:`FDivergence`: ``FDivergence(TailAdaptive())``.
+
+    Each particle gets the share :math:`\rho_k / \sum_j \rho_j` of the path gradient,
+
+    .. math::
+        \rho_k = \bar F(lw_k)^\beta, \qquad \bar F(lw_k) = \frac{1}{K} \#\{j : lw_j \ge lw_k\}.
+
+    So the weights are bounded whatever the tails of the ratio p/q: for ``beta=-1`` the largest is K times
+    the smallest. ``beta=0`` is VI with the gradient of sticking the landing. Equal weights share a rank.
+
+    The divergence behind it changes with the guide, so it has no value of its own: the loss that
+    :class:`FDivergence` reports is minus the ELBO, to be watched and not to be compared.
+
+    :param float beta: exponent, a finite number that is not positive.
+
+    **References:**
+
+    1. *Variational inference with tail-adaptive f-divergence*, Dilin Wang, Hao Liu, Qiang Liu, NeurIPS
+       2018 (Algorithm 1).
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.objectives import TailAdaptive
+        >>> print(11 * TailAdaptive().weights(jnp.array([0., 9., -5.])))  # ranks 2, 1, 3
+        [3. 6. 2.]
+    """
+
+    beta: float = -1.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.beta, bool) or not isinstance(self.beta, (int, float)):
+            raise TypeError(f"beta is {self.beta!r}; it must be a finite number of at most 0.")
+        if not -math.inf < self.beta <= 0:
+            raise ValueError(
+                f"beta is {self.beta!r}; it must be a finite number of at most 0, so that large weights"
+                " count more: -1 is the paper's, 0 is VI."
+            )
+
+    def weights(self, lw: Array) -> Array:
+        """Shares of the gradient, ``(K, *units)`` from log weights of that shape, with sum 1 over K."""
+        count = jnp.sum(lw[:, None] >= lw, 0)
+        rho = (count / lw.shape[0]) ** self.beta
+        return rho / jnp.sum(rho, 0)
+
+
+class FDivergence(ParticleELBO):
+    r"""f-divergence between posterior and guide, for a convex f,
+
+    .. math::
+        D_f(p \| q) = E_q[f(t)] - f(1), \qquad t = \frac{p(z | x)}{q(z)}, \qquad
+        \nabla_\phi D_f = -E_q\Big[\gamma_f(t)\, \partial_z \log \frac{p}{q}\,
+        \frac{\partial z}{\partial \phi}\Big], \quad \gamma_f(t) = t^2 f''(t),
+
+    with the path derivative only: log q is evaluated with its parameters stopped. With K particles the
+    ratio is self-normalised, :math:`\log t_k = lw_k - \log \frac{1}{K} \sum_j e^{lw_j}`, so
+    :math:`t_k \le K`; the loss is :math:`\frac{1}{K} \sum_k f(t_k) - f(1)`, without a unit, and the weights
+    of the gradient are :math:`\gamma_f(t_k) / K`.
+
+    =============== =================================== =========================== =====================
+    ``f``           :math:`f(t)`                        :math:`\gamma_f(t)`         divergence
+    =============== =================================== =========================== =====================
+    ``"kl_qp"``     :math:`-\log t`                     :math:`1`                   VI's, KL[q, p]
+    ``"kl_pq"``     :math:`t \log t`                    :math:`t`                   KL[p, q]
+    ``"chi2"``      :math:`(t - 1)^2`                   :math:`2 t^2`               Pearson's chi-square
+    ``"hellinger"`` :math:`(\sqrt{t} - 1)^2`            :math:`\sqrt{t} / 2`        squared Hellinger
+    =============== =================================== =========================== =====================
+
+    A callable ``f(t)`` of a scalar is differentiated, with ``t`` clipped below at ``exp(-80)``;
+    :class:`TailAdaptive` weighs by rank. ``"kl_qp"`` has the guide's gradient of ``VRELBO(1., K,
+    gradient="stl")``.
+
+    Parameters of the model get the gradient of the evidence, :math:`-\sum_k \tilde w_k \nabla \log p(x, z_k)`
+    with self-normalised weights, not those of the path.
+
+    **Biased.** By the self-normalisation, of order 1/K; K = 1 is VI for every f. The loss of finitely many
+    particles is too small (a guide that misses a mode does not know), so it does not judge a fit.
+
+    **When it fails.** ``"chi2"`` and ``"kl_pq"`` weigh by powers of t, and one particle takes all if the guide is
+    far from the posterior: start wide, or use :class:`TailAdaptive`.
+
+    If plates enclose every site of model and guide, each of their elements has its own divergence; they
+    are summed and scaled by N/M. Otherwise there is one for all data, and with a subsampled likelihood
+    the ratio is that of the energy approximation, a biased one. Latents in such a plate are an error.
+    log q is evaluated at a given z: the guide needs invertible transforms. It runs twice per particle; with
+    parameters in the model there is a second pass for them.
+
+    :param f: ``"kl_qp"``, ``"kl_pq"``, ``"chi2"``, ``"hellinger"``, a convex callable, or :class:`TailAdaptive`.
+    :param int num_particles: number of particles K.
+    :param vectorize_particles: whether to use ``jax.vmap`` over the particles; if ``False`` use
+        ``jax.lax.map`` and recompute each particle in the backward pass. A callable ``mapT(fn, xs)``
+        is also allowed.
+
+    **References:**
+
+    1. *Variational inference with tail-adaptive f-divergence*, Dilin Wang, Hao Liu, Qiang Liu, NeurIPS
+       2018 (Proposition 3.1 and Algorithm 1; its :math:`\gamma_f`).
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, optax, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_ext.objectives import FDivergence, TailAdaptive
+        >>> def model():
+        ...     numpyro.sample("z", dist.MultivariateNormal(
+        ...         jnp.zeros(2), precision_matrix=jnp.array([[2., 1.2], [1.2, 1.5]])))
+        >>> # was: SVI(model, AutoNormal(model), optax.adam(0.02), Trace_ELBO(50))
+        >>> svi = SVI(model, AutoNormal(model), optax.adam(0.02), FDivergence(TailAdaptive(), 50))
+        >>> scale = svi.run(jax.random.key(0), 500, progress_bar=False).params["z_auto_scale"]
+        >>> bool(jnp.all(scale > jnp.array([2., 1.5]) ** -0.5))  # wider than VI's
+        True
+    """
+
+    instead_of_density = 'VRELBO, or ThermodynamicELBO with gradient="pathwise"'
+
+    def __init__(
+        self,
+        f: str | Callable[[Array], Array] | TailAdaptive = "kl_qp",
+        num_particles: int = 10,
+        *,
+        vectorize_particles: bool | MapT = True,
+    ) -> None:
+        if isinstance(f, str):
+            check_choice("f", f, _NAMED)
+        elif isinstance(f, type) or not (callable(f) or isinstance(f, TailAdaptive)):
+            raise ValueError(
+                f"f is {f!r}; it must be one of {', '.join(map(repr, _NAMED))}, a convex callable of t, or"
+                " TailAdaptive()."
+            )
+        self.f = f
+        super().__init__(num_particles, vectorize_particles)
+
+    def loss_with_mutable_state(
+        self,
+        rng_key: Array,
+        param_map: Params,
+        model: Model,
+        guide: Model,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        engine = Engine(self, rng_key, param_map, model, guide, args, kwargs)
+        path = engine.map(lambda key: path_only(engine, key, params=engine.stopped), engine.keys)
+        engine.refuse_local_subsampling()
+        value, coef = self._value_and_weights(stop_gradient(path.log_weight))
+        bound = weighted_surrogate(-value, coef, path.log_weight)
+        if engine.layout.model_params:
+            theta = engine.map(
+                lambda key: engine.particle(key, guide_params=engine.stopped, detach=True)._replace(
+                    values={}
+                ),
+                engine.keys,
+            )
+            weights = power_mean(path.log_weight, 1.0)[1]
+            bound += weighted_surrogate(jnp.zeros_like(value), weights, theta.log_weight)
+        return engine.result(-engine.layout.scale * jnp.sum(bound), path.state)
+
+    def _value_and_weights(self, lw: Array) -> tuple[Array, Array]:
+        """The divergence of each unit, and the weights of its path gradient."""
+        log_evidence = logsumexp(lw, 0) - math.log(self.num_particles)
+        nothing = jnp.isneginf(log_evidence)
+        if isinstance(self.f, TailAdaptive):
+            value, coef = -jnp.mean(lw, 0), self.f.weights(lw)
+        else:
+            s = lw - jnp.where(nothing, 0.0, log_evidence)
+            f, gamma = _NAMED[self.f](s) if isinstance(self.f, str) else _differentiate(self.f, s)
+            value, coef = jnp.mean(f, 0), gamma / self.num_particles
+        return jnp.where(nothing, jnp.inf, value), jnp.where(nothing, 0.0, coef)

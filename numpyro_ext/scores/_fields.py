@@ -1,0 +1,123 @@
+"""What the score estimators share: sums of a kernel's gradients over samples, and the pytree they are."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from numpyro_ext._typing import Float
+from numpyro_ext.scores._points import as_point_pair, squared_distances
+from numpyro_ext.scores.base import BaseKernel, RadialKernel
+
+# Accelerators would otherwise round the factors to fewer bits.
+matmul = partial(jnp.matmul, precision="highest")
+
+
+def pytree[T](cls: type[T]) -> type[T]:
+    """Register a frozen dataclass: arrays, numbers and kernels are its children, words are structure."""
+    jax.tree_util.register_pytree_node(cls, _flatten, partial(_unflatten, cls))
+    return cls
+
+
+def _flatten(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    values = [(f.name, getattr(value, f.name)) for f in fields(value)]
+    children = [(name, v) for name, v in values if not _is_structure(v)]
+    structure = tuple((name, v) for name, v in values if _is_structure(v))
+    return tuple(v for _, v in children), (tuple(name for name, _ in children), structure)
+
+
+def _unflatten(cls: type, aux: tuple[Any, ...], children: Any) -> Any:
+    # Not through __init__: JAX rebuilds pytrees with placeholders that are no valid arguments.
+    value = object.__new__(cls)
+    for name, v in [*zip(aux[0], children, strict=True), *aux[1]]:
+        object.__setattr__(value, name, v)
+    return value
+
+
+def _is_structure(value: Any) -> bool:
+    # A kernel of one's own is a leaf that no transformation would accept.
+    return isinstance(value, str) or (callable(value) and jax.tree_util.all_leaves([value]))
+
+
+def resolved(kernel: BaseKernel, x: Array) -> BaseKernel:
+    """The kernel with its bandwidth on ``x``, its numbers in the precision of ``x``."""
+    return _resolved(kernel, x) if isinstance(kernel, RadialKernel) else kernel.resolve(x)
+
+
+@jax.jit  # a rule's bandwidth on samples that are not finite is NaN, not an error in the bandwidth
+def _resolved(kernel: RadialKernel, x: Array) -> RadialKernel:
+    return jax.tree.map(lambda value: jnp.asarray(value, x.dtype), kernel.resolve(x))
+
+
+def as_queries(x: Array, y: ArrayLike) -> Float[Array, "n d"]:
+    """The points ``y`` at which an estimate from the samples ``x`` is wanted, in their precision."""
+    return as_point_pair(x, y)[1].astype(x.dtype)
+
+
+def kernel_sums(
+    kernel: BaseKernel, x: Array, y: Array
+) -> tuple[
+    Float[Array, "k n"],
+    Callable[[Float[Array, "k n"]], Float[Array, "n d"]],
+    Callable[[], Float[Array, "n d"]],
+]:
+    r"""The matrix :math:`k(x^k, y^n)` of a resolved kernel and two sums, from one set of distances:
+
+    .. math::
+
+        a \mapsto \sum_k a_{kn} \nabla_{y} k(x^k, y^n), \qquad
+        \sum_k \nabla_{x^k} k(y^n, x^k) \;\text{(gradient in the second argument)}.
+
+    A radial kernel forms no (k, n, d) array, and the second sum is minus the first at :math:`a = 1`.
+    """
+    if not isinstance(kernel, RadialKernel):
+        return (
+            kernel(x, y),
+            lambda a: jnp.einsum("kn,knd->nd", a, kernel.grad_y(x, y), precision="highest"),
+            lambda: kernel.grad_y(y, x).sum(1),
+        )
+    s = squared_distances(x, y)
+    slope = -2.0 * kernel.dphi(s)
+    # sum_k w_kn (x^k - y^n) as a product cancels unless both are measured from the samples' middle.
+    middle = jnp.mean(x, axis=0)
+    x, y = x - middle, y - middle
+
+    def weighted(a: Array) -> Array:
+        w = a * slope
+        return matmul(w.T, x) - w.sum(0)[:, None] * y
+
+    return kernel.phi(s), weighted, lambda: -weighted(jnp.ones_like(s))
+
+
+def at_itself(kernel: BaseKernel, y: Array) -> tuple[Float[Array, " n"], Float[Array, "n d"]]:
+    """``k(y, y)`` of every point with itself, and its gradient in the second argument."""
+    if isinstance(kernel, RadialKernel):
+        return kernel.phi(jnp.zeros(len(y), y.dtype)), jnp.zeros_like(y)
+    value = jax.vmap(lambda p: kernel(p[None], p[None])[0, 0])
+    gradient = jax.vmap(lambda p: kernel.grad_y(p[None], p[None])[0, 0])
+    return value(y), gradient(y)
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class KernelField:
+    r"""The fitted score :math:`g(y) = \sum_k a_k \nabla_y k(x^k, y)`.
+
+    :param x: ``(K, d)`` samples.
+    :param coefficients: :math:`a`, ``(K,)``.
+    :param kernel: a resolved kernel.
+    """
+
+    x: Float[Array, "k d"]
+    coefficients: Float[Array, " k"]
+    kernel: BaseKernel
+
+    def __call__(self, y: ArrayLike) -> Float[Array, "n d"]:
+        y = as_queries(self.x, y)
+        k_y, weighted, _ = kernel_sums(self.kernel, self.x, y)
+        return weighted(jnp.broadcast_to(self.coefficients[:, None], k_y.shape))

@@ -1,0 +1,136 @@
+"""evidence_bounds: reference numbers, its errors against replicates, and a model with a known answer."""
+
+import math
+
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_ext.diagnostics import evidence_bounds
+from numpyro_ext.objectives import VRELBO, log_weights
+
+LW = [-1.2, 0.3, -2.5, 0.9, -0.1, -4.0]
+ALPHAS = (-1.0, 0.0, 0.5, 1.0, 2.0)
+
+
+@pytest.mark.x64
+def test_reference_values():
+    bounds = evidence_bounds(LW, alphas=ALPHAS)
+    expected = [0.1908302500, -0.1594072686, -0.5089126167, -1.1, -2.4898018670]
+    np.testing.assert_allclose(bounds.values, expected, rtol=1e-9)
+    assert bounds.alphas == ALPHAS
+    np.testing.assert_allclose(bounds.log_evidence, expected[1], rtol=1e-9)
+    assert bounds.log_evidence_se == bounds.standard_errors[1]
+    share = np.exp(LW) / np.exp(LW).sum()
+    np.testing.assert_allclose(bounds.effective_sample_size, 1 / np.sum(share**2))
+    np.testing.assert_allclose(bounds.max_weight_share, share[3])
+
+
+def test_orders_come_back_as_they_were_given_and_bounds_fall_with_them():
+    assert evidence_bounds(LW).alphas == (1.0, 0.5, 0.0, -1.0)
+    orders = (3.0, -2.0, 0.999, 1.0, 1.001)
+    bounds = evidence_bounds(LW, alphas=orders)
+    assert bounds.alphas == orders
+    assert np.all(np.diff(bounds.values[np.argsort(orders)]) < 0)
+    near = evidence_bounds(LW, alphas=(1 - 1e-9, 1.0))
+    np.testing.assert_allclose(near.values[0], near.values[1], atol=1e-6)
+    np.testing.assert_allclose(near.standard_errors[0], near.standard_errors[1], rtol=1e-6)
+
+
+def test_far_from_the_origin():
+    shifted = evidence_bounds(np.array(LW) - 1e4, alphas=ALPHAS)
+    here = evidence_bounds(LW, alphas=ALPHAS)
+    np.testing.assert_allclose(shifted.values, here.values - 1e4, rtol=1e-14)
+    np.testing.assert_allclose(shifted.standard_errors, here.standard_errors, rtol=1e-9)
+
+
+def test_units_are_bounded_separately_and_summed():
+    rng = np.random.default_rng(0)
+    lw = rng.normal(size=(50, 2, 3))
+    whole = evidence_bounds(lw, alphas=ALPHAS)
+    parts = [evidence_bounds(lw[:, i, j], alphas=ALPHAS) for i in range(2) for j in range(3)]
+    np.testing.assert_allclose(whole.values, sum(p.values for p in parts), rtol=1e-12)
+    squares = sum(p.standard_errors**2 for p in parts)
+    np.testing.assert_allclose(whole.standard_errors, np.sqrt(squares), rtol=1e-12)
+    for field in ("effective_sample_size", "max_weight_share"):
+        each = np.reshape([getattr(p, field) for p in parts], (2, 3))
+        np.testing.assert_allclose(getattr(whole, field), each, rtol=1e-12)
+
+
+def test_standard_error_is_that_of_replicates():
+    """lw ~ N(-s^2/2, s^2): the bound of order 1 - a is -s^2/2 + a s^2/2."""
+    rng = np.random.default_rng(1)
+    s = 0.5
+    runs = [
+        evidence_bounds(rng.normal(-(s**2) / 2, s, 2000), alphas=(1.0, 0.5, 0.0, -1.0, 1.5))
+        for _ in range(400)
+    ]
+    values = np.array([run.values for run in runs])
+    error = values.std(0, ddof=1)
+    a = 1 - np.array(runs[0].alphas)
+    exact = (a - 1) * s**2 / 2
+    assert np.all(abs(values.mean(0) - exact) < 4 * error / 20 + 1e-3)
+    # The sd of 400 replicates is known to about 4 %.
+    np.testing.assert_allclose(np.mean([r.standard_errors for r in runs], 0), error, rtol=0.15)
+
+
+def model(x):
+    with numpyro.plate("data", len(x)):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", dist.Normal(z, 1.0), obs=x)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("exact", [True, False])
+def test_weights_of_a_guide(exact, tol):
+    """The posterior as guide gives log p(x) for every order; another is bracketed."""
+    x = jnp.array([0.5, -1.0, 2.0])
+
+    def guide(x):
+        with numpyro.plate("data", len(x)):
+            sd = 0.5**0.5 if exact else 0.9
+            numpyro.sample("z", dist.Normal(x / 2 + (0.0 if exact else 0.1), sd))
+
+    key = random.key(0)
+    lw = log_weights(key, {}, model, guide, x, num_samples=4000)
+    bounds = evidence_bounds(lw, alphas=(1.0, 0.0, -1.0))
+    log_p = float(np.sum(-0.5 * np.log(4 * np.pi) - np.float64(x) ** 2 / 4))
+    if exact:
+        np.testing.assert_allclose(bounds.values, log_p, rtol=tol(1e-6, 1e-13))
+        np.testing.assert_allclose(bounds.effective_sample_size, 4000, rtol=tol(1e-5, 1e-12))
+        assert np.all(bounds.standard_errors < tol(1e-6, 1e-13))
+    else:
+        lower, middle, upper = bounds.values
+        errors = bounds.standard_errors
+        assert lower < log_p - 4 * errors[0]
+        assert abs(middle - log_p) < 4 * errors[1]
+        assert upper > log_p + 4 * errors[2]
+        loss = VRELBO(-1.0, 4000).loss(key, {}, model, guide, x)
+        np.testing.assert_allclose(upper, -loss, rtol=tol(1e-5, 1e-12))
+
+
+def test_draws_without_density():
+    lw = np.array([-np.inf, 0.3, -800.0, 800.0])
+    bounds = evidence_bounds(lw, alphas=(1.0, 0.0, 2.0))
+    assert bounds.values[0] == bounds.values[2] == -np.inf
+    assert bounds.standard_errors[0] == bounds.standard_errors[2] == np.inf
+    np.testing.assert_allclose(bounds.log_evidence, 800 - math.log(4))
+    assert bounds.max_weight_share == 1
+    nothing = evidence_bounds(np.full(3, -np.inf))
+    assert np.all(nothing.values == -np.inf)
+    assert np.all(np.isinf(nothing.standard_errors))
+
+
+def test_bad_input():
+    for lw in (1.0, [0.5], np.zeros((1, 4))):
+        with pytest.raises(ValueError, match=r"log_weights has shape .* at least 2 draws"):
+            evidence_bounds(lw)
+    for bad in (np.nan, np.inf):
+        with pytest.raises(ValueError, match="log_weights holds nan or inf"):
+            evidence_bounds([0.5, bad, 1.0])
+    for alpha in (np.inf, np.nan):
+        with pytest.raises(ValueError, match="every order must be a finite number"):
+            evidence_bounds(LW, alphas=(0.0, alpha))

@@ -1,0 +1,363 @@
+"""The base of the kernels: what they take, what they refuse, and how they behave under ``MCMC``."""
+
+from functools import partial
+
+import jax
+from jax import random
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, Gibbs, Predictive, init_to_value
+import pytest
+
+from numpyro_ext.mcmc import SGHMC, SGLD, CyclicalSchedule, MinibatchGradient, SGMCMCKernel
+from tests.mcmc.models import (
+    gaussian_mean,
+    gaussian_mean_data,
+    linear,
+    linear_data,
+    run,
+    within,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+def start(model, *args, step_size=1e-3, **options):
+    return SGLD(model, step_size, **options).init(random.key(0), 0, None, args, {})
+
+
+def local(x):
+    loc = numpyro.sample("loc", dist.Normal())
+    with numpyro.plate("data", len(x), subsample_size=5) as idx:
+        h = numpyro.sample("h", dist.Normal(loc, 1))
+        numpyro.sample("x", dist.Normal(h, 1), obs=x[idx])
+
+
+def discrete():
+    numpyro.sample("k", dist.Bernoulli(0.3))
+
+
+def nothing():
+    numpyro.sample("x", dist.Normal(), obs=1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"step_size": 0.0}, ValueError, r"step_size is 0.0; it must be a positive, finite number"),
+        ({"step_size": float("nan")}, ValueError, r"step_size is nan"),
+        ({"step_size": float("inf")}, ValueError, r"step_size is inf"),
+        ({"step_size": "small"}, TypeError, r"step_size is 'small'"),
+        ({"temperature": -1.0}, ValueError, r"temperature is -1.0; it must be a non-negative"),
+        ({"steps_per_sample": 0}, ValueError, r"steps_per_sample is 0"),
+        ({"steps_per_sample": 2.0}, ValueError, r"steps_per_sample is 2.0"),
+        (
+            {"minibatch": "shuffle"},
+            ValueError,
+            r"minibatch is 'shuffle'; it must be one of 'replace'",
+        ),
+        ({"gradient": 3}, TypeError, r"gradient is 3; it must be an object with the methods init"),
+        ({"gradient": MinibatchGradient}, TypeError, r"must be an object"),
+        ({"sharding": "data"}, TypeError, r"sharding is 'data'"),
+    ],
+)
+def test_wrong_arguments(options, error, message):
+    with pytest.raises(error, match=message):
+        SGLD(gaussian_mean, **({"step_size": 0.1} | options))
+
+
+def test_model_must_be_callable():
+    with pytest.raises(TypeError, match=r"model is None; it must be a callable"):
+        SGLD(None, 0.1)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "message"),
+    [
+        (local, (jnp.zeros(20),), r"latent site 'h' is inside the subsampled plate 'data'; local"),
+        (discrete, (), r"latent site 'k' is discrete"),
+        (nothing, (), r"no latent sample site"),
+        (gaussian_mean, (jnp.zeros(7),), r"'data' has subsample_size 10 but only 7 rows"),
+    ],
+)
+def test_models_that_are_refused(model, args, message):
+    with pytest.raises(ValueError, match=message):
+        start(model, *args)
+
+
+def test_schedules_that_start_wrong():
+    with pytest.raises(ValueError, match=r"step_size at i = 0 is .*0"):
+        start(gaussian_mean, jnp.zeros(20), step_size=lambda i: 0.1 * i)
+    with pytest.raises(ValueError, match=r"temperature at i = 0 is -1"):
+        start(gaussian_mean, jnp.zeros(20), temperature=lambda i: i - 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_start_that_is_not_finite_names_the_site():
+    x = gaussian_mean_data()
+    with pytest.raises(ValueError, match=r"not finite at the initial point: see site 'x'"):
+        start(gaussian_mean, x.at[3].set(jnp.nan))
+
+    def root():
+        z = numpyro.sample("z", dist.Normal())
+        w = numpyro.sample("w", dist.Normal())
+        numpyro.factor("f", -jnp.sqrt(jnp.abs(z)) + w)
+
+    kernel = SGLD(root, 0.1, init_strategy=init_to_value(values={"z": 0.0, "w": 1.0}))
+    with pytest.raises(ValueError, match=r"not finite at the initial point: see site 'z'"):
+        kernel.init(random.key(0), 0, None, (), {})
+    params = {"loc": jnp.array([0.0, 1e30, 0.0])}
+    with pytest.raises(ValueError, match=r"see site"):
+        SGLD(gaussian_mean, 1e-3).init(random.split(random.key(0), 3), 0, params, (x,), {})
+
+
+def test_other_data_than_at_the_start_are_refused():
+    kernel, x = SGLD(gaussian_mean, 1e-3), gaussian_mean_data()
+    state = kernel.init(random.key(0), 0, None, (x,), {})
+    with pytest.raises(ValueError, match=r"plate 'data' has 50 rows, but 100 when"):
+        kernel.sample(state, (x[:50],), {})
+    with pytest.raises(ValueError, match=r"call init before sample"):
+        SGLD(gaussian_mean, 1e-3).sample(state, (x,), {})
+
+
+def test_base_is_abstract():
+    with pytest.raises(TypeError, match=r"abstract"):
+        SGMCMCKernel(gaussian_mean, 0.1)  # pyright: ignore[reportAbstractUsage]
+
+
+def gamma(n):
+    numpyro.sample("theta", dist.Gamma(3.0, 1.0).expand([n]).to_event(1))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "sd_error"),
+    [
+        (SGLD(gamma, 0.02, steps_per_sample=50), 0.01),
+        (SGHMC(gamma, 0.15, steps_per_sample=30), 0.01),
+    ],
+    ids=["SGLD", "SGHMC"],
+)
+def test_constrained_target(kernel, sd_error):
+    """Gamma(3, 1), 10 000 coordinates: mean 3 for SGLD at any step, standard deviation 1.732 within 1 %."""
+    theta = run(kernel, 10_000, warmup=20, draws=40).get_samples()["theta"]
+    assert jnp.all(theta > 0)
+    error = float(jnp.std(jnp.mean(theta, 0))) / 100
+    assert abs(float(jnp.mean(theta)) - 3) < 4 * error + 0.005
+    assert abs(float(jnp.std(theta)) - 3**0.5) < 0.01 + 3**0.5 * sd_error
+
+
+def test_model_is_not_replayed_without_deterministic_sites():
+    calls = []
+
+    def model(x):
+        calls.append(1)
+        gaussian_mean(x)
+
+    kernel, x = SGLD(model, 1e-3), gaussian_mean_data()
+    state = kernel.init(random.key(0), 0, None, (x,), {})
+    before = len(calls)
+    assert kernel.postprocess_fn((x,), {})(state.z).keys() == {"loc"}
+    assert len(calls) == before
+
+
+def test_deterministic_site_in_a_subsampled_plate():
+    def model(x):
+        loc = numpyro.sample("loc", dist.Normal(0, 10))
+        with numpyro.plate("data", len(x), subsample_size=10) as idx:
+            mean = numpyro.deterministic("mean", loc + idx)
+            numpyro.sample("x", dist.Normal(mean, 1), obs=x[idx])
+
+    draws = run(SGLD(model, 1e-3), gaussian_mean_data(), warmup=0, draws=5).get_samples()
+    assert jnp.allclose(draws["mean"], draws["loc"][:, None] + jnp.arange(10), rtol=1e-5)
+
+
+def test_model_without_minibatch_takes_the_full_gradient():
+    kernel, x = SGLD(gaussian_mean, 1e-3), gaussian_mean_data()
+    grads = [
+        kernel.estimate_gradient(
+            random.key(k), {"loc": jnp.array(0.2)}, (x,), {"subsample_size": b}
+        )
+        for k, b in [(0, None), (1, None), (2, 10)]
+    ]
+    exact = 100.1 * 0.2 - float(jnp.sum(x))
+    assert np.allclose([g["loc"] for _, g in grads[:2]], exact, rtol=1e-5)
+    assert abs(float(grads[2][1]["loc"]) - exact) > 0.1
+
+
+def test_subsample_warnings_do_not_appear_and_plate_draws_are_not_made(monkeypatch):
+    """The plate's own draw would be O(N)."""
+    import numpyro.primitives
+
+    def forbidden(*args):
+        raise AssertionError("the plate drew its own indices")
+
+    monkeypatch.setattr(numpyro.primitives, "_subsample_fn", forbidden)
+    run(SGLD(linear, 1e-3), *linear_data(), warmup=1, draws=2)
+
+
+def test_thinning_and_warmup_draws():
+    x = gaussian_mean_data()
+    kernel = SGLD(gaussian_mean, 1e-3)
+    every = run(kernel, x, warmup=3, draws=12).get_samples()["loc"]
+    third = run(kernel, x, warmup=3, draws=12, thinning=3).get_samples()["loc"]
+    assert np.array_equal(third, every[2::3])
+    mcmc = MCMC(kernel, num_warmup=3, num_samples=12, progress_bar=False)
+    mcmc.warmup(random.key(0), x, collect_warmup=True)
+    warm = mcmc.get_samples()["loc"]
+    mcmc.run(mcmc.post_warmup_state.rng_key, x)
+    assert int(mcmc.last_state.i) == 15
+    assert warm.shape == (3,)
+    assert np.array_equal(mcmc.get_samples()["loc"], every)
+
+
+def test_all_chain_methods_are_bit_identical():
+    """With all optimisations; the table of kernels has one chain against the others without them."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    kernel = SGLD(linear, 1e-3, steps_per_sample=2)
+    keys = random.split(random.key(1), 2)
+    draws = [
+        run_chains(kernel, keys, method) for method in ("sequential", "vectorized", "parallel")
+    ]
+    one = MCMC(kernel, num_warmup=2, num_samples=20, progress_bar=False)
+    one.run(keys[1], *linear_data())
+    for site, x in draws[0].items():
+        assert x.shape[:2] == (2, 20)
+        assert np.array_equal(x, draws[1][site]), site
+        assert np.array_equal(x, draws[2][site]), site
+        assert np.array_equal(x[1], one.get_samples()[site]), site
+
+
+def run_chains(kernel, keys, chain_method):
+    mcmc = MCMC(
+        kernel,
+        num_warmup=2,
+        num_samples=20,
+        num_chains=2,
+        chain_method=chain_method,
+        progress_bar=False,
+    )
+    mcmc.run(keys, *linear_data())
+    return mcmc.get_samples(group_by_chain=True)
+
+
+def test_resumed_chains_in_vectors_continue():
+    x = gaussian_mean_data()
+    kernel = SGHMC(gaussian_mean, 0.02, minibatch="epoch")
+    make = partial(
+        MCMC, kernel, num_warmup=0, num_chains=3, chain_method="vectorized", progress_bar=False
+    )
+    whole = make(num_samples=12)
+    whole.run(random.key(0), x)
+    part = make(num_samples=6)
+    part.run(random.key(0), x)
+    first = part.get_samples(True)["loc"]
+    part.post_warmup_state = part.last_state
+    part.run(part.last_state.rng_key, x)
+    assert part.last_state.i.tolist() == [12, 12, 12]
+    both = jnp.concatenate([first, part.get_samples(True)["loc"]], 1)
+    assert np.array_equal(both, whole.get_samples(True)["loc"])
+
+
+def test_too_large_a_step_is_reported():
+    """SGLD diverges for eps h > 2: the draws stay finite and say so."""
+    mcmc = run(SGLD(gaussian_mean, 1.0), gaussian_mean_data(), warmup=0, draws=60)
+    diverging = mcmc.get_extra_fields()["diverging"]
+    assert not diverging[0] and diverging[-1]
+    assert jnp.all(jnp.isfinite(mcmc.get_samples()["loc"]))
+    assert jnp.all(jnp.isfinite(mcmc.get_extra_fields()["grad_norm"]))
+
+
+def test_momentum_is_drawn_anew_after_a_divergence():
+    """All inner steps count: one bad transition of four marks the draw, and the position stays."""
+
+    class Bad(MinibatchGradient):
+        def estimate(self, rng_key, i, z, idx, oracle, state):
+            potential, grad = oracle.value_and_grad(z, idx)
+            return potential, {"loc": jnp.where(i == 2, jnp.nan, grad["loc"])}, state
+
+    x = gaussian_mean_data()
+    for steps in (1, 4):
+        kernel = SGHMC(gaussian_mean, 0.02, gradient=Bad(), steps_per_sample=steps)
+        state = kernel.init(random.key(0), 0, None, (x,), {})
+        step = jax.jit(lambda state, kernel=kernel: kernel.sample(state, (x,), {}))
+        if steps == 4:
+            new = step(state)
+            assert bool(new.diverging) and not bool(step(new).diverging)
+            continue
+        before = step(step(state))
+        after = step(before)
+        assert bool(after.diverging) and int(after.i) == 3
+        assert float(after.z["loc"]) == float(before.z["loc"])
+        assert float(after.potential_energy) == float(before.potential_energy)
+        assert float(after.r[0]) != float(before.r[0]) and bool(jnp.isfinite(after.r[0]))
+        assert not bool(step(after).diverging)
+
+
+def test_cyclical_draws_are_marked_in_mcmc():
+    kernel = SGLD(gaussian_mean, CyclicalSchedule(1e-3, 8, exploration=0.5), steps_per_sample=2)
+    fields = run(kernel, gaussian_mean_data(), warmup=0, draws=8).get_extra_fields()
+    assert fields["sampling"].tolist() == [False, False, True, True] * 2
+
+
+def test_data_spread_over_two_devices():
+    """The same draws as on one device up to the order of summation."""
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    data = linear_data()
+    spread = [jax.device_put(x, sharding) for x in data]
+    one = run(SGLD(linear, 1e-3), *data, warmup=2, draws=20, jit_model_args=True)
+    kernel = SGLD(linear, 1e-3, sharding=sharding)
+    two = run(kernel, *spread, warmup=2, draws=20, jit_model_args=True)
+    for site, x in one.get_samples().items():
+        assert jnp.allclose(two.get_samples()[site], x, rtol=1e-3, atol=1e-5)
+    compiled = (
+        jax.jit(lambda state, data: kernel.sample(state, data, {}))
+        .lower(two.last_state, spread)
+        .compile()
+    )
+    assert "all-reduce" in compiled.as_text()
+    with pytest.raises(ValueError, match=r"subsample_size 5; spread over 2 devices"):
+        start(partial(linear, subsample_size=5), *spread, sharding=sharding)
+    with pytest.raises(ValueError, match=r"it must name the mesh axis"):
+        SGLD(linear, 1e-3, sharding=NamedSharding(mesh, PartitionSpec()))
+    explicit = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,))
+    with pytest.raises(ValueError, match=r"mesh axis 'data' is of type .*Explicit"):
+        SGLD(linear, 1e-3, sharding=NamedSharding(explicit, PartitionSpec("data")))
+
+
+def test_block_of_a_gibbs_sampler():
+    """Two blocks of a correlated Gaussian; 200 chains of 40 draws, error 4 times 0.02."""
+
+    def model():
+        a = numpyro.sample("a", dist.Normal(1.0, 1.0))
+        numpyro.sample("b", dist.Normal(a, 1.0))
+
+    kernel = Gibbs([(SGLD(model, 0.1, steps_per_sample=5), [site]) for site in ("a", "b")])
+    mcmc = MCMC(
+        kernel,
+        num_warmup=20,
+        num_samples=40,
+        num_chains=200,
+        chain_method=jax.vmap,
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0))
+    draws = mcmc.get_samples(group_by_chain=True)
+    for site in ("a", "b"):
+        means = jnp.mean(draws[site], 1)
+        within(jnp.mean(means), 1.0, float(jnp.std(means)) / 200**0.5)
+
+
+def test_draws_go_to_predictive():
+    draws = run(SGLD(linear, 1e-3), *linear_data(), warmup=0, draws=6).get_samples()
+    x, _ = linear_data()
+
+    def regression(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+        sigma = numpyro.sample("sigma", dist.LogNormal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(x @ w, sigma), obs=y)
+
+    assert Predictive(regression, draws)(random.key(0), x)["y"].shape == (6, 40)

@@ -1,0 +1,172 @@
+"""What every kernel of the room does for NumPyro's ``MCMC``: one table of constructors, times laws.
+
+A new kernel joins by one line of ``KERNELS``; one that cannot take a minibatch also by its name in ``FULL_DATA``.
+"""
+
+from functools import partial
+import pickle
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import MCMC
+import pytest
+
+from numpyro_ext.mcmc import SGHMC, SGLD, SVRG
+from tests.mcmc.models import arrays_of_size, linear, linear_data, linear_full
+
+KERNELS = {
+    "SGLD": partial(SGLD, step_size=1e-3),
+    "SGLD, epochs and SVRG": partial(
+        SGLD, step_size=1e-3, gradient=SVRG(3, chunk_size=15), minibatch="epoch"
+    ),
+    "SGHMC": partial(SGHMC, step_size=0.01, noise_variance="warmup", resample_every=5),
+}
+FULL_DATA: set[str] = set()
+WARMUP, DRAWS = 4, 12
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+def kernel_of(name, **options):
+    model = linear_full if name in FULL_DATA else linear
+    return KERNELS[name](model, **options)
+
+
+def sampler(kernel, draws=DRAWS, progress_bar=False, **options):
+    return MCMC(kernel, num_warmup=WARMUP, num_samples=draws, progress_bar=progress_bar, **options)
+
+
+@pytest.fixture(scope="module", params=KERNELS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def keys():
+    return random.split(random.key(7), 2)
+
+
+@pytest.fixture(scope="module")
+def single(name, keys):
+    """One chain of 2 * DRAWS draws, with two transitions per draw."""
+    mcmc = sampler(kernel_of(name, steps_per_sample=2), 2 * DRAWS)
+    mcmc.run(keys[0], *linear_data(), extra_fields=("i", "z.sigma"))
+    return mcmc
+
+
+def same(a, b) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
+
+
+def test_sites_are_constrained_and_deterministic_ones_computed(single):
+    draws = single.get_samples()
+    assert draws["w"].shape == (2 * DRAWS, 2)
+    assert jnp.allclose(draws["length"], jnp.linalg.norm(draws["w"], axis=1), rtol=1e-5)
+    fields = single.get_extra_fields()
+    assert jnp.allclose(draws["sigma"], jnp.exp(fields["z.sigma"]), rtol=1e-5)
+    assert jnp.std(draws["sigma"]) > 0
+    assert fields["i"].tolist() == [2 * (WARMUP + k + 1) for k in range(2 * DRAWS)]
+
+
+def test_default_fields_are_collected(single):
+    fields = single.get_extra_fields()
+    assert {"potential_energy", "grad_norm", "step_size", "diverging"} <= set(fields)
+    assert set(single.sampler.default_fields) - {"z"} <= set(fields)
+    assert not fields["diverging"].any()
+    for field in ("potential_energy", "grad_norm", "step_size"):
+        assert jnp.all(jnp.isfinite(fields[field]))
+    assert jnp.all(fields["grad_norm"] > 0)
+
+
+def test_progress_bar_and_resumption_continue_the_same_chain(name, keys, single):
+    """And a second run compiles nothing: the model is not called again."""
+    calls = []
+    kernel = kernel_of(name, steps_per_sample=2).wrap_model(
+        lambda model: lambda *args: (calls.append(1), model(*args))[1]
+    )
+    mcmc = sampler(kernel, progress_bar=True)
+    assert "2 steps per draw" in kernel.get_diagnostics_str(None)
+    mcmc.run(keys[0], *linear_data())
+    first, traced = mcmc.get_samples(), len(calls)
+    mcmc.post_warmup_state = mcmc.last_state
+    mcmc.run(mcmc.last_state.rng_key, *linear_data())
+    assert len(calls) == traced
+    both = {k: np.concatenate([first[k], x]) for k, x in mcmc.get_samples().items()}
+    assert same(both, single.get_samples())
+
+
+@pytest.mark.parametrize("chain_method", ["vectorized", "parallel"])
+def test_chain_methods_give_the_same_draws(name, keys, single, chain_method):
+    kernel = kernel_of(name, steps_per_sample=2)
+    mcmc = sampler(kernel, 2 * DRAWS, num_chains=2, chain_method=chain_method)
+    mcmc.run(keys, *linear_data())
+    chains = mcmc.get_samples(group_by_chain=True)
+    for site, expected in single.get_samples().items():
+        if chain_method == "parallel":
+            assert np.array_equal(chains[site][0], expected)
+        else:
+            # The same random numbers; a batched product may be summed in another order.
+            assert jnp.allclose(chains[site][0], expected, rtol=2e-3, atol=1e-4)
+        assert not jnp.allclose(chains[site][1], expected, rtol=0.01)
+
+
+def test_pickles_with_its_results_and_starts_again(single):
+    copy = pickle.loads(pickle.dumps(single))
+    assert same(copy.get_samples(), single.get_samples())
+    assert copy.sampler.model is single.sampler.model
+    args = (random.key(1), WARMUP, None, linear_data(), {})
+    a, b = (kernel.init(*args) for kernel in (copy.sampler, single.sampler))
+    assert type(copy.last_state) is type(a)
+    assert same(a.z, b.z)
+
+
+def test_summaries_and_arviz_take_it(single, capsys):
+    import arviz
+
+    single.print_summary()
+    printed = capsys.readouterr().out
+    assert "sigma" in printed and "Number of divergences: 0" in printed
+    tree = arviz.from_numpyro(single)
+    assert tree["posterior"]["w"].shape == (1, 2 * DRAWS, 2)
+    assert not tree["sample_stats"]["diverging"].any()
+
+
+def test_initial_params_are_honoured(name, keys):
+    start = {"w": jnp.array([0.3, -0.2]), "sigma": jnp.array(-1.1)}
+    kernel, data = kernel_of(name), linear_data()
+    state = kernel.init(keys[0], WARMUP, start, data, {})
+    assert same(state.z, start)
+    two = jax.tree.map(lambda x: jnp.stack([x, x + 0.1]), start)
+    assert same(kernel.init(keys, WARMUP, two, data, {}).z, two)
+    for wrong, message in [
+        ({"w": start["w"]}, r"init_params has \['w'\]; .* \['sigma', 'w'\]"),
+        (start | {"b": 1.0}, r"init_params has \['b', 'sigma', 'w'\]"),
+        (start | {"w": jnp.zeros(3)}, r"init_params has shape \(3,\) at site 'w'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            kernel.init(keys[0], WARMUP, wrong, data, {})
+
+
+def test_divergence_keeps_the_last_finite_state(name, keys):
+    data = linear_data()
+    kernel = kernel_of(name, steps_per_sample=3)
+    state = kernel.init(keys[0], WARMUP, None, data, {})
+    bad = state._replace(z=state.z | {"w": jnp.array([0.3, 1e30])})
+    new = jax.jit(lambda state: kernel.sample(state, data, {}))(bad)
+    assert bool(new.diverging)
+    assert int(new.i) == 3
+    assert all(jnp.all(jnp.isfinite(x)) for x in new.z.values())
+
+
+def test_a_transition_makes_no_array_of_the_data_size(name):
+    if name in FULL_DATA:
+        return
+    x, y = linear_data()
+    data = (jnp.tile(x, (50, 1)), jnp.tile(y, 50))
+    kernel = kernel_of(name) if "SVRG" not in name else SGLD(linear, 1e-3, minibatch="epoch")
+    state = kernel.init(random.key(0), WARMUP, None, data, {})
+    jaxpr = jax.make_jaxpr(lambda state, data: kernel.sample(state, data, {}))(state, data).jaxpr
+    assert not arrays_of_size(jaxpr, 200)
+    assert arrays_of_size(jaxpr, 16)

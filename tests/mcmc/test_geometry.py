@@ -1,0 +1,162 @@
+"""The correction equals its closed forms, and ExpandedMean keeps the law of the Gamma."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_ext.mcmc import SGRLD, ExpandedMean, recipe_correction
+from tests.mcmc.laws import average, mean_and_error, start
+
+X = np.array([0.7, -1.3])
+
+
+def dense(x):
+    return jnp.array([[1 + x[0] ** 2, x[0] * x[1]], [x[0] * x[1], 1 + x[1] ** 2]])
+
+
+def curl(x):
+    return jnp.array([[0, x[0] * x[1]], [-x[0] * x[1], 0]])
+
+
+@pytest.mark.x64
+def test_correction_has_its_reference_value(tol):
+    correction = recipe_correction(dense, curl, X)
+    np.testing.assert_allclose(correction, [4 * X[0], 2 * X[1]], rtol=tol(1e-6, 1e-13))
+    np.testing.assert_allclose(recipe_correction(dense, None, X), 3 * X, rtol=tol(1e-6, 1e-13))
+
+
+@pytest.mark.x64
+def test_scalar_diagonal_and_matrix_agree(tol):
+    def scalar(x):
+        return jnp.sin(x[0]) + x[1] ** 3 + 3
+
+    def diagonal(x):
+        return jnp.array([2.0, 0.5]) * scalar(x)
+
+    for as_field, as_matrix in (
+        (scalar, lambda x: scalar(x) * jnp.eye(2)),
+        (diagonal, lambda x: jnp.diag(diagonal(x))),
+    ):
+        np.testing.assert_allclose(
+            recipe_correction(as_field, None, X),
+            recipe_correction(as_matrix, None, X),
+            rtol=tol(1e-6, 1e-13),
+        )
+    expected = [np.cos(X[0]), 3 * X[1] ** 2]
+    np.testing.assert_allclose(recipe_correction(scalar, None, X), expected, rtol=tol(1e-6, 1e-13))
+
+
+def test_fields_of_a_wrong_shape():
+    with pytest.raises(
+        ValueError, match=r"diffusion returns shape \(3,\).*\(\) or \(2,\) or \(2, 2\)"
+    ):
+        recipe_correction(lambda x: jnp.ones(3), None, X)
+    with pytest.raises(ValueError, match=r"curl returns shape \(2,\).*must be \(2, 2\)"):
+        recipe_correction(dense, lambda x: x, X)
+
+
+def sites(a, b, n):
+    """Gammas, and a Normal that the metric must leave alone."""
+
+    def model():
+        shape, rate = jnp.repeat(jnp.asarray(a), n), jnp.repeat(jnp.asarray(b), n)
+        numpyro.sample("x", dist.Normal(3.0, 0.5).expand([n]).to_event(1))
+        numpyro.sample("y", dist.Gamma(shape, rate).to_event(1))
+        numpyro.sample("z", dist.HalfNormal(1.0).expand([2]).to_event(1))
+
+    return model
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("T", [1.0, 0.5])
+def test_expanded_mean_has_the_law_of_the_gamma(T):
+    """Mean a/b and ``Var = T (a / b^2) / (1 - eps b / 2)``; the other site as in SGLD."""
+    a, b, eps, n = np.array([20.0, 12.0]), np.array([2.0, 0.5]), 0.1, 1000
+    kernel = SGRLD(
+        sites(a, b, n), eps, metric=ExpandedMean(["y"]), temperature=T, steps_per_sample=10
+    )
+    fns = {
+        "y": lambda s: jnp.exp(s.z["y"]),
+        "yy": lambda s: (jnp.exp(s.z["y"]) - jnp.repeat(jnp.asarray(a / b), n)) ** 2,
+        "x": lambda s: (s.z["x"] - 3.0) ** 2,
+    }
+    out, _ = average(kernel, fns, 400, 40)
+    assert (
+        eps != 0.1 or T != 1 or a[0] / b[0] ** 2 / (1 - eps * b[0] / 2) == pytest.approx(5.555556)
+    )
+    for k in range(2):
+        mean, error = mean_and_error(out["y"][k * n : (k + 1) * n])
+        assert error < 0.005 * a[k] / b[k]
+        assert abs(mean - a[k] / b[k]) < 4 * error
+        law = T * a[k] / b[k] ** 2 / (1 - eps * b[k] / 2)
+        mean, error = mean_and_error(out["yy"][k * n : (k + 1) * n])
+        assert error < 0.01 * law
+        assert abs(mean - law) < 4 * error
+    mean, error = mean_and_error(out["x"])
+    assert abs(mean - T / 4 / (1 - eps * 4 / 2)) < 4 * error
+
+
+def test_expanded_mean_near_zero():
+    """Gamma(1.5, 1): the reflection is hit, and its bias vanishes with the step."""
+
+    def model():
+        numpyro.sample("y", dist.Gamma(1.5, 1.0).expand([2000]).to_event(1))
+
+    fns = {"y": lambda s: jnp.exp(s.z["y"]), "yy": lambda s: jnp.exp(2 * s.z["y"])}
+    out, state = average(
+        SGRLD(model, 0.02, metric=ExpandedMean(), steps_per_sample=10), fns, 600, 60
+    )
+    for name, expected in (("y", 1.5), ("yy", 1.5 * 2.5)):
+        mean, error = mean_and_error(out[name])
+        assert error < 0.005 * expected
+        assert abs(mean - expected) < 4 * error + 0.01 * expected
+    assert np.all(np.isfinite(state.z["y"]))
+
+
+@pytest.mark.x64
+def test_step_of_expanded_mean_is_the_formula(tol):
+    """At T = 0: ``theta - eps (b theta - a)``, and its mirror image where that is negative."""
+
+    def model():
+        numpyro.sample("y", dist.Gamma(jnp.array([3.0, 2.0]), 2.0).to_event(1))
+
+    theta = np.array([1.4, 4.0])
+    kernel = SGRLD(model, 1.2, metric=ExpandedMean(), temperature=0.0)
+    state, step = start(kernel, y=np.log(theta))
+    expected = np.abs(theta - 1.2 * (2 * theta - np.array([3.0, 2.0])))
+    np.testing.assert_allclose(np.exp(step(state).z["y"]), expected, rtol=tol(1e-5, 1e-12))
+    assert (theta - 1.2 * (2 * theta - np.array([3.0, 2.0])))[1] < 0
+
+
+def model_without_positive_sites():
+    numpyro.sample("w", dist.Normal(0, 1))
+    numpyro.sample("p", dist.Beta(2.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "match"),
+    [
+        (None, "no positive latent site"),
+        (["p"], "site 'p' with support"),
+        (["q"], r"site 'q', which the model lacks; its latent sites are \['p', 'w'\]"),
+    ],
+)
+def test_sites_that_are_not_positive(chosen, match):
+    kernel = SGRLD(model_without_positive_sites, 0.1, metric=ExpandedMean(chosen))
+    with pytest.raises(ValueError, match=match):
+        kernel.init(random.key(0), 0, None, (), {})
+
+
+def test_sites_as_one_string():
+    with pytest.raises(TypeError, match=r"must be a list of names, such as \['y'\]"):
+        ExpandedMean("y")
+
+
+def test_all_positive_sites_by_default():
+    kernel = SGRLD(sites(np.array([2.0]), np.array([1.0]), 3), 0.1, metric=ExpandedMean())
+    jax.eval_shape(lambda: kernel.init(random.key(0), 0, None, (), {}))
+    assert kernel._mask.tolist() == [False] * 3 + [True] * 5

@@ -1,0 +1,232 @@
+"""Gradient estimators: unbiased, with the variance that their formula says, and the laws that follow."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer.util import potential_energy
+import pytest
+
+from numpyro_ext.mcmc import SGLD, SVRG, ControlVariate, MinibatchGradient
+from tests.mcmc.models import (
+    gaussian_mean,
+    gaussian_mean_data,
+    linear,
+    linear_data,
+    linear_full,
+    run,
+    slope,
+    slope_data,
+    within,
+)
+
+
+def two_plates(x, counts, sizes=(5, 4)):
+    """Independent plates, a nested one, and a positive site."""
+    loc = numpyro.sample("loc", dist.Normal(1.0, 2.0))
+    rate = numpyro.sample("rate", dist.Gamma(3.0, 2.0))
+    with numpyro.plate("rows", 30, subsample_size=sizes[0], dim=-2) as i:
+        numpyro.sample("x", dist.Normal(loc, rate), obs=x[i][:, None])
+        with numpyro.plate("columns", 12, subsample_size=sizes[1], dim=-1) as j:
+            numpyro.sample("n", dist.Poisson(rate * jnp.exp(0.1 * loc)), obs=counts[i][:, j])
+
+
+def two_plates_data():
+    n = jnp.arange(30.0)
+    counts = jnp.floor(3 + 2 * jnp.sin(n[:, None] + 0.7 * jnp.arange(12.0)))
+    return 1 + jnp.sin(1.1 * n), counts
+
+
+Z = {"loc": jnp.array(0.4), "rate": jnp.array(0.7)}
+CENTER = {"loc": 0.9, "rate": 1.2}
+
+
+def full_gradient(model, args, z):
+    return jax.value_and_grad(lambda z: potential_energy(model, args, {}, z))(z)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "minibatch"),
+    [
+        (MinibatchGradient(), "replace"),
+        (MinibatchGradient(), "epoch"),
+        (ControlVariate(CENTER, chunk_size=7), "replace"),
+    ],
+    ids=["plain", "epoch", "control variate"],
+)
+def test_unbiased_with_two_plates_and_a_positive_site(gradient, minibatch, quick_compile):
+    """|z-score| of the mean of 4000 estimates below 4, for potential and gradient."""
+    kernel = SGLD(two_plates, 1e-3, gradient=gradient, minibatch=minibatch)
+    data = two_plates_data()
+    estimate = jax.vmap(lambda key: kernel.estimate_gradient(key, Z, data))
+    potential, grad = jax.jit(estimate)(random.split(random.key(0), 4000))
+    u, g = full_gradient(lambda x, n: two_plates(x, n, (None, None)), data, Z)
+    for draws, exact in [(potential, u), (grad["loc"], g["loc"]), (grad["rate"], g["rate"])]:
+        assert jnp.std(draws) > 0
+        within(jnp.mean(draws), float(exact), float(jnp.std(draws)) / 4000**0.5)
+
+
+@pytest.mark.parametrize(("minibatch", "factor"), [("replace", 1.0), ("epoch", 90 / 99)])
+def test_variance_is_that_of_the_formula(minibatch, factor, quick_compile):
+    """Gaussian mean: N^2/B times the population variance of x, 499.608. 20 000 estimates: error 1 %."""
+    kernel = SGLD(gaussian_mean, 1e-3, minibatch=minibatch)
+    x = gaussian_mean_data()
+    estimate = jax.vmap(lambda key: kernel.estimate_gradient(key, {"loc": jnp.array(0.3)}, (x,)))
+    _, grad = jax.jit(estimate)(random.split(random.key(1), 20_000))
+    expected = 100**2 / 10 * float(jnp.var(x)) * factor
+    assert np.isclose(expected / factor, 499.6082696, rtol=1e-4)
+    within(jnp.var(grad["loc"]), expected, expected * 0.01)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("chunk_size", [1, 7, 1000])
+def test_full_gradient_in_chunks_is_exact(chunk_size, tol, quick_compile):
+    """Seen through SVRG at its own center, where the minibatch cancels."""
+    kernel = SGLD(two_plates, 1e-3, gradient=SVRG(5, chunk_size=chunk_size))
+    data = two_plates_data()
+    z = {name: jnp.asarray(value, float) for name, value in Z.items()}
+    potential, grad = jax.jit(kernel.estimate_gradient)(random.key(0), z, data)
+    u, g = full_gradient(lambda x, n: two_plates(x, n, (None, None)), data, z)
+    assert jnp.isclose(potential, u, rtol=tol(1e-5, 1e-12))
+    for name in g:
+        assert jnp.isclose(grad[name], g[name], rtol=tol(2e-4, 1e-10))
+
+
+@pytest.mark.x64
+def test_one_epoch_averages_to_the_full_gradient(tol, quick_compile):
+    data = linear_data()
+    z = {"w": jnp.array([0.3, -0.8]), "sigma": jnp.array(-0.4)}
+    grads = []
+
+    class Record(MinibatchGradient):
+        def estimate(self, rng_key, i, z_now, idx, oracle, state):
+            return *oracle.value_and_grad(z, idx), state
+
+    kernel = SGLD(linear, 1e-3, gradient=Record(), minibatch="epoch", temperature=0.0)
+    state = kernel.init(random.key(0), 0, None, data, {})
+    step = jax.jit(lambda state: kernel.sample(state, data, {}))
+    for _ in range(10):
+        new = step(state)
+        # At temperature 0 a transition is z - eps * g.
+        grads.append(jax.tree.map(lambda a, b: (a - b) / 1e-3, state.z, new.z))
+        state = new
+    assert int(state.plates["data"].epoch) == 2
+    _, exact = full_gradient(linear_full, data, z)
+    for half in (grads[:5], grads[5:]):
+        mean = jax.tree.map(lambda *g: sum(g) / 5, *half)
+        for name in exact:
+            assert jnp.allclose(mean[name], exact[name], rtol=tol(5e-3, 1e-8), atol=tol(0.1, 1e-7))
+    assert not jnp.allclose(grads[0]["w"], grads[1]["w"], rtol=0.01)
+
+
+@pytest.mark.x64
+def test_control_variate_without_noise_for_equal_curvature(tol, quick_compile):
+    """The Gaussian mean is quadratic with one curvature: any center removes all the noise."""
+    x = gaussian_mean_data()
+    kernel = SGLD(gaussian_mean, 1e-3, gradient=ControlVariate({"loc": -2.0}))
+    z = {"loc": jnp.asarray(0.3, float)}
+    grads = jax.jit(jax.vmap(lambda key: kernel.estimate_gradient(key, z, (x,))[1]["loc"]))(
+        random.split(random.key(2), 50)
+    )
+    exact = 100.1 * 0.3 - float(jnp.sum(x))
+    assert jnp.allclose(grads, exact, rtol=tol(1e-4, 1e-10))
+
+
+# Draws 20 transitions apart are independent up to 0.9^20 = 0.12, so that the variance of 20 000 of them has a
+# standard error of 1.02 %.
+GAUSSIAN_MEAN = {
+    "minibatch": (None, 0.01314006604),
+    "control variate": (ControlVariate({"loc": 5.0}), 0.01051579999),
+    "SVRG": (SVRG(50), 0.01051579999),
+}
+
+
+@pytest.mark.parametrize("name", GAUSSIAN_MEAN)
+def test_gaussian_mean_law(name):
+    gradient, expected = GAUSSIAN_MEAN[name]
+    x, h = gaussian_mean_data(), 100.1
+    kernel = SGLD(gaussian_mean, 0.1 / h, gradient=gradient, steps_per_sample=20)
+    draws = run(kernel, x, draws=20_000).get_samples()["loc"]
+    within(jnp.var(draws), expected, expected * 0.0103)
+    within(jnp.mean(draws), 0.6978412627, (expected / 20_000 * 1.25) ** 0.5)
+
+
+@pytest.mark.parametrize("name", ["minibatch", "control variate"])
+def test_regression_law(name):
+    """Gradient noise that depends on the place. Lag-1 correlation of the draws 0.8^20: error 1.0 %."""
+    x, y = slope_data()
+    a, b = x * (x * 1.995268671 - y), x**2
+    h, va, vb = 301.438562, 200**2 / 10 * np.var(a), 200**2 / 10 * np.var(b)
+    assert np.allclose([va, vb], [3025.010013, 8514.555363], rtol=1e-3)
+    eps = 0.2 / h
+    gradient = None if name == "minibatch" else ControlVariate({"w": 1.995268671})
+    noise = va if name == "minibatch" else 0.0
+    expected = (2 * eps + eps**2 * noise) / (1 - (1 - eps * h) ** 2 - eps**2 * vb)
+    table = {"minibatch": 0.0074627484, "control variate": 0.0037248101}
+    assert np.isclose(expected, table[name], rtol=1e-3)
+    kernel = SGLD(slope, eps, gradient=gradient, steps_per_sample=20)
+    draws = run(kernel, x, y, draws=20_000).get_samples()["w"]
+    within(jnp.mean(draws), 1.995268671, (expected / 20_000 * 1.1) ** 0.5)
+    # The noise at a distance from the mode makes heavier tails: the error is that of the fourth moment.
+    error = float(jnp.std((draws - 1.995268671) ** 2)) / 20_000**0.5
+    within(jnp.var(draws), expected, error)
+
+
+def test_svrg_moves_its_center_at_the_right_transitions(quick_compile):
+    data = linear_data()
+    kernel = SGLD(linear, 1e-3, gradient=SVRG(3, chunk_size=15))
+    state = kernel.init(random.key(0), 0, None, data, {})
+    step = jax.jit(lambda state: kernel.sample(state, data, {}))
+    before = state
+    for i in range(7):
+        before, state = state, step(state)
+        moved = bool(jnp.all(state.gradient.z["w"] == before.z["w"]))
+        assert moved == (i % 3 == 0), i
+    _, exact = full_gradient(linear_full, data, state.gradient.z)
+    assert jnp.allclose(state.gradient.grad["w"], exact["w"], rtol=1e-3)
+
+
+def test_chains_in_vectors_refresh_by_a_branch(quick_compile):
+    """With a predicate per chain, vmap would turn the branch into two computations and a select."""
+    data = linear_data()
+    kernel = SGLD(linear, 1e-3, gradient=SVRG(3))
+    state = kernel.init(random.split(random.key(0), 2), 0, None, data, {})
+    text = str(jax.make_jaxpr(lambda state: kernel.sample(state, data, {}))(state))
+    assert "cond[" in text
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: SVRG(0), ValueError, r"refresh_every is 0; it must be an integer of at least 1"),
+        (lambda: SVRG(2.0), ValueError, r"refresh_every is 2.0"),
+        (lambda: SVRG(5, chunk_size=0), ValueError, r"chunk_size is 0"),
+        (lambda: ControlVariate(1.0), TypeError, r"center is a float; it must be a dict"),
+        (lambda: ControlVariate({}, chunk_size=-1), ValueError, r"chunk_size is -1"),
+    ],
+)
+def test_wrong_input(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("center", "message"),
+    [
+        (
+            {"w": jnp.zeros(2)},
+            r"center has \['w'\]; it must be a dict with the sites \['sigma', 'w'\]",
+        ),
+        ({"w": jnp.zeros(2), "sigma": 1.0, "b": 0.0}, r"center has \['b', 'sigma', 'w'\]"),
+        (
+            {"w": jnp.zeros(3), "sigma": 1.0},
+            r"center has shape \(3,\) at site 'w'; it must be \(2,\)",
+        ),
+    ],
+)
+def test_center_that_does_not_fit_the_model(center, message, quick_compile):
+    kernel = SGLD(linear, 1e-3, gradient=ControlVariate(center))
+    with pytest.raises(ValueError, match=message):
+        kernel.init(random.key(0), 0, None, linear_data(), {})

@@ -1,0 +1,94 @@
+"""Indices: a bijection without an O(N) array, exact passes over the data, uniform draws."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_ext.mcmc import epoch_indices, keyed_permutation, replace_indices
+from tests.mcmc.models import arrays_of_size
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 100, 1000, 1025])
+def test_permutation_is_a_bijection(size):
+    order = keyed_permutation(random.key(size), jnp.arange(size), size)
+    assert order.dtype == jnp.arange(size).dtype
+    assert sorted(order.tolist()) == list(range(size))
+
+
+def test_permutation_depends_on_the_key_and_mixes():
+    """Each row's image is uniform over the keys: chi-square over 12 places, 3000 keys, rows 0 and 7."""
+    size, keys = 12, random.split(random.key(0), 3000)
+    images = jax.vmap(lambda key: keyed_permutation(key, jnp.arange(size), size))(keys)
+    for row in (0, 7):
+        counts = np.bincount(images[:, row], minlength=size)
+        chi2 = np.sum((counts - 250) ** 2 / 250)
+        assert chi2 < 35  # 11 degrees of freedom: exceeded with probability 0.00025
+    pairs = np.bincount(size * images[:, 0] + images[:, 1], minlength=size**2)
+    expected = 3000 / (size * (size - 1))
+    distinct = pairs[~np.eye(size, dtype=bool).ravel()]
+    assert pairs[np.eye(size, dtype=bool).ravel()].sum() == 0
+    assert np.sum((distinct - expected) ** 2 / expected) < 198  # 131 degrees of freedom: 0.00013
+
+
+def test_permutation_of_two_billion_rows():
+    size = 2**31 - 1
+    i = jnp.array([0, 1, 2, size - 2, size - 1])
+    order = keyed_permutation(random.key(3), i, size)
+    assert len(set(order.tolist())) == 5
+    assert jnp.all((order >= 0) & (order < size))
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize(("size", "batch"), [(20, 5), (20, 7), (6, 6), (5, 1)])
+def test_each_row_once_per_epoch(size, batch):
+    """Also where a batch straddles two passes, and the counters never pass N."""
+    step = jax.jit(lambda e, o: epoch_indices(random.key(1), e, o, size, batch))
+    epoch, offset, rows = jnp.uint32(0), jnp.uint32(0), []
+    for _ in range(4 * size // batch + 1):
+        idx, epoch, offset = step(epoch, offset)
+        assert idx.shape == (batch,)
+        assert int(offset) < size
+        rows += idx.tolist()
+    assert len(rows) == int(epoch) * size + int(offset)
+    passes = [rows[k * size : (k + 1) * size] for k in range(int(epoch))]
+    assert len(passes) >= 4
+    assert all(sorted(p) == list(range(size)) for p in passes)
+    assert size == 5 or len({tuple(p) for p in passes}) > 1
+
+
+def test_epoch_indices_near_the_largest_size():
+    size = 2**31 - 1
+    idx, epoch, offset = epoch_indices(random.key(0), jnp.uint32(9), jnp.uint32(size - 2), size, 5)
+    assert (int(epoch), int(offset)) == (10, 3)
+    assert jnp.all((idx >= 0) & (idx < size))
+    first, _, _ = epoch_indices(random.key(0), jnp.uint32(10), jnp.uint32(0), size, 3)
+    assert idx[2:].tolist() == first.tolist()
+
+
+def test_batch_larger_than_the_data_is_refused():
+    with pytest.raises(ValueError, match=r"batch_size is 7; with 6 rows it must be 1 to 6"):
+        epoch_indices(random.key(0), jnp.uint32(0), jnp.uint32(0), 6, 7)
+
+
+def test_replace_indices_are_uniform():
+    """Chi-square over 10 rows, 20 000 draws."""
+    counts = np.bincount(replace_indices(random.key(4), 10, 20_000), minlength=10)
+    assert len(counts) == 10
+    assert np.sum((counts - 2000) ** 2 / 2000) < 33  # 9 degrees of freedom: 0.00013
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda key: replace_indices(key, 10_000_000, 10),
+        lambda key: epoch_indices(key, jnp.uint32(0), jnp.uint32(3), 10_000_000, 10),
+    ],
+    ids=["replace", "epoch"],
+)
+def test_drawing_makes_no_array_of_the_data_size(draw):
+    jaxpr = jax.make_jaxpr(draw)(random.key(0)).jaxpr
+    assert not arrays_of_size(jaxpr, 1000)
+    assert arrays_of_size(jaxpr, 10)

@@ -1,0 +1,161 @@
+"""PSGLD is SGLD with a step per coordinate once G is frozen, and the paper's rule before."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_ext.mcmc import PSGLD, PSGLDState
+from tests.mcmc.laws import average, mean_and_error, normal, second_moment, start
+from tests.mcmc.models import NoisyGradient, from_potential
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize(("T", "s2"), [(1.0, 0.0), (0.5, 3.0)])
+def test_frozen_preconditioner_has_the_exact_law(T, s2):
+    """``Var z = (2T + e s2) / (h (2 - e h))`` with ``e = eps G_k``, for curvatures a factor 50 apart."""
+    h = np.repeat([0.1, 1.0, 5.0], 500)
+    kernel = PSGLD(normal(h, loc=-2.0), 0.3, temperature=T, gradient=NoisyGradient(s2))
+    out, state = average(
+        kernel, {"zz": second_moment(-2.0), "G": lambda s: s.preconditioner}, 3000, 1000
+    )
+    np.testing.assert_allclose(out["G"], state.preconditioner, rtol=1e-4)
+    e = 0.3 * np.asarray(state.preconditioner, float)
+    ratio = out["zz"] * h * (2 - e * h) / (2 * T + e * s2)
+    for k in range(3):
+        mean, error = mean_and_error(ratio[500 * k : 500 * (k + 1)])
+        assert error < 0.02
+        assert abs(mean - 1) < 4 * error, (k, mean, error)
+    assert e[-500:].mean() < e[:500].mean()
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("gamma", ["none", "hutchinson"])
+def test_first_steps_are_the_formula(gamma, tol):
+    """Bias-corrected G, and Gam as JAX differentiates G; the Hessian is diagonal, so the probe is exact."""
+    beta, damping, eps, T = 0.9, 0.3, 0.05, 1.0
+
+    def u(z):
+        return z**4 / 4 + jnp.array([1.0, 2.0, 0.5]) * z**2
+
+    kernel = PSGLD(
+        from_potential(lambda z: u(z).sum(), 3),
+        eps,
+        decay=beta,
+        damping=damping,
+        gamma=gamma,
+        adapt="always",
+    )
+    state, step = start(kernel, z=[0.7, -1.2, 2.0])
+    hotter = jax.jit(lambda s: _at_temperature(kernel, 4 * T).sample(s, (), {}))
+    grad = jax.vmap(jax.grad(lambda z, k: u(z)[k], argnums=0), (None, 0), 0)
+
+    def diagonal(z):
+        return jnp.diagonal(grad(z, jnp.arange(3)))
+
+    V = jnp.zeros(3)
+    for t in (1, 2, 3):
+
+        def preconditioner(z, V=V, t=t):
+            return 1 / (
+                damping + jnp.sqrt((beta * V + (1 - beta) * diagonal(z) ** 2) / (1 - beta**t))
+            )
+
+        z = state.z["z"]
+        G, dG = preconditioner(z), jnp.diagonal(jax.jacfwd(preconditioner)(z))
+        V = beta * V + (1 - beta) * diagonal(z) ** 2
+        new = step(state)
+        np.testing.assert_allclose(new.preconditioner, G, rtol=tol(2e-5, 1e-12))
+        # With noise x T^(1/2) + drift: z(T=4) and z(T=1) give the drift without the noise.
+        noise_free = 2 * new.z["z"] - hotter(state).z["z"]
+        Gam = dG if gamma == "hutchinson" else 0.0
+        drift = -eps * G * diagonal(z) + eps * (2 * T - 4 * T) * Gam
+        np.testing.assert_allclose(noise_free - z, drift, rtol=0, atol=tol(3e-6, 1e-12))
+        state = new
+    assert state.i == 3
+
+
+def _at_temperature(kernel, T):
+    other = PSGLD.__new__(PSGLD)
+    other.__dict__ = kernel.__dict__ | {"_temperature": lambda i: T}
+    return other
+
+
+@pytest.mark.x64
+def test_first_step_has_its_full_length_in_every_coordinate(tol):
+    """Without the bias correction it would be 10 times too long at decay 0.99."""
+    kernel = PSGLD(normal([1e-3, 1.0, 1e3]), 0.01, adapt="always", temperature=0.0, damping=0.0)
+    at = jnp.array([1.0, -2.0, 3.0])
+    state, step = start(kernel, z=at)
+    state = step(state)
+    np.testing.assert_allclose(state.z["z"], at - 0.01 * jnp.sign(at), rtol=tol(1e-6, 1e-12))
+
+
+def test_bias_of_the_papers_rule_falls_with_the_decay_and_with_gam():
+    """Excess of Var z over the law of a frozen G of the same size; the docstring has the figures."""
+
+    def excess(beta, gamma):
+        kernel = PSGLD(
+            normal(np.ones(3000)), 0.1, decay=beta, damping=0.1, gamma=gamma, adapt="always"
+        )
+        fns = {"zz": second_moment(0.0), "G": lambda s: s.preconditioner}
+        out, _ = average(kernel, fns, 600, 300)
+        mean, error = mean_and_error(out["zz"])
+        assert error < 0.01
+        return mean - 1 / (1 - 0.05 * out["G"].mean())
+
+    plain = excess(0.8, "none")
+    assert plain > 0.45
+    assert 0.25 < excess(0.8, "hutchinson") < 0.7 * plain
+    assert 0 < excess(0.99, "none") < 0.08
+
+
+def test_gradient_of_zero_is_harmless():
+    kernel = PSGLD(
+        from_potential(lambda z: 0.0 * z.sum(), 2), 0.1, gamma="hutchinson", adapt="always"
+    )
+    state, step = start(kernel)
+    state = step(state)
+    assert not state.diverging
+    np.testing.assert_allclose(state.preconditioner, 1e5, rtol=1e-5)
+
+
+def test_double_well_with_frozen_preconditioner():
+    kernel = PSGLD(from_potential(lambda z: jnp.sum(z**4 - 2 * z**2), 2000), 0.01)
+    out, _ = average(kernel, {"zz": second_moment(0.0)}, 3000, 1000)
+    mean, error = mean_and_error(out["zz"])
+    assert error < 0.006
+    assert abs(mean - 0.8327455) < 4 * error + 0.01
+
+
+def test_preconditioner_is_frozen_after_warmup():
+    kernel = PSGLD(normal([1.0, 4.0]), 0.1, steps_per_sample=3)
+    state, step = start(kernel, num_warmup=5)
+    seen = []
+    for _ in range(8):
+        state = step(state)
+        seen.append(np.asarray(state.preconditioner))
+    assert not np.array_equal(seen[3], seen[4])
+    assert np.array_equal(seen[4], seen[7])
+    assert isinstance(state, PSGLDState)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"decay": 1.0}, "decay is 1.0"),
+        ({"decay": 0.0}, "decay is 0.0"),
+        ({"damping": -1e-3}, "damping is -0.001"),
+        ({"gamma": "exact"}, "'none', 'hutchinson'"),
+        ({"adapt": "never"}, "'warmup', 'always'"),
+    ],
+)
+def test_bad_input(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        PSGLD(normal([1.0]), 0.1, **arguments)
+
+
+def test_no_warmup_to_adapt_in():
+    with pytest.raises(ValueError, match="num_warmup is 0"):
+        PSGLD(normal([1.0]), 0.1).init(random.key(0), 0, None, (), {})

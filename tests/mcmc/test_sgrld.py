@@ -1,0 +1,194 @@
+"""SGRLD with constant and with changing metrics: laws, formulas and wrong metrics."""
+
+from functools import partial
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.linalg import solve_discrete_lyapunov
+
+from numpyro_ext.mcmc import SGLD, SGRLD, ExpandedMean, recipe_correction
+from tests.mcmc.laws import average, mean_and_error, normal, second_moment, start
+from tests.mcmc.models import NoisyGradient, from_potential
+
+PRECISION = np.array([[2.0, 0.8], [0.8, 1.0]])
+METRIC = np.array([[1.5, -0.4], [-0.4, 0.7]])
+
+
+def correlated():
+    numpyro.sample(
+        "z",
+        dist.MultivariateNormal(jnp.array([1.0, -2.0]), precision_matrix=jnp.asarray(PRECISION)),
+    )
+
+
+@pytest.mark.x64
+def test_constant_dense_metric_has_the_exact_covariance():
+    """``S = M S M' + 2 eps T A + eps^2 s2 A A`` with ``M = I - eps A H``."""
+    eps, T, s2, A = 0.2, 0.7, 2.0, np.linalg.inv(METRIC)
+    kernel = SGRLD(
+        correlated,
+        eps,
+        metric=lambda z: jnp.asarray(METRIC, z.dtype),
+        temperature=T,
+        gradient=NoisyGradient(s2),
+        correction=jnp.zeros_like,
+    )
+
+    def products(state):
+        d = state.z["z"] - jnp.array([1.0, -2.0])
+        return d[:, :, None] * d[:, None, :]
+
+    out, _ = average(kernel, {"dd": products, "z": lambda s: s.z["z"]}, 1000, 50, chains=300)
+    M = np.eye(2) - eps * A @ PRECISION
+    law = solve_discrete_lyapunov(M, 2 * eps * T * A + eps**2 * s2 * A @ A)
+    mean, error = out["dd"].mean(0), out["dd"].std(0) / 300**0.5
+    assert np.all(error < 0.02 * np.diag(law).max())
+    assert np.all(np.abs(mean - law) < 4 * error), (mean, law, error)
+    mean, error = out["z"].mean(0), out["z"].std(0) / 300**0.5
+    assert np.all(np.abs(mean - np.array([1.0, -2.0])) < 4 * error)
+
+
+@pytest.mark.x64
+def test_unit_metric_is_sgld(tol, quick_compile):
+    model = normal([2.0, 0.5], loc=1.0)
+    kernels = (
+        SGLD(model, 0.1),
+        SGRLD(model, 0.1, metric=jnp.ones_like),
+        SGRLD(model, 0.1, metric=lambda z: jnp.eye(2, dtype=z.dtype)),
+    )
+    draws = []
+    for kernel in kernels:
+        state, step = start(kernel, z=[0.3, -4.0])
+        draws.append(np.asarray(step(state).z["z"]))
+    np.testing.assert_allclose(draws[1], draws[0], rtol=tol(1e-6, 1e-13))
+    np.testing.assert_allclose(draws[2], draws[0], rtol=tol(1e-6, 1e-13))
+
+
+def varying(z):
+    return 1 / (1 + jnp.array([[1.0, 0.3], [0.3, 0.5]]) @ jnp.tanh(z) ** 2)
+
+
+def varying_dense(z):
+    low = jnp.array([[1.0, 0.0], [0.5, 1.2]]) * (1 + 0.3 * jnp.sin(z.sum()))
+    return low @ low.T
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("metric", [varying, varying_dense])
+def test_step_is_the_formula(metric, tol, quick_compile):
+    """Also with the correction handed over: ``z' - z`` at T = 1 and 4 separates noise and drift."""
+    z, eps = jnp.array([0.7, -1.1]), 0.01
+    g = 2.0 * z  # of the model below
+
+    def A(x):
+        G = metric(x)
+        return jnp.linalg.inv(G if G.ndim == 2 else jnp.diag(G))
+
+    Gam = recipe_correction(A, None, z)
+    for correction in ("autodiff", lambda x: recipe_correction(A, None, x)):
+        make = partial(SGRLD, normal([2.0, 2.0]), eps, metric=metric, correction=correction)
+        moved = []
+        for T in (0.0, 1.0, 4.0):
+            state, step = start(make(temperature=T), z=z)
+            moved.append(np.asarray(step(state).z["z"] - z, float))
+        drift = -eps * A(z) @ g
+        np.testing.assert_allclose(moved[0], drift, rtol=0, atol=tol(1e-6, 1e-13))
+        noise_free = 2 * (moved[1] - moved[0]) - (moved[2] - moved[0])
+        np.testing.assert_allclose(noise_free, -2 * eps * Gam, rtol=0, atol=tol(2e-6, 1e-13))
+        zeta = random.normal(random.split(state.rng_key, 3)[2], (2,))
+        noise = moved[1] - drift - eps * np.asarray(Gam)
+        # Any square root of A will do: its length is that of zeta in the metric.
+        G = np.linalg.inv(A(z))
+        assert noise @ G @ noise == pytest.approx(
+            2 * eps * float(zeta @ zeta), rel=tol(1e-4, 1e-10)
+        )
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_double_well_in_a_changing_metric(dense):
+    """``U = -2 z^2 + z^4``: E z^2 = 0.8327455; without the correction it would be 0.72."""
+
+    def metric(z):
+        G = (1 + z**2) / 2
+        return jnp.diag(G) if dense else G
+
+    model = from_potential(lambda z: jnp.sum(z**4 - 2 * z**2), 1)
+    kernel = SGRLD(model, 0.01, metric=metric, steps_per_sample=10)
+    out, _ = average(kernel, {"zz": second_moment(0.0)}, 150, 50, chains=1000)
+    mean, error = mean_and_error(out["zz"].mean(-1))
+    assert error < 0.009
+    assert abs(mean - 0.8327455) < 4 * error + 0.012
+    x = np.linspace(-4, 4, 4001)
+    wrong = np.exp(2 * x**2 - x**4) * (1 + x**2)
+    assert abs(np.sum(x**2 * wrong) / wrong.sum() - 0.8327455) > 0.05
+
+
+def test_asymmetric_wells():
+    """``U = (z+4)(z+1)(z-1)(z-3)/14 + 0.5``, started on both sides of the barrier."""
+
+    def u(z):
+        return jnp.sum((z + 4) * (z + 1) * (z - 1) * (z - 3) / 14 + 0.5)
+
+    kernel = SGRLD(
+        from_potential(u, 1),
+        0.04,
+        metric=lambda z: 1 / (1 + jnp.exp(-(z**2) / 4)),
+        steps_per_sample=50,
+    )
+    fns = {"z": lambda s: s.z["z"], "zz": second_moment(0.0), "right": lambda s: s.z["z"] > 0}
+    out, _ = average(kernel, fns, 200, 150, chains=400)
+    for name, expected in (("z", -2.1479553), ("zz", 7.4754793), ("right", 0.1287764)):
+        mean, error = mean_and_error(out[name])
+        assert error < 0.08
+        assert abs(mean - expected) < 4 * error + 0.01 * abs(expected), (name, mean, error)
+
+
+def test_metric_that_turns_indefinite_is_a_divergence(quick_compile):
+    kernel = SGRLD(normal([1.0, 1.0]), 0.1, metric=lambda z: 3 - z**2)
+    state, step = start(kernel, z=[0.5, 0.5])
+    state = step(state._replace(z={"z": jnp.array([0.5, 2.0])}))
+    assert state.diverging
+    assert state.z["z"].tolist() == [0.5, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"metric": 2.0}, TypeError, "metric is 2.0"),
+        ({"metric": ExpandedMean}, TypeError, r"or ExpandedMean\(\)"),
+        ({"metric": jnp.ones_like, "correction": "exact"}, ValueError, "one of 'autodiff'"),
+        ({"metric": ExpandedMean(), "correction": jnp.ones_like}, ValueError, "needs none"),
+    ],
+)
+def test_bad_arguments(arguments, error, match):
+    with pytest.raises(error, match=match):
+        SGRLD(normal([1.0, 1.0]), 0.1, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"metric": lambda z: -jnp.ones(2)}, "metric is not positive definite"),
+        ({"metric": lambda z: jnp.zeros(2)}, "metric is not positive definite"),
+        ({"metric": lambda z: jnp.array([[1.0, 2.0], [2.0, 1.0]])}, "metric is not positive"),
+        ({"metric": lambda z: jnp.array([[1.0, 0.5], [0.0, 1.0]])}, "metric is not positive"),
+        ({"metric": lambda z: jnp.ones(3)}, r"metric returns shape \(3,\).*\(2,\) or \(2, 2\)"),
+        ({"metric": jnp.ones_like, "correction": jnp.sum}, r"correction returns shape \(\)"),
+    ],
+)
+def test_bad_metric_at_the_initial_point(arguments, match, quick_compile):
+    kernel = SGRLD(normal([1.0, 1.0]), 0.1, **arguments)
+    with pytest.raises(ValueError, match=match):
+        kernel.init(random.split(random.key(0), 2), 0, None, (), {})
+
+
+def test_state_is_that_of_sgld():
+    assert SGRLD.state_class is SGLD.state_class
+    assert jax.eval_shape(
+        lambda: SGRLD(normal([1.0]), 0.1, metric=jnp.ones_like).init(random.key(0), 0, None, (), {})
+    )

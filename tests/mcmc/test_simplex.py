@@ -1,0 +1,248 @@
+"""Simplex steps: the terms are those of the densities, and the draws are Dirichlet."""
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.handlers import reparam, seed, trace
+import pytest
+
+from numpyro_ext.mcmc import (
+    SGRLD,
+    ExpandedMean,
+    GammaSimplexReparam,
+    recipe_correction,
+    simplex_langevin_step,
+)
+from numpyro_ext.mcmc.simplex import _TERMS, _project
+from tests.mcmc.laws import average
+
+COUNTS, ALPHA = np.array([5.0, 2.0, 0.0]), np.array([6.0, 4.0, 2.5])
+N = (COUNTS + ALPHA).sum()
+
+
+def extended(theta):
+    return jnp.append(theta, 1 - theta.sum())
+
+
+def log_odds(theta):
+    return jax.nn.softmax(jnp.append(theta, 0.0))
+
+
+# The densities in their own coordinates (Dirichlet posterior with the Jacobian, or Gamma priors with
+# the multinomial likelihood), and the matrices of the table.
+REFERENCE = {
+    "reduced-mean": (
+        jnp.array([0.5, 0.2]),
+        extended,
+        lambda t: jnp.sum((COUNTS + ALPHA - 1) * jnp.log(extended(t))),
+        lambda t: (jnp.diag(t) - jnp.outer(t, t)) / N,
+    ),
+    "reduced-natural": (
+        jnp.array([0.7, -0.4]),
+        log_odds,
+        lambda t: jnp.sum((COUNTS + ALPHA) * jnp.log(log_odds(t))),
+        lambda t: (jnp.diag(1 / log_odds(t)[:-1]) + 1 / log_odds(t)[-1]) / N,
+    ),
+    "expanded-mean": (
+        jnp.array([7.0, 3.0, 1.5]),
+        lambda t: t / t.sum(),
+        lambda t: jnp.sum((ALPHA - 1) * jnp.log(t) - t + COUNTS * jnp.log(t / t.sum())),
+        jnp.diag,
+    ),
+    "expanded-natural": (
+        jnp.array([1.9, 1.1, 0.4]),
+        jax.nn.softmax,
+        lambda t: jnp.sum(ALPHA * t - jnp.exp(t) + COUNTS * jax.nn.log_softmax(t)),
+        lambda t: jnp.diag(jnp.exp(-t)),
+    ),
+}
+FORMS = pytest.mark.parametrize("form", list(REFERENCE))
+
+
+@FORMS
+@pytest.mark.x64
+def test_terms_are_those_of_the_density(form, tol, quick_compile):
+    """``A grad log p``, ``div A`` by autodiff, and a square root of A."""
+    theta, _, log_density, A = REFERENCE[form]
+    theta = jnp.asarray(theta, float)
+    counts, alpha = jnp.asarray(COUNTS), jnp.asarray(ALPHA)
+
+    @jax.jit
+    def terms(zeta):
+        return _TERMS[form](theta, counts, alpha, zeta)
+
+    gradient, correction, _ = terms(jnp.zeros(3))
+    root = np.stack([terms(jnp.eye(3)[k])[2] for k in range(3)], 1)
+    close = {"rtol": tol(2e-5, 1e-12), "atol": tol(1e-6, 1e-13)}
+    np.testing.assert_allclose(gradient, A(theta) @ jax.grad(log_density)(theta), **close)
+    np.testing.assert_allclose(correction, recipe_correction(A, None, theta), **close)
+    np.testing.assert_allclose(root @ root.T, A(theta), **close)
+
+
+@FORMS
+@pytest.mark.x64
+def test_step_adds_its_terms(form, tol, quick_compile):
+    """The step at T is that at 0, plus T Gam, plus sqrt(T) times the same noise."""
+    theta = jnp.asarray(REFERENCE[form][0], float)
+    counts, alpha = jnp.asarray(COUNTS), jnp.asarray(ALPHA)
+    gradient, correction, _ = _TERMS[form](theta, counts, alpha, jnp.zeros(3))
+
+    @jax.jit
+    def at(T):
+        return simplex_langevin_step(
+            random.key(3), theta, COUNTS, ALPHA, 1e-3, parameterization=form, temperature=T
+        )
+
+    np.testing.assert_allclose(at(0.0), theta + 1e-3 * gradient, rtol=tol(1e-6, 1e-13))
+    noise_free = 2 * (at(1.0) - at(0.0)) - (at(4.0) - at(0.0))
+    np.testing.assert_allclose(noise_free, -2e-3 * correction, rtol=0, atol=tol(3e-6, 1e-13))
+    assert np.all(np.abs(at(1.0) - at(0.0)) > 1e-4)
+
+
+def moments_of(form, eps, steps):
+    """Mean and second moments of pi over 3000 chains, with standard errors."""
+    theta, to_simplex, _, _ = REFERENCE[form]
+    chains = jnp.broadcast_to(theta, (3000, *theta.shape))
+    pi = jax.vmap(to_simplex)
+
+    def body(carry, key):
+        theta, total = carry
+        theta = simplex_langevin_step(key, theta, COUNTS, ALPHA, eps, parameterization=form)
+        p = pi(theta)
+        return (theta, total + jnp.concatenate([p, p**2], -1)), None
+
+    def run(theta, keys):
+        return lax.scan(body, (theta, jnp.zeros((3000, 6))), keys)[0]
+
+    keys = random.split(random.key(1), 2 * steps)
+    theta, _ = jax.jit(run)(chains, keys[:steps])
+    _, total = jax.jit(run)(theta, keys[steps:])
+    mean = np.asarray(total, float) / steps
+    return mean.mean(0), mean.std(0) / 3000**0.5
+
+
+@pytest.mark.parametrize(
+    ("form", "eps"),
+    [
+        ("reduced-mean", 0.01),
+        ("reduced-natural", 0.005),
+        ("expanded-mean", 0.01),
+        ("expanded-natural", 0.005),
+    ],
+)
+def test_draws_are_dirichlet(form, eps):
+    """Posterior Dirichlet(11, 6, 2.5); a small step leaves 1 % of bias in the moments."""
+    got, error = moments_of(form, eps, 1500)
+    a = COUNTS + ALPHA
+    mean = a / N
+    second = a * (a + 1) / (N * (N + 1))
+    expected = np.concatenate([mean, second])
+    assert np.all(error < 0.012 * expected)
+    assert np.all(np.abs(got - expected) < 4 * error + 0.01 * expected), (got / expected, error)
+    variance, expected = got[3:] - got[:3] ** 2, mean * (1 - mean) / (N + 1)
+    np.testing.assert_allclose(variance, expected, rtol=0.05)
+
+
+def test_reduced_mean_is_put_back_on_the_simplex(quick_compile):
+    @jax.jit
+    def step(key, theta):
+        return simplex_langevin_step(
+            key, theta, jnp.zeros(4), 0.3, 1.0, parameterization="reduced-mean"
+        )
+
+    theta = jnp.full((500, 3), 0.25)
+    seen = []
+    for key in random.split(random.key(0), 20):
+        theta = step(key, theta)
+        seen.append(theta)
+    seen = np.stack(seen)
+    assert np.all(seen >= 0) and np.all(seen.sum(-1) <= 1 + 1e-6)
+    assert np.any(seen == 0)
+    # The nearest point: the sum constraint alone moves all coordinates alike.
+    np.testing.assert_allclose(_project(jnp.array([0.8, 0.7])), [0.55, 0.45], rtol=1e-6)
+    np.testing.assert_allclose(_project(jnp.array([1.5, -0.2])), [1.0, 0.0], atol=1e-6)
+    np.testing.assert_allclose(_project(jnp.array([0.2, 0.3])), [0.2, 0.3], rtol=1e-6)
+
+
+def test_topics_in_one_call(quick_compile):
+    """Leading dimensions of theta and counts are independent simplices."""
+    theta, counts = jnp.ones((4, 2, 3)), jnp.arange(6.0).reshape(2, 3)
+    new = simplex_langevin_step(random.key(0), theta, counts, 0.5, 0.01, temperature=0.0)
+    assert new.shape == (4, 2, 3)
+    alone = simplex_langevin_step(random.key(0), theta[0, 1], counts[1], 0.5, 0.01, temperature=0.0)
+    np.testing.assert_allclose(new[0, 1], alone, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"parameterization": "softmax"}, "'reduced-mean', 'reduced-natural', 'expanded-mean'"),
+        ({"step_size": 0.0}, "step_size is 0.0"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"alpha": 0.0}, "alpha is 0.0; it must be positive"),
+        ({"counts": np.ones(4)}, r"counts has shape \(4,\).*must be 3"),
+        ({"parameterization": "reduced-mean"}, r"counts has shape \(3,\).*must be 4"),
+    ],
+)
+def test_bad_input(change, match):
+    arguments = {"counts": COUNTS, "alpha": 1.0, "step_size": 0.1} | change
+    with pytest.raises(ValueError, match=match):
+        simplex_langevin_step(random.key(0), jnp.ones(3), **arguments)
+
+
+def topics(counts):
+    with numpyro.plate("topics", 2):
+        p = numpyro.sample("p", dist.Dirichlet(jnp.array([6.0, 4.0, 2.5])))
+        numpyro.sample("n", dist.Multinomial(counts.sum(-1), p), obs=counts)
+
+
+def test_reparameterised_prior_is_dirichlet(quick_compile):
+    """``p`` is deterministic, with the mean and the variances of the prior."""
+
+    def prior():
+        with numpyro.plate("topics", 20_000):
+            numpyro.sample("p", dist.Dirichlet(jnp.array([6.0, 4.0, 2.5])))
+
+    model = reparam(prior, config={"p": GammaSimplexReparam()})
+    sites = trace(seed(model, random.key(0))).get_trace()
+    assert sites["p"]["type"] == "deterministic"
+    assert sites["p_gamma"]["fn"].event_shape == (3,)
+    p = np.asarray(sites["p"]["value"], float)
+    np.testing.assert_allclose(p.sum(-1), 1, rtol=1e-5)
+    mean = ALPHA / ALPHA.sum()
+    variance = mean * (1 - mean) / (ALPHA.sum() + 1)
+    assert np.all(np.abs(p.mean(0) - mean) < 4 * np.sqrt(variance / 20_000))
+    np.testing.assert_allclose(p.var(0), variance, rtol=0.05)
+
+
+def test_sgrld_on_simplices_has_the_dirichlet_posterior():
+    counts = jnp.array([[5.0, 2.0, 0.0], [0.0, 1.0, 30.0]])
+    model = reparam(lambda: topics(counts), config={"p": GammaSimplexReparam()})
+
+    def pi(state):
+        theta = jnp.exp(state.z["p_gamma"])
+        return theta / theta.sum(-1, keepdims=True)
+
+    kernel = SGRLD(model, 0.02, metric=ExpandedMean(), steps_per_sample=10)
+    out, _ = average(kernel, {"p": pi, "pp": lambda s: pi(s) ** 2}, 200, 50, chains=500)
+    a = np.asarray(counts) + ALPHA
+    total = a.sum(-1, keepdims=True)
+    for name, expected in (("p", a / total), ("pp", a * (a + 1) / (total * (total + 1)))):
+        mean, error = out[name].mean(0), out[name].std(0) / 500**0.5
+        assert np.all(error < 0.01 * expected)
+        assert np.all(np.abs(mean - expected) < 4 * error + 0.01 * expected)
+
+
+def test_reparam_of_other_sites():
+    def not_dirichlet():
+        numpyro.sample("p", dist.Normal(0, 1))
+
+    def observed():
+        numpyro.sample("p", dist.Dirichlet(jnp.ones(2)), obs=jnp.array([0.3, 0.7]))
+
+    for model, match in ((not_dirichlet, "is a Normal"), (observed, "is observed")):
+        with pytest.raises(ValueError, match=match):
+            seed(reparam(model, config={"p": GammaSimplexReparam()}), random.key(0))()

@@ -1,0 +1,80 @@
+"""Orders that follow the step, and the counter."""
+
+import pickle
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro.infer import SVI, Predictive, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+import optax
+import pytest
+
+from numpyro_ext.objectives import VRELBO, BBAlphaELBO, count_steps
+from tests.objectives.models import X_LOCAL, global_model, normal_guide, quick_jit
+
+
+def schedule(step):
+    return jnp.minimum(step / 4.0, 1.0)
+
+
+@pytest.mark.parametrize("objective", [VRELBO, BBAlphaELBO])
+def test_schedule_is_followed(objective):
+    """Each update has the loss of the static order of its step, with the same draws."""
+    svi = SVI(global_model, count_steps(normal_guide), optax.sgd(0.01), objective(schedule, 3))
+    state = svi.init(random.key(0), X_LOCAL)
+    update = quick_jit(lambda state: svi.update(state, X_LOCAL))
+    static = quick_jit(
+        lambda alpha, key, params: objective(alpha, 3).loss(
+            key, params, global_model, normal_guide, X_LOCAL
+        )
+    )
+    for step in range(6):
+        assert state.mutable_state["_objective_step"]["step"] == step
+        _, key = random.split(state.rng_key)
+        expected = static(min(step / 4, 1.0), key, svi.get_params(state))
+        state, loss = update(state)
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+def test_static_orders_count_too_and_other_losses_do_not_mind():
+    for loss, steps in ((VRELBO(0.5, 2, gradient="dreg"), 3), (Trace_ELBO(), 0)):
+        svi = SVI(global_model, count_steps(normal_guide), optax.sgd(0.01), loss)
+        result = svi.run(random.key(0), 3, X_LOCAL, progress_bar=False)
+        assert result.state.mutable_state["_objective_step"]["step"] == steps
+
+
+def test_evaluate_sees_step_zero():
+    svi = SVI(global_model, count_steps(normal_guide), optax.sgd(0.01), VRELBO(schedule, 3))
+    state = svi.run(random.key(0), 5, X_LOCAL, progress_bar=False).state
+    _, key = random.split(state.rng_key)
+    expected = VRELBO(0.0, 3).loss(key, svi.get_params(state), global_model, normal_guide, X_LOCAL)
+    np.testing.assert_allclose(svi.evaluate(state, X_LOCAL), expected, rtol=1e-5)
+
+
+def test_missing_counter():
+    svi = SVI(global_model, normal_guide, optax.sgd(0.01), VRELBO(schedule))
+    state = svi.init(random.key(0), X_LOCAL)
+    with pytest.raises(ValueError, match=r"count_steps\(guide\)"):
+        jax.eval_shape(lambda: svi.update(state, X_LOCAL))
+    with pytest.raises(TypeError, match="callable guide"):
+        count_steps(None)
+
+
+def test_wrapped_guide_keeps_its_name_and_pickles():
+    wrapped = count_steps(normal_guide)
+    assert wrapped.__name__ == "normal_guide"
+    again = pickle.loads(pickle.dumps(wrapped))
+    sites = numpyro.handlers.trace(numpyro.handlers.seed(again, 0)).get_trace()
+    assert set(sites) == {"_objective_step", "m", "s", "z"}
+
+
+def test_predictive_and_methods_of_the_wrapped_guide():
+    guide = AutoNormal(global_model)
+    svi = SVI(global_model, count_steps(guide), optax.sgd(0.01), VRELBO(schedule, 3))
+    params = svi.run(random.key(0), 3, X_LOCAL, progress_bar=False).params
+    assert guide.median(params)["z"].shape == ()
+    draws = Predictive(global_model, guide=svi.guide, params=params, num_samples=4)(random.key(1))
+    assert draws["x"].shape == (4, 6)

@@ -1,0 +1,200 @@
+"""BBAlphaELBO: laws that tie it to VRELBO and the ELBO, and its known fixed points."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_ext.objectives import VRELBO, BBAlphaELBO
+from tests.objectives.models import (
+    LOCAL_PARAMS,
+    X_LOCAL,
+    floats,
+    global_model,
+    linear_gaussian,
+    local_guide,
+    local_model,
+    mixed_guide,
+    mixed_model,
+    normal_guide,
+    quick_jit,
+    value_and_grad,
+)
+from tests.objectives.test_renyi import PROBIT_X, PROBIT_Y
+
+ALPHAS = (-0.5, 0.0, 0.5, 1.0)
+GLOBAL = {"b": 0.7, "m": 0.2, "s": 0.8}
+
+
+def assert_same(ours, theirs, tol):
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(x, y, rtol=tol(5e-5, 1e-11), atol=tol(1e-5, 1e-12))
+
+
+@pytest.mark.x64
+def test_without_global_latents_it_is_the_renyi_bound(tol):
+    ours = [BBAlphaELBO(a, 4, approximate_kl=kl) for a in ALPHAS for kl in (False, True)]
+    theirs = [VRELBO(1 - a, 4) for a in ALPHAS for _ in (False, True)]
+    args = (LOCAL_PARAMS, local_model, local_guide, X_LOCAL, 3)
+    got = value_and_grad(ours + theirs, *args)
+    assert_same(got[: len(ours)], got[len(ours) :], tol)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("n", [1, 5])
+def test_identical_data_divide_the_order(n, tol):
+    x = jnp.full(n, 0.8)
+    losses = [(BBAlphaELBO(a, 4), VRELBO(1 - a / n, 4)) for a in ALPHAS]
+    got = value_and_grad(losses, GLOBAL, global_model, normal_guide, x)
+    for ours, theirs in got:
+        assert_same(ours, theirs, tol)
+
+
+@pytest.mark.x64
+def test_order_zero_and_one_particle_are_the_elbo(tol):
+    params = {"c": 0.4}
+    zero = [BBAlphaELBO(0.0, 3), BBAlphaELBO(0, 3, approximate_kl=True), VRELBO(1.0, 3)]
+    one = [BBAlphaELBO(a, 1, approximate_kl=kl) for a in (0.7, -2.0) for kl in (False, True)]
+    got = value_and_grad(
+        [*zero, *one, VRELBO(1.0, 1)], params, mixed_model, mixed_guide, X_LOCAL, 2
+    )
+    for i in (0, 1):
+        assert_same(got[i], got[2], tol)
+    for i in range(3, 7):
+        assert_same(got[i], got[7], tol)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("approximate_kl", [False, True])
+def test_global_and_local_latents_by_hand(approximate_kl, tol):
+    """The tied energy, from the log densities of the particles that the loss draws."""
+    alpha, key = 0.6, random.key(3)
+    loss = BBAlphaELBO(alpha, 3, approximate_kl=approximate_kl)
+    got = -quick_jit(lambda: loss.loss(key, floats({"c": 0.4}), mixed_model, mixed_guide))()
+    shared, local = [], []
+    for k in random.split(random.split(key)[1], 3):
+        guide = numpyro.handlers.seed(mixed_guide, random.split(k)[1])
+        trace = numpyro.handlers.trace(numpyro.handlers.substitute(guide, {"c": 0.4})).get_trace()
+        w, z = trace["w"]["value"], trace["z"]["value"]
+        shared.append(dist.Normal(0.2, 1.0).log_prob(w) - dist.Normal(0.4, 0.6).log_prob(w))
+        log_p = dist.Normal(w, 1.0).log_prob(z) + dist.Normal(z, 0.8).log_prob(X_LOCAL)
+        local.append(log_p - dist.Normal(0.4 * X_LOCAL, 0.7).log_prob(z))
+    shared, local = jnp.array(shared), jnp.array(local)
+    if not approximate_kl:
+        local = local + shared[:, None] / 6
+    exact = jnp.sum(jnp.log(jnp.mean(jnp.exp(alpha * local), 0))) / alpha
+    exact = exact + (jnp.mean(shared) if approximate_kl else 0.0)
+    np.testing.assert_allclose(got, exact, rtol=tol(1e-5, 1e-12))
+
+
+def test_unbiased_in_the_minibatch():
+    keys = random.split(random.key(0), 3000)
+    for model, guide, params in (
+        (global_model, normal_guide, GLOBAL),
+        (mixed_model, mixed_guide, {"c": 0.4}),
+    ):
+
+        def values(key, batch, model=model, guide=guide, params=params):
+            losses = [BBAlphaELBO(0.7, 3, approximate_kl=kl) for kl in (False, True)]
+            return jnp.array(
+                [loss.loss(key, params, model, guide, X_LOCAL, batch) for loss in losses]
+            )
+
+        full, mini = quick_jit(jax.vmap(lambda key: [values(key, b) for b in (None, 2)]))(keys)
+        error = np.sqrt((full.var(0) + mini.var(0)) / len(keys))
+        assert np.all(np.abs(full.mean(0) - mini.mean(0)) < 4 * error)
+
+
+def mean_and_error(loss, params, model, guide):
+    """Value and gradient of a loss with K = 2000 over 100 keys; the bias is O(1/K)."""
+
+    def estimate(key):
+        return jax.value_and_grad(lambda p: loss.loss(key, p, model, guide))(floats(params))
+
+    got = quick_jit(jax.vmap(estimate))(random.split(random.key(2), 100))
+    return [(float(x.mean()), float(x.std()) / 10) for x in jax.tree.leaves(got)]
+
+
+def two_data():
+    z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", 2):
+        numpyro.sample("x", dist.Normal(z, 1.0), obs=jnp.array([-1.0, 1.0]))
+
+
+@pytest.mark.parametrize(("alpha", "precision"), [(0.5, 2.0971675407), (1.0, 1.6055512755)])
+def test_biased_although_the_posterior_is_in_the_family(alpha, precision):
+    tau = (precision - 1) / 2
+    p = precision + alpha * (1 - tau)
+    assert 1 / precision == pytest.approx(1 / p + (alpha / p) ** 2, rel=1e-8)
+    loss = BBAlphaELBO(alpha, 2000)
+    _, m, s = mean_and_error(loss, {"m": 0.0, "s": precision**-0.5}, two_data, normal_guide)
+    for mean, error in (m, s):
+        assert abs(mean) < 4 * error + 2e-3
+
+
+def test_loss_falls_with_the_width_at_the_posterior():
+    params = {"m": 0.0, "s": 3**-0.5}
+    _, _, s = mean_and_error(BBAlphaELBO(0.5, 2000), params, two_data, normal_guide)
+    assert s[0] < -20 * s[1]
+
+
+def probit():
+    z = numpyro.sample("z", dist.Normal(0.0, 2.0))
+    with numpyro.plate("data", 8):
+        numpyro.factor("y", jax.scipy.special.log_ndtr(PROBIT_Y * PROBIT_X * z))
+
+
+@pytest.mark.parametrize(
+    ("approximate_kl", "mean", "variance", "bound", "elsewhere"),
+    [
+        (False, 0.88745003, 0.31370972, -4.9258063321, -5.0465790704),
+        (True, 0.8823814, 0.3312166, -4.9118302369, -5.0366812367),
+    ],
+)
+def test_probit(approximate_kl, mean, variance, bound, elsewhere):
+    """No gradient is left at the optimum; and the value at N(.8, .25), order .25."""
+    loss = BBAlphaELBO(0.5, 2000, approximate_kl=approximate_kl)
+    params = {"m": mean, "s": variance**0.5}
+    value, *gradient = mean_and_error(loss, params, probit, normal_guide)
+    assert -value[0] == pytest.approx(bound, abs=4 * value[1] + 5e-4)
+    for g, error in gradient:
+        assert abs(g) < 4 * error + 2e-3
+    loss = BBAlphaELBO(0.25, 2000, approximate_kl=approximate_kl)
+    value, *_ = mean_and_error(loss, {"m": 0.8, "s": 0.5}, probit, normal_guide)
+    assert -value[0] == pytest.approx(elsewhere, abs=4 * value[1] + 5e-4)
+
+
+def test_bad_arguments():
+    for alpha in (np.inf, -np.inf):
+        with pytest.raises(ValueError, match="finite"):
+            BBAlphaELBO(alpha)
+    with pytest.raises(ValueError, match="alpha is nan"):
+        BBAlphaELBO(float("nan"))
+    with pytest.raises(TypeError, match="real number"):
+        BBAlphaELBO("vi")
+
+
+def test_the_data_plate_must_be_known():
+    def pixels():
+        with numpyro.plate("image", 3):
+            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+            with numpyro.plate("pixel", 4):
+                numpyro.sample("x", dist.Normal(z, 1.0), obs=jnp.zeros((4, 3)))
+
+    def guide():
+        with numpyro.plate("image", 3):
+            numpyro.sample("z", dist.Normal(0.1, 1.0))
+
+    def loss(model, guide, *args):
+        params = {"m": 0.0, "s": 1.0}
+        return jax.eval_shape(
+            lambda: BBAlphaELBO().loss(random.key(0), params, model, guide, *args)
+        )
+
+    with pytest.raises(ValueError, match=r"'z' only in \['image'\].*to_event"):
+        loss(pixels, guide)
+    with pytest.raises(ValueError, match=r"no plate encloses all observed sites \['x'\]"):
+        loss(linear_gaussian, normal_guide, 1.0)

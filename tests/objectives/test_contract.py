@@ -1,0 +1,124 @@
+"""What every objective of the room promises: one table of constructors, one test for each promise."""
+
+import math
+import pickle
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import SVI, Predictive
+from numpyro.infer.autoguide import AutoNormal
+import optax
+import pytest
+
+from numpyro_ext.objectives import (
+    IWELBO,
+    VIMCO,
+    VRELBO,
+    BBAlphaELBO,
+    ChiUpperBound,
+    FDivergence,
+    NestedVRELBO,
+    ThermodynamicELBO,
+)
+from tests.objectives.models import quick_jit
+
+OBJECTIVES = {
+    "VRELBO": lambda **kwargs: VRELBO(0.5, 3, **kwargs),
+    "VRELBO single": lambda **kwargs: VRELBO(-math.inf, 3, gradient="single", **kwargs),
+    "VRELBO stl": lambda **kwargs: VRELBO(1.5, 3, gradient="stl", **kwargs),
+    "VRELBO dreg": lambda **kwargs: VRELBO(0.5, 3, gradient="dreg", **kwargs),
+    "IWELBO": lambda **kwargs: IWELBO(3, **kwargs),
+    "BBAlphaELBO": lambda **kwargs: BBAlphaELBO(0.5, 3, **kwargs),
+    "NestedVRELBO": lambda **kwargs: NestedVRELBO(0.5, 3, num_inner=2, **kwargs),
+    "VIMCO": lambda **kwargs: VIMCO(0.5, 3, **kwargs),
+    "ChiUpperBound": lambda **kwargs: ChiUpperBound(2.0, 3, **kwargs),
+    "FDivergence": lambda **kwargs: FDivergence("hellinger", 3, **kwargs),
+    "ThermodynamicELBO": lambda **kwargs: ThermodynamicELBO(3, 3, **kwargs),
+}
+X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
+TRACES = []
+
+objectives = pytest.mark.parametrize("make", OBJECTIVES.values(), ids=OBJECTIVES.keys())
+
+
+def model(x, broken=False):
+    """Constrained and deterministic sites, and a minibatch."""
+    TRACES.append(1)
+    loc = numpyro.sample("loc", dist.Normal(1.0, 2.0))
+    scale = numpyro.sample("scale", dist.HalfNormal(1.5))
+    numpyro.deterministic("ratio", loc / scale)
+    with numpyro.plate("data", len(x), subsample_size=4):
+        batch = numpyro.subsample(x, event_dim=0)
+        numpyro.sample("x", dist.Normal(jnp.where(broken, jnp.nan, loc), scale), obs=batch)
+
+
+def guide(x, broken=False):
+    m = numpyro.param("m", 0.5)
+    s = numpyro.param("s", 0.4, constraint=dist.constraints.positive)
+    numpyro.sample("loc", dist.Normal(m, s))
+    numpyro.sample("scale", dist.LogNormal(0.1, s))
+
+
+@objectives
+def test_runs_with_and_without_progress_bar_and_resumes(make):
+    svi = SVI(model, guide, optax.adam(0.05), make())
+    whole = svi.run(random.key(0), 4, X, progress_bar=False)
+    first = svi.run(random.key(0), 2, X, progress_bar=True)
+    second = svi.run(random.key(9), 2, X, progress_bar=False, init_state=first.state)
+    losses = jnp.concatenate([first.losses, second.losses])
+    np.testing.assert_allclose(losses, whole.losses, rtol=2e-5)
+    assert whole.params["m"] == pytest.approx(float(second.params["m"]), rel=1e-4)
+
+
+@objectives
+def test_steps(make):
+    """Pickled, with init_params: stable_update keeps the last finite state, and nothing traces again."""
+    loss = pickle.loads(pickle.dumps(make()))
+    svi = SVI(model, guide, optax.adam(0.05), loss)
+    state = svi.init(random.key(0), X, init_params={"m": jnp.array(0.7)})
+    assert svi.get_params(state)["m"] == pytest.approx(0.7)
+    step = quick_jit(svi.stable_update)
+    kept, loss = step(state, X, broken=True)
+    assert jnp.isnan(loss)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, svi.get_params(kept), svi.get_params(state)))
+    traced = len(TRACES)
+    for _ in range(3):
+        kept, loss = step(kept, X, broken=False)
+    assert len(TRACES) == traced
+    assert jnp.isfinite(loss)
+    assert svi.get_params(kept)["m"] != pytest.approx(0.7)
+
+
+@objectives
+def test_auto_guide_and_predictive(make):
+    auto = AutoNormal(model)
+    svi = SVI(model, auto, optax.adam(0.05), make(vectorize_particles=False))
+    state = svi.init(random.key(0), X)
+    state, loss = quick_jit(svi.update)(state, X)
+    assert jnp.isfinite(loss)
+    params = svi.get_params(state)
+    draws = Predictive(model, guide=auto, params=params, num_samples=5)(random.key(1), X)
+    assert draws["ratio"].shape == (5,)
+    assert jnp.all(auto.sample_posterior(random.key(2), params, sample_shape=(5,))["scale"] > 0)
+
+
+@objectives
+def test_discrete_latents_are_refused_with_their_name(make):
+    if make().can_infer_discrete:
+        return
+
+    def discrete():
+        with numpyro.plate("data", 2):
+            k = numpyro.sample("k", dist.Bernoulli(0.3))
+            numpyro.sample("x", dist.Normal(1.0 * k, 1.0), obs=jnp.zeros(2))
+
+    def coin():
+        with numpyro.plate("data", 2):
+            numpyro.sample("k", dist.Bernoulli(numpyro.param("p", 0.4)))
+
+    with pytest.raises(ValueError, match="'k'"):
+        jax.eval_shape(lambda: make().loss(random.key(0), {"p": 0.4}, discrete, coin))

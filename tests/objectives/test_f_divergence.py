@@ -1,0 +1,208 @@
+"""FDivergence: population values of Gaussians, its laws with VRELBO, and rank weights."""
+
+import math
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer.autoguide import AutoDelta
+import pytest
+
+from numpyro_ext.objectives import VRELBO, FDivergence, TailAdaptive
+from tests.objectives.compare import NoInverse, assert_refuses, assert_same
+from tests.objectives.models import (
+    LOCAL_PARAMS,
+    NONE,
+    linear_gaussian,
+    local_guide,
+    local_model,
+    mixed_guide,
+    mixed_model,
+    normal_guide,
+    quick_jit,
+    value_and_grad,
+)
+
+BY_HAND = {
+    "kl_qp": lambda t: -jnp.log(t),
+    "kl_pq": lambda t: t * jnp.log(t),
+    "chi2": lambda t: (t - 1) ** 2,
+    "hellinger": lambda t: (jnp.sqrt(t) - 1) ** 2,
+}
+
+
+@pytest.mark.x64
+def test_named_divergences_are_their_formulas(tol):
+    """A name and the callable that says the same have one value and one gradient."""
+    losses = [FDivergence(f, 4) for pair in BY_HAND.items() for f in pair]
+    results = value_and_grad(losses, LOCAL_PARAMS, local_model, local_guide)
+    for named, by_hand in zip(results[::2], results[1::2], strict=True):
+        assert_same(named, by_hand, tol(1e-4, 1e-10))
+
+
+@pytest.mark.x64
+def test_laws_with_the_renyi_bound(tol):
+    losses = [
+        VRELBO(1.0, 4, gradient="stl"),
+        VRELBO(0.0, 4),
+        FDivergence("kl_qp", 4),
+        FDivergence(TailAdaptive(0.0), 4),
+        FDivergence(TailAdaptive(), 4),
+        FDivergence("chi2", 4),
+    ]
+    (elbo, stl), (_, evidence), *results = value_and_grad(
+        losses, LOCAL_PARAMS, local_model, local_guide
+    )
+    rtol = tol(2e-5, 1e-11)
+    for _, grad in results[:2]:
+        for name in ("c", "s"):
+            np.testing.assert_allclose(grad[name], stl[name], rtol=rtol)
+    for value, _ in results[1:3]:  # the rank weights report the ELBO
+        np.testing.assert_allclose(value, elbo, rtol=rtol)
+    for _, grad in results:  # the model's parameter always follows the evidence
+        np.testing.assert_allclose(grad["b"], evidence["b"], rtol=rtol)
+    assert abs(results[2][1]["c"] - stl["c"]) > 1e-2
+
+
+def test_population_values_and_gradients():
+    """p = N(0, I), q = N(m, I): every divergence depends on h = |m|^2."""
+    m = np.array([0.3, 0.4])
+    h = m @ m
+    expected = {
+        "kl_qp": (h / 2, m),
+        "kl_pq": (h / 2, m),
+        "chi2": (math.expm1(h), 2 * m * math.exp(h)),
+        "hellinger": (-2 * math.expm1(-h / 8), m / 2 * math.exp(-h / 8)),
+    }
+
+    def model():
+        numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+        numpyro.factor("constant", 3.0)  # the evidence cancels
+
+    def guide():
+        numpyro.sample("z", dist.Normal(numpyro.param("m", jnp.zeros(2)), 1.0).to_event(1))
+
+    def both(key):
+        def fn(p, f):
+            return FDivergence(f, 20_000).loss(key, p, model, guide)
+
+        return {f: jax.value_and_grad(fn)({"m": jnp.asarray(m, float)}, f) for f in expected}
+
+    results = quick_jit(lambda keys: jax.lax.map(both, keys))(random.split(random.key(0), 20))
+    for f, (value, grad) in expected.items():
+        for got, exact in ((results[f][0], value), (results[f][1]["m"], grad)):
+            error = np.std(got, 0, ddof=1) / 20**0.5
+            # Self-normalisation biases by O(1/K).
+            assert np.all(abs(np.mean(got, 0) - exact) < 4 * error + 1e-3), f
+            assert np.all(error < 0.02)
+
+
+def test_rank_weights():
+    lw = jnp.array([0.0, 9.0, -5.0, 0.0])
+    # Fbar is 3/4, 1/4, 1, 3/4: those that tie share the larger count.
+    np.testing.assert_allclose(
+        TailAdaptive().weights(lw), np.array([4 / 3, 4, 1, 4 / 3]) / (8 / 3 + 5), rtol=1e-6
+    )
+    np.testing.assert_allclose(TailAdaptive(0.0).weights(lw), 0.25)
+    heavy = jnp.exp(jnp.linspace(0, 80, 30))[:, None] * jnp.array([1.0, -1.0])
+    weights = TailAdaptive().weights(heavy)
+    np.testing.assert_allclose(weights.sum(0), 1, rtol=1e-6)
+    np.testing.assert_allclose(weights.max(0) / weights.min(0), 30, rtol=1e-5)
+    np.testing.assert_allclose(weights[:, 0], weights[::-1, 1], rtol=1e-6)
+
+
+def test_rank_weights_multiply_the_path_gradient():
+    params = {"m": 0.3, "s": 0.9}
+    noise = np.array(
+        jax.vmap(lambda key: random.normal(random.split(random.split(key)[1])[1]))(
+            random.split(random.split(random.key(0))[1], 5)
+        ),
+        np.float64,
+    )
+    ((_, grad),) = value_and_grad(
+        [FDivergence(TailAdaptive(-0.5), 5)], params, linear_gaussian, normal_guide, 1.5
+    )
+    z = params["m"] + params["s"] * noise
+    lw = -0.5 * z**2 - 0.5 * (1.5 - z) ** 2 + 0.5 * noise**2
+    rho = np.array([np.mean(lw >= x) for x in lw]) ** -0.5
+    path = (-z + (1.5 - z) + noise / params["s"]) * rho / rho.sum()
+    np.testing.assert_allclose(-grad["m"], path.sum(), rtol=1e-4)
+    np.testing.assert_allclose(-grad["s"], (path * noise).sum(), rtol=1e-4)
+
+
+@pytest.mark.x64
+def test_exact_guide_has_no_divergence_and_no_gradient(tol):
+    losses = [FDivergence(f, 5) for f in (*BY_HAND, BY_HAND["chi2"], TailAdaptive())]
+    params = {"m": 0.75, "s": 0.5**0.5}
+    *results, tail = value_and_grad(losses, params, linear_gaussian, normal_guide, 1.5)
+    for value, _ in results:
+        assert abs(value) < tol(1e-5, 1e-12)
+    for _, grad in [*results, tail]:
+        assert all(abs(g) < tol(1e-5, 1e-12) for g in grad.values())
+    log_p = -0.5 * (math.log(4 * math.pi) + 1.5**2 / 2)
+    np.testing.assert_allclose(tail[0], -log_p, rtol=tol(1e-5, 1e-12))
+
+
+def test_weights_of_minus_infinity():
+    """A particle without density has ratio 0; without any density the loss is infinite."""
+
+    def model(threshold):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.factor("x", jnp.where(z > threshold, 0.0, -jnp.inf))
+
+    fs = (*BY_HAND, BY_HAND["chi2"], TailAdaptive())
+    losses = [FDivergence(f, 8) for f in fs]
+    some, none = (
+        value_and_grad(losses, {"m": 0.1, "s": 1.0}, model, normal_guide, t) for t in (0.0, 1e6)
+    )
+    for f, (value, grad) in zip(fs, some, strict=True):
+        assert np.isfinite(value) == (f not in ("kl_qp", TailAdaptive()))
+        assert all(np.isfinite(g) for g in grad.values())
+    for value, grad in none:
+        assert value == jnp.inf
+        assert all(g == 0 for g in grad.values())
+    for value, _ in value_and_grad(losses, {"m": jnp.nan, "s": 1.0}, model, normal_guide, 0.0):
+        assert np.isnan(value)
+
+
+def test_bad_input():
+    for kwargs, sentence in (
+        ({"f": "renyi"}, "f is 'renyi'; it must be one of 'chi2', 'hellinger', 'kl_pq', 'kl_qp'"),
+        ({"f": 2.0}, r"f is 2.0; .* or TailAdaptive\(\)"),
+        ({"f": TailAdaptive}, r"f is <class .*; .* or TailAdaptive\(\)"),
+        ({"num_particles": 0}, "num_particles is 0"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            FDivergence(**kwargs)
+    for beta in (0.5, math.nan, -math.inf):
+        with pytest.raises(
+            ValueError, match=r"beta is .*; it must be a finite number of at most 0"
+        ):
+            TailAdaptive(beta)
+    with pytest.raises(TypeError, match="beta is '-1'"):
+        TailAdaptive("-1")  # type: ignore
+
+
+def test_refuses_what_has_no_path_gradient():
+    loss = FDivergence()
+    sentence = "FDivergence: latent site 'z' .*NestedVRELBO or BBAlphaELBO"
+    assert_refuses(sentence, loss, {"c": 0.4}, mixed_model, mixed_guide, batch=2)
+
+    def flow(x):
+        numpyro.sample("z", dist.TransformedDistribution(dist.Normal(), NoInverse()))
+
+    sentence = "guide site 'z' cannot be evaluated .*VRELBO, or ThermodynamicELBO"
+    assert_refuses(sentence, loss, NONE, linear_gaussian, flow, 1.5)
+    point = AutoDelta(linear_gaussian)
+    params = {"z_auto_loc": 0.2}
+    sentence = "site 'z' of the guide is a Delta .*; use VRELBO"
+    assert_refuses(sentence, loss, params, linear_gaussian, point, 1.5)
+
+    def discrete(x):
+        numpyro.sample("z", dist.Poisson(1.0))
+
+    sentence = r"guide site 'z' \(Poisson\) .*FDivergence .*VIMCO or ThermodynamicELBO"
+    assert_refuses(sentence, loss, NONE, linear_gaussian, discrete, 1.5)

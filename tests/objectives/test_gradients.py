@@ -1,0 +1,264 @@
+"""The four gradient estimators against quadrature, and against each other with units and minibatches."""
+
+from functools import partial
+
+import jax
+from jax import random
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import SVI
+from numpyro.infer.autoguide import (
+    AutoBNAFNormal,
+    AutoDAIS,
+    AutoDelta,
+    AutoIAFNormal,
+    AutoMultivariateNormal,
+)
+import optax
+import pytest
+
+from numpyro_ext.objectives import IWELBO, VRELBO
+from tests.objectives.models import (
+    LOCAL_PARAMS,
+    X_LOCAL,
+    floats,
+    local_guide,
+    local_model,
+    mean_gradient,
+    normal_guide,
+    quick_jit,
+    value_and_grad,
+)
+
+PARAMS = {"b": 0.8, "m": 0.3, "s": 0.9}
+ALPHAS = (-1.0, 0.0, 0.5, 1.0, 1.5)
+
+
+def one_latent(x=1.2):
+    b = numpyro.param("b", 1.0)
+    z = numpyro.sample("z", dist.Normal(0.4, 1.3))
+    numpyro.sample("x", dist.Normal(b * z, 1.1), obs=x)
+
+
+def quadrature_gradient(alpha):
+    """Gradient of minus the mean of the two-particle estimate, by a 60 x 60 Gauss-Hermite rule."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    weights = weights / weights.sum()
+
+    def log_weight(params, eps):
+        b, m, s = params
+        z = m + s * eps
+        log_p = -0.5 * ((z - 0.4) / 1.3) ** 2 - np.log(1.3) - 0.5 * ((1.2 - b * z) / 1.1) ** 2
+        return log_p - np.log(1.1) - np.log(2 * np.pi) / 2 + 0.5 * eps**2 + np.log(s)
+
+    def loss(params):
+        lw = log_weight(params, nodes)
+        if alpha == 1:
+            return -weights @ lw
+        bound = (np.logaddexp(*((1 - alpha) * w for w in np.meshgrid(lw, lw))) - np.log(2)) / (
+            1 - alpha
+        )
+        return -weights @ bound @ weights
+
+    center, step = np.array([PARAMS["b"], PARAMS["m"], PARAMS["s"]]), 1e-5
+    gradient = [(loss(center + step * e) - loss(center - step * e)) / (2 * step) for e in np.eye(3)]
+    return dict(zip(("b", "m", "s"), gradient, strict=True))
+
+
+@pytest.mark.parametrize("gradient", ["standard", "single", "dreg", "stl"])
+def test_mean_is_the_exact_gradient(gradient):
+    """For every order; "stl" only at order 1, where it is unbiased."""
+    exact = [quadrature_gradient(alpha) for alpha in ALPHAS]
+    mean, error = mean_gradient(
+        lambda alpha: VRELBO(alpha, 2, gradient=gradient),
+        ALPHAS,
+        40_000,
+        PARAMS,
+        one_latent,
+        normal_guide,
+    )
+    for i, alpha in enumerate(ALPHAS):
+        for name in PARAMS:
+            if gradient == "stl" and alpha != 1 and name != "b":
+                continue
+            assert abs(mean[name][i] - exact[i][name]) < 4 * error[name][i] + 1e-5, (alpha, name)
+    if gradient == "stl":
+        bias = abs(mean["s"][1] - exact[1]["s"]) / error["s"][1]
+        assert bias > 6  # as the docstring says
+
+
+def test_units_and_minibatches_have_the_same_mean():
+    """A chained, amortised guide with a constrained site: scaling a path twice would show."""
+    settings = ((-0.5, 0.5), 4000, LOCAL_PARAMS, local_model, local_guide, X_LOCAL, 3)
+    exact, error = mean_gradient(lambda alpha: VRELBO(alpha, 4), *settings, seed=1)
+    for i, gradient in enumerate(("single", "dreg")):
+        mean, error_2 = mean_gradient(
+            lambda alpha, g=gradient: VRELBO(alpha, 4, gradient=g), *settings, seed=2 + i
+        )
+        for name in LOCAL_PARAMS:
+            z = np.abs(mean[name] - exact[name]) / np.hypot(error[name], error_2[name])
+            assert np.all(z < 4), (gradient, name)
+
+
+@pytest.mark.x64
+def test_single_picks_the_extreme_particle_of_each_unit(tol):
+    """Infinite orders draw nothing: value and gradient are those of "standard", unit by unit."""
+    for alpha in (-np.inf, np.inf):
+        losses = [VRELBO(alpha, 5), VRELBO(alpha, 5, gradient="single")]
+        a, b = value_and_grad(losses, LOCAL_PARAMS, local_model, local_guide, X_LOCAL, 3)
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+            np.testing.assert_allclose(x, y, rtol=tol(1e-5, 1e-12))
+
+
+def test_units_along_two_plates():
+    """Plates at dims -1 and -2, values with an event dimension."""
+
+    def model(x):
+        with numpyro.plate("column", 3), numpyro.plate("row", 2):
+            z = numpyro.sample("z", dist.Normal(jnp.zeros(4), 1.0).to_event(1))
+            numpyro.sample("x", dist.Normal(z.sum(-1), 1.0), obs=x)
+
+    def guide(x):
+        m = numpyro.param("m", 0.1)
+        with numpyro.plate("column", 3), numpyro.plate("row", 2):
+            numpyro.sample("z", dist.Normal(m * x[..., None], 0.8 * jnp.ones(4)).to_event(1))
+
+    x = jnp.arange(6.0).reshape(2, 3) - 2.0
+    losses = [VRELBO(np.inf, 4, gradient=gradient) for gradient in ("standard", "single")]
+    a, b = value_and_grad(losses, {"m": 0.1}, model, guide, x)
+    np.testing.assert_allclose(a[1]["m"], b[1]["m"], rtol=1e-5)
+    losses = [VRELBO(1.0, 4, gradient=gradient) for gradient in ("stl", "dreg")]
+    a, b = value_and_grad(losses, {"m": 0.1}, model, guide, x)
+    np.testing.assert_allclose(a[1]["m"], b[1]["m"], rtol=1e-5)
+
+
+def test_dreg_is_less_noisy_near_the_posterior():
+    def model():
+        numpyro.handlers.substitute(one_latent, {"b": 1.0})()
+
+    spread = {}
+    for gradient in ("standard", "dreg"):
+        settings = ((0.0, 0.5), 2000, {"m": 0.9, "s": 0.84}, model, normal_guide)
+        loss_of = partial(VRELBO, num_particles=5, gradient=gradient)
+        spread[gradient] = mean_gradient(loss_of, *settings)[1]["m"]
+    assert np.all(spread["standard"] > 2 * spread["dreg"])
+
+
+def correlated_model():
+    cov = jnp.array([[1.0, 0.6], [0.6, 2.0]])
+    z = numpyro.sample("z", dist.MultivariateNormal(jnp.array([1.0, -1.0]), cov))
+    s = numpyro.sample("s", dist.HalfNormal(1.0))
+    numpyro.sample("x", dist.Normal(z[0] * s, 1.0), obs=0.7)
+
+
+def initial(guide, seed=0):
+    svi = SVI(correlated_model, guide, optax.adam(0.1), IWELBO())
+    return svi.get_params(svi.init(random.key(seed)))
+
+
+@pytest.mark.parametrize("guide_class", [AutoMultivariateNormal, AutoIAFNormal])
+def test_auto_guides_have_the_same_mean_gradient(guide_class):
+    """One joint latent and Delta sites, which dreg must follow and not replace."""
+    guide = guide_class(correlated_model)
+    params = initial(guide)
+
+    def gradients(key):
+        losses = (IWELBO(3), IWELBO(3, gradient="dreg"))
+        return [
+            ravel_pytree(
+                jax.grad(lambda p, loss=loss: loss.loss(key, p, correlated_model, guide))(params)
+            )[0]
+            for loss in losses
+        ]
+
+    exact, dreg = quick_jit(jax.vmap(gradients))(random.split(random.key(0), 2000))
+    error = (dreg - exact).std(0) / 2000**0.5
+    assert np.all(np.abs((dreg - exact).mean(0)) < 4.5 * error + 1e-6)
+
+
+def shifted_noise():
+    mu = numpyro.param("mu", 0.1)
+    eps = numpyro.sample(
+        "eps", dist.Normal(jnp.zeros(2), 1.0).to_event(1), infer={"is_auxiliary": True}
+    )
+    numpyro.sample("z", dist.Delta(mu + eps, event_dim=1))
+    numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        shifted_noise,
+        AutoDelta(correlated_model),
+        AutoDAIS(correlated_model, K=1),
+        AutoBNAFNormal(correlated_model, num_flows=1, hidden_factors=[2]),
+    ],
+    ids=["shifted noise", "AutoDelta", "AutoDAIS", "AutoBNAFNormal"],
+)
+def test_densities_that_cannot_be_evaluated_at_a_given_value(guide):
+    params = initial(guide)
+
+    def shapes(objective):
+        def loss(params):
+            return objective.loss(random.key(0), params, correlated_model, guide)
+
+        return jax.eval_shape(jax.grad(loss), params)
+
+    for gradient in ("stl", "dreg"):
+        with pytest.raises(ValueError, match='use gradient="standard"'):
+            shapes(VRELBO(0.5, 2, gradient=gradient))
+    for gradient in ("standard", "single"):
+        shapes(VRELBO(0.5, 2, gradient=gradient))
+
+
+@pytest.mark.parametrize("gradient", ["standard", "single", "stl", "dreg"])
+def test_weights_of_minus_infinity_leave_finite_gradients(gradient):
+    def model():
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.factor("half", jnp.where(z > 0, 0.0, -jnp.inf))
+
+    loss = VRELBO(0.5, 20, gradient=gradient)
+    value, grad = value_and_grad(loss, {"m": 0.1, "s": 1.0}, model, normal_guide)
+    assert np.isfinite(value)
+    assert np.all(np.isfinite([grad["m"], grad["s"]]))
+
+    def nowhere():
+        numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.factor("none", -jnp.inf)
+
+    value, grad = value_and_grad(loss, {"m": 0.1, "s": 1.0}, nowhere, normal_guide)
+    assert value == np.inf
+    assert np.all(np.isfinite([grad["m"], grad["s"]]))
+
+    def broken():
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.factor("broken", jnp.where(z > 0, 0.0, jnp.nan))
+
+    assert np.isnan(value_and_grad(loss, {"m": 0.1, "s": 1.0}, broken, normal_guide)[0])
+
+
+def test_single_runs_the_model_backwards_once():
+    """Model runs: K without and one with a backward pass, where "standard" has K with one."""
+    weight = jnp.ones((120, 120)) / 120
+
+    def model():
+        w = numpyro.param("w", weight)
+        with numpyro.plate("data", 8):
+            z = numpyro.sample("z", dist.Normal(jnp.zeros(120), 1.0).to_event(1))
+            h = jnp.tanh(jnp.tanh(jnp.tanh(z @ w) @ w) @ w)
+            numpyro.sample("x", dist.Normal(h, 1.0).to_event(1), obs=jnp.ones((8, 120)))
+
+    def guide():
+        m = numpyro.param("m", 0.0)
+        with numpyro.plate("data", 8):
+            numpyro.sample("z", dist.Normal(m + jnp.zeros(120), 1.0).to_event(1))
+
+    def flops(loss):
+        f = quick_jit(jax.grad(lambda p: loss.loss(random.key(0), p, model, guide)))
+        return f.lower({**floats({"m": 0.0}), "w": weight}).compile().cost_analysis()["flops"]
+
+    standard, single = (flops(VRELBO(0.5, 20, gradient=g)) for g in ("standard", "single"))
+    assert single < 0.5 * standard

@@ -1,0 +1,211 @@
+"""NestedVRELBO: its limits for the same key, quadrature, and the minibatch by enumeration."""
+
+import itertools
+import math
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_ext.objectives import VRELBO, NestedVRELBO, count_steps
+from tests.objectives.compare import NoInverse, assert_refuses, assert_same
+from tests.objectives.enumeration import log_normal
+from tests.objectives.models import (
+    NONE,
+    X_LOCAL,
+    global_model,
+    mixed_guide,
+    mixed_model,
+    normal_guide,
+    quick_jit,
+    value_and_grad,
+)
+
+
+@pytest.mark.x64
+def test_one_inner_draw_is_the_elbo(tol):
+    losses = [NestedVRELBO(-1.0, 3, num_inner=1), VRELBO(1.0, 3)]
+    nested, elbo = value_and_grad(losses, {"c": 0.4}, mixed_model, mixed_guide)
+    assert_same(nested, elbo, tol(2e-5, 1e-12))
+
+
+@pytest.mark.x64
+def test_without_local_latents_every_order_is_the_elbo(tol):
+    params = {"b": 0.7, "m": 0.4, "s": 0.6}
+    losses = [VRELBO(1.0, 3), NestedVRELBO(-2.0, 3, num_inner=5), NestedVRELBO(math.inf, 3)]
+    elbo, *nested = value_and_grad(losses, params, global_model, normal_guide)
+    for one in nested:
+        assert_same(one, elbo, tol(2e-5, 1e-12))
+
+
+def exact_bound(alpha, c=0.4):
+    """The bound of ``mixed_model`` and ``mixed_guide`` by quadrature."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    w, weights = c + 0.6 * nodes, weights / weights.sum()
+    log_q = log_normal(w, c, 0.6)
+    total = np.sum(weights * (log_normal(w, 0.2, 1.0) - log_q))
+    z = np.linspace(-12, 12, 4001)
+    for xn in np.float64(X_LOCAL):
+        log_qz = log_normal(z, c * xn, 0.7)
+        lw = log_normal(z, w[:, None], 1.0) + log_normal(xn, z, 0.8) - log_qz
+        a = 1 - alpha
+        f = lw if a == 0 else np.exp(a * lw)
+        inner = np.trapezoid(np.exp(log_qz) * f, z, axis=1)
+        total += np.sum(weights * (inner if a == 0 else np.log(inner) / a))
+    return total
+
+
+def test_matches_quadrature():
+    alphas = (0.0, 0.5, 1.0, 1.3)
+
+    def bound(alpha, key):
+        loss = NestedVRELBO(alpha, 400, num_inner=300)
+        return -loss.loss(key, {"c": 0.4}, mixed_model, mixed_guide)
+
+    @quick_jit
+    def bounds(keys):
+        return jax.lax.map(lambda key: jax.vmap(bound, (0, None))(jnp.array(alphas), key), keys)
+
+    estimates = np.array(bounds(random.split(random.key(2), 12)))
+    error = estimates.std(0, ddof=1) / 12**0.5
+    # Finite L pulls by about var(w) / (2 L) for each datum.
+    for i, alpha in enumerate(alphas):
+        bias = 0.0 if alpha == 1 else 0.02
+        expected = exact_bound(alpha)
+        assert abs(estimates[:, i].mean() - expected) < 4 * error[i] + bias
+    assert np.all(error < 0.03)
+
+
+def test_order_zero_ends_at_the_exact_local_evidence():
+    """With L = inf it is VI for w alone, whatever the local guide is, and below log p(x)."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(20)
+    w, weights = 0.4 + 0.6 * nodes, weights / weights.sum()
+    exact = weights @ (log_normal(w, 0.2, 1.0) - log_normal(w, 0.4, 0.6))
+    for xn in np.float64(X_LOCAL):
+        exact += weights @ log_normal(xn, w, np.sqrt(1 + 0.8**2))
+    np.testing.assert_allclose(exact_bound(0.0), exact, atol=1e-6)
+    x = np.float64(X_LOCAL) - 0.2
+    cov = np.eye(len(x)) * (1 + 0.8**2) + 1.0
+    log_p = -0.5 * (x @ np.linalg.solve(cov, x) + np.linalg.slogdet(2 * np.pi * cov)[1])
+    assert exact_bound(1.0) < exact < log_p
+
+
+def test_without_globals_it_is_the_renyi_bound():
+    def model(x=X_LOCAL):
+        with numpyro.plate("data", len(x)):
+            z = numpyro.sample("z", dist.Normal(0.2, 1.0))
+            numpyro.sample("x", dist.Normal(z, 0.8), obs=x)
+
+    def guide(x=X_LOCAL):
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("z", dist.Normal(0.4 * x, 0.7))
+
+    @quick_jit
+    def values(keys):
+        losses = (NestedVRELBO(0.0, 4, num_inner=3), VRELBO(0.0, 3))
+        return [jax.vmap(lambda k, v=v: v.loss(k, NONE, model, guide))(keys) for v in losses]
+
+    nested, renyi = np.array(values(random.split(random.key(3), 3000)))
+    error = np.hypot(nested.std(), renyi.std()) / 3000**0.5
+    assert abs(nested.mean() - renyi.mean()) < 4 * error
+    # The average over four global draws, of which there is nothing to draw, only reduces the noise.
+    np.testing.assert_allclose(renyi.std() / nested.std(), 2, rtol=0.15)
+
+
+def posterior_guide(x=X_LOCAL, batch=None):
+    """The exact conditional of each z given w, so that the inner weights are constant."""
+    c = numpyro.param("c", 0.4)
+    w = numpyro.sample("w", dist.Normal(c, 0.6))
+    with numpyro.plate("data", len(x), subsample_size=batch):
+        x = numpyro.subsample(x, event_dim=0)
+        precision = 1 + 0.8**-2
+        numpyro.sample("z", dist.Normal((w + x * 0.8**-2) / precision, precision**-0.5))
+
+
+@pytest.mark.x64
+def test_unbiased_in_the_minibatch(tol):
+    """The mean over all minibatches of the same draws is the loss of all data, for every order."""
+    minibatches = jnp.array(list(itertools.combinations(range(len(X_LOCAL)), 2)))
+    params = {"c": jnp.asarray(0.4, float)}
+
+    def loss(p, alpha, key, rows=None):
+        model, guide = mixed_model, posterior_guide
+        if rows is not None:
+            model, guide = (handlers.substitute(fn, data={"data": rows}) for fn in (model, guide))
+        objective = NestedVRELBO(alpha, 3, num_inner=4)
+        return objective.loss(key, p, model, guide, batch=None if rows is None else 2)
+
+    @quick_jit
+    def values(key, alpha):
+        full = jax.value_and_grad(loss)(params, alpha, key)
+        part = lambda rows: jax.value_and_grad(loss)(params, alpha, key, rows)  # noqa: E731
+        return full, jax.vmap(part)(minibatches)
+
+    for alpha in (-1.0, 0.5):
+        full, parts = values(random.key(1), alpha)
+        assert_same(jax.tree.map(lambda x: x.mean(0), parts), full, tol(2e-5, 1e-12))
+        assert np.std(parts[0]) > 1
+
+
+def test_maps_agree():
+    losses = [NestedVRELBO(0.3, 2, num_inner=3, vectorize_particles=m) for m in (True, False)]
+    first, other = value_and_grad(losses, {"c": 0.4}, mixed_model, mixed_guide)
+    assert_same(other, first, 1e-4)
+
+
+def test_the_global_guide_needs_no_inverse():
+    def model(x=X_LOCAL):
+        w = numpyro.sample("w", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", len(x)):
+            z = numpyro.sample("z", dist.Normal(w, 1.0))
+            numpyro.sample("x", dist.Normal(z, 0.8), obs=x)
+
+    def guide(x=X_LOCAL):
+        c = numpyro.param("c", 0.4)
+        numpyro.sample("w", dist.TransformedDistribution(dist.Normal(c, 0.6), NoInverse()))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("z", dist.Normal(0.4 * x, 0.7))
+
+    loss = NestedVRELBO(0.3, 2, num_inner=3)
+    shape = jax.eval_shape(lambda key: loss.loss(key, {"c": 0.4}, model, guide), random.key(0))
+    assert shape.shape == ()
+
+
+def test_schedule_reads_the_counter():
+    guide = count_steps(mixed_guide)
+
+    def result(alpha):
+        loss = NestedVRELBO(alpha, 2, num_inner=3)
+        params = {"c": 0.4, "_objective_step": {"step": jnp.array(5)}}
+        return loss.loss_with_mutable_state(random.key(0), params, mixed_model, guide)
+
+    scheduled, fixed = quick_jit(lambda: (result(lambda i: 0.1 * i), result(0.5)))()
+    for one in (scheduled, fixed):
+        assert one["mutable_state"]["_objective_step"]["step"] == 6
+    np.testing.assert_allclose(scheduled["loss"], fixed["loss"], rtol=1e-5)
+
+
+def test_bad_input():
+    for kwargs, sentence in (
+        ({"num_particles": 0}, "num_particles is 0; it must be an integer of at least 1"),
+        ({"num_inner": 0}, "num_inner is 0; it must be an integer of at least 1"),
+        ({"alpha": math.nan}, "alpha is nan"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            NestedVRELBO(**kwargs)
+    with pytest.raises(TypeError, match="alpha is 'half'"):
+        NestedVRELBO("half")
+
+
+def test_a_model_without_data_plate_is_refused():
+    def model():
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", dist.Normal(z, 1.0), obs=0.5)
+
+    sentence = r"no plate encloses all observed sites \['x'\]"
+    assert_refuses(sentence, NestedVRELBO(), NONE, model, normal_guide)

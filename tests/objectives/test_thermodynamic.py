@@ -1,0 +1,259 @@
+"""ThermodynamicELBO: Gaussians in closed form, discrete sites by enumeration, both gradients."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_ext.objectives import VRELBO, ThermodynamicELBO
+from tests.objectives.compare import NoInverse, assert_refuses, assert_same
+from tests.objectives.enumeration import (
+    combinations,
+    finite_difference,
+    log_normal,
+    log_softmax,
+    mean_gradients,
+)
+from tests.objectives.models import (
+    LOCAL_PARAMS,
+    NONE,
+    global_model,
+    linear_gaussian,
+    local_guide,
+    local_model,
+    mixed_guide,
+    mixed_model,
+    normal_guide,
+    quick_jit,
+    value_and_grad,
+)
+from tests.objectives.test_vimco import (
+    MEANS,
+    PARAMS,
+    PRIOR,
+    S,
+    X,
+    assert_is_minus,
+    discrete_guide,
+    discrete_model,
+    expected_bound,
+)
+
+
+def test_default_partition():
+    np.testing.assert_allclose(
+        ThermodynamicELBO(3, beta_min=0.01).betas, [0, 0.01, 0.1, 1], rtol=1e-12
+    )
+    np.testing.assert_allclose(ThermodynamicELBO(1).betas, [0, 1])
+    assert len(ThermodynamicELBO().betas) == 6
+
+
+def test_g2():
+    """E_{pi_b}[log w] = 2 b - 1, so that B equal steps give -1/B on the left and 1/B on the right."""
+
+    def model():
+        numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+
+    def guide():
+        numpyro.sample("z", dist.Normal(jnp.ones(2), 1.0).to_event(1))
+
+    partitions = {1.0: (0.0, 1.0), 0.25: np.linspace(0, 1, 5), 0.54: (0.0, 0.1, 0.3, 1.0)}
+
+    @quick_jit
+    def losses(keys):
+        def both(key):
+            return [
+                ThermodynamicELBO(
+                    num_particles=100_000, betas=betas, bound=bound, gradient="pathwise"
+                ).loss(key, NONE, model, guide)
+                for betas in partitions.values()
+                for bound in ("lower", "upper")
+            ]
+
+        return jnp.array(jax.lax.map(both, keys))
+
+    values = np.array(losses(random.split(random.key(0), 10)))
+    error = values.std(1, ddof=1) / 10**0.5
+    # Both losses are minimised: minus the left sum and plus the right one.
+    expected = np.repeat(list(partitions), 2)
+    assert np.all(abs(values.mean(1) - expected) < 4 * error + 2e-3)
+    assert np.all(error < 0.01)
+
+
+@pytest.mark.x64
+def test_one_partition_is_the_elbo(tol):
+    losses = [ThermodynamicELBO(1, 4, gradient="pathwise"), ThermodynamicELBO(1, 4), VRELBO(1.0, 4)]
+    pathwise, covariance, elbo = value_and_grad(losses, LOCAL_PARAMS, local_model, local_guide)
+    assert_same(pathwise, elbo, tol(2e-5, 1e-12))
+    np.testing.assert_allclose(covariance[0], elbo[0], rtol=tol(1e-5, 1e-12))
+    np.testing.assert_allclose(covariance[1]["b"], elbo[1]["b"], rtol=tol(1e-4, 1e-11))
+
+
+@pytest.mark.x64
+def test_covariance_gradient_of_the_elbo_is_unbiased_over_every_draw(tol):
+    z = combinations(S, 2)
+    grads = mean_gradients(
+        lambda alpha, each: ThermodynamicELBO(1, 2, vectorize_particles=each),
+        [1.0],
+        discrete_model,
+        discrete_guide,
+        PARAMS,
+        {"z": z},
+        np.exp(log_softmax(PARAMS["logits"])[z].sum(1)),
+    )
+    expected = finite_difference(lambda p: expected_bound(p, 1.0, z), PARAMS)
+    assert_is_minus(grads[1.0], expected, tol(2e-5, 1e-8))
+
+
+def exact_discrete(params, betas, scale=1.0):
+    log_q = log_softmax(params["logits"])
+    lw = log_normal(X, MEANS, params["theta"]) + scale * (log_softmax(PRIOR) - log_q)
+    total = 0.0
+    for b, step in zip(betas[:-1], np.diff(betas), strict=True):
+        pi = np.exp(log_softmax(log_q + b * lw))
+        total += step * np.sum(pi * lw)
+    return total
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_discrete_sites(scale):
+    """Value and gradient of the whole sum against the sum over states, also under a scale."""
+    betas = (0.0, 0.3, 0.7, 1.0)
+    params = {name: jnp.asarray(value, float) for name, value in PARAMS.items()}
+
+    def model():
+        theta = numpyro.param("theta", 0.8)
+        with handlers.scale(scale=scale):
+            z = numpyro.sample("z", dist.Categorical(logits=jnp.asarray(PRIOR, float)))
+        numpyro.sample("x", dist.Normal(jnp.asarray(MEANS, float)[z], theta), obs=X)
+
+    loss = ThermodynamicELBO(num_particles=20_000, betas=betas)
+    guide = handlers.scale(discrete_guide, scale=scale)
+    fn = jax.value_and_grad(lambda p, key: loss.loss(key, p, model, guide))
+    values, grads = quick_jit(lambda keys: jax.lax.map(lambda key: fn(params, key), keys))(
+        random.split(random.key(1), 20)
+    )
+    expected = finite_difference(lambda p: exact_discrete(p, betas, scale), PARAMS)
+    pairs = [(grads[name], expected[name]) for name in PARAMS]
+    for got, exact in [(values, exact_discrete(PARAMS, betas, scale)), *pairs]:
+        error = np.std(got, 0, ddof=1) / 20**0.5
+        assert np.all(abs(np.mean(got, 0) + exact) < 4 * error + 1e-3)
+        assert np.all(error < 0.01)
+
+
+@pytest.mark.parametrize("gradient", ["covariance", "pathwise"])
+def test_gradients_of_gaussians(gradient):
+    """q = N(m, 1), p = N(0, 1): E_{pi_b}[log w] = m^2 (b - 1/2)."""
+    m, betas = 0.8, np.array([0.0, 0.2, 0.6, 1.0])
+
+    def model():
+        numpyro.sample("z", dist.Normal(0.0, 1.0))
+
+    def guide():
+        numpyro.sample("z", dist.Normal(numpyro.param("m", 0.0), 1.0))
+
+    def both(key):
+        return [
+            jax.grad(
+                lambda p, bound=bound: ThermodynamicELBO(
+                    num_particles=20_000, betas=betas, bound=bound, gradient=gradient
+                ).loss(key, {"m": p}, model, guide)
+            )(m)
+            for bound in ("lower", "upper")
+        ]
+
+    grads = np.array(
+        quick_jit(lambda keys: jax.lax.map(both, keys))(random.split(random.key(2), 20))
+    )
+    error = grads.std(1, ddof=1) / 20**0.5
+    steps = np.diff(betas)
+    exact = [-2 * m * steps @ (betas[:-1] - 0.5), 2 * m * steps @ (betas[1:] - 0.5)]
+    assert np.all(abs(grads.mean(1) - exact) < 4 * error + 1e-3)
+    assert np.all(error < 0.02)
+
+
+def test_both_gradients_agree_on_local_latents():
+    def both(key):
+        def gradient(kind):
+            loss = ThermodynamicELBO(3, 200, gradient=kind)
+            return jax.grad(lambda p: loss.loss(key, p, local_model, local_guide))(
+                {name: jnp.asarray(value, float) for name, value in LOCAL_PARAMS.items()}
+            )
+
+        return gradient("covariance"), gradient("pathwise")
+
+    grads = quick_jit(lambda keys: jax.lax.map(both, keys, batch_size=10))(
+        random.split(random.key(3), 300)
+    )
+    for name in LOCAL_PARAMS:
+        difference = np.array(grads[0][name] - grads[1][name])
+        size = abs(np.mean(grads[1][name]))
+        # Their biases differ by O(1/K).
+        assert abs(difference.mean()) < 4 * difference.std() / 300**0.5 + 0.02 * size
+        assert difference.std() / 300**0.5 < 0.1 * size
+
+
+def test_weights_of_minus_infinity():
+    def model(threshold):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.factor("x", jnp.where(z > threshold, 0.0, -jnp.inf))
+
+    losses = [
+        ThermodynamicELBO(2, 8, bound=bound, gradient=gradient)
+        for bound in ("lower", "upper")
+        for gradient in ("covariance", "pathwise")
+    ]
+    params = {"m": 0.1, "s": 1.0}
+    some, none = (value_and_grad(losses, params, model, normal_guide, t) for t in (0.0, 1e6))
+    # The left sum holds the ELBO, which is -inf; the right one does not see weight 0.
+    assert [bool(np.isinf(value)) for value, _ in some] == [True, True, False, False]
+    for value, _ in none:
+        assert value == jnp.inf
+    for _, grad in [*some, *none]:
+        assert all(np.isfinite(g) for g in grad.values())
+
+
+def test_bad_input():
+    for kwargs, sentence in (
+        ({"num_particles": 1}, r'num_particles is 1; .*gradient="pathwise" takes it'),
+        ({"num_particles": 0, "gradient": "pathwise"}, "num_particles is 0"),
+        ({"num_partitions": 0}, "num_partitions is 0"),
+        ({"beta_min": 0.0}, "beta_min is 0.0; it must be a number between 0 and 1"),
+        ({"betas": (0.1, 1.0)}, r"betas is \(0.1, 1.0\); .*starts at 0 and ends at 1"),
+        ({"betas": (0.0, 0.9)}, "starts at 0 and ends at 1"),
+        ({"betas": (0.0, 0.5, 0.5, 1.0)}, "must increase"),
+        ({"bound": "left"}, "bound is 'left'; it must be one of 'lower', 'upper'"),
+        ({"gradient": "stl"}, "gradient is 'stl'; it must be one of 'covariance', 'pathwise'"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            ThermodynamicELBO(**kwargs)
+
+
+def test_refusals():
+    sentence = "ThermodynamicELBO: the model has the param site 'b'"
+    upper = ThermodynamicELBO(bound="upper")
+    assert_refuses(sentence, upper, NONE, global_model, normal_guide)
+    sentence = "latent site 'z' .*NestedVRELBO or BBAlphaELBO"
+    assert_refuses(sentence, ThermodynamicELBO(), NONE, mixed_model, mixed_guide, batch=2)
+
+    def discrete(x):
+        numpyro.sample("z", dist.Poisson(1.0))
+
+    sentence = r"guide site 'z' \(Poisson\) .*ThermodynamicELBO with the covariance gradient"
+    pathwise = ThermodynamicELBO(gradient="pathwise")
+    assert_refuses(sentence, pathwise, NONE, linear_gaussian, discrete, 1.5)
+
+    def flow(x):
+        numpyro.sample("z", dist.TransformedDistribution(dist.Normal(), NoInverse()))
+
+    sentence = "guide site 'z' cannot be evaluated .*use gradient=\"pathwise\""
+    assert_refuses(sentence, ThermodynamicELBO(), NONE, linear_gaussian, flow, 1.5)
+    assert_refuses_nothing(pathwise, linear_gaussian, flow, 1.5)
+
+
+def assert_refuses_nothing(loss, model, guide, *args):
+    jax.eval_shape(lambda key: loss.loss(key, NONE, model, guide, *args), random.key(0))

@@ -1,0 +1,324 @@
+"""VIMCO: its mean over every draw against finite differences, and its baselines in float32."""
+
+import math
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_ext.objectives import VIMCO, VRELBO, log_weights
+from numpyro_ext.objectives.vimco import _BASELINES
+from tests.objectives.compare import assert_refuses, assert_same
+from tests.objectives.enumeration import (
+    combinations,
+    finite_difference,
+    log_normal,
+    log_softmax,
+    mean_gradients,
+    renyi,
+)
+from tests.objectives.models import (
+    LOCAL_PARAMS,
+    local_guide,
+    local_model,
+    mixed_guide,
+    mixed_model,
+    quick_jit,
+    value_and_grad,
+)
+
+S = 3
+PRIOR = np.log([0.2, 0.5, 0.3])
+MEANS = np.array([-1.0, 0.4, 2.0])
+X = 0.9
+ALPHAS = [-1.0, 0.0, 0.5, 1.0]
+BASELINES = ["arithmetic", "geometric"]
+PARAMS = {"logits": np.array([0.3, -0.4, 0.1]), "theta": np.array(0.8)}
+
+
+def discrete_model():
+    theta = numpyro.param("theta", 0.8)
+    z = numpyro.sample("z", dist.Categorical(logits=jnp.asarray(PRIOR, float)))
+    numpyro.sample("x", dist.Normal(jnp.asarray(MEANS, float)[z], theta), obs=X)
+
+
+def discrete_guide():
+    logits = numpyro.param("logits", jnp.zeros(S))
+    numpyro.sample("z", dist.Categorical(logits=logits))
+
+
+def expected_bound(params, alpha, z, scale=1.0):
+    """Over the combinations ``z`` of the particles' states."""
+    log_q = log_softmax(params["logits"])
+    lw = log_normal(X, MEANS, params["theta"]) + scale * (log_softmax(PRIOR) - log_q)
+    return np.sum(np.exp(log_q[z].sum(1)) * renyi(lw[z], alpha))
+
+
+def assert_is_minus(grads, expected, tol):
+    for name, value in expected.items():
+        np.testing.assert_allclose(-grads[name], value, rtol=tol, atol=tol)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize(
+    ("baseline", "num_particles"), [("arithmetic", 2), ("geometric", 2), ("geometric", 3)]
+)
+def test_unbiased_over_every_draw(baseline, num_particles, tol):
+    z = combinations(S, num_particles)
+    grads = mean_gradients(
+        lambda alpha, each: VIMCO(
+            alpha, num_particles, vectorize_particles=each, baseline=baseline
+        ),
+        ALPHAS,
+        discrete_model,
+        discrete_guide,
+        PARAMS,
+        {"z": z},
+        np.exp(log_softmax(PARAMS["logits"])[z].sum(1)),
+    )
+    for alpha in ALPHAS:
+        expected = finite_difference(lambda p, a=alpha: expected_bound(p, a, z), PARAMS)
+        assert_is_minus(grads[alpha], expected, tol(2e-5, 1e-8))
+
+
+@pytest.mark.x64
+def test_unbiased_under_a_scale(tol):
+    """What is drawn follows q and not q to the power of the scale."""
+
+    def model():
+        theta = numpyro.param("theta", 0.8)
+        with handlers.scale(scale=0.3):
+            z = numpyro.sample("z", dist.Categorical(logits=jnp.asarray(PRIOR, float)))
+        numpyro.sample("x", dist.Normal(jnp.asarray(MEANS, float)[z], theta), obs=X)
+
+    z = combinations(S, 2)
+    grads = mean_gradients(
+        lambda alpha, each: VIMCO(alpha, 2, vectorize_particles=each),
+        [0.5],
+        model,
+        handlers.scale(discrete_guide, scale=0.3),
+        PARAMS,
+        {"z": z},
+        np.exp(log_softmax(PARAMS["logits"])[z].sum(1)),
+    )
+    expected = finite_difference(lambda p: expected_bound(p, 0.5, z, 0.3), PARAMS)
+    assert_is_minus(grads[0.5], expected, tol(2e-5, 1e-8))
+
+
+MIXED = {
+    "m": np.array(0.3),
+    "s": np.array(0.7),
+    "slope": np.array([0.8, -0.5, 0.2]),
+    "loc": np.array([-0.6, 0.5, 1.1]),
+    "theta": np.array(0.8),
+}
+EPS = np.array([[0.4, -1.1], [-0.7, 0.2]])  # noise of u and v for each particle
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_unbiased_in_a_mixed_guide(baseline, tol):
+    """u is reparameterised and d depends on it, v is reparameterised and depends on d."""
+
+    def model():
+        theta = numpyro.param("theta", 0.8)
+        u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+        d = numpyro.sample("d", dist.Categorical(logits=u * jnp.arange(S)))
+        v = numpyro.sample("v", dist.Normal(jnp.asarray(MEANS, float)[d], 1.0))
+        numpyro.sample("x", dist.Normal(u + v, theta), obs=X)
+
+    def guide():
+        m, s = numpyro.param("m", 0.0), numpyro.param("s", 1.0)
+        slope, loc = numpyro.param("slope", jnp.zeros(S)), numpyro.param("loc", jnp.zeros(S))
+        # The noise enters as sites of its own, without a density.
+        with handlers.mask(mask=False):
+            noise = dist.Normal(jnp.zeros(2), 1.0).to_event(1)
+            e = numpyro.sample("e", noise, infer={"is_auxiliary": True})
+        with handlers.substitute(data={"u": m + s * e[0]}):
+            u = numpyro.sample("u", dist.Normal(m, s))
+        d = numpyro.sample("d", dist.Categorical(logits=slope * u))
+        with handlers.substitute(data={"v": loc[d] + 0.6 * e[1]}):
+            numpyro.sample("v", dist.Normal(loc[d], 0.6))
+
+    def per_state(params):
+        """``(K, S)``: log q(d | u_k) and the log weight of each state for each particle."""
+        u = params["m"] + params["s"] * EPS[:, :1]
+        v = params["loc"] + 0.6 * EPS[:, 1:]
+        log_q = log_softmax(params["slope"] * u)
+        lw = log_normal(u, 0.0, 1.0) + log_softmax(u * np.arange(S)) + log_normal(v, MEANS, 1.0)
+        lw = lw + log_normal(X, u + v, params["theta"]) - log_q
+        lw = lw - log_normal(u, params["m"], params["s"]) - log_normal(v, params["loc"], 0.6)
+        return log_q, lw
+
+    d = combinations(S, 2)
+    pick = (np.arange(2), d)
+
+    def bound(params, alpha):
+        log_q, lw = per_state(params)
+        return np.sum(np.exp(log_q[pick].sum(1)) * renyi(lw[pick], alpha))
+
+    grads = mean_gradients(
+        lambda alpha, each: VIMCO(alpha, 2, vectorize_particles=each, baseline=baseline),
+        ALPHAS,
+        model,
+        guide,
+        MIXED,
+        {"d": d, "e": np.broadcast_to(np.asarray(EPS, float), (len(d), 2, 2))},
+        np.exp(per_state(MIXED)[0][pick].sum(1)),
+    )
+    for alpha in ALPHAS:
+        expected = finite_difference(lambda p, a=alpha: bound(p, a), MIXED)
+        assert_is_minus(grads[alpha], expected, tol(5e-5, 1e-8))
+
+
+def plate_model(x=(0.9, -0.5), batch=None):
+    theta = numpyro.param("theta", 0.8)
+    with numpyro.plate("data", len(x), subsample_size=batch):
+        x = numpyro.subsample(jnp.asarray(x), event_dim=0)
+        z = numpyro.sample("z", dist.Categorical(logits=jnp.asarray(PRIOR, float)))
+        numpyro.sample("x", dist.Normal(jnp.asarray(MEANS, float)[z], theta), obs=x)
+
+
+def plate_guide(x=(0.9, -0.5), batch=None):
+    w = numpyro.param("logits", jnp.zeros(S))
+    with numpyro.plate("data", len(x), subsample_size=batch):
+        x = numpyro.subsample(jnp.asarray(x), event_dim=0)
+        numpyro.sample("z", dist.Categorical(logits=w * x[:, None]))
+
+
+@pytest.mark.x64
+def test_each_unit_has_its_own_bound_and_baseline(tol):
+    x = np.array([0.9, -0.5])
+    combos = combinations(S, 4).reshape(-1, 2, 2)  # (C, K, units)
+
+    def terms(params):
+        log_q = log_softmax(params["logits"] * x[:, None])  # (units, S)
+        lw = log_normal(x[:, None], MEANS, params["theta"]) + log_softmax(PRIOR) - log_q
+        pick = (np.arange(2), combos)
+        return np.exp(log_q[pick].sum((1, 2))), renyi(lw[pick], 0.0, axis=1).sum(1)
+
+    grads = mean_gradients(
+        lambda alpha, each: VIMCO(alpha, 2, vectorize_particles=each),
+        [0.0],
+        plate_model,
+        plate_guide,
+        PARAMS,
+        {"z": combos},
+        terms(PARAMS)[0],
+    )
+    expected = finite_difference(lambda p: np.prod(terms(p), 0).sum(), PARAMS)
+    assert_is_minus(grads[0.0], expected, tol(2e-5, 1e-8))
+
+
+def test_unbiased_in_the_minibatch():
+    x = (0.9, -0.5, 2.0, 0.1)
+
+    def gradient(key, batch):
+        return jax.grad(lambda p: VIMCO(0.0, 3).loss(key, p, plate_model, plate_guide, x, batch))(
+            {name: jnp.asarray(value, float) for name, value in PARAMS.items()}
+        )
+
+    @quick_jit
+    def gradients(keys):
+        return [jax.vmap(lambda key, b=b: gradient(key, b))(keys) for b in (None, 2)]
+
+    keys = random.split(random.key(1), 5000)
+    (full, full_error), (part, part_error) = (
+        (
+            np.array([g[n].mean(0).sum() for n in PARAMS]),
+            np.array([g[n].std(0).max() * S for n in PARAMS]) / len(keys) ** 0.5,
+        )
+        for g in gradients(keys)
+    )
+    error = np.hypot(full_error, part_error)
+    assert np.all(abs(full - part) < 4 * error)
+    assert np.any(abs(full) > 8 * error)  # a wrong scale would show
+
+
+@pytest.mark.x64
+def test_reparameterised_guide_gives_vrelbo(tol):
+    vimco, renyi = value_and_grad(
+        [VIMCO(0.3, 4), VRELBO(0.3, 4)], LOCAL_PARAMS, local_model, local_guide
+    )
+    assert_same(vimco, renyi, tol(2e-5, 1e-12))
+
+
+def test_value_is_the_renyi_bound_of_the_same_draws():
+    """Also for a traced order, and with the particles one after the other."""
+    params = {name: jnp.asarray(value, float) for name, value in PARAMS.items()}
+
+    @quick_jit
+    def values(traced):
+        def bound(alpha, vectorize=True):
+            loss = VIMCO(alpha, 6, vectorize_particles=vectorize)
+            return -loss.loss(random.key(5), params, plate_model, plate_guide)
+
+        lw = log_weights(random.key(5), params, plate_model, plate_guide, num_samples=6)
+        return lw, [bound(-1.0), bound(0.0), bound(1.0), bound(traced), bound(0.0, False)]
+
+    lw, bounds = values(0.3)
+    for alpha, bound in zip((-1.0, 0.0, 1.0, 0.3, 0.0), bounds, strict=True):
+        np.testing.assert_allclose(bound, renyi(np.float64(lw), alpha, 0).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("a", [2.0, 1.0, 0.5, 0.0])
+def test_baselines_keep_their_digits_when_one_weight_dominates(a):
+    lw = np.array([-3.0, 200.0, 1.5, 0.25])
+    for name, baseline in _BASELINES.items():
+        expected = []
+        for j in range(4):
+            others = np.delete(np.longdouble(lw), j)
+            if name == "geometric":
+                others = np.append(others, others.mean())
+            top = others.max()
+            mean = np.log(np.mean(np.exp(a * (others - top)))) / a + top if a else others.mean()
+            expected.append(float(mean))
+        got = baseline(jnp.asarray(lw, jnp.float32), a)
+        np.testing.assert_allclose(got, expected, rtol=2e-6)
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_states_without_density(baseline):
+    """Weights of -inf are weights 0; if all are, the loss is inf and the gradient no nan."""
+
+    def model():
+        z = numpyro.sample("z", dist.Bernoulli(0.5))
+        numpyro.factor("x", jnp.where(z == 1, 0.3, -jnp.inf))
+
+    def guide():
+        numpyro.sample("z", dist.Bernoulli(logits=numpyro.param("logit", 0.0)))
+
+    loss = VIMCO(0.0, 3, baseline=baseline)
+    fn = jax.value_and_grad(lambda p, key: loss.loss(key, p, model, guide))
+    keys = random.split(random.key(0), 20)
+    values, grads = quick_jit(jax.vmap(fn, (None, 0)))({"logit": 0.2}, keys)
+    assert np.all(np.isfinite(grads["logit"]))
+    assert np.all(np.isfinite(values) | (values == jnp.inf))
+    assert set(np.isfinite(values).tolist()) == {True, False}
+    assert np.all(grads["logit"][np.isinf(values)] == 0)
+
+
+def test_bad_input():
+    for kwargs, sentence in (
+        ({"num_particles": 1}, "num_particles is 1; it must be at least 2"),
+        ({"num_particles": 2.5}, "must be an integer"),
+        ({"baseline": "median"}, "'median'; it must be one of 'arithmetic', 'geometric'"),
+        ({"alpha": math.inf}, "alpha is inf"),
+        ({"alpha": math.nan}, "alpha is nan"),
+        ({"vectorize_particles": 3}, "vectorize_particles"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            VIMCO(**kwargs)
+    for alpha in ("0", 1j):
+        with pytest.raises(TypeError, match="alpha is"):
+            VIMCO(alpha)
+
+
+def test_local_latents_in_a_subsampled_plate_are_refused():
+    sentence = "VIMCO: latent site 'z' .*NestedVRELBO or BBAlphaELBO"
+    assert_refuses(sentence, VIMCO(), {"c": 0.4}, mixed_model, mixed_guide, batch=2)

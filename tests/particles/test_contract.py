@@ -1,0 +1,249 @@
+"""What every field promises, alone, as a loss of SVI and in an ensemble. A new field joins by one line."""
+
+from functools import cache, partial
+import pickle
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import ELBO, MCMC, SVI, Predictive
+import optax
+import pytest
+
+from numpyro_ext.particles import SVGD, AutoParticles, ParVI
+from numpyro_ext.scores import IMQ, RBF
+
+# (constructor, step size of adagrad)
+FIELDS = [
+    pytest.param(SVGD, 0.3, id="SVGD"),
+]
+
+KERNELS = [None, RBF(1.3), IMQ("median")]
+
+X = random.normal(random.key(0), (23, 3)) * jnp.array([0.5, 1.0, 3.0]) + 2.0
+G = jnp.sin(3.0 * X) - X
+
+INPUTS = jnp.linspace(-1.0, 1.0, 40)
+TARGETS = 0.5 + 2.0 * INPUTS + 0.4 * jnp.sin(37.0 * jnp.arange(40.0))
+TRACES = {"model": 0}
+
+
+def model(inputs, targets=None, subsample_size=None):
+    TRACES["model"] += 1
+    w = numpyro.sample("w", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+    numpyro.deterministic("ratio", w[1] / noise)
+    bias = numpyro.param("bias", 0.0)
+    with numpyro.plate("rows", inputs.shape[0], subsample_size=subsample_size) as i:
+        mean = w[0] + bias + w[1] * inputs[i]
+        obs = None if targets is None else targets[i]
+        numpyro.sample("y", dist.Normal(mean, noise), obs=obs)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=["median", "RBF", "IMQ"])
+@pytest.mark.parametrize(("make", "step_size"), FIELDS)
+class TestField:
+    @pytest.mark.x64
+    def test_is_equivariant(self, make, step_size, kernel, tol):
+        """Permutation, translation, rotation; and scaling where the bandwidth scales along."""
+        velocity = jax.jit(make(kernel).velocity)
+        v = velocity(X, G)
+        rtol = {"rtol": tol(2e-4, 1e-9), "atol": tol(2e-5, 1e-11)}
+        order = random.permutation(random.key(1), len(X))
+        np.testing.assert_allclose(velocity(X[order], G[order]), v[order], **rtol)
+        np.testing.assert_allclose(velocity(X + 4.0, G), v, **rtol)
+        q = jnp.linalg.qr(random.normal(random.key(2), (3, 3)))[0]
+        np.testing.assert_allclose(velocity(X @ q, G @ q), v @ q, **rtol)
+        if not isinstance(kernel, RBF):
+            np.testing.assert_allclose(velocity(5.0 * X, G / 5.0), v / 5.0, **rtol)
+
+    @pytest.mark.x64
+    def test_blocks_equal_dense(self, make, step_size, kernel, tol):
+        dense = make(kernel, block_size=len(X)).velocity(X, G)
+        for block_size in (1, 7, 23, 100):
+            blocks = make(kernel, block_size=block_size).velocity(X, G)
+            np.testing.assert_allclose(blocks, dense, atol=tol(2e-5, 1e-12))
+
+    def test_sharded_particles_move_as_on_one_device(self, make, step_size, kernel):
+        velocity = make(kernel).velocity
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("particles",))
+        rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("particles"))
+        x, g = jax.device_put((X[:22], G[:22]), rows)
+        v = jax.jit(velocity, out_shardings=rows)(x, g)
+        np.testing.assert_allclose(v, velocity(X[:22], G[:22]), atol=1e-5)
+
+    def test_one_particle_follows_the_gradient(self, make, step_size, kernel):
+        np.testing.assert_allclose(make(kernel).velocity(X[:1], G[:1]), G[:1], rtol=1e-6)
+
+    def test_is_a_loss_that_pickles(self, make, step_size, kernel):
+        field = pickle.loads(pickle.dumps(make(kernel, temperature=2.0)))
+        assert isinstance(field, ELBO)
+        np.testing.assert_array_equal(field.velocity(X, G), make(kernel).velocity(X, G))
+
+
+@pytest.mark.parametrize(("make", "step_size"), FIELDS)
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"temperature": 0.0}, ValueError, "temperature is 0.0"),
+        ({"temperature": -1.0}, ValueError, "temperature is -1.0"),
+        ({"num_particles": 0}, ValueError, "num_particles is 0"),
+        ({"block_size": 0}, ValueError, "block_size is 0"),
+        ({"kernel": 1.0}, TypeError, "kernel is 1.0"),
+    ],
+)
+def test_bad_options_are_errors(make, step_size, options, error, words):
+    with pytest.raises(error, match=words):
+        make(**options)
+
+
+@pytest.mark.parametrize(("make", "step_size"), FIELDS)
+def test_bad_arrays_are_errors(make, step_size):
+    for x, g in ((X, G[:, :2]), (X[0], G[0]), (X, G[:5])):
+        with pytest.raises(ValueError, match="one row per particle"):
+            make().velocity(x, g)
+
+
+@cache
+def fitted(make, step_size):
+    """One SVI run on minibatches, which several claims look at."""
+    guide = AutoParticles(model, 30)
+    svi = SVI(model, guide, optax.adagrad(step_size), make())
+    result = svi.run(random.key(0), 800, INPUTS, TARGETS, subsample_size=20, progress_bar=False)
+    return guide, svi, result
+
+
+@pytest.mark.parametrize(("make", "step_size"), FIELDS)
+class TestSVI:
+    def test_finds_the_regression(self, make, step_size):
+        guide, _, result = fitted(make, step_size)
+        sites = guide.particles(result.params)
+        assert sites["w"].shape == (30, 2) and sites["ratio"].shape == (30,)
+        # Intercept and the model's parameter share one direction; least squares gives 0.51 and 2.0.
+        np.testing.assert_allclose(sites["w"][:, 0].mean() + result.params["bias"], 0.5, atol=0.1)
+        np.testing.assert_allclose(sites["w"][:, 1].mean(), 2.0, atol=0.15)
+        assert jnp.all(sites["noise"] > 0) and 0.2 < sites["noise"].mean() < 0.45
+        np.testing.assert_allclose(sites["ratio"], sites["w"][:, 1] / sites["noise"], rtol=1e-5)
+        assert result.losses[-50:].mean() < result.losses[:50].mean()
+
+    def test_predicts(self, make, step_size):
+        guide, _, result = fitted(make, step_size)
+        predictive = Predictive(model, guide=guide, params=result.params, num_samples=200)
+        draws = predictive(random.key(1), INPUTS)
+        assert draws["y"].shape == (200, 40)
+        np.testing.assert_allclose(draws["y"].mean(0), 0.5 + 2.0 * INPUTS, atol=0.25)
+        samples = guide.sample_posterior(random.key(2), result.params, sample_shape=(60,))
+        latents = {name: samples[name] for name in ("w", "noise")}
+        again = Predictive(model, latents, params=result.params)(random.key(3), INPUTS)
+        np.testing.assert_allclose(again["y"].mean(0), 0.5 + 2.0 * INPUTS, atol=0.3)
+
+    def test_progress_bar_stable_update_and_resuming_change_nothing(self, make, step_size):
+        """And none of the loops traces the model again at every step."""
+        _, svi, _ = fitted(make, step_size)
+
+        def run(num_steps, **options):
+            TRACES["model"] = 0
+            return svi.run(random.key(4), num_steps, INPUTS, TARGETS, **options)
+
+        plain = run(12, progress_bar=False)
+        assert TRACES["model"] < 6
+        bar = run(12, progress_bar=True, stable_update=True)
+        assert TRACES["model"] < 6
+        np.testing.assert_allclose(bar.losses, plain.losses, rtol=1e-5)
+        resumed = run(8, progress_bar=False, init_state=run(4, progress_bar=False).state)
+        for result in (bar, resumed):
+            for name, value in plain.params.items():
+                np.testing.assert_allclose(result.params[name], value, atol=1e-5)
+
+    def test_starts_at_init_params(self, make, step_size):
+        _, svi, _ = fitted(make, step_size)
+        start = {
+            "auto_particles": 0.3 * random.normal(random.key(6), (30, 3)),
+            "bias": jnp.array(0.7),
+        }
+        state = svi.init(random.key(7), INPUTS, TARGETS, init_params=start)
+        for name, value in svi.get_params(state).items():
+            np.testing.assert_array_equal(value, start[name])
+
+    def test_guide_and_result_pickle(self, make, step_size):
+        guide, _, result = fitted(make, step_size)
+        params = pickle.loads(pickle.dumps(result.params))
+        assert set(params) == {"auto_particles", "bias"}
+        fresh = pickle.loads(pickle.dumps(AutoParticles(model, 30)))
+        svi = SVI(model, fresh, optax.adagrad(step_size), make())
+        svi.init(random.key(8), INPUTS, TARGETS)
+        for name, value in guide.particles(result.params).items():
+            np.testing.assert_allclose(fresh.particles(params)[name], value, rtol=1e-6)
+
+
+@cache
+def ensemble(make, step_size):
+    # A jitted subsample_size would be traced, so it is bound beforehand.
+    minibatches = partial(model, subsample_size=20)
+    kernel = ParVI(minibatches, make(), partial(optax.adagrad, step_size))
+    mcmc = MCMC(
+        kernel,
+        num_warmup=4,
+        num_samples=8,
+        thinning=2,
+        num_chains=10,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), INPUTS, TARGETS, extra_fields=("potential_energy",))
+    return mcmc
+
+
+@pytest.mark.parametrize(("make", "step_size"), FIELDS)
+class TestMCMC:
+    def test_samples_and_extra_fields_have_the_shapes_of_chains(self, make, step_size):
+        mcmc = ensemble(make, step_size)
+        samples = mcmc.get_samples(group_by_chain=True)
+        assert samples["w"].shape == (10, 4, 2) and samples["ratio"].shape == (10, 4)
+        np.testing.assert_allclose(
+            samples["ratio"], samples["w"][..., 1] / samples["noise"], rtol=1e-5
+        )
+        fields = mcmc.get_extra_fields(group_by_chain=True)
+        assert fields["potential_energy"].shape == fields["diverging"].shape == (10, 4)
+        assert not fields["diverging"].any()
+
+    def test_other_settings_of_the_run_change_nothing(self, make, step_size):
+        """Progress bar, jitted arguments, a pickled kernel, no thinning: the same particles."""
+        mcmc = ensemble(make, step_size)
+        other = MCMC(
+            pickle.loads(pickle.dumps(mcmc.sampler)),
+            num_warmup=4,
+            num_samples=8,
+            num_chains=10,
+            chain_method="vectorized",
+            progress_bar=True,
+            jit_model_args=True,
+        )
+        other.run(random.key(0), INPUTS, TARGETS)
+        ours = mcmc.get_samples(group_by_chain=True)["w"]
+        theirs = other.get_samples(group_by_chain=True)["w"][:, 1::2]
+        np.testing.assert_allclose(theirs, ours, atol=1e-5)
+
+    def test_resumes_from_the_last_state(self, make, step_size):
+        mcmc = ensemble(make, step_size)
+        saved = pickle.loads(pickle.dumps(mcmc.last_state._replace(rng_key=None)))
+        again = MCMC(
+            mcmc.sampler,
+            num_warmup=4,
+            num_samples=1,
+            num_chains=10,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+        again.post_warmup_state = saved
+        again.run(random.key(3), INPUTS, TARGETS)
+        assert again.last_state.i == saved.i + 1 == 13
+        moved = again.get_samples()["w"] - saved.z["w"]
+        assert 0 < jnp.abs(moved).max() < 2 * step_size
+
+    def test_print_summary(self, make, step_size, capsys):
+        ensemble(make, step_size).print_summary()
+        assert "Number of divergences: 0" in capsys.readouterr().out

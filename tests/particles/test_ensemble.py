@@ -1,0 +1,196 @@
+"""ParVI: the same steps as the loss, the state of an ensemble, and what it refuses."""
+
+from functools import partial
+import inspect
+import pickle
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC
+from numpyro.infer.initialization import init_to_feasible
+import optax
+import pytest
+
+from numpyro_ext.particles import SVGD, ParVI, ParVIState
+
+DATA = jnp.array([0.3, -1.2, 2.5, 0.9, 1.7, -0.4])
+STARTS = {
+    "loc": jnp.array([0.2, 1.5, -0.7, 0.9, 2.2]),
+    "scale": jnp.array([-1.0, 0.4, 0.1, 0.8, -0.3]),
+}
+
+
+def model(data=DATA, subsample_size=None):
+    loc = numpyro.sample("loc", dist.Normal(1.0, 2.0))
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
+    shift = numpyro.param("shift", 0.3)
+    with numpyro.plate("data", data.shape[0], subsample_size=subsample_size) as i:
+        numpyro.sample("obs", dist.Normal(loc + shift, scale), obs=data[i])
+
+
+def log_joint(x, rows=None):
+    loc, log_scale = x
+    data, weight = (DATA, 1.0) if rows is None else (DATA[rows], DATA.size / len(rows))
+    prior = dist.Normal(1.0, 2.0).log_prob(loc) + dist.Normal(0.0, 0.5).log_prob(log_scale)
+    return prior + weight * dist.Normal(loc + 0.3, jnp.exp(log_scale)).log_prob(data).sum()
+
+
+def ensemble(kernel, *args, num_warmup=0, num_samples=1, num_chains=5, extra_fields=(), **run):
+    mcmc = MCMC(
+        kernel,
+        num_warmup=num_warmup,
+        num_samples=num_samples,
+        num_chains=num_chains,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), *args, extra_fields=extra_fields, **run)
+    return mcmc
+
+
+@pytest.mark.x64
+def test_takes_the_steps_of_its_field_and_optimiser(tol):
+    field = SVGD(temperature=2.0, annealing=lambda i: (i + 1.0) / 4.0)
+    optim = optax.adam(0.1)
+    kernel = ParVI(model, field, optim, steps_per_sample=2)
+    mcmc = ensemble(
+        kernel,
+        num_samples=2,
+        init_params=STARTS,
+        extra_fields=("potential_energy", "z.scale"),
+    )
+
+    x = jnp.stack([STARTS["loc"], STARTS["scale"]], axis=1)
+    state = optim.init(x)
+    score = jax.jit(jax.vmap(jax.grad(log_joint)))
+    for i in range(4):
+        v = SVGD().velocity(x, score(x) * (i + 1.0) / 4.0 / 2.0)
+        updates, state = optim.update(-v, state)
+        x = x + updates
+    atol = tol(1e-5, 1e-12)
+    samples, fields = mcmc.get_samples(group_by_chain=True), mcmc.get_extra_fields(True)
+    np.testing.assert_allclose(samples["loc"][:, -1], x[:, 0], atol=atol)
+    np.testing.assert_allclose(samples["scale"][:, -1], jnp.exp(x[:, 1]), atol=atol)
+    np.testing.assert_allclose(fields["z.scale"][:, -1], x[:, 1], atol=atol)
+    energy = -jax.vmap(log_joint)(x)
+    np.testing.assert_allclose(fields["potential_energy"][:, -1], energy, rtol=tol(1e-5, 1e-12))
+    assert not fields["diverging"].any()
+    assert mcmc.last_state.i == 4
+    assert isinstance(mcmc.last_state, ParVIState)
+
+
+def test_minibatch_is_drawn_anew_at_every_step_and_shared_by_all_particles():
+    kernel = ParVI(model, optim=optax.sgd(0.0))
+    run = {"init_params": STARTS, "extra_fields": ("potential_energy",)}
+    energies = ensemble(kernel, DATA, 3, num_samples=12, **run).get_extra_fields(True)
+    energies = np.asarray(energies["potential_energy"]).T
+    x = jnp.stack([STARTS["loc"], STARTS["scale"]], axis=1)
+    subsets = jnp.array([[i, j, k] for i in range(6) for j in range(i) for k in range(j)])
+    possible = np.asarray(
+        jax.jit(jax.vmap(lambda s: -jax.vmap(lambda x: log_joint(x, s))(x)))(subsets)
+    )
+    seen = set()
+    for row in energies:
+        distance = np.abs(possible - row).max(axis=1)
+        assert distance.min() < 1e-4
+        seen.add(int(distance.argmin()))
+    assert len(seen) > 4
+
+
+def test_potential_fn_with_any_pytree():
+    def potential_fn(z):
+        a, b = z
+        return 0.5 * (a - 1.0) ** 2 + 0.5 * jnp.sum((b / 3.0) ** 2)
+
+    start = (jnp.linspace(-1.0, 1.0, 60), random.normal(random.key(1), (60, 1)))
+    kernel = ParVI(potential_fn=potential_fn, field=SVGD(), optim=optax.adagrad(0.5))
+    a, b = ensemble(kernel, num_chains=60, num_warmup=1000, init_params=start).get_samples()
+    assert a.shape == (60,) and b.shape == (60, 1)
+    np.testing.assert_allclose([a.mean(), b.mean()], [1.0, 0.0], atol=0.05)
+    np.testing.assert_allclose([a.std(), b.std()], [1.0, 3.0], rtol=0.1)
+
+
+def test_non_finite_step_is_refused_and_flagged():
+    def potential_fn(z):
+        return -z + 1e-6 * jnp.sqrt(2.5 - z)  # its gradient is NaN above 2.5
+
+    start = jnp.array([0.0, 1.0, 2.0])
+    kernel = ParVI(potential_fn=potential_fn, field=SVGD(), optim=optax.sgd(0.3))
+    mcmc = ensemble(kernel, num_chains=3, num_samples=12, init_params=start)
+    z = mcmc.get_samples(group_by_chain=True)
+    diverging = mcmc.get_extra_fields(group_by_chain=True)["diverging"]
+    assert jnp.isfinite(z).all()
+    first = int(jnp.argmax(diverging[0]))
+    assert 0 < first < 11 and diverging[:, first:].all() and not diverging[:, :first].any()
+    assert jnp.all(z[:, first:] == z[:, first - 1 : first])
+
+
+@pytest.mark.parametrize("chain_method", ["sequential", "parallel", "vectorized"])
+def test_other_chain_methods_are_errors_that_name_vectorized(chain_method):
+    num_chains = 1 if chain_method == "vectorized" else 2
+    mcmc = MCMC(
+        ParVI(model),
+        num_warmup=1,
+        num_samples=1,
+        num_chains=num_chains,
+        chain_method=chain_method,
+        progress_bar=False,
+    )
+    with pytest.raises(ValueError, match="vectorized"):
+        mcmc.run(random.key(0))
+
+
+def test_pickling_keeps_the_samples_and_an_optimiser_that_pickle_can_store():
+    mcmc = ensemble(ParVI(model, optim=partial(optax.sgd, 0.1)), num_samples=2, init_params=STARTS)
+    saved = pickle.loads(pickle.dumps(mcmc))
+    np.testing.assert_array_equal(saved.get_samples()["scale"], mcmc.get_samples()["scale"])
+    again = ensemble(saved.sampler, num_samples=2, init_params=STARTS)
+    np.testing.assert_allclose(again.get_samples()["loc"], mcmc.get_samples()["loc"], rtol=1e-6)
+    closure = pickle.loads(pickle.dumps(ParVI(model, optim=optax.sgd(0.1))))
+    with pytest.raises(ValueError, match=r"unpickled without its optim.*functools\.partial"):
+        ensemble(closure, init_params=STARTS)
+
+
+def unchecked(*args):
+    """The constructor as users have it: the tests' type checker would speak first."""
+    inspect.unwrap(ParVI.__init__)(object.__new__(ParVI), *args)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: ParVI(), ValueError, "exactly one"),
+        (lambda: ParVI(model, potential_fn=lambda z: z), ValueError, "exactly one"),
+        (lambda: unchecked(model, optax.adam(0.1)), TypeError, r"such as SVGD\(\)"),
+        (lambda: unchecked(model, None, numpyro.optim.Adam(0.1)), TypeError, "optax transform"),
+        (lambda: ParVI(model, steps_per_sample=0), ValueError, "steps_per_sample is 0"),
+        (lambda: ensemble(ParVI(potential_fn=lambda z: z)), ValueError, "give init_params"),
+        (
+            lambda: ensemble(ParVI(model, init_strategy=init_to_feasible)),
+            ValueError,
+            r"same point.*init_strategy",
+        ),
+        (
+            lambda: ensemble(ParVI(model), init_params={"loc": jnp.arange(5.0)}),
+            ValueError,
+            r"\['loc', 'scale'\]",
+        ),
+        (
+            lambda: ensemble(ParVI(lambda: numpyro.sample("k", dist.Poisson(2.0)))),
+            ValueError,
+            "latent site 'k' is discrete",
+        ),
+        (
+            lambda: ensemble(ParVI(model), DATA, 7),
+            ValueError,
+            "subsample_size 7 but only 6 rows",
+        ),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(make, error, words):
+    with pytest.raises(error, match=words):
+        make()

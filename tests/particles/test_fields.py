@@ -1,0 +1,323 @@
+"""The loss that turns a field into steps of SVI: gradients, minibatches, amortised guides, errors."""
+
+from functools import cache
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.infer import SVI
+from numpyro.infer.autoguide import AutoNormal
+import optax
+import pytest
+
+from numpyro_ext.particles import SVGD, AutoParticles, ParticleField
+from numpyro_ext.util import Implicit
+
+DATA = jnp.array([0.3, -1.2, 2.5, 0.9, 1.7, -0.4])
+STARTS = jnp.array([[0.2, -1.0], [1.5, 0.4], [-0.7, 0.1], [0.9, 0.8], [2.2, -0.3]])
+
+
+def model(data=DATA, subsample_size=None):
+    loc = numpyro.sample("loc", dist.Normal(1.0, 2.0))
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
+    shift = numpyro.param("shift", 0.3)
+    width = numpyro.param("width", 1.5, constraint=constraints.positive)
+    with numpyro.plate("data", data.shape[0], subsample_size=subsample_size) as i:
+        numpyro.sample("obs", dist.Normal(loc + shift, scale * width), obs=data[i])
+
+
+def log_joint(x, shift=0.3, width=1.5):
+    """The density of ``model`` in (loc, log scale), written by hand."""
+    loc, log_scale = x
+    prior = dist.Normal(1.0, 2.0).log_prob(loc) + dist.Normal(0.0, 0.5).log_prob(log_scale)
+    return prior + dist.Normal(loc + shift, jnp.exp(log_scale) * width).log_prob(DATA).sum()
+
+
+@jax.jit
+def score(x, shift=0.3, width=1.5):
+    return jax.vmap(jax.grad(log_joint), (0, None, None))(x, shift, width)
+
+
+@cache
+def five(**options):
+    """Guides are set up once: what they remember of the model is the same for all tests."""
+    return AutoParticles(model, 5, **options)
+
+
+def step(svi, state, *args, **kwargs):
+    return jax.jit(lambda state: svi.update(state, *args, **kwargs))(state)
+
+
+@pytest.mark.x64
+def test_sgd_moves_particles_by_the_velocity_and_parameters_by_the_mean_gradient(tol):
+    guide = five()
+    svi = SVI(model, guide, optax.sgd(0.1), SVGD())
+    state = svi.init(random.key(0), init_params={"auto_particles": STARTS})
+    state, loss = step(svi, state)
+    params = svi.get_params(state)
+
+    value, g = jax.jit(jax.vmap(jax.value_and_grad(log_joint)))(STARTS)
+    atol = tol(1e-5, 1e-12)
+    np.testing.assert_allclose(loss, -value.mean(), rtol=tol(1e-6, 1e-13))
+    v = SVGD().velocity(STARTS, g)
+    np.testing.assert_allclose(params["auto_particles"], STARTS + 0.1 * v, atol=atol)
+    mean = lambda shift, log_width: jax.vmap(  # noqa: E731
+        lambda x: log_joint(x, shift, jnp.exp(log_width))
+    )(STARTS).mean()
+    d_shift, d_log_width = jax.jit(jax.grad(mean, argnums=(0, 1)))(0.3, jnp.log(1.5))
+    np.testing.assert_allclose(params["shift"], 0.3 + 0.1 * d_shift, atol=atol)
+    expected = np.exp(np.log(1.5) + 0.1 * d_log_width)
+    np.testing.assert_allclose(params["width"], expected, atol=atol)
+
+
+def test_temperature_divides_the_gradients():
+    guide = five()
+    svi = SVI(model, guide, optax.sgd(1.0), SVGD(temperature=4.0))
+    state, _ = step(svi, svi.init(random.key(0), init_params={"auto_particles": STARTS}))
+    moved = svi.get_params(state)["auto_particles"] - STARTS
+    g = score(STARTS)
+    np.testing.assert_allclose(moved, SVGD().velocity(STARTS, g / 4.0), atol=2e-5)
+
+
+def test_annealing_counts_steps_and_multiplies_the_gradients():
+    guide = five(count_steps=True)
+    svi = SVI(model, guide, optax.sgd(0.1), SVGD(annealing=lambda t: (t + 1.0) / 2.0))
+    state = svi.init(random.key(0), init_params={"auto_particles": STARTS})
+    for count, gamma in ((1, 0.5), (2, 1.0)):
+        before = svi.get_params(state)
+        g = score(before["auto_particles"], before["shift"], before["width"])
+        state, _ = step(svi, state)
+        moved = svi.get_params(state)["auto_particles"] - before["auto_particles"]
+        expected = 0.1 * SVGD().velocity(before["auto_particles"], gamma * g)
+        np.testing.assert_allclose(moved, expected, atol=1e-5)
+        assert state.mutable_state == {"auto_step": count}
+    # The value does not depend on the step, so that evaluate works without the counter.
+    assert jnp.isfinite(svi.evaluate(state))
+    state = svi.run(random.key(0), 3, progress_bar=False).state
+    assert state.mutable_state["auto_step"] == 3
+
+
+def test_all_particles_share_one_minibatch():
+    """With half of the data the loss is one of the values that one subset of rows gives to all."""
+    guide = five()
+    svi = SVI(model, guide, optax.sgd(0.0), SVGD())
+    state = svi.init(random.key(0), DATA, 3, init_params={"auto_particles": STARTS})
+
+    def loss_of(rows):
+        def one(x):
+            loc, log_scale = x
+            likelihood = dist.Normal(loc + 0.3, jnp.exp(log_scale) * 1.5).log_prob(DATA[rows])
+            prior = dist.Normal(1.0, 2.0).log_prob(loc) + dist.Normal(0.0, 0.5).log_prob(log_scale)
+            return prior + 2.0 * likelihood.sum()
+
+        return -jax.vmap(one)(STARTS).mean()
+
+    subsets = jnp.array([[i, j, k] for i in range(6) for j in range(i) for k in range(j)])
+    possible = np.asarray(jax.jit(jax.vmap(loss_of))(subsets))
+    seen = set()
+    update = jax.jit(lambda state: svi.update(state, DATA, 3))
+    for _ in range(12):
+        state, loss = update(state)
+        nearest = np.argmin(np.abs(possible - loss))
+        np.testing.assert_allclose(loss, possible[nearest], rtol=1e-5)
+        seen.add(int(nearest))
+    assert len(seen) > 4
+
+
+def test_mean_over_minibatches_is_the_full_velocity():
+    """SVGD is linear in the gradients, so its mean over minibatches is exact; 4 standard errors."""
+    guide = five()
+    svi = SVI(model, guide, optax.sgd(1.0), SVGD())
+    state = svi.init(random.key(0), DATA, 2, init_params={"auto_particles": STARTS})
+
+    def moved(key):
+        new, _ = svi.update(state._replace(rng_key=key), DATA, 2)
+        return svi.get_params(new)["auto_particles"] - STARTS
+
+    draws = jax.jit(jax.vmap(moved))(random.split(random.key(1), 2000))
+    full = SVGD().velocity(STARTS, score(STARTS))
+    error = jnp.abs(draws.mean(0) - full)
+    assert jnp.all(error < 4.0 * draws.std(0) / 2000**0.5 + 1e-5)
+    assert draws.std(0).max() > 0.1
+
+
+def test_model_is_evaluated_once_per_particle():
+    """Compile-time flops: a step costs the m gradients of the model, and its parameters come with them."""
+    data = random.normal(random.key(2), (400, 50))
+
+    def regression():
+        w = numpyro.sample("w", dist.Normal().expand([50]).to_event(1))
+        slope = numpyro.param("slope", jnp.ones(50))
+        numpyro.sample("y", dist.Normal(jnp.tanh(data @ (w * slope)), 1.0), obs=jnp.ones(400))
+
+    class Guide:
+        def sample_latent(self, rng_key, params, num_samples):
+            return params["z"]
+
+    def loss(params):
+        return SVGD().loss(random.key(0), params, regression, Guide())
+
+    def log_p(w, slope):
+        return -0.5 * jnp.sum((1.0 - jnp.tanh(data @ (w * slope))) ** 2)
+
+    def flops(fn, *args):
+        return jax.jit(fn).lower(*args).compile().cost_analysis()["flops"]
+
+    params = {"z": jnp.ones((8, 50)), "slope": jnp.ones(50)}
+    gradients = flops(jax.vmap(jax.value_and_grad(log_p), (0, None)), *params.values())
+    assert flops(jax.value_and_grad(loss), params) < 1.5 * gradients
+
+
+def test_value_keeps_its_digits_when_the_surrogate_is_large():
+    def far():
+        numpyro.sample("x", dist.Normal(3e4, 0.1).expand([2]).to_event(1))
+
+    guide = AutoParticles(far, 5)
+    svi = SVI(far, guide, optax.sgd(0.0), SVGD())
+    x = 3e4 + 0.25 * STARTS
+    _, loss = step(svi, svi.init(random.key(0), init_params={"auto_particles": x}))
+    expected = -dist.Normal(3e4, 0.1).log_prob(x).sum(1).mean()
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+class AffineGuide:
+    """z = loc + scale * noise: a guide of one's own, with no prefix and no base class."""
+
+    def __call__(self, *args, **kwargs):
+        loc = numpyro.param("q_loc", jnp.array([0.1, -0.2]))
+        scale = numpyro.param("q_scale", jnp.array([0.5, 1.0]))
+        noise = numpyro.sample(
+            "noise", dist.Normal().expand([2]).to_event(1), infer={"is_auxiliary": True}
+        )
+        z = loc + scale * noise
+        numpyro.sample("loc", Implicit(z[0]))
+        numpyro.sample("scale", Implicit(jnp.exp(z[1]), support=constraints.positive))
+
+    def sample_latent(self, rng_key, params, num_samples):
+        return params["q_loc"] + params["q_scale"] * random.normal(rng_key, (num_samples, 2))
+
+
+def test_guide_that_draws_its_latents_is_trained_along_the_field():
+    guide = AffineGuide()
+    loss = SVGD(num_particles=7)
+    svi = SVI(model, guide, optax.sgd(0.1), loss)
+    state = svi.init(random.key(0))
+    params = svi.get_params(state)
+    new, _ = step(svi, state)
+    # The draw of the update, repeated by hand: the second key of the step is the guide's.
+    key_guide = random.split(random.split(state.rng_key)[1])[1]
+    z = guide.sample_latent(key_guide, params, 7)
+    noise = random.normal(key_guide, (7, 2))
+    v = SVGD().velocity(z, score(z))
+    moved = svi.get_params(new)
+    np.testing.assert_allclose(moved["q_loc"], params["q_loc"] + 0.1 * v.sum(0), atol=1e-5)
+    expected = params["q_scale"] + 0.1 * (v * noise).sum(0)
+    np.testing.assert_allclose(moved["q_scale"], expected, atol=1e-5)
+
+
+def test_amortised_guide_learns_a_normal_posterior():
+    def normal(data=None):
+        numpyro.sample("w", dist.Normal(2.0, 3.0))
+
+    class Guide:
+        def __call__(self, *args):
+            numpyro.param("q", jnp.array([0.0, 1.0]))
+            numpyro.sample("w", Implicit(jnp.zeros(())))
+
+        def sample_latent(self, rng_key, params, num_samples):
+            loc, scale = params["q"]
+            return loc + scale * random.normal(rng_key, (num_samples, 1))
+
+    svi = SVI(normal, Guide(), optax.adam(0.03), SVGD())
+    params = svi.run(random.key(0), 1500, progress_bar=False).params
+    np.testing.assert_allclose(params["q"][0], 2.0, atol=0.25)
+    np.testing.assert_allclose(abs(params["q"][1]), 3.0, atol=0.3)
+
+
+def run_once(model, guide, loss, *args, **kwargs):
+    return SVI(model, guide, optax.sgd(0.1), loss).run(
+        random.key(0), 1, *args, progress_bar=False, **kwargs
+    )
+
+
+def test_guide_without_sample_latent_is_an_error():
+    with pytest.raises(TypeError, match=r"sample_latent.*AutoParticles\(model\)"):
+        run_once(model, AutoNormal(model), SVGD())
+
+
+def test_annealing_without_a_counter_is_an_error():
+    with pytest.raises(ValueError, match="count_steps=True"):
+        run_once(model, five(), SVGD(annealing=lambda t: 1.0))
+
+
+def test_other_number_of_particles_than_the_guide_is_an_error():
+    with pytest.raises(ValueError, match=r"num_particles is 3.*5 particles"):
+        run_once(model, five(), SVGD(num_particles=3))
+
+
+def test_guide_of_the_wrong_size_is_an_error():
+    class Wrong(AffineGuide):
+        def sample_latent(self, rng_key, params, num_samples):
+            return jnp.zeros((num_samples, 3)) + params["q_loc"][0]
+
+    with pytest.raises(ValueError, match=r"vectors of length 3.*loc, scale take 2"):
+        run_once(model, Wrong(), SVGD())
+
+    class Flat(AffineGuide):
+        def sample_latent(self, rng_key, params, num_samples):
+            return params["q_loc"]
+
+    with pytest.raises(ValueError, match=r"gave shape \(2,\)"):
+        run_once(model, Flat(), SVGD())
+
+
+def test_models_that_particles_cannot_run_on_are_errors():
+    def discrete():
+        numpyro.sample("k", dist.Poisson(2.0))
+        numpyro.sample("x", dist.Normal())
+
+    def mutable():
+        numpyro.primitives.mutable("state", jnp.zeros(()))
+        numpyro.sample("x", dist.Normal())
+
+    for bad, words in (
+        (discrete, "latent site 'k' is discrete"),
+        (mutable, "mutable site 'state'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            run_once(bad, AutoParticles(bad, 5), SVGD())
+    with pytest.raises(ValueError, match="subsample_size 7 but only 6 rows"):
+        run_once(model, AutoParticles(model, 5), SVGD(), DATA, 7)
+
+
+def test_non_finite_velocity_leaves_the_state_of_a_stable_update():
+    def bad():
+        x = numpyro.sample("x", dist.Normal())
+        numpyro.factor("hole", jnp.where(x > 1.0, jnp.nan, 0.0))
+
+    guide = AutoParticles(bad, 3)
+    svi = SVI(bad, guide, optax.sgd(0.1), SVGD())
+    x = jnp.array([[0.5], [0.1], [2.0]])
+    state = svi.init(random.key(0), init_params={"auto_particles": x})
+    stable, loss = jax.jit(svi.stable_update)(state)
+    assert jnp.isnan(loss)
+    np.testing.assert_array_equal(svi.get_params(stable)["auto_particles"], x)
+
+
+def test_a_field_of_ones_own_needs_only_its_velocity():
+    class Ascent(ParticleField):
+        def _velocity(self, kernel, x, g):
+            return g
+
+    guide = five()
+    svi = SVI(model, guide, optax.sgd(0.1), Ascent())
+    state, _ = step(svi, svi.init(random.key(0), init_params={"auto_particles": STARTS}))
+    g = score(STARTS)
+    np.testing.assert_allclose(svi.get_params(state)["auto_particles"], STARTS + 0.1 * g, atol=1e-5)
+    with handlers.seed(rng_seed=0):
+        assert set(guide()) == {"loc", "scale"}

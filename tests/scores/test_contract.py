@@ -1,0 +1,154 @@
+"""What every score estimator promises, one line each: a new one joins by a line in the table."""
+
+from collections.abc import Callable
+import pickle
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_ext._typing import ScoreEstimator
+from numpyro_ext.scores import IMQ, RBF, KDEScore, SteinScore
+
+X = np.array([[0.3, -0.7], [1.2, 0.4], [-0.8, 0.9], [0.1, 1.5], [-1.4, -0.6]])
+Y = np.array([[0.5, 0.5], [-0.2, 0.1]])
+
+# a -> the estimator whose arguments in units of length are a times as large.
+ESTIMATORS: dict[str, Callable[[float], ScoreEstimator]] = {
+    "stein v": lambda a: SteinScore(0.1, RBF(1.5 * a)),
+    "stein v, rule": lambda a: SteinScore(0.1, IMQ("median", c=1.3, factor=1.5)),
+    "stein u": lambda a: SteinScore(1.2, RBF(1.5 * a), statistic="u"),
+    "stein parametric": lambda a: SteinScore(a**2, RBF(1.5 * a), form="parametric"),
+    "kde": lambda a: KDEScore(RBF(1.5 * a)),
+    "kde, rule": lambda a: KDEScore(IMQ("median", beta=-0.7)),
+}
+# Those that only estimate at the samples.
+ONLY_AT_SAMPLES = {"stein u"}
+
+every_estimator = pytest.mark.parametrize("name", ESTIMATORS)
+every_predictor = pytest.mark.parametrize("name", sorted(ESTIMATORS.keys() - ONLY_AT_SAMPLES))
+
+
+@every_estimator
+def test_satisfies_the_protocol(name):
+    assert isinstance(ESTIMATORS[name](1.0), ScoreEstimator)
+
+
+@pytest.mark.x64
+@every_estimator
+def test_moves_turns_and_scales_with_the_samples(name, tol):
+    x, make = jnp.array(X), ESTIMATORS[name]
+    expected = make(1.0)(x)
+    assert jnp.abs(expected).max() > 0.1
+    turn = jnp.array([[0.6, 0.8], [-0.8, 0.6]])
+    atol = tol(2e-4, 1e-10)
+    np.testing.assert_allclose(make(1.0)(x + jnp.array([5.0, -3.0])), expected, atol=atol)
+    np.testing.assert_allclose(make(1.0)(x @ turn), expected @ turn, atol=atol)
+    np.testing.assert_allclose(4.0 * make(4.0)(4.0 * x), expected, atol=atol)
+    np.testing.assert_allclose(make(1.0)(x[::-1]), expected[::-1], atol=atol)
+
+
+@pytest.mark.x64
+@every_predictor
+def test_predictions_move_turn_and_scale_with_the_samples(name, tol):
+    x, y, make = jnp.array(X), jnp.array(Y), ESTIMATORS[name]
+    expected = make(1.0).fit(x)(y)
+    assert jnp.abs(expected).max() > 0.03
+    turn, shift = jnp.array([[0.6, 0.8], [-0.8, 0.6]]), jnp.array([5.0, -3.0])
+    atol = tol(2e-4, 1e-10)
+    np.testing.assert_allclose(make(1.0).fit(x + shift)(y + shift), expected, atol=atol)
+    np.testing.assert_allclose(make(1.0).fit(x @ turn)(y @ turn), expected @ turn, atol=atol)
+    np.testing.assert_allclose(4.0 * make(4.0).fit(4.0 * x)(4.0 * y), expected, atol=atol)
+
+
+@pytest.mark.x64
+@every_estimator
+def test_float32_far_from_the_origin_agrees_with_centred_float64(name, needs_x64):
+    """To 2 %: at 1e4 the samples themselves are rounded to 1e-3. The answer has their dtype."""
+    e = jax.random.normal(jax.random.key(3), (100, 2), dtype=jnp.float64)
+    x, y = e @ jnp.array([[1.2, 0.5], [0.0, 0.8]]), jnp.array(Y)
+    estimator = ESTIMATORS[name](1.0)
+
+    def agree(ours, expected):
+        assert ours.dtype == jnp.float32
+        np.testing.assert_allclose(ours, expected, atol=0.02 * jnp.abs(expected).max())
+
+    far = jnp.asarray(x + 1e4, jnp.float32)
+    agree(estimator(far), estimator(x))
+    if name not in ONLY_AT_SAMPLES:
+        fitted = estimator.fit(far)
+        agree(fitted(y + 1e4), estimator.fit(x)(y))
+        # A carry of lax.scan may hold the fitted estimate: no leaf is a Python number.
+        assert {leaf.dtype for leaf in jax.tree.leaves(fitted)} == {jnp.dtype("float32")}
+
+
+@every_estimator
+def test_crosses_jit_vmap_scan_and_pickle_without_new_traces(name):
+    x, estimator = jnp.array(X), ESTIMATORS[name](1.0)
+    several = jnp.stack([x, 2.0 * x[::-1], x + 1.0])
+    expected = jnp.stack([estimator(one) for one in several])
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)  # noqa: E731
+    traces = []
+
+    @jax.jit
+    def at_samples(estimator, x):
+        traces.append(None)
+        return estimator(x)
+
+    close(jnp.stack([at_samples(estimator, one) for one in several]), expected)
+    close(at_samples(pickle.loads(pickle.dumps(estimator)), x), expected[0])
+    assert len(traces) == 1
+    for batch in jax.jit(lambda xs: (jax.vmap(estimator)(xs), lax.map(estimator, xs)))(several):
+        close(batch, expected)
+
+
+@every_predictor
+def test_fitted_estimate_is_a_pytree_that_pickles(name):
+    x, y, estimator = jnp.array(X), jnp.array(Y), ESTIMATORS[name](1.0)
+    expected = estimator.fit(x)(y)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)  # noqa: E731
+    several = jax.jit(jax.vmap(estimator.fit))(jnp.stack([2.0 * x, x]))
+    close(jax.jit(jax.vmap(lambda fitted: fitted(y)))(several)[1], expected)
+    close(pickle.loads(pickle.dumps(estimator.fit(x)))(y), expected)
+
+
+@pytest.mark.x64
+@every_estimator
+def test_gradient_flows_through_the_samples_but_not_through_a_rule(name, needs_x64):
+    x, direction = jnp.array(X), jnp.cos(jnp.arange(10.0)).reshape(5, 2)
+    estimator = ESTIMATORS[name](1.0)
+    fixed = jax.tree.map(lambda leaf: leaf, estimator)
+    object.__setattr__(fixed, "kernel", estimator.kernel.resolve(x))
+    loss = jax.jit(lambda e, t: jnp.sum(jnp.sin(e(x + t * direction))))
+    ours = jax.jit(jax.grad(loss, argnums=1))(estimator, 0.0)
+    by_differences = (loss(fixed, 1e-5) - loss(fixed, -1e-5)) / 2e-5
+    assert abs(ours) > 1e-3
+    np.testing.assert_allclose(ours, by_differences, rtol=1e-5)
+
+
+@every_estimator
+def test_one_sample_gives_zeros(name):
+    np.testing.assert_array_equal(
+        ESTIMATORS[name](1.0)(jnp.array([[3.0, -2.0]])), jnp.zeros((1, 2))
+    )
+
+
+@every_estimator
+def test_non_finite_samples_give_nan(name):
+    for bad in (jnp.nan, jnp.inf):
+        score = ESTIMATORS[name](1.0)(jnp.array(X).at[1, 0].set(bad))
+        assert jnp.isnan(score).any(axis=1).all()
+
+
+@every_estimator
+def test_bad_samples_are_one_clear_sentence(name):
+    estimator = ESTIMATORS[name](1.0)
+    with pytest.raises(ValueError, match=r"pass x\[:, None\]"):
+        estimator(jnp.ones(3))
+    if name not in ONLY_AT_SAMPLES:
+        with pytest.raises(ValueError, match=r"pass x\[:, None\]"):
+            estimator.fit(jnp.ones(3))
+        with pytest.raises(ValueError, match="x has points of dimension 2 and y of dimension 1"):
+            estimator.fit(X)(jnp.ones((3, 1)))

@@ -1,0 +1,60 @@
+"""The KDE score equals its reference values, the gradient of the log density, and its limit."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_ext.scores import IMQ, RBF, KDEScore
+
+X = np.array([[0.3, -0.7], [1.2, 0.4], [-0.8, 0.9], [0.1, 1.5], [-1.4, -0.6]])
+Y = np.array([[0.5, 0.5], [-0.2, 0.1]])
+
+
+@pytest.mark.x64
+def test_matches_reference_values(tol):
+    x, estimator = jnp.array(X), KDEScore(RBF(1.5))
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=tol(1e-5, 5e-9))  # noqa: E731
+    close(estimator(x)[0], [-0.1304945011, 0.3318485393])
+    close(estimator.fit(x)(jnp.array(Y))[0], [-0.1754586022, -0.0382645072])
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize(
+    "kernel",
+    [RBF(0.6), IMQ(1.1, c=1.4, beta=-0.3), lambda x, y: jnp.exp(-abs(x[:, None] - y).sum(-1))],
+    ids=["RBF", "IMQ", "own"],
+)
+def test_is_the_gradient_of_the_log_density(kernel, tol):
+    x, y = jnp.array(X) + 3.0, jnp.array(Y) + 3.0
+    log_density = lambda p: jnp.log(kernel(x, p[None]).sum())  # noqa: E731
+    expected = jax.vmap(jax.grad(log_density))(y)
+    np.testing.assert_allclose(KDEScore(kernel).fit(x)(y), expected, rtol=tol(2e-5, 1e-12))
+
+
+def test_limit_is_the_score_of_the_convolution():
+    """x = L e: -(1/K) G^T e -> (L L^T + h^2 I)^-1 L, over 8 seeds."""
+    scale, h, num = jnp.array([[1.2, 0.0], [0.5, 0.8]]), 0.9, 1000
+
+    def one_seed(key):
+        e = random.normal(key, (num, 2))
+        return -KDEScore(RBF(h))(2.0 + e @ scale.T).T @ e / num
+
+    draws = jax.jit(lambda keys: jax.lax.map(one_seed, keys))(random.split(random.key(0), 8))
+    limit = jnp.linalg.inv(scale @ scale.T + h**2 * jnp.eye(2)) @ scale
+    standard_error = float(draws.std(0).max()) / 8**0.5
+    assert standard_error < 0.01
+    np.testing.assert_allclose(draws.mean(0), limit, atol=0.01 + 4.0 * standard_error)
+    # Far from the entropy gradient: the bias is what the limit says.
+    assert jnp.abs(draws.mean(0) - jnp.linalg.inv(scale).T).max() > 0.3
+
+
+def test_a_point_far_from_all_samples_is_pulled_to_the_nearest():
+    x, far = jnp.array(X), jnp.array([[300.0, 0.0]])
+    np.testing.assert_allclose(KDEScore(RBF(0.5)).fit(x)(far), (x[1] - far) / 0.25, rtol=1e-5)
+
+
+def test_bad_input_is_one_clear_sentence():
+    with pytest.raises(TypeError, match=r"kernel is 3\.0"):
+        KDEScore(3.0)

@@ -1,0 +1,184 @@
+"""The Stein estimator equals its reference values, minimises what it says, and keeps its laws."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_ext.scores import IMQ, RBF, SteinScore, stein_kernel_matrix
+
+X = np.array([[0.3, -0.7], [1.2, 0.4], [-0.8, 0.9], [0.1, 1.5], [-1.4, -0.6]])
+Y = np.array([[0.5, 0.5], [-0.2, 0.1]])
+AT_X = [
+    [-0.3596075382, 1.2089663853],
+    [-1.1013750401, -0.0783811267],
+    [1.0415702210, -0.4736305131],
+    [-0.3123735102, -1.0363513232],
+    [0.7061421140, 0.4745882067],
+]
+AT_Y = [[-0.0891407565, 0.1259007480], [-0.0184131412, 0.2313027875]]
+
+
+def name_of(kernel):
+    return getattr(kernel, "__name__", str(kernel))
+
+
+def quadratic(x, y):
+    """A kernel of neither the distance nor the difference."""
+    return (1.0 + x @ y.T) ** 2
+
+
+def lopsided(x, y):
+    """A kernel of the difference, but not of the distance."""
+    z = (x[:, None] - y[None]) / jnp.array([0.7, 1.9])
+    return jnp.exp(-0.5 * jnp.sum(z**2, axis=-1))
+
+
+@pytest.mark.x64
+def test_matches_reference_values(tol):
+    x, y = jnp.array(X), jnp.array(Y)
+    close = lambda a, b: np.testing.assert_allclose(a, b, atol=tol(3e-5, 2e-9))  # noqa: E731
+    estimator = SteinScore(0.1, RBF(1.5))
+    close(estimator(x), AT_X)
+    close(estimator.fit(x)(y), AT_Y)
+    u = SteinScore(0.5, RBF(1.5), statistic="u")
+    close(u(x)[0], [-1.5756117864, 2.2712814773])
+
+
+@pytest.mark.x64
+def test_parametric_form_matches_reference_values_and_is_blind_to_the_origin(tol):
+    a = [0.9891679201, 1.1748128129, 0.9687768417, 1.3015569166, 1.2151221255]
+    at_y = [[-0.6376587649, -0.0687647971], [0.1250279371, 0.3538880167]]
+    estimator = SteinScore(0.1, RBF(1.5), form="parametric")
+    for offset in (0.0, 3.0):
+        fitted = estimator.fit(jnp.array(X) + offset)
+        np.testing.assert_allclose(fitted.coefficients, a, rtol=tol(1e-3, 1e-9))
+        np.testing.assert_allclose(fitted(jnp.array(Y) + offset), at_y, atol=tol(1e-3, 1e-9))
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("statistic", ["v", "u"])
+@pytest.mark.parametrize("kernel", [RBF(0.8), IMQ(1.1, c=1.4), lopsided], ids=name_of)
+def test_estimate_minimises_the_stein_discrepancy_plus_ridge(kernel, statistic, needs_x64):
+    """Zero gradient of sum k0 (without its diagonal for "u") + eta k(0) |G|^2, by autodiff."""
+    x, eta = jnp.array(X), 1.3
+    at_zero = float(kernel(x, x)[0, 0])
+
+    def objective(g):
+        k0 = stein_kernel_matrix(x, g, kernel)
+        total = k0.sum() - (jnp.trace(k0) if statistic == "u" else 0.0)
+        return total + eta * at_zero * jnp.sum(g**2)
+
+    g = SteinScore(eta, kernel, statistic=statistic)(x)
+    assert jnp.abs(g).max() > 0.1
+    assert jnp.abs(jax.jit(jax.grad(objective))(g)).max() < 1e-12
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("statistic", ["v", "u"])
+def test_parametric_form_minimises_the_stein_discrepancy_plus_ridge(statistic, needs_x64):
+    x, h, eta = jnp.array(X), 1.5, 2.0
+    kernel = RBF(h)
+    basis = jnp.swapaxes(kernel.grad_y(x, x), 0, 1)
+
+    def objective(a):
+        k0 = stein_kernel_matrix(x, jnp.einsum("nkd,k->nd", basis, a), kernel)
+        total = k0.sum() - (jnp.trace(k0) if statistic == "u" else 0.0)
+        return h**4 * total + eta * jnp.sum(a**2)
+
+    estimator = SteinScore(eta, kernel, statistic=statistic, form="parametric")
+    a = estimator.fit(x).coefficients
+    assert jnp.abs(a).max() > 0.1
+    assert jnp.abs(jax.jit(jax.grad(objective))(a)).max() < 1e-11
+    np.testing.assert_allclose(estimator(x), jnp.einsum("nkd,k->nd", basis, a), atol=1e-5)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize(
+    "kernel", [RBF(1.5), IMQ(1.1, c=1.4, beta=-0.3), lopsided, quadratic], ids=name_of
+)
+def test_prediction_is_the_estimate_on_the_sample_with_the_point_added(kernel, needs_x64):
+    x, y = jnp.array(X), jnp.array(Y)
+    eta = 0.05
+    ridge = eta * jnp.mean(jnp.diagonal(kernel(x, x)))
+    fitted = SteinScore(eta, kernel).fit(x)
+
+    @jax.jit
+    def last_row(point):
+        both = jnp.concatenate([x, point[None]])
+        gradient = jax.jacfwd(lambda t: kernel(both, both + t).sum(1))(jnp.zeros(2))
+        return -jnp.linalg.solve(kernel(both, both) + ridge * jnp.eye(6), gradient)[-1]
+
+    expected = jnp.stack([last_row(point) for point in y])
+    np.testing.assert_allclose(fitted(y), expected, rtol=1e-9)
+
+
+def test_function_as_kernel_gives_what_the_class_gives():
+    x, y = jnp.array(X), jnp.array(Y)
+    kernel = RBF(1.5)
+    ours, plain = SteinScore(0.1, kernel), SteinScore(0.1, lambda x, y: kernel(x, y))
+    np.testing.assert_allclose(plain(x), ours(x), atol=2e-5)
+    np.testing.assert_allclose(plain.fit(x)(y), ours.fit(x)(y), atol=2e-5)
+
+
+def test_u_statistic_is_the_v_statistic_with_one_less_ridge():
+    x = jnp.array(X)
+    u = SteinScore(1.1, IMQ(1.5), statistic="u")(x)
+    np.testing.assert_allclose(u, SteinScore(0.1, IMQ(1.5))(x), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected", "deviation"),
+    [
+        (SteinScore(), [[0.825, -0.515], [0.0, 1.237]], 0.004),
+        (SteinScore(0.1), [[0.814, -0.506], [0.002, 1.217]], 0.008),
+        (SteinScore(0.1, form="parametric"), [[0.825, -0.506], [0.003, 1.220]], 0.02),
+    ],
+    ids=["default", "more ridge", "parametric"],
+)
+def test_entropy_gradient_of_a_linear_sampler_is_its_inverse_transpose(
+    estimator, expected, deviation
+):
+    """x = L e: -(1/K) G^T e -> L^-T, over 16 seeds; ``deviation`` is that of one seed."""
+    scale, num = jnp.array([[1.2, 0.0], [0.5, 0.8]]), 200
+
+    def one_seed(key):
+        e = random.normal(key, (num, 2))
+        return -estimator(2.0 + e @ scale.T).T @ e / num
+
+    draws = jax.jit(lambda keys: jax.lax.map(one_seed, keys))(random.split(random.key(0), 16))
+    assert draws.std(0).max() < deviation
+    np.testing.assert_allclose(draws.mean(0), expected, atol=4.0 * deviation / 16**0.5)
+    np.testing.assert_allclose(draws.mean(0), jnp.linalg.inv(scale).T, atol=0.05)
+
+
+def test_predictions_far_from_all_samples_vanish():
+    for form in ("nonparametric", "parametric"):
+        far = SteinScore(form=form).fit(X)(jnp.array([[60.0, 0.0], [0.0, -1e9]]))
+        np.testing.assert_array_equal(far, jnp.zeros((2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda x: SteinScore(0.0), ValueError, "eta is 0.0; it must be a positive"),
+        (lambda x: SteinScore(-1.0), ValueError, "eta is -1.0"),
+        (lambda x: SteinScore(kernel=3.0), TypeError, "kernel is 3.0"),
+        (lambda x: SteinScore(statistic="w"), ValueError, "statistic is 'w'.*'u', 'v'"),
+        (lambda x: SteinScore(form="linear"), ValueError, "form is 'linear'.*'parametric'"),
+        (
+            lambda x: SteinScore(kernel=IMQ(), form="parametric"),
+            ValueError,
+            r"IMQ.*use RBF\(\) or form='nonparametric'",
+        ),
+        (
+            lambda x: SteinScore(statistic="u").fit(x),
+            ValueError,
+            "statistic='v' or form='parametric'",
+        ),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(call, error, words):
+    with pytest.raises(error, match=words):
+        call(jnp.array(X))
