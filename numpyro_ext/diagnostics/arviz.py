@@ -93,6 +93,8 @@ def _tree(
             },
             coords=coords,
             sample_dims=sample_dims,
+            # Many chains of few draws are no mistake here: restarts, ensembles.
+            check_conventions=False,
         )
 
     tree = DataTree.from_dict(

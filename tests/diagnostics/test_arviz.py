@@ -561,6 +561,12 @@ def test_kernel_on_all_data_keeps_lp():
     assert "lp_minibatch" not in dt.sample_stats
 
 
+def test_more_chains_than_draws():
+    dt = to_arviz(run_mcmc(Minibatch(conjugate), X, num_samples=1, num_chains=4))
+    assert dt.posterior.z.shape == (4, 1)
+    assert dt.log_likelihood.x.shape == (4, 1, 3)
+
+
 def test_mcmc_on_a_potential_function():
     mcmc = MCMC(
         NUTS(potential_fn=lambda z: 0.5 * jnp.sum(z["a"] ** 2)),
