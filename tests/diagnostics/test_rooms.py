@@ -1,0 +1,102 @@
+"""Fits of the other rooms, handed to ArviZ."""
+
+import arviz as az
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, SVI
+import optax
+import pytest
+
+from numpyro_ext.diagnostics import (
+    kernel_stein_discrepancy,
+    maximum_mean_discrepancy,
+    pareto_khat,
+    to_arviz,
+)
+from numpyro_ext.guides import AutoRealNVPNormal
+from numpyro_ext.mcmc import SGHMC
+from numpyro_ext.objectives import VRELBO
+from numpyro_ext.particles import SVGD, AutoParticles
+from numpyro_ext.util import IntractableDensityError
+
+X = jax.random.normal(random.key(0), (40, 2)) * jnp.array([1.0, 0.6])
+Y = X @ jnp.array([0.7, -1.5]) + 0.5 * jax.random.normal(random.key(1), (40,))
+
+
+def model(x, y, batch=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+    scale = numpyro.sample("scale", dist.LogNormal(-1.0, 0.5))
+    numpyro.deterministic("snr", w / scale)
+    with numpyro.plate("N", len(x), subsample_size=batch) as i:
+        numpyro.sample("y", dist.Normal(x[i] @ w, scale), obs=y[i])
+
+
+def check(dt, chains, draws):
+    w, scale = dt.posterior.w.to_numpy(), dt.posterior.scale.to_numpy()
+    assert w.shape == (chains, draws, 2)
+    expected = dist.Normal(w @ np.asarray(X).T, scale[..., None]).log_prob(Y)
+    np.testing.assert_allclose(dt.log_likelihood.y, expected, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(dt.posterior.snr, w / scale[..., None], rtol=1e-4)
+    assert np.array_equal(dt.observed_data.y, Y)
+    assert len(az.summary(dt)) == 5
+
+
+def test_renyi_bound_with_a_flow():
+    guide = AutoRealNVPNormal(model, num_flows=2, hidden_dims=(4,))
+    svi = SVI(model, guide, numpyro.optim.Adam(0.02), VRELBO(0.5, num_particles=4), batch=20)
+    result = svi.run(random.key(2), 1500, X, Y, progress_bar=False)
+    dt = to_arviz(svi, result=result, model_args=(X, Y), num_samples=500)
+    check(dt, 1, 500)
+    assert dt.attrs["guide"] == "AutoRealNVPNormal"
+    assert dt.attrs["loss"] == "VRELBO"
+    assert dt.attrs["density"] == "exact"
+    # The guide's own density of its draws, in unconstrained space.
+    z = np.concatenate([dt.posterior.w[0], np.log(dt.posterior.scale.to_numpy()[0, :, None])], -1)
+    log_q = guide.get_posterior(result.params).log_prob(jnp.asarray(z))
+    np.testing.assert_allclose(dt.sample_stats.log_q[0], log_q, atol=2e-2)
+    assert pareto_khat(dt).khat < 0.7
+
+
+def test_stochastic_gradient_hmc_on_minibatches():
+    kernel = SGHMC(model, 0.01, friction=5.0, steps_per_sample=5)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=100,
+        num_samples=100,
+        num_chains=2,
+        thinning=2,
+        progress_bar=False,
+        chain_method="vectorized",
+    )
+    start = {"w": jnp.array([[0.6, -1.4]] * 2), "scale": jnp.full(2, -0.7)}
+    mcmc.run(random.key(3), X, Y, 20, init_params=start)
+    dt = to_arviz(mcmc, block_size=16)
+    check(dt, 2, 50)
+    assert dt.attrs["kernel"] == "SGHMC"
+    assert dt.attrs["inference_method"] == "sgmcmc"
+    assert {"lp", "lp_minibatch", "grad_norm", "step_size"} <= set(dt.sample_stats.data_vars)
+    with pytest.raises(IntractableDensityError, match="kernel_stein"):
+        pareto_khat(mcmc)
+    # A draw that is one unit off has a score of about 100, so a discrepancy of about 1e4.
+    assert kernel_stein_discrepancy(dt, model=model, model_args=(X, Y)) < 50
+
+
+def test_particles_moved_by_svgd():
+    guide = AutoParticles(model, num_particles=12)
+    svi = SVI(model, guide, optax.adam(0.05), SVGD(), batch=20)
+    result = svi.run(random.key(4), 200, X, Y, progress_bar=False)
+    dt = to_arviz(svi, result=result, model_args=(X, Y), num_samples=77)
+    check(dt, 1, 12)
+    for name, value in guide.particles(result.params).items():
+        if name in ("w", "scale"):
+            np.testing.assert_allclose(dt.posterior[name][0], value, rtol=1e-6)
+    assert dt.attrs["inference_method"] == "particles"
+    assert dt.attrs["loss"] == "SVGD"
+    assert dt.attrs["density"] == "none"
+    with pytest.raises(IntractableDensityError, match="AutoParticles"):
+        pareto_khat(svi, result=result, model_args=(X, Y))
+    assert maximum_mean_discrepancy(dt, dt, statistic="v") == pytest.approx(0.0, abs=1e-5)
