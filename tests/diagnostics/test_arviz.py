@@ -489,7 +489,12 @@ def test_mcmc_with_thinning_chains_and_statistics():
         "adapt_state.inverse_mass_matrix",
     )
     mcmc = run_mcmc(
-        HMC(positive, num_steps=3), X, num_samples=20, num_chains=2, thinning=4, extra_fields=fields
+        HMC(positive, num_steps=3, trajectory_length=None),
+        X,
+        num_samples=20,
+        num_chains=2,
+        thinning=4,
+        extra_fields=fields,
     )
     dt = to_arviz(mcmc)
     assert dt.posterior.sizes["chain"] == 2
@@ -511,7 +516,10 @@ def test_mcmc_with_thinning_chains_and_statistics():
 
 def test_lp_means_the_same_for_mcmc_and_for_guides():
     mcmc = run_mcmc(
-        HMC(positive, num_steps=3), X, num_samples=6, extra_fields=("potential_energy",)
+        HMC(positive, num_steps=3, trajectory_length=None),
+        X,
+        num_samples=6,
+        extra_fields=("potential_energy",),
     )
     dt = to_arviz(mcmc)
     by_guide = given(positive, X, draws=mcmc.get_samples())
