@@ -157,6 +157,8 @@ class Oracle:
         self, z: Sites, idx: dict[str, Array], potential: Array, grad: Sites, single: bool
     ) -> None:
         """A ``ValueError`` that names the site if a chain starts where U or its gradient is not finite."""
+        if all(jnp.all(jnp.isfinite(x)) for x in (potential, *grad.values())):
+            return
         chains = (z, idx, potential, grad)
         if single:
             chains = jax.tree.map(lambda x: x[None], chains)

@@ -13,8 +13,23 @@ import numpy as np
 from numpyro.infer import MCMC
 import pytest
 
-from numpyro_ext.mcmc import SGHMC, SGLD, SVRG
+from numpyro_ext.mcmc import (
+    PSGLD,
+    SGHMC,
+    SGLD,
+    SGNHT,
+    SGRLD,
+    SVRG,
+    ExpandedMean,
+    KernelHMC,
+    RecipeKernel,
+)
 from tests.mcmc.models import arrays_of_size, linear, linear_data, linear_full
+
+
+def cubic(z):
+    return -(z**3)
+
 
 KERNELS = {
     "SGLD": partial(SGLD, step_size=1e-3),
@@ -22,8 +37,13 @@ KERNELS = {
         SGLD, step_size=1e-3, gradient=SVRG(3, chunk_size=15), minibatch="epoch"
     ),
     "SGHMC": partial(SGHMC, step_size=0.01, noise_variance="warmup", resample_every=5),
+    "SGNHT, per site": partial(SGNHT, step_size=0.01, thermostat="per_site"),
+    "PSGLD": partial(PSGLD, step_size=0.01),
+    "SGRLD": partial(SGRLD, step_size=1e-3, metric=ExpandedMean()),
+    "RecipeKernel": partial(RecipeKernel, step_size=1e-3, diffusion=jnp.ones_like, num_auxiliary=1),
+    "KernelHMC": partial(KernelHMC, step_size=0.05, score=cubic),
 }
-FULL_DATA: set[str] = set()
+FULL_DATA = {"KernelHMC"}
 WARMUP, DRAWS = 4, 12
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
