@@ -169,7 +169,7 @@ def test_estimator_is_fitted_once_in_unconstrained_space():
     kernel = KernelHMC(positive, 0.3, score=score, training_samples=samples, num_leapfrog=4)
     mcmc = MCMC(
         kernel,
-        num_warmup=50,
+        num_warmup=400,
         num_samples=100,
         num_chains=300,
         chain_method="vectorized",

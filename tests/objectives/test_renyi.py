@@ -306,7 +306,7 @@ def test_bayesian_linear_regression(alpha, bound, best_noise):
             )
 
         losses, grads = quick_jit(jax.vmap(estimate))(random.split(random.key(2), 100))
-        assert -losses.mean() == pytest.approx(exact, abs=4 * losses.std() / 10 + 1e-3)
+        assert -losses.mean() == pytest.approx(exact, abs=float(4 * losses.std() / 10 + 1e-3))
         for name in ("m", "s") if noise == 1 else ("m", "s", "noise"):
             error = 4 * grads[name].std(0) / 10 + 3e-3
             assert np.all(np.abs(grads[name].mean(0)) < error), name
