@@ -22,7 +22,12 @@ def check_alpha(alpha: Any, *, finite: bool = False) -> Any:
     """``alpha`` as a float, unless it is traced or a schedule; an error if it is no order."""
     if callable(alpha) or isinstance(alpha, Tracer):
         return alpha
-    if isinstance(alpha, (bool, str, complex)) or jnp.ndim(alpha) or jnp.iscomplexobj(alpha):
+    if (
+        alpha is None
+        or isinstance(alpha, (bool, str, complex))
+        or jnp.ndim(alpha)
+        or jnp.iscomplexobj(alpha)
+    ):
         raise TypeError(f"alpha is {alpha!r}; it must be a real number, or a callable of the step.")
     try:
         alpha = float(alpha)

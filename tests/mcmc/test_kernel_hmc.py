@@ -175,7 +175,9 @@ def test_estimator_is_fitted_once_in_unconstrained_space():
         chain_method="vectorized",
         progress_bar=False,
     )
-    mcmc.run(random.key(0), extra_fields=("accept_prob",))
+    # Draws of the target as starts: the chains are long enough to leave them, not to forget a bad one.
+    starts = {"a": jnp.log(samples["a"]), "b": samples["b"]}
+    mcmc.run(random.key(0), init_params=starts, extra_fields=("accept_prob",))
     assert score.fits == [(300, 3)]
     np.testing.assert_allclose(
         kernel._fitted(jnp.zeros(3)),

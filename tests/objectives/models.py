@@ -87,7 +87,7 @@ def particle_keys(rng_key, num_particles):
 
 
 def floats(params):
-    return {name: jnp.asarray(value, float) for name, value in params.items()}
+    return jax.tree.map(lambda value: jnp.asarray(value, float), params)
 
 
 def value_and_grad(losses, params, model, guide, *args, seed=0):

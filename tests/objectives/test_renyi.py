@@ -460,7 +460,7 @@ def test_probit_optimum(alpha, mean, variance, bound):
         )(params)
 
     losses, grads = quick_jit(jax.vmap(estimate))(random.split(random.key(2), 100))
-    assert -losses.mean() == pytest.approx(bound, abs=4 * losses.std() / 10 + 1e-5)
+    assert -losses.mean() == pytest.approx(bound, abs=float(4 * losses.std() / 10 + 1e-5))
     for name in params:
         assert abs(grads[name].mean()) < 4 * grads[name].std() / 10 + 1e-3
 
