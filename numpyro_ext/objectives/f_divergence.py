@@ -123,14 +123,14 @@ class FDivergence(ParticleELBO):
     :math:`t_k \le K`; the loss is :math:`\frac{1}{K} \sum_k f(t_k) - f(1)`, without a unit, and the weights
     of the gradient are :math:`\gamma_f(t_k) / K`.
 
-    ============== =================================== =========================== =====================
-    ``f``          :math:`f(t)`                        :math:`\gamma_f(t)`         divergence
-    ============== =================================== =========================== =====================
-    ``"kl_qp"``    :math:`-\log t`                     :math:`1`                   VI's, KL[q, p]
-    ``"kl_pq"``    :math:`t \log t`                    :math:`t`                   KL[p, q]
-    ``"chi2"``     :math:`(t - 1)^2`                   :math:`2 t^2`               Pearson's chi-square
-    ``"hellinger"`` :math:`(\sqrt{t} - 1)^2`           :math:`\sqrt{t} / 2`        squared Hellinger
-    ============== =================================== =========================== =====================
+    =============== ======================== ======================= ====================
+    ``f``           :math:`f(t)`             :math:`\gamma_f(t)`     divergence
+    =============== ======================== ======================= ====================
+    ``"kl_qp"``     :math:`-\log t`          :math:`1`               VI's, KL[q, p]
+    ``"kl_pq"``     :math:`t \log t`         :math:`t`               KL[p, q]
+    ``"chi2"``      :math:`(t - 1)^2`        :math:`2 t^2`           Pearson's chi-square
+    ``"hellinger"`` :math:`(\sqrt{t} - 1)^2` :math:`\sqrt{t} / 2`    squared Hellinger
+    =============== ======================== ======================= ====================
 
     A callable ``f(t)`` of a scalar is differentiated, with ``t`` clipped below at ``exp(-80)``;
     :class:`TailAdaptive` weighs by rank. ``"kl_qp"`` has the guide's gradient of ``VRELBO(1., K,
