@@ -24,6 +24,7 @@ from numpyro_ext.util import Implicit, IntractableDensityError
 from tests.objectives.compare import assert_refuses
 from tests.objectives.models import (
     NONE,
+    X_LOCAL,
     global_model,
     linear_gaussian,
     local_guide,
@@ -56,8 +57,8 @@ table = pytest.mark.parametrize(
 )
 
 
-def accepts(loss, model, guide, **kwargs):
-    value = jax.eval_shape(lambda key: loss.loss(key, NONE, model, guide, **kwargs), random.key(0))
+def accepts(loss, model, guide, *args):
+    value = jax.eval_shape(lambda key: loss.loss(key, NONE, model, guide, *args), random.key(0))
     return value.shape == ()
 
 
@@ -65,7 +66,7 @@ def accepts(loss, model, guide, **kwargs):
 def test_minibatch_of_globals_and_locals(loss, minibatch, discrete, model_params):
     assert accepts(loss, mixed_model, mixed_guide)
     if minibatch:
-        assert accepts(loss, mixed_model, mixed_guide, batch=2)
+        assert accepts(loss, mixed_model, mixed_guide, X_LOCAL, 2)
     else:
         sentence = f"{type(loss).__name__}: latent site 'z' .*NestedVRELBO or BBAlphaELBO"
         assert_refuses(sentence, loss, NONE, mixed_model, mixed_guide, batch=2)
@@ -95,10 +96,10 @@ def test_parameters_of_the_model(loss, minibatch, discrete, model_params):
     for model, guide in ((local_model, local_guide), (global_model, normal_guide)):
         for batch in (None, 2):
             if model_params:
-                assert accepts(loss, model, guide, batch=batch)
+                assert accepts(loss, model, guide, X_LOCAL, batch)
             else:
                 sentence = f"{type(loss).__name__}: the model has the param site 'b'.*VRELBO"
-                assert_refuses(sentence, loss, NONE, model, guide, batch=batch)
+                assert_refuses(sentence, loss, NONE, model, guide, X_LOCAL, batch)
 
 
 @table
