@@ -41,25 +41,32 @@ BATCH = 100
 THIN = 10
 BURN_IN = 0.1  # of the steps
 FRICTION = 20.0  # near the critical damping of these posteriors' curvatures, for every kernel with momentum
-GRID = 2.0 ** np.arange(-3, 4)  # factors on the middle of a kernel's grid
+GRID = 2.0 ** np.arange(-2, 3)  # factors on the middle of a kernel's grid
 
 Data = tuple[Array, Array]
 
 
-class Result(NamedTuple):
-    """Draws ``(chains, draws, d)`` and their weights ``(draws,)``."""
+class Draws(NamedTuple):
+    """Draws ``(chains, draws, d)``, their weights ``(draws,)`` and whether a chain met a value that is not finite."""
 
-    draws: np.ndarray
-    weights: np.ndarray
+    z: Any
+    weights: Any
+    diverged: Any
+
+
+class Problem(NamedTuple):
+    data: Data
+    mode: Array
+    steps: int
 
 
 class Method(NamedTuple):
-    """``run(data, step_size, rng_key, args)`` and the step size that the grid found."""
+    """``chains(problem, step_size, keys)``, the middle and the best of the grid, and a published figure."""
 
-    run: Callable[..., Result]
+    chains: Callable[[Problem, Array, Array], Draws]
     middle: float
     best: float
-    published: float | None = None
+    published: float
 
 
 def load(folder: Path) -> tuple[Data, np.ndarray, np.ndarray]:
@@ -87,71 +94,62 @@ def mode(data: Data) -> Array:
     return guide.median(result.params)["w"]
 
 
-def here(
-    make: Callable[..., Any], schedule: Callable = float, mode_center: bool = False
-) -> Callable:
-    """The runs of a kernel of this package."""
-
-    def run(data: Data, step_size: float, rng_key: Array, args: argparse.Namespace) -> Result:
-        keywords = {"gradient": ControlVariate({"w": mode(data)})} if mode_center else {}
-        kernel = make(
-            model,
-            schedule(step_size),
-            steps_per_sample=THIN,
-            init_strategy=init_to_value(values={"w": jnp.zeros(data[0].shape[1])}),
-            **keywords,
-        )
-        warmup = int(args.steps * BURN_IN) // THIN
-        mcmc = MCMC(
-            kernel,
-            num_warmup=warmup,
-            num_samples=args.steps // THIN - warmup,
-            num_chains=args.chains,
-            chain_method="vectorized",
-            progress_bar=False,
-        )
-        mcmc.run(rng_key, *data, extra_fields=("step_size", "diverging"))
-        draws = np.asarray(mcmc.get_samples(group_by_chain=True)["w"])
-        fields = mcmc.get_extra_fields(group_by_chain=True)
-        if np.any(fields["diverging"]):
-            draws = np.full_like(draws, np.nan)
-        return Result(draws, np.asarray(fields["step_size"][0]))
-
-    return run
-
-
-def nuts(data: Data, step_size: float, rng_key: Array, args: argparse.Namespace) -> Result:
+def nuts(data: Data, num_chains: int) -> Draws:
     mcmc = MCMC(
         NUTS(model, init_strategy=init_to_value(values={"w": jnp.zeros(data[0].shape[1])})),
         num_warmup=500,
         num_samples=1000,
-        num_chains=args.chains,
+        num_chains=num_chains,
         chain_method="sequential",
         progress_bar=False,
     )
-    mcmc.run(rng_key, *data, None)
-    draws = np.asarray(mcmc.get_samples(group_by_chain=True)["w"])
-    return Result(draws, np.ones(draws.shape[1]))
+    mcmc.run(random.key(0), *data, None)
+    z = mcmc.get_samples(group_by_chain=True)["w"]
+    return Draws(z, jnp.ones(z.shape[1]), False)
 
 
-def theirs(kind: str, *, inner: int = 1, mode_center: bool = False) -> Callable[..., Result]:
-    """The runs of a kernel of BlackJAX: ``inner`` gradients on one batch, each of which counts as a step."""
+def here(make: Callable[..., Any], schedule: Callable | None = None, centered: bool = False) -> Any:
+    """Chains of a kernel of this package: draws of ``THIN`` transitions, as ``MCMC`` takes them."""
 
-    def run(data: Data, step_size: float, rng_key: Array, args: argparse.Namespace) -> Result:
-        rows, dim = data[0].shape
+    def chains(problem: Problem, step_size: Array, keys: Array) -> Draws:
+        data, burn_in = problem.data, int(problem.steps * BURN_IN) // THIN
+        kernel = make(
+            model,
+            (lambda i: step_size) if schedule is None else schedule(step_size),
+            steps_per_sample=THIN,
+            init_strategy=init_to_value(values={"w": jnp.zeros_like(problem.mode)}),
+            **({"gradient": ControlVariate({"w": problem.mode})} if centered else {}),
+        )
+
+        def draw(state: Any, _: None) -> tuple[Any, Any]:
+            state = kernel.sample(state, data, {})
+            return state, Draws(state.z["w"], state.step_size[0], jnp.any(state.diverging))
+
+        state = kernel.init(keys, burn_in, None, data, {})
+        z, weights, diverging = lax.scan(draw, state, length=problem.steps // THIN)[1]
+        return Draws(jnp.swapaxes(z, 0, 1)[:, burn_in:], weights[burn_in:], jnp.any(diverging))
+
+    return chains
+
+
+def theirs(kind: str, *, inner: int = 1, centered: bool = False) -> Any:
+    """Chains of a kernel of BlackJAX: ``inner`` gradients on one batch, each of which counts as a step."""
+
+    def chains(problem: Problem, step_size: Array, keys: Array) -> Draws:
+        (rows, dim), burn_in = problem.data[0].shape, int(problem.steps * BURN_IN) // THIN
         gradient = grad_estimator(
             lambda w: dist.Normal(0, 1).log_prob(w).sum(),
             lambda w, row: dist.Bernoulli(logits=row[0] @ w).log_prob(row[1]),
             rows,
         )
-        if mode_center:
-            gradient = control_variates(gradient, mode(data), data)
+        if centered:
+            gradient = control_variates(gradient, problem.mode, problem.data)
         start, step, position = blackjax_kernel(kind, gradient, step_size, inner)
 
         def transition(_: int, carry: Any) -> Any:
             rng_key, key_index, key_step = random.split(carry[0], 3)
             idx = random.randint(key_index, (BATCH,), 0, rows)
-            return rng_key, step(key_step, carry[1], jax.tree.map(lambda x: x[idx], data))
+            return rng_key, step(key_step, carry[1], jax.tree.map(lambda x: x[idx], problem.data))
 
         def draw(carry: Any, _: None) -> tuple[Any, Array]:
             carry = lax.fori_loop(0, THIN // inner, transition, carry)
@@ -160,13 +158,12 @@ def theirs(kind: str, *, inner: int = 1, mode_center: bool = False) -> Callable[
         def chain(rng_key: Array) -> Array:
             key_start, rng_key = random.split(rng_key)
             carry = rng_key, start(key_start, jnp.zeros(dim))
-            return lax.scan(draw, carry, length=args.steps // THIN)[1]
+            return lax.scan(draw, carry, length=problem.steps // THIN)[1]
 
-        draws = np.asarray(jax.jit(jax.vmap(chain))(random.split(rng_key, args.chains)))
-        draws = draws[:, int(args.steps * BURN_IN) // THIN :]
-        return Result(draws, np.ones(draws.shape[1]))
+        z = jax.vmap(chain)(keys)[:, burn_in:]
+        return Draws(z, jnp.ones(z.shape[1]), ~jnp.all(jnp.isfinite(z)))
 
-    return run
+    return chains
 
 
 def blackjax_kernel(
@@ -194,9 +191,10 @@ def blackjax_kernel(
     )
 
 
-def polynomial(step_size: float) -> PolynomialSchedule:
-    """Falls from 4 times the step size; at 200,000 steps it ends at 0.6 times."""
-    return PolynomialSchedule(4 * step_size * 1000**0.35, 1000.0, 0.35)
+def polynomial(step_size: Array) -> Callable[[Array], Array]:
+    """Falls from 4 times the step size; after 200,000 steps it ends at 0.6 times."""
+    shape = PolynomialSchedule(4 * 1000**0.35, 1000.0, 0.35)
+    return lambda i: step_size * shape(i)
 
 
 def sghmc(*args: Any, **kwargs: Any) -> SGHMC:
@@ -216,7 +214,7 @@ def sgnht_each(*args: Any, **kwargs: Any) -> SGNHT:
 
 
 def sgld_svrg(*args: Any, **kwargs: Any) -> SGLD:
-    return SGLD(*args, gradient=SVRG(100), **kwargs)
+    return SGLD(*args, gradient=SVRG(10), **kwargs)
 
 
 def sgld_epoch(*args: Any, **kwargs: Any) -> SGLD:
@@ -225,80 +223,93 @@ def sgld_epoch(*args: Any, **kwargs: Any) -> SGLD:
 
 # Kernel: run, middle of its grid, best of the grid, published figure of a peer.
 METHODS = {
-    "SGLD": Method(here(SGLD), 4e-5, 4e-5, 0.0024),
-    "SGLD, polynomial schedule": Method(here(SGLD, polynomial), 4e-5, 4e-5, 0.0024),
-    "SGLD, batches by epoch": Method(here(sgld_epoch), 4e-5, 4e-5, 0.0024),
-    "SGLD, control variate": Method(here(SGLD, mode_center=True), 1e-4, 1e-4, 0.0015),
-    "SGLD, SVRG": Method(here(sgld_svrg), 1e-4, 1e-4, 0.0015),
-    "PSGLD": Method(here(PSGLD), 4e-3, 4e-3, 0.0024),
-    "SGHMC": Method(here(sghmc), 0.01, 0.01, 0.0114),
-    "SGHMC, noise estimate": Method(here(sghmc_noise), 0.01, 0.01, 0.0114),
-    "SGNHT": Method(here(sgnht), 0.01, 0.01, 0.0020),
-    "SGNHT, per coordinate": Method(here(sgnht_each), 0.01, 0.01, 0.0020),
-    "BlackJAX SGLD": Method(theirs("SGLD"), 4e-5, 4e-5, 0.0024),
-    "BlackJAX SGLD, control variate": Method(theirs("SGLD", mode_center=True), 1e-4, 1e-4, 0.0015),
-    "BlackJAX SGHMC, its integrator": Method(theirs("SGHMC"), 0.01, 0.01, 0.0114),
-    "BlackJAX SGHMC, 10 steps to a batch": Method(theirs("SGHMC", inner=10), 0.01, 0.01, 0.0114),
-    "BlackJAX SGNHT": Method(theirs("SGNHT"), 0.01, 0.01, 0.0020),
+    "SGLD": Method(here(SGLD), 0.0001, 0.0001, 0.0024),
+    "SGLD, polynomial schedule": Method(here(SGLD, polynomial), 0.0001, 0.0001, 0.0024),
+    "SGLD, batches by epoch": Method(here(sgld_epoch), 0.0001, 0.0001, 0.0024),
+    "SGLD, control variate": Method(here(SGLD, centered=True), 0.0004, 0.0004, 0.0015),
+    "SGLD, SVRG": Method(here(sgld_svrg), 0.0004, 0.0004, 0.0015),
+    "PSGLD": Method(here(PSGLD), 0.004, 0.004, 0.0024),
+    "SGHMC": Method(here(sghmc), 0.0025, 0.0025, 0.0114),
+    "SGHMC, noise estimate": Method(here(sghmc_noise), 0.005, 0.005, 0.0114),
+    "SGNHT": Method(here(sgnht), 0.005, 0.005, 0.0020),
+    "SGNHT, per coordinate": Method(here(sgnht_each), 0.005, 0.005, 0.0020),
+    "BlackJAX SGLD": Method(theirs("SGLD"), 0.0001, 0.0001, 0.0024),
+    "BlackJAX SGLD, control variate": Method(theirs("SGLD", centered=True), 0.0004, 0.0004, 0.0015),
+    "BlackJAX SGHMC, its integrator": Method(theirs("SGHMC"), 0.0025, 0.0025, 0.0114),
+    "BlackJAX SGHMC, 10 steps to a batch": Method(theirs("SGHMC", inner=10), 0.005, 0.005, 0.0114),
+    "BlackJAX SGNHT": Method(theirs("SGNHT"), 0.005, 0.005, 0.0020),
 }
 NUTS_PUBLISHED = 0.0007
 
 
-def judge(result: Result, mean: np.ndarray, sd: np.ndarray) -> dict[str, Any]:
+def judge(draws: Draws, mean: np.ndarray, sd: np.ndarray) -> dict[str, Any]:
     """Errors of the single chains and of all together, and the average ratio of standard deviations."""
-    draws = result.draws.astype(np.float64)
-    weights = result.weights / result.weights.sum()
+    z, weights = np.asarray(draws.z, np.float64), np.asarray(draws.weights, np.float64)
     variance = 4 * mean**2 * sd**2 + 2 * sd**4
 
     def error(second: np.ndarray) -> np.ndarray:
         return np.mean((second - mean**2 - sd**2) ** 2 / variance, -1)
 
-    first, second = (np.einsum("cnd,n->cd", draws**k, weights) for k in (1, 2))
+    first, second = (np.einsum("cnd,n->cd", z**k, weights / weights.sum()) for k in (1, 2))
     spread = np.sqrt(second.mean(0) - first.mean(0) ** 2)
-    return {"chains": error(second), "all": error(second.mean(0)), "sd": np.mean(spread / sd)}
+    chains = error(second) if not draws.diverged else np.full(len(z), np.nan)
+    return {"chains": chains, "all": error(second.mean(0)), "sd": np.mean(spread / sd)}
 
 
-def tune(names: list[str], data: Data, truth: Any, args: argparse.Namespace) -> None:
-    print("| kernel | " + " | ".join(f"x {factor:g}" for factor in GRID) + " | best |")
+def compiled(method: Method, problem: Problem, args: argparse.Namespace) -> Callable[..., Draws]:
+    """``run(step_size, rng_key)``."""
+
+    def run(step_size: Array, rng_key: Array, data: Data) -> Draws:
+        keys = random.split(rng_key, args.chains)
+        return method.chains(problem._replace(data=data), step_size, keys)
+
+    example = jnp.float32(method.middle), random.key(0), problem.data
+    program = jax.jit(run).lower(*example).compile()
+    return lambda step_size, rng_key: jax.block_until_ready(
+        program(jnp.float32(step_size), rng_key, problem.data)
+    )
+
+
+def tune(names: list[str], problem: Problem, truth: Any, args: argparse.Namespace) -> None:
+    print("| kernel | middle | " + " | ".join(f"x {factor:g}" for factor in GRID) + " |")
     print("|---" * (len(GRID) + 2) + "|")
-    for name in names:
-        method, errors = METHODS[name], []
-        for factor in tqdm(GRID, desc=name, leave=False):
-            result = method.run(data, method.middle * factor, random.key(100), args)
-            errors.append(np.mean(judge(result, *truth)["chains"]))
-        best = method.middle * GRID[np.nanargmin(errors)]
-        print(
-            f"| {name} | " + " | ".join(f"{e:.4f}" for e in errors) + f" | {best:.3g} |", flush=True
-        )
+    for name in (bar := tqdm(names)):
+        bar.set_description(name)
+        method = METHODS[name]
+        run = compiled(method, problem, args)
+        found = [judge(run(method.middle * k, random.key(100)), *truth) for k in GRID]
+        errors = [f"{np.mean(each['chains']):.4f}" for each in found]
+        tqdm.write(f"| {name} | {method.middle:.3g} | {' | '.join(errors)} |")
 
 
-def table(names: list[str], data: Data, truth: Any, args: argparse.Namespace) -> dict[str, Any]:
+def table(
+    names: list[str], problem: Problem, truth: Any, args: argparse.Namespace
+) -> dict[str, Any]:
     print(
         "| kernel | step size | error of a chain | of all | published | reached | sd ratio | seconds | steps/s |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     judged = {}
-    # The first chain of a process also compiles small operations that the later ones find ready.
-    METHODS["SGLD"].run(
-        data, 1e-5, random.key(0), argparse.Namespace(steps=1000, chains=args.chains)
-    )
-    methods = {name: METHODS[name] for name in names}
-    methods["NUTS, 1000 draws"] = Method(nuts, 1.0, 1.0, NUTS_PUBLISHED)
-    bar = tqdm(methods.items())
-    for name, method in bar:
+    for name in (bar := tqdm([*names, "NUTS"])):
         bar.set_description(name)
-        start = time.perf_counter()
-        result = method.run(data, method.best, random.key(0), args)
+        if name == "NUTS":
+            published, step = NUTS_PUBLISHED, "adapted"
+            start = time.perf_counter()
+            draws = nuts(problem.data, args.chains)
+        else:
+            method = METHODS[name]
+            published, step = method.published, f"{method.best:.3g}"
+            run = compiled(method, problem, args)
+            start = time.perf_counter()
+            draws = run(method.best, random.key(0))
         seconds = time.perf_counter() - start
-        judged[name] = found = judge(result, *truth)
+        judged[name] = found = judge(draws, *truth)
         error = np.mean(found["chains"])
-        standard = np.std(found["chains"], ddof=1) / np.sqrt(args.chains)
-        is_nuts = method.run is nuts
+        standard = np.std(found["chains"]) / np.sqrt(max(1, args.chains - 1))
+        speed = "" if name == "NUTS" else f"{args.chains * args.steps / seconds:,.0f}"
         tqdm.write(
-            f"| {name} | {'adapted' if is_nuts else f'{method.best:.3g}'} | {error:.4f} +- {standard:.4f} |"
-            f" {found['all']:.4f} | {method.published:.4f} | {'yes' if error <= method.published else 'no'} |"
-            f" {found['sd']:.3f} | {seconds:.1f} |"
-            f" {'' if is_nuts else f'{args.chains * args.steps / seconds:,.0f}'} |"
+            f"| {name} | {step} | {error:.4f} +- {standard:.4f} | {found['all']:.4f} | {published:.4f} |"
+            f" {'yes' if error <= published else 'no'} | {found['sd']:.3f} | {seconds:.1f} | {speed} |"
         )
     return judged
 
@@ -310,7 +321,7 @@ def plot(judged: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     published = {name: method.published for name, method in METHODS.items()}
-    published["NUTS, 1000 draws"] = NUTS_PUBLISHED
+    published["NUTS"] = NUTS_PUBLISHED
     figure, axes = plt.subplots(figsize=(8, 0.36 * len(judged) + 1.2), layout="constrained")
     for row, (name, found) in enumerate(judged.items()):
         colour = "C1" if name.startswith("BlackJAX") else "C2" if name.startswith("NUTS") else "C0"
@@ -343,15 +354,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/german_credit.png"))
     args = parser.parse_args()
     data, *truth = load(args.data_dir / "german_credit")
+    problem = Problem(data, mode(data), args.steps)
     names = [name for name in METHODS if args.only in name]
     print(
         f"jax {jax.__version__} on {jax.devices()[0].device_kind}, {args.chains} chains of {args.steps:,} steps,"
         f" the first {BURN_IN:.0%} left out, every {THIN}th kept\n"
     )
     if args.tune:
-        tune(names, data, truth, args)
+        tune(names, problem, truth, args)
     else:
-        plot(table(names, data, truth, args), args.out)
+        plot(table(names, problem, truth, args), args.out)
 
 
 if __name__ == "__main__":

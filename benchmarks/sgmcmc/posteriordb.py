@@ -154,6 +154,19 @@ POSTERIORS = {
     "eight schools": eight_schools,
 }
 
+
+def sgnht(p: Posterior, thermostat: str, **kw: Any) -> SGNHT:
+    # A thermostat settles in thermal_mass * friction units of time; the default mass is for latents of scale 1.
+    return SGNHT(
+        p.model,
+        0.1 * p.scale,
+        friction=2 / p.scale,
+        thermostat=thermostat,
+        thermal_mass=10 * p.scale**2,
+        **kw,
+    )
+
+
 # Step sizes are in units of scale^2 (Langevin) or scale (momentum, PSGLD), frictions in units of 1 / scale.
 KERNELS = {
     "SGLD": lambda p, **kw: SGLD(p.model, 0.01 * p.scale**2, **kw),
@@ -167,10 +180,8 @@ KERNELS = {
     "SGHMC, noise estimate": lambda p, **kw: SGHMC(
         p.model, 0.1 * p.scale, friction=2 / p.scale, mass=p.mass, noise_variance="warmup", **kw
     ),
-    "SGNHT": lambda p, **kw: SGNHT(p.model, 0.1 * p.scale, friction=2 / p.scale, **kw),
-    "SGNHT, per coordinate": lambda p, **kw: SGNHT(
-        p.model, 0.1 * p.scale, friction=2 / p.scale, thermostat="per_parameter", **kw
-    ),
+    "SGNHT": lambda p, **kw: sgnht(p, "scalar", **kw),
+    "SGNHT, per coordinate": lambda p, **kw: sgnht(p, "per_parameter", **kw),
 }
 UNSCALED = ("SGLD", "PSGLD", "SGHMC", "SGNHT")
 
