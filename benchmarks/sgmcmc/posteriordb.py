@@ -9,7 +9,9 @@ themselves are known to 0.02 sd in a mean and to 2 % in an sd.
 The regressions are sampled on one scale: with N rows, X = QR and the least-squares fit b with residual standard
 deviation s, `beta = b + sqrt(2 N) s R^-1 theta` and `sigma = s tau`, so that theta and log(tau) are nearly uncorrelated
 and all have a standard deviation near 1 / sqrt(2 N); `beta` and `sigma` are deterministic sites. The rows `unscaled`
-sample beta and sigma as they stand, from the same start. Step sizes are fixed in `KERNELS`, in units of that scale.
+sample beta and sigma as they stand, from the same start. Step sizes are fixed in `KERNELS`, in units of that
+scale (squared for SGLD), or unscaled of the finest scale of a direction, except SGHMC, whose mass is set from the
+columns of X.
 """
 
 import argparse
@@ -41,8 +43,8 @@ THIN = 20
 class Posterior(NamedTuple):
     """
     A model of ``data`` in minibatches, or of ``whole`` without; where it starts; the scale of its latents (a standard
-    deviation); the draws of its reference; for the control variate a point in the middle of the posterior; and the
-    mass of the latents, 1 if they are all of that scale.
+    deviation) and the finest of their scales, if they differ; the draws of its reference; for the control variate a
+    point in the middle of the posterior; and the masses that bring the latents to the one scale.
     """
 
     model: Callable[..., None]
@@ -50,6 +52,7 @@ class Posterior(NamedTuple):
     whole: tuple[Any, ...]
     start: Callable[..., Any]
     scale: float
+    finest: float
     reference: dict[str, np.ndarray]
     center: dict[str, Any] | None = None
     mass: dict[str, Any] | float = 1.0
@@ -87,20 +90,13 @@ def regression(
             numpyro.sample("y", dist.Normal(x[idx] @ beta, sigma), obs=y[idx])
 
     center = {"theta": jnp.zeros(dim), "tau": 1.0} if scaled else {"beta": b, "sigma": s}
-    # Those of the single coefficients, as a user would read them off the columns of X.
-    mass = {"beta": scale**2 * np.sum(x**2, 0) / s**2, "sigma": 1.0}
+    # As a user would read them off the single columns of X.
+    mass = 1.0 if scaled else {"beta": scale**2 * np.sum(x**2, 0) / s**2, "sigma": 1.0}
+    finest = scale if scaled else min(scale, s / np.linalg.norm(x, 2))
     data = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
     start = init_to_value(values=center)
-    return Posterior(
-        model,
-        (*data, batch),
-        (*data, None),
-        start,
-        scale,
-        reference,
-        center,
-        1.0 if scaled else mass,
-    )
+    whole = (*data, None)
+    return Posterior(model, (*data, batch), whole, start, scale, finest, reference, center, mass)
 
 
 def read(folder: Path, name: str, data: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -144,7 +140,7 @@ def eight_schools(folder: Path, scaled: bool) -> Posterior:
     if scaled:
         model = reparam(model, config={"mu": LocScaleReparam(0)})
     data = (y, sigma)
-    return Posterior(model, data, data, init_to_uniform, 1.0, reference)
+    return Posterior(model, data, data, init_to_uniform, 1.0, 1.0, reference)
 
 
 POSTERIORS = {
@@ -155,33 +151,29 @@ POSTERIORS = {
 }
 
 
-def sgnht(p: Posterior, thermostat: str, **kw: Any) -> SGNHT:
+def sgld(p: Posterior, factor: float, **kw: Any) -> SGLD:
+    return SGLD(p.model, factor * p.finest**2, **kw)
+
+
+def sghmc(p: Posterior, factor: float, **kw: Any) -> SGHMC:
+    return SGHMC(p.model, factor * p.scale, friction=2 / p.scale, mass=p.mass, **kw)
+
+
+def sgnht(p: Posterior, factor: float, **kw: Any) -> SGNHT:
     # A thermostat settles in thermal_mass * friction units of time; the default mass is for latents of scale 1.
     return SGNHT(
-        p.model,
-        0.1 * p.scale,
-        friction=2 / p.scale,
-        thermostat=thermostat,
-        thermal_mass=10 * p.scale**2,
-        **kw,
+        p.model, factor * p.finest, friction=2 / p.finest, thermal_mass=10 * p.finest**2, **kw
     )
 
 
-# Step sizes are in units of scale^2 (Langevin) or scale (momentum, PSGLD), frictions in units of 1 / scale.
 KERNELS = {
-    "SGLD": lambda p, **kw: SGLD(p.model, 0.01 * p.scale**2, **kw),
-    "SGLD, control variate": lambda p, **kw: SGLD(
-        p.model, 0.05 * p.scale**2, gradient=ControlVariate(p.center), **kw
-    ),
-    "PSGLD": lambda p, **kw: PSGLD(p.model, 0.03 * p.scale, **kw),
-    "SGHMC": lambda p, **kw: SGHMC(
-        p.model, 0.05 * p.scale, friction=2 / p.scale, mass=p.mass, **kw
-    ),
-    "SGHMC, noise estimate": lambda p, **kw: SGHMC(
-        p.model, 0.1 * p.scale, friction=2 / p.scale, mass=p.mass, noise_variance="warmup", **kw
-    ),
-    "SGNHT": lambda p, **kw: sgnht(p, "scalar", **kw),
-    "SGNHT, per coordinate": lambda p, **kw: sgnht(p, "per_parameter", **kw),
+    "SGLD": lambda p, **kw: sgld(p, 0.005, **kw),
+    "SGLD, control variate": lambda p, **kw: sgld(p, 0.02, gradient=ControlVariate(p.center), **kw),
+    "PSGLD": lambda p, **kw: PSGLD(p.model, 0.015 * p.finest, **kw),
+    "SGHMC": lambda p, **kw: sghmc(p, 0.025, **kw),
+    "SGHMC, noise estimate": lambda p, **kw: sghmc(p, 0.1, noise_variance="warmup", **kw),
+    "SGNHT": lambda p, **kw: sgnht(p, 0.1, **kw),
+    "SGNHT, per coordinate": lambda p, **kw: sgnht(p, 0.1, thermostat="per_parameter", **kw),
 }
 UNSCALED = ("SGLD", "PSGLD", "SGHMC", "SGNHT")
 
