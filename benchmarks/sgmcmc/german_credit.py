@@ -8,11 +8,13 @@ average over the coefficients of
     (average of z^2 - (mu^2 + sigma^2))^2 / Var z^2,    Var z^2 = 4 mu^2 sigma^2 + 2 sigma^4,
 
 the variance being that of a Gaussian. n independent exact draws have an expected error of 1/n. `error of a chain`
-is the average over the chains (with its standard error), `error of all` is that of the chains together, which shows
-more of the bias and less of the Monte Carlo error.
+is the average over the chains (with its standard error), `of all` is that of the chains together, which shows more of the
+bias and less of the Monte Carlo error. A variant of a kernel stands beside the published figure of the kernel that it
+varies (PSGLD beside SGLD's, SVRG beside the control variate's), which is of one chain.
 
-Every kernel has a grid of step sizes of factor 2, the same number for each; `--tune` prints the grid (with keys of its
-own), without it the best of the grid is used, written in the table `METHODS`.
+`--tune` prints the errors of every kernel, BlackJAX's too, on a grid of as many step sizes, with other keys than the
+table's; the table takes the best of each grid, which is written down in `METHODS`. All kernels with momentum have one
+friction. Compilation and the search of the mode, which is the center of the control variate, are not timed.
 """
 
 import argparse
@@ -348,7 +350,7 @@ def main() -> None:
     )
     parser.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
     parser.add_argument("--steps", type=int, default=200_000, help="gradients to a chain")
-    parser.add_argument("--chains", type=int, default=8)
+    parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--only", default="", help="kernels whose name holds this text")
     parser.add_argument("--tune", action="store_true", help="print the grid of step sizes")
     parser.add_argument("--out", type=Path, default=Path("out/german_credit.png"))
