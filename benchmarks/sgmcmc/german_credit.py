@@ -227,19 +227,19 @@ def sgld_epoch(*args: Any, **kwargs: Any) -> SGLD:
 METHODS = {
     "SGLD": Method(here(SGLD), 0.0001, 0.0001, 0.0024),
     "SGLD, polynomial schedule": Method(here(SGLD, polynomial), 0.0001, 0.0001, 0.0024),
-    "SGLD, batches by epoch": Method(here(sgld_epoch), 0.0001, 0.0001, 0.0024),
+    "SGLD, batches by epoch": Method(here(sgld_epoch), 0.0001, 0.0002, 0.0024),
     "SGLD, control variate": Method(here(SGLD, centered=True), 0.0004, 0.0004, 0.0015),
     "SGLD, SVRG": Method(here(sgld_svrg), 0.0004, 0.0004, 0.0015),
     "PSGLD": Method(here(PSGLD), 0.004, 0.004, 0.0024),
     "SGHMC": Method(here(sghmc), 0.0025, 0.0025, 0.0114),
-    "SGHMC, noise estimate": Method(here(sghmc_noise), 0.005, 0.005, 0.0114),
-    "SGNHT": Method(here(sgnht), 0.005, 0.005, 0.0020),
-    "SGNHT, per coordinate": Method(here(sgnht_each), 0.005, 0.005, 0.0020),
+    "SGHMC, noise estimate": Method(here(sghmc_noise), 0.005, 0.0025, 0.0114),
+    "SGNHT": Method(here(sgnht), 0.005, 0.0025, 0.0020),
+    "SGNHT, per coordinate": Method(here(sgnht_each), 0.005, 0.0025, 0.0020),
     "BlackJAX SGLD": Method(theirs("SGLD"), 0.0001, 0.0001, 0.0024),
     "BlackJAX SGLD, control variate": Method(theirs("SGLD", centered=True), 0.0004, 0.0004, 0.0015),
     "BlackJAX SGHMC, its integrator": Method(theirs("SGHMC"), 0.0025, 0.0025, 0.0114),
-    "BlackJAX SGHMC, 10 steps to a batch": Method(theirs("SGHMC", inner=10), 0.005, 0.005, 0.0114),
-    "BlackJAX SGNHT": Method(theirs("SGNHT"), 0.005, 0.005, 0.0020),
+    "BlackJAX SGHMC, 10 steps to a batch": Method(theirs("SGHMC", inner=10), 0.005, 0.0025, 0.0114),
+    "BlackJAX SGNHT": Method(theirs("SGNHT"), 0.005, 0.0025, 0.0020),
 }
 NUTS_PUBLISHED = 0.0007
 
