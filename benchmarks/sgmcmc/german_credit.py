@@ -351,21 +351,20 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
     parser.add_argument("--steps", type=int, default=200_000, help="gradients to a chain")
     parser.add_argument("--chains", type=int, default=4)
-    parser.add_argument("--only", default="", help="kernels whose name holds this text")
+    parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--tune", action="store_true", help="print the grid of step sizes")
     parser.add_argument("--out", type=Path, default=Path("out/german_credit.png"))
     args = parser.parse_args()
     data, *truth = load(args.data_dir / "german_credit")
     problem = Problem(data, mode(data), args.steps)
-    names = [name for name in METHODS if args.only in name]
     print(
         f"jax {jax.__version__} on {jax.devices()[0].device_kind}, {args.chains} chains of {args.steps:,} steps,"
         f" the first {BURN_IN:.0%} left out, every {THIN}th kept\n"
     )
     if args.tune:
-        tune(names, problem, truth, args)
+        tune(args.only, problem, truth, args)
     else:
-        plot(table(names, problem, truth, args), args.out)
+        plot(table(args.only, problem, truth, args), args.out)
 
 
 if __name__ == "__main__":
