@@ -308,7 +308,13 @@ class SGMCMCKernel(MCMCKernel):
             partial(self._new_batch, oracle),
         )
         z, fields, potential, grad = self.step(key_step, state, state.z, grad_fn, eps, T)
-        finite = _all_finite((z, grad, fields))
+        # What only the last step shows, and what did not change, need not be looked at in every step.
+        shown = [
+            x
+            for name, x in fields.items()
+            if name not in self.last_step_fields and x is not getattr(state, name)
+        ]
+        finite = _all_finite((z, grad, shown))
         new = fields | {
             "z": z,
             "potential_energy": potential,

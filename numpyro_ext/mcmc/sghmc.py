@@ -111,6 +111,7 @@ class SGHMC(SGMCMCKernel):
     """
 
     state_class = SGHMCState
+    last_step_fields = ("potential_energy", "grad_norm", "kinetic_temperature")
 
     def __init__(
         self,
