@@ -46,7 +46,6 @@ def one_process():
     sharding = along("data", chains=2, data=4)
     spread_keys = jax.device_put(keys, NamedSharding(sharding.mesh, PartitionSpec("chains")))
     return {
-        "data": draws(keys, spread(along("data", data=8)), along("data", data=8)),
         "chains and data": draws(spread_keys, spread(sharding), sharding),
         "parallel chains": draws(keys, linear_data(), chain_method="parallel"),
     }
