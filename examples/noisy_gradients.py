@@ -159,7 +159,7 @@ def show_densities(ax, potential, runs: dict[str, Run], title: str) -> None:
         ax.plot((edges[1:] + edges[:-1]) / 2, height, label=label, lw=1.5)
     seen = z[density > 1e-3 * density.max()]
     ax.set(
-        xlabel="z", ylabel="density", title=title, xlim=(seen[0] - 1, seen[-1] + 1), ylim=(0, None)
+        xlabel="z", ylabel="density", title=title, xlim=(seen[0] - 1, seen[-1] + 1), ylim=(0, 1.35 * density.max())
     )
     ax.legend(frameon=False, fontsize=8, loc="upper right")
 
@@ -187,7 +187,7 @@ def draw_picture(wells, biases, modes, truth: float, path: Path) -> None:
         ylabel="bias of E z², per cent (bars: 2 standard errors)",
         title="SGHMC in the double well, noise of variance 4",
     )
-    axes[1].legend(frameon=False)
+    axes[1].legend(frameon=False, loc="lower left")
     show_densities(axes[2], two_modes, modes, "Unknown noise (Ding et al.), step 0.01")
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=120)
