@@ -5,8 +5,9 @@ kernel, whose bandwidth is the median rule times 1 to 5, and accepts with the ex
 kernel with the true score. 200 chains of 2000 iterations start at draws of the target plus noise of variance 4. A
 wrong score costs acceptance and speed, not correctness.
 
-Prints a table and saves a picture. Exit code 1 if the best bandwidth has an acceptance below 0.5, a mean of x1 further
-than 0.5 from 0 (its standard deviation is 10), or a kernel Stein discrepancy more than twice that of the true score.
+Prints a table and saves a picture. Exit code 1 if every bandwidth has an acceptance below 0.5; or the best of the others
+has a mean of x1 further than 0.5 from 0 (its standard deviation is 10) or a kernel Stein discrepancy of more than twice
+that of the true score.
 
     python examples/kernel_hmc_banana.py --out out/kernel_hmc_banana.png
 """
@@ -80,7 +81,7 @@ def sample(rng_key, start, score, **options) -> Run:
     seconds = time.perf_counter() - begin
     accept = float(mcmc.get_extra_fields()["accept_prob"].mean())
     half = later(draws)
-    ksd = discrepancy(half[:, ::10].reshape(-1, 2))
+    ksd = discrepancy(pooled(half, 5000))
     ess = float(np.asarray(effective_sample_size(half[..., 1])))
     return Run(draws, accept, float(ksd), ess, seconds)
 
@@ -88,6 +89,12 @@ def sample(rng_key, start, score, **options) -> Run:
 def later(draws: np.ndarray) -> np.ndarray:
     """The second half of each chain."""
     return draws[:, draws.shape[1] // 2 :]
+
+
+def pooled(draws: np.ndarray, number: int) -> np.ndarray:
+    """``number`` of the draws of all chains, at random, ``(number, 2)``."""
+    points = draws.reshape(-1, 2)
+    return points[np.random.default_rng(0).choice(len(points), number)]
 
 
 @jax.jit
@@ -118,29 +125,28 @@ def draw_picture(runs: dict[str, Run], best: str, training, score, path: Path) -
     }
     axes[0].plot(*training.T, ".", color="C0", ms=3, label="training draws")
     for label, (value, colour) in arrows.items():
-        axes[0].quiver(
-            *places.T, *value.T, color=colour, angles="xy", scale=25, width=0.003, label=label
-        )
+        axes[0].quiver(*places.T, *value.T, color=colour, angles="xy", scale=25, width=0.003)
+        axes[0].plot([], [], color=colour, label=label)
     axes[0].set(title=f"The score, true and learnt ({best})")
     axes[0].legend(frameon=False, loc="upper center")
     some = later(runs[best].draws)[:, ::25].reshape(-1, 2)
     axes[1].plot(*some.T, ".", color="C0", ms=2)
     axes[1].set(title=f"Draws of KernelHMC ({best}), contours of the target")
+    until = np.unique(np.geomspace(1, ITERATIONS // THIN, 9).astype(int))
     for name, run in runs.items():
         style = {"color": "black", "lw": 2} if name == "true score" else {"lw": 1.2}
-        values = jax.vmap(discrepancy, in_axes=1)(jnp.asarray(run.draws))
-        axes[2].plot(
-            THIN * np.arange(1, len(values) + 1),
-            values,
-            label=f"{name}, acceptance {run.accept:.2f}",
-            **style,
-        )
+        windows = (run.draws[:, k // 2 : k] for k in until)
+        values = [float(discrepancy(pooled(window, 1000))) for window in windows]
+        label = f"{name}, acceptance {run.accept:.2f}"
+        axes[2].plot(THIN * until, values, marker="o", ms=3, label=label, **style)
+    iid = float(discrepancy(exact_draws(random.key(1), 1000)))
+    axes[2].axhline(iid, color="grey", ls=":", label="independent exact draws")
     axes[2].set(
-        xlabel="iteration",
-        ylabel="kernel Stein discrepancy of 200 chains",
+        xlabel="iteration t",
+        ylabel="kernel Stein discrepancy (1/length)",
         xscale="log",
         yscale="log",
-        title="Convergence from a perturbed start",
+        title="1000 draws from t/2 to t, perturbed start",
     )
     axes[2].legend(frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +171,7 @@ def main() -> int:
     }
     for name, score in scores.items():
         runs[name] = sample(key_run, start, score, training_samples={"x": training})
-    best = max(scores, key=lambda name: runs[name].accept)
+    best = min(scores, key=lambda name: (runs[name].accept < ACCEPT_BAND, runs[name].ksd))
 
     print(
         f"{'score':<16}{'acceptance':>11}{'E x1':>8}{'Var x1':>9}{'Var x2':>8}{'KSD':>8}{'ESS of x2':>11}{'seconds':>9}"

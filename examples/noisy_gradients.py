@@ -159,7 +159,11 @@ def show_densities(ax, potential, runs: dict[str, Run], title: str) -> None:
         ax.plot((edges[1:] + edges[:-1]) / 2, height, label=label, lw=1.5)
     seen = z[density > 1e-3 * density.max()]
     ax.set(
-        xlabel="z", ylabel="density", title=title, xlim=(seen[0] - 1, seen[-1] + 1), ylim=(0, 1.35 * density.max())
+        xlabel="z",
+        ylabel="density",
+        title=title,
+        xlim=(seen[0] - 1, seen[-1] + 1),
+        ylim=(0, 1.35 * density.max()),
     )
     ax.legend(frameon=False, fontsize=8, loc="upper right")
 
