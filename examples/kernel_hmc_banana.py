@@ -131,7 +131,7 @@ def draw_picture(runs: dict[str, Run], best: str, training, score, path: Path) -
     axes[0].legend(frameon=False, loc="upper center")
     some = later(runs[best].draws)[:, ::25].reshape(-1, 2)
     axes[1].plot(*some.T, ".", color="C0", ms=2)
-    axes[1].set(title=f"Draws of KernelHMC ({best}), contours of the target")
+    axes[1].set(title=f"Draws of KernelHMC ({best})")
     until = np.unique(np.geomspace(1, ITERATIONS // THIN, 9).astype(int))
     for name, run in runs.items():
         style = {"color": "black", "lw": 2} if name == "true score" else {"lw": 1.2}
