@@ -50,7 +50,7 @@ DOCUMENTS, HELD_OUT, LENGTH, VOCABULARY, TOPICS = 200, 100, 100, 100, 5
 ALPHA, BETA, BATCH = 0.1, 0.1, 20
 SWEEPS, KEPT = 10, 5
 EVERY, RECORDS = 20, 80  # steps per record of the topics, and records
-STEPS = {"expanded-mean": (5e-4, 2e-3, 8e-3), "reduced-natural": (1e-6, 1e-5, 1e-4)}
+STEPS = {"expanded-mean": (5e-4, 2e-3, 8e-3), "reduced-natural": (1e-5, 3e-5, 1e-4, 1e-3)}
 PERPLEXITY_BAND, TOPIC_BAND = 0.05, 0.15
 
 
