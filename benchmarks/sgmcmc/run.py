@@ -1,15 +1,14 @@
-"""Speed of the stochastic-gradient kernels: against the number of rows, BlackJAX and a bare loop.
+"""Speed of the stochastic-gradient kernels: against the number of rows, BlackJAX, a bare loop, and one another.
 
 Logistic regression with 10 coefficients and batches of 100 rows, drawn with replacement inside the timed loop.
 """
 
 import argparse
 from collections.abc import Callable
-import os
+import contextlib
+import io
 import time
 from typing import Any
-
-os.environ.setdefault("TQDM_DISABLE", "1")
 
 import blackjax
 from blackjax.sgmcmc import diffusions
@@ -19,7 +18,9 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC
+from tqdm import tqdm
 
+import numpyro_ext.mcmc as sg
 from numpyro_ext.mcmc import SGHMC, SGLD
 
 DIM = 10
@@ -33,7 +34,7 @@ def make_data(rows: int) -> tuple[Array, Array]:
     return x, random.bernoulli(key_y, jax.nn.sigmoid(x @ w)).astype(float)
 
 
-def make_model(batch: int) -> Callable[[Array, Array], None]:
+def make_model(batch: int | None) -> Callable[[Array, Array], None]:
     def model(x: Array, y: Array) -> None:
         w = numpyro.sample("w", dist.Normal(0, 1).expand([DIM]).to_event(1))
         with numpyro.plate("data", len(x), subsample_size=batch) as idx:
@@ -47,7 +48,7 @@ def best_of(repeats: int, *runs: Callable[[], Any]) -> list[float]:
     for run in runs:
         jax.block_until_ready(run())
     times = [[] for _ in runs]
-    for _ in range(repeats):
+    for _ in tqdm(range(repeats), leave=False):
         for seconds, run in zip(times, runs, strict=True):
             start = time.perf_counter()
             jax.block_until_ready(run())
@@ -55,26 +56,24 @@ def best_of(repeats: int, *runs: Callable[[], Any]) -> list[float]:
     return [min(seconds) for seconds in times]
 
 
-def kernel_run(kernel: Any, data: tuple[Array, Array]) -> Callable[[], Any]:
+def kernel_run(kernel: Any, data: tuple[Array, Array], *, warm: bool = True) -> Callable[[], Any]:
     """``steps_per_sample`` transitions of the kernel, in one compiled call, data as its arguments."""
-    state = kernel.init(random.key(1), 0, None, data, {})
+    state = kernel.init(random.key(1), 1, None, data, {})
     sample = jax.jit(lambda state, data: kernel.sample(state, data, {}))
+    state = sample(state, data) if warm else state  # one draw of warmup
     return lambda: sample(state, data)
 
 
 def mcmc_run(kernel: Any, data: tuple[Array, Array], draws: int) -> Callable[[], Any]:
-    """
-    The same through ``MCMC``, ``draws`` dispatches of a compiled draw that stays compiled between runs.
-
-    With ``progress_bar=False`` each ``run`` compiles its loop anew, and ``progress_bar=True`` together with
-    ``jit_model_args=True`` copies the data at every draw, as the compiled draw returns its arguments.
-    """
+    """The same through ``MCMC``, which with a progress bar keeps its compiled draw between runs."""
     mcmc = MCMC(kernel, num_warmup=0, num_samples=draws, progress_bar=True)
-    mcmc.run(random.key(1), *data)
 
     def run() -> Any:
-        mcmc.post_warmup_state = mcmc.last_state
-        mcmc.run(mcmc.last_state.rng_key, *data)
+        with contextlib.redirect_stderr(io.StringIO()):
+            rng_key = random.key(1)
+            if mcmc.last_state is not None:
+                mcmc.post_warmup_state, rng_key = mcmc.last_state, mcmc.last_state.rng_key
+            mcmc.run(rng_key, *data)
         return mcmc.last_state
 
     return run
@@ -173,11 +172,69 @@ def against_others(args: argparse.Namespace) -> None:
             )
 
 
+def all_kernels(args: argparse.Namespace) -> None:
+    rows = args.rows[0]
+    data, model, whole = make_data(rows), make_model(args.batch), make_model(None)
+    fast, slow = ({"step_size": STEP, "steps_per_sample": args.steps // k} for k in (1, 20))
+    refresh = max(1, rows // args.batch)
+
+    def dense(z: Array) -> Array:
+        return jnp.eye(DIM) + z[:, None] * z
+
+    center = sg.ControlVariate({"w": jnp.zeros(DIM)})
+    kernels = {
+        "SGLD": SGLD(model, **fast),
+        "SGLD, batches by epoch": SGLD(model, minibatch="epoch", **fast),
+        "SGLD, control variate": SGLD(model, gradient=center, **fast),
+        f"SGLD, SVRG every {refresh} steps": SGLD(model, gradient=sg.SVRG(refresh), **fast),
+        "PSGLD": sg.PSGLD(model, **fast),
+        "PSGLD, in warmup": sg.PSGLD(model, **fast),
+        "PSGLD, always, correction": sg.PSGLD(model, adapt="always", gamma="hutchinson", **fast),
+        "SGRLD, diagonal metric": sg.SGRLD(model, metric=lambda z: 1 + z**2, **fast),
+        "SGRLD, dense metric": sg.SGRLD(model, metric=dense, **slow),
+        "SGHMC": SGHMC(model, **fast),
+        "SGHMC, baoab": SGHMC(model, integrator="baoab", **fast),
+        "SGHMC, noise estimate, in warmup": SGHMC(model, noise_variance="warmup", **fast),
+        "SGNHT": sg.SGNHT(model, **fast),
+        "SGNHT, per coordinate": sg.SGNHT(model, thermostat="per_parameter", **fast),
+        "RecipeKernel, diagonal": sg.RecipeKernel(model, diffusion=lambda x: 1 + x**2, **fast),
+        "RecipeKernel, dense": sg.RecipeKernel(model, diffusion=dense, **slow),
+        "KernelHMC, all rows": sg.KernelHMC(whole, score=lambda z: -z, **slow),
+    }
+    runs = [kernel_run(k, data, warm="in warmup" not in name) for name, k in kernels.items()]
+    print(f"\n## Microseconds of a transition of each kernel, {rows:,} rows\n")
+    print("| kernel | microseconds | over SGLD |\n|---|---|---|")
+    micros = []
+    for seconds, (name, kernel) in zip(best_of(args.repeats, *runs), kernels.items(), strict=True):
+        micros.append(seconds / kernel._steps_per_sample * 1e6)
+        print(f"| {name} | {micros[-1]:.2f} | {micros[-1] / micros[0]:.2f} |")
+
+
+def progress_bar(args: argparse.Namespace) -> None:
+    """A ``run`` without a bar compiles, so the time of a draw is the slope between two numbers of draws."""
+    data, few, many = make_data(args.rows[0]), 500, 10_000
+
+    def seconds(bar: bool, draws: int) -> float:
+        kernel = SGLD(make_model(args.batch), STEP, steps_per_sample=100)
+        mcmc = MCMC(kernel, num_warmup=0, num_samples=draws, progress_bar=bar)
+        start = time.perf_counter()
+        with contextlib.redirect_stderr(io.StringIO()):
+            mcmc.run(random.key(1), *data)
+        jax.block_until_ready(mcmc.last_state)
+        return time.perf_counter() - start
+
+    cases = [(bar, draws) for bar in (False, True) for draws in (few, many)]
+    turns = [[seconds(*case) for case in cases] for _ in tqdm(range(3), leave=False)]
+    best = [min(turn[k] for turn in turns) for k in range(4)]
+    off, on = ((best[k + 1] - best[k]) / (many - few) * 1e6 for k in (0, 2))
+    print("\n## Microseconds of a draw of 100 transitions, without and with the progress bar\n")
+    print(f"| off | on | ratio |\n|---|---|---|\n| {off:.0f} | {on:.0f} | {on / off:.2f} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--rows", type=lambda text: int(float(text)), nargs="+", default=[1000, 1_000_000]
-    )
+    integer, rows = (lambda text: int(float(text))), [1000, 1_000_000, 10_000_000]
+    parser.add_argument("--rows", type=integer, nargs="+", default=rows)
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--steps", type=int, default=20_000, help="transitions per timed run")
     parser.add_argument("--repeats", type=int, default=10)
@@ -185,6 +242,8 @@ def main() -> None:
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}, batch {args.batch}, d {DIM}")
     rows_against_time(args)
     against_others(args)
+    all_kernels(args)
+    progress_bar(args)
 
 
 if __name__ == "__main__":

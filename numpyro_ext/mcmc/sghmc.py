@@ -64,6 +64,10 @@ class SGHMC(SGMCMCKernel):
     (position first, gradient at the new position), with a bias of first order in :math:`\epsilon`.
     The step is of the order of a posterior standard deviation over :math:`\sqrt M`, so larger than for :class:`SGLD`.
 
+    :math:`\hat V` is a diagonal. Noise that is correlated between coordinates, as that of correlated covariates is, is
+    corrected too much in the directions of little noise, mostly the widest of the posterior: standard deviations come
+    out too small (in a logistic regression with 25 covariates by 3 % where a fifth of the injected noise is taken off).
+
     Without ``noise_variance`` gradient noise of variance :math:`s^2` heats a Gaussian target to the temperature
     :math:`T + \tfrac{\epsilon^2}{4} s^2 \coth(C\epsilon/2)`; ``kinetic_temperature`` shows it. The splittings diverge
     for :math:`\epsilon^2 h / M > 4`, where h is the largest curvature.

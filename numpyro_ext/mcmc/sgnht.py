@@ -71,11 +71,16 @@ class SGNHT(SGMCMCKernel):
     :math:`\epsilon C + \epsilon^2 s^2 / (2T) \ge 2 - \epsilon^2 h/2` no friction is enough and :math:`\xi` runs away:
     ``thermostat`` shows it, and at last ``diverging``.
 
+    :math:`\xi` settles within about :math:`\mu \xi / (n_g T \epsilon)` steps. The default :math:`\mu` is meant for
+    latents of scale near 1; where all standard deviations are near a smaller :math:`\sigma` it takes
+    :math:`\sigma^{-2}` times as many, so pass ``thermal_mass`` :math:`= \sigma^2 \max(n_g, 10)`, or warm up longer.
+
     :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule, in units of time.
     :param float friction: C, the injected noise level, a rate in 1/time.
     :param str thermostat: ``"scalar"``, ``"per_site"`` or ``"per_parameter"``: the coordinates that share a friction.
-    :param float thermal_mass: :math:`\mu`; by default the larger of :math:`n_g` and 10 for each thermostat.
+    :param float thermal_mass: :math:`\mu`, in units of squared time; by default the larger of :math:`n_g` and 10 for
+        each thermostat.
     :param common: keyword arguments of :class:`SGMCMCKernel`: ``temperature``, ``gradient``, ``minibatch``,
         ``steps_per_sample``, ``sharding``, ``init_strategy``.
 

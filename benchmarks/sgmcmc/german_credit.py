@@ -1,0 +1,372 @@
+"""Accuracy of the minibatch kernels on German credit, beside BlackJAX's and NUTS.
+
+Logistic regression: 1000 rows, 24 standardised features and an intercept, prior N(0, 1), batches of 100 rows drawn
+with replacement, every chain started at zero, float32. The truth is a published mean and standard deviation of each
+coefficient (`posterior_mean_sd.csv`). With mu and sigma the truth of one coefficient z, the error of a chain is the
+average over the coefficients of
+
+    (average of z^2 - (mu^2 + sigma^2))^2 / Var z^2,    Var z^2 = 4 mu^2 sigma^2 + 2 sigma^4,
+
+the variance being that of a Gaussian. n independent exact draws have an expected error of 1/n. `error of a chain`
+is the average over the chains (with its standard error), `of all` is that of the chains together, which shows more of the
+bias and less of the Monte Carlo error. A variant of a kernel stands beside the published figure of the kernel that it
+varies (PSGLD beside SGLD's, SVRG beside the control variate's), which is of one chain.
+
+`--tune` prints the errors of every kernel, BlackJAX's too, on a grid of as many step sizes, with other keys than the
+table's; the table takes the best of each grid, which is written down in `METHODS`. All kernels with momentum have one
+friction. Compilation and the search of the mode, which is the center of the control variate, are not timed.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+import sys
+import time
+from typing import Any, NamedTuple
+
+import blackjax
+from blackjax.sgmcmc import diffusions
+from blackjax.sgmcmc.gradients import control_variates, grad_estimator
+import jax
+from jax import Array, lax, random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO, init_to_value
+from numpyro.infer.autoguide import AutoDelta
+from tqdm import tqdm
+
+from numpyro_ext.mcmc import PSGLD, SGHMC, SGLD, SGNHT, SVRG, ControlVariate, PolynomialSchedule
+
+BATCH = 100
+THIN = 10
+BURN_IN = 0.1  # of the steps
+FRICTION = 20.0  # near the critical damping of these posteriors' curvatures, for every kernel with momentum
+GRID = 2.0 ** np.arange(-2, 3)  # factors on the middle of a kernel's grid
+
+Data = tuple[Array, Array]
+
+
+class Draws(NamedTuple):
+    """Draws ``(chains, draws, d)``, their weights ``(draws,)`` and whether a chain met a value that is not finite."""
+
+    z: Any
+    weights: Any
+    diverged: Any
+
+
+class Problem(NamedTuple):
+    data: Data
+    mode: Array
+    steps: int
+
+
+class Method(NamedTuple):
+    """``chains(problem, step_size, keys)``, the middle and the best of the grid, and a published figure."""
+
+    chains: Callable[[Problem, Array, Array], Draws]
+    middle: float
+    best: float
+    published: float
+
+
+def load(folder: Path) -> tuple[Data, np.ndarray, np.ndarray]:
+    if not (folder / "german.data-numeric").is_file():
+        sys.exit(
+            f"There is no german.data-numeric in {folder}; give its folder's parent as --data-dir."
+        )
+    table = np.loadtxt(folder / "german.data-numeric")
+    x = (table[:, :-1] - table[:, :-1].mean(0)) / table[:, :-1].std(0)
+    x = np.column_stack([x, np.ones(len(x))]).astype(np.float32)
+    mean, sd = np.loadtxt(folder / "posterior_mean_sd.csv", delimiter=",").T
+    return (jnp.asarray(x), jnp.asarray(table[:, -1] == 2, jnp.float32)), mean, sd
+
+
+def model(x: Array, y: Array, batch: int | None = BATCH) -> None:
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("data", len(x), subsample_size=batch) as idx:
+        numpyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
+def mode(data: Data) -> Array:
+    guide = AutoDelta(model)
+    svi = SVI(model, guide, numpyro.optim.Adam(0.02), Trace_ELBO())
+    result = svi.run(random.key(0), 1000, *data, None, progress_bar=False)
+    return guide.median(result.params)["w"]
+
+
+def nuts(data: Data, num_chains: int) -> Draws:
+    mcmc = MCMC(
+        NUTS(model, init_strategy=init_to_value(values={"w": jnp.zeros(data[0].shape[1])})),
+        num_warmup=500,
+        num_samples=1000,
+        num_chains=num_chains,
+        chain_method="sequential",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), *data, None)
+    z = mcmc.get_samples(group_by_chain=True)["w"]
+    return Draws(z, jnp.ones(z.shape[1]), False)
+
+
+def here(make: Callable[..., Any], schedule: Callable | None = None, centered: bool = False) -> Any:
+    """Chains of a kernel of this package: draws of ``THIN`` transitions, as ``MCMC`` takes them."""
+
+    def chains(problem: Problem, step_size: Array, keys: Array) -> Draws:
+        data, burn_in = problem.data, int(problem.steps * BURN_IN) // THIN
+        kernel = make(
+            model,
+            (lambda i: step_size) if schedule is None else schedule(step_size),
+            steps_per_sample=THIN,
+            init_strategy=init_to_value(values={"w": jnp.zeros_like(problem.mode)}),
+            **({"gradient": ControlVariate({"w": problem.mode})} if centered else {}),
+        )
+
+        def draw(state: Any, _: None) -> tuple[Any, Any]:
+            state = kernel.sample(state, data, {})
+            return state, Draws(state.z["w"], state.step_size[0], jnp.any(state.diverging))
+
+        state = kernel.init(keys, burn_in, None, data, {})
+        z, weights, diverging = lax.scan(draw, state, length=problem.steps // THIN)[1]
+        return Draws(jnp.swapaxes(z, 0, 1)[:, burn_in:], weights[burn_in:], jnp.any(diverging))
+
+    return chains
+
+
+def theirs(kind: str, *, inner: int = 1, centered: bool = False) -> Any:
+    """Chains of a kernel of BlackJAX: ``inner`` gradients on one batch, each of which counts as a step."""
+
+    def chains(problem: Problem, step_size: Array, keys: Array) -> Draws:
+        (rows, dim), burn_in = problem.data[0].shape, int(problem.steps * BURN_IN) // THIN
+        gradient = grad_estimator(
+            lambda w: dist.Normal(0, 1).log_prob(w).sum(),
+            lambda w, row: dist.Bernoulli(logits=row[0] @ w).log_prob(row[1]),
+            rows,
+        )
+        if centered:
+            gradient = control_variates(gradient, problem.mode, problem.data)
+        start, step, position = blackjax_kernel(kind, gradient, step_size, inner)
+
+        def transition(_: int, carry: Any) -> Any:
+            rng_key, key_index, key_step = random.split(carry[0], 3)
+            idx = random.randint(key_index, (BATCH,), 0, rows)
+            return rng_key, step(key_step, carry[1], jax.tree.map(lambda x: x[idx], problem.data))
+
+        def draw(carry: Any, _: None) -> tuple[Any, Array]:
+            carry = lax.fori_loop(0, THIN // inner, transition, carry)
+            return carry, position(carry[1])
+
+        def chain(rng_key: Array) -> Array:
+            key_start, rng_key = random.split(rng_key)
+            carry = rng_key, start(key_start, jnp.zeros(dim))
+            return lax.scan(draw, carry, length=problem.steps // THIN)[1]
+
+        z = jax.vmap(chain)(keys)[:, burn_in:]
+        return Draws(z, jnp.ones(z.shape[1]), ~jnp.all(jnp.isfinite(z)))
+
+    return chains
+
+
+def blackjax_kernel(
+    kind: str, gradient: Callable, eps: float, inner: int
+) -> tuple[Callable, Callable, Callable]:
+    """``start(key, z)``, ``step(key, state, batch)`` and ``position(state)``."""
+    if kind == "SGLD":
+        kernel = blackjax.sgld(gradient)
+    elif kind == "SGNHT":
+        kernel = blackjax.sgnht(gradient, alpha=FRICTION)
+    elif inner > 1:
+        kernel = blackjax.sghmc(gradient, num_integration_steps=inner, alpha=FRICTION)
+    else:
+        # `blackjax.sghmc` redraws the momentum at each batch, so at one step to a batch only the integrator is of use.
+        integrator = diffusions.sghmc(alpha=FRICTION)
+        return (
+            lambda key, z: (z, random.normal(key, z.shape)),
+            lambda key, state, batch: integrator(key, *state, gradient(state[0], batch), eps),
+            lambda state: state[0],
+        )
+    return (
+        lambda key, z: kernel.init(z, key),
+        lambda key, state, batch: kernel.step(key, state, batch, eps),
+        lambda state: state.position if kind == "SGNHT" else state,
+    )
+
+
+def polynomial(step_size: Array) -> Callable[[Array], Array]:
+    """Falls from 4 times the step size; after 200,000 steps it ends at 0.6 times."""
+    shape = PolynomialSchedule(4 * 1000**0.35, 1000.0, 0.35)
+    return lambda i: step_size * shape(i)
+
+
+def sghmc(*args: Any, **kwargs: Any) -> SGHMC:
+    return SGHMC(*args, friction=FRICTION, **kwargs)
+
+
+def sghmc_noise(*args: Any, **kwargs: Any) -> SGHMC:
+    return sghmc(*args, noise_variance="warmup", **kwargs)
+
+
+def sgnht(*args: Any, **kwargs: Any) -> SGNHT:
+    return SGNHT(*args, friction=FRICTION, **kwargs)
+
+
+def sgnht_each(*args: Any, **kwargs: Any) -> SGNHT:
+    return sgnht(*args, thermostat="per_parameter", **kwargs)
+
+
+def sgld_svrg(*args: Any, **kwargs: Any) -> SGLD:
+    return SGLD(*args, gradient=SVRG(10), **kwargs)
+
+
+def sgld_epoch(*args: Any, **kwargs: Any) -> SGLD:
+    return SGLD(*args, minibatch="epoch", **kwargs)
+
+
+# Kernel: run, middle of its grid, best of the grid, published figure of a peer.
+METHODS = {
+    "SGLD": Method(here(SGLD), 0.0001, 0.0001, 0.0024),
+    "SGLD, polynomial schedule": Method(here(SGLD, polynomial), 0.0001, 0.0001, 0.0024),
+    "SGLD, batches by epoch": Method(here(sgld_epoch), 0.0001, 0.0002, 0.0024),
+    "SGLD, control variate": Method(here(SGLD, centered=True), 0.0004, 0.0004, 0.0015),
+    "SGLD, SVRG": Method(here(sgld_svrg), 0.0004, 0.0004, 0.0015),
+    "PSGLD": Method(here(PSGLD), 0.004, 0.004, 0.0024),
+    "SGHMC": Method(here(sghmc), 0.0025, 0.0025, 0.0114),
+    "SGHMC, noise estimate": Method(here(sghmc_noise), 0.005, 0.0025, 0.0114),
+    "SGNHT": Method(here(sgnht), 0.005, 0.0025, 0.0020),
+    "SGNHT, per coordinate": Method(here(sgnht_each), 0.005, 0.0025, 0.0020),
+    "BlackJAX SGLD": Method(theirs("SGLD"), 0.0001, 0.0001, 0.0024),
+    "BlackJAX SGLD, control variate": Method(theirs("SGLD", centered=True), 0.0004, 0.0004, 0.0015),
+    "BlackJAX SGHMC, its integrator": Method(theirs("SGHMC"), 0.0025, 0.0025, 0.0114),
+    "BlackJAX SGHMC, 10 steps to a batch": Method(theirs("SGHMC", inner=10), 0.005, 0.0025, 0.0114),
+    "BlackJAX SGNHT": Method(theirs("SGNHT"), 0.005, 0.0025, 0.0020),
+}
+NUTS_PUBLISHED = 0.0007
+
+
+def judge(draws: Draws, mean: np.ndarray, sd: np.ndarray) -> dict[str, Any]:
+    """Errors of the single chains and of all together, and the average ratio of standard deviations."""
+    z, weights = np.asarray(draws.z, np.float64), np.asarray(draws.weights, np.float64)
+    variance = 4 * mean**2 * sd**2 + 2 * sd**4
+
+    def error(second: np.ndarray) -> np.ndarray:
+        return np.mean((second - mean**2 - sd**2) ** 2 / variance, -1)
+
+    first, second = (np.einsum("cnd,n->cd", z**k, weights / weights.sum()) for k in (1, 2))
+    spread = np.sqrt(second.mean(0) - first.mean(0) ** 2)
+    chains = error(second) if not draws.diverged else np.full(len(z), np.nan)
+    return {"chains": chains, "all": error(second.mean(0)), "sd": np.mean(spread / sd)}
+
+
+def compiled(method: Method, problem: Problem, args: argparse.Namespace) -> Callable[..., Draws]:
+    """``run(step_size, rng_key)``."""
+
+    def run(step_size: Array, rng_key: Array, data: Data) -> Draws:
+        keys = random.split(rng_key, args.chains)
+        return method.chains(problem._replace(data=data), step_size, keys)
+
+    example = jnp.float32(method.middle), random.key(0), problem.data
+    program = jax.jit(run).lower(*example).compile()
+    return lambda step_size, rng_key: jax.block_until_ready(
+        program(jnp.float32(step_size), rng_key, problem.data)
+    )
+
+
+def tune(names: list[str], problem: Problem, truth: Any, args: argparse.Namespace) -> None:
+    print("| kernel | middle | " + " | ".join(f"x {factor:g}" for factor in GRID) + " |")
+    print("|---" * (len(GRID) + 2) + "|")
+    for name in (bar := tqdm(names)):
+        bar.set_description(name)
+        method = METHODS[name]
+        run = compiled(method, problem, args)
+        found = [judge(run(method.middle * k, random.key(100)), *truth) for k in GRID]
+        errors = [f"{np.mean(each['chains']):.4f}" for each in found]
+        tqdm.write(f"| {name} | {method.middle:.3g} | {' | '.join(errors)} |")
+
+
+def table(
+    names: list[str], problem: Problem, truth: Any, args: argparse.Namespace
+) -> dict[str, Any]:
+    print(
+        "| kernel | step size | error of a chain | of all | published | reached | sd ratio | seconds | steps/s |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    judged = {}
+    for name in (bar := tqdm([*names, "NUTS"])):
+        bar.set_description(name)
+        if name == "NUTS":
+            published, step = NUTS_PUBLISHED, "adapted"
+            start = time.perf_counter()
+            draws = nuts(problem.data, args.chains)
+        else:
+            method = METHODS[name]
+            published, step = method.published, f"{method.best:.3g}"
+            run = compiled(method, problem, args)
+            start = time.perf_counter()
+            draws = run(method.best, random.key(0))
+        seconds = time.perf_counter() - start
+        judged[name] = found = judge(draws, *truth)
+        error = np.mean(found["chains"])
+        standard = np.std(found["chains"]) / np.sqrt(max(1, args.chains - 1))
+        speed = "" if name == "NUTS" else f"{args.chains * args.steps / seconds:,.0f}"
+        tqdm.write(
+            f"| {name} | {step} | {error:.4f} +- {standard:.4f} | {found['all']:.4f} | {published:.4f} |"
+            f" {'yes' if error <= published else 'no'} | {found['sd']:.3f} | {seconds:.1f} | {speed} |"
+        )
+    return judged
+
+
+def plot(judged: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    published = {name: method.published for name, method in METHODS.items()}
+    published["NUTS"] = NUTS_PUBLISHED
+    figure, axes = plt.subplots(figsize=(8, 0.36 * len(judged) + 1.2), layout="constrained")
+    for row, (name, found) in enumerate(judged.items()):
+        colour = "C1" if name.startswith("BlackJAX") else "C2" if name.startswith("NUTS") else "C0"
+        axes.plot(
+            found["chains"], [row] * len(found["chains"]), "o", color=colour, alpha=0.35, ms=5
+        )
+        axes.plot(np.mean(found["chains"]), row, "D", color=colour, ms=7)
+        axes.plot(published[name], row, "|", color="k", ms=16)
+    axes.set_yticks(range(len(judged)), list(judged))
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel(
+        "error of the second moment (circles: chains, diamond: average, bar: published peer)"
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    print(f"\nWrote {path}.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--steps", type=int, default=200_000, help="gradients to a chain")
+    parser.add_argument("--chains", type=int, default=4)
+    parser.add_argument("--only", default="", help="kernels whose name holds this text")
+    parser.add_argument("--tune", action="store_true", help="print the grid of step sizes")
+    parser.add_argument("--out", type=Path, default=Path("out/german_credit.png"))
+    args = parser.parse_args()
+    data, *truth = load(args.data_dir / "german_credit")
+    problem = Problem(data, mode(data), args.steps)
+    names = [name for name in METHODS if args.only in name]
+    print(
+        f"jax {jax.__version__} on {jax.devices()[0].device_kind}, {args.chains} chains of {args.steps:,} steps,"
+        f" the first {BURN_IN:.0%} left out, every {THIN}th kept\n"
+    )
+    if args.tune:
+        tune(names, problem, truth, args)
+    else:
+        plot(table(names, problem, truth, args), args.out)
+
+
+if __name__ == "__main__":
+    main()
