@@ -67,6 +67,9 @@ class SGHMC(SGMCMCKernel):
     :math:`\hat V` is a diagonal. Noise that is correlated between coordinates, as that of correlated covariates is, is
     corrected too much in the directions of little noise, mostly the widest of the posterior: standard deviations come
     out too small (in a logistic regression with 25 covariates by 3 % where a fifth of the injected noise is taken off).
+    Where it exceeds the injected noise, :math:`4 T M \tanh(C\epsilon/2)/\epsilon^2`, no correction is enough: a number
+    is refused, an estimate from warmup is cut, and ``kinetic_temperature`` stays above T. Then take a smaller step or
+    more friction.
 
     Without ``noise_variance`` gradient noise of variance :math:`s^2` heats a Gaussian target to the temperature
     :math:`T + \tfrac{\epsilon^2}{4} s^2 \coth(C\epsilon/2)`; ``kinetic_temperature`` shows it. The splittings diverge

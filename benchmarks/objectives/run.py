@@ -1,0 +1,192 @@
+"""Cost, memory and gradient noise of the objectives, against those that NumPyro has.
+
+Four tables: a step of ``VRELBO`` against ``RenyiELBO`` and ``Trace_ELBO``; of its four gradients on a VAE; compiled
+memory with ``vectorize_particles=False``; the standard deviation of the four gradient estimators.
+"""
+
+import argparse
+from collections.abc import Callable
+import statistics
+import time
+from typing import Any
+
+import jax
+from jax import Array, lax, random
+from jax.example_libraries import stax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.infer import ELBO, SVI, RenyiELBO, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+import optax
+
+from numpyro_ext.objectives import IWELBO, VRELBO, BBAlphaELBO
+
+GRADIENTS = ("standard", "single", "stl", "dreg")
+
+
+def regression(x: Array, y: Array) -> None:
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def vae(pixels: int, latent: int = 50, width: int = 200) -> tuple[Callable[..., None], ...]:
+    """784-200-200-50 and back, tanh, Bernoulli."""
+
+    def hidden() -> tuple[Any, ...]:
+        return stax.Dense(width), stax.Tanh, stax.Dense(width), stax.Tanh
+
+    decoder = stax.serial(*hidden(), stax.Dense(pixels))
+    heads = stax.parallel(stax.Dense(latent), stax.Dense(latent))
+    encoder = stax.serial(*hidden(), stax.FanOut(2), heads)
+
+    def model(images: Array) -> None:
+        decode = numpyro.module("decoder", decoder, (latent,))
+        with numpyro.plate("images", len(images)):
+            z = numpyro.sample("z", dist.Normal().expand([latent]).to_event(1))
+            numpyro.sample("x", dist.Bernoulli(logits=decode(z)).to_event(1), obs=images)
+
+    def guide(images: Array) -> None:
+        loc, log_scale = numpyro.module("encoder", encoder, (pixels,))(images)
+        with numpyro.plate("images", len(images)):
+            numpyro.sample("z", dist.Normal(loc, jnp.exp(log_scale)).to_event(1))
+
+    return model, guide
+
+
+def stepper(loss: ELBO, model: Any, guide: Any, steps: int, *data: Array) -> Callable[[], Any]:
+    """``steps`` updates of ``SVI`` in one compiled call."""
+    svi = SVI(model, guide, optax.adam(1e-3), loss)
+    state = svi.init(random.key(1), *data)
+
+    @jax.jit
+    def run(state: Any, *data: Array) -> Any:
+        return lax.scan(lambda state, _: svi.update(state, *data), state, length=steps)
+
+    return lambda: run(state, *data)
+
+
+def medians(repeats: int, *runs: Callable[[], Any]) -> list[float]:
+    """Median seconds of each run; the runs take turns, so that all see the same machine."""
+    for run in runs:
+        jax.block_until_ready(run())
+    times = [[] for _ in runs]
+    for _ in range(repeats):
+        for seconds, run in zip(times, runs, strict=True):
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            seconds.append(time.perf_counter() - start)
+    return [statistics.median(seconds) for seconds in times]
+
+
+def against_numpyro(repeats: int, steps: int) -> None:
+    print("\n## A step against NumPyro's objectives (logistic regression, 500 rows, d = 20)\n")
+    print(
+        "| K | Trace_ELBO, us | RenyiELBO, us | VRELBO, us | / RenyiELBO | / Trace_ELBO | others, us |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    key_x, key_y = random.split(random.key(0))
+    x = random.normal(key_x, (500, 20))
+    y = random.bernoulli(key_y, jax.nn.sigmoid(x[:, 0])).astype(float)
+    for num in (1, 10, 50):
+        losses = [
+            Trace_ELBO(num),
+            RenyiELBO(0.5, num),
+            VRELBO(0.5, num),
+            IWELBO(num),
+            BBAlphaELBO(0.5, num),
+        ]
+        runs = [stepper(loss, regression, AutoNormal(regression), steps, x, y) for loss in losses]
+        t = [1e6 * seconds / steps for seconds in medians(repeats, *runs)]
+        others = f"IWELBO {t[3]:.0f}, BBAlphaELBO {t[4]:.0f}"
+        print(
+            f"| {num} | {t[0]:.0f} | {t[1]:.0f} | {t[2]:.0f} | {t[2] / t[1]:.2f} | {t[2] / t[0]:.2f} | {others} |"
+        )
+
+
+def gradients_of_a_vae(repeats: int, num: int) -> None:
+    print(
+        f"\n## A step of the four gradients (VAE 784-200-200-50 and back, batch 100, K = {num})\n"
+    )
+    print("| gradient | ms | standard / this |")
+    print("|---|---|---|")
+    model, guide = vae(784)
+    images = random.bernoulli(random.key(0), 0.3, (100, 784)).astype(float)
+    losses = [VRELBO(0.0, num, gradient=g) for g in GRADIENTS]
+    seconds = medians(repeats, *(stepper(loss, model, guide, 1, images) for loss in losses))
+    for gradient, t in zip(GRADIENTS, seconds, strict=True):
+        print(f"| {gradient} | {1e3 * t:.0f} | {seconds[0] / t:.2f} |")
+
+
+def memory() -> None:
+    print("\n## Temporary memory of the compiled gradient, KiB (the same VAE, batch 20)\n")
+    print("| `vectorize_particles` | K = 4 | K = 256 | ratio |")
+    print("|---|---|---|---|")
+    model, guide = vae(784)
+    images = jnp.zeros((20, 784))
+    svi = SVI(model, guide, optax.adam(1e-3), Trace_ELBO())
+    params = svi.get_params(svi.init(random.key(0), images))
+    for vectorize in (True, False):
+        used = []
+        for num in (4, 256):
+            loss = VRELBO(0.5, num, vectorize_particles=vectorize)
+            gradient = jax.jit(
+                jax.grad(lambda p, loss=loss: loss.loss(random.key(1), p, model, guide, images))
+            )
+            used.append(
+                gradient.lower(params).compile().memory_analysis().temp_size_in_bytes / 1024
+            )
+        print(f"| {vectorize} | {used[0]:,.0f} | {used[1]:,.0f} | {used[1] / used[0]:.2f} |")
+
+
+def gradient_noise(num_keys: int, num: int) -> None:
+    print(
+        f"\n## Standard deviation of the gradient in the guide's mean and scale (K = {num}, {num_keys:,} keys)\n"
+    )
+    print("z ~ N(0, 1), x ~ N(z, 1), x = 1.5; posterior N(0.75, 0.707)\n")
+    print("| guide | alpha | " + " | ".join(GRADIENTS) + " |")
+    print("|---|---|" + "---|" * len(GRADIENTS))
+
+    def model() -> None:
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", dist.Normal(z, 1.0), obs=1.5)
+
+    def guide() -> None:
+        s = numpyro.param("s", 1.0, constraint=constraints.positive)
+        numpyro.sample("z", dist.Normal(numpyro.param("m", 0.0), s))
+
+    keys = random.split(random.key(0), num_keys)
+    for m, s in ((0.76, 0.72), (0.0, 1.0)):
+        for alpha in (0.0, 0.5, -1.0):
+            cells = []
+            for gradient in GRADIENTS:
+                loss = VRELBO(alpha, num, gradient=gradient)
+
+                def draw(key: Array, loss: ELBO = loss, m: float = m, s: float = s) -> Any:
+                    params = {"m": jnp.array(m), "s": jnp.array(s)}
+                    return jax.grad(lambda p: loss.loss(key, p, model, guide))(params)
+
+                g = jax.jit(jax.vmap(draw))(keys)
+                cells.append(f"{g['m'].std():.4f}, {g['s'].std():.4f}")
+            print(f"| N({m:g}, {s:g}) | {alpha:g} | " + " | ".join(cells) + " |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=500, help="updates per timed run")
+    parser.add_argument("--keys", type=int, default=20_000)
+    args = parser.parse_args()
+    print(
+        f"jax {jax.__version__} on {jax.devices()[0].device_kind}; medians of {args.repeats} runs that take turns"
+    )
+    against_numpyro(args.repeats, args.steps)
+    gradients_of_a_vae(args.repeats, 50)
+    memory()
+    gradient_noise(args.keys, 5)
+
+
+if __name__ == "__main__":
+    main()

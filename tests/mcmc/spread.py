@@ -1,0 +1,68 @@
+"""Chains over several devices, in a process of their own; ``test_devices.py`` starts it and reads what it saves."""
+
+import sys
+
+import jax
+from jax import random
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+import numpy as np
+from numpyro.infer import MCMC
+
+from numpyro_ext.mcmc import SGHMC
+from tests.mcmc.models import linear, linear_data
+
+
+def chain_keys():
+    return random.split(random.key(0), 2)
+
+
+def draws(keys, data, sharding=None, chain_method="vectorized"):
+    kernel = SGHMC(linear, 0.01, friction=5.0, sharding=sharding, steps_per_sample=2)
+    options = {"num_chains": len(keys), "chain_method": chain_method, "progress_bar": False}
+    mcmc = MCMC(kernel, num_warmup=2, num_samples=10, jit_model_args=True, **options)
+    mcmc.run(keys, *data)
+    return {site: np.asarray(x) for site, x in mcmc.get_samples(group_by_chain=True).items()}
+
+
+def along(axis, **axes):
+    """The sharding of a first axis over ``axis`` of the mesh with these axes."""
+    types = (AxisType.Auto,) * len(axes)
+    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=types)
+    return NamedSharding(mesh, PartitionSpec(axis))
+
+
+def spread(sharding):
+    """The data, of which each process holds the rows of its own devices."""
+
+    def place(x):
+        return jax.make_array_from_callback(x.shape, sharding, lambda rows: x[rows])
+
+    return tuple(place(np.asarray(x)) for x in linear_data())
+
+
+def one_process():
+    assert jax.device_count() == 8
+    keys = chain_keys()
+    sharding = along("data", chains=2, data=4)
+    spread_keys = jax.device_put(keys, NamedSharding(sharding.mesh, PartitionSpec("chains")))
+    return {
+        "chains and data": draws(spread_keys, spread(sharding), sharding),
+        "parallel chains": draws(keys, linear_data(), chain_method="parallel"),
+    }
+
+
+def one_of_two(address, rank):
+    jax.distributed.initialize(address, 2, int(rank))
+    assert (jax.process_count(), jax.device_count(), jax.local_device_count()) == (2, 2, 1)
+    sharding = along("data", data=2)
+    data = spread(sharding)
+    assert data[0].addressable_shards[0].data.shape[0] == data[0].shape[0] // 2
+    return {"two processes": draws(chain_keys(), data, sharding)}
+
+
+if __name__ == "__main__":
+    path, *process = sys.argv[1:]
+    jax.config.update("jax_disable_most_optimizations", True)
+    runs = one_of_two(*process) if process else one_process()
+    found = {f"{name}/{site}": x for name, sites in runs.items() for site, x in sites.items()}
+    np.savez(path, **found)

@@ -1,0 +1,81 @@
+"""The draws do not depend on how many devices and processes hold the data and the chains."""
+
+from functools import cache
+import os
+from pathlib import Path
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.mcmc.models import linear_data
+from tests.mcmc.spread import chain_keys, draws
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+@cache
+def expected():
+    """Both chains on one device; computed while the other processes are at work."""
+    return draws(chain_keys(), linear_data())
+
+
+def start(devices, *arguments):
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.mcmc.spread", *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process):
+    try:
+        output, _ = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+
+
+def same(path):
+    """Every run saved has the draws expected, up to the order of summation; their names."""
+    with np.load(path) as found:
+        runs = {name.split("/")[0] for name in found}
+        for run in runs:
+            for site, x in expected().items():
+                assert x.shape[:2] == (2, 10)
+                assert np.std(x) > 0
+                np.testing.assert_allclose(found[f"{run}/{site}"], x, rtol=1e-3, atol=1e-4)
+    return runs
+
+
+def test_eight_devices_with_spread_data_and_chains(tmp_path):
+    path = tmp_path / "draws.npz"
+    process = start(8, path)
+    expected()
+    finish(process)
+    assert same(path) == {"chains and data", "parallel chains"}
+
+
+def test_two_processes_with_half_of_the_data_each(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    paths = [tmp_path / f"draws{rank}.npz" for rank in range(2)]
+    processes = [start(1, path, f"127.0.0.1:{port}", rank) for rank, path in enumerate(paths)]
+    expected()
+    try:
+        for process in processes:
+            finish(process)
+    finally:
+        for process in processes:
+            process.kill()
+    for path in paths:
+        assert same(path) == {"two processes"}
