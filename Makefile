@@ -22,7 +22,7 @@ quickstart: $(VENV)/installed-examples
 
 test: $(VENV)/installed-test
 	JAX_ENABLE_X64=1 $(BIN)/python -m pytest -q -n 2 -m x64 tests
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --durations=30
 
 lint: $(VENV)/installed-dev $(VENV)/installed-test
 	$(BIN)/ruff check .

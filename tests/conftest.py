@@ -3,11 +3,10 @@
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Most of a test's time is the compiler's.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=2"
-    # Most of a test's time is the compiler's.
-    + " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
 ).strip()
 os.environ.setdefault("MPLBACKEND", "Agg")
 
