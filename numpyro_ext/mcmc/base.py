@@ -298,8 +298,9 @@ class SGMCMCKernel(MCMCKernel):
         eps = jnp.asarray(self._schedule(i), dtype)
         T = self.temperature_at(i, dtype)
         new_batch = partial(self._new_batch, oracle)
-        gradient = (self._gradient, oracle, unravel, i, idx, key_gradient, state.gradient)
-        grad_fn = GradFn(*gradient, new_batch)
+        grad_fn = GradFn(
+            self._gradient, oracle, unravel, i, idx, key_gradient, state.gradient, new_batch
+        )
         z, fields, potential, grad = self.step(key_step, state, state.z, grad_fn, eps, T)
         # What only the last step shows, and what did not change, need not be looked at in every step.
         shown = [

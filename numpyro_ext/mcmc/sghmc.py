@@ -114,7 +114,7 @@ class SGHMC(SGMCMCKernel):
     """
 
     state_class = SGHMCState
-    last_step_fields = ("potential_energy", "grad_norm", "kinetic_temperature")
+    last_step_fields = (*SGMCMCKernel.last_step_fields, "kinetic_temperature")
 
     def __init__(
         self,

@@ -109,7 +109,7 @@ class SGNHT(SGMCMCKernel):
     """
 
     state_class = SGNHTState
-    last_step_fields = ("potential_energy", "grad_norm", "kinetic_temperature")
+    last_step_fields = (*SGMCMCKernel.last_step_fields, "kinetic_temperature")
 
     def __init__(
         self,
