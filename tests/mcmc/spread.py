@@ -62,7 +62,6 @@ def one_of_two(address, rank):
 
 if __name__ == "__main__":
     path, *process = sys.argv[1:]
-    jax.config.update("jax_disable_most_optimizations", True)
     runs = one_of_two(*process) if process else one_process()
     found = {f"{name}/{site}": x for name, sites in runs.items() for site, x in sites.items()}
     np.savez(path, **found)

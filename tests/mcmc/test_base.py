@@ -22,8 +22,6 @@ from tests.mcmc.models import (
     within,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 
 def start(model, *args, step_size=1e-3, **options):
     return SGLD(model, step_size, **options).init(random.key(0), 0, None, args, {})

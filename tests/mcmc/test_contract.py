@@ -46,8 +46,6 @@ KERNELS = {
 FULL_DATA = {"KernelHMC"}
 WARMUP, DRAWS = 4, 12
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 
 def kernel_of(name, **options):
     model = linear_full if name in FULL_DATA else linear

@@ -8,14 +8,11 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
 
 from tests.mcmc.models import linear_data
 from tests.mcmc.spread import chain_keys, draws
 
 ROOT = Path(__file__).parents[2]
-
-pytestmark = pytest.mark.usefixtures("quick_compile")
 
 
 @cache

@@ -56,7 +56,7 @@ def full_gradient(model, args, z):
     ],
     ids=["plain", "epoch", "control variate"],
 )
-def test_unbiased_with_two_plates_and_a_positive_site(gradient, minibatch, quick_compile):
+def test_unbiased_with_two_plates_and_a_positive_site(gradient, minibatch):
     """|z-score| of the mean of 4000 estimates below 4, for potential and gradient."""
     kernel = SGLD(two_plates, 1e-3, gradient=gradient, minibatch=minibatch)
     data = two_plates_data()
@@ -69,7 +69,7 @@ def test_unbiased_with_two_plates_and_a_positive_site(gradient, minibatch, quick
 
 
 @pytest.mark.parametrize(("minibatch", "factor"), [("replace", 1.0), ("epoch", 90 / 99)])
-def test_variance_is_that_of_the_formula(minibatch, factor, quick_compile):
+def test_variance_is_that_of_the_formula(minibatch, factor):
     """Gaussian mean: N^2/B times the population variance of x, 499.608. 20 000 estimates: error 1 %."""
     kernel = SGLD(gaussian_mean, 1e-3, minibatch=minibatch)
     x = gaussian_mean_data()
@@ -82,7 +82,7 @@ def test_variance_is_that_of_the_formula(minibatch, factor, quick_compile):
 
 @pytest.mark.x64
 @pytest.mark.parametrize("chunk_size", [7, 1000])
-def test_full_gradient_in_chunks_is_exact(chunk_size, tol, quick_compile):
+def test_full_gradient_in_chunks_is_exact(chunk_size, tol):
     """Seen through SVRG at its own center, where the minibatch cancels."""
     kernel = SGLD(two_plates, 1e-3, gradient=SVRG(5, chunk_size=chunk_size))
     data = two_plates_data()
@@ -95,7 +95,7 @@ def test_full_gradient_in_chunks_is_exact(chunk_size, tol, quick_compile):
 
 
 @pytest.mark.x64
-def test_one_epoch_averages_to_the_full_gradient(tol, quick_compile):
+def test_one_epoch_averages_to_the_full_gradient(tol):
     data = linear_data()
     z = {"w": jnp.array([0.3, -0.8]), "sigma": jnp.array(-0.4)}
     grads = []
@@ -122,7 +122,7 @@ def test_one_epoch_averages_to_the_full_gradient(tol, quick_compile):
 
 
 @pytest.mark.x64
-def test_control_variate_without_noise_for_equal_curvature(tol, quick_compile):
+def test_control_variate_without_noise_for_equal_curvature(tol):
     """The Gaussian mean is quadratic with one curvature: any center removes all the noise."""
     x = gaussian_mean_data()
     kernel = SGLD(gaussian_mean, 1e-3, gradient=ControlVariate({"loc": -2.0}))
@@ -174,7 +174,7 @@ def test_regression_law(name):
     within(jnp.var(draws), expected, error)
 
 
-def test_svrg_moves_its_center_at_the_right_transitions(quick_compile):
+def test_svrg_moves_its_center_at_the_right_transitions():
     data = linear_data()
     kernel = SGLD(linear, 1e-3, gradient=SVRG(3, chunk_size=15))
     state = kernel.init(random.key(0), 0, None, data, {})
@@ -188,7 +188,7 @@ def test_svrg_moves_its_center_at_the_right_transitions(quick_compile):
     assert jnp.allclose(state.gradient.grad["w"], exact["w"], rtol=1e-3)
 
 
-def test_chains_in_vectors_refresh_by_a_branch(quick_compile):
+def test_chains_in_vectors_refresh_by_a_branch():
     """With a predicate per chain, vmap would turn the branch into two computations and a select."""
     data = linear_data()
     kernel = SGLD(linear, 1e-3, gradient=SVRG(3))
@@ -226,7 +226,7 @@ def test_wrong_input(make, error, message):
         ),
     ],
 )
-def test_center_that_does_not_fit_the_model(center, message, quick_compile):
+def test_center_that_does_not_fit_the_model(center, message):
     kernel = SGLD(linear, 1e-3, gradient=ControlVariate(center))
     with pytest.raises(ValueError, match=message):
         kernel.init(random.key(0), 0, None, linear_data(), {})

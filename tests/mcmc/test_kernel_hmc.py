@@ -197,7 +197,7 @@ def test_estimator_is_fitted_once_in_unconstrained_space():
         assert abs(mean - expected) < 4 * error
 
 
-def test_no_gradient_of_the_model_is_taken(quick_compile):
+def test_no_gradient_of_the_model_is_taken():
     """The potential comes from a host function, which JAX cannot differentiate."""
 
     def model():
@@ -229,7 +229,7 @@ def test_potential_that_is_not_finite_is_rejected():
         assert abs(mean - expected) < 4 * error
 
 
-def test_score_that_is_not_finite_is_a_divergence(quick_compile):
+def test_score_that_is_not_finite_is_a_divergence():
     kernel = KernelHMC(normal([1.0]), 0.5, score=lambda z: jnp.where(z > 2, jnp.nan, -z))
     state, step = start(kernel, z=[1.0])
     state = step(state._replace(z={"z": jnp.array([2.5])}))
@@ -267,12 +267,12 @@ A, B = np.ones(5), np.ones((5, 2))
         ({"score": Fit(), "training_samples": {"a": A, "b": A}}, "at site 'b'"),
     ],
 )
-def test_bad_score_or_samples(arguments, match, quick_compile):
+def test_bad_score_or_samples(arguments, match):
     with pytest.raises(ValueError, match=match):
         KernelHMC(positive, 0.1, **arguments).init(random.key(0), 0, None, (), {})
 
 
-def test_subsampled_plate_is_refused(quick_compile):
+def test_subsampled_plate_is_refused():
     kernel = KernelHMC(gaussian_mean, 0.1, score=jnp.negative)
     with pytest.raises(ValueError, match="plate 'data' has a subsample_size"):
         kernel.init(random.key(0), 0, None, (gaussian_mean_data(),), {})

@@ -84,7 +84,7 @@ def test_changing_diffusion_and_curl_keep_the_law():
 
 
 @pytest.mark.x64
-def test_step_is_the_formula(tol, quick_compile):
+def test_step_is_the_formula(tol):
     z, eps = jnp.array([0.7, -1.1]), 0.01
     grad = np.array([1.0, 3.0]) * (np.asarray(z) - 2)
     full = np.asarray(dense(z) + curl(z)) @ grad
@@ -106,7 +106,7 @@ def test_step_is_the_formula(tol, quick_compile):
 
 
 @pytest.mark.x64
-def test_unit_diffusion_is_sgld(tol, quick_compile):
+def test_unit_diffusion_is_sgld(tol):
     model = from_potential(lambda z: jnp.sum(z**4 - 2 * z**2), 2)
     state, step = start(SGLD(model, 0.1), z=[0.3, -0.4])
     expected = step(state).z["z"]
@@ -117,7 +117,7 @@ def test_unit_diffusion_is_sgld(tol, quick_compile):
         assert new.r.shape == (0,)
 
 
-def test_several_auxiliaries_and_temperature(quick_compile):
+def test_several_auxiliaries_and_temperature():
     """``num_auxiliary=2``: x has three blocks, and r starts from N(0, T)."""
     seen = []
 
@@ -168,13 +168,13 @@ def skew(x):
         ({"diffusion": jnp.ones_like, "correction": jnp.sum}, r"correction returns shape \(\)"),
     ],
 )
-def test_bad_fields_at_the_initial_point(arguments, match, quick_compile):
+def test_bad_fields_at_the_initial_point(arguments, match):
     kernel = RecipeKernel(normal([1.0, 1.0]), 0.1, **arguments)
     with pytest.raises(ValueError, match=match):
         kernel.init(random.key(0), 0, None, (), {})
 
 
-def test_singular_diffusion_is_allowed(quick_compile):
+def test_singular_diffusion_is_allowed():
     def D(x):
         direction = jnp.array([3.0, 4.0]) / 5
         return jnp.outer(direction, direction)

@@ -54,7 +54,7 @@ def test_constant_dense_metric_has_the_exact_covariance():
 
 
 @pytest.mark.x64
-def test_unit_metric_is_sgld(tol, quick_compile):
+def test_unit_metric_is_sgld(tol):
     model = normal([2.0, 0.5], loc=1.0)
     kernels = (
         SGLD(model, 0.1),
@@ -80,7 +80,7 @@ def varying_dense(z):
 
 @pytest.mark.x64
 @pytest.mark.parametrize("metric", [varying, varying_dense])
-def test_step_is_the_formula(metric, tol, quick_compile):
+def test_step_is_the_formula(metric, tol):
     """Also with the correction handed over: ``z' - z`` at T = 1 and 4 separates noise and drift."""
     z, eps = jnp.array([0.7, -1.1]), 0.01
     g = 2.0 * z  # of the model below
@@ -148,7 +148,7 @@ def test_asymmetric_wells():
         assert abs(mean - expected) < 4 * error + 0.01 * abs(expected), (name, mean, error)
 
 
-def test_metric_that_turns_indefinite_is_a_divergence(quick_compile):
+def test_metric_that_turns_indefinite_is_a_divergence():
     kernel = SGRLD(normal([1.0, 1.0]), 0.1, metric=lambda z: 3 - z**2)
     state, step = start(kernel, z=[0.5, 0.5])
     state = step(state._replace(z={"z": jnp.array([0.5, 2.0])}))
@@ -181,7 +181,7 @@ def test_bad_arguments(arguments, error, match):
         ({"metric": jnp.ones_like, "correction": jnp.sum}, r"correction returns shape \(\)"),
     ],
 )
-def test_bad_metric_at_the_initial_point(arguments, match, quick_compile):
+def test_bad_metric_at_the_initial_point(arguments, match):
     kernel = SGRLD(normal([1.0, 1.0]), 0.1, **arguments)
     with pytest.raises(ValueError, match=match):
         kernel.init(random.split(random.key(0), 2), 0, None, (), {})

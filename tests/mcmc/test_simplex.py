@@ -64,7 +64,7 @@ FORMS = pytest.mark.parametrize("form", list(REFERENCE))
 
 @FORMS
 @pytest.mark.x64
-def test_terms_are_those_of_the_density(form, tol, quick_compile):
+def test_terms_are_those_of_the_density(form, tol):
     """``A grad log p``, ``div A`` by autodiff, and a square root of A."""
     theta, _, log_density, A = REFERENCE[form]
     theta = jnp.asarray(theta, float)
@@ -84,7 +84,7 @@ def test_terms_are_those_of_the_density(form, tol, quick_compile):
 
 @FORMS
 @pytest.mark.x64
-def test_step_adds_its_terms(form, tol, quick_compile):
+def test_step_adds_its_terms(form, tol):
     """The step at T is that at 0, plus T Gam, plus sqrt(T) times the same noise."""
     theta = jnp.asarray(REFERENCE[form][0], float)
     counts, alpha = jnp.asarray(COUNTS), jnp.asarray(ALPHA)
@@ -146,7 +146,7 @@ def test_draws_are_dirichlet(form, eps):
     np.testing.assert_allclose(variance, expected, rtol=0.05)
 
 
-def test_reduced_mean_is_put_back_on_the_simplex(quick_compile):
+def test_reduced_mean_is_put_back_on_the_simplex():
     @jax.jit
     def step(key, theta):
         return simplex_langevin_step(
@@ -167,7 +167,7 @@ def test_reduced_mean_is_put_back_on_the_simplex(quick_compile):
     np.testing.assert_allclose(_project(jnp.array([0.2, 0.3])), [0.2, 0.3], rtol=1e-6)
 
 
-def test_topics_in_one_call(quick_compile):
+def test_topics_in_one_call():
     """Leading dimensions of theta and counts are independent simplices."""
     theta, counts = jnp.ones((4, 2, 3)), jnp.arange(6.0).reshape(2, 3)
     new = simplex_langevin_step(random.key(0), theta, counts, 0.5, 0.01, temperature=0.0)
@@ -199,7 +199,7 @@ def topics(counts):
         numpyro.sample("n", dist.Multinomial(counts.sum(-1), p), obs=counts)
 
 
-def test_reparameterised_prior_is_dirichlet(quick_compile):
+def test_reparameterised_prior_is_dirichlet():
     """``p`` is deterministic, with the mean and the variances of the prior."""
 
     def prior():
