@@ -4,8 +4,8 @@ r"""The power mean of K weights in log space, and the weights of its gradient.
     L(a) = \frac{1}{a} \log \frac{1}{K} \sum_k e^{a\, lw_k}, \qquad
     \hat w_k = \frac{e^{a\, lw_k}}{\sum_j e^{a\, lw_j}} = \frac{\partial L}{\partial lw_k},
 
-with the limits mean (a = 0), max (a = inf) and min (a = -inf). The particle axis comes first.
-``a`` may be traced (but not a traced infinity). Only :func:`surrogate` and
+with the limits mean (a = 0), max (a = inf) and min (a = -inf); for K = 1 it is the weight itself. The
+particle axis comes first. ``a`` may be traced (but not a traced infinity). Only :func:`surrogate` and
 :func:`weighted_surrogate` have a gradient.
 """
 
@@ -33,7 +33,7 @@ def power_mean(lw: Array, a: Any) -> tuple[Array, Array]:
         value, weights = jnp.max(lw, 0), one_hot(jnp.argmax(lw, 0), num_particles, axis=0)
     elif _is_static(a, -jnp.inf):
         value, weights = jnp.min(lw, 0), one_hot(jnp.argmin(lw, 0), num_particles, axis=0)
-    elif _is_static(a, 0.0):
+    elif _is_static(a, 0.0) or num_particles == 1:
         value, weights = mean, jnp.full_like(lw, 1 / num_particles)
     else:
         c = jnp.where(jnp.isfinite(mean), mean, 0.0)
