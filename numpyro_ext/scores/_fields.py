@@ -1,9 +1,8 @@
-"""What the score estimators share: sums of a kernel's gradients over samples, and the pytree they are."""
+"""What the score estimators share: sums of a kernel's gradients over samples."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 from jax import Array
@@ -12,36 +11,11 @@ from jax.typing import ArrayLike
 
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_point_pair, squared_distances
+from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.base import BaseKernel, RadialKernel
 
 # Accelerators would otherwise round the factors to fewer bits.
 matmul = partial(jnp.matmul, precision="highest")
-
-
-def pytree[T](cls: type[T]) -> type[T]:
-    """Register a frozen dataclass: arrays, numbers and kernels are its children, words are structure."""
-    jax.tree_util.register_pytree_node(cls, _flatten, partial(_unflatten, cls))
-    return cls
-
-
-def _flatten(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    values = [(f.name, getattr(value, f.name)) for f in fields(value)]
-    children = [(name, v) for name, v in values if not _is_structure(v)]
-    structure = tuple((name, v) for name, v in values if _is_structure(v))
-    return tuple(v for _, v in children), (tuple(name for name, _ in children), structure)
-
-
-def _unflatten(cls: type, aux: tuple[Any, ...], children: Any) -> Any:
-    # Not through __init__: JAX rebuilds pytrees with placeholders that are no valid arguments.
-    value = object.__new__(cls)
-    for name, v in [*zip(aux[0], children, strict=True), *aux[1]]:
-        object.__setattr__(value, name, v)
-    return value
-
-
-def _is_structure(value: Any) -> bool:
-    # A kernel of one's own is a leaf that no transformation would accept.
-    return isinstance(value, str) or (callable(value) and jax.tree_util.all_leaves([value]))
 
 
 def resolved(kernel: BaseKernel, x: Array) -> BaseKernel:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_point_pair, squared_distances
+from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.bandwidth import BANDWIDTH_RULES, median_bandwidth
 from numpyro_ext.util import check_choice, check_positive
 
@@ -82,7 +83,7 @@ class RadialKernel(BaseKernel):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        jax.tree_util.register_pytree_node(cls, _flatten, lambda aux, kids: _build(cls, aux, kids))
+        pytree(cls)
 
     def __post_init__(self) -> None:
         if isinstance(self.bandwidth, str):
@@ -160,21 +161,6 @@ class RadialKernel(BaseKernel):
 def _inner(a: Array, b: Array) -> Array:
     # Accelerators would otherwise round the factors to fewer bits.
     return jnp.matmul(a, b.T, precision="highest")
-
-
-def _flatten(kernel: RadialKernel) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    values = [(f.name, getattr(kernel, f.name)) for f in fields(kernel)]
-    leaves = tuple((name, v) for name, v in values if not (isinstance(v, str) or callable(v)))
-    static = tuple((name, v) for name, v in values if isinstance(v, str) or callable(v))
-    return tuple(v for _, v in leaves), (tuple(name for name, _ in leaves), static)
-
-
-def _build(cls: type[RadialKernel], aux: tuple[Any, ...], leaves: tuple[Any, ...]) -> RadialKernel:
-    # Not through __init__: JAX rebuilds pytrees with placeholders that are no valid arguments.
-    kernel = object.__new__(cls)
-    for name, value in [*zip(aux[0], leaves, strict=True), *aux[1]]:
-        object.__setattr__(kernel, name, value)
-    return kernel
 
 
 class _FunctionKernel(BaseKernel):

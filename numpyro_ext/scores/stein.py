@@ -18,10 +18,10 @@ from numpyro_ext.scores._fields import (
     at_itself,
     kernel_sums,
     matmul,
-    pytree,
     resolved,
 )
 from numpyro_ext.scores._points import as_points
+from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.base import BaseKernel, as_kernel
 from numpyro_ext.scores.kernels import RBF
 from numpyro_ext.util import check_choice, check_positive
