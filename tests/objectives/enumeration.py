@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
-from tests.objectives.models import quick_jit
-
 
 def combinations(num_states, num_draws):
     """``(num_states ** num_draws, num_draws)``."""
@@ -40,7 +38,7 @@ def mean_gradients(make_loss, alphas, model, guide, params, draws, probabilities
 
     params = {name: jnp.asarray(value, float) for name, value in params.items()}
     over_draws = jax.vmap(jax.grad(loss), (None, None, 0))
-    grads = quick_jit(jax.vmap(over_draws, (None, 0, None)))(params, jnp.asarray(alphas), draws)
+    grads = jax.jit(jax.vmap(over_draws, (None, 0, None)))(params, jnp.asarray(alphas), draws)
     return {
         alpha: {name: np.tensordot(probabilities, g[i], 1) for name, g in grads.items()}
         for i, alpha in enumerate(alphas)

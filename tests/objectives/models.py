@@ -1,7 +1,5 @@
 """Models with known answers that the tests of several objectives share."""
 
-from functools import partial
-
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -10,9 +8,6 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 NONE: dict = {}
-
-# Compiles in half the time; for tests that run a function once.
-quick_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def linear_gaussian(x):
@@ -101,7 +96,7 @@ def value_and_grad(losses, params, model, guide, *args, seed=0):
             losses,
         )
 
-    return quick_jit(all_of)(floats(params))
+    return jax.jit(all_of)(floats(params))
 
 
 def mean_gradient(loss_of, alphas, num_keys, params, model, guide, *args, seed=0):
@@ -112,7 +107,7 @@ def mean_gradient(loss_of, alphas, num_keys, params, model, guide, *args, seed=0
         return jax.grad(lambda p: loss_of(alpha).loss(key, p, model, guide, *args))(params)
 
     keys = random.split(random.key(seed), num_keys)
-    grads = quick_jit(jax.vmap(jax.vmap(gradient, (None, 0)), (0, None)))(jnp.array(alphas), keys)
+    grads = jax.jit(jax.vmap(jax.vmap(gradient, (None, 0)), (0, None)))(jnp.array(alphas), keys)
     mean = jax.tree.map(lambda g: g.mean(1), grads)
     error = jax.tree.map(lambda g: g.std(1) / num_keys**0.5, grads)
     return mean, error

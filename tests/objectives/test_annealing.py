@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from numpyro_ext.objectives import VRELBO, BBAlphaELBO, count_steps
-from tests.objectives.models import X_LOCAL, global_model, normal_guide, quick_jit
+from tests.objectives.models import X_LOCAL, global_model, normal_guide
 
 
 def schedule(step):
@@ -25,8 +25,8 @@ def test_schedule_is_followed(objective):
     """Each update has the loss of the static order of its step, with the same draws."""
     svi = SVI(global_model, count_steps(normal_guide), optax.sgd(0.01), objective(schedule, 3))
     state = svi.init(random.key(0), X_LOCAL)
-    update = quick_jit(lambda state: svi.update(state, X_LOCAL))
-    static = quick_jit(
+    update = jax.jit(lambda state: svi.update(state, X_LOCAL))
+    static = jax.jit(
         lambda alpha, key, params: objective(alpha, 3).loss(
             key, params, global_model, normal_guide, X_LOCAL
         )

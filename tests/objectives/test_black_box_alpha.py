@@ -20,7 +20,6 @@ from tests.objectives.models import (
     mixed_guide,
     mixed_model,
     normal_guide,
-    quick_jit,
     value_and_grad,
 )
 from tests.objectives.test_renyi import PROBIT_X, PROBIT_Y
@@ -73,7 +72,7 @@ def test_global_and_local_latents_by_hand(approximate_kl, tol):
     """The tied energy, from the log densities of the particles that the loss draws."""
     alpha, key = 0.6, random.key(3)
     loss = BBAlphaELBO(alpha, 3, approximate_kl=approximate_kl)
-    got = -quick_jit(lambda: loss.loss(key, floats({"c": 0.4}), mixed_model, mixed_guide))()
+    got = -jax.jit(lambda: loss.loss(key, floats({"c": 0.4}), mixed_model, mixed_guide))()
     shared, local = [], []
     for k in random.split(random.split(key)[1], 3):
         guide = numpyro.handlers.seed(mixed_guide, random.split(k)[1])
@@ -103,7 +102,7 @@ def test_unbiased_in_the_minibatch():
                 [loss.loss(key, params, model, guide, X_LOCAL, batch) for loss in losses]
             )
 
-        full, mini = quick_jit(jax.vmap(lambda key: [values(key, b) for b in (None, 2)]))(keys)
+        full, mini = jax.jit(jax.vmap(lambda key: [values(key, b) for b in (None, 2)]))(keys)
         error = np.sqrt((full.var(0) + mini.var(0)) / len(keys))
         assert np.all(np.abs(full.mean(0) - mini.mean(0)) < 4 * error)
 
@@ -114,7 +113,7 @@ def mean_and_error(loss, params, model, guide):
     def estimate(key):
         return jax.value_and_grad(lambda p: loss.loss(key, p, model, guide))(floats(params))
 
-    got = quick_jit(jax.vmap(estimate))(random.split(random.key(2), 100))
+    got = jax.jit(jax.vmap(estimate))(random.split(random.key(2), 100))
     return [(float(x.mean()), float(x.std()) / 10) for x in jax.tree.leaves(got)]
 
 

@@ -19,7 +19,6 @@ from tests.objectives.models import (
     mixed_guide,
     mixed_model,
     normal_guide,
-    quick_jit,
     value_and_grad,
 )
 
@@ -44,7 +43,7 @@ def test_closed_forms():
 
     K = 400_000
 
-    @quick_jit
+    @jax.jit
     def bounds(key):
         return [
             ChiUpperBound(1.0, K).loss(key, NONE, model, guide),
@@ -75,7 +74,7 @@ def test_optimum_covers_a_correlated_gaussian():
         sd = (rho * jnp.diag(precision)) ** -0.5
         numpyro.sample("z", dist.Normal(jnp.zeros(2), sd).to_event(1))
 
-    @quick_jit
+    @jax.jit
     def gradients(keys):
         loss = ChiUpperBound(2.0, 2000)
 

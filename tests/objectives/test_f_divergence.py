@@ -23,7 +23,6 @@ from tests.objectives.models import (
     mixed_guide,
     mixed_model,
     normal_guide,
-    quick_jit,
     value_and_grad,
 )
 
@@ -103,7 +102,7 @@ def test_population_values_and_gradients():
 
         return {f: jax.value_and_grad(fn)({"m": jnp.asarray(m, float)}, f) for f in expected}
 
-    results = quick_jit(lambda keys: jax.lax.map(both, keys))(random.split(random.key(0), 20))
+    results = jax.jit(lambda keys: jax.lax.map(both, keys))(random.split(random.key(0), 20))
     for f, (value, grad) in expected.items():
         for got, exact in ((results[f][0], value), (results[f][1]["m"], grad)):
             error = np.std(got, 0, ddof=1) / 20**0.5
@@ -178,7 +177,7 @@ def test_weights_of_minus_infinity():
         ]
 
     for f, (value, grad) in zip(
-        fs, quick_jit(jax.vmap(results))(jnp.array([0.1, -1e4, jnp.nan])), strict=True
+        fs, jax.jit(jax.vmap(results))(jnp.array([0.1, -1e4, jnp.nan])), strict=True
     ):
         some, none, wrong = value
         assert np.isfinite(some) == (f not in ("kl_qp", TailAdaptive()))

@@ -29,7 +29,6 @@ from tests.objectives.models import (
     local_model,
     mean_gradient,
     normal_guide,
-    quick_jit,
     value_and_grad,
 )
 
@@ -174,7 +173,7 @@ def test_auto_guides_have_the_same_mean_gradient(guide_class):
             for loss in losses
         ]
 
-    exact, dreg = quick_jit(jax.vmap(gradients))(random.split(random.key(0), 2000))
+    exact, dreg = jax.jit(jax.vmap(gradients))(random.split(random.key(0), 2000))
     error = (dreg - exact).std(0) / 2000**0.5
     assert np.all(np.abs((dreg - exact).mean(0)) < 4.5 * error + 1e-6)
 
@@ -257,7 +256,7 @@ def test_single_runs_the_model_backwards_once():
             numpyro.sample("z", dist.Normal(m + jnp.zeros(120), 1.0).to_event(1))
 
     def flops(loss):
-        f = quick_jit(jax.grad(lambda p: loss.loss(random.key(0), p, model, guide)))
+        f = jax.jit(jax.grad(lambda p: loss.loss(random.key(0), p, model, guide)))
         return f.lower({**floats({"m": 0.0}), "w": weight}).compile().cost_analysis()["flops"]
 
     standard, single = (flops(VRELBO(0.5, 20, gradient=g)) for g in ("standard", "single"))

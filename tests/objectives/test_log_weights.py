@@ -25,7 +25,6 @@ from tests.objectives.models import (
     mixed_guide,
     mixed_model,
     normal_guide,
-    quick_jit,
     value_and_grad,
 )
 
@@ -168,7 +167,7 @@ def test_vectorization_does_not_change_the_draws(gradient, tol):
 def test_full_minibatch_is_the_full_data(tol):
     x = X_LOCAL
     for loss in (VRELBO(0.5, 3), BBAlphaELBO(0.5, 3)):
-        full, mini = quick_jit(
+        full, mini = jax.jit(
             lambda loss=loss: [
                 loss.loss(random.key(0), {"c": 0.4}, mixed_model, mixed_guide, x, m)
                 for m in (None, 6)
@@ -186,7 +185,7 @@ def test_independent_bounds_are_unbiased_in_the_minibatch():
             loss.loss(key, LOCAL_PARAMS, local_model, local_guide, X_LOCAL, m) for m in (None, 2)
         ]
 
-    full, mini = quick_jit(jax.vmap(values))(keys)
+    full, mini = jax.jit(jax.vmap(values))(keys)
     error = float(np.sqrt((full.var() + mini.var()) / len(keys)))
     assert abs(full.mean() - mini.mean()) < 4 * error
 
@@ -209,7 +208,7 @@ def test_memory_of_a_gradient_does_not_grow_with_the_particles(num_particles):
             numpyro.sample("z", dist.Normal(m + jnp.zeros(64), 1.0).to_event(1))
 
     loss = VRELBO(0.5, num_particles, vectorize_particles=False)
-    grad = quick_jit(jax.grad(lambda p: loss.loss(random.key(0), p, model, guide)))
+    grad = jax.jit(jax.grad(lambda p: loss.loss(random.key(0), p, model, guide)))
     compiled = grad.lower({"m": jnp.array(0.0), "w": weight}).compile()
     # A residual of one particle has 16 x 64 floats; what may grow are 16 weights and a key for each.
     allowed = 60 * 16 * 64 * 4 + num_particles * 4 * 16 * 4

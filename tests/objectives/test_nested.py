@@ -22,7 +22,6 @@ from tests.objectives.models import (
     mixed_guide,
     mixed_model,
     normal_guide,
-    quick_jit,
     value_and_grad,
 )
 
@@ -67,7 +66,7 @@ def test_matches_quadrature():
         loss = NestedVRELBO(alpha, 400, num_inner=300)
         return -loss.loss(key, {"c": 0.4}, mixed_model, mixed_guide)
 
-    @quick_jit
+    @jax.jit
     def bounds(keys):
         return jax.lax.map(lambda key: jax.vmap(bound, (0, None))(jnp.array(alphas), key), keys)
 
@@ -105,7 +104,7 @@ def test_without_globals_it_is_the_renyi_bound():
         with numpyro.plate("data", len(x)):
             numpyro.sample("z", dist.Normal(0.4 * x, 0.7))
 
-    @quick_jit
+    @jax.jit
     def values(keys):
         losses = (NestedVRELBO(0.0, 4, num_inner=3), VRELBO(0.0, 3))
         return [jax.vmap(lambda k, v=v: v.loss(k, NONE, model, guide))(keys) for v in losses]
@@ -140,7 +139,7 @@ def test_unbiased_in_the_minibatch(tol):
         objective = NestedVRELBO(alpha, 3, num_inner=4)
         return objective.loss(key, p, model, guide, batch=None if rows is None else 2)
 
-    @quick_jit
+    @jax.jit
     def values(key, alpha):
         full = jax.value_and_grad(loss)(params, alpha, key)
         part = lambda rows: jax.value_and_grad(loss)(params, alpha, key, rows)  # noqa: E731
@@ -184,7 +183,7 @@ def test_schedule_reads_the_counter():
         params = {"c": 0.4, "_objective_step": {"step": jnp.array(5)}}
         return loss.loss_with_mutable_state(random.key(0), params, mixed_model, guide)
 
-    scheduled, fixed = quick_jit(lambda: (result(lambda i: 0.1 * i), result(0.5)))()
+    scheduled, fixed = jax.jit(lambda: (result(lambda i: 0.1 * i), result(0.5)))()
     for one in (scheduled, fixed):
         assert one["mutable_state"]["_objective_step"]["step"] == 6
     np.testing.assert_allclose(scheduled["loss"], fixed["loss"], rtol=1e-5)

@@ -26,7 +26,6 @@ from tests.objectives.models import (
     mixed_model,
     normal_guide,
     particle_keys,
-    quick_jit,
     value_and_grad,
 )
 
@@ -92,12 +91,10 @@ def test_monotone_in_alpha_and_in_particles():
         between = jax.vmap(lambda alpha: finite(alpha, 7, key))(alphas)
         return jnp.array([finite(-INF, 7, key), *between, finite(INF, 7, key)])
 
-    assert np.all(np.diff(quick_jit(along_alpha)(random.key(3))) <= 1e-5)
+    assert np.all(np.diff(jax.jit(along_alpha)(random.key(3))) <= 1e-5)
     keys = random.split(random.key(0), 2000)
     few, many = (
-        quick_jit(jax.vmap(lambda key, k=k: jnp.array([finite(a, k, key) for a in (0.0, 2.0)])))(
-            keys
-        )
+        jax.jit(jax.vmap(lambda key, k=k: jnp.array([finite(a, k, key) for a in (0.0, 2.0)])))(keys)
         for k in (2, 6)
     )
     assert many[:, 0].mean() > few[:, 0].mean()
@@ -222,7 +219,7 @@ def test_mean_field_stationary_point_below_order_zero():
         return jax.grad(lambda p: VRELBO(-1.0, 4000).loss(key, p, *correlated(1)))(moved)["s"]
 
     keys = random.split(random.key(0), 100)
-    at, wider = quick_jit(jax.vmap(lambda key: [gradient(key, f) for f in (1.0, 1.15)]))(keys)
+    at, wider = jax.jit(jax.vmap(lambda key: [gradient(key, f) for f in (1.0, 1.15)]))(keys)
     assert np.all(np.abs(at.mean(0)) < 4 * at.std(0) / 10 + 2e-3)
     assert np.all(wider.mean(0) < -4 * wider.std(0) / 10)
 
@@ -305,7 +302,7 @@ def test_bayesian_linear_regression(alpha, bound, best_noise):
                 params
             )
 
-        losses, grads = quick_jit(jax.vmap(estimate))(random.split(random.key(2), 100))
+        losses, grads = jax.jit(jax.vmap(estimate))(random.split(random.key(2), 100))
         assert -losses.mean() == pytest.approx(exact, abs=float(4 * losses.std() / 10 + 1e-3))
         for name in ("m", "s") if noise == 1 else ("m", "s", "noise"):
             error = 4 * grads[name].std(0) / 10 + 3e-3
@@ -334,9 +331,7 @@ def test_agrees_with_upstream_where_it_is_right(num_particles, tol):
 
 def elbos_of(rng_key, num_particles, params, model, guide, *args):
     keys = particle_keys(rng_key, num_particles)
-    return -quick_jit(jax.vmap(lambda key: Trace_ELBO().loss(key, params, model, guide, *args)))(
-        keys
-    )
+    return -jax.jit(jax.vmap(lambda key: Trace_ELBO().loss(key, params, model, guide, *args)))(keys)
 
 
 def test_upstream_refuses_order_one():
@@ -429,8 +424,8 @@ def test_traced_order_equals_static_order():
         return VRELBO(alpha, 4).loss(random.key(0), LOCAL_PARAMS, local_model, local_guide)
 
     alphas = (-1.0, 0.0, 0.9999, 1.0, 1.5)
-    static = quick_jit(lambda: jnp.array([loss(alpha) for alpha in alphas]))()
-    traced = quick_jit(jax.vmap(loss))(jnp.array(alphas))
+    static = jax.jit(lambda: jnp.array([loss(alpha) for alpha in alphas]))()
+    traced = jax.jit(jax.vmap(loss))(jnp.array(alphas))
     np.testing.assert_allclose(traced, static, rtol=1e-6)
 
 
@@ -459,7 +454,7 @@ def test_probit_optimum(alpha, mean, variance, bound):
             lambda p: VRELBO(alpha, 4000).loss(key, p, probit_model, normal_guide)
         )(params)
 
-    losses, grads = quick_jit(jax.vmap(estimate))(random.split(random.key(2), 100))
+    losses, grads = jax.jit(jax.vmap(estimate))(random.split(random.key(2), 100))
     assert -losses.mean() == pytest.approx(bound, abs=float(4 * losses.std() / 10 + 1e-5))
     for name in params:
         assert abs(grads[name].mean()) < 4 * grads[name].std() / 10 + 1e-3
@@ -492,7 +487,7 @@ def test_local_and_global_latents_with_a_minibatch():
         )
 
     with pytest.raises(ValueError, match=r"'z'.*NestedVRELBO or BBAlphaELBO"):
-        quick_jit(lambda: loss(0.5))()
+        jax.jit(lambda: loss(0.5))()
     with pytest.raises(ValueError, match=r"'z'.*NestedVRELBO or BBAlphaELBO"):
-        quick_jit(loss)(1.0)
-    assert np.isfinite(quick_jit(lambda: loss(1.0))())
+        jax.jit(loss)(1.0)
+    assert np.isfinite(jax.jit(lambda: loss(1.0))())

@@ -28,7 +28,6 @@ from tests.objectives.models import (
     mixed_guide,
     mixed_model,
     normal_guide,
-    quick_jit,
     value_and_grad,
 )
 from tests.objectives.test_vimco import (
@@ -134,7 +133,7 @@ def test_discrete_sites(scale):
     loss = ThermodynamicELBO(num_particles=20_000, betas=betas)
     guide = handlers.scale(discrete_guide, scale=scale)
     fn = jax.value_and_grad(lambda p, key: loss.loss(key, p, model, guide))
-    values, grads = quick_jit(lambda keys: jax.lax.map(lambda key: fn(params, key), keys))(
+    values, grads = jax.jit(lambda keys: jax.lax.map(lambda key: fn(params, key), keys))(
         random.split(random.key(1), 20)
     )
     expected = finite_difference(lambda p: exact_discrete(p, betas, scale), PARAMS)
@@ -166,9 +165,7 @@ def test_gradients_of_gaussians(gradient):
             for bound in ("lower", "upper")
         ]
 
-    grads = np.array(
-        quick_jit(lambda keys: jax.lax.map(both, keys))(random.split(random.key(2), 20))
-    )
+    grads = np.array(jax.jit(lambda keys: jax.lax.map(both, keys))(random.split(random.key(2), 20)))
     error = grads.std(1, ddof=1) / 20**0.5
     steps = np.diff(betas)
     exact = [-2 * m * steps @ (betas[:-1] - 0.5), 2 * m * steps @ (betas[1:] - 0.5)]
@@ -186,7 +183,7 @@ def test_both_gradients_agree_on_local_latents():
 
         return gradient("covariance"), gradient("pathwise")
 
-    grads = quick_jit(lambda keys: jax.lax.map(both, keys, batch_size=10))(
+    grads = jax.jit(lambda keys: jax.lax.map(both, keys, batch_size=10))(
         random.split(random.key(3), 300)
     )
     for name in LOCAL_PARAMS:
@@ -213,7 +210,7 @@ def test_weights_of_minus_infinity():
             for gradient in ("covariance", "pathwise")
         }
 
-    for (bound, _), (value, grad) in quick_jit(jax.vmap(results))(
+    for (bound, _), (value, grad) in jax.jit(jax.vmap(results))(
         jnp.array([0.1, -1e4, jnp.nan])
     ).items():
         some, none, wrong = value

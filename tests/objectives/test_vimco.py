@@ -28,7 +28,6 @@ from tests.objectives.models import (
     local_model,
     mixed_guide,
     mixed_model,
-    quick_jit,
     value_and_grad,
 )
 
@@ -223,7 +222,7 @@ def test_unbiased_in_the_minibatch():
             {name: jnp.asarray(value, float) for name, value in PARAMS.items()}
         )
 
-    @quick_jit
+    @jax.jit
     def gradients(keys):
         return [jax.vmap(lambda key, b=b: gradient(key, b))(keys) for b in (None, 2)]
 
@@ -252,7 +251,7 @@ def test_value_is_the_renyi_bound_of_the_same_draws():
     """Also for a traced order, and with the particles one after the other."""
     params = {name: jnp.asarray(value, float) for name, value in PARAMS.items()}
 
-    @quick_jit
+    @jax.jit
     def values(traced):
         def bound(alpha, vectorize=True):
             loss = VIMCO(alpha, 6, vectorize_particles=vectorize)
@@ -296,7 +295,7 @@ def test_states_without_density(baseline):
     loss = VIMCO(0.0, 3, baseline=baseline)
     fn = jax.value_and_grad(lambda p, key: loss.loss(key, p, model, guide))
     keys = random.split(random.key(0), 20)
-    values, grads = quick_jit(jax.vmap(fn, (None, 0)))({"logit": 0.2}, keys)
+    values, grads = jax.jit(jax.vmap(fn, (None, 0)))({"logit": 0.2}, keys)
     assert np.all(np.isfinite(grads["logit"]))
     assert np.all(np.isfinite(values) | (values == jnp.inf))
     assert set(np.isfinite(values).tolist()) == {True, False}
