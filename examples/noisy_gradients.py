@@ -104,49 +104,25 @@ def exact(potential):
     return z, density, float(np.trapezoid(z**2 * density, z))
 
 
-def with_friction(rng_key, eps: float, friction: float, noise_variance: float) -> Run:
+def in_the_well(rng_key, eps: float, variance: float = 4.0, **options) -> Run:
     kernel = SGHMC(
         partial(model, double_well),
         eps,
-        friction=friction,
-        noise_variance=noise_variance,
-        gradient=NoisyGradient(4.0),
-        steps_per_sample=STEPS,
-    )
-    return sample(rng_key, kernel)
-
-
-def no_friction(rng_key, eps: float, variance: float) -> Run:
-    kernel = SGHMC(
-        partial(model, double_well),
-        eps,
-        friction=1e-6,
-        resample_every=STEPS,
         gradient=NoisyGradient(variance),
         steps_per_sample=STEPS,
+        **options,
     )
     return sample(rng_key, kernel)
 
 
-def thermostat(rng_key, thermal_mass: float | None) -> Run:
-    kernel = SGNHT(
-        partial(model, two_modes),
-        0.01,
-        friction=1.0,
-        thermal_mass=thermal_mass,
-        gradient=NoisyGradient(2 / 0.01),
-        steps_per_sample=8 * STEPS,
-    )
-    return sample(rng_key, kernel)
-
-
-def unaware(rng_key) -> Run:
-    kernel = SGHMC(
+def in_two_modes(rng_key, kernel_class, **options) -> Run:
+    kernel = kernel_class(
         partial(model, two_modes),
         0.01,
         friction=1.0,
         gradient=NoisyGradient(2 / 0.01),
         steps_per_sample=8 * STEPS,
+        **options,
     )
     return sample(rng_key, kernel)
 
@@ -205,20 +181,21 @@ def main() -> int:
     keys = iter(random.split(random.key(options.seed), 32))
 
     steps = (0.2, 0.1, 0.05)
+    no_friction = {"friction": 1e-6, "resample_every": STEPS}
     wells = {
-        "no friction, exact gradient": no_friction(next(keys), 0.1, 0.0),
-        "no friction, noisy gradient": no_friction(next(keys), 0.1, 4.0),
+        "no friction, exact gradient": in_the_well(next(keys), 0.1, 0.0, **no_friction),
+        "no friction, noisy gradient": in_the_well(next(keys), 0.1, **no_friction),
     }
     biases = {
-        (C, V): {eps: with_friction(next(keys), eps, C, V) for eps in steps}
+        (C, V): {eps: in_the_well(next(keys), eps, friction=C, noise_variance=V) for eps in steps}
         for C in (0.5, 3.0)
         for V in (0.0, 4.0)
     }
     known = biases[3.0, 4.0]
     modes = {
-        "SGHMC, unaware": unaware(next(keys)),
-        "SGNHT": thermostat(next(keys), None),
-        "SGNHT, thermal_mass=1": thermostat(next(keys), 1.0),
+        "SGHMC, unaware": in_two_modes(next(keys), SGHMC),
+        "SGNHT": in_two_modes(next(keys), SGNHT),
+        "SGNHT, thermal_mass=1": in_two_modes(next(keys), SGNHT, thermal_mass=1.0),
     }
 
     print(
