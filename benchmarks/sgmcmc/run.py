@@ -64,39 +64,46 @@ def kernel_run(kernel: Any, data: tuple[Array, Array], *, warm: bool = True) -> 
     return lambda: sample(state, data)
 
 
-def mcmc_run(kernel: Any, data: tuple[Array, Array], draws: int) -> Callable[[], Any]:
-    """The same through ``MCMC``, which with a progress bar keeps its compiled draw between runs."""
-    mcmc = MCMC(kernel, num_warmup=0, num_samples=draws, progress_bar=True)
+def call_run(kernel: Any, data: tuple[Array, Array], calls: int) -> Callable[[], Any]:
+    """``calls`` transitions, each dispatched by itself, as ``MCMC`` does with a progress bar."""
+    state = kernel.init(random.key(1), 1, None, data, {})
+    sample = jax.jit(lambda state, data: kernel.sample(state, data, {}))
 
     def run() -> Any:
-        with contextlib.redirect_stderr(io.StringIO()):
-            rng_key = random.key(1)
-            if mcmc.last_state is not None:
-                mcmc.post_warmup_state, rng_key = mcmc.last_state, mcmc.last_state.rng_key
-            mcmc.run(rng_key, *data)
-        return mcmc.last_state
+        last = state
+        for _ in range(calls):
+            last = sample(last, data)
+        return last
 
     return run
 
 
 def rows_against_time(args: argparse.Namespace) -> None:
     print("\n## Microseconds of a transition against the number of rows\n")
-    print("| rows | SGLD | ratio | SGLD in MCMC | ratio | SGHMC | ratio | bare SGLD loop | ratio |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    runs, draws = [], 10
+    print("Each called by itself, and in one compiled loop:\n")
+    print(
+        "| rows | SGLD, called | ratio | SGHMC, called | ratio"
+        " | SGLD, loop | ratio | SGHMC, loop | ratio | bare SGLD loop | ratio |"
+    )
+    print("|---" * 11 + "|")
+    calls, model = args.steps // 20, make_model(args.batch)
+    transitions = [calls, calls, args.steps, args.steps, args.steps]
+    runs = []
     for rows in args.rows:
-        data, model = make_data(rows), make_model(args.batch)
+        data = make_data(rows)
+        runs += [call_run(kernel(model, STEP), data, calls) for kernel in (SGLD, SGHMC)]
         runs += [
-            kernel_run(SGLD(model, STEP, steps_per_sample=args.steps), data),
-            mcmc_run(SGLD(model, STEP, steps_per_sample=args.steps // draws), data, draws),
-            kernel_run(SGHMC(model, STEP, steps_per_sample=args.steps), data),
-            bare_run(data, args.batch, args.steps),
+            kernel_run(kernel(model, STEP, steps_per_sample=args.steps), data)
+            for kernel in (SGLD, SGHMC)
         ]
+        runs.append(bare_run(data, args.batch, args.steps))
+    columns = len(transitions)
     seconds = best_of(args.repeats, *runs)
+    micros = [1e6 * t / transitions[k % columns] for k, t in enumerate(seconds)]
     for k, rows in enumerate(args.rows):
+        row = micros[columns * k : columns * (k + 1)]
         cells = [
-            f"{seconds[4 * k + j] / args.steps * 1e6:.2f} | {seconds[4 * k + j] / seconds[j]:.2f}"
-            for j in range(4)
+            f"{t:.2f} | {t / first:.2f}" for t, first in zip(row, micros[:columns], strict=True)
         ]
         print(f"| {rows:.0e} | {' | '.join(cells)} |")
 
@@ -212,10 +219,10 @@ def all_kernels(args: argparse.Namespace) -> None:
 
 def progress_bar(args: argparse.Namespace) -> None:
     """A ``run`` without a bar compiles, so the time of a draw is the slope between two numbers of draws."""
-    data, few, many = make_data(args.rows[0]), 500, 10_000
+    data, total = make_data(args.rows[0]), 1_000_000
 
-    def seconds(bar: bool, draws: int) -> float:
-        kernel = SGLD(make_model(args.batch), STEP, steps_per_sample=100)
+    def seconds(steps: int, bar: bool, draws: int) -> float:
+        kernel = SGLD(make_model(args.batch), STEP, steps_per_sample=steps)
         mcmc = MCMC(kernel, num_warmup=0, num_samples=draws, progress_bar=bar)
         start = time.perf_counter()
         with contextlib.redirect_stderr(io.StringIO()):
@@ -223,12 +230,15 @@ def progress_bar(args: argparse.Namespace) -> None:
         jax.block_until_ready(mcmc.last_state)
         return time.perf_counter() - start
 
-    cases = [(bar, draws) for bar in (False, True) for draws in (few, many)]
-    turns = [[seconds(*case) for case in cases] for _ in tqdm(range(3), leave=False)]
-    best = [min(turn[k] for turn in turns) for k in range(4)]
-    off, on = ((best[k + 1] - best[k]) / (many - few) * 1e6 for k in (0, 2))
-    print("\n## Microseconds of a draw of 100 transitions, without and with the progress bar\n")
-    print(f"| off | on | ratio |\n|---|---|---|\n| {off:.0f} | {on:.0f} | {on / off:.2f} |")
+    print("\n## Microseconds of a draw without and with the progress bar\n")
+    print("| transitions per draw | off | on | ratio |\n|---|---|---|---|")
+    for steps in (100, 300, 1000):
+        few, many = total // steps // 20, total // steps
+        cases = [(steps, bar, draws) for bar in (False, True) for draws in (few, many)]
+        turns = [[seconds(*case) for case in cases] for _ in tqdm(range(3), leave=False)]
+        best = [min(turn[k] for turn in turns) for k in range(4)]
+        off, on = ((best[k + 1] - best[k]) / (many - few) * 1e6 for k in (0, 2))
+        print(f"| {steps} | {off:.0f} | {on:.0f} | {on / off:.2f} |")
 
 
 def main() -> None:
