@@ -245,11 +245,8 @@ class SGMCMCKernel(MCMCKernel):
             gradient = jax.tree.map(jnp.asarray, self._gradient.init(z, oracle))
             potential, grad, _ = self._gradient.estimate(key_gradient, i, z, idx, oracle, gradient)
         else:
-            gradient, potential, grad = (
-                (),
-                oracle.potential(z, idx),
-                jax.tree.map(jnp.zeros_like, z),
-            )
+            gradient, potential = (), oracle.potential(z, idx)
+            grad = jax.tree.map(jnp.zeros_like, z)
         state = self.state_class(
             i=i,
             z=z,
@@ -284,9 +281,15 @@ class SGMCMCKernel(MCMCKernel):
             kept = {name: getattr(state, name) for name in self.last_step_fields}
             return transition(state)._replace(**kept)
 
-        if self._steps_per_sample > 1:
-            state = lax.fori_loop(0, self._steps_per_sample - 1, inner, state)
-        state = transition(state)
+        def draw(carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            state = carry[1]
+            if self._steps_per_sample > 1:
+                state = lax.fori_loop(0, self._steps_per_sample - 1, inner, state)
+            return jnp.zeros((), bool), transition(state)
+
+        # A loop of one turn, though XLA cannot know that: on CPU it compiles a small loop as one function, but sends loose
+        # operations to its threads one by one, which takes longer than a transition.
+        _, state = lax.while_loop(lambda carry: carry[0], draw, (i >= 0, state))
         return state._replace(z=unravel(state.z))
 
     def _transition(self, oracle: Oracle, unravel: Callable[[Array], Sites], state: Any) -> Any:
