@@ -11,7 +11,9 @@ deviation s, `beta = b + sqrt(2 N) s R^-1 theta` and `sigma = s tau`, so that th
 and all have a standard deviation near 1 / sqrt(2 N); `beta` and `sigma` are deterministic sites. The rows `unscaled`
 sample beta and sigma as they stand, from the same start. Step sizes are fixed in `KERNELS`, in units of that
 scale (squared for SGLD), or unscaled of the finest scale of a direction, except SGHMC, whose mass is set from the
-columns of X.
+columns of X. SGRLD moves the standard deviation tau by its expanded-mean rule; RecipeKernel is SGHMC without
+splitting; KernelHMC takes the score of the Gaussian that the scale stands for, and one transition with all rows for as
+many gradients of the others as read the same number of rows.
 """
 
 import argparse
@@ -34,7 +36,17 @@ from numpyro.infer import MCMC, NUTS, init_to_uniform, init_to_value
 from numpyro.infer.reparam import LocScaleReparam
 from tqdm import tqdm
 
-from numpyro_ext.mcmc import PSGLD, SGHMC, SGLD, SGNHT, ControlVariate
+from numpyro_ext.mcmc import (
+    PSGLD,
+    SGHMC,
+    SGLD,
+    SGNHT,
+    SGRLD,
+    ControlVariate,
+    ExpandedMean,
+    KernelHMC,
+    RecipeKernel,
+)
 
 BURN_IN = 0.1  # of the steps
 THIN = 20
@@ -44,7 +56,8 @@ class Posterior(NamedTuple):
     """
     A model of ``data`` in minibatches, or of ``whole`` without; where it starts; the scale of its latents (a standard
     deviation) and the finest of their scales, if they differ; the draws of its reference; for the control variate a
-    point in the middle of the posterior; and the masses that bring the latents to the one scale.
+    point in the middle of the posterior; the masses that bring the latents to the one scale; and the part of the rows
+    that is a minibatch.
     """
 
     model: Callable[..., None]
@@ -56,6 +69,7 @@ class Posterior(NamedTuple):
     reference: dict[str, np.ndarray]
     center: dict[str, Any] | None = None
     mass: dict[str, Any] | float = 1.0
+    part: float = 1.0
 
 
 def regression(
@@ -96,7 +110,9 @@ def regression(
     data = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
     start = init_to_value(values=center)
     whole = (*data, None)
-    return Posterior(model, (*data, batch), whole, start, scale, finest, reference, center, mass)
+    return Posterior(
+        model, (*data, batch), whole, start, scale, finest, reference, center, mass, batch / rows
+    )
 
 
 def read(folder: Path, name: str, data: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -166,14 +182,48 @@ def sgnht(p: Posterior, factor: float, **kw: Any) -> SGNHT:
     )
 
 
+def recipe(p: Posterior, factor: float, **kw: Any) -> RecipeKernel:
+    def halves(x: Any, *values: float) -> Any:
+        return jnp.repeat(jnp.array(values), len(x) // 2)
+
+    def curl(x: Any) -> Any:
+        one = jnp.diag(jnp.ones(len(x) // 2), len(x) // 2)
+        return one.T - one
+
+    return RecipeKernel(
+        p.model,
+        factor * p.scale,
+        num_auxiliary=1,
+        diffusion=lambda x: halves(x, 0, 2 / p.scale),
+        curl=curl,
+        correction=jnp.zeros_like,
+        **kw,
+    )
+
+
+def kernel_hmc(p: Posterior, factor: float, *, steps_per_sample: int, **kw: Any) -> KernelHMC:
+    steps = max(1, round(steps_per_sample * p.part))
+    return KernelHMC(
+        p.model,
+        factor * p.scale,
+        score=lambda z: -z / p.scale**2,
+        steps_per_sample=steps,
+        **kw,
+    )
+
+
 KERNELS = {
     "SGLD": lambda p, **kw: sgld(p, 0.005, **kw),
     "SGLD, control variate": lambda p, **kw: sgld(p, 0.02, gradient=ControlVariate(p.center), **kw),
     "PSGLD": lambda p, **kw: PSGLD(p.model, 0.015 * p.finest, **kw),
+    "SGRLD": lambda p, **kw: SGRLD(p.model, 0.005 * p.scale**2, metric=ExpandedMean(["tau"]), **kw),
     "SGHMC": lambda p, **kw: sghmc(p, 0.025, **kw),
+    "SGHMC, baoab": lambda p, **kw: sghmc(p, 0.025, integrator="baoab", **kw),
     "SGHMC, noise estimate": lambda p, **kw: sghmc(p, 0.1, noise_variance="warmup", **kw),
     "SGNHT": lambda p, **kw: sgnht(p, 0.1, **kw),
     "SGNHT, per coordinate": lambda p, **kw: sgnht(p, 0.1, thermostat="per_parameter", **kw),
+    "RecipeKernel": lambda p, **kw: recipe(p, 0.025, **kw),
+    "KernelHMC": lambda p, **kw: kernel_hmc(p, 0.2, **kw),
 }
 UNSCALED = ("SGLD", "PSGLD", "SGHMC", "SGNHT")
 
@@ -194,7 +244,8 @@ def run(posterior: Posterior, name: str, args: argparse.Namespace) -> tuple[dict
     mcmc = MCMC(
         kernel, num_warmup=warmup, num_samples=samples, chain_method="vectorized", **keywords
     )
-    mcmc.run(random.key(0), *posterior.data, extra_fields=("diverging",))
+    data = posterior.whole if name == "KernelHMC" else posterior.data
+    mcmc.run(random.key(0), *data, extra_fields=("diverging",))
     return mcmc.get_samples(), bool(np.any(mcmc.get_extra_fields()["diverging"]))
 
 
@@ -222,6 +273,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000, help="gradients to a chain")
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--only", nargs="+", choices=POSTERIORS, default=list(POSTERIORS))
+    parser.add_argument(
+        "--kernels", nargs="+", choices=[*KERNELS, "NUTS"], default=[*KERNELS, "NUTS"]
+    )
     parser.add_argument("--target", type=float, default=0.1, help="largest |bias| / sd that counts")
     args = parser.parse_args()
     folder = args.data_dir / "posteriordb"
@@ -235,8 +289,10 @@ def main() -> None:
         "| posterior | kernel | max of abs(bias) / sd | mean | sd ratio, min to max | seconds | reached |"
     )
     print("|---|---|---|---|---|---|---|")
-    rows = [(name, kernel, True) for name in args.only for kernel in (*KERNELS, "NUTS")]
-    rows += [(name, kernel, False) for name in args.only for kernel in UNSCALED]
+    rows = [(name, kernel, True) for name in args.only for kernel in args.kernels]
+    rows += [
+        (name, kernel, False) for name in args.only for kernel in UNSCALED if kernel in args.kernels
+    ]
     reached = {}
     for name, kernel, scaled in (
         bar := tqdm(sorted(rows, key=lambda row: args.only.index(row[0])))

@@ -219,7 +219,7 @@ def all_kernels(args: argparse.Namespace) -> None:
 
 def progress_bar(args: argparse.Namespace) -> None:
     """A ``run`` without a bar compiles, so the time of a draw is the slope between two numbers of draws."""
-    data, total = make_data(args.rows[0]), 1_000_000
+    data, total = make_data(args.rows[0]), 500_000
 
     def seconds(steps: int, bar: bool, draws: int) -> float:
         kernel = SGLD(make_model(args.batch), STEP, steps_per_sample=steps)
@@ -235,7 +235,8 @@ def progress_bar(args: argparse.Namespace) -> None:
     for steps in (100, 300, 1000):
         few, many = total // steps // 20, total // steps
         cases = [(steps, bar, draws) for bar in (False, True) for draws in (few, many)]
-        turns = [[seconds(*case) for case in cases] for _ in tqdm(range(3), leave=False)]
+        repeats = tqdm(range(max(1, args.repeats // 4)), leave=False)
+        turns = [[seconds(*case) for case in cases] for _ in repeats]
         best = [min(turn[k] for turn in turns) for k in range(4)]
         off, on = ((best[k + 1] - best[k]) / (many - few) * 1e6 for k in (0, 2))
         print(f"| {steps} | {off:.0f} | {on:.0f} | {on / off:.2f} |")
@@ -247,7 +248,7 @@ def main() -> None:
     parser.add_argument("--rows", type=integer, nargs="+", default=rows)
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--steps", type=int, default=20_000, help="transitions per timed run")
-    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=30)
     args = parser.parse_args()
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}, batch {args.batch}, d {DIM}")
     rows_against_time(args)
