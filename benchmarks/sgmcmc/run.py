@@ -213,7 +213,7 @@ def all_kernels(args: argparse.Namespace) -> None:
     print("| kernel | microseconds | over SGLD |\n|---|---|---|")
     micros = []
     for seconds, (name, kernel) in zip(best_of(args.repeats, *runs), kernels.items(), strict=True):
-        micros.append(seconds / kernel._steps_per_sample * 1e6)
+        micros.append(seconds / kernel.steps_per_sample * 1e6)
         print(f"| {name} | {micros[-1]:.2f} | {micros[-1] / micros[0]:.2f} |")
 
 

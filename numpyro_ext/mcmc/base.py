@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar, Self, TypedDict
 
 import jax
-from jax import Array, lax, random
+from jax import Array, random
 from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity, is_prng_key
 
 from numpyro_ext._typing import GradientEstimator, Model, Sites
+from numpyro_ext.mcmc._chain import Chain
 from numpyro_ext.mcmc._grad_fn import GradFn
 from numpyro_ext.mcmc._oracle import (
     Oracle,
@@ -26,7 +27,7 @@ from numpyro_ext.mcmc._oracle import (
     prepare_model,
 )
 from numpyro_ext.mcmc.gradients import MinibatchGradient
-from numpyro_ext.mcmc.minibatch import check_batches, draw_indices, num_devices, start_plates
+from numpyro_ext.mcmc.minibatch import check_batches, num_devices
 from numpyro_ext.mcmc.schedules import ConstantSchedule
 from numpyro_ext.util import check_choice, check_count, check_nonnegative, check_positive
 
@@ -119,10 +120,10 @@ class SGMCMCKernel(MCMCKernel):
         self._model = model
         self._schedule = step_size if callable(step_size) else ConstantSchedule(step_size)
         self._temperature = temperature if callable(temperature) else ConstantSchedule(temperature)
-        self._gradient = gradient
-        self._minibatch = minibatch
-        self._steps_per_sample = steps_per_sample
-        self._sharding = sharding
+        self.gradient = gradient
+        self.minibatch = minibatch
+        self.steps_per_sample = steps_per_sample
+        self.sharding = sharding
         self._num_devices = num_devices(sharding)
         self._init_strategy = init_strategy
         self._num_adapt = 0
@@ -157,9 +158,18 @@ class SGMCMCKernel(MCMCKernel):
         """Checks that need the model's sites, supports or plates; called by :meth:`init` first."""
         return
 
+    def sampling_at(self, i: Any) -> Array:
+        """False in the exploration stage of a cyclical schedule."""
+        sampling = getattr(self._schedule, "sampling", None)
+        return jnp.asarray(True if sampling is None else sampling(i), bool)
+
+    def step_size_at(self, i: Any, dtype: Any = float) -> Array:
+        """Step size of transition ``i``."""
+        return jnp.asarray(self._schedule(i), dtype)
+
     def temperature_at(self, i: Any, dtype: Any = float) -> Array:
         """T of transition ``i``: 0 in the exploration stage of a cyclical schedule."""
-        return jnp.where(self._sampling_at(i), jnp.asarray(self._temperature(i), dtype), 0)
+        return jnp.where(self.sampling_at(i), jnp.asarray(self._temperature(i), dtype), 0)
 
     def ravel_sites(self, what: str, value: Any, dtype: Any = float) -> Array:
         """A float as it is; a dict of per-site floats or arrays as ``(n,)``, in the order of the ravelled ``z``."""
@@ -191,7 +201,7 @@ class SGMCMCKernel(MCMCKernel):
 
     def get_diagnostics_str(self, state: Any) -> str:
         # A value of the state in here would wait for the device at every draw.
-        return f"{self._steps_per_sample} steps per draw"
+        return f"{self.steps_per_sample} steps per draw"
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
         if self._prepared is None:
@@ -211,7 +221,7 @@ class SGMCMCKernel(MCMCKernel):
         split = partial(random.split, num=4)
         keys = split(rng_key) if single else jnp.swapaxes(jax.vmap(split)(rng_key), 0, 1)
         rng_key, key_model, key_plates, key_start = keys
-        self._num_adapt = num_warmup * self._steps_per_sample
+        self._num_adapt = num_warmup * self.steps_per_sample
         self._prepared, z = prepare_model(
             key_model, self._model, self._init_strategy, model_args, kwargs
         )
@@ -223,7 +233,7 @@ class SGMCMCKernel(MCMCKernel):
             z = check_sites("init_params", init_params, self._prepared.like, batch_shape)
         oracle = self._prepared.oracle(model_args, kwargs)
         self.setup(oracle)
-        start = partial(self._start, oracle)
+        start = Chain(self, oracle).start
         state, idx, grad = (start if single else jax.vmap(start))(rng_key, key_plates, key_start, z)
         traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((state, grad)))
         if not traced:
@@ -232,112 +242,18 @@ class SGMCMCKernel(MCMCKernel):
         self._sample_fn = None if traced else self.sample
         return state
 
-    def _start(
-        self, oracle: Oracle, rng_key: Array, key_plates: Array, key_start: Array, z: Sites
-    ) -> tuple[Any, dict[str, Array], Sites]:
-        """The first state of one chain, with the batch and gradient by which it is checked."""
-        i = jnp.zeros((), int)
-        flat, _ = ravel_pytree(z)
-        key_index, key_gradient, key_fields = random.split(key_start, 3)
-        plates = start_plates(key_plates, oracle.plates, self._minibatch)
-        idx, _ = draw_indices(key_index, plates, oracle.plates, self._sharding)
-        if self.takes_gradient:
-            gradient = jax.tree.map(jnp.asarray, self._gradient.init(z, oracle))
-            potential, grad, _ = self._gradient.estimate(key_gradient, i, z, idx, oracle, gradient)
-        else:
-            gradient, potential = (), oracle.potential(z, idx)
-            grad = jax.tree.map(jnp.zeros_like, z)
-        state = self.state_class(
-            i=i,
-            z=z,
-            potential_energy=jnp.asarray(potential, flat.dtype),
-            grad_norm=jnp.linalg.norm(ravel_pytree(grad)[0]).astype(flat.dtype),
-            step_size=jnp.asarray(self._schedule(i), flat.dtype),
-            diverging=jnp.zeros((), bool),
-            sampling=jnp.asarray(self._sampling_at(i), bool),
-            gradient=gradient,
-            plates=plates,
-            **self.init_state(key_fields, flat),
-            rng_key=rng_key,
-        )
-        return state, idx, grad
-
     def sample(
         self, state: Any, model_args: tuple = (), model_kwargs: dict[str, Any] | None = None
     ) -> Any:
-        oracle = self._oracle(model_args, model_kwargs)
+        chain = Chain(self, self._oracle(model_args, model_kwargs))
         if is_prng_key(state.rng_key):
-            return self._sample_chain(oracle, state.i, state)
+            return chain.draw(state.i, state)
         # All chains share i. Kept out of vmap, a lax.cond on it stays a branch instead of taking both.
-        return jax.vmap(partial(self._sample_chain, oracle, state.i[0]))(state._replace(i=None))
-
-    def _sample_chain(self, oracle: Oracle, i: Array, state: Any) -> Any:
-        flat, unravel = ravel_pytree(state.z)
-        state = state._replace(i=i, z=flat, diverging=jnp.zeros((), bool))
-        transition = partial(self._transition, oracle, unravel)
-
-        def inner(_: Any, state: Any) -> Any:
-            # Left as they are, so that XLA need not compute what no draw shows.
-            kept = {name: getattr(state, name) for name in self.last_step_fields}
-            return transition(state)._replace(**kept)
-
-        def draw(carry: tuple[Any, Any]) -> tuple[Any, Any]:
-            state = carry[1]
-            if self._steps_per_sample > 1:
-                state = lax.fori_loop(0, self._steps_per_sample - 1, inner, state)
-            return jnp.zeros((), bool), transition(state)
-
-        # A loop of one turn, though XLA cannot know that: on CPU it compiles a small loop as one function, but sends loose
-        # operations to its threads one by one, which takes longer than a transition.
-        _, state = lax.while_loop(lambda carry: carry[0], draw, (i >= 0, state))
-        return state._replace(z=unravel(state.z))
-
-    def _transition(self, oracle: Oracle, unravel: Callable[[Array], Sites], state: Any) -> Any:
-        i, dtype = state.i, state.z.dtype
-        rng_key, key_index, key_step = random.split(state.rng_key, 3)
-        # Drawn only where they are used, which is seldom; far from the three counters of the split.
-        key_gradient, key_redraw = (random.fold_in(state.rng_key, 1000 + k) for k in range(2))
-        idx, plates = draw_indices(key_index, state.plates, oracle.plates, self._sharding)
-        eps = jnp.asarray(self._schedule(i), dtype)
-        T = self.temperature_at(i, dtype)
-        new_batch = partial(self._new_batch, oracle)
-        grad_fn = GradFn(
-            self._gradient, oracle, unravel, i, idx, key_gradient, state.gradient, new_batch
-        )
-        z, fields, potential, grad = self.step(key_step, state, state.z, grad_fn, eps, T)
-        # What only the last step shows, and what did not change, need not be looked at in every step.
-        shown = [
-            x
-            for name, x in fields.items()
-            if name not in self.last_step_fields and x is not getattr(state, name)
-        ]
-        finite = _all_finite((z, grad, shown))
-        new = fields | {
-            "z": z,
-            "potential_energy": potential,
-            "grad_norm": jnp.sqrt(jnp.vdot(grad, grad)),
-            "gradient": grad_fn.state,
-        }
-        old = {name: getattr(state, name) for name in new}
-        new = jax.tree.map(
-            lambda a, b: b if a is b else jnp.where(finite, a, b).astype(b.dtype), new, old
-        )
-        redraw = partial(self.redraw_momentum, key_redraw, state.z, T)
-        if drawn := jax.eval_shape(redraw):
-            new |= lax.cond(finite, lambda: {name: new[name] for name in drawn}, redraw)
-        return state._replace(
-            i=i + 1,
-            step_size=eps,
-            diverging=state.diverging | ~finite,
-            sampling=jnp.asarray(self._sampling_at(i), bool),
-            plates=plates,
-            rng_key=rng_key,
-            **new,
-        )
+        return jax.vmap(partial(chain.draw, state.i[0]))(state._replace(i=None))
 
     def refresh(self, state: Any, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
         oracle = self._oracle(model_args, model_kwargs)
-        return state._replace(gradient=self._gradient.init(state.z, oracle))
+        return state._replace(gradient=self.gradient.init(state.z, oracle))
 
     def wrap_model(self, wrapper: Callable[[Model], Model]) -> Self:
         kernel = copy.copy(self)
@@ -370,10 +286,10 @@ class SGMCMCKernel(MCMCKernel):
         z = check_sites("z", z, prepared.like)
         oracle = prepared.oracle(model_args, kwargs)
         key_batch, key_gradient = random.split(rng_key)
-        idx = self._new_batch(oracle, key_batch)
+        idx = Chain(self, oracle).new_batch(key_batch)
         i = jnp.zeros((), int)
-        potential, grad, _ = self._gradient.estimate(
-            key_gradient, i, z, idx, oracle, self._gradient.init(z, oracle)
+        potential, grad, _ = self.gradient.estimate(
+            key_gradient, i, z, idx, oracle, self.gradient.init(z, oracle)
         )
         return potential, grad
 
@@ -381,18 +297,3 @@ class SGMCMCKernel(MCMCKernel):
         if self._prepared is None:
             raise ValueError("the kernel has no model arguments yet; call init before sample.")
         return self._prepared.oracle(model_args, model_kwargs or {})
-
-    def _new_batch(self, oracle: Oracle, rng_key: Array) -> dict[str, Array]:
-        """One batch of the law of the chain's batches, apart from its passes over the data."""
-        key_plates, key_index = random.split(rng_key)
-        plates = start_plates(key_plates, oracle.plates, self._minibatch)
-        return draw_indices(key_index, plates, oracle.plates, self._sharding)[0]
-
-    def _sampling_at(self, i: Any) -> Any:
-        sampling = getattr(self._schedule, "sampling", None)
-        return True if sampling is None else sampling(i)
-
-
-def _all_finite(tree: Any) -> Array:
-    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
-    return jnp.all(jnp.isfinite(jnp.concatenate([jnp.ravel(x) for x in leaves])))
