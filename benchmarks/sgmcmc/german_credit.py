@@ -387,7 +387,7 @@ def plot(judged: dict[str, Any], path: Path) -> None:
     axes.set_xscale("log")
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel(
-        "error of the second moment (circles: chains, diamond: average, bar: published peer)"
+        "error of the second moment\n(circles: chains, diamond: average, bar: published peer)"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
