@@ -67,8 +67,9 @@ class SGMCMCKernel(MCMCKernel):
     counts draws, not transitions; schedules run on through warmup and resumption
     (``mcmc.post_warmup_state = mcmc.last_state``).
 
-    For large data use ``progress_bar=False`` or leave ``jit_model_args`` False: with both on, ``MCMC`` copies the data
-    at every draw.
+    With a progress bar ``MCMC`` dispatches every draw of a sequential chain from Python, which takes as long as some
+    fifty transitions of a small model: give it ``steps_per_sample``, or switch it off. For large data use
+    ``progress_bar=False`` or leave ``jit_model_args`` False: with both on, ``MCMC`` copies the data at every draw.
 
     A kernel supplies ``state_class`` (a ``NamedTuple`` with the fields of :class:`SGLDState` and its own), :meth:`step`,
     and, as needed, :meth:`init_state`, :meth:`redraw_momentum` and :meth:`setup`.
