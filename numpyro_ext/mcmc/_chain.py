@@ -79,7 +79,8 @@ class Chain:
 
         # A loop of one turn, though XLA cannot know that: on CPU it makes one function of a small loop, but hands loose
         # operations to its threads one by one, which takes longer than a transition.
-        _, state = lax.while_loop(lambda carry: carry[0], all_transitions, (i >= 0, state))
+        true = (i | 1) != 0
+        _, state = lax.while_loop(lambda carry: carry[0], all_transitions, (true, state))
         return state._replace(z=unravel(state.z))
 
     def _transition(self, unravel: Callable[[Array], Sites], state: Any) -> Any:

@@ -225,6 +225,18 @@ def test_steps_per_sample_is_that_many_transitions():
     assert jnp.allclose(every.get_samples()["loc"][2::3], third.get_samples()["loc"], rtol=1e-5)
 
 
+def test_a_chain_outlives_its_counter_of_transitions():
+    kernel, args = SGLD(gaussian_mean, 1e-3, steps_per_sample=2), (gaussian_mean_data(),)
+    state = kernel.init(random.key(0), 1, None, args, {})
+    state = state._replace(i=jnp.array(jnp.iinfo(state.i.dtype).max, state.i.dtype))
+    after = kernel.sample(state, args, {})
+    assert after.i < 0
+    assert after.z["loc"] != state.z["loc"]
+    again = kernel.sample(after, args, {})
+    assert jnp.isfinite(again.z["loc"])
+    assert again.z["loc"] != after.z["loc"]
+
+
 def test_chains_in_sequence_are_bit_identical_to_single_ones():
     kernel, data, keys = SGLD(linear, 1e-3), linear_data(), random.split(random.key(1), 2)
     options = {"num_warmup": 2, "num_samples": 20, "progress_bar": False}
