@@ -223,7 +223,9 @@ def progress_bar(args: argparse.Namespace) -> None:
 
     def seconds(steps: int, bar: bool, draws: int) -> float:
         kernel = SGLD(make_model(args.batch), STEP, steps_per_sample=steps)
-        mcmc = MCMC(kernel, num_warmup=0, num_samples=draws, progress_bar=bar)
+        mcmc = MCMC(
+            kernel, num_warmup=0, num_samples=draws, num_chains=args.chains, progress_bar=bar
+        )
         start = time.perf_counter()
         with contextlib.redirect_stderr(io.StringIO()):
             mcmc.run(random.key(1), *data)
@@ -242,6 +244,14 @@ def progress_bar(args: argparse.Namespace) -> None:
         print(f"| {steps} | {off:.0f} | {on:.0f} | {on / off:.2f} |")
 
 
+TABLES = {
+    "rows": rows_against_time,
+    "others": against_others,
+    "kernels": all_kernels,
+    "bar": progress_bar,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     integer, rows = (lambda text: int(float(text))), [1000, 1_000_000, 10_000_000]
@@ -249,12 +259,16 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--steps", type=int, default=20_000, help="transitions per timed run")
     parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument(
+        "--chains", type=int, default=1, help="under the progress bar, a CPU device to each"
+    )
     args = parser.parse_args()
+    if args.chains > 1:
+        numpyro.set_host_device_count(args.chains)
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}, batch {args.batch}, d {DIM}")
-    rows_against_time(args)
-    against_others(args)
-    all_kernels(args)
-    progress_bar(args)
+    for name in args.tables:
+        TABLES[name](args)
 
 
 if __name__ == "__main__":
