@@ -261,11 +261,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument(
-        "--chains", type=int, default=1, help="under the progress bar, a CPU device to each"
+        "--chains",
+        type=int,
+        default=1,
+        help="under the bar; side by side with XLA_FLAGS=--xla_force_host_platform_device_count=CHAINS",
     )
     args = parser.parse_args()
-    if args.chains > 1:
-        numpyro.set_host_device_count(args.chains)
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}, batch {args.batch}, d {DIM}")
     for name in args.tables:
         TABLES[name](args)
