@@ -41,6 +41,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoDelta
 from tqdm import tqdm
+from unsplit import unsplit_sghmc
 
 from numpyro_ext.mcmc import (
     PSGLD,
@@ -242,19 +243,8 @@ def laplace_score(problem: Problem) -> dict[str, Any]:
     return {"score": lambda z: -problem.curvature @ (z - problem.mode)}
 
 
-def unsplit_sghmc(problem: Problem) -> dict[str, Any]:
-    zero, one = jnp.zeros_like(problem.curvature), jnp.eye(len(problem.mode))
-    curl = jnp.block([[zero, -one], [one, zero]])
-    friction = FRICTION * jnp.repeat(jnp.array([0.0, 1.0]), len(one))
-    return {
-        "num_auxiliary": 1,
-        "diffusion": lambda x: friction,
-        "curl": lambda x: curl,
-        "correction": jnp.zeros_like,
-    }
-
-
 sghmc, sgnht = partial(SGHMC, friction=FRICTION), partial(SGNHT, friction=FRICTION)
+recipe = partial(RecipeKernel, **unsplit_sghmc(FRICTION))
 
 
 # Kernel: run, middle of its grid, best of the grid, published figure of a peer.
@@ -277,7 +267,7 @@ METHODS = {
     "SGNHT, per coordinate": Method(
         here(partial(sgnht, thermostat="per_parameter")), 0.005, 0.0025, 0.0020
     ),
-    "RecipeKernel": Method(here(RecipeKernel, options=unsplit_sghmc), 0.0025, 0.0025, 0.0114),
+    "RecipeKernel": Method(here(recipe), 0.0025, 0.0025, 0.0114),
     "KernelHMC": Method(here(KernelHMC, batch=None, options=laplace_score), 0.015, 0.015, None),
     "BlackJAX SGLD": Method(theirs("SGLD"), 0.0001, 0.0001, 0.0024),
     "BlackJAX SGLD, control variate": Method(theirs("SGLD", centered=True), 0.0004, 0.0004, 0.0015),

@@ -35,6 +35,7 @@ from numpyro.handlers import reparam
 from numpyro.infer import MCMC, NUTS, init_to_uniform, init_to_value
 from numpyro.infer.reparam import LocScaleReparam
 from tqdm import tqdm
+from unsplit import unsplit_sghmc
 
 from numpyro_ext.mcmc import (
     PSGLD,
@@ -183,22 +184,7 @@ def sgnht(p: Posterior, factor: float, **kw: Any) -> SGNHT:
 
 
 def recipe(p: Posterior, factor: float, **kw: Any) -> RecipeKernel:
-    def halves(x: Any, *values: float) -> Any:
-        return jnp.repeat(jnp.array(values), len(x) // 2)
-
-    def curl(x: Any) -> Any:
-        one = jnp.diag(jnp.ones(len(x) // 2), len(x) // 2)
-        return one.T - one
-
-    return RecipeKernel(
-        p.model,
-        factor * p.scale,
-        num_auxiliary=1,
-        diffusion=lambda x: halves(x, 0, 2 / p.scale),
-        curl=curl,
-        correction=jnp.zeros_like,
-        **kw,
-    )
+    return RecipeKernel(p.model, factor * p.scale, **unsplit_sghmc(2 / p.scale), **kw)
 
 
 def kernel_hmc(p: Posterior, factor: float, *, steps_per_sample: int, **kw: Any) -> KernelHMC:
@@ -273,9 +259,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000, help="gradients to a chain")
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--only", nargs="+", choices=POSTERIORS, default=list(POSTERIORS))
-    parser.add_argument(
-        "--kernels", nargs="+", choices=[*KERNELS, "NUTS"], default=[*KERNELS, "NUTS"]
-    )
+    kernels = [*KERNELS, "NUTS"]
+    parser.add_argument("--kernels", nargs="+", choices=kernels, default=kernels)
     parser.add_argument("--target", type=float, default=0.1, help="largest |bias| / sd that counts")
     args = parser.parse_args()
     folder = args.data_dir / "posteriordb"
