@@ -1,4 +1,4 @@
-"""What all stochastic-gradient kernels share: the model, its minibatches, chains, inner steps, divergence."""
+"""What all stochastic-gradient kernels share: their arguments, the checks of them, and the contract with ``MCMC``."""
 
 from abc import abstractmethod
 from collections.abc import Callable
