@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import Delta, Distribution, Unit, biject_to
 
+from numpyro_ext._model.implicit import has_density
 from numpyro_ext._typing import Trace
-from numpyro_ext.util import has_density
 
 __all__ = ["density_of", "is_data", "is_latent", "log_abs_det", "log_density"]
 

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from numpyro.infer import MCMC, SVI
 from numpyro.util import is_prng_key
 
+from numpyro_ext._model.handlers import every_row
+from numpyro_ext._numpyro import mcmc_arguments, posterior_guide
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.diagnostics.full_data import full_data, minibatch_plates
-from numpyro_ext.util import mcmc_arguments, posterior_guide
 
 __all__ = ["Fit", "check_key", "fit_of", "fit_of_mcmc", "fit_of_optimised", "name_of"]
 
@@ -116,7 +117,7 @@ def fit_of_optimised(
         attributes["inference_method"] = "particles"
         draws = [dict(obj.guide.particles(one)) for one in params]
         return Fit(model, args, kwargs, attributes, params, draws=draws)
-    guide, params = posterior_guide(obj.guide, params, args, kwargs)
+    guide, params = posterior_guide(obj.guide, params, args, kwargs, every_row)
     return Fit(model, args, kwargs, attributes, params, guide=full_data(guide))
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import numpyro
 from numpyro.infer import MCMC
 
+from numpyro_ext._checks import check_count
 from numpyro_ext.diagnostics._density import is_data
 from numpyro_ext.diagnostics._evaluate import Prototype, evaluate, prototype
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
-from numpyro_ext.util import check_count
 
 if TYPE_CHECKING:
     from xarray import DataTree

@@ -15,11 +15,12 @@ from numpyro.handlers import seed, substitute, trace
 from numpyro.infer.util import potential_energy
 
 from numpyro_ext import scores
+from numpyro_ext._checks import check_count
+from numpyro_ext._model.read import continuous_latents
 from numpyro_ext._typing import Model, Sites
 from numpyro_ext.diagnostics._evaluate import default_block_size, prototype
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.full_data import full_data
-from numpyro_ext.util import check_count, continuous_latents
 
 __all__ = ["kernel_stein_discrepancy", "maximum_mean_discrepancy"]
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import init_to_sample
 
+from numpyro_ext._model.handlers import every_row, subsampled_plates, valid_plates
 from numpyro_ext._typing import Model, Trace
-from numpyro_ext.util import every_row, subsampled_plates, valid_plates
 
 __all__ = ["full_data", "minibatch_plates"]
 

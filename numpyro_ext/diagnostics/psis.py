@@ -10,9 +10,10 @@ import jax
 import numpy as np
 from numpyro.infer import MCMC
 
+from numpyro_ext._checks import check_count
+from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext.diagnostics._evaluate import evaluate, prototype
 from numpyro_ext.diagnostics._fit import check_key, fit_of
-from numpyro_ext.util import IntractableDensityError, check_count
 
 __all__ = ["ParetoKhat", "pareto_khat"]
 

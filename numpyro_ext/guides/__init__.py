@@ -1,6 +1,6 @@
 """Guides for ``SVI(model, guide, ...)`` beyond NumPyro's own."""
 
+from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext.guides.realnvp import AutoRealNVPNormal
-from numpyro_ext.util import Implicit, IntractableDensityError
 
 __all__ = ["AutoRealNVPNormal", "Implicit", "IntractableDensityError"]

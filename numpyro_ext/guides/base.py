@@ -27,14 +27,10 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import constrain_fn
 from numpyro.util import not_jax_tracer
 
+from numpyro_ext._checks import check_count, check_positive
+from numpyro_ext._model.handlers import subsampled_plates, valid_plates
+from numpyro_ext._model.read import continuous_latents
 from numpyro_ext._typing import Model, Params, Sites, Trace
-from numpyro_ext.util import (
-    check_count,
-    check_positive,
-    continuous_latents,
-    subsampled_plates,
-    valid_plates,
-)
 
 Network = tuple[Callable[..., Any], Callable[..., Any]]
 """A pair ``(init_fn, apply_fn)`` as in ``jax.example_libraries.stax``."""

@@ -10,10 +10,10 @@ from typing import Any
 import numpyro
 from numpyro.infer.initialization import init_to_uniform
 
+from numpyro_ext._checks import check_positive
 from numpyro_ext._typing import Model
 from numpyro_ext.guides.base import AutoFlowNormal, Network, check_network, mlp
 from numpyro_ext.transforms import AffineCoupling
-from numpyro_ext.util import check_positive
 
 __all__ = ["AutoRealNVPNormal"]
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.util import is_prng_key
 
-from numpyro_ext.util import check_choice
+from numpyro_ext._checks import check_choice
 
 __all__ = [
     "Field",

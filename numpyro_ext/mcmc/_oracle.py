@@ -9,10 +9,12 @@ import jax.numpy as jnp
 from numpyro.distributions import constraints
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer.util import compute_log_probs, constrain_fn, initialize_model, unconstrain_fn
+from numpyro.primitives import Messenger
 from numpyro.util import is_prng_key
 
+from numpyro_ext._model.handlers import subsampled_plates, valid_plates
+from numpyro_ext._model.read import continuous_latents
 from numpyro_ext._typing import Model, Sites
-from numpyro_ext.util import Messenger, continuous_latents, subsampled_plates, valid_plates
 
 __all__ = [
     "Oracle",

@@ -16,6 +16,7 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity, is_prng_key
 
+from numpyro_ext._checks import check_choice, check_count, check_nonnegative, check_positive
 from numpyro_ext._typing import GradientEstimator, Model, Sites
 from numpyro_ext.mcmc._chain import Chain
 from numpyro_ext.mcmc._grad_fn import GradFn
@@ -29,7 +30,6 @@ from numpyro_ext.mcmc._oracle import (
 from numpyro_ext.mcmc.gradients import MinibatchGradient
 from numpyro_ext.mcmc.minibatch import check_batches, num_devices
 from numpyro_ext.mcmc.schedules import ConstantSchedule
-from numpyro_ext.util import check_choice, check_count, check_nonnegative, check_positive
 
 __all__ = ["Common", "SGMCMCKernel", "Schedule"]
 

@@ -12,8 +12,8 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
+from numpyro_ext._checks import check_count
 from numpyro_ext._typing import Sites
-from numpyro_ext.util import check_count
 
 __all__ = ["SVRG", "ControlVariate", "MinibatchGradient"]
 

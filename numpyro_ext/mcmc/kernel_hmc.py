@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import init_to_uniform
 
+from numpyro_ext._checks import check_count
 from numpyro_ext._typing import Model, Sites
 from numpyro_ext.mcmc._fields import Field, check_shape, starting_points, values_at
 from numpyro_ext.mcmc._grad_fn import GradFn
 from numpyro_ext.mcmc._oracle import Oracle, check_names
 from numpyro_ext.mcmc.base import Schedule, SGMCMCKernel
 from numpyro_ext.mcmc.minibatch import PlateState
-from numpyro_ext.util import check_count
 
 __all__ = ["KernelHMC", "KernelHMCState"]
 

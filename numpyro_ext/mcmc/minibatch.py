@@ -7,7 +7,7 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 
-from numpyro_ext.util import check_count
+from numpyro_ext._checks import check_count
 
 __all__ = [
     "PlateState",

@@ -5,12 +5,12 @@ from typing import Any, NamedTuple, Unpack
 from jax import Array, lax, random
 import jax.numpy as jnp
 
+from numpyro_ext._checks import check_choice, check_nonnegative
 from numpyro_ext._typing import Model, Sites
 from numpyro_ext.mcmc._grad_fn import GradFn
 from numpyro_ext.mcmc._oracle import Oracle
 from numpyro_ext.mcmc.base import Common, Schedule, SGMCMCKernel
 from numpyro_ext.mcmc.minibatch import PlateState
-from numpyro_ext.util import check_choice, check_nonnegative
 
 __all__ = ["PSGLD", "PSGLDState"]
 

@@ -6,6 +6,7 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_ext._checks import check_count
 from numpyro_ext._typing import Model, Sites
 from numpyro_ext.mcmc._fields import (
     Field,
@@ -19,7 +20,6 @@ from numpyro_ext.mcmc._grad_fn import GradFn
 from numpyro_ext.mcmc.base import Common, Schedule, SGMCMCKernel
 from numpyro_ext.mcmc.geometry import recipe_correction
 from numpyro_ext.mcmc.minibatch import PlateState
-from numpyro_ext.util import check_count
 
 __all__ = ["RecipeKernel", "RecipeKernelState"]
 

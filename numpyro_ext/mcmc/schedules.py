@@ -4,7 +4,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from numpyro_ext.util import check_count, check_nonnegative, check_positive
+from numpyro_ext._checks import check_count, check_nonnegative, check_positive
 
 __all__ = ["ConstantSchedule", "CyclicalSchedule", "PolynomialSchedule"]
 

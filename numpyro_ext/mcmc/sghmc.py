@@ -6,13 +6,13 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_ext._checks import check_choice, check_count, check_nonnegative, check_positive
 from numpyro_ext._typing import Model, Sites
 from numpyro_ext.mcmc._grad_fn import GradFn
 from numpyro_ext.mcmc._oracle import Oracle
 from numpyro_ext.mcmc.base import Common, Schedule, SGMCMCKernel
 from numpyro_ext.mcmc.minibatch import PlateState
 from numpyro_ext.mcmc.schedules import ConstantSchedule
-from numpyro_ext.util import check_choice, check_count, check_nonnegative, check_positive
 
 __all__ = ["SGHMC", "SGHMCState"]
 

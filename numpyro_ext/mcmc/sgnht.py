@@ -6,11 +6,11 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_ext._checks import check_choice, check_positive
 from numpyro_ext._typing import Model, Sites
 from numpyro_ext.mcmc._grad_fn import GradFn
 from numpyro_ext.mcmc.base import Common, Schedule, SGMCMCKernel
 from numpyro_ext.mcmc.minibatch import PlateState
-from numpyro_ext.util import check_choice, check_positive
 
 __all__ = ["SGNHT", "SGNHTState"]
 

@@ -12,7 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer.reparam import Reparam
 
-from numpyro_ext.util import check_choice, check_nonnegative, check_positive
+from numpyro_ext._checks import check_choice, check_nonnegative, check_positive
 
 __all__ = ["GammaSimplexReparam", "simplex_langevin_step"]
 

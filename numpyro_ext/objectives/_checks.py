@@ -6,9 +6,8 @@ from typing import Any
 from numpyro.ops.provenance import eval_provenance
 from numpyro.util import check_model_guide_match
 
-from numpyro_ext._typing import Params, Trace
-from numpyro_ext.objectives._plates import (
-    Layout,
+from numpyro_ext._checks import check_count
+from numpyro_ext._model.read import (
     base_distribution,
     frames,
     latent_sites,
@@ -16,7 +15,9 @@ from numpyro_ext.objectives._plates import (
     plate_sizes,
     sample_sites,
 )
-from numpyro_ext.util import check_count, validate_model
+from numpyro_ext._model.units import Layout
+from numpyro_ext._numpyro import validate_model
+from numpyro_ext._typing import Params, Trace
 
 
 def check_traces(model_trace: Trace, guide_trace: Trace, score_free: str | None) -> None:

@@ -65,6 +65,11 @@ import jax.numpy as jnp
 from numpyro.handlers import replay, seed, substitute, trace
 from numpyro.infer import ELBO
 
+from numpyro_ext._checks import check_count
+from numpyro_ext._model.handlers import seed_plates, valid_plates
+from numpyro_ext._model.read import Site, is_delta, latent_sites, sample_sites
+from numpyro_ext._model.units import Layout, find_layout
+from numpyro_ext._numpyro import without_rsample_stop_gradient
 from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.objectives._checks import (
     check_traces,
@@ -72,21 +77,7 @@ from numpyro_ext.objectives._checks import (
     refuse_local_subsampling,
     refuse_model_params,
 )
-from numpyro_ext.objectives._plates import (
-    Layout,
-    Site,
-    find_layout,
-    is_delta,
-    latent_sites,
-    sample_sites,
-)
 from numpyro_ext.objectives.annealing import advance_step
-from numpyro_ext.util import (
-    check_count,
-    seed_plates,
-    valid_plates,
-    without_rsample_stop_gradient,
-)
 
 MapT = Callable[[Callable[..., Any], Any], Any]
 

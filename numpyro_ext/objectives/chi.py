@@ -6,11 +6,11 @@ from typing import Any
 from jax import Array
 import jax.numpy as jnp
 
+from numpyro_ext._checks import check_choice
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.objectives._checks import check_several
 from numpyro_ext.objectives._gradients import ESTIMATORS
 from numpyro_ext.objectives._log_weights import Engine, MapT, Particle, ParticleELBO
-from numpyro_ext.util import check_choice
 
 
 class ChiUpperBound(ParticleELBO):

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 from jax import Array
 
+from numpyro_ext._checks import check_count
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.objectives._log_weights import Engine, ParticleELBO
-from numpyro_ext.util import check_count
 
 
 class _Evaluation(ParticleELBO):

@@ -11,11 +11,11 @@ from jax.lax import stop_gradient
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
+from numpyro_ext._checks import check_choice
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.objectives._gradients import path_only
 from numpyro_ext.objectives._log_weights import Engine, MapT, ParticleELBO
 from numpyro_ext.objectives._power_mean import power_mean, weighted_surrogate
-from numpyro_ext.util import check_choice
 
 Weighting = Callable[[Array], tuple[Array, Array]]
 """``s = log t`` of shape ``(K, *units)`` to ``f(t) - f(1)`` and ``gamma_f(t)``, both of that shape."""

@@ -3,7 +3,7 @@
 from jax import Array
 import jax.numpy as jnp
 
-from numpyro_ext.util import check_choice, check_count
+from numpyro_ext._checks import check_choice, check_count
 
 
 def minibatch_kl_weights(num_batches: int, scheme: str = "geometric") -> Array:

@@ -9,11 +9,11 @@ from jax.lax import stop_gradient
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.objectives._checks import check_several
 from numpyro_ext.objectives._log_weights import Engine, MapT, Particle, ParticleELBO
 from numpyro_ext.objectives._power_mean import power_mean, weighted_surrogate
-from numpyro_ext.util import check_choice, check_count
 
 
 class ThermodynamicELBO(ParticleELBO):

@@ -6,12 +6,12 @@ from jax import Array
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_ext._checks import check_choice
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.objectives._checks import check_several
 from numpyro_ext.objectives._log_weights import Engine, MapT, ParticleELBO
 from numpyro_ext.objectives._power_mean import power_mean, weighted_surrogate
 from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha
-from numpyro_ext.util import check_choice
 
 
 class VIMCO(ParticleELBO):

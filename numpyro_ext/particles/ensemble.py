@@ -20,6 +20,7 @@ from numpyro.infer.util import initialize_model
 from numpyro.util import identity, is_prng_key
 import optax
 
+from numpyro_ext._checks import check_count
 from numpyro_ext._typing import Model
 from numpyro_ext.particles.fields import (
     ParticleField,
@@ -28,7 +29,6 @@ from numpyro_ext.particles.fields import (
     particle_log_prob,
 )
 from numpyro_ext.particles.svgd import SVGD
-from numpyro_ext.util import check_count
 
 __all__ = ["ParVI", "ParVIState"]
 

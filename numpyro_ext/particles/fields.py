@@ -21,16 +21,11 @@ from numpyro.distributions.transforms import biject_to
 from numpyro.infer import ELBO
 from numpyro.infer.util import potential_energy
 
+from numpyro_ext._checks import check_count, check_positive
+from numpyro_ext._model.handlers import refuse_mutable, seed_plates, valid_plates
+from numpyro_ext._model.read import continuous_latents
 from numpyro_ext._typing import Float, Model, Params, SamplesLatent, Sites, Trace
 from numpyro_ext.scores import RBF, as_kernel
-from numpyro_ext.util import (
-    check_count,
-    check_positive,
-    continuous_latents,
-    refuse_mutable,
-    seed_plates,
-    valid_plates,
-)
 
 __all__ = ["ParticleField"]
 

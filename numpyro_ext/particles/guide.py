@@ -14,14 +14,10 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import initialize_model
 from numpyro.primitives import mutable
 
+from numpyro_ext._checks import check_count, check_nonnegative
+from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._typing import Float, Model, Params, Sites, Trace
 from numpyro_ext.particles.fields import check_distinct, check_model
-from numpyro_ext.util import (
-    Implicit,
-    IntractableDensityError,
-    check_count,
-    check_nonnegative,
-)
 
 __all__ = ["AutoParticles"]
 

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
 
+from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_points, squared_distances
-from numpyro_ext.util import check_choice, check_count
 
 __all__ = ["BANDWIDTH_RULES", "median_bandwidth"]
 

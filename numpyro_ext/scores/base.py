@@ -9,11 +9,11 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
+from numpyro_ext._checks import check_choice, check_positive
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_point_pair, squared_distances
 from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.bandwidth import BANDWIDTH_RULES, median_bandwidth
-from numpyro_ext.util import check_choice, check_positive
 
 __all__ = ["BaseKernel", "RadialKernel", "as_kernel"]
 

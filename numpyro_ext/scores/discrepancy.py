@@ -12,11 +12,11 @@ from jax import Array, lax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_point_pair, as_points
 from numpyro_ext.scores.base import as_kernel
 from numpyro_ext.scores.kernels import IMQ, RBF
-from numpyro_ext.util import check_choice, check_count
 
 __all__ = ["kernel_stein_discrepancy", "mmd", "stein_kernel_matrix"]
 

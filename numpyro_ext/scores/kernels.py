@@ -10,8 +10,8 @@ from jax import Array
 from jax.core import Tracer
 import jax.numpy as jnp
 
+from numpyro_ext._checks import check_positive
 from numpyro_ext.scores.base import RadialKernel
-from numpyro_ext.util import check_positive
 
 __all__ = ["IMQ", "RBF"]
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.typing import ArrayLike
 
+from numpyro_ext._checks import check_choice, check_positive
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._fields import (
     KernelField,
@@ -24,7 +25,6 @@ from numpyro_ext.scores._points import as_points
 from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.base import BaseKernel, as_kernel
 from numpyro_ext.scores.kernels import RBF
-from numpyro_ext.util import check_choice, check_positive
 
 __all__ = ["SteinScore"]
 

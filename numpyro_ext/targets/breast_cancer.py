@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from jax import Array
 import jax.numpy as jnp
 
-from numpyro_ext.util import check_choice
+from numpyro_ext._checks import check_choice
 
 
 class BreastCancer(NamedTuple):

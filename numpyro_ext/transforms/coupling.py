@@ -14,8 +14,8 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform
 from numpyro.distributions.util import array_equiv
 
+from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._typing import Float
-from numpyro_ext.util import check_count, check_positive
 
 __all__ = ["AffineCoupling"]
 

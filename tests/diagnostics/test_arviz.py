@@ -24,10 +24,10 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import potential_energy, unconstrain_fn
 import pytest
 
+from numpyro_ext._model.implicit import Implicit
 from numpyro_ext.diagnostics import to_arviz
 from numpyro_ext.diagnostics._evaluate import evaluate, prototype
 from numpyro_ext.diagnostics._fit import fit_of
-from numpyro_ext.util import Implicit
 
 X = jnp.array([0.5, -1.0, 2.0])
 EXACT = {"z_auto_loc": jnp.array(0.375), "z_auto_scale": jnp.array(0.5)}

@@ -13,8 +13,8 @@ from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 import pytest
 
+from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext.diagnostics import pareto_khat, to_arviz
-from numpyro_ext.util import Implicit, IntractableDensityError
 
 Y = 1.5 + 0.8 * jnp.sin(7.0 * jnp.arange(20))
 DRAWS = 60

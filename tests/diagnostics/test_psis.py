@@ -10,8 +10,8 @@ from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 import pytest
 
+from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext.diagnostics import ParetoKhat, pareto_khat, to_arviz
-from numpyro_ext.util import Implicit, IntractableDensityError
 
 X = jnp.array([0.5, -1.0, 2.0])
 EXACT = {"z_auto_loc": jnp.array(0.375), "z_auto_scale": jnp.array(0.5)}

@@ -11,6 +11,7 @@ from numpyro.infer import MCMC, SVI
 import optax
 import pytest
 
+from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext.diagnostics import (
     kernel_stein_discrepancy,
     maximum_mean_discrepancy,
@@ -21,7 +22,6 @@ from numpyro_ext.guides import AutoRealNVPNormal
 from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.objectives import VRELBO
 from numpyro_ext.particles import SVGD, AutoParticles
-from numpyro_ext.util import IntractableDensityError
 
 X = jax.random.normal(random.key(0), (40, 2)) * jnp.array([1.0, 0.6])
 Y = X @ jnp.array([0.7, -1.5]) + 0.5 * jax.random.normal(random.key(1), (40,))

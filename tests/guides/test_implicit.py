@@ -21,8 +21,9 @@ from numpyro.infer import (
 import optax
 import pytest
 
+from numpyro_ext._model.implicit import has_density
+from numpyro_ext._numpyro import without_rsample_stop_gradient
 from numpyro_ext.guides import Implicit, IntractableDensityError
-from numpyro_ext.util import has_density, without_rsample_stop_gradient
 
 
 def model():

@@ -13,9 +13,9 @@ from numpyro.infer import SVI
 import optax
 import pytest
 
+from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext.objectives import VRELBO, BBAlphaELBO
 from numpyro_ext.objectives._log_weights import Engine
-from numpyro_ext.util import Implicit, IntractableDensityError
 from tests.objectives.models import (
     LOCAL_PARAMS,
     X_LOCAL,

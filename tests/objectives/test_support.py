@@ -9,6 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
+from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext.objectives import (
     IWELBO,
     VIMCO,
@@ -20,7 +21,6 @@ from numpyro_ext.objectives import (
     TailAdaptive,
     ThermodynamicELBO,
 )
-from numpyro_ext.util import Implicit, IntractableDensityError
 from tests.objectives.compare import assert_refuses
 from tests.objectives.models import (
     NONE,

@@ -15,8 +15,8 @@ from numpyro.infer.autoguide import AutoNormal
 import optax
 import pytest
 
+from numpyro_ext._model.implicit import Implicit
 from numpyro_ext.particles import SVGD, AutoParticles, ParticleField
-from numpyro_ext.util import Implicit
 
 DATA = jnp.array([0.3, -1.2, 2.5, 0.9, 1.7, -0.4])
 STARTS = jnp.array([[0.2, -1.0], [1.5, 0.4], [-0.7, 0.1], [0.9, 0.8], [2.2, -0.3]])

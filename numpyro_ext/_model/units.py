@@ -5,74 +5,29 @@ minibatch and all its latents otherwise. Frames are compared by plate name and e
 says where its axis is, so that the guide may place a plate elsewhere than the model.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 import math
-from typing import Any
 
 from jax import Array
 import jax.numpy as jnp
 import numpy as np
-from numpyro.distributions import Delta, Unit
-from numpyro.distributions.util import is_identically_one
 
+from numpyro_ext._model.density import scaled
+from numpyro_ext._model.handlers import subsampled_plates
+from numpyro_ext._model.read import (
+    Site,
+    frames,
+    is_data,
+    is_delta,
+    latent_sites,
+    not_reparameterized,
+    plate_sizes,
+    sample_sites,
+)
 from numpyro_ext._typing import Trace
-from numpyro_ext.util import subsampled_plates
 
-Site = dict[str, Any]
-
-
-def sample_sites(trace: Trace) -> Iterator[Site]:
-    return (site for site in trace.values() if site["type"] == "sample")
-
-
-def latent_sites(trace: Trace) -> Iterator[Site]:
-    return (site for site in sample_sites(trace) if not site["is_observed"])
-
-
-def base_distribution(fn: Any) -> Any:
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return fn
-
-
-def is_delta(site: Site) -> bool:
-    return isinstance(base_distribution(site["fn"]), Delta)
-
-
-def frames(site: Site) -> dict[str, int]:
-    """``{plate: dim}`` of the plates around a site."""
-    return {frame.name: frame.dim for frame in site["cond_indep_stack"]}
-
-
-def plate_sizes(*traces: Trace) -> dict[str, tuple[int, int]]:
-    """``{plate: (N, M)}``: all rows, and those in the minibatch."""
-    sizes = {}
-    for trace in traces:
-        for site in sample_sites(trace):
-            for frame in site["cond_indep_stack"]:
-                plate = trace.get(frame.name)
-                full = frame.size if plate is None else plate["args"][0]
-                sizes[frame.name] = (full, frame.size)
-    return sizes
-
-
-def not_reparameterized(guide_trace: Trace) -> tuple[str, ...]:
-    """Latent sites without a pathwise gradient; noise under ``mask=False`` has no density to need one."""
-    return tuple(
-        site["name"]
-        for site in latent_sites(guide_trace)
-        if not site["fn"].has_rsample and not _is_masked_out(site["fn"])
-    )
-
-
-def _is_masked_out(fn: Any) -> bool:
-    while hasattr(fn, "base_dist"):
-        if getattr(fn, "_mask", None) is False:
-            return True
-        fn = fn.base_dist
-    return False
+__all__ = ["Layout", "find_layout"]
 
 
 @dataclass(frozen=True)
@@ -107,14 +62,14 @@ class Layout:
         Every scale is applied except that of the unit plates, which multiplies outside the log.
         """
         chosen = [
-            self._per_unit(site, log_prob) if local else jnp.sum(_scaled(site, log_prob))
+            self._per_unit(site, log_prob) if local else jnp.sum(scaled(site, log_prob))
             for site, log_prob in sites
             if self.is_local(site) is local
         ]
         return reduce(jnp.add, chosen) if chosen else jnp.zeros(self.shape if local else ())
 
     def _per_unit(self, site: Site, log_prob: Array) -> Array:
-        log_prob = jnp.asarray(_scaled(site, log_prob, self.scale))
+        log_prob = jnp.asarray(scaled(site, log_prob, self.scale))
         dims = frames(site)
         missing = max((-dims[name] for name in self.plates), default=0) - log_prob.ndim
         log_prob = jnp.reshape(log_prob, (1,) * missing + log_prob.shape)
@@ -132,15 +87,6 @@ class Layout:
         for axis, size in zip(axes, self.shape, strict=True):
             shape[axis] = size
         return jnp.reshape(jnp.transpose(x, tuple(np.argsort(axes))), shape)
-
-
-def _scaled(site: Site, log_prob: Array, divisor: float = 1.0) -> Array:
-    scale = site["scale"]
-    if scale is None or is_identically_one(scale):
-        return log_prob if divisor == 1.0 else log_prob / divisor
-    if divisor != 1.0:
-        scale = scale / divisor
-    return log_prob if is_identically_one(scale) else scale * log_prob
 
 
 def find_layout(model_trace: Trace, guide_trace: Trace, per_datum: bool) -> Layout:
@@ -180,7 +126,7 @@ def find_layout(model_trace: Trace, guide_trace: Trace, per_datum: bool) -> Layo
 def _data_plates(model_trace: Trace, guide_trace: Trace) -> set[str]:
     observed = [site for site in sample_sites(model_trace) if site["is_observed"]]
     # A factor outside the data plate is a prior, not a datum, unless there are only factors.
-    data = [site for site in observed if not isinstance(base_distribution(site["fn"]), Unit)]
+    data = [site for site in observed if is_data(site)]
     stacks = [set(frames(site)) for site in data or observed]
     plates = set.intersection(*stacks) if stacks else set()
     if not plates:

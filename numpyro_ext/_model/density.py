@@ -1,0 +1,51 @@
+"""Log densities of the sites of a trace, and their sums."""
+
+from collections.abc import Collection
+from typing import Any
+
+from jax import Array
+import jax.numpy as jnp
+from numpyro.distributions import biject_to
+from numpyro.distributions.util import is_identically_one
+
+from numpyro_ext._model.read import Site, sample_sites
+from numpyro_ext._typing import Trace
+
+__all__ = ["log_abs_det", "log_density", "log_prob", "scaled"]
+
+
+def log_prob(site: Site) -> Array:
+    """``log p(value)`` of a sample site, with the axes of its batch and without any scale."""
+    if site["intermediates"]:
+        return site["fn"].log_prob(site["value"], site["intermediates"])
+    return site["fn"].log_prob(site["value"])
+
+
+def scaled(site: Site, value: Array, divisor: float = 1.0) -> Array:
+    """``value`` times the site's scale (plates, ``handlers.scale``) over ``divisor``."""
+    scale: Any = site["scale"]
+    if scale is None or is_identically_one(scale):
+        return value if divisor == 1.0 else value / divisor
+    if divisor != 1.0:
+        scale = scale / divisor
+    return value if is_identically_one(scale) else scale * value
+
+
+def log_density(trace: Trace) -> Array:
+    """Log joint of a trace in constrained space, scales included; traced values allowed."""
+    total = jnp.zeros(())
+    for site in sample_sites(trace):
+        total = total + jnp.sum(scaled(site, log_prob(site)))
+    return total
+
+
+def log_abs_det(trace: Trace, names: Collection[str]) -> Array:
+    """Log Jacobian determinant from unconstrained to constrained values, summed over sites."""
+    total = jnp.zeros(())
+    for name in names:
+        fn, value = trace[name]["fn"], trace[name]["value"]
+        if not fn.support.is_discrete:
+            transform = biject_to(fn.support)
+            u = transform.inv(value)
+            total = total + jnp.sum(transform.log_abs_det_jacobian(u, value))
+    return total

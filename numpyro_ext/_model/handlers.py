@@ -1,0 +1,140 @@
+"""Effect handlers with which the package runs a model: which rows a plate takes, and what is refused."""
+
+from typing import Any
+
+from jax import Array
+import jax.numpy as jnp
+from numpyro.handlers import seed, substitute
+from numpyro.primitives import Messenger
+
+from numpyro_ext._typing import Model, Trace
+
+__all__ = [
+    "every_row",
+    "first_rows",
+    "refuse_mutable",
+    "rows",
+    "seed_plates",
+    "subsampled_plates",
+    "valid_plates",
+]
+
+
+class valid_plates(Messenger):
+    """Refuse the plates that would silently give wrong answers.
+
+    A ``subsample_size`` above the size only makes NumPyro warn, after the draw. A minibatch inside the body
+    of ``scan`` or ``cond`` is drawn there, out of the reach of every handler: no rows could be given to it.
+    """
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "control_flow":
+            inside: Any = _no_minibatch
+            msg["args"] = tuple(inside(x) if callable(x) else x for x in msg["args"])
+        if msg["type"] != "plate":
+            return
+        size, subsample_size = msg["args"]
+        if subsample_size is not None and subsample_size > size:
+            raise ValueError(
+                f"plate '{msg['name']}' has subsample_size {subsample_size} but only {size} rows;"
+                f" use a subsample_size between 1 and {size}."
+            )
+
+
+class _no_minibatch(Messenger):
+    """For the body of ``scan`` or ``cond``."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] != "plate":
+            return
+        size, subsample_size = msg["args"]
+        if subsample_size is not None and subsample_size < size:
+            raise ValueError(
+                f"plate '{msg['name']}' takes a minibatch of {subsample_size} of {size} rows inside scan or"
+                " cond, where its rows cannot be chosen from outside; drop subsample_size, or write the"
+                " loop without scan."
+            )
+
+
+class refuse_mutable(Messenger):
+    """Refuse a model with mutable state, which many particles at once would each want to update."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "mutable":
+            raise ValueError(
+                f"the model has the mutable site '{msg['name']}', which every particle would update in"
+                " its own way; make it a numpyro.param or pass it as an argument of the model."
+            )
+
+
+class every_row(Messenger):
+    """Give a subsampled plate all of its indices, and say so in its arguments.
+
+    Rewriting the arguments too is what keeps NumPyro from warning that the index is longer than the
+    ``subsample_size``, without a filter that would hide other warnings.
+    """
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] != "plate":
+            return
+        size, subsample_size = msg["args"]
+        if subsample_size is not None and subsample_size != size:
+            msg["args"] = (size, size)
+            msg["value"] = jnp.arange(size)
+
+
+class first_rows(Messenger):
+    """Subsampled plates take rows ``0 .. B-1``: their own draw is O(N), and only shapes matter here."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "plate":
+            size, subsample_size = msg["args"]
+            if subsample_size is not None and subsample_size < size:
+                msg["value"] = jnp.arange(subsample_size)
+
+
+class rows(substitute):
+    """Give subsampled plates these indices, of any length.
+
+    :param fn: the model.
+    :param dict idx: ``{plate: (length,) indices}``.
+    :param dict plates: ``{plate: (size, subsample_size)}`` as the model was read; another subsampled plate, or
+        another size, is an error.
+    """
+
+    def __init__(
+        self, fn: Model, idx: dict[str, Array], plates: dict[str, tuple[int, int]]
+    ) -> None:
+        super().__init__(fn, data=idx)
+        self.idx = idx
+        self.plates = plates
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        super().process_message(msg)
+        if msg["type"] != "plate":
+            return
+        name, (size, subsample_size) = msg["name"], msg["args"]
+        known = self.plates[name][0] if name in self.plates else None
+        if subsample_size is not None and subsample_size < size and known != size:
+            raise ValueError(
+                f"plate '{name}' has {size} rows, but {known} when the chain was initialised; make a new"
+                " MCMC object for other data."
+            )
+        if name in self.idx:
+            msg["args"] = (size, len(self.idx[name]))
+
+
+def subsampled_plates(trace: Trace) -> dict[str, tuple[int, int]]:
+    """``{name: (size, subsample_size)}`` of the plates of a trace that take a minibatch."""
+    plates = {}
+    for name, site in trace.items():
+        if site["type"] == "plate":
+            size, subsample_size = site["args"]
+            if subsample_size is not None and subsample_size < size:
+                plates[name] = (size, subsample_size)
+    return plates
+
+
+def seed_plates(fn: Model, rng_key: Array) -> Model:
+    """Seed only the minibatch draws of ``fn``, so that all particles share one minibatch."""
+    return seed(fn, rng_key, hide_types=["sample", "prng_key", "control_flow"])

@@ -1,0 +1,118 @@
+"""Draws without a density: the distribution that says so, and the error that it raises."""
+
+from collections.abc import Sequence
+import math
+from typing import Any
+
+from jax import Array
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+__all__ = ["Implicit", "IntractableDensityError", "has_density"]
+
+
+class IntractableDensityError(ValueError):
+    """A density was asked of a distribution that can only be sampled."""
+
+
+class Implicit(dist.Distribution):
+    r"""A draw without a density: the guide site of a generator network.
+
+    Sampling returns ``value``, differentiable in whatever made it; ``log_prob`` raises
+    :class:`IntractableDensityError`. So a loss that needs :math:`\log q` is an error, never the
+    silent collapse that a ``Delta`` in the same place would be.
+
+    It is one draw, so it cannot be drawn again: a ``sample_shape``, or a plate larger than the value,
+    would repeat the same number where independent ones are meant, and raises. Inside a plate give
+    ``value`` the plate's shape, from one noise vector per row.
+
+    :param value: the draw; its last ``event_dim`` dimensions are the event.
+    :param int event_dim: number of event dimensions, at least those of ``support``.
+    :param support: the constraint that ``value`` satisfies.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpyro
+        >>> from numpyro import handlers
+        >>> from numpyro_ext.guides import Implicit
+        >>> def guide():
+        ...     noise = numpyro.sample(
+        ...         "noise", numpyro.distributions.Normal(), infer={"is_auxiliary": True})
+        ...     numpyro.sample("w", Implicit(jnp.tanh(noise)))
+        >>> trace = handlers.trace(handlers.seed(guide, 0)).get_trace()
+        >>> bool(trace["w"]["value"] == jnp.tanh(trace["noise"]["value"]))
+        True
+    """
+
+    arg_constraints = {}  # noqa: RUF012 - NumPyro's own way to say that nothing is checked
+    has_tractable_density = False
+    pytree_data_fields = ("value", "_base_support")
+    pytree_aux_fields = ("_event_dim",)
+
+    def __init__(
+        self,
+        value: Array,
+        *,
+        event_dim: int = 0,
+        support: constraints.Constraint = constraints.real,
+    ) -> None:
+        ndim = jnp.ndim(value)
+        if not support.event_dim <= event_dim <= ndim:
+            raise ValueError(
+                f"event_dim is {event_dim}, value has {ndim} dimensions and the support is one of"
+                f" {support.event_dim}-dimensional events; event_dim must be between"
+                f" {support.event_dim} and {ndim}."
+            )
+        self.value = jnp.asarray(value)
+        self._base_support: constraints.Constraint = support
+        self._event_dim = event_dim
+        shape = jnp.shape(value)
+        super().__init__(shape[: ndim - event_dim], shape[ndim - event_dim :])
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        # Read off the value: under vmap and scan the shape noted at construction is not the present one.
+        shape = jnp.shape(self.value)
+        return shape[: len(shape) - self._event_dim]
+
+    @constraints.dependent_property
+    def support(self) -> constraints.Constraint:
+        base = self._base_support
+        return constraints.independent(base, self._event_dim - base.event_dim)
+
+    def expand(self, batch_shape: Sequence[int]) -> "Implicit":
+        batch_shape = tuple(batch_shape)
+        self._refuse_copies(math.prod(batch_shape) > math.prod(self.batch_shape), batch_shape)
+        value = jnp.broadcast_to(self.value, batch_shape + self.event_shape)
+        return Implicit(value, event_dim=self._event_dim, support=self._base_support)
+
+    def sample(self, key: Array | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
+        self._refuse_copies(math.prod(sample_shape) > 1, (*sample_shape, *self.batch_shape))
+        return jnp.broadcast_to(self.value, tuple(sample_shape) + jnp.shape(self.value))
+
+    def rsample(self, key: Array | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
+        return self.sample(key, sample_shape)
+
+    def _refuse_copies(self, more: bool, batch_shape: tuple[int, ...]) -> None:
+        if more:
+            raise ValueError(
+                f"an Implicit site of batch shape {self.batch_shape} is asked for batch shape"
+                f" {batch_shape}, but it holds one draw and copies of it are not independent; make"
+                " value of that shape, from noise of that shape (as in the plate around the site)."
+            )
+
+    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+        raise IntractableDensityError(
+            "an Implicit site has no density, so log q cannot be computed; use an objective that only"
+            " needs samples: numpyro_ext.particles.SVGD, on a guide with sample_latent."
+        )
+
+
+def has_density(fn: Any) -> bool:
+    """Whether ``log_prob`` can be had: no :class:`Implicit`, bare or masked, expanded, ``to_event``."""
+    while fn is not None:
+        if not getattr(fn, "has_tractable_density", True):
+            return False
+        fn = getattr(fn, "base_dist", None)
+    return True

@@ -1,0 +1,230 @@
+"""The potential of a model in unconstrained space, at rows that the caller chooses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import Array, lax, random
+from jax.core import Tracer
+import jax.numpy as jnp
+from numpyro.distributions import biject_to
+from numpyro.handlers import seed, substitute
+from numpyro.infer import init_to_uniform
+from numpyro.infer.util import (
+    compute_log_probs,
+    constrain_fn,
+    initialize_model,
+    potential_energy,
+    transform_fn,
+    unconstrain_fn,
+)
+
+from numpyro_ext._model.handlers import first_rows, rows
+from numpyro_ext._model.read import ModelInfo, trace_of
+from numpyro_ext._numpyro import default_key
+from numpyro_ext._typing import Model, Params, Sites
+
+__all__ = ["Potential", "draw_params", "draw_start"]
+
+
+class Potential:
+    r"""
+    The potential :math:`U(z) = -\log p(x, z)` of a model on given data, and its gradient.
+
+    U is NumPyro's: unconstrained sites, Jacobian included, and the likelihood of the rows ``idx`` scaled by
+    ``size / len(idx)`` of their plates, so that it estimates the potential of all rows without bias.
+
+     - **info** - a :class:`ModelInfo`: latent sites in the flat order, with ``ravel`` and ``unravel``.
+     - **plates** - ``{plate: (size, subsample_size)}`` of the plates that take a minibatch.
+
+    ``z`` and gradients are dicts of unconstrained sites; ``idx`` holds indices, of any number, for every plate
+    in ``plates``.
+
+    :param model: Python callable containing NumPyro primitives.
+    :param ModelInfo info: what :func:`read_model` says of it on these arguments.
+    :param dict params: values of the model's ``param`` and ``mutable`` sites.
+    :param args: arguments of the model.
+    :param kwargs: keyword arguments of the model.
+    :param bool forward_mode: whether to differentiate in forward mode.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        info: ModelInfo,
+        params: Params,
+        args: tuple,
+        kwargs: dict[str, Any],
+        *,
+        forward_mode: bool = False,
+    ) -> None:
+        self.info = info
+        self.plates = info.plates
+        self._model = default_key(substitute(model, data=params))
+        self._args = (args, kwargs)
+        self._forward_mode = forward_mode
+
+    def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
+        """U at ``z`` on the rows ``idx``."""
+        return jnp.asarray(potential_energy(self._on(idx), *self._args, z))
+
+    def value_and_grad(self, z: Sites, idx: dict[str, Array]) -> tuple[Array, Sites]:
+        """U and its gradient: one minibatch."""
+        if not self._forward_mode:
+            return jax.value_and_grad(self)(z, idx)
+
+        def twice(z: Sites) -> tuple[Array, Array]:
+            value = self(z, idx)
+            return value, value
+
+        grad, value = jax.jacfwd(twice, has_aux=True)(z)
+        return value, grad
+
+    def full_value_and_grad(self, z: Sites, chunk_size: int = 10_000) -> tuple[Array, Sites]:
+        """
+        U and its gradient over all rows, ``chunk_size`` rows of a plate at a time.
+
+        Each piece ``c`` of a plate has the whole prior and the scale ``N/|c|``, so the pieces are averaged with
+        weights ``|c|/N``; with several plates over all combinations of their pieces.
+        """
+        first = {name: jnp.arange(batch) for name, (_, batch) in self.plates.items()}
+        zeros = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(self.value_and_grad, z, first)
+        )
+
+        def add(total: Any, part: Any, weight: float) -> Any:
+            return jax.tree.map(lambda a, b: a + weight * b, total, part)
+
+        def average(names: list[str], idx: dict[str, Array]) -> Any:
+            if not names:
+                return self.value_and_grad(z, idx)
+            name, *rest = names
+            size = self.plates[name][0]
+            chunk = min(chunk_size, size)
+            whole = size // chunk
+
+            def body(k: Array, total: Any) -> Any:
+                here = k * chunk + jnp.arange(chunk)
+                return add(total, average(rest, idx | {name: here}), chunk / size)
+
+            total = lax.fori_loop(0, whole, body, zeros)
+            if whole * chunk < size:
+                here = jnp.arange(whole * chunk, size)
+                total = add(total, average(rest, idx | {name: here}), len(here) / size)
+            return total
+
+        return average(list(self.plates), {})
+
+    def unconstrain(self, what: str, values: Sites) -> Sites:
+        """Constrained values of all latent sites turned unconstrained; ``what`` names them in an error."""
+        values = self.info.check_constrained(what, values)
+        fn = seed(first_rows(self._model), random.key(0))
+        return self.info.check_unconstrained(what, unconstrain_fn(fn, *self._args, values))
+
+    def postprocess(self) -> Callable[[Sites], Sites]:
+        """From unconstrained sites to constrained ones and deterministic ones, on the first rows of a plate."""
+        supports = {name: latent.support for name, latent in self.info.latents.items()}
+        # Bounds that are arrays may depend on other sites, or were traced when the model was read.
+        fixed = all(isinstance(leaf, (int, float)) for leaf in jax.tree.leaves(supports))
+        if fixed and not self.info.deterministic:
+            transforms = {name: biject_to(support) for name, support in supports.items()}
+            return lambda z: transform_fn(transforms, z)
+        fn = first_rows(self._model)
+        return lambda z: constrain_fn(fn, *self._args, z, return_deterministic=True)
+
+    def check_start(
+        self, z: Sites, idx: dict[str, Array], potential: Array, grad: Sites | None = None
+    ) -> None:
+        """
+        A ``ValueError`` that names the site if U or its gradient is not finite.
+
+        :param z: one start, or several along a leading axis; so ``idx``, ``potential`` and ``grad``.
+        """
+        tree = (potential, grad)
+        if any(isinstance(x, Tracer) for x in jax.tree.leaves(tree)):
+            return
+        if all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(tree)):
+            return
+        chains = (z, idx, potential, grad)
+        if jnp.ndim(potential) == 0:
+            chains = jax.tree.map(lambda x: jnp.asarray(x)[None], chains)
+        for c, value in enumerate(chains[2]):
+            z, idx, _, grad = jax.tree.map(lambda x, c=c: x[c], chains)
+            bad = [name for name, g in (grad or {}).items() if not jnp.all(jnp.isfinite(g))]
+            if bad or not jnp.isfinite(value):
+                site = self._nonfinite_site(z, idx) or (bad[0] if bad else None)
+                place = "the initial point" + ("" if site is None else f": see site '{site}'")
+                raise ValueError(
+                    f"the potential or its gradient is not finite at {place}; check the data, or give"
+                    " another init_strategy or init_params."
+                )
+
+    def _nonfinite_site(self, z: Sites, idx: dict[str, Array]) -> str | None:
+        fn = seed(self._on(idx), random.key(0))
+        log_probs, _ = compute_log_probs(fn, *self._args, constrain_fn(fn, *self._args, z))
+        return next((name for name, value in log_probs.items() if not jnp.isfinite(value)), None)
+
+    def _on(self, idx: dict[str, Array]) -> Model:
+        return rows(self._model, {name: jnp.asarray(i) for name, i in idx.items()}, self.plates)
+
+
+def draw_params(
+    rng_key: Array,
+    model: Model,
+    info: ModelInfo,
+    args: tuple,
+    kwargs: dict[str, Any],
+    *,
+    init_strategy: Callable[..., Any] = init_to_uniform,
+) -> Params:
+    """Initial values of the model's ``param`` and ``mutable`` sites, in one compiled call."""
+
+    def draw(rng_key: Array) -> Params:
+        fn = substitute(seed(first_rows(model), rng_key), substitute_fn=init_strategy)
+        return _params_of(trace_of(fn, args, kwargs))
+
+    return jax.jit(draw)(rng_key)
+
+
+def draw_start(
+    rng_key: Array,
+    model: Model,
+    info: ModelInfo,
+    args: tuple,
+    kwargs: dict[str, Any],
+    *,
+    init_strategy: Callable[..., Any] = init_to_uniform,
+    forward_mode: bool = False,
+) -> tuple[Sites, Array, Params]:
+    """
+    Where chains or particles start, in one compiled call: ``(z, potential, params)``.
+
+    :param rng_key: one key, or an array of keys for as many starts along a leading axis.
+    :param init_strategy: one of NumPyro's; tried until the potential is finite, 100 times at most.
+    :return: unconstrained sites in the flat order, their potentials (not finite where no start was found), and the
+        values of the model's ``param`` and ``mutable`` sites. The numbers are those of ``initialize_model``.
+    """
+
+    def draw(rng_key: Array) -> tuple[Sites, Array, Params]:
+        found = initialize_model(
+            rng_key,
+            first_rows(model),
+            init_strategy=init_strategy,
+            dynamic_args=True,
+            model_args=args,
+            model_kwargs=kwargs,
+            forward_mode_differentiation=forward_mode,
+            validate_grad=False,
+        )
+        z = {
+            name: jnp.asarray(x, jnp.result_type(x, float))
+            for name, x in found.param_info.z.items()
+        }
+        return z, found.param_info.potential_energy, _params_of(found.model_trace)
+
+    z, potential, params = jax.jit(draw)(rng_key)
+    return info.in_order(z), potential, params
+
+
+def _params_of(trace: dict[str, Any]) -> Params:
+    return {n: site["value"] for n, site in trace.items() if site["type"] in ("param", "mutable")}

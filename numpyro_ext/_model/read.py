@@ -1,0 +1,283 @@
+"""What a NumPyro program contains: its sites, plates and parameters, and the one flat order of its latents."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array, random
+import jax.numpy as jnp
+from numpyro.distributions import Delta, Unit, biject_to, constraints
+from numpyro.handlers import block, seed, substitute, trace
+from numpyro.infer import init_to_uniform
+
+from numpyro_ext._model.handlers import first_rows, subsampled_plates, valid_plates
+from numpyro_ext._numpyro import mask_of
+from numpyro_ext._typing import Model, Sites, Trace
+
+__all__ = [
+    "Latent",
+    "ModelInfo",
+    "Site",
+    "base_distribution",
+    "continuous_latents",
+    "frames",
+    "is_data",
+    "is_delta",
+    "latent_sites",
+    "local_to",
+    "model_info",
+    "not_reparameterized",
+    "plate_sizes",
+    "read_model",
+    "sample_sites",
+    "trace_of",
+]
+
+Site = dict[str, Any]
+"""One entry of a trace."""
+
+
+def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
+    """The trace of one run."""
+    return trace(fn).get_trace(*args, **(kwargs or {}))
+
+
+def sample_sites(trace: Trace) -> Iterator[Site]:
+    """Latent and observed sites, in the order of the trace."""
+    return (site for site in trace.values() if site["type"] == "sample")
+
+
+def latent_sites(trace: Trace) -> Iterator[Site]:
+    """Sample sites that are not observed; a guide's auxiliary sites among them."""
+    return (site for site in sample_sites(trace) if not site["is_observed"])
+
+
+def base_distribution(fn: Any) -> Any:
+    """The distribution under ``expand``, ``mask``, ``to_event`` and transforms."""
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return fn
+
+
+def is_delta(site: Site) -> bool:
+    """Whether the site's value is computed and not drawn."""
+    return isinstance(base_distribution(site["fn"]), Delta)
+
+
+def is_data(site: Site) -> bool:
+    """Whether it is an observed sample site; a ``numpyro.factor``, whose value has size 0, is none."""
+    return (
+        site["type"] == "sample"
+        and site["is_observed"]
+        and not isinstance(base_distribution(site["fn"]), Unit)
+    )
+
+
+def frames(site: Site) -> dict[str, int]:
+    """``{plate: dim}`` of the plates around a site."""
+    return {frame.name: frame.dim for frame in site["cond_indep_stack"]}
+
+
+def plate_sizes(*traces: Trace) -> dict[str, tuple[int, int]]:
+    """``{plate: (N, M)}``: all rows, and those in the minibatch."""
+    sizes = {}
+    for one in traces:
+        for site in sample_sites(one):
+            for frame in site["cond_indep_stack"]:
+                plate = one.get(frame.name)
+                full = frame.size if plate is None else plate["args"][0]
+                sizes[frame.name] = (full, frame.size)
+    return sizes
+
+
+def not_reparameterized(guide_trace: Trace) -> tuple[str, ...]:
+    """Latent sites without a pathwise gradient; noise under ``mask=False`` has no density to need one."""
+    return tuple(
+        site["name"]
+        for site in latent_sites(guide_trace)
+        if not site["fn"].has_rsample and not _is_masked_out(site["fn"])
+    )
+
+
+def _is_masked_out(fn: Any) -> bool:
+    while hasattr(fn, "base_dist"):
+        if mask_of(fn) is False:
+            return True
+        fn = fn.base_dist
+    return False
+
+
+def continuous_latents(trace: Trace) -> dict[str, Site]:
+    """The latent sites of a model's trace; an error if there is none or one is discrete."""
+    latents = {site["name"]: site for site in latent_sites(trace)}
+    if not latents:
+        raise ValueError(
+            "the model has no latent sample site, so there is nothing to infer; give it at least one"
+            " numpyro.sample without obs."
+        )
+    for name, site in latents.items():
+        if site["fn"].support.is_discrete:
+            remedy = (
+                "sum it out of the model"
+                if site["fn"].has_enumerate_support
+                else "sum it out of the model, or use numpyro.infer.DiscreteHMCGibbs"
+            )
+            raise ValueError(
+                f"latent site '{name}' is discrete; only continuous latents are supported here: {remedy}."
+            )
+    return latents
+
+
+class Latent(NamedTuple):
+    """One continuous latent site."""
+
+    support: constraints.Constraint
+    """May hold traced bounds: look at its kind only."""
+    constrained: jax.ShapeDtypeStruct
+    """Shape and type of a value in the support."""
+    unconstrained: jax.ShapeDtypeStruct
+    """Shape and type of a value in unconstrained space."""
+    plates: tuple[str, ...]
+    """Names of the plates around it."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    r"""What is static in a model on given arguments.
+
+    **The flat order.** A latent vector of length :attr:`size` is the unconstrained latent sites in the order
+    in which the model samples them, each ravelled in C order. That is the order of NumPyro's
+    ``AutoContinuous`` guides, not that of ``jax.flatten_util.ravel_pytree``, which sorts the names.
+
+    :param dict latents: ``{site: Latent}`` in that order.
+    :param dict plates: ``{plate: (size, subsample_size)}`` of the plates that take a minibatch.
+    :param tuple data: names of the observed sites.
+    :param tuple deterministic: names of the deterministic sites.
+    :param tuple params: names of the ``param`` sites.
+    """
+
+    latents: dict[str, Latent]
+    plates: dict[str, tuple[int, int]]
+    data: tuple[str, ...]
+    deterministic: tuple[str, ...]
+    params: tuple[str, ...]
+
+    @cached_property
+    def size(self) -> int:
+        """Length of a latent vector."""
+        return sum(math.prod(latent.unconstrained.shape) for latent in self.latents.values())
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """Where each site is in a latent vector."""
+        found, start = {}, 0
+        for name, latent in self.latents.items():
+            stop = start + math.prod(latent.unconstrained.shape)
+            found[name] = slice(start, stop)
+            start = stop
+        return found
+
+    def ravel(self, z: Sites) -> Array:
+        """Unconstrained sites as one ``(size,)`` vector."""
+        return jnp.concatenate([jnp.ravel(z[name]) for name in self.latents])
+
+    def unravel(self, x: Array) -> Sites:
+        """A ``(size,)`` vector as unconstrained sites, each in the type that it has in the model."""
+        return {
+            name: x[self.slices[name]]
+            .reshape(latent.unconstrained.shape)
+            .astype(latent.unconstrained.dtype)
+            for name, latent in self.latents.items()
+        }
+
+    def in_order(self, sites: dict[str, Any]) -> dict[str, Any]:
+        """The same dict in the order of the model, which a pass through JAX would have sorted."""
+        return {name: sites[name] for name in self.latents}
+
+    def check_names(self, what: str, values: Any) -> None:
+        """A ``ValueError`` unless ``values`` is a dict with just the latent sites."""
+        if not isinstance(values, dict) or set(values) != set(self.latents):
+            given = sorted(values) if isinstance(values, dict) else type(values).__name__
+            raise ValueError(
+                f"{what} has {given}; it must be a dict with the sites {sorted(self.latents)}."
+            )
+
+    def check_unconstrained(
+        self, what: str, values: Any, batch_shape: tuple[int, ...] = ()
+    ) -> Sites:
+        """``values`` as arrays in unconstrained space, or a ``ValueError`` that names the site."""
+        self.check_names(what, values)
+        like = {name: latent.unconstrained for name, latent in self.latents.items()}
+        return _check_shapes(what, values, like, batch_shape)
+
+    def check_constrained(self, what: str, values: Any, batch_shape: tuple[int, ...] = ()) -> Sites:
+        """``values`` as arrays in the supports; values of deterministic sites are left out."""
+        if isinstance(values, dict):
+            values = {name: x for name, x in values.items() if name not in self.deterministic}
+        self.check_names(what, values)
+        like = {name: latent.constrained for name, latent in self.latents.items()}
+        return _check_shapes(what, values, like, batch_shape)
+
+
+def _check_shapes(
+    what: str, values: dict[str, Any], like: dict[str, Any], batch_shape: tuple[int, ...]
+) -> Sites:
+    for name, expected in like.items():
+        shape = batch_shape + expected.shape
+        if jnp.shape(values[name]) != shape:
+            raise ValueError(
+                f"{what} has shape {jnp.shape(values[name])} at site '{name}'; it must be {shape}."
+            )
+    return {name: jnp.asarray(values[name], expected.dtype) for name, expected in like.items()}
+
+
+def read_model(
+    model: Model,
+    args: tuple = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    init_strategy: Callable[..., Any] = init_to_uniform,
+) -> ModelInfo:
+    """Run the model once on shapes alone; an error names what no method of the package can take."""
+    box: Trace = {}
+
+    def run() -> None:
+        seeded = valid_plates(first_rows(seed(model, random.key(0))))
+        with block():  # a guide that reads its model is traced itself
+            box.update(trace_of(substitute(seeded, substitute_fn=init_strategy), args, kwargs))
+
+    jax.eval_shape(run)
+    return model_info(box)
+
+
+def model_info(trace: Trace) -> ModelInfo:
+    """What a trace of a model says about it."""
+    real = jnp.result_type(float)
+    latents = {}
+    for name, site in continuous_latents(trace).items():
+        support, shape = site["fn"].support, jnp.shape(site["value"])
+        latents[name] = Latent(
+            support,
+            jax.ShapeDtypeStruct(shape, real),
+            jax.ShapeDtypeStruct(biject_to(support).inverse_shape(shape), real),
+            tuple(frames(site)),
+        )
+    return ModelInfo(
+        latents=latents,
+        plates=subsampled_plates(trace),
+        data=tuple(name for name, site in trace.items() if is_data(site)),
+        deterministic=tuple(n for n, site in trace.items() if site["type"] == "deterministic"),
+        params=tuple(n for n, site in trace.items() if site["type"] == "param"),
+    )
+
+
+def local_to(info: ModelInfo) -> tuple[str, str] | None:
+    """The first latent site inside a plate that takes a minibatch, and the plate; None if there is none."""
+    for name, latent in info.latents.items():
+        for plate in latent.plates:
+            if plate in info.plates:
+                return name, plate
+    return None
