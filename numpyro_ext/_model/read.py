@@ -157,6 +157,7 @@ class ModelInfo:
     :param tuple data: names of the observed sites.
     :param tuple deterministic: names of the deterministic sites.
     :param tuple params: names of the ``param`` sites.
+    :param tuple mutable: names of the ``mutable`` sites.
     """
 
     latents: dict[str, Latent]
@@ -164,6 +165,7 @@ class ModelInfo:
     data: tuple[str, ...]
     deterministic: tuple[str, ...]
     params: tuple[str, ...]
+    mutable: tuple[str, ...] = ()
 
     @cached_property
     def size(self) -> int:
@@ -271,6 +273,7 @@ def model_info(trace: Trace) -> ModelInfo:
         data=tuple(name for name, site in trace.items() if is_data(site)),
         deterministic=tuple(n for n, site in trace.items() if site["type"] == "deterministic"),
         params=tuple(n for n, site in trace.items() if site["type"] == "param"),
+        mutable=tuple(n for n, site in trace.items() if site["type"] == "mutable"),
     )
 
 

@@ -1,10 +1,10 @@
 """Kernels for ``MCMC(kernel, ...)`` that take one minibatch gradient per transition."""
 
-from numpyro_ext.mcmc.base import SGMCMCKernel
-from numpyro_ext.mcmc.geometry import ExpandedMean, recipe_correction
+from numpyro_ext._model.potential import Potential
+from numpyro_ext.mcmc.base import Estimate, SGMCMCKernel, Transition, kernel_state
+from numpyro_ext.mcmc.geometry import ExpandedMean
 from numpyro_ext.mcmc.gradients import SVRG, ControlVariate, MinibatchGradient
 from numpyro_ext.mcmc.kernel_hmc import KernelHMC, KernelHMCState
-from numpyro_ext.mcmc.minibatch import epoch_indices, keyed_permutation, replace_indices
 from numpyro_ext.mcmc.psgld import PSGLD, PSGLDState
 from numpyro_ext.mcmc.recipe import RecipeKernel, RecipeKernelState
 from numpyro_ext.mcmc.schedules import ConstantSchedule, CyclicalSchedule, PolynomialSchedule
@@ -18,6 +18,7 @@ __all__ = [
     "ConstantSchedule",
     "ControlVariate",
     "CyclicalSchedule",
+    "Estimate",
     "ExpandedMean",
     "GammaSimplexReparam",
     "KernelHMC",
@@ -26,6 +27,7 @@ __all__ = [
     "PSGLD",
     "PSGLDState",
     "PolynomialSchedule",
+    "Potential",
     "RecipeKernel",
     "RecipeKernelState",
     "SGHMC",
@@ -37,9 +39,7 @@ __all__ = [
     "SGNHTState",
     "SGRLD",
     "SVRG",
-    "epoch_indices",
-    "keyed_permutation",
-    "recipe_correction",
-    "replace_indices",
+    "Transition",
+    "kernel_state",
     "simplex_langevin_step",
 ]

@@ -21,6 +21,7 @@ __all__ = [
 ]
 
 _ROUNDS = 8
+"""Rounds of the Feistel network, and the largest number of rows that are sorted instead."""
 
 
 class PlateState(NamedTuple):
@@ -49,7 +50,7 @@ def replace_indices(rng_key: Array, size: int, batch_size: int) -> Array:
     .. doctest::
 
         >>> from jax import random
-        >>> from numpyro_ext.mcmc import replace_indices
+        >>> from numpyro_ext.mcmc.minibatch import replace_indices
         >>> replace_indices(random.key(0), 10_000_000, 4).shape
         (4,)
     """
@@ -65,8 +66,22 @@ def _mix(x: Array, key: Array) -> Array:
 
 
 def _permute(keys: Array, i: Array, size: int) -> Array:
-    """``i`` encrypted by an alternating Feistel network; ``keys`` is ``(rounds,)`` or ``(rounds, B)``."""
-    bits = max(2, (size - 1).bit_length())
+    """The images of ``i``; ``keys`` is ``(rounds,)`` or ``(rounds, B)``."""
+    return _rank(keys, i, size) if size <= _ROUNDS else _encrypt(keys, i, size)
+
+
+def _rank(keys: Array, i: Array, size: int) -> Array:
+    """The rank of number ``i`` among the first ``size`` keys: a uniform draw of all orders."""
+    i, each = i.astype(jnp.int32), (1,) * i.ndim
+    keys = jnp.broadcast_to(keys.reshape(_ROUNDS, *(keys.shape[1:] or each)), (_ROUNDS, *i.shape))
+    mine, others = jnp.take_along_axis(keys, i[None], 0), keys[:size]
+    j = jnp.arange(size).reshape(size, *each)
+    return jnp.sum((others < mine) | ((others == mine) & (j < i)), axis=0, dtype=jnp.uint32)
+
+
+def _encrypt(keys: Array, i: Array, size: int) -> Array:
+    """``i`` encrypted by an alternating Feistel network."""
+    bits = (size - 1).bit_length()
     low = bits - bits // 2
     mask_left, mask_right = jnp.uint32((1 << (bits // 2)) - 1), jnp.uint32((1 << low) - 1)
 
@@ -96,11 +111,12 @@ def keyed_permutation(rng_key: Array, i: Array, size: int) -> Array:
     r"""
     A pseudo-random bijection of ``0 .. size - 1``, evaluated at the places ``i`` alone.
 
-    The number is written with :math:`b = \max(2, \lceil\log_2 N\rceil)` bits, split into halves
-    :math:`L, R`, and goes through a Feistel network: :math:`L \leftarrow L \oplus F_k(R)` in even rounds,
-    :math:`R \leftarrow R \oplus F_k(L)` in odd ones, repeated while the result is not below N. This is a
-    bijection for any F, so no array of N numbers is needed; it is not a uniform draw among all N!
-    permutations.
+    The number is written with :math:`b = \lceil\log_2 N\rceil` bits, split into halves
+    :math:`L, R`, and goes through a Feistel network: :math:`L \leftarrow L \oplus F_k(R)` in even
+    rounds, :math:`R \leftarrow R \oplus F_k(L)` in odd ones, repeated while the result is not
+    below N. This is a bijection for any F, so no array of N numbers is needed; it is not a uniform
+    draw among all N! permutations. Up to 8 rows it is: so few are ordered by random numbers, because
+    on 3 bits the network is uneven.
 
     :param rng_key: random number generator key; another key is another permutation.
     :param i: integers in ``0 .. size - 1``, of any shape.
@@ -111,7 +127,7 @@ def keyed_permutation(rng_key: Array, i: Array, size: int) -> Array:
 
         >>> import jax.numpy as jnp
         >>> from jax import random
-        >>> from numpyro_ext.mcmc import keyed_permutation
+        >>> from numpyro_ext.mcmc.minibatch import keyed_permutation
         >>> order = keyed_permutation(random.key(0), jnp.arange(10), 10)
         >>> sorted(order.tolist())
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -141,7 +157,7 @@ def epoch_indices(
 
         >>> import jax.numpy as jnp
         >>> from jax import random
-        >>> from numpyro_ext.mcmc import epoch_indices
+        >>> from numpyro_ext.mcmc.minibatch import epoch_indices
         >>> rows, epoch, offset = [], jnp.uint32(0), jnp.uint32(0)
         >>> for _ in range(3):
         ...     idx, epoch, offset = epoch_indices(random.key(0), epoch, offset, 6, 2)

@@ -1,41 +1,28 @@
 """Preconditioned stochastic gradient Langevin dynamics: Li, Chen, Carlson & Carin (2016), eq. 5-8."""
 
-from typing import Any, NamedTuple, Unpack
+from collections.abc import Callable
+from typing import Any
 
 from jax import Array, lax, random
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from numpyro.infer import init_to_uniform
 
 from numpyro_ext._checks import check_choice, check_nonnegative
-from numpyro_ext._typing import Model, Sites
-from numpyro_ext.mcmc._grad_fn import GradFn
-from numpyro_ext.mcmc._oracle import Oracle
-from numpyro_ext.mcmc.base import Common, Schedule, SGMCMCKernel
-from numpyro_ext.mcmc.minibatch import PlateState
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._typing import GradientEstimator, Model
+from numpyro_ext.mcmc.base import GradFn, Schedule, SGMCMCKernel, Transition, kernel_state
 
 __all__ = ["PSGLD", "PSGLDState"]
 
 
-class PSGLDState(NamedTuple):
-    r"""
-    State of one chain: the fields of :class:`SGLDState`, and
-
-     - **preconditioner** - G of the last transition, ``(n,)`` in the order of the ravelled ``z`` (sites sorted by
-       name); coordinate k moves with the step ``step_size * preconditioner[k]``.
-     - **second_moment** - :math:`\hat V`, ``(n,)``.
-    """
-
-    i: Array
-    z: Sites
-    potential_energy: Array
-    grad_norm: Array
-    step_size: Array
-    diverging: Array
-    sampling: Array
-    gradient: Any
-    plates: dict[str, PlateState]
-    preconditioner: Array
-    second_moment: Array
-    rng_key: Array
+PSGLDState = kernel_state(
+    "PSGLDState",
+    __name__,
+    preconditioner="G of the last transition, ``(n,)`` in the flat order; coordinate k moves with"
+    " the step ``step_size * preconditioner[k]``.",
+    second_moment=":math:`\\hat V`, ``(n,)`` in the flat order.",
+)
 
 
 class PSGLD(SGMCMCKernel):
@@ -74,8 +61,13 @@ class PSGLD(SGMCMCKernel):
     :param float damping: :math:`\lambda`, non-negative; 0 can divide by a gradient that is 0.
     :param str gamma: ``"none"`` or ``"hutchinson"``.
     :param str adapt: ``"warmup"`` or ``"always"``.
-    :param common: keyword arguments of :class:`SGMCMCKernel`: ``temperature``, ``gradient``, ``minibatch``,
-        ``steps_per_sample``, ``sharding``, ``init_strategy``.
+    :param temperature: T, a non-negative float or a callable of ``i``.
+    :param gradient: an estimator, such as :class:`ControlVariate`.
+    :param str minibatch: ``"replace"`` or ``"epoch"``.
+    :param int steps_per_sample: transitions per draw.
+    :param sharding: how the rows of the data are spread over devices.
+    :param init_strategy: a per-site initialization function.
+    :param bool forward_mode_differentiation: whether to differentiate in forward mode.
 
     **References:**
 
@@ -110,9 +102,25 @@ class PSGLD(SGMCMCKernel):
         damping: float = 1e-5,
         gamma: str = "none",
         adapt: str = "warmup",
-        **common: Unpack[Common],
+        temperature: float | Schedule = 1.0,
+        gradient: GradientEstimator | None = None,
+        minibatch: str = "replace",
+        steps_per_sample: int = 1,
+        sharding: NamedSharding | None = None,
+        init_strategy: Callable[..., Any] = init_to_uniform,
+        forward_mode_differentiation: bool = False,
     ) -> None:
-        super().__init__(model, step_size, **common)
+        super().__init__(
+            model,
+            step_size,
+            temperature=temperature,
+            gradient=gradient,
+            minibatch=minibatch,
+            steps_per_sample=steps_per_sample,
+            sharding=sharding,
+            init_strategy=init_strategy,
+            forward_mode_differentiation=forward_mode_differentiation,
+        )
         if not 0 < decay < 1:
             raise ValueError(f"decay is {decay!r}; it must be between 0 and 1, both excluded.")
         check_nonnegative("damping", damping)
@@ -123,7 +131,8 @@ class PSGLD(SGMCMCKernel):
         self._gamma = gamma
         self._adapt = adapt
 
-    def setup(self, oracle: Oracle) -> None:
+    def setup(self, potential: Potential) -> None:
+        super().setup(potential)
         if self._adapt == "warmup" and self._num_adapt == 0:
             raise ValueError(
                 "adapt is 'warmup' but num_warmup is 0; give it some draws, or use adapt='always'."
@@ -133,16 +142,17 @@ class PSGLD(SGMCMCKernel):
         return {"preconditioner": jnp.ones_like(z), "second_moment": jnp.zeros_like(z)}
 
     def step(
-        self, rng_key: Array, state: PSGLDState, z: Array, grad_fn: GradFn, eps: Array, T: Array
-    ) -> tuple[Array, dict[str, Array], Array, Array]:
+        self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
+    ) -> Transition:
         if self._gamma == "hutchinson":
             rng_key, key_probe = random.split(rng_key)
             v = random.rademacher(key_probe, z.shape, z.dtype)
-            potential, g, Hv = grad_fn.with_hvp(z, v)
+            estimate, Hv = grad_fn.with_hvp(z, v)
             curvature = v * Hv
         else:
-            potential, g = grad_fn(z)
+            estimate = grad_fn(z)
             curvature = jnp.zeros_like(z)
+        g = estimate.grad
 
         def adapt() -> tuple[Array, Array, Array]:
             # The weight (1 - decay) / (1 - decay^t) makes the running mean that of t gradients.
@@ -162,4 +172,4 @@ class PSGLD(SGMCMCKernel):
             G, V, Gam = lax.cond(state.i < self._num_adapt, adapt, keep)
         zeta = random.normal(rng_key, z.shape, z.dtype)
         z = z - eps * (G * g - T * Gam) + jnp.sqrt(2 * eps * T * G) * zeta
-        return z, {"preconditioner": G, "second_moment": V}, potential, g
+        return Transition(z, estimate, {"preconditioner": G, "second_moment": V})

@@ -1,47 +1,35 @@
 """The complete recipe for stochastic-gradient MCMC: Ma, Chen & Fox (2015), eq. 3-4."""
 
-from typing import Any, NamedTuple, Unpack
+from collections.abc import Callable
+from typing import Any
 
+import jax
 from jax import Array, random
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 import numpy as np
+from numpyro.infer import init_to_uniform
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._typing import Model, Sites
-from numpyro_ext.mcmc._fields import (
-    Field,
+from numpyro_ext._typing import GradientEstimator, Model
+from numpyro_ext.mcmc.base import GradFn, Schedule, SGMCMCKernel, Transition, kernel_state
+from numpyro_ext.mcmc.geometry import (
+    VectorFn,
     check_correction,
     check_definite,
     check_shape,
-    starting_points,
+    recipe_correction,
     values_at,
 )
-from numpyro_ext.mcmc._grad_fn import GradFn
-from numpyro_ext.mcmc.base import Common, Schedule, SGMCMCKernel
-from numpyro_ext.mcmc.geometry import recipe_correction
-from numpyro_ext.mcmc.minibatch import PlateState
 
 __all__ = ["RecipeKernel", "RecipeKernelState"]
 
 
-class RecipeKernelState(NamedTuple):
-    """
-    State of one chain: the fields of :class:`SGLDState`, and
-
-     - **r** - auxiliary variables, ``(num_auxiliary * n,)``.
-    """
-
-    i: Array
-    z: Sites
-    potential_energy: Array
-    grad_norm: Array
-    step_size: Array
-    diverging: Array
-    sampling: Array
-    gradient: Any
-    plates: dict[str, PlateState]
-    r: Array
-    rng_key: Array
+RecipeKernelState = kernel_state(
+    "RecipeKernelState",
+    __name__,
+    r="auxiliary variables, ``(num_auxiliary * n,)``, each block in the flat order.",
+)
 
 
 class RecipeKernel(SGMCMCKernel):
@@ -73,8 +61,13 @@ class RecipeKernel(SGMCMCKernel):
     :param curl: Q, a callable from x to ``(m, m)``; None is 0.
     :param int num_auxiliary: number of auxiliary blocks, each standard normal a priori.
     :param correction: ``"autodiff"``, or a callable from x to :math:`\Gamma`, ``(m,)``.
-    :param common: keyword arguments of :class:`SGMCMCKernel`: ``temperature``, ``gradient``, ``minibatch``,
-        ``steps_per_sample``, ``sharding``, ``init_strategy``.
+    :param temperature: T, a non-negative float or a callable of ``i``.
+    :param gradient: an estimator, such as :class:`ControlVariate`.
+    :param str minibatch: ``"replace"`` or ``"epoch"``.
+    :param int steps_per_sample: transitions per draw.
+    :param sharding: how the rows of the data are spread over devices.
+    :param init_strategy: a per-site initialization function.
+    :param bool forward_mode_differentiation: whether to differentiate in forward mode.
 
     **References:**
 
@@ -105,21 +98,36 @@ class RecipeKernel(SGMCMCKernel):
         model: Model,
         step_size: float | Schedule,
         *,
-        diffusion: Field,
-        curl: Field | None = None,
+        diffusion: VectorFn,
+        curl: VectorFn | None = None,
         num_auxiliary: int = 0,
-        correction: str | Field = "autodiff",
-        **common: Unpack[Common],
+        correction: str | VectorFn = "autodiff",
+        temperature: float | Schedule = 1.0,
+        gradient: GradientEstimator | None = None,
+        minibatch: str = "replace",
+        steps_per_sample: int = 1,
+        sharding: NamedSharding | None = None,
+        init_strategy: Callable[..., Any] = init_to_uniform,
+        forward_mode_differentiation: bool = False,
     ) -> None:
-        super().__init__(model, step_size, **common)
+        super().__init__(
+            model,
+            step_size,
+            temperature=temperature,
+            gradient=gradient,
+            minibatch=minibatch,
+            steps_per_sample=steps_per_sample,
+            sharding=sharding,
+            init_strategy=init_strategy,
+            forward_mode_differentiation=forward_mode_differentiation,
+        )
         for name, value in (("diffusion", diffusion), ("curl", curl)):
             if not (callable(value) or (name == "curl" and value is None)):
                 raise TypeError(f"{name} is {value!r}; it must be a callable of the vector x.")
-        check_count("num_auxiliary", num_auxiliary, 0)
         check_correction(correction)
         self._diffusion = diffusion
         self._curl = curl
-        self._num_auxiliary = num_auxiliary
+        self._num_auxiliary = check_count("num_auxiliary", num_auxiliary, 0)
         self._correction = correction
 
     def redraw_momentum(self, rng_key: Array, z: Array, T: Array) -> dict[str, Array]:
@@ -136,37 +144,29 @@ class RecipeKernel(SGMCMCKernel):
             check_shape("correction", self._correction, x, (1,))
         return fields
 
-    def init(
-        self,
-        rng_key: Array,
-        num_warmup: int,
-        init_params: Sites | None,
-        model_args: tuple = (),
-        model_kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        state = super().init(rng_key, num_warmup, init_params, model_args, model_kwargs)
-        points = starting_points(state, "r")
+    def check_state(self, states: Any) -> None:
+        points = jnp.concatenate([jax.vmap(self.flatten)(states.z), states.r], axis=1)
         check_definite("diffusion", self._diffusion, points, singular=True)
-        if self._curl is not None and points is not None:
+        if self._curl is not None:
             Q = values_at(self._curl, points)
             if not np.allclose(Q, -np.swapaxes(Q, 1, 2)):
                 raise ValueError(
-                    "curl is not skew-symmetric at the initial point; it must have Q[k, l] = -Q[l, k]."
+                    "curl is not skew-symmetric at the initial point; it must have"
+                    " Q[k, l] = -Q[l, k]."
                 )
-        return state
 
     def step(
         self,
         rng_key: Array,
-        state: RecipeKernelState,
+        state: Any,
         z: Array,
         grad_fn: GradFn,
         eps: Array,
         T: Array,
-    ) -> tuple[Array, dict[str, Array], Array, Array]:
+    ) -> Transition:
         n, x = len(z), jnp.concatenate([z, state.r])
-        potential, g = grad_fn(z)
-        grad_H = jnp.concatenate([g, state.r])
+        estimate = grad_fn(z)
+        grad_H = jnp.concatenate([estimate.grad, state.r])
         zeta = random.normal(rng_key, x.shape, x.dtype)
         D = jnp.asarray(self._diffusion(x), x.dtype)
         if D.ndim == 2:
@@ -184,4 +184,4 @@ class RecipeKernel(SGMCMCKernel):
         else:
             Gam = recipe_correction(self._diffusion, self._curl, x)
         x = x - eps * (drift - T * Gam) + jnp.sqrt(2 * eps * T) * noise
-        return x[:n], {"r": x[n:]}, potential, g
+        return Transition(x[:n], estimate, {"r": x[n:]})

@@ -1,43 +1,29 @@
 """Stochastic gradient Nose-Hoover thermostat: Ding et al. (2014), algorithm 2."""
 
-from typing import Any, NamedTuple, Unpack
+from collections.abc import Callable
+from typing import Any
 
 from jax import Array, random
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 import numpy as np
+from numpyro.infer import init_to_uniform
 
 from numpyro_ext._checks import check_choice, check_positive
-from numpyro_ext._typing import Model, Sites
-from numpyro_ext.mcmc._grad_fn import GradFn
-from numpyro_ext.mcmc.base import Common, Schedule, SGMCMCKernel
-from numpyro_ext.mcmc.minibatch import PlateState
+from numpyro_ext._typing import GradientEstimator, Model
+from numpyro_ext.mcmc.base import GradFn, Schedule, SGMCMCKernel, Transition, kernel_state
 
 __all__ = ["SGNHT", "SGNHTState"]
 
 
-class SGNHTState(NamedTuple):
-    """
-    State of one chain: the fields of :class:`SGLDState`, and
-
-     - **r** - momentum, ``(n,)`` in the order of the ravelled ``z`` (sites sorted by name).
-     - **thermostat** - friction xi that was found: ``()`` for ``thermostat="scalar"``, ``(number of sites,)`` in the
-       order of their sorted names for ``"per_site"``, ``(n,)`` for ``"per_parameter"``.
-     - **kinetic_temperature** - mean of ``r^2`` over all n.
-    """
-
-    i: Array
-    z: Sites
-    potential_energy: Array
-    grad_norm: Array
-    step_size: Array
-    diverging: Array
-    sampling: Array
-    gradient: Any
-    plates: dict[str, PlateState]
-    r: Array
-    thermostat: Array
-    kinetic_temperature: Array
-    rng_key: Array
+SGNHTState = kernel_state(
+    "SGNHTState",
+    __name__,
+    r="momentum, ``(n,)`` in the flat order.",
+    thermostat='friction xi that was found: ``()`` for ``thermostat="scalar"``, ``(number of'
+    ' sites,)`` in the order of the model for ``"per_site"``, ``(n,)`` for ``"per_parameter"``.',
+    kinetic_temperature="mean of ``r^2`` over all n.",
+)
 
 
 class SGNHT(SGMCMCKernel):
@@ -81,8 +67,13 @@ class SGNHT(SGMCMCKernel):
     :param str thermostat: ``"scalar"``, ``"per_site"`` or ``"per_parameter"``: the coordinates that share a friction.
     :param float thermal_mass: :math:`\mu`, in units of squared time; by default the larger of :math:`n_g` and 10 for
         each thermostat.
-    :param common: keyword arguments of :class:`SGMCMCKernel`: ``temperature``, ``gradient``, ``minibatch``,
-        ``steps_per_sample``, ``sharding``, ``init_strategy``.
+    :param temperature: T, a non-negative float or a callable of ``i``.
+    :param gradient: an estimator, such as :class:`ControlVariate`.
+    :param str minibatch: ``"replace"`` or ``"epoch"``.
+    :param int steps_per_sample: transitions per draw.
+    :param sharding: how the rows of the data are spread over devices.
+    :param init_strategy: a per-site initialization function.
+    :param bool forward_mode_differentiation: whether to differentiate in forward mode.
 
     **References:**
 
@@ -119,9 +110,25 @@ class SGNHT(SGMCMCKernel):
         friction: float = 1.0,
         thermostat: str = "scalar",
         thermal_mass: float | None = None,
-        **common: Unpack[Common],
+        temperature: float | Schedule = 1.0,
+        gradient: GradientEstimator | None = None,
+        minibatch: str = "replace",
+        steps_per_sample: int = 1,
+        sharding: NamedSharding | None = None,
+        init_strategy: Callable[..., Any] = init_to_uniform,
+        forward_mode_differentiation: bool = False,
     ) -> None:
-        super().__init__(model, step_size, **common)
+        super().__init__(
+            model,
+            step_size,
+            temperature=temperature,
+            gradient=gradient,
+            minibatch=minibatch,
+            steps_per_sample=steps_per_sample,
+            sharding=sharding,
+            init_strategy=init_strategy,
+            forward_mode_differentiation=forward_mode_differentiation,
+        )
         check_positive("friction", friction)
         check_choice("thermostat", thermostat, ("scalar", "per_site", "per_parameter"))
         if thermal_mass is not None:
@@ -141,24 +148,24 @@ class SGNHT(SGMCMCKernel):
         }
 
     def step(
-        self, rng_key: Array, state: SGNHTState, z: Array, grad_fn: GradFn, eps: Array, T: Array
-    ) -> tuple[Array, dict[str, Array], Array, Array]:
+        self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
+    ) -> Transition:
         xi, C = state.thermostat, jnp.asarray(self._friction, z.dtype)
-        potential, g = grad_fn(z)
+        estimate = grad_fn(z)
         zeta = random.normal(rng_key, z.shape, z.dtype)
         c = jnp.exp(-self._spread(xi, z) * eps)
-        r = c * state.r + (1 + c) / 2 * (-eps * g + jnp.sqrt(2 * C * T * eps) * zeta)
+        kick = -eps * estimate.grad + jnp.sqrt(2 * C * T * eps) * zeta
+        r = c * state.r + (1 + c) / 2 * kick
         z = z + eps * r
         K, size = self._group_means(r**2)
         mass = np.maximum(size, 10) if self._thermal_mass is None else self._thermal_mass
         xi = xi + eps * jnp.asarray(size / mass, z.dtype) * (K - T)
-        return z, {"r": r, "thermostat": xi, "kinetic_temperature": jnp.mean(r**2)}, potential, g
+        fields = {"r": r, "thermostat": xi, "kinetic_temperature": jnp.mean(r**2)}
+        return Transition(z, estimate, fields)
 
     def _sizes(self) -> np.ndarray:
-        """The number of coordinates of each site, in the order of the ravelled ``z``."""
-        assert self._prepared is not None
-        like = self._prepared.like
-        return np.array([np.prod(like[name].shape, dtype=int) for name in sorted(like)])
+        """The number of coordinates of each site, in the order of the model."""
+        return np.array([part.stop - part.start for part in self.info.slices.values()])
 
     def _spread(self, xi: Array, z: Array) -> Array:
         """The thermostat of each coordinate."""

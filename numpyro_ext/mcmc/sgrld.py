@@ -1,24 +1,27 @@
 """Stochastic gradient Riemannian Langevin dynamics: Patterson & Teh (2013), eq. 8."""
 
-from typing import Any, Unpack
+from collections.abc import Callable
+from typing import Any
 
+import jax
 from jax import Array, random
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
+from jax.sharding import NamedSharding
 import numpy as np
+from numpyro.infer import init_to_uniform
 
-from numpyro_ext._typing import Model, Sites
-from numpyro_ext.mcmc._fields import (
-    Field,
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._typing import GradientEstimator, Model
+from numpyro_ext.mcmc.base import GradFn, Schedule, SGMCMCKernel, Transition
+from numpyro_ext.mcmc.geometry import (
+    ExpandedMean,
+    VectorFn,
     check_correction,
     check_definite,
     check_shape,
-    starting_points,
+    recipe_correction,
 )
-from numpyro_ext.mcmc._grad_fn import GradFn
-from numpyro_ext.mcmc._oracle import Oracle
-from numpyro_ext.mcmc.base import Common, Schedule, SGMCMCKernel
-from numpyro_ext.mcmc.geometry import ExpandedMean, recipe_correction
 from numpyro_ext.mcmc.sgld import SGLDState
 
 __all__ = ["SGRLD"]
@@ -53,8 +56,13 @@ class SGRLD(SGMCMCKernel):
     :param metric: G, a callable from the ravelled z to ``(n,)`` (a diagonal) or ``(n, n)`` (symmetric positive
         definite), or an :class:`ExpandedMean`.
     :param correction: ``"autodiff"``, or a callable from the ravelled z to :math:`\Gamma`, ``(n,)``.
-    :param common: keyword arguments of :class:`SGMCMCKernel`: ``temperature``, ``gradient``, ``minibatch``,
-        ``steps_per_sample``, ``sharding``, ``init_strategy``.
+    :param temperature: T, a non-negative float or a callable of ``i``.
+    :param gradient: an estimator, such as :class:`ControlVariate`.
+    :param str minibatch: ``"replace"`` or ``"epoch"``.
+    :param int steps_per_sample: transitions per draw.
+    :param sharding: how the rows of the data are spread over devices.
+    :param init_strategy: a per-site initialization function.
+    :param bool forward_mode_differentiation: whether to differentiate in forward mode.
 
     **References:**
 
@@ -88,11 +96,27 @@ class SGRLD(SGMCMCKernel):
         model: Model,
         step_size: float | Schedule,
         *,
-        metric: Field | ExpandedMean,
-        correction: str | Field = "autodiff",
-        **common: Unpack[Common],
+        metric: VectorFn | ExpandedMean,
+        correction: str | VectorFn = "autodiff",
+        temperature: float | Schedule = 1.0,
+        gradient: GradientEstimator | None = None,
+        minibatch: str = "replace",
+        steps_per_sample: int = 1,
+        sharding: NamedSharding | None = None,
+        init_strategy: Callable[..., Any] = init_to_uniform,
+        forward_mode_differentiation: bool = False,
     ) -> None:
-        super().__init__(model, step_size, **common)
+        super().__init__(
+            model,
+            step_size,
+            temperature=temperature,
+            gradient=gradient,
+            minibatch=minibatch,
+            steps_per_sample=steps_per_sample,
+            sharding=sharding,
+            init_strategy=init_strategy,
+            forward_mode_differentiation=forward_mode_differentiation,
+        )
         if isinstance(metric, type) or not (callable(metric) or isinstance(metric, ExpandedMean)):
             raise TypeError(
                 f"metric is {metric!r}; it must be a callable of the ravelled z, or ExpandedMean()."
@@ -106,9 +130,10 @@ class SGRLD(SGMCMCKernel):
         self._correction = correction
         self._mask: np.ndarray | None = None
 
-    def setup(self, oracle: Oracle) -> None:
+    def setup(self, potential: Potential) -> None:
+        super().setup(potential)
         if isinstance(self._metric, ExpandedMean):
-            self._mask = self._metric.mask(oracle)
+            self._mask = self._metric.mask(self.info)
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         if not isinstance(self._metric, ExpandedMean):
@@ -117,30 +142,23 @@ class SGRLD(SGMCMCKernel):
             check_shape("correction", self._correction, z, (1,))
         return {}
 
-    def init(
-        self,
-        rng_key: Array,
-        num_warmup: int,
-        init_params: Sites | None,
-        model_args: tuple = (),
-        model_kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        state = super().init(rng_key, num_warmup, init_params, model_args, model_kwargs)
+    def check_state(self, states: Any) -> None:
         if not isinstance(self._metric, ExpandedMean):
-            check_definite("metric", self._metric, starting_points(state), singular=False)
-        return state
+            points = jax.vmap(self.flatten)(states.z)
+            check_definite("metric", self._metric, points, singular=False)
 
     def step(
-        self, rng_key: Array, state: SGLDState, z: Array, grad_fn: GradFn, eps: Array, T: Array
-    ) -> tuple[Array, dict[str, Array], Array, Array]:
-        potential, g = grad_fn(z)
+        self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
+    ) -> Transition:
+        estimate = grad_fn(z)
+        g = estimate.grad
         zeta = random.normal(rng_key, z.shape, z.dtype)
         if isinstance(self._metric, ExpandedMean):
             assert self._mask is not None
             phi = jnp.where(self._mask, z, 0)  # exp of the other sites might overflow
             plain = z - eps * g + jnp.sqrt(2 * eps * T) * zeta
             z = jnp.where(self._mask, ExpandedMean.move(phi, g, zeta, eps, T), plain)
-            return z, {}, potential, g
+            return Transition(z, estimate, {})
         metric = self._metric
 
         def inverse(z: Array) -> Array:
@@ -158,4 +176,5 @@ class SGRLD(SGMCMCKernel):
             L = jnp.linalg.cholesky(G)
             drift = cho_solve((L, True), g)
             noise = solve_triangular(L, zeta, lower=True, trans=1)
-        return z - eps * (drift - T * Gam) + jnp.sqrt(2 * eps * T) * noise, {}, potential, g
+        z = z - eps * (drift - T * Gam) + jnp.sqrt(2 * eps * T) * noise
+        return Transition(z, estimate, {})
