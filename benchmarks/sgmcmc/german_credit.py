@@ -1,24 +1,26 @@
 """Accuracy of the minibatch kernels on German credit, beside BlackJAX's and NUTS.
 
-Logistic regression: 1000 rows, 24 standardised features and an intercept, prior N(0, 1), batches of 100 rows drawn
-with replacement, every chain started at zero, float32. The truth is a published mean and standard deviation of each
-coefficient (`posterior_mean_sd.csv`). With mu and sigma the truth of one coefficient z, the error of a chain is the
-average over the coefficients of
+Logistic regression: 1000 rows, 24 standardised features and an intercept, prior N(0, 1), batches of
+100 rows drawn with replacement, every chain started at zero, float32. The truth is a published mean
+and standard deviation of each coefficient (`posterior_mean_sd.csv`). With mu and sigma the truth of
+one coefficient z, the error of a chain is the average over the coefficients of
 
     (average of z^2 - (mu^2 + sigma^2))^2 / Var z^2,    Var z^2 = 4 mu^2 sigma^2 + 2 sigma^4,
 
-the variance being that of a Gaussian. n independent exact draws have an expected error of 1/n. `error of a chain`
-is the average over the chains (with its standard error), `of all` is that of the chains together, which shows more of
-the bias and less of the Monte Carlo error. A variant of a kernel stands beside the published figure of the kernel that
-it varies (PSGLD beside SGLD's, SVRG beside the control variate's), which is of one chain.
+the variance being that of a Gaussian. n independent exact draws have an expected error of 1/n.
+`error of a chain` is the average over the chains (with its standard error), `of all` is that of the
+chains together, which shows more of the bias and less of the Monte Carlo error. A variant of a
+kernel stands beside the published figure of the kernel that it varies (PSGLD beside SGLD's, SVRG
+beside the control variate's), which is of one chain.
 
-The metric of SGRLD is the curvature at the mode; RecipeKernel is SGHMC written as a pair of matrices, without
-splitting. KernelHMC reads all 1000 rows, so it takes one transition for ten steps of the others; its score is that of
-the Laplace approximation.
+The metric of SGRLD is the curvature at the mode; RecipeKernel is SGHMC written as a pair of
+matrices, without splitting. KernelHMC reads all 1000 rows, so it takes one transition for ten steps
+of the others; its score is that of the Laplace approximation.
 
-`--tune` prints the errors of every kernel, BlackJAX's too, on a grid of as many step sizes, with other keys than the
-table's; the table takes the best of each grid, which is written down in `METHODS`. All kernels with momentum have one
-friction. Compilation and the search of the mode, which is the center of the control variate, are not timed.
+`--tune` prints the errors of every kernel, BlackJAX's too, on a grid of as many step sizes, with
+other keys than the table's; the table takes the best of each grid, which is written down in
+`METHODS`. All kernels with momentum have one friction. Compilation and the search of the mode,
+which is the center of the control variate, are not timed.
 """
 
 import argparse
@@ -211,7 +213,8 @@ def blackjax_kernel(
     elif inner > 1:
         kernel = blackjax.sghmc(gradient, num_integration_steps=inner, alpha=FRICTION)
     else:
-        # `blackjax.sghmc` redraws the momentum at each batch, so at one step to a batch only the integrator is of use.
+        # `blackjax.sghmc` redraws the momentum at each batch, so at one step to a batch only the
+        # integrator is of use.
         integrator = diffusions.sghmc(alpha=FRICTION)
         return (
             lambda key, z: (z, random.normal(key, z.shape)),

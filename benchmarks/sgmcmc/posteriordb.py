@@ -1,19 +1,21 @@
 """Bias of the kernels on four posteriors of posteriordb, against its reference draws, with NUTS beside them.
 
-`blr`, `kidscore_momiq` and `arK` are linear regressions y ~ N(X beta, sigma), taken in minibatches drawn with
-replacement; the non-centred eight schools have 8 rows and are taken whole. For each parameter of the reference,
-`|bias| / sd` is the distance between the means of the draws and of the reference in standard deviations of the
-reference, and `sd ratio` the standard deviation of the draws over that of the reference. The 2000 reference draws
-themselves are known to 0.02 sd in a mean and to 2 % in an sd.
+`blr`, `kidscore_momiq` and `arK` are linear regressions y ~ N(X beta, sigma), taken in minibatches
+drawn with replacement; the non-centred eight schools have 8 rows and are taken whole. For each
+parameter of the reference, `|bias| / sd` is the distance between the means of the draws and of the
+reference in standard deviations of the reference, and `sd ratio` the standard deviation of the
+draws over that of the reference. The 2000 reference draws themselves are known to 0.02 sd in a mean
+and to 2 % in an sd.
 
-The regressions are sampled on one scale: with N rows, X = QR and the least-squares fit b with residual standard
-deviation s, `beta = b + sqrt(2 N) s R^-1 theta` and `sigma = s tau`, so that theta and log(tau) are nearly uncorrelated
-and all have a standard deviation near 1 / sqrt(2 N); `beta` and `sigma` are deterministic sites. The rows `unscaled`
-sample beta and sigma as they stand, from the same start. Step sizes are fixed in `KERNELS`, in units of that
-scale (squared for SGLD), or unscaled of the finest scale of a direction, except SGHMC, whose mass is set from the
-columns of X. SGRLD moves the standard deviation tau by its expanded-mean rule; RecipeKernel is SGHMC without
-splitting; KernelHMC takes the score of the Gaussian that the scale stands for, and one transition with all rows for as
-many gradients of the others as read the same number of rows.
+The regressions are sampled on one scale: with N rows, X = QR and the least-squares fit b with
+residual standard deviation s, `beta = b + sqrt(2 N) s R^-1 theta` and `sigma = s tau`, so that
+theta and log(tau) are nearly uncorrelated and all have a standard deviation near 1 / sqrt(2 N);
+`beta` and `sigma` are deterministic sites. The rows `unscaled` sample beta and sigma as they stand,
+from the same start. Step sizes are fixed in `KERNELS`, in units of that scale (squared for SGLD),
+or unscaled of the finest scale of a direction, except SGHMC, whose mass is set from the columns of
+X. SGRLD moves the standard deviation tau by its expanded-mean rule; RecipeKernel is SGHMC without
+splitting; KernelHMC takes the score of the Gaussian that the scale stands for, and one transition
+with all rows for as many gradients of the others as read the same number of rows.
 """
 
 import argparse
@@ -55,10 +57,10 @@ THIN = 20
 
 class Posterior(NamedTuple):
     """
-    A model of ``data`` in minibatches, or of ``whole`` without; where it starts; the scale of its latents (a standard
-    deviation) and the finest of their scales, if they differ; the draws of its reference; for the control variate a
-    point in the middle of the posterior; the masses that bring the latents to the one scale; and the part of the rows
-    that is a minibatch.
+    A model of ``data`` in minibatches, or of ``whole`` without; where it starts; the scale of its
+    latents (a standard deviation) and the finest of their scales, if they differ; the draws of its
+    reference; for the control variate a point in the middle of the posterior; the masses that bring
+    the latents to the one scale; and the part of the rows that is a minibatch.
     """
 
     model: Callable[..., None]
@@ -177,7 +179,8 @@ def sghmc(p: Posterior, factor: float, **kw: Any) -> SGHMC:
 
 
 def sgnht(p: Posterior, factor: float, **kw: Any) -> SGNHT:
-    # A thermostat settles in thermal_mass * friction units of time; the default mass is for latents of scale 1.
+    # A thermostat settles in thermal_mass * friction units of time; the default mass is for latents
+    # of scale 1.
     return SGNHT(
         p.model, factor * p.finest, friction=2 / p.finest, thermal_mass=10 * p.finest**2, **kw
     )

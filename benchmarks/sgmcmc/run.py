@@ -1,6 +1,7 @@
 """Speed of the stochastic-gradient kernels: against the number of rows, BlackJAX, a bare loop, and one another.
 
-Logistic regression with 10 coefficients and batches of 100 rows, drawn with replacement inside the timed loop.
+Logistic regression with 10 coefficients and batches of 100 rows, drawn with replacement inside the
+timed loop.
 """
 
 import argparse

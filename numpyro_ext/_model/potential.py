@@ -31,14 +31,18 @@ class Potential:
     r"""
     The potential :math:`U(z) = -\log p(x, z)` of a model on given data, and its gradient.
 
-    U is NumPyro's: unconstrained sites, Jacobian included, and the likelihood of the rows ``idx`` scaled by
-    ``size / len(idx)`` of their plates, so that it estimates the potential of all rows without bias.
+    U is NumPyro's: unconstrained sites, Jacobian included, and the likelihood of the rows ``idx``
+    scaled by ``size / len(idx)`` of their plates, so that it estimates the potential of all rows
+    without bias. This is the object through which a gradient estimator sees the model.
 
-     - **info** - a :class:`ModelInfo`: latent sites in the flat order, with ``ravel`` and ``unravel``.
+     - **info** - what is static in the model: ``info.latents`` is ``{site: (support, ...)}`` in the
+       flat order, that of the model's trace; ``info.size`` is the length n of the flat vector;
+       ``info.ravel(z)`` and ``info.unravel(x)`` go from sites to the flat vector and back;
+       ``info.slices`` says where each site is in it.
      - **plates** - ``{plate: (size, subsample_size)}`` of the plates that take a minibatch.
 
-    ``z`` and gradients are dicts of unconstrained sites; ``idx`` holds indices, of any number, for every plate
-    in ``plates``.
+    ``z`` and gradients are dicts of unconstrained sites; ``idx`` holds indices, of any number, for
+    every plate in ``plates``. Kernels make the object; a gradient estimator is given it.
 
     :param model: Python callable containing NumPyro primitives.
     :param ModelInfo info: what :func:`read_model` says of it on these arguments.
@@ -46,6 +50,25 @@ class Potential:
     :param args: arguments of the model.
     :param kwargs: keyword arguments of the model.
     :param bool forward_mode: whether to differentiate in forward mode.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro_ext.mcmc import SGLD, MinibatchGradient
+        >>> def model(x):
+        ...     loc = numpyro.sample("loc", dist.Normal(0, 10))
+        ...     with numpyro.plate("data", len(x), subsample_size=2) as idx:
+        ...         numpyro.sample("x", dist.Normal(loc, 1), obs=x[idx])
+        >>> class FullGradient(MinibatchGradient):
+        ...     def estimate(self, rng_key, i, z, idx, potential, state):
+        ...         value, grad = potential.full_value_and_grad(z)
+        ...         return value, grad, state
+        >>> from jax import random
+        >>> kernel = SGLD(model, 1e-3, gradient=FullGradient())
+        >>> x = jnp.array([1.0, 2.0, 3.0, 6.0])
+        >>> _, grad = kernel.estimate_gradient(random.key(0), {"loc": jnp.array(3.0)}, (x,))
+        >>> print(f"{grad['loc']:.4f}")    # 3 / 100 of the prior, 0 of the likelihood
+        0.0300
     """
 
     def __init__(
@@ -84,8 +107,8 @@ class Potential:
         """
         U and its gradient over all rows, ``chunk_size`` rows of a plate at a time.
 
-        Each piece ``c`` of a plate has the whole prior and the scale ``N/|c|``, so the pieces are averaged with
-        weights ``|c|/N``; with several plates over all combinations of their pieces.
+        Each piece ``c`` of a plate has the whole prior and the scale ``N/|c|``, so the pieces are
+        averaged with weights ``|c|/N``; with several plates over all combinations of their pieces.
         """
         first = {name: jnp.arange(batch) for name, (_, batch) in self.plates.items()}
         zeros = jax.tree.map(
@@ -116,13 +139,13 @@ class Potential:
         return average(list(self.plates), {})
 
     def unconstrain(self, what: str, values: Sites) -> Sites:
-        """Constrained values of all latent sites turned unconstrained; ``what`` names them in an error."""
+        """Constrained values of all latent sites, unconstrained; ``what`` is for an error."""
         values = self.info.check_constrained(what, values)
         fn = seed(first_rows(self._model), random.key(0))
         return self.info.check_unconstrained(what, unconstrain_fn(fn, *self._args, values))
 
     def postprocess(self) -> Callable[[Sites], Sites]:
-        """From unconstrained sites to constrained ones and deterministic ones, on the first rows of a plate."""
+        """From unconstrained sites to constrained and deterministic ones, on first rows."""
         supports = {name: latent.support for name, latent in self.info.latents.items()}
         # Bounds that are arrays may depend on other sites, or were traced when the model was read.
         fixed = all(isinstance(leaf, (int, float)) for leaf in jax.tree.leaves(supports))
@@ -138,7 +161,8 @@ class Potential:
         """
         A ``ValueError`` that names the site if U or its gradient is not finite.
 
-        :param z: one start, or several along a leading axis; so ``idx``, ``potential`` and ``grad``.
+        :param z: one start, or several along a leading axis; so ``idx``, ``potential`` and
+            ``grad``.
         """
         tree = (potential, grad)
         if any(isinstance(x, Tracer) for x in jax.tree.leaves(tree)):
@@ -155,8 +179,8 @@ class Potential:
                 site = self._nonfinite_site(z, idx) or (bad[0] if bad else None)
                 place = "the initial point" + ("" if site is None else f": see site '{site}'")
                 raise ValueError(
-                    f"the potential or its gradient is not finite at {place}; check the data, or give"
-                    " another init_strategy or init_params."
+                    f"the potential or its gradient is not finite at {place}; check the data, or"
+                    " give another init_strategy or init_params."
                 )
 
     def _nonfinite_site(self, z: Sites, idx: dict[str, Array]) -> str | None:
@@ -201,8 +225,9 @@ def draw_start(
 
     :param rng_key: one key, or an array of keys for as many starts along a leading axis.
     :param init_strategy: one of NumPyro's; tried until the potential is finite, 100 times at most.
-    :return: unconstrained sites in the flat order, their potentials (not finite where no start was found), and the
-        values of the model's ``param`` and ``mutable`` sites. The numbers are those of ``initialize_model``.
+    :return: unconstrained sites in the flat order, their potentials (not finite where no start was
+        found), and the values of the model's ``param`` and ``mutable`` sites. The numbers are those
+        of ``initialize_model``.
     """
 
     def draw(rng_key: Array) -> tuple[Sites, Array, Params]:

@@ -230,7 +230,8 @@ class SGMCMCKernel(ModelKernel):
         One transition on the flat ``(n,)`` vector.
 
         :param rng_key: a key of this step alone.
-        :param state: the state before the step; ``state.z`` is flat, and ``state.i`` is not batched.
+        :param state: the state before the step; ``state.z`` is flat, and ``state.i`` is not
+            batched.
         :param z: the flat vector.
         :param grad_fn: the gradient estimate, ``estimate = grad_fn(z)``; further methods are
             ``grad_fn.with_hvp(z, v)`` and ``grad_fn.independent(rng_key, z)``.
@@ -265,24 +266,10 @@ class SGMCMCKernel(ModelKernel):
         """T of transition ``i``: 0 in the exploration stage of a cyclical schedule."""
         return jnp.where(self.sampling_at(i), jnp.asarray(self._temperature(i), dtype), 0)
 
-    def ravel_sites(self, what: str, value: Any, dtype: Any = float) -> Array:
-        """A float as it is; a dict of per-site floats or arrays as ``(n,)``, in the flat order."""
-        if not isinstance(value, dict):
-            return jnp.asarray(value, dtype)
-        self.info.check_names(what, value)
-        full = {
-            name: jnp.full(self.info.latents[name].unconstrained.shape, x)
-            if jnp.ndim(x) == 0
-            else x
-            for name, x in value.items()
-        }
-        return self.info.ravel(self.info.check_unconstrained(what, full)).astype(dtype)
-
     def start(
-        self, rng_key: Array, keys: tuple[Array, Array], z: Sites, potential: Potential
+        self, potential: Potential, rng_key: Array, key_plates: Array, key_start: Array, z: Sites
     ) -> tuple[Any, dict[str, Array], Sites | None]:
         i, flat = jnp.zeros((), int), self.flatten(z)
-        key_plates, key_start = keys
         key_index, key_gradient, key_fields = random.split(key_start, 3)
         plates = self._plates(key_plates, potential)
         idx, _ = self._batch(key_index, plates, potential)
@@ -404,9 +391,7 @@ class SGMCMCKernel(ModelKernel):
     def _plates(self, rng_key: Array, potential: Potential) -> dict[str, Any]:
         return start_plates(rng_key, potential.plates, self.minibatch)
 
-    def _batch(
-        self, rng_key: Array, plates: dict[str, Any], potential: Potential
-    ) -> tuple[dict[str, Array], Any]:
+    def _batch(self, rng_key: Array, plates: Any, potential: Potential) -> tuple[Any, Any]:
         return draw_indices(rng_key, plates, potential.plates, self.sharding)
 
 

@@ -30,10 +30,12 @@ def recipe_correction(diffusion: VectorFn, curl: VectorFn | None, x: Array) -> A
     r"""
     The drift :math:`\Gamma_k(x) = \sum_l \partial (D_{kl} + Q_{kl}) / \partial x_l` [1, eq. 3].
 
-    Without it noise of the variance D(x) pushes draws to where D is large. The derivatives are exact: m forward passes
-    for a scalar or diagonal D, and the whole ``(m, m, m)`` Jacobian for a matrix D or Q.
+    Without it noise of the variance D(x) pushes draws to where D is large. The derivatives are
+    exact: m forward passes for a scalar or diagonal D, and the whole ``(m, m, m)`` Jacobian for a
+    matrix D or Q.
 
-    :param diffusion: D, a callable from ``(m,)`` to a scalar, to ``(m,)`` (a diagonal) or to ``(m, m)``.
+    :param diffusion: D, a callable from ``(m,)`` to a scalar, to ``(m,)`` (a diagonal) or to
+        ``(m, m)``.
     :param curl: Q, a callable from ``(m,)`` to a skew ``(m, m)``, or None.
     :param x: ``(m,)``.
     :return: ``(m,)``.
@@ -47,7 +49,8 @@ def recipe_correction(diffusion: VectorFn, curl: VectorFn | None, x: Array) -> A
 
     **References:**
 
-    1. *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma, Tianqi Chen, Emily B. Fox (NeurIPS 2015)
+    1. *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma, Tianqi Chen, Emily B. Fox
+       (NeurIPS 2015)
     """
     x = jnp.asarray(x, jnp.result_type(float, x))
     check_shape("diffusion", diffusion, x, (0, 1, 2))
@@ -72,13 +75,14 @@ def _divergence(fn: VectorFn, x: Array) -> Array:
 
 
 def check_shape(what: str, fn: VectorFn, x: Array, ranks: tuple[int, ...]) -> None:
-    """A ``ValueError`` unless ``fn`` maps ``(m,)`` to a scalar, ``(m,)`` or ``(m, m)``, of the ``ranks`` allowed."""
+    """A ``ValueError`` unless ``fn`` maps ``(m,)`` to an array of an allowed rank and length m."""
     shape = jax.eval_shape(lambda x: jnp.asarray(fn(x)), x).shape
     allowed = [x.shape * rank for rank in ranks]
     if shape not in allowed:
         words = " or ".join(str(s) for s in allowed)
         raise ValueError(
-            f"{what} returns shape {shape} for a vector of {x.shape[0]} numbers; it must be {words}."
+            f"{what} returns shape {shape} for a vector of {x.shape[0]} numbers; it must be"
+            f" {words}."
         )
 
 
@@ -99,7 +103,7 @@ def values_at(fn: VectorFn, points: Array) -> np.ndarray:
 
 
 def check_definite(what: str, fn: VectorFn, points: Array, *, singular: bool) -> None:
-    """A ``ValueError`` unless the scalars, diagonals or matrices are positive (or, ``singular``, semi-) definite."""
+    """A ``ValueError`` unless the values are positive (or, ``singular``, semi-) definite."""
     values = values_at(fn, points)
     matrix = values.ndim == 3
     finite = bool(np.all(np.isfinite(values)))
@@ -111,31 +115,35 @@ def check_definite(what: str, fn: VectorFn, points: Array, *, singular: bool) ->
         kind = "semi" if singular else ""
         raise ValueError(
             f"{what} is not positive {kind}definite at the initial point; its numbers must be"
-            f" {'non-negative' if singular else 'positive'}, or its matrix symmetric positive {kind}definite."
+            f" {'non-negative' if singular else 'positive'}, or its matrix symmetric positive"
+            f" {kind}definite."
         )
 
 
 class ExpandedMean:
     r"""
-    Metric for :class:`SGRLD` in which positive sites move as numbers :math:`\theta`, with noise of variance
-    :math:`\propto \theta`, and the others by plain :class:`SGLD`.
+    Metric for :class:`SGRLD` in which positive sites move as numbers :math:`\theta`, with noise of
+    variance :math:`\propto \theta`, and the others by plain :class:`SGLD`.
 
-    With :math:`\theta = e^\phi` and g the gradient of the potential in :math:`\phi` (Jacobian included) the metric
-    :math:`\operatorname{diag}(\theta)^{-1}` has all its corrections cancel, at every temperature:
+    With :math:`\theta = e^\phi` and g the gradient of the potential in :math:`\phi` (Jacobian
+    included) the metric :math:`\operatorname{diag}(\theta)^{-1}` has all its corrections cancel, at
+    every temperature:
 
-    .. math:: \theta' = |\theta - \epsilon g + \sqrt{2 \epsilon T \theta}\, \zeta|, \qquad \phi' = \log \theta'.
+    .. math:: \theta' = |\theta - \epsilon g + \sqrt{2 \epsilon T \theta}\, \zeta|, \qquad
+              \phi' = \log \theta'.
 
-    The noise falls to 0 with :math:`\theta`, so small values are no harder than large ones (:class:`SGLD` on
-    :math:`\phi` takes huge steps in :math:`\theta`). The reflection at 0 is exact as :math:`\epsilon \to 0` only, and
-    biases sites with much mass within a few :math:`\epsilon` of 0. ``step_size`` is in units of :math:`\theta`: a Gamma(a, b) comes out with the mean a/b and the variance
-    :math:`\frac{a}{b^2} (1 - \epsilon b/2)^{-1}`.
+    The noise falls to 0 with :math:`\theta`, so small values are no harder than large ones
+    (:class:`SGLD` on :math:`\phi` takes huge steps in :math:`\theta`). The reflection at 0 is exact
+    as :math:`\epsilon \to 0` only, and biases sites with much mass within a few :math:`\epsilon` of
+    0. ``step_size`` is in units of :math:`\theta`: a Gamma(a, b) comes out with the mean a/b and
+    the variance :math:`\frac{a}{b^2} (1 - \epsilon b/2)^{-1}`.
 
     :param sites: names of positive latent sites (support ``positive``); all that there are if None.
 
     **References:**
 
-    1. *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, Sam Patterson, Yee Whye Teh
-       (NeurIPS 2013), eq. 11
+    1. *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, Sam Patterson,
+       Yee Whye Teh (NeurIPS 2013), eq. 11
 
     .. doctest::
 

@@ -22,11 +22,13 @@ __all__ = ["SVRG", "ControlVariate", "MinibatchGradient"]
 
 class MinibatchGradient:
     r"""
-    The plain estimate :math:`g = \nabla U_S(z)`: prior plus :math:`N/B` times the rows in the batch S.
+    The plain estimate :math:`g = \nabla U_S(z)`: prior plus :math:`N/B` times the rows in the batch
+    S.
 
     Unbiased. Its variance per coordinate is
-    :math:`\frac{N^2}{B}\operatorname{Var}_n(\nabla \log p(y_n \mid z))` for ``minibatch="replace"``,
-    and :math:`(N-B)/(N-1)` times this for ``minibatch="epoch"``. It is the default of every kernel.
+    :math:`\frac{N^2}{B}\operatorname{Var}_n(\nabla \log p(y_n \mid z))` for
+    ``minibatch="replace"``, and :math:`(N-B)/(N-1)` times this for ``minibatch="epoch"``. It is the
+    default of every kernel.
 
     .. doctest::
 
@@ -78,7 +80,8 @@ def _anchor_at(z: Sites, potential: Potential, chunk_size: int) -> Anchor:
 
 class ControlVariate:
     r"""
-    The estimate :math:`g = \nabla U(c) + \nabla U_S(z) - \nabla U_S(c)` with a fixed center c [1, eq. 6].
+    The estimate :math:`g = \nabla U(c) + \nabla U_S(z) - \nabla U_S(c)` with a fixed center c [1,
+    eq. 6].
 
     Unbiased, with variance
     :math:`\frac{N^2}{B}\operatorname{Var}_n(\nabla\ell_n(z) - \nabla\ell_n(c))`, which falls as
@@ -116,8 +119,8 @@ class ControlVariate:
     def __init__(self, center: Sites, *, chunk_size: int = 10_000) -> None:
         if not isinstance(center, dict):
             raise TypeError(
-                f"center is a {type(center).__name__}; it must be a dict of constrained values of all"
-                " latent sites."
+                f"center is a {type(center).__name__}; it must be a dict of constrained values of"
+                " all latent sites."
             )
         self._center = center
         self._chunk_size = check_count("chunk_size", chunk_size)

@@ -1,4 +1,4 @@
-"""What every kernel does for NumPyro's ``MCMC``: the model is read, chains start, draws are made."""
+"""What every kernel does for NumPyro's ``MCMC``: it reads the model, starts chains, and draws."""
 
 from abc import abstractmethod
 from collections import namedtuple
@@ -112,7 +112,7 @@ class ModelKernel(MCMCKernel):
 
     @abstractmethod
     def start(
-        self, rng_key: Array, keys: tuple[Array, Array], z: Sites, potential: Potential
+        self, potential: Potential, rng_key: Array, key_plates: Array, key_start: Array, z: Sites
     ) -> tuple[Any, dict[str, Array], Sites | None]:
         """The first state at ``z``, with the rows and the gradient by which it is checked."""
 
@@ -133,7 +133,7 @@ class ModelKernel(MCMCKernel):
         return
 
     def check_state(self, states: Any) -> None:
-        """Checks of the first states, with a leading axis of chains; not called under a transform."""
+        """Checks of the first states, stacked over chains; not called under a transform."""
         return
 
     def step_size_at(self, i: Any, dtype: Any = float) -> Array:
@@ -153,6 +153,19 @@ class ModelKernel(MCMCKernel):
     def flatten_gradient(self, grad: Sites) -> Array:
         """The gradient with respect to the flat vector, from that with respect to the sites."""
         return self.info.ravel(grad)
+
+    def ravel_sites(self, what: str, value: Any, dtype: Any = float) -> Array:
+        """A float as it is; a dict of per-site floats or arrays as ``(n,)``, in the flat order."""
+        if not isinstance(value, dict):
+            return jnp.asarray(value, dtype)
+        self.info.check_names(what, value)
+        full = {
+            name: jnp.full(self.info.latents[name].unconstrained.shape, x)
+            if jnp.ndim(x) == 0
+            else x
+            for name, x in value.items()
+        }
+        return self.info.ravel(self.info.check_unconstrained(what, full)).astype(dtype)
 
     @property
     def info(self) -> ModelInfo:
@@ -233,7 +246,7 @@ class ModelKernel(MCMCKernel):
         def begin(rng_key: Array, z: Sites | None) -> tuple[Any, Any, Array]:
             split = partial(random.split, num=4)
             keys = split(rng_key) if single else jnp.swapaxes(jax.vmap(split)(rng_key), 0, 1)
-            rng_key, key_model, *rest = keys
+            rng_key, key_model, key_plates, key_start = keys
             found = None
             if z is None:
                 z, found, _ = draw_start(
@@ -246,11 +259,9 @@ class ModelKernel(MCMCKernel):
                     forward_mode=self._forward_mode,
                 )
 
-            def start(rng_key: Array, rest: tuple[Array, Array], z: Sites) -> Any:
-                return self.start(rng_key, rest, z, potential)
-
+            start: Any = partial(self.start, potential)
             start = start if single else jax.vmap(start)
-            state, idx, grad = start(rng_key, tuple(rest), z)
+            state, idx, grad = start(rng_key, key_plates, key_start, z)
             values = jax.tree.leaves((found, state.potential_energy, grad))
             finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in values])
             return state, (found, idx, grad), jnp.all(finite)

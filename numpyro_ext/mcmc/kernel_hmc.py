@@ -35,12 +35,14 @@ KernelHMCState = state_class(
 
 class KernelHMC(ModelKernel):
     r"""
-    Hamiltonian Monte Carlo whose trajectories follow a surrogate score f instead of :math:`-\nabla U` [1].
+    Hamiltonian Monte Carlo whose trajectories follow a surrogate score f instead of
+    :math:`-\nabla U` [1].
 
     .. math::
 
         r \sim N(0, I), \quad \text{leapfrog: } r \leftarrow r + \tfrac{\epsilon}{2} f(z), \;
-        z \leftarrow z + \epsilon r, \; r \leftarrow r + \tfrac{\epsilon}{2} f(z), \quad L \text{ times}, \\
+        z \leftarrow z + \epsilon r, \; r \leftarrow r + \tfrac{\epsilon}{2} f(z),
+        \quad L \text{ times}, \\
         \text{accept } (z^*, r^*) \text{ with probability }
         \min\bigl(1, \exp(U(z) + \tfrac12 |r|^2 - U(z^*) - \tfrac12 |r^*|^2)\bigr)
 
@@ -166,7 +168,7 @@ class KernelHMC(ModelKernel):
         return jnp.asarray(self._fitted(z), z.dtype)
 
     def start(
-        self, rng_key: Array, keys: tuple[Array, Array], z: Sites, potential: Potential
+        self, potential: Potential, rng_key: Array, key_plates: Array, key_start: Array, z: Sites
     ) -> tuple[Any, dict[str, Array], Sites | None]:
         i, flat = jnp.zeros((), int), self.flatten(z)
         check_shape("score", self.score, flat, (1,))

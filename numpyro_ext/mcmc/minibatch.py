@@ -94,8 +94,8 @@ def _encrypt(keys: Array, i: Array, size: int) -> Array:
                 right = right ^ (_mix(left, keys[k]) & mask_right)
         return (left << low) | right
 
-    # Cycle walking: a value outside the rows is encrypted again. Starting from a row, the walk ends at a
-    # row, and two walks never meet, so the rows are permuted among themselves.
+    # Cycle walking: a value outside the rows is encrypted again. Starting from a row, the walk ends
+    # at a row, and two walks never meet, so the rows are permuted among themselves.
     return lax.while_loop(
         lambda x: jnp.any(x >= size),
         lambda x: jnp.where(x >= size, encrypt(x), x),
@@ -113,10 +113,10 @@ def keyed_permutation(rng_key: Array, i: Array, size: int) -> Array:
 
     The number is written with :math:`b = \lceil\log_2 N\rceil` bits, split into halves
     :math:`L, R`, and goes through a Feistel network: :math:`L \leftarrow L \oplus F_k(R)` in even
-    rounds, :math:`R \leftarrow R \oplus F_k(L)` in odd ones, repeated while the result is not
-    below N. This is a bijection for any F, so no array of N numbers is needed; it is not a uniform
-    draw among all N! permutations. Up to 8 rows it is: so few are ordered by random numbers, because
-    on 3 bits the network is uneven.
+    rounds, :math:`R \leftarrow R \oplus F_k(L)` in odd ones, repeated while the result is not below
+    N. This is a bijection for any F, so no array of N numbers is needed; it is not a uniform draw
+    among all N! permutations. Up to 8 rows it is: so few are ordered by random numbers, because on
+    3 bits the network is uneven.
 
     :param rng_key: random number generator key; another key is another permutation.
     :param i: integers in ``0 .. size - 1``, of any shape.
@@ -143,8 +143,9 @@ def epoch_indices(
     """
     The next minibatch of a pass over the rows in which each row occurs once.
 
-    Pass ``epoch`` visits the rows in the order ``keyed_permutation(fold_in(rng_key, epoch), ., size)``. A
-    batch that starts near the end of a pass goes on with the first rows of the next pass.
+    Pass ``epoch`` visits the rows in the order
+    ``keyed_permutation(fold_in(rng_key, epoch), ., size)``. A batch that starts near the end of a
+    pass goes on with the first rows of the next pass.
 
     :param rng_key: random number generator key, the same at every call of one chain.
     :param epoch: number of passes completed.
@@ -221,7 +222,8 @@ def num_devices(sharding: NamedSharding | None) -> int:
         raise TypeError(f"sharding is {sharding!r}; it must be a jax.sharding.NamedSharding.")
     if len(sharding.spec) != 1 or sharding.spec[0] is None:
         raise ValueError(
-            f"sharding has the spec {sharding.spec}; it must name the mesh axis of the rows, such as P('data')."
+            f"sharding has the spec {sharding.spec}; it must name the mesh axis of the rows, such as"
+            " P('data')."
         )
     axes = sharding.spec[0] if isinstance(sharding.spec[0], tuple) else (sharding.spec[0],)
     types = dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))
@@ -239,6 +241,6 @@ def check_batches(plates: dict[str, tuple[int, int]], devices: int) -> None:
     for name, (_, batch_size) in plates.items():
         if batch_size % devices:
             raise ValueError(
-                f"plate '{name}' has subsample_size {batch_size}; spread over {devices} devices it must be"
-                f" a multiple of {devices}."
+                f"plate '{name}' has subsample_size {batch_size}; spread over {devices} devices it"
+                f" must be a multiple of {devices}."
             )

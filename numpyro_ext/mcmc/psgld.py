@@ -1,4 +1,4 @@
-"""Preconditioned stochastic gradient Langevin dynamics: Li, Chen, Carlson & Carin (2016), eq. 5-8."""
+"""Preconditioned stochastic gradient Langevin dynamics: Li et al. (2016), eq. 5-8."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,25 +35,30 @@ class PSGLD(SGMCMCKernel):
         G = (\lambda + \sqrt{\hat V})^{-1} \\
         z' &= z - \epsilon (G g - T\, \Gamma) + \sqrt{2 \epsilon T G}\, \zeta
 
-    with ``decay`` :math:`\beta`, ``damping`` :math:`\lambda` and t gradients so far. The division by
-    :math:`1 - \beta^t` is not in the paper; without it the first step is :math:`(1 - \beta)^{-1/2}` times too long.
-    The gradient g is summed over the data where the paper's is averaged, and its step is twice as long:
-    ``damping`` is :math:`N \lambda_\text{paper}` and ``step_size`` is :math:`N \epsilon_\text{paper} / 2`, of the order
-    of a posterior standard deviation.
+    with ``decay`` :math:`\beta`, ``damping`` :math:`\lambda` and t gradients so far. The division
+    by :math:`1 - \beta^t` is not in the paper; without it the first step is
+    :math:`(1 - \beta)^{-1/2}` times too long. The gradient g is summed over the data where the
+    paper's is averaged, and its step is twice as long: ``damping`` is
+    :math:`N \lambda_\text{paper}` and ``step_size`` is :math:`N \epsilon_\text{paper} / 2`, of the
+    order of a posterior standard deviation.
 
-    ``adapt="warmup"`` learns G in warmup and then keeps it: :class:`SGLD` with the step :math:`\epsilon G_k` in
-    coordinate k, with the same biases and no other. ``adapt="always"`` is the paper's rule; G then follows z, and
-    the draws are too wide by :math:`O(1 - \beta)` at a given step size (a standard normal comes out with a variance 5 %
-    too large at :math:`\beta = 0.99, \epsilon = 0.1`), by more for a smaller step. The term
-    :math:`\Gamma_k = \partial G_k / \partial z_k`, which the paper drops and ``gamma="hutchinson"`` estimates as
+    ``adapt="warmup"`` learns G in warmup and then keeps it: :class:`SGLD` with the step
+    :math:`\epsilon G_k` in coordinate k, with the same biases and no other. ``adapt="always"`` is
+    the paper's rule; G then follows z, and the draws are too wide by :math:`O(1 - \beta)` at a
+    given step size (a standard normal comes out with a variance 5 % too large at
+    :math:`\beta = 0.99, \epsilon = 0.1`), by more for a smaller step. The term
+    :math:`\Gamma_k = \partial G_k / \partial z_k`, which the paper drops and ``gamma="hutchinson"``
+    estimates as
 
     .. math:: -G_k^2\, \frac{1 - \beta}{1 - \beta^t}\, \frac{g_k\, v_k (H v)_k}{\sqrt{\hat V_k}},
               \qquad v_k = \pm 1,
 
-    with a Hessian-vector product per step, takes off only a part of this (a fifth to a half on that normal), as it
-    knows nothing of the earlier gradients in V. With ``adapt="warmup"`` it has no effect after the warmup.
+    with a Hessian-vector product per step, takes off only a part of this (a fifth to a half on that
+    normal), as it knows nothing of the earlier gradients in V. With ``adapt="warmup"`` it has no
+    effect after the warmup.
 
-    G is about :math:`1/|g|`, not the inverse curvature: where gradient noise dominates, it evens out the noise.
+    G is about :math:`1/|g|`, not the inverse curvature: where gradient noise dominates, it evens
+    out the noise.
 
     :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule, in units of the latent.
@@ -71,8 +76,8 @@ class PSGLD(SGMCMCKernel):
 
     **References:**
 
-    1. *Preconditioned Stochastic Gradient Langevin Dynamics for Deep Neural Networks*, Chunyuan Li, Changyou Chen,
-       David Carlson, Lawrence Carin (AAAI 2016), eq. 5-8
+    1. *Preconditioned Stochastic Gradient Langevin Dynamics for Deep Neural Networks*, Chunyuan Li,
+       Changyou Chen, David Carlson, Lawrence Carin (AAAI 2016), eq. 5-8
 
     .. doctest::
 

@@ -38,26 +38,30 @@ class RecipeKernel(SGMCMCKernel):
 
     .. math::
 
-        x' = x - \epsilon \bigl((D + Q) \nabla H - T\, \Gamma\bigr) + \sqrt{2 \epsilon T}\, D^{1/2} \zeta, \qquad
+        x' = x - \epsilon \bigl((D + Q) \nabla H - T\, \Gamma\bigr)
+        + \sqrt{2 \epsilon T}\, D^{1/2} \zeta, \qquad
         \Gamma_k = \textstyle\sum_l \partial (D_{kl} + Q_{kl}) / \partial x_l,
 
-    where x is the ravelled, unconstrained z (sites sorted by name) followed by ``num_auxiliary`` blocks r of its size,
-    m numbers in all, and :math:`H(x) = U(z) + |r|^2 / 2`. D(x) is positive semidefinite, Q(x) skew-symmetric; as
-    :math:`\epsilon \to 0` every such pair keeps :math:`e^{-H(x)/T}`. :class:`SGLD` is D = 1; :class:`SGHMC`, unsplit,
-    is ``num_auxiliary=1`` with
+    where x is the flat, unconstrained z (latent sites in the order in which the model samples them)
+    followed by ``num_auxiliary`` blocks r of its size, m numbers in all, and
+    :math:`H(x) = U(z) + |r|^2 / 2`. D(x) is positive semidefinite, Q(x) skew-symmetric; as
+    :math:`\epsilon \to 0` every such pair keeps :math:`e^{-H(x)/T}`. :class:`SGLD` is D = 1;
+    :class:`SGHMC`, unsplit, is ``num_auxiliary=1`` with
 
     .. math:: D = \begin{pmatrix} 0 & 0 \\ 0 & C I \end{pmatrix}, \qquad
               Q = \begin{pmatrix} 0 & -I \\ I & 0 \end{pmatrix}.
 
-    For trying out dynamics, and for tests: this is one explicit Euler step, with a bias of first order in
-    :math:`\epsilon` that is large for curl dynamics (they diverge where friction is below :math:`\epsilon` times the
-    curvature; at :math:`\epsilon = 1/2` and unit friction and curvature :class:`SGHMC`'s pair gives a variance of 2.154
-    for 1). Gradient noise of variance :math:`s^2` adds :math:`\epsilon^2 (D + Q) s^2 (D + Q)^\top`. Dense: O(m^2) per
-    step, O(m^3) for the square root of a matrix D and for the derivatives.
+    For trying out dynamics, and for tests: this is one explicit Euler step, with a bias of first
+    order in :math:`\epsilon` that is large for curl dynamics (they diverge where friction is below
+    :math:`\epsilon` times the curvature; at :math:`\epsilon = 1/2` and unit friction and curvature
+    :class:`SGHMC`'s pair gives a variance of 2.154 for 1). Gradient noise of variance :math:`s^2`
+    adds :math:`\epsilon^2 (D + Q) s^2 (D + Q)^\top`. Dense: O(m^2) per step, O(m^3) for the square
+    root of a matrix D and for the derivatives.
 
     :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule.
-    :param diffusion: D, a callable from x to a scalar, to ``(m,)`` (a diagonal) or to ``(m, m)``; it may be singular.
+    :param diffusion: D, a callable from x to a scalar, to ``(m,)`` (a diagonal) or to ``(m, m)``;
+        it may be singular.
     :param curl: Q, a callable from x to ``(m, m)``; None is 0.
     :param int num_auxiliary: number of auxiliary blocks, each standard normal a priori.
     :param correction: ``"autodiff"``, or a callable from x to :math:`\Gamma`, ``(m,)``.
@@ -71,7 +75,8 @@ class RecipeKernel(SGMCMCKernel):
 
     **References:**
 
-    1. *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma, Tianqi Chen, Emily B. Fox (NeurIPS 2015), eq. 3-4
+    1. *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma, Tianqi Chen, Emily B. Fox
+       (NeurIPS 2015), eq. 3-4
 
     .. doctest::
 
@@ -170,7 +175,8 @@ class RecipeKernel(SGMCMCKernel):
         zeta = random.normal(rng_key, x.shape, x.dtype)
         D = jnp.asarray(self._diffusion(x), x.dtype)
         if D.ndim == 2:
-            # Not Cholesky: D may be singular, and what rounding makes of an eigenvalue of 0 is no noise.
+            # Not Cholesky: D may be singular, and what rounding makes of an eigenvalue of 0 is no
+            # noise.
             scales, directions = jnp.linalg.eigh(D)
             least = len(x) * jnp.finfo(x.dtype).eps * scales[-1]
             noise = directions @ (jnp.sqrt(jnp.where(scales > least, scales, 0)) * zeta)

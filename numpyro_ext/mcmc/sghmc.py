@@ -30,8 +30,8 @@ SGHMCState = kernel_state(
     "SGHMCState",
     __name__,
     r="momentum, ``(n,)`` in the flat order.",
-    kinetic_temperature="mean of ``r^2/M`` at the end of the step; T as the step vanishes, and above"
-    " it where gradient noise heats the chain.",
+    kinetic_temperature="mean of ``r^2/M`` at the end of the step; above T where gradient noise"
+    " heats the chain.",
     noise_variance="estimated variance of the gradient noise, ``(n,)`` in the flat order, for"
     ' ``noise_variance="warmup"``; else the value given.',
 )
@@ -83,8 +83,9 @@ class SGHMC(SGMCMCKernel):
 
         dz = M^{-1} r\, dt, \qquad dr = -\nabla U\, dt - C r\, dt + \sqrt{2 C T M}\, dW,
 
-    with the friction rate C (in 1/time; the paper's matrix is :math:`C M`), one gradient per step, and, with
-    :math:`c = e^{-C\epsilon}` and the gradient noise variance :math:`\hat V`, the splitting ABOBA [2, 3]:
+    with the friction rate C (in 1/time; the paper's matrix is :math:`C M`), one gradient per step,
+    and, with :math:`c = e^{-C\epsilon}` and the gradient noise variance :math:`\hat V`, the
+    splitting ABOBA [2, 3]:
 
     .. math::
 
@@ -92,41 +93,47 @@ class SGHMC(SGMCMCKernel):
         r_b &= c\, r_a + \sqrt{T M (1 - c^2) - \tfrac{(1+c)^2}{4} \epsilon^2 \hat V}\, \zeta \\
         r' &= r_b + k/2, \quad z' = z_m + \tfrac{\epsilon}{2} M^{-1} r'
 
-    Here injected and gradient noise enter at one place, so a known :math:`\hat V` is corrected exactly in law.
-    ``"baoab"`` has the smallest bias in z without gradient noise, but no such place; ``"euler"`` is the rule of [1]
-    (position first, gradient at the new position), with a bias of first order in :math:`\epsilon`.
-    The step is of the order of a posterior standard deviation over :math:`\sqrt M`, so larger than for :class:`SGLD`.
+    Here injected and gradient noise enter at one place, so a known :math:`\hat V` is corrected
+    exactly in law. ``"baoab"`` has the smallest bias in z without gradient noise, but no such
+    place; ``"euler"`` is the rule of [1] (position first, gradient at the new position), with a
+    bias of first order in :math:`\epsilon`. The step is of the order of a posterior standard
+    deviation over :math:`\sqrt M`, so larger than for :class:`SGLD`.
 
-    :math:`\hat V` is a diagonal. Noise that is correlated between coordinates, as that of correlated covariates is, is
-    corrected too much in the directions of little noise, mostly the widest of the posterior: standard deviations come
-    out too small (in a logistic regression with 25 covariates by 3 % where a fifth of the injected noise is taken off).
-    Where it exceeds the injected noise, :math:`4 T M \tanh(C\epsilon/2)/\epsilon^2`, no correction is enough: a number
-    is refused, an estimate from warmup is cut, and ``kinetic_temperature`` stays above T. Then take a smaller step or
-    more friction.
+    :math:`\hat V` is a diagonal. Noise that is correlated between coordinates, as that of
+    correlated covariates is, is corrected too much in the directions of little noise, mostly the
+    widest of the posterior: standard deviations come out too small (in a logistic regression with
+    25 covariates by 3 % where a fifth of the injected noise is taken off). Where it exceeds the
+    injected noise, :math:`4 T M \tanh(C\epsilon/2)/\epsilon^2`, no correction is enough: a number
+    is refused, an estimate from warmup is cut, and ``kinetic_temperature`` stays above T. Then take
+    a smaller step or more friction.
 
-    Without ``noise_variance`` gradient noise of variance :math:`s^2` heats a Gaussian target to the temperature
-    :math:`T + \tfrac{\epsilon^2}{4} s^2 \coth(C\epsilon/2)`; ``kinetic_temperature`` shows it. The splittings diverge
-    for :math:`\epsilon^2 h / M > 4`, where h is the largest curvature.
+    Without ``noise_variance`` gradient noise of variance :math:`s^2` heats a Gaussian target to the
+    temperature :math:`T + \tfrac{\epsilon^2}{4} s^2 \coth(C\epsilon/2)`; ``kinetic_temperature``
+    shows it. The splittings diverge for :math:`\epsilon^2 h / M > 4`, where h is the largest
+    curvature.
 
     :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule, in units of time.
     :param float friction: rate C.
-    :param mass: M, a float or a dict of per-site floats or arrays of the shapes of the unconstrained sites.
-    :param noise_variance: :math:`\hat V`, a float, a dict of per-site values (the paper's :math:`\hat B` is
-        :math:`\epsilon \hat V / 2`), or ``"warmup"``: the mean of :math:`(g_1 - g_2)^2/2` over pairs of independent
-        batches during warmup, at one more gradient per warmup step.
+    :param mass: M, a float or a dict of per-site floats or arrays of the shapes of the
+        unconstrained sites.
+    :param noise_variance: :math:`\hat V`, a float, a dict of per-site values (the paper's
+        :math:`\hat B` is :math:`\epsilon \hat V / 2`), or ``"warmup"``: the mean of
+        :math:`(g_1 - g_2)^2/2` over pairs of independent batches during warmup, at one more
+        gradient per warmup step.
     :param str integrator: ``"aboba"``, ``"baoab"`` or ``"euler"``.
     :param int resample_every: draw a new momentum at every such transition; None is never.
-    :param common: keyword arguments of :class:`SGMCMCKernel`: ``temperature``, ``gradient``, ``minibatch``,
-        ``steps_per_sample``, ``sharding``, ``init_strategy``.
+    :param common: keyword arguments of :class:`SGMCMCKernel`: ``temperature``, ``gradient``,
+        ``minibatch``, ``steps_per_sample``, ``sharding``, ``init_strategy``.
 
     **References:**
 
-    1. *Stochastic Gradient Hamiltonian Monte Carlo*, Tianqi Chen, Emily B. Fox, Carlos Guestrin (ICML 2014), eq. 13-15
-    2. *On the Convergence of Stochastic Gradient MCMC Algorithms with High-Order Integrators*, Changyou Chen, Nan Ding,
-       Lawrence Carin (NeurIPS 2015)
-    3. *Rational Construction of Stochastic Numerical Methods for Molecular Sampling*, Benedict Leimkuhler, Charles
-       Matthews (AMRX 2013)
+    1. *Stochastic Gradient Hamiltonian Monte Carlo*, Tianqi Chen, Emily B. Fox, Carlos Guestrin
+       (ICML 2014), eq. 13-15
+    2. *On the Convergence of Stochastic Gradient MCMC Algorithms with High-Order Integrators*,
+       Changyou Chen, Nan Ding, Lawrence Carin (NeurIPS 2015)
+    3. *Rational Construction of Stochastic Numerical Methods for Molecular Sampling*, Benedict
+       Leimkuhler, Charles Matthews (AMRX 2013)
 
     .. doctest::
 

@@ -28,7 +28,8 @@ SGNHTState = kernel_state(
 
 class SGNHT(SGMCMCKernel):
     r"""
-    Stochastic gradient Nose-Hoover thermostat [1]: a friction that adapts until the temperature is right.
+    Stochastic gradient Nose-Hoover thermostat [1]: a friction that adapts until the temperature is
+    right.
 
     .. math::
 
@@ -40,33 +41,36 @@ class SGNHT(SGMCMCKernel):
 
     .. math::
 
-        r' &= c\, r + \tfrac{1 + c}{2} \bigl(-\epsilon g(z) + \sqrt{2 C T \epsilon}\, \zeta\bigr), \quad
-        z' = z + \epsilon r' \\
+        r' &= c\, r + \tfrac{1 + c}{2} \bigl(-\epsilon g(z) + \sqrt{2 C T \epsilon}\, \zeta\bigr),
+        \quad z' = z + \epsilon r' \\
         \xi' &= \xi + \epsilon \tfrac{n_g}{\mu} \bigl(\operatorname{mean}_g r'^2 - T\bigr)
 
-    Gradient noise of unknown variance :math:`s^2` is injected noise that nobody declared, and :math:`\xi` finds it:
-    at stationarity :math:`\xi \approx C + \epsilon s^2 / (2T)`, and a Gaussian target has its variance T/h at any step
-    (with many coordinates to a thermostat). The step is of the order of a posterior standard deviation, as for
-    :class:`SGHMC`; the paper's ``h`` is :math:`\epsilon`, its ``A`` is C, and its thermostat has
-    :math:`\mu = n_g`, the default here for 10 coordinates or more.
+    Gradient noise of unknown variance :math:`s^2` is injected noise that nobody declared, and
+    :math:`\xi` finds it: at stationarity :math:`\xi \approx C + \epsilon s^2 / (2T)`, and a
+    Gaussian target has its variance T/h at any step (with many coordinates to a thermostat). The
+    step is of the order of a posterior standard deviation, as for :class:`SGHMC`; the paper's ``h``
+    is :math:`\epsilon`, its ``A`` is C, and its thermostat has :math:`\mu = n_g`, the default here
+    for 10 coordinates or more.
 
-    A scalar thermostat makes the *average* temperature right: parts of the model with unequal gradient noise end at
-    unequal temperatures, too hot and too cold. ``"per_parameter"`` heals this [2], at the price of fluctuations of
-    :math:`\xi` with variance :math:`T/\mu`, which bias coordinates by a few percent where :math:`\mu` is near 1. The
-    noise must not vary much along the chain. Once
-    :math:`\epsilon C + \epsilon^2 s^2 / (2T) \ge 2 - \epsilon^2 h/2` no friction is enough and :math:`\xi` runs away:
-    ``thermostat`` shows it, and at last ``diverging``.
+    A scalar thermostat makes the *average* temperature right: parts of the model with unequal
+    gradient noise end at unequal temperatures, too hot and too cold. ``"per_parameter"`` heals this
+    [2], at the price of fluctuations of :math:`\xi` with variance :math:`T/\mu`, which bias
+    coordinates by a few percent where :math:`\mu` is near 1. The noise must not vary much along the
+    chain. Once :math:`\epsilon C + \epsilon^2 s^2 / (2T) \ge 2 - \epsilon^2 h/2` no friction is
+    enough and :math:`\xi` runs away: ``thermostat`` shows it, and at last ``diverging``.
 
-    :math:`\xi` settles within about :math:`\mu \xi / (n_g T \epsilon)` steps. The default :math:`\mu` is meant for
-    latents of scale near 1; where all standard deviations are near a smaller :math:`\sigma` it takes
-    :math:`\sigma^{-2}` times as many, so pass ``thermal_mass`` :math:`= \sigma^2 \max(n_g, 10)`, or warm up longer.
+    :math:`\xi` settles within about :math:`\mu \xi / (n_g T \epsilon)` steps. The default
+    :math:`\mu` is meant for latents of scale near 1; where all standard deviations are near a
+    smaller :math:`\sigma` it takes :math:`\sigma^{-2}` times as many, so pass ``thermal_mass``
+    :math:`= \sigma^2 \max(n_g, 10)`, or warm up longer.
 
     :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule, in units of time.
     :param float friction: C, the injected noise level, a rate in 1/time.
-    :param str thermostat: ``"scalar"``, ``"per_site"`` or ``"per_parameter"``: the coordinates that share a friction.
-    :param float thermal_mass: :math:`\mu`, in units of squared time; by default the larger of :math:`n_g` and 10 for
-        each thermostat.
+    :param str thermostat: ``"scalar"``, ``"per_site"`` or ``"per_parameter"``: the coordinates that
+        share a friction.
+    :param float thermal_mass: :math:`\mu`, in units of squared time; by default the larger of
+        :math:`n_g` and 10 for each thermostat.
     :param temperature: T, a non-negative float or a callable of ``i``.
     :param gradient: an estimator, such as :class:`ControlVariate`.
     :param str minibatch: ``"replace"`` or ``"epoch"``.
@@ -77,10 +81,10 @@ class SGNHT(SGMCMCKernel):
 
     **References:**
 
-    1. *Bayesian Sampling Using Stochastic Gradient Thermostats*, Nan Ding, Youhan Fang, Ryan Babbush, Changyou Chen,
-       Robert D. Skeel, Hartmut Neven (NeurIPS 2014), algorithm 2
-    2. *Adaptive Thermostats for Noisy Gradient Systems*, Benedict Leimkuhler, Xiaocheng Shang (SIAM Journal on
-       Scientific Computing, 2016)
+    1. *Bayesian Sampling Using Stochastic Gradient Thermostats*, Nan Ding, Youhan Fang, Ryan
+       Babbush, Changyou Chen, Robert D. Skeel, Hartmut Neven (NeurIPS 2014), algorithm 2
+    2. *Adaptive Thermostats for Noisy Gradient Systems*, Benedict Leimkuhler, Xiaocheng Shang (SIAM
+       Journal on Scientific Computing, 2016)
 
     .. doctest::
 

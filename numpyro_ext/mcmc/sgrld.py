@@ -36,26 +36,29 @@ class SGRLD(SGMCMCKernel):
         z' = z - \epsilon (A g - T\, \Gamma) + \sqrt{2 \epsilon T}\, A^{1/2} \zeta, \qquad
         A = G(z)^{-1}, \quad \Gamma_k = \textstyle\sum_l \partial A_{kl} / \partial z_l,
 
-    on the ravelled, unconstrained z (sites sorted by name). With the constant metric :math:`G = I` it is :class:`SGLD`;
-    with G near the curvature of the potential :math:`\epsilon` has no units and all directions mix alike. The state is
-    a :class:`SGLDState`.
+    on the flat, unconstrained z: the latent sites in the order in which the model samples them.
+    With the constant metric :math:`G = I` it is :class:`SGLD`; with G near the curvature of the
+    potential :math:`\epsilon` has no units and all directions mix alike. The state is a
+    :class:`SGLDState`.
 
-    ``metric=ExpandedMean()`` moves positive sites in a metric of their own, and with :class:`GammaSimplexReparam`
-    probabilities too.
+    ``metric=ExpandedMean()`` moves positive sites in a metric of their own, and with
+    :class:`GammaSimplexReparam` probabilities too.
 
-    Biased at a fixed step as :class:`SGLD` is, with :math:`\epsilon A` for :math:`\epsilon`: gradient noise of variance
-    :math:`s^2` adds :math:`\epsilon^2 A s^2 A`. Where A changes much within one step the bias is larger, and a metric
-    that tends to 0 makes the steps explode. The correction in [1], eq. 8, as a sum of two traces, equals :math:`\Gamma`
-    for special metrics only and is not used.
+    Biased at a fixed step as :class:`SGLD` is, with :math:`\epsilon A` for :math:`\epsilon`:
+    gradient noise of variance :math:`s^2` adds :math:`\epsilon^2 A s^2 A`. Where A changes much
+    within one step the bias is larger, and a metric that tends to 0 makes the steps explode. The
+    correction in [1], eq. 8, as a sum of two traces, equals :math:`\Gamma` for special metrics only
+    and is not used.
 
-    A diagonal metric costs n forward passes of the metric for :math:`\Gamma`, a dense one its whole ``(n, n, n)``
-    Jacobian and a Cholesky factor; ``correction`` replaces the first.
+    A diagonal metric costs n forward passes of the metric for :math:`\Gamma`, a dense one its whole
+    ``(n, n, n)`` Jacobian and a Cholesky factor; ``correction`` replaces the first.
 
     :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule, in units of the squared latent times the metric.
-    :param metric: G, a callable from the ravelled z to ``(n,)`` (a diagonal) or ``(n, n)`` (symmetric positive
-        definite), or an :class:`ExpandedMean`.
-    :param correction: ``"autodiff"``, or a callable from the ravelled z to :math:`\Gamma`, ``(n,)``.
+    :param metric: G, a callable from the flat z to ``(n,)`` (a diagonal) or ``(n, n)``
+        (symmetric positive definite), or an :class:`ExpandedMean`.
+    :param correction: ``"autodiff"``, or a callable from the flat z to :math:`\Gamma`,
+        ``(n,)``.
     :param temperature: T, a non-negative float or a callable of ``i``.
     :param gradient: an estimator, such as :class:`ControlVariate`.
     :param str minibatch: ``"replace"`` or ``"epoch"``.
@@ -66,10 +69,11 @@ class SGRLD(SGMCMCKernel):
 
     **References:**
 
-    1. *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, Sam Patterson, Yee Whye Teh
-       (NeurIPS 2013), eq. 8
-    2. *Langevin Diffusions and the Metropolis-Adjusted Langevin Algorithm*, Tatiana Xifara, Chris Sherlock, Samuel
-       Livingstone, Simon Byrne, Mark Girolami (Statistics & Probability Letters, 2014), on the correction
+    1. *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, Sam Patterson,
+       Yee Whye Teh (NeurIPS 2013), eq. 8
+    2. *Langevin Diffusions and the Metropolis-Adjusted Langevin Algorithm*, Tatiana Xifara, Chris
+       Sherlock, Samuel Livingstone, Simon Byrne, Mark Girolami (Statistics & Probability Letters,
+       2014), on the correction
 
     .. doctest::
 
@@ -119,7 +123,7 @@ class SGRLD(SGMCMCKernel):
         )
         if isinstance(metric, type) or not (callable(metric) or isinstance(metric, ExpandedMean)):
             raise TypeError(
-                f"metric is {metric!r}; it must be a callable of the ravelled z, or ExpandedMean()."
+                f"metric is {metric!r}; it must be a callable of the flat z, or ExpandedMean()."
             )
         check_correction(correction)
         if isinstance(metric, ExpandedMean) and correction != "autodiff":

@@ -8,7 +8,8 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_ext.mcmc import SGRLD, ExpandedMean, recipe_correction
+from numpyro_ext.mcmc import SGRLD, ExpandedMean
+from numpyro_ext.mcmc.geometry import recipe_correction
 from tests.mcmc.laws import average, mean_and_error, start
 
 X = np.array([0.7, -1.3])

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.infer import MCMC
 from numpyro.infer.util import potential_energy
 import pytest
 
@@ -101,8 +102,8 @@ def test_one_epoch_averages_to_the_full_gradient(tol):
     grads = []
 
     class Record(MinibatchGradient):
-        def estimate(self, rng_key, i, z_now, idx, oracle, state):
-            return *oracle.value_and_grad(z, idx), state
+        def estimate(self, rng_key, i, z_now, idx, potential, state):
+            return *potential.value_and_grad(z, idx), state
 
     kernel = SGLD(linear, 1e-3, gradient=Record(), minibatch="epoch", temperature=0.0)
     state = kernel.init(random.key(0), 0, None, data, {})
@@ -134,8 +135,8 @@ def test_control_variate_without_noise_for_equal_curvature(tol):
     assert jnp.allclose(grads, exact, rtol=tol(1e-4, 1e-10))
 
 
-# Draws 20 transitions apart are independent up to 0.9^20 = 0.12, so that the variance of 20 000 of them has a
-# standard error of 1.02 %.
+# Draws 20 transitions apart are independent up to 0.9^20 = 0.12, so that the variance of 20 000 of
+# them has a standard error of 1.02 %.
 GAUSSIAN_MEAN = {
     "minibatch": (None, 0.01314006604),
     "control variate": (ControlVariate({"loc": 5.0}), 0.01051579999),
@@ -169,7 +170,8 @@ def test_regression_law(name):
     kernel = SGLD(slope, eps, gradient=gradient, steps_per_sample=20)
     draws = run(kernel, x, y, draws=20_000).get_samples()["w"]
     within(jnp.mean(draws), 1.995268671, (expected / 20_000 * 1.1) ** 0.5)
-    # The noise at a distance from the mode makes heavier tails: the error is that of the fourth moment.
+    # The noise at a distance from the mode makes heavier tails: the error is that of the fourth
+    # moment.
     error = float(jnp.std((draws - 1.995268671) ** 2)) / 20_000**0.5
     within(jnp.var(draws), expected, error)
 
@@ -186,6 +188,31 @@ def test_svrg_moves_its_center_at_the_right_transitions():
         assert moved == (i % 3 == 0), i
     _, exact = full_gradient(linear_full, data, state.gradient.z)
     assert jnp.allclose(state.gradient.grad["w"], exact["w"], rtol=1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"jit_model_args": True}, {"num_chains": 2}])
+@pytest.mark.parametrize("gradient", [ControlVariate({"loc": 1.0}), SVRG(1000)], ids=["CV", "SVRG"])
+def test_resumed_on_other_data_has_their_full_gradient(gradient, options):
+    x = gaussian_mean_data()
+    kernel = SGLD(gaussian_mean, 1e-3, gradient=gradient)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=0,
+        num_samples=3,
+        progress_bar=False,
+        chain_method="vectorized",
+        **options,
+    )
+    mcmc.run(random.key(0), x)
+    first = mcmc.last_state.gradient
+    mcmc.post_warmup_state = mcmc.last_state
+    mcmc.run(mcmc.post_warmup_state.rng_key, x + 5)
+    anchor = mcmc.last_state.gradient
+    assert np.array_equal(anchor.z["loc"], first.z["loc"])
+    exact = 100.1 * anchor.z["loc"] - jnp.sum(x + 5)
+    assert jnp.allclose(anchor.grad["loc"], exact, rtol=1e-4)
+    # Which is 500 less than that of the first data.
+    assert jnp.allclose(anchor.grad["loc"], first.grad["loc"] - 500, rtol=1e-3)
 
 
 def test_chains_in_vectors_refresh_by_a_branch():
@@ -210,6 +237,17 @@ def test_chains_in_vectors_refresh_by_a_branch():
 def test_wrong_input(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_center_may_have_deterministic_sites():
+    center = {"w": jnp.array([1.0, 0.0]), "sigma": 0.5}
+    states = [
+        SGLD(linear, 1e-3, gradient=ControlVariate(c)).init(
+            random.key(0), 0, None, linear_data(), {}
+        )
+        for c in (center, center | {"length": 1.0})
+    ]
+    assert np.array_equal(states[0].gradient.grad["w"], states[1].gradient.grad["w"])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy.linalg import solve_discrete_lyapunov
 
-from numpyro_ext.mcmc import SGLD, RecipeKernel, RecipeKernelState, recipe_correction
+from numpyro_ext.mcmc import SGLD, RecipeKernel, RecipeKernelState
+from numpyro_ext.mcmc.geometry import recipe_correction
 from tests.mcmc.laws import average, mean_and_error, normal, second_moment, start
 from tests.mcmc.models import NoisyGradient, from_potential
 from tests.mcmc.test_geometry import curl, dense

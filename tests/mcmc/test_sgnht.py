@@ -22,8 +22,8 @@ def law_of_xi(eps, h, C, T, s2):
     [(0.5, 1.0, 1.0, 1.0, 1.0), (0.3, 2.0, 1.5, 0.5, 4.0), (0.5, 1.0, 2.0, 1.0, 0.0)],
 )
 def test_restores_the_temperature_under_unknown_noise(eps, h, C, T, s2):
-    # 1000 coordinates: the standard error of h Var z is 0.3 %, that of xi 0.2 %; xi's own fluctuations
-    # bias it by O(1/n).
+    # 1000 coordinates: the standard error of h Var z is 0.3 %, that of xi 0.2 %; xi's own
+    # fluctuations bias it by O(1/n).
     model = normal(np.full(1000, h), loc=3.0)
     kernel = SGNHT(model, eps, friction=C, temperature=T, gradient=NoisyGradient(s2))
     out, _ = average(
@@ -66,8 +66,8 @@ def test_unequal_groups_need_thermostats_of_their_own(thermostat, expected, tole
         numpyro.sample("b", dist.Normal(0, 0.5).expand([300]).to_event(1))
 
     class Unequal(NoisyGradient):
-        def estimate(self, rng_key, i, z, idx, oracle, state):
-            u, grad = oracle.value_and_grad(z, idx)
+        def estimate(self, rng_key, i, z, idx, potential, state):
+            u, grad = potential.value_and_grad(z, idx)
             noise = 4 * random.normal(rng_key, grad["b"].shape, grad["b"].dtype)
             return u, grad | {"b": grad["b"] + noise}, state
 

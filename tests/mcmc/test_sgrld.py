@@ -11,7 +11,8 @@ import numpyro.distributions as dist
 import pytest
 from scipy.linalg import solve_discrete_lyapunov
 
-from numpyro_ext.mcmc import SGLD, SGRLD, ExpandedMean, recipe_correction
+from numpyro_ext.mcmc import SGLD, SGRLD, ExpandedMean
+from numpyro_ext.mcmc.geometry import recipe_correction
 from tests.mcmc.laws import average, mean_and_error, normal, second_moment, start
 from tests.mcmc.models import NoisyGradient, from_potential
 
