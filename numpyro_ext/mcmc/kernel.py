@@ -60,6 +60,29 @@ def state_class(name: str, module: str, fields: Mapping[str, str]) -> Any:
     return type(name, (base,), {**body, "_replace": replace})
 
 
+def _spread_arrays(
+    args: tuple, kwargs: dict[str, Any]
+) -> tuple[dict[int, Array], Callable[[dict[int, Array]], tuple[tuple, dict[str, Any]]]]:
+    """The arrays that are spread over devices, and the arguments with these put in.
+
+    A compiled function takes these as arguments of its own: closed over they would be copied, and
+    those of other processes cannot be. The rest stays as it is, so that a model may look at it.
+    """
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    spread = {
+        k: x
+        for k, x in enumerate(leaves)
+        if isinstance(x, Array) and not isinstance(x, Tracer) and len(x.sharding.device_set) > 1
+    }
+
+    def whole(spread: dict[int, Array]) -> tuple[tuple, dict[str, Any]]:
+        if not spread:  # the order of a dict would be lost
+            return args, kwargs
+        return jax.tree.unflatten(tree, [spread.get(k, x) for k, x in enumerate(leaves)])
+
+    return spread, whole
+
+
 class ModelKernel(MCMCKernel):
     """
     Base of the kernels whose chains move on the flat latent vector of a model.
@@ -222,7 +245,13 @@ class ModelKernel(MCMCKernel):
         if not (info.params or info.mutable):
             return info, {}
         key = random.key(0) if rng_key is None else random.split(rng_key, 4)[1]
-        return info, draw_params(key, self._model, info, args, kwargs, init_strategy=strategy)
+        spread, whole = _spread_arrays(args, kwargs)
+
+        @jax.jit
+        def draw(key: Array, spread: dict[int, Array]) -> Params:
+            return draw_params(key, self._model, info, *whole(spread), init_strategy=strategy)
+
+        return info, draw(key, spread)
 
     def init(
         self,
@@ -241,9 +270,13 @@ class ModelKernel(MCMCKernel):
             init_params = info.check_unconstrained("init_params", init_params, chains)
         potential = self.potential(model_args, kwargs)
         self.setup(potential)
+        spread, whole = _spread_arrays(model_args, kwargs)
 
         @jax.jit
-        def begin(rng_key: Array, z: Sites | None) -> tuple[Any, Any, Array]:
+        def begin(
+            rng_key: Array, z: Sites | None, spread: dict[int, Array]
+        ) -> tuple[Any, Any, Array]:
+            args, kwargs = whole(spread)
             split = partial(random.split, num=4)
             keys = split(rng_key) if single else jnp.swapaxes(jax.vmap(split)(rng_key), 0, 1)
             rng_key, key_model, key_plates, key_start = keys
@@ -253,24 +286,24 @@ class ModelKernel(MCMCKernel):
                     key_model,
                     self._model,
                     info,
-                    model_args,
+                    args,
                     kwargs,
                     init_strategy=self._init_strategy,
                     forward_mode=self._forward_mode,
                 )
 
-            start: Any = partial(self.start, potential)
-            start = start if single else jax.vmap(start)
-            state, idx, grad = start(rng_key, key_plates, key_start, z)
+            start = partial(self.start, self.potential(args, kwargs))
+            mapped: Any = start if single else jax.vmap(start)
+            state, idx, grad = mapped(rng_key, key_plates, key_start, z)
             values = jax.tree.leaves((found, state.potential_energy, grad))
             finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in values])
             return state, (found, idx, grad), jnp.all(finite)
 
-        state, seen, finite = begin(rng_key, init_params)
+        state, (found, idx, grad), finite = begin(rng_key, init_params, spread)
         traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((state, finite)))
         if not traced:
             if not finite:
-                self._refuse_start(state, *seen, potential)
+                self._refuse_start(state, found, idx, grad, potential)
             self.check_state(jax.tree.map(lambda x: x[None], state) if single else state)
         # Under a transform the model's closures may hold its tracers, which die with it.
         self._sample_fn = None if traced else self.sample

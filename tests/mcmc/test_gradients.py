@@ -190,8 +190,15 @@ def test_svrg_moves_its_center_at_the_right_transitions():
     assert jnp.allclose(state.gradient.grad["w"], exact["w"], rtol=1e-3)
 
 
-@pytest.mark.parametrize("options", [{}, {"jit_model_args": True}, {"num_chains": 2}])
-@pytest.mark.parametrize("gradient", [ControlVariate({"loc": 1.0}), SVRG(1000)], ids=["CV", "SVRG"])
+@pytest.mark.parametrize(
+    ("gradient", "options"),
+    [
+        (ControlVariate({"loc": 1.0}), {}),
+        (ControlVariate({"loc": 1.0}), {"jit_model_args": True}),
+        (SVRG(1000), {"num_chains": 2}),
+    ],
+    ids=["control variate", "data as arguments", "SVRG, chains"],
+)
 def test_resumed_on_other_data_has_their_full_gradient(gradient, options):
     x = gaussian_mean_data()
     kernel = SGLD(gaussian_mean, 1e-3, gradient=gradient)
