@@ -61,14 +61,17 @@ from numpyro_ext.mcmc import (
 BATCH = 100
 THIN = 10
 BURN_IN = 0.1  # of the steps
-FRICTION = 20.0  # near the critical damping of these posteriors' curvatures, for every kernel with momentum
+# Near the critical damping of these posteriors' curvatures, for every kernel with momentum.
+FRICTION = 20.0
 GRID = 2.0 ** np.arange(-2, 3)  # factors on the middle of a kernel's grid
 
 Data = tuple[Array, Array]
 
 
 class Draws(NamedTuple):
-    """Draws ``(chains, draws, d)``, their weights ``(draws,)`` and whether a chain met a value that is not finite."""
+    """Draws ``(chains, draws, d)``, their weights ``(draws,)`` and whether a chain met a value that
+    is not finite.
+    """
 
     z: Any
     weights: Any
@@ -85,7 +88,9 @@ class Problem(NamedTuple):
 
 
 class Method(NamedTuple):
-    """``chains(problem, step_size, keys)``, the middle and the best of the grid, and a published figure."""
+    """``chains(problem, step_size, keys)``, the middle and the best of the grid, and a published
+    figure.
+    """
 
     chains: Callable[[Problem, Array, Array], Draws]
     middle: float
@@ -145,7 +150,9 @@ def here(
     batch: int | None = BATCH,
     options: Callable[[Problem], dict[str, Any]] = lambda problem: {},
 ) -> Any:
-    """Chains of a kernel of this package: draws of ``THIN`` gradients of a batch, as ``MCMC`` takes them."""
+    """Chains of a kernel of this package: draws of ``THIN`` gradients of a batch, as ``MCMC`` takes
+    them.
+    """
 
     def chains(problem: Problem, step_size: Array, keys: Array) -> Draws:
         data, burn_in = problem.data, int(problem.steps * BURN_IN) // THIN
@@ -169,7 +176,9 @@ def here(
 
 
 def theirs(kind: str, *, inner: int = 1, centered: bool = False) -> Any:
-    """Chains of a kernel of BlackJAX: ``inner`` gradients on one batch, each of which counts as a step."""
+    """Chains of a kernel of BlackJAX: ``inner`` gradients on one batch, each of which counts as a
+    step.
+    """
 
     def chains(problem: Problem, step_size: Array, keys: Array) -> Draws:
         (rows, dim), burn_in = problem.data[0].shape, int(problem.steps * BURN_IN) // THIN
@@ -282,7 +291,9 @@ NUTS_PUBLISHED = 0.0007
 
 
 def judge(draws: Draws, mean: np.ndarray, sd: np.ndarray) -> dict[str, Any]:
-    """Errors of the single chains and of all together, and the average ratio of standard deviations."""
+    """Errors of the single chains and of all together, and the average ratio of standard
+    deviations.
+    """
     z, weights = np.asarray(draws.z, np.float64), np.asarray(draws.weights, np.float64)
     variance = 4 * mean**2 * sd**2 + 2 * sd**4
 
@@ -325,7 +336,8 @@ def table(
     names: list[str], problem: Problem, truth: Any, args: argparse.Namespace
 ) -> dict[str, Any]:
     print(
-        "| kernel | step size | error of a chain | of all | published | reached | sd ratio | seconds | steps/s |"
+        "| kernel | step size | error of a chain | of all | published | reached | sd ratio |"
+        " seconds | steps/s |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     judged = {}
@@ -402,7 +414,8 @@ def main() -> None:
     w = mode(data)
     problem = Problem(data, w, curvature(data, w), args.steps)
     print(
-        f"jax {jax.__version__} on {jax.devices()[0].device_kind}, {args.chains} chains of {args.steps:,} steps,"
+        f"jax {jax.__version__} on {jax.devices()[0].device_kind}, {args.chains} chains of"
+        f" {args.steps:,} steps,"
         f" the first {BURN_IN:.0%} left out, every {THIN}th kept\n"
     )
     if args.tune:

@@ -105,7 +105,9 @@ def memory_in_use() -> float:
 
 
 def long_run(make_kernel, draws: int):
-    """The draws of each tenth, the memory after it, the number of divergent draws, and the last state."""
+    """The draws of each tenth, the memory after it, the number of divergent draws, and the last
+    state.
+    """
     kernel = make_kernel(steps_per_sample=STEPS_PER_SAMPLE)
     data = tuple(map(jnp.asarray, make_data()))
     state = kernel.init(random.key(0), WARMUP, None, data, {})

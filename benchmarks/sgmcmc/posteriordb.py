@@ -1,4 +1,5 @@
-"""Bias of the kernels on four posteriors of posteriordb, against its reference draws, with NUTS beside them.
+"""Bias of the kernels on four posteriors of posteriordb, against its reference draws, with NUTS
+beside them.
 
 `blr`, `kidscore_momiq` and `arK` are linear regressions y ~ N(X beta, sigma), taken in minibatches
 drawn with replacement; the non-centred eight schools have 8 rows and are taken whole. For each
@@ -84,7 +85,9 @@ def regression(
     reference: dict[str, np.ndarray],
     scaled: bool,
 ) -> Posterior:
-    """``prior`` is the standard deviation of the coefficients, None for a flat one; ``noise`` the prior of sigma."""
+    """``prior`` is the standard deviation of the coefficients, None for a flat one; ``noise`` the
+    prior of sigma.
+    """
     rows, dim = x.shape
     b, _, _, _ = np.linalg.lstsq(x, y, rcond=None)
     s = float(np.sqrt(np.sum((y - x @ b) ** 2) / (rows - dim)))
@@ -270,11 +273,13 @@ def main() -> None:
     if not folder.is_dir():
         sys.exit(f"There is no folder {folder}; give its parent as --data-dir.")
     print(
-        f"jax {jax.__version__} on {jax.devices()[0].device_kind}, {args.chains} chains of {args.steps:,} steps,"
+        f"jax {jax.__version__} on {jax.devices()[0].device_kind}, {args.chains} chains of"
+        f" {args.steps:,} steps,"
         f" the first {BURN_IN:.0%} left out\n"
     )
     print(
-        "| posterior | kernel | max of abs(bias) / sd | mean | sd ratio, min to max | seconds | reached |"
+        "| posterior | kernel | max of abs(bias) / sd | mean | sd ratio, min to max | seconds |"
+        " reached |"
     )
     print("|---|---|---|---|---|---|---|")
     rows = [(name, kernel, True) for name in args.only for kernel in args.kernels]
@@ -297,11 +302,13 @@ def main() -> None:
         good = bool(bias.max() <= args.target and np.all(abs(ratio - 1) <= args.target))
         reached.setdefault(title, []).append(good and not diverged)
         tqdm.write(
-            f"| {name} | {title} | {bias.max():.3f} | {bias.mean():.3f} | {ratio.min():.3f} to {ratio.max():.3f} |"
+            f"| {name} | {title} | {bias.max():.3f} | {bias.mean():.3f} |"
+            f" {ratio.min():.3f} to {ratio.max():.3f} |"
             f" {seconds:.1f} | {'diverged' if diverged else 'yes' if good else 'no'} |"
         )
     print(
-        f"\nReached: every abs(bias) / sd at most {args.target:g} and every sd ratio within {args.target:.0%} of 1."
+        f"\nReached: every abs(bias) / sd at most {args.target:g} and every sd ratio within"
+        f" {args.target:.0%} of 1."
     )
     for title, found in reached.items():
         print(f"- {title}: {sum(found)} of {len(found)} posteriors")

@@ -222,8 +222,8 @@ def num_devices(sharding: NamedSharding | None) -> int:
         raise TypeError(f"sharding is {sharding!r}; it must be a jax.sharding.NamedSharding.")
     if len(sharding.spec) != 1 or sharding.spec[0] is None:
         raise ValueError(
-            f"sharding has the spec {sharding.spec}; it must name the mesh axis of the rows, such as"
-            " P('data')."
+            f"sharding has the spec {sharding.spec}; it must name the mesh axis of the rows, such"
+            " as P('data')."
         )
     axes = sharding.spec[0] if isinstance(sharding.spec[0], tuple) else (sharding.spec[0],)
     types = dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))

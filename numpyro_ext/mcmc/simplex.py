@@ -89,7 +89,8 @@ def simplex_langevin_step(
     four coordinates [1].
 
     .. math:: \theta' = \theta + \epsilon (A \nabla \log p(\theta) + T\, \Gamma)
-              + \sqrt{2 \epsilon T}\, A^{1/2} \zeta, \qquad \Gamma_k = \textstyle\sum_l \partial A_{kl} / \partial \theta_l,
+              + \sqrt{2 \epsilon T}\, A^{1/2} \zeta, \qquad
+              \Gamma_k = \textstyle\sum_l \partial A_{kl} / \partial \theta_l,
 
     with :math:`n_k` counts of K categories, :math:`n = \sum_k n_k` (in A:
     :math:`\bar n = \sum_k n_k + \alpha_k`), and

@@ -23,7 +23,9 @@ def start(kernel, args=(), *, seed=0, num_warmup=0, **init_params):
 
 
 def average(kernel, fns, num_steps, burn_in, *, seed=0, chains=None, init_params=None):
-    """Means over ``num_steps`` draws after ``burn_in`` of the functions of the state, and the last state."""
+    """Means over ``num_steps`` draws after ``burn_in`` of the functions of the state, and the last
+    state.
+    """
     args, key = (), random.key(seed)
     key = key if chains is None else random.split(key, chains)
     state = kernel.init(key, burn_in, init_params, args, {})

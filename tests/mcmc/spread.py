@@ -1,4 +1,6 @@
-"""Chains over several devices, in a process of their own; ``test_devices.py`` starts it and reads what it saves."""
+"""Chains over several devices, in a process of their own; ``test_devices.py`` starts it and reads
+what it saves.
+"""
 
 import sys
 

@@ -121,7 +121,9 @@ def test_default_fields_are_collected(single):
 
 
 def test_progress_bar_and_resumption_continue_the_same_chain(name, keys):
-    """And the second run traces nothing: the model is called once, for the initial draw's deterministic site."""
+    """And the second run traces nothing: the model is called once, for the initial draw's
+    deterministic site.
+    """
     calls, single = [], chain_of(name)
     kernel = kernel_of(name).wrap_model(
         lambda model: lambda *args: (calls.append(1), model(*args))[1]
@@ -146,7 +148,7 @@ def test_progress_bar_and_resumption_continue_the_same_chain(name, keys):
 
 @pytest.mark.parametrize("chain_method", ["vectorized", "parallel"])
 def test_chain_methods_give_the_same_draws(name, keys, chain_method):
-    """The same random numbers; XLA may round a batched or otherwise compiled product differently."""
+    """The same random numbers; XLA may round a batched product differently."""
     single = chain_of(name)
     mcmc = sampler(kernel_of(name), 2 * DRAWS, num_chains=2, chain_method=chain_method)
     mcmc.run(keys, *linear_data())

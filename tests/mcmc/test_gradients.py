@@ -1,4 +1,6 @@
-"""Gradient estimators: unbiased, with the variance that their formula says, and the laws that follow."""
+"""Gradient estimators: unbiased, with the variance that their formula says, and the laws that
+follow.
+"""
 
 import jax
 from jax import random
@@ -71,7 +73,9 @@ def test_unbiased_with_two_plates_and_a_positive_site(gradient, minibatch):
 
 @pytest.mark.parametrize(("minibatch", "factor"), [("replace", 1.0), ("epoch", 90 / 99)])
 def test_variance_is_that_of_the_formula(minibatch, factor):
-    """Gaussian mean: N^2/B times the population variance of x, 499.608. 20 000 estimates: error 1 %."""
+    """Gaussian mean: N^2/B times the population variance of x, 499.608. 20 000 estimates: error 1
+    %.
+    """
     kernel = SGLD(gaussian_mean, 1e-3, minibatch=minibatch)
     x = gaussian_mean_data()
     estimate = jax.vmap(lambda key: kernel.estimate_gradient(key, {"loc": jnp.array(0.3)}, (x,)))
@@ -156,7 +160,7 @@ def test_gaussian_mean_law(name):
 
 @pytest.mark.parametrize("name", ["minibatch", "control variate"])
 def test_regression_law(name):
-    """Gradient noise that depends on the place. Lag-1 correlation of the draws 0.8^20: error 1.0 %."""
+    """Gradient noise that depends on the place. Lag-1 correlation of the draws 0.8^20: error 1 %."""
     x, y = slope_data()
     a, b = x * (x * 1.995268671 - y), x**2
     h, va, vb = 301.438562, 200**2 / 10 * np.var(a), 200**2 / 10 * np.var(b)

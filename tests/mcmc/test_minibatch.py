@@ -19,7 +19,9 @@ def test_permutation_is_a_bijection(size):
 
 
 def test_permutation_depends_on_the_key_and_mixes():
-    """Each row's image is uniform over the keys: chi-square over 12 places, 3000 keys, rows 0 and 7."""
+    """Each row's image is uniform over the keys: chi-square over 12 places, 3000 keys, rows 0 and
+    7.
+    """
     size, keys = 12, random.split(random.key(0), 3000)
     images = jax.vmap(lambda key: keyed_permutation(key, jnp.arange(size), size))(keys)
     for row in (0, 7):

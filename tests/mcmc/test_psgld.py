@@ -14,7 +14,9 @@ from tests.mcmc.models import NoisyGradient, from_potential
 @pytest.mark.x64
 @pytest.mark.parametrize(("T", "s2"), [(1.0, 0.0), (0.5, 3.0)])
 def test_frozen_preconditioner_has_the_exact_law(T, s2):
-    """``Var z = (2T + e s2) / (h (2 - e h))`` with ``e = eps G_k``, for curvatures a factor 50 apart."""
+    """``Var z = (2T + e s2) / (h (2 - e h))`` with ``e = eps G_k``, for curvatures a factor 50
+    apart.
+    """
     h = np.repeat([0.1, 1.0, 5.0], 500)
     kernel = PSGLD(normal(h, loc=-2.0), 0.3, temperature=T, gradient=NoisyGradient(s2))
     out, state = average(
@@ -33,7 +35,9 @@ def test_frozen_preconditioner_has_the_exact_law(T, s2):
 @pytest.mark.x64
 @pytest.mark.parametrize("gamma", ["none", "hutchinson"])
 def test_first_steps_are_the_formula(gamma, tol):
-    """Bias-corrected G, and Gam as JAX differentiates G; the Hessian is diagonal, so the probe is exact."""
+    """Bias-corrected G, and Gam as JAX differentiates G; the Hessian is diagonal, so the probe is
+    exact.
+    """
     beta, damping, eps, T = 0.9, 0.3, 0.05, 1.0
 
     def u(z):
@@ -93,7 +97,7 @@ def test_first_step_has_its_full_length_in_every_coordinate(tol):
 
 
 def test_bias_of_the_papers_rule_falls_with_the_decay_and_with_gam():
-    """Excess of Var z over the law of a frozen G of the same size; the docstring has the figures."""
+    """Excess of Var z over the law of a frozen G of that size; the docstring has the figures."""
 
     def excess(beta, gamma):
         kernel = PSGLD(

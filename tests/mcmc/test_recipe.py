@@ -23,7 +23,9 @@ def momentum_pair(C, n=1):
 
 @pytest.mark.x64
 def test_unsplit_sghmc_has_the_covariance_of_explicit_euler():
-    """The variance 2.154 for 1 at eps 0.5 and unit friction and curvature, and one with noise and T."""
+    """The variance 2.154 for 1 at eps 0.5 and unit friction and curvature, and one with noise and
+    T.
+    """
     for eps, h, C, T, s2, reference in ((0.5, 1, 1, 1, 0, 2.1538), (0.2, 2, 1.5, 0.5, 3, None)):
         D, Q = momentum_pair(C)
         kernel = RecipeKernel(
@@ -68,7 +70,7 @@ def test_changing_diffusion_needs_the_correction():
 
 
 def test_changing_diffusion_and_curl_keep_the_law():
-    """Both matrices of the reference value, on a Gaussian with unequal curvatures off the origin."""
+    """Both matrices of the reference value, on a Gaussian of unequal curvatures off the origin."""
     h, loc = np.array([3.0, 1.0]), 0.5
     kernel = RecipeKernel(
         normal(h, loc=loc), 0.004, diffusion=dense, curl=curl, steps_per_sample=10

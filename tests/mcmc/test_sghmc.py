@@ -1,4 +1,4 @@
-"""SGHMC: the three integrators, their exact Gaussian laws, and the correction for gradient noise."""
+"""SGHMC: three integrators, their exact Gaussian laws, and the correction for gradient noise."""
 
 import jax
 from jax import random
@@ -143,7 +143,9 @@ def test_gaussian_law(integrator):
 
 @pytest.mark.parametrize(("integrator", "eps"), [("aboba", 0.1), ("baoab", 0.15)])
 def test_double_well(integrator, eps):
-    """E z^2 of U = -2 z^2 + z^4 by quadrature; the error is that of 60 nearly independent draws of 4000."""
+    """E z^2 of U = -2 z^2 + z^4 by quadrature; the error is that of 60 nearly independent draws of
+    4000.
+    """
     kernel = SGHMC(
         from_potential(lambda z: -2 * z**2 + z**4, 4000),
         eps,
