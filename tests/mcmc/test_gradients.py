@@ -54,10 +54,9 @@ def full_gradient(model, args, z):
     ("gradient", "minibatch"),
     [
         (MinibatchGradient(), "replace"),
-        (MinibatchGradient(), "epoch"),
-        (ControlVariate(CENTER, chunk_size=7), "replace"),
+        (ControlVariate(CENTER, chunk_size=7), "epoch"),
     ],
-    ids=["plain", "epoch", "control variate"],
+    ids=["plain", "control variate, epochs"],
 )
 def test_unbiased_with_two_plates_and_a_positive_site(gradient, minibatch):
     """|z-score| of the mean of 4000 estimates below 4, for potential and gradient."""
@@ -86,10 +85,9 @@ def test_variance_is_that_of_the_formula(minibatch, factor):
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("chunk_size", [7, 1000])
-def test_full_gradient_in_chunks_is_exact(chunk_size, tol):
+def test_full_gradient_in_chunks_is_exact(tol):
     """Seen through SVRG at its own center, where the minibatch cancels."""
-    kernel = SGLD(two_plates, 1e-3, gradient=SVRG(5, chunk_size=chunk_size))
+    kernel = SGLD(two_plates, 1e-3, gradient=SVRG(5, chunk_size=7))
     data = two_plates_data()
     z = {name: jnp.asarray(value, float) for name, value in Z.items()}
     potential, grad = jax.jit(kernel.estimate_gradient)(random.key(0), z, data)
@@ -143,7 +141,6 @@ def test_control_variate_without_noise_for_equal_curvature(tol):
 # them has a standard error of 1.02 %.
 GAUSSIAN_MEAN = {
     "minibatch": (None, 0.01314006604),
-    "control variate": (ControlVariate({"loc": 5.0}), 0.01051579999),
     "SVRG": (SVRG(50), 0.01051579999),
 }
 
@@ -160,7 +157,7 @@ def test_gaussian_mean_law(name):
 
 @pytest.mark.parametrize("name", ["minibatch", "control variate"])
 def test_regression_law(name):
-    """Gradient noise that depends on the place. Lag-1 correlation of the draws 0.8^20: error 1 %."""
+    """Gradient noise that depends on the place. Lag-1 correlation of draws 0.8^20: error 1 %."""
     x, y = slope_data()
     a, b = x * (x * 1.995268671 - y), x**2
     h, va, vb = 301.438562, 200**2 / 10 * np.var(a), 200**2 / 10 * np.var(b)

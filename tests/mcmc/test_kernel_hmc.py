@@ -34,7 +34,7 @@ def whirl(z):
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("score", [jnp.zeros_like, half, whirl], ids=["zero", "half", "whirl"])
+@pytest.mark.parametrize("score", [jnp.zeros_like, whirl], ids=["zero", "whirl"])
 def test_any_score_keeps_the_law(score):
     """Started far off; 4000 chains, each averaged over 150 draws."""
     kernel = KernelHMC(correlated, 0.5, score=score, num_leapfrog=3)

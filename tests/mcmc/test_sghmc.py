@@ -120,7 +120,14 @@ def test_gaussian_law(integrator):
         gradient=NoisyGradient(s2),
         steps_per_sample=10,
     )
-    mcmc = run(kernel, jnp.full(len(h), -2.0), jnp.asarray(h, float), draws=60, extra_fields=("r",))
+    mcmc = run(
+        kernel,
+        jnp.full(len(h), -2.0),
+        jnp.asarray(h, float),
+        warmup=20,
+        draws=60,
+        extra_fields=("r",),
+    )
     z, fields = mcmc.get_samples()["z"], mcmc.get_extra_fields()
     kinetic = []
     for k, (curvature, noise, known, mass, table) in enumerate(blocks):
@@ -141,7 +148,7 @@ def test_gaussian_law(integrator):
         within(jnp.mean(fields["kinetic_temperature"]), np.mean(kinetic), np.mean(kinetic) * 0.0014)
 
 
-@pytest.mark.parametrize(("integrator", "eps"), [("aboba", 0.1), ("baoab", 0.15)])
+@pytest.mark.parametrize(("integrator", "eps"), [("baoab", 0.15)])
 def test_double_well(integrator, eps):
     """E z^2 of U = -2 z^2 + z^4 by quadrature; the error is that of 60 nearly independent draws of
     4000.

@@ -19,7 +19,7 @@ def law_of_xi(eps, h, C, T, s2):
 @pytest.mark.x64
 @pytest.mark.parametrize(
     ("eps", "h", "C", "T", "s2"),
-    [(0.5, 1.0, 1.0, 1.0, 1.0), (0.3, 2.0, 1.5, 0.5, 4.0), (0.5, 1.0, 2.0, 1.0, 0.0)],
+    [(0.3, 2.0, 1.5, 0.5, 4.0), (0.5, 1.0, 2.0, 1.0, 0.0)],
 )
 def test_restores_the_temperature_under_unknown_noise(eps, h, C, T, s2):
     # 1000 coordinates: the standard error of h Var z is 0.3 %, that of xi 0.2 %; xi's own
@@ -91,8 +91,9 @@ def test_unequal_groups_need_thermostats_of_their_own(thermostat, expected, tole
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("thermal_mass", [None, 3.0])
-@pytest.mark.parametrize("thermostat", ["scalar", "per_site", "per_parameter"])
+@pytest.mark.parametrize(
+    ("thermostat", "thermal_mass"), [("scalar", None), ("per_site", 3.0), ("per_parameter", None)]
+)
 def test_thermostat_adds_up_the_excess_temperature(thermostat, thermal_mass, tol):
     """``xi_n - xi_m`` is the sum of ``eps n_g / mass (K - T)``, for any model."""
 
@@ -136,9 +137,9 @@ def test_step_is_the_formula(tol):
     assert new.thermostat == pytest.approx(1.5 + 0.3 * 2 / 10 * np.mean(r**2), rel=tol(1e-5, 1e-12))
 
 
-@pytest.mark.parametrize("s2", [0.0, 4.0])
-def test_double_well_with_noise(s2):
+def test_double_well_with_noise():
     """``U = -2 z^2 + z^4`` has E z^2 = 0.8327455 by quadrature."""
+    s2 = 4.0
     kernel = SGNHT(
         from_potential(lambda z: jnp.sum(z**4 - 2 * z**2), 1000),
         0.1,
