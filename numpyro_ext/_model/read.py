@@ -32,6 +32,7 @@ __all__ = [
     "not_reparameterized",
     "plate_sizes",
     "read_model",
+    "refuse_local",
     "sample_sites",
     "trace_of",
 ]
@@ -281,3 +282,14 @@ def local_to(info: ModelInfo) -> tuple[str, str] | None:
             if plate in info.plates:
                 return name, plate
     return None
+
+
+def refuse_local(info: ModelInfo, because: str) -> None:
+    """A ``ValueError`` that names site and plate if a latent site lies in a plate that takes a minibatch."""
+    found = local_to(info)
+    if found is not None:
+        site, plate = found
+        raise ValueError(
+            f"latent site '{site}' is local to the subsampled plate '{plate}', and {because}; drop"
+            " subsample_size, or use numpyro's AutoNormal, which has parameters per row."
+        )
