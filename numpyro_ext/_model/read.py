@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import Array, random
+from jax.core import Tracer
 import jax.numpy as jnp
+import numpy as np
 from numpyro.distributions import Delta, Unit, biject_to, constraints
 from numpyro.handlers import block, seed, substitute, trace
 from numpyro.infer import init_to_uniform
@@ -263,7 +265,7 @@ def model_info(trace: Trace) -> ModelInfo:
         latents[name] = Latent(
             support,
             jax.ShapeDtypeStruct(shape, real),
-            jax.ShapeDtypeStruct(biject_to(support).inverse_shape(shape), real),
+            jax.ShapeDtypeStruct(_inverse_shape(support, shape), real),
             tuple(frames(site)),
         )
     return ModelInfo(
@@ -273,6 +275,16 @@ def model_info(trace: Trace) -> ModelInfo:
         deterministic=tuple(n for n, site in trace.items() if site["type"] == "deterministic"),
         params=tuple(n for n, site in trace.items() if site["type"] == "param"),
     )
+
+
+def _inverse_shape(support: constraints.Constraint, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape in unconstrained space."""
+
+    def alive(bound: Any) -> Any:
+        # A bound may be a tracer of a reading that is over, with which nothing can be computed.
+        return np.zeros(jnp.shape(bound)) if isinstance(bound, Tracer) else bound
+
+    return biject_to(jax.tree.map(alive, support)).inverse_shape(shape)
 
 
 def local_to(info: ModelInfo) -> tuple[str, str] | None:

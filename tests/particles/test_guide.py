@@ -52,7 +52,7 @@ def test_particles_are_constrained_in_order_with_deterministic_sites():
     np.testing.assert_allclose(sites["high"], sites["low"][:, None] + sites["width"], rtol=1e-6)
     assert jnp.all((sites["inside"] > sites["low"]) & (sites["inside"] < sites["high"][:, 0]))
     # Each site is its own slice of the latent vector.
-    raw = jax.vmap(guide._unpack_latent)(params["auto_particles"])
+    raw = jax.vmap(guide.unpack)(params["auto_particles"])
     np.testing.assert_array_equal(sites["low"], raw["low"])
     np.testing.assert_allclose(sites["width"], jnp.exp(raw["width"]), rtol=1e-6)
 
@@ -164,7 +164,7 @@ def test_local_latents_in_a_subsampled_plate_are_an_error():
         with numpyro.plate("data", 10, subsample_size=5):
             numpyro.sample("z", dist.Normal())
 
-    with pytest.raises(ValueError, match="local latent"):
+    with pytest.raises(ValueError, match="'z' is local to the subsampled plate 'data'"):
         SVI(local, AutoParticles(local, 3), optax.sgd(0.1), SVGD()).init(random.key(0))
 
 

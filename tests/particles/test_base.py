@@ -311,8 +311,8 @@ def test_non_finite_velocity_leaves_the_state_of_a_stable_update():
 
 def test_a_field_of_ones_own_needs_only_its_velocity():
     class Ascent(ParticleField):
-        def _velocity(self, kernel, x, g):
-            return g
+        def resolved_velocity(self, kernel, x, grad_log_p):
+            return grad_log_p
 
     guide = five()
     svi = SVI(model, guide, optax.sgd(0.1), Ascent())
