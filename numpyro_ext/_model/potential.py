@@ -182,7 +182,11 @@ class Potential:
 
     def _nonfinite_site(self, z: Sites, idx: dict[str, Array]) -> str | None:
         fn = seed(self._on(idx), random.key(0))
-        log_probs, _ = compute_log_probs(fn, *self._args, constrain_fn(fn, *self._args, z))
+
+        def at(z: Sites) -> dict[str, Array]:
+            return compute_log_probs(fn, *self._args, constrain_fn(fn, *self._args, z))[0]
+
+        log_probs = jax.jit(at)(z)  # traced, or values out of the support would warn first
         return next((name for name, value in log_probs.items() if not jnp.isfinite(value)), None)
 
     def _on(self, idx: dict[str, Array]) -> Model:

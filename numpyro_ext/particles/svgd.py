@@ -83,7 +83,7 @@ class SVGD(ParticleField):
         kernel: Any = None,
         *,
         num_particles: int | None = None,
-        temperature: float = 1.0,
+        temperature: float | Array = 1.0,
         annealing: Callable[[Array], ArrayLike] | None = None,
         block_size: int | None = None,
         **options: Any,
