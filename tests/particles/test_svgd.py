@@ -113,7 +113,7 @@ def test_spread_on_a_normal_and_twice_the_variance_at_temperature_two():
     """N(1, 2), 100 particles: published sd 1.96; T = 2 doubles the variance. Deterministic runs."""
     x = random.normal(random.key(2), (100, 1))
     log_p = lambda x: jnp.sum(-0.5 * ((x - 1.0) / 2.0) ** 2)  # noqa: E731
-    both = jax.vmap(lambda T: follow(SVGD(temperature=T), log_p, x, 0.2, 3000))
+    both = jax.vmap(lambda T: follow(SVGD(temperature=T), log_p, x, 1.0, 500))
     cold, warm = jax.jit(both)(jnp.array([1.0, 2.0]))
     assert abs(cold.mean() - 1.0) < 0.02
     assert abs(cold.std() - 1.96) < 0.06
