@@ -3,17 +3,20 @@
 Each was read from NumPyro 0.22.0.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 import copy
+from functools import partial
 from typing import Any
 
-from jax import jit
+from jax import Array, jit
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from numpyro.handlers import seed
+from numpyro.handlers import block, seed, substitute
 from numpyro.infer import MCMC
 from numpyro.infer.autoguide import (
+    AutoContinuous,
     AutoGuide,
     AutoGuideList,
     AutoLaplaceApproximation,
@@ -25,15 +28,20 @@ from numpyro.infer.util import (
 from numpyro.infer.util import (
     _without_rsample_stop_gradient as without_rsample_stop_gradient,
 )
+from numpyro.infer.util import (
+    constrain_fn,
+)
 from numpyro.util import _validate_model as validate_model
 
-from numpyro_ext._typing import Model, Params
+from numpyro_ext._typing import Model, Params, Sites
 
 __all__ = [
+    "ContinuousGuide",
     "default_key",
     "mask_of",
     "mcmc_arguments",
     "posterior_guide",
+    "unpacking_of",
     "validate_model",
     "without_rsample_stop_gradient",
 ]
@@ -94,3 +102,91 @@ def posterior_guide(
         full.local_model = on_every_row(full.local_model)
         return full, list(params)
     return guide, list(params)
+
+
+def unpacking_of(guide: Any) -> Callable[[Array], Sites] | None:
+    """How an ``AutoContinuous`` guide splits its latent vector into sites; None for any other guide."""
+    return getattr(guide, "_unpack_latent", None)
+
+
+class ContinuousGuide(AutoContinuous):
+    """NumPyro's ``AutoContinuous`` with its private hooks under public names.
+
+    A subclass writes :meth:`latent_distribution`, and :meth:`prepare` where it has to look at the model.
+    The latent vector is in the order in which the model samples its sites, always: NumPyro's own guides
+    fall back to the order of the alphabet where their first random start was not finite.
+    """
+
+    prepared: Any = None
+    """What :meth:`prepare` returned."""
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        """Look at the model on its first arguments, before the guide is set up; kept as ``prepared``."""
+
+    @abstractmethod
+    def latent_distribution(self) -> dist.Distribution:
+        """The distribution of the ``(latent_dim,)`` vector; ``numpyro.param`` registers its parameters."""
+
+    @property
+    def init_latent(self) -> Array:
+        """The ``(latent_dim,)`` vector of ``init_loc_fn``."""
+        return self._init_latent
+
+    @property
+    def latent_sites(self) -> tuple[str, ...]:
+        """Names of the latent sites, in the order of the latent vector."""
+        return tuple(self._init_locs)
+
+    def set_up(self, *args: Any, **kwargs: Any) -> None:
+        """Run the model once on its arguments, unless that was done before."""
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
+
+    def unpack(self, latent: Array) -> Sites:
+        """A ``(latent_dim,)`` vector as unconstrained sites."""
+        sites: Any = self._unpack_latent(latent)
+        return sites
+
+    def draw(self, rng_key: Array, params: Params, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draws ``(*sample_shape, latent_dim)`` of :meth:`latent_distribution`."""
+        with block():
+            seeded = seed(self._sample_latent, rng_key)
+            latent: Any = substitute(seeded, params)(sample_shape=sample_shape)
+        return latent
+
+    def constrain(
+        self, latent: Array, params: Params, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Sites:
+        """Latent vectors ``(*sample_shape, latent_dim)`` as constrained sites and deterministic ones.
+
+        Deterministic sites are those on ``args`` and ``kwargs``, or on the arguments of the first call
+        if there are none.
+        """
+        guide = self
+        if args or kwargs:
+            guide = copy.copy(self)
+            model = seed(self.model, 0)  # for minibatch indices alone
+            guide._postprocess_fn = partial(
+                constrain_fn, model, args, kwargs or {}, return_deterministic=True
+            )
+        # Not passed on as params: NumPyro would take these constrained values for unconstrained ones.
+        trace: Any = self.prototype_trace
+        known = {k: v for k, v in params.items() if k in trace and trace[k]["type"] == "param"}
+        with block(), substitute(data=known):
+            return guide._unpack_and_constrain(latent, {})
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        self.prepared = self.prepare(*args, **kwargs)
+        super()._setup_prototype(*args, **kwargs)
+
+    @property
+    def _init_locs(self) -> Sites:
+        return vars(self)["_init_locs"]
+
+    @_init_locs.setter
+    def _init_locs(self, sites: Sites) -> None:
+        trace: Any = self.prototype_trace  # NumPyro sets it before
+        vars(self)["_init_locs"] = {name: sites[name] for name in trace if name in sites}
+
+    def _get_posterior(self) -> dist.Distribution:
+        return self.latent_distribution()

@@ -8,7 +8,7 @@ from jax import Array, lax, random
 from jax.core import Tracer
 import jax.numpy as jnp
 from numpyro.distributions import biject_to
-from numpyro.handlers import seed, substitute
+from numpyro.handlers import block, seed, substitute
 from numpyro.infer import init_to_uniform
 from numpyro.infer.util import (
     compute_log_probs,
@@ -19,12 +19,26 @@ from numpyro.infer.util import (
     unconstrain_fn,
 )
 
-from numpyro_ext._model.handlers import first_rows, rows
+from numpyro_ext._model.handlers import first_rows, rows, seed_plates
 from numpyro_ext._model.read import ModelInfo, trace_of
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Sites
 
-__all__ = ["Potential", "draw_params", "draw_start"]
+__all__ = ["Potential", "draw_params", "draw_start", "value_and_grad"]
+
+
+def value_and_grad(
+    fn: Callable[[Any], Array], *, forward_mode: bool = False
+) -> Callable[[Any], tuple[Array, Any]]:
+    """``jax.value_and_grad``, in forward mode where a model has primitives that need it."""
+    if not forward_mode:
+        return jax.value_and_grad(fn)
+
+    def twice(z: Any) -> tuple[Array, Array]:
+        value = fn(z)
+        return value, value
+
+    return lambda z: jax.jacfwd(twice, has_aux=True)(z)[::-1]
 
 
 class Potential:
@@ -93,15 +107,22 @@ class Potential:
 
     def value_and_grad(self, z: Sites, idx: dict[str, Array]) -> tuple[Array, Sites]:
         """U and its gradient: one minibatch."""
-        if not self._forward_mode:
-            return jax.value_and_grad(self)(z, idx)
+        return value_and_grad(lambda z: self(z, idx), forward_mode=self._forward_mode)(z)
 
-        def twice(z: Sites) -> tuple[Array, Array]:
-            value = self(z, idx)
-            return value, value
+    def draw_rows(self, rng_key: Array, z: Sites) -> dict[str, Array]:
+        """The rows of one minibatch as NumPyro's own plates draw them; ``z`` may be any point."""
+        if not self.plates:
+            return {}
 
-        grad, value = jax.jacfwd(twice, has_aux=True)(z)
-        return value, grad
+        def at(site: dict[str, Any]) -> Array | None:
+            if site["type"] == "sample" and site["name"] in z:
+                return biject_to(site["fn"].support)(z[site["name"]])
+            return None
+
+        with block():
+            fn = seed_plates(substitute(self._model, substitute_fn=at), rng_key)
+            trace = trace_of(fn, *self._args)
+        return {name: trace[name]["value"] for name in self.plates}
 
     def full_value_and_grad(self, z: Sites, chunk_size: int = 10_000) -> tuple[Array, Sites]:
         """
@@ -185,7 +206,11 @@ class Potential:
 
     def _nonfinite_site(self, z: Sites, idx: dict[str, Array]) -> str | None:
         fn = seed(self._on(idx), random.key(0))
-        log_probs, _ = compute_log_probs(fn, *self._args, constrain_fn(fn, *self._args, z))
+
+        def at(z: Sites) -> dict[str, Array]:
+            return compute_log_probs(fn, *self._args, constrain_fn(fn, *self._args, z))[0]
+
+        log_probs = jax.jit(at)(z)  # traced, or values out of the support would warn first
         return next((name for name, value in log_probs.items() if not jnp.isfinite(value)), None)
 
     def _on(self, idx: dict[str, Array]) -> Model:
@@ -219,12 +244,15 @@ def draw_start(
     *,
     init_strategy: Callable[..., Any] = init_to_uniform,
     forward_mode: bool = False,
+    validate_grad: bool = False,
 ) -> tuple[Sites, Array, Params]:
     """
     Where chains or particles start, in one compiled call: ``(z, potential, params)``.
 
     :param rng_key: one key, or an array of keys for as many starts along a leading axis.
     :param init_strategy: one of NumPyro's; tried until the potential is finite, 100 times at most.
+    :param bool validate_grad: whether the gradient must be finite too, as ``initialize_model`` asks
+        by default.
     :return: unconstrained sites in the flat order, their potentials (not finite where no start was
         found), and the values of the model's ``param`` and ``mutable`` sites. The numbers are those
         of ``initialize_model``.
@@ -239,7 +267,7 @@ def draw_start(
             model_args=args,
             model_kwargs=kwargs,
             forward_mode_differentiation=forward_mode,
-            validate_grad=False,
+            validate_grad=validate_grad,
         )
         z = {
             name: jnp.asarray(x, jnp.result_type(x, float))

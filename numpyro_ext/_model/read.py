@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import Array, random
+from jax.core import Tracer
 import jax.numpy as jnp
+import numpy as np
 from numpyro.distributions import Delta, Unit, biject_to, constraints
 from numpyro.handlers import block, seed, substitute, trace
 from numpyro.infer import init_to_uniform
@@ -32,6 +34,7 @@ __all__ = [
     "not_reparameterized",
     "plate_sizes",
     "read_model",
+    "refuse_local",
     "sample_sites",
     "trace_of",
 ]
@@ -264,7 +267,7 @@ def model_info(trace: Trace) -> ModelInfo:
         latents[name] = Latent(
             support,
             jax.ShapeDtypeStruct(shape, real),
-            jax.ShapeDtypeStruct(biject_to(support).inverse_shape(shape), real),
+            jax.ShapeDtypeStruct(_inverse_shape(support, shape), real),
             tuple(frames(site)),
         )
     return ModelInfo(
@@ -277,6 +280,16 @@ def model_info(trace: Trace) -> ModelInfo:
     )
 
 
+def _inverse_shape(support: constraints.Constraint, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape in unconstrained space."""
+
+    def alive(bound: Any) -> Any:
+        # A bound may be a tracer of a reading that is over, with which nothing can be computed.
+        return np.zeros(jnp.shape(bound)) if isinstance(bound, Tracer) else bound
+
+    return biject_to(jax.tree.map(alive, support)).inverse_shape(shape)
+
+
 def local_to(info: ModelInfo) -> tuple[str, str] | None:
     """The first latent site inside a plate that takes a minibatch, and the plate; None if there is none."""
     for name, latent in info.latents.items():
@@ -284,3 +297,14 @@ def local_to(info: ModelInfo) -> tuple[str, str] | None:
             if plate in info.plates:
                 return name, plate
     return None
+
+
+def refuse_local(info: ModelInfo, because: str) -> None:
+    """A ``ValueError`` that names site and plate if a latent site lies in a plate that takes a minibatch."""
+    found = local_to(info)
+    if found is not None:
+        site, plate = found
+        raise ValueError(
+            f"latent site '{site}' is local to the subsampled plate '{plate}', and {because}; drop"
+            " subsample_size, or use numpyro's AutoNormal, which has parameters per row."
+        )

@@ -2,18 +2,18 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-import copy
 from functools import partial
+import math
 from typing import Any
 
 import jax
 from jax import Array, random
 from jax.example_libraries import stax
+from jax.flatten_util import ravel_pytree
 from jax.nn.initializers import zeros
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import (
@@ -22,15 +22,13 @@ from numpyro.distributions.transforms import (
     PermuteTransform,
     Transform,
 )
-from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_uniform
-from numpyro.infer.util import constrain_fn
 from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import check_count, check_positive
-from numpyro_ext._model.handlers import subsampled_plates, valid_plates
-from numpyro_ext._model.read import continuous_latents
-from numpyro_ext._typing import Model, Params, Sites, Trace
+from numpyro_ext._model.read import read_model, refuse_local
+from numpyro_ext._numpyro import ContinuousGuide
+from numpyro_ext._typing import Model, Params, Sites
 
 Network = tuple[Callable[..., Any], Callable[..., Any]]
 """A pair ``(init_fn, apply_fn)`` as in ``jax.example_libraries.stax``."""
@@ -44,6 +42,32 @@ def mlp(hidden_dims: Sequence[int], out_dim: int) -> Network:
     for width in hidden_dims:
         layers += [stax.Dense(width), stax.Elu]
     return stax.serial(*layers, stax.Dense(out_dim, W_init=zeros, b_init=zeros))
+
+
+def flat_module(name: str, network: Network, input_shape: tuple[int, ...]) -> Callable[..., Any]:
+    """``numpyro.module`` with all weights of the network in one vector.
+
+    NumPyro's ``scan`` asks every site of a guide for its shape, which a tree of weights does not have.
+
+    :param str name: name of the ``(num_weights,)`` parameter.
+    :param network: a stax pair ``(init_fn, apply_fn)``.
+    :param tuple input_shape: what ``init_fn`` takes.
+    :return: ``apply_fn`` with the weights filled in.
+    """
+    init_fn, apply_fn = network
+
+    def init(rng_key: Array) -> Any:
+        return init_fn(rng_key, input_shape)[1]
+
+    leaves, structure = jax.tree.flatten(jax.eval_shape(init, random.key(0)))
+    flat: Any = numpyro.param(name)
+    if flat is None:
+        key: Any = numpyro.prng_key()
+        flat = numpyro.param(name, ravel_pytree(init(key))[0])
+    ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves], dtype=int)
+    parts = zip(jnp.split(flat, ends[:-1]), leaves, strict=True)
+    weights = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in parts]
+    return partial(apply_fn, jax.tree.unflatten(structure, weights))
 
 
 def check_network(network: Any, hidden_dims: Any) -> None:
@@ -63,10 +87,10 @@ def check_network(network: Any, hidden_dims: Any) -> None:
         check_count("each of hidden_dims", width)
 
 
-class AutoFlowNormal(AutoContinuous):
+class AutoFlowNormal(ContinuousGuide):
     r"""Base of the guides :math:`z = loc + scale \odot f_F \circ \dots \circ f_1(e)`, :math:`e \sim N(0, I)`.
 
-    A subclass gives :math:`f_i` by :meth:`_flow`, near the identity at the start. Coordinates are
+    A subclass gives :math:`f_i` by :meth:`flow`, near the identity at the start. Coordinates are
     reversed between flows, and once more after an even number of them, so that the whole map starts at
     :math:`loc + scale \odot e` and not at a mirror image of it.
 
@@ -88,51 +112,32 @@ class AutoFlowNormal(AutoContinuous):
         prefix: str = "auto",
         init_loc_fn: Callable[..., Any] = init_to_uniform,
     ) -> None:
-        check_count("num_flows", num_flows, minimum=0)
         check_positive("init_scale", init_scale)
-        self.num_flows = num_flows
-        self._init_scale = init_scale
+        self.num_flows = check_count("num_flows", num_flows, minimum=0)
+        self.init_scale = init_scale
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
 
     @abstractmethod
-    def _flow(self, i: int) -> Transform:
+    def flow(self, i: int) -> Transform:
         """The ``i``-th flow, its parameters registered under a name that ends in ``__{i}``."""
-        raise NotImplementedError
 
-    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        def check() -> None:
-            # A fixed key of its own: the stream of keys stays that of AutoDiagonalNormal.
-            seeded = handlers.seed(self.model, random.key(0))
-            with handlers.block(), valid_plates():
-                trace = handlers.trace(seeded).get_trace(*args, **kwargs)
-            self._check_latents(trace)
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        # On shapes alone, with a key of its own: the stream of keys stays that of AutoDiagonalNormal.
+        info = read_model(self.model, args, kwargs)
+        refuse_local(info, f"{type(self).__name__} is one distribution over all latents together")
 
-        jax.eval_shape(check)  # the sites' kinds and shapes are asked, not their values
-        super()._setup_prototype(*args, **kwargs)
-
-    def _check_latents(self, trace: Trace) -> None:
-        plates = subsampled_plates(trace)
-        for name, site in continuous_latents(trace).items():
-            local = [frame.name for frame in site["cond_indep_stack"] if frame.name in plates]
-            if local:
-                raise ValueError(
-                    f"latent site '{name}' is local to the subsampled plate '{local[0]}', and"
-                    f" {type(self).__name__} is one distribution over all latents together; drop"
-                    " subsample_size, or use numpyro's AutoNormal, which has parameters per row."
-                )
-
-    def _get_posterior(self) -> dist.TransformedDistribution:
-        loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
+    def latent_distribution(self) -> dist.TransformedDistribution:
+        loc = numpyro.param(f"{self.prefix}_loc", self.init_latent)
         scale = numpyro.param(
             f"{self.prefix}_scale",
-            jnp.full(self.latent_dim, self._init_scale),
+            jnp.full(self.latent_dim, self.init_scale),
             constraint=self.scale_constraint,
         )
         # NumPy, not JAX: a constant of the program, and comparable when transforms are.
         flip = PermuteTransform(np.arange(self.latent_dim)[::-1])  # pyright: ignore[reportArgumentType]
         transforms: list[Transform] = []
         for i in range(self.num_flows):
-            transforms.append(self._flow(i))
+            transforms.append(self.flow(i))
             if i < self.num_flows - 1 or self.num_flows % 2 == 0:
                 transforms.append(flip)
         transforms.append(IndependentTransform(AffineTransform(loc, scale), 1))  # pyright: ignore[reportArgumentType]
@@ -158,12 +163,9 @@ class AutoFlowNormal(AutoContinuous):
                 f" gives for this guide (prefix '{self.prefix}')."
             )
 
-    def _draw(self, rng_key: Array, params: Params, sample_shape: tuple[int, ...]) -> Array:
+    def draw(self, rng_key: Array, params: Params, sample_shape: tuple[int, ...] = ()) -> Array:
         self._check_fitted(params)
-        with handlers.block():
-            seeded = handlers.seed(self._sample_latent, rng_key)
-            latent: Any = handlers.substitute(seeded, params)(sample_shape=sample_shape)
-        return latent
+        return super().draw(rng_key, params, sample_shape)
 
     def sample_latent(
         self, rng_key: Array, params: Params, num_samples: int | None = None
@@ -177,7 +179,7 @@ class AutoFlowNormal(AutoContinuous):
         """
         check_count("num_samples", num_samples)
         assert num_samples is not None
-        return self._draw(rng_key, params, (num_samples,))
+        return self.draw(rng_key, params, (num_samples,))
 
     def sample_posterior(
         self,
@@ -196,15 +198,7 @@ class AutoFlowNormal(AutoContinuous):
         :param tuple sample_shape: what the shape of every site starts with.
         :return: a dict of arrays of shape ``sample_shape + site shape``.
         """
-        latent = self._draw(rng_key, params, sample_shape)
-        guide = self
-        if args or kwargs:
-            guide = copy.copy(self)
-            model = handlers.seed(self.model, 0)  # for minibatch indices alone
-            guide._postprocess_fn = partial(
-                constrain_fn, model, args, kwargs, return_deterministic=True
-            )
-        return guide._unpack_and_constrain(latent, params)
+        return self.constrain(self.draw(rng_key, params, sample_shape), params, args, kwargs)
 
     def median(self, params: Params) -> Sites:
         """The 0.5 quantiles, see :meth:`quantiles`."""
@@ -225,4 +219,4 @@ class AutoFlowNormal(AutoContinuous):
         if not_jax_tracer(q) and not bool(((q >= 0) & (q <= 1)).all()):
             raise ValueError(f"quantiles is {quantiles!r}; every entry must be between 0 and 1.")
         draws = self.sample_latent(random.key(0), params, NUM_QUANTILE_DRAWS)
-        return self._unpack_and_constrain(jnp.quantile(draws, q, axis=0), params)
+        return self.constrain(jnp.quantile(draws, q, axis=0), params)

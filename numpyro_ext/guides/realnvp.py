@@ -7,12 +7,11 @@ in the sense of Rezende, Mohamed, "Variational inference with normalizing flows"
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpyro
 from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext._checks import check_positive
 from numpyro_ext._typing import Model
-from numpyro_ext.guides.base import AutoFlowNormal, Network, check_network, mlp
+from numpyro_ext.guides.base import AutoFlowNormal, Network, check_network, flat_module, mlp
 from numpyro_ext.transforms import AffineCoupling
 
 __all__ = ["AutoRealNVPNormal"]
@@ -95,9 +94,9 @@ class AutoRealNVPNormal(AutoFlowNormal):
     ) -> None:
         check_network(network, hidden_dims)
         check_positive("clamp", clamp)
-        self._hidden_dims = tuple(hidden_dims)
-        self._network = network
-        self._clamp = clamp
+        self.hidden_dims = tuple(hidden_dims)
+        self.network = network
+        self.clamp = clamp
         super().__init__(
             model,
             num_flows=num_flows,
@@ -106,7 +105,7 @@ class AutoRealNVPNormal(AutoFlowNormal):
             init_loc_fn=init_loc_fn,
         )
 
-    def _flow(self, i: int) -> AffineCoupling:
+    def flow(self, i: int) -> AffineCoupling:
         d = self.latent_dim
         if d == 1:
             raise ValueError(
@@ -114,6 +113,6 @@ class AutoRealNVPNormal(AutoFlowNormal):
                 " AutoDiagonalNormal."
             )
         split = d // 2
-        pair = self._network or mlp(self._hidden_dims, 2 * (d - split))
-        net = numpyro.module(f"{self.prefix}_net__{i}", pair, (split,))
-        return AffineCoupling(net, split, clamp=self._clamp)
+        pair = self.network or mlp(self.hidden_dims, 2 * (d - split))
+        net = flat_module(f"{self.prefix}_net__{i}$params", pair, (split,))
+        return AffineCoupling(net, split, clamp=self.clamp)

@@ -4,12 +4,14 @@ Reference: Liu and Wang, *Stein variational gradient descent: a general purpose 
 algorithm* (NIPS 2016), algorithm 1.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from jax import Array
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
-from numpyro_ext.particles.fields import ParticleField
+from numpyro_ext.particles.base import ParticleField
 from numpyro_ext.scores import RadialKernel
 
 __all__ = ["SVGD"]
@@ -23,8 +25,9 @@ class SVGD(ParticleField):
         V_i = \frac1m \sum_j \left[ k(x_i, x_j)\, g_j + \nabla_{x_j} k(x_i, x_j) \right],
         \qquad g_j = \nabla \log p(x_j),
 
-    in unconstrained space, Jacobian included. The first term drives the particles to high density, the
-    second keeps them apart. One particle (m = 1) climbs to the mode of the unconstrained density.
+    in unconstrained space, Jacobian included, with m particles :math:`x_i \in R^d`. The first term
+    drives the particles to high density, the second keeps them apart. One particle (m = 1) climbs to
+    the mode of the unconstrained density.
 
     As a loss for ``SVI`` it moves the particles of an
     :class:`~numpyro_ext.particles.guide.AutoParticles` guide; with any other guide that has
@@ -50,11 +53,14 @@ class SVGD(ParticleField):
     :param int num_particles: particles to ask of the guide; ``AutoParticles`` has its own number, and
         other guides draw 100 if None.
     :param float temperature: T, positive.
-    :param annealing: a function of the step t with values in (0, 1] that multiplies the gradients, such
-        as ``lambda t: jnp.tanh((1.3 * (t + 1) / 1000) ** 5)`` for 1000 steps; it must end at 1. ``SVI`` needs
-        ``AutoParticles(model, count_steps=True)`` for it.
+    :param annealing: a function of the step t with values in (0, 1] that multiplies the gradients,
+        such as ``lambda t: jnp.tanh((1.3 * (t + 1) / 1000) ** 5)`` for 1000 steps; it must end at 1.
+        ``SVI`` needs ``AutoParticles(model, count_steps=True)`` for it.
     :param int block_size: rows of the kernel matrix at a time, memory O(m (block_size + d)); None means
         all of them up to m = 2048, and 512 above.
+
+    **Reference:** Liu and Wang, *Stein variational gradient descent: a general purpose Bayesian
+    inference algorithm* (NIPS 2016), algorithm 1 and eq. 8.
 
     .. doctest::
 
@@ -72,19 +78,38 @@ class SVGD(ParticleField):
         3.0 1.9
     """
 
-    def _velocity(self, kernel: Any, x: Array, g: Array) -> Array:
+    def __init__(
+        self,
+        kernel: Any = None,
+        *,
+        num_particles: int | None = None,
+        temperature: float | Array = 1.0,
+        annealing: Callable[[Array], ArrayLike] | None = None,
+        block_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            kernel,
+            num_particles=num_particles,
+            temperature=temperature,
+            annealing=annealing,
+            block_size=block_size,
+            **options,
+        )
+
+    def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:
         m, centre = x.shape[0], jnp.mean(x, axis=0)
         y = x - centre
 
         def rows(xi: Array) -> Array:
             if not isinstance(kernel, RadialKernel):
-                return _matmul(kernel(xi, x), g) + jnp.sum(kernel.grad_y(xi, x), axis=1)
+                return _matmul(kernel(xi, x), grad_log_p) + jnp.sum(kernel.grad_y(xi, x), axis=1)
             k, w = kernel.value_and_weight(xi, x)
-            # sum_j W_ij (x_i - x_j) as two products, which needs centred particles to keep its digits.
+            # sum_j W_ij (x_i - x_j) as two products, which needs centred particles for its digits.
             repulsion = jnp.sum(w, axis=1, keepdims=True) * (xi - centre) - _matmul(w, y)
-            return _matmul(k, g) + repulsion
+            return _matmul(k, grad_log_p) + repulsion
 
-        return self._by_rows(rows, x) / m
+        return self.by_rows(rows, x) / m
 
 
 def _matmul(a: Array, b: Array) -> Array:

@@ -80,10 +80,9 @@ class AffineCoupling(Transform):
                 f"net is a {type(net).__name__}; it must be a callable from the first `split`"
                 " coordinates to the log-scales and shifts of the others, such as numpyro.module gives."
             )
-        check_count("split", split)
         check_positive("clamp", clamp)
         self.net = _as_pytree(net)
-        self.split = split
+        self.split = check_count("split", split)
         self.clamp = clamp
 
     @property
