@@ -32,6 +32,7 @@ from numpyro_ext._typing import Model, Params
 __all__ = [
     "default_key",
     "mask_of",
+    "max_tree_depth",
     "mcmc_arguments",
     "posterior_guide",
     "validate_model",
@@ -42,6 +43,12 @@ __all__ = [
 def mask_of(fn: dist.Distribution) -> Any:
     """The mask of a ``MaskedDistribution``; None for any other distribution."""
     return getattr(fn, "_mask", None)
+
+
+def max_tree_depth(kernel: Any) -> int | None:
+    """The limit of ``NUTS`` after warmup; None for a kernel that builds no trees."""
+    limit = getattr(kernel, "_max_tree_depth", None)
+    return limit[-1] if isinstance(limit, tuple) else limit
 
 
 def mcmc_arguments(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:
