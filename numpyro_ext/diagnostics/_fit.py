@@ -7,14 +7,15 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 from numpyro.infer import MCMC, SVI
+from numpyro.infer.ensemble import EnsembleSampler
 from numpyro.util import is_prng_key
 
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._numpyro import mcmc_arguments, posterior_guide
-from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext._typing import GradientEstimator, Model, Params, Sites
 from numpyro_ext.diagnostics.full_data import full_data, minibatch_plates
 
-__all__ = ["Fit", "check_key", "fit_of", "fit_of_mcmc", "fit_of_optimised", "name_of"]
+__all__ = ["Fit", "check_key", "fit_of"]
 
 
 class Fit(NamedTuple):
@@ -38,7 +39,7 @@ class Fit(NamedTuple):
     is_minibatch: bool = False
 
 
-def name_of(value: Any) -> str:
+def _name_of(value: Any) -> str:
     """Class name of an object, own name of a function."""
     return getattr(value, "__name__", type(value).__name__)
 
@@ -87,7 +88,7 @@ def _all_params(result: Any) -> list[Params]:
     return params
 
 
-def fit_of_optimised(
+def _fit_of_optimised(
     obj: Any, result: Any, model_args: tuple | None, model_kwargs: dict[str, Any] | None
 ) -> Fit:
     """The fit of an ``SVI`` or an engine, which has no draws yet."""
@@ -107,11 +108,11 @@ def fit_of_optimised(
         )
     attributes = {
         "inference_method": "svi" if is_svi else type(obj).__name__.lower(),
-        "guide": name_of(obj.guide),
+        "guide": _name_of(obj.guide),
         "num_restarts": len(params),
     }
     if is_svi:
-        attributes["loss"] = name_of(obj.loss)
+        attributes["loss"] = _name_of(obj.loss)
     model = full_data(obj.model, *args, **kwargs)
     if hasattr(obj.guide, "particles"):
         attributes["inference_method"] = "particles"
@@ -121,7 +122,15 @@ def fit_of_optimised(
     return Fit(model, args, kwargs, attributes, params, guide=full_data(guide))
 
 
-def fit_of_mcmc(
+def _method_of(kernel: Any) -> str:
+    """``"sgmcmc"`` if it takes estimates of the gradient, ``"particles"`` if chains move together."""
+    if getattr(kernel, "is_ensemble_kernel", False) and not isinstance(kernel, EnsembleSampler):
+        return "particles"
+    estimates = isinstance(getattr(kernel, "gradient", None), GradientEstimator)
+    return "sgmcmc" if estimates and getattr(kernel, "takes_gradient", True) else "mcmc"
+
+
+def _fit_of_mcmc(
     mcmc: MCMC, result: Any, model_args: tuple | None, model_kwargs: dict[str, Any] | None
 ) -> Fit:
     """The fit of an ``MCMC`` that has run."""
@@ -146,8 +155,8 @@ def fit_of_mcmc(
         args=args,
         kwargs=kwargs,
         attributes={
-            "inference_method": "sgmcmc" if hasattr(kernel, "estimate_gradient") else "mcmc",
-            "kernel": name_of(kernel),
+            "inference_method": _method_of(kernel),
+            "kernel": _name_of(kernel),
         },
         params=[{}],
         draws=[samples],
@@ -161,9 +170,9 @@ def fit_of(
 ) -> Fit:
     """The fit of any object that can be converted."""
     if isinstance(obj, MCMC):
-        return fit_of_mcmc(obj, result, model_args, model_kwargs)
+        return _fit_of_mcmc(obj, result, model_args, model_kwargs)
     if isinstance(obj, SVI) or all(hasattr(obj, word) for word in ("guide", "model", "run")):
-        return fit_of_optimised(obj, result, model_args, model_kwargs)
+        return _fit_of_optimised(obj, result, model_args, model_kwargs)
     raise TypeError(
         f"obj is a {type(obj).__name__}; it must be a numpyro.infer.SVI, a numpyro.infer.MCMC that has"
         " run, or an engine with model, guide and run()."

@@ -10,30 +10,31 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
-from numpyro.distributions import biject_to
-from numpyro.handlers import seed, substitute, trace
-from numpyro.infer.util import potential_energy
 
-from numpyro_ext import scores
 from numpyro_ext._checks import check_count
-from numpyro_ext._model.read import continuous_latents
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import model_info
 from numpyro_ext._typing import Model, Sites
 from numpyro_ext.diagnostics._evaluate import default_block_size, prototype
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.full_data import full_data
+from numpyro_ext.scores.discrepancy import squared_ksd, squared_mmd
 
 __all__ = ["kernel_stein_discrepancy", "maximum_mean_discrepancy"]
 
 
 def _draws(name: str, x: Any) -> dict[str, np.ndarray] | None:
-    """``{site: (S, *site)}`` of a ``DataTree`` or a dict; None for anything else."""
+    """``{site: (S, *site)}`` of a ``DataTree`` or a dict; None for an array."""
+    if isinstance(x, np.ndarray | Array | list | tuple):
+        return None
+
     from xarray import DataTree
 
     if isinstance(x, DataTree):
         posterior = x["posterior"] if "posterior" in x.children else x
         values = {
-            str(site): value.transpose("chain", "draw", ...).to_numpy()
-            for site, value in posterior.data_vars.items()
+            value.attrs.get("site", str(name)): value.transpose("chain", "draw", ...).to_numpy()
+            for name, value in posterior.data_vars.items()
         }
         draws = {site: value.reshape(-1, *value.shape[2:]) for site, value in values.items()}
     elif isinstance(x, dict):
@@ -53,8 +54,7 @@ def _every(num_rows: int, num_samples: int | None) -> np.ndarray:
     """Equally spaced rows, ``num_samples`` at most."""
     if num_samples is None:
         return np.arange(num_rows)
-    check_count("num_samples", num_samples)
-    num_samples = min(num_samples, num_rows)
+    num_samples = min(check_count("num_samples", num_samples), num_rows)
     return np.arange(num_samples) * num_rows // num_samples
 
 
@@ -63,22 +63,16 @@ def _points_and_score(
 ) -> tuple[Array, Array]:
     """Draws in unconstrained space, and there minus the gradient of the full model's potential."""
     full = full_data(model, *args, **kwargs)
-    proto = prototype(Fit(full, args, kwargs, {}, [{}], draws=[draws]), random.key(0))
-    names = sorted(continuous_latents(proto.trace))
+    trace = prototype(Fit(full, args, kwargs, {}, [{}], draws=[draws]), random.key(0)).trace
+    info = model_info(trace)
+    potential = Potential(full, info, {}, args, kwargs)
 
     def one(draw: Sites) -> tuple[Array, Array]:
-        fn = seed(full, random.key(0))
-        sites = trace(substitute(fn, data=draw)).get_trace(*args, **kwargs)
-        z = {name: biject_to(sites[name]["fn"].support).inv(draw[name]) for name in names}
-        grad = jax.grad(lambda z: -potential_energy(fn, args, kwargs, z))(z)
+        z = potential.unconstrain("x", draw)
+        return info.ravel(z), -info.ravel(potential.value_and_grad(z, {})[1])
 
-        def flat(sites: Sites) -> Array:
-            return jnp.concatenate([jnp.ravel(sites[name]) for name in names])
-
-        return flat(z), flat(grad)
-
-    run = jax.jit(lambda draws: lax.map(one, draws, batch_size=default_block_size(proto)))
-    return run({name: jnp.asarray(draws[name]) for name in names})
+    run = jax.jit(lambda draws: lax.map(one, draws, batch_size=default_block_size(trace)))
+    return run({name: jnp.asarray(draws[name]) for name in info.latents})
 
 
 def kernel_stein_discrepancy(
@@ -170,9 +164,7 @@ def kernel_stein_discrepancy(
             tuple(model_args),
             model_kwargs or {},
         )
-    return scores.kernel_stein_discrepancy(
-        x, score, kernel, statistic=statistic, block_size=block_size
-    )
+    return squared_ksd(x, score, kernel, statistic=statistic, block_size=block_size)
 
 
 def maximum_mean_discrepancy(
@@ -230,4 +222,4 @@ def maximum_mean_discrepancy(
             ).astype(float)
             for draws in (draws_x, draws_y)
         )
-    return scores.mmd(x, y, kernel, statistic=statistic, block_size=block_size)
+    return squared_mmd(x, y, kernel, statistic=statistic, block_size=block_size)

@@ -55,7 +55,7 @@ def median_bandwidth(
         2.0
     """
     check_choice("rule", rule, BANDWIDTH_RULES)
-    check_count("max_particles", max_particles, minimum=2)
+    max_particles = check_count("max_particles", max_particles, minimum=2)
     x = lax.stop_gradient(as_points("x", x))
     num = x.shape[0]
     if num == 1:

@@ -28,6 +28,7 @@ from numpyro_ext._model.implicit import Implicit
 from numpyro_ext.diagnostics import to_arviz
 from numpyro_ext.diagnostics._evaluate import evaluate, prototype
 from numpyro_ext.diagnostics._fit import fit_of
+from numpyro_ext.mcmc import MinibatchGradient
 
 X = jnp.array([0.5, -1.0, 2.0])
 EXACT = {"z_auto_loc": jnp.array(0.375), "z_auto_scale": jnp.array(0.5)}
@@ -535,8 +536,7 @@ class Minibatch(MCMCKernel):
     def __init__(self, model):
         self.model = model
 
-    def estimate_gradient(self, rng_key, z, model_args=(), model_kwargs=None):
-        raise NotImplementedError
+    gradient = MinibatchGradient()
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
         return State({"z": jnp.zeros(())}, jnp.zeros(()), jnp.zeros(()), rng_key)
