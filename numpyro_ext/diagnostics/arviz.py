@@ -11,7 +11,7 @@ import numpyro
 from numpyro.infer import MCMC
 
 from numpyro_ext._checks import InferenceWarning, check_count
-from numpyro_ext._model.read import Site, frames
+from numpyro_ext._model.read import Site
 from numpyro_ext._numpyro import max_tree_depth
 from numpyro_ext.diagnostics._evaluate import Prototype, evaluate, prototype
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
