@@ -167,10 +167,10 @@ def to_arviz(
 
     ``az.from_numpyro_svi(svi, svi_result=r, model_args=(x, y))`` becomes
     ``to_arviz(svi, result=r, model_args=(x, y))``; ``az.from_numpyro(mcmc)`` becomes
-    ``to_arviz(mcmc)``. What it adds: minibatches, custom and implicit guides, particles, restarts, and
-    the densities of variational draws.
+    ``to_arviz(mcmc)``. Beyond these it handles minibatches, custom and implicit guides, particles
+    and restarts, and it gives the densities of variational draws.
 
-    All quantities are those of the model on **all N data**, :func:`full_data` of it, also where the
+    All quantities are those of the model on **all N data** (see :func:`full_data`), also where the
     fit took minibatches. The groups, each ``(chain, draw, *site)`` but the last:
 
     - ``posterior``: the model's latent sites (local ones for all N data; a guide's auxiliary sites are
@@ -178,8 +178,10 @@ def to_arviz(
       the m particles, in order.
     - ``sample_stats``: with z the latents in unconstrained space, ``lp``, the log joint
       :math:`\log p(x, z)`, Jacobian included; for a guide with a density ``log_q``, :math:`\log q(z)`,
-      and ``log_weight``, their difference. ``MCMC``: its extra fields that are arrays
-      (``potential_energy`` becomes ``lp``, or ``lp_minibatch`` where it is that of a minibatch).
+      and ``log_weight``, their difference. If plates enclose every site of model and guide, their
+      elements are independent, and each has its own ``log_weight`` (the sum over the plates is the
+      difference). ``MCMC``: its extra fields that are arrays (``potential_energy`` becomes ``lp``, or
+      ``lp_minibatch`` where it is that of a minibatch).
     - ``log_likelihood``: :math:`\log p(x_n \mid z)` of every datum, without plate scale.
       ``numpyro.factor`` terms belong to ``lp`` only.
     - ``posterior_predictive``: the observed sites drawn anew at the same arguments.
@@ -197,8 +199,16 @@ def to_arviz(
 
     Cost: S draws times the likelihood of N data, and S*N floats for the log likelihoods.
 
-    .. note:: A model that is given its minibatch as an argument has no subsampled plate: its
-        arguments are the data. Pass the full arrays.
+    Four cases that need a word:
+
+    - A model that is given its minibatch as an argument has no subsampled plate: its arguments are
+      the data. Pass the full arrays.
+    - A ``/`` in the name of a site (NumPyro's ``scope`` makes them) becomes a ``.`` in the tree.
+    - Discrete latent sites that the run summed out are listed in the attribute ``marginalized``. What
+      cannot be computed without their values is left out: ``lp`` of a guide, and the deterministic
+      and observed sites that the attribute ``left_out`` lists.
+    - Draws that have left the support of a site, as those of a chain that diverged, are converted as
+      they are; an :class:`InferenceWarning` names the site and the chains.
 
     :param obj: an ``SVI``, an ``MCMC`` that has run, or an engine with ``model``, ``guide`` and ``run``.
     :param result: for an ``SVI`` or an engine: what ``run`` returned, a params dict, or a list of

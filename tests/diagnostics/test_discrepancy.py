@@ -6,6 +6,7 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 from numpyro.infer.util import potential_energy, unconstrain_fn
 import pytest
@@ -95,7 +96,7 @@ def test_thinning_takes_equally_spaced_draws():
     assert kernel_stein_discrepancy(x, -x, num_samples=10) == expected
     assert kernel_stein_discrepancy(x, -x, num_samples=100) == kernel_stein_discrepancy(x, -x)
     of_model = kernel_stein_discrepancy(
-        {"z": x[:, 0]}, num_samples=10, model=normal_mean, model_args=(X,)
+        {"z": x[:, 0]}, num_samples=np.int64(10), model=normal_mean, model_args=(X,)
     )
     z = x[::3, :1]
     expected = squared_ksd(z, X.sum() - 4 * z)
@@ -131,6 +132,28 @@ def test_integer_sites_are_compared_as_numbers():
         jnp.arange(20.0)[:, None], jnp.arange(20.0)[:, None] + 5, scores.RBF(3.0)
     )
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_stein_discrepancy_of_a_model_with_a_loop():
+    """A random walk on positive numbers, whose score is known: w = log z moves by N(0, 1)."""
+
+    def walk(x):
+        def step(z, x):
+            z = numpyro.sample("z", dist.LogNormal(jnp.log(z)))
+            numpyro.sample("x", dist.Normal(jnp.log(z)), obs=x)
+            return z, None
+
+        scan(step, jnp.array(1.0), x)
+
+    w = random.normal(random.key(2), (30, 3))
+
+    def log_p(w):
+        steps = jnp.diff(w, prepend=0.0)
+        return -0.5 * (jnp.sum(steps**2) + jnp.sum((X - w) ** 2))
+
+    expected = squared_ksd(w, jax.vmap(jax.grad(log_p))(w))
+    found = kernel_stein_discrepancy({"z": np.exp(w)}, model=walk, model_args=(X,))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
 def test_not_finite_is_not_a_number():
