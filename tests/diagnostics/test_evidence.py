@@ -87,32 +87,24 @@ def model(x):
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("exact", [True, False])
-def test_weights_of_a_guide(exact, tol):
-    """The posterior as guide gives log p(x) for every order; another is bracketed."""
+def test_weights_of_a_guide_bracket_the_evidence(tol):
     x = jnp.array([0.5, -1.0, 2.0])
 
     def guide(x):
         with numpyro.plate("data", len(x)):
-            sd = 0.5**0.5 if exact else 0.9
-            numpyro.sample("z", dist.Normal(x / 2 + (0.0 if exact else 0.1), sd))
+            numpyro.sample("z", dist.Normal(x / 2 + 0.1, 0.9))
 
     key = random.key(0)
     lw = log_weights(key, {}, model, guide, x, num_samples=4000)
     bounds = evidence_bounds(lw, alphas=(1.0, 0.0, -1.0))
     log_p = float(np.sum(-0.5 * np.log(4 * np.pi) - np.float64(x) ** 2 / 4))
-    if exact:
-        np.testing.assert_allclose(bounds.values, log_p, rtol=tol(1e-6, 1e-13))
-        np.testing.assert_allclose(bounds.effective_sample_size, 4000, rtol=tol(1e-5, 1e-12))
-        assert np.all(bounds.standard_errors < tol(1e-6, 1e-13))
-    else:
-        lower, middle, upper = bounds.values
-        errors = bounds.standard_errors
-        assert lower < log_p - 4 * errors[0]
-        assert abs(middle - log_p) < 4 * errors[1]
-        assert upper > log_p + 4 * errors[2]
-        loss = VRELBO(-1.0, 4000).loss(key, {}, model, guide, x)
-        np.testing.assert_allclose(upper, -loss, rtol=tol(1e-5, 1e-12))
+    lower, middle, upper = bounds.values
+    errors = bounds.standard_errors
+    assert lower < log_p - 4 * errors[0]
+    assert abs(middle - log_p) < 4 * errors[1]
+    assert upper > log_p + 4 * errors[2]
+    loss = VRELBO(-1.0, 4000).loss(key, {}, model, guide, x)
+    np.testing.assert_allclose(upper, -loss, rtol=tol(1e-5, 1e-12))
 
 
 def test_fits_and_trees_are_taken_like_weights_and_restarts_are_more_draws():

