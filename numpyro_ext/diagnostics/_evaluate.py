@@ -77,8 +77,8 @@ def prototype(fit: Fit, rng_key: Array) -> Prototype:
     latents = [site["name"] for site in latent_sites(model_trace)]
     if not latents:
         raise ValueError(
-            "the model has no latent sample site, so there are no draws to convert; give it at least"
-            " one numpyro.sample without obs."
+            "the model has no latent sample site, so there are no draws to convert; give it at"
+            " least one numpyro.sample without obs."
         )
     drawn = fit.draws[0] if fit.draws else guide_trace
     missing = [model_trace[name] for name in latents if name not in drawn]
@@ -87,8 +87,8 @@ def prototype(fit: Fit, rng_key: Array) -> Prototype:
         if not (summed and site["fn"].has_enumerate_support):
             source = "the draws lack" if fit.draws else "the guide does not draw"
             raise ValueError(
-                f"{source} latent site '{site['name']}' of the model; every latent site is needed to"
-                " compute the other quantities: collect it, or sum it out of the model."
+                f"{source} latent site '{site['name']}' of the model; every latent site is needed"
+                " to compute the other quantities: collect it, or sum it out of the model."
             )
     marginalized = [site["name"] for site in missing]
     density, units = "none", None

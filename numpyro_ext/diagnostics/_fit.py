@@ -1,4 +1,4 @@
-"""What was fitted: one record for SVI, engines and MCMC, with everything that was wrong said here."""
+"""What was fitted: one record for SVI, engines and MCMC, and the errors about it."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ class Fit(NamedTuple):
     """One per restart; a single one for draws that exist already in several chains."""
     guide: Model | None = None
     draws: Sequence[Sites] = ()
-    """Draws that exist already (chains, particles): ``(draw, *site)``, one dict per entry of params."""
+    """Draws that exist already: ``(draw, *site)``, one dict per entry of params."""
     num_chains: int = 1
     """Chains that the draws of one entry hold, one after the other."""
     is_minibatch: bool = False
@@ -65,8 +65,8 @@ def _params_of(result: Any, restart: int) -> Params:
         for leaf in jax.tree.leaves(value):
             if not bool(jnp.all(jnp.isfinite(leaf))):
                 raise ValueError(
-                    f"parameter '{name}' of restart {restart} is not finite: the fit diverged; rerun"
-                    " it with stable_update=True or a smaller step size."
+                    f"parameter '{name}' of restart {restart} is not finite: the fit diverged;"
+                    " rerun it with stable_update=True or a smaller step size."
                 )
     return {**params, **(mutable or {})}
 
@@ -103,8 +103,8 @@ def _fit_of_optimised(
     is_svi = isinstance(obj, SVI)
     if is_svi and getattr(obj.loss, "multi_sample_guide", False):
         raise ValueError(
-            f"{type(obj.loss).__name__} was given multi_sample_guide=True, whose guide draws all its"
-            " particles at once; make an SVI with a guide of single draws for the conversion."
+            f"{type(obj.loss).__name__} was given multi_sample_guide=True, whose guide draws all"
+            " its particles at once; make an SVI with a guide of single draws for the conversion."
         )
     attributes = {
         "inference_method": "svi" if is_svi else type(obj).__name__.lower(),
@@ -123,7 +123,7 @@ def _fit_of_optimised(
 
 
 def _method_of(kernel: Any) -> str:
-    """``"sgmcmc"`` if it takes estimates of the gradient, ``"particles"`` if chains move together."""
+    """``"sgmcmc"`` if it estimates the gradient, ``"particles"`` if chains move together."""
     if getattr(kernel, "is_ensemble_kernel", False) and not isinstance(kernel, EnsembleSampler):
         return "particles"
     estimates = isinstance(getattr(kernel, "gradient", None), GradientEstimator)
@@ -174,6 +174,6 @@ def fit_of(
     if isinstance(obj, SVI) or all(hasattr(obj, word) for word in ("guide", "model", "run")):
         return _fit_of_optimised(obj, result, model_args, model_kwargs)
     raise TypeError(
-        f"obj is a {type(obj).__name__}; it must be a numpyro.infer.SVI, a numpyro.infer.MCMC that has"
-        " run, or an engine with model, guide and run()."
+        f"obj is a {type(obj).__name__}; it must be a numpyro.infer.SVI, a numpyro.infer.MCMC that"
+        " has run, or an engine with model, guide and run()."
     )

@@ -43,8 +43,8 @@ def log_weights_of(
         if "sample_stats" not in obj or "log_weight" not in obj["sample_stats"]:
             method = obj.attrs.get("inference_method", "unknown")
             raise IntractableDensityError(
-                f"the DataTree (inference method '{method}') has no sample_stats.log_weight, because"
-                f" its draws have no density; {INSTEAD}"
+                f"the DataTree (inference method '{method}') has no sample_stats.log_weight,"
+                f" because its draws have no density; {INSTEAD}"
             )
         obj = obj["sample_stats"]["log_weight"]
     if isinstance(obj, DataArray):
@@ -59,8 +59,8 @@ def log_weights_of(
         proto = prototype(fit, key_prototype)
         if proto.marginalized:
             raise IntractableDensityError(
-                f"latent site '{proto.marginalized[0]}' was summed out, and the density of the model"
-                f" without it is not computed here; {INSTEAD}"
+                f"latent site '{proto.marginalized[0]}' was summed out, and the density of the"
+                f" model without it is not computed here; {INSTEAD}"
             )
         if proto.density == "none":
             raise IntractableDensityError(

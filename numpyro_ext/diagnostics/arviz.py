@@ -34,7 +34,7 @@ STATS = {
 
 
 def _dims(site: Site, extra: Sequence[str]) -> list[str]:
-    """A name for every axis of a site: its plates, its ``event_dims``, ArviZ's default for the rest."""
+    """A name for every axis of a site: plates, ``event_dims``, or ArviZ's default."""
     name, shape = site["name"], np.shape(site["value"])
     names = [f"{name}_dim_{i}" for i in range(len(shape))]
     frames = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
@@ -73,7 +73,7 @@ def _mcmc_stats(mcmc: MCMC, fit: Fit) -> dict[str, Any]:
 
 
 def _name(site: str) -> str:
-    """A name that a ``DataTree`` can have: the slash of NumPyro's ``scope`` would be a path in it."""
+    """A name for a ``DataTree``, in which the slash of NumPyro's ``scope`` would be a path."""
     return site.replace("/", ".")
 
 
@@ -134,9 +134,9 @@ def _warn_of_lost_draws(out: dict[str, Any]) -> None:
         if lost.any():
             chains = np.flatnonzero(lost.any(1)).tolist()
             warnings.warn(
-                f"{lost.sum()} of {lost.size} draws of site '{name}' (chains {chains}) have left its"
-                " support, so what is computed from them is not finite; make the step size smaller, or"
-                " leave these draws out.",
+                f"{lost.sum()} of {lost.size} draws of site '{name}' (chains {chains}) have left"
+                " its support, so what is computed from them is not finite; make the step size"
+                " smaller, or leave these draws out.",
                 InferenceWarning,
                 stacklevel=3,
             )
@@ -173,15 +173,15 @@ def to_arviz(
     All quantities are those of the model on **all N data** (see :func:`full_data`), also where the
     fit took minibatches. The groups, each ``(chain, draw, *site)`` but the last:
 
-    - ``posterior``: the model's latent sites (local ones for all N data; a guide's auxiliary sites are
-      left out), and its deterministic sites computed from them. With a particle guide the draws are
-      the m particles, in order.
+    - ``posterior``: the model's latent sites (local ones for all N data; a guide's auxiliary sites
+      are left out), and its deterministic sites computed from them. With a particle guide the draws
+      are the m particles, in order.
     - ``sample_stats``: with z the latents in unconstrained space, ``lp``, the log joint
-      :math:`\log p(x, z)`, Jacobian included; for a guide with a density ``log_q``, :math:`\log q(z)`,
-      and ``log_weight``, their difference. If plates enclose every site of model and guide, their
-      elements are independent, and each has its own ``log_weight`` (the sum over the plates is the
-      difference). ``MCMC``: its extra fields that are arrays (``potential_energy`` becomes ``lp``, or
-      ``lp_minibatch`` where it is that of a minibatch).
+      :math:`\log p(x, z)`, Jacobian included; for a guide with a density ``log_q``, :math:`\log
+      q(z)`, and ``log_weight``, their difference. If plates enclose every site of model and guide,
+      their elements are independent, and each has its own ``log_weight`` (the sum over the plates
+      is the difference). ``MCMC``: its extra fields that are arrays (``potential_energy`` becomes
+      ``lp``, or ``lp_minibatch`` where it is that of a minibatch).
     - ``log_likelihood``: :math:`\log p(x_n \mid z)` of every datum, without plate scale.
       ``numpyro.factor`` terms belong to ``lp`` only.
     - ``posterior_predictive``: the observed sites drawn anew at the same arguments.
@@ -193,8 +193,8 @@ def to_arviz(
     variables, so that ``log_weight`` is that of a bound; ``"none"``.
 
     How to read it. The draws of a guide are independent: ``ess`` is about S and says nothing of the
-    fit. With restarts as chains, ``az.rhat`` above 1.01 says that the restarts are different optima;
-    ``pareto_khat`` judges a single one. The LOO to quote for a variational fit is
+    fit. With restarts as chains, ``az.rhat`` above 1.01 says that the restarts are different
+    optima; ``pareto_khat`` judges a single one. The LOO to quote for a variational fit is
     ``az.loo_approximate_posterior(dt, log_p=dt.sample_stats.lp, log_q=dt.sample_stats.log_q)``.
 
     Cost: S draws times the likelihood of N data, and S*N floats for the log likelihoods.
@@ -204,13 +204,14 @@ def to_arviz(
     - A model that is given its minibatch as an argument has no subsampled plate: its arguments are
       the data. Pass the full arrays.
     - A ``/`` in the name of a site (NumPyro's ``scope`` makes them) becomes a ``.`` in the tree.
-    - Discrete latent sites that the run summed out are listed in the attribute ``marginalized``. What
-      cannot be computed without their values is left out: ``lp`` of a guide, and the deterministic
-      and observed sites that the attribute ``left_out`` lists.
-    - Draws that have left the support of a site, as those of a chain that diverged, are converted as
-      they are; an :class:`InferenceWarning` names the site and the chains.
+    - Discrete latent sites that the run summed out are listed in the attribute ``marginalized``.
+      What cannot be computed without their values is left out: ``lp`` of a guide, and the
+      deterministic and observed sites that the attribute ``left_out`` lists.
+    - Draws that have left the support of a site, as those of a chain that diverged, are converted
+      as they are; an :class:`InferenceWarning` names the site and the chains.
 
-    :param obj: an ``SVI``, an ``MCMC`` that has run, or an engine with ``model``, ``guide`` and ``run``.
+    :param obj: an ``SVI``, an ``MCMC`` that has run, or an engine with ``model``, ``guide`` and
+        ``run``.
     :param result: for an ``SVI`` or an engine: what ``run`` returned, a params dict, or a list of
         these, which become the chains. Not for an ``MCMC``.
     :param tuple model_args: the model's arguments; default for an ``MCMC``: those of its run.
@@ -219,9 +220,9 @@ def to_arviz(
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
     :param bool log_likelihood: whether to compute that group.
     :param bool posterior_predictive: whether to draw that group.
-    :param int block_size: draws that are evaluated at a time, which bounds the memory and changes no
-        number; default: as many as have 10^6 log densities. On a minibatch ``MCMC``, giving it also asks
-        for ``lp`` on all data.
+    :param int block_size: draws that are evaluated at a time, which bounds the memory and changes
+        no number; default: as many as have 10^6 log densities. On a minibatch ``MCMC``, giving it
+        also asks for ``lp`` on all data.
     :param coords: coordinates by dimension.
     :param dims: dimensions by site, without chain and draw; they replace those found in the model's
         plates and ``infer={"event_dims": ...}``.

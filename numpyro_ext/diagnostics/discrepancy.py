@@ -1,6 +1,6 @@
-"""How far draws are from a posterior (by its score) or from other draws, on the objects that hold them.
+"""How far draws are from a posterior, by its score, or from other draws.
 
-The arithmetic is that of :mod:`numpyro_ext.scores`; here draws become points, and a model its score.
+The arithmetic is in :mod:`numpyro_ext.scores`; here draws become points, and a model its score.
 """
 
 from collections.abc import Callable
@@ -44,8 +44,8 @@ def _draws(name: str, x: Any) -> dict[str, np.ndarray] | None:
     lengths = {np.shape(value)[:1] for value in draws.values()}
     if len(lengths) != 1 or () in lengths:
         raise ValueError(
-            f"{name} has sites of {sorted(lengths)} draws; it must have at least one site, and all of"
-            " them the same number of draws, on the first axis."
+            f"{name} has sites of {sorted(lengths)} draws; it must have at least one site, and all"
+            " of them the same number of draws, on the first axis."
         )
     return draws
 
@@ -96,17 +96,17 @@ def kernel_stein_discrepancy(
         k_0(x, y) = k\, s(x)^\top s(y) + s(x)^\top \nabla_y k + s(y)^\top \nabla_x k
                     + \mathrm{tr}\, \partial_x \partial_y k, \qquad s = \nabla \log p,
 
-    of which no density of the draws is needed: it judges ``MCMC`` without accept step, particles and
-    implicit guides alike. With draws of a ``model``, everything happens in unconstrained space: the
-    draws are mapped there, and s is minus the gradient of the potential on all N data, Jacobian
+    of which no density of the draws is needed: it judges ``MCMC`` without accept step, particles
+    and implicit guides alike. With draws of a ``model``, everything happens in unconstrained space:
+    the draws are mapped there, and s is minus the gradient of the potential on all N data, Jacobian
     included. It is 0 when the draws are the posterior's, and blind to the weights of well separated
     modes. There is no absolute scale: compare two runs, or a run with half the step size.
 
     Cost: one gradient of the model on N data per draw, and S^2 d for the pairs.
 
     :param x: draws: an array ``(S, d)`` with ``score``; or, with ``model``, a ``DataTree`` (its
-        ``posterior``, chains flattened) or a dict ``{site: (S, *site)}`` of constrained draws, such as
-        ``mcmc.get_samples()``. Sites that are not latent in the model are left out.
+        ``posterior``, chains flattened) or a dict ``{site: (S, *site)}`` of constrained draws, such
+        as ``mcmc.get_samples()``. Sites that are not latent in the model are left out.
     :param score: for an array: the target's score, ``(S, d)`` values or a callable that gives them.
     :param kernel: a kernel of :mod:`numpyro_ext.scores`; default ``IMQ("median_distance")``.
     :param model: the model, for a ``DataTree`` or a dict. Substitute the values of its
@@ -114,7 +114,8 @@ def kernel_stein_discrepancy(
     :param tuple model_args: the model's arguments, with all data.
     :param dict model_kwargs: its keyword arguments.
     :param int num_samples: at most this many draws, equally spaced; default: all.
-    :param str statistic: ``"u"`` (unbiased, may be negative) or ``"v"`` (never negative, biased up).
+    :param str statistic: ``"u"`` (unbiased, may be negative) or ``"v"`` (never negative, biased
+        up).
     :param int block_size: rows of pairs at a time, which bounds the memory to O(S * block_size).
     :return: a scalar, the *square*; NaN if an input is not finite.
 
@@ -145,8 +146,8 @@ def kernel_stein_discrepancy(
     if draws is None:
         if model is not None or score is None:
             raise ValueError(
-                f"x is a {type(x).__name__} and {'model' if model is not None else 'no score'} is given;"
-                " pass an array with score=, or a DataTree or dict of draws with model=."
+                f"x is a {type(x).__name__} and {'model' if model is not None else 'no score'} is"
+                " given; pass an array with score=, or a DataTree or dict of draws with model=."
             )
         rows = _every(len(x), num_samples)
         x = jnp.asarray(x)[rows]
@@ -154,8 +155,8 @@ def kernel_stein_discrepancy(
     else:
         if model is None or score is not None:
             raise ValueError(
-                f"x is a {type(x).__name__} of draws, which needs model= (and takes its score from it);"
-                " for a score of your own pass an array."
+                f"x is a {type(x).__name__} of draws, which needs model= (and takes its score from"
+                " it); for a score of your own pass an array."
             )
         rows = _every(len(next(iter(draws.values()))), num_samples)
         x, score = _points_and_score(
@@ -177,14 +178,17 @@ def maximum_mean_discrepancy(
     It compares all of the joint distributions, in the space of the draws (constrained ones, as they
     are): rescale sites of very different spread, or the widest decides. Cost O((S + n)^2 d).
 
-    :param x: draws: an array ``(S, d)``, a ``DataTree`` (its ``posterior``, chains flattened) or a dict
-        ``{site: (S, *site)}``, whose sites are flattened and put together in the order of their names.
-    :param y: other draws, ``n`` of them, of the same kind: an array of the same d, or a ``DataTree`` or
-        dict with the same sites.
+    :param x: draws: an array ``(S, d)``, a ``DataTree`` (its ``posterior``, chains flattened) or a
+        dict ``{site: (S, *site)}``, whose sites are flattened and put together in the order of
+        their names.
+    :param y: other draws, ``n`` of them, of the same kind: an array of the same d, or a
+        ``DataTree`` or dict with the same sites.
     :param kernel: a kernel of :mod:`numpyro_ext.scores`; default ``RBF("median_distance")``, the
         distance being that of x and y together.
-    :param str statistic: ``"u"`` (unbiased, may be negative) or ``"v"`` (never negative, biased up).
-    :param int block_size: rows of pairs at a time, which bounds the memory to O((S + n) * block_size).
+    :param str statistic: ``"u"`` (unbiased, may be negative) or ``"v"`` (never negative, biased
+        up).
+    :param int block_size: rows of pairs at a time, which bounds the memory to O((S + n) *
+        block_size).
     :return: a scalar, the *square*; NaN if an input is not finite.
 
     **References**
@@ -203,8 +207,8 @@ def maximum_mean_discrepancy(
     draws_x, draws_y = _draws("x", x), _draws("y", y)
     if (draws_x is None) != (draws_y is None):
         raise TypeError(
-            f"x is a {type(x).__name__} and y is a {type(y).__name__}; pass two arrays, or two DataTrees"
-            " or dicts of draws."
+            f"x is a {type(x).__name__} and y is a {type(y).__name__}; pass two arrays, or two"
+            " DataTrees or dicts of draws."
         )
     if draws_x is not None and draws_y is not None:
         shapes_x, shapes_y = (
@@ -212,8 +216,8 @@ def maximum_mean_discrepancy(
         )
         if shapes_x != shapes_y:
             raise ValueError(
-                f"x has sites of shapes {shapes_x} and y {shapes_y}; they must be the same, so keep only"
-                " the common ones."
+                f"x has sites of shapes {shapes_x} and y {shapes_y}; they must be the same, so keep"
+                " only the common ones."
             )
         x, y = (
             jnp.concatenate(

@@ -60,8 +60,8 @@ def pareto_khat(
     The densities are those of the model on all data (see :func:`full_data`), also after a fit with
     minibatches, whose noise ``numpyro.infer.util`` would count as bad weights.
 
-    :param obj: ``(S,)`` or ``(S, *units)`` log weights, *not negated* (ArviZ's ``psislw`` expects the
-        sign of LOO); or a ``DataTree`` of :func:`to_arviz`; or an ``SVI`` or engine. Chains and
+    :param obj: ``(S,)`` or ``(S, *units)`` log weights, *not negated* (ArviZ's ``psislw`` expects
+        the sign of LOO); or a ``DataTree`` of :func:`to_arviz`; or an ``SVI`` or engine. Chains and
         restarts are put one after the other.
     :param result: for an ``SVI`` or engine: what its ``run`` returned.
     :param tuple model_args: the model's arguments, for an ``SVI`` or engine.
@@ -96,8 +96,8 @@ def pareto_khat(
     size = log_w.shape[0] if log_w.ndim else 1
     if size < 25:
         raise ValueError(
-            f"there are {size} log weights; the tail fit needs at least 25, and is reliable from about"
-            " 500."
+            f"there are {size} log weights; the tail fit needs at least 25, and is reliable from"
+            " about 500."
         )
     if np.any(np.isnan(log_w) | (log_w == np.inf)):
         raise ValueError(

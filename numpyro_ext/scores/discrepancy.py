@@ -58,7 +58,7 @@ def squared_ksd(
     statistic: str = "u",
     block_size: int | None = None,
 ) -> Float[Array, ""]:
-    r"""Squared kernel Stein discrepancy between samples and a target of which only the score is known.
+    r"""Squared kernel Stein discrepancy between samples and a target that is known by its score.
 
     The mean of :func:`stein_kernel_matrix` over all pairs (``"v"``: never negative, biased up by
     :math:`\frac1K E\,k_0(x, x)`) or over the pairs :math:`i \ne j` (``"u"``: unbiased, and negative
@@ -67,8 +67,8 @@ def squared_ksd(
 
     :param x: ``(K, d)`` samples; in unconstrained space, if the score is.
     :param score: the target's score: its ``(K, d)`` values at ``x``, or a callable that gives them.
-    :param kernel: defaults to ``IMQ("median_distance")``; with an RBF the discrepancy does not detect
-        non-convergence for d >= 3.
+    :param kernel: defaults to ``IMQ("median_distance")``; with an RBF the discrepancy does not
+        detect non-convergence for d >= 3.
     :param str statistic: ``"u"`` or ``"v"``.
     :param int block_size: rows at a time, which bounds the memory to O(K * block_size).
     :return: a scalar; NaN if an input is not finite.
@@ -135,8 +135,8 @@ def _mean_over_pairs(
     """Mean of an (n, m) matrix, given by ``rows(i)``, whose diagonal the U-statistic leaves out."""
     if statistic == "u" and n < 2:
         raise ValueError(
-            f"statistic is 'u' with {n} sample, but it averages over pairs of different samples; give"
-            " at least 2 or use statistic='v'."
+            f"statistic is 'u' with {n} sample, but it averages over pairs of different samples;"
+            " give at least 2 or use statistic='v'."
         )
     if block_size is None:
         block_size = n

@@ -480,7 +480,7 @@ def test_mcmc_with_thinning_chains_and_statistics():
 
 
 class Minibatch(MCMCKernel):
-    """Structure of a stochastic-gradient kernel: minibatch potential, subsampled plates in the model."""
+    """A stochastic-gradient kernel: minibatch potential, subsampled plates in the model."""
 
     sample_field = "z"
     default_fields = ("z", "potential_energy", "grad_norm")

@@ -1,4 +1,4 @@
-"""evidence_bounds: reference numbers, its errors against replicates, and a model with a known answer."""
+"""evidence_bounds: reference numbers, errors against replicates, a model with a known answer."""
 
 import math
 

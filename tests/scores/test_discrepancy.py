@@ -1,4 +1,4 @@
-"""Stein discrepancy and MMD equal their reference values, their population laws and each other's blocks."""
+"""Stein discrepancy and MMD equal their reference values, population laws and blocks."""
 
 import itertools
 
