@@ -6,7 +6,11 @@ from typing import Any
 
 from jax.core import Tracer
 
-__all__ = ["check_choice", "check_count", "check_nonnegative", "check_positive"]
+__all__ = ["InferenceWarning", "check_choice", "check_count", "check_nonnegative", "check_positive"]
+
+
+class InferenceWarning(UserWarning):
+    """A result that is not what it seems: shown once where it arises, the work goes on."""
 
 
 def check_count(name: str, value: Any, minimum: int = 1) -> int:

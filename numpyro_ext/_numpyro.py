@@ -39,6 +39,7 @@ __all__ = [
     "ContinuousGuide",
     "default_key",
     "mask_of",
+    "max_tree_depth",
     "mcmc_arguments",
     "posterior_guide",
     "unpacking_of",
@@ -50,6 +51,12 @@ __all__ = [
 def mask_of(fn: dist.Distribution) -> Any:
     """The mask of a ``MaskedDistribution``; None for any other distribution."""
     return getattr(fn, "_mask", None)
+
+
+def max_tree_depth(kernel: Any) -> int | None:
+    """The limit of ``NUTS`` after warmup; None for a kernel that builds no trees."""
+    limit = getattr(kernel, "_max_tree_depth", None)
+    return limit[-1] if isinstance(limit, tuple) else limit
 
 
 def mcmc_arguments(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:

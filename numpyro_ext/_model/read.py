@@ -36,6 +36,7 @@ __all__ = [
     "read_model",
     "refuse_local",
     "sample_sites",
+    "shape_trace",
     "trace_of",
 ]
 
@@ -46,6 +47,18 @@ Site = dict[str, Any]
 def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
     """The trace of one run."""
     return trace(fn).get_trace(*args, **(kwargs or {}))
+
+
+def shape_trace(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
+    """The trace of one run without arithmetic: only names, kinds, shapes and types mean anything."""
+    box: Trace = {}
+
+    def run() -> None:
+        with block():  # a guide that reads its model is traced itself
+            box.update(trace_of(fn, args, kwargs))
+
+    jax.eval_shape(run)
+    return box
 
 
 def sample_sites(trace: Trace) -> Iterator[Site]:
@@ -247,15 +260,8 @@ def read_model(
     init_strategy: Callable[..., Any] = init_to_uniform,
 ) -> ModelInfo:
     """Run the model once on shapes alone; an error names what no method of the package can take."""
-    box: Trace = {}
-
-    def run() -> None:
-        seeded = valid_plates(first_rows(seed(model, random.key(0))))
-        with block():  # a guide that reads its model is traced itself
-            box.update(trace_of(substitute(seeded, substitute_fn=init_strategy), args, kwargs))
-
-    jax.eval_shape(run)
-    return model_info(box)
+    seeded = valid_plates(first_rows(seed(model, random.key(0))))
+    return model_info(shape_trace(substitute(seeded, substitute_fn=init_strategy), args, kwargs))
 
 
 def model_info(trace: Trace) -> ModelInfo:

@@ -46,7 +46,7 @@ def check(dt, chains, draws):
 
 
 def test_renyi_bound_with_a_flow():
-    guide = AutoRealNVPNormal(model, num_flows=2, hidden_dims=(4,))
+    guide = AutoRealNVPNormal(model, num_flows=1, hidden_dims=(4,))
     svi = SVI(model, guide, numpyro.optim.Adam(0.02), VRELBO(0.5, num_particles=4), batch=20)
     result = svi.run(random.key(2), 1500, X, Y, progress_bar=False)
     dt = to_arviz(svi, result=result, model_args=(X, Y), num_samples=500)
