@@ -242,15 +242,16 @@ def read_model(
     init_strategy: Callable[..., Any] = init_to_uniform,
 ) -> ModelInfo:
     """Run the model once on shapes alone; an error names what no method of the package can take."""
-    box: Trace = {}
+    found: list[ModelInfo] = []
 
     def run() -> None:
         seeded = valid_plates(first_rows(seed(model, random.key(0))))
         with block():  # a guide that reads its model is traced itself
-            box.update(trace_of(substitute(seeded, substitute_fn=init_strategy), args, kwargs))
+            sites = trace_of(substitute(seeded, substitute_fn=init_strategy), args, kwargs)
+        found.append(model_info(sites))  # here, where the bounds of a support may be looked at
 
     jax.eval_shape(run)
-    return model_info(box)
+    return found[-1]
 
 
 def model_info(trace: Trace) -> ModelInfo:

@@ -131,6 +131,14 @@ def test_reading_leaves_no_trace_in_a_model_that_is_traced():
     assert not outer
 
 
+def test_a_support_may_depend_on_another_site():
+    def model():
+        low = numpyro.sample("low", dist.HalfNormal(2.0))
+        numpyro.sample("high", dist.Uniform(low, 5.0).expand((3,)).to_event(1))
+
+    assert read_model(model).latents["high"].unconstrained.shape == (3,)
+
+
 def test_a_model_without_latents_is_refused():
     with pytest.raises(ValueError, match="no latent sample site"):
         read_model(lambda: numpyro.sample("x", dist.Normal(), obs=0.0))
