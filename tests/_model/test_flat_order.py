@@ -101,7 +101,7 @@ def test_score_of_a_kernel_has_it():
     mcmc = MCMC(kernel, num_warmup=0, num_samples=50, progress_bar=False)
     first = jax.tree.map(lambda x: x[0], draws(1)[0])
     mcmc.run(random.key(0), extra_fields=("accept_prob",), init_params=first)
-    assert mcmc.get_extra_fields()["accept_prob"].min() > 0.98
+    assert mcmc.get_extra_fields()["accept_prob"].min() > 0.95
 
 
 def test_score_estimators_are_fitted_in_it():
