@@ -1,15 +1,17 @@
-"""The catalogue and the code say the same: nothing public without its row, doctest and test file."""
+"""The catalogue and the code say the same: nothing public without its row, doctest and test file.
 
+Each test looks at every public name, collects what it finds and reports it together.
+"""
+
+from collections import defaultdict
 import doctest
 import importlib
 import inspect
 from pathlib import Path
 import re
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = [
+MODULES = [
     "diagnostics",
     "guides",
     "mcmc",
@@ -23,14 +25,15 @@ CATALOGUE = (ROOT / "docs" / "algorithms.md").read_text()
 CHOICES = (ROOT / "docs" / "how_to_choose.md").read_text()
 
 
-def every_public_object():
-    for room in ROOMS:
-        module = importlib.import_module(f"numpyro_ext.{room}")
-        for name in module.__all__:
-            yield pytest.param(room, name, getattr(module, name), id=f"{room}.{name}")
+def public(module: str) -> list[str]:
+    return importlib.import_module(f"numpyro_ext.{module}").__all__
 
 
-PUBLIC = list(every_public_object())
+PUBLIC = {
+    (module, name): getattr(importlib.import_module(f"numpyro_ext.{module}"), name)
+    for module in MODULES
+    for name in public(module)
+}
 
 
 def is_algorithm(value) -> bool:
@@ -40,48 +43,69 @@ def is_algorithm(value) -> bool:
     return inspect.isfunction(value)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_room_names_what_is_public(room):
-    module = importlib.import_module(f"numpyro_ext.{room}")
-    assert module.__doc__
-    assert module.__all__ == sorted(module.__all__)
+ALGORITHMS = {where: value for where, value in PUBLIC.items() if is_algorithm(value)}
 
 
-@pytest.mark.parametrize(("room", "name", "value"), PUBLIC)
-def test_has_docstring(room, name, value):
-    assert inspect.getdoc(value), f"{room}.{name} has no docstring"
+def report(found: list[str]) -> None:
+    assert not found, "\n".join(["", *found])
 
 
-@pytest.mark.parametrize(("room", "name", "value"), PUBLIC)
-def test_has_row_in_catalogue(room, name, value):
-    if is_algorithm(value):
-        assert re.search(rf"^\|.*`{name}`", CATALOGUE, re.M), f"docs/algorithms.md lacks `{name}`"
+def test_every_module_names_what_is_public():
+    found = []
+    for module in MODULES:
+        loaded = importlib.import_module(f"numpyro_ext.{module}")
+        found += [] if loaded.__doc__ else [f"{module} has no docstring"]
+        found += [] if public(module) == sorted(public(module)) else [f"{module}: sort __all__"]
+    report(found)
 
 
-@pytest.mark.parametrize(("room", "name", "value"), PUBLIC)
-def test_has_line_in_how_to_choose(room, name, value):
-    if inspect.isclass(value) and is_algorithm(value):
-        assert f"`{name}`" in CHOICES, f"docs/how_to_choose.md lacks `{name}`"
+def test_everything_public_has_a_docstring():
+    report([".".join(where) for where, value in PUBLIC.items() if not inspect.getdoc(value)])
 
 
-@pytest.mark.parametrize(("room", "name", "value"), PUBLIC)
-def test_has_doctest(room, name, value):
-    if is_algorithm(value):
-        found = doctest.DocTestFinder(recurse=False).find(value, name)
-        assert found and found[0].examples, f"{room}.{name} has no example"
+def test_no_public_name_means_two_things():
+    meanings = defaultdict(dict)
+    for (module, name), value in PUBLIC.items():
+        meanings[name].setdefault(id(value), module)
+    report([f"{name} in {sorted(m.values())}" for name, m in meanings.items() if len(m) > 1])
 
 
-@pytest.mark.parametrize(("room", "name", "value"), PUBLIC)
-def test_has_test_file(room, name, value):
-    if is_algorithm(value):
-        text = "".join(p.read_text() for p in sorted((ROOT / "tests" / room).glob("test_*.py")))
-        assert re.search(rf"\b{name}\b", text), f"no test of {room} names {name}"
+def test_every_algorithm_has_a_row_in_the_catalogue():
+    rows = set(re.findall(r"^\|.*?`(\w+)`", CATALOGUE, re.M))
+    report([".".join(where) for where in ALGORITHMS if where[1] not in rows])
 
 
-def test_catalogue_rows_exist_in_code():
-    names = {
-        name for room in ROOMS for name in importlib.import_module(f"numpyro_ext.{room}").__all__
-    }
-    rows = re.findall(r"^\| `(\w+)`", CATALOGUE, re.M)
+def test_every_row_of_the_catalogue_exists_in_the_code():
+    rows = set(re.findall(r"^\| `(\w+)`", CATALOGUE, re.M))
     assert rows, "the catalogue is empty"
-    assert set(rows) <= names, f"rows without code: {set(rows) - names}"
+    report(sorted(rows - {name for _, name in PUBLIC}))
+
+
+def test_every_class_has_a_line_in_how_to_choose():
+    classes = [where for where, value in ALGORITHMS.items() if inspect.isclass(value)]
+    report([".".join(where) for where in classes if f"`{where[1]}`" not in CHOICES])
+
+
+def test_every_line_of_how_to_choose_exists_in_the_code():
+    lines = set(re.findall(r"^- `(\w+)`", CHOICES, re.M))
+    assert lines, "there is no choice"
+    report(sorted(lines - {name for _, name in PUBLIC}))
+
+
+def test_every_algorithm_has_an_example():
+    finder = doctest.DocTestFinder(recurse=False)
+    found = {where: finder.find(value, where[1]) for where, value in ALGORITHMS.items()}
+    report([".".join(where) for where, tests in found.items() if not (tests and tests[0].examples)])
+
+
+def test_every_algorithm_is_named_in_a_test_of_its_module():
+    words = {
+        module: set(
+            re.findall(
+                r"\w+",
+                " ".join(path.read_text() for path in (ROOT / "tests" / module).glob("test_*.py")),
+            )
+        )
+        for module in MODULES
+    }
+    report([".".join(where) for where in ALGORITHMS if where[1] not in words[where[0]]])

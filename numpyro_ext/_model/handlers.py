@@ -28,9 +28,7 @@ class valid_plates(Messenger):
     """
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] == "control_flow":
-            inside: Any = _no_minibatch
-            msg["args"] = tuple(inside(x) if callable(x) else x for x in msg["args"])
+        _guard_bodies(msg)
         if msg["type"] != "plate":
             return
         size, subsample_size = msg["args"]
@@ -41,10 +39,21 @@ class valid_plates(Messenger):
             )
 
 
+def _guard_bodies(msg: dict[str, Any]) -> None:
+    if msg["type"] == "control_flow":
+        args = list(msg["args"])
+        # ``scan`` has its body first, ``cond`` its branches after the predicate; what they carry may be
+        # callable too.
+        for i in (0,) if callable(args[0]) else (1, 2):
+            args[i] = _no_minibatch(args[i])
+        msg["args"] = tuple(args)
+
+
 class _no_minibatch(Messenger):
-    """For the body of ``scan`` or ``cond``."""
+    """For the body of ``scan`` or ``cond``, and for the loops and branches inside it."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
+        _guard_bodies(msg)
         if msg["type"] != "plate":
             return
         size, subsample_size = msg["args"]

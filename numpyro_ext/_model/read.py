@@ -139,7 +139,7 @@ def continuous_latents(trace: Trace) -> dict[str, Site]:
             remedy = (
                 "sum it out of the model"
                 if site["fn"].has_enumerate_support
-                else "sum it out of the model, or use numpyro.infer.DiscreteHMCGibbs"
+                else "sum it out of the model, or use numpyro.infer.HMCGibbs with an update of your own"
             )
             raise ValueError(
                 f"latent site '{name}' is discrete; only continuous latents are supported here: {remedy}."

@@ -1,0 +1,130 @@
+"""One flat order in the whole package: that of the model, whatever the alphabet says.
+
+Every public surface that holds a latent vector is given one, or gives one, for a model whose order
+the alphabet turns round; coordinate i of each has to be that of each other.
+"""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, SVI, Trace_ELBO, init_to_median
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
+import optax
+import pytest
+
+from numpyro_ext._model.read import read_model
+from numpyro_ext.diagnostics import kernel_stein_discrepancy
+from numpyro_ext.guides import AutoRealNVPNormal
+from numpyro_ext.mcmc import SGHMC, KernelHMC
+from numpyro_ext.particles import SVGD, AutoParticles
+from numpyro_ext.scores import as_kernel
+
+SCALES = {"tilt": 0.5, "mean": np.array([3.0, 7.0]), "curve": np.array([[0.1, 0.2], [11.0, 13.0]])}
+"""Standard deviations, which tell the coordinates apart."""
+FLAT = np.array([0.5, 3.0, 7.0, 0.1, 0.2, 11.0, 13.0])
+ORDER = tuple(SCALES)
+
+
+def model():
+    for name, scale in SCALES.items():
+        numpyro.sample(name, dist.Normal(1.0, scale).to_event(np.ndim(scale)))
+
+
+def in_order(sites, batch=0):
+    """Sites as vectors, by hand."""
+    flat = [np.reshape(sites[name], (*np.shape(sites[name])[:batch], -1)) for name in ORDER]
+    return np.concatenate(flat, axis=-1)
+
+
+def draws(num):
+    """A different number for each coordinate of each draw."""
+    x = 1 + FLAT * random.normal(random.key(0), (num, FLAT.size))
+    return jax.vmap(read_model(model).unravel)(x), x
+
+
+def start(guide, loss=None):
+    svi = SVI(model, guide, optax.sgd(0.0), loss or Trace_ELBO())
+    return svi.get_params(svi.init(random.key(0)))
+
+
+def test_model_info_has_the_order_of_the_model():
+    info = read_model(model)
+    assert tuple(info.latents) == ORDER
+    assert ORDER != tuple(sorted(ORDER))
+    assert np.array_equal(info.ravel(jax.tree.map(jnp.asarray, SCALES)), FLAT.astype(np.float32))
+
+
+@pytest.mark.parametrize("family", [AutoDiagonalNormal, AutoMultivariateNormal])
+def test_numpyros_gaussian_guides_have_it(family):
+    """A covariance written in the flat order is the variance of each site."""
+    guide = family(model, init_loc_fn=init_to_median)
+    name = "auto_scale" if family is AutoDiagonalNormal else "auto_scale_tril"
+    scale = jnp.asarray(FLAT if family is AutoDiagonalNormal else np.diag(FLAT))
+    params = start(guide) | {name: scale}
+    many = guide.sample_posterior(random.key(1), params, sample_shape=(20_000,))
+    assert np.allclose(in_order(many, 1).std(0), FLAT, rtol=0.03)
+
+
+def test_flow_has_it():
+    guide = AutoRealNVPNormal(model)
+    params = start(guide)
+    latent = guide.sample_latent(random.key(1), params, 5)
+    sites = guide.sample_posterior(random.key(1), params, sample_shape=(5,))
+    assert np.allclose(in_order(sites, 1), latent, rtol=1e-5)
+
+
+def test_particles_have_it():
+    """Numbers given as particles come back as those sites, and as those columns."""
+    guide = AutoParticles(model, 4)
+    (name,) = start(guide, SVGD())
+    sites, x = draws(4)
+    found = guide.particles({name: x})
+    assert all(np.allclose(found[site], sites[site]) for site in ORDER)
+    assert np.allclose(guide.sample_latent(random.key(0), {name: x}), x)
+
+
+def test_momentum_has_it():
+    """A mass for each site is in the vector of momenta where the site is: r ~ N(0, M)."""
+    mass = {name: 1 / jnp.asarray(scale) ** 2 for name, scale in SCALES.items()}
+    kernel = SGHMC(model, 1e-4, mass=mass)
+    keys = random.split(random.key(0), 4_000)
+    state = kernel.init(keys, 0, None, (), {})
+    assert np.allclose(state.r.std(0) * FLAT, 1, rtol=0.1)
+
+
+def test_score_of_a_kernel_has_it():
+    """The score is given flat vectors: that of the target accepts everything, others do not."""
+    kernel = KernelHMC(model, 0.02, score=lambda z: -(z - 1) / FLAT**2, num_leapfrog=5)
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=50, progress_bar=False)
+    first = jax.tree.map(lambda x: x[0], draws(1)[0])
+    mcmc.run(random.key(0), extra_fields=("accept_prob",), init_params=first)
+    assert mcmc.get_extra_fields()["accept_prob"].min() > 0.95
+
+
+def test_score_estimators_are_fitted_in_it():
+    seen = []
+
+    class Recorder:
+        def fit(self, samples):
+            seen.append(samples)
+            return lambda points: jnp.zeros_like(points)
+
+    sites, x = draws(6)
+    kernel = KernelHMC(model, 0.1, score=Recorder(), training_samples=sites)
+    kernel.init(random.key(0), 0, None, (), {})
+    assert any(np.allclose(samples, x) for samples in seen)
+
+
+def test_points_of_the_stein_discrepancy_have_it():
+    """A kernel that weighs each coordinate by itself says the same of sites and of flat points."""
+
+    def kernel(x, y):
+        return jnp.exp(-(((x[:, None] - y) / FLAT) ** 2).sum(-1) / FLAT.size)
+
+    sites, x = draws(50)
+    by_sites = kernel_stein_discrepancy(sites, model=model, kernel=as_kernel(kernel))
+    by_points = kernel_stein_discrepancy(x, -(x - 1) / FLAT**2, as_kernel(kernel))
+    assert np.allclose(by_sites, by_points, rtol=1e-4)

@@ -1,0 +1,251 @@
+"""The potential at chosen rows, and where chains start, against NumPyro's and against sums."""
+
+from functools import partial
+from itertools import combinations
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.infer import init_to_median, init_to_uniform, init_to_value
+from numpyro.infer.util import constrain_fn, initialize_model, potential_energy
+import pytest
+
+from numpyro_ext._model.potential import Potential, draw_params, draw_start
+from numpyro_ext._model.read import read_model
+from tests._model.models import ORDER, ROWS, SIZE, crossed, data, straight, unordered
+
+
+def potential_of(model, *args, params=None, forward_mode=False, **kwargs):
+    info = read_model(model, args, kwargs)
+    return Potential(model, info, params or {}, args, kwargs, forward_mode=forward_mode)
+
+
+def somewhere(potential, batch=()):
+    x = random.normal(random.key(1), (*batch, potential.info.size))
+    return jax.vmap(potential.info.unravel)(x) if batch else potential.info.unravel(x)
+
+
+def close(a, b, tol):
+    return all(
+        jnp.allclose(x, y, rtol=tol, atol=tol)
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+@pytest.mark.x64
+def test_is_numpyros_at_all_rows(tol):
+    potential = potential_of(unordered, data())
+    z = somewhere(potential)
+    expected, grad = jax.value_and_grad(
+        lambda z: potential_energy(handlers.seed(unordered, 0), (data(),), {}, z)
+    )(z)
+    value, found = potential.value_and_grad(z, {})
+    assert close((value, found), (expected, grad), tol(1e-5, 1e-12))
+
+
+@pytest.mark.x64
+def test_is_numpyros_at_chosen_rows(tol):
+    """NumPyro reads the rows from the plate's value; a batch as long as the model's own."""
+    potential = potential_of(straight, data(), subsample_size=2)
+    z, idx = somewhere(potential), jnp.array([4, 1])
+    chosen = handlers.substitute(handlers.seed(straight, 0), data={"rows": idx})
+    expected = potential_energy(chosen, (data(),), {"subsample_size": 2}, z)
+    assert jnp.allclose(potential(z, {"rows": idx}), expected, rtol=tol(1e-6, 1e-12))
+
+
+@pytest.mark.x64
+def test_minibatches_average_to_all_rows(tol):
+    """Over the 15 pairs of 6 rows, value and gradient have the mean of the full pass."""
+    potential = potential_of(straight, data(), subsample_size=2)
+    z = somewhere(potential)
+    pairs = jnp.array(list(combinations(range(ROWS), 2)))
+    each = jax.jit(jax.vmap(lambda idx: potential.value_and_grad(z, {"rows": idx})))(pairs)
+    mean = jax.tree.map(lambda x: jnp.mean(x, 0), each)
+    assert close(mean, potential.full_value_and_grad(z), tol(1e-5, 1e-12))
+    whole = potential_of(straight, data())
+    assert close(mean, whole.value_and_grad(z, {}), tol(1e-5, 1e-12))
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("chunk_size", [1, 4])
+def test_chunks_do_not_change_the_full_pass(chunk_size, tol):
+    """Chunks of one row, and chunks that leave a rest."""
+    potential = potential_of(straight, data(), subsample_size=2)
+    z = somewhere(potential)
+    full = potential.value_and_grad(z, {"rows": jnp.arange(ROWS)})
+    chunked = jax.jit(partial(potential.full_value_and_grad, chunk_size=chunk_size))(z)
+    assert close(chunked, full, tol(1e-5, 1e-12))
+
+
+def test_full_pass_of_two_plates_takes_all_pairs_of_pieces():
+    x = jnp.sin(jnp.arange(12.0)).reshape(3, 4)
+    potential = potential_of(crossed, x)
+    z = somewhere(potential)
+    every = {"rows": jnp.arange(3), "columns": jnp.arange(4)}
+    full = potential.value_and_grad(z, every)
+    assert close(jax.jit(partial(potential.full_value_and_grad, chunk_size=2))(z), full, 1e-5)
+    assert close(full, potential_of(crossed, x, sizes=(3, 4)).value_and_grad(z, {}), 1e-5)
+
+
+@pytest.mark.x64
+def test_forward_mode_gives_the_gradient_of_reverse_mode(tol):
+    z = somewhere(potential_of(unordered, data()))
+    there = potential_of(unordered, data(), forward_mode=True).value_and_grad(z, {})
+    back = potential_of(unordered, data()).value_and_grad(z, {})
+    assert close(there, back, tol(1e-5, 1e-12))
+
+
+def test_forward_mode_differentiates_a_loop_of_unknown_length():
+    """What reverse mode cannot: the reason for which NumPyro has the option."""
+
+    def model():
+        z = numpyro.sample("z", dist.Normal(1.0, 2.0))
+        end = jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * z), (0, 1.0))
+        numpyro.factor("cube", end[1])
+
+    z = {"z": jnp.float32(0.5)}
+    value, grad = potential_of(model, forward_mode=True).value_and_grad(z, {})
+    assert jnp.allclose(value, 0.5**2 / 8 + jnp.log(2.0) + jnp.log(2 * jnp.pi) / 2 - 0.5**3)
+    assert jnp.allclose(grad["z"], -0.5 / 4 - 3 * 0.5**2)
+    with pytest.raises(ValueError, match="Reverse-mode differentiation"):
+        potential_of(model).value_and_grad(z, {})
+
+
+def test_parameters_of_the_model_are_those_given():
+    def model():
+        loc = numpyro.param("loc", 5.0)
+        numpyro.sample("z", dist.Normal(loc, 1.0))
+
+    z, constant = {"z": jnp.float32(2.0)}, jnp.log(2 * jnp.pi) / 2
+    assert jnp.allclose(potential_of(model, params={"loc": 3.0})(z, {}), 0.5 + constant)
+    params = draw_params(random.key(0), model, read_model(model), (), {})
+    assert jnp.allclose(potential_of(model, params=params)(z, {}), 4.5 + constant)
+
+
+def picky(x):
+    """Finite for a positive mean above 1 only, which the first tries of a start seldom are."""
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    cut = numpyro.sample("cut", dist.Exponential(1.0))
+    numpyro.factor("above", jnp.where(mean > 1.0, 0.0, -jnp.inf))
+    numpyro.sample("x", dist.Normal(mean, cut).expand((ROWS,)).to_event(1), obs=x)
+
+
+@pytest.mark.parametrize("chains", [None, 3])
+@pytest.mark.parametrize(
+    ("model", "init_strategy"),
+    [
+        (straight, init_to_uniform),
+        (straight, init_to_median),
+        (straight, init_to_value(values={"noise": 2.0})),
+        (picky, init_to_uniform),
+    ],
+    ids=["uniform", "median", "value", "not finite at first"],
+)
+def test_starts_where_numpyros_kernels_start(model, init_strategy, chains):
+    """The same numbers for the same key, for one chain and for several, in the flat order."""
+    key = random.key(7) if chains is None else random.split(random.key(7), chains)
+    expected = initialize_model(
+        key, model, init_strategy=init_strategy, model_args=(data(),), validate_grad=False
+    )
+    info = read_model(model, (data(),))
+    z, potential, _ = draw_start(key, model, info, (data(),), {}, init_strategy=init_strategy)
+    assert tuple(z) == tuple(info.latents)
+    assert close(z, {name: expected.param_info.z[name] for name in z}, 1e-6)
+    assert close(potential, expected.param_info.potential_energy, 1e-6)
+    assert jnp.all(jnp.isfinite(potential))
+    if model is picky:
+        assert jnp.all(z["mean"] > 1.0)
+
+
+def test_starts_without_a_draw_of_all_rows():
+    """The first rows are as good as any for a start, and the rows of a plate may be many."""
+
+    def model():
+        z = numpyro.sample("z", dist.Normal())
+        with numpyro.plate("rows", 10**9, subsample_size=4) as idx:
+            numpyro.sample("x", dist.Normal(z, 1.0), obs=jnp.cos(idx))
+
+    z, potential, _ = draw_start(random.key(0), model, read_model(model), (), {})
+    there = potential_of(model)(z, {"rows": jnp.arange(4)})
+    assert jnp.allclose(potential, there)
+
+
+def test_a_start_that_is_nowhere_finite_names_the_site():
+    """One start, and the third of several; the square of the row overflows."""
+    x = data().at[2].set(jnp.finfo(jnp.result_type(float)).max)
+    potential = potential_of(straight, x, subsample_size=2)
+    z, idx = somewhere(potential), {"rows": jnp.array([2, 3])}
+    value, grad = potential.value_and_grad(z, idx)
+    with pytest.raises(ValueError, match="not finite at the initial point: see site 'x'"):
+        potential.check_start(z, idx, value, grad)
+    z = somewhere(potential, (3,))
+    idx = {"rows": jnp.array([[0, 1], [4, 5], [2, 3]])}
+    value, grad = jax.vmap(potential.value_and_grad)(z, idx)
+    with pytest.raises(ValueError, match="see site 'x'"):
+        potential.check_start(z, idx, value, grad)
+    good = {"rows": jnp.array([[0, 1], [4, 5], [1, 3]])}
+    potential.check_start(z, good, *jax.vmap(potential.value_and_grad)(z, good))
+
+
+def test_a_gradient_that_is_not_finite_names_the_site():
+    def model():
+        numpyro.sample("steep", dist.Normal())
+        z = numpyro.sample("z", dist.Normal())
+        numpyro.factor("corner", jnp.sqrt(z - z))
+
+    potential, z = potential_of(model), {"steep": jnp.float32(0.1), "z": jnp.float32(0.2)}
+    value, grad = potential.value_and_grad(z, {})
+    assert jnp.isfinite(value)
+    with pytest.raises(ValueError, match="see site 'z'"):
+        potential.check_start(z, {}, value, grad)
+
+
+@pytest.mark.x64
+def test_unconstrain_undoes_the_constraints_and_drops_what_is_computed(tol):
+    """What ``get_samples`` returns has deterministic sites too."""
+    potential = potential_of(unordered, data(), subsample_size=2)
+    z = somewhere(potential)
+    constrained = potential.postprocess()(z)
+    assert set(constrained) == {*ORDER, "mean"}
+    assert close(potential.unconstrain("center", constrained), z, tol(1e-5, 1e-11))
+    with pytest.raises(ValueError, match=r"center has shape .* at site 'loc'"):
+        potential.unconstrain("center", constrained | {"loc": 0.0})
+
+
+def test_constraining_runs_the_model_only_where_it_must():
+    calls = []
+
+    def model(dynamic):
+        calls.append(0)
+        low = numpyro.sample("low", dist.HalfNormal(2.0))
+        numpyro.sample("high", dist.Uniform(low, 5.0) if dynamic else dist.Uniform(0.0, 5.0))
+        with numpyro.plate("rows", ROWS, subsample_size=2):
+            numpyro.sample("x", dist.Normal(), obs=numpyro.subsample(data(), event_dim=0))
+
+    z = {"low": jnp.float32(-0.4), "high": jnp.float32(0.3)}
+    for dynamic, runs in [(False, False), (True, True)]:
+        constrain = potential_of(model, dynamic).postprocess()
+        calls.clear()
+        found = jax.vmap(constrain)(jax.tree.map(lambda x: x + jnp.arange(3.0), z))
+        assert bool(calls) is runs
+        low = found["low"] if dynamic else 0.0
+        share = jax.nn.sigmoid(z["high"] + jnp.arange(3.0))
+        assert np.allclose(found["low"], jnp.exp(z["low"] + jnp.arange(3.0)), rtol=1e-5)
+        assert np.allclose(found["high"], low + (5.0 - low) * share, rtol=1e-5)
+
+
+def test_constraining_replays_what_the_model_computes():
+    potential = potential_of(unordered, data(), subsample_size=2)
+    z = somewhere(potential)
+    found = potential.postprocess()(z)
+    expected = constrain_fn(
+        handlers.seed(unordered, 0), (data(),), {}, z, return_deterministic=True
+    )
+    assert close(
+        {n: found[n] for n in sorted(found)}, {n: expected[n] for n in sorted(found)}, 1e-6
+    )
+    assert sum(np.size(found[name]) for name in ORDER) == SIZE + 1
