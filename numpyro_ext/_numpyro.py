@@ -22,6 +22,7 @@ from numpyro.infer.autoguide import (
     AutoLaplaceApproximation,
     AutoSemiDAIS,
 )
+from numpyro.infer.reparam import LocScaleReparam
 from numpyro.infer.util import (
     _substitute_default_key as default_key,
 )
@@ -43,8 +44,10 @@ __all__ = [
     "mcmc_arguments",
     "posterior_guide",
     "unpacking_of",
+    "unwrap_distribution",
     "validate_model",
     "without_rsample_stop_gradient",
+    "wrap_distribution",
 ]
 
 
@@ -57,6 +60,18 @@ def max_tree_depth(kernel: Any) -> int | None:
     """The limit of ``NUTS`` after warmup; None for a kernel that builds no trees."""
     limit = getattr(kernel, "_max_tree_depth", None)
     return limit[-1] if isinstance(limit, tuple) else limit
+
+
+def unwrap_distribution(fn: dist.Distribution) -> tuple[Any, tuple[int, ...], int]:
+    """The distribution under ``expand`` and ``to_event``, and the shape and event dimensions that they add."""
+    return LocScaleReparam()._unwrap(fn)
+
+
+def wrap_distribution(
+    fn: dist.Distribution, expand_shape: tuple[int, ...], event_dim: int
+) -> dist.Distribution:
+    """The inverse of :func:`unwrap_distribution`, for another distribution."""
+    return LocScaleReparam()._wrap(fn, expand_shape, event_dim)
 
 
 def mcmc_arguments(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:

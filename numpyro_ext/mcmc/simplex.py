@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 from numpyro.infer.reparam import Reparam
 
 from numpyro_ext._checks import check_choice, check_nonnegative, check_positive
+from numpyro_ext._numpyro import unwrap_distribution, wrap_distribution
 
 __all__ = ["GammaSimplexReparam", "simplex_langevin_step"]
 
@@ -207,12 +208,12 @@ class GammaSimplexReparam(Reparam):
             raise ValueError(
                 f"site '{name}' is observed; GammaSimplexReparam is for latent sites only."
             )
-        base, expand_shape, event_dim = self._unwrap(fn)
+        base, expand_shape, event_dim = unwrap_distribution(fn)
         if not isinstance(base, dist.Dirichlet):
             raise ValueError(
                 f"site '{name}' is a {type(base).__name__}; GammaSimplexReparam is for Dirichlet"
                 " sites."
             )
         gammas = dist.Gamma(base.concentration).to_event(1)
-        theta = numpyro.sample(f"{name}_gamma", self._wrap(gammas, expand_shape, event_dim))
+        theta = numpyro.sample(f"{name}_gamma", wrap_distribution(gammas, expand_shape, event_dim))
         return None, jnp.asarray(theta) / jnp.sum(theta, axis=-1, keepdims=True)
