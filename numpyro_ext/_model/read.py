@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from numpyro.distributions import Delta, Unit, biject_to, constraints
 from numpyro.handlers import block, seed, substitute, trace
 from numpyro.infer import init_to_uniform
+from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_ext._model.handlers import first_rows, subsampled_plates, valid_plates
 from numpyro_ext._numpyro import mask_of
@@ -33,6 +34,7 @@ __all__ = [
     "plate_sizes",
     "read_model",
     "sample_sites",
+    "set_up",
     "trace_of",
 ]
 
@@ -43,6 +45,17 @@ Site = dict[str, Any]
 def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
     """The trace of one run."""
     return trace(fn).get_trace(*args, **(kwargs or {}))
+
+
+def set_up(guide: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> None:
+    """Call an auto guide that was never called, so that it does not read its model inside a trace."""
+    while not isinstance(guide, AutoGuide):
+        if not hasattr(guide, "fn"):  # of a handler, or of another wrapper
+            return
+        guide = guide.fn  # type: ignore
+    if guide.prototype_trace is None:
+        with block(), jax.ensure_compile_time_eval():
+            seed(guide, 0)(*args, **(kwargs or {}))
 
 
 def sample_sites(trace: Trace) -> Iterator[Site]:
