@@ -1,12 +1,22 @@
 """Checks of arguments, each one sentence: what was given, and what is allowed."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
+import inspect
 import numbers
 from typing import Any
 
 from jax.core import Tracer
 
-__all__ = ["InferenceWarning", "check_choice", "check_count", "check_nonnegative", "check_positive"]
+__all__ = [
+    "InferenceWarning",
+    "check_choice",
+    "check_count",
+    "check_nonnegative",
+    "check_positive",
+    "check_several",
+    "with_known_arguments",
+]
 
 
 class InferenceWarning(UserWarning):
@@ -18,6 +28,12 @@ def check_count(name: str, value: Any, minimum: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
         raise ValueError(f"{name} is {value!r}; it must be an integer of at least {minimum}.")
     return int(value)
+
+
+def check_several(name: str, value: Any, why: str) -> None:
+    """An integer of at least 2; ``why`` says what one cannot do, and what to use instead."""
+    if check_count(name, value) < 2:
+        raise ValueError(f"{name} is {value}; it must be at least 2, because {why}.")
 
 
 def _check_scalar(name: str, value: Any, kind: str, low: float, strict: bool) -> None:
@@ -48,3 +64,24 @@ def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
     if value not in allowed:
         words = ", ".join(repr(word) for word in allowed)
         raise ValueError(f"{name} is {value!r}; it must be one of {words}.")
+
+
+def with_known_arguments(init: Callable[..., None], hints: Mapping[str, str]) -> Any:
+    """``__init__`` that reports an unknown keyword in the name of the class that was called.
+
+    ``hints`` says what to use instead of a keyword that is known from elsewhere.
+    """
+    parameters = inspect.signature(init).parameters
+    known = [name for name in parameters if name != "self"]
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return init
+
+    @wraps(init)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in known:
+                hint = hints.get(name, f"it takes {', '.join(known)}")
+                raise TypeError(f"{type(self).__name__} has no argument '{name}': {hint}.")
+        init(self, *args, **kwargs)
+
+    return wrapped

@@ -14,6 +14,7 @@ __all__ = [
     "first_rows",
     "refuse_mutable",
     "rows",
+    "same_plates",
     "seed_plates",
     "subsampled_plates",
     "valid_plates",
@@ -63,6 +64,35 @@ class _no_minibatch(Messenger):
                 " cond, where its rows cannot be chosen from outside; drop subsample_size, or write the"
                 " loop without scan."
             )
+
+
+class same_plates(Messenger):
+    """Refuse a plate of the model that has another size in the guide: its rows would be dropped.
+
+    :param dict guide_trace: the trace of the guide that is replayed.
+    """
+
+    def __init__(self, fn: Model | None, guide_trace: Trace) -> None:
+        super().__init__(fn)
+        self.guide_trace = guide_trace
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        guide = self.guide_trace.get(msg.get("name"))  # type: ignore
+        if msg["type"] != "plate" or guide is None or guide["type"] != "plate":
+            return
+        ours, theirs = (
+            (size, size if batch is None else batch) for size, batch in (msg["args"], guide["args"])
+        )
+        if ours != theirs:
+            raise ValueError(
+                f"plate '{msg['name']}' has {_rows(*ours)} in the model but {_rows(*theirs)} in the"
+                " guide, whose rows the model would take; give both the same size and"
+                " subsample_size."
+            )
+
+
+def _rows(size: int, batch: int) -> str:
+    return f"{size} rows" if batch == size else f"{batch} of {size} rows"
 
 
 class refuse_mutable(Messenger):

@@ -14,6 +14,7 @@ import numpy as np
 from numpyro.distributions import Delta, Unit, biject_to, constraints
 from numpyro.handlers import block, seed, substitute, trace
 from numpyro.infer import init_to_uniform
+from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_ext._model.handlers import first_rows, subsampled_plates, valid_plates
 from numpyro_ext._numpyro import mask_of
@@ -36,6 +37,7 @@ __all__ = [
     "read_model",
     "refuse_local",
     "sample_sites",
+    "set_up",
     "shape_trace",
     "trace_of",
 ]
@@ -59,6 +61,17 @@ def shape_trace(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = Non
 
     jax.eval_shape(run)
     return box
+
+
+def set_up(guide: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> None:
+    """Call an auto guide that was never called, so that it does not read its model inside a trace."""
+    while not isinstance(guide, AutoGuide):
+        if not hasattr(guide, "fn"):  # of a handler, or of another wrapper
+            return
+        guide = guide.fn  # type: ignore
+    if guide.prototype_trace is None:
+        with block(), jax.ensure_compile_time_eval():
+            seed(guide, 0)(*args, **(kwargs or {}))
 
 
 def sample_sites(trace: Trace) -> Iterator[Site]:

@@ -45,19 +45,20 @@ def check_alpha(alpha: Any, *, finite: bool = False) -> Any:
     return alpha
 
 
-def alpha_at(alpha: Any, state: dict[str, Any]) -> Any:
-    """The order of this update; ``state`` holds the guide's mutable sites."""
+def alpha_at(alpha: Any, step: Any) -> Any:
+    """The order of this update, from ``Draws.step``."""
     if not callable(alpha):
         return alpha
-    if STEP not in state:
+    if step is None:
         raise ValueError(
             "alpha is a callable of the step, but the guide does not count steps; give SVI the guide"
             " count_steps(guide)."
         )
-    return alpha(state[STEP]["step"])
+    return alpha(step)
 
 
 def advance_step(state: dict[str, Any]) -> dict[str, Any]:
+    """The mutable state with the counter, if it has one, one step further."""
     if STEP not in state:
         return state
     return {**state, STEP: {"step": state[STEP]["step"] + 1}}
@@ -65,13 +66,13 @@ def advance_step(state: dict[str, Any]) -> dict[str, Any]:
 
 class _StepCounted:
     def __init__(self, guide: Model) -> None:
-        self.guide = guide
+        self.fn = guide
         update_wrapper(self, guide, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         initial: Any = {"step": jnp.zeros((), jnp.int32)}
         mutable(STEP, initial)
-        return self.guide(*args, **kwargs)
+        return self.fn(*args, **kwargs)
 
 
 def count_steps(guide: Model) -> Model:

@@ -1,17 +1,14 @@
 """Black-box alpha-divergence minimisation (Hernandez-Lobato et al., 2016)."""
 
-from typing import Any
-
 from jax import Array
 import jax.numpy as jnp
 
-from numpyro_ext._typing import Model, Params
-from numpyro_ext.objectives._log_weights import Engine, MapT, ParticleELBO
-from numpyro_ext.objectives._power_mean import surrogate
 from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
+from numpyro_ext.objectives.power_mean import surrogate
 
 
-class BBAlphaELBO(ParticleELBO):
+class BBAlphaELBO(Objective):
     r"""Black-box alpha energy with tied factors, as a quantity to be maximised,
 
     .. math::
@@ -51,9 +48,7 @@ class BBAlphaELBO(ParticleELBO):
     :param alpha: order, a finite number, a traced scalar, or a callable of the step (with
         :func:`count_steps` around the guide).
     :param int num_particles: number of particles K.
-    :param vectorize_particles: whether to use ``jax.vmap`` over the particles; if ``False`` use
-        ``jax.lax.map`` and recompute each particle in the backward pass. A callable ``mapT(fn, xs)``
-        is also allowed.
+    :param vectorize_particles: as in :class:`Objective`.
     :param bool approximate_kl: whether to use the second form. Without a global latent both are the same.
 
     **References:**
@@ -83,6 +78,8 @@ class BBAlphaELBO(ParticleELBO):
         2
     """
 
+    per_datum = True
+
     def __init__(
         self,
         alpha: Order = 0.5,
@@ -93,26 +90,18 @@ class BBAlphaELBO(ParticleELBO):
     ) -> None:
         self.alpha = check_alpha(alpha, finite=True)
         self.approximate_kl = approximate_kl
-        super().__init__(num_particles, vectorize_particles)
+        self.linear = approximate_kl or (isinstance(self.alpha, float) and self.alpha == 0)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
-    def loss_with_mutable_state(
-        self,
-        rng_key: Array,
-        param_map: Params,
-        model: Model,
-        guide: Model,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        engine = Engine(self, rng_key, param_map, model, guide, args, kwargs, per_datum=True)
-        particles = engine.particles()
-        layout = engine.layout
-        alpha = alpha_at(self.alpha, engine.first_state(particles.state))
-        per_datum = particles.log_lik - particles.log_q_local
-        shared = particles.log_prior - particles.log_q_global
+    def estimate(self, draws: Draws) -> tuple[Array, State]:
+        alpha = alpha_at(self.alpha, draws.step)
+
+        def densities(particle: Particle) -> tuple[Array, Array]:
+            per_datum = particle.log_lik - particle.log_q_local
+            return per_datum, particle.log_prior - particle.log_q_global
+
+        (per_datum, shared), state = draws.each(densities)
         if self.approximate_kl:
-            bound = jnp.mean(shared) + layout.scale * jnp.sum(surrogate(per_datum, alpha))
-        else:
-            tied = jnp.reshape(shared, (-1,) + (1,) * len(layout.plates)) / layout.size
-            bound = layout.scale * jnp.sum(surrogate(per_datum + tied, alpha))
-        return engine.result(-bound, particles.state)
+            return -jnp.mean(shared) - draws.total(surrogate(per_datum, alpha)), state
+        tied = jnp.reshape(shared, (-1,) + (1,) * len(draws.layout.plates)) / draws.layout.size
+        return -draws.total(surrogate(per_datum + tied, alpha)), state

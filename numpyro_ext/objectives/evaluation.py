@@ -8,11 +8,20 @@ from jax import Array
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._typing import Model, Params
-from numpyro_ext.objectives._log_weights import Engine, ParticleELBO
+from numpyro_ext.objectives.base import Draws, Objective, State
 
 
-class _Evaluation(ParticleELBO):
+class _Evaluation(Objective):
     can_infer_discrete = True
+    linear = True
+
+    def estimate(self, draws: Draws) -> tuple[Array, State]:
+        for plate, size, batch in draws.layout.subsampled:
+            raise ValueError(
+                f"plate '{plate}' has a subsample of {batch} of {size} rows; log_weights needs all of"
+                " them: call it with the whole data set and no subsample_size."
+            )
+        return draws.each(lambda particle: particle.log_weight)
 
 
 def log_weights(
@@ -62,20 +71,9 @@ def log_weights(
         >>> print(f"{lw.mean():.4f} {float(lw.std()) < 1e-5}")  # the guide is the posterior: log p(x)
         -1.8280 True
     """
-    check_count("num_samples", num_samples)
-    if batch_size is not None:
-        check_count("batch_size", batch_size)
+    num_samples = check_count("num_samples", num_samples)
+    batch_size = num_samples if batch_size is None else check_count("batch_size", batch_size)
     # lax.map compiles one program for a chunk, where vmap alone would run operation by operation.
-    objective = _Evaluation(num_samples, partial(jax.lax.map, batch_size=batch_size or num_samples))
-    engine = Engine(objective, rng_key, params, model, guide, args, kwargs)
-
-    def log_weight(key: Array) -> Array:
-        particle = engine.particle(key)
-        for plate, size, batch in engine.layout.subsampled:
-            raise ValueError(
-                f"plate '{plate}' has a subsample of {batch} of {size} rows; log_weights needs all of"
-                " them: call it with the whole data set and no subsample_size."
-            )
-        return particle.log_weight
-
-    return engine.map(log_weight, engine.keys)
+    chunks = partial(jax.lax.map, batch_size=batch_size)
+    objective = _Evaluation(num_samples, vectorize_particles=chunks)
+    return objective.estimate(Draws(objective, rng_key, params, model, guide, args, kwargs))[0]

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 import math
-from typing import Any
 
 import jax
 from jax import Array
@@ -12,10 +11,8 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
 from numpyro_ext._checks import check_choice
-from numpyro_ext._typing import Model, Params
-from numpyro_ext.objectives._gradients import path_only
-from numpyro_ext.objectives._log_weights import Engine, MapT, ParticleELBO
-from numpyro_ext.objectives._power_mean import power_mean, weighted_surrogate
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
+from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
 
 Weighting = Callable[[Array], tuple[Array, Array]]
 """``s = log t`` of shape ``(K, *units)`` to ``f(t) - f(1)`` and ``gamma_f(t)``, both of that shape."""
@@ -52,12 +49,17 @@ def _differentiate(f: Callable[[Array], Array], s: Array) -> tuple[Array, Array]
     def h(s: Array) -> Array:
         return f(jnp.exp(s))
 
-    def at(s: Array) -> tuple[Array, Array]:
-        return h(s) - h(jnp.zeros_like(s)), jax.grad(jax.grad(h))(s) - jax.grad(h)(s)
+    def value(s: Array) -> Array:
+        return h(s) - h(jnp.zeros_like(s))
 
-    # exp(-80) is about the smallest ratio that float32 holds.
-    value, gamma = jax.vmap(at)(jnp.clip(s, min=-80.0).ravel())
-    return value.reshape(s.shape), gamma.reshape(s.shape)
+    def gamma(s: Array) -> Array:
+        return jax.grad(jax.grad(h))(s) - jax.grad(h)(s)
+
+    # exp(-80) is about the smallest ratio that float32 holds; f'' is evaluated where its t^-2 fits.
+    at = s.ravel()
+    values = jax.vmap(value)(jnp.clip(at, min=-80.0))
+    gammas = jax.vmap(gamma)(jnp.clip(at, min=-43.0))
+    return values.reshape(s.shape), gammas.reshape(s.shape)
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class TailAdaptive:
         return rho / jnp.sum(rho, 0)
 
 
-class FDivergence(ParticleELBO):
+class FDivergence(Objective):
     r"""f-divergence between posterior and guide, for a convex f,
 
     .. math::
@@ -132,8 +134,9 @@ class FDivergence(ParticleELBO):
     ``"hellinger"`` :math:`(\sqrt{t} - 1)^2`            :math:`\sqrt{t} / 2`        squared Hellinger
     =============== =================================== =========================== =====================
 
-    A callable ``f(t)`` of a scalar is differentiated, with ``t`` clipped below at ``exp(-80)``;
-    :class:`TailAdaptive` weighs by rank. ``"kl_qp"`` has the guide's gradient of ``VRELBO(1., K,
+    A callable ``f(t)`` of a scalar is differentiated twice. It sees ``t`` clipped below, at
+    ``exp(-80)`` for the value and at ``exp(-43)`` for the weight, so that :math:`f''` of the order of
+    :math:`t^{-2}` fits float32. :class:`TailAdaptive` weighs by rank. ``"kl_qp"`` has the guide's gradient of ``VRELBO(1., K,
     gradient="stl")``.
 
     Parameters of the model get the gradient of the evidence, :math:`-\sum_k \tilde w_k \nabla \log p(x, z_k)`
@@ -153,9 +156,7 @@ class FDivergence(ParticleELBO):
 
     :param f: ``"kl_qp"``, ``"kl_pq"``, ``"chi2"``, ``"hellinger"``, a convex callable, or :class:`TailAdaptive`.
     :param int num_particles: number of particles K.
-    :param vectorize_particles: whether to use ``jax.vmap`` over the particles; if ``False`` use
-        ``jax.lax.map`` and recompute each particle in the backward pass. A callable ``mapT(fn, xs)``
-        is also allowed.
+    :param vectorize_particles: as in :class:`Objective`.
 
     **References:**
 
@@ -180,7 +181,9 @@ class FDivergence(ParticleELBO):
         True
     """
 
-    instead_of_density = 'VRELBO, or ThermodynamicELBO with gradient="pathwise"'
+    needs_log_q_at_values = True
+    stops_guide_params = True
+    without_log_q = 'VRELBO, or ThermodynamicELBO with gradient="pathwise"'
 
     def __init__(
         self,
@@ -197,32 +200,24 @@ class FDivergence(ParticleELBO):
                 " TailAdaptive()."
             )
         self.f = f
-        super().__init__(num_particles, vectorize_particles)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
-    def loss_with_mutable_state(
-        self,
-        rng_key: Array,
-        param_map: Params,
-        model: Model,
-        guide: Model,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        engine = Engine(self, rng_key, param_map, model, guide, args, kwargs)
-        path = engine.map(lambda key: path_only(engine, key, params=engine.stopped), engine.keys)
-        engine.refuse_local_subsampling()
-        value, coef = self._value_and_weights(stop_gradient(path.log_weight))
-        bound = weighted_surrogate(-value, coef, path.log_weight)
-        if engine.layout.model_params:
-            theta = engine.map(
-                lambda key: engine.particle(key, guide_params=engine.stopped, detach=True)._replace(
-                    values={}
-                ),
-                engine.keys,
-            )
-            weights = power_mean(path.log_weight, 1.0)[1]
-            bound += weighted_surrogate(jnp.zeros_like(value), weights, theta.log_weight)
-        return engine.result(-engine.layout.scale * jnp.sum(bound), path.state)
+    def estimate(self, draws: Draws) -> tuple[Array, State]:
+        def along_the_path(key: Array) -> tuple[Array, State]:
+            particle = draws.path_particle(key, params=draws.stopped)
+            return particle.log_weight, particle.state
+
+        def at_fixed_values(particle: Particle) -> Array:
+            return particle.at(stop_gradient(particle.values)).log_weight
+
+        lw, state = draws.map(along_the_path, draws.keys)
+        value, coef = self._value_and_weights(stop_gradient(lw))
+        bound = weighted_surrogate(-value, coef, lw)
+        if draws.layout.model_params:
+            theta, _ = draws.each(at_fixed_values, guide_params=draws.stopped)
+            weights = power_mean(lw, 1.0)[1]
+            bound += weighted_surrogate(jnp.zeros_like(value), weights, theta)
+        return -draws.total(bound), state
 
     def _value_and_weights(self, lw: Array) -> tuple[Array, Array]:
         """The divergence of each unit, and the weights of its path gradient."""

@@ -47,7 +47,7 @@ def minibatch_kl_weights(num_batches: int, scheme: str = "geometric") -> Array:
         >>> print((7 * minibatch_kl_weights(3)).round(4))
         [4. 2. 1.]
     """
-    check_count("num_batches", num_batches)
+    num_batches = check_count("num_batches", num_batches)
     check_choice("scheme", scheme, ("geometric", "uniform"))
     if scheme == "uniform":
         return jnp.full(num_batches, 1 / num_batches)

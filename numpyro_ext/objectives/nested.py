@@ -1,18 +1,19 @@
 """The Renyi bound of each datum inside variational inference for the global latents."""
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax import Array, random
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._typing import Model, Params
-from numpyro_ext.objectives._log_weights import Engine, MapT, ParticleELBO
-from numpyro_ext.objectives._power_mean import surrogate
 from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha
+from numpyro_ext.objectives.base import Draws, MapT, Objective, State
+from numpyro_ext.objectives.power_mean import surrogate
 
 
-class NestedVRELBO(ParticleELBO):
+class NestedVRELBO(Objective):
     r"""Evidence lower bound over global latents, with a Renyi bound for the latents of each datum,
 
     .. math::
@@ -51,9 +52,7 @@ class NestedVRELBO(ParticleELBO):
         callable of the step (with :func:`count_steps` around the guide).
     :param int num_particles: number of global draws K.
     :param int num_inner: number L of draws of the local latents for each global draw.
-    :param vectorize_particles: whether to use ``jax.vmap`` over both kinds of draws; if ``False`` use
-        ``jax.lax.map`` and recompute each in the backward pass. A callable ``mapT(fn, xs)`` is also
-        allowed.
+    :param vectorize_particles: as in :class:`Objective`, over both kinds of draws.
 
     **References:**
 
@@ -83,6 +82,9 @@ class NestedVRELBO(ParticleELBO):
         -5.5
     """
 
+    per_datum = True
+    linear = True
+
     def __init__(
         self,
         alpha: Order = 0.0,
@@ -91,40 +93,37 @@ class NestedVRELBO(ParticleELBO):
         num_inner: int = 10,
         vectorize_particles: bool | MapT = True,
     ) -> None:
-        check_count("num_inner", num_inner)
         self.alpha = check_alpha(alpha)
-        self.num_inner = num_inner
-        super().__init__(num_particles, vectorize_particles)
+        self.num_inner = check_count("num_inner", num_inner)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
-    def loss_with_mutable_state(
-        self,
-        rng_key: Array,
-        param_map: Params,
-        model: Model,
-        guide: Model,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        engine = Engine(self, rng_key, param_map, model, guide, args, kwargs, per_datum=True)
+    def estimate(self, draws: Draws) -> tuple[Array, State]:
+        alpha = alpha_at(self.alpha, draws.step)
 
-        def outer(keys: tuple[Array, Array]) -> tuple[Array, Array, dict[str, Any]]:
-            key, inner_key = keys
-            particle = engine.particle(key)
-            drawn = engine.layout.drawn
-            shared = {name: particle.values[name] for name in drawn if not drawn[name]}
+        def outer(key: Array, inner_key: Array) -> tuple[Array, Array, State]:
+            particle = draws.particle(key)
+            values = particle.values
+            shared = {name: values[name] for name in draws.layout.drawn_global}
+
+            def local_log_weight(key: Array) -> Array:
+                inner = draws.particle(key, values=shared)
+                return inner.log_lik - inner.log_q_local
+
             # The first of the L draws is the particle's own: num_inner=1 is the ELBO of the same key.
             lw = (particle.log_lik - particle.log_q_local)[None]
-            if self.num_inner > 1 and len(shared) < len(drawn):
-                more = self.vectorize_particles_fn(
-                    lambda key: engine.local_log_weight(key, shared),
-                    random.split(inner_key, self.num_inner - 1),
-                )
+            if self.num_inner > 1 and draws.layout.drawn_local:
+                inner_keys = random.split(inner_key, self.num_inner - 1)
+                more = self._map_inner(local_log_weight, inner_keys)
                 lw = jnp.concatenate([lw, more])
             return particle.log_prior - particle.log_q_global, lw, particle.state
 
-        inner_keys = random.split(engine.extra_key, self.num_particles)
-        log_ratio, lw, state = engine.map(outer, (engine.keys, inner_keys))
-        alpha = alpha_at(self.alpha, engine.first_state(state))
+        inner_keys = random.split(draws.extra_key, self.num_particles)
+        log_ratio, lw, state = draws.map(outer, draws.keys, inner_keys)
         inner = surrogate(jnp.moveaxis(lw, 1, 0), 1 - alpha)
-        bound = jnp.mean(log_ratio) + engine.layout.scale * jnp.sum(inner) / self.num_particles
-        return engine.result(-bound, state)
+        return -jnp.mean(log_ratio) - draws.total(inner) / self.num_particles, state
+
+    def _map_inner(self, fn: Callable[[Array], Array], keys: Array) -> Array:
+        way: Any = self.vectorize_particles
+        if getattr(way, "func", way) is jax.pmap:  # the devices are taken by the outer draws
+            return jax.vmap(fn)(keys)
+        return self.vectorize_particles_fn(fn, keys)  # type: ignore

@@ -2,17 +2,88 @@
 
 from typing import Any
 
-from jax import Array
+from jax import Array, random
+from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice
-from numpyro_ext._typing import Model, Params
-from numpyro_ext.objectives._gradients import ESTIMATORS
-from numpyro_ext.objectives._log_weights import Engine, MapT, Particle, ParticleELBO
 from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
+from numpyro_ext.objectives.power_mean import power_mean, surrogate, weighted_surrogate
 
 
-class VRELBO(ParticleELBO):
+def standard(draws: Draws, alpha: Any) -> tuple[Array, State]:
+    """The bound of every unit, with the gradient ``sum_k w^_k grad lw_k``."""
+    lw, state = draws.each(lambda particle: particle.log_weight)
+    return surrogate(lw, 1 - alpha), state
+
+
+def single(draws: Draws, alpha: Any) -> tuple[Array, State]:
+    """The gradient of one ``lw_j`` per unit, ``j ~ Categorical(w^)``: a single backward pass.
+
+    With units the guide's K draws are differentiated and the model runs once, at the chosen ones.
+    """
+    if len(draws.keys) == 1:
+        return standard(draws, alpha)
+    layout = draws.layout
+
+    def forward(particle: Particle) -> tuple[Array, Array, Any]:
+        values = particle.values
+        particle = particle.at(stop_gradient(values))
+        return particle.log_weight, particle.log_q_local, values if layout.plates else {}
+
+    options = {"params": draws.stopped, "guide_params": draws.params}
+    (lw, log_q, values), state = draws.each(forward, **options)
+    value, weights = power_mean(lw, 1 - alpha)
+    j = random.categorical(draws.extra_key, jnp.log(weights), axis=0)
+    if layout.plates:
+        particle = draws.particle(draws.keys[0])
+        chosen = {
+            name: _take(x, layout.along(particle.guide_trace[name], j))
+            for name, x in values.items()
+        }
+        lw_j = particle.at(chosen).log_lik - _take(log_q, j)
+    else:
+        lw_j = draws.particle(draws.keys[j]).log_weight
+    return weighted_surrogate(value, jnp.ones((1, *lw_j.shape)), lw_j[None]), state
+
+
+def stl(draws: Draws, alpha: Any) -> tuple[Array, State]:
+    """``sum_k w^_k`` times the path derivative: log q at the same z with its parameters stopped."""
+
+    def one(key: Array) -> tuple[Array, State]:
+        particle = draws.path_particle(key)
+        return particle.log_weight, particle.state
+
+    lw, state = draws.map(one, draws.keys)
+    return surrogate(lw, 1 - alpha), state
+
+
+def dreg(draws: Draws, alpha: Any) -> tuple[Array, State]:
+    """The path derivative with ``w^_k (alpha + (1 - alpha) w^_k)``, the model's parameters with ``w^_k``.
+
+    Each value enters as ``sg(z) + gamma_k (z - sg(z))``, so that only its path derivative is scaled.
+    """
+    lw, _ = draws.each(lambda particle: particle.log_weight, params=draws.stopped)
+    _, weights = power_mean(lw, 1 - alpha)
+
+    def one(key: Array, gamma: Array) -> tuple[Array, State]:
+        particle = draws.path_particle(key, gamma)
+        return particle.log_weight, particle.state
+
+    lw, state = draws.map(one, draws.keys, alpha + (1 - alpha) * weights)
+    return surrogate(lw, 1 - alpha), state
+
+
+ESTIMATORS = {"dreg": dreg, "single": single, "standard": standard, "stl": stl}
+
+
+def _take(x: Array, j: Array) -> Array:
+    """``x[j]`` along the particle axis, ``j`` broadcasting against the rest."""
+    return jnp.take_along_axis(x, j[None], 0)[0]
+
+
+class VRELBO(Objective):
     r"""Variational Renyi bound,
 
     .. math::
@@ -116,26 +187,13 @@ class VRELBO(ParticleELBO):
         check_choice("gradient", gradient, ESTIMATORS)
         self.alpha = check_alpha(alpha, finite=gradient == "dreg")
         self.gradient = gradient
-        super().__init__(num_particles, vectorize_particles)
+        self.linear = isinstance(self.alpha, float) and self.alpha == 1
+        self.needs_log_q_at_values = self.stops_guide_params = gradient in ("stl", "dreg")
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
-    def loss_with_mutable_state(
-        self,
-        rng_key: Array,
-        param_map: Params,
-        model: Model,
-        guide: Model,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        engine = Engine(self, rng_key, param_map, model, guide, args, kwargs)
-        bounds, state = ESTIMATORS[self.gradient](engine, self._alpha_of)
-        return engine.result(-engine.layout.scale * jnp.sum(bounds), state)
-
-    def _alpha_of(self, engine: Engine, particles: Particle) -> Any:
-        alpha = alpha_at(self.alpha, engine.first_state(particles.state))
-        if not (isinstance(alpha, float) and alpha == 1):
-            engine.refuse_local_subsampling()
-        return alpha
+    def estimate(self, draws: Draws) -> tuple[Array, State]:
+        bounds, state = ESTIMATORS[self.gradient](draws, alpha_at(self.alpha, draws.step))
+        return -draws.total(bounds), state
 
 
 class IWELBO(VRELBO):

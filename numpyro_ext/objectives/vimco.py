@@ -6,15 +6,13 @@ from jax import Array
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._checks import check_choice
-from numpyro_ext._typing import Model, Params
-from numpyro_ext.objectives._checks import check_several
-from numpyro_ext.objectives._log_weights import Engine, MapT, ParticleELBO
-from numpyro_ext.objectives._power_mean import power_mean, weighted_surrogate
+from numpyro_ext._checks import check_choice, check_several
 from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
+from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
 
 
-class VIMCO(ParticleELBO):
+class VIMCO(Objective):
     r"""Renyi bound for a guide with discrete sites, or others that are not reparameterised.
 
     The value is that of :class:`VRELBO`, :math:`\hat L_{\alpha, K}` of the log weights :math:`lw_k`, in
@@ -52,9 +50,7 @@ class VIMCO(ParticleELBO):
     :param alpha: order, a finite number, a traced scalar, or a callable of the step (with
         :func:`count_steps` around the guide).
     :param int num_particles: number of particles K, at least 2.
-    :param vectorize_particles: whether to use ``jax.vmap`` over the particles; if ``False`` use
-        ``jax.lax.map`` and recompute each particle in the backward pass. A callable ``mapT(fn, xs)``
-        is also allowed.
+    :param vectorize_particles: as in :class:`Objective`.
     :param str baseline: ``"arithmetic"`` or ``"geometric"``.
 
     **References:**
@@ -94,35 +90,31 @@ class VIMCO(ParticleELBO):
         baseline: str = "arithmetic",
     ) -> None:
         check_choice("baseline", baseline, ("arithmetic", "geometric"))
-        check_several(num_particles, "the baseline of a particle is made of the others")
+        check_several(
+            "num_particles", num_particles, "the baseline of a particle is made of the others"
+        )
         self.alpha = check_alpha(alpha, finite=True)
         self.baseline = baseline
-        super().__init__(num_particles, vectorize_particles)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
-    def loss_with_mutable_state(
-        self,
-        rng_key: Array,
-        param_map: Params,
-        model: Model,
-        guide: Model,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        engine = Engine(self, rng_key, param_map, model, guide, args, kwargs)
-        particles = engine.particles()
-        engine.refuse_local_subsampling()
-        alpha = alpha_at(self.alpha, engine.first_state(particles.state))
-        lw = particles.log_weight
+    def estimate(self, draws: Draws) -> tuple[Array, State]:
+        alpha = alpha_at(self.alpha, draws.step)
+        scored = draws.layout.not_reparameterized
+
+        def densities(particle: Particle) -> tuple[Array, Array]:
+            return particle.log_weight, particle.log_q_of(scored)
+
+        (lw, log_q_score), state = draws.each(densities)
         value, weights = power_mean(lw, 1 - alpha)
         bound = weighted_surrogate(value, weights, lw)
-        if engine.layout.not_reparameterized:
+        if scored:
             without_j = _BASELINES[self.baseline](lw, 1 - alpha)
             # Without a finite bound from the others any constant is a baseline.
             without_j = jnp.where(jnp.isinf(without_j), 0.0, without_j)
             delta = jnp.where(jnp.isinf(value), 0.0, value - without_j)
-            score = weighted_surrogate(jnp.zeros_like(value), delta, particles.log_q_score)
+            score = weighted_surrogate(jnp.zeros_like(value), delta, log_q_score)
             bound = bound + score
-        return engine.result(-engine.layout.scale * jnp.sum(bound), particles.state)
+        return -draws.total(bound), state
 
 
 def _others(lw: Array) -> Array:

@@ -13,7 +13,7 @@ import pytest
 
 from numpyro_ext.objectives import VIMCO, VRELBO, log_weights
 from numpyro_ext.objectives.vimco import _BASELINES
-from tests.objectives.compare import assert_refuses, assert_same
+from tests.objectives.compare import assert_same
 from tests.objectives.enumeration import (
     combinations,
     finite_difference,
@@ -26,8 +26,6 @@ from tests.objectives.models import (
     LOCAL_PARAMS,
     local_guide,
     local_model,
-    mixed_guide,
-    mixed_model,
     value_and_grad,
 )
 
@@ -316,8 +314,3 @@ def test_bad_input():
     for alpha in ("0", 1j):
         with pytest.raises(TypeError, match="alpha is"):
             VIMCO(alpha)
-
-
-def test_local_latents_in_a_subsampled_plate_are_refused():
-    sentence = "VIMCO: latent site 'z' .*NestedVRELBO or BBAlphaELBO"
-    assert_refuses(sentence, VIMCO(), {"c": 0.4}, mixed_model, mixed_guide, batch=2)
