@@ -235,9 +235,6 @@ def _densities(sites: Trace, guide_sites: Trace, proto: Prototype) -> dict[str, 
     # Not lp - log_q: the Jacobian would only add its rounding error twice.
     weight = log_p - log_q
     if proto.units is not None:
-        weight = proto.units.sum_sites(
-            [(site, log_prob(site)) for site in sample_sites(sites)], local=True
-        ) - proto.units.sum_sites(
-            [(site, log_prob(site)) for site in sample_sites(guide_sites)], local=True
-        )
+        weight = proto.units.sum_sites(sample_sites(sites), local=True)
+        weight = weight - proto.units.sum_sites(sample_sites(guide_sites), local=True)
     return {"lp": log_p + jacobian, "log_q": log_q + jacobian, "log_weight": weight}
