@@ -227,7 +227,8 @@ def draw_start(
 
     :param rng_key: one key, or an array of keys for as many starts along a leading axis.
     :param init_strategy: one of NumPyro's; tried until the potential is finite, 100 times at most.
-    :param bool validate_grad: whether the gradient must be finite too, as ``initialize_model`` asks by default.
+    :param bool validate_grad: whether the gradient must be finite too, as ``initialize_model`` asks
+        by default.
     :return: unconstrained sites in the flat order, their potentials (not finite where no start was found), and the
         values of the model's ``param`` and ``mutable`` sites. The numbers are those of ``initialize_model``.
     """
