@@ -26,6 +26,7 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import check_count, check_positive
+from numpyro_ext._model.mistakes import valid_data
 from numpyro_ext._model.read import read_model, refuse_local
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Model, Params, Sites
@@ -123,7 +124,7 @@ class AutoFlowNormal(ContinuousGuide):
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         # On shapes alone, with a key of its own: the stream of keys stays that of AutoDiagonalNormal.
-        info = read_model(self.model, args, kwargs)
+        info = read_model(valid_data(self.model), args, kwargs)
         refuse_local(info, f"{type(self).__name__} is one distribution over all latents together")
 
     def latent_distribution(self) -> dist.TransformedDistribution:

@@ -24,7 +24,13 @@ from numpyro.handlers import replay, seed, substitute
 from numpyro.infer import ELBO
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_ext._checks import check_count, with_known_arguments
+from numpyro_ext._checks import (
+    check_count,
+    no_count_as_order,
+    of_an_object,
+    summary,
+    with_known_arguments,
+)
 from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.handlers import same_plates, seed_plates, valid_plates
 from numpyro_ext._model.read import (
@@ -114,7 +120,8 @@ class Objective(ELBO, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in cls.__dict__:
-            cls.__init__ = with_known_arguments(cls.__init__, _NUMPYRO_OPTIONS)
+            init = no_count_as_order(cls.__init__)
+            cls.__init__ = with_known_arguments(init, _NUMPYRO_OPTIONS)
 
     def __init__(self, num_particles: int = 10, *, vectorize_particles: bool | MapT = True) -> None:
         num_particles = check_count("num_particles", num_particles)
@@ -124,6 +131,9 @@ class Objective(ELBO, ABC):
             self.vectorize_particles_fn = _map_with_checkpoint
         elif getattr(way, "func", way) in (jax.vmap, jax.pmap):  # or a partial of them
             self.vectorize_particles_fn = partial(_apply, way)
+
+    def __repr__(self) -> str:
+        return summary(self)
 
     @abstractmethod
     def estimate(self, draws: "Draws") -> tuple[Array, State]:
@@ -137,6 +147,7 @@ class Objective(ELBO, ABC):
         """
         raise NotImplementedError
 
+    @of_an_object
     def loss_with_mutable_state(
         self,
         rng_key: Array,
@@ -154,6 +165,8 @@ class Objective(ELBO, ABC):
 
         state = advance_step(jax.tree.map(first, state))
         return {"loss": loss, "mutable_state": state or None}
+
+    loss = of_an_object(ELBO.loss)
 
 
 class Draws:
