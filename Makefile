@@ -20,9 +20,12 @@ $(VENV)/installed-%: pyproject.toml constraints.txt | $(BIN)/python
 quickstart: $(VENV)/installed-examples
 	$(BIN)/python examples/quickstart.py
 
+# A worker takes whole files, whose fixtures and compilations it then makes once. The double-precision
+# leg opens only the files that have something marked for it.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=10
 test: $(VENV)/installed-test
-	JAX_ENABLE_X64=1 $(BIN)/python -m pytest -q -n 2 -m x64 tests
-	$(BIN)/python -m pytest -q -n 2 --durations=30
+	JAX_ENABLE_X64=1 $(PYTEST) -m x64 $$(grep -rl --include='test_*.py' 'mark\.x64' tests)
+	$(PYTEST)
 
 lint: $(VENV)/installed-dev $(VENV)/installed-test
 	$(BIN)/ruff check .
@@ -36,4 +39,4 @@ bench: $(VENV)/installed-bench
 	for run in benchmarks/*/run.py; do $(BIN)/python $$run || exit 1; done
 
 clean:
-	rm -rf $(VENV) docs/_build
+	rm -rf $(VENV) .jax_cache docs/_build

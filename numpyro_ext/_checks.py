@@ -27,7 +27,7 @@ class InferenceWarning(UserWarning):
 
 
 def check_count(name: str, value: Any, minimum: int = 1) -> int:
-    """``value`` as an ``int`` if it is an integer (NumPy's too) of at least ``minimum``, or an error."""
+    """``value`` as an ``int``, if it is an integer (NumPy's too) of at least ``minimum``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
         raise ValueError(f"{name} is {value!r}; it must be an integer of at least {minimum}.")
     return int(value)

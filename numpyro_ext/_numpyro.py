@@ -91,8 +91,8 @@ def posterior_guide(
 
     Nearly every guide is that already and comes back as it is. ``AutoLaplaceApproximation`` calls a
     point mass while it is fitted, and becomes a Normal; ``AutoSemiDAIS`` fixes the size of its
-    minibatch, and gets the full one by ``on_every_row(model)``. The guide itself is not changed, except that
-    a guide which was never called is set up.
+    minibatch, and gets the full one by ``on_every_row(model)``. The guide itself is not changed,
+    except that a guide which was never called is set up.
     """
     if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
         seed(guide, 0)(*args, **kwargs)
@@ -113,8 +113,8 @@ def posterior_guide(
         params = [{**one, scale_tril: factor(one)} for one in params]
         if any(bool(jnp.any(jnp.diag(one[scale_tril]) == 0)) for one in params):
             raise ValueError(
-                "the Hessian that AutoLaplaceApproximation takes at its parameters is singular or not"
-                " positive, so it has no Normal to draw from; fit it longer, or use AutoNormal."
+                "the Hessian that AutoLaplaceApproximation takes at its parameters is singular or"
+                " not positive, so it has no Normal to draw from; fit it longer, or use AutoNormal."
             )
         return normal, params
     if isinstance(guide, AutoSemiDAIS):
@@ -127,27 +127,27 @@ def posterior_guide(
 
 
 def unpacking_of(guide: Any) -> Callable[[Array], Sites] | None:
-    """How an ``AutoContinuous`` guide splits its latent vector into sites; None for any other guide."""
+    """How an ``AutoContinuous`` guide splits its latent vector; None for any other guide."""
     return getattr(guide, "_unpack_latent", None)
 
 
 class ContinuousGuide(AutoContinuous):
     """NumPyro's ``AutoContinuous`` with its private hooks under public names.
 
-    A subclass writes :meth:`latent_distribution`, and :meth:`prepare` where it has to look at the model.
-    The latent vector is in the order in which the model samples its sites, always: NumPyro's own guides
-    fall back to the order of the alphabet where their first random start was not finite.
+    A subclass writes :meth:`latent_distribution`, and :meth:`prepare` where it has to look at the
+    model. The latent vector is in the order in which the model samples its sites, always: NumPyro's
+    own guides fall back to the order of the alphabet where their first random start was not finite.
     """
 
     prepared: Any = None
     """What :meth:`prepare` returned."""
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        """Look at the model on its first arguments, before the guide is set up; kept as ``prepared``."""
+        """Look at the model before the guide is set up; what it returns is ``prepared``."""
 
     @abstractmethod
     def latent_distribution(self) -> dist.Distribution:
-        """The distribution of the ``(latent_dim,)`` vector; ``numpyro.param`` registers its parameters."""
+        """The distribution of the ``(latent_dim,)`` vector, its parameters by ``numpyro.param``."""
 
     @property
     def init_latent(self) -> Array:
@@ -179,10 +179,10 @@ class ContinuousGuide(AutoContinuous):
     def constrain(
         self, latent: Array, params: Params, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Sites:
-        """Latent vectors ``(*sample_shape, latent_dim)`` as constrained sites and deterministic ones.
+        """Latent vectors ``(*sample_shape, latent_dim)`` as constrained and deterministic sites.
 
-        Deterministic sites are those on ``args`` and ``kwargs``, or on the arguments of the first call
-        if there are none.
+        Deterministic sites are those on ``args`` and ``kwargs``, or on the arguments of the first
+        call if there are none.
         """
         guide = self
         if args or kwargs:
@@ -191,7 +191,7 @@ class ContinuousGuide(AutoContinuous):
             guide._postprocess_fn = partial(
                 constrain_fn, model, args, kwargs or {}, return_deterministic=True
             )
-        # Not passed on as params: NumPyro would take these constrained values for unconstrained ones.
+        # Not passed on as params: NumPyro would constrain these values a second time.
         trace: Any = self.prototype_trace
         known = {k: v for k, v in params.items() if k in trace and trace[k]["type"] == "param"}
         with block(), substitute(data=known):

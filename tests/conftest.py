@@ -1,10 +1,21 @@
-"""Test set-up: two CPU devices (for ``chain_method="parallel"``), and the x64 leg."""
+"""Test set-up: two CPU devices, what makes the compiler cheap, and the tolerances of the two legs."""
 
+import gc
 import os
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of a test's time is the compiler's.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# The workers share what they compile, and the next run finds it: `make clean` throws it away.
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".jax_cache")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+# Tracing makes many small objects; looking for circles among them costs a tenth of a run.
+gc.set_threshold(100_000, 50, 100)
+# For `chain_method="parallel"`.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
 ).strip()

@@ -319,7 +319,7 @@ def local_to(info: ModelInfo) -> tuple[str, str] | None:
 
 
 def refuse_local(info: ModelInfo, because: str) -> None:
-    """A ``ValueError`` that names site and plate if a latent site lies in a plate that takes a minibatch."""
+    """A ``ValueError`` that names site and plate if a latent site is inside a subsampled plate."""
     found = local_to(info)
     if found is not None:
         site, plate = found

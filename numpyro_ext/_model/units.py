@@ -1,4 +1,4 @@
-"""Which plates split a bound into units, the sums over everything else, and whether model and guide fit.
+"""Which plates split a bound into units, the sums over the rest, and whether model and guide fit.
 
 A *unit* is what has a log weight of its own: one datum if every site lies in the data plate, one
 minibatch and all its latents otherwise. Frames are compared by plate name and each site's own frame
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import reduce
 import math
+from typing import Any
 
 from jax import Array
 import jax.numpy as jnp
@@ -99,7 +100,7 @@ class Layout:
         return jnp.broadcast_to(log_prob, self.shape)
 
     def along(self, site: Site, x: Array) -> Array:
-        """``x`` of shape ``shape``, with its axes where the value of ``site`` has the unit plates."""
+        """``x`` of shape ``shape``, its axes where the value of ``site`` has the unit plates."""
         ndim = jnp.ndim(site["value"])
         dims = frames(site)
         axes = [ndim - site["fn"].event_dim + dims[name] for name in self.plates]
@@ -205,17 +206,11 @@ def check_traces(model_trace: Trace, guide_trace: Trace, per_datum: bool) -> Non
                 )
 
 
-def refuse(
-    name: str,
-    layout: Layout,
-    guide_trace: Trace,
-    *,
-    score_term: bool,
-    upper_bound: bool,
-    linear: bool,
-) -> None:
-    """An error if the objective ``name``, of which this is true, does not take these programs."""
-    for site in () if score_term else layout.not_reparameterized:
+def refuse(objective: Any, layout: Layout, guide_trace: Trace) -> None:
+    """An error if these programs are not for an objective of which ``can_infer_discrete``,
+    ``upper_bound`` and ``linear`` are true or not."""
+    name = type(objective).__name__
+    for site in () if objective.can_infer_discrete else layout.not_reparameterized:
         fn = guide_trace[site]["fn"]
         sum_out = ", or sum the site out of the model" if fn.has_enumerate_support else ""
         raise ValueError(
@@ -223,13 +218,13 @@ def refuse(
             f" so {name} has no gradient for it; use VIMCO or ThermodynamicELBO with the covariance"
             f" gradient{sum_out}."
         )
-    for site in layout.model_params if upper_bound else ():
+    for site in layout.model_params if objective.upper_bound else ():
         raise ValueError(
-            f"{name}: the model has the param site '{site}', and an upper bound that is minimised over"
-            " it would lower the evidence; train it with VRELBO, then put its value into the model"
-            " (numpyro.handlers.substitute)."
+            f"{name}: the model has the param site '{site}', and an upper bound that is minimised"
+            " over it would lower the evidence; train it with VRELBO, then put its value into the"
+            " model (numpyro.handlers.substitute)."
         )
-    for site, plate in () if linear else layout.subsampled_latents:
+    for site, plate in () if objective.linear else layout.subsampled_latents:
         raise ValueError(
             f"{name}: latent site '{site}' lies in the subsampled plate '{plate}', which does not"
             " enclose every site of model and guide, so one bound cannot be scaled to all data; use"

@@ -48,7 +48,8 @@ def mlp(hidden_dims: Sequence[int], out_dim: int) -> Network:
 def flat_module(name: str, network: Network, input_shape: tuple[int, ...]) -> Callable[..., Any]:
     """``numpyro.module`` with all weights of the network in one vector.
 
-    NumPyro's ``scan`` asks every site of a guide for its shape, which a tree of weights does not have.
+    NumPyro's ``scan`` asks every site of a guide for its shape, which a tree of weights does not
+    have.
 
     :param str name: name of the ``(num_weights,)`` parameter.
     :param network: a stax pair ``(init_fn, apply_fn)``.
@@ -89,11 +90,11 @@ def check_network(network: Any, hidden_dims: Any) -> None:
 
 
 class AutoFlowNormal(ContinuousGuide):
-    r"""Base of the guides :math:`z = loc + scale \odot f_F \circ \dots \circ f_1(e)`, :math:`e \sim N(0, I)`.
+    r"""Base of the guides :math:`z = loc + scale \odot f_F \circ \dots \circ f_1(e)`, e normal.
 
     A subclass gives :math:`f_i` by :meth:`flow`, near the identity at the start. Coordinates are
-    reversed between flows, and once more after an even number of them, so that the whole map starts at
-    :math:`loc + scale \odot e` and not at a mirror image of it.
+    reversed between flows, and once more after an even number of them, so that the whole map starts
+    at :math:`loc + scale \odot e` and not at a mirror image of it.
 
     :param model: a NumPyro model with continuous latent sites.
     :param int num_flows: the number F of flows; 0 is ``AutoDiagonalNormal``.
@@ -123,7 +124,7 @@ class AutoFlowNormal(ContinuousGuide):
         """The ``i``-th flow, its parameters registered under a name that ends in ``__{i}``."""
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
-        # On shapes alone, with a key of its own: the stream of keys stays that of AutoDiagonalNormal.
+        # With a key of its own: the stream of keys stays that of AutoDiagonalNormal.
         info = read_model(valid_data(self.model), args, kwargs)
         refuse_local(info, f"{type(self).__name__} is one distribution over all latents together")
 
@@ -173,7 +174,8 @@ class AutoFlowNormal(ContinuousGuide):
     ) -> Array:
         """Draws in unconstrained space, differentiable in ``params``.
 
-        :param rng_key: random key; the draws are those of :meth:`sample_posterior` before constraining.
+        :param rng_key: random key; the draws are those of :meth:`sample_posterior` before
+            constraining.
         :param dict params: the guide's parameters, from ``svi.get_params``.
         :param int num_samples: how many draws.
         :return: an array ``(num_samples, latent_dim)``.
@@ -194,8 +196,8 @@ class AutoFlowNormal(ContinuousGuide):
 
         :param rng_key: random key.
         :param dict params: the parameters of guide and model, from ``svi.get_params``.
-        :param args: the model's arguments, for deterministic sites that depend on them; without any,
-            those of the first call are used (NumPyro's own guides always use those).
+        :param args: the model's arguments, for deterministic sites that depend on them; without
+            any, those of the first call are used (NumPyro's own guides always use those).
         :param tuple sample_shape: what the shape of every site starts with.
         :return: a dict of arrays of shape ``sample_shape + site shape``.
         """
@@ -206,11 +208,13 @@ class AutoFlowNormal(ContinuousGuide):
         return self.quantiles(params, 0.5)
 
     def quantiles(self, params: Params, quantiles: Any) -> Sites:
-        """Quantiles of every unconstrained coordinate, constrained, from 10,000 draws with a fixed key.
+        """Quantiles of every unconstrained coordinate, constrained, by Monte Carlo.
 
-        For sites whose bijection acts on each coordinate alone these are the marginal quantiles; for
-        others (a simplex) the result satisfies the constraint, which elementwise quantiles of the
-        constrained draws would not. Deterministic sites are evaluated there.
+        They come from 10,000 draws with a fixed key.
+
+        For sites whose bijection acts on each coordinate alone these are the marginal quantiles;
+        for others (a simplex) the result satisfies the constraint, which elementwise quantiles of
+        the constrained draws would not. Deterministic sites are evaluated there.
 
         :param dict params: the parameters of guide and model, from ``svi.get_params``.
         :param quantiles: a number or a list of numbers between 0 and 1.

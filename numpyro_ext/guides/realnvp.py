@@ -1,7 +1,7 @@
 """A normal distribution bent by affine coupling layers.
 
-Dinh, Sohl-Dickstein, Bengio, "Density estimation using Real NVP" (ICLR 2017), as a variational family
-in the sense of Rezende, Mohamed, "Variational inference with normalizing flows" (ICML 2015).
+Dinh, Sohl-Dickstein, Bengio, "Density estimation using Real NVP" (ICLR 2017), as a variational
+family in the sense of Rezende, Mohamed, "Variational inference with normalizing flows" (ICML 2015).
 """
 
 from collections.abc import Callable, Sequence
@@ -29,33 +29,40 @@ class AutoRealNVPNormal(AutoFlowNormal):
         \log q(z) = \log N(e; 0, I) - \sum_{i=1}^{F} \sum_j s_{ij} - \sum_j \log scale_j ,
 
     where each :math:`f_i` is an :class:`~numpyro_ext.transforms.AffineCoupling`: the first
-    :math:`\lfloor d/2 \rfloor` coordinates go through a network that gives log-scales :math:`s_i` and
-    shifts for the others, and the order of the coordinates is reversed between flows. The networks start
-    at zero, so the guide starts at :math:`N(init\_loc, init\_scale^2 I)`, and ``num_flows=0`` is
-    ``AutoDiagonalNormal`` with the same parameter names.
+    :math:`\lfloor d/2 \rfloor` coordinates go through a network that gives log-scales :math:`s_i`
+    and shifts for the others, and the order of the coordinates is reversed between flows. The
+    networks start at zero, so the guide starts at :math:`N(init\_loc, init\_scale^2 I)`, and
+    ``num_flows=0`` is ``AutoDiagonalNormal`` with the same parameter names.
 
-    A draw and its density cost one pass through the F networks, the density of a given point another:
-    losses that re-evaluate :math:`\log q` work. Upstream's ``AutoIAFNormal`` inverts coordinate by
-    coordinate.
+    A draw and its density cost one pass through the F networks, the density of a given point
+    another: losses that re-evaluate :math:`\log q` work. NumPyro's ``AutoIAFNormal`` inverts
+    coordinate by coordinate.
 
     *Where it fails.* A flow is a homeomorphism: separated modes stay joined by a thin bridge, and a
     minimised ``KL(q || p)`` may leave modes out. Each coupling stretches by at most
-    :math:`e^{clamp}`. With one flow, half of the coordinates stay normal. Training is not convex: bands
-    of KL depend on the learning rate; take ``num_particles`` of 8 or more and a falling rate.
+    :math:`e^{clamp}`. With one flow, half of the coordinates stay normal. Training is not convex:
+    bands of KL depend on the learning rate; take ``num_particles`` of 8 or more and a falling rate.
 
-    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled plate.
+    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
+        plate.
     :param int num_flows: the number F of couplings.
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
     :param network: a stax pair ``(init_fn, apply_fn)`` in place of that network, from
-        :math:`\lfloor d/2 \rfloor` inputs to :math:`2 \lceil d/2 \rceil` outputs; used by every coupling,
-        each with weights of its own, ``{prefix}_net__{i}$params``. With it the guide starts wherever the
-        network's initial weights put it, and pickles only if the pair does (closures do not).
+        :math:`\lfloor d/2 \rfloor` inputs to :math:`2 \lceil d/2 \rceil` outputs; used by every
+        coupling, each with weights of its own, the vector ``{prefix}_net__{i}$params``. With it the
+        guide starts wherever the network's initial weights put it, and pickles only if the pair
+        does (closures do not).
     :param float init_scale: initial standard deviation of every unconstrained coordinate.
     :param float clamp: bound of the couplings' log-scales.
     :param str prefix: what the names of the guide's own sites start with.
     :param init_loc_fn: a per-site initialization function.
 
-    **Example**
+    **References**
+
+    1. *Density estimation using Real NVP*, equations 4-8, Laurent Dinh, Jascha Sohl-Dickstein,
+       Samy Bengio (2017)
+    2. *Variational inference with normalizing flows*, equation 15, Danilo Jimenez Rezende,
+       Shakir Mohamed (2015)
 
     .. doctest::
 
@@ -71,13 +78,6 @@ class AutoRealNVPNormal(AutoFlowNormal):
         >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))
         >>> draws["y"].shape
         (100,)
-
-    **References**
-
-    1. *Density estimation using Real NVP*, equations 4-8, Laurent Dinh, Jascha Sohl-Dickstein,
-       Samy Bengio (2017)
-    2. *Variational inference with normalizing flows*, equation 15, Danilo Jimenez Rezende,
-       Shakir Mohamed (2015)
     """
 
     def __init__(

@@ -15,27 +15,30 @@ class ChiUpperBound(Objective):
     r"""Chi upper bound of order n, an upper bound of the evidence that is minimised,
 
     .. math::
-        \mathrm{CUBO}_n = \frac{1}{n} \log E_q\Big[\Big(\frac{p(x, z)}{q(z)}\Big)^n\Big] \ge \log p(x),
-        \qquad n \ge 1,
+        \mathrm{CUBO}_n = \frac{1}{n} \log E_q\Big[\Big(\frac{p(x, z)}{q(z)}\Big)^n\Big] \ge
+        \log p(x), \qquad n \ge 1,
 
     in nats, estimated with K particles and their log weights :math:`lw_k`,
 
     .. math::
         \widehat{\mathrm{CUBO}} = \frac{1}{n} \log \frac{1}{K} \sum_k e^{n\, lw_k}, \qquad
-        \nabla \widehat{\mathrm{CUBO}} = \sum_k \hat w_k \nabla lw_k, \quad \hat w_k \propto e^{n\, lw_k}.
+        \nabla \widehat{\mathrm{CUBO}} = \sum_k \hat w_k \nabla lw_k, \quad \hat w_k \propto
+        e^{n\, lw_k}.
 
-    The loss is **plus** this estimate. The minimiser covers the posterior: its variance is too large where
-    VI's is too small. With :class:`VRELBO` or :class:`IWELBO` it gives a sandwich around the evidence.
+    The loss is **plus** this estimate. The minimiser covers the posterior: its variance is too
+    large where VI's is too small. With :class:`VRELBO` or :class:`IWELBO` it gives a sandwich
+    around the evidence.
 
-    **Biased.** The estimate is biased downwards, so it may lie *below* the evidence; only the limit of
-    infinitely many particles is a bound. Minimising it with few particles gains from that bias too.
-    n = 1 is the evidence whatever the guide, so its finite-K value has nothing to teach.
+    **Biased.** The estimate is biased downwards, so it may lie *below* the evidence; only the limit
+    of infinitely many particles is a bound. Minimising it with few particles gains from that bias
+    too. n = 1 is the evidence whatever the guide, so its finite-K value has nothing to teach.
 
-    **When it fails.** The variance is of use only if :math:`E_q[w^{2n}]` is finite: start from a guide that is
-    wider than the posterior. With a narrow one no particle sees the tails, and the bound collapses.
+    **When it fails.** The variance is of use only if :math:`E_q[w^{2n}]` is finite: start from a
+    guide that is wider than the posterior. With a narrow one no particle sees the tails, and the
+    bound collapses.
 
-    **Convention.** ``order`` is the paper's n; :math:`\mathrm{CUBO}_n` is :class:`VRELBO`'s bound of order
-    :math:`\alpha = 1 - n`. Independent data, subsampling and their errors are as there.
+    **Convention.** ``order`` is the paper's n; :math:`\mathrm{CUBO}_n` is :class:`VRELBO`'s bound
+    of order :math:`\alpha = 1 - n`. Independent data, subsampling and their errors are as there.
 
     Parameters of the *model* are an error: minimising an upper bound over them would lower the
     evidence. Train them with :class:`VRELBO`.
@@ -43,8 +46,8 @@ class ChiUpperBound(Objective):
     :param float order: n, a number of at least 1.
     :param int num_particles: number of particles K, at least 2.
     :param vectorize_particles: as in :class:`Objective`.
-    :param str gradient: ``"standard"``, the formula above, or ``"dreg"``, doubly reparameterised, as in
-        :class:`VRELBO`.
+    :param str gradient: ``"standard"``, the formula above, or ``"dreg"``, doubly reparameterised,
+        as in :class:`VRELBO`.
 
     **References:**
 

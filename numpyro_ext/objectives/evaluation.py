@@ -18,8 +18,8 @@ class _Evaluation(Objective):
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         for plate, size, batch in draws.layout.subsampled:
             raise ValueError(
-                f"plate '{plate}' has a subsample of {batch} of {size} rows; log_weights needs all of"
-                " them: call it with the whole data set and no subsample_size."
+                f"plate '{plate}' has a subsample of {batch} of {size} rows; log_weights needs all"
+                " of them: call it with the whole data set and no subsample_size."
             )
         return draws.each(lambda particle: particle.log_weight)
 
@@ -40,14 +40,14 @@ def log_weights(
         \log w_s = \log p(x, z_s) - \log q(z_s), \qquad z_s \sim q,
 
     from which every bound of this room can be estimated with many more draws than in training. If
-    plates enclose every site of model and guide, there is one weight for each of their elements, and
-    the bounds of the elements are to be summed. Sites may be discrete; no gradient is needed.
+    plates enclose every site of model and guide, there is one weight for each of their elements,
+    and the bounds of the elements are to be summed. Sites may be discrete; no gradient is needed.
 
     A subsampled plate is an error: evaluate on all data.
 
     :param jax.random.key rng_key: random number generator seed.
-    :param dict params: values of the ``param`` sites, as ``svi.get_params(state)`` gives them; values
-        of ``mutable`` sites may be added.
+    :param dict params: values of the ``param`` sites, as ``svi.get_params(state)`` gives them;
+        values of ``mutable`` sites may be added.
     :param model: Python callable with NumPyro primitives for the model.
     :param guide: Python callable with NumPyro primitives for the guide.
     :param args: arguments of model and guide.
@@ -68,7 +68,7 @@ def log_weights(
         >>> def guide(x):
         ...     numpyro.sample("z", dist.Normal(x / 2., 0.5 ** 0.5))
         >>> lw = log_weights(jax.random.key(0), {}, model, guide, 1.5, num_samples=100)
-        >>> print(f"{lw.mean():.4f} {float(lw.std()) < 1e-5}")  # the guide is the posterior: log p(x)
+        >>> print(f"{lw.mean():.4f} {float(lw.std()) < 1e-5}")  # log p(x): q is the posterior
         -1.8280 True
     """
     num_samples = check_count("num_samples", num_samples)

@@ -15,7 +15,7 @@ from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
 
 Weighting = Callable[[Array], tuple[Array, Array]]
-"""``s = log t`` of shape ``(K, *units)`` to ``f(t) - f(1)`` and ``gamma_f(t)``, both of that shape."""
+"""``s = log t``, ``(K, *units)``, to ``f(t) - f(1)`` and ``gamma_f(t)``, of that shape."""
 
 
 def _kl_qp(s: Array) -> tuple[Array, Array]:
@@ -71,8 +71,9 @@ class TailAdaptive:
     .. math::
         \rho_k = \bar F(lw_k)^\beta, \qquad \bar F(lw_k) = \frac{1}{K} \#\{j : lw_j \ge lw_k\}.
 
-    So the weights are bounded whatever the tails of the ratio p/q: for ``beta=-1`` the largest is K times
-    the smallest. ``beta=0`` is VI with the gradient of sticking the landing. Equal weights share a rank.
+    So the weights are bounded whatever the tails of the ratio p/q: for ``beta=-1`` the largest is K
+    times the smallest. ``beta=0`` is VI with the gradient of sticking the landing. Equal weights
+    share a rank.
 
     The divergence behind it changes with the guide, so it has no value of its own: the loss that
     :class:`FDivergence` reports is minus the ELBO, to be watched and not to be compared.
@@ -81,8 +82,8 @@ class TailAdaptive:
 
     **References:**
 
-    1. *Variational inference with tail-adaptive f-divergence*, Dilin Wang, Hao Liu, Qiang Liu, NeurIPS
-       2018 (Algorithm 1).
+    1. *Variational inference with tail-adaptive f-divergence*, Dilin Wang, Hao Liu, Qiang Liu,
+       NeurIPS 2018 (Algorithm 1).
 
     **Example**
 
@@ -101,12 +102,12 @@ class TailAdaptive:
             raise TypeError(f"beta is {self.beta!r}; it must be a finite number of at most 0.")
         if not -math.inf < self.beta <= 0:
             raise ValueError(
-                f"beta is {self.beta!r}; it must be a finite number of at most 0, so that large weights"
-                " count more: -1 is the paper's, 0 is VI."
+                f"beta is {self.beta!r}; it must be a finite number of at most 0, so that large"
+                " weights count more: -1 is the paper's, 0 is VI."
             )
 
     def weights(self, lw: Array) -> Array:
-        """Shares of the gradient, ``(K, *units)`` from log weights of that shape, with sum 1 over K."""
+        """Shares of the gradient, ``(K, *units)`` from log weights of that shape; they sum to 1."""
         count = jnp.sum(lw[:, None] >= lw, 0)
         rho = (count / lw.shape[0]) ** self.beta
         return rho / jnp.sum(rho, 0)
@@ -120,48 +121,50 @@ class FDivergence(Objective):
         \nabla_\phi D_f = -E_q\Big[\gamma_f(t)\, \partial_z \log \frac{p}{q}\,
         \frac{\partial z}{\partial \phi}\Big], \quad \gamma_f(t) = t^2 f''(t),
 
-    with the path derivative only: log q is evaluated with its parameters stopped. With K particles the
-    ratio is self-normalised, :math:`\log t_k = lw_k - \log \frac{1}{K} \sum_j e^{lw_j}`, so
-    :math:`t_k \le K`; the loss is :math:`\frac{1}{K} \sum_k f(t_k) - f(1)`, without a unit, and the weights
-    of the gradient are :math:`\gamma_f(t_k) / K`.
+    with the path derivative only: log q is evaluated with its parameters stopped. With K particles
+    the ratio is self-normalised, :math:`\log t_k = lw_k - \log \frac{1}{K} \sum_j e^{lw_j}`, so
+    :math:`t_k \le K`; the loss is :math:`\frac{1}{K} \sum_k f(t_k) - f(1)`, without a unit, and the
+    weights of the gradient are :math:`\gamma_f(t_k) / K`.
 
-    =============== =================================== =========================== =====================
-    ``f``           :math:`f(t)`                        :math:`\gamma_f(t)`         divergence
-    =============== =================================== =========================== =====================
-    ``"kl_qp"``     :math:`-\log t`                     :math:`1`                   VI's, KL[q, p]
-    ``"kl_pq"``     :math:`t \log t`                    :math:`t`                   KL[p, q]
-    ``"chi2"``      :math:`(t - 1)^2`                   :math:`2 t^2`               Pearson's chi-square
-    ``"hellinger"`` :math:`(\sqrt{t} - 1)^2`            :math:`\sqrt{t} / 2`        squared Hellinger
-    =============== =================================== =========================== =====================
+    =============== ======================== ======================= =====================
+    ``f``           :math:`f(t)`             :math:`\gamma_f(t)`     divergence
+    =============== ======================== ======================= =====================
+    ``"kl_qp"``     :math:`-\log t`          :math:`1`               VI's, KL[q, p]
+    ``"kl_pq"``     :math:`t \log t`         :math:`t`               KL[p, q]
+    ``"chi2"``      :math:`(t - 1)^2`        :math:`2 t^2`           Pearson's chi-square
+    ``"hellinger"`` :math:`(\sqrt{t} - 1)^2` :math:`\sqrt{t} / 2`    squared Hellinger
+    =============== ======================== ======================= =====================
 
     A callable ``f(t)`` of a scalar is differentiated twice. It sees ``t`` clipped below, at
-    ``exp(-80)`` for the value and at ``exp(-43)`` for the weight, so that :math:`f''` of the order of
-    :math:`t^{-2}` fits float32. :class:`TailAdaptive` weighs by rank. ``"kl_qp"`` has the guide's gradient of ``VRELBO(1., K,
-    gradient="stl")``.
+    ``exp(-80)`` for the value and at ``exp(-43)`` for the weight, so that :math:`f''` of the order
+    of :math:`t^{-2}` fits float32. :class:`TailAdaptive` weighs by rank. ``"kl_qp"`` has the
+    guide's gradient of ``VRELBO(1., K, gradient="stl")``.
 
-    Parameters of the model get the gradient of the evidence, :math:`-\sum_k \tilde w_k \nabla \log p(x, z_k)`
-    with self-normalised weights, not those of the path.
+    Parameters of the model get the gradient of the evidence, :math:`-\sum_k \tilde w_k \nabla \log
+    p(x, z_k)` with self-normalised weights, not those of the path.
 
-    **Biased.** By the self-normalisation, of order 1/K; K = 1 is VI for every f. The loss of finitely many
-    particles is too small (a guide that misses a mode does not know), so it does not judge a fit.
+    **Biased.** By the self-normalisation, of order 1/K; K = 1 is VI for every f. The loss of
+    finitely many particles is too small (a guide that misses a mode does not know), so it does not
+    judge a fit.
 
-    **When it fails.** ``"chi2"`` and ``"kl_pq"`` weigh by powers of t, and one particle takes all if the guide is
-    far from the posterior: start wide, or use :class:`TailAdaptive`.
+    **When it fails.** ``"chi2"`` and ``"kl_pq"`` weigh by powers of t, and one particle takes all
+    if the guide is far from the posterior: start wide, or use :class:`TailAdaptive`.
 
-    If plates enclose every site of model and guide, each of their elements has its own divergence; they
-    are summed and scaled by N/M. Otherwise there is one for all data, and with a subsampled likelihood
-    the ratio is that of the energy approximation, a biased one. Latents in such a plate are an error.
-    log q is evaluated at a given z: the guide needs invertible transforms. It runs twice per particle; with
-    parameters in the model there is a second pass for them.
+    If plates enclose every site of model and guide, each of their elements has its own divergence;
+    they are summed and scaled by N/M. Otherwise there is one for all data, and with a subsampled
+    likelihood the ratio is that of the energy approximation, a biased one. Latents in such a plate
+    are an error. log q is evaluated at a given z: the guide needs invertible transforms. It runs
+    twice per particle; with parameters in the model there is a second pass for them.
 
-    :param f: ``"kl_qp"``, ``"kl_pq"``, ``"chi2"``, ``"hellinger"``, a convex callable, or :class:`TailAdaptive`.
+    :param f: ``"kl_qp"``, ``"kl_pq"``, ``"chi2"``, ``"hellinger"``, a convex callable, or
+        :class:`TailAdaptive`.
     :param int num_particles: number of particles K.
     :param vectorize_particles: as in :class:`Objective`.
 
     **References:**
 
-    1. *Variational inference with tail-adaptive f-divergence*, Dilin Wang, Hao Liu, Qiang Liu, NeurIPS
-       2018 (Proposition 3.1 and Algorithm 1; its :math:`\gamma_f`).
+    1. *Variational inference with tail-adaptive f-divergence*, Dilin Wang, Hao Liu, Qiang Liu,
+       NeurIPS 2018 (Proposition 3.1 and Algorithm 1; its :math:`\gamma_f`).
 
     **Example**
 
@@ -196,8 +199,8 @@ class FDivergence(Objective):
             check_choice("f", f, _NAMED)
         elif isinstance(f, type) or not (callable(f) or isinstance(f, TailAdaptive)):
             raise ValueError(
-                f"f is {f!r}; it must be one of {', '.join(map(repr, _NAMED))}, a convex callable of t, or"
-                " TailAdaptive()."
+                f"f is {f!r}; it must be one of {', '.join(map(repr, _NAMED))}, a convex callable"
+                " of t, or TailAdaptive()."
             )
         self.f = f
         super().__init__(num_particles, vectorize_particles=vectorize_particles)

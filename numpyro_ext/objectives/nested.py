@@ -17,32 +17,36 @@ class NestedVRELBO(Objective):
     r"""Evidence lower bound over global latents, with a Renyi bound for the latents of each datum,
 
     .. math::
-        L = E_{q(\theta)}\Big[\log \frac{p_0(\theta)}{q(\theta)} + \sum_{n=1}^{N} \frac{1}{1 - \alpha}
-        \log E_{q(z_n | x_n)}\Big[\Big(\frac{p(z_n | \theta)\, p(x_n | z_n, \theta)}{q(z_n | x_n)}
+        L = E_{q(\theta)}\Big[\log \frac{p_0(\theta)}{q(\theta)} +
+        \sum_{n=1}^{N} \frac{1}{1 - \alpha} \log E_{q(z_n | x_n)}
+        \Big[\Big(\frac{p(z_n | \theta)\, p(x_n | z_n, \theta)}{q(z_n | x_n)}
         \Big)^{1 - \alpha}\Big]\Big],
 
     in nats. With K global draws, L draws of the local latents for each, and a minibatch of M rows
 
     .. math::
-        \hat L = \frac{1}{K} \sum_k \Big\{ \log \frac{p_0(\theta_k)}{q(\theta_k)} + \frac{N}{M} \sum_m
-        \frac{1}{1 - \alpha} \log \frac{1}{L} \sum_l e^{(1 - \alpha)\, lw_{k,m,l}} \Big\},
+        \hat L = \frac{1}{K} \sum_k \Big\{ \log \frac{p_0(\theta_k)}{q(\theta_k)} +
+        \frac{N}{M} \sum_m \frac{1}{1 - \alpha} \log \frac{1}{L}
+        \sum_l e^{(1 - \alpha)\, lw_{k,m,l}} \Big\},
 
     where :math:`lw_{k,m,l}` is the log weight of datum m and its latents alone. The loss is
     :math:`-\hat L`. The minibatch sum is outside the log, so it is unbiased in the minibatch for
     global and local latents together, where :class:`VRELBO` is an error.
 
-    * ``alpha=1`` or ``num_inner=1`` is the ELBO, ``alpha=0`` importance weighting inside VI: as L grows each
-      term rises to :math:`\log p(x_n | \theta)`, whatever :math:`q(z_n | x_n)` is.
-    * Without local latents in the guide it is the ELBO for every alpha (and the local part runs once);
-      without global latents it is the bound of :class:`VRELBO` with L particles, averaged over K.
+    * ``alpha=1`` or ``num_inner=1`` is the ELBO, ``alpha=0`` importance weighting inside VI: as L
+      grows each term rises to :math:`\log p(x_n | \theta)`, whatever :math:`q(z_n | x_n)` is.
+    * Without local latents in the guide it is the ELBO for every alpha (and the local part runs
+      once); without global latents it is the bound of :class:`VRELBO` with L particles, averaged
+      over K.
 
-    **Biased.** A lower bound of the evidence for alpha >= 0, at every K and L. The global guide keeps the
-    bias of VI: its variance is too small. For alpha < 0 it is no bound.
+    **Biased.** A lower bound of the evidence for alpha >= 0, at every K and L. The global guide
+    keeps the bias of VI: its variance is too small. For alpha < 0 it is no bound.
 
-    **When it fails.** Where the local weights degenerate (large :math:`|1 - \alpha|`, many latents per
-    datum), more inner draws help little; nothing is clipped.
+    **When it fails.** Where the local weights degenerate (large :math:`|1 - \alpha|`, many latents
+    per datum), more inner draws help little; nothing is clipped.
 
-    **Convention.** ``alpha`` is Renyi's order as in :class:`VRELBO` and acts on the local latents only.
+    **Convention.** ``alpha`` is Renyi's order as in :class:`VRELBO` and acts on the local latents
+    only.
 
     The *data plate* encloses all observed sites of the model; a guide site is local if it lies in
     that plate. No such plate, or more than one reading, is an error. K global draws and K x L
@@ -109,7 +113,7 @@ class NestedVRELBO(Objective):
                 inner = draws.particle(key, values=shared)
                 return inner.log_lik - inner.log_q_local
 
-            # The first of the L draws is the particle's own: num_inner=1 is the ELBO of the same key.
+            # The first of the L draws is the particle's own: num_inner=1 is the ELBO of that key.
             lw = (particle.log_lik - particle.log_q_local)[None]
             if self.num_inner > 1 and draws.layout.drawn_local:
                 inner_keys = random.split(inner_key, self.num_inner - 1)

@@ -24,7 +24,8 @@ def _is_static(a: Any, value: float) -> bool:
 
 
 def power_mean(lw: Array, a: Any) -> tuple[Array, Array]:
-    """``L(a)`` of shape ``(*units)`` and ``w^`` of shape ``(K, *units)``, from ``lw`` of that shape.
+    """``L(a)`` of shape ``(*units)`` and ``w^`` of shape ``(K, *units)``, from ``lw`` of that
+    shape.
 
     The weights sum to 1, or are 0 in a unit whose ``L`` is infinite.
     """

@@ -60,9 +60,10 @@ def stl(draws: Draws, alpha: Any) -> tuple[Array, State]:
 
 
 def dreg(draws: Draws, alpha: Any) -> tuple[Array, State]:
-    """The path derivative with ``w^_k (alpha + (1 - alpha) w^_k)``, the model's parameters with ``w^_k``.
+    """The path derivative has the weight ``w^_k (alpha + (1 - alpha) w^_k)``, the model's ``w^_k``.
 
-    Each value enters as ``sg(z) + gamma_k (z - sg(z))``, so that only its path derivative is scaled.
+    Each value enters as ``sg(z) + gamma_k (z - sg(z))``, so that only its path derivative is
+    scaled.
     """
     lw, _ = draws.each(lambda particle: particle.log_weight, params=draws.stopped)
     _, weights = power_mean(lw, 1 - alpha)
@@ -90,7 +91,8 @@ class VRELBO(Objective):
         L_\alpha(q) = \log p(x) - D_\alpha[q(z) \| p(z | x)]
         = \frac{1}{1 - \alpha} \log E_{q}\Big[\Big(\frac{p(x, z)}{q(z)}\Big)^{1 - \alpha}\Big],
 
-    in nats, estimated with K particles and their log weights :math:`lw_k = \log p(x, z_k) - \log q(z_k)`,
+    in nats, estimated with K particles and their log weights :math:`lw_k = \log p(x, z_k) - \log
+    q(z_k)`,
 
     .. math::
         \hat L_{\alpha, K} = \frac{1}{1 - \alpha} \log \frac{1}{K} \sum_k e^{(1 - \alpha)\, lw_k},
@@ -101,23 +103,24 @@ class VRELBO(Objective):
 
     * ``alpha=1`` is the ELBO (the limit), 0 the importance-weighted bound (:class:`IWELBO`),
       ``-inf`` the largest weight (VR-max), ``inf`` the smallest.
-    * Small alpha covers mass, large alpha seeks a mode: a mean-field Gaussian on a correlated one is
-      wider the smaller alpha is.
+    * Small alpha covers mass, large alpha seeks a mode: a mean-field Gaussian on a correlated one
+      is wider the smaller alpha is.
     * It does not increase in alpha. alpha > 0 is a lower bound of the evidence, alpha < 0 an upper
-      bound *only for K = inf*: at finite K the mean of the estimate is pulled towards the ELBO (K = 1 is
-      the ELBO for every alpha), and exceeds the evidence only for an alpha sufficiently below 0.
+      bound *only for K = inf*: at finite K the mean of the estimate is pulled towards the ELBO (K =
+      1 is the ELBO for every alpha), and exceeds the evidence only for an alpha sufficiently below
+      0.
 
     **Convention.** ``alpha`` is Renyi's order with q first. Black-box alpha
     (:class:`BBAlphaELBO`) counts the other way: ``alpha_VR = 1 - alpha_BB`` for a single unit.
 
     **Independent data.** If plates enclose every site of the model and of the guide, each of their
-    elements has its own bound; they are summed and scaled by N/M, which is unbiased in the minibatch.
-    A guide whose sites lie outside (``AutoContinuous``) makes it one joint bound. Otherwise there is one
-    bound for the whole data set; with a ``subsample_size`` the likelihood is scaled *inside*
-    (the energy approximation). That is biased for alpha other than 1: for alpha < 1 the mean over
-    minibatches lies above the full-data value (and may exceed the evidence), for alpha > 1 below.
-    :class:`BBAlphaELBO` is unbiased there. Latents both inside and outside a subsampled plate are an
-    error, unless alpha is 1.
+    elements has its own bound; they are summed and scaled by N/M, which is unbiased in the
+    minibatch. A guide whose sites lie outside (``AutoContinuous``) makes it one joint bound.
+    Otherwise there is one bound for the whole data set; with a ``subsample_size`` the likelihood is
+    scaled *inside* (the energy approximation). That is biased for alpha other than 1: for alpha < 1
+    the mean over minibatches lies above the full-data value (and may exceed the evidence), for
+    alpha > 1 below. :class:`BBAlphaELBO` is unbiased there. Latents both inside and outside a
+    subsampled plate are an error, unless alpha is 1.
 
     **When it fails.** For alpha < 1 guide mass where p = 0 makes the loss infinite in the mean. For
     alpha > 1 the exact bound is -inf unless the guide is narrow enough (Gaussians: alpha times its
@@ -127,36 +130,37 @@ class VRELBO(Objective):
     **Gradients.**
 
     * ``"standard"``: reparameterised, the formula above.
-    * ``"single"``: one particle per unit is drawn with the weights and differentiated: unbiased, K forward
-      passes but one backward pass. Noise that a model draws outside its sample sites (dropout) is then
-      drawn afresh.
+    * ``"single"``: one particle per unit is drawn with the weights and differentiated: unbiased, K
+      forward passes but one backward pass. Noise that a model draws outside its sample sites
+      (dropout) is then drawn afresh.
     * ``"stl"``: sticking the landing, without the score of log q. No variance where q is the
       posterior. **Biased** for alpha other than 1 and K > 1.
-    * ``"dreg"``: doubly reparameterised, weights :math:`\hat w_k(\alpha + (1-\alpha)\hat w_k)` on the
-      path derivative. Unbiased, less noise near the posterior (far from it there may be more). alpha is finite.
+    * ``"dreg"``: doubly reparameterised, weights :math:`\hat w_k(\alpha + (1-\alpha)\hat w_k)` on
+      the path derivative. Unbiased, less noise near the posterior (far from it there may be more).
+      alpha is finite.
 
     The last two evaluate log q at a given z: the guide needs invertible transforms and runs twice.
 
     **Annealing.** ``alpha`` may be a traced scalar, or a callable of the step; then wrap the guide:
     ``SVI(model, count_steps(guide), optim, VRELBO(lambda i: jnp.minimum(i / 1000., 1.)))``.
 
-    Weights of ``-inf`` are legal; if all are, the loss is ``inf``. The mutable state is that of the first
-    particle.
+    Weights of ``-inf`` are legal; if all are, the loss is ``inf``. The mutable state is that of the
+    first particle.
 
     :param alpha: order, a number in [-inf, inf], a traced finite scalar, or a callable of the step.
     :param int num_particles: number of particles K.
     :param vectorize_particles: whether to use ``jax.vmap`` over the particles; if ``False`` use
-        ``jax.lax.map`` and recompute each particle in the backward pass, so that memory does not grow
-        with K. A callable ``mapT(fn, xs)`` is also allowed.
+        ``jax.lax.map`` and recompute each particle in the backward pass, so that memory does not
+        grow with K. A callable ``mapT(fn, xs)`` is also allowed.
     :param str gradient: ``"standard"``, ``"single"``, ``"stl"`` or ``"dreg"``.
 
     **References:**
 
-    1. *Renyi divergence variational inference*, Yingzhen Li, Richard E. Turner, NIPS 2016 (eqs. 4-8,
-       Algorithm 1, VR-max).
+    1. *Renyi divergence variational inference*, Yingzhen Li, Richard E. Turner, NIPS 2016 (eqs.
+       4-8, Algorithm 1, VR-max).
     2. *Sticking the landing*, Geoffrey Roeder, Yuhuai Wu, David Duvenaud, NIPS 2017.
-    3. *Doubly reparameterized gradient estimators for Monte Carlo objectives*, George Tucker, Dieterich
-       Lawson, Shixiang Gu, Chris J. Maddison, ICLR 2019 (eq. 8, here for any alpha).
+    3. *Doubly reparameterized gradient estimators for Monte Carlo objectives*, George Tucker,
+       Dieterich Lawson, Shixiang Gu, Chris J. Maddison, ICLR 2019 (eq. 8, here for any alpha).
 
     **Example**
 
@@ -203,11 +207,13 @@ class IWELBO(VRELBO):
         \hat L_K = \log \frac{1}{K} \sum_k \frac{p(x, z_k)}{q(z_k)}, \qquad z_k \sim q.
 
     A lower bound of the evidence in the mean, which rises to it with K. With many particles the
-    ``"standard"`` gradient of the guide is mostly noise; ``gradient="dreg"`` is not, near the posterior.
+    ``"standard"`` gradient of the guide is mostly noise; ``gradient="dreg"`` is not, near the
+    posterior.
 
     :param int num_particles: number of particles K.
     :param vectorize_particles: as in :class:`VRELBO`.
-    :param str gradient: ``"standard"``, ``"single"``, ``"stl"`` or ``"dreg"``, as in :class:`VRELBO`.
+    :param str gradient: ``"standard"``, ``"single"``, ``"stl"`` or ``"dreg"``, as in
+        :class:`VRELBO`.
 
     **References:**
 

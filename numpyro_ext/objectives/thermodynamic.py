@@ -21,17 +21,18 @@ class ThermodynamicELBO(Objective):
         \log p(x) = \int_0^1 E_{\pi_b}[\log w]\, db, \qquad \pi_b \propto q(z)^{1-b}\, p(x, z)^b,
         \quad \log w = \log p(x, z) - \log q(z),
 
-    in nats. The integrand does not decrease in b, so on a partition :math:`0 = b_0 < \ldots < b_B = 1` the left sum
+    in nats. The integrand does not decrease in b, so on a partition :math:`0 = b_0 < \ldots < b_B =
+    1` the left sum
 
     .. math::
         \mathrm{TVO} = \sum_{i=0}^{B-1} (b_{i+1} - b_i)\, E_{\pi_{b_i}}[\log w]
 
-    is a lower bound of the evidence (``bound="lower"``) and the right sum, with :math:`\pi_{b_{i+1}}`, an upper
-    one. B = 1 on the left is the ELBO. The K particles are draws of q; :math:`E_{\pi_b}` weighs them by
-    :math:`w^{(b)} = \mathrm{softmax}_k(b\, lw_k)`.
+    is a lower bound of the evidence (``bound="lower"``) and the right sum, with
+    :math:`\pi_{b_{i+1}}`, an upper one. B = 1 on the left is the ELBO. The K particles are draws of
+    q; :math:`E_{\pi_b}` weighs them by :math:`w^{(b)} = \mathrm{softmax}_k(b\, lw_k)`.
 
-    The loss is -TVO, and +TVO for ``bound="upper"``; the latter refuses parameters of the model, which would
-    lower the evidence.
+    The loss is -TVO, and +TVO for ``bound="upper"``; the latter refuses parameters of the model,
+    which would lower the evidence.
 
     **Gradients.** With :math:`m_b = \sum_k w^{(b)}_k lw_k`,
 
@@ -41,21 +42,21 @@ class ThermodynamicELBO(Objective):
           \sum_k w^{(b)}_k \nabla lw_k + \frac{K}{K - 1} \sum_k w^{(b)}_k (lw_k - m_b)\,
           \nabla \{b \log p(x, z_k) + (1 - b) \log q(z_k)\},
 
-      with :math:`z_k` fixed. Its factor K/(K-1) makes it exact in expectation at b = 0. The guide needs
-      invertible transforms.
+      with :math:`z_k` fixed. Its factor K/(K-1) makes it exact in expectation at b = 0. The guide
+      needs invertible transforms.
     * ``"pathwise"``: the derivative of :math:`m_b` for reparameterised sites, weights included.
 
-    **Biased.** The self-normalised weights bias value and gradient by O(1/K), so with finite K neither sum is
-    quite a bound.
+    **Biased.** The self-normalised weights bias value and gradient by O(1/K), so with finite K
+    neither sum is quite a bound.
 
-    **When it fails.** Near b = 1 the weights degenerate if the guide is far from the posterior, and the
-    right sum, which starts there, is worth little.
+    **When it fails.** Near b = 1 the weights degenerate if the guide is far from the posterior, and
+    the right sum, which starts there, is worth little.
 
-    Independent data, subsampling and their errors are as in :class:`VRELBO` for an order other than 1.
-    Cost: that of one :class:`IWELBO` step, and K x B numbers per unit.
+    Independent data, subsampling and their errors are as in :class:`VRELBO` of order 0. The cost
+    is that of one :class:`IWELBO` step, and K x B numbers per unit.
 
-    :param int num_partitions: number of intervals B. The points are 0, and B points from ``beta_min`` to 1
-        at equal distances in the logarithm; for B = 1 they are 0 and 1.
+    :param int num_partitions: number of intervals B. The points are 0, and B points from
+        ``beta_min`` to 1 at equal distances in the logarithm; for B = 1 they are 0 and 1.
     :param int num_particles: number of particles K; at least 2 for ``"covariance"``.
     :param float beta_min: the first point after 0, between 0 and 1.
     :param betas: the points themselves, increasing from 0 to 1, instead of the two above.
@@ -65,8 +66,8 @@ class ThermodynamicELBO(Objective):
 
     **References:**
 
-    1. *The thermodynamic variational objective*, Vaden Masrani, Tuan Anh Le, Frank Wood, NeurIPS 2019
-       (eqs. 7-9; its covariance gradient estimator, Section 4).
+    1. *The thermodynamic variational objective*, Vaden Masrani, Tuan Anh Le, Frank Wood, NeurIPS
+       2019 (eqs. 7-9; its covariance gradient estimator, Section 4).
 
     **Example**
 
@@ -83,8 +84,10 @@ class ThermodynamicELBO(Objective):
         >>> lower = ThermodynamicELBO(10, 2000)
         >>> upper = ThermodynamicELBO(10, 2000, bound="upper")
         >>> key = jax.random.key(0)
-        >>> print(f"{-lower.loss(key, {}, model, guide, 1.5):.1f} {upper.loss(key, {}, model, guide, 1.5):.1f}")
-        -1.9 -1.7
+        >>> print(f"{-lower.loss(key, {}, model, guide, 1.5):.1f}")
+        -1.9
+        >>> print(f"{upper.loss(key, {}, model, guide, 1.5):.1f}")
+        -1.7
     """
 
     without_log_q = 'gradient="pathwise"'

@@ -1,4 +1,4 @@
-"""Variational inference for Monte Carlo objectives (Mnih and Rezende, 2016), for the Renyi bound."""
+"""Variational inference for Monte Carlo objectives (Mnih and Rezende, 2016), of any order."""
 
 from typing import Any
 
@@ -15,37 +15,41 @@ from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
 class VIMCO(Objective):
     r"""Renyi bound for a guide with discrete sites, or others that are not reparameterised.
 
-    The value is that of :class:`VRELBO`, :math:`\hat L_{\alpha, K}` of the log weights :math:`lw_k`, in
-    nats, and the loss :math:`-\hat L`. The gradient has a score term with a baseline of its own for
-    each particle,
+    The value is that of :class:`VRELBO`, :math:`\hat L_{\alpha, K}` of the log weights
+    :math:`lw_k`, in nats, and the loss :math:`-\hat L`. The gradient has a score term with a
+    baseline of its own for each particle,
 
     .. math::
         \nabla E[\hat L_{\alpha, K}] = E\Big[\sum_j \Delta_{-j} \nabla \log q_s(z_j)
         + \sum_k \hat w_k \nabla lw_k\Big], \qquad \Delta_{-j} = \hat L_{\alpha, K} - \hat L_{-j},
 
-    where :math:`q_s` is the density of the sites that are not reparameterised (the others keep their
-    pathwise gradient) and :math:`\hat L_{-j}` does not depend on particle j:
+    where :math:`q_s` is the density of the sites that are not reparameterised (the others keep
+    their pathwise gradient) and :math:`\hat L_{-j}` does not depend on particle j:
 
     .. math::
         \text{arithmetic:}\quad & \hat L_{-j} = \frac{1}{1 - \alpha} \log \frac{1}{K - 1}
         \sum_{k \ne j} e^{(1 - \alpha)\, lw_k} \\
-        \text{geometric:}\quad & \hat L_{-j} = \hat L_{\alpha, K} \text{ with } lw_j \text{ replaced by }
+        \text{geometric:}\quad & \hat L_{-j} = \hat L_{\alpha, K} \text{ with } lw_j
+        \text{ replaced by }
         \frac{1}{K - 1} \sum_{k \ne j} lw_k.
 
-    Both are unbiased for the gradient of the K-particle bound. That bound itself lies between the ELBO
-    and the Renyi bound, as it does for :class:`VRELBO`. If every site is reparameterised the loss is
-    ``VRELBO(alpha, K)`` with its standard gradient, and that class does the same work for less.
+    Both are unbiased for the gradient of the K-particle bound. That bound itself lies between the
+    ELBO and the Renyi bound, as it does for :class:`VRELBO`. If every site is reparameterised the
+    loss is ``VRELBO(alpha, K)`` with its standard gradient, and that class does the same work for
+    less.
 
-    **When it fails.** The score term is noisy, the more so the more discrete sites share one bound. If plates enclose every site of
-    model and guide, each of their elements has its own bound and its own baseline, which removes most
-    of the noise; so put local sites into plates in the guide too.
+    **When it fails.** The score term is noisy, the more so the more discrete sites share one bound.
+    If plates enclose every site of model and guide, each of their elements has its own bound and
+    its own baseline, which removes most of the noise; so put local sites into plates in the guide
+    too.
 
-    **Convention.** ``alpha`` is Renyi's order as in :class:`VRELBO`: 0 is the paper's bound, 1 the ELBO (the
-    baseline is then the mean of the other particles).
+    **Convention.** ``alpha`` is Renyi's order as in :class:`VRELBO`: 0 is the paper's bound, 1 the
+    ELBO (the baseline is then the mean of the other particles).
 
     Latents in a subsampled plate that does not enclose every site are an error; globals with a
-    subsampled likelihood use the energy approximation, with the bias that :class:`VRELBO` describes.
-    One forward and one backward pass of K particles; the baselines take K x K numbers per unit.
+    subsampled likelihood use the energy approximation, with the bias that :class:`VRELBO`
+    describes. One forward and one backward pass of K particles; the baselines take K x K numbers
+    per unit.
 
     :param alpha: order, a finite number, a traced scalar, or a callable of the step (with
         :func:`count_steps` around the guide).

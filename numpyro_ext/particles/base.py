@@ -1,9 +1,9 @@
-"""What all methods of particle inference share: the velocity of the particles as a loss for ``SVI``.
+"""What all methods of particle inference share: a velocity of particles as a loss for ``SVI``.
 
 References: Liu and Wang, *Stein variational gradient descent* (NIPS 2016); Feng, Wang and Liu,
 *Learning to draw samples with amortized Stein variational gradient descent* (UAI 2017), eq. 6, for
-guides that draw their particles; D'Angelo and Fortuin, *Annealed Stein variational gradient descent*
-(2021).
+guides that draw their particles; D'Angelo and Fortuin, *Annealed Stein variational gradient
+descent* (2021).
 """
 
 from abc import ABC, abstractmethod
@@ -40,8 +40,8 @@ class ParticleField(ELBO, ABC):
 
     A subclass writes :meth:`resolved_velocity`, and an ``__init__`` if it has arguments of its own.
     With ``z`` the ``(m, d)`` unconstrained latents that the guide's ``sample_latent`` gives,
-    :math:`x = \mathrm{sg}(z)` (no gradient flows) and :math:`g_i = \gamma_t \nabla \log p(x_i) / T`,
-    all on one minibatch, the loss is
+    :math:`x = \mathrm{sg}(z)` (no gradient flows) and
+    :math:`g_i = \gamma_t \nabla \log p(x_i) / T`, all on one minibatch, the loss is
 
     .. math::
 
@@ -50,23 +50,23 @@ class ParticleField(ELBO, ABC):
         -\sum_i \langle \mathrm{sg}(V_i), z_i \rangle - \frac1m \sum_i \log p(x_i; \theta).
 
     So ``optax.sgd(eps)`` moves each particle of an ``AutoParticles`` guide by ``eps`` times its
-    velocity, any guide that draws its latents is trained along the field (amortised inference), and a
-    ``numpyro.param`` of the model gets the gradient of the mean. The log density is that of
+    velocity, any guide that draws its latents is trained along the field (amortised inference), and
+    a ``numpyro.param`` of the model gets the gradient of the mean. The log density is that of
     unconstrained space, Jacobian included, in the order in which the model samples its sites.
 
-    **Bias.** The value is a mean negative log joint density: it is not a bound, and models cannot be
-    compared by it. The class that derives from this one says what its particles are biased by. Latent
-    sites inside a plate with a ``subsample_size`` are refused, because the rows of the plate change
-    from step to step.
+    **Bias.** The value is a mean negative log joint density: it is not a bound, and models cannot
+    be compared by it. The class that derives from this one says what its particles are biased by.
+    Latent sites inside a plate with a ``subsample_size`` are refused, because the rows of the plate
+    change from step to step.
 
-    :param kernel: a kernel of :mod:`numpyro_ext.scores`, or a function ``(n, d), (m, d) -> (n, m)``;
-        defaults to ``RBF("median")``.
-    :param int num_particles: particles to ask of the guide; ``AutoParticles`` has its own number, and
-        other guides draw 100 if None.
+    :param kernel: a kernel of :mod:`numpyro_ext.scores`, or a function of ``(n, d)`` and ``(m, d)``
+        points that gives an ``(n, m)`` matrix; defaults to ``RBF("median")``.
+    :param int num_particles: particles to ask of the guide; ``AutoParticles`` has its own number,
+        and other guides draw 100 if None.
     :param float temperature: T, positive.
     :param annealing: :math:`\gamma`, a function of the step with values in (0, 1], or None.
-    :param int block_size: rows of the kernel matrix at a time; None means all of them up to m = 2048,
-        and 512 above.
+    :param int block_size: rows of the kernel matrix at a time; None means all of them up to
+        m = 2048, and 512 above.
 
     .. doctest::
 
@@ -104,8 +104,8 @@ class ParticleField(ELBO, ABC):
         check_positive("temperature", temperature)
         if annealing is not None and not callable(annealing):
             raise TypeError(
-                f"annealing is {annealing!r}; it must be a function of the step that gives a number in"
-                " (0, 1], or None."
+                f"annealing is {annealing!r}; it must be a function of the step that gives a number"
+                " in (0, 1], or None."
             )
         self.kernel = as_kernel(RBF("median") if kernel is None else kernel)
         self.num_particles = num_particles  # type: ignore[assignment]
@@ -176,7 +176,8 @@ class ParticleField(ELBO, ABC):
             name = getattr(guide, "__name__", type(guide).__name__)
             raise TypeError(
                 f"guide {name} has no sample_latent(rng_key, params, num_samples), so it has no"
-                " particles to move; use AutoParticles(model), or a guide that draws its latent vector."
+                " particles to move; use AutoParticles(model), or a guide that draws its latent"
+                " vector."
             )
         counter = f"{getattr(guide, 'prefix', 'auto')}_step"
         # SVI.evaluate passes no mutable state; the value does not depend on the step.
@@ -238,7 +239,8 @@ def _unpacking(guide: Any, info: ModelInfo, z: Array) -> Callable[[Array], Sites
     """How a latent vector of the guide splits into the model's unconstrained sites."""
     if z.ndim != 2:
         raise ValueError(
-            f"sample_latent of the guide gave shape {z.shape}; it must be (num_samples, latent_dim)."
+            f"sample_latent of the guide gave shape {z.shape}; it must be (num_samples,"
+            " latent_dim)."
         )
     # NumPyro's automatic guides know their own order; any other guide follows the model's.
     own = unpacking_of(guide)
@@ -246,8 +248,8 @@ def _unpacking(guide: Any, info: ModelInfo, z: Array) -> Callable[[Array], Sites
         return own
     if info.size != z.shape[1]:
         raise ValueError(
-            f"sample_latent of the guide gives vectors of length {z.shape[1]}, but the model's latent"
-            f" sites {', '.join(info.latents)} take {info.size} unconstrained numbers."
+            f"sample_latent of the guide gives vectors of length {z.shape[1]}, but the model's"
+            f" latent sites {', '.join(info.latents)} take {info.size} unconstrained numbers."
         )
     return info.unravel
 

@@ -1,7 +1,7 @@
 """Particle inference as a kernel for ``MCMC``: the chains are the particles.
 
-References: Liu and Wang, *Stein variational gradient descent* (NIPS 2016); Liu, Zhuo, Cheng, Zhang, Zhu
-and Carin, *Understanding and accelerating particle-based variational inference* (ICML 2019).
+References: Liu and Wang, *Stein variational gradient descent* (NIPS 2016); Liu, Zhuo, Cheng, Zhang,
+Zhu and Carin, *Understanding and accelerating particle-based variational inference* (ICML 2019).
 """
 
 from collections import namedtuple
@@ -38,8 +38,8 @@ A :func:`~collections.namedtuple` with these entries, m being the number of part
  - **z** - the particles: unconstrained values of the latent sites, with a leading axis of length m.
  - **optim_state** - state of the optimiser.
  - **potential_energy** - ``(m,)`` potential energies at ``z``, on the minibatch of the last step.
- - **z_grad** - ``(m, d)`` gradients of the log density at ``z``, on the same minibatch, in the order in
-   which the model samples its sites.
+ - **z_grad** - ``(m, d)`` gradients of the log density at ``z``, on the same minibatch, in the
+   order in which the model samples its sites.
  - **diverging** - ``(m,)``, true if the last step was refused because something was not finite.
  - **rng_key** - random number generator seed of the next steps.
 """
@@ -48,27 +48,28 @@ A :func:`~collections.namedtuple` with these entries, m being the number of part
 class ParVI(MCMCKernel):
     r"""Particle-based variational inference as an ensemble kernel: the chains are the particles.
 
-    One step moves all m particles :math:`x \in R^{m \times d}` (unconstrained, Jacobian included, in the
-    order in which the model samples its sites) along the field,
+    One step moves all m particles :math:`x \in R^{m \times d}` (unconstrained, Jacobian included,
+    in the order in which the model samples its sites) along the field,
 
     .. math::
 
         x \leftarrow x + \text{optimiser}\left( V(x, \gamma_i \nabla \log p(x) / T) \right),
 
-    with the temperature T and the annealing :math:`\gamma` of the field, and i the number of the step.
-    A plate with ``subsample_size`` gives one minibatch per step, the same for all particles; latent
-    sites inside it are refused.
+    with the temperature T and the annealing :math:`\gamma` of the field, and i the number of the
+    step. A plate with ``subsample_size`` gives one minibatch per step, the same for all particles;
+    latent sites inside it are refused.
 
     It runs under ``MCMC(..., chain_method="vectorized", num_chains=m)``. Warmup steps are ordinary
-    steps, so put the iterations into ``num_warmup`` and take ``num_samples=1``: ``get_samples()`` are
-    the m particles.
+    steps, so put the iterations into ``num_warmup`` and take ``num_samples=1``: ``get_samples()``
+    are the m particles.
 
-    **Bias.** That of the field. The draws of one chain are the path of an optimisation, not a Markov
-    chain: R-hat and effective sample size mean nothing here (``print_summary`` shows them, and requires
-    4 draws of each chain). A step at which something is not finite is refused: the particles stay where
-    they are and ``diverging`` is set, which ``MCMC`` collects.
+    **Bias.** It is that of the field. The draws of one chain are the path of an optimisation, not a
+    Markov chain: R-hat and effective sample size mean nothing here (``print_summary`` shows them,
+    and requires 4 draws of each chain). A step at which something is not finite is refused: the
+    particles stay where they are and ``diverging`` is set, which ``MCMC`` collects.
 
-    :param model: a NumPyro model with continuous latents; exactly one of ``model`` and ``potential_fn``.
+    :param model: a NumPyro model with continuous latents; exactly one of ``model`` and
+        ``potential_fn``.
     :param field: a field such as ``SVGD()``, the default.
     :param optim: an optax transformation, of parameters of shape ``(m, d)``; defaults to
         ``optax.adagrad(0.1)``. Pickling drops it, because optax makes it of closures, and keeps the
@@ -77,8 +78,8 @@ class ParVI(MCMCKernel):
         ``init_params`` without its leading axis.
     :param init_strategy: where particles start, each from its own key.
     :param int steps_per_sample: steps in one iteration of ``MCMC``.
-    :param bool forward_mode_differentiation: whether to differentiate in forward mode, which models with
-        ``while_loop`` need; it costs d times as much.
+    :param bool forward_mode_differentiation: whether to differentiate in forward mode, which models
+        with ``while_loop`` need; it costs d times as much.
 
     .. doctest::
 
@@ -121,7 +122,8 @@ class ParVI(MCMCKernel):
         made = optim() if callable(optim) else optim
         if not isinstance(made, optax.GradientTransformation):
             raise TypeError(
-                f"optim is {optim!r}; it must be an optax transformation, such as optax.adagrad(0.1)."
+                f"optim is {optim!r}; it must be an optax transformation, such as"
+                " optax.adagrad(0.1)."
             )
         self.model = model
         self.field = field
@@ -179,8 +181,8 @@ class ParVI(MCMCKernel):
             for leaf in jax.tree.leaves(z):
                 if jnp.shape(leaf)[:1] != (num_particles,):
                     raise ValueError(
-                        f"init_params has an array of shape {jnp.shape(leaf)}; its first axis must be"
-                        f" the {num_particles} particles (num_chains)."
+                        f"init_params has an array of shape {jnp.shape(leaf)}; its first axis must"
+                        f" be the {num_particles} particles (num_chains)."
                     )
         target = self._target(z, args, kwargs)
         x = target.ravel(z)
@@ -295,8 +297,8 @@ def _target_of_function(fn: Callable[[Any], tuple[Array, Any]], z: Any) -> _Targ
         traced = any(isinstance(leaf, Tracer) for leaf in leaves)
         if not traced and not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in leaves):
             raise ValueError(
-                "potential_fn or its gradient is not finite at init_params; give init_params at which"
-                " both are."
+                "potential_fn or its gradient is not finite at init_params; give init_params at"
+                " which both are."
             )
 
     return _Target(

@@ -26,20 +26,21 @@ class AutoParticles(ContinuousGuide):
     r"""m equally weighted points in unconstrained space, moved by a field such as ``SVGD``.
 
     It has one parameter, ``{prefix}_particles`` of shape ``(m, d)``, where d is the number of
-    unconstrained latent numbers of the model, in the order in which the model samples its sites. Each
-    particle starts at its own draw of ``init_loc_fn``, plus ``init_scale`` times standard normal noise.
-    Called as a guide it picks one particle uniformly. It has no density, so losses that need one
-    (``Trace_ELBO``) raise an error instead of collapsing all particles to a mode.
+    unconstrained latent numbers of the model, in the order in which the model samples its sites.
+    Each particle starts at its own draw of ``init_loc_fn``, plus ``init_scale`` times standard
+    normal noise. Called as a guide it picks one particle uniformly. It has no density, so losses
+    that need one (``Trace_ELBO``) raise an error instead of collapsing all particles to a mode.
 
-    The model needs continuous latents, none of them inside a subsampled plate; observed sites may be
-    subsampled. The answer is as good as m points can be: there are no quantiles beyond 1/m.
+    The model needs continuous latents, none of them inside a subsampled plate; observed sites may
+    be subsampled. The answer is as good as m points can be: there are no quantiles beyond 1/m.
 
     :param model: a NumPyro model.
     :param int num_particles: m.
     :param str prefix: prefix of the parameter's name.
-    :param init_loc_fn: where particles start, one of NumPyro's initialization strategies. Strategies
-        that give every particle the same point need ``init_scale``.
-    :param float init_scale: standard deviation of the noise added to the start, in unconstrained space.
+    :param init_loc_fn: where particles start, one of NumPyro's initialization strategies.
+        Strategies that give every particle the same point need ``init_scale``.
+    :param float init_scale: standard deviation of the noise added to the start, in unconstrained
+        space.
     :param bool count_steps: whether to register the mutable site ``{prefix}_step``, which the loss
         counts up; losses with ``annealing`` need it.
 
@@ -137,8 +138,8 @@ class AutoParticles(ContinuousGuide):
         if num_samples not in (None, self.num_particles):
             raise ValueError(
                 f"num_particles is {num_samples}, but this AutoParticles guide has"
-                f" {self.num_particles} particles and gives all of them; leave num_particles out of the"
-                " loss, or build the guide with that number."
+                f" {self.num_particles} particles and gives all of them; leave num_particles out of"
+                " the loss, or build the guide with that number."
             )
         return params[self.param_name]
 
@@ -158,8 +159,8 @@ class AutoParticles(ContinuousGuide):
 
         :param rng_key: random key.
         :param dict params: the parameters of guide and model, from ``svi.get_params``.
-        :param args: the model's arguments, for deterministic sites that depend on them; without any,
-            those of the first call are used.
+        :param args: the model's arguments, for deterministic sites that depend on them; without
+            any, those of the first call are used.
         :param tuple sample_shape: what the shape of every site starts with.
         :return: constrained latent sites and deterministic ones, ``sample_shape + site shape``.
         """

@@ -40,6 +40,11 @@ class KDEScore:
         or a function ``(n, d), (m, d) -> (n, m)``. A rule is resolved on the samples, without a
         gradient.
 
+    **References:**
+
+    1. *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner, ICLR 2018
+       (section 3.4, where it is compared with the Stein estimator).
+
     .. doctest::
 
         >>> import jax, jax.numpy as jnp
@@ -48,11 +53,6 @@ class KDEScore:
         >>> score = KDEScore(RBF(1.0)).fit(x)  # of N(0, 2^2 + 1), nearly
         >>> print(f"{score(jnp.ones((1, 1)))[0, 0]:.1f}")
         -0.2
-
-    **References:**
-
-    1. *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner, ICLR 2018
-       (section 3.4, where it is compared with the Stein estimator).
     """
 
     kernel: Any = None

@@ -67,11 +67,16 @@ class SteinScore:
     definite. O(K^3 + K^2 d) time, O(K^2) memory for the kernels of this package.
 
     :param float eta: the ridge, positive.
-    :param kernel: defaults to ``RBF("median_distance")``; or a function of
-        ``(n, d)`` and ``(m, d)`` points to ``(n, m)``. A rule is resolved on the samples, without a gradient; a gradient does flow through
-        the samples.
+    :param kernel: defaults to ``RBF("median_distance")``; or a function of ``(n, d)`` and
+        ``(m, d)`` points to ``(n, m)``. A rule is resolved on the samples, without a gradient; a
+        gradient does flow through the samples.
     :param str statistic: ``"v"`` or ``"u"``.
     :param str form: ``"nonparametric"``, or ``"parametric"`` (RBF only).
+
+    **References:**
+
+    1. *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner, ICLR 2018
+       (equation 9; the predictive and the parametric estimators).
 
     .. doctest::
 
@@ -82,11 +87,6 @@ class SteinScore:
         >>> score = SteinScore()(x)
         >>> print(f"{-(score * noise).mean():.2f}")
         0.50
-
-    **References:**
-
-    1. *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner, ICLR 2018
-       (equation 9; the predictive and the parametric estimators).
     """
 
     eta: float | Array = 1e-2

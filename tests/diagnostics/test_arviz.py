@@ -18,7 +18,6 @@ from numpyro.infer.autoguide import (
     AutoLaplaceApproximation,
     AutoMultivariateNormal,
     AutoNormal,
-    AutoSemiDAIS,
 )
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import potential_energy, unconstrain_fn
@@ -392,18 +391,6 @@ def test_auxiliary_guide_has_the_weight_of_its_bound():
     dt = to_arviz(svi, result={"loc": jnp.array(0.375)}, model_args=(X,), num_samples=100)
     assert dt.attrs["density"] == "bound"
     np.testing.assert_allclose(dt.sample_stats.log_weight, LOG_EVIDENCE, atol=1e-5)
-
-
-def test_semi_dais_draws_all_local_latents():
-    def only_local(x, batch=2):
-        with numpyro.plate("N", len(x), subsample_size=batch) as i:
-            z = numpyro.sample("z", dist.Normal())
-            numpyro.sample("x", dist.Normal(z), obs=x[i])
-
-    svi = svi_of(only_local, AutoSemiDAIS(only_local, only_local, K=1))
-    dt = to_arviz(svi, result={}, model_args=(X,), num_samples=10, log_likelihood=False)
-    assert dt.posterior.z.shape == (1, 10, 3)
-    assert dt.attrs["density"] == "bound"
 
 
 class Engine:

@@ -68,11 +68,6 @@ def svi_of(guide):
     return SVI(model, guide, numpyro.optim.Adam(0.05), Trace_ELBO())
 
 
-def svi_run(guide, **kwargs):
-    svi = svi_of(guide)
-    return svi, svi.run(random.key(0), 30, Y, 5, **kwargs)
-
-
 def engine():
     params = {"auto_loc": jnp.array([-0.3, 1.4]), "auto_scale_tril": 0.2 * jnp.eye(2)}
     return Engine(model), params
@@ -91,8 +86,14 @@ def mcmc(kernel, batch=None, num_chains=2, **kwargs):
     return mcmc, None
 
 
+NORMAL = {
+    "scale_auto_loc": jnp.array(-0.3),
+    "scale_auto_scale": jnp.array(0.1),
+    "loc_auto_loc": jnp.array(1.4),
+    "loc_auto_scale": jnp.array(0.2),
+}
 FITS = {
-    "AutoNormal": lambda: svi_run(AutoNormal(model), progress_bar=True, stable_update=True),
+    "AutoNormal": lambda: (svi_of(AutoNormal(model)), NORMAL),
     "custom guide": lambda: (svi_of(custom_guide), {"m": 1.4, "s": 0.2, "t": -0.4}),
     "implicit guide": lambda: (svi_of(implicit_guide), {"m": 1.4}),
     "particles": lambda: (svi_of(Particles(model)), {}),

@@ -81,20 +81,12 @@ def test_stein_discrepancy_is_zero_for_the_posterior_and_not_near_it():
     assert abs(ksd(0.0)) < 0.02 < ksd(0.2)
 
 
-def test_stein_discrepancy_of_an_array_is_that_of_scores():
-    x = random.normal(random.key(0), (30, 2))
-    expected = squared_ksd(x, lambda x: -x, scores.RBF(1.3))
-    found = kernel_stein_discrepancy(x, lambda x: -x, scores.RBF(1.3))
-    assert found == expected
-    assert kernel_stein_discrepancy(x, -x, scores.RBF(1.3)) == expected
-
-
 def test_thinning_takes_equally_spaced_draws():
     x = random.normal(random.key(0), (30, 2))
     expected = squared_ksd(x[::3], -x[::3])
     assert kernel_stein_discrepancy(x, lambda x: -x, num_samples=10) == expected
     assert kernel_stein_discrepancy(x, -x, num_samples=10) == expected
-    assert kernel_stein_discrepancy(x, -x, num_samples=100) == kernel_stein_discrepancy(x, -x)
+    assert kernel_stein_discrepancy(x[::3], -x[::3], num_samples=100) == expected
     of_model = kernel_stein_discrepancy(
         {"z": x[:, 0]}, num_samples=np.int64(10), model=normal_mean, model_args=(X,)
     )
@@ -113,9 +105,6 @@ def test_mean_discrepancy_of_draws_equals_the_one_by_hand(tol):
     by_hand = squared_mmd(flat(x), flat(y))
     for a, b in ((x, y), (tree_of(x), tree_of(y, 3)), (flat(x), flat(y))):
         np.testing.assert_allclose(maximum_mean_discrepancy(a, b), by_hand, rtol=tol(1e-5, 1e-12))
-    biased = maximum_mean_discrepancy(x, y, statistic="v", block_size=7)
-    expected = squared_mmd(flat(x), flat(y), statistic="v")
-    np.testing.assert_allclose(biased, expected, rtol=tol(1e-4, 1e-12))
 
 
 def test_integer_sites_are_compared_as_numbers():

@@ -13,7 +13,7 @@ import pytest
 from scipy.stats import multivariate_normal
 
 from numpyro_ext.diagnostics import evidence_bounds, to_arviz
-from numpyro_ext.objectives import VRELBO, log_weights
+from numpyro_ext.objectives import log_weights
 
 LW = [-1.2, 0.3, -2.5, 0.9, -0.1, -4.0]
 ALPHAS = (-1.0, 0.0, 0.5, 1.0, 2.0)
@@ -86,16 +86,14 @@ def model(x):
         numpyro.sample("x", dist.Normal(z, 1.0), obs=x)
 
 
-@pytest.mark.x64
-def test_weights_of_a_guide_bracket_the_evidence(tol):
+def test_weights_of_a_guide_bracket_the_evidence():
     x = jnp.array([0.5, -1.0, 2.0])
 
     def guide(x):
         with numpyro.plate("data", len(x)):
             numpyro.sample("z", dist.Normal(x / 2 + 0.1, 0.9))
 
-    key = random.key(0)
-    lw = log_weights(key, {}, model, guide, x, num_samples=4000)
+    lw = log_weights(random.key(0), {}, model, guide, x, num_samples=4000)
     bounds = evidence_bounds(lw, alphas=(1.0, 0.0, -1.0))
     log_p = float(np.sum(-0.5 * np.log(4 * np.pi) - np.float64(x) ** 2 / 4))
     lower, middle, upper = bounds.values
@@ -103,8 +101,6 @@ def test_weights_of_a_guide_bracket_the_evidence(tol):
     assert lower < log_p - 4 * errors[0]
     assert abs(middle - log_p) < 4 * errors[1]
     assert upper > log_p + 4 * errors[2]
-    loss = VRELBO(-1.0, 4000).loss(key, {}, model, guide, x)
-    np.testing.assert_allclose(upper, -loss, rtol=tol(1e-5, 1e-12))
 
 
 def test_fits_and_trees_are_taken_like_weights_and_restarts_are_more_draws():

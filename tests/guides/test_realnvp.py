@@ -73,7 +73,7 @@ def test_no_flow_is_auto_diagonal_normal():
         assert jnp.allclose(draws[name], value, rtol=1e-4)
     quantiles = ours.quantiles(params, [0.1, 0.5])
     for name, value in stock.quantiles(params, [0.1, 0.5]).items():
-        # Monte Carlo: standard error at most 1.5 * sqrt(.1 * .9 / 10000) / .175 = .026, unconstrained.
+        # Monte Carlo: standard error at most 1.5 sqrt(.1 * .9 / 10000) / .175 = .026.
         assert jnp.allclose(quantiles[name], value, atol=0.1)
 
 

@@ -77,7 +77,6 @@ def sites(a, b, n):
     return model
 
 
-@pytest.mark.x64
 def test_expanded_mean_has_the_law_of_the_gamma():
     """Mean a/b and ``Var = T (a / b^2) / (1 - eps b / 2)``; the other site as in SGLD."""
     a, b, eps, n, T = np.array([20.0, 12.0]), np.array([2.0, 0.5]), 0.1, 1000, 0.5

@@ -12,7 +12,7 @@ from numpyro.infer import MCMC
 from numpyro.infer.util import potential_energy
 import pytest
 
-from numpyro_ext.mcmc import SGLD, SVRG, ControlVariate, MinibatchGradient
+from numpyro_ext.mcmc import SGLD, SVRG, ControlVariate, MinibatchGradient, Potential
 from tests.mcmc.models import (
     gaussian_mean,
     gaussian_mean_data,
@@ -135,6 +135,24 @@ def test_control_variate_without_noise_for_equal_curvature(tol):
     )
     exact = 100.1 * 0.3 - float(jnp.sum(x))
     assert jnp.allclose(grads, exact, rtol=tol(1e-4, 1e-10))
+
+
+@pytest.mark.x64
+def test_an_estimator_may_ask_for_any_rows(tol):
+    """Prior and 100 / 3 times the likelihood of three rows of 100, in a plate of batches of 10."""
+    x, seen = gaussian_mean_data(), []
+
+    class ThreeRows(MinibatchGradient):
+        def estimate(self, rng_key, i, z, idx, potential, state):
+            seen.append((isinstance(potential, Potential), potential.info.size, potential.plates))
+            value, grad = potential.value_and_grad(z, {"data": jnp.array([3, 1, 99])})
+            return value, grad, state
+
+    kernel = SGLD(gaussian_mean, 1e-3, gradient=ThreeRows())
+    _, grad = kernel.estimate_gradient(random.key(0), {"loc": jnp.asarray(0.3, float)}, (x,))
+    exact = 0.3 / 10 + 100 / 3 * float(jnp.sum(0.3 - x[jnp.array([3, 1, 99])]))
+    assert jnp.isclose(grad["loc"], exact, rtol=tol(1e-5, 1e-12))
+    assert seen == [(True, 1, {"data": (100, 10)})]
 
 
 # Draws 20 transitions apart are independent up to 0.9^20 = 0.12, so that the variance of 20 000 of

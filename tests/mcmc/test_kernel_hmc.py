@@ -33,7 +33,6 @@ def whirl(z):
     return half(z) + jnp.array([z[1], -z[0]]) / 2
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("score", [jnp.zeros_like, whirl], ids=["zero", "whirl"])
 def test_any_score_keeps_the_law(score):
     """Started far off; 4000 chains, each averaged over 150 draws."""

@@ -11,7 +11,6 @@ from tests.mcmc.laws import average, mean_and_error, normal, second_moment, star
 from tests.mcmc.models import NoisyGradient, from_potential
 
 
-@pytest.mark.x64
 def test_frozen_preconditioner_has_the_exact_law():
     """``Var z = (2T + e s2) / (h (2 - e h))`` with ``e = eps G_k``, for curvatures a factor 50
     apart.

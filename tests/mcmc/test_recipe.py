@@ -23,7 +23,6 @@ def momentum_pair(C, n=1):
     return (lambda x: D), (lambda x: Q)
 
 
-@pytest.mark.x64
 def test_unsplit_sghmc_has_the_covariance_of_explicit_euler():
     """The variance 2.154 for 1 at eps 0.5 and unit friction and curvature, and one with noise and
     T.

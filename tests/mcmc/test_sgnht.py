@@ -16,7 +16,6 @@ def law_of_xi(eps, h, C, T, s2):
     return 2 / eps * np.arctanh(eps * (C + eps * s2 / (2 * T)) / (2 - eps**2 * h / 2))
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize(
     ("eps", "h", "C", "T", "s2"),
     [(0.3, 2.0, 1.5, 0.5, 4.0), (0.5, 1.0, 2.0, 1.0, 0.0)],

@@ -232,7 +232,7 @@ def test_memory_of_a_gradient_does_not_grow_with_the_particles(num_particles):
     loss = VRELBO(0.5, num_particles, vectorize_particles=False)
     grad = jax.jit(jax.grad(lambda p: loss.loss(random.key(0), p, model, guide)))
     compiled = grad.lower({"m": jnp.array(0.0), "w": weight}).compile()
-    # A residual of one particle has 16 x 64 floats; what may grow are 16 weights and a key for each.
+    # A residual of one particle has 16 x 64 floats; 16 weights and a key each may grow.
     allowed = 60 * 16 * 64 * 4 + num_particles * 4 * 16 * 4
     assert compiled.memory_analysis().temp_size_in_bytes < allowed
 
@@ -505,7 +505,7 @@ def test_only_a_site_with_finitely_many_values_can_be_summed_out():
 
 
 def semi_dais():
-    """A local latent; the guide gives it a Delta outside the plate, with a density in full scale."""
+    """The guide of the local latent is a Delta outside the plate, its density in full scale."""
 
     def global_model():
         return numpyro.sample("theta", dist.Normal(0.0, 1.0))

@@ -1,4 +1,4 @@
-"""What every objective of the room promises: one table of constructors, one test for each promise."""
+"""What every objective promises: one table of constructors, one test for each promise."""
 
 import math
 import pickle
@@ -77,7 +77,7 @@ def test_runs_with_and_without_progress_bar_and_resumes(name):
 
 @shared
 def test_steps(name):
-    """Pickled, with init_params: stable_update keeps the last finite state, and nothing traces again."""
+    """Pickled, with init_params: stable_update keeps a finite state, and nothing traces again."""
     loss = pickle.loads(pickle.dumps(OBJECTIVES[name]()))
     svi = SVI(model, guide, optax.adam(0.05), loss)
     state = svi.init(random.key(0), X, init_params={"m": jnp.array(0.7)})

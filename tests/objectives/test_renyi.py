@@ -1,4 +1,4 @@
-"""VRELBO and IWELBO: values with closed forms, laws in alpha and K, and what upstream gets wrong."""
+"""VRELBO and IWELBO: closed forms, laws in alpha and K, and what upstream gets wrong."""
 
 from functools import partial
 import math
@@ -175,7 +175,7 @@ def rho(alpha):
 
 
 def correlated(replicates):
-    """The target, and a mean-field guide, each in a plate of replicates that share the parameters."""
+    """The target and a mean-field guide, in a plate of replicates that share the parameters."""
 
     def model():
         with numpyro.plate("replicate", replicates):
@@ -209,7 +209,7 @@ def test_mean_field_fixed_point():
 
 
 def test_mean_field_stationary_point_below_order_zero():
-    """At order -1 the point rho = 0.4 is stationary, but the least of an upper bound: SVI leaves it."""
+    """At order -1 the point rho = 0.4 is stationary, but a minimum of the bound: SVI leaves it."""
     assert rho(-1.0) == pytest.approx(0.4)
     params = {"m": jnp.array([1.0, -2.0]), "s": jnp.array((0.4 * np.diag(LAM)) ** -0.5)}
 
@@ -289,7 +289,7 @@ def blr_optimum(alpha, noise):
 
 
 def test_bayesian_linear_regression():
-    """At the optimal guide the bound is the known one and no gradient is left; so for the noise scale."""
+    """At the optimal guide and noise the bound is the known one, and no gradient is left."""
 
     def model():
         noise = numpyro.param("noise", 1.0)
@@ -360,7 +360,7 @@ def test_upstream_is_nan_at_infinite_orders():
 
 
 def test_upstream_refuses_minibatches_under_global_latents():
-    """The energy approximation: log prior + N/M log likelihood of the minibatch, inside the power."""
+    """The energy approximation: log prior + N/M log likelihood of the batch, inside the power."""
     params, key, alpha = {"b": 0.7, "m": 0.2, "s": 0.8}, random.key(7), 0.3
     plate_key, _ = random.split(key)
     batch = numpyro.handlers.trace(

@@ -1,4 +1,4 @@
-"""The four gradient estimators against quadrature, and against each other with units and minibatches."""
+"""The four gradient estimators against quadrature, and against each other with units."""
 
 from functools import partial
 
@@ -206,7 +206,7 @@ def factor_in_the_guide():
         (AutoDelta(correlated_model), "'s' of the guide is a Delta and depends on a parameter"),
         (
             AutoBNAFNormal(correlated_model, num_flows=1, hidden_factors=[2]),
-            "'_auto_latent' cannot be evaluated at a given value, because a transform has no inverse",
+            "'_auto_latent' cannot be evaluated at a given value, because a transform has",
         ),
     ],
     ids=["shifted noise", "observed", "factor", "AutoDelta", "AutoBNAFNormal"],

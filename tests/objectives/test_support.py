@@ -1,4 +1,4 @@
-"""The table of what each objective takes, and the sentence where it does not. Nothing is compiled."""
+"""What each objective takes, and the sentence where it does not. Nothing is compiled."""
 
 import math
 

@@ -49,7 +49,7 @@ def test_default_partition():
 
 
 def test_g2():
-    """E_{pi_b}[log w] = 2 b - 1, so that B equal steps give -1/B on the left and 1/B on the right."""
+    """E_{pi_b}[log w] = 2 b - 1: B equal steps give -1/B on the left and 1/B on the right."""
 
     def model():
         numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))

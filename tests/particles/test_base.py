@@ -1,4 +1,4 @@
-"""The loss that turns velocities into steps of SVI: gradients, minibatches, amortised guides, errors."""
+"""Velocities as a loss of SVI: gradients, minibatches, amortised guides, errors."""
 
 from functools import cache
 
@@ -148,7 +148,7 @@ def test_mean_over_minibatches_is_the_full_velocity():
 
 
 def test_model_is_evaluated_once_per_particle():
-    """Compile-time flops: a step costs the m gradients of the model, and its parameters come with them."""
+    """Compile-time flops: a step costs the m gradients of the model; its parameters come along."""
     data = random.normal(random.key(2), (400, 50))
 
     def regression():

@@ -1,4 +1,4 @@
-"""What every field promises, alone, as a loss of SVI and in an ensemble. A new field joins by one line."""
+"""What every field promises: alone, as a loss, in an ensemble. A new one joins by one line."""
 
 from functools import cache, partial
 import pickle

@@ -172,7 +172,7 @@ def minibatch_in_scan():
 
 
 def far():
-    """No start of ``init_to_uniform`` has a finite density; the sites are not in alphabetical order."""
+    """No start of ``init_to_uniform`` has a finite density; the sites are not in sorted order."""
     b = numpyro.sample("b", dist.Normal(12.0, 3.0))
     numpyro.sample("a", dist.Normal(0.0, 0.5))
     numpyro.factor("hole", jnp.where(b > 10.0, 0.0, -jnp.inf))

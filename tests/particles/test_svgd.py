@@ -1,4 +1,4 @@
-"""The SVGD field: reference values, the double loop, its laws, and what it does to known targets."""
+"""SVGD: reference values, the double loop, its laws, and what it does to known targets."""
 
 import jax
 from jax import random
@@ -135,7 +135,7 @@ def test_gaussian_fit_improves_at_once():
 
 
 def test_narrow_posterior_far_from_the_origin_in_float32():
-    """N(1000, 0.1) in three dimensions, from draws of the prior: the bandwidth must not collapse."""
+    """N(1000, 0.1) in three dimensions, from its own draws: the bandwidth must not collapse."""
     x = 1000.0 + 0.1 * random.normal(random.key(4), (100, 3), jnp.float32)
     log_p = lambda x: -50.0 * jnp.sum((x - 1000.0) ** 2)  # noqa: E731
     x = jax.jit(lambda x: follow(SVGD(), log_p, x, 0.02, 500))(x)

@@ -1,4 +1,4 @@
-"""`AffineCoupling`: values by hand, Jacobian by autodiff, exact inverse, and the pytree of its weights."""
+"""`AffineCoupling`: values by hand, Jacobian by autodiff, exact inverse, the pytree of weights."""
 
 import functools
 import inspect
