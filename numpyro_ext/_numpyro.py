@@ -17,9 +17,13 @@ from numpyro.handlers import block, seed, substitute
 from numpyro.infer import MCMC
 from numpyro.infer.autoguide import (
     AutoContinuous,
+    AutoDiagonalNormal,
     AutoGuide,
     AutoGuideList,
     AutoLaplaceApproximation,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
     AutoSemiDAIS,
 )
 from numpyro.infer.reparam import LocScaleReparam
@@ -42,6 +46,7 @@ __all__ = [
     "mask_of",
     "max_tree_depth",
     "mcmc_arguments",
+    "normal_of_guide",
     "posterior_guide",
     "unpacking_of",
     "unwrap_distribution",
@@ -78,6 +83,53 @@ def mcmc_arguments(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:
     """The model's arguments in the last ``run``."""
     state: Any = mcmc
     return state._args, state._kwargs
+
+
+def normal_of_guide(guide: Any, params: Params) -> tuple[Array, Array]:
+    """
+    Mean and factor of a normal guide, in the order in which the model samples its sites.
+
+    :return: ``(n,)``, and a lower triangular ``(n, n)`` or, for a diagonal guide, the ``(n,)`` scales.
+    """
+    allowed = (
+        AutoDiagonalNormal,
+        AutoNormal,
+        AutoMultivariateNormal,
+        AutoLowRankMultivariateNormal,
+        AutoLaplaceApproximation,
+    )
+    if not isinstance(guide, allowed):
+        names = ", ".join(cls.__name__ for cls in allowed)
+        raise TypeError(f"guide is a {type(guide).__name__}; it must be one of {names}.")
+    if guide.prototype_trace is None:
+        raise ValueError(
+            f"{type(guide).__name__} has not seen its model; fit it by svi.run first, and pass the"
+            " guide and its params."
+        )
+    sites = [
+        name
+        for name, site in guide.prototype_trace.items()
+        if site["type"] == "sample" and not site["is_observed"]
+    ]
+    if isinstance(guide, AutoNormal):
+        loc, scale = (
+            jnp.concatenate([jnp.ravel(params[f"{name}_{guide.prefix}_{what}"]) for name in sites])
+            for what in ("loc", "scale")
+        )
+        return loc, scale
+    transform: Any = guide.get_transform(params)
+    # The guide's order falls back to the alphabet if its first start was not finite.
+    place = guide._unpack_latent(jnp.arange(guide.latent_dim))
+    order = jnp.concatenate([jnp.ravel(place[name]) for name in sites])
+    if isinstance(guide, AutoDiagonalNormal):
+        loc = transform(jnp.zeros(guide.latent_dim))
+        return loc[order], (transform(jnp.ones(guide.latent_dim)) - loc)[order]
+    loc, factor = transform.loc[order], transform.scale_tril[order]
+    if bool(jnp.all(order[1:] > order[:-1])):
+        return loc, factor
+    # A root of the permuted covariance, made triangular again.
+    R = jnp.linalg.qr(factor.T, mode="r")
+    return loc, R.T * jnp.sign(jnp.diagonal(R))
 
 
 def posterior_guide(
