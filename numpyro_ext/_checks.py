@@ -105,8 +105,9 @@ def no_count_as_order(init: Callable[..., None]) -> Callable[..., None]:
         if isinstance(given, numbers.Integral) and given > 2:
             name = type(self).__name__
             raise ValueError(
-                f"{name}({given}) is of order {given}, with the default number of particles; for {given}"
-                f" particles write {name}(num_particles={given}), and for the order {name}({given}.0)."
+                f"{name}({given}) is of order {given}, with the default number of particles; for"
+                f" {given} particles write {name}(num_particles={given}), and for that order"
+                f" {name}({given}.0)."
             )
         init(self, *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Common mistakes in programs and data that would otherwise give NaN or a wrong number without a word."""
+"""Mistakes in programs and data that would otherwise give NaN or a wrong number."""
 
 from math import prod
 from typing import Any
@@ -61,10 +61,10 @@ def check_supports(model_trace: Trace, guide_trace: Trace) -> None:
         ):
             drawn = type(base_distribution(ours["fn"])).__name__
             raise ValueError(
-                f"site '{name}' has the support {_word(support)} in the model, but the guide draws it"
-                f" from {drawn} with the support real; use a distribution with that support, such as"
-                " dist.TransformedDistribution(dist.Normal(...), dist.biject_to(support)),"
-                " or a guide that makes it, such as AutoNormal(model)."
+                f"site '{name}' has the support {_word(support)} in the model, but the guide draws"
+                f" it from {drawn} with the support real; use a distribution with that support,"
+                " such as dist.TransformedDistribution(dist.Normal(...),"
+                " dist.biject_to(support)), or a guide that makes it, such as AutoNormal(model)."
             )
 
 
@@ -89,7 +89,7 @@ def _is_masked(fn: Any) -> bool:
 
 
 def check_observed(trace: Trace) -> None:
-    """An error that names the observed site whose data are no array, do not fit their plates or hold NaN.
+    """An error that names the observed site whose data are no array, do not fit, or hold NaN.
 
     Nothing can be said of NaN in traced data.
     """
@@ -121,8 +121,8 @@ def _check_type(name: str, value: Any) -> None:
         what = kind.__name__ if library == "builtins" else f"{library} {kind.__name__}"
         remedy = "jnp.array(data)" if library == "builtins" else "data.to_numpy()"
         raise TypeError(
-            f"the data of the observed site '{name}' are a {what}; obs must be an array: pass {remedy}"
-            " to the model."
+            f"the data of the observed site '{name}' are a {what}; obs must be an array: pass"
+            f" {remedy} to the model."
         )
 
 
@@ -152,7 +152,7 @@ def _check_shape(name: str, site: Site, trace: Trace) -> None:
                 f"{fn.event_dim}) or data[idx] with `as idx` of the plate"
             )
         else:
-            remedy = "give the plate the number of rows of the data, or put each axis into its plate"
+            remedy = "give the plate as many rows as the data have, or put each axis into its plate"
         taken = f"{frame.size} of {size}" if frame.size < size else f"{size}"
         raise ValueError(f"{what} in the plate '{frame.name}' of {taken} rows; {remedy}.")
     if any(1 != a != b != 1 for a, b in zip(batch[::-1], own[::-1], strict=False)):
@@ -172,14 +172,14 @@ def _check_nan(name: str, site: Site) -> None:
     missing = int(np.isnan(data).sum())
     if missing:
         raise ValueError(
-            f"the data of the observed site '{name}' have {missing} NaN among {data.size} numbers, so"
-            " the log density is NaN; drop these rows, or leave them out by"
+            f"the data of the observed site '{name}' have {missing} NaN among {data.size} numbers,"
+            " so the log density is NaN; drop these rows, or leave them out by"
             " numpyro.handlers.mask(mask=~jnp.isnan(data))."
         )
 
 
 def _is_stock(fn: Any) -> bool:
-    """Whether every layer is NumPyro's own: a distribution of a user may know what to do with NaN."""
+    """Whether every layer is NumPyro's own: a user's distribution may know what to do with NaN."""
     while fn is not None:
         if not type(fn).__module__.startswith("numpyro."):
             return False
