@@ -15,6 +15,9 @@ __all__ = [
     "check_nonnegative",
     "check_positive",
     "check_several",
+    "no_count_as_order",
+    "of_an_object",
+    "summary",
     "with_known_arguments",
 ]
 
@@ -85,3 +88,67 @@ def with_known_arguments(init: Callable[..., None], hints: Mapping[str, str]) ->
         init(self, *args, **kwargs)
 
     return wrapped
+
+
+def no_count_as_order(init: Callable[..., None]) -> Callable[..., None]:
+    """``__init__`` that refuses ``Name(10)`` where the first argument is an order and the second K.
+
+    In ``Trace_ELBO(10)`` that is the number of particles.
+    """
+    order, *rest = [name for name in inspect.signature(init).parameters if name != "self"] or [""]
+    if order not in ("alpha", "order") or "num_particles" not in rest:
+        return init
+
+    @wraps(init)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = args[0] if len(args) == 1 and "num_particles" not in kwargs else None
+        if isinstance(given, numbers.Integral) and given > 2:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name}({given}) is of order {given}, with the default number of particles; for"
+                f" {given} particles write {name}(num_particles={given}), and for that order"
+                f" {name}({given}.0)."
+            )
+        init(self, *args, **kwargs)
+
+    return wrapped
+
+
+def of_an_object(method: Callable[..., Any]) -> Any:
+    """A method of a loss that says what to do if it is called on the class: ``SVI(..., loss=VRELBO)``."""
+
+    @wraps(method)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(self, "loss_with_mutable_state"):
+            raise TypeError(
+                "the loss is a class and not an object; call it, as in SVI(model, guide, optim,"
+                " loss=VRELBO()) instead of loss=VRELBO."
+            )
+        return method(self, *args, **kwargs)
+
+    return wrapped
+
+
+def summary(made: Any) -> str:
+    """``Name(argument=value, ...)``: how an object was made, with arrays by their shapes."""
+    parts = []
+    for name, parameter in inspect.signature(type(made).__init__).parameters.items():
+        value = getattr(made, name, parameter.empty)
+        default = parameter.default
+        if value is parameter.empty or parameter.kind is parameter.VAR_KEYWORD or name == "self":
+            continue
+        if value is default and (default is None or isinstance(default, bool)):
+            continue
+        parts.append(f"{name}={_short(value)}")
+    return f"{type(made).__name__}({', '.join(parts)})"
+
+
+def _short(value: Any) -> str:
+    shape = getattr(value, "shape", ())
+    if shape:
+        return f"<array of shape {shape}>"
+    if isinstance(value, Tracer):
+        return "<traced>"
+    if hasattr(value, "dtype"):
+        return f"{value}"
+    return getattr(value, "__name__", None) or repr(value)

@@ -19,6 +19,7 @@ from numpyro.util import check_model_guide_match
 
 from numpyro_ext._model.density import log_prob, scaled
 from numpyro_ext._model.handlers import subsampled_plates
+from numpyro_ext._model.mistakes import check_observed, check_supports
 from numpyro_ext._model.read import (
     Site,
     base_distribution,
@@ -170,7 +171,7 @@ def _data_plates(model_trace: Trace, guide_trace: Trace) -> set[str]:
 
 
 def check_traces(model_trace: Trace, guide_trace: Trace, per_datum: bool) -> None:
-    """An error unless the guide covers the model, in plates of the same sizes."""
+    """An error unless the guide covers the model, in plates of the same sizes, and the data fit."""
     if not any(sample_sites(model_trace)):
         raise ValueError(
             "the model has no sample site, so there is no log density; give it at least one"
@@ -184,6 +185,8 @@ def check_traces(model_trace: Trace, guide_trace: Trace, per_datum: bool) -> Non
                 " guide, or sum it out of the model."
             )
     check_model_guide_match(model_trace, guide_trace)
+    check_supports(model_trace, guide_trace)
+    check_observed(model_trace)
     validate_model(model_trace, plate_warning="loose")
     drawn = [site for site in latent_sites(guide_trace) if not is_delta(site)]
     # AutoSemiDAIS draws inside the plate, and gives its Delta site outside a density in full scale.

@@ -19,6 +19,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import (
     AffineTransform,
     IndependentTransform,
+    LowerCholeskyAffine,
     PermuteTransform,
     Transform,
 )
@@ -26,8 +27,9 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import check_count, check_positive
-from numpyro_ext._model.read import read_model, refuse_local
-from numpyro_ext._numpyro import ContinuousGuide
+from numpyro_ext._model.mistakes import valid_data
+from numpyro_ext._model.read import latent_sites, read_model, refuse_local
+from numpyro_ext._numpyro import ContinuousGuide, normal_of_guide
 from numpyro_ext._typing import Model, Params, Sites
 
 Network = tuple[Callable[..., Any], Callable[..., Any]]
@@ -100,9 +102,11 @@ class AutoFlowNormal(ContinuousGuide):
     :param float init_scale: the initial ``scale``, in unconstrained units.
     :param str prefix: what the names of the guide's own sites start with.
     :param init_loc_fn: a per-site initialization function, for ``loc``.
+    :param tuple init_from: ``(guide, params)`` of a fitted normal guide, where the flow starts instead.
     """
 
     scale_constraint = constraints.softplus_positive
+    scale_tril_constraint = constraints.scaled_unit_lower_cholesky
 
     def __init__(
         self,
@@ -112,10 +116,12 @@ class AutoFlowNormal(ContinuousGuide):
         init_scale: float,
         prefix: str = "auto",
         init_loc_fn: Callable[..., Any] = init_to_uniform,
+        init_from: tuple[Any, Params] | None = None,
     ) -> None:
         check_positive("init_scale", init_scale)
         self.num_flows = check_count("num_flows", num_flows, minimum=0)
         self.init_scale = init_scale
+        self.init_normal = None if init_from is None else _normal_of(init_from)
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
 
     @abstractmethod
@@ -124,16 +130,18 @@ class AutoFlowNormal(ContinuousGuide):
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         # With a key of its own: the stream of keys stays that of AutoDiagonalNormal.
-        info = read_model(self.model, args, kwargs)
+        info = read_model(valid_data(self.model), args, kwargs)
         refuse_local(info, f"{type(self).__name__} is one distribution over all latents together")
+        if self.init_normal is not None:
+            shapes = {name: one.constrained.shape for name, one in info.latents.items()}
+            theirs = self.init_normal[0]
+            if list(shapes.items()) != list(theirs.items()):
+                raise ValueError(
+                    f"the guide of init_from has the latent sites {theirs}, but the model has"
+                    f" {shapes}; fit it on this model, with the same arguments."
+                )
 
     def latent_distribution(self) -> dist.TransformedDistribution:
-        loc = numpyro.param(f"{self.prefix}_loc", self.init_latent)
-        scale = numpyro.param(
-            f"{self.prefix}_scale",
-            jnp.full(self.latent_dim, self.init_scale),
-            constraint=self.scale_constraint,
-        )
         # NumPy, not JAX: a constant of the program, and comparable when transforms are.
         flip = PermuteTransform(np.arange(self.latent_dim)[::-1])  # pyright: ignore[reportArgumentType]
         transforms: list[Transform] = []
@@ -141,8 +149,22 @@ class AutoFlowNormal(ContinuousGuide):
             transforms.append(self.flow(i))
             if i < self.num_flows - 1 or self.num_flows % 2 == 0:
                 transforms.append(flip)
-        transforms.append(IndependentTransform(AffineTransform(loc, scale), 1))  # pyright: ignore[reportArgumentType]
+        transforms.append(self._affine())
         return dist.TransformedDistribution(self.get_base_dist(), transforms)
+
+    def _affine(self) -> Transform:
+        """The last layer: ``loc + scale e``, or a triangular factor if the guide starts from one."""
+        loc, scale = self.init_latent, jnp.full(self.latent_dim, self.init_scale)
+        if self.init_normal is not None:
+            _, loc, scale = self.init_normal
+        loc: Any = numpyro.param(f"{self.prefix}_loc", loc)
+        if jnp.ndim(scale) == 2:
+            factor: Any = numpyro.param(
+                f"{self.prefix}_scale_tril", scale, constraint=self.scale_tril_constraint
+            )
+            return LowerCholeskyAffine(loc, factor)
+        scale: Any = numpyro.param(f"{self.prefix}_scale", scale, constraint=self.scale_constraint)
+        return IndependentTransform(AffineTransform(loc, scale), 1)
 
     def get_base_dist(self) -> dist.Distribution:
         return dist.Normal(jnp.zeros(self.latent_dim), 1).to_event(1)
@@ -224,3 +246,25 @@ class AutoFlowNormal(ContinuousGuide):
             raise ValueError(f"quantiles is {quantiles!r}; every entry must be between 0 and 1.")
         draws = self.sample_latent(random.key(0), params, NUM_QUANTILE_DRAWS)
         return self.constrain(jnp.quantile(draws, q, axis=0), params)
+
+
+def _normal_of(init_from: Any) -> tuple[dict[str, tuple[int, ...]], Array, Array]:
+    """``({site: shape}, loc, scales or factor)`` of a pair ``(guide, params)``."""
+    if not (
+        isinstance(init_from, tuple) and len(init_from) == 2 and isinstance(init_from[1], dict)
+    ):
+        raise TypeError(
+            f"init_from is {type(init_from).__name__}; it must be a pair (guide, params) of a fitted"
+            " guide such as AutoMultivariateNormal and the params of its svi.run."
+        )
+    guide, params = init_from
+    loc, scale = normal_of_guide(guide, params)
+    if not bool(jnp.all(jnp.isfinite(loc)) & jnp.all(jnp.isfinite(scale))):
+        raise ValueError(
+            f"the mean or the scale of the {type(guide).__name__} of init_from is not finite; fit it"
+            " at a smaller learning rate."
+        )
+    shapes = {
+        site["name"]: jnp.shape(site["value"]) for site in latent_sites(guide.prototype_trace)
+    }
+    return shapes, loc, scale

@@ -10,7 +10,7 @@ from typing import Any
 from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext._checks import check_positive
-from numpyro_ext._typing import Model
+from numpyro_ext._typing import Model, Params
 from numpyro_ext.guides.base import AutoFlowNormal, Network, check_network, flat_module, mlp
 from numpyro_ext.transforms import AffineCoupling
 
@@ -41,7 +41,8 @@ class AutoRealNVPNormal(AutoFlowNormal):
     *Where it fails.* A flow is a homeomorphism: separated modes stay joined by a thin bridge, and a
     minimised ``KL(q || p)`` may leave modes out. Each coupling stretches by at most
     :math:`e^{clamp}`. With one flow, half of the coordinates stay normal. Training is not convex:
-    bands of KL depend on the learning rate; take ``num_particles`` of 8 or more and a falling rate.
+    bands of KL depend on the learning rate; take ``num_particles`` of 8 or more and a falling rate,
+    and above some tens of dimensions start from a fitted normal guide by ``init_from``.
 
     :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
         plate.
@@ -56,6 +57,12 @@ class AutoRealNVPNormal(AutoFlowNormal):
     :param float clamp: bound of the couplings' log-scales.
     :param str prefix: what the names of the guide's own sites start with.
     :param init_loc_fn: a per-site initialization function.
+    :param tuple init_from: ``(guide, params)`` of a fitted ``AutoNormal``, ``AutoDiagonalNormal``,
+        ``AutoMultivariateNormal``, ``AutoLowRankMultivariateNormal`` or
+        ``AutoLaplaceApproximation`` on the same model, in place of ``init_loc_fn`` and
+        ``init_scale``: the flow starts as exactly that normal distribution. With a full covariance
+        the last layer is :math:`loc + L (f_F \circ \dots \circ f_1)(e)`, whose lower triangular
+        factor ``{prefix}_scale_tril`` is trained too.
 
     **References**
 
@@ -91,6 +98,7 @@ class AutoRealNVPNormal(AutoFlowNormal):
         clamp: float = 2.0,
         prefix: str = "auto",
         init_loc_fn: Callable[..., Any] = init_to_uniform,
+        init_from: tuple[Any, Params] | None = None,
     ) -> None:
         check_network(network, hidden_dims)
         check_positive("clamp", clamp)
@@ -103,6 +111,7 @@ class AutoRealNVPNormal(AutoFlowNormal):
             init_scale=init_scale,
             prefix=prefix,
             init_loc_fn=init_loc_fn,
+            init_from=init_from,
         )
 
     def flow(self, i: int) -> AffineCoupling:

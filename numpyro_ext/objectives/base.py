@@ -23,7 +23,13 @@ from numpyro.handlers import replay, seed, substitute
 from numpyro.infer import ELBO
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_ext._checks import check_count, with_known_arguments
+from numpyro_ext._checks import (
+    check_count,
+    no_count_as_order,
+    of_an_object,
+    summary,
+    with_known_arguments,
+)
 from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.handlers import same_plates, seed_plates, valid_plates
 from numpyro_ext._model.read import (
@@ -111,7 +117,8 @@ class Objective(ELBO, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in cls.__dict__:
-            cls.__init__ = with_known_arguments(cls.__init__, _NUMPYRO_OPTIONS)
+            init = no_count_as_order(cls.__init__)
+            cls.__init__ = with_known_arguments(init, _NUMPYRO_OPTIONS)
 
     def __init__(self, num_particles: int = 10, *, vectorize_particles: bool | MapT = True) -> None:
         num_particles = check_count("num_particles", num_particles)
@@ -121,6 +128,9 @@ class Objective(ELBO, ABC):
             self.vectorize_particles_fn = _map_with_checkpoint
         elif getattr(way, "func", way) in (jax.vmap, jax.pmap):  # or a partial of them
             self.vectorize_particles_fn = partial(_apply, way)
+
+    def __repr__(self) -> str:
+        return summary(self)
 
     @abstractmethod
     def estimate(self, draws: "Draws") -> tuple[Array, State]:
@@ -132,6 +142,7 @@ class Objective(ELBO, ABC):
         """
         raise NotImplementedError
 
+    @of_an_object
     def loss_with_mutable_state(
         self,
         rng_key: Array,
@@ -145,6 +156,8 @@ class Objective(ELBO, ABC):
         loss, state = self.estimate(Draws(self, rng_key, param_map, model, guide, args, kwargs))
         first = jax.tree.map(lambda x: stop_gradient(x[0].astype(jnp.result_type(x))), state)
         return {"loss": loss, "mutable_state": advance_step(first) or None}
+
+    loss = of_an_object(ELBO.loss)
 
 
 class Draws:

@@ -112,6 +112,7 @@ class ThermodynamicELBO(Objective):
                 'one has no covariance; gradient="pathwise" takes it',
             )
         self.betas = _partition(num_partitions, beta_min) if betas is None else _checked(betas)
+        self.num_partitions = len(self.betas) - 1
         self.bound = bound
         self.gradient = gradient
         self.upper_bound = bound == "upper"

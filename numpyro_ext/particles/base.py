@@ -19,8 +19,9 @@ import numpy as np
 from numpyro.handlers import substitute
 from numpyro.infer import ELBO
 
-from numpyro_ext._checks import check_count, check_positive
+from numpyro_ext._checks import check_count, check_positive, of_an_object, summary
 from numpyro_ext._model.handlers import refuse_mutable
+from numpyro_ext._model.mistakes import valid_data
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, read_model, refuse_local
 from numpyro_ext._numpyro import unpacking_of
@@ -112,6 +113,9 @@ class ParticleField(ELBO, ABC):
         self.annealing = annealing
         self.block_size = block_size
 
+    def __repr__(self) -> str:
+        return summary(self)
+
     @abstractmethod
     def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:
         """The formula: ``(m, d)`` velocities, given a kernel whose bandwidth is a number.
@@ -158,6 +162,7 @@ class ParticleField(ELBO, ABC):
         values = lax.map(fn, padded.reshape(num_blocks, block, -1))
         return values.reshape(num_blocks * block, -1)[:m]
 
+    @of_an_object
     def loss_with_mutable_state(
         self,
         rng_key: Array,
@@ -208,10 +213,12 @@ class ParticleField(ELBO, ABC):
         mutable_state = {counter: step + 1} if counter in param_map else None
         return {"loss": loss, "mutable_state": mutable_state}
 
+    loss = of_an_object(ELBO.loss)
+
 
 def read_latents(model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
     """What particles need to know of a model; an error where they cannot run on it."""
-    info = read_model(refuse_mutable(model), args, kwargs)
+    info = read_model(valid_data(refuse_mutable(model)), args, kwargs)
     refuse_local(info, "a particle holds one value of it while the rows change at every step")
     return info
 

@@ -10,7 +10,13 @@ import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import SVI, Trace_ELBO
-from numpyro.infer.autoguide import AutoDiagonalNormal
+from numpyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoLaplaceApproximation,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
 from numpyro.infer.reparam import NeuTraReparam
 from numpyro.infer.util import potential_energy
 import optax
@@ -200,3 +206,80 @@ def test_one_latent_dimension_names_the_guide_to_use():
 def test_bad_arguments_are_named(kwargs, error, match):
     with pytest.raises(error, match=match):
         AutoRealNVPNormal(regression, **kwargs)
+
+
+def fitted(stock, model=regression, num_steps=30):
+    """A stock guide after some steps, away from its start."""
+    guide = stock(model)
+    svi = SVI(model, guide, optax.adam(0.05), Trace_ELBO())
+    return guide, svi.run(random.key(0), num_steps, progress_bar=False).params
+
+
+def unsorted():
+    """The model's order is not the alphabet's, and no start of ``init_to_uniform`` is finite."""
+    b = numpyro.sample("b", dist.Normal(12.0, 3.0))
+    numpyro.sample("a", dist.Normal(jnp.array([b, 2 * b]) / 10, 0.5).to_event(1))
+
+
+FULL = {"auto_loc", "auto_scale_tril"}
+DIAGONAL = {"auto_loc", "auto_scale"}
+
+
+@pytest.mark.parametrize(
+    ("stock", "names"),
+    [
+        (AutoNormal, DIAGONAL),
+        (AutoDiagonalNormal, DIAGONAL),
+        (AutoMultivariateNormal, FULL),
+        (AutoLowRankMultivariateNormal, FULL),
+        (AutoLaplaceApproximation, FULL),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_starts_as_the_normal_guide_it_is_given(stock, names):
+    guide, params = fitted(stock)
+    ours = AutoRealNVPNormal(regression, num_flows=2, init_from=(guide, params))
+    started = start(ours)
+    assert set(started) == names | {"auto_net__0$params", "auto_net__1$params"}
+    if stock is AutoNormal:
+        loc, scale = (
+            jnp.concatenate([jnp.ravel(params[f"{site}_auto_{what}"]) for site in ("scale", "w")])
+            for what in ("loc", "scale")
+        )
+        theirs = dist.Normal(loc, scale).to_event(1)
+    else:
+        theirs = guide.get_posterior(params)
+    # A Gaussian is known by its log density on 10 points of three dimensions.
+    points = random.normal(random.key(1), (10, 3))
+    log_q = jax.jit(lambda p: ours.get_posterior(p).log_prob(points))(started)
+    assert jnp.allclose(log_q, theirs.log_prob(points), rtol=1e-4, atol=1e-3)
+
+
+def test_starts_from_a_guide_in_another_order_of_its_vector():
+    guide = AutoMultivariateNormal(unsorted)
+    params = start(guide, unsorted)
+    params["auto_loc"] = jnp.array([12.0, 1.0, 2.0])
+    params["auto_scale_tril"] = jnp.array([[3.0, 0.0, 0.0], [0.3, 0.5, 0.0], [0.6, 0.1, 0.4]])
+    ours = AutoRealNVPNormal(unsorted, num_flows=2, init_from=(guide, params))
+    started = start(ours, unsorted)
+    key = random.key(2)
+    mine = ours.sample_posterior(key, started, sample_shape=(4000,))
+    theirs = guide.sample_posterior(key, params, sample_shape=(4000,))
+    for name in ("a", "b"):
+        assert jnp.allclose(mine[name].mean(0), theirs[name].mean(0), atol=0.3)
+        assert jnp.allclose(mine[name].std(0), theirs[name].std(0), rtol=0.1)
+
+
+def test_what_a_flow_cannot_start_from_is_one_sentence():
+    guide, params = fitted(AutoDiagonalNormal, num_steps=1)
+    with pytest.raises(TypeError, match=r"init_from is dict; it must be a pair \(guide, params\)"):
+        AutoRealNVPNormal(regression, init_from=params)
+    with pytest.raises(TypeError, match="guide is a AutoRealNVPNormal; it must be one of AutoDiag"):
+        AutoRealNVPNormal(regression, init_from=(AutoRealNVPNormal(regression), params))
+    with pytest.raises(ValueError, match=r"has not seen its model; fit it by svi.run first"):
+        AutoRealNVPNormal(regression, init_from=(AutoDiagonalNormal(regression), params))
+    broken = {**params, "auto_loc": params["auto_loc"] * jnp.nan}
+    with pytest.raises(ValueError, match=r"mean or the scale .* is not finite; fit it"):
+        AutoRealNVPNormal(regression, init_from=(guide, broken))
+    with pytest.raises(ValueError, match=r"has the latent sites {'scale'.*but the model has {'z1'"):
+        start(AutoRealNVPNormal(banana, init_from=(guide, params)), banana)

@@ -292,6 +292,14 @@ def test_data_that_are_not_finite_are_named():
     with pytest.raises(ValueError, match="see site 'obs'"):
         handlers.seed(guide, 0)(DATA.at[2].set(jnp.nan))
 
+    def whole(y):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    params = {"auto_particles": jnp.ones((5, 1))}
+    with pytest.raises(ValueError, match="observed site 'y' have 1 NaN"):
+        SVGD().loss(random.key(0), params, whole, AutoParticles(whole, 5), DATA.at[2].set(jnp.nan))
+
 
 @pytest.mark.parametrize(
     "option", ["vectorize_particles", "multi_sample_guide", "sum_sites", "temp"]
@@ -327,3 +335,15 @@ def test_a_field_of_ones_own_needs_only_its_velocity():
     np.testing.assert_allclose(svi.get_params(state)["auto_particles"], STARTS + 0.1 * g, atol=1e-5)
     with handlers.seed(rng_seed=0):
         assert set(guide()) == {"loc", "scale"}
+
+
+def test_a_class_in_place_of_a_loss_and_the_summary_of_one():
+    guide = AutoParticles(model, 5)
+    svi = SVI(model, guide, optax.sgd(0.1), SVGD)
+    state = svi.init(random.key(0), DATA)
+    for call in (svi.update, svi.evaluate):
+        with pytest.raises(TypeError, match=r"the loss is a class.*loss=VRELBO\(\)"):
+            call(state, DATA)
+    rbf = "kernel=RBF(bandwidth='median', factor=1.0)"
+    assert repr(SVGD()) == f"SVGD({rbf}, temperature=1.0)"
+    assert repr(SVGD(num_particles=3)) == f"SVGD({rbf}, num_particles=3, temperature=1.0)"
