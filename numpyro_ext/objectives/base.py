@@ -136,7 +136,6 @@ class Objective(ELBO, ABC):
         :return: the loss to be minimised, a scalar, and the mutable sites that the particles leave,
             with a leading axis of particles; :meth:`Draws.each` returns them.
         """
-        raise NotImplementedError
 
     @of_an_object
     def loss_with_mutable_state(
