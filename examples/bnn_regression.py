@@ -1,14 +1,16 @@
-"""Renyi bounds of five orders on Bayesian neural network regression (Li and Turner, 2016, section 5.1).
+"""Renyi bounds of five orders on Bayesian neural network regression (Li and Turner, 2016, section
+5.1).
 
-One hidden layer of 50 rectified units, weights N(0, 1), mean-field Gaussian posterior, learned noise, minibatches
-of 32 rows (the energy approximation), K = 100 particles, 500 epochs of Adam at 1e-3. Features and targets are
-standardised by the training rows; the scores are in the targets' own units. Prints mean and standard error over
-the splits of the negative test log-likelihood (pointwise, 100 draws) and of the RMSE, beside the published means,
-and saves a picture.
+One hidden layer of 50 rectified units, weights N(0, 1), mean-field Gaussian posterior, learned
+noise, minibatches of 32 rows (the energy approximation), K = 100 particles, 500 epochs of Adam at
+1e-3. Features and targets are standardised by the training rows; the scores are in the targets' own
+units. Prints mean and standard error over the splits of the negative test log-likelihood
+(pointwise, 100 draws) and of the RMSE, beside the published means, and saves a picture.
 
-    python examples/bnn_regression.py                                    # offline: scikit-learn's diabetes
-    python examples/bnn_regression.py --data-dir ../shared/data --splits 2     # boston, concrete, yacht
-    python examples/bnn_regression.py --data-dir ../shared/data                # all 20 splits
+    python examples/bnn_regression.py                                    # offline: scikit-learn's
+    diabetes python examples/bnn_regression.py --data-dir ../shared/data --splits 2     # boston,
+    concrete, yacht python examples/bnn_regression.py --data-dir ../shared/data                # all
+    20 splits
 """
 
 import argparse
@@ -46,7 +48,8 @@ PUBLISHED = {
 
 
 def load_split(data_dir: Path | None, name: str, split: int):
-    """``(x_train, y_train, x_test, y_test)`` of one 90/10 split, as stored; diabetes comes with scikit-learn."""
+    """``(x_train, y_train, x_test, y_test)`` of one 90/10 split, as stored; diabetes comes with
+    scikit-learn."""
     if name == "diabetes":
         from sklearn.datasets import load_diabetes
 
@@ -105,12 +108,14 @@ def small_start(hidden: int, site=None):
 
 
 def make_fit(alpha: float, options, num_rows: int):
-    """A compiled ``(rng_key, arrays) -> (negative log-likelihood, rmse)``, both for standardised targets."""
+    """A compiled ``(rng_key, arrays) -> (negative log-likelihood, rmse)``, both for standardised
+    targets."""
     regression = partial(model, hidden=options.hidden, batch=options.batch)
     guide = AutoNormal(
         regression, init_loc_fn=partial(small_start, options.hidden), init_scale=0.01
     )
-    # At an infinite order one particle has all the weight: the same gradient, without the others' backward pass.
+    # At an infinite order one particle has all the weight: the same gradient, without the others'
+    # backward pass.
     gradient = "single" if np.isinf(alpha) else "standard"
     svi = SVI(
         regression, guide, optax.adam(1e-3), VRELBO(alpha, options.particles, gradient=gradient)
@@ -199,10 +204,12 @@ def main() -> int:
         results[name] = result
 
     print(
-        f"\n{num_splits} splits, {options.epochs} epochs, {options.particles} particles: mean +- s.e."
+        f"\n{num_splits} splits, {options.epochs} epochs, {options.particles} particles:"
+        " mean +- s.e."
     )
     print(
-        f"{'data':<10}{'alpha':>6}{'neg. test LL':>18}{'published':>11}{'RMSE':>18}{'published':>11}"
+        f"{'data':<10}{'alpha':>6}{'neg. test LL':>18}{'published':>11}"
+        f"{'RMSE':>18}{'published':>11}"
     )
     for name, result in results.items():
         for alpha, row, published in zip(

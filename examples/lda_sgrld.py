@@ -1,20 +1,23 @@
-"""Topic model by minibatches: stochastic gradient Riemannian Langevin dynamics on probability simplices.
+"""Topic model by minibatches: stochastic gradient Riemannian Langevin dynamics on probability
+simplices.
 
-Latent Dirichlet allocation as in Patterson & Teh (2013), on 200 synthetic documents of 100 words whose 5 topics are
-known. The mixture of a document and the topic of each word are not latent sites of the model: the gradient object
-``GibbsGradient`` draws them for the 20 documents of a batch, given the topics (Fisher's identity). Three samplers:
+Latent Dirichlet allocation as in Patterson & Teh (2013), on 200 synthetic documents of 100 words
+whose 5 topics are known. The mixture of a document and the topic of each word are not latent sites
+of the model: the gradient object ``GibbsGradient`` draws them for the 20 documents of a batch,
+given the topics (Fisher's identity). Three samplers:
 
 - ``SGRLD`` with ``ExpandedMean`` and ``GammaSimplexReparam``, through ``MCMC``;
 - the reduced-natural coordinates, by ``simplex_langevin_step``;
 - collapsed Gibbs sampling of all documents, the reference.
 
-The first two take the best of a grid of steps. Reduced-natural has no good one: where a word is absent from a topic, its
-probability p moves as dp = (beta / n) dt + sqrt(2 p / n) dW and, for beta < 1, meets 0 in a finite time, at which its
-logarithm and the metric 1 / (n p) are infinite; so it can only take steps too small to get anywhere.
+The first two take the best of a grid of steps. Reduced-natural has no good one: where a word is
+absent from a topic, its probability p moves as dp = (beta / n) dt + sqrt(2 p / n) dW and, for beta
+< 1, meets 0 in a finite time, at which its logarithm and the metric 1 / (n p) are infinite; so it
+can only take steps too small to get anywhere.
 
-Prints the perplexity of held-out words and the distance of the topics from the truth, and saves a picture. Exit code 1
-if the perplexity of ``SGRLD`` is more than 5 % from that of collapsed Gibbs, if reduced-natural is better than ``SGRLD``,
-or if a topic is not recovered.
+Prints the perplexity of held-out words and the distance of the topics from the truth, and saves a
+picture. Exit code 1 if the perplexity of ``SGRLD`` is more than 5 % from that of collapsed Gibbs,
+if reduced-natural is better than ``SGRLD``, or if a topic is not recovered.
 
     python examples/lda_sgrld.py --out out/lda_sgrld.png
 """
@@ -67,10 +70,11 @@ class Fit(NamedTuple):
 
 @partial(jax.jit, static_argnames=("sweeps", "kept"))
 def gibbs(rng_key: Array, topics: Array, words: Array, sweeps: int, kept: int) -> Array:
-    """Topic probabilities of the words, mean of the last sweeps given the topics: ``(documents, words, K)``.
+    """Topic probabilities of the words given the topics, ``(documents, words, K)``.
 
-    The mixture of each document is integrated out: a word is of topic k with probability proportional to the
-    topic's probability of the word times (alpha + the number of other words of topic k).
+    The mixture of each document is integrated out: a word is of topic k with probability
+    proportional to the topic's probability of the word times (alpha + the number of other words of
+    topic k). The probabilities are averaged over the last sweeps.
     """
     likelihood = jnp.swapaxes(topics.T[words], 0, 1)  # (words, documents, K)
     key_start, key_sweeps = random.split(rng_key)
@@ -104,14 +108,17 @@ def normalised(theta: Array) -> Array:
 
 
 def topic_model(words: Array) -> None:
-    """The prior of the topics, and the documents as a minibatch; ``GibbsGradient`` has their likelihood."""
+    """The prior of the topics and a minibatch of documents, whose likelihood ``GibbsGradient`` has."""
     prior = dist.Dirichlet(jnp.full(VOCABULARY, BETA)).expand([TOPICS]).to_event(1)
     numpyro.sample("topics", prior)
     numpyro.plate("documents", len(words), subsample_size=BATCH)
 
 
 class GibbsGradient:
-    """The model's gradient plus that of ``N/B log p(batch | topics)``, its hidden assignments drawn by Gibbs."""
+    """The model's gradient plus that of ``N/B log p(batch | topics)``.
+
+    The hidden assignments of the batch are drawn by Gibbs sampling.
+    """
 
     def __init__(self, words: Array) -> None:
         self.words = words
@@ -172,7 +179,10 @@ def reduced_natural(rng_key: Array, words: Array, step: float) -> Array:
 
 
 def collapsed_gibbs(rng_key: Array, words: Array, sweeps: int) -> Array:
-    """Sweeps over the assignments of all words, topics and mixtures integrated out; the topics' posterior means."""
+    """Posterior means of the topics, by sweeps over the assignments of all words.
+
+    Topics and mixtures are integrated out.
+    """
     flat, document = words.reshape(-1), jnp.repeat(jnp.arange(len(words)), words.shape[1])
     key_start, key_sweeps = random.split(rng_key)
     z = random.randint(key_start, flat.shape, 0, TOPICS)
@@ -300,7 +310,8 @@ def main() -> int:
 
     floor = float(held_out_perplexity(key_score, jnp.tile(truth, (RECORDS, 1, 1)), test)[1])
     print(
-        f"\n{'sampler':<18}{'best step':>10}{'perplexity':>12}{'topics, worst distance':>24}{'seconds':>9}"
+        f"\n{'sampler':<18}{'best step':>10}{'perplexity':>12}"
+        f"{'topics, worst distance':>24}{'seconds':>9}"
     )
     distances = {}
     for name, result in best.items():

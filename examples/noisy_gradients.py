@@ -1,16 +1,20 @@
-"""What noise in the gradient does to Hamiltonian dynamics, and two cures: known noise, and a thermostat.
+"""What noise in the gradient does to Hamiltonian dynamics, and two cures: known noise, and a
+thermostat.
 
-Two potentials in one dimension whose moments are known by quadrature, and gradients with Gaussian noise added.
+Two potentials in one dimension whose moments are known by quadrature, and gradients with Gaussian
+noise added.
 
-1. Chen, Fox & Guestrin (2014), figure 1: ``U = -2 z^2 + z^4``, noise of variance 4 in the gradient, friction 3.
-   Without friction the noise heats the chain; ``SGHMC`` with ``noise_variance=4`` takes the known noise out.
-2. Ding et al. (2014), figure 1: ``U = (z + 4) (z + 1) (z - 1) (z - 3) / 14 + 0.5``, step 0.01, friction 1, noise of
-   variance ``2 B / eps`` with B = 1. ``SGHMC`` that knows nothing of it is at the temperature 2 (which makes ``E z^2``
-   smaller, for there the shallow mode has more of the mass); ``SGNHT`` finds the friction 1 + B = 2 by itself.
+1. Chen, Fox & Guestrin (2014), figure 1: ``U = -2 z^2 + z^4``, noise of variance 4 in the gradient,
+   friction 3. Without friction the noise heats the chain; ``SGHMC`` with ``noise_variance=4`` takes
+   the known noise out.
+2. Ding et al. (2014), figure 1: ``U = (z + 4) (z + 1) (z - 1) (z - 3) / 14 + 0.5``, step 0.01,
+   friction 1, noise of variance ``2 B / eps`` with B = 1. ``SGHMC`` that knows nothing of it is at
+   the temperature 2 (which makes ``E z^2`` smaller, for there the shallow mode has more of the
+   mass); ``SGNHT`` finds the friction 1 + B = 2 by itself.
 
-Each row of the table has 400 chains. Exit code 1 if ``E z^2`` is more than 5 % off at the step 0.05 for ``SGHMC`` that
-knows the noise, or for ``SGNHT``, or its friction is further than 0.1 from 2; or if a method without a cure is not too
-hot.
+Each row of the table has 400 chains. Exit code 1 if ``E z^2`` is more than 5 % off at the step 0.05
+for ``SGHMC`` that knows the noise, or for ``SGNHT``, or its friction is further than 0.1 from 2; or
+if a method without a cure is not too hot.
 
     python examples/noisy_gradients.py --out out/noisy_gradients.png
 """
@@ -199,7 +203,8 @@ def main() -> int:
     }
 
     print(
-        f"{'':<48}{'step':>5}{'temperature':>12}{'E z^2':>8}{'+-':>7}{'exact':>8}{'off by':>8}{'friction found':>15}"
+        f"{'':<48}{'step':>5}{'temperature':>12}{'E z^2':>8}{'+-':>7}"
+        f"{'exact':>8}{'off by':>8}{'friction found':>15}"
     )
 
     def row(name: str, eps: float, run: Run, truth: float) -> None:

@@ -3,13 +3,13 @@
 Logistic regression with a learnt prior scale on the breast-cancer data, fitted by
 
 - ``NUTS``, the reference;
-- ``VRELBO(0.5)`` with ``AutoRealNVPNormal`` through ``SVI``, on all rows (with a minibatch this bound is
-  biased unless alpha = 1);
+- ``VRELBO(0.5)`` with ``AutoRealNVPNormal`` through ``SVI``, on all rows (with a minibatch this
+  bound is biased unless alpha = 1);
 - ``SGHMC`` through ``MCMC``, on minibatches of 100 rows;
 - ``SVGD`` with ``AutoParticles`` through ``SVI``, on minibatches of 100 rows.
 
-All four go through ``to_arviz``. Prints one table, the summary of each, and saves a picture. Exit code 1 if a
-posterior mean is further than 0.3 posterior standard deviations from that of NUTS.
+All four go through ``to_arviz``. Prints one table, the summary of each, and saves a picture. Exit
+code 1 if a posterior mean is further than 0.3 posterior standard deviations from that of NUTS.
 
     python examples/quickstart.py --out out/quickstart.png
 """
@@ -78,7 +78,7 @@ def fit_vr(rng_key, x, y) -> Fit:
 def fit_sghmc(rng_key, x, y) -> Fit:
     start = time.perf_counter()
     model = partial(logistic_regression, subsample_size=BATCH)
-    kernel = SGHMC(model, 0.02, friction=5.0, noise_variance="warmup", steps_per_sample=50)
+    kernel = SGHMC(model, steps_per_sample=20)  # it finds its own settings
     mcmc = MCMC(kernel, num_warmup=200, num_samples=2000, num_chains=2, chain_method="vectorized")
     mcmc.run(rng_key, x, y)
     return Fit(to_arviz(mcmc, model_args=(x, y)), time.perf_counter() - start, np.nan)
@@ -88,7 +88,8 @@ def fit_svgd(rng_key, x, y) -> Fit:
     start = time.perf_counter()
     model = partial(logistic_regression, subsample_size=BATCH)
     guide = AutoParticles(model, num_particles=200, init_scale=0.5)
-    # All particles see the same minibatch, so its noise moves them together; a falling rate averages it.
+    # All particles see the same minibatch, so its noise moves them together; a falling rate
+    # averages it.
     optim = optax.adam(optax.cosine_decay_schedule(0.03, 3000))
     svi = SVI(model, guide, optim, SVGD(RBF("median", factor=2.0)))
     result = svi.run(rng_key, 3000, x, y)
@@ -153,8 +154,10 @@ def main() -> int:
 
     reference = coordinates(fits["NUTS"].posterior)
     print(
-        "\nErrors against NUTS, worst of 12 parameters; held-out log predictive density per row, nats.\n"
-        f"\n{'method':<34}{'|mean error|/sd':>16}{'sd ratio':>16}{'k-hat':>8}{'held-out':>10}{'seconds':>9}"
+        "\nErrors against NUTS, worst of 12 parameters; held-out log predictive density per"
+        " row, nats.\n"
+        f"\n{'method':<34}{'|mean error|/sd':>16}{'sd ratio':>16}"
+        f"{'k-hat':>8}{'held-out':>10}{'seconds':>9}"
     )
     worst = {}
     for label, fit in fits.items():
@@ -175,7 +178,8 @@ def main() -> int:
     off = [label for label, error in worst.items() if not error <= TOLERANCE]
     if off:
         print(
-            f"\nA posterior mean is off by more than {TOLERANCE} standard deviations: {', '.join(off)}."
+            f"\nA posterior mean is off by more than {TOLERANCE} standard deviations:"
+            f" {', '.join(off)}."
         )
     return 1 if off else 0
 

@@ -1,13 +1,16 @@
-"""VAE, IWAE and VR-max on binary images: three orders of one bound (Li and Turner, 2016, section 5.2).
+"""VAE, IWAE and VR-max on binary images: three orders of one bound (Li and Turner, 2016, section
+5.2).
 
-Two tanh layers of 200 units to and from 50 latent dimensions, Bernoulli pixels, K particles per image. The same
-model and encoder are trained with ``VRELBO`` of order 1 (VAE), 0 (IWAE) and -inf (VR-max, which by
-``gradient="single"`` has one backward pass whatever K). Takes the epoch that is best on the validation images, scores
-the test images by the importance-weighted bound with many particles, and saves samples of each model. Published on
-MNIST at K = 5: -86.47, -85.41, -85.42: both others are above the VAE, VR-max within .3 nats of IWAE.
+Two tanh layers of 200 units to and from 50 latent dimensions, Bernoulli pixels, K particles per
+image. The same model and encoder are trained with ``VRELBO`` of order 1 (VAE), 0 (IWAE) and -inf
+(VR-max, which by ``gradient="single"`` has one backward pass whatever K). Takes the epoch that is
+best on the validation images, scores the test images by the importance-weighted bound with many
+particles, and saves samples of each model. Published on MNIST at K = 5: -86.47, -85.41, -85.42:
+both others are above the VAE, VR-max within .3 nats of IWAE.
 
-    python examples/vae_silhouettes.py                                 # offline: scikit-learn's 8x8 digits
-    python examples/vae_silhouettes.py --data-dir ../shared/data       # Caltech 101 silhouettes, 28x28
+    python examples/vae_silhouettes.py                                 # offline: scikit-learn's 8x8
+    digits python examples/vae_silhouettes.py --data-dir ../shared/data       # Caltech 101
+    silhouettes, 28x28
 """
 
 import argparse
@@ -82,7 +85,8 @@ def make_model(num_pixels: int, latent: int, width: int):
 
 
 def train(svi, rng_key, images, validation, epochs: int, batch: int, label: str):
-    """Epochs over shuffled batches; the parameters of the epoch that is best on the validation images.
+    """Epochs over shuffled batches; the parameters of the epoch that is best on the validation
+    images.
 
     Also that epoch, and the seconds of an epoch.
     """
@@ -170,9 +174,10 @@ def main() -> int:
         pictures[label] = np.asarray(jax.nn.sigmoid(decode(params["decoder$params"], draws)))
 
     print(
-        f"\nK = {options.particles}, {options.epochs} epochs, {len(test_images)} test images; test log-likelihood:"
-        f" importance-weighted bound, {options.test_particles} particles.\n"
-        f"\n{'method':<8}{'test LL per image':>20}{'above the VAE':>18}{'best epoch':>12}{'s per epoch':>13}"
+        f"\nK = {options.particles}, {options.epochs} epochs, {len(test_images)} test images;"
+        f" test log-likelihood: importance-weighted bound, {options.test_particles} particles.\n"
+        f"\n{'method':<8}{'test LL per image':>20}{'above the VAE':>18}"
+        f"{'best epoch':>12}{'s per epoch':>13}"
     )
     vae = table[0][1]
     for label, bounds, epoch, seconds in table:

@@ -1,12 +1,13 @@
 """The mixture of Welling & Teh (2011): SGLD with one row per step, beside the posterior on a grid.
 
-Prior ``theta1 ~ N(0, 10)``, ``theta2 ~ N(0, 1)`` (variances); 100 rows from ``0.5 N(theta1, 2) + 0.5 N(theta1 + theta2, 2)``
-at theta = (0, 1). The posterior has a second mode near (1, -1). 10 000 passes over the rows with the paper's schedule
-``a (b + i)^-0.55`` from 0.01 to 0.0001 (our steps are half of it); draws are weighted by their steps. ``SGLD`` through
-``MCMC``, 8 chains, because one chain changes mode too seldom for two digits.
+Prior ``theta1 ~ N(0, 10)``, ``theta2 ~ N(0, 1)`` (variances); 100 rows from
+``0.5 N(theta1, 2) + 0.5 N(theta1 + theta2, 2)`` at theta = (0, 1). The posterior has a second mode
+near (1, -1). 10 000 passes over the rows with the paper's schedule ``a (b + i)^-0.55`` from 0.01 to
+0.0001 (our steps are half of it); draws are weighted by their steps. ``SGLD`` through ``MCMC``, 8
+chains, because one chain changes mode too seldom for two digits.
 
-Prints moments and the mass near each mode, and saves a picture. Exit code 1 if a mean is more than 0.1 from that of
-the grid, or a mode has less than 10 % of the draws.
+Prints moments and the mass near each mode, and saves a picture. Exit code 1 if a mean is more than
+0.1 from that of the grid, or a mode has less than 10 % of the draws.
 
     python examples/welling_teh_mixture.py --out out/welling_teh_mixture.png
 """
@@ -149,7 +150,8 @@ def main() -> int:
     points = np.stack(np.meshgrid(grid[0], grid[1], indexing="ij"))
     tables = {"grid": (points.reshape(2, -1), grid[2].ravel()), "SGLD": (draws, weights)}
     print(
-        f"\n{'':<6}{'E theta1':>10}{'E theta2':>10}{'sd theta1':>11}{'sd theta2':>11}{'near (0, 1)':>13}{'near (1, -1)':>14}"
+        f"\n{'':<6}{'E theta1':>10}{'E theta2':>10}{'sd theta1':>11}"
+        f"{'sd theta2':>11}{'near (0, 1)':>13}{'near (1, -1)':>14}"
     )
     means, modes = {}, {}
     for name, (values, w) in tables.items():

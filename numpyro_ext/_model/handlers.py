@@ -12,6 +12,7 @@ from numpyro_ext._typing import Model, Trace
 __all__ = [
     "every_row",
     "first_rows",
+    "latents_only",
     "refuse_mutable",
     "rows",
     "same_plates",
@@ -104,6 +105,14 @@ class refuse_mutable(Messenger):
                 f"the model has the mutable site '{msg['name']}', which every particle would update in"
                 " its own way; make it a numpyro.param or pass it as an argument of the model."
             )
+
+
+class latents_only(Messenger):
+    """Leave the observed sites out of the density."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and msg["is_observed"] and not msg["name"].startswith("_"):
+            msg["fn"] = msg["fn"].mask(False)
 
 
 class every_row(Messenger):

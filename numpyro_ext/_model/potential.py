@@ -1,6 +1,7 @@
 """The potential of a model in unconstrained space, at rows that the caller chooses."""
 
 from collections.abc import Callable
+import copy
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from numpyro.infer.util import (
     unconstrain_fn,
 )
 
-from numpyro_ext._model.handlers import first_rows, rows, seed_plates
+from numpyro_ext._model.handlers import first_rows, latents_only, rows, seed_plates
 from numpyro_ext._model.read import ModelInfo, trace_of
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Sites
@@ -54,6 +55,7 @@ class Potential:
        ``info.ravel(z)`` and ``info.unravel(x)`` go from sites to the flat vector and back;
        ``info.slices`` says where each site is in it.
      - **plates** - ``{plate: (size, subsample_size)}`` of the plates that take a minibatch.
+     - **arguments** - positional and keyword arguments of the model.
 
     ``z`` and gradients are dicts of unconstrained sites; ``idx`` holds indices, of any number, for
     every plate in ``plates``. Kernels make the object; a gradient estimator is given it.
@@ -98,12 +100,12 @@ class Potential:
         self.info = info
         self.plates = info.plates
         self._model = default_key(substitute(model, data=params))
-        self._args = (args, kwargs)
+        self.arguments = (args, kwargs)
         self._forward_mode = forward_mode
 
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
         """U at ``z`` on the rows ``idx``."""
-        return jnp.asarray(potential_energy(self._on(idx), *self._args, z))
+        return jnp.asarray(potential_energy(self._on(idx), *self.arguments, z))
 
     def value_and_grad(self, z: Sites, idx: dict[str, Array]) -> tuple[Array, Sites]:
         """U and its gradient: one minibatch."""
@@ -121,7 +123,7 @@ class Potential:
 
         with block():
             fn = seed_plates(substitute(self._model, substitute_fn=at), rng_key)
-            trace = trace_of(fn, *self._args)
+            trace = trace_of(fn, *self.arguments)
         return {name: trace[name]["value"] for name in self.plates}
 
     def full_value_and_grad(self, z: Sites, chunk_size: int = 10_000) -> tuple[Array, Sites]:
@@ -159,11 +161,17 @@ class Potential:
 
         return average(list(self.plates), {})
 
+    def prior(self) -> "Potential":
+        """The same without the observed sites: minus the log prior, Jacobian included."""
+        other = copy.copy(self)
+        other._model = latents_only(self._model)
+        return other
+
     def unconstrain(self, what: str, values: Sites) -> Sites:
         """Constrained values of all latent sites, unconstrained; ``what`` is for an error."""
         values = self.info.check_constrained(what, values)
         fn = seed(first_rows(self._model), random.key(0))
-        return self.info.check_unconstrained(what, unconstrain_fn(fn, *self._args, values))
+        return self.info.check_unconstrained(what, unconstrain_fn(fn, *self.arguments, values))
 
     def postprocess(self) -> Callable[[Sites], Sites]:
         """From unconstrained sites to constrained and deterministic ones, on first rows."""
@@ -174,7 +182,7 @@ class Potential:
             transforms = {name: biject_to(support) for name, support in supports.items()}
             return lambda z: transform_fn(transforms, z)
         fn = first_rows(self._model)
-        return lambda z: constrain_fn(fn, *self._args, z, return_deterministic=True)
+        return lambda z: constrain_fn(fn, *self.arguments, z, return_deterministic=True)
 
     def check_start(
         self, z: Sites, idx: dict[str, Array], potential: Array, grad: Sites | None = None
@@ -208,7 +216,7 @@ class Potential:
         fn = seed(self._on(idx), random.key(0))
 
         def at(z: Sites) -> dict[str, Array]:
-            return compute_log_probs(fn, *self._args, constrain_fn(fn, *self._args, z))[0]
+            return compute_log_probs(fn, *self.arguments, constrain_fn(fn, *self.arguments, z))[0]
 
         log_probs = jax.jit(at)(z)  # traced, or values out of the support would warn first
         return next((name for name, value in log_probs.items() if not jnp.isfinite(value)), None)

@@ -2,9 +2,9 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 from jax import Array, lax, random
@@ -16,116 +16,16 @@ from numpyro.infer import init_to_uniform
 from numpyro_ext._checks import check_choice, check_nonnegative, check_positive
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import GradientEstimator, Model, Sites
-from numpyro_ext.mcmc.gradients import MinibatchGradient
-from numpyro_ext.mcmc.kernel import ModelKernel, Schedule, state_class
+from numpyro_ext.mcmc.grad_fn import GradFn
+from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient
+from numpyro_ext.mcmc.kernel import ModelKernel, Schedule
 from numpyro_ext.mcmc.minibatch import check_batches, draw_indices, num_devices, start_plates
 from numpyro_ext.mcmc.schedules import ConstantSchedule
+from numpyro_ext.mcmc.settings import Settings
+from numpyro_ext.mcmc.state import Transition
+from numpyro_ext.mcmc.whitening import Whitening
 
-__all__ = ["Estimate", "GradFn", "SGMCMCKernel", "Schedule", "Transition", "kernel_state"]
-
-_BEFORE = {
-    "i": "number of transitions made, from 0; it is not reset after warmup.",
-    "z": "dict of the latent sites in unconstrained space.",
-    "potential_energy": "potential at ``z``; with a minibatch, its estimate where the gradient was"
-    " taken last.",
-    "grad_norm": "2-norm of the last gradient estimate.",
-    "step_size": "step size of the last transition.",
-    "diverging": "whether a transition of the last draw met a value that was not finite.",
-    "sampling": "False in the exploration stage of a cyclical schedule.",
-    "gradient": "state of the gradient estimator.",
-    "plates": '``{name: (epoch, offset, rng_key)}`` for ``minibatch="epoch"``, else empty.',
-}
-
-
-def kernel_state(name: str, module: str, /, **own: str) -> Any:
-    """
-    The state class of a stochastic-gradient kernel: the fields that all of them have, and its own.
-
-    Assign it to a name of the module, so that states pickle. The docstring of the class lists
-    the fields.
-
-    :param str name: name of the class.
-    :param str module: ``__name__`` of the module that it belongs to.
-    :param own: what each of the kernel's own fields is.
-
-    .. doctest::
-
-        >>> from numpyro_ext.mcmc import kernel_state
-        >>> MyState = kernel_state("MyState", __name__, r="momentum, ``(n,)``.")
-        >>> MyState._fields[-3:]
-        ('r', 'resumed', 'rng_key')
-    """
-    return state_class(name, module, _BEFORE | own)
-
-
-class Estimate(NamedTuple):
-    """
-    A gradient estimate at a point:
-
-     - **potential** - estimate of U.
-     - **grad** - ``(n,)``, estimate of its gradient.
-     - **state** - state of the gradient estimator afterwards.
-    """
-
-    potential: Array
-    grad: Array
-    state: Any
-
-
-class Transition(NamedTuple):
-    """
-    What a kernel's ``step`` returns:
-
-     - **z** - the new ``(n,)`` vector.
-     - **estimate** - the :class:`Estimate` to report, and whose ``state`` the chain goes on with.
-     - **fields** - new values of the kernel's own fields of the state, by name.
-    """
-
-    z: Array
-    estimate: Estimate
-    fields: dict[str, Array]
-
-
-@dataclass(frozen=True)
-class GradFn:
-    """
-    The gradient estimate as a step sees it: a function of the flat vector.
-
-    Batch, keys and the estimator's state are those of the transition. Nothing is changed by a
-    call, so a step may call it any number of times, also inside a JAX loop.
-    """
-
-    kernel: "SGMCMCKernel"
-    potential: Potential
-    i: Array
-    idx: dict[str, Array]
-    rng_key: Array
-    state: Any
-
-    def __call__(self, z: Array) -> Estimate:
-        """The estimate at ``z`` from the batch of the transition."""
-        grad, (potential, state) = self._estimate(self.rng_key, self.idx, z)
-        return Estimate(potential, grad, state)
-
-    def with_hvp(self, z: Array, v: Array) -> tuple[Estimate, Array]:
-        """The estimate at ``z``, and the product of its Jacobian (the Hessian of U) with ``v``."""
-        estimate = partial(self._estimate, self.rng_key, self.idx)
-        grad, hvp, (potential, state) = jax.jvp(estimate, (z,), (v,), has_aux=True)
-        return Estimate(potential, grad, state), hvp
-
-    def independent(self, rng_key: Array, z: Array) -> Estimate:
-        """The estimate at ``z`` from a batch of its own, independent of the transition's."""
-        key_batch, key_gradient = random.split(rng_key)
-        idx = self.kernel.new_batch(key_batch, self.potential)
-        grad, (potential, state) = self._estimate(key_gradient, idx, z)
-        return Estimate(potential, grad, state)
-
-    def _estimate(self, rng_key: Array, idx: dict[str, Array], z: Array) -> tuple[Array, Any]:
-        sites = self.kernel.unflatten(z)
-        potential, grad, state = self.kernel.gradient.estimate(
-            rng_key, self.i, sites, idx, self.potential, self.state
-        )
-        return self.kernel.flatten_gradient(grad).astype(z.dtype), (potential, state)
+__all__ = ["SGMCMCKernel"]
 
 
 class SGMCMCKernel(ModelKernel):
@@ -141,6 +41,19 @@ class SGMCMCKernel(ModelKernel):
     **Flat order.** A step moves the ``(n,)`` vector of the latent sites in the order in which the
     model samples them, each ravelled in C order. This is the order of NumPyro's ``AutoContinuous``
     guides; momenta, preconditioners, metrics and per-site values have it too.
+
+    **Settings.** With ``step_size=None``, the default, :meth:`init` finds the mode, whitens by the
+    curvature there, measures the noise of minibatch gradients with and without a control variate,
+    and takes the largest step (and the friction) at which the kernel's law on a Gaussian keeps the
+    relative error of every variance within ``max_bias``. Chains then start at draws of the normal
+    approximation. ``kernel.settings`` is the report, a :class:`Settings`; where it does not apply,
+    an ``InferenceWarning`` says so. A ``step_size`` that is given is taken as it is.
+
+    **Warmup.** A chain that starts far from the mode would turn its potential into momentum. So a
+    kernel with momentum only descends during the first half of warmup, with gradient and momentum
+    kept below their thermal size, unless it starts at the normal approximation. A chain that
+    diverges during warmup goes back to its best state so far and halves its step; ``step_scale``
+    in the state is the factor.
 
     **Extra fields.** With a minibatch ``potential_energy`` is the estimate where the gradient was
     taken last; without one it is U at the draw. ``grad_norm`` is the 2-norm of the last gradient
@@ -166,7 +79,10 @@ class SGMCMCKernel(ModelKernel):
     :param model: Python callable containing NumPyro primitives; all latent sites continuous and
         outside of the subsampled plates.
     :param step_size: positive float, or a callable of the transition number ``i`` (from 0), such
-        as a schedule.
+        as a schedule; None is found.
+    :param float max_bias: largest relative error of a variance that a step which is found may have.
+    :param whitening: a :class:`Whitening`, the coordinates in which a step moves. None is those of
+        the sites or, with ``step_size=None``, found.
     :param temperature: non-negative float T or a callable of ``i``; 0 is descent without noise.
     :param gradient: an estimator: :class:`MinibatchGradient` by default, :class:`ControlVariate`,
         :class:`SVRG` or any object with the methods ``init(z, potential)`` and
@@ -190,8 +106,10 @@ class SGMCMCKernel(ModelKernel):
     def __init__(
         self,
         model: Model,
-        step_size: float | Schedule,
+        step_size: float | Schedule | None = None,
         *,
+        max_bias: float = 0.05,
+        whitening: Whitening | None = None,
         temperature: float | Schedule = 1.0,
         gradient: GradientEstimator | None = None,
         minibatch: str = "replace",
@@ -203,12 +121,16 @@ class SGMCMCKernel(ModelKernel):
         super().__init__(
             model,
             step_size,
+            whitening=whitening,
             steps_per_sample=steps_per_sample,
             init_strategy=init_strategy,
             forward_mode_differentiation=forward_mode_differentiation,
         )
         if not callable(temperature):
             check_nonnegative("temperature", temperature)
+        check_positive("max_bias", max_bias)
+        self.max_bias = max_bias
+        self._gradient_is_given = gradient is not None
         gradient = MinibatchGradient() if gradient is None else gradient
         if isinstance(gradient, type) or not isinstance(gradient, GradientEstimator):
             raise TypeError(
@@ -217,10 +139,28 @@ class SGMCMCKernel(ModelKernel):
             )
         check_choice("minibatch", minibatch, ("replace", "epoch"))
         self._temperature = temperature if callable(temperature) else ConstantSchedule(temperature)
-        self.gradient = gradient
+        self.gradient: GradientEstimator = gradient
         self.minibatch = minibatch
         self.sharding = sharding
         self._num_devices = num_devices(sharding)
+        self._num_descent = 0
+
+    def estimators(self, center: Sites) -> list[GradientEstimator]:
+        if self._gradient_is_given:
+            return [self.gradient]
+        return [MinibatchGradient(), ControlVariate(center)] if self.info.plates else []
+
+    def take(self, settings: Settings) -> None:
+        super().take(settings)
+        if not self._gradient_is_given:
+            corrected = settings.control_variate
+            self.gradient = ControlVariate(settings.center) if corrected else MinibatchGradient()
+
+    def noise_ratio(self, noise: np.ndarray) -> np.ndarray:
+        """Variances of the gradient noise over T, which is 1 here where it is 0 or a schedule."""
+        constant = isinstance(self._temperature, ConstantSchedule)
+        T = float(self._temperature.value) if constant else 1.0
+        return noise / (T or 1.0)
 
     @abstractmethod
     def step(
@@ -247,8 +187,15 @@ class SGMCMCKernel(ModelKernel):
         """Those of the kernel's fields that are drawn anew after a divergence."""
         return {}
 
+    @property
+    def num_descent(self) -> int:
+        """Transitions at the beginning that only descend: none without momentum."""
+        return self._num_descent
+
     def setup(self, potential: Potential) -> None:
         """Checks that need the model's sites, supports or plates; called by :meth:`init` first."""
+        far = "r" in self.state_class._fields and not self._starts_near
+        self._num_descent = self._num_adapt // 2 if far else 0
         check_batches(potential.plates, self._num_devices)
         for what, schedule, check in (
             ("step_size", self._schedule, check_positive),
@@ -285,6 +232,8 @@ class SGMCMCKernel(ModelKernel):
             sampling=self.sampling_at(i),
             gradient=gradient,
             plates=plates,
+            step_scale=jnp.ones((), flat.dtype),
+            best=(jnp.asarray(U, flat.dtype), flat),
             **self.init_state(key_fields, flat),
             resumed=jnp.zeros((), bool),
             rng_key=rng_key,
@@ -297,10 +246,13 @@ class SGMCMCKernel(ModelKernel):
         # Drawn only where they are used, which is seldom; far from the counters of the split.
         key_gradient, key_redraw = (random.fold_in(state.rng_key, 1000 + k) for k in range(2))
         idx, plates = self._batch(key_index, state.plates, potential)
-        eps = self.step_size_at(i, dtype)
+        eps = self.step_size_at(i, dtype) * state.step_scale
         T = self.temperature_at(i, dtype)
         grad_fn = GradFn(self, potential, i, idx, key_gradient, state.gradient)
-        z, (U, grad, gradient), fields = self.step(key_step, state, state.z, grad_fn, eps, T)
+        if self._num_descent:
+            z, (U, grad, gradient), fields = self._descend(key_step, state, grad_fn, eps, T)
+        else:
+            z, (U, grad, gradient), fields = self.step(key_step, state, state.z, grad_fn, eps, T)
         # What only the last step shows, and what did not change, need not be looked at in all.
         shown = [
             x
@@ -318,6 +270,14 @@ class SGMCMCKernel(ModelKernel):
         new = jax.tree.map(
             lambda a, b: b if a is b else jnp.where(finite, a, b).astype(b.dtype), new, old
         )
+        if self._num_adapt:
+            # Far from the mode the last finite state may be anywhere: back to the best one. The
+            # potential is that of the old z, or of half a step from it.
+            warm = i < self._num_adapt
+            lower, back = warm & finite & (state.best[0] > U), warm & ~finite
+            new["best"] = jax.tree.map(partial(jnp.where, lower), (U, state.z), state.best)
+            new["z"] = jnp.where(back, state.best[1], new["z"])
+            new["step_scale"] = jnp.where(back, 0.5, 1.0).astype(dtype) * state.step_scale
         redraw = partial(self.redraw_momentum, key_redraw, state.z, T)
         if drawn := jax.eval_shape(redraw):
             new |= lax.cond(finite, lambda: {name: new[name] for name in drawn}, redraw)
@@ -331,6 +291,33 @@ class SGMCMCKernel(ModelKernel):
             rng_key=rng_key,
             **new,
         )
+
+    def _descend(
+        self, rng_key: Array, state: Any, grad_fn: GradFn, eps: Array, T: Array
+    ) -> Transition:
+        """
+        A step that is a descent as long as ``i`` is in the first half of warmup.
+
+        Far from the mode the potential would become momentum. So nothing is injected, gradient and
+        momentum are kept below their thermal size (a coordinate then moves by about ``eps`` at
+        most), and the kernel's own fields begin anew at the end.
+        """
+        descending = state.i < self._num_descent
+        scale = self.momentum_scale(jnp.where(T > 0, T, 1))
+        grad_fn = replace(grad_fn, bound=jnp.where(descending, scale / eps, jnp.inf))
+        T = jnp.where(descending, 0, T)
+        z, estimate, fields = self.step(rng_key, state, state.z, grad_fn, eps, T)
+        bound = jnp.where(descending, scale, jnp.inf)
+        fields = fields | {"r": jnp.clip(fields["r"], -bound, bound)}
+        fresh = partial(self.init_state, random.fold_in(rng_key, 1), z)
+        names = jax.eval_shape(fresh)
+        kept = {name: fields.get(name, getattr(state, name)) for name in names}
+        last = state.i + 1 == self._num_descent
+        return Transition(z, estimate, lax.cond(last, fresh, lambda: kept))
+
+    def momentum_scale(self, T: Array) -> Array:
+        """Standard deviation of the momentum at temperature T."""
+        return jnp.sqrt(T)
 
     def finish(self, state: Any, potential: Potential) -> Any:
         if potential.plates:

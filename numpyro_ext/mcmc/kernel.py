@@ -1,8 +1,7 @@
 """What every kernel does for NumPyro's ``MCMC``: it reads the model, starts chains, and draws."""
 
 from abc import abstractmethod
-from collections import namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import copy
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -18,69 +17,23 @@ from numpyro.util import identity, is_prng_key
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.potential import Potential, draw_params, draw_start
 from numpyro_ext._model.read import ModelInfo, local_to, read_model
-from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext._typing import GradientEstimator, Model, Params, Sites
+from numpyro_ext.mcmc._laws import Choice
+from numpyro_ext.mcmc.minibatch import spread_arrays
 from numpyro_ext.mcmc.schedules import ConstantSchedule
+from numpyro_ext.mcmc.settings import Found, Settings, find_settings
+from numpyro_ext.mcmc.state import shown_fields
+from numpyro_ext.mcmc.whitening import Whitening
 
-__all__ = ["ModelKernel", "Schedule", "state_class"]
+__all__ = ["ModelKernel", "Schedule"]
 
 Schedule = Callable[[Any], Any]
 """A number for every transition ``i``, counted from 0."""
 
-_REPORTED = (
-    "potential_energy",
-    "grad_norm",
-    "step_size",
-    "diverging",
-    "kinetic_temperature",
-    "thermostat",
-    "accept_prob",
-)
-
-
-def state_class(name: str, module: str, fields: Mapping[str, str]) -> Any:
-    """A named tuple with these fields, ``resumed`` and ``rng_key``; the texts make its docstring.
-
-    ``MCMC.run`` goes on from a state by ``state._replace(rng_key=...)``, perhaps with other data.
-    This is the only sign of it, so it sets ``resumed`` to True in this class.
-    """
-    fields = {
-        **fields,
-        "resumed": "True until the first draw after ``MCMC.run`` has taken the state up again.",
-        "rng_key": "random number generator key of the next transition.",
-    }
-    base = namedtuple(name, tuple(fields), module=module)
-
-    def replace(self: Any, **changes: Any) -> Any:
-        if "rng_key" in changes:
-            changes.setdefault("resumed", np.ones(np.shape(self.resumed), bool))
-        return base._replace(self, **changes)
-
-    text = "\n".join(f" - **{field}** - {what}" for field, what in fields.items())
-    body = {"__doc__": f"State of one chain:\n\n{text}\n", "__module__": module, "__slots__": ()}
-    return type(name, (base,), {**body, "_replace": replace})
-
-
-def _spread_arrays(
-    args: tuple, kwargs: dict[str, Any]
-) -> tuple[dict[int, Array], Callable[[dict[int, Array]], tuple[tuple, dict[str, Any]]]]:
-    """The arrays that are spread over devices, and the arguments with these put in.
-
-    A compiled function takes these as arguments of its own: closed over they would be copied, and
-    those of other processes cannot be. The rest stays as it is, so that a model may look at it.
-    """
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    spread = {
-        k: x
-        for k, x in enumerate(leaves)
-        if isinstance(x, Array) and not isinstance(x, Tracer) and len(x.sharding.device_set) > 1
-    }
-
-    def whole(spread: dict[int, Array]) -> tuple[tuple, dict[str, Any]]:
-        if not spread:  # the order of a dict would be lost
-            return args, kwargs
-        return jax.tree.unflatten(tree, [spread.get(k, x) for k, x in enumerate(leaves)])
-
-    return spread, whole
+_OF_NUTS = {"adapt_mass_matrix", "adapt_step_size", "dense_mass", "max_tree_depth"} | {
+    "target_accept_prob",
+    "trajectory_length",
+}
 
 
 class ModelKernel(MCMCKernel):
@@ -91,7 +44,9 @@ class ModelKernel(MCMCKernel):
     chain and are traced; this class maps them over chains and compiles the start in one call.
 
     :param model: Python callable containing NumPyro primitives.
-    :param step_size: positive float or schedule.
+    :param step_size: positive float or schedule; None is found by :meth:`init`.
+    :param whitening: the coordinates in which a step moves; None is those of the sites, or, with
+        ``step_size=None``, found.
     :param int steps_per_sample: transitions per draw.
     :param init_strategy: a per-site initialization function.
     :param bool forward_mode_differentiation: whether to differentiate in forward mode.
@@ -107,23 +62,42 @@ class ModelKernel(MCMCKernel):
                 f"{cls.__name__} takes a model and no potential_fn; write a model that samples from"
                 " dist.ImproperUniform and adds numpyro.factor('U', -potential_fn(z))."
             )
+        for name in _OF_NUTS & set(kwargs):
+            raise TypeError(
+                f"{cls.__name__} takes no {name}, which adapts a kernel with an accept step; leave it"
+                " out: without a step_size the settings are found from the model."
+            )
         return super().__new__(cls)
 
     def __init__(
         self,
         model: Model,
-        step_size: float | Schedule,
+        step_size: float | Schedule | None,
         *,
+        whitening: Whitening | None = None,
         steps_per_sample: int,
         init_strategy: Callable[..., Any],
         forward_mode_differentiation: bool = False,
     ) -> None:
         if not callable(model):
             raise TypeError(f"model is {model!r}; it must be a callable with NumPyro primitives.")
-        if not callable(step_size):
+        if step_size is not None and not callable(step_size):
             check_positive("step_size", step_size)
+        if whitening is not None and not isinstance(whitening, Whitening):
+            raise TypeError(
+                f"whitening is {whitening!r}; it must be a Whitening, such as find_whitening(model, *args)"
+                " or Whitening.from_guide(guide, params)."
+            )
         self._model = model
-        self._schedule = step_size if callable(step_size) else ConstantSchedule(step_size)
+        self._finds_settings = step_size is None
+        self._schedule: Any = step_size if callable(step_size) else None
+        if step_size is not None and not callable(step_size):
+            self._schedule = ConstantSchedule(step_size)
+        self.given_whitening = self._whitening = whitening
+        self.settings: Settings | None = None
+        self._settings_of: list[Any] | None = None
+        self._normal: Whitening | None = None
+        self._starts_near = False
         self.steps_per_sample = check_count("steps_per_sample", steps_per_sample)
         self._init_strategy = init_strategy
         self._forward_mode = forward_mode_differentiation
@@ -167,15 +141,39 @@ class ModelKernel(MCMCKernel):
 
     def flatten(self, z: Sites) -> Array:
         """Unconstrained sites as the ``(n,)`` vector in which a step moves."""
-        return self.info.ravel(z)
+        x = self.info.ravel(z)
+        return x if self._whitening is None else self._whitening.to_xi(x)
 
     def unflatten(self, x: Array) -> Sites:
         """The inverse of :meth:`flatten`."""
-        return self.info.unravel(x)
+        z = x if self._whitening is None else self._whitening.to_z(x)
+        return self.info.unravel(z)
 
     def flatten_gradient(self, grad: Sites) -> Array:
         """The gradient with respect to the flat vector, from that with respect to the sites."""
-        return self.info.ravel(grad)
+        g = self.info.ravel(grad)
+        return g if self._whitening is None else self._whitening.pull(g)
+
+    @property
+    def init_strategy(self) -> Callable[..., Any]:
+        return self._init_strategy
+
+    moves_whitened: ClassVar[bool] = True
+    """Whether steps are taken in the coordinates that ``step_size=None`` finds."""
+
+    def estimators(self, center: Sites) -> list[GradientEstimator]:
+        """Gradient estimators among which to choose the one of least noise; empty if it has none."""
+        return []
+
+    def choose(self, noise: np.ndarray, found: Found) -> Choice:
+        """The step by the kernel's law, in the coordinates of ``found.whitening``."""
+        raise NotImplementedError
+
+    def take(self, settings: Settings) -> None:
+        """Use settings that were found."""
+        self.settings = settings
+        self._schedule = ConstantSchedule(settings.step_size)
+        self._whitening = settings.whitening
 
     def ravel_sites(self, what: str, value: Any, dtype: Any = float) -> Array:
         """A float as it is; a dict of per-site floats or arrays as ``(n,)``, in the flat order."""
@@ -207,10 +205,7 @@ class ModelKernel(MCMCKernel):
 
     @property
     def default_fields(self) -> tuple[str, ...]:
-        names = self.state_class._fields
-        shown = ("z", *(name for name in _REPORTED if name in names))
-        cyclical = hasattr(self._schedule, "sampling") and "sampling" in names
-        return (*shown, "sampling") if cyclical else shown
+        return shown_fields(self.state_class, self._schedule)
 
     def get_diagnostics_str(self, state: Any) -> str:
         # A value of the state in here would wait for the device at every draw.
@@ -245,7 +240,7 @@ class ModelKernel(MCMCKernel):
         if not (info.params or info.mutable):
             return info, {}
         key = random.key(0) if rng_key is None else random.split(rng_key, 4)[1]
-        spread, whole = _spread_arrays(args, kwargs)
+        spread, whole = spread_arrays(args, kwargs)
 
         @jax.jit
         def draw(key: Array, spread: dict[int, Array]) -> Params:
@@ -269,8 +264,15 @@ class ModelKernel(MCMCKernel):
             chains = () if single else rng_key.shape[:1]
             init_params = info.check_unconstrained("init_params", init_params, chains)
         potential = self.potential(model_args, kwargs)
+        near = self._find(potential, init_params, single) if self._finds_settings else None
+        if self._whitening is not None and self._whitening.size != info.size:
+            raise ValueError(
+                f"whitening has {self._whitening.size} coordinates, but the model's latent sites have"
+                f" {info.size}; make it for this model and these arguments."
+            )
+        self._starts_near = near is not None
         self.setup(potential)
-        spread, whole = _spread_arrays(model_args, kwargs)
+        spread, whole = spread_arrays(model_args, kwargs)
 
         @jax.jit
         def begin(
@@ -281,7 +283,14 @@ class ModelKernel(MCMCKernel):
             keys = split(rng_key) if single else jnp.swapaxes(jax.vmap(split)(rng_key), 0, 1)
             rng_key, key_model, key_plates, key_start = keys
             found = None
-            if z is None:
+            if z is None and near is not None:
+                # From the normal approximation, so that R-hat compares chains that began apart.
+                def draw(key: Array, normal: Whitening = near) -> Sites:
+                    xi = random.normal(key, (info.size,), normal.center.dtype)
+                    return info.unravel(normal.to_z(xi))
+
+                z = draw(key_model) if single else jax.vmap(draw)(key_model)
+            elif z is None:
                 z, found, _ = draw_start(
                     key_model,
                     self._model,
@@ -308,6 +317,27 @@ class ModelKernel(MCMCKernel):
         # Under a transform the model's closures may hold its tracers, which die with it.
         self._sample_fn = None if traced else self.sample
         return state
+
+    def _find(
+        self, potential: Potential, init_params: Sites | None, single: bool
+    ) -> Whitening | None:
+        """Find settings, once for all chains; where chains start unless ``init_params`` says it."""
+        leaves = jax.tree.leaves(potential.arguments)
+        known = self._settings_of
+        if (
+            known is None
+            or len(known) != len(leaves)
+            or any(a is not b for a, b in zip(known, leaves, strict=True))
+        ):
+            first = init_params
+            if init_params is not None and not single:
+                first = jax.tree.map(lambda x: x[0], init_params)
+            # A chain may start under a transform; the search is on numbers all the same.
+            with jax.ensure_compile_time_eval():
+                settings, self._normal = find_settings(self, self._model, potential, first)
+            self.take(settings)
+            self._settings_of = leaves
+        return None if init_params is not None else self._normal
 
     def _refuse_start(
         self, state: Any, found: Array | None, idx: Any, grad: Any, potential: Potential
@@ -359,7 +389,9 @@ class ModelKernel(MCMCKernel):
         kernel = copy.copy(self)
         kernel._model = wrapper(self._model)
         kernel._info, kernel._params, kernel._sample_fn = None, {}, None
+        kernel._settings_of = None
         return kernel
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_info": None, "_params": {}, "_sample_fn": None}
+        gone = {"_info": None, "_params": {}, "_sample_fn": None, "_settings_of": None}
+        return self.__dict__ | gone

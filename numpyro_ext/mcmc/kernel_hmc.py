@@ -1,6 +1,7 @@
 """HMC with a surrogate score: Strathmann et al. (2015), Li & Turner (2018)."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,9 +13,15 @@ from numpyro.infer import init_to_uniform
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Model, Sites
+from numpyro_ext.mcmc._laws import Choice
 from numpyro_ext.mcmc.geometry import VectorFn, check_shape, values_at
-from numpyro_ext.mcmc.kernel import ModelKernel, Schedule, state_class
+from numpyro_ext.mcmc.kernel import ModelKernel, Schedule
 from numpyro_ext.mcmc.schedules import ConstantSchedule
+from numpyro_ext.mcmc.settings import Found
+from numpyro_ext.mcmc.state import state_class
+from numpyro_ext.mcmc.whitening import Whitening
+
+_PILOT = 64
 
 __all__ = ["KernelHMC", "KernelHMCState"]
 
@@ -59,7 +66,8 @@ class KernelHMC(ModelKernel):
 
     :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule :math:`\epsilon`, of the order of a posterior
-        standard deviation.
+        standard deviation; None is found in whitened coordinates, as that of the largest expected
+        squared jump.
     :param score: f, a callable from the flat z to ``(n,)``, or an estimator with the method
         ``fit((k, n) samples)``, such as ``numpyro_ext.scores.SteinScore()``, which returns a
         callable from ``(k, n)`` points to ``(k, n)`` scores. It is fitted once, when the chain
@@ -67,6 +75,7 @@ class KernelHMC(ModelKernel):
     :param dict training_samples: constrained draws of all latent sites, leading axis first, to fit
         an estimator, such as ``mcmc.get_samples()``; values of deterministic sites are left out.
     :param int num_leapfrog: L.
+    :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
     :param int steps_per_sample: transitions per draw, all in one dispatch.
     :param init_strategy: a per-site initialization function.
 
@@ -100,16 +109,21 @@ class KernelHMC(ModelKernel):
     def __init__(
         self,
         model: Model,
-        step_size: float | Schedule,
+        step_size: float | Schedule | None = None,
         *,
         score: Any,
         training_samples: Sites | None = None,
         num_leapfrog: int = 10,
+        whitening: Whitening | None = None,
         steps_per_sample: int = 1,
         init_strategy: Callable[..., Any] = init_to_uniform,
     ) -> None:
         super().__init__(
-            model, step_size, steps_per_sample=steps_per_sample, init_strategy=init_strategy
+            model,
+            step_size,
+            whitening=whitening,
+            steps_per_sample=steps_per_sample,
+            init_strategy=init_strategy,
         )
         fits = hasattr(score, "fit")
         if isinstance(score, type) or not (fits or callable(score)):
@@ -132,6 +146,35 @@ class KernelHMC(ModelKernel):
         self._num_leapfrog = check_count("num_leapfrog", num_leapfrog)
         self._fitted: VectorFn | None = None
 
+    def choose(self, noise: np.ndarray, found: Found) -> Choice:
+        """The step of the largest expected squared jump, from draws of the normal approximation."""
+        self._whitening = found.whitening
+        self._fit_score(found.potential)
+        n, dtype = found.whitening.size, found.mode.x.dtype
+        keys = random.split(random.key(1), 2)
+        z, r = (random.normal(key, (_PILOT, n), dtype) for key in keys)
+
+        def jump(eps: Array) -> Array:
+            def one(z: Array, r: Array) -> Array:
+                z_new, r_new = self._trajectory(z, r, eps)
+                energies = [
+                    found.potential(self.unflatten(x), {}) + jnp.vdot(v, v) / 2
+                    for x, v in ((z, r), (z_new, r_new))
+                ]
+                accept = jnp.exp(jnp.minimum(energies[0] - energies[1], 0))
+                return jnp.nan_to_num(accept * jnp.sum((z_new - z) ** 2), posinf=0.0)
+
+            return jnp.mean(jax.vmap(one)(z, r))
+
+        # A trajectory of half a period would only mirror a Gaussian; a quarter forgets it.
+        longest = min(np.pi / 2 / self._num_leapfrog, 1.5)
+        steps = longest * jnp.geomspace(0.02, 1.0, 30, dtype=dtype)
+        jumps = np.asarray(jax.jit(partial(lax.map, jump))(steps), float)
+        best = int(np.argmax(jumps))
+        correlation = 1 - min(jumps[best] / (2 * n), 1.0)
+        transitions = (1 + correlation) / max(1 - correlation, 1e-6)
+        return Choice(float(steps[best]), None, 1.0, transitions)
+
     def setup(self, potential: Potential) -> None:
         for name in potential.plates:
             raise ValueError(
@@ -140,8 +183,14 @@ class KernelHMC(ModelKernel):
             )
         if not isinstance(self._schedule, ConstantSchedule):
             check_positive("step_size at i = 0", jax.jit(self._schedule)(np.zeros((), np.int32)))
+        self._fit_score(potential)
+
+    def _fit_score(self, potential: Potential) -> None:
         if self._training_samples is None:
-            self._fitted = self._score
+            whitening, score = self._whitening, self._score
+            self._fitted = score
+            if whitening is not None:
+                self._fitted = lambda xi: whitening.pull(jnp.asarray(score(whitening.to_z(xi))))
             return
         samples = {name: jnp.asarray(x) for name, x in self._training_samples.items()}
         lengths = {x.shape[:1] for x in samples.values()}
@@ -163,7 +212,7 @@ class KernelHMC(ModelKernel):
         self._fitted = lambda z: predict(z[None])[0]
 
     def score(self, z: Array) -> Array:
-        """f at the flat z."""
+        """f in the coordinates of a step."""
         assert self._fitted is not None
         return jnp.asarray(self._fitted(z), z.dtype)
 
@@ -197,17 +246,9 @@ class KernelHMC(ModelKernel):
         rng_key, _, key_step = random.split(state.rng_key, 3)
         key_momentum, key_accept = random.split(key_step)
         eps = self.step_size_at(state.i, dtype)
-
-        def leapfrog(_: Any, at: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            z, r, f = at
-            r = r + eps / 2 * f
-            z = z + eps * r
-            f = self.score(z)
-            return z, r + eps / 2 * f, f
-
         r = random.normal(key_momentum, z.shape, dtype)
         f = self.score(z)
-        z_new, r_new, _ = lax.fori_loop(0, self._num_leapfrog, leapfrog, (z, r, f))
+        z_new, r_new = self._trajectory(z, r, eps)
         U, U_new = state.potential_energy, potential(self.unflatten(z_new), {}).astype(dtype)
         # The difference of squares as a product keeps the digits of a small difference.
         log_ratio = U - U_new + jnp.vdot(r - r_new, r + r_new) / 2
@@ -225,6 +266,17 @@ class KernelHMC(ModelKernel):
             resumed=state.resumed,
             rng_key=rng_key,
         )
+
+    def _trajectory(self, z: Array, r: Array, eps: Array) -> tuple[Array, Array]:
+        def leapfrog(_: Any, at: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            z, r, f = at
+            r = r + eps / 2 * f
+            z = z + eps * r
+            f = self.score(z)
+            return z, r + eps / 2 * f, f
+
+        z, r, _ = lax.fori_loop(0, self._num_leapfrog, leapfrog, (z, r, self.score(z)))
+        return z, r
 
     def renew(self, state: Any, resumed: Array, potential: Potential) -> Any:
         old = state.potential_energy

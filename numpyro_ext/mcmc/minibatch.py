@@ -1,9 +1,12 @@
 """Row indices of a minibatch in O(batch) work and memory, however many rows there are."""
 
+from collections.abc import Callable
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 from jax import Array, lax, random
+from jax.core import Tracer
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 
@@ -17,6 +20,7 @@ __all__ = [
     "keyed_permutation",
     "num_devices",
     "replace_indices",
+    "spread_arrays",
     "start_plates",
 ]
 
@@ -244,3 +248,26 @@ def check_batches(plates: dict[str, tuple[int, int]], devices: int) -> None:
                 f"plate '{name}' has subsample_size {batch_size}; spread over {devices} devices it"
                 f" must be a multiple of {devices}."
             )
+
+
+def spread_arrays(
+    args: tuple, kwargs: dict[str, Any]
+) -> tuple[dict[int, Array], Callable[[dict[int, Array]], tuple[tuple, dict[str, Any]]]]:
+    """The arrays that are spread over devices, and the arguments with these put in.
+
+    A compiled function takes these as arguments of its own: closed over they would be copied, and
+    those of other processes cannot be. The rest stays as it is, so that a model may look at it.
+    """
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    spread = {
+        k: x
+        for k, x in enumerate(leaves)
+        if isinstance(x, Array) and not isinstance(x, Tracer) and len(x.sharding.device_set) > 1
+    }
+
+    def whole(spread: dict[int, Array]) -> tuple[tuple, dict[str, Any]]:
+        if not spread:  # the order of a dict would be lost
+            return args, kwargs
+        return jax.tree.unflatten(tree, [spread.get(k, x) for k, x in enumerate(leaves)])
+
+    return spread, whole

@@ -6,12 +6,19 @@ from typing import Any
 from jax import Array, lax, random
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
+import numpy as np
 from numpyro.infer import init_to_uniform
 
 from numpyro_ext._checks import check_choice, check_nonnegative
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import GradientEstimator, Model
-from numpyro_ext.mcmc.base import GradFn, Schedule, SGMCMCKernel, Transition, kernel_state
+from numpyro_ext.mcmc._laws import Choice, choose_sgld
+from numpyro_ext.mcmc.base import SGMCMCKernel
+from numpyro_ext.mcmc.grad_fn import GradFn
+from numpyro_ext.mcmc.kernel import Schedule
+from numpyro_ext.mcmc.settings import Found
+from numpyro_ext.mcmc.state import Transition, kernel_state
+from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["PSGLD", "PSGLDState"]
 
@@ -61,11 +68,14 @@ class PSGLD(SGMCMCKernel):
     out the noise.
 
     :param model: Python callable containing NumPyro primitives.
-    :param step_size: positive float or schedule, in units of the latent.
+    :param step_size: positive float or schedule, in units of the latent; None is found, in whitened
+        coordinates.
     :param float decay: :math:`\beta`, in (0, 1).
     :param float damping: :math:`\lambda`, non-negative; 0 can divide by a gradient that is 0.
     :param str gamma: ``"none"`` or ``"hutchinson"``.
     :param str adapt: ``"warmup"`` or ``"always"``.
+    :param float max_bias: largest relative error of a variance that a step which is found may have.
+    :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
     :param temperature: T, a non-negative float or a callable of ``i``.
     :param gradient: an estimator, such as :class:`ControlVariate`.
     :param str minibatch: ``"replace"`` or ``"epoch"``.
@@ -101,12 +111,14 @@ class PSGLD(SGMCMCKernel):
     def __init__(
         self,
         model: Model,
-        step_size: float | Schedule,
+        step_size: float | Schedule | None = None,
         *,
         decay: float = 0.99,
         damping: float = 1e-5,
         gamma: str = "none",
         adapt: str = "warmup",
+        max_bias: float = 0.05,
+        whitening: Whitening | None = None,
         temperature: float | Schedule = 1.0,
         gradient: GradientEstimator | None = None,
         minibatch: str = "replace",
@@ -118,6 +130,8 @@ class PSGLD(SGMCMCKernel):
         super().__init__(
             model,
             step_size,
+            max_bias=max_bias,
+            whitening=whitening,
             temperature=temperature,
             gradient=gradient,
             minibatch=minibatch,
@@ -145,6 +159,11 @@ class PSGLD(SGMCMCKernel):
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         return {"preconditioner": jnp.ones_like(z), "second_moment": jnp.zeros_like(z)}
+
+    def choose(self, noise: np.ndarray, found: Found) -> Choice:
+        # At stationarity E g^2 is the curvature, 1, plus the noise.
+        noise = self.noise_ratio(noise)
+        return choose_sgld(noise, self.max_bias, 1 / (self._damping + np.sqrt(1 + noise)))
 
     def step(
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array

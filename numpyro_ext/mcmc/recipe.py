@@ -12,7 +12,8 @@ from numpyro.infer import init_to_uniform
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._typing import GradientEstimator, Model
-from numpyro_ext.mcmc.base import GradFn, Schedule, SGMCMCKernel, Transition, kernel_state
+from numpyro_ext.mcmc._laws import Choice, choose_linear
+from numpyro_ext.mcmc.base import SGMCMCKernel
 from numpyro_ext.mcmc.geometry import (
     VectorFn,
     check_correction,
@@ -21,6 +22,11 @@ from numpyro_ext.mcmc.geometry import (
     recipe_correction,
     values_at,
 )
+from numpyro_ext.mcmc.grad_fn import GradFn
+from numpyro_ext.mcmc.kernel import Schedule
+from numpyro_ext.mcmc.settings import Found
+from numpyro_ext.mcmc.state import Transition, kernel_state
+from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["RecipeKernel", "RecipeKernelState"]
 
@@ -59,12 +65,15 @@ class RecipeKernel(SGMCMCKernel):
     root of a matrix D and for the derivatives.
 
     :param model: Python callable containing NumPyro primitives.
-    :param step_size: positive float or schedule.
+    :param step_size: positive float or schedule; None is found, without a whitening, as D and Q are
+        functions of the coordinates in which the kernel moves.
     :param diffusion: D, a callable from x to a scalar, to ``(m,)`` (a diagonal) or to ``(m, m)``;
         it may be singular.
     :param curl: Q, a callable from x to ``(m, m)``; None is 0.
     :param int num_auxiliary: number of auxiliary blocks, each standard normal a priori.
     :param correction: ``"autodiff"``, or a callable from x to :math:`\Gamma`, ``(m,)``.
+    :param float max_bias: largest relative error of a variance that a step which is found may have.
+    :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
     :param temperature: T, a non-negative float or a callable of ``i``.
     :param gradient: an estimator, such as :class:`ControlVariate`.
     :param str minibatch: ``"replace"`` or ``"epoch"``.
@@ -97,16 +106,19 @@ class RecipeKernel(SGMCMCKernel):
     """
 
     state_class = RecipeKernelState
+    moves_whitened = False  # its functions are those of z
 
     def __init__(
         self,
         model: Model,
-        step_size: float | Schedule,
+        step_size: float | Schedule | None = None,
         *,
         diffusion: VectorFn,
         curl: VectorFn | None = None,
         num_auxiliary: int = 0,
         correction: str | VectorFn = "autodiff",
+        max_bias: float = 0.05,
+        whitening: Whitening | None = None,
         temperature: float | Schedule = 1.0,
         gradient: GradientEstimator | None = None,
         minibatch: str = "replace",
@@ -118,6 +130,8 @@ class RecipeKernel(SGMCMCKernel):
         super().__init__(
             model,
             step_size,
+            max_bias=max_bias,
+            whitening=whitening,
             temperature=temperature,
             gradient=gradient,
             minibatch=minibatch,
@@ -159,6 +173,16 @@ class RecipeKernel(SGMCMCKernel):
                     "curl is not skew-symmetric at the initial point; it must have"
                     " Q[k, l] = -Q[l, k]."
                 )
+
+    def choose(self, noise: np.ndarray, found: Found) -> Choice:
+        size = (1 + self._num_auxiliary) * len(noise)
+        x = jnp.concatenate([found.mode.x, jnp.zeros(size - len(noise), found.mode.x.dtype)])
+        D = np.asarray(self._diffusion(x), float)
+        D = np.diag(np.broadcast_to(D, size)) if D.ndim < 2 else D
+        Q = np.zeros_like(D) if self._curl is None else np.asarray(self._curl(x), float)
+        noise = self.noise_ratio(noise)
+        padded = np.concatenate([noise, np.zeros(size - len(noise))])
+        return choose_linear(found.whiten(D), found.whiten(Q), padded, len(noise), self.max_bias)
 
     def step(
         self,

@@ -14,15 +14,14 @@ from numpyro.infer import init_to_uniform
 from numpyro_ext._checks import check_choice, check_count, check_nonnegative, check_positive
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import GradientEstimator, Model, Sites
-from numpyro_ext.mcmc.base import (
-    Estimate,
-    GradFn,
-    Schedule,
-    SGMCMCKernel,
-    Transition,
-    kernel_state,
-)
+from numpyro_ext.mcmc._laws import FRICTIONS, Choice, choose_sghmc
+from numpyro_ext.mcmc.base import SGMCMCKernel
+from numpyro_ext.mcmc.grad_fn import GradFn
+from numpyro_ext.mcmc.kernel import Schedule
 from numpyro_ext.mcmc.schedules import ConstantSchedule
+from numpyro_ext.mcmc.settings import Found, Settings
+from numpyro_ext.mcmc.state import Estimate, Transition, kernel_state
+from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["SGHMC", "SGHMCState"]
 
@@ -113,8 +112,9 @@ class SGHMC(SGMCMCKernel):
     curvature.
 
     :param model: Python callable containing NumPyro primitives.
-    :param step_size: positive float or schedule, in units of time.
-    :param float friction: rate C.
+    :param step_size: positive float or schedule, in units of time; None is found, with the
+        friction, in whitened coordinates.
+    :param float friction: rate C; None is found with the step size, and 1 if that is given.
     :param mass: M, a float or a dict of per-site floats or arrays of the shapes of the
         unconstrained sites.
     :param noise_variance: :math:`\hat V`, a float, a dict of per-site values (the paper's
@@ -123,8 +123,15 @@ class SGHMC(SGMCMCKernel):
         gradient per warmup step.
     :param str integrator: ``"aboba"``, ``"baoab"`` or ``"euler"``.
     :param int resample_every: draw a new momentum at every such transition; None is never.
-    :param common: keyword arguments of :class:`SGMCMCKernel`: ``temperature``, ``gradient``,
-        ``minibatch``, ``steps_per_sample``, ``sharding``, ``init_strategy``.
+    :param float max_bias: largest relative error of a variance that a step which is found may have.
+    :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
+    :param temperature: T, a non-negative float or a callable of ``i``.
+    :param gradient: an estimator, such as :class:`ControlVariate`.
+    :param str minibatch: ``"replace"`` or ``"epoch"``.
+    :param int steps_per_sample: transitions per draw.
+    :param sharding: how the rows of the data are spread over devices.
+    :param init_strategy: a per-site initialization function.
+    :param bool forward_mode_differentiation: whether to differentiate in forward mode.
 
     **References:**
 
@@ -159,13 +166,15 @@ class SGHMC(SGMCMCKernel):
     def __init__(
         self,
         model: Model,
-        step_size: float | Schedule,
+        step_size: float | Schedule | None = None,
         *,
-        friction: float = 1.0,
+        friction: float | None = None,
         mass: float | Sites = 1.0,
         noise_variance: float | Sites | str = 0.0,
         integrator: str = "aboba",
         resample_every: int | None = None,
+        max_bias: float = 0.05,
+        whitening: Whitening | None = None,
         temperature: float | Schedule = 1.0,
         gradient: GradientEstimator | None = None,
         minibatch: str = "replace",
@@ -177,6 +186,8 @@ class SGHMC(SGMCMCKernel):
         super().__init__(
             model,
             step_size,
+            max_bias=max_bias,
+            whitening=whitening,
             temperature=temperature,
             gradient=gradient,
             minibatch=minibatch,
@@ -185,7 +196,8 @@ class SGHMC(SGMCMCKernel):
             init_strategy=init_strategy,
             forward_mode_differentiation=forward_mode_differentiation,
         )
-        check_positive("friction", friction)
+        if friction is not None:
+            check_positive("friction", friction)
         check_choice("integrator", integrator, tuple(_INTEGRATORS))
         if resample_every is not None:
             resample_every = check_count("resample_every", resample_every)
@@ -204,7 +216,8 @@ class SGHMC(SGMCMCKernel):
                 f"noise_variance is {noise_variance!r} with the integrator 'baoab', which cannot"
                 " correct for it; use 'aboba' or 'euler'."
             )
-        self._friction = friction
+        self._given_friction = friction
+        self._friction = 1.0 if friction is None else friction
         self._mass = mass
         self._noise_variance = 0.0 if self._from_warmup else noise_variance
         self._integrator = integrator
@@ -241,6 +254,9 @@ class SGHMC(SGMCMCKernel):
                     " smaller step_size or more friction."
                 )
 
+    def momentum_scale(self, T: Array) -> Array:
+        return jnp.sqrt(T * self.ravel_sites("mass", self._mass, T.dtype))
+
     def redraw_momentum(self, rng_key: Array, z: Array, T: Array) -> dict[str, Array]:
         M = self.ravel_sites("mass", self._mass, z.dtype)
         return {"r": jnp.sqrt(T * M) * random.normal(rng_key, z.shape, z.dtype)}
@@ -251,6 +267,30 @@ class SGHMC(SGMCMCKernel):
             "kinetic_temperature": jnp.zeros((), z.dtype),
             "noise_variance": jnp.zeros_like(z) if self._from_warmup else V,
         }
+
+    def choose(self, noise: np.ndarray, found: Found) -> Choice:
+        if isinstance(self._mass, dict) or self._mass != 1.0:
+            raise ValueError(
+                f"mass is {self._mass!r} and step_size is None, but the whitening that is found takes the"
+                " place of a mass; leave it out, or give step_size."
+            )
+        given = self.ravel_sites("noise_variance", self._noise_variance)
+        noise = self.noise_ratio(noise)
+        left = 0 * noise if self._from_warmup else np.maximum(noise - np.asarray(given), 0)
+        return choose_sghmc(
+            left,
+            self.max_bias,
+            frictions=FRICTIONS
+            if self._given_friction is None
+            else np.array([self._given_friction]),
+            # The estimate is corrected for by injecting less, so there must be enough to take off.
+            least_injected=1.5 * float(np.max(noise - left)),
+            law=self._integrator,
+        )
+
+    def take(self, settings: Settings) -> None:
+        super().take(settings)
+        self._friction = settings.friction or 1.0
 
     def step(
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
@@ -286,7 +326,8 @@ class SGHMC(SGMCMCKernel):
 
         def update() -> Array:
             other = grad_fn.independent(rng_key, z).grad
-            return V + ((g - other) ** 2 / 2 - V) / (state.i + 1).astype(V.dtype)
+            num = state.i - self.num_descent + 1
+            return V + ((g - other) ** 2 / 2 - V) / jnp.maximum(num, 1).astype(V.dtype)
 
         return lax.cond(state.i < self._num_adapt, update, lambda: V)
 

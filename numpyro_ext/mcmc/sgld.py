@@ -6,10 +6,17 @@ from typing import Any
 from jax import Array, random
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
+import numpy as np
 from numpyro.infer import init_to_uniform
 
 from numpyro_ext._typing import GradientEstimator, Model
-from numpyro_ext.mcmc.base import GradFn, Schedule, SGMCMCKernel, Transition, kernel_state
+from numpyro_ext.mcmc._laws import Choice, choose_sgld
+from numpyro_ext.mcmc.base import SGMCMCKernel
+from numpyro_ext.mcmc.grad_fn import GradFn
+from numpyro_ext.mcmc.kernel import Schedule
+from numpyro_ext.mcmc.settings import Found
+from numpyro_ext.mcmc.state import Transition, kernel_state
+from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["SGLD", "SGLDState"]
 
@@ -34,7 +41,10 @@ class SGLD(SGMCMCKernel):
     :math:`\epsilon h > 2`, so sites of unequal scale mix at unequal speed.
 
     :param model: Python callable containing NumPyro primitives.
-    :param step_size: positive float or schedule, in units of the squared latent.
+    :param step_size: positive float or schedule, in units of the squared latent; None is found, in
+        whitened coordinates.
+    :param float max_bias: largest relative error of a variance that a step which is found may have.
+    :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
     :param temperature: T, a non-negative float or a callable of ``i``.
     :param gradient: an estimator, such as :class:`ControlVariate`.
     :param str minibatch: ``"replace"`` or ``"epoch"``.
@@ -70,8 +80,10 @@ class SGLD(SGMCMCKernel):
     def __init__(
         self,
         model: Model,
-        step_size: float | Schedule,
+        step_size: float | Schedule | None = None,
         *,
+        max_bias: float = 0.05,
+        whitening: Whitening | None = None,
         temperature: float | Schedule = 1.0,
         gradient: GradientEstimator | None = None,
         minibatch: str = "replace",
@@ -83,6 +95,8 @@ class SGLD(SGMCMCKernel):
         super().__init__(
             model,
             step_size,
+            max_bias=max_bias,
+            whitening=whitening,
             temperature=temperature,
             gradient=gradient,
             minibatch=minibatch,
@@ -91,6 +105,9 @@ class SGLD(SGMCMCKernel):
             init_strategy=init_strategy,
             forward_mode_differentiation=forward_mode_differentiation,
         )
+
+    def choose(self, noise: np.ndarray, found: Found) -> Choice:
+        return choose_sgld(self.noise_ratio(noise), self.max_bias)
 
     def step(
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array

@@ -11,7 +11,13 @@ from numpyro.infer import init_to_uniform
 
 from numpyro_ext._checks import check_choice, check_positive
 from numpyro_ext._typing import GradientEstimator, Model
-from numpyro_ext.mcmc.base import GradFn, Schedule, SGMCMCKernel, Transition, kernel_state
+from numpyro_ext.mcmc._laws import FRICTIONS, Choice, choose_sgnht
+from numpyro_ext.mcmc.base import SGMCMCKernel
+from numpyro_ext.mcmc.grad_fn import GradFn
+from numpyro_ext.mcmc.kernel import Schedule
+from numpyro_ext.mcmc.settings import Found, Settings
+from numpyro_ext.mcmc.state import Transition, kernel_state
+from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["SGNHT", "SGNHTState"]
 
@@ -65,12 +71,16 @@ class SGNHT(SGMCMCKernel):
     :math:`= \sigma^2 \max(n_g, 10)`, or warm up longer.
 
     :param model: Python callable containing NumPyro primitives.
-    :param step_size: positive float or schedule, in units of time.
-    :param float friction: C, the injected noise level, a rate in 1/time.
+    :param step_size: positive float or schedule, in units of time; None is found, with the
+        friction, in whitened coordinates.
+    :param float friction: C, the injected noise level, a rate in 1/time; None is found with the
+        step size, and 1 if that is given.
     :param str thermostat: ``"scalar"``, ``"per_site"`` or ``"per_parameter"``: the coordinates that
         share a friction.
     :param float thermal_mass: :math:`\mu`, in units of squared time; by default the larger of
         :math:`n_g` and 10 for each thermostat.
+    :param float max_bias: largest relative error of a variance that a step which is found may have.
+    :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
     :param temperature: T, a non-negative float or a callable of ``i``.
     :param gradient: an estimator, such as :class:`ControlVariate`.
     :param str minibatch: ``"replace"`` or ``"epoch"``.
@@ -109,11 +119,13 @@ class SGNHT(SGMCMCKernel):
     def __init__(
         self,
         model: Model,
-        step_size: float | Schedule,
+        step_size: float | Schedule | None = None,
         *,
-        friction: float = 1.0,
+        friction: float | None = None,
         thermostat: str = "scalar",
         thermal_mass: float | None = None,
+        max_bias: float = 0.05,
+        whitening: Whitening | None = None,
         temperature: float | Schedule = 1.0,
         gradient: GradientEstimator | None = None,
         minibatch: str = "replace",
@@ -125,6 +137,8 @@ class SGNHT(SGMCMCKernel):
         super().__init__(
             model,
             step_size,
+            max_bias=max_bias,
+            whitening=whitening,
             temperature=temperature,
             gradient=gradient,
             minibatch=minibatch,
@@ -133,11 +147,13 @@ class SGNHT(SGMCMCKernel):
             init_strategy=init_strategy,
             forward_mode_differentiation=forward_mode_differentiation,
         )
-        check_positive("friction", friction)
+        if friction is not None:
+            check_positive("friction", friction)
         check_choice("thermostat", thermostat, ("scalar", "per_site", "per_parameter"))
         if thermal_mass is not None:
             check_positive("thermal_mass", thermal_mass)
-        self._friction = friction
+        self._given_friction = friction
+        self._friction = 1.0 if friction is None else friction
         self._thermostat = thermostat
         self._thermal_mass = thermal_mass
 
@@ -150,6 +166,20 @@ class SGNHT(SGMCMCKernel):
             "thermostat": jnp.full(shape[self._thermostat], self._friction, z.dtype),
             "kinetic_temperature": jnp.zeros((), z.dtype),
         }
+
+    def choose(self, noise: np.ndarray, found: Found) -> Choice:
+        return choose_sgnht(
+            self.noise_ratio(noise),
+            self.max_bias,
+            frictions=FRICTIONS
+            if self._given_friction is None
+            else np.array([self._given_friction]),
+            shared=self._thermostat != "per_parameter",
+        )
+
+    def take(self, settings: Settings) -> None:
+        super().take(settings)
+        self._friction = settings.friction or 1.0
 
     def step(
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array

@@ -13,7 +13,8 @@ from numpyro.infer import init_to_uniform
 
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import GradientEstimator, Model
-from numpyro_ext.mcmc.base import GradFn, Schedule, SGMCMCKernel, Transition
+from numpyro_ext.mcmc._laws import Choice, choose_linear
+from numpyro_ext.mcmc.base import SGMCMCKernel
 from numpyro_ext.mcmc.geometry import (
     ExpandedMean,
     VectorFn,
@@ -22,7 +23,12 @@ from numpyro_ext.mcmc.geometry import (
     check_shape,
     recipe_correction,
 )
+from numpyro_ext.mcmc.grad_fn import GradFn
+from numpyro_ext.mcmc.kernel import Schedule
+from numpyro_ext.mcmc.settings import Found
 from numpyro_ext.mcmc.sgld import SGLDState
+from numpyro_ext.mcmc.state import Transition
+from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["SGRLD"]
 
@@ -54,11 +60,15 @@ class SGRLD(SGMCMCKernel):
     ``(n, n, n)`` Jacobian and a Cholesky factor; ``correction`` replaces the first.
 
     :param model: Python callable containing NumPyro primitives.
-    :param step_size: positive float or schedule, in units of the squared latent times the metric.
+    :param step_size: positive float or schedule, in units of the squared latent times the metric;
+        None is found, without a whitening, as G is a function of the coordinates in which the kernel
+        moves.
     :param metric: G, a callable from the flat z to ``(n,)`` (a diagonal) or ``(n, n)``
         (symmetric positive definite), or an :class:`ExpandedMean`.
     :param correction: ``"autodiff"``, or a callable from the flat z to :math:`\Gamma`,
         ``(n,)``.
+    :param float max_bias: largest relative error of a variance that a step which is found may have.
+    :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
     :param temperature: T, a non-negative float or a callable of ``i``.
     :param gradient: an estimator, such as :class:`ControlVariate`.
     :param str minibatch: ``"replace"`` or ``"epoch"``.
@@ -94,14 +104,17 @@ class SGRLD(SGMCMCKernel):
     """
 
     state_class = SGLDState
+    moves_whitened = False  # its functions are those of z
 
     def __init__(
         self,
         model: Model,
-        step_size: float | Schedule,
+        step_size: float | Schedule | None = None,
         *,
         metric: VectorFn | ExpandedMean,
         correction: str | VectorFn = "autodiff",
+        max_bias: float = 0.05,
+        whitening: Whitening | None = None,
         temperature: float | Schedule = 1.0,
         gradient: GradientEstimator | None = None,
         minibatch: str = "replace",
@@ -113,6 +126,8 @@ class SGRLD(SGMCMCKernel):
         super().__init__(
             model,
             step_size,
+            max_bias=max_bias,
+            whitening=whitening,
             temperature=temperature,
             gradient=gradient,
             minibatch=minibatch,
@@ -150,6 +165,19 @@ class SGRLD(SGMCMCKernel):
         if not isinstance(self._metric, ExpandedMean):
             points = jax.vmap(self.flatten)(states.z)
             check_definite("metric", self._metric, points, singular=False)
+
+    def choose(self, noise: np.ndarray, found: Found) -> Choice:
+        x = found.mode.x
+        if isinstance(self._metric, ExpandedMean):
+            # A positive site moves like log theta with the diffusion 1 / theta.
+            mask = self._metric.mask(found.potential.info)
+            A = np.where(mask, np.exp(-np.where(mask, x, 0)), 1.0)
+        else:
+            G = np.asarray(self._metric(x), float)
+            A = 1 / G if G.ndim == 1 else np.linalg.inv(G)
+        D = found.whiten(np.diag(A) if A.ndim == 1 else A)
+        noise = self.noise_ratio(noise)
+        return choose_linear(D, np.zeros_like(D), noise, len(noise), self.max_bias)
 
     def step(
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array

@@ -31,9 +31,9 @@ class ChiUpperBound(Objective):
 
     **Biased.** The estimate is biased downwards, so it may lie *below* the evidence; only the limit
     of infinitely many particles is a bound. Minimising it with few particles gains from that bias
-    too. n = 1 is the evidence whatever the guide, so its finite-K value has nothing to teach.
+    too. n = 1 is the evidence whatever the guide, so its value at finite K says nothing.
 
-    **When it fails.** The variance is of use only if :math:`E_q[w^{2n}]` is finite: start from a
+    **When it fails.** The variance is finite only if :math:`E_q[w^{2n}]` is: start from a
     guide that is wider than the posterior. With a narrow one no particle sees the tails, and the
     bound collapses.
 

@@ -207,10 +207,11 @@ def test_divergence_keeps_the_last_finite_state(name, keys):
     data = linear_data()
     kernel = kernel_of(name)
     state = kernel.init(keys[0], WARMUP, None, data, {})
-    bad = state._replace(z=state.z | {"w": jnp.array([0.3, 1e30])})
+    after_warmup = {"i": jnp.asarray(1000), "z": state.z | {"w": jnp.array([0.3, 1e30])}}
+    bad = state._replace(**after_warmup)
     new = jax.jit(lambda state: kernel.sample(state, data, {}))(bad)
     assert bool(new.diverging)
-    assert int(new.i) == 1
+    assert int(new.i) == 1001
     assert all(jnp.all(jnp.isfinite(x)) for x in new.z.values())
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import SVI, RenyiELBO, Trace_ELBO
-from numpyro.infer.autoguide import AutoLowRankMultivariateNormal
 import optax
 import pytest
 
@@ -33,10 +32,8 @@ from tests.objectives.models import (
 
 INF = math.inf
 ALPHAS = (-INF, -2.0, -1.0, 0.0, 0.5, 1.0, 2.0, INF)
-G2 = {
-    2: (-0.2021154, -0.3977840, -0.4716702, -0.6254328, -0.7741760, -1, -1.3745672, -1.7978846),
-    50: (2.1806704, 1.0539071, 0.6475387, -0.0510591, -0.5128264, -1, -1.9489409, -4.1806704),
-}
+# The mean of the estimate for K = 50.
+G2 = (2.1806704, 1.0539071, 0.6475387, -0.0510591, -0.5128264, -1, -1.9489409, -4.1806704)
 
 
 def g2_bounds(alphas, num_particles, replicates):
@@ -61,13 +58,12 @@ def g2_bounds(alphas, num_particles, replicates):
     return -np.array(values) / replicates
 
 
-@pytest.mark.parametrize("num_particles", [2, 50])
-def test_g2_table(num_particles):
-    replicates = 10_000 if num_particles == 50 else 50_000
+def test_g2_table():
+    num_particles, replicates = 50, 10_000
     bounds = g2_bounds(ALPHAS, num_particles, replicates)
     # The standard deviation of one estimate is at most that of one log weight, sqrt(2).
     error = math.sqrt(2 / replicates)
-    np.testing.assert_allclose(bounds, G2[num_particles], atol=4 * error)
+    np.testing.assert_allclose(bounds, G2, atol=4 * error)
     # Reflection: the mean at alpha and the one at 2 - alpha add up to -2.
     pairs = [(0, 7), (3, 6)]
     np.testing.assert_allclose([bounds[i] + bounds[j] for i, j in pairs], -2, atol=8 * error)
@@ -325,7 +321,6 @@ def test_bayesian_linear_regression():
 def test_agrees_with_upstream_where_it_is_right(tol):
     cases = [
         ((-1.0, 0.5), local_model, local_guide, LOCAL_PARAMS, 2),
-        ((0.5,), global_model, normal_guide, {"b": 0.7, "m": 0.2, "s": 0.8}, None),
         ((0.5,), mixed_model, mixed_guide, {"c": 0.4}, None),
     ]
     for alphas, model, guide, params, batch in cases:
@@ -414,9 +409,12 @@ def test_upstream_counts_log_q_of_guides_without_plates_n_times():
             z = numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
             numpyro.sample("x", dist.Normal(z.sum(-1), 1.0), obs=jnp.arange(8.0))
 
-    guide = AutoLowRankMultivariateNormal(model)
-    svi = SVI(model, guide, optax.adam(0.1), VRELBO(0.5, 1))
-    params = svi.get_params(svi.init(random.key(0)))
+    def guide():  # as AutoContinuous writes it
+        normal = dist.Normal(jnp.arange(16.0) / 8, 0.5).to_event(1)
+        flat = numpyro.sample("flat", normal, infer={"is_auxiliary": True})
+        numpyro.sample("z", dist.Delta(flat.reshape(8, 2), event_dim=1))
+
+    params = {}
     got = value_and_grad(VRELBO(0.5, 3), params, model, guide, seed=1)
     elbos = elbos_of(random.key(1), 3, params, model, guide)
     joint = 2 * (jax.scipy.special.logsumexp(elbos / 2) - jnp.log(3))
