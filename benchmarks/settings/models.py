@@ -1,4 +1,5 @@
-"""The models of the benchmark of default settings, each with its data and what its posterior is known by."""
+"""The models of the benchmark of default settings, each with its data and what its posterior is
+known by."""
 
 from collections.abc import Callable
 import json
@@ -15,7 +16,8 @@ from sklearn.datasets import load_diabetes, load_wine
 
 
 class Problem(NamedTuple):
-    """A model of ``(*data, batch)``, and means and standard deviations of its sites where they are published."""
+    """A model of ``(*data, batch)``, and means and standard deviations of its sites where they are
+    published."""
 
     model: Callable[..., None]
     data: tuple[Any, ...]
@@ -43,7 +45,8 @@ def wide_logistic(x: Any, y: Any, batch: int | None) -> None:
 
 
 def large_logistic(rows: int) -> Problem:
-    """Ten correlated columns of unequal scale: the curvature has a condition number of several thousand."""
+    """Ten correlated columns of unequal scale: the curvature has a condition number of several
+    thousand."""
     rng = np.random.default_rng(0)
     root = np.linalg.cholesky(0.9 * np.ones((10, 10)) + 0.1 * np.eye(10))
     x = rng.standard_normal((rows, 10)) @ root.T * np.geomspace(0.1, 10, 10)
@@ -58,7 +61,8 @@ def large_logistic(rows: int) -> Problem:
 
 
 def _laplace(x: np.ndarray, y: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Mode and standard deviations of a logistic regression in double precision: exact up to order 1/N."""
+    """Mode and standard deviations of a logistic regression in double precision: exact up to order
+    1/N."""
     w = np.zeros(x.shape[1])
     for _ in range(30):
         p = 1 / (1 + np.exp(-x @ w))

@@ -1,4 +1,5 @@
-"""What a NumPyro program contains: its sites, plates and parameters, and the one flat order of its latents."""
+"""What a NumPyro program contains: its sites, plates and parameters, and the one flat order of its
+latents."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) 
 
 
 def shape_trace(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
-    """The trace of one run without arithmetic: only names, kinds, shapes and types mean anything."""
+    """The trace of one run without arithmetic: only names, kinds, shapes and types mean
+    anything."""
     box: Trace = {}
 
     def run() -> None:
@@ -64,7 +66,8 @@ def shape_trace(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = Non
 
 
 def set_up(guide: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> None:
-    """Call an auto guide that was never called, so that it does not read its model inside a trace."""
+    """Call an auto guide that was never called, so that it does not read its model inside a
+    trace."""
     while not isinstance(guide, AutoGuide):
         if not hasattr(guide, "fn"):  # of a handler, or of another wrapper
             return
@@ -97,7 +100,8 @@ def is_delta(site: Site) -> bool:
 
 
 def is_data(site: Site) -> bool:
-    """Whether it is an observed sample site; a ``numpyro.factor``, whose value has size 0, is none."""
+    """Whether it is an observed sample site; a ``numpyro.factor``, whose value has size 0, is
+    none."""
     return (
         site["type"] == "sample"
         and site["is_observed"]
@@ -123,7 +127,8 @@ def plate_sizes(*traces: Trace) -> dict[str, tuple[int, int]]:
 
 
 def not_reparameterized(guide_trace: Trace) -> tuple[str, ...]:
-    """Latent sites without a pathwise gradient; noise under ``mask=False`` has no density to need one."""
+    """Latent sites without a pathwise gradient; noise under ``mask=False`` has no density to need
+    one."""
     return tuple(
         site["name"]
         for site in latent_sites(guide_trace)
@@ -144,18 +149,20 @@ def continuous_latents(trace: Trace) -> dict[str, Site]:
     latents = {site["name"]: site for site in latent_sites(trace)}
     if not latents:
         raise ValueError(
-            "the model has no latent sample site, so there is nothing to infer; give it at least one"
-            " numpyro.sample without obs."
+            "the model has no latent sample site, so there is nothing to infer; give it at least"
+            " one numpyro.sample without obs."
         )
     for name, site in latents.items():
         if site["fn"].support.is_discrete:
             remedy = (
                 "sum it out of the model"
                 if site["fn"].has_enumerate_support
-                else "sum it out of the model, or use numpyro.infer.HMCGibbs with an update of your own"
+                else "sum it out of the model, or use numpyro.infer.HMCGibbs with an update of"
+                " your own"
             )
             raise ValueError(
-                f"latent site '{name}' is discrete; only continuous latents are supported here: {remedy}."
+                f"latent site '{name}' is discrete; only continuous latents are supported here:"
+                f" {remedy}."
             )
     return latents
 
@@ -177,9 +184,10 @@ class Latent(NamedTuple):
 class ModelInfo:
     r"""What is static in a model on given arguments.
 
-    **The flat order.** A latent vector of length :attr:`size` is the unconstrained latent sites in the order
-    in which the model samples them, each ravelled in C order. That is the order of NumPyro's
-    ``AutoContinuous`` guides, not that of ``jax.flatten_util.ravel_pytree``, which sorts the names.
+    **The flat order.** A latent vector of length :attr:`size` is the unconstrained latent sites in
+    the order in which the model samples them, each ravelled in C order. That is the order of
+    NumPyro's ``AutoContinuous`` guides, not that of ``jax.flatten_util.ravel_pytree``, which sorts
+    the names.
 
     :param dict latents: ``{site: Latent}`` in that order.
     :param dict plates: ``{plate: (size, subsample_size)}`` of the plates that take a minibatch.
@@ -216,7 +224,8 @@ class ModelInfo:
         return jnp.concatenate([jnp.ravel(z[name]) for name in self.latents])
 
     def unravel(self, x: Array) -> Sites:
-        """A ``(size,)`` vector as unconstrained sites, each in the type that it has in the model."""
+        """A ``(size,)`` vector as unconstrained sites, each in the type that it has in the
+        model."""
         return {
             name: x[self.slices[name]]
             .reshape(latent.unconstrained.shape)
@@ -310,7 +319,8 @@ def _inverse_shape(support: constraints.Constraint, shape: tuple[int, ...]) -> t
 
 
 def local_to(info: ModelInfo) -> tuple[str, str] | None:
-    """The first latent site inside a plate that takes a minibatch, and the plate; None if there is none."""
+    """The first latent site inside a plate that takes a minibatch, and the plate; None if there is
+    none."""
     for name, latent in info.latents.items():
         for plate in latent.plates:
             if plate in info.plates:

@@ -1,4 +1,5 @@
-"""The rules by which a run of stochastic-gradient MCMC is judged, in ``diagnose`` and ``to_arviz``."""
+"""The rules by which a run of stochastic-gradient MCMC is judged, in ``diagnose`` and
+``to_arviz``."""
 
 import math
 from typing import Any, NamedTuple

@@ -41,9 +41,10 @@ NUM_QUANTILE_DRAWS = 10_000
 def mlp(hidden_dims: Sequence[int], out_dim: int) -> Network:
     r"""A multilayer perceptron that starts at zero: its last layer is zero, the others are not.
 
-    The output is divided by :math:`\sqrt{width}` of the last hidden layer. An optimiser such as Adam
-    moves all weights of that layer by the learning rate, and without the divisor the log-scales and
-    shifts of all coordinates would move by :math:`width` times that, far too much in many dimensions.
+    The output is divided by :math:`\sqrt{width}` of the last hidden layer. An optimiser such as
+    Adam moves all weights of that layer by the learning rate, and without the divisor the
+    log-scales and shifts of all coordinates would move by :math:`width` times that, far too much
+    in many dimensions.
     """
     layers: list[Any] = []
     for width in hidden_dims:
@@ -109,7 +110,8 @@ class AutoFlowNormal(ContinuousGuide):
     :param float init_scale: the initial ``scale``, in unconstrained units.
     :param str prefix: what the names of the guide's own sites start with.
     :param init_loc_fn: a per-site initialization function, for ``loc``.
-    :param tuple init_from: ``(guide, params)`` of a fitted normal guide, where the flow starts instead.
+    :param tuple init_from: ``(guide, params)`` of a fitted normal guide, where the flow starts
+        instead.
     """
 
     scale_constraint = constraints.softplus_positive
@@ -160,7 +162,8 @@ class AutoFlowNormal(ContinuousGuide):
         return dist.TransformedDistribution(self.get_base_dist(), transforms)
 
     def _affine(self) -> Transform:
-        """The last layer: ``loc + scale e``, or a triangular factor if the guide starts from one."""
+        """The last layer: ``loc + scale e``, or a triangular factor if the guide starts from
+        one."""
         loc, scale = self.init_latent, jnp.full(self.latent_dim, self.init_scale)
         if self.init_normal is not None:
             _, loc, scale = self.init_normal
@@ -261,15 +264,15 @@ def _normal_of(init_from: Any) -> tuple[dict[str, tuple[int, ...]], Array, Array
         isinstance(init_from, tuple) and len(init_from) == 2 and isinstance(init_from[1], dict)
     ):
         raise TypeError(
-            f"init_from is {type(init_from).__name__}; it must be a pair (guide, params) of a fitted"
-            " guide such as AutoMultivariateNormal and the params of its svi.run."
+            f"init_from is {type(init_from).__name__}; it must be a pair (guide, params) of a"
+            " fitted guide such as AutoMultivariateNormal and the params of its svi.run."
         )
     guide, params = init_from
     loc, scale = normal_of_guide(guide, params)
     if not bool(jnp.all(jnp.isfinite(loc)) & jnp.all(jnp.isfinite(scale))):
         raise ValueError(
-            f"the mean or the scale of the {type(guide).__name__} of init_from is not finite; fit it"
-            " at a smaller learning rate."
+            f"the mean or the scale of the {type(guide).__name__} of init_from is not finite; fit"
+            " it at a smaller learning rate."
         )
     shapes = {
         site["name"]: jnp.shape(site["value"]) for site in latent_sites(guide.prototype_trace)

@@ -1,4 +1,5 @@
-r"""The largest step at which each kernel's bias is what the user allows, from its law on a Gaussian.
+r"""The largest step at which each kernel's bias is what the user allows, from its law on a
+Gaussian.
 
 In whitened coordinates the target is near :math:`N(0, I)`: curvature 1 in every direction, and
 minibatch gradients whose noise has the variances :math:`s_k^2`, ``(n,)``, that were measured. The

@@ -1,4 +1,5 @@
-"""Where a posterior has its mode, how it is curved there, and how noisy minibatch gradients are around it."""
+"""Where a posterior has its mode, how it is curved there, and how noisy minibatch gradients are
+around it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,8 +35,10 @@ class Mode(NamedTuple):
     The end of a search:
 
      - **x** - ``(n,)``, the flat point found.
-     - **factor** - A of ``z = x + A xi``: lower triangular ``(n, n)``, or the ``(n,)`` diagonal for large n.
-     - **decrement** - :math:`\\sqrt{g^\\top H^{-1} g}`, the distance to the mode in posterior standard deviations.
+     - **factor** - A of ``z = x + A xi``: lower triangular ``(n, n)``, or the ``(n,)`` diagonal
+       for large n.
+     - **decrement** - :math:`\\sqrt{g^\\top H^{-1} g}`, the distance to the mode in posterior
+       standard deviations.
      - **num_negative** - negative directions of the curvature, which were turned positive.
      - **row_gradients** - gradients of single rows that the search took.
     """
@@ -79,7 +82,8 @@ class Surface:
         return value, self.info.ravel(grad)
 
     def curvature(self, x: Array) -> Array:
-        """``(n, n)``, or the ``(n,)`` diagonal for large n, on at most 10,000 evenly spaced rows of a plate."""
+        """``(n, n)``, or the ``(n,)`` diagonal for large n, on at most 10,000 evenly spaced rows
+        of a plate."""
         dense = self.info.size <= DENSE_UP_TO
         most = _CURVATURE_ROWS if dense else _CURVATURE_ROWS // 10
         idx = {
@@ -160,7 +164,8 @@ def _adam(surface: Surface) -> Callable[..., tuple[Array, Any]]:
 
 
 def _newton(surface: Surface, x: Array) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """One damped step: ``(x, decrement, whether it moved, factor, number of negative directions, passes)``."""
+    """One damped step: ``(x, decrement, whether it moved, factor, number of negative directions,
+    passes)``."""
     value, g = surface.full(x)
     H, prior = surface.curvature(x), surface.prior_curvature(x)
     if H.ndim == 2:

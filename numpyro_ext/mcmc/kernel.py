@@ -64,8 +64,8 @@ class ModelKernel(MCMCKernel):
             )
         for name in _OF_NUTS & set(kwargs):
             raise TypeError(
-                f"{cls.__name__} takes no {name}, which adapts a kernel with an accept step; leave it"
-                " out: without a step_size the settings are found from the model."
+                f"{cls.__name__} takes no {name}, which adapts a kernel with an accept step;"
+                " leave it out: without a step_size the settings are found from the model."
             )
         return super().__new__(cls)
 
@@ -85,8 +85,8 @@ class ModelKernel(MCMCKernel):
             check_positive("step_size", step_size)
         if whitening is not None and not isinstance(whitening, Whitening):
             raise TypeError(
-                f"whitening is {whitening!r}; it must be a Whitening, such as find_whitening(model, *args)"
-                " or Whitening.from_guide(guide, params)."
+                f"whitening is {whitening!r}; it must be a Whitening, such as"
+                " find_whitening(model, *args) or Whitening.from_guide(guide, params)."
             )
         self._model = model
         self._finds_settings = step_size is None
@@ -162,7 +162,8 @@ class ModelKernel(MCMCKernel):
     """Whether steps are taken in the coordinates that ``step_size=None`` finds."""
 
     def estimators(self, center: Sites) -> list[GradientEstimator]:
-        """Gradient estimators among which to choose the one of least noise; empty if it has none."""
+        """Gradient estimators among which to choose the one of least noise; empty if it has
+        none."""
         return []
 
     def choose(self, noise: np.ndarray, found: Found) -> Choice:
@@ -267,8 +268,8 @@ class ModelKernel(MCMCKernel):
         near = self._find(potential, init_params, single) if self._finds_settings else None
         if self._whitening is not None and self._whitening.size != info.size:
             raise ValueError(
-                f"whitening has {self._whitening.size} coordinates, but the model's latent sites have"
-                f" {info.size}; make it for this model and these arguments."
+                f"whitening has {self._whitening.size} coordinates, but the model's latent sites"
+                f" have {info.size}; make it for this model and these arguments."
             )
         self._starts_near = near is not None
         self.setup(potential)

@@ -139,9 +139,9 @@ def find_whitening(
     """
     The coordinates of the normal approximation of a model's posterior at its mode.
 
-    Adam on minibatches and damped Newton steps on all rows find the mode; the inverse curvature there
-    is the covariance. It is dense up to 512 latent dimensions. Where there is no mode, the normal is
-    a variational fit, and an :class:`InferenceWarning` says so.
+    Adam on minibatches and damped Newton steps on all rows find the mode; the inverse curvature
+    there is the covariance. It is dense up to 512 latent dimensions. Where there is no mode, the
+    normal is a variational fit, and an :class:`InferenceWarning` says so.
 
     :param model: Python callable containing NumPyro primitives.
     :param args: arguments of the model.
@@ -180,7 +180,8 @@ def find_normal(
     start: Sites | None,
     init_strategy: Callable[..., Any] = init_to_uniform,
 ) -> Found:
-    """A normal approximation of the posterior: at its mode, or where there is none a variational one."""
+    """A normal approximation of the posterior: at its mode, or where there is none a variational
+    one."""
     info = potential.info
     key_start, key_mode, key_svi = random.split(rng_key, 3)
     if start is None:
@@ -193,7 +194,8 @@ def find_normal(
     if mode.num_negative == 0 and mode.decrement <= _NEAR:
         return Found(potential, mode, (), mode.row_gradients)
     what = (
-        f"the curvature has {mode.num_negative} negative directions where the search for a mode ended"
+        f"the curvature has {mode.num_negative} negative directions where the search for a mode"
+        " ended"
         if mode.num_negative
         else f"the search for a mode ended {mode.decrement:.2g} standard deviations from one"
     )
@@ -230,9 +232,9 @@ def find_settings(
     problems = found.problems
     if len(noises) == 2 and not control_variate:
         problems += (
-            "a gradient corrected at the center is about as noisy as the plain one within a standard"
-            " deviation of it, so the posterior has several modes or is far from normal, and the scales"
-            " found do not hold in all of it; compare several runs, or use NUTS.",
+            "a gradient corrected at the center is about as noisy as the plain one within a"
+            " standard deviation of it, so the posterior has several modes or is far from normal,"
+            " and the scales found do not hold in all of it; compare several runs, or use NUTS.",
         )
     if choice.transitions > _TOO_MANY:
         problems += (

@@ -271,8 +271,8 @@ class SGHMC(SGMCMCKernel):
     def choose(self, noise: np.ndarray, found: Found) -> Choice:
         if isinstance(self._mass, dict) or self._mass != 1.0:
             raise ValueError(
-                f"mass is {self._mass!r} and step_size is None, but the whitening that is found takes the"
-                " place of a mass; leave it out, or give step_size."
+                f"mass is {self._mass!r} and step_size is None, but the whitening that is found"
+                " takes the place of a mass; leave it out, or give step_size."
             )
         given = self.ravel_sites("noise_variance", self._noise_variance)
         noise = self.noise_ratio(noise)

@@ -61,8 +61,8 @@ class SGRLD(SGMCMCKernel):
 
     :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule, in units of the squared latent times the metric;
-        None is found, without a whitening, as G is a function of the coordinates in which the kernel
-        moves.
+        None is found, without a whitening, as G is a function of the coordinates in which the
+        kernel moves.
     :param metric: G, a callable from the flat z to ``(n,)`` (a diagonal) or ``(n, n)``
         (symmetric positive definite), or an :class:`ExpandedMean`.
     :param correction: ``"autodiff"``, or a callable from the flat z to :math:`\Gamma`,

@@ -34,7 +34,8 @@ class Whitening:
     and A are. A wrong A only costs speed, as unequal scales do.
 
     :param center: c, ``(n,)`` in the flat order.
-    :param factor: A, lower triangular ``(n, n)`` with a positive diagonal, or its diagonal ``(n,)``.
+    :param factor: A, lower triangular ``(n, n)`` with a positive diagonal, or its diagonal
+        ``(n,)``.
 
     .. doctest::
 

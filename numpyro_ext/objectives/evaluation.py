@@ -39,8 +39,8 @@ def log_weights(
     .. math::
         \log w_s = \log p(x, z_s) - \log q(z_s), \qquad z_s \sim q,
 
-    from which every bound of this package can be estimated with many more draws than in training. If
-    plates enclose every site of model and guide, there is one weight for each of their elements,
+    from which every bound of this package can be estimated with many more draws than in training.
+    If plates enclose every site of model and guide, there is one weight for each of their elements,
     and the bounds of the elements are to be summed. Sites may be discrete; no gradient is needed.
 
     A subsampled plate is an error: evaluate on all data.

@@ -1,4 +1,5 @@
-"""Settings that are found: the laws they rest on, what they give, and what is said where they fail."""
+"""Settings that are found: the laws they rest on, what they give, and what is said where they
+fail."""
 
 from functools import cache, partial
 import pickle
