@@ -33,8 +33,9 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.infer import MCMC
 
+from numpyro_ext.diagnostics import kernel_stein_discrepancy
 from numpyro_ext.mcmc import KernelHMC
-from numpyro_ext.scores import IMQ, RBF, SteinScore, kernel_stein_discrepancy
+from numpyro_ext.scores import IMQ, RBF, SteinScore
 from numpyro_ext.targets import banana_potential
 
 CHAINS, ITERATIONS, TRAINING = 200, 2000, 200

@@ -123,16 +123,16 @@ class GibbsGradient:
     def __init__(self, words: Array) -> None:
         self.words = words
 
-    def init(self, z, oracle):
+    def init(self, z, potential):
         return ()
 
-    def estimate(self, rng_key, i, z, idx, oracle, state):
-        potential, grad = oracle.value_and_grad(z, idx)
+    def estimate(self, rng_key, i, z, idx, potential, state):
+        value, grad = potential.value_and_grad(z, idx)
         words, phi = self.words[idx["documents"]], z["topics_gamma"]
         pi = jax.nn.softmax(phi)
         counts = word_counts(gibbs(rng_key, pi, words, SWEEPS, KEPT), words)
         score = len(self.words) / len(words) * (counts - counts.sum(-1, keepdims=True) * pi)
-        return potential, {"topics_gamma": grad["topics_gamma"] - score}, state
+        return value, {"topics_gamma": grad["topics_gamma"] - score}, state
 
 
 def expanded_mean(rng_key: Array, words: Array, step: float) -> Array:

@@ -61,13 +61,13 @@ class NoisyGradient:
     def __init__(self, variance: float) -> None:
         self.variance = variance
 
-    def init(self, z, oracle):
+    def init(self, z, potential):
         return ()
 
-    def estimate(self, rng_key, i, z, idx, oracle, state):
-        potential, grad = oracle.value_and_grad(z, idx)
+    def estimate(self, rng_key, i, z, idx, potential, state):
+        value, grad = potential.value_and_grad(z, idx)
         noise = self.variance**0.5 * random.normal(rng_key)
-        return potential, {"z": grad["z"] + noise}, state
+        return value, {"z": grad["z"] + noise}, state
 
 
 class Run(NamedTuple):

@@ -78,7 +78,7 @@ def fit_vr(rng_key, x, y) -> Fit:
 def fit_sghmc(rng_key, x, y) -> Fit:
     start = time.perf_counter()
     model = partial(logistic_regression, subsample_size=BATCH)
-    kernel = SGHMC(model, 0.02, friction=5.0, noise_variance="warmup", steps_per_sample=50)
+    kernel = SGHMC(model, steps_per_sample=20)  # it finds its own settings
     mcmc = MCMC(kernel, num_warmup=200, num_samples=2000, num_chains=2, chain_method="vectorized")
     mcmc.run(rng_key, x, y)
     return Fit(to_arviz(mcmc, model_args=(x, y)), time.perf_counter() - start, np.nan)

@@ -1,19 +1,42 @@
 """Checks of arguments, each one sentence: what was given, and what is allowed."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
+import inspect
 import numbers
 from typing import Any
 
 from jax.core import Tracer
 
-__all__ = ["check_choice", "check_count", "check_nonnegative", "check_positive"]
+__all__ = [
+    "InferenceWarning",
+    "check_choice",
+    "check_count",
+    "check_nonnegative",
+    "check_positive",
+    "check_several",
+    "no_count_as_order",
+    "of_an_object",
+    "summary",
+    "with_known_arguments",
+]
+
+
+class InferenceWarning(UserWarning):
+    """A result that is not what it seems: shown once where it arises, the work goes on."""
 
 
 def check_count(name: str, value: Any, minimum: int = 1) -> int:
-    """``value`` as an ``int`` if it is an integer (NumPy's too) of at least ``minimum``, or an error."""
+    """``value`` as an ``int``, if it is an integer (NumPy's too) of at least ``minimum``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
         raise ValueError(f"{name} is {value!r}; it must be an integer of at least {minimum}.")
     return int(value)
+
+
+def check_several(name: str, value: Any, why: str) -> None:
+    """An integer of at least 2; ``why`` says what one cannot do, and what to use instead."""
+    if check_count(name, value) < 2:
+        raise ValueError(f"{name} is {value}; it must be at least 2, because {why}.")
 
 
 def _check_scalar(name: str, value: Any, kind: str, low: float, strict: bool) -> None:
@@ -44,3 +67,88 @@ def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
     if value not in allowed:
         words = ", ".join(repr(word) for word in allowed)
         raise ValueError(f"{name} is {value!r}; it must be one of {words}.")
+
+
+def with_known_arguments(init: Callable[..., None], hints: Mapping[str, str]) -> Any:
+    """``__init__`` that reports an unknown keyword in the name of the class that was called.
+
+    ``hints`` says what to use instead of a keyword that is known from elsewhere.
+    """
+    parameters = inspect.signature(init).parameters
+    known = [name for name in parameters if name != "self"]
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return init
+
+    @wraps(init)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in known:
+                hint = hints.get(name, f"it takes {', '.join(known)}")
+                raise TypeError(f"{type(self).__name__} has no argument '{name}': {hint}.")
+        init(self, *args, **kwargs)
+
+    return wrapped
+
+
+def no_count_as_order(init: Callable[..., None]) -> Callable[..., None]:
+    """``__init__`` that refuses ``Name(10)`` where the first argument is an order and the second K.
+
+    In ``Trace_ELBO(10)`` that is the number of particles.
+    """
+    order, *rest = [name for name in inspect.signature(init).parameters if name != "self"] or [""]
+    if order not in ("alpha", "order") or "num_particles" not in rest:
+        return init
+
+    @wraps(init)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = args[0] if len(args) == 1 and "num_particles" not in kwargs else None
+        if isinstance(given, numbers.Integral) and given > 2:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name}({given}) is of order {given}, with the default number of particles; for"
+                f" {given} particles write {name}(num_particles={given}), and for that order"
+                f" {name}({given}.0)."
+            )
+        init(self, *args, **kwargs)
+
+    return wrapped
+
+
+def of_an_object(method: Callable[..., Any]) -> Any:
+    """A method of a loss that says what to do if it is called on the class: ``SVI(..., loss=VRELBO)``."""
+
+    @wraps(method)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(self, "loss_with_mutable_state"):
+            raise TypeError(
+                "the loss is a class and not an object; call it, as in SVI(model, guide, optim,"
+                " loss=VRELBO()) instead of loss=VRELBO."
+            )
+        return method(self, *args, **kwargs)
+
+    return wrapped
+
+
+def summary(made: Any) -> str:
+    """``Name(argument=value, ...)``: how an object was made, with arrays by their shapes."""
+    parts = []
+    for name, parameter in inspect.signature(type(made).__init__).parameters.items():
+        value = getattr(made, name, parameter.empty)
+        default = parameter.default
+        if value is parameter.empty or parameter.kind is parameter.VAR_KEYWORD or name == "self":
+            continue
+        if value is default and (default is None or isinstance(default, bool)):
+            continue
+        parts.append(f"{name}={_short(value)}")
+    return f"{type(made).__name__}({', '.join(parts)})"
+
+
+def _short(value: Any) -> str:
+    shape = getattr(value, "shape", ())
+    if shape:
+        return f"<array of shape {shape}>"
+    if isinstance(value, Tracer):
+        return "<traced>"
+    if hasattr(value, "dtype"):
+        return f"{value}"
+    return getattr(value, "__name__", None) or repr(value)

@@ -3,39 +3,56 @@
 Each was read from NumPyro 0.22.0.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 import copy
+from functools import partial
 from typing import Any
 
-from jax import jit
+from jax import Array, jit
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from numpyro.handlers import seed
+from numpyro.handlers import block, seed, substitute
 from numpyro.infer import MCMC
 from numpyro.infer.autoguide import (
+    AutoContinuous,
+    AutoDiagonalNormal,
     AutoGuide,
     AutoGuideList,
     AutoLaplaceApproximation,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
     AutoSemiDAIS,
 )
+from numpyro.infer.reparam import LocScaleReparam
 from numpyro.infer.util import (
     _substitute_default_key as default_key,
 )
 from numpyro.infer.util import (
     _without_rsample_stop_gradient as without_rsample_stop_gradient,
 )
+from numpyro.infer.util import (
+    constrain_fn,
+)
 from numpyro.util import _validate_model as validate_model
 
-from numpyro_ext._typing import Model, Params
+from numpyro_ext._typing import Model, Params, Sites
 
 __all__ = [
+    "ContinuousGuide",
     "default_key",
     "mask_of",
+    "max_tree_depth",
     "mcmc_arguments",
+    "normal_of_guide",
     "posterior_guide",
+    "unpacking_of",
+    "unwrap_distribution",
     "validate_model",
     "without_rsample_stop_gradient",
+    "wrap_distribution",
 ]
 
 
@@ -44,10 +61,75 @@ def mask_of(fn: dist.Distribution) -> Any:
     return getattr(fn, "_mask", None)
 
 
+def max_tree_depth(kernel: Any) -> int | None:
+    """The limit of ``NUTS`` after warmup; None for a kernel that builds no trees."""
+    limit = getattr(kernel, "_max_tree_depth", None)
+    return limit[-1] if isinstance(limit, tuple) else limit
+
+
+def unwrap_distribution(fn: dist.Distribution) -> tuple[Any, tuple[int, ...], int]:
+    """The distribution under ``expand`` and ``to_event``, and the shape and event dimensions that they add."""
+    return LocScaleReparam()._unwrap(fn)
+
+
+def wrap_distribution(
+    fn: dist.Distribution, expand_shape: tuple[int, ...], event_dim: int
+) -> dist.Distribution:
+    """The inverse of :func:`unwrap_distribution`, for another distribution."""
+    return LocScaleReparam()._wrap(fn, expand_shape, event_dim)
+
+
 def mcmc_arguments(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:
     """The model's arguments in the last ``run``."""
     state: Any = mcmc
     return state._args, state._kwargs
+
+
+def normal_of_guide(guide: Any, params: Params) -> tuple[Array, Array]:
+    """
+    Mean and factor of a normal guide, in the order in which the model samples its sites.
+
+    :return: ``(n,)``, and a lower triangular ``(n, n)`` or, for a diagonal guide, the ``(n,)`` scales.
+    """
+    allowed = (
+        AutoDiagonalNormal,
+        AutoNormal,
+        AutoMultivariateNormal,
+        AutoLowRankMultivariateNormal,
+        AutoLaplaceApproximation,
+    )
+    if not isinstance(guide, allowed):
+        names = ", ".join(cls.__name__ for cls in allowed)
+        raise TypeError(f"guide is a {type(guide).__name__}; it must be one of {names}.")
+    if guide.prototype_trace is None:
+        raise ValueError(
+            f"{type(guide).__name__} has not seen its model; fit it by svi.run first, and pass the"
+            " guide and its params."
+        )
+    sites = [
+        name
+        for name, site in guide.prototype_trace.items()
+        if site["type"] == "sample" and not site["is_observed"]
+    ]
+    if isinstance(guide, AutoNormal):
+        loc, scale = (
+            jnp.concatenate([jnp.ravel(params[f"{name}_{guide.prefix}_{what}"]) for name in sites])
+            for what in ("loc", "scale")
+        )
+        return loc, scale
+    transform: Any = guide.get_transform(params)
+    # The guide's order falls back to the alphabet if its first start was not finite.
+    place = guide._unpack_latent(jnp.arange(guide.latent_dim))
+    order = jnp.concatenate([jnp.ravel(place[name]) for name in sites])
+    if isinstance(guide, AutoDiagonalNormal):
+        loc = transform(jnp.zeros(guide.latent_dim))
+        return loc[order], (transform(jnp.ones(guide.latent_dim)) - loc)[order]
+    loc, factor = transform.loc[order], transform.scale_tril[order]
+    if bool(jnp.all(order[1:] > order[:-1])):
+        return loc, factor
+    # A root of the permuted covariance, made triangular again.
+    R = jnp.linalg.qr(factor.T, mode="r")
+    return loc, R.T * jnp.sign(jnp.diagonal(R))
 
 
 def posterior_guide(
@@ -61,8 +143,8 @@ def posterior_guide(
 
     Nearly every guide is that already and comes back as it is. ``AutoLaplaceApproximation`` calls a
     point mass while it is fitted, and becomes a Normal; ``AutoSemiDAIS`` fixes the size of its
-    minibatch, and gets the full one by ``on_every_row(model)``. The guide itself is not changed, except that
-    a guide which was never called is set up.
+    minibatch, and gets the full one by ``on_every_row(model)``. The guide itself is not changed,
+    except that a guide which was never called is set up.
     """
     if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
         seed(guide, 0)(*args, **kwargs)
@@ -83,8 +165,8 @@ def posterior_guide(
         params = [{**one, scale_tril: factor(one)} for one in params]
         if any(bool(jnp.any(jnp.diag(one[scale_tril]) == 0)) for one in params):
             raise ValueError(
-                "the Hessian that AutoLaplaceApproximation takes at its parameters is singular or not"
-                " positive, so it has no Normal to draw from; fit it longer, or use AutoNormal."
+                "the Hessian that AutoLaplaceApproximation takes at its parameters is singular or"
+                " not positive, so it has no Normal to draw from; fit it longer, or use AutoNormal."
             )
         return normal, params
     if isinstance(guide, AutoSemiDAIS):
@@ -94,3 +176,91 @@ def posterior_guide(
         full.local_model = on_every_row(full.local_model)
         return full, list(params)
     return guide, list(params)
+
+
+def unpacking_of(guide: Any) -> Callable[[Array], Sites] | None:
+    """How an ``AutoContinuous`` guide splits its latent vector; None for any other guide."""
+    return getattr(guide, "_unpack_latent", None)
+
+
+class ContinuousGuide(AutoContinuous):
+    """NumPyro's ``AutoContinuous`` with its private hooks under public names.
+
+    A subclass writes :meth:`latent_distribution`, and :meth:`prepare` where it has to look at the
+    model. The latent vector is in the order in which the model samples its sites, always: NumPyro's
+    own guides fall back to the order of the alphabet where their first random start was not finite.
+    """
+
+    prepared: Any = None
+    """What :meth:`prepare` returned."""
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        """Look at the model before the guide is set up; what it returns is ``prepared``."""
+
+    @abstractmethod
+    def latent_distribution(self) -> dist.Distribution:
+        """The distribution of the ``(latent_dim,)`` vector, its parameters by ``numpyro.param``."""
+
+    @property
+    def init_latent(self) -> Array:
+        """The ``(latent_dim,)`` vector of ``init_loc_fn``."""
+        return self._init_latent
+
+    @property
+    def latent_sites(self) -> tuple[str, ...]:
+        """Names of the latent sites, in the order of the latent vector."""
+        return tuple(self._init_locs)
+
+    def set_up(self, *args: Any, **kwargs: Any) -> None:
+        """Run the model once on its arguments, unless that was done before."""
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
+
+    def unpack(self, latent: Array) -> Sites:
+        """A ``(latent_dim,)`` vector as unconstrained sites."""
+        sites: Any = self._unpack_latent(latent)
+        return sites
+
+    def draw(self, rng_key: Array, params: Params, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draws ``(*sample_shape, latent_dim)`` of :meth:`latent_distribution`."""
+        with block():
+            seeded = seed(self._sample_latent, rng_key)
+            latent: Any = substitute(seeded, params)(sample_shape=sample_shape)
+        return latent
+
+    def constrain(
+        self, latent: Array, params: Params, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Sites:
+        """Latent vectors ``(*sample_shape, latent_dim)`` as constrained and deterministic sites.
+
+        Deterministic sites are those on ``args`` and ``kwargs``, or on the arguments of the first
+        call if there are none.
+        """
+        guide = self
+        if args or kwargs:
+            guide = copy.copy(self)
+            model = seed(self.model, 0)  # for minibatch indices alone
+            guide._postprocess_fn = partial(
+                constrain_fn, model, args, kwargs or {}, return_deterministic=True
+            )
+        # Not passed on as params: NumPyro would constrain these values a second time.
+        trace: Any = self.prototype_trace
+        known = {k: v for k, v in params.items() if k in trace and trace[k]["type"] == "param"}
+        with block(), substitute(data=known):
+            return guide._unpack_and_constrain(latent, {})
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        self.prepared = self.prepare(*args, **kwargs)
+        super()._setup_prototype(*args, **kwargs)
+
+    @property
+    def _init_locs(self) -> Sites:
+        return vars(self)["_init_locs"]
+
+    @_init_locs.setter
+    def _init_locs(self, sites: Sites) -> None:
+        trace: Any = self.prototype_trace  # NumPyro sets it before
+        vars(self)["_init_locs"] = {name: sites[name] for name in trace if name in sites}
+
+    def _get_posterior(self) -> dist.Distribution:
+        return self.latent_distribution()

@@ -86,15 +86,24 @@ class ScoreEstimator(Protocol):
 class GradientEstimator(Protocol):
     """Where a stochastic-gradient kernel gets the gradient of its potential.
 
-    ``oracle.value_and_grad(z, idx)`` is one minibatch, ``oracle.full_value_and_grad(z)`` all data.
+    ``potential`` is a :class:`numpyro_ext.mcmc.Potential`: ``potential.value_and_grad(z, idx)`` is
+    one minibatch, ``potential.full_value_and_grad(z)`` all data. An estimator whose state depends
+    on the data may have a third method, ``refresh(state, potential)``, which returns the state for
+    other data.
     """
 
-    def init(self, z: Any, oracle: Any) -> Any:
+    def init(self, z: Any, potential: Any) -> Any:
         """The estimator's own state, a pytree."""
         ...
 
     def estimate(
-        self, rng_key: jax.Array, i: Array, z: Any, idx: dict[str, Array], oracle: Any, state: Any
+        self,
+        rng_key: jax.Array,
+        i: Array,
+        z: Any,
+        idx: dict[str, Array],
+        potential: Any,
+        state: Any,
     ) -> tuple[Array, Any, Any]:
         """``(potential, grad, state)`` at ``z``."""
         ...

@@ -1,7 +1,8 @@
 """Cost, memory and gradient noise of the objectives, against those that NumPyro has.
 
-Four tables: a step of ``VRELBO`` against ``RenyiELBO`` and ``Trace_ELBO``; of its four gradients on a VAE; compiled
-memory with ``vectorize_particles=False``; the standard deviation of the four gradient estimators.
+Four tables: a step of ``VRELBO`` against ``RenyiELBO`` and ``Trace_ELBO``; of its four gradients on
+a VAE; compiled memory with ``vectorize_particles=False``; the standard deviation of the four
+gradient estimators.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import optax
 from numpyro_ext.objectives import IWELBO, VRELBO, BBAlphaELBO
 
 GRADIENTS = ("standard", "single", "stl", "dreg")
-# Each objective of the first table is compiled so often: where buffers come to lie makes some percent.
+# Each objective of the first table is compiled so often: where buffers lie makes some percent.
 COPIES = 5
 
 
@@ -86,7 +87,8 @@ def shortest(repeats: int, *runs: Callable[[], Any]) -> list[float]:
 def against_numpyro(repeats: int, steps: int) -> None:
     print("\n## A step against NumPyro's objectives (logistic regression, 500 rows, d = 20)\n")
     print(
-        "| K | Trace_ELBO, us | RenyiELBO, us | VRELBO, us | / RenyiELBO | / Trace_ELBO | others, us |"
+        "| K | Trace_ELBO, us | RenyiELBO, us | VRELBO, us | / RenyiELBO | / Trace_ELBO"
+        " | others, us |"
     )
     print("|---|---|---|---|---|---|---|")
     key_x, key_y = random.split(random.key(0))
@@ -109,7 +111,8 @@ def against_numpyro(repeats: int, steps: int) -> None:
         t = 1e6 * np.median(seconds, axis=0) / updates
         others = f"IWELBO {t[3]:.1f}, BBAlphaELBO {t[4]:.1f}"
         print(
-            f"| {num} | {t[0]:.1f} | {t[1]:.1f} | {t[2]:.1f} | {t[2] / t[1]:.2f} | {t[2] / t[0]:.2f} | {others} |"
+            f"| {num} | {t[0]:.1f} | {t[1]:.1f} | {t[2]:.1f} | {t[2] / t[1]:.2f}"
+            f" | {t[2] / t[0]:.2f} | {others} |"
         )
 
 
@@ -155,7 +158,8 @@ def memory() -> None:
 
 def gradient_noise(num_keys: int, num: int) -> None:
     print(
-        f"\n## Standard deviation of the gradient in the guide's mean and scale (K = {num}, {num_keys:,} keys)\n"
+        "\n## Standard deviation of the gradient in the guide's mean and scale"
+        f" (K = {num}, {num_keys:,} keys)\n"
     )
     print("z ~ N(0, 1), x ~ N(z, 1), x = 1.5; posterior N(0.75, 0.707)\n")
     print("| guide | alpha | " + " | ".join(GRADIENTS) + " |")
@@ -194,7 +198,8 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=20_000)
     args = parser.parse_args()
     print(
-        f"jax {jax.__version__} on {jax.devices()[0].device_kind}; shortest of {args.repeats} runs that take turns"
+        f"jax {jax.__version__} on {jax.devices()[0].device_kind}; shortest of {args.repeats} runs"
+        " that take turns"
     )
     against_numpyro(args.repeats, args.steps)
     gradients_of_a_vae(args.repeats, 50)

@@ -1,24 +1,26 @@
 """Accuracy of the minibatch kernels on German credit, beside BlackJAX's and NUTS.
 
-Logistic regression: 1000 rows, 24 standardised features and an intercept, prior N(0, 1), batches of 100 rows drawn
-with replacement, every chain started at zero, float32. The truth is a published mean and standard deviation of each
-coefficient (`posterior_mean_sd.csv`). With mu and sigma the truth of one coefficient z, the error of a chain is the
-average over the coefficients of
+Logistic regression: 1000 rows, 24 standardised features and an intercept, prior N(0, 1), batches of
+100 rows drawn with replacement, every chain started at zero, float32. The truth is a published mean
+and standard deviation of each coefficient (`posterior_mean_sd.csv`). With mu and sigma the truth of
+one coefficient z, the error of a chain is the average over the coefficients of
 
     (average of z^2 - (mu^2 + sigma^2))^2 / Var z^2,    Var z^2 = 4 mu^2 sigma^2 + 2 sigma^4,
 
-the variance being that of a Gaussian. n independent exact draws have an expected error of 1/n. `error of a chain`
-is the average over the chains (with its standard error), `of all` is that of the chains together, which shows more of
-the bias and less of the Monte Carlo error. A variant of a kernel stands beside the published figure of the kernel that
-it varies (PSGLD beside SGLD's, SVRG beside the control variate's), which is of one chain.
+the variance being that of a Gaussian. n independent exact draws have an expected error of 1/n.
+`error of a chain` is the average over the chains (with its standard error), `of all` is that of the
+chains together, which shows more of the bias and less of the Monte Carlo error. A variant of a
+kernel stands beside the published figure of the kernel that it varies (PSGLD beside SGLD's, SVRG
+beside the control variate's), which is of one chain.
 
-The metric of SGRLD is the curvature at the mode; RecipeKernel is SGHMC written as a pair of matrices, without
-splitting. KernelHMC reads all 1000 rows, so it takes one transition for ten steps of the others; its score is that of
-the Laplace approximation.
+The metric of SGRLD is the curvature at the mode; RecipeKernel is SGHMC written as a pair of
+matrices, without splitting. KernelHMC reads all 1000 rows, so it takes one transition for ten steps
+of the others; its score is that of the Laplace approximation.
 
-`--tune` prints the errors of every kernel, BlackJAX's too, on a grid of as many step sizes, with other keys than the
-table's; the table takes the best of each grid, which is written down in `METHODS`. All kernels with momentum have one
-friction. Compilation and the search of the mode, which is the center of the control variate, are not timed.
+`--tune` prints the errors of every kernel, BlackJAX's too, on a grid of as many step sizes, with
+other keys than the table's; the table takes the best of each grid, which is written down in
+`METHODS`. All kernels with momentum have one friction. Compilation and the search of the mode,
+which is the center of the control variate, are not timed.
 """
 
 import argparse
@@ -59,14 +61,17 @@ from numpyro_ext.mcmc import (
 BATCH = 100
 THIN = 10
 BURN_IN = 0.1  # of the steps
-FRICTION = 20.0  # near the critical damping of these posteriors' curvatures, for every kernel with momentum
+# Near the critical damping of these posteriors' curvatures, for every kernel with momentum.
+FRICTION = 20.0
 GRID = 2.0 ** np.arange(-2, 3)  # factors on the middle of a kernel's grid
 
 Data = tuple[Array, Array]
 
 
 class Draws(NamedTuple):
-    """Draws ``(chains, draws, d)``, their weights ``(draws,)`` and whether a chain met a value that is not finite."""
+    """Draws ``(chains, draws, d)``, their weights ``(draws,)`` and whether a chain met a value that
+    is not finite.
+    """
 
     z: Any
     weights: Any
@@ -83,7 +88,9 @@ class Problem(NamedTuple):
 
 
 class Method(NamedTuple):
-    """``chains(problem, step_size, keys)``, the middle and the best of the grid, and a published figure."""
+    """``chains(problem, step_size, keys)``, the middle and the best of the grid, and a published
+    figure.
+    """
 
     chains: Callable[[Problem, Array, Array], Draws]
     middle: float
@@ -143,7 +150,9 @@ def here(
     batch: int | None = BATCH,
     options: Callable[[Problem], dict[str, Any]] = lambda problem: {},
 ) -> Any:
-    """Chains of a kernel of this package: draws of ``THIN`` gradients of a batch, as ``MCMC`` takes them."""
+    """Chains of a kernel of this package: draws of ``THIN`` gradients of a batch, as ``MCMC`` takes
+    them.
+    """
 
     def chains(problem: Problem, step_size: Array, keys: Array) -> Draws:
         data, burn_in = problem.data, int(problem.steps * BURN_IN) // THIN
@@ -167,7 +176,9 @@ def here(
 
 
 def theirs(kind: str, *, inner: int = 1, centered: bool = False) -> Any:
-    """Chains of a kernel of BlackJAX: ``inner`` gradients on one batch, each of which counts as a step."""
+    """Chains of a kernel of BlackJAX: ``inner`` gradients on one batch, each of which counts as a
+    step.
+    """
 
     def chains(problem: Problem, step_size: Array, keys: Array) -> Draws:
         (rows, dim), burn_in = problem.data[0].shape, int(problem.steps * BURN_IN) // THIN
@@ -211,7 +222,8 @@ def blackjax_kernel(
     elif inner > 1:
         kernel = blackjax.sghmc(gradient, num_integration_steps=inner, alpha=FRICTION)
     else:
-        # `blackjax.sghmc` redraws the momentum at each batch, so at one step to a batch only the integrator is of use.
+        # `blackjax.sghmc` redraws the momentum at each batch, so at one step to a batch only the
+        # integrator is of use.
         integrator = diffusions.sghmc(alpha=FRICTION)
         return (
             lambda key, z: (z, random.normal(key, z.shape)),
@@ -279,7 +291,9 @@ NUTS_PUBLISHED = 0.0007
 
 
 def judge(draws: Draws, mean: np.ndarray, sd: np.ndarray) -> dict[str, Any]:
-    """Errors of the single chains and of all together, and the average ratio of standard deviations."""
+    """Errors of the single chains and of all together, and the average ratio of standard
+    deviations.
+    """
     z, weights = np.asarray(draws.z, np.float64), np.asarray(draws.weights, np.float64)
     variance = 4 * mean**2 * sd**2 + 2 * sd**4
 
@@ -322,7 +336,8 @@ def table(
     names: list[str], problem: Problem, truth: Any, args: argparse.Namespace
 ) -> dict[str, Any]:
     print(
-        "| kernel | step size | error of a chain | of all | published | reached | sd ratio | seconds | steps/s |"
+        "| kernel | step size | error of a chain | of all | published | reached | sd ratio |"
+        " seconds | steps/s |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     judged = {}
@@ -399,7 +414,8 @@ def main() -> None:
     w = mode(data)
     problem = Problem(data, w, curvature(data, w), args.steps)
     print(
-        f"jax {jax.__version__} on {jax.devices()[0].device_kind}, {args.chains} chains of {args.steps:,} steps,"
+        f"jax {jax.__version__} on {jax.devices()[0].device_kind}, {args.chains} chains of"
+        f" {args.steps:,} steps,"
         f" the first {BURN_IN:.0%} left out, every {THIN}th kept\n"
     )
     if args.tune:

@@ -1,9 +1,10 @@
 """A million steps of each kernel in float32: nothing breaks, drifts or grows.
 
-The model has 100 rows, of which each step takes 50: a normal mean and a Poisson rate, whose posterior is a normal and
-a Gamma distribution. 1000 draws of 1000 steps, each draw one call of a kernel's ``sample``. Prints a table in Markdown;
-exit code 1 if a value is not finite, a draw diverges, a moment of the last tenth is outside of the band, or the
-memory of the process grows between the first and the last tenth.
+The model has 100 rows, of which each step takes 50: a normal mean and a Poisson rate, whose
+posterior is a normal and a Gamma distribution. 1000 draws of 1000 steps, each draw one call of a
+kernel's ``sample``. Prints a table in Markdown; exit code 1 if a value is not finite, a draw
+diverges, a moment of the last tenth is outside of the band, or the memory of the process grows
+between the first and the last tenth.
 """
 
 import argparse
@@ -104,7 +105,9 @@ def memory_in_use() -> float:
 
 
 def long_run(make_kernel, draws: int):
-    """The draws of each tenth, the memory after it, the number of divergent draws, and the last state."""
+    """The draws of each tenth, the memory after it, the number of divergent draws, and the last
+    state.
+    """
     kernel = make_kernel(steps_per_sample=STEPS_PER_SAMPLE)
     data = tuple(map(jnp.asarray, make_data()))
     state = kernel.init(random.key(0), WARMUP, None, data, {})

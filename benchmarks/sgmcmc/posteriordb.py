@@ -1,19 +1,22 @@
-"""Bias of the kernels on four posteriors of posteriordb, against its reference draws, with NUTS beside them.
+"""Bias of the kernels on four posteriors of posteriordb, against its reference draws, with NUTS
+beside them.
 
-`blr`, `kidscore_momiq` and `arK` are linear regressions y ~ N(X beta, sigma), taken in minibatches drawn with
-replacement; the non-centred eight schools have 8 rows and are taken whole. For each parameter of the reference,
-`|bias| / sd` is the distance between the means of the draws and of the reference in standard deviations of the
-reference, and `sd ratio` the standard deviation of the draws over that of the reference. The 2000 reference draws
-themselves are known to 0.02 sd in a mean and to 2 % in an sd.
+`blr`, `kidscore_momiq` and `arK` are linear regressions y ~ N(X beta, sigma), taken in minibatches
+drawn with replacement; the non-centred eight schools have 8 rows and are taken whole. For each
+parameter of the reference, `|bias| / sd` is the distance between the means of the draws and of the
+reference in standard deviations of the reference, and `sd ratio` the standard deviation of the
+draws over that of the reference. The 2000 reference draws themselves are known to 0.02 sd in a mean
+and to 2 % in an sd.
 
-The regressions are sampled on one scale: with N rows, X = QR and the least-squares fit b with residual standard
-deviation s, `beta = b + sqrt(2 N) s R^-1 theta` and `sigma = s tau`, so that theta and log(tau) are nearly uncorrelated
-and all have a standard deviation near 1 / sqrt(2 N); `beta` and `sigma` are deterministic sites. The rows `unscaled`
-sample beta and sigma as they stand, from the same start. Step sizes are fixed in `KERNELS`, in units of that
-scale (squared for SGLD), or unscaled of the finest scale of a direction, except SGHMC, whose mass is set from the
-columns of X. SGRLD moves the standard deviation tau by its expanded-mean rule; RecipeKernel is SGHMC without
-splitting; KernelHMC takes the score of the Gaussian that the scale stands for, and one transition with all rows for as
-many gradients of the others as read the same number of rows.
+The regressions are sampled on one scale: with N rows, X = QR and the least-squares fit b with
+residual standard deviation s, `beta = b + sqrt(2 N) s R^-1 theta` and `sigma = s tau`, so that
+theta and log(tau) are nearly uncorrelated and all have a standard deviation near 1 / sqrt(2 N);
+`beta` and `sigma` are deterministic sites. The rows `unscaled` sample beta and sigma as they stand,
+from the same start. Step sizes are fixed in `KERNELS`, in units of that scale (squared for SGLD),
+or unscaled of the finest scale of a direction, except SGHMC, whose mass is set from the columns of
+X. SGRLD moves the standard deviation tau by its expanded-mean rule; RecipeKernel is SGHMC without
+splitting; KernelHMC takes the score of the Gaussian that the scale stands for, and one transition
+with all rows for as many gradients of the others as read the same number of rows.
 """
 
 import argparse
@@ -55,10 +58,10 @@ THIN = 20
 
 class Posterior(NamedTuple):
     """
-    A model of ``data`` in minibatches, or of ``whole`` without; where it starts; the scale of its latents (a standard
-    deviation) and the finest of their scales, if they differ; the draws of its reference; for the control variate a
-    point in the middle of the posterior; the masses that bring the latents to the one scale; and the part of the rows
-    that is a minibatch.
+    A model of ``data`` in minibatches, or of ``whole`` without; where it starts; the scale of its
+    latents (a standard deviation) and the finest of their scales, if they differ; the draws of its
+    reference; for the control variate a point in the middle of the posterior; the masses that bring
+    the latents to the one scale; and the part of the rows that is a minibatch.
     """
 
     model: Callable[..., None]
@@ -82,7 +85,9 @@ def regression(
     reference: dict[str, np.ndarray],
     scaled: bool,
 ) -> Posterior:
-    """``prior`` is the standard deviation of the coefficients, None for a flat one; ``noise`` the prior of sigma."""
+    """``prior`` is the standard deviation of the coefficients, None for a flat one; ``noise`` the
+    prior of sigma.
+    """
     rows, dim = x.shape
     b, _, _, _ = np.linalg.lstsq(x, y, rcond=None)
     s = float(np.sqrt(np.sum((y - x @ b) ** 2) / (rows - dim)))
@@ -177,7 +182,8 @@ def sghmc(p: Posterior, factor: float, **kw: Any) -> SGHMC:
 
 
 def sgnht(p: Posterior, factor: float, **kw: Any) -> SGNHT:
-    # A thermostat settles in thermal_mass * friction units of time; the default mass is for latents of scale 1.
+    # A thermostat settles in thermal_mass * friction units of time; the default mass is for latents
+    # of scale 1.
     return SGNHT(
         p.model, factor * p.finest, friction=2 / p.finest, thermal_mass=10 * p.finest**2, **kw
     )
@@ -267,11 +273,13 @@ def main() -> None:
     if not folder.is_dir():
         sys.exit(f"There is no folder {folder}; give its parent as --data-dir.")
     print(
-        f"jax {jax.__version__} on {jax.devices()[0].device_kind}, {args.chains} chains of {args.steps:,} steps,"
+        f"jax {jax.__version__} on {jax.devices()[0].device_kind}, {args.chains} chains of"
+        f" {args.steps:,} steps,"
         f" the first {BURN_IN:.0%} left out\n"
     )
     print(
-        "| posterior | kernel | max of abs(bias) / sd | mean | sd ratio, min to max | seconds | reached |"
+        "| posterior | kernel | max of abs(bias) / sd | mean | sd ratio, min to max | seconds |"
+        " reached |"
     )
     print("|---|---|---|---|---|---|---|")
     rows = [(name, kernel, True) for name in args.only for kernel in args.kernels]
@@ -294,11 +302,13 @@ def main() -> None:
         good = bool(bias.max() <= args.target and np.all(abs(ratio - 1) <= args.target))
         reached.setdefault(title, []).append(good and not diverged)
         tqdm.write(
-            f"| {name} | {title} | {bias.max():.3f} | {bias.mean():.3f} | {ratio.min():.3f} to {ratio.max():.3f} |"
+            f"| {name} | {title} | {bias.max():.3f} | {bias.mean():.3f} |"
+            f" {ratio.min():.3f} to {ratio.max():.3f} |"
             f" {seconds:.1f} | {'diverged' if diverged else 'yes' if good else 'no'} |"
         )
     print(
-        f"\nReached: every abs(bias) / sd at most {args.target:g} and every sd ratio within {args.target:.0%} of 1."
+        f"\nReached: every abs(bias) / sd at most {args.target:g} and every sd ratio within"
+        f" {args.target:.0%} of 1."
     )
     for title, found in reached.items():
         print(f"- {title}: {sum(found)} of {len(found)} posteriors")

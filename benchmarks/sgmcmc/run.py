@@ -1,6 +1,8 @@
-"""Speed of the stochastic-gradient kernels: against the number of rows, BlackJAX, a bare loop, and one another.
+"""Speed of the stochastic-gradient kernels: against the number of rows, BlackJAX, a bare loop, and
+one another.
 
-Logistic regression with 10 coefficients and batches of 100 rows, drawn with replacement inside the timed loop.
+Logistic regression with 10 coefficients and batches of 100 rows, drawn with replacement inside the
+timed loop.
 """
 
 import argparse
@@ -44,7 +46,9 @@ def make_model(batch: int | None) -> Callable[[Array, Array], None]:
 
 
 def best_of(repeats: int, *runs: Callable[[], Any]) -> list[float]:
-    """Shortest wall-clock seconds of each run; the runs take turns, so that all see the same machine."""
+    """Shortest wall-clock seconds of each run; the runs take turns, so that all see the same
+    machine.
+    """
     for run in runs:
         jax.block_until_ready(run())
     times = [[] for _ in runs]
@@ -57,7 +61,7 @@ def best_of(repeats: int, *runs: Callable[[], Any]) -> list[float]:
 
 
 def kernel_run(kernel: Any, data: tuple[Array, Array], *, warm: bool = True) -> Callable[[], Any]:
-    """``steps_per_sample`` transitions of the kernel, in one compiled call, data as its arguments."""
+    """``steps_per_sample`` transitions of the kernel, in one compiled call, data as arguments."""
     state = kernel.init(random.key(1), 1, None, data, {})
     sample = jax.jit(lambda state, data: kernel.sample(state, data, {}))
     state = sample(state, data) if warm else state  # one draw of warmup
@@ -174,7 +178,8 @@ def against_others(args: argparse.Namespace) -> None:
                 bare_run(data, args.batch, args.steps),
             )
             print(
-                f"| {make.__name__} | {rows:.0e} | {args.steps / here:,.0f} | {args.steps / other:,.0f} |"
+                f"| {make.__name__} | {rows:.0e} | {args.steps / here:,.0f} |"
+                f" {args.steps / other:,.0f} |"
                 f" {other / here:.2f} | {args.steps / bare:,.0f} | {bare / here:.2f} |"
             )
 
@@ -218,7 +223,9 @@ def all_kernels(args: argparse.Namespace) -> None:
 
 
 def progress_bar(args: argparse.Namespace) -> None:
-    """A ``run`` without a bar compiles, so the time of a draw is the slope between two numbers of draws."""
+    """A ``run`` without a bar compiles, so the time of a draw is the slope between two numbers of
+    draws.
+    """
     data, total = make_data(args.rows[0]), 500_000
 
     def seconds(steps: int, bar: bool, draws: int) -> float:
@@ -264,7 +271,8 @@ def main() -> None:
         "--chains",
         type=int,
         default=1,
-        help="under the bar; side by side with XLA_FLAGS=--xla_force_host_platform_device_count=CHAINS",
+        help="under the bar; side by side with"
+        " XLA_FLAGS=--xla_force_host_platform_device_count=CHAINS",
     )
     args = parser.parse_args()
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}, batch {args.batch}, d {DIM}")

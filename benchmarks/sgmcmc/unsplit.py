@@ -7,7 +7,9 @@ import jax.numpy as jnp
 
 
 def unsplit_sghmc(friction: float) -> dict[str, Any]:
-    """The options of ``RecipeKernel``: x is ``(z, r)``, D has the friction at r, and Q turns z into r."""
+    """The options of ``RecipeKernel``: x is ``(z, r)``, D has the friction at r, and Q turns z into
+    r.
+    """
 
     def diffusion(x: Array) -> Array:
         return friction * jnp.repeat(jnp.array([0.0, 1.0]), len(x) // 2)

@@ -12,8 +12,10 @@ from numpyro_ext._typing import Model, Trace
 __all__ = [
     "every_row",
     "first_rows",
+    "latents_only",
     "refuse_mutable",
     "rows",
+    "same_plates",
     "seed_plates",
     "subsampled_plates",
     "valid_plates",
@@ -65,6 +67,35 @@ class _no_minibatch(Messenger):
             )
 
 
+class same_plates(Messenger):
+    """Refuse a plate of the model that has another size in the guide: its rows would be dropped.
+
+    :param dict guide_trace: the trace of the guide that is replayed.
+    """
+
+    def __init__(self, fn: Model | None, guide_trace: Trace) -> None:
+        super().__init__(fn)
+        self.guide_trace = guide_trace
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        guide = self.guide_trace.get(msg.get("name"))  # type: ignore
+        if msg["type"] != "plate" or guide is None or guide["type"] != "plate":
+            return
+        ours, theirs = (
+            (size, size if batch is None else batch) for size, batch in (msg["args"], guide["args"])
+        )
+        if ours != theirs:
+            raise ValueError(
+                f"plate '{msg['name']}' has {_rows(*ours)} in the model but {_rows(*theirs)} in the"
+                " guide, whose rows the model would take; give both the same size and"
+                " subsample_size."
+            )
+
+
+def _rows(size: int, batch: int) -> str:
+    return f"{size} rows" if batch == size else f"{batch} of {size} rows"
+
+
 class refuse_mutable(Messenger):
     """Refuse a model with mutable state, which many particles at once would each want to update."""
 
@@ -74,6 +105,14 @@ class refuse_mutable(Messenger):
                 f"the model has the mutable site '{msg['name']}', which every particle would update in"
                 " its own way; make it a numpyro.param or pass it as an argument of the model."
             )
+
+
+class latents_only(Messenger):
+    """Leave the observed sites out of the density."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and msg["is_observed"] and not msg["name"].startswith("_"):
+            msg["fn"] = msg["fn"].mask(False)
 
 
 class every_row(Messenger):

@@ -1,6 +1,7 @@
 """The potential of a model in unconstrained space, at rows that the caller chooses."""
 
 from collections.abc import Callable
+import copy
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ from jax import Array, lax, random
 from jax.core import Tracer
 import jax.numpy as jnp
 from numpyro.distributions import biject_to
-from numpyro.handlers import seed, substitute
+from numpyro.handlers import block, seed, substitute
 from numpyro.infer import init_to_uniform
 from numpyro.infer.util import (
     compute_log_probs,
@@ -19,26 +20,45 @@ from numpyro.infer.util import (
     unconstrain_fn,
 )
 
-from numpyro_ext._model.handlers import first_rows, rows
+from numpyro_ext._model.handlers import first_rows, latents_only, rows, seed_plates
 from numpyro_ext._model.read import ModelInfo, trace_of
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Sites
 
-__all__ = ["Potential", "draw_params", "draw_start"]
+__all__ = ["Potential", "draw_params", "draw_start", "value_and_grad"]
+
+
+def value_and_grad(
+    fn: Callable[[Any], Array], *, forward_mode: bool = False
+) -> Callable[[Any], tuple[Array, Any]]:
+    """``jax.value_and_grad``, in forward mode where a model has primitives that need it."""
+    if not forward_mode:
+        return jax.value_and_grad(fn)
+
+    def twice(z: Any) -> tuple[Array, Array]:
+        value = fn(z)
+        return value, value
+
+    return lambda z: jax.jacfwd(twice, has_aux=True)(z)[::-1]
 
 
 class Potential:
     r"""
     The potential :math:`U(z) = -\log p(x, z)` of a model on given data, and its gradient.
 
-    U is NumPyro's: unconstrained sites, Jacobian included, and the likelihood of the rows ``idx`` scaled by
-    ``size / len(idx)`` of their plates, so that it estimates the potential of all rows without bias.
+    U is NumPyro's: unconstrained sites, Jacobian included, and the likelihood of the rows ``idx``
+    scaled by ``size / len(idx)`` of their plates, so that it estimates the potential of all rows
+    without bias. This is the object through which a gradient estimator sees the model.
 
-     - **info** - a :class:`ModelInfo`: latent sites in the flat order, with ``ravel`` and ``unravel``.
+     - **info** - what is static in the model: ``info.latents`` is ``{site: (support, ...)}`` in the
+       flat order, that of the model's trace; ``info.size`` is the length n of the flat vector;
+       ``info.ravel(z)`` and ``info.unravel(x)`` go from sites to the flat vector and back;
+       ``info.slices`` says where each site is in it.
      - **plates** - ``{plate: (size, subsample_size)}`` of the plates that take a minibatch.
+     - **arguments** - positional and keyword arguments of the model.
 
-    ``z`` and gradients are dicts of unconstrained sites; ``idx`` holds indices, of any number, for every plate
-    in ``plates``.
+    ``z`` and gradients are dicts of unconstrained sites; ``idx`` holds indices, of any number, for
+    every plate in ``plates``. Kernels make the object; a gradient estimator is given it.
 
     :param model: Python callable containing NumPyro primitives.
     :param ModelInfo info: what :func:`read_model` says of it on these arguments.
@@ -46,6 +66,25 @@ class Potential:
     :param args: arguments of the model.
     :param kwargs: keyword arguments of the model.
     :param bool forward_mode: whether to differentiate in forward mode.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro_ext.mcmc import SGLD, MinibatchGradient
+        >>> def model(x):
+        ...     loc = numpyro.sample("loc", dist.Normal(0, 10))
+        ...     with numpyro.plate("data", len(x), subsample_size=2) as idx:
+        ...         numpyro.sample("x", dist.Normal(loc, 1), obs=x[idx])
+        >>> class FullGradient(MinibatchGradient):
+        ...     def estimate(self, rng_key, i, z, idx, potential, state):
+        ...         value, grad = potential.full_value_and_grad(z)
+        ...         return value, grad, state
+        >>> from jax import random
+        >>> kernel = SGLD(model, 1e-3, gradient=FullGradient())
+        >>> x = jnp.array([1.0, 2.0, 3.0, 6.0])
+        >>> _, grad = kernel.estimate_gradient(random.key(0), {"loc": jnp.array(3.0)}, (x,))
+        >>> print(f"{grad['loc']:.4f}")    # 3 / 100 of the prior, 0 of the likelihood
+        0.0300
     """
 
     def __init__(
@@ -61,31 +100,38 @@ class Potential:
         self.info = info
         self.plates = info.plates
         self._model = default_key(substitute(model, data=params))
-        self._args = (args, kwargs)
+        self.arguments = (args, kwargs)
         self._forward_mode = forward_mode
 
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
         """U at ``z`` on the rows ``idx``."""
-        return jnp.asarray(potential_energy(self._on(idx), *self._args, z))
+        return jnp.asarray(potential_energy(self._on(idx), *self.arguments, z))
 
     def value_and_grad(self, z: Sites, idx: dict[str, Array]) -> tuple[Array, Sites]:
         """U and its gradient: one minibatch."""
-        if not self._forward_mode:
-            return jax.value_and_grad(self)(z, idx)
+        return value_and_grad(lambda z: self(z, idx), forward_mode=self._forward_mode)(z)
 
-        def twice(z: Sites) -> tuple[Array, Array]:
-            value = self(z, idx)
-            return value, value
+    def draw_rows(self, rng_key: Array, z: Sites) -> dict[str, Array]:
+        """The rows of one minibatch as NumPyro's own plates draw them; ``z`` may be any point."""
+        if not self.plates:
+            return {}
 
-        grad, value = jax.jacfwd(twice, has_aux=True)(z)
-        return value, grad
+        def at(site: dict[str, Any]) -> Array | None:
+            if site["type"] == "sample" and site["name"] in z:
+                return biject_to(site["fn"].support)(z[site["name"]])
+            return None
+
+        with block():
+            fn = seed_plates(substitute(self._model, substitute_fn=at), rng_key)
+            trace = trace_of(fn, *self.arguments)
+        return {name: trace[name]["value"] for name in self.plates}
 
     def full_value_and_grad(self, z: Sites, chunk_size: int = 10_000) -> tuple[Array, Sites]:
         """
         U and its gradient over all rows, ``chunk_size`` rows of a plate at a time.
 
-        Each piece ``c`` of a plate has the whole prior and the scale ``N/|c|``, so the pieces are averaged with
-        weights ``|c|/N``; with several plates over all combinations of their pieces.
+        Each piece ``c`` of a plate has the whole prior and the scale ``N/|c|``, so the pieces are
+        averaged with weights ``|c|/N``; with several plates over all combinations of their pieces.
         """
         first = {name: jnp.arange(batch) for name, (_, batch) in self.plates.items()}
         zeros = jax.tree.map(
@@ -115,14 +161,20 @@ class Potential:
 
         return average(list(self.plates), {})
 
+    def prior(self) -> "Potential":
+        """The same without the observed sites: minus the log prior, Jacobian included."""
+        other = copy.copy(self)
+        other._model = latents_only(self._model)
+        return other
+
     def unconstrain(self, what: str, values: Sites) -> Sites:
-        """Constrained values of all latent sites turned unconstrained; ``what`` names them in an error."""
+        """Constrained values of all latent sites, unconstrained; ``what`` is for an error."""
         values = self.info.check_constrained(what, values)
         fn = seed(first_rows(self._model), random.key(0))
-        return self.info.check_unconstrained(what, unconstrain_fn(fn, *self._args, values))
+        return self.info.check_unconstrained(what, unconstrain_fn(fn, *self.arguments, values))
 
     def postprocess(self) -> Callable[[Sites], Sites]:
-        """From unconstrained sites to constrained ones and deterministic ones, on the first rows of a plate."""
+        """From unconstrained sites to constrained and deterministic ones, on first rows."""
         supports = {name: latent.support for name, latent in self.info.latents.items()}
         # Bounds that are arrays may depend on other sites, or were traced when the model was read.
         fixed = all(isinstance(leaf, (int, float)) for leaf in jax.tree.leaves(supports))
@@ -130,7 +182,7 @@ class Potential:
             transforms = {name: biject_to(support) for name, support in supports.items()}
             return lambda z: transform_fn(transforms, z)
         fn = first_rows(self._model)
-        return lambda z: constrain_fn(fn, *self._args, z, return_deterministic=True)
+        return lambda z: constrain_fn(fn, *self.arguments, z, return_deterministic=True)
 
     def check_start(
         self, z: Sites, idx: dict[str, Array], potential: Array, grad: Sites | None = None
@@ -138,7 +190,8 @@ class Potential:
         """
         A ``ValueError`` that names the site if U or its gradient is not finite.
 
-        :param z: one start, or several along a leading axis; so ``idx``, ``potential`` and ``grad``.
+        :param z: one start, or several along a leading axis; so ``idx``, ``potential`` and
+            ``grad``.
         """
         tree = (potential, grad)
         if any(isinstance(x, Tracer) for x in jax.tree.leaves(tree)):
@@ -155,13 +208,17 @@ class Potential:
                 site = self._nonfinite_site(z, idx) or (bad[0] if bad else None)
                 place = "the initial point" + ("" if site is None else f": see site '{site}'")
                 raise ValueError(
-                    f"the potential or its gradient is not finite at {place}; check the data, or give"
-                    " another init_strategy or init_params."
+                    f"the potential or its gradient is not finite at {place}; check the data, or"
+                    " give another init_strategy or init_params."
                 )
 
     def _nonfinite_site(self, z: Sites, idx: dict[str, Array]) -> str | None:
         fn = seed(self._on(idx), random.key(0))
-        log_probs, _ = compute_log_probs(fn, *self._args, constrain_fn(fn, *self._args, z))
+
+        def at(z: Sites) -> dict[str, Array]:
+            return compute_log_probs(fn, *self.arguments, constrain_fn(fn, *self.arguments, z))[0]
+
+        log_probs = jax.jit(at)(z)  # traced, or values out of the support would warn first
         return next((name for name, value in log_probs.items() if not jnp.isfinite(value)), None)
 
     def _on(self, idx: dict[str, Array]) -> Model:
@@ -195,14 +252,18 @@ def draw_start(
     *,
     init_strategy: Callable[..., Any] = init_to_uniform,
     forward_mode: bool = False,
+    validate_grad: bool = False,
 ) -> tuple[Sites, Array, Params]:
     """
     Where chains or particles start, in one compiled call: ``(z, potential, params)``.
 
     :param rng_key: one key, or an array of keys for as many starts along a leading axis.
     :param init_strategy: one of NumPyro's; tried until the potential is finite, 100 times at most.
-    :return: unconstrained sites in the flat order, their potentials (not finite where no start was found), and the
-        values of the model's ``param`` and ``mutable`` sites. The numbers are those of ``initialize_model``.
+    :param bool validate_grad: whether the gradient must be finite too, as ``initialize_model`` asks
+        by default.
+    :return: unconstrained sites in the flat order, their potentials (not finite where no start was
+        found), and the values of the model's ``param`` and ``mutable`` sites. The numbers are those
+        of ``initialize_model``.
     """
 
     def draw(rng_key: Array) -> tuple[Sites, Array, Params]:
@@ -214,7 +275,7 @@ def draw_start(
             model_args=args,
             model_kwargs=kwargs,
             forward_mode_differentiation=forward_mode,
-            validate_grad=False,
+            validate_grad=validate_grad,
         )
         z = {
             name: jnp.asarray(x, jnp.result_type(x, float))

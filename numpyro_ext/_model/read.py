@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import Array, random
+from jax.core import Tracer
 import jax.numpy as jnp
+import numpy as np
 from numpyro.distributions import Delta, Unit, biject_to, constraints
 from numpyro.handlers import block, seed, substitute, trace
 from numpyro.infer import init_to_uniform
+from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_ext._model.handlers import first_rows, subsampled_plates, valid_plates
 from numpyro_ext._numpyro import mask_of
@@ -32,7 +35,10 @@ __all__ = [
     "not_reparameterized",
     "plate_sizes",
     "read_model",
+    "refuse_local",
     "sample_sites",
+    "set_up",
+    "shape_trace",
     "trace_of",
 ]
 
@@ -43,6 +49,29 @@ Site = dict[str, Any]
 def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
     """The trace of one run."""
     return trace(fn).get_trace(*args, **(kwargs or {}))
+
+
+def shape_trace(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
+    """The trace of one run without arithmetic: only names, kinds, shapes and types mean anything."""
+    box: Trace = {}
+
+    def run() -> None:
+        with block():  # a guide that reads its model is traced itself
+            box.update(trace_of(fn, args, kwargs))
+
+    jax.eval_shape(run)
+    return box
+
+
+def set_up(guide: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> None:
+    """Call an auto guide that was never called, so that it does not read its model inside a trace."""
+    while not isinstance(guide, AutoGuide):
+        if not hasattr(guide, "fn"):  # of a handler, or of another wrapper
+            return
+        guide = guide.fn  # type: ignore
+    if guide.prototype_trace is None:
+        with block(), jax.ensure_compile_time_eval():
+            seed(guide, 0)(*args, **(kwargs or {}))
 
 
 def sample_sites(trace: Trace) -> Iterator[Site]:
@@ -157,6 +186,7 @@ class ModelInfo:
     :param tuple data: names of the observed sites.
     :param tuple deterministic: names of the deterministic sites.
     :param tuple params: names of the ``param`` sites.
+    :param tuple mutable: names of the ``mutable`` sites.
     """
 
     latents: dict[str, Latent]
@@ -164,6 +194,7 @@ class ModelInfo:
     data: tuple[str, ...]
     deterministic: tuple[str, ...]
     params: tuple[str, ...]
+    mutable: tuple[str, ...] = ()
 
     @cached_property
     def size(self) -> int:
@@ -242,16 +273,8 @@ def read_model(
     init_strategy: Callable[..., Any] = init_to_uniform,
 ) -> ModelInfo:
     """Run the model once on shapes alone; an error names what no method of the package can take."""
-    found: list[ModelInfo] = []
-
-    def run() -> None:
-        seeded = valid_plates(first_rows(seed(model, random.key(0))))
-        with block():  # a guide that reads its model is traced itself
-            sites = trace_of(substitute(seeded, substitute_fn=init_strategy), args, kwargs)
-        found.append(model_info(sites))  # here, where the bounds of a support may be looked at
-
-    jax.eval_shape(run)
-    return found[-1]
+    seeded = valid_plates(first_rows(seed(model, random.key(0))))
+    return model_info(shape_trace(substitute(seeded, substitute_fn=init_strategy), args, kwargs))
 
 
 def model_info(trace: Trace) -> ModelInfo:
@@ -263,7 +286,7 @@ def model_info(trace: Trace) -> ModelInfo:
         latents[name] = Latent(
             support,
             jax.ShapeDtypeStruct(shape, real),
-            jax.ShapeDtypeStruct(biject_to(support).inverse_shape(shape), real),
+            jax.ShapeDtypeStruct(_inverse_shape(support, shape), real),
             tuple(frames(site)),
         )
     return ModelInfo(
@@ -272,7 +295,18 @@ def model_info(trace: Trace) -> ModelInfo:
         data=tuple(name for name, site in trace.items() if is_data(site)),
         deterministic=tuple(n for n, site in trace.items() if site["type"] == "deterministic"),
         params=tuple(n for n, site in trace.items() if site["type"] == "param"),
+        mutable=tuple(n for n, site in trace.items() if site["type"] == "mutable"),
     )
+
+
+def _inverse_shape(support: constraints.Constraint, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape in unconstrained space."""
+
+    def alive(bound: Any) -> Any:
+        # A bound may be a tracer of a reading that is over, with which nothing can be computed.
+        return np.zeros(jnp.shape(bound)) if isinstance(bound, Tracer) else bound
+
+    return biject_to(jax.tree.map(alive, support)).inverse_shape(shape)
 
 
 def local_to(info: ModelInfo) -> tuple[str, str] | None:
@@ -282,3 +316,14 @@ def local_to(info: ModelInfo) -> tuple[str, str] | None:
             if plate in info.plates:
                 return name, plate
     return None
+
+
+def refuse_local(info: ModelInfo, because: str) -> None:
+    """A ``ValueError`` that names site and plate if a latent site is inside a subsampled plate."""
+    found = local_to(info)
+    if found is not None:
+        site, plate = found
+        raise ValueError(
+            f"latent site '{site}' is local to the subsampled plate '{plate}', and {because}; drop"
+            " subsample_size, or use numpyro's AutoNormal, which has parameters per row."
+        )

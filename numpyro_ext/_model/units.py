@@ -1,22 +1,28 @@
-"""Which plates split a bound into units, and the sums over everything else.
+"""Which plates split a bound into units, the sums over the rest, and whether model and guide fit.
 
 A *unit* is what has a log weight of its own: one datum if every site lies in the data plate, one
 minibatch and all its latents otherwise. Frames are compared by plate name and each site's own frame
 says where its axis is, so that the guide may place a plate elsewhere than the model.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import reduce
 import math
+from typing import Any
 
 from jax import Array
 import jax.numpy as jnp
+from jax.tree_util import register_static
 import numpy as np
+from numpyro.util import check_model_guide_match
 
-from numpyro_ext._model.density import scaled
+from numpyro_ext._model.density import log_prob, scaled
 from numpyro_ext._model.handlers import subsampled_plates
+from numpyro_ext._model.mistakes import check_observed, check_supports
 from numpyro_ext._model.read import (
     Site,
+    base_distribution,
     frames,
     is_data,
     is_delta,
@@ -25,11 +31,13 @@ from numpyro_ext._model.read import (
     plate_sizes,
     sample_sites,
 )
+from numpyro_ext._numpyro import validate_model
 from numpyro_ext._typing import Trace
 
-__all__ = ["Layout", "find_layout"]
+__all__ = ["Layout", "check_traces", "find_layout", "refuse"]
 
 
+@register_static
 @dataclass(frozen=True)
 class Layout:
     """The unit plates, left to right, and what the sites are with respect to them.
@@ -37,10 +45,14 @@ class Layout:
     * ``plates, shape`` - names and minibatch sizes of the unit plates; empty for a single unit.
     * ``size, scale`` - products of N and of N/M over the unit plates.
     * ``not_reparameterized`` - guide sites without a pathwise gradient.
-    * ``drawn`` - ``{site: in the unit plates?}`` of the guide's latent sites, Delta sites left out.
-    * ``model_params`` - names of the model's ``param`` sites.
+    * ``drawn_global, drawn_local`` - the guide's latent sites outside and inside the unit plates;
+      Delta sites, which are computed from the others, are left out.
+    * ``guide_params, model_params, mutable`` - names of these sites.
     * ``subsampled`` - ``(plate, N, M)`` of every plate that takes a minibatch.
-    * ``subsampled_latents`` - ``(site, plate)`` of latents in a subsampled plate that is no unit plate.
+    * ``subsampled_latents`` - ``(site, plate)`` of latents in a subsampled plate that is no unit
+      plate.
+
+    It holds no array, so that a function which is traced for its shapes alone can return it.
     """
 
     plates: tuple[str, ...]
@@ -48,22 +60,31 @@ class Layout:
     size: int
     scale: float
     not_reparameterized: tuple[str, ...]
-    drawn: dict[str, bool]
+    drawn_global: tuple[str, ...]
+    drawn_local: tuple[str, ...]
+    guide_params: tuple[str, ...]
     model_params: tuple[str, ...]
+    mutable: tuple[str, ...]
     subsampled: tuple[tuple[str, int, int], ...]
     subsampled_latents: tuple[tuple[str, str], ...]
 
     def is_local(self, site: Site) -> bool:
         return set(self.plates) <= set(frames(site))
 
-    def sum_sites(self, sites: list[tuple[Site, Array]], *, local: bool) -> Array:
+    def sum_sites(
+        self,
+        sites: Iterable[Site],
+        *,
+        local: bool,
+        log_prob: Callable[[Site], Array] = log_prob,
+    ) -> Array:
         """Sum of log probabilities, ``shape`` for local sites and a scalar for the others.
 
         Every scale is applied except that of the unit plates, which multiplies outside the log.
         """
         chosen = [
-            self._per_unit(site, log_prob) if local else jnp.sum(scaled(site, log_prob))
-            for site, log_prob in sites
+            self._per_unit(site, log_prob(site)) if local else jnp.sum(scaled(site, log_prob(site)))
+            for site in sites
             if self.is_local(site) is local
         ]
         return reduce(jnp.add, chosen) if chosen else jnp.zeros(self.shape if local else ())
@@ -79,7 +100,7 @@ class Layout:
         return jnp.broadcast_to(log_prob, self.shape)
 
     def along(self, site: Site, x: Array) -> Array:
-        """``x`` of shape ``shape``, with its axes where the value of ``site`` has the unit plates."""
+        """``x`` of shape ``shape``, its axes where the value of ``site`` has the unit plates."""
         ndim = jnp.ndim(site["value"])
         dims = frames(site)
         axes = [ndim - site["fn"].event_dim + dims[name] for name in self.plates]
@@ -100,27 +121,30 @@ def find_layout(model_trace: Trace, guide_trace: Trace, per_datum: bool) -> Layo
     dims = {name: dim for site in sample_sites(model_trace) for name, dim in frames(site).items()}
     plates = tuple(sorted(around, key=lambda name: dims[name]))
     subsampled = {**subsampled_plates(guide_trace), **subsampled_plates(model_trace)}
-    subsampled_latents = tuple(
-        (site["name"], name)
-        for site in [*latent_sites(model_trace), *latent_sites(guide_trace)]
-        for name in frames(site)
-        if name in subsampled and name not in around
-    )
+    drawn = [site for site in latent_sites(guide_trace) if not is_delta(site)]
     return Layout(
         plates=plates,
         shape=tuple(sizes[name][1] for name in plates),
         size=math.prod(sizes[name][0] for name in plates),
         scale=math.prod(sizes[name][0] / sizes[name][1] for name in plates),
         not_reparameterized=not_reparameterized(guide_trace),
-        drawn={
-            site["name"]: around <= set(frames(site))
-            for site in latent_sites(guide_trace)
-            if not is_delta(site)
-        },
-        model_params=tuple(n for n, site in model_trace.items() if site["type"] == "param"),
+        drawn_global=tuple(s["name"] for s in drawn if not around <= set(frames(s))),
+        drawn_local=tuple(s["name"] for s in drawn if around <= set(frames(s))),
+        guide_params=_names(guide_trace, "param"),
+        model_params=_names(model_trace, "param"),
+        mutable=_names(guide_trace, "mutable") + _names(model_trace, "mutable"),
         subsampled=tuple((name, *size) for name, size in subsampled.items()),
-        subsampled_latents=subsampled_latents,
+        subsampled_latents=tuple(
+            (site["name"], name)
+            for site in [*latent_sites(model_trace), *latent_sites(guide_trace)]
+            for name in frames(site)
+            if name in subsampled and name not in around
+        ),
     )
+
+
+def _names(trace: Trace, kind: str) -> tuple[str, ...]:
+    return tuple(name for name, site in trace.items() if site["type"] == kind)
 
 
 def _data_plates(model_trace: Trace, guide_trace: Trace) -> set[str]:
@@ -132,15 +156,77 @@ def _data_plates(model_trace: Trace, guide_trace: Trace) -> set[str]:
     if not plates:
         names = [site["name"] for site in data or observed]
         raise ValueError(
-            f"no plate encloses all observed sites {names}, so the terms of one datum are unknown; put"
-            " the data into one numpyro.plate, or use VRELBO."
+            f"no plate encloses all observed sites {names}, so the terms of one datum are unknown;"
+            " put the data into one numpyro.plate, or use VRELBO."
         )
     for site in [*sample_sites(model_trace), *sample_sites(guide_trace)]:
         inside = plates & set(frames(site))
         if inside and inside != plates:
             raise ValueError(
-                f"the observed sites lie in the plates {sorted(plates)} but site '{site['name']}' only"
-                f" in {sorted(inside)}, so what one datum is is ambiguous; declare the dimensions that"
-                " belong to one datum with .to_event(), or use VRELBO."
+                f"the observed sites lie in the plates {sorted(plates)} but site '{site['name']}'"
+                f" only in {sorted(inside)}, so what one datum is is ambiguous; declare the"
+                " dimensions that belong to one datum with .to_event(), or use VRELBO."
             )
     return plates
+
+
+def check_traces(model_trace: Trace, guide_trace: Trace, per_datum: bool) -> None:
+    """An error unless the guide covers the model, in plates of the same sizes, and the data fit."""
+    if not any(sample_sites(model_trace)):
+        raise ValueError(
+            "the model has no sample site, so there is no log density; give it at least one"
+            " numpyro.sample or numpyro.factor."
+        )
+    latents = {site["name"]: site for site in latent_sites(model_trace)}
+    for name in latents:
+        if name not in guide_trace:
+            raise ValueError(
+                f"latent site '{name}' of the model is missing in the guide; sample it in the"
+                " guide, or sum it out of the model."
+            )
+    check_model_guide_match(model_trace, guide_trace)
+    check_supports(model_trace, guide_trace)
+    check_observed(model_trace)
+    validate_model(model_trace, plate_warning="loose")
+    drawn = [site for site in latent_sites(guide_trace) if not is_delta(site)]
+    # AutoSemiDAIS draws inside the plate, and gives its Delta site outside a density in full scale.
+    scale_their_own = {plate for site in drawn for plate in frames(site)}
+    sizes = plate_sizes(guide_trace, model_trace)
+    for name, site in latents.items():
+        for plate in set(frames(site)) - set(frames(guide_trace[name])):
+            full, batch = sizes[plate]
+            own = is_delta(guide_trace[name]) and plate in scale_their_own
+            if batch < full and (per_datum or not own):
+                why = "belongs to no datum; use VRELBO(1.)"
+                if not own:
+                    why = "would not be scaled; put it into that plate"
+                raise ValueError(
+                    f"latent site '{name}' lies in the subsampled plate '{plate}' in the model but"
+                    f" not in the guide, so its log q {why}."
+                )
+
+
+def refuse(objective: Any, layout: Layout, guide_trace: Trace) -> None:
+    """An error if these programs are not for an objective of which ``can_infer_discrete``,
+    ``upper_bound`` and ``linear`` are true or not."""
+    name = type(objective).__name__
+    for site in () if objective.can_infer_discrete else layout.not_reparameterized:
+        fn = guide_trace[site]["fn"]
+        sum_out = ", or sum the site out of the model" if fn.has_enumerate_support else ""
+        raise ValueError(
+            f"guide site '{site}' ({type(base_distribution(fn)).__name__}) is not reparameterised,"
+            f" so {name} has no gradient for it; use VIMCO or ThermodynamicELBO with the covariance"
+            f" gradient{sum_out}."
+        )
+    for site in layout.model_params if objective.upper_bound else ():
+        raise ValueError(
+            f"{name}: the model has the param site '{site}', and an upper bound that is minimised"
+            " over it would lower the evidence; train it with VRELBO, then put its value into the"
+            " model (numpyro.handlers.substitute)."
+        )
+    for site, plate in () if objective.linear else layout.subsampled_latents:
+        raise ValueError(
+            f"{name}: latent site '{site}' lies in the subsampled plate '{plate}', which does not"
+            " enclose every site of model and guide, so one bound cannot be scaled to all data; use"
+            " NestedVRELBO or BBAlphaELBO, VRELBO(1.), or no subsample_size."
+        )

@@ -1,5 +1,6 @@
 """Judging a result: hand it to ArviZ, and what ArviZ does not compute."""
 
+from numpyro_ext._checks import InferenceWarning
 from numpyro_ext.diagnostics.arviz import to_arviz
 from numpyro_ext.diagnostics.discrepancy import (
     kernel_stein_discrepancy,
@@ -11,6 +12,7 @@ from numpyro_ext.diagnostics.psis import ParetoKhat, pareto_khat
 
 __all__ = [
     "EvidenceBounds",
+    "InferenceWarning",
     "ParetoKhat",
     "evidence_bounds",
     "full_data",

@@ -1,22 +1,21 @@
 """Draws of a fit, run through the model on all of its data, a block of draws at a time."""
 
 from functools import partial
+import math
 from typing import Any, NamedTuple
 
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
-from numpyro.handlers import seed, substitute, trace, uncondition
+from numpyro.handlers import seed, substitute, uncondition
+from numpyro.ops.provenance import eval_provenance
 
+from numpyro_ext._model.density import log_abs_det, log_density, log_prob
+from numpyro_ext._model.read import Site, is_data, latent_sites, sample_sites, trace_of
+from numpyro_ext._model.units import Layout, find_layout
 from numpyro_ext._typing import Params, Sites, Trace
-from numpyro_ext.diagnostics._density import (
-    density_of,
-    is_data,
-    is_latent,
-    log_abs_det,
-    log_density,
-)
+from numpyro_ext.diagnostics._density import density_of
 from numpyro_ext.diagnostics._fit import Fit
 
 __all__ = ["Prototype", "default_block_size", "evaluate", "prototype"]
@@ -26,62 +25,126 @@ BLOCK = 10**6
 
 
 class Prototype(NamedTuple):
-    """One draw, run through the model: the shapes and distributions of all the others."""
+    """What all draws have in common, read off one of them without arithmetic."""
 
     trace: Trace
+    """Of the model; only names, kinds, shapes and types mean anything."""
     latents: list[str]
+    """The latent sites that are drawn, in the order of the model."""
     density: str
+    units: Layout | None
+    """How the weight of a draw splits; None if it does not."""
+    marginalized: list[str]
+    """Latent sites that the run summed out."""
+    left_out: list[str]
+    """Other sites that cannot be computed without their values."""
 
 
-def _guide_trace(fit: Fit, params: Params, key: Array) -> Trace:
-    guide = seed(substitute(fit.guide, data=params), key)
-    return trace(guide).get_trace(*fit.args, **fit.kwargs)
+def _guide_trace(fit: Fit, params: Params, key: Array, values: Sites | None = None) -> Trace:
+    guide = seed(substitute(fit.guide, data={**params, **(values or {})}), key)
+    return trace_of(guide, fit.args, fit.kwargs)
 
 
 def _model_trace(fit: Fit, params: Params, latents: Sites, key: Array) -> Trace:
-    def value_of(site: dict[str, Any]) -> Array | None:
-        return latents.get(site["name"]) if is_latent(site) else None
+    def value_of(site: Site) -> Array | None:
+        is_latent = site["type"] == "sample" and not site["is_observed"]
+        return latents.get(site["name"]) if is_latent else None
 
     model = substitute(substitute(fit.model, data=params), substitute_fn=value_of)
-    return trace(seed(model, key)).get_trace(*fit.args, **fit.kwargs)
+    return trace_of(seed(model, key), fit.args, fit.kwargs)
+
+
+def _predictive_trace(fit: Fit, params: Params, latents: Sites, key: Array) -> Trace:
+    return _model_trace(fit._replace(model=uncondition(fit.model)), params, latents, key)
 
 
 def prototype(fit: Fit, rng_key: Array) -> Prototype:
-    """Run one draw, and find what the draws lack."""
+    """Look at one draw, and find what the draws lack."""
     key_guide, key_model = random.split(rng_key)
     params = fit.params[0]
-    guide_trace = None
-    if fit.draws:
-        values = {name: x[0] for name, x in fit.draws[0].items()}
-    else:
-        guide_trace = _guide_trace(fit, params, key_guide)
-        values = {name: site["value"] for name, site in guide_trace.items() if is_latent(site)}
-    model_trace = _model_trace(fit, params, values, key_model)
-    latents = [name for name, site in model_trace.items() if is_latent(site)]
+    guide_trace: Trace = {}
+    model_trace: Trace = {}
+
+    def look() -> None:
+        if fit.draws:
+            values = {name: jnp.asarray(x[0]) for name, x in fit.draws[0].items()}
+        else:
+            guide_trace.update(_guide_trace(fit, params, key_guide))
+            values = {site["name"]: site["value"] for site in latent_sites(guide_trace)}
+        model_trace.update(_model_trace(fit, params, values, key_model))
+
+    jax.eval_shape(look)
+    latents = [site["name"] for site in latent_sites(model_trace)]
     if not latents:
         raise ValueError(
-            "the model has no latent sample site, so there are no draws to convert; give it at least"
-            " one numpyro.sample without obs."
+            "the model has no latent sample site, so there are no draws to convert; give it at"
+            " least one numpyro.sample without obs."
         )
-    missing = [name for name in latents if name not in values]
-    if missing:
-        source = "the draws lack" if guide_trace is None else "the guide does not draw"
-        raise ValueError(
-            f"{source} latent site '{missing[0]}' of the model; every latent site is needed to compute"
-            " the other quantities: collect it, or sum it out of the model."
+    drawn = fit.draws[0] if fit.draws else guide_trace
+    missing = [model_trace[name] for name in latents if name not in drawn]
+    for site in missing:
+        summed = bool(fit.draws) or site["infer"].get("enumerate")
+        if not (summed and site["fn"].has_enumerate_support):
+            source = "the draws lack" if fit.draws else "the guide does not draw"
+            raise ValueError(
+                f"{source} latent site '{site['name']}' of the model; every latent site is needed"
+                " to compute the other quantities: collect it, or sum it out of the model."
+            )
+    marginalized = [site["name"] for site in missing]
+    density, units = "none", None
+    if guide_trace and not missing:
+        rerun = partial(_guide_trace, fit, key=key_guide)
+        density = density_of(
+            lambda params, values: rerun(params, values=values), params, guide_trace, model_trace
         )
-    density = "none" if guide_trace is None else density_of(guide_trace, model_trace)
-    return Prototype(model_trace, latents, density)
+        layout = find_layout(model_trace, guide_trace, per_datum=False)
+        units = layout if density == "exact" and layout.plates else None
+    return Prototype(
+        trace=model_trace,
+        latents=[name for name in latents if name not in marginalized],
+        density=density,
+        units=units,
+        marginalized=marginalized,
+        left_out=_depending(fit, model_trace, marginalized, key_model) if missing else [],
+    )
 
 
-def default_block_size(proto: Prototype) -> int:
+def _depending(fit: Fit, trace: Trace, hidden: list[str], key: Array) -> list[str]:
+    """Deterministic and observed sites whose value or density depends on the ``hidden`` sites."""
+
+    def outputs(hidden: Sites, others: Sites) -> dict[str, Any]:
+        sites = _model_trace(fit, fit.params[0], {**hidden, **others}, key)
+        drawn = _predictive_trace(fit, fit.params[0], {**hidden, **others}, key)
+        return {
+            name: [log_prob(site), drawn[name]["value"]] if is_data(site) else site["value"]
+            for name, site in sites.items()
+            if site["type"] == "deterministic" or is_data(site)
+        }
+
+    values = {
+        site["name"]: jax.ShapeDtypeStruct(jnp.shape(site["value"]), jnp.result_type(site["value"]))
+        for site in latent_sites(trace)
+    }
+    found = eval_provenance(
+        outputs,
+        hidden={name: x for name, x in values.items() if name in hidden},
+        others={name: x for name, x in values.items() if name not in hidden},
+    )
+    return [name for name in trace if name in found and "hidden" in _union(found[name])]
+
+
+def _union(sources: Any) -> frozenset[str]:
+    leaves = jax.tree.leaves(sources, is_leaf=lambda x: isinstance(x, frozenset))
+    return frozenset[str]().union(*leaves)
+
+
+def default_block_size(trace: Trace) -> int:
     """So many draws that a block has at most ``BLOCK`` log densities."""
-    sites = (site for site in proto.trace.values() if site["type"] == "sample")
-    count = sum(int(np.prod(np.broadcast_shapes(*_batch_shapes(site)))) for site in sites)
+    count = sum(math.prod(np.broadcast_shapes(*_batch_shapes(s))) for s in sample_sites(trace))
     return max(1, BLOCK // max(1, count))
 
 
-def _batch_shapes(site: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _batch_shapes(site: Site) -> tuple[tuple[int, ...], tuple[int, ...]]:
     fn = site["fn"]
     shape = jnp.shape(site["value"])
     return shape[: len(shape) - fn.event_dim], fn.batch_shape
@@ -98,60 +161,80 @@ def evaluate(
     log_likelihood: bool = False,
     posterior_predictive: bool = False,
 ) -> dict[str, Any]:
-    """Host arrays ``(chain, draw, *site)``: ``latent``, ``deterministic``, ``stats`` and what was asked for.
+    """Host arrays ``(chain, draw, *site)``: ``latent``, ``deterministic``, ``stats`` and what was
+    asked for; ``outside``, whether a site is outside its support; and ``observed``, the data.
 
     Each draw has its own key, so ``block_size`` changes the memory and not the numbers.
     """
 
+    def latents_of(params: Params, draw: Sites | None, key: Array) -> tuple[Trace, Sites]:
+        trace = {} if draw is not None else _guide_trace(fit, params, key)
+        draw = {name: site["value"] for name, site in trace.items()} if draw is None else draw
+        return trace, {name: draw[name] for name in proto.latents}
+
+    def data_of(sites: Trace) -> dict[str, Site]:
+        return {name: s for name, s in sites.items() if is_data(s) and name not in proto.left_out}
+
     def one(params: Params, draw: Sites | None, keys: Array) -> dict[str, Any]:
         key_guide, key_model, key_predict = keys
-        log_q = None
-        if draw is None:
-            guide_trace = _guide_trace(fit, params, key_guide)
-            draw = {name: guide_trace[name]["value"] for name in proto.latents}
-            if proto.density != "none":
-                log_q = log_density(guide_trace)
-        draw = {name: draw[name] for name in proto.latents}
+        guide_sites, draw = latents_of(params, draw, key_guide)
         sites = _model_trace(fit, params, draw, key_model)
         out: dict[str, Any] = {"latent": draw, "stats": {}}
         out["deterministic"] = {
-            name: site["value"] for name, site in sites.items() if site["type"] == "deterministic"
+            name: site["value"]
+            for name, site in sites.items()
+            if site["type"] == "deterministic" and name not in proto.left_out
         }
-        if lp:
-            log_p, jacobian = log_density(sites), log_abs_det(sites, proto.latents)
-            out["stats"]["lp"] = log_p + jacobian
-            if log_q is not None:
-                out["stats"]["log_q"] = log_q + jacobian
-                # Not lp - log_q: the Jacobian would only add its rounding error twice.
-                out["stats"]["log_weight"] = log_p - log_q
+        out["outside"] = {name: ~jnp.all(sites[name]["fn"].support(draw[name])) for name in draw}
+        if lp and not proto.marginalized:
+            out["stats"] = _densities(sites, guide_sites, proto)
         if log_likelihood:
-            out["log_likelihood"] = {
-                name: site["fn"].log_prob(site["value"])
-                for name, site in sites.items()
-                if is_data(site)
-            }
+            out["log_likelihood"] = {name: log_prob(site) for name, site in data_of(sites).items()}
         if posterior_predictive:
-            free = fit._replace(model=uncondition(fit.model))
-            replayed = _model_trace(free, params, draw, key_predict)
-            out["posterior_predictive"] = {
-                name: replayed[name]["value"] for name, site in sites.items() if is_data(site)
-            }
+            replayed = _predictive_trace(fit, params, draw, key_predict)
+            out["posterior_predictive"] = {name: replayed[name]["value"] for name in data_of(sites)}
         return out
 
-    block = default_block_size(proto) if block_size is None else block_size
+    block = default_block_size(proto.trace) if block_size is None else block_size
 
     @jax.jit
-    def run(params: Params, draws: Sites | None, keys: Array) -> dict[str, Any]:
+    def run(params: Params, draws: Sites | None, keys: Array) -> tuple[dict[str, Any], Sites]:
         fn = partial(one, params)
         if keys.shape[0] <= block:
-            return jax.vmap(fn)(draws, keys)
-        return lax.map(lambda x: fn(*x), (draws, keys), batch_size=block)
+            out = jax.vmap(fn)(draws, keys)
+        else:
+            out = lax.map(lambda x: fn(*x), (draws, keys), batch_size=block)
+        first, (key_guide, key_model, _) = jax.tree.map(lambda x: x[0], draws), keys[0]
+        sites = _model_trace(fit, params, latents_of(params, first, key_guide)[1], key_model)
+        observed = {
+            name: jnp.broadcast_to(
+                s["value"], jnp.broadcast_shapes(jnp.shape(s["value"]), s["fn"].shape())
+            )
+            for name, s in sites.items()
+            if is_data(s)
+        }
+        return out, observed
 
-    parts = []
+    parts, observed = [], {}
     for i, key in enumerate(random.split(rng_key, len(fit.params))):
         draws = {name: fit.draws[i][name] for name in proto.latents} if fit.draws else None
         size = num_samples if draws is None else next(iter(draws.values())).shape[0]
-        out = jax.device_get(run(fit.params[i], draws, random.split(key, (size, 3))))
+        keys = random.split(key, (size, 3))
+        out, observed = jax.device_get(run(fit.params[i], draws, keys))
         shape = (fit.num_chains, size // fit.num_chains)
         parts.append(jax.tree.map(lambda x, shape=shape: x.reshape(shape + x.shape[1:]), out))
-    return jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
+    whole = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
+    return {**whole, "observed": observed}
+
+
+def _densities(sites: Trace, guide_sites: Trace, proto: Prototype) -> dict[str, Array]:
+    log_p, jacobian = log_density(sites), log_abs_det(sites, proto.latents)
+    if proto.density == "none":
+        return {"lp": log_p + jacobian}
+    log_q = log_density(guide_sites)
+    # Not lp - log_q: the Jacobian would only add its rounding error twice.
+    weight = log_p - log_q
+    if proto.units is not None:
+        weight = proto.units.sum_sites(sample_sites(sites), local=True)
+        weight = weight - proto.units.sum_sites(sample_sites(guide_sites), local=True)
+    return {"lp": log_p + jacobian, "log_q": log_q + jacobian, "log_weight": weight}

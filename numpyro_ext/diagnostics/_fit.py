@@ -1,4 +1,4 @@
-"""What was fitted: one record for SVI, engines and MCMC, with everything that was wrong said here."""
+"""What was fitted: one record for SVI, engines and MCMC, and the errors about it."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,14 +7,15 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 from numpyro.infer import MCMC, SVI
+from numpyro.infer.ensemble import EnsembleSampler
 from numpyro.util import is_prng_key
 
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._numpyro import mcmc_arguments, posterior_guide
-from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext._typing import GradientEstimator, Model, Params, Sites
 from numpyro_ext.diagnostics.full_data import full_data, minibatch_plates
 
-__all__ = ["Fit", "check_key", "fit_of", "fit_of_mcmc", "fit_of_optimised", "name_of"]
+__all__ = ["Fit", "check_key", "fit_of"]
 
 
 class Fit(NamedTuple):
@@ -32,13 +33,13 @@ class Fit(NamedTuple):
     """One per restart; a single one for draws that exist already in several chains."""
     guide: Model | None = None
     draws: Sequence[Sites] = ()
-    """Draws that exist already (chains, particles): ``(draw, *site)``, one dict per entry of params."""
+    """Draws that exist already: ``(draw, *site)``, one dict per entry of params."""
     num_chains: int = 1
     """Chains that the draws of one entry hold, one after the other."""
     is_minibatch: bool = False
 
 
-def name_of(value: Any) -> str:
+def _name_of(value: Any) -> str:
     """Class name of an object, own name of a function."""
     return getattr(value, "__name__", type(value).__name__)
 
@@ -64,8 +65,8 @@ def _params_of(result: Any, restart: int) -> Params:
         for leaf in jax.tree.leaves(value):
             if not bool(jnp.all(jnp.isfinite(leaf))):
                 raise ValueError(
-                    f"parameter '{name}' of restart {restart} is not finite: the fit diverged; rerun"
-                    " it with stable_update=True or a smaller step size."
+                    f"parameter '{name}' of restart {restart} is not finite: the fit diverged;"
+                    " rerun it with stable_update=True or a smaller step size."
                 )
     return {**params, **(mutable or {})}
 
@@ -87,7 +88,7 @@ def _all_params(result: Any) -> list[Params]:
     return params
 
 
-def fit_of_optimised(
+def _fit_of_optimised(
     obj: Any, result: Any, model_args: tuple | None, model_kwargs: dict[str, Any] | None
 ) -> Fit:
     """The fit of an ``SVI`` or an engine, which has no draws yet."""
@@ -102,16 +103,16 @@ def fit_of_optimised(
     is_svi = isinstance(obj, SVI)
     if is_svi and getattr(obj.loss, "multi_sample_guide", False):
         raise ValueError(
-            f"{type(obj.loss).__name__} was given multi_sample_guide=True, whose guide draws all its"
-            " particles at once; make an SVI with a guide of single draws for the conversion."
+            f"{type(obj.loss).__name__} was given multi_sample_guide=True, whose guide draws all"
+            " its particles at once; make an SVI with a guide of single draws for the conversion."
         )
     attributes = {
         "inference_method": "svi" if is_svi else type(obj).__name__.lower(),
-        "guide": name_of(obj.guide),
+        "guide": _name_of(obj.guide),
         "num_restarts": len(params),
     }
     if is_svi:
-        attributes["loss"] = name_of(obj.loss)
+        attributes["loss"] = _name_of(obj.loss)
     model = full_data(obj.model, *args, **kwargs)
     if hasattr(obj.guide, "particles"):
         attributes["inference_method"] = "particles"
@@ -121,7 +122,15 @@ def fit_of_optimised(
     return Fit(model, args, kwargs, attributes, params, guide=full_data(guide))
 
 
-def fit_of_mcmc(
+def _method_of(kernel: Any) -> str:
+    """``"sgmcmc"`` if it estimates the gradient, ``"particles"`` if chains move together."""
+    if getattr(kernel, "is_ensemble_kernel", False) and not isinstance(kernel, EnsembleSampler):
+        return "particles"
+    estimates = isinstance(getattr(kernel, "gradient", None), GradientEstimator)
+    return "sgmcmc" if estimates and getattr(kernel, "takes_gradient", True) else "mcmc"
+
+
+def _fit_of_mcmc(
     mcmc: MCMC, result: Any, model_args: tuple | None, model_kwargs: dict[str, Any] | None
 ) -> Fit:
     """The fit of an ``MCMC`` that has run."""
@@ -146,8 +155,8 @@ def fit_of_mcmc(
         args=args,
         kwargs=kwargs,
         attributes={
-            "inference_method": "sgmcmc" if hasattr(kernel, "estimate_gradient") else "mcmc",
-            "kernel": name_of(kernel),
+            "inference_method": _method_of(kernel),
+            "kernel": _name_of(kernel),
         },
         params=[{}],
         draws=[samples],
@@ -161,10 +170,10 @@ def fit_of(
 ) -> Fit:
     """The fit of any object that can be converted."""
     if isinstance(obj, MCMC):
-        return fit_of_mcmc(obj, result, model_args, model_kwargs)
+        return _fit_of_mcmc(obj, result, model_args, model_kwargs)
     if isinstance(obj, SVI) or all(hasattr(obj, word) for word in ("guide", "model", "run")):
-        return fit_of_optimised(obj, result, model_args, model_kwargs)
+        return _fit_of_optimised(obj, result, model_args, model_kwargs)
     raise TypeError(
-        f"obj is a {type(obj).__name__}; it must be a numpyro.infer.SVI, a numpyro.infer.MCMC that has"
-        " run, or an engine with model, guide and run()."
+        f"obj is a {type(obj).__name__}; it must be a numpyro.infer.SVI, a numpyro.infer.MCMC that"
+        " has run, or an engine with model, guide and run()."
     )

@@ -1,15 +1,18 @@
 """From a fitted NumPyro object to the ``DataTree`` that all of ArviZ works on."""
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any
+import warnings
 
 import jax
 import numpy as np
 import numpyro
 from numpyro.infer import MCMC
 
-from numpyro_ext._checks import check_count
-from numpyro_ext.diagnostics._density import is_data
+from numpyro_ext._checks import InferenceWarning, check_count
+from numpyro_ext._model.read import Site
+from numpyro_ext._numpyro import max_tree_depth
 from numpyro_ext.diagnostics._evaluate import Prototype, evaluate, prototype
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
 
@@ -30,8 +33,8 @@ STATS = {
 """NumPyro's names of sampler statistics, and ArviZ's."""
 
 
-def _dims(site: dict[str, Any], extra: Sequence[str]) -> list[str]:
-    """A name for every axis of a site: its plates, its ``event_dims``, ArviZ's default for the rest."""
+def _dims(site: Site, extra: Sequence[str]) -> list[str]:
+    """A name for every axis of a site: plates, ``event_dims``, or ArviZ's default."""
     name, shape = site["name"], np.shape(site["value"])
     names = [f"{name}_dim_{i}" for i in range(len(shape))]
     frames = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
@@ -63,11 +66,25 @@ def _mcmc_stats(mcmc: MCMC, fit: Fit) -> dict[str, Any]:
         stats[name] = value
         if field == "num_steps":
             stats["tree_depth"] = np.log2(value).astype(int) + 1
-            limit = getattr(mcmc.sampler, "_max_tree_depth", None)
+            limit = max_tree_depth(mcmc.sampler)
             if limit is not None:
-                limit = limit[-1] if isinstance(limit, tuple) else limit
                 stats["reached_max_tree_depth"] = stats["tree_depth"] >= limit
     return stats
+
+
+def _name(site: str) -> str:
+    """A name for a ``DataTree``, in which the slash of NumPyro's ``scope`` would be a path."""
+    return site.replace("/", ".")
+
+
+def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    names = {name: _name(name) for name in values}
+    if len(set(names.values())) < len(names):
+        raise ValueError(
+            f"the names {sorted(names)} are not different when each '/' is a '.', as it is in a"
+            " DataTree; rename one of them."
+        )
+    return {names[name]: value for name, value in values.items()}
 
 
 def _tree(
@@ -81,27 +98,54 @@ def _tree(
 
     def dataset(group: str, data: dict[str, Any]) -> Any:
         sample_dims = [] if group == "observed_data" else ["chain", "draw"]
-        return arviz_base.dict_to_dataset(
-            data,
+        found = arviz_base.dict_to_dataset(
+            _renamed(data),
             attrs=attributes if group == "posterior" else None,
             inference_library=numpyro,
             # Log densities have the axes of a site without those of its event.
             dims={
-                name: dims[name][: np.ndim(x) - len(sample_dims)]
+                _name(name): [_name(dim) for dim in dims[name][: np.ndim(x) - len(sample_dims)]]
                 for name, x in data.items()
                 if name in dims
             },
-            coords=coords,
+            coords=_renamed(coords or {}),
             sample_dims=sample_dims,
             # Many chains of few draws are no mistake here: restarts, ensembles.
             check_conventions=False,
         )
+        for name in data:
+            if _name(name) != name:
+                found[_name(name)].attrs["site"] = name
+        return found
 
     tree = DataTree.from_dict(
         {group: dataset(group, data) for group, data in groups.items() if data}
     )
     tree.attrs.update(tree["posterior"].attrs)
     return tree
+
+
+def _warn_of_lost_draws(out: dict[str, Any]) -> None:
+    """Name the site that took the densities of some draws with it."""
+    computed = [*out.get("log_likelihood", {}).values(), out["stats"].get("lp", np.zeros((1, 1)))]
+    no_density = reduce(np.logical_or, map(_not_finite, computed))
+    for name, x in out["latent"].items():
+        lost = _not_finite(x) | (no_density & out["outside"][name])
+        if lost.any():
+            chains = np.flatnonzero(lost.any(1)).tolist()
+            warnings.warn(
+                f"{lost.sum()} of {lost.size} draws of site '{name}' (chains {chains}) have left"
+                " its support, so what is computed from them is not finite; make the step size"
+                " smaller, or leave these draws out.",
+                InferenceWarning,
+                stacklevel=3,
+            )
+            return
+
+
+def _not_finite(x: np.ndarray) -> np.ndarray:
+    """``(chain, draw)``: whether any number of a draw is not finite."""
+    return ~np.isfinite(x.reshape(*x.shape[:2], -1)).all(-1)
 
 
 def to_arviz(
@@ -123,19 +167,21 @@ def to_arviz(
 
     ``az.from_numpyro_svi(svi, svi_result=r, model_args=(x, y))`` becomes
     ``to_arviz(svi, result=r, model_args=(x, y))``; ``az.from_numpyro(mcmc)`` becomes
-    ``to_arviz(mcmc)``. What it adds: minibatches, custom and implicit guides, particles, restarts, and
-    the densities of variational draws.
+    ``to_arviz(mcmc)``. Beyond these it handles minibatches, custom and implicit guides, particles
+    and restarts, and it gives the densities of variational draws.
 
-    All quantities are those of the model on **all N data**, :func:`full_data` of it, also where the
+    All quantities are those of the model on **all N data** (see :func:`full_data`), also where the
     fit took minibatches. The groups, each ``(chain, draw, *site)`` but the last:
 
-    - ``posterior``: the model's latent sites (local ones for all N data; a guide's auxiliary sites are
-      left out), and its deterministic sites computed from them. With a particle guide the draws are
-      the m particles, in order.
+    - ``posterior``: the model's latent sites (local ones for all N data; a guide's auxiliary sites
+      are left out), and its deterministic sites computed from them. With a particle guide the draws
+      are the m particles, in order.
     - ``sample_stats``: with z the latents in unconstrained space, ``lp``, the log joint
-      :math:`\log p(x, z)`, Jacobian included; for a guide with a density ``log_q``, :math:`\log q(z)`,
-      and ``log_weight``, their difference. ``MCMC``: its extra fields that are arrays
-      (``potential_energy`` becomes ``lp``, or ``lp_minibatch`` where it is that of a minibatch).
+      :math:`\log p(x, z)`, Jacobian included; for a guide with a density ``log_q``, :math:`\log
+      q(z)`, and ``log_weight``, their difference. If plates enclose every site of model and guide,
+      their elements are independent, and each has its own ``log_weight`` (the sum over the plates
+      is the difference). ``MCMC``: its extra fields that are arrays (``potential_energy`` becomes
+      ``lp``, or ``lp_minibatch`` where it is that of a minibatch).
     - ``log_likelihood``: :math:`\log p(x_n \mid z)` of every datum, without plate scale.
       ``numpyro.factor`` terms belong to ``lp`` only.
     - ``posterior_predictive``: the observed sites drawn anew at the same arguments.
@@ -147,16 +193,25 @@ def to_arviz(
     variables, so that ``log_weight`` is that of a bound; ``"none"``.
 
     How to read it. The draws of a guide are independent: ``ess`` is about S and says nothing of the
-    fit. With restarts as chains, ``az.rhat`` above 1.01 says that the restarts are different optima;
-    ``pareto_khat`` judges a single one. The LOO to quote for a variational fit is
+    fit. With restarts as chains, ``az.rhat`` above 1.01 says that the restarts are different
+    optima; ``pareto_khat`` judges a single one. The LOO to quote for a variational fit is
     ``az.loo_approximate_posterior(dt, log_p=dt.sample_stats.lp, log_q=dt.sample_stats.log_q)``.
 
     Cost: S draws times the likelihood of N data, and S*N floats for the log likelihoods.
 
-    .. note:: A model that is given its minibatch as an argument has no subsampled plate: its
-        arguments are the data. Pass the full arrays.
+    Four cases that need a word:
 
-    :param obj: an ``SVI``, an ``MCMC`` that has run, or an engine with ``model``, ``guide`` and ``run``.
+    - A model that is given its minibatch as an argument has no subsampled plate: its arguments are
+      the data. Pass the full arrays.
+    - A ``/`` in the name of a site (NumPyro's ``scope`` makes them) becomes a ``.`` in the tree.
+    - Discrete latent sites that the run summed out are listed in the attribute ``marginalized``.
+      What cannot be computed without their values is left out: ``lp`` of a guide, and the
+      deterministic and observed sites that the attribute ``left_out`` lists.
+    - Draws that have left the support of a site, as those of a chain that diverged, are converted
+      as they are; an :class:`InferenceWarning` names the site and the chains.
+
+    :param obj: an ``SVI``, an ``MCMC`` that has run, or an engine with ``model``, ``guide`` and
+        ``run``.
     :param result: for an ``SVI`` or an engine: what ``run`` returned, a params dict, or a list of
         these, which become the chains. Not for an ``MCMC``.
     :param tuple model_args: the model's arguments; default for an ``MCMC``: those of its run.
@@ -165,9 +220,9 @@ def to_arviz(
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
     :param bool log_likelihood: whether to compute that group.
     :param bool posterior_predictive: whether to draw that group.
-    :param int block_size: draws that are evaluated at a time, which bounds the memory and changes no
-        number; default: as many as have 10^6 log densities. On a minibatch ``MCMC``, giving it also asks
-        for ``lp`` on all data.
+    :param int block_size: draws that are evaluated at a time, which bounds the memory and changes
+        no number; default: as many as have 10^6 log densities. On a minibatch ``MCMC``, giving it
+        also asks for ``lp`` on all data.
     :param coords: coordinates by dimension.
     :param dims: dimensions by site, without chain and draw; they replace those found in the model's
         plates and ``infer={"event_dims": ...}``.
@@ -197,9 +252,9 @@ def to_arviz(
         >>> dict(dt.log_likelihood.sizes), dt.attrs["density"]
         ({'chain': 1, 'draw': 50, 'N': 3}, 'exact')
     """
-    check_count("num_samples", num_samples)
+    num_samples = check_count("num_samples", num_samples)
     if block_size is not None:
-        check_count("block_size", block_size)
+        block_size = check_count("block_size", block_size)
     rng_key = check_key(rng_key)
     fit = fit_of(obj, result, model_args, model_kwargs)
     is_mcmc = isinstance(obj, MCMC)
@@ -216,6 +271,8 @@ def to_arviz(
     key_prototype, key_draws = jax.random.split(rng_key)
     proto: Prototype = prototype(fit, key_prototype)
     attributes["density"] = proto.density
+    if proto.marginalized:
+        attributes |= {"marginalized": proto.marginalized, "left_out": proto.left_out}
     out = evaluate(
         fit,
         proto,
@@ -226,24 +283,20 @@ def to_arviz(
         log_likelihood=log_likelihood,
         posterior_predictive=posterior_predictive,
     )
-    sites = proto.trace.items()
+    _warn_of_lost_draws(out)
     extra = extra_event_dims or {}
     named = {
         name: _dims(site, extra.get(name, ()))
-        for name, site in sites
+        for name, site in proto.trace.items()
         if site["type"] in ("sample", "deterministic")
     }
+    if proto.units is not None:
+        named = {"log_weight": list(proto.units.plates), **named}
     groups = {
         "posterior": {**out["latent"], **out["deterministic"]},
         "sample_stats": {**stats, **out["stats"]},
         "log_likelihood": out.get("log_likelihood", {}),
         "posterior_predictive": out.get("posterior_predictive", {}),
-        "observed_data": {
-            name: np.broadcast_to(
-                site["value"], np.broadcast_shapes(np.shape(site["value"]), site["fn"].shape())
-            )
-            for name, site in sites
-            if is_data(site)
-        },
+        "observed_data": out["observed"],
     }
     return _tree(groups, attributes, {**named, **user_dims}, coords)

@@ -1,6 +1,6 @@
-"""How far draws are from a posterior (by its score) or from other draws, on the objects that hold them.
+"""How far draws are from a posterior, by its score, or from other draws.
 
-The arithmetic is that of :mod:`numpyro_ext.scores`; here draws become points, and a model its score.
+The arithmetic is in :mod:`numpyro_ext.scores`; here draws become points, and a model its score.
 """
 
 from collections.abc import Callable
@@ -10,30 +10,31 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
-from numpyro.distributions import biject_to
-from numpyro.handlers import seed, substitute, trace
-from numpyro.infer.util import potential_energy
 
-from numpyro_ext import scores
 from numpyro_ext._checks import check_count
-from numpyro_ext._model.read import continuous_latents
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import model_info
 from numpyro_ext._typing import Model, Sites
 from numpyro_ext.diagnostics._evaluate import default_block_size, prototype
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.full_data import full_data
+from numpyro_ext.scores.discrepancy import squared_ksd, squared_mmd
 
 __all__ = ["kernel_stein_discrepancy", "maximum_mean_discrepancy"]
 
 
 def _draws(name: str, x: Any) -> dict[str, np.ndarray] | None:
-    """``{site: (S, *site)}`` of a ``DataTree`` or a dict; None for anything else."""
+    """``{site: (S, *site)}`` of a ``DataTree`` or a dict; None for an array."""
+    if isinstance(x, np.ndarray | Array | list | tuple):
+        return None
+
     from xarray import DataTree
 
     if isinstance(x, DataTree):
         posterior = x["posterior"] if "posterior" in x.children else x
         values = {
-            str(site): value.transpose("chain", "draw", ...).to_numpy()
-            for site, value in posterior.data_vars.items()
+            value.attrs.get("site", str(name)): value.transpose("chain", "draw", ...).to_numpy()
+            for name, value in posterior.data_vars.items()
         }
         draws = {site: value.reshape(-1, *value.shape[2:]) for site, value in values.items()}
     elif isinstance(x, dict):
@@ -43,8 +44,8 @@ def _draws(name: str, x: Any) -> dict[str, np.ndarray] | None:
     lengths = {np.shape(value)[:1] for value in draws.values()}
     if len(lengths) != 1 or () in lengths:
         raise ValueError(
-            f"{name} has sites of {sorted(lengths)} draws; it must have at least one site, and all of"
-            " them the same number of draws, on the first axis."
+            f"{name} has sites of {sorted(lengths)} draws; it must have at least one site, and all"
+            " of them the same number of draws, on the first axis."
         )
     return draws
 
@@ -53,8 +54,7 @@ def _every(num_rows: int, num_samples: int | None) -> np.ndarray:
     """Equally spaced rows, ``num_samples`` at most."""
     if num_samples is None:
         return np.arange(num_rows)
-    check_count("num_samples", num_samples)
-    num_samples = min(num_samples, num_rows)
+    num_samples = min(check_count("num_samples", num_samples), num_rows)
     return np.arange(num_samples) * num_rows // num_samples
 
 
@@ -63,22 +63,16 @@ def _points_and_score(
 ) -> tuple[Array, Array]:
     """Draws in unconstrained space, and there minus the gradient of the full model's potential."""
     full = full_data(model, *args, **kwargs)
-    proto = prototype(Fit(full, args, kwargs, {}, [{}], draws=[draws]), random.key(0))
-    names = sorted(continuous_latents(proto.trace))
+    trace = prototype(Fit(full, args, kwargs, {}, [{}], draws=[draws]), random.key(0)).trace
+    info = model_info(trace)
+    potential = Potential(full, info, {}, args, kwargs)
 
     def one(draw: Sites) -> tuple[Array, Array]:
-        fn = seed(full, random.key(0))
-        sites = trace(substitute(fn, data=draw)).get_trace(*args, **kwargs)
-        z = {name: biject_to(sites[name]["fn"].support).inv(draw[name]) for name in names}
-        grad = jax.grad(lambda z: -potential_energy(fn, args, kwargs, z))(z)
+        z = potential.unconstrain("x", draw)
+        return info.ravel(z), -info.ravel(potential.value_and_grad(z, {})[1])
 
-        def flat(sites: Sites) -> Array:
-            return jnp.concatenate([jnp.ravel(sites[name]) for name in names])
-
-        return flat(z), flat(grad)
-
-    run = jax.jit(lambda draws: lax.map(one, draws, batch_size=default_block_size(proto)))
-    return run({name: jnp.asarray(draws[name]) for name in names})
+    run = jax.jit(lambda draws: lax.map(one, draws, batch_size=default_block_size(trace)))
+    return run({name: jnp.asarray(draws[name]) for name in info.latents})
 
 
 def kernel_stein_discrepancy(
@@ -102,17 +96,17 @@ def kernel_stein_discrepancy(
         k_0(x, y) = k\, s(x)^\top s(y) + s(x)^\top \nabla_y k + s(y)^\top \nabla_x k
                     + \mathrm{tr}\, \partial_x \partial_y k, \qquad s = \nabla \log p,
 
-    of which no density of the draws is needed: it judges ``MCMC`` without accept step, particles and
-    implicit guides alike. With draws of a ``model``, everything happens in unconstrained space: the
-    draws are mapped there, and s is minus the gradient of the potential on all N data, Jacobian
+    of which no density of the draws is needed: it judges ``MCMC`` without accept step, particles
+    and implicit guides alike. With draws of a ``model``, everything happens in unconstrained space:
+    the draws are mapped there, and s is minus the gradient of the potential on all N data, Jacobian
     included. It is 0 when the draws are the posterior's, and blind to the weights of well separated
     modes. There is no absolute scale: compare two runs, or a run with half the step size.
 
     Cost: one gradient of the model on N data per draw, and S^2 d for the pairs.
 
     :param x: draws: an array ``(S, d)`` with ``score``; or, with ``model``, a ``DataTree`` (its
-        ``posterior``, chains flattened) or a dict ``{site: (S, *site)}`` of constrained draws, such as
-        ``mcmc.get_samples()``. Sites that are not latent in the model are left out.
+        ``posterior``, chains flattened) or a dict ``{site: (S, *site)}`` of constrained draws, such
+        as ``mcmc.get_samples()``. Sites that are not latent in the model are left out.
     :param score: for an array: the target's score, ``(S, d)`` values or a callable that gives them.
     :param kernel: a kernel of :mod:`numpyro_ext.scores`; default ``IMQ("median_distance")``.
     :param model: the model, for a ``DataTree`` or a dict. Substitute the values of its
@@ -120,7 +114,8 @@ def kernel_stein_discrepancy(
     :param tuple model_args: the model's arguments, with all data.
     :param dict model_kwargs: its keyword arguments.
     :param int num_samples: at most this many draws, equally spaced; default: all.
-    :param str statistic: ``"u"`` (unbiased, may be negative) or ``"v"`` (never negative, biased up).
+    :param str statistic: ``"u"`` (unbiased, may be negative) or ``"v"`` (never negative, biased
+        up).
     :param int block_size: rows of pairs at a time, which bounds the memory to O(S * block_size).
     :return: a scalar, the *square*; NaN if an input is not finite.
 
@@ -151,8 +146,8 @@ def kernel_stein_discrepancy(
     if draws is None:
         if model is not None or score is None:
             raise ValueError(
-                f"x is a {type(x).__name__} and {'model' if model is not None else 'no score'} is given;"
-                " pass an array with score=, or a DataTree or dict of draws with model=."
+                f"x is a {type(x).__name__} and {'model' if model is not None else 'no score'} is"
+                " given; pass an array with score=, or a DataTree or dict of draws with model=."
             )
         rows = _every(len(x), num_samples)
         x = jnp.asarray(x)[rows]
@@ -160,8 +155,8 @@ def kernel_stein_discrepancy(
     else:
         if model is None or score is not None:
             raise ValueError(
-                f"x is a {type(x).__name__} of draws, which needs model= (and takes its score from it);"
-                " for a score of your own pass an array."
+                f"x is a {type(x).__name__} of draws, which needs model= (and takes its score from"
+                " it); for a score of your own pass an array."
             )
         rows = _every(len(next(iter(draws.values()))), num_samples)
         x, score = _points_and_score(
@@ -170,9 +165,7 @@ def kernel_stein_discrepancy(
             tuple(model_args),
             model_kwargs or {},
         )
-    return scores.kernel_stein_discrepancy(
-        x, score, kernel, statistic=statistic, block_size=block_size
-    )
+    return squared_ksd(x, score, kernel, statistic=statistic, block_size=block_size)
 
 
 def maximum_mean_discrepancy(
@@ -185,14 +178,17 @@ def maximum_mean_discrepancy(
     It compares all of the joint distributions, in the space of the draws (constrained ones, as they
     are): rescale sites of very different spread, or the widest decides. Cost O((S + n)^2 d).
 
-    :param x: draws: an array ``(S, d)``, a ``DataTree`` (its ``posterior``, chains flattened) or a dict
-        ``{site: (S, *site)}``, whose sites are flattened and put together in the order of their names.
-    :param y: other draws, ``n`` of them, of the same kind: an array of the same d, or a ``DataTree`` or
-        dict with the same sites.
+    :param x: draws: an array ``(S, d)``, a ``DataTree`` (its ``posterior``, chains flattened) or a
+        dict ``{site: (S, *site)}``, whose sites are flattened and put together in the order of
+        their names.
+    :param y: other draws, ``n`` of them, of the same kind: an array of the same d, or a
+        ``DataTree`` or dict with the same sites.
     :param kernel: a kernel of :mod:`numpyro_ext.scores`; default ``RBF("median_distance")``, the
         distance being that of x and y together.
-    :param str statistic: ``"u"`` (unbiased, may be negative) or ``"v"`` (never negative, biased up).
-    :param int block_size: rows of pairs at a time, which bounds the memory to O((S + n) * block_size).
+    :param str statistic: ``"u"`` (unbiased, may be negative) or ``"v"`` (never negative, biased
+        up).
+    :param int block_size: rows of pairs at a time, which bounds the memory to O((S + n) *
+        block_size).
     :return: a scalar, the *square*; NaN if an input is not finite.
 
     **References**
@@ -211,8 +207,8 @@ def maximum_mean_discrepancy(
     draws_x, draws_y = _draws("x", x), _draws("y", y)
     if (draws_x is None) != (draws_y is None):
         raise TypeError(
-            f"x is a {type(x).__name__} and y is a {type(y).__name__}; pass two arrays, or two DataTrees"
-            " or dicts of draws."
+            f"x is a {type(x).__name__} and y is a {type(y).__name__}; pass two arrays, or two"
+            " DataTrees or dicts of draws."
         )
     if draws_x is not None and draws_y is not None:
         shapes_x, shapes_y = (
@@ -220,8 +216,8 @@ def maximum_mean_discrepancy(
         )
         if shapes_x != shapes_y:
             raise ValueError(
-                f"x has sites of shapes {shapes_x} and y {shapes_y}; they must be the same, so keep only"
-                " the common ones."
+                f"x has sites of shapes {shapes_x} and y {shapes_y}; they must be the same, so keep"
+                " only the common ones."
             )
         x, y = (
             jnp.concatenate(
@@ -230,4 +226,4 @@ def maximum_mean_discrepancy(
             ).astype(float)
             for draws in (draws_x, draws_y)
         )
-    return scores.mmd(x, y, kernel, statistic=statistic, block_size=block_size)
+    return squared_mmd(x, y, kernel, statistic=statistic, block_size=block_size)

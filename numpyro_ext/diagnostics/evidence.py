@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpyro_ext.diagnostics._weights import log_weights_of
+
 
 class EvidenceBounds(NamedTuple):
     """What :func:`evidence_bounds` returns, in nats."""
@@ -27,39 +29,58 @@ class EvidenceBounds(NamedTuple):
 
 
 def evidence_bounds(
-    log_weights: Any, *, alphas: Sequence[float] = (1.0, 0.5, 0.0, -1.0)
+    obj: Any,
+    *,
+    alphas: Sequence[float] = (1.0, 0.5, 0.0, -1.0),
+    result: Any = None,
+    model_args: tuple | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    num_samples: int = 5000,
+    rng_key: Any = None,
 ) -> EvidenceBounds:
     r"""Sandwich of the log evidence by variational Renyi bounds of several orders,
 
     .. math::
-        \hat L_\alpha = \frac{1}{1 - \alpha} \log \frac{1}{S} \sum_{s=1}^{S} e^{(1 - \alpha)\, lw_s},
+        \hat L_\alpha = \frac{1}{1 - \alpha}
+            \log \frac{1}{S} \sum_{s=1}^{S} e^{(1 - \alpha)\, lw_s},
         \qquad lw_s = \log p(x, z_s) - \log q(z_s), \quad z_s \sim q,
 
-    in nats. ``alpha=1`` is the mean of the log weights, the ELBO; orders above 0 are lower bounds, 0
-    estimates the evidence itself, orders below 0 are upper bounds (``1 - n`` is the chi upper bound of
-    order n). They do not increase in alpha. The standard error is that of the delta method,
+    in nats. ``alpha=1`` is the mean of the log weights, the ELBO; orders above 0 are lower bounds,
+    0 estimates the evidence itself, orders below 0 are upper bounds (``1 - n`` is the chi upper
+    bound of order n). They do not increase in alpha. The standard error is that of the delta
+    method,
 
     .. math::
-        \mathrm{se} = \frac{\mathrm{sd}(r)}{\sqrt{S}\, |1 - \alpha|}, \qquad
-        r_s = \frac{S e^{(1 - \alpha)\, lw_s}}{\sum_j e^{(1 - \alpha)\, lw_j}},
+        \frac{\mathrm{sd}(\tilde w)}{\sqrt S\, |1 - \alpha|}, \qquad
+        \tilde w_s = S \frac{e^{(1 - \alpha)\, lw_s}}{\sum_j e^{(1 - \alpha)\, lw_j}},
 
-    and ``sd(lw) / sqrt(S)`` for ``alpha=1``. Each unit (the axes after the first) is bounded separately, then
-    summed; the errors are added in squares.
+    and ``sd(lw) / sqrt(S)`` for ``alpha=1``. If plates enclose every site of model and guide, their
+    elements are independent units: each is bounded separately, the bounds are summed, and the
+    errors are added in squares.
 
-    **Biased.** For alpha below 1 the estimate is biased downwards, so an upper bound may come out below the
-    evidence. **It fails** if a few weights carry everything: with an effective sample size under 50
-    neither the bounds below ``alpha=1`` nor their errors say anything.
+    **Biased.** For alpha below 1 the estimate is biased downwards, so an upper bound may come out
+    below the evidence. **It fails** if a few weights carry everything: with an effective sample
+    size under 50 neither the bounds below ``alpha=1`` nor their errors say anything.
 
-    The arithmetic is in double precision. A weight of ``-inf`` (no density at that draw) is legal; where
-    it makes a bound infinite the standard error is infinite as well.
+    The arithmetic is in double precision. A weight of ``-inf`` (no density at that draw) is legal;
+    where it makes a bound infinite the standard error is infinite as well.
 
-    :param log_weights: ``(S,)`` or ``(S, *units)``, from :func:`numpyro_ext.objectives.log_weights`.
+    :param obj: ``(S,)`` or ``(S, *units)`` log weights, as from
+        :func:`numpyro_ext.objectives.log_weights`; or a ``DataTree`` of :func:`to_arviz`; or an
+        ``SVI`` or engine. Chains and restarts are put one after the other.
     :param alphas: finite orders of Renyi's divergence, q first.
+    :param result: for an ``SVI`` or engine: what its ``run`` returned.
+    :param tuple model_args: the model's arguments, for an ``SVI`` or engine.
+    :param dict model_kwargs: its keyword arguments.
+    :param int num_samples: draws from the guide.
+    :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
     :return: an :class:`EvidenceBounds`.
+    :raises IntractableDensityError: for guides without a density and for ``MCMC``.
 
     **References:**
 
-    1. *Renyi divergence variational inference*, Yingzhen Li, Richard E. Turner, NIPS 2016 (Theorem 1).
+    1. *Renyi divergence variational inference*, Yingzhen Li, Richard E. Turner, NIPS 2016
+       (Theorem 1).
     2. *Variational inference via chi upper bound minimization*, Adji B. Dieng, Dustin Tran, Rajesh
        Ranganath, John Paisley, David M. Blei, NIPS 2017 (the sandwich, Section 2).
 
@@ -78,14 +99,17 @@ def evidence_bounds(
         >>> print(f"{bounds.effective_sample_size:.1f} draws in effect, of 6")
         3.0 draws in effect, of 6
     """
-    lw = np.asarray(log_weights, np.float64)
+    lw = log_weights_of(obj, result, model_args, model_kwargs, num_samples, rng_key)
+    lw = lw.astype(np.float64)
     if lw.ndim == 0 or lw.shape[0] < 2:
         raise ValueError(
-            f"log_weights has shape {lw.shape}; it must be (S,) or (S, *units) with at least 2 draws."
+            f"log_weights has shape {lw.shape}; it must be (S,) or (S, *units) with at least 2"
+            " draws."
         )
     if np.any(np.isnan(lw) | np.isposinf(lw)):
         raise ValueError(
-            "log_weights holds nan or inf; check the model and the guide at the draws where it does."
+            "log_weights holds nan or inf; check the model and the guide at the draws where it"
+            " does."
         )
     orders = tuple(float(alpha) for alpha in alphas)
     if not all(math.isfinite(alpha) for alpha in orders):

@@ -2,33 +2,27 @@
 
 from typing import Any
 
-import jax
 from jax import random
 import jax.numpy as jnp
-from numpyro.handlers import seed, substitute, trace
+from numpyro.handlers import seed, substitute
 from numpyro.infer import init_to_sample
 
 from numpyro_ext._model.handlers import every_row, subsampled_plates, valid_plates
+from numpyro_ext._model.read import sample_sites, shape_trace
 from numpyro_ext._typing import Model, Trace
 
 __all__ = ["full_data", "minibatch_plates"]
 
 
-def _sites(model: Model, args: tuple, kwargs: dict[str, Any]) -> Trace:
-    model = substitute(seed(model, random.key(0)), substitute_fn=init_to_sample)
-    return trace(model).get_trace(*args, **kwargs)
-
-
 def minibatch_plates(model: Model, args: tuple, kwargs: dict[str, Any]) -> dict[str, int]:
     """Size of every plate of the model that takes a minibatch, found without computing anything."""
-    found = {}
+    plates = subsampled_plates(_trace(valid_plates(model), args, kwargs))
+    return {name: size for name, (size, _) in plates.items()}
 
-    def look() -> None:
-        plates = subsampled_plates(_sites(valid_plates(model), args, kwargs))
-        found.update({name: size for name, (size, _) in plates.items()})
 
-    jax.eval_shape(look)
-    return found
+def _trace(model: Model, args: tuple, kwargs: dict[str, Any]) -> Trace:
+    seeded = seed(model, random.key(0))
+    return shape_trace(substitute(seeded, substitute_fn=init_to_sample), args, kwargs)
 
 
 def _check_rows(model: Model, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -36,14 +30,10 @@ def _check_rows(model: Model, args: tuple, kwargs: dict[str, Any]) -> None:
     plates = minibatch_plates(model, args, kwargs)
     if not plates:
         return
-
-    def check() -> None:
-        for site in _sites(every_row(model), args, kwargs).values():
-            if site["type"] == "sample" and site["is_observed"]:
-                jnp.broadcast_shapes(jnp.shape(site["value"]), site["fn"].shape())
-
     try:
-        jax.eval_shape(check)
+        for site in sample_sites(_trace(every_row(model), args, kwargs)):
+            if site["is_observed"]:
+                jnp.broadcast_shapes(jnp.shape(site["value"]), site["fn"].shape())
     except (TypeError, ValueError) as error:
         named = ", ".join(f"'{name}' ({size} rows)" for name, size in plates.items())
         raise ValueError(

@@ -1,72 +1,29 @@
 """How far a guide is from the posterior, by the tail of its importance weights.
 
-References: Vehtari, Simpson, Gelman, Yao and Gabry, *Pareto Smoothed Importance Sampling* (JMLR 2024);
-Yao, Vehtari, Simpson and Gelman, *Yes, but Did It Work?: Evaluating Variational Inference* (ICML 2018).
+References: Vehtari, Simpson, Gelman, Yao and Gabry, *Pareto Smoothed Importance Sampling* (JMLR
+2024); Yao, Vehtari, Simpson and Gelman, *Yes, but Did It Work?: Evaluating Variational Inference*
+(ICML 2018).
 """
 
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
-from numpyro.infer import MCMC
 
-from numpyro_ext._checks import check_count
-from numpyro_ext._model.implicit import IntractableDensityError
-from numpyro_ext.diagnostics._evaluate import evaluate, prototype
-from numpyro_ext.diagnostics._fit import check_key, fit_of
+from numpyro_ext.diagnostics._weights import log_weights_of
 
 __all__ = ["ParetoKhat", "pareto_khat"]
-
-INSTEAD = (
-    "judge its draws with kernel_stein_discrepancy or, against draws of the posterior, with"
-    " maximum_mean_discrepancy."
-)
 
 
 class ParetoKhat(NamedTuple):
     """What :func:`pareto_khat` returns."""
 
-    khat: float
-    """Shape of the generalised Pareto distribution fitted to the largest weights."""
+    khat: Any
+    """Shape of the generalised Pareto distribution fitted to the largest weights: a number, or an
+    array ``(*units)``."""
     threshold: float
     """Largest khat at which the weights of this many draws are of use."""
     log_weights: np.ndarray
-    """``(S,)`` smoothed weights that sum to 1, as logs."""
-
-
-def _log_weights(
-    obj: Any,
-    result: Any,
-    model_args: tuple | None,
-    model_kwargs: dict[str, Any] | None,
-    num_samples: int,
-    rng_key: Any,
-) -> np.ndarray:
-    from xarray import DataTree
-
-    if isinstance(obj, DataTree):
-        if "sample_stats" not in obj or "log_weight" not in obj["sample_stats"]:
-            method = obj.attrs.get("inference_method", "unknown")
-            raise IntractableDensityError(
-                f"the DataTree (inference method '{method}') has no sample_stats.log_weight, because its"
-                f" draws have no density; {INSTEAD}"
-            )
-        return obj["sample_stats"]["log_weight"].to_numpy()
-    if isinstance(obj, MCMC):
-        raise IntractableDensityError(f"the draws of an MCMC have no density; {INSTEAD}")
-    if isinstance(obj, np.ndarray | jax.Array | list | tuple) and not hasattr(obj, "_fields"):
-        return np.asarray(obj)
-    check_count("num_samples", num_samples)
-    rng_key = check_key(rng_key)
-    fit = fit_of(obj, result, model_args, model_kwargs)
-    key_prototype, key_draws = jax.random.split(rng_key)
-    proto = prototype(fit, key_prototype)
-    if proto.density == "none":
-        raise IntractableDensityError(
-            f"{fit.attributes['guide']} gives draws without a density, so they have no importance weights;"
-            f" {INSTEAD}"
-        )
-    return evaluate(fit, proto, key_draws, num_samples, lp=True)["stats"]["log_weight"]
+    """``(S, *units)`` smoothed weights as logs; those of a unit sum to 1."""
 
 
 def pareto_khat(
@@ -87,21 +44,25 @@ def pareto_khat(
     are fitted by a generalised Pareto distribution, whose moments of order below :math:`1/k` exist.
 
     - :math:`\hat k < 0.5`: the weights have a finite variance; the guide is close to the posterior.
-    - :math:`\hat k <` ``threshold`` :math:`= \min(1 - 1/\log_{10} S,\ 0.7)`: importance sampling with
-      ``log_weights`` works.
+    - :math:`\hat k <` ``threshold`` :math:`= \min(1 - 1/\log_{10} S,\ 0.7)`: importance sampling
+      with ``log_weights`` works.
     - above: do not use the weights. The guide may still have good marginals (in high dimension a
-      large value is the rule), or may be wrong: it cannot say which.
+      large value is the rule), or may be wrong; the number does not tell which.
 
-    It sees only where q draws: a mode that q misses costs nothing. Reliable from S about 500. An
-    additive constant and the order of the weights do not matter. Weights that are all equal up to
-    rounding (q is the posterior), at least in the tail, give ``-inf``; draws of which nearly all have
-    weight 0 give ``inf``.
+    If plates enclose every site of model and guide, their elements are independent units, and each
+    unit has its own weights and its own :math:`\hat k`.
 
-    ``numpyro.infer.util`` and a fit with minibatches would count the noise of the minibatch as bad
-    weights; here the densities are those of the model on all data, see :func:`full_data`.
+    The estimate depends only on draws of q, so a mode that q misses costs nothing. It is reliable
+    from S of about 500. An additive constant and the order of the weights do not matter. Weights
+    that are all equal up to rounding (q is the posterior), at least in the tail, give ``-inf``;
+    draws of which nearly all have weight 0 give ``inf``.
 
-    :param obj: ``(S,)`` log weights, *not negated* (ArviZ's ``psislw`` expects the sign of LOO); or a
-        ``DataTree`` of :func:`to_arviz`, whose chains are flattened; or an ``SVI`` or engine.
+    The densities are those of the model on all data (see :func:`full_data`), also after a fit with
+    minibatches, whose noise ``numpyro.infer.util`` would count as bad weights.
+
+    :param obj: ``(S,)`` or ``(S, *units)`` log weights, *not negated* (ArviZ's ``psislw`` expects
+        the sign of LOO); or a ``DataTree`` of :func:`to_arviz`; or an ``SVI`` or engine. Chains and
+        restarts are put one after the other.
     :param result: for an ``SVI`` or engine: what its ``run`` returned.
     :param tuple model_args: the model's arguments, for an ``SVI`` or engine.
     :param dict model_kwargs: its keyword arguments.
@@ -127,28 +88,39 @@ def pareto_khat(
         >>> narrow.khat > narrow.threshold, wide.khat < 0
         (True, True)
     """
-    log_w = _log_weights(obj, result, model_args, model_kwargs, num_samples, rng_key)
+    log_w = log_weights_of(obj, result, model_args, model_kwargs, num_samples, rng_key)
     if not np.issubdtype(log_w.dtype, np.floating):
         log_w = log_w.astype(float)
     precision = np.finfo(log_w.dtype).eps
-    log_w = np.ravel(log_w).astype(np.float64)
-    size = log_w.size
+    log_w = log_w.astype(np.float64)
+    size = log_w.shape[0] if log_w.ndim else 1
     if size < 25:
         raise ValueError(
-            f"there are {size} log weights; the tail fit needs at least 25, and is reliable from about"
-            " 500."
+            f"there are {size} log weights; the tail fit needs at least 25, and is reliable from"
+            " about 500."
         )
     if np.any(np.isnan(log_w) | (log_w == np.inf)):
         raise ValueError(
-            "a log weight is NaN or +inf; the guide leaves the support of the model, or the fit diverged."
+            "a log weight is NaN or +inf; the guide leaves the support of the model, or the fit"
+            " diverged."
         )
+    smoothed = np.empty_like(log_w)
+    khat = np.empty(log_w.shape[1:])
+    for unit in np.ndindex(khat.shape):
+        one = (slice(None), *unit)
+        khat[unit], smoothed[one] = _fit_tail(log_w[one], precision)
+    threshold = float(min(1 - 1 / np.log10(size), 0.7))
+    return ParetoKhat(khat if khat.ndim else float(khat), threshold, smoothed)
+
+
+def _fit_tail(log_w: np.ndarray, precision: float) -> tuple[float, np.ndarray]:
+    """``(khat, smoothed log weights)`` of ``(S,)`` weights."""
     top = log_w.max()
     if top == -np.inf:
         raise ValueError("every log weight is -inf; no draw has a density under the model.")
-    threshold = float(min(1 - 1 / np.log10(size), 0.7))
     # Rounding in log p and log q, which are about as large as their difference or larger.
     if top - log_w.min() <= 64 * precision * max(1.0, abs(top)):
-        return ParetoKhat(-np.inf, threshold, np.full(size, -np.log(size)))
+        return -np.inf, np.full(log_w.shape, -np.log(log_w.size))
 
     from arviz_stats.base.array import array_stats
 
@@ -160,4 +132,4 @@ def pareto_khat(
         smoothed, khat = shifted - np.log(np.exp(shifted).sum()), -np.inf
     smoothed = np.where(np.isneginf(log_w), -np.inf, smoothed)
     # No shape can be fitted when the tail itself holds weights of 0: nearly all draws are lost.
-    return ParetoKhat(np.inf if np.isnan(khat) else float(khat), threshold, smoothed)
+    return (np.inf if np.isnan(khat) else float(khat)), smoothed

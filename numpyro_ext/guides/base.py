@@ -2,35 +2,35 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-import copy
 from functools import partial
+import math
 from typing import Any
 
 import jax
 from jax import Array, random
 from jax.example_libraries import stax
+from jax.flatten_util import ravel_pytree
 from jax.nn.initializers import zeros
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import (
     AffineTransform,
     IndependentTransform,
+    LowerCholeskyAffine,
     PermuteTransform,
     Transform,
 )
-from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_uniform
-from numpyro.infer.util import constrain_fn
 from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import check_count, check_positive
-from numpyro_ext._model.handlers import subsampled_plates, valid_plates
-from numpyro_ext._model.read import continuous_latents
-from numpyro_ext._typing import Model, Params, Sites, Trace
+from numpyro_ext._model.mistakes import valid_data
+from numpyro_ext._model.read import latent_sites, read_model, refuse_local
+from numpyro_ext._numpyro import ContinuousGuide, normal_of_guide
+from numpyro_ext._typing import Model, Params, Sites
 
 Network = tuple[Callable[..., Any], Callable[..., Any]]
 """A pair ``(init_fn, apply_fn)`` as in ``jax.example_libraries.stax``."""
@@ -44,6 +44,33 @@ def mlp(hidden_dims: Sequence[int], out_dim: int) -> Network:
     for width in hidden_dims:
         layers += [stax.Dense(width), stax.Elu]
     return stax.serial(*layers, stax.Dense(out_dim, W_init=zeros, b_init=zeros))
+
+
+def flat_module(name: str, network: Network, input_shape: tuple[int, ...]) -> Callable[..., Any]:
+    """``numpyro.module`` with all weights of the network in one vector.
+
+    NumPyro's ``scan`` asks every site of a guide for its shape, which a tree of weights does not
+    have.
+
+    :param str name: name of the ``(num_weights,)`` parameter.
+    :param network: a stax pair ``(init_fn, apply_fn)``.
+    :param tuple input_shape: what ``init_fn`` takes.
+    :return: ``apply_fn`` with the weights filled in.
+    """
+    init_fn, apply_fn = network
+
+    def init(rng_key: Array) -> Any:
+        return init_fn(rng_key, input_shape)[1]
+
+    leaves, structure = jax.tree.flatten(jax.eval_shape(init, random.key(0)))
+    flat: Any = numpyro.param(name)
+    if flat is None:
+        key: Any = numpyro.prng_key()
+        flat = numpyro.param(name, ravel_pytree(init(key))[0])
+    ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves], dtype=int)
+    parts = zip(jnp.split(flat, ends[:-1]), leaves, strict=True)
+    weights = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in parts]
+    return partial(apply_fn, jax.tree.unflatten(structure, weights))
 
 
 def check_network(network: Any, hidden_dims: Any) -> None:
@@ -63,21 +90,23 @@ def check_network(network: Any, hidden_dims: Any) -> None:
         check_count("each of hidden_dims", width)
 
 
-class AutoFlowNormal(AutoContinuous):
-    r"""Base of the guides :math:`z = loc + scale \odot f_F \circ \dots \circ f_1(e)`, :math:`e \sim N(0, I)`.
+class AutoFlowNormal(ContinuousGuide):
+    r"""Base of the guides :math:`z = loc + scale \odot f_F \circ \dots \circ f_1(e)`, e normal.
 
-    A subclass gives :math:`f_i` by :meth:`_flow`, near the identity at the start. Coordinates are
-    reversed between flows, and once more after an even number of them, so that the whole map starts at
-    :math:`loc + scale \odot e` and not at a mirror image of it.
+    A subclass gives :math:`f_i` by :meth:`flow`, near the identity at the start. Coordinates are
+    reversed between flows, and once more after an even number of them, so that the whole map starts
+    at :math:`loc + scale \odot e` and not at a mirror image of it.
 
     :param model: a NumPyro model with continuous latent sites.
     :param int num_flows: the number F of flows; 0 is ``AutoDiagonalNormal``.
     :param float init_scale: the initial ``scale``, in unconstrained units.
     :param str prefix: what the names of the guide's own sites start with.
     :param init_loc_fn: a per-site initialization function, for ``loc``.
+    :param tuple init_from: ``(guide, params)`` of a fitted normal guide, where the flow starts instead.
     """
 
     scale_constraint = constraints.softplus_positive
+    scale_tril_constraint = constraints.scaled_unit_lower_cholesky
 
     def __init__(
         self,
@@ -87,56 +116,55 @@ class AutoFlowNormal(AutoContinuous):
         init_scale: float,
         prefix: str = "auto",
         init_loc_fn: Callable[..., Any] = init_to_uniform,
+        init_from: tuple[Any, Params] | None = None,
     ) -> None:
-        check_count("num_flows", num_flows, minimum=0)
         check_positive("init_scale", init_scale)
-        self.num_flows = num_flows
-        self._init_scale = init_scale
+        self.num_flows = check_count("num_flows", num_flows, minimum=0)
+        self.init_scale = init_scale
+        self.init_normal = None if init_from is None else _normal_of(init_from)
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
 
     @abstractmethod
-    def _flow(self, i: int) -> Transform:
+    def flow(self, i: int) -> Transform:
         """The ``i``-th flow, its parameters registered under a name that ends in ``__{i}``."""
-        raise NotImplementedError
 
-    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        def check() -> None:
-            # A fixed key of its own: the stream of keys stays that of AutoDiagonalNormal.
-            seeded = handlers.seed(self.model, random.key(0))
-            with handlers.block(), valid_plates():
-                trace = handlers.trace(seeded).get_trace(*args, **kwargs)
-            self._check_latents(trace)
-
-        jax.eval_shape(check)  # the sites' kinds and shapes are asked, not their values
-        super()._setup_prototype(*args, **kwargs)
-
-    def _check_latents(self, trace: Trace) -> None:
-        plates = subsampled_plates(trace)
-        for name, site in continuous_latents(trace).items():
-            local = [frame.name for frame in site["cond_indep_stack"] if frame.name in plates]
-            if local:
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        # With a key of its own: the stream of keys stays that of AutoDiagonalNormal.
+        info = read_model(valid_data(self.model), args, kwargs)
+        refuse_local(info, f"{type(self).__name__} is one distribution over all latents together")
+        if self.init_normal is not None:
+            shapes = {name: one.constrained.shape for name, one in info.latents.items()}
+            theirs = self.init_normal[0]
+            if list(shapes.items()) != list(theirs.items()):
                 raise ValueError(
-                    f"latent site '{name}' is local to the subsampled plate '{local[0]}', and"
-                    f" {type(self).__name__} is one distribution over all latents together; drop"
-                    " subsample_size, or use numpyro's AutoNormal, which has parameters per row."
+                    f"the guide of init_from has the latent sites {theirs}, but the model has"
+                    f" {shapes}; fit it on this model, with the same arguments."
                 )
 
-    def _get_posterior(self) -> dist.TransformedDistribution:
-        loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
-        scale = numpyro.param(
-            f"{self.prefix}_scale",
-            jnp.full(self.latent_dim, self._init_scale),
-            constraint=self.scale_constraint,
-        )
+    def latent_distribution(self) -> dist.TransformedDistribution:
         # NumPy, not JAX: a constant of the program, and comparable when transforms are.
         flip = PermuteTransform(np.arange(self.latent_dim)[::-1])  # pyright: ignore[reportArgumentType]
         transforms: list[Transform] = []
         for i in range(self.num_flows):
-            transforms.append(self._flow(i))
+            transforms.append(self.flow(i))
             if i < self.num_flows - 1 or self.num_flows % 2 == 0:
                 transforms.append(flip)
-        transforms.append(IndependentTransform(AffineTransform(loc, scale), 1))  # pyright: ignore[reportArgumentType]
+        transforms.append(self._affine())
         return dist.TransformedDistribution(self.get_base_dist(), transforms)
+
+    def _affine(self) -> Transform:
+        """The last layer: ``loc + scale e``, or a triangular factor if the guide starts from one."""
+        loc, scale = self.init_latent, jnp.full(self.latent_dim, self.init_scale)
+        if self.init_normal is not None:
+            _, loc, scale = self.init_normal
+        loc: Any = numpyro.param(f"{self.prefix}_loc", loc)
+        if jnp.ndim(scale) == 2:
+            factor: Any = numpyro.param(
+                f"{self.prefix}_scale_tril", scale, constraint=self.scale_tril_constraint
+            )
+            return LowerCholeskyAffine(loc, factor)
+        scale: Any = numpyro.param(f"{self.prefix}_scale", scale, constraint=self.scale_constraint)
+        return IndependentTransform(AffineTransform(loc, scale), 1)
 
     def get_base_dist(self) -> dist.Distribution:
         return dist.Normal(jnp.zeros(self.latent_dim), 1).to_event(1)
@@ -158,26 +186,24 @@ class AutoFlowNormal(AutoContinuous):
                 f" gives for this guide (prefix '{self.prefix}')."
             )
 
-    def _draw(self, rng_key: Array, params: Params, sample_shape: tuple[int, ...]) -> Array:
+    def draw(self, rng_key: Array, params: Params, sample_shape: tuple[int, ...] = ()) -> Array:
         self._check_fitted(params)
-        with handlers.block():
-            seeded = handlers.seed(self._sample_latent, rng_key)
-            latent: Any = handlers.substitute(seeded, params)(sample_shape=sample_shape)
-        return latent
+        return super().draw(rng_key, params, sample_shape)
 
     def sample_latent(
         self, rng_key: Array, params: Params, num_samples: int | None = None
     ) -> Array:
         """Draws in unconstrained space, differentiable in ``params``.
 
-        :param rng_key: random key; the draws are those of :meth:`sample_posterior` before constraining.
+        :param rng_key: random key; the draws are those of :meth:`sample_posterior` before
+            constraining.
         :param dict params: the guide's parameters, from ``svi.get_params``.
         :param int num_samples: how many draws.
         :return: an array ``(num_samples, latent_dim)``.
         """
         check_count("num_samples", num_samples)
         assert num_samples is not None
-        return self._draw(rng_key, params, (num_samples,))
+        return self.draw(rng_key, params, (num_samples,))
 
     def sample_posterior(
         self,
@@ -191,31 +217,25 @@ class AutoFlowNormal(AutoContinuous):
 
         :param rng_key: random key.
         :param dict params: the parameters of guide and model, from ``svi.get_params``.
-        :param args: the model's arguments, for deterministic sites that depend on them; without any,
-            those of the first call are used (NumPyro's own guides always use those).
+        :param args: the model's arguments, for deterministic sites that depend on them; without
+            any, those of the first call are used (NumPyro's own guides always use those).
         :param tuple sample_shape: what the shape of every site starts with.
         :return: a dict of arrays of shape ``sample_shape + site shape``.
         """
-        latent = self._draw(rng_key, params, sample_shape)
-        guide = self
-        if args or kwargs:
-            guide = copy.copy(self)
-            model = handlers.seed(self.model, 0)  # for minibatch indices alone
-            guide._postprocess_fn = partial(
-                constrain_fn, model, args, kwargs, return_deterministic=True
-            )
-        return guide._unpack_and_constrain(latent, params)
+        return self.constrain(self.draw(rng_key, params, sample_shape), params, args, kwargs)
 
     def median(self, params: Params) -> Sites:
         """The 0.5 quantiles, see :meth:`quantiles`."""
         return self.quantiles(params, 0.5)
 
     def quantiles(self, params: Params, quantiles: Any) -> Sites:
-        """Quantiles of every unconstrained coordinate, constrained, from 10,000 draws with a fixed key.
+        """Quantiles of every unconstrained coordinate, constrained, by Monte Carlo.
 
-        For sites whose bijection acts on each coordinate alone these are the marginal quantiles; for
-        others (a simplex) the result satisfies the constraint, which elementwise quantiles of the
-        constrained draws would not. Deterministic sites are evaluated there.
+        They come from 10,000 draws with a fixed key.
+
+        For sites whose bijection acts on each coordinate alone these are the marginal quantiles;
+        for others (a simplex) the result satisfies the constraint, which elementwise quantiles of
+        the constrained draws would not. Deterministic sites are evaluated there.
 
         :param dict params: the parameters of guide and model, from ``svi.get_params``.
         :param quantiles: a number or a list of numbers between 0 and 1.
@@ -225,4 +245,26 @@ class AutoFlowNormal(AutoContinuous):
         if not_jax_tracer(q) and not bool(((q >= 0) & (q <= 1)).all()):
             raise ValueError(f"quantiles is {quantiles!r}; every entry must be between 0 and 1.")
         draws = self.sample_latent(random.key(0), params, NUM_QUANTILE_DRAWS)
-        return self._unpack_and_constrain(jnp.quantile(draws, q, axis=0), params)
+        return self.constrain(jnp.quantile(draws, q, axis=0), params)
+
+
+def _normal_of(init_from: Any) -> tuple[dict[str, tuple[int, ...]], Array, Array]:
+    """``({site: shape}, loc, scales or factor)`` of a pair ``(guide, params)``."""
+    if not (
+        isinstance(init_from, tuple) and len(init_from) == 2 and isinstance(init_from[1], dict)
+    ):
+        raise TypeError(
+            f"init_from is {type(init_from).__name__}; it must be a pair (guide, params) of a fitted"
+            " guide such as AutoMultivariateNormal and the params of its svi.run."
+        )
+    guide, params = init_from
+    loc, scale = normal_of_guide(guide, params)
+    if not bool(jnp.all(jnp.isfinite(loc)) & jnp.all(jnp.isfinite(scale))):
+        raise ValueError(
+            f"the mean or the scale of the {type(guide).__name__} of init_from is not finite; fit it"
+            " at a smaller learning rate."
+        )
+    shapes = {
+        site["name"]: jnp.shape(site["value"]) for site in latent_sites(guide.prototype_trace)
+    }
+    return shapes, loc, scale

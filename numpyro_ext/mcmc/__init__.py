@@ -1,23 +1,27 @@
 """Kernels for ``MCMC(kernel, ...)`` that take one minibatch gradient per transition."""
 
+from numpyro_ext._model.potential import Potential
 from numpyro_ext.mcmc.base import SGMCMCKernel
-from numpyro_ext.mcmc.geometry import ExpandedMean, recipe_correction
+from numpyro_ext.mcmc.geometry import ExpandedMean
 from numpyro_ext.mcmc.gradients import SVRG, ControlVariate, MinibatchGradient
 from numpyro_ext.mcmc.kernel_hmc import KernelHMC, KernelHMCState
-from numpyro_ext.mcmc.minibatch import epoch_indices, keyed_permutation, replace_indices
 from numpyro_ext.mcmc.psgld import PSGLD, PSGLDState
 from numpyro_ext.mcmc.recipe import RecipeKernel, RecipeKernelState
 from numpyro_ext.mcmc.schedules import ConstantSchedule, CyclicalSchedule, PolynomialSchedule
+from numpyro_ext.mcmc.settings import Settings, find_whitening
 from numpyro_ext.mcmc.sghmc import SGHMC, SGHMCState
 from numpyro_ext.mcmc.sgld import SGLD, SGLDState
 from numpyro_ext.mcmc.sgnht import SGNHT, SGNHTState
 from numpyro_ext.mcmc.sgrld import SGRLD
 from numpyro_ext.mcmc.simplex import GammaSimplexReparam, simplex_langevin_step
+from numpyro_ext.mcmc.state import Estimate, Transition, kernel_state
+from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = [
     "ConstantSchedule",
     "ControlVariate",
     "CyclicalSchedule",
+    "Estimate",
     "ExpandedMean",
     "GammaSimplexReparam",
     "KernelHMC",
@@ -26,6 +30,7 @@ __all__ = [
     "PSGLD",
     "PSGLDState",
     "PolynomialSchedule",
+    "Potential",
     "RecipeKernel",
     "RecipeKernelState",
     "SGHMC",
@@ -37,9 +42,10 @@ __all__ = [
     "SGNHTState",
     "SGRLD",
     "SVRG",
-    "epoch_indices",
-    "keyed_permutation",
-    "recipe_correction",
-    "replace_indices",
+    "Settings",
+    "Transition",
+    "Whitening",
+    "find_whitening",
+    "kernel_state",
     "simplex_langevin_step",
 ]

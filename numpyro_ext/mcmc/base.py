@@ -1,269 +1,345 @@
-"""What all stochastic-gradient kernels share: their arguments, the checks of them, and the contract with ``MCMC``."""
+"""What all stochastic-gradient kernels share: arguments, minibatches, gradients, divergence."""
 
 from abc import abstractmethod
 from collections.abc import Callable
-import copy
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Self, TypedDict
+from typing import Any, ClassVar
 
 import jax
-from jax import Array, random
-from jax.core import Tracer
-from jax.flatten_util import ravel_pytree
+from jax import Array, lax, random
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
+import numpy as np
 from numpyro.infer import init_to_uniform
-from numpyro.infer.mcmc import MCMCKernel
-from numpyro.util import identity, is_prng_key
 
-from numpyro_ext._checks import check_choice, check_count, check_nonnegative, check_positive
+from numpyro_ext._checks import check_choice, check_nonnegative, check_positive
+from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import GradientEstimator, Model, Sites
-from numpyro_ext.mcmc._chain import Chain
-from numpyro_ext.mcmc._grad_fn import GradFn
-from numpyro_ext.mcmc._oracle import (
-    Oracle,
-    PreparedModel,
-    check_names,
-    check_sites,
-    prepare_model,
-)
-from numpyro_ext.mcmc.gradients import MinibatchGradient
-from numpyro_ext.mcmc.minibatch import check_batches, num_devices
+from numpyro_ext.mcmc.grad_fn import GradFn
+from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient
+from numpyro_ext.mcmc.kernel import ModelKernel, Schedule
+from numpyro_ext.mcmc.minibatch import check_batches, draw_indices, num_devices, start_plates
 from numpyro_ext.mcmc.schedules import ConstantSchedule
+from numpyro_ext.mcmc.settings import Settings
+from numpyro_ext.mcmc.state import Transition
+from numpyro_ext.mcmc.whitening import Whitening
 
-__all__ = ["Common", "SGMCMCKernel", "Schedule"]
-
-Schedule = Callable[[Any], Any]
-
-
-class Common(TypedDict, total=False):
-    """The arguments that every kernel hands on to :class:`SGMCMCKernel`."""
-
-    temperature: float | Schedule
-    gradient: GradientEstimator | None
-    minibatch: str
-    steps_per_sample: int
-    sharding: NamedSharding | None
-    init_strategy: Callable[..., Any]
+__all__ = ["SGMCMCKernel"]
 
 
-class SGMCMCKernel(MCMCKernel):
+class SGMCMCKernel(ModelKernel):
     r"""
     Base of the stochastic-gradient kernels for :class:`~numpyro.infer.mcmc.MCMC`.
 
-    Draws from :math:`\pi(z) \propto \exp(-U(z)/T)`, where U is NumPyro's potential in unconstrained space, summed over
-    all N data, Jacobian included. Every ``plate`` with a ``subsample_size`` is a minibatch, redrawn at each transition
-    in O(batch) work; a model without one runs with the full gradient. There is no accept step: draws are biased by
-    the step size and by the gradient noise, see each kernel.
+    Draws from :math:`\pi(z) \propto \exp(-U(z)/T)`, where U is NumPyro's potential in unconstrained
+    space, summed over all N data, Jacobian included. Every ``plate`` with a ``subsample_size`` is a
+    minibatch, redrawn at each transition in O(batch) work; a model without one runs with the full
+    gradient. There is no accept step: draws are biased by the step size and by the gradient noise,
+    see each kernel.
 
-    In the extra fields, ``potential_energy`` and ``grad_norm`` (2-norm of the gradient estimate) belong to the
-    minibatch and to the place where the gradient was taken last; they are not exact values at ``z``. ``step_size`` is
-    the one used, so a weighted average is ``sum(step_size * f) / sum(step_size)``. If the gradient or a new value is
-    not finite, the chain keeps its last finite state, draws a new momentum if it has one, and marks the draw
-    ``diverging``; it needs a smaller step then. Deterministic sites inside a subsampled plate are computed for its
-    first ``subsample_size`` rows.
+    **Flat order.** A step moves the ``(n,)`` vector of the latent sites in the order in which the
+    model samples them, each ravelled in C order. This is the order of NumPyro's ``AutoContinuous``
+    guides; momenta, preconditioners, metrics and per-site values have it too.
 
-    For the same keys, chains have the same random numbers and batches under every ``chain_method``. ``num_warmup``
-    counts draws, not transitions; schedules run on through warmup and resumption
-    (``mcmc.post_warmup_state = mcmc.last_state``).
+    **Settings.** With ``step_size=None``, the default, :meth:`init` finds the mode, whitens by the
+    curvature there, measures the noise of minibatch gradients with and without a control variate,
+    and takes the largest step (and the friction) at which the kernel's law on a Gaussian keeps the
+    relative error of every variance within ``max_bias``. Chains then start at draws of the normal
+    approximation. ``kernel.settings`` is the report, a :class:`Settings`; where it does not apply,
+    an ``InferenceWarning`` says so. A ``step_size`` that is given is taken as it is.
 
-    With a progress bar ``MCMC`` dispatches every draw of a sequential chain from Python, which takes as long as some
-    fifty transitions of a small model: give it ``steps_per_sample``, or switch it off. For large data use
-    ``progress_bar=False`` or leave ``jit_model_args`` False: with both on, ``MCMC`` copies the data at every draw.
+    **Warmup.** A chain that starts far from the mode would turn its potential into momentum. So a
+    kernel with momentum only descends during the first half of warmup, with gradient and momentum
+    kept below their thermal size, unless it starts at the normal approximation. A chain that
+    diverges during warmup goes back to its best state so far and halves its step; ``step_scale``
+    in the state is the factor.
 
-    A kernel supplies ``state_class`` (a ``NamedTuple`` with the fields of :class:`SGLDState` and its own), :meth:`step`,
-    and, as needed, :meth:`init_state`, :meth:`redraw_momentum` and :meth:`setup`.
+    **Extra fields.** With a minibatch ``potential_energy`` is the estimate where the gradient was
+    taken last; without one it is U at the draw. ``grad_norm`` is the 2-norm of the last gradient
+    estimate. ``step_size`` is the one used, so a weighted average is
+    ``sum(step_size * f) / sum(step_size)``. If the gradient or a new value is not finite, the chain
+    keeps its last finite state, draws a new momentum if it has one, and marks the draw
+    ``diverging``; it requires a smaller step then. Deterministic sites inside a subsampled plate
+    are computed for its first ``subsample_size`` rows.
 
-    :param model: Python callable containing NumPyro primitives; all latent sites continuous and outside of the
-        subsampled plates.
-    :param step_size: positive float, or a callable of the transition number ``i`` (from 0), such as a schedule.
+    **Chains.** For the same keys, chains have the same random numbers and batches under every
+    ``chain_method``. ``num_warmup`` counts draws, not transitions; schedules continue through
+    warmup and resumption (``mcmc.post_warmup_state = mcmc.last_state``). A chain may be resumed on
+    other data of the same size.
+
+    With a progress bar ``MCMC`` dispatches every draw of a sequential chain from Python, which
+    takes as long as some fifty transitions of a small model: set ``steps_per_sample``, or switch
+    the bar off. For large data use ``progress_bar=False`` or leave ``jit_model_args`` False: with
+    both on, ``MCMC`` copies the data at every draw.
+
+    A kernel supplies ``state_class`` (see :func:`kernel_state`), :meth:`step`, and, as needed,
+    :meth:`init_state`, :meth:`redraw_momentum` and :meth:`setup`.
+
+    :param model: Python callable containing NumPyro primitives; all latent sites continuous and
+        outside of the subsampled plates.
+    :param step_size: positive float, or a callable of the transition number ``i`` (from 0), such
+        as a schedule; None is found.
+    :param float max_bias: largest relative error of a variance that a step which is found may have.
+    :param whitening: a :class:`Whitening`, the coordinates in which a step moves. None is those of
+        the sites or, with ``step_size=None``, found.
     :param temperature: non-negative float T or a callable of ``i``; 0 is descent without noise.
-    :param gradient: an estimator: :class:`MinibatchGradient` by default, :class:`ControlVariate`, :class:`SVRG` or any
-        object with the methods ``init(z, oracle)`` and ``estimate(rng_key, i, z, idx, oracle, state)``, where
-        ``oracle.value_and_grad(z, idx)`` is one minibatch and ``oracle.full_value_and_grad(z)`` all rows.
-    :param str minibatch: ``"replace"`` draws rows with replacement, ``"epoch"`` each row once per pass.
+    :param gradient: an estimator: :class:`MinibatchGradient` by default, :class:`ControlVariate`,
+        :class:`SVRG` or any object with the methods ``init(z, potential)`` and
+        ``estimate(rng_key, i, z, idx, potential, state)``, where ``potential`` is the model's
+        :class:`Potential`. An optional third method ``refresh(state, potential)`` returns the
+        state for other data, when a chain is resumed.
+    :param str minibatch: ``"replace"`` draws rows with replacement, ``"epoch"`` each row once per
+        pass.
     :param int steps_per_sample: transitions per draw, all in one dispatch.
-    :param sharding: a ``NamedSharding`` over the mesh axis (of type ``Auto``) along which the rows of the model's
-        arguments are sharded; every device then takes its share of the batch. Use ``MCMC(..., jit_model_args=True)``.
+    :param sharding: a ``NamedSharding`` over the mesh axis (of type ``Auto``) along which the rows
+        of the model's arguments are sharded; every device then takes its share of the batch. Use
+        ``MCMC(..., jit_model_args=True)``.
     :param init_strategy: a per-site initialization function.
+    :param bool forward_mode_differentiation: whether to differentiate the potential in forward
+        mode, as models with a ``while_loop`` require.
     """
 
     state_class: ClassVar[Any]
-    takes_gradient: ClassVar[bool] = True
     last_step_fields: ClassVar[tuple[str, ...]] = ("potential_energy", "grad_norm")
 
     def __init__(
         self,
         model: Model,
-        step_size: float | Schedule,
+        step_size: float | Schedule | None = None,
         *,
+        max_bias: float = 0.05,
+        whitening: Whitening | None = None,
         temperature: float | Schedule = 1.0,
         gradient: GradientEstimator | None = None,
         minibatch: str = "replace",
         steps_per_sample: int = 1,
         sharding: NamedSharding | None = None,
         init_strategy: Callable[..., Any] = init_to_uniform,
+        forward_mode_differentiation: bool = False,
     ) -> None:
-        if not callable(model):
-            raise TypeError(f"model is {model!r}; it must be a callable with NumPyro primitives.")
-        if not callable(step_size):
-            check_positive("step_size", step_size)
+        super().__init__(
+            model,
+            step_size,
+            whitening=whitening,
+            steps_per_sample=steps_per_sample,
+            init_strategy=init_strategy,
+            forward_mode_differentiation=forward_mode_differentiation,
+        )
         if not callable(temperature):
             check_nonnegative("temperature", temperature)
+        check_positive("max_bias", max_bias)
+        self.max_bias = max_bias
+        self._gradient_is_given = gradient is not None
         gradient = MinibatchGradient() if gradient is None else gradient
         if isinstance(gradient, type) or not isinstance(gradient, GradientEstimator):
             raise TypeError(
-                f"gradient is {gradient!r}; it must be an object with the methods init and estimate, such as"
-                " ControlVariate(center)."
+                f"gradient is {gradient!r}; it must be an object with the methods init and"
+                " estimate, such as ControlVariate(center)."
             )
         check_choice("minibatch", minibatch, ("replace", "epoch"))
-        check_count("steps_per_sample", steps_per_sample)
-        self._model = model
-        self._schedule = step_size if callable(step_size) else ConstantSchedule(step_size)
         self._temperature = temperature if callable(temperature) else ConstantSchedule(temperature)
-        self.gradient = gradient
+        self.gradient: GradientEstimator = gradient
         self.minibatch = minibatch
-        self.steps_per_sample = steps_per_sample
         self.sharding = sharding
         self._num_devices = num_devices(sharding)
-        self._init_strategy = init_strategy
-        self._num_adapt = 0
-        self._prepared: PreparedModel | None = None
-        # `MCMC` calls `init` before it resumes a chain when this is None.
-        self._sample_fn: Callable[..., Any] | None = None
+        self._num_descent = 0
+
+    def estimators(self, center: Sites) -> list[GradientEstimator]:
+        if self._gradient_is_given:
+            return [self.gradient]
+        return [MinibatchGradient(), ControlVariate(center)] if self.info.plates else []
+
+    def take(self, settings: Settings) -> None:
+        super().take(settings)
+        if not self._gradient_is_given:
+            corrected = settings.control_variate
+            self.gradient = ControlVariate(settings.center) if corrected else MinibatchGradient()
+
+    def noise_ratio(self, noise: np.ndarray) -> np.ndarray:
+        """Variances of the gradient noise over T, which is 1 here where it is 0 or a schedule."""
+        constant = isinstance(self._temperature, ConstantSchedule)
+        T = float(self._temperature.value) if constant else 1.0
+        return noise / (T or 1.0)
 
     @abstractmethod
     def step(
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
-    ) -> tuple[Array, dict[str, Array], Array, Array]:
+    ) -> Transition:
         """
-        One transition on the ravelled ``(n,)`` vector: ``(z, fields, potential, grad)``.
+        One transition on the flat ``(n,)`` vector.
 
         :param rng_key: a key of this step alone.
-        :param state: the state before the step; ``state.z`` is ravelled, and ``state.i`` is not batched.
-        :param z: ravelled unconstrained sites, in the order of their sorted names.
-        :param grad_fn: the gradient estimate, ``potential, g = grad_fn(z)``, to be taken once.
+        :param state: the state before the step; ``state.z`` is flat, and ``state.i`` is not
+            batched.
+        :param z: the flat vector.
+        :param grad_fn: the gradient estimate, ``estimate = grad_fn(z)``; further methods are
+            ``grad_fn.with_hvp(z, v)`` and ``grad_fn.independent(rng_key, z)``.
         :param eps: step size.
         :param T: temperature.
         """
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
-        """The kernel's own fields at the start of one chain, at the ravelled ``z``."""
+        """The kernel's own fields at the start of one chain, at the flat ``z``."""
         return {}
 
     def redraw_momentum(self, rng_key: Array, z: Array, T: Array) -> dict[str, Array]:
         """Those of the kernel's fields that are drawn anew after a divergence."""
         return {}
 
-    def setup(self, oracle: Oracle) -> None:
+    @property
+    def num_descent(self) -> int:
+        """Transitions at the beginning that only descend: none without momentum."""
+        return self._num_descent
+
+    def setup(self, potential: Potential) -> None:
         """Checks that need the model's sites, supports or plates; called by :meth:`init` first."""
-        return
+        far = "r" in self.state_class._fields and not self._starts_near
+        self._num_descent = self._num_adapt // 2 if far else 0
+        check_batches(potential.plates, self._num_devices)
+        for what, schedule, check in (
+            ("step_size", self._schedule, check_positive),
+            ("temperature", self._temperature, check_nonnegative),
+        ):
+            if not isinstance(schedule, ConstantSchedule):
+                check(f"{what} at i = 0", jax.jit(schedule)(np.zeros((), np.int32)))
 
     def sampling_at(self, i: Any) -> Array:
         """False in the exploration stage of a cyclical schedule."""
         sampling = getattr(self._schedule, "sampling", None)
         return jnp.asarray(True if sampling is None else sampling(i), bool)
 
-    def step_size_at(self, i: Any, dtype: Any = float) -> Array:
-        """Step size of transition ``i``."""
-        return jnp.asarray(self._schedule(i), dtype)
-
     def temperature_at(self, i: Any, dtype: Any = float) -> Array:
         """T of transition ``i``: 0 in the exploration stage of a cyclical schedule."""
         return jnp.where(self.sampling_at(i), jnp.asarray(self._temperature(i), dtype), 0)
 
-    def ravel_sites(self, what: str, value: Any, dtype: Any = float) -> Array:
-        """A float as it is; a dict of per-site floats or arrays as ``(n,)``, in the order of the ravelled ``z``."""
-        if not isinstance(value, dict):
-            return jnp.asarray(value, dtype)
-        assert self._prepared is not None
-        like = self._prepared.like
-        check_names(what, value, like)
-        full = {
-            name: jnp.full(like[name].shape, x) if jnp.ndim(x) == 0 else x
-            for name, x in value.items()
-        }
-        return ravel_pytree(check_sites(what, full, like))[0].astype(dtype)
-
-    @property
-    def model(self) -> Model:
-        return self._model
-
-    @property
-    def sample_field(self) -> str:
-        return "z"
-
-    @property
-    def default_fields(self) -> tuple[str, ...]:
-        fields = ("z", "potential_energy", "grad_norm", "step_size", "diverging")
-        own = ("kinetic_temperature", "thermostat", "accept_prob")
-        fields += tuple(name for name in own if name in self.state_class._fields)
-        return (*fields, "sampling") if hasattr(self._schedule, "sampling") else fields
-
-    def get_diagnostics_str(self, state: Any) -> str:
-        # A value of the state in here would wait for the device at every draw.
-        return f"{self.steps_per_sample} steps per draw"
-
-    def postprocess_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
-        if self._prepared is None:
-            return identity
-        return self._prepared.postprocess_fn(*model_args, **(model_kwargs or {}))
-
-    def init(
-        self,
-        rng_key: Array,
-        num_warmup: int,
-        init_params: Sites | None,
-        model_args: tuple = (),
-        model_kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = model_kwargs or {}
-        single = is_prng_key(rng_key)
-        split = partial(random.split, num=4)
-        keys = split(rng_key) if single else jnp.swapaxes(jax.vmap(split)(rng_key), 0, 1)
-        rng_key, key_model, key_plates, key_start = keys
-        self._num_adapt = num_warmup * self.steps_per_sample
-        self._prepared, z = prepare_model(
-            key_model, self._model, self._init_strategy, model_args, kwargs
+    def start(
+        self, potential: Potential, rng_key: Array, key_plates: Array, key_start: Array, z: Sites
+    ) -> tuple[Any, dict[str, Array], Sites | None]:
+        i, flat = jnp.zeros((), int), self.flatten(z)
+        key_index, key_gradient, key_fields = random.split(key_start, 3)
+        plates = self._plates(key_plates, potential)
+        idx, _ = self._batch(key_index, plates, potential)
+        gradient = jax.tree.map(jnp.asarray, self.gradient.init(z, potential))
+        U, grad, _ = self.gradient.estimate(key_gradient, i, z, idx, potential, gradient)
+        state = self.state_class(
+            i=i,
+            z=z,
+            potential_energy=jnp.asarray(U, flat.dtype),
+            grad_norm=jnp.linalg.norm(self.flatten_gradient(grad)).astype(flat.dtype),
+            step_size=self.step_size_at(i, flat.dtype),
+            diverging=jnp.zeros((), bool),
+            sampling=self.sampling_at(i),
+            gradient=gradient,
+            plates=plates,
+            step_scale=jnp.ones((), flat.dtype),
+            best=(jnp.asarray(U, flat.dtype), flat),
+            **self.init_state(key_fields, flat),
+            resumed=jnp.zeros((), bool),
+            rng_key=rng_key,
         )
-        check_batches(self._prepared.plates, self._num_devices)
-        check_positive("step_size at i = 0", self._schedule(jnp.zeros((), int)))
-        check_nonnegative("temperature at i = 0", self._temperature(jnp.zeros((), int)))
-        if init_params is not None:
-            batch_shape = () if single else rng_key.shape[:1]
-            z = check_sites("init_params", init_params, self._prepared.like, batch_shape)
-        oracle = self._prepared.oracle(model_args, kwargs)
-        self.setup(oracle)
-        start = Chain(self, oracle).start
-        state, idx, grad = (start if single else jax.vmap(start))(rng_key, key_plates, key_start, z)
-        traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((state, grad)))
-        if not traced:
-            oracle.check_start(state.z, idx, state.potential_energy, grad, single)
-        # Under a transform the model's closures may hold its tracers, which die with it.
-        self._sample_fn = None if traced else self.sample
-        return state
+        return state, idx, grad
 
-    def sample(
-        self, state: Any, model_args: tuple = (), model_kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        chain = Chain(self, self._oracle(model_args, model_kwargs))
-        if is_prng_key(state.rng_key):
-            return chain.draw(state.i, state)
-        # All chains share i. Kept out of vmap, a lax.cond on it stays a branch instead of taking both.
-        return jax.vmap(partial(chain.draw, state.i[0]))(state._replace(i=None))
+    def transition(self, state: Any, potential: Potential) -> Any:
+        i, dtype = state.i, state.z.dtype
+        rng_key, key_index, key_step = random.split(state.rng_key, 3)
+        # Drawn only where they are used, which is seldom; far from the counters of the split.
+        key_gradient, key_redraw = (random.fold_in(state.rng_key, 1000 + k) for k in range(2))
+        idx, plates = self._batch(key_index, state.plates, potential)
+        eps = self.step_size_at(i, dtype) * state.step_scale
+        T = self.temperature_at(i, dtype)
+        grad_fn = GradFn(self, potential, i, idx, key_gradient, state.gradient)
+        if self._num_descent:
+            z, (U, grad, gradient), fields = self._descend(key_step, state, grad_fn, eps, T)
+        else:
+            z, (U, grad, gradient), fields = self.step(key_step, state, state.z, grad_fn, eps, T)
+        # What only the last step shows, and what did not change, need not be looked at in all.
+        shown = [
+            x
+            for name, x in fields.items()
+            if name not in self.last_step_fields and x is not getattr(state, name)
+        ]
+        finite = _all_finite((z, grad, shown))
+        new = fields | {
+            "z": z,
+            "potential_energy": U,
+            "grad_norm": jnp.sqrt(jnp.vdot(grad, grad)),
+            "gradient": gradient,
+        }
+        old = {name: getattr(state, name) for name in new}
+        new = jax.tree.map(
+            lambda a, b: b if a is b else jnp.where(finite, a, b).astype(b.dtype), new, old
+        )
+        if self._num_adapt:
+            # Far from the mode the last finite state may be anywhere: back to the best one. The
+            # potential is that of the old z, or of half a step from it.
+            warm = i < self._num_adapt
+            lower, back = warm & finite & (state.best[0] > U), warm & ~finite
+            new["best"] = jax.tree.map(partial(jnp.where, lower), (U, state.z), state.best)
+            new["z"] = jnp.where(back, state.best[1], new["z"])
+            new["step_scale"] = jnp.where(back, 0.5, 1.0).astype(dtype) * state.step_scale
+        redraw = partial(self.redraw_momentum, key_redraw, state.z, T)
+        if drawn := jax.eval_shape(redraw):
+            new |= lax.cond(finite, lambda: {name: new[name] for name in drawn}, redraw)
+        return state._replace(
+            i=i + 1,
+            step_size=eps,
+            diverging=state.diverging | ~finite,
+            sampling=self.sampling_at(i),
+            plates=plates,
+            resumed=state.resumed,
+            rng_key=rng_key,
+            **new,
+        )
+
+    def _descend(
+        self, rng_key: Array, state: Any, grad_fn: GradFn, eps: Array, T: Array
+    ) -> Transition:
+        """
+        A step that is a descent as long as ``i`` is in the first half of warmup.
+
+        Far from the mode the potential would become momentum. So nothing is injected, gradient and
+        momentum are kept below their thermal size (a coordinate then moves by about ``eps`` at
+        most), and the kernel's own fields begin anew at the end.
+        """
+        descending = state.i < self._num_descent
+        scale = self.momentum_scale(jnp.where(T > 0, T, 1))
+        grad_fn = replace(grad_fn, bound=jnp.where(descending, scale / eps, jnp.inf))
+        T = jnp.where(descending, 0, T)
+        z, estimate, fields = self.step(rng_key, state, state.z, grad_fn, eps, T)
+        bound = jnp.where(descending, scale, jnp.inf)
+        fields = fields | {"r": jnp.clip(fields["r"], -bound, bound)}
+        fresh = partial(self.init_state, random.fold_in(rng_key, 1), z)
+        names = jax.eval_shape(fresh)
+        kept = {name: fields.get(name, getattr(state, name)) for name in names}
+        last = state.i + 1 == self._num_descent
+        return Transition(z, estimate, lax.cond(last, fresh, lambda: kept))
+
+    def momentum_scale(self, T: Array) -> Array:
+        """Standard deviation of the momentum at temperature T."""
+        return jnp.sqrt(T)
+
+    def finish(self, state: Any, potential: Potential) -> Any:
+        if potential.plates:
+            return state
+        U = potential(self.unflatten(state.z), {})
+        return state._replace(potential_energy=U.astype(state.potential_energy.dtype))
+
+    def renew(self, state: Any, resumed: Array, potential: Potential) -> Any:
+        refresh = getattr(self.gradient, "refresh", None)
+        if refresh is None:
+            return state
+        old = state.gradient
+
+        def again() -> Any:
+            new = refresh(old, potential)
+            return jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), new, old)
+
+        return state._replace(gradient=lax.cond(resumed, again, lambda: old))
 
     def refresh(self, state: Any, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
-        oracle = self._oracle(model_args, model_kwargs)
-        return state._replace(gradient=self.gradient.init(state.z, oracle))
-
-    def wrap_model(self, wrapper: Callable[[Model], Model]) -> Self:
-        kernel = copy.copy(self)
-        kernel._model = wrapper(self._model)
-        kernel._prepared = kernel._sample_fn = None
-        return kernel
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_prepared": None, "_sample_fn": None}
+        potential = self.potential(model_args, model_kwargs)
+        return state._replace(gradient=self.gradient.init(state.z, potential))
 
     def estimate_gradient(
         self,
@@ -273,7 +349,9 @@ class SGMCMCKernel(MCMCKernel):
         model_kwargs: dict[str, Any] | None = None,
     ) -> tuple[Array, Sites]:
         """
-        One draw of the gradient estimate at a fixed point: ``(potential, grad)``. It may be jitted and mapped.
+        One draw of the gradient estimate at a fixed point: ``(potential, grad)``.
+
+        It may be jitted and mapped.
 
         :param rng_key: random number generator key of the batch.
         :param dict z: unconstrained values of the latent sites.
@@ -281,20 +359,29 @@ class SGMCMCKernel(MCMCKernel):
         :param model_kwargs: keyword arguments of the model.
         """
         kwargs = model_kwargs or {}
-        prepared, _ = prepare_model(
-            random.key(0), self._model, self._init_strategy, model_args, kwargs
-        )
-        z = check_sites("z", z, prepared.like)
-        oracle = prepared.oracle(model_args, kwargs)
+        info, params = self._read(None, model_args, kwargs)
+        potential = self._potential(info, params, model_args, kwargs)
+        z = info.check_unconstrained("z", z)
         key_batch, key_gradient = random.split(rng_key)
-        idx = Chain(self, oracle).new_batch(key_batch)
-        i = jnp.zeros((), int)
-        potential, grad, _ = self.gradient.estimate(
-            key_gradient, i, z, idx, oracle, self.gradient.init(z, oracle)
+        idx = self.new_batch(key_batch, potential)
+        state = self.gradient.init(z, potential)
+        U, grad, _ = self.gradient.estimate(
+            key_gradient, jnp.zeros((), int), z, idx, potential, state
         )
-        return potential, grad
+        return U, grad
 
-    def _oracle(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Oracle:
-        if self._prepared is None:
-            raise ValueError("the kernel has no model arguments yet; call init before sample.")
-        return self._prepared.oracle(model_args, model_kwargs or {})
+    def new_batch(self, rng_key: Array, potential: Potential) -> dict[str, Array]:
+        """One batch of the law of the chain's batches, apart from its passes over the data."""
+        key_plates, key_index = random.split(rng_key)
+        return self._batch(key_index, self._plates(key_plates, potential), potential)[0]
+
+    def _plates(self, rng_key: Array, potential: Potential) -> dict[str, Any]:
+        return start_plates(rng_key, potential.plates, self.minibatch)
+
+    def _batch(self, rng_key: Array, plates: Any, potential: Potential) -> tuple[Any, Any]:
+        return draw_indices(rng_key, plates, potential.plates, self.sharding)
+
+
+def _all_finite(tree: Any) -> Array:
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.all(jnp.isfinite(jnp.concatenate([jnp.ravel(x) for x in leaves])))

@@ -1,4 +1,7 @@
-"""Position-dependent noise: the drift that it needs, and the metric of positive numbers."""
+"""Position-dependent noise: the drift that it requires, and the metric of positive numbers."""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax import Array
@@ -6,23 +9,33 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
-from numpyro_ext.mcmc._fields import Field, check_shape
-from numpyro_ext.mcmc._oracle import Oracle
+from numpyro_ext._checks import check_choice
+from numpyro_ext._model.read import ModelInfo
 
 __all__ = [
     "ExpandedMean",
+    "VectorFn",
+    "check_correction",
+    "check_definite",
+    "check_shape",
     "recipe_correction",
+    "values_at",
 ]
 
+VectorFn = Callable[[Array], Any]
+"""A function of the flat vector: a scalar, a vector or a matrix."""
 
-def recipe_correction(diffusion: Field, curl: Field | None, x: Array) -> Array:
+
+def recipe_correction(diffusion: VectorFn, curl: VectorFn | None, x: Array) -> Array:
     r"""
     The drift :math:`\Gamma_k(x) = \sum_l \partial (D_{kl} + Q_{kl}) / \partial x_l` [1, eq. 3].
 
-    Without it noise of the variance D(x) pushes draws to where D is large. The derivatives are exact: m forward passes
-    for a scalar or diagonal D, and the whole ``(m, m, m)`` Jacobian for a matrix D or Q.
+    Without it noise of the variance D(x) pushes draws to where D is large. The derivatives are
+    exact: m forward passes for a scalar or diagonal D, and the whole ``(m, m, m)`` Jacobian for a
+    matrix D or Q.
 
-    :param diffusion: D, a callable from ``(m,)`` to a scalar, to ``(m,)`` (a diagonal) or to ``(m, m)``.
+    :param diffusion: D, a callable from ``(m,)`` to a scalar, to ``(m,)`` (a diagonal) or to
+        ``(m, m)``.
     :param curl: Q, a callable from ``(m,)`` to a skew ``(m, m)``, or None.
     :param x: ``(m,)``.
     :return: ``(m,)``.
@@ -30,13 +43,14 @@ def recipe_correction(diffusion: Field, curl: Field | None, x: Array) -> Array:
     .. doctest::
 
         >>> import jax.numpy as jnp
-        >>> from numpyro_ext.mcmc import recipe_correction
+        >>> from numpyro_ext.mcmc.geometry import recipe_correction
         >>> print(recipe_correction(lambda x: 1 + x**2, None, jnp.array([0.5, 3.0])))
         [1. 6.]
 
     **References:**
 
-    1. *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma, Tianqi Chen, Emily B. Fox (NeurIPS 2015)
+    1. *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma, Tianqi Chen, Emily B. Fox
+       (NeurIPS 2015)
     """
     x = jnp.asarray(x, jnp.result_type(float, x))
     check_shape("diffusion", diffusion, x, (0, 1, 2))
@@ -47,40 +61,89 @@ def recipe_correction(diffusion: Field, curl: Field | None, x: Array) -> Array:
     return total
 
 
-def _divergence(field: Field, x: Array) -> Array:
+def _divergence(fn: VectorFn, x: Array) -> Array:
     """``sum_l dA_kl/dx_l`` of a scalar, a diagonal or a matrix."""
 
     def along(direction: Array) -> Array:
-        slope = jax.jvp(lambda x: jnp.asarray(field(x), x.dtype), (x,), (direction,))[1]
+        slope = jax.jvp(lambda x: jnp.asarray(fn(x), x.dtype), (x,), (direction,))[1]
         return slope if slope.ndim == 0 else jnp.vdot(slope, direction)
 
-    if jax.eval_shape(lambda x: jnp.asarray(field(x)), x).ndim < 2:
+    if jax.eval_shape(lambda x: jnp.asarray(fn(x)), x).ndim < 2:
         return jax.vmap(along)(jnp.eye(len(x), dtype=x.dtype))
-    jacobian = jax.jacfwd(lambda x: jnp.asarray(field(x), x.dtype))(x)
+    jacobian = jax.jacfwd(lambda x: jnp.asarray(fn(x), x.dtype))(x)
     return jnp.trace(jacobian, axis1=1, axis2=2)
+
+
+def check_shape(what: str, fn: VectorFn, x: Array, ranks: tuple[int, ...]) -> None:
+    """A ``ValueError`` unless ``fn`` maps ``(m,)`` to an array of an allowed rank and length m."""
+    shape = jax.eval_shape(lambda x: jnp.asarray(fn(x)), x).shape
+    allowed = [x.shape * rank for rank in ranks]
+    if shape not in allowed:
+        words = " or ".join(str(s) for s in allowed)
+        raise ValueError(
+            f"{what} returns shape {shape} for a vector of {x.shape[0]} numbers; it must be"
+            f" {words}."
+        )
+
+
+def check_correction(correction: Any) -> None:
+    """``"autodiff"`` or a callable, or a ``ValueError``."""
+    if not callable(correction):
+        check_choice("correction", correction, ("autodiff",))
+
+
+def values_at(fn: VectorFn, points: Array) -> np.ndarray:
+    """``fn`` at each of the ``(chains, m)`` points."""
+
+    @jax.jit
+    def values(points: Array) -> Array:
+        return jax.lax.map(lambda x: jnp.asarray(fn(x), x.dtype), points)
+
+    return np.asarray(values(points))
+
+
+def check_definite(what: str, fn: VectorFn, points: Array, *, singular: bool) -> None:
+    """A ``ValueError`` unless the values are positive (or, ``singular``, semi-) definite."""
+    values = values_at(fn, points)
+    matrix = values.ndim == 3
+    finite = bool(np.all(np.isfinite(values)))
+    symmetric = not matrix or np.allclose(values, np.swapaxes(values, 1, 2))
+    scales = np.linalg.eigvalsh(values) if matrix and finite else values
+    # Rounding may make an eigenvalue of 0 a little negative.
+    low = -1e-5 * np.max(np.abs(values)) if singular and matrix else 0.0
+    if not (finite and symmetric and np.all(scales >= low if singular else scales > 0)):
+        kind = "semi" if singular else ""
+        raise ValueError(
+            f"{what} is not positive {kind}definite at the initial point; its numbers must be"
+            f" {'non-negative' if singular else 'positive'}, or its matrix symmetric positive"
+            f" {kind}definite."
+        )
 
 
 class ExpandedMean:
     r"""
-    Metric for :class:`SGRLD` in which positive sites move as numbers :math:`\theta`, with noise of variance
-    :math:`\propto \theta`, and the others by plain :class:`SGLD`.
+    Metric for :class:`SGRLD` in which positive sites move as numbers :math:`\theta`, with noise of
+    variance :math:`\propto \theta`, and the others by plain :class:`SGLD`.
 
-    With :math:`\theta = e^\phi` and g the gradient of the potential in :math:`\phi` (Jacobian included) the metric
-    :math:`\operatorname{diag}(\theta)^{-1}` has all its corrections cancel, at every temperature:
+    With :math:`\theta = e^\phi` and g the gradient of the potential in :math:`\phi` (Jacobian
+    included) the metric :math:`\operatorname{diag}(\theta)^{-1}` has all its corrections cancel, at
+    every temperature:
 
-    .. math:: \theta' = |\theta - \epsilon g + \sqrt{2 \epsilon T \theta}\, \zeta|, \qquad \phi' = \log \theta'.
+    .. math:: \theta' = |\theta - \epsilon g + \sqrt{2 \epsilon T \theta}\, \zeta|, \qquad
+              \phi' = \log \theta'.
 
-    The noise falls to 0 with :math:`\theta`, so small values are no harder than large ones (:class:`SGLD` on
-    :math:`\phi` takes huge steps in :math:`\theta`). The reflection at 0 is exact as :math:`\epsilon \to 0` only, and
-    biases sites with much mass within a few :math:`\epsilon` of 0. ``step_size`` is in units of :math:`\theta`: a Gamma(a, b) comes out with the mean a/b and the variance
-    :math:`\frac{a}{b^2} (1 - \epsilon b/2)^{-1}`.
+    The noise falls to 0 with :math:`\theta`, so small values are no harder than large ones
+    (:class:`SGLD` on :math:`\phi` takes huge steps in :math:`\theta`). The reflection at 0 is exact
+    as :math:`\epsilon \to 0` only, and biases sites with much mass within a few :math:`\epsilon` of
+    0. ``step_size`` is in units of :math:`\theta`: a Gamma(a, b) comes out with the mean a/b and
+    the variance :math:`\frac{a}{b^2} (1 - \epsilon b/2)^{-1}`.
 
     :param sites: names of positive latent sites (support ``positive``); all that there are if None.
 
     **References:**
 
-    1. *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, Sam Patterson, Yee Whye Teh
-       (NeurIPS 2013), eq. 11
+    1. *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, Sam Patterson,
+       Yee Whye Teh (NeurIPS 2013), eq. 11
 
     .. doctest::
 
@@ -102,32 +165,31 @@ class ExpandedMean:
             raise TypeError(f"sites is {sites!r}; it must be a list of names, such as [{sites!r}].")
         self.sites = None if sites is None else tuple(sites)
 
-    def mask(self, oracle: Oracle) -> np.ndarray:
-        """``(n,)``: which coordinates of the ravelled ``z`` are logarithms of numbers that this metric moves."""
-        positive = [name for name, support in oracle.supports.items() if _is_positive(support)]
+    def mask(self, info: ModelInfo) -> np.ndarray:
+        """``(n,)``: which coordinates of the flat vector are logarithms that this metric moves."""
+        supports = {name: latent.support for name, latent in info.latents.items()}
+        positive = [name for name, support in supports.items() if _is_positive(support)]
         if self.sites is None and not positive:
             raise ValueError(
-                "ExpandedMean finds no positive latent site in the model; use SGLD, or GammaSimplexReparam for"
-                " a Dirichlet site."
+                "ExpandedMean finds no positive latent site in the model; use SGLD, or"
+                " GammaSimplexReparam for a Dirichlet site."
             )
         for name in self.sites or ():
-            if name not in oracle.supports:
+            if name not in supports:
                 raise ValueError(
-                    f"ExpandedMean has the site '{name}', which the model lacks; its latent sites are"
-                    f" {sorted(oracle.supports)}."
+                    f"ExpandedMean has the site '{name}', which the model lacks; its latent sites"
+                    f" are {sorted(supports)}."
                 )
             if name not in positive:
                 raise ValueError(
-                    f"ExpandedMean has the site '{name}' with support {oracle.supports[name]}; it moves"
+                    f"ExpandedMean has the site '{name}' with support {supports[name]}; it moves"
                     " positive sites only, use GammaSimplexReparam for a Dirichlet site."
                 )
         chosen = positive if self.sites is None else self.sites
-        return np.concatenate(
-            [
-                np.full(np.prod(oracle.like[name].shape, dtype=int), name in chosen)
-                for name in sorted(oracle.like)
-            ]
-        )
+        mask = np.zeros(info.size, bool)
+        for name in chosen:
+            mask[info.slices[name]] = True
+        return mask
 
     @staticmethod
     def move(phi: Array, g: Array, zeta: Array, eps: Array, T: Array) -> Array:

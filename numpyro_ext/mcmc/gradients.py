@@ -1,18 +1,20 @@
 """Estimators of the gradient of the potential of all N rows, from a minibatch of B.
 
-A kernel takes any object with the two methods ``init(z, oracle) -> state`` and
-``estimate(rng_key, i, z, idx, oracle, state) -> (potential, grad, state)``; ``z`` and ``grad`` are dicts of
-unconstrained sites, ``state`` is a pytree that travels with the chain, and ``oracle`` is described at
-:class:`numpyro_ext.mcmc.SGMCMCKernel`.
+A kernel takes any object with the two methods ``init(z, potential) -> state`` and
+``estimate(rng_key, i, z, idx, potential, state) -> (value, grad, state)``; ``z`` and ``grad`` are
+dicts of unconstrained sites, ``state`` is a pytree that travels with the chain, and ``potential``
+is the model's :class:`numpyro_ext.mcmc.Potential`. If the state depends on the data, a third
+method ``refresh(state, potential) -> state`` computes it again when a chain is resumed on others.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_count
+from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
 
 __all__ = ["SVRG", "ControlVariate", "MinibatchGradient"]
@@ -20,10 +22,13 @@ __all__ = ["SVRG", "ControlVariate", "MinibatchGradient"]
 
 class MinibatchGradient:
     r"""
-    The plain estimate :math:`g = \nabla U_S(z)`: prior plus :math:`N/B` times the rows in the batch S.
+    The plain estimate :math:`g = \nabla U_S(z)`: prior plus :math:`N/B` times the rows in the batch
+    S.
 
-    Unbiased, with variance :math:`\frac{N^2}{B}\operatorname{Var}_n(\nabla \log p(y_n \mid z))` per coordinate for
-    ``minibatch="replace"``, and :math:`(N-B)/(N-1)` times this for ``minibatch="epoch"``. The default of every kernel.
+    Unbiased. Its variance per coordinate is
+    :math:`\frac{N^2}{B}\operatorname{Var}_n(\nabla \log p(y_n \mid z))` for
+    ``minibatch="replace"``, and :math:`(N-B)/(N-1)` times this for ``minibatch="epoch"``. It is the
+    default of every kernel.
 
     .. doctest::
 
@@ -31,14 +36,20 @@ class MinibatchGradient:
         >>> kernel = SGLD(lambda: None, 1e-3, gradient=MinibatchGradient())
     """
 
-    def init(self, z: Sites, oracle: Any) -> tuple[()]:
+    def init(self, z: Sites, potential: Potential) -> tuple[()]:
         return ()
 
     def estimate(
-        self, rng_key: Array, i: Array, z: Sites, idx: Sites, oracle: Any, state: tuple[()]
+        self,
+        rng_key: Array,
+        i: Array,
+        z: Sites,
+        idx: Sites,
+        potential: Potential,
+        state: tuple[()],
     ) -> tuple[Array, Sites, tuple[()]]:
-        potential, grad = oracle.value_and_grad(z, idx)
-        return potential, grad, state
+        value, grad = potential.value_and_grad(z, idx)
+        return value, grad, state
 
 
 class Anchor(NamedTuple):
@@ -55,34 +66,37 @@ class Anchor(NamedTuple):
     grad: Sites
 
 
-def _anchored(z: Sites, idx: Sites, oracle: Any, anchor: Anchor) -> tuple[Array, Sites]:
+def _anchored(z: Sites, idx: Sites, potential: Potential, anchor: Anchor) -> tuple[Array, Sites]:
     """``U(c) + U_S(z) - U_S(c)`` and its gradient, with one batch S in both."""
-    here, there = oracle.value_and_grad(z, idx), oracle.value_and_grad(anchor.z, idx)
+    here, there = potential.value_and_grad(z, idx), potential.value_and_grad(anchor.z, idx)
     return jax.tree.map(
         lambda full, a, b: full + (a - b), (anchor.potential, anchor.grad), here, there
     )
 
 
-def _anchor_at(z: Sites, oracle: Any, chunk_size: int) -> Anchor:
-    return Anchor(z, *oracle.full_value_and_grad(z, chunk_size))
+def _anchor_at(z: Sites, potential: Potential, chunk_size: int) -> Anchor:
+    return Anchor(z, *potential.full_value_and_grad(z, chunk_size))
 
 
 class ControlVariate:
     r"""
-    The estimate :math:`g = \nabla U(c) + \nabla U_S(z) - \nabla U_S(c)` with a fixed center c [1, eq. 6].
+    The estimate :math:`g = \nabla U(c) + \nabla U_S(z) - \nabla U_S(c)` with a fixed center c [1,
+    eq. 6].
 
-    Unbiased, with variance :math:`\frac{N^2}{B}\operatorname{Var}_n(\nabla\ell_n(z) - \nabla\ell_n(c))`, which falls as
-    :math:`|z-c|^2`: near a mode c the noise no longer grows with N. Far from c, or in another mode, it is *worse* than
-    :class:`MinibatchGradient`. Each step takes two minibatch gradients; all N rows are read once, when the chain
-    starts.
+    Unbiased, with variance
+    :math:`\frac{N^2}{B}\operatorname{Var}_n(\nabla\ell_n(z) - \nabla\ell_n(c))`, which falls as
+    :math:`|z-c|^2`: near a mode c the noise no longer grows with N. Far from c, or in another mode,
+    it is *worse* than :class:`MinibatchGradient`. Each step takes two minibatch gradients; all N
+    rows are read once, when the chain starts, and again when ``MCMC.run`` resumes it.
 
-    :param dict center: constrained values of all latent sites, such as ``guide.median(params)`` of an ``AutoDelta``.
+    :param dict center: constrained values of all latent sites, such as ``guide.median(params)`` of
+        an ``AutoDelta``; values of deterministic sites are left out.
     :param int chunk_size: rows per piece in which the gradient of all rows is computed.
 
     **References:**
 
-    1. *Control Variates for Stochastic Gradient MCMC*, Jack Baker, Paul Fearnhead, Emily B. Fox, Christopher Nemeth
-       (Statistics and Computing, 2019)
+    1. *Control Variates for Stochastic Gradient MCMC*, Jack Baker, Paul Fearnhead, Emily B. Fox,
+       Christopher Nemeth (Statistics and Computing, 2019)
 
     .. doctest::
 
@@ -105,38 +119,43 @@ class ControlVariate:
     def __init__(self, center: Sites, *, chunk_size: int = 10_000) -> None:
         if not isinstance(center, dict):
             raise TypeError(
-                f"center is a {type(center).__name__}; it must be a dict of constrained values of all"
-                " latent sites."
+                f"center is a {type(center).__name__}; it must be a dict of constrained values of"
+                " all latent sites."
             )
-        check_count("chunk_size", chunk_size)
         self._center = center
-        self._chunk_size = chunk_size
+        self._chunk_size = check_count("chunk_size", chunk_size)
 
-    def init(self, z: Sites, oracle: Any) -> Anchor:
-        center = oracle.unconstrain("ControlVariate's center", self._center)
-        return _anchor_at(center, oracle, self._chunk_size)
+    def init(self, z: Sites, potential: Potential) -> Anchor:
+        center = potential.unconstrain("ControlVariate's center", self._center)
+        return _anchor_at(center, potential, self._chunk_size)
+
+    def refresh(self, state: Anchor, potential: Potential) -> Anchor:
+        return self.init(state.z, potential)
 
     def estimate(
-        self, rng_key: Array, i: Array, z: Sites, idx: Sites, oracle: Any, state: Anchor
+        self, rng_key: Array, i: Array, z: Sites, idx: Sites, potential: Potential, state: Anchor
     ) -> tuple[Array, Sites, Anchor]:
-        potential, grad = _anchored(z, idx, oracle, state)
-        return potential, grad, state
+        value, grad = _anchored(z, idx, potential, state)
+        return value, grad, state
 
 
 class SVRG:
     r"""
-    :class:`ControlVariate` whose center follows the chain: :math:`c \leftarrow z` when ``i % refresh_every == 0``.
+    :class:`ControlVariate` whose center follows the chain: :math:`c \leftarrow z` when
+    ``i % refresh_every == 0``.
 
-    No mode is needed beforehand, and the chain may travel. Unbiased given c. A step costs two minibatch gradients,
-    and :math:`N/` ``refresh_every`` rows on average for the refresh [1, algorithm 2].
+    No mode is needed beforehand, and the chain may travel. Unbiased given c. A step costs two
+    minibatch gradients, and :math:`N/` ``refresh_every`` rows on average for the refresh
+    [1, algorithm 2].
 
-    :param int refresh_every: transitions between two gradients of all rows; about :math:`N/B` halves the speed.
+    :param int refresh_every: transitions between two gradients of all rows; about :math:`N/B`
+        halves the speed.
     :param int chunk_size: rows per piece in which the gradient of all rows is computed.
 
     **References:**
 
-    1. *Variance Reduction in Stochastic Gradient Langevin Dynamics*, Avinava Dubey, Sashank J. Reddi, Barnabas Poczos,
-       Alexander J. Smola, Eric P. Xing, Sinead A. Williamson (NeurIPS 2016)
+    1. *Variance Reduction in Stochastic Gradient Langevin Dynamics*, Avinava Dubey, Sashank J.
+       Reddi, Barnabas Poczos, Alexander J. Smola, Eric P. Xing, Sinead A. Williamson (NeurIPS 2016)
 
     .. doctest::
 
@@ -145,26 +164,27 @@ class SVRG:
     """
 
     def __init__(self, refresh_every: int, *, chunk_size: int = 10_000) -> None:
-        check_count("refresh_every", refresh_every)
-        check_count("chunk_size", chunk_size)
-        self._refresh_every = refresh_every
-        self._chunk_size = chunk_size
+        self._refresh_every = check_count("refresh_every", refresh_every)
+        self._chunk_size = check_count("chunk_size", chunk_size)
 
-    def init(self, z: Sites, oracle: Any) -> Anchor:
-        return _anchor_at(z, oracle, self._chunk_size)
+    def init(self, z: Sites, potential: Potential) -> Anchor:
+        return _anchor_at(z, potential, self._chunk_size)
+
+    def refresh(self, state: Anchor, potential: Potential) -> Anchor:
+        return self.init(state.z, potential)
 
     def estimate(
-        self, rng_key: Array, i: Array, z: Sites, idx: Sites, oracle: Any, state: Anchor
+        self, rng_key: Array, i: Array, z: Sites, idx: Sites, potential: Potential, state: Anchor
     ) -> tuple[Array, Sites, Anchor]:
         # At i = 0 the anchor is the one that `init` has just computed.
         anchor = lax.cond(
             (i % self._refresh_every == 0) & (i > 0),
             lambda: jax.tree.map(
                 lambda new, old: jnp.asarray(new, old.dtype),
-                _anchor_at(z, oracle, self._chunk_size),
+                _anchor_at(z, potential, self._chunk_size),
                 state,
             ),
             lambda: state,
         )
-        potential, grad = _anchored(z, idx, oracle, anchor)
-        return potential, grad, anchor
+        value, grad = _anchored(z, idx, potential, anchor)
+        return value, grad, anchor

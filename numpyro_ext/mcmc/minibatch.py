@@ -1,9 +1,12 @@
 """Row indices of a minibatch in O(batch) work and memory, however many rows there are."""
 
+from collections.abc import Callable
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 from jax import Array, lax, random
+from jax.core import Tracer
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 
@@ -17,10 +20,12 @@ __all__ = [
     "keyed_permutation",
     "num_devices",
     "replace_indices",
+    "spread_arrays",
     "start_plates",
 ]
 
 _ROUNDS = 8
+"""Rounds of the Feistel network, and the largest number of rows that are sorted instead."""
 
 
 class PlateState(NamedTuple):
@@ -49,7 +54,7 @@ def replace_indices(rng_key: Array, size: int, batch_size: int) -> Array:
     .. doctest::
 
         >>> from jax import random
-        >>> from numpyro_ext.mcmc import replace_indices
+        >>> from numpyro_ext.mcmc.minibatch import replace_indices
         >>> replace_indices(random.key(0), 10_000_000, 4).shape
         (4,)
     """
@@ -65,8 +70,22 @@ def _mix(x: Array, key: Array) -> Array:
 
 
 def _permute(keys: Array, i: Array, size: int) -> Array:
-    """``i`` encrypted by an alternating Feistel network; ``keys`` is ``(rounds,)`` or ``(rounds, B)``."""
-    bits = max(2, (size - 1).bit_length())
+    """The images of ``i``; ``keys`` is ``(rounds,)`` or ``(rounds, B)``."""
+    return _rank(keys, i, size) if size <= _ROUNDS else _encrypt(keys, i, size)
+
+
+def _rank(keys: Array, i: Array, size: int) -> Array:
+    """The rank of number ``i`` among the first ``size`` keys: a uniform draw of all orders."""
+    i, each = i.astype(jnp.int32), (1,) * i.ndim
+    keys = jnp.broadcast_to(keys.reshape(_ROUNDS, *(keys.shape[1:] or each)), (_ROUNDS, *i.shape))
+    mine, others = jnp.take_along_axis(keys, i[None], 0), keys[:size]
+    j = jnp.arange(size).reshape(size, *each)
+    return jnp.sum((others < mine) | ((others == mine) & (j < i)), axis=0, dtype=jnp.uint32)
+
+
+def _encrypt(keys: Array, i: Array, size: int) -> Array:
+    """``i`` encrypted by an alternating Feistel network."""
+    bits = (size - 1).bit_length()
     low = bits - bits // 2
     mask_left, mask_right = jnp.uint32((1 << (bits // 2)) - 1), jnp.uint32((1 << low) - 1)
 
@@ -79,8 +98,8 @@ def _permute(keys: Array, i: Array, size: int) -> Array:
                 right = right ^ (_mix(left, keys[k]) & mask_right)
         return (left << low) | right
 
-    # Cycle walking: a value outside the rows is encrypted again. Starting from a row, the walk ends at a
-    # row, and two walks never meet, so the rows are permuted among themselves.
+    # Cycle walking: a value outside the rows is encrypted again. Starting from a row, the walk ends
+    # at a row, and two walks never meet, so the rows are permuted among themselves.
     return lax.while_loop(
         lambda x: jnp.any(x >= size),
         lambda x: jnp.where(x >= size, encrypt(x), x),
@@ -96,11 +115,12 @@ def keyed_permutation(rng_key: Array, i: Array, size: int) -> Array:
     r"""
     A pseudo-random bijection of ``0 .. size - 1``, evaluated at the places ``i`` alone.
 
-    The number is written with :math:`b = \max(2, \lceil\log_2 N\rceil)` bits, split into halves
-    :math:`L, R`, and goes through a Feistel network: :math:`L \leftarrow L \oplus F_k(R)` in even rounds,
-    :math:`R \leftarrow R \oplus F_k(L)` in odd ones, repeated while the result is not below N. This is a
-    bijection for any F, so no array of N numbers is needed; it is not a uniform draw among all N!
-    permutations.
+    The number is written with :math:`b = \lceil\log_2 N\rceil` bits, split into halves
+    :math:`L, R`, and goes through a Feistel network: :math:`L \leftarrow L \oplus F_k(R)` in even
+    rounds, :math:`R \leftarrow R \oplus F_k(L)` in odd ones, repeated while the result is not below
+    N. This is a bijection for any F, so no array of N numbers is needed; it is not a uniform draw
+    among all N! permutations. Up to 8 rows it is: so few are ordered by random numbers, because on
+    3 bits the network is uneven.
 
     :param rng_key: random number generator key; another key is another permutation.
     :param i: integers in ``0 .. size - 1``, of any shape.
@@ -111,7 +131,7 @@ def keyed_permutation(rng_key: Array, i: Array, size: int) -> Array:
 
         >>> import jax.numpy as jnp
         >>> from jax import random
-        >>> from numpyro_ext.mcmc import keyed_permutation
+        >>> from numpyro_ext.mcmc.minibatch import keyed_permutation
         >>> order = keyed_permutation(random.key(0), jnp.arange(10), 10)
         >>> sorted(order.tolist())
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -127,8 +147,9 @@ def epoch_indices(
     """
     The next minibatch of a pass over the rows in which each row occurs once.
 
-    Pass ``epoch`` visits the rows in the order ``keyed_permutation(fold_in(rng_key, epoch), ., size)``. A
-    batch that starts near the end of a pass goes on with the first rows of the next pass.
+    Pass ``epoch`` visits the rows in the order
+    ``keyed_permutation(fold_in(rng_key, epoch), ., size)``. A batch that starts near the end of a
+    pass goes on with the first rows of the next pass.
 
     :param rng_key: random number generator key, the same at every call of one chain.
     :param epoch: number of passes completed.
@@ -141,7 +162,7 @@ def epoch_indices(
 
         >>> import jax.numpy as jnp
         >>> from jax import random
-        >>> from numpyro_ext.mcmc import epoch_indices
+        >>> from numpyro_ext.mcmc.minibatch import epoch_indices
         >>> rows, epoch, offset = [], jnp.uint32(0), jnp.uint32(0)
         >>> for _ in range(3):
         ...     idx, epoch, offset = epoch_indices(random.key(0), epoch, offset, 6, 2)
@@ -205,7 +226,8 @@ def num_devices(sharding: NamedSharding | None) -> int:
         raise TypeError(f"sharding is {sharding!r}; it must be a jax.sharding.NamedSharding.")
     if len(sharding.spec) != 1 or sharding.spec[0] is None:
         raise ValueError(
-            f"sharding has the spec {sharding.spec}; it must name the mesh axis of the rows, such as P('data')."
+            f"sharding has the spec {sharding.spec}; it must name the mesh axis of the rows, such"
+            " as P('data')."
         )
     axes = sharding.spec[0] if isinstance(sharding.spec[0], tuple) else (sharding.spec[0],)
     types = dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))
@@ -223,6 +245,29 @@ def check_batches(plates: dict[str, tuple[int, int]], devices: int) -> None:
     for name, (_, batch_size) in plates.items():
         if batch_size % devices:
             raise ValueError(
-                f"plate '{name}' has subsample_size {batch_size}; spread over {devices} devices it must be"
-                f" a multiple of {devices}."
+                f"plate '{name}' has subsample_size {batch_size}; spread over {devices} devices it"
+                f" must be a multiple of {devices}."
             )
+
+
+def spread_arrays(
+    args: tuple, kwargs: dict[str, Any]
+) -> tuple[dict[int, Array], Callable[[dict[int, Array]], tuple[tuple, dict[str, Any]]]]:
+    """The arrays that are spread over devices, and the arguments with these put in.
+
+    A compiled function takes these as arguments of its own: closed over they would be copied, and
+    those of other processes cannot be. The rest stays as it is, so that a model may look at it.
+    """
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    spread = {
+        k: x
+        for k, x in enumerate(leaves)
+        if isinstance(x, Array) and not isinstance(x, Tracer) and len(x.sharding.device_set) > 1
+    }
+
+    def whole(spread: dict[int, Array]) -> tuple[tuple, dict[str, Any]]:
+        if not spread:  # the order of a dict would be lost
+            return args, kwargs
+        return jax.tree.unflatten(tree, [spread.get(k, x) for k, x in enumerate(leaves)])
+
+    return spread, whole

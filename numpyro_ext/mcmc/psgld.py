@@ -1,41 +1,35 @@
-"""Preconditioned stochastic gradient Langevin dynamics: Li, Chen, Carlson & Carin (2016), eq. 5-8."""
+"""Preconditioned stochastic gradient Langevin dynamics: Li et al. (2016), eq. 5-8."""
 
-from typing import Any, NamedTuple, Unpack
+from collections.abc import Callable
+from typing import Any
 
 from jax import Array, lax, random
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
+import numpy as np
+from numpyro.infer import init_to_uniform
 
 from numpyro_ext._checks import check_choice, check_nonnegative
-from numpyro_ext._typing import Model, Sites
-from numpyro_ext.mcmc._grad_fn import GradFn
-from numpyro_ext.mcmc._oracle import Oracle
-from numpyro_ext.mcmc.base import Common, Schedule, SGMCMCKernel
-from numpyro_ext.mcmc.minibatch import PlateState
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._typing import GradientEstimator, Model
+from numpyro_ext.mcmc._laws import Choice, choose_sgld
+from numpyro_ext.mcmc.base import SGMCMCKernel
+from numpyro_ext.mcmc.grad_fn import GradFn
+from numpyro_ext.mcmc.kernel import Schedule
+from numpyro_ext.mcmc.settings import Found
+from numpyro_ext.mcmc.state import Transition, kernel_state
+from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["PSGLD", "PSGLDState"]
 
 
-class PSGLDState(NamedTuple):
-    r"""
-    State of one chain: the fields of :class:`SGLDState`, and
-
-     - **preconditioner** - G of the last transition, ``(n,)`` in the order of the ravelled ``z`` (sites sorted by
-       name); coordinate k moves with the step ``step_size * preconditioner[k]``.
-     - **second_moment** - :math:`\hat V`, ``(n,)``.
-    """
-
-    i: Array
-    z: Sites
-    potential_energy: Array
-    grad_norm: Array
-    step_size: Array
-    diverging: Array
-    sampling: Array
-    gradient: Any
-    plates: dict[str, PlateState]
-    preconditioner: Array
-    second_moment: Array
-    rng_key: Array
+PSGLDState = kernel_state(
+    "PSGLDState",
+    __name__,
+    preconditioner="G of the last transition, ``(n,)`` in the flat order; coordinate k moves with"
+    " the step ``step_size * preconditioner[k]``.",
+    second_moment=":math:`\\hat V`, ``(n,)`` in the flat order.",
+)
 
 
 class PSGLD(SGMCMCKernel):
@@ -48,39 +42,52 @@ class PSGLD(SGMCMCKernel):
         G = (\lambda + \sqrt{\hat V})^{-1} \\
         z' &= z - \epsilon (G g - T\, \Gamma) + \sqrt{2 \epsilon T G}\, \zeta
 
-    with ``decay`` :math:`\beta`, ``damping`` :math:`\lambda` and t gradients so far. The division by
-    :math:`1 - \beta^t` is not in the paper; without it the first step is :math:`(1 - \beta)^{-1/2}` times too long.
-    The gradient g is summed over the data where the paper's is averaged, and its step is twice as long:
-    ``damping`` is :math:`N \lambda_\text{paper}` and ``step_size`` is :math:`N \epsilon_\text{paper} / 2`, of the order
-    of a posterior standard deviation.
+    with ``decay`` :math:`\beta`, ``damping`` :math:`\lambda` and t gradients so far. The division
+    by :math:`1 - \beta^t` is not in the paper; without it the first step is
+    :math:`(1 - \beta)^{-1/2}` times too long. The gradient g is summed over the data where the
+    paper's is averaged, and its step is twice as long: ``damping`` is
+    :math:`N \lambda_\text{paper}` and ``step_size`` is :math:`N \epsilon_\text{paper} / 2`, of the
+    order of a posterior standard deviation.
 
-    ``adapt="warmup"`` learns G in warmup and then keeps it: :class:`SGLD` with the step :math:`\epsilon G_k` in
-    coordinate k, with the same biases and no other. ``adapt="always"`` is the paper's rule; G then follows z, and
-    the draws are too wide by :math:`O(1 - \beta)` at a given step size (a standard normal comes out with a variance 5 %
-    too large at :math:`\beta = 0.99, \epsilon = 0.1`), by more for a smaller step. The term
-    :math:`\Gamma_k = \partial G_k / \partial z_k`, which the paper drops and ``gamma="hutchinson"`` estimates as
+    ``adapt="warmup"`` learns G in warmup and then keeps it: :class:`SGLD` with the step
+    :math:`\epsilon G_k` in coordinate k, with the same biases and no other. ``adapt="always"`` is
+    the paper's rule; G then follows z, and the draws are too wide by :math:`O(1 - \beta)` at a
+    given step size (a standard normal comes out with a variance 5 % too large at
+    :math:`\beta = 0.99, \epsilon = 0.1`), by more for a smaller step. The term
+    :math:`\Gamma_k = \partial G_k / \partial z_k`, which the paper drops and ``gamma="hutchinson"``
+    estimates as
 
     .. math:: -G_k^2\, \frac{1 - \beta}{1 - \beta^t}\, \frac{g_k\, v_k (H v)_k}{\sqrt{\hat V_k}},
               \qquad v_k = \pm 1,
 
-    with a Hessian-vector product per step, takes off only a part of this (a fifth to a half on that normal), as it
-    knows nothing of the earlier gradients in V. With ``adapt="warmup"`` it has no effect after the warmup.
+    with a Hessian-vector product per step, takes off only a part of this (a fifth to a half on that
+    normal), as it knows nothing of the earlier gradients in V. With ``adapt="warmup"`` it has no
+    effect after the warmup.
 
-    G is about :math:`1/|g|`, not the inverse curvature: where gradient noise dominates, it evens out the noise.
+    G is about :math:`1/|g|`, not the inverse curvature: where gradient noise dominates, it evens
+    out the noise.
 
     :param model: Python callable containing NumPyro primitives.
-    :param step_size: positive float or schedule, in units of the latent.
+    :param step_size: positive float or schedule, in units of the latent; None is found, in whitened
+        coordinates.
     :param float decay: :math:`\beta`, in (0, 1).
     :param float damping: :math:`\lambda`, non-negative; 0 can divide by a gradient that is 0.
     :param str gamma: ``"none"`` or ``"hutchinson"``.
     :param str adapt: ``"warmup"`` or ``"always"``.
-    :param common: keyword arguments of :class:`SGMCMCKernel`: ``temperature``, ``gradient``, ``minibatch``,
-        ``steps_per_sample``, ``sharding``, ``init_strategy``.
+    :param float max_bias: largest relative error of a variance that a step which is found may have.
+    :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
+    :param temperature: T, a non-negative float or a callable of ``i``.
+    :param gradient: an estimator, such as :class:`ControlVariate`.
+    :param str minibatch: ``"replace"`` or ``"epoch"``.
+    :param int steps_per_sample: transitions per draw.
+    :param sharding: how the rows of the data are spread over devices.
+    :param init_strategy: a per-site initialization function.
+    :param bool forward_mode_differentiation: whether to differentiate in forward mode.
 
     **References:**
 
-    1. *Preconditioned Stochastic Gradient Langevin Dynamics for Deep Neural Networks*, Chunyuan Li, Changyou Chen,
-       David Carlson, Lawrence Carin (AAAI 2016), eq. 5-8
+    1. *Preconditioned Stochastic Gradient Langevin Dynamics for Deep Neural Networks*, Chunyuan Li,
+       Changyou Chen, David Carlson, Lawrence Carin (AAAI 2016), eq. 5-8
 
     .. doctest::
 
@@ -104,15 +111,35 @@ class PSGLD(SGMCMCKernel):
     def __init__(
         self,
         model: Model,
-        step_size: float | Schedule,
+        step_size: float | Schedule | None = None,
         *,
         decay: float = 0.99,
         damping: float = 1e-5,
         gamma: str = "none",
         adapt: str = "warmup",
-        **common: Unpack[Common],
+        max_bias: float = 0.05,
+        whitening: Whitening | None = None,
+        temperature: float | Schedule = 1.0,
+        gradient: GradientEstimator | None = None,
+        minibatch: str = "replace",
+        steps_per_sample: int = 1,
+        sharding: NamedSharding | None = None,
+        init_strategy: Callable[..., Any] = init_to_uniform,
+        forward_mode_differentiation: bool = False,
     ) -> None:
-        super().__init__(model, step_size, **common)
+        super().__init__(
+            model,
+            step_size,
+            max_bias=max_bias,
+            whitening=whitening,
+            temperature=temperature,
+            gradient=gradient,
+            minibatch=minibatch,
+            steps_per_sample=steps_per_sample,
+            sharding=sharding,
+            init_strategy=init_strategy,
+            forward_mode_differentiation=forward_mode_differentiation,
+        )
         if not 0 < decay < 1:
             raise ValueError(f"decay is {decay!r}; it must be between 0 and 1, both excluded.")
         check_nonnegative("damping", damping)
@@ -123,7 +150,8 @@ class PSGLD(SGMCMCKernel):
         self._gamma = gamma
         self._adapt = adapt
 
-    def setup(self, oracle: Oracle) -> None:
+    def setup(self, potential: Potential) -> None:
+        super().setup(potential)
         if self._adapt == "warmup" and self._num_adapt == 0:
             raise ValueError(
                 "adapt is 'warmup' but num_warmup is 0; give it some draws, or use adapt='always'."
@@ -132,17 +160,23 @@ class PSGLD(SGMCMCKernel):
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         return {"preconditioner": jnp.ones_like(z), "second_moment": jnp.zeros_like(z)}
 
+    def choose(self, noise: np.ndarray, found: Found) -> Choice:
+        # At stationarity E g^2 is the curvature, 1, plus the noise.
+        noise = self.noise_ratio(noise)
+        return choose_sgld(noise, self.max_bias, 1 / (self._damping + np.sqrt(1 + noise)))
+
     def step(
-        self, rng_key: Array, state: PSGLDState, z: Array, grad_fn: GradFn, eps: Array, T: Array
-    ) -> tuple[Array, dict[str, Array], Array, Array]:
+        self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
+    ) -> Transition:
         if self._gamma == "hutchinson":
             rng_key, key_probe = random.split(rng_key)
             v = random.rademacher(key_probe, z.shape, z.dtype)
-            potential, g, Hv = grad_fn.with_hvp(z, v)
+            estimate, Hv = grad_fn.with_hvp(z, v)
             curvature = v * Hv
         else:
-            potential, g = grad_fn(z)
+            estimate = grad_fn(z)
             curvature = jnp.zeros_like(z)
+        g = estimate.grad
 
         def adapt() -> tuple[Array, Array, Array]:
             # The weight (1 - decay) / (1 - decay^t) makes the running mean that of t gradients.
@@ -162,4 +196,4 @@ class PSGLD(SGMCMCKernel):
             G, V, Gam = lax.cond(state.i < self._num_adapt, adapt, keep)
         zeta = random.normal(rng_key, z.shape, z.dtype)
         z = z - eps * (G * g - T * Gam) + jnp.sqrt(2 * eps * T * G) * zeta
-        return z, {"preconditioner": G, "second_moment": V}, potential, g
+        return Transition(z, estimate, {"preconditioner": G, "second_moment": V})

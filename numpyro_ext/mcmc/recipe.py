@@ -1,47 +1,41 @@
 """The complete recipe for stochastic-gradient MCMC: Ma, Chen & Fox (2015), eq. 3-4."""
 
-from typing import Any, NamedTuple, Unpack
+from collections.abc import Callable
+from typing import Any
 
+import jax
 from jax import Array, random
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 import numpy as np
+from numpyro.infer import init_to_uniform
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._typing import Model, Sites
-from numpyro_ext.mcmc._fields import (
-    Field,
+from numpyro_ext._typing import GradientEstimator, Model
+from numpyro_ext.mcmc._laws import Choice, choose_linear
+from numpyro_ext.mcmc.base import SGMCMCKernel
+from numpyro_ext.mcmc.geometry import (
+    VectorFn,
     check_correction,
     check_definite,
     check_shape,
-    starting_points,
+    recipe_correction,
     values_at,
 )
-from numpyro_ext.mcmc._grad_fn import GradFn
-from numpyro_ext.mcmc.base import Common, Schedule, SGMCMCKernel
-from numpyro_ext.mcmc.geometry import recipe_correction
-from numpyro_ext.mcmc.minibatch import PlateState
+from numpyro_ext.mcmc.grad_fn import GradFn
+from numpyro_ext.mcmc.kernel import Schedule
+from numpyro_ext.mcmc.settings import Found
+from numpyro_ext.mcmc.state import Transition, kernel_state
+from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["RecipeKernel", "RecipeKernelState"]
 
 
-class RecipeKernelState(NamedTuple):
-    """
-    State of one chain: the fields of :class:`SGLDState`, and
-
-     - **r** - auxiliary variables, ``(num_auxiliary * n,)``.
-    """
-
-    i: Array
-    z: Sites
-    potential_energy: Array
-    grad_norm: Array
-    step_size: Array
-    diverging: Array
-    sampling: Array
-    gradient: Any
-    plates: dict[str, PlateState]
-    r: Array
-    rng_key: Array
+RecipeKernelState = kernel_state(
+    "RecipeKernelState",
+    __name__,
+    r="auxiliary variables, ``(num_auxiliary * n,)``, each block in the flat order.",
+)
 
 
 class RecipeKernel(SGMCMCKernel):
@@ -50,35 +44,48 @@ class RecipeKernel(SGMCMCKernel):
 
     .. math::
 
-        x' = x - \epsilon \bigl((D + Q) \nabla H - T\, \Gamma\bigr) + \sqrt{2 \epsilon T}\, D^{1/2} \zeta, \qquad
+        x' = x - \epsilon \bigl((D + Q) \nabla H - T\, \Gamma\bigr)
+        + \sqrt{2 \epsilon T}\, D^{1/2} \zeta, \qquad
         \Gamma_k = \textstyle\sum_l \partial (D_{kl} + Q_{kl}) / \partial x_l,
 
-    where x is the ravelled, unconstrained z (sites sorted by name) followed by ``num_auxiliary`` blocks r of its size,
-    m numbers in all, and :math:`H(x) = U(z) + |r|^2 / 2`. D(x) is positive semidefinite, Q(x) skew-symmetric; as
-    :math:`\epsilon \to 0` every such pair keeps :math:`e^{-H(x)/T}`. :class:`SGLD` is D = 1; :class:`SGHMC`, unsplit,
-    is ``num_auxiliary=1`` with
+    where x is the flat, unconstrained z (latent sites in the order in which the model samples them)
+    followed by ``num_auxiliary`` blocks r of its size, m numbers in all, and
+    :math:`H(x) = U(z) + |r|^2 / 2`. D(x) is positive semidefinite, Q(x) skew-symmetric; as
+    :math:`\epsilon \to 0` every such pair keeps :math:`e^{-H(x)/T}`. :class:`SGLD` is D = 1;
+    :class:`SGHMC`, unsplit, is ``num_auxiliary=1`` with
 
     .. math:: D = \begin{pmatrix} 0 & 0 \\ 0 & C I \end{pmatrix}, \qquad
               Q = \begin{pmatrix} 0 & -I \\ I & 0 \end{pmatrix}.
 
-    For trying out dynamics, and for tests: this is one explicit Euler step, with a bias of first order in
-    :math:`\epsilon` that is large for curl dynamics (they diverge where friction is below :math:`\epsilon` times the
-    curvature; at :math:`\epsilon = 1/2` and unit friction and curvature :class:`SGHMC`'s pair gives a variance of 2.154
-    for 1). Gradient noise of variance :math:`s^2` adds :math:`\epsilon^2 (D + Q) s^2 (D + Q)^\top`. Dense: O(m^2) per
-    step, O(m^3) for the square root of a matrix D and for the derivatives.
+    For trying out dynamics, and for tests: this is one explicit Euler step, with a bias of first
+    order in :math:`\epsilon` that is large for curl dynamics (they diverge where friction is below
+    :math:`\epsilon` times the curvature; at :math:`\epsilon = 1/2` and unit friction and curvature
+    :class:`SGHMC`'s pair gives a variance of 2.154 for 1). Gradient noise of variance :math:`s^2`
+    adds :math:`\epsilon^2 (D + Q) s^2 (D + Q)^\top`. Dense: O(m^2) per step, O(m^3) for the square
+    root of a matrix D and for the derivatives.
 
     :param model: Python callable containing NumPyro primitives.
-    :param step_size: positive float or schedule.
-    :param diffusion: D, a callable from x to a scalar, to ``(m,)`` (a diagonal) or to ``(m, m)``; it may be singular.
+    :param step_size: positive float or schedule; None is found, without a whitening, as D and Q are
+        functions of the coordinates in which the kernel moves.
+    :param diffusion: D, a callable from x to a scalar, to ``(m,)`` (a diagonal) or to ``(m, m)``;
+        it may be singular.
     :param curl: Q, a callable from x to ``(m, m)``; None is 0.
     :param int num_auxiliary: number of auxiliary blocks, each standard normal a priori.
     :param correction: ``"autodiff"``, or a callable from x to :math:`\Gamma`, ``(m,)``.
-    :param common: keyword arguments of :class:`SGMCMCKernel`: ``temperature``, ``gradient``, ``minibatch``,
-        ``steps_per_sample``, ``sharding``, ``init_strategy``.
+    :param float max_bias: largest relative error of a variance that a step which is found may have.
+    :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
+    :param temperature: T, a non-negative float or a callable of ``i``.
+    :param gradient: an estimator, such as :class:`ControlVariate`.
+    :param str minibatch: ``"replace"`` or ``"epoch"``.
+    :param int steps_per_sample: transitions per draw.
+    :param sharding: how the rows of the data are spread over devices.
+    :param init_strategy: a per-site initialization function.
+    :param bool forward_mode_differentiation: whether to differentiate in forward mode.
 
     **References:**
 
-    1. *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma, Tianqi Chen, Emily B. Fox (NeurIPS 2015), eq. 3-4
+    1. *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma, Tianqi Chen, Emily B. Fox
+       (NeurIPS 2015), eq. 3-4
 
     .. doctest::
 
@@ -99,27 +106,47 @@ class RecipeKernel(SGMCMCKernel):
     """
 
     state_class = RecipeKernelState
+    moves_whitened = False  # its functions are those of z
 
     def __init__(
         self,
         model: Model,
-        step_size: float | Schedule,
+        step_size: float | Schedule | None = None,
         *,
-        diffusion: Field,
-        curl: Field | None = None,
+        diffusion: VectorFn,
+        curl: VectorFn | None = None,
         num_auxiliary: int = 0,
-        correction: str | Field = "autodiff",
-        **common: Unpack[Common],
+        correction: str | VectorFn = "autodiff",
+        max_bias: float = 0.05,
+        whitening: Whitening | None = None,
+        temperature: float | Schedule = 1.0,
+        gradient: GradientEstimator | None = None,
+        minibatch: str = "replace",
+        steps_per_sample: int = 1,
+        sharding: NamedSharding | None = None,
+        init_strategy: Callable[..., Any] = init_to_uniform,
+        forward_mode_differentiation: bool = False,
     ) -> None:
-        super().__init__(model, step_size, **common)
+        super().__init__(
+            model,
+            step_size,
+            max_bias=max_bias,
+            whitening=whitening,
+            temperature=temperature,
+            gradient=gradient,
+            minibatch=minibatch,
+            steps_per_sample=steps_per_sample,
+            sharding=sharding,
+            init_strategy=init_strategy,
+            forward_mode_differentiation=forward_mode_differentiation,
+        )
         for name, value in (("diffusion", diffusion), ("curl", curl)):
             if not (callable(value) or (name == "curl" and value is None)):
                 raise TypeError(f"{name} is {value!r}; it must be a callable of the vector x.")
-        check_count("num_auxiliary", num_auxiliary, 0)
         check_correction(correction)
         self._diffusion = diffusion
         self._curl = curl
-        self._num_auxiliary = num_auxiliary
+        self._num_auxiliary = check_count("num_auxiliary", num_auxiliary, 0)
         self._correction = correction
 
     def redraw_momentum(self, rng_key: Array, z: Array, T: Array) -> dict[str, Array]:
@@ -136,41 +163,44 @@ class RecipeKernel(SGMCMCKernel):
             check_shape("correction", self._correction, x, (1,))
         return fields
 
-    def init(
-        self,
-        rng_key: Array,
-        num_warmup: int,
-        init_params: Sites | None,
-        model_args: tuple = (),
-        model_kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        state = super().init(rng_key, num_warmup, init_params, model_args, model_kwargs)
-        points = starting_points(state, "r")
+    def check_state(self, states: Any) -> None:
+        points = jnp.concatenate([jax.vmap(self.flatten)(states.z), states.r], axis=1)
         check_definite("diffusion", self._diffusion, points, singular=True)
-        if self._curl is not None and points is not None:
+        if self._curl is not None:
             Q = values_at(self._curl, points)
             if not np.allclose(Q, -np.swapaxes(Q, 1, 2)):
                 raise ValueError(
-                    "curl is not skew-symmetric at the initial point; it must have Q[k, l] = -Q[l, k]."
+                    "curl is not skew-symmetric at the initial point; it must have"
+                    " Q[k, l] = -Q[l, k]."
                 )
-        return state
+
+    def choose(self, noise: np.ndarray, found: Found) -> Choice:
+        size = (1 + self._num_auxiliary) * len(noise)
+        x = jnp.concatenate([found.mode.x, jnp.zeros(size - len(noise), found.mode.x.dtype)])
+        D = np.asarray(self._diffusion(x), float)
+        D = np.diag(np.broadcast_to(D, size)) if D.ndim < 2 else D
+        Q = np.zeros_like(D) if self._curl is None else np.asarray(self._curl(x), float)
+        noise = self.noise_ratio(noise)
+        padded = np.concatenate([noise, np.zeros(size - len(noise))])
+        return choose_linear(found.whiten(D), found.whiten(Q), padded, len(noise), self.max_bias)
 
     def step(
         self,
         rng_key: Array,
-        state: RecipeKernelState,
+        state: Any,
         z: Array,
         grad_fn: GradFn,
         eps: Array,
         T: Array,
-    ) -> tuple[Array, dict[str, Array], Array, Array]:
+    ) -> Transition:
         n, x = len(z), jnp.concatenate([z, state.r])
-        potential, g = grad_fn(z)
-        grad_H = jnp.concatenate([g, state.r])
+        estimate = grad_fn(z)
+        grad_H = jnp.concatenate([estimate.grad, state.r])
         zeta = random.normal(rng_key, x.shape, x.dtype)
         D = jnp.asarray(self._diffusion(x), x.dtype)
         if D.ndim == 2:
-            # Not Cholesky: D may be singular, and what rounding makes of an eigenvalue of 0 is no noise.
+            # Not Cholesky: D may be singular, and what rounding makes of an eigenvalue of 0 is no
+            # noise.
             scales, directions = jnp.linalg.eigh(D)
             least = len(x) * jnp.finfo(x.dtype).eps * scales[-1]
             noise = directions @ (jnp.sqrt(jnp.where(scales > least, scales, 0)) * zeta)
@@ -184,4 +214,4 @@ class RecipeKernel(SGMCMCKernel):
         else:
             Gam = recipe_correction(self._diffusion, self._curl, x)
         x = x - eps * (drift - T * Gam) + jnp.sqrt(2 * eps * T) * noise
-        return x[:n], {"r": x[n:]}, potential, g
+        return Transition(x[:n], estimate, {"r": x[n:]})

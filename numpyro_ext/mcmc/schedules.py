@@ -34,8 +34,9 @@ class PolynomialSchedule:
     r"""
     Polynomial decay :math:`\epsilon_i = a (b + i)^{-\gamma}`.
 
-    Draws converge to the posterior for :math:`1/2 < \gamma \le 1` when averages are weighted by the step
-    size, :math:`\sum_i \epsilon_i f(z_i) / \sum_i \epsilon_i` [1, eq. 5]. Other exponents are allowed and keep a bias.
+    Draws converge to the posterior for :math:`1/2 < \gamma \le 1` when averages are weighted by the
+    step size, :math:`\sum_i \epsilon_i f(z_i) / \sum_i \epsilon_i` [1, eq. 5]. Other exponents are
+    allowed and keep a bias.
 
     :param float a: scale.
     :param float b: shift; the first step is :math:`a b^{-\gamma}`.
@@ -43,7 +44,8 @@ class PolynomialSchedule:
 
     **References:**
 
-    1. *Bayesian Learning via Stochastic Gradient Langevin Dynamics*, Max Welling, Yee Whye Teh (ICML 2011)
+    1. *Bayesian Learning via Stochastic Gradient Langevin Dynamics*, Max Welling, Yee Whye Teh
+       (ICML 2011)
 
     .. doctest::
 
@@ -73,9 +75,10 @@ class CyclicalSchedule:
 
         \epsilon_i = \tfrac{1}{2}\,\text{peak}\,(\cos(\pi q) + 1).
 
-    While :math:`q <` ``exploration`` the kernel runs at temperature 0 (descent with large steps) and the draw is
-    marked ``sampling=False`` in the extra fields: drop these draws. Afterwards it runs at its own temperature.
-    Reference [1] indexes from 1 and rounds its cycles up; here ``i`` counts from 0 and every cycle has L transitions.
+    While :math:`q <` ``exploration`` the kernel runs at temperature 0 (descent with large steps)
+    and the draw is marked ``sampling=False`` in the extra fields: drop these draws. Afterwards it
+    runs at its own temperature. Reference [1] indexes from 1 and rounds its cycles up; here ``i``
+    counts from 0 and every cycle has L transitions.
 
     :param float peak: step size at the start of a cycle.
     :param int cycle_length: transitions in a cycle.
@@ -83,8 +86,8 @@ class CyclicalSchedule:
 
     **References:**
 
-    1. *Cyclical Stochastic Gradient MCMC for Bayesian Deep Learning*, Ruqi Zhang, Chunyuan Li, Jianyi Zhang, Changyou
-       Chen, Andrew Gordon Wilson (ICLR 2020), eq. 1 and algorithm 1
+    1. *Cyclical Stochastic Gradient MCMC for Bayesian Deep Learning*, Ruqi Zhang, Chunyuan Li,
+       Jianyi Zhang, Changyou Chen, Andrew Gordon Wilson (ICLR 2020), eq. 1 and algorithm 1
 
     .. doctest::
 

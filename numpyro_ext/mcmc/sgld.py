@@ -1,44 +1,26 @@
 """Stochastic gradient Langevin dynamics: Welling & Teh (2011), eq. 4."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from jax import Array, random
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
+import numpy as np
+from numpyro.infer import init_to_uniform
 
-from numpyro_ext._typing import Sites
-from numpyro_ext.mcmc._grad_fn import GradFn
+from numpyro_ext._typing import GradientEstimator, Model
+from numpyro_ext.mcmc._laws import Choice, choose_sgld
 from numpyro_ext.mcmc.base import SGMCMCKernel
-from numpyro_ext.mcmc.minibatch import PlateState
+from numpyro_ext.mcmc.grad_fn import GradFn
+from numpyro_ext.mcmc.kernel import Schedule
+from numpyro_ext.mcmc.settings import Found
+from numpyro_ext.mcmc.state import Transition, kernel_state
+from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["SGLD", "SGLDState"]
 
-
-class SGLDState(NamedTuple):
-    """
-    State of one chain; the fields that all stochastic-gradient kernels have:
-
-     - **i** - number of transitions made, from 0; it is not reset after warmup.
-     - **z** - dict of the latent sites in unconstrained space.
-     - **potential_energy** - minibatch potential where the gradient was taken last.
-     - **grad_norm** - 2-norm of that gradient estimate.
-     - **step_size** - step size of the last transition.
-     - **diverging** - whether a transition of the last draw met a value that was not finite.
-     - **sampling** - False in the exploration stage of a cyclical schedule.
-     - **gradient** - state of the gradient estimator.
-     - **plates** - ``{name: (epoch, offset, rng_key)}`` for ``minibatch="epoch"``, else empty.
-     - **rng_key** - random number generator key of the next transition.
-    """
-
-    i: Array
-    z: Sites
-    potential_energy: Array
-    grad_norm: Array
-    step_size: Array
-    diverging: Array
-    sampling: Array
-    gradient: Any
-    plates: dict[str, PlateState]
-    rng_key: Array
+SGLDState = kernel_state("SGLDState", __name__)
 
 
 class SGLD(SGMCMCKernel):
@@ -49,22 +31,32 @@ class SGLD(SGMCMCKernel):
 
         z' = z - \epsilon g(z) + \sqrt{2 \epsilon T}\, \zeta, \qquad \zeta \sim N(0, I),
 
-    where g estimates the gradient of the potential of all N data, so :math:`\epsilon` is of the order of the posterior
-    variance, :math:`O(1/N)`. The paper's step is :math:`2\epsilon`.
+    where g estimates the gradient of the potential of all N data, so :math:`\epsilon` is of the
+    order of the posterior variance, :math:`O(1/N)`. The paper's step is :math:`2\epsilon`.
 
-    Biased at a fixed step: with curvature h and gradient noise of variance :math:`s^2` a Gaussian target
-    comes out with variance :math:`(2T + \epsilon s^2) / (h (2 - \epsilon h))` for :math:`T/h`. The noise counts as
-    long as :math:`\epsilon s^2` is not small against :math:`2T`, and :math:`s^2` grows as :math:`N^2/B`; see
-    :class:`ControlVariate`. It diverges for :math:`\epsilon h > 2`, so sites of unequal scale mix at unequal speed.
+    Biased at a fixed step: with curvature h and gradient noise of variance :math:`s^2` a Gaussian
+    target comes out with variance :math:`(2T + \epsilon s^2) / (h (2 - \epsilon h))` for
+    :math:`T/h`. The noise counts as long as :math:`\epsilon s^2` is not small against :math:`2T`,
+    and :math:`s^2` grows as :math:`N^2/B`; see :class:`ControlVariate`. It diverges for
+    :math:`\epsilon h > 2`, so sites of unequal scale mix at unequal speed.
 
     :param model: Python callable containing NumPyro primitives.
-    :param step_size: positive float or schedule, in units of the squared latent.
-    :param common: keyword arguments of :class:`SGMCMCKernel`: ``temperature``, ``gradient``, ``minibatch``,
-        ``steps_per_sample``, ``sharding``, ``init_strategy``.
+    :param step_size: positive float or schedule, in units of the squared latent; None is found, in
+        whitened coordinates.
+    :param float max_bias: largest relative error of a variance that a step which is found may have.
+    :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
+    :param temperature: T, a non-negative float or a callable of ``i``.
+    :param gradient: an estimator, such as :class:`ControlVariate`.
+    :param str minibatch: ``"replace"`` or ``"epoch"``.
+    :param int steps_per_sample: transitions per draw.
+    :param sharding: how the rows of the data are spread over devices.
+    :param init_strategy: a per-site initialization function.
+    :param bool forward_mode_differentiation: whether to differentiate in forward mode.
 
     **References:**
 
-    1. *Bayesian Learning via Stochastic Gradient Langevin Dynamics*, Max Welling, Yee Whye Teh (ICML 2011), eq. 4
+    1. *Bayesian Learning via Stochastic Gradient Langevin Dynamics*, Max Welling, Yee Whye Teh
+       (ICML 2011), eq. 4
 
     .. doctest::
 
@@ -85,9 +77,42 @@ class SGLD(SGMCMCKernel):
 
     state_class = SGLDState
 
+    def __init__(
+        self,
+        model: Model,
+        step_size: float | Schedule | None = None,
+        *,
+        max_bias: float = 0.05,
+        whitening: Whitening | None = None,
+        temperature: float | Schedule = 1.0,
+        gradient: GradientEstimator | None = None,
+        minibatch: str = "replace",
+        steps_per_sample: int = 1,
+        sharding: NamedSharding | None = None,
+        init_strategy: Callable[..., Any] = init_to_uniform,
+        forward_mode_differentiation: bool = False,
+    ) -> None:
+        super().__init__(
+            model,
+            step_size,
+            max_bias=max_bias,
+            whitening=whitening,
+            temperature=temperature,
+            gradient=gradient,
+            minibatch=minibatch,
+            steps_per_sample=steps_per_sample,
+            sharding=sharding,
+            init_strategy=init_strategy,
+            forward_mode_differentiation=forward_mode_differentiation,
+        )
+
+    def choose(self, noise: np.ndarray, found: Found) -> Choice:
+        return choose_sgld(self.noise_ratio(noise), self.max_bias)
+
     def step(
-        self, rng_key: Array, state: SGLDState, z: Array, grad_fn: GradFn, eps: Array, T: Array
-    ) -> tuple[Array, dict[str, Array], Array, Array]:
-        potential, g = grad_fn(z)
+        self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
+    ) -> Transition:
+        estimate = grad_fn(z)
         zeta = random.normal(rng_key, z.shape, z.dtype)
-        return z - eps * g + jnp.sqrt(2 * eps * T) * zeta, {}, potential, g
+        z = z - eps * estimate.grad + jnp.sqrt(2 * eps * T) * zeta
+        return Transition(z, estimate, {})

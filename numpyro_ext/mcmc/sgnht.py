@@ -1,48 +1,41 @@
 """Stochastic gradient Nose-Hoover thermostat: Ding et al. (2014), algorithm 2."""
 
-from typing import Any, NamedTuple, Unpack
+from collections.abc import Callable
+from typing import Any
 
 from jax import Array, random
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 import numpy as np
+from numpyro.infer import init_to_uniform
 
 from numpyro_ext._checks import check_choice, check_positive
-from numpyro_ext._typing import Model, Sites
-from numpyro_ext.mcmc._grad_fn import GradFn
-from numpyro_ext.mcmc.base import Common, Schedule, SGMCMCKernel
-from numpyro_ext.mcmc.minibatch import PlateState
+from numpyro_ext._typing import GradientEstimator, Model
+from numpyro_ext.mcmc._laws import FRICTIONS, Choice, choose_sgnht
+from numpyro_ext.mcmc.base import SGMCMCKernel
+from numpyro_ext.mcmc.grad_fn import GradFn
+from numpyro_ext.mcmc.kernel import Schedule
+from numpyro_ext.mcmc.settings import Found, Settings
+from numpyro_ext.mcmc.state import Transition, kernel_state
+from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["SGNHT", "SGNHTState"]
 
 
-class SGNHTState(NamedTuple):
-    """
-    State of one chain: the fields of :class:`SGLDState`, and
-
-     - **r** - momentum, ``(n,)`` in the order of the ravelled ``z`` (sites sorted by name).
-     - **thermostat** - friction xi that was found: ``()`` for ``thermostat="scalar"``, ``(number of sites,)`` in the
-       order of their sorted names for ``"per_site"``, ``(n,)`` for ``"per_parameter"``.
-     - **kinetic_temperature** - mean of ``r^2`` over all n.
-    """
-
-    i: Array
-    z: Sites
-    potential_energy: Array
-    grad_norm: Array
-    step_size: Array
-    diverging: Array
-    sampling: Array
-    gradient: Any
-    plates: dict[str, PlateState]
-    r: Array
-    thermostat: Array
-    kinetic_temperature: Array
-    rng_key: Array
+SGNHTState = kernel_state(
+    "SGNHTState",
+    __name__,
+    r="momentum, ``(n,)`` in the flat order.",
+    thermostat='friction xi that was found: ``()`` for ``thermostat="scalar"``, ``(number of'
+    ' sites,)`` in the order of the model for ``"per_site"``, ``(n,)`` for ``"per_parameter"``.',
+    kinetic_temperature="mean of ``r^2`` over all n.",
+)
 
 
 class SGNHT(SGMCMCKernel):
     r"""
-    Stochastic gradient Nose-Hoover thermostat [1]: a friction that adapts until the temperature is right.
+    Stochastic gradient Nose-Hoover thermostat [1]: a friction that adapts until the temperature is
+    right.
 
     .. math::
 
@@ -54,42 +47,54 @@ class SGNHT(SGMCMCKernel):
 
     .. math::
 
-        r' &= c\, r + \tfrac{1 + c}{2} \bigl(-\epsilon g(z) + \sqrt{2 C T \epsilon}\, \zeta\bigr), \quad
-        z' = z + \epsilon r' \\
+        r' &= c\, r + \tfrac{1 + c}{2} \bigl(-\epsilon g(z) + \sqrt{2 C T \epsilon}\, \zeta\bigr),
+        \quad z' = z + \epsilon r' \\
         \xi' &= \xi + \epsilon \tfrac{n_g}{\mu} \bigl(\operatorname{mean}_g r'^2 - T\bigr)
 
-    Gradient noise of unknown variance :math:`s^2` is injected noise that nobody declared, and :math:`\xi` finds it:
-    at stationarity :math:`\xi \approx C + \epsilon s^2 / (2T)`, and a Gaussian target has its variance T/h at any step
-    (with many coordinates to a thermostat). The step is of the order of a posterior standard deviation, as for
-    :class:`SGHMC`; the paper's ``h`` is :math:`\epsilon`, its ``A`` is C, and its thermostat has
-    :math:`\mu = n_g`, the default here for 10 coordinates or more.
+    Gradient noise of unknown variance :math:`s^2` is injected noise that nobody declared, and
+    :math:`\xi` finds it: at stationarity :math:`\xi \approx C + \epsilon s^2 / (2T)`, and a
+    Gaussian target has its variance T/h at any step (with many coordinates to a thermostat). The
+    step is of the order of a posterior standard deviation, as for :class:`SGHMC`; the paper's ``h``
+    is :math:`\epsilon`, its ``A`` is C, and its thermostat has :math:`\mu = n_g`, the default here
+    for 10 coordinates or more.
 
-    A scalar thermostat makes the *average* temperature right: parts of the model with unequal gradient noise end at
-    unequal temperatures, too hot and too cold. ``"per_parameter"`` heals this [2], at the price of fluctuations of
-    :math:`\xi` with variance :math:`T/\mu`, which bias coordinates by a few percent where :math:`\mu` is near 1. The
-    noise must not vary much along the chain. Once
-    :math:`\epsilon C + \epsilon^2 s^2 / (2T) \ge 2 - \epsilon^2 h/2` no friction is enough and :math:`\xi` runs away:
-    ``thermostat`` shows it, and at last ``diverging``.
+    A scalar thermostat makes the *average* temperature right: parts of the model with unequal
+    gradient noise end at unequal temperatures, too hot and too cold. ``"per_parameter"`` heals this
+    [2], at the price of fluctuations of :math:`\xi` with variance :math:`T/\mu`, which bias
+    coordinates by a few percent where :math:`\mu` is near 1. The noise must not vary much along the
+    chain. Once :math:`\epsilon C + \epsilon^2 s^2 / (2T) \ge 2 - \epsilon^2 h/2` no friction is
+    enough and :math:`\xi` runs away: ``thermostat`` shows it, and at last ``diverging``.
 
-    :math:`\xi` settles within about :math:`\mu \xi / (n_g T \epsilon)` steps. The default :math:`\mu` is meant for
-    latents of scale near 1; where all standard deviations are near a smaller :math:`\sigma` it takes
-    :math:`\sigma^{-2}` times as many, so pass ``thermal_mass`` :math:`= \sigma^2 \max(n_g, 10)`, or warm up longer.
+    :math:`\xi` settles within about :math:`\mu \xi / (n_g T \epsilon)` steps. The default
+    :math:`\mu` is meant for latents of scale near 1; where all standard deviations are near a
+    smaller :math:`\sigma` it takes :math:`\sigma^{-2}` times as many, so pass ``thermal_mass``
+    :math:`= \sigma^2 \max(n_g, 10)`, or warm up longer.
 
     :param model: Python callable containing NumPyro primitives.
-    :param step_size: positive float or schedule, in units of time.
-    :param float friction: C, the injected noise level, a rate in 1/time.
-    :param str thermostat: ``"scalar"``, ``"per_site"`` or ``"per_parameter"``: the coordinates that share a friction.
-    :param float thermal_mass: :math:`\mu`, in units of squared time; by default the larger of :math:`n_g` and 10 for
-        each thermostat.
-    :param common: keyword arguments of :class:`SGMCMCKernel`: ``temperature``, ``gradient``, ``minibatch``,
-        ``steps_per_sample``, ``sharding``, ``init_strategy``.
+    :param step_size: positive float or schedule, in units of time; None is found, with the
+        friction, in whitened coordinates.
+    :param float friction: C, the injected noise level, a rate in 1/time; None is found with the
+        step size, and 1 if that is given.
+    :param str thermostat: ``"scalar"``, ``"per_site"`` or ``"per_parameter"``: the coordinates that
+        share a friction.
+    :param float thermal_mass: :math:`\mu`, in units of squared time; by default the larger of
+        :math:`n_g` and 10 for each thermostat.
+    :param float max_bias: largest relative error of a variance that a step which is found may have.
+    :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
+    :param temperature: T, a non-negative float or a callable of ``i``.
+    :param gradient: an estimator, such as :class:`ControlVariate`.
+    :param str minibatch: ``"replace"`` or ``"epoch"``.
+    :param int steps_per_sample: transitions per draw.
+    :param sharding: how the rows of the data are spread over devices.
+    :param init_strategy: a per-site initialization function.
+    :param bool forward_mode_differentiation: whether to differentiate in forward mode.
 
     **References:**
 
-    1. *Bayesian Sampling Using Stochastic Gradient Thermostats*, Nan Ding, Youhan Fang, Ryan Babbush, Changyou Chen,
-       Robert D. Skeel, Hartmut Neven (NeurIPS 2014), algorithm 2
-    2. *Adaptive Thermostats for Noisy Gradient Systems*, Benedict Leimkuhler, Xiaocheng Shang (SIAM Journal on
-       Scientific Computing, 2016)
+    1. *Bayesian Sampling Using Stochastic Gradient Thermostats*, Nan Ding, Youhan Fang, Ryan
+       Babbush, Changyou Chen, Robert D. Skeel, Hartmut Neven (NeurIPS 2014), algorithm 2
+    2. *Adaptive Thermostats for Noisy Gradient Systems*, Benedict Leimkuhler, Xiaocheng Shang (SIAM
+       Journal on Scientific Computing, 2016)
 
     .. doctest::
 
@@ -114,19 +119,41 @@ class SGNHT(SGMCMCKernel):
     def __init__(
         self,
         model: Model,
-        step_size: float | Schedule,
+        step_size: float | Schedule | None = None,
         *,
-        friction: float = 1.0,
+        friction: float | None = None,
         thermostat: str = "scalar",
         thermal_mass: float | None = None,
-        **common: Unpack[Common],
+        max_bias: float = 0.05,
+        whitening: Whitening | None = None,
+        temperature: float | Schedule = 1.0,
+        gradient: GradientEstimator | None = None,
+        minibatch: str = "replace",
+        steps_per_sample: int = 1,
+        sharding: NamedSharding | None = None,
+        init_strategy: Callable[..., Any] = init_to_uniform,
+        forward_mode_differentiation: bool = False,
     ) -> None:
-        super().__init__(model, step_size, **common)
-        check_positive("friction", friction)
+        super().__init__(
+            model,
+            step_size,
+            max_bias=max_bias,
+            whitening=whitening,
+            temperature=temperature,
+            gradient=gradient,
+            minibatch=minibatch,
+            steps_per_sample=steps_per_sample,
+            sharding=sharding,
+            init_strategy=init_strategy,
+            forward_mode_differentiation=forward_mode_differentiation,
+        )
+        if friction is not None:
+            check_positive("friction", friction)
         check_choice("thermostat", thermostat, ("scalar", "per_site", "per_parameter"))
         if thermal_mass is not None:
             check_positive("thermal_mass", thermal_mass)
-        self._friction = friction
+        self._given_friction = friction
+        self._friction = 1.0 if friction is None else friction
         self._thermostat = thermostat
         self._thermal_mass = thermal_mass
 
@@ -140,25 +167,39 @@ class SGNHT(SGMCMCKernel):
             "kinetic_temperature": jnp.zeros((), z.dtype),
         }
 
+    def choose(self, noise: np.ndarray, found: Found) -> Choice:
+        return choose_sgnht(
+            self.noise_ratio(noise),
+            self.max_bias,
+            frictions=FRICTIONS
+            if self._given_friction is None
+            else np.array([self._given_friction]),
+            shared=self._thermostat != "per_parameter",
+        )
+
+    def take(self, settings: Settings) -> None:
+        super().take(settings)
+        self._friction = settings.friction or 1.0
+
     def step(
-        self, rng_key: Array, state: SGNHTState, z: Array, grad_fn: GradFn, eps: Array, T: Array
-    ) -> tuple[Array, dict[str, Array], Array, Array]:
+        self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
+    ) -> Transition:
         xi, C = state.thermostat, jnp.asarray(self._friction, z.dtype)
-        potential, g = grad_fn(z)
+        estimate = grad_fn(z)
         zeta = random.normal(rng_key, z.shape, z.dtype)
         c = jnp.exp(-self._spread(xi, z) * eps)
-        r = c * state.r + (1 + c) / 2 * (-eps * g + jnp.sqrt(2 * C * T * eps) * zeta)
+        kick = -eps * estimate.grad + jnp.sqrt(2 * C * T * eps) * zeta
+        r = c * state.r + (1 + c) / 2 * kick
         z = z + eps * r
         K, size = self._group_means(r**2)
         mass = np.maximum(size, 10) if self._thermal_mass is None else self._thermal_mass
         xi = xi + eps * jnp.asarray(size / mass, z.dtype) * (K - T)
-        return z, {"r": r, "thermostat": xi, "kinetic_temperature": jnp.mean(r**2)}, potential, g
+        fields = {"r": r, "thermostat": xi, "kinetic_temperature": jnp.mean(r**2)}
+        return Transition(z, estimate, fields)
 
     def _sizes(self) -> np.ndarray:
-        """The number of coordinates of each site, in the order of the ravelled ``z``."""
-        assert self._prepared is not None
-        like = self._prepared.like
-        return np.array([np.prod(like[name].shape, dtype=int) for name in sorted(like)])
+        """The number of coordinates of each site, in the order of the model."""
+        return np.array([part.stop - part.start for part in self.info.slices.values()])
 
     def _spread(self, xi: Array, z: Array) -> Array:
         """The thermostat of each coordinate."""

@@ -1,25 +1,34 @@
 """Stochastic gradient Riemannian Langevin dynamics: Patterson & Teh (2013), eq. 8."""
 
-from typing import Any, Unpack
+from collections.abc import Callable
+from typing import Any
 
+import jax
 from jax import Array, random
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
+from jax.sharding import NamedSharding
 import numpy as np
+from numpyro.infer import init_to_uniform
 
-from numpyro_ext._typing import Model, Sites
-from numpyro_ext.mcmc._fields import (
-    Field,
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._typing import GradientEstimator, Model
+from numpyro_ext.mcmc._laws import Choice, choose_linear
+from numpyro_ext.mcmc.base import SGMCMCKernel
+from numpyro_ext.mcmc.geometry import (
+    ExpandedMean,
+    VectorFn,
     check_correction,
     check_definite,
     check_shape,
-    starting_points,
+    recipe_correction,
 )
-from numpyro_ext.mcmc._grad_fn import GradFn
-from numpyro_ext.mcmc._oracle import Oracle
-from numpyro_ext.mcmc.base import Common, Schedule, SGMCMCKernel
-from numpyro_ext.mcmc.geometry import ExpandedMean, recipe_correction
+from numpyro_ext.mcmc.grad_fn import GradFn
+from numpyro_ext.mcmc.kernel import Schedule
+from numpyro_ext.mcmc.settings import Found
 from numpyro_ext.mcmc.sgld import SGLDState
+from numpyro_ext.mcmc.state import Transition
+from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["SGRLD"]
 
@@ -33,35 +42,48 @@ class SGRLD(SGMCMCKernel):
         z' = z - \epsilon (A g - T\, \Gamma) + \sqrt{2 \epsilon T}\, A^{1/2} \zeta, \qquad
         A = G(z)^{-1}, \quad \Gamma_k = \textstyle\sum_l \partial A_{kl} / \partial z_l,
 
-    on the ravelled, unconstrained z (sites sorted by name). With the constant metric :math:`G = I` it is :class:`SGLD`;
-    with G near the curvature of the potential :math:`\epsilon` has no units and all directions mix alike. The state is
-    a :class:`SGLDState`.
+    on the flat, unconstrained z: the latent sites in the order in which the model samples them.
+    With the constant metric :math:`G = I` it is :class:`SGLD`; with G near the curvature of the
+    potential :math:`\epsilon` has no units and all directions mix alike. The state is a
+    :class:`SGLDState`.
 
-    ``metric=ExpandedMean()`` moves positive sites in a metric of their own, and with :class:`GammaSimplexReparam`
-    probabilities too.
+    ``metric=ExpandedMean()`` moves positive sites in a metric of their own, and with
+    :class:`GammaSimplexReparam` probabilities too.
 
-    Biased at a fixed step as :class:`SGLD` is, with :math:`\epsilon A` for :math:`\epsilon`: gradient noise of variance
-    :math:`s^2` adds :math:`\epsilon^2 A s^2 A`. Where A changes much within one step the bias is larger, and a metric
-    that tends to 0 makes the steps explode. The correction in [1], eq. 8, as a sum of two traces, equals :math:`\Gamma`
-    for special metrics only and is not used.
+    Biased at a fixed step as :class:`SGLD` is, with :math:`\epsilon A` for :math:`\epsilon`:
+    gradient noise of variance :math:`s^2` adds :math:`\epsilon^2 A s^2 A`. Where A changes much
+    within one step the bias is larger, and a metric that tends to 0 makes the steps explode. The
+    correction in [1], eq. 8, as a sum of two traces, equals :math:`\Gamma` for special metrics only
+    and is not used.
 
-    A diagonal metric costs n forward passes of the metric for :math:`\Gamma`, a dense one its whole ``(n, n, n)``
-    Jacobian and a Cholesky factor; ``correction`` replaces the first.
+    A diagonal metric costs n forward passes of the metric for :math:`\Gamma`, a dense one its whole
+    ``(n, n, n)`` Jacobian and a Cholesky factor; ``correction`` replaces the first.
 
     :param model: Python callable containing NumPyro primitives.
-    :param step_size: positive float or schedule, in units of the squared latent times the metric.
-    :param metric: G, a callable from the ravelled z to ``(n,)`` (a diagonal) or ``(n, n)`` (symmetric positive
-        definite), or an :class:`ExpandedMean`.
-    :param correction: ``"autodiff"``, or a callable from the ravelled z to :math:`\Gamma`, ``(n,)``.
-    :param common: keyword arguments of :class:`SGMCMCKernel`: ``temperature``, ``gradient``, ``minibatch``,
-        ``steps_per_sample``, ``sharding``, ``init_strategy``.
+    :param step_size: positive float or schedule, in units of the squared latent times the metric;
+        None is found, without a whitening, as G is a function of the coordinates in which the kernel
+        moves.
+    :param metric: G, a callable from the flat z to ``(n,)`` (a diagonal) or ``(n, n)``
+        (symmetric positive definite), or an :class:`ExpandedMean`.
+    :param correction: ``"autodiff"``, or a callable from the flat z to :math:`\Gamma`,
+        ``(n,)``.
+    :param float max_bias: largest relative error of a variance that a step which is found may have.
+    :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
+    :param temperature: T, a non-negative float or a callable of ``i``.
+    :param gradient: an estimator, such as :class:`ControlVariate`.
+    :param str minibatch: ``"replace"`` or ``"epoch"``.
+    :param int steps_per_sample: transitions per draw.
+    :param sharding: how the rows of the data are spread over devices.
+    :param init_strategy: a per-site initialization function.
+    :param bool forward_mode_differentiation: whether to differentiate in forward mode.
 
     **References:**
 
-    1. *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, Sam Patterson, Yee Whye Teh
-       (NeurIPS 2013), eq. 8
-    2. *Langevin Diffusions and the Metropolis-Adjusted Langevin Algorithm*, Tatiana Xifara, Chris Sherlock, Samuel
-       Livingstone, Simon Byrne, Mark Girolami (Statistics & Probability Letters, 2014), on the correction
+    1. *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, Sam Patterson,
+       Yee Whye Teh (NeurIPS 2013), eq. 8
+    2. *Langevin Diffusions and the Metropolis-Adjusted Langevin Algorithm*, Tatiana Xifara, Chris
+       Sherlock, Samuel Livingstone, Simon Byrne, Mark Girolami (Statistics & Probability Letters,
+       2014), on the correction
 
     .. doctest::
 
@@ -82,20 +104,41 @@ class SGRLD(SGMCMCKernel):
     """
 
     state_class = SGLDState
+    moves_whitened = False  # its functions are those of z
 
     def __init__(
         self,
         model: Model,
-        step_size: float | Schedule,
+        step_size: float | Schedule | None = None,
         *,
-        metric: Field | ExpandedMean,
-        correction: str | Field = "autodiff",
-        **common: Unpack[Common],
+        metric: VectorFn | ExpandedMean,
+        correction: str | VectorFn = "autodiff",
+        max_bias: float = 0.05,
+        whitening: Whitening | None = None,
+        temperature: float | Schedule = 1.0,
+        gradient: GradientEstimator | None = None,
+        minibatch: str = "replace",
+        steps_per_sample: int = 1,
+        sharding: NamedSharding | None = None,
+        init_strategy: Callable[..., Any] = init_to_uniform,
+        forward_mode_differentiation: bool = False,
     ) -> None:
-        super().__init__(model, step_size, **common)
+        super().__init__(
+            model,
+            step_size,
+            max_bias=max_bias,
+            whitening=whitening,
+            temperature=temperature,
+            gradient=gradient,
+            minibatch=minibatch,
+            steps_per_sample=steps_per_sample,
+            sharding=sharding,
+            init_strategy=init_strategy,
+            forward_mode_differentiation=forward_mode_differentiation,
+        )
         if isinstance(metric, type) or not (callable(metric) or isinstance(metric, ExpandedMean)):
             raise TypeError(
-                f"metric is {metric!r}; it must be a callable of the ravelled z, or ExpandedMean()."
+                f"metric is {metric!r}; it must be a callable of the flat z, or ExpandedMean()."
             )
         check_correction(correction)
         if isinstance(metric, ExpandedMean) and correction != "autodiff":
@@ -106,9 +149,10 @@ class SGRLD(SGMCMCKernel):
         self._correction = correction
         self._mask: np.ndarray | None = None
 
-    def setup(self, oracle: Oracle) -> None:
+    def setup(self, potential: Potential) -> None:
+        super().setup(potential)
         if isinstance(self._metric, ExpandedMean):
-            self._mask = self._metric.mask(oracle)
+            self._mask = self._metric.mask(self.info)
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         if not isinstance(self._metric, ExpandedMean):
@@ -117,30 +161,36 @@ class SGRLD(SGMCMCKernel):
             check_shape("correction", self._correction, z, (1,))
         return {}
 
-    def init(
-        self,
-        rng_key: Array,
-        num_warmup: int,
-        init_params: Sites | None,
-        model_args: tuple = (),
-        model_kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        state = super().init(rng_key, num_warmup, init_params, model_args, model_kwargs)
+    def check_state(self, states: Any) -> None:
         if not isinstance(self._metric, ExpandedMean):
-            check_definite("metric", self._metric, starting_points(state), singular=False)
-        return state
+            points = jax.vmap(self.flatten)(states.z)
+            check_definite("metric", self._metric, points, singular=False)
+
+    def choose(self, noise: np.ndarray, found: Found) -> Choice:
+        x = found.mode.x
+        if isinstance(self._metric, ExpandedMean):
+            # A positive site moves like log theta with the diffusion 1 / theta.
+            mask = self._metric.mask(found.potential.info)
+            A = np.where(mask, np.exp(-np.where(mask, x, 0)), 1.0)
+        else:
+            G = np.asarray(self._metric(x), float)
+            A = 1 / G if G.ndim == 1 else np.linalg.inv(G)
+        D = found.whiten(np.diag(A) if A.ndim == 1 else A)
+        noise = self.noise_ratio(noise)
+        return choose_linear(D, np.zeros_like(D), noise, len(noise), self.max_bias)
 
     def step(
-        self, rng_key: Array, state: SGLDState, z: Array, grad_fn: GradFn, eps: Array, T: Array
-    ) -> tuple[Array, dict[str, Array], Array, Array]:
-        potential, g = grad_fn(z)
+        self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
+    ) -> Transition:
+        estimate = grad_fn(z)
+        g = estimate.grad
         zeta = random.normal(rng_key, z.shape, z.dtype)
         if isinstance(self._metric, ExpandedMean):
             assert self._mask is not None
             phi = jnp.where(self._mask, z, 0)  # exp of the other sites might overflow
             plain = z - eps * g + jnp.sqrt(2 * eps * T) * zeta
             z = jnp.where(self._mask, ExpandedMean.move(phi, g, zeta, eps, T), plain)
-            return z, {}, potential, g
+            return Transition(z, estimate, {})
         metric = self._metric
 
         def inverse(z: Array) -> Array:
@@ -158,4 +208,5 @@ class SGRLD(SGMCMCKernel):
             L = jnp.linalg.cholesky(G)
             drift = cho_solve((L, True), g)
             noise = solve_triangular(L, zeta, lower=True, trans=1)
-        return z - eps * (drift - T * Gam) + jnp.sqrt(2 * eps * T) * noise, {}, potential, g
+        z = z - eps * (drift - T * Gam) + jnp.sqrt(2 * eps * T) * noise
+        return Transition(z, estimate, {})

@@ -1,4 +1,4 @@
-"""The probability simplex: a reparameterisation, and the Langevin steps of Patterson & Teh (2013), table 1."""
+"""The probability simplex: a reparameterisation, and steps of Patterson & Teh (2013), table 1."""
 
 from collections.abc import Callable
 
@@ -13,11 +13,13 @@ import numpyro.distributions as dist
 from numpyro.infer.reparam import Reparam
 
 from numpyro_ext._checks import check_choice, check_nonnegative, check_positive
+from numpyro_ext._numpyro import unwrap_distribution, wrap_distribution
 
 __all__ = ["GammaSimplexReparam", "simplex_langevin_step"]
 
-# A parameterisation maps (theta, counts, alpha, zeta) to A grad, Gam and A^(1/2) zeta. A and Gam are those of the
-# table; the products are written out, so that nothing is divided by a probability that may be 0.
+# A parameterisation maps (theta, counts, alpha, zeta) to A grad, Gam and A^(1/2) zeta. A and Gam
+# are those of the table; the products are written out, so that nothing is divided by a probability
+# that may be 0.
 Terms = tuple[Array, Array, Array]
 
 
@@ -84,30 +86,37 @@ def simplex_langevin_step(
     temperature: ArrayLike = 1.0,
 ) -> Array:
     r"""
-    One Riemannian Langevin step towards :math:`\operatorname{Dirichlet}(\alpha + n)`, in one of four coordinates [1].
+    One Riemannian Langevin step towards :math:`\operatorname{Dirichlet}(\alpha + n)`, in one of
+    four coordinates [1].
 
-    .. math:: \theta' = \theta + \epsilon (A \nabla \log p(\theta) + T\, \Gamma) + \sqrt{2 \epsilon T}\, A^{1/2} \zeta,
-              \qquad \Gamma_k = \textstyle\sum_l \partial A_{kl} / \partial \theta_l,
+    .. math:: \theta' = \theta + \epsilon (A \nabla \log p(\theta) + T\, \Gamma)
+              + \sqrt{2 \epsilon T}\, A^{1/2} \zeta, \qquad
+              \Gamma_k = \textstyle\sum_l \partial A_{kl} / \partial \theta_l,
 
-    with :math:`n_k` counts of K categories, :math:`n = \sum_k n_k` (in A: :math:`\bar n = \sum_k n_k + \alpha_k`), and
+    with :math:`n_k` counts of K categories, :math:`n = \sum_k n_k` (in A:
+    :math:`\bar n = \sum_k n_k + \alpha_k`), and
 
-    ================================ =================================== ========================================================= ===========================================
-    ``parameterization``, dimension  :math:`\theta`                      :math:`A`                                                 :math:`\Gamma_j`
-    ================================ =================================== ========================================================= ===========================================
-    ``"expanded-mean"``, K           :math:`\pi = |\theta|/\sum|\theta|` :math:`\mathrm{diag}(\theta)`                             1
-    ``"expanded-natural"``, K        :math:`\pi = \mathrm{softmax}\,θ`   :math:`\mathrm{diag}(e^{-\theta})`                        :math:`-e^{-\theta_j}`
-    ``"reduced-mean"``, K-1          :math:`\theta_k = \pi_k`            :math:`(\mathrm{diag}(\pi) - \pi\pi^\top)/\bar n`         :math:`(1 - K\pi_j)/\bar n`
-    ``"reduced-natural"``, K-1       :math:`\theta_k = \log\pi_k/\pi_K`  :math:`(\mathrm{diag}(1/\pi) + 11^\top/\pi_K)/\bar n`     :math:`(1/\pi_K - 1/\pi_j)/\bar n`
-    ================================ =================================== ========================================================= ===========================================
+    - ``"expanded-mean"``, dimension K: :math:`\pi = |\theta|/\sum|\theta|`,
+      :math:`A = \mathrm{diag}(\theta)`, :math:`\Gamma_j = 1`;
+    - ``"expanded-natural"``, K: :math:`\pi = \mathrm{softmax}\,\theta`,
+      :math:`A = \mathrm{diag}(e^{-\theta})`, :math:`\Gamma_j = -e^{-\theta_j}`;
+    - ``"reduced-mean"``, K-1: :math:`\theta_k = \pi_k`,
+      :math:`A = (\mathrm{diag}(\pi) - \pi\pi^\top)/\bar n`,
+      :math:`\Gamma_j = (1 - K\pi_j)/\bar n`;
+    - ``"reduced-natural"``, K-1: :math:`\theta_k = \log\pi_k/\pi_K`,
+      :math:`A = (\mathrm{diag}(1/\pi) + 11^\top/\pi_K)/\bar n`,
+      :math:`\Gamma_j = (1/\pi_K - 1/\pi_j)/\bar n`.
 
-    The expanded forms have :math:`|\theta_k|` (natural: :math:`e^{\theta_k}`) :math:`\sim \operatorname{Gamma}(\alpha_k, 1)`
-    a priori. These are the formulas of [1] with its table corrected: there the reduced-mean gradient lacks a -1, some
-    entries lack 1/n, and the reduced-natural :math:`\Gamma` is not the divergence of A.
+    The expanded forms have :math:`|\theta_k|` (natural: :math:`e^{\theta_k}`)
+    :math:`\sim \operatorname{Gamma}(\alpha_k, 1)` a priori. These are the formulas of [1] with its
+    table corrected: there the reduced-mean gradient lacks a -1, some entries lack 1/n, and the
+    reduced-natural :math:`\Gamma` is not the divergence of A.
 
-    Biased at a fixed step. ``"expanded-mean"`` returns :math:`|\theta'|`, which is all that it needs at the boundary.
-    ``"reduced-mean"`` can leave the simplex and is then put back at the nearest point of it, another bias. Both natural
-    forms take unbounded steps where a probability is near 0 and diverge for small :math:`\alpha_k + n_k`: use them with
-    small steps and counts well above 0. For T other than 1 each draws from :math:`p^{1/T}` in its own coordinates.
+    Biased at a fixed step. ``"expanded-mean"`` returns :math:`|\theta'|`, which is all that it
+    needs at the boundary. ``"reduced-mean"`` can leave the simplex and is then put back at the
+    nearest point of it, another bias. Both natural forms take unbounded steps where a probability
+    is near 0 and diverge for small :math:`\alpha_k + n_k`: use them with small steps and counts
+    well above 0. For T other than 1 each draws from :math:`p^{1/T}` in its own coordinates.
 
     :param rng_key: random number generator key.
     :param theta: ``(..., K)`` or, reduced, ``(..., K-1)``.
@@ -120,8 +129,8 @@ def simplex_langevin_step(
 
     **References:**
 
-    1. *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, Sam Patterson, Yee Whye Teh
-       (NeurIPS 2013), table 1, eq. 9-11
+    1. *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, Sam Patterson,
+       Yee Whye Teh (NeurIPS 2013), table 1, eq. 9-11
 
     .. doctest::
 
@@ -131,7 +140,8 @@ def simplex_langevin_step(
         >>> counts = jnp.array([6.0, 3.0, 0.0])
         >>> def step(theta, key):
         ...     return (simplex_langevin_step(key, theta, counts, 1.0, 0.02),) * 2
-        >>> _, theta = jax.lax.scan(step, jnp.ones((50, 3)), jax.random.split(jax.random.key(0), 1000))
+        >>> keys = jax.random.split(jax.random.key(0), 1000)
+        >>> _, theta = jax.lax.scan(step, jnp.ones((50, 3)), keys)
         >>> pi = theta / theta.sum(-1, keepdims=True)
         >>> jnp.abs(pi.mean((0, 1)) - jnp.array([7, 4, 1]) / 12).max() < 0.02
         Array(True, dtype=bool)
@@ -146,8 +156,8 @@ def simplex_langevin_step(
     K = theta.shape[-1] + parameterization.startswith("reduced")
     if counts.shape[-1:] != (K,):
         raise ValueError(
-            f"counts has shape {counts.shape} and theta {theta.shape}; with '{parameterization}' the last"
-            f" dimension of counts must be {K}."
+            f"counts has shape {counts.shape} and theta {theta.shape}; with '{parameterization}'"
+            f" the last dimension of counts must be {K}."
         )
     zeta = random.normal(rng_key, (*theta.shape[:-1], K), dtype)
     gradient, correction, noise = _TERMS[parameterization](theta, counts, alpha, zeta)
@@ -166,13 +176,14 @@ class GammaSimplexReparam(Reparam):
     .. math:: \theta_k \sim \operatorname{Gamma}(\alpha_k, 1), \qquad
               \pi = \theta / \textstyle\sum_j \theta_j \sim \operatorname{Dirichlet}(\alpha).
 
-    The latent site is ``<name>_gamma``, and the site itself becomes deterministic. This is the *expanded* simplex of
-    [1]: with :class:`ExpandedMean` it makes :class:`SGRLD` run on probabilities. For latent sites only.
+    The latent site is ``<name>_gamma``, and the site itself becomes deterministic. This is the
+    *expanded* simplex of [1]: with :class:`ExpandedMean` it makes :class:`SGRLD` run on
+    probabilities. For latent sites only.
 
     **References:**
 
-    1. *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, Sam Patterson, Yee Whye Teh
-       (NeurIPS 2013), section 3
+    1. *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, Sam Patterson,
+       Yee Whye Teh (NeurIPS 2013), section 3
 
     .. doctest::
 
@@ -197,11 +208,12 @@ class GammaSimplexReparam(Reparam):
             raise ValueError(
                 f"site '{name}' is observed; GammaSimplexReparam is for latent sites only."
             )
-        base, expand_shape, event_dim = self._unwrap(fn)
+        base, expand_shape, event_dim = unwrap_distribution(fn)
         if not isinstance(base, dist.Dirichlet):
             raise ValueError(
-                f"site '{name}' is a {type(base).__name__}; GammaSimplexReparam is for Dirichlet sites."
+                f"site '{name}' is a {type(base).__name__}; GammaSimplexReparam is for Dirichlet"
+                " sites."
             )
         gammas = dist.Gamma(base.concentration).to_event(1)
-        theta = numpyro.sample(f"{name}_gamma", self._wrap(gammas, expand_shape, event_dim))
+        theta = numpyro.sample(f"{name}_gamma", wrap_distribution(gammas, expand_shape, event_dim))
         return None, jnp.asarray(theta) / jnp.sum(theta, axis=-1, keepdims=True)

@@ -1,6 +1,7 @@
 """Divergences and bounds for ``SVI(..., loss=)``, in the shape of ``numpyro.infer.Trace_ELBO``."""
 
 from numpyro_ext.objectives.annealing import count_steps
+from numpyro_ext.objectives.base import Objective
 from numpyro_ext.objectives.black_box_alpha import BBAlphaELBO
 from numpyro_ext.objectives.chi import ChiUpperBound
 from numpyro_ext.objectives.evaluation import log_weights
@@ -17,6 +18,7 @@ __all__ = [
     "FDivergence",
     "IWELBO",
     "NestedVRELBO",
+    "Objective",
     "TailAdaptive",
     "ThermodynamicELBO",
     "VIMCO",

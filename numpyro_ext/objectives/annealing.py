@@ -39,25 +39,26 @@ def check_alpha(alpha: Any, *, finite: bool = False) -> Any:
         raise ValueError("alpha is nan; it must be a number between -inf and inf.")
     if finite and math.isinf(alpha):
         raise ValueError(
-            f"alpha is {alpha}; only VRELBO with another gradient than 'dreg' takes an infinite order,"
-            " here it must be finite."
+            f"alpha is {alpha}; it must be finite here: only VRELBO and NestedVRELBO take an"
+            " infinite order, and VRELBO not with gradient='dreg'."
         )
     return alpha
 
 
-def alpha_at(alpha: Any, state: dict[str, Any]) -> Any:
-    """The order of this update; ``state`` holds the guide's mutable sites."""
+def alpha_at(alpha: Any, step: Any) -> Any:
+    """The order of this update, from ``Draws.step``."""
     if not callable(alpha):
         return alpha
-    if STEP not in state:
+    if step is None:
         raise ValueError(
-            "alpha is a callable of the step, but the guide does not count steps; give SVI the guide"
-            " count_steps(guide)."
+            "alpha is a callable of the step, but the guide does not count steps; give SVI the"
+            " guide count_steps(guide)."
         )
-    return alpha(state[STEP]["step"])
+    return alpha(step)
 
 
 def advance_step(state: dict[str, Any]) -> dict[str, Any]:
+    """The mutable state with the counter, if it has one, one step further."""
     if STEP not in state:
         return state
     return {**state, STEP: {"step": state[STEP]["step"] + 1}}
@@ -65,23 +66,23 @@ def advance_step(state: dict[str, Any]) -> dict[str, Any]:
 
 class _StepCounted:
     def __init__(self, guide: Model) -> None:
-        self.guide = guide
+        self.fn = guide
         update_wrapper(self, guide, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         initial: Any = {"step": jnp.zeros((), jnp.int32)}
         mutable(STEP, initial)
-        return self.guide(*args, **kwargs)
+        return self.fn(*args, **kwargs)
 
 
 def count_steps(guide: Model) -> Model:
-    r"""Wrap a guide so that the objectives of this room know the number of the update.
+    r"""Wrap a guide so that the objectives of this package know the number of the update.
 
-    The wrapped guide declares the mutable site ``"_objective_step"``, ``{"step": 0}`` at first; each
-    ``svi.update`` with an objective of this room adds one, whatever the number of particles. An order
-    that is a callable, ``VRELBO(lambda i: ...)``, reads it.
+    The wrapped guide declares the mutable site ``"_objective_step"``, ``{"step": 0}`` at first;
+    each ``svi.update`` with an objective of this package adds one, for any number of particles.
+    An order that is a callable, ``VRELBO(lambda i: ...)``, reads it.
 
-    ``svi.evaluate`` passes no mutable state (so NumPyro), hence it sees step 0. Methods of the
+    ``svi.evaluate`` of NumPyro passes no mutable state, hence it sees step 0. Methods of the
     guide (``sample_posterior``, ``median``) stay on the guide that was wrapped.
 
     :param guide: Python callable with NumPyro primitives, an auto guide for example.

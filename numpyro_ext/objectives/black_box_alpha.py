@@ -1,17 +1,14 @@
 """Black-box alpha-divergence minimisation (Hernandez-Lobato et al., 2016)."""
 
-from typing import Any
-
 from jax import Array
 import jax.numpy as jnp
 
-from numpyro_ext._typing import Model, Params
-from numpyro_ext.objectives._log_weights import Engine, MapT, ParticleELBO
-from numpyro_ext.objectives._power_mean import surrogate
 from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
+from numpyro_ext.objectives.power_mean import surrogate
 
 
-class BBAlphaELBO(ParticleELBO):
+class BBAlphaELBO(Objective):
     r"""Black-box alpha energy with tied factors, as a quantity to be maximised,
 
     .. math::
@@ -25,8 +22,9 @@ class BBAlphaELBO(ParticleELBO):
         \ell_{k,m} + \frac{1}{N}\big(\log p_0(\theta_k) - \log q(\theta_k)\big) \Big),
 
     where :math:`\ell_{k,m}` is the log likelihood of one datum; latents of a datum add
-    :math:`\log p(z_m|\theta) - \log q(z_m)` to it. The loss is :math:`-\hat L`. The minibatch sum is
-    outside the log, so the loss is unbiased in the minibatch, for global and local latents alike.
+    :math:`\log p(z_m|\theta) - \log q(z_m)` to it. The loss is :math:`-\hat L`. The minibatch sum
+    is outside the log, so the loss is unbiased in the minibatch, for global and local latents
+    alike.
 
     ``approximate_kl=True`` (Li and Gal) takes the tied factor out of the power,
 
@@ -34,35 +32,34 @@ class BBAlphaELBO(ParticleELBO):
         \hat L = \frac{1}{K} \sum_k \log \frac{p_0(\theta_k)}{q(\theta_k)} + \frac{N}{M} \sum_m
         \frac{1}{\alpha} \log \frac{1}{K} \sum_k e^{\alpha \ell_{k,m}}.
 
-    **Convention.** ``alpha`` is the order of power EP: ``alpha`` -> 0 is the ELBO (0 itself is allowed,
-    negative values too) and 1 is EP-like. :class:`VRELBO` counts the other way: ``alpha_VR = 1 -
-    alpha_BB`` for a single datum, ``1 - alpha_BB / N`` for a factor tied over N data. K = 1 is the ELBO
-    for every alpha, and finite K pulls towards it.
+    **Convention.** ``alpha`` is the order of power EP: ``alpha`` -> 0 is the ELBO (0 itself is
+    allowed, negative values too) and 1 is EP-like. :class:`VRELBO` counts the other way: ``alpha_VR
+    = 1 - alpha_BB`` for a single datum, ``1 - alpha_BB / N`` for a factor tied over N data. K = 1
+    is the ELBO for every alpha, and finite K pulls towards it.
 
-    **Biased.** It is no bound: it can exceed the evidence. Even if the posterior lies in the guide's
-    family it is not recovered, unless the data's factors agree: with prior N(0, 1) and data -1, 1 of unit
-    noise the posterior's precision is 3, the optimum's 2.10 at alpha = 0.5 and 1.61 at 1. Small alpha or
-    large N reduce that. It fails (infinite variance) where a datum's likelihood to the power alpha
-    outweighs the guide's tails.
+    **Biased.** It is no bound: it can exceed the evidence. Even if the posterior lies in the
+    guide's family it is not recovered, unless the data's factors agree: with prior N(0, 1) and data
+    -1, 1 of unit noise the posterior's precision is 3, the optimum's 2.10 at alpha = 0.5 and 1.61
+    at 1. Small alpha or large N reduce that. It fails (infinite variance) where a datum's
+    likelihood to the power alpha outweighs the guide's tails.
 
-    The *data plate* encloses all observed sites of the model; every other site lies in it or outside
-    it. No such plate, or more than one reading, is an error. Memory grows as K times M.
+    The *data plate* encloses all observed sites of the model; every other site lies in it or
+    outside it. No such plate, or more than one reading, is an error. Memory grows as K times M.
 
     :param alpha: order, a finite number, a traced scalar, or a callable of the step (with
         :func:`count_steps` around the guide).
     :param int num_particles: number of particles K.
-    :param vectorize_particles: whether to use ``jax.vmap`` over the particles; if ``False`` use
-        ``jax.lax.map`` and recompute each particle in the backward pass. A callable ``mapT(fn, xs)``
-        is also allowed.
-    :param bool approximate_kl: whether to use the second form. Without a global latent both are the same.
+    :param vectorize_particles: as in :class:`Objective`.
+    :param bool approximate_kl: whether to use the second form. Without a global latent both are the
+        same.
 
     **References:**
 
-    1. *Black-box alpha divergence minimization*, Jose Miguel Hernandez-Lobato, Yingzhen Li, Mark Rowland,
-       Daniel Hernandez-Lobato, Thang D. Bui, Richard E. Turner, ICML 2016 (eqs. 8-10; its energy is
-       :math:`-L`).
-    2. *Dropout inference in Bayesian neural networks with alpha-divergences*, Yingzhen Li, Yarin Gal, ICML
-       2017 (eq. 5).
+    1. *Black-box alpha divergence minimization*, Jose Miguel Hernandez-Lobato, Yingzhen Li, Mark
+       Rowland, Daniel Hernandez-Lobato, Thang D. Bui, Richard E. Turner, ICML 2016 (eqs. 8-10; its
+       energy is :math:`-L`).
+    2. *Dropout inference in Bayesian neural networks with alpha-divergences*, Yingzhen Li, Yarin
+       Gal, ICML 2017 (eq. 5).
 
     **Example**
 
@@ -83,6 +80,8 @@ class BBAlphaELBO(ParticleELBO):
         2
     """
 
+    per_datum = True
+
     def __init__(
         self,
         alpha: Order = 0.5,
@@ -93,26 +92,18 @@ class BBAlphaELBO(ParticleELBO):
     ) -> None:
         self.alpha = check_alpha(alpha, finite=True)
         self.approximate_kl = approximate_kl
-        super().__init__(num_particles, vectorize_particles)
+        self.linear = approximate_kl or (isinstance(self.alpha, float) and self.alpha == 0)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
-    def loss_with_mutable_state(
-        self,
-        rng_key: Array,
-        param_map: Params,
-        model: Model,
-        guide: Model,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        engine = Engine(self, rng_key, param_map, model, guide, args, kwargs, per_datum=True)
-        particles = engine.particles()
-        layout = engine.layout
-        alpha = alpha_at(self.alpha, engine.first_state(particles.state))
-        per_datum = particles.log_lik - particles.log_q_local
-        shared = particles.log_prior - particles.log_q_global
+    def estimate(self, draws: Draws) -> tuple[Array, State]:
+        alpha = alpha_at(self.alpha, draws.step)
+
+        def densities(particle: Particle) -> tuple[Array, Array]:
+            per_datum = particle.log_lik - particle.log_q_local
+            return per_datum, particle.log_prior - particle.log_q_global
+
+        (per_datum, shared), state = draws.each(densities)
         if self.approximate_kl:
-            bound = jnp.mean(shared) + layout.scale * jnp.sum(surrogate(per_datum, alpha))
-        else:
-            tied = jnp.reshape(shared, (-1,) + (1,) * len(layout.plates)) / layout.size
-            bound = layout.scale * jnp.sum(surrogate(per_datum + tied, alpha))
-        return engine.result(-bound, particles.state)
+            return -jnp.mean(shared) - draws.total(surrogate(per_datum, alpha)), state
+        tied = jnp.reshape(shared, (-1,) + (1,) * len(draws.layout.plates)) / draws.layout.size
+        return -draws.total(surrogate(per_datum + tied, alpha)), state

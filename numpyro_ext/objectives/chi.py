@@ -6,49 +6,48 @@ from typing import Any
 from jax import Array
 import jax.numpy as jnp
 
-from numpyro_ext._checks import check_choice
-from numpyro_ext._typing import Model, Params
-from numpyro_ext.objectives._checks import check_several
-from numpyro_ext.objectives._gradients import ESTIMATORS
-from numpyro_ext.objectives._log_weights import Engine, MapT, Particle, ParticleELBO
+from numpyro_ext._checks import check_choice, check_several
+from numpyro_ext.objectives.base import Draws, MapT, Objective, State
+from numpyro_ext.objectives.renyi import dreg, standard
 
 
-class ChiUpperBound(ParticleELBO):
+class ChiUpperBound(Objective):
     r"""Chi upper bound of order n, an upper bound of the evidence that is minimised,
 
     .. math::
-        \mathrm{CUBO}_n = \frac{1}{n} \log E_q\Big[\Big(\frac{p(x, z)}{q(z)}\Big)^n\Big] \ge \log p(x),
-        \qquad n \ge 1,
+        \mathrm{CUBO}_n = \frac{1}{n} \log E_q\Big[\Big(\frac{p(x, z)}{q(z)}\Big)^n\Big] \ge
+        \log p(x), \qquad n \ge 1,
 
     in nats, estimated with K particles and their log weights :math:`lw_k`,
 
     .. math::
         \widehat{\mathrm{CUBO}} = \frac{1}{n} \log \frac{1}{K} \sum_k e^{n\, lw_k}, \qquad
-        \nabla \widehat{\mathrm{CUBO}} = \sum_k \hat w_k \nabla lw_k, \quad \hat w_k \propto e^{n\, lw_k}.
+        \nabla \widehat{\mathrm{CUBO}} = \sum_k \hat w_k \nabla lw_k, \quad \hat w_k \propto
+        e^{n\, lw_k}.
 
-    The loss is **plus** this estimate. The minimiser covers the posterior: its variance is too large where
-    VI's is too small. With :class:`VRELBO` or :class:`IWELBO` it gives a sandwich around the evidence.
+    The loss is **plus** this estimate. The minimiser covers the posterior: its variance is too
+    large where VI's is too small. With :class:`VRELBO` or :class:`IWELBO` it gives a sandwich
+    around the evidence.
 
-    **Biased.** The estimate is biased downwards, so it may lie *below* the evidence; only the limit of
-    infinitely many particles is a bound. Minimising it with few particles gains from that bias too.
-    n = 1 is the evidence whatever the guide, so its finite-K value has nothing to teach.
+    **Biased.** The estimate is biased downwards, so it may lie *below* the evidence; only the limit
+    of infinitely many particles is a bound. Minimising it with few particles gains from that bias
+    too. n = 1 is the evidence whatever the guide, so its value at finite K says nothing.
 
-    **When it fails.** The variance is of use only if :math:`E_q[w^{2n}]` is finite: start from a guide that is
-    wider than the posterior. With a narrow one no particle sees the tails, and the bound collapses.
+    **When it fails.** The variance is finite only if :math:`E_q[w^{2n}]` is: start from a
+    guide that is wider than the posterior. With a narrow one no particle sees the tails, and the
+    bound collapses.
 
-    **Convention.** ``order`` is the paper's n; :math:`\mathrm{CUBO}_n` is :class:`VRELBO`'s bound of order
-    :math:`\alpha = 1 - n`. Independent data, subsampling and their errors are as there.
+    **Convention.** ``order`` is the paper's n; :math:`\mathrm{CUBO}_n` is :class:`VRELBO`'s bound
+    of order :math:`\alpha = 1 - n`. Independent data, subsampling and their errors are as there.
 
     Parameters of the *model* are an error: minimising an upper bound over them would lower the
     evidence. Train them with :class:`VRELBO`.
 
     :param float order: n, a number of at least 1.
     :param int num_particles: number of particles K, at least 2.
-    :param vectorize_particles: whether to use ``jax.vmap`` over the particles; if ``False`` use
-        ``jax.lax.map`` and recompute each particle in the backward pass. A callable ``mapT(fn, xs)``
-        is also allowed.
-    :param str gradient: ``"standard"``, the formula above, or ``"dreg"``, doubly reparameterised, as in
-        :class:`VRELBO`.
+    :param vectorize_particles: as in :class:`Objective`.
+    :param str gradient: ``"standard"``, the formula above, or ``"dreg"``, doubly reparameterised,
+        as in :class:`VRELBO`.
 
     **References:**
 
@@ -74,6 +73,8 @@ class ChiUpperBound(ParticleELBO):
         -1.8
     """
 
+    upper_bound = True
+
     def __init__(
         self,
         order: float = 2.0,
@@ -83,30 +84,21 @@ class ChiUpperBound(ParticleELBO):
         gradient: str = "standard",
     ) -> None:
         check_choice("gradient", gradient, ("standard", "dreg"))
-        check_several(num_particles, "with one the loss is the ELBO, which must not be minimised")
+        check_several(
+            "num_particles",
+            num_particles,
+            "with one the loss is the ELBO, which must not be minimised",
+        )
         self.order = _check_order(order, finite=gradient == "dreg")
         self.gradient = gradient
-        super().__init__(num_particles, vectorize_particles)
+        self.needs_log_q_at_values = self.stops_guide_params = gradient == "dreg"
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
-    def loss_with_mutable_state(
-        self,
-        rng_key: Array,
-        param_map: Params,
-        model: Model,
-        guide: Model,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        engine = Engine(self, rng_key, param_map, model, guide, args, kwargs)
-        bounds, state = ESTIMATORS[self.gradient](engine, self._alpha_of)
+    def estimate(self, draws: Draws) -> tuple[Array, State]:
+        estimator = standard if self.gradient == "standard" else dreg
+        bounds, state = estimator(draws, 1.0 - self.order)
         # Where no particle has any density there is nothing to bound from above.
-        bounds = jnp.where(jnp.isneginf(bounds), jnp.inf, bounds)
-        return engine.result(engine.layout.scale * jnp.sum(bounds), state)
-
-    def _alpha_of(self, engine: Engine, particles: Particle) -> float:
-        engine.refuse_model_params()
-        engine.refuse_local_subsampling()
-        return 1.0 - self.order
+        return draws.total(jnp.where(jnp.isneginf(bounds), jnp.inf, bounds)), state
 
 
 def _check_order(order: Any, *, finite: bool) -> float:

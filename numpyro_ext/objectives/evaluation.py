@@ -8,11 +8,20 @@ from jax import Array
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._typing import Model, Params
-from numpyro_ext.objectives._log_weights import Engine, ParticleELBO
+from numpyro_ext.objectives.base import Draws, Objective, State
 
 
-class _Evaluation(ParticleELBO):
+class _Evaluation(Objective):
     can_infer_discrete = True
+    linear = True
+
+    def estimate(self, draws: Draws) -> tuple[Array, State]:
+        for plate, size, batch in draws.layout.subsampled:
+            raise ValueError(
+                f"plate '{plate}' has a subsample of {batch} of {size} rows; log_weights needs all"
+                " of them: call it with the whole data set and no subsample_size."
+            )
+        return draws.each(lambda particle: particle.log_weight)
 
 
 def log_weights(
@@ -30,15 +39,15 @@ def log_weights(
     .. math::
         \log w_s = \log p(x, z_s) - \log q(z_s), \qquad z_s \sim q,
 
-    from which every bound of this room can be estimated with many more draws than in training. If
-    plates enclose every site of model and guide, there is one weight for each of their elements, and
-    the bounds of the elements are to be summed. Sites may be discrete; no gradient is needed.
+    from which every bound of this package can be estimated with many more draws than in training. If
+    plates enclose every site of model and guide, there is one weight for each of their elements,
+    and the bounds of the elements are to be summed. Sites may be discrete; no gradient is needed.
 
     A subsampled plate is an error: evaluate on all data.
 
     :param jax.random.key rng_key: random number generator seed.
-    :param dict params: values of the ``param`` sites, as ``svi.get_params(state)`` gives them; values
-        of ``mutable`` sites may be added.
+    :param dict params: values of the ``param`` sites, as ``svi.get_params(state)`` gives them;
+        values of ``mutable`` sites may be added.
     :param model: Python callable with NumPyro primitives for the model.
     :param guide: Python callable with NumPyro primitives for the guide.
     :param args: arguments of model and guide.
@@ -59,23 +68,12 @@ def log_weights(
         >>> def guide(x):
         ...     numpyro.sample("z", dist.Normal(x / 2., 0.5 ** 0.5))
         >>> lw = log_weights(jax.random.key(0), {}, model, guide, 1.5, num_samples=100)
-        >>> print(f"{lw.mean():.4f} {float(lw.std()) < 1e-5}")  # the guide is the posterior: log p(x)
+        >>> print(f"{lw.mean():.4f} {float(lw.std()) < 1e-5}")  # log p(x): q is the posterior
         -1.8280 True
     """
-    check_count("num_samples", num_samples)
-    if batch_size is not None:
-        check_count("batch_size", batch_size)
+    num_samples = check_count("num_samples", num_samples)
+    batch_size = num_samples if batch_size is None else check_count("batch_size", batch_size)
     # lax.map compiles one program for a chunk, where vmap alone would run operation by operation.
-    objective = _Evaluation(num_samples, partial(jax.lax.map, batch_size=batch_size or num_samples))
-    engine = Engine(objective, rng_key, params, model, guide, args, kwargs)
-
-    def log_weight(key: Array) -> Array:
-        particle = engine.particle(key)
-        for plate, size, batch in engine.layout.subsampled:
-            raise ValueError(
-                f"plate '{plate}' has a subsample of {batch} of {size} rows; log_weights needs all of"
-                " them: call it with the whole data set and no subsample_size."
-            )
-        return particle.log_weight
-
-    return engine.map(log_weight, engine.keys)
+    chunks = partial(jax.lax.map, batch_size=batch_size)
+    objective = _Evaluation(num_samples, vectorize_particles=chunks)
+    return objective.estimate(Draws(objective, rng_key, params, model, guide, args, kwargs))[0]

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 import math
-from typing import Any
 
 import jax
 from jax import Array
@@ -12,13 +11,11 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
 from numpyro_ext._checks import check_choice
-from numpyro_ext._typing import Model, Params
-from numpyro_ext.objectives._gradients import path_only
-from numpyro_ext.objectives._log_weights import Engine, MapT, ParticleELBO
-from numpyro_ext.objectives._power_mean import power_mean, weighted_surrogate
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
+from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
 
 Weighting = Callable[[Array], tuple[Array, Array]]
-"""``s = log t`` of shape ``(K, *units)`` to ``f(t) - f(1)`` and ``gamma_f(t)``, both of that shape."""
+"""``s = log t``, ``(K, *units)``, to ``f(t) - f(1)`` and ``gamma_f(t)``, of that shape."""
 
 
 def _kl_qp(s: Array) -> tuple[Array, Array]:
@@ -52,12 +49,17 @@ def _differentiate(f: Callable[[Array], Array], s: Array) -> tuple[Array, Array]
     def h(s: Array) -> Array:
         return f(jnp.exp(s))
 
-    def at(s: Array) -> tuple[Array, Array]:
-        return h(s) - h(jnp.zeros_like(s)), jax.grad(jax.grad(h))(s) - jax.grad(h)(s)
+    def value(s: Array) -> Array:
+        return h(s) - h(jnp.zeros_like(s))
 
-    # exp(-80) is about the smallest ratio that float32 holds.
-    value, gamma = jax.vmap(at)(jnp.clip(s, min=-80.0).ravel())
-    return value.reshape(s.shape), gamma.reshape(s.shape)
+    def gamma(s: Array) -> Array:
+        return jax.grad(jax.grad(h))(s) - jax.grad(h)(s)
+
+    # exp(-80) is about the smallest ratio that float32 holds; f'' is evaluated where its t^-2 fits.
+    at = s.ravel()
+    values = jax.vmap(value)(jnp.clip(at, min=-80.0))
+    gammas = jax.vmap(gamma)(jnp.clip(at, min=-43.0))
+    return values.reshape(s.shape), gammas.reshape(s.shape)
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,9 @@ class TailAdaptive:
     .. math::
         \rho_k = \bar F(lw_k)^\beta, \qquad \bar F(lw_k) = \frac{1}{K} \#\{j : lw_j \ge lw_k\}.
 
-    So the weights are bounded whatever the tails of the ratio p/q: for ``beta=-1`` the largest is K times
-    the smallest. ``beta=0`` is VI with the gradient of sticking the landing. Equal weights share a rank.
+    So the weights are bounded whatever the tails of the ratio p/q: for ``beta=-1`` the largest is K
+    times the smallest. ``beta=0`` is VI with the gradient of sticking the landing. Equal weights
+    share a rank.
 
     The divergence behind it changes with the guide, so it has no value of its own: the loss that
     :class:`FDivergence` reports is minus the ELBO, to be watched and not to be compared.
@@ -79,8 +82,8 @@ class TailAdaptive:
 
     **References:**
 
-    1. *Variational inference with tail-adaptive f-divergence*, Dilin Wang, Hao Liu, Qiang Liu, NeurIPS
-       2018 (Algorithm 1).
+    1. *Variational inference with tail-adaptive f-divergence*, Dilin Wang, Hao Liu, Qiang Liu,
+       NeurIPS 2018 (Algorithm 1).
 
     **Example**
 
@@ -99,18 +102,18 @@ class TailAdaptive:
             raise TypeError(f"beta is {self.beta!r}; it must be a finite number of at most 0.")
         if not -math.inf < self.beta <= 0:
             raise ValueError(
-                f"beta is {self.beta!r}; it must be a finite number of at most 0, so that large weights"
-                " count more: -1 is the paper's, 0 is VI."
+                f"beta is {self.beta!r}; it must be a finite number of at most 0, so that large"
+                " weights count more: -1 is the paper's, 0 is VI."
             )
 
     def weights(self, lw: Array) -> Array:
-        """Shares of the gradient, ``(K, *units)`` from log weights of that shape, with sum 1 over K."""
+        """Shares of the gradient, ``(K, *units)`` from log weights of that shape; they sum to 1."""
         count = jnp.sum(lw[:, None] >= lw, 0)
         rho = (count / lw.shape[0]) ** self.beta
         return rho / jnp.sum(rho, 0)
 
 
-class FDivergence(ParticleELBO):
+class FDivergence(Objective):
     r"""f-divergence between posterior and guide, for a convex f,
 
     .. math::
@@ -118,49 +121,50 @@ class FDivergence(ParticleELBO):
         \nabla_\phi D_f = -E_q\Big[\gamma_f(t)\, \partial_z \log \frac{p}{q}\,
         \frac{\partial z}{\partial \phi}\Big], \quad \gamma_f(t) = t^2 f''(t),
 
-    with the path derivative only: log q is evaluated with its parameters stopped. With K particles the
-    ratio is self-normalised, :math:`\log t_k = lw_k - \log \frac{1}{K} \sum_j e^{lw_j}`, so
-    :math:`t_k \le K`; the loss is :math:`\frac{1}{K} \sum_k f(t_k) - f(1)`, without a unit, and the weights
-    of the gradient are :math:`\gamma_f(t_k) / K`.
+    with the path derivative only: log q is evaluated with its parameters stopped. With K particles
+    the ratio is self-normalised, :math:`\log t_k = lw_k - \log \frac{1}{K} \sum_j e^{lw_j}`, so
+    :math:`t_k \le K`; the loss is :math:`\frac{1}{K} \sum_k f(t_k) - f(1)`, without a unit, and the
+    weights of the gradient are :math:`\gamma_f(t_k) / K`.
 
-    =============== =================================== =========================== =====================
-    ``f``           :math:`f(t)`                        :math:`\gamma_f(t)`         divergence
-    =============== =================================== =========================== =====================
-    ``"kl_qp"``     :math:`-\log t`                     :math:`1`                   VI's, KL[q, p]
-    ``"kl_pq"``     :math:`t \log t`                    :math:`t`                   KL[p, q]
-    ``"chi2"``      :math:`(t - 1)^2`                   :math:`2 t^2`               Pearson's chi-square
-    ``"hellinger"`` :math:`(\sqrt{t} - 1)^2`            :math:`\sqrt{t} / 2`        squared Hellinger
-    =============== =================================== =========================== =====================
+    =============== ======================== ======================= =====================
+    ``f``           :math:`f(t)`             :math:`\gamma_f(t)`     divergence
+    =============== ======================== ======================= =====================
+    ``"kl_qp"``     :math:`-\log t`          :math:`1`               VI's, KL[q, p]
+    ``"kl_pq"``     :math:`t \log t`         :math:`t`               KL[p, q]
+    ``"chi2"``      :math:`(t - 1)^2`        :math:`2 t^2`           Pearson's chi-square
+    ``"hellinger"`` :math:`(\sqrt{t} - 1)^2` :math:`\sqrt{t} / 2`    squared Hellinger
+    =============== ======================== ======================= =====================
 
-    A callable ``f(t)`` of a scalar is differentiated, with ``t`` clipped below at ``exp(-80)``;
-    :class:`TailAdaptive` weighs by rank. ``"kl_qp"`` has the guide's gradient of ``VRELBO(1., K,
-    gradient="stl")``.
+    A callable ``f(t)`` of a scalar is differentiated twice. It sees ``t`` clipped below, at
+    ``exp(-80)`` for the value and at ``exp(-43)`` for the weight, so that :math:`f''` of the order
+    of :math:`t^{-2}` fits float32. :class:`TailAdaptive` weighs by rank. ``"kl_qp"`` has the
+    guide's gradient of ``VRELBO(1., K, gradient="stl")``.
 
-    Parameters of the model get the gradient of the evidence, :math:`-\sum_k \tilde w_k \nabla \log p(x, z_k)`
-    with self-normalised weights, not those of the path.
+    Parameters of the model get the gradient of the evidence, :math:`-\sum_k \tilde w_k \nabla \log
+    p(x, z_k)` with self-normalised weights, not those of the path.
 
-    **Biased.** By the self-normalisation, of order 1/K; K = 1 is VI for every f. The loss of finitely many
-    particles is too small (a guide that misses a mode does not know), so it does not judge a fit.
+    **Biased.** By the self-normalisation, of order 1/K; K = 1 is VI for every f. The loss of
+    finitely many particles is too small (a guide that misses a mode does not know), so it does not
+    judge a fit.
 
-    **When it fails.** ``"chi2"`` and ``"kl_pq"`` weigh by powers of t, and one particle takes all if the guide is
-    far from the posterior: start wide, or use :class:`TailAdaptive`.
+    **When it fails.** ``"chi2"`` and ``"kl_pq"`` weigh by powers of t, and one particle takes all
+    if the guide is far from the posterior: start wide, or use :class:`TailAdaptive`.
 
-    If plates enclose every site of model and guide, each of their elements has its own divergence; they
-    are summed and scaled by N/M. Otherwise there is one for all data, and with a subsampled likelihood
-    the ratio is that of the energy approximation, a biased one. Latents in such a plate are an error.
-    log q is evaluated at a given z: the guide needs invertible transforms. It runs twice per particle; with
-    parameters in the model there is a second pass for them.
+    If plates enclose every site of model and guide, each of their elements has its own divergence;
+    they are summed and scaled by N/M. Otherwise there is one for all data, and with a subsampled
+    likelihood the ratio is that of the energy approximation, a biased one. Latents in such a plate
+    are an error. log q is evaluated at a given z: the guide needs invertible transforms. It runs
+    twice per particle; with parameters in the model there is a second pass for them.
 
-    :param f: ``"kl_qp"``, ``"kl_pq"``, ``"chi2"``, ``"hellinger"``, a convex callable, or :class:`TailAdaptive`.
+    :param f: ``"kl_qp"``, ``"kl_pq"``, ``"chi2"``, ``"hellinger"``, a convex callable, or
+        :class:`TailAdaptive`.
     :param int num_particles: number of particles K.
-    :param vectorize_particles: whether to use ``jax.vmap`` over the particles; if ``False`` use
-        ``jax.lax.map`` and recompute each particle in the backward pass. A callable ``mapT(fn, xs)``
-        is also allowed.
+    :param vectorize_particles: as in :class:`Objective`.
 
     **References:**
 
-    1. *Variational inference with tail-adaptive f-divergence*, Dilin Wang, Hao Liu, Qiang Liu, NeurIPS
-       2018 (Proposition 3.1 and Algorithm 1; its :math:`\gamma_f`).
+    1. *Variational inference with tail-adaptive f-divergence*, Dilin Wang, Hao Liu, Qiang Liu,
+       NeurIPS 2018 (Proposition 3.1 and Algorithm 1; its :math:`\gamma_f`).
 
     **Example**
 
@@ -180,7 +184,9 @@ class FDivergence(ParticleELBO):
         True
     """
 
-    instead_of_density = 'VRELBO, or ThermodynamicELBO with gradient="pathwise"'
+    needs_log_q_at_values = True
+    stops_guide_params = True
+    without_log_q = 'VRELBO, or ThermodynamicELBO with gradient="pathwise"'
 
     def __init__(
         self,
@@ -193,36 +199,28 @@ class FDivergence(ParticleELBO):
             check_choice("f", f, _NAMED)
         elif isinstance(f, type) or not (callable(f) or isinstance(f, TailAdaptive)):
             raise ValueError(
-                f"f is {f!r}; it must be one of {', '.join(map(repr, _NAMED))}, a convex callable of t, or"
-                " TailAdaptive()."
+                f"f is {f!r}; it must be one of {', '.join(map(repr, _NAMED))}, a convex callable"
+                " of t, or TailAdaptive()."
             )
         self.f = f
-        super().__init__(num_particles, vectorize_particles)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
-    def loss_with_mutable_state(
-        self,
-        rng_key: Array,
-        param_map: Params,
-        model: Model,
-        guide: Model,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        engine = Engine(self, rng_key, param_map, model, guide, args, kwargs)
-        path = engine.map(lambda key: path_only(engine, key, params=engine.stopped), engine.keys)
-        engine.refuse_local_subsampling()
-        value, coef = self._value_and_weights(stop_gradient(path.log_weight))
-        bound = weighted_surrogate(-value, coef, path.log_weight)
-        if engine.layout.model_params:
-            theta = engine.map(
-                lambda key: engine.particle(key, guide_params=engine.stopped, detach=True)._replace(
-                    values={}
-                ),
-                engine.keys,
-            )
-            weights = power_mean(path.log_weight, 1.0)[1]
-            bound += weighted_surrogate(jnp.zeros_like(value), weights, theta.log_weight)
-        return engine.result(-engine.layout.scale * jnp.sum(bound), path.state)
+    def estimate(self, draws: Draws) -> tuple[Array, State]:
+        def along_the_path(key: Array) -> tuple[Array, State]:
+            particle = draws.path_particle(key, params=draws.stopped)
+            return particle.log_weight, particle.state
+
+        def at_fixed_values(particle: Particle) -> Array:
+            return particle.at(stop_gradient(particle.values)).log_weight
+
+        lw, state = draws.map(along_the_path, draws.keys)
+        value, coef = self._value_and_weights(stop_gradient(lw))
+        bound = weighted_surrogate(-value, coef, lw)
+        if draws.layout.model_params:
+            theta, _ = draws.each(at_fixed_values, guide_params=draws.stopped)
+            weights = power_mean(lw, 1.0)[1]
+            bound += weighted_surrogate(jnp.zeros_like(value), weights, theta)
+        return -draws.total(bound), state
 
     def _value_and_weights(self, lw: Array) -> tuple[Array, Array]:
         """The divergence of each unit, and the weights of its path gradient."""

@@ -9,15 +9,15 @@ from numpyro_ext._checks import check_choice, check_count
 def minibatch_kl_weights(num_batches: int, scheme: str = "geometric") -> Array:
     r"""Weights :math:`\pi_i` of the KL term in the B minibatches of an epoch, summing to 1.
 
-    The epoch's losses :math:`\pi_i \mathrm{KL}[q \| p_0] - \log p(\mathrm{batch}_i | \theta)` sum to
-    minus the evidence lower bound of all data, whatever the weights. With
+    The epoch's losses :math:`\pi_i \mathrm{KL}[q \| p_0] - \log p(\mathrm{batch}_i | \theta)` sum
+    to minus the evidence lower bound of all data, whatever the weights. With
 
     .. math::
         \pi_i = \frac{2^{B-i}}{2^B - 1}, \qquad i = 1, \ldots, B,
 
     (``"geometric"``) the first minibatches are ruled by the prior and the last ones by the data;
-    ``"uniform"`` is :math:`1/B`. A single minibatch with a weight of its own is no unbiased estimate:
-    only the sum over the epoch is, so go through the minibatches in order.
+    ``"uniform"`` is :math:`1/B`. A single minibatch with a weight of its own is no unbiased
+    estimate: only the sum over the epoch is, so go through the minibatches in order.
 
     In NumPyro the loss is scaled by N/M = B, so put the global latents of the model *and* the guide
     under ``handlers.scale(scale=B * pi[i])``, with ``i`` an argument of both:
@@ -47,7 +47,7 @@ def minibatch_kl_weights(num_batches: int, scheme: str = "geometric") -> Array:
         >>> print((7 * minibatch_kl_weights(3)).round(4))
         [4. 2. 1.]
     """
-    check_count("num_batches", num_batches)
+    num_batches = check_count("num_batches", num_batches)
     check_choice("scheme", scheme, ("geometric", "uniform"))
     if scheme == "uniform":
         return jnp.full(num_batches, 1 / num_batches)

@@ -1,47 +1,52 @@
 """The Renyi bound of each datum inside variational inference for the global latents."""
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax import Array, random
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._typing import Model, Params
-from numpyro_ext.objectives._log_weights import Engine, MapT, ParticleELBO
-from numpyro_ext.objectives._power_mean import surrogate
 from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha
+from numpyro_ext.objectives.base import Draws, MapT, Objective, State
+from numpyro_ext.objectives.power_mean import surrogate
 
 
-class NestedVRELBO(ParticleELBO):
+class NestedVRELBO(Objective):
     r"""Evidence lower bound over global latents, with a Renyi bound for the latents of each datum,
 
     .. math::
-        L = E_{q(\theta)}\Big[\log \frac{p_0(\theta)}{q(\theta)} + \sum_{n=1}^{N} \frac{1}{1 - \alpha}
-        \log E_{q(z_n | x_n)}\Big[\Big(\frac{p(z_n | \theta)\, p(x_n | z_n, \theta)}{q(z_n | x_n)}
+        L = E_{q(\theta)}\Big[\log \frac{p_0(\theta)}{q(\theta)} +
+        \sum_{n=1}^{N} \frac{1}{1 - \alpha} \log E_{q(z_n | x_n)}
+        \Big[\Big(\frac{p(z_n | \theta)\, p(x_n | z_n, \theta)}{q(z_n | x_n)}
         \Big)^{1 - \alpha}\Big]\Big],
 
     in nats. With K global draws, L draws of the local latents for each, and a minibatch of M rows
 
     .. math::
-        \hat L = \frac{1}{K} \sum_k \Big\{ \log \frac{p_0(\theta_k)}{q(\theta_k)} + \frac{N}{M} \sum_m
-        \frac{1}{1 - \alpha} \log \frac{1}{L} \sum_l e^{(1 - \alpha)\, lw_{k,m,l}} \Big\},
+        \hat L = \frac{1}{K} \sum_k \Big\{ \log \frac{p_0(\theta_k)}{q(\theta_k)} +
+        \frac{N}{M} \sum_m \frac{1}{1 - \alpha} \log \frac{1}{L}
+        \sum_l e^{(1 - \alpha)\, lw_{k,m,l}} \Big\},
 
     where :math:`lw_{k,m,l}` is the log weight of datum m and its latents alone. The loss is
     :math:`-\hat L`. The minibatch sum is outside the log, so it is unbiased in the minibatch for
     global and local latents together, where :class:`VRELBO` is an error.
 
-    * ``alpha=1`` or ``num_inner=1`` is the ELBO, ``alpha=0`` importance weighting inside VI: as L grows each
-      term rises to :math:`\log p(x_n | \theta)`, whatever :math:`q(z_n | x_n)` is.
-    * Without local latents in the guide it is the ELBO for every alpha (and the local part runs once);
-      without global latents it is the bound of :class:`VRELBO` with L particles, averaged over K.
+    * ``alpha=1`` or ``num_inner=1`` is the ELBO, ``alpha=0`` importance weighting inside VI: as L
+      grows each term rises to :math:`\log p(x_n | \theta)`, whatever :math:`q(z_n | x_n)` is.
+    * Without local latents in the guide it is the ELBO for every alpha (and the local part runs
+      once); without global latents it is the bound of :class:`VRELBO` with L particles, averaged
+      over K.
 
-    **Biased.** A lower bound of the evidence for alpha >= 0, at every K and L. The global guide keeps the
-    bias of VI: its variance is too small. For alpha < 0 it is no bound.
+    **Biased.** A lower bound of the evidence for alpha >= 0, at every K and L. The global guide
+    keeps the bias of VI: its variance is too small. For alpha < 0 it is no bound.
 
-    **When it fails.** Where the local weights degenerate (large :math:`|1 - \alpha|`, many latents per
-    datum), more inner draws help little; nothing is clipped.
+    **When it fails.** Where the local weights degenerate (large :math:`|1 - \alpha|`, many latents
+    per datum), more inner draws help little; nothing is clipped.
 
-    **Convention.** ``alpha`` is Renyi's order as in :class:`VRELBO` and acts on the local latents only.
+    **Convention.** ``alpha`` is Renyi's order as in :class:`VRELBO` and acts on the local latents
+    only.
 
     The *data plate* encloses all observed sites of the model; a guide site is local if it lies in
     that plate. No such plate, or more than one reading, is an error. K global draws and K x L
@@ -51,9 +56,7 @@ class NestedVRELBO(ParticleELBO):
         callable of the step (with :func:`count_steps` around the guide).
     :param int num_particles: number of global draws K.
     :param int num_inner: number L of draws of the local latents for each global draw.
-    :param vectorize_particles: whether to use ``jax.vmap`` over both kinds of draws; if ``False`` use
-        ``jax.lax.map`` and recompute each in the backward pass. A callable ``mapT(fn, xs)`` is also
-        allowed.
+    :param vectorize_particles: as in :class:`Objective`, over both kinds of draws.
 
     **References:**
 
@@ -83,6 +86,9 @@ class NestedVRELBO(ParticleELBO):
         -5.5
     """
 
+    per_datum = True
+    linear = True
+
     def __init__(
         self,
         alpha: Order = 0.0,
@@ -91,40 +97,37 @@ class NestedVRELBO(ParticleELBO):
         num_inner: int = 10,
         vectorize_particles: bool | MapT = True,
     ) -> None:
-        check_count("num_inner", num_inner)
         self.alpha = check_alpha(alpha)
-        self.num_inner = num_inner
-        super().__init__(num_particles, vectorize_particles)
+        self.num_inner = check_count("num_inner", num_inner)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
-    def loss_with_mutable_state(
-        self,
-        rng_key: Array,
-        param_map: Params,
-        model: Model,
-        guide: Model,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        engine = Engine(self, rng_key, param_map, model, guide, args, kwargs, per_datum=True)
+    def estimate(self, draws: Draws) -> tuple[Array, State]:
+        alpha = alpha_at(self.alpha, draws.step)
 
-        def outer(keys: tuple[Array, Array]) -> tuple[Array, Array, dict[str, Any]]:
-            key, inner_key = keys
-            particle = engine.particle(key)
-            drawn = engine.layout.drawn
-            shared = {name: particle.values[name] for name in drawn if not drawn[name]}
-            # The first of the L draws is the particle's own: num_inner=1 is the ELBO of the same key.
+        def outer(key: Array, inner_key: Array) -> tuple[Array, Array, State]:
+            particle = draws.particle(key)
+            values = particle.values
+            shared = {name: values[name] for name in draws.layout.drawn_global}
+
+            def local_log_weight(key: Array) -> Array:
+                inner = draws.particle(key, values=shared)
+                return inner.log_lik - inner.log_q_local
+
+            # The first of the L draws is the particle's own: num_inner=1 is the ELBO of that key.
             lw = (particle.log_lik - particle.log_q_local)[None]
-            if self.num_inner > 1 and len(shared) < len(drawn):
-                more = self.vectorize_particles_fn(
-                    lambda key: engine.local_log_weight(key, shared),
-                    random.split(inner_key, self.num_inner - 1),
-                )
+            if self.num_inner > 1 and draws.layout.drawn_local:
+                inner_keys = random.split(inner_key, self.num_inner - 1)
+                more = self._map_inner(local_log_weight, inner_keys)
                 lw = jnp.concatenate([lw, more])
             return particle.log_prior - particle.log_q_global, lw, particle.state
 
-        inner_keys = random.split(engine.extra_key, self.num_particles)
-        log_ratio, lw, state = engine.map(outer, (engine.keys, inner_keys))
-        alpha = alpha_at(self.alpha, engine.first_state(state))
+        inner_keys = random.split(draws.extra_key, self.num_particles)
+        log_ratio, lw, state = draws.map(outer, draws.keys, inner_keys)
         inner = surrogate(jnp.moveaxis(lw, 1, 0), 1 - alpha)
-        bound = jnp.mean(log_ratio) + engine.layout.scale * jnp.sum(inner) / self.num_particles
-        return engine.result(-bound, state)
+        return -jnp.mean(log_ratio) - draws.total(inner) / self.num_particles, state
+
+    def _map_inner(self, fn: Callable[[Array], Array], keys: Array) -> Array:
+        way: Any = self.vectorize_particles
+        if getattr(way, "func", way) is jax.pmap:  # the devices are taken by the outer draws
+            return jax.vmap(fn)(keys)
+        return self.vectorize_particles_fn(fn, keys)  # type: ignore

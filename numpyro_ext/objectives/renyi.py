@@ -2,24 +2,97 @@
 
 from typing import Any
 
-from jax import Array
+from jax import Array, random
+from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice
-from numpyro_ext._typing import Model, Params
-from numpyro_ext.objectives._gradients import ESTIMATORS
-from numpyro_ext.objectives._log_weights import Engine, MapT, Particle, ParticleELBO
 from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
+from numpyro_ext.objectives.power_mean import power_mean, surrogate, weighted_surrogate
 
 
-class VRELBO(ParticleELBO):
+def standard(draws: Draws, alpha: Any) -> tuple[Array, State]:
+    """The bound of every unit, with the gradient ``sum_k w^_k grad lw_k``."""
+    lw, state = draws.each(lambda particle: particle.log_weight)
+    return surrogate(lw, 1 - alpha), state
+
+
+def single(draws: Draws, alpha: Any) -> tuple[Array, State]:
+    """The gradient of one ``lw_j`` per unit, ``j ~ Categorical(w^)``: a single backward pass.
+
+    With units the guide's K draws are differentiated and the model runs once, at the chosen ones.
+    """
+    if len(draws.keys) == 1:
+        return standard(draws, alpha)
+    layout = draws.layout
+
+    def forward(particle: Particle) -> tuple[Array, Array, Any]:
+        values = particle.values
+        particle = particle.at(stop_gradient(values))
+        return particle.log_weight, particle.log_q_local, values if layout.plates else {}
+
+    options = {"params": draws.stopped, "guide_params": draws.params}
+    (lw, log_q, values), state = draws.each(forward, **options)
+    value, weights = power_mean(lw, 1 - alpha)
+    j = random.categorical(draws.extra_key, jnp.log(weights), axis=0)
+    if layout.plates:
+        particle = draws.particle(draws.keys[0])
+        chosen = {
+            name: _take(x, layout.along(particle.guide_trace[name], j))
+            for name, x in values.items()
+        }
+        lw_j = particle.at(chosen).log_lik - _take(log_q, j)
+    else:
+        lw_j = draws.particle(draws.keys[j]).log_weight
+    return weighted_surrogate(value, jnp.ones((1, *lw_j.shape)), lw_j[None]), state
+
+
+def stl(draws: Draws, alpha: Any) -> tuple[Array, State]:
+    """``sum_k w^_k`` times the path derivative: log q at the same z with its parameters stopped."""
+
+    def one(key: Array) -> tuple[Array, State]:
+        particle = draws.path_particle(key)
+        return particle.log_weight, particle.state
+
+    lw, state = draws.map(one, draws.keys)
+    return surrogate(lw, 1 - alpha), state
+
+
+def dreg(draws: Draws, alpha: Any) -> tuple[Array, State]:
+    """The path derivative has the weight ``w^_k (alpha + (1 - alpha) w^_k)``, the model's ``w^_k``.
+
+    Each value enters as ``sg(z) + gamma_k (z - sg(z))``, so that only its path derivative is
+    scaled.
+    """
+    lw, _ = draws.each(lambda particle: particle.log_weight, params=draws.stopped)
+    _, weights = power_mean(lw, 1 - alpha)
+
+    def one(key: Array, gamma: Array) -> tuple[Array, State]:
+        particle = draws.path_particle(key, gamma)
+        return particle.log_weight, particle.state
+
+    lw, state = draws.map(one, draws.keys, alpha + (1 - alpha) * weights)
+    return surrogate(lw, 1 - alpha), state
+
+
+ESTIMATORS = {"dreg": dreg, "single": single, "standard": standard, "stl": stl}
+
+
+def _take(x: Array, j: Array) -> Array:
+    """``x[j]`` along the particle axis, ``j`` broadcasting against the rest."""
+    return jnp.take_along_axis(x, j[None], 0)[0]
+
+
+class VRELBO(Objective):
     r"""Variational Renyi bound,
 
     .. math::
         L_\alpha(q) = \log p(x) - D_\alpha[q(z) \| p(z | x)]
         = \frac{1}{1 - \alpha} \log E_{q}\Big[\Big(\frac{p(x, z)}{q(z)}\Big)^{1 - \alpha}\Big],
 
-    in nats, estimated with K particles and their log weights :math:`lw_k = \log p(x, z_k) - \log q(z_k)`,
+    in nats, estimated with K particles and their log weights :math:`lw_k = \log p(x, z_k) - \log
+    q(z_k)`,
 
     .. math::
         \hat L_{\alpha, K} = \frac{1}{1 - \alpha} \log \frac{1}{K} \sum_k e^{(1 - \alpha)\, lw_k},
@@ -30,23 +103,24 @@ class VRELBO(ParticleELBO):
 
     * ``alpha=1`` is the ELBO (the limit), 0 the importance-weighted bound (:class:`IWELBO`),
       ``-inf`` the largest weight (VR-max), ``inf`` the smallest.
-    * Small alpha covers mass, large alpha seeks a mode: a mean-field Gaussian on a correlated one is
-      wider the smaller alpha is.
+    * Small alpha covers mass, large alpha seeks a mode: a mean-field Gaussian on a correlated one
+      is wider the smaller alpha is.
     * It does not increase in alpha. alpha > 0 is a lower bound of the evidence, alpha < 0 an upper
-      bound *only for K = inf*: at finite K the mean of the estimate is pulled towards the ELBO (K = 1 is
-      the ELBO for every alpha), and exceeds the evidence only for an alpha sufficiently below 0.
+      bound *only for K = inf*: at finite K the mean of the estimate is pulled towards the ELBO (K =
+      1 is the ELBO for every alpha), and exceeds the evidence only for an alpha sufficiently below
+      0.
 
     **Convention.** ``alpha`` is Renyi's order with q first. Black-box alpha
     (:class:`BBAlphaELBO`) counts the other way: ``alpha_VR = 1 - alpha_BB`` for a single unit.
 
     **Independent data.** If plates enclose every site of the model and of the guide, each of their
-    elements has its own bound; they are summed and scaled by N/M, which is unbiased in the minibatch.
-    A guide whose sites lie outside (``AutoContinuous``) makes it one joint bound. Otherwise there is one
-    bound for the whole data set; with a ``subsample_size`` the likelihood is scaled *inside*
-    (the energy approximation). That is biased for alpha other than 1: for alpha < 1 the mean over
-    minibatches lies above the full-data value (and may exceed the evidence), for alpha > 1 below.
-    :class:`BBAlphaELBO` is unbiased there. Latents both inside and outside a subsampled plate are an
-    error, unless alpha is 1.
+    elements has its own bound; they are summed and scaled by N/M, which is unbiased in the
+    minibatch. A guide whose sites lie outside (``AutoContinuous``) makes it one joint bound.
+    Otherwise there is one bound for the whole data set; with a ``subsample_size`` the likelihood is
+    scaled *inside* (the energy approximation). That is biased for alpha other than 1: for alpha < 1
+    the mean over minibatches lies above the full-data value (and may exceed the evidence), for
+    alpha > 1 below. :class:`BBAlphaELBO` is unbiased there. Latents both inside and outside a
+    subsampled plate are an error, unless alpha is 1.
 
     **When it fails.** For alpha < 1 guide mass where p = 0 makes the loss infinite in the mean. For
     alpha > 1 the exact bound is -inf unless the guide is narrow enough (Gaussians: alpha times its
@@ -56,36 +130,37 @@ class VRELBO(ParticleELBO):
     **Gradients.**
 
     * ``"standard"``: reparameterised, the formula above.
-    * ``"single"``: one particle per unit is drawn with the weights and differentiated: unbiased, K forward
-      passes but one backward pass. Noise that a model draws outside its sample sites (dropout) is then
-      drawn afresh.
+    * ``"single"``: one particle per unit is drawn with the weights and differentiated: unbiased, K
+      forward passes but one backward pass. Noise that a model draws outside its sample sites
+      (dropout) is then drawn afresh.
     * ``"stl"``: sticking the landing, without the score of log q. No variance where q is the
       posterior. **Biased** for alpha other than 1 and K > 1.
-    * ``"dreg"``: doubly reparameterised, weights :math:`\hat w_k(\alpha + (1-\alpha)\hat w_k)` on the
-      path derivative. Unbiased, less noise near the posterior (far from it there may be more). alpha is finite.
+    * ``"dreg"``: doubly reparameterised, weights :math:`\hat w_k(\alpha + (1-\alpha)\hat w_k)` on
+      the path derivative. Unbiased, less noise near the posterior (far from it there may be more).
+      alpha is finite.
 
     The last two evaluate log q at a given z: the guide needs invertible transforms and runs twice.
 
     **Annealing.** ``alpha`` may be a traced scalar, or a callable of the step; then wrap the guide:
     ``SVI(model, count_steps(guide), optim, VRELBO(lambda i: jnp.minimum(i / 1000., 1.)))``.
 
-    Weights of ``-inf`` are legal; if all are, the loss is ``inf``. The mutable state is that of the first
-    particle.
+    Weights of ``-inf`` are legal; if all are, the loss is ``inf``. The mutable state is that of the
+    first particle.
 
     :param alpha: order, a number in [-inf, inf], a traced finite scalar, or a callable of the step.
     :param int num_particles: number of particles K.
     :param vectorize_particles: whether to use ``jax.vmap`` over the particles; if ``False`` use
-        ``jax.lax.map`` and recompute each particle in the backward pass, so that memory does not grow
-        with K. A callable ``mapT(fn, xs)`` is also allowed.
+        ``jax.lax.map`` and recompute each particle in the backward pass, so that memory does not
+        grow with K. A callable ``mapT(fn, xs)`` is also allowed.
     :param str gradient: ``"standard"``, ``"single"``, ``"stl"`` or ``"dreg"``.
 
     **References:**
 
-    1. *Renyi divergence variational inference*, Yingzhen Li, Richard E. Turner, NIPS 2016 (eqs. 4-8,
-       Algorithm 1, VR-max).
+    1. *Renyi divergence variational inference*, Yingzhen Li, Richard E. Turner, NIPS 2016 (eqs.
+       4-8, Algorithm 1, VR-max).
     2. *Sticking the landing*, Geoffrey Roeder, Yuhuai Wu, David Duvenaud, NIPS 2017.
-    3. *Doubly reparameterized gradient estimators for Monte Carlo objectives*, George Tucker, Dieterich
-       Lawson, Shixiang Gu, Chris J. Maddison, ICLR 2019 (eq. 8, here for any alpha).
+    3. *Doubly reparameterized gradient estimators for Monte Carlo objectives*, George Tucker,
+       Dieterich Lawson, Shixiang Gu, Chris J. Maddison, ICLR 2019 (eq. 8, here for any alpha).
 
     **Example**
 
@@ -116,26 +191,13 @@ class VRELBO(ParticleELBO):
         check_choice("gradient", gradient, ESTIMATORS)
         self.alpha = check_alpha(alpha, finite=gradient == "dreg")
         self.gradient = gradient
-        super().__init__(num_particles, vectorize_particles)
+        self.linear = isinstance(self.alpha, float) and self.alpha == 1
+        self.needs_log_q_at_values = self.stops_guide_params = gradient in ("stl", "dreg")
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
-    def loss_with_mutable_state(
-        self,
-        rng_key: Array,
-        param_map: Params,
-        model: Model,
-        guide: Model,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        engine = Engine(self, rng_key, param_map, model, guide, args, kwargs)
-        bounds, state = ESTIMATORS[self.gradient](engine, self._alpha_of)
-        return engine.result(-engine.layout.scale * jnp.sum(bounds), state)
-
-    def _alpha_of(self, engine: Engine, particles: Particle) -> Any:
-        alpha = alpha_at(self.alpha, engine.first_state(particles.state))
-        if not (isinstance(alpha, float) and alpha == 1):
-            engine.refuse_local_subsampling()
-        return alpha
+    def estimate(self, draws: Draws) -> tuple[Array, State]:
+        bounds, state = ESTIMATORS[self.gradient](draws, alpha_at(self.alpha, draws.step))
+        return -draws.total(bounds), state
 
 
 class IWELBO(VRELBO):
@@ -145,11 +207,13 @@ class IWELBO(VRELBO):
         \hat L_K = \log \frac{1}{K} \sum_k \frac{p(x, z_k)}{q(z_k)}, \qquad z_k \sim q.
 
     A lower bound of the evidence in the mean, which rises to it with K. With many particles the
-    ``"standard"`` gradient of the guide is mostly noise; ``gradient="dreg"`` is not, near the posterior.
+    ``"standard"`` gradient of the guide is mostly noise; ``gradient="dreg"`` is not, near the
+    posterior.
 
     :param int num_particles: number of particles K.
     :param vectorize_particles: as in :class:`VRELBO`.
-    :param str gradient: ``"standard"``, ``"single"``, ``"stl"`` or ``"dreg"``, as in :class:`VRELBO`.
+    :param str gradient: ``"standard"``, ``"single"``, ``"stl"`` or ``"dreg"``, as in
+        :class:`VRELBO`.
 
     **References:**
 

@@ -9,31 +9,30 @@ from jax.lax import stop_gradient
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._checks import check_choice, check_count
-from numpyro_ext._typing import Model, Params
-from numpyro_ext.objectives._checks import check_several
-from numpyro_ext.objectives._log_weights import Engine, MapT, Particle, ParticleELBO
-from numpyro_ext.objectives._power_mean import power_mean, weighted_surrogate
+from numpyro_ext._checks import check_choice, check_count, check_several
+from numpyro_ext.objectives.base import Draws, MapT, Objective, State
+from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
 
 
-class ThermodynamicELBO(ParticleELBO):
+class ThermodynamicELBO(Objective):
     r"""Riemann sum of thermodynamic integration, from the guide (b = 0) to the posterior (b = 1),
 
     .. math::
         \log p(x) = \int_0^1 E_{\pi_b}[\log w]\, db, \qquad \pi_b \propto q(z)^{1-b}\, p(x, z)^b,
         \quad \log w = \log p(x, z) - \log q(z),
 
-    in nats. The integrand does not decrease in b, so on a partition :math:`0 = b_0 < \ldots < b_B = 1` the left sum
+    in nats. The integrand does not decrease in b, so on a partition :math:`0 = b_0 < \ldots < b_B =
+    1` the left sum
 
     .. math::
         \mathrm{TVO} = \sum_{i=0}^{B-1} (b_{i+1} - b_i)\, E_{\pi_{b_i}}[\log w]
 
-    is a lower bound of the evidence (``bound="lower"``) and the right sum, with :math:`\pi_{b_{i+1}}`, an upper
-    one. B = 1 on the left is the ELBO. The K particles are draws of q; :math:`E_{\pi_b}` weighs them by
-    :math:`w^{(b)} = \mathrm{softmax}_k(b\, lw_k)`.
+    is a lower bound of the evidence (``bound="lower"``) and the right sum, with
+    :math:`\pi_{b_{i+1}}`, an upper one. B = 1 on the left is the ELBO. The K particles are draws of
+    q; :math:`E_{\pi_b}` weighs them by :math:`w^{(b)} = \mathrm{softmax}_k(b\, lw_k)`.
 
-    The loss is -TVO, and +TVO for ``bound="upper"``; the latter refuses parameters of the model, which would
-    lower the evidence.
+    The loss is -TVO, and +TVO for ``bound="upper"``; the latter refuses parameters of the model,
+    which would lower the evidence.
 
     **Gradients.** With :math:`m_b = \sum_k w^{(b)}_k lw_k`,
 
@@ -43,34 +42,32 @@ class ThermodynamicELBO(ParticleELBO):
           \sum_k w^{(b)}_k \nabla lw_k + \frac{K}{K - 1} \sum_k w^{(b)}_k (lw_k - m_b)\,
           \nabla \{b \log p(x, z_k) + (1 - b) \log q(z_k)\},
 
-      with :math:`z_k` fixed. Its factor K/(K-1) makes it exact in expectation at b = 0. The guide needs
-      invertible transforms.
+      with :math:`z_k` fixed. Its factor K/(K-1) makes it exact in expectation at b = 0. The guide
+      needs invertible transforms.
     * ``"pathwise"``: the derivative of :math:`m_b` for reparameterised sites, weights included.
 
-    **Biased.** The self-normalised weights bias value and gradient by O(1/K), so with finite K neither sum is
-    quite a bound.
+    **Biased.** The self-normalised weights bias value and gradient by O(1/K), so with finite K
+    neither sum is quite a bound.
 
-    **When it fails.** Near b = 1 the weights degenerate if the guide is far from the posterior, and the
-    right sum, which starts there, is worth little.
+    **When it fails.** Near b = 1 the weights degenerate if the guide is far from the posterior, and
+    the right sum, which starts there, is worth little.
 
-    Independent data, subsampling and their errors are as in :class:`VRELBO` for an order other than 1.
-    Cost: that of one :class:`IWELBO` step, and K x B numbers per unit.
+    Independent data, subsampling and their errors are as in :class:`VRELBO` of order 0. The cost
+    is that of one :class:`IWELBO` step, and K x B numbers per unit.
 
-    :param int num_partitions: number of intervals B. The points are 0, and B points from ``beta_min`` to 1
-        at equal distances in the logarithm; for B = 1 they are 0 and 1.
+    :param int num_partitions: number of intervals B. The points are 0, and B points from
+        ``beta_min`` to 1 at equal distances in the logarithm; for B = 1 they are 0 and 1.
     :param int num_particles: number of particles K; at least 2 for ``"covariance"``.
     :param float beta_min: the first point after 0, between 0 and 1.
     :param betas: the points themselves, increasing from 0 to 1, instead of the two above.
     :param str bound: ``"lower"`` or ``"upper"``.
-    :param vectorize_particles: whether to use ``jax.vmap`` over the particles; if ``False`` use
-        ``jax.lax.map`` and recompute each particle in the backward pass. A callable ``mapT(fn, xs)``
-        is also allowed.
+    :param vectorize_particles: as in :class:`Objective`.
     :param str gradient: ``"covariance"`` or ``"pathwise"``.
 
     **References:**
 
-    1. *The thermodynamic variational objective*, Vaden Masrani, Tuan Anh Le, Frank Wood, NeurIPS 2019
-       (eqs. 7-9; its covariance gradient estimator, Section 4).
+    1. *The thermodynamic variational objective*, Vaden Masrani, Tuan Anh Le, Frank Wood, NeurIPS
+       2019 (eqs. 7-9; its covariance gradient estimator, Section 4).
 
     **Example**
 
@@ -87,11 +84,13 @@ class ThermodynamicELBO(ParticleELBO):
         >>> lower = ThermodynamicELBO(10, 2000)
         >>> upper = ThermodynamicELBO(10, 2000, bound="upper")
         >>> key = jax.random.key(0)
-        >>> print(f"{-lower.loss(key, {}, model, guide, 1.5):.1f} {upper.loss(key, {}, model, guide, 1.5):.1f}")
-        -1.9 -1.7
+        >>> print(f"{-lower.loss(key, {}, model, guide, 1.5):.1f}")
+        -1.9
+        >>> print(f"{upper.loss(key, {}, model, guide, 1.5):.1f}")
+        -1.7
     """
 
-    instead_of_density = 'gradient="pathwise"'
+    without_log_q = 'gradient="pathwise"'
 
     def __init__(
         self,
@@ -107,34 +106,33 @@ class ThermodynamicELBO(ParticleELBO):
         check_choice("bound", bound, ("lower", "upper"))
         check_choice("gradient", gradient, ("covariance", "pathwise"))
         if gradient == "covariance":
-            check_several(num_particles, 'one has no covariance; gradient="pathwise" takes it')
+            check_several(
+                "num_particles",
+                num_particles,
+                'one has no covariance; gradient="pathwise" takes it',
+            )
         self.betas = _partition(num_partitions, beta_min) if betas is None else _checked(betas)
+        self.num_partitions = len(self.betas) - 1
         self.bound = bound
         self.gradient = gradient
-        self.can_infer_discrete = gradient == "covariance"
-        super().__init__(num_particles, vectorize_particles)
+        self.upper_bound = bound == "upper"
+        self.can_infer_discrete = self.needs_log_q_at_values = gradient == "covariance"
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
-    def loss_with_mutable_state(
-        self,
-        rng_key: Array,
-        param_map: Params,
-        model: Model,
-        guide: Model,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+    def estimate(self, draws: Draws) -> tuple[Array, State]:
         covariance, upper = self.gradient == "covariance", self.bound == "upper"
-        engine = Engine(self, rng_key, param_map, model, guide, args, kwargs, score_all=covariance)
+        drawn = draws.layout.drawn_global + draws.layout.drawn_local
 
-        def fixed(key: Array) -> Particle:
-            values = stop_gradient(engine.values(key))
-            return engine.particle(key, values=values)._replace(values={})
+        def densities(key: Array) -> tuple[Array, Array, State]:
+            values = stop_gradient(draws.values(key)) if covariance else None
+            particle = draws.particle(key, values=values)
+            return (
+                particle.log_weight,
+                particle.log_q_of(drawn if covariance else ()),
+                particle.state,
+            )
 
-        particles = engine.map(fixed, engine.keys) if covariance else engine.particles()
-        engine.refuse_local_subsampling()
-        if upper:
-            engine.refuse_model_params()
-        lw = particles.log_weight
+        lw, log_q_score, state = draws.map(densities, draws.keys)
         b = jnp.asarray(self.betas[1:] if upper else self.betas[:-1], lw.dtype)
         value, weights, deviation = jax.vmap(_tempered, (None, 0))(stop_gradient(lw), b)
 
@@ -148,10 +146,10 @@ class ThermodynamicELBO(ParticleELBO):
         tvo = weighted_surrogate(total, jnp.tensordot(step, weights + b * score, 1), lw)
         if covariance:
             coef = jnp.tensordot(step, score, 1)
-            tvo += weighted_surrogate(jnp.zeros_like(total), coef, particles.log_q_score)
+            tvo += weighted_surrogate(jnp.zeros_like(total), coef, log_q_score)
         # Where no particle has any density the loss is infinite, for the upper bound too.
         losses = jnp.where(jnp.isneginf(tvo), jnp.inf, tvo) if upper else -tvo
-        return engine.result(engine.layout.scale * jnp.sum(losses), particles.state)
+        return draws.total(losses), state
 
 
 def _tempered(lw: Array, b: Array) -> tuple[Array, Array, Array]:
@@ -167,7 +165,7 @@ def _tempered(lw: Array, b: Array) -> tuple[Array, Array, Array]:
 
 
 def _partition(num_partitions: int, beta_min: float) -> np.ndarray:
-    check_count("num_partitions", num_partitions)
+    num_partitions = check_count("num_partitions", num_partitions)
     if isinstance(beta_min, str) or not 0 < beta_min < 1:
         raise ValueError(f"beta_min is {beta_min!r}; it must be a number between 0 and 1.")
     if num_partitions == 1:

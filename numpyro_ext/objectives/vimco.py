@@ -1,4 +1,4 @@
-"""Variational inference for Monte Carlo objectives (Mnih and Rezende, 2016), for the Renyi bound."""
+"""Variational inference for Monte Carlo objectives (Mnih and Rezende, 2016), of any order."""
 
 from typing import Any
 
@@ -6,55 +6,55 @@ from jax import Array
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._checks import check_choice
-from numpyro_ext._typing import Model, Params
-from numpyro_ext.objectives._checks import check_several
-from numpyro_ext.objectives._log_weights import Engine, MapT, ParticleELBO
-from numpyro_ext.objectives._power_mean import power_mean, weighted_surrogate
+from numpyro_ext._checks import check_choice, check_several
 from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
+from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
 
 
-class VIMCO(ParticleELBO):
+class VIMCO(Objective):
     r"""Renyi bound for a guide with discrete sites, or others that are not reparameterised.
 
-    The value is that of :class:`VRELBO`, :math:`\hat L_{\alpha, K}` of the log weights :math:`lw_k`, in
-    nats, and the loss :math:`-\hat L`. The gradient has a score term with a baseline of its own for
-    each particle,
+    The value is that of :class:`VRELBO`, :math:`\hat L_{\alpha, K}` of the log weights
+    :math:`lw_k`, in nats, and the loss :math:`-\hat L`. The gradient has a score term with a
+    baseline of its own for each particle,
 
     .. math::
         \nabla E[\hat L_{\alpha, K}] = E\Big[\sum_j \Delta_{-j} \nabla \log q_s(z_j)
         + \sum_k \hat w_k \nabla lw_k\Big], \qquad \Delta_{-j} = \hat L_{\alpha, K} - \hat L_{-j},
 
-    where :math:`q_s` is the density of the sites that are not reparameterised (the others keep their
-    pathwise gradient) and :math:`\hat L_{-j}` does not depend on particle j:
+    where :math:`q_s` is the density of the sites that are not reparameterised (the others keep
+    their pathwise gradient) and :math:`\hat L_{-j}` does not depend on particle j:
 
     .. math::
         \text{arithmetic:}\quad & \hat L_{-j} = \frac{1}{1 - \alpha} \log \frac{1}{K - 1}
         \sum_{k \ne j} e^{(1 - \alpha)\, lw_k} \\
-        \text{geometric:}\quad & \hat L_{-j} = \hat L_{\alpha, K} \text{ with } lw_j \text{ replaced by }
+        \text{geometric:}\quad & \hat L_{-j} = \hat L_{\alpha, K} \text{ with } lw_j
+        \text{ replaced by }
         \frac{1}{K - 1} \sum_{k \ne j} lw_k.
 
-    Both are unbiased for the gradient of the K-particle bound. That bound itself lies between the ELBO
-    and the Renyi bound, as it does for :class:`VRELBO`. If every site is reparameterised the loss is
-    ``VRELBO(alpha, K)`` with its standard gradient, and that class does the same work for less.
+    Both are unbiased for the gradient of the K-particle bound. That bound itself lies between the
+    ELBO and the Renyi bound, as it does for :class:`VRELBO`. If every site is reparameterised the
+    loss is ``VRELBO(alpha, K)`` with its standard gradient, and that class does the same work for
+    less.
 
-    **When it fails.** The score term is noisy, the more so the more discrete sites share one bound. If plates enclose every site of
-    model and guide, each of their elements has its own bound and its own baseline, which removes most
-    of the noise; so put local sites into plates in the guide too.
+    **When it fails.** The score term is noisy, the more so the more discrete sites share one bound.
+    If plates enclose every site of model and guide, each of their elements has its own bound and
+    its own baseline, which removes most of the noise; so put local sites into plates in the guide
+    too.
 
-    **Convention.** ``alpha`` is Renyi's order as in :class:`VRELBO`: 0 is the paper's bound, 1 the ELBO (the
-    baseline is then the mean of the other particles).
+    **Convention.** ``alpha`` is Renyi's order as in :class:`VRELBO`: 0 is the paper's bound, 1 the
+    ELBO (the baseline is then the mean of the other particles).
 
     Latents in a subsampled plate that does not enclose every site are an error; globals with a
-    subsampled likelihood use the energy approximation, with the bias that :class:`VRELBO` describes.
-    One forward and one backward pass of K particles; the baselines take K x K numbers per unit.
+    subsampled likelihood use the energy approximation, with the bias that :class:`VRELBO`
+    describes. One forward and one backward pass of K particles; the baselines take K x K numbers
+    per unit.
 
     :param alpha: order, a finite number, a traced scalar, or a callable of the step (with
         :func:`count_steps` around the guide).
     :param int num_particles: number of particles K, at least 2.
-    :param vectorize_particles: whether to use ``jax.vmap`` over the particles; if ``False`` use
-        ``jax.lax.map`` and recompute each particle in the backward pass. A callable ``mapT(fn, xs)``
-        is also allowed.
+    :param vectorize_particles: as in :class:`Objective`.
     :param str baseline: ``"arithmetic"`` or ``"geometric"``.
 
     **References:**
@@ -94,35 +94,31 @@ class VIMCO(ParticleELBO):
         baseline: str = "arithmetic",
     ) -> None:
         check_choice("baseline", baseline, ("arithmetic", "geometric"))
-        check_several(num_particles, "the baseline of a particle is made of the others")
+        check_several(
+            "num_particles", num_particles, "the baseline of a particle is made of the others"
+        )
         self.alpha = check_alpha(alpha, finite=True)
         self.baseline = baseline
-        super().__init__(num_particles, vectorize_particles)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
-    def loss_with_mutable_state(
-        self,
-        rng_key: Array,
-        param_map: Params,
-        model: Model,
-        guide: Model,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        engine = Engine(self, rng_key, param_map, model, guide, args, kwargs)
-        particles = engine.particles()
-        engine.refuse_local_subsampling()
-        alpha = alpha_at(self.alpha, engine.first_state(particles.state))
-        lw = particles.log_weight
+    def estimate(self, draws: Draws) -> tuple[Array, State]:
+        alpha = alpha_at(self.alpha, draws.step)
+        scored = draws.layout.not_reparameterized
+
+        def densities(particle: Particle) -> tuple[Array, Array]:
+            return particle.log_weight, particle.log_q_of(scored)
+
+        (lw, log_q_score), state = draws.each(densities)
         value, weights = power_mean(lw, 1 - alpha)
         bound = weighted_surrogate(value, weights, lw)
-        if engine.layout.not_reparameterized:
+        if scored:
             without_j = _BASELINES[self.baseline](lw, 1 - alpha)
             # Without a finite bound from the others any constant is a baseline.
             without_j = jnp.where(jnp.isinf(without_j), 0.0, without_j)
             delta = jnp.where(jnp.isinf(value), 0.0, value - without_j)
-            score = weighted_surrogate(jnp.zeros_like(value), delta, particles.log_q_score)
+            score = weighted_surrogate(jnp.zeros_like(value), delta, log_q_score)
             bound = bound + score
-        return engine.result(-engine.layout.scale * jnp.sum(bound), particles.state)
+        return -draws.total(bound), state
 
 
 def _others(lw: Array) -> Array:

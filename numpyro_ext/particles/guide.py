@@ -9,38 +9,40 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpyro
 from numpyro import handlers
-from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_uniform
-from numpyro.infer.util import initialize_model
 from numpyro.primitives import mutable
 
 from numpyro_ext._checks import check_count, check_nonnegative
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
+from numpyro_ext._model.potential import Potential, draw_start
+from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Float, Model, Params, Sites, Trace
-from numpyro_ext.particles.fields import check_distinct, check_model
+from numpyro_ext.particles.base import check_distinct, read_latents
 
 __all__ = ["AutoParticles"]
 
 
-class AutoParticles(AutoContinuous):
+class AutoParticles(ContinuousGuide):
     r"""m equally weighted points in unconstrained space, moved by a field such as ``SVGD``.
 
-    One parameter, ``{prefix}_particles`` of shape ``(m, d)``; d is the number of unconstrained latent
-    numbers of the model. Each particle starts at its own draw of ``init_loc_fn``, plus
-    ``init_scale`` times standard normal noise. Called as a guide it picks one particle uniformly; it has no density, so
-    losses that need one (``Trace_ELBO``) raise an error instead of collapsing all particles to a mode.
+    It has one parameter, ``{prefix}_particles`` of shape ``(m, d)``, where d is the number of
+    unconstrained latent numbers of the model, in the order in which the model samples its sites.
+    Each particle starts at its own draw of ``init_loc_fn``, plus ``init_scale`` times standard
+    normal noise. Called as a guide it picks one particle uniformly. It has no density, so losses
+    that need one (``Trace_ELBO``) raise an error instead of collapsing all particles to a mode.
 
-    The model needs continuous latents, none of them inside a subsampled plate; observed sites may be
-    subsampled. The answer is as good as m points can be: quantiles beyond 1/m are not there.
+    The model needs continuous latents, none of them inside a subsampled plate; observed sites may
+    be subsampled. The answer is as good as m points can be: there are no quantiles beyond 1/m.
 
     :param model: a NumPyro model.
     :param int num_particles: m.
     :param str prefix: prefix of the parameter's name.
-    :param init_loc_fn: where particles start, see NumPyro's initialization strategies. Strategies that give
-        every particle the same point need ``init_scale``.
-    :param float init_scale: standard deviation of the noise added to the start, in unconstrained space.
-    :param bool count_steps: register the mutable site ``{prefix}_step``, which the loss counts up; for losses with
-        ``annealing``.
+    :param init_loc_fn: where particles start, one of NumPyro's initialization strategies.
+        Strategies that give every particle the same point need ``init_scale``.
+    :param float init_scale: standard deviation of the noise added to the start, in unconstrained
+        space.
+    :param bool count_steps: whether to register the mutable site ``{prefix}_step``, which the loss
+        counts up; losses with ``annealing`` need it.
 
     .. doctest::
 
@@ -69,64 +71,61 @@ class AutoParticles(AutoContinuous):
         init_scale: float = 0.0,
         count_steps: bool = False,
     ) -> None:
-        check_count("num_particles", num_particles)
         check_nonnegative("init_scale", init_scale)
-        self.num_particles = num_particles
+        self.num_particles = check_count("num_particles", num_particles)
         self.init_scale = init_scale
         self.count_steps = count_steps
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
 
     @property
-    def _param_name(self) -> str:
+    def param_name(self) -> str:
+        """Name of the one parameter."""
         return f"{self.prefix}_particles"
 
-    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        key_check, key_init, key_noise = random.split(_key(), 3)
-        check_model(self.model, key_check, args, kwargs)
-        super()._setup_prototype(*args, **kwargs)
+    def prepare(self, *args: Any, **kwargs: Any) -> Float[Array, "m d"]:
+        """Where the particles start."""
+        _, key_init, key_noise = random.split(_key(), 3)
+        info = read_latents(self.model, args, kwargs)
+        m = self.num_particles
         # Without the block the model's own sites would be recorded in the guide's trace.
         with handlers.block():
-            info = initialize_model(
-                random.split(key_init, self.num_particles),
+            z, potential, params = draw_start(
+                random.split(key_init, m),
                 self.model,
+                info,
+                args,
+                kwargs,
                 init_strategy=self.init_loc_fn,
-                dynamic_args=True,
-                model_args=args,
-                model_kwargs=kwargs,
+                validate_grad=True,
             )
-        sites = info.param_info.z
-        x = jnp.concatenate(
-            [sites[name].reshape(self.num_particles, -1) for name in self._init_locs], axis=1
-        )
-        noise = random.normal(key_noise, x.shape, x.dtype)
-        self._init_particles = x + self.init_scale * noise
+            rows = {n: jnp.tile(jnp.arange(size), (m, 1)) for n, (_, size) in info.plates.items()}
+            Potential(self.model, info, params, args, kwargs).check_start(z, rows, potential)
+        x = jax.vmap(info.ravel)(z)
+        return x + self.init_scale * random.normal(key_noise, x.shape, x.dtype)
 
-    def _get_posterior(self) -> Any:
+    def latent_distribution(self) -> Any:
         raise IntractableDensityError(
             "AutoParticles is a set of points and has no density; use particles(params) or"
             " sample_posterior."
         )
 
     def get_base_dist(self) -> Any:
-        return self._get_posterior()
+        return self.latent_distribution()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Sites:
-        if self.prototype_trace is None:
-            self._setup_prototype(*args, **kwargs)
-        x = jnp.asarray(numpyro.param(self._param_name, self._init_particles))
+        self.set_up(*args, **kwargs)
+        x = jnp.asarray(numpyro.param(self.param_name, self.prepared))
         if x.shape != (self.num_particles, self.latent_dim):
             raise ValueError(
-                f"{self._param_name} has shape {x.shape}; it must be ({self.num_particles},"
+                f"{self.param_name} has shape {x.shape}; it must be ({self.num_particles},"
                 f" {self.latent_dim}): num_particles rows of the model's unconstrained latents."
             )
         check_distinct(x, "give init_scale > 0, or another init_loc_fn such as init_to_uniform.")
         if self.count_steps:
             mutable(f"{self.prefix}_step", jnp.zeros((), int))
-        picked = x[random.randint(_key(), (), 0, self.num_particles)]
-        with handlers.block():
-            values = self._unpack_and_constrain(picked, {})
+        values = self.constrain(x[random.randint(_key(), (), 0, self.num_particles)], {})
         result, trace = {}, cast(Trace, self.prototype_trace)
-        for name in self._init_locs:
+        for name in self.latent_sites:
             fn = trace[name]["fn"]
             site = Implicit(values[name], event_dim=fn.event_dim, support=fn.support)
             result[name] = numpyro.sample(name, site)
@@ -139,14 +138,14 @@ class AutoParticles(AutoContinuous):
         if num_samples not in (None, self.num_particles):
             raise ValueError(
                 f"num_particles is {num_samples}, but this AutoParticles guide has"
-                f" {self.num_particles} particles and gives all of them; leave num_particles out of the"
-                " loss, or build the guide with that number."
+                f" {self.num_particles} particles and gives all of them; leave num_particles out of"
+                " the loss, or build the guide with that number."
             )
-        return params[self._param_name]
+        return params[self.param_name]
 
     def particles(self, params: Params) -> Sites:
         """All m particles in order, constrained, with the model's deterministic sites."""
-        return self._unpack_and_constrain(params[self._param_name], params)
+        return self.constrain(params[self.param_name], params)
 
     def sample_posterior(
         self,
@@ -156,24 +155,32 @@ class AutoParticles(AutoContinuous):
         sample_shape: tuple[int, ...] = (),
         **kwargs: Any,
     ) -> Sites:
-        """Particles in random order, repeated: of n draws each is floor(n/m) or ceil(n/m) times one."""
+        """Particles in random order, repeated: n draws hold each floor(n/m) or ceil(n/m) times.
+
+        :param rng_key: random key.
+        :param dict params: the parameters of guide and model, from ``svi.get_params``.
+        :param args: the model's arguments, for deterministic sites that depend on them; without
+            any, those of the first call are used.
+        :param tuple sample_shape: what the shape of every site starts with.
+        :return: constrained latent sites and deterministic ones, ``sample_shape + site shape``.
+        """
         n = math.prod(sample_shape)
         index = random.permutation(rng_key, self.num_particles)[:n]
-        different = self._unpack_and_constrain(params[self._param_name][index], params)
+        different = self.constrain(params[self.param_name][index], params, args, kwargs)
         again = jnp.arange(n) % max(index.size, 1)
         return jax.tree.map(lambda v: v[again].reshape(sample_shape + v.shape[1:]), different)
 
     def median(self, params: Params) -> Sites:
         """Median over the particles, for each latent site."""
-        return {name: jnp.median(v, axis=0) for name, v in self._latents(params).items()}
+        return {name: jnp.median(v, axis=0) for name, v in self._latent_values(params).items()}
 
     def quantiles(self, params: Params, quantiles: Sequence[float] | Array) -> Sites:
         """Quantiles over the particles, for each latent site, along a leading axis."""
         q = jnp.asarray(quantiles)
-        return {name: jnp.quantile(v, q, axis=0) for name, v in self._latents(params).items()}
+        return {name: jnp.quantile(v, q, axis=0) for name, v in self._latent_values(params).items()}
 
-    def _latents(self, params: Params) -> Sites:
-        return {k: v for k, v in self.particles(params).items() if k in self._init_locs}
+    def _latent_values(self, params: Params) -> Sites:
+        return {k: v for k, v in self.particles(params).items() if k in self.latent_sites}
 
 
 def _key() -> Array:

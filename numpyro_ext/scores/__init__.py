@@ -2,7 +2,7 @@
 
 from numpyro_ext.scores.bandwidth import median_bandwidth
 from numpyro_ext.scores.base import BaseKernel, RadialKernel, as_kernel
-from numpyro_ext.scores.discrepancy import kernel_stein_discrepancy, mmd, stein_kernel_matrix
+from numpyro_ext.scores.discrepancy import stein_kernel_matrix
 from numpyro_ext.scores.kde import KDEScore
 from numpyro_ext.scores.kernels import IMQ, RBF
 from numpyro_ext.scores.stein import SteinScore
@@ -15,8 +15,6 @@ __all__ = [
     "RadialKernel",
     "SteinScore",
     "as_kernel",
-    "kernel_stein_discrepancy",
     "median_bandwidth",
-    "mmd",
     "stein_kernel_matrix",
 ]

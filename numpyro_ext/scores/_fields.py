@@ -29,7 +29,7 @@ def _resolved(kernel: RadialKernel, x: Array) -> RadialKernel:
 
 
 def as_queries(x: Array, y: ArrayLike) -> Float[Array, "n d"]:
-    """The points ``y`` at which an estimate from the samples ``x`` is wanted, in their precision."""
+    """The points ``y`` of an estimate from the samples ``x``, in the precision of ``x``."""
     return as_point_pair(x, y)[1].astype(x.dtype)
 
 
@@ -47,7 +47,8 @@ def kernel_sums(
         a \mapsto \sum_k a_{kn} \nabla_{y} k(x^k, y^n), \qquad
         \sum_k \nabla_{x^k} k(y^n, x^k) \;\text{(gradient in the second argument)}.
 
-    A radial kernel forms no (k, n, d) array, and the second sum is minus the first at :math:`a = 1`.
+    A radial kernel forms no (k, n, d) array, and the second sum is minus the first at
+    :math:`a = 1`.
     """
     if not isinstance(kernel, RadialKernel):
         return (

@@ -1,4 +1,4 @@
-"""What every function of this room does with its sample arrays: check them, and measure distances."""
+"""What every function does with its sample arrays: check them, and measure distances."""
 
 from typing import Any
 

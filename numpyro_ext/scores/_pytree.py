@@ -8,7 +8,7 @@ import jax
 
 
 def pytree[T](cls: type[T]) -> type[T]:
-    """Register a frozen dataclass: arrays, numbers and kernels are its children, words are structure."""
+    """Register a frozen dataclass: arrays and kernels are children, words are structure."""
     jax.tree_util.register_pytree_node(cls, _flatten, partial(_unflatten, cls))
     return cls
 

@@ -38,8 +38,8 @@ def median_bandwidth(
     inference. Liu and Wang write :math:`\exp(-s/h)` with their h equal to :math:`2 h^2` here, and
     :math:`\log K` for :math:`\log(K+1)`. The second is wider, and the better one for discrepancies.
 
-    If more than half of the pairs coincide, the mean squared distance takes the median's place; if all
-    coincide, or K = 1, the answer is 1. No gradient flows through it.
+    If more than half of the pairs coincide, the mean squared distance takes the median's place; if
+    all coincide, or K = 1, the answer is 1. No gradient flows through it.
 
     :param x: ``(K, d)`` points.
     :param str rule: ``"median"`` or ``"median_distance"``.
@@ -55,7 +55,7 @@ def median_bandwidth(
         2.0
     """
     check_choice("rule", rule, BANDWIDTH_RULES)
-    check_count("max_particles", max_particles, minimum=2)
+    max_particles = check_count("max_particles", max_particles, minimum=2)
     x = lax.stop_gradient(as_points("x", x))
     num = x.shape[0]
     if num == 1:
@@ -74,8 +74,8 @@ def median_bandwidth(
 def _median(values: Float[Array, " n"]) -> Float[Array, ""]:
     """Median of non-negative numbers, without the sort that would cost more than the kernel matrix.
 
-    The bit patterns of non-negative floats are ordered as the floats are, so that bisection over them
-    ends at the exact order statistic after as many counts as there are bits.
+    The bit patterns of non-negative floats are ordered as the floats are, so that bisection over
+    them ends at the exact order statistic after as many counts as there are bits.
     """
     bits = jnp.finfo(values.dtype).bits
     codes = lax.bitcast_convert_type(values, jnp.dtype(f"int{bits}"))

@@ -56,7 +56,9 @@ class BaseKernel(ABC):
     def stein(self, x: Array, y: Array, a: Array, b: Array) -> Float[Array, "n m"]:
         r"""The Stein kernel, for vectors ``a`` at the points ``x`` and ``b`` at ``y``:
 
-        .. math:: k\, a^\top b + a^\top \nabla_y k + b^\top \nabla_x k + \mathrm{tr}\, \partial_x\partial_y k.
+        .. math::
+            k\, a^\top b + a^\top \nabla_y k + b^\top \nabla_x k
+            + \mathrm{tr}\, \partial_x\partial_y k.
         """
         first = jnp.einsum("id,ijd->ij", a, self.grad_y(x, y))
         second = jnp.einsum("jd,ijd->ij", b, self.grad_x(x, y))
@@ -67,8 +69,8 @@ class BaseKernel(ABC):
 class RadialKernel(BaseKernel):
     r"""A kernel :math:`k(x, y) = \phi(s)` of :math:`s = |x - y|^2`.
 
-    Subclasses are frozen dataclasses that write :math:`\phi, \phi', \phi''` at a resolved bandwidth;
-    everything else follows:
+    Subclasses are frozen dataclasses that write :math:`\phi, \phi', \phi''` at a resolved
+    bandwidth; everything else follows:
 
     .. math::
 
@@ -95,7 +97,8 @@ class RadialKernel(BaseKernel):
     def resolve(self, x: Array) -> "RadialKernel":
         """The kernel with the bandwidth that its rule gives on ``x``; itself where it is a number.
 
-        No gradient flows through a rule. An unresolved kernel resolves itself on its first argument.
+        No gradient flows through a rule. An unresolved kernel resolves itself on its first
+        argument.
         """
         if isinstance(self.bandwidth, str):
             h = median_bandwidth(x, rule=self.bandwidth)
@@ -127,7 +130,7 @@ class RadialKernel(BaseKernel):
         return self.resolve(x).phi(squared_distances(x, y))
 
     def value_and_weight(self, x: Array, y: Array) -> tuple[Array, Array]:
-        r"""``(K, W)`` with :math:`\nabla_y k(x_i, y_j) = W_{ij} (x_i - y_j)`, from one distance matrix."""
+        r"""``(K, W)`` from one distance matrix; :math:`\nabla_y k(x_i, y_j) = W_{ij} (x_i-y_j)`."""
         x, y = as_point_pair(x, y)
         kernel, s = self.resolve(x), squared_distances(x, y)
         return kernel.phi(s), -2.0 * kernel.dphi(s)
@@ -189,7 +192,7 @@ def as_kernel(kernel: Any) -> BaseKernel:
         return kernel
     if isinstance(kernel, type) or not callable(kernel):
         raise TypeError(
-            f"kernel is {kernel!r}; it must be a kernel such as RBF() or IMQ(), or a function that maps"
-            " (n, d) and (m, d) points to an (n, m) matrix."
+            f"kernel is {kernel!r}; it must be a kernel such as RBF() or IMQ(), or a function that"
+            " maps (n, d) and (m, d) points to an (n, m) matrix."
         )
     return _FunctionKernel(kernel)

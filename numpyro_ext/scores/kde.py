@@ -27,17 +27,23 @@ class KDEScore:
 
     in units of 1/length. With an :class:`RBF` it is computed as
     :math:`(\sum_k w_k x^k - y) / h^2` with the weights
-    :math:`w = \mathrm{softmax}_k(-|x^k - y|^2 / (2 h^2))`, which is finite however far y is from all samples;
-    there it is the pull of the nearest sample, :math:`(x^k - y) / h^2`.
+    :math:`w = \mathrm{softmax}_k(-|x^k - y|^2 / (2 h^2))`, which is finite however far y is from
+    all samples; there it is the pull of the nearest sample, :math:`(x^k - y) / h^2`.
 
-    It is biased for every h > 0: with an RBF its limit for many samples is the score of q convolved with
-    :math:`N(0, h^2 I)`. So it is too small, and entropy gradients made of it are badly shrunk at either
-    median rule; take :class:`SteinScore` for them. With small h it overfits, and at a sample it
-    is near 0. It has no ridge and nothing to solve: O(K^2 d) at the samples, O(n K d) elsewhere. Called on
-    the samples it counts each among its own neighbours, and is ``fit(x)(x)``.
+    It is biased for every h > 0: with an RBF its limit for many samples is the score of q convolved
+    with :math:`N(0, h^2 I)`. So it is too small, and entropy gradients made of it are badly shrunk
+    at either median rule; take :class:`SteinScore` for them. With small h it overfits, and at a
+    sample it is near 0. It has no ridge and nothing to solve: O(K^2 d) at the samples, O(n K d)
+    elsewhere. Called on the samples it counts each among its own neighbours, and is ``fit(x)(x)``.
 
-    :param kernel: defaults to ``RBF("median_distance")``; any kernel that is positive everywhere, or a
-        function ``(n, d), (m, d) -> (n, m)``. A rule is resolved on the samples, without a gradient.
+    :param kernel: defaults to ``RBF("median_distance")``; any kernel that is positive everywhere,
+        or a function ``(n, d), (m, d) -> (n, m)``. A rule is resolved on the samples, without a
+        gradient.
+
+    **References:**
+
+    1. *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner, ICLR 2018
+       (section 3.4, where it is compared with the Stein estimator).
 
     .. doctest::
 
@@ -47,11 +53,6 @@ class KDEScore:
         >>> score = KDEScore(RBF(1.0)).fit(x)  # of N(0, 2^2 + 1), nearly
         >>> print(f"{score(jnp.ones((1, 1)))[0, 0]:.1f}")
         -0.2
-
-    **References:**
-
-    1. *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner, ICLR 2018
-       (section 3.4, where it is compared with the Stein estimator).
     """
 
     kernel: Any = None

@@ -50,8 +50,8 @@ class RBF(RadialKernel):
 class IMQ(RadialKernel):
     r"""Inverse multiquadric kernel :math:`k(x, y) = (c^2 + |x - y|^2 / h^2)^\beta`.
 
-    Its slow decay makes its Stein discrepancy detect a sample that does not converge to the target, in
-    any dimension (Gorham and Mackey 2017, theorem 8), which :class:`RBF` fails to do for d >= 3.
+    Its slow decay makes its Stein discrepancy detect a sample that does not converge to the target,
+    in any dimension (Gorham and Mackey 2017, theorem 8), which :class:`RBF` fails to do for d >= 3.
     :math:`k(x, x) = c^{2\beta}`, which is 1 for c = 1 only.
 
     :param bandwidth: the length :math:`h`: a positive number, one of the rules ``"median"`` and

@@ -32,26 +32,26 @@ __all__ = ["SteinScore"]
 @pytree
 @dataclass(frozen=True, eq=False)
 class SteinScore:
-    r"""Score :math:`g = \nabla \log q` from samples :math:`x^1, \dots, x^K` of q, by Stein's identity.
+    r"""Score :math:`g = \nabla \log q` from samples :math:`x^1, \dots, x^K`, by Stein's identity.
 
-    The identity :math:`E_q[k(x, \cdot)\, g(x)^\top + \nabla k] = 0` with averages for expectations and
-    a ridge gives the estimates at the samples, the rows of
+    The identity :math:`E_q[k(x, \cdot)\, g(x)^\top + \nabla k] = 0` with averages for expectations
+    and a ridge gives the estimates at the samples, the rows of
 
     .. math::
 
         G = -(K + \eta\, k(0) I)^{-1} B, \qquad K_{ij} = k(x^i, x^j), \qquad
         B_i = \sum_j \nabla_{x^j} k(x^i, x^j),
 
-    ``(K, d)`` in units of 1/length; :math:`k(0)` is the mean of the diagonal of K. They minimise the
-    V-statistic of the squared kernel Stein discrepancy between q and the estimate plus
-    :math:`\frac{\eta\,k(0)}{K^2} |G|_F^2`. ``statistic="u"`` minimises the U-statistic, with K without
-    its diagonal. For a kernel of :math:`x - y` that is nothing but the V-statistic with
+    ``(K, d)`` in units of 1/length; :math:`k(0)` is the mean of the diagonal of K. They minimise
+    the V-statistic of the squared kernel Stein discrepancy between q and the estimate plus
+    :math:`\frac{\eta\,k(0)}{K^2} |G|_F^2`. ``statistic="u"`` minimises the U-statistic, with K
+    without its diagonal. For a kernel of :math:`x - y` that is nothing but the V-statistic with
     :math:`\eta - 1` for :math:`\eta`: below 1 the matrix is indefinite and G explodes where
     :math:`1 - \eta` is near an eigenvalue of :math:`K / k(0)`; at 1 there is no ridge at all.
 
-    ``fit(x)`` predicts elsewhere. The nonparametric form gives at y the last row of the estimate on the
-    sample with y added, at O(K^2 + K d) a point; so at a sample it is not what ``__call__`` gives. The
-    parametric form, for RBF, minimises the same discrepancy over :math:`a` in
+    ``fit(x)`` predicts elsewhere. The nonparametric form gives at y the last row of the estimate on
+    the sample with y added, at O(K^2 + K d) a point; so at a sample it is not what ``__call__``
+    gives. The parametric form, for RBF, minimises the same discrepancy over :math:`a` in
 
     .. math:: g(y) = \sum_k a_k \nabla_y k(x^k, y), \qquad a = (\Lambda + \eta I)^{-1} b,
 
@@ -59,18 +59,24 @@ class SteinScore:
     samples there (the nonparametric form needs no rescaling). Its ``__call__`` is ``fit(x)(x)``.
 
     Every :math:`\eta > 0` shrinks. The *projected* gradient
-    :math:`-\frac1K \sum_k G_k\, \partial x^k / \partial\phi` (that of the entropy of a sampler) is accurate,
-    while single rows have large errors for small :math:`\eta`; all forms go to 0 away from the samples.
-    In float32 keep :math:`\eta \ge 10^{-5} K` (the condition number is about :math:`K / \eta`). The
-    diagonal also gets K times the machine epsilon, relative to its mean; where that does not suffice,
-    the answer is NaN, as it is for a kernel that is not positive definite. O(K^3 + K^2 d) time,
-    O(K^2) memory for the kernels of this package.
+    :math:`-\frac1K \sum_k G_k\, \partial x^k / \partial\phi` (that of the entropy of a sampler) is
+    accurate, while single rows have large errors for small :math:`\eta`; all forms go to 0 away
+    from the samples. In float32 keep :math:`\eta \ge 10^{-5} K` (the condition number is about
+    :math:`K / \eta`). The diagonal also gets K times the machine epsilon, relative to its mean;
+    where that does not suffice, the answer is NaN, as it is for a kernel that is not positive
+    definite. O(K^3 + K^2 d) time, O(K^2) memory for the kernels of this package.
 
     :param float eta: the ridge, positive.
-    :param kernel: defaults to ``RBF("median_distance")``; or a function ``(n, d), (m, d) -> (n, m)``. A
-        rule is resolved on the samples, without a gradient; a gradient does flow through the samples.
+    :param kernel: defaults to ``RBF("median_distance")``; or a function of ``(n, d)`` and
+        ``(m, d)`` points to ``(n, m)``. A rule is resolved on the samples, without a gradient; a
+        gradient does flow through the samples.
     :param str statistic: ``"v"`` or ``"u"``.
     :param str form: ``"nonparametric"``, or ``"parametric"`` (RBF only).
+
+    **References:**
+
+    1. *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner, ICLR 2018
+       (equation 9; the predictive and the parametric estimators).
 
     .. doctest::
 
@@ -81,11 +87,6 @@ class SteinScore:
         >>> score = SteinScore()(x)
         >>> print(f"{-(score * noise).mean():.2f}")
         0.50
-
-    **References:**
-
-    1. *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner, ICLR 2018
-       (equation 9; the predictive and the parametric estimators).
     """
 
     eta: float | Array = 1e-2
@@ -100,8 +101,8 @@ class SteinScore:
         kernel = as_kernel(RBF("median_distance") if self.kernel is None else self.kernel)
         if self.form == "parametric" and not isinstance(kernel, RBF):
             raise ValueError(
-                f"form is 'parametric' with the kernel {self.kernel!r}, but it has a formula for RBF only;"
-                " use RBF() or form='nonparametric'."
+                f"form is 'parametric' with the kernel {self.kernel!r}, but it has a formula for"
+                " RBF only; use RBF() or form='nonparametric'."
             )
         object.__setattr__(self, "kernel", kernel)
 
@@ -173,8 +174,8 @@ def _add_ridge(matrix: Array, ridge: Array) -> Array:
 class SteinPrediction:
     r"""What the nonparametric :meth:`SteinScore.fit` returns: call it on ``(n, d)`` points.
 
-    With :math:`A = K + \eta I`, :math:`w = A^{-1} k_y`, :math:`k_y = k(X, y)`, block elimination of the
-    sample with y added leaves
+    With :math:`A = K + \eta I`, :math:`w = A^{-1} k_y`, :math:`k_y = k(X, y)`, block elimination of
+    the sample with y added leaves
 
     .. math::
 

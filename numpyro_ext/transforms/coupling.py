@@ -21,7 +21,7 @@ __all__ = ["AffineCoupling"]
 
 
 def _as_pytree(net: Callable[[Array], Array]) -> Any:
-    """``net`` with its weights as leaves: hidden in a closure, they could not cross ``jit`` or ``vmap``."""
+    """``net`` with its weights as leaves: from a closure they cannot cross ``jit`` or ``vmap``."""
     if isinstance(net, functools.partial) and not isinstance(net, Partial):
         return Partial(net.func, *net.args, **net.keywords)
     return Partial(net) if all_leaves([net]) else net
@@ -39,22 +39,25 @@ class AffineCoupling(Transform):
         \log\left|\det \frac{\partial y}{\partial x}\right| = \sum_i s_i ,
 
     where :math:`c` is ``clamp``. The inverse costs one pass too:
-    :math:`b' = (y_b - t) \odot e^{-s}` with the same :math:`s` and :math:`t`, since :math:`y_a = a`.
-    All leading axes are batch axes. The first ``split`` coordinates never move, so layers are
-    stacked with a permutation in between.
+    :math:`b' = (y_b - t) \odot e^{-s}` with the same :math:`s` and :math:`t`, since
+    :math:`y_a = a`. All leading axes are batch axes. The first ``split`` coordinates never move, so
+    layers are stacked with a permutation in between.
 
     The paper leaves :math:`s` to a scaled ``tanh`` with a learnt factor (its Section 4.1). Here the
-    factor is the constant ``clamp``: one layer stretches a coordinate by at most :math:`e^{c}`, and for
-    :math:`|s_{raw}|` well above :math:`c` the gradient of :math:`s` vanishes. Targets whose scale varies
-    by more than that (a funnel's neck) need several layers or a larger ``clamp``, at the price of
-    exploding draws early in training.
+    factor is the constant ``clamp``: one layer stretches a coordinate by at most :math:`e^{c}`, and
+    for :math:`|s_{raw}|` well above :math:`c` the gradient of :math:`s` vanishes. Targets whose
+    scale varies by more than that (a funnel's neck) need several layers or a larger ``clamp``, at
+    the price of exploding draws early in training.
 
-    :param net: a callable from ``(*batch, split)`` to ``(*batch, 2 * (d - split))``: :math:`s_{raw}`
-        and :math:`t` concatenated. What ``numpyro.module`` returns will do.
+    :param net: a callable from ``(*batch, split)`` to ``(*batch, 2 * (d - split))``:
+        :math:`s_{raw}` and :math:`t` concatenated. What ``numpyro.module`` returns will do.
     :param int split: the number of coordinates that stay; at least 1 and below :math:`d`.
     :param float clamp: the bound :math:`c > 0` of :math:`|s|`.
 
-    **Example**
+    **References**
+
+    1. *Density estimation using Real NVP*, equations 4-8, Laurent Dinh, Jascha Sohl-Dickstein,
+       Samy Bengio (2017)
 
     .. doctest::
 
@@ -65,11 +68,6 @@ class AffineCoupling(Transform):
         >>> d = dist.TransformedDistribution(base, banana)
         >>> print(f"{d.log_prob(jnp.array([1.0, 0.5])):.4f}")
         -2.4629
-
-    **References**
-
-    1. *Density estimation using Real NVP*, equations 4-8, Laurent Dinh, Jascha Sohl-Dickstein,
-       Samy Bengio (2017)
     """
 
     def __init__(
@@ -78,12 +76,12 @@ class AffineCoupling(Transform):
         if not callable(net):
             raise TypeError(
                 f"net is a {type(net).__name__}; it must be a callable from the first `split`"
-                " coordinates to the log-scales and shifts of the others, such as numpyro.module gives."
+                " coordinates to the log-scales and shifts of the others, such as numpyro.module"
+                " gives."
             )
-        check_count("split", split)
         check_positive("clamp", clamp)
         self.net = _as_pytree(net)
-        self.split = split
+        self.split = check_count("split", split)
         self.clamp = clamp
 
     @property

@@ -5,7 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext._checks import check_choice, check_count, check_nonnegative, check_positive
+from numpyro_ext._checks import (
+    check_choice,
+    check_count,
+    check_nonnegative,
+    check_positive,
+    summary,
+)
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
@@ -66,3 +72,16 @@ def test_choices_are_listed():
     check_choice("gradient", "stl", ("stl", "dreg"))
     with pytest.raises(ValueError, match="gradient is 'best'; it must be one of 'stl', 'dreg'"):
         check_choice("gradient", "best", ("stl", "dreg"))
+
+
+def test_a_summary_names_the_arguments_and_no_numbers_of_an_array():
+    class Made:
+        def __init__(self, alpha, x, f=None, *, flag=True, other=3, **options):
+            self.alpha, self.x, self.f, self.flag = alpha, x, f, flag
+
+    assert summary(Made(0.5, jnp.ones(1000))) == "Made(alpha=0.5, x=<array of shape (1000,)>)"
+    named = summary(Made(jnp.array(2), "a", abs, flag=False))
+    assert named == "Made(alpha=2, x='a', f=abs, flag=False)"
+    seen = []
+    jax.eval_shape(lambda alpha: seen.append(summary(Made(alpha, 1))), 1.0)
+    assert seen == ["Made(alpha=<traced>, x=1)"]

@@ -13,14 +13,11 @@ import pytest
 
 from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext.diagnostics import (
-    kernel_stein_discrepancy,
     maximum_mean_discrepancy,
     pareto_khat,
     to_arviz,
 )
-from numpyro_ext.guides import AutoRealNVPNormal
 from numpyro_ext.mcmc import SGHMC
-from numpyro_ext.objectives import VRELBO
 from numpyro_ext.particles import SVGD, AutoParticles
 
 X = jax.random.normal(random.key(0), (40, 2)) * jnp.array([1.0, 0.6])
@@ -45,28 +42,12 @@ def check(dt, chains, draws):
     assert len(az.summary(dt)) == 5
 
 
-def test_renyi_bound_with_a_flow():
-    guide = AutoRealNVPNormal(model, num_flows=2, hidden_dims=(4,))
-    svi = SVI(model, guide, numpyro.optim.Adam(0.02), VRELBO(0.5, num_particles=4), batch=20)
-    result = svi.run(random.key(2), 1500, X, Y, progress_bar=False)
-    dt = to_arviz(svi, result=result, model_args=(X, Y), num_samples=500)
-    check(dt, 1, 500)
-    assert dt.attrs["guide"] == "AutoRealNVPNormal"
-    assert dt.attrs["loss"] == "VRELBO"
-    assert dt.attrs["density"] == "exact"
-    # The guide's own density of its draws, in unconstrained space.
-    z = np.concatenate([dt.posterior.w[0], np.log(dt.posterior.scale.to_numpy()[0, :, None])], -1)
-    log_q = guide.get_posterior(result.params).log_prob(jnp.asarray(z))
-    np.testing.assert_allclose(dt.sample_stats.log_q[0], log_q, atol=2e-2)
-    assert pareto_khat(dt).khat < 0.7
-
-
 def test_stochastic_gradient_hmc_on_minibatches():
     kernel = SGHMC(model, 0.01, friction=5.0, steps_per_sample=5)
     mcmc = MCMC(
         kernel,
-        num_warmup=100,
-        num_samples=100,
+        num_warmup=50,
+        num_samples=50,
         num_chains=2,
         thinning=2,
         progress_bar=False,
@@ -75,14 +56,12 @@ def test_stochastic_gradient_hmc_on_minibatches():
     start = {"w": jnp.array([[0.6, -1.4]] * 2), "scale": jnp.full(2, -0.7)}
     mcmc.run(random.key(3), X, Y, 20, init_params=start)
     dt = to_arviz(mcmc, block_size=16)
-    check(dt, 2, 50)
+    check(dt, 2, 25)
     assert dt.attrs["kernel"] == "SGHMC"
     assert dt.attrs["inference_method"] == "sgmcmc"
     assert {"lp", "lp_minibatch", "grad_norm", "step_size"} <= set(dt.sample_stats.data_vars)
     with pytest.raises(IntractableDensityError, match="kernel_stein"):
         pareto_khat(mcmc)
-    # A draw that is one unit off has a score of about 100, so a discrepancy of about 1e4.
-    assert kernel_stein_discrepancy(dt, model=model, model_args=(X, Y)) < 50
 
 
 def test_particles_moved_by_svgd():

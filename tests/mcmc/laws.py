@@ -22,8 +22,24 @@ def start(kernel, args=(), *, seed=0, num_warmup=0, **init_params):
     return state, jax.jit(lambda state: kernel.sample(state, args, {}))
 
 
+def step_at(make, z, *, seed=0):
+    """``T -> z' - z`` of the kernel ``make(temperature=T)``, compiled once, and the step's key."""
+    z = jnp.asarray(z, float)
+
+    @jax.jit
+    def moved(T):
+        kernel = make(temperature=T)
+        state = kernel.init(random.key(seed), 0, {"z": z}, (), {})
+        return kernel.sample(state, (), {}).z["z"] - z
+
+    key = random.split(random.split(random.key(seed), 4)[0], 3)[2]
+    return lambda T: np.asarray(moved(T), float), key
+
+
 def average(kernel, fns, num_steps, burn_in, *, seed=0, chains=None, init_params=None):
-    """Means over ``num_steps`` draws after ``burn_in`` of the functions of the state, and the last state."""
+    """Means over ``num_steps`` draws after ``burn_in`` of the functions of the state, and the last
+    state.
+    """
     args, key = (), random.key(seed)
     key = key if chains is None else random.split(key, chains)
     state = kernel.init(key, burn_in, init_params, args, {})

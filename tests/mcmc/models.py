@@ -70,14 +70,14 @@ class NoisyGradient:
     def __init__(self, variance):
         self.variance = variance
 
-    def init(self, z, oracle):
+    def init(self, z, potential):
         return ()
 
-    def estimate(self, rng_key, i, z, idx, oracle, state):
-        potential, grad = oracle.value_and_grad(z, idx)
+    def estimate(self, rng_key, i, z, idx, potential, state):
+        value, grad = potential.value_and_grad(z, idx)
         noise = jnp.sqrt(jnp.asarray(self.variance))
         grad = {name: g + noise * random.normal(rng_key, g.shape) for name, g in grad.items()}
-        return potential, grad, state
+        return value, grad, state
 
 
 def run(kernel, *args, warmup=50, draws=100, seed=0, extra_fields=(), **options):

@@ -1,4 +1,6 @@
-"""Chains over several devices, in a process of their own; ``test_devices.py`` starts it and reads what it saves."""
+"""Chains over several devices, in a process of their own; ``test_devices.py`` starts it and reads
+what it saves.
+"""
 
 import sys
 
@@ -16,9 +18,9 @@ def chain_keys():
     return random.split(random.key(0), 2)
 
 
-def draws(keys, data, sharding=None, chain_method="vectorized"):
+def draws(keys, data, sharding=None):
     kernel = SGHMC(linear, 0.01, friction=5.0, sharding=sharding, steps_per_sample=2)
-    options = {"num_chains": len(keys), "chain_method": chain_method, "progress_bar": False}
+    options = {"num_chains": len(keys), "chain_method": "vectorized", "progress_bar": False}
     mcmc = MCMC(kernel, num_warmup=2, num_samples=10, jit_model_args=True, **options)
     mcmc.run(keys, *data)
     return {site: np.asarray(x) for site, x in mcmc.get_samples(group_by_chain=True).items()}
@@ -45,10 +47,7 @@ def one_process():
     keys = chain_keys()
     sharding = along("data", chains=2, data=4)
     spread_keys = jax.device_put(keys, NamedSharding(sharding.mesh, PartitionSpec("chains")))
-    return {
-        "chains and data": draws(spread_keys, spread(sharding), sharding),
-        "parallel chains": draws(keys, linear_data(), chain_method="parallel"),
-    }
+    return {"chains and data": draws(spread_keys, spread(sharding), sharding)}
 
 
 def one_of_two(address, rank):

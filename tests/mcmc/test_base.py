@@ -8,16 +8,31 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import numpy as np
 import numpyro
+from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
+from numpyro.handlers import seed
 from numpyro.infer import MCMC, Gibbs, Predictive, init_to_value
+from numpyro.infer.autoguide import AutoDiagonalNormal
+from numpyro.infer.util import potential_energy
 import pytest
 
-from numpyro_ext.mcmc import SGHMC, SGLD, CyclicalSchedule, MinibatchGradient, SGMCMCKernel
+from numpyro_ext.mcmc import (
+    SGHMC,
+    SGLD,
+    SVRG,
+    CyclicalSchedule,
+    KernelHMC,
+    MinibatchGradient,
+    SGMCMCKernel,
+    Transition,
+    kernel_state,
+)
 from tests.mcmc.models import (
     gaussian_mean,
     gaussian_mean_data,
     linear,
     linear_data,
+    linear_full,
     run,
     within,
 )
@@ -76,7 +91,7 @@ def test_model_must_be_callable():
     ("model", "args", "message"),
     [
         (local, (jnp.zeros(20),), r"latent site 'h' is inside the subsampled plate 'data'; local"),
-        (discrete, (), r"latent site 'k' is discrete"),
+        (discrete, (), r"latent site 'k' is discrete; .*: sum it out of the model\."),
         (nothing, (), r"no latent sample site"),
         (gaussian_mean, (jnp.zeros(7),), r"'data' has subsample_size 10 but only 7 rows"),
     ],
@@ -121,6 +136,132 @@ def test_other_data_than_at_the_start_are_refused():
         SGLD(gaussian_mean, 1e-3).sample(state, (x,), {})
 
 
+def in_scan(x):
+    loc = numpyro.sample("loc", dist.Normal())
+
+    def body(carry, row):
+        with numpyro.plate("data", 20, subsample_size=5):
+            numpyro.sample("x", dist.Normal(loc, 1), obs=row[:5])
+        return carry, None
+
+    scan(body, None, x)
+
+
+def test_minibatch_inside_scan_is_refused():
+    with pytest.raises(ValueError, match=r"plate 'data' takes a minibatch .* inside scan"):
+        start(in_scan, jnp.zeros((3, 20)))
+
+
+def only_far_out():
+    z = numpyro.sample("z", dist.Normal(0, 10))
+    numpyro.factor("far", jnp.where(z > 5, 0.0, -jnp.inf))
+
+
+def test_start_is_not_searched_where_it_is_given():
+    """The default search finds no finite potential here."""
+    state = SGLD(only_far_out, 0.1).init(random.key(0), 0, {"z": jnp.array(6.0)}, (), {})
+    assert float(state.z["z"]) == 6.0
+    with pytest.raises(ValueError, match=r"not finite at the initial point: see site 'far'"):
+        SGLD(only_far_out, 0.1).init(random.key(0), 0, None, (), {})
+
+
+def test_numpy_integers_are_counts():
+    x, steps = gaussian_mean_data(), np.int64(2)
+    kernel = SGHMC(gaussian_mean, 0.01, steps_per_sample=steps, resample_every=np.int32(3))
+    state = kernel.init(random.key(0), 0, None, (x,), {})
+    assert int(kernel.sample(state, (x,), {}).i) == 2
+    assert SVRG(np.int64(3)) and CyclicalSchedule(0.1, np.int64(4))
+
+
+def while_loop_model():
+    z = numpyro.sample("z", dist.Normal(3.0, 1.0))
+    _, total = jax.lax.while_loop(
+        lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + z), (0, jnp.zeros_like(z))
+    )
+    numpyro.factor("f", -total)
+
+
+def test_forward_mode_differentiates_loops():
+    """U = (z - 3)^2 / 2 + 3 z has its gradient 0 at 0."""
+    kernel = SGLD(while_loop_model, 0.1, forward_mode_differentiation=True, temperature=0.0)
+    state = kernel.init(random.key(0), 0, {"z": jnp.array(2.0)}, (), {})
+    assert kernel.sample(state, (), {}).z["z"] == pytest.approx(1.8)
+    with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
+        start(while_loop_model)
+
+
+def test_potential_fn_is_answered_by_a_sentence():
+    for kernel in (SGLD, SGHMC, KernelHMC):
+        with pytest.raises(
+            TypeError, match=rf"{kernel.__name__} takes a model and no potential_fn"
+        ):
+            kernel(None, 0.1, potential_fn=lambda z: z)
+
+
+@pytest.mark.parametrize("make", [SGLD, SGHMC], ids=["SGLD", "SGHMC"])
+def test_potential_energy_is_that_of_the_draw(make):
+    """In a model without a minibatch."""
+    data = linear_data()
+    kernel = make(linear_full, 1e-3, steps_per_sample=2)
+    state = kernel.init(random.key(0), 0, None, data, {})
+
+    @jax.jit
+    def draw(state):
+        new = kernel.sample(state, data, {})
+        return new, potential_energy(linear_full, data, {}, new.z)
+
+    for _ in range(2):
+        state, exact = draw(state)
+        assert state.potential_energy == pytest.approx(float(exact), rel=1e-5)
+
+
+def z_before_a():
+    z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    numpyro.sample("a", dist.Normal(jnp.sum(z), 0.5))
+
+
+def test_flat_order_is_that_of_the_model():
+    """That of NumPyro's AutoContinuous guides, and not the alphabet's."""
+    kernel = SGHMC(z_before_a, 0.1, mass={"a": 100.0, "z": jnp.array([1.0, 4.0])})
+    start = {"z": jnp.array([1.0, 2.0]), "a": jnp.array(3.0)}
+    state = kernel.init(random.key(0), 0, start, (), {})
+    flat = kernel.flatten(state.z)
+    assert flat.tolist() == [1.0, 2.0, 3.0]
+    assert kernel.ravel_sites("mass", kernel._mass).tolist() == [1.0, 4.0, 100.0]
+    guide = AutoDiagonalNormal(z_before_a, init_loc_fn=init_to_value(values=start))
+    seed(guide, 0)()
+    sites = guide._unpack_latent(jnp.arange(3.0))
+    assert {name: x.tolist() for name, x in sites.items()} == {"z": [0.0, 1.0], "a": 2.0}
+    assert kernel.unflatten(jnp.arange(3.0))["z"].tolist() == [0.0, 1.0]
+
+
+def test_gradient_may_be_taken_in_a_loop_of_the_step():
+    """Two gradient steps in a JAX loop are two in a row; nothing is changed by a call."""
+
+    class Twice(SGMCMCKernel):
+        state_class = kernel_state("Twice", __name__)
+
+        def __init__(self, loop):
+            super().__init__(gaussian_mean, 1e-3)
+            self.loop = loop
+
+        def step(self, rng_key, state, z, grad_fn, eps, T):
+            def move(_, z):
+                return z - eps * grad_fn(z).grad
+
+            z = jax.lax.fori_loop(0, 2, move, z) if self.loop else move(1, move(0, z))
+            return Transition(z, grad_fn(z), {})
+
+    args, found = (gaussian_mean_data(),), []
+    for loop in (False, True):
+        kernel = Twice(loop)
+        state = kernel.init(random.key(0), 0, None, args, {})
+        found.append(jax.jit(lambda s, k=kernel: k.sample(s, args, {}))(state).z["loc"])
+        first = state
+    assert found[0] == pytest.approx(float(found[1]), rel=1e-5)
+    assert found[0] != first.z["loc"]
+
+
 def test_base_is_abstract():
     with pytest.raises(TypeError, match=r"abstract"):
         SGMCMCKernel(gaussian_mean, 0.1)  # pyright: ignore[reportAbstractUsage]
@@ -142,7 +283,8 @@ def test_constrained_target(kernel, sd_error):
     """
     Gamma(3, 1), 4000 coordinates: mean 3 at any step size, as the mean gradient vanishes; sd 1.732.
 
-    The error of the mean is that of the coordinates' means; of the sd about 0.3 %, plus its bias by the step.
+    The error of the mean is that of the coordinates' means; of the sd about 0.3 %, plus its bias by
+    the step.
     """
     theta = run(kernel, 4000, warmup=20, draws=40).get_samples()["theta"]
     assert jnp.all(theta > 0)
@@ -278,9 +420,9 @@ def test_momentum_is_drawn_anew_after_a_divergence():
     """All inner steps count: one bad transition of four marks the draw, and the position stays."""
 
     class Bad(MinibatchGradient):
-        def estimate(self, rng_key, i, z, idx, oracle, state):
-            potential, grad = oracle.value_and_grad(z, idx)
-            return potential, {"loc": jnp.where(i == 2, jnp.nan, grad["loc"])}, state
+        def estimate(self, rng_key, i, z, idx, potential, state):
+            value, grad = potential.value_and_grad(z, idx)
+            return value, {"loc": jnp.where(i == 2, jnp.nan, grad["loc"])}, state
 
     x = gaussian_mean_data()
     for steps in (1, 4):

@@ -58,7 +58,7 @@ def test_eight_devices_with_spread_data_and_chains(tmp_path):
     process = start(8, path)
     expected()
     finish(process)
-    assert same(path) == {"chains and data", "parallel chains"}
+    assert same(path) == {"chains and data"}
 
 
 def test_two_processes_with_half_of_the_data_each(tmp_path):

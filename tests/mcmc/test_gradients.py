@@ -1,4 +1,6 @@
-"""Gradient estimators: unbiased, with the variance that their formula says, and the laws that follow."""
+"""Gradient estimators: unbiased, with the variance that their formula says, and the laws that
+follow.
+"""
 
 import jax
 from jax import random
@@ -6,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.infer import MCMC
 from numpyro.infer.util import potential_energy
 import pytest
 
-from numpyro_ext.mcmc import SGLD, SVRG, ControlVariate, MinibatchGradient
+from numpyro_ext.mcmc import SGLD, SVRG, ControlVariate, MinibatchGradient, Potential
 from tests.mcmc.models import (
     gaussian_mean,
     gaussian_mean_data,
@@ -51,10 +54,9 @@ def full_gradient(model, args, z):
     ("gradient", "minibatch"),
     [
         (MinibatchGradient(), "replace"),
-        (MinibatchGradient(), "epoch"),
-        (ControlVariate(CENTER, chunk_size=7), "replace"),
+        (ControlVariate(CENTER, chunk_size=7), "epoch"),
     ],
-    ids=["plain", "epoch", "control variate"],
+    ids=["plain", "control variate, epochs"],
 )
 def test_unbiased_with_two_plates_and_a_positive_site(gradient, minibatch):
     """|z-score| of the mean of 4000 estimates below 4, for potential and gradient."""
@@ -70,7 +72,9 @@ def test_unbiased_with_two_plates_and_a_positive_site(gradient, minibatch):
 
 @pytest.mark.parametrize(("minibatch", "factor"), [("replace", 1.0), ("epoch", 90 / 99)])
 def test_variance_is_that_of_the_formula(minibatch, factor):
-    """Gaussian mean: N^2/B times the population variance of x, 499.608. 20 000 estimates: error 1 %."""
+    """Gaussian mean: N^2/B times the population variance of x, 499.608. 20 000 estimates: error 1
+    %.
+    """
     kernel = SGLD(gaussian_mean, 1e-3, minibatch=minibatch)
     x = gaussian_mean_data()
     estimate = jax.vmap(lambda key: kernel.estimate_gradient(key, {"loc": jnp.array(0.3)}, (x,)))
@@ -81,10 +85,9 @@ def test_variance_is_that_of_the_formula(minibatch, factor):
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("chunk_size", [7, 1000])
-def test_full_gradient_in_chunks_is_exact(chunk_size, tol):
+def test_full_gradient_in_chunks_is_exact(tol):
     """Seen through SVRG at its own center, where the minibatch cancels."""
-    kernel = SGLD(two_plates, 1e-3, gradient=SVRG(5, chunk_size=chunk_size))
+    kernel = SGLD(two_plates, 1e-3, gradient=SVRG(5, chunk_size=7))
     data = two_plates_data()
     z = {name: jnp.asarray(value, float) for name, value in Z.items()}
     potential, grad = jax.jit(kernel.estimate_gradient)(random.key(0), z, data)
@@ -101,8 +104,8 @@ def test_one_epoch_averages_to_the_full_gradient(tol):
     grads = []
 
     class Record(MinibatchGradient):
-        def estimate(self, rng_key, i, z_now, idx, oracle, state):
-            return *oracle.value_and_grad(z, idx), state
+        def estimate(self, rng_key, i, z_now, idx, potential, state):
+            return *potential.value_and_grad(z, idx), state
 
     kernel = SGLD(linear, 1e-3, gradient=Record(), minibatch="epoch", temperature=0.0)
     state = kernel.init(random.key(0), 0, None, data, {})
@@ -134,11 +137,28 @@ def test_control_variate_without_noise_for_equal_curvature(tol):
     assert jnp.allclose(grads, exact, rtol=tol(1e-4, 1e-10))
 
 
-# Draws 20 transitions apart are independent up to 0.9^20 = 0.12, so that the variance of 20 000 of them has a
-# standard error of 1.02 %.
+@pytest.mark.x64
+def test_an_estimator_may_ask_for_any_rows(tol):
+    """Prior and 100 / 3 times the likelihood of three rows of 100, in a plate of batches of 10."""
+    x, seen = gaussian_mean_data(), []
+
+    class ThreeRows(MinibatchGradient):
+        def estimate(self, rng_key, i, z, idx, potential, state):
+            seen.append((isinstance(potential, Potential), potential.info.size, potential.plates))
+            value, grad = potential.value_and_grad(z, {"data": jnp.array([3, 1, 99])})
+            return value, grad, state
+
+    kernel = SGLD(gaussian_mean, 1e-3, gradient=ThreeRows())
+    _, grad = kernel.estimate_gradient(random.key(0), {"loc": jnp.asarray(0.3, float)}, (x,))
+    exact = 0.3 / 10 + 100 / 3 * float(jnp.sum(0.3 - x[jnp.array([3, 1, 99])]))
+    assert jnp.isclose(grad["loc"], exact, rtol=tol(1e-5, 1e-12))
+    assert seen == [(True, 1, {"data": (100, 10)})]
+
+
+# Draws 20 transitions apart are independent up to 0.9^20 = 0.12, so that the variance of 20 000 of
+# them has a standard error of 1.02 %.
 GAUSSIAN_MEAN = {
     "minibatch": (None, 0.01314006604),
-    "control variate": (ControlVariate({"loc": 5.0}), 0.01051579999),
     "SVRG": (SVRG(50), 0.01051579999),
 }
 
@@ -155,7 +175,7 @@ def test_gaussian_mean_law(name):
 
 @pytest.mark.parametrize("name", ["minibatch", "control variate"])
 def test_regression_law(name):
-    """Gradient noise that depends on the place. Lag-1 correlation of the draws 0.8^20: error 1.0 %."""
+    """Gradient noise that depends on the place. Lag-1 correlation of draws 0.8^20: error 1 %."""
     x, y = slope_data()
     a, b = x * (x * 1.995268671 - y), x**2
     h, va, vb = 301.438562, 200**2 / 10 * np.var(a), 200**2 / 10 * np.var(b)
@@ -169,7 +189,8 @@ def test_regression_law(name):
     kernel = SGLD(slope, eps, gradient=gradient, steps_per_sample=20)
     draws = run(kernel, x, y, draws=20_000).get_samples()["w"]
     within(jnp.mean(draws), 1.995268671, (expected / 20_000 * 1.1) ** 0.5)
-    # The noise at a distance from the mode makes heavier tails: the error is that of the fourth moment.
+    # The noise at a distance from the mode makes heavier tails: the error is that of the fourth
+    # moment.
     error = float(jnp.std((draws - 1.995268671) ** 2)) / 20_000**0.5
     within(jnp.var(draws), expected, error)
 
@@ -186,6 +207,38 @@ def test_svrg_moves_its_center_at_the_right_transitions():
         assert moved == (i % 3 == 0), i
     _, exact = full_gradient(linear_full, data, state.gradient.z)
     assert jnp.allclose(state.gradient.grad["w"], exact["w"], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "options"),
+    [
+        (ControlVariate({"loc": 1.0}), {}),
+        (ControlVariate({"loc": 1.0}), {"jit_model_args": True}),
+        (SVRG(1000), {"num_chains": 2}),
+    ],
+    ids=["control variate", "data as arguments", "SVRG, chains"],
+)
+def test_resumed_on_other_data_has_their_full_gradient(gradient, options):
+    x = gaussian_mean_data()
+    kernel = SGLD(gaussian_mean, 1e-3, gradient=gradient)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=0,
+        num_samples=3,
+        progress_bar=False,
+        chain_method="vectorized",
+        **options,
+    )
+    mcmc.run(random.key(0), x)
+    first = mcmc.last_state.gradient
+    mcmc.post_warmup_state = mcmc.last_state
+    mcmc.run(mcmc.post_warmup_state.rng_key, x + 5)
+    anchor = mcmc.last_state.gradient
+    assert np.array_equal(anchor.z["loc"], first.z["loc"])
+    exact = 100.1 * anchor.z["loc"] - jnp.sum(x + 5)
+    assert jnp.allclose(anchor.grad["loc"], exact, rtol=1e-4)
+    # Which is 500 less than that of the first data.
+    assert jnp.allclose(anchor.grad["loc"], first.grad["loc"] - 500, rtol=1e-3)
 
 
 def test_chains_in_vectors_refresh_by_a_branch():
@@ -210,6 +263,17 @@ def test_chains_in_vectors_refresh_by_a_branch():
 def test_wrong_input(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_center_may_have_deterministic_sites():
+    center = {"w": jnp.array([1.0, 0.0]), "sigma": 0.5}
+    states = [
+        SGLD(linear, 1e-3, gradient=ControlVariate(c)).init(
+            random.key(0), 0, None, linear_data(), {}
+        )
+        for c in (center, center | {"length": 1.0})
+    ]
+    assert np.array_equal(states[0].gradient.grad["w"], states[1].gradient.grad["w"])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.mcmc import epoch_indices, keyed_permutation, replace_indices
+from numpyro_ext.mcmc.minibatch import epoch_indices, keyed_permutation, replace_indices
 from tests.mcmc.models import arrays_of_size
 
 
@@ -19,7 +19,9 @@ def test_permutation_is_a_bijection(size):
 
 
 def test_permutation_depends_on_the_key_and_mixes():
-    """Each row's image is uniform over the keys: chi-square over 12 places, 3000 keys, rows 0 and 7."""
+    """Each row's image is uniform over the keys: chi-square over 12 places, 3000 keys, rows 0 and
+    7.
+    """
     size, keys = 12, random.split(random.key(0), 3000)
     images = jax.vmap(lambda key: keyed_permutation(key, jnp.arange(size), size))(keys)
     for row in (0, 7):
@@ -31,6 +33,22 @@ def test_permutation_depends_on_the_key_and_mixes():
     distinct = pairs[~np.eye(size, dtype=bool).ravel()]
     assert pairs[np.eye(size, dtype=bool).ravel()].sum() == 0
     assert np.sum((distinct - expected) ** 2 / expected) < 198  # 131 degrees of freedom: 0.00013
+
+
+@pytest.mark.parametrize("size", [5, 6, 7, 8])
+def test_orders_of_few_rows_are_all_alike(size):
+    """Images of each pair of places: 50 000 keys, chi-square over the ordered pairs of rows.
+
+    Its mean is 1 per degree of freedom, and 2 is exceeded with a probability below 0.0005.
+    """
+    keys = random.split(random.key(1), 50_000)
+    images = jax.jit(jax.vmap(lambda key: keyed_permutation(key, jnp.arange(size), size)))(keys)
+    images, expected = np.asarray(images), 50_000 / (size * (size - 1))
+    for a in range(size):
+        for b in range(a):
+            counts = np.bincount(size * images[:, a] + images[:, b], minlength=size**2)
+            counts = counts[~np.eye(size, dtype=bool).ravel()]
+            assert np.sum((counts - expected) ** 2 / expected) < 2.2 * (size * (size - 1) - 1)
 
 
 def test_permutation_of_two_billion_rows():

@@ -11,11 +11,11 @@ from tests.mcmc.laws import average, mean_and_error, normal, second_moment, star
 from tests.mcmc.models import NoisyGradient, from_potential
 
 
-@pytest.mark.x64
-@pytest.mark.parametrize(("T", "s2"), [(1.0, 0.0), (0.5, 3.0)])
-def test_frozen_preconditioner_has_the_exact_law(T, s2):
-    """``Var z = (2T + e s2) / (h (2 - e h))`` with ``e = eps G_k``, for curvatures a factor 50 apart."""
-    h = np.repeat([0.1, 1.0, 5.0], 500)
+def test_frozen_preconditioner_has_the_exact_law():
+    """``Var z = (2T + e s2) / (h (2 - e h))`` with ``e = eps G_k``, for curvatures a factor 50
+    apart.
+    """
+    h, T, s2 = np.repeat([0.1, 1.0, 5.0], 500), 0.5, 3.0
     kernel = PSGLD(normal(h, loc=-2.0), 0.3, temperature=T, gradient=NoisyGradient(s2))
     out, state = average(
         kernel, {"zz": second_moment(-2.0), "G": lambda s: s.preconditioner}, 3000, 1000
@@ -33,7 +33,9 @@ def test_frozen_preconditioner_has_the_exact_law(T, s2):
 @pytest.mark.x64
 @pytest.mark.parametrize("gamma", ["none", "hutchinson"])
 def test_first_steps_are_the_formula(gamma, tol):
-    """Bias-corrected G, and Gam as JAX differentiates G; the Hessian is diagonal, so the probe is exact."""
+    """Bias-corrected G, and Gam as JAX differentiates G; the Hessian is diagonal, so the probe is
+    exact.
+    """
     beta, damping, eps, T = 0.9, 0.3, 0.05, 1.0
 
     def u(z):
@@ -93,7 +95,7 @@ def test_first_step_has_its_full_length_in_every_coordinate(tol):
 
 
 def test_bias_of_the_papers_rule_falls_with_the_decay_and_with_gam():
-    """Excess of Var z over the law of a frozen G of the same size; the docstring has the figures."""
+    """Excess of Var z over the law of a frozen G of that size; the docstring has the figures."""
 
     def excess(beta, gamma):
         kernel = PSGLD(
@@ -119,14 +121,6 @@ def test_gradient_of_zero_is_harmless():
     state = step(state)
     assert not state.diverging
     np.testing.assert_allclose(state.preconditioner, 1e5, rtol=1e-5)
-
-
-def test_double_well_with_frozen_preconditioner():
-    kernel = PSGLD(from_potential(lambda z: jnp.sum(z**4 - 2 * z**2), 2000), 0.01)
-    out, _ = average(kernel, {"zz": second_moment(0.0)}, 3000, 1000)
-    mean, error = mean_and_error(out["zz"])
-    assert error < 0.006
-    assert abs(mean - 0.8327455) < 4 * error + 0.01
 
 
 def test_preconditioner_is_frozen_after_warmup():

@@ -16,14 +16,13 @@ def law_of_xi(eps, h, C, T, s2):
     return 2 / eps * np.arctanh(eps * (C + eps * s2 / (2 * T)) / (2 - eps**2 * h / 2))
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize(
     ("eps", "h", "C", "T", "s2"),
-    [(0.5, 1.0, 1.0, 1.0, 1.0), (0.3, 2.0, 1.5, 0.5, 4.0), (0.5, 1.0, 2.0, 1.0, 0.0)],
+    [(0.3, 2.0, 1.5, 0.5, 4.0), (0.5, 1.0, 2.0, 1.0, 0.0)],
 )
 def test_restores_the_temperature_under_unknown_noise(eps, h, C, T, s2):
-    # 1000 coordinates: the standard error of h Var z is 0.3 %, that of xi 0.2 %; xi's own fluctuations
-    # bias it by O(1/n).
+    # 1000 coordinates: the standard error of h Var z is 0.3 %, that of xi 0.2 %; xi's own
+    # fluctuations bias it by O(1/n).
     model = normal(np.full(1000, h), loc=3.0)
     kernel = SGNHT(model, eps, friction=C, temperature=T, gradient=NoisyGradient(s2))
     out, _ = average(
@@ -66,8 +65,8 @@ def test_unequal_groups_need_thermostats_of_their_own(thermostat, expected, tole
         numpyro.sample("b", dist.Normal(0, 0.5).expand([300]).to_event(1))
 
     class Unequal(NoisyGradient):
-        def estimate(self, rng_key, i, z, idx, oracle, state):
-            u, grad = oracle.value_and_grad(z, idx)
+        def estimate(self, rng_key, i, z, idx, potential, state):
+            u, grad = potential.value_and_grad(z, idx)
             noise = 4 * random.normal(rng_key, grad["b"].shape, grad["b"].dtype)
             return u, grad | {"b": grad["b"] + noise}, state
 
@@ -91,8 +90,9 @@ def test_unequal_groups_need_thermostats_of_their_own(thermostat, expected, tole
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("thermal_mass", [None, 3.0])
-@pytest.mark.parametrize("thermostat", ["scalar", "per_site", "per_parameter"])
+@pytest.mark.parametrize(
+    ("thermostat", "thermal_mass"), [("scalar", None), ("per_site", 3.0), ("per_parameter", None)]
+)
 def test_thermostat_adds_up_the_excess_temperature(thermostat, thermal_mass, tol):
     """``xi_n - xi_m`` is the sum of ``eps n_g / mass (K - T)``, for any model."""
 
@@ -136,9 +136,9 @@ def test_step_is_the_formula(tol):
     assert new.thermostat == pytest.approx(1.5 + 0.3 * 2 / 10 * np.mean(r**2), rel=tol(1e-5, 1e-12))
 
 
-@pytest.mark.parametrize("s2", [0.0, 4.0])
-def test_double_well_with_noise(s2):
+def test_double_well_with_noise():
     """``U = -2 z^2 + z^4`` has E z^2 = 0.8327455 by quadrature."""
+    s2 = 4.0
     kernel = SGNHT(
         from_potential(lambda z: jnp.sum(z**4 - 2 * z**2), 1000),
         0.1,

@@ -13,9 +13,9 @@ from numpyro_ext.mcmc import (
     SGRLD,
     ExpandedMean,
     GammaSimplexReparam,
-    recipe_correction,
     simplex_langevin_step,
 )
+from numpyro_ext.mcmc.geometry import recipe_correction
 from numpyro_ext.mcmc.simplex import _TERMS, _project
 from tests.mcmc.laws import average
 
@@ -31,8 +31,8 @@ def log_odds(theta):
     return jax.nn.softmax(jnp.append(theta, 0.0))
 
 
-# The densities in their own coordinates (Dirichlet posterior with the Jacobian, or Gamma priors with
-# the multinomial likelihood), and the matrices of the table.
+# The densities in their own coordinates (Dirichlet posterior with the Jacobian, or Gamma priors
+# with the multinomial likelihood), and the matrices of the table.
 REFERENCE = {
     "reduced-mean": (
         jnp.array([0.5, 0.2]),

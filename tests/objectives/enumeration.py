@@ -46,7 +46,7 @@ def mean_gradients(make_loss, alphas, model, guide, params, draws, probabilities
 
 
 def finite_difference(fn, params, step=1e-5):
-    """Central differences of ``fn(params)`` in double precision, for each entry of each parameter."""
+    """Central differences of ``fn(params)`` in double precision, for every entry."""
     grads = {}
     for name, value in params.items():
         value = np.asarray(value, np.float64)

@@ -20,14 +20,13 @@ def schedule(step):
     return jnp.minimum(step / 4.0, 1.0)
 
 
-@pytest.mark.parametrize("objective", [VRELBO, BBAlphaELBO])
-def test_schedule_is_followed(objective):
+def test_schedule_is_followed():
     """Each update has the loss of the static order of its step, with the same draws."""
-    svi = SVI(global_model, count_steps(normal_guide), optax.sgd(0.01), objective(schedule, 3))
+    svi = SVI(global_model, count_steps(normal_guide), optax.sgd(0.01), BBAlphaELBO(schedule, 3))
     state = svi.init(random.key(0), X_LOCAL)
     update = jax.jit(lambda state: svi.update(state, X_LOCAL))
     static = jax.jit(
-        lambda alpha, key, params: objective(alpha, 3).loss(
+        lambda alpha, key, params: BBAlphaELBO(alpha, 3).loss(
             key, params, global_model, normal_guide, X_LOCAL
         )
     )
@@ -50,8 +49,11 @@ def test_evaluate_sees_step_zero():
     svi = SVI(global_model, count_steps(normal_guide), optax.sgd(0.01), VRELBO(schedule, 3))
     state = svi.run(random.key(0), 5, X_LOCAL, progress_bar=False).state
     _, key = random.split(state.rng_key)
-    expected = VRELBO(0.0, 3).loss(key, svi.get_params(state), global_model, normal_guide, X_LOCAL)
-    np.testing.assert_allclose(svi.evaluate(state, X_LOCAL), expected, rtol=1e-5)
+    loss = jax.jit(
+        lambda params: VRELBO(0.0, 3).loss(key, params, global_model, normal_guide, X_LOCAL)
+    )
+    evaluated = jax.jit(svi.evaluate)(state, X_LOCAL)
+    np.testing.assert_allclose(evaluated, loss(svi.get_params(state)), rtol=1e-5)
 
 
 def test_missing_counter():

@@ -11,13 +11,10 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.objectives import VRELBO, ChiUpperBound
-from tests.objectives.compare import assert_refuses, assert_same
+from tests.objectives.compare import assert_same
 from tests.objectives.models import (
     NONE,
-    global_model,
     linear_gaussian,
-    mixed_guide,
-    mixed_model,
     normal_guide,
     value_and_grad,
 )
@@ -128,15 +125,3 @@ def test_bad_input():
     for order in ("2", 2j, None):
         with pytest.raises(TypeError, match=r"order is .*; it must be a real number"):
             ChiUpperBound(order)
-
-
-def test_parameters_of_the_model_are_refused():
-    sentence = "ChiUpperBound: the model has the param site 'b'.* train it with VRELBO"
-    for gradient in ("standard", "dreg"):
-        loss = ChiUpperBound(gradient=gradient)
-        assert_refuses(sentence, loss, NONE, global_model, normal_guide)
-
-
-def test_local_latents_in_a_subsampled_plate_are_refused():
-    sentence = "latent site 'z' .*NestedVRELBO or BBAlphaELBO"
-    assert_refuses(sentence, ChiUpperBound(), NONE, mixed_model, mixed_guide, batch=2)

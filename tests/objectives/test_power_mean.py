@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.objectives._power_mean import power_mean, surrogate
+from numpyro_ext.objectives.power_mean import power_mean, surrogate
 
 LW = np.array([-3.0, 0.25, 1.5, -0.75])
 

@@ -1,5 +1,6 @@
-"""VRELBO and IWELBO: values with closed forms, laws in alpha and K, and what upstream gets wrong."""
+"""VRELBO and IWELBO: closed forms, laws in alpha and K, and what upstream gets wrong."""
 
+from functools import partial
 import math
 
 import jax
@@ -9,11 +10,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import SVI, RenyiELBO, Trace_ELBO
-from numpyro.infer.autoguide import AutoDiagonalNormal, AutoIAFNormal, AutoLowRankMultivariateNormal
 import optax
 import pytest
 
 from numpyro_ext.objectives import IWELBO, VRELBO
+from tests.objectives.compare import assert_same
 from tests.objectives.models import (
     LOCAL_PARAMS,
     NONE,
@@ -31,12 +32,8 @@ from tests.objectives.models import (
 
 INF = math.inf
 ALPHAS = (-INF, -2.0, -1.0, 0.0, 0.5, 1.0, 2.0, INF)
-G2 = {
-    1: (-1, -1, -1, -1, -1, -1, -1, -1),
-    2: (-0.2021154, -0.3977840, -0.4716702, -0.6254328, -0.7741760, -1, -1.3745672, -1.7978846),
-    5: (0.6446801, 0.1866524, 0.0153197, -0.3248513, -0.6189851, -1, -1.6751487, -2.6446801),
-    50: (2.1806704, 1.0539071, 0.6475387, -0.0510591, -0.5128264, -1, -1.9489409, -4.1806704),
-}
+# The mean of the estimate for K = 50.
+G2 = (2.1806704, 1.0539071, 0.6475387, -0.0510591, -0.5128264, -1, -1.9489409, -4.1806704)
 
 
 def g2_bounds(alphas, num_particles, replicates):
@@ -61,22 +58,21 @@ def g2_bounds(alphas, num_particles, replicates):
     return -np.array(values) / replicates
 
 
-@pytest.mark.parametrize("num_particles", [1, 2, 5, 50])
-def test_g2_table(num_particles):
-    replicates = 10_000 if num_particles == 50 else 50_000
+def test_g2_table():
+    num_particles, replicates = 50, 10_000
     bounds = g2_bounds(ALPHAS, num_particles, replicates)
     # The standard deviation of one estimate is at most that of one log weight, sqrt(2).
     error = math.sqrt(2 / replicates)
-    np.testing.assert_allclose(bounds, G2[num_particles], atol=4 * error)
+    np.testing.assert_allclose(bounds, G2, atol=4 * error)
     # Reflection: the mean at alpha and the one at 2 - alpha add up to -2.
     pairs = [(0, 7), (3, 6)]
     np.testing.assert_allclose([bounds[i] + bounds[j] for i, j in pairs], -2, atol=8 * error)
 
 
-@pytest.mark.parametrize(("num_particles", "alpha"), [(3, -4.0848), (5, -0.9351), (50, -0.0594)])
-def test_order_at_which_a_finite_estimate_reaches_the_evidence(num_particles, alpha):
-    replicates = 10_000 if num_particles == 50 else 50_000
-    below, at, above = g2_bounds([alpha + 0.05, alpha, alpha - 0.05], num_particles, replicates)
+def test_order_at_which_a_finite_estimate_reaches_the_evidence():
+    """alpha_K rises to 0 with K: -4.0848 for 3, -0.9351 for 5, -0.0594 for 50 particles."""
+    alpha, replicates = -0.9351, 50_000
+    below, at, above = g2_bounds([alpha + 0.05, alpha, alpha - 0.05], 5, replicates)
     assert abs(at) < 4 * math.sqrt(2 / replicates)
     assert below < at < above
 
@@ -102,20 +98,18 @@ def test_monotone_in_alpha_and_in_particles():
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("gradient", ["standard", "single", "stl", "dreg"])
-def test_one_particle_is_the_elbo(gradient, tol):
+def test_one_particle_is_the_elbo(tol):
     class ParticleZero(Trace_ELBO):
         def loss(self, rng_key, *args):
             return super().loss(particle_keys(rng_key, 1)[0], *args)
 
-    alphas = (-1.0, 1.0, 2.5) if gradient == "dreg" else (-INF, -1.0, 1.0, INF)
-    losses = [ParticleZero(), *(VRELBO(a, 1, gradient=gradient) for a in alphas)]
+    kinds = [(-INF, "standard"), (INF, "single"), (-1.0, "stl"), (2.5, "dreg")]
+    losses = [ParticleZero(), *(VRELBO(alpha, 1, gradient=kind) for alpha, kind in kinds)]
     (value, elbo), *ours = value_and_grad(losses, LOCAL_PARAMS, local_model, local_guide, seed=4)
-    for got, grad in ours:
+    for (got, grad), (_, kind) in zip(ours, kinds, strict=True):
         np.testing.assert_allclose(got, value, rtol=tol(1e-5, 1e-12))
-        exact = elbo if gradient in ("standard", "single") else {"b": elbo["b"]}
-        for name in exact:
-            np.testing.assert_allclose(grad[name], exact[name], rtol=tol(1e-4, 1e-11))
+        for name in elbo if kind in ("standard", "single") else ("b",):
+            np.testing.assert_allclose(grad[name], elbo[name], rtol=tol(1e-4, 1e-11))
 
 
 LG_VALUES = {-1.0: -1.5685916054, 0.0: -1.8280121235, 0.5: -2.0744036413, 1.0: -2.5439385332}
@@ -132,39 +126,41 @@ def lg_bound(alpha, x):
 
 
 def test_linear_gaussian_bound_with_many_particles():
-    num_particles = 200_000
+    num_particles, params = 200_000, {"m": 0.0, "s": 1.0}
     lw = -((1.5 - random.normal(random.key(1), (10_000,))) ** 2) / 2
-    params = {"m": 0.0, "s": 1.0}
-    losses = [VRELBO(alpha, num_particles) for alpha in LG_VALUES]
-    got = value_and_grad(losses, params, linear_gaussian, normal_guide, 1.5)
-    for (alpha, exact), (loss, _) in zip(LG_VALUES.items(), got, strict=True):
+
+    def bound(alpha):
+        loss = VRELBO(alpha, num_particles)
+        return -loss.loss(random.key(0), params, linear_gaussian, normal_guide, 1.5)
+
+    bounds = jax.jit(lambda alphas: jax.lax.map(bound, alphas))(jnp.array(list(LG_VALUES)))
+    for (alpha, exact), got in zip(LG_VALUES.items(), bounds, strict=True):
         assert lg_bound(alpha, 1.5) == pytest.approx(exact, abs=1e-9)
         a = 1 - alpha
         r = jax.nn.softmax(a * lw) * len(lw) / a if a else lw
-        assert float(-loss) == pytest.approx(exact, abs=4 * float(r.std()) / num_particles**0.5)
+        assert float(got) == pytest.approx(exact, abs=4 * float(r.std()) / num_particles**0.5)
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("gradient", ["standard", "single", "stl", "dreg"])
-def test_posterior_guide_gives_the_evidence_exactly(gradient, tol):
+def test_posterior_guide_gives_the_evidence_exactly(tol):
     params = {"m": 0.75, "s": math.sqrt(0.5)}
-    alphas = [-1.0, 0.0, 0.5, 1.0, 3.0] + ([] if gradient == "dreg" else [-INF, INF])
-    losses = [VRELBO(alpha, 3, gradient=gradient) for alpha in alphas]
-    for value, grad in value_and_grad(losses, params, linear_gaussian, normal_guide, 1.5):
+    kinds = [(0.5, "standard"), (-INF, "standard"), (3.0, "single"), (-1.0, "stl"), (0.0, "dreg")]
+    losses = [VRELBO(alpha, 3, gradient=kind) for alpha, kind in kinds]
+    results = value_and_grad(losses, params, linear_gaussian, normal_guide, 1.5)
+    for (value, grad), (_, kind) in zip(results, kinds, strict=True):
         np.testing.assert_allclose(-value, -1.8280121235, rtol=tol(1e-6, 1e-10))
-        if gradient in ("stl", "dreg"):
+        if kind in ("stl", "dreg"):
             np.testing.assert_allclose([grad["m"], grad["s"]], 0, atol=tol(1e-5, 1e-13))
 
 
 def test_iwelbo_is_order_zero():
-    for gradient in ("standard", "dreg"):
-        losses = [IWELBO(5, gradient=gradient), VRELBO(0.0, 5, gradient=gradient)]
-        a, b = value_and_grad(losses, LOCAL_PARAMS, local_model, local_guide)
-        assert jax.tree.all(jax.tree.map(jnp.array_equal, a, b))
+    losses = [IWELBO(5, gradient="dreg"), VRELBO(0.0, 5, gradient="dreg")]
+    a, b = value_and_grad(losses, LOCAL_PARAMS, local_model, local_guide)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, a, b))
 
 
 # Mean-field Gaussian on a Gaussian target, precision Lam.
-LAM = np.array([[2.0, 1.2], [1.2, 1.5]])
+LAM = jnp.array([[2.0, 1.2], [1.2, 1.5]])
 R2 = 0.48
 
 
@@ -175,7 +171,7 @@ def rho(alpha):
 
 
 def correlated(replicates):
-    """The target, and a mean-field guide, each in a plate of replicates that share the parameters."""
+    """The target and a mean-field guide, in a plate of replicates that share the parameters."""
 
     def model():
         with numpyro.plate("replicate", replicates):
@@ -191,10 +187,10 @@ def correlated(replicates):
     return model, guide
 
 
-def fit_mean_field(alpha, num_particles, replicates=1, num_steps=300):
-    optim = optax.adam(optax.exponential_decay(0.03, 100, 0.3))
-    svi = SVI(*correlated(replicates), optim, VRELBO(alpha, num_particles))
-    params = svi.run(random.key(5), num_steps, progress_bar=False).params
+def fit_mean_field(alpha):
+    optim = optax.adam(optax.exponential_decay(0.05, 50, 0.3))
+    svi = SVI(*correlated(1), optim, VRELBO(alpha, 2000))
+    params = svi.run(random.key(5), 150, progress_bar=False).params
     return params["m"], params["s"] ** -2 / jnp.diag(LAM)
 
 
@@ -202,15 +198,14 @@ def test_mean_field_fixed_point():
     """The precisions of the optimum are rho(alpha) times those of the target's diagonal."""
     known = {0.5: 0.721110255, 1.0: 1.0, 2.0: 1.3}
     np.testing.assert_allclose([rho(a) for a in known], list(known.values()), rtol=1e-8)
-    fit = jax.jit(jax.vmap(lambda alpha: fit_mean_field(alpha, 2000)))
-    means, precisions = fit(jnp.array(list(known)))
+    means, precisions = jax.jit(jax.vmap(fit_mean_field))(jnp.array(list(known)))
     for mean, precision, exact in zip(means, precisions, known.values(), strict=True):
         np.testing.assert_allclose(precision, exact, rtol=0.03)
         np.testing.assert_allclose(mean, [1.0, -2.0], atol=0.05)
 
 
 def test_mean_field_stationary_point_below_order_zero():
-    """At order -1 the point rho = 0.4 is stationary, but the least of an upper bound: SVI leaves it."""
+    """At order -1 the point rho = 0.4 is stationary, but a minimum of the bound: SVI leaves it."""
     assert rho(-1.0) == pytest.approx(0.4)
     params = {"m": jnp.array([1.0, -2.0]), "s": jnp.array((0.4 * np.diag(LAM)) ** -0.5)}
 
@@ -225,27 +220,44 @@ def test_mean_field_stationary_point_below_order_zero():
 
 
 def test_few_particles_order_the_mean_field_precision():
-    """K = 5: VR-max is wider than IWAE, wider than VI, wider than the smallest weight."""
-    orders = {a: np.mean(fit_mean_field(a, 5, 1000)[1]) for a in (-INF, 0.0, 1.0, INF)}
-    assert orders[-INF] < orders[0.0] - 0.05 < orders[1.0] - 0.1 < orders[INF] - 0.15
-    assert orders[1.0] == pytest.approx(1.0, abs=0.03)
-    assert orders[INF] < 1 + math.sqrt(R2)
+    """K = 5, at the optimum of VI: VR-max pulls wider than IWAE, the smallest weight narrower."""
+    params = {"m": jnp.array([1.0, -2.0]), "s": jnp.diag(LAM) ** -0.5}
+    model, guide = correlated(20_000)
+
+    @jax.jit
+    def pulls(key):
+        def gradient(alpha):
+            loss = VRELBO(alpha, 5)
+            grad = jax.grad(lambda p: loss.loss(key, p, model, guide))(params)["s"]
+            return -jnp.sum(grad) / 20_000
+
+        return jnp.array([gradient(alpha) for alpha in (-INF, 0.0, 1.0, INF)])
+
+    largest, iwae, vi, smallest = pulls(random.key(5))
+    assert largest > iwae + 0.1 > vi + 0.2
+    assert abs(vi) < 0.05
+    assert smallest < -0.1
 
 
 def test_gap_of_the_mean_field_optimum():
     num_particles = 200_000
-    for alpha, gap in ((0.5, 0.176785633), (1.0, 0.326963234), (2.0, 0.485507816)):
+    gaps = {0.5: 0.176785633, 1.0: 0.326963234, 2.0: 0.485507816}
 
-        def model():
-            numpyro.sample("z", dist.MultivariateNormal(jnp.zeros(2), precision_matrix=LAM))
+    def model():
+        numpyro.sample("z", dist.MultivariateNormal(jnp.zeros(2), precision_matrix=LAM))
 
-        def guide(alpha=alpha):
-            scale = (rho(alpha) * np.diag(LAM)) ** -0.5
-            numpyro.sample("z", dist.Normal(jnp.zeros(2), scale).to_event(1))
+    def guide():
+        scale = (numpyro.param("rho", 1.0) * jnp.diag(LAM)) ** -0.5
+        numpyro.sample("z", dist.Normal(jnp.zeros(2), scale).to_event(1))
 
-        loss = VRELBO(alpha, num_particles).loss(random.key(1), NONE, model, guide)
-        # The sd of the weights is below 2.5 for these orders.
-        assert float(loss) == pytest.approx(gap, abs=4 * 2.5 / math.sqrt(num_particles))
+    def loss(x):
+        alpha, rho = x
+        return VRELBO(alpha, num_particles).loss(random.key(1), {"rho": rho}, model, guide)
+
+    settings = jnp.array(list(gaps)), jnp.array([rho(alpha) for alpha in gaps])
+    losses = jax.jit(lambda xs: jax.lax.map(loss, xs))(settings)
+    # The sd of the weights is below 2.5 for these orders.
+    np.testing.assert_allclose(losses, list(gaps.values()), atol=4 * 2.5 / num_particles**0.5)
 
 
 BLR_X = np.array([[1, 0.8], [0.5, 0.9], [1.2, 1], [-0.8, -0.6], [0.7, 1.1], [-1, -1.1]])
@@ -272,12 +284,8 @@ def blr_optimum(alpha, noise):
     return log_z, mean, (ratio * np.diag(precision)) ** -0.5, log_z - gap
 
 
-@pytest.mark.parametrize(
-    ("alpha", "bound", "best_noise"),
-    [(0.5, -9.169012131, 0.901506), (1.0, -9.3897886074, 0.922757)],
-)
-def test_bayesian_linear_regression(alpha, bound, best_noise):
-    """At the optimal guide the bound is the known one and no gradient is left; so for the noise scale."""
+def test_bayesian_linear_regression():
+    """At the optimal guide and noise the bound is the known one, and no gradient is left."""
 
     def model():
         noise = numpyro.param("noise", 1.0)
@@ -289,41 +297,36 @@ def test_bayesian_linear_regression(alpha, bound, best_noise):
         m, s = numpyro.param("m", jnp.zeros(2)), numpyro.param("s", jnp.ones(2))
         numpyro.sample("w", dist.Normal(m, s).to_event(1))
 
-    log_z, mean, _, exact = blr_optimum(alpha, 1.0)
-    assert log_z == pytest.approx(-8.8852627745, abs=1e-9)
-    np.testing.assert_allclose(mean, [0.4285703478, 0.5574417866], atol=1e-9)
-    assert exact == pytest.approx(bound, abs=1e-8)
-    for noise in (1.0, best_noise):
-        _, mean, scale, exact = blr_optimum(alpha, noise)
-        params = {"m": jnp.array(mean), "s": jnp.array(scale), "noise": jnp.array(noise)}
+    @jax.jit
+    @partial(jax.vmap, in_axes=(0, None, None))
+    def estimate(key, alpha, params):
+        return jax.value_and_grad(lambda p: VRELBO(alpha, 2000).loss(key, p, model, guide))(params)
 
-        def estimate(key, params=params):
-            return jax.value_and_grad(lambda p: VRELBO(alpha, 2000).loss(key, p, model, guide))(
-                params
-            )
+    for alpha, bound, best_noise in ((0.5, -9.169012131, 0.901506), (1.0, -9.3897886074, 0.922757)):
+        log_z, mean, _, exact = blr_optimum(alpha, 1.0)
+        assert log_z == pytest.approx(-8.8852627745, abs=1e-9)
+        np.testing.assert_allclose(mean, [0.4285703478, 0.5574417866], atol=1e-9)
+        assert exact == pytest.approx(bound, abs=1e-8)
+        for noise in (1.0, best_noise):
+            _, mean, scale, exact = blr_optimum(alpha, noise)
+            params = {"m": jnp.array(mean), "s": jnp.array(scale), "noise": jnp.array(noise)}
+            losses, grads = estimate(random.split(random.key(2), 100), jnp.array(alpha), params)
+            assert -losses.mean() == pytest.approx(exact, abs=float(4 * losses.std() / 10 + 1e-3))
+            for name in ("m", "s") if noise == 1 else ("m", "s", "noise"):
+                error = 4 * grads[name].std(0) / 10 + 3e-3
+                assert np.all(np.abs(grads[name].mean(0)) < error), name
 
-        losses, grads = jax.jit(jax.vmap(estimate))(random.split(random.key(2), 100))
-        assert -losses.mean() == pytest.approx(exact, abs=float(4 * losses.std() / 10 + 1e-3))
-        for name in ("m", "s") if noise == 1 else ("m", "s", "noise"):
-            error = 4 * grads[name].std(0) / 10 + 3e-3
-            assert np.all(np.abs(grads[name].mean(0)) < error), name
 
-
-@pytest.mark.parametrize("num_particles", [1, 10])
 @pytest.mark.x64
-def test_agrees_with_upstream_where_it_is_right(num_particles, tol):
+def test_agrees_with_upstream_where_it_is_right(tol):
     cases = [
-        ((-1.0, 0.0, 0.5, 2.0), local_model, local_guide, LOCAL_PARAMS, 2),
-        ((0.5,), global_model, normal_guide, {"b": 0.7, "m": 0.2, "s": 0.8}, None),
+        ((-1.0, 0.5), local_model, local_guide, LOCAL_PARAMS, 2),
         ((0.5,), mixed_model, mixed_guide, {"c": 0.4}, None),
     ]
     for alphas, model, guide, params, batch in cases:
-        losses = [
-            [bound(alpha, num_particles) for alpha in alphas] for bound in (RenyiELBO, VRELBO)
-        ]
+        losses = [[bound(alpha, 10) for alpha in alphas] for bound in (RenyiELBO, VRELBO)]
         a, b = value_and_grad(losses, params, model, guide, X_LOCAL, batch)
-        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-            np.testing.assert_allclose(x, y, rtol=tol(2e-5, 1e-11), atol=tol(1e-5, 1e-12))
+        assert_same(b, a, tol(2e-5, 1e-11))
 
 
 # What upstream refuses, or gets wrong without a word.
@@ -336,7 +339,7 @@ def elbos_of(rng_key, num_particles, params, model, guide, *args):
 
 def test_upstream_refuses_order_one():
     elbos = elbos_of(random.key(0), 4, LOCAL_PARAMS, local_model, local_guide)
-    losses = [VRELBO(alpha, 4) for alpha in (1, 1.0, 1 + 1e-7, jnp.asarray(1.0))]
+    losses = [VRELBO(alpha, 4) for alpha in (1, 1 + 1e-7, jnp.asarray(1.0))]
     for value, _ in value_and_grad(losses, LOCAL_PARAMS, local_model, local_guide):
         np.testing.assert_allclose(-value, elbos.mean(), rtol=1e-6)
 
@@ -352,7 +355,7 @@ def test_upstream_is_nan_at_infinite_orders():
 
 
 def test_upstream_refuses_minibatches_under_global_latents():
-    """The energy approximation: log prior + N/M log likelihood of the minibatch, inside the power."""
+    """The energy approximation: log prior + N/M log likelihood of the batch, inside the power."""
     params, key, alpha = {"b": 0.7, "m": 0.2, "s": 0.8}, random.key(7), 0.3
     plate_key, _ = random.split(key)
     batch = numpyro.handlers.trace(
@@ -381,17 +384,16 @@ def test_energy_approximation_is_biased_up_below_order_one():
     params = {"b": 0.7, "m": 0.7, "s": 0.5}
     keys = random.split(random.key(0), 4000)
 
-    def bounds(batch):
-        losses = [VRELBO(a, 5) for a in (0.0, 1.0, 2.0)]
-        return jax.jit(
-            jax.vmap(
-                lambda k: [
-                    -l.loss(k, params, global_model, normal_guide, X_LOCAL, batch) for l in losses
-                ]
-            )
-        )(keys)
+    @partial(jax.vmap, in_axes=(None, 0))
+    def bounds(alpha, key):
+        loss = VRELBO(alpha, 5)
+        return [
+            -loss.loss(key, params, global_model, normal_guide, X_LOCAL, batch)
+            for batch in (None, 2)
+        ]
 
-    full, mini = (np.array(bounds(batch)) for batch in (None, 2))
+    alphas = jnp.array([0.0, 1.0, 2.0])
+    full, mini = jax.jit(jax.vmap(bounds, (0, None)))(alphas, keys)
     error = np.sqrt((full.var(1) + mini.var(1)) / len(keys))
     difference = mini.mean(1) - full.mean(1)
     assert difference[0] > 4 * error[0]
@@ -399,10 +401,7 @@ def test_energy_approximation_is_biased_up_below_order_one():
     assert difference[2] < -4 * error[2]
 
 
-@pytest.mark.parametrize(
-    "guide_class", [AutoDiagonalNormal, AutoIAFNormal, AutoLowRankMultivariateNormal]
-)
-def test_upstream_counts_log_q_of_guides_without_plates_n_times(guide_class):
+def test_upstream_counts_log_q_of_guides_without_plates_n_times():
     """All latents are local in the model, but the guide has one joint site: one joint bound."""
 
     def model():
@@ -410,9 +409,12 @@ def test_upstream_counts_log_q_of_guides_without_plates_n_times(guide_class):
             z = numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
             numpyro.sample("x", dist.Normal(z.sum(-1), 1.0), obs=jnp.arange(8.0))
 
-    guide = guide_class(model)
-    svi = SVI(model, guide, optax.adam(0.1), VRELBO(0.5, 1))
-    params = svi.get_params(svi.init(random.key(0)))
+    def guide():  # as AutoContinuous writes it
+        normal = dist.Normal(jnp.arange(16.0) / 8, 0.5).to_event(1)
+        flat = numpyro.sample("flat", normal, infer={"is_auxiliary": True})
+        numpyro.sample("z", dist.Delta(flat.reshape(8, 2), event_dim=1))
+
+    params = {}
     got = value_and_grad(VRELBO(0.5, 3), params, model, guide, seed=1)
     elbos = elbos_of(random.key(1), 3, params, model, guide)
     joint = 2 * (jax.scipy.special.logsumexp(elbos / 2) - jnp.log(3))
@@ -439,25 +441,26 @@ def probit_model():
         numpyro.factor("y", jax.scipy.special.log_ndtr(PROBIT_Y * PROBIT_X * z))
 
 
-@pytest.mark.parametrize(
-    ("alpha", "mean", "variance", "bound"),
-    [
-        (1.0, 0.8274602, 0.1826261, -5.1171745238),
-        (0.5, 0.8309187, 0.1974295, -5.1023171002),
-    ],
-)
-def test_probit_optimum(alpha, mean, variance, bound):
-    params = {"m": jnp.array(mean), "s": jnp.array(variance**0.5)}
+PROBIT_OPTIMA = {
+    1.0: (0.8274602, 0.1826261, -5.1171745238),
+    0.5: (0.8309187, 0.1974295, -5.1023171002),
+}
 
-    def estimate(key):
+
+def test_probit_optimum():
+    @jax.jit
+    @partial(jax.vmap, in_axes=(0, None, None))
+    def estimate(key, alpha, params):
         return jax.value_and_grad(
             lambda p: VRELBO(alpha, 4000).loss(key, p, probit_model, normal_guide)
         )(params)
 
-    losses, grads = jax.jit(jax.vmap(estimate))(random.split(random.key(2), 100))
-    assert -losses.mean() == pytest.approx(bound, abs=float(4 * losses.std() / 10 + 1e-5))
-    for name in params:
-        assert abs(grads[name].mean()) < 4 * grads[name].std() / 10 + 1e-3
+    for alpha, (mean, variance, bound) in PROBIT_OPTIMA.items():
+        params = {"m": jnp.array(mean), "s": jnp.array(variance**0.5)}
+        losses, grads = estimate(random.split(random.key(2), 100), jnp.array(alpha), params)
+        assert -losses.mean() == pytest.approx(bound, abs=float(4 * losses.std() / 10 + 1e-5))
+        for name in params:
+            assert abs(grads[name].mean()) < 4 * grads[name].std() / 10 + 1e-3
 
 
 def test_bad_arguments():

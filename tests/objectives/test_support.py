@@ -1,4 +1,4 @@
-"""The table of what each objective takes, and the sentence where it does not. Nothing is compiled."""
+"""What each objective takes, and the sentence where it does not. Nothing is compiled."""
 
 import math
 
@@ -7,8 +7,12 @@ from jax import random
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+from numpyro.infer import SVI
+from numpyro.infer.autoguide import AutoNormal
+import optax
 import pytest
 
+from numpyro_ext import objectives
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext.objectives import (
     IWELBO,
@@ -18,6 +22,7 @@ from numpyro_ext.objectives import (
     ChiUpperBound,
     FDivergence,
     NestedVRELBO,
+    Objective,
     TailAdaptive,
     ThermodynamicELBO,
 )
@@ -93,13 +98,12 @@ def test_discrete_sites(loss, minibatch, discrete, model_params):
 
 @table
 def test_parameters_of_the_model(loss, minibatch, discrete, model_params):
-    for model, guide in ((local_model, local_guide), (global_model, normal_guide)):
-        for batch in (None, 2):
-            if model_params:
-                assert accepts(loss, model, guide, X_LOCAL, batch)
-            else:
-                sentence = f"{type(loss).__name__}: the model has the param site 'b'.*VRELBO"
-                assert_refuses(sentence, loss, NONE, model, guide, X_LOCAL, batch)
+    for model, guide, batch in ((local_model, local_guide, 2), (global_model, normal_guide, None)):
+        if model_params:
+            assert accepts(loss, model, guide, X_LOCAL, batch)
+        else:
+            sentence = f"{type(loss).__name__}: the model has the param site 'b'.*VRELBO"
+            assert_refuses(sentence, loss, NONE, model, guide, X_LOCAL, batch)
 
 
 @table
@@ -129,3 +133,62 @@ def test_a_model_without_sites_and_a_guide_without_a_latent(
     assert_refuses(
         "latent site 'z' .*missing in the guide", loss, NONE, linear_gaussian, empty, 1.5
     )
+
+
+@table
+def test_a_guide_with_the_wrong_support_and_data_with_nan(loss, minibatch, discrete, model_params):
+    def model(x):
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("x", dist.Normal(0.0, scale), obs=x)
+
+    def guide(x):
+        numpyro.sample("scale", dist.Normal(1.0, 0.1))
+
+    def positive(x):
+        numpyro.sample("scale", dist.LogNormal(0.0, 0.1))
+
+    x = jnp.array([1.0, 2.0])
+    assert_refuses("site 'scale' has the support positive", loss, NONE, model, guide, x)
+    assert_refuses("site 'x' have 1 NaN", loss, NONE, model, positive, x.at[0].set(jnp.nan))
+    assert accepts(loss, model, positive, x)
+
+
+@pytest.mark.parametrize("make", [VRELBO, BBAlphaELBO, NestedVRELBO, VIMCO, ChiUpperBound])
+def test_a_count_in_the_place_of_an_order(make):
+    name = make.__name__
+    words = rf"{name}\(10\) is of order 10.*{name}\(num_particles=10\).*{name}\(10.0\)"
+    with pytest.raises(ValueError, match=words):
+        make(10)
+    for loss in (make(10.0), make(10, 4), make(10, num_particles=4)):
+        assert "10.0, num_particles=" in repr(loss)
+    assert make(2) is not None
+    assert make(num_particles=10).num_particles == 10
+    assert IWELBO(10).num_particles == 10
+
+
+def test_a_class_in_place_of_a_loss():
+    for loss in (VRELBO, IWELBO):
+        svi = SVI(linear_gaussian, AutoNormal(linear_gaussian), optax.sgd(0.1), loss)
+        state = svi.init(random.key(0), 1.5)
+        for call in (svi.update, svi.evaluate):
+            with pytest.raises(TypeError, match=r"the loss is a class.*loss=VRELBO\(\)"):
+                call(state, 1.5)
+
+
+def test_objectives_print_as_summaries():
+    every = {getattr(objectives, name) for name in objectives.__all__}
+    losses = {one for one in every if isinstance(one, type) and issubclass(one, Objective)}
+    assert {type(loss) for loss in SUPPORT} == losses - {Objective}
+    for loss in SUPPORT:
+        assert repr(loss).startswith(f"{type(loss).__name__}(")
+        assert "num_particles=3" in repr(loss)
+    assert repr(VRELBO(0.5, 10)) == "VRELBO(alpha=0.5, num_particles=10, gradient='standard')"
+    assert repr(IWELBO(10, vectorize_particles=False)) == (
+        "IWELBO(num_particles=10, vectorize_particles=False, gradient='standard')"
+    )
+    assert repr(FDivergence(TailAdaptive())) == (
+        "FDivergence(f=TailAdaptive(beta=-1.0), num_particles=10)"
+    )
+    assert "num_partitions=100" in repr(ThermodynamicELBO(100))
+    assert len(repr(ThermodynamicELBO(100))) < 150

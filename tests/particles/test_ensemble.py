@@ -9,13 +9,14 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 from numpyro.infer import MCMC
 from numpyro.infer.initialization import init_to_feasible
 import optax
 import pytest
 
-from numpyro_ext.particles import SVGD, ParVI, ParVIState
+from numpyro_ext.particles import SVGD, AutoParticles, ParVI, ParVIState
 
 DATA = jnp.array([0.3, -1.2, 2.5, 0.9, 1.7, -0.4])
 STARTS = {
@@ -108,7 +109,7 @@ def test_potential_fn_with_any_pytree():
 
     start = (jnp.linspace(-1.0, 1.0, 60), random.normal(random.key(1), (60, 1)))
     kernel = ParVI(potential_fn=potential_fn, field=SVGD(), optim=optax.adagrad(0.5))
-    a, b = ensemble(kernel, num_chains=60, num_warmup=1000, init_params=start).get_samples()
+    a, b = ensemble(kernel, num_chains=60, num_warmup=500, init_params=start).get_samples()
     assert a.shape == (60,) and b.shape == (60, 1)
     np.testing.assert_allclose([a.mean(), b.mean()], [1.0, 0.0], atol=0.05)
     np.testing.assert_allclose([a.std(), b.std()], [1.0, 3.0], rtol=0.1)
@@ -148,16 +149,76 @@ def test_pickling_keeps_the_samples_and_an_optimiser_that_pickle_can_store():
     mcmc = ensemble(ParVI(model, optim=partial(optax.sgd, 0.1)), num_samples=2, init_params=STARTS)
     saved = pickle.loads(pickle.dumps(mcmc))
     np.testing.assert_array_equal(saved.get_samples()["scale"], mcmc.get_samples()["scale"])
-    again = ensemble(saved.sampler, num_samples=2, init_params=STARTS)
-    np.testing.assert_allclose(again.get_samples()["loc"], mcmc.get_samples()["loc"], rtol=1e-6)
     closure = pickle.loads(pickle.dumps(ParVI(model, optim=optax.sgd(0.1))))
     with pytest.raises(ValueError, match=r"unpickled without its optim.*functools\.partial"):
         ensemble(closure, init_params=STARTS)
 
 
-def unchecked(*args):
+def local_latents():
+    with numpyro.plate("rows", 4, subsample_size=2) as i:
+        z = numpyro.sample("z", dist.Normal(0.0, 10.0))
+        numpyro.sample("y", dist.Normal(z, 0.1), obs=jnp.array([-3.0, -1.0, 1.0, 5.0])[i])
+
+
+def minibatch_in_scan():
+    x = numpyro.sample("x", dist.Normal())
+
+    def body(carry, _):
+        with numpyro.plate("rows", 6, subsample_size=2) as i:
+            numpyro.sample("y", dist.Normal(x, 1.0), obs=DATA[i])
+        return carry, None
+
+    scan(body, None, None, length=3)
+
+
+def far():
+    """No start of ``init_to_uniform`` has a finite density; the sites are not in sorted order."""
+    b = numpyro.sample("b", dist.Normal(12.0, 3.0))
+    numpyro.sample("a", dist.Normal(0.0, 0.5))
+    numpyro.factor("hole", jnp.where(b > 10.0, 0.0, -jnp.inf))
+
+
+def test_init_params_need_no_other_start_and_gradients_are_in_the_order_of_the_model():
+    start = {"a": jnp.array([1.0, -2.0, 0.5]), "b": jnp.array([11.0, 14.0, 15.0])}
+    kernel = ParVI(far, optim=optax.sgd(0.1))
+    state = kernel.init(random.split(random.key(0), 3), 0, start)
+    g = jnp.stack([-(start["b"] - 12.0) / 9.0, -start["a"] / 0.25], axis=1)
+    np.testing.assert_allclose(state.z_grad, g, rtol=1e-5)
+    with pytest.raises(ValueError, match="not finite at the initial point: see site 'hole'"):
+        kernel.init(random.split(random.key(0), 3), 0)
+
+
+def test_data_that_are_not_finite_are_named():
+    with pytest.raises(ValueError, match="not finite at the initial point: see site 'obs'"):
+        ParVI(model).init(random.split(random.key(0), 3), 0, None, (DATA.at[1].set(jnp.nan), 6))
+    kernel = ParVI(potential_fn=jnp.sqrt)
+    with pytest.raises(ValueError, match="potential_fn or its gradient is not finite"):
+        kernel.init(random.split(random.key(0), 2), 0, jnp.array([1.0, -1.0]))
+
+
+def test_forward_mode_differentiates_a_while_loop():
+    def loop():
+        x = numpyro.sample("x", dist.Normal(0.0, 2.0))
+        cubed = jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * x), (0, 1.0))[1]
+        numpyro.factor("cubed", -cubed)
+
+    x = jnp.array([0.5, -1.0])
+    kernel = ParVI(loop, forward_mode_differentiation=True)
+    state = kernel.init(random.split(random.key(0), 2), 0, {"x": x})
+    np.testing.assert_allclose(state.z_grad[:, 0], -x / 4.0 - 3.0 * x**2, rtol=1e-5)
+
+
+def unchecked(*args, cls=ParVI, **kwargs):
     """The constructor as users have it: the tests' type checker would speak first."""
-    inspect.unwrap(ParVI.__init__)(object.__new__(ParVI), *args)
+    made = object.__new__(cls)
+    inspect.unwrap(cls.__init__)(made, *args, **kwargs)
+    return made
+
+
+def test_counts_may_be_numpy_integers():
+    five = np.int64(5)
+    assert unchecked(model, steps_per_sample=five).steps_per_sample == 5
+    assert unchecked(model, five, cls=AutoParticles).num_particles == 5
 
 
 @pytest.mark.parametrize(
@@ -188,6 +249,16 @@ def unchecked(*args):
             lambda: ensemble(ParVI(model), DATA, 7),
             ValueError,
             "subsample_size 7 but only 6 rows",
+        ),
+        (
+            lambda: ensemble(ParVI(local_latents)),
+            ValueError,
+            "'z' is local to the subsampled plate 'rows'",
+        ),
+        (
+            lambda: ensemble(ParVI(minibatch_in_scan)),
+            ValueError,
+            "plate 'rows' takes a minibatch of 2 of 6 rows inside scan",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """AutoParticles: what it draws, how it starts, and what it refuses."""
 
+import copy
 from functools import cache
 
 import jax
@@ -9,12 +10,14 @@ import numpy as np
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
+from numpyro.distributions import constraints
 from numpyro.infer import SVI, Predictive, Trace_ELBO
-from numpyro.infer.autoguide import AutoContinuous
+from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal
 from numpyro.infer.initialization import init_to_feasible, init_to_sample, init_to_value
 import optax
 import pytest
 
+from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext.guides import IntractableDensityError
 from numpyro_ext.particles import SVGD, AutoParticles
 
@@ -52,26 +55,23 @@ def test_particles_are_constrained_in_order_with_deterministic_sites():
     np.testing.assert_allclose(sites["high"], sites["low"][:, None] + sites["width"], rtol=1e-6)
     assert jnp.all((sites["inside"] > sites["low"]) & (sites["inside"] < sites["high"][:, 0]))
     # Each site is its own slice of the latent vector.
-    raw = jax.vmap(guide._unpack_latent)(params["auto_particles"])
+    raw = jax.vmap(guide.unpack)(params["auto_particles"])
     np.testing.assert_array_equal(sites["low"], raw["low"])
     np.testing.assert_allclose(sites["width"], jnp.exp(raw["width"]), rtol=1e-6)
 
 
-def test_each_particle_starts_at_its_own_draw():
-    guide, params = started(num_particles=2000, init_loc_fn=init_to_sample)
-    sites = guide.particles(params)
-    assert len(np.unique(np.asarray(sites["low"]))) > 1990
-    assert abs(sites["low"].mean() + 1.0) < 4 * 0.5 / 2000**0.5
-    assert abs(sites["width"].mean() - 2.0 / 3.0) < 4 * (2.0 / 9.0) ** 0.5 / 4000**0.5
-
-
-def test_init_scale_adds_noise_in_unconstrained_space():
-    start = {"low": -1.0, "width": jnp.ones(2), "inside": -0.5}
-    options = {"init_loc_fn": init_to_value(values=start), "init_scale": 0.3}
-    _, params = started(num_particles=3000, **options)
-    x = params["auto_particles"]
-    assert jnp.all(jnp.abs(x.std(0) - 0.3) < 4 * 0.3 / 6000**0.5)
-    assert jnp.all(jnp.abs(x.mean(0) - jnp.array([-1.0, 0.0, 0.0, 0.0])) < 0.03)
+def test_each_particle_starts_at_its_own_draw_plus_noise_in_unconstrained_space():
+    n = 3000
+    guide, params = started(num_particles=n, init_loc_fn=init_to_sample, init_scale=0.4)
+    sites, x = guide.particles(params), params["auto_particles"]
+    assert len(np.unique(np.asarray(sites["low"]))) > n - 10
+    sd = (0.5**2 + 0.4**2) ** 0.5
+    assert abs(sites["low"].mean() + 1.0) < 4 * sd / n**0.5
+    assert abs(sites["low"].std() - sd) < 4 * sd / (2 * n) ** 0.5
+    # log of a Gamma(2, 3): mean digamma(2) - log 3, variance trigamma(2).
+    log_width, var = x[:, 1:3], 0.6449341 + 0.4**2
+    assert abs(log_width.mean() - (0.4227843 - np.log(3.0))) < 4 * (var / (2 * n)) ** 0.5
+    assert abs(log_width.var() - var) < 0.1
 
 
 def test_call_picks_one_particle_uniformly():
@@ -87,8 +87,10 @@ def test_call_picks_one_particle_uniformly():
 
 
 def test_guide_trace_holds_only_its_own_sites():
-    guide = AutoParticles(model, 3, count_steps=True)
-    trace = handlers.trace(handlers.seed(guide, 0)).get_trace()
+    guide, _ = started()
+    counting = copy.copy(guide)
+    counting.count_steps = True
+    trace = handlers.trace(handlers.seed(counting, 0)).get_trace()
     expected = {"auto_particles", "auto_step", "low", "width", "inside"}
     assert {name for name, site in trace.items() if site["type"] != "prng_key"} == expected
 
@@ -127,45 +129,68 @@ def test_median_and_quantiles_are_those_of_the_particles():
 
 
 def test_stock_loss_is_an_error_instead_of_a_collapse():
-    guide = AutoParticles(model, 4)
+    guide, params = started()
     with pytest.raises(IntractableDensityError, match="SVGD"):
-        SVI(model, guide, optax.sgd(0.1), Trace_ELBO()).run(random.key(0), 1, progress_bar=False)
+        Trace_ELBO().loss(random.key(0), params, model, guide)
     with pytest.raises(IntractableDensityError, match="no density"):
         guide.get_posterior({})
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"init_loc_fn": init_to_feasible},
-        {"init_loc_fn": init_to_value(values={"low": 0.0, "width": jnp.ones(2), "inside": 0.5})},
-    ],
-)
-def test_equal_particles_are_an_error_that_names_init_scale(options):
+SAME = init_to_value(values={"low": -1.0, "width": jnp.ones(2), "inside": -0.5})
+
+
+@pytest.mark.parametrize("init_loc_fn", [init_to_feasible, SAME])
+def test_equal_particles_are_an_error_that_names_init_scale(init_loc_fn):
     with pytest.raises(ValueError, match=r"same point.*init_scale"):
-        started(**options)
-    _, params = started(num_particles=1, **options)
-    assert params["auto_particles"].shape == (1, 4)
+        started(init_loc_fn=init_loc_fn)
 
 
 def test_equal_or_misshapen_init_params_are_errors():
-    svi = SVI(model, AutoParticles(model, 3), optax.sgd(0.1), SVGD())
+    guide, _ = started()
     for value, words in (
-        (jnp.ones((3, 4)), "same point"),
-        (jnp.ones((3, 2)), r"must be \(3, 4\)"),
-        (jnp.ones((2, 4)), r"must be \(3, 4\)"),
+        (jnp.ones((7, 4)), "same point"),
+        (jnp.ones((7, 2)), r"must be \(7, 4\)"),
+        (jnp.ones((2, 4)), r"must be \(7, 4\)"),
     ):
-        with pytest.raises(ValueError, match=words):
-            svi.init(random.key(0), init_params={"auto_particles": value})
+        with pytest.raises(ValueError, match=words), handlers.seed(rng_seed=0):
+            handlers.substitute(guide, {"auto_particles": value})()
 
 
-def test_local_latents_in_a_subsampled_plate_are_an_error():
-    def local():
-        with numpyro.plate("data", 10, subsample_size=5):
-            numpyro.sample("z", dist.Normal())
+def test_deterministic_sites_follow_the_arguments():
+    def line(x):
+        slope = numpyro.sample("slope", dist.Normal(2.0, 1.0))
+        height = numpyro.param("height", 1.5, constraint=constraints.positive)
+        numpyro.deterministic("y", height + slope * x)
 
-    with pytest.raises(ValueError, match="local latent"):
-        SVI(local, AutoParticles(local, 3), optax.sgd(0.1), SVGD()).init(random.key(0))
+    guide = AutoParticles(line, 5)
+    x = jnp.arange(3.0)
+    svi = SVI(line, guide, optax.sgd(0.0), SVGD())
+    params = svi.get_params(svi.init(random.key(0), x))
+
+    def draws(*args):
+        return guide.sample_posterior(random.key(1), params, *args, sample_shape=(4,))
+
+    # NumPyro would apply the constraint of the height a second time: exp(1.5).
+    for sites, at in ((draws(), x), (draws(10.0 + jnp.arange(2.0)), 10.0 + jnp.arange(2.0))):
+        np.testing.assert_allclose(sites["y"], 1.5 + sites["slope"][:, None] * at, rtol=1e-5)
+    np.testing.assert_allclose(
+        guide.particles(params)["y"], 1.5 + params["auto_particles"] * x, rtol=1e-5
+    )
+
+
+def test_latent_vector_is_in_the_order_of_the_model_even_if_the_first_start_fails():
+    def model():
+        b = numpyro.sample("b", dist.Normal(1.0, 1.0))
+        numpyro.sample("a", dist.Normal(0.0, 1.0))
+        numpyro.factor("hole", jnp.where(b > 1.5, 0.0, -jnp.inf))
+
+    stock, guide = AutoDiagonalNormal(model), AutoParticles(model, 6)
+    for one in (stock, guide):
+        handlers.seed(one, 0)()
+    assert list(unpacking_of(stock)(jnp.zeros(2))) == ["a", "b"]  # the alphabet: the trap is there
+    params = {"auto_particles": guide.prepared}
+    np.testing.assert_array_equal(guide.particles(params)["b"], guide.prepared[:, 0])
+    assert jnp.all(guide.prepared[:, 0] > 1.5)
 
 
 @pytest.mark.parametrize(

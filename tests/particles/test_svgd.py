@@ -1,16 +1,13 @@
-"""The SVGD field: reference values, the double loop, its laws, and what it does to known targets."""
+"""SVGD: reference values, the double loop, its laws, and what it does to known targets."""
 
 import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-from numpyro.infer import SVI
 import optax
 import pytest
 
-from numpyro_ext.particles import SVGD, AutoParticles
+from numpyro_ext.particles import SVGD
 from numpyro_ext.scores import IMQ, RBF, BaseKernel, median_bandwidth
 
 X = np.array([[0.0, 0.0], [1.0, 0.5], [-0.5, 2.0], [3.0, -1.0]])
@@ -38,14 +35,12 @@ def test_matches_reference_values(kernel, tol):
     np.testing.assert_allclose(v, REFERENCE[type(kernel).__name__], atol=tol(1e-6, 1e-12))
 
 
-@pytest.mark.x64
 def test_median_bandwidth_of_the_fixture(tol):
     np.testing.assert_allclose(
         median_bandwidth(jnp.array(X)), 1.2922219765307186, rtol=tol(1e-6, 1e-14)
     )
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("kernel", [RBF(), IMQ(1.3, c=0.8, beta=-0.3)], ids=repr)
 def test_equals_the_double_loop_over_pairs(kernel, tol):
     x, g = np.asarray(jnp.array(X) * 2.0 + 5.0), np.asarray(jnp.array(G))
@@ -73,7 +68,6 @@ def test_kernel_of_ones_own_equals_the_radial_path():
             np.testing.assert_allclose(v, expected, atol=1e-6)
 
 
-@pytest.mark.x64
 def test_repulsion_sums_to_zero(tol):
     x = random.normal(random.key(0), (30, 3)) * jnp.array([0.1, 1.0, 10.0]) + 7.0
     repulsion = SVGD().velocity(x, jnp.zeros_like(x))
@@ -85,9 +79,8 @@ def test_distances_keep_their_digits_far_from_the_origin():
     # Between two powers of two, so that taking the offset away again is exact.
     x = 0.1 * random.normal(random.key(1), (40, 3)) + 1536.0
     g = (1536.0 - x) / 0.01
-    np.testing.assert_allclose(
-        SVGD().velocity(x, g), SVGD().velocity(x - 1536.0, g), rtol=1e-4, atol=1e-4
-    )
+    velocity = jax.jit(SVGD().velocity)
+    np.testing.assert_allclose(velocity(x, g), velocity(x - 1536.0, g), rtol=1e-4, atol=1e-4)
 
 
 def test_memory_is_that_of_a_block():
@@ -103,7 +96,7 @@ def test_memory_is_that_of_a_block():
 
 
 def follow(field, log_p, x, step_size, num_steps):
-    """Adagrad along the field, started at ``x``."""
+    """Adagrad along the velocity, started at ``x``."""
     optim = optax.adagrad(step_size)
 
     def step(carry, _):
@@ -113,15 +106,15 @@ def follow(field, log_p, x, step_size, num_steps):
         )
         return (x + updates, state), None
 
-    return jax.jit(lambda x: jax.lax.scan(step, (x, optim.init(x)), None, num_steps)[0][0])(x)
+    return jax.lax.scan(step, (x, optim.init(x)), None, num_steps)[0][0]
 
 
 def test_spread_on_a_normal_and_twice_the_variance_at_temperature_two():
     """N(1, 2), 100 particles: published sd 1.96; T = 2 doubles the variance. Deterministic runs."""
     x = random.normal(random.key(2), (100, 1))
     log_p = lambda x: jnp.sum(-0.5 * ((x - 1.0) / 2.0) ** 2)  # noqa: E731
-    cold = follow(SVGD(), log_p, x, 0.2, 3000)
-    warm = follow(SVGD(temperature=2.0), log_p, x, 0.2, 3000)
+    both = jax.vmap(lambda T: follow(SVGD(temperature=T), log_p, x, 1.0, 500))
+    cold, warm = jax.jit(both)(jnp.array([1.0, 2.0]))
     assert abs(cold.mean() - 1.0) < 0.02
     assert abs(cold.std() - 1.96) < 0.06
     np.testing.assert_allclose(warm.var() / cold.var(), 2.0, rtol=0.02)
@@ -141,23 +134,10 @@ def test_gaussian_fit_improves_at_once():
     assert jnp.all(jnp.diff(fits) < 0) and fits[-1] < 0.5 * fits[0]
 
 
-def test_constrained_target_includes_the_jacobian():
-    """Gamma(3, 1): mean 3 (it would be 2 without the Jacobian), sd sqrt(3) = 1.73 less SVGD's shrinkage."""
-
-    def model():
-        numpyro.sample("x", dist.Gamma(3.0, 1.0))
-
-    guide = AutoParticles(model, 100)
-    svi = SVI(model, guide, optax.adagrad(0.3), SVGD())
-    result = svi.run(random.key(0), 1000, progress_bar=False)
-    x = guide.particles(result.params)["x"]
-    assert abs(x.mean() - 3.0) < 0.1
-    assert 1.60 < x.std() < 1.80
-
-
 def test_narrow_posterior_far_from_the_origin_in_float32():
-    """N(1000, 0.1) in three dimensions, from draws of the prior: the bandwidth must not collapse."""
+    """N(1000, 0.1) in three dimensions, from its own draws: the bandwidth must not collapse."""
     x = 1000.0 + 0.1 * random.normal(random.key(4), (100, 3), jnp.float32)
-    x = follow(SVGD(), lambda x: -50.0 * jnp.sum((x - 1000.0) ** 2), x, 0.02, 500)
+    log_p = lambda x: -50.0 * jnp.sum((x - 1000.0) ** 2)  # noqa: E731
+    x = jax.jit(lambda x: follow(SVGD(), log_p, x, 0.02, 500))(x)
     assert jnp.all(jnp.abs(x.mean(0) - 1000.0) < 0.01)
     assert jnp.all((x.std(0) > 0.07) & (x.std(0) < 0.11))

@@ -28,6 +28,8 @@ ESTIMATORS: dict[str, Callable[[float], ScoreEstimator]] = {
 ONLY_AT_SAMPLES = {"stein u"}
 
 every_estimator = pytest.mark.parametrize("name", ESTIMATORS)
+# What comes from the base of estimators and fitted estimates, and not from their formulas.
+one_of_each_form = pytest.mark.parametrize("name", ["stein v", "stein parametric", "kde, rule"])
 every_predictor = pytest.mark.parametrize("name", sorted(ESTIMATORS.keys() - ONLY_AT_SAMPLES))
 
 
@@ -84,7 +86,7 @@ def test_float32_far_from_the_origin_agrees_with_centred_float64(name, needs_x64
         assert {leaf.dtype for leaf in jax.tree.leaves(fitted)} == {jnp.dtype("float32")}
 
 
-@every_estimator
+@one_of_each_form
 def test_crosses_jit_vmap_scan_and_pickle_without_new_traces(name):
     x, estimator = jnp.array(X), ESTIMATORS[name](1.0)
     several = jnp.stack([x, 2.0 * x[::-1], x + 1.0])
@@ -104,7 +106,7 @@ def test_crosses_jit_vmap_scan_and_pickle_without_new_traces(name):
         close(batch, expected)
 
 
-@every_predictor
+@one_of_each_form
 def test_fitted_estimate_is_a_pytree_that_pickles(name):
     x, y, estimator = jnp.array(X), jnp.array(Y), ESTIMATORS[name](1.0)
     expected = estimator.fit(x)(y)
@@ -128,7 +130,7 @@ def test_gradient_flows_through_the_samples_but_not_through_a_rule(name, needs_x
     np.testing.assert_allclose(ours, by_differences, rtol=1e-5)
 
 
-@every_estimator
+@one_of_each_form
 def test_one_sample_gives_zeros(name):
     np.testing.assert_array_equal(
         ESTIMATORS[name](1.0)(jnp.array([[3.0, -2.0]])), jnp.zeros((1, 2))
@@ -142,7 +144,7 @@ def test_non_finite_samples_give_nan(name):
         assert jnp.isnan(score).any(axis=1).all()
 
 
-@every_estimator
+@one_of_each_form
 def test_bad_samples_are_one_clear_sentence(name):
     estimator = ESTIMATORS[name](1.0)
     with pytest.raises(ValueError, match=r"pass x\[:, None\]"):

@@ -1,4 +1,4 @@
-"""Stein discrepancy and MMD equal their reference values, their population laws and each other's blocks."""
+"""Stein discrepancy and MMD equal their reference values, population laws and blocks."""
 
 import itertools
 
@@ -8,13 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.scores import (
-    IMQ,
-    RBF,
-    kernel_stein_discrepancy,
-    mmd,
-    stein_kernel_matrix,
-)
+from numpyro_ext.scores import IMQ, RBF, stein_kernel_matrix
+from numpyro_ext.scores.discrepancy import squared_ksd, squared_mmd
 
 X = np.array([[0.3, -0.7], [1.2, 0.4], [-0.8, 0.9], [0.1, 1.5], [-1.4, -0.6]])
 Y = np.array([[0.5, 0.5], [-0.2, 0.1]])
@@ -26,7 +21,7 @@ def score(x):
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("block_size", [None, 2, 5, 9])
+@pytest.mark.parametrize("block_size", [None, 2, 9])
 @pytest.mark.parametrize(
     ("kernel", "u", "v"),
     [(RBF(1.5), -0.4051729809, 0.1287414339), (IMQ(1.5), -0.3356758671, 0.1843391250)],
@@ -34,22 +29,22 @@ def score(x):
 def test_stein_discrepancy_matches_reference(kernel, u, v, block_size, tol):
     x = jnp.array(X)
     for statistic, value in (("u", u), ("v", v)):
-        ours = kernel_stein_discrepancy(
-            x, score, kernel, statistic=statistic, block_size=block_size
+        ours = squared_ksd(x, score, kernel, statistic=statistic, block_size=block_size)
+        np.testing.assert_allclose(ours, value, rtol=tol(2e-5, 1e-8))
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("block_size", [None, 3])
+def test_mmd_matches_reference(block_size, tol):
+    for statistic, value in (("u", -0.0568284807), ("v", 0.1175429902)):
+        ours = squared_mmd(
+            jnp.array(X), jnp.array(Y), RBF(1.5), statistic=statistic, block_size=block_size
         )
         np.testing.assert_allclose(ours, value, rtol=tol(2e-5, 1e-8))
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("block_size", [None, 1, 3])
-def test_mmd_matches_reference(block_size, tol):
-    for statistic, value in (("u", -0.0568284807), ("v", 0.1175429902)):
-        ours = mmd(jnp.array(X), jnp.array(Y), RBF(1.5), statistic=statistic, block_size=block_size)
-        np.testing.assert_allclose(ours, value, rtol=tol(2e-5, 1e-8))
-
-
-@pytest.mark.x64
-@pytest.mark.parametrize("kernel", [RBF(0.8), IMQ("median")], ids=repr)
+@pytest.mark.parametrize("kernel", [IMQ("median")], ids=repr)
 def test_stein_kernel_is_the_double_score_of_the_kernel(kernel, tol):
     """k0 = p^-1(x) p^-1(y) trace d/dx d/dy [p(x) k p(y)], by autodiff."""
     x = jnp.array(X)
@@ -67,26 +62,19 @@ def test_stein_kernel_is_the_double_score_of_the_kernel(kernel, tol):
     np.testing.assert_allclose(ours, expected, atol=tol(2e-5, 1e-12))
 
 
-def test_function_as_kernel_gives_what_the_class_gives():
-    x = jnp.array(X)
-    kernel = RBF(1.5)
-    plain = kernel_stein_discrepancy(x, score, lambda x, y: kernel(x, y), block_size=2)
-    np.testing.assert_allclose(plain, kernel_stein_discrepancy(x, score, kernel), rtol=1e-5)
-
-
 def test_stein_discrepancy_of_a_shift_follows_its_law():
     """N(0, I) samples against N(m, I): |m|^2 (h^2 / (h^2 + 2))^(d/2), within 4 standard errors."""
     m, h2, num = jnp.array([1.0, 0.0]), 2.0, 2000
     x = random.normal(random.key(0), (num, 2))
     k0 = stein_kernel_matrix(x, m - x, RBF(jnp.sqrt(h2)))
-    u = kernel_stein_discrepancy(x, m - x, RBF(jnp.sqrt(h2)), block_size=512)
+    u = squared_ksd(x, m - x, RBF(jnp.sqrt(h2)), block_size=512)
     standard_error = 2.0 * float(jnp.std(k0.mean(1))) / num**0.5
     assert standard_error < 0.04
     assert abs(u - 0.5) < 4.0 * standard_error
     # The diagonal that makes the V-statistic biased: d + |m|^2 + d / h^2 = 4.
     diagonal = jnp.diagonal(k0)
     assert abs(diagonal.mean() - 4.0) < 4.0 * diagonal.std() / num**0.5
-    v = kernel_stein_discrepancy(x, m - x, RBF(jnp.sqrt(h2)), statistic="v")
+    v = squared_ksd(x, m - x, RBF(jnp.sqrt(h2)), statistic="v")
     np.testing.assert_allclose(num * v - (num - 1) * u, diagonal.mean(), rtol=1e-2)
 
 
@@ -105,29 +93,30 @@ def test_mmd_of_two_normals_follows_its_law():
     other = kernel(y, y).mean(1) - kernel(y, x).mean(1)
     standard_error = 2.0 * float(jnp.sqrt((witness.var() + other.var()) / num))
     assert standard_error < 0.02 < law
-    assert abs(mmd(x, y, kernel) - law) < 4.0 * standard_error
-    assert abs(mmd(x, x[::-1], kernel, statistic="v")) < 1e-6
+    assert abs(squared_mmd(x, y, kernel) - law) < 4.0 * standard_error
+    assert abs(squared_mmd(x, x[::-1], kernel, statistic="v")) < 1e-6
 
 
 def test_rules_are_resolved_on_all_points():
     x, y = jnp.array(X), jnp.array(Y)
     both = jnp.concatenate([x, y])
     resolved = RBF("median_distance").resolve(both)
-    np.testing.assert_allclose(mmd(x, y), mmd(x, y, resolved), rtol=1e-6)
-    default = kernel_stein_discrepancy(x, score)
-    explicit = kernel_stein_discrepancy(x, score, IMQ("median_distance").resolve(x), block_size=2)
+    np.testing.assert_allclose(squared_mmd(x, y), squared_mmd(x, y, resolved), rtol=1e-6)
+    default = squared_ksd(x, score)
+    explicit = squared_ksd(x, score, IMQ("median_distance").resolve(x), block_size=2)
     np.testing.assert_allclose(default, explicit, rtol=1e-5)
 
 
 def test_discrepancies_do_not_lose_digits_at_a_large_offset():
-    x = random.normal(random.key(3), (200, 2))
+    x = random.normal(random.key(3), (80, 2))
+    discrepancies = jax.jit(
+        lambda x, at: jnp.stack([squared_ksd(x, at - x), squared_mmd(x, x[::-1] + 1.0)])
+    )
     # Between two powers of two, so that adding and taking away the offset is exact.
     shifted = x + 12288.0
     centred = shifted - 12288.0
-    ours = kernel_stein_discrepancy(shifted, 12288.5 - shifted)
-    np.testing.assert_allclose(ours, kernel_stein_discrepancy(centred, 0.5 - centred), rtol=1e-5)
     np.testing.assert_allclose(
-        mmd(shifted, shifted[:50] + 1.0), mmd(centred, centred[:50] + 1.0), rtol=1e-5
+        discrepancies(shifted, 12288.5), discrepancies(centred, 0.5), rtol=1e-5
     )
 
 
@@ -135,7 +124,7 @@ def test_gradient_in_blocks_is_the_dense_gradient():
     x = random.normal(random.key(4), (30, 3)) * jnp.array([0.5, 1.0, 3.0])
 
     def loss(x, block_size):
-        return kernel_stein_discrepancy(x, lambda x: 1.0 - x, block_size=block_size)
+        return squared_ksd(x, lambda x: 1.0 - x, block_size=block_size)
 
     dense = jax.jit(jax.grad(loss), static_argnums=1)(x, None)
     blocks = jax.jit(jax.grad(loss), static_argnums=1)(x, 7)
@@ -147,7 +136,7 @@ def test_blocks_bound_the_memory():
     x = jax.ShapeDtypeStruct((2000, 5), jnp.float32)
 
     def temporary_bytes(block_size):
-        fn = lambda x: kernel_stein_discrepancy(x, -x, RBF(1.0), block_size=block_size)  # noqa: E731
+        fn = lambda x: squared_ksd(x, -x, RBF(1.0), block_size=block_size)  # noqa: E731
         return jax.jit(fn).lower(x).compile().memory_analysis().temp_size_in_bytes
 
     assert temporary_bytes(50) < 4e6
@@ -157,24 +146,24 @@ def test_blocks_bound_the_memory():
 def test_non_finite_input_gives_nan():
     x, y = jnp.array(X), jnp.array(Y)
     for bad, statistic in itertools.product((jnp.nan, jnp.inf), ("u", "v")):
-        assert jnp.isnan(mmd(x.at[1, 0].set(bad), y, RBF(1.5), statistic=statistic))
+        assert jnp.isnan(squared_mmd(x.at[1, 0].set(bad), y, RBF(1.5), statistic=statistic))
         spoilt = x.at[1, 0].set(bad)
-        assert jnp.isnan(kernel_stein_discrepancy(spoilt, score, RBF(1.5), statistic=statistic))
+        assert jnp.isnan(squared_ksd(spoilt, score, RBF(1.5), statistic=statistic))
         s = score(x).at[0, 0].set(bad)
-        assert jnp.isnan(kernel_stein_discrepancy(x, s, RBF(1.5), statistic=statistic))
+        assert jnp.isnan(squared_ksd(x, s, RBF(1.5), statistic=statistic))
 
 
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda x, y: mmd(x, y, statistic="w"), ValueError, "statistic is 'w'"),
-        (lambda x, y: mmd(x[:1], y), ValueError, "statistic is 'u' with 1 sample"),
-        (lambda x, y: mmd(x, y, block_size=0), ValueError, "block_size is 0"),
-        (lambda x, y: mmd(x, y[:, :1]), ValueError, "dimension 2 and y of dimension 1"),
-        (lambda x, y: mmd(x, y, kernel=2.0), TypeError, "kernel is 2.0"),
-        (lambda x, y: kernel_stein_discrepancy(x[:, 0], x), ValueError, r"pass x\[:, None\]"),
-        (lambda x, y: kernel_stein_discrepancy(x, y), ValueError, r"score has shape \(2, 2\)"),
-        (lambda x, y: kernel_stein_discrepancy(x[:1], score), ValueError, "at least 2"),
+        (lambda x, y: squared_mmd(x, y, statistic="w"), ValueError, "statistic is 'w'"),
+        (lambda x, y: squared_mmd(x[:1], y), ValueError, "statistic is 'u' with 1 sample"),
+        (lambda x, y: squared_mmd(x, y, block_size=0), ValueError, "block_size is 0"),
+        (lambda x, y: squared_mmd(x, y[:, :1]), ValueError, "dimension 2 and y of dimension 1"),
+        (lambda x, y: squared_mmd(x, y, kernel=2.0), TypeError, "kernel is 2.0"),
+        (lambda x, y: squared_ksd(x[:, 0], x), ValueError, r"pass x\[:, None\]"),
+        (lambda x, y: squared_ksd(x, y), ValueError, r"score has shape \(2, 2\)"),
+        (lambda x, y: squared_ksd(x[:1], score), ValueError, "at least 2"),
         (lambda x, y: stein_kernel_matrix(x, x[:2], RBF(1.0)), ValueError, "one row"),
     ],
 )

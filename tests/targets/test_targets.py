@@ -23,7 +23,9 @@ def test_normal_mean_answer_matches_quadrature(tol):
     x = jnp.array([0.5, -1.0, 2.0, 3.5])
     numbers = {"prior_mean": 1.5, "prior_scale": 2.0, "noise_scale": 0.7}
     grid = jnp.linspace(-6.0, 8.0, 20_001)
-    log_joint = jax.vmap(lambda z: log_density(normal_mean, (x,), numbers, {"z": z})[0])(grid)
+    log_joint = jax.jit(jax.vmap(lambda z: log_density(normal_mean, (x,), numbers, {"z": z})[0]))(
+        grid
+    )
     weight = jnp.exp(log_joint - log_joint.max()) * (grid[1] - grid[0])
     answer = normal_mean_answer(x, **numbers)
     mean = (weight * grid).sum() / weight.sum()
@@ -45,10 +47,14 @@ def test_banana_moments():
 
 def test_banana_potential_is_the_models_density():
     points = jnp.array([[0.0, -3.0], [12.0, 1.0], [-7.0, 4.0]])
-    potential = jax.vmap(banana_potential)(points)
-    log_joint = jnp.stack(
-        [log_density(banana, (), {}, {"z1": p[0] / 10.0, "x2": p[1]})[0] for p in points]
-    )
+
+    @jax.jit
+    @jax.vmap
+    def both(p):
+        given = {"z1": p[0] / 10.0, "x2": p[1]}
+        return banana_potential(p), log_density(banana, (), {}, given)[0]
+
+    potential, log_joint = both(points)
     np.testing.assert_allclose(potential + log_joint, -jnp.log(2 * jnp.pi), atol=1e-4)
 
 
@@ -72,11 +78,10 @@ def test_logistic_regression_minibatch_is_unbiased():
     x = random.normal(key_x, (6, 2))
     y = random.bernoulli(key_y, 0.4, (6,)).astype(int)
     point = {"scale": jnp.array(0.8), "weights": jnp.array([0.3, -2.0]), "intercept": jnp.array(1)}
-    full = log_density(logistic_regression, (x, y), {}, point)[0]
-    batches = [
-        log_density(
-            logistic_regression, (x, y), {"subsample_size": 1}, {**point, "data": jnp.array([n])}
-        )[0]
-        for n in range(6)
-    ]
-    np.testing.assert_allclose(jnp.mean(jnp.stack(batches)), full, rtol=1e-5)
+
+    def on_rows(rows):
+        given, size = {**point, "data": rows}, {"subsample_size": len(rows)}
+        return log_density(logistic_regression, (x, y), size, given)[0]
+
+    batches = jax.jit(jax.vmap(on_rows))(jnp.arange(6)[:, None])
+    np.testing.assert_allclose(jnp.mean(batches), jax.jit(on_rows)(jnp.arange(6)), rtol=1e-5)

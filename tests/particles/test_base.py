@@ -1,4 +1,4 @@
-"""The loss that turns a field into steps of SVI: gradients, minibatches, amortised guides, errors."""
+"""Velocities as a loss of SVI: gradients, minibatches, amortised guides, errors."""
 
 from functools import cache
 
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro import handlers
+from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.infer import SVI
@@ -49,6 +50,13 @@ def five(**options):
     return AutoParticles(model, 5, **options)
 
 
+class Given:
+    """The particles are a parameter, as they are: no model is needed to build it."""
+
+    def sample_latent(self, rng_key, params, num_samples):
+        return params["points"]
+
+
 def step(svi, state, *args, **kwargs):
     return jax.jit(lambda state: svi.update(state, *args, **kwargs))(state)
 
@@ -75,29 +83,22 @@ def test_sgd_moves_particles_by_the_velocity_and_parameters_by_the_mean_gradient
     np.testing.assert_allclose(params["width"], expected, atol=atol)
 
 
-def test_temperature_divides_the_gradients():
-    guide = five()
-    svi = SVI(model, guide, optax.sgd(1.0), SVGD(temperature=4.0))
-    state, _ = step(svi, svi.init(random.key(0), init_params={"auto_particles": STARTS}))
-    moved = svi.get_params(state)["auto_particles"] - STARTS
-    g = score(STARTS)
-    np.testing.assert_allclose(moved, SVGD().velocity(STARTS, g / 4.0), atol=2e-5)
-
-
-def test_annealing_counts_steps_and_multiplies_the_gradients():
+def test_annealing_counts_steps_and_multiplies_the_gradients_that_temperature_divides():
     guide = five(count_steps=True)
-    svi = SVI(model, guide, optax.sgd(0.1), SVGD(annealing=lambda t: (t + 1.0) / 2.0))
+    field = SVGD(temperature=4.0, annealing=lambda t: (t + 1.0) / 2.0)
+    svi = SVI(model, guide, optax.sgd(0.1), field)
     state = svi.init(random.key(0), init_params={"auto_particles": STARTS})
+    update, velocity = jax.jit(svi.update), jax.jit(SVGD().velocity)
     for count, gamma in ((1, 0.5), (2, 1.0)):
         before = svi.get_params(state)
         g = score(before["auto_particles"], before["shift"], before["width"])
-        state, _ = step(svi, state)
+        state, _ = update(state)
         moved = svi.get_params(state)["auto_particles"] - before["auto_particles"]
-        expected = 0.1 * SVGD().velocity(before["auto_particles"], gamma * g)
+        expected = 0.1 * velocity(before["auto_particles"], gamma / 4.0 * g)
         np.testing.assert_allclose(moved, expected, atol=1e-5)
         assert state.mutable_state == {"auto_step": count}
     # The value does not depend on the step, so that evaluate works without the counter.
-    assert jnp.isfinite(svi.evaluate(state))
+    assert jax.eval_shape(svi.evaluate, state).shape == ()
     state = svi.run(random.key(0), 3, progress_bar=False).state
     assert state.mutable_state["auto_step"] == 3
 
@@ -147,7 +148,7 @@ def test_mean_over_minibatches_is_the_full_velocity():
 
 
 def test_model_is_evaluated_once_per_particle():
-    """Compile-time flops: a step costs the m gradients of the model, and its parameters come with them."""
+    """Compile-time flops: a step costs the m gradients of the model; its parameters come along."""
     data = random.normal(random.key(2), (400, 50))
 
     def regression():
@@ -155,12 +156,8 @@ def test_model_is_evaluated_once_per_particle():
         slope = numpyro.param("slope", jnp.ones(50))
         numpyro.sample("y", dist.Normal(jnp.tanh(data @ (w * slope)), 1.0), obs=jnp.ones(400))
 
-    class Guide:
-        def sample_latent(self, rng_key, params, num_samples):
-            return params["z"]
-
     def loss(params):
-        return SVGD().loss(random.key(0), params, regression, Guide())
+        return SVGD().loss(random.key(0), params, regression, Given())
 
     def log_p(w, slope):
         return -0.5 * jnp.sum((1.0 - jnp.tanh(data @ (w * slope))) ** 2)
@@ -168,21 +165,25 @@ def test_model_is_evaluated_once_per_particle():
     def flops(fn, *args):
         return jax.jit(fn).lower(*args).compile().cost_analysis()["flops"]
 
-    params = {"z": jnp.ones((8, 50)), "slope": jnp.ones(50)}
+    params = {"points": jnp.ones((8, 50)), "slope": jnp.ones(50)}
     gradients = flops(jax.vmap(jax.value_and_grad(log_p), (0, None)), *params.values())
     assert flops(jax.value_and_grad(loss), params) < 1.5 * gradients
+
+
+def loss_of(model, z, field=None, guide=None):
+    """The loss alone, without SVI: for errors, and for values."""
+    guide = Given() if guide is None else guide
+    field = SVGD() if field is None else field
+    return field.loss(random.key(0), {"points": z}, model, guide)
 
 
 def test_value_keeps_its_digits_when_the_surrogate_is_large():
     def far():
         numpyro.sample("x", dist.Normal(3e4, 0.1).expand([2]).to_event(1))
 
-    guide = AutoParticles(far, 5)
-    svi = SVI(far, guide, optax.sgd(0.0), SVGD())
     x = 3e4 + 0.25 * STARTS
-    _, loss = step(svi, svi.init(random.key(0), init_params={"auto_particles": x}))
     expected = -dist.Normal(3e4, 0.1).log_prob(x).sum(1).mean()
-    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(lambda x: loss_of(far, x))(x), expected, rtol=1e-5)
 
 
 class AffineGuide:
@@ -220,79 +221,92 @@ def test_guide_that_draws_its_latents_is_trained_along_the_field():
     np.testing.assert_allclose(moved["q_scale"], expected, atol=1e-5)
 
 
-def test_amortised_guide_learns_a_normal_posterior():
-    def normal(data=None):
-        numpyro.sample("w", dist.Normal(2.0, 3.0))
-
-    class Guide:
-        def __call__(self, *args):
-            numpyro.param("q", jnp.array([0.0, 1.0]))
-            numpyro.sample("w", Implicit(jnp.zeros(())))
-
-        def sample_latent(self, rng_key, params, num_samples):
-            loc, scale = params["q"]
-            return loc + scale * random.normal(rng_key, (num_samples, 1))
-
-    svi = SVI(normal, Guide(), optax.adam(0.03), SVGD())
-    params = svi.run(random.key(0), 1500, progress_bar=False).params
-    np.testing.assert_allclose(params["q"][0], 2.0, atol=0.25)
-    np.testing.assert_allclose(abs(params["q"][1]), 3.0, atol=0.3)
-
-
-def run_once(model, guide, loss, *args, **kwargs):
-    return SVI(model, guide, optax.sgd(0.1), loss).run(
-        random.key(0), 1, *args, progress_bar=False, **kwargs
-    )
-
-
 def test_guide_without_sample_latent_is_an_error():
     with pytest.raises(TypeError, match=r"sample_latent.*AutoParticles\(model\)"):
-        run_once(model, AutoNormal(model), SVGD())
+        loss_of(model, STARTS, guide=AutoNormal(model))
 
 
 def test_annealing_without_a_counter_is_an_error():
     with pytest.raises(ValueError, match="count_steps=True"):
-        run_once(model, five(), SVGD(annealing=lambda t: 1.0))
+        loss_of(model, STARTS, SVGD(annealing=lambda t: 1.0))
 
 
 def test_other_number_of_particles_than_the_guide_is_an_error():
     with pytest.raises(ValueError, match=r"num_particles is 3.*5 particles"):
-        run_once(model, five(), SVGD(num_particles=3))
+        five().sample_latent(random.key(0), {}, 3)
 
 
 def test_guide_of_the_wrong_size_is_an_error():
-    class Wrong(AffineGuide):
-        def sample_latent(self, rng_key, params, num_samples):
-            return jnp.zeros((num_samples, 3)) + params["q_loc"][0]
-
     with pytest.raises(ValueError, match=r"vectors of length 3.*loc, scale take 2"):
-        run_once(model, Wrong(), SVGD())
-
-    class Flat(AffineGuide):
-        def sample_latent(self, rng_key, params, num_samples):
-            return params["q_loc"]
-
+        loss_of(model, jnp.zeros((5, 3)))
     with pytest.raises(ValueError, match=r"gave shape \(2,\)"):
-        run_once(model, Flat(), SVGD())
+        loss_of(model, jnp.zeros(2))
 
 
-def test_models_that_particles_cannot_run_on_are_errors():
-    def discrete():
-        numpyro.sample("k", dist.Poisson(2.0))
-        numpyro.sample("x", dist.Normal())
+def discrete():
+    numpyro.sample("k", dist.Poisson(2.0))
+    numpyro.sample("x", dist.Normal())
 
-    def mutable():
-        numpyro.primitives.mutable("state", jnp.zeros(()))
-        numpyro.sample("x", dist.Normal())
 
-    for bad, words in (
+def mutable():
+    numpyro.primitives.mutable("state", jnp.zeros(()))
+    numpyro.sample("x", dist.Normal())
+
+
+def local_latents():
+    with numpyro.plate("rows", 4, subsample_size=2) as i:
+        z = numpyro.sample("z", dist.Normal(0.0, 10.0))
+        numpyro.sample("y", dist.Normal(z, 0.1), obs=jnp.array([-3.0, -1.0, 1.0, 5.0])[i])
+
+
+def minibatch_in_scan():
+    x = numpyro.sample("x", dist.Normal())
+
+    def body(carry, _):
+        with numpyro.plate("rows", 6, subsample_size=2) as i:
+            numpyro.sample("y", dist.Normal(x, 1.0), obs=DATA[i])
+        return carry, None
+
+    scan(body, None, None, length=3)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
         (discrete, "latent site 'k' is discrete"),
         (mutable, "mutable site 'state'"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            run_once(bad, AutoParticles(bad, 5), SVGD())
-    with pytest.raises(ValueError, match="subsample_size 7 but only 6 rows"):
-        run_once(model, AutoParticles(model, 5), SVGD(), DATA, 7)
+        (local_latents, "'z' is local to the subsampled plate 'rows'"),
+        (minibatch_in_scan, "plate 'rows' takes a minibatch of 2 of 6 rows inside scan"),
+        (lambda: model(DATA, 7), "subsample_size 7 but only 6 rows"),
+    ],
+)
+def test_models_that_particles_cannot_run_on_are_errors(bad, words):
+    with pytest.raises(ValueError, match=words):
+        loss_of(bad, jnp.ones((5, 2)))
+    with pytest.raises(ValueError, match=words):
+        handlers.seed(AutoParticles(bad, 5), 0)()
+
+
+def test_data_that_are_not_finite_are_named():
+    guide = AutoParticles(model, 5)
+    with pytest.raises(ValueError, match="see site 'obs'"):
+        handlers.seed(guide, 0)(DATA.at[2].set(jnp.nan))
+
+    def whole(y):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    params = {"auto_particles": jnp.ones((5, 1))}
+    with pytest.raises(ValueError, match="observed site 'y' have 1 NaN"):
+        SVGD().loss(random.key(0), params, whole, AutoParticles(whole, 5), DATA.at[2].set(jnp.nan))
+
+
+@pytest.mark.parametrize(
+    "option", ["vectorize_particles", "multi_sample_guide", "sum_sites", "temp"]
+)
+def test_options_that_a_field_does_not_take_are_one_sentence(option):
+    with pytest.raises(TypeError, match=f"SVGD was given {option}; it takes kernel, num_particles"):
+        SVGD(**{option: True})
 
 
 def test_non_finite_velocity_leaves_the_state_of_a_stable_update():
@@ -311,8 +325,8 @@ def test_non_finite_velocity_leaves_the_state_of_a_stable_update():
 
 def test_a_field_of_ones_own_needs_only_its_velocity():
     class Ascent(ParticleField):
-        def _velocity(self, kernel, x, g):
-            return g
+        def resolved_velocity(self, kernel, x, grad_log_p):
+            return grad_log_p
 
     guide = five()
     svi = SVI(model, guide, optax.sgd(0.1), Ascent())
@@ -321,3 +335,15 @@ def test_a_field_of_ones_own_needs_only_its_velocity():
     np.testing.assert_allclose(svi.get_params(state)["auto_particles"], STARTS + 0.1 * g, atol=1e-5)
     with handlers.seed(rng_seed=0):
         assert set(guide()) == {"loc", "scale"}
+
+
+def test_a_class_in_place_of_a_loss_and_the_summary_of_one():
+    guide = AutoParticles(model, 5)
+    svi = SVI(model, guide, optax.sgd(0.1), SVGD)
+    state = svi.init(random.key(0), DATA)
+    for call in (svi.update, svi.evaluate):
+        with pytest.raises(TypeError, match=r"the loss is a class.*loss=VRELBO\(\)"):
+            call(state, DATA)
+    rbf = "kernel=RBF(bandwidth='median', factor=1.0)"
+    assert repr(SVGD()) == f"SVGD({rbf}, temperature=1.0)"
+    assert repr(SVGD(num_particles=3)) == f"SVGD({rbf}, num_particles=3, temperature=1.0)"

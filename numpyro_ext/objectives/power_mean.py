@@ -4,9 +4,9 @@ r"""The power mean of K weights in log space, and the weights of its gradient.
     L(a) = \frac{1}{a} \log \frac{1}{K} \sum_k e^{a\, lw_k}, \qquad
     \hat w_k = \frac{e^{a\, lw_k}}{\sum_j e^{a\, lw_j}} = \frac{\partial L}{\partial lw_k},
 
-with the limits mean (a = 0), max (a = inf) and min (a = -inf); for K = 1 it is the weight itself. The
-particle axis comes first. ``a`` may be traced (but not a traced infinity). Only :func:`surrogate` and
-:func:`weighted_surrogate` have a gradient.
+with the limits mean (a = 0), max (a = inf) and min (a = -inf); for K = 1 it is the weight itself.
+The particle axis comes first. ``a`` may be traced (but not a traced infinity). Only
+:func:`surrogate` and :func:`weighted_surrogate` have a gradient.
 """
 
 from typing import Any
@@ -16,13 +16,16 @@ from jax.lax import stop_gradient
 from jax.nn import one_hot
 import jax.numpy as jnp
 
+__all__ = ["power_mean", "surrogate", "weighted_surrogate"]
+
 
 def _is_static(a: Any, value: float) -> bool:
     return isinstance(a, (int, float)) and a == value
 
 
 def power_mean(lw: Array, a: Any) -> tuple[Array, Array]:
-    """``L(a)`` of shape ``(*units)`` and ``w^`` of shape ``(K, *units)``, from ``lw`` of that shape.
+    """``L(a)`` of shape ``(*units)`` and ``w^`` of shape ``(K, *units)``, from ``lw`` of that
+    shape.
 
     The weights sum to 1, or are 0 in a unit whose ``L`` is infinite.
     """
@@ -42,8 +45,8 @@ def power_mean(lw: Array, a: Any) -> tuple[Array, Array]:
         top = jnp.where(jnp.isfinite(top), top, 0.0)
         e = jnp.exp(t - top)
         total = jnp.sum(e, 0)
-        # log1p(mean(expm1 t)) keeps the digits that logsumexp(t) - log K would cancel when t is small,
-        # so that the value is smooth through a = 0 also in float32.
+        # log1p(mean(expm1 t)) keeps the digits that logsumexp(t) - log K would cancel when t is
+        # small, so that the value is smooth through a = 0 also in float32.
         near = jnp.max(jnp.abs(t), 0) < 0.5
         small = jnp.log1p(jnp.mean(jnp.expm1(jnp.where(near, t, 0.0)), 0))
         log_mean = jnp.where(near, small, top + jnp.log(total) - jnp.log(num_particles))
@@ -53,7 +56,7 @@ def power_mean(lw: Array, a: Any) -> tuple[Array, Array]:
 
 
 def weighted_surrogate(value: Array, weights: Array, lw: Array) -> Array:
-    """``value``, whose gradient is ``sum_k weights_k grad lw_k``; a weight 0 silences ``lw = -inf``."""
+    """``value`` with the gradient ``sum_k weights_k grad lw_k``; a ``lw`` of ``-inf`` has none."""
     s = jnp.sum(stop_gradient(weights) * jnp.where(jnp.isneginf(lw), 0.0, lw), 0)
     return stop_gradient(value - s) + s
 

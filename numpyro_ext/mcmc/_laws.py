@@ -1,0 +1,166 @@
+r"""The largest step at which each kernel's bias is what the user allows, from its law on a Gaussian.
+
+In whitened coordinates the target is near :math:`N(0, I)`: curvature 1 in every direction, and
+minibatch gradients whose noise has the variances :math:`s_k^2`, ``(n,)``, that were measured. The
+laws are exact in the step size for a Gaussian. Variances are relative to the right ones, and a
+bound b on their relative error is the user's.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.linalg import solve_discrete_lyapunov
+
+__all__ = ["FRICTIONS", "Choice", "choose_linear", "choose_sghmc", "choose_sgld", "choose_sgnht"]
+
+LARGEST_STEP = 0.5
+_EPS = np.geomspace(1e-4, LARGEST_STEP, 60)
+FRICTIONS = np.geomspace(1.0, 1000.0, 60)
+
+
+class Choice(NamedTuple):
+    """
+    Settings found, and what the law says of them:
+
+     - **step_size** - in whitened units.
+     - **friction** - rate C; None for a kernel without momentum.
+     - **variance_ratio** - predicted variance over the right one, where they differ most.
+     - **transitions** - predicted transitions per independent draw.
+    """
+
+    step_size: float
+    friction: float | None
+    variance_ratio: float
+    transitions: float
+
+
+def choose_sgld(noise: np.ndarray, max_bias: float, scale: np.ndarray | float = 1.0) -> Choice:
+    r"""
+    SGLD with the step :math:`\epsilon G_k` in coordinate k,
+
+    .. math:: \mathrm{Var}_k = (2 + \epsilon G_k s_k^2) / (2 - \epsilon G_k),
+
+    so :math:`\epsilon = \min_k 2b / (G_k (s_k^2 + 1 + b))`.
+
+    :param scale: G, one number or ``(n,)``.
+    """
+    scale = np.broadcast_to(scale, np.shape(noise))
+    eps = float(np.min(2 * max_bias / (scale * (noise + 1 + max_bias))))
+    eps = min(eps, LARGEST_STEP / float(np.max(scale)))
+    step = eps * scale
+    ratio = (2 + step * noise) / (2 - step)
+    return Choice(eps, None, _worst(ratio), float(np.max((2 - step) / step)))
+
+
+def choose_sghmc(
+    noise: np.ndarray,
+    max_bias: float,
+    *,
+    frictions: np.ndarray = FRICTIONS,
+    least_injected: float = 0.0,
+    law: str = "aboba",
+) -> Choice:
+    r"""
+    With :math:`s^2` the largest noise that is not corrected for:
+
+    - ABOBA: :math:`1 + \tfrac{\epsilon^2}{4} s^2 \coth(C\epsilon/2)`;
+    - BAOAB: the same with the noise term over :math:`1 - \epsilon^2/4`;
+    - Euler: :math:`(1 + \epsilon s^2 / 2C) (1 - \epsilon^2 / (2 (2 - \epsilon C)))^{-1}`.
+
+    :param frictions: those that are tried.
+    :param least_injected: variance that the injected noise, as a gradient noise, must not be below:
+        :math:`4 \tanh(C\epsilon/2) / \epsilon^2`.
+    """
+    eps, C = np.meshgrid(_EPS, frictions, indexing="ij")
+    s2, coth = float(np.max(noise)), 1 / np.tanh(C * eps / 2)
+    if law == "euler":
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = (1 + eps * s2 / (2 * C)) / (1 - eps**2 / (2 * (2 - eps * C)))
+        ratio = np.where((eps * C < 1) & (ratio > 0), ratio, np.inf)
+    else:
+        ratio = 1 + eps**2 / 4 * s2 * coth / (1 - eps**2 / 4 if law == "baoab" else 1.0)
+    ratio = np.where(4 / coth / eps**2 < least_injected, np.inf, ratio)
+    return _cheapest(eps, C, C, ratio, max_bias)
+
+
+def choose_sgnht(
+    noise: np.ndarray, max_bias: float, *, frictions: np.ndarray = FRICTIONS, shared: bool = True
+) -> Choice:
+    r"""
+    The friction :math:`\xi` of a thermostat makes the mean over its coordinates of
+
+    .. math:: \mathrm{Var}_k = (2 C\epsilon + \epsilon^2 s_k^2) \coth(\xi\epsilon/2)
+              / (4 (1 - \epsilon^2/4))
+
+    equal 1, so each is off by its share of noise above or below the mean.
+
+    :param shared: whether all coordinates share one thermostat; else every mean is its own.
+    """
+    eps, C = np.meshgrid(_EPS, frictions, indexing="ij")
+    mean = float(np.mean(noise))
+    # coth(xi eps / 2) = 1 / level has a solution only for a level below 1.
+    level = (2 * C * eps + eps**2 * mean) / (4 * (1 - eps**2 / 4))
+    with np.errstate(invalid="ignore"):
+        xi = 2 / eps * np.arctanh(np.where(level < 1, level, np.nan))
+    total = 2 * C * eps + eps**2 * mean
+    hot, cold = ((2 * C * eps + eps**2 * s) / total for s in (np.max(noise), np.min(noise)))
+    ratio = np.where(hot - 1 > 1 - cold, hot, cold) if shared else np.ones_like(eps)
+    return _cheapest(eps, C, xi, ratio, max_bias)
+
+
+def choose_linear(
+    diffusion: np.ndarray, curl: np.ndarray, noise: np.ndarray, num_shown: int, max_bias: float
+) -> Choice:
+    r"""
+    Explicit Euler steps of the complete recipe: the covariance solves
+
+    .. math:: \Sigma = M \Sigma M^\top + 2 \epsilon D + \epsilon^2 (D+Q) S (D+Q)^\top,
+              \qquad M = I - \epsilon (D + Q).
+
+    :param diffusion: D, ``(m, m)`` in coordinates in which the target is N(0, I).
+    :param curl: Q, ``(m, m)``.
+    :param noise: S, ``(m,)``.
+    :param int num_shown: number of first coordinates whose variance counts.
+    """
+    drift = diffusion + curl
+
+    def ratio(eps: float) -> float:
+        M = np.eye(len(drift)) - eps * drift
+        if np.max(np.abs(np.linalg.eigvals(M))) >= 1:
+            return np.inf
+        added = 2 * eps * diffusion + eps**2 * (drift * noise) @ drift.T
+        return _worst(np.diag(solve_discrete_lyapunov(M, added))[:num_shown])
+
+    slowest = 1 / np.min(np.abs(np.real(np.linalg.eigvals(drift))))
+    eps = _largest(lambda eps: abs(ratio(eps) - 1) <= max_bias, slowest)
+    return Choice(eps, None, ratio(eps), 2 * slowest / eps)
+
+
+def _largest(allowed: Callable[[float], bool], scale: float) -> float:
+    """The largest step of a fine geometric grid below which all are allowed."""
+    grid = np.geomspace(1e-8, 10.0, 400) * scale
+    found = grid[0]
+    for eps in grid:
+        if not allowed(float(eps)):
+            break
+        found = eps
+    return float(found)
+
+
+def _worst(ratio: Any) -> float:
+    """The entry farthest from 1."""
+    ratio = np.ravel(ratio)
+    return float(ratio[np.argmax(np.abs(ratio - 1))])
+
+
+def _cheapest(
+    eps: np.ndarray, C: np.ndarray, effective: np.ndarray, ratio: np.ndarray, max_bias: float
+) -> Choice:
+    """The fewest transitions per independent draw among the settings whose bias is allowed."""
+    transitions = (effective + 1 / effective) / eps
+    error = np.where(np.isfinite(transitions), np.abs(ratio - 1), np.inf)
+    allowed = error <= max_bias
+    score = np.where(allowed, transitions, np.inf) if np.any(allowed) else error
+    best = np.unravel_index(np.argmin(score), ratio.shape)
+    return Choice(*(float(x[best]) for x in (eps, C, ratio, transitions)))

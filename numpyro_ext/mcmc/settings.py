@@ -1,0 +1,282 @@
+"""Settings that a kernel finds by itself: a mode, coordinates of unit scale, and a step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+import warnings
+
+from jax import Array, random
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
+from numpyro.infer.initialization import init_to_uniform, init_to_value
+import optax
+
+from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.potential import Potential, draw_params, draw_start
+from numpyro_ext._model.read import read_model
+from numpyro_ext._numpyro import normal_of_guide
+from numpyro_ext._typing import Model, Sites
+from numpyro_ext.mcmc._mode import DENSE_UP_TO, Mode, find_mode, measure_noise
+from numpyro_ext.mcmc.whitening import Whitening
+
+__all__ = ["Settings", "find_settings", "find_whitening"]
+
+_NEAR = 0.05
+_TOO_MANY = 10_000
+_SVI_STEPS = 5_000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """
+    What a kernel with ``step_size=None`` has found, as ``kernel.settings``; it prints as a table.
+
+    The predictions are those of the kernel's law on a Gaussian: what a posterior that is not near
+    one does is not in them, and ``problems`` says what was seen of that.
+
+    :param str kernel: class of the kernel.
+    :param float step_size: in whitened units.
+    :param friction: rate C; None for a kernel without momentum, or where it was given.
+    :param whitening: the coordinates, in which the chains also start; None where there are none.
+    :param dict center: constrained values of the latent sites at the center.
+    :param bool control_variate: whether the gradient is corrected at the center.
+    :param float noise: largest variance of a coordinate of the minibatch gradient, whitened.
+    :param float noise_control_variate: the same, corrected at the center.
+    :param float variance_ratio: predicted variance over the right one, where they differ most.
+    :param float transitions: predicted transitions per independent draw.
+    :param int row_gradients: gradients of single rows that were spent on finding all this.
+    :param tuple problems: sentences on what did not hold.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from jax import random
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_ext.mcmc import SGHMC
+        >>> from numpyro_ext.targets import normal_mean
+        >>> mcmc = MCMC(SGHMC(normal_mean), num_warmup=10, num_samples=10, progress_bar=False)
+        >>> mcmc.run(random.key(0), jnp.array([0.5, -1.0, 2.0]))
+        >>> print(mcmc.sampler.settings)  # doctest: +ELLIPSIS
+        SGHMC: settings found
+          step size                       0.5
+          friction                        1
+          ...
+    """
+
+    kernel: str
+    step_size: float
+    friction: float | None
+    whitening: Whitening | None = field(repr=False)
+    center: Sites = field(repr=False)
+    control_variate: bool
+    noise: float
+    noise_control_variate: float
+    variance_ratio: float
+    transitions: float
+    row_gradients: int
+    problems: tuple[str, ...] = ()
+
+    @property
+    def gradients(self) -> float:
+        """Predicted minibatch gradients per independent draw."""
+        return self.transitions * (2 if self.control_variate else 1)
+
+    def __str__(self) -> str:
+        n = 0 if self.whitening is None else self.whitening.size
+        kind = "none" if self.whitening is None else f"{n} coordinates"
+        if self.whitening is not None:
+            kind += ", dense" if self.whitening.factor.ndim == 2 else ", diagonal"
+        lines = [
+            ("step size", f"{self.step_size:.4g}"),
+            ("friction", "-" if self.friction is None else f"{self.friction:.4g}"),
+            ("whitening", kind),
+            ("gradient", "ControlVariate" if self.control_variate else "as given"),
+            ("gradient noise", f"{self.noise:.3g} (corrected {self.noise_control_variate:.3g})"),
+            ("variance ratio", f"{self.variance_ratio:.3f} (predicted)"),
+            ("gradients per independent draw", f"{self.gradients:.3g} (predicted)"),
+            ("gradients of a row spent", f"{self.row_gradients:,}"),
+        ]
+        text = "\n".join(f"  {name:<32}{value}" for name, value in lines)
+        problems = "".join(f"\n  ! {problem}" for problem in self.problems)
+        return f"{self.kernel}: settings found\n{text}{problems}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A normal approximation of the posterior of a potential."""
+
+    potential: Potential
+    mode: Mode
+    problems: tuple[str, ...]
+    row_gradients: int
+
+    @property
+    def whitening(self) -> Whitening:
+        return Whitening(self.mode.x, self.mode.factor)
+
+    def whiten(self, matrix: np.ndarray) -> np.ndarray:
+        r""":math:`A^{-1} D A^{-\top}`: a diffusion or curl of z as one of the whitened coordinates.
+
+        Further coordinates of the matrix (momenta) stay as they are.
+        """
+        factor = np.asarray(self.mode.factor, float)
+        n = len(factor)
+        root = np.eye(len(matrix))
+        root[:n, :n] = factor if factor.ndim == 2 else np.diag(factor)
+        return np.linalg.solve(root, np.linalg.solve(root, matrix).T).T
+
+
+def find_whitening(
+    model: Model,
+    *args: Any,
+    init_params: Sites | None = None,
+    rng_key: Array | None = None,
+    **kwargs: Any,
+) -> Whitening:
+    """
+    The coordinates of the normal approximation of a model's posterior at its mode.
+
+    Adam on minibatches and damped Newton steps on all rows find the mode; the inverse curvature there
+    is the covariance. It is dense up to 512 latent dimensions. Where there is no mode, the normal is
+    a variational fit, and an :class:`InferenceWarning` says so.
+
+    :param model: Python callable containing NumPyro primitives.
+    :param args: arguments of the model.
+    :param dict init_params: unconstrained values of all latent sites, where the search begins.
+    :param rng_key: random number generator key of the search.
+    :param kwargs: keyword arguments of the model.
+    :return: a :class:`Whitening`, for the argument ``whitening`` of a kernel.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro_ext.mcmc import find_whitening
+        >>> def model():
+        ...     numpyro.sample("z", dist.Normal(300.0, 20.0))
+        >>> whitening = find_whitening(model)
+        >>> print(f"{whitening.center[0]:.0f} {whitening.factor[0, 0]:.0f}")
+        300 20
+    """
+    rng_key = random.key(0) if rng_key is None else rng_key
+    info = read_model(model, args, kwargs)
+    params = {}
+    if info.params or info.mutable:
+        params = draw_params(rng_key, model, info, args, kwargs)
+    potential = Potential(model, info, params, args, kwargs)
+    if init_params is not None:
+        init_params = info.check_unconstrained("init_params", init_params)
+    found = find_normal(rng_key, model, potential, init_params)
+    warn(found.problems)
+    return found.whitening
+
+
+def find_normal(
+    rng_key: Array,
+    model: Model,
+    potential: Potential,
+    start: Sites | None,
+    init_strategy: Callable[..., Any] = init_to_uniform,
+) -> Found:
+    """A normal approximation of the posterior: at its mode, or where there is none a variational one."""
+    info = potential.info
+    key_start, key_mode, key_svi = random.split(rng_key, 3)
+    if start is None:
+        start, energy, _ = draw_start(
+            key_start, model, info, *potential.arguments, init_strategy=init_strategy
+        )
+        first = {name: jnp.arange(batch) for name, (_, batch) in potential.plates.items()}
+        potential.check_start(start, first, energy)
+    mode = find_mode(key_mode, potential, info.ravel(start))
+    if mode.num_negative == 0 and mode.decrement <= _NEAR:
+        return Found(potential, mode, (), mode.row_gradients)
+    what = (
+        f"the curvature has {mode.num_negative} negative directions where the search for a mode ended"
+        if mode.num_negative
+        else f"the search for a mode ended {mode.decrement:.2g} standard deviations from one"
+    )
+    problem = (
+        f"{what}, so center and scales come from a variational fit instead; reparametrise the model"
+        " (LocScaleReparam for hierarchies), or give init_params near the mode."
+    )
+    fit = _fit(key_svi, model, potential, start)
+    return Found(potential, fit, (problem,), mode.row_gradients + fit.row_gradients)
+
+
+def find_settings(
+    kernel: Any, model: Model, potential: Potential, start: Sites | None
+) -> tuple[Settings, Whitening]:
+    """
+    Settings of a kernel with ``step_size=None``, and the normal approximation to start from.
+
+    :param kernel: a :class:`ModelKernel`; it says what its law allows by ``choose``.
+    """
+    key_normal, key_noise = random.split(random.key(0))
+    given = kernel.given_whitening
+    if given is None:
+        found = find_normal(key_normal, model, potential, start, kernel.init_strategy)
+    else:
+        found = Found(potential, Mode(given.center, given.factor, 0.0, 0, 0), (), 0)
+    constrained = potential.postprocess()(potential.info.unravel(found.mode.x))
+    center = {name: constrained[name] for name in potential.info.latents}
+    estimators = kernel.estimators(center)
+    noises = [measure_noise(key_noise, potential, found.mode, e) for e in estimators]
+    zero = np.zeros(potential.info.size)
+    plain, corrected = ([*noises, zero] if len(noises) == 1 else noises or [zero, zero])[:2]
+    control_variate = len(noises) == 2 and np.max(corrected) < 0.8 * np.max(plain)
+    choice = kernel.choose(corrected if control_variate else plain, found)
+    problems = found.problems
+    if len(noises) == 2 and not control_variate:
+        problems += (
+            "a gradient corrected at the center is about as noisy as the plain one within a standard"
+            " deviation of it, so the posterior has several modes or is far from normal, and the scales"
+            " found do not hold in all of it; compare several runs, or use NUTS.",
+        )
+    if choice.transitions > _TOO_MANY:
+        problems += (
+            f"gradient noise or unequal scales allow so small a step that an independent draw takes"
+            f" {choice.transitions:,.0f} transitions, so the posterior is not near normal in these"
+            " coordinates; reparametrise the model (LocScaleReparam, the other way round from now),"
+            " or take larger minibatches.",
+        )
+    warn(problems)
+    settings = Settings(
+        kernel=type(kernel).__name__,
+        step_size=choice.step_size,
+        friction=choice.friction,
+        whitening=found.whitening if kernel.moves_whitened else given,
+        center=center,
+        control_variate=bool(control_variate),
+        noise=float(np.max(plain)),
+        noise_control_variate=float(np.max(corrected)),
+        variance_ratio=choice.variance_ratio,
+        transitions=choice.transitions,
+        row_gradients=found.row_gradients,
+        problems=problems,
+    )
+    return settings, found.whitening
+
+
+def warn(problems: tuple[str, ...]) -> None:
+    """One ``InferenceWarning`` with all that was seen."""
+    if problems:
+        warnings.warn(InferenceWarning(" ".join(problems)), stacklevel=2)
+
+
+def _fit(rng_key: Array, model: Model, potential: Potential, start: Sites) -> Mode:
+    """A variational fit on the same minibatches, as a mode and a factor."""
+    info, (args, kwargs) = potential.info, potential.arguments
+    dense = info.size <= DENSE_UP_TO
+    guide_class = AutoMultivariateNormal if dense else AutoDiagonalNormal
+    values = {name: potential.postprocess()(start)[name] for name in info.latents}
+    guide = guide_class(
+        first_rows(model), init_loc_fn=init_to_value(values=values), init_scale=0.05
+    )
+    rate = optax.exponential_decay(0.02, _SVI_STEPS, 0.02)
+    svi = SVI(model, guide, optax.adam(rate), Trace_ELBO(num_particles=8))
+    result = svi.run(rng_key, _SVI_STEPS, *args, progress_bar=False, stable_update=True, **kwargs)
+    center, factor = normal_of_guide(guide, result.params)
+    batch = sum(size for _, size in info.plates.values()) or 1
+    return Mode(center, factor, 0.0, 0, 8 * _SVI_STEPS * batch)

@@ -1,0 +1,112 @@
+"""Coordinates in which a posterior is near a standard normal."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+from jax import Array
+from jax.core import Tracer
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+import numpy as np
+
+from numpyro_ext._numpyro import normal_of_guide
+from numpyro_ext._typing import Params
+
+__all__ = ["Whitening"]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["center", "factor"], meta_fields=[])
+@dataclass(frozen=True, eq=False)
+class Whitening:
+    r"""
+    The coordinates :math:`\xi` of :math:`z = c + A \xi`, an argument of every kernel.
+
+    A kernel with ``whitening=`` moves :math:`\xi` instead of the flat vector z; its potential is
+    :math:`U(c + A\xi)` (the constant Jacobian drops out) and its gradient :math:`A^\top g`. With
+    :math:`A A^\top` near the posterior's covariance all directions have unit scale, so that one
+    step size fits all, and step sizes have no units: 0.1 to 0.5 is usual for kernels with momentum.
+    State, samples, ``init_params`` and extra fields remain those of z; momenta, masses, metrics and
+    preconditioners are those of :math:`\xi`.
+
+    It changes no law: as the step vanishes the draws are those of the same posterior, whatever c
+    and A are. A wrong A only costs speed, as unequal scales do.
+
+    :param center: c, ``(n,)`` in the flat order.
+    :param factor: A, lower triangular ``(n, n)`` with a positive diagonal, or its diagonal ``(n,)``.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from jax import random
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_ext.mcmc import SGHMC, Whitening
+        >>> def model():
+        ...     numpyro.sample("far", dist.Normal(300.0, 20.0))
+        ...     numpyro.sample("near", dist.Normal(0.0, 0.01))
+        >>> whitening = Whitening(jnp.array([300.0, 0.0]), jnp.array([20.0, 0.01]))
+        >>> kernel = SGHMC(model, 0.3, whitening=whitening)
+        >>> mcmc = MCMC(kernel, num_warmup=500, num_samples=20_000, progress_bar=False)
+        >>> mcmc.run(random.key(0))
+        >>> samples = mcmc.get_samples()
+        >>> print(f"{samples['far'].std():.0f} {samples['near'].std():.2f}")
+        20 0.01
+    """
+
+    center: Array
+    factor: Array
+
+    def __post_init__(self) -> None:
+        center, factor = jnp.asarray(self.center), jnp.asarray(self.factor)
+        shapes = center.shape, factor.shape
+        if center.ndim != 1 or factor.shape not in (center.shape, center.shape * 2):
+            raise ValueError(
+                f"center and factor have the shapes {shapes}; they must be (n,) and (n,) or (n, n)."
+            )
+        object.__setattr__(self, "center", center)
+        object.__setattr__(self, "factor", factor)
+        if not isinstance(factor, Tracer):
+            values = np.asarray(factor)
+            diagonal = values if values.ndim == 1 else np.diagonal(values)
+            if not (np.all(np.isfinite(values)) and np.all(diagonal > 0)):
+                raise ValueError("factor must be finite, and positive on its diagonal.")
+            if values.ndim == 2 and np.any(np.triu(values, 1)):
+                raise ValueError(
+                    "factor is not lower triangular; pass jnp.linalg.cholesky(covariance)."
+                )
+
+    @classmethod
+    def from_guide(cls, guide: Any, params: Params) -> "Whitening":
+        """
+        Center and factor of a fitted normal guide.
+
+        :param guide: an ``AutoDiagonalNormal``, ``AutoNormal``, ``AutoMultivariateNormal``,
+            ``AutoLowRankMultivariateNormal`` or ``AutoLaplaceApproximation``.
+        :param dict params: what ``svi.get_params`` gives for it.
+        """
+        return cls(*normal_of_guide(guide, params))
+
+    @property
+    def size(self) -> int:
+        """n."""
+        return self.center.shape[0]
+
+    def to_z(self, xi: Array) -> Array:
+        """:math:`c + A \\xi`."""
+        return self.center.astype(xi.dtype) + self._times(xi)
+
+    def to_xi(self, z: Array) -> Array:
+        """:math:`A^{-1} (z - c)`."""
+        moved = z - self.center.astype(z.dtype)
+        factor = self.factor.astype(z.dtype)
+        return solve_triangular(factor, moved, lower=True) if factor.ndim == 2 else moved / factor
+
+    def pull(self, grad: Array) -> Array:
+        """:math:`A^\\top g`, the gradient in the new coordinates."""
+        factor = self.factor.astype(grad.dtype)
+        return factor.T @ grad if factor.ndim == 2 else factor * grad
+
+    def _times(self, xi: Array) -> Array:
+        factor = self.factor.astype(xi.dtype)
+        return factor @ xi if factor.ndim == 2 else factor * xi

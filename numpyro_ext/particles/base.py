@@ -1,0 +1,261 @@
+"""What all methods of particle inference share: a velocity of particles as a loss for ``SVI``.
+
+References: Liu and Wang, *Stein variational gradient descent* (NIPS 2016); Feng, Wang and Liu,
+*Learning to draw samples with amortized Stein variational gradient descent* (UAI 2017), eq. 6, for
+guides that draw their particles; D'Angelo and Fortuin, *Annealed Stein variational gradient
+descent* (2021).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import Array, lax, random
+from jax.core import Tracer
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+import numpy as np
+from numpyro.handlers import substitute
+from numpyro.infer import ELBO
+
+from numpyro_ext._checks import check_count, check_positive, of_an_object, summary
+from numpyro_ext._model.handlers import refuse_mutable
+from numpyro_ext._model.mistakes import valid_data
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import ModelInfo, read_model, refuse_local
+from numpyro_ext._numpyro import unpacking_of
+from numpyro_ext._typing import Float, Model, Params, SamplesLatent, Sites
+from numpyro_ext.scores import RBF, as_kernel
+
+__all__ = ["ParticleField", "check_distinct", "read_latents"]
+
+# Up to this many particles the m x m matrices are small enough to be built at once.
+_DENSE_UP_TO = 2048
+_DEFAULT_BLOCK = 512
+
+
+class ParticleField(ELBO, ABC):
+    r"""A velocity :math:`V(x, \nabla \log p)` of m particles, which is also a loss for ``SVI``.
+
+    A subclass writes :meth:`resolved_velocity`, and an ``__init__`` if it has arguments of its own.
+    With ``z`` the ``(m, d)`` unconstrained latents that the guide's ``sample_latent`` gives,
+    :math:`x = \mathrm{sg}(z)` (no gradient flows) and
+    :math:`g_i = \gamma_t \nabla \log p(x_i) / T`, all on one minibatch, the loss is
+
+    .. math::
+
+        -\frac1m \sum_i \log p(x_i; \theta)
+        \quad\text{with the gradient of}\quad
+        -\sum_i \langle \mathrm{sg}(V_i), z_i \rangle - \frac1m \sum_i \log p(x_i; \theta).
+
+    So ``optax.sgd(eps)`` moves each particle of an ``AutoParticles`` guide by ``eps`` times its
+    velocity, any guide that draws its latents is trained along the field (amortised inference), and
+    a ``numpyro.param`` of the model gets the gradient of the mean. The log density is that of
+    unconstrained space, Jacobian included, in the order in which the model samples its sites.
+
+    **Bias.** The value is a mean negative log joint density: it is not a bound, and models cannot
+    be compared by it. The class that derives from this one says what its particles are biased by.
+    Latent sites inside a plate with a ``subsample_size`` are refused, because the rows of the plate
+    change from step to step.
+
+    :param kernel: a kernel of :mod:`numpyro_ext.scores`, or a function of ``(n, d)`` and ``(m, d)``
+        points that gives an ``(n, m)`` matrix; defaults to ``RBF("median")``.
+    :param int num_particles: particles to ask of the guide; ``AutoParticles`` has its own number,
+        and other guides draw 100 if None.
+    :param float temperature: T, positive.
+    :param annealing: :math:`\gamma`, a function of the step with values in (0, 1], or None.
+    :param int block_size: rows of the kernel matrix at a time; None means all of them up to
+        m = 2048, and 512 above.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.particles import ParticleField
+        >>> class Ascent(ParticleField):
+        ...     def resolved_velocity(self, kernel, x, grad_log_p):
+        ...         return grad_log_p  # every particle climbs to a mode
+        >>> print(Ascent(temperature=2.0).tempered_velocity(jnp.zeros((2, 1)), jnp.ones((2, 1)), 0))
+        [[0.5]
+         [0.5]]
+    """
+
+    def __init__(
+        self,
+        kernel: Any = None,
+        *,
+        num_particles: int | None = None,
+        temperature: float | Array = 1.0,
+        annealing: Callable[[Array], ArrayLike] | None = None,
+        block_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if options:
+            raise TypeError(
+                f"{type(self).__name__} was given {', '.join(options)}; it takes kernel,"
+                " num_particles, temperature, annealing and block_size, and none of the options of"
+                " NumPyro's losses, because all particles move together in one step."
+            )
+        if num_particles is not None:
+            num_particles = check_count("num_particles", num_particles)
+        if block_size is not None:
+            block_size = check_count("block_size", block_size)
+        check_positive("temperature", temperature)
+        if annealing is not None and not callable(annealing):
+            raise TypeError(
+                f"annealing is {annealing!r}; it must be a function of the step that gives a number"
+                " in (0, 1], or None."
+            )
+        self.kernel = as_kernel(RBF("median") if kernel is None else kernel)
+        self.num_particles = num_particles  # type: ignore[assignment]
+        self.temperature = temperature
+        self.annealing = annealing
+        self.block_size = block_size
+
+    def __repr__(self) -> str:
+        return summary(self)
+
+    @abstractmethod
+    def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:
+        """The formula: ``(m, d)`` velocities, given a kernel whose bandwidth is a number.
+
+        :param kernel: :attr:`kernel` with the bandwidth that its rule gives on ``x``.
+        :param x: ``(m, d)`` particles.
+        :param grad_log_p: ``(m, d)`` gradients of the log density at the particles.
+        """
+
+    def velocity(self, x: ArrayLike, grad_log_p: ArrayLike) -> Float[Array, "m d"]:
+        """The field itself, a pure function: neither temperature nor annealing enters.
+
+        :param x: ``(m, d)`` particles.
+        :param grad_log_p: ``(m, d)`` gradients of the log density at the particles.
+        """
+        x, grad_log_p = jnp.asarray(x), jnp.asarray(grad_log_p)
+        if x.ndim != 2 or x.shape != grad_log_p.shape:
+            raise ValueError(
+                f"x has shape {x.shape} and grad_log_p has shape {grad_log_p.shape}; both must be"
+                " (m, d), one row per particle."
+            )
+        return self.resolved_velocity(self.kernel.resolve(x), x, grad_log_p)
+
+    def tempered_velocity(self, x: Array, grad_log_p: Array, step: ArrayLike | None) -> Array:
+        """:meth:`velocity` with the gradients times ``annealing(step) / temperature``."""
+        scale = 1.0 / self.temperature
+        if self.annealing is not None:
+            scale = scale * self.annealing(jnp.asarray(step))
+        return self.velocity(x, jnp.asarray(scale, grad_log_p.dtype) * grad_log_p)
+
+    def by_rows(self, fn: Callable[[Array], Array], x: Array) -> Array:
+        """``fn`` of all rows of x, or of ``block_size`` rows at a time, which takes less memory.
+
+        :param fn: a function of ``(n, d)`` rows, for any n, that gives ``(n, k)`` rows.
+        :param x: ``(m, d)`` particles.
+        :return: ``(m, k)`` rows.
+        """
+        m = x.shape[0]
+        block = self.block_size or (m if m <= _DENSE_UP_TO else _DEFAULT_BLOCK)
+        if block >= m:
+            return fn(x)
+        num_blocks = -(-m // block)
+        padded = jnp.pad(x, ((0, num_blocks * block - m), (0, 0)), mode="edge")
+        values = lax.map(fn, padded.reshape(num_blocks, block, -1))
+        return values.reshape(num_blocks * block, -1)[:m]
+
+    @of_an_object
+    def loss_with_mutable_state(
+        self,
+        rng_key: Array,
+        param_map: Params,
+        model: Model,
+        guide: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if not isinstance(guide, SamplesLatent):
+            name = getattr(guide, "__name__", type(guide).__name__)
+            raise TypeError(
+                f"guide {name} has no sample_latent(rng_key, params, num_samples), so it has no"
+                " particles to move; use AutoParticles(model), or a guide that draws its latent"
+                " vector."
+            )
+        counter = f"{getattr(guide, 'prefix', 'auto')}_step"
+        # SVI.evaluate passes no mutable state; the value does not depend on the step.
+        counts = counter in param_map or getattr(guide, "count_steps", False)
+        if self.annealing is not None and not counts:
+            raise ValueError(
+                "annealing needs the number of the step, and this guide does not count; use"
+                " AutoParticles(model, count_steps=True)."
+            )
+        step = param_map.get(counter, 0)
+        key_minibatch, key_guide = random.split(rng_key)
+        num_particles = self.num_particles or getattr(guide, "num_particles", 100)
+        z = guide.sample_latent(key_guide, param_map, num_particles)
+        # No gradient flows through the particles but that of the surrogate.
+        x, params = lax.stop_gradient((z, param_map))
+
+        info = read_latents(substitute(model, data=params), args, kwargs)
+        unpack = _unpacking(guide, info, z)
+        # The rows of the minibatch, drawn once for all particles.
+        idx = Potential(model, info, params, args, kwargs).draw_rows(key_minibatch, unpack(x[0]))
+
+        def log_prob(x: Array, params: Params) -> Array:
+            return -Potential(model, info, params, args, kwargs)(unpack(x), idx)
+
+        # One evaluation gives the gradients of the particles and of the model's parameters.
+        log_p, vjp = jax.vjp(jax.vmap(log_prob, in_axes=(0, None)), x, params)
+        g, grad_params = vjp(jnp.ones_like(log_p))
+
+        v = lax.stop_gradient(self.tempered_velocity(x, g, step))
+        surrogate = -jnp.sum(v * z) - _inner(grad_params, param_map) / x.shape[0]
+        # The difference is 0, so that the value keeps its digits when the surrogate is large.
+        loss = -jnp.mean(log_p) + (surrogate - lax.stop_gradient(surrogate))
+        mutable_state = {counter: step + 1} if counter in param_map else None
+        return {"loss": loss, "mutable_state": mutable_state}
+
+    loss = of_an_object(ELBO.loss)
+
+
+def read_latents(model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
+    """What particles need to know of a model; an error where they cannot run on it."""
+    info = read_model(valid_data(refuse_mutable(model)), args, kwargs)
+    refuse_local(info, "a particle holds one value of it while the rows change at every step")
+    return info
+
+
+def check_distinct(x: Array, remedy: str) -> None:
+    """Refuse particles that all coincide: no field ever separates them."""
+    if x.shape[0] < 2 or isinstance(x, Tracer):
+        return
+    values = np.asarray(x)  # NumPy, because inside a loop JAX would trace the comparison
+    if np.any(values != values[0]):
+        return
+    raise ValueError(
+        f"all {x.shape[0]} particles start at the same point and would stay there; {remedy}"
+    )
+
+
+def _unpacking(guide: Any, info: ModelInfo, z: Array) -> Callable[[Array], Sites]:
+    """How a latent vector of the guide splits into the model's unconstrained sites."""
+    if z.ndim != 2:
+        raise ValueError(
+            f"sample_latent of the guide gave shape {z.shape}; it must be (num_samples,"
+            " latent_dim)."
+        )
+    # NumPyro's automatic guides know their own order; any other guide follows the model's.
+    own = unpacking_of(guide)
+    if own is not None:
+        return own
+    if info.size != z.shape[1]:
+        raise ValueError(
+            f"sample_latent of the guide gives vectors of length {z.shape[1]}, but the model's"
+            f" latent sites {', '.join(info.latents)} take {info.size} unconstrained numbers."
+        )
+    return info.unravel
+
+
+def _inner(grads: Any, params: Any) -> Array:
+    """Inner product over the floating-point leaves; integers and keys have no gradient."""
+    pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(params), strict=True)
+    terms = [jnp.sum(lax.stop_gradient(g) * p) for g, p in pairs if g.dtype != jax.dtypes.float0]
+    return jnp.sum(jnp.stack(terms))

@@ -1,0 +1,171 @@
+"""The sentence for each common mistake in a program or its data. Nothing is compiled."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+import pytest
+
+from numpyro_ext._model.implicit import Implicit
+from numpyro_ext._model.mistakes import check_observed, check_supports, valid_data
+from numpyro_ext._model.read import shape_trace
+
+Y = jnp.arange(10.0)
+
+
+def trace(fn, *args):
+    return shape_trace(handlers.seed(fn, random.key(0)), args)
+
+
+def one_site(fn):
+    return trace(lambda: numpyro.sample("z", fn))
+
+
+def normal(*shape):
+    return dist.Normal(jnp.zeros(shape), 1.0).to_event(len(shape))
+
+
+def on(support, base):
+    return dist.TransformedDistribution(base, dist.biject_to(support))
+
+
+POSITIVE, SHARE = dist.HalfNormal(1.0), dist.Dirichlet(jnp.ones(3))
+CHOLESKY = dist.LKJCholesky(3)
+ORDERED = dist.TransformedDistribution(normal(3), dist.transforms.OrderedTransform())
+
+
+@pytest.mark.parametrize(
+    ("model", "guide", "word"),
+    [
+        (POSITIVE, normal(), "positive"),
+        (dist.Pareto(2.0, 1.0), dist.StudentT(3.0), "greater than"),
+        (dist.Beta(1.0, 1.0), normal(), "unit interval"),
+        (dist.Uniform(-1.0, 4.0), dist.Normal(0.0, 1.0).mask(True), "interval"),
+        (POSITIVE.expand([3]).to_event(1), normal(3), "positive"),
+        (POSITIVE.expand([3]).to_event(1), dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3)), ""),
+        (SHARE, normal(3), "simplex"),
+        (CHOLESKY, normal(3, 3), "corr cholesky"),
+        (ORDERED, normal(3), "ordered vector"),
+    ],
+)
+def test_real_numbers_for_a_constrained_site_are_refused(model, guide, word):
+    with pytest.raises(ValueError, match=f"site 'z' has the support {word}.*from .*AutoNormal"):
+        check_supports(one_site(model), one_site(guide))
+
+
+@pytest.mark.parametrize(
+    ("model", "guide"),
+    [
+        (POSITIVE, dist.LogNormal(0.0, 1.0)),
+        (POSITIVE, dist.Gamma(2.0, 1.0)),
+        (POSITIVE, dist.Uniform(0.5, 1.0)),
+        (POSITIVE, on(constraints.positive, normal())),
+        (POSITIVE, dist.Delta(1.0)),
+        (POSITIVE, dist.Delta(jnp.ones(3), event_dim=1)),
+        (POSITIVE, Implicit(jnp.array(1.0))),
+        (POSITIVE, dist.TruncatedNormal(low=0.0)),
+        (dist.Beta(1.0, 1.0), dist.Kumaraswamy(1.0, 1.0)),
+        (SHARE, on(constraints.simplex, normal(2))),
+        (CHOLESKY, on(constraints.corr_cholesky, normal(3))),
+        (normal(), POSITIVE),
+        (normal(3), dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3))),
+        (dist.HalfNormal(1.0).mask(False), normal()),
+        (dist.ImproperUniform(constraints.real, (), ()), normal()),
+        (dist.ZeroSumNormal(1.0, (3,)), normal(3)),
+    ],
+)
+def test_other_pairs_of_supports_pass(model, guide):
+    check_supports(one_site(model), one_site(guide))
+
+
+def model(y, size=10, batch=None, *, scan=None):
+    with numpyro.plate("n", size, subsample_size=batch):
+        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (
+            (Y, 8),
+            r"'y' have shape \(10,\).* shape \(8,\) in the plate 'n' of 8 rows; give the plate",
+        ),
+        ((Y, 10, 4), r"\(4,\) in the plate 'n' of 4 of 10 rows; .*numpyro.subsample\(data"),
+        ((Y, 10, 1), r"\(1,\) in the plate 'n' of 1 of 10 rows; .*numpyro.subsample\(data"),
+        ((Y[:, None],), r"shape \(10, 1\), .*shape \(10,\) .*drop the axis of length 1"),
+    ],
+)
+def test_data_that_do_not_fit_their_plate_are_named(args, words):
+    with pytest.raises(ValueError, match=words):
+        check_observed(trace(model, *args))
+    with pytest.raises(ValueError, match=words):
+        trace(valid_data(model), *args)
+
+
+def test_data_that_do_not_fit_their_distribution_are_named():
+    fn = dist.Normal(jnp.zeros(8), 1.0)
+    with pytest.raises(ValueError, match=r"'y' have shape \(10,\).*\(8,\); give both the same"):
+        check_observed(trace(lambda: numpyro.sample("y", fn, obs=Y)))
+
+
+def fitting():
+    numpyro.sample("scalar", normal(), obs=1.5)
+    numpyro.sample("no plate", normal(), obs=Y)
+    numpyro.sample("event", normal(10).expand([3]), obs=Y)
+    with numpyro.plate("n", 10, subsample_size=4) as idx:
+        numpyro.sample("batch", normal(), obs=Y[idx])
+        numpyro.sample("one for all", normal(), obs=1.5)
+        numpyro.sample("vector", normal(3), obs=jnp.ones((4, 3)))
+        numpyro.factor("factor", jnp.zeros(4))
+    with numpyro.plate("a", 3, dim=-2), numpyro.plate("b", 10, dim=-1):
+        numpyro.sample("column", normal(), obs=jnp.ones((3, 1)))
+        numpyro.sample("full", normal(), obs=jnp.ones((3, 10)))
+    with numpyro.plate("c", 10):
+        numpyro.sample("more", normal(), obs=jnp.ones((3, 10)))
+        numpyro.sample("class", dist.Categorical(jnp.ones(3) / 3), obs=jnp.zeros(10, int))
+
+
+def test_data_that_fit_pass():
+    check_observed(trace(fitting))
+    trace(valid_data(fitting))
+
+
+def test_lists_and_frames_are_named():
+    pandas = pytest.importorskip("pandas")
+    series = pandas.Series([1.0, 2.0, 3.0])
+    for data, word in (
+        ([1.0, 2.0, 3.0], r"a list; .*jnp.array\(data\)"),
+        (series, r"a pandas Series; .*data.to_numpy\(\)"),
+        (series.to_frame(), r"a pandas DataFrame; .*data.to_numpy\(\)"),
+    ):
+        with pytest.raises(TypeError, match=f"observed site 'y' are {word}"):
+            check_observed(trace(lambda y: model(y, 3), data))
+
+
+class Missing(dist.Normal):
+    """A distribution of a user that knows what to do with NaN."""
+
+
+def test_missing_data_are_named_unless_the_model_may_take_care_of_them():
+    missing = Y.at[jnp.array([2, 5])].set(jnp.nan)
+
+    def no_mask(y):
+        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
+
+    for data in (missing, np.asarray(missing)):
+        with pytest.raises(
+            ValueError, match=r"observed site 'y' have 2 NaN among 10 numbers.*mask"
+        ):
+            check_observed(trace(no_mask, data))
+
+    def own(y):
+        numpyro.sample("y", Missing(0.0, 1.0), obs=y)
+
+    check_observed(trace(own, missing))
+    check_observed(trace(handlers.mask(no_mask, mask=~jnp.isnan(missing)), missing))
+    # Under jit the data are traced, and nothing is looked at.
+    jax.eval_shape(lambda y: check_observed(trace(no_mask, y)), missing)

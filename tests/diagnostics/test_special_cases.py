@@ -1,0 +1,170 @@
+"""What a conversion meets now and then: scopes, loops, lost chains, sites that were summed out."""
+
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro.contrib.control_flow import scan
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.ensemble import AIES
+from numpyro.infer.mcmc import MCMCKernel
+import pytest
+
+from numpyro_ext.diagnostics import (
+    InferenceWarning,
+    kernel_stein_discrepancy,
+    pareto_khat,
+    to_arviz,
+)
+from numpyro_ext.diagnostics._fit import fit_of
+from numpyro_ext.mcmc import SGHMC, SGLD, KernelHMC
+from numpyro_ext.particles import ParVI
+
+X = jnp.array([0.5, -1.0, 2.0])
+
+
+class Drawn(MCMCKernel):
+    """A kernel whose chains visit the given draws, ``(draw, *site)``."""
+
+    sample_field = "z"
+
+    def __init__(self, model, draws):
+        self.model = model
+        self.draws = {name: jnp.asarray(x) for name, x in draws.items()}
+
+    def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
+        return {"z": {name: x[0] for name, x in self.draws.items()}, "i": jnp.array(0)}
+
+    def sample(self, state, model_args, model_kwargs):
+        i = state["i"]
+        return {"z": {name: x[i] for name, x in self.draws.items()}, "i": i + 1}
+
+
+def run(model, draws, *args):
+    """An MCMC that holds these draws."""
+    size = len(next(iter(draws.values())))
+    mcmc = MCMC(Drawn(model, draws), num_warmup=0, num_samples=size, progress_bar=False)
+    mcmc.run(random.key(0), *args)
+    return mcmc
+
+
+def svi_of(model):
+    return SVI(model, AutoNormal(model), numpyro.optim.Adam(0.1), Trace_ELBO())
+
+
+def test_scoped_sites_have_a_dot_in_the_tree_and_are_found_again():
+    def scoped(x):
+        z = numpyro.sample("a/z", dist.Normal())
+        with numpyro.plate("a/N", 3):
+            numpyro.sample("a/x", dist.Normal(z), obs=x)
+
+    draws = {"a/z": jnp.linspace(-1.0, 1.0, 8)}
+    names = {"dims": {"a/x": ["a/row"]}, "coords": {"a/row": list("uvw")}}
+    dt = to_arviz(run(scoped, draws, X), **names)
+    assert list(dt.posterior.data_vars) == ["a.z"]
+    assert dt.log_likelihood["a.x"].dims == ("chain", "draw", "a.row")
+    assert list(dt.observed_data["a.row"].to_numpy()) == ["u", "v", "w"]
+    args = {"model": scoped, "model_args": (X,)}
+    assert kernel_stein_discrepancy(dt, **args) == kernel_stein_discrepancy(draws, **args)
+
+    def clash():
+        numpyro.sample("a/z", dist.Normal())
+        numpyro.sample("a.z", dist.Normal())
+
+    with pytest.raises(ValueError, match=r"'a\.z', 'a/z'.* not different"):
+        to_arviz(run(clash, {"a/z": jnp.ones(2), "a.z": jnp.ones(2)}))
+
+
+def noisy(x):
+    loc = numpyro.sample("loc", dist.Normal())
+    scale = numpyro.sample("scale", dist.LogNormal())
+    numpyro.deterministic("ratio", loc / scale)
+    numpyro.sample("x", dist.Normal(loc, scale).expand([3]).to_event(1), obs=x)
+
+
+@pytest.mark.parametrize("lost", [np.nan, 0.0], ids=["nan", "a scale of 0"])
+def test_a_chain_that_diverged_is_converted_and_its_site_is_named(lost):
+    draws = {"loc": jnp.ones(4), "scale": jnp.array([lost, 0.5, 2.0, lost])}
+    mcmc = run(noisy, draws, X)
+    with pytest.warns(InferenceWarning, match=r"2 of 4 draws of site 'scale' \(chains \[0\]\)"):
+        dt = to_arviz(mcmc)
+    finite = np.isfinite(dt.log_likelihood.x.to_numpy()[0])
+    assert np.array_equal(finite, [False, True, True, False])
+    np.testing.assert_allclose(dt.posterior.ratio[0, 1:3], [2.0, 0.5])
+
+
+def clusters(x):
+    with numpyro.plate("K", 2):
+        loc = numpyro.sample("loc", dist.Normal(0.0, 2.0))
+    numpyro.deterministic("gap", loc[1] - loc[0])
+    with numpyro.plate("N", 3):
+        k = numpyro.sample("k", dist.Bernoulli(0.4), infer={"enumerate": "parallel"})
+        numpyro.deterministic("own", loc[k])
+        numpyro.sample("x", dist.Normal(loc[k]), obs=x)
+    numpyro.sample("y", dist.Normal(loc.sum()), obs=1.5)
+
+
+def test_a_site_that_was_summed_out_takes_only_what_depends_on_it():
+    draws = {"loc": jnp.array([[-1.0, 1.0], [-2.0, 0.5]])}
+    dt = to_arviz(run(clusters, draws, X), posterior_predictive=True)
+    assert dt.attrs["marginalized"] == ["k"]
+    assert dt.attrs["left_out"] == ["own", "x"]
+    assert set(dt.posterior.data_vars) == {"loc", "gap"}
+    np.testing.assert_allclose(dt.posterior.gap[0], [2.0, 2.5])
+    expected = dist.Normal(draws["loc"].sum(1)).log_prob(1.5)
+    np.testing.assert_allclose(dt.log_likelihood.y[0], expected, rtol=1e-5)
+    assert set(dt.log_likelihood.data_vars) == set(dt.posterior_predictive.data_vars) == {"y"}
+    assert set(dt.observed_data.data_vars) == {"x", "y"}
+
+
+def test_a_guide_of_a_model_that_was_summed_out_has_no_weights():
+    def guide(x):
+        with numpyro.plate("K", 2):
+            numpyro.sample("loc", dist.Normal(numpyro.param("m", jnp.zeros(2)), 0.1))
+
+    svi = SVI(clusters, guide, numpyro.optim.Adam(0.1), Trace_ELBO())
+    args = {"result": {"m": jnp.array([-1.0, 1.0])}, "model_args": (X,), "num_samples": 30}
+    dt = to_arviz(svi, **args)
+    assert dt.attrs["marginalized"] == ["k"] and "sample_stats" not in dt
+    with pytest.raises(ValueError, match="'k' was summed out"):
+        pareto_khat(svi, **args)
+
+
+def test_a_minibatch_inside_a_loop_is_refused():
+    def looped(x):
+        loc = numpyro.sample("loc", dist.Normal())
+
+        def step(carry, row):
+            with numpyro.plate("N", 3, subsample_size=1) as i:
+                numpyro.sample("x", dist.Normal(loc), obs=row[i])
+            return carry, None
+
+        scan(step, 0.0, x)
+
+    x = jnp.stack([X, 1 + X])
+    args = {"model_args": (x,), "num_samples": 30}
+    params = {"loc_auto_loc": jnp.array(0.0), "loc_auto_scale": jnp.array(1.0)}
+    for judge in (to_arviz, pareto_khat):
+        with pytest.raises(ValueError, match=r"'N' takes a minibatch of 1 of 3 rows inside scan"):
+            judge(svi_of(looped), result=params, **args)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda m: SGLD(m, 0.1), "sgmcmc"),
+        (lambda m: SGHMC(m, 0.1), "sgmcmc"),
+        (lambda m: KernelHMC(m, 0.1, score=jnp.zeros_like), "mcmc"),
+        (lambda m: ParVI(m), "particles"),
+        (lambda m: AIES(m, moves={AIES.DEMove(): 1.0}), "mcmc"),
+    ],
+    ids=["SGLD", "SGHMC", "KernelHMC", "ParVI", "AIES"],
+)
+def test_the_method_of_a_kernel(make, expected):
+    mcmc = run(noisy, {"loc": jnp.ones(2), "scale": jnp.ones(2)}, X)
+    mcmc.sampler = make(noisy)
+    attributes = fit_of(mcmc, None, None, None).attributes
+    assert attributes["inference_method"] == expected
+    assert attributes["kernel"] == type(mcmc.sampler).__name__

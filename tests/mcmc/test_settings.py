@@ -1,0 +1,321 @@
+"""Settings that are found: the laws they rest on, what they give, and what is said where they fail."""
+
+from functools import cache, partial
+import pickle
+import warnings
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC
+import pytest
+
+from numpyro_ext._checks import InferenceWarning
+from numpyro_ext.mcmc import (
+    PSGLD,
+    SGHMC,
+    SGLD,
+    SGNHT,
+    SGRLD,
+    ExpandedMean,
+    KernelHMC,
+    RecipeKernel,
+    Settings,
+    Whitening,
+)
+from numpyro_ext.mcmc._laws import choose_linear, choose_sghmc, choose_sgld, choose_sgnht
+
+NOISE = np.array([0.0, 3.0, 12.0])
+
+
+class NoisyGradient:
+    """The exact gradient plus normal noise of known variances, whatever the data are."""
+
+    def init(self, z, potential):
+        return ()
+
+    def estimate(self, rng_key, i, z, idx, potential, state):
+        value, grad = potential.value_and_grad(z, idx)
+        noise = jnp.sqrt(jnp.asarray(NOISE, float)) * random.normal(rng_key, (3,))
+        return value, {"z": grad["z"] + noise}, state
+
+
+def standard():
+    numpyro.sample("z", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+
+
+HERE = Whitening(jnp.zeros(3), jnp.ones(3))
+
+
+@cache
+def variances(make):
+    """Of 200 chains of 500 draws with settings found for the noise, and these settings."""
+    kernel = make(standard, gradient=NoisyGradient(), whitening=HERE, steps_per_sample=10)
+    state = kernel.init(random.split(random.key(0), 200), 20, None)
+
+    @jax.jit
+    def run(state):
+        def body(state, _):
+            state = kernel.sample(state)
+            return state, jnp.mean(state.z["z"] ** 2, 0)
+
+        state, _ = jax.lax.scan(body, state, length=60)
+        return jax.lax.scan(body, state, length=500)[1]
+
+    return np.mean(run(state), 0), kernel.settings
+
+
+@pytest.mark.parametrize("make", [SGLD, SGHMC, partial(SGHMC, integrator="euler"), SGNHT, PSGLD])
+def test_the_predicted_variance_is_that_of_a_simulation(make):
+    """On a normal target the law is exact; 100,000 draws know a variance to about 1 %."""
+    found, settings = variances(make)
+    worst = found[np.argmax(np.abs(found - 1))]
+    assert abs(worst - settings.variance_ratio) < 0.03
+    assert np.max(np.abs(found - 1)) < settings_bias(make) + 0.03
+
+
+def settings_bias(make):
+    return 0.05
+
+
+def test_the_step_of_sgld_solves_its_law():
+    choice = choose_sgld(NOISE, 0.05)
+    assert choice.step_size == pytest.approx(0.1 / 13.05)
+    assert choice.variance_ratio == pytest.approx(1.05)
+
+
+def test_a_larger_bias_allows_a_larger_step_and_fewer_transitions():
+    for choose in (choose_sgld, choose_sghmc, choose_sgnht):
+        strict, loose = choose(NOISE, 0.02), choose(NOISE, 0.2)
+        assert loose.step_size > strict.step_size
+        assert loose.transitions < strict.transitions
+        assert abs(strict.variance_ratio - 1) <= 0.02 + 1e-9
+
+
+def test_the_general_law_of_linear_steps_contains_that_of_sgld():
+    general = choose_linear(np.eye(3), np.zeros((3, 3)), NOISE, 3, 0.05)
+    assert general.step_size == pytest.approx(choose_sgld(NOISE, 0.05).step_size, rel=0.06)
+
+
+def badly_scaled(x, y, batch=50):
+    """Linear regression with columns of the scales 1e-3, 1 and 50, and its scale."""
+    w = numpyro.sample("w", dist.Normal(0.0, 3000.0).expand([3]).to_event(1))
+    a_scale = numpyro.sample("a_scale", dist.HalfNormal(10.0))
+    with numpyro.plate("rows", len(x), subsample_size=batch) as i:
+        numpyro.sample("y", dist.Normal(x[i] @ w, a_scale), obs=y[i])
+
+
+@cache
+def data():
+    x = np.random.default_rng(0).standard_normal((1000, 3)) * np.array([1e-3, 1.0, 50.0])
+    y = x @ np.array([500.0, 2.0, -0.03]) + 0.7 * np.random.default_rng(1).standard_normal(1000)
+    b, residuals, _, _ = np.linalg.lstsq(x, y, rcond=None)
+    scale = np.sqrt(residuals[0] / 1000)
+    sd = scale * np.sqrt(np.diag(np.linalg.inv(x.T @ x)))
+    return jnp.asarray(x), jnp.asarray(y), b, sd, scale
+
+
+@cache
+def run(make, chain_method="vectorized"):
+    x, y, *_ = data()
+    mcmc = MCMC(
+        make(badly_scaled, steps_per_sample=20),
+        num_warmup=50,
+        num_samples=1000,
+        num_chains=2,
+        chain_method=chain_method,
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), x, y)
+    return mcmc
+
+
+@pytest.mark.parametrize("make", [SGHMC, SGNHT, SGLD])
+def test_nothing_is_tuned_and_means_and_standard_deviations_are_right(make):
+    """40,000 transitions: at least 1,000 independent draws, so 0.03 sd and 2 % by chance alone."""
+    _, _, b, sd, scale = data()
+    samples = run(make).get_samples()
+    w = np.asarray(samples["w"])
+    assert np.max(np.abs(w.mean(0) - b) / sd) < 0.12
+    np.testing.assert_allclose(w.std(0) / sd, 1.0, atol=0.09)
+    assert samples["a_scale"].mean() == pytest.approx(scale, rel=0.01)
+    assert samples["a_scale"].std() == pytest.approx(scale / np.sqrt(2000), rel=0.1)
+
+
+def test_chains_under_every_method_find_the_same_settings_and_draws():
+    vectorized, sequential = run(SGHMC), run(SGHMC, "sequential")
+    assert str(vectorized.sampler.settings) == str(sequential.sampler.settings)
+    a, b = (mcmc.get_samples()["a_scale"] for mcmc in (vectorized, sequential))
+    np.testing.assert_allclose(a[:3], b[:3], rtol=1e-3)  # chaos magnifies rounding later on
+
+
+def test_chains_start_at_draws_of_the_normal_approximation():
+    x, y, b, sd, _ = data()
+    kernel = SGHMC(badly_scaled)
+    state = kernel.init(random.split(random.key(0), 500), 10, None, (x, y))
+    w = np.asarray(state.z["w"])
+    np.testing.assert_allclose(w.std(0) / sd, 1.0, atol=0.15)  # 500 draws: 3 %
+    assert np.max(np.abs(w.mean(0) - b) / sd) < 0.2
+
+
+def test_init_params_say_where_chains_start():
+    x, y, *_ = data()
+    start = {"w": jnp.array([490.0, 1.9, 0.0]), "a_scale": jnp.array(0.1)}
+    state = SGHMC(badly_scaled).init(random.key(0), 10, start, (x, y))
+    for name, value in start.items():
+        np.testing.assert_allclose(state.z[name], value, rtol=1e-6)
+
+
+def test_the_report_prints_and_pickles():
+    settings = run(SGHMC).sampler.settings
+    assert isinstance(settings, Settings)
+    text = str(settings)
+    assert text.startswith("SGHMC: settings found") and "ControlVariate" in text
+    assert len(text.splitlines()) < 15
+    again = pickle.loads(pickle.dumps(settings))
+    assert str(again) == text
+    assert pickle.loads(pickle.dumps(run(SGHMC).sampler)).settings.step_size == settings.step_size
+
+
+def test_a_given_friction_and_a_given_estimator_stay():
+    x, y, *_ = data()
+    kernel = SGHMC(badly_scaled, friction=7.0)
+    kernel.init(random.key(0), 10, None, (x, y))
+    assert kernel.settings.friction == 7.0
+    kernel = SGLD(standard, gradient=NoisyGradient())
+    kernel.init(random.key(0), 10, None)
+    assert isinstance(kernel.gradient, NoisyGradient)
+    assert kernel.settings.noise == pytest.approx(12.0, rel=0.25)
+
+
+def positive():
+    numpyro.sample("rate", dist.Gamma(jnp.array([20.0, 50.0]), jnp.array([2.0, 100.0])).to_event(1))
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        SGRLD(positive, metric=ExpandedMean(), steps_per_sample=10),
+        SGRLD(positive, metric=lambda z: jnp.array([20.0, 50.0]), steps_per_sample=10),
+        RecipeKernel(
+            positive, diffusion=lambda x: 1 / jnp.array([20.0, 50.0]), steps_per_sample=10
+        ),
+        KernelHMC(positive, score=lambda z: jnp.array([20.0, 50.0]) * (jnp.array([2.3, -0.7]) - z)),
+    ],
+    ids=["SGRLD expanded mean", "SGRLD metric", "RecipeKernel", "KernelHMC"],
+)
+def test_kernels_with_functions_of_z_find_their_step(kernel):
+    """Gamma(a, b) has the mean a/b and the standard deviation sqrt(a)/b."""
+    options = {"num_chains": 4, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = MCMC(kernel, num_warmup=100, num_samples=2500, **options)
+    mcmc.run(random.key(0))
+    rate = np.asarray(mcmc.get_samples()["rate"])
+    mean, sd = np.array([10.0, 0.5]), np.array([20.0**0.5 / 2, 50.0**0.5 / 100])
+    assert np.max(np.abs(rate.mean(0) - mean) / sd) < 0.2
+    np.testing.assert_allclose(rate.std(0), sd, rtol=0.08)
+
+
+def eight_schools_centred():
+    mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfCauchy(5))
+    with numpyro.plate("schools", 8):
+        theta = numpyro.sample("theta", dist.Normal(mu, tau))
+        sigma = jnp.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
+        effect = jnp.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+        numpyro.sample("y", dist.Normal(theta, sigma), obs=effect)
+
+
+def test_a_posterior_without_a_mode_warns_and_goes_on():
+    kernel = SGHMC(eight_schools_centred)
+    with pytest.warns(InferenceWarning, match="variational fit instead; reparametrise"):
+        state = kernel.init(random.key(0), 10, None)
+    assert kernel.settings.problems
+    assert all(bool(jnp.all(jnp.isfinite(x))) for x in state.z.values())
+
+
+def two_modes(x):
+    loc = numpyro.sample("loc", dist.Normal(0, 3).expand([2]).to_event(1))
+    with numpyro.plate("rows", len(x), subsample_size=20) as i:
+        parts = dist.Normal(loc, 0.6)
+        mixture = dist.MixtureSameFamily(dist.Categorical(jnp.full(2, 0.5)), parts)
+        numpyro.sample("x", mixture, obs=x[i])
+
+
+@pytest.mark.parametrize("option", ["target_accept_prob", "dense_mass"])
+def test_an_option_of_nuts_is_answered_by_a_sentence(option):
+    with pytest.raises(TypeError, match=f"SGHMC takes no {option}, which adapts a kernel with an"):
+        SGHMC(standard, **{option: 0.9})
+
+
+@pytest.mark.parametrize("step_size", ["0.1", -1.0, 0.0])
+def test_a_step_that_is_no_positive_number_is_an_error(step_size):
+    with pytest.raises((TypeError, ValueError), match="step_size is"):
+        SGLD(standard, step_size)
+
+
+def test_a_mass_without_a_step_is_an_error():
+    with pytest.raises(ValueError, match="whitening that is found takes the place of a mass"):
+        SGHMC(standard, mass=2.0).init(random.key(0), 10, None)
+
+
+def far(x):
+    """Its transform saturates where a far start would throw a chain with momentum."""
+    a, b = numpyro.sample("a", dist.Uniform(0, 1)), numpyro.sample("b", dist.Uniform(0, 1))
+    numpyro.sample("x", dist.Normal(a * b, 0.1).expand([1000]).to_event(1), obs=x)
+
+
+@pytest.mark.parametrize("make", [SGHMC, SGNHT])
+@pytest.mark.parametrize("step_size", [0.01, 0.003])
+def test_a_far_start_does_not_become_momentum(make, step_size):
+    x = 0.9 + 0.1 * random.normal(random.key(0), (1000,))
+    kernel = make(far, step_size, steps_per_sample=5)
+    options = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = MCMC(kernel, num_warmup=500, num_samples=500, **options)
+    mcmc.run(random.key(0), x)
+    samples = mcmc.get_samples()
+    product = samples["a"] * samples["b"]
+    # The product is known to 0.1 / sqrt(1000); by NUTS its sd is 0.0031.
+    assert abs(float(product.mean()) - float(x.mean())) < 0.002
+    assert 0.002 < float(product.std()) < 0.005
+    assert float(samples["a"].max()) < 1.0
+
+
+def test_a_thermostat_is_not_wound_up_by_the_descent():
+    """Normal(mu, sd) with 1,000 rows: sds of mu and sd are sd / sqrt(N) and sd / sqrt(2 N)."""
+    x = 5 + 2 * random.normal(random.key(1), (1000,))
+
+    def model(x):
+        mu, sd = numpyro.sample("mu", dist.Normal(0, 10)), numpyro.sample("sd", dist.HalfNormal(10))
+        numpyro.sample("x", dist.Normal(mu, sd).expand([1000]).to_event(1), obs=x)
+
+    options = {"num_chains": 4, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = MCMC(SGNHT(model, 0.01, steps_per_sample=5), num_warmup=500, num_samples=2000, **options)
+    mcmc.run(random.key(0), x)
+    samples, sd = mcmc.get_samples(), float(x.std())
+    assert float(samples["mu"].std()) == pytest.approx(sd / 1000**0.5, rel=0.1)
+    assert float(samples["sd"].std()) == pytest.approx(sd / 2000**0.5, rel=0.1)
+
+
+def test_a_chain_that_diverges_in_warmup_halves_its_step():
+    x = 5 + 2 * random.normal(random.key(1), (1000,))
+
+    def model(x):
+        mu, sd = numpyro.sample("mu", dist.Normal(0, 10)), numpyro.sample("sd", dist.HalfNormal(10))
+        numpyro.sample("x", dist.Normal(mu, sd).expand([1000]).to_event(1), obs=x)
+
+    mcmc = MCMC(SGLD(model, 1.0), num_warmup=2000, num_samples=2000, progress_bar=False)
+    mcmc.run(random.key(0), x)
+    state = mcmc.last_state
+    assert float(state.step_scale) < 0.01
+    assert float(state.step_size) == pytest.approx(float(state.step_scale))
+    assert not np.any(mcmc.get_extra_fields()["diverging"])
+    assert mcmc.get_samples()["mu"].mean() == pytest.approx(5.0, abs=0.3)
+
+
+def test_no_warning_where_all_is_well():
+    x, y, *_ = data()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SGNHT(badly_scaled).init(random.key(0), 10, None, (x, y))

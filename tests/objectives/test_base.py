@@ -1,0 +1,539 @@
+"""The base of all objectives: draws, units, mutable state, memory, and what it refuses."""
+
+from functools import partial
+import inspect
+import warnings
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro.contrib.control_flow import scan
+import numpyro.distributions as dist
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal, AutoSemiDAIS
+import optax
+import pytest
+
+from numpyro_ext._model.implicit import Implicit, IntractableDensityError
+from numpyro_ext.objectives import (
+    IWELBO,
+    VIMCO,
+    VRELBO,
+    BBAlphaELBO,
+    ChiUpperBound,
+    FDivergence,
+    NestedVRELBO,
+    Objective,
+    ThermodynamicELBO,
+    count_steps,
+    log_weights,
+    minibatch_kl_weights,
+)
+from numpyro_ext.objectives.base import Draws
+from tests.objectives.compare import assert_refuses, assert_same
+from tests.objectives.models import (
+    LOCAL_PARAMS,
+    X_LOCAL,
+    floats,
+    local_guide,
+    local_model,
+    mixed_guide,
+    mixed_model,
+    normal_guide,
+    value_and_grad,
+)
+
+
+def draws_of(objective, params, model, guide, *args):
+    return Draws(objective, random.key(0), floats(params), model, guide, args, {})
+
+
+def test_documented_draws():
+    draws = draws_of(VRELBO(0.5, 3), LOCAL_PARAMS, local_model, local_guide, X_LOCAL, 4)
+    plate_key, rng_key = random.split(random.key(0))
+    for k, key in enumerate(random.split(rng_key, 3)):
+        assert jnp.array_equal(random.key_data(draws.keys[k]), random.key_data(key))
+        hidden = ["sample", "prng_key", "control_flow"]
+        plates = numpyro.handlers.seed(local_guide, plate_key, hide_types=hidden)
+        guide = numpyro.handlers.seed(plates, random.split(key)[1])
+        with numpyro.handlers.substitute(data=LOCAL_PARAMS):
+            expected = numpyro.handlers.trace(guide).get_trace(X_LOCAL, 4)
+        got = draws.guide_trace(draws.keys[k])
+        for name in ("data", "u", "z"):
+            np.testing.assert_allclose(got[name]["value"], expected[name]["value"])
+    taken = random.key_data(draws.keys)
+    assert not np.any(np.all(taken == random.key_data(draws.extra_key), -1))
+
+
+def test_one_minibatch_for_all_particles_although_the_guide_has_no_plate():
+    def model(x):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", 100, subsample_size=3) as index:
+            numpyro.deterministic("index", index)
+            numpyro.sample("x", dist.Normal(z, 1.0), obs=x[index])
+
+    draws = draws_of(VRELBO(), {"m": 0.0, "s": 1.0}, model, normal_guide, jnp.arange(100.0))
+    batches = [
+        draws.model_trace(key, draws.guide_trace(key))["data"]["value"].tolist()
+        for key in draws.keys[:3]
+    ]
+    assert batches[0] == batches[1] == batches[2]
+
+
+@pytest.mark.x64
+def test_split_adds_up_to_the_log_joint(tol):
+    """Per datum: prior, likelihood without the plate scale but with handlers.scale, and log q."""
+
+    def model(x, batch):
+        with numpyro.handlers.scale(scale=0.3):
+            mixed_model(x, batch)
+
+    draws = draws_of(BBAlphaELBO(), {"c": 0.4}, model, mixed_guide, X_LOCAL, 2)
+    particle = draws.particle(draws.keys[0])
+    assert draws.layout.plates == ("data",)
+    assert (draws.layout.shape, draws.layout.size, draws.layout.scale) == ((2,), 6, 3.0)
+    assert draws.layout.subsampled_latents == ()
+    w, z = particle.values["w"], particle.values["z"]
+    x = X_LOCAL[draws.guide_trace(draws.keys[0])["data"]["value"]]
+    close = partial(np.testing.assert_allclose, rtol=tol(1e-5, 1e-12))
+    close(particle.log_prior, 0.3 * dist.Normal(0.2, 1.0).log_prob(w))
+    log_lik = dist.Normal(w, 1.0).log_prob(z) + dist.Normal(z, 0.8).log_prob(x)
+    close(particle.log_lik, 0.3 * log_lik)
+    close(particle.log_q_global, dist.Normal(0.4, 0.6).log_prob(w))
+    close(particle.log_q_local, dist.Normal(0.4 * x, 0.7).log_prob(z))
+    joint = draws_of(VRELBO(1.0), {"c": 0.4}, model, mixed_guide, X_LOCAL, 2)
+    whole = joint.particle(joint.keys[0])
+    close(
+        whole.log_weight,
+        particle.log_prior
+        - particle.log_q_global
+        + 3 * jnp.sum(particle.log_lik - particle.log_q_local),
+    )
+    assert joint.layout.plates == ()
+    assert {site for site, _ in joint.layout.subsampled_latents} == {"z"}
+
+
+def test_plates_at_other_dimensions_in_the_guide():
+    def model(x):
+        with numpyro.plate("row", 2, dim=-2), numpyro.plate("column", 3, dim=-1):
+            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+            numpyro.sample("x", dist.Normal(z, 1.0), obs=x)
+
+    def guide(x):
+        with numpyro.plate("row", 2, dim=-2):
+            numpyro.sample("noise", dist.Normal(0.0, 1.0), infer={"is_auxiliary": True})
+            with numpyro.plate("column", 3, dim=-1):
+                numpyro.sample("z", dist.Normal(0.1 * x, 0.5))
+
+    draws = draws_of(VRELBO(0.5, 4), {}, model, guide, jnp.arange(6.0).reshape(2, 3))
+    particle = draws.particle(draws.keys[0])
+    assert draws.layout.plates == ("row",)
+    assert particle.log_lik.shape == (2,)
+    z, noise = particle.values["z"], particle.values["noise"][:, 0]
+    log_q = dist.Normal(0.1 * jnp.arange(6.0).reshape(2, 3), 0.5).log_prob(z).sum(1)
+    np.testing.assert_allclose(
+        particle.log_q_local, log_q + dist.Normal().log_prob(noise), rtol=1e-5
+    )
+
+
+def test_score_of_the_sites_without_reparameterisation():
+    def model():
+        with numpyro.plate("data", 3):
+            k = numpyro.sample("k", dist.Bernoulli(0.3))
+            numpyro.sample("z", dist.Normal(1.0 * k, 1.0))
+
+    def guide():
+        with numpyro.plate("data", 3):
+            k = numpyro.sample("k", dist.Bernoulli(jnp.array([0.2, 0.5, 0.9])))
+            numpyro.sample("z", dist.Normal(0.5 * k, 1.0))
+
+    draws = draws_of(VIMCO(), {}, model, guide)
+    particle = draws.particle(draws.keys[0])
+    assert draws.layout.not_reparameterized == ("k",)
+    exact = dist.Bernoulli(jnp.array([0.2, 0.5, 0.9])).log_prob(particle.values["k"])
+    np.testing.assert_allclose(particle.log_q_of(["k"]), exact, rtol=1e-6)
+
+
+def test_some_values_given_and_the_rest_drawn():
+    """What a nested bound needs: global values kept, local ones redrawn with inner keys."""
+    draws = draws_of(BBAlphaELBO(), {"c": 0.4}, mixed_model, mixed_guide)
+    first = draws.particle(draws.keys[0])
+    other = draws.particle(draws.keys[1], values={"w": first.values["w"]})
+    assert other.values["w"] == first.values["w"]
+    assert jnp.all(other.values["z"] != first.values["z"])
+    np.testing.assert_allclose(other.log_q_global, first.log_q_global)
+
+
+@pytest.mark.x64
+def test_vectorization_does_not_change_the_draws(tol):
+    """jax.pmap is NumPyro's example of a callable; the tests have two devices."""
+    ways = (True, False, jax.pmap)
+    losses = [VRELBO(0.5, 2, gradient="dreg", vectorize_particles=way) for way in ways]
+    first, *others = value_and_grad(losses, LOCAL_PARAMS, local_model, local_guide, X_LOCAL, 2)
+    for other in others:
+        assert_same(other, first, tol(5e-5, 1e-11))
+
+
+def test_pmap_of_draws_inside_draws():
+    loss = NestedVRELBO(0.0, 2, num_inner=2, vectorize_particles=jax.pmap)
+    assert shape_of(loss, mixed_model, mixed_guide, params={}).shape == ()
+
+
+@pytest.mark.x64
+def test_full_minibatch_is_the_full_data(tol):
+    x = X_LOCAL
+    for loss in (VRELBO(0.5, 3), BBAlphaELBO(0.5, 3)):
+        full, mini = jax.jit(
+            lambda loss=loss: [
+                loss.loss(random.key(0), {"c": 0.4}, mixed_model, mixed_guide, x, m)
+                for m in (None, 6)
+            ]
+        )()
+        np.testing.assert_allclose(full, mini, rtol=tol(1e-6, 1e-13))
+
+
+def test_independent_bounds_are_unbiased_in_the_minibatch():
+    keys = random.split(random.key(0), 3000)
+
+    def values(key):
+        loss = VRELBO(-0.5, 3)
+        return [
+            loss.loss(key, LOCAL_PARAMS, local_model, local_guide, X_LOCAL, m) for m in (None, 2)
+        ]
+
+    full, mini = jax.jit(jax.vmap(values))(keys)
+    error = float(np.sqrt((full.var() + mini.var()) / len(keys)))
+    assert abs(full.mean() - mini.mean()) < 4 * error
+
+
+@pytest.mark.parametrize("num_particles", [4, 256])
+def test_memory_of_a_gradient_does_not_grow_with_the_particles(num_particles):
+    weight = jnp.ones((64, 64)) / 64
+
+    def model():
+        w = numpyro.param("w", weight)
+        with numpyro.plate("data", 16):
+            z = numpyro.sample("z", dist.Normal(jnp.zeros(64), 1.0).to_event(1))
+            numpyro.sample(
+                "x", dist.Normal(jnp.tanh(z @ w), 1.0).to_event(1), obs=jnp.ones((16, 64))
+            )
+
+    def guide():
+        m = numpyro.param("m", 0.0)
+        with numpyro.plate("data", 16):
+            numpyro.sample("z", dist.Normal(m + jnp.zeros(64), 1.0).to_event(1))
+
+    loss = VRELBO(0.5, num_particles, vectorize_particles=False)
+    grad = jax.jit(jax.grad(lambda p: loss.loss(random.key(0), p, model, guide)))
+    compiled = grad.lower({"m": jnp.array(0.0), "w": weight}).compile()
+    # A residual of one particle has 16 x 64 floats; 16 weights and a key each may grow.
+    allowed = 60 * 16 * 64 * 4 + num_particles * 4 * 16 * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < allowed
+
+
+# Mutable state.
+
+
+def counting_model(x):
+    z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    seen = numpyro.primitives.mutable(
+        "seen", {"mean": jnp.zeros(2), "count": jnp.zeros((), jnp.int32)}
+    )
+    seen["mean"] = 0.9 * seen["mean"] + 0.1 * x
+    seen["count"] = seen["count"] + 1
+    numpyro.sample("x", dist.Normal(z, 1.0), obs=x[0])
+
+
+def counting_guide(x):
+    last = numpyro.primitives.mutable("last", {"z": jnp.zeros(())})
+    normal_guide()
+    last["z"] = last["z"] + 1.0
+
+
+def test_upstream_drops_mutable_state_of_many_particles():
+    x = jnp.array([1.0, 2.0])
+    states = []
+    for num_particles, gradient, progress_bar in (
+        (1, "standard", False),
+        (3, "standard", True),
+        (3, "single", False),
+        (3, "dreg", False),
+    ):
+        loss = VRELBO(0.5, num_particles, gradient=gradient)
+        svi = SVI(counting_model, counting_guide, optax.adam(0.1), loss)
+        start = svi.init(random.key(0), x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            result = svi.run(random.key(0), 4, x, progress_bar=progress_bar)
+        states.append(result.state.mutable_state)
+        assert jax.tree.structure(states[-1]) == jax.tree.structure(start.mutable_state)
+        for new, old in zip(
+            jax.tree.leaves(states[-1]), jax.tree.leaves(start.mutable_state), strict=True
+        ):
+            assert (new.shape, new.dtype) == (old.shape, old.dtype)
+    for state in states:
+        # init itself runs model and guide once
+        assert state["seen"]["count"] == 1 + 4
+        assert state["last"]["z"] == 1 + 4
+        np.testing.assert_allclose(state["seen"]["mean"], (1 - 0.9**5) * x, rtol=1e-5)
+
+
+def test_no_mutable_state_is_none():
+    fn = VRELBO().loss_with_mutable_state
+    result = jax.eval_shape(lambda: fn(random.key(0), LOCAL_PARAMS, local_model, local_guide))
+    assert result["mutable_state"] is None
+
+
+# An objective of one's own.
+
+
+class ExpectedLogJoint(Objective):
+    """Needs no log q."""
+
+    def estimate(self, draws):
+        log_p, state = draws.each(lambda particle: particle.log_prior + jnp.sum(particle.log_lik))
+        return -jnp.mean(log_p), state
+
+
+def test_an_objective_that_needs_no_log_q_takes_an_implicit_guide():
+    def model():
+        numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(1.0, 2.0), obs=0.5)
+
+    def guide():
+        scale = numpyro.param("scale", 1.0)
+        noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
+        numpyro.sample("z", Implicit(scale * noise))
+
+    loss = ExpectedLogJoint(4)
+    value, grad = value_and_grad(loss, {"scale": 0.7}, model, guide)
+    noise = jax.vmap(lambda key: draws_of(loss, {"scale": 0.7}, model, guide).values(key)["noise"])(
+        draws_of(loss, {"scale": 0.7}, model, guide).keys
+    )
+    log_p = dist.Normal().log_prob(0.7 * noise) + dist.Normal(1.0, 2.0).log_prob(0.5)
+    np.testing.assert_allclose(-value, log_p.mean(), rtol=1e-5)
+    np.testing.assert_allclose(grad["scale"], (0.7 * noise**2).mean(), rtol=1e-5)
+    with pytest.raises(IntractableDensityError, match="SVGD"):
+        shape_of(VRELBO(), model, guide, params={"scale": 0.7})
+
+
+def test_what_is_declared_is_refused_before_anything_is_drawn():
+    class NothingIsDrawn(Objective):
+        def estimate(self, draws):
+            raise AssertionError
+
+    def coin(x, batch):
+        local_guide(x, batch)
+        numpyro.sample("coin", dist.Bernoulli(0.5), infer={"is_auxiliary": True})
+
+    for declared, guide, sentence in (
+        ({}, coin, r"guide site 'coin' \(Bernoulli.* NothingIsDrawn has no gradient"),
+        (
+            {"can_infer_discrete": True},
+            coin,
+            "NothingIsDrawn: latent site 'u' lies in the subsampled",
+        ),
+        ({"upper_bound": True}, local_guide, "NothingIsDrawn: the model has the param site 'b'"),
+    ):
+        loss = NothingIsDrawn(3)
+        vars(loss).update(declared)
+        with pytest.raises(ValueError, match=sentence):
+            shape_of(loss, local_model, guide, X_LOCAL, 2, params=LOCAL_PARAMS)
+
+
+def test_an_auto_guide_that_was_never_called():
+    """Its own reading of the model is no part of the trace, whatever the loss is called in."""
+
+    def model(x):
+        z = numpyro.sample("z", dist.HalfNormal(1.0))
+        numpyro.sample("x", dist.Normal(z, 1.0), obs=x)
+
+    loss = VRELBO(0.5, 3)
+    for guide in (AutoNormal(model), count_steps(AutoNormal(model))):
+        traced = jax.jit(lambda key, g=guide: loss.loss(key, {}, model, g, 1.0))(random.key(0))
+        np.testing.assert_allclose(
+            loss.loss(random.key(0), {}, model, guide, 1.0), traced, rtol=1e-5
+        )
+
+
+# Bad input.
+
+
+MEMBERS = (
+    VRELBO,
+    IWELBO,
+    BBAlphaELBO,
+    NestedVRELBO,
+    VIMCO,
+    ChiUpperBound,
+    FDivergence,
+    ThermodynamicELBO,
+    ExpectedLogJoint,
+)
+
+
+def test_options_of_numpyro_and_misspelt_ones_are_reported_by_the_class():
+    for member in MEMBERS:
+        for option, hint in (
+            ("sum_sites", "Trace_ELBO has that option"),
+            ("multi_sample_guide", "give num_particles instead"),
+            ("num_particle", "it takes .*num_particles, .*vectorize_particles"),
+        ):
+            if member is not ExpectedLogJoint:  # it inherits __init__
+                with pytest.raises(
+                    TypeError, match=f"{member.__name__} has no.*'{option}': .*{hint}"
+                ):
+                    member(**{option: True})
+        shown = inspect.signature(member).parameters
+        assert {"num_particles", "vectorize_particles"} <= set(shown)
+
+
+def test_counts_may_be_integers_of_numpy():
+    for member in MEMBERS:
+        loss = member(num_particles=np.int64(3))
+        assert type(loss.num_particles) is int
+    assert NestedVRELBO(num_inner=np.int32(3)).num_inner == 3
+    assert len(ThermodynamicELBO(np.int64(3)).betas) == 4
+    assert minibatch_kl_weights(np.int64(2)).shape == (2,)
+    weights = partial(log_weights, random.key(0), {}, mixed_model, mixed_guide)
+    shape = jax.eval_shape(lambda: weights(num_samples=np.int64(4), batch_size=np.int64(2)))
+    assert shape.shape == (4,)
+
+
+def shape_of(objective, model, guide, *args, params=None):
+    params = {"m": 0.0, "s": 1.0} if params is None else params
+    return jax.eval_shape(lambda: objective.loss(random.key(0), params, model, guide, *args))
+
+
+def normal_model():
+    numpyro.sample("z", dist.Normal(0.0, 1.0))
+
+
+def test_auxiliary_sites_need_a_gradient_unless_they_are_masked_noise():
+    def guide(mask):
+        with numpyro.handlers.mask(mask=mask):
+            numpyro.sample("coin", dist.Bernoulli(0.5), infer={"is_auxiliary": True})
+        normal_guide()
+
+    with pytest.raises(ValueError, match="'coin'"):
+        shape_of(VRELBO(), normal_model, partial(guide, True))
+    shape_of(VRELBO(), normal_model, partial(guide, False))
+
+
+def test_a_model_without_latents_is_maximum_likelihood():
+    """As with Trace_ELBO."""
+
+    def likelihood():
+        numpyro.sample("x", dist.Normal(numpyro.param("m", 0.0), 1.0), obs=2.0)
+
+    value, grad = value_and_grad(VRELBO(0.5, 3), {"m": 0.5}, likelihood, lambda: None)
+    np.testing.assert_allclose(-value, dist.Normal(0.5, 1.0).log_prob(2.0), rtol=1e-6)
+    np.testing.assert_allclose(grad["m"], -1.5, rtol=1e-6)
+
+
+def test_subsample_larger_than_its_plate():
+    with pytest.raises(ValueError, match="plate 'data' has subsample_size 9 but only 6 rows"):
+        shape_of(VRELBO(), local_model, local_guide, X_LOCAL, 9, params=LOCAL_PARAMS)
+
+
+def test_guide_that_leaves_the_subsampled_plate():
+    def guide(x, batch):
+        for name in ("u", "z"):
+            numpyro.sample(name, dist.LogNormal(jnp.zeros(2), 1.0))
+
+    with pytest.raises(
+        ValueError, match="'u' lies in the subsampled plate 'data' in the model but not"
+    ):
+        shape_of(VRELBO(1.0), local_model, guide, X_LOCAL, 2, params=LOCAL_PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("plate", "sentence"),
+    [
+        ((50, None), "'data' has 200 rows in the model but 50 rows in the guide"),
+        ((200, 50), "'data' has 200 rows in the model but 50 of 200 rows in the guide"),
+    ],
+)
+def test_guide_plate_of_another_size(plate, sentence):
+    """Otherwise the model would take the guide's rows, and drop 150 without a word."""
+
+    def model(x):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("x", dist.Normal(w, 1.0), obs=numpyro.subsample(x, event_dim=0))
+
+    def guide(x):
+        with numpyro.plate("data", *plate):
+            numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
+        numpyro.sample("w", dist.Normal(numpyro.param("m", 0.0), 1.0))
+
+    for loss in (VRELBO(), BBAlphaELBO()):
+        assert_refuses(sentence, loss, {}, model, guide, jnp.arange(200.0))
+
+
+@pytest.mark.parametrize("loss", [VRELBO(), BBAlphaELBO()])
+def test_minibatch_inside_scan(loss):
+    def model(x):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+
+        def body(carry, row):
+            with numpyro.plate("data", 4, subsample_size=2):
+                numpyro.sample("x", dist.Normal(z, 1.0), obs=numpyro.subsample(row, event_dim=0))
+            return carry, None
+
+        scan(body, 0.0, x)
+
+    sentence = "plate 'data' takes a minibatch of 2 of 4 rows inside scan"
+    assert_refuses(sentence, loss, {}, model, normal_guide, jnp.ones((3, 4)))
+
+
+def test_only_a_site_with_finitely_many_values_can_be_summed_out():
+    for fn, hint in (
+        (dist.Bernoulli(0.5), "or sum the site out of"),
+        (dist.Poisson(1.0), r"gradient\.(\n|$)"),
+    ):
+
+        def program(fn=fn):
+            numpyro.sample("k", fn)
+
+        assert_refuses(f"'k' .*{hint}", VRELBO(), {}, program, program)
+
+
+def semi_dais():
+    """The guide of the local latent is a Delta outside the plate, its density in full scale."""
+
+    def global_model():
+        return numpyro.sample("theta", dist.Normal(0.0, 1.0))
+
+    def local_part(theta):
+        with numpyro.plate("data", 8, subsample_size=2):
+            tau = numpyro.sample("tau", dist.Gamma(5.0, 5.0))
+            numpyro.sample("x", dist.Normal(theta, tau), obs=0.7 * jnp.ones(2))
+
+    def model():
+        local_part(global_model())
+
+    return model, AutoSemiDAIS(model, local_part, AutoNormal(global_model), K=2)
+
+
+def test_semi_dais_with_a_minibatch_is_trace_elbo_at_order_one():
+    model, guide = semi_dais()
+    svi = SVI(model, guide, optax.adam(0.1), Trace_ELBO())
+    params = svi.get_params(svi.init(random.key(0)))
+
+    @jax.jit
+    def losses(key):
+        draws = Draws(VRELBO(1.0, 2), key, params, model, guide, (), {})
+        # Trace_ELBO draws a minibatch of its own for each particle: fix both.
+        rows = jnp.array([1, 6])
+        fixed = [numpyro.handlers.substitute(fn, data={"data": rows}) for fn in (model, guide)]
+        ours = VRELBO(1.0, 2).loss(key, params, *fixed)
+        theirs = [Trace_ELBO().loss(k, params, *fixed) for k in draws.keys]
+        return ours, jnp.mean(jnp.array(theirs))
+
+    ours, theirs = losses(random.key(1))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    assert_refuses("'tau' lies in the subsampled plate 'data'", VRELBO(0.5), params, model, guide)
+    assert_refuses("'tau' .* its log q belongs to no datum", BBAlphaELBO(), params, model, guide)
