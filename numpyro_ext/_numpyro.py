@@ -68,7 +68,7 @@ def max_tree_depth(kernel: Any) -> int | None:
 
 
 def unwrap_distribution(fn: dist.Distribution) -> tuple[Any, tuple[int, ...], int]:
-    """The distribution under ``expand`` and ``to_event``, and the shape and event dimensions that they add."""
+    """The distribution under ``expand`` and ``to_event``, and the shape and event dims they add."""
     return LocScaleReparam()._unwrap(fn)
 
 
@@ -89,7 +89,8 @@ def normal_of_guide(guide: Any, params: Params) -> tuple[Array, Array]:
     """
     Mean and factor of a normal guide, in the order in which the model samples its sites.
 
-    :return: ``(n,)``, and a lower triangular ``(n, n)`` or, for a diagonal guide, the ``(n,)`` scales.
+    :return: ``(n,)``, and a lower triangular ``(n, n)`` or, for a diagonal guide, the ``(n,)``
+        scales.
     """
     allowed = (
         AutoDiagonalNormal,

@@ -1,7 +1,7 @@
 """Aliases, and the Protocols through which rooms talk to each other and to a user's own code.
 
-Array annotations carry shapes in jaxtyping's notation. jaxtyping is an extra (``test``), which checks
-them while the tests run; without it they are plain arrays.
+Array annotations carry shapes in jaxtyping's notation. jaxtyping is an extra (``test``), which
+checks them while the tests run; without it they are plain arrays.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ class SamplesLatent(Protocol):
     def sample_latent(
         self, rng_key: jax.Array, params: Params, num_samples: int | None = None
     ) -> Array:
-        """``(num_samples, latent_dim)`` draws in unconstrained space, differentiable in ``params``."""
+        """``(num_samples, latent_dim)`` unconstrained draws, differentiable in ``params``."""
         ...
 
 

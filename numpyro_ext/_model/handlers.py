@@ -1,4 +1,4 @@
-"""Effect handlers with which the package runs a model: which rows a plate takes, and what is refused."""
+"""Effect handlers for running a model: which rows a plate takes, and what is refused."""
 
 from typing import Any
 
@@ -25,8 +25,9 @@ __all__ = [
 class valid_plates(Messenger):
     """Refuse the plates that would silently give wrong answers.
 
-    A ``subsample_size`` above the size only makes NumPyro warn, after the draw. A minibatch inside the body
-    of ``scan`` or ``cond`` is drawn there, out of the reach of every handler: no rows could be given to it.
+    A ``subsample_size`` above the size only makes NumPyro warn, after the draw. A minibatch inside
+    the body of ``scan`` or ``cond`` is drawn there, out of the reach of every handler: no rows
+    could be given to it.
     """
 
     def process_message(self, msg: dict[str, Any]) -> None:
@@ -44,8 +45,8 @@ class valid_plates(Messenger):
 def _guard_bodies(msg: dict[str, Any]) -> None:
     if msg["type"] == "control_flow":
         args = list(msg["args"])
-        # ``scan`` has its body first, ``cond`` its branches after the predicate; what they carry may be
-        # callable too.
+        # ``scan`` has its body first, ``cond`` its branches after the predicate; what they carry
+        # may be callable too.
         for i in (0,) if callable(args[0]) else (1, 2):
             args[i] = _no_minibatch(args[i])
         msg["args"] = tuple(args)
@@ -61,9 +62,9 @@ class _no_minibatch(Messenger):
         size, subsample_size = msg["args"]
         if subsample_size is not None and subsample_size < size:
             raise ValueError(
-                f"plate '{msg['name']}' takes a minibatch of {subsample_size} of {size} rows inside scan or"
-                " cond, where its rows cannot be chosen from outside; drop subsample_size, or write the"
-                " loop without scan."
+                f"plate '{msg['name']}' takes a minibatch of {subsample_size} of {size} rows inside"
+                " scan or cond, where its rows cannot be chosen from outside; drop subsample_size, or"
+                " write the loop without scan."
             )
 
 
@@ -102,8 +103,8 @@ class refuse_mutable(Messenger):
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "mutable":
             raise ValueError(
-                f"the model has the mutable site '{msg['name']}', which every particle would update in"
-                " its own way; make it a numpyro.param or pass it as an argument of the model."
+                f"the model has the mutable site '{msg['name']}', which every particle would update"
+                " in its own way; make it a numpyro.param or pass it as an argument of the model."
             )
 
 
@@ -132,7 +133,7 @@ class every_row(Messenger):
 
 
 class first_rows(Messenger):
-    """Subsampled plates take rows ``0 .. B-1``: their own draw is O(N), and only shapes matter here."""
+    """Give subsampled plates the rows ``0 .. B-1`` where only shapes matter; a draw is O(N)."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "plate":
@@ -146,8 +147,8 @@ class rows(substitute):
 
     :param fn: the model.
     :param dict idx: ``{plate: (length,) indices}``.
-    :param dict plates: ``{plate: (size, subsample_size)}`` as the model was read; another subsampled plate, or
-        another size, is an error.
+    :param dict plates: ``{plate: (size, subsample_size)}`` as the model was read; another
+        subsampled plate, or another size, is an error.
     """
 
     def __init__(
@@ -165,8 +166,8 @@ class rows(substitute):
         known = self.plates[name][0] if name in self.plates else None
         if subsample_size is not None and subsample_size < size and known != size:
             raise ValueError(
-                f"plate '{name}' has {size} rows, but {known} when the chain was initialised; make a new"
-                " MCMC object for other data."
+                f"plate '{name}' has {size} rows, but {known} when the chain was initialised; make a"
+                " new MCMC object for other data."
             )
         if name in self.idx:
             msg["args"] = (size, len(self.idx[name]))
