@@ -62,8 +62,8 @@ class _no_minibatch(Messenger):
         size, subsample_size = msg["args"]
         if subsample_size is not None and subsample_size < size:
             raise ValueError(
-                f"plate '{msg['name']}' takes a minibatch of {subsample_size} of {size} rows inside"
-                " scan or cond, where its rows cannot be chosen from outside; drop subsample_size, or"
+                f"plate '{msg['name']}' takes a minibatch of {subsample_size} of {size} rows"
+                " inside scan or cond, where its rows cannot be chosen from outside; drop subsample_size, or"
                 " write the loop without scan."
             )
 
@@ -166,8 +166,8 @@ class rows(substitute):
         known = self.plates[name][0] if name in self.plates else None
         if subsample_size is not None and subsample_size < size and known != size:
             raise ValueError(
-                f"plate '{name}' has {size} rows, but {known} when the chain was initialised; make a"
-                " new MCMC object for other data."
+                f"plate '{name}' has {size} rows, but {known} when the chain was initialised;"
+                " make a new MCMC object for other data."
             )
         if name in self.idx:
             msg["args"] = (size, len(self.idx[name]))

@@ -110,7 +110,7 @@ class Implicit(dist.Distribution):
 
 
 def has_density(fn: Any) -> bool:
-    """Whether there is a ``log_prob``: no :class:`Implicit` under masks, ``expand``, ``to_event``."""
+    """Whether it has a ``log_prob``: no :class:`Implicit` under masks, ``expand``, ``to_event``."""
     while fn is not None:
         if not getattr(fn, "has_tractable_density", True):
             return False
