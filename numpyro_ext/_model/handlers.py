@@ -63,8 +63,8 @@ class _no_minibatch(Messenger):
         if subsample_size is not None and subsample_size < size:
             raise ValueError(
                 f"plate '{msg['name']}' takes a minibatch of {subsample_size} of {size} rows"
-                " inside scan or cond, where its rows cannot be chosen from outside; drop subsample_size, or"
-                " write the loop without scan."
+                " inside scan or cond, where its rows cannot be chosen from outside; drop"
+                " subsample_size, or write the loop without scan."
             )
 
 
