@@ -102,7 +102,7 @@ def no_count_as_order(init: Callable[..., None]) -> Callable[..., None]:
     @wraps(init)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
         given = args[0] if len(args) == 1 and "num_particles" not in kwargs else None
-        if isinstance(given, numbers.Integral) and given > 2:
+        if isinstance(given, numbers.Integral) and int(given) > 2:
             name = type(self).__name__
             raise ValueError(
                 f"{name}({given}) is of order {given}, with the default number of particles; for"

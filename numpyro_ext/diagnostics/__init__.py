@@ -2,6 +2,7 @@
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext.diagnostics.arviz import to_arviz
+from numpyro_ext.diagnostics.diagnose import Diagnosis, diagnose
 from numpyro_ext.diagnostics.discrepancy import (
     kernel_stein_discrepancy,
     maximum_mean_discrepancy,
@@ -11,9 +12,11 @@ from numpyro_ext.diagnostics.full_data import full_data
 from numpyro_ext.diagnostics.psis import ParetoKhat, pareto_khat
 
 __all__ = [
+    "Diagnosis",
     "EvidenceBounds",
     "InferenceWarning",
     "ParetoKhat",
+    "diagnose",
     "evidence_bounds",
     "full_data",
     "kernel_stein_discrepancy",

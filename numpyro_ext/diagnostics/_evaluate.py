@@ -1,5 +1,6 @@
 """Draws of a fit, run through the model on all of its data, a block of draws at a time."""
 
+from collections.abc import Callable
 from functools import partial
 import math
 from typing import Any, NamedTuple
@@ -17,8 +18,9 @@ from numpyro_ext._model.units import Layout, find_layout
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._density import density_of
 from numpyro_ext.diagnostics._fit import Fit
+from numpyro_ext.diagnostics._memo import remember
 
-__all__ = ["Prototype", "default_block_size", "evaluate", "prototype"]
+__all__ = ["Prototype", "count_of", "default_block_size", "evaluate", "prototype"]
 
 BLOCK = 10**6
 """Log densities in a block of draws, unless the user says otherwise: 4 MB in float32."""
@@ -60,6 +62,11 @@ def _predictive_trace(fit: Fit, params: Params, latents: Sites, key: Array) -> T
 
 def prototype(fit: Fit, rng_key: Array) -> Prototype:
     """Look at one draw, and find what the draws lack."""
+    memo = {} if fit.memo is None else fit.memo
+    return remember(memo, "prototype", lambda: _prototype(fit, rng_key))
+
+
+def _prototype(fit: Fit, rng_key: Array) -> Prototype:
     key_guide, key_model = random.split(rng_key)
     params = fit.params[0]
     guide_trace: Trace = {}
@@ -140,8 +147,13 @@ def _union(sources: Any) -> frozenset[str]:
 
 def default_block_size(trace: Trace) -> int:
     """So many draws that a block has at most ``BLOCK`` log densities."""
-    count = sum(math.prod(np.broadcast_shapes(*_batch_shapes(s))) for s in sample_sites(trace))
+    count = sum(count_of(site) for site in sample_sites(trace))
     return max(1, BLOCK // max(1, count))
+
+
+def count_of(site: Site) -> int:
+    """Number of log densities of a site."""
+    return math.prod(np.broadcast_shapes(*_batch_shapes(site)))
 
 
 def _batch_shapes(site: Site) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -167,6 +179,34 @@ def evaluate(
     Each draw has its own key, so ``block_size`` changes the memory and not the numbers.
     """
 
+    block = default_block_size(proto.trace) if block_size is None else block_size
+    parts = lp and not proto.marginalized, log_likelihood, posterior_predictive
+    memo = {} if fit.memo is None else fit.memo
+    run = remember(memo, (block, *parts), lambda: _compiled(fit, proto, block, *parts))
+    pieces, observed = [], {}
+    for i, key in enumerate(random.split(rng_key, len(fit.params))):
+        draws = {name: fit.draws[i][name] for name in proto.latents} if fit.draws else None
+        size = num_samples if draws is None else next(iter(draws.values())).shape[0]
+        keys = random.split(key, (size, 3))
+        out, observed = jax.device_get(run(fit.params[i], draws, keys))
+        shape = (fit.num_chains, size // fit.num_chains)
+        pieces.append(jax.tree.map(lambda x, shape=shape: x.reshape(shape + x.shape[1:]), out))
+    whole = jax.tree.map(lambda *xs: np.concatenate(xs), *pieces)
+    return {**whole, "observed": observed}
+
+
+def _compiled(
+    fit: Fit,
+    proto: Prototype,
+    block: int,
+    lp: bool,
+    log_likelihood: bool,
+    posterior_predictive: bool,
+) -> Callable[..., tuple[dict[str, Any], Sites]]:
+    """The jitted evaluation of draws, which are made by the guide or given."""
+    # It may be kept, so it must hold neither draws nor parameters.
+    fit = fit._replace(params=[], draws=(), memo=None)
+
     def latents_of(params: Params, draw: Sites | None, key: Array) -> tuple[Trace, Sites]:
         trace = {} if draw is not None else _guide_trace(fit, params, key)
         draw = {name: site["value"] for name, site in trace.items()} if draw is None else draw
@@ -186,7 +226,7 @@ def evaluate(
             if site["type"] == "deterministic" and name not in proto.left_out
         }
         out["outside"] = {name: ~jnp.all(sites[name]["fn"].support(draw[name])) for name in draw}
-        if lp and not proto.marginalized:
+        if lp:
             out["stats"] = _densities(sites, guide_sites, proto)
         if log_likelihood:
             out["log_likelihood"] = {name: log_prob(site) for name, site in data_of(sites).items()}
@@ -194,8 +234,6 @@ def evaluate(
             replayed = _predictive_trace(fit, params, draw, key_predict)
             out["posterior_predictive"] = {name: replayed[name]["value"] for name in data_of(sites)}
         return out
-
-    block = default_block_size(proto.trace) if block_size is None else block_size
 
     @jax.jit
     def run(params: Params, draws: Sites | None, keys: Array) -> tuple[dict[str, Any], Sites]:
@@ -215,16 +253,7 @@ def evaluate(
         }
         return out, observed
 
-    parts, observed = [], {}
-    for i, key in enumerate(random.split(rng_key, len(fit.params))):
-        draws = {name: fit.draws[i][name] for name in proto.latents} if fit.draws else None
-        size = num_samples if draws is None else next(iter(draws.values())).shape[0]
-        keys = random.split(key, (size, 3))
-        out, observed = jax.device_get(run(fit.params[i], draws, keys))
-        shape = (fit.num_chains, size // fit.num_chains)
-        parts.append(jax.tree.map(lambda x, shape=shape: x.reshape(shape + x.shape[1:]), out))
-    whole = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
-    return {**whole, "observed": observed}
+    return run
 
 
 def _densities(sites: Trace, guide_sites: Trace, proto: Prototype) -> dict[str, Array]:

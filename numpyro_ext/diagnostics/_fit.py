@@ -1,6 +1,7 @@
 """What was fitted: one record for SVI, engines and MCMC, and the errors about it."""
 
 from collections.abc import Sequence
+import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from numpyro.util import is_prng_key
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._numpyro import mcmc_arguments, posterior_guide
 from numpyro_ext._typing import GradientEstimator, Model, Params, Sites
+from numpyro_ext.diagnostics._memo import Memo, memo_of, remember
 from numpyro_ext.diagnostics.full_data import full_data, minibatch_plates
 
 __all__ = ["Fit", "check_key", "fit_of"]
@@ -37,6 +39,8 @@ class Fit(NamedTuple):
     num_chains: int = 1
     """Chains that the draws of one entry hold, one after the other."""
     is_minibatch: bool = False
+    memo: Memo | None = None
+    """What was compiled for the same programs on the same arguments."""
 
 
 def _name_of(value: Any) -> str:
@@ -88,6 +92,41 @@ def _all_params(result: Any) -> list[Params]:
     return params
 
 
+def _arguments(args: Any, kwargs: Any) -> tuple[tuple, dict[str, Any]]:
+    """The model's arguments, or a sentence on what they have to be."""
+    if not isinstance(args, tuple | list):
+        shape = f" of shape {args.shape}" if hasattr(args, "shape") else ""
+        raise TypeError(
+            f"model_args is a {type(args).__name__}{shape}; it must be a tuple of the model's"
+            " arguments: for a single argument x, pass model_args=(x,)."
+        )
+    if not isinstance(kwargs, dict):
+        raise TypeError(
+            f"model_kwargs is a {type(kwargs).__name__}; it must be a dict of the model's keyword"
+            " arguments."
+        )
+    return tuple(args), kwargs
+
+
+def _check_signature(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    """A sentence where the arguments are too few or too many for the model."""
+    fn = model
+    while hasattr(fn, "fn"):  # of a handler
+        fn = fn.fn
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"the model is a function of {signature} and was given {len(args)} arguments and the"
+            f" keywords {sorted(kwargs)} ({error}); pass model_args= and model_kwargs=, the"
+            " arguments of its run on all data."
+        ) from None
+
+
 def _fit_of_optimised(
     obj: Any, result: Any, model_args: tuple | None, model_kwargs: dict[str, Any] | None
 ) -> Fit:
@@ -98,8 +137,9 @@ def _fit_of_optimised(
             " (or a params dict, or a list of restarts)."
         )
     params = _all_params(result)
-    args = () if model_args is None else tuple(model_args)
-    kwargs = {**getattr(obj, "static_kwargs", {}), **(model_kwargs or {})}
+    args, kwargs = _arguments(() if model_args is None else model_args, model_kwargs or {})
+    kwargs = {**getattr(obj, "static_kwargs", {}), **kwargs}
+    _check_signature(obj.model, args, kwargs)
     is_svi = isinstance(obj, SVI)
     if is_svi and getattr(obj.loss, "multi_sample_guide", False):
         raise ValueError(
@@ -113,13 +153,14 @@ def _fit_of_optimised(
     }
     if is_svi:
         attributes["loss"] = _name_of(obj.loss)
-    model = full_data(obj.model, *args, **kwargs)
+    memo = memo_of(obj, (obj.model, obj.guide), args, kwargs, params[0])
+    model = remember(memo, "model", lambda: full_data(obj.model, *args, **kwargs))
     if hasattr(obj.guide, "particles"):
         attributes["inference_method"] = "particles"
         draws = [dict(obj.guide.particles(one)) for one in params]
-        return Fit(model, args, kwargs, attributes, params, draws=draws)
+        return Fit(model, args, kwargs, attributes, params, draws=draws, memo=memo)
     guide, params = posterior_guide(obj.guide, params, args, kwargs, every_row)
-    return Fit(model, args, kwargs, attributes, params, guide=full_data(guide))
+    return Fit(model, args, kwargs, attributes, params, guide=full_data(guide), memo=memo)
 
 
 def _method_of(kernel: Any) -> str:
@@ -146,12 +187,21 @@ def _fit_of_mcmc(
     if any(jnp.size(x) == 0 for x in samples.values()):
         raise ValueError("the MCMC holds no draws; call mcmc.run(...) after the warmup.")
     ran_args, ran_kwargs = mcmc_arguments(mcmc)
-    args = ran_args if model_args is None else tuple(model_args)
-    kwargs = ran_kwargs if model_kwargs is None else model_kwargs
+    args, kwargs = _arguments(
+        ran_args if model_args is None else model_args,
+        ran_kwargs if model_kwargs is None else model_kwargs,
+    )
     kernel: Any = mcmc.sampler
-    model = getattr(kernel, "model", None)
+    model: Any = getattr(kernel, "model", None)
+    memo: Memo = {}
+    if model is not None:
+        _check_signature(model, args, kwargs)
+        one = jax.tree.map(lambda x: x[0], samples)
+        memo = memo_of(mcmc, (model,), args, kwargs, one)
     return Fit(
-        model=None if model is None else full_data(model, *args, **kwargs),
+        model=None
+        if model is None
+        else remember(memo, "model", lambda: full_data(model, *args, **kwargs)),
         args=args,
         kwargs=kwargs,
         attributes={
@@ -161,7 +211,9 @@ def _fit_of_mcmc(
         params=[{}],
         draws=[samples],
         num_chains=mcmc.num_chains,
-        is_minibatch=model is not None and bool(minibatch_plates(model, args, kwargs)),
+        is_minibatch=model is not None
+        and remember(memo, "plates", lambda: bool(minibatch_plates(model, args, kwargs))),
+        memo=memo,
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
+import math
 from typing import TYPE_CHECKING, Any
 import warnings
 
@@ -11,15 +12,16 @@ import numpyro
 from numpyro.infer import MCMC
 
 from numpyro_ext._checks import InferenceWarning, check_count
-from numpyro_ext._model.read import Site
+from numpyro_ext._model.read import Site, is_data, model_info
 from numpyro_ext._numpyro import max_tree_depth
-from numpyro_ext.diagnostics._evaluate import Prototype, evaluate, prototype
+from numpyro_ext.diagnostics._evaluate import Prototype, count_of, evaluate, prototype
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
+from numpyro_ext.diagnostics._rules import facts_of, sgmcmc_rows, warn
 
 if TYPE_CHECKING:
     from xarray import DataTree
 
-__all__ = ["to_arviz"]
+__all__ = ["mcmc_stats", "to_arviz"]
 
 Names = Mapping[str, Sequence[str]]
 """Dimension names by site."""
@@ -52,7 +54,7 @@ def _dims(site: Site, extra: Sequence[str]) -> list[str]:
     return names
 
 
-def _mcmc_stats(mcmc: MCMC, fit: Fit) -> dict[str, Any]:
+def mcmc_stats(mcmc: MCMC, fit: Fit) -> dict[str, Any]:
     """The extra fields that are arrays, under ArviZ's names."""
     stats = {}
     for field, value in jax.device_get(mcmc.get_extra_fields(group_by_chain=True)).items():
@@ -123,6 +125,44 @@ def _tree(
     )
     tree.attrs.update(tree["posterior"].attrs)
     return tree
+
+
+LARGEST = 1e9
+"""Bytes of a group above which it has to be asked for otherwise."""
+
+
+def _refuse_large(
+    fit: Fit, proto: Prototype, num_samples: int, log_likelihood: bool, predictive: bool
+) -> None:
+    """An error, before anything is computed, if a group would not fit into a small memory."""
+    draws = fit.draws or [None] * len(fit.params)
+    number = sum(num_samples if x is None else len(next(iter(x.values()))) for x in draws)
+    data = [x for x in proto.trace.values() if is_data(x) and x["name"] not in proto.left_out]
+    bytes_each = np.dtype(float if jax.config.jax_enable_x64 else np.float32).itemsize
+    for name, asked, count in (
+        ("log_likelihood", log_likelihood, sum(count_of(x) for x in data)),
+        (
+            "posterior_predictive",
+            predictive,
+            sum(count_of(x) * math.prod(x["fn"].event_shape) for x in data),
+        ),
+    ):
+        size = number * count * bytes_each
+        if asked and size > LARGEST:
+            fewer = "num_samples=" if not fit.draws else "MCMC(..., thinning=)"
+            raise ValueError(
+                f"{name} would hold {count:,} numbers of each of {number:,} draws, {size / 1e9:.1f}"
+                f" GB; pass {name}=False, or fewer draws ({fewer})."
+            )
+
+
+def _check_names(what: str, names: Names | None, known: set[str]) -> None:
+    unknown = sorted(set(names or {}) - known)
+    if unknown:
+        raise ValueError(
+            f"{what} names '{unknown[0]}', which is not in the result; it has"
+            f" {', '.join(sorted(known))}."
+        )
 
 
 def _warn_of_lost_draws(out: dict[str, Any]) -> None:
@@ -258,19 +298,29 @@ def to_arviz(
     rng_key = check_key(rng_key)
     fit = fit_of(obj, result, model_args, model_kwargs)
     is_mcmc = isinstance(obj, MCMC)
-    stats = _mcmc_stats(obj, fit) if is_mcmc else {}
+    stats = mcmc_stats(obj, fit) if is_mcmc else {}
     attributes = {**fit.attributes, "density": "none"}
+    if attributes["inference_method"] == "sgmcmc":
+        attributes |= facts_of(obj)
+        warn(sgmcmc_rows(stats, attributes), stacklevel=2)
     user_dims = {name: list(names) for name, names in (dims or {}).items()}
     if fit.model is None:
         draws = {
             name: np.reshape(x, (fit.num_chains, -1, *x.shape[1:]))
             for name, x in jax.device_get(fit.draws[0]).items()
         }
+        _check_names("dims", dims, {*draws, *stats})
         return _tree({"posterior": draws, "sample_stats": stats}, attributes, user_dims, coords)
 
     key_prototype, key_draws = jax.random.split(rng_key)
     proto: Prototype = prototype(fit, key_prototype)
     attributes["density"] = proto.density
+    if attributes["inference_method"] == "particles":
+        attributes["num_latents"] = model_info(proto.trace).size
+    known = {n for n, s in proto.trace.items() if s["type"] in ("sample", "deterministic")}
+    _check_names("dims", dims, {*known, *stats, *(() if is_mcmc else ("log_weight",))})
+    _check_names("extra_event_dims", extra_event_dims, known)
+    _refuse_large(fit, proto, num_samples, log_likelihood, posterior_predictive)
     if proto.marginalized:
         attributes |= {"marginalized": proto.marginalized, "left_out": proto.left_out}
     out = evaluate(
@@ -285,11 +335,7 @@ def to_arviz(
     )
     _warn_of_lost_draws(out)
     extra = extra_event_dims or {}
-    named = {
-        name: _dims(site, extra.get(name, ()))
-        for name, site in proto.trace.items()
-        if site["type"] in ("sample", "deterministic")
-    }
+    named = {name: _dims(proto.trace[name], extra.get(name, ())) for name in known}
     if proto.units is not None:
         named = {"log_weight": list(proto.units.plates), **named}
     groups = {

@@ -20,7 +20,7 @@ from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.full_data import full_data
 from numpyro_ext.scores.discrepancy import squared_ksd, squared_mmd
 
-__all__ = ["kernel_stein_discrepancy", "maximum_mean_discrepancy"]
+__all__ = ["kernel_stein_discrepancy", "maximum_mean_discrepancy", "points_and_score"]
 
 
 def _draws(name: str, x: Any) -> dict[str, np.ndarray] | None:
@@ -58,7 +58,7 @@ def _every(num_rows: int, num_samples: int | None) -> np.ndarray:
     return np.arange(num_samples) * num_rows // num_samples
 
 
-def _points_and_score(
+def points_and_score(
     draws: dict[str, Any], model: Model, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[Array, Array]:
     """Draws in unconstrained space, and there minus the gradient of the full model's potential."""
@@ -159,7 +159,7 @@ def kernel_stein_discrepancy(
                 " it); for a score of your own pass an array."
             )
         rows = _every(len(next(iter(draws.values()))), num_samples)
-        x, score = _points_and_score(
+        x, score = points_and_score(
             {site: value[rows] for site, value in draws.items()},
             model,
             tuple(model_args),

@@ -27,6 +27,12 @@ class EvidenceBounds(NamedTuple):
     max_weight_share: np.ndarray
     """``(*units)``: the largest normalised weight."""
 
+    def __repr__(self) -> str:
+        each = zip(self.alphas, self.values, self.standard_errors, strict=True)
+        bounds = ", ".join(f"{value:.2f} +- {se:.2g} (alpha={a:g})" for a, value, se in each)
+        least = float(np.min(self.effective_sample_size))
+        return f"EvidenceBounds({bounds}; effective sample size {least:.1f})"
+
 
 def evidence_bounds(
     obj: Any,

@@ -25,6 +25,17 @@ class ParetoKhat(NamedTuple):
     log_weights: np.ndarray
     """``(S, *units)`` smoothed weights as logs; those of a unit sum to 1."""
 
+    def __repr__(self) -> str:
+        draws, *units = self.log_weights.shape
+        threshold = f"threshold={self.threshold:.2f}, {draws} draws"
+        if not units:
+            return f"ParetoKhat(khat={self.khat:.3f}, {threshold})"
+        khat = np.asarray(self.khat)
+        return (
+            f"ParetoKhat(khat={np.median(khat):.3f} in the median, {np.max(khat):.3f} at most;"
+            f" {np.sum(khat > self.threshold)} of {khat.size} units above {threshold})"
+        )
+
 
 def pareto_khat(
     obj: Any,

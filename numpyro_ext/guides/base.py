@@ -39,11 +39,18 @@ NUM_QUANTILE_DRAWS = 10_000
 
 
 def mlp(hidden_dims: Sequence[int], out_dim: int) -> Network:
-    """A multilayer perceptron that starts at zero: its last layer is zero, the others are not."""
+    r"""A multilayer perceptron that starts at zero: its last layer is zero, the others are not.
+
+    The output is divided by :math:`\sqrt{width}` of the last hidden layer. An optimiser such as Adam
+    moves all weights of that layer by the learning rate, and without the divisor the log-scales and
+    shifts of all coordinates would move by :math:`width` times that, far too much in many dimensions.
+    """
     layers: list[Any] = []
     for width in hidden_dims:
         layers += [stax.Dense(width), stax.Elu]
-    return stax.serial(*layers, stax.Dense(out_dim, W_init=zeros, b_init=zeros))
+    divisor = math.sqrt(hidden_dims[-1]) if hidden_dims else 1.0
+    last = stax.Dense(out_dim, W_init=zeros, b_init=zeros)
+    return stax.serial(*layers, last, stax.elementwise(lambda x: x / divisor))
 
 
 def flat_module(name: str, network: Network, input_shape: tuple[int, ...]) -> Callable[..., Any]:

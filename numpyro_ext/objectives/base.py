@@ -12,7 +12,7 @@ split(rng_key, K)``, ``model_key, guide_key = split(keys[k])``: one key, one set
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, cast
 
 import jax
@@ -45,11 +45,10 @@ from numpyro_ext._model.units import Layout, check_traces, find_layout, refuse
 from numpyro_ext._numpyro import without_rsample_stop_gradient
 from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.objectives.annealing import STEP, advance_step
+from numpyro_ext.objectives.mapping import MapT, map_of
 
 __all__ = ["Draws", "MapT", "Objective", "Particle", "State"]
 
-MapT = Callable[[Callable[..., Any], Any], Any]
-"""``mapT(fn, xs)`` maps over the leading axis of the pytree ``xs``."""
 State = dict[str, Any]  # of the mutable sites
 
 _NUMPYRO_OPTIONS = {
@@ -123,11 +122,8 @@ class Objective(ELBO, ABC):
     def __init__(self, num_particles: int = 10, *, vectorize_particles: bool | MapT = True) -> None:
         num_particles = check_count("num_particles", num_particles)
         super().__init__(num_particles=num_particles, vectorize_particles=vectorize_particles)
-        way: Any = vectorize_particles
-        if way is False:
-            self.vectorize_particles_fn = _map_with_checkpoint
-        elif getattr(way, "func", way) in (jax.vmap, jax.pmap):  # or a partial of them
-            self.vectorize_particles_fn = partial(_apply, way)
+        if (mapT := map_of(vectorize_particles)) is not None:
+            self.vectorize_particles_fn = mapT
 
     def __repr__(self) -> str:
         return summary(self)
@@ -140,7 +136,6 @@ class Objective(ELBO, ABC):
         :return: the loss to be minimised, a scalar, and the mutable sites that the particles leave,
             with a leading axis of particles; :meth:`Draws.each` returns them.
         """
-        raise NotImplementedError
 
     @of_an_object
     def loss_with_mutable_state(
@@ -403,11 +398,3 @@ def _drawn(guide_trace: Trace) -> Trace:
 
 def _mutable(trace: Trace) -> State:
     return {name: site["value"] for name, site in trace.items() if site["type"] == "mutable"}
-
-
-def _map_with_checkpoint(fn: Callable[..., Any], xs: Any) -> Any:
-    return jax.lax.map(jax.checkpoint(fn, prevent_cse=False), xs)
-
-
-def _apply(transform: Callable[..., Any], fn: Callable[..., Any], xs: Any) -> Any:
-    return transform(fn)(xs)

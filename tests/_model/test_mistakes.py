@@ -74,7 +74,6 @@ def test_real_numbers_for_a_constrained_site_are_refused(model, guide, word):
         (normal(), POSITIVE),
         (normal(3), dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3))),
         (dist.HalfNormal(1.0).mask(False), normal()),
-        (dist.ImproperUniform(constraints.real, (), ()), normal()),
         (dist.ZeroSumNormal(1.0, (3,)), normal(3)),
     ],
 )

@@ -585,7 +585,7 @@ def test_block_size_bounds_the_memory(monkeypatch):
     draws_of_z = {"z": jnp.ones((draws, 3))}
     fit = fit_of(svi_of(model, Given(**draws_of_z)), {}, (x,), None)
     proto = prototype(fit, random.key(0))
-    monkeypatch.setattr("numpyro_ext.diagnostics._evaluate.jax.jit", measured)
+    monkeypatch.setattr(jax, "jit", measured)
     for block in (8, 512):
         evaluate(fit, proto, random.key(1), draws, block_size=block, lp=True)
     small, large = temporary
@@ -783,3 +783,35 @@ def test_bad_models_and_guides():
 
     with pytest.raises(ValueError, match="pass the full arrays"):
         to_arviz(svi_of(sliced, AutoNormal(sliced)), result=EXACT, model_args=(X,))
+
+
+def test_a_log_likelihood_of_gigabytes_is_refused_before_anything_is_computed():
+    rows = jnp.zeros(500_000)
+    with pytest.raises(ValueError, match=r"8\.0 GB; pass log_likelihood=False, or fewer draws"):
+        given(conjugate, rows, 100, draws={"z": jnp.zeros(4000)})
+    svi = svi_of(conjugate, AutoNormal(conjugate))
+    args = {"result": [EXACT, EXACT], "model_args": (rows,), "num_samples": 2000}
+    with pytest.raises(ValueError, match=r"500,000 numbers .* 4,000 draws, 8\.0 GB.*num_samples="):
+        to_arviz(svi, **args)
+    with pytest.raises(ValueError, match=r"posterior_predictive=False"):
+        to_arviz(svi, **args, log_likelihood=False, posterior_predictive=True)
+
+
+def test_arguments_of_the_wrong_kind_get_a_sentence():
+    svi = svi_of(conjugate, AutoNormal(conjugate))
+    with pytest.raises(TypeError, match=r"of shape \(3,\); .* pass model_args=\(x,\)"):
+        to_arviz(svi, result=EXACT, model_args=X)
+    with pytest.raises(TypeError, match=r"function of \(x, batch=None\) .* pass model_args="):
+        to_arviz(svi, result=EXACT)
+    with pytest.raises(TypeError, match="given 3 arguments"):
+        to_arviz(svi, result=EXACT, model_args=(X, None, X))
+    with pytest.raises(TypeError, match="model_kwargs is a list"):
+        to_arviz(svi, result=EXACT, model_args=(X,), model_kwargs=[1])
+
+
+def test_an_unknown_name_in_dims_is_an_error():
+    draws = {"z": jnp.zeros(5)}
+    with pytest.raises(ValueError, match=r"dims names 'w', .* it has double, log_weight, x, z"):
+        given(conjugate, X, draws=draws, dims={"w": ["a"]})
+    with pytest.raises(ValueError, match="extra_event_dims names 'w'"):
+        given(conjugate, X, draws=draws, extra_event_dims={"w": ["a"]})

@@ -1,5 +1,7 @@
 """Pareto k-hat: reference values, the sign trap, and what has no weights."""
 
+import pickle
+
 import arviz as az
 import jax
 import jax.numpy as jnp
@@ -210,3 +212,16 @@ def test_bad_objects():
         pareto_khat(svi_of(AutoMultivariateNormal(model)), model_args=(X,))
     with pytest.raises(ValueError, match="num_samples is 0"):
         pareto_khat(svi_of(AutoNormal(model)), result=EXACT, model_args=(X,), num_samples=0)
+
+
+def test_results_print_as_summaries():
+    found = pareto_khat(quantiles(0.3, 1000))
+    assert repr(found) == "ParetoKhat(khat=0.323, threshold=0.67, 1000 draws)"
+    both = pareto_khat(np.stack([quantiles(0.3, 1000), quantiles(0.9, 1000)], -1))
+    assert "1 of 2 units above threshold=0.67" in repr(both)
+    assert pickle.loads(pickle.dumps(found)).khat == found.khat
+    bounds = evidence_bounds([-1.2, 0.3, -2.5, 0.9, -0.1, -4.0], alphas=(1.0, 0.0))
+    assert repr(bounds) == (
+        "EvidenceBounds(-1.10 +- 0.76 (alpha=1), -0.16 +- 0.45 (alpha=0);"
+        " effective sample size 3.0)"
+    )

@@ -249,6 +249,7 @@ def test_starts_as_the_normal_guide_it_is_given(stock, names):
         theirs = dist.Normal(loc, scale).to_event(1)
     else:
         theirs = guide.get_posterior(params)
+        theirs = theirs.to_event(1 - theirs.event_dim)
     # A Gaussian is known by its log density on 10 points of three dimensions.
     points = random.normal(random.key(1), (10, 3))
     log_q = jax.jit(lambda p: ours.get_posterior(p).log_prob(points))(started)

@@ -1,0 +1,205 @@
+"""The rules by which a run of stochastic-gradient MCMC is judged, in ``diagnose`` and ``to_arviz``."""
+
+import math
+from typing import Any, NamedTuple
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import MCMC
+
+from numpyro_ext._checks import InferenceWarning
+
+__all__ = ["Row", "facts_of", "mean_and_error", "sgmcmc_rows", "warn"]
+
+OFF = 0.1
+"""Relative error of a temperature or of a variance that is still fine."""
+DIVERGING = 0.01
+
+
+class Row(NamedTuple):
+    """One line of a :class:`Diagnosis`."""
+
+    quantity: str
+    value: float
+    error: float | None
+    """Monte Carlo standard error of the value."""
+    limit: str
+    """What the value is compared with; empty if there is nothing."""
+    ok: bool | None
+    """None for a number that is shown for information."""
+    verdict: str
+    """One sentence: what it means, and what to do."""
+
+    @property
+    def shown(self) -> str:
+        """The value with its error."""
+        if self.error is None or not math.isfinite(self.error):
+            return _short(self.value)
+        return f"{_short(self.value)} +- {_short(self.error, 2)}"
+
+
+def _short(x: float, digits: int = 4) -> str:
+    whole = float(x).is_integer() and abs(x) < 1e9
+    return f"{x:,.0f}" if whole else f"{x:.{digits}g}"
+
+
+def facts_of(mcmc: MCMC) -> dict[str, float]:
+    """What the numbers of a stochastic-gradient run have to be compared with, as attributes."""
+    kernel: Any = mcmc.sampler
+    state: Any = mcmc.last_state
+    steps = getattr(kernel, "steps_per_sample", 1)
+    facts: dict[str, float] = {"transitions_per_draw": steps * mcmc.thinning}
+    temperature = _temperature(kernel, state, mcmc.num_samples * steps)
+    if temperature is not None:
+        facts["temperature"] = temperature
+    sizes = [np.size(x) for x in jax.tree.leaves(getattr(state, "z", ()))]
+    facts["num_latents"] = sum(sizes) // mcmc.num_chains
+    if (scale := getattr(state, "step_scale", None)) is not None:
+        facts["step_scale"] = float(np.min(jax.device_get(scale)))
+    if "thermostat" in getattr(state, "_fields", ()):
+        facts["has_thermostat"] = 1
+    if (settings := getattr(kernel, "settings", None)) is not None:
+        facts["found_step_size"] = float(settings.step_size)
+        facts["predicted_variance_ratio"] = float(settings.variance_ratio)
+        facts["predicted_transitions"] = float(settings.transitions)
+    return facts
+
+
+def _temperature(kernel: Any, state: Any, num_transitions: int) -> float | None:
+    """T of the transitions that were drawn; None where it changes, or where there is none."""
+    at, i = getattr(kernel, "temperature_at", None), getattr(state, "i", None)
+    if at is None or i is None:
+        return None
+    last = int(np.max(jax.device_get(i)))
+    seen = jnp.linspace(max(0, last - num_transitions), last - 1, 100).astype(int)
+    values = jax.device_get(jax.jit(jax.vmap(at))(seen))
+    # It is 0 while a cyclical schedule explores.
+    found = {float(T) for T in values.tolist() if T > 0}
+    return found.pop() if len(found) == 1 else None
+
+
+def mean_and_error(x: np.ndarray) -> tuple[float, float]:
+    """Mean of ``(chain, draw)`` numbers and its Monte Carlo standard error."""
+    from arviz_stats.base.array import array_stats
+
+    x = np.asarray(x, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error: Any = array_stats.mcse(x, chain_axis=0, draw_axis=1, method="mean")
+    return float(np.mean(x)), float(error)
+
+
+def sgmcmc_rows(stats: dict[str, np.ndarray], facts: dict[str, Any]) -> list[Row]:
+    """Temperature or variance ratio, divergences and the step, as far as the numbers are there.
+
+    :param stats: ``(chain, draw)`` arrays of ``sample_stats``.
+    :param facts: those of :func:`facts_of`, and ``kernel``.
+    """
+    T = facts.get("temperature")
+    if "sampling" in stats:
+        kept = np.asarray(stats["sampling"], bool).all(0)
+        stats = {name: x[:, kept] for name, x in stats.items() if kept.any()}
+    rows = []
+    if T is not None and "kinetic_temperature" in stats:
+        rows.append(_kinetic_temperature(stats["kinetic_temperature"], T, facts))
+    if T is not None and facts.get("kernel") == "SGLD" and {"grad_norm", "step_size"} <= set(stats):
+        rows.append(_variance_ratio(stats, T, facts))
+    if "diverging" in stats:
+        rows.append(_divergences(stats["diverging"]))
+    if "step_scale" in stats or "step_scale" in facts:
+        scale = facts.get("step_scale", np.min(stats.get("step_scale", 1.0)))
+        rows.append(_step_scale(float(scale)))
+    return rows
+
+
+def _kinetic_temperature(x: np.ndarray, T: float, facts: dict[str, Any]) -> Row:
+    r"""On a whitened Gaussian it is :math:`T_e / (1 - \epsilon^2/4)` at the end of a step.
+
+    The coordinates have temperatures :math:`T_e` between T and that times the predicted ratio. A
+    thermostat keeps it at T.
+    """
+    low = high = T
+    if "found_step_size" in facts and "has_thermostat" not in facts:
+        ratio, wide = facts["predicted_variance_ratio"], 1 - facts["found_step_size"] ** 2 / 4
+        low, high = T * min(1.0, ratio) / wide, T * max(1.0, ratio) / wide
+    value, error = mean_and_error(x)
+    excess = max(low - value, value - high, 0.0)
+    ok = not (excess > OFF * T and excess > 3 * error) and math.isfinite(value)
+    verdict = "the draws have the temperature of the posterior."
+    if not ok and value > high:
+        verdict = (
+            "gradient noise or too large a step heats the chain, so its draws are about"
+            f" {math.sqrt(value / T):.2g} times too wide; {_less_noise(facts)}."
+        )
+    elif not ok:
+        verdict = (
+            "the momentum is not at its temperature, so the chain has not settled; warm it up"
+            " longer, or start it from find_whitening or an SVI fit."
+        )
+    limit = _short(high, 3) if high - low < 0.005 * T else f"{_short(low, 3)} to {_short(high, 3)}"
+    return Row("kinetic temperature", value, error, f"{limit} +- {OFF:.0%}", ok, verdict)
+
+
+def _less_noise(facts: dict[str, Any]) -> str:
+    if "found_step_size" in facts:
+        return (
+            "the posterior is not near normal in the coordinates found, so reparametrise the model,"
+            " or take a smaller max_bias"
+        )
+    return (
+        "pass step_size=None to have the settings found, or take a smaller step or a ControlVariate"
+    )
+
+
+def _variance_ratio(stats: dict[str, np.ndarray], T: float, facts: dict[str, Any]) -> Row:
+    r"""What the gradients of SGLD imply for its variances on a Gaussian.
+
+    With curvature h, stationarity of :math:`z' = z - \epsilon g + \sqrt{2\epsilon T}\,\xi` gives
+    :math:`h\,\mathrm{Var} = T + \tfrac{\epsilon}{2} E g^2` for every h and every gradient noise.
+    """
+    n = max(1, facts["num_latents"])
+    ratio = 1 + stats["step_size"] * np.square(stats["grad_norm"], dtype=np.float64) / (2 * n * T)
+    value, error = mean_and_error(ratio)
+    ok = not (value - 1 > OFF and value - 1 > 3 * error) and math.isfinite(value)
+    verdict = "the size of the gradients says that the step is small enough."
+    if not ok:
+        verdict = (
+            "the step is too large for the noise of the gradients, so variances are too large by"
+            f" this factor on average; {_less_noise(facts)}."
+        )
+    return Row("implied variance ratio", value, error, f"{1 + OFF:.3g}", ok, verdict)
+
+
+def _divergences(diverging: np.ndarray) -> Row:
+    share = float(np.mean(diverging))
+    ok = share <= DIVERGING
+    verdict = "no more than a few transitions were refused."
+    if not ok:
+        verdict = (
+            "in these draws the chain met values that are not finite and stayed where it was; take"
+            " a smaller step, or start from find_whitening or an SVI fit."
+        )
+    return Row("share of diverging draws", share, None, f"{DIVERGING:.3g}", ok, verdict)
+
+
+def _step_scale(scale: float) -> Row:
+    ok = scale >= 1
+    verdict = "the step is the one that was asked for."
+    if not ok:
+        verdict = (
+            "the chain diverged in warmup and went on with this fraction of its step; pass a step"
+            " that is smaller by this factor, or step_size=None."
+        )
+    return Row("step scale after warmup", scale, None, "1", ok, verdict)
+
+
+def warn(rows: list[Row], stacklevel: int) -> None:
+    """An :class:`InferenceWarning` of one sentence for every row that is not fine."""
+    for row in rows:
+        if row.ok is False:
+            warnings.warn(
+                f"the {row.quantity} is {row.shown} (limit {row.limit}): {row.verdict}",
+                InferenceWarning,
+                stacklevel=stacklevel + 1,
+            )

@@ -1,0 +1,358 @@
+"""One table that says whether a result can be trusted, and what to do if not."""
+
+from functools import partial
+import textwrap
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+import numpy as np
+from numpyro.handlers import substitute
+from numpyro.infer import MCMC
+
+from numpyro_ext._checks import check_count
+from numpyro_ext._typing import Model
+from numpyro_ext.diagnostics._convergence import convergence_rows, loss_rows, restart_rows
+from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
+from numpyro_ext.diagnostics._rules import Row, facts_of, sgmcmc_rows
+from numpyro_ext.diagnostics.arviz import mcmc_stats, to_arviz
+from numpyro_ext.diagnostics.discrepancy import points_and_score
+from numpyro_ext.diagnostics.evidence import evidence_bounds
+from numpyro_ext.diagnostics.psis import pareto_khat
+from numpyro_ext.scores.discrepancy import squared_ksd
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Diagnosis", "diagnose"]
+
+UNITS = 1000
+"""At most so many units get a k-hat of their own, equally spaced."""
+BAD_UNITS = 0.05
+SD_RATIO = (0.85, 1.2)
+SHIFT = 0.05
+_WIDTH = 100
+
+Numbers = dict[str, np.ndarray]
+
+
+class Diagnosis(NamedTuple):
+    """What :func:`diagnose` returns; it prints as a table."""
+
+    title: str
+    """What was judged."""
+    rows: tuple[Row, ...]
+    """The lines of the table: ``quantity, value, error, limit, ok, verdict``."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether no line says that something is wrong."""
+        return all(row.ok is not False for row in self.rows)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The table as a pandas frame, one line per quantity."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.rows), columns=list(Row._fields)).set_index("quantity")
+
+    def __str__(self) -> str:
+        wrong = sum(row.ok is False for row in self.rows)
+        found = "nothing was found wrong" if not wrong else f"{wrong} of {len(self.rows)} are wrong"
+        head = f"{self.title}: {found}"
+        cells = [(r.quantity, r.shown, r.limit, _MARKS[r.ok]) for r in self.rows]
+        cells = [("quantity", "value", "limit", ""), *cells]
+        widths = [max(len(row[k]) for row in cells) for k in range(4)]
+        texts = ["verdict", *(row.verdict for row in self.rows)]
+        indent = sum(widths) + 10
+        lines = [head]
+        for row, text in zip(cells, texts, strict=True):
+            left = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            wrapped = textwrap.wrap(text, max(40, _WIDTH - indent))
+            lines += [f"  {left}  {wrapped[0]}", *(" " * indent + line for line in wrapped[1:])]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+_MARKS = {True: "ok", False: "!!", None: ""}
+
+
+def diagnose(
+    obj: Any,
+    *,
+    result: Any = None,
+    model_args: tuple | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    num_samples: int = 1000,
+    rng_key: Any = None,
+) -> Diagnosis:
+    r"""Judge a fit of any kind: one table, a verdict on every line, and what to do about it.
+
+    - **Stochastic-gradient MCMC.** ``kinetic temperature`` against T, off by more than 10 % and
+      three standard errors; with settings that were found, against :math:`T / (1 -
+      \epsilon^2/4)`, times up to the predicted variance ratio. For ``SGLD``, which has no momentum,
+      the ``implied variance ratio`` :math:`1 + \epsilon\, E|g|^2 / (2 n T)`: on a Gaussian the
+      mean over n coordinates of variance over right variance, whatever the curvature and the noise.
+      Share of diverging draws (1 %), and whether the step was halved in warmup.
+    - **All MCMC.** Largest R-hat (1.01; of the halves of a single chain), smallest effective sample
+      size (100 for a chain, at most 400), and this per transition; measured against predicted
+      transitions per independent draw where the kernel found its settings. Divergences of ``HMC``
+      and ``NUTS``.
+    - **SVI.** Change of the loss from the last fifth but one to the last fifth of the steps; k-hat,
+      or with independent units the share of them above the threshold; the bounds of order 1 (the
+      ELBO) and 0; with a list of restarts their R-hat.
+    - **Particles.** Number of particles against the dimension d (at least 2 d, below that every
+      field gives too narrow a cloud); from the gradients on all data the sd ratio that the linear
+      Stein identity implies, :math:`\mathrm{sd}(x_a) / \sqrt{(M^{-1} C)_{aa}}` with :math:`M =
+      -\tfrac1m \sum_i (x_i - \bar x) g_i^\top` and C the covariance, in [.85, 1.2]; the shift
+      :math:`\mathrm{rms}(L^\top \bar g)` with :math:`C = L L^\top`, up to .05; the squared kernel
+      Stein discrepancy.
+
+    **It fails** to see modes that no chain, guide or particle has found, and it does not know the
+    right model. A good line is necessary, not sufficient: chains with a bias that all of them
+    share agree. At most 1,000 coordinates, or units, are looked at, equally spaced.
+
+    :param obj: what :func:`to_arviz` takes; or a ``DataTree`` that it gave, of which the lines come
+        that need nothing else (no losses, no gradients).
+    :param result: for an ``SVI`` or an engine: what ``run`` returned, a params dict, or a list of
+        these. A params dict has no losses.
+    :param tuple model_args: the model's arguments; default for an ``MCMC``: those of its run.
+    :param dict model_kwargs: its keyword arguments.
+    :param int num_samples: draws from a guide, per restart.
+    :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
+    :return: a :class:`Diagnosis`.
+
+    **References**
+
+    1. *Rank-normalization, folding, and localization: an improved R-hat*, A. Vehtari et al.
+       (Bayesian Analysis 2021).
+    2. *Yes, but Did It Work?*, Y. Yao et al. (ICML 2018).
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI, Trace_ELBO
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_ext.diagnostics import diagnose
+        >>> def model(x):
+        ...     loc = numpyro.sample("loc", dist.Normal(0, 10))
+        ...     numpyro.sample("x", dist.Normal(loc).expand([3]).to_event(1), obs=x)
+        >>> x = jnp.array([0.5, -1.0, 2.0])
+        >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.001), Trace_ELBO())
+        >>> early = svi.run(jax.random.key(0), 200, x, progress_bar=False)
+        >>> diagnosis = diagnose(svi, result=early, model_args=(x,))
+        >>> diagnosis.ok
+        False
+        >>> [row.quantity for row in diagnosis.rows if row.ok is False]
+        ['k-hat']
+    """
+    num_samples = check_count("num_samples", num_samples)
+    rng_key = check_key(rng_key)
+
+    from xarray import DataTree
+
+    if isinstance(obj, DataTree):
+        return _of_tree(obj)
+    fit = fit_of(obj, result, model_args, model_kwargs)
+    method = fit.attributes["inference_method"]
+    if method == "particles":
+        return _of_particles(obj, fit)
+    if isinstance(obj, MCMC):
+        draws = {
+            name: np.reshape(x, (fit.num_chains, -1, *x.shape[1:]))
+            for name, x in jax.device_get(fit.draws[0]).items()
+        }
+        facts = {**fit.attributes, **facts_of(obj)}
+        moved: Any = getattr(obj.last_state, "z", None)
+        latents = set(moved) if isinstance(moved, dict) else set(draws)
+        return _of_mcmc(method, draws, mcmc_stats(obj, fit), facts, latents)
+    tree = to_arviz(
+        obj,
+        result=result,
+        model_args=model_args,
+        model_kwargs=model_kwargs,
+        num_samples=num_samples,
+        rng_key=rng_key,
+        log_likelihood=False,
+    )
+    is_list = isinstance(result, list | tuple) and not hasattr(result, "_fields")
+    found = [getattr(one, "losses", None) for one in (result if is_list else [result])]
+    losses = [np.asarray(one) for one in found if one is not None]
+    return _of_guide(tree, [one for one in losses if one.ndim == 1])
+
+
+def _of_tree(tree: Any) -> Diagnosis:
+    facts = dict(tree.attrs)
+    method = facts.get("inference_method")
+    if method is None or "posterior" not in tree:
+        raise ValueError(
+            "the DataTree does not say which method made it; pass one that to_arviz made, or the"
+            " fit itself."
+        )
+    if method in ("mcmc", "sgmcmc"):
+        stats = _numbers(tree, "sample_stats")
+        return _of_mcmc(method, _numbers(tree, "posterior"), stats, facts, set())
+    if method == "particles":
+        posterior = tree["posterior"]
+        m = posterior.sizes["chain" if "kernel" in facts else "draw"]
+        rows = [_number_of_particles(m, int(facts["num_latents"]))]
+        return Diagnosis(_title(facts, f"{m} particles"), tuple(rows))
+    return _of_guide(tree, [])
+
+
+def _numbers(tree: Any, group: str) -> Numbers:
+    if group not in tree:
+        return {}
+    variables = tree[group].data_vars.items()
+    return {str(n): x.transpose("chain", "draw", ...).to_numpy() for n, x in variables}
+
+
+def _title(facts: dict[str, Any], size: str) -> str:
+    what = facts.get("kernel") or f"{facts.get('guide')} by {facts.get('loss', 'an engine')}"
+    return f"{what}, {size}"
+
+
+def _of_mcmc(
+    method: str, draws: Numbers, stats: Numbers, facts: dict[str, Any], latents: set[str]
+) -> Diagnosis:
+    chains, length = next(iter(draws.values())).shape[:2]
+    rows = []
+    if method == "sgmcmc":
+        rows += sgmcmc_rows(stats, facts)
+    elif "diverging" in stats:
+        rows.append(_hmc_divergences(stats["diverging"]))
+    rows += convergence_rows(draws, stats, facts, latents)
+    return Diagnosis(_title(facts, f"{chains} x {length:,} draws"), tuple(rows))
+
+
+def _hmc_divergences(diverging: np.ndarray) -> Row:
+    value = float(np.sum(diverging))
+    verdict = "no trajectory diverged."
+    if value:
+        verdict = (
+            "trajectories left the region that they should explore; raise target_accept_prob, or"
+            " reparametrise the model."
+        )
+    return Row("divergences", value, None, "0", value == 0, verdict)
+
+
+def _of_guide(tree: Any, losses: list[np.ndarray]) -> Diagnosis:
+    facts = tree.attrs
+    sizes = tree["posterior"].sizes
+    rows = loss_rows(losses)
+    if sizes["chain"] > 1:
+        rows += restart_rows(_numbers(tree, "posterior"))
+    weights = _numbers(tree, "sample_stats").get("log_weight")
+    if weights is None:
+        verdict = (
+            "the guide has no density, so neither k-hat nor bounds of the evidence can be computed;"
+            " use kernel_stein_discrepancy."
+        )
+        rows.append(Row("k-hat", np.nan, None, "", None, verdict))
+    else:
+        rows += _weight_rows(weights.reshape(-1, *weights.shape[2:]))
+    title = _title(facts, f"{sizes['chain']} x {sizes['draw']:,} draws")
+    return Diagnosis(title, tuple(rows))
+
+
+def _weight_rows(log_w: np.ndarray) -> list[Row]:
+    units = log_w.reshape(len(log_w), -1)
+    chosen = np.unique(np.linspace(0, units.shape[1] - 1, min(UNITS, units.shape[1])).astype(int))
+    if not np.all(np.isfinite(units) | (units == -np.inf)) or len(log_w) < 25:
+        verdict = (
+            "there are too few weights or some are not numbers, because the guide leaves the"
+            " support of the model; pass more num_samples, or fit again with another guide."
+        )
+        return [Row("k-hat", np.nan, None, "", False, verdict)]
+    found = pareto_khat(units[:, chosen] if log_w.ndim > 1 else units[:, 0])
+    wrong = "the guide is far from the posterior; take a richer guide, or reparametrise the model."
+    right = "the importance weights can be used, so the guide is near the posterior."
+    if log_w.ndim == 1:
+        ok = bool(found.khat <= found.threshold)
+        verdict = right if ok else wrong
+        rows = [Row("k-hat", found.khat, None, f"{found.threshold:.2f}", ok, verdict)]
+    else:
+        share = float(np.mean(found.khat > found.threshold))
+        ok = share <= BAD_UNITS
+        what, limit = f"share of units with k-hat > {found.threshold:.2f}", f"{BAD_UNITS}"
+        verdict = right if ok else f"in these units {wrong}"
+        rows = [Row(what, share, None, limit, ok, verdict)]
+    bounds = evidence_bounds(log_w, alphas=(1.0, 0.0))
+    (elbo, log_evidence), (se, se0) = bounds.values, bounds.standard_errors
+    gap = f"the bound of order 0 is {log_evidence - elbo:.3g} nats above it."
+    rows.append(Row("ELBO (order 1)", elbo, se, "", None, gap))
+    verdict = "the estimate of the log evidence."
+    if np.min(bounds.effective_sample_size) < 50:
+        verdict = "a few draws carry it, so it says little about the log evidence."
+    rows.append(Row("bound of order 0", log_evidence, se0, "", None, verdict))
+    return rows
+
+
+def _of_particles(obj: Any, fit: Fit) -> Diagnosis:
+    chains = fit.num_chains
+    values = {name: np.reshape(x, (chains, -1, *x.shape[1:])) for name, x in fit.draws[0].items()}
+    # The chains of an ensemble are the particles, and its last draw is the answer.
+    last = {name: x[:, -1] if isinstance(obj, MCMC) else x[0] for name, x in values.items()}
+    m = len(next(iter(last.values())))
+    title = _title(fit.attributes, f"{m} particles")
+    if fit.model is None:
+        d = sum(int(np.prod(x.shape[1:])) for x in last.values())
+        return Diagnosis(title, (_number_of_particles(m, d),))
+    params = fit.params[0] or getattr(getattr(obj, "sampler", None), "params", {})
+    model: Model = substitute(fit.model, data=params)
+    x, score = points_and_score(last, model, fit.args, fit.kwargs)
+    m, d = x.shape
+    rows = [_number_of_particles(m, d)]
+    if m > d:
+        ratios, shift = (np.asarray(y) for y in jax.jit(_linear_stein)(x, score))
+        rows += _stein_rows(ratios, float(shift))
+    ksd = float(jax.jit(partial(squared_ksd, statistic="v"))(x, score))
+    verdict = "for comparison with other runs of this model; smaller is better."
+    rows.append(Row("squared KSD", ksd, None, "", None, verdict))
+    return Diagnosis(title, tuple(rows))
+
+
+def _number_of_particles(m: int, d: int) -> Row:
+    ok = m >= 2 * d
+    verdict = f"there are enough for {d} dimensions."
+    if not ok:
+        verdict = (
+            f"{d} dimensions need twice as many particles at least, or their spread is too narrow;"
+            " take more particles."
+        )
+    return Row("number of particles", m, None, f"{2 * d}", ok, verdict)
+
+
+def _linear_stein(x: Array, g: Array) -> tuple[Array, Array]:
+    """``(d,)`` implied sd ratios and the shift; :math:`M^{-1} C` is the posterior's covariance."""
+    m = len(x)
+    centred = x - jnp.mean(x, 0)
+    cov = centred.T @ centred / m
+    implied = jnp.linalg.solve(-centred.T @ g / m, cov)
+    variance = jnp.diagonal(implied)
+    ratios = jnp.sqrt(jnp.diagonal(cov) / jnp.where(variance > 0, variance, jnp.nan))
+    shift = jnp.linalg.cholesky(cov).T @ jnp.mean(g, 0)
+    return ratios, jnp.sqrt(jnp.mean(shift**2))
+
+
+def _stein_rows(ratios: np.ndarray, shift: float) -> list[Row]:
+    low, high = SD_RATIO
+    with np.errstate(divide="ignore"):
+        distance = np.where(np.isfinite(ratios), np.abs(np.log(ratios)), np.inf)
+    worst = float(ratios[np.argmax(distance)])
+    ok = bool(np.all((ratios >= low) & (ratios <= high)))
+    verdict = "the particles are as wide as their gradients say."
+    if not ok:
+        verdict = (
+            "the particles are not as wide as their gradients say the posterior is; run longer,"
+            " take more particles, or another field."
+        )
+    rows = [Row("implied sd ratio, worst", worst, None, f"{low} to {high}", ok, verdict)]
+    ok = shift <= SHIFT
+    verdict = "the mean of the particles has come to rest."
+    if not ok:
+        verdict = "the mean of the particles is still on its way; run longer."
+    rows.append(Row("shift in sds", shift, None, f"{SHIFT}", ok, verdict))
+    return rows
