@@ -98,8 +98,7 @@ def model(x, y, *, hidden: int, batch: int):
 
 
 def small_start(hidden: int, site=None):
-    """Weights of the size that keeps the units' inputs of order one, off zero so that they
-    differ."""
+    """Weights that keep the inputs of units of order one, and off zero so that they differ."""
     if site is None:
         return partial(small_start, hidden)
     if site["type"] == "sample" and not site["is_observed"]:

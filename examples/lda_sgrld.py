@@ -108,8 +108,7 @@ def normalised(theta: Array) -> Array:
 
 
 def topic_model(words: Array) -> None:
-    """The prior of the topics and a minibatch of documents, whose likelihood ``GibbsGradient``
-    has."""
+    """The topics' prior and a minibatch of documents; ``GibbsGradient`` has their likelihood."""
     prior = dist.Dirichlet(jnp.full(VOCABULARY, BETA)).expand([TOPICS]).to_event(1)
     numpyro.sample("topics", prior)
     numpyro.plate("documents", len(words), subsample_size=BATCH)

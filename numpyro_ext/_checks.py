@@ -115,8 +115,7 @@ def no_count_as_order(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def of_an_object(method: Callable[..., Any]) -> Any:
-    """A method of a loss that says what to do if it is called on the class: ``SVI(...,
-    loss=VRELBO)``."""
+    """A method of a loss that says what to do if the class itself is given as the loss."""
 
     @wraps(method)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:

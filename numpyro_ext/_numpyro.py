@@ -68,8 +68,7 @@ def max_tree_depth(kernel: Any) -> int | None:
 
 
 def unwrap_distribution(fn: dist.Distribution) -> tuple[Any, tuple[int, ...], int]:
-    """The distribution under ``expand`` and ``to_event``, and the shape and event dimensions that
-    they add."""
+    """The distribution under ``expand`` and ``to_event``, and the shape and event dims they add."""
     return LocScaleReparam()._unwrap(fn)
 
 

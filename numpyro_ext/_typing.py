@@ -54,8 +54,7 @@ class SamplesLatent(Protocol):
     def sample_latent(
         self, rng_key: jax.Array, params: Params, num_samples: int | None = None
     ) -> Array:
-        """``(num_samples, latent_dim)`` draws in unconstrained space, differentiable in
-        ``params``."""
+        """``(num_samples, latent_dim)`` unconstrained draws, differentiable in ``params``."""
         ...
 
 

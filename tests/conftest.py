@@ -1,5 +1,4 @@
-"""Test set-up: two CPU devices, what makes the compiler cheap, and the tolerances of the two
-legs."""
+"""Test set-up: two CPU devices, what makes compiling cheap, and the tolerances of the two legs."""
 
 import gc
 import os

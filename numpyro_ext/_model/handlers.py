@@ -1,5 +1,4 @@
-"""Effect handlers with which the package runs a model: which rows a plate takes, and what is
-refused."""
+"""Effect handlers for running a model: which rows a plate takes, and what is refused."""
 
 from typing import Any
 
@@ -104,9 +103,8 @@ class refuse_mutable(Messenger):
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "mutable":
             raise ValueError(
-                f"the model has the mutable site '{msg['name']}', which every particle would"
-                " update in its own way; make it a numpyro.param or pass it as an argument of the"
-                " model."
+                f"the model has the mutable site '{msg['name']}', which every particle would update"
+                " in its own way; make it a numpyro.param or pass it as an argument of the model."
             )
 
 
@@ -135,8 +133,7 @@ class every_row(Messenger):
 
 
 class first_rows(Messenger):
-    """Subsampled plates take rows ``0 .. B-1``: their own draw is O(N), and only shapes matter
-    here."""
+    """Give subsampled plates the rows ``0 .. B-1`` where only shapes matter; a draw is O(N)."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "plate":

@@ -24,8 +24,8 @@ class Implicit(dist.Distribution):
     silent collapse that a ``Delta`` in the same place would be.
 
     It is one draw, so it cannot be drawn again: a ``sample_shape``, or a plate larger than the
-    value, would repeat the same number where independent ones are meant, and raises. Inside a
-    plate give ``value`` the plate's shape, from one noise vector per row.
+    value, would repeat the same number where independent ones are meant, and raises. Inside a plate
+    give ``value`` the plate's shape, from one noise vector per row.
 
     :param value: the draw; its last ``event_dim`` dimensions are the event.
     :param int event_dim: number of event dimensions, at least those of ``support``.
@@ -72,8 +72,7 @@ class Implicit(dist.Distribution):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        # Read off the value: under vmap and scan the shape noted at construction is not the
-        # present one.
+        # Read off the value: under vmap and scan its shape is not that of construction.
         shape = jnp.shape(self.value)
         return shape[: len(shape) - self._event_dim]
 
@@ -111,8 +110,7 @@ class Implicit(dist.Distribution):
 
 
 def has_density(fn: Any) -> bool:
-    """Whether ``log_prob`` can be had: no :class:`Implicit`, bare or masked, expanded,
-    ``to_event``."""
+    """Whether it has a ``log_prob``: no :class:`Implicit` under masks, ``expand``, ``to_event``."""
     while fn is not None:
         if not getattr(fn, "has_tractable_density", True):
             return False

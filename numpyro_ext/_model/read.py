@@ -1,5 +1,4 @@
-"""What a NumPyro program contains: its sites, plates and parameters, and the one flat order of its
-latents."""
+"""What a NumPyro program contains: sites, plates, parameters, and the flat order of its latents."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -53,8 +52,7 @@ def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) 
 
 
 def shape_trace(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
-    """The trace of one run without arithmetic: only names, kinds, shapes and types mean
-    anything."""
+    """The trace of a run without arithmetic: only names, kinds, shapes and types have a meaning."""
     box: Trace = {}
 
     def run() -> None:
@@ -66,8 +64,7 @@ def shape_trace(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = Non
 
 
 def set_up(guide: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> None:
-    """Call an auto guide that was never called, so that it does not read its model inside a
-    trace."""
+    """Call an auto guide that was never called, lest it read its model inside a trace."""
     while not isinstance(guide, AutoGuide):
         if not hasattr(guide, "fn"):  # of a handler, or of another wrapper
             return
@@ -100,8 +97,7 @@ def is_delta(site: Site) -> bool:
 
 
 def is_data(site: Site) -> bool:
-    """Whether it is an observed sample site; a ``numpyro.factor``, whose value has size 0, is
-    none."""
+    """Whether it is an observed sample site and not a ``numpyro.factor``."""
     return (
         site["type"] == "sample"
         and site["is_observed"]
@@ -127,8 +123,7 @@ def plate_sizes(*traces: Trace) -> dict[str, tuple[int, int]]:
 
 
 def not_reparameterized(guide_trace: Trace) -> tuple[str, ...]:
-    """Latent sites without a pathwise gradient; noise under ``mask=False`` has no density to need
-    one."""
+    """Latent sites without a pathwise gradient, except noise under ``mask=False``."""
     return tuple(
         site["name"]
         for site in latent_sites(guide_trace)
@@ -157,8 +152,7 @@ def continuous_latents(trace: Trace) -> dict[str, Site]:
             remedy = (
                 "sum it out of the model"
                 if site["fn"].has_enumerate_support
-                else "sum it out of the model, or use numpyro.infer.HMCGibbs with an update of"
-                " your own"
+                else "sum it out of the model, or use numpyro.infer.HMCGibbs with your own update"
             )
             raise ValueError(
                 f"latent site '{name}' is discrete; only continuous latents are supported here:"
@@ -224,8 +218,7 @@ class ModelInfo:
         return jnp.concatenate([jnp.ravel(z[name]) for name in self.latents])
 
     def unravel(self, x: Array) -> Sites:
-        """A ``(size,)`` vector as unconstrained sites, each in the type that it has in the
-        model."""
+        """A ``(size,)`` vector as unconstrained sites, each in its type in the model."""
         return {
             name: x[self.slices[name]]
             .reshape(latent.unconstrained.shape)
@@ -319,8 +312,7 @@ def _inverse_shape(support: constraints.Constraint, shape: tuple[int, ...]) -> t
 
 
 def local_to(info: ModelInfo) -> tuple[str, str] | None:
-    """The first latent site inside a plate that takes a minibatch, and the plate; None if there is
-    none."""
+    """The first latent site inside a plate that takes a minibatch, and that plate, or None."""
     for name, latent in info.latents.items():
         for plate in latent.plates:
             if plate in info.plates:
