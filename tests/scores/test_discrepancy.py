@@ -149,6 +149,9 @@ def test_non_finite_input_gives_nan():
         assert jnp.isnan(squared_mmd(x.at[1, 0].set(bad), y, RBF(1.5), statistic=statistic))
         spoilt = x.at[1, 0].set(bad)
         assert jnp.isnan(squared_ksd(spoilt, score, RBF(1.5), statistic=statistic))
+        # A rule has no bandwidth on such samples, which is no error either.
+        assert jnp.isnan(squared_mmd(x.at[1, 0].set(bad), y, statistic=statistic))
+        assert jnp.isnan(squared_ksd(spoilt, score, statistic=statistic))
         s = score(x).at[0, 0].set(bad)
         assert jnp.isnan(squared_ksd(x, s, RBF(1.5), statistic=statistic))
 
