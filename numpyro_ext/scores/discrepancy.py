@@ -8,8 +8,10 @@ Gretton et al., *A kernel two-sample test* (JMLR 2012).
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import jax
 from jax import Array, lax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -17,7 +19,7 @@ from jax.typing import ArrayLike
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_point_pair, as_points
-from numpyro_ext.scores.base import as_kernel
+from numpyro_ext.scores.base import BaseKernel, RadialKernel, as_kernel
 from numpyro_ext.scores.kernels import IMQ, RBF
 
 __all__ = ["squared_ksd", "squared_mmd", "stein_kernel_matrix"]
@@ -75,7 +77,14 @@ def squared_ksd(
     """
     check_choice("statistic", statistic, ("u", "v"))
     x, s = _with_score(x, score)
-    kernel = as_kernel(IMQ("median_distance") if kernel is None else kernel).resolve(x)
+    kernel = as_kernel(IMQ("median_distance") if kernel is None else kernel)
+    return _compiled(_ksd, kernel)(kernel, x, s, statistic, block_size)
+
+
+def _ksd(
+    kernel: BaseKernel, x: Array, s: Array, statistic: str, block_size: int | None
+) -> Float[Array, ""]:
+    kernel = kernel.resolve(x)
     value = _mean_over_pairs(
         lambda i: kernel.stein(x[i], x, s[i], s), len(x), len(x), statistic, block_size
     )
@@ -109,6 +118,12 @@ def squared_mmd(
     check_choice("statistic", statistic, ("u", "v"))
     x, y = as_point_pair(x, y)
     kernel = as_kernel(RBF("median_distance") if kernel is None else kernel)
+    return _compiled(_mmd, kernel)(kernel, x, y, statistic, block_size)
+
+
+def _mmd(
+    kernel: BaseKernel, x: Array, y: Array, statistic: str, block_size: int | None
+) -> Float[Array, ""]:
     kernel = kernel.resolve(jnp.concatenate([x, y]))
 
     def term(a: Array, b: Array, statistic: str) -> Array:
@@ -116,6 +131,16 @@ def squared_mmd(
 
     value = term(x, x, statistic) + term(y, y, statistic) - 2.0 * term(x, y, "v")
     return _nan_unless_finite(value, x, y)
+
+
+@cache
+def _jitted(fn: Callable[..., Array]) -> Callable[..., Array]:
+    return jax.jit(fn, static_argnums=(3, 4))
+
+
+def _compiled(fn: Callable[..., Array], kernel: BaseKernel) -> Callable[..., Array]:
+    """One program per shape for a kernel that is a pytree; a kernel of one's own runs as it is."""
+    return _jitted(fn) if isinstance(kernel, RadialKernel) else fn
 
 
 def _with_score(x: Any, score: Any) -> tuple[Array, Array]:

@@ -38,28 +38,26 @@ def test_satisfies_the_protocol(name):
     assert isinstance(ESTIMATORS[name](1.0), ScoreEstimator)
 
 
-@pytest.mark.x64
 @every_estimator
-def test_moves_turns_and_scales_with_the_samples(name, tol):
+def test_moves_turns_and_scales_with_the_samples(name):
     x, make = jnp.array(X), ESTIMATORS[name]
     expected = make(1.0)(x)
     assert jnp.abs(expected).max() > 0.1
     turn = jnp.array([[0.6, 0.8], [-0.8, 0.6]])
-    atol = tol(2e-4, 1e-10)
+    atol = 2e-4
     np.testing.assert_allclose(make(1.0)(x + jnp.array([5.0, -3.0])), expected, atol=atol)
     np.testing.assert_allclose(make(1.0)(x @ turn), expected @ turn, atol=atol)
     np.testing.assert_allclose(4.0 * make(4.0)(4.0 * x), expected, atol=atol)
     np.testing.assert_allclose(make(1.0)(x[::-1]), expected[::-1], atol=atol)
 
 
-@pytest.mark.x64
 @every_predictor
-def test_predictions_move_turn_and_scale_with_the_samples(name, tol):
+def test_predictions_move_turn_and_scale_with_the_samples(name):
     x, y, make = jnp.array(X), jnp.array(Y), ESTIMATORS[name]
     expected = make(1.0).fit(x)(y)
     assert jnp.abs(expected).max() > 0.03
     turn, shift = jnp.array([[0.6, 0.8], [-0.8, 0.6]]), jnp.array([5.0, -3.0])
-    atol = tol(2e-4, 1e-10)
+    atol = 2e-4
     np.testing.assert_allclose(make(1.0).fit(x + shift)(y + shift), expected, atol=atol)
     np.testing.assert_allclose(make(1.0).fit(x @ turn)(y @ turn), expected @ turn, atol=atol)
     np.testing.assert_allclose(4.0 * make(4.0).fit(4.0 * x)(4.0 * y), expected, atol=atol)

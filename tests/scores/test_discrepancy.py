@@ -43,9 +43,8 @@ def test_mmd_matches_reference(block_size, tol):
         np.testing.assert_allclose(ours, value, rtol=tol(2e-5, 1e-8))
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("kernel", [IMQ("median")], ids=repr)
-def test_stein_kernel_is_the_double_score_of_the_kernel(kernel, tol):
+def test_stein_kernel_is_the_double_score_of_the_kernel(kernel):
     """k0 = p^-1(x) p^-1(y) trace d/dx d/dy [p(x) k p(y)], by autodiff."""
     x = jnp.array(X)
     kernel = kernel.resolve(x)
@@ -59,7 +58,7 @@ def test_stein_kernel_is_the_double_score_of_the_kernel(kernel, tol):
 
     expected = jax.vmap(lambda a: jax.vmap(lambda b: k0(a, b))(x))(x)
     ours = stein_kernel_matrix(x, score(x), kernel)
-    np.testing.assert_allclose(ours, expected, atol=tol(2e-5, 1e-12))
+    np.testing.assert_allclose(ours, expected, atol=2e-5)
 
 
 def test_stein_discrepancy_of_a_shift_follows_its_law():
@@ -149,6 +148,9 @@ def test_non_finite_input_gives_nan():
         assert jnp.isnan(squared_mmd(x.at[1, 0].set(bad), y, RBF(1.5), statistic=statistic))
         spoilt = x.at[1, 0].set(bad)
         assert jnp.isnan(squared_ksd(spoilt, score, RBF(1.5), statistic=statistic))
+        # A rule has no bandwidth on such samples, which is no error either.
+        assert jnp.isnan(squared_mmd(x.at[1, 0].set(bad), y, statistic=statistic))
+        assert jnp.isnan(squared_ksd(spoilt, score, statistic=statistic))
         s = score(x).at[0, 0].set(bad)
         assert jnp.isnan(squared_ksd(x, s, RBF(1.5), statistic=statistic))
 
