@@ -17,7 +17,7 @@ from tests.mcmc.models import from_potential, gaussian_mean, gaussian_mean_data
 
 LOC, COVARIANCE = np.array([1.0, -2.0]), np.array([[1.0, 0.6], [0.6, 2.0]])
 PRECISION = np.linalg.inv(COVARIANCE)
-CHAINS = 4000
+CHAINS = 2000
 
 
 def correlated():
@@ -35,7 +35,7 @@ def whirl(z):
 
 @pytest.mark.parametrize("score", [jnp.zeros_like, whirl], ids=["zero", "whirl"])
 def test_any_score_keeps_the_law(score):
-    """Started far off; 4000 chains, each averaged over 150 draws."""
+    """Started far off; 2000 chains, each averaged over 150 draws."""
     kernel = KernelHMC(correlated, 0.5, score=score, num_leapfrog=3)
     far = {"z": jnp.asarray(LOC + 3 * np.ones((CHAINS, 2)))}
 
@@ -144,9 +144,9 @@ def test_stein_score_from_samples():
         steps_per_sample=5,
     )
     fns = {"z": lambda s: s.z["z"], "zz": lambda s: s.z["z"] ** 2, "p": lambda s: s.accept_prob}
-    out, state = average(kernel, fns, 20, 10, chains=300)
+    out, state = average(kernel, fns, 20, 10, chains=100)
     for name, expected in (("z", LOC), ("zz", LOC**2 + np.diag(COVARIANCE))):
-        mean, error = out[name].mean(0), out[name].std(0) / 300**0.5
+        mean, error = out[name].mean(0), out[name].std(0) / 100**0.5
         assert np.all(np.abs(mean - expected) < 4 * error), (name, mean, error)
     assert out["p"].mean() > 0.6
     assert state.num_accepted.mean() > 0.6 * 150

@@ -103,12 +103,12 @@ BLOCKS = {
 @pytest.mark.parametrize("integrator", BLOCKS)
 def test_gaussian_law(integrator):
     """
-    Blocks of 5000 coordinates over 60 draws 10 transitions (3 units of time) apart.
+    Blocks of 2500 coordinates over 60 draws 10 transitions (3 units of time) apart.
 
     The correlation of z over 3 units at friction 1.5 and curvature 2 is below 0.15: variances have
-    a relative error of sqrt(2 * 1.05 / 300 000) = 0.265 %.
+    a relative error of sqrt(2 * 1.05 / 150 000) = 0.375 %.
     """
-    blocks, size = BLOCKS[integrator], 5000
+    blocks, size = BLOCKS[integrator], 2500
     h, s2, V, M = (np.repeat([block[k] for block in blocks], size) for k in range(4))
     kernel = SGHMC(
         gaussian,
@@ -134,18 +134,18 @@ def test_gaussian_law(integrator):
         rows = slice(k * size, (k + 1) * size)
         expected = law(integrator, noise, known, curvature, mass)
         assert table is None or expected == pytest.approx(table, rel=1e-6)
-        within(jnp.var(z[:, rows]), expected, expected * 0.00265)
-        within(jnp.mean(z[:, rows]), -2.0, (expected * 1.35 / 300_000) ** 0.5)
+        within(jnp.var(z[:, rows]), expected, expected * 0.00375)
+        within(jnp.mean(z[:, rows]), -2.0, (expected * 1.35 / 150_000) ** 0.5)
         var_r = float(jnp.var(fields["r"][:, rows]))
         T_e = expected * curvature
         if integrator == "aboba":
             r = mass * T_e / (1 - EPS**2 * curvature / mass / 4)
-            within(var_r, r, r * 0.00265)
+            within(var_r, r, r * 0.00375)
             kinetic.append(r / mass)
         elif integrator == "baoab" and noise == 0:
-            within(var_r, mass, mass * 0.00265)
+            within(var_r, mass, mass * 0.00375)
     if kinetic:
-        within(jnp.mean(fields["kinetic_temperature"]), np.mean(kinetic), np.mean(kinetic) * 0.0014)
+        within(jnp.mean(fields["kinetic_temperature"]), np.mean(kinetic), np.mean(kinetic) * 0.002)
 
 
 @pytest.mark.parametrize(("integrator", "eps"), [("baoab", 0.15)])

@@ -29,13 +29,13 @@ def test_one_transition_is_the_formula(tol):
 
 def test_gaussian_law():
     """
-    Variance and correlation of 3 blocks of 10 000 coordinates over 100 draws 3 transitions apart.
+    Variance and correlation of 3 blocks of 4000 coordinates over 100 draws 3 transitions apart.
 
     A draw's square correlates by rho^2 with the next, rho = (1 - eps h)^3 <= 0.78, so the variance
-    has a relative error of at most sqrt(2 (1 + rho^2) / (1 - rho^2) / 10^6) = 0.29 %, and the
-    correlation one of 0.001.
+    has a relative error of at most sqrt(2 (1 + rho^2) / (1 - rho^2) / 400 000) = 0.46 %, and
+    the correlation one of 0.0016.
     """
-    eps, size, temperature = 0.1, 10_000, 0.5
+    eps, size, temperature = 0.1, 4_000, 0.5
     blocks = [(2.0, 3.0, 0.3611111), (0.8, 2.0, None), (4.0, 0.0, None)]
     h, s2 = (jnp.repeat(jnp.array([block[k] for block in blocks]), size) for k in range(2))
     kernel = SGLD(
@@ -51,7 +51,7 @@ def test_gaussian_law():
         within(jnp.var(draws), expected, expected * error)
         within(jnp.mean(draws), 4.0, (expected * (1 + rho) / (1 - rho) / draws.size) ** 0.5)
         centred = draws - 4.0
-        within(jnp.mean(centred[1:] * centred[:-1]) / jnp.var(draws), rho, 0.001)
+        within(jnp.mean(centred[1:] * centred[:-1]) / jnp.var(draws), rho, 0.0016)
 
 
 def test_asymmetric_quartic():

@@ -103,9 +103,9 @@ def test_step_adds_its_terms(form, tol):
 
 
 def moments_of(form, eps, steps):
-    """Mean and second moments of pi over 1500 chains, with standard errors."""
+    """Mean and second moments of pi over 800 chains, with standard errors."""
     theta, to_simplex, _, _ = REFERENCE[form]
-    chains = jnp.broadcast_to(theta, (1500, *theta.shape))
+    chains = jnp.broadcast_to(theta, (800, *theta.shape))
     pi = jax.vmap(to_simplex)
 
     def body(carry, key):
@@ -115,13 +115,13 @@ def moments_of(form, eps, steps):
         return (theta, total + jnp.concatenate([p, p**2], -1)), None
 
     def run(theta, keys):
-        return lax.scan(body, (theta, jnp.zeros((1500, 6))), keys)[0]
+        return lax.scan(body, (theta, jnp.zeros((800, 6))), keys)[0]
 
     keys = random.split(random.key(1), 2 * steps)
     theta, _ = jax.jit(run)(chains, keys[:steps])
     _, total = jax.jit(run)(theta, keys[steps:])
     mean = np.asarray(total, float) / steps
-    return mean.mean(0), mean.std(0) / 1500**0.5
+    return mean.mean(0), mean.std(0) / 800**0.5
 
 
 @pytest.mark.parametrize(
@@ -135,12 +135,12 @@ def moments_of(form, eps, steps):
 )
 def test_draws_are_dirichlet(form, eps):
     """Posterior Dirichlet(11, 6, 2.5); a small step leaves 1 % of bias in the moments."""
-    got, error = moments_of(form, eps, 1500)
+    got, error = moments_of(form, eps, 1200)
     a = COUNTS + ALPHA
     mean = a / N
     second = a * (a + 1) / (N * (N + 1))
     expected = np.concatenate([mean, second])
-    assert np.all(error < 0.017 * expected)
+    assert np.all(error < 0.025 * expected)
     assert np.all(np.abs(got - expected) < 4 * error + 0.01 * expected), (got / expected, error)
     variance, expected = got[3:] - got[:3] ** 2, mean * (1 - mean) / (N + 1)
     np.testing.assert_allclose(variance, expected, rtol=0.05)
