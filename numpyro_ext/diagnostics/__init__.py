@@ -2,7 +2,7 @@
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext.diagnostics.arviz import to_arviz
-from numpyro_ext.diagnostics.diagnose import Diagnosis, diagnose
+from numpyro_ext.diagnostics.diagnosis import Diagnosis, diagnose
 from numpyro_ext.diagnostics.discrepancy import (
     kernel_stein_discrepancy,
     maximum_mean_discrepancy,

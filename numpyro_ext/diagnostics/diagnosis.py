@@ -280,7 +280,7 @@ def _weight_rows(log_w: np.ndarray) -> list[Row]:
         verdict = right if ok else f"in these units {wrong}"
         rows = [Row(what, share, None, limit, ok, verdict)]
     bounds = evidence_bounds(log_w, alphas=(1.0, 0.0))
-    (elbo, log_evidence), (se, se0) = bounds.values, bounds.standard_errors
+    (elbo, log_evidence), (se, se0) = bounds.values.tolist(), bounds.standard_errors.tolist()
     gap = f"the bound of order 0 is {log_evidence - elbo:.3g} nats above it."
     rows.append(Row("ELBO (order 1)", elbo, se, "", None, gap))
     verdict = "the estimate of the log evidence."
