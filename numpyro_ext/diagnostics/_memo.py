@@ -1,8 +1,8 @@
 """What was compiled for a fit, so that a second look at the same fit compiles nothing.
 
-A program is the same while it is the same object, on the same arguments, and while what its function
-reads from outside (closures, global variables) is the same: a model that reads a global array is
-compiled anew when that array is replaced.
+A program is the same while it is the same object, on the same arguments, and while what its
+function reads from outside (closures, global variables) is the same: a model that reads a global
+array is compiled anew when that array is replaced.
 """
 
 from collections import OrderedDict
@@ -32,7 +32,7 @@ class _Unknown(Exception):
 
 
 class _Reader:
-    """Turns programs and arguments into hashable keys, and keeps alive what has only an identity."""
+    """Turns programs and arguments into keys, and keeps alive what has only an identity."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
