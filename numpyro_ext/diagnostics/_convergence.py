@@ -1,5 +1,4 @@
-"""Whether the chains of a run, or the restarts of a fit, agree, and how many draws they are
-worth."""
+"""Whether chains, or restarts of a fit, agree, and how many draws they are worth."""
 
 from collections.abc import Collection
 import math
@@ -15,15 +14,13 @@ RHAT = 1.01
 COORDINATES = 1000
 """At most so many coordinates are looked at, equally spaced."""
 SLOWER = 20
-"""Measured over predicted transitions per independent draw that a nearly normal posterior
-allows."""
+"""Measured over predicted transitions per independent draw that is still near normal."""
 FALL = 0.1
 """Nats by which the losses may still fall over the last fifth."""
 
 
 class _Numbers:
-    """R-hat and effective sample sizes of the coordinates of draws ``{site: (chain, draw,
-    *site)}``."""
+    """R-hat and effective sample sizes of draws ``{site: (chain, draw, *site)}``."""
 
     def __init__(self, draws: dict[str, np.ndarray], latents: Collection[str] = ()) -> None:
         from arviz_stats.base.array import array_stats

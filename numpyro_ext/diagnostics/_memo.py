@@ -32,8 +32,7 @@ class _Unknown(Exception):
 
 
 class _Reader:
-    """Turns programs and arguments into hashable keys, and keeps alive what has only an
-    identity."""
+    """Turns programs and arguments into keys, and keeps alive what has only an identity."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []

@@ -1,5 +1,4 @@
-"""The rules by which a run of stochastic-gradient MCMC is judged, in ``diagnose`` and
-``to_arviz``."""
+"""How ``diagnose`` and ``to_arviz`` judge a run of stochastic-gradient MCMC."""
 
 import math
 from typing import Any, NamedTuple

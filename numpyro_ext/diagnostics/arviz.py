@@ -237,7 +237,13 @@ def to_arviz(
     optima; ``pareto_khat`` judges a single one. The LOO to quote for a variational fit is
     ``az.loo_approximate_posterior(dt, log_p=dt.sample_stats.lp, log_q=dt.sample_stats.log_q)``.
 
-    Cost: S draws times the likelihood of N data, and S*N floats for the log likelihoods.
+    Cost: S draws times the likelihood of N data, and S*N floats for the log likelihoods; a group
+    of more than 1 GB is refused before anything is computed.
+
+    A stochastic-gradient run that cannot be trusted is converted all the same, with an
+    :class:`InferenceWarning`: its temperature (or for ``SGLD`` the variance that its gradients
+    imply) is off by more than 10 % and three standard errors, more than 1 % of its draws diverged,
+    or the step was halved in warmup. :func:`diagnose` says more.
 
     Four cases that need a word:
 
