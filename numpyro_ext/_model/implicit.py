@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
+from numpyro_ext._model.read import layers
+
 __all__ = ["Implicit", "IntractableDensityError", "has_density"]
 
 
@@ -111,8 +113,4 @@ class Implicit(dist.Distribution):
 
 def has_density(fn: Any) -> bool:
     """Whether it has a ``log_prob``: no :class:`Implicit` under masks, ``expand``, ``to_event``."""
-    while fn is not None:
-        if not getattr(fn, "has_tractable_density", True):
-            return False
-        fn = getattr(fn, "base_dist", None)
-    return True
+    return all(getattr(layer, "has_tractable_density", True) for layer in layers(fn))

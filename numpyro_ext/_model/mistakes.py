@@ -11,7 +11,14 @@ from numpyro.distributions import constraints
 from numpyro.primitives import Messenger
 
 from numpyro_ext._model.implicit import has_density
-from numpyro_ext._model.read import Site, base_distribution, is_data, is_delta, latent_sites
+from numpyro_ext._model.read import (
+    Site,
+    base_distribution,
+    is_data,
+    is_delta,
+    latent_sites,
+    layers,
+)
 from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Model, Trace
 
@@ -81,11 +88,7 @@ def _word(support: Any) -> str:
 
 
 def _is_masked(fn: Any) -> bool:
-    while fn is not None:
-        if mask_of(fn) is not None:
-            return True
-        fn = getattr(fn, "base_dist", None)
-    return False
+    return any(mask_of(layer) is not None for layer in layers(fn))
 
 
 def check_observed(trace: Trace) -> None:
@@ -180,8 +183,4 @@ def _check_nan(name: str, site: Site) -> None:
 
 def _is_stock(fn: Any) -> bool:
     """Whether every layer is NumPyro's own: a user's distribution may know what to do with NaN."""
-    while fn is not None:
-        if not type(fn).__module__.startswith("numpyro."):
-            return False
-        fn = getattr(fn, "base_dist", None)
-    return True
+    return all(type(layer).__module__.startswith("numpyro.") for layer in layers(fn))

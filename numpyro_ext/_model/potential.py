@@ -133,9 +133,9 @@ class Potential:
         Each piece ``c`` of a plate has the whole prior and the scale ``N/|c|``, so the pieces are
         averaged with weights ``|c|/N``; with several plates over all combinations of their pieces.
         """
-        first = {name: jnp.arange(batch) for name, (_, batch) in self.plates.items()}
         zeros = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(self.value_and_grad, z, first)
+            lambda x: jnp.zeros(x.shape, x.dtype),
+            jax.eval_shape(self.value_and_grad, z, self.first_rows()),
         )
 
         def add(total: Any, part: Any, weight: float) -> Any:
@@ -160,6 +160,10 @@ class Potential:
             return total
 
         return average(list(self.plates), {})
+
+    def first_rows(self) -> dict[str, Array]:
+        """Rows ``0 .. B-1`` of every plate: a batch where any will do."""
+        return {name: jnp.arange(batch) for name, (_, batch) in self.plates.items()}
 
     def prior(self) -> "Potential":
         """The same without the observed sites: minus the log prior, Jacobian included."""

@@ -30,6 +30,7 @@ __all__ = [
     "is_data",
     "is_delta",
     "latent_sites",
+    "layers",
     "local_to",
     "model_info",
     "not_reparameterized",
@@ -68,7 +69,7 @@ def set_up(guide: Model, args: tuple = (), kwargs: dict[str, Any] | None = None)
     while not isinstance(guide, AutoGuide):
         if not hasattr(guide, "fn"):  # of a handler, or of another wrapper
             return
-        guide = guide.fn  # type: ignore
+        guide = guide.fn  # type: ignore[attr-defined] - looked at just above
     if guide.prototype_trace is None:
         with block(), jax.ensure_compile_time_eval():
             seed(guide, 0)(*args, **(kwargs or {}))
@@ -84,11 +85,17 @@ def latent_sites(trace: Trace) -> Iterator[Site]:
     return (site for site in sample_sites(trace) if not site["is_observed"])
 
 
+def layers(fn: Any) -> Iterator[Any]:
+    """A distribution, and those under its ``expand``, ``mask``, ``to_event`` and transforms."""
+    while fn is not None:
+        yield fn
+        fn = getattr(fn, "base_dist", None)
+
+
 def base_distribution(fn: Any) -> Any:
-    """The distribution under ``expand``, ``mask``, ``to_event`` and transforms."""
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return fn
+    """The innermost layer."""
+    *_, innermost = layers(fn)
+    return innermost
 
 
 def is_delta(site: Site) -> bool:
@@ -127,16 +134,9 @@ def not_reparameterized(guide_trace: Trace) -> tuple[str, ...]:
     return tuple(
         site["name"]
         for site in latent_sites(guide_trace)
-        if not site["fn"].has_rsample and not _is_masked_out(site["fn"])
+        if not site["fn"].has_rsample
+        and not any(mask_of(layer) is False for layer in layers(site["fn"]))
     )
-
-
-def _is_masked_out(fn: Any) -> bool:
-    while hasattr(fn, "base_dist"):
-        if mask_of(fn) is False:
-            return True
-        fn = fn.base_dist
-    return False
 
 
 def continuous_latents(trace: Trace) -> dict[str, Site]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_ext.diagnostics._rules import Row
+from numpyro_ext.diagnostics._rules import Row, equally_spaced
 
 __all__ = ["convergence_rows", "loss_rows", "restart_rows"]
 
@@ -27,7 +27,7 @@ class _Numbers:
 
         sizes = [math.prod(x.shape[2:]) for x in draws.values()]
         total = sum(sizes)
-        chosen = np.unique(np.linspace(0, total - 1, min(COORDINATES, total)).astype(int))
+        chosen = equally_spaced(total, COORDINATES)
         self.names, self.stuck, columns, start = [], [], [], 0
         for (site, x), size in zip(draws.items(), sizes, strict=True):
             here = chosen[(chosen >= start) & (chosen < start + size)] - start

@@ -17,7 +17,7 @@ from numpyro_ext._typing import GradientEstimator, Model, Params, Sites
 from numpyro_ext.diagnostics._memo import Memo, memo_of, remember
 from numpyro_ext.diagnostics.full_data import full_data, minibatch_plates
 
-__all__ = ["Fit", "check_key", "fit_of"]
+__all__ = ["Fit", "check_key", "fit_of", "restarts_of"]
 
 
 class Fit(NamedTuple):
@@ -75,10 +75,15 @@ def _params_of(result: Any, restart: int) -> Params:
     return {**params, **(mutable or {})}
 
 
+def restarts_of(result: Any) -> list[Any]:
+    """The results of a list of restarts; a single result is one restart."""
+    is_list = isinstance(result, list | tuple) and not hasattr(result, "_fields")
+    return list(result) if is_list else [result]
+
+
 def _all_params(result: Any) -> list[Params]:
     """One dict of params per restart, all of the same shapes."""
-    is_list = isinstance(result, list | tuple) and not hasattr(result, "_fields")
-    results = list(result) if is_list else [result]
+    results = restarts_of(result)
     if not results:
         raise ValueError("result is an empty list; pass at least one result.")
     params = [_params_of(one, i) for i, one in enumerate(results)]

@@ -11,11 +11,16 @@ from numpyro.infer import MCMC
 
 from numpyro_ext._checks import InferenceWarning
 
-__all__ = ["Row", "facts_of", "mean_and_error", "sgmcmc_rows", "warn"]
+__all__ = ["Row", "equally_spaced", "facts_of", "mean_and_error", "sgmcmc_rows", "warn"]
 
 OFF = 0.1
 """Relative error of a temperature or of a variance that is still fine."""
 DIVERGING = 0.01
+
+
+def equally_spaced(size: int, most: int) -> np.ndarray:
+    """At most so many of the numbers ``0 .. size - 1``, the first and the last among them."""
+    return np.unique(np.linspace(0, size - 1, min(most, size)).astype(int))
 
 
 class Row(NamedTuple):

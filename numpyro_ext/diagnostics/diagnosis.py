@@ -14,8 +14,8 @@ from numpyro.infer import MCMC
 from numpyro_ext._checks import check_count
 from numpyro_ext._typing import Model
 from numpyro_ext.diagnostics._convergence import convergence_rows, loss_rows, restart_rows
-from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
-from numpyro_ext.diagnostics._rules import Row, facts_of, sgmcmc_rows
+from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, restarts_of
+from numpyro_ext.diagnostics._rules import Row, equally_spaced, facts_of, sgmcmc_rows
 from numpyro_ext.diagnostics.arviz import mcmc_stats, to_arviz
 from numpyro_ext.diagnostics.discrepancy import points_and_score
 from numpyro_ext.diagnostics.evidence import evidence_bounds
@@ -177,8 +177,7 @@ def diagnose(
         rng_key=rng_key,
         log_likelihood=False,
     )
-    is_list = isinstance(result, list | tuple) and not hasattr(result, "_fields")
-    found = [getattr(one, "losses", None) for one in (result if is_list else [result])]
+    found = [getattr(one, "losses", None) for one in restarts_of(result)]
     losses = [np.asarray(one) for one in found if one is not None]
     return _of_guide(tree, [one for one in losses if one.ndim == 1])
 
@@ -259,7 +258,7 @@ def _of_guide(tree: Any, losses: list[np.ndarray]) -> Diagnosis:
 
 def _weight_rows(log_w: np.ndarray) -> list[Row]:
     units = log_w.reshape(len(log_w), -1)
-    chosen = np.unique(np.linspace(0, units.shape[1] - 1, min(UNITS, units.shape[1])).astype(int))
+    chosen = equally_spaced(units.shape[1], UNITS)
     if not np.all(np.isfinite(units) | (units == -np.inf)) or len(log_w) < 25:
         verdict = (
             "there are too few weights or some are not numbers, because the guide leaves the"

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.linalg import solve_discrete_lyapunov
 
-__all__ = ["FRICTIONS", "Choice", "choose_linear", "choose_sghmc", "choose_sgld", "choose_sgnht"]
+__all__ = ["Choice", "choose_linear", "choose_sghmc", "choose_sgld", "choose_sgnht"]
 
 LARGEST_STEP = 0.5
 _EPS = np.geomspace(1e-4, LARGEST_STEP, 60)
-FRICTIONS = np.geomspace(1.0, 1000.0, 60)
+_FRICTIONS = np.geomspace(1.0, 1000.0, 60)
 
 
 class Choice(NamedTuple):
@@ -58,7 +58,7 @@ def choose_sghmc(
     noise: np.ndarray,
     max_bias: float,
     *,
-    frictions: np.ndarray = FRICTIONS,
+    friction: float | None = None,
     least_injected: float = 0.0,
     law: str = "aboba",
 ) -> Choice:
@@ -69,11 +69,11 @@ def choose_sghmc(
     - BAOAB: the same with the noise term over :math:`1 - \epsilon^2/4`;
     - Euler: :math:`(1 + \epsilon s^2 / 2C) (1 - \epsilon^2 / (2 (2 - \epsilon C)))^{-1}`.
 
-    :param frictions: those that are tried.
+    :param friction: C; None tries many.
     :param least_injected: variance that the injected noise, as a gradient noise, must not be below:
         :math:`4 \tanh(C\epsilon/2) / \epsilon^2`.
     """
-    eps, C = np.meshgrid(_EPS, frictions, indexing="ij")
+    eps, C = _grid(friction)
     s2, coth = float(np.max(noise)), 1 / np.tanh(C * eps / 2)
     if law == "euler":
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -86,7 +86,7 @@ def choose_sghmc(
 
 
 def choose_sgnht(
-    noise: np.ndarray, max_bias: float, *, frictions: np.ndarray = FRICTIONS, shared: bool = True
+    noise: np.ndarray, max_bias: float, *, friction: float | None = None, shared: bool = True
 ) -> Choice:
     r"""
     The friction :math:`\xi` of a thermostat makes the mean over its coordinates of
@@ -98,7 +98,7 @@ def choose_sgnht(
 
     :param shared: whether all coordinates share one thermostat; else every mean is its own.
     """
-    eps, C = np.meshgrid(_EPS, frictions, indexing="ij")
+    eps, C = _grid(friction)
     mean = float(np.mean(noise))
     # coth(xi eps / 2) = 1 / level has a solution only for a level below 1.
     level = (2 * C * eps + eps**2 * mean) / (4 * (1 - eps**2 / 4))
@@ -136,6 +136,12 @@ def choose_linear(
     slowest = 1 / np.min(np.abs(np.real(np.linalg.eigvals(drift))))
     eps = _largest(lambda eps: abs(ratio(eps) - 1) <= max_bias, slowest)
     return Choice(eps, None, ratio(eps), 2 * slowest / eps)
+
+
+def _grid(friction: float | None) -> list[np.ndarray]:
+    """Steps and frictions to try, ``(60, frictions)`` each."""
+    frictions = _FRICTIONS if friction is None else np.array([friction])
+    return list(np.meshgrid(_EPS, frictions, indexing="ij"))
 
 
 def _largest(allowed: Callable[[float], bool], scale: float) -> float:

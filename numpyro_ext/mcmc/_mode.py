@@ -18,7 +18,7 @@ from numpyro_ext._typing import GradientEstimator
 from numpyro_ext.mcmc.minibatch import replace_indices
 from numpyro_ext.mcmc.whitening import Whitening
 
-__all__ = ["DENSE_UP_TO", "Mode", "find_mode", "measure_noise"]
+__all__ = ["DENSE_UP_TO", "NEAR", "Mode", "find_mode", "measure_noise"]
 
 DENSE_UP_TO = 512
 """Latent dimensions up to which the curvature is a matrix."""
@@ -26,6 +26,8 @@ _ADAM_STEPS, _ADAM_PIECES = 2000, 20
 _NEWTON_STEPS = 60
 _HALVINGS = 12
 _CURVATURE_ROWS = 10_000
+NEAR = 0.05
+"""Decrement below which a point is a mode."""
 _LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
 _NOISE_POINTS, _NOISE_BATCHES = 24, 32
 
@@ -94,8 +96,7 @@ class Surface:
 
     def prior_curvature(self, x: Array) -> Array:
         """That of the prior alone."""
-        first = {name: jnp.arange(batch) for name, (_, batch) in self.potential.plates.items()}
-        prior = self.potential.prior()
+        first, prior = self.potential.first_rows(), self.potential.prior()
         return self._second(
             lambda x: self.info.ravel(prior.value_and_grad(self.info.unravel(x), first)[1]), x
         )
@@ -191,7 +192,7 @@ def _newton(surface: Surface, x: Array) -> tuple[Array, Array, Array, Array, Arr
         k = carry[0] + 1
         return k, surface.full(x - 0.5**k * step)[0]
 
-    near = decrement < 0.05
+    near = decrement < NEAR
     k, new_value = lax.while_loop(
         worse, halve, (jnp.asarray(-1, jnp.int32), jnp.where(near, value, jnp.inf))
     )

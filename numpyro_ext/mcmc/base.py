@@ -143,7 +143,8 @@ class SGMCMCKernel(ModelKernel):
         self.minibatch = minibatch
         self.sharding = sharding
         self._num_devices = num_devices(sharding)
-        self._num_descent = 0
+        self.num_descent = 0
+        """Transitions at the beginning that only descend: none without momentum."""
 
     def estimators(self, center: Sites) -> list[GradientEstimator]:
         if self._gradient_is_given:
@@ -187,15 +188,10 @@ class SGMCMCKernel(ModelKernel):
         """Those of the kernel's fields that are drawn anew after a divergence."""
         return {}
 
-    @property
-    def num_descent(self) -> int:
-        """Transitions at the beginning that only descend: none without momentum."""
-        return self._num_descent
-
     def setup(self, potential: Potential) -> None:
         """Checks that need the model's sites, supports or plates; called by :meth:`init` first."""
         far = "r" in self.state_class._fields and not self._starts_near
-        self._num_descent = self._num_adapt // 2 if far else 0
+        self.num_descent = self._num_adapt // 2 if far else 0
         check_batches(potential.plates, self._num_devices)
         for what, schedule, check in (
             ("step_size", self._schedule, check_positive),
@@ -249,7 +245,7 @@ class SGMCMCKernel(ModelKernel):
         eps = self.step_size_at(i, dtype) * state.step_scale
         T = self.temperature_at(i, dtype)
         grad_fn = GradFn(self, potential, i, idx, key_gradient, state.gradient)
-        if self._num_descent:
+        if self.num_descent:
             z, (U, grad, gradient), fields = self._descend(key_step, state, grad_fn, eps, T)
         else:
             z, (U, grad, gradient), fields = self.step(key_step, state, state.z, grad_fn, eps, T)
@@ -302,7 +298,7 @@ class SGMCMCKernel(ModelKernel):
         momentum are kept below their thermal size (a coordinate then moves by about ``eps`` at
         most), and the kernel's own fields begin anew at the end.
         """
-        descending = state.i < self._num_descent
+        descending = state.i < self.num_descent
         scale = self.momentum_scale(jnp.where(T > 0, T, 1))
         grad_fn = replace(grad_fn, bound=jnp.where(descending, scale / eps, jnp.inf))
         T = jnp.where(descending, 0, T)
@@ -312,7 +308,7 @@ class SGMCMCKernel(ModelKernel):
         fresh = partial(self.init_state, random.fold_in(rng_key, 1), z)
         names = jax.eval_shape(fresh)
         kept = {name: fields.get(name, getattr(state, name)) for name in names}
-        last = state.i + 1 == self._num_descent
+        last = state.i + 1 == self.num_descent
         return Transition(z, estimate, lax.cond(last, fresh, lambda: kept))
 
     def momentum_scale(self, T: Array) -> Array:

@@ -90,7 +90,7 @@ class ModelKernel(MCMCKernel):
             )
         self._model = model
         self._finds_settings = step_size is None
-        self._schedule: Any = step_size if callable(step_size) else None
+        self._schedule: Any = step_size
         if step_size is not None and not callable(step_size):
             self._schedule = ConstantSchedule(step_size)
         self.given_whitening = self._whitening = whitening

@@ -6,7 +6,6 @@ from typing import Any
 import warnings
 
 from jax import Array, random
-import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
@@ -19,12 +18,11 @@ from numpyro_ext._model.potential import Potential, draw_params, draw_start
 from numpyro_ext._model.read import read_model
 from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext._typing import Model, Sites
-from numpyro_ext.mcmc._mode import DENSE_UP_TO, Mode, find_mode, measure_noise
+from numpyro_ext.mcmc._mode import DENSE_UP_TO, NEAR, Mode, find_mode, measure_noise
 from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["Settings", "find_settings", "find_whitening"]
 
-_NEAR = 0.05
 _TOO_MANY = 10_000
 _SVI_STEPS = 5_000
 
@@ -188,10 +186,9 @@ def find_normal(
         start, energy, _ = draw_start(
             key_start, model, info, *potential.arguments, init_strategy=init_strategy
         )
-        first = {name: jnp.arange(batch) for name, (_, batch) in potential.plates.items()}
-        potential.check_start(start, first, energy)
+        potential.check_start(start, potential.first_rows(), energy)
     mode = find_mode(key_mode, potential, info.ravel(start))
-    if mode.num_negative == 0 and mode.decrement <= _NEAR:
+    if mode.num_negative == 0 and mode.decrement <= NEAR:
         return Found(potential, mode, (), mode.row_gradients)
     what = (
         f"the curvature has {mode.num_negative} negative directions where the search for a mode"
@@ -221,8 +218,7 @@ def find_settings(
         found = find_normal(key_normal, model, potential, start, kernel.init_strategy)
     else:
         found = Found(potential, Mode(given.center, given.factor, 0.0, 0, 0), (), 0)
-    constrained = potential.postprocess()(potential.info.unravel(found.mode.x))
-    center = {name: constrained[name] for name in potential.info.latents}
+    center = _constrained(potential, potential.info.unravel(found.mode.x))
     estimators = kernel.estimators(center)
     noises = [measure_noise(key_noise, potential, found.mode, e) for e in estimators]
     zero = np.zeros(potential.info.size)
@@ -267,14 +263,20 @@ def warn(problems: tuple[str, ...]) -> None:
         warnings.warn(InferenceWarning(" ".join(problems)), stacklevel=2)
 
 
+def _constrained(potential: Potential, z: Sites) -> Sites:
+    """The latent sites of an unconstrained point, in their supports."""
+    return potential.info.in_order(potential.postprocess()(z))
+
+
 def _fit(rng_key: Array, model: Model, potential: Potential, start: Sites) -> Mode:
     """A variational fit on the same minibatches, as a mode and a factor."""
     info, (args, kwargs) = potential.info, potential.arguments
     dense = info.size <= DENSE_UP_TO
     guide_class = AutoMultivariateNormal if dense else AutoDiagonalNormal
-    values = {name: potential.postprocess()(start)[name] for name in info.latents}
     guide = guide_class(
-        first_rows(model), init_loc_fn=init_to_value(values=values), init_scale=0.05
+        first_rows(model),
+        init_loc_fn=init_to_value(values=_constrained(potential, start)),
+        init_scale=0.05,
     )
     rate = optax.exponential_decay(0.02, _SVI_STEPS, 0.02)
     svi = SVI(model, guide, optax.adam(rate), Trace_ELBO(num_particles=8))

@@ -14,7 +14,7 @@ from numpyro.infer import init_to_uniform
 from numpyro_ext._checks import check_choice, check_count, check_nonnegative, check_positive
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import GradientEstimator, Model, Sites
-from numpyro_ext.mcmc._laws import FRICTIONS, Choice, choose_sghmc
+from numpyro_ext.mcmc._laws import Choice, choose_sghmc
 from numpyro_ext.mcmc.base import SGMCMCKernel
 from numpyro_ext.mcmc.grad_fn import GradFn
 from numpyro_ext.mcmc.kernel import Schedule
@@ -280,9 +280,7 @@ class SGHMC(SGMCMCKernel):
         return choose_sghmc(
             left,
             self.max_bias,
-            frictions=FRICTIONS
-            if self._given_friction is None
-            else np.array([self._given_friction]),
+            friction=self._given_friction,
             # The estimate is corrected for by injecting less, so there must be enough to take off.
             least_injected=1.5 * float(np.max(noise - left)),
             law=self._integrator,

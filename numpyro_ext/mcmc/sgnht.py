@@ -11,7 +11,7 @@ from numpyro.infer import init_to_uniform
 
 from numpyro_ext._checks import check_choice, check_positive
 from numpyro_ext._typing import GradientEstimator, Model
-from numpyro_ext.mcmc._laws import FRICTIONS, Choice, choose_sgnht
+from numpyro_ext.mcmc._laws import Choice, choose_sgnht
 from numpyro_ext.mcmc.base import SGMCMCKernel
 from numpyro_ext.mcmc.grad_fn import GradFn
 from numpyro_ext.mcmc.kernel import Schedule
@@ -171,9 +171,7 @@ class SGNHT(SGMCMCKernel):
         return choose_sgnht(
             self.noise_ratio(noise),
             self.max_bias,
-            frictions=FRICTIONS
-            if self._given_friction is None
-            else np.array([self._given_friction]),
+            friction=self._given_friction,
             shared=self._thermostat != "per_parameter",
         )
 
