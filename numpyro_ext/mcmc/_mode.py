@@ -3,7 +3,7 @@ around it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,10 +15,18 @@ from tqdm.auto import tqdm
 
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import GradientEstimator
-from numpyro_ext.mcmc.minibatch import replace_indices
+from numpyro_ext.mcmc.minibatch import draw_indices
 from numpyro_ext.mcmc.whitening import Whitening
 
-__all__ = ["DENSE_UP_TO", "NEAR", "Mode", "find_mode", "measure_noise"]
+__all__ = [
+    "DENSE_UP_TO",
+    "NEAR",
+    "NOISE_ESTIMATES",
+    "Mode",
+    "batch_rows",
+    "find_mode",
+    "measure_noise",
+]
 
 DENSE_UP_TO = 512
 """Latent dimensions up to which the curvature is a matrix."""
@@ -29,7 +37,11 @@ _CURVATURE_ROWS = 10_000
 NEAR = 0.05
 """Decrement below which a point is a mode."""
 _LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
-_NOISE_POINTS, _NOISE_BATCHES = 24, 32
+_NOISE_POINTS, _NOISE_BATCHES = 512, 4
+# The noise of a corrected gradient grows as the square of the distance, so it varies from point to
+# point by one to two times its mean: few points with many batches would miss the mean by a third.
+NOISE_ESTIMATES = _NOISE_POINTS * _NOISE_BATCHES
+"""Gradient estimates from which their noise is measured."""
 
 
 class Mode(NamedTuple):
@@ -52,6 +64,11 @@ class Mode(NamedTuple):
     row_gradients: int
 
 
+def batch_rows(potential: Potential) -> int:
+    """Rows in one minibatch of every plate; 1 without a plate."""
+    return sum(batch for _, batch in potential.plates.values()) or 1
+
+
 class Surface:
     """A potential as functions of the flat vector."""
 
@@ -60,20 +77,7 @@ class Surface:
 
     def batch(self, rng_key: Array) -> dict[str, Array]:
         """One batch of every plate, drawn with replacement."""
-        plates = self.potential.plates
-        keys = random.split(rng_key, max(len(plates), 1))
-        return {
-            name: replace_indices(key, *sizes)
-            for (name, sizes), key in zip(plates.items(), keys, strict=False)
-        }
-
-    @cached_property
-    def batch_rows(self) -> int:
-        return sum(batch for _, batch in self.potential.plates.values()) or 1
-
-    @cached_property
-    def all_rows(self) -> int:
-        return sum(size for size, _ in self.potential.plates.values()) or 1
+        return draw_indices(rng_key, {}, self.potential.plates)[0]
 
     def value_and_grad(self, x: Array, idx: dict[str, Array]) -> tuple[Array, Array]:
         value, grad = self.potential.value_and_grad(self.info.unravel(x), idx)
@@ -119,18 +123,19 @@ def find_mode(rng_key: Array, potential: Potential, start: Array) -> Mode:
     :param start: ``(n,)``, where to begin.
     """
     surface = Surface(potential)
+    all_rows = sum(size for size, _ in potential.plates.values()) or 1
     with _bar(_ADAM_PIECES + _NEWTON_STEPS, "finding the mode") as advance:
         x = start
         spent = 0
         piece, state = _adam(surface), None
         for k, key in enumerate(random.split(rng_key, _ADAM_PIECES)):
             x, state = piece(x, state if state is not None else _moments(x), key, k)
-            spent += _ADAM_STEPS // _ADAM_PIECES * surface.batch_rows
+            spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
             advance()
         newton = jax.jit(partial(_newton, surface))
         for _ in range(_NEWTON_STEPS):
             x, decrement, moved, factor, num_negative, tries = newton(x)
-            spent += int(tries) * surface.all_rows
+            spent += int(tries) * all_rows
             advance()
             if not bool(moved):
                 break
@@ -207,7 +212,9 @@ def measure_noise(
     """
     The variance of a gradient estimate over its batches, whitened: ``(n,)``.
 
-    It is the mean over points of the normal approximation.
+    It is the mean over points of the normal approximation: of a noise that depends on the place,
+    :math:`s^2(\\xi)`, the variance of a Gaussian target feels the mean to first order, without a
+    weight, because the function whose drift is :math:`\\xi_k^2 - 1` is a quadratic one.
     """
     surface, info = Surface(potential), potential.info
     whitening = Whitening(mode.x, mode.factor)

@@ -18,7 +18,15 @@ from numpyro_ext._model.potential import Potential, draw_params, draw_start
 from numpyro_ext._model.read import read_model
 from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext._typing import Model, Sites
-from numpyro_ext.mcmc._mode import DENSE_UP_TO, NEAR, Mode, find_mode, measure_noise
+from numpyro_ext.mcmc._mode import (
+    DENSE_UP_TO,
+    NEAR,
+    NOISE_ESTIMATES,
+    Mode,
+    batch_rows,
+    find_mode,
+    measure_noise,
+)
 from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["Settings", "find_settings", "find_whitening"]
@@ -222,6 +230,8 @@ def find_settings(
     estimators = kernel.estimators(center)
     noises = [measure_noise(key_noise, potential, found.mode, e) for e in estimators]
     zero = np.zeros(potential.info.size)
+    # A corrected gradient takes two.
+    noise_rows = NOISE_ESTIMATES * batch_rows(potential) * (3 if len(noises) == 2 else len(noises))
     plain, corrected = ([*noises, zero] if len(noises) == 1 else noises or [zero, zero])[:2]
     control_variate = len(noises) == 2 and np.max(corrected) < 0.8 * np.max(plain)
     choice = kernel.choose(corrected if control_variate else plain, found)
@@ -251,7 +261,7 @@ def find_settings(
         noise_control_variate=float(np.max(corrected)),
         variance_ratio=choice.variance_ratio,
         transitions=choice.transitions,
-        row_gradients=found.row_gradients,
+        row_gradients=found.row_gradients + noise_rows,
         problems=problems,
     )
     return settings, found.whitening
@@ -282,5 +292,4 @@ def _fit(rng_key: Array, model: Model, potential: Potential, start: Sites) -> Mo
     svi = SVI(model, guide, optax.adam(rate), Trace_ELBO(num_particles=8))
     result = svi.run(rng_key, _SVI_STEPS, *args, progress_bar=False, stable_update=True, **kwargs)
     center, factor = normal_of_guide(guide, result.params)
-    batch = sum(size for _, size in info.plates.values()) or 1
-    return Mode(center, factor, 0.0, 0, 8 * _SVI_STEPS * batch)
+    return Mode(center, factor, 0.0, 0, 8 * _SVI_STEPS * batch_rows(potential))
