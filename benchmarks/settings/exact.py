@@ -1,10 +1,11 @@
-"""Means and standard deviations of posteriors that are Gaussian given one or two scales, in double
-precision: the Gaussian part in closed form, the scales on a fine grid."""
+"""Means and standard deviations of posteriors that are known given one or two numbers, in double
+precision: the rest in closed form or by quadrature, these numbers on a fine grid."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from scipy.special import betaln, polygamma, psi
 
 Moments = tuple[np.ndarray, np.ndarray]
 
@@ -87,10 +88,10 @@ def varying_intercepts(
 ) -> dict[str, Moments]:
     """Given tau and sigma, ``(mu, a_raw, slope)`` is Gaussian."""
     groups, rows = int(group.max()) + 1, len(y)
-    residual = np.std(y - (np.bincount(group, y) / np.bincount(group))[group])
-    log_taus = np.log(0.7) + np.linspace(-8, 8, 97) / np.sqrt(2 * groups)
-    log_sigmas = np.log(residual) - 0.05 + np.linspace(-8, 8, 97) / np.sqrt(2 * rows)
     z = np.column_stack([np.ones(rows), np.eye(groups)[group], x])
+    residual = y - z @ np.linalg.lstsq(z, y, rcond=None)[0]
+    log_taus = np.log(0.7) + np.linspace(-8, 8, 97) / np.sqrt(2 * groups)
+    log_sigmas = np.log(np.std(residual)) + np.linspace(-8, 12, 97) / np.sqrt(2 * rows)
     G, b, yy = z.T @ z, z.T @ y, y @ y
     prior = np.array([1 / 25, *np.ones(groups), 1 / 25])
     weights, means, variances, scales = [], [], [], []
@@ -119,6 +120,53 @@ def varying_intercepts(
         "slope": (mean[-1], sd[-1]),
         "tau": (ends[0], end_sds[0]),
         "sigma": (ends[1], end_sds[1]),
+    }
+
+
+def baseball(hits: np.ndarray, at_bats: int) -> dict[str, Moments]:
+    """Given m and kappa, every phi is Beta; all as unconstrained numbers."""
+    logit_m, log_kappa = np.meshgrid(np.linspace(-3, 1, 401), np.linspace(-8, 16, 801))
+    m, kappa = 1 / (1 + np.exp(-logit_m)).ravel(), 1 + np.exp(log_kappa).ravel()
+    a = m[:, None] * kappa[:, None] + hits
+    b = (1 - m[:, None]) * kappa[:, None] + at_bats - hits
+    evidence = betaln(a, b).sum(1) - len(hits) * betaln(m * kappa, (1 - m) * kappa)
+    log_prior = np.log(m * (1 - m)) - 2.5 * np.log(kappa) + log_kappa.ravel()
+    phi = psi(a) - psi(b), polygamma(1, a) + polygamma(1, b)
+    scales = np.stack([logit_m.ravel(), log_kappa.ravel()], 1)
+    mean, sd = mixed(evidence + log_prior, scales, np.zeros_like(scales))
+    return {
+        "m": (mean[0], sd[0]),
+        "kappa": (mean[1], sd[1]),
+        "phi": mixed(evidence + log_prior, *phi),
+    }
+
+
+def baseball_logits(hits: np.ndarray, at_bats: int) -> dict[str, Moments]:
+    """Given loc and scale, every alpha is an integral by itself."""
+    nodes, node_weights = np.polynomial.hermite_e.hermegauss(100)
+    locs, log_scales = np.linspace(-2.5, 0.0, 201), np.linspace(-12, 3, 301)
+    weights, means, variances, scales = [], [], [], []
+    for log_scale in log_scales:
+        scale = np.exp(log_scale)
+        alpha = locs[:, None] + scale * nodes
+        success, failure = -np.logaddexp(0, -alpha), -np.logaddexp(0, alpha)
+        rows = hits[:, None, None] * success + (at_bats - hits[:, None, None]) * failure
+        top = rows.max(-1, keepdims=True)
+        w = node_weights * np.exp(rows - top)
+        total = w.sum(-1)
+        mean = (w * alpha).sum(-1) / total
+        variances.append(((w * (alpha - mean[..., None]) ** 2).sum(-1) / total).T)
+        log_prior = -0.5 * (locs + 1) ** 2 - np.log1p(scale**2) + log_scale
+        weights.append((np.log(total) + top[..., 0]).sum(0) + log_prior)
+        means.append(mean.T)
+        scales.append(np.stack([locs, np.full_like(locs, log_scale)], 1))
+    weight = np.concatenate(weights)
+    ends = np.concatenate(scales)
+    mean, sd = mixed(weight, ends, np.zeros_like(ends))
+    return {
+        "loc": (mean[0], sd[0]),
+        "scale": (mean[1], sd[1]),
+        "alpha": mixed(weight, np.concatenate(means), np.concatenate(variances)),
     }
 
 

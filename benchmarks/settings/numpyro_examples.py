@@ -46,7 +46,8 @@ def _problem(
 
 def baseball(*, logits: bool) -> Problem:
     """Hits of 18 players in their first 45 times at bat (Efron and Morris)."""
-    hits = jnp.array([18, 17, 16, 15, 14, 14, 13, 12, 11, 11, 10, 10, 10, 10, 10, 9, 8, 7])
+    hits = np.array([18, 17, 16, 15, 14, 14, 13, 12, 11, 11, 10, 10, 10, 10, 10, 9, 8, 7])
+    truth = (exact.baseball_logits if logits else exact.baseball)(hits, 45)
 
     def pooled(hits: Any, batch: int | None) -> None:
         m = numpyro.sample("m", dist.Uniform(0, 1))
@@ -62,7 +63,7 @@ def baseball(*, logits: bool) -> Problem:
             alpha = numpyro.sample("alpha", dist.Normal(loc, scale))
             numpyro.sample("hits", dist.Binomial(45, logits=alpha), obs=hits)
 
-    return _problem(pooled_logits if logits else pooled, hits)
+    return _problem(pooled_logits if logits else pooled, jnp.asarray(hits), truth=truth)
 
 
 def admissions() -> Problem:

@@ -23,6 +23,7 @@ __all__ = [
     "NEAR",
     "NOISE_ESTIMATES",
     "Mode",
+    "Surface",
     "batch_rows",
     "find_mode",
     "measure_noise",
@@ -87,15 +88,18 @@ class Surface:
         value, grad = self.potential.full_value_and_grad(self.info.unravel(x))
         return value, self.info.ravel(grad)
 
-    def curvature(self, x: Array) -> Array:
-        """``(n, n)``, or the ``(n,)`` diagonal for large n, on at most 10,000 evenly spaced rows
-        of a plate."""
+    def some_rows(self) -> dict[str, Array]:
+        """At most 10,000 evenly spaced rows of every plate, 1,000 for large n."""
         dense = self.info.size <= DENSE_UP_TO
         most = _CURVATURE_ROWS if dense else _CURVATURE_ROWS // 10
-        idx = {
+        return {
             name: (jnp.arange(min(size, most)) * (size / min(size, most))).astype(jnp.int32)
             for name, (size, _) in self.potential.plates.items()
         }
+
+    def curvature(self, x: Array) -> Array:
+        """``(n, n)``, or the ``(n,)`` diagonal for large n, on some rows."""
+        idx = self.some_rows()
         return self._second(lambda x: self.value_and_grad(x, idx)[1], x)
 
     def prior_curvature(self, x: Array) -> Array:

@@ -163,7 +163,8 @@ class PSGLD(SGMCMCKernel):
     def choose(self, noise: np.ndarray, found: Found) -> Choice:
         # At stationarity E g^2 is the curvature, 1, plus the noise.
         noise = self.noise_ratio(noise)
-        return choose_sgld(noise, self.max_bias, 1 / (self._damping + np.sqrt(1 + noise)))
+        scale = 1 / (self._damping + np.sqrt(1 + noise))
+        return choose_sgld(noise, self.max_bias, scale, stiffness=found.stiffness)
 
     def step(
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array

@@ -27,6 +27,7 @@ from numpyro_ext.mcmc._mode import (
     find_mode,
     measure_noise,
 )
+from numpyro_ext.mcmc._shape import NOT_NORMAL, Shape, measure_shape
 from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["Settings", "find_settings", "find_whitening"]
@@ -118,6 +119,8 @@ class Found:
     mode: Mode
     problems: tuple[str, ...]
     row_gradients: int
+    stiffness: float = 1.0
+    """The largest curvature in whitened coordinates; 1 if the posterior is normal."""
 
     @property
     def whitening(self) -> Whitening:
@@ -189,27 +192,41 @@ def find_normal(
     """A normal approximation of the posterior: at its mode, or where there is none a variational
     one."""
     info = potential.info
-    key_start, key_mode, key_svi = random.split(rng_key, 3)
+    key_start, key_mode, key_svi, key_shape = random.split(rng_key, 4)
     if start is None:
         start, energy, _ = draw_start(
             key_start, model, info, *potential.arguments, init_strategy=init_strategy
         )
         potential.check_start(start, potential.first_rows(), energy)
     mode = find_mode(key_mode, potential, info.ravel(start))
-    if mode.num_negative == 0 and mode.decrement <= NEAR:
-        return Found(potential, mode, (), mode.row_gradients)
-    what = (
-        f"the curvature has {mode.num_negative} negative directions where the search for a mode"
-        " ended"
-        if mode.num_negative
-        else f"the search for a mode ended {mode.decrement:.2g} standard deviations from one"
-    )
-    problem = (
-        f"{what}, so center and scales come from a variational fit instead; reparametrise the model"
-        " (LocScaleReparam for hierarchies), or give init_params near the mode."
-    )
+    known = mode.num_negative == 0 and mode.decrement <= NEAR
+    shape = measure_shape(key_shape, potential, mode) if known else Shape(np.inf, 1.0)
+    if shape.departure <= NOT_NORMAL:
+        return Found(potential, mode, (), mode.row_gradients, shape.stiffness)
     fit = _fit(key_svi, model, potential, start)
-    return Found(potential, fit, (problem,), mode.row_gradients + fit.row_gradients)
+    spent = mode.row_gradients + fit.row_gradients
+    of_fit = measure_shape(key_shape, potential, fit)
+    if known and shape.departure <= of_fit.departure:
+        fit, of_fit = mode, shape
+    problems = ()
+    if not known:
+        what = (
+            f"the curvature has {mode.num_negative} negative directions where the search for a mode"
+            " ended"
+            if mode.num_negative
+            else f"the search for a mode ended {mode.decrement:.2g} standard deviations from one"
+        )
+        problems += (
+            f"{what}, so center and scales come from a variational fit instead; reparametrise the"
+            " model (LocScaleReparam for hierarchies), or give init_params near the mode.",
+        )
+    elif of_fit.departure > NOT_NORMAL:
+        problems += (
+            "gradients around the center are far from those of a normal posterior (relative error"
+            f" {of_fit.departure**0.5:.2g}), so the scales found do not hold in all of it;"
+            " reparametrise the model (LocScaleReparam for hierarchies), or use NUTS.",
+        )
+    return Found(potential, fit, problems, spent, of_fit.stiffness)
 
 
 def find_settings(
@@ -225,7 +242,9 @@ def find_settings(
     if given is None:
         found = find_normal(key_normal, model, potential, start, kernel.init_strategy)
     else:
-        found = Found(potential, Mode(given.center, given.factor, 0.0, 0, 0), (), 0)
+        mode = Mode(given.center, given.factor, 0.0, 0, 0)
+        shape = measure_shape(key_normal, potential, mode)
+        found = Found(potential, mode, (), 0, shape.stiffness)
     center = _constrained(potential, potential.info.unravel(found.mode.x))
     estimators = kernel.estimators(center)
     noises = [measure_noise(key_noise, potential, found.mode, e) for e in estimators]

@@ -284,6 +284,7 @@ class SGHMC(SGMCMCKernel):
             # The estimate is corrected for by injecting less, so there must be enough to take off.
             least_injected=1.5 * float(np.max(noise - left)),
             law=self._integrator,
+            stiffness=found.stiffness,
         )
 
     def take(self, settings: Settings) -> None:

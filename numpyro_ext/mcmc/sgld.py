@@ -107,7 +107,8 @@ class SGLD(SGMCMCKernel):
         )
 
     def choose(self, noise: np.ndarray, found: Found) -> Choice:
-        return choose_sgld(self.noise_ratio(noise), self.max_bias)
+        noise = self.noise_ratio(noise)
+        return choose_sgld(noise, self.max_bias, stiffness=found.stiffness)
 
     def step(
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
