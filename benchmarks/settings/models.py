@@ -144,7 +144,7 @@ def eight_schools(folder: Path, *, centred: bool = False) -> Problem:
         model,
         (jnp.asarray(y, jnp.float32), jnp.asarray(sigma, jnp.float32)),
         truth=exact.eight_schools(y, sigma, centred=centred),
-        by_hand=tuple((step, 0.5) for step in (0.03, 0.1, 0.3, 1.0)),
+        by_hand=tuple((step, 0.5) for step in (0.01, 0.03, 0.1, 0.3)),
     )
 
 
