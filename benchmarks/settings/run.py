@@ -28,7 +28,7 @@ import time
 from typing import Any, NamedTuple
 import warnings
 
-import arviz_stats
+from arviz_stats.base import array_stats
 import jax
 from jax import random
 from models import PROBLEMS, WARNED, Problem
@@ -95,9 +95,7 @@ def smallest_ess(samples: dict[str, Any]) -> float:
     sizes = []
     for value in samples.values():
         columns = np.asarray(value, float).reshape(*np.shape(value)[:2], -1)
-        sizes += [
-            arviz_stats.base.array_stats.ess(columns[..., k]) for k in range(columns.shape[-1])
-        ]
+        sizes += [array_stats.ess(columns[..., k]) for k in range(columns.shape[-1])]
     return float(np.min(sizes))
 
 
@@ -134,7 +132,8 @@ def nuts(problem: Problem, cache: Path | None) -> tuple[Truth, dict[str, float]]
         cache.parent.mkdir(parents=True, exist_ok=True)
         flat = {f"{s}/mean": mean for s, (mean, _) in moments.items()}
         flat |= {f"{s}/sd": sd for s, (_, sd) in moments.items()}
-        np.savez(cache, **numbers, **facts, **flat)
+        kept: dict[str, Any] = numbers | facts | flat
+        np.savez(cache, **kept)
     return moments, facts
 
 

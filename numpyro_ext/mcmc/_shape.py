@@ -12,10 +12,11 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext.mcmc._mode import Mode, Surface
 from numpyro_ext.mcmc.whitening import Whitening
 
-__all__ = ["NOT_NORMAL", "Shape", "measure_shape"]
+__all__ = ["NORMAL_FIT", "NORMAL_MODE", "Shape", "measure_shape"]
 
-NOT_NORMAL = 0.3
-"""Departure above which a variational fit is tried in place of the mode."""
+NORMAL_MODE, NORMAL_FIT = 0.3, 0.1
+"""Departures up to which a mode, and a variational fit in its place, are taken without a warning;
+a fit has come as near as a normal can, so what it leaves is of another kind."""
 _POINTS, _POWERS = 64, 10
 _QUANTILE, _STIFFEST = 0.95, 1e4
 

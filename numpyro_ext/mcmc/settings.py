@@ -27,7 +27,7 @@ from numpyro_ext.mcmc._mode import (
     find_mode,
     measure_noise,
 )
-from numpyro_ext.mcmc._shape import NOT_NORMAL, Shape, measure_shape
+from numpyro_ext.mcmc._shape import NORMAL_FIT, NORMAL_MODE, Shape, measure_shape
 from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["Settings", "find_settings", "find_whitening"]
@@ -201,7 +201,7 @@ def find_normal(
     mode = find_mode(key_mode, potential, info.ravel(start))
     known = mode.num_negative == 0 and mode.decrement <= NEAR
     shape = measure_shape(key_shape, potential, mode) if known else Shape(np.inf, 1.0)
-    if shape.departure <= NOT_NORMAL:
+    if shape.departure <= NORMAL_MODE:
         return Found(potential, mode, (), mode.row_gradients, shape.stiffness)
     fit = _fit(key_svi, model, potential, start)
     spent = mode.row_gradients + fit.row_gradients
@@ -220,7 +220,7 @@ def find_normal(
             f"{what}, so center and scales come from a variational fit instead; reparametrise the"
             " model (LocScaleReparam for hierarchies), or give init_params near the mode.",
         )
-    elif of_fit.departure > NOT_NORMAL:
+    elif of_fit.departure > NORMAL_FIT:
         problems += (
             "gradients around the center are far from those of a normal posterior (relative error"
             f" {of_fit.departure**0.5:.2g}), so the scales found do not hold in all of it;"
