@@ -26,6 +26,7 @@ __all__ = [
     "Surface",
     "batch_rows",
     "find_mode",
+    "find_modes",
     "measure_noise",
 ]
 
@@ -56,6 +57,8 @@ class Mode(NamedTuple):
        standard deviations.
      - **num_negative** - negative directions of the curvature, which were turned positive.
      - **row_gradients** - gradients of single rows that the search took.
+     - **log_evidence** - logarithm of the integral of :math:`e^{-U}` by this normal, up to a
+       constant.
     """
 
     x: Array
@@ -63,6 +66,17 @@ class Mode(NamedTuple):
     decrement: float
     num_negative: int
     row_gradients: int
+    log_evidence: float = np.nan
+
+    @property
+    def known(self) -> bool:
+        """Whether the point is a mode."""
+        return self.num_negative == 0 and self.decrement <= NEAR
+
+    def distance(self, x: Array) -> float:
+        """Of another point, in standard deviations of this normal."""
+        to_xi = Whitening(self.x, self.factor).to_xi
+        return float(jnp.linalg.norm(to_xi(x)))
 
 
 def batch_rows(potential: Potential) -> int:
@@ -126,24 +140,31 @@ def find_mode(rng_key: Array, potential: Potential, start: Array) -> Mode:
 
     :param start: ``(n,)``, where to begin.
     """
+    return next(find_modes(rng_key, potential, [start]))
+
+
+def find_modes(rng_key: Array, potential: Potential, starts: list[Array]) -> Iterator[Mode]:
+    """The modes that :func:`find_mode` finds from each of these points, one after another, all by
+    the same compiled functions."""
     surface = Surface(potential)
     all_rows = sum(size for size, _ in potential.plates.values()) or 1
-    with _bar(_ADAM_PIECES + _NEWTON_STEPS, "finding the mode") as advance:
-        x = start
-        spent = 0
-        piece, state = _adam(surface), None
-        for k, key in enumerate(random.split(rng_key, _ADAM_PIECES)):
-            x, state = piece(x, state if state is not None else _moments(x), key, k)
-            spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
-            advance()
-        newton = jax.jit(partial(_newton, surface))
-        for _ in range(_NEWTON_STEPS):
-            x, decrement, moved, factor, num_negative, tries = newton(x)
-            spent += int(tries) * all_rows
-            advance()
-            if not bool(moved):
-                break
-    return Mode(x, factor, float(decrement), int(num_negative), spent)
+    piece, newton = _adam(surface), jax.jit(partial(_newton, surface))
+    for start, key_start in zip(starts, random.split(rng_key, len(starts)), strict=True):
+        with _bar(_ADAM_PIECES + _NEWTON_STEPS, "finding the mode") as advance:
+            x, spent, state = start, 0, _moments(start)
+            for k, key in enumerate(random.split(key_start, _ADAM_PIECES)):
+                x, state = piece(x, state, key, k)
+                spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
+                advance()
+            for _ in range(_NEWTON_STEPS):
+                x, value, decrement, moved, factor, num_negative, tries = newton(x)
+                spent += int(tries) * all_rows
+                advance()
+                if not bool(moved):
+                    break
+        diagonal = jnp.diagonal(factor) if factor.ndim == 2 else factor
+        log_evidence = float(jnp.sum(jnp.log(jnp.abs(diagonal))) - value)
+        yield Mode(x, factor, float(decrement), int(num_negative), spent, log_evidence)
 
 
 def _moments(x: Array) -> Any:
@@ -173,9 +194,9 @@ def _adam(surface: Surface) -> Callable[..., tuple[Array, Any]]:
     return piece
 
 
-def _newton(surface: Surface, x: Array) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """One damped step: ``(x, decrement, whether it moved, factor, number of negative directions,
-    passes)``."""
+def _newton(surface: Surface, x: Array) -> tuple[Array, ...]:
+    """One damped step: ``(x, potential, decrement, whether it moved, factor, number of negative
+    directions, passes)``."""
     value, g = surface.full(x)
     H, prior = surface.curvature(x), surface.prior_curvature(x)
     if H.ndim == 2:
@@ -207,7 +228,8 @@ def _newton(surface: Surface, x: Array) -> tuple[Array, Array, Array, Array, Arr
     )
     moved = ~near & (new_value <= value)
     x = jnp.where(moved, x - 0.5 ** k.astype(x.dtype) * step, x)
-    return x, decrement, moved, factor, jnp.sum(w < 0), k + 2
+    value = jnp.where(moved, new_value, value)
+    return x, value, decrement, moved, factor, jnp.sum(w < 0), k + 2
 
 
 def measure_noise(

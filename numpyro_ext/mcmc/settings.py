@@ -20,11 +20,10 @@ from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext._typing import Model, Sites
 from numpyro_ext.mcmc._mode import (
     DENSE_UP_TO,
-    NEAR,
     NOISE_ESTIMATES,
     Mode,
     batch_rows,
-    find_mode,
+    find_modes,
     measure_noise,
 )
 from numpyro_ext.mcmc._shape import NORMAL_FIT, NORMAL_MODE, Shape, measure_shape
@@ -34,6 +33,8 @@ __all__ = ["Settings", "find_settings", "find_whitening"]
 
 _TOO_MANY = 10_000
 _SVI_STEPS = 5_000
+_MORE_STARTS = 3
+_SHARE = 7.0  # nats: a mode with less than a thousandth of the mass is not looked at
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,10 @@ def find_whitening(
     The coordinates of the normal approximation of a model's posterior at its mode.
 
     Adam on minibatches and damped Newton steps on all rows find the mode; the inverse curvature
-    there is the covariance. It is dense up to 512 latent dimensions. Where there is no mode, the
-    normal is a variational fit, and an :class:`InferenceWarning` says so.
+    there is the covariance. It is dense up to 512 latent dimensions. Where there is no mode, or
+    where gradients around it are far from those of a normal posterior, the normal is a variational
+    fit; an :class:`InferenceWarning` says so where there is no mode and where the fit is not near
+    either.
 
     :param model: Python callable containing NumPyro primitives.
     :param args: arguments of the model.
@@ -189,27 +192,33 @@ def find_normal(
     start: Sites | None,
     init_strategy: Callable[..., Any] = init_to_uniform,
 ) -> Found:
-    """A normal approximation of the posterior: at its mode, or where there is none a variational
-    one."""
+    """A normal approximation of the posterior: at its mode, or a variational one where there is
+    none or where the posterior around it is far from normal, as with scales of a hierarchy."""
     info = potential.info
     key_start, key_mode, key_svi, key_shape = random.split(rng_key, 4)
+    given = start is not None
     if start is None:
         start, energy, _ = draw_start(
             key_start, model, info, *potential.arguments, init_strategy=init_strategy
         )
         potential.check_start(start, potential.first_rows(), energy)
-    mode = find_mode(key_mode, potential, info.ravel(start))
-    known = mode.num_negative == 0 and mode.decrement <= NEAR
-    shape = measure_shape(key_shape, potential, mode) if known else Shape(np.inf, 1.0)
+    key_more = random.fold_in(key_start, 1)
+    more = random.uniform(key_more, (_MORE_STARTS, info.size), minval=-2, maxval=2)
+    modes = find_modes(key_mode, potential, [info.ravel(start), *more])
+    mode = next(modes)
+    spent, problems = mode.row_gradients, ()
+    if mode.known and not given:
+        mode, problems, more_spent = _most_likely([mode, *modes])
+        spent += more_spent
+    shape = measure_shape(key_shape, potential, mode) if mode.known else Shape(np.inf, 1.0)
     if shape.departure <= NORMAL_MODE:
-        return Found(potential, mode, (), mode.row_gradients, shape.stiffness)
+        return Found(potential, mode, problems, spent, shape.stiffness)
     fit = _fit(key_svi, model, potential, start)
-    spent = mode.row_gradients + fit.row_gradients
+    spent += fit.row_gradients
     of_fit = measure_shape(key_shape, potential, fit)
-    if known and shape.departure <= of_fit.departure:
+    if mode.known and shape.departure <= of_fit.departure:
         fit, of_fit = mode, shape
-    problems = ()
-    if not known:
+    if not mode.known:
         what = (
             f"the curvature has {mode.num_negative} negative directions where the search for a mode"
             " ended"
@@ -227,6 +236,26 @@ def find_normal(
             " reparametrise the model (LocScaleReparam for hierarchies), or use NUTS.",
         )
     return Found(potential, fit, problems, spent, of_fit.stiffness)
+
+
+def _most_likely(modes: list[Mode]) -> tuple[Mode, tuple[str, ...], int]:
+    """The mode of most mass, a sentence if another one has a share in it, and the gradients spent
+    on all but the first."""
+    spent = sum(mode.row_gradients for mode in modes[1:])
+    known = [mode for mode in modes if mode.known and np.isfinite(mode.log_evidence)]
+    best = max(known, key=lambda mode: mode.log_evidence, default=modes[0])
+    far = 3 + float(np.sqrt(best.x.size))
+    distances = [
+        best.distance(mode.x) for mode in known if mode.log_evidence > best.log_evidence - _SHARE
+    ]
+    if max(distances, default=0.0) <= far:
+        return best, (), spent
+    problem = (
+        f"searches from {len(modes)} points ended at different modes, {max(distances):.2g} standard"
+        " deviations apart, and all chains start at one of them and may not leave it; give each"
+        " chain init_params of its own, or check that the modes are copies of each other."
+    )
+    return best, (problem,), spent
 
 
 def find_settings(

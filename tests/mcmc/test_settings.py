@@ -244,6 +244,13 @@ def two_modes(x):
         numpyro.sample("x", mixture, obs=x[i])
 
 
+def test_several_modes_warn():
+    """The locations of two components may be exchanged: near either mode all is normal."""
+    x = 2.0 * (jnp.arange(100) % 2 * 2 - 1) + 0.6 * random.normal(random.key(3), (100,))
+    with pytest.warns(InferenceWarning, match="searches from 4 points ended at different modes"):
+        SGHMC(two_modes).init(random.key(0), 10, None, (x,))
+
+
 @pytest.mark.parametrize("option", ["target_accept_prob", "dense_mass"])
 def test_an_option_of_nuts_is_answered_by_a_sentence(option):
     with pytest.raises(TypeError, match=f"SGHMC takes no {option}, which adapts a kernel with an"):
