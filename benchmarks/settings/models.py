@@ -72,7 +72,7 @@ def large_logistic(rows: int) -> Problem:
         (jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)),
         256,
         {"w": exact.logistic(x, y.astype(float), 10.0)},
-        nuts=(1, 250, 100),
+        nuts=(1, 300, 200),
     )
 
 
