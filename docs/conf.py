@@ -49,6 +49,7 @@ sphinx_gallery_conf = {
     "min_reported_time": 600,
     "write_computation_times": False,
     "image_srcset": ["2x"],
+    "capture_repr": (),
 }
 
 MODULES = ("diagnostics", "guides", "mcmc", "objectives", "particles", "scores", "targets")
