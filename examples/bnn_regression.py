@@ -1,5 +1,7 @@
-"""Renyi bounds of five orders on Bayesian neural network regression (Li and Turner, 2016, section
-5.1).
+"""Bayesian neural networks by Renyi bounds of five orders
+=======================================================
+
+Regression as in Li and Turner (2016, section 5.1).
 
 One hidden layer of 50 rectified units, weights N(0, 1), mean-field Gaussian posterior, learned
 noise, minibatches of 32 rows (the energy approximation), K = 100 particles, 500 epochs of Adam at

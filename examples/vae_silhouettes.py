@@ -1,5 +1,7 @@
-"""VAE, IWAE and VR-max on binary images: three orders of one bound (Li and Turner, 2016, section
-5.2).
+"""VAE, IWAE and VR-max on binary images
+=====================================
+
+Three orders of one bound (Li and Turner, 2016, section 5.2).
 
 Two tanh layers of 200 units to and from 50 latent dimensions, Bernoulli pixels, K particles per
 image. The same model and encoder are trained with ``VRELBO`` of order 1 (VAE), 0 (IWAE) and -inf
