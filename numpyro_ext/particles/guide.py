@@ -17,7 +17,7 @@ from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._model.potential import Potential, draw_start
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Float, Model, Params, Sites, Trace
-from numpyro_ext.particles.base import check_distinct, read_latents
+from numpyro_ext.particles.base import check_distinct, read_latents, warn_of_few_particles
 
 __all__ = ["AutoParticles"]
 
@@ -101,6 +101,7 @@ class AutoParticles(ContinuousGuide):
             rows = {n: jnp.tile(jnp.arange(size), (m, 1)) for n, (_, size) in info.plates.items()}
             Potential(self.model, info, params, args, kwargs).check_start(z, rows, potential)
         x = jax.vmap(info.ravel)(z)
+        warn_of_few_particles(*x.shape)
         return x + self.init_scale * random.normal(key_noise, x.shape, x.dtype)
 
     def latent_distribution(self) -> Any:

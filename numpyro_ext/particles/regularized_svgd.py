@@ -80,6 +80,8 @@ class RegularizedSVGD(ParticleField):
         3.0 2.0
     """
 
+    takes_every_kernel = False
+
     def __init__(
         self,
         kernel: Any = None,
