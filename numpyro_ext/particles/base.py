@@ -339,14 +339,17 @@ def read_latents(model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo
 
 
 def check_distinct(x: Array, remedy: str) -> None:
-    """Refuse particles that all coincide: no field ever separates them."""
+    """Refuse particles that coincide: no field ever separates them."""
     if x.shape[0] < 2 or isinstance(x, Tracer):
         return
     values = np.asarray(x)  # NumPy, because inside a loop JAX would trace the comparison
-    if np.any(values != values[0]):
+    distinct = len(np.unique(values, axis=0))
+    # Of many particles in one dimension some draws coincide by rounding.
+    if distinct > 0.9 * len(values):
         return
     raise ValueError(
-        f"all {x.shape[0]} particles start at the same point and would stay there; {remedy}"
+        f"{len(values)} particles start at {distinct} different points, and those that start at the"
+        f" same point would stay together; {remedy}"
     )
 
 

@@ -13,6 +13,7 @@ import warnings
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 import numpy as np
 from numpyro.handlers import substitute
 from numpyro.infer.initialization import init_to_uniform
@@ -125,6 +126,9 @@ class ParVI(MCMCKernel):
     :param int steps_per_sample: steps in one iteration of ``MCMC``.
     :param bool forward_mode_differentiation: whether to differentiate in forward mode, which models
         with ``while_loop`` need; it costs d times as much.
+    :param sharding: a ``NamedSharding`` of one axis, over whose devices the particles and their
+        gradients are spread, such as ``NamedSharding(mesh, PartitionSpec("particles"))``; m must be
+        a multiple of their number. The answer does not depend on it, up to rounding.
 
     .. doctest::
 
@@ -155,6 +159,7 @@ class ParVI(MCMCKernel):
         init_strategy: Callable[..., Any] = init_to_uniform,
         steps_per_sample: int = 1,
         forward_mode_differentiation: bool = False,
+        sharding: NamedSharding | None = None,
     ) -> None:
         if (model is None) == (potential_fn is None):
             raise ValueError(
@@ -188,6 +193,7 @@ class ParVI(MCMCKernel):
         self.init_strategy = init_strategy
         self.steps_per_sample = check_count("steps_per_sample", steps_per_sample)
         self.forward_mode_differentiation = forward_mode_differentiation
+        self.sharding = sharding
         self.params: Params = {}
         # The number of warmup steps, known at init.
         self.num_steps = 0
@@ -236,6 +242,7 @@ class ParVI(MCMCKernel):
             )
         self.num_steps = num_warmup * self.steps_per_sample
         num_particles, args, kwargs = rng_key.shape[0], model_args, model_kwargs or {}
+        self._check_sharding(num_particles)
         rng_key, key_init, key_optim, key_minibatch = random.split(rng_key[0], 4)
         if self.model is not None:
             z = self._start(key_init, num_particles, init_params, args, kwargs)
@@ -249,6 +256,7 @@ class ParVI(MCMCKernel):
                         f"init_params has an array of shape {jnp.shape(leaf)}; its first axis must"
                         f" be the {num_particles} particles (num_chains)."
                     )
+        z = self._spread(z)
         target = self._target(z, args, kwargs)
         x = target.ravel(z)
         check_distinct(x, "use init_strategy=init_to_uniform, or init_params that differ.")
@@ -289,7 +297,7 @@ class ParVI(MCMCKernel):
             (new_x, optim_state, bandwidth),
             (x, state.optim_state, state.bandwidth[0]),
         )
-        z = target.unravel(x)
+        z = self._spread(target.unravel(x))
         potential, grad, _ = target.evaluate(key_minibatch, z)
         g = mean = -target.ravel(grad)
         if target.minibatch:
@@ -306,6 +314,21 @@ class ParVI(MCMCKernel):
             diverging=jnp.broadcast_to(~fine, potential.shape),
             rng_key=rng_key,
         )
+
+    def _check_sharding(self, num_particles: int) -> None:
+        if self.sharding is None:
+            return
+        if num_particles % self.sharding.num_devices:
+            raise ValueError(
+                f"sharding has {self.sharding.num_devices} devices, which do not divide the"
+                f" {num_particles} particles (num_chains) evenly."
+            )
+
+    def _spread(self, z: Any) -> Any:
+        """The particles, on the devices of ``sharding``; what is computed of them follows."""
+        if self.sharding is None:
+            return z
+        return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, self.sharding), z)
 
     def _init_optim(self, rng_key: Array, x: Array) -> Any:
         if isinstance(self.optim, PSGHMC):

@@ -23,7 +23,7 @@ __all__ = ["AutoParticles"]
 
 
 class AutoParticles(ContinuousGuide):
-    r"""m equally weighted points in unconstrained space, moved by a field such as ``SVGD``.
+    r"""m equally weighted points in unconstrained space, moved by a loss like ``RegularizedSVGD``.
 
     It has one parameter, ``{prefix}_particles`` of shape ``(m, d)``, where d is the number of
     unconstrained latent numbers of the model, in the order in which the model samples its sites.
@@ -32,7 +32,10 @@ class AutoParticles(ContinuousGuide):
     that need one (``Trace_ELBO``) raise an error instead of collapsing all particles to a mode.
 
     The model needs continuous latents, none of them inside a subsampled plate; observed sites may
-    be subsampled. The answer is as good as m points can be: there are no quantiles beyond 1/m.
+    be subsampled. The answer is as good as m points can be: there are no quantiles beyond 1/m, and
+    for d > m / 2, which is a warning, the spread is smaller than the posterior's. One particle is
+    the start of a climb to a mode. ``diagnose`` says whether the particles have converged, and
+    :func:`print_particles` prints a summary of ``particles(params)``.
 
     :param model: a NumPyro model.
     :param int num_particles: m.
@@ -46,14 +49,14 @@ class AutoParticles(ContinuousGuide):
 
     .. doctest::
 
-        >>> import jax, numpyro, optax
+        >>> import jax, numpyro
         >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import SVI, Predictive
-        >>> from numpyro_ext.particles import SVGD, AutoParticles
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
         >>> def model():
         ...     numpyro.sample("rate", dist.Gamma(3.0, 1.0))
         >>> guide = AutoParticles(model, num_particles=20)
-        >>> svi = SVI(model, guide, optax.adagrad(0.3), loss=SVGD())
+        >>> svi = SVI(model, guide, particle_step(200), loss=RegularizedSVGD())
         >>> params = svi.run(jax.random.key(0), 200, progress_bar=False).params
         >>> guide.particles(params)["rate"].shape
         (20,)

@@ -184,6 +184,22 @@ def test_preconditioned_field_does_not_depend_on_units(tol):
     np.testing.assert_allclose(other, v, rtol=tol(3e-2, 1e-9), atol=tol(2e-3, 1e-9))
 
 
+@pytest.mark.x64
+def test_preconditioning_in_more_dimensions_than_particles(tol):
+    """The same velocity from the root of low rank as from the definition, two columns proportional."""
+    x = random.normal(random.key(7), (4, 6)) * jnp.array([1.0, 50.0, 0.1, 3.0, 1.0, 1.0]) + 2.0
+    x = x.at[:, 5].set(1.5 * x[:, 4])
+    g = jnp.sin(x)
+    root = slow_whitening(x)
+    y = np.linalg.solve(root, np.asarray(x - x.mean(0)).T).T
+    kernel = RBF("median").resolve(jnp.array(y))
+    expected = slow_velocity("SVGD", kernel, y, np.asarray(g) @ root) @ root.T
+    velocity = jax.jit(SVGD(RBF("median"), precondition="covariance").velocity)
+    np.testing.assert_allclose(velocity(x, g), expected, rtol=tol(1e-3, 1e-9), atol=tol(1e-4, 1e-9))
+    v = velocity(x.at[:, 5].set(7.0), g)
+    assert jnp.all(jnp.isfinite(v)) and jnp.abs(v[:, 5]).max() > 0.01
+
+
 def test_coordinate_in_which_all_agree_keeps_its_unit():
     x = jnp.array(X).at[:, 1].set(7.0)
     v = RegularizedSVGD().velocity(x, jnp.array(G))
