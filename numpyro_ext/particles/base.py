@@ -8,7 +8,8 @@ descent* (2021).
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+import inspect
+from typing import Any, ClassVar
 
 import jax
 from jax import Array, lax, random
@@ -19,14 +20,22 @@ import numpy as np
 from numpyro.handlers import substitute
 from numpyro.infer import ELBO
 
-from numpyro_ext._checks import check_count, check_positive, of_an_object, summary
+from numpyro_ext._checks import (
+    check_choice,
+    check_count,
+    check_positive,
+    check_several,
+    of_an_object,
+    summary,
+)
 from numpyro_ext._model.handlers import refuse_mutable
 from numpyro_ext._model.mistakes import valid_data
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, read_model, refuse_local
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Float, Model, Params, SamplesLatent, Sites
-from numpyro_ext.scores import RBF, as_kernel
+from numpyro_ext.particles.whitening import Whitening
+from numpyro_ext.scores import RBF, RadialKernel, as_kernel
 
 __all__ = ["ParticleField", "check_distinct", "read_latents"]
 
@@ -59,14 +68,28 @@ class ParticleField(ELBO, ABC):
     Latent sites inside a plate with a ``subsample_size`` are refused, because the rows of the plate
     change from step to step.
 
+    **Preconditioning.** ``precondition="covariance"`` evaluates the field in the coordinates
+    :math:`y = (x - \bar x) L^{-\top}`, :math:`g_y = g L`, and maps it back as :math:`V L^\top`,
+    where
+
+    .. math::
+
+        L L^\top = (1 - \lambda)\, \mathrm{cov}(x) + \lambda\, \mathrm{diag}\,\mathrm{cov}(x),
+        \qquad \lambda = \frac{d}{d + m}.
+
+    The field then does not depend on the units of the coordinates, and bandwidths are lengths in
+    units of the particles' own spread.
+
     :param kernel: a kernel of :mod:`numpyro_ext.scores`, or a function of ``(n, d)`` and ``(m, d)``
-        points that gives an ``(n, m)`` matrix; defaults to ``RBF("median")``.
+        points that gives an ``(n, m)`` matrix; defaults to an ``RBF`` with the rule
+        :attr:`default_bandwidth`.
     :param int num_particles: particles to ask of the guide; ``AutoParticles`` has its own number,
         and other guides draw 100 if None.
     :param float temperature: T, positive.
     :param annealing: :math:`\gamma`, a function of the step with values in (0, 1], or None.
     :param int block_size: rows of the kernel matrix at a time; None means all of them up to
         m = 2048, and 512 above.
+    :param str precondition: ``"covariance"``, which takes at least two particles, or None.
 
     .. doctest::
 
@@ -80,6 +103,9 @@ class ParticleField(ELBO, ABC):
          [0.5]]
     """
 
+    default_bandwidth: ClassVar[str] = "median_distance"
+    """The rule of the RBF that ``kernel=None`` means."""
+
     def __init__(
         self,
         kernel: Any = None,
@@ -88,30 +114,36 @@ class ParticleField(ELBO, ABC):
         temperature: float | Array = 1.0,
         annealing: Callable[[Array], ArrayLike] | None = None,
         block_size: int | None = None,
+        precondition: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         if options:
+            known = inspect.signature(type(self).__init__).parameters
+            names = [name for name in known if name not in ("self", "options")]
             raise TypeError(
-                f"{type(self).__name__} was given {', '.join(options)}; it takes kernel,"
-                " num_particles, temperature, annealing and block_size, and none of the options of"
-                " NumPyro's losses, because all particles move together in one step."
+                f"{type(self).__name__} was given {', '.join(options)}; it takes"
+                f" {', '.join(names)}, and none of the options of NumPyro's losses, because all"
+                " particles move together in one step."
             )
         if num_particles is not None:
             num_particles = check_count("num_particles", num_particles)
         if block_size is not None:
             block_size = check_count("block_size", block_size)
+        if precondition is not None:
+            check_choice("precondition", precondition, ("covariance",))
         check_positive("temperature", temperature)
         if annealing is not None and not callable(annealing):
             raise TypeError(
                 f"annealing is {annealing!r}; it must be a function of the step that gives a number"
                 " in (0, 1], or None."
             )
-        self.kernel = as_kernel(RBF("median") if kernel is None else kernel)
+        self.kernel = as_kernel(RBF(self.default_bandwidth) if kernel is None else kernel)
         self.num_particles = num_particles  # type: ignore[assignment]
         self.temperature = temperature
         self.annealing = annealing
         self.block_size = block_size
+        self.precondition = precondition
 
     def __repr__(self) -> str:
         return summary(self)
@@ -131,36 +163,78 @@ class ParticleField(ELBO, ABC):
         :param x: ``(m, d)`` particles.
         :param grad_log_p: ``(m, d)`` gradients of the log density at the particles.
         """
-        x, grad_log_p = jnp.asarray(x), jnp.asarray(grad_log_p)
-        if x.ndim != 2 or x.shape != grad_log_p.shape:
-            raise ValueError(
-                f"x has shape {x.shape} and grad_log_p has shape {grad_log_p.shape}; both must be"
-                " (m, d), one row per particle."
-            )
-        return self.resolved_velocity(self.kernel.resolve(x), x, grad_log_p)
+        return self._move(x, grad_log_p, None)[0]
 
-    def tempered_velocity(self, x: Array, grad_log_p: Array, step: ArrayLike | None) -> Array:
+    def tempered_velocity(
+        self, x: Array, grad_log_p: Array, step: ArrayLike | None
+    ) -> Float[Array, "m d"]:
         """:meth:`velocity` with the gradients times ``annealing(step) / temperature``."""
+        return self.warm_started_velocity(x, grad_log_p, step, None)[0]
+
+    def warm_started_velocity(
+        self, x: Array, grad_log_p: Array, step: ArrayLike | None, bandwidth: ArrayLike | None
+    ) -> tuple[Float[Array, "m d"], Float[Array, ""]]:
+        """:meth:`tempered_velocity`, and the bandwidth with which it was computed.
+
+        :param bandwidth: the bandwidth of the last step, from which the rule ``"he"`` continues its
+            search; other rules do not depend on it. None at the first step.
+        :return: the velocities, and the bandwidth (NaN for a kernel that has none), which is in
+            units of the whitened coordinates if the field is preconditioned.
+        """
         scale = 1.0 / self.temperature
         if self.annealing is not None:
             scale = scale * self.annealing(jnp.asarray(step))
-        return self.velocity(x, jnp.asarray(scale, grad_log_p.dtype) * grad_log_p)
+        return self._move(x, jnp.asarray(scale, grad_log_p.dtype) * grad_log_p, bandwidth)
 
-    def by_rows(self, fn: Callable[[Array], Array], x: Array) -> Array:
-        """``fn`` of all rows of x, or of ``block_size`` rows at a time, which takes less memory.
+    def _move(
+        self, x: ArrayLike, grad_log_p: ArrayLike, bandwidth: ArrayLike | None
+    ) -> tuple[Array, Array]:
+        x, g = jnp.asarray(x), jnp.asarray(grad_log_p)
+        if x.ndim != 2 or x.shape != g.shape:
+            raise ValueError(
+                f"x has shape {x.shape} and grad_log_p has shape {g.shape}; both must be"
+                " (m, d), one row per particle."
+            )
+        if self.precondition is None:
+            return self._resolve_and_move(x, g, bandwidth)
+        check_several(
+            "num_particles", x.shape[0], "one particle has no covariance; use precondition=None"
+        )
+        own = Whitening.of(x)
+        v, bandwidth = self._resolve_and_move(own.points(x), own.gradients(g), bandwidth)
+        return own.velocities(v), bandwidth
 
-        :param fn: a function of ``(n, d)`` rows, for any n, that gives ``(n, k)`` rows.
-        :param x: ``(m, d)`` particles.
-        :return: ``(m, k)`` rows.
+    def _resolve_and_move(
+        self, x: Array, g: Array, bandwidth: ArrayLike | None
+    ) -> tuple[Array, Array]:
+        state = () if bandwidth is None else (bandwidth,)
+        kernel = self.kernel.resolve(x, *state)
+        length = kernel.length if isinstance(kernel, RadialKernel) else jnp.nan
+        return self.resolved_velocity(kernel, x, g), jnp.asarray(length, x.dtype)
+
+    def rows_at_a_time(self, m: int) -> int:
+        """How many rows of an ``(m, m)`` matrix are in memory together."""
+        return min(m, self.block_size or (m if m <= _DENSE_UP_TO else _DEFAULT_BLOCK))
+
+    def by_rows(self, fn: Callable[..., Array], *arrays: Array) -> Array:
+        """``fn`` of all rows of the arrays, or of ``block_size`` rows at a time to save memory.
+
+        :param fn: a function of ``n`` rows of each array, for any n, that gives ``(n, ...)`` rows.
+        :param arrays: arrays with a first axis of length m.
+        :return: ``(m, ...)`` rows.
         """
-        m = x.shape[0]
-        block = self.block_size or (m if m <= _DENSE_UP_TO else _DEFAULT_BLOCK)
-        if block >= m:
-            return fn(x)
+        m = arrays[0].shape[0]
+        block = self.rows_at_a_time(m)
+        if block == m:
+            return fn(*arrays)
         num_blocks = -(-m // block)
-        padded = jnp.pad(x, ((0, num_blocks * block - m), (0, 0)), mode="edge")
-        values = lax.map(fn, padded.reshape(num_blocks, block, -1))
-        return values.reshape(num_blocks * block, -1)[:m]
+
+        def blocks(a: Array) -> Array:
+            width = [(0, num_blocks * block - m)] + [(0, 0)] * (a.ndim - 1)
+            return jnp.pad(a, width, mode="edge").reshape(num_blocks, block, *a.shape[1:])
+
+        values = lax.map(lambda rows: fn(*rows), tuple(map(blocks, arrays)))
+        return values.reshape(num_blocks * block, *values.shape[2:])[:m]
 
     @of_an_object
     def loss_with_mutable_state(

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from jax import Array
-import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from numpyro_ext.particles.base import ParticleField
-from numpyro_ext.scores import RadialKernel
+from numpyro_ext.particles.pairs import kernel_sums
 
 __all__ = ["SVGD"]
 
@@ -86,6 +85,7 @@ class SVGD(ParticleField):
         temperature: float | Array = 1.0,
         annealing: Callable[[Array], ArrayLike] | None = None,
         block_size: int | None = None,
+        precondition: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(
@@ -94,24 +94,10 @@ class SVGD(ParticleField):
             temperature=temperature,
             annealing=annealing,
             block_size=block_size,
+            precondition=precondition,
             **options,
         )
 
     def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:
-        m, centre = x.shape[0], jnp.mean(x, axis=0)
-        y = x - centre
-
-        def rows(xi: Array) -> Array:
-            if not isinstance(kernel, RadialKernel):
-                return _matmul(kernel(xi, x), grad_log_p) + jnp.sum(kernel.grad_y(xi, x), axis=1)
-            k, w = kernel.value_and_weight(xi, x)
-            # sum_j W_ij (x_i - x_j) as two products, which needs centred particles for its digits.
-            repulsion = jnp.sum(w, axis=1, keepdims=True) * (xi - centre) - _matmul(w, y)
-            return _matmul(k, grad_log_p) + repulsion
-
-        return self.by_rows(rows, x) / m
-
-
-def _matmul(a: Array, b: Array) -> Array:
-    # Accelerators would otherwise round the factors to fewer bits.
-    return jnp.matmul(a, b, precision="highest")
+        v = self.by_rows(lambda xi: kernel_sums(kernel, xi, x, grad_log_p)[1], x) / len(x)
+        return v

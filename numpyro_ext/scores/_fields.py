@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_point_pair, squared_distances
-from numpyro_ext.scores._pytree import pytree
+from numpyro_ext.scores._pytree import is_pytree, pytree
 from numpyro_ext.scores.base import BaseKernel, RadialKernel
 
 # Accelerators would otherwise round the factors to fewer bits.
@@ -20,11 +20,11 @@ matmul = partial(jnp.matmul, precision="highest")
 
 def resolved(kernel: BaseKernel, x: Array) -> BaseKernel:
     """The kernel with its bandwidth on ``x``, its numbers in the precision of ``x``."""
-    return _resolved(kernel, x) if isinstance(kernel, RadialKernel) else kernel.resolve(x)
+    return _resolved(kernel, x) if is_pytree(kernel) else kernel.resolve(x)
 
 
 @jax.jit  # a rule's bandwidth on samples that are not finite is NaN, not an error in the bandwidth
-def _resolved(kernel: RadialKernel, x: Array) -> RadialKernel:
+def _resolved(kernel: BaseKernel, x: Array) -> BaseKernel:
     return jax.tree.map(lambda value: jnp.asarray(value, x.dtype), kernel.resolve(x))
 
 
@@ -54,7 +54,7 @@ def kernel_sums(
         return (
             kernel(x, y),
             lambda a: jnp.einsum("kn,knd->nd", a, kernel.grad_y(x, y), precision="highest"),
-            lambda: kernel.grad_y(y, x).sum(1),
+            lambda: kernel.repulsion(y, x),
         )
     s = squared_distances(x, y)
     slope = -2.0 * kernel.dphi(s)

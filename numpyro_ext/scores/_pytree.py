@@ -30,4 +30,9 @@ def _unflatten(cls: type, aux: tuple[Any, ...], children: Any) -> Any:
 
 def _is_structure(value: Any) -> bool:
     # A kernel of one's own is a leaf that no transformation would accept.
-    return isinstance(value, str) or (callable(value) and jax.tree_util.all_leaves([value]))
+    return isinstance(value, str) or (callable(value) and not is_pytree(value))
+
+
+def is_pytree(value: Any) -> bool:
+    """Whether JAX looks inside: into the kernels of this package, not into one's own."""
+    return not jax.tree_util.all_leaves([value])

@@ -5,12 +5,14 @@ Mackey, *Measuring sample quality with kernels* (ICML 2017), for the inverse mul
 """
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from jax import Array
 from jax.core import Tracer
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_positive
+from numpyro_ext.scores.bandwidth import BANDWIDTH_RULES
 from numpyro_ext.scores.base import RadialKernel
 
 __all__ = ["IMQ", "RBF"]
@@ -24,7 +26,8 @@ class RBF(RadialKernel):
     :class:`IMQ` to judge samples, and this one to move them.
 
     :param bandwidth: the length :math:`h`: a positive number, one of the rules ``"median"`` and
-        ``"median_distance"`` (see :func:`median_bandwidth`), or a callable ``x -> h``.
+        ``"median_distance"`` (see :func:`median_bandwidth`) and ``"he"`` (see
+        :func:`he_bandwidth`), or a callable ``x -> h``.
     :param float factor: multiplies the bandwidth, also that of a rule.
 
     .. doctest::
@@ -35,6 +38,8 @@ class RBF(RadialKernel):
         >>> print(f"{RBF(1.0)(x, x)[0, 1]:.4f}")
         0.3679
     """
+
+    rules: ClassVar[tuple[str, ...]] = (*BANDWIDTH_RULES, "he")
 
     def phi(self, s: Array) -> Array:
         return jnp.exp(-s / (2.0 * self.length**2))

@@ -5,54 +5,16 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 from numpyro_ext.particles import SVGD
-from numpyro_ext.scores import IMQ, RBF, BaseKernel, median_bandwidth
-
-X = np.array([[0.0, 0.0], [1.0, 0.5], [-0.5, 2.0], [3.0, -1.0]])
-G = -(X - np.array([1.0, -1.0])) @ np.array([[2.0, 0.3], [0.3, 0.5]])
-REFERENCE = {
-    "RBF": [
-        [0.2755881660203957, -0.2715127235909123],
-        [0.2539288788195082, -0.1777757036515961],
-        [0.5088537359664066, -0.2042137336716990],
-        [-0.9865238629705742, -0.1644813170265102],
-    ],
-    "IMQ": [
-        [0.2055656974273232, -0.3849144262273129],
-        [0.1000216897016565, -0.3437258566443892],
-        [0.4144169476416225, -0.3108465635408136],
-        [-0.7705876002351016, -0.3083335305679944],
-    ],
-}
-
-
-@pytest.mark.x64
-@pytest.mark.parametrize("kernel", [RBF(0.9), IMQ(0.9)], ids=["RBF", "IMQ"])
-def test_matches_reference_values(kernel, tol):
-    v = SVGD(kernel).velocity(jnp.array(X), jnp.array(G))
-    np.testing.assert_allclose(v, REFERENCE[type(kernel).__name__], atol=tol(1e-6, 1e-12))
+from numpyro_ext.scores import RBF, BaseKernel, median_bandwidth
+from tests.particles.fixture import G, X
 
 
 def test_median_bandwidth_of_the_fixture(tol):
     np.testing.assert_allclose(
         median_bandwidth(jnp.array(X)), 1.2922219765307186, rtol=tol(1e-6, 1e-14)
     )
-
-
-@pytest.mark.parametrize("kernel", [RBF(), IMQ(1.3, c=0.8, beta=-0.3)], ids=repr)
-def test_equals_the_double_loop_over_pairs(kernel, tol):
-    x, g = np.asarray(jnp.array(X) * 2.0 + 5.0), np.asarray(jnp.array(G))
-    resolved = kernel.resolve(jnp.array(x))
-    one = jax.jit(lambda a, b: resolved(a[None], b[None])[0, 0])
-    slope = jax.jit(jax.grad(one, argnums=1))
-    expected = np.zeros_like(x)
-    for i in range(len(x)):
-        for j in range(len(x)):
-            expected[i] += one(x[i], x[j]) * g[j] + slope(x[i], x[j])
-    v = SVGD(kernel).velocity(jnp.array(x), jnp.array(g))
-    np.testing.assert_allclose(v, expected / len(x), atol=tol(2e-6, 1e-10))
 
 
 def test_kernel_of_ones_own_equals_the_radial_path():
