@@ -7,8 +7,8 @@ prior N(0, 1), float32. The truth is a published mean and standard deviation of 
 `sd ratio` is the standard deviation of the particles over the true one, in the mean over the
 coefficients and the seeds, and [least, largest]; `squared bias` is the mean over the coefficients
 and the seeds of the squared difference of the means; `implied` is the mean sd ratio that the
-gradients at the particles imply, without the truth. Steps per second are those of one compiled
-loop; neither compilation nor the start is timed.
+gradients at the particles imply, without the truth, where they imply a positive variance. Steps per
+second are those of one compiled loop; neither compilation nor the start is timed.
 
 `cosine` is `particle_step(n)`, which needs no tuning; `Adam` has a rate that falls from 0.05 to 0.
 """
@@ -202,7 +202,7 @@ def main() -> None:
             found, speed = evaluate(METHODS[name], data)
         ratio = np.stack([np.std(np.asarray(x, float), 0) / sd for x in found])
         error = np.stack([np.mean(np.asarray(x, float), 0) - mean for x in found])
-        implied = np.mean([np.mean(implied_sd_ratio(x, score(x))[0]) for x in found])
+        implied = np.nanmean([implied_sd_ratio(x, score(x))[0] for x in found])
         method = METHODS[name]
         tqdm.write(
             f"| {name} | {method.note}, {method.steps:,} | {ratio.mean():.3f} [{ratio.min():.2f},"
