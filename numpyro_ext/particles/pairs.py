@@ -38,7 +38,7 @@ def kernel_sums(
     """
     if not isinstance(kernel, RadialKernel):
         k = kernel(rows, x)
-        return k, matmul(k, g) + kernel.grad_y(rows, x).sum(1)
+        return k, matmul(k, g) + kernel.repulsion(rows, x)
     k, w = kernel.value_and_weight(rows, x)
     return k, matmul(k, g) + weighted_differences(w, rows, x)
 

@@ -100,4 +100,4 @@ class SVGD(ParticleField):
 
     def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:
         v = self.by_rows(lambda xi: kernel_sums(kernel, xi, x, grad_log_p)[1], x) / len(x)
-        return v
+        return kernel.to_velocity(v)
