@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 import inspect
 from typing import Any, ClassVar
+import warnings
 
 import jax
 from jax import Array, lax, random
@@ -21,6 +22,7 @@ from numpyro.handlers import substitute
 from numpyro.infer import ELBO
 
 from numpyro_ext._checks import (
+    InferenceWarning,
     check_choice,
     check_count,
     check_positive,
@@ -35,9 +37,9 @@ from numpyro_ext._model.read import ModelInfo, read_model, refuse_local
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Float, Model, Params, SamplesLatent, Sites
 from numpyro_ext.particles.whitening import Whitening
-from numpyro_ext.scores import RBF, RadialKernel, as_kernel
+from numpyro_ext.scores import RBF, Linear, MatrixRBF, as_kernel
 
-__all__ = ["ParticleField", "check_distinct", "read_latents"]
+__all__ = ["ParticleField", "check_distinct", "read_latents", "warn_of_few_particles"]
 
 # Up to this many particles the m x m matrices are small enough to be built at once.
 _DENSE_UP_TO = 2048
@@ -105,6 +107,12 @@ class ParticleField(ELBO, ABC):
 
     default_bandwidth: ClassVar[str] = "median_distance"
     """The rule of the RBF that ``kernel=None`` means."""
+    takes_every_kernel: ClassVar[bool] = True
+    """Whether ``Linear`` and ``MatrixRBF`` are allowed, which estimate no density."""
+    needs_hessian: ClassVar[bool] = False
+    """Whether ``velocity`` takes the ``(m, d, d)`` Hessians as a third argument."""
+    subtracts_score: ClassVar[bool] = False
+    """Whether the velocity is the gradient minus an estimate of the score of q."""
 
     def __init__(
         self,
@@ -139,6 +147,17 @@ class ParticleField(ELBO, ABC):
                 " in (0, 1], or None."
             )
         self.kernel = as_kernel(RBF(self.default_bandwidth) if kernel is None else kernel)
+        if isinstance(self.kernel, (Linear, MatrixRBF)) and not self.takes_every_kernel:
+            name = type(self.kernel).__name__
+            raise TypeError(
+                f"kernel is {name}, which SVGD alone takes; use RBF() or IMQ() with"
+                f" {type(self).__name__}, or SVGD({name}(...))."
+            )
+        if isinstance(self.kernel, MatrixRBF) and precondition is not None:
+            raise ValueError(
+                "kernel is MatrixRBF, whose metric is in the units of the parameters, with"
+                f" precondition={precondition!r}, which changes them; give one of the two."
+            )
         self.num_particles = num_particles  # type: ignore[assignment]
         self.temperature = temperature
         self.annealing = annealing
@@ -165,11 +184,23 @@ class ParticleField(ELBO, ABC):
         """
         return self._move(x, grad_log_p, None)[0]
 
+    def tempered(self, grad_log_p: Array, step: ArrayLike | None) -> Array:
+        """Gradients, or Hessians, times ``annealing(step) / temperature``."""
+        scale = 1.0 / self.temperature
+        if self.annealing is not None:
+            scale = scale * self.annealing(jnp.asarray(step))
+        return jnp.asarray(scale, grad_log_p.dtype) * grad_log_p
+
     def tempered_velocity(
-        self, x: Array, grad_log_p: Array, step: ArrayLike | None
+        self,
+        x: Array,
+        grad_log_p: Array,
+        step: ArrayLike | None,
+        hessian: Array | None = None,
     ) -> Float[Array, "m d"]:
         """:meth:`velocity` with the gradients times ``annealing(step) / temperature``."""
-        return self.warm_started_velocity(x, grad_log_p, step, None)[0]
+        more = () if hessian is None else (self.tempered(hessian, step),)
+        return self.velocity(x, self.tempered(grad_log_p, step), *more)
 
     def warm_started_velocity(
         self, x: Array, grad_log_p: Array, step: ArrayLike | None, bandwidth: ArrayLike | None
@@ -181,20 +212,22 @@ class ParticleField(ELBO, ABC):
         :return: the velocities, and the bandwidth (NaN for a kernel that has none), which is in
             units of the whitened coordinates if the field is preconditioned.
         """
-        scale = 1.0 / self.temperature
-        if self.annealing is not None:
-            scale = scale * self.annealing(jnp.asarray(step))
-        return self._move(x, jnp.asarray(scale, grad_log_p.dtype) * grad_log_p, bandwidth)
+        return self._move(x, self.tempered(grad_log_p, step), bandwidth)
 
-    def _move(
-        self, x: ArrayLike, grad_log_p: ArrayLike, bandwidth: ArrayLike | None
-    ) -> tuple[Array, Array]:
+    def check_arrays(self, x: ArrayLike, grad_log_p: ArrayLike) -> tuple[Array, Array]:
+        """Particles and gradients as arrays, or an error about their shapes."""
         x, g = jnp.asarray(x), jnp.asarray(grad_log_p)
         if x.ndim != 2 or x.shape != g.shape:
             raise ValueError(
                 f"x has shape {x.shape} and grad_log_p has shape {g.shape}; both must be"
                 " (m, d), one row per particle."
             )
+        return x, g
+
+    def _move(
+        self, x: ArrayLike, grad_log_p: ArrayLike, bandwidth: ArrayLike | None
+    ) -> tuple[Array, Array]:
+        x, g = self.check_arrays(x, grad_log_p)
         if self.precondition is None:
             return self._resolve_and_move(x, g, bandwidth)
         check_several(
@@ -209,8 +242,13 @@ class ParticleField(ELBO, ABC):
     ) -> tuple[Array, Array]:
         state = () if bandwidth is None else (bandwidth,)
         kernel = self.kernel.resolve(x, *state)
-        length = kernel.length if isinstance(kernel, RadialKernel) else jnp.nan
-        return self.resolved_velocity(kernel, x, g), jnp.asarray(length, x.dtype)
+        length = jnp.asarray(getattr(kernel, "length", jnp.nan), x.dtype)
+        return self.resolved_velocity(kernel, x, g), length
+
+    def bandwidth(self, x: Array) -> Float[Array, ""]:
+        """The bandwidth of the first step from the particles ``x``."""
+        y = x if self.precondition is None else Whitening.of(x).points(x)
+        return jnp.asarray(getattr(self.kernel.resolve(y), "length", jnp.nan), x.dtype)
 
     def rows_at_a_time(self, m: int) -> int:
         """How many rows of an ``(m, m)`` matrix are in memory together."""
@@ -280,7 +318,10 @@ class ParticleField(ELBO, ABC):
         log_p, vjp = jax.vjp(jax.vmap(log_prob, in_axes=(0, None)), x, params)
         g, grad_params = vjp(jnp.ones_like(log_p))
 
-        v = lax.stop_gradient(self.tempered_velocity(x, g, step))
+        hessian = (
+            jax.vmap(jax.hessian(log_prob), (0, None))(x, params) if self.needs_hessian else None
+        )
+        v = lax.stop_gradient(self.tempered_velocity(x, g, step, hessian))
         surrogate = -jnp.sum(v * z) - _inner(grad_params, param_map) / x.shape[0]
         # The difference is 0, so that the value keeps its digits when the surrogate is large.
         loss = -jnp.mean(log_p) + (surrogate - lax.stop_gradient(surrogate))
@@ -298,15 +339,29 @@ def read_latents(model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo
 
 
 def check_distinct(x: Array, remedy: str) -> None:
-    """Refuse particles that all coincide: no field ever separates them."""
+    """Refuse particles that coincide: no field ever separates them."""
     if x.shape[0] < 2 or isinstance(x, Tracer):
         return
     values = np.asarray(x)  # NumPy, because inside a loop JAX would trace the comparison
-    if np.any(values != values[0]):
+    distinct = len(np.unique(values, axis=0))
+    # Of many particles in one dimension some draws coincide by rounding.
+    if distinct > 0.9 * len(values):
         return
     raise ValueError(
-        f"all {x.shape[0]} particles start at the same point and would stay there; {remedy}"
+        f"{len(values)} particles start at {distinct} different points, and those that start at the"
+        f" same point would stay together; {remedy}"
     )
+
+
+def warn_of_few_particles(m: int, d: int) -> None:
+    """Every field makes the spread too small where the dimensions are not few."""
+    if 1 < m < 2 * d:
+        warnings.warn(
+            f"{m} particles for {d} latent dimensions: their spread is smaller than the posterior's"
+            f" with every field where d > m / 2; give {2 * d} particles, or use their means alone.",
+            InferenceWarning,
+            stacklevel=3,
+        )
 
 
 def _unpacking(guide: Any, info: ModelInfo, z: Array) -> Callable[[Array], Sites]:

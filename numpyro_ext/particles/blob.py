@@ -74,6 +74,8 @@ class Blob(ParticleField):
     """
 
     default_bandwidth = "median"
+    takes_every_kernel = False
+    subtracts_score = True
 
     def __init__(
         self,

@@ -69,6 +69,8 @@ class GFSD(ParticleField):
     """
 
     default_bandwidth = "median"
+    takes_every_kernel = False
+    subtracts_score = True
 
     def __init__(
         self,

@@ -73,6 +73,9 @@ class GFSF(ParticleField):
         3.0 2.0
     """
 
+    takes_every_kernel = False
+    subtracts_score = True
+
     def __init__(
         self,
         kernel: Any = None,

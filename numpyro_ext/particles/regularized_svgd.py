@@ -36,7 +36,8 @@ class RegularizedSVGD(ParticleField):
 
     **Bias.** With 100 particles the standard deviations are within 5 % of the posterior's up to
     d = 50, and 0.80 of them at d = 120: every field shrinks for d > m / 2. Where the posterior has
-    separate modes, the particles keep the share of each that they start with.
+    separate modes, the particles keep the share of each that they start with. ``diagnose`` says
+    whether the particles have converged, from their gradients alone.
 
     **Conventions.** The field has no factor 1/m, so its steps are those of the Wasserstein fields.
     The :math:`\nu` of He et al. is :math:`\eta / (m + \eta)`, and their field is
@@ -79,6 +80,8 @@ class RegularizedSVGD(ParticleField):
         >>> print(f"{w.mean():.1f} {w.std():.1f}")
         3.0 2.0
     """
+
+    takes_every_kernel = False
 
     def __init__(
         self,

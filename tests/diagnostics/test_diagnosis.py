@@ -283,6 +283,7 @@ def test_the_implied_sd_ratio_of_particles_is_the_right_one_on_a_gaussian():
     assert rows_of(found)["shift in sds"].value == pytest.approx(2.0, rel=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:3 particles for 2", "ignore:the particles have not conv")
 def test_an_ensemble_of_too_few_particles():
     mcmc = run(ParVI(two, SVGD()), 0.3, num_chains=3, num_samples=1, num_warmup=5)
     found = diagnose(mcmc)

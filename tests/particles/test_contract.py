@@ -107,6 +107,29 @@ def test_sharded_particles_move_as_on_one_device(make):
     np.testing.assert_allclose(v, jax.jit(velocity)(X[:22], G[:22]), atol=1e-4)
 
 
+def test_ensemble_is_spread_over_devices():
+    """The same particles as on one device, and each device holds its own half of them."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("particles",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("particles"))
+    options = {"num_warmup": 0, "num_samples": 8, "num_chains": 10, "progress_bar": False}
+    kernel = ParVI(
+        partial(model, subsample_size=20), optim=partial(optax.adagrad, 0.1), sharding=sharding
+    )
+    mcmc = MCMC(kernel, chain_method="vectorized", **options)
+    mcmc.run(random.key(0), INPUTS, TARGETS)
+    z = mcmc.last_state.z["w"]
+    assert z.sharding.shard_shape(z.shape) == (5, 2)
+    other = MCMC(
+        ParVI(partial(model, subsample_size=20), optim=partial(optax.adagrad, 0.1)),
+        chain_method="vectorized",
+        **options,
+    )
+    other.run(random.key(0), INPUTS, TARGETS)
+    np.testing.assert_allclose(z, other.last_state.z["w"], atol=1e-4)
+    with pytest.raises(ValueError, match="2 devices, which do not divide the 5 particles"):
+        kernel.init(random.split(random.key(0), 5), 0, None, (INPUTS, TARGETS))
+
+
 def test_bad_arrays_are_errors():
     for x, g in ((X, G[:, :2]), (X[0], G[0]), (X, G[:5])):
         with pytest.raises(ValueError, match="one row per particle"):
