@@ -98,7 +98,7 @@ def draw(found: dict[str, np.ndarray], path: Path) -> None:
     fig.supxlabel("z1")
     fig.supylabel("x2")
     path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path, dpi=110)
+    fig.savefig(path, dpi=80)
 
 
 def main() -> int:
