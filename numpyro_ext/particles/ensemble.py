@@ -6,22 +6,19 @@ Zhu and Carin, *Understanding and accelerating particle-based variational infere
 
 from collections import namedtuple
 from collections.abc import Callable
-from functools import partial
 from typing import Any, cast
-import warnings
 
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
-import numpy as np
 from numpyro.handlers import substitute
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity, is_prng_key
 import optax
 
-from numpyro_ext._checks import InferenceWarning, check_count
+from numpyro_ext._checks import check_count
 from numpyro_ext._model.potential import Potential, draw_params, draw_start, value_and_grad
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.particles.base import (
@@ -31,11 +28,11 @@ from numpyro_ext.particles.base import (
     warn_of_few_particles,
 )
 from numpyro_ext.particles.blob import Blob
+from numpyro_ext.particles.convergence import implied_ratios
 from numpyro_ext.particles.dynamics import PSGHMC
 from numpyro_ext.particles.regularized_svgd import RegularizedSVGD
 from numpyro_ext.particles.step import particle_step
 from numpyro_ext.particles.target import Target, target_of_function, target_of_model
-from numpyro_ext.scores.implied_sd import implied_sd_ratio
 
 __all__ = ["ParVI", "ParVIState"]
 
@@ -76,7 +73,6 @@ A :func:`~collections.namedtuple` with these entries, m being the number of part
 
 # Weight of a new gradient in the mean over steps.
 _NEW = 0.02
-_RATIO, _SHIFT = (0.85, 1.2), 0.05
 
 
 class ParVI(MCMCKernel):
@@ -117,9 +113,8 @@ class ParVI(MCMCKernel):
         with a :class:`PSGHMC`.
     :param optim: an optax transformation, of parameters of shape ``(m, d)``, or a :class:`PSGHMC`,
         whose momenta are kept in ``optim_state``; defaults to :func:`particle_step` over all warmup
-        steps. Pickling drops a transformation, because optax
-        makes it of closures, and keeps the samples; ``functools.partial(optax.adam, 0.1)``, which
-        makes one when called, is kept too.
+        steps. Pickling drops a transformation, because optax makes it of closures, and keeps the
+        samples; ``functools.partial(optax.adam, 0.1)``, which makes one when called, is kept too.
     :param potential_fn: the potential energy of one particle, a function of the type of
         ``init_params`` without its leading axis.
     :param init_strategy: where particles start, each from its own key.
@@ -301,7 +296,10 @@ class ParVI(MCMCKernel):
         potential, grad, _ = target.evaluate(key_minibatch, z)
         g = mean = -target.ravel(grad)
         if target.minibatch:
-            mean = state.mean_grad + jnp.maximum(_NEW, 1.0 / (state.i + 2)) * (g - state.mean_grad)
+            weight = jnp.maximum(_NEW, 1.0 / (state.i + 2)).astype(g.dtype)
+            mean = state.mean_grad + weight * (g - state.mean_grad)
+        aim = self.field.tempered(mean, state.i)
+        ratio = implied_ratios(x, aim, state.i + 1, self.num_steps, target.name)
         return ParVIState(
             i=state.i + 1,
             z=z,
@@ -310,7 +308,7 @@ class ParVI(MCMCKernel):
             z_grad=g,
             mean_grad=mean if target.minibatch else None,
             bandwidth=jnp.broadcast_to(bandwidth, potential.shape),
-            implied_sd_ratio=jnp.broadcast_to(self._judge(state.i + 1, x, mean, target), x.shape),
+            implied_sd_ratio=jnp.broadcast_to(ratio, x.shape),
             diverging=jnp.broadcast_to(~fine, potential.shape),
             rng_key=rng_key,
         )
@@ -347,25 +345,6 @@ class ParVI(MCMCKernel):
         # An optimiser may clip what is not finite.
         new_x = jnp.where(jnp.all(jnp.isfinite(v)), x + cast(Array, updates), jnp.nan)
         return new_x, optim_state, bandwidth
-
-    def _judge(self, i: Array, x: Array, grad: Array, target: Target) -> Array:
-        """The implied sd ratios after the warmup, and a warning at its end."""
-        m, d = x.shape
-        unknown = jnp.full(d, jnp.nan, x.dtype)
-        if m <= d:
-            return unknown
-
-        def warn(ratio: Array, shift: Array) -> None:
-            jax.debug.callback(partial(_warn_unless_converged, target.name), ratio, shift)
-
-        def judged() -> Array:
-            ratio, shift = implied_sd_ratio(x, grad)
-            if self.num_steps:
-                at_end = i == self.num_steps
-                lax.cond(at_end, lambda: warn(ratio, shift), lambda: None)
-            return ratio
-
-        return lax.cond(i >= self.num_steps, judged, lambda: unknown)
 
     def _start(
         self, rng_key: Array, num_particles: int, init_params: Any, args: tuple, kwargs: dict
@@ -409,19 +388,3 @@ class ParVI(MCMCKernel):
         if isinstance(self.optim, optax.GradientTransformation):
             state |= {"optim": None, "lost_optim": True}
         return state
-
-
-def _warn_unless_converged(name: Callable[[int], str], ratio: Any, shift: Any) -> None:
-    ratio = np.asarray(ratio, float)
-    off = np.where(np.isfinite(ratio), np.abs(np.log(np.maximum(ratio, 1e-30))), np.inf)
-    worst = int(np.argmax(off))
-    if _RATIO[0] <= ratio[worst] <= _RATIO[1] and float(shift) <= _SHIFT:
-        return
-    warnings.warn(
-        f"the particles have not converged, or their field is biased: the standard deviation of"
-        f" {name(worst)} is {ratio[worst]:.2f} of the one that the gradients imply (expected"
-        f" {_RATIO[0]} to {_RATIO[1]}), and the mean gradient is {float(shift):.2g} in units of the"
-        f" spread (expected at most {_SHIFT}); increase num_warmup or the number of particles.",
-        InferenceWarning,
-        stacklevel=2,
-    )

@@ -186,7 +186,7 @@ def test_preconditioned_field_does_not_depend_on_units(tol):
 
 @pytest.mark.x64
 def test_preconditioning_in_more_dimensions_than_particles(tol):
-    """The same velocity from the root of low rank as from the definition, two columns proportional."""
+    """The root of low rank gives the velocity of the definition; two columns are proportional."""
     x = random.normal(random.key(7), (4, 6)) * jnp.array([1.0, 50.0, 0.1, 3.0, 1.0, 1.0]) + 2.0
     x = x.at[:, 5].set(1.5 * x[:, 4])
     g = jnp.sin(x)
