@@ -16,6 +16,7 @@ MODULES = [
     "guides",
     "mcmc",
     "objectives",
+    "optim",
     "particles",
     "scores",
     "targets",
