@@ -52,7 +52,7 @@ sphinx_gallery_conf = {
     "capture_repr": (),
 }
 
-MODULES = ("diagnostics", "guides", "mcmc", "objectives", "particles", "scores", "targets")
+MODULES = ("diagnostics", "guides", "mcmc", "objectives", "optim", "particles", "scores", "targets")
 PUBLIC = {
     name: f"numpyro_ext.{module}.{name}"
     for module in (*MODULES, "transforms")
