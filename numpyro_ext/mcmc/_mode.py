@@ -24,7 +24,7 @@ __all__ = [
     "NOISE_ESTIMATES",
     "Mode",
     "batch_rows",
-    "find_mode",
+    "find_modes",
     "measure_noise",
 ]
 
@@ -55,6 +55,7 @@ class Mode(NamedTuple):
        standard deviations.
      - **num_negative** - negative directions of the curvature, which were turned positive.
      - **row_gradients** - gradients of single rows that the search took.
+     - **log_mass** - logarithm of the mass of the normal there, up to a constant of the model.
     """
 
     x: Array
@@ -62,6 +63,12 @@ class Mode(NamedTuple):
     decrement: float
     num_negative: int
     row_gradients: int
+    log_mass: float = 0.0
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the search ended at a mode."""
+        return self.num_negative == 0 and self.decrement <= NEAR
 
 
 def batch_rows(potential: Potential) -> int:
@@ -116,30 +123,33 @@ class Surface:
         return lax.map(along, basis, batch_size=32)
 
 
-def find_mode(rng_key: Array, potential: Potential, start: Array) -> Mode:
+def find_modes(rng_key: Array, potential: Potential, starts: list[Array]) -> list[Mode]:
     """
-    Adam on minibatches, then damped Newton steps with the gradient of all rows.
+    Adam on minibatch gradients, then damped Newton steps with the gradient of all rows.
 
-    :param start: ``(n,)``, where to begin.
+    :param starts: ``(n,)`` each, where to begin.
     """
     surface = Surface(potential)
     all_rows = sum(size for size, _ in potential.plates.values()) or 1
-    with _bar(_ADAM_PIECES + _NEWTON_STEPS, "finding the mode") as advance:
-        x = start
-        spent = 0
-        piece, state = _adam(surface), None
-        for k, key in enumerate(random.split(rng_key, _ADAM_PIECES)):
-            x, state = piece(x, state if state is not None else _moments(x), key, k)
-            spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
-            advance()
-        newton = jax.jit(partial(_newton, surface))
-        for _ in range(_NEWTON_STEPS):
-            x, decrement, moved, factor, num_negative, tries = newton(x)
-            spent += int(tries) * all_rows
-            advance()
-            if not bool(moved):
-                break
-    return Mode(x, factor, float(decrement), int(num_negative), spent)
+    piece, newton = _adam(surface), jax.jit(partial(_newton, surface))
+    modes = []
+    with _bar(len(starts) * (_ADAM_PIECES + _NEWTON_STEPS), "finding the mode") as advance:
+        for x in starts:
+            spent, state = 0, _moments(x)
+            for k, key in enumerate(random.split(rng_key, _ADAM_PIECES)):
+                x, state = piece(x, state, key, k)
+                spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
+                advance()
+            for _ in range(_NEWTON_STEPS):
+                x, value, decrement, moved, factor, num_negative, tries = newton(x)
+                spent += int(tries) * all_rows
+                advance()
+                if not bool(moved):
+                    break
+            diagonal = factor if factor.ndim == 1 else jnp.diagonal(factor)
+            log_mass = float(jnp.sum(jnp.log(diagonal)) - value)
+            modes.append(Mode(x, factor, float(decrement), int(num_negative), spent, log_mass))
+    return modes
 
 
 def _moments(x: Array) -> Any:
@@ -169,9 +179,9 @@ def _adam(surface: Surface) -> Callable[..., tuple[Array, Any]]:
     return piece
 
 
-def _newton(surface: Surface, x: Array) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """One damped step: ``(x, decrement, whether it moved, factor, number of negative directions,
-    passes)``."""
+def _newton(surface: Surface, x: Array) -> tuple[Array, ...]:
+    """One damped step: ``(x, potential, decrement, whether it moved, factor, number of negative
+    directions, passes)``."""
     value, g = surface.full(x)
     H, prior = surface.curvature(x), surface.prior_curvature(x)
     if H.ndim == 2:
@@ -203,7 +213,8 @@ def _newton(surface: Surface, x: Array) -> tuple[Array, Array, Array, Array, Arr
     )
     moved = ~near & (new_value <= value)
     x = jnp.where(moved, x - 0.5 ** k.astype(x.dtype) * step, x)
-    return x, decrement, moved, factor, jnp.sum(w < 0), k + 2
+    value = jnp.where(moved, new_value, value)
+    return x, value, decrement, moved, factor, jnp.sum(w < 0), k + 2
 
 
 def measure_noise(
