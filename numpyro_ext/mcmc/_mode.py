@@ -25,7 +25,6 @@ __all__ = [
     "Mode",
     "Surface",
     "batch_rows",
-    "find_mode",
     "find_modes",
     "measure_noise",
 ]
@@ -134,18 +133,13 @@ class Surface:
         return lax.map(along, basis, batch_size=32)
 
 
-def find_mode(rng_key: Array, potential: Potential, start: Array) -> Mode:
-    """
-    Adam on minibatches, then damped Newton steps with the gradient of all rows.
-
-    :param start: ``(n,)``, where to begin.
-    """
-    return next(find_modes(rng_key, potential, [start]))
-
-
 def find_modes(rng_key: Array, potential: Potential, starts: list[Array]) -> Iterator[Mode]:
-    """The modes that :func:`find_mode` finds from each of these points, one after another, all by
-    the same compiled functions."""
+    """
+    The modes found from each of these points, one after another, by the same compiled functions:
+    Adam on minibatch gradients, then damped Newton steps with the gradient of all rows.
+
+    :param starts: ``(n,)`` each, where to begin.
+    """
     surface = Surface(potential)
     all_rows = sum(size for size, _ in potential.plates.values()) or 1
     piece, newton = _adam(surface), jax.jit(partial(_newton, surface))

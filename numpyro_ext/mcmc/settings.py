@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 import warnings
 
+import jax
 from jax import Array, random
+import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
@@ -14,8 +16,9 @@ import optax
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.mistakes import check_rows, valid_data
 from numpyro_ext._model.potential import Potential, draw_params, draw_start
-from numpyro_ext._model.read import read_model
+from numpyro_ext._model.read import ModelInfo, read_model, refuse_local
 from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext._typing import Model, Sites
 from numpyro_ext.mcmc._mode import (
@@ -27,6 +30,8 @@ from numpyro_ext.mcmc._mode import (
     measure_noise,
 )
 from numpyro_ext.mcmc._shape import NORMAL_FIT, NORMAL_MODE, Shape, measure_shape
+from numpyro_ext.mcmc.gradients import MinibatchGradient
+from numpyro_ext.mcmc.schedules import ConstantSchedule
 from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["Settings", "find_settings", "find_whitening"]
@@ -93,10 +98,7 @@ class Settings:
         return self.transitions * (2 if self.control_variate else 1)
 
     def __str__(self) -> str:
-        n = 0 if self.whitening is None else self.whitening.size
-        kind = "none" if self.whitening is None else f"{n} coordinates"
-        if self.whitening is not None:
-            kind += ", dense" if self.whitening.factor.ndim == 2 else ", diagonal"
+        kind = "none" if self.whitening is None else repr(self.whitening)[10:-1]
         lines = [
             ("step size", f"{self.step_size:.4g}"),
             ("friction", "-" if self.friction is None else f"{self.friction:.4g}"),
@@ -173,16 +175,24 @@ def find_whitening(
         300 20
     """
     rng_key = random.key(0) if rng_key is None else rng_key
-    info = read_model(model, args, kwargs)
-    params = {}
-    if info.params or info.mutable:
-        params = draw_params(rng_key, model, info, args, kwargs)
+    info = read_latents(model, args, kwargs, init_to_uniform)
+    check_rows(model, args, kwargs, init_to_uniform)
+    params = draw_params(rng_key, model, info, args, kwargs)
     potential = Potential(model, info, params, args, kwargs)
     if init_params is not None:
         init_params = info.check_unconstrained("init_params", init_params)
     found = find_normal(rng_key, model, potential, init_params)
     warn(found.problems)
     return found.whitening
+
+
+def read_latents(
+    model: Model, args: tuple, kwargs: dict[str, Any], init_strategy: Callable[..., Any]
+) -> ModelInfo:
+    """What chains need to know of a model; an error where they cannot run on it."""
+    info = read_model(valid_data(model), args, kwargs, init_strategy=init_strategy)
+    refuse_local(info, "a chain holds one value of it while the rows change at every step")
+    return info
 
 
 def find_normal(
@@ -213,6 +223,10 @@ def find_normal(
     shape = measure_shape(key_shape, potential, mode) if mode.known else Shape(np.inf, 1.0)
     if shape.departure <= NORMAL_MODE:
         return Found(potential, mode, problems, spent, shape.stiffness)
+    if not np.isfinite(mode.decrement):
+        # The search leaves out minibatches whose gradient is not finite, but all rows are in here.
+        z, rows = info.unravel(mode.x), {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
+        potential.check_start(z, rows, *jax.jit(potential.full_value_and_grad)(z))
     fit = _fit(key_svi, model, potential, start)
     spent += fit.row_gradients
     of_fit = measure_shape(key_shape, potential, fit)
@@ -266,6 +280,13 @@ def find_settings(
 
     :param kernel: a :class:`ModelKernel`; it says what its law allows by ``choose``.
     """
+    leaves = jax.tree.leaves(potential.arguments)
+    if not all(getattr(x, "is_fully_addressable", True) for x in leaves):
+        raise ValueError(
+            "step_size is None, but an argument of the model is an array of several processes, on"
+            " which settings cannot be found; find them from the rows of one process, and pass"
+            " step_size and whitening of kernel.settings."
+        )
     key_normal, key_noise = random.split(random.key(0))
     given = kernel.given_whitening
     if given is None:
@@ -341,3 +362,12 @@ def _fit(rng_key: Array, model: Model, potential: Potential, start: Sites) -> Mo
     result = svi.run(rng_key, _SVI_STEPS, *args, progress_bar=False, stable_update=True, **kwargs)
     center, factor = normal_of_guide(guide, result.params)
     return Mode(center, factor, 0.0, 0, 8 * _SVI_STEPS * batch_rows(potential))
+
+
+def argument_of(kernel: Any, name: str, default: Any) -> Any:
+    """An argument of a kernel, with what was found in place of None."""
+    if name == "gradient" and isinstance(kernel.gradient, MinibatchGradient):
+        return default
+    name = "_schedule" if name == "step_size" else name
+    value = getattr(kernel, name, getattr(kernel, f"_{name}", default))
+    return value.value if isinstance(value, ConstantSchedule) else value
