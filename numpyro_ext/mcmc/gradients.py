@@ -5,6 +5,8 @@ A kernel takes any object with the two methods ``init(z, potential) -> state`` a
 dicts of unconstrained sites, ``state`` is a pytree that travels with the chain, and ``potential``
 is the model's :class:`numpyro_ext.mcmc.Potential`. If the state depends on the data, a third
 method ``refresh(state, potential) -> state`` computes it again when a chain is resumed on others.
+``cost(rows) -> float`` says how many minibatch gradients an estimate takes, the gradient of all
+rows being ``rows`` of them; without it, that is one.
 """
 
 from collections.abc import Callable
@@ -176,6 +178,10 @@ class ControlVariate:
     def refresh(self, state: Anchor, potential: Potential) -> Anchor:
         return self.init(state.z, potential)
 
+    def cost(self, rows: float) -> float:
+        """Minibatch gradients of an estimate."""
+        return 2.0
+
     def estimate(
         self, rng_key: Array, i: Array, z: Sites, idx: Sites, potential: Potential, state: Anchor
     ) -> tuple[Array, Sites, Anchor]:
@@ -216,6 +222,10 @@ class SVRG:
 
     def refresh(self, state: Anchor, potential: Potential) -> Anchor:
         return self.init(state.z, potential)
+
+    def cost(self, rows: float) -> float:
+        """Minibatch gradients of an estimate, all ``rows`` of a refresh on average included."""
+        return 2.0 + rows / self._refresh_every
 
     def estimate(
         self, rng_key: Array, i: Array, z: Sites, idx: Sites, potential: Potential, state: Anchor

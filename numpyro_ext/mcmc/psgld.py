@@ -160,6 +160,11 @@ class PSGLD(SGMCMCKernel):
                 "adapt is 'warmup' but num_warmup is 0; give it some draws, or use adapt='always'."
             )
 
+    @property
+    def gradients_per_step(self) -> float:
+        """A product with the Hessian costs about as much as another gradient."""
+        return 2.0 if self._gamma == "hutchinson" else 1.0
+
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         return {
             "preconditioner": jnp.ones_like(z),
