@@ -1,10 +1,10 @@
 """Score estimators on one dimension, power of the kernel Stein discrepancy, and cost.
 
-Four tables: the error of score curves of N(0, 1) against expected values; the power of the
-Stein discrepancy with the kernels IMQ and RBF against the tails of a t-distribution, and its value
-for points that move away from the target; the time of
-``SteinScore`` and ``KDEScore`` against the same formulas with a (K, K, d) array and as a loop over
-samples. A picture of the curves. With ``--large``, the solve in blocks for 10,000 samples instead.
+Four tables: the error of score curves of N(0, 1) against expected values; the power of the Stein
+discrepancy with the kernels IMQ and RBF against the tails of a t-distribution; its value for points
+that move away from the target; the time of ``SteinScore`` and ``KDEScore`` against the same
+formulas with a (K, K, d) array and as a loop over samples. A picture of the curves. With
+``--large``, the solve in blocks for 10,000 samples instead.
 
     python benchmarks/scores/run.py --out out/score_curves.png
 """
