@@ -30,7 +30,7 @@ def found():
     y = x @ np.array([3.0, -2.0]) + SD * rng.standard_normal(ROWS)
     args = jnp.asarray(x), jnp.asarray(y)
     potential = Potential(regression, read_model(regression, args), {}, args, {})
-    return x, y, potential, find_modes(random.key(0), potential, [jnp.zeros(2)])[0]
+    return x, y, potential, next(find_modes(random.key(0), potential, [jnp.zeros(2)]))
 
 
 def test_the_mode_and_the_curvature_of_a_linear_regression():
