@@ -65,7 +65,7 @@ class GFSD(ParticleField):
         >>> result = svi.run(jax.random.key(0), 300, progress_bar=False)
         >>> w = guide.particles(result.params)["w"]
         >>> print(f"{w.mean():.1f} {w.std():.1f}")
-        3.0 1.9
+        3.0 1.8
     """
 
     default_bandwidth = "median"
