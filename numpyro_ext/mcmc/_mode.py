@@ -3,7 +3,7 @@ around it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,10 +15,18 @@ from tqdm.auto import tqdm
 
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import GradientEstimator
-from numpyro_ext.mcmc.minibatch import replace_indices
+from numpyro_ext.mcmc.minibatch import draw_indices
 from numpyro_ext.mcmc.whitening import Whitening
 
-__all__ = ["DENSE_UP_TO", "NEAR", "Mode", "find_mode", "measure_noise"]
+__all__ = [
+    "DENSE_UP_TO",
+    "NEAR",
+    "NOISE_ESTIMATES",
+    "Mode",
+    "batch_rows",
+    "find_modes",
+    "measure_noise",
+]
 
 DENSE_UP_TO = 512
 """Latent dimensions up to which the curvature is a matrix."""
@@ -29,7 +37,11 @@ _CURVATURE_ROWS = 10_000
 NEAR = 0.05
 """Decrement below which a point is a mode."""
 _LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
-_NOISE_POINTS, _NOISE_BATCHES = 24, 32
+_NOISE_POINTS, _NOISE_BATCHES = 512, 4
+# The noise of a corrected gradient grows as the square of the distance, so it varies from point to
+# point by one to two times its mean: few points with many batches would miss the mean by a third.
+NOISE_ESTIMATES = _NOISE_POINTS * _NOISE_BATCHES
+"""Gradient estimates from which their noise is measured."""
 
 
 class Mode(NamedTuple):
@@ -43,6 +55,7 @@ class Mode(NamedTuple):
        standard deviations.
      - **num_negative** - negative directions of the curvature, which were turned positive.
      - **row_gradients** - gradients of single rows that the search took.
+     - **log_mass** - logarithm of the mass of the normal there, up to a constant of the model.
     """
 
     x: Array
@@ -50,6 +63,17 @@ class Mode(NamedTuple):
     decrement: float
     num_negative: int
     row_gradients: int
+    log_mass: float = 0.0
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the search ended at a mode."""
+        return self.num_negative == 0 and self.decrement <= NEAR
+
+
+def batch_rows(potential: Potential) -> int:
+    """Rows in one minibatch of every plate; 1 without a plate."""
+    return sum(batch for _, batch in potential.plates.values()) or 1
 
 
 class Surface:
@@ -60,20 +84,7 @@ class Surface:
 
     def batch(self, rng_key: Array) -> dict[str, Array]:
         """One batch of every plate, drawn with replacement."""
-        plates = self.potential.plates
-        keys = random.split(rng_key, max(len(plates), 1))
-        return {
-            name: replace_indices(key, *sizes)
-            for (name, sizes), key in zip(plates.items(), keys, strict=False)
-        }
-
-    @cached_property
-    def batch_rows(self) -> int:
-        return sum(batch for _, batch in self.potential.plates.values()) or 1
-
-    @cached_property
-    def all_rows(self) -> int:
-        return sum(size for size, _ in self.potential.plates.values()) or 1
+        return draw_indices(rng_key, {}, self.potential.plates)[0]
 
     def value_and_grad(self, x: Array, idx: dict[str, Array]) -> tuple[Array, Array]:
         value, grad = self.potential.value_and_grad(self.info.unravel(x), idx)
@@ -112,29 +123,33 @@ class Surface:
         return lax.map(along, basis, batch_size=32)
 
 
-def find_mode(rng_key: Array, potential: Potential, start: Array) -> Mode:
+def find_modes(rng_key: Array, potential: Potential, starts: list[Array]) -> list[Mode]:
     """
-    Adam on minibatches, then damped Newton steps with the gradient of all rows.
+    Adam on minibatch gradients, then damped Newton steps with the gradient of all rows.
 
-    :param start: ``(n,)``, where to begin.
+    :param starts: ``(n,)`` each, where to begin.
     """
     surface = Surface(potential)
-    with _bar(_ADAM_PIECES + _NEWTON_STEPS, "finding the mode") as advance:
-        x = start
-        spent = 0
-        piece, state = _adam(surface), None
-        for k, key in enumerate(random.split(rng_key, _ADAM_PIECES)):
-            x, state = piece(x, state if state is not None else _moments(x), key, k)
-            spent += _ADAM_STEPS // _ADAM_PIECES * surface.batch_rows
-            advance()
-        newton = jax.jit(partial(_newton, surface))
-        for _ in range(_NEWTON_STEPS):
-            x, decrement, moved, factor, num_negative, tries = newton(x)
-            spent += int(tries) * surface.all_rows
-            advance()
-            if not bool(moved):
-                break
-    return Mode(x, factor, float(decrement), int(num_negative), spent)
+    all_rows = sum(size for size, _ in potential.plates.values()) or 1
+    piece, newton = _adam(surface), jax.jit(partial(_newton, surface))
+    modes = []
+    with _bar(len(starts) * (_ADAM_PIECES + _NEWTON_STEPS), "finding the mode") as advance:
+        for x in starts:
+            spent, state = 0, _moments(x)
+            for k, key in enumerate(random.split(rng_key, _ADAM_PIECES)):
+                x, state = piece(x, state, key, k)
+                spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
+                advance()
+            for _ in range(_NEWTON_STEPS):
+                x, value, decrement, moved, factor, num_negative, tries = newton(x)
+                spent += int(tries) * all_rows
+                advance()
+                if not bool(moved):
+                    break
+            diagonal = factor if factor.ndim == 1 else jnp.diagonal(factor)
+            log_mass = float(jnp.sum(jnp.log(diagonal)) - value)
+            modes.append(Mode(x, factor, float(decrement), int(num_negative), spent, log_mass))
+    return modes
 
 
 def _moments(x: Array) -> Any:
@@ -164,9 +179,9 @@ def _adam(surface: Surface) -> Callable[..., tuple[Array, Any]]:
     return piece
 
 
-def _newton(surface: Surface, x: Array) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """One damped step: ``(x, decrement, whether it moved, factor, number of negative directions,
-    passes)``."""
+def _newton(surface: Surface, x: Array) -> tuple[Array, ...]:
+    """One damped step: ``(x, potential, decrement, whether it moved, factor, number of negative
+    directions, passes)``."""
     value, g = surface.full(x)
     H, prior = surface.curvature(x), surface.prior_curvature(x)
     if H.ndim == 2:
@@ -198,7 +213,8 @@ def _newton(surface: Surface, x: Array) -> tuple[Array, Array, Array, Array, Arr
     )
     moved = ~near & (new_value <= value)
     x = jnp.where(moved, x - 0.5 ** k.astype(x.dtype) * step, x)
-    return x, decrement, moved, factor, jnp.sum(w < 0), k + 2
+    value = jnp.where(moved, new_value, value)
+    return x, value, decrement, moved, factor, jnp.sum(w < 0), k + 2
 
 
 def measure_noise(
@@ -207,7 +223,9 @@ def measure_noise(
     """
     The variance of a gradient estimate over its batches, whitened: ``(n,)``.
 
-    It is the mean over points of the normal approximation.
+    It is the mean over points of the normal approximation: of a noise that depends on the place,
+    :math:`s^2(\\xi)`, the variance of a Gaussian target feels the mean to first order, without a
+    weight, because the function whose drift is :math:`\\xi_k^2 - 1` is a quadratic one.
     """
     surface, info = Surface(potential), potential.info
     whitening = Whitening(mode.x, mode.factor)

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+import math
 from typing import Any
 import warnings
 
+import jax
 from jax import Array, random
+import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
@@ -14,17 +17,28 @@ import optax
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.mistakes import check_rows, valid_data
 from numpyro_ext._model.potential import Potential, draw_params, draw_start
-from numpyro_ext._model.read import read_model
+from numpyro_ext._model.read import ModelInfo, read_model, refuse_local
 from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext._typing import Model, Sites
-from numpyro_ext.mcmc._mode import DENSE_UP_TO, NEAR, Mode, find_mode, measure_noise
+from numpyro_ext.mcmc._mode import (
+    DENSE_UP_TO,
+    NOISE_ESTIMATES,
+    Mode,
+    batch_rows,
+    find_modes,
+    measure_noise,
+)
+from numpyro_ext.mcmc.gradients import MinibatchGradient
+from numpyro_ext.mcmc.schedules import ConstantSchedule
 from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["Settings", "find_settings", "find_whitening"]
 
 _TOO_MANY = 10_000
 _SVI_STEPS = 5_000
+_APART, _MASS = 3.0, 0.01  # of two modes
 
 
 @dataclass(frozen=True)
@@ -83,10 +97,7 @@ class Settings:
         return self.transitions * (2 if self.control_variate else 1)
 
     def __str__(self) -> str:
-        n = 0 if self.whitening is None else self.whitening.size
-        kind = "none" if self.whitening is None else f"{n} coordinates"
-        if self.whitening is not None:
-            kind += ", dense" if self.whitening.factor.ndim == 2 else ", diagonal"
+        kind = "none" if self.whitening is None else repr(self.whitening)[10:-1]
         lines = [
             ("step size", f"{self.step_size:.4g}"),
             ("friction", "-" if self.friction is None else f"{self.friction:.4g}"),
@@ -159,16 +170,24 @@ def find_whitening(
         300 20
     """
     rng_key = random.key(0) if rng_key is None else rng_key
-    info = read_model(model, args, kwargs)
-    params = {}
-    if info.params or info.mutable:
-        params = draw_params(rng_key, model, info, args, kwargs)
+    info = read_latents(model, args, kwargs, init_to_uniform)
+    check_rows(model, args, kwargs, init_to_uniform)
+    params = draw_params(rng_key, model, info, args, kwargs)
     potential = Potential(model, info, params, args, kwargs)
     if init_params is not None:
         init_params = info.check_unconstrained("init_params", init_params)
     found = find_normal(rng_key, model, potential, init_params)
     warn(found.problems)
     return found.whitening
+
+
+def read_latents(
+    model: Model, args: tuple, kwargs: dict[str, Any], init_strategy: Callable[..., Any]
+) -> ModelInfo:
+    """What chains need to know of a model; an error where they cannot run on it."""
+    info = read_model(valid_data(model), args, kwargs, init_strategy=init_strategy)
+    refuse_local(info, "a chain holds one value of it while the rows change at every step")
+    return info
 
 
 def find_normal(
@@ -182,14 +201,25 @@ def find_normal(
     one."""
     info = potential.info
     key_start, key_mode, key_svi = random.split(rng_key, 3)
-    if start is None:
+    if start is not None:
+        starts = [start]
+    else:
         start, energy, _ = draw_start(
             key_start, model, info, *potential.arguments, init_strategy=init_strategy
         )
         potential.check_start(start, potential.first_rows(), energy)
-    mode = find_mode(key_mode, potential, info.ravel(start))
-    if mode.num_negative == 0 and mode.decrement <= NEAR:
-        return Found(potential, mode, (), mode.row_gradients)
+        # Mirrored, components that can change places have changed them.
+        starts = [start, jax.tree.map(jnp.negative, start)]
+    modes = find_modes(key_mode, potential, [info.ravel(z) for z in starts])
+    spent = sum(one.row_gradients for one in modes)
+    mode = max(modes, key=lambda one: (one.is_found, one.log_mass))
+    if mode.is_found:
+        return Found(potential, mode, _other_modes(mode, modes), spent)
+    mode = modes[0]
+    if not np.isfinite(mode.decrement):
+        # The search leaves out minibatches whose gradient is not finite, but all rows are in here.
+        z, rows = info.unravel(mode.x), {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
+        potential.check_start(z, rows, *jax.jit(potential.full_value_and_grad)(z))
     what = (
         f"the curvature has {mode.num_negative} negative directions where the search for a mode"
         " ended"
@@ -201,7 +231,23 @@ def find_normal(
         " (LocScaleReparam for hierarchies), or give init_params near the mode."
     )
     fit = _fit(key_svi, model, potential, start)
-    return Found(potential, fit, (problem,), mode.row_gradients + fit.row_gradients)
+    return Found(potential, fit, (problem,), spent + fit.row_gradients)
+
+
+def _other_modes(mode: Mode, modes: list[Mode]) -> tuple[str, ...]:
+    """A sentence if there is another mode of some mass."""
+    whitening = Whitening(mode.x, mode.factor)
+    for other in modes:
+        distance = float(jnp.linalg.norm(whitening.to_xi(other.x)))
+        share = math.exp(min(other.log_mass - mode.log_mass, 0.0))
+        if other.is_found and distance > _APART and share > _MASS:
+            return (
+                f"the search found two modes, {distance:,.3g} standard deviations apart, the second"
+                f" with {share:.2g} times the mass of the first; chains begin at the first alone"
+                " and do not come to the second: make them one in the model (such as by an ordered"
+                " vector of components), or compare runs with init_params at each.",
+            )
+    return ()
 
 
 def find_settings(
@@ -212,6 +258,13 @@ def find_settings(
 
     :param kernel: a :class:`ModelKernel`; it says what its law allows by ``choose``.
     """
+    leaves = jax.tree.leaves(potential.arguments)
+    if not all(getattr(x, "is_fully_addressable", True) for x in leaves):
+        raise ValueError(
+            "step_size is None, but an argument of the model is an array of several processes, on"
+            " which settings cannot be found; find them from the rows of one process, and pass"
+            " step_size and whitening of kernel.settings."
+        )
     key_normal, key_noise = random.split(random.key(0))
     given = kernel.given_whitening
     if given is None:
@@ -222,6 +275,8 @@ def find_settings(
     estimators = kernel.estimators(center)
     noises = [measure_noise(key_noise, potential, found.mode, e) for e in estimators]
     zero = np.zeros(potential.info.size)
+    # A corrected gradient takes two.
+    noise_rows = NOISE_ESTIMATES * batch_rows(potential) * (3 if len(noises) == 2 else len(noises))
     plain, corrected = ([*noises, zero] if len(noises) == 1 else noises or [zero, zero])[:2]
     control_variate = len(noises) == 2 and np.max(corrected) < 0.8 * np.max(plain)
     choice = kernel.choose(corrected if control_variate else plain, found)
@@ -251,7 +306,7 @@ def find_settings(
         noise_control_variate=float(np.max(corrected)),
         variance_ratio=choice.variance_ratio,
         transitions=choice.transitions,
-        row_gradients=found.row_gradients,
+        row_gradients=found.row_gradients + noise_rows,
         problems=problems,
     )
     return settings, found.whitening
@@ -282,5 +337,13 @@ def _fit(rng_key: Array, model: Model, potential: Potential, start: Sites) -> Mo
     svi = SVI(model, guide, optax.adam(rate), Trace_ELBO(num_particles=8))
     result = svi.run(rng_key, _SVI_STEPS, *args, progress_bar=False, stable_update=True, **kwargs)
     center, factor = normal_of_guide(guide, result.params)
-    batch = sum(size for _, size in info.plates.values()) or 1
-    return Mode(center, factor, 0.0, 0, 8 * _SVI_STEPS * batch)
+    return Mode(center, factor, 0.0, 0, 8 * _SVI_STEPS * batch_rows(potential))
+
+
+def argument_of(kernel: Any, name: str, default: Any) -> Any:
+    """An argument of a kernel, with what was found in place of None."""
+    if name == "gradient" and isinstance(kernel.gradient, MinibatchGradient):
+        return default
+    name = "_schedule" if name == "step_size" else name
+    value = getattr(kernel, name, getattr(kernel, f"_{name}", default))
+    return value.value if isinstance(value, ConstantSchedule) else value
