@@ -79,7 +79,7 @@ half = SGHMC(
 settled = {found.step_size: sd_ratio(good), found.step_size / 2: sd_ratio(run(half))}
 for eps, ratio in (halved | settled).items():
     print(f"step {eps:<6g} sd / exact {ratio:6.2f}")
-assert all(abs(ratio - 1) < 0.05 for ratio in settled.values())
+assert all(abs(ratio - 1) < 0.1 for ratio in settled.values())
 
 # %%
 # Two guides for one posterior: the ELBO does not tell which is right, and k-hat does.
