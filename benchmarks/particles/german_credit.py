@@ -8,7 +8,7 @@ prior N(0, 1), float32. The truth is a published mean and standard deviation of 
 coefficients and the seeds, and [least, largest]; `squared bias` is the mean over the coefficients
 and the seeds of the squared difference of the means; `implied` is the mean sd ratio that the
 gradients at the particles imply, without the truth, where they imply a positive variance. Steps per
-second are those of one compiled loop; neither compilation nor the start is timed.
+second of the processor are those of one compiled loop; neither compilation nor the start counts.
 
 `cosine` is `particle_step(n)`, which needs no tuning; `Adam` has a rate that falls from 0.05 to 0.
 """
@@ -177,9 +177,9 @@ def evaluate(method: Method, data: Data) -> tuple[list[Array], float]:
         state = start(random.key(seed), data)
         if program is None:
             program = jax.jit(loop).lower(state, data).compile()
-        began = time.perf_counter()
+        began = time.process_time()
         state = jax.block_until_ready(program(state, data))
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
         found.append(points(state))
     return found, method.steps / min(seconds)
 
