@@ -36,8 +36,10 @@ class RegularizedSVGD(ParticleField):
 
     **Bias.** With 100 particles the standard deviations are within 5 % of the posterior's up to
     d = 50, and 0.80 of them at d = 120: every field shrinks for d > m / 2. Where the posterior has
-    separate modes, the particles keep the share of each that they start with. ``diagnose`` says
-    whether the particles have converged, from their gradients alone.
+    separate modes, the particles keep the share of each that they start with. In a tail that falls
+    like an exponential, such as that of the logarithm of a scale with a heavy-tailed prior, the
+    outermost particle is too far out; it changes the standard deviation of that scale, and hardly
+    its quantiles. ``diagnose`` says whether the particles have converged, from their gradients.
 
     **Conventions.** The field has no factor 1/m, so its steps are those of the Wasserstein fields.
     The :math:`\nu` of He et al. is :math:`\eta / (m + \eta)`, and their field is

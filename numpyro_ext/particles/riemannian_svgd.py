@@ -91,7 +91,7 @@ class RiemannianSVGD(ParticleField):
         if not callable(metric_fn):
             raise TypeError(
                 f"metric_fn is {metric_fn!r}; it must be a function of a (d,) particle that gives a"
-                " (d, d) matrix. For a constant metric use SVGD(MatrixRBF(metric))."
+                " (d, d) matrix; for a constant metric use SVGD(MatrixRBF(metric))."
             )
         if not isinstance(self.kernel, RadialKernel):
             raise TypeError(

@@ -5,19 +5,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_ext._typing import Sites
-
 __all__ = ["print_particles"]
 
 
-def print_particles(samples: Sites, *, prob: float = 0.9) -> None:
+def print_particles(samples: Any, *, prob: float = 0.9) -> None:
     r"""Print mean, standard deviation, median and an interval of each element of each site.
 
     It is NumPyro's ``print_summary`` without R-hat and the effective sample size, which mean
     nothing for particles, and without the condition that each chain has four draws. The quantiles
     are those of m equally weighted points, so that none reaches beyond 1/m.
 
-    :param dict samples: sites with a leading axis of particles: ``mcmc.get_samples()`` of
+    :param samples: arrays by site, with a leading axis of particles: ``mcmc.get_samples()`` of
         :class:`ParVI`, or ``guide.particles(params)`` of :class:`AutoParticles`.
     :param float prob: probability of the central interval.
 

@@ -46,15 +46,15 @@ def test_momenta_start_at_their_target():
 
 @pytest.mark.parametrize("flow", ["det", "fgh"])
 def test_finds_a_normal(flow):
-    """N(1, 0.5^2): both flows are within 10 %; "det" still moves, so its last 500 are averaged."""
-    dynamics = PSGHMC(0.1, flow=flow, friction=0.5)
+    """N(1, 0.5^2) within 10 %: a step of Euler and the kernel err by about 5 % each."""
+    dynamics = PSGHMC(0.02, flow=flow, friction=2.0)
     x = random.normal(random.key(1), (60, 1)) - 1.0
 
     def step(carry, _):
         x, r = dynamics.step(*carry, 4.0 * (1.0 - carry[0]), GFSD(RBF("median")))
         return (x, r), jnp.array([x.mean(), x.var()])
 
-    run = jax.jit(lambda x, r: jax.lax.scan(step, (x, r), None, 1500)[1])
+    run = jax.jit(lambda x, r: jax.lax.scan(step, (x, r), None, 3000)[1])
     mean, var = run(x, dynamics.init(random.key(2), x))[-500:].mean(0)
     assert abs(mean - 1.0) < 0.05
     np.testing.assert_allclose(var**0.5, 0.5, rtol=0.1)
@@ -75,7 +75,7 @@ def test_bad_input_is_one_clear_sentence(make, words):
         make()
 
 
-@pytest.mark.parametrize("field", [SVGD(), RegularizedSVGD(), None])
+@pytest.mark.parametrize("field", [SVGD(), RegularizedSVGD()])
 def test_fields_that_smooth_the_gradient_are_refused(field):
     with pytest.raises(TypeError, match=r"field is .*; use Blob\(\), GFSD\(\) or GFSF\(\)"):
         PSGHMC(0.1).step(X, R, G, field)

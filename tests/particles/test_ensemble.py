@@ -167,12 +167,15 @@ def test_few_particles_are_a_warning():
 
 def test_heat_equation_bandwidth_is_searched_from_that_of_the_last_step():
     kernel = ParVI(model, SVGD(RBF("he")), optax.sgd(0.1))
-    mcmc = ensemble(kernel, num_samples=2, init_params=STARTS, extra_fields=("bandwidth", "z"))
+    mcmc = ensemble(
+        kernel, num_samples=2, init_params=STARTS, extra_fields=("bandwidth", "z.scale")
+    )
     x = jnp.stack([STARTS["loc"], STARTS["scale"]], axis=1)
     l = he_step(x, he_bandwidth(x))
     moved = mcmc.get_extra_fields(group_by_chain=True)
     np.testing.assert_allclose(moved["bandwidth"][:, 0], l, rtol=1e-4)
-    x = jnp.stack([moved["z"]["loc"][:, 0], moved["z"]["scale"][:, 0]], axis=1)
+    loc = mcmc.get_samples(group_by_chain=True)["loc"]
+    x = jnp.stack([loc[:, 0], moved["z.scale"][:, 0]], axis=1)
     np.testing.assert_allclose(moved["bandwidth"][:, 1], he_step(x, l), rtol=1e-4)
 
 
