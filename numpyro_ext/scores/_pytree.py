@@ -8,15 +8,19 @@ import jax
 
 
 def pytree[T](cls: type[T]) -> type[T]:
-    """Register a frozen dataclass: arrays and kernels are children, words are structure."""
+    """Register a frozen dataclass: arrays and kernels are children, words are structure.
+
+    So are fields with ``metadata={"static": True}``, such as a count that gives a shape.
+    """
     jax.tree_util.register_pytree_node(cls, _flatten, partial(_unflatten, cls))
     return cls
 
 
 def _flatten(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    values = [(f.name, getattr(value, f.name)) for f in fields(value)]
-    children = [(name, v) for name, v in values if not _is_structure(v)]
-    structure = tuple((name, v) for name, v in values if _is_structure(v))
+    values = [(f, getattr(value, f.name)) for f in fields(value)]
+    static = {f.name for f, v in values if f.metadata.get("static") or _is_structure(v)}
+    children = [(f.name, v) for f, v in values if f.name not in static]
+    structure = tuple((f.name, v) for f, v in values if f.name in static)
     return tuple(v for _, v in children), (tuple(name for name, _ in children), structure)
 
 
