@@ -32,8 +32,8 @@ class Blob(ParticleField):
     so that small steps go downhill. One particle climbs to the mode.
 
     **Bias.** As for :class:`GFSD` the density is smoothed, so the particles are too close together,
-    the more so the more dimensions there are: at d = 25 with 100 particles the standard deviations
-    stay below 0.71 of the posterior's under every bandwidth. Use it for d up to about 5, and
+    the more so the more dimensions there are: with 100 particles in 25 dimensions the standard
+    deviations are less than half of the posterior's (``benchmarks/particles``). Use it for d up to about 5, and
     :class:`RegularizedSVGD` otherwise.
 
     **Conventions.** The field has no factor 1/m, so its steps are 10 to 100 times smaller than

@@ -61,8 +61,9 @@ class SteinNewton(ParticleField):
         >>> from numpyro_ext.particles import SteinNewton
         >>> x = jnp.array([[4.0, 1.0]])
         >>> precision = jnp.array([[2.0, 0.0], [0.0, 50.0]])  # of a normal at the origin
-        >>> print(x + SteinNewton().velocity(x, -x @ precision, -precision[None]))
-        [[0. 0.]]
+        >>> x = x + SteinNewton().velocity(x, -x @ precision, -precision[None])
+        >>> bool(abs(x).max() < 1e-5)  # where the density is highest, in one step
+        True
     """
 
     takes_every_kernel = False

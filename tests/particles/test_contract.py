@@ -107,29 +107,6 @@ def test_sharded_particles_move_as_on_one_device(make):
     np.testing.assert_allclose(v, jax.jit(velocity)(X[:22], G[:22]), atol=1e-4)
 
 
-def test_ensemble_is_spread_over_devices():
-    """The same particles as on one device, and each device holds its own half of them."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("particles",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("particles"))
-    options = {"num_warmup": 0, "num_samples": 8, "num_chains": 10, "progress_bar": False}
-    kernel = ParVI(
-        partial(model, subsample_size=20), optim=partial(optax.adagrad, 0.1), sharding=sharding
-    )
-    mcmc = MCMC(kernel, chain_method="vectorized", **options)
-    mcmc.run(random.key(0), INPUTS, TARGETS)
-    z = mcmc.last_state.z["w"]
-    assert z.sharding.shard_shape(z.shape) == (5, 2)
-    other = MCMC(
-        ParVI(partial(model, subsample_size=20), optim=partial(optax.adagrad, 0.1)),
-        chain_method="vectorized",
-        **options,
-    )
-    other.run(random.key(0), INPUTS, TARGETS)
-    np.testing.assert_allclose(z, other.last_state.z["w"], atol=1e-4)
-    with pytest.raises(ValueError, match="2 devices, which do not divide the 5 particles"):
-        kernel.init(random.split(random.key(0), 5), 0, None, (INPUTS, TARGETS))
-
-
 def test_bad_arrays_are_errors():
     for x, g in ((X, G[:, :2]), (X[0], G[0]), (X, G[:5])):
         with pytest.raises(ValueError, match="one row per particle"):
@@ -207,10 +184,10 @@ class TestSVI:
 
 
 @cache
-def ensemble():
+def ensemble(sharding=None):
     # A jitted subsample_size would be traced, so it is bound beforehand.
     minibatches = partial(model, subsample_size=20)
-    kernel = ParVI(minibatches, RegularizedSVGD(), partial(optax.adagrad, 0.1))
+    kernel = ParVI(minibatches, RegularizedSVGD(), partial(optax.adagrad, 0.1), sharding=sharding)
     mcmc = MCMC(
         kernel,
         num_warmup=4,
@@ -224,6 +201,7 @@ def ensemble():
     return mcmc
 
 
+@pytest.mark.filterwarnings("ignore:the particles have not converged")
 class TestMCMC:
     def test_samples_and_extra_fields_have_the_shapes_of_chains(self):
         mcmc = ensemble()
@@ -262,3 +240,14 @@ class TestMCMC:
     def test_print_summary(self, capsys):
         ensemble().print_summary()
         assert "Number of divergences: 0" in capsys.readouterr().out
+
+    def test_particles_spread_over_devices_are_the_same(self):
+        """And each device holds its own half of them."""
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("particles",))
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("particles"))
+        mcmc = ensemble(sharding)
+        z = mcmc.last_state.z["w"]
+        assert z.sharding.shard_shape(z.shape) == (5, 2)
+        np.testing.assert_allclose(z, ensemble().last_state.z["w"], atol=1e-4)
+        with pytest.raises(ValueError, match="2 devices, which do not divide the 5 particles"):
+            mcmc.sampler.init(random.split(random.key(0), 5), 0, None, (INPUTS, TARGETS))

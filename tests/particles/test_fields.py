@@ -210,7 +210,7 @@ def test_many_particles_are_solved_in_pieces(monkeypatch):
     """The same answer from the panels as from one factorisation; 25 do not divide into 3."""
     x = random.normal(random.key(4), (25, 2))
     g = -x
-    fields = [GFSF(eta=0.1), RegularizedSVGD(block_size=7), RegularizedSVGD()]
+    fields = [GFSF(eta=0.1), RegularizedSVGD(block_size=7)]
     expected = [jax.jit(field.velocity)(x, g) for field in fields]
     monkeypatch.setattr("numpyro_ext.particles.pairs._PANELS", 3)
     for module in ("pairs", "gfsf", "regularized_svgd"):
