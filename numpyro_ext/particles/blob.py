@@ -33,8 +33,8 @@ class Blob(ParticleField):
 
     **Bias.** As for :class:`GFSD` the density is smoothed, so the particles are too close together,
     the more so the more dimensions there are: with 100 particles in 25 dimensions the standard
-    deviations are less than half of the posterior's (``benchmarks/particles``). Use it for d up to about 5, and
-    :class:`RegularizedSVGD` otherwise.
+    deviations are less than half of the posterior's (``benchmarks/particles``). Use it for d up to
+    about 5, and :class:`RegularizedSVGD` otherwise.
 
     **Conventions.** The field has no factor 1/m, so its steps are 10 to 100 times smaller than
     those of :class:`SVGD`. The RBF is :math:`\exp(-|r|^2 / (2 l^2))`, where other papers write
