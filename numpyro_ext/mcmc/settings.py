@@ -38,7 +38,6 @@ __all__ = ["Settings", "find_settings", "find_whitening"]
 
 _TOO_MANY = 10_000
 _SVI_STEPS = 5_000
-_MORE_STARTS = 3
 _SHARE = 7.0  # nats: a mode with less than a thousandth of the mass is not looked at
 
 
@@ -212,9 +211,10 @@ def find_normal(
             key_start, model, info, *potential.arguments, init_strategy=init_strategy
         )
         potential.check_start(start, potential.first_rows(), energy)
-    key_more = random.fold_in(key_start, 1)
-    more = random.uniform(key_more, (_MORE_STARTS, info.size), minval=-2, maxval=2)
-    modes = find_modes(key_mode, potential, [info.ravel(start), *more])
+    # Opposite points, because an exchange of two numbers is one of their difference's sign.
+    first, more = info.ravel(start), random.fold_in(key_start, 1)
+    other = random.uniform(more, first.shape, first.dtype, -2, 2)
+    modes = find_modes(key_mode, potential, [first, -first, other, -other])
     mode = next(modes)
     spent, problems = mode.row_gradients, ()
     if mode.known and not given:
