@@ -138,7 +138,7 @@ def make_model(options):
     def converged_guide(x, y):
         """Starts where the inputs of all units are of order one."""
         d = x.shape[1]
-        fan_in = np.repeat([d, 1, hidden, 1], [d * hidden, hidden, hidden, 1])
+        fan_in = np.repeat([d, hidden, hidden, 1], [d * hidden, hidden, hidden, 1])
         loc = numpyro.param("loc", lambda key: random.normal(key, fan_in.shape) / np.sqrt(fan_in))
         scale = numpyro.param(
             "scale", jnp.full(fan_in.shape, 0.01), constraint=constraints.softplus_positive
@@ -276,7 +276,8 @@ def main() -> int:
             print(row(name, i, result), flush=True)
         results[name] = result
         draw_picture(results, options.out)
-    print(f"\n{time.perf_counter() - start:.0f} s; picture: {options.out}")
+    seconds, of_processor = time.perf_counter() - start, time.process_time()
+    print(f"\n{seconds:.0f} s ({of_processor:.0f} s of processor time); picture: {options.out}")
     return 0
 
 

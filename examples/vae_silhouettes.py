@@ -87,10 +87,12 @@ def make_model(num_pixels: int, latent: int, width: int):
     return model, guide, decoder[1]
 
 
-def adam_in_stages(num_stages: int, steps_per_epoch: int) -> optax.GradientTransformation:
+def adam_in_stages(
+    rate: float, num_stages: int, steps_per_epoch: int
+) -> optax.GradientTransformation:
     """Adam whose rate falls by 10^(1/7) at the end of stage i, which has 2^i epochs."""
     ends = {steps_per_epoch * (2**i - 1): 10 ** (-1 / 7) for i in range(1, num_stages)}
-    return optax.adam(optax.piecewise_constant_schedule(1e-3, ends), eps=1e-4)
+    return optax.adam(optax.piecewise_constant_schedule(rate, ends), eps=1e-4)
 
 
 def train(svi, rng_key, images, validation, epochs: int, batch: int, label: str):
@@ -166,20 +168,24 @@ def draw_picture(rows: dict[str, np.ndarray], side: int, path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", type=Path, help="holds silhouettes/; without it: digits")
-    parser.add_argument("--stages", type=int, help="of 2^i epochs: 8 on silhouettes, 6 on digits")
+    parser.add_argument("--stages", type=int, default=8, help="stage i has 2^i epochs")
+    parser.add_argument(
+        "--rate", type=float, help="Adam's first: 1e-3 on silhouettes, 5e-3 on digits"
+    )
     parser.add_argument("--particles", type=int, default=5)
     parser.add_argument("--batch", type=int, default=20)
     parser.add_argument("--latent", type=int, help="200 on silhouettes, 20 on digits")
-    parser.add_argument("--width", type=int, help="500 on silhouettes, 100 on digits")
+    parser.add_argument("--width", type=int, help="500 on silhouettes, 200 on digits")
     parser.add_argument("--test-particles", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trained", action="store_true", help="score what was saved before")
     parser.add_argument("--out", type=Path, default=Path("out/vae_silhouettes.png"))
     options = parser.parse_args()
     offline = options.data_dir is None
-    stages = options.stages or (6 if offline else 8)
+    stages = options.stages
     latent = options.latent or (20 if offline else 200)
-    width = options.width or (100 if offline else 500)
+    width = options.width or (200 if offline else 500)
+    rate = options.rate or (5e-3 if offline else 1e-3)
     epochs = 2**stages - 1
 
     train_images, validation, test_images = (jnp.asarray(a) for a in load_images(options.data_dir))
@@ -200,7 +206,7 @@ def main() -> int:
     for label, alpha in METHODS.items():
         gradient = "single" if label == "VR-max" else "standard"
         loss = VRELBO(alpha, options.particles, gradient=gradient)
-        optim = adam_in_stages(stages, len(train_images) // options.batch)
+        optim = adam_in_stages(rate, stages, len(train_images) // options.batch)
         svi = SVI(model, guide, optim, loss)
         key = random.key(options.seed)
         data = (train_images, validation, epochs, options.batch, label)
