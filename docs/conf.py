@@ -39,6 +39,7 @@ RUN = [
     "comparing_variational_and_mcmc",
     "welling_teh_mixture",
     "kernel_hmc_banana",
+    "particles_on_the_banana",
 ]
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",

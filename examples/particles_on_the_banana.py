@@ -1,4 +1,7 @@
-"""One hundred particles move onto the banana along five fields, from the same start.
+"""Particles on the banana
+=======================
+
+One hundred particles move onto the banana along five fields, from the same start.
 
 The target is ``z1 ~ N(0, 1)``, ``x2 ~ N(3 (z1^2 - 1), 1)``: all moments are known. Each field is a
 loss for ``SVI`` with ``particle_step``, which needs no tuning, for 1,000 steps (``SVGD``: 3,000).
@@ -102,7 +105,7 @@ def draw(found: dict[str, np.ndarray], path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[3])
     parser.add_argument("--out", type=Path, default=Path("out/particles_on_the_banana.png"))
     args = parser.parse_args()
     found, wrong = {}, []
@@ -126,4 +129,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if main():
+        sys.exit(1)
