@@ -224,9 +224,9 @@ def find_normal(
     if shape.departure <= NORMAL_MODE:
         return Found(potential, mode, problems, spent, shape.stiffness)
     if not np.isfinite(mode.decrement):
-        # The search leaves out minibatches whose gradient is not finite, but all rows are in here.
-        z, rows = info.unravel(mode.x), {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
-        potential.check_start(z, rows, *jax.jit(potential.full_value_and_grad)(z))
+        # The search leaves out minibatches whose gradient is not finite; all rows are in here.
+        rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
+        potential.check_start(start, rows, *jax.jit(potential.full_value_and_grad)(start))
     fit = _fit(key_svi, model, potential, start)
     spent += fit.row_gradients
     of_fit = measure_shape(key_shape, potential, fit)
