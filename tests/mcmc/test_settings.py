@@ -269,6 +269,25 @@ def test_a_posterior_without_a_mode_warns_and_goes_on():
     assert all(bool(jnp.all(jnp.isfinite(x))) for x in state.z.values())
 
 
+def intercepts(group, y):
+    """Non-centred, though the 25 rows of each group say much of its intercept."""
+    mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfNormal(2))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(2))
+    with numpyro.plate("groups", 8):
+        raw = numpyro.sample("raw", dist.Normal(0, 1))
+    with numpyro.plate("rows", len(y), subsample_size=10) as i:
+        numpyro.sample("y", dist.Normal(mu + tau * raw[group[i]], sigma), obs=y[i])
+
+
+def test_a_posterior_far_from_normal_is_told_to_reparametrise():
+    rng, group = np.random.default_rng(1), np.repeat(np.arange(8), 25)
+    y = 1.0 + 0.7 * rng.standard_normal(8)[group] + 0.05 * rng.standard_normal(200)
+    kernel = SGHMC(intercepts)
+    with pytest.warns(InferenceWarning, match=r"transitions, .*\(LocScaleReparam, the other way"):
+        kernel.init(random.key(0), 10, None, (jnp.asarray(group), jnp.asarray(y)))
+    assert kernel.settings.transitions > 10_000
+
+
 def two_modes(x):
     loc = numpyro.sample("loc", dist.Normal(0, 3).expand([2]).to_event(1))
     with numpyro.plate("rows", len(x), subsample_size=20) as i:
