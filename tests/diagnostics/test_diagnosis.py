@@ -287,8 +287,6 @@ def test_the_implied_sd_ratio_of_particles_is_the_right_one_on_a_gaussian():
     assert [row[:2] for row in diagnose(tree).rows] == [row[:2] for row in found.rows[:-1]]
 
 
-# The kernel itself warns at its start and at the end of its warmup.
-@pytest.mark.filterwarnings("ignore::numpyro_ext.diagnostics.InferenceWarning")
 def test_an_ensemble_of_too_few_particles():
     mcmc = run(ParVI(two, SVGD()), 0.3, num_chains=3, num_samples=1, num_warmup=5)
     found = diagnose(mcmc)

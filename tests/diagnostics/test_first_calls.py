@@ -125,8 +125,6 @@ def test_draws_of_an_implicit_guide_are_judged_by_their_gradients():
         assert rows["squared KSD"].value > 0
 
 
-# The kernel itself warns at its start and at the end of its warmup.
-@pytest.mark.filterwarnings("ignore::numpyro_ext.diagnostics.InferenceWarning")
 def test_particles_on_a_potential_function_are_judged():
     mcmc = MCMC(
         ParVI(potential_fn=lambda z: 0.5 * jnp.sum((z["a"] / 3.0) ** 2)),

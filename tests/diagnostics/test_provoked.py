@@ -174,8 +174,6 @@ def test_a_fit_that_was_stopped_early():
     assert "still falling" in rows_of(found)["change of the loss"].verdict
 
 
-# The kernel itself warns at its start and at the end of its warmup.
-@pytest.mark.filterwarnings("ignore::numpyro_ext.diagnostics.InferenceWarning")
 def test_particles_that_are_still_on_their_way():
     mcmc = run(ParVI(normal_mean), MANY, num_warmup=3, num_samples=1, num_chains=10)
     assert {"implied sd ratio, worst", "shift in sds"} <= set(wrong(diagnose(mcmc)))
