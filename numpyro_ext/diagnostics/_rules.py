@@ -128,12 +128,8 @@ def sgmcmc_rows(stats: dict[str, np.ndarray], facts: dict[str, Any]) -> list[Row
         rows.append(_kinetic_temperature(stats["kinetic_temperature"], T, facts))
     if facts.get("noise_share", 0) > 0:
         rows.append(_noise_share(facts["noise_share"]))
-    if "implied_variance_ratio" in stats:
+    if T is not None and "implied_variance_ratio" in stats:
         rows.append(_implied_ratio(stats["implied_variance_ratio"], facts))
-    elif (
-        T is not None and facts.get("kernel") == "SGLD" and {"grad_norm", "step_size"} <= set(stats)
-    ):
-        rows.append(_variance_ratio(stats, T, facts))
     if "diverging" in stats:
         rows.append(_divergences(stats["diverging"]))
     if "step_scale" in stats or "step_scale" in facts:
@@ -203,18 +199,8 @@ def _noise_share(value: float) -> Row:
     return Row("gradient noise over injected noise", value, None, "1", ok, verdict)
 
 
-def _variance_ratio(stats: dict[str, np.ndarray], T: float, facts: dict[str, Any]) -> Row:
-    n = max(1, facts["num_latents"])
-    ratio = 1 + stats["step_size"] * np.square(stats["grad_norm"], dtype=np.float64) / (2 * n * T)
-    return _implied_ratio(ratio, facts)
-
-
 def _implied_ratio(ratio: np.ndarray, facts: dict[str, Any]) -> Row:
-    r"""What the gradients of a kernel without momentum imply for its variances on a Gaussian.
-
-    With curvature h, stationarity of :math:`z' = z - \epsilon g + \sqrt{2\epsilon T}\,\xi` gives
-    :math:`h\,\mathrm{Var} = T + \tfrac{\epsilon}{2} E g^2` for every h and every gradient noise.
-    """
+    """What the gradients of a kernel without momentum imply for its variances on a Gaussian."""
     value, error = mean_and_error(ratio)
     ok = not (value - 1 > OFF and value - 1 > 3 * error) and math.isfinite(value)
     verdict = "the size of the gradients says that the step is small enough."

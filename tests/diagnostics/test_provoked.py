@@ -1,6 +1,5 @@
 """Lines of ``diagnose`` and warnings of ``to_arviz``, each provoked by a real run that is wrong."""
 
-import functools
 import warnings
 
 from jax import random
@@ -13,7 +12,7 @@ from numpyro.infer.autoguide import AutoNormal
 import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning, diagnose, to_arviz
-from numpyro_ext.mcmc import SGHMC, SGLD
+from numpyro_ext.mcmc import PSGLD, SGHMC, SGLD, SGRLD
 from numpyro_ext.particles import ParVI
 
 MANY = 1.0 + jnp.sin(jnp.arange(200.0))
@@ -77,14 +76,51 @@ def test_a_step_that_diverges_without_a_warmup():
     assert any("share of diverging draws is 0.9" in text for text in warned_of(mcmc))
 
 
-@functools.cache
-def run_on_a_funnel():
-    with pytest.warns(InferenceWarning, match="search for a mode"):
-        return run(SGHMC(funnel, steps_per_sample=5), num_warmup=100, num_samples=2000)
+@pytest.mark.parametrize(
+    ("kernel", "step"),
+    # The step along the coordinate: that of SGRLD times the inverse of its metric.
+    [
+        (SGRLD(normal_mean, 0.2, metric=lambda z: jnp.full(1, 100.0)), lambda state: 0.002),
+        (PSGLD(normal_mean, 0.5), lambda state: 0.5 * float(state.preconditioner.mean())),
+    ],
+    ids=["SGRLD", "PSGLD"],
+)
+def test_gradients_of_preconditioned_kernels_imply_their_variance(kernel, step):
+    mcmc = run(kernel, MANY, 10, num_warmup=500, num_samples=4000)
+    row = rows_of(diagnose(mcmc))["implied variance ratio"]
+    assert row.ok is False
+    eps, h, s2 = step(mcmc.last_state), 201.0, 200**2 / 10 * float(np.var(MANY))
+    law = (2 + eps * s2) / (2 - eps * h)
+    # The preconditioners of two chains differ a little.
+    assert row.value == pytest.approx(law, abs=5 * row.error, rel=0.02)
+    assert h * float(np.var(mcmc.get_samples()["z"])) == pytest.approx(row.value, rel=0.1)
+    assert any(text.startswith("the implied variance ratio is ") for text in warned_of(mcmc))
+
+
+def test_an_estimate_of_the_noise_that_was_cut():
+    kernel = SGHMC(normal_mean, 0.02, friction=1.0, noise_variance="warmup")
+    mcmc = run(kernel, MANY, 5, num_warmup=500)
+    row = rows_of(diagnose(mcmc))["gradient noise over injected noise"]
+    # N^2 / B times the variance of a row, over what is injected: 4 tanh(C eps / 2) / eps^2.
+    law = 200**2 / 5 * float(np.var(MANY)) / (4 * np.tanh(0.01) / 0.02**2)
+    assert row.value == pytest.approx(law, rel=0.3)
+    assert row.ok is False
+    warned = warned_of(mcmc)
+    assert any(text.startswith("the gradient noise over injected noise is ") for text in warned)
+
+
+def eight_schools_centred():
+    mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfCauchy(5))
+    with numpyro.plate("schools", 8):
+        theta = numpyro.sample("theta", dist.Normal(mu, tau))
+        sigma = jnp.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
+        effect = jnp.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+        numpyro.sample("y", dist.Normal(theta, sigma), obs=effect)
 
 
 def test_settings_that_do_not_hold_and_a_chain_that_is_slower_than_their_law():
-    mcmc = run_on_a_funnel()
+    with pytest.warns(InferenceWarning, match="variational fit instead"):
+        mcmc = run(SGHMC(eight_schools_centred), num_warmup=100, num_samples=5000)
     found = diagnose(mcmc)
     row = rows_of(found)["problems of the settings"]
     assert row.verdict == " ".join(mcmc.sampler.settings.problems)
