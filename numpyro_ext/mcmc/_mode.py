@@ -25,7 +25,6 @@ __all__ = [
     "Mode",
     "Surface",
     "batch_rows",
-    "find_mode",
     "find_modes",
     "measure_noise",
 ]
@@ -57,8 +56,7 @@ class Mode(NamedTuple):
        standard deviations.
      - **num_negative** - negative directions of the curvature, which were turned positive.
      - **row_gradients** - gradients of single rows that the search took.
-     - **log_evidence** - logarithm of the integral of :math:`e^{-U}` by this normal, up to a
-       constant.
+     - **log_mass** - logarithm of the mass of the normal there, up to a constant of the model.
     """
 
     x: Array
@@ -66,17 +64,12 @@ class Mode(NamedTuple):
     decrement: float
     num_negative: int
     row_gradients: int
-    log_evidence: float = np.nan
+    log_mass: float = 0.0
 
     @property
-    def known(self) -> bool:
-        """Whether the point is a mode."""
+    def is_found(self) -> bool:
+        """Whether the search ended at a mode."""
         return self.num_negative == 0 and self.decrement <= NEAR
-
-    def distance(self, x: Array) -> float:
-        """Of another point, in standard deviations of this normal."""
-        to_xi = Whitening(self.x, self.factor).to_xi
-        return float(jnp.linalg.norm(to_xi(x)))
 
 
 def batch_rows(potential: Potential) -> int:
@@ -134,25 +127,20 @@ class Surface:
         return lax.map(along, basis, batch_size=32)
 
 
-def find_mode(rng_key: Array, potential: Potential, start: Array) -> Mode:
+def find_modes(rng_key: Array, potential: Potential, starts: list[Array]) -> list[Mode]:
     """
-    Adam on minibatches, then damped Newton steps with the gradient of all rows.
+    Adam on minibatch gradients, then damped Newton steps with the gradient of all rows.
 
-    :param start: ``(n,)``, where to begin.
+    :param starts: ``(n,)`` each, where to begin.
     """
-    return next(find_modes(rng_key, potential, [start]))
-
-
-def find_modes(rng_key: Array, potential: Potential, starts: list[Array]) -> Iterator[Mode]:
-    """The modes that :func:`find_mode` finds from each of these points, one after another, all by
-    the same compiled functions."""
     surface = Surface(potential)
     all_rows = sum(size for size, _ in potential.plates.values()) or 1
     piece, newton = _adam(surface), jax.jit(partial(_newton, surface))
-    for start, key_start in zip(starts, random.split(rng_key, len(starts)), strict=True):
-        with _bar(_ADAM_PIECES + _NEWTON_STEPS, "finding the mode") as advance:
-            x, spent, state = start, 0, _moments(start)
-            for k, key in enumerate(random.split(key_start, _ADAM_PIECES)):
+    modes = []
+    with _bar(len(starts) * (_ADAM_PIECES + _NEWTON_STEPS), "finding the mode") as advance:
+        for x in starts:
+            spent, state = 0, _moments(x)
+            for k, key in enumerate(random.split(rng_key, _ADAM_PIECES)):
                 x, state = piece(x, state, key, k)
                 spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
                 advance()
@@ -162,9 +150,10 @@ def find_modes(rng_key: Array, potential: Potential, starts: list[Array]) -> Ite
                 advance()
                 if not bool(moved):
                     break
-        diagonal = jnp.diagonal(factor) if factor.ndim == 2 else factor
-        log_evidence = float(jnp.sum(jnp.log(jnp.abs(diagonal))) - value)
-        yield Mode(x, factor, float(decrement), int(num_negative), spent, log_evidence)
+            diagonal = factor if factor.ndim == 1 else jnp.diagonal(factor)
+            log_mass = float(jnp.sum(jnp.log(diagonal)) - value)
+            modes.append(Mode(x, factor, float(decrement), int(num_negative), spent, log_mass))
+    return modes
 
 
 def _moments(x: Array) -> Any:

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+import math
 from typing import Any
 import warnings
 
+import jax
 from jax import Array, random
+import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
@@ -14,8 +17,9 @@ import optax
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.mistakes import check_rows, valid_data
 from numpyro_ext._model.potential import Potential, draw_params, draw_start
-from numpyro_ext._model.read import read_model
+from numpyro_ext._model.read import ModelInfo, read_model, refuse_local
 from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext._typing import Model, Sites
 from numpyro_ext.mcmc._mode import (
@@ -27,13 +31,15 @@ from numpyro_ext.mcmc._mode import (
     measure_noise,
 )
 from numpyro_ext.mcmc._shape import NORMAL_FIT, NORMAL_MODE, Shape, measure_shape
+from numpyro_ext.mcmc.gradients import MinibatchGradient
+from numpyro_ext.mcmc.schedules import ConstantSchedule
 from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["Settings", "find_settings", "find_whitening"]
 
 _TOO_MANY = 10_000
 _SVI_STEPS = 5_000
-_SHARE = 7.0  # nats: a mode with less than a thousandth of the mass is not looked at
+_APART, _MASS = 3.0, 0.01  # of two modes
 
 
 @dataclass(frozen=True)
@@ -92,10 +98,7 @@ class Settings:
         return self.transitions * (2 if self.control_variate else 1)
 
     def __str__(self) -> str:
-        n = 0 if self.whitening is None else self.whitening.size
-        kind = "none" if self.whitening is None else f"{n} coordinates"
-        if self.whitening is not None:
-            kind += ", dense" if self.whitening.factor.ndim == 2 else ", diagonal"
+        kind = "none" if self.whitening is None else repr(self.whitening)[10:-1]
         lines = [
             ("step size", f"{self.step_size:.4g}"),
             ("friction", "-" if self.friction is None else f"{self.friction:.4g}"),
@@ -172,16 +175,24 @@ def find_whitening(
         300 20
     """
     rng_key = random.key(0) if rng_key is None else rng_key
-    info = read_model(model, args, kwargs)
-    params = {}
-    if info.params or info.mutable:
-        params = draw_params(rng_key, model, info, args, kwargs)
+    info = read_latents(model, args, kwargs, init_to_uniform)
+    check_rows(model, args, kwargs, init_to_uniform)
+    params = draw_params(rng_key, model, info, args, kwargs)
     potential = Potential(model, info, params, args, kwargs)
     if init_params is not None:
         init_params = info.check_unconstrained("init_params", init_params)
     found = find_normal(rng_key, model, potential, init_params)
     warn(found.problems)
     return found.whitening
+
+
+def read_latents(
+    model: Model, args: tuple, kwargs: dict[str, Any], init_strategy: Callable[..., Any]
+) -> ModelInfo:
+    """What chains need to know of a model; an error where they cannot run on it."""
+    info = read_model(valid_data(model), args, kwargs, init_strategy=init_strategy)
+    refuse_local(info, "a chain holds one value of it while the rows change at every step")
+    return info
 
 
 def find_normal(
@@ -195,30 +206,36 @@ def find_normal(
     none or where the posterior around it is far from normal, as with scales of a hierarchy."""
     info = potential.info
     key_start, key_mode, key_svi, key_shape = random.split(rng_key, 4)
-    given = start is not None
-    if start is None:
+    if start is not None:
+        starts = [start]
+    else:
         start, energy, _ = draw_start(
             key_start, model, info, *potential.arguments, init_strategy=init_strategy
         )
         potential.check_start(start, potential.first_rows(), energy)
-    # Opposite points, because an exchange of two numbers is one of their difference's sign.
-    first, more = info.ravel(start), random.fold_in(key_start, 1)
-    other = random.uniform(more, first.shape, first.dtype, -2, 2)
-    modes = find_modes(key_mode, potential, [first, -first, other, -other])
-    mode = next(modes)
-    spent, problems = mode.row_gradients, ()
-    if mode.known and not given:
-        mode, problems, more_spent = _most_likely([mode, *modes])
-        spent += more_spent
-    shape = measure_shape(key_shape, potential, mode) if mode.known else Shape(np.inf, 1.0)
-    if shape.departure <= NORMAL_MODE:
-        return Found(potential, mode, problems, spent, shape.stiffness)
+        # Mirrored, components that can change places have changed them.
+        starts = [start, jax.tree.map(jnp.negative, start)]
+    modes = find_modes(key_mode, potential, [info.ravel(z) for z in starts])
+    spent = sum(one.row_gradients for one in modes)
+    mode = max(modes, key=lambda one: (one.is_found, one.log_mass))
+    shape, problems = Shape(np.inf, 1.0), ()
+    if mode.is_found:
+        problems = _other_modes(mode, modes)
+        shape = measure_shape(key_shape, potential, mode)
+        if shape.departure <= NORMAL_MODE:
+            return Found(potential, mode, problems, spent, shape.stiffness)
+    else:
+        mode = modes[0]
+    if not np.isfinite(mode.decrement):
+        # The search leaves out minibatches whose gradient is not finite, but all rows are in here.
+        z, rows = info.unravel(mode.x), {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
+        potential.check_start(z, rows, *jax.jit(potential.full_value_and_grad)(z))
     fit = _fit(key_svi, model, potential, start)
     spent += fit.row_gradients
     of_fit = measure_shape(key_shape, potential, fit)
-    if mode.known and shape.departure <= of_fit.departure:
+    if mode.is_found and shape.departure <= of_fit.departure:
         fit, of_fit = mode, shape
-    if not mode.known:
+    if not mode.is_found:
         what = (
             f"the curvature has {mode.num_negative} negative directions where the search for a mode"
             " ended"
@@ -233,29 +250,26 @@ def find_normal(
         problems += (
             "gradients around the center are far from those of a normal posterior (relative error"
             f" {of_fit.departure**0.5:.2g}), so the scales found do not hold in all of it;"
-            " reparametrise the model (LocScaleReparam for hierarchies), or use NUTS.",
+            " reparametrise the model (LocScaleReparam, the other way round from now), or use"
+            " NUTS.",
         )
     return Found(potential, fit, problems, spent, of_fit.stiffness)
 
 
-def _most_likely(modes: list[Mode]) -> tuple[Mode, tuple[str, ...], int]:
-    """The mode of most mass, a sentence if another one has a share in it, and the gradients spent
-    on all but the first."""
-    spent = sum(mode.row_gradients for mode in modes[1:])
-    known = [mode for mode in modes if mode.known and np.isfinite(mode.log_evidence)]
-    best = max(known, key=lambda mode: mode.log_evidence, default=modes[0])
-    far = 3 + float(np.sqrt(best.x.size))
-    distances = [
-        best.distance(mode.x) for mode in known if mode.log_evidence > best.log_evidence - _SHARE
-    ]
-    if max(distances, default=0.0) <= far:
-        return best, (), spent
-    problem = (
-        f"searches from {len(modes)} points ended at different modes, {max(distances):.2g} standard"
-        " deviations apart, and all chains start at one of them and may not leave it; give each"
-        " chain init_params of its own, or check that the modes are copies of each other."
-    )
-    return best, (problem,), spent
+def _other_modes(mode: Mode, modes: list[Mode]) -> tuple[str, ...]:
+    """A sentence if there is another mode of some mass."""
+    whitening = Whitening(mode.x, mode.factor)
+    for other in modes:
+        distance = float(jnp.linalg.norm(whitening.to_xi(other.x)))
+        share = math.exp(min(other.log_mass - mode.log_mass, 0.0))
+        if other.is_found and distance > _APART and share > _MASS:
+            return (
+                f"the search found two modes, {distance:,.3g} standard deviations apart, the second"
+                f" with {share:.2g} times the mass of the first; chains begin at the first alone"
+                " and do not come to the second: make them one in the model (such as by an ordered"
+                " vector of components), or compare runs with init_params at each.",
+            )
+    return ()
 
 
 def find_settings(
@@ -266,6 +280,13 @@ def find_settings(
 
     :param kernel: a :class:`ModelKernel`; it says what its law allows by ``choose``.
     """
+    leaves = jax.tree.leaves(potential.arguments)
+    if not all(getattr(x, "is_fully_addressable", True) for x in leaves):
+        raise ValueError(
+            "step_size is None, but an argument of the model is an array of several processes, on"
+            " which settings cannot be found; find them from the rows of one process, and pass"
+            " step_size and whitening of kernel.settings."
+        )
     key_normal, key_noise = random.split(random.key(0))
     given = kernel.given_whitening
     if given is None:
@@ -341,3 +362,12 @@ def _fit(rng_key: Array, model: Model, potential: Potential, start: Sites) -> Mo
     result = svi.run(rng_key, _SVI_STEPS, *args, progress_bar=False, stable_update=True, **kwargs)
     center, factor = normal_of_guide(guide, result.params)
     return Mode(center, factor, 0.0, 0, 8 * _SVI_STEPS * batch_rows(potential))
+
+
+def argument_of(kernel: Any, name: str, default: Any) -> Any:
+    """An argument of a kernel, with what was found in place of None."""
+    if name == "gradient" and isinstance(kernel.gradient, MinibatchGradient):
+        return default
+    name = "_schedule" if name == "step_size" else name
+    value = getattr(kernel, name, getattr(kernel, f"_{name}", default))
+    return value.value if isinstance(value, ConstantSchedule) else value

@@ -10,8 +10,8 @@ import numpyro.distributions as dist
 
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
-from numpyro_ext.mcmc import ControlVariate, MinibatchGradient
-from numpyro_ext.mcmc._mode import find_mode, measure_noise
+from numpyro_ext.mcmc import ControlVariate, MinibatchGradient, find_whitening
+from numpyro_ext.mcmc._mode import find_modes, measure_noise
 
 ROWS, BATCH, SD = 200, 10, 0.7
 
@@ -30,7 +30,7 @@ def found():
     y = x @ np.array([3.0, -2.0]) + SD * rng.standard_normal(ROWS)
     args = jnp.asarray(x), jnp.asarray(y)
     potential = Potential(regression, read_model(regression, args), {}, args, {})
-    return x, y, potential, find_mode(random.key(0), potential, jnp.zeros(2))
+    return x, y, potential, find_modes(random.key(0), potential, [jnp.zeros(2)])[0]
 
 
 def test_the_mode_and_the_curvature_of_a_linear_regression():
@@ -59,3 +59,16 @@ def test_the_noise_is_the_mean_over_the_normal_approximation():
     for estimator, covariance in estimators.items():
         noise = measure_noise(random.key(1), potential, mode, estimator)
         np.testing.assert_allclose(noise, scale * np.diag(A.T @ covariance @ A), rtol=0.2)
+
+
+def test_many_coordinates_are_whitened_one_by_one():
+    """513 of them, normal with standard deviations from 0.01 to 100."""
+    sd = jnp.geomspace(0.01, 100.0, 513)
+
+    def model():
+        numpyro.sample("z", dist.Normal(3 * sd, sd).to_event(1))
+
+    whitening = find_whitening(model)
+    assert whitening.factor.shape == (513,)
+    np.testing.assert_allclose(whitening.factor, sd, rtol=1e-4)
+    np.testing.assert_allclose(whitening.center / sd, 3, atol=0.05)
