@@ -20,6 +20,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal
+from numpyro.infer.initialization import init_to_value
 import optax
 from sklearn.datasets import load_diabetes
 
@@ -73,6 +74,7 @@ kernel = SGHMC(
     friction=2.0,
     whitening=Whitening.from_guide(guide, params),
     gradient=ControlVariate(guide.median(params)),
+    init_strategy=init_to_value(values=guide.median(params)),
     steps_per_sample=40,
 )
 by_hand = run(kernel)

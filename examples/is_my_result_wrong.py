@@ -19,6 +19,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from numpyro.infer.initialization import init_to_value
 import optax
 
 from numpyro_ext.diagnostics import diagnose
@@ -74,6 +75,7 @@ half = SGHMC(
     friction=found.friction,
     whitening=found.whitening,
     gradient=ControlVariate(found.center),
+    init_strategy=init_to_value(values=found.center),
     steps_per_sample=20,
 )
 settled = {found.step_size: sd_ratio(good), found.step_size / 2: sd_ratio(run(half))}
