@@ -32,11 +32,11 @@ lint: $(VENV)/installed-dev $(VENV)/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-docs: $(VENV)/installed-docs
+docs: $(VENV)/installed-docs $(VENV)/installed-examples
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 
 bench: $(VENV)/installed-bench
 	for run in benchmarks/*/run.py; do $(BIN)/python $$run || exit 1; done
 
 clean:
-	rm -rf $(VENV) .jax_cache docs/_build
+	rm -rf $(VENV) .jax_cache docs/_build docs/gallery

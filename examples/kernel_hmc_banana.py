@@ -1,4 +1,7 @@
-"""Hamiltonian Monte Carlo without gradients: the score of the banana is learnt from 200 draws.
+"""Hamiltonian Monte Carlo without gradients
+=========================================
+
+The score of the banana is learnt from 200 draws.
 
 ``x1 ~ N(0, 100)``, ``x2 ~ N(0.03 (x1^2 - 100), 1)``. ``KernelHMC`` moves by the estimate of
 ``SteinScore`` with an RBF kernel, whose bandwidth is the median rule times 1 to 5, and accepts with
@@ -8,7 +11,7 @@ speed, not correctness.
 
 Prints a table and saves a picture. Exit code 1 if every bandwidth has an acceptance below 0.5; or
 the best of the others has a mean of x1 further than 0.5 from 0 (its standard deviation is 10) or a
-kernel Stein discrepancy of more than twice that of the true score.
+kernel Stein discrepancy of more than twice that of the true score. ::
 
     python examples/kernel_hmc_banana.py --out out/kernel_hmc_banana.png
 """
@@ -156,7 +159,7 @@ def draw_picture(runs: dict[str, Run], best: str, training, score, path: Path) -
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("out/kernel_hmc_banana.png"))
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -203,4 +206,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if main():
+        sys.exit(1)

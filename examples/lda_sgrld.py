@@ -1,10 +1,11 @@
-"""Topic model by minibatches: stochastic gradient Riemannian Langevin dynamics on probability
-simplices.
+"""Topic model by minibatches
+==========================
 
-Latent Dirichlet allocation as in Patterson & Teh (2013), on 200 synthetic documents of 100 words
-whose 5 topics are known. The mixture of a document and the topic of each word are not latent sites
-of the model: the gradient object ``GibbsGradient`` draws them for the 20 documents of a batch,
-given the topics (Fisher's identity). Three samplers:
+Stochastic gradient Riemannian Langevin dynamics on probability simplices: latent Dirichlet
+allocation as in Patterson & Teh (2013), on 200 synthetic documents of 100 words whose 5 topics are
+known. The mixture of a document and the topic of each word are not latent sites of the model: the
+gradient object ``GibbsGradient`` draws them for the 20 documents of a batch, given the topics
+(Fisher's identity). Three samplers:
 
 - ``SGRLD`` with ``ExpandedMean`` and ``GammaSimplexReparam``, through ``MCMC``;
 - the reduced-natural coordinates, by ``simplex_langevin_step``;
@@ -17,7 +18,7 @@ can only take steps too small to get anywhere.
 
 Prints the perplexity of held-out words and the distance of the topics from the truth, and saves a
 picture. Exit code 1 if the perplexity of ``SGRLD`` is more than 5 % from that of collapsed Gibbs,
-if reduced-natural is better than ``SGRLD``, or if a topic is not recovered.
+if reduced-natural is better than ``SGRLD``, or if a topic is not recovered. ::
 
     python examples/lda_sgrld.py --out out/lda_sgrld.png
 """
@@ -272,7 +273,7 @@ def draw_picture(best, fits, truth: Array, recovered: np.ndarray, floor: float, 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("out/lda_sgrld.png"))
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -345,4 +346,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if main():
+        sys.exit(1)

@@ -1,8 +1,9 @@
-"""What noise in the gradient does to Hamiltonian dynamics, and two cures: known noise, and a
-thermostat.
+"""Noise in the gradient, and two cures
+====================================
 
-Two potentials in one dimension whose moments are known by quadrature, and gradients with Gaussian
-noise added.
+What noise in the gradient does to Hamiltonian dynamics, and what a correction for known noise and a
+thermostat do about it. Two potentials in one dimension have moments that are known by quadrature,
+and their gradients have Gaussian noise added.
 
 1. Chen, Fox & Guestrin (2014), figure 1: ``U = -2 z^2 + z^4``, noise of variance 4 in the gradient,
    friction 3. Without friction the noise heats the chain; ``SGHMC`` with ``noise_variance=4`` takes
@@ -14,7 +15,7 @@ noise added.
 
 Each row of the table has 400 chains. Exit code 1 if ``E z^2`` is more than 5 % off at the step 0.05
 for ``SGHMC`` that knows the noise, or for ``SGNHT``, or its friction is further than 0.1 from 2; or
-if a method without a cure is not too hot.
+if a method without a cure is not too hot. ::
 
     python examples/noisy_gradients.py --out out/noisy_gradients.png
 """
@@ -178,7 +179,7 @@ def draw_picture(wells, biases, modes, truth: float, path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("out/noisy_gradients.png"))
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -246,4 +247,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if main():
+        sys.exit(1)

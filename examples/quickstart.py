@@ -1,6 +1,8 @@
-"""One model, four posteriors: swap a loss, a guide or a kernel, keep the rest of the script.
+"""Quick start: one model, four posteriors
+=======================================
 
-Logistic regression with a learnt prior scale on the breast-cancer data, fitted by
+Swap a loss, a guide or a kernel, and keep the rest of the script: logistic regression with a learnt
+prior scale on the breast-cancer data, fitted by
 
 - ``NUTS``, the reference;
 - ``VRELBO(0.5)`` with ``AutoRealNVPNormal`` through ``SVI``, on all rows (with a minibatch this
@@ -9,7 +11,7 @@ Logistic regression with a learnt prior scale on the breast-cancer data, fitted 
 - ``SVGD`` with ``AutoParticles`` through ``SVI``, on minibatches of 100 rows.
 
 All four go through ``to_arviz``. Prints one table, the summary of each, and saves a picture. Exit
-code 1 if a posterior mean is further than 0.3 posterior standard deviations from that of NUTS.
+code 1 if a posterior mean is further than 0.3 posterior standard deviations from that of NUTS. ::
 
     python examples/quickstart.py --out out/quickstart.png
 """
@@ -137,7 +139,7 @@ def draw_picture(fits: dict[str, Fit], names: list[str], path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("out/quickstart.png"))
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -185,4 +187,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if main():
+        sys.exit(1)

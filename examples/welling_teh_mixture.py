@@ -1,4 +1,7 @@
-"""The mixture of Welling & Teh (2011): SGLD with one row per step, beside the posterior on a grid.
+"""The mixture of Welling and Teh
+==============================
+
+``SGLD`` with one row per step (Welling & Teh, 2011), beside the posterior on a grid.
 
 Prior ``theta1 ~ N(0, 10)``, ``theta2 ~ N(0, 1)`` (variances); 100 rows from
 ``0.5 N(theta1, 2) + 0.5 N(theta1 + theta2, 2)`` at theta = (0, 1). The posterior has a second mode
@@ -7,7 +10,7 @@ near (1, -1). 10 000 passes over the rows with the paper's schedule ``a (b + i)^
 chains, because one chain changes mode too seldom for two digits.
 
 Prints moments and the mass near each mode, and saves a picture. Exit code 1 if a mean is more than
-0.1 from that of the grid, or a mode has less than 10 % of the draws.
+0.1 from that of the grid, or a mode has less than 10 % of the draws. ::
 
     python examples/welling_teh_mixture.py --out out/welling_teh_mixture.png
 """
@@ -126,7 +129,7 @@ def draw_picture(draws, weights, grid, path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("out/welling_teh_mixture.png"))
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -174,4 +177,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if main():
+        sys.exit(1)

@@ -1,7 +1,7 @@
 """Checks of arguments, each one sentence: what was given, and what is allowed."""
 
 from collections.abc import Callable, Collection, Mapping
-from functools import wraps
+from functools import partial, wraps
 import inspect
 import numbers
 from typing import Any
@@ -129,15 +129,24 @@ def of_an_object(method: Callable[..., Any]) -> Any:
     return wrapped
 
 
-def summary(made: Any) -> str:
-    """``Name(argument=value, ...)``: how an object was made, with arrays by their shapes."""
+def summary(
+    made: Any, argument: Callable[[Any, str, Any], Any] = getattr, *, defaults: bool = True
+) -> str:
+    """
+    ``Name(argument=value, ...)``: how an object was made, with arrays by their shapes.
+
+    :param argument: ``(made, name, default)`` to the value of an argument; an attribute by default.
+    :param bool defaults: whether numbers and words that are the defaults are shown.
+    """
     parts = []
     for name, parameter in inspect.signature(type(made).__init__).parameters.items():
-        value = getattr(made, name, parameter.empty)
+        value = argument(made, name, parameter.empty)
         default = parameter.default
         if value is parameter.empty or parameter.kind is parameter.VAR_KEYWORD or name == "self":
             continue
-        if value is default and (default is None or isinstance(default, bool)):
+        if value is default and (not defaults or default is None or isinstance(default, bool)):
+            continue
+        if not defaults and isinstance(value, (int, float, str)) and value == default:
             continue
         parts.append(f"{name}={_short(value)}")
     return f"{type(made).__name__}({', '.join(parts)})"
@@ -151,4 +160,10 @@ def _short(value: Any) -> str:
         return "<traced>"
     if hasattr(value, "dtype"):
         return f"{value}"
+    if isinstance(value, dict):
+        return f"{{{', '.join(map(str, value))}}}"
+    if isinstance(value, partial):
+        return _short(value.func)
+    if type(value).__repr__ is object.__repr__:
+        return type(value).__name__
     return getattr(value, "__name__", None) or repr(value)

@@ -16,6 +16,7 @@ MODULES = [
     "guides",
     "mcmc",
     "objectives",
+    "optim",
     "particles",
     "scores",
     "targets",
@@ -90,6 +91,17 @@ def test_every_line_of_how_to_choose_exists_in_the_code():
     lines = set(re.findall(r"^- `(\w+)`", CHOICES, re.M))
     assert lines, "there is no choice"
     report(sorted(lines - {name for _, name in PUBLIC}))
+
+
+def test_every_public_name_is_in_the_table_of_its_page_of_the_api():
+    """The page documents all of them by itself, but a reader looks for them in its tables."""
+    found = []
+    for module in MODULES:
+        page = (ROOT / "docs" / "api" / f"{module}.md").read_text()
+        rows = set(re.findall(r"^   (\w+)$|^\.\. autoclass:: (\w+)$", page, re.M))
+        named = {name for row in rows for name in row}
+        found += [f"{module}.{name}" for name in public(module) if name not in named]
+    report(found)
 
 
 def test_every_algorithm_has_an_example():

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import exact
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,13 +17,27 @@ from sklearn.datasets import load_diabetes, load_wine
 
 
 class Problem(NamedTuple):
-    """A model of ``(*data, batch)``, and means and standard deviations of its sites where they are
-    published."""
+    """A model of ``(*data, batch)``, and what is known of its posterior."""
 
     model: Callable[..., None]
     data: tuple[Any, ...]
-    batch: int | None
-    truth: dict[str, tuple[np.ndarray, np.ndarray]] | None = None
+    batch: int | None = None
+    truth: dict[str, tuple[Any, Any]] | None = None
+    """Means and standard deviations of what is compared; None: NUTS tells them."""
+    view: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    """What is compared, from the samples ``(chain, draw, ...)``; None: the samples themselves."""
+    nuts: tuple[int, int, int] = (2, 500, 500)
+    """Chains, warmup and draws of NUTS."""
+    dense: bool = True
+    """Whether NUTS has a dense mass."""
+    held_out: Callable[[dict[str, Any]], float] | None = None
+    """Mean log density of rows that the model has not seen."""
+    by_hand: tuple[tuple[float, float], ...] = ()
+    """Steps and frictions of SGHMC that a user would try."""
+
+
+TRUTH = (4, 500, 2000)
+"""Chains, warmup and draws of NUTS where it is the truth."""
 
 
 def german_credit(folder: Path) -> Problem:
@@ -56,19 +71,9 @@ def large_logistic(rows: int) -> Problem:
         wide_logistic,
         (jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)),
         256,
-        {"w": _laplace(x, y.astype(float), 10.0)},
+        {"w": exact.logistic(x, y.astype(float), 10.0)},
+        nuts=(1, 300, 200),
     )
-
-
-def _laplace(x: np.ndarray, y: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Mode and standard deviations of a logistic regression in double precision: exact up to order
-    1/N."""
-    w = np.zeros(x.shape[1])
-    for _ in range(30):
-        p = 1 / (1 + np.exp(-x @ w))
-        hessian = (x * (p * (1 - p))[:, None]).T @ x + np.eye(len(w)) / scale**2
-        w = w - np.linalg.solve(hessian, x.T @ (p - y) + w / scale**2)
-    return w, np.sqrt(np.diag(np.linalg.inv(hessian)))
 
 
 def _linear(prior: float | None, noise: dist.Distribution) -> Callable[..., None]:
@@ -83,55 +88,47 @@ def _linear(prior: float | None, noise: dist.Distribution) -> Callable[..., None
     return model
 
 
-def _posteriordb(folder: Path, name: str, data: str) -> tuple[dict[str, Any], Any]:
-    draws = np.load(folder / "posteriordb" / f"{name}.npz")
-    values = json.loads((folder / "posteriordb" / f"{data}.json").read_text())
-    return values, lambda *names: (
-        np.squeeze(np.stack([np.mean(draws[n]) for n in names])),
-        np.squeeze(np.stack([np.std(draws[n]) for n in names])),
-    )
+def _values(folder: Path, data: str) -> dict[str, Any]:
+    return json.loads((folder / "posteriordb" / f"{data}.json").read_text())
 
 
 def _regression(
-    x: np.ndarray,
-    y: np.ndarray,
-    prior: float | None,
-    noise: Any,
-    batch: int,
-    moments: Any,
-    names: Any,
+    x: np.ndarray, y: np.ndarray, prior: float | None, noise: Any, batch: int
 ) -> Problem:
-    truth = {"beta": moments(*names), "sigma": moments("sigma")}
+    d = x.shape[1]
+    precision = np.full(d, 0.0 if prior is None else prior**-2)
+    log_prior = {
+        dist.HalfNormal: lambda s: -0.5 * (s / float(noise.scale)) ** 2,
+        dist.HalfCauchy: lambda s: -np.log1p((s / float(noise.scale)) ** 2),
+    }[type(noise)]
+    beta, sigma = exact.linear_regression(x, y, np.zeros(d), precision, log_prior)
     data = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
-    return Problem(_linear(prior, noise), data, batch, truth)
+    return Problem(_linear(prior, noise), data, batch, {"beta": beta, "sigma": sigma})
 
 
 def blr(folder: Path) -> Problem:
-    values, moments = _posteriordb(folder, "sblrc-blr", "sblrc")
+    values = _values(folder, "sblrc")
     x, y = np.array(values["X"], float), np.array(values["y"], float)
-    names = [f"beta[{k + 1}]" for k in range(x.shape[1])]
-    return _regression(x, y, 10.0, dist.HalfNormal(10.0), 20, moments, names)
+    return _regression(x, y, 10.0, dist.HalfNormal(10.0), 20)
 
 
 def kidscore_momiq(folder: Path) -> Problem:
-    values, moments = _posteriordb(folder, "kidiq-kidscore_momiq", "kidiq")
+    values = _values(folder, "kidiq")
     y = np.array(values["kid_score"], float)
     x = np.column_stack([np.ones(len(y)), np.array(values["mom_iq"], float)])
-    names = ["beta[1]", "beta[2]"]
-    return _regression(x, y, None, dist.HalfCauchy(2.5), 50, moments, names)
+    return _regression(x, y, None, dist.HalfCauchy(2.5), 50)
 
 
 def ark(folder: Path) -> Problem:
-    values, moments = _posteriordb(folder, "arK-arK", "arK")
+    values = _values(folder, "arK")
     series, lags = np.array(values["y"], float), values["K"]
     columns = [series[lags - k : len(series) - k] for k in range(1, lags + 1)]
     x = np.column_stack([np.ones(len(series) - lags), *columns])
-    names = ["alpha", *(f"beta[{k + 1}]" for k in range(lags))]
-    return _regression(x, series[lags:], 10.0, dist.HalfCauchy(2.5), 40, moments, names)
+    return _regression(x, series[lags:], 10.0, dist.HalfCauchy(2.5), 40)
 
 
 def eight_schools(folder: Path, *, centred: bool = False) -> Problem:
-    values, _ = _posteriordb(folder, "eight_schools-eight_schools_noncentered", "eight_schools")
+    values = _values(folder, "eight_schools")
 
     def model(y: Any, sigma: Any, batch: int | None) -> None:
         mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfCauchy(5))
@@ -142,7 +139,13 @@ def eight_schools(folder: Path, *, centred: bool = False) -> Problem:
                 theta = mu + tau * numpyro.sample("theta_trans", dist.Normal(0, 1))
             numpyro.sample("y", dist.Normal(theta, sigma), obs=y)
 
-    return Problem(model, (jnp.array(values["y"], float), jnp.array(values["sigma"], float)), None)
+    y, sigma = (np.array(values[name], float) for name in ("y", "sigma"))
+    return Problem(
+        model,
+        (jnp.asarray(y, jnp.float32), jnp.asarray(sigma, jnp.float32)),
+        truth=exact.eight_schools(y, sigma, centred=centred),
+        by_hand=tuple((step, 0.5) for step in (0.01, 0.03, 0.1, 0.3)),
+    )
 
 
 def varying_intercepts(*, centred: bool) -> Problem:
@@ -167,7 +170,13 @@ def varying_intercepts(*, centred: bool) -> Problem:
             numpyro.sample("y", dist.Normal(a[group[i]] + slope * x[i], sigma), obs=y[i])
 
     data = jnp.asarray(group), jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
-    return Problem(model, data, 100)
+    return Problem(
+        model,
+        data,
+        100,
+        exact.varying_intercepts(group, x, y, centred=centred),
+        by_hand=tuple((step, 2 / 0.02) for step in (0.0005, 0.001, 0.002, 0.004)),
+    )
 
 
 def poisson() -> Problem:
@@ -185,7 +194,8 @@ def poisson() -> Problem:
         with numpyro.plate("data", len(x), subsample_size=batch) as i:
             numpyro.sample("y", dist.Poisson(jnp.exp(a + x[i] @ w)), obs=y[i])
 
-    return Problem(model, (jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)), 100)
+    data = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+    return Problem(model, data, 100, nuts=TRUTH)
 
 
 def diabetes(*, robust: bool) -> Problem:
@@ -203,7 +213,20 @@ def diabetes(*, robust: bool) -> Problem:
             likelihood = dist.StudentT(4, mean, sigma) if robust else dist.Normal(mean, sigma)
             numpyro.sample("y", likelihood, obs=y[i])
 
-    return Problem(model, (x, y), 40)
+    truth = None
+    if not robust:
+        z = np.asarray(raw.data, float)
+        z = np.column_stack([np.ones(len(z)), z - np.asarray(middle, float)])
+        coefficients, scale = exact.linear_regression(
+            z,
+            np.asarray(raw.target, float),
+            np.array([150.0, *np.zeros(10)]),
+            np.array([100.0**-2, *np.full(10, 20.0**-2)]),
+            lambda s: -0.5 * (s / 100) ** 2,
+        )
+        a, w = (tuple(x[k] for x in coefficients) for k in (0, slice(1, None)))
+        truth = {"a": a, "w": w, "sigma": scale}
+    return Problem(model, (x, y), 40, truth, nuts=TRUTH if robust else (2, 500, 500))
 
 
 def wine() -> Problem:
@@ -212,7 +235,7 @@ def wine() -> Problem:
     x = raw.data[:, :6]
     x = np.column_stack([np.ones(len(x)), (x - x.mean(0)) / x.std(0)])
     data = jnp.asarray(x, jnp.float32), jnp.asarray(raw.target == 0, jnp.float32)
-    return Problem(lambda x, y, batch: logistic(x, y, batch, 2.5), data, 30)
+    return Problem(lambda x, y, batch: logistic(x, y, batch, 2.5), data, 30, nuts=TRUTH)
 
 
 def boston_network(folder: Path) -> Problem:
@@ -230,8 +253,32 @@ def boston_network(folder: Path) -> Problem:
             mean = jnp.tanh(x[i] @ w1 + b1) @ w2
             numpyro.sample("y", dist.Normal(mean, sigma), obs=y[i])
 
-    data = jnp.asarray(table[:, :-1], jnp.float32), jnp.asarray(table[:, -1], jnp.float32)
-    return Problem(model, data, 50)
+    order = np.random.default_rng(0).permutation(len(table))
+    rows = jnp.asarray(table[order[50:]], jnp.float32)
+    new = jnp.asarray(table[order[:50]], jnp.float32)
+
+    @jax.jit
+    def predict(samples: dict[str, Any]) -> Any:
+        hidden = jnp.tanh(
+            jnp.einsum("nd,csdh->csnh", new[:, :-1], samples["w1"]) + samples["b1"][..., None, :]
+        )
+        return jnp.einsum("csnh,csh->csn", hidden, samples["w2"])
+
+    def held_out(samples: dict[str, Any]) -> float:
+        log_prob = dist.Normal(predict(samples), samples["sigma"][..., None]).log_prob(new[:, -1])
+        draws = log_prob.shape[0] * log_prob.shape[1]
+        return float(jnp.mean(jax.nn.logsumexp(log_prob, (0, 1)) - np.log(draws)))
+
+    return Problem(
+        model,
+        (rows[:, :-1], rows[:, -1]),
+        50,
+        view=lambda samples: {"prediction": predict(samples), "sigma": samples["sigma"]},
+        nuts=(2, 300, 500),
+        dense=False,
+        held_out=held_out,
+        by_hand=tuple((step, 2 / 0.05) for step in (0.001, 0.003, 0.01, 0.03)),
+    )
 
 
 def mixture() -> Problem:
@@ -250,7 +297,14 @@ def mixture() -> Problem:
                 obs=x[i],
             )
 
-    return Problem(model, (x,), 20)
+    return Problem(
+        model,
+        (x,),
+        20,
+        {"loc, sorted": exact.sorted_pair(np.asarray(x, float), 0.6, 3.0)},
+        view=lambda samples: {"loc, sorted": np.sort(samples["loc"], -1)},
+        by_hand=tuple((step, 2 / 0.08) for step in (0.003, 0.01, 0.03, 0.1)),
+    )
 
 
 PROBLEMS: dict[str, Callable[[Path], Problem]] = {
@@ -271,3 +325,10 @@ PROBLEMS: dict[str, Callable[[Path], Problem]] = {
     "network, boston": boston_network,
     "two modes": lambda folder: mixture(),
 }
+WARNED = (
+    "eight schools, centred",
+    "varying intercepts, non-centred",
+    "network, boston",
+    "two modes",
+)
+"""Where settings cannot be found."""

@@ -15,6 +15,8 @@ KERNELS = {
     "NUTS": "numpyro.infer.NUTS(model)",
     "SGLD": "sg.SGLD(model, 1e-4)",
     "SGHMC": "sg.SGHMC(model, 1e-3)",
+    "SGLD, settings found": "sg.SGLD(model)",
+    "SGHMC, settings found": "sg.SGHMC(model)",
 }
 SCRIPT = """
 import logging, sys, time

@@ -1,15 +1,19 @@
 """Mistakes in programs and data that would otherwise give NaN or a wrong number."""
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
 import jax
+from jax import Array, random
 from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
+from numpyro.handlers import block, seed, substitute
 from numpyro.primitives import Messenger
 
+from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.read import (
     Site,
@@ -18,11 +22,12 @@ from numpyro_ext._model.read import (
     is_delta,
     latent_sites,
     layers,
+    trace_of,
 )
 from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Model, Trace
 
-__all__ = ["check_observed", "check_supports", "valid_data"]
+__all__ = ["check_observed", "check_rows", "check_supports", "valid_data"]
 
 # Supports of which most of the real numbers lie outside.
 _CONSTRAINED: tuple[type, ...] = (
@@ -174,11 +179,67 @@ def _check_nan(name: str, site: Site) -> None:
         return
     missing = int(np.isnan(data).sum())
     if missing:
-        raise ValueError(
-            f"the data of the observed site '{name}' have {missing} NaN among {data.size} numbers,"
-            " so the log density is NaN; drop these rows, or leave them out by"
-            " numpyro.handlers.mask(mask=~jnp.isnan(data))."
-        )
+        raise ValueError(_nan_in(name, missing, data.size))
+
+
+def _nan_in(name: str, missing: int, size: int) -> str:
+    return (
+        f"the data of the observed site '{name}' have {missing} NaN among {size} numbers, so the"
+        " log density is NaN; drop these rows, or leave them out by"
+        " numpyro.handlers.mask(mask=~jnp.isnan(data))."
+    )
+
+
+def check_rows(
+    model: Model, args: tuple, kwargs: dict[str, Any], init_strategy: Callable[..., Any]
+) -> None:
+    """
+    An error that names the site if NaN in the model's arguments reach its log density in any row.
+
+    A minibatch holds NaN by chance only, and is traced. So where an argument has NaN, which is
+    looked at first, the model is run once on all of its rows.
+    """
+    with jax.ensure_compile_time_eval():
+        if not any(_has_nan(x) for x in jax.tree.leaves((args, kwargs))):
+            return
+    counted: dict[str, tuple[int, int]] = {}
+
+    def count() -> dict[str, tuple[Array, Array]]:
+        found = {}
+        with block():
+            fn = seed(every_row(model), random.key(0))
+            trace = trace_of(substitute(fn, substitute_fn=init_strategy), args, kwargs)
+        for name, site in trace.items():
+            if is_data(site):
+                fn, value = site["fn"], jnp.asarray(site["value"], float)
+                log_p, missing = fn.log_prob(site["value"]), jnp.isnan(value)
+                events = tuple(range(value.ndim - fn.event_dim, value.ndim))
+                # NumPyro may make -inf of what is out of the support, as NaN is.
+                gone = jnp.any(missing, events) & ~jnp.isfinite(log_p)
+                counted[name] = (log_p.size, value.size)
+                found[name] = jnp.sum(jnp.isnan(log_p) | gone), jnp.sum(missing)
+        return found
+
+    for name, (rows, missing) in jax.jit(count)().items():
+        if isinstance(rows, Tracer):
+            return
+        num_rows, size = counted[name]
+        if rows and missing:
+            raise ValueError(_nan_in(name, int(missing), size))
+        if rows:
+            raise ValueError(
+                f"the log density of the observed site '{name}' is NaN in {int(rows)} of {num_rows}"
+                " rows, and the arguments of the model hold NaN; drop these rows, or leave them out"
+                " by numpyro.handlers.mask(mask=~jnp.isnan(...))."
+            )
+
+
+def _has_nan(x: Any) -> bool:
+    if not isinstance(x, (np.ndarray, jax.Array)) or isinstance(x, Tracer):
+        return False
+    if not jnp.issubdtype(x.dtype, jnp.floating) or not getattr(x, "is_fully_addressable", True):
+        return False
+    return bool(jnp.any(jnp.isnan(x)))
 
 
 def _is_stock(fn: Any) -> bool:

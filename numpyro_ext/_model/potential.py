@@ -239,6 +239,8 @@ def draw_params(
     init_strategy: Callable[..., Any] = init_to_uniform,
 ) -> Params:
     """Initial values of the model's ``param`` and ``mutable`` sites, in one compiled call."""
+    if not (info.params or info.mutable):
+        return {}
 
     def draw(rng_key: Array) -> Params:
         fn = substitute(seed(first_rows(model), rng_key), substitute_fn=init_strategy)

@@ -134,17 +134,33 @@ def convergence_rows(
     total = numbers.chains * numbers.draws
     if math.isnan(ess) or ess <= 0:
         return rows
-    if "n_steps" in stats:
-        gradients = float(np.sum(stats["n_steps"]))
-    else:
-        gradients = total * facts.get("transitions_per_draw", math.nan)
-    if "transitions_per_draw" in facts or "n_steps" in stats:
-        verdict = "for comparison with other settings and kernels."
-        what = "ESS per gradient" if "n_steps" in stats else "ESS per transition"
-        rows.append(Row(what, ess / gradients, None, "", None, verdict))
+    rows += _prices(ess / total, stats, facts)
     if "predicted_transitions" in facts:
         rows.append(_slowness(total / ess, facts))
     return rows
+
+
+def _prices(ess: float, stats: dict[str, np.ndarray], facts: dict[str, Any]) -> list[Row]:
+    """What an effective draw costs, warmup apart; ``ess`` is per draw."""
+    transitions = facts.get("transitions_per_draw", math.nan)
+    gradients = facts.get("gradients_per_draw", math.nan)
+    if "n_steps" in stats:  # the leapfrog steps of the draws that were kept
+        gradients = float(np.mean(stats["n_steps"])) * facts.get("transitions_per_draw", 1)
+    elif "takes_leapfrogs" in facts:
+        verdict = 'the leapfrog steps were not collected: run it with extra_fields=("num_steps",).'
+        return [Row("ESS per gradient", math.nan, None, "", None, verdict)]
+    compare = "for comparison with other kernels and settings."
+    if math.isnan(gradients):
+        if math.isnan(transitions):
+            return []
+        return [Row("ESS per transition", ess / transitions, None, "", None, compare)]
+    if "rows" not in facts:
+        return [Row("ESS per gradient", ess / gradients, None, "", None, compare)]
+    batch, size = facts["batch_rows"], facts["rows"]
+    verdict = f"each gradient takes {batch:,.0f} of {size:,.0f} rows."
+    rows = [Row("ESS per gradient", ess / gradients, None, "", None, verdict)]
+    per_pass = ess / gradients * size / batch
+    return [*rows, Row("ESS per pass over the data", per_pass, None, "", None, compare)]
 
 
 def _slowness(draws: float, facts: dict[str, Any]) -> Row:

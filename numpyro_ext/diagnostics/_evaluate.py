@@ -13,6 +13,7 @@ from numpyro.handlers import seed, substitute, uncondition
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._model.density import log_abs_det, log_density, log_prob
+from numpyro_ext._model.mistakes import check_observed
 from numpyro_ext._model.read import Site, is_data, latent_sites, sample_sites, trace_of
 from numpyro_ext._model.units import Layout, find_layout
 from numpyro_ext._typing import Params, Sites, Trace
@@ -79,6 +80,7 @@ def _prototype(fit: Fit, rng_key: Array) -> Prototype:
             guide_trace.update(_guide_trace(fit, params, key_guide))
             values = {site["name"]: site["value"] for site in latent_sites(guide_trace)}
         model_trace.update(_model_trace(fit, params, values, key_model))
+        check_observed(model_trace)
 
     jax.eval_shape(look)
     latents = [site["name"] for site in latent_sites(model_trace)]
@@ -94,8 +96,9 @@ def _prototype(fit: Fit, rng_key: Array) -> Prototype:
         if not (summed and site["fn"].has_enumerate_support):
             source = "the draws lack" if fit.draws else "the guide does not draw"
             raise ValueError(
-                f"{source} latent site '{site['name']}' of the model; every latent site is needed"
-                " to compute the other quantities: collect it, or sum it out of the model."
+                f"{source} latent site '{site['name']}' of the model; if it is data, pass it in"
+                " model_args. Every latent site is needed to compute the other quantities: collect"
+                " it, or sum it out of the model."
             )
     marginalized = [site["name"] for site in missing]
     density, units = "none", None

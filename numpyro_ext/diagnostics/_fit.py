@@ -1,6 +1,7 @@
 """What was fitted: one record for SVI, engines and MCMC, and the errors about it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 import inspect
 from typing import Any, NamedTuple
 
@@ -8,7 +9,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 from numpyro.infer import MCMC, SVI
+from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.ensemble import EnsembleSampler
+from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_ext._model.handlers import every_row
@@ -17,7 +20,7 @@ from numpyro_ext._typing import GradientEstimator, Model, Params, Sites
 from numpyro_ext.diagnostics._memo import Memo, memo_of, remember
 from numpyro_ext.diagnostics.full_data import full_data, minibatch_plates
 
-__all__ = ["Fit", "check_key", "fit_of", "restarts_of"]
+__all__ = ["Fit", "check_arguments", "check_key", "fit_of", "restarts_of"]
 
 
 class Fit(NamedTuple):
@@ -38,7 +41,8 @@ class Fit(NamedTuple):
     """Draws that exist already: ``(draw, *site)``, one dict per entry of params."""
     num_chains: int = 1
     """Chains that the draws of one entry hold, one after the other."""
-    is_minibatch: bool = False
+    plates: dict[str, tuple[int, int]] = {}  # noqa: RUF012  # a default, never written to
+    """``(size, subsample_size)`` of the plates of which an ``MCMC`` took minibatches."""
     memo: Memo | None = None
     """What was compiled for the same programs on the same arguments."""
 
@@ -97,7 +101,7 @@ def _all_params(result: Any) -> list[Params]:
     return params
 
 
-def _arguments(args: Any, kwargs: Any) -> tuple[tuple, dict[str, Any]]:
+def check_arguments(args: Any, kwargs: Any) -> tuple[tuple, dict[str, Any]]:
     """The model's arguments, or a sentence on what they have to be."""
     if not isinstance(args, tuple | list):
         shape = f" of shape {args.shape}" if hasattr(args, "shape") else ""
@@ -132,6 +136,26 @@ def _check_signature(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         ) from None
 
 
+@contextmanager
+def _arrays_wanted(args: tuple, kwargs: dict[str, Any]) -> Iterator[None]:
+    """Where the model fails on lists or frames, that they have to be arrays."""
+    try:
+        yield
+    except Exception as error:
+        given = {f"argument {i}": x for i, x in enumerate(args)} | kwargs
+        kinds = {name: type(x) for name, x in given.items()}
+        for name, kind in kinds.items():
+            library = kind.__module__.split(".")[0]
+            if issubclass(kind, list | tuple) or library in ("pandas", "polars", "xarray"):
+                remedy = "jnp.array(data)" if library == "builtins" else "data.to_numpy()"
+                what = kind.__name__ if library == "builtins" else f"{library} {kind.__name__}"
+                raise TypeError(
+                    f"the model does not run on its arguments ({error}), and its {name} is a"
+                    f" {what}; pass an array, as by {remedy}."
+                ) from error
+        raise
+
+
 def _fit_of_optimised(
     obj: Any, result: Any, model_args: tuple | None, model_kwargs: dict[str, Any] | None
 ) -> Fit:
@@ -142,7 +166,7 @@ def _fit_of_optimised(
             " (or a params dict, or a list of restarts)."
         )
     params = _all_params(result)
-    args, kwargs = _arguments(() if model_args is None else model_args, model_kwargs or {})
+    args, kwargs = check_arguments(() if model_args is None else model_args, model_kwargs or {})
     kwargs = {**getattr(obj, "static_kwargs", {}), **kwargs}
     _check_signature(obj.model, args, kwargs)
     is_svi = isinstance(obj, SVI)
@@ -159,10 +183,14 @@ def _fit_of_optimised(
     if is_svi:
         attributes["loss"] = _name_of(obj.loss)
     memo = memo_of(obj, (obj.model, obj.guide), args, kwargs, params[0])
-    model = remember(memo, "model", lambda: full_data(obj.model, *args, **kwargs))
+    with _arrays_wanted(args, kwargs):
+        model = remember(memo, "model", lambda: full_data(obj.model, *args, **kwargs))
     if hasattr(obj.guide, "particles"):
         attributes["inference_method"] = "particles"
-        draws = [dict(obj.guide.particles(one)) for one in params]
+        particles = obj.guide.particles
+        if isinstance(obj.guide, AutoGuide):  # those of others may not be jitted
+            particles = remember(memo, "particles", lambda: jax.jit(obj.guide.particles))
+        draws = [dict(particles(one)) for one in params]
         return Fit(model, args, kwargs, attributes, params, draws=draws, memo=memo)
     guide, params = posterior_guide(obj.guide, params, args, kwargs, every_row)
     return Fit(model, args, kwargs, attributes, params, guide=full_data(guide), memo=memo)
@@ -192,7 +220,7 @@ def _fit_of_mcmc(
     if any(jnp.size(x) == 0 for x in samples.values()):
         raise ValueError("the MCMC holds no draws; call mcmc.run(...) after the warmup.")
     ran_args, ran_kwargs = mcmc_arguments(mcmc)
-    args, kwargs = _arguments(
+    args, kwargs = check_arguments(
         ran_args if model_args is None else model_args,
         ran_kwargs if model_kwargs is None else model_kwargs,
     )
@@ -203,21 +231,23 @@ def _fit_of_mcmc(
         _check_signature(model, args, kwargs)
         one = jax.tree.map(lambda x: x[0], samples)
         memo = memo_of(mcmc, (model,), args, kwargs, one)
+    full, plates = None, {}
+    if model is not None:
+        with _arrays_wanted(args, kwargs):
+            full = remember(memo, "model", lambda: full_data(model, *args, **kwargs))
+            plates = remember(memo, "plates", lambda: minibatch_plates(model, args, kwargs))
     return Fit(
-        model=None
-        if model is None
-        else remember(memo, "model", lambda: full_data(model, *args, **kwargs)),
+        model=full,
         args=args,
         kwargs=kwargs,
         attributes={
             "inference_method": _method_of(kernel),
             "kernel": _name_of(kernel),
         },
-        params=[{}],
+        params=[dict(getattr(kernel, "params", {}))],
         draws=[samples],
         num_chains=mcmc.num_chains,
-        is_minibatch=model is not None
-        and remember(memo, "plates", lambda: bool(minibatch_plates(model, args, kwargs))),
+        plates=plates,
         memo=memo,
     )
 
@@ -231,6 +261,22 @@ def fit_of(
     if isinstance(obj, SVI) or all(hasattr(obj, word) for word in ("guide", "model", "run")):
         return _fit_of_optimised(obj, result, model_args, model_kwargs)
     raise TypeError(
-        f"obj is a {type(obj).__name__}; it must be a numpyro.infer.SVI, a numpyro.infer.MCMC that"
-        " has run, or an engine with model, guide and run()."
+        f"obj is a {_name_of(type(obj))}; it must be a numpyro.infer.SVI, a numpyro.infer.MCMC that"
+        f" has run, or an engine with model, guide and run(){_instead_of(obj)}."
     )
+
+
+def _instead_of(obj: Any) -> str:
+    """What to do with things that are near a fit."""
+    if hasattr(obj, "params") and hasattr(obj, "losses"):
+        return ": pass the SVI, and this as result="
+    if isinstance(obj, MCMCKernel):
+        return ": pass the MCMC that this kernel was given to"
+    if isinstance(obj, AutoGuide):
+        return ": pass the SVI of this guide, and what it returned as result="
+    if isinstance(obj, dict | list | tuple) or hasattr(obj, "shape"):
+        return (
+            ". Of draws alone, az.summary (arviz.from_dict) gives R-hat and effective sample sizes,"
+            " and kernel_stein_discrepancy(draws, model=...) compares them with the posterior"
+        )
+    return ""

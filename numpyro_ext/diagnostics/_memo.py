@@ -112,7 +112,7 @@ def memo_of(
 ) -> Memo:
     """The memo of these programs on these arguments: an empty one at the first time.
 
-    It is forgotten when ``obj`` is, or after :data:`SIZE` others.
+    It is forgotten when ``obj`` is (a program keeps itself), or after :data:`SIZE` others.
 
     :param like: a tree of arrays whose shapes matter but not their numbers.
     """

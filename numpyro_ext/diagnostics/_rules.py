@@ -1,5 +1,6 @@
 """How ``diagnose`` and ``to_arviz`` judge a run of stochastic-gradient MCMC."""
 
+from contextlib import suppress
 import math
 from typing import Any, NamedTuple
 import warnings
@@ -10,8 +11,18 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_ext._checks import InferenceWarning
+from numpyro_ext.diagnostics._cost import cost_of
+from numpyro_ext.diagnostics._fit import Fit
 
-__all__ = ["Row", "equally_spaced", "facts_of", "mean_and_error", "sgmcmc_rows", "warn"]
+__all__ = [
+    "Row",
+    "equally_spaced",
+    "facts_of",
+    "mean_and_error",
+    "settings_rows",
+    "sgmcmc_rows",
+    "warn",
+]
 
 OFF = 0.1
 """Relative error of a temperature or of a variance that is still fine."""
@@ -50,12 +61,12 @@ def _short(x: float, digits: int = 4) -> str:
     return f"{x:,.0f}" if whole else f"{x:.{digits}g}"
 
 
-def facts_of(mcmc: MCMC) -> dict[str, float]:
-    """What the numbers of a stochastic-gradient run have to be compared with, as attributes."""
+def facts_of(mcmc: MCMC, fit: Fit) -> dict[str, Any]:
+    """What the numbers of a run have to be compared with, as attributes."""
     kernel: Any = mcmc.sampler
     state: Any = mcmc.last_state
+    facts: dict[str, Any] = {**cost_of(mcmc, fit)}
     steps = getattr(kernel, "steps_per_sample", 1)
-    facts: dict[str, float] = {"transitions_per_draw": steps * mcmc.thinning}
     temperature = _temperature(kernel, state, mcmc.num_samples * steps)
     if temperature is not None:
         facts["temperature"] = temperature
@@ -65,10 +76,16 @@ def facts_of(mcmc: MCMC) -> dict[str, float]:
         facts["step_scale"] = float(np.min(jax.device_get(scale)))
     if "thermostat" in getattr(state, "_fields", ()):
         facts["has_thermostat"] = 1
+    share: Any = getattr(kernel, "noise_share", None)
+    if share is not None and np.any(np.asarray(state.noise_variance)):
+        with suppress(ValueError):  # a kernel that was unpickled has forgotten its model
+            facts["noise_share"] = float(share(state))
     if (settings := getattr(kernel, "settings", None)) is not None:
         facts["found_step_size"] = float(settings.step_size)
         facts["predicted_variance_ratio"] = float(settings.variance_ratio)
         facts["predicted_transitions"] = float(settings.transitions)
+        if problems := list(getattr(settings, "problems", ())):
+            facts["settings_problems"] = problems
     return facts
 
 
@@ -79,7 +96,8 @@ def _temperature(kernel: Any, state: Any, num_transitions: int) -> float | None:
         return None
     last = int(np.max(jax.device_get(i)))
     seen = jnp.linspace(max(0, last - num_transitions), last - 1, 100).astype(int)
-    values = jax.device_get(jax.jit(jax.vmap(at))(seen))
+    # Not jitted, which would compile anew at each look at the run.
+    values = jax.device_get(jax.vmap(at)(seen))
     # It is 0 while a cyclical schedule explores.
     found = {float(T) for T in values.tolist() if T > 0}
     return found.pop() if len(found) == 1 else None
@@ -108,14 +126,26 @@ def sgmcmc_rows(stats: dict[str, np.ndarray], facts: dict[str, Any]) -> list[Row
     rows = []
     if T is not None and "kinetic_temperature" in stats:
         rows.append(_kinetic_temperature(stats["kinetic_temperature"], T, facts))
-    if T is not None and facts.get("kernel") == "SGLD" and {"grad_norm", "step_size"} <= set(stats):
-        rows.append(_variance_ratio(stats, T, facts))
+    if facts.get("noise_share", 0) > 0:
+        rows.append(_noise_share(facts["noise_share"]))
+    if T is not None and "implied_variance_ratio" in stats:
+        rows.append(_implied_ratio(stats["implied_variance_ratio"], facts))
     if "diverging" in stats:
         rows.append(_divergences(stats["diverging"]))
     if "step_scale" in stats or "step_scale" in facts:
         scale = facts.get("step_scale", np.min(stats.get("step_scale", 1.0)))
         rows.append(_step_scale(float(scale)))
     return rows
+
+
+def settings_rows(facts: dict[str, Any]) -> list[Row]:
+    """What did not hold where the kernel found its settings; it warned of it when it began."""
+    problems = facts.get("settings_problems", [])
+    if not problems:
+        return []
+    # An attribute of a single string loses its list in some file formats.
+    problems = [problems] if isinstance(problems, str) else list(problems)
+    return [Row("problems of the settings", len(problems), None, "0", False, " ".join(problems))]
 
 
 def _kinetic_temperature(x: np.ndarray, T: float, facts: dict[str, Any]) -> Row:
@@ -157,14 +187,20 @@ def _less_noise(facts: dict[str, Any]) -> str:
     )
 
 
-def _variance_ratio(stats: dict[str, np.ndarray], T: float, facts: dict[str, Any]) -> Row:
-    r"""What the gradients of SGLD imply for its variances on a Gaussian.
+def _noise_share(value: float) -> Row:
+    """The share of the injected noise that the estimate of SGHMC takes off."""
+    ok = value <= 1
+    verdict = "the noise of the gradients is taken off the injected noise in full."
+    if not ok:
+        verdict = (
+            "the estimate of the gradients' noise was cut, so the rest of it heats the chain; take"
+            " a smaller step or more friction, or pass step_size=None to have them found."
+        )
+    return Row("gradient noise over injected noise", value, None, "1", ok, verdict)
 
-    With curvature h, stationarity of :math:`z' = z - \epsilon g + \sqrt{2\epsilon T}\,\xi` gives
-    :math:`h\,\mathrm{Var} = T + \tfrac{\epsilon}{2} E g^2` for every h and every gradient noise.
-    """
-    n = max(1, facts["num_latents"])
-    ratio = 1 + stats["step_size"] * np.square(stats["grad_norm"], dtype=np.float64) / (2 * n * T)
+
+def _implied_ratio(ratio: np.ndarray, facts: dict[str, Any]) -> Row:
+    """What the gradients of a kernel without momentum imply for its variances on a Gaussian."""
     value, error = mean_and_error(ratio)
     ok = not (value - 1 > OFF and value - 1 > 3 * error) and math.isfinite(value)
     verdict = "the size of the gradients says that the step is small enough."

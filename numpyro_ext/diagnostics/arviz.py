@@ -12,10 +12,11 @@ import numpyro
 from numpyro.infer import MCMC
 
 from numpyro_ext._checks import InferenceWarning, check_count
-from numpyro_ext._model.read import Site, is_data, model_info
+from numpyro_ext._model.read import Site, is_data
 from numpyro_ext._numpyro import max_tree_depth
 from numpyro_ext.diagnostics._evaluate import Prototype, count_of, evaluate, prototype
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
+from numpyro_ext.diagnostics._particles import particle_facts, particle_rows, score_of
 from numpyro_ext.diagnostics._rules import facts_of, sgmcmc_rows, warn
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def mcmc_stats(mcmc: MCMC, fit: Fit) -> dict[str, Any]:
         name = STATS.get(field, field)
         if field == "potential_energy":
             value = -value
-            if fit.is_minibatch:
+            if fit.plates:
                 name = "lp_minibatch"
         stats[name] = value
         if field == "num_steps":
@@ -156,6 +157,21 @@ def _refuse_large(
             )
 
 
+def _size_of(fit: Fit, proto: Prototype) -> float:
+    """Bytes of the log likelihoods of draws that exist already."""
+    draws = len(next(iter(fit.draws[0].values())))
+    return 4.0 * draws * sum(count_of(x) for x in proto.trace.values() if is_data(x))
+
+
+def _judged(obj: Any, fit: Fit) -> dict[str, Any]:
+    """What the gradients say of particles, and a warning where it is bad."""
+    if (found := score_of(obj, fit)) is None:
+        return {}
+    facts = particle_facts(found)
+    warn(particle_rows(len(found.x), facts), stacklevel=3)
+    return facts
+
+
 def _check_names(what: str, names: Names | None, known: set[str]) -> None:
     unknown = sorted(set(names or {}) - known)
     if unknown:
@@ -190,8 +206,8 @@ def _not_finite(x: np.ndarray) -> np.ndarray:
 
 def to_arviz(
     obj: Any,
-    *,
     result: Any = None,
+    *,
     model_args: tuple | None = None,
     model_kwargs: dict[str, Any] | None = None,
     num_samples: int = 1000,
@@ -241,9 +257,12 @@ def to_arviz(
     of more than 1 GB is refused before anything is computed.
 
     A stochastic-gradient run that cannot be trusted is converted all the same, with an
-    :class:`InferenceWarning`: its temperature (or for ``SGLD`` the variance that its gradients
-    imply) is off by more than 10 % and three standard errors, more than 1 % of its draws diverged,
-    or the step was halved in warmup. :func:`diagnose` says more.
+    :class:`InferenceWarning`: its temperature (or for ``SGLD`` and its kin the variance that its
+    gradients imply) is off by more than 10 % and three standard errors, more than 1 % of its draws
+    diverged, the estimate of the gradients' noise was cut, or the step was halved in warmup. The
+    same holds of particles: there are fewer than twice as many as dimensions, or their gradients on
+    all data say that they are too narrow, too wide or not at rest (this is left out above 1 GB of
+    log likelihoods). :func:`diagnose` says more.
 
     Four cases that need a word:
 
@@ -306,11 +325,15 @@ def to_arviz(
     is_mcmc = isinstance(obj, MCMC)
     stats = mcmc_stats(obj, fit) if is_mcmc else {}
     attributes = {**fit.attributes, "density": "none"}
-    if attributes["inference_method"] == "sgmcmc":
-        attributes |= facts_of(obj)
+    method = attributes["inference_method"]
+    if method in ("sgmcmc", "mcmc"):
+        attributes |= facts_of(obj, fit)
+    if method == "sgmcmc":
         warn(sgmcmc_rows(stats, attributes), stacklevel=2)
     user_dims = {name: list(names) for name, names in (dims or {}).items()}
     if fit.model is None:
+        if method == "particles":
+            attributes |= _judged(obj, fit)
         draws = {
             name: np.reshape(x, (fit.num_chains, -1, *x.shape[1:]))
             for name, x in jax.device_get(fit.draws[0]).items()
@@ -321,12 +344,15 @@ def to_arviz(
     key_prototype, key_draws = jax.random.split(rng_key)
     proto: Prototype = prototype(fit, key_prototype)
     attributes["density"] = proto.density
-    if attributes["inference_method"] == "particles":
-        attributes["num_latents"] = model_info(proto.trace).size
     known = {n for n, s in proto.trace.items() if s["type"] in ("sample", "deterministic")}
     _check_names("dims", dims, {*known, *stats, *(() if is_mcmc else ("log_weight",))})
     _check_names("extra_event_dims", extra_event_dims, known)
     _refuse_large(fit, proto, num_samples, log_likelihood, posterior_predictive)
+    if method == "particles":
+        sizes = (np.size(proto.trace[name]["value"]) for name in proto.latents)
+        attributes["num_latents"] = sum(sizes)
+        if _size_of(fit, proto) <= LARGEST:
+            attributes |= _judged(obj, fit)
     if proto.marginalized:
         attributes |= {"marginalized": proto.marginalized, "left_out": proto.left_out}
     out = evaluate(
@@ -335,7 +361,7 @@ def to_arviz(
         key_draws,
         num_samples,
         block_size=block_size,
-        lp=not is_mcmc or (fit.is_minibatch and block_size is not None),
+        lp=not is_mcmc or (bool(fit.plates) and block_size is not None),
         log_likelihood=log_likelihood,
         posterior_predictive=posterior_predictive,
     )

@@ -1,26 +1,36 @@
 """One table that says whether a result can be trusted, and what to do if not."""
 
-from functools import partial
 import textwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-from jax import Array
-import jax.numpy as jnp
 import numpy as np
-from numpyro.handlers import substitute
 from numpyro.infer import MCMC
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._typing import Model
 from numpyro_ext.diagnostics._convergence import convergence_rows, loss_rows, restart_rows
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, restarts_of
-from numpyro_ext.diagnostics._rules import Row, equally_spaced, facts_of, sgmcmc_rows
+from numpyro_ext.diagnostics._particles import (
+    draw_rows,
+    has_score,
+    ksd_row,
+    particle_facts,
+    particle_rows,
+    particles_of,
+    score_of,
+    scored,
+)
+from numpyro_ext.diagnostics._rules import (
+    Row,
+    equally_spaced,
+    facts_of,
+    settings_rows,
+    sgmcmc_rows,
+)
 from numpyro_ext.diagnostics.arviz import mcmc_stats, to_arviz
-from numpyro_ext.diagnostics.discrepancy import points_and_score
+from numpyro_ext.diagnostics.discrepancy import draws_of
 from numpyro_ext.diagnostics.evidence import evidence_bounds
 from numpyro_ext.diagnostics.psis import pareto_khat
-from numpyro_ext.scores.discrepancy import squared_ksd
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,8 +40,6 @@ __all__ = ["Diagnosis", "diagnose"]
 UNITS = 1000
 """At most so many units get a k-hat of their own, equally spaced."""
 BAD_UNITS = 0.05
-SD_RATIO = (0.85, 1.2)
-SHIFT = 0.05
 _WIDTH = 100
 
 Numbers = dict[str, np.ndarray]
@@ -58,7 +66,9 @@ class Diagnosis(NamedTuple):
 
     def __str__(self) -> str:
         wrong = sum(row.ok is False for row in self.rows)
-        found = "nothing was found wrong" if not wrong else f"{wrong} of {len(self.rows)} are wrong"
+        judged = sum(row.ok is not None for row in self.rows)
+        found = f"{wrong} of {len(self.rows)} are wrong" if wrong else "nothing was found wrong"
+        found = found if judged else "nothing could be judged"
         head = f"{self.title}: {found}"
         cells = [(r.quantity, r.shown, r.limit, _MARKS[r.ok]) for r in self.rows]
         cells = [("quantity", "value", "limit", ""), *cells]
@@ -81,8 +91,8 @@ _MARKS = {True: "ok", False: "!!", None: ""}
 
 def diagnose(
     obj: Any,
-    *,
     result: Any = None,
+    *,
     model_args: tuple | None = None,
     model_kwargs: dict[str, Any] | None = None,
     num_samples: int = 1000,
@@ -92,17 +102,23 @@ def diagnose(
 
     - **Stochastic-gradient MCMC.** ``kinetic temperature`` against T, off by more than 10 % and
       three standard errors; with settings that were found, against :math:`T / (1 -
-      \epsilon^2/4)`, times up to the predicted variance ratio. For ``SGLD``, which has no momentum,
-      the ``implied variance ratio`` :math:`1 + \epsilon\, E|g|^2 / (2 n T)`: on a Gaussian the
-      mean over n coordinates of variance over right variance, whatever the curvature and the noise.
-      Share of diverging draws (1 %), and whether the step was halved in warmup.
+      \epsilon^2/4)`, times up to the predicted variance ratio. For ``SGLD``, ``PSGLD`` and
+      ``SGRLD``, which have no momentum, the ``implied variance ratio`` :math:`1 + \epsilon\,
+      E[g^\top A g] / (2 n T)` with the preconditioner A: on a Gaussian the mean over n coordinates
+      of variance over right variance, whatever the curvature and the noise. Whether the estimate
+      of the gradients' noise of ``SGHMC`` was cut. Share of diverging draws (1 %), and whether the
+      step was halved in warmup.
     - **All MCMC.** Largest R-hat (1.01; of the halves of a single chain), smallest effective sample
-      size (100 for a chain, at most 400), and this per transition; measured against predicted
-      transitions per independent draw where the kernel found its settings. Divergences of ``HMC``
-      and ``NUTS``.
+      size (100 for a chain, at most 400), and its price after warmup, by which kernels and settings
+      are compared: effective draws per gradient, and with minibatches per pass over the data. For
+      ``NUTS`` run with ``extra_fields=("num_steps",)``. A ``ControlVariate`` takes two gradients,
+      ``SVRG`` its passes as well. Where the kernel found its settings, what did not hold there, and
+      measured against predicted transitions per independent draw. Divergences of ``HMC`` and
+      ``NUTS``.
     - **SVI.** Change of the loss from the last fifth but one to the last fifth of the steps; k-hat,
       or with independent units the share of them above the threshold; the bounds of order 1 (the
-      ELBO) and 0; with a list of restarts their R-hat.
+      ELBO) and 0; with a list of restarts their R-hat. Draws of a guide without a density are
+      judged as particles are.
     - **Particles.** Number of particles against the dimension d (at least 2 d, below that every
       field gives too narrow a cloud); from the gradients on all data the sd ratio that the linear
       Stein identity implies, :math:`\mathrm{sd}(x_a) / \sqrt{(M^{-1} C)_{aa}}` with :math:`M =
@@ -164,7 +180,7 @@ def diagnose(
             name: np.reshape(x, (fit.num_chains, -1, *x.shape[1:]))
             for name, x in jax.device_get(fit.draws[0]).items()
         }
-        facts = {**fit.attributes, **facts_of(obj)}
+        facts = {**fit.attributes, **facts_of(obj, fit)}
         moved: Any = getattr(obj.last_state, "z", None)
         latents = set(moved) if isinstance(moved, dict) else set(draws)
         return _of_mcmc(method, draws, mcmc_stats(obj, fit), facts, latents)
@@ -179,7 +195,8 @@ def diagnose(
     )
     found = [getattr(one, "losses", None) for one in restarts_of(result)]
     losses = [np.asarray(one) for one in found if one is not None]
-    return _of_guide(tree, [one for one in losses if one.ndim == 1])
+    without = [] if tree.attrs["density"] != "none" else _without_density(fit, tree)
+    return _of_guide(tree, [one for one in losses if one.ndim == 1], without)
 
 
 def _of_tree(tree: Any) -> Diagnosis:
@@ -187,8 +204,8 @@ def _of_tree(tree: Any) -> Diagnosis:
     method = facts.get("inference_method")
     if method is None or "posterior" not in tree:
         raise ValueError(
-            "the DataTree does not say which method made it; pass one that to_arviz made, or the"
-            " fit itself."
+            "the DataTree does not say which method made it, as those of arviz.from_numpyro do not;"
+            " pass one that to_arviz made, or the fit itself."
         )
     if method in ("mcmc", "sgmcmc"):
         stats = _numbers(tree, "sample_stats")
@@ -196,9 +213,8 @@ def _of_tree(tree: Any) -> Diagnosis:
     if method == "particles":
         posterior = tree["posterior"]
         m = posterior.sizes["chain" if "kernel" in facts else "draw"]
-        rows = [_number_of_particles(m, int(facts["num_latents"]))]
-        return Diagnosis(_title(facts, f"{m} particles"), tuple(rows))
-    return _of_guide(tree, [])
+        return Diagnosis(_title(facts, f"{m} particles"), tuple(particle_rows(m, facts)))
+    return _of_guide(tree, [], [])
 
 
 def _numbers(tree: Any, group: str) -> Numbers:
@@ -222,7 +238,7 @@ def _of_mcmc(
         rows += sgmcmc_rows(stats, facts)
     elif "diverging" in stats:
         rows.append(_hmc_divergences(stats["diverging"]))
-    rows += convergence_rows(draws, stats, facts, latents)
+    rows += [*settings_rows(facts), *convergence_rows(draws, stats, facts, latents)]
     return Diagnosis(_title(facts, f"{chains} x {length:,} draws"), tuple(rows))
 
 
@@ -237,7 +253,7 @@ def _hmc_divergences(diverging: np.ndarray) -> Row:
     return Row("divergences", value, None, "0", value == 0, verdict)
 
 
-def _of_guide(tree: Any, losses: list[np.ndarray]) -> Diagnosis:
+def _of_guide(tree: Any, losses: list[np.ndarray], without_density: list[Row]) -> Diagnosis:
     facts = tree.attrs
     sizes = tree["posterior"].sizes
     rows = loss_rows(losses)
@@ -246,14 +262,22 @@ def _of_guide(tree: Any, losses: list[np.ndarray]) -> Diagnosis:
     weights = _numbers(tree, "sample_stats").get("log_weight")
     if weights is None:
         verdict = (
-            "the guide has no density, so neither k-hat nor bounds of the evidence can be computed;"
-            " use kernel_stein_discrepancy."
+            "the guide has no density, so neither k-hat nor bounds of the evidence can be computed"
         )
-        rows.append(Row("k-hat", np.nan, None, "", None, verdict))
+        more = "the next lines look at its draws" if without_density else "compare it with MCMC"
+        rows += [Row("k-hat", np.nan, None, "", None, f"{verdict}; {more}."), *without_density]
     else:
         rows += _weight_rows(weights.reshape(-1, *weights.shape[2:]))
     title = _title(facts, f"{sizes['chain']} x {sizes['draw']:,} draws")
     return Diagnosis(title, tuple(rows))
+
+
+def _without_density(fit: Fit, tree: Any) -> list[Row]:
+    """What the model's gradients say of the draws of the first restart."""
+    if not has_score(fit):
+        return []
+    draws = draws_of("the posterior", tree["posterior"].isel(chain=[0]))
+    return draw_rows(scored(draws or {}, fit))
 
 
 def _weight_rows(log_w: np.ndarray) -> list[Row]:
@@ -290,68 +314,12 @@ def _weight_rows(log_w: np.ndarray) -> list[Row]:
 
 
 def _of_particles(obj: Any, fit: Fit) -> Diagnosis:
-    chains = fit.num_chains
-    values = {name: np.reshape(x, (chains, -1, *x.shape[1:])) for name, x in fit.draws[0].items()}
-    # The chains of an ensemble are the particles, and its last draw is the answer.
-    last = {name: x[:, -1] if isinstance(obj, MCMC) else x[0] for name, x in values.items()}
-    m = len(next(iter(last.values())))
-    title = _title(fit.attributes, f"{m} particles")
-    if fit.model is None:
-        d = sum(int(np.prod(x.shape[1:])) for x in last.values())
-        return Diagnosis(title, (_number_of_particles(m, d),))
-    params = fit.params[0] or getattr(getattr(obj, "sampler", None), "params", {})
-    model: Model = substitute(fit.model, data=params)
-    x, score = points_and_score(last, model, fit.args, fit.kwargs)
-    m, d = x.shape
-    rows = [_number_of_particles(m, d)]
-    if m > d:
-        ratios, shift = (np.asarray(y) for y in jax.jit(_linear_stein)(x, score))
-        rows += _stein_rows(ratios, float(shift))
-    ksd = float(jax.jit(partial(squared_ksd, statistic="v"))(x, score))
-    verdict = "for comparison with other runs of this model; smaller is better."
-    rows.append(Row("squared KSD", ksd, None, "", None, verdict))
-    return Diagnosis(title, tuple(rows))
-
-
-def _number_of_particles(m: int, d: int) -> Row:
-    ok = m >= 2 * d
-    verdict = f"there are enough for {d} dimensions."
-    if not ok:
-        verdict = (
-            f"{d} dimensions need twice as many particles at least, or their spread is too narrow;"
-            " take more particles."
-        )
-    return Row("number of particles", m, None, f"{2 * d}", ok, verdict)
-
-
-def _linear_stein(x: Array, g: Array) -> tuple[Array, Array]:
-    """``(d,)`` implied sd ratios and the shift; :math:`M^{-1} C` is the posterior's covariance."""
-    m = len(x)
-    centred = x - jnp.mean(x, 0)
-    cov = centred.T @ centred / m
-    implied = jnp.linalg.solve(-centred.T @ g / m, cov)
-    variance = jnp.diagonal(implied)
-    ratios = jnp.sqrt(jnp.diagonal(cov) / jnp.where(variance > 0, variance, jnp.nan))
-    shift = jnp.linalg.cholesky(cov).T @ jnp.mean(g, 0)
-    return ratios, jnp.sqrt(jnp.mean(shift**2))
-
-
-def _stein_rows(ratios: np.ndarray, shift: float) -> list[Row]:
-    low, high = SD_RATIO
-    with np.errstate(divide="ignore"):
-        distance = np.where(np.isfinite(ratios), np.abs(np.log(ratios)), np.inf)
-    worst = float(ratios[np.argmax(distance)])
-    ok = bool(np.all((ratios >= low) & (ratios <= high)))
-    verdict = "the particles are as wide as their gradients say."
-    if not ok:
-        verdict = (
-            "the particles are not as wide as their gradients say the posterior is; run longer,"
-            " take more particles, or another field."
-        )
-    rows = [Row("implied sd ratio, worst", worst, None, f"{low} to {high}", ok, verdict)]
-    ok = shift <= SHIFT
-    verdict = "the mean of the particles has come to rest."
-    if not ok:
-        verdict = "the mean of the particles is still on its way; run longer."
-    rows.append(Row("shift in sds", shift, None, f"{SHIFT}", ok, verdict))
-    return rows
+    found = score_of(obj, fit)
+    if found is None:
+        last = particles_of(obj, fit)
+        m = len(next(iter(last.values())))
+        facts = {"num_latents": sum(int(np.prod(x.shape[1:])) for x in last.values())}
+        return Diagnosis(_title(fit.attributes, f"{m} particles"), tuple(particle_rows(m, facts)))
+    m = len(found.x)
+    rows = [*particle_rows(m, particle_facts(found)), ksd_row(found)]
+    return Diagnosis(_title(fit.attributes, f"{m} particles"), tuple(rows))

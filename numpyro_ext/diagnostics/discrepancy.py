@@ -14,17 +14,23 @@ import numpy as np
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import model_info
-from numpyro_ext._typing import Model, Sites
+from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.diagnostics._evaluate import default_block_size, prototype
-from numpyro_ext.diagnostics._fit import Fit
+from numpyro_ext.diagnostics._fit import Fit, check_arguments
+from numpyro_ext.diagnostics._memo import memo_of, remember
 from numpyro_ext.diagnostics.full_data import full_data
 from numpyro_ext.scores.discrepancy import squared_ksd, squared_mmd
 
-__all__ = ["kernel_stein_discrepancy", "maximum_mean_discrepancy", "points_and_score"]
+__all__ = [
+    "draws_of",
+    "kernel_stein_discrepancy",
+    "maximum_mean_discrepancy",
+    "points_and_score",
+]
 
 
-def _draws(name: str, x: Any) -> dict[str, np.ndarray] | None:
-    """``{site: (S, *site)}`` of a ``DataTree`` or a dict; None for an array."""
+def draws_of(name: str, x: Any) -> dict[str, np.ndarray] | None:
+    """``{site: (S, *site)}`` of a ``DataTree``, its part or a dict; None for an array."""
     if isinstance(x, np.ndarray | Array | list | tuple):
         return None
 
@@ -59,20 +65,29 @@ def _every(num_rows: int, num_samples: int | None) -> np.ndarray:
 
 
 def points_and_score(
-    draws: dict[str, Any], model: Model, args: tuple, kwargs: dict[str, Any]
+    draws: dict[str, Any], fit: Fit, *, forward_mode: bool = False
 ) -> tuple[Array, Array]:
     """Draws in unconstrained space, and there minus the gradient of the full model's potential."""
-    full = full_data(model, *args, **kwargs)
-    trace = prototype(Fit(full, args, kwargs, {}, [{}], draws=[draws]), random.key(0)).trace
+    assert fit.model is not None
+    model, args, kwargs = fit.model, fit.args, fit.kwargs
+    memo = {} if fit.memo is None else fit.memo
+    trace = prototype(fit._replace(draws=[draws]), random.key(0)).trace
     info = model_info(trace)
-    potential = Potential(full, info, {}, args, kwargs)
 
-    def one(draw: Sites) -> tuple[Array, Array]:
-        z = potential.unconstrain("x", draw)
-        return info.ravel(z), -info.ravel(potential.value_and_grad(z, {})[1])
+    def make() -> Callable[[Params, Sites], tuple[Array, Array]]:
+        def run(params: Params, draws: Sites) -> tuple[Array, Array]:
+            potential = Potential(model, info, params, args, kwargs, forward_mode=forward_mode)
 
-    run = jax.jit(lambda draws: lax.map(one, draws, batch_size=default_block_size(trace)))
-    return run({name: jnp.asarray(draws[name]) for name in info.latents})
+            def one(draw: Sites) -> tuple[Array, Array]:
+                z = potential.unconstrain("x", draw)
+                return info.ravel(z), -info.ravel(potential.value_and_grad(z, {})[1])
+
+            return lax.map(one, draws, batch_size=default_block_size(trace))
+
+        return jax.jit(run)
+
+    given = {name: jnp.asarray(draws[name]) for name in info.latents}
+    return remember(memo, "score", make)(fit.params[0], given)
 
 
 def kernel_stein_discrepancy(
@@ -142,7 +157,7 @@ def kernel_stein_discrepancy(
         0.0
         2.5
     """
-    draws = _draws("x", x)
+    draws = draws_of("x", x)
     if draws is None:
         if model is not None or score is None:
             raise ValueError(
@@ -159,12 +174,13 @@ def kernel_stein_discrepancy(
                 " it); for a score of your own pass an array."
             )
         rows = _every(len(next(iter(draws.values()))), num_samples)
-        x, score = points_and_score(
-            {site: value[rows] for site, value in draws.items()},
-            model,
-            tuple(model_args),
-            model_kwargs or {},
-        )
+        chosen: Any = {site: value[rows] for site, value in draws.items()}
+        args, kwargs = check_arguments(model_args, model_kwargs or {})
+        one = {site: value[0] for site, value in chosen.items()}
+        memo = memo_of(model, (model,), args, kwargs, one)
+        full = remember(memo, "model", lambda: full_data(model, *args, **kwargs))
+        fit = Fit(full, args, kwargs, {}, [{}], draws=[chosen], memo=memo)
+        x, score = points_and_score(chosen, fit)
     return squared_ksd(x, score, kernel, statistic=statistic, block_size=block_size)
 
 
@@ -204,7 +220,7 @@ def maximum_mean_discrepancy(
         >>> print(f"{maximum_mean_discrepancy(x, y):.2f}")
         0.20
     """
-    draws_x, draws_y = _draws("x", x), _draws("y", y)
+    draws_x, draws_y = draws_of("x", x), draws_of("y", y)
     if (draws_x is None) != (draws_y is None):
         raise TypeError(
             f"x is a {type(x).__name__} and y is a {type(y).__name__}; pass two arrays, or two"

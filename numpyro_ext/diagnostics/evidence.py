@@ -36,9 +36,9 @@ class EvidenceBounds(NamedTuple):
 
 def evidence_bounds(
     obj: Any,
+    result: Any = None,
     *,
     alphas: Sequence[float] = (1.0, 0.5, 0.0, -1.0),
-    result: Any = None,
     model_args: tuple | None = None,
     model_kwargs: dict[str, Any] | None = None,
     num_samples: int = 5000,

@@ -11,16 +11,18 @@ from numpyro_ext._model.handlers import every_row, subsampled_plates, valid_plat
 from numpyro_ext._model.read import sample_sites, shape_trace
 from numpyro_ext._typing import Model, Trace
 
-__all__ = ["full_data", "minibatch_plates"]
+__all__ = ["full_data", "minibatch_plates", "shapes_of"]
 
 
-def minibatch_plates(model: Model, args: tuple, kwargs: dict[str, Any]) -> dict[str, int]:
-    """Size of every plate of the model that takes a minibatch, found without computing anything."""
-    plates = subsampled_plates(_trace(valid_plates(model), args, kwargs))
-    return {name: size for name, (size, _) in plates.items()}
+def minibatch_plates(
+    model: Model, args: tuple, kwargs: dict[str, Any]
+) -> dict[str, tuple[int, int]]:
+    """``(size, subsample_size)`` of every plate of the model that takes a minibatch."""
+    return subsampled_plates(shapes_of(valid_plates(model), args, kwargs))
 
 
-def _trace(model: Model, args: tuple, kwargs: dict[str, Any]) -> Trace:
+def shapes_of(model: Model, args: tuple, kwargs: dict[str, Any]) -> Trace:
+    """The model's trace, found without computing anything; only names and shapes are right."""
     seeded = seed(model, random.key(0))
     return shape_trace(substitute(seeded, substitute_fn=init_to_sample), args, kwargs)
 
@@ -31,11 +33,11 @@ def _check_rows(model: Model, args: tuple, kwargs: dict[str, Any]) -> None:
     if not plates:
         return
     try:
-        for site in sample_sites(_trace(every_row(model), args, kwargs)):
+        for site in sample_sites(shapes_of(every_row(model), args, kwargs)):
             if site["is_observed"]:
                 jnp.broadcast_shapes(jnp.shape(site["value"]), site["fn"].shape())
     except (TypeError, ValueError) as error:
-        named = ", ".join(f"'{name}' ({size} rows)" for name, size in plates.items())
+        named = ", ".join(f"'{name}' ({size} rows)" for name, (size, _) in plates.items())
         raise ValueError(
             f"the model does not run on all of plate {named}: {error}; pass the full arrays as the"
             " model's arguments, not one minibatch."
@@ -65,17 +67,17 @@ def full_data(model: Model, *args: Any, **kwargs: Any) -> Model:
 
     .. doctest::
 
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro import handlers
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import log_likelihood
         >>> from numpyro_ext.diagnostics import full_data
         >>> def model(x):
         ...     loc = numpyro.sample("loc", dist.Normal())
         ...     with numpyro.plate("N", len(x), subsample_size=2) as idx:
         ...         numpyro.sample("x", dist.Normal(loc), obs=x[idx])
         >>> x = jnp.array([0.5, -1.0, 2.0])
-        >>> sites = handlers.trace(handlers.seed(full_data(model, x), 0)).get_trace(x)
-        >>> sites["x"]["value"]
-        Array([ 0.5, -1. ,  2. ], dtype=float32)
+        >>> draws = {"loc": jnp.zeros(100)}
+        >>> log_likelihood(full_data(model, x), draws, x)["x"].shape  # 3 rows, not 2
+        (100, 3)
     """
     if args or kwargs:
         _check_rows(model, args, kwargs)

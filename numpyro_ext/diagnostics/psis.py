@@ -39,8 +39,8 @@ class ParetoKhat(NamedTuple):
 
 def pareto_khat(
     obj: Any,
-    *,
     result: Any = None,
+    *,
     model_args: tuple | None = None,
     model_kwargs: dict[str, Any] | None = None,
     num_samples: int = 1000,

@@ -16,7 +16,7 @@ from scipy.linalg import solve_discrete_lyapunov
 __all__ = ["Choice", "choose_linear", "choose_sghmc", "choose_sgld", "choose_sgnht"]
 
 LARGEST_STEP = 0.5
-_EPS = np.geomspace(1e-4, LARGEST_STEP, 60)
+_SMALLEST_STEP = 1e-4
 _FRICTIONS = np.geomspace(1.0, 1000.0, 60)
 
 
@@ -36,7 +36,13 @@ class Choice(NamedTuple):
     transitions: float
 
 
-def choose_sgld(noise: np.ndarray, max_bias: float, scale: np.ndarray | float = 1.0) -> Choice:
+def choose_sgld(
+    noise: np.ndarray,
+    max_bias: float,
+    scale: np.ndarray | float = 1.0,
+    *,
+    stiffness: float = 1.0,
+) -> Choice:
     r"""
     SGLD with the step :math:`\epsilon G_k` in coordinate k,
 
@@ -45,10 +51,11 @@ def choose_sgld(noise: np.ndarray, max_bias: float, scale: np.ndarray | float = 
     so :math:`\epsilon = \min_k 2b / (G_k (s_k^2 + 1 + b))`.
 
     :param scale: G, one number or ``(n,)``.
+    :param stiffness: largest curvature h in the posterior; the step is at most :math:`0.5 / (G h)`.
     """
     scale = np.broadcast_to(scale, np.shape(noise))
     eps = float(np.min(2 * max_bias / (scale * (noise + 1 + max_bias))))
-    eps = min(eps, LARGEST_STEP / float(np.max(scale)))
+    eps = min(eps, LARGEST_STEP / (float(np.max(scale)) * stiffness))
     step = eps * scale
     ratio = (2 + step * noise) / (2 - step)
     return Choice(eps, None, _worst(ratio), float(np.max((2 - step) / step)))
@@ -61,6 +68,7 @@ def choose_sghmc(
     friction: float | None = None,
     least_injected: float = 0.0,
     law: str = "aboba",
+    stiffness: float = 1.0,
 ) -> Choice:
     r"""
     With :math:`s^2` the largest noise that is not corrected for:
@@ -72,8 +80,10 @@ def choose_sghmc(
     :param friction: C; None tries many.
     :param least_injected: variance that the injected noise, as a gradient noise, must not be below:
         :math:`4 \tanh(C\epsilon/2) / \epsilon^2`.
+    :param stiffness: largest curvature h in the posterior; the step is at most
+        :math:`0.5 / \sqrt h`.
     """
-    eps, C = _grid(friction)
+    eps, C = _grid(friction, stiffness)
     s2, coth = float(np.max(noise)), 1 / np.tanh(C * eps / 2)
     if law == "euler":
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -86,7 +96,12 @@ def choose_sghmc(
 
 
 def choose_sgnht(
-    noise: np.ndarray, max_bias: float, *, friction: float | None = None, shared: bool = True
+    noise: np.ndarray,
+    max_bias: float,
+    *,
+    friction: float | None = None,
+    shared: bool = True,
+    stiffness: float = 1.0,
 ) -> Choice:
     r"""
     The friction :math:`\xi` of a thermostat makes the mean over its coordinates of
@@ -97,8 +112,9 @@ def choose_sgnht(
     equal 1, so each is off by its share of noise above or below the mean.
 
     :param shared: whether all coordinates share one thermostat; else every mean is its own.
+    :param stiffness: as for :func:`choose_sghmc`.
     """
-    eps, C = _grid(friction)
+    eps, C = _grid(friction, stiffness)
     mean = float(np.mean(noise))
     # coth(xi eps / 2) = 1 / level has a solution only for a level below 1.
     level = (2 * C * eps + eps**2 * mean) / (4 * (1 - eps**2 / 4))
@@ -138,10 +154,12 @@ def choose_linear(
     return Choice(eps, None, ratio(eps), 2 * slowest / eps)
 
 
-def _grid(friction: float | None) -> list[np.ndarray]:
+def _grid(friction: float | None, stiffness: float) -> list[np.ndarray]:
     """Steps and frictions to try, ``(60, frictions)`` each."""
+    largest = max(LARGEST_STEP / stiffness**0.5, 2 * _SMALLEST_STEP)
+    steps = np.geomspace(_SMALLEST_STEP, largest, 60)
     frictions = _FRICTIONS if friction is None else np.array([friction])
-    return list(np.meshgrid(_EPS, frictions, indexing="ij"))
+    return list(np.meshgrid(steps, frictions, indexing="ij"))
 
 
 def _largest(allowed: Callable[[float], bool], scale: float) -> float:

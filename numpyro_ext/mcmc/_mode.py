@@ -3,7 +3,7 @@ around it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,10 +15,19 @@ from tqdm.auto import tqdm
 
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import GradientEstimator
-from numpyro_ext.mcmc.minibatch import replace_indices
+from numpyro_ext.mcmc.minibatch import draw_indices
 from numpyro_ext.mcmc.whitening import Whitening
 
-__all__ = ["DENSE_UP_TO", "NEAR", "Mode", "find_mode", "measure_noise"]
+__all__ = [
+    "DENSE_UP_TO",
+    "NEAR",
+    "NOISE_ESTIMATES",
+    "Mode",
+    "Surface",
+    "batch_rows",
+    "find_modes",
+    "measure_noise",
+]
 
 DENSE_UP_TO = 512
 """Latent dimensions up to which the curvature is a matrix."""
@@ -29,7 +38,11 @@ _CURVATURE_ROWS = 10_000
 NEAR = 0.05
 """Decrement below which a point is a mode."""
 _LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
-_NOISE_POINTS, _NOISE_BATCHES = 24, 32
+_NOISE_POINTS, _NOISE_BATCHES = 512, 4
+# The noise of a corrected gradient grows as the square of the distance, so it varies from point to
+# point by one to two times its mean: few points with many batches would miss the mean by a third.
+NOISE_ESTIMATES = _NOISE_POINTS * _NOISE_BATCHES
+"""Gradient estimates from which their noise is measured."""
 
 
 class Mode(NamedTuple):
@@ -43,6 +56,8 @@ class Mode(NamedTuple):
        standard deviations.
      - **num_negative** - negative directions of the curvature, which were turned positive.
      - **row_gradients** - gradients of single rows that the search took.
+     - **log_evidence** - logarithm of the integral of :math:`e^{-U}` by this normal, up to a
+       constant.
     """
 
     x: Array
@@ -50,6 +65,22 @@ class Mode(NamedTuple):
     decrement: float
     num_negative: int
     row_gradients: int
+    log_evidence: float = np.nan
+
+    @property
+    def known(self) -> bool:
+        """Whether the point is a mode."""
+        return self.num_negative == 0 and self.decrement <= NEAR
+
+    def distance(self, x: Array) -> float:
+        """Of another point, in standard deviations of this normal."""
+        to_xi = Whitening(self.x, self.factor).to_xi
+        return float(jnp.linalg.norm(to_xi(x)))
+
+
+def batch_rows(potential: Potential) -> int:
+    """Rows in one minibatch of every plate; 1 without a plate."""
+    return sum(batch for _, batch in potential.plates.values()) or 1
 
 
 class Surface:
@@ -60,20 +91,7 @@ class Surface:
 
     def batch(self, rng_key: Array) -> dict[str, Array]:
         """One batch of every plate, drawn with replacement."""
-        plates = self.potential.plates
-        keys = random.split(rng_key, max(len(plates), 1))
-        return {
-            name: replace_indices(key, *sizes)
-            for (name, sizes), key in zip(plates.items(), keys, strict=False)
-        }
-
-    @cached_property
-    def batch_rows(self) -> int:
-        return sum(batch for _, batch in self.potential.plates.values()) or 1
-
-    @cached_property
-    def all_rows(self) -> int:
-        return sum(size for size, _ in self.potential.plates.values()) or 1
+        return draw_indices(rng_key, {}, self.potential.plates)[0]
 
     def value_and_grad(self, x: Array, idx: dict[str, Array]) -> tuple[Array, Array]:
         value, grad = self.potential.value_and_grad(self.info.unravel(x), idx)
@@ -83,15 +101,18 @@ class Surface:
         value, grad = self.potential.full_value_and_grad(self.info.unravel(x))
         return value, self.info.ravel(grad)
 
-    def curvature(self, x: Array) -> Array:
-        """``(n, n)``, or the ``(n,)`` diagonal for large n, on at most 10,000 evenly spaced rows
-        of a plate."""
+    def some_rows(self) -> dict[str, Array]:
+        """At most 10,000 evenly spaced rows of every plate, 1,000 for large n."""
         dense = self.info.size <= DENSE_UP_TO
         most = _CURVATURE_ROWS if dense else _CURVATURE_ROWS // 10
-        idx = {
+        return {
             name: (jnp.arange(min(size, most)) * (size / min(size, most))).astype(jnp.int32)
             for name, (size, _) in self.potential.plates.items()
         }
+
+    def curvature(self, x: Array) -> Array:
+        """``(n, n)``, or the ``(n,)`` diagonal for large n, on some rows."""
+        idx = self.some_rows()
         return self._second(lambda x: self.value_and_grad(x, idx)[1], x)
 
     def prior_curvature(self, x: Array) -> Array:
@@ -112,29 +133,32 @@ class Surface:
         return lax.map(along, basis, batch_size=32)
 
 
-def find_mode(rng_key: Array, potential: Potential, start: Array) -> Mode:
+def find_modes(rng_key: Array, potential: Potential, starts: list[Array]) -> Iterator[Mode]:
     """
-    Adam on minibatches, then damped Newton steps with the gradient of all rows.
+    The modes found from each of these points, one after another, by the same compiled functions:
+    Adam on minibatch gradients, then damped Newton steps with the gradient of all rows.
 
-    :param start: ``(n,)``, where to begin.
+    :param starts: ``(n,)`` each, where to begin.
     """
     surface = Surface(potential)
-    with _bar(_ADAM_PIECES + _NEWTON_STEPS, "finding the mode") as advance:
-        x = start
-        spent = 0
-        piece, state = _adam(surface), None
-        for k, key in enumerate(random.split(rng_key, _ADAM_PIECES)):
-            x, state = piece(x, state if state is not None else _moments(x), key, k)
-            spent += _ADAM_STEPS // _ADAM_PIECES * surface.batch_rows
-            advance()
-        newton = jax.jit(partial(_newton, surface))
-        for _ in range(_NEWTON_STEPS):
-            x, decrement, moved, factor, num_negative, tries = newton(x)
-            spent += int(tries) * surface.all_rows
-            advance()
-            if not bool(moved):
-                break
-    return Mode(x, factor, float(decrement), int(num_negative), spent)
+    all_rows = sum(size for size, _ in potential.plates.values()) or 1
+    piece, newton = _adam(surface), jax.jit(partial(_newton, surface))
+    for start, key_start in zip(starts, random.split(rng_key, len(starts)), strict=True):
+        with _bar(_ADAM_PIECES + _NEWTON_STEPS, "finding the mode") as advance:
+            x, spent, state = start, 0, _moments(start)
+            for k, key in enumerate(random.split(key_start, _ADAM_PIECES)):
+                x, state = piece(x, state, key, k)
+                spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
+                advance()
+            for _ in range(_NEWTON_STEPS):
+                x, value, decrement, moved, factor, num_negative, tries = newton(x)
+                spent += int(tries) * all_rows
+                advance()
+                if not bool(moved):
+                    break
+        diagonal = jnp.diagonal(factor) if factor.ndim == 2 else factor
+        log_evidence = float(jnp.sum(jnp.log(jnp.abs(diagonal))) - value)
+        yield Mode(x, factor, float(decrement), int(num_negative), spent, log_evidence)
 
 
 def _moments(x: Array) -> Any:
@@ -164,9 +188,9 @@ def _adam(surface: Surface) -> Callable[..., tuple[Array, Any]]:
     return piece
 
 
-def _newton(surface: Surface, x: Array) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """One damped step: ``(x, decrement, whether it moved, factor, number of negative directions,
-    passes)``."""
+def _newton(surface: Surface, x: Array) -> tuple[Array, ...]:
+    """One damped step: ``(x, potential, decrement, whether it moved, factor, number of negative
+    directions, passes)``."""
     value, g = surface.full(x)
     H, prior = surface.curvature(x), surface.prior_curvature(x)
     if H.ndim == 2:
@@ -198,7 +222,8 @@ def _newton(surface: Surface, x: Array) -> tuple[Array, Array, Array, Array, Arr
     )
     moved = ~near & (new_value <= value)
     x = jnp.where(moved, x - 0.5 ** k.astype(x.dtype) * step, x)
-    return x, decrement, moved, factor, jnp.sum(w < 0), k + 2
+    value = jnp.where(moved, new_value, value)
+    return x, value, decrement, moved, factor, jnp.sum(w < 0), k + 2
 
 
 def measure_noise(
@@ -207,7 +232,9 @@ def measure_noise(
     """
     The variance of a gradient estimate over its batches, whitened: ``(n,)``.
 
-    It is the mean over points of the normal approximation.
+    It is the mean over points of the normal approximation: of a noise that depends on the place,
+    :math:`s^2(\\xi)`, the variance of a Gaussian target feels the mean to first order, without a
+    weight, because the function whose drift is :math:`\\xi_k^2 - 1` is a quadratic one.
     """
     surface, info = Surface(potential), potential.info
     whitening = Whitening(mode.x, mode.factor)

@@ -17,7 +17,7 @@ from numpyro_ext._checks import check_choice, check_nonnegative, check_positive
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import GradientEstimator, Model, Sites
 from numpyro_ext.mcmc.grad_fn import GradFn
-from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient
+from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient, warn_if_far
 from numpyro_ext.mcmc.kernel import ModelKernel, Schedule
 from numpyro_ext.mcmc.minibatch import check_batches, draw_indices, num_devices, start_plates
 from numpyro_ext.mcmc.schedules import ConstantSchedule
@@ -199,6 +199,12 @@ class SGMCMCKernel(ModelKernel):
         ):
             if not isinstance(schedule, ConstantSchedule):
                 check(f"{what} at i = 0", jax.jit(schedule)(np.zeros((), np.int32)))
+
+    def check_state(self, states: Any, grads: Sites | None) -> None:
+        # Where a start is drawn in coordinates without a scale, it says nothing of the posterior.
+        known = self._whitening is not None or self._start_is_given
+        if known and grads and isinstance(self.gradient, ControlVariate):
+            warn_if_far(states, grads, self.flatten, self._whitening is not None)
 
     def sampling_at(self, i: Any) -> Array:
         """False in the exploration stage of a cyclical schedule."""

@@ -5,19 +5,26 @@ A kernel takes any object with the two methods ``init(z, potential) -> state`` a
 dicts of unconstrained sites, ``state`` is a pytree that travels with the chain, and ``potential``
 is the model's :class:`numpyro_ext.mcmc.Potential`. If the state depends on the data, a third
 method ``refresh(state, potential) -> state`` computes it again when a chain is resumed on others.
+``cost(rows) -> float`` says how many minibatch gradients an estimate takes, the gradient of all
+rows being ``rows`` of them; without it, that is one.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
+import warnings
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
+import numpy as np
 
-from numpyro_ext._checks import check_count
+from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
 
-__all__ = ["SVRG", "ControlVariate", "MinibatchGradient"]
+__all__ = ["SVRG", "ControlVariate", "MinibatchGradient", "warn_if_far"]
+
+_FAR = 5.0  # times the square root of n
 
 
 class MinibatchGradient:
@@ -78,6 +85,43 @@ def _anchor_at(z: Sites, potential: Potential, chunk_size: int) -> Anchor:
     return Anchor(z, *potential.full_value_and_grad(z, chunk_size))
 
 
+def warn_if_far(
+    states: Any, grads: Sites, flatten: Callable[[Sites], Array], whitened: bool
+) -> None:
+    r"""
+    An ``InferenceWarning`` if chains begin far from the center of their :class:`ControlVariate`.
+
+    The distance is that of the whitened coordinates. Without them it is
+    :math:`\sqrt{(z - c) \cdot (g(z) - \nabla U(c))}`: the change of the gradient is that of the
+    curvature between, ``H (z - c)`` on a Gaussian.
+
+    :param states: first states, stacked over chains.
+    :param grads: the gradients there.
+    :param flatten: sites to the coordinates of a step.
+    :param bool whitened: whether these have unit scale.
+    """
+    anchor: Anchor = states.gradient
+    moved = np.asarray(jax.vmap(flatten)(states.z) - jax.vmap(flatten)(anchor.z), float)
+    squares = np.sum(moved**2, axis=1)
+    if not whitened:
+        change = [
+            (states.z[site] - anchor.z[site]) * (grads[site] - anchor.grad[site]) for site in grads
+        ]
+        squares = sum(np.asarray(x, float).reshape(len(moved), -1).sum(1) for x in change)
+    distance = float(np.sqrt(max(np.max(squares), 0.0)))
+    limit = _FAR * moved.shape[1] ** 0.5
+    if distance > limit:
+        warnings.warn(
+            InferenceWarning(
+                f"the center of the ControlVariate is {distance:,.3g} posterior standard deviations"
+                f" from where a chain begins (at most {limit:.3g} is fine), and so far from it the"
+                " estimates are noisier than those of MinibatchGradient; take the mode as the"
+                " center and begin near it (init_params). Both are found where neither is given."
+            ),
+            stacklevel=2,
+        )
+
+
 class ControlVariate:
     r"""
     The estimate :math:`g = \nabla U(c) + \nabla U_S(z) - \nabla U_S(c)` with a fixed center c [1,
@@ -87,7 +131,9 @@ class ControlVariate:
     :math:`\frac{N^2}{B}\operatorname{Var}_n(\nabla\ell_n(z) - \nabla\ell_n(c))`, which falls as
     :math:`|z-c|^2`: near a mode c the noise no longer grows with N. Far from c, or in another mode,
     it is *worse* than :class:`MinibatchGradient`. Each step takes two minibatch gradients; all N
-    rows are read once, when the chain starts, and again when ``MCMC.run`` resumes it.
+    rows are read once, when the chain starts, and again when ``MCMC.run`` resumes it. Where
+    ``whitening`` or ``init_params`` are given, an ``InferenceWarning`` says if a chain begins more
+    than :math:`5 \sqrt{n}` posterior standard deviations from c.
 
     :param dict center: constrained values of all latent sites, such as ``guide.median(params)`` of
         an ``AutoDelta``; values of deterministic sites are left out.
@@ -132,6 +178,10 @@ class ControlVariate:
     def refresh(self, state: Anchor, potential: Potential) -> Anchor:
         return self.init(state.z, potential)
 
+    def cost(self, rows: float) -> float:
+        """Minibatch gradients of an estimate."""
+        return 2.0
+
     def estimate(
         self, rng_key: Array, i: Array, z: Sites, idx: Sites, potential: Potential, state: Anchor
     ) -> tuple[Array, Sites, Anchor]:
@@ -172,6 +222,10 @@ class SVRG:
 
     def refresh(self, state: Anchor, potential: Potential) -> Anchor:
         return self.init(state.z, potential)
+
+    def cost(self, rows: float) -> float:
+        """Minibatch gradients of an estimate, all ``rows`` of a refresh on average included."""
+        return 2.0 + rows / self._refresh_every
 
     def estimate(
         self, rng_key: Array, i: Array, z: Sites, idx: Sites, potential: Potential, state: Anchor

@@ -14,14 +14,15 @@ import numpy as np
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity, is_prng_key
 
-from numpyro_ext._checks import check_count, check_positive
+from numpyro_ext._checks import check_count, check_positive, summary
+from numpyro_ext._model.mistakes import check_rows
 from numpyro_ext._model.potential import Potential, draw_params, draw_start
-from numpyro_ext._model.read import ModelInfo, local_to, read_model
+from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._typing import GradientEstimator, Model, Params, Sites
 from numpyro_ext.mcmc._laws import Choice
 from numpyro_ext.mcmc.minibatch import spread_arrays
 from numpyro_ext.mcmc.schedules import ConstantSchedule
-from numpyro_ext.mcmc.settings import Found, Settings, find_settings
+from numpyro_ext.mcmc.settings import Found, Settings, argument_of, find_settings, read_latents
 from numpyro_ext.mcmc.state import shown_fields
 from numpyro_ext.mcmc.whitening import Whitening
 
@@ -97,7 +98,7 @@ class ModelKernel(MCMCKernel):
         self.settings: Settings | None = None
         self._settings_of: list[Any] | None = None
         self._normal: Whitening | None = None
-        self._starts_near = False
+        self._starts_near = self._start_is_given = False
         self.steps_per_sample = check_count("steps_per_sample", steps_per_sample)
         self._init_strategy = init_strategy
         self._forward_mode = forward_mode_differentiation
@@ -129,8 +130,9 @@ class ModelKernel(MCMCKernel):
         """Checks that need the model's sites, supports or plates; called by :meth:`init` first."""
         return
 
-    def check_state(self, states: Any) -> None:
-        """Checks of the first states, stacked over chains; not called under a transform."""
+    def check_state(self, states: Any, grads: Sites | None) -> None:
+        """Checks of the first states and of the gradients there, stacked over chains; not called
+        under a transform."""
         return
 
     def step_size_at(self, i: Any, dtype: Any = float) -> Array:
@@ -231,15 +233,7 @@ class ModelKernel(MCMCKernel):
     ) -> tuple[ModelInfo, Params]:
         """What the model contains, and values of its parameters from the key of a first chain."""
         strategy = self._init_strategy
-        info = read_model(self._model, args, kwargs, init_strategy=strategy)
-        if (local := local_to(info)) is not None:
-            raise ValueError(
-                f"latent site '{local[0]}' is inside the subsampled plate '{local[1]}'; local"
-                " latents are not supported with a minibatch: sum them out of the model, or drop"
-                " subsample_size."
-            )
-        if not (info.params or info.mutable):
-            return info, {}
+        info = read_latents(self._model, args, kwargs, strategy)
         key = random.key(0) if rng_key is None else random.split(rng_key, 4)[1]
         spread, whole = spread_arrays(args, kwargs)
 
@@ -260,6 +254,7 @@ class ModelKernel(MCMCKernel):
         kwargs, single = model_kwargs or {}, is_prng_key(rng_key)
         info, params = self._read(rng_key if single else rng_key[0], model_args, kwargs)
         self._info, self._params = info, params
+        check_rows(self._model, model_args, kwargs, self._init_strategy)
         self._num_adapt = num_warmup * self.steps_per_sample
         if init_params is not None:
             chains = () if single else rng_key.shape[:1]
@@ -271,7 +266,7 @@ class ModelKernel(MCMCKernel):
                 f"whitening has {self._whitening.size} coordinates, but the model's latent sites"
                 f" have {info.size}; make it for this model and these arguments."
             )
-        self._starts_near = near is not None
+        self._starts_near, self._start_is_given = near is not None, init_params is not None
         self.setup(potential)
         spread, whole = spread_arrays(model_args, kwargs)
 
@@ -314,7 +309,8 @@ class ModelKernel(MCMCKernel):
         if not traced:
             if not finite:
                 self._refuse_start(state, found, idx, grad, potential)
-            self.check_state(jax.tree.map(lambda x: x[None], state) if single else state)
+            first = state, grad
+            self.check_state(*(jax.tree.map(lambda x: x[None], first) if single else first))
         # Under a transform the model's closures may hold its tracers, which die with it.
         self._sample_fn = None if traced else self.sample
         return state
@@ -325,11 +321,7 @@ class ModelKernel(MCMCKernel):
         """Find settings, once for all chains; where chains start unless ``init_params`` says it."""
         leaves = jax.tree.leaves(potential.arguments)
         known = self._settings_of
-        if (
-            known is None
-            or len(known) != len(leaves)
-            or any(a is not b for a, b in zip(known, leaves, strict=True))
-        ):
+        if known is None or [id(x) for x in known] != [id(x) for x in leaves]:
             first = init_params
             if init_params is not None and not single:
                 first = jax.tree.map(lambda x: x[0], init_params)
@@ -392,6 +384,9 @@ class ModelKernel(MCMCKernel):
         kernel._info, kernel._params, kernel._sample_fn = None, {}, None
         kernel._settings_of = None
         return kernel
+
+    def __repr__(self) -> str:
+        return summary(self, argument_of, defaults=False)
 
     def __getstate__(self) -> dict[str, Any]:
         gone = {"_info": None, "_params": {}, "_sample_fn": None, "_settings_of": None}

@@ -234,7 +234,7 @@ class KernelHMC(ModelKernel):
         )
         return state, {}, None
 
-    def check_state(self, states: Any) -> None:
+    def check_state(self, states: Any, grads: Sites | None) -> None:
         if not np.all(np.isfinite(values_at(self.score, jax.vmap(self.flatten)(states.z)))):
             raise ValueError(
                 "the score is not finite at the initial point; check the samples that it was fitted"

@@ -17,6 +17,7 @@ from numpyro_ext.mcmc.base import SGMCMCKernel
 from numpyro_ext.mcmc.grad_fn import GradFn
 from numpyro_ext.mcmc.kernel import Schedule
 from numpyro_ext.mcmc.settings import Found
+from numpyro_ext.mcmc.sgld import IMPLIED, implied_variance_ratio
 from numpyro_ext.mcmc.state import Transition, kernel_state
 from numpyro_ext.mcmc.whitening import Whitening
 
@@ -28,6 +29,7 @@ PSGLDState = kernel_state(
     __name__,
     preconditioner="G of the last transition, ``(n,)`` in the flat order; coordinate k moves with"
     " the step ``step_size * preconditioner[k]``.",
+    implied_variance_ratio=IMPLIED,
     second_moment=":math:`\\hat V`, ``(n,)`` in the flat order.",
 )
 
@@ -107,6 +109,7 @@ class PSGLD(SGMCMCKernel):
     """
 
     state_class = PSGLDState
+    last_step_fields = (*SGMCMCKernel.last_step_fields, "implied_variance_ratio")
 
     def __init__(
         self,
@@ -157,13 +160,23 @@ class PSGLD(SGMCMCKernel):
                 "adapt is 'warmup' but num_warmup is 0; give it some draws, or use adapt='always'."
             )
 
+    @property
+    def gradients_per_step(self) -> float:
+        """A product with the Hessian costs about as much as another gradient."""
+        return 2.0 if self._gamma == "hutchinson" else 1.0
+
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
-        return {"preconditioner": jnp.ones_like(z), "second_moment": jnp.zeros_like(z)}
+        return {
+            "preconditioner": jnp.ones_like(z),
+            "implied_variance_ratio": jnp.ones((), z.dtype),
+            "second_moment": jnp.zeros_like(z),
+        }
 
     def choose(self, noise: np.ndarray, found: Found) -> Choice:
         # At stationarity E g^2 is the curvature, 1, plus the noise.
         noise = self.noise_ratio(noise)
-        return choose_sgld(noise, self.max_bias, 1 / (self._damping + np.sqrt(1 + noise)))
+        scale = 1 / (self._damping + np.sqrt(1 + noise))
+        return choose_sgld(noise, self.max_bias, scale, stiffness=found.stiffness)
 
     def step(
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
@@ -196,4 +209,6 @@ class PSGLD(SGMCMCKernel):
             G, V, Gam = lax.cond(state.i < self._num_adapt, adapt, keep)
         zeta = random.normal(rng_key, z.shape, z.dtype)
         z = z - eps * (G * g - T * Gam) + jnp.sqrt(2 * eps * T * G) * zeta
-        return Transition(z, estimate, {"preconditioner": G, "second_moment": V})
+        fields = {"preconditioner": G, "second_moment": V}
+        fields["implied_variance_ratio"] = implied_variance_ratio(g, G * g, eps, T)
+        return Transition(z, estimate, fields)

@@ -11,7 +11,7 @@ import numpy as np
 from numpyro.infer import init_to_uniform
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._typing import GradientEstimator, Model
+from numpyro_ext._typing import GradientEstimator, Model, Sites
 from numpyro_ext.mcmc._laws import Choice, choose_linear
 from numpyro_ext.mcmc.base import SGMCMCKernel
 from numpyro_ext.mcmc.geometry import (
@@ -163,7 +163,8 @@ class RecipeKernel(SGMCMCKernel):
             check_shape("correction", self._correction, x, (1,))
         return fields
 
-    def check_state(self, states: Any) -> None:
+    def check_state(self, states: Any, grads: Sites | None) -> None:
+        super().check_state(states, grads)
         points = jnp.concatenate([jax.vmap(self.flatten)(states.z), states.r], axis=1)
         check_definite("diffusion", self._diffusion, points, singular=True)
         if self._curl is not None:

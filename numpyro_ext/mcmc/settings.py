@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 import warnings
 
+import jax
 from jax import Array, random
+import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
@@ -14,17 +16,29 @@ import optax
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.mistakes import check_rows, valid_data
 from numpyro_ext._model.potential import Potential, draw_params, draw_start
-from numpyro_ext._model.read import read_model
+from numpyro_ext._model.read import ModelInfo, read_model, refuse_local
 from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext._typing import Model, Sites
-from numpyro_ext.mcmc._mode import DENSE_UP_TO, NEAR, Mode, find_mode, measure_noise
+from numpyro_ext.mcmc._mode import (
+    DENSE_UP_TO,
+    NOISE_ESTIMATES,
+    Mode,
+    batch_rows,
+    find_modes,
+    measure_noise,
+)
+from numpyro_ext.mcmc._shape import NORMAL_FIT, NORMAL_MODE, Shape, measure_shape
+from numpyro_ext.mcmc.gradients import MinibatchGradient
+from numpyro_ext.mcmc.schedules import ConstantSchedule
 from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["Settings", "find_settings", "find_whitening"]
 
 _TOO_MANY = 10_000
 _SVI_STEPS = 5_000
+_SHARE = 7.0  # nats: a mode with less than a thousandth of the mass is not looked at
 
 
 @dataclass(frozen=True)
@@ -83,10 +97,7 @@ class Settings:
         return self.transitions * (2 if self.control_variate else 1)
 
     def __str__(self) -> str:
-        n = 0 if self.whitening is None else self.whitening.size
-        kind = "none" if self.whitening is None else f"{n} coordinates"
-        if self.whitening is not None:
-            kind += ", dense" if self.whitening.factor.ndim == 2 else ", diagonal"
+        kind = "none" if self.whitening is None else repr(self.whitening)[10:-1]
         lines = [
             ("step size", f"{self.step_size:.4g}"),
             ("friction", "-" if self.friction is None else f"{self.friction:.4g}"),
@@ -110,6 +121,8 @@ class Found:
     mode: Mode
     problems: tuple[str, ...]
     row_gradients: int
+    stiffness: float = 1.0
+    """The largest curvature in whitened coordinates; 1 if the posterior is normal."""
 
     @property
     def whitening(self) -> Whitening:
@@ -138,8 +151,10 @@ def find_whitening(
     The coordinates of the normal approximation of a model's posterior at its mode.
 
     Adam on minibatches and damped Newton steps on all rows find the mode; the inverse curvature
-    there is the covariance. It is dense up to 512 latent dimensions. Where there is no mode, the
-    normal is a variational fit, and an :class:`InferenceWarning` says so.
+    there is the covariance. It is dense up to 512 latent dimensions. Where there is no mode, or
+    where gradients around it are far from those of a normal posterior, the normal is a variational
+    fit; an :class:`InferenceWarning` says so where there is no mode and where the fit is not near
+    either.
 
     :param model: Python callable containing NumPyro primitives.
     :param args: arguments of the model.
@@ -159,16 +174,24 @@ def find_whitening(
         300 20
     """
     rng_key = random.key(0) if rng_key is None else rng_key
-    info = read_model(model, args, kwargs)
-    params = {}
-    if info.params or info.mutable:
-        params = draw_params(rng_key, model, info, args, kwargs)
+    info = read_latents(model, args, kwargs, init_to_uniform)
+    check_rows(model, args, kwargs, init_to_uniform)
+    params = draw_params(rng_key, model, info, args, kwargs)
     potential = Potential(model, info, params, args, kwargs)
     if init_params is not None:
         init_params = info.check_unconstrained("init_params", init_params)
     found = find_normal(rng_key, model, potential, init_params)
     warn(found.problems)
     return found.whitening
+
+
+def read_latents(
+    model: Model, args: tuple, kwargs: dict[str, Any], init_strategy: Callable[..., Any]
+) -> ModelInfo:
+    """What chains need to know of a model; an error where they cannot run on it."""
+    info = read_model(valid_data(model), args, kwargs, init_strategy=init_strategy)
+    refuse_local(info, "a chain holds one value of it while the rows change at every step")
+    return info
 
 
 def find_normal(
@@ -178,30 +201,75 @@ def find_normal(
     start: Sites | None,
     init_strategy: Callable[..., Any] = init_to_uniform,
 ) -> Found:
-    """A normal approximation of the posterior: at its mode, or where there is none a variational
-    one."""
+    """A normal approximation of the posterior: at its mode, or a variational one where there is
+    none or where the posterior around it is far from normal, as with scales of a hierarchy."""
     info = potential.info
-    key_start, key_mode, key_svi = random.split(rng_key, 3)
+    key_start, key_mode, key_svi, key_shape = random.split(rng_key, 4)
+    given = start is not None
     if start is None:
         start, energy, _ = draw_start(
             key_start, model, info, *potential.arguments, init_strategy=init_strategy
         )
         potential.check_start(start, potential.first_rows(), energy)
-    mode = find_mode(key_mode, potential, info.ravel(start))
-    if mode.num_negative == 0 and mode.decrement <= NEAR:
-        return Found(potential, mode, (), mode.row_gradients)
-    what = (
-        f"the curvature has {mode.num_negative} negative directions where the search for a mode"
-        " ended"
-        if mode.num_negative
-        else f"the search for a mode ended {mode.decrement:.2g} standard deviations from one"
-    )
-    problem = (
-        f"{what}, so center and scales come from a variational fit instead; reparametrise the model"
-        " (LocScaleReparam for hierarchies), or give init_params near the mode."
-    )
+    # Opposite points, because an exchange of two numbers is one of their difference's sign.
+    first, more = info.ravel(start), random.fold_in(key_start, 1)
+    other = random.uniform(more, first.shape, first.dtype, -2, 2)
+    modes = find_modes(key_mode, potential, [first, -first, other, -other])
+    mode = next(modes)
+    spent, problems = mode.row_gradients, ()
+    if mode.known and not given:
+        mode, problems, more_spent = _most_likely([mode, *modes])
+        spent += more_spent
+    shape = measure_shape(key_shape, potential, mode) if mode.known else Shape(np.inf, 1.0)
+    if shape.departure <= NORMAL_MODE:
+        return Found(potential, mode, problems, spent, shape.stiffness)
+    if not np.isfinite(mode.decrement):
+        # The search leaves out minibatches whose gradient is not finite; all rows are in here.
+        rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
+        potential.check_start(start, rows, *jax.jit(potential.full_value_and_grad)(start))
     fit = _fit(key_svi, model, potential, start)
-    return Found(potential, fit, (problem,), mode.row_gradients + fit.row_gradients)
+    spent += fit.row_gradients
+    of_fit = measure_shape(key_shape, potential, fit)
+    if mode.known and shape.departure <= of_fit.departure:
+        fit, of_fit = mode, shape
+    if not mode.known:
+        what = (
+            f"the curvature has {mode.num_negative} negative directions where the search for a mode"
+            " ended"
+            if mode.num_negative
+            else f"the search for a mode ended {mode.decrement:.2g} standard deviations from one"
+        )
+        problems += (
+            f"{what}, so center and scales come from a variational fit instead; reparametrise the"
+            " model (LocScaleReparam for hierarchies), or give init_params near the mode.",
+        )
+    elif of_fit.departure > NORMAL_FIT:
+        problems += (
+            "gradients around the center are far from those of a normal posterior (relative error"
+            f" {of_fit.departure**0.5:.2g}), so the scales found do not hold in all of it;"
+            " reparametrise the model (LocScaleReparam for hierarchies), or use NUTS.",
+        )
+    return Found(potential, fit, problems, spent, of_fit.stiffness)
+
+
+def _most_likely(modes: list[Mode]) -> tuple[Mode, tuple[str, ...], int]:
+    """The mode of most mass, a sentence if another one has a share in it, and the gradients spent
+    on all but the first."""
+    spent = sum(mode.row_gradients for mode in modes[1:])
+    known = [mode for mode in modes if mode.known and np.isfinite(mode.log_evidence)]
+    best = max(known, key=lambda mode: mode.log_evidence, default=modes[0])
+    far = 3 + float(np.sqrt(best.x.size))
+    distances = [
+        best.distance(mode.x) for mode in known if mode.log_evidence > best.log_evidence - _SHARE
+    ]
+    if max(distances, default=0.0) <= far:
+        return best, (), spent
+    problem = (
+        f"searches from {len(modes)} points ended at different modes, {max(distances):.2g} standard"
+        " deviations apart, and all chains start at one of them and may not leave it; give each"
+        " chain init_params of its own, or check that the modes are copies of each other."
+    )
+    return best, (problem,), spent
 
 
 def find_settings(
@@ -212,16 +280,27 @@ def find_settings(
 
     :param kernel: a :class:`ModelKernel`; it says what its law allows by ``choose``.
     """
+    leaves = jax.tree.leaves(potential.arguments)
+    if not all(getattr(x, "is_fully_addressable", True) for x in leaves):
+        raise ValueError(
+            "step_size is None, but an argument of the model is an array of several processes, on"
+            " which settings cannot be found; find them from the rows of one process, and pass"
+            " step_size and whitening of kernel.settings."
+        )
     key_normal, key_noise = random.split(random.key(0))
     given = kernel.given_whitening
     if given is None:
         found = find_normal(key_normal, model, potential, start, kernel.init_strategy)
     else:
-        found = Found(potential, Mode(given.center, given.factor, 0.0, 0, 0), (), 0)
+        mode = Mode(given.center, given.factor, 0.0, 0, 0)
+        shape = measure_shape(key_normal, potential, mode)
+        found = Found(potential, mode, (), 0, shape.stiffness)
     center = _constrained(potential, potential.info.unravel(found.mode.x))
     estimators = kernel.estimators(center)
     noises = [measure_noise(key_noise, potential, found.mode, e) for e in estimators]
     zero = np.zeros(potential.info.size)
+    # A corrected gradient takes two.
+    noise_rows = NOISE_ESTIMATES * batch_rows(potential) * (3 if len(noises) == 2 else len(noises))
     plain, corrected = ([*noises, zero] if len(noises) == 1 else noises or [zero, zero])[:2]
     control_variate = len(noises) == 2 and np.max(corrected) < 0.8 * np.max(plain)
     choice = kernel.choose(corrected if control_variate else plain, found)
@@ -251,7 +330,7 @@ def find_settings(
         noise_control_variate=float(np.max(corrected)),
         variance_ratio=choice.variance_ratio,
         transitions=choice.transitions,
-        row_gradients=found.row_gradients,
+        row_gradients=found.row_gradients + noise_rows,
         problems=problems,
     )
     return settings, found.whitening
@@ -282,5 +361,13 @@ def _fit(rng_key: Array, model: Model, potential: Potential, start: Sites) -> Mo
     svi = SVI(model, guide, optax.adam(rate), Trace_ELBO(num_particles=8))
     result = svi.run(rng_key, _SVI_STEPS, *args, progress_bar=False, stable_update=True, **kwargs)
     center, factor = normal_of_guide(guide, result.params)
-    batch = sum(size for _, size in info.plates.values()) or 1
-    return Mode(center, factor, 0.0, 0, 8 * _SVI_STEPS * batch)
+    return Mode(center, factor, 0.0, 0, 8 * _SVI_STEPS * batch_rows(potential))
+
+
+def argument_of(kernel: Any, name: str, default: Any) -> Any:
+    """An argument of a kernel, with what was found in place of None."""
+    if name == "gradient" and isinstance(kernel.gradient, MinibatchGradient):
+        return default
+    name = "_schedule" if name == "step_size" else name
+    value = getattr(kernel, name, getattr(kernel, f"_{name}", default))
+    return value.value if isinstance(value, ConstantSchedule) else value

@@ -103,8 +103,8 @@ class SGHMC(SGMCMCKernel):
     widest of the posterior: standard deviations come out too small (in a logistic regression with
     25 covariates by 3 % where a fifth of the injected noise is taken off). Where it exceeds the
     injected noise, :math:`4 T M \tanh(C\epsilon/2)/\epsilon^2`, no correction is enough: a number
-    is refused, an estimate from warmup is cut, and ``kinetic_temperature`` stays above T. Then take
-    a smaller step or more friction.
+    is refused, an estimate from warmup is cut (:meth:`noise_share` of ``mcmc.last_state`` is above
+    1), and ``kinetic_temperature`` stays above T. Then take a smaller step or more friction.
 
     Without ``noise_variance`` gradient noise of variance :math:`s^2` heats a Gaussian target to the
     temperature :math:`T + \tfrac{\epsilon^2}{4} s^2 \coth(C\epsilon/2)`; ``kinetic_temperature``
@@ -219,6 +219,7 @@ class SGHMC(SGMCMCKernel):
         self._given_friction = friction
         self._friction = 1.0 if friction is None else friction
         self._mass = mass
+        self.noise_variance = noise_variance
         self._noise_variance = 0.0 if self._from_warmup else noise_variance
         self._integrator = integrator
         self._resample_every = resample_every
@@ -237,7 +238,7 @@ class SGHMC(SGMCMCKernel):
         C, eps, T = self._friction, schedule.value, temperature.value
         if any(isinstance(x, Tracer) for x in (C, eps, T)):
             return
-        rate = 2 * C / eps if self._integrator == "euler" else 4 * np.tanh(C * eps / 2) / eps**2
+        rate = self._rate(C, eps)
         for site in self.info.latents:
             M, V = (
                 value[site] if isinstance(value, dict) else value
@@ -253,6 +254,26 @@ class SGHMC(SGMCMCKernel):
                     f" this step size and friction inject, {np.min(rate * T * M):.4g}; take a"
                     " smaller step_size or more friction."
                 )
+
+    def _rate(self, C: Any, eps: Any) -> Any:
+        """Variance of the injected noise as one of the gradient, for T = M = 1."""
+        return 2 * C / eps if self._integrator == "euler" else 4 * np.tanh(C * eps / 2) / eps**2
+
+    def noise_share(self, state: Any) -> float:
+        """
+        The largest share of the injected noise that ``noise_variance`` takes off, over coordinates
+        and chains.
+
+        Above 1 the estimate of ``"warmup"`` was cut: the noise of the gradients is not corrected
+        for in full.
+
+        :param state: ``mcmc.last_state``.
+        """
+        i, eps = np.max(np.asarray(state.i)), np.min(np.asarray(state.step_size, float))
+        T = float(self.temperature_at(max(i - 1, 0)))
+        M = np.asarray(self.ravel_sites("mass", self._mass), float)
+        V = np.max(np.asarray(state.noise_variance, float).reshape(-1, self.info.size), 0)
+        return float(np.max(V / (self._rate(self._friction, eps) * (T or np.nan) * M)))
 
     def momentum_scale(self, T: Array) -> Array:
         return jnp.sqrt(T * self.ravel_sites("mass", self._mass, T.dtype))
@@ -284,6 +305,7 @@ class SGHMC(SGMCMCKernel):
             # The estimate is corrected for by injecting less, so there must be enough to take off.
             least_injected=1.5 * float(np.max(noise - left)),
             law=self._integrator,
+            stiffness=found.stiffness,
         )
 
     def take(self, settings: Settings) -> None:

@@ -18,9 +18,28 @@ from numpyro_ext.mcmc.settings import Found
 from numpyro_ext.mcmc.state import Transition, kernel_state
 from numpyro_ext.mcmc.whitening import Whitening
 
-__all__ = ["SGLD", "SGLDState"]
+__all__ = ["IMPLIED", "SGLD", "SGLDState", "implied_variance_ratio"]
 
-SGLDState = kernel_state("SGLDState", __name__)
+IMPLIED = (
+    r"variance over the right one that the last gradient implies, in the mean over coordinates and"
+    r" over draws: :math:`1 + \epsilon\, g^\top A g / (2 n T)`, A being the preconditioner."
+)
+
+SGLDState = kernel_state("SGLDState", __name__, implied_variance_ratio=IMPLIED)
+
+
+def implied_variance_ratio(g: Array, drift: Array, eps: Array, T: Array) -> Array:
+    r"""
+    :math:`1 + \epsilon\, g^\top A g / (2 n T)`, whose mean is the mean of the variance ratios.
+
+    On a Gaussian with curvature h, stationarity of
+    :math:`z' = z - \epsilon A g + \sqrt{2 \epsilon T A}\, \zeta` gives
+    :math:`h \mathrm{Var} = T + \tfrac{\epsilon}{2} A\, E g^2` for a diagonal A, whatever h and the
+    noise of g are. Where T is 0 it is that of T = 1.
+
+    :param drift: ``A g``, ``(n,)``.
+    """
+    return 1 + eps * jnp.vdot(g, drift) / (2 * len(g) * jnp.where(T > 0, T, 1))
 
 
 class SGLD(SGMCMCKernel):
@@ -37,8 +56,10 @@ class SGLD(SGMCMCKernel):
     Biased at a fixed step: with curvature h and gradient noise of variance :math:`s^2` a Gaussian
     target comes out with variance :math:`(2T + \epsilon s^2) / (h (2 - \epsilon h))` for
     :math:`T/h`. The noise counts as long as :math:`\epsilon s^2` is not small against :math:`2T`,
-    and :math:`s^2` grows as :math:`N^2/B`; see :class:`ControlVariate`. It diverges for
-    :math:`\epsilon h > 2`, so sites of unequal scale mix at unequal speed.
+    and :math:`s^2` grows as :math:`N^2/B`; see :class:`ControlVariate`. The extra field
+    ``implied_variance_ratio`` shows both without a reference: its mean over the draws is the mean
+    of the variances over the right ones. It diverges for :math:`\epsilon h > 2`, so sites of
+    unequal scale mix at unequal speed.
 
     :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule, in units of the squared latent; None is found, in
@@ -76,6 +97,7 @@ class SGLD(SGMCMCKernel):
     """
 
     state_class = SGLDState
+    last_step_fields = (*SGMCMCKernel.last_step_fields, "implied_variance_ratio")
 
     def __init__(
         self,
@@ -106,13 +128,19 @@ class SGLD(SGMCMCKernel):
             forward_mode_differentiation=forward_mode_differentiation,
         )
 
+    def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
+        return {"implied_variance_ratio": jnp.ones((), z.dtype)}
+
     def choose(self, noise: np.ndarray, found: Found) -> Choice:
-        return choose_sgld(self.noise_ratio(noise), self.max_bias)
+        noise = self.noise_ratio(noise)
+        return choose_sgld(noise, self.max_bias, stiffness=found.stiffness)
 
     def step(
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
     ) -> Transition:
         estimate = grad_fn(z)
+        g = estimate.grad
         zeta = random.normal(rng_key, z.shape, z.dtype)
-        z = z - eps * estimate.grad + jnp.sqrt(2 * eps * T) * zeta
-        return Transition(z, estimate, {})
+        z = z - eps * g + jnp.sqrt(2 * eps * T) * zeta
+        fields = {"implied_variance_ratio": implied_variance_ratio(g, g, eps, T)}
+        return Transition(z, estimate, fields)

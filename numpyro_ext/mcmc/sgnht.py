@@ -173,6 +173,7 @@ class SGNHT(SGMCMCKernel):
             self.max_bias,
             friction=self._given_friction,
             shared=self._thermostat != "per_parameter",
+            stiffness=found.stiffness,
         )
 
     def take(self, settings: Settings) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpyro.infer import init_to_uniform
 
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._typing import GradientEstimator, Model
+from numpyro_ext._typing import GradientEstimator, Model, Sites
 from numpyro_ext.mcmc._laws import Choice, choose_linear
 from numpyro_ext.mcmc.base import SGMCMCKernel
 from numpyro_ext.mcmc.geometry import (
@@ -26,7 +26,7 @@ from numpyro_ext.mcmc.geometry import (
 from numpyro_ext.mcmc.grad_fn import GradFn
 from numpyro_ext.mcmc.kernel import Schedule
 from numpyro_ext.mcmc.settings import Found
-from numpyro_ext.mcmc.sgld import SGLDState
+from numpyro_ext.mcmc.sgld import SGLDState, implied_variance_ratio
 from numpyro_ext.mcmc.state import Transition
 from numpyro_ext.mcmc.whitening import Whitening
 
@@ -104,6 +104,7 @@ class SGRLD(SGMCMCKernel):
     """
 
     state_class = SGLDState
+    last_step_fields = (*SGMCMCKernel.last_step_fields, "implied_variance_ratio")
     moves_whitened = False  # its functions are those of z
 
     def __init__(
@@ -159,9 +160,10 @@ class SGRLD(SGMCMCKernel):
             check_shape("metric", self._metric, z, (1, 2))
         if callable(self._correction):
             check_shape("correction", self._correction, z, (1,))
-        return {}
+        return {"implied_variance_ratio": jnp.ones((), z.dtype)}
 
-    def check_state(self, states: Any) -> None:
+    def check_state(self, states: Any, grads: Sites | None) -> None:
+        super().check_state(states, grads)
         if not isinstance(self._metric, ExpandedMean):
             points = jax.vmap(self.flatten)(states.z)
             check_definite("metric", self._metric, points, singular=False)
@@ -190,7 +192,10 @@ class SGRLD(SGMCMCKernel):
             phi = jnp.where(self._mask, z, 0)  # exp of the other sites might overflow
             plain = z - eps * g + jnp.sqrt(2 * eps * T) * zeta
             z = jnp.where(self._mask, ExpandedMean.move(phi, g, zeta, eps, T), plain)
-            return Transition(z, estimate, {})
+            # Below a step from 0 the reflection moves a site, and not its gradient.
+            A = jnp.where(self._mask, 1 / jnp.maximum(jnp.exp(phi), eps), 1)
+            ratio = implied_variance_ratio(g, A * g, eps, T)
+            return Transition(z, estimate, {"implied_variance_ratio": ratio})
         metric = self._metric
 
         def inverse(z: Array) -> Array:
@@ -209,4 +214,5 @@ class SGRLD(SGMCMCKernel):
             drift = cho_solve((L, True), g)
             noise = solve_triangular(L, zeta, lower=True, trans=1)
         z = z - eps * (drift - T * Gam) + jnp.sqrt(2 * eps * T) * noise
-        return Transition(z, estimate, {})
+        ratio = implied_variance_ratio(g, drift, eps, T)
+        return Transition(z, estimate, {"implied_variance_ratio": ratio})

@@ -14,6 +14,7 @@ _REPORTED = (
     "grad_norm",
     "step_size",
     "diverging",
+    "implied_variance_ratio",
     "kinetic_temperature",
     "thermostat",
     "accept_prob",

@@ -88,6 +88,10 @@ class Whitening:
         """
         return cls(*normal_of_guide(guide, params))
 
+    def __repr__(self) -> str:
+        kind = "dense" if self.factor.ndim == 2 else "diagonal"
+        return f"Whitening({self.size} coordinates, {kind})"
+
     @property
     def size(self) -> int:
         """n."""

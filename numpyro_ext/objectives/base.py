@@ -46,6 +46,7 @@ from numpyro_ext._numpyro import without_rsample_stop_gradient
 from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.objectives.annealing import STEP, advance_step
 from numpyro_ext.objectives.mapping import MapT, map_of
+from numpyro_ext.objectives.zero_weight import weightless_dropped
 
 __all__ = ["Draws", "MapT", "Objective", "Particle", "State"]
 
@@ -334,8 +335,9 @@ class Particle:
     def __init__(
         self, draws: Draws, key: Array, params: Params, guide_trace: Trace, seen: Trace
     ) -> None:
-        self._draws, self._key, self._params, self._seen = draws, key, params, seen
+        self._draws, self._key, self._params = draws, key, params
         self.guide_trace = guide_trace
+        self._seen, *self._zeros = weightless_dropped(seen, draws.layout)
 
     @cached_property
     def model_trace(self) -> Trace:
@@ -343,10 +345,8 @@ class Particle:
 
     def at(self, values: Sites) -> "Particle":
         """The same particle, where the model sees ``values``; log q stays that of the draw."""
-        seen = {
-            name: {**site, "value": values[name]} if name in values else site
-            for name, site in self.guide_trace.items()
-        }
+        moved = {name: {**self.guide_trace[name], "value": x} for name, x in values.items()}
+        seen = {**self.guide_trace, **moved}
         return Particle(self._draws, self._key, self._params, self.guide_trace, seen)
 
     @property
@@ -378,14 +378,14 @@ class Particle:
         return self.log_lik - self.log_q_local + (self.log_prior - self.log_q_global)
 
     def log_q_of(self, names: Collection[str]) -> Array:
-        """``(*units)``, log q of these sites alone, without any scale: a draw follows q itself,
-        whatever scale its log density has in the bound."""
+        """``(*units)``, log q of these sites without any scale: a draw follows q, scaled or not."""
         unscaled = {"scale": self._draws.layout.scale}
         chosen = [{**site, **unscaled} for n, site in self.guide_trace.items() if n in names]
         return self._log_q(chosen, local=True)
 
     def _log_p(self, *, local: bool) -> Array:
-        return self._draws.layout.sum_sites(sample_sites(self.model_trace), local=local)
+        log_p = self._draws.layout.sum_sites(sample_sites(self.model_trace), local=local)
+        return log_p + self._zeros[local].astype(log_p.dtype)
 
     def _log_q(self, sites: Iterable[Site], *, local: bool) -> Array:
         sites = (site for site in sites if site["type"] == "sample")

@@ -8,7 +8,9 @@ descent* (2021).
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+import inspect
+from typing import Any, ClassVar
+import warnings
 
 import jax
 from jax import Array, lax, random
@@ -19,16 +21,25 @@ import numpy as np
 from numpyro.handlers import substitute
 from numpyro.infer import ELBO
 
-from numpyro_ext._checks import check_count, check_positive, of_an_object, summary
+from numpyro_ext._checks import (
+    InferenceWarning,
+    check_choice,
+    check_count,
+    check_positive,
+    check_several,
+    of_an_object,
+    summary,
+)
 from numpyro_ext._model.handlers import refuse_mutable
 from numpyro_ext._model.mistakes import valid_data
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, read_model, refuse_local
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Float, Model, Params, SamplesLatent, Sites
-from numpyro_ext.scores import RBF, as_kernel
+from numpyro_ext.particles.whitening import Whitening
+from numpyro_ext.scores import RBF, Linear, MatrixRBF, as_kernel
 
-__all__ = ["ParticleField", "check_distinct", "read_latents"]
+__all__ = ["ParticleField", "check_distinct", "read_latents", "warn_of_few_particles"]
 
 # Up to this many particles the m x m matrices are small enough to be built at once.
 _DENSE_UP_TO = 2048
@@ -59,14 +70,28 @@ class ParticleField(ELBO, ABC):
     Latent sites inside a plate with a ``subsample_size`` are refused, because the rows of the plate
     change from step to step.
 
+    **Preconditioning.** ``precondition="covariance"`` evaluates the field in the coordinates
+    :math:`y = (x - \bar x) L^{-\top}`, :math:`g_y = g L`, and maps it back as :math:`V L^\top`,
+    where
+
+    .. math::
+
+        L L^\top = (1 - \lambda)\, \mathrm{cov}(x) + \lambda\, \mathrm{diag}\,\mathrm{cov}(x),
+        \qquad \lambda = \frac{d}{d + m}.
+
+    The field then does not depend on the units of the coordinates, and bandwidths are lengths in
+    units of the particles' own spread.
+
     :param kernel: a kernel of :mod:`numpyro_ext.scores`, or a function of ``(n, d)`` and ``(m, d)``
-        points that gives an ``(n, m)`` matrix; defaults to ``RBF("median")``.
+        points that gives an ``(n, m)`` matrix; defaults to an ``RBF`` with the rule
+        :attr:`default_bandwidth`.
     :param int num_particles: particles to ask of the guide; ``AutoParticles`` has its own number,
         and other guides draw 100 if None.
     :param float temperature: T, positive.
     :param annealing: :math:`\gamma`, a function of the step with values in (0, 1], or None.
     :param int block_size: rows of the kernel matrix at a time; None means all of them up to
         m = 2048, and 512 above.
+    :param str precondition: ``"covariance"``, which takes at least two particles, or None.
 
     .. doctest::
 
@@ -80,6 +105,15 @@ class ParticleField(ELBO, ABC):
          [0.5]]
     """
 
+    default_bandwidth: ClassVar[str] = "median_distance"
+    """The rule of the RBF that ``kernel=None`` means."""
+    takes_every_kernel: ClassVar[bool] = True
+    """Whether ``Linear`` and ``MatrixRBF`` are allowed, which estimate no density."""
+    needs_hessian: ClassVar[bool] = False
+    """Whether ``velocity`` takes the ``(m, d, d)`` Hessians as a third argument."""
+    subtracts_score: ClassVar[bool] = False
+    """Whether the velocity is the gradient minus an estimate of the score of q."""
+
     def __init__(
         self,
         kernel: Any = None,
@@ -88,30 +122,47 @@ class ParticleField(ELBO, ABC):
         temperature: float | Array = 1.0,
         annealing: Callable[[Array], ArrayLike] | None = None,
         block_size: int | None = None,
+        precondition: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         if options:
+            known = inspect.signature(type(self).__init__).parameters
+            names = [name for name in known if name not in ("self", "options")]
             raise TypeError(
-                f"{type(self).__name__} was given {', '.join(options)}; it takes kernel,"
-                " num_particles, temperature, annealing and block_size, and none of the options of"
-                " NumPyro's losses, because all particles move together in one step."
+                f"{type(self).__name__} was given {', '.join(options)}; it takes"
+                f" {', '.join(names)}, and none of the options of NumPyro's losses, because all"
+                " particles move together in one step."
             )
         if num_particles is not None:
             num_particles = check_count("num_particles", num_particles)
         if block_size is not None:
             block_size = check_count("block_size", block_size)
+        if precondition is not None:
+            check_choice("precondition", precondition, ("covariance",))
         check_positive("temperature", temperature)
         if annealing is not None and not callable(annealing):
             raise TypeError(
                 f"annealing is {annealing!r}; it must be a function of the step that gives a number"
                 " in (0, 1], or None."
             )
-        self.kernel = as_kernel(RBF("median") if kernel is None else kernel)
+        self.kernel = as_kernel(RBF(self.default_bandwidth) if kernel is None else kernel)
+        if isinstance(self.kernel, (Linear, MatrixRBF)) and not self.takes_every_kernel:
+            name = type(self.kernel).__name__
+            raise TypeError(
+                f"kernel is {name}, which SVGD alone takes; use RBF() or IMQ() with"
+                f" {type(self).__name__}, or SVGD({name}(...))."
+            )
+        if isinstance(self.kernel, MatrixRBF) and precondition is not None:
+            raise ValueError(
+                "kernel is MatrixRBF, whose metric is in the units of the parameters, with"
+                f" precondition={precondition!r}, which changes them; give one of the two."
+            )
         self.num_particles = num_particles  # type: ignore[assignment]
         self.temperature = temperature
         self.annealing = annealing
         self.block_size = block_size
+        self.precondition = precondition
 
     def __repr__(self) -> str:
         return summary(self)
@@ -131,36 +182,97 @@ class ParticleField(ELBO, ABC):
         :param x: ``(m, d)`` particles.
         :param grad_log_p: ``(m, d)`` gradients of the log density at the particles.
         """
-        x, grad_log_p = jnp.asarray(x), jnp.asarray(grad_log_p)
-        if x.ndim != 2 or x.shape != grad_log_p.shape:
-            raise ValueError(
-                f"x has shape {x.shape} and grad_log_p has shape {grad_log_p.shape}; both must be"
-                " (m, d), one row per particle."
-            )
-        return self.resolved_velocity(self.kernel.resolve(x), x, grad_log_p)
+        return self._move(x, grad_log_p, None)[0]
 
-    def tempered_velocity(self, x: Array, grad_log_p: Array, step: ArrayLike | None) -> Array:
-        """:meth:`velocity` with the gradients times ``annealing(step) / temperature``."""
+    def tempered(self, grad_log_p: Array, step: ArrayLike | None) -> Array:
+        """Gradients, or Hessians, times ``annealing(step) / temperature``."""
         scale = 1.0 / self.temperature
         if self.annealing is not None:
             scale = scale * self.annealing(jnp.asarray(step))
-        return self.velocity(x, jnp.asarray(scale, grad_log_p.dtype) * grad_log_p)
+        return jnp.asarray(scale, grad_log_p.dtype) * grad_log_p
 
-    def by_rows(self, fn: Callable[[Array], Array], x: Array) -> Array:
-        """``fn`` of all rows of x, or of ``block_size`` rows at a time, which takes less memory.
+    def tempered_velocity(
+        self,
+        x: Array,
+        grad_log_p: Array,
+        step: ArrayLike | None,
+        hessian: Array | None = None,
+    ) -> Float[Array, "m d"]:
+        """:meth:`velocity` with the gradients times ``annealing(step) / temperature``."""
+        more = () if hessian is None else (self.tempered(hessian, step),)
+        return self.velocity(x, self.tempered(grad_log_p, step), *more)
 
-        :param fn: a function of ``(n, d)`` rows, for any n, that gives ``(n, k)`` rows.
-        :param x: ``(m, d)`` particles.
-        :return: ``(m, k)`` rows.
+    def warm_started_velocity(
+        self, x: Array, grad_log_p: Array, step: ArrayLike | None, bandwidth: ArrayLike | None
+    ) -> tuple[Float[Array, "m d"], Float[Array, ""]]:
+        """:meth:`tempered_velocity`, and the bandwidth with which it was computed.
+
+        :param bandwidth: the bandwidth of the last step, from which the rule ``"he"`` continues its
+            search; other rules do not depend on it. None at the first step.
+        :return: the velocities, and the bandwidth (NaN for a kernel that has none), which is in
+            units of the whitened coordinates if the field is preconditioned.
         """
-        m = x.shape[0]
-        block = self.block_size or (m if m <= _DENSE_UP_TO else _DEFAULT_BLOCK)
-        if block >= m:
-            return fn(x)
+        return self._move(x, self.tempered(grad_log_p, step), bandwidth)
+
+    def check_arrays(self, x: ArrayLike, grad_log_p: ArrayLike) -> tuple[Array, Array]:
+        """Particles and gradients as arrays, or an error about their shapes."""
+        x, g = jnp.asarray(x), jnp.asarray(grad_log_p)
+        if x.ndim != 2 or x.shape != g.shape:
+            raise ValueError(
+                f"x has shape {x.shape} and grad_log_p has shape {g.shape}; both must be"
+                " (m, d), one row per particle."
+            )
+        return x, g
+
+    def _move(
+        self, x: ArrayLike, grad_log_p: ArrayLike, bandwidth: ArrayLike | None
+    ) -> tuple[Array, Array]:
+        x, g = self.check_arrays(x, grad_log_p)
+        if self.precondition is None:
+            return self._resolve_and_move(x, g, bandwidth)
+        check_several(
+            "num_particles", x.shape[0], "one particle has no covariance; use precondition=None"
+        )
+        own = Whitening.of(x)
+        v, bandwidth = self._resolve_and_move(own.points(x), own.gradients(g), bandwidth)
+        return own.velocities(v), bandwidth
+
+    def _resolve_and_move(
+        self, x: Array, g: Array, bandwidth: ArrayLike | None
+    ) -> tuple[Array, Array]:
+        state = () if bandwidth is None else (bandwidth,)
+        kernel = self.kernel.resolve(x, *state)
+        length = jnp.asarray(getattr(kernel, "length", jnp.nan), x.dtype)
+        return self.resolved_velocity(kernel, x, g), length
+
+    def bandwidth(self, x: Array) -> Float[Array, ""]:
+        """The bandwidth of the first step from the particles ``x``."""
+        y = x if self.precondition is None else Whitening.of(x).points(x)
+        return jnp.asarray(getattr(self.kernel.resolve(y), "length", jnp.nan), x.dtype)
+
+    def rows_at_a_time(self, m: int) -> int:
+        """How many rows of an ``(m, m)`` matrix are in memory together."""
+        return min(m, self.block_size or (m if m <= _DENSE_UP_TO else _DEFAULT_BLOCK))
+
+    def by_rows(self, fn: Callable[..., Array], *arrays: Array) -> Array:
+        """``fn`` of all rows of the arrays, or of ``block_size`` rows at a time to save memory.
+
+        :param fn: a function of ``n`` rows of each array, for any n, that gives ``(n, ...)`` rows.
+        :param arrays: arrays with a first axis of length m.
+        :return: ``(m, ...)`` rows.
+        """
+        m = arrays[0].shape[0]
+        block = self.rows_at_a_time(m)
+        if block == m:
+            return fn(*arrays)
         num_blocks = -(-m // block)
-        padded = jnp.pad(x, ((0, num_blocks * block - m), (0, 0)), mode="edge")
-        values = lax.map(fn, padded.reshape(num_blocks, block, -1))
-        return values.reshape(num_blocks * block, -1)[:m]
+
+        def blocks(a: Array) -> Array:
+            width = [(0, num_blocks * block - m)] + [(0, 0)] * (a.ndim - 1)
+            return jnp.pad(a, width, mode="edge").reshape(num_blocks, block, *a.shape[1:])
+
+        values = lax.map(lambda rows: fn(*rows), tuple(map(blocks, arrays)))
+        return values.reshape(num_blocks * block, *values.shape[2:])[:m]
 
     @of_an_object
     def loss_with_mutable_state(
@@ -206,7 +318,10 @@ class ParticleField(ELBO, ABC):
         log_p, vjp = jax.vjp(jax.vmap(log_prob, in_axes=(0, None)), x, params)
         g, grad_params = vjp(jnp.ones_like(log_p))
 
-        v = lax.stop_gradient(self.tempered_velocity(x, g, step))
+        hessian = (
+            jax.vmap(jax.hessian(log_prob), (0, None))(x, params) if self.needs_hessian else None
+        )
+        v = lax.stop_gradient(self.tempered_velocity(x, g, step, hessian))
         surrogate = -jnp.sum(v * z) - _inner(grad_params, param_map) / x.shape[0]
         # The difference is 0, so that the value keeps its digits when the surrogate is large.
         loss = -jnp.mean(log_p) + (surrogate - lax.stop_gradient(surrogate))
@@ -224,15 +339,29 @@ def read_latents(model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo
 
 
 def check_distinct(x: Array, remedy: str) -> None:
-    """Refuse particles that all coincide: no field ever separates them."""
+    """Refuse particles that coincide: no field ever separates them."""
     if x.shape[0] < 2 or isinstance(x, Tracer):
         return
     values = np.asarray(x)  # NumPy, because inside a loop JAX would trace the comparison
-    if np.any(values != values[0]):
+    distinct = len(np.unique(values, axis=0))
+    # Of many particles in one dimension some draws coincide by rounding.
+    if distinct > 0.9 * len(values):
         return
     raise ValueError(
-        f"all {x.shape[0]} particles start at the same point and would stay there; {remedy}"
+        f"{len(values)} particles start at {distinct} different points, and those that start at the"
+        f" same point would stay together; {remedy}"
     )
+
+
+def warn_of_few_particles(m: int, d: int) -> None:
+    """Every field makes the spread too small where the dimensions are not few."""
+    if 1 < m < 2 * d:
+        warnings.warn(
+            f"{m} particles for {d} latent dimensions: their spread is smaller than the posterior's"
+            f" with every field where d > m / 2; give {2 * d} particles, or use their means alone.",
+            InferenceWarning,
+            stacklevel=3,
+        )
 
 
 def _unpacking(guide: Any, info: ModelInfo, z: Array) -> Callable[[Array], Sites]:

@@ -6,14 +6,12 @@ Zhu and Carin, *Understanding and accelerating particle-based variational infere
 
 from collections import namedtuple
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 from jax import Array, lax, random
-from jax.core import Tracer
-from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 from numpyro.handlers import substitute
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
@@ -23,13 +21,35 @@ import optax
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.potential import Potential, draw_params, draw_start, value_and_grad
 from numpyro_ext._typing import Model, Params, Sites
-from numpyro_ext.particles.base import ParticleField, check_distinct, read_latents
-from numpyro_ext.particles.svgd import SVGD
+from numpyro_ext.particles.base import (
+    ParticleField,
+    check_distinct,
+    read_latents,
+    warn_of_few_particles,
+)
+from numpyro_ext.particles.blob import Blob
+from numpyro_ext.particles.convergence import implied_ratios
+from numpyro_ext.particles.dynamics import PSGHMC
+from numpyro_ext.particles.regularized_svgd import RegularizedSVGD
+from numpyro_ext.particles.step import particle_step
+from numpyro_ext.particles.target import Target, target_of_function, target_of_model
 
 __all__ = ["ParVI", "ParVIState"]
 
 ParVIState = namedtuple(
-    "ParVIState", ["i", "z", "optim_state", "potential_energy", "z_grad", "diverging", "rng_key"]
+    "ParVIState",
+    [
+        "i",
+        "z",
+        "optim_state",
+        "potential_energy",
+        "z_grad",
+        "mean_grad",
+        "bandwidth",
+        "implied_sd_ratio",
+        "diverging",
+        "rng_key",
+    ],
 )
 """
 A :func:`~collections.namedtuple` with these entries, m being the number of particles:
@@ -40,9 +60,19 @@ A :func:`~collections.namedtuple` with these entries, m being the number of part
  - **potential_energy** - ``(m,)`` potential energies at ``z``, on the minibatch of the last step.
  - **z_grad** - ``(m, d)`` gradients of the log density at ``z``, on the same minibatch, in the
    order in which the model samples its sites.
+ - **mean_grad** - ``z_grad`` in the mean over the last 50 steps or so, with exponentially falling
+   weights; None without minibatches.
+ - **bandwidth** - ``(m,)``, the bandwidth of the last step for each particle, in units of the
+   particles' spread if the field is preconditioned; NaN for a kernel without one.
+ - **implied_sd_ratio** - ``(m, d)``, for each particle the standard deviation of each coordinate
+   over the one that the gradients imply, as :func:`~numpyro_ext.scores.implied_sd_ratio` has it;
+   NaN during warmup and for m <= d. Near 1 where the particles have converged.
  - **diverging** - ``(m,)``, true if the last step was refused because something was not finite.
  - **rng_key** - random number generator seed of the next steps.
 """
+
+# Weight of a new gradient in the mean over steps.
+_NEW = 0.02
 
 
 class ParVI(MCMCKernel):
@@ -60,19 +90,30 @@ class ParVI(MCMCKernel):
     latent sites inside it are refused.
 
     It runs under ``MCMC(..., chain_method="vectorized", num_chains=m)``. Warmup steps are ordinary
-    steps, so put the iterations into ``num_warmup`` and take ``num_samples=1``: ``get_samples()``
-    are the m particles.
+    steps, so put the iterations into ``num_warmup`` (500 to start with) and take ``num_samples=1``:
+    ``get_samples()`` are the m particles, and :func:`print_particles` prints their summary
+    (``mcmc.print_summary`` requires 4 draws of each chain). With the default step the particles are
+    at rest after the warmup.
+
+    **Has it converged?** Where there are more particles than dimensions, the gradients at the
+    particles imply a standard deviation for each coordinate. At the end of the warmup an
+    ``InferenceWarning`` names the coordinate that is farthest from it, if it is outside [0.85, 1.2]
+    of it or if the mean gradient is not near 0; ``extra_fields=("implied_sd_ratio",)`` has all of
+    them and ``diagnose(mcmc)`` a table. It does not see modes that no particle has found, nor the
+    weights of separated modes.
 
     **Bias.** It is that of the field. The draws of one chain are the path of an optimisation, not a
-    Markov chain: R-hat and effective sample size mean nothing here (``print_summary`` shows them,
-    and requires 4 draws of each chain). A step at which something is not finite is refused: the
-    particles stay where they are and ``diverging`` is set, which ``MCMC`` collects.
+    Markov chain: R-hat and effective sample size mean nothing here. A step at which something is
+    not finite is refused: the particles stay where they are and ``diverging`` is set, which
+    ``MCMC`` collects.
 
     :param model: a NumPyro model with continuous latents; exactly one of ``model`` and
         ``potential_fn``.
-    :param field: a field such as ``SVGD()``, the default.
-    :param optim: an optax transformation, of parameters of shape ``(m, d)``; defaults to
-        ``optax.adagrad(0.1)``. Pickling drops it, because optax makes it of closures, and keeps the
+    :param field: a field such as ``SVGD()``; defaults to ``RegularizedSVGD()``, and to ``Blob()``
+        with a :class:`PSGHMC`.
+    :param optim: an optax transformation, of parameters of shape ``(m, d)``, or a :class:`PSGHMC`,
+        whose momenta are kept in ``optim_state``; defaults to :func:`particle_step` over all warmup
+        steps. Pickling drops a transformation, because optax makes it of closures, and keeps the
         samples; ``functools.partial(optax.adam, 0.1)``, which makes one when called, is kept too.
     :param potential_fn: the potential energy of one particle, a function of the type of
         ``init_params`` without its leading axis.
@@ -80,22 +121,24 @@ class ParVI(MCMCKernel):
     :param int steps_per_sample: steps in one iteration of ``MCMC``.
     :param bool forward_mode_differentiation: whether to differentiate in forward mode, which models
         with ``while_loop`` need; it costs d times as much.
+    :param sharding: a ``NamedSharding`` of one axis, over whose devices the particles and their
+        gradients are spread, such as ``NamedSharding(mesh, PartitionSpec("particles"))``; m must be
+        a multiple of their number. The answer does not depend on it, up to rounding.
 
     .. doctest::
 
-        >>> import jax, numpyro, optax
+        >>> import jax, numpyro
         >>> import numpyro.distributions as dist
         >>> from numpyro.infer import MCMC
-        >>> from numpyro_ext.particles import SVGD, ParVI
+        >>> from numpyro_ext.particles import ParVI, print_particles
         >>> def model():
         ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
-        >>> kernel = ParVI(model, SVGD(), optax.adagrad(0.5))
-        >>> mcmc = MCMC(kernel, num_warmup=500, num_samples=1, num_chains=50,
+        >>> mcmc = MCMC(ParVI(model), num_warmup=300, num_samples=1, num_chains=100,
         ...             chain_method="vectorized", progress_bar=False)
         >>> mcmc.run(jax.random.key(0))
-        >>> w = mcmc.get_samples()["w"]
-        >>> print(f"{w.mean():.1f} {w.std():.1f}")
-        3.0 1.9
+        >>> print_particles(mcmc.get_samples(), prob=0.9)
+        100 particles     mean      std   median     5.0%    95.0%
+        w                 3.00     1.99     2.98    -0.30     5.93
     """
 
     def __init__(
@@ -104,23 +147,36 @@ class ParVI(MCMCKernel):
         field: ParticleField | None = None,
         optim: optax.GradientTransformation
         | Callable[[], optax.GradientTransformation]
+        | PSGHMC
         | None = None,
         *,
         potential_fn: Callable[[Any], Array] | None = None,
         init_strategy: Callable[..., Any] = init_to_uniform,
         steps_per_sample: int = 1,
         forward_mode_differentiation: bool = False,
+        sharding: NamedSharding | None = None,
     ) -> None:
         if (model is None) == (potential_fn is None):
             raise ValueError(
                 "model and potential_fn are both given or both missing; give exactly one of them."
             )
-        field = SVGD() if field is None else field
+        if field is None:
+            field = Blob() if isinstance(optim, PSGHMC) else RegularizedSVGD()
         if not isinstance(field, ParticleField):
             raise TypeError(f"field is {field!r}; it must be a field of particles, such as SVGD().")
-        optim = partial(optax.adagrad, 0.1) if optim is None else optim
+        if field.needs_hessian:
+            raise TypeError(
+                f"field is {field!r}, which needs Hessians, and ParVI computes gradients only; use"
+                " it as a loss of SVI with an AutoParticles guide."
+            )
+        if isinstance(optim, PSGHMC):
+            optim.check_field(field)
         made = optim() if callable(optim) else optim
-        if not isinstance(made, optax.GradientTransformation):
+        if (
+            optim is not None
+            and not isinstance(optim, PSGHMC)
+            and not isinstance(made, optax.GradientTransformation)
+        ):
             raise TypeError(
                 f"optim is {optim!r}; it must be an optax transformation, such as"
                 " optax.adagrad(0.1)."
@@ -132,7 +188,11 @@ class ParVI(MCMCKernel):
         self.init_strategy = init_strategy
         self.steps_per_sample = check_count("steps_per_sample", steps_per_sample)
         self.forward_mode_differentiation = forward_mode_differentiation
+        self.sharding = sharding
         self.params: Params = {}
+        # The number of warmup steps, known at init.
+        self.num_steps = 0
+        self.lost_optim = False
 
     @property
     def sample_field(self) -> str:
@@ -170,8 +230,15 @@ class ParVI(MCMCKernel):
                 "ParVI was given one chain, but its particles are the chains and move together; use"
                 ' MCMC(..., chain_method="vectorized", num_chains=m) with m >= 2.'
             )
+        if self.optim is None and not self.lost_optim and num_warmup == 0:
+            raise ValueError(
+                "num_warmup is 0, but the default step of ParVI takes its length from it; put the"
+                " steps into num_warmup and take num_samples=1, or give optim."
+            )
+        self.num_steps = num_warmup * self.steps_per_sample
         num_particles, args, kwargs = rng_key.shape[0], model_args, model_kwargs or {}
-        rng_key, key_init, _, key_minibatch = random.split(rng_key[0], 4)
+        self._check_sharding(num_particles)
+        rng_key, key_init, key_optim, key_minibatch = random.split(rng_key[0], 4)
         if self.model is not None:
             z = self._start(key_init, num_particles, init_params, args, kwargs)
         elif init_params is None:
@@ -184,15 +251,26 @@ class ParVI(MCMCKernel):
                         f"init_params has an array of shape {jnp.shape(leaf)}; its first axis must"
                         f" be the {num_particles} particles (num_chains)."
                     )
+        z = self._spread(z)
         target = self._target(z, args, kwargs)
         x = target.ravel(z)
         check_distinct(x, "use init_strategy=init_to_uniform, or init_params that differ.")
+        warn_of_few_particles(*x.shape)
         potential, grad, idx = jax.jit(target.evaluate)(key_minibatch, z)
         target.check_start(z, idx, potential, grad)
-        refused = jnp.zeros(num_particles, bool)
-        optim_state = self._transformation().init(x)
         g = -target.ravel(grad)
-        return ParVIState(jnp.zeros((), int), z, optim_state, potential, g, refused, rng_key)
+        return ParVIState(
+            i=jnp.zeros((), int),
+            z=z,
+            optim_state=self._init_optim(key_optim, x),
+            potential_energy=potential,
+            z_grad=g,
+            mean_grad=g if target.minibatch else None,
+            bandwidth=jnp.tile(self.field.bandwidth(x), num_particles),
+            implied_sd_ratio=jnp.full(x.shape, jnp.nan, x.dtype),
+            diverging=jnp.zeros(num_particles, bool),
+            rng_key=rng_key,
+        )
 
     def sample(
         self, state: ParVIState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
@@ -204,23 +282,69 @@ class ParVI(MCMCKernel):
             0, self.steps_per_sample, lambda _, state: self._moved(state, target), state
         )
 
-    def _moved(self, state: ParVIState, target: "_Target") -> ParVIState:
+    def _moved(self, state: ParVIState, target: Target) -> ParVIState:
         rng_key, key_minibatch = random.split(state.rng_key)
         x = target.ravel(state.z)
-        v = self.field.tempered_velocity(x, state.z_grad, state.i)
-        updates, optim_state = self._transformation().update(-v, state.optim_state, x)
-        new_x = x + cast(Array, updates)
-        fine = jnp.all(jnp.isfinite(v)) & jnp.all(jnp.isfinite(new_x))
-        x, optim_state = jax.tree.map(
+        new_x, optim_state, bandwidth = self._advance(x, state)
+        fine = jnp.all(jnp.isfinite(new_x))
+        x, optim_state, bandwidth = jax.tree.map(
             lambda new, old: jnp.where(fine, new, old),
-            (new_x, optim_state),
-            (x, state.optim_state),
+            (new_x, optim_state, bandwidth),
+            (x, state.optim_state, state.bandwidth[0]),
         )
-        z = target.unravel(x)
+        z = self._spread(target.unravel(x))
         potential, grad, _ = target.evaluate(key_minibatch, z)
-        diverging = jnp.broadcast_to(~fine, potential.shape)
-        g = -target.ravel(grad)
-        return ParVIState(state.i + 1, z, optim_state, potential, g, diverging, rng_key)
+        g = mean = -target.ravel(grad)
+        if target.minibatch:
+            weight = jnp.maximum(_NEW, 1.0 / (state.i + 2)).astype(g.dtype)
+            mean = state.mean_grad + weight * (g - state.mean_grad)
+        aim = self.field.tempered(mean, state.i)
+        ratio = implied_ratios(x, aim, state.i + 1, self.num_steps, target.name)
+        return ParVIState(
+            i=state.i + 1,
+            z=z,
+            optim_state=optim_state,
+            potential_energy=potential,
+            z_grad=g,
+            mean_grad=mean if target.minibatch else None,
+            bandwidth=jnp.broadcast_to(bandwidth, potential.shape),
+            implied_sd_ratio=jnp.broadcast_to(ratio, x.shape),
+            diverging=jnp.broadcast_to(~fine, potential.shape),
+            rng_key=rng_key,
+        )
+
+    def _check_sharding(self, num_particles: int) -> None:
+        if self.sharding is None:
+            return
+        if num_particles % self.sharding.num_devices:
+            raise ValueError(
+                f"sharding has {self.sharding.num_devices} devices, which do not divide the"
+                f" {num_particles} particles (num_chains) evenly."
+            )
+
+    def _spread(self, z: Any) -> Any:
+        """The particles, on the devices of ``sharding``; what is computed of them follows."""
+        if self.sharding is None:
+            return z
+        return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, self.sharding), z)
+
+    def _init_optim(self, rng_key: Array, x: Array) -> Any:
+        if isinstance(self.optim, PSGHMC):
+            return self.optim.init(rng_key, x)
+        return self._transformation().init(x)
+
+    def _advance(self, x: Array, state: ParVIState) -> tuple[Array, Any, Array]:
+        """Particles, state of the optimiser and bandwidth after one step, finite or not."""
+        if isinstance(self.optim, PSGHMC):
+            g = self.field.tempered(state.z_grad, state.i)
+            return *self.optim.step(x, state.optim_state, g, self.field), state.bandwidth[0]
+        v, bandwidth = self.field.warm_started_velocity(
+            x, state.z_grad, state.i, state.bandwidth[0]
+        )
+        updates, optim_state = self._transformation().update(-v, state.optim_state, x)
+        # An optimiser may clip what is not finite.
+        new_x = jnp.where(jnp.all(jnp.isfinite(v)), x + cast(Array, updates), jnp.nan)
+        return new_x, optim_state, bandwidth
 
     def _start(
         self, rng_key: Array, num_particles: int, init_params: Any, args: tuple, kwargs: dict
@@ -242,68 +366,25 @@ class ParVI(MCMCKernel):
         forward_mode = self.forward_mode_differentiation
         return Potential(model, info, self.params, args, kwargs, forward_mode=forward_mode)
 
-    def _target(self, z: Any, args: tuple, kwargs: dict[str, Any]) -> "_Target":
+    def _target(self, z: Any, args: tuple, kwargs: dict[str, Any]) -> Target:
         if self.model is not None:
-            return _target_of_model(self._potential_of(self.model, args, kwargs))
+            return target_of_model(self._potential_of(self.model, args, kwargs))
         assert self.potential_fn is not None
         forward_mode = self.forward_mode_differentiation
-        return _target_of_function(value_and_grad(self.potential_fn, forward_mode=forward_mode), z)
+        return target_of_function(value_and_grad(self.potential_fn, forward_mode=forward_mode), z)
 
     def _transformation(self) -> optax.GradientTransformation:
-        if self.optim is None:
+        if self.lost_optim:
             raise ValueError(
                 "this ParVI was unpickled without its optim; build it again, or build it with"
                 " optim=functools.partial(optax.adagrad, 0.1), which pickle can store."
             )
-        return self.optim() if callable(self.optim) else self.optim
+        if self.optim is None:
+            return particle_step(max(self.num_steps, 1))
+        return cast(Any, self.optim() if callable(self.optim) else self.optim)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        if not callable(self.optim):
-            state["optim"] = None
+        if isinstance(self.optim, optax.GradientTransformation):
+            state |= {"optim": None, "lost_optim": True}
         return state
-
-
-class _Target(NamedTuple):
-    """What a step asks of the density, for all particles at once."""
-
-    ravel: Callable[[Any], Array]
-    """Particles, a pytree with a leading axis of length m, as ``(m, d)``."""
-    unravel: Callable[[Array], Any]
-    evaluate: Callable[[Array, Any], tuple[Array, Any, Any]]
-    """``(rng_key, z) -> (potential, grad, idx)`` on one minibatch."""
-    check_start: Callable[[Any, Any, Array, Any], None]
-    """``(z, idx, potential, grad)``: an error if a number is not finite."""
-
-
-def _target_of_model(potential: Potential) -> _Target:
-    info = potential.info
-
-    def evaluate(rng_key: Array, z: Sites) -> tuple[Array, Sites, dict[str, Array]]:
-        idx = potential.draw_rows(rng_key, jax.tree.map(lambda leaf: leaf[0], z))
-        value, grad = jax.vmap(lambda z: potential.value_and_grad(z, idx))(z)
-        return value, grad, idx
-
-    def check_start(z: Sites, idx: dict[str, Array], value: Array, grad: Sites) -> None:
-        each = {name: jnp.tile(i, (len(value), 1)) for name, i in idx.items()}
-        potential.check_start(z, each, value, grad)
-
-    return _Target(jax.vmap(info.ravel), jax.vmap(info.unravel), evaluate, check_start)
-
-
-def _target_of_function(fn: Callable[[Any], tuple[Array, Any]], z: Any) -> _Target:
-    def check_start(z: Any, idx: None, value: Array, grad: Any) -> None:
-        leaves = jax.tree.leaves((value, grad))
-        traced = any(isinstance(leaf, Tracer) for leaf in leaves)
-        if not traced and not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in leaves):
-            raise ValueError(
-                "potential_fn or its gradient is not finite at init_params; give init_params at"
-                " which both are."
-            )
-
-    return _Target(
-        jax.vmap(lambda tree: ravel_pytree(tree)[0]),
-        jax.vmap(ravel_pytree(jax.tree.map(lambda leaf: leaf[0], z))[1]),
-        lambda rng_key, z: (*jax.vmap(fn)(z), None),
-        check_start,
-    )

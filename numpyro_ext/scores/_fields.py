@@ -1,18 +1,21 @@
-"""What the score estimators share: sums of a kernel's gradients over samples."""
+"""What the score estimators share: sums of a kernel's gradients over samples, ridges, solves."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.scipy.linalg import cho_solve, lu_factor, lu_solve
 from jax.typing import ArrayLike
 
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_point_pair, squared_distances
-from numpyro_ext.scores._pytree import pytree
+from numpyro_ext.scores._pytree import is_pytree, pytree
 from numpyro_ext.scores.base import BaseKernel, RadialKernel
+from numpyro_ext.scores.kernels import Epanechnikov
 
 # Accelerators would otherwise round the factors to fewer bits.
 matmul = partial(jnp.matmul, precision="highest")
@@ -20,11 +23,11 @@ matmul = partial(jnp.matmul, precision="highest")
 
 def resolved(kernel: BaseKernel, x: Array) -> BaseKernel:
     """The kernel with its bandwidth on ``x``, its numbers in the precision of ``x``."""
-    return _resolved(kernel, x) if isinstance(kernel, RadialKernel) else kernel.resolve(x)
+    return _resolved(kernel, x) if is_pytree(kernel) else kernel.resolve(x)
 
 
 @jax.jit  # a rule's bandwidth on samples that are not finite is NaN, not an error in the bandwidth
-def _resolved(kernel: RadialKernel, x: Array) -> RadialKernel:
+def _resolved(kernel: BaseKernel, x: Array) -> BaseKernel:
     return jax.tree.map(lambda value: jnp.asarray(value, x.dtype), kernel.resolve(x))
 
 
@@ -54,7 +57,7 @@ def kernel_sums(
         return (
             kernel(x, y),
             lambda a: jnp.einsum("kn,knd->nd", a, kernel.grad_y(x, y), precision="highest"),
-            lambda: kernel.grad_y(y, x).sum(1),
+            lambda: kernel.repulsion(y, x),
         )
     s = squared_distances(x, y)
     slope = -2.0 * kernel.dphi(s)
@@ -76,6 +79,50 @@ def at_itself(kernel: BaseKernel, y: Array) -> tuple[Float[Array, " n"], Float[A
     value = jax.vmap(lambda p: kernel(p[None], p[None])[0, 0])
     gradient = jax.vmap(lambda p: kernel.grad_y(p[None], p[None])[0, 0])
     return value(y), gradient(y)
+
+
+def add_ridge(matrix: Array, ridge: Array) -> Array:
+    return matrix + ridge * jnp.eye(len(matrix), dtype=matrix.dtype)
+
+
+Factor = Array | tuple[Array, Array]
+
+
+def factorise(kernel: BaseKernel, matrix: Array) -> Factor:
+    """Lower Cholesky factor of a Gram matrix with its ridge; LU where it may be indefinite."""
+    if isinstance(kernel, Epanechnikov):
+        return lu_factor(matrix)
+    return jnp.linalg.cholesky(matrix)
+
+
+def solve(factor: Factor, b: Array) -> Array:
+    return lu_solve(factor, b) if isinstance(factor, tuple) else cho_solve((factor, True), b)
+
+
+def basis_weights(kernel: Any, s: Array) -> Array:
+    r"""P, such that :math:`\nabla_y k(x^i, y^j) = P_{ij} (x^i - y^j) / h^2`, at distances s."""
+    return -2.0 * kernel.dphi(s) * kernel.length**2
+
+
+def gram_of_gradients(x: Array, p: Array, middle: Array | None = None) -> Float[Array, "k k"]:
+    r"""With :math:`r_{kn} = x^k - x^n` and M (the identity if None), the matrix
+
+    .. math::
+
+        \Lambda_{kl} = \sum_{nm} P_{kn} M_{nm} P_{ml}\, r_{kn}^\top r_{lm}
+        = \bigl(X \circ (P M P) + P (M \circ X) P - ((P M) \circ X) P - P ((M P) \circ X)
+        \bigr)_{kl}
+
+    in elementwise products with the Gram matrix X of centred x, for symmetric P and M.
+    """
+    x = x - jnp.mean(x, axis=0)
+    gram = matmul(x, x.T)
+    if middle is None:
+        mixed = matmul(p * gram, p)
+        return gram * matmul(p, p) + matmul(p * jnp.diagonal(gram), p) - mixed - mixed.T
+    half = matmul(p, middle)
+    mixed = matmul(half * gram, p)
+    return gram * matmul(half, p) + matmul(p, matmul(middle * gram, p)) - mixed - mixed.T
 
 
 @pytree

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_ext._typing import Float
 
@@ -49,3 +50,9 @@ def squared_distances(x: Array, y: Array) -> Float[Array, "n m"]:
 
     zero = jnp.zeros((x.shape[0], y.shape[0]), jnp.result_type(x, y))
     return lax.scan(add_coordinate, zero, (x.T, y.T), unroll=_UNROLL)[0]
+
+
+def strided(x: Array, number: int) -> Array:
+    """``number`` evenly spaced rows of x, or all of them if there are no more."""
+    num = x.shape[0]
+    return x if num <= number else x[np.rint(np.arange(number) * (num / number)).astype(int)]

@@ -8,15 +8,19 @@ import jax
 
 
 def pytree[T](cls: type[T]) -> type[T]:
-    """Register a frozen dataclass: arrays and kernels are children, words are structure."""
+    """Register a frozen dataclass: arrays and kernels are children, words are structure.
+
+    So are fields with ``metadata={"static": True}``, such as a count that gives a shape.
+    """
     jax.tree_util.register_pytree_node(cls, _flatten, partial(_unflatten, cls))
     return cls
 
 
 def _flatten(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    values = [(f.name, getattr(value, f.name)) for f in fields(value)]
-    children = [(name, v) for name, v in values if not _is_structure(v)]
-    structure = tuple((name, v) for name, v in values if _is_structure(v))
+    values = [(f, getattr(value, f.name)) for f in fields(value)]
+    static = {f.name for f, v in values if f.metadata.get("static") or _is_structure(v)}
+    children = [(f.name, v) for f, v in values if f.name not in static]
+    structure = tuple((f.name, v) for f, v in values if f.name in static)
     return tuple(v for _, v in children), (tuple(name for name, _ in children), structure)
 
 
@@ -30,4 +34,9 @@ def _unflatten(cls: type, aux: tuple[Any, ...], children: Any) -> Any:
 
 def _is_structure(value: Any) -> bool:
     # A kernel of one's own is a leaf that no transformation would accept.
-    return isinstance(value, str) or (callable(value) and jax.tree_util.all_leaves([value]))
+    return isinstance(value, str) or (callable(value) and not is_pytree(value))
+
+
+def is_pytree(value: Any) -> bool:
+    """Whether JAX looks inside: into the kernels of this package, not into one's own."""
+    return not jax.tree_util.all_leaves([value])

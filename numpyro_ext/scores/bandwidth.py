@@ -14,7 +14,7 @@ import numpy as np
 
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._typing import Float
-from numpyro_ext.scores._points import as_points, squared_distances
+from numpyro_ext.scores._points import as_points, squared_distances, strided
 
 __all__ = ["BANDWIDTH_RULES", "median_bandwidth"]
 
@@ -60,8 +60,7 @@ def median_bandwidth(
     num = x.shape[0]
     if num == 1:
         return jnp.ones((), x.dtype)
-    if num > max_particles:
-        x = x[np.rint(np.arange(max_particles) * (num / max_particles)).astype(int)]
+    x = strided(x, max_particles)
     # i < j only: the zeros of the diagonal would drag the median down.
     pairs = squared_distances(x, x)[np.triu_indices(x.shape[0], k=1)]
     typical = _median(pairs)

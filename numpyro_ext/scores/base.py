@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from jax import Array, lax
@@ -14,6 +14,7 @@ from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_point_pair, squared_distances
 from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.bandwidth import BANDWIDTH_RULES, median_bandwidth
+from numpyro_ext.scores.heat_equation import he_bandwidth
 
 __all__ = ["BaseKernel", "RadialKernel", "as_kernel"]
 
@@ -29,7 +30,7 @@ class BaseKernel(ABC):
     @abstractmethod
     def __call__(self, x: Array, y: Array) -> Float[Array, "n m"]: ...
 
-    def resolve(self, x: Array) -> "BaseKernel":
+    def resolve(self, x: Array, state: Any = None) -> "BaseKernel":
         """The kernel with a numeric bandwidth, where it has a rule; itself otherwise."""
         return self
 
@@ -52,6 +53,14 @@ class BaseKernel(ABC):
         r"""Trace of :math:`\partial^2 k / \partial x \, \partial y^\top`."""
         mixed = jax.jacfwd(jax.grad(self.resolve(x)._one_pair, argnums=0), argnums=1)
         return self._pairwise(lambda a, b: jnp.trace(mixed(a, b)), x, y)
+
+    def repulsion(self, x: Array, y: Array) -> Float[Array, "n d"]:
+        r"""The sums :math:`\sum_j \nabla_{y_j} k(x_i, y_j)` that keep particles apart."""
+        return self.grad_y(x, y).sum(1)
+
+    def to_velocity(self, v: Array) -> Float[Array, "n d"]:
+        """What a matrix-valued kernel multiplies a sum over particles by; the identity here."""
+        return v
 
     def stein(self, x: Array, y: Array, a: Array, b: Array) -> Float[Array, "n m"]:
         r"""The Stein kernel, for vectors ``a`` at the points ``x`` and ``b`` at ``y``:
@@ -80,6 +89,9 @@ class RadialKernel(BaseKernel):
     They are pytrees: the numbers are leaves, a rule or a callable belongs to the structure.
     """
 
+    rules: ClassVar[tuple[str, ...]] = BANDWIDTH_RULES
+    """The words that are allowed as a bandwidth."""
+
     bandwidth: Bandwidth = "median"
     factor: float | Array = field(default=1.0, kw_only=True)
 
@@ -89,18 +101,31 @@ class RadialKernel(BaseKernel):
 
     def __post_init__(self) -> None:
         if isinstance(self.bandwidth, str):
-            check_choice("bandwidth", self.bandwidth, BANDWIDTH_RULES)
+            if self.bandwidth == "he" and "he" not in self.rules:
+                raise ValueError(
+                    f"bandwidth is 'he', the rule of a Gaussian density estimate, which"
+                    f" {type(self).__name__} is not; use RBF('he') or 'median_distance'."
+                )
+            check_choice("bandwidth", self.bandwidth, self.rules)
         elif not callable(self.bandwidth):
             check_positive("bandwidth", self.bandwidth)
         check_positive("factor", self.factor)
 
-    def resolve(self, x: Array) -> "RadialKernel":
+    def resolve(self, x: Array, state: Any = None) -> "RadialKernel":
         """The kernel with the bandwidth that its rule gives on ``x``; itself where it is a number.
 
         No gradient flows through a rule. An unresolved kernel resolves itself on its first
         argument.
+
+        :param x: ``(K, d)`` points.
+        :param state: for the rule ``"he"``, the ``length`` of the kernel that this method gave
+            last: one step of its search is made from there, instead of 20 from the median. The
+            other rules do not depend on it.
         """
-        if isinstance(self.bandwidth, str):
+        if isinstance(self.bandwidth, str) and self.bandwidth == "he":
+            warm = {} if state is None else {"start": state / self.factor, "num_steps": 1}
+            h = he_bandwidth(x, **warm)
+        elif isinstance(self.bandwidth, str):
             h = median_bandwidth(x, rule=self.bandwidth)
         elif callable(self.bandwidth):
             h = lax.stop_gradient(self.bandwidth(x))

@@ -19,7 +19,8 @@ from jax.typing import ArrayLike
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_point_pair, as_points
-from numpyro_ext.scores.base import BaseKernel, RadialKernel, as_kernel
+from numpyro_ext.scores._pytree import is_pytree
+from numpyro_ext.scores.base import BaseKernel, as_kernel
 from numpyro_ext.scores.kernels import IMQ, RBF
 
 __all__ = ["squared_ksd", "squared_mmd", "stein_kernel_matrix"]
@@ -140,7 +141,7 @@ def _jitted(fn: Callable[..., Array]) -> Callable[..., Array]:
 
 def _compiled(fn: Callable[..., Array], kernel: BaseKernel) -> Callable[..., Array]:
     """One program per shape for a kernel that is a pytree; a kernel of one's own runs as it is."""
-    return _jitted(fn) if isinstance(kernel, RadialKernel) else fn
+    return _jitted(fn) if is_pytree(kernel) else fn
 
 
 def _with_score(x: Any, score: Any) -> tuple[Array, Array]:

@@ -13,7 +13,7 @@ from numpyro_ext.scores._fields import as_queries, kernel_sums, matmul, resolved
 from numpyro_ext.scores._points import as_points, squared_distances
 from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.base import BaseKernel, as_kernel
-from numpyro_ext.scores.kernels import RBF
+from numpyro_ext.scores.kernels import RBF, Epanechnikov
 
 __all__ = ["KDEScore"]
 
@@ -58,8 +58,13 @@ class KDEScore:
     kernel: Any = None
 
     def __post_init__(self) -> None:
-        kernel = RBF("median_distance") if self.kernel is None else self.kernel
-        object.__setattr__(self, "kernel", as_kernel(kernel))
+        kernel = as_kernel(RBF("median_distance") if self.kernel is None else self.kernel)
+        if isinstance(kernel, Epanechnikov):
+            raise ValueError(
+                f"kernel is {kernel!r}, which is not positive far from the samples, so that it"
+                " gives no density; use RBF, IMQ or Cauchy."
+            )
+        object.__setattr__(self, "kernel", kernel)
 
     def __call__(self, x: ArrayLike) -> Float[Array, "k d"]:
         """Estimates at the samples ``x`` themselves, ``(K, d)``."""

@@ -6,27 +6,37 @@ Reference: Li and Turner, *Gradient estimators for implicit models* (ICLR 2018).
 from dataclasses import dataclass, field
 from typing import Any
 
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
-from jax.scipy.linalg import cho_solve, solve_triangular
+from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
 from numpyro_ext._checks import check_choice, check_positive
 from numpyro_ext._typing import Float
+from numpyro_ext.scores._blocks import stein_score_in_blocks
 from numpyro_ext.scores._fields import (
+    Factor,
     KernelField,
+    add_ridge,
     as_queries,
     at_itself,
+    basis_weights,
+    factorise,
+    gram_of_gradients,
     kernel_sums,
     matmul,
     resolved,
+    solve,
 )
-from numpyro_ext.scores._points import as_points
+from numpyro_ext.scores._points import as_points, squared_distances
 from numpyro_ext.scores._pytree import pytree
-from numpyro_ext.scores.base import BaseKernel, as_kernel
-from numpyro_ext.scores.kernels import RBF
+from numpyro_ext.scores.base import BaseKernel, RadialKernel, as_kernel
+from numpyro_ext.scores.kernels import RBF, Cauchy, Epanechnikov
 
 __all__ = ["SteinScore"]
+
+# Above this many samples the V-statistic is solved iteratively, in memory of O(K).
+_DENSE_UP_TO = 4096
 
 
 @pytree
@@ -51,7 +61,8 @@ class SteinScore:
 
     ``fit(x)`` predicts elsewhere. The nonparametric form gives at y the last row of the estimate on
     the sample with y added, at O(K^2 + K d) a point; so at a sample it is not what ``__call__``
-    gives. The parametric form, for RBF, minimises the same discrepancy over :math:`a` in
+    gives. The parametric form, for :class:`RBF` and :class:`Cauchy`, minimises the same discrepancy
+    over :math:`a` in
 
     .. math:: g(y) = \sum_k a_k \nabla_y k(x^k, y), \qquad a = (\Lambda + \eta I)^{-1} b,
 
@@ -64,14 +75,20 @@ class SteinScore:
     from the samples. In float32 keep :math:`\eta \ge 10^{-5} K` (the condition number is about
     :math:`K / \eta`). The diagonal also gets K times the machine epsilon, relative to its mean;
     where that does not suffice, the answer is NaN, as it is for a kernel that is not positive
-    definite. O(K^3 + K^2 d) time, O(K^2) memory for the kernels of this package.
+    definite. (:class:`Epanechnikov` is not, and is solved without a Cholesky factor: it needs an
+    :math:`\eta` above the size of its most negative eigenvalue.)
+
+    O(K^3 + K^2 d) time and O(K^2) memory for the kernels of this package. The estimates at more
+    than 4096 samples with a positive definite kernel of the distance are found by preconditioned
+    conjugate gradients, at O(K^2 d) for an iteration and in memory of O(K); they stop at a relative
+    residual of 1e-6 or after 200 iterations, and :meth:`with_residual` says where.
 
     :param float eta: the ridge, positive.
     :param kernel: defaults to ``RBF("median_distance")``; or a function of ``(n, d)`` and
         ``(m, d)`` points to ``(n, m)``. A rule is resolved on the samples, without a gradient; a
         gradient does flow through the samples.
     :param str statistic: ``"v"`` or ``"u"``.
-    :param str form: ``"nonparametric"``, or ``"parametric"`` (RBF only).
+    :param str form: ``"nonparametric"``, or ``"parametric"`` (RBF and Cauchy only).
 
     **References:**
 
@@ -99,10 +116,10 @@ class SteinScore:
         check_choice("statistic", self.statistic, ("u", "v"))
         check_choice("form", self.form, ("nonparametric", "parametric"))
         kernel = as_kernel(RBF("median_distance") if self.kernel is None else self.kernel)
-        if self.form == "parametric" and not isinstance(kernel, RBF):
+        if self.form == "parametric" and not isinstance(kernel, RBF | Cauchy):
             raise ValueError(
                 f"form is 'parametric' with the kernel {self.kernel!r}, but it has a formula for"
-                " RBF only; use RBF() or form='nonparametric'."
+                " RBF and Cauchy only; use RBF() or form='nonparametric'."
             )
         object.__setattr__(self, "kernel", kernel)
 
@@ -111,11 +128,24 @@ class SteinScore:
         if self.form == "parametric":
             return self.fit(x)(x)
         x = as_points("x", x)
-        k, _, push = kernel_sums(resolved(self.kernel, x), x, x)
-        if self.statistic == "u":
-            off_diagonal = jnp.fill_diagonal(k, 0.0, inplace=False)
-            return -jnp.linalg.solve(_add_ridge(off_diagonal, self._ridge(k)), push())
-        return -cho_solve((jnp.linalg.cholesky(_add_ridge(k, self._ridge(k))), True), push())
+        kernel = resolved(self.kernel, x)
+        if self._in_blocks(kernel, len(x)):
+            return self._solve_in_blocks(kernel, x)[0]
+        matrix, push = self._system(kernel, x)
+        return -self._solve(kernel, matrix, push)
+
+    def with_residual(self, x: ArrayLike) -> tuple[Float[Array, "k d"], Float[Array, ""]]:
+        """The nonparametric estimates at the samples, and the relative residual of the solve."""
+        if self.form == "parametric":
+            raise ValueError("form is 'parametric'; with_residual needs form='nonparametric'.")
+        x = as_points("x", x)
+        kernel = resolved(self.kernel, x)
+        if self._in_blocks(kernel, len(x)):
+            return self._solve_in_blocks(kernel, x)
+        matrix, push = self._system(kernel, x)
+        g = self._solve(kernel, matrix, push)
+        size = jnp.maximum(jnp.linalg.norm(push), jnp.finfo(x.dtype).tiny)
+        return -g, jnp.linalg.norm(lax.stop_gradient(matmul(matrix, g) - push)) / size
 
     def fit(self, x: ArrayLike) -> "KernelField | SteinPrediction":
         """The estimate from the samples ``x`` as a function of ``(n, d)`` points, a pytree."""
@@ -130,43 +160,61 @@ class SteinScore:
             return KernelField(x, self._coefficients(x, kernel), kernel)
         k, _, push = kernel_sums(kernel, x, x)
         ridge = self._ridge(k)
-        cholesky = jnp.linalg.cholesky(_add_ridge(k, ridge))
-        return SteinPrediction(x, -cho_solve((cholesky, True), push()), cholesky, ridge, kernel)
+        factor = factorise(kernel, add_ridge(k, ridge))
+        return SteinPrediction(x, -solve(factor, push()), factor, ridge, kernel)
+
+    def _system(self, kernel: BaseKernel, x: Array) -> tuple[Array, Array]:
+        """The matrix and the right-hand side B."""
+        k, _, push = kernel_sums(kernel, x, x)
+        ridge = self._ridge(k)
+        if self.statistic == "u":
+            k = jnp.fill_diagonal(k, 0.0, inplace=False)
+        return add_ridge(k, ridge), push()
+
+    def _solve(self, kernel: BaseKernel, matrix: Array, b: Array) -> Array:
+        # Without its diagonal the matrix may be indefinite.
+        if self.statistic == "u":
+            return jnp.linalg.solve(matrix, b)
+        return solve(factorise(kernel, matrix), b)
+
+    def _in_blocks(self, kernel: BaseKernel, num: int) -> bool:
+        radial = isinstance(kernel, RadialKernel) and not isinstance(kernel, Epanechnikov)
+        return num > _DENSE_UP_TO and radial and self.statistic == "v"
+
+    def _solve_in_blocks(self, kernel: Any, x: Array) -> tuple[Array, Array]:
+        at_zero = kernel.phi(jnp.zeros((), x.dtype))
+        return stein_score_in_blocks(kernel, x, self._relative_ridge(len(x), x.dtype) * at_zero)
+
+    def _relative_ridge(self, num: int, dtype: Any) -> Array:
+        return jnp.asarray(self.eta, dtype) + num * jnp.finfo(dtype).eps
 
     def _ridge(self, k: Array) -> Array:
-        eta = jnp.asarray(self.eta, k.dtype)
-        return (eta + len(k) * jnp.finfo(k.dtype).eps) * jnp.mean(jnp.diagonal(k))
+        return self._relative_ridge(len(k), k.dtype) * jnp.mean(jnp.diagonal(k))
 
-    def _coefficients(self, x: Array, kernel: BaseKernel) -> Array:
-        r"""Products with K first, elementwise products (``o``) with the Gram matrix X of centred x:
+    def _coefficients(self, x: Array, kernel: Any) -> Array:
+        r"""With P the weights of the basis (``basis_weights``; K for RBF) and elementwise products
+
+        (``o``) with the Gram matrix X of centred x,
 
         .. math::
 
-            \Lambda = X \circ (K \tilde K K) + K (\tilde K \circ X) K
-                      - ((K \tilde K) \circ X) K - K ((\tilde K K) \circ X), \\
-            b = (K\, \mathrm{diag}(X)\, K + (K K) \circ X - K (K \circ X) - (K \circ X) K)\, 1,
+            \Lambda = X \circ (P \tilde K P) + P (\tilde K \circ X) P
+                      - ((P \tilde K) \circ X) P - P ((\tilde K P) \circ X), \\
+            b = (P\, \mathrm{diag}(X)\, P + (P P) \circ X - P (P \circ X) - (P \circ X) P)\, 1,
 
         where :math:`\tilde K` is K for "v", K without its diagonal for "u".
         """
-        k = kernel(x, x)
-        x = x - jnp.mean(x, axis=0)
-        gram = matmul(x, x.T)
+        s = squared_distances(x, x)
+        k, p = kernel.phi(s), basis_weights(kernel, s)
         k_mid = k if self.statistic == "v" else jnp.fill_diagonal(k, 0.0, inplace=False)
-        half = matmul(k, k_mid)
-        mixed = matmul(half * gram, k)
-        lam = gram * matmul(half, k) + matmul(k, matmul(k_mid * gram, k)) - mixed - mixed.T
-        ones = k.sum(1)
-        b = matmul(k, jnp.diagonal(gram) * ones) + (matmul(k, k) * gram).sum(1)
-        b = b - matmul(k, (k * gram).sum(1)) - matmul(k * gram, ones)
+        lam = gram_of_gradients(x, p, k_mid)
+        x = x - jnp.mean(x, axis=0)
+        gram, ones = matmul(x, x.T), p.sum(1)
+        b = matmul(p, jnp.diagonal(gram) * ones) + (matmul(p, p) * gram).sum(1)
+        b = b - matmul(p, (p * gram).sum(1)) - matmul(p * gram, ones)
         scale = jnp.mean(jnp.abs(jnp.diagonal(lam)))
         ridge = jnp.asarray(self.eta, x.dtype) + len(x) * jnp.finfo(x.dtype).eps * scale
-        if self.statistic == "u":
-            return jnp.linalg.solve(_add_ridge(lam, ridge), b)
-        return cho_solve((jnp.linalg.cholesky(_add_ridge(lam, ridge)), True), b)
-
-
-def _add_ridge(matrix: Array, ridge: Array) -> Array:
-    return matrix + ridge * jnp.eye(len(matrix), dtype=matrix.dtype)
+        return self._solve(kernel, add_ridge(lam, ridge), b)
 
 
 @pytree
@@ -187,23 +235,28 @@ class SteinPrediction:
 
     :param x: ``(K, d)`` samples.
     :param score: :math:`G`, ``(K, d)``, the estimates at the samples.
-    :param cholesky: lower factor of :math:`A`, ``(K, K)``.
+    :param factor: of :math:`A`: the lower Cholesky factor, ``(K, K)``, or LU for
+        :class:`Epanechnikov`.
     :param ridge: what was added to the diagonal.
     :param kernel: a resolved kernel.
     """
 
     x: Float[Array, "k d"]
     score: Float[Array, "k d"]
-    cholesky: Float[Array, "k k"]
+    factor: Factor
     ridge: Float[Array, ""]
     kernel: BaseKernel
 
     def __call__(self, y: ArrayLike) -> Float[Array, "n d"]:
         y = as_queries(self.x, y)
         k_y, weighted, push = kernel_sums(self.kernel, self.x, y)
-        v = solve_triangular(self.cholesky, k_y, lower=True)
-        w = solve_triangular(self.cholesky, v, lower=True, trans=1)
         own, own_grad = at_itself(self.kernel, y)
-        rest = own + self.ridge - jnp.sum(v**2, axis=0)  # |v|^2 is k_y.w with fewer digits lost
+        if isinstance(self.factor, tuple):
+            w = solve(self.factor, k_y)
+            explained = jnp.sum(k_y * w, axis=0)
+        else:
+            v = solve_triangular(self.factor, k_y, lower=True)
+            w = solve_triangular(self.factor, v, lower=True, trans=1)
+            explained = jnp.sum(v**2, axis=0)  # k_y.w with fewer digits lost
         numerator = matmul(k_y.T, self.score) + push() + own_grad - weighted(w)
-        return -numerator / rest[:, None]
+        return -numerator / (own + self.ridge - explained)[:, None]

@@ -78,9 +78,9 @@ def test_flow_has_it():
 
 def test_particles_have_it():
     """Numbers given as particles come back as those sites, and as those columns."""
-    guide = AutoParticles(model, 4)
+    guide = AutoParticles(model, 14)
     (name,) = start(guide, SVGD())
-    sites, x = draws(4)
+    sites, x = draws(14)
     found = guide.particles({name: x})
     assert all(np.allclose(found[site], sites[site]) for site in ORDER)
     assert np.allclose(guide.sample_latent(random.key(0), {name: x}), x)

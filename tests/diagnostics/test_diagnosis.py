@@ -107,9 +107,9 @@ def test_a_good_run_is_fine_and_its_tree_says_the_same():
         "step scale after warmup",
         "largest R-hat",
         "smallest ESS",
-        "ESS per transition",
+        "ESS per gradient",
     ]
-    assert rows_of(found)["ESS per transition"].value == pytest.approx(1 / 3, rel=0.3)
+    assert rows_of(found)["ESS per gradient"].value == pytest.approx(1 / 3, rel=0.3)
     again = diagnose(to_arviz(mcmc))
     assert [row[:2] for row in again.rows] == [row[:2] for row in found.rows]
     assert again.title == found.title == "Scripted, 1 x 500 draws"
@@ -281,15 +281,24 @@ def test_the_implied_sd_ratio_of_particles_is_the_right_one_on_a_gaussian():
     found = diagnose(svi, result={**params, "auto_particles": shifted}, model_args=(0.3,))
     assert wrong(found) == ["shift in sds"]
     assert rows_of(found)["shift in sds"].value == pytest.approx(2.0, rel=1e-3)
+    with pytest.warns(InferenceWarning, match="the shift in sds is 2"):
+        tree = to_arviz(svi, result={**params, "auto_particles": shifted}, model_args=(0.3,))
+    # All but the Stein discrepancy, which needs the model.
+    assert [row[:2] for row in diagnose(tree).rows] == [row[:2] for row in found.rows[:-1]]
 
 
+@pytest.mark.filterwarnings("ignore:3 particles for 2", "ignore:the particles have not conv")
 def test_an_ensemble_of_too_few_particles():
     mcmc = run(ParVI(two, SVGD()), 0.3, num_chains=3, num_samples=1, num_warmup=5)
     found = diagnose(mcmc)
     assert "number of particles" in wrong(found)
     assert "squared KSD" in rows_of(found)
-    tree = to_arviz(mcmc, log_likelihood=False)
-    assert [row.quantity for row in diagnose(tree).rows] == ["number of particles"]
+    with pytest.warns(InferenceWarning) as record:
+        tree = to_arviz(mcmc, log_likelihood=False)
+    warned = [str(one.message) for one in record]
+    assert any("number of particles is 3 (limit 4)" in text for text in warned)
+    assert any("implied sd ratio" in text for text in warned)
+    assert diagnose(tree).rows[0].quantity == "number of particles"
     assert diagnose(tree).title == "ParVI, 3 particles"
 
 

@@ -4,16 +4,27 @@ import gc
 import itertools
 import weakref
 
+import jax
+from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer import MCMC, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
+import optax
 import pytest
 
-from numpyro_ext.diagnostics import evidence_bounds, pareto_khat, to_arviz
+from numpyro_ext.diagnostics import (
+    diagnose,
+    evidence_bounds,
+    kernel_stein_discrepancy,
+    pareto_khat,
+    to_arviz,
+)
 from numpyro_ext.diagnostics._memo import _MEMOS, SIZE, memo_of
+from numpyro_ext.mcmc import SGLD
+from numpyro_ext.particles import SVGD, AutoParticles, ParVI
 
 PARAMS = {"z_auto_loc": jnp.array(0.375), "z_auto_scale": jnp.array(0.5)}
 OUTSIDE = jnp.array([0.5, -1.0, 2.0])
@@ -99,3 +110,66 @@ def test_an_argument_of_an_unknown_kind_is_never_remembered():
     fit, table = Table(), Table()
     memo_of(fit, (counted,), (table,), {}, {})["compiled"] = 1
     assert memo_of(fit, (counted,), (table,), {}, {}) == {}
+
+
+COMPILED = []
+
+
+def count_compilations(event, duration, **kwargs):
+    if event == "/jax/core/compile/backend_compile_duration":
+        COMPILED.append(event)
+
+
+jax.monitoring.register_event_duration_secs_listener(count_compilations)
+
+
+def mcmc_of(kernel, *args, num_chains):
+    mcmc = MCMC(
+        kernel,
+        num_warmup=5,
+        num_samples=20,
+        num_chains=num_chains,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), *args)
+    return mcmc
+
+
+def particles_of_a_fit():
+    svi = SVI(counted, AutoParticles(counted, 12), optax.adam(0.1), SVGD())
+    params = svi.get_params(svi.init(random.key(0), OUTSIDE))
+    return svi, {"result": params, "model_args": (OUTSIDE,)}
+
+
+FITS = {
+    "guide": lambda: (svi_of(counted), {"result": PARAMS, "model_args": (OUTSIDE, 2)}),
+    "particles": particles_of_a_fit,
+    "SGLD": lambda: (mcmc_of(SGLD(counted, 0.01), OUTSIDE, 2, num_chains=2), {}),
+    "ParVI": lambda: (mcmc_of(ParVI(counted), OUTSIDE, num_chains=12), {}),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+@pytest.mark.filterwarnings("ignore::numpyro_ext.diagnostics.InferenceWarning")
+def test_a_second_look_compiles_nothing(name):
+    fit, given = FITS[name]()
+    looks = [to_arviz, diagnose, *([pareto_khat, evidence_bounds] if name == "guide" else [])]
+    # evidence_bounds has a default number of draws of its own.
+    given |= {"num_samples": 50}
+    for look in looks:
+        look(fit, **given)
+    before = len(COMPILED)
+    assert before
+    for look in looks:
+        look(fit, **given)
+    assert len(COMPILED) == before
+
+
+def test_a_second_stein_discrepancy_of_a_model_compiles_nothing():
+    draws = {"z": np.linspace(-1.0, 1.0, 20)}
+    first = float(kernel_stein_discrepancy(draws, model=counted, model_args=(OUTSIDE,)))
+    before = len(COMPILED)
+    other = {"z": 0.5 + draws["z"]}
+    assert float(kernel_stein_discrepancy(other, model=counted, model_args=(OUTSIDE,))) != first
+    assert len(COMPILED) == before

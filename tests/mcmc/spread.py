@@ -9,6 +9,7 @@ from jax import random
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import numpy as np
 from numpyro.infer import MCMC
+import pytest
 
 from numpyro_ext.mcmc import SGHMC
 from tests.mcmc.models import linear, linear_data
@@ -56,6 +57,8 @@ def one_of_two(address, rank):
     sharding = along("data", data=2)
     data = spread(sharding)
     assert data[0].addressable_shards[0].data.shape[0] == data[0].shape[0] // 2
+    with pytest.raises(ValueError, match="array of several processes, on which settings cannot"):
+        SGHMC(linear, sharding=sharding).init(chain_keys(), 2, None, data)
     return {"two processes": draws(chain_keys(), data, sharding)}
 
 

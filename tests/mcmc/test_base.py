@@ -14,6 +14,7 @@ from numpyro.handlers import seed
 from numpyro.infer import MCMC, Gibbs, Predictive, init_to_value
 from numpyro.infer.autoguide import AutoDiagonalNormal
 from numpyro.infer.util import potential_energy
+import pandas as pd
 import pytest
 
 from numpyro_ext.mcmc import (
@@ -25,6 +26,7 @@ from numpyro_ext.mcmc import (
     MinibatchGradient,
     SGMCMCKernel,
     Transition,
+    find_whitening,
     kernel_state,
 )
 from tests.mcmc.models import (
@@ -34,6 +36,8 @@ from tests.mcmc.models import (
     linear_data,
     linear_full,
     run,
+    slope,
+    slope_data,
     within,
 )
 
@@ -90,7 +94,7 @@ def test_model_must_be_callable():
 @pytest.mark.parametrize(
     ("model", "args", "message"),
     [
-        (local, (jnp.zeros(20),), r"latent site 'h' is inside the subsampled plate 'data'; local"),
+        (local, (jnp.zeros(20),), r"'h' is local to the subsampled plate 'data', and a chain"),
         (discrete, (), r"latent site 'k' is discrete; .*: sum it out of the model\."),
         (nothing, (), r"no latent sample site"),
         (gaussian_mean, (jnp.zeros(7),), r"'data' has subsample_size 10 but only 7 rows"),
@@ -108,11 +112,62 @@ def test_schedules_that_start_wrong():
         start(gaussian_mean, jnp.zeros(20), temperature=lambda i: i - 1.0)
 
 
-@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def whole(x):
+    loc = numpyro.sample("loc", dist.Normal())
+    with numpyro.plate("data", 20):
+        numpyro.sample("x", dist.Normal(loc, 1), obs=x)
+
+
+def with_gaps(x):
+    loc = numpyro.sample("loc", dist.Normal())
+    with numpyro.plate("data", len(x), subsample_size=10) as idx:
+        batch = x[idx]
+        with numpyro.handlers.mask(mask=~jnp.isnan(batch)):
+            numpyro.sample("x", dist.Normal(loc, 1), obs=batch)
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "error", "message"),
+    [
+        (whole, ([0.0] * 20,), TypeError, r"the data of the observed site 'x' are a list; obs mu"),
+        (whole, (pd.Series([0.0] * 20),), TypeError, r"'x' are a pandas Series; .*data.to_numpy"),
+        (whole, (jnp.zeros(19),), ValueError, r"have shape \(19,\), .* in the plate 'data' of 20"),
+        (
+            lambda x: gaussian_mean(x[:, None]),
+            (jnp.zeros(100),),
+            ValueError,
+            r"have shape \(10, 1\), .* drop the axis of length 1",
+        ),
+        (
+            gaussian_mean,
+            (gaussian_mean_data().at[57].set(jnp.nan),),
+            ValueError,
+            r"the data of the observed site 'x' have 1 NaN among 100 numbers",
+        ),
+        (
+            slope,
+            (slope_data()[0].at[jnp.array([57, 99])].set(jnp.nan), slope_data()[1]),
+            ValueError,
+            r"the log density of the observed site 'y' is NaN in 2 of 200 rows, and the arguments",
+        ),
+    ],
+)
+def test_data_that_no_kernel_can_take(model, args, error, message):
+    """NaN in a row that no first minibatch holds among them; the sentences are those of losses."""
+    with pytest.raises(error, match=message):
+        start(model, *args)
+    if error is ValueError and "NaN" in message:
+        with pytest.raises(error, match=message):
+            find_whitening(model, *args)
+
+
+def test_masked_gaps_in_the_data_are_fine():
+    state = start(with_gaps, gaussian_mean_data().at[3].set(jnp.nan))
+    assert jnp.isfinite(state.grad_norm)
+
+
 def test_start_that_is_not_finite_names_the_site():
     x = gaussian_mean_data()
-    with pytest.raises(ValueError, match=r"not finite at the initial point: see site 'x'"):
-        start(gaussian_mean, x.at[3].set(jnp.nan))
 
     def root():
         z = numpyro.sample("z", dist.Normal())

@@ -238,6 +238,17 @@ def test_arguments_are_spelled_out(every):
         kernel_of(every, temprature=1.0)
 
 
+def test_prints_as_a_short_summary(every):
+    """What differs from the defaults, in one line without addresses."""
+    make, text = KERNELS[every], repr(kernel_of(every))
+    model = "linear_full" if every in FULL_DATA else "linear"
+    assert text.startswith(f"{make.func.__name__}(model={model}, step_size=0.0")
+    assert text.endswith(")") and len(text) < 150 and "object at" not in text
+    for name in set(make.keywords) - {"step_size"}:
+        assert f"{name}=" in text
+    assert "max_bias" not in text and "friction=0" not in text
+
+
 def test_states_are_documented_and_share_their_fields(single):
     state = type(single.last_state)
     assert state._fields[:3] == ("i", "z", "potential_energy")

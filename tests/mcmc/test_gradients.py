@@ -12,7 +12,8 @@ from numpyro.infer import MCMC
 from numpyro.infer.util import potential_energy
 import pytest
 
-from numpyro_ext.mcmc import SGLD, SVRG, ControlVariate, MinibatchGradient, Potential
+from numpyro_ext._checks import InferenceWarning
+from numpyro_ext.mcmc import SGLD, SVRG, ControlVariate, MinibatchGradient, Potential, Whitening
 from tests.mcmc.models import (
     gaussian_mean,
     gaussian_mean_data,
@@ -294,3 +295,20 @@ def test_center_that_does_not_fit_the_model(center, message):
     kernel = SGLD(linear, 1e-3, gradient=ControlVariate(center))
     with pytest.raises(ValueError, match=message):
         kernel.init(random.key(0), 0, None, linear_data(), {})
+
+
+@pytest.mark.parametrize("whitened", [True, False])
+def test_a_start_far_from_the_center_warns_with_the_distance(whitened):
+    """The posterior standard deviation is 100.1^-1/2, so 0.8 is 8.0 of them, and 0.4 4.0."""
+    x, sd = gaussian_mean_data(), 100.1**-0.5
+    place = {"whitening": Whitening(jnp.zeros(1), jnp.array([sd]))} if whitened else {}
+    kernel = SGLD(gaussian_mean, 1e-3, gradient=ControlVariate({"loc": 0.6}), **place)
+    start = {"loc": jnp.array([0.2, 1.4])}
+    with pytest.warns(InferenceWarning, match=r"is 8 posterior .* \(at most 5 is fine\)"):
+        kernel.init(random.split(random.key(0), 2), 0, start, (x,))
+    kernel.init(random.key(0), 0, {"loc": jnp.array(0.2)}, (x,))  # warnings are errors
+
+
+def test_a_start_that_is_drawn_says_nothing_of_the_center():
+    kernel = SGLD(gaussian_mean, 1e-3, gradient=ControlVariate({"loc": 30.0}))
+    kernel.init(random.key(0), 0, None, (gaussian_mean_data(),))

@@ -30,6 +30,7 @@ from numpyro_ext.mcmc import (
 from numpyro_ext.mcmc._laws import choose_linear, choose_sghmc, choose_sgld, choose_sgnht
 
 NOISE = np.array([0.0, 3.0, 12.0])
+METRIC = jnp.array([[2.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, 0.7]])
 
 
 class NoisyGradient:
@@ -53,7 +54,8 @@ HERE = Whitening(jnp.zeros(3), jnp.ones(3))
 
 @cache
 def variances(make):
-    """Of 200 chains of 500 draws with settings found for the noise, and these settings."""
+    """Of 200 chains of 500 draws with settings found for the noise, what the gradients imply for
+    them in the mean, and these settings."""
     kernel = make(standard, gradient=NoisyGradient(), whitening=HERE, steps_per_sample=10)
     state = kernel.init(random.split(random.key(0), 200), 20, None)
 
@@ -61,25 +63,35 @@ def variances(make):
     def run(state):
         def body(state, _):
             state = kernel.sample(state)
-            return state, jnp.mean(state.z["z"] ** 2, 0)
+            implied = getattr(state, "implied_variance_ratio", jnp.ones(()))
+            return state, (jnp.mean(state.z["z"] ** 2, 0), jnp.mean(implied))
 
         state, _ = jax.lax.scan(body, state, length=60)
         return jax.lax.scan(body, state, length=500)[1]
 
-    return np.mean(run(state), 0), kernel.settings
+    found, implied = run(state)
+    return np.mean(found, 0), float(np.mean(implied)), kernel.settings
 
 
 @pytest.mark.parametrize("make", [SGLD, SGHMC, partial(SGHMC, integrator="euler"), SGNHT, PSGLD])
 def test_the_predicted_variance_is_that_of_a_simulation(make):
     """On a normal target the law is exact; 100,000 draws know a variance to about 1 %."""
-    found, settings = variances(make)
+    found, _, settings = variances(make)
     worst = found[np.argmax(np.abs(found - 1))]
     assert abs(worst - settings.variance_ratio) < 0.03
-    assert np.max(np.abs(found - 1)) < settings_bias(make) + 0.03
+    assert np.max(np.abs(found - 1)) < 0.05 + 0.03
 
 
-def settings_bias(make):
-    return 0.05
+LANGEVIN = [SGLD, PSGLD, partial(SGRLD, metric=lambda z: METRIC, max_bias=0.3, temperature=2.0)]
+
+
+@pytest.mark.parametrize("make", LANGEVIN, ids=["SGLD", "PSGLD", "SGRLD"])
+def test_the_ratio_that_gradients_imply_is_that_of_the_variances(make):
+    """The mean over coordinates, which 300,000 numbers know to about 0.5 %."""
+    found, implied, settings = variances(make)
+    T = 2.0 if "temperature" in getattr(make, "keywords", {}) else 1.0
+    assert abs(np.mean(found) / T - implied) < 0.01
+    assert implied - 1 > 0.4 * (settings.variance_ratio - 1) > 0.01
 
 
 def test_the_step_of_sgld_solves_its_law():
@@ -120,14 +132,14 @@ def data():
 
 
 @cache
-def run(make, chain_method="vectorized"):
+def run(make):
     x, y, *_ = data()
     mcmc = MCMC(
         make(badly_scaled, steps_per_sample=20),
         num_warmup=50,
         num_samples=1000,
         num_chains=2,
-        chain_method=chain_method,
+        chain_method="vectorized",
         progress_bar=False,
     )
     mcmc.run(random.key(0), x, y)
@@ -146,11 +158,31 @@ def test_nothing_is_tuned_and_means_and_standard_deviations_are_right(make):
     assert samples["a_scale"].std() == pytest.approx(scale / np.sqrt(2000), rel=0.1)
 
 
-def test_chains_under_every_method_find_the_same_settings_and_draws():
-    vectorized, sequential = run(SGHMC), run(SGHMC, "sequential")
-    assert str(vectorized.sampler.settings) == str(sequential.sampler.settings)
-    a, b = (mcmc.get_samples()["a_scale"] for mcmc in (vectorized, sequential))
-    np.testing.assert_allclose(a[:3], b[:3], rtol=1e-3)  # chaos magnifies rounding later on
+@cache
+def chains_by(method):
+    options = {"num_chains": 2, "chain_method": method, "progress_bar": False}
+    mcmc = MCMC(SGLD(standard, steps_per_sample=3), num_warmup=4, num_samples=10, **options)
+    mcmc.run(random.key(3))
+    return mcmc
+
+
+@pytest.mark.parametrize("method", ["sequential", "parallel"])
+def test_chains_under_every_method_find_the_same_settings_and_draws(method):
+    one, other = chains_by("vectorized"), chains_by(method)
+    assert str(one.sampler.settings) == str(other.sampler.settings)
+    np.testing.assert_allclose(one.get_samples()["z"], other.get_samples()["z"], rtol=1e-4)
+
+
+def test_a_pickled_run_with_settings_that_were_found_goes_on():
+    mcmc = chains_by("vectorized")
+    after, last = [], mcmc.last_state
+    for run in (mcmc, pickle.loads(pickle.dumps(mcmc))):
+        run.post_warmup_state = last
+        run.run(random.key(5))
+        after.append(run.get_samples()["z"])
+        assert run.sampler.settings.step_size == mcmc.sampler.settings.step_size
+    np.testing.assert_allclose(after[0], after[1], rtol=1e-4)
+    assert float(mcmc.last_state.i.max()) == 3 * 24
 
 
 def test_chains_start_at_draws_of_the_normal_approximation():
@@ -165,7 +197,8 @@ def test_chains_start_at_draws_of_the_normal_approximation():
 def test_init_params_say_where_chains_start():
     x, y, *_ = data()
     start = {"w": jnp.array([490.0, 1.9, 0.0]), "a_scale": jnp.array(0.1)}
-    state = SGHMC(badly_scaled).init(random.key(0), 10, start, (x, y))
+    with pytest.warns(InferenceWarning, match="posterior standard deviations from where a chain"):
+        state = SGHMC(badly_scaled).init(random.key(0), 10, start, (x, y))
     for name, value in start.items():
         np.testing.assert_allclose(state.z[name], value, rtol=1e-6)
 
@@ -236,12 +269,40 @@ def test_a_posterior_without_a_mode_warns_and_goes_on():
     assert all(bool(jnp.all(jnp.isfinite(x))) for x in state.z.values())
 
 
+def intercepts(group, y):
+    """Non-centred, though the 25 rows of each group say much of its intercept."""
+    mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfNormal(2))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(2))
+    with numpyro.plate("groups", 8):
+        raw = numpyro.sample("raw", dist.Normal(0, 1))
+    with numpyro.plate("rows", len(y), subsample_size=10) as i:
+        numpyro.sample("y", dist.Normal(mu + tau * raw[group[i]], sigma), obs=y[i])
+
+
+def test_a_posterior_far_from_normal_is_told_to_reparametrise():
+    rng, group = np.random.default_rng(1), np.repeat(np.arange(8), 25)
+    y = 1.0 + 0.7 * rng.standard_normal(8)[group] + 0.05 * rng.standard_normal(200)
+    kernel = SGHMC(intercepts)
+    with pytest.warns(InferenceWarning, match=r"transitions, .*\(LocScaleReparam, the other way"):
+        kernel.init(random.key(0), 10, None, (jnp.asarray(group), jnp.asarray(y)))
+    assert kernel.settings.transitions > 10_000
+
+
 def two_modes(x):
     loc = numpyro.sample("loc", dist.Normal(0, 3).expand([2]).to_event(1))
     with numpyro.plate("rows", len(x), subsample_size=20) as i:
         parts = dist.Normal(loc, 0.6)
         mixture = dist.MixtureSameFamily(dist.Categorical(jnp.full(2, 0.5)), parts)
         numpyro.sample("x", mixture, obs=x[i])
+
+
+def test_several_modes_warn():
+    """The locations of two components may be exchanged: near either mode all is normal."""
+    x = 2.0 * (jnp.arange(100) % 2 * 2 - 1) + 0.6 * random.normal(random.key(3), (100,))
+    kernel = SGHMC(two_modes)
+    with pytest.warns(InferenceWarning, match="searches from 4 points ended at different modes"):
+        kernel.init(random.key(0), 10, None, (x,))
+    assert kernel.settings.problems[0] in str(kernel.settings)
 
 
 @pytest.mark.parametrize("option", ["target_accept_prob", "dense_mass"])
@@ -268,19 +329,28 @@ def far(x):
 
 
 @pytest.mark.parametrize("make", [SGHMC, SGNHT])
-@pytest.mark.parametrize("step_size", [0.01, 0.003])
-def test_a_far_start_does_not_become_momentum(make, step_size):
+def test_a_far_start_does_not_become_momentum(make):
+    """The product is known to 0.1 / sqrt(1000); by NUTS its sd is 0.0031."""
     x = 0.9 + 0.1 * random.normal(random.key(0), (1000,))
-    kernel = make(far, step_size, steps_per_sample=5)
-    options = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
-    mcmc = MCMC(kernel, num_warmup=500, num_samples=500, **options)
-    mcmc.run(random.key(0), x)
-    samples = mcmc.get_samples()
-    product = samples["a"] * samples["b"]
-    # The product is known to 0.1 / sqrt(1000); by NUTS its sd is 0.0031.
-    assert abs(float(product.mean()) - float(x.mean())) < 0.002
-    assert 0.002 < float(product.std()) < 0.005
-    assert float(samples["a"].max()) < 1.0
+
+    @jax.jit
+    @jax.vmap
+    def run(step_size):
+        kernel = make(far, step_size, steps_per_sample=20)
+        state = kernel.init(random.split(random.key(0), 2), 500, None, (x,))
+
+        def draw(state, _):
+            state = kernel.sample(state, (x,))
+            return state, (jax.nn.sigmoid(state.z["a"]), jax.nn.sigmoid(state.z["b"]))
+
+        state, _ = jax.lax.scan(draw, state, length=500)
+        return jax.lax.scan(draw, state, length=1000)[1]
+
+    a, b = run(jnp.array([0.01, 0.003, 0.001]))
+    product = np.asarray(a * b).reshape(3, -1)
+    assert np.max(np.abs(product.mean(1) - float(x.mean()))) < 0.002
+    assert np.all((product.std(1) > 0.002) & (product.std(1) < 0.005))
+    assert float(a.max()) < 1.0
 
 
 def test_a_thermostat_is_not_wound_up_by_the_descent():

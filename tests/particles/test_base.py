@@ -344,6 +344,6 @@ def test_a_class_in_place_of_a_loss_and_the_summary_of_one():
     for call in (svi.update, svi.evaluate):
         with pytest.raises(TypeError, match=r"the loss is a class.*loss=VRELBO\(\)"):
             call(state, DATA)
-    rbf = "kernel=RBF(bandwidth='median', factor=1.0)"
+    rbf = "kernel=RBF(bandwidth='median_distance', factor=1.0)"
     assert repr(SVGD()) == f"SVGD({rbf}, temperature=1.0)"
     assert repr(SVGD(num_particles=3)) == f"SVGD({rbf}, num_particles=3, temperature=1.0)"

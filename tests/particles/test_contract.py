@@ -13,15 +13,22 @@ from numpyro.infer import ELBO, MCMC, SVI, Predictive
 import optax
 import pytest
 
-from numpyro_ext.particles import SVGD, AutoParticles, ParVI
-from numpyro_ext.scores import IMQ, RBF
+from numpyro_ext.particles import (
+    GFSD,
+    GFSF,
+    SVGD,
+    AutoParticles,
+    Blob,
+    ParVI,
+    RegularizedSVGD,
+    particle_step,
+)
+from numpyro_ext.scores import IMQ
 
-# (constructor, step size of adagrad)
 FIELDS = [
-    pytest.param(SVGD, 0.3, id="SVGD"),
+    pytest.param(make, id=make.__name__) for make in (SVGD, Blob, GFSD, GFSF, RegularizedSVGD)
 ]
-
-KERNELS = [None, RBF(1.3), IMQ("median")]
+NUM_STEPS = 300
 
 X = random.normal(random.key(0), (23, 3)) * jnp.array([0.5, 1.0, 3.0]) + 2.0
 G = jnp.sin(3.0 * X) - X
@@ -43,102 +50,106 @@ def model(inputs, targets=None, subsample_size=None):
         numpyro.sample("y", dist.Normal(mean, noise), obs=obs)
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=["median", "RBF", "IMQ"])
-@pytest.mark.parametrize(("make", "step_size"), FIELDS)
+@pytest.mark.parametrize("make", FIELDS)
 class TestField:
-    def test_is_equivariant(self, make, step_size, kernel, tol):
-        """Permutation, translation, rotation; and scaling where the bandwidth scales along."""
-        velocity = jax.jit(make(kernel).velocity)
+    @pytest.mark.parametrize("kernel", [None, IMQ("median")], ids=["RBF", "IMQ"])
+    def test_is_equivariant(self, make, kernel, tol):
+        """Permutation, translation, rotation, and scaling, because the bandwidth scales along."""
+        velocity = jax.jit(make(kernel, precondition=None).velocity)
         v = velocity(X, G)
-        rtol = {"rtol": tol(2e-4, 1e-9), "atol": tol(2e-5, 1e-11)}
+        rtol = {"rtol": tol(2e-3, 1e-9), "atol": tol(2e-4, 1e-11)}
         order = random.permutation(random.key(1), len(X))
         np.testing.assert_allclose(velocity(X[order], G[order]), v[order], **rtol)
         np.testing.assert_allclose(velocity(X + 4.0, G), v, **rtol)
         q = jnp.linalg.qr(random.normal(random.key(2), (3, 3)))[0]
         np.testing.assert_allclose(velocity(X @ q, G @ q), v @ q, **rtol)
-        if not isinstance(kernel, RBF):
-            np.testing.assert_allclose(velocity(5.0 * X, G / 5.0), v / 5.0, **rtol)
+        # The ridge stands beside a matrix without units, so that the velocity scales as g does.
+        np.testing.assert_allclose(velocity(5.0 * X, G / 5.0), v / 5.0, **rtol)
 
-    def test_blocks_equal_dense(self, make, step_size, kernel, tol):
-        dense = make(kernel, block_size=100).velocity(X, G)
+    def test_blocks_equal_dense(self, make, tol):
+        dense = jax.jit(make().velocity)(X, G)
         for block_size in (1, 7):
-            blocks = make(kernel, block_size=block_size).velocity(X, G)
-            np.testing.assert_allclose(blocks, dense, atol=tol(2e-5, 1e-12))
+            blocks = jax.jit(make(block_size=block_size).velocity)(X, G)
+            np.testing.assert_allclose(blocks, dense, atol=tol(5e-4, 1e-12))
 
-    def test_one_particle_follows_the_gradient(self, make, step_size, kernel):
-        np.testing.assert_allclose(make(kernel).velocity(X[:1], G[:1]), G[:1], rtol=1e-6)
+    def test_one_particle_follows_the_gradient(self, make):
+        # One half of it where the ridge of 1 stands beside k(0) = 1.
+        share = 0.5 if make is RegularizedSVGD else 1.0
+        v = make(precondition=None).velocity(X[:1], G[:1])
+        np.testing.assert_allclose(v, share * G[:1], rtol=1e-5)
 
-    def test_is_a_loss_that_pickles(self, make, step_size, kernel):
-        field = pickle.loads(pickle.dumps(make(kernel, temperature=2.0)))
+    def test_is_a_loss_that_pickles(self, make):
+        field = pickle.loads(pickle.dumps(make(IMQ(1.3), temperature=2.0)))
         assert isinstance(field, ELBO)
-        np.testing.assert_array_equal(field.velocity(X, G), make(kernel).velocity(X, G))
+        assert repr(field) == repr(make(IMQ(1.3), temperature=2.0))
+
+    def test_bad_options_are_errors(self, make):
+        for options, error, words in (
+            ({"temperature": 0.0}, ValueError, r"temperature is 0\.0"),
+            ({"temperature": -1.0}, ValueError, r"temperature is -1\.0"),
+            ({"num_particles": 0}, ValueError, "num_particles is 0"),
+            ({"block_size": 0}, ValueError, "block_size is 0"),
+            ({"kernel": 1.0}, TypeError, r"kernel is 1\.0"),
+            ({"precondition": "fisher"}, ValueError, "precondition is 'fisher'"),
+            ({"vectorize_particles": True}, TypeError, "was given vectorize_particles; it takes k"),
+        ):
+            with pytest.raises(error, match=words):
+                make(**options)
 
 
-@pytest.mark.parametrize(("make", "step_size"), FIELDS)
-def test_sharded_particles_move_as_on_one_device(make, step_size):
+@pytest.mark.parametrize("make", [SVGD, Blob, RegularizedSVGD])
+def test_sharded_particles_move_as_on_one_device(make):
     velocity = make().velocity
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("particles",))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("particles"))
     x, g = jax.device_put((X[:22], G[:22]), rows)
     v = jax.jit(velocity, out_shardings=rows)(x, g)
-    np.testing.assert_allclose(v, velocity(X[:22], G[:22]), atol=1e-5)
+    np.testing.assert_allclose(v, jax.jit(velocity)(X[:22], G[:22]), atol=1e-4)
 
 
-@pytest.mark.parametrize(("make", "step_size"), FIELDS)
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"temperature": 0.0}, ValueError, "temperature is 0.0"),
-        ({"temperature": -1.0}, ValueError, "temperature is -1.0"),
-        ({"num_particles": 0}, ValueError, "num_particles is 0"),
-        ({"block_size": 0}, ValueError, "block_size is 0"),
-        ({"kernel": 1.0}, TypeError, "kernel is 1.0"),
-    ],
-)
-def test_bad_options_are_errors(make, step_size, options, error, words):
-    with pytest.raises(error, match=words):
-        make(**options)
-
-
-@pytest.mark.parametrize(("make", "step_size"), FIELDS)
-def test_bad_arrays_are_errors(make, step_size):
+def test_bad_arrays_are_errors():
     for x, g in ((X, G[:, :2]), (X[0], G[0]), (X, G[:5])):
         with pytest.raises(ValueError, match="one row per particle"):
-            make().velocity(x, g)
+            SVGD().velocity(x, g)
 
 
 @cache
-def fitted(make, step_size):
+def fitted(make):
     """One SVI run on minibatches, which several claims look at."""
     guide = AutoParticles(model, 30)
-    svi = SVI(model, guide, optax.adagrad(step_size), make())
-    result = svi.run(random.key(0), 800, INPUTS, TARGETS, subsample_size=20, progress_bar=False)
+    svi = SVI(model, guide, particle_step(NUM_STEPS), make(precondition="covariance"))
+    result = svi.run(
+        random.key(0), NUM_STEPS, INPUTS, TARGETS, subsample_size=20, progress_bar=False
+    )
     return guide, svi, result
 
 
-@pytest.mark.parametrize(("make", "step_size"), FIELDS)
-class TestSVI:
-    def test_finds_the_regression(self, make, step_size):
-        guide, _, result = fitted(make, step_size)
-        sites = guide.particles(result.params)
-        assert sites["w"].shape == (30, 2) and sites["ratio"].shape == (30,)
-        # Intercept and the model's parameter share one direction; least squares gives 0.51 and 2.0.
-        np.testing.assert_allclose(sites["w"][:, 0].mean() + result.params["bias"], 0.5, atol=0.1)
-        np.testing.assert_allclose(sites["w"][:, 1].mean(), 2.0, atol=0.15)
-        assert jnp.all(sites["noise"] > 0) and 0.2 < sites["noise"].mean() < 0.45
-        np.testing.assert_allclose(sites["ratio"], sites["w"][:, 1] / sites["noise"], rtol=1e-5)
-        assert result.losses[-50:].mean() < result.losses[:50].mean()
+@pytest.mark.parametrize("make", FIELDS)
+def test_finds_the_regression(make):
+    guide, _, result = fitted(make)
+    sites = guide.particles(result.params)
+    assert sites["w"].shape == (30, 2) and sites["ratio"].shape == (30,)
+    # Intercept and the model's parameter share one direction; least squares gives 0.51 and 2.0.
+    np.testing.assert_allclose(sites["w"][:, 0].mean() + result.params["bias"], 0.5, atol=0.1)
+    np.testing.assert_allclose(sites["w"][:, 1].mean(), 2.0, atol=0.15)
+    assert jnp.all(sites["noise"] > 0) and 0.2 < sites["noise"].mean() < 0.45
+    np.testing.assert_allclose(sites["ratio"], sites["w"][:, 1] / sites["noise"], rtol=1e-5)
+    assert result.losses[-50:].mean() < result.losses[:50].mean()
 
-    def test_predicts(self, make, step_size):
-        guide, _, result = fitted(make, step_size)
+
+class TestSVI:
+    """The base's own work, which does not depend on the field."""
+
+    def test_predicts(self):
+        guide, _, result = fitted(RegularizedSVGD)
         predictive = Predictive(model, guide=guide, params=result.params, num_samples=200)
         draws = predictive(random.key(1), INPUTS)
         assert draws["y"].shape == (200, 40)
         np.testing.assert_allclose(draws["y"].mean(0), 0.5 + 2.0 * INPUTS, atol=0.25)
 
-    def test_progress_bar_stable_update_and_resuming_change_nothing(self, make, step_size):
+    def test_progress_bar_stable_update_and_resuming_change_nothing(self):
         """And none of the loops traces the model again at every step."""
-        _, svi, _ = fitted(make, step_size)
+        _, svi, _ = fitted(RegularizedSVGD)
 
         def run(num_steps, **options):
             TRACES["model"] = 0
@@ -153,8 +164,8 @@ class TestSVI:
         for name, value in plain.params.items():
             np.testing.assert_allclose(resumed.params[name], value, atol=1e-5)
 
-    def test_starts_at_init_params(self, make, step_size):
-        _, svi, _ = fitted(make, step_size)
+    def test_starts_at_init_params(self):
+        _, svi, _ = fitted(RegularizedSVGD)
         start = {
             "auto_particles": 0.3 * random.normal(random.key(6), (30, 3)),
             "bias": jnp.array(0.7),
@@ -163,8 +174,8 @@ class TestSVI:
         for name, value in svi.get_params(state).items():
             np.testing.assert_array_equal(value, start[name])
 
-    def test_guide_and_result_pickle(self, make, step_size):
-        guide, _, result = fitted(make, step_size)
+    def test_guide_and_result_pickle(self):
+        guide, _, result = fitted(RegularizedSVGD)
         params = pickle.loads(pickle.dumps(result.params))
         assert set(params) == {"auto_particles", "bias"}
         again = pickle.loads(pickle.dumps(guide))
@@ -173,10 +184,10 @@ class TestSVI:
 
 
 @cache
-def ensemble(make, step_size):
+def ensemble(sharding=None):
     # A jitted subsample_size would be traced, so it is bound beforehand.
     minibatches = partial(model, subsample_size=20)
-    kernel = ParVI(minibatches, make(), partial(optax.adagrad, step_size))
+    kernel = ParVI(minibatches, RegularizedSVGD(), partial(optax.adagrad, 0.1), sharding=sharding)
     mcmc = MCMC(
         kernel,
         num_warmup=4,
@@ -190,10 +201,10 @@ def ensemble(make, step_size):
     return mcmc
 
 
-@pytest.mark.parametrize(("make", "step_size"), FIELDS)
+@pytest.mark.filterwarnings("ignore:the particles have not converged")
 class TestMCMC:
-    def test_samples_and_extra_fields_have_the_shapes_of_chains(self, make, step_size):
-        mcmc = ensemble(make, step_size)
+    def test_samples_and_extra_fields_have_the_shapes_of_chains(self):
+        mcmc = ensemble()
         samples = mcmc.get_samples(group_by_chain=True)
         assert samples["w"].shape == (10, 4, 2) and samples["ratio"].shape == (10, 4)
         np.testing.assert_allclose(
@@ -203,9 +214,9 @@ class TestMCMC:
         assert fields["potential_energy"].shape == fields["diverging"].shape == (10, 4)
         assert not fields["diverging"].any()
 
-    def test_other_settings_of_the_run_change_nothing_and_it_resumes(self, make, step_size):
+    def test_other_settings_of_the_run_change_nothing_and_it_resumes(self):
         """Progress bar, jitted arguments, a pickled kernel, no thinning: the same particles."""
-        mcmc = ensemble(make, step_size)
+        mcmc = ensemble()
         other = MCMC(
             pickle.loads(pickle.dumps(mcmc.sampler)),
             num_warmup=4,
@@ -218,14 +229,25 @@ class TestMCMC:
         other.run(random.key(0), INPUTS, TARGETS)
         ours = mcmc.get_samples(group_by_chain=True)["w"]
         theirs = other.get_samples(group_by_chain=True)["w"][:, 1::2]
-        np.testing.assert_allclose(theirs, ours, atol=1e-5)
+        np.testing.assert_allclose(theirs, ours, atol=1e-4)
         saved = pickle.loads(pickle.dumps(other.last_state._replace(rng_key=None)))
         other.post_warmup_state = saved
         other.run(random.key(3), INPUTS, TARGETS)
         assert saved.i == 12 and other.last_state.i == 20
         moved = other.get_samples(group_by_chain=True)["w"][:, 0] - saved.z["w"]
-        assert 0 < jnp.abs(moved).max() < 2 * step_size
+        assert 0 < jnp.abs(moved).max() < 0.2
 
-    def test_print_summary(self, make, step_size, capsys):
-        ensemble(make, step_size).print_summary()
+    def test_print_summary(self, capsys):
+        ensemble().print_summary()
         assert "Number of divergences: 0" in capsys.readouterr().out
+
+    def test_particles_spread_over_devices_are_the_same(self):
+        """And each device holds its own half of them."""
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("particles",))
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("particles"))
+        mcmc = ensemble(sharding)
+        z = mcmc.last_state.z["w"]
+        assert z.sharding.shard_shape(z.shape) == (5, 2)
+        np.testing.assert_allclose(z, ensemble().last_state.z["w"], atol=1e-4)
+        with pytest.raises(ValueError, match="2 devices, which do not divide the 5 particles"):
+            mcmc.sampler.init(random.split(random.key(0), 5), 0, None, (INPUTS, TARGETS))

@@ -16,7 +16,20 @@ from numpyro.infer.initialization import init_to_feasible
 import optax
 import pytest
 
-from numpyro_ext.particles import SVGD, AutoParticles, ParVI, ParVIState
+from numpyro_ext.diagnostics import InferenceWarning
+from numpyro_ext.particles import (
+    PSGHMC,
+    SVGD,
+    AutoParticles,
+    Blob,
+    ParVI,
+    ParVIState,
+    RegularizedSVGD,
+    SteinNewton,
+    print_particles,
+)
+from numpyro_ext.scores import RBF, he_bandwidth, he_step
+from numpyro_ext.scores.implied_sd import implied_sd_ratio
 
 DATA = jnp.array([0.3, -1.2, 2.5, 0.9, 1.7, -0.4])
 STARTS = {
@@ -40,10 +53,11 @@ def log_joint(x, rows=None):
     return prior + weight * dist.Normal(loc + 0.3, jnp.exp(log_scale)).log_prob(data).sum()
 
 
-def ensemble(kernel, *args, num_warmup=0, num_samples=1, num_chains=5, extra_fields=(), **run):
+def ensemble(kernel, *args, num_warmup=None, num_samples=1, num_chains=5, extra_fields=(), **run):
     mcmc = MCMC(
         kernel,
-        num_warmup=num_warmup,
+        # The default step takes its length from the warmup.
+        num_warmup=int(kernel.optim is None) if num_warmup is None else num_warmup,
         num_samples=num_samples,
         num_chains=num_chains,
         chain_method="vectorized",
@@ -86,9 +100,10 @@ def test_takes_the_steps_of_its_field_and_optimiser(tol):
 
 def test_minibatch_is_drawn_anew_at_every_step_and_shared_by_all_particles():
     kernel = ParVI(model, optim=optax.sgd(0.0))
-    run = {"init_params": STARTS, "extra_fields": ("potential_energy",)}
-    energies = ensemble(kernel, DATA, 3, num_samples=12, **run).get_extra_fields(True)
-    energies = np.asarray(energies["potential_energy"]).T
+    fields = ("potential_energy", "z_grad", "mean_grad", "implied_sd_ratio")
+    mcmc = ensemble(kernel, DATA, 3, num_samples=12, init_params=STARTS, extra_fields=fields)
+    found = mcmc.get_extra_fields(group_by_chain=True)
+    energies = np.asarray(found["potential_energy"]).T
     x = jnp.stack([STARTS["loc"], STARTS["scale"]], axis=1)
     subsets = jnp.array([[i, j, k] for i in range(6) for j in range(i) for k in range(j)])
     possible = np.asarray(
@@ -100,19 +115,82 @@ def test_minibatch_is_drawn_anew_at_every_step_and_shared_by_all_particles():
         assert distance.min() < 1e-4
         seen.add(int(distance.argmin()))
     assert len(seen) > 4
+    # The particles stand still, and the gradients are averaged, that of the start included.
+    g, mean = found["z_grad"], found["mean_grad"]
+    step = np.diff(mean, axis=1) * np.arange(3, 14)[None, :, None]
+    np.testing.assert_allclose(step, g[:, 1:] - mean[:, :-1], atol=1e-4)
+    expected, _ = implied_sd_ratio(x, mean[:, -1])
+    np.testing.assert_allclose(found["implied_sd_ratio"][:, -1], np.tile(expected, (5, 1)), 1e-3)
 
 
-def test_potential_fn_with_any_pytree():
+def test_default_is_right_on_a_potential_function_and_comes_to_rest(capsys):
+    """Unequal scales, correlated, far from the start: no warning, and the right implied ratio."""
+
     def potential_fn(z):
         a, b = z
-        return 0.5 * (a - 1.0) ** 2 + 0.5 * jnp.sum((b / 3.0) ** 2)
+        return 0.5 * ((a - 30.0) / 10.0) ** 2 + 0.5 * jnp.sum((b - 0.01 * a) ** 2) / 0.1**2
 
     start = (jnp.linspace(-1.0, 1.0, 60), random.normal(random.key(1), (60, 1)))
-    kernel = ParVI(potential_fn=potential_fn, field=SVGD(), optim=optax.adagrad(0.5))
-    a, b = ensemble(kernel, num_chains=60, num_warmup=500, init_params=start).get_samples()
-    assert a.shape == (60,) and b.shape == (60, 1)
-    np.testing.assert_allclose([a.mean(), b.mean()], [1.0, 0.0], atol=0.05)
-    np.testing.assert_allclose([a.std(), b.std()], [1.0, 3.0], rtol=0.1)
+    kernel = ParVI(potential_fn=potential_fn)
+    mcmc = ensemble(
+        kernel,
+        num_chains=60,
+        num_warmup=300,
+        num_samples=2,
+        init_params=start,
+        extra_fields=("implied_sd_ratio", "bandwidth"),
+    )
+    jax.effects_barrier()
+    a, b = mcmc.get_samples(group_by_chain=True)
+    assert a.shape == (60, 2) and b.shape == (60, 2, 1)
+    np.testing.assert_array_equal(a[:, 0], a[:, 1])
+    np.testing.assert_allclose([a.mean(), b.mean()], [30.0, 0.3], rtol=0.02)
+    np.testing.assert_allclose([a.std(), b.std()], [10.0, 0.02**0.5], rtol=0.05)
+    fields = mcmc.get_extra_fields()
+    np.testing.assert_allclose(fields["implied_sd_ratio"], 1.0, atol=0.05)
+    # sqrt(2 chi2_2's median): the median distance of whitened particles in two dimensions.
+    np.testing.assert_allclose(fields["bandwidth"], (4 * np.log(2)) ** 0.5, rtol=0.1)
+    print_particles(mcmc.get_samples())
+    assert "[1][0]" in capsys.readouterr().out
+
+
+def test_particles_that_have_not_converged_are_a_warning_that_names_the_site():
+    kernel = ParVI(model, RegularizedSVGD())
+    with pytest.warns(InferenceWarning, match="have not converged.*of site 'scale' is"):
+        jax.block_until_ready(ensemble(kernel, num_warmup=1, init_params=STARTS).last_state)
+
+
+def test_few_particles_are_a_warning():
+    with pytest.warns(InferenceWarning, match=r"3 particles for 2 latent dimensions.*give 4"):
+        ParVI(model).init(random.split(random.key(0), 3), 1)
+
+
+def test_heat_equation_bandwidth_is_searched_from_that_of_the_last_step():
+    kernel = ParVI(model, SVGD(RBF("he")), optax.sgd(0.1))
+    mcmc = ensemble(
+        kernel, num_samples=2, init_params=STARTS, extra_fields=("bandwidth", "z.scale")
+    )
+    x = jnp.stack([STARTS["loc"], STARTS["scale"]], axis=1)
+    l = he_step(x, he_bandwidth(x))
+    moved = mcmc.get_extra_fields(group_by_chain=True)
+    np.testing.assert_allclose(moved["bandwidth"][:, 0], l, rtol=1e-4)
+    loc = mcmc.get_samples(group_by_chain=True)["loc"]
+    x = jnp.stack([loc[:, 0], moved["z.scale"][:, 0]], axis=1)
+    np.testing.assert_allclose(moved["bandwidth"][:, 1], he_step(x, l), rtol=1e-4)
+
+
+def test_dynamics_keep_the_momenta_in_the_state():
+    dynamics = PSGHMC(0.05, flow="fgh", friction=0.5, mass=2.0)
+    kernel = ParVI(model, optim=dynamics)
+    assert isinstance(kernel.field, Blob)
+    mcmc = ensemble(kernel, init_params=STARTS)
+    key = random.split(random.split(random.key(0), 5)[0], 4)[2]
+    x = jnp.stack([STARTS["loc"], STARTS["scale"]], axis=1)
+    g = jax.vmap(jax.grad(log_joint))(x)
+    x, r = dynamics.step(x, dynamics.init(key, x), g, Blob())
+    np.testing.assert_allclose(mcmc.last_state.z["loc"], x[:, 0], rtol=1e-4)
+    np.testing.assert_allclose(mcmc.last_state.optim_state, r, rtol=1e-4)
+    assert pickle.loads(pickle.dumps(kernel)).optim.friction == 0.5
 
 
 def test_non_finite_step_is_refused_and_flagged():
@@ -149,6 +227,7 @@ def test_pickling_keeps_the_samples_and_an_optimiser_that_pickle_can_store():
     mcmc = ensemble(ParVI(model, optim=partial(optax.sgd, 0.1)), num_samples=2, init_params=STARTS)
     saved = pickle.loads(pickle.dumps(mcmc))
     np.testing.assert_array_equal(saved.get_samples()["scale"], mcmc.get_samples()["scale"])
+    assert pickle.loads(pickle.dumps(ParVI(model))).optim is None
     closure = pickle.loads(pickle.dumps(ParVI(model, optim=optax.sgd(0.1))))
     with pytest.raises(ValueError, match=r"unpickled without its optim.*functools\.partial"):
         ensemble(closure, init_params=STARTS)
@@ -179,21 +258,21 @@ def far():
 
 
 def test_init_params_need_no_other_start_and_gradients_are_in_the_order_of_the_model():
-    start = {"a": jnp.array([1.0, -2.0, 0.5]), "b": jnp.array([11.0, 14.0, 15.0])}
+    start = {"a": jnp.array([1.0, -2.0, 0.5, 0.0]), "b": jnp.array([11.0, 14.0, 15.0, 12.0])}
     kernel = ParVI(far, optim=optax.sgd(0.1))
-    state = kernel.init(random.split(random.key(0), 3), 0, start)
+    state = kernel.init(random.split(random.key(0), 4), 0, start)
     g = jnp.stack([-(start["b"] - 12.0) / 9.0, -start["a"] / 0.25], axis=1)
     np.testing.assert_allclose(state.z_grad, g, rtol=1e-5)
     with pytest.raises(ValueError, match="not finite at the initial point: see site 'hole'"):
-        kernel.init(random.split(random.key(0), 3), 0)
+        kernel.init(random.split(random.key(0), 4), 0)
 
 
 def test_data_that_are_not_finite_are_named():
     with pytest.raises(ValueError, match="not finite at the initial point: see site 'obs'"):
-        ParVI(model).init(random.split(random.key(0), 3), 0, None, (DATA.at[1].set(jnp.nan), 6))
+        ParVI(model).init(random.split(random.key(0), 4), 1, None, (DATA.at[1].set(jnp.nan), 6))
     kernel = ParVI(potential_fn=jnp.sqrt)
     with pytest.raises(ValueError, match="potential_fn or its gradient is not finite"):
-        kernel.init(random.split(random.key(0), 2), 0, jnp.array([1.0, -1.0]))
+        kernel.init(random.split(random.key(0), 2), 1, jnp.array([1.0, -1.0]))
 
 
 def test_forward_mode_differentiates_a_while_loop():
@@ -204,7 +283,7 @@ def test_forward_mode_differentiates_a_while_loop():
 
     x = jnp.array([0.5, -1.0])
     kernel = ParVI(loop, forward_mode_differentiation=True)
-    state = kernel.init(random.split(random.key(0), 2), 0, {"x": x})
+    state = kernel.init(random.split(random.key(0), 2), 1, {"x": x})
     np.testing.assert_allclose(state.z_grad[:, 0], -x / 4.0 - 3.0 * x**2, rtol=1e-5)
 
 
@@ -228,6 +307,17 @@ def test_counts_may_be_numpy_integers():
         (lambda: ParVI(model, potential_fn=lambda z: z), ValueError, "exactly one"),
         (lambda: unchecked(model, optax.adam(0.1)), TypeError, r"such as SVGD\(\)"),
         (lambda: unchecked(model, None, numpyro.optim.Adam(0.1)), TypeError, "optax transform"),
+        (lambda: ParVI(model, SteinNewton()), TypeError, "needs Hessians.*loss of SVI"),
+        (
+            lambda: ParVI(model, SVGD(), PSGHMC(0.1)),
+            TypeError,
+            r"SVGD.*use Blob\(\), GFSD\(\) or GFSF\(\)",
+        ),
+        (
+            lambda: ensemble(ParVI(model), num_warmup=0),
+            ValueError,
+            "num_warmup is 0.*num_samples=1, or give optim",
+        ),
         (lambda: ParVI(model, steps_per_sample=0), ValueError, "steps_per_sample is 0"),
         (lambda: ensemble(ParVI(potential_fn=lambda z: z)), ValueError, "give init_params"),
         (

@@ -21,6 +21,8 @@ from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext.guides import IntractableDensityError
 from numpyro_ext.particles import SVGD, AutoParticles
 
+pytestmark = pytest.mark.filterwarnings("ignore:7 particles for 4 latent dimensions")
+
 
 def model():
     low = numpyro.sample("low", dist.Normal(-1.0, 0.5))

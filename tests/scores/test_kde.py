@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.scores import IMQ, RBF, KDEScore
+from numpyro_ext.scores import IMQ, RBF, Cauchy, Epanechnikov, KDEScore
 
 X = np.array([[0.3, -0.7], [1.2, 0.4], [-0.8, 0.9], [0.1, 1.5], [-1.4, -0.6]])
 Y = np.array([[0.5, 0.5], [-0.2, 0.1]])
@@ -22,8 +22,13 @@ def test_matches_reference_values(tol):
 
 @pytest.mark.parametrize(
     "kernel",
-    [RBF(0.6), IMQ(1.1, c=1.4, beta=-0.3), lambda x, y: jnp.exp(-abs(x[:, None] - y).sum(-1))],
-    ids=["RBF", "IMQ", "own"],
+    [
+        RBF(0.6),
+        IMQ(1.1, c=1.4, beta=-0.3),
+        Cauchy(0.8),
+        lambda x, y: jnp.exp(-abs(x[:, None] - y).sum(-1)),
+    ],
+    ids=["RBF", "IMQ", "Cauchy", "own"],
 )
 def test_is_the_gradient_of_the_log_density(kernel):
     x, y = jnp.array(X) + 3.0, jnp.array(Y) + 3.0
@@ -57,3 +62,5 @@ def test_a_point_far_from_all_samples_is_pulled_to_the_nearest():
 def test_bad_input_is_one_clear_sentence():
     with pytest.raises(TypeError, match=r"kernel is 3\.0"):
         KDEScore(3.0)
+    with pytest.raises(ValueError, match="gives no density; use RBF, IMQ or Cauchy"):
+        KDEScore(Epanechnikov())

@@ -13,6 +13,8 @@ from numpyro_ext.scores import (
     IMQ,
     RBF,
     BaseKernel,
+    Cauchy,
+    Epanechnikov,
     RadialKernel,
     as_kernel,
     median_bandwidth,
@@ -21,7 +23,12 @@ from numpyro_ext.scores.discrepancy import squared_ksd
 
 X = np.array([[0.3, -0.7], [1.2, 0.4], [-0.8, 0.9], [0.1, 1.5], [-1.4, -0.6]])
 Y = np.array([[0.5, 0.5], [-0.2, 0.1]])
-KERNELS = [RBF("median", factor=2.0), IMQ(0.7, c=1.4, beta=-0.8, factor=0.5)]
+KERNELS = [
+    RBF("median", factor=2.0),
+    IMQ(0.7, c=1.4, beta=-0.8, factor=0.5),
+    Cauchy("median_distance", factor=0.7),
+    Epanechnikov(1.7),
+]
 
 
 @pytest.mark.x64
@@ -30,12 +37,14 @@ KERNELS = [RBF("median", factor=2.0), IMQ(0.7, c=1.4, beta=-0.8, factor=0.5)]
     [
         (RBF(1.5), 0.6383370211, (-0.2553348084, -0.3120758770), 0.3127063333),
         (IMQ(1.5), 0.7259008777, (-0.1530001850, -0.1870002261), 0.0987354825),
+        (Cauchy(1.5), 0.6901840491, (-0.1905416086, -0.2328841883), 0.1610576651),
+        (Epanechnikov(), -0.01, (-0.9, -1.1), 2.0),
     ],
 )
 def test_matches_reference_values(kernel, value, grad_y, cross, tol):
     x, y = jnp.array(X[:1]), jnp.array(X[1:2])
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=tol(1e-5, 5e-9))  # noqa: E731
-    close(kernel(x, y)[0, 0], value)
+    np.testing.assert_allclose(kernel(x, y)[0, 0], value, atol=tol(1e-6, 1e-9))
     close(kernel.grad_y(x, y)[0, 0], grad_y)
     close(kernel.grad_x(x, y)[0, 0], -np.array(grad_y))
     close(kernel.cross_trace(x, y)[0, 0], cross)
@@ -146,6 +155,17 @@ def test_output_has_the_dtype_of_the_samples(needs_x64):
     assert squared_ksd(x, -x).dtype == jnp.float32
 
 
+def test_cauchy_is_the_limit_of_the_inverse_multiquadric():
+    x, y = jnp.array(X), jnp.array(Y)
+    limit = IMQ(2.0**0.5 * 1.3, beta=-0.99999)
+    np.testing.assert_allclose(Cauchy(1.3)(x, y), limit(x, y), rtol=1e-4)
+
+
+def test_epanechnikov_is_not_positive_definite():
+    x = jnp.array([[0.0], [0.5], [1.0]])
+    np.testing.assert_allclose(jnp.linalg.eigvalsh(Epanechnikov()(x, x))[0], -0.0607, atol=1e-4)
+
+
 def test_a_kernel_of_ones_own_needs_only_its_formula():
     class Quadratic(BaseKernel):
         def __call__(self, x, y):
@@ -181,6 +201,9 @@ def test_a_kernel_of_ones_own_needs_only_its_formula():
         (lambda: IMQ(beta=-1.0), ValueError, r"beta is -1.0; it must be in \(-1, 0\)"),
         (lambda: IMQ(beta=0.1), ValueError, "beta is 0.1"),
         (lambda: IMQ(c=0.0), ValueError, "c is 0.0"),
+        (lambda: Epanechnikov(0.0), ValueError, "bandwidth is 0.0"),
+        (lambda: Epanechnikov(factor=0.0), ValueError, "factor is 0.0"),
+        (lambda: Cauchy("he"), ValueError, r"which Cauchy is not; use RBF\('he'\)"),
         (lambda: RBF(jnp.ones(2)), TypeError, "bandwidth is Array"),
         (lambda: median_bandwidth(jnp.ones((3, 1)), rule="mean"), ValueError, "rule is 'mean'"),
         (lambda: median_bandwidth(jnp.ones((3, 1)), max_particles=1), ValueError, "max_particles"),

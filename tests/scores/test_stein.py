@@ -6,7 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.scores import IMQ, RBF, SteinScore, stein_kernel_matrix
+from numpyro_ext.scores import (
+    IMQ,
+    RBF,
+    Cauchy,
+    Epanechnikov,
+    SteinScore,
+    _blocks,
+    stein,
+    stein_kernel_matrix,
+)
 
 X = np.array([[0.3, -0.7], [1.2, 0.4], [-0.8, 0.9], [0.1, 1.5], [-1.4, -0.6]])
 Y = np.array([[0.5, 0.5], [-0.2, 0.1]])
@@ -59,10 +68,14 @@ def test_parametric_form_matches_reference_values_and_is_blind_to_the_origin(tol
 
 @pytest.mark.x64
 @pytest.mark.parametrize("statistic", ["v", "u"])
-@pytest.mark.parametrize("kernel", [RBF(0.8), IMQ(1.1, c=1.4), lopsided], ids=name_of)
-def test_estimate_minimises_the_stein_discrepancy_plus_ridge(kernel, statistic, needs_x64):
+@pytest.mark.parametrize(
+    ("kernel", "eta"),
+    [(RBF(0.8), 1.3), (IMQ(1.1, c=1.4), 1.3), (lopsided, 1.3), (Epanechnikov(2.0), 9.0)],
+    ids=name_of,
+)
+def test_estimate_minimises_the_stein_discrepancy_plus_ridge(kernel, eta, statistic, needs_x64):
     """Zero gradient of sum k0 (without its diagonal for "u") + eta k(0) |G|^2, by autodiff."""
-    x, eta = jnp.array(X), 1.3
+    x = jnp.array(X)
     at_zero = float(kernel(x, x)[0, 0])
 
     def objective(g):
@@ -76,10 +89,11 @@ def test_estimate_minimises_the_stein_discrepancy_plus_ridge(kernel, statistic, 
 
 
 @pytest.mark.x64
+@pytest.mark.parametrize("family", [RBF, Cauchy])
 @pytest.mark.parametrize("statistic", ["v", "u"])
-def test_parametric_form_minimises_the_stein_discrepancy_plus_ridge(statistic, needs_x64):
+def test_parametric_form_minimises_the_stein_discrepancy_plus_ridge(statistic, family, needs_x64):
     x, h, eta = jnp.array(X), 1.5, 2.0
-    kernel = RBF(h)
+    kernel = family(h)
     basis = jnp.swapaxes(kernel.grad_y(x, x), 0, 1)
 
     def objective(a):
@@ -96,11 +110,18 @@ def test_parametric_form_minimises_the_stein_discrepancy_plus_ridge(statistic, n
 
 @pytest.mark.x64
 @pytest.mark.parametrize(
-    "kernel", [RBF(1.5), IMQ(1.1, c=1.4, beta=-0.3), lopsided, quadratic], ids=name_of
+    ("kernel", "eta"),
+    [
+        (RBF(1.5), 0.05),
+        (IMQ(1.1, c=1.4, beta=-0.3), 0.05),
+        (lopsided, 0.05),
+        (quadratic, 0.05),
+        (Epanechnikov(1.2), 9.0),
+    ],
+    ids=name_of,
 )
-def test_prediction_is_the_estimate_on_the_sample_with_the_point_added(kernel, needs_x64):
+def test_prediction_is_the_estimate_on_the_sample_with_the_point_added(kernel, eta, needs_x64):
     x, y = jnp.array(X), jnp.array(Y)
-    eta = 0.05
     ridge = eta * jnp.mean(jnp.diagonal(kernel(x, x)))
     fitted = SteinScore(eta, kernel).fit(x)
 
@@ -124,9 +145,10 @@ def test_u_statistic_is_the_v_statistic_with_one_less_ridge():
     ("estimator", "expected", "deviation"),
     [
         (SteinScore(), [[0.825, -0.515], [0.0, 1.237]], 0.004),
+        (SteinScore(0.1), [[0.814, -0.506], [0.002, 1.217]], 0.008),
         (SteinScore(0.1, form="parametric"), [[0.825, -0.506], [0.003, 1.220]], 0.02),
     ],
-    ids=["default", "parametric"],
+    ids=["default", "eta 0.1", "parametric"],
 )
 def test_entropy_gradient_of_a_linear_sampler_is_its_inverse_transpose(
     estimator, expected, deviation
@@ -142,6 +164,35 @@ def test_entropy_gradient_of_a_linear_sampler_is_its_inverse_transpose(
     assert draws.std(0).max() < deviation
     np.testing.assert_allclose(draws.mean(0), expected, atol=4.0 * deviation / 16**0.5)
     np.testing.assert_allclose(draws.mean(0), jnp.linalg.inv(scale).T, atol=0.05)
+
+
+@pytest.mark.x64
+def test_many_samples_are_solved_in_blocks_with_the_same_answer(monkeypatch, tol):
+    x = random.normal(random.key(5), (90, 3)) * jnp.array([0.3, 1.0, 4.0]) + 50.0
+    estimator, direction = SteinScore(0.1, IMQ("median_distance", c=1.3)), jnp.cos(x)
+
+    def answers(x):
+        (g, residual), pull = jax.vjp(estimator.with_residual, x)
+        return g, pull((direction, jnp.zeros_like(residual)))[0], residual
+
+    dense, dense_slope, exact = jax.jit(answers)(x)
+    monkeypatch.setattr(stein, "_DENSE_UP_TO", 80)
+    monkeypatch.setattr(_blocks, "BLOCK", 32)
+    monkeypatch.setattr(_blocks, "RANK", 20)
+    blocks, slope, residual = jax.jit(lambda x: answers(x))(x)
+    assert exact < tol(1e-4, 1e-12)
+    assert 0.0 < residual < tol(1e-4, 2e-6)
+    for ours, theirs in ((blocks, dense), (slope, dense_slope)):
+        atol = tol(2e-3, 1e-4) * float(jnp.abs(theirs).max())
+        np.testing.assert_allclose(ours, theirs, atol=atol)
+    monkeypatch.setattr(_blocks, "MAX_ITERATIONS", 1)
+    assert jax.jit(lambda x: answers(x))(x)[2] > 1e-4
+
+
+def test_many_samples_take_memory_in_blocks():
+    x = jax.ShapeDtypeStruct((5000, 3), jnp.float32)
+    compiled = jax.jit(SteinScore(kernel=RBF(1.0))).lower(x).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * 5000**2 * 4
 
 
 def test_predictions_far_from_all_samples_vanish():
@@ -167,6 +218,11 @@ def test_predictions_far_from_all_samples_vanish():
             lambda x: SteinScore(statistic="u").fit(x),
             ValueError,
             "statistic='v' or form='parametric'",
+        ),
+        (
+            lambda x: SteinScore(form="parametric").with_residual(x),
+            ValueError,
+            "needs form='nonparametric'",
         ),
     ],
 )

@@ -1,0 +1,120 @@
+"""
+Is my result wrong?
+===================
+
+Fits that look right and are not, beside fits of the same models that are right, and what
+``diagnose`` says of each. First ``SGHMC`` on the mean of 1,000 rows, 50 at a time, whose posterior
+is known; then two guides for a logistic regression on scikit-learn's breast-cancer data. The script
+fails if ``diagnose`` does not tell right from wrong. ::
+
+    python examples/is_my_result_wrong.py
+"""
+
+from pathlib import Path
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+import optax
+
+from numpyro_ext.diagnostics import diagnose
+from numpyro_ext.mcmc import SGHMC, ControlVariate
+from numpyro_ext.targets import breast_cancer, logistic_regression
+
+
+def model(x, batch=50):
+    mean = numpyro.sample("mean", dist.Normal(0, 10))
+    with numpyro.plate("rows", len(x), subsample_size=batch):
+        numpyro.sample("x", dist.Normal(mean, 1), obs=numpyro.subsample(x, event_dim=0))
+
+
+x = 3 + jax.random.normal(jax.random.key(0), (1000,))
+exact_sd = 1000.01**-0.5
+
+
+def run(kernel):
+    options = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = MCMC(kernel, num_warmup=100, num_samples=2000, **options)
+    mcmc.run(jax.random.key(3), x)
+    return mcmc
+
+
+def sd_ratio(mcmc):
+    return float(mcmc.get_samples()["mean"].std() / exact_sd)
+
+
+# %%
+# A step that looks small: R-hat and the effective sample size are good, and the temperature is not.
+
+bad = run(SGHMC(model, 0.02, steps_per_sample=10))
+diagnosis = diagnose(bad)
+print(diagnosis)
+assert not diagnosis.ok
+
+# %%
+# Settings that are found.
+
+good = run(SGHMC(model, steps_per_sample=10))
+print(diagnose(good))
+assert diagnose(good).ok
+
+# %%
+# Halve the step: where the standard deviation moves, it is that of the step and not of the model.
+
+halved = {0.02: sd_ratio(bad)}
+halved |= {eps: sd_ratio(run(SGHMC(model, eps, steps_per_sample=10))) for eps in (0.01, 0.005)}
+found = good.sampler.settings
+half = SGHMC(
+    model,
+    found.step_size / 2,
+    friction=found.friction,
+    whitening=found.whitening,
+    gradient=ControlVariate(found.center),
+    steps_per_sample=20,
+)
+settled = {found.step_size: sd_ratio(good), found.step_size / 2: sd_ratio(run(half))}
+for eps, ratio in (halved | settled).items():
+    print(f"step {eps:<6g} sd / exact {ratio:6.2f}")
+assert all(abs(ratio - 1) < 0.05 for ratio in settled.values())
+
+# %%
+# Two guides for one posterior: the ELBO does not tell which is right, and k-hat does.
+
+data = breast_cancer()
+args = (data.x_train, data.y_train)
+fits = {}
+for guide_class in (AutoNormal, AutoMultivariateNormal):
+    guide = guide_class(logistic_regression)
+    optim = optax.adam(optax.cosine_decay_schedule(0.02, 5000))
+    svi = SVI(logistic_regression, guide, optim, Trace_ELBO(num_particles=4))
+    result = svi.run(jax.random.key(1), 5000, *args, progress_bar=False)
+    diagnosis = diagnose(svi, result=result, model_args=args)
+    print(f"{diagnosis}\n")
+    draws = guide.sample_posterior(jax.random.key(2), result.params, sample_shape=(2000,))
+    khat = diagnosis.to_frame().loc["k-hat"]
+    fits[guide_class.__name__] = np.asarray(draws["weights"]), khat
+assert not fits["AutoNormal"][1]["ok"] and fits["AutoMultivariateNormal"][1]["ok"]
+
+# %%
+# The widths that the first guide misses are those along the ridge of two correlated weights.
+
+fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+left.plot(*zip(*halved.items(), strict=True), "o-", color="C1", label="step given, halved twice")
+left.plot(*zip(*settled.items(), strict=True), "o-", color="C0", label="step found, halved once")
+left.axhline(1, color="black", lw=1)
+left.set(xscale="log", yscale="log", ylim=(0.5, 40), title="SGHMC: halve the step")
+left.set(xlabel="step size (found: whitened units)", ylabel="standard deviation / exact")
+left.set_yticks([1, 3, 10, 30], ["1", "3", "10", "30"])
+left.legend(frameon=False)
+for (name, (weights, khat)), colour in zip(fits.items(), ("C1", "C0"), strict=True):
+    label = f"{name}: k-hat {khat['value']:.2f}"
+    right.plot(*weights[:, [0, 2]].T, ".", color=colour, ms=2, label=label)
+right.set(xlabel=f"weight of {data.names[0]}", ylabel=f"weight of {data.names[2]}")
+right.set(title="SVI: k-hat")
+right.legend(frameon=False, markerscale=4)
+Path("out").mkdir(exist_ok=True)
+fig.savefig("out/is_my_result_wrong.png", dpi=120)

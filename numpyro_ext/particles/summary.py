@@ -1,0 +1,58 @@
+"""A table of particles, which are neither a chain nor several."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+__all__ = ["print_particles"]
+
+
+def print_particles(samples: Any, *, prob: float = 0.9) -> None:
+    r"""Print mean, standard deviation, median and an interval of each element of each site.
+
+    It is NumPyro's ``print_summary`` without R-hat and the effective sample size, which mean
+    nothing for particles, and without the condition that each chain has four draws. The quantiles
+    are those of m equally weighted points, so that none reaches beyond 1/m.
+
+    :param samples: arrays by site, with a leading axis of particles: ``mcmc.get_samples()`` of
+        :class:`ParVI`, or ``guide.particles(params)`` of :class:`AutoParticles`.
+    :param float prob: probability of the central interval.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.particles import print_particles
+        >>> print_particles({"w": jnp.array([[1.0, 0.0], [2.0, 4.0], [3.0, 8.0]])}, prob=0.5)
+        3 particles       mean      std   median    25.0%    75.0%
+        w[0]              2.00     0.82     2.00     1.50     2.50
+        w[1]              4.00     3.27     4.00     2.00     6.00
+    """
+    if not 0 < prob < 1:
+        raise ValueError(f"prob is {prob!r}; it must be above 0 and below 1, such as 0.9.")
+    sites = {name: np.asarray(value, float) for name, value in _named(samples).items()}
+    if not sites or any(value.ndim == 0 for value in sites.values()):
+        raise ValueError(
+            "samples has no leading axis of particles; give mcmc.get_samples() or"
+            " guide.particles(params)."
+        )
+    ends = [50 * (1 - prob), 50 * (1 + prob)]
+    rows = []
+    for name, values in sites.items():
+        for index in np.ndindex(values.shape[1:]):
+            x = values[(slice(None), *index)]
+            label = name + (f"[{','.join(map(str, index))}]" if index else "")
+            rows.append((label, [x.mean(), x.std(), np.median(x), *np.percentile(x, ends)]))
+    title = f"{len(next(iter(sites.values())))} particles"
+    width = max(len(label) for label in [title, *(label for label, _ in rows)])
+    heads = ["mean", "std", "median", *(f"{end:.1f}%" for end in ends)]
+    print(title.ljust(width) + "".join(head.rjust(9) for head in heads))
+    for label, numbers in rows:
+        print(label.ljust(width) + "".join(f"{number:9.2f}" for number in numbers))
+
+
+def _named(samples: Any) -> dict[str, Any]:
+    if isinstance(samples, dict):
+        return samples
+    leaves = jax.tree_util.tree_leaves_with_path(samples)
+    return {jax.tree_util.keystr(path) or "x": leaf for path, leaf in leaves}

@@ -1,0 +1,82 @@
+"""How wide a set of points is against a density that is known by its score, from moments alone.
+
+Reference: Liu and Wang, *Stein variational gradient descent as moment matching* (NIPS 2018): the
+Stein identity of linear functions, which gives the mean and the covariance of a Gaussian exactly.
+"""
+
+from jax import Array
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from numpyro_ext._typing import Float
+from numpyro_ext.scores._points import as_points
+
+__all__ = ["implied_sd_ratio"]
+
+
+def implied_sd_ratio(
+    x: ArrayLike, grad_log_p: ArrayLike
+) -> tuple[Float[Array, " d"], Float[Array, ""]]:
+    r"""Standard deviations of points over those that their gradients imply, and their shift.
+
+    Under p the linear Stein identity :math:`E[(x - \bar x)\, g^\top] = -I` holds, with :math:`g =
+    \nabla \log p(x)`. Of m points with mean :math:`\bar x` and covariance :math:`C = L L^\top`
+    (divided by m),
+
+    .. math::
+
+        M = -\frac1m \sum_i (x_i - \bar x)\, g_i^\top, \qquad
+        \text{ratio}_a = \frac{\mathrm{sd}(x_a)}{\sqrt{\mathrm{sym}(M^{-1} C)_{aa}}}, \qquad
+        \text{shift} = \mathrm{rms}(L^\top \bar g),
+
+    with the root of the mean square over the d coordinates. If p is a Gaussian, :math:`M^{-1} C` is
+    its covariance whatever the points are, so that the ratios are those of the standard deviations
+    and :math:`L^\top \bar g` is the distance of the means in units of the posterior where C is
+    right. Scaling or moving the coordinates of points and density together changes nothing.
+
+    **Blind spots.** Points far from where they end on a curved density get a wrong ratio; the
+    weights of separated modes do not enter (each mode's own points are right); a single outlier may
+    change any moment. It is a necessary condition, not a distance.
+
+    **Minibatches.** M is linear in the gradients, so average it over minibatches by gradients with
+    further leading axes, taken at the same points; the noise of a single minibatch is mostly in the
+    shift.
+
+    :param x: ``(m, d)`` points, in unconstrained space if the gradients are.
+    :param grad_log_p: ``(m, d)`` gradients of the log density at the points, or ``(..., m, d)``
+        estimates of them, which are averaged.
+    :return: the ``(d,)`` ratios, NaN where the implied variance is not positive and everywhere for
+        ``m <= d``, and the scalar shift.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.scores.implied_sd import implied_sd_ratio
+        >>> x = 0.5 * jnp.array([[-1.0, 3.0], [1.0, 1.0], [-1.0, -1.0], [1.0, -3.0]])
+        >>> ratio, shift = implied_sd_ratio(x, -x / jnp.array([1.0, 5.0]))  # N(0, diag(1, 5))
+        >>> print(ratio.round(3), shift)
+        [0.5 0.5] 0.0
+    """
+    x, g = as_points("x", x), jnp.asarray(grad_log_p)
+    if g.shape[-2:] != x.shape:
+        raise ValueError(
+            f"grad_log_p has shape {g.shape} and x has shape {x.shape}; it must have one gradient"
+            " for each point, in its last two axes."
+        )
+    g = jnp.mean(g, axis=tuple(range(g.ndim - 2))).astype(x.dtype)
+    m, d = x.shape
+    if m <= d:
+        return jnp.full(d, jnp.nan, x.dtype), jnp.full((), jnp.nan, x.dtype)
+    # In units of the points' own spread, where M is near I and float32 is enough.
+    x = x - jnp.mean(x, axis=0)
+    sd = jnp.sqrt(jnp.mean(x**2, axis=0))
+    g = g * sd
+    # L of the correlations without forming them, which would square their condition.
+    q, r = jnp.linalg.qr(x / sd)
+    whitened, root = q * jnp.sqrt(m), r.T / jnp.sqrt(m)
+    whitened_g = jnp.matmul(g, root, precision="highest")
+    M = -jnp.matmul(whitened.T, whitened_g, precision="highest") / m
+    # With x = L y, M^{-1} C is L M_y^{-1} L^T, and its diagonal is that of its symmetric part.
+    variance = jnp.sum(root * jnp.linalg.solve(M, root.T).T, axis=1)
+    ratio = 1 / jnp.sqrt(jnp.where(variance > 0, variance, jnp.nan))
+    return ratio, jnp.sqrt(jnp.mean(jnp.mean(whitened_g, axis=0) ** 2))

@@ -1,0 +1,152 @@
+"""What a newcomer calls: a table, or one sentence that says what to call instead."""
+
+import functools
+from types import SimpleNamespace
+
+import arviz as az
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+import pandas as pd
+import pytest
+
+from numpyro_ext.diagnostics import (
+    InferenceWarning,
+    diagnose,
+    evidence_bounds,
+    pareto_khat,
+    to_arviz,
+)
+from numpyro_ext.guides import Implicit
+from numpyro_ext.particles import ParVI
+
+N = 100
+DESIGN = np.random.default_rng(0).normal(size=(N, 2)).astype(np.float32)
+Y = DESIGN @ np.array([1.0, -2.0], np.float32) + np.sin(np.arange(N), dtype=np.float32)
+
+
+def regression(x, y=None, batch=None):
+    b = numpyro.sample("b", dist.Normal().expand([2]).to_event(1))
+    with numpyro.plate("N", len(x), subsample_size=batch) as i:
+        rows = slice(None) if batch is None else i
+        numpyro.sample("y", dist.Normal(x[rows] @ b), obs=None if y is None else y[rows])
+
+
+SVI_OF = SVI(regression, AutoNormal(regression), numpyro.optim.Adam(0.05), Trace_ELBO())
+
+
+@functools.cache
+def fitted():
+    return SVI_OF.run(random.key(0), 300, jnp.asarray(DESIGN), jnp.asarray(Y), progress_bar=False)
+
+
+def test_the_result_may_be_given_by_its_place():
+    found = diagnose(SVI_OF, fitted(), model_args=(DESIGN, Y))
+    assert "k-hat" in [row.quantity for row in found.rows]
+    keyword = {"result": fitted(), "model_args": (DESIGN, Y)}
+    for fn in (pareto_khat, evidence_bounds):
+        assert str(fn(SVI_OF, fitted(), model_args=(DESIGN, Y))) == str(fn(SVI_OF, **keyword))
+    assert to_arviz(SVI_OF, fitted(), model_args=(DESIGN, Y)).equals(to_arviz(SVI_OF, **keyword))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda r: diagnose(r), TypeError, "pass the SVI, and this as result="),
+        (lambda r: diagnose(SVI_OF), ValueError, "does not keep its parameters: pass result="),
+        (lambda r: diagnose(SVI_OF.guide, r), TypeError, "pass the SVI of this guide"),
+        (lambda r: diagnose(NUTS(regression)), TypeError, "the MCMC that this kernel was given to"),
+        (
+            lambda r: diagnose(MCMC(NUTS(regression), num_warmup=1, num_samples=1)),
+            ValueError,
+            "run",
+        ),
+        (lambda r: diagnose({"b": np.zeros((9, 2))}), TypeError, "kernel_stein_discrepancy"),
+        (lambda r: diagnose(np.zeros((9, 2))), TypeError, "obj is a ndarray.*az.summary"),
+        (lambda r: diagnose(r.params), TypeError, "obj is a dict"),
+        (lambda r: diagnose(SVI_OF, r), TypeError, r"missing a required argument: 'x'\); pass mod"),
+        (lambda r: diagnose(SVI_OF, r, model_args=DESIGN), TypeError, r"pass model_args=\(x,\)"),
+        (lambda r: diagnose(SVI_OF, r, model_args=(DESIGN,)), ValueError, "'y' .*if it is data"),
+        (
+            lambda r: diagnose(az.from_dict({"posterior": {"b": np.zeros((1, 9))}})),
+            ValueError,
+            "to_",
+        ),
+    ],
+)
+def test_one_sentence_says_what_to_call(call, error, words):
+    with pytest.raises(error, match=words):
+        call(fitted())
+
+
+def test_data_that_are_no_arrays_are_named():
+    frame, series = pd.DataFrame(DESIGN), pd.Series(Y)
+    for fn in (to_arviz, pareto_khat, diagnose):
+        with pytest.raises(TypeError, match=r"'y' are a pandas Series; .*data.to_numpy\(\)"):
+            fn(SVI_OF, fitted(), model_args=(DESIGN, series))
+        with pytest.raises(TypeError, match=r"'y' are a list; .*jnp.array\(data\)"):
+            fn(SVI_OF, fitted(), model_args=(DESIGN, Y.tolist()))
+    with pytest.raises(TypeError, match="argument 0 is a pandas DataFrame; pass an array"):
+        diagnose(SVI_OF, fitted(), model_args=(frame, Y, 10))
+    with pytest.raises(TypeError, match="argument 0 is a list; pass an array"):
+        diagnose(SVI_OF, fitted(), model_args=(DESIGN.tolist(), Y))
+
+
+def test_data_that_hold_nan_are_named():
+    y = Y.copy()
+    y[3] = np.nan
+    with pytest.raises(ValueError, match="'y' have 1 NaN among 100 numbers"):
+        diagnose(SVI_OF, fitted(), model_args=(DESIGN, y))
+
+
+def implicit(x, y=None, batch=None):
+    w = numpyro.param("w", jnp.zeros(2))
+    L = numpyro.param("L", jnp.eye(2))
+    e = numpyro.sample("e", dist.Normal().expand([2]).to_event(1), infer={"is_auxiliary": True})
+    numpyro.sample("b", Implicit(w + L @ e, event_dim=1))
+
+
+def test_draws_of_an_implicit_guide_are_judged_by_their_gradients():
+    precision = np.eye(2) + DESIGN.T @ DESIGN
+    mean, L = np.linalg.solve(precision, DESIGN.T @ Y), np.linalg.cholesky(np.linalg.inv(precision))
+    svi = SVI(regression, implicit, numpyro.optim.Adam(0.1), Trace_ELBO())
+    for factor, ok in ((1.0, True), (0.5, False)):
+        params = {"w": jnp.asarray(mean), "L": jnp.asarray(factor * L, jnp.float32)}
+        found = diagnose(svi, params, model_args=(DESIGN, Y))
+        rows = {row.quantity: row for row in found.rows}
+        # An sd of 1,000 draws has a relative error of 2 %; the worst of two is shown.
+        assert rows["implied sd ratio, worst"].value == pytest.approx(factor, rel=0.08)
+        assert (rows["implied sd ratio, worst"].ok, found.ok) == (ok, ok), found
+        assert rows["shift in sds"].ok
+        assert rows["squared KSD"].value > 0
+
+
+@pytest.mark.filterwarnings("ignore:the particles have not converged")
+def test_particles_on_a_potential_function_are_judged():
+    mcmc = MCMC(
+        ParVI(potential_fn=lambda z: 0.5 * jnp.sum((z["a"] / 3.0) ** 2)),
+        num_warmup=1,
+        num_samples=1,
+        num_chains=20,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    noise = np.random.default_rng(0).normal(size=20)
+    start = {"a": jnp.asarray(1.5 * (noise - noise.mean()) / noise.std())}
+    mcmc.run(random.key(0), init_params=start)
+    x = np.asarray(mcmc.get_samples()["a"])
+    rows = {row.quantity: row for row in diagnose(mcmc).rows}
+    assert rows["implied sd ratio, worst"].value == pytest.approx(x.std() / 3.0, rel=1e-3)
+    with pytest.warns(InferenceWarning, match=r"most of all in coordinate 0") as record:
+        to_arviz(mcmc)
+    assert record[0].filename == __file__
+    assert rows["shift in sds"].value == pytest.approx(abs(x.mean()) * x.std() / 9.0, abs=1e-4)
+
+
+def test_a_table_is_a_frame_without_further_imports():
+    found = diagnose(SVI_OF, SimpleNamespace(params=fitted().params), model_args=(DESIGN, Y))
+    assert isinstance(found.to_frame(), pd.DataFrame)

@@ -1,0 +1,183 @@
+"""Lines of ``diagnose`` and warnings of ``to_arviz``, each provoked by a real run that is wrong."""
+
+import warnings
+
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO, init_to_value
+from numpyro.infer.autoguide import AutoNormal
+import pytest
+
+from numpyro_ext.diagnostics import InferenceWarning, diagnose, to_arviz
+from numpyro_ext.mcmc import PSGLD, SGHMC, SGLD, SGRLD
+from numpyro_ext.particles import ParVI
+
+MANY = 1.0 + jnp.sin(jnp.arange(200.0))
+
+
+def normal_mean(x, batch=None):
+    z = numpyro.sample("z", dist.Normal())
+    with numpyro.plate("N", len(x), subsample_size=batch) as i:
+        numpyro.sample("x", dist.Normal(z), obs=x[i])
+
+
+def funnel():
+    """Without a mode: the density grows without bound as the scale goes to 0."""
+    scale = numpyro.sample("scale", dist.HalfNormal())
+    numpyro.sample("theta", dist.Normal(0, scale).expand([3]).to_event(1))
+
+
+def run(kernel, *args, num_warmup=0, num_samples=500, num_chains=2, fields=(), **kwargs):
+    mcmc = MCMC(
+        kernel,
+        num_warmup=num_warmup,
+        num_samples=num_samples,
+        num_chains=num_chains,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), *args, extra_fields=fields, **kwargs)
+    return mcmc
+
+
+def rows_of(diagnosis):
+    return {row.quantity: row for row in diagnosis.rows}
+
+
+def wrong(diagnosis):
+    return [row.quantity for row in diagnosis.rows if row.ok is False]
+
+
+def warned_of(fit, **kwargs):
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        to_arviz(fit, log_likelihood=False, **kwargs)
+    return [str(one.message) for one in record if one.category is InferenceWarning]
+
+
+def test_a_step_that_warmup_halves():
+    """The curvature is 201, so that steps above .00995 diverge: .1 is halved four times."""
+    mcmc = run(SGLD(normal_mean, 0.1), MANY, 20, num_warmup=1000)
+    row = rows_of(diagnose(mcmc))["step scale after warmup"]
+    assert (row.value, row.ok) == (1 / 16, False)
+    assert any("step scale after warmup is 0.0625 (limit 1)" in text for text in warned_of(mcmc))
+
+
+def test_a_step_that_diverges_without_a_warmup():
+    mcmc = run(SGLD(normal_mean, 0.1), MANY, 20)
+    found = diagnose(mcmc)
+    row = rows_of(found)["share of diverging draws"]
+    # It overflows after some 30 steps of factor 19, and is refused from then on.
+    assert 0.9 < row.value < 1
+    assert {"share of diverging draws", "implied variance ratio"} <= set(wrong(found))
+    assert any("share of diverging draws is 0.9" in text for text in warned_of(mcmc))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "step"),
+    # The step along the coordinate: that of SGRLD times the inverse of its metric.
+    [
+        (SGRLD(normal_mean, 0.2, metric=lambda z: jnp.full(1, 100.0)), lambda state: 0.002),
+        (PSGLD(normal_mean, 0.5), lambda state: 0.5 * float(state.preconditioner.mean())),
+    ],
+    ids=["SGRLD", "PSGLD"],
+)
+def test_gradients_of_preconditioned_kernels_imply_their_variance(kernel, step):
+    mcmc = run(kernel, MANY, 10, num_warmup=500, num_samples=4000)
+    row = rows_of(diagnose(mcmc))["implied variance ratio"]
+    assert row.ok is False
+    eps, h, s2 = step(mcmc.last_state), 201.0, 200**2 / 10 * float(np.var(MANY))
+    law = (2 + eps * s2) / (2 - eps * h)
+    # The preconditioners of two chains differ a little.
+    assert row.value == pytest.approx(law, abs=5 * row.error, rel=0.02)
+    assert h * float(np.var(mcmc.get_samples()["z"])) == pytest.approx(row.value, rel=0.1)
+    assert any(text.startswith("the implied variance ratio is ") for text in warned_of(mcmc))
+
+
+def test_an_estimate_of_the_noise_that_was_cut():
+    kernel = SGHMC(normal_mean, 0.02, friction=1.0, noise_variance="warmup")
+    mcmc = run(kernel, MANY, 5, num_warmup=500)
+    row = rows_of(diagnose(mcmc))["gradient noise over injected noise"]
+    # N^2 / B times the variance of a row, over what is injected: 4 tanh(C eps / 2) / eps^2.
+    law = 200**2 / 5 * float(np.var(MANY)) / (4 * np.tanh(0.01) / 0.02**2)
+    assert row.value == pytest.approx(law, rel=0.3)
+    assert row.ok is False
+    warned = warned_of(mcmc)
+    assert any(text.startswith("the gradient noise over injected noise is ") for text in warned)
+
+
+def eight_schools_centred():
+    mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfCauchy(5))
+    with numpyro.plate("schools", 8):
+        theta = numpyro.sample("theta", dist.Normal(mu, tau))
+        sigma = jnp.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
+        effect = jnp.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+        numpyro.sample("y", dist.Normal(theta, sigma), obs=effect)
+
+
+def test_settings_that_do_not_hold_and_a_chain_that_is_slower_than_their_law():
+    with pytest.warns(InferenceWarning, match="variational fit instead"):
+        mcmc = run(SGHMC(eight_schools_centred), num_warmup=100, num_samples=5000)
+    found = diagnose(mcmc)
+    row = rows_of(found)["problems of the settings"]
+    assert row.verdict == " ".join(mcmc.sampler.settings.problems)
+    assert (row.value, row.ok) == (len(mcmc.sampler.settings.problems), False)
+    slow = rows_of(found)["transitions per independent draw"]
+    assert slow.ok is False
+    assert "reparametrise" in slow.verdict
+    assert {"largest R-hat", "smallest ESS"} <= set(wrong(found))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InferenceWarning)
+        tree = to_arviz(mcmc)
+    assert wrong(diagnose(tree)) == wrong(found)
+
+
+def test_nuts_in_a_funnel_diverges():
+    mcmc = run(NUTS(funnel), num_warmup=200, fields=("num_steps",))
+    found = diagnose(mcmc)
+    assert "divergences" in wrong(found)
+    assert "smallest ESS" in wrong(found)
+    gradients = float(np.sum(mcmc.get_extra_fields()["num_steps"]))
+    rows = rows_of(found)
+    assert rows["ESS per gradient"].value == pytest.approx(rows["smallest ESS"].value / gradients)
+
+
+def test_a_site_that_never_moves_where_its_transform_is_saturated():
+    def model():
+        numpyro.sample("u", dist.Uniform())
+
+    mcmc = run(SGLD(model, 0.01), init_params={"u": jnp.full(2, 40.0)})
+    assert "sites that never move" in wrong(diagnose(mcmc))
+
+
+def test_draws_that_overflow():
+    def model():
+        numpyro.sample("s", dist.ImproperUniform(dist.constraints.positive, (), ()))
+
+    mcmc = run(SGLD(model, 1.0), init_params={"s": jnp.zeros(2)})
+    row = rows_of(diagnose(mcmc))["share of draws not finite"]
+    # log s climbs by 1 at every step, and float32 ends at 88.7.
+    assert row.value == pytest.approx(1 - 88.7 / 500, abs=0.1)
+    assert row.ok is False
+
+
+def test_a_fit_that_was_stopped_early():
+    far = init_to_value(values={"z": jnp.array(-3.0)})
+    guide = AutoNormal(normal_mean, init_loc_fn=far)
+    svi = SVI(normal_mean, guide, numpyro.optim.Adam(0.001), Trace_ELBO())
+    result = svi.run(random.key(0), 1000, MANY, progress_bar=False)
+    found = diagnose(svi, result, model_args=(MANY,))
+    assert wrong(found) == ["change of the loss", "k-hat"]
+    assert "still falling" in rows_of(found)["change of the loss"].verdict
+
+
+@pytest.mark.filterwarnings("ignore:the particles have not converged")
+def test_particles_that_are_still_on_their_way():
+    mcmc = run(ParVI(normal_mean), MANY, num_warmup=3, num_samples=1, num_chains=10)
+    assert {"implied sd ratio, worst", "shift in sds"} <= set(wrong(diagnose(mcmc)))
+    warned = warned_of(mcmc)
+    assert any(text.startswith("the implied sd ratio, worst is ") for text in warned)
+    assert any(text.startswith("the shift in sds is ") for text in warned)

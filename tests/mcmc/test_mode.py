@@ -1,0 +1,74 @@
+"""The mode, the curvature there, and the noise of gradients around it."""
+
+from functools import cache
+
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import read_model
+from numpyro_ext.mcmc import ControlVariate, MinibatchGradient, find_whitening
+from numpyro_ext.mcmc._mode import find_modes, measure_noise
+
+ROWS, BATCH, SD = 200, 10, 0.7
+
+
+def regression(x, y):
+    w = numpyro.sample("w", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", ROWS, subsample_size=BATCH) as i:
+        numpyro.sample("y", dist.Normal(x[i] @ w, SD), obs=y[i])
+
+
+@cache
+def found():
+    """Two correlated columns of unequal scale, with heavy tails so that rows differ much."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_t(5, (ROWS, 2)) @ np.array([[1.0, 0.8], [0.0, 0.1]])
+    y = x @ np.array([3.0, -2.0]) + SD * rng.standard_normal(ROWS)
+    args = jnp.asarray(x), jnp.asarray(y)
+    potential = Potential(regression, read_model(regression, args), {}, args, {})
+    return x, y, potential, next(find_modes(random.key(0), potential, [jnp.zeros(2)]))
+
+
+def test_the_mode_and_the_curvature_of_a_linear_regression():
+    x, y, _, mode = found()
+    H = x.T @ x / SD**2 + np.eye(2) / 100
+    sd = np.sqrt(np.diag(np.linalg.inv(H)))
+    assert np.max(np.abs(mode.x - np.linalg.solve(H, x.T @ y / SD**2)) / sd) < 0.06
+    np.testing.assert_allclose(mode.factor, np.linalg.cholesky(np.linalg.inv(H)), rtol=1e-3)
+    assert mode.num_negative == 0
+
+
+def test_the_noise_is_the_mean_over_the_normal_approximation():
+    """N^2/B times the variance of a row's gradient, in closed form; 5 to 8 % by chance."""
+    x, y, potential, mode = found()
+    A, Sigma = np.asarray(mode.factor), np.asarray(mode.factor) @ np.asarray(mode.factor).T
+    # Of x_n x_n^T (w - c) / sd^2 for w - c of covariance Sigma, over rows n.
+    second, length = x.T @ x / ROWS, np.einsum("ni,ij,nj->n", x, Sigma, x)
+    corrected = (x * length[:, None]).T @ x / ROWS - second @ Sigma @ second
+    residual = y - x @ np.asarray(mode.x)
+    at_center = (x * residual[:, None] ** 2).T @ x / ROWS
+    scale = ROWS**2 / BATCH / SD**4
+    estimators = {
+        ControlVariate({"w": mode.x}): corrected,
+        MinibatchGradient(): corrected + at_center,  # the mean gradient at the mode is 0
+    }
+    for estimator, covariance in estimators.items():
+        noise = measure_noise(random.key(1), potential, mode, estimator)
+        np.testing.assert_allclose(noise, scale * np.diag(A.T @ covariance @ A), rtol=0.2)
+
+
+def test_many_coordinates_are_whitened_one_by_one():
+    """513 of them, normal with standard deviations from 0.01 to 100."""
+    sd = jnp.geomspace(0.01, 100.0, 513)
+
+    def model():
+        numpyro.sample("z", dist.Normal(3 * sd, sd).to_event(1))
+
+    whitening = find_whitening(model)
+    assert whitening.factor.shape == (513,)
+    np.testing.assert_allclose(whitening.factor, sd, rtol=1e-4)
+    np.testing.assert_allclose(whitening.center / sd, 3, atol=0.05)

@@ -1,0 +1,79 @@
+import warnings
+
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import read_model
+from numpyro_ext.diagnostics import InferenceWarning
+from numpyro_ext.mcmc import SGHMC
+from numpyro_ext.mcmc._mode import Mode
+from numpyro_ext.mcmc._shape import measure_shape
+
+QUARTIC = 0.3
+
+
+def quartic():
+    """U = z^2 / 2 + a z^4 / 4: its mode is 0, with curvature 1."""
+    z = numpyro.sample("z", dist.Normal(0, 1).expand([1]).to_event(1))
+    numpyro.factor("quartic", -QUARTIC * z[0] ** 4 / 4)
+
+
+def correlated():
+    cov = jnp.array([[4.0, 1.9], [1.9, 1.0]])
+    numpyro.sample("z", dist.MultivariateNormal(jnp.array([3.0, -50.0]), cov))
+
+
+def shape_of(model, center, factor):
+    potential = Potential(model, read_model(model, (), {}), {}, (), {})
+    mode = Mode(jnp.asarray(center), jnp.asarray(factor), 0.0, 0, 0)
+    return measure_shape(random.key(0), potential, mode)
+
+
+def test_departure_and_stiffness_of_a_quartic():
+    found = shape_of(quartic, [0.0], [[1.0]])
+    xi = np.asarray(random.normal(random.key(0), (64, 2, 1)), float)[:, 0, 0]
+    assert found.departure == pytest.approx(np.median((QUARTIC * xi**3) ** 2), rel=1e-3)
+    assert found.stiffness == pytest.approx(np.sort(1 + 3 * QUARTIC * xi**2)[60], rel=1e-3)
+
+
+def test_a_normal_posterior_has_none():
+    root = np.linalg.cholesky([[4.0, 1.9], [1.9, 1.0]])
+    found = shape_of(correlated, [3.0, -50.0], root)
+    assert found.departure < 1e-4
+    assert found.stiffness == pytest.approx(1, abs=0.01)
+
+
+def eight_schools():
+    """With offsets in units of tau. The mode is far from the mass in log tau."""
+    mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfCauchy(5))
+    with numpyro.plate("schools", 8):
+        theta = mu + tau * numpyro.sample("theta_trans", dist.Normal(0, 1))
+        sigma = jnp.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
+        effect = jnp.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+        numpyro.sample("y", dist.Normal(theta, sigma), obs=effect)
+
+
+def test_a_variational_fit_replaces_a_mode_that_is_far_from_normal():
+    kernel = SGHMC(eight_schools)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kernel.init(random.key(0), 10, None)
+    # Exact, by a grid over tau: log tau has mean 0.80 and standard deviation 1.17.
+    assert float(jnp.log(kernel.settings.center["tau"])) == pytest.approx(0.80, abs=0.3)
+    assert 0.1 < kernel.settings.step_size < 0.45
+
+
+def banana(y):
+    a, b = numpyro.sample("a", dist.Normal(0, 1)), numpyro.sample("b", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(a * jnp.exp(3 * b), 0.01), obs=y)
+
+
+def test_a_posterior_that_no_normal_fits_warns():
+    kernel = SGHMC(banana)
+    with pytest.warns(InferenceWarning, match="gradients around the center are far from those of"):
+        kernel.init(random.key(0), 10, None, (jnp.array(2.0),))

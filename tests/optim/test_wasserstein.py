@@ -1,0 +1,293 @@
+"""Accelerated descent: reference values, the recursions as slow loops, and use in SVI and ParVI."""
+
+from functools import cache, partial
+import pickle
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, SVI
+import optax
+import pytest
+
+from numpyro_ext.optim import po, wag, wasserstein_eval_params, wnes
+from numpyro_ext.particles import SVGD, AutoParticles, ParVI
+
+# (x_k, y_k) on v(z) = -2 (z - 1), z0 = 4, learning rate 0.05.
+REFERENCE = {
+    "wag": (
+        wag(0.05, 3.5),
+        [(3.7, 2.95), (2.755, 2.03875), (1.934875, 1.3015625), (1.27140625, 0.75495703125)],
+    ),
+    "wnes": (
+        wnes(0.05),
+        [(3.7, 3.7), (3.43, 3.3625), (3.12625, 3.00475), (2.804275, 2.6432875)],
+    ),
+    "wnes, mu": (
+        wnes(0.05, mu=2.0, beta=0.2),
+        [
+            (3.7, 3.5446134851583952),
+            (3.290152136642556, 3.0778693663012504),
+            (2.8700824296711254, 2.6525052038150423),
+        ],
+    ),
+}
+# A tree of parameters, off the origin and of unequal scales.
+START = {"a": np.array([[4.0, -30.0], [0.5, 2.0], [1e3, 7.0]]), "b": np.array(-0.3)}
+
+
+def velocity(z):
+    """Neither linear nor the same in all coordinates."""
+    return jax.tree.map(lambda a: -jnp.tanh(a - 1) - 0.1 * (a + 2), z)
+
+
+def schedule(i):
+    return 0.3 * (i + 2.0) ** -0.55
+
+
+def path(optim, start, steps, v=velocity):
+    """(x_k, y_k) stacked over the steps, by a scan."""
+
+    def step(carry, _):
+        params, state = carry
+        updates, state = optim.update(jax.tree.map(jnp.negative, v(params)), state, params)
+        params = optax.apply_updates(params, updates)
+        return (params, state), (wasserstein_eval_params(state, params), params)
+
+    start = jax.tree.map(lambda a: jnp.asarray(a, float), start)
+    return lax.scan(step, (start, optim.init(start)), length=steps)[1]
+
+
+def slow_loop(name, steps, alpha=3.1, mu=1.7, beta=0.4, decay=0.6):
+    """The recursions as the paper writes them, one array at a time, in double precision."""
+    found = {}
+    for site, start in START.items():
+        x = y = np.array(start)
+        d, rows = np.zeros_like(y), []
+        for k in range(1, steps + 1):
+            eps = schedule(k - 1)
+            v = -np.tanh(y - 1) - 0.1 * (y + 2)
+            if name == "po":
+                d = decay * d + eps * v
+                x = y = y + d
+            else:
+                old, x = x, y + eps * v
+                if name == "wag":
+                    y = x + (k - 1) / k * (y - old) + (k + alpha - 2) / k * eps * v
+                else:
+                    y = x + (momentum(mu, eps, beta) if mu else (k - 1) / (k + 2)) * (x - old)
+            rows.append((x, y))
+        found[site] = [np.stack(z) for z in zip(*rows, strict=True)]
+    return {site: z[0] for site, z in found.items()}, {site: z[1] for site, z in found.items()}
+
+
+def momentum(mu, eps, beta):
+    """c1 (1 / a - 1) of Zhang and Sra, with no simplification."""
+    h = mu * eps
+    b = beta * np.sqrt(h)
+    s = np.sqrt(b**2 + 4 * (1 + b) * h)
+    a = (s - b) / 2
+    q = mu * (s - b) / (s + b)
+    return a * q / (q + a * mu) * (1 / a - 1)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("name", REFERENCE)
+def test_matches_reference_values(name, tol):
+    optim, expected = REFERENCE[name]
+    x, y = path(optim, 4.0, len(expected), lambda z: -2 * (z - 1))
+    np.testing.assert_allclose(np.stack([x, y], 1), expected, rtol=tol(1e-6, 1e-13))
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize(
+    ("name", "optim", "options"),
+    [
+        ("wag", wag(schedule, 3.1), {}),
+        ("wnes", wnes(schedule), {"mu": None}),
+        ("wnes", wnes(schedule, mu=1.7, beta=0.4), {}),
+        ("po", po(schedule, decay=0.6), {}),
+    ],
+    ids=["wag", "wnes", "wnes, mu", "po"],
+)
+def test_equals_the_recursion_as_a_slow_loop(name, optim, options, tol):
+    # Single precision: 30 additions to numbers of up to 1000, and errors that momentum repeats.
+    for ours, exact in zip(path(optim, START, 30), slow_loop(name, 30, **options), strict=True):
+        for site in START:
+            np.testing.assert_allclose(ours[site], exact[site], rtol=tol(2e-6, 1e-12), atol=1e-5)
+
+
+def coefficient(mu, eps, beta):
+    """c, from two steps of velocity 1: x_1 = eps and y_1 = x_1 + c eps."""
+    x, y = path(wnes(eps, mu=mu, beta=beta), 0.0, 1, jnp.ones_like)
+    return (y[0] - x[0]) / x[0]
+
+
+@pytest.mark.x64
+def test_momentum_of_wnes_is_that_of_the_riemannian_method(tol):
+    grid = np.array(np.meshgrid([1e-3, 0.5, 3.0, 1000.0], [1e-4, 1e-3], [0.0, 0.2, 5.0]))
+    grid = grid.reshape(3, -1).T
+    found = jax.jit(jax.vmap(lambda p: coefficient(p[0], p[1], p[2])))(jnp.asarray(grid, float))
+    np.testing.assert_allclose(found, [momentum(*row) for row in grid], rtol=tol(3e-6, 1e-11))
+    np.testing.assert_allclose(
+        coefficient(3.0, 0.01, 0.2), 0.7035559334380297, rtol=tol(1e-6, 1e-14)
+    )
+
+
+def test_momentum_of_wnes_goes_from_one_to_zero():
+    assert coefficient(1e-12, 0.01, 0.2) > 0.9999  # mu eps -> 0: the step is kept as it is
+    for beta in (0.0, 0.2, 3.0):
+        np.testing.assert_allclose(coefficient(100.0, 0.01, beta), 0.0, atol=1e-6)  # mu eps = 1
+
+
+def test_noise_of_po_is_standard_normal_and_falls_as_a_power():
+    optim = po(2.0, decay=0.0, noise=0.5, noise_decay=0.7, rng_key=random.key(0))
+    start = {"a": jnp.zeros(4000), "b": jnp.zeros((2, 2000))}
+    _, y = path(optim, start, 3, lambda z: jax.tree.map(jnp.zeros_like, z))
+    steps = {site: np.diff(z, axis=0, prepend=0 * z[:1]) for site, z in y.items()}
+    xi = np.stack(
+        [s.reshape(3, -1) / np.array([[1.0], [2**-0.7], [3**-0.7]]) for s in steps.values()]
+    )
+    # Standard errors over 4000 draws: 0.011 of a standard deviation, 0.016 of a correlation.
+    np.testing.assert_allclose(xi.std(-1), 1.0, atol=0.05)
+    np.testing.assert_allclose(np.corrcoef(xi.reshape(6, -1)), np.eye(6), atol=0.07)
+
+
+def test_acceleration_takes_fewer_steps_on_an_ill_conditioned_quadratic():
+    curvature = jnp.array([1.0, 0.003])
+
+    def final(optim):
+        x, _ = path(optim, jnp.array([5.0, 5.0]), 300, lambda z: -curvature * (z - 2))
+        return jnp.sum(curvature * (x[-1] - 2) ** 2)
+
+    plain = final(po(0.5, decay=0.0))
+    for optim in (wag(0.25), wnes(0.5), wnes(0.5, mu=0.003), po(0.5, decay=0.9)):
+        assert final(optim) < 0.1 * plain
+
+
+def model(theta_scale=1.0):
+    w = numpyro.sample("w", dist.Normal(3.0, 2.0))
+    theta = numpyro.param("theta", 0.5)
+    numpyro.sample("y", dist.Normal(w + theta, theta_scale), obs=4.0)
+
+
+OPTIMS = {
+    "wag": wag(0.05),
+    "wnes": wnes(lambda i: 0.1 / (i + 1.0) ** 0.5, mu=1.0),
+    "po": po(0.05, noise=0.1, rng_key=random.key(3)),
+}
+
+
+@cache
+def straight(name):
+    """Twenty steps of SVI in which only the particles are accelerated."""
+    labels = {"auto_particles": "particles", "theta": "model"}
+    optim = optax.multi_transform({"particles": OPTIMS[name], "model": optax.sgd(0.01)}, labels)
+    guide = AutoParticles(model, 8)
+    svi = SVI(model, guide, optim, SVGD())
+    return svi, svi.run(random.key(0), 20, progress_bar=False)
+
+
+@pytest.mark.parametrize("name", OPTIMS)
+def test_a_resumed_run_of_svi_is_the_straight_run(name):
+    svi, result = straight(name)
+    half = svi.run(random.key(0), 10, progress_bar=False).state
+    optim_state = pickle.loads(pickle.dumps(half.optim_state))
+    again = svi.run(
+        random.key(1), 10, progress_bar=False, init_state=half._replace(optim_state=optim_state)
+    )
+    for site, value in result.params.items():
+        np.testing.assert_array_equal(again.params[site], value)
+
+
+@pytest.mark.parametrize("name", OPTIMS)
+def test_only_the_labelled_parameters_are_accelerated(name):
+    svi, result = straight(name)
+    x = wasserstein_eval_params(result.state.optim_state, result.params)
+    assert x["theta"] == result.params["theta"]
+    apart = jnp.abs(x["auto_particles"] - result.params["auto_particles"]).max()
+    assert (apart == 0) if name == "po" else (1e-5 < apart < 0.5)
+    # The first step of theta is a step of sgd: theta + 0.01 mean_i (4 - w_i - theta).
+    start = svi.init(random.key(0))
+    w = svi.get_params(start)["auto_particles"][:, 0]
+    after = svi.get_params(svi.update(start)[0])["theta"]
+    np.testing.assert_allclose(after, 0.5 + 0.01 * jnp.mean(4 - w - 0.5), rtol=1e-6)
+
+
+def test_svi_moves_particles_as_the_recursion_does():
+    guide = AutoParticles(model, 8)
+    svi = SVI(model, guide, wnes(0.1, mu=1.0), SVGD())
+    state = svi.init(random.key(0))
+    params = svi.get_params(state)
+
+    def v(z):
+        w, theta = z["auto_particles"], z["theta"]
+        g = -(w - 3) / 4 - (w + theta - 4)
+        return {"auto_particles": SVGD().velocity(w, g), "theta": jnp.mean(4 - w - theta)}
+
+    x, y = path(wnes(0.1, mu=1.0), params, 5, v)
+    update = jax.jit(svi.update)
+    for _ in range(5):
+        state, _ = update(state)
+    ours = svi.get_params(state)
+    for site in params:
+        np.testing.assert_allclose(ours[site], y[site][-1], rtol=2e-5)
+    ours = wasserstein_eval_params(state.optim_state, ours)
+    for site in params:
+        np.testing.assert_allclose(ours[site], x[site][-1], rtol=2e-5)
+
+
+def one_normal():
+    numpyro.sample("w", dist.Normal(3.0, 2.0))
+
+
+def test_parvi_takes_it_and_pickles():
+    kernel = pickle.loads(pickle.dumps(ParVI(one_normal, SVGD(), partial(wnes, 0.5, mu=0.2))))
+    mcmc = MCMC(
+        kernel,
+        num_warmup=200,
+        num_samples=1,
+        num_chains=50,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0))
+    w = mcmc.get_samples()["w"]
+    # SVGD with 50 particles in one dimension has the right mean and 1.9 to 2.0 for the scale.
+    np.testing.assert_allclose([w.mean(), w.std()], [3.0, 1.95], atol=0.1)
+
+
+def test_learning_rate_may_be_traced():
+    last = jax.jit(lambda eps, mu: path(wnes(eps, mu=mu), 4.0, 3, lambda z: -2 * (z - 1))[1][-1])
+    np.testing.assert_allclose(last(0.05, 2.0), REFERENCE["wnes, mu"][1][-1][1], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: wag(0.0), ValueError, "learning_rate is 0.0; it must be a positive"),
+        (lambda: wnes(-1.0), ValueError, "learning_rate is -1.0; it must be a positive"),
+        (lambda: po("fast"), TypeError, "learning_rate is 'fast'; it must be a positive number"),
+        (lambda: wag(0.1, 0.5), ValueError, "alpha is 0.5; it must be at least 1"),
+        (lambda: wnes(0.1, mu=0.0), ValueError, "mu is 0.0; it must be a positive"),
+        (lambda: wnes(0.1, mu=11.0), ValueError, "mu is 11.0 and learning_rate is 0.1.*at most 1"),
+        (lambda: wnes(schedule, mu=9.0), ValueError, "mu is 9.0.*at most 1"),
+        (lambda: wnes(0.1, beta=-0.1), ValueError, "beta is -0.1; it must be a non-negative"),
+        (lambda: po(0.1, decay=1.0), ValueError, r"decay is 1.0; it must be in \[0, 1\)"),
+        (lambda: po(0.1, decay=-0.1), ValueError, "decay is -0.1; it must be a non-negative"),
+        (lambda: po(0.1, noise=-1.0), ValueError, "noise is -1.0; it must be a non-negative"),
+        (lambda: po(0.1, noise=0.1), ValueError, "noise is 0.1 and rng_key is None; give a random"),
+        (lambda: po(0.1, noise_decay=-1.0), ValueError, "noise_decay is -1.0"),
+        (
+            lambda: wasserstein_eval_params(optax.sgd(0.1).init(1.0), 1.0),
+            ValueError,
+            "opt_state holds no state of wag, wnes or po",
+        ),
+    ],
+)
+def test_bad_input_is_named(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

@@ -1,0 +1,81 @@
+"""PSGHMC: reference values, the two flows, what it leaves invariant, what it refuses."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_ext.particles import GFSD, PSGHMC, SVGD, Blob, RegularizedSVGD
+from numpyro_ext.scores import RBF
+from tests.particles.fixture import G, X
+
+R = np.array([[0.3, -0.2], [-1.0, 0.4], [0.6, 1.1], [-0.1, -0.9]])
+# Fixture with l = 0.9, mass 1.5, friction 0.4, step 0.05, from a second implementation.
+REFERENCE = [
+    [0.3940751911398888, -0.2122800250364853],
+    [-1.0314786416557697, 0.3659244284061178],
+    [0.708461126653201, 1.0513047359979866],
+    [-0.3008910094706536, -0.9402824727009526],
+]
+
+
+@pytest.mark.x64
+def test_matches_reference_values(tol):
+    dynamics = PSGHMC(0.05, friction=0.4, mass=1.5, kernel=RBF(0.9))
+    x, r = jax.jit(lambda *a: dynamics.step(*a, Blob()))(X, R, G)
+    np.testing.assert_allclose(r, REFERENCE, atol=tol(1e-6, 1e-12))
+    np.testing.assert_allclose(x, X + 0.05 * R / 1.5, atol=tol(1e-6, 1e-12))
+
+
+def test_second_flow_moves_by_the_velocities_of_both(tol):
+    field, own = Blob(RBF(0.7)), Blob(RBF(0.9))
+    dynamics = PSGHMC(0.05, flow="fgh", friction=0.4, mass=1.5, kernel=RBF(0.9))
+    x, r = dynamics.step(jnp.array(X), jnp.array(R), jnp.array(G), field)
+    v_r = own.velocity(R, -R / 1.5)
+    np.testing.assert_allclose(x, X - 0.05 * v_r, atol=tol(1e-6, 1e-12))
+    expected = R + 0.05 * (field.velocity(X, G) + 0.4 * v_r)
+    np.testing.assert_allclose(r, expected, atol=tol(1e-6, 1e-12))
+
+
+def test_momenta_start_at_their_target():
+    r = PSGHMC(0.1, mass=9.0).init(random.key(0), jnp.zeros((4000, 2)))
+    # The standard error of a standard deviation is 3 / sqrt(8000).
+    np.testing.assert_allclose(r.std(0), 3.0, atol=0.15)
+
+
+@pytest.mark.parametrize("flow", ["det", "fgh"])
+def test_finds_a_normal(flow):
+    """N(1, 0.5^2) within 10 %: a step of Euler and the kernel err by about 5 % each."""
+    dynamics = PSGHMC(0.02, flow=flow, friction=2.0)
+    x = random.normal(random.key(1), (60, 1)) - 1.0
+
+    def step(carry, _):
+        x, r = dynamics.step(*carry, 4.0 * (1.0 - carry[0]), GFSD(RBF("median")))
+        return (x, r), jnp.array([x.mean(), x.var()])
+
+    run = jax.jit(lambda x, r: jax.lax.scan(step, (x, r), None, 3000)[1])
+    mean, var = run(x, dynamics.init(random.key(2), x))[-500:].mean(0)
+    assert abs(mean - 1.0) < 0.05
+    np.testing.assert_allclose(var**0.5, 0.5, rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: PSGHMC(0.0), r"step_size is 0\.0"),
+        (lambda: PSGHMC(0.1, flow="hmc"), "flow is 'hmc'; it must be one of 'det', 'fgh'"),
+        (lambda: PSGHMC(0.1, friction=-1.0), r"friction is -1\.0"),
+        (lambda: PSGHMC(0.1, mass=0.0), r"mass is 0\.0"),
+        (lambda: PSGHMC(0.1).step(X, R[:2], G, Blob()), "one momentum for each coordinate"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("field", [SVGD(), RegularizedSVGD()])
+def test_fields_that_smooth_the_gradient_are_refused(field):
+    with pytest.raises(TypeError, match=r"field is .*; use Blob\(\), GFSD\(\) or GFSF\(\)"):
+        PSGHMC(0.1).step(X, R, G, field)

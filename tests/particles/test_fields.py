@@ -1,0 +1,305 @@
+"""The velocities themselves: reference values, slow loops, functionals, limits, known targets."""
+
+from functools import partial
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import SVI
+import optax
+import pytest
+
+from numpyro_ext.particles import (
+    GFSD,
+    GFSF,
+    SVGD,
+    AutoParticles,
+    Blob,
+    RegularizedSVGD,
+    particle_step,
+)
+from numpyro_ext.scores import IMQ, RBF, KDEScore, Linear, MatrixRBF, SteinScore, as_kernel
+from tests.particles.fixture import G, X, slow_velocity, slow_whitening
+
+# At l = 0.9, from a second implementation.
+REFERENCE = [
+    (
+        SVGD(RBF(0.9)),
+        [
+            [0.2755881660203957, -0.2715127235909123],
+            [0.2539288788195082, -0.1777757036515961],
+            [0.5088537359664066, -0.2042137336716990],
+            [-0.9865238629705742, -0.1644813170265102],
+        ],
+    ),
+    (
+        SVGD(IMQ(0.9)),
+        [
+            [0.2055656974273232, -0.3849144262273129],
+            [0.1000216897016565, -0.3437258566443892],
+            [0.4144169476416225, -0.3108465635408136],
+            [-0.7705876002351016, -0.3083335305679944],
+        ],
+    ),
+    (
+        SVGD(Linear()),
+        [[-0.1625, -0.65], [-1.540625, -0.890625], [5.0125, 0.665625], [-9.28125, -2.7]],
+    ),
+    (
+        SVGD(MatrixRBF(np.array([[2.0, 0.3], [0.3, 0.5]]), 1.2)),
+        [
+            [0.4108572488057019, -1.0156971925047644],
+            [0.2599324046845054, -0.6538474840916372],
+            [0.3999307059362855, -0.725509610022867],
+            [-0.4700009290781949, -0.0517068169488741],
+        ],
+    ),
+    (
+        GFSD(RBF(0.9)),
+        [
+            [1.352781451930305, -0.5005500195846693],
+            [-0.0399707344609466, -0.6145779635203327],
+            [1.9590542840582754, -0.790652888642249],
+            [-3.941502317807008, -0.6407290628325427],
+        ],
+    ),
+    (
+        Blob(RBF(0.9)),
+        [
+            [1.0154457928850869, -0.8405313658081568],
+            [0.3818918453128968, -0.4921763547242477],
+            [1.855407603076737, -0.5995884466319079],
+            [-3.9027452412747206, -0.6677038328356876],
+        ],
+    ),
+    (
+        GFSF(RBF(0.9), eta=0.01),
+        [
+            [0.6771521325352781, -0.9161758254458405],
+            [0.6542093495663743, -0.2330687566659041],
+            [1.9471464863588426, -0.7390021479302228],
+            [-3.961704525013282, -0.6505873999301293],
+        ],
+    ),
+]
+FIELDS = [
+    pytest.param(SVGD, None, id="SVGD"),
+    pytest.param(Blob, None, id="Blob"),
+    pytest.param(GFSD, None, id="GFSD"),
+    pytest.param(partial(GFSF, eta=0.05), 0.05, id="GFSF"),
+    pytest.param(partial(RegularizedSVGD, eta=0.7, precondition=None), 0.7, id="RegularizedSVGD"),
+]
+
+
+def name_of(make):
+    return getattr(make, "func", make).__name__
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize(("field", "expected"), REFERENCE, ids=lambda a: type(a).__name__)
+def test_matches_reference_values(field, expected, tol):
+    v = jax.jit(field.velocity)(jnp.array(X), jnp.array(G))
+    np.testing.assert_allclose(v, expected, atol=tol(5e-6, 1e-12))
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("kernel", [RBF("median"), IMQ(1.3, c=0.8, beta=-0.3)], ids=["RBF", "IMQ"])
+@pytest.mark.parametrize(("make", "eta"), FIELDS)
+def test_equals_the_slow_loop_with_and_without_preconditioning(make, eta, kernel, tol):
+    x, g = jnp.array(X) * jnp.array([2.0, 0.1]) + 5.0, jnp.array(G)
+    expected = slow_velocity(name_of(make), kernel.resolve(x), x, g, eta)
+    v = jax.jit(make(kernel).velocity)(x, g)
+    np.testing.assert_allclose(v, expected, atol=tol(1e-4, 1e-10))
+    root = slow_whitening(x)
+    y = np.linalg.solve(root, np.asarray(x - x.mean(0)).T).T
+    resolved = kernel.resolve(jnp.array(y))
+    expected = slow_velocity(name_of(make), resolved, y, np.asarray(g) @ root, eta) @ root.T
+    v = jax.jit(make(kernel, precondition="covariance").velocity)(x, g)
+    np.testing.assert_allclose(v, expected, atol=tol(2e-5, 1e-10))
+
+
+def test_wasserstein_fields_subtract_a_score_estimate(tol):
+    x, g = random.normal(random.key(0), (2, 30, 3)) + 2.0
+    for field, estimate in (
+        (GFSD(), KDEScore(RBF("median"))),
+        (GFSF(), SteinScore(1e-2, RBF("median_distance"))),
+    ):
+        expected = g - jax.jit(estimate)(x)
+        np.testing.assert_allclose(jax.jit(field.velocity)(x, g), expected, atol=tol(1e-4, 1e-11))
+
+
+def test_blob_is_downhill_and_gfsd_is_so_with_frozen_centres(tol):
+    """Minus the gradient of F = -sum log p + sum log rho; grad log p - grad log KDE."""
+    x = random.normal(random.key(1), (12, 2)) * jnp.array([0.5, 2.0]) - 3.0
+    log_p = lambda x: jnp.sum(-0.5 * (x + 2.0) ** 2 - 0.1 * x**4)  # noqa: E731
+    g, kernel = jax.jit(jax.grad(log_p))(x), RBF(0.8)
+    energy = lambda x: jnp.sum(jnp.log(kernel(x, x).sum(1))) - log_p(x)  # noqa: E731
+    v = jax.jit(Blob(kernel).velocity)(x, g)
+    np.testing.assert_allclose(v, -jax.jit(jax.grad(energy))(x), rtol=tol(1e-4, 1e-10), atol=1e-4)
+    frozen = lambda y: log_p(y) - jnp.sum(jnp.log(kernel(y, x).sum(1)))  # noqa: E731
+    v = jax.jit(GFSD(kernel).velocity)(x, g)
+    np.testing.assert_allclose(v, jax.jit(jax.grad(frozen))(x), rtol=tol(1e-4, 1e-10), atol=1e-4)
+
+
+@pytest.mark.parametrize(("make", "eta"), FIELDS)
+def test_limits_of_the_bandwidth(make, eta):
+    """Without neighbours in reach nothing repels: g, and g / m for SVGD."""
+    share = {"SVGD": 1 / len(X), "RegularizedSVGD": 1 / 1.7}.get(name_of(make), 1.0)
+    v = make(RBF(0.01)).velocity(jnp.array(X), jnp.array(G))
+    np.testing.assert_allclose(v, G * share, rtol=1e-5, atol=1e-5)
+
+
+def test_limits_of_the_ridge():
+    x, g = jnp.array(X), jnp.array(G)
+    np.testing.assert_allclose(GFSF(eta=1e6).velocity(x, g), g, atol=1e-5)
+    regularized = partial(RegularizedSVGD, precondition=None)
+    large = regularized(eta=1e5).velocity(x, g) * 1e5 / 4
+    np.testing.assert_allclose(large, SVGD().velocity(x, g), rtol=1e-3, atol=1e-4)
+    small = regularized(RBF(0.9), eta=1e-4).velocity(x, g)
+    np.testing.assert_allclose(small, GFSF(RBF(0.9), eta=1e-4).velocity(x, g), rtol=2e-3, atol=2e-3)
+
+
+def test_regularized_field_rests_where_the_plain_one_does():
+    x = random.normal(random.key(2), (15, 2))
+    k = RBF(0.7)
+    plain = jax.jit(SVGD(k).velocity)
+    g = jnp.linalg.solve(k(x, x), -15 * plain(x, jnp.zeros_like(x)))
+    assert jnp.abs(plain(x, g)).max() < 1e-3
+    for eta in (0.1, 10.0):
+        v = jax.jit(RegularizedSVGD(k, eta=eta, precondition=None).velocity)(x, g)
+        assert jnp.abs(v).max() < 1e-2 < jnp.abs(g).max()
+
+
+def test_preconditioned_field_does_not_depend_on_units(tol):
+    x = random.normal(random.key(3), (40, 3)) @ jnp.array([[1.0, 0.8, 0], [0, 0.5, 0], [0, 0, 2]])
+    g = jnp.cos(x) - x
+    scale = jnp.array([1e-4, 1.0, 3e3])
+    shift = jnp.array([1.0, -2.0, 3e3])
+    velocity = jax.jit(RegularizedSVGD().velocity)
+    v = velocity(x, g)
+    other = velocity(x * scale + shift, g / scale) / scale
+    np.testing.assert_allclose(other, v, rtol=tol(3e-2, 1e-9), atol=tol(2e-3, 1e-9))
+
+
+@pytest.mark.x64
+def test_preconditioning_in_more_dimensions_than_particles(tol):
+    """The root of low rank gives the velocity of the definition; two columns are proportional."""
+    x = random.normal(random.key(7), (4, 6)) * jnp.array([1.0, 50.0, 0.1, 3.0, 1.0, 1.0]) + 2.0
+    x = x.at[:, 5].set(1.5 * x[:, 4])
+    g = jnp.sin(x)
+    root = slow_whitening(x)
+    y = np.linalg.solve(root, np.asarray(x - x.mean(0)).T).T
+    kernel = RBF("median").resolve(jnp.array(y))
+    expected = slow_velocity("SVGD", kernel, y, np.asarray(g) @ root) @ root.T
+    velocity = jax.jit(SVGD(RBF("median"), precondition="covariance").velocity)
+    np.testing.assert_allclose(velocity(x, g), expected, rtol=tol(1e-3, 1e-9), atol=tol(1e-4, 1e-9))
+    v = velocity(x.at[:, 5].set(7.0), g)
+    assert jnp.all(jnp.isfinite(v)) and jnp.abs(v[:, 5]).max() > 0.01
+
+
+def test_coordinate_in_which_all_agree_keeps_its_unit():
+    x = jnp.array(X).at[:, 1].set(7.0)
+    v = RegularizedSVGD().velocity(x, jnp.array(G))
+    assert jnp.all(jnp.isfinite(v)) and jnp.abs(v[:, 1]).max() > 0.1
+
+
+def test_many_particles_are_solved_in_pieces(monkeypatch):
+    """The same answer from the panels as from one factorisation; 25 do not divide into 3."""
+    x = random.normal(random.key(4), (25, 2))
+    g = -x
+    fields = [GFSF(eta=0.1), RegularizedSVGD(block_size=7)]
+    expected = [jax.jit(field.velocity)(x, g) for field in fields]
+    monkeypatch.setattr("numpyro_ext.particles.pairs._PANELS", 3)
+    for module in ("pairs", "gfsf", "regularized_svgd"):
+        monkeypatch.setattr(f"numpyro_ext.particles.{module}.DIRECT_UP_TO", 10)
+    for field, v in zip(fields, expected, strict=True):
+        np.testing.assert_allclose(jax.jit(field.velocity)(x, g), v, atol=2e-4)
+
+
+@pytest.mark.parametrize("make", [GFSF, RegularizedSVGD])
+def test_ridge_must_be_positive(make):
+    with pytest.raises(ValueError, match=r"eta is 0\.0; it must be a positive"):
+        make(eta=0.0)
+
+
+@pytest.mark.parametrize(("make", "sd"), [(SVGD, 1.96), (Blob, 1.985), (GFSD, 1.87), (GFSF, 1.96)])
+def test_spread_on_a_normal_and_a_fit_that_improves_at_once(make, sd):
+    """N(1, 2) from 100 particles by Adagrad: sd as published for ``RBF("median")``, each +- 0.06.
+
+    And KL(N(mean, var) || N(0, 1)) falls over 60 small steps from N(3, 0.5^2).
+    """
+    field, optim = make(RBF("median")), optax.adagrad(0.5)
+
+    def run(x):
+        def step(carry, _):
+            x, state = carry
+            updates, state = optim.update(-field.velocity(x, (1.0 - x) / 4.0), state)
+            return (x + updates, state), None
+
+        return jax.lax.scan(step, (x, optim.init(x)), None, 1500)[0][0]
+
+    def fit(x):
+        def step(x, _):
+            kl = 0.5 * (x.var() + x.mean() ** 2 - 1.0 - jnp.log(x.var()))
+            return x + 0.02 * field.velocity(x, -x), kl
+
+        return jax.lax.scan(step, x, None, 60)[1]
+
+    noise = random.normal(random.key(5), (100, 1))
+    x = jax.jit(run)(noise)
+    assert abs(x.mean() - 1.0) < 0.05 and abs(x.std() - sd) < 0.06
+    kl = jax.jit(fit)(3.0 + 0.5 * noise)
+    assert jnp.all(jnp.diff(kl) < 0)
+
+
+@pytest.mark.parametrize("make", [Blob, RegularizedSVGD])
+def test_constrained_site_has_the_right_moments(make):
+    """Gamma(3, 1): mean 3, sd 1.73. Without the Jacobian of the exponential the mean would be 2."""
+
+    def model():
+        numpyro.sample("rate", dist.Gamma(3.0, 1.0))
+
+    guide = AutoParticles(model, 100)
+    svi = SVI(model, guide, particle_step(300), make(precondition="covariance"))
+    rate = guide.particles(svi.run(random.key(0), 300, progress_bar=False).params)["rate"]
+    assert abs(rate.mean() - 3.0) < 0.1
+    assert 1.60 < rate.std() < 1.80
+
+
+def test_narrow_posterior_far_from_the_origin_in_float32():
+    """N(1000, 0.1) in three dimensions from N(1000, 1)."""
+    x = 1000.0 + random.normal(random.key(4), (100, 3), jnp.float32)
+    optim, field = particle_step(150), RegularizedSVGD()
+
+    def step(carry, _):
+        x, state = carry
+        updates, state = optim.update(-field.velocity(x, 100.0 * (1000.0 - x)), state, x)
+        return (x + updates, state), None
+
+    x = jax.jit(lambda x: jax.lax.scan(step, (x, optim.init(x)), None, 150)[0][0])(x)
+    np.testing.assert_allclose(x.mean(0), 1000.0, atol=0.01)
+    np.testing.assert_allclose(x.std(0), 0.1, rtol=0.05)
+
+
+@pytest.mark.parametrize("make", [Blob, GFSD, GFSF, RegularizedSVGD])
+@pytest.mark.parametrize("kernel", [Linear(), MatrixRBF(np.eye(2))], ids=["Linear", "MatrixRBF"])
+def test_kernels_that_svgd_alone_takes(make, kernel):
+    name = type(kernel).__name__
+    with pytest.raises(TypeError, match=f"kernel is {name}, which SVGD alone takes; use RBF"):
+        make(kernel)
+
+
+def test_kernels_that_a_field_cannot_take():
+    with pytest.raises(TypeError, match=r"not a function of the distance alone; Blob takes RBF"):
+        Blob(as_kernel(lambda x, y: x @ y.T + 1.0))
+
+
+def test_one_particle_has_no_covariance():
+    x = jnp.ones((1, 2))
+    with pytest.raises(ValueError, match=r"num_particles is 1.*use precondition=None"):
+        RegularizedSVGD().velocity(x, x)
+    with pytest.raises(ValueError, match="precondition is 'scale'; it must be one of 'covariance'"):
+        SVGD(precondition="scale")

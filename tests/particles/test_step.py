@@ -1,0 +1,64 @@
+"""The step in units of the particles' spread: its formula, its other parameters, its errors."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from numpyro_ext.particles import particle_step
+from tests.particles.fixture import slow_whitening
+
+X = random.normal(random.key(0), (9, 2)) * jnp.array([3.0, 0.1]) + 2.0
+V = random.normal(random.key(1), (9, 2)) * jnp.array([9.0, 0.05])
+
+
+def test_step_is_a_clipped_cosine_in_whitened_units(tol):
+    optim = particle_step(10, step_size=0.4)
+    state = optim.init(X)
+    update = jax.jit(optim.update)
+    speed = np.sqrt(np.mean(np.linalg.solve(slow_whitening(X), np.asarray(V).T) ** 2, axis=0))
+    assert speed.min() < 1 < speed.max()
+    for k in range(12):
+        move, state = update(-V, state, X)
+        epsilon = 0.2 * (1 + np.cos(np.pi * min(k, 10) / 10))
+        expected = epsilon * V / np.maximum(1, speed)[:, None]
+        np.testing.assert_allclose(move, expected, atol=tol(1e-5, 1e-12))
+    assert state.count == 12 and jnp.all(move == 0)
+
+
+def test_other_parameters_have_their_own_optimiser():
+    params = {"auto_particles": X, "bias": jnp.array(1.0)}
+    grads = {"auto_particles": -V, "bias": jnp.array(2.0)}
+    alone = particle_step(10)
+    expected, _ = alone.update(-V, alone.init(X), X)
+    for others, step in ((optax.sgd(0.5), -1.0), (None, -0.05)):
+        optim = particle_step(10, others=others)
+        moves, _ = optim.update(grads, optim.init(params), params)
+        np.testing.assert_allclose(moves["bias"], step, rtol=1e-5)
+        np.testing.assert_allclose(moves["auto_particles"], expected, rtol=1e-5)
+
+
+def test_one_particle_and_equal_coordinates_take_steps_in_their_own_units():
+    optim = particle_step(10)
+    x = X[:1]
+    move, _ = optim.update(-V[:1] / 20, optim.init(x), x)
+    np.testing.assert_allclose(move, 0.3 * V[:1] / 20, rtol=1e-5)
+    x = X.at[:, 1].set(7.0)
+    move, _ = optim.update(-V, optim.init(x), x)
+    assert jnp.all(jnp.isfinite(move)) and jnp.abs(move[:, 1]).max() > 0
+
+
+def test_wrong_calls_are_one_clear_sentence():
+    with pytest.raises(ValueError, match="num_steps is 0"):
+        particle_step(0)
+    with pytest.raises(ValueError, match=r"step_size is -0\.1"):
+        particle_step(10, step_size=-0.1)
+    optim = particle_step(10)
+    with pytest.raises(
+        ValueError, match=r"state, params\) with the parameters, as numpyro\.infer\.SVI"
+    ):
+        optim.update(-V, optim.init(X))
+    with pytest.raises(ValueError, match=r"'auto_particles'.*parameters are loc; give the guide's"):
+        optim.init({"loc": X})

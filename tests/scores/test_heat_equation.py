@@ -1,0 +1,148 @@
+"""The heat-equation bandwidth: reference values, the equation itself, its laws and its limits."""
+
+import warnings
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_ext._checks import InferenceWarning
+from numpyro_ext.scores import (
+    IMQ,
+    RBF,
+    he_bandwidth,
+    he_objective,
+    he_step,
+    median_bandwidth,
+)
+
+X = np.array([[0.0, 0.0], [1.0, 0.5], [-0.5, 2.0], [3.0, -1.0]])
+
+
+@pytest.mark.x64
+def test_matches_reference_values(tol):
+    x, rtol = jnp.array(X), tol(1e-5, 1e-8)
+    reference = {
+        0.25: 0.868521784207522,
+        0.5: 0.7712908100485203,
+        1.0: 0.6747126245509026,
+        2.0: 0.8738048927391127,
+        4.0: 1.8823969834375034,
+    }
+    for h, value in reference.items():
+        np.testing.assert_allclose(he_objective(x, h**0.5), value, rtol=rtol)
+    np.testing.assert_allclose(he_step(x, 1.5**0.5) ** 2, 1.2173772896, rtol=rtol)
+    np.testing.assert_allclose(he_step(x, 0.5**0.5) ** 2, 0.55, rtol=rtol)
+    np.testing.assert_allclose(he_bandwidth(x) ** 2, 1.07373658, rtol=tol(1e-3, 1e-8))
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("d", [1, 3])
+def test_objective_is_the_mismatch_of_the_heat_equation(d, needs_x64):
+    """(2 pi)^d h^(d+2) sum_i (laplace q(x_i) + sum_j grad_{x_j} q(x_i) . grad log q(x_j))^2."""
+    x = random.normal(random.key(d), (6, d)) * jnp.array([1.0, 3.0, 0.5])[:d] + 5.0
+    h = 0.7
+
+    def q(y, x):
+        s = jnp.sum((y - x) ** 2, -1)
+        return jnp.mean(jnp.exp(-s / (2 * h))) / (2 * jnp.pi * h) ** (d / 2)
+
+    @jax.jit
+    def mismatch(y):
+        laplace = jnp.trace(jax.hessian(q)(y, x))
+        velocity = -jax.vmap(jax.grad(lambda p: jnp.log(q(p, x))))(x)
+        return laplace - jnp.sum(jax.grad(q, argnums=1)(y, x) * velocity)
+
+    total = sum(float(mismatch(y)) ** 2 for y in x)
+    expected = (2 * np.pi) ** d * h ** (d + 2) * total
+    np.testing.assert_allclose(he_objective(x, h**0.5), expected, rtol=1e-10)
+
+
+def test_objective_goes_to_its_two_plateaus():
+    x = 5.0 + jnp.array(X)
+    np.testing.assert_allclose(he_objective(x, 1e-2), 2**2 / 4, rtol=1e-5)
+    np.testing.assert_allclose(he_objective(x, 1e3), 4 * 2**2, rtol=1e-4)
+
+
+def test_bandwidth_scales_and_moves_with_the_points():
+    x = random.normal(random.key(0), (60, 2)) * jnp.array([1.0, 4.0])
+    expected = he_bandwidth(x)
+    assert not np.isclose(expected, median_bandwidth(x), rtol=0.1)
+    np.testing.assert_allclose(he_bandwidth(1e6 * x) / 1e6, expected, rtol=1e-3)
+    # Between two powers of two, so that adding and taking away the offset is exact.
+    shifted = x + 12288.0
+    np.testing.assert_allclose(he_bandwidth(shifted), he_bandwidth(shifted - 12288.0), rtol=1e-3)
+
+
+def test_bandwidth_is_a_sequence_of_clipped_steps_from_the_median():
+    x = random.normal(random.key(1), (30, 3))
+    median = l = median_bandwidth(x)
+    for _ in range(3):
+        l = jnp.clip(he_step(x, l, ratio=1.3), median / 1.2, median * 1.2)
+    ours = he_bandwidth(x, num_steps=3, ratio=1.3, clip=1.2)
+    np.testing.assert_allclose(ours, l, rtol=1e-6)
+    np.testing.assert_allclose(ours * 1.2, median, rtol=1e-6)  # here the clip decides
+    again = he_bandwidth(x, start=l, num_steps=1, ratio=1.3)
+    np.testing.assert_allclose(again, he_step(x, l, ratio=1.3), rtol=1e-6)
+
+
+def test_many_points_use_evenly_spaced_rows():
+    x = random.normal(random.key(2), (90, 2))
+    rows = x[np.rint(np.arange(30) * 3.0).astype(int)]
+    start = {"start": 0.5, "num_steps": 2}
+    np.testing.assert_allclose(
+        he_bandwidth(x, max_particles=30, **start), he_bandwidth(rows, **start), rtol=1e-6
+    )
+
+
+def test_kernel_takes_the_rule_and_one_step_from_its_last_length():
+    x = jnp.array(X)
+    first = RBF("he", factor=2.0).resolve(x)
+    np.testing.assert_allclose(first.length, 2.0 * he_bandwidth(x), rtol=1e-6)
+    second = jax.jit(lambda x, l: RBF("he", factor=2.0).resolve(x, l))(x + 1.0, first.length)
+    np.testing.assert_allclose(second.length, 2.0 * he_step(x, first.length / 2.0), rtol=1e-6)
+    # The other rules and numbers do not depend on the state.
+    assert RBF("median").resolve(x, 7.0).length == RBF("median").resolve(x).length
+    assert RBF(3.0).resolve(x, 7.0).length == 3.0
+
+
+def test_no_gradient_flows_through_the_bandwidth():
+    assert jnp.all(jax.grad(he_bandwidth)(jnp.array(X)) == 0.0)
+    assert jnp.all(jax.grad(he_step)(jnp.array(X), 0.7) == 0.0)
+
+
+def test_one_point_and_coinciding_points_have_bandwidth_one():
+    assert he_bandwidth(jnp.ones((1, 2))) == 1.0
+    assert he_bandwidth(jnp.ones((4, 2))) == 1.0
+
+
+@pytest.mark.parametrize("d", [1, 5])
+def test_warns_where_there_is_no_minimum(d):
+    x = random.normal(random.key(3), (20, d))
+    for call in (he_bandwidth, lambda x: RBF("he")(x, x), lambda x: RBF("he").resolve(x, 0.3)):
+        with pytest.warns(InferenceWarning, match=f"for d = {d}, .* use 'median_distance'"):
+            jax.eval_shape(call, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.eval_shape(he_bandwidth, jnp.ones((20, 3)))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda x: IMQ("he"), ValueError, r"which IMQ is not; use RBF\('he'\)"),
+        (lambda x: RBF("heat"), ValueError, "'median', 'median_distance', 'he'"),
+        (lambda x: he_objective(x, 0.0), ValueError, "l is 0.0"),
+        (lambda x: he_step(x, -1.0), ValueError, "l is -1.0"),
+        (lambda x: he_step(x, 1.0, ratio=1.0), ValueError, "ratio is 1.0; it must be above 1"),
+        (lambda x: he_bandwidth(x, num_steps=0), ValueError, "num_steps is 0"),
+        (lambda x: he_bandwidth(x, clip=0.5), ValueError, "clip is 0.5; .* at least 1"),
+        (lambda x: he_bandwidth(x, start=0.0), ValueError, "start is 0.0"),
+        (lambda x: he_bandwidth(x[:, 0]), ValueError, r"pass x\[:, None\]"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(call, error, words):
+    with pytest.raises(error, match=words):
+        call(jnp.array(X))

@@ -1,0 +1,48 @@
+"""Links between the pages lead somewhere, and the pages name every example."""
+
+from pathlib import Path
+import re
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *DOCS.glob("*.md"),
+        *(DOCS / "api").glob("*.md"),
+        *(DOCS / "tutorials").glob("*.md"),
+        *(ROOT / "examples").glob("*.md"),
+        *(ROOT / "benchmarks").rglob("*.md"),
+    ]
+)
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def place_of(page: Path, target: str) -> Path:
+    """The file that a link means; a page or a picture of the gallery comes from its script."""
+    made = re.fullmatch(r"/gallery/(?:images/sphx_glr_(\w+)_\d{3}\.png|(\w+)\.rst)", target)
+    if made:
+        return ROOT / "examples" / f"{made[1] or made[2]}.py"
+    return DOCS / target[1:] if target.startswith("/") else page.parent / target
+
+
+def test_links_lead_to_files():
+    found = []
+    for page in PAGES:
+        prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+        for target in re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", prose):
+            if not target.startswith("http") and not place_of(page, target).exists():
+                found.append(f"{page.relative_to(ROOT)}: {target}")
+    assert not found, "\n".join(["", *found])
+
+
+def test_every_example_begins_with_a_title():
+    """In reStructuredText, for the gallery of the documentation."""
+    heads = {path.name: path.read_text().lstrip('"\n').split("\n")[:2] for path in EXAMPLES}
+    wrong = [name for name, (title, line) in heads.items() if line != "=" * len(title)]
+    assert wrong == []
+
+
+def test_the_page_of_the_examples_names_every_script():
+    text = (ROOT / "examples" / "README.md").read_text()
+    assert [path.name for path in EXAMPLES if path.name not in text] == []
