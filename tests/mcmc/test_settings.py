@@ -283,8 +283,14 @@ def test_a_posterior_far_from_normal_is_told_to_reparametrise():
     rng, group = np.random.default_rng(1), np.repeat(np.arange(8), 25)
     y = 1.0 + 0.7 * rng.standard_normal(8)[group] + 0.05 * rng.standard_normal(200)
     kernel = SGHMC(intercepts)
-    with pytest.warns(InferenceWarning, match=r"transitions, .*\(LocScaleReparam, the other way"):
+    with pytest.warns(InferenceWarning, match=r"variational fit instead; .*LocScaleReparam"):
         kernel.init(random.key(0), 10, None, (jnp.asarray(group), jnp.asarray(y)))
+
+
+def test_steps_that_must_be_tiny_are_told_to_reparametrise():
+    kernel = SGLD(badly_scaled, max_bias=1e-5)
+    with pytest.warns(InferenceWarning, match=r"transitions, .*\(LocScaleReparam, the other way"):
+        kernel.init(random.key(0), 10, None, data()[:2])
     assert kernel.settings.transitions > 10_000
 
 
