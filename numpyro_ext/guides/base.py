@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 import math
 from typing import Any
 
@@ -52,6 +53,32 @@ def mlp(hidden_dims: Sequence[int], out_dim: int) -> Network:
     divisor = math.sqrt(hidden_dims[-1]) if hidden_dims else 1.0
     last = stax.Dense(out_dim, W_init=zeros, b_init=zeros)
     return stax.serial(*layers, last, stax.elementwise(lambda x: x / divisor))
+
+
+def masked_mlp(dim: int, hidden_dims: Sequence[int]) -> Network:
+    """An :func:`mlp` from ``dim`` to ``2 dim`` numbers, entry i of each half from inputs before i.
+
+    The masks are those of MADE: unit u of a hidden layer may see the first ``degree[u]`` inputs.
+    """
+    degrees = [np.arange(1, dim + 1)]
+    degrees += [np.arange(width) % max(dim - 1, 1) + 1 for width in hidden_dims]
+    layers: list[Any] = []
+    for before, after in pairwise(degrees):
+        layers += [_masked_dense(after >= before[:, None]), stax.Elu]
+    outputs = np.tile(degrees[0], 2)
+    divisor = math.sqrt(hidden_dims[-1]) if hidden_dims else 1.0
+    last = _masked_dense(outputs > degrees[-1][:, None], W_init=zeros, b_init=zeros)
+    return stax.serial(*layers, last, stax.elementwise(lambda x: x / divisor))
+
+
+def _masked_dense(mask: Array | np.ndarray, **inits: Any) -> Network:
+    """A dense layer whose weights are multiplied by ``mask``."""
+    init_fn, apply_fn = stax.Dense(mask.shape[1], **inits)
+
+    def apply(weights: Any, x: Array, **kwargs: Any) -> Array:
+        return apply_fn((weights[0] * mask, weights[1]), x, **kwargs)
+
+    return init_fn, apply
 
 
 def flat_module(name: str, network: Network, input_shape: tuple[int, ...]) -> Callable[..., Any]:
@@ -158,23 +185,24 @@ class AutoFlowNormal(ContinuousGuide):
             transforms.append(self.flow(i))
             if i < self.num_flows - 1 or self.num_flows % 2 == 0:
                 transforms.append(flip)
-        transforms.append(self._affine())
-        return dist.TransformedDistribution(self.get_base_dist(), transforms)
+        loc, scaling = self.loc_and_scaling()
+        shift = IndependentTransform(AffineTransform(loc, jnp.ones_like(loc)), 1)
+        return dist.TransformedDistribution(self.get_base_dist(), [*transforms, scaling, shift])
 
-    def _affine(self) -> Transform:
-        """The last layer: ``loc + scale e``, or a triangular factor if the guide starts from
-        one."""
+    def loc_and_scaling(self) -> tuple[Array, Transform]:
+        """``loc``, and the map ``scale e``: a triangular factor if the guide starts from one."""
         loc, scale = self.init_latent, jnp.full(self.latent_dim, self.init_scale)
         if self.init_normal is not None:
             _, loc, scale = self.init_normal
         loc: Any = numpyro.param(f"{self.prefix}_loc", loc)
+        zero = jnp.zeros_like(loc)
         if jnp.ndim(scale) == 2:
             factor: Any = numpyro.param(
                 f"{self.prefix}_scale_tril", scale, constraint=self.scale_tril_constraint
             )
-            return LowerCholeskyAffine(loc, factor)
+            return loc, LowerCholeskyAffine(zero, factor)
         scale: Any = numpyro.param(f"{self.prefix}_scale", scale, constraint=self.scale_constraint)
-        return IndependentTransform(AffineTransform(loc, scale), 1)
+        return loc, IndependentTransform(AffineTransform(zero, scale), 1)
 
     def get_base_dist(self) -> dist.Distribution:
         return dist.Normal(jnp.zeros(self.latent_dim), 1).to_event(1)
@@ -256,6 +284,48 @@ class AutoFlowNormal(ContinuousGuide):
             raise ValueError(f"quantiles is {quantiles!r}; every entry must be between 0 and 1.")
         draws = self.sample_latent(random.key(0), params, NUM_QUANTILE_DRAWS)
         return self.constrain(jnp.quantile(draws, q, axis=0), params)
+
+
+class CouplingFlowNormal(AutoFlowNormal):
+    r"""Base of the flow guides whose layers are couplings, each with a network of its own.
+
+    The first :math:`\lfloor d/2 \rfloor` coordinates go through the network; its outputs move the
+    others. A subclass writes :meth:`coupling` and says how many outputs it takes for each
+    coordinate that moves.
+
+    :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
+    :param network: a stax pair ``(init_fn, apply_fn)`` in place of that network.
+    """
+
+    outputs_per_coordinate: int
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        hidden_dims: Sequence[int] = (32, 32),
+        network: Network | None = None,
+        **kwargs: Any,
+    ) -> None:
+        check_network(network, hidden_dims)
+        self.hidden_dims = tuple(hidden_dims)
+        self.network = network
+        super().__init__(model, **kwargs)
+
+    @abstractmethod
+    def coupling(self, net: Callable[[Array], Array], split: int) -> Transform:
+        """One layer, given its network and the number of coordinates that stay."""
+
+    def flow(self, i: int) -> Transform:
+        d = self.latent_dim
+        if d == 1:
+            raise ValueError(
+                "the model has one latent dimension and a coupling needs two halves; use"
+                " AutoSplineNormal, or numpyro's AutoDiagonalNormal."
+            )
+        split = d // 2
+        pair = self.network or mlp(self.hidden_dims, self.outputs_per_coordinate * (d - split))
+        return self.coupling(flat_module(f"{self.prefix}_net__{i}$params", pair, (split,)), split)
 
 
 def _normal_of(init_from: Any) -> tuple[dict[str, tuple[int, ...]], Array, Array]:

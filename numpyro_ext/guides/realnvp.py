@@ -7,17 +7,18 @@ family in the sense of Rezende, Mohamed, "Variational inference with normalizing
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jax import Array
 from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext._checks import check_positive
 from numpyro_ext._typing import Model, Params
-from numpyro_ext.guides.base import AutoFlowNormal, Network, check_network, flat_module, mlp
+from numpyro_ext.guides.base import CouplingFlowNormal, Network
 from numpyro_ext.transforms import AffineCoupling
 
 __all__ = ["AutoRealNVPNormal"]
 
 
-class AutoRealNVPNormal(AutoFlowNormal):
+class AutoRealNVPNormal(CouplingFlowNormal):
     r"""A normalizing-flow guide of affine couplings, over all latent sites together.
 
     In the model's unconstrained space of dimension :math:`d`,
@@ -87,6 +88,8 @@ class AutoRealNVPNormal(AutoFlowNormal):
         (100,)
     """
 
+    outputs_per_coordinate = 2
+
     def __init__(
         self,
         model: Model,
@@ -100,28 +103,18 @@ class AutoRealNVPNormal(AutoFlowNormal):
         init_loc_fn: Callable[..., Any] = init_to_uniform,
         init_from: tuple[Any, Params] | None = None,
     ) -> None:
-        check_network(network, hidden_dims)
         check_positive("clamp", clamp)
-        self.hidden_dims = tuple(hidden_dims)
-        self.network = network
         self.clamp = clamp
         super().__init__(
             model,
             num_flows=num_flows,
+            hidden_dims=hidden_dims,
+            network=network,
             init_scale=init_scale,
             prefix=prefix,
             init_loc_fn=init_loc_fn,
             init_from=init_from,
         )
 
-    def flow(self, i: int) -> AffineCoupling:
-        d = self.latent_dim
-        if d == 1:
-            raise ValueError(
-                "the model has one latent dimension and a coupling needs two halves; use numpyro's"
-                " AutoDiagonalNormal."
-            )
-        split = d // 2
-        pair = self.network or mlp(self.hidden_dims, 2 * (d - split))
-        net = flat_module(f"{self.prefix}_net__{i}$params", pair, (split,))
+    def coupling(self, net: Callable[[Array], Array], split: int) -> AffineCoupling:
         return AffineCoupling(net, split, clamp=self.clamp)

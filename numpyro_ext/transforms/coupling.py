@@ -1,33 +1,133 @@
 """Coupling layers: half of the vector is moved by an amount that depends on the other half.
 
+Dinh, Krueger, Bengio, "NICE: non-linear independent components estimation" (ICLR workshop 2015);
 Dinh, Sohl-Dickstein, Bengio, "Density estimation using Real NVP" (ICLR 2017).
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
-import functools
-from typing import Any
 
 from jax import Array
 import jax.numpy as jnp
-from jax.tree_util import Partial, all_leaves, tree_flatten
-from numpyro.distributions import constraints
-from numpyro.distributions.transforms import Transform
-from numpyro.distributions.util import array_equiv
 
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._typing import Float
+from numpyro_ext.transforms.base import VectorTransform, as_pytree, softly_bounded
 
-__all__ = ["AffineCoupling"]
-
-
-def _as_pytree(net: Callable[[Array], Array]) -> Any:
-    """``net`` with its weights as leaves: from a closure they cannot cross ``jit`` or ``vmap``."""
-    if isinstance(net, functools.partial) and not isinstance(net, Partial):
-        return Partial(net.func, *net.args, **net.keywords)
-    return Partial(net) if all_leaves([net]) else net
+__all__ = ["AdditiveCoupling", "AffineCoupling", "Coupling"]
 
 
-class AffineCoupling(Transform):
+class Coupling(VectorTransform):
+    r"""Base of the coupling layers :math:`(a, b) \mapsto (a, g(b; net(a)))`, g invertible in b.
+
+    Here :math:`a` is the first ``split`` of the :math:`d` coordinates; these never move, so layers
+    are stacked with a permutation in between. The inverse costs one pass through the network too,
+    because it meets the same :math:`net(a)`. A subclass says how many outputs the network has for
+    each coordinate that moves (``outputs_per_coordinate``), and writes :meth:`move`.
+
+    :param net: a callable from ``(*batch, split)`` to
+        ``(*batch, outputs_per_coordinate * (d - split))``. What ``numpyro.module`` returns will do.
+    :param int split: the number of coordinates that stay; at least 1 and below :math:`d`.
+
+    **Reference:** Dinh, Krueger and Bengio, *NICE: non-linear independent components estimation*
+    (ICLR workshop 2015), section 3.2.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.transforms import Coupling
+        >>> class Power(Coupling):
+        ...     outputs_per_coordinate = 1
+        ...     def move(self, b, out, inverse):
+        ...         power = jnp.exp(-out if inverse else out)
+        ...         moved = jnp.sign(b) * jnp.abs(b) ** power
+        ...         return moved, jnp.log(power) + (power - 1) * jnp.log(jnp.abs(b))
+        >>> cube = Power(lambda a: jnp.log(3.0) + 0 * a, split=1)
+        >>> print(cube(jnp.array([0.5, 2.0])))
+        [0.5 8. ]
+    """
+
+    arrays = ("net",)
+    static = ("split",)
+    outputs_per_coordinate: int
+    """Numbers that the network gives for each coordinate that moves."""
+
+    def __init__(self, net: Callable[[Array], Array], split: int) -> None:
+        self.net = as_pytree(net)
+        self.split = check_count("split", split)
+
+    @abstractmethod
+    def move(
+        self, b: Float[Array, "*batch n"], out: Float[Array, "*batch k"], inverse: bool
+    ) -> tuple[Array, Array]:
+        """:math:`g(b)`, or its inverse, and the log of the absolute derivative of each entry."""
+
+    def call_with_intermediates(self, x: Float[Array, "*batch d"]) -> tuple[Array, Array]:
+        return self._couple(x, inverse=False)
+
+    def _inverse(self, y: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+        return self._couple(y, inverse=True)[0]
+
+    def _couple(self, x: Array, *, inverse: bool) -> tuple[Array, Array]:
+        a, b = x[..., : self.split], x[..., self.split :]
+        if b.shape[-1] < 1:
+            raise ValueError(
+                f"split is {self.split} and the vector has length {x.shape[-1]}; a coupling needs a"
+                " split between 1 and that length minus 1 (and so at least two coordinates)."
+            )
+        out = self.net(a)
+        expected = (*b.shape[:-1], self.outputs_per_coordinate * b.shape[-1])
+        if out.shape != expected:
+            raise ValueError(
+                f"net turns shape {a.shape} into {out.shape}; with split {self.split} of"
+                f" {x.shape[-1]} coordinates it must give {expected}, which is"
+                f" {self.outputs_per_coordinate} for each coordinate that moves."
+            )
+        moved, log_slopes = self.move(b, out, inverse)
+        return jnp.concatenate([a, moved], axis=-1), log_slopes.sum(-1)
+
+
+class AdditiveCoupling(Coupling):
+    r"""The additive coupling layer of NICE on vectors of length :math:`d`.
+
+    With :math:`x = (a, b)`, :math:`a` the first ``split`` of the :math:`d` coordinates,
+
+    .. math::
+
+        y = (a,\; b + net(a)), \qquad
+        \log\left|\det \frac{\partial y}{\partial x}\right| = 0 .
+
+    The layer keeps volume: it shears, and no stack of such layers alone can change the scale of a
+    density anywhere. All leading axes are batch axes. The first ``split`` coordinates never move,
+    so layers are stacked with a permutation in between.
+
+    :param net: a callable from ``(*batch, split)`` to ``(*batch, d - split)``. What
+        ``numpyro.module`` returns will do.
+    :param int split: the number of coordinates that stay; at least 1 and below :math:`d`.
+
+    **References**
+
+    1. *NICE: non-linear independent components estimation*, equations 9-12, Laurent Dinh,
+       David Krueger, Yoshua Bengio (2015)
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.transforms import AdditiveCoupling
+        >>> bend = AdditiveCoupling(lambda a: 3 * (a**2 - 1), split=1)
+        >>> print(bend(jnp.array([2.0, 0.5])), bend.inv(jnp.array([2.0, 9.5])))
+        [2.  9.5] [2.  0.5]
+    """
+
+    outputs_per_coordinate = 1
+
+    def move(
+        self, b: Float[Array, "*batch n"], out: Float[Array, "*batch k"], inverse: bool
+    ) -> tuple[Array, Array]:
+        return (b - out if inverse else b + out), jnp.zeros_like(b)
+
+
+class AffineCoupling(Coupling):
     r"""The affine coupling layer of RealNVP on vectors of length :math:`d`.
 
     With :math:`x = (a, b)`, :math:`a` the first ``split`` of the :math:`d` coordinates,
@@ -70,80 +170,19 @@ class AffineCoupling(Transform):
         -2.4629
     """
 
+    arrays = ("net", "clamp")
+    outputs_per_coordinate = 2
+
     def __init__(
         self, net: Callable[[Array], Array], split: int, *, clamp: float | Array = 2.0
     ) -> None:
-        if not callable(net):
-            raise TypeError(
-                f"net is a {type(net).__name__}; it must be a callable from the first `split`"
-                " coordinates to the log-scales and shifts of the others, such as numpyro.module"
-                " gives."
-            )
         check_positive("clamp", clamp)
-        self.net = _as_pytree(net)
-        self.split = check_count("split", split)
+        super().__init__(net, split)
         self.clamp = clamp
 
-    @property
-    def domain(self) -> constraints.Constraint:
-        return constraints.real_vector
-
-    @property
-    def codomain(self) -> constraints.Constraint:
-        return constraints.real_vector
-
-    def _scale_and_shift(self, a: Float[Array, "*batch k"], size: int) -> tuple[Array, Array]:
-        """The clamped ``s`` and ``t`` of a vector of length ``size``."""
-        moved = size - self.split
-        if moved < 1:
-            raise ValueError(
-                f"split is {self.split} and the vector has length {size}; a coupling needs a split"
-                " between 1 and that length minus 1 (and so at least two coordinates)."
-            )
-        out = self.net(a)
-        if out.shape != (*a.shape[:-1], 2 * moved):
-            raise ValueError(
-                f"net turns shape {a.shape} into {out.shape}; with split {self.split} of {size}"
-                f" coordinates it must give {(*a.shape[:-1], 2 * moved)}: s_raw and t concatenated."
-            )
-        s_raw, t = out[..., :moved], out[..., moved:]
-        return self.clamp * jnp.tanh(s_raw / self.clamp), t
-
-    def call_with_intermediates(self, x: Float[Array, "*batch d"]) -> tuple[Array, Array]:
-        a, b = x[..., : self.split], x[..., self.split :]
-        s, t = self._scale_and_shift(a, x.shape[-1])
-        return jnp.concatenate([a, b * jnp.exp(s) + t], axis=-1), s
-
-    def __call__(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
-        return self.call_with_intermediates(x)[0]
-
-    def _inverse(self, y: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
-        a, b = y[..., : self.split], y[..., self.split :]
-        s, t = self._scale_and_shift(a, y.shape[-1])
-        return jnp.concatenate([a, (b - t) * jnp.exp(-s)], axis=-1)
-
-    def log_abs_det_jacobian(
-        self,
-        x: Float[Array, "*batch d"],
-        y: Float[Array, "*batch d"],
-        intermediates: Array | None = None,
-    ) -> Float[Array, "*batch"]:
-        s = intermediates
-        if s is None:
-            s, _ = self._scale_and_shift(x[..., : self.split], x.shape[-1])
-        return s.sum(-1)
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[tuple[str, ...], dict[str, Any]]]:
-        return (self.net, self.clamp), (("net", "clamp"), {"split": self.split})
-
-    def eq(self, other: object, static: bool = False) -> Any:
-        if not isinstance(other, AffineCoupling) or self.split != other.split:
-            return False
-        leaves, structure = tree_flatten((self.net, self.clamp))
-        other_leaves, other_structure = tree_flatten((other.net, other.clamp))
-        if structure != other_structure:
-            return False
-        same: Any = True
-        for mine, theirs in zip(leaves, other_leaves, strict=True):
-            same = same & array_equiv(mine, theirs, static=static)
-        return same
+    def move(
+        self, b: Float[Array, "*batch n"], out: Float[Array, "*batch k"], inverse: bool
+    ) -> tuple[Array, Array]:
+        s_raw, t = jnp.split(out, 2, axis=-1)
+        s = softly_bounded(s_raw, self.clamp)
+        return ((b - t) * jnp.exp(-s) if inverse else b * jnp.exp(s) + t), s

@@ -25,7 +25,15 @@ import pytest
 
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import SamplesLatent
-from numpyro_ext.guides import AutoRealNVPNormal
+from numpyro_ext.guides import (
+    AutoHouseholderNormal,
+    AutoMAFNormal,
+    AutoNICENormal,
+    AutoPlanarNormal,
+    AutoRadialNormal,
+    AutoRealNVPNormal,
+    AutoSplineNormal,
+)
 
 
 def net_init(rng_key, input_shape):
@@ -40,6 +48,12 @@ def net_apply(weights, x):
 
 GUIDES = {
     "RealNVP": partial(AutoRealNVPNormal, num_flows=2, hidden_dims=(8,)),
+    "MAF": partial(AutoMAFNormal, hidden_dims=(9,)),
+    "NICE": partial(AutoNICENormal, num_flows=2, hidden_dims=(8,)),
+    "spline": partial(AutoSplineNormal, hidden_dims=(8,), num_bins=4),
+    "planar": partial(AutoPlanarNormal, num_flows=3),
+    "radial": partial(AutoRadialNormal, num_flows=3),
+    "Householder": AutoHouseholderNormal,
 }
 DENSITY = GUIDES | {
     "RealNVP, own network": partial(
@@ -48,6 +62,8 @@ DENSITY = GUIDES | {
 }
 
 every_guide = pytest.mark.parametrize("name", GUIDES)
+# What the base class promises for all of them, shown on two.
+two_guides = pytest.mark.parametrize("name", ["RealNVP", "MAF"])
 every_density = pytest.mark.parametrize("name", DENSITY)
 
 N = 20
@@ -117,7 +133,7 @@ def close(tree, other, rtol=1e-5, atol=1e-6):
     return jax.tree.all(jax.tree.map(partial(jnp.allclose, rtol=rtol, atol=atol), tree, other))
 
 
-@every_guide
+@two_guides
 def test_scan_progress_bar_stable_update_and_resuming_agree_without_tracing_again(name):
     _, _, scanned = fitted(name)
     _, svi = new_svi(name)
@@ -157,7 +173,7 @@ def test_sample_posterior_has_shape_support_and_deterministic_sites(name, sample
     assert jnp.allclose(draws["mu"], mu, rtol=1e-4, atol=1e-5)
 
 
-@every_guide
+@two_guides
 def test_deterministic_sites_follow_the_arguments(name):
     guide, _, result = fitted(name)
     key, shape = random.key(1), (3,)
@@ -238,7 +254,7 @@ def test_pickled_guide_draws_the_same(name):
     assert not pickle.loads(pickle.dumps(GUIDES[name](model))).prototype_trace
 
 
-@every_guide
+@two_guides
 def test_latent_vector_is_in_the_order_of_the_model_even_if_the_first_start_fails(name):
     def model():
         b = numpyro.sample("b", dist.Normal(1.0, 1.0))
@@ -279,14 +295,14 @@ def walk(name):
     return guide, params, guide.sample_posterior(random.key(1), params, sample_shape=(200,))
 
 
-@every_guide
+@two_guides
 def test_constrained_parameters_of_the_model_are_constrained_once(name):
     _, params, draws = walk(name)
     assert params["gain"] == 1.5  # NumPyro's own guides would use exp(1.5)
     assert jnp.allclose(draws["power"], 1.5 * draws["z"] ** 2, rtol=1e-5)
 
 
-@every_guide
+@two_guides
 def test_models_with_scan_run(name):
     guide, params, draws = walk(name)
     latent = guide.sample_latent(random.key(1), params, 200)
@@ -312,7 +328,7 @@ def test_models_with_scan_run(name):
 
 
 @pytest.mark.x64
-@every_guide
+@two_guides
 def test_parameters_and_draws_have_the_default_precision(name):
     guide, _, params = perturbed(name)
     wanted = jnp.zeros(()).dtype
@@ -358,7 +374,7 @@ def minibatch_in_scan():
     scan(body, None, None, length=2)
 
 
-@every_guide
+@two_guides
 @pytest.mark.parametrize(
     ("bad", "match"),
     [
@@ -373,7 +389,7 @@ def test_models_that_do_not_fit_are_named(name, bad, match):
         handlers.seed(GUIDES[name](bad), 0)()
 
 
-@every_guide
+@two_guides
 def test_a_guide_without_its_model_or_params_says_so(name):
     guide, _, result = fitted(name)
     fresh = GUIDES[name](model)
@@ -412,7 +428,7 @@ def test_density_of_own_draw_of_foreign_value_and_by_autodiff_agree(name, tol):
     assert jnp.allclose(foreign, expected, atol=tol(2e-5, 1e-11))
 
 
-@every_guide
+@two_guides
 def test_loss_is_the_mean_of_log_q_minus_log_p(name):
     guide, _, params = perturbed(name)
     objective = Trace_ELBO(20_000)

@@ -173,7 +173,7 @@ def test_network_of_the_user_is_used_with_weights_of_its_own_for_each_flow():
     assert weights[0].shape == (1 * 5 + 5 + 5 * 4 + 4,)
     assert not jnp.allclose(weights[0], weights[1])
     wrong = AutoRealNVPNormal(regression, network=stax.Dense(3))
-    with pytest.raises(ValueError, match=r"it must give \(4,\): s_raw and t"):
+    with pytest.raises(ValueError, match=r"it must give \(4,\), which is 2 for each"):
         start(wrong)
 
 

@@ -1,0 +1,108 @@
+"""A normal distribution under masked autoregressive flows.
+
+Papamakarios, Pavlakou, Murray, "Masked autoregressive flow for density estimation" (NIPS 2017), as
+a variational family in the sense of Rezende, Mohamed, "Variational inference with normalizing
+flows" (ICML 2015).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numpyro.infer.initialization import init_to_uniform
+
+from numpyro_ext._checks import check_positive
+from numpyro_ext._typing import Model, Params
+from numpyro_ext.guides.base import AutoFlowNormal, check_network, flat_module, masked_mlp
+from numpyro_ext.transforms import MaskedAffineAutoregressive
+
+__all__ = ["AutoMAFNormal"]
+
+
+class AutoMAFNormal(AutoFlowNormal):
+    r"""A normalizing-flow guide of masked autoregressive flows, over all latent sites together.
+
+    In the model's unconstrained space of dimension :math:`d`,
+
+    .. math::
+
+        z = loc + scale \odot (f_F \circ \dots \circ f_1)(e), \qquad e \sim N(0, I_d),
+
+        \log q(z) = \log N(e; 0, I) - \sum_{i=1}^{F} \sum_j s_{ij} - \sum_j \log scale_j ,
+
+    where each :math:`f_i` is a
+    :class:`~numpyro_ext.transforms.autoregressive.MaskedAffineAutoregressive`: coordinate j is
+    scaled and shifted by functions of the coordinates before it, all from one network with masked
+    weights. The order of the coordinates is reversed between flows. The networks start at zero, so
+    the guide starts at :math:`N(init\_loc, init\_scale^2 I)`, and ``num_flows=0`` is
+    ``AutoDiagonalNormal``.
+
+    The density of any given point costs one pass through the networks, but a draw (and its
+    gradient) costs :math:`d` passes one after the other. NumPyro's ``AutoIAFNormal`` has it the
+    other way round, which suits losses that need only the density of own draws.
+
+    *Where it fails.* Steps are slow above some tens of dimensions. Each flow stretches a coordinate
+    by at most :math:`e^{clamp}`, and separated modes stay joined.
+
+    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
+        plate.
+    :param int num_flows: the number F of flows.
+    :param hidden_dims: widths of the hidden layers of each network (ELU).
+    :param float clamp: bound of the log-scales.
+    :param float init_scale: initial standard deviation of every unconstrained coordinate.
+    :param str prefix: what the names of the guide's own sites start with.
+    :param init_loc_fn: a per-site initialization function.
+    :param tuple init_from: ``(guide, params)`` of a fitted normal guide on the same model, in place
+        of ``init_loc_fn`` and ``init_scale``: the flow starts as exactly that distribution.
+
+    **References**
+
+    1. *Masked autoregressive flow for density estimation*, equations 2-5, George Papamakarios,
+       Theo Pavlakou, Iain Murray (2017)
+    2. *MADE: masked autoencoder for distribution estimation*, section 3, Mathieu Germain,
+       Karol Gregor, Iain Murray, Hugo Larochelle (ICML 2015), for the masks
+
+    .. doctest::
+
+        >>> import jax, numpyro, numpyro.distributions as dist, optax
+        >>> from numpyro.infer import SVI, Trace_ELBO
+        >>> from numpyro_ext.guides import AutoMAFNormal
+        >>> def model():
+        ...     x = numpyro.sample("x", dist.Normal(0, 1))
+        ...     numpyro.sample("y", dist.Normal(3 * (x**2 - 1), 1))
+        >>> guide = AutoMAFNormal(model)
+        >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
+        >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
+        >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))["y"].shape
+        (100,)
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        num_flows: int = 2,
+        hidden_dims: Sequence[int] = (32, 32),
+        clamp: float = 2.0,
+        init_scale: float = 0.1,
+        prefix: str = "auto",
+        init_loc_fn: Callable[..., Any] = init_to_uniform,
+        init_from: tuple[Any, Params] | None = None,
+    ) -> None:
+        check_network(None, hidden_dims)
+        check_positive("clamp", clamp)
+        self.hidden_dims = tuple(hidden_dims)
+        self.clamp = clamp
+        super().__init__(
+            model,
+            num_flows=num_flows,
+            init_scale=init_scale,
+            prefix=prefix,
+            init_loc_fn=init_loc_fn,
+            init_from=init_from,
+        )
+
+    def flow(self, i: int) -> MaskedAffineAutoregressive:
+        d = self.latent_dim
+        network = masked_mlp(d, self.hidden_dims)
+        net = flat_module(f"{self.prefix}_net__{i}$params", network, (d,))
+        return MaskedAffineAutoregressive(net, clamp=self.clamp)

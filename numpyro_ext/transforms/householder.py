@@ -1,0 +1,63 @@
+"""The Householder reflection: an orthogonal map with one parameter vector.
+
+Tomczak, Welling, "Improving variational auto-encoders using Householder flow" (NIPS workshop 2016).
+"""
+
+from jax import Array
+from jax.core import Tracer
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_ext._typing import Float
+from numpyro_ext.transforms.base import VectorTransform
+
+__all__ = ["HouseholderTransform"]
+
+
+class HouseholderTransform(VectorTransform):
+    r"""The reflection of vectors of length :math:`d` at the plane that is normal to v.
+
+    .. math::
+
+        f(z) = z - 2\, \frac{v \cdot z}{|v|^2}\, v, \qquad
+        \log\left|\det \frac{\partial f}{\partial z}\right| = 0, \qquad f^{-1} = f .
+
+    Products of at most :math:`d` reflections are all the orthogonal maps: between two scalings they
+    rotate, which is what a diagonal scale lacks for a full covariance. A reflection of a spherical
+    normal is that normal, so that such layers do nothing directly on the base of a flow. All
+    leading axes of :math:`z` are batch axes.
+
+    :param v: the ``(d,)`` normal vector, of any length but 0.
+
+    **References**
+
+    1. *Improving variational auto-encoders using Householder flow*, equations 8 and 9,
+       Jakub M. Tomczak, Max Welling (2016)
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.transforms import HouseholderTransform
+        >>> flow = HouseholderTransform(jnp.array([1.0, -2.0, 0.5]))
+        >>> y = flow(jnp.array([0.3, 0.7, -1.0]))
+        >>> print(f"{y[0]:.4f} {y[1]:.4f} {y[2]:.4f}")
+        0.9095 -0.5190 -0.6952
+    """
+
+    arrays = ("v",)
+
+    def __init__(self, v: Array) -> None:
+        if jnp.ndim(v) != 1:
+            raise ValueError(f"v has shape {jnp.shape(v)}; it must be (d,).")
+        if not isinstance(v, Tracer) and not np.any(np.asarray(v)):
+            raise ValueError("v is zero; a reflection needs a direction, so give any other vector.")
+        self.v = v
+
+    def call_with_intermediates(self, x: Float[Array, "*batch d"]) -> tuple[Array, Array]:
+        # Scaled by its largest entry, so that the square neither overflows nor underflows.
+        v = self.v / jnp.max(jnp.abs(self.v))
+        y = x - (2.0 * (x @ v) / jnp.dot(v, v))[..., None] * v
+        return y, jnp.zeros(x.shape[:-1], y.dtype)
+
+    def _inverse(self, y: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+        return self(y)

@@ -1,0 +1,111 @@
+"""The planar flow: the space is bent along one direction.
+
+Rezende, Mohamed, "Variational inference with normalizing flows" (ICML 2015).
+"""
+
+import jax
+from jax import Array, lax
+from jax.core import Tracer
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_ext._typing import Float
+from numpyro_ext.transforms.base import VectorTransform
+
+__all__ = ["PlanarTransform"]
+
+_NUM_BISECTIONS = 60
+
+
+class PlanarTransform(VectorTransform):
+    r"""The planar flow on vectors of length :math:`d`.
+
+    .. math::
+
+        f(z) = z + u \tanh(a), \qquad a = w \cdot z + b, \qquad
+        \log\left|\det \frac{\partial f}{\partial z}\right|
+        = \log\left|1 + (1 - \tanh^2 a)\, u \cdot w\right| .
+
+    It is invertible exactly if :math:`u \cdot w > -1`; :meth:`constrain` turns any pair into one
+    that is. Along w the inverse is the root :math:`t` of the increasing function
+    :math:`t + (u \cdot w) \tanh(t + b) = w \cdot y`, found by bisection to the last digit and
+    differentiated by the implicit function theorem; then :math:`z = y - u \tanh(t + b)`.
+
+    One layer makes one bend, whatever :math:`d` is, so that many are needed above some ten
+    dimensions. All leading axes of :math:`z` are batch axes.
+
+    :param u: the ``(d,)`` direction of the shift.
+    :param w: the ``(d,)`` normal vector of the plane.
+    :param b: the offset of the plane, a number.
+
+    **References**
+
+    1. *Variational inference with normalizing flows*, equations 10-12 and appendix A.1,
+       Danilo Jimenez Rezende, Shakir Mohamed (2015). Its :math:`\hat u` is :meth:`constrain`.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.transforms import PlanarTransform
+        >>> flow = PlanarTransform(jnp.array([0.3, -0.4]), jnp.array([1.0, 2.0]), 0.1)
+        >>> y = flow(jnp.array([0.5, -1.0]))
+        >>> print(f"{y[0]:.4f} {y[1]:.4f}")
+        0.2344 -0.6459
+        >>> print(f"{flow.inv(y)[0]:.4f} {flow.inv(y)[1]:.4f}")
+        0.5000 -1.0000
+    """
+
+    arrays = ("u", "w", "b")
+
+    def __init__(self, u: Array, w: Array, b: float | Array) -> None:
+        if jnp.ndim(u) != 1 or jnp.shape(u) != jnp.shape(w):
+            raise ValueError(
+                f"u has shape {jnp.shape(u)} and w has shape {jnp.shape(w)}; both must be (d,)."
+            )
+        if not isinstance(u, Tracer) and not isinstance(w, Tracer):
+            product = float(np.dot(u, w))
+            if not product > -1.0:
+                raise ValueError(
+                    f"u.w is {product:.6g}; a planar flow is invertible only if u.w > -1: use"
+                    " PlanarTransform(PlanarTransform.constrain(u, w), w, b)."
+                )
+        self.u, self.w, self.b = u, w, b
+
+    @staticmethod
+    def constrain(u: Float[Array, " d"], w: Float[Array, " d"]) -> Float[Array, " d"]:
+        r"""A ``u`` with :math:`u \cdot w > -1`: :math:`u + (m(u \cdot w) - u \cdot w) w / |w|^2`.
+
+        Here :math:`m(t) = -1 + \log(1 + e^t)`. With :math:`w = 0` every u is allowed.
+        """
+        product, square = jnp.dot(u, w), jnp.dot(w, w)
+        # Double where: the gradient of the branch that is not taken must be finite too.
+        safe = jnp.where(square > 0, square, 1.0)
+        shift = (jax.nn.softplus(product) - 1.0 - product) / safe
+        return u + jnp.where(square > 0, shift, 0.0) * w
+
+    def call_with_intermediates(self, x: Float[Array, "*batch d"]) -> tuple[Array, Array]:
+        h = jnp.tanh(x @ self.w + self.b)
+        y = x + h[..., None] * self.u
+        return y, jnp.log1p((1.0 - h**2) * jnp.dot(self.u, self.w))
+
+    def _inverse(self, y: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+        c, target = jnp.dot(self.u, self.w), y @ self.w
+        t = _root(*lax.stop_gradient((c, jnp.asarray(self.b), target)))
+        # One step of Newton at the root, which changes its value by rounding alone and has the
+        # derivatives of the implicit function theorem.
+        h = jnp.tanh(t + self.b)
+        t = t - (t + c * h - target) / (1.0 + c * (1.0 - lax.stop_gradient(h) ** 2))
+        return y - jnp.tanh(t + self.b)[..., None] * self.u
+
+
+def _root(c: Array, b: Array, target: Array) -> Array:
+    """The root t of ``t + c tanh(t + b) = target``, which lies within ``|c|`` of the target."""
+
+    def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = 0.5 * (low + high)
+        above = middle + c * jnp.tanh(middle + b) > target
+        return jnp.where(above, low, middle), jnp.where(above, middle, high)
+
+    low, high = lax.fori_loop(0, _NUM_BISECTIONS, halve, (target - jnp.abs(c), target + jnp.abs(c)))
+    return 0.5 * (low + high)
