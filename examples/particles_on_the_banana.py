@@ -105,7 +105,7 @@ def draw(found: dict[str, np.ndarray], path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[3])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("out/particles_on_the_banana.png"))
     args = parser.parse_args()
     found, wrong = {}, []
