@@ -185,24 +185,26 @@ class AutoFlowNormal(ContinuousGuide):
             transforms.append(self.flow(i))
             if i < self.num_flows - 1 or self.num_flows % 2 == 0:
                 transforms.append(flip)
-        loc, scaling = self.loc_and_scaling()
-        shift = IndependentTransform(AffineTransform(loc, jnp.ones_like(loc)), 1)
-        return dist.TransformedDistribution(self.get_base_dist(), [*transforms, scaling, shift])
+        return dist.TransformedDistribution(
+            self.get_base_dist(), [*transforms, *self.scaling_and_shift()]
+        )
 
-    def loc_and_scaling(self) -> tuple[Array, Transform]:
-        """``loc``, and the map ``scale e``: a triangular factor if the guide starts from one."""
+    def scaling_and_shift(self) -> tuple[Transform, Transform]:
+        """The maps ``scale e``, by a triangular factor if the guide starts from one, and
+        ``loc + e``."""
         loc, scale = self.init_latent, jnp.full(self.latent_dim, self.init_scale)
         if self.init_normal is not None:
             _, loc, scale = self.init_normal
         loc: Any = numpyro.param(f"{self.prefix}_loc", loc)
         zero = jnp.zeros_like(loc)
+        shift = IndependentTransform(AffineTransform(loc, jnp.ones_like(loc)), 1)
         if jnp.ndim(scale) == 2:
             factor: Any = numpyro.param(
                 f"{self.prefix}_scale_tril", scale, constraint=self.scale_tril_constraint
             )
-            return loc, LowerCholeskyAffine(zero, factor)
+            return LowerCholeskyAffine(zero, factor), shift
         scale: Any = numpyro.param(f"{self.prefix}_scale", scale, constraint=self.scale_constraint)
-        return loc, IndependentTransform(AffineTransform(zero, scale), 1)
+        return IndependentTransform(AffineTransform(zero, scale), 1), shift
 
     def get_base_dist(self) -> dist.Distribution:
         return dist.Normal(jnp.zeros(self.latent_dim), 1).to_event(1)

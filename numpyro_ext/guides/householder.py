@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from jax import random
-import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from numpyro.distributions.transforms import AffineTransform, IndependentTransform, Transform
+from numpyro.distributions.transforms import Transform
 from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext._typing import Model, Params
@@ -102,7 +101,6 @@ class AutoHouseholderNormal(AutoFlowNormal):
         return HouseholderTransform(v)
 
     def latent_distribution(self) -> dist.TransformedDistribution:
-        loc, scaling = self.loc_and_scaling()
-        shift = IndependentTransform(AffineTransform(loc, jnp.ones_like(loc)), 1)
+        scaling, shift = self.scaling_and_shift()
         turns: list[Transform] = [self.flow(i) for i in range(self.num_flows)]
         return dist.TransformedDistribution(self.get_base_dist(), [scaling, *turns, shift])
