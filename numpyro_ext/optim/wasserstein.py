@@ -80,9 +80,10 @@ def wag(learning_rate: optax.ScalarOrSchedule, alpha: float = 3.5) -> optax.Grad
         >>> optim = optax.chain(optax.scale_by_rms(decay=0.9, eps=1e-6), wag(0.001))
         >>> guide = AutoParticles(model, 50)
         >>> svi = SVI(model, guide, optim, SVGD())
-        >>> result = svi.run(jax.random.key(0), 300, progress_bar=False)
-        >>> bool(abs(guide.particles(result.params)["w"].mean() - 3) < 0.2)
-        True
+        >>> result = svi.run(jax.random.key(0), 600, progress_bar=False)
+        >>> w = guide.particles(result.params)["w"]
+        >>> bool(abs(w.mean() - 3) < 0.2), bool(abs(w.std() - 2) < 0.2)
+        (True, True)
     """
     _check_learning_rate(learning_rate)
     check_positive("alpha", alpha)
@@ -148,8 +149,9 @@ def wnes(
         >>> guide = AutoParticles(model, 50)
         >>> svi = SVI(model, guide, wnes(0.5, mu=0.2), SVGD())
         >>> result = svi.run(jax.random.key(0), 300, progress_bar=False)
-        >>> print(f"{guide.particles(result.params)['w'].mean():.1f}")
-        3.0
+        >>> w = guide.particles(result.params)["w"]
+        >>> print(f"{w.mean():.1f} {w.std():.1f}")
+        3.0 2.0
     """
     _check_learning_rate(learning_rate)
     check_nonnegative("beta", beta)
