@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import jax
 from jax import Array
+import numpyro.distributions as dist
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -27,12 +28,16 @@ __all__ = [
     "Bool",
     "Float",
     "GradientEstimator",
+    "HasCritic",
+    "HasReverse",
     "Int",
     "Kernel",
+    "Mixture",
     "Model",
     "Params",
     "SamplesLatent",
     "ScoreEstimator",
+    "SemiImplicit",
     "Sites",
     "Trace",
 ]
@@ -55,6 +60,49 @@ class SamplesLatent(Protocol):
         self, rng_key: jax.Array, params: Params, num_samples: int | None = None
     ) -> Array:
         """``(num_samples, latent_dim)`` unconstrained draws, differentiable in ``params``."""
+        ...
+
+
+@runtime_checkable
+class SemiImplicit(Protocol):
+    """A guide ``q(z) = E_psi q(z | psi)``, in unconstrained space."""
+
+    def sample_mixing(self, rng_key: jax.Array, params: Params, num_samples: int) -> Any:
+        """Draws of psi, a pytree of arrays ``(num_samples, ...)``."""
+        ...
+
+    def conditional(self, params: Params, psi: Any) -> dist.Distribution:
+        """``q(z | psi)``, of batch shape ``(num_samples,)`` and event shape ``(latent_dim,)``."""
+        ...
+
+
+@runtime_checkable
+class HasReverse(Protocol):
+    """A guide with auxiliary variables a, and the density ``r(a | z)`` with which they are paid."""
+
+    def reverse_log_prob(
+        self, params: Params, aux: Sites, latents: Sites, *args: Any, **kwargs: Any
+    ) -> Array:
+        """``log r(aux | latents)``, a number."""
+        ...
+
+
+@runtime_checkable
+class Mixture(Protocol):
+    """A guide ``q(z) = sum_c w_c q_c(z)``, in unconstrained space."""
+
+    def components(self, params: Params) -> tuple[Array, dist.Distribution]:
+        """Weights ``(C,)``, and a distribution of batch ``(C,)`` and event ``(latent_dim,)``."""
+        ...
+
+
+@runtime_checkable
+class HasCritic(Protocol):
+    """A guide that carries the parameters of a critic, a network that its loss trains."""
+
+    def critic(self, params: Params, z: Array) -> Array:
+        """The critic at unconstrained points ``(..., latent_dim)``: ``(...)``, or ``(...,
+        output_dim)`` if that is larger than 1."""
         ...
 
 
