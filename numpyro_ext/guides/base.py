@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.distributions import constraints
+from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import (
     AffineTransform,
     IndependentTransform,
@@ -31,7 +31,7 @@ from numpyro_ext.guides.networks import Network, check_network, flat_module, mlp
 NUM_QUANTILE_DRAWS = 10_000
 
 
-class AutoLatent(ContinuousGuide):
+class AutoJoint(ContinuousGuide):
     """Base of the guides over all latent sites together: their draws, and quantiles of these.
 
     A subclass registers ``{prefix}_loc`` among its parameters and writes ``latent_distribution``.
@@ -39,28 +39,15 @@ class AutoLatent(ContinuousGuide):
     it along with the guide's auxiliary sites.
 
     :param model: a NumPyro model with continuous latent sites.
-    :param float init_scale: the initial standard deviation, in unconstrained units.
     :param str prefix: what the names of the guide's own sites start with.
     :param init_loc_fn: a per-site initialization function, for ``loc``.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        init_scale: float,
-        prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = init_to_uniform,
-    ) -> None:
-        check_positive("init_scale", init_scale)
-        self.init_scale = init_scale
-        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
-
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        self.read(args, kwargs)
+        self.read(*args, **kwargs)
 
-    def read(self, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
-        """What is static in the model, or an error if this guide is not for it."""
+    def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
+        """What is in the model, or an error if a latent site is local to a subsampled plate."""
         # With a key of its own: the stream of keys stays that of AutoDiagonalNormal.
         info = read_model(valid_data(self.model), args, kwargs)
         refuse_local(info, f"{type(self).__name__} is one distribution over all latents together")
@@ -108,11 +95,10 @@ class AutoLatent(ContinuousGuide):
 
         What ``__call__`` returns in a guide of which ``latent`` is all that can be said.
         """
-        values, trace = self.constrain(latent, {}), cast(Trace, self.prototype_trace)
-        fns = {name: trace[name]["fn"] for name in self.latent_sites}
-        result: dict[str, Any] = {}
-        for name, fn in fns.items():
-            site = kind(values[name], event_dim=fn.event_dim, support=fn.support)
+        result, trace = {}, cast(Trace, self.prototype_trace)
+        for name, u in self.unpack(latent).items():
+            fn = trace[name]["fn"]
+            site = kind(biject_to(fn.support)(u), event_dim=fn.event_dim, support=fn.support)
             result[name] = numpyro.sample(name, site)
         return result
 
@@ -175,7 +161,7 @@ class AutoLatent(ContinuousGuide):
         return self.constrain(jnp.quantile(draws, q, axis=0), params)
 
 
-class AutoFlowNormal(AutoLatent):
+class AutoFlowNormal(AutoJoint):
     r"""Base of the guides :math:`z = loc + scale \odot f_F \circ \dots \circ f_1(e)`, e normal.
 
     A subclass gives :math:`f_i` by :meth:`flow`, near the identity at the start. Coordinates are
@@ -204,16 +190,18 @@ class AutoFlowNormal(AutoLatent):
         init_loc_fn: Callable[..., Any] = init_to_uniform,
         init_from: tuple[Any, Params] | None = None,
     ) -> None:
+        check_positive("init_scale", init_scale)
         self.num_flows = check_count("num_flows", num_flows, minimum=0)
+        self.init_scale = init_scale
         self.init_normal = None if init_from is None else _normal_of(init_from)
-        super().__init__(model, init_scale=init_scale, prefix=prefix, init_loc_fn=init_loc_fn)
+        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
 
     @abstractmethod
     def flow(self, i: int) -> Transform:
         """The ``i``-th flow, its parameters registered under a name that ends in ``__{i}``."""
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
-        info = self.read(args, kwargs)
+        info = self.read(*args, **kwargs)
         if self.init_normal is not None:
             shapes = {name: one.constrained.shape for name, one in info.latents.items()}
             theirs = self.init_normal[0]
