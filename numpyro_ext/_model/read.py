@@ -41,6 +41,7 @@ __all__ = [
     "set_up",
     "shape_trace",
     "trace_of",
+    "unconstrained_shape",
 ]
 
 Site = dict[str, Any]
@@ -288,7 +289,7 @@ def model_info(trace: Trace) -> ModelInfo:
         latents[name] = Latent(
             support,
             jax.ShapeDtypeStruct(shape, real),
-            jax.ShapeDtypeStruct(_inverse_shape(support, shape), real),
+            jax.ShapeDtypeStruct(unconstrained_shape(support, shape), real),
             tuple(frames(site)),
         )
     return ModelInfo(
@@ -301,8 +302,8 @@ def model_info(trace: Trace) -> ModelInfo:
     )
 
 
-def _inverse_shape(support: constraints.Constraint, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape in unconstrained space."""
+def unconstrained_shape(support: constraints.Constraint, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape in unconstrained space of a value of this shape."""
 
     def alive(bound: Any) -> Any:
         # A bound may be a tracer of a reading that is over, with which nothing can be computed.
