@@ -44,6 +44,7 @@ __all__ = [
     "shared_plates",
     "shape_trace",
     "trace_of",
+    "unconstrained_shape",
 ]
 
 Site = dict[str, Any]
@@ -194,7 +195,7 @@ def latent_size(guide: Model, guide_trace: Trace) -> int:
     if model_trace is not None:
         return model_info(model_trace).size
     shapes = [
-        _inverse_shape(site["fn"].support, jnp.shape(site["value"]))
+        unconstrained_shape(site["fn"].support, jnp.shape(site["value"]))
         for site in _values_of(guide_trace)
     ]
     return sum(map(math.prod, shapes))
@@ -327,7 +328,7 @@ def model_info(trace: Trace) -> ModelInfo:
         latents[name] = Latent(
             support,
             jax.ShapeDtypeStruct(shape, real),
-            jax.ShapeDtypeStruct(_inverse_shape(support, shape), real),
+            jax.ShapeDtypeStruct(unconstrained_shape(support, shape), real),
             tuple(frames(site)),
         )
     return ModelInfo(
@@ -340,8 +341,8 @@ def model_info(trace: Trace) -> ModelInfo:
     )
 
 
-def _inverse_shape(support: constraints.Constraint, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape in unconstrained space."""
+def unconstrained_shape(support: constraints.Constraint, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape in unconstrained space of a value of this shape."""
 
     def alive(bound: Any) -> Any:
         # A bound may be a tracer of a reading that is over, with which nothing can be computed.
