@@ -1,6 +1,7 @@
 """Divergences and bounds for ``SVI(..., loss=)``, in the shape of ``numpyro.infer.Trace_ELBO``."""
 
 from numpyro_ext.objectives.annealing import count_steps
+from numpyro_ext.objectives.auxiliary import AuxiliaryELBO
 from numpyro_ext.objectives.base import Objective
 from numpyro_ext.objectives.black_box_alpha import BBAlphaELBO
 from numpyro_ext.objectives.chi import ChiUpperBound
@@ -9,16 +10,19 @@ from numpyro_ext.objectives.f_divergence import FDivergence, TailAdaptive
 from numpyro_ext.objectives.kl_weights import minibatch_kl_weights
 from numpyro_ext.objectives.nested import NestedVRELBO
 from numpyro_ext.objectives.renyi import IWELBO, VRELBO
+from numpyro_ext.objectives.semi_implicit import SemiImplicitELBO
 from numpyro_ext.objectives.thermodynamic import ThermodynamicELBO
 from numpyro_ext.objectives.vimco import VIMCO
 
 __all__ = [
+    "AuxiliaryELBO",
     "BBAlphaELBO",
     "ChiUpperBound",
     "FDivergence",
     "IWELBO",
     "NestedVRELBO",
     "Objective",
+    "SemiImplicitELBO",
     "TailAdaptive",
     "ThermodynamicELBO",
     "VIMCO",
