@@ -8,6 +8,7 @@ import jax
 from jax import Array, lax, random
 from jax.core import Tracer
 import jax.numpy as jnp
+from numpyro import prng_key
 from numpyro.distributions import biject_to
 from numpyro.handlers import block, seed, substitute
 from numpyro.infer import init_to_uniform
@@ -25,7 +26,7 @@ from numpyro_ext._model.read import ModelInfo, trace_of
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Sites
 
-__all__ = ["Potential", "draw_params", "draw_start", "value_and_grad"]
+__all__ = ["Potential", "draw_params", "draw_start", "params_in_scope", "value_and_grad"]
 
 
 def value_and_grad(
@@ -247,6 +248,18 @@ def draw_params(
         return _params_of(trace_of(fn, args, kwargs))
 
     return jax.jit(draw)(rng_key)
+
+
+def params_in_scope(model: Model, args: tuple, kwargs: dict[str, Any]) -> Params:
+    """The values of the model's ``param`` sites here, for a guide that runs its model.
+
+    The handlers around the call substitute and record them, and nothing else of the model.
+    """
+    key: Any = prng_key()
+    with block(hide_fn=lambda site: site["type"] != "param"):
+        fn = seed(first_rows(model), random.key(0) if key is None else key)
+        trace = trace_of(fn, args, kwargs)
+    return {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
 
 
 def draw_start(
