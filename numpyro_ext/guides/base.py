@@ -29,7 +29,8 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.mistakes import valid_data
-from numpyro_ext._model.read import latent_sites, read_model, refuse_local
+from numpyro_ext._model.potential import guide_start
+from numpyro_ext._model.read import ModelInfo, latent_sites, read_model, refuse_local
 from numpyro_ext._numpyro import ContinuousGuide, normal_of_guide
 from numpyro_ext._typing import Model, Params, Sites
 
@@ -164,7 +165,7 @@ class AutoFlowNormal(ContinuousGuide):
     def flow(self, i: int) -> Transform:
         """The ``i``-th flow, its parameters registered under a name that ends in ``__{i}``."""
 
-    def prepare(self, *args: Any, **kwargs: Any) -> None:
+    def prepare(self, *args: Any, **kwargs: Any) -> ModelInfo:
         # With a key of its own: the stream of keys stays that of AutoDiagonalNormal.
         info = read_model(valid_data(self.model), args, kwargs)
         refuse_local(info, f"{type(self).__name__} is one distribution over all latents together")
@@ -176,6 +177,10 @@ class AutoFlowNormal(ContinuousGuide):
                     f"the guide of init_from has the latent sites {theirs}, but the model has"
                     f" {shapes}; fit it on this model, with the same arguments."
                 )
+        return info
+
+    def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
+        return guide_start(self, self.prepared, args, kwargs)
 
     def latent_distribution(self) -> dist.TransformedDistribution:
         # NumPy, not JAX: a constant of the program, and comparable when transforms are.
