@@ -270,12 +270,27 @@ class ContinuousGuide(AutoContinuous, _StartGiven):
         sites: Any = self._unpack_latent(latent)
         return sites
 
-    def draw(self, rng_key: Array, params: Params, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Draws ``(*sample_shape, latent_dim)`` of :meth:`latent_distribution`."""
+    def sample_vector(self, sample_shape: tuple[int, ...], args: tuple, kwargs: Params) -> Array:
+        """Latent vectors ``(*sample_shape, latent_dim)``, and the guide's own sites on the way.
+
+        One site, unless a guide has auxiliary variables; ``args`` and ``kwargs`` are the model's.
+        """
+        fn: Any = self.latent_distribution().expand_by(sample_shape)
+        z: Any = numpyro.sample(f"_{self.prefix}_latent", fn, infer={"is_auxiliary": True})
+        return z
+
+    def draw(
+        self,
+        rng_key: Array,
+        params: Params,
+        sample_shape: tuple[int, ...] = (),
+        args: tuple = (),
+        kwargs: Params | None = None,
+    ) -> Array:
+        """What :meth:`sample_vector` draws, recorded nowhere."""
         with block():
-            seeded = seed(self._sample_latent, rng_key)
-            latent: Any = substitute(seeded, params)(sample_shape=sample_shape)
-        return latent
+            fn: Any = substitute(seed(self.sample_vector, rng_key), params)
+            return fn(sample_shape, args, kwargs or {})
 
     def constrain(
         self, latent: Array, params: Params, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -310,6 +325,9 @@ class ContinuousGuide(AutoContinuous, _StartGiven):
     def _init_locs(self, sites: Sites) -> None:
         trace: Any = self.prototype_trace  # NumPyro sets it before
         vars(self)["_init_locs"] = {name: sites[name] for name in trace if name in sites}
+
+    def _sample_latent(self, *args: Any, **kwargs: Any) -> Array:
+        return self.sample_vector((), args, kwargs)
 
     def _get_posterior(self) -> dist.Distribution:
         return self.latent_distribution()
