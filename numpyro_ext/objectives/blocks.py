@@ -236,7 +236,7 @@ def _blocks_of_plates(
         scale = math.prod(sizes[plate][0] / sizes[plate][1] for plate in plates)
         for name in group:
             _refuse_scaled(trace[name], scale)
-            for one in {name} | _ancestors(name, parents):
+            for one in sorted({name} | _ancestors(name, parents)):
                 if seen.setdefault(one, group[0]) != group[0]:
                     raise ValueError(
                         f"the Implicit sites '{seen[one]}' and '{group[0]}' lie in different plates"
