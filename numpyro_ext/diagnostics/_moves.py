@@ -1,7 +1,6 @@
 """Whether particles stay as wide as they are when a Markov chain moves each of them.
 
-Reference: Roberts and Rosenthal, *Optimal scaling of discrete approximations to Langevin
-diffusions* (JRSS B 1998), for the Metropolis-adjusted Langevin algorithm and its acceptance.
+Reference: Neal, *MCMC using Hamiltonian dynamics* (Handbook of MCMC, 2011), section 5.3.
 """
 
 from collections.abc import Callable
@@ -25,13 +24,15 @@ from numpyro_ext.diagnostics._rules import Row
 
 __all__ = ["moves_row", "spread_after_moves"]
 
-MOVES = 100
+MOVES = 40
 MOST = 10**9
 """So many log densities of sites are evaluated without being asked."""
 SD_RATIO = (0.8, 1.2)
 QUANTITY = "sd ratio after moves, worst"
-_ACCEPTED = 0.574
-"""Share of accepted proposals, the best one in many dimensions."""
+_LEAPS = 4
+"""Leapfrog steps of a trajectory: the fewer, the longer a particle in a narrow place takes."""
+_ACCEPTED = 0.7
+"""Share of accepted trajectories to which the step sizes are tuned."""
 _STUCK = 0.1
 
 ValueAndGrad = Callable[[Array], tuple[Array, Array]]
@@ -47,16 +48,18 @@ def spread_after_moves(
 ) -> tuple[Array, Array]:
     r"""Standard deviations of particles over those that they have while a Markov chain moves them.
 
-    Every particle makes Metropolis-adjusted Langevin steps in the coordinates in which particles
-    have unit covariance. Its step size is its own, because particles may lie where the density is
-    much narrower than all of them together. It is tuned in the first three quarters of the steps,
-    and the second half counts: a particle that comes back needs longer steps on its way.
+    Every particle makes trajectories of Hamiltonian Monte Carlo in the coordinates in which
+    particles have unit covariance. Its step size is its own, because particles may lie where the
+    density is much narrower than all of them together. It is tuned in the first three quarters of
+    the trajectories, and the second half counts: a particle that comes back needs longer steps on
+    its way.
 
     :param potential: the potential energy at a ``(d,)`` point and its gradient.
     :param numbers: the ``(n,)`` numbers of a point whose standard deviations are compared.
     :param x: ``(m, d)`` particles.
     :param block: so many particles move at a time.
-    :return: ``(n,)`` ratios, NaN for a number that does not vary, and the share of accepted steps.
+    :return: ``(n,)`` ratios, NaN for a number that does not vary, and the share of accepted
+        trajectories.
     """
     m, d = x.shape
     half, tuned = num_moves // 2, 3 * num_moves // 4
@@ -77,17 +80,23 @@ def spread_after_moves(
     def move(state: Any, inputs: tuple[Array, Array]) -> tuple[Any, None]:
         here, log_h, sums, accepted = state
         i, key = inputs
-        key_noise, key_accept = random.split(key)
-        h = jnp.exp(log_h)
-        noise = random.normal(key_noise, (d,), x.dtype)
-        way = 0.5 * h**2 * here[2] + h * noise
-        there = at(here[0] + jnp.matmul(root, way, precision="highest"))
-        back = way + 0.5 * h**2 * there[2]
-        log_ratio = there[1] - here[1] + 0.5 * (jnp.sum(noise**2) - jnp.sum(back**2) / h**2)
+        key_momentum, key_accept, key_length = random.split(key, 3)
+        # Of random length, or a trajectory could end where it began.
+        h = jnp.exp(log_h) * random.uniform(key_length, dtype=x.dtype, minval=0.5)
+
+        def leap(_: int, state: Any) -> Any:
+            (place, _, force), p = state
+            p = p + 0.5 * h * force
+            there = at(place + jnp.matmul(root, h * p, precision="highest"))
+            return there, p + 0.5 * h * there[2]
+
+        momentum = random.normal(key_momentum, (d,), x.dtype)
+        there, p = lax.fori_loop(0, _LEAPS, leap, (here, momentum))
+        log_ratio = there[1] - here[1] + 0.5 * (jnp.sum(momentum**2) - jnp.sum(p**2))
         chance = jnp.exp(jnp.minimum(jnp.where(jnp.isfinite(log_ratio), log_ratio, -jnp.inf), 0.0))
         taken = random.uniform(key_accept, dtype=x.dtype) < chance
         here = jax.tree.map(lambda new, old: jnp.where(taken, new, old), there, here)
-        log_h = log_h + jnp.where(i < tuned, 0.5 * (chance - _ACCEPTED), 0.0)
+        log_h = log_h + jnp.where(i < tuned, chance - _ACCEPTED, 0.0)
         counts = i >= half
         y = jnp.where(counts, (numbers(here[0]) - centre) / unit, 0.0)
         sums = sums[0] + y, sums[1] + y**2
@@ -96,7 +105,7 @@ def spread_after_moves(
     def one(inputs: tuple[Array, Array]) -> tuple[Any, Array]:
         start, key = inputs
         nothing = jnp.zeros_like(centre)
-        log_h = jnp.asarray(math.log(1.65 * d ** (-1 / 6)), x.dtype)
+        log_h = jnp.asarray(math.log(1.6 * d ** (-1 / 6)), x.dtype)
         state = at(start), log_h, (nothing, nothing), jnp.zeros((), x.dtype)
         steps = jnp.arange(num_moves), random.split(key, num_moves)
         (_, _, sums, accepted), _ = lax.scan(move, state, steps)
@@ -124,10 +133,10 @@ def moves_row(
         ratios, accepted = run(found.x, rng_key)
         return [_row(ratios, accepted, found.name)]
     trace = prototype(fit, rng_key).trace
-    count = m * MOVES * sum(count_of(site) for site in sample_sites(trace))
+    count = m * MOVES * _LEAPS * sum(count_of(site) for site in sample_sites(trace))
     if num_moves is None and count > MOST:
         verdict = (
-            f"a Markov chain of {MOVES} steps from each particle would take {count:.1g} log"
+            f"a Markov chain of {MOVES} moves from each particle would take {count:.1g} log"
             f" densities; num_moves={MOVES} runs it."
         )
         return [Row(QUANTITY, math.nan, None, "", None, verdict)]

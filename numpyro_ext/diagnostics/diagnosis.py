@@ -126,11 +126,11 @@ def diagnose(
       Stein identity implies, :math:`\mathrm{sd}(x_a) / \sqrt{(M^{-1} C)_{aa}}` with :math:`M =
       -\tfrac1m \sum_i (x_i - \bar x) g_i^\top` and C the covariance, in [.85, 1.2]; the shift
       :math:`\mathrm{rms}(L^\top \bar g)` with :math:`C = L L^\top`, up to .05. Then each particle
-      starts a Markov chain of 100 Metropolis-adjusted Langevin steps on all data, in units of the
-      covariance of the particles: the standard deviation of every number of the latent sites over
-      that in the second half of the chains has to be in [.8, 1.2]. This finds a single particle far
-      out in a tail and a funnel that is not filled, which the gradients do not show. Last the
-      squared kernel Stein discrepancy.
+      starts a Markov chain of 40 trajectories of Hamiltonian Monte Carlo, of 4 gradients on all
+      data each, in units of the covariance of the particles: the standard deviation of every number
+      of the latent sites over that in the second half of the chains has to be in [.8, 1.2]. This
+      finds a single particle far out in a tail and a funnel that is not filled, which the gradients
+      do not show. Last the squared kernel Stein discrepancy.
 
     **It fails** to see modes that no chain, guide or particle has found, and it does not know the
     right model. A good line is necessary, not sufficient: chains with a bias that all of them
@@ -143,9 +143,9 @@ def diagnose(
     :param tuple model_args: the model's arguments; default for an ``MCMC``: those of its run.
     :param dict model_kwargs: its keyword arguments.
     :param int num_samples: draws from a guide, per restart.
-    :param int num_moves: steps of the Markov chain from each particle, each of them a gradient on
-        all data; 0 leaves the line out. None means 100 if that takes at most 10^9 log densities
-        (sites of the model times particles times steps), and 0 otherwise.
+    :param int num_moves: trajectories of the Markov chain from each particle, of 4 gradients on all
+        data each; 0 leaves the line out. None means 40 if that takes at most 10^9 log densities
+        (those of the model times particles times gradients), and 0 otherwise.
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
     :return: a :class:`Diagnosis`.
 

@@ -37,7 +37,7 @@ def moves_on_a_gaussian():
     def numbers(x):
         return jnp.stack([x[0], jnp.exp(x[1]), jnp.ones_like(x[0])])
 
-    return jax.jit(lambda x, key: spread_after_moves(energy, numbers, x, key, 100, 7))
+    return jax.jit(lambda x, key: spread_after_moves(energy, numbers, x, key, 40, 7))
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5, 3.0])
@@ -48,10 +48,10 @@ def test_the_ratio_is_that_of_the_standard_deviations(factor):
     ratios, accepted = moves_on_a_gaussian()(jnp.asarray(x, float), random.key(1))
     sd = [2.0, np.sqrt(np.expm1(0.25)) * np.exp(-2 + 0.125)]
     expected = [x[:, 0].std() / sd[0], np.exp(x[:, 1]).std() / sd[1]]
-    # 400 chains of about 10 independent draws: 1 %, and 2 % for the heavier tail of exp.
+    # 400 chains of some 10 independent draws: 1 %, and 3 % for the heavier tail of exp.
     np.testing.assert_allclose(ratios[:2], expected, rtol=0.08)
     assert jnp.isnan(ratios[2])
-    assert 0.5 < accepted < 0.75
+    assert 0.6 < accepted < 0.95
 
 
 def schools():
@@ -134,7 +134,7 @@ def test_moves_can_be_left_out_and_are_not_run_where_they_would_cost_too_much(mo
     monkeypatch.setattr("numpyro_ext.diagnostics._moves.MOST", 1000)
     row = row_of(judge(exact_draws()))
     assert row.ok is None
-    assert "num_moves=100 runs it" in row.verdict
+    assert "num_moves=40 runs it" in row.verdict
     with pytest.raises(ValueError, match="num_moves is -1"):
         judge(exact_draws(), num_moves=-1)
 
