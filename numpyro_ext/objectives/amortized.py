@@ -202,8 +202,10 @@ class AmortizedMCMC(Objective):
         back = jnp.sum((z - mean_back) ** 2, axis=-1)
         log_ratio = log_p_there - log_p_z + (forth - back) / (4 * eps)
         log_u = jnp.log1p(-random.uniform(key_accept, log_ratio.shape, z.dtype))
-        # A proposal without a finite density is never accepted.
-        return jnp.where((log_u < log_ratio)[..., None], there, z)
+        # A proposal whose density is not finite is not accepted, but a NaN at z itself is shown.
+        moved = jnp.where((log_u < log_ratio)[..., None], there, z)
+        broken = jnp.isnan(log_p_z)[..., None] | jnp.isnan(mean)
+        return jnp.where(broken, jnp.nan, moved)
 
 
 def energy_distance(z: Array, y: Array) -> Array:
