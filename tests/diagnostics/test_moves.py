@@ -120,7 +120,8 @@ def test_eight_schools_from_its_posterior_is_fine():
     ids=["one particle far out", "a tail that is not filled"],
 )
 def test_eight_schools_is_found_wrong(particles, low, high):
-    found = judge(particles())
+    # A single chain has to come back, which takes one in 20 of them more than the default.
+    found = judge(particles(), num_moves=60)
     row = row_of(found)
     assert low < row.value < high
     assert row.ok is False
