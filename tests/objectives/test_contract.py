@@ -21,6 +21,7 @@ from numpyro_ext.objectives import (
     BBAlphaELBO,
     ChiUpperBound,
     FDivergence,
+    MixtureELBO,
     NestedVRELBO,
     ThermodynamicELBO,
 )
@@ -37,6 +38,7 @@ OBJECTIVES = {
     "ChiUpperBound": lambda **kwargs: ChiUpperBound(2.0, 3, **kwargs),
     "FDivergence": lambda **kwargs: FDivergence("hellinger", 3, **kwargs),
     "ThermodynamicELBO": lambda **kwargs: ThermodynamicELBO(3, 3, **kwargs),
+    "MixtureELBO": lambda **kwargs: MixtureELBO(3, **kwargs),
 }
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
 TRACES = []
@@ -59,6 +61,14 @@ def guide(x, broken=False):
     numpyro.sample("loc", dist.Normal(m, s))
     numpyro.sample("scale", dist.LogNormal(0.1, s))
 
+
+def components(params):
+    """The guide as a mixture of one normal, over the logarithm of the scale."""
+    loc, scale = jnp.array([[params["m"], 0.1]]), jnp.full((1, 2), params["s"])
+    return jnp.ones(1), dist.Normal(loc, scale).to_event(1)
+
+
+guide.components = components
 
 # What the base does for all is shown on two members: the first with units, the second without.
 shared = pytest.mark.parametrize("name", ["ThermodynamicELBO", "NestedVRELBO"])
