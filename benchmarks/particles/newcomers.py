@@ -20,7 +20,6 @@ import warnings
 
 import jax
 from jax import random
-from models import PROBLEMS, Problem
 import numpy as np
 from numpyro.infer import MCMC, NUTS, SVI
 
@@ -36,12 +35,24 @@ from numpyro_ext.particles import (
     particle_step,
 )
 
+sys.path.append(str(Path(__file__).parents[1]))
+from _shared.numpyro_examples import EXAMPLES, Example
+
 STEPS = 500
+PROBLEMS = (
+    "logistic",
+    "eight schools",
+    "eight schools, centred",
+    "baseball",
+    "correlations",
+    "zero-inflated Poisson",
+    "network",
+)
 FIELDS = {f.__name__: f for f in (RegularizedSVGD, SVGD, GFSF, GFSD, Blob)}
 Samples = dict[str, np.ndarray]
 
 
-def reference(name: str, problem: Problem, folder: Path) -> Samples:
+def reference(name: str, problem: Example, folder: Path) -> Samples:
     """Draws of NUTS of the compared sites, made once."""
     path = folder / f"nuts_{name.replace(' ', '_').replace(',', '')}.npz"
     if path.is_file():
@@ -49,24 +60,24 @@ def reference(name: str, problem: Problem, folder: Path) -> Samples:
     options = {"num_chains": 4, "chain_method": "sequential", "progress_bar": False}
     kernel = NUTS(problem.model, target_accept_prob=0.95)
     mcmc = MCMC(kernel, num_warmup=1000, num_samples=2000, **options)
-    mcmc.run(random.key(0), *problem.args)
+    mcmc.run(random.key(0), *problem.data)
     samples = {site: np.asarray(mcmc.get_samples()[site]) for site in problem.compared}
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, **samples)
     return samples
 
 
-def by_svi(problem: Problem, field: Callable[[], Any]) -> tuple[Samples, Diagnosis]:
+def by_svi(problem: Example, field: Callable[[], Any]) -> tuple[Samples, Diagnosis]:
     guide = AutoParticles(problem.model)
     svi = SVI(problem.model, guide, particle_step(STEPS), loss=field())
-    result = svi.run(random.key(1), STEPS, *problem.args, progress_bar=False)
+    result = svi.run(random.key(1), STEPS, *problem.data, progress_bar=False)
     return (
         jax.device_get(guide.particles(result.params)),
-        diagnose(svi, result=result, model_args=problem.args),
+        diagnose(svi, result=result, model_args=problem.data),
     )
 
 
-def by_parvi(problem: Problem) -> tuple[Samples, Diagnosis]:
+def by_parvi(problem: Example) -> tuple[Samples, Diagnosis]:
     mcmc = MCMC(
         ParVI(problem.model),
         num_warmup=STEPS,
@@ -75,7 +86,7 @@ def by_parvi(problem: Problem) -> tuple[Samples, Diagnosis]:
         chain_method="vectorized",
         progress_bar=False,
     )
-    mcmc.run(random.key(1), *problem.args)
+    mcmc.run(random.key(1), *problem.data)
     return jax.device_get(mcmc.get_samples()), diagnose(mcmc)
 
 
@@ -84,7 +95,7 @@ def what_it_says(found: Diagnosis) -> str:
     return "; ".join(f"{row.quantity} {row.shown}" for row in wrong) or "ok"
 
 
-def row(name: str, label: str, problem: Problem, truth: Samples) -> tuple[str, bool]:
+def row(name: str, label: str, problem: Example, truth: Samples) -> tuple[str, bool]:
     began = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -112,7 +123,7 @@ def row(name: str, label: str, problem: Problem, truth: Samples) -> tuple[str, b
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     labels = [*FIELDS, "ParVI"]
-    parser.add_argument("--problem", nargs="*", default=list(PROBLEMS), choices=list(PROBLEMS))
+    parser.add_argument("--problem", nargs="*", default=PROBLEMS, choices=PROBLEMS)
     parser.add_argument("--field", nargs="*", default=labels, choices=labels)
     parser.add_argument("--out", type=Path, default=Path("out/particles"))
     args = parser.parse_args()
@@ -120,7 +131,7 @@ def main() -> int:
     print("|---|---|---|---|---|---|---|")
     honest = []
     for name in args.problem:
-        problem = PROBLEMS[name]()
+        problem = EXAMPLES[name]()
         truth = reference(name, problem, args.out)
         for label in args.field:
             line, fair = row(name, label, problem, truth)

@@ -1,6 +1,7 @@
 """Guides for ``SVI(model, guide, ...)`` beyond NumPyro's own."""
 
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
+from numpyro_ext.guides.critic import with_critic
 from numpyro_ext.guides.householder import AutoHouseholderNormal
 from numpyro_ext.guides.maf import AutoMAFNormal
 from numpyro_ext.guides.nice import AutoNICENormal
@@ -19,4 +20,5 @@ __all__ = [
     "AutoSplineNormal",
     "Implicit",
     "IntractableDensityError",
+    "with_critic",
 ]

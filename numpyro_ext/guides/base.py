@@ -1,22 +1,15 @@
-"""What the flow guides share: the affine layer, the draws, and quantiles by Monte Carlo."""
+"""What guides share: draws, quantiles by Monte Carlo, and the affine layer of flows."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import pairwise
-import math
-from typing import Any
+from typing import Any, cast
 
-import jax
 from jax import Array, random
-from jax.example_libraries import stax
-from jax.flatten_util import ravel_pytree
-from jax.nn.initializers import zeros
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.distributions import constraints
+from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import (
     AffineTransform,
     IndependentTransform,
@@ -28,104 +21,151 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import check_count, check_positive
+from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._model.mistakes import valid_data
-from numpyro_ext._model.read import latent_sites, read_model, refuse_local
+from numpyro_ext._model.potential import guide_start
+from numpyro_ext._model.read import ModelInfo, latent_sites, read_model, refuse_local
 from numpyro_ext._numpyro import ContinuousGuide, normal_of_guide
-from numpyro_ext._typing import Model, Params, Sites
-
-Network = tuple[Callable[..., Any], Callable[..., Any]]
-"""A pair ``(init_fn, apply_fn)`` as in ``jax.example_libraries.stax``."""
+from numpyro_ext._typing import Model, Params, Sites, Trace
+from numpyro_ext.guides.networks import Network, check_network, flat_module, mlp
 
 NUM_QUANTILE_DRAWS = 10_000
 
 
-def mlp(hidden_dims: Sequence[int], out_dim: int) -> Network:
-    r"""A multilayer perceptron that starts at zero: its last layer is zero, the others are not.
+class AutoJoint(ContinuousGuide):
+    """Base of the guides over all latent sites together: their draws, and quantiles of these.
 
-    The output is divided by :math:`\sqrt{width}` of the last hidden layer. An optimiser such as
-    Adam moves all weights of that layer by the learning rate, and without the divisor the
-    log-scales and shifts of all coordinates would move by :math:`width` times that, far too much
-    in many dimensions.
+    A subclass registers ``{prefix}_loc`` among its parameters and writes ``latent_distribution``.
+    One whose latent vector has no density of its own writes ``sample_vector`` instead, which draws
+    it along with the guide's auxiliary sites.
+
+    :param model: a NumPyro model with continuous latent sites.
+    :param str prefix: what the names of the guide's own sites start with.
+    :param init_loc_fn: a per-site initialization function, for ``loc``.
     """
-    layers: list[Any] = []
-    for width in hidden_dims:
-        layers += [stax.Dense(width), stax.Elu]
-    divisor = math.sqrt(hidden_dims[-1]) if hidden_dims else 1.0
-    last = stax.Dense(out_dim, W_init=zeros, b_init=zeros)
-    return stax.serial(*layers, last, stax.elementwise(lambda x: x / divisor))
 
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        self.read(*args, **kwargs)
 
-def masked_mlp(dim: int, hidden_dims: Sequence[int]) -> Network:
-    """An :func:`mlp` from ``dim`` to ``2 dim`` numbers, entry i of each half from inputs before i.
+    def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
+        """What is in the model, or an error if a latent site is local to a subsampled plate."""
+        # With a key of its own: the stream of keys stays that of AutoDiagonalNormal.
+        info = read_model(valid_data(self.model), args, kwargs)
+        refuse_local(info, f"{type(self).__name__} is one distribution over all latents together")
+        return info
 
-    The masks are those of MADE: unit u of a hidden layer may see the first ``degree[u]`` inputs.
-    """
-    degrees = [np.arange(1, dim + 1)]
-    degrees += [np.arange(width) % max(dim - 1, 1) + 1 for width in hidden_dims]
-    layers: list[Any] = []
-    for before, after in pairwise(degrees):
-        layers += [_masked_dense(after >= before[:, None]), stax.Elu]
-    outputs = np.tile(degrees[0], 2)
-    divisor = math.sqrt(hidden_dims[-1]) if hidden_dims else 1.0
-    last = _masked_dense(outputs > degrees[-1][:, None], W_init=zeros, b_init=zeros)
-    return stax.serial(*layers, last, stax.elementwise(lambda x: x / divisor))
+    def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
+        return guide_start(self, self.read(*args, **kwargs), args, kwargs)
 
-
-def _masked_dense(mask: Array | np.ndarray, **inits: Any) -> Network:
-    """A dense layer whose weights are multiplied by ``mask``."""
-    init_fn, apply_fn = stax.Dense(mask.shape[1], **inits)
-
-    def apply(weights: Any, x: Array, **kwargs: Any) -> Array:
-        return apply_fn((weights[0] * mask, weights[1]), x, **kwargs)
-
-    return init_fn, apply
-
-
-def flat_module(name: str, network: Network, input_shape: tuple[int, ...]) -> Callable[..., Any]:
-    """``numpyro.module`` with all weights of the network in one vector.
-
-    NumPyro's ``scan`` asks every site of a guide for its shape, which a tree of weights does not
-    have.
-
-    :param str name: name of the ``(num_weights,)`` parameter.
-    :param network: a stax pair ``(init_fn, apply_fn)``.
-    :param tuple input_shape: what ``init_fn`` takes.
-    :return: ``apply_fn`` with the weights filled in.
-    """
-    init_fn, apply_fn = network
-
-    def init(rng_key: Array) -> Any:
-        return init_fn(rng_key, input_shape)[1]
-
-    leaves, structure = jax.tree.flatten(jax.eval_shape(init, random.key(0)))
-    flat: Any = numpyro.param(name)
-    if flat is None:
-        key: Any = numpyro.prng_key()
-        flat = numpyro.param(name, ravel_pytree(init(key))[0])
-    ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves], dtype=int)
-    parts = zip(jnp.split(flat, ends[:-1]), leaves, strict=True)
-    weights = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in parts]
-    return partial(apply_fn, jax.tree.unflatten(structure, weights))
-
-
-def check_network(network: Any, hidden_dims: Any) -> None:
-    """A stax pair or None, and widths of at least 1."""
-    if network is not None and not (
-        isinstance(network, tuple) and len(network) == 2 and all(map(callable, network))
-    ):
-        raise TypeError(
-            f"network is {network!r}; it must be a pair (init_fn, apply_fn), such as"
-            " jax.example_libraries.stax.serial returns, or None for an MLP of hidden_dims."
+    def latent_distribution(self) -> dist.Distribution:
+        raise IntractableDensityError(
+            f"{type(self).__name__} has no density of its latent vector alone; use its draws, by"
+            " sample_posterior, or a guide that has one, such as AutoRealNVPNormal."
         )
-    if not isinstance(hidden_dims, (tuple, list)):
-        raise TypeError(
-            f"hidden_dims is {hidden_dims!r}; it must be a tuple of layer widths, such as (32, 32)."
-        )
-    for width in hidden_dims:
-        check_count("each of hidden_dims", width)
+
+    def get_base_dist(self) -> dist.Distribution:
+        return self.latent_distribution()  # there is none
+
+    def get_transform(self, params: Params) -> Transform:
+        self._check_fitted(params)
+        return super().get_transform(params)
+
+    def _check_fitted(self, params: Params) -> None:
+        if self.prototype_trace is None:
+            raise ValueError(
+                f"{type(self).__name__} has not seen its model; call svi.init or svi.run with the"
+                " model's arguments first."
+            )
+        # Without this, numpyro.param would answer with the initial values.
+        if f"{self.prefix}_loc" not in params:
+            raise ValueError(
+                f"params has no '{self.prefix}_loc' but {sorted(params)}; pass what svi.get_params"
+                f" gives for this guide (prefix '{self.prefix}')."
+            )
+
+    def draw(
+        self,
+        rng_key: Array,
+        params: Params,
+        sample_shape: tuple[int, ...] = (),
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Array:
+        self._check_fitted(params)
+        return super().draw(rng_key, params, sample_shape, args, kwargs)
+
+    def implicit_sites(self, latent: Array, kind: type[Implicit] = Implicit) -> Sites:
+        """The model's latent sites at a latent vector, each a draw without a density.
+
+        What ``__call__`` returns in a guide of which ``latent`` is all that can be said.
+        """
+        result, trace = {}, cast(Trace, self.prototype_trace)
+        for name, u in self.unpack(latent).items():
+            fn = trace[name]["fn"]
+            site = kind(biject_to(fn.support)(u), event_dim=fn.event_dim, support=fn.support)
+            result[name] = numpyro.sample(name, site)
+        return result
+
+    def sample_latent(
+        self, rng_key: Array, params: Params, num_samples: int | None = None
+    ) -> Array:
+        """Draws in unconstrained space, differentiable in ``params``.
+
+        :param rng_key: random key; the draws are those of :meth:`sample_posterior` before
+            constraining.
+        :param dict params: the guide's parameters, from ``svi.get_params``.
+        :param int num_samples: how many draws.
+        :return: an array ``(num_samples, latent_dim)``.
+        """
+        check_count("num_samples", num_samples)
+        assert num_samples is not None
+        return self.draw(rng_key, params, (num_samples,))
+
+    def sample_posterior(
+        self,
+        rng_key: Array,
+        params: Params,
+        *args: Any,
+        sample_shape: tuple[int, ...] = (),
+        **kwargs: Any,
+    ) -> Sites:
+        """Draws of the latent sites, constrained, with the model's deterministic sites.
+
+        :param rng_key: random key.
+        :param dict params: the parameters of guide and model, from ``svi.get_params``.
+        :param args: the model's arguments, for deterministic sites that depend on them; without
+            any, those of the first call are used (NumPyro's own guides always use those).
+        :param tuple sample_shape: what the shape of every site starts with.
+        :return: a dict of arrays of shape ``sample_shape + site shape``.
+        """
+        latent = self.draw(rng_key, params, sample_shape, args, kwargs)
+        return self.constrain(latent, params, args, kwargs)
+
+    def median(self, params: Params) -> Sites:
+        """The 0.5 quantiles, see :meth:`quantiles`."""
+        return self.quantiles(params, 0.5)
+
+    def quantiles(self, params: Params, quantiles: Any) -> Sites:
+        """Quantiles of every unconstrained coordinate, constrained, by Monte Carlo.
+
+        They come from 10,000 draws with a fixed key.
+
+        For sites whose bijection acts on each coordinate alone these are the marginal quantiles;
+        for others (a simplex) the result satisfies the constraint, which elementwise quantiles of
+        the constrained draws would not. Deterministic sites are evaluated there.
+
+        :param dict params: the parameters of guide and model, from ``svi.get_params``.
+        :param quantiles: a number or a list of numbers between 0 and 1.
+        :return: a dict of arrays, the axis of a list leading.
+        """
+        q = jnp.asarray(quantiles, dtype=jnp.result_type(float))
+        if not_jax_tracer(q) and not bool(((q >= 0) & (q <= 1)).all()):
+            raise ValueError(f"quantiles is {quantiles!r}; every entry must be between 0 and 1.")
+        draws = self.sample_latent(random.key(0), params, NUM_QUANTILE_DRAWS)
+        return self.constrain(jnp.quantile(draws, q, axis=0), params)
 
 
-class AutoFlowNormal(ContinuousGuide):
+class AutoFlowNormal(AutoJoint):
     r"""Base of the guides :math:`z = loc + scale \odot f_F \circ \dots \circ f_1(e)`, e normal.
 
     A subclass gives :math:`f_i` by :meth:`flow`, near the identity at the start. Coordinates are
@@ -165,9 +205,7 @@ class AutoFlowNormal(ContinuousGuide):
         """The ``i``-th flow, its parameters registered under a name that ends in ``__{i}``."""
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
-        # With a key of its own: the stream of keys stays that of AutoDiagonalNormal.
-        info = read_model(valid_data(self.model), args, kwargs)
-        refuse_local(info, f"{type(self).__name__} is one distribution over all latents together")
+        info = self.read(*args, **kwargs)
         if self.init_normal is not None:
             shapes = {name: one.constrained.shape for name, one in info.latents.items()}
             theirs = self.init_normal[0]
@@ -208,84 +246,6 @@ class AutoFlowNormal(ContinuousGuide):
 
     def get_base_dist(self) -> dist.Distribution:
         return dist.Normal(jnp.zeros(self.latent_dim), 1).to_event(1)
-
-    def get_transform(self, params: Params) -> Transform:
-        self._check_fitted(params)
-        return super().get_transform(params)
-
-    def _check_fitted(self, params: Params) -> None:
-        if self.prototype_trace is None:
-            raise ValueError(
-                f"{type(self).__name__} has not seen its model; call svi.init or svi.run with the"
-                " model's arguments first."
-            )
-        # Without this, numpyro.param would answer with the initial values.
-        if f"{self.prefix}_loc" not in params:
-            raise ValueError(
-                f"params has no '{self.prefix}_loc' but {sorted(params)}; pass what svi.get_params"
-                f" gives for this guide (prefix '{self.prefix}')."
-            )
-
-    def draw(self, rng_key: Array, params: Params, sample_shape: tuple[int, ...] = ()) -> Array:
-        self._check_fitted(params)
-        return super().draw(rng_key, params, sample_shape)
-
-    def sample_latent(
-        self, rng_key: Array, params: Params, num_samples: int | None = None
-    ) -> Array:
-        """Draws in unconstrained space, differentiable in ``params``.
-
-        :param rng_key: random key; the draws are those of :meth:`sample_posterior` before
-            constraining.
-        :param dict params: the guide's parameters, from ``svi.get_params``.
-        :param int num_samples: how many draws.
-        :return: an array ``(num_samples, latent_dim)``.
-        """
-        check_count("num_samples", num_samples)
-        assert num_samples is not None
-        return self.draw(rng_key, params, (num_samples,))
-
-    def sample_posterior(
-        self,
-        rng_key: Array,
-        params: Params,
-        *args: Any,
-        sample_shape: tuple[int, ...] = (),
-        **kwargs: Any,
-    ) -> Sites:
-        """Draws of the latent sites, constrained, with the model's deterministic sites.
-
-        :param rng_key: random key.
-        :param dict params: the parameters of guide and model, from ``svi.get_params``.
-        :param args: the model's arguments, for deterministic sites that depend on them; without
-            any, those of the first call are used (NumPyro's own guides always use those).
-        :param tuple sample_shape: what the shape of every site starts with.
-        :return: a dict of arrays of shape ``sample_shape + site shape``.
-        """
-        return self.constrain(self.draw(rng_key, params, sample_shape), params, args, kwargs)
-
-    def median(self, params: Params) -> Sites:
-        """The 0.5 quantiles, see :meth:`quantiles`."""
-        return self.quantiles(params, 0.5)
-
-    def quantiles(self, params: Params, quantiles: Any) -> Sites:
-        """Quantiles of every unconstrained coordinate, constrained, by Monte Carlo.
-
-        They come from 10,000 draws with a fixed key.
-
-        For sites whose bijection acts on each coordinate alone these are the marginal quantiles;
-        for others (a simplex) the result satisfies the constraint, which elementwise quantiles of
-        the constrained draws would not. Deterministic sites are evaluated there.
-
-        :param dict params: the parameters of guide and model, from ``svi.get_params``.
-        :param quantiles: a number or a list of numbers between 0 and 1.
-        :return: a dict of arrays, the axis of a list leading.
-        """
-        q = jnp.asarray(quantiles, dtype=jnp.result_type(float))
-        if not_jax_tracer(q) and not bool(((q >= 0) & (q <= 1)).all()):
-            raise ValueError(f"quantiles is {quantiles!r}; every entry must be between 0 and 1.")
-        draws = self.sample_latent(random.key(0), params, NUM_QUANTILE_DRAWS)
-        return self.constrain(jnp.quantile(draws, q, axis=0), params)
 
 
 class CouplingFlowNormal(AutoFlowNormal):

@@ -12,7 +12,8 @@ from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext._checks import check_positive
 from numpyro_ext._typing import Model, Params
-from numpyro_ext.guides.base import AutoFlowNormal, check_network, flat_module, masked_mlp
+from numpyro_ext.guides.base import AutoFlowNormal
+from numpyro_ext.guides.networks import check_network, flat_module, masked_mlp
 from numpyro_ext.transforms import MaskedAffineAutoregressive
 
 __all__ = ["AutoMAFNormal"]

@@ -12,7 +12,8 @@ from jax import Array
 from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext._typing import Model, Params
-from numpyro_ext.guides.base import CouplingFlowNormal, Network
+from numpyro_ext.guides.base import CouplingFlowNormal
+from numpyro_ext.guides.networks import Network
 from numpyro_ext.transforms import AdditiveCoupling
 
 __all__ = ["AutoNICENormal"]

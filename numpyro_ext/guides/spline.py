@@ -15,7 +15,8 @@ from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._typing import Model, Params
-from numpyro_ext.guides.base import CouplingFlowNormal, Network
+from numpyro_ext.guides.base import CouplingFlowNormal
+from numpyro_ext.guides.networks import Network
 from numpyro_ext.transforms import RationalQuadraticSpline, SplineCoupling
 
 __all__ = ["AutoSplineNormal"]
