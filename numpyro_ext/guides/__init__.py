@@ -3,6 +3,7 @@
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext.guides.critic import with_critic
 from numpyro_ext.guides.householder import AutoHouseholderNormal
+from numpyro_ext.guides.iaf import AutoGatedIAFNormal
 from numpyro_ext.guides.maf import AutoMAFNormal
 from numpyro_ext.guides.nice import AutoNICENormal
 from numpyro_ext.guides.planar import AutoPlanarNormal
@@ -11,6 +12,7 @@ from numpyro_ext.guides.realnvp import AutoRealNVPNormal
 from numpyro_ext.guides.spline import AutoSplineNormal
 
 __all__ = [
+    "AutoGatedIAFNormal",
     "AutoHouseholderNormal",
     "AutoMAFNormal",
     "AutoNICENormal",
