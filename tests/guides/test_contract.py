@@ -28,6 +28,7 @@ from numpyro_ext._typing import SamplesLatent
 from numpyro_ext.guides import (
     AutoGatedIAFNormal,
     AutoHouseholderNormal,
+    AutoImplicit,
     AutoMAFNormal,
     AutoNICENormal,
     AutoPlanarNormal,
@@ -35,6 +36,7 @@ from numpyro_ext.guides import (
     AutoRealNVPNormal,
     AutoSplineNormal,
 )
+from numpyro_ext.objectives import ImplicitELBO
 
 
 def net_init(rng_key, input_shape):
@@ -62,6 +64,10 @@ DENSITY = GUIDES | {
         AutoRealNVPNormal, num_flows=3, network=(net_init, net_apply), prefix="mine"
     ),
 }
+
+GUIDES |= {"implicit": partial(AutoImplicit, hidden_dims=(8,))}
+# The loss of a guide for which Trace_ELBO is none.
+LOSSES = {"implicit": ImplicitELBO(8)}
 
 every_guide = pytest.mark.parametrize("name", GUIDES)
 # What the base class promises for all of them, shown on two.
@@ -104,7 +110,7 @@ def in_support(draws):
 
 def new_svi(name, the_model=model, **kwargs):
     guide = (GUIDES | DENSITY)[name](the_model, **kwargs)
-    return guide, SVI(the_model, guide, optax.adam(3e-2), Trace_ELBO())
+    return guide, SVI(the_model, guide, optax.adam(3e-2), LOSSES.get(name, Trace_ELBO()))
 
 
 @cache

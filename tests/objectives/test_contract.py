@@ -20,10 +20,13 @@ from numpyro_ext.objectives import (
     VRELBO,
     BBAlphaELBO,
     ChiUpperBound,
+    DensityRatioELBO,
     FDivergence,
+    FisherDivergence,
     NestedVRELBO,
     ThermodynamicELBO,
 )
+from numpyro_ext.scores import LogisticRatio
 
 OBJECTIVES = {
     "VRELBO": lambda **kwargs: VRELBO(0.5, 3, **kwargs),
@@ -36,6 +39,8 @@ OBJECTIVES = {
     "VIMCO": lambda **kwargs: VIMCO(0.5, 3, **kwargs),
     "ChiUpperBound": lambda **kwargs: ChiUpperBound(2.0, 3, **kwargs),
     "FDivergence": lambda **kwargs: FDivergence("hellinger", 3, **kwargs),
+    "DensityRatioELBO": lambda **kwargs: DensityRatioELBO(3, ratio=LogisticRatio(), **kwargs),
+    "FisherDivergence": lambda **kwargs: FisherDivergence(3, **kwargs),
     "ThermodynamicELBO": lambda **kwargs: ThermodynamicELBO(3, 3, **kwargs),
 }
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
