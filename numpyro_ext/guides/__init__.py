@@ -4,6 +4,7 @@ from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext.guides.critic import with_critic
 from numpyro_ext.guides.flow_guide import FlowGuide
 from numpyro_ext.guides.householder import AutoHouseholderNormal
+from numpyro_ext.guides.iaf import AutoGatedIAFNormal
 from numpyro_ext.guides.implicit import AutoImplicit
 from numpyro_ext.guides.implicit_guide import ImplicitGuide
 from numpyro_ext.guides.maf import AutoMAFNormal
@@ -17,6 +18,7 @@ from numpyro_ext.guides.spline import AutoSplineNormal
 from numpyro_ext.guides.transitions import Langevin, NNSampler
 
 __all__ = [
+    "AutoGatedIAFNormal",
     "AutoHouseholderNormal",
     "AutoImplicit",
     "AutoMAFNormal",

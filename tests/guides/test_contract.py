@@ -26,6 +26,7 @@ import pytest
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import SamplesLatent
 from numpyro_ext.guides import (
+    AutoGatedIAFNormal,
     AutoHouseholderNormal,
     AutoImplicit,
     AutoMAFNormal,
@@ -53,6 +54,7 @@ def net_apply(weights, x):
 FLOWS = {
     "RealNVP": partial(AutoRealNVPNormal, num_flows=2, hidden_dims=(8,)),
     "MAF": partial(AutoMAFNormal, hidden_dims=(9,)),
+    "gated IAF": partial(AutoGatedIAFNormal, num_flows=2, hidden_dims=(8,)),
     "NICE": partial(AutoNICENormal, num_flows=2, hidden_dims=(8,)),
     "spline": partial(AutoSplineNormal, hidden_dims=(8,), num_bins=4),
     "planar": partial(AutoPlanarNormal, num_flows=3),
