@@ -23,6 +23,7 @@ from numpyro.util import not_jax_tracer
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._model.mistakes import valid_data
+from numpyro_ext._model.potential import guide_start
 from numpyro_ext._model.read import ModelInfo, latent_sites, read_model, refuse_local
 from numpyro_ext._numpyro import ContinuousGuide, normal_of_guide
 from numpyro_ext._typing import Model, Params, Sites, Trace
@@ -52,6 +53,9 @@ class AutoJoint(ContinuousGuide):
         info = read_model(valid_data(self.model), args, kwargs)
         refuse_local(info, f"{type(self).__name__} is one distribution over all latents together")
         return info
+
+    def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
+        return guide_start(self, self.read(*args, **kwargs), args, kwargs)
 
     def latent_distribution(self) -> dist.Distribution:
         raise IntractableDensityError(
