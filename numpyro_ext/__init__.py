@@ -2,6 +2,7 @@
 
 from numpyro_ext import (
     diagnostics,
+    expfam,
     guides,
     mcmc,
     objectives,
@@ -16,6 +17,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "diagnostics",
+    "expfam",
     "guides",
     "mcmc",
     "objectives",
