@@ -10,8 +10,10 @@ from numpyro.primitives import Messenger, apply_stack
 
 from numpyro_ext.expfam import straight_through_kl, straight_through_mean
 
-__all__ = ["Terms", "analytic", "global_terms"]
+__all__ = ["DRAWN", "Terms", "analytic", "global_terms"]
 
+DRAWN = "svae_drawn"
+"""In ``infer`` of the local latent vectors, whose draws carry the gradient of the likelihood."""
 _KIND = "numpyro_ext.svae"
 
 

@@ -18,9 +18,9 @@ from numpyro_ext._checks import check_choice
 from numpyro_ext._model.density import log_prob, scaled
 from numpyro_ext._model.handlers import same_plates, valid_plates
 from numpyro_ext._model.mistakes import valid_data
-from numpyro_ext._model.read import Site, is_data, latent_sites, sample_sites, trace_of
+from numpyro_ext._model.read import Site, latent_sites, sample_sites, trace_of
 from numpyro_ext._typing import Model, Params, Trace
-from numpyro_ext.svae.analytic import analytic
+from numpyro_ext.svae.analytic import DRAWN, analytic
 
 __all__ = ["SVAEELBO"]
 
@@ -143,16 +143,15 @@ class SVAEELBO(ELBO):
 
         def log_liks(**values: Array) -> dict[str, Array]:
             replaced = {name: {**drawn[name], "value": value} for name, value in values.items()}
-            trace = self._model_trace(
-                model, key, {**guide_trace, **replaced}, params, args, kwargs
-            )
-            for site in latent_sites(trace):
-                if site["name"] not in drawn:
-                    raise ValueError(
-                        f"the model has the latent site '{site['name']}', but the guide has only"
-                        f" {sorted(drawn)}; name the model's sites as the guide does, or give"
-                        " site_names to SVAEGuide."
-                    )
+            trace = self._model_trace(model, key, {**guide_trace, **replaced}, params, args, kwargs)
+            latents = {site["name"] for site in latent_sites(trace)}
+            for name in sorted(latents ^ set(drawn)):
+                ours, theirs = ("the guide", "the model")[:: 1 if name in drawn else -1]
+                raise ValueError(
+                    f"{ours} has the latent site '{name}', but {theirs} has only"
+                    f" {sorted(latents if name in drawn else drawn)}; name the sites of the model"
+                    " as the guide does, or give site_names to SVAEGuide."
+                )
             return {site["name"]: _log_lik(site) for site in _observed(trace)}
 
         values = {name: site["value"] for name, site in drawn.items()}
@@ -168,7 +167,7 @@ class SVAEELBO(ELBO):
 
 def _is_drawn_for_loss(site: Site) -> bool:
     """Whether it is a local latent vector, whose draws carry the gradient of the likelihood."""
-    return site["infer"].get("svae") == "drawn"
+    return bool(site["infer"].get(DRAWN))
 
 
 def _redrawn(guide_trace: Trace, rng_key: Array) -> Trace:
@@ -190,7 +189,8 @@ def _scale(guide_trace: Trace) -> Any:
 
 
 def _observed(trace: Trace) -> list[Site]:
-    return [site for site in sample_sites(trace) if is_data(site)]
+    """Data and factors."""
+    return [site for site in sample_sites(trace) if site["is_observed"]]
 
 
 def _log_lik(site: Site) -> Array:
@@ -203,4 +203,3 @@ def _value(trace: Trace, prefix: str, name: str) -> Array:
 
 def _mutable(trace: Trace) -> dict[str, Any]:
     return {name: site["value"] for name, site in trace.items() if site["type"] == "mutable"}
-

@@ -5,18 +5,18 @@ fast inference" (2016).
 """
 
 from collections.abc import Callable, Mapping
+import math
 from typing import Any
 
 import jax
 from jax import Array, random
 import jax.numpy as jnp
 import numpyro
-from numpyro.handlers import seed, substitute
-import numpyro.distributions as dist
+from numpyro.handlers import block, seed, substitute
 
-from numpyro_ext._model.read import latent_sites, trace_of
-from numpyro_ext._typing import Params, Sites
-from numpyro_ext.svae.analytic import global_terms
+from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext.svae.analytic import DRAWN, global_terms
+from numpyro_ext.svae.checks import check_data, check_model
 from numpyro_ext.svae.local_inference.base import LocalInference, LocalPosterior
 
 __all__ = ["SVAEGuide"]
@@ -41,7 +41,7 @@ class SVAEGuide:
     sites ``{prefix}_kl_global``, ``{prefix}_kl_local`` of shape ``(B,)``, and ``_num_iter``,
     ``_residual`` and ``_converged`` of local inference.
 
-    :param dict prior: natural parameters of the prior, by the names of ``local_inference.families``.
+    :param dict prior: natural parameters of the prior, named as in ``local_inference.families``.
         Natural parameters are not concentrations: ``Dirichlet.from_standard(concentration)``.
     :param recognition: a pair ``(init_fn, apply_fn)`` whose ``apply_fn`` returns a potential, such
         as :func:`recognition_network`.
@@ -58,6 +58,40 @@ class SVAEGuide:
 
     References: Johnson et al., *Composing graphical models with neural networks for structured
     representations and fast inference* (NIPS 2016), algorithm 1.
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_ext.expfam import NIW, Dirichlet
+        >>> from numpyro_ext.optim import natural_gradient
+        >>> from numpyro_ext.svae import (
+        ...     GMMEP, SVAEELBO, SVAEGuide, decoder_network, recognition_network)
+        >>> def model(y):
+        ...     pi = numpyro.sample("pi", dist.Dirichlet(jnp.ones(2)))
+        ...     with numpyro.plate("components", 2):
+        ...         wishart = dist.InverseWishart(3.0, scale_matrix=jnp.eye(1))
+        ...         Sigma = numpyro.sample("Sigma", wishart)
+        ...         mu = numpyro.sample("mu", dist.MultivariateNormal(jnp.zeros(1), Sigma / 0.1))
+        ...     decode = numpyro.module("decoder", decoder_network(2, hidden=(8,)), (1,))
+        ...     with numpyro.plate("data", len(y)):
+        ...         z = numpyro.sample("z", dist.Categorical(pi))
+        ...         x = numpyro.sample("x", dist.MultivariateNormal(mu[z], Sigma[z]))
+        ...         numpyro.sample("y", dist.Normal(*decode(x)).to_event(1), obs=y)
+        >>> niw = {"loc": jnp.zeros((2, 1)), "kappa": 0.1, "df": 3.0, "scale_matrix": jnp.eye(1)}
+        >>> prior = {
+        ...     "pi": Dirichlet.from_standard(concentration=jnp.ones(2)),
+        ...     "components": NIW.from_standard(**niw)}
+        >>> guide = SVAEGuide(prior, recognition_network(1, hidden=(8,)), GMMEP())
+        >>> optim = optax.multi_transform(
+        ...     {"natural": natural_gradient(0.1, guide.domain), "network": optax.adam(1e-2)},
+        ...     guide.param_labels)
+        >>> y = jnp.array([[-3.0, 3.0], [-3.1, 2.9], [3.0, -3.0], [2.9, -3.1]])
+        >>> svi = SVI(model, guide, optim, SVAEELBO("explicit_only"))
+        >>> result = svi.run(jax.random.key(0), 100, y, progress_bar=False)
+        >>> r = guide.local_posterior(result.params, y).mean["z"].probs
+        >>> bool(r[0].argmax() == r[1].argmax() != r[2].argmax() == r[3].argmax())
+        True
     """
 
     def __init__(
@@ -98,26 +132,33 @@ class SVAEGuide:
         terms = global_terms(self.prefix, self.local_inference.families, natural, self.prior)
         self._report("kl_global", terms.kl)
         sites = self._sample_globals(natural)
-        with self._plate(y, args, kwargs) as idx:
-            rows = self._rows(y, idx)
-            local = self._infer(terms.inner, rows)
+        plate = self._plate(y, args, kwargs)
+        is_batch = _is_batch(y, plate)
+        name = f"{self.prefix}_recognition"
+        network: Any = numpyro.module(name, self.recognition, y.shape[1:])
+        with plate as idx:
+            potential = network(y if is_batch else y[idx])
+            local = self.local_inference.infer(terms.inner, potential)
             self._report("kl_local", self.local_inference.local_kl(terms.mean, local))
             for name, value in local.info._asdict().items():
                 self._report(name, value)
             return {**sites, **self._sample_locals(local)}
 
     def _data(self, args: tuple, kwargs: dict[str, Any]) -> Array:
-        y = jnp.asarray(self.data(*args, **kwargs) if self.data is not None else args[0])
-        return y
+        if self.data is None and not args:
+            raise ValueError(
+                "the data are the first positional argument of the guide, and it was called"
+                f" with the keywords {sorted(kwargs)} alone; give SVAEGuide"
+                " data=lambda **kwargs: kwargs['y']."
+            )
+        y = args[0] if self.data is None else self.data(*args, **kwargs)
+        check_data(y)
+        return jnp.asarray(y)
 
     def _registered(self) -> dict[str, Any]:
         if not self.prior:
             return {}
-        name = f"{self.prefix}_natural"
-        natural: Any = numpyro.param(name)
-        if natural is None:
-            key: Any = numpyro.prng_key()
-            natural = numpyro.param(name, self._init_natural(key))
+        natural: Any = numpyro.param(f"{self.prefix}_natural", self._init_natural)
         return natural
 
     def _init_natural(self, rng_key: Array) -> dict[str, Any]:
@@ -130,33 +171,25 @@ class SVAEGuide:
             return self.create_plates(*args, **kwargs)
         return numpyro.plate("data", y.shape[0])
 
-    def _rows(self, y: Array, idx: Array) -> Array:
-        ...
-
-    def _infer(self, global_mean: Mapping[str, Any], rows: Array) -> LocalPosterior:
-        network = numpyro.module(f"{self.prefix}_recognition", self.recognition, rows.shape[1:])
-        return self.local_inference.infer(global_mean, network(rows))
-
     def _report(self, name: str, value: Array) -> None:
         numpyro.deterministic(f"{self.prefix}_{name}", value)
 
     def _sample_globals(self, natural: dict[str, Any]) -> Sites:
         sites: Sites = {}
         for name, family in self.local_inference.families.items():
-            fn, (first, *others) = family.to_distribution(natural[name]), self.site_names[name]
-            if isinstance(fn, tuple):
-                fn, conditional = fn
-                sites[first] = numpyro.sample(first, fn)
-                sites[others[0]] = numpyro.sample(others[0], conditional(sites[first]))
-            else:
-                sites[first] = numpyro.sample(first, fn)
+            fn, names = family.to_distribution(natural[name]), self.site_names[name]
+            fns = fn if isinstance(fn, tuple) else (fn,)
+            # The conditional distribution is a function of the site before it.
+            given: Any = None
+            for site, fn in zip(names, fns, strict=True):
+                given = sites[site] = numpyro.sample(site, fn if given is None else fn(given))
         return sites
 
     def _sample_locals(self, local: LocalPosterior) -> Sites:
         sites: Sites = {}
         for name, fn in self.local_inference.distributions(local).items():
             (site,) = self.site_names[name]
-            infer = {} if fn.is_discrete else {"svae": "drawn"}
+            infer = {} if fn.is_discrete else {DRAWN: True}
             sites[site] = numpyro.sample(site, fn, infer=infer)
         return sites
 
@@ -168,32 +201,96 @@ class SVAEGuide:
         return params[f"{self.prefix}_natural"] if self.prior else {}
 
     def global_mean(self, params: Params) -> dict[str, Any]:
-        """Expected statistics of the global factors by name."""
+        """Expected statistics of the global factors by name.
+
+        :param dict params: the guide's parameters, from ``svi.get_params``.
+        """
         families = self.local_inference.families
         return {name: families[name].mean(n) for name, n in self.global_natural(params).items()}
 
     def local_posterior(self, params: Params, y: Array) -> LocalPosterior:
-        """q of the local variables of any data.
+        """q of the local variables of any data, such as ``.mean["z"].probs``.
 
         :param dict params: the guide's parameters, from ``svi.get_params``.
         :param y: rows of data, ``(B, ...)``.
         """
+        check_data(y)
         _, apply = self.recognition
         potential = apply(params[f"{self.prefix}_recognition$params"], jnp.asarray(y))
         return self.local_inference.infer(self.global_mean(params), potential)
 
+    def sample_posterior(
+        self,
+        rng_key: Array,
+        params: Params,
+        *args: Any,
+        sample_shape: tuple[int, ...] = (),
+        **kwargs: Any,
+    ) -> Sites:
+        """Draws of the global sites, and of the local ones for the data in the arguments.
+
+        :param rng_key: random key.
+        :param dict params: the guide's parameters, from ``svi.get_params``.
+        :param args: arguments of the model; the rows of a minibatch differ between draws.
+        :param sample_shape: shape that is put in front.
+        """
+
+        def one(key: Array) -> Sites:
+            with block():
+                fn: Any = substitute(seed(self, key), data=params)
+                return fn(*args, **kwargs)
+
+        if not sample_shape:
+            return one(rng_key)
+        draws = jax.vmap(one)(random.split(rng_key, math.prod(sample_shape)))
+        return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
+
     def param_labels(self, params: Params) -> dict[str, str]:
-        """``"natural"`` or ``"network"`` for each parameter, for ``optax.multi_transform``."""
+        """``"natural"`` or ``"network"`` for each parameter, for ``optax.multi_transform``.
+
+        :param dict params: parameters of guide and model.
+        """
         natural = f"{self.prefix}_natural"
         return {name: "natural" if name == natural else "network" for name in params}
 
     def domain(self, params: Params) -> Array:
-        """Whether all natural parameters are those of densities, for ``natural_gradient``."""
+        """Whether all natural parameters are those of densities, for ``natural_gradient``.
+
+        :param dict params: the guide's parameters.
+        """
         families = self.local_inference.families
         inside = jnp.ones((), bool)
         for name, natural in self.global_natural(params).items():
             inside &= jnp.all(families[name].in_domain(natural))
         return inside
+
+    def check(self, model: Model, rng_key: Array, *args: Any, **kwargs: Any) -> None:
+        """An error that names the site where the model is not the one that the guide stands for.
+
+        The model's log density at random values is compared with that of ``prior``, and with what
+        the rule of local inference takes for p(x, z | theta). A concentration that was given as a
+        natural parameter ends here, and a mean that depends on another variable.
+
+        :param model: the model.
+        :param rng_key: random key.
+        :param args: arguments of model and guide.
+        :raises ValueError: the two differ.
+        """
+        check_model(self, model, rng_key, args, kwargs)
+
+
+def _is_batch(y: Array, plate: Any) -> bool:
+    """Whether the data are the rows that the plate has taken, not those that it takes from."""
+    rows = y.shape[0] if y.ndim else 0
+    if rows in (plate.size, plate.subsample_size):
+        return rows == plate.subsample_size
+    taken = f"{plate.size} rows"
+    if plate.subsample_size != plate.size:
+        taken = f"{plate.subsample_size} of {plate.size} rows"
+    raise ValueError(
+        f"the data have {rows} rows, but the plate '{plate.name}' takes {taken}; pass all rows or"
+        " those of the minibatch, or give SVAEGuide the model's plate by create_plates."
+    )
 
 
 def _renamed(

@@ -21,6 +21,7 @@ __all__ = [
     "LocalInference",
     "LocalInfo",
     "LocalPosterior",
+    "check_batch",
     "check_gaussian",
     "expected_log_normal",
     "global_statistics",
@@ -65,12 +66,32 @@ class LocalInference(Protocol):
     has to be affine in :math:`\mu` for a given q, which is how natural gradients of the global
     variables come about. Everything is a pure function and works under ``jax.jit``; the result of a
     datum never depends on the others of its batch.
+
+    .. doctest::
+
+        >>> from numpyro_ext.svae import GMMEP, LocalInference
+        >>> isinstance(GMMEP(), LocalInference)
+        True
     """
 
-    families: Mapping[str, Any]
-    """The family of each global factor by name; its batch shape is the rule's own."""
-    site_names: Mapping[str, tuple[str, ...]]
-    """The model's sample sites of each global factor and of each local latent variable."""
+    @property
+    def families(self) -> Mapping[str, Any]:
+        """The family of each global factor by name; its batch shape is the rule's own."""
+        ...
+
+    @property
+    def local_families(self) -> Mapping[str, Any]:
+        """The family of each local latent variable by name."""
+        ...
+
+    @property
+    def site_names(self) -> Mapping[str, tuple[str, ...]]:
+        """The model's sample sites of each global factor and of each local latent variable.
+
+        A family of pairs, such as NIW, has two: that of the covariance, and that of the mean given
+        it.
+        """
+        ...
 
     def infer(self, global_mean: Mapping[str, Any], potential: Any) -> LocalPosterior:
         """q for each datum of a batch.
@@ -108,6 +129,19 @@ def surrogate_elbo(
     :param global_mean: expected statistics of each global factor.
     :param potential: a Gaussian potential; that of a mixture has no closed form.
     :param local: q.
+
+    References: Johnson et al., *Composing graphical models with neural networks for structured
+    representations and fast inference* (NIPS 2016), equation 5.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.expfam import Gaussian
+        >>> from numpyro_ext.svae import FixedGaussian, GaussianPotential, surrogate_elbo
+        >>> rule = FixedGaussian(Gaussian.from_standard(jnp.zeros(1), jnp.eye(1)))
+        >>> psi = GaussianPotential(jnp.full((1, 1), 3.0), -jnp.ones((1, 1, 1)))
+        >>> print(surrogate_elbo(rule, {}, psi, rule.infer({}, psi)).round(4))  # the log integral
+        [0.9507]
     """
     check_gaussian(potential, "surrogate_elbo", "the marginal moments of infer")
     assert isinstance(potential, GaussianPotential)
@@ -122,17 +156,34 @@ def global_statistics(
 ) -> dict[str, Any]:
     """The statistics that a batch adds to each global factor: minus the slope of its divergence.
 
-    The conjugate update of a factor is its prior plus N / B times these.
+    They are natural parameters: the conjugate update of a factor is its prior plus N / B times
+    these.
 
     :param rule: the rule that made ``local``.
     :param global_mean: expected statistics of each global factor.
     :param local: q.
+
+    References: Hoffman et al., *Stochastic variational inference* (JMLR 2013), equation 22.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.expfam import NIW, Dirichlet
+        >>> from numpyro_ext.svae import GMMEP, GaussianPotential, global_statistics
+        >>> components = (jnp.array([[-1.0], [1.0]]), jnp.ones((2, 1, 1)))
+        >>> known = {
+        ...     "pi": Dirichlet.statistics(jnp.array([0.5, 0.5])),
+        ...     "components": NIW.statistics(components)}
+        >>> psi = GaussianPotential(jnp.zeros((3, 1)), -jnp.ones((3, 1, 1)))  # three data
+        >>> print(global_statistics(GMMEP(), known, GMMEP().infer(known, psi))["pi"].a)
+        [1.5 1.5]
     """
 
     def evidence(mean: Mapping[str, Any]) -> Array:
         return -jnp.sum(rule.local_kl(mean, local))
 
-    return dict(jax.grad(evidence)(dict(global_mean)))
+    slope = jax.grad(evidence)(dict(global_mean))
+    return {name: rule.families[name].Natural(*leaves) for name, leaves in slope.items()}
 
 
 def expected_log_normal(components: NIWMean, moments: GaussianMean) -> Array:
@@ -165,6 +216,17 @@ def no_iterations(like: Array) -> LocalInfo:
     return LocalInfo(zeros.astype(int), zeros, jnp.ones(jnp.shape(like), bool))
 
 
+def check_batch(global_mean: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> None:
+    """The batch shape of a global factor, or an error that names it."""
+    mean = global_mean[name]
+    batch = mean.half_logdet.shape
+    if batch != shape:
+        raise ValueError(
+            f"the factor '{name}' has batch shape {batch}; it must be {shape}, one for each"
+            " component: give the prior's loc that batch shape."
+        )
+
+
 def check_gaussian(potential: Any, name: str, instead: str) -> None:
     """A Gaussian potential, or an error that says what to use instead."""
     if not isinstance(potential, GaussianPotential):
@@ -172,4 +234,3 @@ def check_gaussian(potential: Any, name: str, instead: str) -> None:
             f"{name} requires a GaussianPotential, but was given a {type(potential).__name__}; use"
             f" {instead}."
         )
-

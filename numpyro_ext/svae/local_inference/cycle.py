@@ -23,12 +23,13 @@ from numpyro_ext.expfam import (
     Gaussian,
     GaussianMean,
     GaussianNatural,
-    GaussianStandard,
     fixed_point,
 )
+from numpyro_ext.expfam.linalg import outer
 from numpyro_ext.svae.local_inference.base import (
     LocalInfo,
     LocalPosterior,
+    check_batch,
     check_gaussian,
     expected_log_normal,
     negative_entropy,
@@ -52,6 +53,7 @@ class _Cycle:
     """
 
     families: ClassVar[Mapping[str, Any]] = {"pi": Beta, "components": NIW}
+    local_families: ClassVar[Mapping[str, Any]] = {"z": Bernoulli, "x": Gaussian}
     site_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "pi": ("pi",),
         "components": ("Sigma", "mu"),
@@ -85,8 +87,7 @@ class _Cycle:
             angle = random.uniform(key_loc, maxval=2 * jnp.pi)
             cos, sin = jnp.cos(angle), jnp.sin(angle)
             loc = CROSSHAIR @ jnp.array([[cos, sin], [-sin, cos]])
-            scale = jnp.broadcast_to(jnp.eye(d) / 2, (2, 2, d, d))
-            components = NIW.from_standard(loc, jnp.full((2, 2), 0.5), jnp.full((2, 2), d + 0.5), scale)
+            components = NIW.from_standard(loc, 0.5, d + 0.5, jnp.eye(d) / 2)
         else:
             loc = start.loc + 3 * random.normal(key_loc, start.loc.shape)
             components = NIW.from_standard(**start._replace(loc=loc)._asdict())
@@ -132,6 +133,7 @@ class CycleEP(_Cycle):
     def infer(
         self, global_mean: Mapping[str, Any], potential: GaussianPotential | MixturePotential
     ) -> LocalPosterior:
+        _check(global_mean, potential.h.shape)
         eta, odds = plug_in(global_mean["components"]), _prior_odds(global_mean)
         options = {"schedule": self.schedule, "tol": self.tol, "max_iter": self.max_iter}
 
@@ -156,7 +158,8 @@ class CycleMeanField(_Cycle):
 
         \lambda_i + \sum_r q_{i+1}(r) [T_i(1, r) - T_i(0, r)]
         + \sum_l q_{i-1}(l) [T_{i-1}(l, 1) - T_{i-1}(l, 0)], \qquad
-        q(x_i) \propto \psi_i(x) \exp \sum_{lr} q_i(l)\, q_{i+1}(r) \langle \eta_{lr}, t(x) \rangle .
+        q(x_i) \propto \psi_i(x) \exp \sum_{lr} q_i(l)\, q_{i+1}(r)
+        \langle \eta_{lr}, t(x) \rangle .
 
     Every sweep raises the surrogate bound. The answer depends on the start, and q is too sure of z.
 
@@ -176,17 +179,14 @@ class CycleMeanField(_Cycle):
         50
     """
 
-    def __init__(
-        self, init: Any = None, tol: float | None = None, max_iter: int = 200
-    ) -> None:
+    def __init__(self, init: Any = None, tol: float | None = None, max_iter: int = 200) -> None:
         self.init = None if init is None else np.asarray(init)
         self.tol = tol
         self.max_iter = check_count("max_iter", max_iter)
 
-    def infer(
-        self, global_mean: Mapping[str, Any], potential: GaussianPotential
-    ) -> LocalPosterior:
+    def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
         check_gaussian(potential, "CycleMeanField", "CycleEP")
+        _check(global_mean, potential.h.shape)
         batch = potential.h.shape[:-1]
         if self.init is not None and self.init.shape not in (batch, batch[1:]):
             raise ValueError(
@@ -211,6 +211,16 @@ class CycleMeanField(_Cycle):
 
 
 Args = tuple[dict[str, Any], GaussianPotential]
+
+
+def _check(global_mean: Mapping[str, Any], shape: tuple[int, ...]) -> None:
+    check_batch(global_mean, "components", (2, 2))
+    (K,) = global_mean["pi"].log_p.shape
+    if K < 2 or len(shape) < 3 or shape[1] != K:
+        raise ValueError(
+            f"the potential has h of shape {shape}, and pi has {K} probabilities; a cycle needs at"
+            " least 2 of them, and h of shape (B, K, ..., d)."
+        )
 
 
 def _prior_odds(global_mean: Mapping[str, Any]) -> Array:
@@ -268,5 +278,4 @@ def _own_moments(psi: GaussianPotential) -> GaussianMean:
     W = jnp.where(proper[..., None, None], psi.W, -jnp.eye(d, dtype=psi.W.dtype) / 2)
     loc, covariance = Gaussian.to_standard(GaussianNatural(psi.h, W))
     loc = jnp.where(proper[..., None], loc, 0.0)
-    normal = GaussianStandard(loc, covariance)
-    return GaussianMean(normal.loc, normal.covariance_matrix + loc[..., :, None] * loc[..., None, :])
+    return GaussianMean(loc, covariance + outer(loc, loc))

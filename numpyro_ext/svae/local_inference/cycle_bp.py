@@ -166,13 +166,14 @@ def _solved(factors: Factors) -> Messages:
 
     product, _ = lax.scan(multiply, transfer[0], transfer[1:])
     (A, B), (C, D) = product
-    # The eigenvector is (B, l - A) with l - A = (D - A) / 2 + s, a difference without cancellation.
-    log_bc = B + C
-    unit = lax.stop_gradient(jnp.maximum(jnp.maximum(A, D), log_bc / 2))
+    # The eigenvectors are (B, l - A) and (C, l - A), with l - A = half + sqrt(half^2 + BC) as a
+    # product, without a difference that cancels; ``tiny`` keeps its argument finite.
+    log_root = (B + C) / 2
+    unit = lax.stop_gradient(jnp.maximum(jnp.maximum(A, D), log_root))
     half = (jnp.exp(D - unit) - jnp.exp(A - unit)) / 2
-    s = jnp.sqrt(half**2 + jnp.exp(log_bc - 2 * unit))
-    larger = jnp.log(jnp.abs(half) + s)
-    gap = unit + jnp.where(half >= 0, larger, log_bc - 2 * unit - larger)
+    tiny = jnp.maximum(log_root - unit, -40.0)
+    gap = log_root + jnp.arcsinh(half * jnp.exp(-tiny))
+    gap = gap + jnp.sign(half) * (tiny - (log_root - unit))
 
     def leftwards(right: Array, factor: Factors) -> tuple[Array, Array]:
         own, pair = factor

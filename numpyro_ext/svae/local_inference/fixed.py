@@ -40,6 +40,7 @@ class FixedGaussian:
     """
 
     families: ClassVar[Mapping[str, Any]] = {}
+    local_families: ClassVar[Mapping[str, Any]] = {"x": Gaussian}
     site_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"x": ("x",)}
 
     def __init__(self, natural: GaussianNatural) -> None:

@@ -18,7 +18,6 @@ from numpyro_ext._checks import check_count
 from numpyro_ext.expfam import (
     NIW,
     Categorical,
-    CategoricalMean,
     CategoricalNatural,
     Dirichlet,
     DirichletNatural,
@@ -30,6 +29,7 @@ from numpyro_ext.expfam import (
 from numpyro_ext.svae.local_inference.base import (
     LocalInfo,
     LocalPosterior,
+    check_batch,
     check_gaussian,
     expected_log_normal,
     negative_entropy,
@@ -54,6 +54,7 @@ class _GMM:
     """
 
     families: ClassVar[Mapping[str, Any]] = {"pi": Dirichlet, "components": NIW}
+    local_families: ClassVar[Mapping[str, Any]] = {"z": Categorical, "x": Gaussian}
     site_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "pi": ("pi",),
         "components": ("Sigma", "mu"),
@@ -122,6 +123,7 @@ class GMMEP(_GMM):
     def infer(
         self, global_mean: Mapping[str, Any], potential: GaussianPotential | MixturePotential
     ) -> LocalPosterior:
+        _check(global_mean)
         eta = plug_in(global_mean["components"])
         logits = global_mean["pi"].log_prob + potential.log_partition_ratio(eta)
         z = CategoricalNatural(logits)
@@ -172,10 +174,9 @@ class GMMMeanField(_GMM):
         self.tol = tol
         self.max_iter = check_count("max_iter", max_iter)
 
-    def infer(
-        self, global_mean: Mapping[str, Any], potential: GaussianPotential
-    ) -> LocalPosterior:
+    def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
         check_gaussian(potential, "GMMMeanField", "GMMEP")
+        _check(global_mean)
 
         def one(psi: GaussianPotential, init: Array) -> LocalPosterior:
             args = (dict(global_mean), psi)
@@ -198,7 +199,7 @@ class GMMMeanField(_GMM):
                     f"init of GMMMeanField has shape {self.init.shape}; it must be ({K},) or"
                     f" ({batch}, {K})."
                 )
-            return jnp.broadcast_to(self.init, (batch, K))
+            return jnp.broadcast_to(self.init, (batch, K)).astype(potential.h.dtype)
         if self.init == "prior":
             prior = CategoricalNatural(global_mean["pi"].log_prob)
             return jnp.broadcast_to(Categorical.mean(prior).probs, (batch, K))
@@ -206,6 +207,10 @@ class GMMMeanField(_GMM):
 
 
 Args = tuple[dict[str, Any], GaussianPotential]
+
+
+def _check(global_mean: Mapping[str, Any]) -> None:
+    check_batch(global_mean, "components", global_mean["pi"].log_prob.shape)
 
 
 def _sweep(args: Args, r: Array) -> Array:
