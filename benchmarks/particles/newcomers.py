@@ -21,7 +21,7 @@ import warnings
 import jax
 from jax import random
 import numpy as np
-from numpyro.infer import MCMC, NUTS, SVI
+from numpyro.infer import MCMC, SVI
 
 from numpyro_ext.diagnostics import Diagnosis, diagnose
 from numpyro_ext.particles import (
@@ -37,6 +37,7 @@ from numpyro_ext.particles import (
 
 sys.path.append(str(Path(__file__).parents[1]))
 from _shared.numpyro_examples import EXAMPLES, Example
+from _shared.nuts import Samples, nuts
 
 STEPS = 500
 PROBLEMS = (
@@ -49,22 +50,6 @@ PROBLEMS = (
     "network",
 )
 FIELDS = {f.__name__: f for f in (RegularizedSVGD, SVGD, GFSF, GFSD, Blob)}
-Samples = dict[str, np.ndarray]
-
-
-def reference(name: str, problem: Example, folder: Path) -> Samples:
-    """Draws of NUTS of the compared sites, made once."""
-    path = folder / f"nuts_{name.replace(' ', '_').replace(',', '')}.npz"
-    if path.is_file():
-        return dict(np.load(path))
-    options = {"num_chains": 4, "chain_method": "sequential", "progress_bar": False}
-    kernel = NUTS(problem.model, target_accept_prob=0.95)
-    mcmc = MCMC(kernel, num_warmup=1000, num_samples=2000, **options)
-    mcmc.run(random.key(0), *problem.data)
-    samples = {site: np.asarray(mcmc.get_samples()[site]) for site in problem.compared}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **samples)
-    return samples
 
 
 def by_svi(problem: Example, field: Callable[[], Any], seed: int) -> tuple[Samples, Diagnosis]:
@@ -136,7 +121,7 @@ def main() -> int:
     honest = []
     for name in args.problem:
         problem = EXAMPLES[name]()
-        truth = reference(name, problem, args.out)
+        truth = nuts(args.out, name, problem.model, problem.data, problem.compared)
         for label in args.field:
             line, fair = row(name, label, problem, truth, args.seed)
             honest.append(fair)

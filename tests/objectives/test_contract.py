@@ -26,6 +26,7 @@ from numpyro_ext.objectives import (
     FDivergence,
     FisherDivergence,
     ImplicitELBO,
+    MixtureELBO,
     NestedVRELBO,
     SteinDiscrepancy,
     ThermodynamicELBO,
@@ -49,6 +50,7 @@ OBJECTIVES = {
     "ImplicitELBO": lambda **kwargs: ImplicitELBO(3, **kwargs),
     "SteinDiscrepancy": lambda **kwargs: SteinDiscrepancy(3, **kwargs),
     "AmortizedMCMC": lambda **kwargs: AmortizedMCMC(3, 2, transition="mala", **kwargs),
+    "MixtureELBO": lambda **kwargs: MixtureELBO(3, **kwargs),
 }
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
 TRACES = []
@@ -81,6 +83,14 @@ def draws_alone(x, broken=False):
 
 GUIDES = {"ImplicitELBO": draws_alone}
 
+
+def components(params):
+    """The guide as a mixture of one normal, over the logarithm of the scale."""
+    loc, scale = jnp.array([[params["m"], 0.1]]), jnp.full((1, 2), params["s"])
+    return jnp.ones(1), dist.Normal(loc, scale).to_event(1)
+
+
+guide.components = components
 
 # What the base does for all is shown on two members: the first with units, the second without.
 shared = pytest.mark.parametrize("name", ["ThermodynamicELBO", "NestedVRELBO"])
