@@ -155,8 +155,8 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
     def _natural(cls, mean: M) -> N: ...
 
     @classmethod
-    @abstractmethod
-    def _to_standard(cls, natural: N) -> S: ...
+    def _to_standard(cls, natural: N) -> S:
+        raise TypeError(f"{cls.__name__} has no standard parameters; use its mean.")
 
     @classmethod
     @abstractmethod
@@ -220,13 +220,13 @@ class LocationFamily[N: tuple, M: tuple, S: tuple](ExponentialFamily[N, M, S]):
     @classmethod
     def log_prob(cls, natural: N, value: Any) -> Float[Array, "*batch"]:
         n = cls._checked(cls.Natural, natural)
-        x = cls._mean(n)[0]
-        return super().log_prob(n._replace(h=jnp.zeros_like(x)), value - x)
+        x = cls.mean(n)[0]
+        return super().log_prob(n._replace(h=jnp.zeros_like(x)), jnp.asarray(value) - x)
 
     @classmethod
     def kl(cls, q: N, p: N) -> Float[Array, "*batch"]:
         n, m = cls._checked(cls.Natural, q), cls._checked(cls.Natural, p)
-        x = cls._mean(n)[0]
+        x = cls.mean(n)[0]
         return super().kl(n._replace(h=jnp.zeros_like(x)), m._replace(h=cls._slope(m, x)))
 
     @classmethod

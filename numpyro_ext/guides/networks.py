@@ -24,17 +24,15 @@ Network = tuple[Callable[..., Any], Callable[..., Any]]
 def mlp(hidden_dims: Sequence[int], out_dim: int) -> Network:
     r"""A multilayer perceptron that starts at zero: its last layer is zero, the others are not.
 
-    The output is divided by :math:`\sqrt{width}` of the last hidden layer. An optimiser such as
-    Adam moves all weights of that layer by the learning rate, and without the divisor the
+    The products of the last layer are divided by :math:`\sqrt{width}` of the last hidden layer. An
+    optimiser such as Adam moves all its weights by the learning rate, and without the divisor the
     log-scales and shifts of all coordinates would move by :math:`width` times that, far too much
-    in many dimensions.
+    in many dimensions. The biases are not divided: what all points have in common is learnt first.
     """
     layers: list[Any] = []
     for width in hidden_dims:
         layers += [stax.Dense(width), stax.Elu]
-    divisor = math.sqrt(hidden_dims[-1]) if hidden_dims else 1.0
-    last = stax.Dense(out_dim, W_init=zeros, b_init=zeros)
-    return stax.serial(*layers, last, stax.elementwise(lambda x: x / divisor))
+    return stax.serial(*layers, _last(stax.Dense(out_dim, W_init=zeros, b_init=zeros)))
 
 
 def masked_mlp(dim: int, hidden_dims: Sequence[int], context_dim: int = 0) -> Network:
@@ -54,6 +52,17 @@ def masked_mlp(dim: int, hidden_dims: Sequence[int], context_dim: int = 0) -> Ne
     divisor = math.sqrt(hidden_dims[-1]) if hidden_dims else 1.0
     last_layer = _masked_dense(outputs > degrees[-1][:, None], W_init=zeros, b_init=zeros)
     return stax.serial(*layers, last_layer, stax.elementwise(lambda x: x / divisor))
+    return stax.serial(*layers, _last(last))
+
+
+def _last(dense: Network) -> Network:
+    """The layer with its products, but not its biases, divided by the root of its width."""
+    init_fn, apply_fn = dense
+
+    def apply(weights: Any, x: Array, **kwargs: Any) -> Array:
+        return apply_fn(weights, x / math.sqrt(x.shape[-1]), **kwargs)
+
+    return init_fn, apply
 
 
 def _masked_dense(mask: Array | np.ndarray, **inits: Any) -> Network:

@@ -5,8 +5,10 @@ from numpyro_ext.objectives.annealing import count_steps
 from numpyro_ext.objectives.base import Objective
 from numpyro_ext.objectives.black_box_alpha import BBAlphaELBO
 from numpyro_ext.objectives.chi import ChiUpperBound
+from numpyro_ext.objectives.density_ratio import DensityRatioELBO
 from numpyro_ext.objectives.evaluation import log_weights
 from numpyro_ext.objectives.f_divergence import FDivergence, TailAdaptive
+from numpyro_ext.objectives.fisher import FisherDivergence
 from numpyro_ext.objectives.implicit import ImplicitELBO
 from numpyro_ext.objectives.kl_weights import minibatch_kl_weights
 from numpyro_ext.objectives.mixture import MixtureELBO
@@ -20,7 +22,9 @@ __all__ = [
     "AmortizedMCMC",
     "BBAlphaELBO",
     "ChiUpperBound",
+    "DensityRatioELBO",
     "FDivergence",
+    "FisherDivergence",
     "IWELBO",
     "ImplicitELBO",
     "MixtureELBO",

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from numpyro.distributions import biject_to
 
 from numpyro_ext._model.read import Site, sample_sites
-from numpyro_ext._typing import Params, Sites
+from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.objectives.base import Draws, Particle
 from numpyro_ext.objectives.blocks import Block, all_drawn, implicit_only, trajectory_of
 
@@ -59,7 +59,10 @@ class Samples:
 
     def of(self, particle: Particle) -> Vectors:
         """The vectors of a particle, differentiable in the parameters of the guide."""
-        trace = particle.guide_trace
+        return self.of_trace(particle.guide_trace)
+
+    def of_trace(self, trace: Trace) -> Vectors:
+        """The vectors of any trace that has their sites."""
         return tuple(
             block.join(_transform(trace[s.name]).inv(trace[s.name]["value"]) for s in block.sites)
             for block in self.blocks

@@ -26,7 +26,9 @@ import pytest
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import SamplesLatent
 from numpyro_ext.guides import (
+    AutoGatedIAFNormal,
     AutoHouseholderNormal,
+    AutoImplicit,
     AutoMAFNormal,
     AutoMarkov,
     AutoMixtureNormal,
@@ -36,6 +38,7 @@ from numpyro_ext.guides import (
     AutoRealNVPNormal,
     AutoSplineNormal,
 )
+from numpyro_ext.objectives import ImplicitELBO
 
 
 def net_init(rng_key, input_shape):
@@ -51,6 +54,7 @@ def net_apply(weights, x):
 FLOWS = {
     "RealNVP": partial(AutoRealNVPNormal, num_flows=2, hidden_dims=(8,)),
     "MAF": partial(AutoMAFNormal, hidden_dims=(9,)),
+    "gated IAF": partial(AutoGatedIAFNormal, num_flows=2, hidden_dims=(8,)),
     "NICE": partial(AutoNICENormal, num_flows=2, hidden_dims=(8,)),
     "spline": partial(AutoSplineNormal, hidden_dims=(8,), num_bins=4),
     "planar": partial(AutoPlanarNormal, num_flows=3),
@@ -66,6 +70,10 @@ DENSITY = FLOWS | {
         AutoRealNVPNormal, num_flows=3, network=(net_init, net_apply), prefix="mine"
     ),
 }
+
+GUIDES |= {"implicit": partial(AutoImplicit, hidden_dims=(8,))}
+# The loss of a guide for which Trace_ELBO is none.
+LOSSES = {"implicit": ImplicitELBO(8)}
 
 every_guide = pytest.mark.parametrize("name", GUIDES)
 # For a model of two numbers, in which there is no sequence.
@@ -110,7 +118,7 @@ def in_support(draws):
 
 def new_svi(name, the_model=model, **kwargs):
     guide = (GUIDES | DENSITY)[name](the_model, **kwargs)
-    return guide, SVI(the_model, guide, optax.adam(3e-2), Trace_ELBO())
+    return guide, SVI(the_model, guide, optax.adam(3e-2), LOSSES.get(name, Trace_ELBO()))
 
 
 @cache
