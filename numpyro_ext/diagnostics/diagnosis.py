@@ -10,6 +10,7 @@ from numpyro.infer import MCMC
 from numpyro_ext._checks import check_count
 from numpyro_ext.diagnostics._convergence import convergence_rows, loss_rows, restart_rows
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, restarts_of
+from numpyro_ext.diagnostics._local import local_rows
 from numpyro_ext.diagnostics._moves import moves_row
 from numpyro_ext.diagnostics._particles import (
     draw_rows,
@@ -120,7 +121,9 @@ def diagnose(
     - **SVI.** Change of the loss from the last fifth but one to the last fifth of the steps; k-hat,
       or with independent units the share of them above the threshold; the bounds of order 1 (the
       ELBO) and 0; with a list of restarts their R-hat. Draws of a guide without a density are
-      judged as particles are.
+      judged as particles are. A guide with local inference (``SVAEGuide``): the share of the data
+      for which that did not converge (1 %), and the share of the data in one state, which is near 1
+      where the mixture has collapsed.
     - **Particles.** Number of particles against the dimension d (at least 2 d, below that every
       field gives too narrow a cloud); from the gradients on all data the sd ratio that the linear
       Stein identity implies, :math:`\mathrm{sd}(x_a) / \sqrt{(M^{-1} C)_{aa}}` with :math:`M =
@@ -208,7 +211,8 @@ def diagnose(
     found = [getattr(one, "losses", None) for one in restarts_of(result)]
     losses = [np.asarray(one) for one in found if one is not None]
     without = [] if tree.attrs["density"] != "none" else _without_density(fit, tree)
-    return _of_guide(tree, [one for one in losses if one.ndim == 1], without)
+    local = local_rows(fit, tree)
+    return _of_guide(tree, [one for one in losses if one.ndim == 1], without, local)
 
 
 def _of_tree(tree: Any) -> Diagnosis:
@@ -226,7 +230,7 @@ def _of_tree(tree: Any) -> Diagnosis:
         posterior = tree["posterior"]
         m = posterior.sizes["chain" if "kernel" in facts else "draw"]
         return Diagnosis(_title(facts, f"{m} particles"), tuple(particle_rows(m, facts)))
-    return _of_guide(tree, [], [])
+    return _of_guide(tree, [], [], [])
 
 
 def _numbers(tree: Any, group: str) -> Numbers:
@@ -265,10 +269,12 @@ def _hmc_divergences(diverging: np.ndarray) -> Row:
     return Row("divergences", value, None, "0", value == 0, verdict)
 
 
-def _of_guide(tree: Any, losses: list[np.ndarray], without_density: list[Row]) -> Diagnosis:
+def _of_guide(
+    tree: Any, losses: list[np.ndarray], without_density: list[Row], local: list[Row]
+) -> Diagnosis:
     facts = tree.attrs
     sizes = tree["posterior"].sizes
-    rows = loss_rows(losses)
+    rows = [*loss_rows(losses), *local]
     if sizes["chain"] > 1:
         rows += restart_rows(_numbers(tree, "posterior"))
     weights = _numbers(tree, "sample_stats").get("log_weight")

@@ -35,19 +35,22 @@ def mlp(hidden_dims: Sequence[int], out_dim: int) -> Network:
     return stax.serial(*layers, _last(stax.Dense(out_dim, W_init=zeros, b_init=zeros)))
 
 
-def masked_mlp(dim: int, hidden_dims: Sequence[int]) -> Network:
-    """An :func:`mlp` from ``dim`` to ``2 dim`` numbers, entry i of each half from inputs before i.
+def masked_mlp(dim: int, hidden_dims: Sequence[int], context_dim: int = 0) -> Network:
+    """An :func:`mlp` to ``2 dim`` numbers, entry i of each half from inputs before i.
 
     The masks are those of MADE: unit u of a hidden layer may see the first ``degree[u]`` inputs.
+    After the ``dim`` inputs come ``context_dim`` others, which every output may see.
     """
-    degrees = [np.arange(1, dim + 1)]
-    degrees += [np.arange(width) % max(dim - 1, 1) + 1 for width in hidden_dims]
+    first, last = (0, dim) if context_dim else (1, max(dim, 2))
+    hidden = [np.arange(width) % (last - first) + first for width in hidden_dims]
+    own = np.arange(1, dim + 1)
+    degrees = [np.concatenate([own, np.zeros(context_dim, int)]), *hidden]
     layers: list[Any] = []
     for before, after in pairwise(degrees):
         layers += [_masked_dense(after >= before[:, None]), stax.Elu]
-    outputs = np.tile(degrees[0], 2)
-    last = _masked_dense(outputs > degrees[-1][:, None], W_init=zeros, b_init=zeros)
-    return stax.serial(*layers, _last(last))
+    outputs = np.tile(own, 2)
+    last_layer = _masked_dense(outputs > degrees[-1][:, None], W_init=zeros, b_init=zeros)
+    return stax.serial(*layers, _last(last_layer))
 
 
 def _last(dense: Network) -> Network:
@@ -70,6 +73,18 @@ def _masked_dense(mask: Array | np.ndarray, **inits: Any) -> Network:
     return init_fn, apply
 
 
+def random_param(name: str, init: Callable[[Array], Array]) -> Array:
+    """``numpyro.param`` that starts at ``init(key)``.
+
+    NumPyro takes such a function too, but its ``scan`` asks every site of a guide for its shape.
+    """
+    value: Any = numpyro.param(name)
+    if value is None:
+        key: Any = numpyro.prng_key()
+        value = numpyro.param(name, init(key))
+    return value
+
+
 def flat_module(name: str, network: Network, input_shape: tuple[int, ...]) -> Callable[..., Any]:
     """``numpyro.module`` with all weights of the network in one vector.
 
@@ -87,10 +102,7 @@ def flat_module(name: str, network: Network, input_shape: tuple[int, ...]) -> Ca
         return init_fn(rng_key, input_shape)[1]
 
     leaves, structure = jax.tree.flatten(jax.eval_shape(init, random.key(0)))
-    flat: Any = numpyro.param(name)
-    if flat is None:
-        key: Any = numpyro.prng_key()
-        flat = numpyro.param(name, ravel_pytree(init(key))[0])
+    flat = random_param(name, lambda key: ravel_pytree(init(key))[0])
     ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves], dtype=int)
     parts = zip(jnp.split(flat, ends[:-1]), leaves, strict=True)
     weights = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in parts]
