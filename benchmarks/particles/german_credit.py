@@ -26,10 +26,8 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 from numpyro.contrib.einstein import SVGD as NumPyroSVGD
 from numpyro.contrib.einstein import RBFKernel
-import numpyro.distributions as dist
 from numpyro.infer import SVI, init_to_uniform
 from numpyro.optim import optax_to_numpyro
 import optax
@@ -47,9 +45,11 @@ from numpyro_ext.particles import (
 from numpyro_ext.scores import IMQ, RBF
 from numpyro_ext.scores.implied_sd import implied_sd_ratio
 
+sys.path.append(str(Path(__file__).parents[1]))
+from _shared.german_credit import Data, load, logistic
+
 PARTICLES, SEEDS, RATE = 100, 3, 0.05
 
-Data = tuple[Array, Array]
 Run = Callable[[Array, Data], Array]
 """From a key to the particles, ``(m, d)``, and the number of its steps by `steps`."""
 
@@ -60,24 +60,6 @@ class Method(NamedTuple):
     make: Callable[[int], tuple[Callable, Callable, Callable]]
     steps: int
     note: str
-
-
-def load(folder: Path) -> tuple[Data, np.ndarray, np.ndarray]:
-    if not (folder / "german.data-numeric").is_file():
-        sys.exit(
-            f"There is no german.data-numeric in {folder}; give its folder's parent as --data-dir."
-        )
-    table = np.loadtxt(folder / "german.data-numeric")
-    x = (table[:, :-1] - table[:, :-1].mean(0)) / table[:, :-1].std(0)
-    x = np.column_stack([x, np.ones(len(x))]).astype(np.float32)
-    mean, sd = np.loadtxt(folder / "posterior_mean_sd.csv", delimiter=",").T
-    return (jnp.asarray(x), jnp.asarray(table[:, -1] == 2, jnp.float32)), mean, sd
-
-
-def model(x: Array, y: Array) -> None:
-    w = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
-    with numpyro.plate("data", len(x)):
-        numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
 
 def log_density(w: Array, x: Array, y: Array) -> Array:
@@ -91,7 +73,7 @@ def adam(steps: int) -> optax.GradientTransformation:
 
 def ours(field: Callable[[], Any], optim: Callable[[int], Any], steps: int) -> Method:
     def make(steps: int) -> tuple[Callable, Callable, Callable]:
-        svi = SVI(model, AutoParticles(model, PARTICLES), optim(steps), loss=field())
+        svi = SVI(logistic, AutoParticles(logistic, PARTICLES), optim(steps), loss=field())
         return (
             lambda key, data: svi.init(key, *data),
             lambda state, data: svi.update(state, *data)[0],
@@ -105,7 +87,7 @@ def numpyros(mode: str, steps: int) -> Method:
     def make(steps: int) -> tuple[Callable, Callable, Callable]:
         kernel = RBFKernel(mode)
         guide = {"init_loc_fn": init_to_uniform}
-        stein = NumPyroSVGD(model, optax_to_numpyro(adam(steps)), kernel, PARTICLES, guide)
+        stein = NumPyroSVGD(logistic, optax_to_numpyro(adam(steps)), kernel, PARTICLES, guide)
         return (
             lambda key, data: stein.init(key, *data),
             lambda state, data: stein.update(state, *data)[0],
@@ -190,7 +172,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
     parser.add_argument("--only", nargs="*", default=[""], help="parts of names, default all")
     args = parser.parse_args()
-    data, mean, sd = load(args.data_dir / "german_credit")
+    data, mean, sd = load(args.data_dir)
     score = jax.jit(jax.vmap(jax.grad(lambda w: log_density(w, *data))))
     print("| method | step, number | sd ratio | implied | squared bias | worst mean | steps/s |")
     print("|---|---|---|---|---|---|---|")

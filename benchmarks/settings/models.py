@@ -4,6 +4,7 @@ known by."""
 from collections.abc import Callable
 import json
 from pathlib import Path
+import sys
 from typing import Any, NamedTuple
 
 import exact
@@ -14,6 +15,9 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from sklearn.datasets import load_diabetes, load_wine
+
+sys.path.append(str(Path(__file__).parents[1]))
+from _shared.german_credit import load, logistic
 
 
 class Problem(NamedTuple):
@@ -41,18 +45,8 @@ TRUTH = (4, 500, 2000)
 
 
 def german_credit(folder: Path) -> Problem:
-    table = np.loadtxt(folder / "german_credit" / "german.data-numeric")
-    x = (table[:, :-1] - table[:, :-1].mean(0)) / table[:, :-1].std(0)
-    x = np.column_stack([x, np.ones(len(x))]).astype(np.float32)
-    moments = np.loadtxt(folder / "german_credit" / "posterior_mean_sd.csv", delimiter=",").T
-    data = jnp.asarray(x), jnp.asarray(table[:, -1] == 2, jnp.float32)
-    return Problem(logistic, data, 100, {"w": (moments[0], moments[1])})
-
-
-def logistic(x: Any, y: Any, batch: int | None, scale: float = 1.0) -> None:
-    w = numpyro.sample("w", dist.Normal(0, scale).expand([x.shape[1]]).to_event(1))
-    with numpyro.plate("data", len(x), subsample_size=batch) as idx:
-        numpyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+    data, mean, sd = load(folder)
+    return Problem(logistic, data, 100, {"w": (mean, sd)})
 
 
 def wide_logistic(x: Any, y: Any, batch: int | None) -> None:

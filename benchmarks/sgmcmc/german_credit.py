@@ -58,14 +58,15 @@ from numpyro_ext.mcmc import (
     RecipeKernel,
 )
 
+sys.path.append(str(Path(__file__).parents[1]))
+from _shared.german_credit import Data, load, logistic
+
 BATCH = 100
 THIN = 10
 BURN_IN = 0.1  # of the steps
 # Near the critical damping of these posteriors' curvatures, for every kernel with momentum.
 FRICTION = 20.0
 GRID = 2.0 ** np.arange(-2, 3)  # factors on the middle of a kernel's grid
-
-Data = tuple[Array, Array]
 
 
 class Draws(NamedTuple):
@@ -98,28 +99,10 @@ class Method(NamedTuple):
     published: float | None
 
 
-def load(folder: Path) -> tuple[Data, np.ndarray, np.ndarray]:
-    if not (folder / "german.data-numeric").is_file():
-        sys.exit(
-            f"There is no german.data-numeric in {folder}; give its folder's parent as --data-dir."
-        )
-    table = np.loadtxt(folder / "german.data-numeric")
-    x = (table[:, :-1] - table[:, :-1].mean(0)) / table[:, :-1].std(0)
-    x = np.column_stack([x, np.ones(len(x))]).astype(np.float32)
-    mean, sd = np.loadtxt(folder / "posterior_mean_sd.csv", delimiter=",").T
-    return (jnp.asarray(x), jnp.asarray(table[:, -1] == 2, jnp.float32)), mean, sd
-
-
-def model(x: Array, y: Array, batch: int | None = BATCH) -> None:
-    w = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
-    with numpyro.plate("data", len(x), subsample_size=batch) as idx:
-        numpyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
-
-
 def mode(data: Data) -> Array:
-    guide = AutoDelta(model)
-    svi = SVI(model, guide, numpyro.optim.Adam(0.02), Trace_ELBO())
-    result = svi.run(random.key(0), 1000, *data, None, progress_bar=False)
+    guide = AutoDelta(logistic)
+    svi = SVI(logistic, guide, numpyro.optim.Adam(0.02), Trace_ELBO())
+    result = svi.run(random.key(0), 1000, *data, progress_bar=False)
     return guide.median(result.params)["w"]
 
 
@@ -131,14 +114,14 @@ def curvature(data: Data, w: Array) -> Array:
 
 def nuts(data: Data, num_chains: int) -> Draws:
     mcmc = MCMC(
-        NUTS(model, init_strategy=init_to_value(values={"w": jnp.zeros(data[0].shape[1])})),
+        NUTS(logistic, init_strategy=init_to_value(values={"w": jnp.zeros(data[0].shape[1])})),
         num_warmup=500,
         num_samples=1000,
         num_chains=num_chains,
         chain_method="sequential",
         progress_bar=False,
     )
-    mcmc.run(random.key(0), *data, None)
+    mcmc.run(random.key(0), *data)
     z = mcmc.get_samples(group_by_chain=True)["w"]
     return Draws(z, jnp.ones(z.shape[1]), False)
 
@@ -157,7 +140,7 @@ def here(
     def chains(problem: Problem, step_size: Array, keys: Array) -> Draws:
         data, burn_in = problem.data, int(problem.steps * BURN_IN) // THIN
         kernel = make(
-            partial(model, batch=batch),
+            partial(logistic, batch=batch),
             (lambda i: step_size) if schedule is None else schedule(step_size),
             steps_per_sample=THIN * BATCH // (batch or len(data[0])),
             init_strategy=init_to_value(values={"w": jnp.zeros_like(problem.mode)}),
@@ -410,7 +393,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="print the grid of step sizes")
     parser.add_argument("--out", type=Path, default=Path("out/german_credit.png"))
     args = parser.parse_args()
-    data, *truth = load(args.data_dir / "german_credit")
+    data, *truth = load(args.data_dir)
     w = mode(data)
     problem = Problem(data, w, curvature(data, w), args.steps)
     print(

@@ -1,10 +1,13 @@
 """Effect handlers for running a model: which rows a plate takes, and what is refused."""
 
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from jax import Array
 import jax.numpy as jnp
-from numpyro.handlers import seed, substitute
+import numpyro
+from numpyro.handlers import block, seed, substitute
 from numpyro.primitives import Messenger
 
 from numpyro_ext._typing import Model, Trace
@@ -12,6 +15,7 @@ from numpyro_ext._typing import Model, Trace
 __all__ = [
     "every_row",
     "first_rows",
+    "inside_plates",
     "latents_only",
     "refuse_mutable",
     "rows",
@@ -171,6 +175,19 @@ class rows(substitute):
             )
         if name in self.idx:
             msg["args"] = (size, len(self.idx[name]))
+
+
+@contextmanager
+def inside_plates(trace: Trace, names: Iterable[str]) -> Iterator[None]:
+    """Inside these plates of a trace once more, on the rows that they had there, and unseen."""
+    sites = (site for site in trace.values() if site["type"] == "sample")
+    frames = {frame.name: frame for site in sites for frame in site["cond_indep_stack"]}
+    rows = {name: trace[name]["value"] for name in names if name in trace}
+    with block(), substitute(data=rows), ExitStack() as stack:
+        for name in names:
+            size = trace[name]["args"] if name in trace else (frames[name].size,)
+            stack.enter_context(numpyro.plate(name, *size, dim=frames[name].dim))
+        yield
 
 
 def subsampled_plates(trace: Trace) -> dict[str, tuple[int, int]]:

@@ -25,11 +25,13 @@ __all__ = [
     "ModelInfo",
     "Site",
     "base_distribution",
+    "call_and_trace",
     "continuous_latents",
     "frames",
     "is_data",
     "is_delta",
     "latent_sites",
+    "latent_size",
     "layers",
     "local_to",
     "model_info",
@@ -39,8 +41,10 @@ __all__ = [
     "refuse_local",
     "sample_sites",
     "set_up",
+    "shared_plates",
     "shape_trace",
     "trace_of",
+    "unconstrained_shape",
 ]
 
 Site = dict[str, Any]
@@ -50,6 +54,13 @@ Site = dict[str, Any]
 def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
     """The trace of one run."""
     return trace(fn).get_trace(*args, **(kwargs or {}))
+
+
+def call_and_trace(fn: Model, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Trace]:
+    """What ``fn`` returns, and the trace of that run, which outer handlers see too."""
+    with trace() as recorded:
+        result = fn(*args, **kwargs)
+    return result, recorded
 
 
 def shape_trace(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
@@ -159,6 +170,35 @@ def continuous_latents(trace: Trace) -> dict[str, Site]:
                 f" {remedy}."
             )
     return latents
+
+
+def _values_of(guide_trace: Trace) -> list[Site]:
+    """The sites of a guide that stand for sites of the model, its noise left out."""
+    return [s for s in latent_sites(guide_trace) if not s["infer"].get("is_auxiliary")]
+
+
+def shared_plates(guide_trace: Trace) -> dict[str, int]:
+    """``{plate: rows}`` of the plates around every latent site of a guide, left to right."""
+    stacks = [frames(site) for site in _values_of(guide_trace)]
+    names = set.intersection(*map(set, stacks)) if stacks else set()
+    sizes = plate_sizes(guide_trace)
+    return {name: sizes[name][1] for name in sorted(names, key=lambda name: stacks[0][name])}
+
+
+def latent_size(guide: Model, guide_trace: Trace) -> int:
+    """How many unconstrained numbers a guide draws for the model, all rows of plates together.
+
+    An auto guide knows its model. For another one the supports are those of its own sites, so that
+    a ``Delta`` counts as unconstrained.
+    """
+    model_trace = getattr(guide, "prototype_trace", None)
+    if model_trace is not None:
+        return model_info(model_trace).size
+    shapes = [
+        unconstrained_shape(site["fn"].support, jnp.shape(site["value"]))
+        for site in _values_of(guide_trace)
+    ]
+    return sum(map(math.prod, shapes))
 
 
 class Latent(NamedTuple):
@@ -288,7 +328,7 @@ def model_info(trace: Trace) -> ModelInfo:
         latents[name] = Latent(
             support,
             jax.ShapeDtypeStruct(shape, real),
-            jax.ShapeDtypeStruct(_inverse_shape(support, shape), real),
+            jax.ShapeDtypeStruct(unconstrained_shape(support, shape), real),
             tuple(frames(site)),
         )
     return ModelInfo(
@@ -301,8 +341,8 @@ def model_info(trace: Trace) -> ModelInfo:
     )
 
 
-def _inverse_shape(support: constraints.Constraint, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape in unconstrained space."""
+def unconstrained_shape(support: constraints.Constraint, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape in unconstrained space of a value of this shape."""
 
     def alive(bound: Any) -> Any:
         # A bound may be a tracer of a reading that is over, with which nothing can be computed.
@@ -326,6 +366,7 @@ def refuse_local(info: ModelInfo, because: str) -> None:
     if found is not None:
         site, plate = found
         raise ValueError(
-            f"latent site '{site}' is local to the subsampled plate '{plate}', and {because}; drop"
-            " subsample_size, or use numpyro's AutoNormal, which has parameters per row."
+            f"latent site '{site}' is local to the subsampled plate '{plate}', and {because}; use"
+            " FlowGuide or ImplicitGuide, whose network reads the rows, or numpyro's AutoNormal,"
+            " which has parameters per row, or drop subsample_size."
         )

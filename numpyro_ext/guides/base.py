@@ -1,24 +1,19 @@
-"""What the flow guides share: the affine layer, the draws, and quantiles by Monte Carlo."""
+"""What guides share: draws, quantiles by Monte Carlo, and the affine layer of flows."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import pairwise
-import math
-from typing import Any
+from typing import Any, cast
 
-import jax
 from jax import Array, random
-from jax.example_libraries import stax
-from jax.flatten_util import ravel_pytree
-from jax.nn.initializers import zeros
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.distributions import constraints
+from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import (
     AffineTransform,
+    ComposeTransform,
+    ExpTransform,
     IndependentTransform,
     LowerCholeskyAffine,
     PermuteTransform,
@@ -28,186 +23,50 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import check_count, check_positive
+from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._model.mistakes import valid_data
-from numpyro_ext._model.read import latent_sites, read_model, refuse_local
+from numpyro_ext._model.potential import guide_start
+from numpyro_ext._model.read import ModelInfo, latent_sites, read_model, refuse_local
 from numpyro_ext._numpyro import ContinuousGuide, normal_of_guide
-from numpyro_ext._typing import Model, Params, Sites
-
-Network = tuple[Callable[..., Any], Callable[..., Any]]
-"""A pair ``(init_fn, apply_fn)`` as in ``jax.example_libraries.stax``."""
+from numpyro_ext._typing import Model, Params, Sites, Trace
+from numpyro_ext.guides.networks import Network, check_network, flat_module, mlp
 
 NUM_QUANTILE_DRAWS = 10_000
 
 
-def mlp(hidden_dims: Sequence[int], out_dim: int) -> Network:
-    r"""A multilayer perceptron that starts at zero: its last layer is zero, the others are not.
+class AutoJoint(ContinuousGuide):
+    """Base of the guides over all latent sites together: their draws, and quantiles of these.
 
-    The output is divided by :math:`\sqrt{width}` of the last hidden layer. An optimiser such as
-    Adam moves all weights of that layer by the learning rate, and without the divisor the
-    log-scales and shifts of all coordinates would move by :math:`width` times that, far too much
-    in many dimensions.
-    """
-    layers: list[Any] = []
-    for width in hidden_dims:
-        layers += [stax.Dense(width), stax.Elu]
-    divisor = math.sqrt(hidden_dims[-1]) if hidden_dims else 1.0
-    last = stax.Dense(out_dim, W_init=zeros, b_init=zeros)
-    return stax.serial(*layers, last, stax.elementwise(lambda x: x / divisor))
-
-
-def masked_mlp(dim: int, hidden_dims: Sequence[int]) -> Network:
-    """An :func:`mlp` from ``dim`` to ``2 dim`` numbers, entry i of each half from inputs before i.
-
-    The masks are those of MADE: unit u of a hidden layer may see the first ``degree[u]`` inputs.
-    """
-    degrees = [np.arange(1, dim + 1)]
-    degrees += [np.arange(width) % max(dim - 1, 1) + 1 for width in hidden_dims]
-    layers: list[Any] = []
-    for before, after in pairwise(degrees):
-        layers += [_masked_dense(after >= before[:, None]), stax.Elu]
-    outputs = np.tile(degrees[0], 2)
-    divisor = math.sqrt(hidden_dims[-1]) if hidden_dims else 1.0
-    last = _masked_dense(outputs > degrees[-1][:, None], W_init=zeros, b_init=zeros)
-    return stax.serial(*layers, last, stax.elementwise(lambda x: x / divisor))
-
-
-def _masked_dense(mask: Array | np.ndarray, **inits: Any) -> Network:
-    """A dense layer whose weights are multiplied by ``mask``."""
-    init_fn, apply_fn = stax.Dense(mask.shape[1], **inits)
-
-    def apply(weights: Any, x: Array, **kwargs: Any) -> Array:
-        return apply_fn((weights[0] * mask, weights[1]), x, **kwargs)
-
-    return init_fn, apply
-
-
-def flat_module(name: str, network: Network, input_shape: tuple[int, ...]) -> Callable[..., Any]:
-    """``numpyro.module`` with all weights of the network in one vector.
-
-    NumPyro's ``scan`` asks every site of a guide for its shape, which a tree of weights does not
-    have.
-
-    :param str name: name of the ``(num_weights,)`` parameter.
-    :param network: a stax pair ``(init_fn, apply_fn)``.
-    :param tuple input_shape: what ``init_fn`` takes.
-    :return: ``apply_fn`` with the weights filled in.
-    """
-    init_fn, apply_fn = network
-
-    def init(rng_key: Array) -> Any:
-        return init_fn(rng_key, input_shape)[1]
-
-    leaves, structure = jax.tree.flatten(jax.eval_shape(init, random.key(0)))
-    flat: Any = numpyro.param(name)
-    if flat is None:
-        key: Any = numpyro.prng_key()
-        flat = numpyro.param(name, ravel_pytree(init(key))[0])
-    ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves], dtype=int)
-    parts = zip(jnp.split(flat, ends[:-1]), leaves, strict=True)
-    weights = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in parts]
-    return partial(apply_fn, jax.tree.unflatten(structure, weights))
-
-
-def check_network(network: Any, hidden_dims: Any) -> None:
-    """A stax pair or None, and widths of at least 1."""
-    if network is not None and not (
-        isinstance(network, tuple) and len(network) == 2 and all(map(callable, network))
-    ):
-        raise TypeError(
-            f"network is {network!r}; it must be a pair (init_fn, apply_fn), such as"
-            " jax.example_libraries.stax.serial returns, or None for an MLP of hidden_dims."
-        )
-    if not isinstance(hidden_dims, (tuple, list)):
-        raise TypeError(
-            f"hidden_dims is {hidden_dims!r}; it must be a tuple of layer widths, such as (32, 32)."
-        )
-    for width in hidden_dims:
-        check_count("each of hidden_dims", width)
-
-
-class AutoFlowNormal(ContinuousGuide):
-    r"""Base of the guides :math:`z = loc + scale \odot f_F \circ \dots \circ f_1(e)`, e normal.
-
-    A subclass gives :math:`f_i` by :meth:`flow`, near the identity at the start. Coordinates are
-    reversed between flows, and once more after an even number of them, so that the whole map starts
-    at :math:`loc + scale \odot e` and not at a mirror image of it.
+    A subclass registers ``{prefix}_loc`` among its parameters and writes ``latent_distribution``.
+    One whose latent vector has no density of its own writes ``sample_vector`` instead, which draws
+    it along with the guide's auxiliary sites.
 
     :param model: a NumPyro model with continuous latent sites.
-    :param int num_flows: the number F of flows; 0 is ``AutoDiagonalNormal``.
-    :param float init_scale: the initial ``scale``, in unconstrained units.
     :param str prefix: what the names of the guide's own sites start with.
     :param init_loc_fn: a per-site initialization function, for ``loc``.
-    :param tuple init_from: ``(guide, params)`` of a fitted normal guide, where the flow starts
-        instead.
     """
 
-    scale_constraint = constraints.softplus_positive
-    scale_tril_constraint = constraints.scaled_unit_lower_cholesky
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        self.read(*args, **kwargs)
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        num_flows: int,
-        init_scale: float,
-        prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = init_to_uniform,
-        init_from: tuple[Any, Params] | None = None,
-    ) -> None:
-        check_positive("init_scale", init_scale)
-        self.num_flows = check_count("num_flows", num_flows, minimum=0)
-        self.init_scale = init_scale
-        self.init_normal = None if init_from is None else _normal_of(init_from)
-        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
-
-    @abstractmethod
-    def flow(self, i: int) -> Transform:
-        """The ``i``-th flow, its parameters registered under a name that ends in ``__{i}``."""
-
-    def prepare(self, *args: Any, **kwargs: Any) -> None:
+    def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
+        """What is in the model, or an error if a latent site is local to a subsampled plate."""
         # With a key of its own: the stream of keys stays that of AutoDiagonalNormal.
         info = read_model(valid_data(self.model), args, kwargs)
         refuse_local(info, f"{type(self).__name__} is one distribution over all latents together")
-        if self.init_normal is not None:
-            shapes = {name: one.constrained.shape for name, one in info.latents.items()}
-            theirs = self.init_normal[0]
-            if list(shapes.items()) != list(theirs.items()):
-                raise ValueError(
-                    f"the guide of init_from has the latent sites {theirs}, but the model has"
-                    f" {shapes}; fit it on this model, with the same arguments."
-                )
+        return info
 
-    def latent_distribution(self) -> dist.TransformedDistribution:
-        # NumPy, not JAX: a constant of the program, and comparable when transforms are.
-        flip = PermuteTransform(np.arange(self.latent_dim)[::-1])  # pyright: ignore[reportArgumentType]
-        transforms: list[Transform] = []
-        for i in range(self.num_flows):
-            transforms.append(self.flow(i))
-            if i < self.num_flows - 1 or self.num_flows % 2 == 0:
-                transforms.append(flip)
-        return dist.TransformedDistribution(
-            self.get_base_dist(), [*transforms, *self.scaling_and_shift()]
+    def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
+        return guide_start(self, self.read(*args, **kwargs), args, kwargs)
+
+    def latent_distribution(self) -> dist.Distribution:
+        raise IntractableDensityError(
+            f"{type(self).__name__} has no density of its latent vector alone; use its draws, by"
+            " sample_posterior, or a guide that has one, such as AutoRealNVPNormal."
         )
 
-    def scaling_and_shift(self) -> tuple[Transform, Transform]:
-        """The maps ``scale e``, by a triangular factor if the guide starts from one, and
-        ``loc + e``."""
-        loc, scale = self.init_latent, jnp.full(self.latent_dim, self.init_scale)
-        if self.init_normal is not None:
-            _, loc, scale = self.init_normal
-        loc: Any = numpyro.param(f"{self.prefix}_loc", loc)
-        zero = jnp.zeros_like(loc)
-        shift = IndependentTransform(AffineTransform(loc, jnp.ones_like(loc)), 1)
-        if jnp.ndim(scale) == 2:
-            factor: Any = numpyro.param(
-                f"{self.prefix}_scale_tril", scale, constraint=self.scale_tril_constraint
-            )
-            return LowerCholeskyAffine(zero, factor), shift
-        scale: Any = numpyro.param(f"{self.prefix}_scale", scale, constraint=self.scale_constraint)
-        return IndependentTransform(AffineTransform(zero, scale), 1), shift
-
     def get_base_dist(self) -> dist.Distribution:
-        return dist.Normal(jnp.zeros(self.latent_dim), 1).to_event(1)
+        return self.latent_distribution()  # there is none
 
     def get_transform(self, params: Params) -> Transform:
         self._check_fitted(params)
@@ -226,9 +85,28 @@ class AutoFlowNormal(ContinuousGuide):
                 f" gives for this guide (prefix '{self.prefix}')."
             )
 
-    def draw(self, rng_key: Array, params: Params, sample_shape: tuple[int, ...] = ()) -> Array:
+    def draw(
+        self,
+        rng_key: Array,
+        params: Params,
+        sample_shape: tuple[int, ...] = (),
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Array:
         self._check_fitted(params)
-        return super().draw(rng_key, params, sample_shape)
+        return super().draw(rng_key, params, sample_shape, args, kwargs)
+
+    def implicit_sites(self, latent: Array, kind: type[Implicit] = Implicit) -> Sites:
+        """The model's latent sites at a latent vector, each a draw without a density.
+
+        What ``__call__`` returns in a guide of which ``latent`` is all that can be said.
+        """
+        result, trace = {}, cast(Trace, self.prototype_trace)
+        for name, u in self.unpack(latent).items():
+            fn = trace[name]["fn"]
+            site = kind(biject_to(fn.support)(u), event_dim=fn.event_dim, support=fn.support)
+            result[name] = numpyro.sample(name, site)
+        return result
 
     def sample_latent(
         self, rng_key: Array, params: Params, num_samples: int | None = None
@@ -262,7 +140,8 @@ class AutoFlowNormal(ContinuousGuide):
         :param tuple sample_shape: what the shape of every site starts with.
         :return: a dict of arrays of shape ``sample_shape + site shape``.
         """
-        return self.constrain(self.draw(rng_key, params, sample_shape), params, args, kwargs)
+        latent = self.draw(rng_key, params, sample_shape, args, kwargs)
+        return self.constrain(latent, params, args, kwargs)
 
     def median(self, params: Params) -> Sites:
         """The 0.5 quantiles, see :meth:`quantiles`."""
@@ -288,12 +167,128 @@ class AutoFlowNormal(ContinuousGuide):
         return self.constrain(jnp.quantile(draws, q, axis=0), params)
 
 
+class QuickPositive(constraints.Constraint):
+    """Positive numbers that an optimiser changes by three times its step, relative to their size.
+
+    The networks of a flow change the scale of its draws within a few dozen steps. A scale that
+    takes hundreds leaves it to them, who do it differently in every place and are then slow to
+    undo that.
+    """
+
+    def __call__(self, x: Any) -> Any:
+        return x > 0
+
+    def feasible_like(self, prototype: Any) -> Any:
+        return jnp.ones_like(prototype)
+
+    def tree_flatten(self) -> Any:
+        return (), ((), {})
+
+    def eq(self, other: object, static: bool = False) -> bool:
+        return isinstance(other, QuickPositive)
+
+
+@biject_to.register(QuickPositive)
+def _exp_of_triple(_: QuickPositive) -> Transform:
+    return ComposeTransform([AffineTransform(0.0, 3.0), ExpTransform()])
+
+
+class AutoFlowNormal(AutoJoint):
+    r"""Base of the guides :math:`z = loc + scale \odot f_F \circ \dots \circ f_1(e)`, e normal.
+
+    A subclass gives :math:`f_i` by :meth:`flow`, near the identity at the start. Coordinates are
+    permuted between flows, and brought back into their order after the last, so that the whole map
+    starts at :math:`loc + scale \odot e`.
+
+    :param model: a NumPyro model with continuous latent sites.
+    :param int num_flows: the number F of flows; 0 is ``AutoDiagonalNormal``.
+    :param float init_scale: the initial ``scale``, in unconstrained units.
+    :param str prefix: what the names of the guide's own sites start with.
+    :param init_loc_fn: a per-site initialization function, for ``loc``.
+    :param tuple init_from: ``(guide, params)`` of a fitted normal guide, where the flow starts
+        instead.
+    """
+
+    scale_constraint = QuickPositive()
+    scale_tril_constraint = constraints.scaled_unit_lower_cholesky
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        num_flows: int,
+        init_scale: float,
+        prefix: str = "auto",
+        init_loc_fn: Callable[..., Any] = init_to_uniform,
+        init_from: tuple[Any, Params] | None = None,
+    ) -> None:
+        check_positive("init_scale", init_scale)
+        self.num_flows = check_count("num_flows", num_flows, minimum=0)
+        self.init_scale = init_scale
+        self.init_normal = None if init_from is None else _normal_of(init_from)
+        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+
+    @abstractmethod
+    def flow(self, i: int) -> Transform:
+        """The ``i``-th flow, its parameters registered under a name that ends in ``__{i}``."""
+
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        info = self.read(*args, **kwargs)
+        if self.init_normal is not None:
+            shapes = {name: one.constrained.shape for name, one in info.latents.items()}
+            theirs = self.init_normal[0]
+            if list(shapes.items()) != list(theirs.items()):
+                raise ValueError(
+                    f"the guide of init_from has the latent sites {theirs}, but the model has"
+                    f" {shapes}; fit it on this model, with the same arguments."
+                )
+
+    def permutation(self, i: int) -> np.ndarray:
+        """The order in which flow ``i + 1`` sees the coordinates: that of flow ``i`` reversed."""
+        return np.arange(self.latent_dim)[::-1]
+
+    def latent_distribution(self) -> dist.TransformedDistribution:
+        in_order = order = np.arange(self.latent_dim)
+        transforms: list[Transform] = []
+        for i in range(self.num_flows):
+            transforms.append(self.flow(i))
+            step = self.permutation(i) if i < self.num_flows - 1 else np.argsort(order)
+            order = order[step]
+            if not np.array_equal(step, in_order):
+                # NumPy, not JAX: a constant of the program, and comparable when transforms are.
+                transforms.append(PermuteTransform(step))  # pyright: ignore[reportArgumentType]
+        return dist.TransformedDistribution(
+            self.get_base_dist(), [*transforms, *self.scaling_and_shift()]
+        )
+
+    def scaling_and_shift(self) -> tuple[Transform, Transform]:
+        """The maps ``scale e``, by a triangular factor if the guide starts from one, and
+        ``loc + e``."""
+        loc, scale = self.init_latent, jnp.full(self.latent_dim, self.init_scale)
+        if self.init_normal is not None:
+            _, loc, scale = self.init_normal
+        loc: Any = numpyro.param(f"{self.prefix}_loc", loc)
+        zero = jnp.zeros_like(loc)
+        shift = IndependentTransform(AffineTransform(loc, jnp.ones_like(loc)), 1)
+        if jnp.ndim(scale) == 2:
+            factor: Any = numpyro.param(
+                f"{self.prefix}_scale_tril", scale, constraint=self.scale_tril_constraint
+            )
+            return LowerCholeskyAffine(zero, factor), shift
+        scale: Any = numpyro.param(f"{self.prefix}_scale", scale, constraint=self.scale_constraint)
+        return IndependentTransform(AffineTransform(zero, scale), 1), shift
+
+    def get_base_dist(self) -> dist.Distribution:
+        return dist.Normal(jnp.zeros(self.latent_dim), 1).to_event(1)
+
+
 class CouplingFlowNormal(AutoFlowNormal):
     r"""Base of the flow guides whose layers are couplings, each with a network of its own.
 
     The first :math:`\lfloor d/2 \rfloor` coordinates go through the network; its outputs move the
-    others. A subclass writes :meth:`coupling` and says how many outputs it takes for each
-    coordinate that moves.
+    others. After every other flow the halves change places; after the others each new half has
+    coordinates of both, since two that always share a half would never see each other. A subclass
+    writes :meth:`coupling` and says how many outputs it takes for each coordinate that moves.
 
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
     :param network: a stax pair ``(init_fn, apply_fn)`` in place of that network.
@@ -313,6 +308,12 @@ class CouplingFlowNormal(AutoFlowNormal):
         self.hidden_dims = tuple(hidden_dims)
         self.network = network
         super().__init__(model, **kwargs)
+
+    def permutation(self, i: int) -> np.ndarray:
+        """Turn by turn the halves swapped, and odd places before even ones."""
+        reverse = super().permutation(i)
+        odd, even = reverse[reverse % 2 == 1], reverse[reverse % 2 == 0]
+        return reverse if i % 2 == 0 else np.concatenate([odd, even])
 
     @abstractmethod
     def coupling(self, net: Callable[[Array], Array], split: int) -> Transform:

@@ -13,6 +13,7 @@ from numpyro_ext._model.density import log_density
 from numpyro_ext._model.handlers import (
     every_row,
     first_rows,
+    inside_plates,
     refuse_mutable,
     rows,
     seed_plates,
@@ -154,3 +155,16 @@ def test_chosen_rows_reach_a_model_that_asks_for_them_by_subsample():
         handlers.seed(rows(unordered, {"rows": jnp.array([5, 0])}, PLATES), 0), (data(), 2)
     )
     assert jnp.array_equal(trace["x"]["value"], data()[jnp.array([5, 0])])
+
+
+def test_plates_are_entered_again_on_their_rows_and_unseen():
+    def model(x):
+        with numpyro.plate("rows", 6, subsample_size=3, dim=-2):
+            with numpyro.plate("columns", 2, dim=-1):
+                return numpyro.sample("x", dist.Normal(0.0, 1.0))
+
+    x = jnp.arange(12.0).reshape(6, 2)
+    trace = trace_of(handlers.seed(model, 0), (x,))
+    with handlers.trace() as outer, inside_plates(trace, ["rows", "columns"]):
+        batch = numpyro.subsample(x, event_dim=0)
+    assert not outer and jnp.array_equal(batch, x[trace["rows"]["value"]])

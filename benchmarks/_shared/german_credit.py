@@ -1,0 +1,35 @@
+"""Logistic regression on German credit, and its published posterior.
+
+1000 rows, 24 standardised features and an intercept, prior N(0, 1).
+"""
+
+from pathlib import Path
+import sys
+
+from jax import Array
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+Data = tuple[Array, Array]
+
+
+def load(data_dir: Path) -> tuple[Data, np.ndarray, np.ndarray]:
+    """Rows and labels; mean and standard deviation of each coefficient."""
+    folder = data_dir / "german_credit"
+    if not (folder / "german.data-numeric").is_file():
+        sys.exit(
+            f"There is no german.data-numeric in {folder}; give its folder's parent as --data-dir."
+        )
+    table = np.loadtxt(folder / "german.data-numeric")
+    x = (table[:, :-1] - table[:, :-1].mean(0)) / table[:, :-1].std(0)
+    x = np.column_stack([x, np.ones(len(x))]).astype(np.float32)
+    mean, sd = np.loadtxt(folder / "posterior_mean_sd.csv", delimiter=",").T
+    return (jnp.asarray(x), jnp.asarray(table[:, -1] == 2, jnp.float32)), mean, sd
+
+
+def logistic(x: Array, y: Array, batch: int | None = None, scale: float = 1.0) -> None:
+    w = numpyro.sample("w", dist.Normal(0, scale).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("data", len(x), subsample_size=batch) as idx:
+        numpyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])

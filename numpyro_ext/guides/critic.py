@@ -1,0 +1,165 @@
+"""A critic beside a guide: the network that losses train to estimate what samples do not tell.
+
+Mescheder, Nowozin, Geiger, "Adversarial variational Bayes" (ICML 2017).
+"""
+
+from collections.abc import Callable, Sequence
+import math
+from typing import Any
+
+from jax import Array
+import jax.numpy as jnp
+from numpyro.handlers import block, substitute
+
+from numpyro_ext._checks import check_count
+from numpyro_ext._model.handlers import inside_plates
+from numpyro_ext._model.read import call_and_trace, latent_size, shared_plates
+from numpyro_ext._typing import Model, Params
+from numpyro_ext.guides.base import Network, check_network, flat_module, mlp
+from numpyro_ext.guides.wrapper import GuideWrapper
+
+__all__ = ["with_critic"]
+
+
+def with_critic(
+    guide: Model,
+    network: Network | None = None,
+    *,
+    name: str = "critic",
+    hidden_dims: Sequence[int] = (64, 64),
+    output_dim: int = 1,
+    features: Callable[..., Array] | None = None,
+) -> "CriticGuide":
+    r"""A guide that carries a critic: a network for the losses that train one.
+
+    The result is called like ``guide`` and registers one parameter more, ``{name}$params``, the
+    vector of all weights of the network. Everything else, such as ``sample_posterior`` or
+    ``median``, is that of ``guide``, an Auto guide or one written by hand.
+
+    A loss that trains it takes one output as a log ratio of densities, and ``output_dim`` equal to
+    the number of unconstrained latent numbers as a vector field. Other losses ignore it: its
+    gradient is zero.
+
+    :param guide: the guide whose draws the critic is to judge.
+    :param network: a stax pair ``(init_fn, apply_fn)`` from the latents (and features) to
+        ``output_dim`` numbers. The default is an MLP of ``hidden_dims`` (ELU) that starts at 0.
+    :param str name: what the name of the parameter starts with.
+    :param hidden_dims: widths of the hidden layers of the default network.
+    :param int output_dim: how many numbers the critic gives for a point.
+    :param features: for a guide that reads its data: a function of the model's arguments that gives
+        ``(M, f)`` numbers, one row for each datum of the minibatch. It is called inside the plates
+        of the guide's sites, so that ``numpyro.subsample`` gives the rows. The critic then judges
+        the latents of one datum beside its features. If ``guide`` has an attribute ``features``,
+        that is the default.
+
+    **Reference:** *Adversarial variational Bayes: unifying variational autoencoders and generative
+    adversarial networks*, Lars Mescheder, Sebastian Nowozin, Andreas Geiger (ICML 2017), section
+    3.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_ext.guides import with_critic
+        >>> def model():
+        ...     numpyro.sample("z", dist.Normal(3., 2.).expand([4]).to_event(1))
+        >>> guide = with_critic(AutoNormal(model), hidden_dims=(16,))
+        >>> params = {"critic$params": jnp.zeros(16 * (4 + 1) + 16 + 1)}
+        >>> guide.critic(params, jnp.ones((10, 4))).shape
+        (10,)
+    """
+    return CriticGuide(guide, network, name, hidden_dims, output_dim, features)
+
+
+class CriticGuide(GuideWrapper):
+    """What :func:`with_critic` returns: the guide, and beside it the parameters of a critic.
+
+    * ``param_name`` - the name of the parameter that holds the critic's weights.
+    * ``output_dim`` - how many numbers the critic gives for a point.
+    * ``features`` - what an amortised critic sees of the data, or None.
+    """
+
+    def __init__(
+        self,
+        guide: Model,
+        network: Network | None,
+        name: str,
+        hidden_dims: Sequence[int],
+        output_dim: int,
+        features: Callable[..., Array] | None,
+    ) -> None:
+        super().__init__(guide, "with_critic")
+        check_network(network, hidden_dims)
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"name is {name!r}; it must be a word, such as 'critic'.")
+        if features is not None and not callable(features):
+            raise TypeError(
+                f"features is {features!r}; it must be a function of the model's arguments that"
+                " gives an array (M, f), or None."
+            )
+        self.network = network
+        self.hidden_dims = tuple(hidden_dims)
+        self.output_dim = check_count("output_dim", output_dim)
+        self.param_name = f"{name}$params"
+        # An amortised guide may have such a function itself.
+        self.features = getattr(guide, "features", None) if features is None else features
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result, trace = call_and_trace(self.fn, args, kwargs)
+        if self.param_name in trace:
+            raise ValueError(
+                f"the guide has a parameter '{self.param_name}' already; give with_critic another"
+                " name."
+            )
+        size = getattr(self.fn, "latent_dim", None)
+        if self.features is not None:
+            plates = shared_plates(trace)
+            with inside_plates(trace, plates):
+                seen = check_features(self.features(*args, **kwargs), tuple(plates.values()))
+            size = latent_size(self.fn, trace) // math.prod(plates.values()) + seen.shape[-1]
+        elif size is None:
+            size = latent_size(self.fn, trace)
+        self._apply(size)
+        return result
+
+    def critic(self, params: Params, z: Array, features: Array | None = None) -> Array:
+        """The critic at unconstrained points, with the weights that ``params`` holds.
+
+        :param dict params: the parameters, from ``svi.get_params``.
+        :param z: points ``(..., latent_dim)``; with ``features``, the latents of one datum.
+        :param features: ``(..., f)``, what an amortised critic sees beside them.
+        :return: an array ``(...)``, or ``(..., output_dim)`` if ``output_dim`` is larger than 1.
+        """
+        if self.param_name not in params:
+            raise ValueError(
+                f"params has no '{self.param_name}' but {sorted(params)}; pass what svi.get_params"
+                " gives for the guide that with_critic has made."
+            )
+        if features is not None:
+            features = jnp.broadcast_to(features, (*z.shape[:-1], features.shape[-1]))
+            z = jnp.concatenate([z, features], -1)
+        with block(), substitute(data={self.param_name: params[self.param_name]}):
+            out = self._apply(z.shape[-1])(z)
+        if out.shape != (*z.shape[:-1], self.output_dim):
+            raise ValueError(
+                f"the critic's network gives shape {out.shape} for points of shape {z.shape}; it"
+                f" must be {(*z.shape[:-1], self.output_dim)}, with output_dim numbers per point."
+            )
+        return out[..., 0] if self.output_dim == 1 else out
+
+    def _apply(self, size: int) -> Callable[[Array], Array]:
+        pair = self.network or mlp(self.hidden_dims, self.output_dim)
+        return flat_module(self.param_name, pair, (size,))
+
+
+def check_features(features: Any, shape: tuple[int, ...]) -> Array:
+    """What the function of features gave, if it has one row for each datum of the minibatch."""
+    features = jnp.asarray(features)
+    if features.ndim != len(shape) + 1 or features.shape[:-1] != shape:
+        rows = " x ".join(map(str, shape)) or "no"
+        raise ValueError(
+            f"features gives an array of shape {features.shape}, but the plates of the guide's"
+            f" sites have {rows} rows in the minibatch; it must be {shape} and one axis of numbers"
+            " more, as numpyro.subsample(data, event_dim=1) gives."
+        )
+    return features

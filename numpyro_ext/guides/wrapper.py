@@ -1,0 +1,49 @@
+"""A guide around another guide: it registers more, and has all that the inner guide has."""
+
+from typing import Any
+
+from numpyro_ext._typing import Model
+
+__all__ = ["GuideWrapper"]
+
+# The methods of the Protocols of ``_typing``. They are looked up without ``__getattr__``.
+_PROTOCOLS = (
+    "components",
+    "conditional",
+    "critic",
+    "reverse_log_prob",
+    "sample_latent",
+    "sample_mixing",
+)
+
+
+class GuideWrapper:
+    """Base of guides that call another guide and register parameters of their own.
+
+    Every attribute that it does not have itself is that of the inner guide: ``sample_posterior``,
+    ``median``, ``latent_dim`` and the rest. It pickles if the inner guide does.
+
+    :param guide: an Auto guide, or a Python callable with NumPyro primitives.
+    :param str caller: the function that wraps, for the error about what is no guide.
+    """
+
+    fn: Any
+    """The inner guide, under the name that NumPyro's handlers have for it."""
+
+    def __init__(self, guide: Model, caller: str) -> None:
+        if not callable(guide) or isinstance(guide, type):
+            raise TypeError(
+                f"{caller} was given {guide!r}; it wraps a guide, such as AutoImplicit(model) or a"
+                " function with numpyro.sample sites."
+            )
+        self.fn = guide
+        self.__name__ = getattr(guide, "__name__", type(guide).__name__)
+        for name in _PROTOCOLS:
+            if hasattr(guide, name) and not hasattr(type(self), name):
+                setattr(self, name, getattr(guide, name))
+
+    def __getattr__(self, name: str) -> Any:
+        # While it is unpickled there is no inner guide yet.
+        if name == "fn" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.fn, name)
