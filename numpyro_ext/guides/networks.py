@@ -49,10 +49,8 @@ def masked_mlp(dim: int, hidden_dims: Sequence[int], context_dim: int = 0) -> Ne
     for before, after in pairwise(degrees):
         layers += [_masked_dense(after >= before[:, None]), stax.Elu]
     outputs = np.tile(own, 2)
-    divisor = math.sqrt(hidden_dims[-1]) if hidden_dims else 1.0
     last_layer = _masked_dense(outputs > degrees[-1][:, None], W_init=zeros, b_init=zeros)
-    return stax.serial(*layers, last_layer, stax.elementwise(lambda x: x / divisor))
-    return stax.serial(*layers, _last(last))
+    return stax.serial(*layers, _last(last_layer))
 
 
 def _last(dense: Network) -> Network:

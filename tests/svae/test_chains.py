@@ -1,7 +1,7 @@
 """Local inference on chains against reference values, dense algebra and sums over all states."""
 
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 
 import jax
 from jax import random
@@ -127,9 +127,7 @@ def test_the_surrogate_bound_of_lds_is_the_log_normaliser_by_dense_algebra():
     bound = surrogate_elbo(rule, known, psi, rule.infer(known, psi))
     loc, covariance = INITIAL_X
     standard = {"initial": (loc[0], covariance), "dynamics": (WEIGHTS[0], NOISE[0])}
-    exact = [
-        log_evidence_of_lds(standard, GaussianPotential(psi.h[n], psi.W[n])) for n in range(2)
-    ]
+    exact = [log_evidence_of_lds(standard, GaussianPotential(psi.h[n], psi.W[n])) for n in range(2)]
     assert jnp.allclose(bound, jnp.array(exact), rtol=F32, atol=F32)
 
 
@@ -151,7 +149,7 @@ def exact_slds(psi):
         constant = initial.neg_half_quad[states[0]] + initial.half_logdet[states[0]]
         constant += sum(dynamics.half_logdet[k] for k in states[1:])
         log_p = jnp.log(PI[states[0]])
-        log_p += sum(jnp.log(P[a, b]) for a, b in zip(states, states[1:], strict=False))
+        log_p += sum(jnp.log(P[a, b]) for a, b in pairwise(states))
         total.append(log_p + constant + GaussianChain.log_partition(chain))
     return jax.nn.logsumexp(jnp.array(total))
 

@@ -168,9 +168,7 @@ class HMMMeanField(_HMM):
         self.tol = tol
         self.max_iter = check_count("max_iter", max_iter)
 
-    def infer(
-        self, global_mean: Mapping[str, Any], potential: GaussianPotential
-    ) -> LocalPosterior:
+    def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
         check_gaussian(potential, "HMMMeanField", "HMMEP")
 
         def one(psi: GaussianPotential, init: Array) -> LocalPosterior:

@@ -73,9 +73,7 @@ class LDS:
     def __init__(self, parallel: bool | None = None) -> None:
         self.parallel = parallel
 
-    def infer(
-        self, global_mean: Mapping[str, Any], potential: GaussianPotential
-    ) -> LocalPosterior:
+    def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
         check_gaussian(potential, "LDS", "HMMEP, whose x are independent given z")
         r = jnp.ones((*potential.h.shape[:-1], 1), potential.h.dtype)
         natural = chain_given(*_one_system(global_mean), potential, r)

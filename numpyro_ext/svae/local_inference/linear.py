@@ -36,14 +36,10 @@ def chain_given(
     back = jnp.einsum("...tk,kij->...tij", later, dynamics.neg_half_quad)
     V = jnp.einsum("...tk,kij->...tij", later, dynamics.precision_weight)
     W = potential.W + jnp.concatenate([first[..., None, :, :], to], axis=-3)
-    return GaussianChainNatural(
-        potential.h.at[..., 0, :].add(h), W.at[..., :-1, :, :].add(back), V
-    )
+    return GaussianChainNatural(potential.h.at[..., 0, :].add(h), W.at[..., :-1, :, :].add(back), V)
 
 
-def expected_log_steps(
-    initial: NIWMean, dynamics: MNIWMean, moments: GaussianChainMean
-) -> Array:
+def expected_log_steps(initial: NIWMean, dynamics: MNIWMean, moments: GaussianChainMean) -> Array:
     """``(*batch, T, K)``, expected log density of each step under each system, without the
     ``-d/2 log 2 pi``."""
     first = GaussianMean(moments.x[..., :1, None, :], moments.xx[..., :1, None, :, :])

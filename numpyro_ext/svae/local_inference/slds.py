@@ -103,9 +103,7 @@ class SLDSMeanField:
         self.tol = tol
         self.max_iter = check_count("max_iter", max_iter)
 
-    def infer(
-        self, global_mean: Mapping[str, Any], potential: GaussianPotential
-    ) -> LocalPosterior:
+    def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
         check_gaussian(potential, "SLDSMeanField", "HMMEP")
 
         def one(psi: GaussianPotential, init: Array) -> LocalPosterior:
