@@ -27,7 +27,15 @@ from numpyro_ext._model.read import ModelInfo, trace_of
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Sites
 
-__all__ = ["Potential", "draw_params", "draw_start", "guide_start", "run_once", "value_and_grad"]
+__all__ = [
+    "Potential",
+    "draw_params",
+    "draw_start",
+    "guide_start",
+    "params_in_scope",
+    "run_once",
+    "value_and_grad",
+]
 
 
 def value_and_grad(
@@ -260,6 +268,18 @@ def draw_params(
         return _params_of(trace_of(fn, args, kwargs))
 
     return run_once(draw, rng_key)
+
+
+def params_in_scope(model: Model, args: tuple, kwargs: dict[str, Any]) -> Params:
+    """The values of the model's ``param`` sites here, for a guide that runs its model.
+
+    The handlers around the call substitute and record them, and nothing else of the model.
+    """
+    key: Any = numpyro.prng_key()
+    with block(hide_fn=lambda site: site["type"] != "param"):
+        fn = seed(first_rows(model), random.key(0) if key is None else key)
+        trace = trace_of(fn, args, kwargs)
+    return {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
 
 
 def draw_start(

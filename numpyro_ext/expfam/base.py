@@ -108,7 +108,8 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
     def log_base_measure(cls, value: Any) -> Float[Array, "*batch"]:
         """log h(v), of the batch shape of ``value``."""
         t = canonical(cls.statistics(value))
-        return cls._log_base_measure(t) + 0.0 * event_sum(cls.Mean, t, t)
+        batch = t[0].shape[: t[0].ndim - len(leaves_of(cls.Mean)[0].dims)]
+        return jnp.broadcast_to(cls._log_base_measure(t), batch)
 
     @classmethod
     def log_prob(cls, natural: N, value: Any) -> Float[Array, "*batch"]:

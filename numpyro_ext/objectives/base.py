@@ -164,6 +164,7 @@ class Draws:
       ``drawn_global`` and ``drawn_local``, ``model_params``.
     * ``keys`` - ``(K,)``, one key for each particle; ``extra_key`` is independent of them.
     * ``params, stopped`` - the parameters, and their copy under ``stop_gradient``.
+    * ``guide, args, kwargs`` - the guide as ``SVI`` has it, and the arguments of the model.
     * ``step`` - number of the update if :func:`count_steps` wraps the guide, else None.
     """
 
@@ -186,11 +187,10 @@ class Draws:
         self.objective = objective
         self._model = seed_plates(model, plate_key)
         self._guide = seed_plates(guide, plate_key)
-        self._args, self._kwargs = args, kwargs
+        self.guide, self.args, self.kwargs = guide, args, kwargs
         set_up(guide, args, kwargs)
         self.layout = cast(Layout, jax.eval_shape(self._read))
-        counted = STEP in self.layout.mutable
-        self.step = params.get(STEP, {"step": 0})["step"] if counted else None
+        self.step = params.get(STEP, {"step": 0})["step"] if STEP in self.layout.mutable else None
 
     def each(self, fn: Callable[["Particle"], Any], **options: Any) -> tuple[Any, State]:
         """``fn`` of all particles, stacked, and their mutable state.
@@ -265,7 +265,7 @@ class Draws:
         data = {**(self.params if params is None else params), **(values or {})}
         with valid_plates(), without_rsample_stop_gradient():
             guide = substitute(seed(self._guide, guide_key), data=data)
-            return trace_of(guide, self._args, self._kwargs)
+            return trace_of(guide, self.args, self.kwargs)
 
     def model_trace(self, key: Array, guide_trace: Trace, params: Params | None = None) -> Trace:
         """One run of the model at the values of ``guide_trace``, on its minibatch."""
@@ -273,7 +273,7 @@ class Draws:
         data = {**(self.params if params is None else params), **_mutable(guide_trace)}
         with valid_plates(), same_plates(None, guide_trace):
             model = replay(seed(self._model, model_key), cast(Any, guide_trace))
-            return trace_of(substitute(model, data=data), self._args, self._kwargs)
+            return trace_of(substitute(model, data=data), self.args, self.kwargs)
 
     def _read(self) -> Layout:
         """The layout, from one run on shapes alone; an error if the objective does not take it."""

@@ -23,7 +23,6 @@ from numpyro_ext.expfam import (
 )
 from tests.expfam.families import FAMILIES, arrays, every_family, naturals
 
-pytestmark = pytest.mark.x64
 each_family = pytest.mark.parametrize("name", every_family)
 # The transitions of a chain may differ from step to step.
 HAVE_STANDARD = [name for name in every_family if not name.endswith("Chain")]
@@ -122,6 +121,7 @@ def up_to_a_constant(natural):
     return natural
 
 
+@pytest.mark.x64
 @each_family
 def test_mean_is_the_gradient_of_the_log_partition(name, tol):
     """One by one under vmap, and with matrices of which only the symmetric part counts."""
@@ -129,18 +129,21 @@ def test_mean_is_the_gradient_of_the_log_partition(name, tol):
     assert_trees_close(found["gradient"], found["mean"], tol(2e-4, 1e-10))
 
 
+@pytest.mark.x64
 @each_family
 def test_natural_parameters_come_back_from_the_mean(name, tol):
     back, q = (up_to_a_constant(n) for n in (exact()[name]["back"], naturals()[name][0]))
     assert_trees_close(back, q, tol(5e-4, 1e-9))
 
 
+@pytest.mark.x64
 @each_family
 def test_the_way_back_from_the_mean_has_the_inverse_derivative(name, tol):
     back, along = (up_to_a_constant(exact()[name][change]) for change in ("change", "along"))
     assert_trees_close(back, along, tol(2e-3, 1e-8))
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("name", HAVE_STANDARD)
 def test_standard_parameters_come_back_from_the_natural_ones(name, tol):
     given = FAMILIES[name][1]
@@ -148,6 +151,7 @@ def test_standard_parameters_come_back_from_the_natural_ones(name, tol):
         np.testing.assert_allclose(value, given[field], rtol=tol(2e-5, 1e-12), atol=1e-6)
 
 
+@pytest.mark.x64
 @each_family
 def test_divergence_is_zero_only_from_itself(name, tol):
     from_other, from_itself = exact()[name]["kl"]
