@@ -9,6 +9,7 @@ from numpyro_ext import (
     optim,
     particles,
     scores,
+    svae,
     targets,
     transforms,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "optim",
     "particles",
     "scores",
+    "svae",
     "targets",
     "transforms",
 ]

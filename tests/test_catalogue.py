@@ -20,6 +20,7 @@ MODULES = [
     "optim",
     "particles",
     "scores",
+    "svae",
     "targets",
     "transforms",
 ]

@@ -20,9 +20,27 @@ from numpyro_ext.expfam.dirichlet import (
     DirichletNatural,
     DirichletStandard,
 )
+from numpyro_ext.expfam.fixed_point import FixedPointResult, fixed_point
 from numpyro_ext.expfam.gaussian import Gaussian, GaussianMean, GaussianNatural, GaussianStandard
+from numpyro_ext.expfam.gaussian_chain import (
+    GaussianChain,
+    GaussianChainMean,
+    GaussianChainNatural,
+    GaussianChainStandard,
+)
 from numpyro_ext.expfam.leaves import divide, multiply
+from numpyro_ext.expfam.markov_chain import (
+    MarkovChain,
+    MarkovChainMean,
+    MarkovChainNatural,
+    MarkovChainStandard,
+)
 from numpyro_ext.expfam.mniw import MNIW, MNIWMean, MNIWNatural, MNIWStandard
+from numpyro_ext.expfam.natural_gradient import (
+    natural_gradient_of,
+    straight_through_kl,
+    straight_through_mean,
+)
 from numpyro_ext.expfam.niw import NIW, NIWMean, NIWNatural, NIWStandard
 
 __all__ = [
@@ -43,7 +61,12 @@ __all__ = [
     "DirichletNatural",
     "DirichletStandard",
     "ExponentialFamily",
+    "FixedPointResult",
     "Gaussian",
+    "GaussianChain",
+    "GaussianChainMean",
+    "GaussianChainNatural",
+    "GaussianChainStandard",
     "GaussianMean",
     "GaussianNatural",
     "GaussianStandard",
@@ -52,10 +75,18 @@ __all__ = [
     "MNIWMean",
     "MNIWNatural",
     "MNIWStandard",
+    "MarkovChain",
+    "MarkovChainMean",
+    "MarkovChainNatural",
+    "MarkovChainStandard",
     "NIW",
     "NIWMean",
     "NIWNatural",
     "NIWStandard",
     "divide",
+    "fixed_point",
     "multiply",
+    "natural_gradient_of",
+    "straight_through_kl",
+    "straight_through_mean",
 ]

@@ -108,7 +108,8 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
     def log_base_measure(cls, value: Any) -> Float[Array, "*batch"]:
         """log h(v), of the batch shape of ``value``."""
         t = canonical(cls.statistics(value))
-        return cls._log_base_measure(t) + 0.0 * event_sum(cls.Mean, t, t)
+        batch = t[0].shape[: t[0].ndim - len(leaves_of(cls.Mean)[0].dims)]
+        return jnp.broadcast_to(cls._log_base_measure(t), batch)
 
     @classmethod
     def log_prob(cls, natural: N, value: Any) -> Float[Array, "*batch"]:
@@ -155,8 +156,8 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
     def _natural(cls, mean: M) -> N: ...
 
     @classmethod
-    @abstractmethod
-    def _to_standard(cls, natural: N) -> S: ...
+    def _to_standard(cls, natural: N) -> S:
+        raise TypeError(f"{cls.__name__} has no standard parameters; use its mean.")
 
     @classmethod
     @abstractmethod
@@ -220,13 +221,13 @@ class LocationFamily[N: tuple, M: tuple, S: tuple](ExponentialFamily[N, M, S]):
     @classmethod
     def log_prob(cls, natural: N, value: Any) -> Float[Array, "*batch"]:
         n = cls._checked(cls.Natural, natural)
-        x = cls._mean(n)[0]
-        return super().log_prob(n._replace(h=jnp.zeros_like(x)), value - x)
+        x = cls.mean(n)[0]
+        return super().log_prob(n._replace(h=jnp.zeros_like(x)), jnp.asarray(value) - x)
 
     @classmethod
     def kl(cls, q: N, p: N) -> Float[Array, "*batch"]:
         n, m = cls._checked(cls.Natural, q), cls._checked(cls.Natural, p)
-        x = cls._mean(n)[0]
+        x = cls.mean(n)[0]
         return super().kl(n._replace(h=jnp.zeros_like(x)), m._replace(h=cls._slope(m, x)))
 
     @classmethod

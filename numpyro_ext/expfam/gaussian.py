@@ -12,6 +12,7 @@ from numpyro_ext.expfam.linalg import (
     cholesky,
     half_logdet,
     inverse,
+    inverse_root,
     matvec,
     outer,
     solve,
@@ -140,8 +141,7 @@ class Gaussian(LocationFamily[GaussianNatural, GaussianMean, GaussianStandard]):
     ) -> Array:
         L = cholesky(-2 * natural.W)
         eps = random.normal(rng_key, sample_shape + natural.h.shape, natural.h.dtype)
-        L_all = jnp.broadcast_to(L, eps.shape + eps.shape[-1:])
-        return solve(L, natural.h) + solve_lower(L_all, eps[..., None], transpose=True)[..., 0]
+        return solve(L, natural.h) + matvec(inverse_root(L), eps)
 
     @classmethod
     def _to_distribution(cls, natural: GaussianNatural) -> dist.MultivariateNormal:

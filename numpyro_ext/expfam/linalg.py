@@ -7,12 +7,25 @@ __all__ = [
     "cholesky",
     "half_logdet",
     "inverse",
+    "inverse_root",
+    "matmul",
     "matvec",
     "outer",
     "positive",
     "solve",
     "solve_lower",
+    "transpose",
 ]
+
+
+def matmul(A: Array, B: Array) -> Array:
+    """A B, without the shorter factors that accelerators take by default."""
+    return jnp.matmul(A, B, precision="highest")
+
+
+def transpose(M: Array) -> Array:
+    """M^T, of each matrix of a batch."""
+    return jnp.swapaxes(M, -1, -2)
 
 
 def cholesky(J: Array) -> Array:
@@ -34,8 +47,14 @@ def solve(L: Array, b: Array) -> Array:
 
 def inverse(L: Array) -> Array:
     """J^{-1}, for J = L L^T."""
-    root = solve_lower(L, jnp.broadcast_to(jnp.eye(L.shape[-1], dtype=L.dtype), L.shape))
-    return jnp.matmul(jnp.swapaxes(root, -1, -2), root, precision="highest")
+    root = inverse_root(L)
+    return matmul(root, transpose(root))
+
+
+def inverse_root(L: Array) -> Array:
+    """L^{-T}, a root of the inverse of J = L L^T."""
+    eye = jnp.broadcast_to(jnp.eye(L.shape[-1], dtype=L.dtype), L.shape)
+    return transpose(solve_lower(L, eye))
 
 
 def half_logdet(L: Array) -> Array:
@@ -45,7 +64,7 @@ def half_logdet(L: Array) -> Array:
 
 def matvec(M: Array, x: Array) -> Array:
     """M x, with broadcasting of the batch."""
-    return jnp.matmul(M, x[..., None], precision="highest")[..., 0]
+    return matmul(M, x[..., None])[..., 0]
 
 
 def outer(x: Array, y: Array) -> Array:

@@ -12,7 +12,17 @@ import numpyro.distributions as dist
 
 from numpyro_ext.expfam.base import ExponentialFamily
 from numpyro_ext.expfam.leaves import canonical
-from numpyro_ext.expfam.linalg import cholesky, half_logdet, inverse, positive, solve, solve_lower
+from numpyro_ext.expfam.linalg import (
+    cholesky,
+    half_logdet,
+    inverse,
+    inverse_root,
+    matmul,
+    positive,
+    solve,
+    solve_lower,
+    transpose,
+)
 from numpyro_ext.expfam.newton import newton
 
 __all__ = ["MNIW", "MNIWMean", "MNIWNatural", "MNIWStandard"]
@@ -128,8 +138,8 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
         weight, covariance = value
         L = cholesky(covariance)
         P = inverse(L)
-        PW = P @ weight
-        return MNIWMean(-P / 2, PW, -_T(weight) @ PW / 2, -half_logdet(L))
+        PW = matmul(P, weight)
+        return MNIWMean(-P / 2, PW, -matmul(transpose(weight), PW) / 2, -half_logdet(L))
 
     @classmethod
     def _log_partition(cls, natural: MNIWNatural) -> Array:
@@ -145,17 +155,18 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
         M, K, nu, S = cls._to_standard(natural)
         L = cholesky(S)
         P = nu[..., None, None] * inverse(L)
-        quad = d * inverse(cholesky(K)) + _T(M) @ P @ M
+        PM = matmul(P, M)
+        quad = d * inverse(cholesky(K)) + matmul(transpose(M), PM)
         logdet = jnp.sum(digamma(_halves(nu, d)), axis=-1) + d * jnp.log(2.0)
-        return MNIWMean(-P / 2, P @ M, -quad / 2, logdet / 2 - half_logdet(L))
+        return MNIWMean(-P / 2, PM, -quad / 2, logdet / 2 - half_logdet(L))
 
     @classmethod
     def _natural(cls, mean: MNIWMean) -> MNIWNatural:
         d = mean.neg_half_precision.shape[-1]
         L = cholesky(-2 * mean.neg_half_precision)
         M = solve(L, mean.precision_weight)
-        spread = -2 * mean.neg_half_quad - _T(M) @ mean.precision_weight
-        K = inverse(cholesky((spread + _T(spread)) / (2 * d)))
+        spread = -2 * mean.neg_half_quad - matmul(transpose(M), mean.precision_weight)
+        K = inverse(cholesky((spread + transpose(spread)) / (2 * d)))
         nu = _degrees(2 * half_logdet(L) - 2 * mean.half_logdet, d)
         return _from_parts(M, K, nu, nu[..., None, None] * inverse(L))
 
@@ -163,11 +174,11 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
     def _to_standard(cls, natural: MNIWNatural) -> MNIWStandard:
         A, B, K, nu = natural
         L = cholesky(K)
-        root = solve_lower(L, _T(B))
-        S = A - _T(root) @ root
+        root = solve_lower(L, transpose(B))
+        S = A - matmul(transpose(root), root)
         # The gamma function has values below too, which are no densities.
         nu = jnp.where(nu > A.shape[-1] - 1, nu, jnp.nan)
-        return MNIWStandard(_T(solve_lower(L, root, transpose=True)), K, nu, S)
+        return MNIWStandard(transpose(solve_lower(L, root, transpose=True)), K, nu, S)
 
     @classmethod
     def _in_domain(cls, natural: MNIWNatural) -> Array:
@@ -192,12 +203,10 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
         chi = jnp.sqrt(2 * random.gamma(key_chi, _halves(nu, d), (*shape, d)))
         below = jnp.tril(random.normal(key_below, (*shape, d, d), M.dtype), -1)
         F = below + chi[..., None] * jnp.eye(d, dtype=M.dtype)
-        F_inverse = solve_lower(F, jnp.broadcast_to(jnp.eye(d, dtype=M.dtype), F.shape))
-        root = cholesky(S) @ _T(F_inverse)
-        eps = random.normal(key_weight, (*shape, p, d), M.dtype)
-        L_all = jnp.broadcast_to(cholesky(K), (*shape, p, p))
-        spread = _T(solve_lower(L_all, eps, transpose=True))
-        return M + root @ spread, root @ _T(root)
+        root = matmul(cholesky(S), inverse_root(F))
+        eps = random.normal(key_weight, (*shape, d, p), M.dtype)
+        spread = matmul(eps, transpose(inverse_root(cholesky(K))))
+        return M + matmul(root, spread), matmul(root, transpose(root))
 
     @classmethod
     def _to_distribution(
@@ -210,13 +219,9 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
         )
 
 
-def _T(M: Array) -> Array:
-    return jnp.swapaxes(M, -1, -2)
-
-
 def _from_parts(M: Array, K: Array, nu: Array, S: Array) -> MNIWNatural:
-    B = M @ K
-    return MNIWNatural(S + B @ _T(M), B, K, nu)
+    B = matmul(M, K)
+    return MNIWNatural(S + matmul(B, transpose(M)), B, K, nu)
 
 
 def _halves(nu: Array, d: int) -> Array:

@@ -21,7 +21,7 @@ from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.handlers import refuse_mutable
 from numpyro_ext._model.implicit import Implicit
 from numpyro_ext._model.potential import Potential, params_in_scope
-from numpyro_ext._typing import Model
+from numpyro_ext._typing import Model, Params
 from numpyro_ext.guides.base import AutoJoint
 from numpyro_ext.guides.networks import Network, check_network, flat_module, mlp
 from numpyro_ext.guides.transitions import Transition
@@ -157,8 +157,19 @@ class AutoImplicit(AutoJoint):
         if self.transition is not None:
             states = self._states(z, self.transition, sample_shape, args, kwargs)
             z, path = states[-1], states if self.transition.trajectory else None
-        site = Implicit(z, event_dim=1, trajectory=path)
-        return numpyro.sample(f"_{self.prefix}_latent", site, infer={"is_auxiliary": True})
+        return self._auxiliary("latent", Implicit(z, event_dim=1, trajectory=path))
+
+    def draw(
+        self,
+        rng_key: Array,
+        params: Params,
+        sample_shape: tuple[int, ...] = (),
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Array:
+        if sample_shape or self.transition is None:
+            return super().draw(rng_key, params, sample_shape, args, kwargs)
+        return super().draw(rng_key, params, (1,), args, kwargs)[0]  # on all rows, not a minibatch
 
     def _states(
         self,
@@ -200,8 +211,11 @@ class AutoImplicit(AutoJoint):
         return jnp.moveaxis(states, 1, 0).reshape(T, *sample_shape, d)
 
     def _noise(self, name: str, shape: tuple[int, ...], event_dim: int) -> Array:
-        normal = dist.Normal(jnp.zeros(shape), 1.0).to_event(event_dim)
-        return numpyro.sample(f"_{self.prefix}_{name}", normal, infer={"is_auxiliary": True})
+        return self._auxiliary(name, dist.Normal(jnp.zeros(shape), 1.0).to_event(event_dim))
+
+    def _auxiliary(self, name: str, fn: dist.Distribution) -> Array:
+        drawn = numpyro.sample(f"_{self.prefix}_{name}", fn, infer={"is_auxiliary": True})
+        return jnp.asarray(drawn)
 
     def _arguments(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Those of the first call if there are none."""

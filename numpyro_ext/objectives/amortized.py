@@ -213,12 +213,12 @@ def energy_distance(z: Array, y: Array) -> Array:
     draw with itself; in units of the standard deviations of y."""
     K, *units, _ = z.shape
     sd = jnp.std(y, axis=0)
-    sd = stop_gradient(jnp.where(sd > 0, sd, 1.0))
+    sd = stop_gradient(jnp.where(sd == 0, 1.0, sd))
 
     def distances(a: Array, b: Array) -> Array:
         squared = jnp.sum(((a[:, None] - b[None]) / sd) ** 2, axis=-1)  # (K, K, *units)
-        apart = squared > 0  # a square root has no derivative at 0
-        return jnp.where(apart, jnp.sqrt(jnp.where(apart, squared, 1.0)), 0.0)
+        same = squared == 0  # a square root has no derivative at 0
+        return jnp.where(same, 0.0, jnp.sqrt(jnp.where(same, 1.0, squared)))
 
     terms = 2 * distances(z, y) - distances(z, z) - distances(y, y)
     off = ~jnp.eye(K, dtype=bool).reshape(K, K, *(1,) * len(units))

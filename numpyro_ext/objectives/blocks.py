@@ -64,7 +64,7 @@ class Block:
     * ``sites`` - what the vector consists of, in the order of the guide.
     * ``plates, shape`` - names and minibatch sizes of the plates; empty for a single vector.
     * ``dim`` - length d of a vector.
-    * ``scale`` - product of N/M over the plates.
+    * ``scale`` - product of N/M over the plates, times that of ``numpyro.handlers.scale``.
     """
 
     sites: tuple[Coordinate, ...]
@@ -233,9 +233,13 @@ def _blocks_of_plates(
     for group in groups.values():
         dims = frames(trace[group[0]])
         plates = tuple(sorted(dims, key=lambda plate: dims[plate]))
-        scale = math.prod(sizes[plate][0] / sizes[plate][1] for plate in plates)
+        scale = _scale_of(trace[group[0]])
         for name in group:
-            _refuse_scaled(trace[name], scale)
+            if _scale_of(trace[name]) != scale:
+                raise ValueError(
+                    f"the Implicit sites '{group[0]}' and '{name}' make one vector, but one of them"
+                    " lies under numpyro.handlers.scale; put both under it, or neither."
+                )
             for one in sorted({name} | _ancestors(name, parents)):
                 if seen.setdefault(one, group[0]) != group[0]:
                     raise ValueError(
@@ -248,18 +252,18 @@ def _blocks_of_plates(
     return tuple(blocks)
 
 
-def _refuse_scaled(site: Site, plate_scale: float) -> None:
+def _scale_of(site: Site) -> float:
+    """The scale of an ``Implicit`` site, that of its plates among it."""
     scale = 1.0 if site["scale"] is None else site["scale"]
-    traced = isinstance(scale, Tracer)
-    same = not traced and jnp.ndim(scale) == 0 and math.isclose(scale, plate_scale, rel_tol=1e-5)
     masks = [mask_of(layer) for layer in layers(site["fn"])]
     masked = any(mask is not None and mask is not True for mask in masks)
-    if masked or not same:
-        how = "a mask" if masked else "numpyro.handlers.scale"
+    if masked or isinstance(scale, Tracer) or jnp.ndim(scale):
+        how = "a mask" if masked else "a numpyro.handlers.scale that is no fixed number"
         raise ValueError(
             f"the Implicit site '{site['name']}' lies under {how}, but it has no log q that could"
-            " be scaled; put the handler around sites of the model alone."
+            " be changed so; put the handler around sites of the model alone."
         )
+    return float(scale)
 
 
 def _coordinates(

@@ -5,17 +5,19 @@ Li and Turner, *Gradient estimators for implicit models* (ICLR 2018).
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import jax
-from jax import Array
+from jax import Array, random
 from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_several
 from numpyro_ext._typing import ScoreEstimator
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
+from numpyro_ext.objectives.critics import critic_of
 from numpyro_ext.objectives.samples import Samples, Vectors
-from numpyro_ext.scores import SteinScore
+from numpyro_ext.scores import DenoisingScore, SteinScore
 
 __all__ = ["ImplicitELBO"]
 
@@ -58,7 +60,9 @@ class ImplicitELBO(Objective):
 
     :param int num_particles: number of particles K, at least 2.
     :param score: a score estimator of :mod:`numpyro_ext.scores`, or a function of ``(K, d)``
-        vectors that gives ``(K, d)`` scores; defaults to ``SteinScore()``.
+        vectors that gives ``(K, d)`` scores; defaults to ``SteinScore()``. With
+        ``DenoisingScore(sigma)`` the guide has to be ``with_critic(guide, output_dim=d)``: the
+        critic is :math:`(v(x) - x) / \sigma`, trained on the draws of each step beside the guide.
     :param vectorize_particles: as in :class:`Objective`.
 
     **Reference:** *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner,
@@ -89,7 +93,7 @@ class ImplicitELBO(Objective):
     def __init__(
         self,
         num_particles: int = 64,
-        score: ScoreEstimator | Callable[[Array], Array] | None = None,
+        score: ScoreEstimator | Callable[[Array], Array] | DenoisingScore | None = None,
         *,
         vectorize_particles: bool | MapT = True,
     ) -> None:
@@ -97,10 +101,16 @@ class ImplicitELBO(Objective):
             "num_particles", num_particles, "the score of q is estimated from several draws"
         )
         score = SteinScore() if score is None else score
-        if isinstance(score, type) or not callable(score):
+        denoising = isinstance(score, DenoisingScore)
+        if isinstance(score, type) or not (callable(score) or denoising):
             raise TypeError(
                 f"score is {score!r}; it must be a score estimator such as SteinScore(), or a"
                 " function of (K, d) vectors that gives (K, d) scores."
+            )
+        if denoising and score.network is not None:
+            raise ValueError(
+                "score is a DenoisingScore with a network of its own, whose parameters the guide"
+                " does not have; give the network to with_critic, and DenoisingScore sigma alone."
             )
         self.score = score
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
@@ -119,8 +129,13 @@ class ImplicitELBO(Objective):
 
         z, log_p, state = draws.map(one, draws.keys)
         loss = -draws.total(jnp.mean(log_p, axis=0))
+        denoising = isinstance(self.score, DenoisingScore)
         for block, z_block in zip(samples.blocks, z, strict=True):
-            force = stop_gradient(self._scores(z_block))
+            if denoising:
+                force, training = self._denoised(draws, samples, stop_gradient(z_block))
+                loss = loss + (training - stop_gradient(training))
+            else:
+                force = stop_gradient(self._scores(z_block))
             num_states = self.num_particles * samples.structure.num_states
             entropy = block.scale * jnp.sum(force * z_block) / num_states
             loss = loss + (entropy - stop_gradient(entropy))
@@ -129,7 +144,15 @@ class ImplicitELBO(Objective):
     def _scores(self, z: Array) -> Array:
         """``(K, *elements, d)`` estimates, from the K draws of each element."""
         K, *elements, d = z.shape
-        z = stop_gradient(z)
+        z, score = stop_gradient(z), cast(Callable[[Array], Array], self.score)
         if not elements:
-            return self.score(z)
-        return jax.vmap(self.score, 1, 1)(z.reshape(K, -1, d)).reshape(z.shape)
+            return score(z)
+        return jax.vmap(score, 1, 1)(z.reshape(K, -1, d)).reshape(z.shape)
+
+    def _denoised(self, draws: Draws, samples: Samples, z: Array) -> tuple[Array, Array]:
+        """The scores of the critic's network, and the loss that trains it."""
+        sigma = jnp.asarray(cast(DenoisingScore, self.score).sigma, z.dtype)
+        critic = critic_of(draws, samples.blocks, "SteinScore()", field=True)
+        noise = sigma * random.normal(draws.extra_key, z.shape, z.dtype)
+        residual = sigma * critic(draws.params, z + noise) + noise
+        return critic(draws.stopped, z) / sigma, jnp.sum(residual**2) / z.shape[0]

@@ -6,7 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext.expfam import MNIW, NIW, Bernoulli, Beta, Categorical, Dirichlet, Gaussian
+from numpyro_ext.expfam import (
+    MNIW,
+    NIW,
+    Bernoulli,
+    Beta,
+    Categorical,
+    Dirichlet,
+    Gaussian,
+    GaussianChain,
+    MarkovChain,
+)
 
 # name -> family, standard parameters of q with batch shape (2,), and of p without a batch.
 FAMILIES = {
@@ -59,24 +69,57 @@ FAMILIES = {
         {"probs": [0.3, 0.3, 0.4]},
     ),
     "Bernoulli": (Bernoulli, {"prob": [0.8, 0.1]}, {"prob": 0.4}),
+    "GaussianChain": (
+        GaussianChain,
+        {
+            "initial_loc": [[1.0, -2.0], [0.3, 4.0]],
+            "initial_covariance": [[[2.0, 0.5], [0.5, 1.0]], [[0.2, -0.1], [-0.1, 3.0]]],
+            "weight": [[[0.9, 0.2], [-0.1, 0.7]], [[0.5, -0.4], [0.3, 1.1]]],
+            "covariance": [[[0.5, 0.1], [0.1, 0.3]], [[1.0, -0.3], [-0.3, 0.4]]],
+            "num_steps": 3,
+        },
+        {
+            "initial_loc": [0.5, 0.0],
+            "initial_covariance": [[1.0, 0.2], [0.2, 2.0]],
+            "weight": [[0.8, 0.0], [0.1, 0.8]],
+            "covariance": [[0.6, 0.0], [0.0, 0.5]],
+            "num_steps": 3,
+        },
+    ),
+    "MarkovChain": (
+        MarkovChain,
+        {
+            "initial_probs": [[0.6, 0.4], [0.1, 0.9]],
+            "transition_probs": [[[0.9, 0.1], [0.2, 0.8]], [[0.3, 0.7], [0.4, 0.6]]],
+            "num_steps": 3,
+        },
+        {
+            "initial_probs": [0.5, 0.5],
+            "transition_probs": [[0.7, 0.3], [0.3, 0.7]],
+            "num_steps": 3,
+        },
+    ),
 }
 every_family = list(FAMILIES)
 
 
 def arrays(standard):
-    return {name: jnp.asarray(value, float) for name, value in standard.items()}
+    """Lists as arrays; a number of steps is no array."""
+    return {
+        name: value if isinstance(value, int) else jnp.asarray(value, float)
+        for name, value in standard.items()
+    }
 
 
 @functools.cache
 def naturals():
     """name -> (q, p), compiled together."""
-    given = {name: (arrays(q), arrays(p)) for name, (_, q, p) in FAMILIES.items()}
 
     @jax.jit
-    def make(given):
+    def make():
         return {
-            name: (FAMILIES[name][0].from_standard(**q), FAMILIES[name][0].from_standard(**p))
-            for name, (q, p) in given.items()
+            name: tuple(family.from_standard(**arrays(one)) for one in (q, p))
+            for name, (family, q, p) in FAMILIES.items()
         }
 
-    return make(given)
+    return make()

@@ -26,9 +26,12 @@ import pytest
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import SamplesLatent
 from numpyro_ext.guides import (
+    AutoGatedIAFNormal,
     AutoHouseholderNormal,
     AutoImplicit,
     AutoMAFNormal,
+    AutoMarkov,
+    AutoMixtureNormal,
     AutoNICENormal,
     AutoPlanarNormal,
     AutoRadialNormal,
@@ -49,16 +52,21 @@ def net_apply(weights, x):
     return jnp.tanh(x) @ weights
 
 
-GUIDES = {
+FLOWS = {
     "RealNVP": partial(AutoRealNVPNormal, num_flows=2, hidden_dims=(8,)),
     "MAF": partial(AutoMAFNormal, hidden_dims=(9,)),
+    "gated IAF": partial(AutoGatedIAFNormal, num_flows=2, hidden_dims=(8,)),
     "NICE": partial(AutoNICENormal, num_flows=2, hidden_dims=(8,)),
     "spline": partial(AutoSplineNormal, hidden_dims=(8,), num_bins=4),
     "planar": partial(AutoPlanarNormal, num_flows=3),
     "radial": partial(AutoRadialNormal, num_flows=3),
     "Householder": AutoHouseholderNormal,
 }
-DENSITY = GUIDES | {
+GUIDES = FLOWS | {
+    "mixture": partial(AutoMixtureNormal, num_components=2, init_spread=1e-3),
+    "Markov": AutoMarkov,  # the sites of two rows are its sequence
+}
+DENSITY = FLOWS | {
     "RealNVP, own network": partial(
         AutoRealNVPNormal, num_flows=3, network=(net_init, net_apply), prefix="mine"
     ),
@@ -69,6 +77,8 @@ GUIDES |= {"implicit": partial(AutoImplicit, hidden_dims=(8,))}
 LOSSES = {"implicit": ImplicitELBO(8)}
 
 every_guide = pytest.mark.parametrize("name", GUIDES)
+# For a model of two numbers, in which there is no sequence.
+every_other_guide = pytest.mark.parametrize("name", [name for name in GUIDES if name != "Markov"])
 # What the base class promises for all of them, shown on two.
 two_guides = pytest.mark.parametrize("name", ["RealNVP", "MAF"])
 every_density = pytest.mark.parametrize("name", DENSITY)
@@ -220,7 +230,7 @@ def test_latent_draws_are_those_of_sample_posterior(name):
     assert not jnp.allclose(latent[0], latent[1])
 
 
-@every_guide
+@every_other_guide
 def test_latent_draws_are_differentiable_in_every_parameter(name):
     guide, _, params = perturbed(name)
     draw = lambda p: jnp.sin(guide.sample_latent(random.key(1), p, 5)).sum()  # noqa: E731
@@ -357,7 +367,7 @@ def test_parameters_and_draws_have_the_default_precision(name):
     assert {leaf.dtype for leaf in jax.tree.leaves(draws)} == {wanted}
 
 
-@every_guide
+@every_other_guide
 def test_starts_at_a_normal_around_init_loc(name):
     init = init_to_value(values={"a": jnp.exp(0.7), "b": -1.2})
     guide, svi = new_svi(name, two_dimensional, init_scale=0.25, init_loc_fn=init)

@@ -7,9 +7,10 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_ext.guides import Implicit
+from numpyro_ext.guides import Implicit, with_critic
 from numpyro_ext.objectives import VRELBO, ImplicitELBO
-from numpyro_ext.scores import SteinScore
+from numpyro_ext.objectives.base import Draws
+from numpyro_ext.scores import DenoisingScore, SteinScore
 
 LOC = jnp.array([3.0, -20.0])
 FACTOR = jnp.array([[0.5, 0.0], [2.0, 3.0]])
@@ -186,6 +187,38 @@ def test_of_a_trajectory_it_is_the_mean_over_the_states():
     values, grads = jax.jit(lambda s: (losses(s), jax.jacfwd(losses)(s)))(0.7)
     assert jnp.allclose(values[0], jnp.mean(values[1:]), rtol=1e-5)
     assert jnp.allclose(grads[0], jnp.mean(grads[1:]), rtol=1e-3)
+
+
+def test_denoising_score_is_that_of_the_critic_and_trains_it():
+    sigma, key = 0.5, random.key(6)
+    network = (lambda key, shape: ((2,), jnp.zeros((2, 2))), lambda P, z: z @ P)
+    guide = with_critic(linear_guide, network, output_dim=2)
+    L, P = jnp.array([[0.8, 0.0], [-1.0, 2.0]]), jnp.array([[-0.3, 0.1], [0.2, -0.6]])
+
+    def ours(L, P):
+        params = {"m": LOC, "L": L, "shift": 0.0, "critic$params": P.ravel()}
+        return ImplicitELBO(4, DenoisingScore(sigma)).loss(key, params, normal, guide)
+
+    def theirs(L, P):
+        particle_key = random.split(key)[1]
+        unit = Draws(
+            ImplicitELBO(4), key, {"m": LOC, "L": L, "shift": 0.0}, normal, linear_guide, (), {}
+        )
+        z = unit.each(lambda particle: particle.values["z"])[0]
+        fixed = jax.lax.stop_gradient(z)
+        noise = sigma * random.normal(random.fold_in(particle_key, 4), z.shape)
+        energy = -dist.MultivariateNormal(LOC, scale_tril=FACTOR).log_prob(z).mean()
+        force = jax.lax.stop_gradient(fixed @ P) / sigma
+        training = ((sigma * (fixed + noise) @ P + noise) ** 2).sum(1).mean()
+        return energy + (force * z).sum() / 4 + training
+
+    grads = [jax.jit(jax.grad(fn, (0, 1)))(L, P) for fn in (ours, theirs)]
+    for mine, other in zip(*grads, strict=True):
+        assert jnp.allclose(mine, other, rtol=1e-3, atol=1e-3)
+    with pytest.raises(ValueError, match="with_critic"):
+        ImplicitELBO(4, DenoisingScore(sigma)).loss(key, {"m": LOC, "L": L}, normal, linear_guide)
+    with pytest.raises(ValueError, match="give the network to with_critic"):
+        ImplicitELBO(4, DenoisingScore(sigma, network))
 
 
 def test_bad_input_is_named():
