@@ -1,5 +1,5 @@
 """Adversarial variational Bayes on four points
-=============================================
+============================================
 
 An encoder without a density divides the plane, where a Gaussian one leaves gaps.
 
