@@ -40,6 +40,7 @@ RUN = [
     "welling_teh_mixture",
     "kernel_hmc_banana",
     "particles_on_the_banana",
+    "svae_pinwheel",
 ]
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
@@ -53,7 +54,17 @@ sphinx_gallery_conf = {
     "capture_repr": (),
 }
 
-MODULES = ("diagnostics", "guides", "mcmc", "objectives", "optim", "particles", "scores", "targets")
+MODULES = (
+    "diagnostics",
+    "guides",
+    "mcmc",
+    "objectives",
+    "optim",
+    "particles",
+    "scores",
+    "svae",
+    "targets",
+)
 PUBLIC = {
     name: f"numpyro_ext.{module}.{name}"
     for module in (*MODULES, "transforms")

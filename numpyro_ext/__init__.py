@@ -2,12 +2,14 @@
 
 from numpyro_ext import (
     diagnostics,
+    expfam,
     guides,
     mcmc,
     objectives,
     optim,
     particles,
     scores,
+    svae,
     targets,
     transforms,
 )
@@ -16,12 +18,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "diagnostics",
+    "expfam",
     "guides",
     "mcmc",
     "objectives",
     "optim",
     "particles",
     "scores",
+    "svae",
     "targets",
     "transforms",
 ]

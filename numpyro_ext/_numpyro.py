@@ -13,6 +13,7 @@ from jax import Array, jit
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+from numpyro.distributions import biject_to
 from numpyro.handlers import block, seed, substitute
 from numpyro.infer import MCMC
 from numpyro.infer.autoguide import (
@@ -28,13 +29,16 @@ from numpyro.infer.autoguide import (
 )
 from numpyro.infer.reparam import LocScaleReparam
 from numpyro.infer.util import (
+    _get_model_transforms,
+    _prepare_model_for_potential,
+    constrain_fn,
+    get_potential_fn,
+)
+from numpyro.infer.util import (
     _substitute_default_key as default_key,
 )
 from numpyro.infer.util import (
     _without_rsample_stop_gradient as without_rsample_stop_gradient,
-)
-from numpyro.infer.util import (
-    constrain_fn,
 )
 from numpyro.util import _validate_model as validate_model
 
@@ -184,7 +188,51 @@ def unpacking_of(guide: Any) -> Callable[[Array], Sites] | None:
     return getattr(guide, "_unpack_latent", None)
 
 
-class ContinuousGuide(AutoContinuous):
+class _StartGiven(AutoGuide):
+    """``AutoGuide``, set up at a start that a subclass has found in one compiled program.
+
+    NumPyro's own search for a start runs the gradient of the model operation by operation, and each
+    of these is compiled for itself.
+    """
+
+    def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
+        """A key of ``numpyro.prng_key`` and the unconstrained start; None: NumPyro searches."""
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        start = self.start(*args, **kwargs)
+        if start is None:
+            super()._setup_prototype(*args, **kwargs)
+            return
+        rng_key, locs = start
+
+        def at_start(site: dict[str, Any]) -> Array | None:
+            loc = locs.get(site["name"])
+            return None if loc is None else biject_to(site["fn"].support)(loc)
+
+        with block():
+            fn = substitute(seed(self.model, rng_key), substitute_fn=at_start)
+            transforms, replay, _, trace = _get_model_transforms(fn, args, kwargs)
+        self.prototype_trace = trace
+        self._potential_fn_gen, postprocess = get_potential_fn(
+            _prepare_model_for_potential(self.model, trace, enum=False),
+            transforms,
+            replay_model=replay,
+            dynamic_args=True,
+        )
+        self._potential_fn = self._potential_fn_gen(*args, **kwargs)
+        at_arguments: Any = postprocess(*args, **kwargs)
+        self._postprocess_fn = seed(at_arguments, 0)
+        self._init_locs = locs
+        plates = [site for site in trace.values() if site["type"] == "plate"]
+        latents = [s for s in trace.values() if s["type"] == "sample" and not s["is_observed"]]
+        self._prototype_frame_full_sizes = {site["name"]: site["args"][0] for site in plates}
+        self._prototype_plate_sizes = {}
+        self._prototype_frames = {
+            frame.name: frame for site in latents for frame in site["cond_indep_stack"]
+        }
+
+
+class ContinuousGuide(AutoContinuous, _StartGiven):
     """NumPyro's ``AutoContinuous`` with its private hooks under public names.
 
     A subclass writes :meth:`latent_distribution`, and :meth:`prepare` where it has to look at the

@@ -13,12 +13,14 @@ import re
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = [
     "diagnostics",
+    "expfam",
     "guides",
     "mcmc",
     "objectives",
     "optim",
     "particles",
     "scores",
+    "svae",
     "targets",
     "transforms",
 ]

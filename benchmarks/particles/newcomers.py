@@ -21,7 +21,7 @@ import warnings
 import jax
 from jax import random
 import numpy as np
-from numpyro.infer import MCMC, NUTS, SVI
+from numpyro.infer import MCMC, SVI
 
 from numpyro_ext.diagnostics import Diagnosis, diagnose
 from numpyro_ext.particles import (
@@ -37,6 +37,7 @@ from numpyro_ext.particles import (
 
 sys.path.append(str(Path(__file__).parents[1]))
 from _shared.numpyro_examples import EXAMPLES, Example
+from _shared.nuts import Samples, nuts
 
 STEPS = 500
 PROBLEMS = (
@@ -49,35 +50,19 @@ PROBLEMS = (
     "network",
 )
 FIELDS = {f.__name__: f for f in (RegularizedSVGD, SVGD, GFSF, GFSD, Blob)}
-Samples = dict[str, np.ndarray]
 
 
-def reference(name: str, problem: Example, folder: Path) -> Samples:
-    """Draws of NUTS of the compared sites, made once."""
-    path = folder / f"nuts_{name.replace(' ', '_').replace(',', '')}.npz"
-    if path.is_file():
-        return dict(np.load(path))
-    options = {"num_chains": 4, "chain_method": "sequential", "progress_bar": False}
-    kernel = NUTS(problem.model, target_accept_prob=0.95)
-    mcmc = MCMC(kernel, num_warmup=1000, num_samples=2000, **options)
-    mcmc.run(random.key(0), *problem.data)
-    samples = {site: np.asarray(mcmc.get_samples()[site]) for site in problem.compared}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **samples)
-    return samples
-
-
-def by_svi(problem: Example, field: Callable[[], Any]) -> tuple[Samples, Diagnosis]:
+def by_svi(problem: Example, field: Callable[[], Any], seed: int) -> tuple[Samples, Diagnosis]:
     guide = AutoParticles(problem.model)
     svi = SVI(problem.model, guide, particle_step(STEPS), loss=field())
-    result = svi.run(random.key(1), STEPS, *problem.data, progress_bar=False)
+    result = svi.run(random.key(seed), STEPS, *problem.data, progress_bar=False)
     return (
         jax.device_get(guide.particles(result.params)),
         diagnose(svi, result=result, model_args=problem.data),
     )
 
 
-def by_parvi(problem: Example) -> tuple[Samples, Diagnosis]:
+def by_parvi(problem: Example, seed: int) -> tuple[Samples, Diagnosis]:
     mcmc = MCMC(
         ParVI(problem.model),
         num_warmup=STEPS,
@@ -86,7 +71,7 @@ def by_parvi(problem: Example) -> tuple[Samples, Diagnosis]:
         chain_method="vectorized",
         progress_bar=False,
     )
-    mcmc.run(random.key(1), *problem.data)
+    mcmc.run(random.key(seed), *problem.data)
     return jax.device_get(mcmc.get_samples()), diagnose(mcmc)
 
 
@@ -95,11 +80,14 @@ def what_it_says(found: Diagnosis) -> str:
     return "; ".join(f"{row.quantity} {row.shown}" for row in wrong) or "ok"
 
 
-def row(name: str, label: str, problem: Example, truth: Samples) -> tuple[str, bool]:
+def row(name: str, label: str, problem: Example, truth: Samples, seed: int) -> tuple[str, bool]:
     began = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        samples, found = by_parvi(problem) if label == "ParVI" else by_svi(problem, FIELDS[label])
+        if label == "ParVI":
+            samples, found = by_parvi(problem, seed)
+        else:
+            samples, found = by_svi(problem, FIELDS[label], seed)
     seconds = time.perf_counter() - began
     errors, ratios = [], []
     for site, draws in truth.items():
@@ -125,6 +113,7 @@ def main() -> int:
     labels = [*FIELDS, "ParVI"]
     parser.add_argument("--problem", nargs="*", default=PROBLEMS, choices=PROBLEMS)
     parser.add_argument("--field", nargs="*", default=labels, choices=labels)
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("out/particles"))
     args = parser.parse_args()
     print("| model | field | worst mean | sd ratio | right | says | seconds |")
@@ -132,9 +121,9 @@ def main() -> int:
     honest = []
     for name in args.problem:
         problem = EXAMPLES[name]()
-        truth = reference(name, problem, args.out)
+        truth = nuts(args.out, name, problem.model, problem.data, problem.compared)
         for label in args.field:
-            line, fair = row(name, label, problem, truth)
+            line, fair = row(name, label, problem, truth, args.seed)
             honest.append(fair)
             print(line, flush=True)
     wrong = len(honest) - sum(honest)

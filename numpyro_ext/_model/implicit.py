@@ -32,6 +32,8 @@ class Implicit(dist.Distribution):
     :param value: the draw; its last ``event_dim`` dimensions are the event.
     :param int event_dim: number of event dimensions, at least those of ``support``.
     :param support: the constraint that ``value`` satisfies.
+    :param trajectory: states on the way to ``value``, which is the last of them, with a leading
+        axis; ``ImplicitELBO`` takes the mean of its loss over them.
 
     .. doctest::
 
@@ -49,7 +51,7 @@ class Implicit(dist.Distribution):
 
     arg_constraints = {}  # noqa: RUF012 - NumPyro's own way to say that nothing is checked
     has_tractable_density = False
-    pytree_data_fields = ("value", "_base_support")
+    pytree_data_fields = ("value", "trajectory", "_base_support")
     pytree_aux_fields = ("_event_dim",)
 
     def __init__(
@@ -58,6 +60,7 @@ class Implicit(dist.Distribution):
         *,
         event_dim: int = 0,
         support: constraints.Constraint = constraints.real,
+        trajectory: Array | None = None,
     ) -> None:
         ndim = jnp.ndim(value)
         if not support.event_dim <= event_dim <= ndim:
@@ -66,7 +69,13 @@ class Implicit(dist.Distribution):
                 f" {support.event_dim}-dimensional events; event_dim must be between"
                 f" {support.event_dim} and {ndim}."
             )
+        if trajectory is not None and jnp.shape(trajectory)[1:] != jnp.shape(value):
+            raise ValueError(
+                f"trajectory has shape {jnp.shape(trajectory)}; it must be a leading axis of states"
+                f" before the shape of value, {jnp.shape(value)}."
+            )
         self.value = jnp.asarray(value)
+        self.trajectory = trajectory
         self._base_support: constraints.Constraint = support
         self._event_dim = event_dim
         shape = jnp.shape(value)
@@ -87,7 +96,14 @@ class Implicit(dist.Distribution):
         batch_shape = tuple(batch_shape)
         self._refuse_copies(math.prod(batch_shape) > math.prod(self.batch_shape), batch_shape)
         value = jnp.broadcast_to(self.value, batch_shape + self.event_shape)
-        return Implicit(value, event_dim=self._event_dim, support=self._base_support)
+        path = self.trajectory
+        if path is not None:
+            missing = (1,) * (value.ndim - self.value.ndim)
+            path = path.reshape(path.shape[:1] + missing + path.shape[1:])
+            path = jnp.broadcast_to(path, path.shape[:1] + value.shape)
+        return Implicit(
+            value, event_dim=self._event_dim, support=self._base_support, trajectory=path
+        )
 
     def sample(self, key: Array | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
         self._refuse_copies(math.prod(sample_shape) > 1, (*sample_shape, *self.batch_shape))
@@ -106,8 +122,10 @@ class Implicit(dist.Distribution):
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         raise IntractableDensityError(
-            "an Implicit site has no density, so log q cannot be computed; use an objective that"
-            " only needs samples: numpyro_ext.particles.SVGD, on a guide with sample_latent."
+            "an Implicit site has no density, so log q cannot be computed; use a loss that only"
+            " needs samples: ImplicitELBO, DensityRatioELBO, SteinDiscrepancy or AmortizedMCMC of"
+            " numpyro_ext.objectives, or SVGD of numpyro_ext.particles on a guide with"
+            " sample_latent."
         )
 
 

@@ -8,6 +8,8 @@ import jax
 from jax import Array, lax, random
 from jax.core import Tracer
 import jax.numpy as jnp
+import numpy as np
+import numpyro
 from numpyro.distributions import biject_to
 from numpyro.handlers import block, seed, substitute
 from numpyro.infer import init_to_uniform
@@ -25,7 +27,15 @@ from numpyro_ext._model.read import ModelInfo, trace_of
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Sites
 
-__all__ = ["Potential", "draw_params", "draw_start", "value_and_grad"]
+__all__ = [
+    "Potential",
+    "draw_params",
+    "draw_start",
+    "guide_start",
+    "params_in_scope",
+    "run_once",
+    "value_and_grad",
+]
 
 
 def value_and_grad(
@@ -40,6 +50,17 @@ def value_and_grad(
         return value, value
 
     return lambda z: jax.jacfwd(twice, has_aux=True)(z)[::-1]
+
+
+def run_once(fn: Callable[..., Any], rng_key: Array, *args: Any) -> Any:
+    """``fn(rng_key, *args)`` in a compiled program that is not worth the time of optimising it.
+
+    :param rng_key: a key that was split off or folded in, so that it is traced where a program
+        inside another one is: there, options of the compiler are an error.
+    """
+    quick = jax.default_backend() == "cpu" and not isinstance(rng_key, Tracer)
+    options = {"xla_backend_optimization_level": 0} if quick else None
+    return jax.jit(fn, compiler_options=options)(rng_key, *args)
 
 
 class Potential:
@@ -200,7 +221,7 @@ class Potential:
         tree = (potential, grad)
         if any(isinstance(x, Tracer) for x in jax.tree.leaves(tree)):
             return
-        if all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(tree)):
+        if all(np.all(np.isfinite(x)) for x in jax.tree.leaves(tree)):  # nothing to compile
             return
         chains = (z, idx, potential, grad)
         if jnp.ndim(potential) == 0:
@@ -246,7 +267,19 @@ def draw_params(
         fn = substitute(seed(first_rows(model), rng_key), substitute_fn=init_strategy)
         return _params_of(trace_of(fn, args, kwargs))
 
-    return jax.jit(draw)(rng_key)
+    return run_once(draw, rng_key)
+
+
+def params_in_scope(model: Model, args: tuple, kwargs: dict[str, Any]) -> Params:
+    """The values of the model's ``param`` sites here, for a guide that runs its model.
+
+    The handlers around the call substitute and record them, and nothing else of the model.
+    """
+    key: Any = numpyro.prng_key()
+    with block(hide_fn=lambda site: site["type"] != "param"):
+        fn = seed(first_rows(model), random.key(0) if key is None else key)
+        trace = trace_of(fn, args, kwargs)
+    return {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
 
 
 def draw_start(
@@ -287,10 +320,30 @@ def draw_start(
             name: jnp.asarray(x, jnp.result_type(x, float))
             for name, x in found.param_info.z.items()
         }
-        return z, found.param_info.potential_energy, _params_of(found.model_trace)
+        potential = found.param_info.potential_energy
+        if validate_grad:
+            for grad in found.param_info.z_grad.values():
+                finite = jnp.isfinite(grad).reshape(*potential.shape, -1).all(-1)
+                potential = jnp.where(finite, potential, jnp.nan)
+        return z, potential, _params_of(found.model_trace)
 
-    z, potential, params = jax.jit(draw)(rng_key)
+    z, potential, params = run_once(draw, rng_key)
     return info.in_order(z), potential, params
+
+
+def guide_start(
+    guide: Any, info: ModelInfo, args: tuple, kwargs: dict[str, Any]
+) -> tuple[Array, Sites] | None:
+    """The start that NumPyro would search for a ``ContinuousGuide``, for its ``start``."""
+    rng_key: Any = numpyro.prng_key()
+    model, strategy = guide.model, guide.init_loc_fn
+    # Without the block the model's own sites would be recorded in the guide's trace.
+    with block():
+        z, potential, _ = draw_start(
+            rng_key, model, info, args, kwargs, init_strategy=strategy, validate_grad=True
+        )
+    found = isinstance(potential, Tracer) or bool(np.isfinite(potential))
+    return (rng_key, z) if found else None
 
 
 def _params_of(trace: dict[str, Any]) -> Params:

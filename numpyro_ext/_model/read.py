@@ -366,6 +366,7 @@ def refuse_local(info: ModelInfo, because: str) -> None:
     if found is not None:
         site, plate = found
         raise ValueError(
-            f"latent site '{site}' is local to the subsampled plate '{plate}', and {because}; drop"
-            " subsample_size, or use numpyro's AutoNormal, which has parameters per row."
+            f"latent site '{site}' is local to the subsampled plate '{plate}', and {because}; use"
+            " FlowGuide or ImplicitGuide, whose network reads the rows, or numpyro's AutoNormal,"
+            " which has parameters per row, or drop subsample_size."
         )

@@ -24,11 +24,13 @@ __all__ = [
     "draw_rows",
     "has_score",
     "ksd_row",
+    "name_in",
     "particle_facts",
     "particle_rows",
     "particles_of",
     "score_of",
     "scored",
+    "worst_of",
 ]
 
 SD_RATIO = (0.85, 1.2)
@@ -85,12 +87,22 @@ def score_of(obj: Any, fit: Fit) -> Scored | None:
 def scored(draws: dict[str, Any], fit: Fit, *, forward_mode: bool = False) -> Scored:
     """Constrained draws with their score."""
     slices = model_info(prototype(fit, random.key(0)).trace).slices
+    points = points_and_score(draws, fit, forward_mode=forward_mode)
+    return Scored(*points, lambda k: name_in(slices, k))
 
-    def name(k: int) -> str:
-        site, at = next((n, at) for n, at in slices.items() if at.start <= k < at.stop)
-        return site if at.stop - at.start == 1 else f"{site}[{k - at.start}]"
 
-    return Scored(*points_and_score(draws, fit, forward_mode=forward_mode), name)
+def name_in(slices: dict[str, slice], k: int) -> str:
+    """What number k of the sites is called."""
+    site, at = next((n, at) for n, at in slices.items() if at.start <= k < at.stop)
+    return site if at.stop - at.start == 1 else f"{site}[{k - at.start}]"
+
+
+def worst_of(ratios: np.ndarray, limits: tuple[float, float]) -> int:
+    """Which ratio is the farthest from 1, in units of the limit on its side; NaN is."""
+    low, high = np.log(limits)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        distance = np.maximum(np.log(ratios) / low, np.log(ratios) / high)
+    return int(np.argmax(np.where(np.isnan(distance), np.inf, distance)))
 
 
 def number_row(m: int, d: int) -> Row:
@@ -108,10 +120,7 @@ def number_row(m: int, d: int) -> Row:
 def particle_facts(found: Scored) -> dict[str, Any]:
     """What the gradients of points say of them, as attributes; NaN without more than d of them."""
     ratios, shift = (np.asarray(y, float) for y in _ratios_of(found.x, found.score))
-    # In units of the limit on its side.
-    low, high = np.log(SD_RATIO)
-    distance = np.maximum(np.log(ratios) / low, np.log(ratios) / high)
-    worst = int(np.argmax(np.where(np.isnan(distance), np.inf, distance)))
+    worst = worst_of(ratios, SD_RATIO)
     return {
         "num_latents": len(ratios),
         "implied_sd_ratio": float(ratios[worst]),

@@ -3,9 +3,15 @@
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext.guides.auxiliary import AutoAuxiliary
 from numpyro_ext.guides.critic import with_critic
+from numpyro_ext.guides.flow_guide import FlowGuide
 from numpyro_ext.guides.hamiltonian import AutoHVI
 from numpyro_ext.guides.householder import AutoHouseholderNormal
+from numpyro_ext.guides.iaf import AutoGatedIAFNormal
+from numpyro_ext.guides.implicit import AutoImplicit
+from numpyro_ext.guides.implicit_guide import ImplicitGuide
 from numpyro_ext.guides.maf import AutoMAFNormal
+from numpyro_ext.guides.markov import AutoMarkov
+from numpyro_ext.guides.mixture import AutoMixtureNormal
 from numpyro_ext.guides.nice import AutoNICENormal
 from numpyro_ext.guides.planar import AutoPlanarNormal
 from numpyro_ext.guides.radial import AutoRadialNormal
@@ -13,20 +19,29 @@ from numpyro_ext.guides.realnvp import AutoRealNVPNormal
 from numpyro_ext.guides.reverse import with_reverse
 from numpyro_ext.guides.semi_implicit import AutoSemiImplicit
 from numpyro_ext.guides.spline import AutoSplineNormal
+from numpyro_ext.guides.transitions import Langevin, NNSampler
 
 __all__ = [
     "AutoAuxiliary",
+    "AutoGatedIAFNormal",
     "AutoHVI",
     "AutoHouseholderNormal",
+    "AutoImplicit",
     "AutoMAFNormal",
+    "AutoMarkov",
+    "AutoMixtureNormal",
     "AutoNICENormal",
     "AutoPlanarNormal",
     "AutoRadialNormal",
     "AutoRealNVPNormal",
     "AutoSemiImplicit",
     "AutoSplineNormal",
+    "FlowGuide",
     "Implicit",
+    "ImplicitGuide",
     "IntractableDensityError",
+    "Langevin",
+    "NNSampler",
     "with_critic",
     "with_reverse",
 ]

@@ -12,6 +12,8 @@ import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import (
     AffineTransform,
+    ComposeTransform,
+    ExpTransform,
     IndependentTransform,
     LowerCholeskyAffine,
     PermuteTransform,
@@ -23,6 +25,7 @@ from numpyro.util import not_jax_tracer
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._model.mistakes import valid_data
+from numpyro_ext._model.potential import guide_start
 from numpyro_ext._model.read import ModelInfo, latent_sites, read_model, refuse_local
 from numpyro_ext._numpyro import ContinuousGuide, normal_of_guide
 from numpyro_ext._typing import Model, Params, Sites, Trace
@@ -52,6 +55,9 @@ class AutoJoint(ContinuousGuide):
         info = read_model(valid_data(self.model), args, kwargs)
         refuse_local(info, f"{type(self).__name__} is one distribution over all latents together")
         return info
+
+    def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
+        return guide_start(self, self.read(*args, **kwargs), args, kwargs)
 
     def latent_distribution(self) -> dist.Distribution:
         raise IntractableDensityError(
@@ -169,12 +175,38 @@ class AutoJoint(ContinuousGuide):
         return self.constrain(jnp.quantile(draws, q, axis=0), params)
 
 
+class QuickPositive(constraints.Constraint):
+    """Positive numbers that an optimiser changes by three times its step, relative to their size.
+
+    The networks of a flow change the scale of its draws within a few dozen steps. A scale that
+    takes hundreds leaves it to them, who do it differently in every place and are then slow to
+    undo that.
+    """
+
+    def __call__(self, x: Any) -> Any:
+        return x > 0
+
+    def feasible_like(self, prototype: Any) -> Any:
+        return jnp.ones_like(prototype)
+
+    def tree_flatten(self) -> Any:
+        return (), ((), {})
+
+    def eq(self, other: object, static: bool = False) -> bool:
+        return isinstance(other, QuickPositive)
+
+
+@biject_to.register(QuickPositive)
+def _exp_of_triple(_: QuickPositive) -> Transform:
+    return ComposeTransform([AffineTransform(0.0, 3.0), ExpTransform()])
+
+
 class AutoFlowNormal(AutoJoint):
     r"""Base of the guides :math:`z = loc + scale \odot f_F \circ \dots \circ f_1(e)`, e normal.
 
     A subclass gives :math:`f_i` by :meth:`flow`, near the identity at the start. Coordinates are
-    reversed between flows, and once more after an even number of them, so that the whole map starts
-    at :math:`loc + scale \odot e` and not at a mirror image of it.
+    permuted between flows, and brought back into their order after the last, so that the whole map
+    starts at :math:`loc + scale \odot e`.
 
     :param model: a NumPyro model with continuous latent sites.
     :param int num_flows: the number F of flows; 0 is ``AutoDiagonalNormal``.
@@ -185,7 +217,7 @@ class AutoFlowNormal(AutoJoint):
         instead.
     """
 
-    scale_constraint = constraints.softplus_positive
+    scale_constraint = QuickPositive()
     scale_tril_constraint = constraints.scaled_unit_lower_cholesky
 
     def __init__(
@@ -219,14 +251,20 @@ class AutoFlowNormal(AutoJoint):
                     f" {shapes}; fit it on this model, with the same arguments."
                 )
 
+    def permutation(self, i: int) -> np.ndarray:
+        """The order in which flow ``i + 1`` sees the coordinates: that of flow ``i`` reversed."""
+        return np.arange(self.latent_dim)[::-1]
+
     def latent_distribution(self) -> dist.TransformedDistribution:
-        # NumPy, not JAX: a constant of the program, and comparable when transforms are.
-        flip = PermuteTransform(np.arange(self.latent_dim)[::-1])  # pyright: ignore[reportArgumentType]
+        in_order = order = np.arange(self.latent_dim)
         transforms: list[Transform] = []
         for i in range(self.num_flows):
             transforms.append(self.flow(i))
-            if i < self.num_flows - 1 or self.num_flows % 2 == 0:
-                transforms.append(flip)
+            step = self.permutation(i) if i < self.num_flows - 1 else np.argsort(order)
+            order = order[step]
+            if not np.array_equal(step, in_order):
+                # NumPy, not JAX: a constant of the program, and comparable when transforms are.
+                transforms.append(PermuteTransform(step))  # pyright: ignore[reportArgumentType]
         return dist.TransformedDistribution(
             self.get_base_dist(), [*transforms, *self.scaling_and_shift()]
         )
@@ -256,8 +294,9 @@ class CouplingFlowNormal(AutoFlowNormal):
     r"""Base of the flow guides whose layers are couplings, each with a network of its own.
 
     The first :math:`\lfloor d/2 \rfloor` coordinates go through the network; its outputs move the
-    others. A subclass writes :meth:`coupling` and says how many outputs it takes for each
-    coordinate that moves.
+    others. After every other flow the halves change places; after the others each new half has
+    coordinates of both, since two that always share a half would never see each other. A subclass
+    writes :meth:`coupling` and says how many outputs it takes for each coordinate that moves.
 
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
     :param network: a stax pair ``(init_fn, apply_fn)`` in place of that network.
@@ -277,6 +316,12 @@ class CouplingFlowNormal(AutoFlowNormal):
         self.hidden_dims = tuple(hidden_dims)
         self.network = network
         super().__init__(model, **kwargs)
+
+    def permutation(self, i: int) -> np.ndarray:
+        """Turn by turn the halves swapped, and odd places before even ones."""
+        reverse = super().permutation(i)
+        odd, even = reverse[reverse % 2 == 1], reverse[reverse % 2 == 0]
+        return reverse if i % 2 == 0 else np.concatenate([odd, even])
 
     @abstractmethod
     def coupling(self, net: Callable[[Array], Array], split: int) -> Transform:

@@ -48,7 +48,8 @@ class AutoMAFNormal(AutoFlowNormal):
         plate.
     :param int num_flows: the number F of flows.
     :param hidden_dims: widths of the hidden layers of each network (ELU).
-    :param float clamp: bound of the log-scales.
+    :param float clamp: bound of the log-scales; wider than that of the couplings, as fewer flows
+        have to reach the neck of a funnel.
     :param float init_scale: initial standard deviation of every unconstrained coordinate.
     :param str prefix: what the names of the guide's own sites start with.
     :param init_loc_fn: a per-site initialization function.
@@ -83,7 +84,7 @@ class AutoMAFNormal(AutoFlowNormal):
         *,
         num_flows: int = 2,
         hidden_dims: Sequence[int] = (32, 32),
-        clamp: float = 2.0,
+        clamp: float = 5.0,
         init_scale: float = 0.1,
         prefix: str = "auto",
         init_loc_fn: Callable[..., Any] = init_to_uniform,

@@ -24,33 +24,43 @@ Network = tuple[Callable[..., Any], Callable[..., Any]]
 def mlp(hidden_dims: Sequence[int], out_dim: int) -> Network:
     r"""A multilayer perceptron that starts at zero: its last layer is zero, the others are not.
 
-    The output is divided by :math:`\sqrt{width}` of the last hidden layer. An optimiser such as
-    Adam moves all weights of that layer by the learning rate, and without the divisor the
+    The products of the last layer are divided by :math:`\sqrt{width}` of the last hidden layer. An
+    optimiser such as Adam moves all its weights by the learning rate, and without the divisor the
     log-scales and shifts of all coordinates would move by :math:`width` times that, far too much
-    in many dimensions.
+    in many dimensions. The biases are not divided: what all points have in common is learnt first.
     """
     layers: list[Any] = []
     for width in hidden_dims:
         layers += [stax.Dense(width), stax.Elu]
-    divisor = math.sqrt(hidden_dims[-1]) if hidden_dims else 1.0
-    last = stax.Dense(out_dim, W_init=zeros, b_init=zeros)
-    return stax.serial(*layers, last, stax.elementwise(lambda x: x / divisor))
+    return stax.serial(*layers, _last(stax.Dense(out_dim, W_init=zeros, b_init=zeros)))
 
 
-def masked_mlp(dim: int, hidden_dims: Sequence[int]) -> Network:
-    """An :func:`mlp` from ``dim`` to ``2 dim`` numbers, entry i of each half from inputs before i.
+def masked_mlp(dim: int, hidden_dims: Sequence[int], context_dim: int = 0) -> Network:
+    """An :func:`mlp` to ``2 dim`` numbers, entry i of each half from inputs before i.
 
     The masks are those of MADE: unit u of a hidden layer may see the first ``degree[u]`` inputs.
+    After the ``dim`` inputs come ``context_dim`` others, which every output may see.
     """
-    degrees = [np.arange(1, dim + 1)]
-    degrees += [np.arange(width) % max(dim - 1, 1) + 1 for width in hidden_dims]
+    first, last = (0, dim) if context_dim else (1, max(dim, 2))
+    hidden = [np.arange(width) % (last - first) + first for width in hidden_dims]
+    own = np.arange(1, dim + 1)
+    degrees = [np.concatenate([own, np.zeros(context_dim, int)]), *hidden]
     layers: list[Any] = []
     for before, after in pairwise(degrees):
         layers += [_masked_dense(after >= before[:, None]), stax.Elu]
-    outputs = np.tile(degrees[0], 2)
-    divisor = math.sqrt(hidden_dims[-1]) if hidden_dims else 1.0
-    last = _masked_dense(outputs > degrees[-1][:, None], W_init=zeros, b_init=zeros)
-    return stax.serial(*layers, last, stax.elementwise(lambda x: x / divisor))
+    outputs = np.tile(own, 2)
+    last_layer = _masked_dense(outputs > degrees[-1][:, None], W_init=zeros, b_init=zeros)
+    return stax.serial(*layers, _last(last_layer))
+
+
+def _last(dense: Network) -> Network:
+    """The layer with its products, but not its biases, divided by the root of its width."""
+    init_fn, apply_fn = dense
+
+    def apply(weights: Any, x: Array, **kwargs: Any) -> Array:
+        return apply_fn(weights, x / math.sqrt(x.shape[-1]), **kwargs)
+
+    return init_fn, apply
 
 
 def _masked_dense(mask: Array | np.ndarray, **inits: Any) -> Network:
@@ -61,6 +71,18 @@ def _masked_dense(mask: Array | np.ndarray, **inits: Any) -> Network:
         return apply_fn((weights[0] * mask, weights[1]), x, **kwargs)
 
     return init_fn, apply
+
+
+def random_param(name: str, init: Callable[[Array], Array]) -> Array:
+    """``numpyro.param`` that starts at ``init(key)``.
+
+    NumPyro takes such a function too, but its ``scan`` asks every site of a guide for its shape.
+    """
+    value: Any = numpyro.param(name)
+    if value is None:
+        key: Any = numpyro.prng_key()
+        value = numpyro.param(name, init(key))
+    return value
 
 
 def flat_module(name: str, network: Network, input_shape: tuple[int, ...]) -> Callable[..., Any]:
@@ -80,10 +102,7 @@ def flat_module(name: str, network: Network, input_shape: tuple[int, ...]) -> Ca
         return init_fn(rng_key, input_shape)[1]
 
     leaves, structure = jax.tree.flatten(jax.eval_shape(init, random.key(0)))
-    flat: Any = numpyro.param(name)
-    if flat is None:
-        key: Any = numpyro.prng_key()
-        flat = numpyro.param(name, ravel_pytree(init(key))[0])
+    flat = random_param(name, lambda key: ravel_pytree(init(key))[0])
     ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves], dtype=int)
     parts = zip(jnp.split(flat, ends[:-1]), leaves, strict=True)
     weights = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in parts]

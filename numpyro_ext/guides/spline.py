@@ -35,16 +35,18 @@ class AutoSplineNormal(CouplingFlowNormal):
 
     where each :math:`f_i` is a :class:`~numpyro_ext.transforms.spline.SplineCoupling`: a network of
     the first :math:`\lfloor d/2 \rfloor` coordinates gives each of the others an increasing spline
-    of ``num_bins`` bins on ``[-bound, bound]``, and the order of the coordinates is reversed
-    between flows. With one latent dimension each flow is a spline with parameters of its own. The
-    splines start at the identity, so the guide starts at :math:`N(init\_loc, init\_scale^2 I)`, and
-    ``num_flows=0`` is ``AutoDiagonalNormal``.
+    of ``num_bins`` bins on ``[-bound, bound]``. Between flows the halves change places, or new
+    halves are made of every second coordinate, turn by turn. With one latent
+    dimension each flow is a spline with parameters of its own. The splines start at the identity,
+    so the guide starts at :math:`N(init\_loc, init\_scale^2 I)`, and ``num_flows=0`` is
+    ``AutoDiagonalNormal``.
 
     *Where it fails.* Beyond ``bound`` standard deviations of the base the splines do nothing, so
     the tails are those of a normal distribution with ``loc`` and ``scale``. A flow is a
     homeomorphism: separated modes stay joined by a bridge, which a spline can make thin. It has
     more parameters than :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal`, and a step takes
-    longer.
+    longer. The density has kinks at the ends of the bins, so that gradients which
+    differentiate it at the draws (``gradient="stl"`` or ``"dreg"``) are noisy.
 
     :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
         plate.

@@ -1,28 +1,40 @@
 """Divergences and bounds for ``SVI(..., loss=)``, in the shape of ``numpyro.infer.Trace_ELBO``."""
 
+from numpyro_ext.objectives.amortized import AmortizedMCMC
 from numpyro_ext.objectives.annealing import count_steps
 from numpyro_ext.objectives.auxiliary import AuxiliaryELBO
 from numpyro_ext.objectives.base import Objective
 from numpyro_ext.objectives.black_box_alpha import BBAlphaELBO
 from numpyro_ext.objectives.chi import ChiUpperBound
+from numpyro_ext.objectives.density_ratio import DensityRatioELBO
 from numpyro_ext.objectives.evaluation import log_weights
 from numpyro_ext.objectives.f_divergence import FDivergence, TailAdaptive
+from numpyro_ext.objectives.fisher import FisherDivergence
+from numpyro_ext.objectives.implicit import ImplicitELBO
 from numpyro_ext.objectives.kl_weights import minibatch_kl_weights
+from numpyro_ext.objectives.mixture import MixtureELBO
 from numpyro_ext.objectives.nested import NestedVRELBO
 from numpyro_ext.objectives.renyi import IWELBO, VRELBO
 from numpyro_ext.objectives.semi_implicit import SemiImplicitELBO
+from numpyro_ext.objectives.stein_discrepancy import SteinDiscrepancy
 from numpyro_ext.objectives.thermodynamic import ThermodynamicELBO
 from numpyro_ext.objectives.vimco import VIMCO
 
 __all__ = [
+    "AmortizedMCMC",
     "AuxiliaryELBO",
     "BBAlphaELBO",
     "ChiUpperBound",
+    "DensityRatioELBO",
     "FDivergence",
+    "FisherDivergence",
     "IWELBO",
+    "ImplicitELBO",
+    "MixtureELBO",
     "NestedVRELBO",
     "Objective",
     "SemiImplicitELBO",
+    "SteinDiscrepancy",
     "TailAdaptive",
     "ThermodynamicELBO",
     "VIMCO",

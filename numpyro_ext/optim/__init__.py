@@ -1,5 +1,6 @@
 """Optimisers for ``SVI`` and ``ParVI``, as optax transformations."""
 
+from numpyro_ext.optim.natural import NaturalGradientState, natural_gradient
 from numpyro_ext.optim.wasserstein import (
     HeavyBallState,
     WassersteinState,
@@ -11,7 +12,9 @@ from numpyro_ext.optim.wasserstein import (
 
 __all__ = [
     "HeavyBallState",
+    "NaturalGradientState",
     "WassersteinState",
+    "natural_gradient",
     "po",
     "wag",
     "wasserstein_eval_params",

@@ -99,8 +99,10 @@ class ParVI(MCMCKernel):
     particles imply a standard deviation for each coordinate. At the end of the warmup an
     ``InferenceWarning`` names the coordinate that is farthest from it, if it is outside [0.85, 1.2]
     of it or if the mean gradient is not near 0; ``extra_fields=("implied_sd_ratio",)`` has all of
-    them and ``diagnose(mcmc)`` a table. It does not see modes that no particle has found, nor the
-    weights of separated modes.
+    them. It does not see a single particle far out in a tail or a funnel that is not filled, which
+    ``diagnose(mcmc)`` does, nor modes that no particle has found or the weights of separated modes.
+    The warning is given while the compiled run is on its way: where warnings are errors it ends the
+    run with JAX's ``JaxRuntimeError``, which quotes it.
 
     **Bias.** It is that of the field. The draws of one chain are the path of an optimisation, not a
     Markov chain: R-hat and effective sample size mean nothing here. A step at which something is

@@ -39,8 +39,9 @@ class GFSF(ParticleField):
     The ridge is a multiple of k(0), and enters the linear system only: implementations that cancel
     :math:`K^{-1} K` by hand depend on where the origin is.
 
-    Cost of a step: m gradients of the model and O(m^3 + m^2 d). Above m = 4096 the matrix is
-    factorised in pieces, in m^2 / 2 numbers of memory.
+    Cost of a step: m gradients of the model and O(m^3 + m^2 d). Above m = 4096 the
+    system is solved by preconditioned conjugate gradients, in memory of O(m d) and at O(m^2 d) for
+    each of at most 200 iterations, and a warning says where their relative residual is above 1e-3.
 
     :param kernel: a positive definite kernel; defaults to ``RBF("median_distance")``.
     :param float eta: :math:`\eta`, positive.

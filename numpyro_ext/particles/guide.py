@@ -14,7 +14,7 @@ from numpyro.primitives import mutable
 
 from numpyro_ext._checks import check_count, check_nonnegative
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
-from numpyro_ext._model.potential import Potential, draw_start
+from numpyro_ext._model.potential import Potential, draw_start, run_once
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Float, Model, Params, Sites, Trace
 from numpyro_ext.particles.base import check_distinct, read_latents, warn_of_few_particles
@@ -87,25 +87,29 @@ class AutoParticles(ContinuousGuide):
 
     def prepare(self, *args: Any, **kwargs: Any) -> Float[Array, "m d"]:
         """Where the particles start."""
-        _, key_init, key_noise = random.split(_key(), 3)
         info = read_latents(self.model, args, kwargs)
         m = self.num_particles
+        how: dict[str, Any] = {"init_strategy": self.init_loc_fn, "validate_grad": True}
+
+        def draw(rng_key: Array) -> tuple[Array, Sites, Any]:
+            _, key_init, key_noise = random.split(rng_key, 3)
+            keys = random.split(key_init, m)
+            z, potential, params = draw_start(keys, self.model, info, args, kwargs, **how)
+            rows = {n: jnp.tile(jnp.arange(size), (m, 1)) for n, (_, size) in info.plates.items()}
+            x = jax.vmap(info.ravel)(z)
+            if not (isinstance(self.init_scale, float) and self.init_scale == 0.0):
+                x = x + self.init_scale * random.normal(key_noise, x.shape, x.dtype)
+            return x, {n: v[0] for n, v in z.items()}, (params, z, rows, potential)
+
         # Without the block the model's own sites would be recorded in the guide's trace.
         with handlers.block():
-            z, potential, params = draw_start(
-                random.split(key_init, m),
-                self.model,
-                info,
-                args,
-                kwargs,
-                init_strategy=self.init_loc_fn,
-                validate_grad=True,
-            )
-            rows = {n: jnp.tile(jnp.arange(size), (m, 1)) for n, (_, size) in info.plates.items()}
-            Potential(self.model, info, params, args, kwargs).check_start(z, rows, potential)
-        x = jax.vmap(info.ravel)(z)
+            x, self._first, (params, *start) = run_once(draw, _key())
+            Potential(self.model, info, params, args, kwargs).check_start(*start)
         warn_of_few_particles(*x.shape)
-        return x + self.init_scale * random.normal(key_noise, x.shape, x.dtype)
+        return x
+
+    def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites]:
+        return _key(), self._first
 
     def latent_distribution(self) -> Any:
         raise IntractableDensityError(
@@ -127,7 +131,11 @@ class AutoParticles(ContinuousGuide):
         check_distinct(x, "give init_scale > 0, or another init_loc_fn such as init_to_uniform.")
         if self.count_steps:
             mutable(f"{self.prefix}_step", jnp.zeros((), int))
-        values = self.constrain(x[random.randint(_key(), (), 0, self.num_particles)], {})
+
+        def one_of(rng_key: Array, x: Array) -> Sites:
+            return self.constrain(x[random.randint(rng_key, (), 0, self.num_particles)], {})
+
+        values = run_once(one_of, _key(), x)
         result, trace = {}, cast(Trace, self.prototype_trace)
         for name in self.latent_sites:
             fn = trace[name]["fn"]

@@ -2,13 +2,17 @@
 
 from functools import partial
 from typing import Any
+import warnings
 
-from jax import Array
+import jax
+from jax import Array, lax
 import jax.numpy as jnp
-from jax.scipy.linalg import cho_solve, solve_triangular
+from jax.scipy.linalg import cho_solve
 
+from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._typing import Float
 from numpyro_ext.scores import RadialKernel
+from numpyro_ext.scores._blocks import has_blocks, solve_in_blocks
 
 __all__ = ["DIRECT_UP_TO", "kernel_sums", "matmul", "ridge_solve", "weighted_differences"]
 
@@ -17,7 +21,7 @@ matmul = partial(jnp.matmul, precision="highest")
 
 DIRECT_UP_TO = 4096
 """Up to this many particles a kernel matrix is factorised in one piece."""
-_PANELS = 10
+_RESIDUAL = 1e-3
 
 
 def weighted_differences(
@@ -46,16 +50,22 @@ def kernel_sums(
 def ridge_solve(
     kernel: Any, x: Float[Array, "m d"], k: Array | None, eta: Any, b: Float[Array, "m d"]
 ) -> Float[Array, "m d"]:
-    r""":math:`(K + \eta\, k(0) I)^{-1} b` by Cholesky, with K in pieces for many particles.
+    r""":math:`(K + \eta\, k(0) I)^{-1} b`, by Cholesky for few particles.
 
-    The diagonal also gets m times the machine epsilon, because rounding may make K indefinite.
+    Above ``DIRECT_UP_TO`` particles a radial kernel has it by the conjugate gradients of
+    :class:`~numpyro_ext.scores.SteinScore`, in memory of O(m d), with a warning where their
+    relative residual is above 1e-3. The diagonal also gets m times the machine epsilon, because
+    rounding may make K indefinite.
 
     :param k: the matrix, if it is at hand.
     """
     m = x.shape[0]
     eta = jnp.asarray(eta, x.dtype) + m * jnp.finfo(x.dtype).eps
-    if m > DIRECT_UP_TO:
-        return _solve_by_panels(kernel, x, eta, b)
+    if m > DIRECT_UP_TO and has_blocks(kernel):
+        ridge = eta * kernel.phi(jnp.zeros((), x.dtype))
+        solution, residual = solve_in_blocks(kernel, x, ridge, b)
+        _warn_of_residual(residual)
+        return solution
     if k is None:
         k = jnp.asarray(kernel(x, x))
     ridge = eta * jnp.mean(jnp.diagonal(k))
@@ -63,36 +73,13 @@ def ridge_solve(
     return cho_solve((lower, True), b)
 
 
-def _solve_by_panels(kernel: Any, x: Array, eta: Array, b: Array) -> Array:
-    """Left-looking Cholesky: only the lower triangle is ever in memory, m^2 / 2 numbers."""
-    m = x.shape[0]
-    size = -(-m // _PANELS)
-    starts = range(0, m, size)
-    ridge = eta * jnp.mean(jnp.diagonal(kernel(x[:1], x[:1])))
-    panels: list[Array] = []
-    for start in starts:
-        own = slice(start, min(start + size, m))
-        rest = kernel(x[start:], x[own])
-        width = rest.shape[1]
-        rest = rest.at[:width].add(ridge * jnp.eye(width, dtype=x.dtype))
-        for other, before in zip(starts, panels, strict=False):
-            before = before[start - other :]
-            rest = rest - matmul(before, before[:width].T)
-        lower = jnp.linalg.cholesky(rest[:width], symmetrize_input=False)
-        below = solve_triangular(lower, rest[width:].T, lower=True).T
-        panels.append(jnp.concatenate([lower, below]))
-    pieces = [b[start : start + size] for start in starts]
-    for i, panel in enumerate(panels):  # forward
-        width = panel.shape[1]
-        pieces[i] = solve_triangular(panel[:width], pieces[i], lower=True)
-        for j in range(i + 1, len(panels)):
-            at = starts[j] - starts[i]
-            pieces[j] = pieces[j] - matmul(panel[at : at + len(pieces[j])], pieces[i])
-    for i in reversed(range(len(panels))):  # backward
-        panel = panels[i]
-        width = panel.shape[1]
-        for j in range(i + 1, len(panels)):
-            at = starts[j] - starts[i]
-            pieces[i] = pieces[i] - matmul(panel[at : at + len(pieces[j])].T, pieces[j])
-        pieces[i] = solve_triangular(panel[:width], pieces[i], lower=True, trans=1)
-    return jnp.concatenate(pieces)
+def _warn_of_residual(residual: Array) -> None:
+    def warn(found: Any) -> None:
+        warnings.warn(
+            f"the linear system of the kernel matrix was solved to a relative residual of"
+            f" {float(found):.1e} only; give a larger eta, or fewer particles.",
+            InferenceWarning,
+            stacklevel=2,
+        )
+
+    lax.cond(residual <= _RESIDUAL, lambda _: None, partial(jax.debug.callback, warn), residual)

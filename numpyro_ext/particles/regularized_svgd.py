@@ -39,8 +39,9 @@ class RegularizedSVGD(ParticleField):
     small for d > m / 2. Where the posterior has separate modes, the particles keep the share of
     each that they start with. In a tail that falls like an exponential, such as that of the
     logarithm of a scale with a heavy-tailed prior, a few particles may be too far out; they change
-    the standard deviation of that scale more than its quantiles, and the implied ratio does not
-    notice. ``diagnose`` says whether the particles have converged, from their gradients.
+    the standard deviation of that scale more than its quantiles. A funnel is not filled. The
+    implied ratio notices neither, but ``diagnose`` does, which moves each particle by a short
+    Markov chain.
 
     **Conventions.** The field has no factor 1/m, so its steps are those of the Wasserstein fields.
     The :math:`\nu` of He et al. is :math:`\eta / (m + \eta)`, and their field is

@@ -1,4 +1,4 @@
-"""Stein estimates from more samples than a dense solve has memory for.
+"""Linear systems of a kernel matrix that is too large for the memory, and Stein estimates by them.
 
 Reference: Frangella, Tropp and Udell, *Randomized Nystrom preconditioning* (SIAM J. Matrix Anal.
 Appl. 2023), equation 1.3, here with evenly spaced samples for the sketch.
@@ -16,6 +16,7 @@ from numpyro_ext._typing import Float
 from numpyro_ext.scores._fields import matmul
 from numpyro_ext.scores._points import squared_distances, strided
 from numpyro_ext.scores.base import RadialKernel
+from numpyro_ext.scores.kernels import Epanechnikov
 
 BLOCK, RANK = 512, 256
 TOLERANCE, MAX_ITERATIONS = 1e-6, 200
@@ -29,6 +30,11 @@ def by_rows(fn: Callable[[Array], Array], x: Array) -> Array:
     return values.reshape(num_blocks * BLOCK, -1)[: len(x)]
 
 
+def has_blocks(kernel: Any) -> bool:
+    """Whether :func:`solve_in_blocks` takes the kernel: radial and positive definite."""
+    return isinstance(kernel, RadialKernel) and not isinstance(kernel, Epanechnikov)
+
+
 def stein_score_in_blocks(
     kernel: RadialKernel, x: Array, ridge: Array
 ) -> tuple[Float[Array, "k d"], Float[Array, ""]]:
@@ -39,12 +45,21 @@ def stein_score_in_blocks(
         w = kernel.value_and_weight(rows, x)[1]
         return w.sum(1, keepdims=True) * rows - matmul(w, x)
 
+    g, residual = solve_in_blocks(kernel, x, ridge, by_rows(push, x))
+    return -g, residual
+
+
+def solve_in_blocks(
+    kernel: RadialKernel, x: Array, ridge: Array, b: Array
+) -> tuple[Float[Array, "k d"], Float[Array, ""]]:
+    """:math:`(K + ridge I)^{-1} b` by conjugate gradients, and its relative residual."""
+    x = x - jnp.mean(x, axis=0)
+
     def product(v: Array) -> Array:
         return by_rows(lambda rows: matmul(kernel.phi(squared_distances(rows, x)), v), x) + (
             ridge * v
         )
 
-    b = by_rows(push, x)
     precondition = _nystrom(kernel, *lax.stop_gradient((x, ridge)))
 
     def solve(matvec: Callable[[Array], Array], b: Array) -> Array:
@@ -53,7 +68,7 @@ def stein_score_in_blocks(
     # The derivative is another solve, and not one of every iteration.
     g = lax.custom_linear_solve(product, b, solve, symmetric=True)
     residual = jnp.linalg.norm(lax.stop_gradient(product(g) - b))
-    return -g, residual / jnp.maximum(jnp.linalg.norm(b), jnp.finfo(b.dtype).tiny)
+    return g, residual / jnp.maximum(jnp.linalg.norm(b), jnp.finfo(b.dtype).tiny)
 
 
 def _nystrom(kernel: RadialKernel, x: Array, ridge: Array) -> Callable[[Array], Array]:

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from numpyro_ext._checks import check_choice, check_positive
 from numpyro_ext._typing import Float
-from numpyro_ext.scores._blocks import stein_score_in_blocks
+from numpyro_ext.scores._blocks import has_blocks, stein_score_in_blocks
 from numpyro_ext.scores._fields import (
     Factor,
     KernelField,
@@ -30,8 +30,8 @@ from numpyro_ext.scores._fields import (
 )
 from numpyro_ext.scores._points import as_points, squared_distances
 from numpyro_ext.scores._pytree import pytree
-from numpyro_ext.scores.base import BaseKernel, RadialKernel, as_kernel
-from numpyro_ext.scores.kernels import RBF, Cauchy, Epanechnikov
+from numpyro_ext.scores.base import BaseKernel, as_kernel
+from numpyro_ext.scores.kernels import RBF, Cauchy
 
 __all__ = ["SteinScore"]
 
@@ -178,8 +178,7 @@ class SteinScore:
         return solve(factorise(kernel, matrix), b)
 
     def _in_blocks(self, kernel: BaseKernel, num: int) -> bool:
-        radial = isinstance(kernel, RadialKernel) and not isinstance(kernel, Epanechnikov)
-        return num > _DENSE_UP_TO and radial and self.statistic == "v"
+        return num > _DENSE_UP_TO and has_blocks(kernel) and self.statistic == "v"
 
     def _solve_in_blocks(self, kernel: Any, x: Array) -> tuple[Array, Array]:
         at_zero = kernel.phi(jnp.zeros((), x.dtype))

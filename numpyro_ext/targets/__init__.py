@@ -6,15 +6,22 @@ imports this room.
 
 from numpyro_ext.targets.banana import banana, banana_potential
 from numpyro_ext.targets.breast_cancer import breast_cancer
+from numpyro_ext.targets.latent_cycle import LatentCycle, crosshair, latent_cycle, swirl
 from numpyro_ext.targets.logistic_regression import logistic_regression
 from numpyro_ext.targets.normal_mean import NormalMeanAnswer, normal_mean, normal_mean_answer
+from numpyro_ext.targets.pinwheel import pinwheel
 
 __all__ = [
+    "LatentCycle",
     "NormalMeanAnswer",
     "banana",
     "banana_potential",
     "breast_cancer",
+    "crosshair",
+    "latent_cycle",
     "logistic_regression",
     "normal_mean",
     "normal_mean_answer",
+    "pinwheel",
+    "swirl",
 ]

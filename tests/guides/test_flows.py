@@ -16,6 +16,7 @@ import pytest
 
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext.guides import (
+    AutoGatedIAFNormal,
     AutoHouseholderNormal,
     AutoMAFNormal,
     AutoNICENormal,
@@ -25,6 +26,7 @@ from numpyro_ext.guides import (
 )
 
 FLOWS = {
+    "gated IAF": AutoGatedIAFNormal,
     "MAF": AutoMAFNormal,
     "NICE": AutoNICENormal,
     "planar": AutoPlanarNormal,
@@ -144,7 +146,7 @@ def test_spline_with_one_dimension_is_better_than_a_normal():
     assert kl < 0.4 * best_normal + 3 * error
 
 
-@pytest.mark.parametrize("name", ["MAF", "planar", "radial"])
+@pytest.mark.parametrize("name", ["gated IAF", "MAF", "planar", "radial"])
 def test_one_latent_dimension_is_enough(name):
     guide = FLOWS[name](one_dimension, num_flows=2, init_scale=1.0)
     params = start(guide)
@@ -201,3 +203,21 @@ def test_householder_with_an_odd_number_of_reflections_has_no_start():
 def test_couplings_name_what_works_in_one_dimension():
     with pytest.raises(ValueError, match="use AutoSplineNormal"):
         start(AutoNICENormal(one_dimension))
+
+
+@pytest.mark.parametrize("dim", [2, 3, 4, 10])
+def test_couplings_separate_coordinates_that_share_a_half(dim):
+    def model():
+        numpyro.sample("z", dist.Normal(jnp.zeros(dim), 1).to_event(1))
+
+    guide = AutoNICENormal(model, num_flows=4)
+    start(guide)
+    order = jnp.arange(dim)
+    stays = []
+    for i in range(4):
+        stays.append({int(j) for j in order[: dim // 2]})
+        order = order[guide.permutation(i)]
+    assert all(not one & other for one, other in [stays[:2], stays[2:]])  # halves swapped
+    apart = {(a, b) for half in stays for a in half for b in set(range(dim)) - half}
+    # All pairs meet up to four coordinates, and most of 90 in ten, where half would otherwise.
+    assert len(apart) == dim * (dim - 1) if dim <= 4 else len(apart) >= 70

@@ -1,15 +1,18 @@
 """`AutoRealNVPNormal`: stock guide as a special case, KL on a curved target, NeuTra, errors."""
 
+from functools import cache
+
 import jax
 from jax import random
 from jax.example_libraries import stax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
+from jax.scipy.special import logsumexp
 import numpy as np
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import (
     AutoDiagonalNormal,
     AutoLaplaceApproximation,
@@ -23,6 +26,7 @@ import optax
 import pytest
 
 from numpyro_ext.guides import AutoRealNVPNormal
+from numpyro_ext.objectives import IWELBO, log_weights
 from numpyro_ext.transforms import AffineCoupling
 
 
@@ -61,7 +65,7 @@ def test_no_flow_is_auto_diagonal_normal():
     ours, stock = AutoRealNVPNormal(regression, num_flows=0), AutoDiagonalNormal(regression)
     params, theirs = start(ours), start(stock)
     assert params.keys() == theirs.keys()
-    assert all(jnp.array_equal(params[name], value) for name, value in theirs.items())
+    assert all(jnp.allclose(params[name], value, rtol=1e-6) for name, value in theirs.items())
     params = {"auto_loc": params["auto_loc"] + 0.3, "auto_scale": jnp.array([0.2, 0.5, 1.5])}
 
     @jax.jit
@@ -127,14 +131,19 @@ def test_training_never_inverts(monkeypatch):
         guide.get_posterior(params).log_prob(jnp.ones(3))
 
 
+@cache
+def fitted_banana():
+    guide = AutoRealNVPNormal(banana)
+    rate = optax.cosine_decay_schedule(1e-2, 4000)
+    return guide, run(guide, banana, 4000, rate, num_particles=16).params
+
+
 def test_reaches_the_banana_where_a_gaussian_cannot():
     b, v = 0.03, 100.0
     s = (-1 / v + (1 / v**2 + 16 * b**2) ** 0.5) / (8 * b**2)
     gaussian = jnp.log(v / s) / 2 + s / (2 * v) + b**2 * s**2 - 0.5
     assert jnp.abs(gaussian - 0.7258372) < 1e-6
-    guide = AutoRealNVPNormal(banana)
-    rate = optax.cosine_decay_schedule(1e-2, 4000)
-    params = run(guide, banana, 4000, rate, num_particles=16).params
+    guide, params = fitted_banana()
     # The target is normalised, so the loss is the KL; Monte Carlo error about .01.
     kl = jax.jit(lambda p: Trace_ELBO(20_000).loss(random.key(1), p, banana, guide))(params)
     assert -0.03 < kl < 0.2
@@ -163,6 +172,17 @@ def test_neutra_potential_is_the_pull_back_of_the_model():
     draws = neutra.transform_sample(jnp.stack([e, -e]))
     assert draws["w"].shape == (2, 2) and jnp.allclose(draws["w"][0], transform(e)[1:])
     assert jnp.allclose(draws["scale"][0], jnp.exp(transform(e)[0]))
+
+
+def test_nuts_through_a_fitted_flow_is_right_on_the_banana():
+    neutra = NeuTraReparam(*fitted_banana())
+    mcmc = MCMC(NUTS(neutra.reparam(banana)), num_warmup=200, num_samples=2000, progress_bar=False)
+    mcmc.run(random.key(0))
+    draws = mcmc.get_samples()
+    # With 1,000 effective draws the errors of the means are .03 and .14, and those of the standard
+    # deviations 2 % and 6 % (the fourth moment of z2 is large).
+    assert jnp.abs(draws["z1"].mean()) < 0.12 and jnp.abs(draws["z2"].mean()) < 0.6
+    assert 0.9 < draws["z1"].std() < 1.1 and 0.78 < draws["z2"].std() / 19**0.5 < 1.22
 
 
 def test_network_of_the_user_is_used_with_weights_of_its_own_for_each_flow():
@@ -284,3 +304,27 @@ def test_what_a_flow_cannot_start_from_is_one_sentence():
         AutoRealNVPNormal(regression, init_from=(guide, broken))
     with pytest.raises(ValueError, match=r"has the latent sites {'scale'.*but the model has {'z1'"):
         start(AutoRealNVPNormal(banana, init_from=(guide, params)), banana)
+
+
+def wide_regression(x, y):
+    w = numpyro.sample("w", dist.Normal(jnp.zeros(45), 1).to_event(1))
+    numpyro.sample("y", dist.Normal(x @ w, 1).to_event(1), obs=y)
+
+
+def test_importance_weighted_bound_stays_finite_in_45_dimensions():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((100, 45))
+    y = x @ rng.standard_normal(45) + rng.standard_normal(100)
+    cov = np.eye(100) + x @ x.T
+    log_evidence = -0.5 * (
+        y @ np.linalg.solve(cov, y) + np.linalg.slogdet(cov)[1] + 100 * np.log(2 * np.pi)
+    )
+    data = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+    guide = AutoRealNVPNormal(wide_regression)
+    svi = SVI(wide_regression, guide, optax.adam(1e-2), IWELBO(10))
+    result = svi.run(random.key(0), 1000, *data, progress_bar=False)
+    assert jnp.isfinite(result.losses).all()
+    weights = jax.jit(lambda p: log_weights(random.key(1), p, wide_regression, guide, *data))
+    bound = (logsumexp(weights(result.params).reshape(-1, 10), axis=1) - jnp.log(10)).mean()
+    # With a rate that does not fall the bound keeps a distance, but of nats and not of 1e13.
+    assert log_evidence - 30 < bound < log_evidence

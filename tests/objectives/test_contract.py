@@ -14,16 +14,24 @@ from numpyro.infer.autoguide import AutoNormal
 import optax
 import pytest
 
+from numpyro_ext.guides import Implicit
 from numpyro_ext.objectives import (
     IWELBO,
     VIMCO,
     VRELBO,
+    AmortizedMCMC,
     BBAlphaELBO,
     ChiUpperBound,
+    DensityRatioELBO,
     FDivergence,
+    FisherDivergence,
+    ImplicitELBO,
+    MixtureELBO,
     NestedVRELBO,
+    SteinDiscrepancy,
     ThermodynamicELBO,
 )
+from numpyro_ext.scores import LogisticRatio
 
 OBJECTIVES = {
     "VRELBO": lambda **kwargs: VRELBO(0.5, 3, **kwargs),
@@ -36,7 +44,13 @@ OBJECTIVES = {
     "VIMCO": lambda **kwargs: VIMCO(0.5, 3, **kwargs),
     "ChiUpperBound": lambda **kwargs: ChiUpperBound(2.0, 3, **kwargs),
     "FDivergence": lambda **kwargs: FDivergence("hellinger", 3, **kwargs),
+    "DensityRatioELBO": lambda **kwargs: DensityRatioELBO(3, ratio=LogisticRatio(), **kwargs),
+    "FisherDivergence": lambda **kwargs: FisherDivergence(3, **kwargs),
     "ThermodynamicELBO": lambda **kwargs: ThermodynamicELBO(3, 3, **kwargs),
+    "ImplicitELBO": lambda **kwargs: ImplicitELBO(3, **kwargs),
+    "SteinDiscrepancy": lambda **kwargs: SteinDiscrepancy(3, **kwargs),
+    "AmortizedMCMC": lambda **kwargs: AmortizedMCMC(3, 2, transition="mala", **kwargs),
+    "MixtureELBO": lambda **kwargs: MixtureELBO(3, **kwargs),
 }
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
 TRACES = []
@@ -59,6 +73,24 @@ def guide(x, broken=False):
     numpyro.sample("loc", dist.Normal(m, s))
     numpyro.sample("scale", dist.LogNormal(0.1, s))
 
+
+def draws_alone(x, broken=False):
+    m, s = numpyro.param("m", 0.5), numpyro.param("s", 0.4)
+    e = numpyro.sample("e", dist.Normal().expand([2]).to_event(1), infer={"is_auxiliary": True})
+    numpyro.sample("loc", Implicit(m + s * e[0]))
+    numpyro.sample("scale", Implicit(jnp.exp(s * e[1]), support=dist.constraints.positive))
+
+
+GUIDES = {"ImplicitELBO": draws_alone}
+
+
+def components(params):
+    """The guide as a mixture of one normal, over the logarithm of the scale."""
+    loc, scale = jnp.array([[params["m"], 0.1]]), jnp.full((1, 2), params["s"])
+    return jnp.ones(1), dist.Normal(loc, scale).to_event(1)
+
+
+guide.components = components
 
 # What the base does for all is shown on two members: the first with units, the second without.
 shared = pytest.mark.parametrize("name", ["ThermodynamicELBO", "NestedVRELBO"])
@@ -94,12 +126,15 @@ def test_steps(name):
 
 
 def test_pickled_objectives_are_finite_unless_the_model_is_not():
-    losses = [pickle.loads(pickle.dumps(make())) for make in OBJECTIVES.values()]
+    losses = [
+        (pickle.loads(pickle.dumps(make())), GUIDES.get(name, guide))
+        for name, make in OBJECTIVES.items()
+    ]
     params = {"m": 0.5, "s": 0.4}
 
     @jax.jit
     def values(broken):
-        return jnp.array([l.loss(random.key(0), params, model, guide, X, broken) for l in losses])
+        return jnp.array([l.loss(random.key(0), params, model, q, X, broken) for l, q in losses])
 
     assert jnp.all(jnp.isfinite(values(False)))
     assert jnp.all(jnp.isnan(values(True)))

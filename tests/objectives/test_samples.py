@@ -77,7 +77,7 @@ def test_vectors_are_unconstrained_and_log_p_has_the_jacobian():
         z = samples.of(particle)
         return z[0], samples.log_p_of(particle, z), particle.guide_trace["e"]["value"]
 
-    (z, log_p, e), _ = draws.each(own)
+    (z, log_p, e), _ = jax.jit(lambda: draws.each(own))()
     by_hand = jnp.stack([0.3 + e[:, 0], *(0.3 * e[:, 1:3] + e[:, :1]).T], 1)
     assert jnp.allclose(z[:, :3], by_hand, rtol=1e-4, atol=1e-5)
     assert jnp.allclose(z[:, 3:], e[:, 3:] * e[:, 1:2] + 0.3, rtol=1e-5)
@@ -85,6 +85,7 @@ def test_vectors_are_unconstrained_and_log_p_has_the_jacobian():
     # At vectors of one's choice, with gradients that a vmap over particles has.
     there = random.normal(random.key(3), (3, 5))
 
+    @jax.jit
     @jax.vmap
     def at(key, z):
         return jax.value_and_grad(lambda z: samples.log_p(key, (z,), draws.stopped))(z)
@@ -108,7 +109,7 @@ def test_of_a_guide_with_densities_the_vectors_are_its_draws(make):
         z = samples.of(particle)
         return z[0], samples.log_p_of(particle, z), particle.values["a"]
 
-    (z, log_p, a), _ = draws.each(own)
+    (z, log_p, a), _ = jax.jit(lambda: draws.each(own))()
     assert jnp.allclose(z[:, 3:], a)
     assert jnp.allclose(log_p, jax.vmap(log_p_by_hand)(z), rtol=1e-5)
     with pytest.raises(ValueError, match="the guide has no Implicit site"):
@@ -125,7 +126,7 @@ def test_density_sites_drawn_as_they_are_get_a_jacobian():
     draws = draws_of(global_model, guide)
     samples = Samples(draws, implicit=False)
     z = random.normal(random.key(3), (5,))
-    log_p = samples.log_p(draws.keys[0], (z,))
+    log_p = jax.jit(lambda: samples.log_p(draws.keys[0], (z,)))()
     # The support of "a" is known only while the guide runs.
     low = draws.guide_trace(draws.keys[0])["low"]["value"]
     a = low + jnp.exp(z[3:])
@@ -167,7 +168,7 @@ def test_one_vector_for_each_element_of_the_plates_around_a_site():
         drawn = {name: trace[name]["value"] for name in ("loc", "e", "f", "N")}
         return z, samples.log_p_of(particle, z), drawn
 
-    ((log_tau, z), log_p, drawn), _ = draws.each(own)
+    ((log_tau, z), log_p, drawn), _ = jax.jit(lambda: draws.each(own))()
     x = X[drawn["N"][0]]
     assert jnp.allclose(log_tau, 0.1 * drawn["e"] + x[:, :1], atol=1e-6)
     assert jnp.allclose(z[..., 0], drawn["f"] + x, atol=1e-6)
@@ -186,7 +187,7 @@ def test_one_vector_for_each_element_of_the_plates_around_a_site():
     expected = jax.vmap(by_hand)(drawn["loc"], log_tau, z[..., 0])
     assert jnp.allclose(log_p, expected, rtol=1e-5)
     moved = (jnp.ones((4, 1)), jnp.linspace(-1.0, 1.0, 8).reshape(4, 2, 1))
-    value = samples.log_p(draws.keys[0], moved)
+    value = jax.jit(lambda: samples.log_p(draws.keys[0], moved))()
     assert jnp.allclose(value, by_hand(drawn["loc"][0], moved[0], moved[1][..., 0]), rtol=1e-5)
 
 
@@ -210,7 +211,7 @@ def test_one_vector_for_each_unit_with_all_that_is_drawn():
         z = samples.of(particle)
         return z[0], samples.log_p_of(particle, z), particle.guide_trace["f"]["value"]
 
-    (z, log_p, f), _ = draws.each(own)
+    (z, log_p, f), _ = jax.jit(lambda: draws.each(own))()
     x = X[draws.guide_trace(draws.keys[0])["N"]["value"]]
     assert jnp.allclose(z[..., 1:], f + x, atol=1e-6)
     expected = dist.HalfNormal(1.0).log_prob(jnp.exp(z[..., 0])) + z[..., 0]
@@ -252,13 +253,26 @@ def implicit_pair():
     numpyro.sample("b", Implicit(noise("f", dist.Normal())))
 
 
+def scaled_pair():
+    with handlers.scale(scale=0.5):
+        numpyro.sample("a", Implicit(noise("e", dist.Normal())))
+    numpyro.sample("b", Implicit(noise("f", dist.Normal())))
+
+
+def test_a_scale_around_all_implicit_sites_is_that_of_the_block():
+    (block,) = Samples(
+        draws_of(two_sites, handlers.scale(implicit_pair, 0.5)), implicit=True
+    ).blocks
+    assert block.scale == 0.5
+
+
 @pytest.mark.parametrize(
     ("model", "guide", "match"),
     [
         (two_sites, on_density, "depends on the latent site 'a', which has a density"),
         (two_sites, shared_noise, "'f' has a density that depends on 'e', the noise of"),
         (rows_of_two, other_plates, "'a' and 'b' lie in different plates and both depend on 'a'"),
-        (two_sites, handlers.scale(implicit_pair, 0.5), "'a' lies under numpyro.handlers.scale"),
+        (two_sites, scaled_pair, "'a' and 'b' make one vector, but one of them lies under"),
         (two_sites, handlers.mask(implicit_pair, jnp.array(False)), "'a' lies under a mask"),
     ],
 )

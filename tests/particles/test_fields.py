@@ -12,6 +12,7 @@ from numpyro.infer import SVI
 import optax
 import pytest
 
+from numpyro_ext._checks import InferenceWarning
 from numpyro_ext.particles import (
     GFSD,
     GFSF,
@@ -21,7 +22,7 @@ from numpyro_ext.particles import (
     RegularizedSVGD,
     particle_step,
 )
-from numpyro_ext.scores import IMQ, RBF, KDEScore, Linear, MatrixRBF, SteinScore, as_kernel
+from numpyro_ext.scores import IMQ, RBF, KDEScore, Linear, MatrixRBF, SteinScore, _blocks, as_kernel
 from tests.particles.fixture import G, X, slow_velocity, slow_whitening
 
 # At l = 0.9, from a second implementation.
@@ -207,16 +208,20 @@ def test_coordinate_in_which_all_agree_keeps_its_unit():
 
 
 def test_many_particles_are_solved_in_pieces(monkeypatch):
-    """The same answer from the panels as from one factorisation; 25 do not divide into 3."""
+    """The same answer by conjugate gradients as by a factorisation; 25 is not a multiple of 7."""
     x = random.normal(random.key(4), (25, 2))
     g = -x
     fields = [GFSF(eta=0.1), RegularizedSVGD(block_size=7)]
     expected = [jax.jit(field.velocity)(x, g) for field in fields]
-    monkeypatch.setattr("numpyro_ext.particles.pairs._PANELS", 3)
+    monkeypatch.setattr(_blocks, "BLOCK", 7)
+    monkeypatch.setattr(_blocks, "RANK", 5)
     for module in ("pairs", "gfsf", "regularized_svgd"):
         monkeypatch.setattr(f"numpyro_ext.particles.{module}.DIRECT_UP_TO", 10)
     for field, v in zip(fields, expected, strict=True):
         np.testing.assert_allclose(jax.jit(field.velocity)(x, g), v, atol=2e-4)
+    monkeypatch.setattr(_blocks, "MAX_ITERATIONS", 1)
+    with pytest.warns(InferenceWarning, match="relative residual of .* give a larger eta"):
+        jax.device_get(jax.jit(GFSF(eta=1e-4).velocity)(x, g))
 
 
 @pytest.mark.parametrize("make", [GFSF, RegularizedSVGD])

@@ -12,9 +12,13 @@ from numpyro_ext.targets import (
     banana,
     banana_potential,
     breast_cancer,
+    crosshair,
+    latent_cycle,
     logistic_regression,
     normal_mean,
     normal_mean_answer,
+    pinwheel,
+    swirl,
 )
 
 
@@ -85,3 +89,33 @@ def test_logistic_regression_minibatch_is_unbiased():
 
     batches = jax.jit(jax.vmap(on_rows))(jnp.arange(6)[:, None])
     np.testing.assert_allclose(jnp.mean(batches), jax.jit(on_rows)(jnp.arange(6)), rtol=1e-5)
+
+
+def test_pinwheel_is_its_formula():
+    """Without noise all points of an arm are the same."""
+    y, labels = pinwheel(random.key(0), radial_std=0.0, tangential_std=0.0, num_per_class=3)
+    first = y[labels == 0]
+    np.testing.assert_allclose(first, [[7.778427405785, -6.284589651913]] * 3, rtol=1e-5)
+    angle = 2 * jnp.pi * 2 / 5 + 0.25 * jnp.exp(1.0)
+    third = [10 * jnp.cos(angle), -10 * jnp.sin(angle)]
+    np.testing.assert_allclose(y[labels == 2][0], third, rtol=1e-5)
+    assert np.bincount(labels).tolist() == [3] * 5 and not bool(jnp.all(jnp.diff(labels) >= 0))
+    with pytest.raises(ValueError, match="num_classes is 0"):
+        pinwheel(random.key(0), num_classes=0)
+
+
+def test_latent_cycle_has_the_components_of_the_crosshair():
+    """Means of the clusters before the warp within 4 standard errors."""
+    data = latent_cycle(random.key(3), num_data=3000, length=4)
+    np.testing.assert_allclose(swirl(jnp.array([1.0, 0.0])), [0.5**0.5] * 2, rtol=1e-5)
+    np.testing.assert_allclose(data.y, swirl(data.x), rtol=1e-5)
+    loc, covariance = crosshair()
+    pair = 2 * data.z + jnp.roll(data.z, -1, axis=1)
+    for k in range(4):
+        x = data.x[pair == k]
+        variance = covariance[k // 2, k % 2].diagonal()
+        assert np.all(abs(x.mean(0) - loc[k // 2, k % 2]) < 4 * jnp.sqrt(variance / len(x)))
+        np.testing.assert_allclose(x.var(0), variance, rtol=0.1)
+    assert np.all(abs(data.z.mean(0) - data.pi) < 4 * 0.5 / 3000**0.5)
+    with pytest.raises(ValueError, match="length is 1"):
+        latent_cycle(random.key(0), length=1)

@@ -1,0 +1,118 @@
+"""The beta distribution of a probability."""
+
+from typing import Annotated, Any, NamedTuple
+
+from jax import Array
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from numpyro_ext.expfam.base import ExponentialFamily
+from numpyro_ext.expfam.dirichlet import Dirichlet, DirichletMean, DirichletNatural
+from numpyro_ext.expfam.leaves import canonical
+
+__all__ = ["Beta", "BetaMean", "BetaNatural", "BetaStandard"]
+
+
+class BetaNatural(NamedTuple):
+    """Natural parameters of :class:`Beta`."""
+
+    a: Annotated[Array, ""]
+    """``concentration1`` minus 1: a count of ones is added here."""
+    b: Annotated[Array, ""]
+    """``concentration0`` minus 1: a count of zeros is added here."""
+
+
+class BetaMean(NamedTuple):
+    """Mean parameters of :class:`Beta`."""
+
+    log_p: Annotated[Array, ""]
+    """E log p."""
+    log_1mp: Annotated[Array, ""]
+    """E log(1 - p)."""
+
+
+class BetaStandard(NamedTuple):
+    """Concentrations of :class:`Beta`, named as in NumPyro."""
+
+    concentration1: Annotated[Array, ""]
+    concentration0: Annotated[Array, ""]
+
+
+class Beta(ExponentialFamily[BetaNatural, BetaMean, BetaStandard]):
+    r"""Beta distribution of a probability p: the :class:`Dirichlet` of (p, 1 - p).
+
+    .. math::
+
+        t(p) = (\log p,\; \log(1 - p)), \qquad
+        A = \log\Gamma(a + 1) + \log\Gamma(b + 1) - \log\Gamma(a + b + 2).
+
+    **The natural parameters are not the concentrations**, which are a + 1 and b + 1. The limits of
+    float32 are those of :class:`Dirichlet`.
+
+    References: Minka, *Estimating a Dirichlet distribution* (2000), equations 13 to 18.
+
+    .. doctest::
+
+        >>> from numpyro_ext.expfam import Beta
+        >>> prior = Beta.from_standard(concentration1=10.0, concentration0=10.0)
+        >>> print(prior.a, prior.b)
+        9.0 9.0
+        >>> print(f"{Beta.entropy(prior):.4f}")
+        -0.7983
+    """
+
+    Natural = BetaNatural
+    Mean = BetaMean
+    Standard = BetaStandard
+    domain = "a positive concentration1 and concentration0, in float32 above 6e-8"
+
+    @classmethod
+    def from_standard(cls, concentration1: Any, concentration0: Any) -> BetaNatural:
+        """
+        Natural parameters from the concentrations.
+
+        :param concentration1: positive, the prior count of ones.
+        :param concentration0: positive, the prior count of zeros.
+        """
+        given = canonical(BetaStandard(concentration1, concentration0))
+        return cls._constructed(BetaNatural(*(c - 1 for c in given)))
+
+    @classmethod
+    def statistics(cls, value: Any) -> BetaMean:
+        p = jnp.asarray(value)
+        return BetaMean(jnp.log(p), jnp.log1p(-p))
+
+    @classmethod
+    def _log_partition(cls, natural: BetaNatural) -> Array:
+        return Dirichlet.log_partition(_as_dirichlet(natural))
+
+    @classmethod
+    def _mean(cls, natural: BetaNatural) -> BetaMean:
+        (both,) = Dirichlet.mean(_as_dirichlet(natural))
+        return BetaMean(both[..., 0], both[..., 1])
+
+    @classmethod
+    def _natural(cls, mean: BetaMean) -> BetaNatural:
+        (both,) = Dirichlet.natural(DirichletMean(jnp.stack(mean, axis=-1)))
+        return BetaNatural(both[..., 0], both[..., 1])
+
+    @classmethod
+    def _to_standard(cls, natural: BetaNatural) -> BetaStandard:
+        (both,) = Dirichlet.to_standard(_as_dirichlet(natural))
+        return BetaStandard(both[..., 0], both[..., 1])
+
+    @classmethod
+    def _in_domain(cls, natural: BetaNatural) -> Array:
+        return (natural.a > -1) & (natural.b > -1)
+
+    @classmethod
+    def _sample(cls, rng_key: Array, natural: BetaNatural, sample_shape: tuple[int, ...]) -> Array:
+        return Dirichlet.sample(rng_key, _as_dirichlet(natural), sample_shape)[..., 0]
+
+    @classmethod
+    def _to_distribution(cls, natural: BetaNatural) -> dist.Distribution:
+        return dist.Beta(*cls._to_standard(natural))
+
+
+def _as_dirichlet(natural: BetaNatural) -> DirichletNatural:
+    return DirichletNatural(jnp.stack(natural, axis=-1))

@@ -1,0 +1,126 @@
+"""The categorical distribution, with one log weight for each category."""
+
+from typing import Annotated, Any, NamedTuple
+
+from jax import Array, nn, random
+import jax.numpy as jnp
+from jax.scipy.special import logsumexp
+import numpyro.distributions as dist
+
+from numpyro_ext._checks import check_count
+from numpyro_ext._typing import Float
+from numpyro_ext.expfam.base import ExponentialFamily
+from numpyro_ext.expfam.leaves import canonical
+
+__all__ = ["Categorical", "CategoricalMean", "CategoricalNatural", "CategoricalStandard"]
+
+
+class CategoricalNatural(NamedTuple):
+    """Natural parameters of :class:`Categorical`."""
+
+    logits: Annotated[Array, "K"]
+    """Log weights; they need not be normalised."""
+
+
+class CategoricalMean(NamedTuple):
+    """Mean parameters of :class:`Categorical`."""
+
+    probs: Annotated[Array, "K"]
+    """Probabilities of the categories."""
+
+
+class CategoricalStandard(NamedTuple):
+    """Probabilities of :class:`Categorical`."""
+
+    probs: Annotated[Array, "K"]
+
+
+class Categorical(ExponentialFamily[CategoricalNatural, CategoricalMean, CategoricalStandard]):
+    r"""Categorical distribution of integers z in 0, ..., K - 1.
+
+    .. math:: t(z) = e_z, \qquad A(n) = \log \sum_k e^{n_k}, \qquad \mathrm{E}\, t = softmax(n).
+
+    The representation is overcomplete: adding a number to all logits changes nothing but A. A
+    category of probability exactly 0 has no finite natural parameter.
+
+    References: Wainwright and Jordan, *Graphical models, exponential families, and variational
+    inference* (2008), example 3.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.expfam import Categorical
+        >>> natural = Categorical.from_standard(probs=jnp.array([0.2, 0.5, 0.3]))
+        >>> print(f"{Categorical.log_prob(natural, 2):.4f}")
+        -1.2040
+        >>> print(f"{Categorical.entropy(natural):.4f}")
+        1.0297
+    """
+
+    Natural = CategoricalNatural
+    Mean = CategoricalMean
+    Standard = CategoricalStandard
+    domain = "positive probs that sum to 1"
+
+    @classmethod
+    def from_standard(cls, probs: Any) -> CategoricalNatural:
+        """
+        Natural parameters from probabilities, which are their logarithms.
+
+        :param probs: positive probabilities, ``(*batch, K)``, which sum to 1.
+        """
+        (probs,) = canonical(CategoricalStandard(probs))
+        normalised = jnp.abs(jnp.sum(probs, axis=-1) - 1) < 1e-4
+        return cls._constructed(CategoricalNatural(jnp.log(probs)), normalised)
+
+    @classmethod
+    def statistics(cls, value: Any, num_categories: int | None = None) -> CategoricalMean:
+        """
+        t(z): the unit vectors of the values.
+
+        :param value: integers, of the batch shape.
+        :param num_categories: K, which the values do not tell.
+        """
+        K = check_count("num_categories", num_categories)
+        return CategoricalMean(nn.one_hot(jnp.asarray(value), K))
+
+    @classmethod
+    def log_base_measure(cls, value: Any) -> Float[Array, "*batch"]:
+        return jnp.zeros(jnp.shape(value))
+
+    @classmethod
+    def log_prob(cls, natural: CategoricalNatural, value: Any) -> Float[Array, "*batch"]:
+        (logits,) = cls._checked(CategoricalNatural, natural)
+        t = cls.statistics(value, logits.shape[-1])
+        return cls.inner(CategoricalNatural(nn.log_softmax(logits)), t)
+
+    @classmethod
+    def _log_partition(cls, natural: CategoricalNatural) -> Array:
+        return logsumexp(natural.logits, axis=-1)
+
+    @classmethod
+    def _mean(cls, natural: CategoricalNatural) -> CategoricalMean:
+        return CategoricalMean(nn.softmax(natural.logits))
+
+    @classmethod
+    def _natural(cls, mean: CategoricalMean) -> CategoricalNatural:
+        return CategoricalNatural(jnp.log(mean.probs))
+
+    @classmethod
+    def _to_standard(cls, natural: CategoricalNatural) -> CategoricalStandard:
+        return CategoricalStandard(nn.softmax(natural.logits))
+
+    @classmethod
+    def _in_domain(cls, natural: CategoricalNatural) -> Array:
+        return jnp.ones(natural.logits.shape[:-1], bool)
+
+    @classmethod
+    def _sample(
+        cls, rng_key: Array, natural: CategoricalNatural, sample_shape: tuple[int, ...]
+    ) -> Array:
+        shape = sample_shape + natural.logits.shape[:-1]
+        return random.categorical(rng_key, natural.logits, shape=shape)
+
+    @classmethod
+    def _to_distribution(cls, natural: CategoricalNatural) -> Any:
+        return dist.Categorical(logits=natural.logits)

@@ -1,0 +1,189 @@
+"""Fixed points whose derivative is taken at the solution, not through the iterations.
+
+Christianson, "Reverse accumulation and attractive fixed points" (1994).
+"""
+
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+from numpyro_ext._checks import check_count, check_nonnegative
+
+__all__ = ["FixedPointResult", "fixed_point"]
+
+
+class FixedPointResult(NamedTuple):
+    """Result of :func:`fixed_point`."""
+
+    value: Any
+    """The last finite iterate, a tree like ``init``."""
+    num_iter: Array
+    """Number of evaluations of f."""
+    residual: Array
+    """Largest change of an element in the last of them; infinite if it was not finite."""
+    converged: Array
+    """Whether that change was within the tolerance."""
+
+
+class _Settings(NamedTuple):
+    tol: float
+    max_iter: int
+    backward_tol: float
+    backward_max_iter: int
+
+
+def fixed_point(
+    f: Callable[[Any, Any], Any],
+    args: Any,
+    init: Any,
+    *,
+    tol: float | None = None,
+    max_iter: int = 200,
+    backward_tol: float | None = None,
+    backward_max_iter: int | None = None,
+) -> FixedPointResult:
+    r"""Solve x = f(args, x) by iteration, with the derivative of the implicit function.
+
+    The iteration starts at ``init`` and stops where
+
+    .. math:: \max |f(x) - x| \le tol\, (1 + \max |x|).
+
+    The cotangent v of the solution gives that of ``args`` by the transposed equation,
+
+    .. math:: u = v + (\partial f / \partial x)^\top u, \qquad
+        \bar{args} = (\partial f / \partial args)^\top u,
+
+    which is iterated from u = v by the same rule, in units of the largest element of v. So the
+    memory does not depend on the number of iterations. ``init`` and the diagnostics have no
+    gradient. Only reverse mode is defined.
+
+    **When it fails.** Without convergence the value is the last finite iterate, and ``converged``
+    is False; nothing is raised. Where the transposed iteration does not converge, as at a fixed
+    point that repels (a symmetric start of mean field), u = v: the derivative of a single step.
+
+    What ``f`` closes over is differentiated as ``args`` are. Under ``jax.vmap`` each element stops
+    on its own and has the result of a call without ``vmap``.
+
+    :param f: a map ``(args, x) -> x`` that keeps the tree, the shapes and the dtypes of x.
+    :param args: pytree of what the gradient is taken in.
+    :param init: pytree of floating arrays, the start.
+    :param tol: tolerance; 1e-5 in float32 and 1e-10 in double precision by default.
+    :param max_iter: largest number of evaluations of f; 200 by default.
+    :param backward_tol: tolerance of the transposed iteration, that of the forward one by default.
+    :param backward_max_iter: its largest number, that of the forward one by default.
+    :return: value, number of iterations, last change and whether it converged.
+
+    References: Christianson, *Reverse accumulation and attractive fixed points* (1994).
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_ext.expfam import fixed_point
+        >>> def root(a):  # Newton's iteration for the square root
+        ...     return fixed_point(lambda a, x: (x + a / x) / 2, a, jnp.ones(())).value
+        >>> print(f"{root(4.0):.4f} {jax.grad(root)(4.0):.4f}")
+        2.0000 0.2500
+    """
+    max_iter = check_count("max_iter", max_iter)
+    if backward_max_iter is not None:
+        backward_max_iter = check_count("backward_max_iter", backward_max_iter)
+    init = jax.tree.map(_as_strong, init)
+    if not jax.tree.leaves(init) or not all(
+        jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(init)
+    ):
+        raise ValueError("init has no leaves or integer leaves; it must be a tree of float arrays.")
+    _check_kept(init, jax.eval_shape(f, args, init))
+    if tol is None:
+        double = jnp.result_type(*jax.tree.leaves(init)) == jnp.float64
+        tol = 1e-10 if double else 1e-5
+    backward_tol = tol if backward_tol is None else backward_tol
+    check_nonnegative("tol", tol)
+    check_nonnegative("backward_tol", backward_tol)
+    settings = _Settings(float(tol), max_iter, float(backward_tol), backward_max_iter or max_iter)
+    # A custom derivative may not close over values that are differentiated.
+    closed, consts = jax.closure_convert(f, args, init)
+    value, *rest = _solve(closed, settings, (args, consts), init)
+    return FixedPointResult(value, *map(lax.stop_gradient, rest))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _solve(f: Callable, settings: _Settings, args: Any, init: Any) -> FixedPointResult:
+    return _iterate(lambda x: _call(f, args, x), init, settings.tol, settings.max_iter)
+
+
+def _call(f: Callable, args: Any, x: Any) -> Any:
+    given, consts = args
+    return f(given, x, *consts)
+
+
+def _solve_fwd(f: Callable, settings: _Settings, args: Any, init: Any) -> tuple[Any, Any]:
+    result = _solve(f, settings, args, init)
+    return result, (args, result.value)
+
+
+def _solve_bwd(f: Callable, settings: _Settings, saved: Any, cotangent: Any) -> tuple[Any, Any]:
+    transposed = jax.vjp(partial(_call, f), *saved)[1]
+    size = _largest(cotangent[0])
+    scale = jnp.where(size > 0, size, 1)
+    v = jax.tree.map(lambda x: x / scale.astype(x.dtype), cotangent[0])
+
+    def step(u: Any) -> Any:
+        return jax.tree.map(jnp.add, v, transposed(u)[1])
+
+    found = _iterate(step, v, settings.backward_tol, settings.backward_max_iter)
+    # A change that is larger than v itself cannot be the tail of a series that converges.
+    good = found.converged & (found.residual <= 1)
+    u = jax.tree.map(lambda x, y: jnp.where(good, x, y), found.value, v)
+    u = jax.tree.map(lambda x: x * scale.astype(x.dtype), u)
+    return transposed(u)[0], jax.tree.map(jnp.zeros_like, saved[1])
+
+
+_solve.defvjp(_solve_fwd, _solve_bwd)
+
+
+def _iterate(f: Callable[[Any], Any], init: Any, tol: float, max_iter: int) -> FixedPointResult:
+    def within(x: Any, residual: Array) -> Array:
+        return residual <= tol * (1 + _largest(x))
+
+    def unfinished(state: FixedPointResult) -> Array:
+        return (state.num_iter < max_iter) & ~state.converged & (state.residual < jnp.inf)
+
+    def advance(state: FixedPointResult) -> FixedPointResult:
+        old = state.value
+        new = jax.tree.map(lambda x, like: x.astype(like.dtype), f(old), old)
+        residual = _largest(jax.tree.map(jnp.subtract, new, old))
+        finite = jnp.isfinite(_largest(new)) & jnp.isfinite(residual)
+        residual = jnp.where(finite, residual, jnp.inf)
+        value = jax.tree.map(lambda x, y: jnp.where(finite, x, y), new, old)
+        return FixedPointResult(value, state.num_iter + 1, residual, within(value, residual))
+
+    # Any finite number: the first step replaces it.
+    residual = jnp.ones_like(_largest(init))
+    start = FixedPointResult(init, jnp.zeros((), int), residual, jnp.zeros((), bool))
+    return lax.while_loop(unfinished, advance, start)
+
+
+def _largest(x: Any) -> Array:
+    """The largest absolute value in a tree; NaN where there is one."""
+    return reduce(jnp.maximum, [jnp.max(jnp.abs(leaf), initial=0) for leaf in jax.tree.leaves(x)])
+
+
+def _as_strong(x: Any) -> Array:
+    x = jnp.asarray(x)
+    return lax.convert_element_type(x, x.dtype)
+
+
+def _check_kept(init: Any, after: Any) -> None:
+    before, got = jax.tree.structure(init), jax.tree.structure(after)
+    if before != got:
+        raise ValueError(f"f returns {got} for an x that is {before}; it must keep the tree of x.")
+    for old, new in zip(jax.tree.leaves(init), jax.tree.leaves(after), strict=True):
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            raise ValueError(
+                f"f returns shape {new.shape} of {new.dtype} for a leaf of shape {old.shape} of"
+                f" {old.dtype}; it must keep shapes and dtypes, so give init those that f returns."
+            )

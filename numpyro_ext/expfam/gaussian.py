@@ -1,0 +1,149 @@
+"""The normal distribution of vectors, in information form."""
+
+from typing import Annotated, Any, NamedTuple
+
+from jax import Array, random
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from numpyro_ext.expfam.base import LocationFamily
+from numpyro_ext.expfam.leaves import canonical
+from numpyro_ext.expfam.linalg import (
+    cholesky,
+    half_logdet,
+    inverse,
+    inverse_root,
+    matvec,
+    outer,
+    solve,
+    solve_lower,
+)
+
+__all__ = ["Gaussian", "GaussianMean", "GaussianNatural", "GaussianStandard"]
+
+
+class GaussianNatural(NamedTuple):
+    """Natural parameters of :class:`Gaussian`."""
+
+    h: Annotated[Array, "d"]
+    """Precision times mean."""
+    W: Annotated[Array, "d d symmetric"]
+    """Minus half the precision."""
+
+
+class GaussianMean(NamedTuple):
+    """Mean parameters of :class:`Gaussian`."""
+
+    x: Annotated[Array, "d"]
+    """E x."""
+    xx: Annotated[Array, "d d symmetric"]
+    """E x x^T."""
+
+
+class GaussianStandard(NamedTuple):
+    """Mean and covariance of :class:`Gaussian`."""
+
+    loc: Annotated[Array, "d"]
+    covariance_matrix: Annotated[Array, "d d symmetric"]
+
+
+class Gaussian(LocationFamily[GaussianNatural, GaussianMean, GaussianStandard]):
+    r"""Normal distribution of vectors :math:`x` with natural parameters (h, W).
+
+    With the precision :math:`J = -2 W` and the base measure :math:`(2\pi)^{-d/2}`,
+
+    .. math::
+
+        t(x) = (x,\; x x^\top), \qquad
+        A = \tfrac12 h^\top J^{-1} h - \tfrac12 \log |J|, \qquad
+        \mathrm{E} x = J^{-1} h, \quad
+        \mathrm{E} x x^\top = J^{-1} + \mathrm{E} x\, \mathrm{E} x^\top .
+
+    **Limits of float32.** The covariance that :meth:`natural` finds from a mean is the difference
+    :math:`\mathrm{E} x x^\top - \mathrm{E} x\, \mathrm{E} x^\top`, which loses all digits where
+    the mean is 1e3 standard deviations or more.
+
+    References: Johnson et al., *Composing graphical models with neural networks for structured
+    representations and fast inference* (NIPS 2016), appendix B.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.expfam import Gaussian
+        >>> natural = Gaussian.from_standard(loc=jnp.array([1.0]), covariance_matrix=jnp.eye(1) / 4)
+        >>> print(natural.h, natural.W[0])
+        [4.] [-2.]
+        >>> print(Gaussian.mean(natural).xx)
+        [[1.25]]
+    """
+
+    Natural = GaussianNatural
+    Mean = GaussianMean
+    Standard = GaussianStandard
+    domain = "a finite loc and a positive definite covariance_matrix"
+
+    @classmethod
+    def from_standard(cls, loc: Any, covariance_matrix: Any) -> GaussianNatural:
+        """
+        Natural parameters from mean and covariance.
+
+        :param loc: mean, ``(*batch, d)``.
+        :param covariance_matrix: covariance, ``(*batch, d, d)``.
+        """
+        loc, covariance = canonical(GaussianStandard(loc, covariance_matrix))
+        J = inverse(cholesky(covariance))
+        return cls._constructed(GaussianNatural(matvec(J, loc), -J / 2))
+
+    @classmethod
+    def statistics(cls, value: Any) -> GaussianMean:
+        x = jnp.asarray(value)
+        if x.ndim == 0:
+            raise ValueError("a value of Gaussian is a number; it must be a vector, (*batch, d).")
+        return GaussianMean(x, outer(x, x))
+
+    @classmethod
+    def _log_partition(cls, natural: GaussianNatural) -> Array:
+        L = cholesky(-2 * natural.W)
+        root = solve_lower(L, natural.h[..., None])[..., 0]
+        return jnp.sum(root**2, axis=-1) / 2 - half_logdet(L)
+
+    @classmethod
+    def _mean(cls, natural: GaussianNatural) -> GaussianMean:
+        loc, covariance = cls._to_standard(natural)
+        return GaussianMean(loc, covariance + outer(loc, loc))
+
+    @classmethod
+    def _natural(cls, mean: GaussianMean) -> GaussianNatural:
+        J = inverse(cholesky(mean.xx - outer(mean.x, mean.x)))
+        return GaussianNatural(matvec(J, mean.x), -J / 2)
+
+    @classmethod
+    def _to_standard(cls, natural: GaussianNatural) -> GaussianStandard:
+        L = cholesky(-2 * natural.W)
+        return GaussianStandard(solve(L, natural.h), inverse(L))
+
+    @classmethod
+    def _in_domain(cls, natural: GaussianNatural) -> Array:
+        return jnp.isfinite(half_logdet(cholesky(-2 * natural.W)))
+
+    @classmethod
+    def _log_base_measure(cls, mean: GaussianMean) -> Array:
+        d = mean.x.shape[-1]
+        return -d / 2 * jnp.log(2 * jnp.pi)
+
+    @classmethod
+    def _slope(cls, natural: GaussianNatural, x: Array) -> Array:
+        return natural.h + 2 * matvec(natural.W, x)
+
+    @classmethod
+    def _sample(
+        cls, rng_key: Array, natural: GaussianNatural, sample_shape: tuple[int, ...]
+    ) -> Array:
+        L = cholesky(-2 * natural.W)
+        eps = random.normal(rng_key, sample_shape + natural.h.shape, natural.h.dtype)
+        return solve(L, natural.h) + matvec(inverse_root(L), eps)
+
+    @classmethod
+    def _to_distribution(cls, natural: GaussianNatural) -> dist.MultivariateNormal:
+        loc, covariance = cls._to_standard(natural)
+        return dist.MultivariateNormal(loc, covariance)

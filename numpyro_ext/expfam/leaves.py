@@ -1,0 +1,156 @@
+"""Parameters of exponential families: trees whose leaves declare their shapes."""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple, get_type_hints
+
+from jax import Array
+import jax.numpy as jnp
+
+from numpyro_ext.expfam.linalg import transpose
+
+__all__ = ["Leaf", "canonical", "divide", "event_sum", "leaves_of", "multiply"]
+
+
+class Leaf(NamedTuple):
+    """What a ``NamedTuple`` of parameters says about one of its fields."""
+
+    name: str
+    dims: tuple[str, ...]
+    """Its dimensions after the batch: a letter stands for one size in the whole tuple."""
+    symmetric: bool
+    """Whether only the symmetric part of the matrix counts."""
+
+
+@cache
+def leaves_of(kind: type) -> tuple[Leaf, ...]:
+    """The fields of a class whose annotations are ``Annotated[Array, "d d symmetric"]``."""
+    found = []
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        dims, symmetric = hint.__metadata__[0].split(), False
+        if dims and dims[-1] == "symmetric":
+            dims, symmetric = dims[:-1], True
+        found.append(Leaf(name, tuple(dims), symmetric))
+    return tuple(found)
+
+
+def canonical(parameters: Any) -> Any:
+    """
+    The parameters as arrays of one floating type and one batch shape, with symmetric matrices.
+
+    :raises ValueError: names the leaf whose shape does not fit the others.
+    """
+    kind = type(parameters)
+    arrays = [jnp.asarray(value) for value in parameters]
+    dtype = jnp.result_type(float, *arrays)
+    arrays = [array.astype(dtype) for array in arrays]
+    sizes: dict[str, tuple[int, str]] = {}
+    for leaf, array in zip(leaves_of(kind), arrays, strict=True):
+        _check_shape(kind, leaf, array, sizes)
+    try:
+        batch = jnp.broadcast_shapes(*(shape for _, _, shape, _ in _split(kind, arrays)))
+    except ValueError:
+        given = ", ".join(f"{leaf.name} {shape}" for leaf, _, shape, _ in _split(kind, arrays))
+        raise ValueError(
+            f"the batch shapes of {kind.__name__} do not broadcast: they are {given}."
+        ) from None
+    return kind(
+        *(
+            jnp.broadcast_to(
+                (array + transpose(array)) / 2 if leaf.symmetric else array,
+                batch + event,
+            )
+            for leaf, array, _, event in _split(kind, arrays)
+        )
+    )
+
+
+def _split(kind: type, arrays: Any) -> Iterator[tuple[Leaf, Array, tuple[int, ...], tuple]]:
+    for leaf, array in zip(leaves_of(kind), arrays, strict=True):
+        cut = array.ndim - len(leaf.dims)
+        yield leaf, array, array.shape[:cut], array.shape[cut:]
+
+
+def _check_shape(kind: type, leaf: Leaf, array: Array, sizes: dict[str, tuple[int, str]]) -> None:
+    wanted = f"({', '.join(leaf.dims)})"
+    where = f"{leaf.name} of {kind.__name__} has shape {array.shape}"
+    if array.ndim < len(leaf.dims):
+        raise ValueError(f"{where}; it must end in {wanted}.")
+    for dim, size in zip(leaf.dims, array.shape[array.ndim - len(leaf.dims) :], strict=True):
+        letter, _, less = dim.partition("-")
+        size += int(less or 0)
+        expected, owner = sizes.setdefault(letter, (size, leaf.name))
+        if size != expected:
+            raise ValueError(
+                f"{where}; it must end in {wanted}, with {letter} = {expected} as in {owner}."
+            )
+
+
+def event_sum(kind: type, first: Any, second: Any) -> Array:
+    """Sum over the leaves and their event dimensions of the products of two tuples."""
+    total = jnp.zeros(())
+    for leaf, a, b in zip(leaves_of(kind), first, second, strict=True):
+        total = total + jnp.sum(a * b, axis=tuple(range(-len(leaf.dims), 0)))
+    return total
+
+
+def _combined(name: str, naturals: tuple[Any, ...], sign: float) -> Any:
+    first, *rest = (canonical(one) for one in naturals)
+    kind = type(first)
+    for other in rest:
+        if type(other) is not kind:
+            raise TypeError(
+                f"{name} was given a {kind.__name__} and a {type(other).__name__}; the factors must"
+                " belong to one family."
+            )
+        for leaf, a, b in zip(leaves_of(kind), first, other, strict=True):
+            ndim = len(leaf.dims)
+            if a.shape[a.ndim - ndim :] != b.shape[b.ndim - ndim :]:
+                raise ValueError(
+                    f"{leaf.name} of {kind.__name__} has shape {a.shape} in one factor and"
+                    f" {b.shape} in another; the last {ndim} dimensions must agree."
+                )
+        first = kind(*(a + sign * b for a, b in zip(first, other, strict=True)))
+    return first
+
+
+def multiply[N](first: N, *others: N) -> N:
+    r"""Product of densities of one family: the sum of their natural parameters, leaf by leaf.
+
+    .. math:: p(v | n_1)\, p(v | n_2) \propto p(v | n_1 + n_2).
+
+    Batch shapes broadcast. Statistics of data are added in the same way, which is the conjugate
+    update of a prior.
+
+    :param first: natural parameters.
+    :param others: more of the same type.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.expfam import Beta, BetaNatural, multiply
+        >>> posterior = multiply(Beta.from_standard(2.0, 2.0), BetaNatural(6.0, 4.0))
+        >>> float(Beta.to_standard(posterior).concentration1)
+        8.0
+    """
+    return _combined("multiply", (first, *others), 1.0)
+
+
+def divide[N](numerator: N, denominator: N) -> N:
+    r"""Quotient of densities of one family: the difference of their natural parameters.
+
+    .. math:: p(v | n_1) / p(v | n_2) \propto p(v | n_1 - n_2).
+
+    The quotient may be improper: ask ``in_domain`` of the family before it is used as a density.
+    It is the message of expectation propagation, posterior over cavity.
+
+    :param numerator: natural parameters.
+    :param denominator: natural parameters of the same type.
+
+    .. doctest::
+
+        >>> from numpyro_ext.expfam import Bernoulli, BernoulliNatural, divide
+        >>> print(divide(BernoulliNatural(1.5), BernoulliNatural(0.25)).log_odds)
+        1.25
+    """
+    return _combined("divide", (numerator, denominator), -1.0)

@@ -1,0 +1,175 @@
+"""The normal-inverse-Wishart distribution: mean and covariance of a normal."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+from jax import Array
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from numpyro_ext.expfam.base import ExponentialFamily
+from numpyro_ext.expfam.leaves import canonical
+from numpyro_ext.expfam.mniw import MNIW, MNIWMean, MNIWNatural
+
+__all__ = ["NIW", "NIWMean", "NIWNatural", "NIWStandard"]
+
+
+class NIWNatural(NamedTuple):
+    """Natural parameters of :class:`NIW`."""
+
+    A: Annotated[Array, "d d symmetric"]
+    """S + kappa m m^T; the sum of x x^T is added here."""
+    b: Annotated[Array, "d"]
+    """kappa m; the sum of x is added here."""
+    kappa: Annotated[Array, ""]
+    """Prior observations of the mean; the number of data is added here."""
+    nu: Annotated[Array, ""]
+    """Degrees of freedom; the number of data is added here."""
+
+
+class NIWMean(NamedTuple):
+    """Mean parameters of :class:`NIW`, where Sigma is the covariance."""
+
+    neg_half_precision: Annotated[Array, "d d symmetric"]
+    """E of -Sigma^{-1} / 2."""
+    precision_loc: Annotated[Array, "d"]
+    """E of Sigma^{-1} loc."""
+    neg_half_quad: Annotated[Array, ""]
+    """E of -loc^T Sigma^{-1} loc / 2."""
+    half_logdet: Annotated[Array, ""]
+    """E of log |Sigma^{-1}| / 2."""
+
+
+class NIWStandard(NamedTuple):
+    """Standard parameters of :class:`NIW`."""
+
+    loc: Annotated[Array, "d"]
+    """Mean m of the mean."""
+    kappa: Annotated[Array, ""]
+    """Number of prior observations of the mean, positive."""
+    df: Annotated[Array, ""]
+    """Degrees of freedom nu, above d - 1."""
+    scale_matrix: Annotated[Array, "d d symmetric"]
+    """S, about nu times the covariance."""
+
+
+class NIW(ExponentialFamily[NIWNatural, NIWMean, NIWStandard]):
+    r"""Normal-inverse-Wishart: the conjugate prior of mean and covariance of a normal.
+
+    A value is a pair (loc, Sigma), with
+
+    .. math::
+
+        \Sigma \sim IW(\nu, S), \qquad loc \mid \Sigma \sim N(m, \Sigma / \kappa), \qquad
+        p(\Sigma) \propto |\Sigma|^{-(\nu + d + 1)/2} e^{-tr(S \Sigma^{-1})/2} .
+
+    Natural parameters are (A, b, kappa, nu) with :math:`A = S + \kappa m m^\top` and
+    :math:`b = \kappa m`, and
+
+    .. math::
+
+        t &= (-\tfrac12 \Sigma^{-1},\; \Sigma^{-1} loc,\; -\tfrac12 loc^\top \Sigma^{-1} loc,\;
+             \tfrac12 \log |\Sigma^{-1}|), \\
+        \log Z &= \tfrac{\nu d}{2} \log 2 + \log \Gamma_d(\tfrac{\nu}{2})
+             - \tfrac{\nu}{2} \log |S| - \tfrac d2 \log \kappa .
+
+    :math:`\log N(x \mid loc, \Sigma) = \langle t, (x x^\top, x, 1, 1) \rangle -
+    \tfrac d2 \log 2\pi`, so that a conjugate update adds these sums. It is the :class:`MNIW` with a
+    single input that is 1, and its formulas are computed there; so are its limits of float32.
+
+    References: Johnson et al., *Composing graphical models with neural networks for structured
+    representations and fast inference* (NIPS 2016), appendix D; Murphy, *Conjugate Bayesian
+    analysis of the Gaussian distribution* (2007), section 9.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.expfam import NIW, NIWNatural, multiply
+        >>> prior = NIW.from_standard(
+        ...     loc=jnp.zeros(1), kappa=1.0, df=3.0, scale_matrix=jnp.eye(1))
+        >>> x = jnp.array([[1.0], [2.0], [3.0]])
+        >>> posterior = NIW.to_standard(multiply(prior, NIWNatural(x.T @ x, x.sum(0), 3.0, 3.0)))
+        >>> print(posterior.loc, posterior.scale_matrix[0], posterior.kappa, posterior.df)
+        [1.5] [6.] 4.0 6.0
+    """
+
+    Natural = NIWNatural
+    Mean = NIWMean
+    Standard = NIWStandard
+    domain = (
+        "a positive kappa, a positive definite scale_matrix, df above d - 1, and a scale_matrix"
+        " that is not lost in rounding beside kappa loc loc^T"
+    )
+
+    @classmethod
+    def from_standard(cls, loc: Any, kappa: Any, df: Any, scale_matrix: Any) -> NIWNatural:
+        """
+        Natural parameters from the standard ones.
+
+        :param loc: mean of the mean, ``(*batch, d)``.
+        :param kappa: number of prior observations of the mean, positive.
+        :param df: degrees of freedom, above d - 1.
+        :param scale_matrix: S, positive definite, ``(*batch, d, d)``.
+        """
+        m, kappa, nu, S = canonical(NIWStandard(loc, kappa, df, scale_matrix))
+        b = kappa[..., None] * m
+        return cls._constructed(NIWNatural(S + b[..., :, None] * m[..., None, :], b, kappa, nu))
+
+    @classmethod
+    def statistics(cls, value: Any) -> NIWMean:
+        loc, covariance = value
+        return _mean_of(MNIW.statistics((loc[..., None], covariance)))
+
+    @classmethod
+    def _log_partition(cls, natural: NIWNatural) -> Array:
+        return MNIW.log_partition(_as_mniw(natural))
+
+    @classmethod
+    def _mean(cls, natural: NIWNatural) -> NIWMean:
+        return _mean_of(MNIW.mean(_as_mniw(natural)))
+
+    @classmethod
+    def _natural(cls, mean: NIWMean) -> NIWNatural:
+        P, Pm, quad, logdet = mean
+        A, B, K, nu = MNIW.natural(MNIWMean(P, Pm[..., None], quad[..., None, None], logdet))
+        return NIWNatural(A, B[..., 0], K[..., 0, 0], nu)
+
+    @classmethod
+    def _to_standard(cls, natural: NIWNatural) -> NIWStandard:
+        M, K, nu, S = MNIW.to_standard(_as_mniw(natural))
+        return NIWStandard(M[..., 0], K[..., 0, 0], nu, S)
+
+    @classmethod
+    def _in_domain(cls, natural: NIWNatural) -> Array:
+        return MNIW.in_domain(_as_mniw(natural))
+
+    @classmethod
+    def _log_base_measure(cls, mean: NIWMean) -> Array:
+        d = mean.precision_loc.shape[-1]
+        return (d + 2) * mean.half_logdet - d / 2 * jnp.log(2 * jnp.pi)
+
+    @classmethod
+    def _sample(
+        cls, rng_key: Array, natural: NIWNatural, sample_shape: tuple[int, ...]
+    ) -> tuple[Array, Array]:
+        weight, covariance = MNIW.sample(rng_key, _as_mniw(natural), sample_shape)
+        return weight[..., 0], covariance
+
+    @classmethod
+    def _to_distribution(
+        cls, natural: NIWNatural
+    ) -> tuple[dist.InverseWishart, Callable[[Array], dist.MultivariateNormal]]:
+        m, kappa, nu, S = cls._to_standard(natural)
+        return dist.InverseWishart(nu, scale_matrix=S), lambda Sigma: dist.MultivariateNormal(
+            m, Sigma / kappa[..., None, None]
+        )
+
+
+def _as_mniw(natural: NIWNatural) -> MNIWNatural:
+    A, b, kappa, nu = natural
+    return MNIWNatural(A, b[..., None], kappa[..., None, None], nu)
+
+
+def _mean_of(mean: MNIWMean) -> NIWMean:
+    P, PM, quad, logdet = mean
+    return NIWMean(P, PM[..., 0], quad[..., 0, 0], logdet)

@@ -1,0 +1,263 @@
+"""What the guides of local latents share: networks that read the data of a plate, row by row.
+
+Gershman, Goodman, "Amortized inference in probabilistic reasoning" (CogSci 2014).
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array, lax, random
+import jax.numpy as jnp
+import numpyro
+from numpyro.distributions import biject_to, constraints
+from numpyro.handlers import block, seed, substitute
+from numpyro.infer import init_to_uniform
+from numpyro.infer.autoguide import AutoGuide, AutoNormal
+
+from numpyro_ext._model.handlers import every_row, first_rows, valid_plates
+from numpyro_ext._model.mistakes import valid_data
+from numpyro_ext._model.read import continuous_latents, frames, shape_trace, trace_of
+from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext.guides.base import NUM_QUANTILE_DRAWS
+from numpyro_ext.guides.networks import Network, check_network
+
+__all__ = ["AmortizedGuide"]
+
+
+class LocalSite(NamedTuple):
+    """A latent site inside the plate, of which each row holds a part of the local vector."""
+
+    rest: tuple[int, ...]
+    """Shape of one row, in unconstrained space."""
+    axis: int
+    """Where the unconstrained value has its rows."""
+    event_dim: int
+    support: constraints.Constraint
+
+
+class AmortizedGuide(AutoGuide):
+    """Base of the guides that make the latents of a plate from its data, by one network for all.
+
+    A subclass writes :meth:`draw_local` and :meth:`register`. Latents outside the plate are those
+    of another guide.
+
+    :param model: a NumPyro model with continuous latents inside the plate.
+    :param network: a stax pair ``(init_fn, apply_fn)``.
+    :param str plate: name of the model's plate.
+    :param features: a function of the model's arguments; ``(M, f)``, the rows of the minibatch.
+    :param global_guide: guide of the latents outside the plate.
+    :param str prefix: what the names of the guide's own sites start with.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        network: Network,
+        *,
+        plate: str,
+        features: Callable[..., Array],
+        global_guide: Any = None,
+        prefix: str = "auto",
+    ) -> None:
+        if network is None:
+            raise TypeError(
+                f"network is None; {type(self).__name__} needs a pair (init_fn, apply_fn) that"
+                " reads the features, such as jax.example_libraries.stax.serial returns."
+            )
+        check_network(network, ())
+        if not callable(features):
+            raise TypeError(
+                f"features is {features!r}; it must be a function of the model's arguments that"
+                " returns the rows of the minibatch, such as"
+                " lambda x: numpyro.subsample(x, event_dim=1)."
+            )
+        self.network, self.plate, self.features = network, plate, features
+        self.global_guide = global_guide
+        self.local: dict[str, LocalSite] = {}
+        self.supports: dict[str, constraints.Constraint] = {}
+        self.dim = -1
+        super().__init__(model, prefix=prefix)
+
+    @property
+    def local_dim(self) -> int:
+        """Length of the local vector of one row."""
+        return sum(math.prod(site.rest) for site in self.local.values())
+
+    @abstractmethod
+    def draw_local(self, x: Array) -> Array:
+        """Unconstrained local vectors ``(M, local_dim)`` from the features, inside the plate."""
+
+    @abstractmethod
+    def register(self, name: str, u: Array, site: LocalSite) -> Array:
+        """``numpyro.sample`` of a local site at its unconstrained value."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Sites:
+        if self.prototype_trace is None:
+            self._set_up(args, kwargs)
+        outside: Any = self.global_guide
+        values: Sites = {} if outside is None else {**outside(*args, **kwargs)}
+        for name in self.local:
+            if name in values:
+                raise ValueError(
+                    f"the global_guide draws '{name}', which lies in the plate '{self.plate}'; give"
+                    " the class, such as AutoNormal, or a guide that leaves this site out."
+                )
+        with self.rows(args, kwargs) as x:
+            latent, start = self.draw_local(x), 0
+            for name, site in self.local.items():
+                stop = start + math.prod(site.rest)
+                u = latent[:, start:stop].reshape(len(x), *site.rest)
+                values[name] = self.register(name, jnp.moveaxis(u, 0, site.axis), site)
+                start = stop
+        return values
+
+    @contextmanager
+    def rows(self, args: tuple, kwargs: dict[str, Any]) -> Iterator[Array]:
+        """Inside the plate, as large as the model has it with these arguments: the features."""
+        model = _DeclaredPlates(seed(self.model, random.key(0)))
+        shape_trace(model, args, kwargs)
+        size, batch = model.plates[self.plate]
+        with numpyro.plate(self.plate, size, subsample_size=batch, dim=self.dim) as rows:
+            x = self.features(*args, **kwargs)
+            if jnp.ndim(x) != 2 or len(x) != len(rows):
+                raise ValueError(
+                    f"features returns an array of shape {jnp.shape(x)}, but the plate"
+                    f" '{self.plate}' has {len(rows)} of {size} rows; the shape must be"
+                    f" ({len(rows)}, number of features). Take the rows of the minibatch by"
+                    " numpyro.subsample(x, event_dim=1)."
+                )
+            yield x
+
+    def sample_posterior(
+        self,
+        rng_key: Array,
+        params: Params,
+        *args: Any,
+        sample_shape: tuple[int, ...] = (),
+        **kwargs: Any,
+    ) -> Sites:
+        """Draws of the latent sites for all rows, with the model's deterministic sites.
+
+        :param rng_key: random key.
+        :param dict params: the parameters of guide and model, from ``svi.get_params``.
+        :param args: the model's arguments, which may be other data, of another number of rows.
+        :param tuple sample_shape: what the shape of every site starts with.
+        :return: a dict of arrays of shape ``sample_shape + site shape``.
+        """
+
+        def one(key: Array) -> Sites:
+            guide: Any = substitute(seed(every_row(self), key), data=params)
+            with block():
+                values: Sites = guide(*args, **kwargs)
+            return {**values, **self._deterministic(values, params, args, kwargs)}
+
+        if not sample_shape:
+            return one(rng_key)
+        draws = lax.map(one, random.split(rng_key, math.prod(sample_shape)))
+        return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
+
+    def median(self, params: Params, *args: Any, **kwargs: Any) -> Sites:
+        """The 0.5 quantiles, see :meth:`quantiles`."""
+        return self.quantiles(params, 0.5, *args, **kwargs)
+
+    def quantiles(self, params: Params, quantiles: Any, *args: Any, **kwargs: Any) -> Sites:
+        """Quantiles of every unconstrained coordinate, constrained, from 10,000 draws.
+
+        :param dict params: the parameters of guide and model, from ``svi.get_params``.
+        :param quantiles: a number or a list of numbers between 0 and 1.
+        :param args: the model's arguments.
+        :return: a dict of arrays, the axis of a list leading.
+        """
+        key, shape = random.key(0), (NUM_QUANTILE_DRAWS,)
+        draws = self.sample_posterior(key, params, *args, sample_shape=shape, **kwargs)
+        q = jnp.asarray(quantiles, dtype=jnp.result_type(float))
+        values = {}
+        for name, support in self.supports.items():
+            T = biject_to(support)
+            values[name] = T(jnp.quantile(T.inv(draws[name]), q, axis=0))
+
+        def deterministic(values: Sites) -> Sites:
+            return self._deterministic(values, params, args, kwargs)
+
+        derived = lax.map(deterministic, values) if q.ndim else deterministic(values)
+        return {**values, **derived}
+
+    def _deterministic(self, values: Sites, params: Params, args: tuple, kwargs: Any) -> Sites:
+        model = seed(every_row(self.model), random.key(0))
+        with block():
+            trace = trace_of(substitute(model, data={**params, **values}), args, kwargs)
+        return {n: site["value"] for n, site in trace.items() if site["type"] == "deterministic"}
+
+    def _set_up(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        seeded = valid_plates(first_rows(seed(valid_data(self.model), random.key(0))))
+        with block(), jax.ensure_compile_time_eval():
+            trace = trace_of(substitute(seeded, substitute_fn=init_to_uniform), args, kwargs)
+        latents = continuous_latents(trace)
+        for name, site in latents.items():
+            self.supports[name] = site["fn"].support
+            if self.plate in frames(site):
+                self.local[name] = self._local_site(name, site)
+        if not self.local:
+            plates = [name for name, site in trace.items() if site["type"] == "plate"]
+            raise ValueError(
+                f"no latent site lies in the plate '{self.plate}'; the plates of the model are"
+                f" {plates}, and its latent sites {list(latents)}."
+            )
+        self.dim = frames(latents[next(iter(self.local))])[self.plate]
+        if len(self.local) == len(latents):
+            self.global_guide = None
+        elif self.global_guide is None or not isinstance(self.global_guide, AutoGuide):
+            make = AutoNormal if self.global_guide is None else self.global_guide
+            is_factory = isinstance(make, type) or hasattr(make, "func")
+            self.global_guide = make(_Global(self.model, self.plate)) if is_factory else make
+        self.prototype_trace = {}
+
+    def _local_site(self, name: str, site: dict[str, Any]) -> LocalSite:
+        others = [plate for plate in frames(site) if plate != self.plate]
+        if others:
+            raise ValueError(
+                f"latent site '{name}' lies in the plates {others} beside '{self.plate}'; declare"
+                " their dimensions with .to_event(), so that they belong to one row."
+            )
+        fn, value = site["fn"], site["value"]
+        if any(jnp.ndim(bound) for bound in jax.tree.leaves(fn.support)):
+            raise ValueError(
+                f"the support of latent site '{name}' differs between rows or entries; sample it on"
+                " a fixed support, and shift and scale it in the model."
+            )
+        axis = jnp.ndim(value) - fn.event_dim + frames(site)[self.plate]
+        shape = jax.eval_shape(biject_to(fn.support).inv, value).shape
+        return LocalSite(shape[:axis] + shape[axis + 1 :], axis, fn.event_dim, fn.support)
+
+
+class _DeclaredPlates(every_row):
+    """A model on all rows, which may be fewer than its minibatch, with what its plates ask for."""
+
+    def __init__(self, fn: Model) -> None:
+        super().__init__(fn)
+        self.plates: dict[str, tuple[int, int | None]] = {}
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "plate":
+            self.plates[msg["name"]] = msg["args"]
+        super().process_message(msg)
+
+
+class _Global:
+    """The model without what it samples inside the plate."""
+
+    def __init__(self, model: Model, plate: str) -> None:
+        self.model, self.plate = model, plate
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        key = numpyro.prng_key()
+        # Hidden sites get no key from outside.
+        with block(hide_fn=self._hidden), seed(rng_seed=random.key(0) if key is None else key):
+            return self.model(*args, **kwargs)
+
+    def _hidden(self, site: dict[str, Any]) -> bool:
+        return site["type"] == "sample" and self.plate in frames(site)

@@ -1,0 +1,210 @@
+"""A conditional normalizing flow over the local latents of each row.
+
+Rezende, Mohamed, "Variational inference with normalizing flows" (ICML 2015); Kingma, Salimans,
+Jozefowicz, Chen, Sutskever, Welling, "Improving variational inference with inverse autoregressive
+flow" (NIPS 2016), for the context that the network gives to the flow.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from jax import Array
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import biject_to
+from numpyro.distributions.transforms import (
+    AffineTransform,
+    IndependentTransform,
+    PermuteTransform,
+    Transform,
+)
+from numpyro.handlers import block, substitute
+
+from numpyro_ext._checks import check_choice, check_count
+from numpyro_ext._model.handlers import every_row
+from numpyro_ext._typing import Model, Params
+from numpyro_ext.guides.amortized import AmortizedGuide, LocalSite
+from numpyro_ext.guides.networks import Network, check_network, flat_module, masked_mlp, mlp
+from numpyro_ext.transforms import AffineCoupling, MaskedAffineAutoregressive
+from numpyro_ext.transforms.base import as_pytree
+
+__all__ = ["FlowGuide"]
+
+
+class FlowGuide(AmortizedGuide):
+    r"""Local latents from the data of their row, with an exact density.
+
+    For row i of the plate, with the features :math:`x_i` and :math:`(shift, \log scale, h) =
+    net(x_i)`,
+
+    .. math::
+
+        z_i = shift_i + scale_i \odot (f_F \circ \dots \circ f_1)(e_i;\, h_i), \qquad
+        e_i \sim N(0, I_L) ,
+
+    in unconstrained space, where :math:`z_i \in R^L` holds all latent sites of the row and each
+    :math:`f` is a coupling or an autoregressive layer whose network reads the context
+    :math:`h_i` too. The flows start at the identity. ``num_flows=0`` is the diagonal normal of a
+    variational autoencoder. Every loss that needs a density works, with one bound per row where all
+    latents are in the plate.
+
+    New data need no training: call ``Predictive`` or ``sample_posterior`` with other arguments of
+    the model; the plate may have another number of rows.
+
+    *What it is biased by.* One network serves all rows, so that each posterior is worse than one of
+    its own would be (the amortisation gap), most of all for data unlike those of the training; some
+    steps for the rows at hand close it (``examples/refine_amortised.py``). The local latents do not
+    depend on draws of the global ones. A flow leaves separated modes joined.
+
+    :param model: a NumPyro model whose latent sites inside the plate are continuous, in no other
+        plate, and of a support that is the same for all rows.
+    :param network: a stax pair ``(init_fn, apply_fn)`` from the f features to at least
+        :math:`2 L` outputs: L shifts, L log-scales, and the rest is the context of the flows.
+        Without a rest the flows are the same for all rows. Its weights are the vector
+        ``{prefix}_net$params``, those of the flows ``{prefix}_flow__{i}$params``.
+    :param str plate: name of the plate.
+    :param features: a function of the model's arguments, called inside the plate, that returns the
+        features of the minibatch, ``(M, f)``: ``lambda x: numpyro.subsample(x, event_dim=1)``.
+    :param int num_flows: the number F of layers.
+    :param str flow: ``"realnvp"``, or ``"maf"``, of which a draw takes L passes.
+    :param hidden_dims: widths of the hidden layers of each flow's network (ELU).
+    :param global_guide: guide of the latents outside the plate: a class of Auto guides or a
+        ``functools.partial`` of one (``AutoNormal`` by default), which is given the model without
+        the plate's sites, or a guide of your own for them.
+    :param str prefix: what the names of the guide's own sites start with.
+
+    **References**
+
+    1. *Variational inference with normalizing flows*, section 4, Danilo Jimenez Rezende,
+       Shakir Mohamed (ICML 2015)
+    2. *Improving variational inference with inverse autoregressive flow*, algorithm 1,
+       Diederik P. Kingma, Tim Salimans, Rafal Jozefowicz, Xi Chen, Ilya Sutskever, Max Welling
+       (NIPS 2016)
+
+    .. doctest::
+
+        >>> import jax, numpyro, numpyro.distributions as dist, optax
+        >>> from jax.example_libraries import stax
+        >>> from numpyro.infer import SVI, Trace_ELBO
+        >>> from numpyro_ext.guides import FlowGuide
+        >>> def model(x):
+        ...     with numpyro.plate("rows", len(x)):
+        ...         z = numpyro.sample("z", dist.Normal(0, 1).expand([2]).to_event(1))
+        ...         numpyro.sample("x", dist.Normal(z, 0.5).to_event(1), obs=x)
+        >>> net = stax.serial(stax.Dense(16), stax.Elu, stax.Dense(2 * 2 + 3))
+        >>> guide = FlowGuide(model, net, plate="rows", features=lambda x: x)
+        >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO())
+        >>> x = jax.random.normal(jax.random.key(0), (50, 2))
+        >>> params = svi.run(jax.random.key(1), 20, x, progress_bar=False).params
+        >>> guide.sample_posterior(jax.random.key(2), params, x[:7], sample_shape=(100,))["z"].shape
+        (100, 7, 2)
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        network: Network,
+        *,
+        plate: str,
+        features: Callable[..., Array],
+        num_flows: int = 2,
+        flow: str = "realnvp",
+        hidden_dims: Sequence[int] = (32, 32),
+        global_guide: Any = None,
+        prefix: str = "auto",
+    ) -> None:
+        check_choice("flow", flow, ("realnvp", "maf"))
+        check_network(network, hidden_dims)
+        self.num_flows = check_count("num_flows", num_flows, minimum=0)
+        self.flow, self.hidden_dims = flow, tuple(hidden_dims)
+        super().__init__(
+            model,
+            network,
+            plate=plate,
+            features=features,
+            global_guide=global_guide,
+            prefix=prefix,
+        )
+
+    def get_posterior(self, params: Params, *args: Any, **kwargs: Any) -> dist.Distribution:
+        """The distribution of the local vectors of all rows, in unconstrained space.
+
+        :param dict params: the parameters, from ``svi.get_params``.
+        :param args: the model's arguments.
+        :return: a distribution of batch ``(N,)`` and event ``(local_dim,)``.
+        """
+
+        def distribution() -> dist.Distribution:
+            with self.rows(args, kwargs) as x:
+                return self.local_distribution(x)
+
+        with block(), substitute(data=params), every_row():
+            return distribution()
+
+    def draw_local(self, x: Array) -> Array:
+        # The plate may be further left than any other: its rows have an axis of their own.
+        q = self.local_distribution(x, (len(x), *(1,) * (-self.dim - 1)))
+        z = numpyro.sample(f"_{self.prefix}_local", q, infer={"is_auxiliary": True})
+        return jnp.reshape(z, (len(x), self.local_dim))
+
+    def local_distribution(self, x: Array, batch_shape: tuple[int, ...] = ()) -> dist.Distribution:
+        """Given the features ``(M, f)``, of event ``(local_dim,)`` and batch ``(M,)``, or of
+        another batch of as many elements."""
+        L = self.local_dim
+        out = flat_module(f"{self.prefix}_net$params", self.network, x.shape[1:])(x)
+        if out.ndim != 2 or len(out) != len(x) or out.shape[1] < 2 * L:
+            raise ValueError(
+                f"the network turns shape {x.shape} into {out.shape}, but a row has {L} latent"
+                f" numbers; it must give {len(x)} rows of at least {2 * L} numbers: shifts,"
+                " log-scales, and the context of the flows."
+            )
+        out = out.reshape(*(batch_shape or (len(x),)), -1)
+        shift, log_scale, context = jnp.split(out, (L, 2 * L), axis=-1)
+        if self.num_flows == 0:
+            return dist.Normal(shift, jnp.exp(log_scale)).to_event(1)
+        flip = PermuteTransform(np.arange(L)[::-1])  # pyright: ignore[reportArgumentType]
+        transforms: list[Transform] = []
+        for i in range(self.num_flows):
+            transforms += [self._layer(i, context), flip]
+        if self.num_flows % 2:
+            transforms.pop()
+        affine = IndependentTransform(AffineTransform(shift, jnp.exp(log_scale)), 1)
+        base = dist.Normal(jnp.zeros_like(shift), 1).to_event(1)
+        return dist.TransformedDistribution(base, [*transforms, affine])
+
+    def _layer(self, i: int, context: Array) -> Transform:
+        L, C = self.local_dim, context.shape[-1]
+        name = f"{self.prefix}_flow__{i}$params"
+        if self.flow == "maf":
+            net = flat_module(name, masked_mlp(L, self.hidden_dims, C), (L + C,))
+            return MaskedAffineAutoregressive(_given(net, context))
+        if L == 1:
+            raise ValueError(
+                "a row has one latent number, and a coupling needs two halves; use num_flows=0, the"
+                ' normal whose moments the network gives, or flow="maf".'
+            )
+        split = L // 2
+        net = flat_module(name, mlp(self.hidden_dims, 2 * (L - split)), (split + C,))
+        return AffineCoupling(_given(net, context), split)
+
+    def register(self, name: str, u: Array, site: LocalSite) -> Array:
+        T = biject_to(site.support)
+        value = T(u)
+        log_det = T.log_abs_det_jacobian(u, value)
+        batch = value.ndim - site.event_dim
+        log_det = jnp.sum(log_det, tuple(range(batch, jnp.ndim(log_det))))
+        fn = dist.Delta(value, log_density=-log_det, event_dim=site.event_dim)
+        return jnp.asarray(numpyro.sample(name, fn))
+
+
+def _given(net: Callable[[Array], Array], context: Array) -> Callable[[Array], Array]:
+    """The network of a flow as a function of the latents alone."""
+    return partial(_with_context, as_pytree(net), context)
+
+
+def _with_context(net: Callable[[Array], Array], context: Array, z: Array) -> Array:
+    context = jnp.broadcast_to(context, (*z.shape[:-1], context.shape[-1]))
+    return net(jnp.concatenate([z, context], axis=-1))

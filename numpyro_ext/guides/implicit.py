@@ -1,0 +1,230 @@
+"""A guide without a density: a network that turns noise into draws of all latent sites.
+
+Li and Turner, *Gradient estimators for implicit models* (ICLR 2018); Feng, Wang and Liu, *Learning
+to draw samples with amortized Stein variational gradient descent* (UAI 2017).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import Array, lax
+from jax.core import Tracer
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.handlers import block
+from numpyro.infer.initialization import init_to_uniform
+
+from numpyro_ext._checks import check_count, check_positive
+from numpyro_ext._model.handlers import refuse_mutable
+from numpyro_ext._model.implicit import Implicit
+from numpyro_ext._model.potential import Potential, params_in_scope
+from numpyro_ext._typing import Model, Params
+from numpyro_ext.guides.base import AutoJoint
+from numpyro_ext.guides.networks import Network, check_network, flat_module, mlp
+from numpyro_ext.guides.transitions import Transition
+
+__all__ = ["AutoImplicit"]
+
+_DRAWS_AT_A_TIME = 256
+
+
+class AutoImplicit(AutoJoint):
+    r"""A generator as a guide: a network of noise, over all latent sites together.
+
+    In the model's unconstrained space of dimension d,
+
+    .. math::
+        z = loc + scale \odot \epsilon_{1..d} + \mathrm{mlp}(\epsilon), \qquad
+        \epsilon \sim N(0, I_{noise\_dim}),
+
+    where the last layer of the network starts at zero, so that the guide starts at
+    :math:`N(init\_loc, init\_scale^2 I)`. It has draws and no density. Train it with
+    ``ImplicitELBO``, ``SteinDiscrepancy``, ``AmortizedMCMC``, ``DensityRatioELBO``, or with a field
+    of :mod:`numpyro_ext.particles`: ``SVI(model, AutoImplicit(model), optim, SVGD())`` is amortised
+    SVGD. A loss that needs log q, such as ``Trace_ELBO``, raises ``IntractableDensityError``.
+
+    **When it fails.** How good it is depends on the loss. With ``ImplicitELBO`` standard deviations
+    come out some per cent too small, more so with the number of dimensions, and too large in heavy
+    tails; ``benchmarks/implicit`` has the numbers of all losses. There is no density, so no
+    importance weights say how far off it is. What a flow cannot do and this can is to tear the
+    noise apart into separated modes.
+
+    **Transitions.** ``transition=Langevin()`` or ``NNSampler()`` applies T steps with the model's
+    gradient to the draw of the generator, on the minibatch that the loss shares with the model,
+    and learns their parameters. It costs T gradients of the model for each draw, which the loss
+    differentiates again. Parameters of the model have no gradient through the steps. Draws that
+    are not made by calling the guide (``sample_latent``, ``sample_posterior``, ``quantiles``) take
+    all rows of the data, of the arguments that they are given or of the first call; draws on
+    minibatches (``Predictive(guide)``) spread further, because they follow their minibatch.
+
+    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
+        plate.
+    :param float init_scale: initial standard deviation of every unconstrained coordinate.
+    :param int noise_dim: number of standard normal numbers for a draw, at least d and by default d.
+        With fewer the draws lie on a surface, where neither a density nor its score exists.
+    :param network: a stax pair ``(init_fn, apply_fn)`` from ``noise_dim`` to d numbers, for
+        :math:`z = loc + net(\epsilon)`. The guide then starts where its initial weights put it, and
+        pickles only if the pair does (closures do not).
+    :param hidden_dims: widths of the hidden layers of the default network (ELU).
+    :param transition: ``Langevin(...)``, ``NNSampler(...)`` or None.
+    :param str prefix: what the names of the guide's own sites start with.
+    :param init_loc_fn: a per-site initialization function.
+
+    **References**
+
+    1. *Gradient estimators for implicit models*, Yingzhen Li, Richard E. Turner, ICLR 2018.
+    2. *Learning to draw samples with amortized Stein variational gradient descent*, Yihao Feng,
+       Dilin Wang, Qiang Liu, UAI 2017.
+
+    .. doctest::
+
+        >>> import jax, numpyro, numpyro.distributions as dist, optax
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_ext.guides import AutoImplicit
+        >>> from numpyro_ext.objectives import ImplicitELBO
+        >>> def model():
+        ...     numpyro.sample("rate", dist.Gamma(3., 1.))
+        >>> guide = AutoImplicit(model)  # was: AutoNormal(model)
+        >>> svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO())  # was: Trace_ELBO()
+        >>> result = svi.run(jax.random.key(0), 300, progress_bar=False)
+        >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))
+        >>> bool((draws["rate"] > 0).all())
+        True
+    """
+
+    scale_constraint = constraints.softplus_positive
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        init_scale: float = 0.1,
+        noise_dim: int | None = None,
+        network: Network | None = None,
+        hidden_dims: Sequence[int] = (64, 64),
+        transition: Transition | None = None,
+        prefix: str = "auto",
+        init_loc_fn: Callable[..., Any] = init_to_uniform,
+    ) -> None:
+        check_positive("init_scale", init_scale)
+        check_network(network, hidden_dims)
+        if transition is not None and not isinstance(transition, Transition):
+            raise TypeError(
+                f"transition is {transition!r}; it must be Langevin(...), NNSampler(...) or None."
+            )
+        self.init_scale = init_scale
+        self.noise_dim = None if noise_dim is None else check_count("noise_dim", noise_dim)
+        self.network = network
+        self.hidden_dims = tuple(hidden_dims)
+        self.transition = transition
+        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        info = self.read(*args, **kwargs)
+        if self.noise_dim is not None and self.noise_dim < info.size:
+            raise ValueError(
+                f"noise_dim is {self.noise_dim}, but the model has {info.size} latent dimensions;"
+                f" it must be at least {info.size}, because fewer numbers fill only a surface, on"
+                " which neither a density nor its score exists."
+            )
+        return None if self.transition is None else (args, kwargs)
+
+    def sample_vector(
+        self, sample_shape: tuple[int, ...], args: tuple, kwargs: dict[str, Any]
+    ) -> Array:
+        d = self.latent_dim
+        n = self.noise_dim or d
+        loc: Any = numpyro.param(f"{self.prefix}_loc", self.init_latent)
+        eps = self._noise("noise", (*sample_shape, n), 1)
+        pair = self.network or mlp(self.hidden_dims, d)
+        out = flat_module(f"{self.prefix}_net$params", pair, (n,))(eps)
+        if out.shape != (*sample_shape, d):
+            raise ValueError(
+                f"network maps noise of shape {eps.shape} to {out.shape}; it must give"
+                f" {(*sample_shape, d)}, one number for each latent dimension."
+            )
+        z = loc + out
+        if self.network is None:
+            start = jnp.full(d, self.init_scale)
+            scale: Any = numpyro.param(
+                f"{self.prefix}_scale", start, constraint=self.scale_constraint
+            )
+            z = z + scale * eps[..., :d]
+        path = None
+        if self.transition is not None:
+            states = self._states(z, self.transition, sample_shape, args, kwargs)
+            z, path = states[-1], states if self.transition.trajectory else None
+        return self._auxiliary("latent", Implicit(z, event_dim=1, trajectory=path))
+
+    def draw(
+        self,
+        rng_key: Array,
+        params: Params,
+        sample_shape: tuple[int, ...] = (),
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Array:
+        if sample_shape or self.transition is None:
+            return super().draw(rng_key, params, sample_shape, args, kwargs)
+        return super().draw(rng_key, params, (1,), args, kwargs)[0]  # on all rows, not a minibatch
+
+    def _states(
+        self,
+        z: Array,
+        transition: Transition,
+        sample_shape: tuple[int, ...],
+        args: tuple,
+        kwargs: dict[str, Any],
+    ) -> Array:
+        """``(T, *sample_shape, d)``, the states after each step from ``z``."""
+        T, d = transition.num_steps, self.latent_dim
+        args, kwargs = self._arguments(args, kwargs)
+        info = self.read(*args, **kwargs)
+        params = lax.stop_gradient(params_in_scope(self.model, args, kwargs))
+        potential = Potential(refuse_mutable(self.model), info, params, args, kwargs)
+        by_step, step = transition.begin(self.prefix, d)
+        xi = self._noise("transition_noise", (*sample_shape, T, d), 2)
+        rows = {}
+        for name, (size, batch) in info.plates.items():
+            if sample_shape:
+                rows[name] = jnp.arange(size)
+            else:  # the minibatch that the loss gives to the model too
+                with numpyro.plate(name, size, subsample_size=batch) as idx:
+                    rows[name] = jnp.asarray(idx)
+
+        def run(start: tuple[Array, Array]) -> Array:
+            z, xi = start
+            grad_log_p = jax.grad(lambda z: -potential(self.unpack(z), rows))
+
+            def one(z: Array, at: tuple[Any, Array]) -> tuple[Array, Array]:
+                z = step(at[0], z, grad_log_p(z), at[1])
+                return z, z
+
+            return lax.scan(one, z, (by_step, xi))[1]
+
+        with block():  # some draws at a time, because each may take all rows
+            starts = z.reshape(-1, d), xi.reshape(-1, T, d)
+            states = lax.map(run, starts, batch_size=_DRAWS_AT_A_TIME)
+        return jnp.moveaxis(states, 1, 0).reshape(T, *sample_shape, d)
+
+    def _noise(self, name: str, shape: tuple[int, ...], event_dim: int) -> Array:
+        return self._auxiliary(name, dist.Normal(jnp.zeros(shape), 1.0).to_event(event_dim))
+
+    def _auxiliary(self, name: str, fn: dist.Distribution) -> Array:
+        drawn = numpyro.sample(f"_{self.prefix}_{name}", fn, infer={"is_auxiliary": True})
+        return jnp.asarray(drawn)
+
+    def _arguments(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Those of the first call if there are none."""
+        if args or kwargs or self.prepared is None:
+            return args, kwargs
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(self.prepared)):
+            raise ValueError(
+                "the transitions need the model's arguments, but the guide was first called inside"
+                " a function that JAX traces, where they have no values; give them to"
+                " sample_posterior, or call svi.init outside jax.jit."
+            )
+        return self.prepared

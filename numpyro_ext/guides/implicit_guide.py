@@ -1,0 +1,138 @@
+"""A network that turns data and noise into local latents, without a density.
+
+Mescheder, Nowozin, Geiger, "Adversarial variational Bayes" (ICML 2017), for the family; it is
+trained with an estimate of the score (Li, Turner, "Gradient estimators for implicit models", ICLR
+2018) or of a density ratio.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from jax import Array
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import biject_to
+
+from numpyro_ext._checks import check_count
+from numpyro_ext._model.implicit import Implicit
+from numpyro_ext._typing import Model
+from numpyro_ext.guides.amortized import AmortizedGuide, LocalSite
+from numpyro_ext.guides.networks import Network, flat_module
+
+__all__ = ["ImplicitGuide"]
+
+
+class ImplicitGuide(AmortizedGuide):
+    r"""Local latents from the data of their row and noise, through a network of any shape.
+
+    For row i of the plate, with the features :math:`x_i \in R^f`,
+
+    .. math::
+
+        z_i = net(x_i, e_i), \qquad e_i \sim N(0, I_{noise\_dim}) ,
+
+    in unconstrained space, where :math:`z_i` holds all latent sites of the row. There is no
+    density: the loss must need samples alone, such as
+    :class:`~numpyro_ext.objectives.ImplicitELBO`, and any other is an error. Latents outside the
+    plate keep a density, that of ``global_guide``, and do not enter the network.
+
+    New data need no training: call ``Predictive`` or ``sample_posterior`` with other arguments of
+    the model; the plate may have another number of rows.
+
+    *What it is biased by.* One network serves all rows, so that each posterior is worse than one of
+    its own would be (the amortisation gap), most of all for data unlike those of the training. The
+    local latents do not depend on draws of the global ones. The rest is the bias of the loss.
+
+    :param model: a NumPyro model whose latent sites inside the plate are continuous, in no other
+        plate, and of a support that is the same for all rows.
+    :param network: a stax pair ``(init_fn, apply_fn)`` from :math:`f + noise\_dim` inputs,
+        features first, to one output for each unconstrained number of a row. Its weights are the
+        vector ``{prefix}_net$params``.
+    :param str plate: name of the plate.
+    :param features: a function of the model's arguments, called inside the plate, that returns the
+        features of the minibatch, ``(M, f)``: ``lambda x: numpyro.subsample(x, event_dim=1)``.
+    :param int noise_dim: numbers of noise per row, by default as many as latents. With fewer the
+        draws would lie on a surface, on which no density exists.
+    :param global_guide: guide of the latents outside the plate: a class of Auto guides or a
+        ``functools.partial`` of one (``AutoNormal`` by default), which is given the model without
+        the plate's sites, or a guide of your own for them.
+    :param str prefix: what the names of the guide's own sites start with.
+
+    **References**
+
+    1. *Adversarial variational Bayes*, section 3.1, Lars Mescheder, Sebastian Nowozin,
+       Andreas Geiger (ICML 2017)
+    2. *Gradient estimators for implicit models*, section 4.2, Yingzhen Li, Richard E. Turner
+       (ICLR 2018)
+
+    .. doctest::
+
+        >>> import jax, numpyro, numpyro.distributions as dist, optax
+        >>> from jax.example_libraries import stax
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_ext.guides import ImplicitGuide
+        >>> from numpyro_ext.objectives import ImplicitELBO
+        >>> def model(x):
+        ...     with numpyro.plate("rows", len(x), subsample_size=10):
+        ...         z = numpyro.sample("z", dist.Normal(0, 1))
+        ...         numpyro.sample("x", dist.Normal(z, 0.5), obs=numpyro.subsample(x, event_dim=0))
+        >>> def features(x):
+        ...     return numpyro.subsample(x[:, None], event_dim=1)
+        >>> net = stax.serial(stax.Dense(16), stax.Elu, stax.Dense(1))
+        >>> guide = ImplicitGuide(model, net, plate="rows", features=features)
+        >>> svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO(20))
+        >>> x = jax.random.normal(jax.random.key(0), (50,))
+        >>> params = svi.run(jax.random.key(1), 20, x, progress_bar=False).params
+        >>> guide.sample_posterior(jax.random.key(2), params, x[:7], sample_shape=(100,))["z"].shape
+        (100, 7)
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        network: Network,
+        *,
+        plate: str,
+        features: Callable[..., Array],
+        noise_dim: int | None = None,
+        global_guide: Any = None,
+        prefix: str = "auto",
+    ) -> None:
+        self.noise_dim = noise_dim if noise_dim is None else check_count("noise_dim", noise_dim)
+        super().__init__(
+            model,
+            network,
+            plate=plate,
+            features=features,
+            global_guide=global_guide,
+            prefix=prefix,
+        )
+
+    def draw_local(self, x: Array) -> Array:
+        L = self.local_dim
+        noise_dim = L if self.noise_dim is None else self.noise_dim
+        if noise_dim < L:
+            raise ValueError(
+                f"noise_dim is {noise_dim}, and a row has {L} latent numbers; with less noise than"
+                f" that its draws lie on a surface and have no score, so use at least {L}."
+            )
+        noise = numpyro.sample(
+            f"_{self.prefix}_noise",
+            dist.Normal().expand([noise_dim]).to_event(1),
+            infer={"is_auxiliary": True},
+        )
+        inputs = jnp.concatenate([x, jnp.reshape(noise, (len(x), noise_dim))], axis=-1)
+        net = flat_module(f"{self.prefix}_net$params", self.network, inputs.shape[1:])
+        latent = net(inputs)
+        if latent.shape != (len(x), L):
+            raise ValueError(
+                f"the network turns shape {inputs.shape} into {latent.shape}, but a row has {L}"
+                f" latent numbers; it must give {(len(x), L)}."
+            )
+        return latent
+
+    def register(self, name: str, u: Array, site: LocalSite) -> Array:
+        value = biject_to(site.support)(u)
+        fn = Implicit(value, event_dim=site.event_dim, support=site.support)
+        return jnp.asarray(numpyro.sample(name, fn))

@@ -1,0 +1,157 @@
+r"""Transitions that carry a guide's draw towards the posterior, with parameters that are learnt.
+
+Li and Turner, *Gradient estimators for implicit models* (ICLR 2018), section 5.2.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+import math
+from typing import Any
+
+import jax
+from jax import Array
+from jax.example_libraries import stax
+from jax.nn.initializers import zeros
+import jax.numpy as jnp
+import numpyro
+
+from numpyro_ext._checks import check_count, check_positive, summary
+from numpyro_ext.guides.networks import flat_module
+
+__all__ = ["Langevin", "NNSampler", "Transition"]
+
+Step = Callable[[Any, Array, Array, Array], Array]
+"""``(parameters of the step, z, grad log p*(z), xi) -> z``, all vectors ``(d,)``."""
+
+
+class Transition(ABC):
+    """Base of the transitions of ``AutoImplicit(model, transition=...)``.
+
+    :param int num_steps: number T of steps.
+    :param float step_size: the initial step size, in units of length squared.
+    :param bool trajectory: whether ``ImplicitELBO`` is the mean over all T states, and not that of
+        the last one.
+    """
+
+    def __init__(self, num_steps: int, step_size: float, trajectory: bool) -> None:
+        self.num_steps = check_count("num_steps", num_steps)
+        check_positive("step_size", step_size)
+        self.step_size = step_size
+        self.trajectory = bool(trajectory)
+
+    def __repr__(self) -> str:
+        return summary(self)
+
+    @abstractmethod
+    def begin(self, prefix: str, dim: int) -> tuple[Any, Step]:
+        """Register the parameters: those of each step, with a leading axis T, and the step."""
+
+
+class Langevin(Transition):
+    r"""Langevin steps with a step size of its own for each step and coordinate, learnt.
+
+    .. math::
+        z_{t+1} = z_t + \zeta_t \odot \nabla \log p^*(z_t) + \sqrt{2 \zeta_t} \odot \xi_t,
+        \qquad \xi_t \sim N(0, I),
+
+    with the parameters :math:`\log \zeta_t`, ``(T, d)``, under the name ``{prefix}_log_step``. In
+    unconstrained space; the steps are differentiated through, so that a gradient of the loss takes
+    second derivatives of the model. There is no acceptance step: steps too long for the posterior
+    diverge.
+
+    :param int num_steps: number T of steps.
+    :param float step_size: the initial :math:`\zeta`, in units of length squared.
+    :param bool trajectory: whether ``ImplicitELBO`` is the mean over all T states, and not that of
+        the last one.
+
+    .. doctest::
+
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro_ext.guides import AutoImplicit, Langevin
+        >>> def model():
+        ...     numpyro.sample("z", dist.Normal(0., 1.))
+        >>> guide = AutoImplicit(model, transition=Langevin(5, 0.1))
+        >>> params = numpyro.handlers.trace(numpyro.handlers.seed(guide, 0)).get_trace()
+        >>> params["auto_log_step"]["value"].shape
+        (5, 1)
+    """
+
+    def __init__(
+        self, num_steps: int = 5, step_size: float = 1e-2, *, trajectory: bool = False
+    ) -> None:
+        super().__init__(num_steps, step_size, trajectory)
+
+    def begin(self, prefix: str, dim: int) -> tuple[Any, Step]:
+        start = jnp.full((self.num_steps, dim), math.log(self.step_size))
+        log_step: Any = numpyro.param(f"{prefix}_log_step", start)
+
+        def step(log_step: Array, z: Array, g: Array, xi: Array) -> Array:
+            return z + jnp.exp(log_step) * g + jnp.sqrt(2.0) * jnp.exp(0.5 * log_step) * xi
+
+        return log_step, step
+
+
+class NNSampler(Transition):
+    r"""Steps whose drift and noise one small network learns, the same for every coordinate.
+
+    .. math::
+        z_{t+1} = z_t + \zeta D(z_t, g_t) + s(z_t, g_t) \odot \xi_t, \qquad
+        g_t = \nabla \log p^*(z_t), \quad \xi_t \sim N(0, I),
+
+    where a network of ``hidden_dim`` softplus units maps the pair :math:`(z_i, g_i)` of a
+    coordinate to :math:`(a_i, b_i)`, and
+
+    .. math::
+        \zeta D = \zeta g + \sqrt{2\zeta}\, a, \qquad
+        s = \sqrt{2\zeta}\, \mathrm{softplus}(b + \log(e - 1)).
+
+    The network starts at zero, where these are the steps of :class:`Langevin` with the step size
+    :math:`\zeta`; a is measured in standard deviations of the noise, so that the size of
+    :math:`\zeta` does not decide how fast it is learnt. Since it knows neither the coordinate nor
+    their number, its weights, under the name ``{prefix}_sampler$params``, can be used for another
+    model (pass them in ``init_params``).
+
+    :param int num_steps: number T of steps.
+    :param float step_size: :math:`\zeta`, in units of length squared.
+    :param int hidden_dim: number of hidden units.
+    :param bool trajectory: whether ``ImplicitELBO`` is the mean over all T states, and not that of
+        the last one.
+
+    **Reference:** *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner,
+    ICLR 2018 (section 5.2).
+
+    .. doctest::
+
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro_ext.guides import AutoImplicit, NNSampler
+        >>> def model():
+        ...     numpyro.sample("z", dist.Normal(0., 1.))
+        >>> guide = AutoImplicit(model, transition=NNSampler(hidden_dim=20))
+        >>> params = numpyro.handlers.trace(numpyro.handlers.seed(guide, 0)).get_trace()
+        >>> params["auto_sampler$params"]["value"].shape  # 2 x 20 + 20 and 20 x 2 + 2
+        (102,)
+    """
+
+    def __init__(
+        self,
+        num_steps: int = 10,
+        step_size: float = 1e-5,
+        hidden_dim: int = 20,
+        *,
+        trajectory: bool = False,
+    ) -> None:
+        self.hidden_dim = check_count("hidden_dim", hidden_dim)
+        super().__init__(num_steps, step_size, trajectory)
+
+    def begin(self, prefix: str, dim: int) -> tuple[Any, Step]:
+        last = stax.Dense(2, W_init=zeros, b_init=zeros)
+        pair = stax.serial(stax.Dense(self.hidden_dim), stax.Softplus, last)
+        network = flat_module(f"{prefix}_sampler$params", pair, (2,))
+        width = math.sqrt(2 * self.step_size)
+
+        def step(_: None, z: Array, g: Array, xi: Array) -> Array:
+            a, b = jnp.moveaxis(network(jnp.stack([z, g], axis=-1)), -1, 0)
+            noise = jax.nn.softplus(b + math.log(math.e - 1)) * xi
+            return z + self.step_size * g + width * (a + noise)
+
+        return None, step

@@ -1,0 +1,225 @@
+"""A guide that learns to draw what a few Markov transitions make of its draws.
+
+Li, Turner and Liu, *Approximate inference with amortised MCMC* (2017).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import Array, lax, random
+from jax.lax import stop_gradient
+import jax.numpy as jnp
+
+from numpyro_ext._checks import check_choice, check_count, check_positive, check_several, summary
+from numpyro_ext.objectives.base import Draws, MapT, Objective, State
+from numpyro_ext.objectives.samples import Samples
+
+__all__ = ["AmortizedMCMC"]
+
+Transition = Callable[[Array, Array, Callable[[Array], Array]], Array]
+"""``(rng_key, z, potential_fn) -> z`` with ``z`` of shape ``(d,)``."""
+
+
+class AmortizedMCMC(Objective):
+    r"""Distils a Markov chain into the guide, which learns the law of where the chain ends.
+
+    The unconstrained vectors :math:`z_k \sim q` of K draws are moved by T transitions that leave
+    the posterior invariant, to :math:`y_k`, which have no gradient. The guide then moves towards
+    the law of y. With ``loss="energy"`` it minimises the energy distance
+
+    .. math::
+        \frac{1}{K(K-1)} \sum_{i \ne j} \big( 2\,|z_i - y_j| - |z_i - z_j| - |y_i - y_j| \big),
+
+    an unbiased estimate, in units of the standard deviations of y in each coordinate, which needs
+    draws and no density. It is zero on average, and so is its gradient, where the transitions do
+    not change the law of the draws: at the posterior. ``loss="kl"`` is for a guide with a density
+    and minimises :math:`-\frac1K \sum_k \log q(y_k)` in nats, the forward KL from the law of y
+    but for a constant. It has less noise.
+
+    (The loss :math:`\frac{1}{2K} \sum_k |y_k - z_k|^2` of each draw to its own end is not here,
+    because its optimum is :math:`z = E[y \mid z]`. A chain forgets where it began, so all draws
+    would shrink to one point.)
+
+    Parameters of the model get :math:`-\frac1K \sum_k \nabla_\theta \log p^*(y_k)`, a gradient
+    without a value, as in Monte Carlo EM.
+
+    **Bias.** T transitions from q end between q and the posterior, and what they do not reach
+    yields no gradient: modes that no chain finds stay out. ``"langevin"`` is not adjusted: its
+    fixed point is the law of that chain, too wide by a relative variance of
+    :math:`\epsilon / (2 s^2)` for a normal posterior of variance :math:`s^2`. With a subsampled
+    likelihood the transitions have its noise. The pull of T short transitions is weak compared
+    with the noise of K draws, so give the optimiser a falling rate, or take more of both.
+
+    **Units.** If plates enclose every site, each of their elements has transitions of its own.
+    Otherwise there is one vector of all latents. Latents in a subsampled plate that does not
+    enclose every site are an error.
+
+    K T gradients of the model (twice as many for ``"mala"``), K more for its parameters, and
+    :math:`O(K^2 d)` for the pairs. Nothing is differentiated through the transitions.
+
+    :param int num_particles: number of draws K; at least 2 for ``loss="energy"``.
+    :param int num_transitions: number of transitions T.
+    :param transition: ``"langevin"``,
+        :math:`z' = z + \epsilon \nabla \log p^*(z) + \sqrt{2\epsilon}\,\xi`; ``"mala"``, the same
+        with Metropolis' acceptance; or a function ``(rng_key, z, potential_fn)`` that gives the
+        next ``(d,)`` vector, where ``potential_fn`` is minus the log density of the whole
+        minibatch and ``z`` holds the vectors of all units.
+    :param float step_size: :math:`\epsilon`, in units of length squared.
+    :param str loss: ``"energy"`` or ``"kl"``.
+    :param vectorize_particles: as in :class:`Objective`.
+
+    **References:**
+
+    1. *Approximate inference with amortised MCMC*, Yingzhen Li, Richard E. Turner, Qiang Liu,
+       arXiv:1702.08343, 2017 (section 3: a divergence between q and the law of the chain's end).
+    2. *Energy statistics: a class of statistics based on distances*, Gabor J. Szekely, Maria L.
+       Rizzo, Journal of Statistical Planning and Inference 2013.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, numpyro, numpyro.distributions as dist, optax
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_ext.guides import Implicit
+        >>> from numpyro_ext.objectives import AmortizedMCMC
+        >>> def model():
+        ...     numpyro.sample("z", dist.Normal(3., 2.))
+        >>> def guide():
+        ...     loc, scale = numpyro.param("loc", 0.), numpyro.param("scale", 1.)
+        ...     noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
+        ...     numpyro.sample("z", Implicit(loc + scale * noise))
+        >>> svi = SVI(model, guide, optax.adam(0.02), AmortizedMCMC(100, step_size=0.5))
+        >>> params = svi.run(jax.random.key(0), 500, progress_bar=False).params
+        >>> print(f"{params['loc']:.0f} {params['scale']:.0f}")
+        3 2
+    """
+
+    without_log_q = 'loss="energy"'
+
+    def __init__(
+        self,
+        num_particles: int = 16,
+        num_transitions: int = 5,
+        *,
+        transition: str | Transition = "langevin",
+        step_size: float | Array = 1e-2,
+        loss: str = "energy",
+        vectorize_particles: bool | MapT = True,
+    ) -> None:
+        if not callable(transition) or isinstance(transition, type):
+            check_choice("transition", transition, ("langevin", "mala"))
+        check_choice("loss", loss, ("energy", "kl"))
+        if loss == "energy":
+            why = "the energy distance is a mean over pairs; use loss='kl'"
+            check_several("num_particles", num_particles, why)
+        check_positive("step_size", step_size)
+        self.num_transitions = check_count("num_transitions", num_transitions)
+        self.transition = transition
+        self.step_size = step_size
+        self.loss_kind = loss
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
+
+    def __repr__(self) -> str:
+        # The attribute ``loss`` is a method, as of every loss of NumPyro.
+        names = {"loss": "loss_kind"}
+        return summary(
+            self, lambda made, name, default: getattr(made, names.get(name, name), default)
+        )
+
+    def estimate(self, draws: Draws) -> tuple[Array, State]:
+        samples = Samples(draws, implicit=False)
+        if self.loss_kind == "kl" and not samples.structure.density:
+            raise ValueError(
+                "loss is 'kl', but the guide has no density of its draws, because a site is"
+                " Implicit or depends on auxiliary sites; use loss='energy'."
+            )
+        params = draws.layout.model_params
+        theta = {**draws.stopped, **{n: draws.params[n] for n in params if n in draws.params}}
+
+        def one(key: Array) -> tuple[Array, Array, Array, State]:
+            particle = draws.particle(key)
+            (z,) = samples.of(particle)
+            y = stop_gradient(self._run(key, samples, draws, stop_gradient(z)))
+            loss = jnp.zeros(draws.layout.shape)
+            if self.loss_kind == "kl":
+                there = samples.particle(key, (y,))
+                loss = -(there.log_q_local + there.log_q_global)
+            if params:
+                log_p = samples.log_p(key, (y,), theta)
+                loss = loss - (log_p - stop_gradient(log_p))
+            return z, y, loss, particle.state
+
+        z, y, loss, state = draws.map(one, draws.keys)
+        loss = jnp.mean(loss, axis=0)  # (*units)
+        if self.loss_kind == "energy":
+            loss = loss + energy_distance(z, y)
+        return draws.total(loss), state
+
+    def _run(self, key: Array, samples: Samples, draws: Draws, z: Array) -> Array:
+        """The vectors ``(*units, d)`` after the transitions."""
+
+        def log_p(z: Array) -> Array:
+            return samples.log_p(key, (z,), draws.stopped)  # (*units)
+
+        move = self._user_move if callable(self.transition) else self._langevin
+
+        def step(z: Array, key: Array) -> tuple[Array, None]:
+            return move(key, z, log_p), None
+
+        # The first two keys of a split are those of model and guide.
+        keys = random.split(random.fold_in(key, 2), self.num_transitions)
+        return lax.scan(step, z, keys)[0]
+
+    def _user_move(self, key: Array, z: Array, log_p: Callable[[Array], Array]) -> Array:
+        def potential_fn(x: Array) -> Array:
+            return -jnp.sum(log_p(x.reshape(z.shape)))
+
+        fn: Any = self.transition
+        moved = fn(key, z.reshape(-1), potential_fn)
+        if jnp.shape(moved) != (z.size,):
+            raise ValueError(
+                f"transition gives a vector of shape {jnp.shape(moved)}; it must be ({z.size},), as"
+                " the one that it is given."
+            )
+        return moved.reshape(z.shape)
+
+    def _langevin(self, key: Array, z: Array, log_p: Callable[[Array], Array]) -> Array:
+        eps = jnp.asarray(self.step_size, z.dtype)
+        key_noise, key_accept = random.split(key)
+
+        def with_drift(z: Array) -> tuple[Array, Array]:
+            value, pullback = jax.vjp(log_p, z)
+            return value, z + eps * pullback(jnp.ones_like(value))[0]
+
+        log_p_z, mean = with_drift(z)
+        there = mean + jnp.sqrt(2 * eps) * random.normal(key_noise, z.shape, z.dtype)
+        if self.transition == "langevin":
+            return there
+        log_p_there, mean_back = with_drift(there)
+        forth = jnp.sum((there - mean) ** 2, axis=-1)
+        back = jnp.sum((z - mean_back) ** 2, axis=-1)
+        log_ratio = log_p_there - log_p_z + (forth - back) / (4 * eps)
+        log_u = jnp.log1p(-random.uniform(key_accept, log_ratio.shape, z.dtype))
+        # A proposal whose density is not finite is not accepted, but a NaN at z itself is shown.
+        moved = jnp.where((log_u < log_ratio)[..., None], there, z)
+        broken = jnp.isnan(log_p_z)[..., None] | jnp.isnan(mean)
+        return jnp.where(broken, jnp.nan, moved)
+
+
+def energy_distance(z: Array, y: Array) -> Array:
+    """``(*units)``, the energy distance of ``(K, *units, d)`` draws z and y, without the pairs of a
+    draw with itself; in units of the standard deviations of y."""
+    K, *units, _ = z.shape
+    sd = jnp.std(y, axis=0)
+    sd = stop_gradient(jnp.where(sd == 0, 1.0, sd))
+
+    def distances(a: Array, b: Array) -> Array:
+        squared = jnp.sum(((a[:, None] - b[None]) / sd) ** 2, axis=-1)  # (K, K, *units)
+        same = squared == 0  # a square root has no derivative at 0
+        return jnp.where(same, 0.0, jnp.sqrt(jnp.where(same, 1.0, squared)))
+
+    terms = 2 * distances(z, y) - distances(z, z) - distances(y, y)
+    off = ~jnp.eye(K, dtype=bool).reshape(K, K, *(1,) * len(units))
+    return jnp.sum(jnp.where(off, terms, 0.0), axis=(0, 1)) / (K * (K - 1))

@@ -1,0 +1,281 @@
+"""Which sites of a guide make the vectors of which a score or a density ratio is estimated.
+
+What a site is computed from is read off one run of the guide on shapes alone.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+import math
+
+import jax
+from jax import Array
+from jax.core import Tracer
+import jax.numpy as jnp
+from numpyro.distributions.constraints import Constraint
+from numpyro.ops.provenance import eval_provenance
+
+from numpyro_ext._model.implicit import has_density
+from numpyro_ext._model.read import (
+    Site,
+    base_distribution,
+    frames,
+    is_delta,
+    latent_sites,
+    layers,
+    plate_sizes,
+    sample_sites,
+    unconstrained_shape,
+)
+from numpyro_ext._numpyro import mask_of
+from numpyro_ext._typing import Trace
+from numpyro_ext.objectives.base import Draws
+
+__all__ = ["Block", "Structure", "all_drawn", "implicit_only", "trajectory_of"]
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """A site of the guide as a part of a vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of its unconstrained value."""
+    axes: tuple[int, ...]
+    """Where that shape has the plates of the block."""
+    support: Constraint | None
+    """None if its bounds are known only while the guide runs."""
+
+    def vector(self, u: Array) -> Array:
+        """The unconstrained value as ``(*plates, size)``."""
+        front = jnp.moveaxis(u, self.axes, range(len(self.axes)))
+        return front.reshape(*front.shape[: len(self.axes)], -1)
+
+    def value(self, vector: Array) -> Array:
+        """The inverse of :meth:`vector`."""
+        rest = [n for axis, n in enumerate(self.shape) if axis not in self.axes]
+        front = vector.reshape(*vector.shape[:-1], *rest)
+        return jnp.moveaxis(front, range(len(self.axes)), self.axes)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Sites that together make one vector, for each element of some plates.
+
+    * ``sites`` - what the vector consists of, in the order of the guide.
+    * ``plates, shape`` - names and minibatch sizes of the plates; empty for a single vector.
+    * ``dim`` - length d of a vector.
+    * ``scale`` - product of N/M over the plates, times that of ``numpyro.handlers.scale``.
+    """
+
+    sites: tuple[Coordinate, ...]
+    plates: tuple[str, ...]
+    shape: tuple[int, ...]
+    scale: float
+
+    @property
+    def dim(self) -> int:
+        return sum(math.prod(site.shape) for site in self.sites) // math.prod(self.shape)
+
+    def join(self, parts: Iterable[Array]) -> Array:
+        return jnp.concatenate(
+            [site.vector(u) for site, u in zip(self.sites, parts, strict=True)], axis=-1
+        )
+
+    def split(self, vector: Array) -> dict[str, Array]:
+        """``{site: unconstrained value}``."""
+        found, start = {}, 0
+        for site in self.sites:
+            stop = start + math.prod(site.shape) // math.prod(self.shape)
+            found[site.name] = site.value(vector[..., start:stop])
+            start = stop
+        return found
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What is static in the vectors of a guide.
+
+    * ``blocks`` - the vectors.
+    * ``uncounted`` - the sites of the guide whose density does not enter log p*.
+    * ``num_states`` - length T of the trajectory that an ``Implicit`` site carries, or 1.
+    * ``density`` - whether the vectors have a density under q that can be evaluated.
+    """
+
+    blocks: tuple[Block, ...]
+    uncounted: frozenset[str]
+    num_states: int
+    density: bool
+
+
+def implicit_only(draws: Draws) -> Structure:
+    """One block of ``Implicit`` sites for each set of plates; other sites keep their density."""
+    trace, parents = _read(draws)
+    names, uncounted = _implicit_sites(trace, parents)
+    blocks = _blocks_of_plates(trace, names, parents)
+    return Structure(blocks, frozenset(uncounted), _num_states(trace), False)
+
+
+def all_drawn(draws: Draws) -> Structure:
+    """One block of all that the guide draws for the model, one vector for each unit."""
+    trace, parents = _read(draws)
+    names = _drawn_for_model(trace, parents)
+    for site in latent_sites(trace):
+        name = site["name"]
+        if is_delta(site) and not parents[name]:
+            raise ValueError(
+                f"the guide does not draw the latent site '{name}' but gives it as a point, for"
+                f" which {type(draws.objective).__name__} has no gradient; use ImplicitELBO, or put"
+                " the point into the model (numpyro.handlers.substitute)."
+            )
+    layout = draws.layout
+    sites = _coordinates(trace, names, layout.plates)
+    blocks = (Block(sites, layout.plates, layout.shape, layout.scale),)
+    counted = {site["name"] for site in latent_sites(trace) if is_delta(site)}
+    uncounted = {site["name"] for site in sample_sites(trace)} - counted
+    density = uncounted == set(names) and all(has_density(trace[name]["fn"]) for name in names)
+    return Structure(blocks, frozenset(uncounted), _num_states(trace), density)
+
+
+def trajectory_of(site: Site) -> Array | None:
+    """The states on the way to the value of an ``Implicit`` site."""
+    return getattr(base_distribution(site["fn"]), "trajectory", None)
+
+
+def _read(draws: Draws) -> tuple[Trace, dict[str, set[str]]]:
+    """A trace of the guide, of use for names, shapes and supports, and ``{site: parents}``.
+
+    The parents of a site are the drawn sites from which its distribution is computed.
+    """
+    key, trace = draws.keys[0], {}
+    shapes = jax.eval_shape(draws.values, key)
+
+    def distributions(**drawn: Array) -> dict[str, list[Array]]:
+        values = {name.removeprefix("site "): x for name, x in drawn.items()}
+        trace.update(draws.guide_trace(key, draws.stopped, values))
+        return {
+            site["name"]: [x for x in jax.tree.leaves(site["fn"]) if isinstance(x, jax.Array)]
+            for site in sample_sites(trace)
+        }
+
+    # The prefix keeps a site called "fn" apart from the argument.
+    origins = eval_provenance(distributions, **{f"site {name}": x for name, x in shapes.items()})
+    parents = {
+        name: {origin.removeprefix("site ") for one in leaves for origin in one}
+        for name, leaves in origins.items()
+    }
+    return trace, parents
+
+
+def _num_states(trace: Trace) -> int:
+    paths = [trajectory_of(site) for site in sample_sites(trace)]
+    lengths = {path.shape[0] for path in paths if path is not None}
+    if len(lengths) > 1:
+        raise ValueError(
+            f"the Implicit sites of the guide have trajectories of {sorted(lengths)} states; give"
+            " them the same number, so that the loss can be a mean over states."
+        )
+    return lengths.pop() if lengths else 1
+
+
+def _drawn_for_model(trace: Trace, parents: dict[str, set[str]]) -> list[str]:
+    """The drawn sites that are latents of the model, or from which one of them is computed."""
+    names: dict[str, None] = {}
+    for site in latent_sites(trace):
+        if not site["infer"].get("is_auxiliary", False):
+            order = [name for name in trace if name in parents[site["name"]]]
+            names.update(dict.fromkeys(order if is_delta(site) else [site["name"]]))
+    return list(names)
+
+
+def _ancestors(name: str, parents: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    new = set(parents[name])
+    while new - found:
+        found |= new
+        new = set().union(*(parents[one] for one in new))
+    return found
+
+
+def _implicit_sites(trace: Trace, parents: dict[str, set[str]]) -> tuple[list[str], set[str]]:
+    """The Implicit sites, and the sites whose density does not count: theirs and their noise's."""
+    names = [site["name"] for site in latent_sites(trace) if not has_density(site["fn"])]
+    if not names:
+        raise ValueError(
+            "the guide has no Implicit site, so every site has a density and nothing is to be"
+            " estimated from samples; use numpyro.infer.Trace_ELBO, or AutoImplicit(model)."
+        )
+    noise = set().union(*(_ancestors(name, parents) for name in names)) - set(names)
+    for latent in _drawn_for_model(trace, parents):
+        if latent in noise:
+            raise ValueError(
+                f"an Implicit site of the guide depends on the latent site '{latent}', which has a"
+                " density, so log q of neither can be counted; draw it from noise of its own, an"
+                " auxiliary site, or make both sites Implicit."
+            )
+    for name in parents:
+        shared = parents[name] & noise
+        if shared and name not in noise and has_density(trace[name]["fn"]):
+            raise ValueError(
+                f"guide site '{name}' has a density that depends on '{min(shared)}', the noise of"
+                " an Implicit site; give it noise of its own, or make it Implicit too."
+            )
+    return names, noise | set(names)
+
+
+def _blocks_of_plates(
+    trace: Trace, names: list[str], parents: dict[str, set[str]]
+) -> tuple[Block, ...]:
+    """One block for each set of plates around Implicit sites."""
+    groups: dict[frozenset[str], list[str]] = {}
+    for name in names:
+        groups.setdefault(frozenset(frames(trace[name])), []).append(name)
+    sizes, blocks, seen = plate_sizes(trace), [], {}
+    for group in groups.values():
+        dims = frames(trace[group[0]])
+        plates = tuple(sorted(dims, key=lambda plate: dims[plate]))
+        scale = _scale_of(trace[group[0]])
+        for name in group:
+            if _scale_of(trace[name]) != scale:
+                raise ValueError(
+                    f"the Implicit sites '{group[0]}' and '{name}' make one vector, but one of them"
+                    " lies under numpyro.handlers.scale; put both under it, or neither."
+                )
+            for one in sorted({name} | _ancestors(name, parents)):
+                if seen.setdefault(one, group[0]) != group[0]:
+                    raise ValueError(
+                        f"the Implicit sites '{seen[one]}' and '{group[0]}' lie in different plates"
+                        f" and both depend on '{one}', so their densities are not a product; give"
+                        " each noise of its own, or put both into the same plates."
+                    )
+        shape = tuple(sizes[plate][1] for plate in plates)
+        blocks.append(Block(_coordinates(trace, group, plates), plates, shape, scale))
+    return tuple(blocks)
+
+
+def _scale_of(site: Site) -> float:
+    """The scale of an ``Implicit`` site, that of its plates among it."""
+    scale = 1.0 if site["scale"] is None else site["scale"]
+    masks = [mask_of(layer) for layer in layers(site["fn"])]
+    masked = any(mask is not None and mask is not True for mask in masks)
+    if masked or isinstance(scale, Tracer) or jnp.ndim(scale):
+        how = "a mask" if masked else "a numpyro.handlers.scale that is no fixed number"
+        raise ValueError(
+            f"the Implicit site '{site['name']}' lies under {how}, but it has no log q that could"
+            " be changed so; put the handler around sites of the model alone."
+        )
+    return float(scale)
+
+
+def _coordinates(
+    trace: Trace, names: Iterable[str], plates: tuple[str, ...]
+) -> tuple[Coordinate, ...]:
+    found = []
+    for name in names:
+        site = trace[name]
+        support = site["fn"].support
+        batch = jnp.ndim(site["value"]) - site["fn"].event_dim
+        axes = tuple(batch + frames(site)[plate] for plate in plates)
+        shape = unconstrained_shape(support, jnp.shape(site["value"]))
+        alive = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(support))
+        found.append(Coordinate(name, shape, axes, None if alive else support))
+    return tuple(found)

@@ -1,0 +1,303 @@
+"""The evidence lower bound by a density ratio (Mescheder, Nowozin and Geiger, 2017)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import Array, random
+from jax.lax import stop_gradient
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+from jax.scipy.stats import norm
+import numpyro.distributions as dist
+from numpyro.distributions import biject_to
+
+from numpyro_ext._checks import check_choice, check_several
+from numpyro_ext._model.implicit import has_density
+from numpyro_ext._model.read import latent_sites
+from numpyro_ext._numpyro import unpacking_of
+from numpyro_ext._typing import Trace
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
+from numpyro_ext.objectives.critics import critic_of
+from numpyro_ext.objectives.samples import Samples, Vectors
+from numpyro_ext.scores import KernelRatio, logistic_loss, whiten
+
+Estimate = Callable[[Array, Array], tuple[Array, Array]]
+"""``(x, y)``, draws ``(K, *plates, d)`` of q and of the contrast r, to the log ratio
+:math:`T(x) \\approx \\log q / r`, ``(K, *plates)``, differentiable in x only, and to the loss of
+what is trained for it."""
+
+
+class DensityRatioELBO(Objective):
+    r"""Evidence lower bound of a guide without a density, whose log q a density ratio replaces.
+
+    For draws z of q and a contrast r whose density is known,
+
+    .. math::
+        L = E_q\Big[\log p^*(z) - \log r(z) - T(z)\Big], \qquad T \approx \log \frac{q}{r},
+
+    in nats and in unconstrained space, where :math:`\log p^*` is the log joint density, Jacobian
+    included. T is estimated from K draws of each of q and r:
+
+    * ``contrast="adaptive"``: r is the normal distribution with the mean and the standard
+      deviations of the K draws of q, under ``stop_gradient``. T sees them whitened,
+      :math:`u = (z - loc) / scale`, beside draws of N(0, I), and has only the shape of q to learn.
+    * ``contrast="adaptive_full"``: the same with the full covariance of the draws, which takes K of
+      at least 2d, so that T has no correlations to learn either.
+    * ``contrast="prior"``: r is the prior, drawn by running the model, and
+      :math:`L = E_q[\log p(x | z) - T(z)]`.
+    * a ``Distribution`` over R^d in unconstrained space.
+
+    T comes from the ``ratio``: ``"critic"`` is the network of ``with_critic(guide)``, trained by
+    :func:`~numpyro_ext.scores.logistic_loss` D in the same scalar loss
+    :math:`-L + D - \mathrm{sg}(D)`; D does not reach the guide, and L does not reach the critic.
+    :class:`~numpyro_ext.scores.LogisticRatio` and :class:`~numpyro_ext.scores.KernelRatio` are
+    fitted to the draws of each step and need no critic; the second estimates r/q, and T is minus
+    its log.
+
+    The gradient of the guide flows through z alone, because :math:`E_q \nabla_\phi \log q = 0`. At
+    the optimal T it is the reparameterised gradient of the ELBO.
+
+    **Biased.** The value is an estimate of minus the ELBO and bounds nothing, since T is one. It is
+    too small while T stops short of the log ratio, and may be below minus the log evidence: do not
+    compare models by it. With the adaptive contrasts it is too large besides, by about d / K, or by
+    d (d + 3) / (4 K) with the full covariance, because the moments are those of the same draws; the
+    gradient is not.
+
+    **When it fails.** A critic that lags behind the guide gives a gradient towards where q was:
+    take a larger rate for it than for the guide, as in the example of
+    :func:`~numpyro_ext.guides.with_critic`, and let both rates fall. The prior contrast fails when
+    KL(q || prior) is large: the critic tells all draws apart, D goes to 0 and T stops short of the
+    log ratio, so that the guide becomes too narrow. In more than some tens of dimensions any ratio
+    does.
+
+    With ``contrast="adaptive"`` a correlated guide becomes too wide where the critic lags, because
+    its draws gather on a line without being charged for it: take ``"adaptive_full"``, or more rate
+    for the critic. ``LogisticRatio()`` has a quadratic log ratio and does not see another shape of
+    q, so that a flexible guide becomes too wide; and its (d + 1)(d + 2) / 2 coefficients fit the
+    noise of the draws unless K is many times that, which makes the guide too narrow.
+    :func:`~numpyro_ext.diagnostics.diagnose` sees all of these in its implied sd ratio.
+
+    **Subsampling.** Unbiased. ``Implicit`` sites in a plate have one ratio for each row, from K
+    draws of each, and their critic sees the data by ``with_critic(guide, features=...)``. The
+    critic's loss is a mean over rows and draws. Other sites keep their density.
+
+    **Model parameters** get the gradient of the ELBO, those of the prior included.
+
+    **Relatives**, which differ in a line. Adversarial autoencoders let one critic compare draws of
+    z for all data together with the prior, so without ``features``, and descend a
+    Jensen-Shannon divergence: ``softplus(T(z))`` in place of T. Wasserstein autoencoders penalise
+    ``mmd(z_q, z_p)`` of :mod:`numpyro_ext.scores` instead. Symmetric adversarial Bayes adds
+    the mirror image with draws of p(x, z) and a second critic.
+
+    :param int num_particles: number of draws K; some tens at least, because T is estimated from
+        them.
+    :param contrast: ``"adaptive"``, ``"adaptive_full"``, ``"prior"``, or a distribution with event
+        shape ``(d,)``.
+    :param ratio: ``"critic"``, ``KernelRatio()`` or ``LogisticRatio()``.
+    :param vectorize_particles: as in :class:`Objective`.
+
+    **References:**
+
+    1. *Adversarial variational Bayes: unifying variational autoencoders and generative adversarial
+       networks*, Lars Mescheder, Sebastian Nowozin, Andreas Geiger, ICML 2017 (equations 3.3 and
+       3.7, propositions 1 and 2, Algorithm 2).
+    2. *Variational inference using implicit distributions*, Ferenc Huszar, 2017 (section 3).
+    3. *Kernel implicit variational inference*, Jiaxin Shi, Shengyang Sun, Jun Zhu, ICLR 2018.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, numpyro, optax, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_ext.guides import Implicit
+        >>> from numpyro_ext.objectives import DensityRatioELBO
+        >>> from numpyro_ext.scores import LogisticRatio
+        >>> def model(x):
+        ...     z = numpyro.sample("z", dist.Normal(0., 1.))
+        ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
+        >>> def guide(x):
+        ...     noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
+        ...     m, s = numpyro.param("m", 0.), numpyro.param("s", 1.)
+        ...     numpyro.sample("z", Implicit(m + s * noise))
+        >>> # was: loss=Trace_ELBO(), which says that log q does not exist
+        >>> svi = SVI(model, guide, optax.adam(0.05), DensityRatioELBO(ratio=LogisticRatio()))
+        >>> params = svi.run(jax.random.key(0), 200, 1.5, progress_bar=False).params
+        >>> print(f"{params['m']:.1f} {params['s']**2:.1f}")  # the posterior is N(0.75, 0.5)
+        0.8 0.5
+    """
+
+    linear = True
+
+    def __init__(
+        self,
+        num_particles: int = 64,
+        contrast: str | dist.Distribution = "adaptive",
+        *,
+        ratio: Any = "critic",
+        vectorize_particles: bool | MapT = True,
+    ) -> None:
+        if not isinstance(contrast, dist.Distribution):
+            check_choice("contrast", contrast, ("adaptive", "adaptive_full", "prior"))
+        if ratio != "critic" and (isinstance(ratio, type) or not hasattr(ratio, "fit")):
+            raise ValueError(
+                f"ratio is {ratio!r}; it must be 'critic', or an estimator from draws:"
+                " KernelRatio() or LogisticRatio() of numpyro_ext.scores."
+            )
+        if ratio != "critic" or contrast in ("adaptive", "adaptive_full"):
+            check_several("num_particles", num_particles, "one draw has no distribution")
+        self.contrast, self.ratio = contrast, ratio
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
+
+    def estimate(self, draws: Draws) -> tuple[Array, State]:
+        samples = _samples(draws)
+        key, prior_key = random.split(draws.extra_key)
+        prior_keys = random.split(prior_key, self.num_particles)
+
+        def one(key: Array, prior_key: Array) -> tuple[Vectors, Array, Vectors, State]:
+            particle = draws.particle(key)
+            z = samples.of(particle)
+            if self.contrast == "prior":
+                log_lik, prior = _prior_contrast(draws, samples, key, particle, prior_key)
+                return z, log_lik, prior, particle.state
+            return z, samples.log_p_of(particle, z), z, particle.state
+
+        z, log_p, prior, state = draws.map(one, draws.keys, prior_keys)
+        estimate = self._estimator(draws, samples)
+        bound, training = draws.total(jnp.mean(log_p, 0)), jnp.zeros(())
+        for i, block in enumerate(samples.blocks):
+            x, y, log_r = self._contrast(random.fold_in(key, i), z[i], prior[i])
+            log_ratio, trained = estimate(x, y)
+            bound -= block.scale * jnp.sum(jnp.mean(log_r + log_ratio, 0))
+            training += trained
+        return -bound + (training - stop_gradient(training)), state
+
+    def _contrast(self, key: Array, x: Array, prior: Array) -> tuple[Array, Array, Array]:
+        """Draws of q and of r in the coordinates of T, and log r at those of q."""
+        if isinstance(self.contrast, dist.Distribution):
+            r = self.contrast
+            if r.batch_shape or r.event_shape != x.shape[-1:]:
+                raise ValueError(
+                    f"contrast is a {type(r).__name__} of batch shape {r.batch_shape} and event"
+                    f" shape {r.event_shape}; it must be one distribution with event shape"
+                    f" {x.shape[-1:]}, the unconstrained latents: see .to_event(1)."
+                )
+            y = stop_gradient(jnp.asarray(r.sample(key, x.shape[:-1])))
+            return x, y, jnp.asarray(r.log_prob(x))
+        if self.contrast == "prior":
+            return x, prior, jnp.zeros(x.shape[:-1])
+        y = random.normal(key, x.shape, x.dtype)
+        if self.contrast == "adaptive_full":
+            rows = x.reshape(len(x), -1, x.shape[-1])
+            u, log_det = jax.vmap(_whiten_fully, 1, (1, 0))(rows)
+            log_r = jnp.sum(norm.logpdf(u), -1) - log_det
+            return u.reshape(x.shape), y, log_r.reshape(x.shape[:-1])
+        # Coordinate by coordinate, so the rows of plates may stand side by side.
+        u, _, scale = whiten(x.reshape(len(x), -1))
+        log_r = jnp.sum((norm.logpdf(u) - jnp.log(scale)).reshape(x.shape), -1)
+        return u.reshape(x.shape), y, log_r
+
+    def _estimator(self, draws: Draws, samples: Samples) -> Estimate:
+        if self.ratio != "critic":
+            return _by_fit(self.ratio)
+        critic = critic_of(draws, samples.blocks, "DensityRatioELBO(ratio=LogisticRatio())")
+
+        def estimate(x: Array, y: Array) -> tuple[Array, Array]:
+            loss = logistic_loss(critic(draws.params, stop_gradient(x)), critic(draws.params, y))
+            return critic(draws.stopped, x), loss
+
+        return estimate
+
+
+def _samples(draws: Draws) -> Samples:
+    """The vectors of the ``Implicit`` sites, or of all sites where every site has a density."""
+    trace = draws.guide_trace(draws.keys[0])
+    implicit = not all(has_density(site["fn"]) for site in latent_sites(trace))
+    for site, plate in () if implicit else draws.layout.subsampled_latents:
+        raise ValueError(
+            f"latent site '{site}' lies in the subsampled plate '{plate}', which does not enclose"
+            " every site of model and guide, so that a vector of all latents has other rows at"
+            " each step; use no subsample_size, or Implicit sites in the guide."
+        )
+    return Samples(draws, implicit=implicit)
+
+
+def _whiten_fully(x: Array) -> tuple[Array, Array]:
+    """``(K, d)`` draws in the coordinates in which their covariance is the identity, and the log
+    determinant of the way back."""
+    K, d = x.shape
+    if K < 2 * d:
+        raise ValueError(
+            f"num_particles is {K} for {d} latent dimensions; contrast='adaptive_full' takes the"
+            f" covariance of the draws and needs at least {2 * d}, or use contrast='adaptive'."
+        )
+    centred = x - stop_gradient(jnp.mean(x, 0))
+    fixed = stop_gradient(centred)
+    scale = jnp.sqrt(jnp.mean(fixed**2, 0)) + 1e-6
+    fixed = fixed / scale
+    correlation = fixed.T @ fixed / K + K * jnp.finfo(x.dtype).eps * jnp.eye(d, dtype=x.dtype)
+    factor = scale[:, None] * jnp.linalg.cholesky(correlation)
+    u = solve_triangular(factor, centred.T, lower=True).T
+    return u, jnp.sum(jnp.log(jnp.diagonal(factor)))
+
+
+def _by_fit(ratio: Any) -> Estimate:
+    """An estimator that is fitted to the draws of each row of the plates."""
+
+    def of_row(x: Array, y: Array) -> Array:
+        fixed = stop_gradient(x)
+        if isinstance(ratio, KernelRatio):  # accurate where its denominator has mass
+            return -stop_gradient(ratio.fit(y, fixed)).log_ratio(x)
+        return stop_gradient(ratio.fit(fixed, y)).log_ratio(x)
+
+    def estimate(x: Array, y: Array) -> tuple[Array, Array]:
+        rows = (len(x), -1, x.shape[-1])
+        log_ratio = jax.vmap(of_row, 1, 1)(x.reshape(rows), y.reshape(rows))
+        return log_ratio.reshape(x.shape[:-1]), jnp.zeros(())
+
+    return estimate
+
+
+def _prior_contrast(
+    draws: Draws, samples: Samples, key: Array, particle: Particle, prior_key: Array
+) -> tuple[Array, Vectors]:
+    """``log p(x | z)``, with the gradient of the prior's parameters, and a draw of z from the
+    prior."""
+    # Without the gradient in the prior's parameters, which the log joint keeps.
+    trace = particle.model_trace
+    if draws.layout.model_params:
+        trace = draws.model_trace(key, particle.guide_trace, draws.stopped)
+    sum_sites = draws.layout.sum_sites
+    log_prior = sum(sum_sites(list(latent_sites(trace)), local=local) for local in (True, False))
+    plates = {n: site for n, site in particle.guide_trace.items() if site["type"] == "plate"}
+    try:
+        prior_trace = draws.model_trace(prior_key, plates, draws.stopped)
+    except NotImplementedError as error:
+        raise ValueError(
+            "contrast='prior' draws the latent sites from the model, and one of them cannot be"
+            " drawn; use contrast='adaptive'."
+        ) from error
+    log_lik = particle.log_lik + particle.log_prior - log_prior
+    return log_lik, stop_gradient(_vectors_of(draws, samples, prior_trace))
+
+
+def _vectors_of(draws: Draws, samples: Samples, model_trace: Trace) -> Vectors:
+    """The latent sites of a run of the model as the vectors of the guide."""
+    sites = {site["name"]: site for site in latent_sites(model_trace)}
+    drawn = [site.name for block in samples.blocks for site in block.sites]
+    if len(samples.blocks) == 1 and set(drawn) == set(sites):
+        return samples.of_trace(model_trace)
+    unpack = unpacking_of(draws.guide)
+    if len(samples.blocks) > 1 or len(drawn) > 1 or unpack is None:
+        kinds = f"in {len(samples.blocks)} sets of plates, " * (len(samples.blocks) > 1)
+        raise ValueError(
+            f"contrast='prior' compares draws of the latent sites of the model, {', '.join(sites)},"
+            f" with those of the guide, whose vectors are made of {', '.join(drawn)}, {kinds}and"
+            " must be made of the same sites; use contrast='adaptive'."
+        )
+    # An automatic guide draws one vector and knows where in it each site is.
+    places = unpack(jnp.arange(sum(block.dim for block in samples.blocks)))
+    order = jnp.argsort(jnp.concatenate([jnp.ravel(places[name]) for name in sites]))
+    values = (biject_to(s["fn"].support).inv(s["value"]) for s in sites.values())
+    return (jnp.concatenate([jnp.ravel(value) for value in values])[order],)

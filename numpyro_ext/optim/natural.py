@@ -1,0 +1,139 @@
+"""Steps of natural gradients that stay among the natural parameters of densities.
+
+Hoffman, Blei, Wang and Paisley, "Stochastic variational inference" (JMLR 2013), section 2.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array, lax
+from jax.core import Tracer
+import jax.numpy as jnp
+import optax
+
+from numpyro_ext._checks import check_count, check_positive
+
+__all__ = ["NaturalGradientState", "natural_gradient"]
+
+
+class NaturalGradientState(NamedTuple):
+    """State of :func:`natural_gradient`."""
+
+    count: Array
+    """Number of steps so far."""
+    num_halvings: Array
+    """Number of times that a step was halved, over all steps."""
+    num_rejected: Array
+    """Number of steps that were left out: gradient not finite, or always outside the domain."""
+    last_scale: Array
+    """The multiple of the gradient that was taken last: rho, halved; 0 where it was left out."""
+
+
+def natural_gradient(
+    step_size: optax.ScalarOrSchedule,
+    domain: Callable[[Any], Any] | None = None,
+    *,
+    max_halvings: int = 20,
+) -> optax.GradientTransformation:
+    r"""Natural-gradient descent on natural parameters, with a guard of their domain.
+
+    What optax hands in is the natural gradient already, as
+    :func:`numpyro_ext.expfam.straight_through_mean` makes it, and a step is
+
+    .. math:: n \leftarrow n - \rho\, \nabla, \qquad \rho \in (0, 1].
+
+    For a conjugate term the gradient is n minus the posterior's parameters, so that
+    :math:`\rho = 1` is the exact update of coordinate ascent, and a smaller :math:`\rho` is the
+    average of stochastic variational inference. These steps never leave the domain. The gradient
+    through local inference can, and a natural parameter outside it is a finite number, which
+    ``stable_update`` does not see. While the new parameters are outside, :math:`\rho` is halved;
+    after ``max_halvings`` the step is left out. So is a step along a gradient that is not finite.
+
+    **When it fails.** Use it without momentum, clipping or Adam, and on natural parameters only:
+    :func:`optax.multi_transform` gives the other parameters to another optimiser. A count of
+    rejected steps that grows means that the gradient points out of the domain; use a smaller
+    ``step_size``.
+
+    :param step_size: :math:`\rho`, in (0, 1], or a schedule of the number of steps.
+    :param domain: ``params -> bool``, or to a tree of booleans that must all be true. It is given
+        the tree that this transformation is given; in :func:`optax.multi_transform` the others'
+        parameters are masked there. None for no guard.
+    :param max_halvings: how often a step is halved before it is left out.
+
+    References: Hoffman, Blei, Wang and Paisley, *Stochastic variational inference* (JMLR 2013),
+    equation 22.
+
+    .. doctest::
+
+        >>> import jax, optax
+        >>> from numpyro_ext.expfam import (
+        ...     Beta, BetaNatural, straight_through_kl, straight_through_mean)
+        >>> from numpyro_ext.optim import natural_gradient
+        >>> prior, data = BetaNatural(9.0, 9.0), BetaNatural(6.0, 4.0)
+        >>> def loss(q):
+        ...     mean = straight_through_mean(Beta, q)
+        ...     return straight_through_kl(Beta, q, prior, mean) - Beta.inner(data, mean)
+        >>> optim = natural_gradient(1.0, Beta.in_domain)
+        >>> q = BetaNatural(1.0, 1.0)
+        >>> updates, state = optim.update(jax.grad(loss)(q), optim.init(q), q)
+        >>> posterior = optax.apply_updates(q, updates)
+        >>> print(f"{posterior.a:.1f} {posterior.b:.1f} {loss(posterior):.3f}")
+        15.0 13.0 7.069
+    """
+    max_halvings = check_count("max_halvings", max_halvings, minimum=0)
+    if not callable(step_size):
+        check_positive("step_size", step_size)
+        if not isinstance(step_size, Tracer) and float(step_size) > 1:  # type: ignore[arg-type]
+            raise ValueError(
+                f"step_size is {step_size!r}; it must be in (0, 1], where 1 is the exact update of"
+                " a conjugate term."
+            )
+    if domain is not None and not callable(domain):
+        raise TypeError(f"domain is {domain!r}; it must be a function of the parameters, or None.")
+
+    def init(params: Any) -> NaturalGradientState:
+        zero = jnp.zeros((), jnp.int32)
+        return NaturalGradientState(zero, zero, zero, jnp.zeros(()))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, NaturalGradientState]:
+        if params is None:
+            raise ValueError("natural_gradient needs the parameters: call update with params.")
+        rho = jnp.asarray(step_size(state.count) if callable(step_size) else step_size, float)
+
+        def inside(scale: Array) -> Array:
+            if domain is None:
+                return jnp.ones((), bool)
+            new = jax.tree.map(
+                lambda p, g: p - (scale * g).astype(jnp.asarray(p).dtype), params, updates
+            )
+            return _all_true(domain(new))
+
+        def halve(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            halvings, scale, _ = carry
+            return halvings + 1, scale / 2, inside(scale / 2)
+
+        finite = _all_true(jax.tree.map(jnp.isfinite, updates))
+        halvings, scale, good = lax.while_loop(
+            lambda carry: finite & ~carry[2] & (carry[0] < max_halvings),
+            halve,
+            (jnp.zeros((), jnp.int32), rho, inside(rho)),
+        )
+        good &= finite
+        scale = jnp.where(good, scale, 0)
+        # Not scale times the gradient alone, which is NaN where that is not finite.
+        updates = jax.tree.map(
+            lambda g: jnp.where(good, -scale * g, 0).astype(jnp.asarray(g).dtype), updates
+        )
+        return updates, NaturalGradientState(
+            state.count + 1, state.num_halvings + halvings, state.num_rejected + ~good, scale
+        )
+
+    return optax.GradientTransformation(init, update)
+
+
+def _all_true(tree: Any) -> Array:
+    good = jnp.ones((), bool)
+    for leaf in jax.tree.leaves(tree):
+        good &= jnp.all(leaf)
+    return good

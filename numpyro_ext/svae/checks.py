@@ -1,0 +1,125 @@
+"""What would make a structured auto-encoder silently wrong, said before it is trained."""
+
+from typing import Any, Protocol
+
+from jax import Array, random
+from jax.core import Tracer
+import jax.numpy as jnp
+import numpy as np
+from numpyro.handlers import block, replay, seed
+
+from numpyro_ext._model.density import log_prob
+from numpyro_ext._model.read import latent_sites, trace_of
+from numpyro_ext._typing import Model, Trace
+from numpyro_ext.svae.local_inference.base import LocalInference
+from numpyro_ext.svae.potentials import GaussianPotential
+
+__all__ = ["check_data", "check_model"]
+
+
+class _Guide(Protocol):
+    local_inference: LocalInference
+    prior: dict[str, Any]
+    site_names: dict[str, tuple[str, ...]]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+def check_data(y: Any) -> None:
+    """An error if data that are known hold NaN: a network would make NaN of every number."""
+    if isinstance(y, Tracer):
+        return
+    values = np.asarray(y)
+    missing = int(np.isnan(values).sum()) if np.issubdtype(values.dtype, np.floating) else 0
+    if missing:
+        raise ValueError(
+            f"the data of the guide have {missing} NaN among {values.size} numbers, of which its"
+            " network makes NaN; drop these rows, or let data= return the data with a number in"
+            " these places and columns that say where, and leave them out of the likelihood by"
+            " numpyro.handlers.mask."
+        )
+
+
+def check_model(
+    guide: _Guide, model: Model, rng_key: Array, args: tuple, kwargs: dict[str, Any]
+) -> None:
+    """An error if the model's densities are not those of ``prior`` and of the local inference."""
+    key_model, key_first, key_second = random.split(rng_key, 3)
+    families, names = guide.local_inference.families, guide.site_names
+    with block():
+        first, second = (
+            trace_of(seed(guide, key), args, kwargs) for key in (key_first, key_second)
+        )
+        # Other global variables beside the same local ones.
+        swapped = {site: second[site] for name in families for site in names[name]}
+        traces = first, {**first, **swapped}
+        models = [trace_of(replay(seed(model, key_model), t), args, kwargs) for t in traces]
+    for site in latent_sites(first):
+        if site["name"] not in models[0]:
+            raise ValueError(
+                f"the guide has the latent site '{site['name']}', but the model does not; give"
+                " site_names to SVAEGuide."
+            )
+    for name, family in families.items():
+        found = sum(_total(models[0], site) for site in names[name])
+        value = _value_of(names[name], first)
+        expected = float(jnp.sum(family.log_prob(guide.prior[name], value)))
+        if not abs(found - expected) <= 1e-3 * (1 + abs(expected)):
+            raise ValueError(
+                f"the model's log density of {_words(names[name])} is {found:.4g}, but that of"
+                f" prior['{name}'] is {expected:.4g} at the same values; prior holds natural"
+                f" parameters, such as {family.__name__}.from_standard makes of concentrations or"
+                " of loc, df and scale_matrix."
+            )
+    if families:
+        _check_locals(guide, traces, models)
+
+
+def _check_locals(guide: _Guide, traces: tuple[Trace, Trace], models: list[Trace]) -> None:
+    """How p(x, z | theta) changes with theta, in both; what does not change is a constant."""
+    rule, names = guide.local_inference, guide.site_names
+    sites = tuple(names[name][0] for name in rule.local_families)
+    means = [
+        {
+            name: family.statistics(_value_of(names[name], trace))
+            for name, family in rule.families.items()
+        }
+        for trace in traces
+    ]
+    x = traces[0][names["x"][0]]["value"]
+    nothing = GaussianPotential(jnp.zeros_like(x), jnp.zeros((*x.shape, x.shape[-1])))
+    local = rule.infer(means[0], nothing)
+    point = {
+        name: _statistics(family, local.mean[name], traces[0][names[name][0]]["value"])
+        for name, family in rule.local_families.items()
+    }
+    local = local._replace(mean=point)
+    found = [sum(_total(trace, site) for site in sites) for trace in models]
+    expected = [-float(jnp.sum(rule.local_kl(mean, local))) for mean in means]
+    change, wanted = found[1] - found[0], expected[1] - expected[0]
+    if not abs(change - wanted) <= 1e-3 + 1e-4 * sum(map(abs, (*found, *expected))):
+        raise ValueError(
+            f"the model's log density of {_words(sites)} changes by {change:.4g} between two values"
+            f" of the global variables, but that of {type(rule).__name__} by {wanted:.4g}; write"
+            " p(x, z | theta) as its docstring does."
+        )
+
+
+def _statistics(family: Any, like: Any, value: Array) -> Any:
+    """Of a value; those of categories need their number."""
+    categories = [like.probs.shape[-1]] if hasattr(like, "probs") else []
+    return family.statistics(value, *categories)
+
+
+def _value_of(sites: tuple[str, ...], trace: Trace) -> Any:
+    """A family's value: (loc, Sigma) of the sites Sigma and mu, in the opposite order."""
+    values = [trace[site]["value"] for site in reversed(sites)]
+    return tuple(values) if len(values) > 1 else values[0]
+
+
+def _total(trace: Trace, site: str) -> float:
+    return float(jnp.sum(log_prob(trace[site])))
+
+
+def _words(sites: tuple[str, ...]) -> str:
+    return " and ".join(f"'{site}'" for site in sites)

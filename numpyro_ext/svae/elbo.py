@@ -1,0 +1,205 @@
+"""The evidence lower bound of a structured auto-encoder, with exact natural gradients.
+
+Johnson et al., "Composing graphical models with neural networks for structured representations and
+fast inference" (2016).
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax
+from jax import Array, random
+import jax.numpy as jnp
+from numpyro.handlers import replay, seed, substitute
+from numpyro.infer import ELBO
+from numpyro.ops.provenance import eval_provenance
+
+from numpyro_ext._checks import check_choice
+from numpyro_ext._model.density import log_prob, scaled
+from numpyro_ext._model.handlers import same_plates, valid_plates
+from numpyro_ext._model.mistakes import valid_data
+from numpyro_ext._model.read import Site, latent_sites, sample_sites, trace_of
+from numpyro_ext._typing import Model, Params, Trace
+from numpyro_ext.svae.analytic import DRAWN, analytic
+
+__all__ = ["SVAEELBO"]
+
+
+class SVAEELBO(ELBO):
+    r"""Loss of ``SVI`` for a model with conjugate structure and any likelihood, and its
+    :class:`SVAEGuide`.
+
+    For global variables :math:`\theta`, local variables (x, z) and a minibatch of B of N data,
+
+    .. math::
+
+        loss = KL(q(\theta) \| p(\theta)) - \frac NB \sum_n \big(
+        \mathrm{E}_{q} \log p(y_n \mid x_n) - KL_n \big), \qquad
+        KL_n = \mathrm{E} \log q(x_n, z_n) - \mathrm{E} \log p(x_n, z_n \mid \theta),
+
+    where only the likelihood is a Monte Carlo estimate, over draws of x. Its mean is that of
+    ``Trace_ELBO`` for the same parameters, in the same units; it is a lower bound on the evidence
+    for every rule of local inference.
+
+    The gradient in the global natural parameters is minus the natural gradient,
+
+    .. math::
+
+        \tau_0 + \frac NB \sum_n \mathrm{E}\, t_n - \tau
+        + \nabla_\mu \Big[\frac NB \sum_n (\ldots)\Big]_{\text{through local inference}},
+
+    so that :func:`natural_gradient` of step 1 is the conjugate update. The last term vanishes where
+    local inference has found a stationary point of the bound. It is left out with
+    ``"explicit_only"``: a step then never leaves the domain of the parameters, and training is
+    more robust. All other parameters have ordinary gradients.
+
+    :param str implicit: ``"full"`` or ``"explicit_only"``.
+    :param int num_particles: number of draws of x; local inference runs once.
+    :param vectorize_particles: as in NumPyro's ``Trace_ELBO``.
+
+    References: Johnson et al., *Composing graphical models with neural networks for structured
+    representations and fast inference* (NIPS 2016), section 4.
+
+    .. doctest::
+
+        >>> from numpyro_ext.svae import SVAEELBO
+        >>> SVAEELBO("explicit_only").num_particles
+        1
+    """
+
+    can_infer_discrete = True
+
+    def __init__(
+        self,
+        implicit: str = "full",
+        num_particles: int = 1,
+        vectorize_particles: bool | Callable[..., Any] = True,
+    ) -> None:
+        check_choice("implicit", implicit, ("full", "explicit_only"))
+        self.implicit = implicit
+        super().__init__(num_particles, vectorize_particles)
+
+    def loss_with_mutable_state(
+        self,
+        rng_key: Array,
+        param_map: Params,
+        model: Model,
+        guide: Model,
+        *args: Any,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """The loss; with one particle its draws are those of ``Trace_ELBO`` for the same key."""
+        model_key, guide_key = random.split(rng_key)
+        terms = analytic(substitute(seed(guide, guide_key), data=param_map), self.implicit)
+        with valid_plates():
+            guide_trace = trace_of(terms, args, kwargs)
+        if terms.prefix is None:
+            raise TypeError(
+                f"SVAEELBO requires an SVAEGuide, but the guide is {guide!r}; use"
+                " numpyro.infer.Trace_ELBO for other guides."
+            )
+
+        def expected_log_lik(key: Array | None) -> tuple[Array, dict[str, Any]]:
+            drawn = guide_trace if key is None else _redrawn(guide_trace, key)
+            trace = self._model_trace(model, model_key, drawn, param_map, args, kwargs)
+            return sum(map(_log_lik, _observed(trace)), jnp.zeros(())), _mutable(trace)
+
+        self._check(model, model_key, guide_trace, param_map, args, kwargs)
+        if self.num_particles == 1:
+            log_lik, state = expected_log_lik(None)
+        else:
+            keys = random.split(guide_key, self.num_particles)
+            log_liks, states = self.vectorize_particles_fn(expected_log_lik, keys)
+            log_lik, state = jnp.mean(log_liks), jax.tree.map(lambda leaf: leaf[0], states)
+        kl_local = jnp.sum(_value(guide_trace, terms.prefix, "kl_local"))
+        kl_global = _value(guide_trace, terms.prefix, "kl_global")
+        loss = kl_global + _scale(guide_trace) * kl_local - log_lik
+        return {"loss": loss, "mutable_state": {**_mutable(guide_trace), **state} or None}
+
+    def _model_trace(
+        self,
+        model: Model,
+        key: Array,
+        guide_trace: Trace,
+        params: Params,
+        args: tuple,
+        kwargs: dict[str, Any],
+    ) -> Trace:
+        replayed = replay(seed(model, key), cast(Any, guide_trace))
+        with valid_plates(), same_plates(None, guide_trace):
+            return trace_of(valid_data(substitute(replayed, data=params)), args, kwargs)
+
+    def _check(
+        self,
+        model: Model,
+        key: Array,
+        guide_trace: Trace,
+        params: Params,
+        args: tuple,
+        kwargs: dict[str, Any],
+    ) -> None:
+        """An error that names a latent site that the guide lacks, or one without a gradient."""
+        drawn = {site["name"]: site for site in latent_sites(guide_trace)}
+
+        def log_liks(**values: Array) -> dict[str, Array]:
+            replaced = {name: {**drawn[name], "value": value} for name, value in values.items()}
+            trace = self._model_trace(model, key, {**guide_trace, **replaced}, params, args, kwargs)
+            latents = {site["name"] for site in latent_sites(trace)}
+            for name in sorted(latents ^ set(drawn)):
+                ours, theirs = ("the guide", "the model")[:: 1 if name in drawn else -1]
+                raise ValueError(
+                    f"{ours} has the latent site '{name}', but {theirs} has only"
+                    f" {sorted(latents if name in drawn else drawn)}; name the sites of the model"
+                    " as the guide does, or give site_names to SVAEGuide."
+                )
+            return {site["name"]: _log_lik(site) for site in _observed(trace)}
+
+        values = {name: site["value"] for name, site in drawn.items()}
+        differentiated = {name for name, site in drawn.items() if _is_drawn_for_loss(site)}
+        for name, origins in eval_provenance(log_liks, **values).items():
+            for origin in sorted(origins - differentiated):
+                raise ValueError(
+                    f"the observed site '{name}' depends directly on '{origin}', of which SVAEELBO"
+                    f" takes exact expectations only in the prior of {sorted(differentiated)}; let"
+                    " the data depend on these alone, or use Trace_ELBO."
+                )
+
+
+def _is_drawn_for_loss(site: Site) -> bool:
+    """Whether it is a local latent vector, whose draws carry the gradient of the likelihood."""
+    return bool(site["infer"].get(DRAWN))
+
+
+def _redrawn(guide_trace: Trace, rng_key: Array) -> Trace:
+    """The trace with new draws of the local latent vectors."""
+    trace = dict(guide_trace)
+    for name, site in guide_trace.items():
+        if site["type"] == "sample" and _is_drawn_for_loss(site):
+            rng_key, key = random.split(rng_key)
+            trace[name] = {**site, "value": site["fn"].rsample(key)}
+    return trace
+
+
+def _scale(guide_trace: Trace) -> Any:
+    """N / B, that of the local latent vectors."""
+    for site in sample_sites(guide_trace):
+        if _is_drawn_for_loss(site):
+            return 1.0 if site["scale"] is None else site["scale"]
+    raise AssertionError("an SVAEGuide has a local latent vector")
+
+
+def _observed(trace: Trace) -> list[Site]:
+    """Data and factors."""
+    return [site for site in sample_sites(trace) if site["is_observed"]]
+
+
+def _log_lik(site: Site) -> Array:
+    return jnp.sum(scaled(site, log_prob(site)))
+
+
+def _value(trace: Trace, prefix: str, name: str) -> Array:
+    return trace[f"{prefix}_{name}"]["value"]
+
+
+def _mutable(trace: Trace) -> dict[str, Any]:
+    return {name: site["value"] for name, site in trace.items() if site["type"] == "mutable"}

@@ -1,0 +1,304 @@
+"""The guide of a structured auto-encoder.
+
+Johnson et al., "Composing graphical models with neural networks for structured representations and
+fast inference" (2016).
+"""
+
+from collections.abc import Callable, Mapping
+import math
+from typing import Any, cast
+
+import jax
+from jax import Array, random
+import jax.numpy as jnp
+import numpyro
+from numpyro.handlers import block, seed, substitute
+
+from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext.svae.analytic import DRAWN, global_terms
+from numpyro_ext.svae.checks import check_data, check_model
+from numpyro_ext.svae.local_inference.base import LocalInference, LocalPosterior
+
+__all__ = ["SVAEGuide"]
+
+
+class SVAEGuide:
+    r"""Guide in which a network gives potentials, and message passing the local posterior.
+
+    .. math::
+
+        q(\theta) = p(\theta \mid \tau), \qquad
+        q(x_n, z_n) = \text{local inference}(\mathrm{E}_{q(\theta)} t(\theta),\,
+        \psi(x; y_n, \phi)).
+
+    It pairs with a model of conjugate global variables, local latents x (and z), and a likelihood
+    of x alone. With :class:`SVAEELBO` the natural parameters :math:`\tau` have natural gradients;
+    with ``Trace_ELBO``, ``Predictive`` and handlers it is an ordinary guide with ordinary ones.
+    Potentials enter q alone, so that the bound holds whatever the network says.
+
+    Its parameters are ``{prefix}_natural``, a dict of the natural parameters of each global factor,
+    and ``{prefix}_recognition$params``. Besides the model's latent sites it has the deterministic
+    sites ``{prefix}_kl_global``, ``{prefix}_kl_local`` of shape ``(B,)``, and ``_num_iter``,
+    ``_residual`` and ``_converged`` of local inference.
+
+    :param dict prior: natural parameters of the prior, named as in ``local_inference.families``.
+        Natural parameters are not concentrations: ``Dirichlet.from_standard(concentration)``.
+    :param recognition: a pair ``(init_fn, apply_fn)`` whose ``apply_fn`` returns a potential, such
+        as :func:`recognition_network`.
+    :param local_inference: a rule, such as :class:`GMMEP`.
+    :param data: ``data(*args, **kwargs)`` picks the data y, with rows first, from the arguments of
+        the model; the first argument by default.
+    :param create_plates: ``create_plates(*args, **kwargs)`` returns the data plate;
+        ``numpyro.plate("data", len(y))`` by default. If y has as many rows as the plate, it is
+        indexed by the minibatch; if it has ``subsample_size`` rows, it is the minibatch.
+    :param str prefix: what the names of the guide's own sites start with.
+    :param init_natural: where natural parameters start: a dict, or ``rng_key -> dict``; that of the
+        rule by default.
+    :param dict site_names: other names of the model's sites, as ``{"Sigma": "cov"}``.
+
+    References: Johnson et al., *Composing graphical models with neural networks for structured
+    representations and fast inference* (NIPS 2016), algorithm 1.
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_ext.expfam import NIW, Dirichlet
+        >>> from numpyro_ext.optim import natural_gradient
+        >>> from numpyro_ext.svae import (
+        ...     GMMEP, SVAEELBO, SVAEGuide, decoder_network, recognition_network)
+        >>> def model(y):
+        ...     pi = numpyro.sample("pi", dist.Dirichlet(jnp.ones(2)))
+        ...     with numpyro.plate("components", 2):
+        ...         wishart = dist.InverseWishart(3.0, scale_matrix=jnp.eye(1))
+        ...         Sigma = numpyro.sample("Sigma", wishart)
+        ...         mu = numpyro.sample("mu", dist.MultivariateNormal(jnp.zeros(1), Sigma / 0.1))
+        ...     decode = numpyro.module("decoder", decoder_network(2, hidden=(8,)), (1,))
+        ...     with numpyro.plate("data", len(y)):
+        ...         z = numpyro.sample("z", dist.Categorical(pi))
+        ...         x = numpyro.sample("x", dist.MultivariateNormal(mu[z], Sigma[z]))
+        ...         numpyro.sample("y", dist.Normal(*decode(x)).to_event(1), obs=y)
+        >>> niw = {"loc": jnp.zeros((2, 1)), "kappa": 0.1, "df": 3.0, "scale_matrix": jnp.eye(1)}
+        >>> prior = {
+        ...     "pi": Dirichlet.from_standard(concentration=jnp.ones(2)),
+        ...     "components": NIW.from_standard(**niw)}
+        >>> guide = SVAEGuide(prior, recognition_network(1, hidden=(8,)), GMMEP())
+        >>> optim = optax.multi_transform(
+        ...     {"natural": natural_gradient(0.1, guide.domain), "network": optax.adam(1e-2)},
+        ...     guide.param_labels)
+        >>> y = jnp.array([[-3.0, 3.0], [-3.1, 2.9], [3.0, -3.0], [2.9, -3.1]])
+        >>> svi = SVI(model, guide, optim, SVAEELBO("explicit_only"))
+        >>> result = svi.run(jax.random.key(0), 100, y, progress_bar=False)
+        >>> r = guide.local_posterior(result.params, y).mean["z"].probs
+        >>> bool(r[0].argmax() == r[1].argmax() != r[2].argmax() == r[3].argmax())
+        True
+    """
+
+    def __init__(
+        self,
+        prior: Mapping[str, Any],
+        recognition: tuple[Callable[..., Any], Callable[..., Any]],
+        local_inference: LocalInference,
+        *,
+        data: Callable[..., Any] | None = None,
+        create_plates: Callable[..., Any] | None = None,
+        prefix: str = "svae",
+        init_natural: Any = None,
+        site_names: Mapping[str, str] | None = None,
+    ) -> None:
+        if sorted(prior) != sorted(local_inference.families):
+            raise ValueError(
+                f"prior has {sorted(prior)}, but {type(local_inference).__name__} has the global"
+                f" factors {sorted(local_inference.families)}; give natural parameters of each."
+            )
+        for name, family in local_inference.families.items():
+            if not isinstance(prior[name], family.Natural):
+                raise TypeError(
+                    f"prior['{name}'] is a {type(prior[name]).__name__}; it must be a"
+                    f" {family.Natural.__name__}, such as {family.__name__}.from_standard returns."
+                )
+        self.prior = dict(prior)
+        self.recognition = recognition
+        self.local_inference = local_inference
+        self.data = data
+        self.create_plates = create_plates
+        self.prefix = prefix
+        self.start = init_natural
+        self.site_names = _renamed(local_inference.site_names, site_names or {})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Sites:
+        y = self._data(args, kwargs)
+        natural = self._registered()
+        terms = global_terms(self.prefix, self.local_inference.families, natural, self.prior)
+        self._report("kl_global", terms.kl)
+        sites = self._sample_globals(natural)
+        plate = self._plate(y, args, kwargs)
+        is_batch = _is_batch(y, plate)
+        name = f"{self.prefix}_recognition"
+        network: Any = numpyro.module(name, self.recognition, y.shape[1:])
+        with plate as idx:
+            potential = network(y if is_batch else y[idx])
+            local = self.local_inference.infer(terms.inner, potential)
+            self._report("kl_local", self.local_inference.local_kl(terms.mean, local))
+            for name, value in local.info._asdict().items():
+                self._report(name, value)
+            return {**sites, **self._sample_locals(local)}
+
+    def _data(self, args: tuple, kwargs: dict[str, Any]) -> Array:
+        if self.data is None and not args:
+            raise ValueError(
+                "the data are the first positional argument of the guide, and it was called"
+                f" with the keywords {sorted(kwargs)} alone; give SVAEGuide"
+                " data=lambda **kwargs: kwargs['y']."
+            )
+        y = args[0] if self.data is None else self.data(*args, **kwargs)
+        check_data(y)
+        return jnp.asarray(y)
+
+    def _registered(self) -> dict[str, Any]:
+        if not self.prior:
+            return {}
+        return cast(Any, numpyro.param(f"{self.prefix}_natural", self._init_natural))
+
+    def _init_natural(self, rng_key: Array) -> dict[str, Any]:
+        if self.start is None:
+            return self.local_inference.init_natural(rng_key, self.prior)
+        return self.start(rng_key) if callable(self.start) else self.start
+
+    def _plate(self, y: Array, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if self.create_plates is not None:
+            return self.create_plates(*args, **kwargs)
+        return numpyro.plate("data", y.shape[0])
+
+    def _report(self, name: str, value: Array) -> None:
+        numpyro.deterministic(f"{self.prefix}_{name}", value)
+
+    def _sample_globals(self, natural: dict[str, Any]) -> Sites:
+        sites: Sites = {}
+        for name, family in self.local_inference.families.items():
+            fn, names = family.to_distribution(natural[name]), self.site_names[name]
+            fns = fn if isinstance(fn, tuple) else (fn,)
+            # The conditional distribution is a function of the site before it.
+            given: Any = None
+            for site, fn in zip(names, fns, strict=True):
+                given = numpyro.sample(site, fn if given is None else fn(given))
+                sites[site] = given
+        return sites
+
+    def _sample_locals(self, local: LocalPosterior) -> Sites:
+        sites: Sites = {}
+        for name, fn in self.local_inference.distributions(local).items():
+            (site,) = self.site_names[name]
+            infer = {} if fn.is_discrete else {DRAWN: True}
+            sites[site] = cast(Array, numpyro.sample(site, fn, infer=infer))
+        return sites
+
+    def global_natural(self, params: Params) -> dict[str, Any]:
+        """Natural parameters of the global factors by name.
+
+        :param dict params: the guide's parameters, from ``svi.get_params``.
+        """
+        return params[f"{self.prefix}_natural"] if self.prior else {}
+
+    def global_mean(self, params: Params) -> dict[str, Any]:
+        """Expected statistics of the global factors by name.
+
+        :param dict params: the guide's parameters, from ``svi.get_params``.
+        """
+        families = self.local_inference.families
+        return {name: families[name].mean(n) for name, n in self.global_natural(params).items()}
+
+    def local_posterior(self, params: Params, y: Array) -> LocalPosterior:
+        """q of the local variables of any data, such as ``.mean["z"].probs``.
+
+        :param dict params: the guide's parameters, from ``svi.get_params``.
+        :param y: rows of data, ``(B, ...)``.
+        """
+        check_data(y)
+        _, apply = self.recognition
+        potential = apply(params[f"{self.prefix}_recognition$params"], jnp.asarray(y))
+        return self.local_inference.infer(self.global_mean(params), potential)
+
+    def sample_posterior(
+        self,
+        rng_key: Array,
+        params: Params,
+        *args: Any,
+        sample_shape: tuple[int, ...] = (),
+        **kwargs: Any,
+    ) -> Sites:
+        """Draws of the global sites, and of the local ones for the data in the arguments.
+
+        :param rng_key: random key.
+        :param dict params: the guide's parameters, from ``svi.get_params``.
+        :param args: arguments of the model; the rows of a minibatch differ between draws.
+        :param sample_shape: shape that is put in front.
+        """
+
+        def one(key: Array) -> Sites:
+            with block():
+                fn: Any = substitute(seed(self, key), data=params)
+                return fn(*args, **kwargs)
+
+        if not sample_shape:
+            return one(rng_key)
+        draws = jax.vmap(one)(random.split(rng_key, math.prod(sample_shape)))
+        return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
+
+    def param_labels(self, params: Params) -> dict[str, str]:
+        """``"natural"`` or ``"network"`` for each parameter, for ``optax.multi_transform``.
+
+        :param dict params: parameters of guide and model.
+        """
+        natural = f"{self.prefix}_natural"
+        return {name: "natural" if name == natural else "network" for name in params}
+
+    def domain(self, params: Params) -> Array:
+        """Whether all natural parameters are those of densities, for ``natural_gradient``.
+
+        :param dict params: the guide's parameters.
+        """
+        families = self.local_inference.families
+        inside = jnp.ones((), bool)
+        for name, natural in self.global_natural(params).items():
+            inside &= jnp.all(families[name].in_domain(natural))
+        return inside
+
+    def check(self, model: Model, rng_key: Array, *args: Any, **kwargs: Any) -> None:
+        """An error that names the site where the model is not the one that the guide stands for.
+
+        The model's log density at random values is compared with that of ``prior``, and with what
+        the rule of local inference takes for p(x, z | theta). A concentration that was given as a
+        natural parameter ends here, and a mean that depends on another variable.
+
+        :param model: the model.
+        :param rng_key: random key.
+        :param args: arguments of model and guide.
+        :raises ValueError: the two differ.
+        """
+        check_model(self, model, rng_key, args, kwargs)
+
+
+def _is_batch(y: Array, plate: Any) -> bool:
+    """Whether the data are the rows that the plate has taken, not those that it takes from."""
+    rows = y.shape[0] if y.ndim else 0
+    if rows in (plate.size, plate.subsample_size):
+        return rows == plate.subsample_size
+    taken = f"{plate.size} rows"
+    if plate.subsample_size != plate.size:
+        taken = f"{plate.subsample_size} of {plate.size} rows"
+    raise ValueError(
+        f"the data have {rows} rows, but the plate '{plate.name}' takes {taken}; pass all rows or"
+        " those of the minibatch, or give SVAEGuide the model's plate by create_plates."
+    )
+
+
+def _renamed(
+    names: Mapping[str, tuple[str, ...]], other: Mapping[str, str]
+) -> dict[str, tuple[str, ...]]:
+    known = {site for sites in names.values() for site in sites}
+    if not set(other) <= known:
+        raise ValueError(
+            f"site_names renames {sorted(set(other) - known)}, but the sites are {sorted(known)}."
+        )
+    return {key: tuple(other.get(site, site) for site in sites) for key, sites in names.items()}

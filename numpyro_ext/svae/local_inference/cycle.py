@@ -1,0 +1,313 @@
+"""Local inference for cycles of binary variables, each pair of neighbours with a vector x.
+
+So, "EP Structured Variational Auto-Encoders" (2018).
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+from jax import Array, lax, random
+from jax.nn import log_sigmoid, sigmoid
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+
+from numpyro_ext._checks import check_count
+from numpyro_ext.expfam import (
+    NIW,
+    Bernoulli,
+    BernoulliNatural,
+    Beta,
+    BetaNatural,
+    Gaussian,
+    GaussianMean,
+    GaussianNatural,
+    fixed_point,
+)
+from numpyro_ext.expfam.linalg import outer
+from numpyro_ext.svae.local_inference.base import (
+    LocalInfo,
+    LocalPosterior,
+    check_batch,
+    check_gaussian,
+    expected_log_normal,
+    negative_entropy,
+    plug_in,
+)
+from numpyro_ext.svae.local_inference.cycle_bp import check_schedule, cycle_bp
+from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential, merge_normals
+
+__all__ = ["CycleEP", "CycleMeanField"]
+
+CROSSHAIR = np.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, -1.0], [-1.0, 0.0]]])
+
+
+class _Cycle:
+    r"""The model that both rules share; indices are modulo K.
+
+    .. math::
+
+        z_i \sim Bernoulli(\pi_i), \qquad
+        x_i \mid z \sim N(\mu_{z_i z_{i+1}}, \Sigma_{z_i z_{i+1}}), \qquad i < K.
+    """
+
+    families: ClassVar[Mapping[str, Any]] = {"pi": Beta, "components": NIW}
+    local_families: ClassVar[Mapping[str, Any]] = {"z": Bernoulli, "x": Gaussian}
+    site_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "pi": ("pi",),
+        "components": ("Sigma", "mu"),
+        "z": ("z",),
+        "x": ("x",),
+    }
+
+    def local_kl(self, global_mean: Mapping[str, Any], local: LocalPosterior) -> Array:
+        pi, odds = global_mean["pi"], local.natural["z"].log_odds
+        q = local.mean["z"].prob
+        # From the logits: the gradient of q log q is NaN where q underflows.
+        bits = q * (log_sigmoid(odds) - pi.log_p) + (1 - q) * (log_sigmoid(-odds) - pi.log_1mp)
+        moments = jax.tree.map(lambda leaf: leaf[:, :, None, None], local.mean["x"])
+        expected = _pairs(q) * expected_log_normal(global_mean["components"], moments)
+        x = negative_entropy(local.natural["x"]) - jnp.sum(expected, axis=(-2, -1))
+        return jnp.sum(bits + x, axis=-1)
+
+    def distributions(self, local: LocalPosterior) -> dict[str, dist.Distribution]:
+        return {
+            "z": Bernoulli.to_distribution(local.natural["z"]).to_event(1),
+            "x": Gaussian.to_distribution(local.natural["x"]).to_event(1),
+        }
+
+    def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
+        """In the plane four clusters on a circle, turned by a random angle; else the prior's with
+        locations spread by 3. Concentrations are between 1 and 2."""
+        key_a, key_b, key_loc = random.split(rng_key, 3)
+        start = NIW.to_standard(prior["components"])
+        d = start.loc.shape[-1]
+        if d == 2:
+            angle = random.uniform(key_loc, maxval=2 * jnp.pi)
+            cos, sin = jnp.cos(angle), jnp.sin(angle)
+            loc = CROSSHAIR @ jnp.array([[cos, sin], [-sin, cos]])
+            components = NIW.from_standard(loc, 0.5, d + 0.5, jnp.eye(d) / 2)
+        else:
+            loc = start.loc + 3 * random.normal(key_loc, start.loc.shape)
+            components = NIW.from_standard(**start._replace(loc=loc)._asdict())
+        shape = jnp.shape(prior["pi"].a)
+        pi = BetaNatural(random.uniform(key_a, shape), random.uniform(key_b, shape))
+        return {"pi": pi, "components": components}
+
+
+class CycleEP(_Cycle):
+    r"""Cycle: expectation propagation, which is loopy belief propagation on the binary variables.
+
+    With the plug-in normals :math:`\eta_{lr}` of the components, pair i has the log factor
+    :math:`\phi_i(l, r) = \log \int N(x \mid \eta_{lr})\, \psi_i(x)\, dx`;
+    :func:`cycle_bp` gives the marginals :math:`q(z_i)` and the beliefs :math:`R_i(l, r)` of pairs,
+    and :math:`q(x_i)` is the normal whose moments are :math:`\sum_{lr} R_i(l, r)\, \mathrm{E}\,
+    t(x)` of normal times potential. The bound uses :math:`q(z_i)\, q(z_{i+1})`, because q is a
+    product.
+
+    The global factors are ``pi``, Beta of batch ``(K,)``, and ``components``, NIW of batch
+    ``(2, 2)``. Potentials have batch ``(B, K)``.
+
+    :param str schedule: that of :func:`cycle_bp`.
+    :param float tol: that of :func:`cycle_bp`.
+    :param int max_iter: that of :func:`cycle_bp`.
+
+    References: So (2018).
+
+    .. doctest::
+
+        >>> from numpyro_ext.svae import CycleEP
+        >>> CycleEP().families["pi"].__name__
+        'Beta'
+    """
+
+    def __init__(
+        self, schedule: str = "closed_form", tol: float | None = None, max_iter: int = 200
+    ) -> None:
+        check_schedule(schedule)
+        self.schedule = schedule
+        self.tol = tol
+        self.max_iter = check_count("max_iter", max_iter)
+
+    def infer(
+        self, global_mean: Mapping[str, Any], potential: GaussianPotential | MixturePotential
+    ) -> LocalPosterior:
+        _check(global_mean, potential.h.shape)
+        eta, odds = plug_in(global_mean["components"]), _prior_odds(global_mean)
+        options = {"schedule": self.schedule, "tol": self.tol, "max_iter": self.max_iter}
+
+        def one(log_pair: Array) -> Any:
+            return cycle_bp(odds, log_pair, **options)
+
+        found = jax.vmap(one)(potential.log_partition_ratio(eta))
+        z = BernoulliNatural(odds + found.a + jnp.roll(found.b, 1, axis=-1))
+        normals = jax.tree.map(_flat_pairs, potential.tilted_normal(eta))
+        x = Gaussian.from_standard(*merge_normals(_flat_pairs(found.pair), normals))
+        mean = {"z": Bernoulli.mean(z), "x": Gaussian.mean(x)}
+        return LocalPosterior({"z": z, "x": x}, mean, found.info)
+
+
+class CycleMeanField(_Cycle):
+    r"""Cycle: the factorised :math:`\prod_i q(z_i)\, q(x_i)` by coordinate ascent.
+
+    With :math:`T_i(l, r)` the expected log density of :math:`x_i` under component (l, r), a sweep
+    over i = K - 1, ..., 0 sets the log odds of :math:`q(z_i)`, and then :math:`q(x_i)`, to
+
+    .. math::
+
+        \lambda_i + \sum_r q_{i+1}(r) [T_i(1, r) - T_i(0, r)]
+        + \sum_l q_{i-1}(l) [T_{i-1}(l, 1) - T_{i-1}(l, 0)], \qquad
+        q(x_i) \propto \psi_i(x) \exp \sum_{lr} q_i(l)\, q_{i+1}(r)
+        \langle \eta_{lr}, t(x) \rangle .
+
+    Every sweep raises the surrogate bound. The answer depends on the start, and q is too sure of z.
+
+    The global factors and potentials are those of :class:`CycleEP`.
+
+    :param init: where q(z = 1) starts: None is 1/2, with the potential's own moments of x; or an
+        array ``(K,)`` or ``(B, K)`` of probabilities.
+    :param float tol: sweeps end when q(z) and the moments of x move by less; None as for
+        ``fixed_point``.
+    :param int max_iter: at most so many sweeps.
+
+    References: So (2018).
+
+    .. doctest::
+
+        >>> from numpyro_ext.svae import CycleMeanField
+        >>> CycleMeanField(max_iter=50).max_iter
+        50
+    """
+
+    def __init__(self, init: Any = None, tol: float | None = None, max_iter: int = 200) -> None:
+        self.init = None if init is None else np.asarray(init)
+        self.tol = tol
+        self.max_iter = check_count("max_iter", max_iter)
+
+    def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
+        check_gaussian(potential, "CycleMeanField", "CycleEP")
+        _check(global_mean, potential.h.shape)
+        batch = potential.h.shape[:-1]
+        if self.init is not None and self.init.shape not in (batch, batch[1:]):
+            raise ValueError(
+                f"init of CycleMeanField has shape {self.init.shape}; it must be {batch[1:]} or"
+                f" {batch}."
+            )
+
+        def one(psi: GaussianPotential, init: Array) -> LocalPosterior:
+            args = (dict(global_mean), psi)
+            own = self.init is None
+            moments = _own_moments(psi) if own else Gaussian.mean(_normal_given(args, init))
+            start = (init, moments)
+            found = fixed_point(_sweep, args, start, tol=self.tol, max_iter=self.max_iter)
+            # The last steps are differentiable, and their log odds are those of q(z).
+            q, _ = found.value
+            moments = Gaussian.mean(_normal_given(args, q))
+            z = BernoulliNatural(_odds_given(args, q, moments))
+            mean = Bernoulli.mean(z)
+            x = _normal_given(args, mean.prob)
+            info = LocalInfo(found.num_iter, found.residual, found.converged)
+            return LocalPosterior({"z": z, "x": x}, {"z": mean, "x": Gaussian.mean(x)}, info)
+
+        start = jnp.broadcast_to(0.5 if self.init is None else self.init, batch)
+        return jax.vmap(one)(potential, start.astype(potential.h.dtype))
+
+
+Args = tuple[dict[str, Any], GaussianPotential]
+State = tuple[Array, GaussianMean]
+"""Probabilities of z = 1, and moments of x."""
+
+
+def _check(global_mean: Mapping[str, Any], shape: tuple[int, ...]) -> None:
+    check_batch(global_mean, "components", (2, 2))
+    (K,) = global_mean["pi"].log_p.shape
+    if K < 2 or len(shape) < 3 or shape[1] != K:
+        raise ValueError(
+            f"the potential has h of shape {shape}, and pi has {K} probabilities; a cycle needs at"
+            " least 2 of them, and h of shape (B, K, ..., d)."
+        )
+
+
+def _prior_odds(global_mean: Mapping[str, Any]) -> Array:
+    return global_mean["pi"].log_p - global_mean["pi"].log_1mp
+
+
+def _pairs(q: Array) -> Array:
+    """``(..., K, 2, 2)``, the products of neighbours' probabilities."""
+    both = jnp.stack([1 - q, q], axis=-1)
+    return both[..., :, None] * jnp.roll(both, -1, axis=-2)[..., None, :]
+
+
+def _one_pair(left: Array, right: Array) -> Array:
+    return jnp.stack([1 - left, left])[:, None] * jnp.stack([1 - right, right])
+
+
+def _flat_pairs(x: Array) -> Array:
+    """``(B, K, 4, ...)`` of ``(B, K, 2, 2, ...)``."""
+    return x.reshape(*x.shape[:2], 4, *x.shape[4:])
+
+
+def _sweep(args: Args, state: State) -> State:
+    """For the last variable to the first: q(z_i), then q(x_i)."""
+    global_mean, psi = args
+    K, eta = psi.h.shape[0], plug_in(global_mean["components"])
+
+    def step(k: Array, state: State) -> State:
+        q, moments = state
+        i = K - 1 - k
+        q = q.at[i].set(sigmoid(_odds_of(args, i, q, moments)))
+        pair = _one_pair(q[i], q[(i + 1) % K])
+        natural = GaussianNatural(
+            psi.h[i] + jnp.einsum("lr,lri->i", pair, eta.h),
+            psi.W[i] + jnp.einsum("lr,lrij->ij", pair, eta.W),
+        )
+        x, xx = Gaussian.mean(natural)
+        return q, GaussianMean(moments.x.at[i].set(x), moments.xx.at[i].set(xx))
+
+    return lax.fori_loop(0, K, step, state)
+
+
+def _normal_given(args: Args, q: Array) -> GaussianNatural:
+    global_mean, psi = args
+    eta, pairs = plug_in(global_mean["components"]), _pairs(q)
+    return GaussianNatural(
+        psi.h + jnp.einsum("klr,lri->ki", pairs, eta.h),
+        psi.W + jnp.einsum("klr,lrij->kij", pairs, eta.W),
+    )
+
+
+def _odds_given(args: Args, q: Array, moments: GaussianMean) -> Array:
+    """The log odds of all variables from the last to the first, each given those before it."""
+    K = q.shape[0]
+
+    def step(k: Array, odds_and_q: tuple[Array, Array]) -> tuple[Array, Array]:
+        odds, q = odds_and_q
+        i = K - 1 - k
+        own = _odds_of(args, i, q, moments)
+        return odds.at[i].set(own), q.at[i].set(sigmoid(own))
+
+    return lax.fori_loop(0, K, step, (jnp.zeros_like(q), q))[0]
+
+
+def _odds_of(args: Args, i: Array, q: Array, moments: GaussianMean) -> Array:
+    global_mean, _ = args
+    components, after = global_mean["components"], q[(i + 1) % q.shape[0]]
+    own, before = (
+        expected_log_normal(components, GaussianMean(moments.x[j], moments.xx[j]))
+        for j in (i, i - 1)
+    )
+    as_left = (own[1] - own[0]) @ jnp.stack([1 - after, after])
+    as_right = (before[:, 1] - before[:, 0]) @ jnp.stack([1 - q[i - 1], q[i - 1]])
+    return _prior_odds(global_mean)[i] + as_left + as_right
+
+
+def _own_moments(psi: GaussianPotential) -> GaussianMean:
+    """The potential's moments; those of a unit normal where it is no density."""
+    natural = GaussianNatural(psi.h, psi.W)
+    proper = Gaussian.in_domain(natural)
+    d = psi.h.shape[-1]
+    W = jnp.where(proper[..., None, None], psi.W, -jnp.eye(d, dtype=psi.W.dtype) / 2)
+    loc, covariance = Gaussian.to_standard(GaussianNatural(psi.h, W))
+    loc = jnp.where(proper[..., None], loc, 0.0)
+    return GaussianMean(loc, covariance + outer(loc, loc))

@@ -1,0 +1,68 @@
+"""Local inference without global variables: the variational auto-encoder.
+
+Kingma, Welling, "Auto-encoding variational Bayes" (2014).
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from jax import Array
+import numpyro.distributions as dist
+
+from numpyro_ext.expfam import Gaussian, GaussianNatural
+from numpyro_ext.svae.local_inference.base import LocalPosterior, no_iterations
+from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
+
+__all__ = ["FixedGaussian"]
+
+
+class FixedGaussian:
+    r"""x has a known normal prior, and q is prior times potential, normalised.
+
+    .. math:: q_n(x) \propto N(x \mid \eta)\, \psi_n(x), \qquad KL_n = KL(q_n \| p).
+
+    A mixture potential is replaced by the normal of the same mean and covariance. With it
+    :class:`SVAEGuide` is the guide of a variational auto-encoder, with ``prior={}``.
+
+    :param GaussianNatural natural: the prior's natural parameters, ``(d,)`` and ``(d, d)``.
+
+    References: Kingma and Welling, *Auto-encoding variational Bayes* (ICLR 2014).
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.expfam import Gaussian
+        >>> from numpyro_ext.svae import FixedGaussian, GaussianPotential
+        >>> rule = FixedGaussian(Gaussian.from_standard(jnp.zeros(1), jnp.eye(1)))
+        >>> local = rule.infer({}, GaussianPotential(jnp.full((1, 1), 3.0), -jnp.ones((1, 1, 1))))
+        >>> print(f"{local.mean['x'].x.item():.3f}")
+        1.000
+    """
+
+    families: ClassVar[Mapping[str, Any]] = {}
+    local_families: ClassVar[Mapping[str, Any]] = {"x": Gaussian}
+    site_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"x": ("x",)}
+
+    def __init__(self, natural: GaussianNatural) -> None:
+        if not isinstance(natural, GaussianNatural) or natural.h.ndim != 1:
+            raise TypeError(
+                "natural must be the GaussianNatural of one vector x, such as"
+                f" Gaussian.from_standard(loc, covariance_matrix) returns; it is {natural!r}."
+            )
+        self.natural = natural
+
+    def infer(
+        self, global_mean: Mapping[str, Any], potential: GaussianPotential | MixturePotential
+    ) -> LocalPosterior:
+        natural = Gaussian.from_standard(*potential.tilted_normal(self.natural))
+        info = no_iterations(natural.h[..., 0])
+        return LocalPosterior({"x": natural}, {"x": Gaussian.mean(natural)}, info)
+
+    def local_kl(self, global_mean: Mapping[str, Any], local: LocalPosterior) -> Array:
+        return Gaussian.kl(local.natural["x"], self.natural)
+
+    def distributions(self, local: LocalPosterior) -> dict[str, dist.Distribution]:
+        return {"x": Gaussian.to_distribution(local.natural["x"])}
+
+    def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
+        return {}

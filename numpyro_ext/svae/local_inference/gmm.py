@@ -1,0 +1,241 @@
+"""Local inference for mixtures: which component z, and where in it x.
+
+Johnson et al., "Composing graphical models with neural networks for structured representations and
+fast inference" (2016); So, "EP Structured Variational Auto-Encoders" (2018).
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+from jax import Array, random
+from jax.nn import log_softmax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+
+from numpyro_ext._checks import check_count
+from numpyro_ext.expfam import (
+    NIW,
+    Categorical,
+    CategoricalNatural,
+    Dirichlet,
+    DirichletNatural,
+    Gaussian,
+    GaussianMean,
+    GaussianNatural,
+    fixed_point,
+)
+from numpyro_ext.svae.local_inference.base import (
+    LocalInfo,
+    LocalPosterior,
+    check_batch,
+    check_gaussian,
+    expected_log_normal,
+    negative_entropy,
+    no_iterations,
+    plug_in,
+)
+from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential, merge_normals
+
+__all__ = ["GMMEP", "GMMMeanField"]
+
+STARTS = ("potential", "prior")
+
+
+class _GMM:
+    r"""The model that both rules share.
+
+    .. math::
+
+        z \sim Cat(\pi), \qquad x \mid z \sim N(\mu_z, \Sigma_z), \qquad
+        KL_n = \sum_k r_k (\log r_k - \mathrm{E} \log \pi_k) - \tfrac12 \log |V| - \tfrac d2
+        - \sum_k r_k \mathrm{E} T_k(x).
+    """
+
+    families: ClassVar[Mapping[str, Any]] = {"pi": Dirichlet, "components": NIW}
+    local_families: ClassVar[Mapping[str, Any]] = {"z": Categorical, "x": Gaussian}
+    site_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "pi": ("pi",),
+        "components": ("Sigma", "mu"),
+        "z": ("z",),
+        "x": ("x",),
+    }
+
+    def local_kl(self, global_mean: Mapping[str, Any], local: LocalPosterior) -> Array:
+        moments = jax.tree.map(lambda leaf: leaf[:, None], local.mean["x"])
+        log_p = global_mean["pi"].log_prob + expected_log_normal(global_mean["components"], moments)
+        # From the logits: the gradient of r log r is NaN where r underflows.
+        log_r = log_softmax(local.natural["z"].logits, axis=-1)
+        r = local.mean["z"].probs
+        return jnp.sum(r * (log_r - log_p), axis=-1) + negative_entropy(local.natural["x"])
+
+    def distributions(self, local: LocalPosterior) -> dict[str, dist.Distribution]:
+        return {
+            "z": Categorical.to_distribution(local.natural["z"]),
+            "x": Gaussian.to_distribution(local.natural["x"]),
+        }
+
+    def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
+        """The prior's, with locations spread by 3 and concentrations between 1 and 2."""
+        key_pi, key_loc = random.split(rng_key)
+        start = NIW.to_standard(prior["components"])
+        loc = start.loc + 3 * random.normal(key_loc, start.loc.shape)
+        a = random.uniform(key_pi, jnp.shape(prior["pi"].a))
+        components = NIW.from_standard(**start._replace(loc=loc)._asdict())
+        return {"pi": DirichletNatural(a), "components": components}
+
+
+class GMMEP(_GMM):
+    r"""Mixture: exact marginals of prior times potential, by one pass of expectation propagation.
+
+    With the plug-in normals :math:`\eta_k` of the components and
+    :math:`\log Z_k = \log \int N(x \mid \eta_k)\, \psi(x)\, dx`,
+
+    .. math::
+
+        r_k \propto \exp(\mathrm{E} \log \pi_k + \log Z_k), \qquad
+        \mathrm{E}\, t(x) = \sum_k r_k\, \mathrm{E}_{\eta_k \psi}\, t(x), \qquad
+        q(z) = r, \quad q(x) = N \text{ of these moments}.
+
+    There is no iteration. The normals :math:`\eta_k` ignore how uncertain a component is; the bound
+    does not. q(x) has one mode even where x has several, one for each component.
+
+    The global factors are ``pi``, a Dirichlet, and ``components``, NIW of batch ``(K,)``.
+
+    References: So (2018).
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.expfam import NIW, Dirichlet
+        >>> from numpyro_ext.svae import GMMEP, GaussianPotential
+        >>> known = {
+        ...     "pi": Dirichlet.statistics(jnp.array([0.3, 0.7])),
+        ...     "components": NIW.statistics(
+        ...         (jnp.array([[-1.0], [2.0]]), jnp.array([[[1.0]], [[0.5]]]))),
+        ... }
+        >>> psi = GaussianPotential(jnp.array([[0.8]]), jnp.array([[[-1.0]]]))
+        >>> print([f"{r:.3f}" for r in GMMEP().infer(known, psi).mean["z"].probs[0]])
+        ['0.396', '0.604']
+    """
+
+    def infer(
+        self, global_mean: Mapping[str, Any], potential: GaussianPotential | MixturePotential
+    ) -> LocalPosterior:
+        _check(global_mean)
+        eta = plug_in(global_mean["components"])
+        logits = global_mean["pi"].log_prob + potential.log_partition_ratio(eta)
+        z = CategoricalNatural(logits)
+        r = Categorical.mean(z)
+        normal = merge_normals(r.probs, potential.tilted_normal(eta))
+        x = Gaussian.from_standard(*normal)
+        mean = {"z": r, "x": Gaussian.mean(x)}
+        return LocalPosterior({"z": z, "x": x}, mean, no_iterations(logits[..., 0]))
+
+
+class GMMMeanField(_GMM):
+    r"""Mixture: the factorised q(z) q(x) by coordinate ascent, to its fixed point.
+
+    .. math::
+
+        q(x) \propto \psi(x) \exp\Big(\sum_k r_k \langle \eta_k, t(x) \rangle\Big), \qquad
+        r_k \propto \exp(\mathrm{E} \log \pi_k + \mathrm{E}\, T_k(x)),
+
+    with the exact expected statistics of the components. Every sweep raises the surrogate bound.
+    The answer depends on the start, q is too sure of z, and a start that is symmetric between
+    components stays so.
+
+    The global factors are ``pi``, a Dirichlet, and ``components``, NIW of batch ``(K,)``.
+
+    :param init: where r starts: ``"potential"`` is one step from the potential's own moments,
+        ``"prior"`` is :math:`\exp \mathrm{E} \log \pi`, and an array ``(K,)`` or ``(B, K)`` holds
+        probabilities.
+    :param float tol: sweeps end when r moves by less; None as for ``fixed_point``.
+    :param int max_iter: at most so many sweeps.
+
+    References: Johnson et al. (2016), section 4.
+
+    .. doctest::
+
+        >>> from numpyro_ext.svae import GMMMeanField
+        >>> GMMMeanField().families["components"].__name__
+        'NIW'
+    """
+
+    def __init__(
+        self, init: str | Any = "potential", tol: float | None = None, max_iter: int = 200
+    ) -> None:
+        if isinstance(init, str) and init not in STARTS:
+            raise ValueError(
+                f"init is {init!r}; it must be 'potential', 'prior', or an array of probabilities."
+            )
+        self.init = init if isinstance(init, str) else np.asarray(init)
+        self.tol = tol
+        self.max_iter = check_count("max_iter", max_iter)
+
+    def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
+        check_gaussian(potential, "GMMMeanField", "GMMEP")
+        _check(global_mean)
+
+        def one(psi: GaussianPotential, init: Array) -> LocalPosterior:
+            args = (dict(global_mean), psi)
+            found = fixed_point(_sweep, args, init, tol=self.tol, max_iter=self.max_iter)
+            # The last step is differentiable, and its logits are those of q(z).
+            x = _normal_given(args, found.value)
+            z = CategoricalNatural(_logits_given(args, Gaussian.mean(x)))
+            r = Categorical.mean(z)
+            x = _normal_given(args, r.probs)
+            info = LocalInfo(found.num_iter, found.residual, found.converged)
+            return LocalPosterior({"z": z, "x": x}, {"z": r, "x": Gaussian.mean(x)}, info)
+
+        return jax.vmap(one)(potential, self._start(global_mean, potential))
+
+    def _start(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> Array:
+        batch, K = potential.h.shape[0], global_mean["pi"].log_prob.shape[-1]
+        if not isinstance(self.init, str):
+            if self.init.shape not in ((K,), (batch, K)):
+                raise ValueError(
+                    f"init of GMMMeanField has shape {self.init.shape}; it must be ({K},) or"
+                    f" ({batch}, {K})."
+                )
+            return jnp.broadcast_to(self.init, (batch, K)).astype(potential.h.dtype)
+        if self.init == "prior":
+            prior = CategoricalNatural(global_mean["pi"].log_prob)
+            return jnp.broadcast_to(Categorical.mean(prior).probs, (batch, K))
+        return jax.vmap(lambda psi: _start_of((dict(global_mean), psi)))(potential)
+
+
+Args = tuple[dict[str, Any], GaussianPotential]
+
+
+def _check(global_mean: Mapping[str, Any]) -> None:
+    check_batch(global_mean, "components", global_mean["pi"].log_prob.shape)
+
+
+def _sweep(args: Args, r: Array) -> Array:
+    """x, then z."""
+    x = Gaussian.mean(_normal_given(args, r))
+    return jax.nn.softmax(_logits_given(args, x), axis=-1)
+
+
+def _normal_given(args: Args, r: Array) -> GaussianNatural:
+    global_mean, psi = args
+    eta = plug_in(global_mean["components"])
+    return GaussianNatural(
+        psi.h + jnp.einsum("k,ki->i", r, eta.h), psi.W + jnp.einsum("k,kij->ij", r, eta.W)
+    )
+
+
+def _logits_given(args: Args, moments: GaussianMean) -> Array:
+    global_mean, _ = args
+    return global_mean["pi"].log_prob + expected_log_normal(global_mean["components"], moments)
+
+
+def _start_of(args: Args) -> Array:
+    """r of the potential's own moments, or the prior's where the potential is no density."""
+    global_mean, psi = args
+    proper = Gaussian.in_domain(GaussianNatural(psi.h, psi.W))
+    W = jnp.where(proper, psi.W, -jnp.eye(psi.h.shape[-1], dtype=psi.W.dtype) / 2)
+    logits = _logits_given(args, Gaussian.mean(GaussianNatural(psi.h, W)))
+    return jax.nn.softmax(jnp.where(proper, logits, global_mean["pi"].log_prob), axis=-1)

@@ -1,0 +1,101 @@
+"""Local inference for linear dynamical systems: exact smoothing of a chain of normal vectors.
+
+Johnson et al., "Composing graphical models with neural networks for structured representations and
+fast inference" (2016).
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from numpyro_ext.expfam import MNIW, NIW, GaussianChain
+from numpyro_ext.svae.local_inference.base import LocalPosterior, check_gaussian, no_iterations
+from numpyro_ext.svae.local_inference.linear import (
+    chain_given,
+    chain_negative_entropy,
+    expected_log_steps,
+)
+from numpyro_ext.svae.potentials import GaussianPotential
+
+__all__ = ["LDS"]
+
+
+class LDS:
+    r"""Linear dynamical system: x is a chain, and q(x) its exact posterior, by smoothing.
+
+    .. math::
+
+        x_1 \sim N(\mu, \Sigma), \qquad x_{t+1} \sim N(A x_t, Q), \qquad
+        q(x) \propto \exp(\langle \mathrm{E}_{q(\theta)} \eta(\theta), t(x) \rangle)
+        \prod_t \psi_t(x_t).
+
+    q is the optimum of the surrogate bound, so that ``"full"`` and ``"explicit_only"`` gradients of
+    :class:`SVAEELBO` agree where the potentials are exact. The dynamics are uncertain, and their
+    expected parameters are those of no linear system; the chain stays in information form. Time
+    takes :math:`O(T d^3)`, of depth :math:`O(\log T)` in parallel.
+
+    The global factors are ``initial``, NIW, and ``dynamics``, MNIW with as many inputs as outputs;
+    the model's sites are ``Sigma_1``, ``mu_1``, ``Q``, ``A``, and ``x`` of events ``(T, d)``, for
+    which :class:`~numpyro_ext.expfam.GaussianChain` has a distribution. Data have shape ``(B, T,
+    ...)`` and potentials batch ``(B, T)``; a zero potential is a step that was not observed.
+
+    :param parallel: whether chains run as associative scans; None means from 64 steps on.
+
+    References: Johnson et al. (2016), section 4 and appendix B.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.expfam import MNIW, NIW
+        >>> from numpyro_ext.svae import LDS, GaussianPotential
+        >>> known = {
+        ...     "initial": NIW.statistics((jnp.array([0.5]), jnp.eye(1))),
+        ...     "dynamics": MNIW.statistics((0.8 * jnp.eye(1), 0.3 * jnp.eye(1))),
+        ... }
+        >>> y = jnp.array([1.0, -0.3, 0.4, 2.0])[None, :, None]
+        >>> psi = GaussianPotential.from_diagonal(2.0 * y, jnp.full((1, 4, 1), 2.0))
+        >>> print(LDS().infer(known, psi).mean["x"].x[0, :, 0].round(3))
+        [0.689 0.389 0.626 1.063]
+    """
+
+    families: ClassVar[Mapping[str, Any]] = {"initial": NIW, "dynamics": MNIW}
+    local_families: ClassVar[Mapping[str, Any]] = {"x": GaussianChain}
+    site_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "initial": ("Sigma_1", "mu_1"),
+        "dynamics": ("Q", "A"),
+        "x": ("x",),
+    }
+
+    def __init__(self, parallel: bool | None = None) -> None:
+        self.parallel = parallel
+
+    def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
+        check_gaussian(potential, "LDS", "HMMEP, whose x are independent given z")
+        r = jnp.ones((*potential.h.shape[:-1], 1), potential.h.dtype)
+        natural = chain_given(*_one_system(global_mean), potential, r)
+        mean = GaussianChain.mean(natural, parallel=self.parallel)
+        return LocalPosterior({"x": natural}, {"x": mean}, no_iterations(natural.h[:, 0, 0]))
+
+    def local_kl(self, global_mean: Mapping[str, Any], local: LocalPosterior) -> Array:
+        expected = expected_log_steps(*_one_system(global_mean), local.mean["x"])
+        return chain_negative_entropy(local.natural["x"]) - jnp.sum(expected, axis=(-2, -1))
+
+    def distributions(self, local: LocalPosterior) -> dict[str, dist.Distribution]:
+        return {"x": GaussianChain.to_distribution(local.natural["x"])}
+
+    def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
+        """The prior's, with a transition of 0.9 times the identity."""
+        start = MNIW.to_standard(prior["dynamics"])
+        weight = 0.9 * jnp.eye(start.weight.shape[-1])
+        dynamics = MNIW.from_standard(**start._replace(weight=weight)._asdict())
+        return {"initial": prior["initial"], "dynamics": dynamics}
+
+
+def _one_system(global_mean: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The factors with a batch axis of length one."""
+    factors = global_mean["initial"], global_mean["dynamics"]
+    return jax.tree.map(lambda leaf: leaf[None], factors)

@@ -1,0 +1,237 @@
+"""What a recognition network says of a latent vector: a factor that multiplies its density.
+
+Johnson et al., "Composing graphical models with neural networks for structured representations and
+fast inference" (2016); So, "EP Structured Variational Auto-Encoders" (2018).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import Array
+from jax.core import Tracer
+from jax.nn import logsumexp, softmax
+import jax.numpy as jnp
+
+from numpyro_ext.expfam import Gaussian, GaussianMean, GaussianNatural, GaussianStandard
+from numpyro_ext.expfam.linalg import cholesky, half_logdet, inverse, matvec, outer, solve
+
+__all__ = ["GaussianPotential", "MixturePotential", "merge_normals"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class GaussianPotential:
+    r"""The factor :math:`\psi(x) = \exp(h^\top x + x^\top W x)`, which need not be a density.
+
+    With a normal of natural parameters :math:`\eta`, of precision J and mean m, and
+    :math:`R = -2W, g = h - R m`,
+
+    .. math::
+
+        \log \int N(x \mid \eta)\, \psi(x)\, dx
+        = h^\top m - \tfrac12 m^\top R m + \tfrac12 g^\top (J + R)^{-1} g
+        - \tfrac12 \log \frac{|J + R|}{|J|},
+
+    which is a difference of log partitions written so that float32 is enough far from the origin.
+    A zero potential says that nothing was observed.
+
+    :param h: ``(*batch, d)``.
+    :param W: ``(*batch, d, d)``, minus half a precision; only its symmetric part counts.
+
+    References: Johnson et al. (2016), section 4.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.expfam import Gaussian
+        >>> from numpyro_ext.svae import GaussianPotential
+        >>> psi = GaussianPotential(jnp.array([3.0]), jnp.array([[-1.0]]))
+        >>> prior = Gaussian.from_standard(loc=jnp.zeros(1), covariance_matrix=jnp.eye(1))
+        >>> print(f"{psi.tilted_moments(prior).x.item():.3f}")
+        1.000
+    """
+
+    h: Array
+    W: Array
+
+    @classmethod
+    def from_diagonal(cls, h: Array, precision: Array) -> "GaussianPotential":
+        """The potential of independent coordinates.
+
+        :param h: precision times mean, ``(*batch, d)``.
+        :param precision: ``(*batch, d)``.
+        """
+        return cls(h, -precision[..., None] * jnp.eye(h.shape[-1], dtype=h.dtype) / 2)
+
+    def log_partition_ratio(self, eta: GaussianNatural) -> Array:
+        r""":math:`\log \int N(x \mid \eta)\, \psi(x)\, dx`.
+
+        :param eta: natural parameters of batch shape E.
+        :return: an array ``(*batch, *E)``.
+        """
+        return _tilt(*_beside(self.h, self.W, eta), normalized=False)[0]
+
+    def tilted_normal(self, eta: GaussianNatural) -> GaussianStandard:
+        r"""Mean and covariance of :math:`N(x \mid \eta)\, \psi(x)`, of batch ``(*batch, *E)``."""
+        return _tilt(*_beside(self.h, self.W, eta), normalized=False)[1]
+
+    def tilted_moments(self, eta: GaussianNatural) -> GaussianMean:
+        r"""E x and E x x^T under :math:`N(x \mid \eta)\, \psi(x)`, of batch ``(*batch, *E)``."""
+        return _moments(self.tilted_normal(eta))
+
+    def moments(self) -> GaussianMean:
+        """E x and E x x^T under the potential itself, which has to be a density.
+
+        :raises ValueError: ``-W`` is not positive definite, where its value is known.
+        """
+        L = cholesky(-2 * _symmetric(self.W))
+        _check_proper(L)
+        return _moments(GaussianStandard(solve(L, self.h), inverse(L)))
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True)
+class MixturePotential:
+    r"""The factor :math:`\psi(x) = \sum_c w_c\, \psi_c(x)` of Gaussian components.
+
+    .. math::
+
+        \psi_c(x) = N(x \mid r_c) \quad\text{or}\quad \exp(h_c^\top x + x^\top W_c x),
+
+    the first with ``normalized=True``, where :math:`r_c = (h_c, W_c)` has to be the natural
+    parameter of a density. The weights need not sum to one. Integrals of normalized components
+    leave out the factor :math:`(2\pi)^{-d/2}`.
+
+    :param log_weights: ``(*batch, C)``.
+    :param h: ``(*batch, C, d)``.
+    :param W: ``(*batch, C, d, d)``, minus half a precision; only its symmetric part counts.
+    :param bool normalized: which of the two forms.
+
+    References: So (2018).
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.expfam import Gaussian
+        >>> from numpyro_ext.svae import MixturePotential
+        >>> h, W = jnp.array([[-4.0], [4.0]]), -jnp.ones((2, 1, 1))
+        >>> psi = MixturePotential(jnp.log(jnp.array([0.5, 0.5])), h, W)
+        >>> prior = Gaussian.from_standard(loc=jnp.zeros(1), covariance_matrix=jnp.eye(1))
+        >>> print(f"{abs(psi.tilted_moments(prior).x.item()):.3f}")
+        0.000
+    """
+
+    log_weights: Array
+    h: Array
+    W: Array
+    normalized: bool = True
+
+    def tree_flatten(self) -> tuple[tuple[Array, Array, Array], bool]:
+        return (self.log_weights, self.h, self.W), self.normalized
+
+    @classmethod
+    def tree_unflatten(cls, normalized: bool, leaves: Any) -> "MixturePotential":
+        log_weights, h, W = leaves
+        return cls(log_weights, h, W, normalized)
+
+    def log_partition_ratio(self, eta: GaussianNatural) -> Array:
+        r""":math:`\log \int N(x \mid \eta)\, \psi(x)\, dx`.
+
+        :param eta: natural parameters of batch shape E.
+        :return: an array ``(*batch, *E)``.
+        """
+        return logsumexp(self._components(eta)[0], axis=-1)
+
+    def tilted_normal(self, eta: GaussianNatural) -> GaussianStandard:
+        r"""Mean and covariance of :math:`N(x \mid \eta)\, \psi(x)`, of batch ``(*batch, *E)``."""
+        log_weights, normals = self._components(eta)
+        return merge_normals(softmax(log_weights, axis=-1), normals)
+
+    def tilted_moments(self, eta: GaussianNatural) -> GaussianMean:
+        r"""E x and E x x^T under :math:`N(x \mid \eta)\, \psi(x)`, of batch ``(*batch, *E)``."""
+        return _moments(self.tilted_normal(eta))
+
+    def moments(self) -> GaussianMean:
+        """E x and E x x^T under the potential itself, whose components have to be densities.
+
+        :raises ValueError: a ``-W`` is not positive definite, where its value is known.
+        """
+        L = cholesky(-2 * _symmetric(self.W))
+        _check_proper(L)
+        log_weights = self.log_weights
+        if not self.normalized:
+            natural = GaussianNatural(self.h, self.W)
+            log_weights = log_weights + Gaussian.log_partition(natural)
+        normals = GaussianStandard(solve(L, self.h), inverse(L))
+        return _moments(merge_normals(softmax(log_weights, axis=-1), normals))
+
+    def _components(self, eta: GaussianNatural) -> tuple[Array, GaussianStandard]:
+        """The log weight and the normal of each component, ``(*batch, *E, C)``."""
+        ones = (1,) * (eta.h.ndim - 1)
+        batch = self.log_weights.shape[:-1]
+        h = self.h.reshape(*batch, *ones, *self.h.shape[-2:])
+        W = self.W.reshape(*batch, *ones, *self.W.shape[-3:])
+        inner = GaussianNatural(eta.h[..., None, :], eta.W[..., None, :, :])
+        log_ratio, normals = _tilt(h, W, inner, normalized=self.normalized)
+        return log_ratio + self.log_weights.reshape(*batch, *ones, -1), normals
+
+
+def merge_normals(weights: Array, normals: GaussianStandard) -> GaussianStandard:
+    """Mean and covariance of a mixture of normals, whose components are the last batch axis.
+
+    :param weights: ``(*batch, K)``, which sum to one.
+    :param normals: of batch ``(*batch, K)``.
+    """
+    loc = jnp.einsum("...k,...ki->...i", weights, normals.loc)
+    # About the common mean: a difference of second moments would lose the digits far out.
+    away = normals.loc - loc[..., None, :]
+    spread = normals.covariance_matrix + outer(away, away)
+    return GaussianStandard(loc, jnp.einsum("...k,...kij->...ij", weights, spread))
+
+
+def _beside(h: Array, W: Array, eta: GaussianNatural) -> tuple[Array, Array, GaussianNatural]:
+    """The potential with a batch axis of length one for each of ``eta``."""
+    batch, d, ones = h.shape[:-1], h.shape[-1], (1,) * (eta.h.ndim - 1)
+    return h.reshape(*batch, *ones, d), W.reshape(*batch, *ones, d, d), eta
+
+
+def _tilt(
+    h: Array, W: Array, eta: GaussianNatural, *, normalized: bool
+) -> tuple[Array, GaussianStandard]:
+    """The log integral of normal times potential, and their product as a normal."""
+    J, R = -2 * _symmetric(eta.W), -2 * _symmetric(W)
+    L_J = cholesky(J)
+    m = solve(L_J, eta.h)
+    g = h - matvec(R, m)
+    L = cholesky(J + R)
+    step = solve(L, g)
+    log_ratio = half_logdet(L_J) - half_logdet(L)
+    if normalized:
+        L_R = cholesky(R)
+        away = m - solve(L_R, h)
+        log_ratio = log_ratio + half_logdet(L_R) + _dot(step, matvec(J, away)) / 2
+    else:
+        log_ratio = log_ratio + _dot(h, m) - _dot(m, matvec(R, m)) / 2 + _dot(g, step) / 2
+    return log_ratio, GaussianStandard(m + step, inverse(L))
+
+
+def _moments(normal: GaussianStandard) -> GaussianMean:
+    loc, covariance = normal
+    return GaussianMean(loc, covariance + outer(loc, loc))
+
+
+def _check_proper(L: Array) -> None:
+    if not isinstance(L, Tracer) and bool(jnp.any(jnp.isnan(L))):
+        raise ValueError(
+            "the potential has no moments, because -W is not positive definite; ask for"
+            " tilted_moments(eta), its moments together with a prior."
+        )
+
+
+def _symmetric(M: Array) -> Array:
+    return (M + jnp.swapaxes(M, -1, -2)) / 2
+
+
+def _dot(x: Array, y: Array) -> Array:
+    return jnp.sum(x * y, axis=-1)

@@ -1,0 +1,105 @@
+"""Binary variables on a cycle, seen through vectors that are warped into a swirl.
+
+So, "EP Structured Variational Auto-Encoders" (2018).
+"""
+
+from typing import NamedTuple
+
+from jax import Array, random
+import jax.numpy as jnp
+
+from numpyro_ext._checks import check_count
+
+__all__ = ["LatentCycle", "crosshair", "latent_cycle", "swirl"]
+
+
+class LatentCycle(NamedTuple):
+    """Data of :func:`latent_cycle`, and what made them."""
+
+    y: Array
+    """``(N, K, 2)``, what is observed."""
+    x: Array
+    """``(N, K, 2)``, the vectors before they are warped."""
+    z: Array
+    """``(N, K)``, the binary variables."""
+    pi: Array
+    """``(K,)``, their probabilities of 1."""
+
+
+def crosshair() -> tuple[Array, Array]:
+    r"""Means ``(2, 2, 2)`` and covariances ``(2, 2, 2, 2)`` of four clusters on the axes.
+
+    The cluster of :math:`(z_i, z_{i+1})` is at (1, 0) for 00, (0, 1) for 01, (0, -1) for 10 and
+    (-1, 0) for 11, with the standard deviations 0.335 along its axis and 0.087 across.
+
+    .. doctest::
+
+        >>> from numpyro_ext.targets import crosshair
+        >>> loc, covariance = crosshair()
+        >>> print(loc[0, 1], covariance[0, 1].diagonal())
+        [0. 1.] [0.0075 0.1125]
+    """
+    loc = jnp.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, -1.0], [-1.0, 0.0]]])
+    long, flat = jnp.diag(jnp.array([0.1125, 0.0075])), jnp.diag(jnp.array([0.0075, 0.1125]))
+    return loc, jnp.stack([jnp.stack([long, flat]), jnp.stack([flat, long])])
+
+
+def swirl(x: Array) -> Array:
+    r"""Points of the plane, turned by an angle that grows with the radius.
+
+    .. math::
+
+        t = \tfrac{\pi}{4} |x| - \tfrac{\pi}{2}, \qquad
+        (x_1 \cos t + x_2 \sin t,\; -x_1 \sin t + x_2 \cos t) .
+
+    :param x: points, ``(*batch, 2)``.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.targets import swirl
+        >>> print(swirl(jnp.array([1.0, 0.0])).round(3))
+        [0.707 0.707]
+    """
+    t = jnp.pi / 4 * jnp.linalg.norm(x, axis=-1) - jnp.pi / 2
+    cos, sin = jnp.cos(t), jnp.sin(t)
+    a, b = x[..., 0], x[..., 1]
+    return jnp.stack([a * cos + b * sin, -a * sin + b * cos], axis=-1)
+
+
+def latent_cycle(rng_key: Array, *, num_data: int = 800, length: int = 3) -> LatentCycle:
+    r"""Binary variables on cycles, of which each pair of neighbours makes a point of the plane.
+
+    .. math::
+
+        \pi_i \sim Beta(20, 20), \quad z_i \sim Bernoulli(\pi_i), \quad
+        x_i \sim N(\mu_{z_i z_{i+1}}, \Sigma_{z_i z_{i+1}}), \quad y_i = swirl(x_i), \quad
+        i \bmod K,
+
+    with the components of :func:`crosshair` and without noise in y. The clusters tell all z apart
+    once the swirl is undone.
+
+    :param rng_key: random key.
+    :param int num_data: N, the number of cycles.
+    :param int length: K, the variables in each, at least 2.
+
+    References: So, *EP Structured Variational Auto-Encoders* (2018).
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> from numpyro_ext.targets import latent_cycle
+        >>> latent_cycle(random.key(0), num_data=4).y.shape
+        (4, 3, 2)
+    """
+    check_count("num_data", num_data)
+    check_count("length", length, 2)
+    key_pi, key_z, key_x = random.split(rng_key, 3)
+    pi = random.beta(key_pi, 20.0, 20.0, (length,))
+    z = random.bernoulli(key_z, pi, (num_data, length)).astype(int)
+    loc, covariance = crosshair()
+    pair = z, jnp.roll(z, -1, axis=1)
+    # The covariances are diagonal.
+    scale = jnp.sqrt(jnp.diagonal(covariance, axis1=-2, axis2=-1))
+    x = loc[pair] + scale[pair] * random.normal(key_x, (num_data, length, 2))
+    return LatentCycle(swirl(x), x, z, pi)

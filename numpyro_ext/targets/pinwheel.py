@@ -1,0 +1,65 @@
+"""A pinwheel: clusters that are warped normals, in the plane.
+
+Johnson et al., "Composing graphical models with neural networks for structured representations and
+fast inference" (2016).
+"""
+
+from jax import Array, random
+import jax.numpy as jnp
+
+from numpyro_ext._checks import check_count, check_nonnegative
+
+__all__ = ["pinwheel"]
+
+
+def pinwheel(
+    rng_key: Array,
+    *,
+    num_classes: int = 5,
+    num_per_class: int = 100,
+    radial_std: float = 0.3,
+    tangential_std: float = 0.05,
+    rate: float = 0.25,
+) -> tuple[Array, Array]:
+    r"""Points ``(N, 2)`` on the arms of a pinwheel, and the number ``(N,)`` of the arm of each.
+
+    .. math::
+
+        F_0 \sim N(1, s_r^2), \quad F_1 \sim N(0, s_t^2), \quad
+        a = 2\pi \frac{label}{classes} + rate\, e^{F_0}, \qquad
+        y = 10\, (F_0 \cos a + F_1 \sin a,\; -F_0 \sin a + F_1 \cos a),
+
+    in a random order: mixtures of normals need several components for an arm, and a mixture behind
+    a neural network needs one.
+
+    :param rng_key: random key.
+    :param int num_classes: number of arms.
+    :param int num_per_class: points on each.
+    :param float radial_std: standard deviation along an arm, before the factor 10.
+    :param float tangential_std: the one across.
+    :param float rate: how much arms are bent.
+
+    References: Johnson et al., *Composing graphical models with neural networks for structured
+    representations and fast inference* (NIPS 2016), figure 1.
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> from numpyro_ext.targets import pinwheel
+        >>> y, labels = pinwheel(random.key(0))
+        >>> y.shape, labels.shape
+        ((500, 2), (500,))
+    """
+    check_count("num_classes", num_classes)
+    check_count("num_per_class", num_per_class)
+    check_nonnegative("radial_std", radial_std)
+    check_nonnegative("tangential_std", tangential_std)
+    key_noise, key_order = random.split(rng_key)
+    labels = jnp.repeat(jnp.arange(num_classes), num_per_class)
+    F = random.normal(key_noise, (labels.size, 2)) * jnp.array([radial_std, tangential_std])
+    F = F + jnp.array([1.0, 0.0])
+    angle = 2 * jnp.pi * labels / num_classes + rate * jnp.exp(F[:, 0])
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    y = 10 * jnp.stack([F[:, 0] * cos + F[:, 1] * sin, -F[:, 0] * sin + F[:, 1] * cos], axis=-1)
+    order = random.permutation(key_order, labels.size)
+    return y[order], labels[order]

@@ -1,0 +1,264 @@
+"""What every family promises, one law each: a new family joins by an entry of the table.
+
+All laws of all families are compiled together, twice: what is exact, and what is drawn.
+"""
+
+import functools
+import itertools
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_ext.expfam import (
+    Categorical,
+    CategoricalNatural,
+    ExponentialFamily,
+    MarkovChain,
+    MarkovChainNatural,
+    divide,
+    multiply,
+)
+from tests.expfam.families import FAMILIES, arrays, every_family, naturals
+
+each_family = pytest.mark.parametrize("name", every_family)
+# The transitions of a chain may differ from step to step.
+HAVE_STANDARD = [name for name in every_family if not name.endswith("Chain")]
+NUM_SAMPLES = 4000
+
+
+def asymmetric(natural):
+    """The same symmetric parts, in matrices that are not symmetric."""
+
+    def skew(leaf, x):
+        if leaf not in ("A", "K", "W"):
+            return x
+        return x + 0.7 * (jnp.triu(jnp.ones_like(x), 1) - jnp.tril(jnp.ones_like(x), -1))
+
+    return type(natural)(*map(skew, natural._fields, natural))
+
+
+@functools.cache
+def exact():
+    """name -> what the families compute, by one compilation."""
+
+    @jax.jit
+    def compute(pairs):
+        found = {}
+        for name, (q, p) in pairs.items():
+            family = FAMILIES[name][0]
+            along = jax.tree.map(jnp.cos, q)  # a direction
+            mean, change = jax.jvp(family.mean, (q,), (along,))
+            back, change_back = jax.jvp(family.natural, (mean,), (change,))
+            # The second of the batch is compared with itself.
+            other = jax.tree.map(lambda a, b: jnp.stack([b, a[1]]), q, p)
+            found[name] = {
+                "mean": mean,
+                "gradient": jax.vmap(jax.grad(family.log_partition))(asymmetric(q)),
+                "back": back,
+                "change": change_back,
+                "along": along,
+                "standard": family.to_standard(q) if name in HAVE_STANDARD else (),
+                "kl": family.kl(q, other),
+                "in_domain": family.in_domain(q),
+                "entropy": family.entropy(q),
+            }
+        return found
+
+    return compute(naturals())
+
+
+@functools.cache
+def drawn():
+    """name -> statistics and log densities of draws, by one compilation."""
+
+    @jax.jit
+    def compute(pairs, key):
+        found = {}
+        for name, (q, p) in pairs.items():
+            family = FAMILIES[name][0]
+            values = family.sample(key, q, (NUM_SAMPLES,))
+            sizes = (
+                {"num_categories": q[0].shape[-1]} if family in (Categorical, MarkovChain) else {}
+            )
+            found[name] = {
+                "statistics": family.statistics(values, **sizes),
+                "log q": family.log_prob(q, values),
+                "log p": family.log_prob(p, values),
+                "numpyro": numpyro_log_prob(family.to_distribution(q), values),
+                "base measure": family.log_base_measure(values),
+            }
+        return found
+
+    return compute(naturals(), random.key(3))
+
+
+def numpyro_log_prob(distribution, value):
+    if isinstance(distribution, tuple):
+        (first, second), (loc, covariance) = distribution, value
+        return first.log_prob(covariance) + second(covariance).log_prob(loc)
+    return distribution.log_prob(value)
+
+
+def assert_trees_close(found, expected, tol):
+    for field, a, b in zip(expected._fields, found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=tol, atol=tol * np.abs(b).max(), err_msg=field)
+
+
+def up_to_a_constant(natural):
+    """The same distribution always, of the representations that an overcomplete family has."""
+    if isinstance(natural, CategoricalNatural):
+        return CategoricalNatural(natural.logits - natural.logits[..., :1])
+    if isinstance(natural, MarkovChainNatural):
+        unary, pair = natural
+        num_steps, num_states = unary.shape[-2:]
+        z = np.array(list(itertools.product(range(num_states), repeat=num_steps)))
+        t = np.arange(num_steps)
+        score = unary[:, t, z].sum(-1) + pair[:, t[:-1], z[:, :-1], z[:, 1:]].sum(-1)
+        return up_to_a_constant(CategoricalNatural(score))
+    return natural
+
+
+@pytest.mark.x64
+@each_family
+def test_mean_is_the_gradient_of_the_log_partition(name, tol):
+    """One by one under vmap, and with matrices of which only the symmetric part counts."""
+    found = exact()[name]
+    assert_trees_close(found["gradient"], found["mean"], tol(2e-4, 1e-10))
+
+
+@pytest.mark.x64
+@each_family
+def test_natural_parameters_come_back_from_the_mean(name, tol):
+    back, q = (up_to_a_constant(n) for n in (exact()[name]["back"], naturals()[name][0]))
+    assert_trees_close(back, q, tol(5e-4, 1e-9))
+
+
+@pytest.mark.x64
+@each_family
+def test_the_way_back_from_the_mean_has_the_inverse_derivative(name, tol):
+    back, along = (up_to_a_constant(exact()[name][change]) for change in ("change", "along"))
+    assert_trees_close(back, along, tol(2e-3, 1e-8))
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("name", HAVE_STANDARD)
+def test_standard_parameters_come_back_from_the_natural_ones(name, tol):
+    given = FAMILIES[name][1]
+    for field, value in exact()[name]["standard"]._asdict().items():
+        np.testing.assert_allclose(value, given[field], rtol=tol(2e-5, 1e-12), atol=1e-6)
+
+
+@pytest.mark.x64
+@each_family
+def test_divergence_is_zero_only_from_itself(name, tol):
+    from_other, from_itself = exact()[name]["kl"]
+    assert from_other > 0.01
+    np.testing.assert_allclose(from_itself, 0.0, atol=tol(1e-5, 1e-12))
+
+
+@each_family
+def test_log_density_is_that_of_numpyro(name, tol):
+    found = drawn()[name]
+    assert found["base measure"].shape == found["log q"].shape == (NUM_SAMPLES, 2)
+    # The covariances of a few draws are nearly singular, where float32 keeps four digits.
+    np.testing.assert_allclose(found["log q"], found["numpyro"], rtol=tol(1e-3, 1e-9), atol=1e-3)
+
+
+@each_family
+def test_averages_over_draws_are_means_entropy_and_divergence(name):
+    """To five standard errors of 4000 draws."""
+    found, means = drawn()[name], exact()[name]["mean"]
+
+    def check(values, expected):
+        error = np.std(values, axis=0) / NUM_SAMPLES**0.5
+        assert np.all(np.abs(np.mean(values, axis=0) - expected) < 5 * error + 1e-6)
+
+    for values, expected in zip(found["statistics"], means, strict=True):
+        check(values, expected)
+    check(-found["log q"], exact()[name]["entropy"])
+    check(found["log q"][:, 0] - found["log p"][:, 0], exact()[name]["kl"][0])
+
+
+@each_family
+def test_product_and_quotient_undo_each_other(name, tol):
+    q, p = naturals()[name]
+    assert_trees_close(divide(multiply(q, p), p), q, tol(1e-5, 1e-13))
+
+
+@each_family
+def test_nothing_that_is_not_finite_is_in_the_domain(name):
+    family, (q, _) = FAMILIES[name][0], naturals()[name]
+    assert exact()[name]["in_domain"].all()
+    for position, leaf in enumerate(q):
+        for bad in (np.nan, np.inf):
+            spoilt = np.array(leaf)
+            spoilt[(0,) * spoilt.ndim] = bad
+            wrong = type(q)(*q[:position], spoilt, *q[position + 1 :])
+            assert family.in_domain(wrong).tolist() == [False, True]
+
+
+@each_family
+def test_wrong_shapes_are_named(name):
+    family, (q, _) = FAMILIES[name][0], naturals()[name]
+    if len(q) > 1:  # a lone leaf has any size
+        for position, field in enumerate(q._fields):
+            wrong = type(q)(*q[:position], np.ones(3), *q[position + 1 :])
+            with pytest.raises(ValueError, match=rf"\b{field}\b"):
+                family.log_partition(wrong)
+
+
+@each_family
+def test_a_mean_is_not_taken_for_a_natural_parameter(name):
+    family, mean = FAMILIES[name][0], exact()[name]["mean"]
+    with pytest.raises(TypeError, match=rf"given a {name}Mean where it takes a {name}Natural"):
+        family.log_partition(mean)
+
+
+@each_family
+def test_is_a_family(name):
+    family = FAMILIES[name][0]
+    assert issubclass(family, ExponentialFamily)
+    assert family.Natural._fields == family.Natural.__match_args__
+    assert len(family.Natural._fields) == len(family.Mean._fields)
+
+
+OUTSIDE = {
+    "Gaussian": {"loc": [0.0, 1.0], "covariance_matrix": [[1.0, 2.0], [2.0, 1.0]]},
+    "NIW": {"loc": [0.0, 1.0], "kappa": 1.0, "df": 1.0, "scale_matrix": np.eye(2)},
+    "MNIW": {
+        "weight": np.ones((2, 1)),
+        "precision": -np.eye(1),
+        "df": 4.0,
+        "scale_matrix": np.eye(2),
+    },
+    "Dirichlet": {"concentration": [1.0, 0.0, 2.0]},
+    "Beta": {"concentration1": -0.5, "concentration0": 2.0},
+    "Categorical": {"probs": [0.5, 0.2, 0.2]},
+    "Bernoulli": {"prob": 1.2},
+    "GaussianChain": {
+        "initial_loc": [0.0],
+        "initial_covariance": [[1.0]],
+        "weight": [[0.5]],
+        "covariance": [[0.0]],
+        "num_steps": 2,
+    },
+    "MarkovChain": {
+        "initial_probs": [0.5, 0.5],
+        "transition_probs": [[1.2, -0.2], [0.5, 0.5]],
+        "num_steps": 2,
+    },
+}
+
+
+@each_family
+def test_standard_parameters_outside_the_domain(name):
+    """An error where the numbers are known, NaN where they are traced; never another number."""
+    family, standard = FAMILIES[name][0], OUTSIDE[name]
+    with pytest.raises(ValueError, match=rf"{name}.from_standard requires"):
+        family.from_standard(**standard)
+    traced = jax.jit(lambda: family.from_standard(**arrays(standard)))()
+    assert all(np.isnan(leaf).all() for leaf in traced)
+    assert np.isnan(family.log_partition(traced)) and not family.in_domain(traced)

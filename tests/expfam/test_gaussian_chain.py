@@ -1,0 +1,222 @@
+"""Chains of normal vectors against dense linear algebra, step by step and as associative scans."""
+
+import functools
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_ext.expfam import GaussianChain, GaussianChainNatural
+
+T, D = 6, 2
+
+
+def chain(num_steps, d=D, seed=0):
+    """Two chains off the origin whose transitions are not those of a normalised system."""
+    rng = np.random.default_rng(seed)
+    V = rng.normal(size=(2, num_steps - 1, d, d)) * np.array([1.0, 0.3])[:d, None]
+    root = rng.normal(size=(2, num_steps, d, d)) * 0.5
+    J = root @ np.swapaxes(root, -1, -2) + np.eye(d)
+    # Diagonally dominant, so that the whole precision is positive definite.
+    J[:, :-1] += np.eye(d) * np.abs(V).sum(axis=-2).max(axis=-1)[..., None, None]
+    J[:, 1:] += np.eye(d) * np.abs(V).sum(axis=-1).max(axis=-1)[..., None, None]
+    h = rng.normal(size=(2, num_steps, d)) * 5 + 3
+    return GaussianChainNatural(h, -J / 2, V)
+
+
+def dense(natural, which):
+    """Precision and linear term of the whole sequence."""
+    h, W, V = (np.asarray(leaf[which], np.float64) for leaf in natural)
+    num_steps, d = h.shape
+    J = np.zeros((num_steps, d, num_steps, d))
+    for t in range(num_steps):
+        J[t, :, t] = -2 * W[t]
+    for t in range(num_steps - 1):
+        J[t + 1, :, t] = -V[t]
+        J[t, :, t + 1] = -V[t].T
+    return J.reshape(num_steps * d, num_steps * d), h.ravel()
+
+
+@functools.cache
+def computed(parallel):
+    @jax.jit
+    def compute(natural, x, key):
+        value = lambda n: GaussianChain.log_partition(n, parallel=parallel)  # noqa: E731
+        mean = GaussianChain.mean(natural, parallel=parallel)
+        return {
+            "log_partition": value(natural),
+            "mean": mean,
+            "gradient": jax.grad(lambda n: value(n).sum())(natural),
+            "back": GaussianChain.natural(mean),
+            "entropy": GaussianChain.entropy(natural),
+            "log_prob": GaussianChain.log_prob(natural, x),
+            "samples": GaussianChain.sample(key, natural, (4000,), parallel=parallel),
+            "in_domain": GaussianChain.in_domain(natural),
+            "improper": GaussianChain.in_domain(natural._replace(V=30 * natural.V)),
+        }
+
+    natural = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), chain(T))
+    return natural, compute(natural, point(), random.key(1))
+
+
+def point():
+    return jnp.asarray(np.linspace(-2, 3, T * D).reshape(T, D), float)
+
+
+both = pytest.mark.parametrize("parallel", [False, True])
+
+
+@pytest.mark.x64
+@both
+def test_log_partition_and_densities_are_those_of_the_dense_normal(parallel, tol):
+    natural, found = computed(parallel)
+    x = np.asarray(point(), np.float64).ravel()
+    for which in range(2):
+        J, h = dense(natural, which)
+        mean, logdet = np.linalg.solve(J, h), np.linalg.slogdet(J)[1]
+        rtol = tol(2e-5, 1e-9)
+        A = h @ mean / 2 - logdet / 2
+        np.testing.assert_allclose(found["log_partition"][which], A, rtol=rtol)
+        entropy = (J.shape[0] * (1 + np.log(2 * np.pi)) - logdet) / 2
+        np.testing.assert_allclose(found["entropy"][which], entropy, rtol=rtol)
+        log_prob = J.shape[0] / 2 - entropy - (x - mean) @ J @ (x - mean) / 2
+        np.testing.assert_allclose(found["log_prob"][which], log_prob, rtol=rtol)
+
+
+@pytest.mark.x64
+@both
+def test_moments_are_those_of_the_dense_normal(parallel, tol):
+    natural, found = computed(parallel)
+    for which in range(2):
+        J, h = dense(natural, which)
+        x = np.linalg.solve(J, h).reshape(T, D)
+        second = np.linalg.inv(J).reshape(T, D, T, D) + np.einsum("ti,sj->tisj", x, x)
+        steps = np.arange(T)
+        mean = found["mean"]
+        close = functools.partial(
+            np.testing.assert_allclose, rtol=tol(1e-4, 1e-9), atol=tol(1e-4, 1e-9)
+        )
+        close(mean.x[which], x)
+        close(mean.xx[which], second[steps, :, steps])
+        close(mean.xx_next[which], second[steps[1:], :, steps[:-1]])
+
+
+@pytest.mark.x64
+@both
+def test_mean_is_the_gradient_and_the_way_back_closed(parallel, tol):
+    natural, found = computed(parallel)
+    for field in natural._fields:
+        mean = getattr(found["mean"], GaussianChain.Mean._fields[natural._fields.index(field)])
+        close = functools.partial(
+            np.testing.assert_allclose, rtol=tol(1e-3, 1e-9), atol=tol(1e-2, 1e-9)
+        )
+        close(getattr(found["gradient"], field), mean)
+        close(getattr(found["back"], field), getattr(natural, field))
+
+
+@both
+def test_draws_have_the_moments_of_the_chain(parallel):
+    """To five standard errors of 4000 draws."""
+    _, found = computed(parallel)
+    for values, mean in zip(GaussianChain.statistics(found["samples"]), found["mean"], strict=True):
+        error = np.std(values, axis=0) / 4000**0.5
+        assert np.all(np.abs(np.mean(values, axis=0) - mean) < 5 * error)
+
+
+@pytest.mark.x64
+def test_draws_of_a_key_do_not_depend_on_the_algorithm(tol):
+    np.testing.assert_allclose(
+        computed(True)[1]["samples"], computed(False)[1]["samples"], atol=tol(1e-4, 1e-11)
+    )
+
+
+@both
+def test_a_chain_that_is_not_positive_definite_is_outside_the_domain(parallel):
+    _, found = computed(parallel)
+    assert found["in_domain"].all() and not found["improper"].any()
+
+
+@pytest.mark.x64
+def test_long_chains_agree(tol):
+    """T = 1000: to 1e-9 in double precision and to 1e-3 in float32; None is the parallel form."""
+    natural = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), chain(1000))
+
+    def moments(n, parallel):
+        A = GaussianChain.log_partition(n, parallel=parallel)
+        return A, GaussianChain.mean(n, parallel=parallel)
+
+    step_by_step, scan, default = (
+        functools.partial(moments, parallel=parallel) for parallel in (False, True, None)
+    )
+    found = (jax.tree.leaves(jax.jit(f)(natural)) for f in (step_by_step, scan))
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(b, a, rtol=tol(1e-3, 1e-9), atol=tol(1e-3, 1e-9))
+    assert str(jax.make_jaxpr(default)(natural)) == str(jax.make_jaxpr(scan)(natural))
+
+
+@pytest.mark.x64
+def test_matches_reference_values_of_a_linear_dynamical_system(needs_x64):
+    """x_1 ~ N(.5, 1), coefficient .8, noise variance .3; observed 1, -.3, .4, 2, variance .5."""
+    prior = GaussianChain.from_standard([0.5], [[1.0]], [[0.8]], [[0.3]], 4)
+    y = np.array([[1.0], [-0.3], [0.4], [2.0]])
+    x, xx, xx_next = GaussianChain.mean(prior._replace(h=prior.h + 2 * y, W=prior.W - 1))
+    lag = xx_next - x[1:, :, None] * x[:-1, None, :]
+    expected = (
+        [0.68924376, 0.38929424, 0.6257801, 1.06289005],
+        [0.24963289, 0.20317089, 0.20145007, 0.23786252],
+        [0.10554332, 0.08833517, 0.10072504],
+    )
+    found = x[:, 0], (xx - x[:, :, None] ** 2)[:, 0, 0], lag[:, 0, 0]
+    for ours, reference in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, reference, atol=1e-7)
+
+
+def test_one_step_is_a_normal():
+    @jax.jit
+    def compute(loc, covariance):
+        eye = jnp.eye(2)
+        return GaussianChain.mean(GaussianChain.from_standard(loc, covariance, eye, eye, 1))
+
+    mean = compute(jnp.array([1.0, 2.0]), jnp.diag(jnp.array([2.0, 3.0])))
+    np.testing.assert_allclose(mean.x, [[1.0, 2.0]], rtol=1e-6)
+    np.testing.assert_allclose(mean.xx[0], [[3.0, 2.0], [2.0, 7.0]], rtol=1e-6)
+    assert mean.xx_next.shape == (0, 2, 2)
+
+
+def test_float32_far_from_the_origin():
+    """Variance .01 at 30: densities and divergences to 1e-3, which differences of A lose."""
+    std = {"initial_covariance": [[0.01]], "weight": [[1.0]], "covariance": [[0.01]]}
+
+    @jax.jit
+    def compute(loc, other):
+        q, p = (
+            GaussianChain.from_standard(initial_loc=m, num_steps=5, **std) for m in (loc, other)
+        )
+        return GaussianChain.kl(q, p), GaussianChain.log_prob(q, jnp.full((5, 1), 30.0))
+
+    kl, log_prob = compute(jnp.array([30.0]), jnp.array([30.1]))
+    # They differ in the first mean only: (.1)^2 / .01 / 2.
+    np.testing.assert_allclose(kl, 0.5, rtol=2e-3)
+    np.testing.assert_allclose(log_prob, -5 / 2 * np.log(2 * np.pi * 0.01), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"covariance": [[-1.0]]}, "positive definite initial_covariance and covariance"),
+        ({"weight": np.ones((2, 2))}, r"weight of GaussianChainStandard has shape \(2, 2\)"),
+        ({"num_steps": 0}, "num_steps is 0"),
+    ],
+)
+def test_what_is_no_system_is_refused(changed, message):
+    given = {
+        "initial_loc": [0.0],
+        "initial_covariance": [[1.0]],
+        "weight": [[0.5]],
+        "covariance": [[1.0]],
+        "num_steps": 3,
+    }
+    with pytest.raises(ValueError, match=message):
+        GaussianChain.from_standard(**{**given, **changed})

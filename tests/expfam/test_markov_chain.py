@@ -1,0 +1,153 @@
+"""Chains of discrete states against sums over all sequences."""
+
+import functools
+import itertools
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_ext.expfam import MarkovChain, MarkovChainNatural
+
+T, K = 5, 3
+
+
+def chain(num_steps):
+    """Two chains with log weights that are far from normalised."""
+    rng = np.random.default_rng(0)
+    unary = rng.normal(size=(2, num_steps, K)) * 2 - 7
+    return MarkovChainNatural(unary, rng.normal(size=(2, num_steps - 1, K, K)) * 2 + 4)
+
+
+@functools.cache
+def computed(parallel):
+    @jax.jit
+    def compute(natural, key):
+        value = lambda n: MarkovChain.log_partition(n, parallel=parallel)  # noqa: E731
+        mean = MarkovChain.mean(natural, parallel=parallel)
+        samples = MarkovChain.sample(key, natural, (4000,), parallel=parallel)
+        return {
+            "log_partition": value(natural),
+            "mean": mean,
+            "gradient": jax.grad(lambda n: value(n).sum())(natural),
+            "again": MarkovChain.mean(MarkovChain.natural(mean)),
+            "entropy": MarkovChain.entropy(natural),
+            "samples": samples,
+            "log_prob": MarkovChain.log_prob(natural, samples),
+        }
+
+    natural = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), chain(T))
+    return natural, compute(natural, random.key(2))
+
+
+@functools.cache
+def enumerated(which):
+    unary, pair = (leaf[which] for leaf in chain(T))
+    sequences = np.array(list(itertools.product(range(K), repeat=T)))
+    steps = np.arange(T)
+    score = unary[steps, sequences].sum(1)
+    score += pair[steps[:-1], sequences[:, :-1], sequences[:, 1:]].sum(1)
+    A = np.log(np.exp(score - score.max()).sum()) + score.max()
+    return sequences, score - A, A
+
+
+both = pytest.mark.parametrize("parallel", [False, True])
+
+
+@pytest.mark.x64
+@both
+def test_marginals_are_sums_over_all_sequences(parallel, tol):
+    _, found = computed(parallel)
+    close = functools.partial(
+        np.testing.assert_allclose, rtol=tol(1e-4, 1e-9), atol=tol(1e-6, 1e-12)
+    )
+    one = np.eye(K)
+    for which in range(2):
+        sequences, log_prob, A = enumerated(which)
+        p = np.exp(log_prob)
+        probs = np.einsum("n,ntk->tk", p, one[sequences])
+        pair_probs = np.einsum("n,nti,ntj->tij", p, one[sequences[:, :-1]], one[sequences[:, 1:]])
+        close(found["log_partition"][which], A)
+        close(found["entropy"][which], -(p * log_prob).sum())
+        close(found["mean"].probs[which], probs)
+        close(found["mean"].pair_probs[which], pair_probs)
+
+
+@pytest.mark.x64
+@both
+def test_mean_is_the_gradient_and_the_way_back_closed(parallel, tol):
+    _, found = computed(parallel)
+    for mean, gradient, again in zip(found["mean"], found["gradient"], found["again"], strict=True):
+        np.testing.assert_allclose(gradient, mean, rtol=tol(1e-3, 1e-9), atol=tol(1e-5, 1e-12))
+        np.testing.assert_allclose(again, mean, rtol=tol(1e-3, 1e-9), atol=tol(1e-5, 1e-12))
+
+
+@both
+def test_draws_have_the_marginals_of_the_chain(parallel):
+    """To five standard errors of 4000 draws; their log densities are those of the sequences."""
+    _, found = computed(parallel)
+    samples = np.asarray(found["samples"])
+    for values, mean in zip(MarkovChain.statistics(samples, K), found["mean"], strict=True):
+        error = np.sqrt(mean * (1 - mean) / 4000)
+        assert np.all(np.abs(np.mean(values, axis=0) - mean) < 5 * error + 1e-3)
+    for which in range(2):
+        index = samples[:, which] @ K ** np.arange(T)[::-1]
+        expected = enumerated(which)[1][index]
+        np.testing.assert_allclose(found["log_prob"][:, which], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_draws_of_a_key_do_not_depend_on_the_algorithm():
+    same = computed(True)[1]["samples"] == computed(False)[1]["samples"]
+    assert same.mean() > 0.9999  # rounding may change a tie
+
+
+@pytest.mark.x64
+def test_long_chains_agree(tol):
+    """T = 1000: to 1e-9 in double precision and to 1e-3 in float32; None is the parallel form."""
+    natural = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), chain(1000))
+
+    def moments(n, parallel):
+        A = MarkovChain.log_partition(n, parallel=parallel)
+        return A, MarkovChain.mean(n, parallel=parallel)
+
+    step_by_step, scan, default = (
+        functools.partial(moments, parallel=parallel) for parallel in (False, True, None)
+    )
+    found = (jax.tree.leaves(jax.jit(f)(natural)) for f in (step_by_step, scan))
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(b, a, rtol=tol(1e-3, 1e-9), atol=tol(1e-6, 1e-12))
+    assert str(jax.make_jaxpr(default)(natural)) == str(jax.make_jaxpr(scan)(natural))
+
+
+def test_a_chain_of_probabilities_is_normalised():
+    natural = MarkovChain.from_standard([0.6, 0.4], [[0.9, 0.1], [0.2, 0.8]], 3)
+    np.testing.assert_allclose(MarkovChain.log_partition(natural), 0.0, atol=1e-6)
+    mean = MarkovChain.mean(natural)
+    np.testing.assert_allclose(mean.probs, [[0.6, 0.4], [0.62, 0.38], [0.634, 0.366]], rtol=1e-5)
+    np.testing.assert_allclose(mean.pair_probs[0], [[0.54, 0.06], [0.08, 0.32]], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"transition_probs": [[1.0, 0.0], [0.2, 0.8]]}, "positive transition_probs"),
+        ({"transition_probs": [[0.5, 0.4], [0.2, 0.8]]}, "rows sum to 1"),
+        ({"initial_probs": [0.2, 0.3, 0.5]}, r"transition_probs of MarkovChainStandard"),
+        ({"num_steps": 0}, "num_steps is 0"),
+    ],
+)
+def test_what_is_no_chain_is_refused(changed, message):
+    given = {
+        "initial_probs": [0.6, 0.4],
+        "transition_probs": [[0.9, 0.1], [0.2, 0.8]],
+        "num_steps": 3,
+    }
+    with pytest.raises(ValueError, match=message):
+        MarkovChain.from_standard(**{**given, **changed})
+
+
+def test_the_number_of_states_is_required_for_statistics():
+    with pytest.raises(ValueError, match="num_categories is None"):
+        MarkovChain.statistics(np.array([0, 1, 1]))

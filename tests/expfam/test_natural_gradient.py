@@ -1,0 +1,172 @@
+"""Natural gradients against the Fisher matrix, in every family and in minimal coordinates."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_ext.expfam import (
+    MNIW,
+    NIW,
+    Beta,
+    BetaNatural,
+    Categorical,
+    CategoricalMean,
+    CategoricalNatural,
+    Dirichlet,
+    DirichletNatural,
+    natural_gradient_of,
+    straight_through_kl,
+    straight_through_mean,
+)
+from numpyro_ext.expfam.leaves import leaves_of
+from tests.expfam.families import FAMILIES, every_family, naturals
+
+pytestmark = pytest.mark.x64
+
+
+def f(mean):
+    """Neither linear nor symmetric in the entries of a matrix."""
+    flat = jnp.concatenate([jnp.ravel(leaf) for leaf in mean])
+    weight = jnp.arange(1.0, flat.size + 1) / flat.size
+    return jnp.sum(jnp.sin(flat) * weight) + 0.3 * flat[0] * flat[-1]
+
+
+def first(tree):
+    return jax.tree.map(lambda leaf: leaf[0], tree)
+
+
+@functools.cache
+def gradients():
+    """name -> three natural gradients of f, and what the Fisher matrix makes of them."""
+
+    @jax.jit
+    def compute(naturals):
+        found = {}
+        for name, n in naturals.items():
+            family = FAMILIES[name][0]
+            natural = jax.grad(lambda n, fam=family: f(straight_through_mean(fam, n)))(n)
+            found[name] = {
+                "natural": natural,
+                "of": natural_gradient_of(family, f, n),
+                "ordinary": jax.grad(lambda n, fam=family: f(fam.mean(n)))(n),
+                "Fisher times natural": jax.jvp(family.mean, (n,), (natural,))[1],
+                "Fisher": jax.jacfwd(family.mean)(n) if family in (NIW, MNIW, Categorical) else (),
+            }
+        return found
+
+    return compute({name: first(q) for name, (q, _) in naturals().items()})
+
+
+@pytest.mark.parametrize("name", every_family)
+def test_the_fisher_matrix_times_it_is_the_gradient(name, tol):
+    """[Hessian A] G = grad g, singular or not: in an overcomplete family both sides are F^T times
+    those of a minimal one, and F^T is injective."""
+    found = gradients()[name]
+    for a, b, c in zip(found["Fisher times natural"], found["ordinary"], found["of"], strict=True):
+        scale = np.abs(b).max()
+        np.testing.assert_allclose(a, b, rtol=tol(1e-3, 1e-9), atol=tol(1e-3, 1e-9) * scale)
+        assert c.shape == b.shape
+    for a, b in zip(found["of"], found["natural"], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def embedding(family, natural):
+    """E with n = E theta, for coordinates theta that are minimal, and the F with theta = F n."""
+    columns, rows, start = [], [], 0
+    size = sum(leaf.size for leaf in natural)
+    unit = np.eye(size)
+    for (_, _, symmetric), leaf in zip(leaves_of(family.Natural), natural, strict=True):
+        index = start + np.arange(leaf.size).reshape(leaf.shape)
+        if symmetric:
+            for i, j in zip(*np.tril_indices(leaf.shape[-1]), strict=True):
+                columns.append(unit[index[i, j]] + (i != j) * unit[index[j, i]])
+                rows.append(unit[index[i, j]])
+        elif family is Categorical:  # the last logit is 0
+            columns += list(unit[index[:-1]])
+            rows += list(unit[index[:-1]] - unit[index[-1]])
+        else:
+            columns += list(unit[index.ravel()])
+            rows += list(unit[index.ravel()])
+        start += leaf.size
+    return np.array(columns).T, np.array(rows)
+
+
+@pytest.mark.parametrize("family", [NIW, MNIW, Categorical])
+def test_it_is_the_solution_of_the_fisher_system_in_minimal_coordinates(family, tol):
+    name = family.__name__
+    found = gradients()[name]
+    E, F = embedding(family, first(naturals()[name][0]))
+    ravel = lambda tree: np.concatenate([np.ravel(leaf) for leaf in tree])  # noqa: E731
+    full = [
+        [
+            np.reshape(block, (np.size(row), np.size(column)))
+            for block, column in zip(blocks, found["natural"], strict=True)
+        ]
+        for blocks, row in zip(found["Fisher"], found["ordinary"], strict=True)
+    ]
+    fisher = E.T @ np.block(full) @ E
+    solved = np.linalg.solve(fisher, E.T @ ravel(found["ordinary"]))
+    scale = np.abs(solved).max()
+    np.testing.assert_allclose(F @ ravel(found["natural"]), solved, atol=tol(5e-3, 1e-9) * scale)
+
+
+def test_matches_the_inverse_fisher_gradient_of_an_overcomplete_categorical(tol):
+    """f = m0^2 + 2 m1 m2 + sin m2 at n = (.2, -.7, 1.1), F = [[1, 0, -1], [0, 1, -1]]."""
+    n, F = np.array([0.2, -0.7, 1.1]), np.array([[1.0, 0, -1], [0, 1, -1]])
+
+    def f(mean):
+        m = mean.probs
+        return m[0] ** 2 + 2 * m[1] * m[2] + jnp.sin(m[2])
+
+    found = natural_gradient_of(Categorical, f, CategoricalNatural(n)).logits
+    m = np.exp(n) / np.exp(n).sum()
+    gradient = np.array([2 * m[0], 2 * m[2], 2 * m[1] + np.cos(m[2])])
+    # With n* = F n, the means are m0 and m1, and m2 = 1 - m0 - m1.
+    fisher = np.diag(m[:2]) - np.outer(m[:2], m[:2])
+    ordinary = fisher @ (gradient[:2] - gradient[2])
+    np.testing.assert_allclose(F @ found, np.linalg.solve(fisher, ordinary), rtol=tol(1e-5, 1e-12))
+
+
+def test_one_step_of_size_one_is_the_conjugate_update(tol):
+    """Beta(10, 10), six ones and four zeros: natural (15, 13), and the loss is -log evidence."""
+    prior, data = BetaNatural(9.0, 9.0), BetaNatural(6.0, 4.0)
+
+    def loss(q):
+        mean = straight_through_mean(Beta, q)
+        return straight_through_kl(Beta, q, prior, mean) - Beta.inner(data, mean)
+
+    q = BetaNatural(jnp.array(1.0), jnp.array(1.0))
+    q = jax.tree.map(jnp.subtract, q, jax.grad(loss)(q))
+    np.testing.assert_allclose(q, (15.0, 13.0), rtol=1e-6)
+    np.testing.assert_allclose(loss(q), 7.069374503167126, rtol=tol(1e-4, 1e-8))
+
+
+def test_the_divergence_is_exact_and_its_gradient_in_the_prior_ordinary(tol):
+    q, p = naturals()["Dirichlet"]
+    kl = lambda q, p: straight_through_kl(  # noqa: E731
+        Dirichlet, q, p, straight_through_mean(Dirichlet, q)
+    ).sum()
+    found, (by_q, by_p) = jax.jit(jax.value_and_grad(kl, (0, 1)))(q, p)
+    expected, ordinary = jax.jit(jax.value_and_grad(lambda p: Dirichlet.kl(q, p).sum()))(p)
+    np.testing.assert_allclose(found, expected, rtol=tol(1e-5, 1e-12))
+    np.testing.assert_allclose(by_p.a, ordinary.a, rtol=tol(1e-4, 1e-10))
+    np.testing.assert_allclose(by_q.a, q.a - p.a, rtol=tol(1e-5, 1e-12))
+
+
+def test_leaves_of_unequal_batches_and_forward_mode_are_refused():
+    with pytest.raises(ValueError, match=r"b of BetaNatural has shape \(\), .* \(2,\)"):
+        straight_through_mean(Beta, BetaNatural(jnp.ones(2), jnp.ones(())))
+    n = DirichletNatural(jnp.ones(3))
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(lambda n: straight_through_mean(Dirichlet, n), (n,), (n,))
+
+
+def test_the_mean_is_that_of_the_family():
+    n = CategoricalNatural(jnp.array([0.3, -0.2]))
+    assert isinstance(straight_through_mean(Categorical, n), CategoricalMean)
+    np.testing.assert_array_equal(
+        straight_through_mean(Categorical, n).probs, Categorical.mean(n).probs
+    )

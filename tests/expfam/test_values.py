@@ -1,0 +1,157 @@
+"""Reference values in double precision, and what float32 keeps at the edges."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_ext.expfam import (
+    MNIW,
+    NIW,
+    Bernoulli,
+    Beta,
+    BetaNatural,
+    Categorical,
+    CategoricalNatural,
+    Dirichlet,
+    DirichletMean,
+    DirichletNatural,
+    Gaussian,
+    GaussianNatural,
+    NIWNatural,
+    divide,
+    multiply,
+)
+
+close = lambda found, expected: np.testing.assert_allclose(found, expected, atol=1e-8)  # noqa: E731
+
+
+@pytest.mark.x64
+def test_gaussian(needs_x64):
+    natural = Gaussian.from_standard([1.0, -2.0], [[2.0, 0.5], [0.5, 1.0]])
+    close(natural.h, [1.142857142857, -2.571428571429])
+    close(Gaussian.log_partition(natural), 3.4226650368248537)
+    close(Gaussian.mean(natural).xx, [[3.0, -1.5], [-1.5, 5.0]])
+
+
+@pytest.mark.x64
+def test_normal_inverse_wishart(needs_x64):
+    q = NIW.from_standard([1.0, -1.0], 2.0, 5.0, [[2.0, 0.3], [0.3, 1.0]])
+    close(q.A, [[4.0, -1.7], [-1.7, 3.0]])
+    close(q.b, [2.0, -2.0])
+    close(NIW.log_partition(q), 2.0118784304910546)
+    mean = NIW.mean(q)
+    close(
+        mean.neg_half_precision,
+        [[-1.30890052356, 0.392670157068], [0.392670157068, -2.61780104712]],
+    )
+    close(mean.precision_loc, [3.403141361257, -6.020942408377])
+    close(mean.neg_half_quad, -5.212041884817)
+    close(mean.half_logdet, 0.932566047403)
+    p = NIW.from_standard([0.0, 0.0], 1.0, 3.0, 3 * np.eye(2))
+    close(NIW.kl(q, p), 10.080587642137612)
+
+
+@pytest.mark.x64
+def test_matrix_normal_inverse_wishart(needs_x64):
+    q = MNIW.from_standard(
+        weight=[[0.9, 0.2], [-0.1, 0.7]],
+        precision=[[3.0, 0.5], [0.5, 2.0]],
+        df=6.0,
+        scale_matrix=[[1.5, 0.2], [0.2, 0.8]],
+    )
+    close(MNIW.log_partition(q), 3.514618207153157)
+    close(MNIW.mean(q).neg_half_quad, [[-2.15558471, 0.30161169], [0.30161169, -2.36053223]])
+
+
+@pytest.mark.x64
+def test_dirichlet(needs_x64):
+    q = DirichletNatural(np.array([1.0, 2.0, 4.0]))
+    close(Dirichlet.mean(q).log_prob, [-1.828968253968, -1.328968253968, -0.745634920635])
+    close(Dirichlet.log_partition(q), -8.930626469173582)
+
+
+def test_statistics_pair_with_those_of_data():
+    """log N(x | loc, Sigma) is <t, (x x^T, x, 1, 1)> - (d / 2) log 2 pi."""
+    loc, Sigma = jnp.array([1.0, -1.0]), jnp.array([[2.0, 0.3], [0.3, 1.0]])
+    x = jnp.array([0.5, 2.0])
+    data = NIWNatural(jnp.outer(x, x), x, 1.0, 1.0)
+    expected = Gaussian.log_prob(Gaussian.from_standard(loc, Sigma), x)
+    found = NIW.inner(data, NIW.statistics((loc, Sigma))) - jnp.log(2 * jnp.pi)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.x64
+def test_concentrations_of_all_sizes_come_back_from_the_mean(needs_x64):
+    """Newton's method converges from 1e-3 to 1e6, also where these are side by side."""
+    sizes = np.array([1e-3, 0.02, 0.5, 1.0, 30.0, 1e4, 1e6])
+    alpha = np.stack([sizes, sizes[::-1], np.full(7, 1e-3), np.full(7, 1e6), sizes**0.2])
+    found = jax.jit(lambda a: Dirichlet.natural(Dirichlet.mean(DirichletNatural(a))).a)(alpha - 1)
+    # The mean itself is rounded: 1e-16 times the sum of the concentrations.
+    np.testing.assert_allclose(found + 1, alpha, rtol=1e-6)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("d", [1, 2, 30])
+def test_degrees_of_freedom_of_all_sizes_come_back_from_the_mean(d, needs_x64):
+    nu = d - 1 + np.array([1e-3, 0.1, 1.0, 7.0, 300.0, 1e5])
+
+    def back(nu):
+        q = NIW.from_standard(jnp.zeros(d), 1.0, nu, jnp.eye(d))
+        return NIW.natural(NIW.mean(q)).nu
+
+    np.testing.assert_allclose(jax.jit(jax.vmap(back))(nu), nu, rtol=1e-8)
+
+
+def test_a_mean_that_no_density_has_gives_nan():
+    probs = np.array([0.2, 0.3, 0.5])  # E log pi is below log E pi, by Jensen's inequality
+    assert np.isnan(Dirichlet.natural(DirichletMean(np.log(probs))).a).all()
+    point = NIW.statistics((jnp.ones(2), jnp.eye(2)))
+    assert np.isnan(NIW.natural(point).nu)
+
+
+def test_a_scale_matrix_that_is_lost_in_rounding_is_outside_the_domain():
+    """In float32 A = S + m m^T with S = I: an error of 1e-3 at m = 100, and nothing at m = 1e4."""
+
+    def at(m):
+        m = np.full(2, m, np.float32)
+        return NIWNatural(np.eye(2, dtype=np.float32) + np.outer(m, m), m, 1.0, 4.0)
+
+    assert NIW.in_domain(at(100.0)) and not NIW.in_domain(at(1e4))
+    np.testing.assert_allclose(NIW.to_standard(at(100.0)).scale_matrix, np.eye(2), atol=5e-3)
+
+
+def test_float32_far_from_the_origin():
+    """Mean 30, variance .01: the products that A subtracts are 45,000."""
+    q = Gaussian.from_standard([30.0], [[0.01]])
+    p = Gaussian.from_standard([30.1], [[0.01]])
+    np.testing.assert_allclose(Gaussian.kl(q, p), 0.5, rtol=2e-3)
+    np.testing.assert_allclose(Gaussian.log_prob(q, [30.0]), 1.383647, rtol=1e-4)
+    np.testing.assert_allclose(Gaussian.entropy(q), -0.883647, rtol=1e-4)
+
+
+def test_probabilities_near_zero_and_one_have_finite_gradients():
+    extreme = CategoricalNatural(jnp.array([200.0, -200.0, 0.0]))
+    assert all(np.isfinite(jax.grad(Categorical.entropy)(extreme).logits))
+    np.testing.assert_allclose(Categorical.log_prob(extreme, 1), -400.0)
+    assert Bernoulli.log_prob(Bernoulli.from_standard(0.5)._replace(log_odds=-200.0), 1) == -200.0
+
+
+def test_a_quotient_may_be_improper_and_a_product_of_other_families_is_none():
+    narrow, wide = (Gaussian.from_standard([0.0], [[v]]) for v in (1.0, 2.0))
+    assert Gaussian.in_domain(divide(narrow, wide))
+    assert not Gaussian.in_domain(divide(wide, narrow))
+    assert np.isnan(Gaussian.log_partition(divide(wide, narrow)))
+    with pytest.raises(TypeError, match="GaussianNatural and a BetaNatural"):
+        multiply(narrow, BetaNatural(1.0, 1.0))
+    with pytest.raises(ValueError, match="h of GaussianNatural"):
+        multiply(narrow, GaussianNatural(np.zeros(2), -np.eye(2)))
+
+
+def test_batches_broadcast():
+    """One prior, three data; values of shape (5, 1) against a batch of three."""
+    prior = Beta.from_standard(2.0, 2.0)
+    posterior = multiply(prior, BetaNatural(np.array([1.0, 2.0, 3.0]), 0.0))
+    assert Beta.kl(posterior, prior).shape == (3,)
+    assert Beta.log_prob(posterior, np.full((5, 1), 0.3)).shape == (5, 3)
+    assert posterior.b.shape == (3,)

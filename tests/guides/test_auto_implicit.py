@@ -1,0 +1,207 @@
+"""`AutoImplicit` and its transitions: what they fit, where they start, and what they refuse."""
+
+from functools import cache, partial
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.infer import SVI, Predictive, Trace_ELBO
+import optax
+import pytest
+
+from numpyro_ext.diagnostics import to_arviz
+from numpyro_ext.guides import AutoImplicit, IntractableDensityError, Langevin, NNSampler
+from numpyro_ext.objectives import VRELBO, ImplicitELBO
+from numpyro_ext.objectives.base import Draws
+from numpyro_ext.particles import SVGD
+
+LOC = jnp.array([3.0, -20.0])
+FACTOR = jnp.array([[0.5, 0.0], [-1.2, 1.6]])  # correlation -.6
+X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
+
+
+def correlated():
+    """A normal posterior off the origin, of unequal scales."""
+    numpyro.sample("z", dist.MultivariateNormal(LOC, scale_tril=FACTOR))
+
+
+@pytest.mark.parametrize(
+    ("loss", "low"),
+    [
+        # The ridge of the Stein estimate makes the standard deviations a few per cent too small.
+        (ImplicitELBO(100), 0.92),
+        # Amortised SVGD, with the variance that SVGD's 100 particles have in two dimensions.
+        (SVGD(num_particles=100, precondition="covariance"), 0.85),
+    ],
+    ids=["ImplicitELBO", "SVGD"],
+)
+def test_every_loss_of_draws_finds_a_correlated_normal(loss, low):
+    guide = AutoImplicit(correlated, hidden_dims=(16,), init_scale=0.5)
+    optim = optax.adam(optax.cosine_decay_schedule(3e-2, 2000))
+    svi = SVI(correlated, guide, optim, loss)
+    init = {"auto_loc": LOC + 1.0}
+    result = svi.run(random.key(0), 2000, progress_bar=False, init_params=init)
+    z = (guide.sample_latent(random.key(1), result.params, 20_000) - LOC) @ jnp.linalg.inv(FACTOR).T
+    assert jnp.abs(z.mean(0)).max() < 0.1
+    sd = jnp.linalg.eigvalsh(jnp.cov(z.T)) ** 0.5
+    assert low < sd[0] and sd[1] < 1.12
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [Trace_ELBO(), VRELBO(0.5, 2)],
+    ids=lambda loss: type(loss).__name__,
+)
+def test_a_loss_that_needs_the_density_raises(loss):
+    svi = SVI(correlated, AutoImplicit(correlated), optax.adam(1e-2), loss)
+    with pytest.raises(IntractableDensityError, match="ImplicitELBO, DensityRatioELBO"):
+        svi.update(svi.init(random.key(0)))
+
+
+def pair(rng_key, input_shape):
+    return (2,), {"w": random.normal(rng_key, (input_shape[-1], 2))}
+
+
+def test_a_network_of_ones_own_gives_the_draw():
+    guide = AutoImplicit(
+        correlated, noise_dim=5, network=(pair, lambda p, x: jnp.tanh(x @ p["w"])), prefix="mine"
+    )
+    trace = handlers.trace(handlers.seed(guide, 0)).get_trace()
+    value = {name: site["value"] for name, site in trace.items()}
+    assert value["_mine_noise"].shape == (5,) and "mine_scale" not in value
+    w = value["mine_net$params"].reshape(5, 2)
+    expected = value["mine_loc"] + jnp.tanh(value["_mine_noise"] @ w)
+    assert jnp.allclose(value["_mine_latent"], expected) and jnp.allclose(value["z"], expected)
+
+
+def standard():
+    numpyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+
+
+def start(guide, model, *args, **changed):
+    svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO(2))
+    return {**svi.get_params(svi.init(random.key(0), *args)), **changed}
+
+
+def test_langevin_steps_have_the_variance_of_the_recursion():
+    guide = AutoImplicit(standard, transition=Langevin(5, 0.1))
+    params = start(guide, standard, auto_loc=jnp.zeros(2))
+    z = guide.sample_latent(random.key(1), params, 100_000)
+    # v <- (1 - .1)^2 v + .2, five times from .01; Monte Carlo: .689 sqrt(2 / 1e5) = .0031
+    assert jnp.abs(z.var(0) - 0.6890884264).max() < 4 * 0.0031
+
+
+def test_sampler_starts_as_langevin_and_a_trajectory_ends_at_the_draw():
+    kinds = Langevin(3, 0.05), NNSampler(3, 0.05, 4, trajectory=True)
+    guides = [AutoImplicit(standard, transition=one) for one in kinds]
+    traces = []
+    for guide in guides:
+        params = start(guide, standard, auto_loc=jnp.ones(2))  # its network gives 0
+        with handlers.substitute(data=params), handlers.seed(rng_seed=3):
+            traces.append(handlers.trace(guide).get_trace())
+    langevin, sampler = (t["_auto_latent"] for t in traces)
+    assert jnp.allclose(langevin["value"], sampler["value"], rtol=1e-5)
+    assert langevin["fn"].trajectory is None
+    path = sampler["fn"].trajectory
+    assert path.shape == (3, 2) and jnp.array_equal(path[-1], sampler["value"])
+    z = traces[1]["auto_loc"]["value"] + 0.1 * traces[1]["_auto_noise"]["value"]
+    xi = traces[1]["_auto_transition_noise"]["value"]
+    for t in range(3):
+        z = z - 0.05 * z + 0.1**0.5 * xi[t]
+        assert jnp.allclose(path[t], z, rtol=1e-5)
+
+
+def subsampled(x):
+    width = numpyro.param("width", 0.5, constraint=constraints.positive)
+    loc = numpyro.sample("loc", dist.Normal(0.0, 2.0))
+    with numpyro.plate("N", len(x), subsample_size=4) as i:
+        numpyro.sample("x", dist.Normal(loc, width), obs=x[i])
+
+
+def test_transitions_use_the_minibatch_and_the_parameters_of_the_model():
+    guide = AutoImplicit(subsampled, transition=Langevin(1, 0.01))
+    params = start(guide, subsampled, X, width=jnp.array(0.8))
+    assert params["auto_log_step"].shape == (1, 1)
+    draws = Draws(ImplicitELBO(2), random.key(1), params, subsampled, guide, (X,), {})
+    trace = draws.guide_trace(draws.keys[0])
+    rows = draws.model_trace(draws.keys[0], trace)["N"]["value"]
+    assert jnp.array_equal(rows, trace["N"]["value"])
+    other = draws.guide_trace(draws.keys[1])["N"]["value"]
+    assert jnp.array_equal(rows, other)  # one minibatch for all particles
+
+    z = params["auto_loc"] + 0.1 * trace["_auto_noise"]["value"]
+    grad = -z / 4.0 + 6 / 4 * jnp.sum((X[rows] - z) / 0.8**2)
+    xi = trace["_auto_transition_noise"]["value"][0]
+    assert jnp.allclose(trace["_auto_latent"]["value"], z + 0.01 * grad + 0.02**0.5 * xi, rtol=1e-4)
+
+    def draw(width):
+        return draws.guide_trace(draws.keys[0], {**params, "width": width})["loc"]["value"]
+
+    assert jax.grad(draw)(0.8) == 0.0
+
+
+@cache
+def fitted_with_langevin():
+    guide = AutoImplicit(subsampled, hidden_dims=(8,), transition=Langevin(2, 1e-2))
+    optim = optax.adam(optax.cosine_decay_schedule(1e-2, 1500))
+    svi = SVI(subsampled, guide, optim, ImplicitELBO(50))
+    return guide, svi, svi.run(random.key(0), 1500, X, progress_bar=False)
+
+
+def test_arviz_has_the_draws_on_all_data_and_no_weights():
+    _, svi, result = fitted_with_langevin()
+    tree = to_arviz(svi, result, model_args=(X,), num_samples=50)
+    assert tree["posterior"]["loc"].shape == (1, 50)
+    assert tree["log_likelihood"]["x"].shape == (1, 50, 6)
+    assert "lp" in tree["sample_stats"] and "log_q" not in tree["sample_stats"]
+
+
+def test_with_transitions_it_is_trained_and_drawn_from():
+    guide, _, result = fitted_with_langevin()
+    params = result.params
+    # Maximum of the evidence over the width, with a flat enough prior: the data's own spread.
+    assert jnp.abs(params["width"] - X.std() * (6 / 5) ** 0.5) < 0.2
+    draws = guide.sample_posterior(random.key(1), params, sample_shape=(2000,))
+    scale = (6 / params["width"] ** 2 + 1 / 4) ** -0.5
+    assert jnp.abs(draws["loc"].mean() - X.mean()) < 0.15
+    assert 0.8 < draws["loc"].std() / scale < 1.25
+    assert guide.quantiles(params, [0.1, 0.9])["loc"].shape == (2,)
+    other = guide.sample_posterior(random.key(1), params, X[:4] + 30.0, sample_shape=(2000,))
+    assert (other["loc"] > draws["loc"].mean()).mean() > 0.9  # its gradient is that of these data
+    predicted = Predictive(guide, params=params, num_samples=7)(random.key(2), X)
+    assert predicted["loc"].shape == (7,)
+
+
+def local(x):
+    with numpyro.plate("rows", 10, subsample_size=4):
+        numpyro.sample("own", dist.Normal())
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="noise_dim is 1, but the model has 2 latent dimensions"):
+        handlers.seed(AutoImplicit(correlated, noise_dim=1), 0)()
+    with pytest.raises(ValueError, match="noise_dim is 0"):
+        AutoImplicit(correlated, noise_dim=0)
+    with pytest.raises(ValueError, match="'own' is local to the subsampled plate 'rows'"):
+        handlers.seed(AutoImplicit(local), 0)(X)
+    with pytest.raises(TypeError, match="transition is 'langevin'; it must be Langevin"):
+        AutoImplicit(correlated, transition="langevin")
+    with pytest.raises(ValueError, match="num_steps is 0"):
+        Langevin(0)
+    with pytest.raises(ValueError, match="step_size is 0"):
+        NNSampler(step_size=0.0)
+    with pytest.raises(ValueError, match="hidden_dim is 0"):
+        NNSampler(hidden_dim=0)
+    wrong = (lambda key, shape: ((3,), jnp.ones(1)), lambda p, x: p * jnp.ones(3))
+    with pytest.raises(ValueError, match=r"network maps noise of shape \(2,\) to \(3,\)"):
+        handlers.seed(AutoImplicit(correlated, network=wrong), 0)()
+    guide = AutoImplicit(subsampled, transition=Langevin(1))
+    params = jax.jit(partial(start, guide, subsampled))(X)
+    with pytest.raises(ValueError, match="first called inside a function that JAX traces"):
+        guide.sample_posterior(random.key(0), params)
+    drawn = guide.sample_posterior(random.key(0), params, X, sample_shape=(2,))
+    assert drawn["loc"].shape == (2,)

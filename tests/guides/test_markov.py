@@ -1,0 +1,230 @@
+"""`AutoMarkov`: density against a dense precision, exact posteriors, cost in T, errors."""
+
+from functools import cache, partial
+import math
+
+import jax
+from jax import random
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro import handlers
+from numpyro.contrib.control_flow import scan
+import numpyro.distributions as dist
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.initialization import init_to_value
+from numpyro.infer.reparam import NeuTraReparam
+import optax
+import pytest
+
+from numpyro_ext.guides import AutoMarkov
+from numpyro_ext.guides.markov import MarkovTransform
+
+OBSERVED = jnp.array([0.5, 1.2, 0.3, -0.4])
+
+
+def state_space(y=OBSERVED):
+    """z_1 ~ N(0, 1), z_t ~ N(.9 z_{t-1}, .5^2), y_t ~ N(z_t, .4^2)."""
+
+    def step(carry, y):
+        z, scale = carry
+        z = numpyro.sample("z", dist.Normal(0.9 * z, scale))
+        numpyro.sample("y", dist.Normal(z, 0.4), obs=y)
+        return (z, 0.5), None
+
+    scan(step, (0.0, 1.0), y)
+
+
+def exact():
+    """Log evidence, posterior mean and covariance of the same, by linear algebra."""
+    T = len(OBSERVED)
+    innovations = jnp.eye(T) - 0.9 * jnp.eye(T, k=-1)
+    precision = innovations.T @ jnp.diag(jnp.array([1.0] + [1 / 0.25] * (T - 1))) @ innovations
+    cov = jnp.linalg.inv(precision + jnp.eye(T) / 0.16)
+    marginal = jnp.linalg.inv(precision) + 0.16 * jnp.eye(T)
+    log_evidence = dist.MultivariateNormal(jnp.zeros(T), marginal).log_prob(OBSERVED)
+    return log_evidence, cov @ OBSERVED / 0.16, cov
+
+
+def run(model, num_steps=3000, rate=2e-2, num_particles=8, **kwargs):
+    guide = AutoMarkov(model, **kwargs)
+    optim = optax.adam(optax.cosine_decay_schedule(rate, num_steps))
+    svi = SVI(model, guide, optim, Trace_ELBO(num_particles))
+    return guide, svi.run(random.key(0), num_steps, progress_bar=False).params
+
+
+def elbo(guide, params, num=20_000):
+    return -jax.jit(lambda p: Trace_ELBO(num).loss(random.key(1), p, guide.model, guide))(params)
+
+
+def test_reaches_the_evidence_of_a_linear_state_space_model():
+    log_evidence, mean, cov = exact()
+    assert jnp.abs(log_evidence + 4.4700347952) < 2e-5
+    reference = jnp.array([0.5697044, 0.7919998, 0.3147614, -0.1333521])
+    assert jnp.allclose(mean, reference, atol=2e-5)
+    sd = jnp.sqrt(jnp.diagonal(cov))
+    assert jnp.allclose(sd, jnp.array([0.3253456, 0.2988810, 0.2992344, 0.3295548]), atol=2e-5)
+    guide, params = run(state_space)
+    # The standard deviation of log p - log q is that of the fit's error, which is small here.
+    assert jnp.abs(elbo(guide, params) - log_evidence) < 2e-3
+    transform = guide.get_transform(params)
+    J = jax.jacobian(transform)(jnp.zeros(4))
+    assert jnp.allclose(transform(jnp.zeros(4)), mean, atol=0.01)
+    assert jnp.allclose(J @ J.T, cov, atol=0.005)
+
+
+def test_order_0_is_mean_field():
+    guide, params = run(state_space, order=0)
+    # Monte Carlo error: the standard deviation of log p - log q is about .5.
+    assert jnp.abs(elbo(guide, params, 100_000) + 4.6125071532) < 5 * 0.5 / 100_000**0.5 + 1e-3
+
+
+T = 5
+
+
+def several_sites():
+    """Two sites of the chain, of widths 1 and 2, between and after sites that are none."""
+    numpyro.sample("first", dist.Normal(1.0, 2.0))
+    with numpyro.plate("time", T):
+        numpyro.sample("z", dist.HalfNormal(3.0))
+        numpyro.sample("other", dist.Normal(jnp.zeros(3), 1.0).to_event(1))
+    numpyro.sample("b", dist.Normal(jnp.zeros((T, 2)), 1.0).to_event(2))
+
+
+@cache
+def perturbed(order):
+    guide = AutoMarkov(several_sites, sites=("z", "b"), order=order, init_scale=0.4)
+    svi = SVI(several_sites, guide, optax.adam(1e-2), Trace_ELBO())
+    start = svi.optim.get_params(svi.init(random.key(0)).optim_state)
+    flat, unravel = ravel_pytree(start)
+    params = svi.constrain_fn(unravel(flat + 0.3 * random.normal(random.key(1), flat.shape)))
+    return guide, params
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("order", [0, 1, 3])
+def test_density_is_that_of_the_dense_normal(order, tol):
+    """B of the docstring, written out: B^T (z - m) = e on the chain's coordinates."""
+    guide, params = perturbed(order)
+    D, d = 3, guide.latent_dim
+    names = [*["first"], *[f"z{t}" for t in range(T)]]
+    names += [f"other{t}{i}" for t in range(T) for i in range(3)]
+    names += [f"b{t}{i}" for t in range(T) for i in range(2)]
+    chain = [names.index(x) for t in range(T) for x in (f"z{t}", f"b{t}0", f"b{t}1")]
+    L = np.asarray(params["auto_scale_tril"], np.float64)
+    B = np.zeros((T * D, T * D))
+    block = lambda t: slice(t * D, (t + 1) * D)  # noqa: E731
+    for t in range(T):
+        B[block(t), block(t)] = np.linalg.inv(L[t]).T
+        for j in range(1, min(order, T - 1 - t) + 1):
+            A = np.asarray(params["auto_weights"][t, j - 1], np.float64)
+            B[block(t + j), block(t)] = -A.T @ np.linalg.inv(L[t]).T
+    precision = np.zeros((d, d))
+    precision[np.ix_(chain, chain)] = B @ B.T
+    others = [i for i in range(d) if i not in chain]
+    precision[others, others] = 1 / np.asarray(params["auto_scale"], np.float64) ** 2
+    bands = [(B @ B.T)[block(0), block(t)] for t in range(T)]
+    assert all((np.abs(band).max() > 0) == (t <= order) for t, band in enumerate(bands))
+
+    @jax.jit
+    def densities(params):
+        q = guide.get_posterior(params)
+        z, cached = q.sample_with_intermediates(random.key(3), (2, 4))
+        transform = guide.get_transform(params)
+        base = transform.inv(z)
+        return z, q.log_prob(z, cached), q.log_prob(z), transform(base)
+
+    z, own, foreign, again = densities(params)
+    r = np.asarray(z - params["auto_loc"], np.float64)
+    quadratic = np.einsum("...i,ij,...j->...", r, precision, r)
+    expected = (np.linalg.slogdet(precision / (2 * np.pi))[1] - quadratic) / 2
+    assert own.shape == (2, 4)
+    assert np.allclose(own, expected, atol=tol(5e-4, 1e-9))
+    assert np.allclose(foreign, expected, atol=tol(5e-4, 1e-9))
+    assert jnp.allclose(again, z, atol=tol(1e-5, 1e-9))
+
+
+def test_starts_at_a_normal_around_init_loc():
+    values = {
+        "first": 3.0,
+        "z": jnp.exp(jnp.arange(5.0)),
+        "other": jnp.zeros((T, 3)),
+        "b": jnp.arange(10.0).reshape(T, 2),
+    }
+    guide = AutoMarkov(several_sites, init_scale=0.25, init_loc_fn=init_to_value(values=values))
+    svi = SVI(several_sites, guide, optax.adam(1e-2), Trace_ELBO())
+    q = guide.get_posterior(svi.get_params(svi.init(random.key(0))))
+    loc = jnp.concatenate([jnp.array([3.0]), jnp.arange(5.0), jnp.zeros(15), jnp.arange(10.0)])
+    z = loc + jnp.linspace(-0.5, 0.5, 31)
+    assert jnp.allclose(q.log_prob(z), dist.Normal(loc, 0.25).log_prob(z).sum(), rtol=1e-5)
+    # By default everything of the leading length that is most frequent is in the chain.
+    assert guide.prepared.length == T and guide.prepared.width == 6
+
+
+def largest_array(T, order=2, D=3):
+    """The most entries of an array in the gradients of a draw and of its density."""
+    factor = jnp.broadcast_to(jnp.eye(D), (T, D, D))
+    weights = jnp.zeros((T, order, D, D))
+
+    def loss(factor, weights, e, z):
+        transform = MarkovTransform(factor, weights, jnp.ones(2))
+        x, log_det = transform.call_with_intermediates(e)
+        return (jnp.sin(x).sum() + transform.inv(z) ** 2).sum() + log_det
+
+    args = (factor, weights, jnp.ones(T * D + 2), jnp.ones(T * D + 2))
+    jaxpr = jax.make_jaxpr(jax.grad(loss, (0, 1)))(*args)
+    return max(math.prod(shape) for shape in shapes_of(jaxpr.jaxpr))
+
+
+def shapes_of(jaxpr):
+    for equation in jaxpr.eqns:
+        yield from (getattr(var.aval, "shape", ()) for var in equation.outvars)
+        for inner in jax.tree.leaves(
+            equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+        ):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from shapes_of(inner)
+
+
+def test_memory_is_linear_in_the_length():
+    short, long = largest_array(20), largest_array(80)
+    assert long == 4 * short  # a matrix of all times would have 16 times the entries
+    assert short <= 20 * 2 * 3 * 3
+
+
+def test_neutra_takes_the_transform():
+    guide, params = perturbed(1)
+    neutra = NeuTraReparam(guide, params)
+    trace = handlers.trace(handlers.seed(neutra.reparam(several_sites), 0)).get_trace()
+    z = guide.unpack(guide.get_transform(params)(trace["auto_shared_latent"]["value"]))
+    assert jnp.allclose(trace["b"]["value"], z["b"], atol=1e-6)
+    assert jnp.allclose(trace["z"]["value"], jnp.exp(z["z"]), rtol=1e-5)
+
+
+def scalars():
+    numpyro.sample("a", dist.Normal())
+    numpyro.sample("b", dist.Normal(jnp.zeros((1, 3)), 1.0).to_event(2))
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (partial(AutoMarkov, state_space, order=4), "order is 4 and the sequence has length 4"),
+        (partial(AutoMarkov, state_space, order=-1), "order is -1"),
+        (partial(AutoMarkov, state_space, init_scale=0.0), "init_scale is 0.0"),
+        (partial(AutoMarkov, state_space, sites="z"), "sites is 'z'; it must be a list of names"),
+        (partial(AutoMarkov, state_space, sites=[]), r"sites is \[\]; it must be a list"),
+        (partial(AutoMarkov, state_space, sites=["w"]), r"sites has \['w'\], which the model does"),
+        (partial(AutoMarkov, scalars), "no latent site has a leading axis of time"),
+        (partial(AutoMarkov, scalars, sites=["b"]), r"{'b': 1}, in unconstrained space; they must"),
+        (
+            partial(AutoMarkov, several_sites, sites=["first", "z"]),
+            r"{'first': 1, 'z': 5}, in unconstrained",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(make, match):
+    with pytest.raises(ValueError, match=match):
+        handlers.seed(make(), 0)()

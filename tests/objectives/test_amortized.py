@@ -1,0 +1,219 @@
+"""`AmortizedMCMC`: explicit loops, laws of its chains, and what it refuses."""
+
+import math
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer.autoguide import AutoDelta
+import pytest
+
+from numpyro_ext.guides import Implicit
+from numpyro_ext.objectives import AmortizedMCMC
+from numpyro_ext.objectives.amortized import energy_distance
+
+X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
+
+
+def standard(n=2):
+    numpyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+
+
+def guide():
+    m, s = numpyro.param("m", 0.3), numpyro.param("s", 0.7)
+    numpyro.sample("z", dist.Normal(m, s).expand([2]).to_event(1))
+
+
+def energy_by_hand(z, y, sd):
+    K = len(z)
+    apart = lambda a, b: jnp.sqrt(jnp.sum(((a - b) / sd) ** 2))  # noqa: E731
+    total = 0.0
+    for i in range(K):
+        for j in range(K):
+            if i != j:
+                total += 2 * apart(z[i], y[j]) - apart(z[i], z[j]) - apart(y[i], y[j])
+    return total / (K * (K - 1))
+
+
+def test_energy_distance_is_that_of_an_explicit_loop():
+    z, noise = random.normal(random.key(0), (2, 4, 3, 2)) * jnp.array([1.0, 50.0])
+    y = 2.0 + z + 0.1 * noise
+    expected = [energy_by_hand(z[:, n], y[:, n], y[:, n].std(0)) for n in range(3)]
+    assert jnp.allclose(energy_distance(z, y), jnp.stack(expected), rtol=1e-4)
+    # Draws that coincide have a gradient of zero, not NaN.
+    assert jnp.isfinite(jax.grad(lambda z: energy_distance(z, y).sum())(jnp.zeros_like(z))).all()
+
+
+def ends(params, key, push, K=4):
+    """The draws of the base and where the transitions ``push`` carry them."""
+    keys = random.split(random.split(key)[1], K)
+
+    def draw(key):
+        with numpyro.handlers.seed(rng_seed=random.split(key)[1]):
+            with numpyro.handlers.substitute(data=params):
+                return numpyro.handlers.trace(guide).get_trace()["z"]["value"]
+
+    z = jax.vmap(draw)(keys)
+    y = z
+    for _ in range(3):
+        y = push(y)
+    return z, y
+
+
+def test_gradient_pulls_the_draws_to_the_ends_of_their_chains():
+    loss, key = AmortizedMCMC(4, 3, transition=lambda key, z, U: 0.8 * z + 1.0), random.key(1)
+    params = {"m": 0.3, "s": 0.7}
+    unit = {"m": 0.0, "s": 1.0}
+    _, y = ends(params, key, lambda z: 0.8 * z + 1.0)
+
+    def by_hand(params):
+        z = params["m"] + params["s"] * ends(unit, key, lambda z: z)[0]
+        return energy_by_hand(z, y, y.std(0))
+
+    ours = jax.jit(jax.value_and_grad(lambda p: loss.loss(key, p, standard, guide)))(params)
+    theirs = jax.jit(jax.value_and_grad(by_hand))(params)
+    assert jnp.allclose(ours[0], theirs[0], rtol=1e-4)
+    for name in params:
+        assert jnp.allclose(ours[1][name], theirs[1][name], rtol=1e-3)
+
+
+def one_dimension():
+    numpyro.sample("z", dist.Normal())
+
+
+def narrow():
+    numpyro.sample("z", dist.Normal(0.0, numpyro.param("s", 0.1)))
+
+
+@pytest.mark.parametrize(
+    ("transition", "step", "s", "variance"),
+    [
+        # v <- (1 - eps)^2 v + 2 eps, five times from .01
+        ("langevin", 0.1, 0.1, 0.6890884264),
+        # started from the target, which one unadjusted step of this size would widen to 1.25
+        ("mala", 0.5, 1.0, 1.0),
+    ],
+)
+def test_transitions_have_their_law(transition, step, s, variance):
+    K = 20_000
+    loss = AmortizedMCMC(K, transition=transition, step_size=step, loss="kl")
+    value = jax.jit(lambda s: loss.loss(random.key(2), {"s": s}, one_dimension, narrow))(s)
+    # The loss is log(2 pi s^2) / 2 + E y^2 / (2 s^2).
+    found = (value - 0.5 * math.log(2 * math.pi * s**2)) * 2 * s**2
+    assert jnp.abs(found - variance) < 4 * variance * (2 / K) ** 0.5  # Monte Carlo
+
+
+def test_gradient_is_zero_on_average_at_the_posterior_and_not_elsewhere():
+    loss = AmortizedMCMC(16, transition="mala", step_size=0.5)
+
+    @jax.jit
+    @jax.vmap
+    def grads(key, s):
+        one = lambda p: loss.loss(key, p, standard, guide)  # noqa: E731
+        return jnp.stack(list(jax.grad(one)({"m": 0.0, "s": s}).values()))
+
+    keys = random.split(random.key(3), 300)
+    for s, zero in ((1.0, True), (0.7, False)):
+        at = grads(keys, jnp.full(300, s))
+        assert (jnp.abs(at.mean(0)[1]) < 4 * at.std(0)[1] / 300**0.5) == zero  # Monte Carlo
+
+
+def with_param():
+    numpyro.sample("z", dist.Normal(numpyro.param("theta", 1.0), 2.0).expand([2]).to_event(1))
+
+
+def test_parameters_of_the_model_get_the_gradient_at_the_ends():
+    push = lambda z: 0.5 * z + 1.0  # noqa: E731
+    loss, key = AmortizedMCMC(4, 3, transition=lambda key, z, U: push(z)), random.key(4)
+    params = {"m": 0.3, "s": 0.7}
+    _, y = ends(params, key, push)
+    value, grad = jax.jit(
+        jax.value_and_grad(lambda t: loss.loss(key, {**params, "theta": t}, with_param, guide))
+    )(0.4)
+    assert jnp.allclose(grad, -jnp.mean(jnp.sum((y - 0.4) / 4.0, axis=1)), rtol=1e-4)
+    plain = loss.loss(key, params, standard, guide)
+    assert jnp.allclose(value, plain, rtol=1e-4)  # no value of its own
+
+
+def local_model(x):
+    with numpyro.plate("N", len(x), subsample_size=4) as i:
+        z = numpyro.sample("z", dist.Gamma(2.0, 1.0))
+        numpyro.sample("x", dist.Normal(z, 0.5), obs=x[i])
+
+
+def local_guide(x):
+    with numpyro.plate("N", len(x), subsample_size=4):
+        e = numpyro.sample("e", dist.Normal(), infer={"is_auxiliary": True})
+        support = dist.constraints.positive
+        numpyro.sample("z", Implicit(jnp.exp(numpyro.param("s", 0.7) * e), support=support))
+
+
+def test_each_element_of_a_plate_has_its_own_chain_and_distance():
+    seen = {}
+
+    def transition(key, z, potential_fn):
+        seen["shape"] = z.shape
+        return z - 0.1 * jax.grad(potential_fn)(z)
+
+    loss, key = AmortizedMCMC(3, 1, transition=transition), random.key(5)
+    value = jax.jit(lambda s: loss.loss(key, {"s": s}, local_model, local_guide, X))(0.7)
+    assert seen["shape"] == (4,)
+
+    plate_key, particle_key = random.split(key)
+    seeded = numpyro.handlers.seed(local_guide, plate_key, hide_types=["sample"])
+
+    def draw(key):
+        with numpyro.handlers.seed(rng_seed=random.split(key)[1]):
+            trace = numpyro.handlers.trace(seeded).get_trace(X)
+        return trace["N"]["value"], trace["e"]["value"]
+
+    rows, e = jax.vmap(draw)(random.split(particle_key, 3))
+    z = 0.7 * e[..., None]  # (K, 4, 1), the logarithms
+
+    def log_p(u, x):
+        return (
+            dist.Gamma(2.0, 1.0).log_prob(jnp.exp(u)) + u + dist.Normal(jnp.exp(u), 0.5).log_prob(x)
+        )
+
+    score = jax.vmap(jax.grad(log_p))
+    y = z + 0.1 * score(z.ravel(), jnp.tile(X[rows[0]], 3)).reshape(z.shape)
+    assert jnp.allclose(value, 1.5 * energy_distance(z, y).sum(), rtol=1e-3)
+
+
+def implicit():
+    e = numpyro.sample("e", dist.Normal().expand([2]).to_event(1), infer={"is_auxiliary": True})
+    numpyro.sample("z", Implicit(e, event_dim=1))
+
+
+def mixed_by_noise():
+    e = numpyro.sample("e", dist.Normal().expand([2]).to_event(1), infer={"is_auxiliary": True})
+    numpyro.sample("z", dist.Normal(e, 1.0).to_event(1))
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="num_particles is 1; it must be at least 2"):
+        AmortizedMCMC(1)
+    assert AmortizedMCMC(1, loss="kl").num_particles == 1
+    with pytest.raises(ValueError, match="transition is 'hmc'"):
+        AmortizedMCMC(transition="hmc")
+    with pytest.raises(ValueError, match="num_transitions is 0"):
+        AmortizedMCMC(num_transitions=0)
+    with pytest.raises(ValueError, match="step_size is -1"):
+        AmortizedMCMC(step_size=-1.0)
+    with pytest.raises(ValueError, match="loss is 'js'"):
+        AmortizedMCMC(loss="js")
+    key, kl = random.key(0), AmortizedMCMC(2, loss="kl")
+    for bad in (implicit, mixed_by_noise):
+        with pytest.raises(ValueError, match="the guide has no density of its draws"):
+            kl.loss(key, {}, standard, bad)
+    with pytest.raises(ValueError, match="'z' but gives it as a point"):
+        AmortizedMCMC(2).loss(key, {"z_auto_loc": jnp.ones(2)}, standard, AutoDelta(standard))
+    wrong = AmortizedMCMC(2, transition=lambda key, z, U: z[:1])
+    with pytest.raises(ValueError, match=r"transition gives a vector of shape \(1,\)"):
+        wrong.loss(key, {}, standard, implicit)
+
+
+def test_repr_says_how_it_was_made():
+    assert repr(AmortizedMCMC(8, loss="kl")).endswith("step_size=0.01, loss='kl')")

@@ -1,0 +1,478 @@
+"""`DensityRatioELBO`: the ELBO of a guide that can only be sampled."""
+
+from functools import cache
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
+import optax
+import pytest
+
+from numpyro_ext.guides import Implicit, with_critic
+from numpyro_ext.objectives import DensityRatioELBO
+from numpyro_ext.scores import KernelRatio, LogisticRatio
+from tests.objectives.compare import assert_refuses
+from tests.objectives.models import NONE
+
+NOISE = {"is_auxiliary": True}
+Y = jnp.array([1.5, -0.4])
+A = jnp.array([[1.0, 0.5], [-0.3, 0.8]])
+PRIOR_SCALE = jnp.array([1.5, 0.7])
+
+
+def model(y=Y):
+    """Two latents, of which prior and likelihood have a parameter each."""
+    loc = numpyro.param("prior_loc", 0.4)
+    noise = numpyro.param("noise", 0.9)
+    z = numpyro.sample("z", dist.Normal(loc, PRIOR_SCALE).to_event(1))
+    numpyro.sample("y", dist.Normal(A @ z, noise).to_event(1), obs=y)
+
+
+def guide(*args):
+    """N(m, L L') without saying so."""
+    m = numpyro.param("m", jnp.array([0.3, -0.2]))
+    L = numpyro.param("L", jnp.array([[0.6, 0.0], [0.4, 0.5]]))
+    e = numpyro.sample("e", dist.Normal().expand([2]).to_event(1), infer=NOISE)
+    numpyro.sample("z", Implicit(m + L @ e, event_dim=1))
+
+
+PARAMS = {
+    "prior_loc": jnp.array(0.4),
+    "noise": jnp.array(0.9),
+    "m": jnp.array([0.3, -0.2]),
+    "L": jnp.array([[0.6, 0.0], [0.4, 0.5]]),
+}
+
+
+def elbo(params):
+    """In closed form: the log joint is quadratic."""
+    m, L = params["m"], params["L"]
+
+    def log_p(z):
+        prior = dist.Normal(params["prior_loc"], PRIOR_SCALE).log_prob(z).sum()
+        return prior + dist.Normal(A @ z, params["noise"]).log_prob(Y).sum()
+
+    entropy = 1.0 + jnp.log(2.0 * jnp.pi) + jnp.linalg.slogdet(L)[1]
+    return log_p(m) + 0.5 * jnp.trace(jax.hessian(log_p)(m) @ L @ L.T) + entropy
+
+
+class WithOptimalCritic:
+    """The guide with the critic that a density ratio converges to, a function of its parameters."""
+
+    def __init__(self, contrast):
+        self.contrast = contrast
+
+    def __call__(self, *args):
+        guide()
+
+    def critic(self, params, x):
+        params = jax.lax.stop_gradient(params)  # as if they were the critic's own
+        m, L = params["m"], params["L"]
+        if self.contrast == "adaptive_full":  # it sees N(0, I)
+            return jnp.zeros(x.shape[:-1])
+        if self.contrast == "prior":
+            r = dist.Normal(params["prior_loc"], PRIOR_SCALE).to_event(1)
+        elif self.contrast == "adaptive":  # it sees u = (z - m) / sd
+            scale = jnp.sqrt(jnp.diag(L @ L.T))
+            m, L, r = jnp.zeros(2), L / scale[:, None], dist.Normal().expand([2]).to_event(1)
+        else:
+            r = self.contrast
+        return dist.MultivariateNormal(m, scale_tril=L).log_prob(x) - r.log_prob(x)
+
+
+R = dist.MultivariateNormal(jnp.array([0.2, 0.1]), jnp.array([[0.8, -0.2], [-0.2, 0.5]]))
+CONTRASTS = {name: name for name in ("prior", "adaptive", "adaptive_full")} | {"distribution": R}
+MANY = 40_000
+
+
+@cache
+def at_optimum():
+    losses = {
+        name: (DensityRatioELBO(MANY, contrast), WithOptimalCritic(contrast))
+        for name, contrast in CONTRASTS.items()
+    }
+    losses["LogisticRatio"] = (DensityRatioELBO(4000, ratio=LogisticRatio()), guide)
+
+    @jax.jit
+    def values(params):
+        return {
+            name: jax.value_and_grad(lambda p, l=loss, g=g: l.loss(random.key(1), p, model, g))(
+                params
+            )
+            for name, (loss, g) in losses.items()
+        }
+
+    return values(PARAMS)
+
+
+@pytest.mark.parametrize("name", [*CONTRASTS, "LogisticRatio"])
+def test_at_the_optimal_critic_value_and_gradient_are_those_of_the_elbo(name):
+    value, grad = at_optimum()[name]
+    expected, expected_grad = jax.value_and_grad(lambda p: -elbo(p))(PARAMS)
+    # The terms of one draw have standard deviations of at most 2 (value) and 6 (gradients): on
+    # 40,000 draws .01 and .03, on 4,000 of LogisticRatio .03 and .1.
+    wider = 3.2 if name == "LogisticRatio" else 1.0
+    assert jnp.abs(value - expected) < 4 * 0.01 * wider
+    for site in PARAMS:
+        assert jnp.abs(grad[site] - expected_grad[site]).max() < 4 * 0.03 * wider, site
+
+
+def test_gradient_of_the_guide_is_that_of_the_path_for_each_draw():
+    """So that it is zero for every draw where q is the posterior."""
+    K, r = 5, R
+    loss, key = DensityRatioELBO(K, r), random.key(3)
+    keys = random.split(random.split(key)[1], K)
+    e = jnp.stack([one_noise(random.split(k)[1]) for k in keys])
+
+    def path(params):
+        fixed = jax.lax.stop_gradient(params)
+        z = params["m"] + e @ params["L"].T
+        log_q = dist.MultivariateNormal(fixed["m"], scale_tril=fixed["L"]).log_prob(z)
+        prior = dist.Normal(fixed["prior_loc"], PRIOR_SCALE).log_prob(z).sum(-1)
+        return (log_q - prior - dist.Normal(z @ A.T, 0.9).log_prob(Y).sum(-1)).mean()
+
+    expected, expected_grad = jax.value_and_grad(path)(PARAMS)
+    value, grad = jax.value_and_grad(lambda p: loss.loss(key, p, model, WithOptimalCritic(r)))(
+        PARAMS
+    )
+    assert jnp.allclose(value, expected, rtol=1e-5)
+    for site in ("m", "L"):
+        assert jnp.allclose(grad[site], expected_grad[site], rtol=1e-4, atol=1e-5)
+
+
+def one_noise(key):
+    trace = handlers.trace(handlers.seed(guide, key)).get_trace()
+    return trace["e"]["value"]
+
+
+SCALES = jnp.array([[1.0, 0.0], [1.6, 1.2]])  # correlation .8
+
+
+def test_trained_critic_reaches_the_optimal_logit():
+    """With a guide that stands still, in whitened coordinates."""
+
+    def model():
+        numpyro.sample("z", dist.Normal(3.0, 2.0).expand([2]).to_event(1))
+
+    def fixed():
+        e = numpyro.sample("e", dist.Normal().expand([2]).to_event(1), infer=NOISE)
+        numpyro.sample("z", Implicit(5.0 + SCALES @ e, event_dim=1))
+
+    one = with_critic(fixed, hidden_dims=(32, 32))
+    rate = optax.cosine_decay_schedule(1e-2, 1000)
+    svi = SVI(model, one, optax.adam(rate), DensityRatioELBO(256))
+    params = svi.run(random.key(0), 1000, progress_bar=False).params
+    grid = jnp.stack(jnp.meshgrid(*[jnp.linspace(-1.5, 1.5, 7)] * 2), -1).reshape(-1, 2)
+    q = dist.MultivariateNormal(jnp.zeros(2), jnp.array([[1.0, 0.8], [0.8, 1.0]]))
+    r = dist.Normal().expand([2]).to_event(1)
+    optimal, trained = q.log_prob(grid) - r.log_prob(grid), one.critic(params, grid)
+    # Weighted by q + r, of which the critic sees draws; the logits are between -5.7 and 0.8.
+    weight = jnp.exp(q.log_prob(grid)) + jnp.exp(r.log_prob(grid))
+    error = jnp.sum(weight * jnp.abs(trained - optimal)) / jnp.sum(weight)
+    spread = jnp.sum(weight * jnp.abs(optimal)) / jnp.sum(weight)
+    assert error < 0.1 and spread > 0.5
+
+
+def local_model(x, batch=None):
+    loc = numpyro.param("loc", 0.5)
+    with numpyro.plate("N", len(x), subsample_size=batch):
+        b = numpyro.subsample(x, event_dim=0)
+        tau = numpyro.sample("tau", dist.HalfNormal(1.5))
+        z = numpyro.sample("z", dist.Normal(loc, 1.0))
+        numpyro.sample("x", dist.Normal(z, tau), obs=b)
+
+
+class Amortised:
+    """Two latents for each row, and a critic that sees the row."""
+
+    def __call__(self, x, batch=None):
+        c = numpyro.param("c", 0.3)
+        with numpyro.plate("N", len(x), subsample_size=batch):
+            b = numpyro.subsample(x, event_dim=0)
+            e = numpyro.sample("e", dist.Normal().expand([2]).to_event(1), infer=NOISE)
+            tau = jnp.exp(0.3 * e[:, 0] + c * b)
+            numpyro.sample("tau", Implicit(tau, support=dist.constraints.positive))
+            numpyro.sample("z", Implicit(b + 0.5 * jnp.sinh(e[:, 1]) + e[:, 0]))
+
+    def features(self, x, batch=None):
+        return numpyro.subsample(x, event_dim=0)[..., None]
+
+    def critic(self, params, z, features):
+        assert features.shape == (*z.shape[1:-1], 1)
+        return params["w"] * jnp.sin(z[..., 0]) * z[..., 1] + features[..., 0] * z[..., 1] ** 2
+
+
+X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
+LOCAL = {"loc": jnp.array(0.5), "c": jnp.array(0.3), "w": jnp.array(0.7)}
+
+
+@pytest.mark.parametrize("contrast", ["adaptive", "adaptive_full", "prior"])
+def test_rows_of_a_minibatch_have_a_ratio_each_and_are_scaled(contrast):
+    K, M, key = 4, 3, random.key(2)
+    loss = DensityRatioELBO(K, contrast)
+
+    plate_key, rest = random.split(key)
+    plates = handlers.seed(Amortised(), plate_key, hide_types=["sample", "prng_key"])
+    one = handlers.substitute(plates, data=LOCAL)
+    keys = [random.split(k)[1] for k in random.split(rest, K)]
+    traces = [handlers.trace(handlers.seed(one, k)).get_trace(X, M) for k in keys]
+    tau = np.stack([t["tau"]["value"] for t in traces])
+    z = np.stack([np.log(tau), [t["z"]["value"] for t in traces]], -1)
+    x = np.asarray(X[traces[0]["N"]["value"]])
+    total = 0.0
+    for n in range(M):
+        log_lik = dist.Normal(z[:, n, 1], tau[:, n]).log_prob(x[n])
+        prior = dist.HalfNormal(1.5).log_prob(tau[:, n]) + z[:, n, 0]
+        prior += dist.Normal(0.5, 1.0).log_prob(z[:, n, 1])
+        u, log_r = z[:, n], prior
+        if contrast == "adaptive":
+            scale = z[:, n].std(0)
+            u = (z[:, n] - z[:, n].mean(0)) / scale
+            log_r = dist.Normal().log_prob(u).sum(-1) - np.log(scale).sum()
+        if contrast == "adaptive_full":
+            L = np.linalg.cholesky(np.cov(z[:, n].T, ddof=0))
+            u = np.linalg.solve(L, (z[:, n] - z[:, n].mean(0)).T).T
+            log_r = dist.Normal().log_prob(u).sum(-1) - np.log(np.diag(L)).sum()
+        T = 0.7 * np.sin(u[:, 0]) * u[:, 1] + x[n] * u[:, 1] ** 2
+        total += np.mean(log_lik + prior - log_r - T) * 6 / 3
+    value, grad = jax.value_and_grad(lambda p: loss.loss(key, p, local_model, Amortised(), X, M))(
+        LOCAL
+    )
+    assert value == pytest.approx(-float(total), rel=2e-5)
+    # The gradient of the prior's parameter is that of the log joint.
+    assert grad["loc"] == pytest.approx(-6.0 * float(np.mean(z[..., 1] - 0.5)), rel=1e-4)
+
+
+def test_ratios_are_fitted_to_the_rows_one_by_one():
+    """Of a Gaussian guide both are exact, up to Monte Carlo, and the two kinds of sites add up."""
+
+    def model(x, batch=None):
+        w = numpyro.sample("w", dist.Normal(0.2, 1.0).expand([2]).to_event(1))
+        with numpyro.plate("N", len(x), subsample_size=batch):
+            z = numpyro.sample("z", dist.Normal(w[0], 1.0))
+            numpyro.sample("x", dist.Normal(z, 0.8), obs=numpyro.subsample(x, event_dim=0))
+
+    def implicit(x, batch=None):
+        e = numpyro.sample("e", dist.Normal().expand([2]).to_event(1), infer=NOISE)
+        numpyro.sample("w", Implicit(0.4 + e @ jnp.array([[0.6, 0.5], [0.0, 0.3]]), event_dim=1))
+        with numpyro.plate("N", len(x), subsample_size=batch):
+            f = numpyro.sample("f", dist.Normal(), infer=NOISE)
+            numpyro.sample("z", Implicit(0.4 * numpyro.subsample(x, event_dim=0) + 0.7 * f))
+
+    def density(x, batch=None):
+        scale = jnp.array([[0.6, 0.0], [0.5, 0.3]])
+        numpyro.sample("w", dist.MultivariateNormal(jnp.full(2, 0.4), scale_tril=scale))
+        with numpyro.plate("N", len(x), subsample_size=batch):
+            numpyro.sample("z", dist.Normal(0.4 * numpyro.subsample(x, event_dim=0), 0.7))
+
+    x = jnp.full(6, 1.2)  # all rows alike, so that any minibatch is the whole
+    ours = DensityRatioELBO(2000, ratio=LogisticRatio())
+    exact = Trace_ELBO(20_000)
+
+    @jax.jit
+    def both(key):
+        value = ours.loss(key, {}, model, implicit, x, 3)
+        return value, exact.loss(key, {}, model, density, x)
+
+    value, expected = both(random.key(0))
+    # Standard error: 6 rows in 3 draws of each, sd 6 / sqrt(2000) = .13; bias d / K = .004.
+    assert value == pytest.approx(float(expected), abs=0.4)
+
+
+class Stored(dist.Distribution):
+    """N(0, I), of which the draws are these."""
+
+    def __init__(self, draws):
+        self.draws = draws
+        super().__init__((), draws.shape[-1:])
+
+    def sample(self, key, sample_shape=()):
+        return self.draws
+
+    def log_prob(self, value):
+        return dist.Normal(0.0, 1.0).log_prob(value).sum(-1)
+
+
+def test_kernel_ratio_is_that_of_the_contrast_over_the_guide():
+    """Fitted to fixed draws, so that the gradient flows through the point of evaluation alone."""
+    ratio, y, key, K = KernelRatio(0.05), random.normal(random.key(7), (30, 1)), random.key(1), 30
+
+    def model():
+        numpyro.sample("z", dist.Normal(0.4, 1.5))
+
+    def guide():
+        m = numpyro.param("m", 0.8)
+        e = numpyro.sample("e", dist.Normal(), infer=NOISE)
+        numpyro.sample("z", Implicit(m + 0.7 * e))
+
+    keys = random.split(random.split(key)[1], K)
+    e = jax.vmap(lambda k: handlers.trace(handlers.seed(guide, k)).get_trace()["e"]["value"])(
+        jax.vmap(lambda k: random.split(k)[1])(keys)
+    )
+
+    def by_hand(m):
+        z = (m + 0.7 * e)[:, None]
+        fitted = ratio.fit(y, 0.8 + 0.7 * e[:, None])
+        log_p, log_r = dist.Normal(0.4, 1.5).log_prob(z[:, 0]), dist.Normal().log_prob(z[:, 0])
+        return -jnp.mean(log_p - log_r + fitted.log_ratio(z))
+
+    loss = DensityRatioELBO(K, Stored(y), ratio=ratio)
+    value, grad = jax.value_and_grad(lambda m: loss.loss(key, {"m": m}, model, guide))(0.8)
+    expected, expected_grad = jax.value_and_grad(by_hand)(0.8)
+    assert value == pytest.approx(float(expected), rel=1e-4)
+    assert grad == pytest.approx(float(expected_grad), rel=1e-3)
+
+
+def test_guides_with_densities_are_taken_too():
+    """There the answer is known: the loss falls to minus the log evidence, plus d / K."""
+
+    def model():
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", dist.Normal(z, 1.0), obs=1.5)
+
+    guide = with_critic(AutoDiagonalNormal(model), hidden_dims=(16,))
+    svi = SVI(model, guide, optax.adam(0.03), DensityRatioELBO())
+    result = svi.run(random.key(0), 400, progress_bar=False)
+    low, median, high = guide.quantiles(result.params, [0.16, 0.5, 0.84])["z"]
+    assert median == pytest.approx(0.75, abs=0.1)
+    assert (high - low) / 2 == pytest.approx(0.5**0.5, rel=0.15)
+    assert result.losses[-100:].mean() == pytest.approx(1.828 + 1 / 64, abs=0.03)
+
+
+def without_critic(*args):
+    return guide()
+
+
+def two_kinds(x):
+    e = numpyro.sample("e", dist.Normal(), infer=NOISE)
+    numpyro.sample("w", Implicit(e))
+    with numpyro.plate("N", 6):
+        f = numpyro.sample("f", dist.Normal(), infer=NOISE)
+        numpyro.sample("z", Implicit(f))
+
+
+def model_of_two_kinds(x):
+    numpyro.sample("w", dist.Normal())
+    with numpyro.plate("N", 6):
+        numpyro.sample("z", dist.Normal())
+
+
+def rows(x, batch=None):
+    Amortised()(x, batch)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (
+            lambda: DensityRatioELBO(64, "posterior"),
+            ValueError,
+            "contrast is 'posterior'; .*'prior'",
+        ),
+        (lambda: DensityRatioELBO(64, 3.0), ValueError, "contrast is 3.0"),
+        (lambda: DensityRatioELBO(ratio="kernel"), ValueError, r"KernelRatio\(\) or LogisticRatio"),
+        (lambda: DensityRatioELBO(ratio=KernelRatio), ValueError, "ratio is <class"),
+        (lambda: DensityRatioELBO(1), ValueError, "num_particles is 1; it must be at least 2"),
+        (lambda: DensityRatioELBO(1, R, ratio=KernelRatio()), ValueError, "must be at least 2"),
+        (lambda: DensityRatioELBO(0, R), ValueError, "num_particles is 0"),
+        (lambda: DensityRatioELBO(critic=1), TypeError, "no argument 'critic': it takes"),
+    ],
+)
+def test_bad_arguments_are_named(make, error, match):
+    with pytest.raises(error, match=match):
+        make()
+
+
+def test_what_does_not_fit_is_named():
+    loss, prior = DensityRatioELBO(3), DensityRatioELBO(3, "prior")
+    sentence = r"critic, and the guide has none; .*with_critic\(guide\).*ratio=LogisticRatio\(\)"
+    assert_refuses(sentence, loss, PARAMS, model, without_critic)
+    field = with_critic(guide, output_dim=2)
+    params = {**PARAMS, **params_of(field)}
+    assert_refuses(r"needs \(3,\); give it output_dim=1", loss, params, model, field)
+    sentence = "vectors of several kinds, in no plate and in the plate 'N'"
+    both = with_critic(two_kinds)
+    assert_refuses(sentence, loss, {}, model_of_two_kinds, both, X)
+    sentence = r"each row of the plate 'N'.*features=\.\.\."
+    assert_refuses(sentence, loss, LOCAL, local_model, with_critic(rows), X)
+    outside = Outside()
+    assert_refuses("leave features out of with_critic", loss, PARAMS, model, outside)
+    sentence = "latent sites of the model, w, z, with .* made of w, z, in 2 sets of plates"
+    assert_refuses(sentence, prior, {}, model_of_two_kinds, both, X)
+    wrong = DensityRatioELBO(3, dist.Normal(jnp.zeros(2), 1.0))
+    full = DensityRatioELBO(3, "adaptive_full", ratio=LogisticRatio(1))
+    sentence = "num_particles is 3 for 2 latent dimensions; .* needs at least 4, or use contrast='a"
+    assert_refuses(sentence, full, PARAMS, model, guide)
+    sentence = r"batch shape \(2,\) and event shape \(\); it must be .* \(2,\).*to_event\(1\)"
+    assert_refuses(sentence, wrong, PARAMS, model, with_critic(guide))
+
+
+class Outside(WithOptimalCritic):
+    """Its critic asks for features, but its latents are in no plate."""
+
+    def __init__(self):
+        super().__init__("adaptive")
+
+    def features(self):
+        return Y
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_prior_draws_are_in_the_order_of_the_guide(reverse):
+    """The vector of an automatic guide, whichever order of the sites it has."""
+
+    def model():
+        numpyro.sample("b", dist.Gamma(3.0, 2.0))
+        numpyro.sample("a", dist.Normal(jnp.array([1.0, 5.0]), 0.5).to_event(1))
+
+    class Spy(AutoDiagonalNormal):
+        def critic(self, params, z):
+            self.seen.append(z)
+            return jnp.zeros(z.shape[:-1])
+
+    guide = Spy(model)
+    trace = handlers.trace(handlers.seed(guide, 0)).get_trace()
+    if reverse:
+        guide._unpack_latent = lambda x: {"a": x[..., :2], "b": x[..., 2]}
+    params = {n: site["value"] for n, site in trace.items() if site["type"] == "param"}
+    guide.seen = []
+    DensityRatioELBO(4000, "prior").loss(random.key(0), params, model, guide)
+    # The draws of q are two of three calls, those of the prior the other one.
+    b, a, c = jnp.split(guide.seen[1], 3, -1)
+    if reverse:
+        a, c, b = jnp.split(guide.seen[1], 3, -1)
+    # Standard errors: .01 of the normals, .6 / 63 = .01 of log b, whose mean is digamma(3) - log 2.
+    assert a.mean() == pytest.approx(1.0, abs=0.04) and c.mean() == pytest.approx(5.0, abs=0.04)
+    assert b.mean() == pytest.approx(0.9228 - 0.6931, abs=0.04)
+
+
+def params_of(guide):
+    trace = handlers.trace(handlers.seed(guide, 0)).get_trace()
+    return {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
+
+
+def test_a_vector_of_all_latents_is_not_for_the_rows_of_a_minibatch():
+    def model(x):
+        w = numpyro.sample("w", dist.Normal())
+        with numpyro.plate("N", 6, subsample_size=2):
+            numpyro.sample("z", dist.Normal(w, 1.0))
+
+    sentence = "'z' lies in the subsampled plate 'N'.*no subsample_size, or Implicit sites"
+    loss = DensityRatioELBO(3, ratio=LogisticRatio())
+    assert_refuses(sentence, loss, NONE, model, AutoNormal(model), X)
+
+
+def test_an_improper_prior_is_no_contrast():
+    def model():
+        numpyro.sample("z", dist.ImproperUniform(dist.constraints.real, (), (2,)))
+        numpyro.factor("density", 1.0)
+
+    loss = DensityRatioELBO(3, "prior")
+    sentence = "one of them cannot be drawn; use contrast='adaptive'"
+    assert_refuses(sentence, loss, PARAMS, model, with_critic(guide))

@@ -1,0 +1,272 @@
+"""`FisherDivergence`: closed forms, the envelope of its critic, and its blindness."""
+
+from functools import cache
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.infer import SVI
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
+import optax
+import pytest
+
+from numpyro_ext.guides import AutoRealNVPNormal, Implicit, IntractableDensityError, with_critic
+from numpyro_ext.objectives import FisherDivergence
+from tests.objectives.compare import assert_refuses
+from tests.objectives.models import NONE, X_LOCAL, local_guide, local_model
+
+NOISE = {"is_auxiliary": True}
+MANY = 40_000
+
+
+def standard():
+    numpyro.sample("z", dist.Normal(0.0, 1.0))
+
+
+def normal_guide():
+    m = numpyro.param("m", 0.3)
+    s = numpyro.param("s", 0.7)
+    numpyro.sample("z", dist.Normal(m, s))
+
+
+def divergence_of_normals(m, s):
+    """Of N(m, s^2) from N(0, 1)."""
+    return (1.0 - 1.0 / s**2) ** 2 * s**2 + m**2
+
+
+def test_explicit_value_and_gradient_are_the_closed_form():
+    assert divergence_of_normals(0.3, 0.7) == pytest.approx(0.6208163265, abs=1e-9)
+    params = {"m": jnp.array(0.3), "s": jnp.array(0.7)}
+    loss = FisherDivergence(MANY)
+    value, grad = jax.jit(
+        jax.value_and_grad(lambda p: loss.loss(random.key(0), p, standard, normal_guide))
+    )(params)
+    # Standard errors: .9 / 200 of the value, 6 / 200 of the gradients.
+    assert value == pytest.approx(0.6208163265, abs=4 * 0.0045)
+    expected = jax.grad(lambda p: divergence_of_normals(**p))(params)
+    assert grad["m"] == pytest.approx(float(expected["m"]), abs=4 * 0.03)
+    assert grad["s"] == pytest.approx(float(expected["s"]), abs=4 * 0.03)
+
+
+def positive():
+    """Two sites of which the Jacobians matter, in an order that is not the alphabet's."""
+    numpyro.sample("b", dist.Gamma(3.0, 2.0))
+    numpyro.sample("a", dist.Normal(1.0, 0.5))
+
+
+def scores_by_hand(z, loc, scale):
+    """Of the target, Gamma(3, 2) in log coordinates and N(1, .25), and of N(loc, scale^2)."""
+    target = jnp.stack([3.0 - 2.0 * jnp.exp(z[0]), -(z[1] - 1.0) / 0.25])
+    return target - (-(z - loc) / scale**2)
+
+
+@pytest.mark.parametrize("make", [AutoDiagonalNormal, AutoNormal, AutoRealNVPNormal])
+def test_space_is_the_unconstrained_one_for_each_guide(make):
+    kwargs = {"num_flows": 0} if make is AutoRealNVPNormal else {}
+    guide = make(positive, init_scale=0.4, **kwargs)
+    trace = handlers.trace(handlers.seed(guide, 0)).get_trace()
+    params = {n: site["value"] for n, site in trace.items() if site["type"] == "param"}
+    if make is AutoNormal:
+        loc = jnp.stack([params["b_auto_loc"], params["a_auto_loc"]])
+    else:
+        loc = params["auto_loc"]
+    K, key = 3, random.key(4)
+    keys = random.split(random.split(key)[1], K)
+    draws = [handlers.trace(draw_of(guide, params, random.split(k)[1])).get_trace() for k in keys]
+    z = [jnp.stack([jnp.log(t["b"]["value"]), t["a"]["value"]]) for t in draws]
+    expected = sum(jnp.sum(scores_by_hand(x, loc, 0.4) ** 2) for x in z) / K
+    assert jnp.allclose(FisherDivergence(K).loss(key, params, positive, guide), expected, rtol=1e-4)
+
+
+def draw_of(guide, params, key):
+    return handlers.substitute(handlers.seed(guide, key), data=params)
+
+
+def test_elements_of_a_plate_add_up_and_are_scaled():
+    def model(x, batch=None):
+        with numpyro.plate("N", 6, subsample_size=batch):
+            z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+            numpyro.sample("x", dist.Normal(z.sum(-1), 1.0), obs=numpyro.subsample(x, 0))
+
+    def guide(x, batch=None):
+        with numpyro.plate("N", 6, subsample_size=batch):
+            b = numpyro.subsample(x, 0)
+            numpyro.sample("z", dist.Normal(jnp.stack([0.3 * b, b], -1), 0.7).to_event(1))
+
+    loss = FisherDivergence(MANY)
+    alike = jnp.full(6, 0.8)
+    whole, part = jax.jit(
+        lambda key: [loss.loss(key, {}, model, guide, alike, batch) for batch in (None, 2)]
+    )(random.key(0))
+    # Score of the target minus that of q = -(z + (sum z - x) 1) + (z - loc) / .49, linear in z.
+    loc, A = jnp.array([0.24, 0.8]), jnp.eye(2) / 0.49 - jnp.eye(2) - jnp.ones((2, 2))
+    at_loc = -(loc + loc.sum() - 0.8)
+    expected = 6 * (jnp.sum(at_loc**2) + 0.49 * jnp.trace(A @ A.T))
+    # Standard error of one row: sd 3 / 200, of the sum at most 6 * .015 / sqrt(2) = .064.
+    assert whole == pytest.approx(float(expected), abs=4 * 0.064)
+    assert part == pytest.approx(float(expected), abs=4 * 0.064)
+
+
+class TwoModes(dist.MixtureSameFamily):
+    """For a value only: no gradient of the weights flows through its draws."""
+
+    has_rsample = True
+
+
+def two_modes(weight):
+    component = dist.Normal(jnp.array([-6.0, 6.0]), 1.0)
+    return TwoModes(dist.Categorical(jnp.array([weight, 1.0 - weight])), component)
+
+
+def test_the_weights_of_separated_modes_are_not_seen():
+    def guide(weight, shift):
+        fn = dist.TransformedDistribution(
+            two_modes(weight), dist.transforms.AffineTransform(shift, 1.0)
+        )
+        numpyro.sample("z", fn)
+
+    def model(*args):
+        numpyro.sample("z", two_modes(0.5))
+
+    loss = FisherDivergence(2000)
+    wrong_weight, wrong_place = jax.jit(
+        lambda key: [loss.loss(key, {}, model, guide, *a) for a in ((0.9, 0.0), (0.5, 0.5))]
+    )(random.key(0))
+    # KL(q || p) is .37 nats for the weights, and .125 for the shift.
+    assert wrong_weight < 1e-3
+    assert wrong_place == pytest.approx(0.25, abs=0.01)
+
+
+class SemiNormal:
+    """psi ~ N(m, c^2), z | psi ~ N(psi, s^2) in two dimensions, so that q is N(m, c^2 + s^2)."""
+
+    def __call__(self):
+        m = numpyro.param("m", jnp.array([0.3, -0.5]))
+        c, s = numpyro.param("c", 0.8), numpyro.param("s", 0.4)
+        e = numpyro.sample("e", dist.Normal().expand([2]).to_event(1), infer=NOISE)
+        u = numpyro.sample("u", dist.Normal().expand([2]).to_event(1), infer=NOISE)
+        numpyro.sample("z", Implicit(m + c * e + s * u, event_dim=1))
+
+    def sample_mixing(self, rng_key, params, num_samples):
+        return params["m"] + params["c"] * random.normal(rng_key, (num_samples, 2))
+
+    def conditional(self, params, psi):
+        return dist.Normal(psi, params["s"]).to_event(1)
+
+
+class WithOptimalField(SemiNormal):
+    """The critic that training converges to, and a multiple of it."""
+
+    def critic(self, params, z):
+        p = jax.lax.stop_gradient(params)
+        score_q = -(z - p["m"]) / (p["c"] ** 2 + p["s"] ** 2)
+        return params["multiple"] * (-(z - LOC) / SD**2 - score_q)
+
+
+LOC, SD = jnp.array([1.0, 0.2]), jnp.array([1.5, 0.6])
+SEMI = {"m": jnp.array([0.3, -0.5]), "c": jnp.array(0.8), "s": jnp.array(0.4)}
+
+
+def normal_target():
+    numpyro.sample("z", dist.Normal(LOC, SD).to_event(1))
+
+
+def semi_divergence(params):
+    var = params["c"] ** 2 + params["s"] ** 2
+    slope = 1.0 / var - 1.0 / SD**2
+    return jnp.sum(slope**2 * var + ((params["m"] - LOC) / SD**2) ** 2)
+
+
+@cache
+def at_multiples():
+    loss = FisherDivergence(MANY, "minimax")
+
+    @jax.jit
+    def value_and_grad(multiple):
+        params = {**SEMI, "multiple": multiple}
+        fn = jax.value_and_grad(
+            lambda p: loss.loss(random.key(1), p, normal_target, WithOptimalField())
+        )
+        return fn(params)
+
+    return {multiple: value_and_grad(jnp.array(multiple)) for multiple in (1.0, 0.5)}
+
+
+def test_at_the_optimal_critic_minimax_is_the_divergence():
+    value, grad = at_multiples()[1.0]
+    expected, expected_grad = jax.value_and_grad(semi_divergence)(SEMI)
+    # Standard errors on 40,000 draws: 18 / 200 of the value, 60 / 200 of the gradients.
+    assert value == pytest.approx(float(expected), abs=4 * 0.09)
+    for site in SEMI:
+        assert jnp.abs(grad[site] - expected_grad[site]).max() < 4 * 0.3, site
+    # A stationary point of the critic.
+    assert jnp.abs(grad["multiple"]) < 4 * 0.18
+
+
+def test_another_critic_is_below_and_ascends():
+    value, grad = at_multiples()[0.5]
+    # 2 c - c^2 of the divergence, whose derivative in c the critic climbs.
+    expected = float(semi_divergence(SEMI))
+    assert value == pytest.approx(0.75 * expected, abs=4 * 0.09)
+    assert grad["multiple"] == pytest.approx(-expected, abs=4 * 0.18)
+
+
+def test_trained_critic_and_guide_find_the_target():
+    guide = with_critic(SemiNormal(), hidden_dims=(16,), output_dim=2)
+
+    def adam(rate):
+        return optax.adam(optax.cosine_decay_schedule(rate, 800))
+
+    optim = optax.multi_transform(
+        {"critic": adam(3e-2), "guide": adam(1e-2)},
+        lambda params: {n: "critic" if n == "critic$params" else "guide" for n in params},
+    )
+    svi = SVI(normal_target_of_guide, guide, optim, FisherDivergence(64, "minimax"))
+    params = svi.run(random.key(0), 800, progress_bar=False).params
+    assert jnp.allclose(params["m"], jnp.array([1.0, 0.2]), atol=0.15)
+    assert params["c"] ** 2 + params["s"] ** 2 == pytest.approx(1.0, rel=0.2)
+
+
+def normal_target_of_guide():
+    numpyro.sample("z", dist.Normal(jnp.array([1.0, 0.2]), 1.0).to_event(1))
+
+
+def with_param():
+    numpyro.sample("z", dist.Normal(numpyro.param("theta", 0.0), 1.0))
+
+
+def implicit():
+    e = numpyro.sample("e", dist.Normal(), infer=NOISE)
+    numpyro.sample("z", Implicit(e))
+
+
+def hierarchical():
+    a = numpyro.sample("a", dist.Normal(), infer=NOISE)
+    numpyro.sample("z", dist.Normal(a, 1.0))
+
+
+def test_what_does_not_fit_is_named():
+    explicit, minimax = FisherDivergence(3), FisherDivergence(3, "minimax")
+    with pytest.raises(ValueError, match="form is 'implicit'; it must be one of 'explicit'"):
+        FisherDivergence(3, "implicit")
+    params = {"m": 0.3, "s": 0.7, "theta": 0.0}
+    sentence = "FisherDivergence: the model has the param site 'theta', but a discrepancy is no"
+    assert_refuses(sentence, explicit, params, with_param, normal_guide)
+    sentence = "sample_mixing and conditional, such as AutoSemiImplicit"
+    assert_refuses(sentence, minimax, params, standard, normal_guide, error=TypeError)
+    sentence = r"critic, and the guide has none; .*with_critic\(guide, output_dim=2\)"
+    assert_refuses(sentence, minimax, SEMI, normal_target, SemiNormal())
+    one = with_critic(SemiNormal(), output_dim=1)
+    trace = handlers.trace(handlers.seed(one, 0)).get_trace()
+    weights = {"critic$params": trace["critic$params"]["value"]}
+    sentence = r"points of shape \(3, 2\), where .* needs \(3, 2\); give it output_dim=2"
+    assert_refuses(sentence, minimax, SEMI | weights, normal_target, one)
+    error = IntractableDensityError
+    assert_refuses("an Implicit site has no density", explicit, {}, standard, implicit, error=error)
+    sentence = "draws the auxiliary site 'a' too, so that log q of the latents alone is not known"
+    assert_refuses(sentence, explicit, {}, standard, hierarchical)
+    sentence = "the model has the param site 'b'"
+    assert_refuses(sentence, explicit, NONE, local_model, local_guide, X_LOCAL, 2)

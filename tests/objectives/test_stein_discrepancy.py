@@ -1,0 +1,148 @@
+"""`SteinDiscrepancy`: explicit loops, its zero at the posterior, and what it refuses."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer.autoguide import AutoDelta
+import pytest
+
+from numpyro_ext.objectives import SteinDiscrepancy
+from numpyro_ext.scores import RBF
+
+X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
+LENGTH = 0.8
+
+
+def model():
+    """The potential is not quadratic, so that the score's own derivative matters."""
+    z = numpyro.sample("z", dist.Normal(1.0, 2.0).expand([2]).to_event(1))
+    numpyro.factor("bend", -0.1 * jnp.sum(z**4))
+
+
+def guide():
+    m, s = numpyro.param("m", 0.3), numpyro.param("s", 0.7)
+    numpyro.sample("z", dist.Normal(m, s).expand([2]).to_event(1))
+
+
+def draws(key, params, n, fn=guide, args=()):
+    """What the base draws: one key for each particle."""
+    plate_key, key = random.split(key)
+    fn = numpyro.handlers.seed(fn, plate_key, hide_types=["sample"])
+
+    def draw(key):
+        with numpyro.handlers.seed(rng_seed=random.split(key)[1]):
+            with numpyro.handlers.substitute(data=params):
+                trace = numpyro.handlers.trace(fn).get_trace(*args)
+        return {name: site["value"] for name, site in trace.items()}
+
+    return jax.vmap(draw)(random.split(key, n))
+
+
+def stein_kernel(x, y, score):
+    k = lambda x, y: jnp.exp(-jnp.sum((x - y) ** 2) / (2 * LENGTH**2))  # noqa: E731
+    mixed = jax.jacfwd(jax.grad(k, 1), 0)(x, y)
+    own = k(x, y) * score(x) @ score(y)
+    return own + score(x) @ jax.grad(k, 1)(x, y) + score(y) @ jax.grad(k)(x, y) + jnp.trace(mixed)
+
+
+def ksd_by_hand(z, score):
+    """The U- and the V-statistic."""
+    K = len(z)
+    k0 = jax.vmap(lambda x: jax.vmap(lambda y: stein_kernel(x, y, score))(z))(z)
+    return jnp.array([(k0.sum() - jnp.trace(k0)) / (K * (K - 1)), k0.mean()])
+
+
+def test_value_and_gradient_are_those_of_all_pairs():
+    losses = [SteinDiscrepancy(3, RBF(LENGTH), statistic=one) for one in ("u", "v")]
+    key = random.key(1)
+
+    def ours(p):
+        params = {"m": p[0], "s": p[1]}
+        return jnp.stack([loss.loss(key, params, model, guide) for loss in losses])
+
+    def theirs(p):
+        noise = draws(key, {"m": 0.0, "s": 1.0}, 3)["z"]
+        return ksd_by_hand(p[0] + p[1] * noise, lambda z: -(z - 1.0) / 4.0 - 0.4 * z**3)
+
+    p = jnp.array([0.3, 0.7])
+    a, b = (jax.jit(lambda p, f=f: (f(p), jax.jacrev(f)(p)))(p) for f in (ours, theirs))
+    assert jnp.allclose(a[0], b[0], rtol=1e-4)
+    assert jnp.allclose(a[1], b[1], rtol=1e-3, atol=1e-4)
+
+
+def local_model(x):
+    with numpyro.plate("N", len(x), subsample_size=4) as i:
+        z = numpyro.sample("z", dist.Normal(0.5, 1.0))
+        numpyro.sample("x", dist.Normal(z, 0.5), obs=x[i])
+
+
+def local_guide(x):
+    with numpyro.plate("N", len(x), subsample_size=4) as i:
+        numpyro.sample("z", dist.Normal(numpyro.param("slope", 0.6) * x[i], 0.4))
+
+
+def test_each_element_of_a_plate_has_its_own_discrepancy():
+    loss, key = SteinDiscrepancy(3, RBF(LENGTH)), random.key(2)
+    value = jax.jit(lambda s: loss.loss(key, {"slope": s}, local_model, local_guide, X))(0.6)
+    drawn = draws(key, {"slope": 0.6}, 3, local_guide, (X,))
+    x = X[drawn["N"][0]]
+
+    def datum(x, z):
+        return ksd_by_hand(z[:, None], lambda z: -(z - 0.5) - (z - x) / 0.25)[0]
+
+    expected = 1.5 * jax.vmap(datum, (0, 1))(x, drawn["z"]).sum()
+    assert jnp.allclose(value, expected, rtol=1e-4)
+
+
+def test_gradient_is_zero_on_average_at_the_posterior():
+    def target():
+        numpyro.sample("z", dist.Normal(1.0, 2.0).expand([2]).to_event(1))
+
+    loss = SteinDiscrepancy(20)
+
+    @jax.jit
+    @jax.vmap
+    def grads(key):
+        one = lambda p: loss.loss(key, p, target, guide)  # noqa: E731
+        return jnp.stack(list(jax.grad(one)({"m": 1.0, "s": 2.0}).values()))
+
+    at = grads(random.split(random.key(3), 200))
+    assert (jnp.abs(at.mean(0)) < 4 * at.std(0) / 200**0.5).all()  # Monte Carlo
+
+
+def with_param():
+    numpyro.sample("z", dist.Normal(numpyro.param("theta", 1.0), 2.0))
+
+
+def globals_and_locals(x):
+    loc = numpyro.sample("loc", dist.Normal())
+    with numpyro.plate("N", len(x), subsample_size=4) as i:
+        z = numpyro.sample("z", dist.Normal(loc, 1.0))
+        numpyro.sample("x", dist.Normal(z, 0.5), obs=x[i])
+
+
+def prior_of_both(x):
+    numpyro.sample("loc", dist.Normal())
+    with numpyro.plate("N", len(x), subsample_size=4):
+        numpyro.sample("z", dist.Normal())
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="num_particles is 1; it must be at least 2"):
+        SteinDiscrepancy(1)
+    with pytest.raises(ValueError, match="statistic is 'w'"):
+        SteinDiscrepancy(statistic="w")
+    with pytest.raises(TypeError, match="kernel is 'rbf'"):
+        SteinDiscrepancy(kernel="rbf")
+    loss, key = SteinDiscrepancy(2), random.key(0)
+    with pytest.raises(ValueError, match="the model has the param site 'theta'"):
+        loss.loss(
+            key, {"theta": 1.0}, with_param, numpyro.handlers.block(with_param, hide=["theta"])
+        )
+    with pytest.raises(ValueError, match="'z' lies in the subsampled plate 'N'"):
+        loss.loss(key, {}, globals_and_locals, prior_of_both, X)
+    point = AutoDelta(model)
+    with pytest.raises(ValueError, match="gives it as a point"):
+        loss.loss(key, {"z_auto_loc": jnp.ones(2)}, model, point)

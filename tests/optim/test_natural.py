@@ -1,0 +1,147 @@
+"""Steps of natural gradients: the step, the guard of the domain, and use in SVI."""
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import SVI
+import optax
+import pytest
+
+from numpyro_ext.expfam import (
+    NIW,
+    Beta,
+    BetaNatural,
+    NIWNatural,
+    straight_through_kl,
+    straight_through_mean,
+)
+from numpyro_ext.optim import natural_gradient
+
+PARAMS = {"a": np.array([4.0, -30.0]), "b": np.array(0.5)}
+GRADIENT = {"a": np.array([8.0, 1.0]), "b": np.array(-0.25)}
+
+
+def step(optim, params=PARAMS, gradient=GRADIENT, state=None):
+    state = optim.init(params) if state is None else state
+    updates, state = jax.jit(optim.update)(gradient, state, params)
+    return optax.apply_updates(params, updates), state
+
+
+def test_a_step_is_rho_times_the_gradient():
+    new, state = step(natural_gradient(0.25))
+    np.testing.assert_allclose(new["a"], [2.0, -30.25])
+    np.testing.assert_allclose(new["b"], 0.5625)
+    assert tuple(state) == (1, 0, 0, 0.25)
+
+
+def test_a_schedule_is_given_the_number_of_steps():
+    optim = natural_gradient(lambda i: 1 / (i + 2))
+    _, state = step(optim)
+    new, state = step(optim, state=state)
+    np.testing.assert_allclose(new["b"], 0.5 + 0.25 / 3, rtol=1e-6)
+    assert state.count == 2
+
+
+def test_a_step_is_halved_until_it_is_inside():
+    """a[0] is 4 - 8 s > 3.2 for s < 0.1: from 0.8 that takes four halvings, to 0.05."""
+    optim = natural_gradient(0.8, lambda p: {"a": p["a"] > jnp.array([3.2, -50]), "b": True})
+    new, state = step(optim)
+    np.testing.assert_allclose(new["a"], [3.6, -30.05], rtol=1e-6)
+    np.testing.assert_allclose(tuple(state), (1, 4, 0, 0.05), rtol=1e-6)
+
+
+@pytest.mark.parametrize("max_halvings", [0, 3])
+def test_a_step_that_stays_outside_is_left_out(max_halvings):
+    optim = natural_gradient(0.8, lambda p: p["a"][0] > 3.2, max_halvings=max_halvings)
+    new, state = step(optim)
+    np.testing.assert_array_equal(new["a"], PARAMS["a"])
+    assert tuple(state) == (1, max_halvings, 1, 0.0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("domain", [None, lambda p: p["b"] > 0])
+def test_a_gradient_that_is_not_finite_moves_nothing(bad, domain):
+    new, state = step(natural_gradient(0.8, domain), gradient={**GRADIENT, "b": np.array(bad)})
+    for name in PARAMS:
+        np.testing.assert_array_equal(new[name], PARAMS[name])
+    assert tuple(state) == (1, 0, 1, 0.0)
+
+
+def test_no_step_leaves_the_domain_of_a_family():
+    """Random gradients of all sizes, each of which would leave the domain of an NIW at once."""
+    start = NIW.from_standard(
+        loc=np.array([1.0, -1.0]), kappa=2.0, df=5.0, scale_matrix=np.array([[2.0, 0.3], [0.3, 1]])
+    )
+    optim = natural_gradient(1.0, NIW.in_domain)
+
+    def advance(carry, key):
+        params, state = carry
+        keys = iter(random.split(key, 5))
+        size = 10 ** random.uniform(next(keys), minval=-1, maxval=3)
+        gradient = NIWNatural(*(size * random.normal(next(keys), p.shape) for p in params))
+        updates, state = optim.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+        return (params, state), NIW.in_domain(params)
+
+    run = jax.jit(
+        lambda start: lax.scan(advance, (start, optim.init(start)), random.split(random.key(0), 50))
+    )
+    (_, state), inside = run(start)
+    assert inside.all() and state.num_halvings > 50 and state.num_rejected < 50
+
+
+def test_finds_a_conjugate_posterior_in_svi_next_to_another_optimiser():
+    """Six ones and four zeros: rho = 1/4 forgets the start by 3/4 a step. The scale of a normal
+    is fitted by Adam meanwhile."""
+    prior, data = BetaNatural(9.0, 9.0), BetaNatural(6.0, 4.0)
+
+    class Loss:
+        def loss(self, rng_key, params, model, guide, *args):
+            q = params["p_natural"]
+            mean = straight_through_mean(Beta, q)
+            kl = straight_through_kl(Beta, q, prior, mean)
+            return kl - Beta.inner(data, mean) + (params["scale"] - 3.0) ** 2
+
+    def model():
+        numpyro.sample("p", dist.Beta(10, 10))
+
+    def guide():
+        q = numpyro.param("p_natural", BetaNatural(jnp.array(0.5), jnp.array(2.0)))
+        numpyro.param("scale", 1.0)
+        numpyro.sample("p", dist.Beta(q.a + 1, q.b + 1))
+
+    optim = optax.multi_transform(
+        {
+            "natural": natural_gradient(0.25, lambda p: Beta.in_domain(p["p_natural"])),
+            "rest": optax.adam(0.1),
+        },
+        {"p_natural": "natural", "scale": "rest"},
+    )
+    svi = SVI(model, guide, optim, Loss())
+    result = svi.run(random.key(0), 80, progress_bar=False)
+    np.testing.assert_allclose(result.params["p_natural"], (15.0, 13.0), rtol=1e-4)
+    np.testing.assert_allclose(result.params["scale"], 3.0, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"step_size": 0.0}, ValueError, "step_size is 0.0"),
+        ({"step_size": 1.5}, ValueError, r"must be in \(0, 1\]"),
+        ({"step_size": "0.1"}, TypeError, "step_size is '0.1'"),
+        ({"step_size": 0.1, "max_halvings": -1}, ValueError, "max_halvings is -1"),
+        ({"step_size": 0.1, "domain": True}, TypeError, "domain is True"),
+    ],
+)
+def test_bad_settings_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        natural_gradient(**options)
+
+
+def test_parameters_are_required():
+    optim = natural_gradient(0.1)
+    with pytest.raises(ValueError, match="needs the parameters"):
+        optim.update(GRADIENT, optim.init(PARAMS))

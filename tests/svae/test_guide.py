@@ -1,0 +1,228 @@
+"""SVAEGuide as a guide of NumPyro: rows, names, draws, and what it refuses."""
+
+from functools import cache
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.handlers import seed, substitute, trace
+from numpyro.infer import SVI, Predictive, Trace_ELBO
+import optax
+import pytest
+
+from numpyro_ext.diagnostics import diagnose, to_arviz
+from numpyro_ext.expfam import NIW, Dirichlet, DirichletNatural
+from numpyro_ext.svae import (
+    GMMEP,
+    SVAEELBO,
+    CycleEP,
+    FixedGaussian,
+    SVAEGuide,
+    recognition_network,
+)
+from tests.svae.models import (
+    CONCENTRATION,
+    PARTS,
+    PLAIN,
+    Y_CYCLE,
+    B,
+    D,
+    K,
+    N,
+    Y,
+    cycle,
+    guide_of,
+    mixture,
+    params_of,
+)
+
+PRIOR = {
+    "pi": Dirichlet.from_standard(CONCENTRATION),
+    "components": NIW.from_standard(**PARTS),
+}
+NETWORK = recognition_network(D, hidden=(4,))
+
+
+def traced(guide, *args, params=None, key=0):
+    return trace(substitute(seed(guide, key), data=params or {})).get_trace(*args)
+
+
+def test_sites_and_their_shapes():
+    found = traced(guide_of(GMMEP()), Y, B)
+    shapes = {name: jnp.shape(s["value"]) for name, s in found.items() if s["type"] == "sample"}
+    assert shapes == {"pi": (K,), "Sigma": (K, D, D), "mu": (K, D), "z": (B,), "x": (B, D)}
+    reports = {n: jnp.shape(s["value"]) for n, s in found.items() if s["type"] == "deterministic"}
+    local = ("kl_local", "num_iter", "residual", "converged")
+    assert reports == {"svae_kl_global": (), **{f"svae_{name}": (B,) for name in local}}
+    params = {name for name, site in found.items() if site["type"] == "param"}
+    assert params == {"svae_natural", "svae_recognition$params"}
+    assert guide_of(GMMEP()).param_labels(dict.fromkeys([*params, "decoder$params"])) == {
+        "svae_natural": "natural",
+        "svae_recognition$params": "network",
+        "decoder$params": "network",
+    }
+    plain = traced(guide_of(FixedGaussian(PLAIN), prefix="vae"), Y)
+    assert "vae_recognition$params" in plain and "vae_natural" not in plain
+
+
+def test_rows_are_those_of_the_plate():
+    """All rows are indexed by the minibatch; a minibatch that is given is taken as it is."""
+    params, guide = params_of("mixture"), guide_of(GMMEP())
+    found = traced(guide, Y, B, params=params)
+    rows = found["data"]["value"]
+    whole = guide.local_posterior(params, Y)
+    inside = found["x"]["fn"].mean
+    np.testing.assert_allclose(inside, whole.mean["x"].x[rows], rtol=1e-5)
+    given = traced(guide, Y[:B], B, params=params)
+    np.testing.assert_allclose(given["x"]["fn"].mean, whole.mean["x"].x[:B], rtol=1e-5)
+    for bad, words in [
+        (Y[:3], "have 3 rows, but the plate 'data' takes 5 of 12 rows"),
+        (Y[0], "2 rows"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            traced(guide, bad, B)
+    named = guide_of(GMMEP(), data=lambda **kwargs: kwargs["y"], create_plates=None)
+    assert traced_with(named, y=Y)["x"]["value"].shape == (N, D)
+    with pytest.raises(ValueError, match="first positional argument"):
+        traced_with(guide_of(GMMEP(), create_plates=None), y=Y)
+
+
+def traced_with(guide, **kwargs):
+    return trace(seed(guide, 0)).get_trace(**kwargs)
+
+
+def test_missing_entries_are_refused_by_name():
+    hole = Y.at[1, 0].set(jnp.nan)
+    guide = guide_of(GMMEP())
+    with pytest.raises(ValueError, match="the data of the guide have 1 NaN among 24 numbers"):
+        traced(guide, hole)
+    with pytest.raises(ValueError, match="have 1 NaN"):
+        guide.local_posterior(params_of("mixture"), hole)
+
+
+def test_arguments_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"prior has \['pi'\], but GMMEP .* \['comp"):
+        SVAEGuide({"pi": PRIOR["pi"]}, NETWORK, GMMEP())
+    with pytest.raises(TypeError, match=r"prior\['pi'\] is a .*; it must be a DirichletNatural"):
+        SVAEGuide({**PRIOR, "pi": CONCENTRATION}, NETWORK, GMMEP())
+    with pytest.raises(ValueError, match=r"site_names renames \['cov'\], but the sites are"):
+        SVAEGuide(PRIOR, NETWORK, GMMEP(), site_names={"cov": "Sigma"})
+
+
+def test_sites_may_have_other_names():
+    def renamed(y):
+        with numpyro.handlers.scope(prefix="m"):
+            mixture(y)
+
+    names = {name: f"m/{name}" for name in ("pi", "Sigma", "mu", "z", "x")}
+    plates = lambda y: numpyro.plate("m/data", N)  # noqa: E731
+    guide = guide_of(GMMEP(), site_names=names, create_plates=plates)
+    params = {**params_of("mixture")}
+    params["m/decoder$params"] = params.pop("decoder$params")
+    loss = SVAEELBO().loss(random.key(0), params, renamed, guide, Y)
+    expected = SVAEELBO().loss(random.key(0), params_of("mixture"), mixture, guide_of(GMMEP()), Y)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+def test_draws_are_those_of_q():
+    """Means of 2,000 draws within 5 standard errors."""
+    params, guide = params_of("mixture"), guide_of(GMMEP())
+    draw = jax.jit(
+        lambda key, params: guide.sample_posterior(key, params, Y, sample_shape=(40, 50))
+    )
+    draws = draw(random.key(0), params)
+    assert draws["x"].shape == (40, 50, N, D) and draws["mu"].shape == (40, 50, K, D)
+    local = guide.local_posterior(params, Y)
+    x = draws["x"].reshape(2000, N, D)
+    error = x.std(0) / 2000**0.5
+    assert bool(jnp.all(jnp.abs(x.mean(0) - local.mean["x"].x) < 5 * error))
+    one = jax.nn.one_hot(draws["z"].reshape(2000, N), K).mean(0)
+    np.testing.assert_allclose(one, local.mean["z"].probs, atol=5 * 0.5 / 2000**0.5)
+    concentration = guide.global_natural(params)["pi"].a + 1
+    pi = draws["pi"].reshape(2000, K)
+    expected = concentration / concentration.sum()
+    np.testing.assert_allclose(pi.mean(0), expected, atol=5 * float(pi.std(0).max()) / 2000**0.5)
+
+
+@pytest.mark.parametrize("rule", [GMMEP(), CycleEP()], ids=["mixture", "cycle"])
+def test_check_passes_the_model_that_the_guide_stands_for(rule):
+    model, y = (mixture, Y) if isinstance(rule, GMMEP) else (cycle, Y_CYCLE)
+    guide_of(rule).check(model, random.key(0), y)
+
+
+def test_check_names_what_differs():
+    """A concentration as a natural parameter, and x that depends on another variable."""
+    wrong = guide_of(GMMEP())
+    wrong.prior = {**wrong.prior, "pi": DirichletNatural(CONCENTRATION)}
+    with pytest.raises(ValueError, match=r"log density of 'pi' .* prior\['pi'\]"):
+        wrong.check(mixture, random.key(0), Y)
+    wrong = guide_of(GMMEP())
+    wrong.prior["components"] = NIW.from_standard(**{**PARTS, "df": 30.0})
+    with pytest.raises(ValueError, match=r"log density of 'Sigma' and 'mu'"):
+        wrong.check(mixture, random.key(0), Y)
+
+    def shifted(y):
+        pi = numpyro.sample("pi", dist.Dirichlet(CONCENTRATION))
+        Sigma = numpyro.sample(
+            "Sigma",
+            dist.InverseWishart(PARTS["df"], scale_matrix=PARTS["scale_matrix"]).expand([K]),
+        )
+        mu = numpyro.sample("mu", dist.MultivariateNormal(PARTS["loc"], Sigma / PARTS["kappa"]))
+        with numpyro.plate("data", N):
+            z = numpyro.sample("z", dist.Categorical(pi))
+            numpyro.sample("x", dist.MultivariateNormal(mu[(z + 1) % K], Sigma[z]))
+
+    with pytest.raises(ValueError, match=r"'z' and 'x' changes by .* GMMEP by"):
+        guide_of(GMMEP()).check(shifted, random.key(0), Y)
+
+
+@cache
+def fitted():
+    guide = guide_of(GMMEP())
+    svi = SVI(mixture, guide, optax.adam(1e-3), SVAEELBO("explicit_only"))
+    return svi, svi.run(random.key(0), 20, Y, progress_bar=False)
+
+
+def test_a_fit_becomes_a_tree_and_is_diagnosed():
+    svi, result = fitted()
+    tree = to_arviz(svi, result=result, model_args=(Y,), num_samples=30)
+    assert dict(tree.posterior["x"].sizes)["draw"] == 30
+    assert tree.posterior["z"].shape == (1, 30, N)
+    assert np.all(np.isfinite(tree.sample_stats["log_weight"]))
+    rows = {row.quantity: row for row in diagnose(svi, result=result, model_args=(Y,)).rows}
+    assert rows["local inference not converged"].ok
+    assert 1 / K < rows["largest share of 'z'"].value <= 1
+
+
+def test_new_data_go_through_predictive():
+    _, result = fitted()
+    new = Y[:4] + 0.1
+    guide = guide_of(GMMEP(), create_plates=None)
+    draws = Predictive(guide, params=result.params, num_samples=400)(random.key(0), new)
+    r = guide.local_posterior(result.params, new).mean["z"].probs
+    shares = jax.nn.one_hot(draws["z"], K).mean(0)
+    np.testing.assert_allclose(shares, r, atol=5 * 0.5 / 400**0.5)
+
+    simulate = Predictive(mixture, guide=guide_of(GMMEP()), params=result.params, num_samples=3)
+    assert simulate(random.key(0), Y)["y"].shape == (3, N, D)
+
+
+def test_ordinary_losses_have_ordinary_gradients():
+    """Without SVAEELBO nothing is stopped: a finite difference of pi's divergence."""
+    params, guide = params_of("mixture"), guide_of(GMMEP())
+
+    @jax.jit
+    def kl(a):
+        natural = {**params["svae_natural"], "pi": DirichletNatural(a)}
+        found = traced(guide, Y, params={**params, "svae_natural": natural})
+        return found["svae_kl_global"]["value"]
+
+    a = params["svae_natural"]["pi"].a
+    slope = jax.grad(kl)(a)[0]
+    step = jnp.array([0.5, 0, 0])
+    np.testing.assert_allclose(slope, kl(a + step) - kl(a - step), rtol=0.05)
+    loss = Trace_ELBO().loss(random.key(0), params, mixture, guide, Y)
+    assert bool(jnp.isfinite(loss))

@@ -1,0 +1,407 @@
+"""Rules of local inference against reference values, brute force, and their laws."""
+
+from functools import cache, partial
+import itertools
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_ext.expfam import NIW, Beta, Dirichlet, Gaussian, GaussianNatural, NIWNatural, multiply
+from numpyro_ext.svae import (
+    GMMEP,
+    CycleEP,
+    CycleMeanField,
+    FixedGaussian,
+    GaussianPotential,
+    GMMMeanField,
+    LocalInference,
+    MixturePotential,
+    cycle_bp,
+    global_statistics,
+    surrogate_elbo,
+)
+from tests.svae.models import BETA, CONCENTRATION, PARTS, PARTS_CYCLE, PLAIN
+
+GMM = (jnp.array([0.3, 0.7]), jnp.array([[-1.0], [2.0]]), jnp.array([[[1.0]], [[0.5]]]))
+LINE = (jnp.array([[0.8]]), jnp.array([[[-1.0]]]))
+RULES = {
+    "GMMEP": GMMEP(),
+    "GMMMeanField": GMMMeanField(),
+    "GMMMeanField prior": GMMMeanField("prior"),
+    "CycleEP": CycleEP(),
+    "CycleMeanField": CycleMeanField(),
+    "FixedGaussian": FixedGaussian(PLAIN),
+}
+
+
+def known_mixture(pi, loc, covariance):
+    return {"pi": Dirichlet.statistics(pi), "components": NIW.statistics((loc, covariance))}
+
+
+@partial(jax.jit, static_argnums=0)
+def inferred(rule, global_mean, potential):
+    local = rule.infer(global_mean, potential)
+    return local, surrogate_elbo(rule, global_mean, potential, local)
+
+
+@cache
+def uncertain(rule):
+    """Expected statistics of uncertain global variables, and potentials of 3 data."""
+    h = jnp.array([[0.8, -1.0], [2.0, 0.3], [-0.5, 0.6]])
+    precision = jnp.array([[1.0, 0.4], [0.7, 2.0], [1.5, 0.9]])
+    if isinstance(rule, CycleEP | CycleMeanField):
+        mean = {
+            "pi": Beta.mean(Beta.from_standard(**BETA)),
+            "components": NIW.mean(NIW.from_standard(**{**PARTS_CYCLE, "df": 45.0})),
+        }
+        h, precision = jnp.stack([h, h[::-1], h + 0.3]), jnp.stack([precision] * 3)
+    else:
+        mean = {
+            "pi": Dirichlet.mean(Dirichlet.from_standard(CONCENTRATION)),
+            "components": NIW.mean(NIW.from_standard(**{**PARTS, "df": 45.0})),
+        }
+    mean = mean if rule.families else {}
+    return mean, GaussianPotential.from_diagonal(h, precision)
+
+
+@pytest.mark.x64
+def test_mixture_reference_values(tol):
+    known, psi = known_mixture(*GMM), GaussianPotential(*LINE)
+    close = partial(np.testing.assert_allclose, atol=tol(2e-5, 1e-8))
+    ep, bound = inferred(GMMEP(), known, psi)
+    close(ep.mean["z"].probs[0], [0.3957121157, 0.6042878843])
+    close(ep.mean["x"].x, [[0.6987646535]])
+    close(ep.mean["x"].xx[0, 0, 0] - ep.mean["x"].x[0, 0] ** 2, 0.6666372426)
+    close(jax.nn.logsumexp(ep.natural["z"].logits), -1.3195439693)
+    close(bound, [-2.2388488691])
+    assert ep.info.num_iter[0] == 0 and ep.info.converged[0]
+    mf, bound = inferred(GMMMeanField(), known, psi)
+    close(mf.mean["z"].probs[0], [0.0699597419, 0.9300402581])
+    close(mf.mean["x"].x, [[1.132355141]])
+    close(mf.mean["x"].xx[0, 0, 0] - mf.mean["x"].x[0, 0] ** 2, 0.2544503197)
+    close(bound, [-1.7599510763])
+    assert mf.info.num_iter[0] > 3 and mf.info.converged[0]
+
+
+@pytest.mark.x64
+def test_mixture_potentials_go_through_ep(tol):
+    r = Gaussian.from_standard(jnp.array([[[-0.5], [1.5]]]), jnp.array([[[[0.4]], [[0.8]]]]))
+    psi = MixturePotential(jnp.log(jnp.array([[0.25, 0.75]])), *r)
+    local = jax.jit(GMMEP().infer)(known_mixture(*GMM), psi)
+    np.testing.assert_allclose(
+        local.mean["z"].probs[0], [0.17111229, 0.82888771], atol=tol(1e-6, 1e-8)
+    )
+    np.testing.assert_allclose(local.mean["x"].x[0], [1.4345816281], atol=tol(1e-5, 1e-9))
+    plain = FixedGaussian(Gaussian.from_standard(jnp.zeros(1), jnp.eye(1)))
+    fixed = plain.infer({}, psi)
+    # 0.25 N(-0.5, 0.4) and 0.75 N(1.5, 0.8) times N(0, 1), component by component.
+    w = np.array([0.25, 0.75]) * [np.exp(-0.125 / 1.4) / 1.4**0.5, np.exp(-1.125 / 1.8) / 1.8**0.5]
+    mean = np.array([-0.5 / 1.4, 1.5 / 1.8])
+    np.testing.assert_allclose(fixed.mean["x"].x[0, 0], w @ mean / w.sum(), rtol=1e-5)
+    for rule in (GMMMeanField(), CycleMeanField()):
+        with pytest.raises(TypeError, match=f"{type(rule).__name__} requires .* use (GMM|Cycle)EP"):
+            rule.infer({}, psi)
+    with pytest.raises(TypeError, match="surrogate_elbo requires a GaussianPotential"):
+        surrogate_elbo(GMMEP(), known_mixture(*GMM), psi, local)
+
+
+@pytest.mark.x64
+def test_tight_with_the_exact_potential(tol):
+    """x ~ N(0, 1), y | x ~ N(x, 0.5), y = 1.5: the bound is the log evidence."""
+    rule = FixedGaussian(Gaussian.from_standard(jnp.zeros(1), jnp.eye(1)))
+    _, bound = inferred(rule, {}, GaussianPotential(jnp.array([[3.0]]), jnp.array([[[-1.0]]])))
+    log_likelihood_constant = -0.5 * np.log(np.pi) - 1.5**2
+    np.testing.assert_allclose(
+        bound + log_likelihood_constant, [-1.871671087258755], atol=tol(1e-6, 1e-12)
+    )
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_local_divergence_is_affine_in_global_statistics(name):
+    rule = RULES[name]
+    assert isinstance(rule, LocalInference)
+    if not rule.families:
+        return
+    one, psi = uncertain(rule)
+    two = jax.tree.map(lambda leaf: leaf + 0.1 * jnp.cos(leaf), one)
+
+    @jax.jit
+    def values(one, two, psi):
+        local = rule.infer(one, psi)
+        between = jax.tree.map(lambda a, b: 0.3 * a + 0.7 * b, one, two)
+        kl = [rule.local_kl(mean, local) for mean in (one, two, between)]
+        statistics = global_statistics(rule, one, local)
+        slope = sum(
+            jnp.sum(s * (b - a))
+            for key in one
+            for s, a, b in zip(statistics[key], one[key], two[key], strict=True)
+        )
+        return kl, slope
+
+    (first, second, between), slope = values(one, two, psi)
+    np.testing.assert_allclose(between, 0.3 * first + 0.7 * second, rtol=1e-4)
+    np.testing.assert_allclose(jnp.sum(first - second), slope, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_datum_does_not_depend_on_its_batch(name):
+    rule = RULES[name]
+    mean, psi = uncertain(rule)
+    together, _ = inferred(rule, mean, psi)
+    for i in range(2):
+        alone, _ = inferred(rule, mean, jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], psi))
+        for x, y in zip(jax.tree.leaves(together.mean), jax.tree.leaves(alone.mean), strict=True):
+            np.testing.assert_allclose(x[i], y[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["GMMEP", "GMMMeanField prior", "CycleEP", "CycleMeanField"])
+def test_a_zero_potential_gives_the_prior_or_less(name):
+    """With the exact marginals q(z) is the prior of plug-in parameters; mean field settles."""
+    rule = RULES[name]
+    mean, psi = uncertain(rule)
+    nothing = jax.tree.map(jnp.zeros_like, psi)
+    local, bound = inferred(rule, mean, nothing)
+    assert bool(jnp.all(jnp.isfinite(bound)))
+    if name == "GMMEP":
+        expected = jax.nn.softmax(mean["pi"].log_prob)
+        np.testing.assert_allclose(local.mean["z"].probs[0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [GMMMeanField, CycleMeanField])
+def test_every_sweep_of_mean_field_raises_the_surrogate_bound(make):
+    rule = make()
+    mean, psi = uncertain(rule)
+    bounds = [inferred(make(max_iter=n), mean, psi)[1] for n in (1, 2, 4, 50)]
+    assert bool(jnp.all(jnp.diff(jnp.stack(bounds), axis=0) > -1e-4))
+    assert not inferred(make(max_iter=1), mean, psi)[0].info.converged.any()
+    assert inferred(make(max_iter=50), mean, psi)[0].info.converged.all()
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("make", [GMMMeanField, CycleMeanField])
+def test_the_gradient_through_the_fixed_point_is_that_of_the_sweeps(make, needs_x64):
+    """With a start that is no function of the arguments, unrolled sweeps are ``tol=0`` steps."""
+    mean, psi = uncertain(make())
+    init = jnp.full(3, 1 / 3)
+
+    def value(psi, mean, rule):
+        return jnp.sum(jnp.sin(rule.infer(mean, psi).mean["x"].x))
+
+    # Central differences of a solution that has converged to 1e-13.
+    rule = make(init, tol=1e-13, max_iter=2000)
+    found = jax.jit(partial(jax.grad(value), rule=rule))(psi, mean)
+    f = jax.jit(partial(value, rule=rule))
+    direction = jax.tree.map(jnp.cos, psi)
+    ahead, behind = (
+        f(jax.tree.map(lambda a, b, s=s: a + s * 1e-5 * b, psi, direction), mean) for s in (1, -1)
+    )
+    slope = sum(
+        jnp.sum(a * b)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(direction), strict=True)
+    )
+    np.testing.assert_allclose(slope, (ahead - behind) / 2e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["GMMEP", "GMMMeanField", "CycleEP", "CycleMeanField"])
+def test_gradients_are_finite_where_a_probability_underflows(name):
+    """At a distance of 40 standard deviations, a probability is e^-800, which float32 has not."""
+    rule = RULES[name]
+    mean, psi = uncertain(rule)
+    far = {**mean, "components": NIW.statistics((40 * _loc(rule), _unit(rule)))}
+
+    @jax.jit
+    def gradient(mean, psi):
+        return jax.grad(
+            lambda *args: jnp.sum(rule.local_kl(args[0], rule.infer(*args))), argnums=(0, 1)
+        )(mean, psi)
+
+    probabilities = jax.tree.leaves(inferred(rule, far, psi)[0].mean["z"])[0]
+    assert float(jnp.min(jnp.minimum(probabilities, 1 - probabilities))) == 0
+    for leaf in jax.tree.leaves(gradient(far, psi)):
+        assert bool(jnp.all(jnp.isfinite(leaf)))
+
+
+def _loc(rule):
+    return PARTS_CYCLE["loc"] if name_of(rule).startswith("Cycle") else PARTS["loc"]
+
+
+def _unit(rule):
+    return jnp.broadcast_to(jnp.eye(2), (*_loc(rule).shape, 2))
+
+
+def name_of(rule):
+    return type(rule).__name__
+
+
+def test_statistics_make_the_conjugate_update():
+    """Point masses: the update is that of counted data."""
+    rule = GMMEP()
+    mean, psi = uncertain(rule)
+    local = rule.infer(mean, psi)
+    x = jnp.array([[1.0, 2.0], [0.5, -1.0], [3.0, 0.0]])
+    r = jnp.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    point = {"z": local.mean["z"]._replace(probs=r), "x": Gaussian.statistics(x)}
+    found = global_statistics(rule, mean, local._replace(mean=point))
+    np.testing.assert_allclose(found["pi"].a, [2, 0, 1], atol=1e-5)
+    counts = r.sum(0)
+    expected = NIWNatural(
+        jnp.einsum("nk,ni,nj->kij", r, x, x), jnp.einsum("nk,ni->ki", r, x), counts, counts
+    )
+    prior = NIW.from_standard(**PARTS)
+    for a, b in zip(multiply(prior, found["components"]), multiply(prior, expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+ISING = jnp.broadcast_to(jnp.array([[0.8, -0.8], [-0.8, 0.8]]), (4, 2, 2))
+ODDS = jnp.array([0.5, -0.3, 0.2, 0.1])
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("schedule", ["closed_form", "parallel", "serial"])
+def test_belief_propagation_reference_values(schedule, tol):
+    found = cycle_bp(ODDS, ISING, schedule=schedule)
+    expected = [0.670703081, 0.6161608264, 0.6431453946, 0.6538863969]
+    np.testing.assert_allclose(found.prob, expected, atol=tol(1e-5, 1e-9))
+    np.testing.assert_allclose(found.log_z, 4.234129657997, atol=tol(1e-5, 1e-9))
+    np.testing.assert_allclose(found.pair.sum(2)[:, 1], found.prob, atol=tol(1e-5, 1e-9))
+    np.testing.assert_allclose(found.pair.sum(1)[:, 1], jnp.roll(found.prob, -1), atol=1e-5)
+    assert found.info.converged and (found.info.num_iter > 3) == (schedule != "closed_form")
+
+
+def brute_force(odds, pair):
+    """Exact marginals and log normaliser, by all states."""
+    K = len(odds)
+    states = np.array(list(itertools.product((0, 1), repeat=K)))
+    after = np.roll(states, -1, axis=1)
+    log_p = states @ odds + sum(pair[i, states[:, i], after[:, i]] for i in range(K))
+    log_z = np.logaddexp.reduce(log_p)
+    return np.exp(log_p - log_z) @ states, log_z
+
+
+def eigenvalues(odds, pair):
+    product = np.eye(2)
+    for one, phi in zip(odds, pair, strict=True):
+        product = product @ (np.array([[1.0], [np.exp(one)]]) * np.exp(phi))
+    return np.sort(np.linalg.eigvals(product).real)[::-1]
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("K", [2, 3, 6])
+def test_belief_propagation_against_the_exact_answer(K, tol):
+    """Its marginals and normaliser are functions of the exact ones and two eigenvalues."""
+    keys = random.split(random.key(K))
+    odds, pair = random.normal(keys[0], (K,)), 1.5 * random.normal(keys[1], (K, 2, 2))
+    found = jax.jit(cycle_bp)(odds, pair)
+    sweeps = jax.jit(partial(cycle_bp, schedule="serial", max_iter=2000))(odds, pair)
+    np.testing.assert_allclose(found.prob, sweeps.prob, atol=tol(2e-5, 1e-8))
+    np.testing.assert_allclose(found.a, sweeps.a, atol=tol(1e-4, 1e-7))
+    exact, log_z = brute_force(np.asarray(odds), np.asarray(pair))
+    large, small = eigenvalues(np.asarray(odds), np.asarray(pair))
+    np.testing.assert_allclose(found.log_z, np.log(large), rtol=tol(1e-5, 1e-10))
+    np.testing.assert_allclose(log_z, np.log(large + small), rtol=tol(1e-5, 1e-10))
+    mixed = (large * found.prob + small * (1 - found.prob)) / (large + small)
+    np.testing.assert_allclose(exact, mixed, atol=tol(1e-5, 1e-10))
+
+
+def test_belief_propagation_at_the_limits_of_float32():
+    """Huge odds; and couplings of 200 nats that are symmetric, where 1/2 is the answer."""
+    odds = jnp.array([1e4, -3.0, 0.2])
+    found = cycle_bp(odds, ISING[:3])
+    swept = cycle_bp(odds, ISING[:3], schedule="parallel")
+    assert swept.info.converged and swept.info.num_iter < 10
+    np.testing.assert_allclose(found.prob, swept.prob, atol=1e-6)
+    solve = jax.jit(jax.value_and_grad(lambda odds, c: cycle_bp(odds, c * ISING).prob.sum()))
+    value, slope = solve(jnp.zeros(4), 100.0)
+    np.testing.assert_allclose(value, 2.0, atol=1e-5)
+    assert bool(jnp.all(jnp.isfinite(slope)))
+    # A cycle that is symmetric to the last digit has a gradient all the same.
+    _, slope = solve(jnp.zeros(4), 0.5)
+    ahead, behind = (solve(jnp.array([s * 1e-2, 0, 0, 0]), 0.5)[0] for s in (1, -1))
+    np.testing.assert_allclose(slope[0], (ahead - behind) / 2e-2, rtol=1e-2)
+
+
+CROSSHAIR = jnp.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, -1.0], [-1.0, 0.0]]])
+LONG, FLAT = jnp.diag(jnp.array([0.1125, 0.0075])), jnp.diag(jnp.array([0.0075, 0.1125]))
+
+
+@cache
+def crosshair():
+    cov = jnp.stack([jnp.stack([LONG, FLAT]), jnp.stack([FLAT, LONG])])
+    odds = jnp.array([0.2, -0.1, 0.3])
+    known = {
+        "pi": Beta.statistics(jax.nn.sigmoid(odds)),
+        "components": NIW.statistics((CROSSHAIR, cov)),
+    }
+    y = jnp.array([[[0.6, 0.3], [-0.2, 0.5], [0.1, -0.7]]])
+    return known, GaussianPotential.from_diagonal(2 * y, jnp.full_like(y, 2.0))
+
+
+@pytest.mark.x64
+def test_cycle_reference_values(tol):
+    known, psi = crosshair()
+    eta = GaussianNatural(known["components"].precision_loc, known["components"].neg_half_precision)
+    phi = psi.log_partition_ratio(eta)[0]
+    expected = [[0.1218030761, -0.4135945312], [-1.3931863679, -1.8373805974]]
+    np.testing.assert_allclose(phi[0], expected, atol=tol(1e-5, 1e-9))
+    for schedule in ("closed_form", "serial"):
+        ep, _ = inferred(CycleEP(schedule), known, psi)
+        q = [[0.0649755863, 0.2406380313, 0.924859852]]
+        np.testing.assert_allclose(ep.mean["z"].prob, q, atol=tol(2e-5, 1e-8))
+    np.testing.assert_allclose(
+        cycle_bp(jnp.array([0.2, -0.1, 0.3]), phi).log_z, 1.0841383334396, atol=tol(1e-5, 1e-9)
+    )
+    mf, bound = inferred(CycleMeanField(), known, psi)
+    np.testing.assert_allclose(mf.mean["z"].prob, [[0, 0, 1]], atol=1e-4)
+    np.testing.assert_allclose(bound, [-1.6297292584482], atol=tol(1e-4, 1e-8))
+
+
+def test_cycle_moments_are_those_of_the_beliefs():
+    """q(x_i) has the moments of the exact mixture over pairs, with the beliefs as weights."""
+    known, psi = crosshair()
+    ep, _ = inferred(CycleEP(), known, psi)
+    eta = GaussianNatural(known["components"].precision_loc, known["components"].neg_half_precision)
+    odds = known["pi"].log_p - known["pi"].log_1mp
+    pair = cycle_bp(odds, psi.log_partition_ratio(eta)[0]).pair
+    moments = psi.tilted_moments(eta)
+    expected = jnp.einsum("ilr,ilrd->id", pair, moments.x[0])
+    np.testing.assert_allclose(ep.mean["x"].x[0], expected, atol=1e-5)
+    second = jnp.einsum("ilr,ilrde->ide", pair, moments.xx[0])
+    np.testing.assert_allclose(ep.mean["x"].xx[0], second, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", [GMMEP(), CycleEP()], ids=["mixture", "cycle"])
+def test_starts_are_inside_the_domain(rule):
+    parts = PARTS if "pi" in rule.families and rule.families["pi"] is Dirichlet else PARTS_CYCLE
+    pi = Dirichlet.from_standard(CONCENTRATION)
+    pi = pi if parts is PARTS else Beta.from_standard(**BETA)
+    prior = {"pi": pi, "components": NIW.from_standard(**parts)}
+    start = jax.jit(rule.init_natural)(random.key(0), prior)
+    for name, family in rule.families.items():
+        assert bool(family.in_domain(start[name]).all())
+    assert jax.tree.map(jnp.shape, start) == jax.tree.map(jnp.shape, prior)
+
+
+def test_bad_arguments_are_refused():
+    known, psi = known_mixture(*GMM), GaussianPotential(*LINE)
+    single = {**known, "components": jax.tree.map(lambda leaf: leaf[0], known["components"])}
+    for call, words in [
+        (lambda: GMMMeanField("middle"), "init is 'middle'; it must be"),
+        (lambda: GMMMeanField(max_iter=0), "max_iter is 0"),
+        (lambda: GMMMeanField(jnp.ones(3) / 3).infer(known, psi), r"must be \(2,\) or \(1, 2\)"),
+        (lambda: GMMEP().infer(single, psi), "'components' has batch shape"),
+        (lambda: CycleEP("random"), "schedule is 'random'"),
+        (
+            lambda: CycleMeanField(jnp.ones(2) / 2).infer(*crosshair()),
+            r"must be \(3,\) or \(1, 3\)",
+        ),
+        (lambda: CycleEP().infer(crosshair()[0], psi), "a cycle needs"),
+        (lambda: cycle_bp(jnp.zeros(1), jnp.zeros((1, 2, 2))), "K at least 2"),
+        (lambda: cycle_bp(jnp.zeros(3), jnp.zeros((2, 2, 2))), r"must be \(K,\)"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            call()
+    with pytest.raises(TypeError, match="natural must be the GaussianNatural"):
+        FixedGaussian(jnp.zeros(2))
