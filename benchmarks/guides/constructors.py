@@ -15,14 +15,16 @@ from numpyro.infer.autoguide import (
 from numpyro_ext.guides import (
     AutoGatedIAFNormal,
     AutoHouseholderNormal,
+    AutoImplicit,
     AutoMAFNormal,
+    AutoMixtureNormal,
     AutoNICENormal,
     AutoPlanarNormal,
     AutoRadialNormal,
     AutoRealNVPNormal,
     AutoSplineNormal,
 )
-from numpyro_ext.objectives import VRELBO
+from numpyro_ext.objectives import VRELBO, ImplicitELBO, MixtureELBO
 
 
 class Row(NamedTuple):
@@ -33,6 +35,8 @@ class Row(NamedTuple):
     """Its name in the table is that of its guide, with what is in brackets."""
     num_particles: int | None = None
     """Where the number of particles of the others would be too small."""
+    is_bound: bool = False
+    """Whether minus the loss is a bound, which stands for the ELBO of a guide without a density."""
     start: Callable[..., Any] | None = None
     """A normal guide that is fitted first, as long and in the same way, for `init_from`."""
 
@@ -70,4 +74,7 @@ ROWS: dict[str, Row] = {
     "AutoGatedIAFNormal": Row(AutoGatedIAFNormal),
     "AutoSplineNormal": Row(AutoSplineNormal),
     "AutoSplineNormal (path)": Row(AutoSplineNormal, path),
+    "AutoMixtureNormal": Row(AutoMixtureNormal),
+    "AutoMixtureNormal (stratified)": Row(AutoMixtureNormal, MixtureELBO),
+    "AutoImplicit": Row(AutoImplicit, ImplicitELBO, num_particles=64),
 }

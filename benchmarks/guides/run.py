@@ -21,7 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 import warnings
 
 from constructors import ROWS, Row
@@ -49,6 +49,7 @@ class Fit(NamedTuple):
 
     params: dict[str, Array]
     log_weights: np.ndarray | None
+    """Or 500 values of a bound."""
     steps_per_second: float
 
     @property
@@ -94,12 +95,19 @@ def fits(row: Row, target: Target, rate: float, particles: int, seeds: int) -> t
         options: Any = {"num_samples": DRAWS, "batch_size": 2000}
         return log_weights(key, params, target.model, guide, *data, **options)
 
+    @jax.jit
+    def bounds(params: Any, data: tuple) -> Array:
+        def one(key: Array) -> Array:
+            return -cast(Array, objective.loss(key, params, target.model, guide, *data))
+
+        return lax.map(one, random.split(random.key(100), 500))
+
     found = []
     for params, speed in train(guide, objective, target, rate, seeds):
         try:
             lw = np.asarray(weights(random.key(100), params, target.data), float)
         except IntractableDensityError:
-            lw = None
+            lw = np.asarray(bounds(params, target.data), float) if row.is_bound else None
         found.append(Fit(params, lw, speed))
     return guide, sorted(found, key=lambda fit: np.nan_to_num(fit.elbo, nan=-np.inf), reverse=True)
 
@@ -135,8 +143,9 @@ def cells(row: Row, target: Target, exact: Sites, args: argparse.Namespace) -> l
         value, least = fit.elbo, found[-1].elbo
         if args.shootout and target.log_evidence is not None:
             value, least = target.log_evidence - value, target.log_evidence - least
-        elbo = f"{value:.3f} ± {lw.std() / DRAWS**0.5:.3f} ({least:.3f})"
-        khat = f"{float(pareto_khat(lw).khat):.2f}" if np.isfinite(lw).all() else "nan"
+        elbo = f"{value:.3f} ± {lw.std() / lw.size**0.5:.3f} ({least:.3f})"
+        if lw.size == DRAWS:
+            khat = f"{float(pareto_khat(lw).khat):.2f}" if np.isfinite(lw).all() else "nan"
     sample = jax.jit(lambda key, p, x: guide.sample_posterior(key, p, *x, sample_shape=(DRAWS,)))
     draws = {n: np.asarray(x) for n, x in sample(random.key(200), fit.params, target.data).items()}
     ratio = sd_ratios(draws, exact, target)

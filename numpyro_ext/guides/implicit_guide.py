@@ -85,9 +85,7 @@ class ImplicitGuide(AmortizedGuide):
         >>> x = jax.random.normal(jax.random.key(0), (50,))
         >>> params = svi.run(jax.random.key(1), 20, x, progress_bar=False).params
         >>> guide.sample_posterior(jax.random.key(2), params, x[:7], sample_shape=(100,))["z"].shape
-        Traceback (most recent call last):
-        ...
-        ValueError: plate 'rows' has subsample_size 10 but only 7 rows; use a subsample_size ...
+        (100, 7)
     """
 
     def __init__(

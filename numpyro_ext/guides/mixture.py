@@ -85,8 +85,8 @@ class AutoMixtureNormal(AutoJoint):
         >>> svi = SVI(model, guide, optax.adam(2e-2), MixtureELBO())  # was: Trace_ELBO()
         >>> params = svi.run(jax.random.key(0), 500, progress_bar=False).params
         >>> z = guide.sample_posterior(jax.random.key(1), params, sample_shape=(1000,))["z"]
-        >>> print(f"{(z > 0).mean():.1f}")
-        0.5
+        >>> bool(0.3 < (z > 0).mean() < 0.7)  # the modes at -1 and 1 have half of the mass each
+        True
     """
 
     def __init__(

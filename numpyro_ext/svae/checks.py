@@ -1,6 +1,5 @@
 """What would make a structured auto-encoder silently wrong, said before it is trained."""
 
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 from jax import Array, random
@@ -21,7 +20,7 @@ __all__ = ["check_data", "check_model"]
 class _Guide(Protocol):
     local_inference: LocalInference
     prior: dict[str, Any]
-    site_names: Mapping[str, tuple[str, ...]]
+    site_names: dict[str, tuple[str, ...]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -108,14 +107,14 @@ def _check_locals(guide: _Guide, traces: tuple[Trace, Trace], models: list[Trace
 
 def _statistics(family: Any, like: Any, value: Array) -> Any:
     """Of a value; those of categories need their number."""
-    categories = (like.probs.shape[-1],) if hasattr(like, "probs") else ()
+    categories = [like.probs.shape[-1]] if hasattr(like, "probs") else []
     return family.statistics(value, *categories)
 
 
 def _value_of(sites: tuple[str, ...], trace: Trace) -> Any:
     """A family's value: (loc, Sigma) of the sites Sigma and mu, in the opposite order."""
-    values = tuple(trace[site]["value"] for site in sites)[::-1]
-    return values if len(values) > 1 else values[0]
+    values = [trace[site]["value"] for site in reversed(sites)]
+    return tuple(values) if len(values) > 1 else values[0]
 
 
 def _total(trace: Trace, site: str) -> float:

@@ -5,7 +5,7 @@ fast inference" (2016).
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax import Array, random
@@ -125,7 +125,7 @@ class SVAEELBO(ELBO):
         args: tuple,
         kwargs: dict[str, Any],
     ) -> Trace:
-        replayed = replay(seed(model, key), guide_trace)
+        replayed = replay(seed(model, key), cast(Any, guide_trace))
         with valid_plates(), same_plates(None, guide_trace):
             return trace_of(valid_data(substitute(replayed, data=params)), args, kwargs)
 

@@ -6,7 +6,7 @@ fast inference" (2016).
 
 from collections.abc import Callable, Mapping
 import math
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax import Array, random
@@ -158,8 +158,7 @@ class SVAEGuide:
     def _registered(self) -> dict[str, Any]:
         if not self.prior:
             return {}
-        natural: Any = numpyro.param(f"{self.prefix}_natural", self._init_natural)
-        return natural
+        return cast(Any, numpyro.param(f"{self.prefix}_natural", self._init_natural))
 
     def _init_natural(self, rng_key: Array) -> dict[str, Any]:
         if self.start is None:
@@ -182,7 +181,8 @@ class SVAEGuide:
             # The conditional distribution is a function of the site before it.
             given: Any = None
             for site, fn in zip(names, fns, strict=True):
-                given = sites[site] = numpyro.sample(site, fn if given is None else fn(given))
+                given = numpyro.sample(site, fn if given is None else fn(given))
+                sites[site] = given
         return sites
 
     def _sample_locals(self, local: LocalPosterior) -> Sites:
@@ -190,7 +190,7 @@ class SVAEGuide:
         for name, fn in self.local_inference.distributions(local).items():
             (site,) = self.site_names[name]
             infer = {} if fn.is_discrete else {DRAWN: True}
-            sites[site] = numpyro.sample(site, fn, infer=infer)
+            sites[site] = cast(Array, numpyro.sample(site, fn, infer=infer))
         return sites
 
     def global_natural(self, params: Params) -> dict[str, Any]:

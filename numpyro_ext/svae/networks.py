@@ -14,7 +14,7 @@ __all__ = ["decoder_network", "recognition_network"]
 
 Network = tuple[Callable[..., Any], Callable[..., Any]]
 OUTPUT_SCALE = 1e-2
-RESIDUALS = ("orthogonal", "identity", None)
+RESIDUALS = ("orthogonal", "identity")
 
 
 def recognition_network(
@@ -148,7 +148,8 @@ def _widths(hidden: Sequence[int]) -> list[int]:
 
 
 def _check_start(residual: str | None, init_scale: float) -> None:
-    check_choice("residual", residual, RESIDUALS)
+    if residual is not None:
+        check_choice("residual", residual, RESIDUALS)
     check_positive("init_scale", init_scale)
 
 

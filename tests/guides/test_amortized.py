@@ -71,7 +71,8 @@ def test_implicit_guide_finds_the_posterior_of_every_row_from_minibatches():
 
 def test_draws_are_for_all_rows_of_any_data():
     guide, params = implicit()
-    draws = guide.sample_posterior(random.key(3), params, X[:7], 5, sample_shape=(3, 4))
+    # Fewer rows than a minibatch of the training has.
+    draws = guide.sample_posterior(random.key(3), params, X[:7], 8, sample_shape=(3, 4))
     assert draws["z"].shape == (3, 4, 7, 2) and draws["sum"].shape == (3, 4, 7)
     assert jnp.allclose(draws["sum"], draws["z"].sum(-1), atol=1e-5)
     one = guide.sample_posterior(random.key(3), params, X)

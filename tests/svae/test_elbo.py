@@ -25,12 +25,7 @@ from numpyro_ext.svae import (
 )
 from tests.svae.models import PLAIN, B, D, N, Y, guide_of, mixture, params_of, program
 
-RULES = {
-    "mixture": GMMEP(),
-    "mixture by mean field": GMMMeanField(),
-    "cycle": CycleEP(),
-    "plain": FixedGaussian(PLAIN),
-}
+RULES = {"mixture": GMMEP(), "cycle": CycleEP(), "plain": FixedGaussian(PLAIN)}
 
 
 def loss_of(loss, rule, key, params, *args):
@@ -40,10 +35,10 @@ def loss_of(loss, rule, key, params, *args):
 
 @pytest.mark.parametrize("name", RULES)
 def test_its_mean_is_that_of_trace_elbo(name):
-    """Same parameters, same minibatches; within 4 standard errors of 4,000 pairs of draws."""
+    """Same parameters, same minibatches; within 4 standard errors of 600 pairs of draws."""
     rule = RULES[name]
-    params, (_, y) = params_of(name.split()[0]), program(rule)
-    keys = random.split(random.key(1), 4000)
+    params, (_, y) = params_of(name), program(rule)
+    keys = random.split(random.key(1), 600)
 
     @jax.jit
     def both(params, keys):
@@ -56,7 +51,7 @@ def test_its_mean_is_that_of_trace_elbo(name):
     ours, theirs = both(params, keys)
     difference = ours - theirs
     error = difference.std() / len(keys) ** 0.5
-    assert error < 0.3
+    assert error < 1
     assert abs(difference.mean()) < 4 * error
     if rule.families:
         assert ours.std() < theirs.std()
@@ -67,11 +62,11 @@ def gradient(implicit, rule, params, key, y):
     return jax.grad(lambda p: loss_of(SVAEELBO(implicit), rule, key, p, y, B))(params)
 
 
-@pytest.mark.parametrize("name", ["mixture", "mixture by mean field", "cycle"])
+@pytest.mark.parametrize("name", ["mixture", "cycle"])
 def test_a_natural_step_of_size_one_is_the_conjugate_update(name):
     """prior + N / B times the expected statistics of the minibatch, for the explicit part."""
     rule = RULES[name]
-    params, (_, y) = params_of(name.split()[0]), program(rule)
+    params, (_, y) = params_of(name), program(rule)
     guide = guide_of(rule)
     found = gradient("explicit_only", rule, params, random.key(2), y[:B])["svae_natural"]
 
@@ -140,9 +135,9 @@ def test_particles_average_draws_of_x_alone():
             for n in (1, 9)
         ]
 
-    one, nine = losses(params, random.split(random.key(4), 500))
-    np.testing.assert_allclose(one.std() / nine.std(), 3, rtol=0.25)
-    assert abs(one.mean() - nine.mean()) < 4 * one.std() / 500**0.5
+    one, nine = losses(params, random.split(random.key(4), 200))
+    np.testing.assert_allclose(one.std() / nine.std(), 3, rtol=0.3)
+    assert abs(one.mean() - nine.mean()) < 4 * one.std() / 200**0.5
 
 
 def test_one_compilation_serves_all_minibatches():

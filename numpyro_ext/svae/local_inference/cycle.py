@@ -151,8 +151,8 @@ class CycleEP(_Cycle):
 class CycleMeanField(_Cycle):
     r"""Cycle: the factorised :math:`\prod_i q(z_i)\, q(x_i)` by coordinate ascent.
 
-    With :math:`T_i(l, r)` the expected log density of :math:`x_i` under component (l, r), the log
-    odds of :math:`q(z_i)`, one after the other for i = K - 1, ..., 0, and :math:`q(x_i)` are
+    With :math:`T_i(l, r)` the expected log density of :math:`x_i` under component (l, r), a sweep
+    over i = K - 1, ..., 0 sets the log odds of :math:`q(z_i)`, and then :math:`q(x_i)`, to
 
     .. math::
 
@@ -167,7 +167,8 @@ class CycleMeanField(_Cycle):
 
     :param init: where q(z = 1) starts: None is 1/2, with the potential's own moments of x; or an
         array ``(K,)`` or ``(B, K)`` of probabilities.
-    :param float tol: sweeps end when q moves by less; None as for ``fixed_point``.
+    :param float tol: sweeps end when q(z) and the moments of x move by less; None as for
+        ``fixed_point``.
     :param int max_iter: at most so many sweeps.
 
     References: So (2018).
@@ -196,21 +197,26 @@ class CycleMeanField(_Cycle):
 
         def one(psi: GaussianPotential, init: Array) -> LocalPosterior:
             args = (dict(global_mean), psi)
-            if self.init is None:
-                init = sigmoid(_odds_given(args, init, _own_moments(psi)))
-            found = fixed_point(_sweep, args, init, tol=self.tol, max_iter=self.max_iter)
-            moments = Gaussian.mean(_normal_given(args, found.value))
-            z = BernoulliNatural(_odds_given(args, found.value, moments))
-            q = Bernoulli.mean(z)
-            x = _normal_given(args, q.prob)
+            own = self.init is None
+            moments = _own_moments(psi) if own else Gaussian.mean(_normal_given(args, init))
+            start = (init, moments)
+            found = fixed_point(_sweep, args, start, tol=self.tol, max_iter=self.max_iter)
+            # The last steps are differentiable, and their log odds are those of q(z).
+            q, _ = found.value
+            moments = Gaussian.mean(_normal_given(args, q))
+            z = BernoulliNatural(_odds_given(args, q, moments))
+            mean = Bernoulli.mean(z)
+            x = _normal_given(args, mean.prob)
             info = LocalInfo(found.num_iter, found.residual, found.converged)
-            return LocalPosterior({"z": z, "x": x}, {"z": q, "x": Gaussian.mean(x)}, info)
+            return LocalPosterior({"z": z, "x": x}, {"z": mean, "x": Gaussian.mean(x)}, info)
 
         start = jnp.broadcast_to(0.5 if self.init is None else self.init, batch)
         return jax.vmap(one)(potential, start.astype(potential.h.dtype))
 
 
 Args = tuple[dict[str, Any], GaussianPotential]
+State = tuple[Array, GaussianMean]
+"""Probabilities of z = 1, and moments of x."""
 
 
 def _check(global_mean: Mapping[str, Any], shape: tuple[int, ...]) -> None:
@@ -233,14 +239,33 @@ def _pairs(q: Array) -> Array:
     return both[..., :, None] * jnp.roll(both, -1, axis=-2)[..., None, :]
 
 
+def _one_pair(left: Array, right: Array) -> Array:
+    return jnp.stack([1 - left, left])[:, None] * jnp.stack([1 - right, right])
+
+
 def _flat_pairs(x: Array) -> Array:
     """``(B, K, 4, ...)`` of ``(B, K, 2, 2, ...)``."""
     return x.reshape(*x.shape[:2], 4, *x.shape[4:])
 
 
-def _sweep(args: Args, q: Array) -> Array:
-    """All x, then z from the last to the first."""
-    return sigmoid(_odds_given(args, q, Gaussian.mean(_normal_given(args, q))))
+def _sweep(args: Args, state: State) -> State:
+    """For the last variable to the first: q(z_i), then q(x_i)."""
+    global_mean, psi = args
+    K, eta = psi.h.shape[0], plug_in(global_mean["components"])
+
+    def step(k: Array, state: State) -> State:
+        q, moments = state
+        i = K - 1 - k
+        q = q.at[i].set(sigmoid(_odds_of(args, i, q, moments)))
+        pair = _one_pair(q[i], q[(i + 1) % K])
+        natural = GaussianNatural(
+            psi.h[i] + jnp.einsum("lr,lri->i", pair, eta.h),
+            psi.W[i] + jnp.einsum("lr,lrij->ij", pair, eta.W),
+        )
+        x, xx = Gaussian.mean(natural)
+        return q, GaussianMean(moments.x.at[i].set(x), moments.xx.at[i].set(xx))
+
+    return lax.fori_loop(0, K, step, state)
 
 
 def _normal_given(args: Args, q: Array) -> GaussianNatural:
@@ -253,21 +278,28 @@ def _normal_given(args: Args, q: Array) -> GaussianNatural:
 
 
 def _odds_given(args: Args, q: Array, moments: GaussianMean) -> Array:
-    global_mean, _ = args
-    wide = jax.tree.map(lambda leaf: leaf[:, None, None], moments)
-    T = expected_log_normal(global_mean["components"], wide)
+    """The log odds of all variables from the last to the first, each given those before it."""
     K = q.shape[0]
-    as_left, as_right = T[:, 1] - T[:, 0], T[:, :, 1] - T[:, :, 0]
 
     def step(k: Array, odds_and_q: tuple[Array, Array]) -> tuple[Array, Array]:
         odds, q = odds_and_q
         i = K - 1 - k
-        own, after, before = odds[i], q[(i + 1) % K], q[i - 1]
-        own = own + as_left[i] @ jnp.stack([1 - after, after])
-        own = own + as_right[i - 1] @ jnp.stack([1 - before, before])
+        own = _odds_of(args, i, q, moments)
         return odds.at[i].set(own), q.at[i].set(sigmoid(own))
 
-    return lax.fori_loop(0, K, step, (_prior_odds(global_mean), q))[0]
+    return lax.fori_loop(0, K, step, (jnp.zeros_like(q), q))[0]
+
+
+def _odds_of(args: Args, i: Array, q: Array, moments: GaussianMean) -> Array:
+    global_mean, _ = args
+    components, after = global_mean["components"], q[(i + 1) % q.shape[0]]
+    own, before = (
+        expected_log_normal(components, GaussianMean(moments.x[j], moments.xx[j]))
+        for j in (i, i - 1)
+    )
+    as_left = (own[1] - own[0]) @ jnp.stack([1 - after, after])
+    as_right = (before[:, 1] - before[:, 0]) @ jnp.stack([1 - q[i - 1], q[i - 1]])
+    return _prior_odds(global_mean)[i] + as_left + as_right
 
 
 def _own_moments(psi: GaussianPotential) -> GaussianMean:
