@@ -65,6 +65,7 @@ FLOWS = {
 GUIDES = FLOWS | {
     "mixture": partial(AutoMixtureNormal, num_components=2, init_spread=1e-3),
     "Markov": AutoMarkov,  # the sites of two rows are its sequence
+    "implicit": partial(AutoImplicit, hidden_dims=(8,)),
 }
 DENSITY = FLOWS | {
     "RealNVP, own network": partial(
@@ -72,7 +73,6 @@ DENSITY = FLOWS | {
     ),
 }
 
-GUIDES |= {"implicit": partial(AutoImplicit, hidden_dims=(8,))}
 # The loss of a guide for which Trace_ELBO is none.
 LOSSES = {"implicit": ImplicitELBO(8)}
 
