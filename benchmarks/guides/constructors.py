@@ -17,13 +17,14 @@ from numpyro_ext.guides import (
     AutoHouseholderNormal,
     AutoImplicit,
     AutoMAFNormal,
+    AutoMixtureNormal,
     AutoNICENormal,
     AutoPlanarNormal,
     AutoRadialNormal,
     AutoRealNVPNormal,
     AutoSplineNormal,
 )
-from numpyro_ext.objectives import VRELBO, ImplicitELBO
+from numpyro_ext.objectives import VRELBO, ImplicitELBO, MixtureELBO
 
 
 class Row(NamedTuple):
@@ -73,5 +74,7 @@ ROWS: dict[str, Row] = {
     "AutoGatedIAFNormal": Row(AutoGatedIAFNormal),
     "AutoSplineNormal": Row(AutoSplineNormal),
     "AutoSplineNormal (path)": Row(AutoSplineNormal, path),
+    "AutoMixtureNormal": Row(AutoMixtureNormal),
+    "AutoMixtureNormal (stratified)": Row(AutoMixtureNormal, MixtureELBO),
     "AutoImplicit": Row(AutoImplicit, ImplicitELBO, num_particles=64),
 }

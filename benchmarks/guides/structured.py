@@ -1,6 +1,7 @@
 """Mixture and Markov guides with nothing tuned, beside NUTS.
 
     python benchmarks/guides/structured.py
+    python benchmarks/guides/structured.py lengths
 
 Adam 1e-2 with a cosine and 5,000 steps for every guide. `mean` is the largest error of a posterior
 mean in standard deviations of NUTS, `sd` the smallest and largest ratio of standard deviations, for
@@ -85,6 +86,8 @@ class Case(NamedTuple):
     model: Callable[[], Any]
     path: str | None
     guides: dict[str, tuple[Callable[..., Any], Any]]
+    draws: int = 4000
+    """Of NUTS, after a quarter of as many for warmup."""
 
 
 MIXTURES = {
@@ -110,12 +113,18 @@ CASES = {
     "eight schools": Case(eight_schools, None, MIXTURES),
     "level, scan": Case(level_by_scan, "z", CHAINS),
     "level, cumsum": Case(level_by_cumsum, "z", CHAINS),
-    "volatility": Case(stochastic_volatility, "s", CHAINS),
+    "volatility": Case(stochastic_volatility, "s", CHAINS, draws=2000),
 }
 
 
-def nuts(model):
-    mcmc = MCMC(NUTS(model), num_warmup=500, num_samples=2000, progress_bar=False)
+def nuts(case):
+    """Draws of NUTS."""
+    mcmc = MCMC(
+        NUTS(case.model),
+        num_warmup=case.draws // 4,
+        num_samples=case.draws,
+        progress_bar=False,
+    )
     mcmc.run(random.key(0))
     return mcmc.get_samples()
 
@@ -130,12 +139,31 @@ def compared(draws, exact, sites):
     return f"{max(errors):>5.2f}  {min(ratios):>4.2f} to {max(ratios):>5.2f}"
 
 
+def lengths():
+    """Seconds of a step of ``AutoMarkov`` against the length of the sequence."""
+    print("T      ms per step")
+    for length in (500, 2000, 8000):
+
+        def model(length=length):
+            numpyro.sample("z", dist.GaussianRandomWalk(0.3, length))
+
+        svi = SVI(model, AutoMarkov(model), optax.adam(1e-3), Trace_ELBO())
+        state = svi.init(random.key(0))
+        steps = jax.jit(lambda s: jax.lax.scan(lambda s, _: svi.update(s), s, length=50))  # noqa: B023
+        jax.block_until_ready(steps(state))
+        began = time.perf_counter()
+        jax.block_until_ready(steps(state))
+        print(f"{length:<5}  {(time.perf_counter() - began) / 50 * 1e3:>8.2f}", flush=True)
+
+
 def main():
+    if sys.argv[1:] == ["lengths"]:
+        return lengths()
     print("model          guide                    loss    khat   path: mean, sd          scalars")
     chosen = sys.argv[1:] or CASES
     for name in chosen:
         case = CASES[name]
-        exact = nuts(case.model)
+        exact = nuts(case)
         if name == "two modes":  # NUTS stays in one
             grid = np.linspace(-5, 5, 20_001)
             log_p = -0.5 * (grid - 0.5) ** 2 - 0.5 * ((4 - grid**2) / 0.5) ** 2

@@ -36,9 +36,13 @@ def with_critic(
     vector of all weights of the network. Everything else, such as ``sample_posterior`` or
     ``median``, is that of ``guide``, an Auto guide or one written by hand.
 
-    A loss that trains it takes one output as a log ratio of densities, and ``output_dim`` equal to
-    the number of unconstrained latent numbers as a vector field. Other losses ignore it: its
+    ``DensityRatioELBO`` trains one output, a log ratio of densities; ``SteinDiscrepancy`` with
+    ``kernel="critic"`` and the minimax form of ``FisherDivergence`` train a vector field, with
+    ``output_dim`` the number of unconstrained latent numbers. Other losses ignore the critic: its
     gradient is zero.
+
+    A critic has to keep up with the guide. Where it does not, give it a larger rate than the guide,
+    as in the example, and let both rates fall.
 
     :param guide: the guide whose draws the critic is to judge.
     :param network: a stax pair ``(init_fn, apply_fn)`` from the latents (and features) to
@@ -58,15 +62,21 @@ def with_critic(
 
     .. doctest::
 
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_ext.guides import with_critic
+        >>> import jax, numpyro, numpyro.distributions as dist, optax
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_ext.guides import AutoImplicit, with_critic
+        >>> from numpyro_ext.objectives import DensityRatioELBO
         >>> def model():
-        ...     numpyro.sample("z", dist.Normal(3., 2.).expand([4]).to_event(1))
-        >>> guide = with_critic(AutoNormal(model), hidden_dims=(16,))
-        >>> params = {"critic$params": jnp.zeros(16 * (4 + 1) + 16 + 1)}
-        >>> guide.critic(params, jnp.ones((10, 4))).shape
-        (10,)
+        ...     numpyro.sample("z", dist.Normal(3., 2.))
+        >>> guide = with_critic(AutoImplicit(model, hidden_dims=(8,)), hidden_dims=(8,))
+        >>> def is_critic(params):  # by the name of the parameter
+        ...     return {name: "critic" if name == "critic$params" else "guide" for name in params}
+        >>> rates = {"critic": optax.adam(5e-2), "guide": optax.adam(2e-2)}
+        >>> svi = SVI(model, guide, optax.multi_transform(rates, is_critic), DensityRatioELBO())
+        >>> params = svi.run(jax.random.key(0), 500, progress_bar=False).params
+        >>> low, high = guide.quantiles(params, [0.16, 0.84])["z"]
+        >>> print(f"{(low + high) / 2:.0f} {(high - low) / 2:.0f}")
+        3 2
     """
     return CriticGuide(guide, network, name, hidden_dims, output_dim, features)
 

@@ -45,7 +45,8 @@ class AutoSplineNormal(CouplingFlowNormal):
     the tails are those of a normal distribution with ``loc`` and ``scale``. A flow is a
     homeomorphism: separated modes stay joined by a bridge, which a spline can make thin. It has
     more parameters than :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal`, and a step takes
-    longer.
+    longer. The density has kinks at the ends of the bins, so that gradients which
+    differentiate it at the draws (``gradient="stl"`` or ``"dreg"``) are noisy.
 
     :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
         plate.

@@ -1,6 +1,6 @@
 r"""Transitions that carry a guide's draw towards the posterior, with parameters that are learnt.
 
-Li and Turner, *Gradient estimators for implicit models* (ICLR 2018), section 5.3.
+Li and Turner, *Gradient estimators for implicit models* (ICLR 2018), section 5.2.
 """
 
 from abc import ABC, abstractmethod
@@ -118,7 +118,7 @@ class NNSampler(Transition):
         the last one.
 
     **Reference:** *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner,
-    ICLR 2018 (section 5.3).
+    ICLR 2018 (section 5.2).
 
     .. doctest::
 

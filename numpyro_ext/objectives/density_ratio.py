@@ -7,6 +7,7 @@ import jax
 from jax import Array, random
 from jax.lax import stop_gradient
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 from jax.scipy.stats import norm
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
@@ -41,6 +42,8 @@ class DensityRatioELBO(Objective):
     * ``contrast="adaptive"``: r is the normal distribution with the mean and the standard
       deviations of the K draws of q, under ``stop_gradient``. T sees them whitened,
       :math:`u = (z - loc) / scale`, beside draws of N(0, I), and has only the shape of q to learn.
+    * ``contrast="adaptive_full"``: the same with the full covariance of the draws, which takes K of
+      at least 2d, so that T has no correlations to learn either.
     * ``contrast="prior"``: r is the prior, drawn by running the model, and
       :math:`L = E_q[\log p(x | z) - T(z)]`.
     * a ``Distribution`` over R^d in unconstrained space.
@@ -55,16 +58,25 @@ class DensityRatioELBO(Objective):
     The gradient of the guide flows through z alone, because :math:`E_q \nabla_\phi \log q = 0`. At
     the optimal T it is the reparameterised gradient of the ELBO.
 
-    **Biased.** The value is an estimate of minus the ELBO and bounds nothing, since T is one; do
-    not compare models by it. With the adaptive contrast it is too large by about d / K besides,
-    because the moments are those of the same draws; the gradient is not.
+    **Biased.** The value is an estimate of minus the ELBO and bounds nothing, since T is one. It is
+    too small while T stops short of the log ratio, and may be below minus the log evidence: do not
+    compare models by it. With the adaptive contrasts it is too large besides, by about d / K, or by
+    d (d + 3) / (4 K) with the full covariance, because the moments are those of the same draws; the
+    gradient is not.
 
     **When it fails.** A critic that lags behind the guide gives a gradient towards where q was:
-    take a larger rate for it than for the guide, as in the example, and for the guide a rate that
-    falls. The prior contrast fails when KL(q || prior) is large: the critic tells all draws apart,
-    D goes to 0 and T stops short of the log ratio, so that the guide becomes too narrow. With more
-    than some tens of dimensions any ratio does. ``LogisticRatio()`` sees a quadratic log ratio,
-    which for the shape of q means correlations and not much else.
+    take a larger rate for it than for the guide, as in the example of
+    :func:`~numpyro_ext.guides.with_critic`, and let both rates fall. The prior contrast fails when
+    KL(q || prior) is large: the critic tells all draws apart, D goes to 0 and T stops short of the
+    log ratio, so that the guide becomes too narrow. In more than some tens of dimensions any ratio
+    does.
+
+    With ``contrast="adaptive"`` a correlated guide becomes too wide where the critic lags, because
+    its draws gather on a line without being charged for it: take ``"adaptive_full"``, or more rate
+    for the critic. ``LogisticRatio()`` has a quadratic log ratio and does not see another shape of
+    q, so that a flexible guide becomes too wide; and its (d + 1)(d + 2) / 2 coefficients fit the
+    noise of the draws unless K is many times that, which makes the guide too narrow.
+    :func:`~numpyro_ext.diagnostics.diagnose` sees all of these in its implied sd ratio.
 
     **Subsampling.** Unbiased. ``Implicit`` sites in a plate have one ratio for each row, from K
     draws of each, and their critic sees the data by ``with_critic(guide, features=...)``. The
@@ -80,7 +92,8 @@ class DensityRatioELBO(Objective):
 
     :param int num_particles: number of draws K; some tens at least, because T is estimated from
         them.
-    :param contrast: ``"adaptive"``, ``"prior"``, or a distribution with event shape ``(d,)``.
+    :param contrast: ``"adaptive"``, ``"adaptive_full"``, ``"prior"``, or a distribution with event
+        shape ``(d,)``.
     :param ratio: ``"critic"``, ``KernelRatio()`` or ``LogisticRatio()``.
     :param vectorize_particles: as in :class:`Objective`.
 
@@ -126,13 +139,13 @@ class DensityRatioELBO(Objective):
         vectorize_particles: bool | MapT = True,
     ) -> None:
         if not isinstance(contrast, dist.Distribution):
-            check_choice("contrast", contrast, ("adaptive", "prior"))
+            check_choice("contrast", contrast, ("adaptive", "adaptive_full", "prior"))
         if ratio != "critic" and (isinstance(ratio, type) or not hasattr(ratio, "fit")):
             raise ValueError(
                 f"ratio is {ratio!r}; it must be 'critic', or an estimator from draws:"
                 " KernelRatio() or LogisticRatio() of numpyro_ext.scores."
             )
-        if ratio != "critic" or contrast == "adaptive":
+        if ratio != "critic" or contrast in ("adaptive", "adaptive_full"):
             check_several("num_particles", num_particles, "one draw has no distribution")
         self.contrast, self.ratio = contrast, ratio
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
@@ -174,10 +187,16 @@ class DensityRatioELBO(Objective):
             return x, y, jnp.asarray(r.log_prob(x))
         if self.contrast == "prior":
             return x, prior, jnp.zeros(x.shape[:-1])
+        y = random.normal(key, x.shape, x.dtype)
+        if self.contrast == "adaptive_full":
+            rows = x.reshape(len(x), -1, x.shape[-1])
+            u, log_det = jax.vmap(_whiten_fully, 1, (1, 0))(rows)
+            log_r = jnp.sum(norm.logpdf(u), -1) - log_det
+            return u.reshape(x.shape), y, log_r.reshape(x.shape[:-1])
         # Coordinate by coordinate, so the rows of plates may stand side by side.
         u, _, scale = whiten(x.reshape(len(x), -1))
         log_r = jnp.sum((norm.logpdf(u) - jnp.log(scale)).reshape(x.shape), -1)
-        return u.reshape(x.shape), random.normal(key, x.shape, x.dtype), log_r
+        return u.reshape(x.shape), y, log_r
 
     def _estimator(self, draws: Draws, samples: Samples) -> Estimate:
         if self.ratio != "critic":
@@ -202,6 +221,25 @@ def _samples(draws: Draws) -> Samples:
             " each step; use no subsample_size, or Implicit sites in the guide."
         )
     return Samples(draws, implicit=implicit)
+
+
+def _whiten_fully(x: Array) -> tuple[Array, Array]:
+    """``(K, d)`` draws in the coordinates in which their covariance is the identity, and the log
+    determinant of the way back."""
+    K, d = x.shape
+    if K < 2 * d:
+        raise ValueError(
+            f"num_particles is {K} for {d} latent dimensions; contrast='adaptive_full' takes the"
+            f" covariance of the draws and needs at least {2 * d}, or use contrast='adaptive'."
+        )
+    centred = x - stop_gradient(jnp.mean(x, 0))
+    fixed = stop_gradient(centred)
+    scale = jnp.sqrt(jnp.mean(fixed**2, 0)) + 1e-6
+    fixed = fixed / scale
+    correlation = fixed.T @ fixed / K + K * jnp.finfo(x.dtype).eps * jnp.eye(d, dtype=x.dtype)
+    factor = scale[:, None] * jnp.linalg.cholesky(correlation)
+    u = solve_triangular(factor, centred.T, lower=True).T
+    return u, jnp.sum(jnp.log(jnp.diagonal(factor)))
 
 
 def _by_fit(ratio: Any) -> Estimate:

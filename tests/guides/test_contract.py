@@ -37,8 +37,9 @@ from numpyro_ext.guides import (
     AutoRadialNormal,
     AutoRealNVPNormal,
     AutoSplineNormal,
+    with_critic,
 )
-from numpyro_ext.objectives import ImplicitELBO
+from numpyro_ext.objectives import DensityRatioELBO, ImplicitELBO
 
 
 def net_init(rng_key, input_shape):
@@ -167,6 +168,19 @@ def test_training_lowers_the_loss(name):
     _, _, result = fitted(name)
     assert jnp.isfinite(result.losses).all()
     assert jnp.median(result.losses[-10:]) < jnp.median(result.losses[:10]) - 5.0
+
+
+def test_a_guide_with_a_critic_keeps_the_promises_of_the_guide():
+    guide = with_critic(AutoImplicit(model, hidden_dims=(8,)), hidden_dims=(8,))
+    svi = SVI(model, guide, optax.adam(3e-2), DensityRatioELBO(8))
+    result = svi.run(random.key(0), STEPS, X, Y, progress_bar=False)
+    assert jnp.median(result.losses[-10:]) < jnp.median(result.losses[:10]) - 5.0
+    again = pickle.loads(pickle.dumps(guide))
+    draws = again.sample_posterior(random.key(1), result.params, sample_shape=(3,))
+    in_support(draws)
+    assert draws["mu"].shape == (3, N)
+    assert isinstance(guide, SamplesLatent)
+    assert guide.sample_latent(random.key(1), result.params, 3).shape == (3, guide.latent_dim)
 
 
 @every_guide

@@ -74,6 +74,8 @@ class WithOptimalCritic:
     def critic(self, params, x):
         params = jax.lax.stop_gradient(params)  # as if they were the critic's own
         m, L = params["m"], params["L"]
+        if self.contrast == "adaptive_full":  # it sees N(0, I)
+            return jnp.zeros(x.shape[:-1])
         if self.contrast == "prior":
             r = dist.Normal(params["prior_loc"], PRIOR_SCALE).to_event(1)
         elif self.contrast == "adaptive":  # it sees u = (z - m) / sd
@@ -85,7 +87,7 @@ class WithOptimalCritic:
 
 
 R = dist.MultivariateNormal(jnp.array([0.2, 0.1]), jnp.array([[0.8, -0.2], [-0.2, 0.5]]))
-CONTRASTS = {"prior": "prior", "adaptive": "adaptive", "distribution": R}
+CONTRASTS = {name: name for name in ("prior", "adaptive", "adaptive_full")} | {"distribution": R}
 MANY = 40_000
 
 
@@ -210,7 +212,7 @@ X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
 LOCAL = {"loc": jnp.array(0.5), "c": jnp.array(0.3), "w": jnp.array(0.7)}
 
 
-@pytest.mark.parametrize("contrast", ["adaptive", "prior"])
+@pytest.mark.parametrize("contrast", ["adaptive", "adaptive_full", "prior"])
 def test_rows_of_a_minibatch_have_a_ratio_each_and_are_scaled(contrast):
     K, M, key = 4, 3, random.key(2)
     loss = DensityRatioELBO(K, contrast)
@@ -233,6 +235,10 @@ def test_rows_of_a_minibatch_have_a_ratio_each_and_are_scaled(contrast):
             scale = z[:, n].std(0)
             u = (z[:, n] - z[:, n].mean(0)) / scale
             log_r = dist.Normal().log_prob(u).sum(-1) - np.log(scale).sum()
+        if contrast == "adaptive_full":
+            L = np.linalg.cholesky(np.cov(z[:, n].T, ddof=0))
+            u = np.linalg.solve(L, (z[:, n] - z[:, n].mean(0)).T).T
+            log_r = dist.Normal().log_prob(u).sum(-1) - np.log(np.diag(L)).sum()
         T = 0.7 * np.sin(u[:, 0]) * u[:, 1] + x[n] * u[:, 1] ** 2
         total += np.mean(log_lik + prior - log_r - T) * 6 / 3
     value, grad = jax.value_and_grad(lambda p: loss.loss(key, p, local_model, Amortised(), X, M))(
@@ -400,6 +406,9 @@ def test_what_does_not_fit_is_named():
     sentence = "latent sites of the model, w, z, with .* made of w, z, in 2 sets of plates"
     assert_refuses(sentence, prior, {}, model_of_two_kinds, both, X)
     wrong = DensityRatioELBO(3, dist.Normal(jnp.zeros(2), 1.0))
+    full = DensityRatioELBO(3, "adaptive_full", ratio=LogisticRatio(1))
+    sentence = "num_particles is 3 for 2 latent dimensions; .* needs at least 4, or use contrast='a"
+    assert_refuses(sentence, full, PARAMS, model, guide)
     sentence = r"batch shape \(2,\) and event shape \(\); it must be .* \(2,\).*to_event\(1\)"
     assert_refuses(sentence, wrong, PARAMS, model, with_critic(guide))
 
