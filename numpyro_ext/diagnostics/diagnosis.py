@@ -285,7 +285,8 @@ def _of_guide(
         more = "the next lines look at its draws" if without_density else "compare it with MCMC"
         rows += [Row("k-hat", np.nan, None, "", None, f"{verdict}; {more}."), *without_density]
     else:
-        rows += _weight_rows(weights.reshape(-1, *weights.shape[2:]))
+        log_w = weights.reshape(-1, *weights.shape[2:])
+        rows += _weight_rows(log_w, auxiliary=facts.get("density") == "bound")
     title = _title(facts, f"{sizes['chain']} x {sizes['draw']:,} draws")
     return Diagnosis(title, tuple(rows))
 
@@ -298,7 +299,7 @@ def _without_density(fit: Fit, tree: Any) -> list[Row]:
     return draw_rows(scored(draws or {}, fit))
 
 
-def _weight_rows(log_w: np.ndarray) -> list[Row]:
+def _weight_rows(log_w: np.ndarray, *, auxiliary: bool) -> list[Row]:
     units = log_w.reshape(len(log_w), -1)
     chosen = equally_spaced(units.shape[1], UNITS)
     if not np.all(np.isfinite(units) | (units == -np.inf)) or len(log_w) < 25:
@@ -309,6 +310,11 @@ def _weight_rows(log_w: np.ndarray) -> list[Row]:
         return [Row("k-hat", np.nan, None, "", False, verdict)]
     found = pareto_khat(units[:, chosen] if log_w.ndim > 1 else units[:, 0])
     wrong = "the guide is far from the posterior; take a richer guide, or reparametrise the model."
+    if auxiliary:
+        wrong = (
+            "the guide is far from the posterior, or its reverse model from its auxiliary variables"
+            " (these weights are of both); train longer, or take a richer network for either."
+        )
     right = "the importance weights can be used, so the guide is near the posterior."
     if log_w.ndim == 1:
         ok = bool(found.khat <= found.threshold)

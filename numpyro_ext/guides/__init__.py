@@ -1,8 +1,10 @@
 """Guides for ``SVI(model, guide, ...)`` beyond NumPyro's own."""
 
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
+from numpyro_ext.guides.auxiliary import AutoAuxiliary
 from numpyro_ext.guides.critic import with_critic
 from numpyro_ext.guides.flow_guide import FlowGuide
+from numpyro_ext.guides.hamiltonian import AutoHVI
 from numpyro_ext.guides.householder import AutoHouseholderNormal
 from numpyro_ext.guides.iaf import AutoGatedIAFNormal
 from numpyro_ext.guides.implicit import AutoImplicit
@@ -14,11 +16,15 @@ from numpyro_ext.guides.nice import AutoNICENormal
 from numpyro_ext.guides.planar import AutoPlanarNormal
 from numpyro_ext.guides.radial import AutoRadialNormal
 from numpyro_ext.guides.realnvp import AutoRealNVPNormal
+from numpyro_ext.guides.reverse import with_reverse
+from numpyro_ext.guides.semi_implicit import AutoSemiImplicit
 from numpyro_ext.guides.spline import AutoSplineNormal
 from numpyro_ext.guides.transitions import Langevin, NNSampler
 
 __all__ = [
     "AutoGatedIAFNormal",
+    "AutoAuxiliary",
+    "AutoHVI",
     "AutoHouseholderNormal",
     "AutoImplicit",
     "AutoMAFNormal",
@@ -28,6 +34,7 @@ __all__ = [
     "AutoPlanarNormal",
     "AutoRadialNormal",
     "AutoRealNVPNormal",
+    "AutoSemiImplicit",
     "AutoSplineNormal",
     "FlowGuide",
     "Implicit",
@@ -36,4 +43,5 @@ __all__ = [
     "Langevin",
     "NNSampler",
     "with_critic",
+    "with_reverse",
 ]

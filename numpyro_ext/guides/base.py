@@ -108,6 +108,14 @@ class AutoJoint(ContinuousGuide):
             result[name] = numpyro.sample(name, site)
         return result
 
+    def pack(self, latents: Sites) -> Array:
+        """Constrained sites as a ``(latent_dim,)`` vector."""
+        trace = cast(Trace, self.prototype_trace)
+        supports = {name: trace[name]["fn"].support for name in self.latent_sites}
+        return jnp.concatenate(
+            [jnp.ravel(biject_to(support).inv(latents[n])) for n, support in supports.items()]
+        )
+
     def sample_latent(
         self, rng_key: Array, params: Params, num_samples: int | None = None
     ) -> Array:

@@ -2,6 +2,7 @@
 
 from numpyro_ext.objectives.amortized import AmortizedMCMC
 from numpyro_ext.objectives.annealing import count_steps
+from numpyro_ext.objectives.auxiliary import AuxiliaryELBO
 from numpyro_ext.objectives.base import Objective
 from numpyro_ext.objectives.black_box_alpha import BBAlphaELBO
 from numpyro_ext.objectives.chi import ChiUpperBound
@@ -14,12 +15,14 @@ from numpyro_ext.objectives.kl_weights import minibatch_kl_weights
 from numpyro_ext.objectives.mixture import MixtureELBO
 from numpyro_ext.objectives.nested import NestedVRELBO
 from numpyro_ext.objectives.renyi import IWELBO, VRELBO
+from numpyro_ext.objectives.semi_implicit import SemiImplicitELBO
 from numpyro_ext.objectives.stein_discrepancy import SteinDiscrepancy
 from numpyro_ext.objectives.thermodynamic import ThermodynamicELBO
 from numpyro_ext.objectives.vimco import VIMCO
 
 __all__ = [
     "AmortizedMCMC",
+    "AuxiliaryELBO",
     "BBAlphaELBO",
     "ChiUpperBound",
     "DensityRatioELBO",
@@ -31,6 +34,7 @@ __all__ = [
     "NestedVRELBO",
     "Objective",
     "SteinDiscrepancy",
+    "SemiImplicitELBO",
     "TailAdaptive",
     "ThermodynamicELBO",
     "VIMCO",

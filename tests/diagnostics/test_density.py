@@ -19,7 +19,7 @@ import pytest
 from numpyro_ext._model.implicit import Implicit
 from numpyro_ext.diagnostics._evaluate import prototype
 from numpyro_ext.diagnostics._fit import fit_of
-from numpyro_ext.guides import AutoRealNVPNormal
+from numpyro_ext.guides import AutoAuxiliary, AutoHVI, AutoRealNVPNormal, AutoSemiImplicit
 
 
 def model():
@@ -162,6 +162,9 @@ def in_parts(second):
         (model, in_parts(AutoDelta), "none"),
         (model, AutoDelta(model), "none"),
         (model, AutoDAIS(model, K=1), "bound"),
+        (model, AutoAuxiliary(model, hidden_dims=(2,)), "bound"),
+        (model, AutoHVI(model, hidden_dims=(2,)), "bound"),
+        (model, AutoSemiImplicit(model, hidden_dims=(2,)), "none"),
         (only_local, AutoSemiDAIS(only_local, only_local, K=1), "bound"),
     ],
     ids=lambda x: type(x).__name__,

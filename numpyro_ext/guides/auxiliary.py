@@ -1,0 +1,176 @@
+"""A guide with auxiliary variables, and the reverse model with which they are paid.
+
+Agakov, Barber, "An auxiliary variational method" (ICONIP 2004); Ranganath, Tran, Blei,
+"Hierarchical variational models" (ICML 2016).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax import Array
+import jax.numpy as jnp
+import numpyro
+from numpyro.distributions import Normal, constraints
+from numpyro.handlers import block, substitute
+from numpyro.infer.initialization import init_to_uniform
+
+from numpyro_ext._checks import check_count, check_positive
+from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext.guides.base import AutoJoint
+from numpyro_ext.guides.networks import (
+    Network,
+    check_network,
+    conditional_mlp,
+    flat_module,
+    normal_of,
+)
+
+__all__ = ["AutoAuxiliary"]
+
+# At 0 the auxiliary variables are without effect, which is a saddle point of the bound.
+SLOPE = 0.5
+
+
+class AutoAuxiliary(AutoJoint):
+    r"""A normal distribution given auxiliary variables, integrated over them.
+
+    In the model's unconstrained space of dimension :math:`d`, with e the latent vector in units of
+    the guide, :math:`z = loc + scale \odot e`,
+
+    .. math::
+
+        a \sim N(0, I), \qquad e \mid a \sim N(\mu(a), \mathrm{diag}\, \sigma(a)^2), \qquad
+        q(z) = \int q(z \mid a)\, q(a)\, da .
+
+    That density is an integral. A second network, the reverse model :math:`r(a \mid z) = N(m(e),
+    \mathrm{diag}\, s(e)^2)`, makes it tractable at a price: the bound is
+
+    .. math::
+
+        E[\log p^*(z) + \log r(a \mid z) - \log q(a) - \log q(z \mid a)]
+        = \mathrm{ELBO}(q) - E_{q(z)}\, \mathrm{KL}(q(a \mid z) \,\|\, r(a \mid z)) .
+
+    The guide subtracts :math:`\log r` by the ``numpyro.factor`` site ``{prefix}_reverse``, so that
+    ``Trace_ELBO`` is that bound and every other loss of a density works on (z, a) together.
+    With ``num_layers`` L the auxiliary variables are a chain :math:`a_1 \to \dots \to a_L \to z`,
+    each normal given the one before, and the reverse model is the chain from z back to
+    :math:`a_1`. The guide starts at :math:`N(init\_loc, init\_scale^2 I)` with a reverse model that
+    is right (to 0.001).
+
+    *Where it fails.* The bound is too low by the KL of the reverse model, so that the guide prefers
+    an a that a normal distribution can tell from z: modes that need a different a for the same z
+    are lost. Losses that take a gradient at given draws (``gradient="stl"`` or ``"dreg"``) are
+    refused, because :math:`\log r` has parameters. k-hat and the bounds of ``diagnose`` are those
+    of (z, a): a bad reverse model makes them bad too.
+
+    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
+        plate.
+    :param int aux_dim: length of a; d if None.
+    :param network: a stax pair ``(init_fn, apply_fn)`` from ``aux_dim`` numbers to :math:`\mu` and
+        :math:`\log \sigma`, 2 d numbers, with weights in the vector ``{prefix}_net$params``. The
+        default is a linear layer plus an MLP of ``hidden_dims`` (ELU). Log-scales are kept between
+        -5 and 5. With a pair of its own the guide starts wherever that puts it, and pickles only if
+        the pair does.
+    :param reverse_network: the same for r, from e to m and :math:`\log s`, 2 ``aux_dim`` numbers.
+    :param hidden_dims: widths of the hidden layers.
+    :param int num_layers: the number L of auxiliary vectors.
+    :param float init_scale: initial standard deviation of every unconstrained coordinate.
+    :param str prefix: what the names of the guide's own sites start with.
+    :param init_loc_fn: a per-site initialization function.
+
+    **References**
+
+    1. *An auxiliary variational method*, equation 7, Felix V. Agakov, David Barber (ICONIP 2004)
+    2. *Hierarchical variational models*, equation 5, Rajesh Ranganath, Dustin Tran, David M. Blei
+       (ICML 2016)
+
+    .. doctest::
+
+        >>> import jax, numpyro, numpyro.distributions as dist, optax
+        >>> from numpyro.infer import SVI, Trace_ELBO
+        >>> from numpyro_ext.guides import AutoAuxiliary
+        >>> def model():
+        ...     x = numpyro.sample("x", dist.Normal(0, 1))
+        ...     numpyro.sample("y", dist.Normal(x, 0.3))
+        >>> guide = AutoAuxiliary(model)  # was: AutoNormal(model)
+        >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
+        >>> result = svi.run(jax.random.key(0), 2000, progress_bar=False)
+        >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(1000,))
+        >>> print(f"{jax.numpy.corrcoef(draws['x'], draws['y'])[0, 1]:.1f}")  # AutoNormal has 0
+        0.9
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        aux_dim: int | None = None,
+        network: Network | None = None,
+        reverse_network: Network | None = None,
+        hidden_dims: Sequence[int] = (32, 32),
+        num_layers: int = 1,
+        init_scale: float = 0.1,
+        prefix: str = "auto",
+        init_loc_fn: Callable[..., Any] = init_to_uniform,
+    ) -> None:
+        check_positive("init_scale", init_scale)
+        check_network(network, hidden_dims)
+        check_network(reverse_network, hidden_dims, "reverse_network")
+        self.aux_dim = None if aux_dim is None else check_count("aux_dim", aux_dim)
+        self.network = network
+        self.reverse_network = reverse_network
+        self.hidden_dims = tuple(hidden_dims)
+        self.num_layers = check_count("num_layers", num_layers)
+        self.init_scale = init_scale
+        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+
+    def sample_vector(self, sample_shape: tuple[int, ...], args: tuple, kwargs: Params) -> Array:
+        auxiliary = {"is_auxiliary": True}
+        num_aux, name = self.aux_dim or self.latent_dim, f"_{self.prefix}_aux"
+        normal = Normal(0.0, 1.0).expand((*sample_shape, num_aux))
+        aux: list[Any] = []
+        for i in range(self.num_layers):
+            if aux:
+                normal = self._normal(f"aux__{i}", None, aux[-1], num_aux)
+            aux.append(numpyro.sample(f"{name}__{i}", normal.to_event(1), infer=auxiliary))
+        loc, scale = self._loc_and_scale()
+        e = self._normal("net", self.network, aux[-1], self.latent_dim)
+        normal = Normal(loc + scale * e.loc, scale * e.scale).to_event(1)
+        z: Any = numpyro.sample(f"_{self.prefix}_latent", normal, infer=auxiliary)
+        numpyro.factor(f"{self.prefix}_reverse", -self._reverse(z, aux))
+        return z
+
+    def reverse_log_prob(
+        self, params: Params, aux: Sites, latents: Sites, *args: Any, **kwargs: Any
+    ) -> Array:
+        """:math:`\\log r(a \\mid z)`, a number.
+
+        :param dict params: the guide's parameters, from ``svi.get_params``.
+        :param dict aux: the guide's sites ``_{prefix}_aux__{i}``.
+        :param dict latents: the model's latent sites.
+        """
+        self._check_fitted(params)
+        names = [f"_{self.prefix}_aux__{i}" for i in range(self.num_layers)]
+        with block(), substitute(data=params):
+            return self._reverse(self.pack(latents), [aux[name] for name in names])
+
+    def _reverse(self, z: Array, aux: Sequence[Array]) -> Array:
+        loc, scale = self._loc_and_scale()
+        num_aux = self.aux_dim or self.latent_dim
+        given, pair, log_r = (z - loc) / scale, self.reverse_network, jnp.zeros(())
+        for i in reversed(range(self.num_layers)):
+            normal = self._normal(f"reverse__{i}", pair, given, num_aux)
+            log_r = log_r + normal.log_prob(aux[i]).sum(-1)
+            given, pair = aux[i], None
+        return log_r
+
+    def _loc_and_scale(self) -> tuple[Any, Any]:
+        loc = numpyro.param(f"{self.prefix}_loc", self.init_latent)
+        start = jnp.full(self.latent_dim, self.init_scale)
+        positive = constraints.softplus_positive
+        return loc, numpyro.param(f"{self.prefix}_scale", start, constraint=positive)
+
+    def _normal(self, name: str, network: Network | None, x: Array, out_dim: int) -> Normal:
+        pair = network or conditional_mlp(self.hidden_dims, x.shape[-1], out_dim, SLOPE)
+        net = flat_module(f"{self.prefix}_{name}$params", pair, x.shape[-1:])
+        return Normal(*normal_of(net(x)))

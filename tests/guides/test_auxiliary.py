@@ -1,0 +1,204 @@
+"""`AutoAuxiliary` and `with_reverse`: their densities add up, and what does not fit is named."""
+
+from functools import cache, partial
+import pickle
+
+import jax
+from jax import random
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro.handlers import seed, substitute, trace
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.initialization import init_to_median
+import optax
+import pytest
+
+from numpyro_ext.diagnostics import diagnose, pareto_khat, to_arviz
+from numpyro_ext.guides import AutoAuxiliary, IntractableDensityError, with_reverse
+from numpyro_ext.objectives import AuxiliaryELBO, log_weights
+
+
+def model():
+    """Normalised, with a constrained site, not in the order of the alphabet."""
+    b = numpyro.sample("b", dist.Normal(1.0, 0.7))
+    numpyro.sample("a", dist.LogNormal(0.3 * b, 0.5))
+
+
+MAKE = {
+    "one layer": partial(AutoAuxiliary, model, aux_dim=3, hidden_dims=(5,)),
+    "two layers": partial(AutoAuxiliary, model, aux_dim=1, hidden_dims=(4,), num_layers=2),
+}
+every_kind = pytest.mark.parametrize("kind", MAKE)
+
+
+@cache
+def perturbed(kind):
+    guide = MAKE[kind](init_scale=1.0, init_loc_fn=init_to_median)
+    svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO())
+    start = svi.optim.get_params(svi.init(random.key(0)).optim_state)
+    flat, unravel = ravel_pytree(start)
+    moved = unravel(flat + 0.1 * random.normal(random.key(1), flat.shape))
+    return guide, svi, svi.constrain_fn(start), svi.constrain_fn(moved)
+
+
+@every_kind
+def test_log_weights_on_the_extended_space_average_to_the_evidence(kind):
+    guide, _, _, params = perturbed(kind)
+    weights = jnp.exp(log_weights(random.key(2), params, model, guide, num_samples=50_000))
+    error = weights.std() / 50_000**0.5
+    assert error < 0.01 and abs(weights.mean() - 1.0) < 4 * error
+
+
+@every_kind
+def test_starts_at_the_normal_with_a_reverse_model_that_is_right(kind):
+    guide, _, params, _ = perturbed(kind)
+    K = 20_000
+    loss = jax.jit(lambda p: AuxiliaryELBO(K).loss(random.key(2), p, model, guide))(params)
+    normal = dist.Normal(params["auto_loc"], 1.0)
+    z = normal.sample(random.key(3), (K,))
+    log_p = dist.Normal(1.0, 0.7).log_prob(z[:, 0])
+    terms = log_p + dist.Normal(0.3 * z[:, 0], 0.5).log_prob(z[:, 1]) - normal.log_prob(z).sum(1)
+    assert abs(-loss - terms.mean()) < 0.001 + 4 * terms.std() * (2 / K) ** 0.5
+
+
+@every_kind
+def test_factor_is_minus_the_reverse_density(kind):
+    guide, _, _, params = perturbed(kind)
+    sites = trace(substitute(seed(guide, 3), params)).get_trace()
+    aux = {n: s["value"] for n, s in sites.items() if n.startswith("_auto_aux")}
+    latents = {name: sites[name]["value"] for name in ("a", "b")}
+    assert len(aux) == guide.num_layers
+    log_r = guide.reverse_log_prob(params, aux, latents)
+    assert jnp.allclose(sites["auto_reverse"]["fn"].log_factor, -log_r, rtol=1e-5)
+
+
+def test_default_networks_are_replaced_one_by_one():
+    def pair(out):
+        return (lambda key, shape: ((out,), jnp.ones(())), lambda w, x: jnp.full(out, w) * x.sum())
+
+    guide = AutoAuxiliary(model, network=pair(4), reverse_network=pair(6), aux_dim=3)
+    sites = trace(seed(guide, 0)).get_trace()
+    a, z = sites["_auto_aux__0"]["value"], sites["_auto_latent"]["value"]
+    normal = sites["_auto_latent"]["fn"].base_dist
+    loc = sites["auto_loc"]["value"]
+    clamped = 5.0 * jnp.tanh(a.sum() / 5.0)
+    assert jnp.allclose(normal.loc, loc + 0.1 * a.sum(), rtol=1e-5)
+    assert jnp.allclose(normal.scale, 0.1 * jnp.exp(clamped), rtol=1e-5)
+    e = ((z - loc) / 0.1).sum()
+    log_r = dist.Normal(e, jnp.exp(5.0 * jnp.tanh(e / 5.0))).log_prob(a).sum()
+    assert jnp.allclose(sites["auto_reverse"]["fn"].log_factor, -log_r, rtol=1e-5)
+
+
+def test_diagnostics_work_on_the_extended_space():
+    guide, svi, params, _ = perturbed("one layer")
+    tree = to_arviz(svi, params, num_samples=2000)
+    assert tree.attrs["density"] == "bound" and set(tree["posterior"]) == {"a", "b"}
+    weights = tree["sample_stats"]["log_weight"].to_numpy()
+    loss = jax.jit(lambda p: AuxiliaryELBO(2000).loss(random.key(2), p, model, guide))(params)
+    assert abs(weights.mean() + loss) < 4 * weights.std() * (2 / weights.size) ** 0.5
+    khat = pareto_khat(svi, params, num_samples=2000).khat
+    rows = {row.quantity: row for row in diagnose(svi, params, num_samples=2000).rows}
+    assert rows["k-hat"].value == pytest.approx(khat)
+    assert rows["k-hat"].ok or "or its reverse model" in rows["k-hat"].verdict
+    assert rows["ELBO (order 1)"].value == pytest.approx(weights.mean(), abs=1e-4)
+
+
+def test_marginal_density_is_refused_by_name():
+    guide, _, params, _ = perturbed("one layer")
+    with pytest.raises(IntractableDensityError, match="AutoAuxiliary has no density of its latent"):
+        guide.get_posterior(params)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"aux_dim": 0}, ValueError, "aux_dim is 0"),
+        ({"num_layers": 0}, ValueError, "num_layers is 0"),
+        ({"init_scale": -1.0}, ValueError, "init_scale is -1.0"),
+        ({"reverse_network": 3}, TypeError, "reverse_network is 3"),
+    ],
+)
+def test_bad_arguments_are_named(options, error, match):
+    with pytest.raises(error, match=match):
+        AutoAuxiliary(model, **options)
+
+
+def by_hand():
+    c = numpyro.sample("c", dist.Normal(), infer={"is_auxiliary": True})
+    d = numpyro.sample("d", dist.Normal(c, 2.0), infer={"is_auxiliary": True})
+    numpyro.sample("b", dist.Normal(d, numpyro.param("s", 0.5)))
+    numpyro.sample("a", dist.LogNormal(c, 1.0))
+
+
+def reverse(latents):
+    d = numpyro.sample("d", dist.Normal(numpyro.param("w", 0.7) * latents["b"], 1.5))
+    numpyro.sample("c", dist.Normal(0.2 * d + jnp.log(latents["a"]), 1.0))
+    numpyro.deterministic("hidden", d)
+
+
+def test_only_factors_and_parameters_of_the_reverse_model_are_seen():
+    paired = with_reverse(by_hand, reverse)
+    inner, sites = (trace(seed(fn, 1)).get_trace() for fn in (by_hand, paired))
+    assert set(sites) - set(inner) == {"auto_reverse_c", "auto_reverse_d", "w"}
+    c, d, b, a = (inner[name]["value"] for name in "cdba")
+    log_r = dist.Normal(0.7 * b, 1.5).log_prob(d)
+    assert jnp.allclose(sites["auto_reverse_d"]["fn"].log_factor, -log_r)
+    other = dist.Normal(0.2 * d + jnp.log(a), 1.0).log_prob(c)
+    assert jnp.allclose(sites["auto_reverse_c"]["fn"].log_factor, -other)
+    found = paired.reverse_log_prob({"w": 0.7}, {"c": c, "d": d}, {"a": a, "b": b})
+    assert jnp.allclose(found, log_r + other)
+
+
+def test_wrapped_guide_trains_pickles_and_is_converted():
+    paired = pickle.loads(pickle.dumps(with_reverse(by_hand, reverse)))
+    svi = SVI(model, paired, optax.adam(1e-2), AuxiliaryELBO(4))
+    result = svi.run(random.key(0), 20, progress_bar=False)
+    assert set(result.params) == {"s", "w"}
+    tree = to_arviz(svi, result, num_samples=50)
+    assert tree.attrs["density"] == "bound" and set(tree["posterior"]) == {"a", "b"}
+
+
+def test_attributes_are_those_of_the_inner_guide():
+    auto = MAKE["one layer"]()
+    paired = with_reverse(auto, reverse)
+    assert paired.prefix == "auto" and paired.sample_posterior == auto.sample_posterior
+
+
+def no_aux():
+    numpyro.sample("b", dist.Normal())
+    numpyro.sample("a", dist.LogNormal())
+
+
+def lacks_c(latents):
+    numpyro.sample("d", dist.Normal())
+
+
+def has_more(latents):
+    reverse(latents)
+    numpyro.sample("e", dist.Normal())
+
+
+def has_factor(latents):
+    reverse(latents)
+    numpyro.factor("f", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("guide", "reverse", "match"),
+    [
+        (by_hand, lacks_c, "the reverse model has no site 'c', an auxiliary site of the guide"),
+        (by_hand, has_more, r"site 'e', which is no auxiliary site .* the sites \['c', 'd'\]"),
+        (by_hand, has_factor, "the observed site or factor 'f'"),
+        (no_aux, reverse, "a guide without auxiliary sites"),
+    ],
+)
+def test_reverse_models_that_do_not_fit_are_named(guide, reverse, match):
+    with pytest.raises(ValueError, match=match):
+        seed(with_reverse(guide, reverse), 0)()
+
+
+def test_reverse_must_be_a_function():
+    with pytest.raises(TypeError, match="reverse is 3; it must be a function"):
+        with_reverse(by_hand, 3)

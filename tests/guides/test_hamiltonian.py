@@ -1,0 +1,180 @@
+"""`AutoHVI`: its steps, its densities, its gradients and its minibatch."""
+
+from functools import cache
+
+import jax
+from jax import random
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro.handlers import seed, substitute, trace
+from numpyro.infer import SVI, Predictive, Trace_ELBO
+from numpyro.infer.initialization import init_to_median
+from numpyro.primitives import mutable
+import optax
+import pytest
+
+from numpyro_ext._model.handlers import every_row
+from numpyro_ext.diagnostics import to_arviz
+from numpyro_ext.guides import AutoHVI
+from numpyro_ext.objectives import AuxiliaryELBO, log_weights
+from numpyro_ext.objectives.base import Draws
+
+X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
+
+
+def model(x=X):
+    """A constrained site, a minibatch and a parameter."""
+    b = numpyro.param("b", 0.7, constraint=dist.constraints.positive)
+    loc = numpyro.sample("loc", dist.Normal(1.0, 2.0))
+    scale = numpyro.sample("scale", dist.HalfNormal(1.5))
+    with numpyro.plate("data", len(x), subsample_size=4):
+        x = numpyro.subsample(x, event_dim=0)
+        numpyro.sample("x", dist.Normal(b * loc, scale), obs=x)
+
+
+def log_joint(u, b, idx):
+    """log p* of ``(loc, log scale)``, by hand."""
+    log_p = dist.Normal(1.0, 2.0).log_prob(u[0])
+    log_p += dist.HalfNormal(1.5).log_prob(jnp.exp(u[1])) + u[1]
+    return log_p + 6 / 4 * dist.Normal(b * u[0], jnp.exp(u[1])).log_prob(X[idx]).sum()
+
+
+@cache
+def perturbed():
+    guide = AutoHVI(model, num_steps=2, num_leapfrog=2, step_size=0.2, hidden_dims=(4,))
+    svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO())
+    start = svi.optim.get_params(svi.init(random.key(0)).optim_state)
+    flat, unravel = ravel_pytree(start)
+    moved = unravel(flat + 0.3 * random.normal(random.key(1), flat.shape))
+    return guide, svi, svi.constrain_fn(moved)
+
+
+def by_hand(z, v, params, idx):
+    """``z_T`` and the outgoing velocities, one leapfrog step after the other."""
+    gradient = jax.grad(lambda z: -log_joint(z, params["b"], idx))
+    states = []
+    for t in range(2):
+        eps, w = params["auto_step_size"][t] / jnp.sqrt(params["auto_mass"]), v[t]
+        for _ in range(2):
+            w = w - eps / 2 * gradient(z)
+            z = z + eps * w
+            w = w - eps / 2 * gradient(z)
+        states.append((z, w))
+    return states
+
+
+@pytest.mark.x64
+def test_draw_is_that_of_leapfrog_steps_on_the_minibatch_of_the_model(tol):
+    guide, _, params = perturbed()
+
+    @jax.jit
+    def both(params):
+        draws = Draws(AuxiliaryELBO(1), random.key(2), params, model, guide, (), {})
+        particle = draws.particle(draws.keys[0])
+        sites = {n: s["value"] for n, s in particle.guide_trace.items()}
+        idx = particle.model_trace["data"]["value"]
+        states = by_hand(sites["_auto_start"], sites["_auto_velocity"], params, idx)
+        return sites, idx, states, particle.log_weight
+
+    sites, idx, states, log_weight = both(params)
+    assert jnp.array_equal(sites["data"], idx)
+    z = states[-1][0]
+    assert jnp.allclose(sites["loc"], z[0], rtol=tol(1e-4, 1e-10))
+    assert jnp.allclose(jnp.log(sites["scale"]), z[1], rtol=tol(1e-4, 1e-10))
+    start = dist.Normal(params["auto_loc"], params["auto_scale"]).log_prob(sites["_auto_start"])
+    log_q = start.sum() + dist.Normal().log_prob(sites["_auto_velocity"]).sum()
+    aux = {name: sites[name] for name in ("_auto_start", "_auto_velocity")}
+    factor = trace(substitute(seed(guide, 0), {**params, **aux, "data": idx})).get_trace()
+    log_r = -factor["auto_reverse"]["fn"].log_factor
+    expected = log_joint(z, params["b"], idx) + log_r - log_q
+    assert jnp.allclose(log_weight, expected, rtol=tol(1e-4, 1e-10))
+
+
+def normalised():
+    u = numpyro.sample("u", dist.Normal(1.0, 0.7))
+    numpyro.sample("s", dist.LogNormal(0.3 * u, 0.5))
+
+
+@cache
+def of_normalised():
+    options = {"step_size": 0.3, "init_scale": 1.0, "hidden_dims": (4,)}
+    guide = AutoHVI(normalised, init_loc_fn=init_to_median, **options)
+    svi = SVI(normalised, guide, optax.adam(1e-2), Trace_ELBO())
+    start = svi.optim.get_params(svi.init(random.key(0)).optim_state)
+    flat, unravel = ravel_pytree(start)
+    moved = unravel(flat + 0.1 * random.normal(random.key(1), flat.shape))
+    return guide, svi, svi.constrain_fn(moved)
+
+
+def test_log_weights_on_the_extended_space_average_to_the_evidence():
+    # This needs the steps to keep volume and every density to be right.
+    guide, _, params = of_normalised()
+    weights = jnp.exp(log_weights(random.key(2), params, normalised, guide, num_samples=50_000))
+    error = weights.std() / 50_000**0.5
+    assert error < 0.01 and abs(weights.mean() - 1.0) < 4 * error
+
+
+@pytest.mark.x64
+def test_gradient_flows_through_the_gradient_of_the_model(needs_x64):
+    guide, _, params = perturbed()
+
+    @jax.jit
+    def loss(b, step_size):
+        moved = {**params, "b": b, "auto_step_size": params["auto_step_size"] * step_size}
+        return AuxiliaryELBO(3).loss(random.key(4), moved, model, guide)
+
+    gradient = jax.grad(loss, (0, 1))(0.8, 1.0)
+    h = 1e-5
+    numeric = (loss(0.8 + h, 1.0) - loss(0.8 - h, 1.0)), (loss(0.8, 1 + h) - loss(0.8, 1 - h))
+    assert jnp.allclose(jnp.array(gradient), jnp.array(numeric) / (2 * h), rtol=1e-6)
+
+
+def test_reverse_density_is_that_of_the_factor_on_all_rows():
+    guide, _, params = perturbed()
+    aux = {"_auto_start": jnp.array([0.3, -0.5]), "_auto_velocity": jnp.full((2, 2), 0.7)}
+    fn = substitute(seed(every_row(guide), 0), {**params, **aux})
+    factor = trace(fn).get_trace(X)["auto_reverse"]["fn"].log_factor
+    assert jnp.allclose(guide.reverse_log_prob(params, aux, {}, X), -factor, rtol=1e-5)
+
+
+def test_every_draw_has_a_minibatch_and_new_arguments_are_followed():
+    guide, _, params = perturbed()
+    one = guide.sample_posterior(random.key(1), params, sample_shape=(3,))
+    assert one["loc"].shape == (3,)
+    far = guide.sample_posterior(random.key(1), params, X[:5] + 3.0, sample_shape=(3,))
+    assert (far["loc"] > one["loc"]).all()
+    predicted = Predictive(guide, params=params, num_samples=3)(random.key(1), X[:5] + 3.0)
+    assert predicted["loc"].shape == (3,)
+
+
+def test_conversion_takes_all_rows():
+    _, svi, params = perturbed()
+    tree = to_arviz(svi, params, num_samples=30)
+    assert tree.attrs["density"] == "bound"
+    assert tree["log_likelihood"]["x"].shape == (1, 30, 6)
+
+
+def with_state():
+    numpyro.sample("z", dist.Normal(mutable("m", jnp.zeros(())), 1.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"step_size": 0.0}, "step_size is 0.0"),
+        ({"step_size": -0.1}, "step_size is -0.1"),
+        ({"num_steps": 0}, "num_steps is 0"),
+        ({"num_leapfrog": 0}, "num_leapfrog is 0"),
+        ({"init_scale": 0.0}, "init_scale is 0.0"),
+    ],
+)
+def test_bad_arguments_are_named(options, match):
+    with pytest.raises(ValueError, match=match):
+        AutoHVI(model, **options)
+
+
+def test_mutable_state_is_named():
+    with pytest.raises(ValueError, match="the model has the mutable site 'm'"):
+        seed(AutoHVI(with_state), 0)()
