@@ -69,7 +69,7 @@ GUIDES = FLOWS | {
     "mixture": partial(AutoMixtureNormal, num_components=2, init_spread=1e-3),
     "Markov": AutoMarkov,  # the sites of two rows are its sequence
     "implicit": partial(AutoImplicit, hidden_dims=(8,)),
-    # These have no density of the latent vector alone. HVI starts at a normal if its steps are short.
+    # These have no density of the latent vector alone; HVI starts at a normal if steps are short.
     "semi-implicit": partial(AutoSemiImplicit, hidden_dims=(8,)),
     "auxiliary": partial(AutoAuxiliary, hidden_dims=(8,)),
     "HVI": partial(AutoHVI, num_steps=2, hidden_dims=(8,), step_size=1e-3),
