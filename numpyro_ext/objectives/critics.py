@@ -10,24 +10,16 @@ import jax.numpy as jnp
 from numpyro_ext._model.handlers import inside_plates
 from numpyro_ext._typing import HasCritic, Params
 from numpyro_ext.objectives.base import Draws
+from numpyro_ext.objectives.protocols import unwrapped
 from numpyro_ext.objectives.samples import Block
 
-__all__ = ["Critic", "critic_of", "divergence", "refuse_model_params", "unwrapped"]
+__all__ = ["Critic", "critic_of", "divergence", "refuse_model_params"]
 
 Critic = Callable[[Params, Array], Array]
 """``(params, z)`` to the critic at the points ``z``, ``(..., d)``."""
 
 # Up to this many dimensions the divergence of a field is exact.
 _EXACT_UP_TO = 20
-
-
-def unwrapped(guide: Any, protocol: type) -> Any:
-    """The guide, or what the handlers around it hold, that satisfies a Protocol; or None."""
-    while not isinstance(guide, protocol):
-        if not hasattr(guide, "fn"):
-            return None
-        guide = guide.fn
-    return guide
 
 
 def refuse_model_params(draws: Draws) -> None:

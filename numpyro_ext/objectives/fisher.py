@@ -12,7 +12,8 @@ from numpyro_ext._checks import check_choice
 from numpyro_ext._model.read import is_delta, latent_sites
 from numpyro_ext._typing import SemiImplicit
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
-from numpyro_ext.objectives.critics import critic_of, refuse_model_params, unwrapped
+from numpyro_ext.objectives.critics import critic_of, refuse_model_params
+from numpyro_ext.objectives.protocols import unwrapped
 from numpyro_ext.objectives.samples import Samples
 
 

@@ -1,6 +1,6 @@
 """What would make a structured auto-encoder silently wrong, said before it is trained."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from jax import Array, random
 from jax.core import Tracer
@@ -53,7 +53,9 @@ def check_model(
         # Other global variables beside the same local ones.
         swapped = {site: second[site] for name in families for site in names[name]}
         traces = first, {**first, **swapped}
-        models = [trace_of(replay(seed(model, key_model), t), args, kwargs) for t in traces]
+        models = [
+            trace_of(replay(seed(model, key_model), cast(Any, t)), args, kwargs) for t in traces
+        ]
     for site in latent_sites(first):
         if site["name"] not in models[0]:
             raise ValueError(

@@ -163,7 +163,8 @@ class SVAEGuide:
     def _init_natural(self, rng_key: Array) -> dict[str, Any]:
         if self.start is None:
             return self.local_inference.init_natural(rng_key, self.prior)
-        return self.start(rng_key) if callable(self.start) else self.start
+        start: Any = self.start
+        return start(rng_key) if callable(start) else start
 
     def _plate(self, y: Array, args: tuple, kwargs: dict[str, Any]) -> Any:
         if self.create_plates is not None:
