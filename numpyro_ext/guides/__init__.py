@@ -22,8 +22,8 @@ from numpyro_ext.guides.spline import AutoSplineNormal
 from numpyro_ext.guides.transitions import Langevin, NNSampler
 
 __all__ = [
-    "AutoGatedIAFNormal",
     "AutoAuxiliary",
+    "AutoGatedIAFNormal",
     "AutoHVI",
     "AutoHouseholderNormal",
     "AutoImplicit",

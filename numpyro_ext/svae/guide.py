@@ -164,7 +164,7 @@ class SVAEGuide:
         if self.start is None:
             return self.local_inference.init_natural(rng_key, self.prior)
         start: Any = self.start
-        return start(rng_key) if callable(start) else start
+        return cast(Any, start(rng_key) if callable(start) else start)
 
     def _plate(self, y: Array, args: tuple, kwargs: dict[str, Any]) -> Any:
         if self.create_plates is not None:
