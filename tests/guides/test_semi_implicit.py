@@ -60,9 +60,10 @@ def test_latent_draws_are_those_of_the_mixture(covariance):
     z = guide.sample_latent(random.key(3), params, 20_000)
     psi = guide.sample_mixing(random.key(4), params, 20_000)
     other = guide.conditional(params, psi).sample(random.key(5))
-    # Standard errors of means and of standard deviations, in standard deviations: below .01.
-    assert jnp.abs((z.mean(0) - other.mean(0)) / z.std(0)).max() < 4 * 0.01
-    assert jnp.abs(jnp.log(z.std(0) / other.std(0))).max() < 4 * 0.01
+    levels = jnp.array([0.05, 0.25, 0.5, 0.75, 0.95])
+    below = (z[:, None] <= jnp.quantile(other, levels, axis=0)).mean(0)
+    # Both are Monte Carlo: standard errors of at most .5 sqrt(2 / 20000) = .005.
+    assert jnp.abs(below - levels[:, None]).max() < 4 * 0.005
 
 
 def test_scale_stays_above_its_floor():
