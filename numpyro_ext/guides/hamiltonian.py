@@ -24,6 +24,7 @@ from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.guides.base import AutoJoint
 from numpyro_ext.guides.networks import (
     Network,
+    bounded,
     check_network,
     conditional_mlp,
     flat_module,
@@ -33,6 +34,8 @@ from numpyro_ext.transforms import LeapfrogTransform
 
 __all__ = ["AutoHVI"]
 
+# Far beyond what a stable step does to a velocity of unit variance.
+KICK = 10.0
 _DRAWS_AT_A_TIME = 100
 
 
@@ -56,6 +59,10 @@ class AutoHVI(AutoJoint):
 
         L = E\Big[\log p^*(z_T) + \sum_t \log r_t(v_t' \mid z_t) - \log q(z_0)
         - \sum_t \log N(v_t; 0, I)\Big] \le \log p(x) .
+
+    The change of a velocity, :math:`\epsilon \nabla U`, is bounded smoothly by 10 (x becomes 10
+    tanh(x / 10)), so that a start far out, where the gradient is huge, does not throw the draw to
+    infinity. The map keeps volume all the same, whatever takes the place of the gradient.
 
     The guide subtracts the sum of :math:`\log r_t` by the ``numpyro.factor`` site
     ``{prefix}_reverse``: ``Trace_ELBO`` is the bound, and other losses of a density work on the
@@ -210,7 +217,12 @@ class AutoHVI(AutoJoint):
 
         def one_round(z: Array, given: tuple[Array, Array, Array]) -> tuple[Array, Array]:
             v, eps, one_hot = given
-            leapfrog = LeapfrogTransform(grad_u, eps / jnp.sqrt(mass), self.num_leapfrog)
+            eps = eps / jnp.sqrt(mass)
+
+            def kick(z: Array) -> Array:
+                return bounded(eps * grad_u(z), KICK) / eps
+
+            leapfrog = LeapfrogTransform(kick, eps, self.num_leapfrog)
             z, v = jnp.split(leapfrog(jnp.concatenate([z, v])), 2)
             reverse = Normal(*normal_of(net(jnp.concatenate([(z - loc) / scale, one_hot]))))
             return z, reverse.log_prob(v).sum()
