@@ -59,9 +59,11 @@ class AutoAuxiliary(AutoJoint):
 
     *Where it fails.* The bound is too low by the KL of the reverse model, so that the guide prefers
     an a that a normal distribution can tell from z: modes that need a different a for the same z
-    are lost. Losses that take a gradient at given draws (``gradient="stl"`` or ``"dreg"``) are
-    refused, because :math:`\log r` has parameters. k-hat and the bounds of ``diagnose`` are those
-    of (z, a): a bad reverse model makes them bad too.
+    are lost. Gradients are noisier than those of ``AutoNormal``: with a single particle and a
+    constant rate the bound may end below that of ``AutoNormal``, so take 8 or more and a falling
+    rate. Losses that take a gradient at given draws (``gradient="stl"`` or ``"dreg"``) are refused,
+    because :math:`\log r` has parameters. k-hat and the bounds of ``diagnose`` are those of (z, a):
+    a bad reverse model makes them bad too.
 
     :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
         plate.

@@ -63,17 +63,17 @@ class AutoHVI(AutoJoint):
     weights of r. Gradients flow through :math:`\nabla U`, which takes second derivatives of the
     model; a draw costs T ``num_leapfrog`` + T gradients of it.
 
-    *Where it fails.* The bound is too low by the KL of the reverse model, and what r does not
-    undo is lost: a few rounds make the draws of a normal distribution follow a curved or skewed
-    posterior, and do not find modes. Steps above twice the smallest standard deviation of the
-    posterior are unstable: make ``step_size`` smaller where the first losses are huge. Unlike the
-    other guides, it starts at :math:`N(init\_loc, init\_scale^2 I)` moved by the leapfrog steps.
-    With a minibatch U is that of the minibatch which the loss takes, so the guide follows the
-    minibatch: the bound holds for the joint density of the minibatch, whose average is not a bound
-    on the evidence of all data. Draws then come from random minibatches and are too wide, the more
-    so the fewer rows there are. A call without the data, as for predictions, takes those of the
-    first call. NumPyro's ``AutoDAIS`` is the annealed relative, without a reverse
-    model.
+    *Where it fails.* The bound is too low by the KL of the reverse model, and what r does not undo
+    is lost: a few rounds make the draws of a normal distribution follow a curved or skewed
+    posterior, and do not find modes. Take 8 or more particles and a falling rate. Steps above twice
+    the smallest standard deviation of the posterior are unstable: make ``step_size`` smaller where
+    the first losses are huge. Unlike the other guides, it starts at :math:`N(init\_loc,
+    init\_scale^2 I)` moved by the leapfrog steps. With a minibatch U is that of the minibatch which
+    the loss takes, so the guide follows the minibatch: the bound holds for the joint density of the
+    minibatch, whose average is not a bound on the evidence of all data. Draws then come from random
+    minibatches and are too wide, the more so the fewer rows there are. A call without the data, as
+    for predictions, takes those of the first call. NumPyro's ``AutoDAIS`` is the annealed relative,
+    without a reverse model.
 
     :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
         plate, without mutable state.

@@ -65,8 +65,8 @@ class AuxiliaryELBO(Objective):
         ...     numpyro.sample("y", dist.Normal(x, 0.3))
         >>> svi = SVI(model, AutoAuxiliary(model), optax.adam(0.01), AuxiliaryELBO(8))
         >>> losses = svi.run(jax.random.key(0), 2000, progress_bar=False).losses
-        >>> print(f"{losses[-500:].mean():.1f}")  # the evidence is 1, and AutoNormal loses 1.2
-        0.1
+        >>> bool(-0.1 < losses[-500:].mean() < 0.5)  # at best 0; that of AutoNormal is 1.2
+        True
     """
 
     def __init__(
