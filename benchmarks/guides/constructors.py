@@ -13,8 +13,10 @@ from numpyro.infer.autoguide import (
 )
 
 from numpyro_ext.guides import (
+    AutoAuxiliary,
     AutoGatedIAFNormal,
     AutoHouseholderNormal,
+    AutoHVI,
     AutoImplicit,
     AutoMAFNormal,
     AutoMixtureNormal,
@@ -22,9 +24,10 @@ from numpyro_ext.guides import (
     AutoPlanarNormal,
     AutoRadialNormal,
     AutoRealNVPNormal,
+    AutoSemiImplicit,
     AutoSplineNormal,
 )
-from numpyro_ext.objectives import VRELBO, ImplicitELBO, MixtureELBO
+from numpyro_ext.objectives import VRELBO, ImplicitELBO, MixtureELBO, SemiImplicitELBO
 
 
 class Row(NamedTuple):
@@ -77,4 +80,7 @@ ROWS: dict[str, Row] = {
     "AutoMixtureNormal": Row(AutoMixtureNormal),
     "AutoMixtureNormal (stratified)": Row(AutoMixtureNormal, MixtureELBO),
     "AutoImplicit": Row(AutoImplicit, ImplicitELBO, num_particles=64),
+    "AutoSemiImplicit": Row(AutoSemiImplicit, SemiImplicitELBO, is_bound=True),
+    "AutoAuxiliary": Row(AutoAuxiliary, is_bound=True),
+    "AutoHVI": Row(AutoHVI, is_bound=True),
 }
