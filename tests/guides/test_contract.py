@@ -145,12 +145,12 @@ def two_dimensional():
 
 
 @cache
-def perturbed(name):
+def perturbed(name, amount=0.3):
     """A guide of two dimensions at parameters that are far from its start."""
     guide, svi = new_svi(name, two_dimensional, init_scale=0.4)
     start = svi.optim.get_params(svi.init(random.key(0)).optim_state)
     flat, unravel = ravel_pytree(start)
-    params = svi.constrain_fn(unravel(flat + 0.3 * random.normal(random.key(1), flat.shape)))
+    params = svi.constrain_fn(unravel(flat + amount * random.normal(random.key(1), flat.shape)))
     return guide, svi, params
 
 
@@ -469,7 +469,8 @@ def test_density_of_own_draw_of_foreign_value_and_by_autodiff_agree(name, tol):
 
 @two_guides
 def test_loss_is_the_mean_of_log_q_minus_log_p(name):
-    guide, _, params = perturbed(name)
+    # Farther from the start exp(2 z) of the half normal has no mean in float32.
+    guide, _, params = perturbed(name, 0.1)
     objective = Trace_ELBO(20_000)
     loss = jax.jit(lambda p: objective.loss(random.key(5), p, two_dimensional, guide))(params)
     z = guide.sample_latent(random.key(6), params, 20_000)
