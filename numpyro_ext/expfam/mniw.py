@@ -51,7 +51,7 @@ class MNIWMean(NamedTuple):
     neg_half_quad: Annotated[Array, "p p symmetric"]
     """E of -Wt^T Q^{-1} Wt / 2."""
     half_logdet: Annotated[Array, ""]
-    """E of log |Q^{-1}| / 2."""
+    """E of log det Q^{-1}, halved."""
 
 
 class MNIWStandard(NamedTuple):

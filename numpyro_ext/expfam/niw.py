@@ -37,7 +37,7 @@ class NIWMean(NamedTuple):
     neg_half_quad: Annotated[Array, ""]
     """E of -loc^T Sigma^{-1} loc / 2."""
     half_logdet: Annotated[Array, ""]
-    """E of log |Sigma^{-1}| / 2."""
+    """E of log det Sigma^{-1}, halved."""
 
 
 class NIWStandard(NamedTuple):
