@@ -48,8 +48,16 @@ def local_rows(fit: Fit, tree: Any) -> list[Row]:
     if not ok:
         verdict = "message passing was cut; raise max_iter of the rule, or take one in closed form."
     rows = [Row("local inference not converged", worst, None, f"{UNCONVERGED}", ok, verdict)]
-    discrete = [s["name"] for s in latent_sites(programs) if s["fn"].support.is_discrete]
+    discrete = [s["name"] for s in latent_sites(programs) if _has_choice(s["fn"])]
     return rows + [_collapse_row(name, np.asarray(tree["posterior"][name])) for name in discrete]
+
+
+def _has_choice(fn: Any) -> bool:
+    """Whether it is discrete and has more than one state."""
+    support: Any = fn.support
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    return support.is_discrete and getattr(support, "upper_bound", 1) != 0
 
 
 def _collapse_row(name: str, z: np.ndarray) -> Row:
