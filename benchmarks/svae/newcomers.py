@@ -29,7 +29,7 @@ import numpy as np
 import numpyro
 from numpyro.diagnostics import split_gelman_rubin
 import numpyro.distributions as dist
-from numpyro.infer import SVI
+from numpyro.infer import SVI, init_to_median
 import optax
 from sklearn.datasets import load_iris
 
@@ -75,7 +75,7 @@ def normals(standard: dict[str, Any], Sigma: str = "Sigma", mu: str = "mu") -> t
         Sigma, dist.InverseWishart(standard["df"], scale_matrix=standard["scale_matrix"])
     )
     m = standard["loc"]
-    return numpyro.sample(mu, dist.MultivariateNormal(m, S / standard["kappa"])), S
+    return numpyro.sample(mu, dist.MultivariateNormal(m, S / standard["kappa"][..., None, None])), S
 
 
 def components(standard: dict[str, Any]) -> tuple[Array, Array]:
@@ -383,7 +383,9 @@ def compared(draws: dict[str, Any]) -> Samples:
 
 def truth_of(folder: Path, name: str, problem: Problem) -> tuple[Samples, float]:
     """Draws of what is compared, and the largest R-hat among them."""
-    draws: dict[str, Any] = dict(nuts(folder, name, problem.truth, (problem.y,)))
+    draws: dict[str, Any] = dict(
+        nuts(folder, name, problem.truth, (problem.y,), init_strategy=init_to_median)
+    )
     if problem.locals_given is not None:
         keys = random.split(random.key(3), len(next(iter(draws.values()))))
         one = jax.jit(jax.vmap(problem.locals_given, (0, 0, None)))
