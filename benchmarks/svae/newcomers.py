@@ -528,11 +528,10 @@ def main() -> None:
         for rule in problem.rules:
             label = type(rule).__name__
             if any(part in label for part in args.only):
-                for implicit in args.implicit:
-                    run = partial(fit, problem, rule, implicit, args.steps)
-                    text, fair = line(
-                        [name, f"`{label}`", implicit], truth, r_hat, run, args.verbose
-                    )
+                for potential, implicit in ways(problem):
+                    run = partial(fit, problem, rule, potential, implicit, args.steps)
+                    cells = [name, f"`{label}`", potential, implicit]
+                    text, fair = line(cells, truth, r_hat, run, args.verbose)
                     honest.append(fair)
                     print(text, flush=True)
     print(f"\nRows that are wrong and do not say so: {honest.count(False)} of {len(honest)}.")
