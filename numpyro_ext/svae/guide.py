@@ -17,7 +17,7 @@ from numpyro.handlers import block, seed, substitute
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.expfam import multiply
 from numpyro_ext.svae.analytic import DRAWN, global_terms
-from numpyro_ext.svae.checks import certain, check_data, check_model
+from numpyro_ext.svae.checks import certain, check_data, check_model, check_naturals
 from numpyro_ext.svae.local_inference.base import (
     LocalInference,
     LocalPosterior,
@@ -118,17 +118,7 @@ class SVAEGuide:
         init_natural: Any = None,
         site_names: Mapping[str, str] | None = None,
     ) -> None:
-        if sorted(prior) != sorted(local_inference.families):
-            raise ValueError(
-                f"prior has {sorted(prior)}, but {type(local_inference).__name__} has the global"
-                f" factors {sorted(local_inference.families)}; give natural parameters of each."
-            )
-        for name, family in local_inference.families.items():
-            if not isinstance(prior[name], family.Natural):
-                raise TypeError(
-                    f"prior['{name}'] is a {type(prior[name]).__name__}; it must be a"
-                    f" {family.Natural.__name__}, such as {family.__name__}.from_standard returns."
-                )
+        check_naturals("prior", prior, local_inference)
         self.prior = dict(prior)
         self.recognition = recognition
         self.local_inference = local_inference
@@ -178,8 +168,9 @@ class SVAEGuide:
     def _init_natural(self, rng_key: Array) -> dict[str, Any]:
         if self.start is None:
             return self.local_inference.init_natural(rng_key, self.prior)
-        start: Any = self.start
-        return cast(Any, start(rng_key) if callable(start) else start)
+        start: Any = self.start(rng_key) if callable(self.start) else self.start
+        check_naturals("init_natural", start, self.local_inference)
+        return start
 
     def _plate(self, y: Array, args: tuple, kwargs: dict[str, Any]) -> Any:
         if self.create_plates is not None:
