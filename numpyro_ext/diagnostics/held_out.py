@@ -56,8 +56,9 @@ def held_out_log_likelihood(
 
     in nats. The guide draws both; the density of :math:`\theta` does not appear, because
     :math:`q(\theta)` stands for the posterior. If one local variable is a category (Bernoulli or
-    Categorical, one number for each row), it is summed out of numerator and denominator. Without
-    local variables this is the log of the mean likelihood of a row.
+    Categorical, one number for each row), it is summed out of numerator and denominator; several,
+    or a chain of states, are drawn. Without local variables this is the log of the mean likelihood
+    of a row.
 
     **Biased downwards**: the mean of the sum is exact, so by Jensen's inequality the mean of its
     log is too low, by about half the relative variance of the weights over S. To see by how much,
