@@ -136,9 +136,14 @@ class GaussianChain(
         repeat = lambda M, n: jnp.repeat(M[..., None, :, :], n, axis=-3)  # noqa: E731
         later = jnp.zeros((*m.shape[:-1], T - 1, m.shape[-1]), m.dtype)
         initial = jnp.concatenate([m[..., None, :], later], axis=-2)
-        first = inverse(cholesky(C))
-        J = jnp.concatenate([first[..., None, :, :], repeat(inverse(cholesky(Q)), T - 1)], axis=-3)
-        return cls._constructed(_from_transitions(repeat(F, T - 1), J, matvec(J, initial)))
+        first, noise = inverse(cholesky(C)), inverse(cholesky(Q))
+        J = jnp.concatenate([first[..., None, :, :], repeat(noise, T - 1)], axis=-3)
+        natural = _from_transitions(repeat(F, T - 1), J, matvec(J, initial))
+        # The chain is a density whatever the weight. Eliminating many steps of a weight that grows
+        # would lose that to rounding, so that a draw from a wide prior would be refused.
+        finite = [jnp.all(jnp.isfinite(M), axis=(-2, -1)) for M in (first, noise, F)]
+        finite.append(jnp.all(jnp.isfinite(m), axis=-1))
+        return cls._constructed(natural, in_domain=jnp.all(jnp.stack(finite), axis=0))
 
     @classmethod
     def statistics(cls, value: Any) -> GaussianChainMean:
