@@ -34,9 +34,8 @@ def check_data(y: Any) -> None:
     if missing:
         raise ValueError(
             f"the data of the guide have {missing} NaN among {values.size} numbers, of which its"
-            " network makes NaN; drop these rows, or let data= return the data with a number in"
-            " these places and columns that say where, and leave them out of the likelihood by"
-            " numpyro.handlers.mask."
+            " network makes NaN; give SVAEGuide allow_missing(recognition), and leave these"
+            " entries out of the model's likelihood as its docstring shows, or drop these rows."
         )
 
 

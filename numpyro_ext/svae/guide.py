@@ -18,6 +18,7 @@ from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.svae.analytic import DRAWN, global_terms
 from numpyro_ext.svae.checks import check_data, check_model
 from numpyro_ext.svae.local_inference.base import LocalInference, LocalPosterior
+from numpyro_ext.svae.missing import MissingNetwork
 
 __all__ = ["SVAEGuide"]
 
@@ -44,7 +45,7 @@ class SVAEGuide:
     :param dict prior: natural parameters of the prior, named as in ``local_inference.families``.
         Natural parameters are not concentrations: ``Dirichlet.from_standard(concentration)``.
     :param recognition: a pair ``(init_fn, apply_fn)`` whose ``apply_fn`` returns a potential, such
-        as :func:`recognition_network`.
+        as :func:`recognition_network`; :func:`allow_missing` of it, if data have NaN.
     :param local_inference: a rule, such as :class:`GMMEP`.
     :param data: ``data(*args, **kwargs)`` picks the data y, with rows first, from the arguments of
         the model; the first argument by default.
@@ -151,8 +152,11 @@ class SVAEGuide:
                 f" with the keywords {sorted(kwargs)} alone; give SVAEGuide"
                 " data=lambda **kwargs: kwargs['y']."
             )
-        y = args[0] if self.data is None else self.data(*args, **kwargs)
-        check_data(y)
+        return self._checked(args[0] if self.data is None else self.data(*args, **kwargs))
+
+    def _checked(self, y: Any) -> Array:
+        if not isinstance(self.recognition, MissingNetwork):
+            check_data(y)
         return jnp.asarray(y)
 
     def _registered(self) -> dict[str, Any]:
@@ -215,9 +219,8 @@ class SVAEGuide:
         :param dict params: the guide's parameters, from ``svi.get_params``.
         :param y: rows of data, ``(B, ...)``.
         """
-        check_data(y)
         _, apply = self.recognition
-        potential = apply(params[f"{self.prefix}_recognition$params"], jnp.asarray(y))
+        potential = apply(params[f"{self.prefix}_recognition$params"], self._checked(y))
         return self.local_inference.infer(self.global_mean(params), potential)
 
     def sample_posterior(
