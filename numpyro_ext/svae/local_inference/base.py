@@ -22,7 +22,6 @@ __all__ = [
     "LocalInfo",
     "LocalPosterior",
     "check_batch",
-    "check_chain",
     "check_gaussian",
     "expected_log_normal",
     "global_statistics",
@@ -236,15 +235,4 @@ def check_gaussian(potential: Any, name: str, instead: str) -> None:
         raise TypeError(
             f"{name} requires a GaussianPotential, but was given a {type(potential).__name__}; use"
             f" {instead}."
-        )
-
-
-def check_chain(potential: Potential, name: str) -> None:
-    """Potentials of batch ``(B, T)``, or an error that says what the data of a chain look like."""
-    mixture = isinstance(potential, MixturePotential)
-    batch = potential.h.shape[: -2 if mixture else -1]
-    if len(batch) != 2:
-        raise ValueError(
-            f"{name} requires potentials of batch shape (B, T), one for each step of each sequence,"
-            f" but they have {batch}; give data of shape (B, T, ...), and y[None] for one sequence."
         )

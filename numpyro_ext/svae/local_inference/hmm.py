@@ -27,7 +27,6 @@ from numpyro_ext.expfam import (
 from numpyro_ext.svae.local_inference.base import (
     LocalInfo,
     LocalPosterior,
-    check_chain,
     check_gaussian,
     expected_log_normal,
     negative_entropy,
@@ -127,7 +126,6 @@ class HMMEP(_HMM):
     def infer(
         self, global_mean: Mapping[str, Any], potential: GaussianPotential | MixturePotential
     ) -> LocalPosterior:
-        check_chain(potential, "HMMEP")
         eta = plug_in(global_mean["emission"])
         z = states_given(global_mean, potential.log_partition_ratio(eta))
         states = MarkovChain.mean(z)
@@ -173,7 +171,6 @@ class HMMMeanField(_HMM):
 
     def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
         check_gaussian(potential, "HMMMeanField", "HMMEP")
-        check_chain(potential, "HMMMeanField")
 
         def one(psi: GaussianPotential, init: Array) -> LocalPosterior:
             args = (dict(global_mean), psi)

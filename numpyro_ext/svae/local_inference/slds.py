@@ -23,12 +23,7 @@ from numpyro_ext.expfam import (
     MarkovChainNatural,
     fixed_point,
 )
-from numpyro_ext.svae.local_inference.base import (
-    LocalInfo,
-    LocalPosterior,
-    check_chain,
-    check_gaussian,
-)
+from numpyro_ext.svae.local_inference.base import LocalInfo, LocalPosterior, check_gaussian
 from numpyro_ext.svae.local_inference.hmm import (
     broadcast_start,
     check_start,
@@ -110,7 +105,6 @@ class SLDSMeanField:
 
     def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
         check_gaussian(potential, "SLDSMeanField", "HMMEP")
-        check_chain(potential, "SLDSMeanField")
 
         def one(psi: GaussianPotential, init: Array) -> LocalPosterior:
             args = (dict(global_mean), psi)
