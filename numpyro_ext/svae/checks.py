@@ -2,7 +2,6 @@
 
 from typing import Any, Protocol, cast
 
-import jax
 from jax import Array, random
 from jax.core import Tracer
 import jax.numpy as jnp
@@ -12,11 +11,7 @@ from numpyro.handlers import block, replay, seed
 from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.read import latent_sites, trace_of
 from numpyro_ext._typing import Model, Trace
-from numpyro_ext.svae.local_inference.base import (
-    LocalInference,
-    LocalPosterior,
-    global_statistics,
-)
+from numpyro_ext.svae.local_inference.base import LocalInference
 from numpyro_ext.svae.potentials import GaussianPotential
 
 __all__ = ["check_data", "check_model"]
@@ -102,24 +97,20 @@ def _check_locals(guide: _Guide, traces: tuple[Trace, Trace], models: list[Trace
     local = local._replace(mean=point)
     found = [sum(_total(trace, site) for site in sites) for trace in models]
     expected = [-float(jnp.sum(rule.local_kl(mean, local))) for mean in means]
+    if not np.all(np.isfinite([*found, *expected])):
+        raise ValueError(
+            f"the log density of {_words(sites)} at random values is {found}, and that of"
+            f" {type(rule).__name__} is {expected}, which cannot be compared; check the model with"
+            " fewer rows, and of chains with fewer steps, over which random dynamics grow less."
+        )
     change, wanted = found[1] - found[0], expected[1] - expected[0]
-    # Squares of x over small variances are added before they cancel.
-    rounding = 20 * float(jnp.finfo(x.dtype).eps) * sum(_size(rule, m, local) for m in means)
-    if not abs(change - wanted) <= 1e-3 + 1e-4 * sum(map(abs, (*found, *expected))) + rounding:
+    # Of a few steps of random dynamics that grow, float32 keeps four digits.
+    if not abs(change - wanted) <= 1e-3 * (1 + sum(map(abs, (*found, *expected)))):
         raise ValueError(
             f"the model's log density of {_words(sites)} changes by {change:.4g} between two values"
             f" of the global variables, but that of {type(rule).__name__} by {wanted:.4g}; write"
             " p(x, z | theta) as its docstring does."
         )
-
-
-def _size(rule: LocalInference, mean: dict[str, Any], local: LocalPosterior) -> float:
-    """The sum of the absolute values of the terms of the local divergence."""
-    slope = global_statistics(rule, mean, local)
-    terms = jax.tree.map(
-        lambda a, b: jnp.sum(jnp.abs(a * b)), jax.tree.leaves(slope), jax.tree.leaves(dict(mean))
-    )
-    return float(sum(terms))
 
 
 def _statistics(family: Any, like: Any, value: Array) -> Any:
