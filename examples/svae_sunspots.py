@@ -130,8 +130,8 @@ def until(year):
 
 def predictive(params, moments, rng_key, num_draws=1000):
     """Mean and scale of y, ``(num_draws, ...)``, given the moments of x."""
-    covariance = moments.xx - moments.x[..., :, None] * moments.x[..., None, :]
-    x = dist.MultivariateNormal(moments.x, covariance).sample(rng_key, (num_draws,))
+    marginals = Gaussian.natural(Gaussian.Mean(moments.x, moments.xx))
+    x = Gaussian.sample(rng_key, marginals, (num_draws,))
     loc, scale = DECODER[1](params["decoder$params"], x)
     return loc[..., 0], scale[..., 0]
 
