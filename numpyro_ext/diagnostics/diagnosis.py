@@ -122,8 +122,11 @@ def diagnose(
       or with independent units the share of them above the threshold; the bounds of order 1 (the
       ELBO) and 0; with a list of restarts their R-hat. Draws of a guide without a density are
       judged as particles are. A guide with local inference (``SVAEGuide``): the share of the data
-      for which that did not converge (1 %), and the share of the data in one state, which is near 1
-      where the mixture has collapsed.
+      for which that did not converge (1 %), the share of the data in one state, which is near 1
+      where the mixture has collapsed, and the standard deviations of global sites over those of the
+      posterior, at least .8, as one step of Gibbs sampling implies them: global sites given local
+      ones have a variance 1 + R times that of a guide whose local sites are independent of them,
+      and the posterior 1 / (1 - R) times.
     - **Particles.** Number of particles against the dimension d (at least 2 d, below that every
       field gives too narrow a cloud); from the gradients on all data the sd ratio that the linear
       Stein identity implies, :math:`\mathrm{sd}(x_a) / \sqrt{(M^{-1} C)_{aa}}` with :math:`M =
@@ -211,7 +214,7 @@ def diagnose(
     found = [getattr(one, "losses", None) for one in restarts_of(result)]
     losses = [np.asarray(one) for one in found if one is not None]
     without = [] if tree.attrs["density"] != "none" else _without_density(fit, tree)
-    local = local_rows(fit, tree)
+    local = local_rows(obj.guide, fit, tree, jax.random.fold_in(rng_key, 1))
     return _of_guide(tree, [one for one in losses if one.ndim == 1], without, local)
 
 

@@ -15,9 +15,14 @@ import numpyro
 from numpyro.handlers import block, seed, substitute
 
 from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext.expfam import multiply
 from numpyro_ext.svae.analytic import DRAWN, global_terms
-from numpyro_ext.svae.checks import check_data, check_model
-from numpyro_ext.svae.local_inference.base import LocalInference, LocalPosterior
+from numpyro_ext.svae.checks import certain, check_data, check_model
+from numpyro_ext.svae.local_inference.base import (
+    LocalInference,
+    LocalPosterior,
+    global_statistics,
+)
 from numpyro_ext.svae.missing import MissingNetwork
 
 __all__ = ["SVAEGuide"]
@@ -36,6 +41,12 @@ class SVAEGuide:
     of x alone. With :class:`SVAEELBO` the natural parameters :math:`\tau` have natural gradients;
     with ``Trace_ELBO``, ``Predictive`` and handlers it is an ordinary guide with ordinary ones.
     Potentials enter q alone, so that the bound holds whatever the network says.
+
+    **What it is biased by.** Global variables are independent of local ones under q, and z of x. So
+    the standard deviations of global variables are too small wherever the data leave local ones
+    open, as they do in hierarchical models and for components that overlap, and those of the local
+    ones are too small where they depend on each other through the global ones. ``diagnose``
+    estimates by how much.
 
     Its parameters are ``{prefix}_natural``, a dict of the natural parameters of each global factor,
     and ``{prefix}_recognition$params``. Besides the model's latent sites it has the deterministic
@@ -248,6 +259,24 @@ class SVAEGuide:
             return one(rng_key)
         draws = jax.vmap(one)(random.split(rng_key, math.prod(sample_shape)))
         return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
+
+    def sample_globals(self, rng_key: Array, sites: Sites) -> Sites:
+        """A draw of the global sites given local ones: their exact posterior, by conjugacy.
+
+        With local sites drawn from q it is one step of Gibbs sampling. Global sites that are wider
+        after it than those of q say that q is too narrow, which is how ``diagnose`` finds it.
+
+        :param rng_key: random key.
+        :param dict sites: values of the local sites for all data, as in one draw of
+            :meth:`sample_posterior`.
+        """
+        rule = self.local_inference
+        mean = {name: family.mean(self.prior[name]) for name, family in rule.families.items()}
+        values = {name: sites[self.site_names[name][0]] for name in rule.local_families}
+        added = global_statistics(rule, mean, certain(rule, mean, values))
+        given = {name: multiply(self.prior[name], added[name]) for name in rule.families}
+        with block(), seed(rng_seed=rng_key):
+            return self._sample_globals(given)
 
     def param_labels(self, params: Params) -> dict[str, str]:
         """``"natural"`` or ``"network"`` for each parameter, for ``optax.multi_transform``.
