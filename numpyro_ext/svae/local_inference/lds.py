@@ -41,8 +41,8 @@ class LDS:
     The global factors are ``initial``, NIW, and ``dynamics``, MNIW with as many inputs as outputs;
     the model's sites are ``Sigma_1``, ``mu_1``, ``Q``, ``A``, and ``x`` of events ``(T, d)``, for
     which :class:`~numpyro_ext.expfam.GaussianChain` has a distribution. Data have shape ``(B, T,
-    ...)`` and potentials batch ``(B, T)``; a zero potential is a step that was not observed, so that
-    steps after the last observation are a forecast.
+    ...)`` and potentials batch ``(B, T)``; a zero potential is a step that was not observed, and
+    the steps after the last observation are a forecast.
 
     **The prior and the start.** The precision K of the dynamics is in units of Q: an entry of A has
     the prior variance Q / K, and K = I beside a small Q pulls A to zero. ``init_natural`` starts A
