@@ -303,7 +303,9 @@ class SVAEGuide:
 
         The model's log density at random values is compared with that of ``prior``, and with what
         the rule of local inference takes for p(x, z | theta). A concentration that was given as a
-        natural parameter ends here, and a mean that depends on another variable.
+        natural parameter ends here, and a mean that depends on another variable. A few rows are
+        enough, and of sequences a few steps: random dynamics grow from step to step, and over many
+        steps float32 loses their density.
 
         :param model: the model.
         :param rng_key: random key.
