@@ -28,6 +28,7 @@ __all__ = [
     "Bool",
     "Float",
     "GradientEstimator",
+    "HasConjugate",
     "HasCritic",
     "HasReverse",
     "Int",
@@ -103,6 +104,15 @@ class HasCritic(Protocol):
     def critic(self, params: Params, z: Array) -> Array:
         """The critic at unconstrained points ``(..., latent_dim)``: ``(...)``, or ``(...,
         output_dim)`` if that is larger than 1."""
+        ...
+
+
+@runtime_checkable
+class HasConjugate(Protocol):
+    """A guide of a model whose global sites are conjugate to its local ones."""
+
+    def sample_globals(self, rng_key: jax.Array, sites: Sites) -> Sites:
+        """The global sites, drawn from the model given these values of the local ones."""
         ...
 
 

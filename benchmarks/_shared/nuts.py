@@ -6,19 +6,24 @@ from typing import Any
 
 from jax import random
 import numpy as np
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import MCMC, NUTS, init_to_uniform
 
 Samples = dict[str, np.ndarray]
 
 
 def nuts(
-    folder: Path, name: str, model: Callable[..., None], data: tuple[Any, ...], sites: Any = None
+    folder: Path,
+    name: str,
+    model: Callable[..., None],
+    data: tuple[Any, ...],
+    sites: Any = None,
+    init_strategy: Callable[..., Any] = init_to_uniform,
 ) -> Samples:
     """4 chains of 1,000 + 2,000 draws of the sites (all by default), put one after the other."""
     path = folder / f"nuts_{name.replace(' ', '_').replace(',', '')}.npz"
     if path.is_file():
         return dict(np.load(path))
-    kernel = NUTS(model, target_accept_prob=0.95)
+    kernel = NUTS(model, target_accept_prob=0.95, init_strategy=init_strategy)
     options = {"num_chains": 4, "chain_method": "sequential", "progress_bar": False}
     mcmc = MCMC(kernel, num_warmup=1000, num_samples=2000, **options)
     mcmc.run(random.key(0), *data)

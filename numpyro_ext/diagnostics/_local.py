@@ -3,26 +3,29 @@
 from typing import Any
 
 import jax
-from jax import Array, random
+from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 from numpyro.handlers import seed, substitute
 
 from numpyro_ext._model.read import latent_sites, shape_trace, trace_of
-from numpyro_ext._typing import Params
+from numpyro_ext._typing import HasConjugate, Params, Sites
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics._rules import Row, equally_spaced
 
-__all__ = ["local_rows"]
+__all__ = ["local_rows", "narrow_rows"]
 
 UNCONVERGED = 0.01
 """Share of the data whose local inference may stop early."""
 COLLAPSED = 0.99
 """Share of the data in one state above which there is no mixture left."""
 DRAWS = 50
+BLOCK = 50
+"""Draws whose statistics are in memory together."""
+NARROW = 0.8
 
 
-def local_rows(fit: Fit, tree: Any) -> list[Row]:
+def local_rows(guide: Any, fit: Fit, tree: Any, rng_key: Array) -> list[Row]:
     """Rows of a guide with a deterministic site ``..._converged``; none of other guides."""
     assert fit.guide is not None
     seeded: Any = seed(fit.guide, random.key(0))
@@ -48,8 +51,18 @@ def local_rows(fit: Fit, tree: Any) -> list[Row]:
     if not ok:
         verdict = "message passing was cut; raise max_iter of the rule, or take one in closed form."
     rows = [Row("local inference not converged", worst, None, f"{UNCONVERGED}", ok, verdict)]
-    discrete = [s["name"] for s in latent_sites(programs) if s["fn"].support.is_discrete]
-    return rows + [_collapse_row(name, np.asarray(tree["posterior"][name])) for name in discrete]
+    discrete = [s["name"] for s in latent_sites(programs) if _has_choice(s["fn"])]
+    draws = {str(name): np.asarray(x) for name, x in tree["posterior"].data_vars.items()}
+    rows += [_collapse_row(name, draws[name]) for name in discrete]
+    return rows + (narrow_rows(guide, draws, rng_key) if isinstance(guide, HasConjugate) else [])
+
+
+def _has_choice(fn: Any) -> bool:
+    """Whether it is discrete and has more than one state."""
+    support: Any = fn.support
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    return support.is_discrete and getattr(support, "upper_bound", 1) != 0
 
 
 def _collapse_row(name: str, z: np.ndarray) -> Row:
@@ -69,3 +82,45 @@ def _collapse_row(name: str, z: np.ndarray) -> Row:
             " init_natural or key, or take a plain normal latent."
         )
     return Row(f"largest share of '{name}'", value, None, f"{COLLAPSED}", ok, verdict)
+
+
+def narrow_rows(guide: HasConjugate, draws: Sites, rng_key: Array) -> list[Row]:
+    r"""Whether global sites are as wide as they are after a step of Gibbs sampling.
+
+    If q is a product, the precision of a global number is that given the local ones, of which a
+    share R is about what the data leave open. The step finds variances that are 1 + R times as
+    large, and those of the posterior are 1 / (1 - R) times as large, which is exact for normals.
+    """
+
+    @jax.jit
+    def after(sites: Sites, keys: Array) -> Sites:
+        return lax.map(lambda x: guide.sample_globals(*x), (keys, sites), batch_size=BLOCK)
+
+    found: dict[str, float] = {}
+    for i, key in enumerate(random.split(rng_key, len(next(iter(draws.values()))))):
+        one = {name: x[i] for name, x in draws.items()}
+        moved = jax.device_get(after(one, random.split(key, len(next(iter(one.values()))))))
+        for name, x in moved.items():
+            before, width = _width(one[name]), _width(x)
+            ratio = (before / width)[(before > 0) & (width > 0)]
+            if ratio.size:
+                share = 1 / float(np.median(ratio)) ** 2 - 1
+                found[name] = min(found.get(name, np.inf), max(1 - share, 0.0) ** 0.5)
+    if not found:
+        return []
+    name = min(found, key=lambda name: found[name])
+    value = found[name]
+    ok = value >= NARROW
+    verdict = "global sites are nearly as wide as a step of Gibbs sampling says."
+    if not ok:
+        verdict = (
+            "the guide draws global sites independently of local ones, so they are about so many"
+            " times too narrow; do not read errors off them, or run NUTS on the model."
+        )
+    return [Row(f"sd ratio of '{name}'", value, None, f"{NARROW}", ok, verdict)]
+
+
+def _width(x: np.ndarray) -> np.ndarray:
+    """The distance of the quartiles, which a heavy tail does not change."""
+    low, high = np.quantile(x, [0.25, 0.75], axis=0)
+    return np.ravel(high - low)

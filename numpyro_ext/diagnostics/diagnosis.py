@@ -126,8 +126,11 @@ def diagnose(
       number of the latent sites over that in the chains has to be in [.85, 1.2], or as near to 1 as
       its Monte Carlo error. For models whose latent sites are continuous. Draws of a guide without
       a density get the lines of the implied sd ratio and the shift as well. A guide with local
-      inference (``SVAEGuide``): the share of the data for which that did not converge (1 %), and
-      the share of the data in one state, which is near 1 where the mixture has collapsed.
+      inference (``SVAEGuide``): the share of the data for which that did not converge (1 %), the
+      share of the data in one state, which is near 1 where the mixture has collapsed, and the
+      standard deviations of global sites over those of the posterior, at least .8, as one step of
+      Gibbs sampling implies them: global sites given local ones have a variance 1 + R times that of
+      a guide whose local sites are independent of them, and the posterior 1 / (1 - R) times.
     - **Particles.** Number of particles against the dimension d (at least 2 d, below that every
       field gives too narrow a cloud); from the gradients on all data the sd ratio that the linear
       Stein identity implies, :math:`\mathrm{sd}(x_a) / \sqrt{(M^{-1} C)_{aa}}` with :math:`M =
@@ -219,7 +222,7 @@ def diagnose(
     found = [getattr(one, "losses", None) for one in restarts_of(result)]
     losses = [np.asarray(one) for one in found if one is not None]
     by_gradients = _of_gradients(fit, tree, num_moves, rng_key)
-    local = local_rows(fit, tree)
+    local = local_rows(obj.guide, fit, tree, jax.random.fold_in(rng_key, 1))
     return _of_guide(tree, [one for one in losses if one.ndim == 1], by_gradients, local)
 
 

@@ -113,7 +113,10 @@ class GaussianChain(
     Natural = GaussianChainNatural
     Mean = GaussianChainMean
     Standard = GaussianChainStandard
-    domain = "a positive definite initial_covariance and covariance"
+    domain = (
+        "a positive definite initial_covariance and covariance, and a weight with which variances"
+        " do not grow more than a millionfold in num_steps, where float32 loses their inverse"
+    )
     discrete = False
 
     @classmethod

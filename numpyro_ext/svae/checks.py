@@ -1,5 +1,6 @@
 """What would make a structured auto-encoder silently wrong, said before it is trained."""
 
+from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from jax import Array, random
@@ -11,10 +12,10 @@ from numpyro.handlers import block, replay, seed
 from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.read import latent_sites, trace_of
 from numpyro_ext._typing import Model, Trace
-from numpyro_ext.svae.local_inference.base import LocalInference
+from numpyro_ext.svae.local_inference.base import LocalInference, LocalPosterior
 from numpyro_ext.svae.potentials import GaussianPotential
 
-__all__ = ["check_data", "check_model"]
+__all__ = ["certain", "check_data", "check_model"]
 
 
 class _Guide(Protocol):
@@ -34,9 +35,8 @@ def check_data(y: Any) -> None:
     if missing:
         raise ValueError(
             f"the data of the guide have {missing} NaN among {values.size} numbers, of which its"
-            " network makes NaN; drop these rows, or let data= return the data with a number in"
-            " these places and columns that say where, and leave them out of the likelihood by"
-            " numpyro.handlers.mask."
+            " network makes NaN; give SVAEGuide allow_missing(recognition), and leave these"
+            " entries out of the model's likelihood as its docstring shows, or drop these rows."
         )
 
 
@@ -88,14 +88,8 @@ def _check_locals(guide: _Guide, traces: tuple[Trace, Trace], models: list[Trace
         }
         for trace in traces
     ]
-    x = traces[0][names["x"][0]]["value"]
-    nothing = GaussianPotential(jnp.zeros_like(x), jnp.zeros((*x.shape, x.shape[-1])))
-    local = rule.infer(means[0], nothing)
-    point = {
-        name: _statistics(family, local.mean[name], traces[0][names[name][0]]["value"])
-        for name, family in rule.local_families.items()
-    }
-    local = local._replace(mean=point)
+    values = {name: traces[0][names[name][0]]["value"] for name in rule.local_families}
+    local = certain(rule, means[0], values)
     found = [sum(_total(trace, site) for site in sites) for trace in models]
     expected = [-float(jnp.sum(rule.local_kl(mean, local))) for mean in means]
     change, wanted = found[1] - found[0], expected[1] - expected[0]
@@ -105,6 +99,20 @@ def _check_locals(guide: _Guide, traces: tuple[Trace, Trace], models: list[Trace
             f" of the global variables, but that of {type(rule).__name__} by {wanted:.4g}; write"
             " p(x, z | theta) as its docstring does."
         )
+
+
+def certain(
+    rule: LocalInference, global_mean: Mapping[str, Any], values: Mapping[str, Array]
+) -> LocalPosterior:
+    """A local posterior whose expected statistics are those of values, by local latent variable."""
+    x = values["x"]
+    nothing = GaussianPotential(jnp.zeros_like(x), jnp.zeros((*x.shape, x.shape[-1])))
+    local = rule.infer(global_mean, nothing)
+    point = {
+        name: _statistics(family, local.mean[name], values[name])
+        for name, family in rule.local_families.items()
+    }
+    return local._replace(mean=point)
 
 
 def _statistics(family: Any, like: Any, value: Array) -> Any:

@@ -15,9 +15,15 @@ import numpyro
 from numpyro.handlers import block, seed, substitute
 
 from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext.expfam import multiply
 from numpyro_ext.svae.analytic import DRAWN, global_terms
-from numpyro_ext.svae.checks import check_data, check_model
-from numpyro_ext.svae.local_inference.base import LocalInference, LocalPosterior
+from numpyro_ext.svae.checks import certain, check_data, check_model
+from numpyro_ext.svae.local_inference.base import (
+    LocalInference,
+    LocalPosterior,
+    global_statistics,
+)
+from numpyro_ext.svae.missing import MissingNetwork
 
 __all__ = ["SVAEGuide"]
 
@@ -36,6 +42,12 @@ class SVAEGuide:
     with ``Trace_ELBO``, ``Predictive`` and handlers it is an ordinary guide with ordinary ones.
     Potentials enter q alone, so that the bound holds whatever the network says.
 
+    **What it is biased by.** Global variables are independent of local ones under q, and z of x. So
+    the standard deviations of global variables are too small wherever the data leave local ones
+    open, as they do in hierarchical models and for components that overlap, and those of the local
+    ones are too small where they depend on each other through the global ones. ``diagnose``
+    estimates by how much.
+
     Its parameters are ``{prefix}_natural``, a dict of the natural parameters of each global factor,
     and ``{prefix}_recognition$params``. Besides the model's latent sites it has the deterministic
     sites ``{prefix}_kl_global``, ``{prefix}_kl_local`` of shape ``(B,)``, and ``_num_iter``,
@@ -44,7 +56,7 @@ class SVAEGuide:
     :param dict prior: natural parameters of the prior, named as in ``local_inference.families``.
         Natural parameters are not concentrations: ``Dirichlet.from_standard(concentration)``.
     :param recognition: a pair ``(init_fn, apply_fn)`` whose ``apply_fn`` returns a potential, such
-        as :func:`recognition_network`.
+        as :func:`recognition_network`; :func:`allow_missing` of it, if data have NaN.
     :param local_inference: a rule, such as :class:`GMMEP`.
     :param data: ``data(*args, **kwargs)`` picks the data y, with rows first, from the arguments of
         the model; the first argument by default.
@@ -151,8 +163,11 @@ class SVAEGuide:
                 f" with the keywords {sorted(kwargs)} alone; give SVAEGuide"
                 " data=lambda **kwargs: kwargs['y']."
             )
-        y = args[0] if self.data is None else self.data(*args, **kwargs)
-        check_data(y)
+        return self._checked(args[0] if self.data is None else self.data(*args, **kwargs))
+
+    def _checked(self, y: Any) -> Array:
+        if not isinstance(self.recognition, MissingNetwork):
+            check_data(y)
         return jnp.asarray(y)
 
     def _registered(self) -> dict[str, Any]:
@@ -215,9 +230,8 @@ class SVAEGuide:
         :param dict params: the guide's parameters, from ``svi.get_params``.
         :param y: rows of data, ``(B, ...)``.
         """
-        check_data(y)
         _, apply = self.recognition
-        potential = apply(params[f"{self.prefix}_recognition$params"], jnp.asarray(y))
+        potential = apply(params[f"{self.prefix}_recognition$params"], self._checked(y))
         return self.local_inference.infer(self.global_mean(params), potential)
 
     def sample_posterior(
@@ -245,6 +259,24 @@ class SVAEGuide:
             return one(rng_key)
         draws = jax.vmap(one)(random.split(rng_key, math.prod(sample_shape)))
         return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
+
+    def sample_globals(self, rng_key: Array, sites: Sites) -> Sites:
+        """A draw of the global sites given local ones: their exact posterior, by conjugacy.
+
+        With local sites drawn from q it is one step of Gibbs sampling. Global sites that are wider
+        after it than those of q say that q is too narrow, which is how ``diagnose`` finds it.
+
+        :param rng_key: random key.
+        :param dict sites: values of the local sites for all data, as in one draw of
+            :meth:`sample_posterior`.
+        """
+        rule = self.local_inference
+        mean = {name: family.mean(self.prior[name]) for name, family in rule.families.items()}
+        values = {name: sites[self.site_names[name][0]] for name in rule.local_families}
+        added = global_statistics(rule, mean, certain(rule, mean, values))
+        given = {name: multiply(self.prior[name], added[name]) for name in rule.families}
+        with block(), seed(rng_seed=rng_key):
+            return self._sample_globals(given)
 
     def param_labels(self, params: Params) -> dict[str, str]:
         """``"natural"`` or ``"network"`` for each parameter, for ``optax.multi_transform``.

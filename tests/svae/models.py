@@ -43,7 +43,7 @@ def _components(parts, *plates):
     return Sigma, numpyro.sample("mu", dist.MultivariateNormal(m, Sigma / kappa))
 
 
-def mixture(y, subsample_size=None, scale=1.0):
+def mixture(y, subsample_size=None, scale=1.0, seen=None):
     pi = numpyro.sample("pi", dist.Dirichlet(CONCENTRATION))
     Sigma, mu = _components(PARTS)
     decode = numpyro.module("decoder", DECODER, (D,))
@@ -51,7 +51,9 @@ def mixture(y, subsample_size=None, scale=1.0):
         z = numpyro.sample("z", dist.Categorical(pi))
         x = numpyro.sample("x", dist.MultivariateNormal(mu[z], Sigma[z]))
         obs = None if y is None else y if len(y) != N else y[idx]
-        numpyro.sample("y", dist.Normal(*decode(scale * x)).to_event(1), obs=obs)
+        noise = dist.Normal(*decode(scale * x))
+        noise = noise if seen is None else noise.mask(seen)
+        numpyro.sample("y", noise.to_event(1), obs=obs)
 
 
 def cycle(y, subsample_size=None):
