@@ -22,7 +22,8 @@ COLLAPSED = 0.99
 DRAWS = 50
 BLOCK = 50
 """Draws whose statistics are in memory together."""
-NARROW = 0.8
+NARROW = 0.86
+"""Of normals whose standard deviation is 0.8 of the right one."""
 
 
 def local_rows(guide: Any, fit: Fit, tree: Any, rng_key: Array) -> list[Row]:
@@ -87,37 +88,39 @@ def _collapse_row(name: str, z: np.ndarray) -> Row:
 def narrow_rows(guide: HasConjugate, draws: Sites, rng_key: Array) -> list[Row]:
     r"""Whether global sites are as wide as they are after a step of Gibbs sampling.
 
-    If q is a product, the precision of a global number is that given the local ones, of which a
-    share R is about what the data leave open. The step finds variances that are 1 + R times as
-    large, and those of the posterior are 1 / (1 - R) times as large, which is exact for normals.
+    If q is a product, the variance of a global number is that given the local ones. The step adds
+    the variance that comes of theirs, and makes it 1 + R times as large; in the posterior it is
+    1 / (1 - R) times as large, which is exact for normals. So a ratio of .86 after the step says
+    that the right one is .8. A quarter of the numbers of a site have a smaller one.
     """
 
     @jax.jit
     def after(sites: Sites, keys: Array) -> Sites:
         return lax.map(lambda x: guide.sample_globals(*x), (keys, sites), batch_size=BLOCK)
 
-    found: dict[str, float] = {}
+    ratios: dict[str, float] = {}
     for i, key in enumerate(random.split(rng_key, len(next(iter(draws.values()))))):
         one = {name: x[i] for name, x in draws.items()}
         moved = jax.device_get(after(one, random.split(key, len(next(iter(one.values()))))))
         for name, x in moved.items():
             before, width = _width(one[name]), _width(x)
-            ratio = (before / width)[(before > 0) & (width > 0)]
-            if ratio.size:
-                share = 1 / float(np.median(ratio)) ** 2 - 1
-                found[name] = min(found.get(name, np.inf), max(1 - share, 0.0) ** 0.5)
-    if not found:
+            varies = (before > 0) & (width > 0)
+            if varies.any():
+                found = float(np.quantile(before[varies] / width[varies], 0.25))
+                ratios[name] = min(ratios.get(name, np.inf), found)
+    if not ratios:
         return []
-    name = min(found, key=lambda name: found[name])
-    value = found[name]
-    ok = value >= NARROW
-    verdict = "global sites are nearly as wide as a step of Gibbs sampling says."
+    name = min(ratios, key=lambda name: ratios[name])
+    ok = ratios[name] >= NARROW
+    verdict = "global sites are nearly as wide as after a step of Gibbs sampling."
     if not ok:
         verdict = (
-            "the guide draws global sites independently of local ones, so they are about so many"
-            " times too narrow; do not read errors off them, or run NUTS on the model."
+            "the guide draws global sites independently of local ones, so they are narrower than"
+            " after a step of Gibbs sampling, and those of the posterior are wider still; take"
+            " guide.sample_globals of its local draws, which is nearer, or NUTS."
         )
-    return [Row(f"sd ratio of '{name}'", value, None, f"{NARROW}", ok, verdict)]
+    what = f"sd ratio of '{name}' to a Gibbs step"
+    return [Row(what, ratios[name], None, f"{NARROW}", ok, verdict)]
 
 
 def _width(x: np.ndarray) -> np.ndarray:
