@@ -123,7 +123,8 @@ def diagnose(
       ELBO) and 0; with a list of restarts their R-hat. Draws of a guide without a density are
       judged as particles are. A guide with local inference (``SVAEGuide``): the share of the data
       for which that did not converge (1 %), the share of the data in one state, which is near 1
-      where the mixture has collapsed, and the standard deviations of global sites over those after
+      where the mixture has collapsed, the number of states that hold data against the 5 %
+      quantile of the prior's, and the standard deviations of global sites over those after
       one step of Gibbs sampling, at least .86. That step adds a share R to the variance of a guide
       whose local sites are independent of the global ones; the variance of the posterior is
       1 / (1 - R) times that of the guide.
