@@ -20,6 +20,7 @@ from numpyro_ext.svae.local_inference import (
     global_statistics,
     surrogate_elbo,
 )
+from numpyro_ext.svae.missing import allow_missing
 from numpyro_ext.svae.networks import decoder_network, recognition_network
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
 
@@ -41,6 +42,7 @@ __all__ = [
     "SLDSMeanField",
     "SVAEELBO",
     "SVAEGuide",
+    "allow_missing",
     "cycle_bp",
     "decoder_network",
     "global_statistics",

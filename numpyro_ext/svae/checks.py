@@ -15,7 +15,7 @@ from numpyro_ext._typing import Model, Trace
 from numpyro_ext.svae.local_inference.base import LocalInference, LocalPosterior
 from numpyro_ext.svae.potentials import GaussianPotential
 
-__all__ = ["certain", "check_data", "check_model"]
+__all__ = ["certain", "check_data", "check_model", "check_naturals"]
 
 
 class _Guide(Protocol):
@@ -35,10 +35,31 @@ def check_data(y: Any) -> None:
     if missing:
         raise ValueError(
             f"the data of the guide have {missing} NaN among {values.size} numbers, of which its"
-            " network makes NaN; drop these rows, or let data= return the data with a number in"
-            " these places and columns that say where, and leave them out of the likelihood by"
-            " numpyro.handlers.mask."
+            " network makes NaN; give SVAEGuide allow_missing(recognition), and leave these"
+            " entries out of the model's likelihood as its docstring shows, or drop these rows."
         )
+
+
+def check_naturals(what: str, given: Mapping[str, Any], rule: LocalInference) -> None:
+    """An error that names the factor whose natural parameters are none, where they are known."""
+    if sorted(given) != sorted(rule.families):
+        raise ValueError(
+            f"{what} has {sorted(given)}, but {type(rule).__name__} has the global factors"
+            f" {sorted(rule.families)}; give natural parameters of each."
+        )
+    for name, family in rule.families.items():
+        natural = given[name]
+        if not isinstance(natural, family.Natural):
+            raise TypeError(
+                f"{what}['{name}'] is a {type(natural).__name__}; it must be a"
+                f" {family.Natural.__name__}, such as {family.__name__}.from_standard returns."
+            )
+        inside = jnp.all(family.in_domain(natural))
+        if not isinstance(inside, Tracer) and not bool(inside):
+            raise ValueError(
+                f"{what}['{name}'] is no natural parameter of {family.__name__}, which requires"
+                f" {family.domain}; make it by {family.__name__}.from_standard."
+            )
 
 
 def check_model(

@@ -17,12 +17,13 @@ from numpyro.handlers import block, seed, substitute
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.expfam import multiply
 from numpyro_ext.svae.analytic import DRAWN, global_terms
-from numpyro_ext.svae.checks import certain, check_data, check_model
+from numpyro_ext.svae.checks import certain, check_data, check_model, check_naturals
 from numpyro_ext.svae.local_inference.base import (
     LocalInference,
     LocalPosterior,
     global_statistics,
 )
+from numpyro_ext.svae.missing import MissingNetwork
 
 __all__ = ["SVAEGuide"]
 
@@ -55,9 +56,10 @@ class SVAEGuide:
     :param dict prior: natural parameters of the prior, named as in ``local_inference.families``.
         Natural parameters are not concentrations: ``Dirichlet.from_standard(concentration)``.
     :param recognition: a pair ``(init_fn, apply_fn)`` whose ``apply_fn`` returns a potential, such
-        as :func:`recognition_network`. Where y is x with normal noise of a known precision, take
-        no network, which is slow to learn small noise: ``(lambda key, shape: (shape, {}), lambda
-        params, y: GaussianPotential.from_diagonal(precision * y, precision))`` is exact.
+        as :func:`recognition_network`; :func:`allow_missing` of it, if data have NaN. Where y is x
+        with normal noise of a known precision, take no network, which is slow to learn small noise:
+        ``(lambda key, shape: (shape, {}), lambda params, y:
+        GaussianPotential.from_diagonal(precision * y, precision))`` is exact.
     :param local_inference: a rule, such as :class:`GMMEP`.
     :param data: ``data(*args, **kwargs)`` picks the data y, with rows first, from the arguments of
         the model; the first argument by default.
@@ -119,17 +121,7 @@ class SVAEGuide:
         init_natural: Any = None,
         site_names: Mapping[str, str] | None = None,
     ) -> None:
-        if sorted(prior) != sorted(local_inference.families):
-            raise ValueError(
-                f"prior has {sorted(prior)}, but {type(local_inference).__name__} has the global"
-                f" factors {sorted(local_inference.families)}; give natural parameters of each."
-            )
-        for name, family in local_inference.families.items():
-            if not isinstance(prior[name], family.Natural):
-                raise TypeError(
-                    f"prior['{name}'] is a {type(prior[name]).__name__}; it must be a"
-                    f" {family.Natural.__name__}, such as {family.__name__}.from_standard returns."
-                )
+        check_naturals("prior", prior, local_inference)
         self.prior = dict(prior)
         self.recognition = recognition
         self.local_inference = local_inference
@@ -164,8 +156,11 @@ class SVAEGuide:
                 f" with the keywords {sorted(kwargs)} alone; give SVAEGuide"
                 " data=lambda **kwargs: kwargs['y']."
             )
-        y = args[0] if self.data is None else self.data(*args, **kwargs)
-        check_data(y)
+        return self._checked(args[0] if self.data is None else self.data(*args, **kwargs))
+
+    def _checked(self, y: Any) -> Array:
+        if not isinstance(self.recognition, MissingNetwork):
+            check_data(y)
         return jnp.asarray(y)
 
     def _registered(self) -> dict[str, Any]:
@@ -176,8 +171,9 @@ class SVAEGuide:
     def _init_natural(self, rng_key: Array) -> dict[str, Any]:
         if self.start is None:
             return self.local_inference.init_natural(rng_key, self.prior)
-        start: Any = self.start
-        return cast(Any, start(rng_key) if callable(start) else start)
+        start: Any = self.start(rng_key) if callable(self.start) else self.start
+        check_naturals("init_natural", start, self.local_inference)
+        return start
 
     def _plate(self, y: Array, args: tuple, kwargs: dict[str, Any]) -> Any:
         if self.create_plates is not None:
@@ -228,9 +224,8 @@ class SVAEGuide:
         :param dict params: the guide's parameters, from ``svi.get_params``.
         :param y: rows of data, ``(B, ...)``.
         """
-        check_data(y)
         _, apply = self.recognition
-        potential = apply(params[f"{self.prefix}_recognition$params"], jnp.asarray(y))
+        potential = apply(params[f"{self.prefix}_recognition$params"], self._checked(y))
         return self.local_inference.infer(self.global_mean(params), potential)
 
     def sample_posterior(

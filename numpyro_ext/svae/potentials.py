@@ -101,7 +101,8 @@ class MixturePotential:
 
     the first with ``normalized=True``, where :math:`r_c = (h_c, W_c)` has to be the natural
     parameter of a density. The weights need not sum to one. Integrals of normalized components
-    leave out the factor :math:`(2\pi)^{-d/2}`.
+    leave out the factor :math:`(2\pi)^{-d/2}`. A component of h = 0 and W = 0, which says that
+    nothing was observed, is the factor one in both forms.
 
     :param log_weights: ``(*batch, C)``.
     :param h: ``(*batch, C, d)``.
@@ -208,9 +209,11 @@ def _tilt(
     step = solve(L, g)
     log_ratio = half_logdet(L_J) - half_logdet(L)
     if normalized:
-        L_R = cholesky(R)
+        nothing = jnp.all(h == 0, axis=-1) & jnp.all(R == 0, axis=(-2, -1))
+        L_R = cholesky(jnp.where(nothing[..., None, None], jnp.eye(h.shape[-1], dtype=R.dtype), R))
         away = m - solve(L_R, h)
         log_ratio = log_ratio + half_logdet(L_R) + _dot(step, matvec(J, away)) / 2
+        log_ratio = jnp.where(nothing, 0.0, log_ratio)
     else:
         log_ratio = log_ratio + _dot(h, m) - _dot(m, matvec(R, m)) / 2 + _dot(g, step) / 2
     return log_ratio, GaussianStandard(m + step, inverse(L))

@@ -1,0 +1,128 @@
+"""Recognition networks for data with missing entries.
+
+Little, Rubin, "Statistical Analysis with Missing Data" (1987).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from jax import Array
+import jax.numpy as jnp
+
+from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
+
+__all__ = ["MissingNetwork", "allow_missing"]
+
+
+class MissingNetwork(NamedTuple):
+    """A recognition network that takes NaN, from :func:`allow_missing`."""
+
+    init: Callable[..., Any]
+    apply: Callable[..., Any]
+
+
+def allow_missing(recognition: tuple[Callable[..., Any], Callable[..., Any]]) -> MissingNetwork:
+    r"""The recognition network for data in which NaN stands for a missing entry.
+
+    With :math:`m_{nj} = 1` where entry j of row n is missing and 0 elsewhere, the potential is
+
+    .. math::
+
+        \psi(x; y_n) = \begin{cases}
+        1, & m_{nj} = 1 \text{ for all } j, \\
+        \text{network}\big((1 - m_n) \odot y_n,\; m_n\big), & \text{otherwise},
+        \end{cases}
+
+    so that a network for p columns has 2p inputs, and a row without any entry has the prior as its
+    q. In a sequence of shape ``(T, p)`` this holds for each step, and for each row of the last axis
+    in general. Potentials enter q alone; the model has to leave the missing entries out of the
+    likelihood:
+
+    .. code-block:: python
+
+        seen = ~jnp.isnan(y)
+        noise = dist.Normal(*decode(x)).mask(seen).to_event(1)
+        numpyro.sample("y", noise, obs=jnp.nan_to_num(y))
+
+    The mask belongs to single entries, and so in front of ``to_event``;
+    ``numpyro.handlers.mask(mask=seen)`` does the same for a site without ``to_event``, one batch
+    axis for the columns. For independent entries, as here, this is the exact marginal likelihood of
+    what was seen.
+
+    Missing entries must be ignorable, which means missing at random: whether an entry is missing
+    may depend on what was seen, not on the value itself. If large values are missing more often
+    than small ones, the model takes those that were seen for all there are, and means are too
+    small, no matter how many data there are; a model of ``seen`` given y is needed then.
+
+    :param recognition: a pair ``(init_fn, apply_fn)`` whose ``apply_fn`` returns a potential of
+        batch shape ``y.shape[:-1]``, such as :func:`recognition_network`. It pickles if both do.
+    :return: the same kind of pair, for :class:`SVAEGuide`.
+
+    References: Little and Rubin, *Statistical Analysis with Missing Data* (Wiley, 1987), chapter 5.
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_ext.svae import allow_missing, recognition_network
+        >>> init, apply = allow_missing(recognition_network(2))
+        >>> _, params = init(jax.random.key(0), (3,))
+        >>> y = jnp.array([[1.0, jnp.nan, -2.0], [jnp.nan, jnp.nan, jnp.nan]])
+        >>> h = apply(params, y).h
+        >>> bool(jnp.isfinite(h).all()), h[1].tolist()
+        (True, [0.0, 0.0])
+    """
+    if not (isinstance(recognition, tuple) and len(recognition) == 2):
+        raise TypeError(
+            "allow_missing requires a pair (init_fn, apply_fn), such as recognition_network"
+            f" returns, but was given a {type(recognition).__name__}."
+        )
+    init, apply = recognition
+    # Not closures, which do not pickle.
+    return MissingNetwork(partial(_init, init), partial(_apply, apply))
+
+
+def _init(init: Callable[..., Any], rng_key: Array, input_shape: tuple[int, ...]) -> Any:
+    if not input_shape:
+        raise ValueError(
+            "allow_missing requires data with columns on the last axis, but a row has the shape"
+            " (); give data of one column the shape (B, 1)."
+        )
+    return init(rng_key, (*input_shape[:-1], 2 * input_shape[-1]))
+
+
+def _apply(
+    apply: Callable[..., Any], params: Any, y: Array, **kwargs: Any
+) -> GaussianPotential | MixturePotential:
+    y = jnp.asarray(y)
+    if not jnp.issubdtype(y.dtype, jnp.inexact):
+        y = y.astype(float)
+    missing = jnp.isnan(y)
+    # NaN must not enter the network even where its output is replaced: its gradient would be NaN.
+    inputs = jnp.concatenate([jnp.where(missing, 0.0, y), missing.astype(y.dtype)], axis=-1)
+    potential = apply(params, inputs, **kwargs)
+    if isinstance(potential, GaussianPotential):
+        nothing = _rows_without(missing, potential.h.ndim - 1)
+        return GaussianPotential(_zero(nothing, potential.h), _zero(nothing, potential.W))
+    if isinstance(potential, MixturePotential):
+        nothing = _rows_without(missing, potential.log_weights.ndim - 1)
+        even = -jnp.log(potential.log_weights.shape[-1])
+        return MixturePotential(
+            jnp.where(nothing[..., None], even, potential.log_weights),
+            _zero(nothing, potential.h),
+            _zero(nothing, potential.W),
+            potential.normalized,
+        )
+    raise TypeError(
+        "allow_missing requires a network that returns a GaussianPotential or a MixturePotential,"
+        f" but it returned a {type(potential).__name__}."
+    )
+
+
+def _rows_without(missing: Array, batch_ndim: int) -> Array:
+    """Whether all that one potential is made of is missing."""
+    return jnp.all(missing, axis=tuple(range(batch_ndim, missing.ndim)))
+
+
+def _zero(nothing: Array, x: Array) -> Array:
+    return jnp.where(nothing.reshape(*nothing.shape, *(1,) * (x.ndim - nothing.ndim)), 0.0, x)

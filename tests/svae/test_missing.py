@@ -1,0 +1,210 @@
+"""Data with missing entries: potentials that say nothing, and bounds of what was seen."""
+
+import pickle
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.handlers import seed, substitute, trace
+from numpyro.infer import SVI, Predictive
+import optax
+import pytest
+
+from numpyro_ext.diagnostics import to_arviz
+from numpyro_ext.expfam import MNIW, NIW, Dirichlet, Gaussian
+from numpyro_ext.svae import (
+    GMMEP,
+    LDS,
+    SVAEELBO,
+    FixedGaussian,
+    GaussianPotential,
+    GMMMeanField,
+    MixturePotential,
+    allow_missing,
+    recognition_network,
+)
+from tests.svae.models import CONCENTRATION, DECODER, PARTS, PLAIN, D, N, Y, guide_of, mixture
+
+# A fifth of the entries, and all of row 3.
+MISSING = (random.uniform(random.key(5), (N, D)) < 0.2).at[3].set(True).at[0].set(False)
+HOLES = jnp.where(MISSING, jnp.nan, Y)
+NETWORK = recognition_network(D, hidden=(4,), init_scale=1.0)
+MIXTURE_NETWORK = recognition_network(D, num_components=2, hidden=(4,), init_scale=1.0)
+PARAMS = allow_missing(NETWORK).init(random.key(1), (D,))[1]
+KNOWN = {
+    "pi": Dirichlet.statistics(CONCENTRATION / CONCENTRATION.sum()),
+    "components": NIW.mean(NIW.from_standard(**PARTS)),
+}
+STEPS = {
+    "initial": NIW.statistics((jnp.array([0.5, -1.0]), jnp.eye(D))),
+    "dynamics": MNIW.statistics((0.8 * jnp.eye(D), jnp.diag(jnp.array([0.3, 0.6])))),
+}
+
+
+def holes(y, fill=0.0):
+    """``mixture`` of the entries that were seen."""
+    seen = ~jnp.isnan(y)
+
+    mixture(jnp.where(seen, y, fill), seen=seen)
+
+
+def guide_of_holes(network=NETWORK):
+    guide = guide_of(GMMEP(), create_plates=lambda *args: numpyro.plate("data", N))
+    guide.recognition = allow_missing(network)
+    return guide
+
+
+@pytest.mark.parametrize("num_components", [None, 2])
+def test_the_network_is_given_zeros_and_what_is_missing(num_components):
+    network = NETWORK if num_components is None else MIXTURE_NETWORK
+    init, apply = allow_missing(network)
+    shape, params = init(random.key(1), (D,))
+    assert shape == (D,) and params["mlp"][0][0].shape == (2 * D, 4)
+    apply, plain = jax.jit(apply), jax.jit(network[1])
+    psi = apply(params, HOLES)
+    inputs = jnp.concatenate([jnp.where(MISSING, 0, Y), MISSING.astype(float)], axis=-1)
+    expected = plain(params, inputs)
+    others = jnp.arange(N) != 3
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(a[others], b[others]), (psi,), (expected,)
+    )
+    assert not psi.h[3].any() and not psi.W[3].any()
+    if num_components is not None:
+        np.testing.assert_allclose(jnp.exp(psi.log_weights).sum(-1), jnp.ones(N), rtol=1e-6)
+    whole = jnp.arange(6).reshape(3, 2)
+    np.testing.assert_allclose(apply(params, whole).h, apply(params, whole.astype(float)).h)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_a_zero_component_is_the_factor_one(normalized):
+    """Beside a component that says something: the sum of their integrals."""
+    eta = Gaussian.from_standard(jnp.array([1.0, -2.0]), jnp.array([[2.0, 0.5], [0.5, 1.0]]))
+    h, W = jnp.array([0.7, 1.0]), -jnp.array([[1.0, 0.2], [0.2, 0.6]])
+    log_weights = jnp.log(jnp.array([0.3, 0.7]))
+    psi = MixturePotential(
+        log_weights, jnp.stack([jnp.zeros(2), h]), jnp.stack([jnp.zeros((2, 2)), W]), normalized
+    )
+    one = MixturePotential(jnp.zeros(1), h[None], W[None], normalized)
+    log_ratio = jax.jit(lambda psi: psi.log_partition_ratio(eta))
+    expected = jnp.log(0.3 + 0.7 * jnp.exp(log_ratio(one)))
+    np.testing.assert_allclose(log_ratio(psi), expected, rtol=1e-5)
+    gradient = jax.jit(jax.grad(lambda psi: jnp.sum(psi.tilted_moments(eta).xx)))(psi)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
+
+
+def prior_of_mixture():
+    """Probabilities, and the moments of x: normals of the expected parameters, averaged."""
+    p = np.asarray(jax.nn.softmax(KNOWN["pi"].log_prob))
+    mean = KNOWN["components"]
+    V = np.linalg.inv(-2 * np.asarray(mean.neg_half_precision))
+    m = np.einsum("kij,kj->ki", V, mean.precision_loc)
+    return p, p @ m, np.einsum("k,kij->ij", p, V + m[:, :, None] * m[:, None])
+
+
+@pytest.mark.parametrize(
+    ("rule", "network"),
+    [
+        (GMMEP(), NETWORK),
+        (GMMEP(), MIXTURE_NETWORK),
+        (FixedGaussian(PLAIN), NETWORK),
+        (FixedGaussian(PLAIN), MIXTURE_NETWORK),
+    ],
+    ids=["gaussian", "mixture", "plain", "plain-mixture"],
+)
+def test_a_row_without_entries_has_the_prior(rule, network):
+    init, apply = allow_missing(network)
+    local = jax.jit(lambda params: rule.infer(KNOWN, apply(params, HOLES)))(
+        init(random.key(1), (D,))[1]
+    )
+    if rule.families:
+        probs, x, xx = prior_of_mixture()
+        np.testing.assert_allclose(local.mean["z"].probs[3], probs, rtol=1e-5)
+    else:
+        x, xx = Gaussian.mean(PLAIN)
+    np.testing.assert_allclose(local.mean["x"].x[3], x, rtol=1e-4)
+    np.testing.assert_allclose(local.mean["x"].xx[3], xx, rtol=1e-4)
+
+
+def test_mean_field_without_entries_starts_and_ends_as_without_data():
+    rule, nothing = GMMMeanField(), GaussianPotential(jnp.zeros((N, D)), jnp.zeros((N, D, D)))
+    infer = jax.jit(lambda psi: rule.infer(KNOWN, psi))
+    found, expected = infer(allow_missing(NETWORK).apply(PARAMS, HOLES)), infer(nothing)
+    for ours, theirs in zip(found.mean["x"], expected.mean["x"], strict=True):
+        np.testing.assert_allclose(ours[3], theirs[3], rtol=1e-6)
+    assert bool(found.info.converged[3])
+
+
+def test_steps_without_entries_are_forecast_by_the_dynamics():
+    """After the last observed step: x of mean 0.8 and covariance 0.8^2 V + Q at each step."""
+    y = jnp.where(jnp.arange(6)[:, None] < 4, Y[:6], jnp.nan)[None]
+    infer = jax.jit(lambda y: LDS(False).infer(STEPS, allow_missing(NETWORK).apply(PARAMS, y)))
+    local = infer(y)
+    x, xx = local.mean["x"].x[0], local.mean["x"].xx[0]
+    V = xx - x[:, :, None] * x[:, None]
+    for t in (4, 5):
+        np.testing.assert_allclose(x[t], 0.8 * x[t - 1], rtol=1e-4, atol=1e-5)
+        forecast = 0.64 * V[t - 1] + jnp.diag(jnp.array([0.3, 0.6]))
+        np.testing.assert_allclose(V[t], forecast, rtol=1e-4, atol=1e-5)
+
+
+def params_of_holes():
+    guide, found = guide_of_holes(), {}
+    for fn in (guide, holes):
+        sites = trace(seed(fn, 3)).get_trace(HOLES)
+        found |= {name: s["value"] for name, s in sites.items() if s["type"] == "param"}
+    return found
+
+
+@jax.jit
+def loss_and_gradient(params, key, y, fill):
+    def loss(params):
+        return SVAEELBO().loss(key, params, lambda y: holes(y, fill), guide_of_holes(), y)
+
+    return jax.value_and_grad(loss)(params)
+
+
+def test_the_bound_is_that_of_the_entries_that_were_seen():
+    params, key = params_of_holes(), random.key(4)
+    found, gradient = loss_and_gradient(params, key, HOLES, 0.0)
+    sites = substitute(seed(guide_of_holes(), random.split(key)[1]), data=params)
+    sites = trace(sites).get_trace(HOLES)
+    loc, scale = DECODER[1](params["decoder$params"], sites["x"]["value"])
+    expected = sites["svae_kl_global"]["value"] + sites["svae_kl_local"]["value"].sum()
+    for n, j in np.argwhere(~np.asarray(MISSING)):
+        expected -= dist.Normal(loc[n, j], scale[n, j]).log_prob(Y[n, j])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
+    # What stands in the place of NaN does not matter.
+    np.testing.assert_allclose(loss_and_gradient(params, key, HOLES, 7.0)[0], found, rtol=1e-6)
+
+
+def test_a_fit_is_drawn_from_and_becomes_a_tree():
+    svi = SVI(holes, guide_of_holes(), optax.adam(1e-2), SVAEELBO("explicit_only"))
+    result = svi.run(random.key(0), 20, HOLES, progress_bar=False)
+    assert bool(jnp.isfinite(result.losses).all())
+    draws = Predictive(guide_of_holes(), params=result.params, num_samples=5)
+    assert bool(jnp.isfinite(draws(random.key(1), HOLES)["x"]).all())
+    tree = to_arviz(svi, result=result, model_args=(HOLES,), num_samples=5)
+    assert np.isfinite(tree.posterior["x"]).all()
+    # Rows without entries are as likely as they can be.
+    assert not tree.log_likelihood["y"].isel(data=3).any()
+
+
+def test_without_it_data_with_holes_are_refused():
+    guide = guide_of(GMMEP())
+    with pytest.raises(ValueError, match=r"have \d NaN among 24 numbers.* allow_missing\(recog"):
+        trace(seed(guide, 0)).get_trace(HOLES)
+
+
+def test_it_pickles_and_refuses_what_is_no_pair():
+    wrapped = allow_missing((np.add, np.multiply))
+    assert pickle.loads(pickle.dumps(wrapped)).apply.args == (np.multiply,)
+    with pytest.raises(TypeError, match=r"a pair \(init_fn, apply_fn\).* given a function"):
+        allow_missing(holes)
+    with pytest.raises(ValueError, match=r"columns on the last axis.*shape \(B, 1\)"):
+        allow_missing(NETWORK).init(random.key(0), ())
+    with pytest.raises(TypeError, match="returned a ArrayImpl"):
+        allow_missing((np.add, lambda params, y: y)).apply({}, Y)
