@@ -13,7 +13,7 @@ from numpyro.handlers import block, replay, seed
 from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.read import latent_sites, trace_of
 from numpyro_ext._typing import Model, Trace
-from numpyro_ext.expfam import Gaussian, GaussianNatural, MNIWNatural, NIWNatural
+from numpyro_ext.expfam import Gaussian
 from numpyro_ext.svae.local_inference.base import (
     LocalInference,
     LocalPosterior,
