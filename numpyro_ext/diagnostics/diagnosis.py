@@ -127,10 +127,11 @@ def diagnose(
       its Monte Carlo error. For models whose latent sites are continuous. Draws of a guide without
       a density get the lines of the implied sd ratio and the shift as well. A guide with local
       inference (``SVAEGuide``): the share of the data for which that did not converge (1 %), the
-      share of the data in one state, which is near 1 where the mixture has collapsed, and the
-      standard deviations of global sites over those of the posterior, at least .8, as one step of
-      Gibbs sampling implies them: global sites given local ones have a variance 1 + R times that of
-      a guide whose local sites are independent of them, and the posterior 1 / (1 - R) times.
+      share of the data in one state, which is near 1 where the mixture has collapsed, the number
+      of states that hold data against the 5 % quantile of the prior's, and the standard deviations
+      of global sites over those after one step of Gibbs sampling, at least .86. That step adds a
+      share R to the variance of a guide whose local sites are independent of the global ones; the
+      variance of the posterior is 1 / (1 - R) times that of the guide.
     - **Particles.** Number of particles against the dimension d (at least 2 d, below that every
       field gives too narrow a cloud); from the gradients on all data the sd ratio that the linear
       Stein identity implies, :math:`\mathrm{sd}(x_a) / \sqrt{(M^{-1} C)_{aa}}` with :math:`M =

@@ -4,8 +4,10 @@ from typing import Annotated, Any, NamedTuple
 
 from jax import Array
 import jax.numpy as jnp
+from jax.scipy.special import xlog1py, xlogy
 import numpyro.distributions as dist
 
+from numpyro_ext._typing import Float
 from numpyro_ext.expfam.base import ExponentialFamily
 from numpyro_ext.expfam.dirichlet import Dirichlet, DirichletMean, DirichletNatural
 from numpyro_ext.expfam.leaves import canonical
@@ -81,6 +83,13 @@ class Beta(ExponentialFamily[BetaNatural, BetaMean, BetaStandard]):
     def statistics(cls, value: Any) -> BetaMean:
         p = jnp.asarray(value)
         return BetaMean(jnp.log(p), jnp.log1p(-p))
+
+    @classmethod
+    def log_prob(cls, natural: BetaNatural, value: Any) -> Float[Array, "*batch"]:
+        a, b = cls._checked(BetaNatural, natural)
+        p = jnp.asarray(value)
+        # As of Dirichlet: finite at 0 and 1 where the exponent there is 0.
+        return xlogy(a, p) + xlog1py(b, -p) - cls.log_partition(natural)
 
     @classmethod
     def _log_partition(cls, natural: BetaNatural) -> Array:

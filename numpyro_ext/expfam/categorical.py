@@ -95,6 +95,11 @@ class Categorical(ExponentialFamily[CategoricalNatural, CategoricalMean, Categor
         return cls.inner(CategoricalNatural(nn.log_softmax(logits)), t)
 
     @classmethod
+    def entropy(cls, natural: CategoricalNatural) -> Float[Array, "*batch"]:
+        (logits,) = cls._checked(CategoricalNatural, natural)
+        return super().entropy(CategoricalNatural(nn.log_softmax(logits)))
+
+    @classmethod
     def _log_partition(cls, natural: CategoricalNatural) -> Array:
         return logsumexp(natural.logits, axis=-1)
 

@@ -5,9 +5,10 @@ from typing import Annotated, Any, NamedTuple
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
-from jax.scipy.special import digamma, gammaln, logsumexp, polygamma
+from jax.scipy.special import digamma, gammaln, logsumexp, polygamma, xlogy
 import numpyro.distributions as dist
 
+from numpyro_ext._typing import Float
 from numpyro_ext.expfam.base import ExponentialFamily
 from numpyro_ext.expfam.leaves import canonical
 from numpyro_ext.expfam.newton import newton
@@ -84,6 +85,12 @@ class Dirichlet(ExponentialFamily[DirichletNatural, DirichletMean, DirichletStan
     @classmethod
     def statistics(cls, value: Any) -> DirichletMean:
         return DirichletMean(jnp.log(jnp.asarray(value)))
+
+    @classmethod
+    def log_prob(cls, natural: DirichletNatural, value: Any) -> Float[Array, "*batch"]:
+        (a,) = cls._checked(DirichletNatural, natural)
+        # A probability of 0 has a finite density where a is 0, and 0 times -inf would be NaN.
+        return jnp.sum(xlogy(a, jnp.asarray(value)), axis=-1) - cls.log_partition(natural)
 
     @classmethod
     def _log_partition(cls, natural: DirichletNatural) -> Array:

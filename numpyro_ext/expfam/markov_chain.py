@@ -121,9 +121,13 @@ class MarkovChain(ChainFamily[MarkovChainNatural, MarkovChainMean, MarkovChainSt
 
     @classmethod
     def log_prob(cls, natural: MarkovChainNatural, value: Any) -> Float[Array, "*batch"]:
-        n = cls._checked(MarkovChainNatural, natural)
+        n = _without_constants(cls._checked(MarkovChainNatural, natural))
         t = cls.statistics(value, n.unary.shape[-1])
         return cls.inner(n, t) - cls.log_partition(n)
+
+    @classmethod
+    def entropy(cls, natural: MarkovChainNatural) -> Float[Array, "*batch"]:
+        return super().entropy(_without_constants(cls._checked(MarkovChainNatural, natural)))
 
     @classmethod
     def _log_partition(cls, natural: MarkovChainNatural, parallel: bool = False) -> Array:
@@ -185,6 +189,16 @@ class MarkovChain(ChainFamily[MarkovChainNatural, MarkovChainMean, MarkovChainSt
 
             drawn = lax.scan(step, maps[-1], maps, reverse=True)[1]
         return jnp.moveaxis(drawn[..., 0], 0, -1)
+
+
+def _without_constants(natural: MarkovChainNatural) -> MarkovChainNatural:
+    """The same distribution with the largest log weights at 0: of numbers as large as those of data
+    that are far away, float32 would lose the difference."""
+    unary, pair = natural
+    return MarkovChainNatural(
+        unary - jnp.max(unary, axis=-1, keepdims=True),
+        pair - jnp.max(pair, axis=(-1, -2), keepdims=True),
+    )
 
 
 def _time_first(natural: MarkovChainNatural) -> tuple[Array, Array]:

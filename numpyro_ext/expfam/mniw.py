@@ -136,7 +136,7 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
     @classmethod
     def statistics(cls, value: Any) -> MNIWMean:
         weight, covariance = value
-        L = cholesky(covariance)
+        L = cholesky((covariance + transpose(covariance)) / 2)
         P = inverse(L)
         PW = matmul(P, weight)
         return MNIWMean(-P / 2, PW, -matmul(transpose(weight), PW) / 2, -half_logdet(L))

@@ -53,7 +53,8 @@ def natural_gradient(
     **When it fails.** Use it without momentum, clipping or Adam, and on natural parameters only:
     :func:`optax.multi_transform` gives the other parameters to another optimiser. A count of
     rejected steps that grows means that the gradient points out of the domain; use a smaller
-    ``step_size``.
+    ``step_size``. Of a run of SVI it is
+    ``optax.tree_utils.tree_get(result.state.optim_state, "num_rejected")``.
 
     :param step_size: :math:`\rho`, in (0, 1], or a schedule of the number of steps.
     :param domain: ``params -> bool``, or to a tree of booleans that must all be true. It is given

@@ -16,7 +16,7 @@ from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import check_choice
 from numpyro_ext._model.density import log_prob, scaled
-from numpyro_ext._model.handlers import same_plates, valid_plates
+from numpyro_ext._model.handlers import same_plates, subsampled_plates, valid_plates
 from numpyro_ext._model.mistakes import valid_data
 from numpyro_ext._model.read import Site, latent_sites, sample_sites, trace_of
 from numpyro_ext._typing import Model, Params, Trace
@@ -52,6 +52,11 @@ class SVAEELBO(ELBO):
     local inference has found a stationary point of the bound. It is left out with
     ``"explicit_only"``: a step then never leaves the domain of the parameters, and training is
     more robust. All other parameters have ordinary gradients.
+
+    **When it fails.** The densities of latent sites are those that the guide stands for. A model
+    with other ones is not noticed here, but by :meth:`SVAEGuide.check`; a parameter of the model
+    that enters them would have no gradient and is refused, and so are data that depend on another
+    variable than x.
 
     :param str implicit: ``"full"`` or ``"explicit_only"``.
     :param int num_particles: number of draws of x; local inference runs once.
@@ -102,7 +107,7 @@ class SVAEELBO(ELBO):
         def expected_log_lik(key: Array | None) -> tuple[Array, dict[str, Any]]:
             drawn = guide_trace if key is None else _redrawn(guide_trace, key)
             trace = self._model_trace(model, model_key, drawn, param_map, args, kwargs)
-            return sum(map(_log_lik, _observed(trace)), jnp.zeros(())), _mutable(trace)
+            return sum(map(_scaled_log_prob, _observed(trace)), jnp.zeros(())), _mutable(trace)
 
         self._check(model, model_key, guide_trace, param_map, args, kwargs)
         if self.num_particles == 1:
@@ -141,9 +146,10 @@ class SVAEELBO(ELBO):
         """An error that names a latent site that the guide lacks, or one without a gradient."""
         drawn = {site["name"]: site for site in latent_sites(guide_trace)}
 
-        def log_liks(**values: Array) -> dict[str, Array]:
-            replaced = {name: {**drawn[name], "value": value} for name, value in values.items()}
-            trace = self._model_trace(model, key, {**guide_trace, **replaced}, params, args, kwargs)
+        def log_probs(**inputs: Any) -> dict[str, Array]:
+            replaced = {name: {**site, "value": inputs[name]} for name, site in drawn.items()}
+            own = {name: inputs[name] for name in params}
+            trace = self._model_trace(model, key, {**guide_trace, **replaced}, own, args, kwargs)
             latents = {site["name"] for site in latent_sites(trace)}
             for name in sorted(latents ^ set(drawn)):
                 ours, theirs = ("the guide", "the model")[:: 1 if name in drawn else -1]
@@ -152,16 +158,39 @@ class SVAEELBO(ELBO):
                     f" {sorted(latents if name in drawn else drawn)}; name the sites of the model"
                     " as the guide does, or give site_names to SVAEGuide."
                 )
-            return {site["name"]: _log_lik(site) for site in _observed(trace)}
+            _check_plates(trace, drawn)
+            return {site["name"]: _scaled_log_prob(site) for site in sample_sites(trace)}
 
         values = {name: site["value"] for name, site in drawn.items()}
         differentiated = {name for name, site in drawn.items() if _is_drawn_for_loss(site)}
-        for name, origins in eval_provenance(log_liks, **values).items():
-            for origin in sorted(origins - differentiated):
+        for name, origins in eval_provenance(log_probs, **params, **values).items():
+            for origin in sorted((origins & set(params)) if name in drawn else ()):
+                raise ValueError(
+                    f"the density of the latent site '{name}' depends on the parameter '{origin}',"
+                    " which would have no gradient, because SVAEELBO takes that density from"
+                    " SVAEGuide; make it a constant of the model, or use Trace_ELBO."
+                )
+            for origin in sorted(() if name in drawn else origins & set(drawn) - differentiated):
                 raise ValueError(
                     f"the observed site '{name}' depends directly on '{origin}', of which SVAEELBO"
                     f" takes exact expectations only in the prior of {sorted(differentiated)}; let"
                     " the data depend on these alone, or use Trace_ELBO."
+                )
+
+
+def _check_plates(trace: Trace, drawn: dict[str, Site]) -> None:
+    """An error if the model takes rows of latent variables that the guide does not know of."""
+    for name, (size, batch) in subsampled_plates(trace).items():
+        for site in latent_sites(trace):
+            around, ours = (
+                {frame.name for frame in one["cond_indep_stack"]}
+                for one in (site, drawn[site["name"]])
+            )
+            if name in around - ours:
+                raise ValueError(
+                    f"the model's site '{site['name']}' is in the plate '{name}', which takes"
+                    f" {batch} of {size} rows, but the guide's is not; give SVAEGuide that plate"
+                    " by create_plates."
                 )
 
 
@@ -193,7 +222,7 @@ def _observed(trace: Trace) -> list[Site]:
     return [site for site in sample_sites(trace) if site["is_observed"]]
 
 
-def _log_lik(site: Site) -> Array:
+def _scaled_log_prob(site: Site) -> Array:
     return jnp.sum(scaled(site, log_prob(site)))
 
 

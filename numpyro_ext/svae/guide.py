@@ -17,7 +17,13 @@ from numpyro.handlers import block, seed, substitute
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.expfam import multiply
 from numpyro_ext.svae.analytic import DRAWN, global_terms
-from numpyro_ext.svae.checks import certain, check_data, check_model
+from numpyro_ext.svae.checks import (
+    certain,
+    check_data,
+    check_model,
+    check_naturals,
+    check_rows,
+)
 from numpyro_ext.svae.local_inference.base import (
     LocalInference,
     LocalPosterior,
@@ -56,7 +62,10 @@ class SVAEGuide:
     :param dict prior: natural parameters of the prior, named as in ``local_inference.families``.
         Natural parameters are not concentrations: ``Dirichlet.from_standard(concentration)``.
     :param recognition: a pair ``(init_fn, apply_fn)`` whose ``apply_fn`` returns a potential, such
-        as :func:`recognition_network`; :func:`allow_missing` of it, if data have NaN.
+        as :func:`recognition_network`; :func:`allow_missing` of it, if data have NaN. Where y is x
+        with normal noise of a known precision, take no network, which is slow to learn small noise:
+        ``(lambda key, shape: (shape, {}), lambda params, y:
+        GaussianPotential.from_diagonal(precision * y, precision))`` is exact.
     :param local_inference: a rule, such as :class:`GMMEP`.
     :param data: ``data(*args, **kwargs)`` picks the data y, with rows first, from the arguments of
         the model; the first argument by default.
@@ -118,17 +127,7 @@ class SVAEGuide:
         init_natural: Any = None,
         site_names: Mapping[str, str] | None = None,
     ) -> None:
-        if sorted(prior) != sorted(local_inference.families):
-            raise ValueError(
-                f"prior has {sorted(prior)}, but {type(local_inference).__name__} has the global"
-                f" factors {sorted(local_inference.families)}; give natural parameters of each."
-            )
-        for name, family in local_inference.families.items():
-            if not isinstance(prior[name], family.Natural):
-                raise TypeError(
-                    f"prior['{name}'] is a {type(prior[name]).__name__}; it must be a"
-                    f" {family.Natural.__name__}, such as {family.__name__}.from_standard returns."
-                )
+        check_naturals("prior", prior, local_inference)
         self.prior = dict(prior)
         self.recognition = recognition
         self.local_inference = local_inference
@@ -149,7 +148,9 @@ class SVAEGuide:
         name = f"{self.prefix}_recognition"
         network: Any = numpyro.module(name, self.recognition, y.shape[1:])
         with plate as idx:
-            potential = network(y if is_batch else y[idx])
+            rows = y if is_batch else y[idx]
+            potential = network(rows)
+            check_rows(potential, rows)
             local = self.local_inference.infer(terms.inner, potential)
             self._report("kl_local", self.local_inference.local_kl(terms.mean, local))
             for name, value in local.info._asdict().items():
@@ -178,8 +179,9 @@ class SVAEGuide:
     def _init_natural(self, rng_key: Array) -> dict[str, Any]:
         if self.start is None:
             return self.local_inference.init_natural(rng_key, self.prior)
-        start: Any = self.start
-        return cast(Any, start(rng_key) if callable(start) else start)
+        start: Any = self.start(rng_key) if callable(self.start) else self.start
+        check_naturals("init_natural", start, self.local_inference)
+        return start
 
     def _plate(self, y: Array, args: tuple, kwargs: dict[str, Any]) -> Any:
         if self.create_plates is not None:
@@ -231,7 +233,9 @@ class SVAEGuide:
         :param y: rows of data, ``(B, ...)``.
         """
         _, apply = self.recognition
-        potential = apply(params[f"{self.prefix}_recognition$params"], self._checked(y))
+        y = self._checked(y)
+        potential = apply(params[f"{self.prefix}_recognition$params"], y)
+        check_rows(potential, y)
         return self.local_inference.infer(self.global_mean(params), potential)
 
     def sample_posterior(
@@ -302,7 +306,9 @@ class SVAEGuide:
 
         The model's log density at random values is compared with that of ``prior``, and with what
         the rule of local inference takes for p(x, z | theta). A concentration that was given as a
-        natural parameter ends here, and a mean that depends on another variable.
+        natural parameter ends here, and a mean that depends on another variable. A few rows are
+        enough, and of sequences a few steps: random dynamics grow from step to step, and over many
+        steps float32 loses their density.
 
         :param model: the model.
         :param rng_key: random key.

@@ -1,6 +1,7 @@
 """Networks that make potentials of data, and data of latent vectors."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -61,31 +62,24 @@ def recognition_network(
     C = 1 if num_components is None else check_count("num_components", num_components)
     widths = [*_widths(hidden), C * (2 * d + (num_components is not None))]
     _check_start(residual, init_scale)
+    init = partial(_init, d, ("h", "precision"), widths, residual, init_scale)
+    return init, partial(_recognise, d, num_components)
 
-    def init(rng_key: Array, input_shape: tuple[int, ...]) -> tuple[Any, Any]:
-        key_mlp, key_residual = random.split(rng_key)
-        params: dict[str, Any] = {
-            "mlp": _init_mlp(key_mlp, [input_shape[-1], *widths], init_scale),
-            "h": jnp.zeros(d),
-            "precision": jnp.zeros(d),
-        }
-        if residual is not None:
-            params["residual"] = _init_residual(key_residual, residual, input_shape[-1], d)
-        return (*input_shape[:-1], d), params
 
-    def apply(params: Any, y: Array, **kwargs: Any) -> GaussianPotential | MixturePotential:
-        out = _mlp(params["mlp"], y)
-        pairs = out[..., : C * 2 * d].reshape(*out.shape[:-1], C, 2, d)
-        shift = params["h"] + (y @ params["residual"] if "residual" in params else 0.0)
-        h = pairs[..., 1, :] + jnp.broadcast_to(shift, (*out.shape[:-1], d))[..., None, :]
-        precision = jax.nn.softplus(pairs[..., 0, :]) + jax.nn.softplus(params["precision"])
-        potential = GaussianPotential.from_diagonal(h, precision)
-        if num_components is None:
-            return GaussianPotential(potential.h[..., 0, :], potential.W[..., 0, :, :])
-        log_weights = jax.nn.log_softmax(out[..., C * 2 * d :], axis=-1)
-        return MixturePotential(log_weights, potential.h, potential.W)
-
-    return init, apply
+def _recognise(
+    d: int, num_components: int | None, params: Any, y: Array, **kwargs: Any
+) -> GaussianPotential | MixturePotential:
+    C = 1 if num_components is None else num_components
+    out = _mlp(params["mlp"], y)
+    pairs = out[..., : C * 2 * d].reshape(*out.shape[:-1], C, 2, d)
+    shift = params["h"] + (y @ params["residual"] if "residual" in params else 0.0)
+    h = pairs[..., 1, :] + jnp.broadcast_to(shift, (*out.shape[:-1], d))[..., None, :]
+    precision = jax.nn.softplus(pairs[..., 0, :]) + jax.nn.softplus(params["precision"])
+    potential = GaussianPotential.from_diagonal(h, precision)
+    if num_components is None:
+        return GaussianPotential(potential.h[..., 0, :], potential.W[..., 0, :, :])
+    log_weights = jax.nn.log_softmax(out[..., C * 2 * d :], axis=-1)
+    return MixturePotential(log_weights, potential.h, potential.W)
 
 
 def decoder_network(
@@ -124,23 +118,31 @@ def decoder_network(
     check_count("obs_dim", obs_dim)
     widths = [*_widths(hidden), 2 * obs_dim]
     _check_start(residual, init_scale)
+    return partial(_init, obs_dim, ("loc",), widths, residual, init_scale), _decode
 
-    def init(rng_key: Array, input_shape: tuple[int, ...]) -> tuple[Any, Any]:
-        key_mlp, key_residual = random.split(rng_key)
-        params: dict[str, Any] = {
-            "mlp": _init_mlp(key_mlp, [input_shape[-1], *widths], init_scale),
-            "loc": jnp.zeros(obs_dim),
-        }
-        if residual is not None:
-            params["residual"] = _init_residual(key_residual, residual, input_shape[-1], obs_dim)
-        return (*input_shape[:-1], obs_dim), params
 
-    def apply(params: Any, x: Array, **kwargs: Any) -> tuple[Array, Array]:
-        m, s = jnp.split(_mlp(params["mlp"], x), 2, axis=-1)
-        linear = x @ params["residual"] if "residual" in params else 0.0
-        return m + linear + params["loc"], jnp.sqrt(jax.nn.softplus(s))
+def _decode(params: Any, x: Array, **kwargs: Any) -> tuple[Array, Array]:
+    m, s = jnp.split(_mlp(params["mlp"], x), 2, axis=-1)
+    linear = x @ params["residual"] if "residual" in params else 0.0
+    return m + linear + params["loc"], jnp.sqrt(jax.nn.softplus(s))
 
-    return init, apply
+
+def _init(
+    size: int,
+    shifts: tuple[str, ...],
+    widths: list[int],
+    residual: str | None,
+    init_scale: float,
+    rng_key: Array,
+    input_shape: tuple[int, ...],
+) -> tuple[Any, Any]:
+    """Output shape and parameters of either network; no closure, so that a guide pickles."""
+    key_mlp, key_residual = random.split(rng_key)
+    params: dict[str, Any] = {name: jnp.zeros(size) for name in shifts}
+    params["mlp"] = _init_mlp(key_mlp, [input_shape[-1], *widths], init_scale)
+    if residual is not None:
+        params["residual"] = _init_residual(key_residual, residual, input_shape[-1], size)
+    return (*input_shape[:-1], size), params
 
 
 def _widths(hidden: Sequence[int]) -> list[int]:

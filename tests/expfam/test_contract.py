@@ -27,6 +27,7 @@ each_family = pytest.mark.parametrize("name", every_family)
 # The transitions of a chain may differ from step to step.
 HAVE_STANDARD = [name for name in every_family if not name.endswith("Chain")]
 NUM_SAMPLES = 4000
+REPARAMETERISED = ["Gaussian", "Dirichlet", "GaussianChain"]
 
 
 def asymmetric(natural):
@@ -56,6 +57,7 @@ def exact():
             other = jax.tree.map(lambda a, b: jnp.stack([b, a[1]]), q, p)
             found[name] = {
                 "mean": mean,
+                "slope": change,
                 "gradient": jax.vmap(jax.grad(family.log_partition))(asymmetric(q)),
                 "back": back,
                 "change": change_back,
@@ -79,12 +81,22 @@ def drawn():
         found = {}
         for name, (q, p) in pairs.items():
             family = FAMILIES[name][0]
-            values = family.sample(key, q, (NUM_SAMPLES,))
             sizes = (
                 {"num_categories": q[0].shape[-1]} if family in (Categorical, MarkovChain) else {}
             )
+
+            def draw(n, family=family, sizes=sizes):
+                values = family.sample(key, n, (NUM_SAMPLES,))
+                return family.statistics(values, **sizes), values
+
+            along = jax.tree.map(jnp.cos, q)
+            if name in REPARAMETERISED:
+                statistics, slopes, values = jax.jvp(draw, (q,), (along,), has_aux=True)
+            else:
+                (statistics, values), slopes = draw(q), ()
             found[name] = {
-                "statistics": family.statistics(values, **sizes),
+                "statistics": statistics,
+                "slopes": slopes,
                 "log q": family.log_prob(q, values),
                 "log p": family.log_prob(p, values),
                 "numpyro": numpyro_log_prob(family.to_distribution(q), values),
@@ -175,6 +187,14 @@ def test_averages_over_draws_are_means_entropy_and_divergence(name):
         check(values, expected)
     check(-found["log q"], exact()[name]["entropy"])
     check(found["log q"][:, 0] - found["log p"][:, 0], exact()[name]["kl"][0])
+
+
+@pytest.mark.parametrize("name", REPARAMETERISED)
+def test_the_derivative_of_a_draw_has_the_mean_of_the_derivative(name):
+    """To five standard errors; the direction is that of ``exact``."""
+    for slopes, expected in zip(drawn()[name]["slopes"], exact()[name]["slope"], strict=True):
+        error = np.std(slopes, axis=0) / NUM_SAMPLES**0.5
+        assert np.all(np.abs(np.mean(slopes, axis=0) - expected) < 5 * error + 1e-4)
 
 
 @each_family

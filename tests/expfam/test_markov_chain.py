@@ -148,6 +148,19 @@ def test_what_is_no_chain_is_refused(changed, message):
         MarkovChain.from_standard(**{**given, **changed})
 
 
+def test_large_log_weights_of_all_states_cost_no_digits():
+    """Data 100 standard deviations away have log weights of -5,000; here in 64 steps."""
+    unary = jnp.asarray(np.round(64 * np.sin(np.arange(128.0))).reshape(64, 2) / 64)
+    pair = jnp.broadcast_to(jnp.log(jnp.array([[0.9, 0.1], [0.2, 0.8]])), (63, 2, 2))
+
+    @jax.jit
+    def numbers(shift):
+        n = MarkovChainNatural(unary + shift, pair)
+        return MarkovChain.entropy(n), MarkovChain.log_prob(n, jnp.arange(64) % 3 // 2)
+
+    np.testing.assert_allclose(numbers(-5000.0), numbers(0.0), rtol=1e-4)
+
+
 def test_the_number_of_states_is_required_for_statistics():
     with pytest.raises(ValueError, match="num_categories is None"):
         MarkovChain.statistics(np.array([0, 1, 1]))

@@ -45,19 +45,38 @@ def gradients():
     @jax.jit
     def compute(naturals):
         found = {}
-        for name, n in naturals.items():
+        for name, (n, p) in naturals.items():
             family = FAMILIES[name][0]
+            data = jax.tree.map(jnp.sin, n)
+
+            def loss(q, family=family, p=p, data=data):
+                mean = straight_through_mean(family, q)
+                return straight_through_kl(family, q, p, mean) - family.inner(data, mean)
+
             natural = jax.grad(lambda n, fam=family: f(straight_through_mean(fam, n)))(n)
             found[name] = {
                 "natural": natural,
                 "of": natural_gradient_of(family, f, n),
                 "ordinary": jax.grad(lambda n, fam=family: f(fam.mean(n)))(n),
+                "loss": jax.value_and_grad(loss)(n),
+                "plain loss": family.kl(n, p) - family.inner(data, family.mean(n)),
+                "data": data,
                 "Fisher times natural": jax.jvp(family.mean, (n,), (natural,))[1],
                 "Fisher": jax.jacfwd(family.mean)(n) if family in (NIW, MNIW, Categorical) else (),
             }
         return found
 
-    return compute({name: first(q) for name, (q, _) in naturals().items()})
+    return compute({name: (first(q), p) for name, (q, p) in naturals().items()})
+
+
+@pytest.mark.parametrize("name", every_family)
+def test_the_gradient_of_a_conjugate_loss_is_minus_the_step_to_the_posterior(name, needs_x64):
+    """q - p - s for KL(q || p) minus the product of statistics s and the mean."""
+    found, (q, p) = gradients()[name], naturals()[name]
+    value, gradient = found["loss"]
+    np.testing.assert_allclose(value, found["plain loss"], rtol=1e-10)
+    for g, a, b, s in zip(gradient, first(q), p, found["data"], strict=True):
+        np.testing.assert_allclose(g, a - b - s, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", every_family)

@@ -137,6 +137,16 @@ def test_probabilities_near_zero_and_one_have_finite_gradients():
     assert Bernoulli.log_prob(Bernoulli.from_standard(0.5)._replace(log_odds=-200.0), 1) == -200.0
 
 
+def test_a_probability_of_zero_has_the_density_of_its_limit():
+    """Where the natural parameter is 0 a power of the probability is 1; elsewhere it decides."""
+    q = DirichletNatural(np.array([0.0, 1.0, 2.0]))
+    found = Dirichlet.log_prob(q, jnp.array([[0.0, 0.4, 0.6], [0.4, 0.0, 0.6]]))
+    # Gamma(6) / (Gamma(1) Gamma(2) Gamma(3)) is 60.
+    np.testing.assert_allclose(found, [np.log(60 * 0.4 * 0.6**2), -np.inf], rtol=1e-5)
+    found = Beta.log_prob(BetaNatural(0.0, 2.0), jnp.array([0.0, 1.0]))
+    np.testing.assert_allclose(found, [np.log(3.0), -np.inf], rtol=1e-5)
+
+
 def test_a_quotient_may_be_improper_and_a_product_of_other_families_is_none():
     narrow, wide = (Gaussian.from_standard([0.0], [[v]]) for v in (1.0, 2.0))
     assert Gaussian.in_domain(divide(narrow, wide))

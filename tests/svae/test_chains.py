@@ -1,30 +1,20 @@
 """Local inference on chains against reference values, dense algebra and sums over all states."""
 
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 
 import jax
-from jax import random
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-from numpyro.infer import SVI, Predictive
-import optax
 import pytest
 
 from numpyro_ext.expfam import MNIW, NIW, Dirichlet, Gaussian, GaussianChain, MarkovChain
-from numpyro_ext.optim import natural_gradient
 from numpyro_ext.svae import (
     HMMEP,
     LDS,
-    SVAEELBO,
     GaussianPotential,
     HMMMeanField,
     SLDSMeanField,
-    SVAEGuide,
-    decoder_network,
-    recognition_network,
     surrogate_elbo,
 )
 from numpyro_ext.svae.local_inference.linear import chain_given
@@ -72,6 +62,12 @@ def potential(T, d, batch=2):
     return GaussianPotential.from_diagonal(h * seen, precision * seen)
 
 
+@partial(jax.jit, static_argnums=0)
+def inferred(rule, known, psi):
+    local = rule.infer(known, psi)
+    return local, surrogate_elbo(rule, known, psi, local)
+
+
 @pytest.mark.x64
 def test_lds_has_the_reference_moments(tol):
     close = partial(jnp.allclose, rtol=0, atol=tol(1e-5, 1e-7))
@@ -81,7 +77,7 @@ def test_lds_has_the_reference_moments(tol):
     }
     y = jnp.array([1.0, -0.3, 0.4, 2.0])[None, :, None]
     psi = GaussianPotential.from_diagonal(2.0 * y, jnp.full((1, 4, 1), 2.0))
-    x, xx, lag = (leaf[0] for leaf in LDS().infer(known, psi).mean["x"])
+    x, xx, lag = (leaf[0] for leaf in inferred(LDS(), known, psi)[0].mean["x"])
     x = x[:, 0]
     assert close(x, jnp.array([0.68924376, 0.38929424, 0.6257801, 1.06289005]))
     variances = jnp.array([0.24963289, 0.20317089, 0.20145007, 0.23786252])
@@ -94,7 +90,7 @@ def test_lds_has_the_reference_moments(tol):
 def test_hmm_ep_has_the_reference_marginals(tol):
     close = partial(jnp.allclose, rtol=0, atol=tol(1e-5, 1e-7))
     h = jnp.array([-1.0, 0.8, 2.0])[None, :, None]
-    local = HMMEP().infer(known_hmm(), GaussianPotential(h, -jnp.ones((1, 3, 1, 1))))
+    local, _ = inferred(HMMEP(), known_hmm(), GaussianPotential(h, -jnp.ones((1, 3, 1, 1))))
     first = jnp.array([0.95378207, 0.83581489, 0.6498875])
     assert close(local.mean["z"].probs[0, :, 0], first)
     means = jnp.array([-0.60119127, 0.14130114, 0.74179791])
@@ -124,34 +120,34 @@ def log_evidence_of_lds(known, psi):
 def test_the_surrogate_bound_of_lds_is_the_log_normaliser_by_dense_algebra():
     psi = potential(4, 2)
     known, rule = system(0), LDS()
-    bound = surrogate_elbo(rule, known, psi, rule.infer(known, psi))
+    _, bound = inferred(rule, known, psi)
     loc, covariance = INITIAL_X
     standard = {"initial": (loc[0], covariance), "dynamics": (WEIGHTS[0], NOISE[0])}
     exact = [log_evidence_of_lds(standard, GaussianPotential(psi.h[n], psi.W[n])) for n in range(2)]
     assert jnp.allclose(bound, jnp.array(exact), rtol=F32, atol=F32)
 
 
-def test_a_long_lds_in_parallel_equals_the_sequential_one():
-    psi, known = potential(70, 2, batch=1), system(0)
-    one, other = (LDS(parallel).infer(known, psi).mean["x"] for parallel in (True, False))
+def test_an_lds_in_parallel_equals_the_sequential_one():
+    psi, known = potential(5, 2, batch=1), system(0)
+    one, other = (jax.jit(LDS(p).infer)(known, psi).mean["x"] for p in (True, False))
     close = jax.tree.map(lambda a, b: jnp.allclose(a, b, rtol=1e-4, atol=1e-4), one, other)
     assert jax.tree.all(close)
 
 
 def exact_slds(psi):
     """Log normaliser of one datum: the sum over all sequences of states."""
-    T = psi.h.shape[0]
     initial, dynamics = known_slds()["initial_x"], known_slds()["dynamics"]
-    total = []
-    for states in product(range(2), repeat=T):
-        r = jax.nn.one_hot(jnp.array(states), 2)
-        chain = chain_given(initial, dynamics, psi, r)
-        constant = initial.neg_half_quad[states[0]] + initial.half_logdet[states[0]]
-        constant += sum(dynamics.half_logdet[k] for k in states[1:])
-        log_p = jnp.log(PI[states[0]])
-        log_p += sum(jnp.log(P[a, b]) for a, b in pairwise(states))
-        total.append(log_p + constant + GaussianChain.log_partition(chain))
-    return jax.nn.logsumexp(jnp.array(total))
+
+    def log_weight(states):
+        chain = chain_given(initial, dynamics, psi, jax.nn.one_hot(states, 2))
+        first, later = states[0], states[1:]
+        constant = initial.neg_half_quad[first] + initial.half_logdet[first]
+        constant += dynamics.half_logdet[later].sum() + jnp.log(PI[first])
+        log_p = jnp.log(P[states[:-1], later]).sum()
+        return log_p + constant + GaussianChain.log_partition(chain)
+
+    states = jnp.array(list(product(range(2), repeat=psi.h.shape[0])))
+    return jax.nn.logsumexp(jax.vmap(log_weight)(states))
 
 
 def exact_hmm(psi):
@@ -176,14 +172,14 @@ def test_sweeps_of_mean_field_raise_the_bound_towards_the_log_normaliser(name):
     rule, known, d, exact = MEAN_FIELD[name]
     psi, known = potential(3, d), known()
     bounds = []
-    for sweeps in (1, 2, 100):
+    for sweeps in (1, 100):
         one = rule(max_iter=sweeps)
-        local = one.infer(known, psi)
-        bounds.append(surrogate_elbo(one, known, psi, local))
+        local, bound = inferred(one, known, psi)
+        bounds.append(bound)
     assert local.info.converged.all()
-    assert (bounds[0] <= bounds[1] + F32).all() and (bounds[1] <= bounds[2] + F32).all()
-    top = jnp.array([exact(GaussianPotential(psi.h[n], psi.W[n])) for n in range(2)])
-    assert (bounds[2] < top).all() and (bounds[2] > top - 2).all()
+    assert (bounds[0] <= bounds[1] + F32).all()
+    top = jax.jit(jax.vmap(exact))(psi)
+    assert (bounds[1] < top).all() and (bounds[1] > top - 2).all()
 
 
 def test_a_switching_system_whose_states_are_alike_is_the_linear_system():
@@ -191,96 +187,18 @@ def test_a_switching_system_whose_states_are_alike_is_the_linear_system():
     for name in ("initial_x", "dynamics"):
         known[name] = jax.tree.map(lambda leaf: leaf[jnp.array([0, 0])], known[name])
     switching, linear = SLDSMeanField(), LDS()
-    local, other = switching.infer(known, psi), linear.infer(system(0), psi)
+    (local, bound), (other, top) = inferred(switching, known, psi), inferred(linear, system(0), psi)
     assert jnp.allclose(local.mean["x"].xx_next, other.mean["x"].xx_next, rtol=F32, atol=F32)
-    bound = surrogate_elbo(switching, known, psi, local)
-    assert jnp.allclose(bound, surrogate_elbo(linear, system(0), psi, other), rtol=F32, atol=F32)
-
-
-def two_means(families, shapes):
-    """Expected statistics of two different factors of each family."""
-
-    def mean(name, shift):
-        d = 2 if "x" in name or name in ("initial", "dynamics") else 1
-        eye = jnp.broadcast_to(jnp.eye(d) * (1 + shift), (*shapes[name], d, d))
-        if families[name] is Dirichlet:
-            natural = Dirichlet.from_standard(jnp.ones((*shapes[name], 2)) + shift)
-        elif families[name] is NIW:
-            loc = jnp.ones((*shapes[name], d)) * shift
-            natural = NIW.from_standard(loc, 1.0 + shift, d + 2.0, eye)
-        else:
-            natural = MNIW.from_standard(0.5 * eye, eye, d + 2.0, eye)
-        return families[name].mean(natural)
-
-    return [{name: mean(name, shift) for name in families} for shift in (0.3, 1.1)]
-
-
-RULES = {
-    "LDS": (LDS(), {"initial": (), "dynamics": ()}, 2),
-    "HMM EP": (HMMEP(), {"initial": (), "transition": (2,), "emission": (2,)}, 1),
-    "HMM": (HMMMeanField(), {"initial": (), "transition": (2,), "emission": (2,)}, 1),
-    "SLDS": (
-        SLDSMeanField(),
-        {"initial": (), "transition": (2,), "initial_x": (2,), "dynamics": (2,)},
-        2,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_the_divergence_is_affine_in_the_global_statistics(name):
-    rule, shapes, d = RULES[name]
-    first, second = two_means(rule.families, shapes)
-    local = rule.infer(first, potential(3, d))
-    between = jax.tree.map(lambda a, b: 0.3 * a + 0.7 * b, first, second)
-    kl = [rule.local_kl(mean, local) for mean in (first, second, between)]
-    assert not jnp.allclose(kl[0], kl[1])
-    assert jnp.allclose(kl[2], 0.3 * kl[0] + 0.7 * kl[1], rtol=F32, atol=1e-4)
+    assert jnp.allclose(bound, top, rtol=F32, atol=F32)
 
 
 def test_states_and_starts_of_the_wrong_shape_are_refused():
+    flat = {**known_hmm(), "transition": Dirichlet.statistics(PI)}
+    with pytest.raises(ValueError, match=r"'transition' has batch shape \(\); it must be \(2,\)"):
+        HMMEP().infer(flat, potential(3, 1))
     with pytest.raises(ValueError, match=r"must be \(3, 2\) or \(2, 3, 2\)"):
         HMMMeanField(np.ones(2)).infer(known_hmm(), potential(3, 1))
     with pytest.raises(ValueError, match="'potential', 'prior', or an array"):
         HMMMeanField("middle")
     with pytest.raises(ValueError, match="cannot be read off its potential"):
         SLDSMeanField("potential")
-
-
-def lds_model(y, num_steps=6):
-    Sigma = numpyro.sample("Sigma_1", dist.InverseWishart(4.0, scale_matrix=jnp.eye(2)))
-    mu = numpyro.sample("mu_1", dist.MultivariateNormal(jnp.zeros(2), Sigma))
-    Q = numpyro.sample("Q", dist.InverseWishart(4.0, scale_matrix=jnp.eye(2)))
-    A = numpyro.sample(
-        "A", dist.MatrixNormal(jnp.zeros((2, 2)), jnp.linalg.cholesky(Q), jnp.eye(2))
-    )
-    decode = numpyro.module("decoder", decoder_network(3, hidden=(8,)), (2,))
-    with numpyro.plate("series", y.shape[0]):
-        chain = GaussianChain.from_standard(mu, Sigma, A, Q, num_steps)
-        x = numpyro.sample("x", GaussianChain.to_distribution(chain))
-        numpyro.sample("y", dist.Normal(*decode(x)).to_event(2), obs=y)
-
-
-def test_a_linear_system_is_fitted_by_svi_and_predicts():
-    eye = jnp.eye(2)
-    prior = {
-        "initial": NIW.from_standard(jnp.zeros(2), 1.0, 4.0, eye),
-        "dynamics": MNIW.from_standard(jnp.zeros((2, 2)), eye, 4.0, eye),
-    }
-    guide = SVAEGuide(
-        prior,
-        recognition_network(2, hidden=(8,)),
-        LDS(),
-        create_plates=lambda y: numpyro.plate("series", y.shape[0]),
-    )
-    y = jnp.sin(jnp.arange(5 * 6 * 3)).reshape(5, 6, 3)
-    optim = optax.multi_transform(
-        {"natural": natural_gradient(0.1, guide.domain), "network": optax.adam(1e-2)},
-        guide.param_labels,
-    )
-    svi = SVI(lds_model, guide, optim, SVAEELBO("explicit_only"))
-    result = svi.run(random.key(0), 60, y, progress_bar=False)
-    # The standard deviation of a loss between steps is about 4.
-    assert result.losses[-10:].mean() < result.losses[:10].mean() - 10
-    draws = Predictive(guide, params=result.params, num_samples=3)(random.key(2), y)
-    assert draws["x"].shape == (3, 5, 6, 2)

@@ -13,8 +13,8 @@ from jax import Array
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_ext.expfam import GaussianMean, GaussianNatural, NIWMean
-from numpyro_ext.expfam.linalg import cholesky, half_logdet
+from numpyro_ext.expfam import DirichletMean, GaussianMean, GaussianNatural, NIWMean
+from numpyro_ext.expfam.linalg import cholesky, half_logdet, transpose
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "LocalPosterior",
     "check_batch",
     "check_gaussian",
+    "check_potential",
     "expected_log_normal",
     "global_statistics",
     "negative_entropy",
@@ -209,7 +210,7 @@ def plug_in(components: NIWMean) -> GaussianNatural:
 def negative_entropy(natural: GaussianNatural) -> Array:
     """``E log q`` of a normal, without ``-d/2 log 2 pi``."""
     d = natural.h.shape[-1]
-    return half_logdet(cholesky(-2 * natural.W)) - d / 2
+    return half_logdet(cholesky(-natural.W - transpose(natural.W))) - d / 2
 
 
 def no_iterations(like: Array) -> LocalInfo:
@@ -221,11 +222,33 @@ def no_iterations(like: Array) -> LocalInfo:
 def check_batch(global_mean: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> None:
     """The batch shape of a global factor, or an error that names it."""
     mean = global_mean[name]
-    batch = mean.half_logdet.shape
+    batch = mean[0].shape[:-1] if isinstance(mean, DirichletMean) else mean.half_logdet.shape
     if batch != shape:
         raise ValueError(
             f"the factor '{name}' has batch shape {batch}; it must be {shape}, one for each"
-            " component: give the prior's loc that batch shape."
+            " component: give the prior's parameters that batch shape."
+        )
+
+
+def check_potential(potential: Any, name: str, batch: str, d: int) -> None:
+    """A potential of our types whose shapes fit the rule, or an error that says what does not.
+
+    :param name: of the rule.
+    :param batch: its batch axes, such as ``"B, T"``.
+    :param d: the size of x.
+    """
+    if not isinstance(potential, Potential):
+        raise TypeError(
+            f"{name} was given a {type(potential).__name__} as its potential; the recognition"
+            " network must return a GaussianPotential or a MixturePotential."
+        )
+    axes = f"{batch}, C" if isinstance(potential, MixturePotential) else batch
+    h, W = jnp.shape(potential.h), jnp.shape(potential.W)
+    if len(h) != axes.count(",") + 2 or h[-1] != d or W != (*h, d):
+        raise ValueError(
+            f"the potential of {name} has h of shape {h} and W of shape {W}; they must be"
+            f" ({axes}, d) and ({axes}, d, d) with d = {d} as in the prior, so give the"
+            f" recognition network that latent_dim, and data of shape ({batch}, ...)."
         )
 
 

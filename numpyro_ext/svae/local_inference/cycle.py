@@ -31,6 +31,7 @@ from numpyro_ext.svae.local_inference.base import (
     LocalPosterior,
     check_batch,
     check_gaussian,
+    check_potential,
     expected_log_normal,
     negative_entropy,
     plug_in,
@@ -133,7 +134,7 @@ class CycleEP(_Cycle):
     def infer(
         self, global_mean: Mapping[str, Any], potential: GaussianPotential | MixturePotential
     ) -> LocalPosterior:
-        _check(global_mean, potential.h.shape)
+        _check("CycleEP", global_mean, potential)
         eta, odds = plug_in(global_mean["components"]), _prior_odds(global_mean)
         options = {"schedule": self.schedule, "tol": self.tol, "max_iter": self.max_iter}
 
@@ -187,7 +188,7 @@ class CycleMeanField(_Cycle):
 
     def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
         check_gaussian(potential, "CycleMeanField", "CycleEP")
-        _check(global_mean, potential.h.shape)
+        _check("CycleMeanField", global_mean, potential)
         batch = potential.h.shape[:-1]
         if self.init is not None and self.init.shape not in (batch, batch[1:]):
             raise ValueError(
@@ -219,13 +220,14 @@ State = tuple[Array, GaussianMean]
 """Probabilities of z = 1, and moments of x."""
 
 
-def _check(global_mean: Mapping[str, Any], shape: tuple[int, ...]) -> None:
+def _check(name: str, global_mean: Mapping[str, Any], potential: Any) -> None:
     check_batch(global_mean, "components", (2, 2))
+    check_potential(potential, name, "B, K", global_mean["components"].precision_loc.shape[-1])
     (K,) = global_mean["pi"].log_p.shape
-    if K < 2 or len(shape) < 3 or shape[1] != K:
+    if K < 2 or potential.h.shape[1] != K:
         raise ValueError(
-            f"the potential has h of shape {shape}, and pi has {K} probabilities; a cycle needs at"
-            " least 2 of them, and h of shape (B, K, ..., d)."
+            f"the potential has h of shape {potential.h.shape}, and pi has {K} probabilities; a"
+            " cycle needs at least 2 of them, and h of shape (B, K, ..., d)."
         )
 
 

@@ -31,6 +31,7 @@ from numpyro_ext.svae.local_inference.base import (
     LocalPosterior,
     check_batch,
     check_gaussian,
+    check_potential,
     expected_log_normal,
     negative_entropy,
     no_iterations,
@@ -123,7 +124,7 @@ class GMMEP(_GMM):
     def infer(
         self, global_mean: Mapping[str, Any], potential: GaussianPotential | MixturePotential
     ) -> LocalPosterior:
-        _check(global_mean)
+        _check("GMMEP", global_mean, potential)
         eta = plug_in(global_mean["components"])
         logits = global_mean["pi"].log_prob + potential.log_partition_ratio(eta)
         z = CategoricalNatural(logits)
@@ -176,7 +177,7 @@ class GMMMeanField(_GMM):
 
     def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
         check_gaussian(potential, "GMMMeanField", "GMMEP")
-        _check(global_mean)
+        _check("GMMMeanField", global_mean, potential)
 
         def one(psi: GaussianPotential, init: Array) -> LocalPosterior:
             args = (dict(global_mean), psi)
@@ -209,8 +210,9 @@ class GMMMeanField(_GMM):
 Args = tuple[dict[str, Any], GaussianPotential]
 
 
-def _check(global_mean: Mapping[str, Any]) -> None:
+def _check(name: str, global_mean: Mapping[str, Any], potential: Any) -> None:
     check_batch(global_mean, "components", global_mean["pi"].log_prob.shape)
+    check_potential(potential, name, "B", global_mean["components"].precision_loc.shape[-1])
 
 
 def _sweep(args: Args, r: Array) -> Array:

@@ -27,7 +27,9 @@ from numpyro_ext.expfam import (
 from numpyro_ext.svae.local_inference.base import (
     LocalInfo,
     LocalPosterior,
+    check_batch,
     check_gaussian,
+    check_potential,
     expected_log_normal,
     negative_entropy,
     no_iterations,
@@ -35,7 +37,16 @@ from numpyro_ext.svae.local_inference.base import (
 )
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential, merge_normals
 
-__all__ = ["HMMEP", "HMMMeanField", "check_start", "expected_log_states", "states_given"]
+__all__ = [
+    "HMMEP",
+    "HMMMeanField",
+    "broadcast_start",
+    "check_start",
+    "check_states",
+    "expected_log_states",
+    "random_concentration",
+    "states_given",
+]
 
 STARTS = ("potential", "prior")
 
@@ -126,6 +137,7 @@ class HMMEP(_HMM):
     def infer(
         self, global_mean: Mapping[str, Any], potential: GaussianPotential | MixturePotential
     ) -> LocalPosterior:
+        _check("HMMEP", global_mean, potential)
         eta = plug_in(global_mean["emission"])
         z = states_given(global_mean, potential.log_partition_ratio(eta))
         states = MarkovChain.mean(z)
@@ -171,6 +183,7 @@ class HMMMeanField(_HMM):
 
     def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
         check_gaussian(potential, "HMMMeanField", "HMMEP")
+        _check("HMMMeanField", global_mean, potential)
 
         def one(psi: GaussianPotential, init: Array) -> LocalPosterior:
             args = (dict(global_mean), psi)
@@ -193,6 +206,17 @@ class HMMMeanField(_HMM):
 
 
 Args = tuple[dict[str, Any], GaussianPotential]
+
+
+def _check(name: str, global_mean: Mapping[str, Any], potential: Any) -> None:
+    check_states(global_mean, "emission")
+    check_potential(potential, name, "B, T", global_mean["emission"].precision_loc.shape[-1])
+
+
+def check_states(global_mean: Mapping[str, Any], *names: str) -> None:
+    """Transitions from each state, and factors of each state."""
+    for name in ("transition", *names):
+        check_batch(global_mean, name, global_mean["initial"].log_prob.shape)
 
 
 def check_start(init: Any) -> Any:

@@ -23,10 +23,16 @@ from numpyro_ext.expfam import (
     MarkovChainNatural,
     fixed_point,
 )
-from numpyro_ext.svae.local_inference.base import LocalInfo, LocalPosterior, check_gaussian
+from numpyro_ext.svae.local_inference.base import (
+    LocalInfo,
+    LocalPosterior,
+    check_gaussian,
+    check_potential,
+)
 from numpyro_ext.svae.local_inference.hmm import (
     broadcast_start,
     check_start,
+    check_states,
     expected_log_states,
     random_concentration,
     states_given,
@@ -105,6 +111,9 @@ class SLDSMeanField:
 
     def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
         check_gaussian(potential, "SLDSMeanField", "HMMEP")
+        check_states(global_mean, "initial_x", "dynamics")
+        d = global_mean["initial_x"].precision_loc.shape[-1]
+        check_potential(potential, "SLDSMeanField", "B, T", d)
 
         def one(psi: GaussianPotential, init: Array) -> LocalPosterior:
             args = (dict(global_mean), psi)
