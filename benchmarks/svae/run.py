@@ -68,8 +68,8 @@ def components(standard: dict[str, Any]) -> tuple[Array, Array]:
     return Sigma, numpyro.sample("mu", dist.MultivariateNormal(loc, Sigma / kappa))
 
 
-def pinwheel_program(rule: Any, residual: str = "orthogonal") -> Program:
-    """The model and the guide of experiment 1."""
+def pinwheel_program(rule: Any, **options: Any) -> Program:
+    """The model and the guide of experiment 1, with options of the networks."""
     concentration = jnp.full(COMPONENTS, 1 + 0.05 / COMPONENTS)
     standard = {
         "loc": jnp.zeros((COMPONENTS, 2)),
@@ -77,7 +77,7 @@ def pinwheel_program(rule: Any, residual: str = "orthogonal") -> Program:
         "df": 3.0,
         "scale_matrix": 3 * jnp.eye(2),
     }
-    decoder = decoder_network(2, residual=residual)
+    decoder = decoder_network(2, **options)
 
     def model(y: Array, B: int | None = None) -> None:
         pi = numpyro.sample("pi", dist.Dirichlet(concentration))
@@ -92,7 +92,7 @@ def pinwheel_program(rule: Any, residual: str = "orthogonal") -> Program:
         "pi": Dirichlet.from_standard(concentration),
         "components": NIW.from_standard(**standard),
     }
-    network = recognition_network(2, residual=residual)
+    network = recognition_network(2, **options)
     return model, SVAEGuide(prior, network, rule, create_plates=plate_of)
 
 
@@ -151,7 +151,7 @@ def elbo_of(program: Program, rng_key: Array, params: Any, y: Array) -> Array:
     return -SVAEELBO(num_particles=16).loss(rng_key, params, *program, y) / len(y)
 
 
-def run_pinwheel(rule: Any, steps: int, seeds: int, residual: str) -> Array:
+def run_pinwheel(rule: Any, steps: int, seeds: int, **options: Any) -> Array:
     """The mean entropy of q(z) of each seed."""
 
     @jax.jit
@@ -159,7 +159,7 @@ def run_pinwheel(rule: Any, steps: int, seeds: int, residual: str) -> Array:
     def run(key: Array) -> Any:
         key_data, key_run = random.split(key)
         y, labels = pinwheel(key_data)
-        program = pinwheel_program(rule, residual)
+        program = pinwheel_program(rule, **options)
         params = trained(svi_of(program, 0.02), key_run, y, steps)
         logits = program[1].local_posterior(params, y).natural["z"].logits
         return labels, logits, elbo_of(program, key_run, params, y)
@@ -175,7 +175,7 @@ def run_pinwheel(rule: Any, steps: int, seeds: int, residual: str) -> Array:
         entropy = -(np.exp(log_r) * log_r).sum(1).mean()
         rows.append((table.max(1).sum() / len(label), entropy, (table.sum(1) > 0).sum()))
     purity, entropy, alive = np.array(rows).T
-    name = f"pinwheel {expectations_of(rule)}, {residual}"
+    name = f"pinwheel {expectations_of(rule)}, {options}"
     print(f"{name} ({steps} steps, {seconds:.0f} s for {seeds} seeds)")
     show("ELBO / N", elbo, ".2f")
     show("purity", purity, ".3f")
@@ -332,11 +332,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=None, help="1,000 and 5,000 by default")
     parser.add_argument("--seeds", type=int, default=None, help="24 and 6 by default")
     parser.add_argument("--residual", default="orthogonal", help="of the pinwheel's networks")
+    parser.add_argument("--init-scale", type=float, default=1e-2, help="of the same")
     args = parser.parse_args()
     chosen = [args.only] if args.only else [row for row in rows if row != "cycle"]
     if "pinwheel" in chosen:
-        options = args.steps or 1000, args.seeds or 24, args.residual
-        ep, mf = (run_pinwheel(rule, *options) for rule in (GMMEP(), GMMMeanField()))
+        options = {"residual": args.residual, "init_scale": args.init_scale}
+        ep, mf = (
+            run_pinwheel(rule, args.steps or 1000, args.seeds or 24, **options)
+            for rule in (GMMEP(), GMMMeanField())
+        )
         print(f"larger entropy with EP than with MF: {(ep > mf).sum()} of {ep.size} seeds")
     if "cycle" in chosen:
         steps, seeds = args.steps or 5000, args.seeds or SEEDS

@@ -9,6 +9,7 @@ from numpyro_ext.diagnostics.discrepancy import (
 )
 from numpyro_ext.diagnostics.evidence import EvidenceBounds, evidence_bounds
 from numpyro_ext.diagnostics.full_data import full_data
+from numpyro_ext.diagnostics.held_out import held_out_log_likelihood
 from numpyro_ext.diagnostics.psis import ParetoKhat, pareto_khat
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "diagnose",
     "evidence_bounds",
     "full_data",
+    "held_out_log_likelihood",
     "kernel_stein_discrepancy",
     "maximum_mean_discrepancy",
     "pareto_khat",

@@ -43,12 +43,12 @@ class Prototype(NamedTuple):
     """Other sites that cannot be computed without their values."""
 
 
-def _guide_trace(fit: Fit, params: Params, key: Array, values: Sites | None = None) -> Trace:
+def guide_trace_of(fit: Fit, params: Params, key: Array, values: Sites | None = None) -> Trace:
     guide = seed(substitute(fit.guide, data={**params, **(values or {})}), key)
     return trace_of(guide, fit.args, fit.kwargs)
 
 
-def _model_trace(fit: Fit, params: Params, latents: Sites, key: Array) -> Trace:
+def model_trace_of(fit: Fit, params: Params, latents: Sites, key: Array) -> Trace:
     def value_of(site: Site) -> Array | None:
         is_latent = site["type"] == "sample" and not site["is_observed"]
         return latents.get(site["name"]) if is_latent else None
@@ -58,7 +58,7 @@ def _model_trace(fit: Fit, params: Params, latents: Sites, key: Array) -> Trace:
 
 
 def _predictive_trace(fit: Fit, params: Params, latents: Sites, key: Array) -> Trace:
-    return _model_trace(fit._replace(model=uncondition(fit.model)), params, latents, key)
+    return model_trace_of(fit._replace(model=uncondition(fit.model)), params, latents, key)
 
 
 def prototype(fit: Fit, rng_key: Array) -> Prototype:
@@ -77,9 +77,9 @@ def _prototype(fit: Fit, rng_key: Array) -> Prototype:
         if fit.draws:
             values = {name: jnp.asarray(x[0]) for name, x in fit.draws[0].items()}
         else:
-            guide_trace.update(_guide_trace(fit, params, key_guide))
+            guide_trace.update(guide_trace_of(fit, params, key_guide))
             values = {site["name"]: site["value"] for site in latent_sites(guide_trace)}
-        model_trace.update(_model_trace(fit, params, values, key_model))
+        model_trace.update(model_trace_of(fit, params, values, key_model))
         check_observed(model_trace)
 
     jax.eval_shape(look)
@@ -103,7 +103,7 @@ def _prototype(fit: Fit, rng_key: Array) -> Prototype:
     marginalized = [site["name"] for site in missing]
     density, units = "none", None
     if guide_trace and not missing:
-        rerun = partial(_guide_trace, fit, key=key_guide)
+        rerun = partial(guide_trace_of, fit, key=key_guide)
         density = density_of(
             lambda params, values: rerun(params, values=values), params, guide_trace, model_trace
         )
@@ -123,7 +123,7 @@ def _depending(fit: Fit, trace: Trace, hidden: list[str], key: Array) -> list[st
     """Deterministic and observed sites whose value or density depends on the ``hidden`` sites."""
 
     def outputs(hidden: Sites, others: Sites) -> dict[str, Any]:
-        sites = _model_trace(fit, fit.params[0], {**hidden, **others}, key)
+        sites = model_trace_of(fit, fit.params[0], {**hidden, **others}, key)
         drawn = _predictive_trace(fit, fit.params[0], {**hidden, **others}, key)
         return {
             name: [log_prob(site), drawn[name]["value"]] if is_data(site) else site["value"]
@@ -211,7 +211,7 @@ def _compiled(
     fit = fit._replace(params=[], draws=(), memo=None)
 
     def latents_of(params: Params, draw: Sites | None, key: Array) -> tuple[Trace, Sites]:
-        trace = {} if draw is not None else _guide_trace(fit, params, key)
+        trace = {} if draw is not None else guide_trace_of(fit, params, key)
         draw = {name: site["value"] for name, site in trace.items()} if draw is None else draw
         return trace, {name: draw[name] for name in proto.latents}
 
@@ -221,7 +221,7 @@ def _compiled(
     def one(params: Params, draw: Sites | None, keys: Array) -> dict[str, Any]:
         key_guide, key_model, key_predict = keys
         guide_sites, draw = latents_of(params, draw, key_guide)
-        sites = _model_trace(fit, params, draw, key_model)
+        sites = model_trace_of(fit, params, draw, key_model)
         out: dict[str, Any] = {"latent": draw, "stats": {}}
         out["deterministic"] = {
             name: site["value"]
@@ -246,7 +246,7 @@ def _compiled(
         else:
             out = lax.map(lambda x: fn(*x), (draws, keys), batch_size=block)
         first, (key_guide, key_model, _) = jax.tree.map(lambda x: x[0], draws), keys[0]
-        sites = _model_trace(fit, params, latents_of(params, first, key_guide)[1], key_model)
+        sites = model_trace_of(fit, params, latents_of(params, first, key_guide)[1], key_model)
         observed = {
             name: jnp.broadcast_to(
                 s["value"], jnp.broadcast_shapes(jnp.shape(s["value"]), s["fn"].shape())

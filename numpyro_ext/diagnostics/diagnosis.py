@@ -11,7 +11,7 @@ from numpyro_ext._checks import check_count
 from numpyro_ext.diagnostics._convergence import convergence_rows, loss_rows, restart_rows
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, restarts_of
 from numpyro_ext.diagnostics._local import local_rows
-from numpyro_ext.diagnostics._moves import moves_row
+from numpyro_ext.diagnostics._moves import guide_moves_row, moves_row
 from numpyro_ext.diagnostics._particles import (
     draw_rows,
     has_score,
@@ -80,7 +80,7 @@ class Diagnosis(NamedTuple):
         lines = [head]
         for row, text in zip(cells, texts, strict=True):
             left = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            wrapped = textwrap.wrap(text, max(40, _WIDTH - indent))
+            wrapped = textwrap.wrap(text, max(30, _WIDTH - indent))
             lines += [f"  {left}  {wrapped[0]}", *(" " * indent + line for line in wrapped[1:])]
         return "\n".join(line.rstrip() for line in lines)
 
@@ -120,14 +120,18 @@ def diagnose(
       ``NUTS``.
     - **SVI.** Change of the loss from the last fifth but one to the last fifth of the steps; k-hat,
       or with independent units the share of them above the threshold; the bounds of order 1 (the
-      ELBO) and 0; with a list of restarts their R-hat. Draws of a guide without a density are
-      judged as particles are. A guide with local inference (``SVAEGuide``): the share of the data
-      for which that did not converge (1 %), the share of the data in one state, which is near 1
-      where the mixture has collapsed, the number of states that hold data against the 5 %
-      quantile of the prior's, and the standard deviations of global sites over those after
-      one step of Gibbs sampling, at least .86. That step adds a share R to the variance of a guide
-      whose local sites are independent of the global ones; the variance of the posterior is
-      1 / (1 - R) times that of the guide.
+      ELBO) and 0; with a list of restarts their R-hat. A guide that is a little too narrow has
+      good weights, so its draws are moved as particles are (``sd ratio after moves``): of 10,000
+      draws of the first restart up to 1,000 start a chain, and the standard deviation of every
+      number of the latent sites over that in the chains has to be in [.85, 1.2], or as near to 1 as
+      its Monte Carlo error. For models whose latent sites are continuous. Draws of a guide without
+      a density get the lines of the implied sd ratio and the shift as well. A guide with local
+      inference (``SVAEGuide``): the share of the data for which that did not converge (1 %), the
+      share of the data in one state, which is near 1 where the mixture has collapsed, the number
+      of states that hold data against the 5 % quantile of the prior's, and the standard deviations
+      of global sites over those after one step of Gibbs sampling, at least .86. That step adds a
+      share R to the variance of a guide whose local sites are independent of the global ones; the
+      variance of the posterior is 1 / (1 - R) times that of the guide.
     - **Particles.** Number of particles against the dimension d (at least 2 d, below that every
       field gives too narrow a cloud); from the gradients on all data the sd ratio that the linear
       Stein identity implies, :math:`\mathrm{sd}(x_a) / \sqrt{(M^{-1} C)_{aa}}` with :math:`M =
@@ -137,7 +141,9 @@ def diagnose(
       data each, in units of the covariance of the particles: the standard deviation of every number
       of the latent sites over that in the second half of the chains has to be in [.8, 1.2]. This
       finds a single particle far out in a tail and a funnel that is not filled, which the gradients
-      do not show. Last the squared kernel Stein discrepancy.
+      do not show. Chains so short cross to no other mode, and where the posterior is far wider in
+      some direction than the points are, they show that it is wider, but not by how much. Last the
+      squared kernel Stein discrepancy.
 
     **It fails** to see modes that no chain, guide or particle has found, and it does not know the
     right model. A good line is necessary, not sufficient: chains with a bias that all of them
@@ -150,10 +156,12 @@ def diagnose(
     :param tuple model_args: the model's arguments; default for an ``MCMC``: those of its run.
     :param dict model_kwargs: its keyword arguments.
     :param int num_samples: draws from a guide, per restart.
-    :param int num_moves: trajectories of the Markov chain from each particle, of 4 gradients on all
-        data each; 0 leaves the line out. None means 40 if that takes at most 10^9 log densities
-        (those of the model times particles times gradients), and 0 otherwise. More of them find a
-        single particle far out with more certainty.
+    :param int num_moves: trajectories of the Markov chain from each particle or draw, of 4
+        gradients on all data each; 0 leaves the line out. None means 40 if that is not too much,
+        and a line that says so otherwise: at most 10^9 log densities (those of the model times
+        particles times gradients), for a guide at most 2 10^10 operations (those of a gradient
+        times 160 gradients times 128 chains, or up to 1,000 where all take less than 10^9), which
+        are some seconds of a core. More of them find a single particle far out with more certainty.
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
     :return: a :class:`Diagnosis`.
 
@@ -179,7 +187,7 @@ def diagnose(
         >>> diagnosis.ok
         False
         >>> [row.quantity for row in diagnosis.rows if row.ok is False]
-        ['k-hat']
+        ['k-hat', 'sd ratio after moves, worst']
     """
     num_samples = check_count("num_samples", num_samples)
     if num_moves is not None:
@@ -214,9 +222,9 @@ def diagnose(
     )
     found = [getattr(one, "losses", None) for one in restarts_of(result)]
     losses = [np.asarray(one) for one in found if one is not None]
-    without = [] if tree.attrs["density"] != "none" else _without_density(fit, tree)
+    by_gradients = _of_gradients(fit, tree, num_moves, rng_key)
     local = local_rows(obj.guide, fit, tree, jax.random.fold_in(rng_key, 1))
-    return _of_guide(tree, [one for one in losses if one.ndim == 1], without, local)
+    return _of_guide(tree, [one for one in losses if one.ndim == 1], by_gradients, local)
 
 
 def _of_tree(tree: Any) -> Diagnosis:
@@ -274,7 +282,7 @@ def _hmc_divergences(diverging: np.ndarray) -> Row:
 
 
 def _of_guide(
-    tree: Any, losses: list[np.ndarray], without_density: list[Row], local: list[Row]
+    tree: Any, losses: list[np.ndarray], by_gradients: list[Row], local: list[Row]
 ) -> Diagnosis:
     facts = tree.attrs
     sizes = tree["posterior"].sizes
@@ -286,21 +294,23 @@ def _of_guide(
         verdict = (
             "the guide has no density, so neither k-hat nor bounds of the evidence can be computed"
         )
-        more = "the next lines look at its draws" if without_density else "compare it with MCMC"
-        rows += [Row("k-hat", np.nan, None, "", None, f"{verdict}; {more}."), *without_density]
+        more = "the next lines look at its draws" if by_gradients else "compare it with MCMC"
+        rows.append(Row("k-hat", np.nan, None, "", None, f"{verdict}; {more}."))
     else:
         log_w = weights.reshape(-1, *weights.shape[2:])
         rows += _weight_rows(log_w, auxiliary=facts.get("density") == "bound")
+    rows += by_gradients
     title = _title(facts, f"{sizes['chain']} x {sizes['draw']:,} draws")
     return Diagnosis(title, tuple(rows))
 
 
-def _without_density(fit: Fit, tree: Any) -> list[Row]:
-    """What the model's gradients say of the draws of the first restart."""
-    if not has_score(fit):
+def _of_gradients(fit: Fit, tree: Any, num_moves: int | None, rng_key: Any) -> list[Row]:
+    """What the model's gradients say of the first restart; nothing of a point."""
+    draws = draws_of("the posterior", tree["posterior"].isel(chain=[0])) or {}
+    if not has_score(fit) or all(np.all(x == x[:1]) for x in draws.values()):
         return []
-    draws = draws_of("the posterior", tree["posterior"].isel(chain=[0]))
-    return draw_rows(scored(draws or {}, fit))
+    rows = draw_rows(scored(draws, fit)) if tree.attrs["density"] == "none" else []
+    return [*rows, *guide_moves_row(fit, draws, num_moves, rng_key)]
 
 
 def _weight_rows(log_w: np.ndarray, *, auxiliary: bool) -> list[Row]:

@@ -186,13 +186,14 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
         return canonical(parameters)
 
     @classmethod
-    def _constructed(cls, natural: Any, inside: Any = True) -> N:
+    def _constructed(cls, natural: Any, inside: Any = True, in_domain: Any = None) -> N:
         """What ``from_standard`` returns: checked where the values are known, NaN otherwise.
 
         :param inside: whether the standard parameters are allowed, beyond :meth:`in_domain`.
+        :param in_domain: what stands for :meth:`in_domain`, if not that method.
         """
         natural = canonical(natural)
-        inside = inside & cls.in_domain(natural)
+        inside = inside & (cls.in_domain(natural) if in_domain is None else in_domain)
         if not isinstance(inside, Tracer):
             if not bool(jnp.all(inside)):
                 raise ValueError(f"{cls.__name__}.from_standard requires {cls.domain}.")

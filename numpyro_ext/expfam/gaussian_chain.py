@@ -89,7 +89,9 @@ class GaussianChain(
     of steps whose common step is eliminated, and of affine maps.
 
     **When it fails.** A precision that is not positive definite gives NaN. In float32 an element of
-    :math:`J_t'^{-1}` has a relative error of 1e-7 times the condition number of :math:`J_t'`.
+    :math:`J_t'^{-1}` has a relative error of 1e-7 times the condition number of :math:`J_t'`. If
+    the weight lets variances grow more than a millionfold in num_steps, float32 loses their
+    inverse: log densities and draws are NaN then, or keep few digits.
 
     References: Sarkka and Garcia-Fernandez, *Temporal parallelization of Bayesian smoothers* (IEEE
     Transactions on Automatic Control, 2021), sections III and IV; Johnson et al., *Composing
@@ -113,10 +115,7 @@ class GaussianChain(
     Natural = GaussianChainNatural
     Mean = GaussianChainMean
     Standard = GaussianChainStandard
-    domain = (
-        "a positive definite initial_covariance and covariance, and a weight with which variances"
-        " do not grow more than a millionfold in num_steps, where float32 loses their inverse"
-    )
+    domain = "a positive definite initial_covariance and covariance"
     discrete = False
 
     @classmethod
@@ -139,9 +138,14 @@ class GaussianChain(
         repeat = lambda M, n: jnp.repeat(M[..., None, :, :], n, axis=-3)  # noqa: E731
         later = jnp.zeros((*m.shape[:-1], T - 1, m.shape[-1]), m.dtype)
         initial = jnp.concatenate([m[..., None, :], later], axis=-2)
-        first = inverse(cholesky(C))
-        J = jnp.concatenate([first[..., None, :, :], repeat(inverse(cholesky(Q)), T - 1)], axis=-3)
-        return cls._constructed(_from_transitions(repeat(F, T - 1), J, matvec(J, initial)))
+        first, noise = inverse(cholesky(C)), inverse(cholesky(Q))
+        J = jnp.concatenate([first[..., None, :, :], repeat(noise, T - 1)], axis=-3)
+        natural = _from_transitions(repeat(F, T - 1), J, matvec(J, initial))
+        # The chain is a density whatever the weight, but in_domain loses that to rounding where
+        # variances grow, and SVI would be stopped at its first trace by a draw from a wide prior.
+        finite = [jnp.all(jnp.isfinite(M), axis=(-2, -1)) for M in (first, noise, F)]
+        finite.append(jnp.all(jnp.isfinite(m), axis=-1))
+        return cls._constructed(natural, in_domain=jnp.all(jnp.stack(finite), axis=0))
 
     @classmethod
     def statistics(cls, value: Any) -> GaussianChainMean:

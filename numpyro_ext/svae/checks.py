@@ -1,6 +1,7 @@
 """What would make a structured auto-encoder silently wrong, said before it is trained."""
 
 from collections.abc import Mapping
+import math
 from typing import Any, Protocol, cast
 
 from jax import Array, random
@@ -12,10 +13,15 @@ from numpyro.handlers import block, replay, seed
 from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.read import latent_sites, trace_of
 from numpyro_ext._typing import Model, Trace
-from numpyro_ext.svae.local_inference.base import LocalInference, LocalPosterior
-from numpyro_ext.svae.potentials import GaussianPotential
+from numpyro_ext.expfam import Gaussian
+from numpyro_ext.svae.local_inference.base import (
+    LocalInference,
+    LocalPosterior,
+    negative_entropy,
+)
+from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
 
-__all__ = ["certain", "check_data", "check_model", "check_naturals"]
+__all__ = ["certain", "check_data", "check_model", "check_naturals", "check_rows"]
 
 
 class _Guide(Protocol):
@@ -62,6 +68,18 @@ def check_naturals(what: str, given: Mapping[str, Any], rule: LocalInference) ->
             )
 
 
+def check_rows(potential: Any, y: Array) -> None:
+    """An error unless a potential of our types has one element for each row of ``y``."""
+    if not isinstance(potential, GaussianPotential | MixturePotential):
+        return  # the rule says what it takes
+    shape = potential.h.shape
+    if shape[:1] != y.shape[:1]:
+        raise ValueError(
+            f"the recognition network returned h of shape {shape} for {y.shape[0]} rows of data;"
+            " the first axis of a potential must be that of the rows."
+        )
+
+
 def check_model(
     guide: _Guide, model: Model, rng_key: Array, args: tuple, kwargs: dict[str, Any]
 ) -> None:
@@ -97,6 +115,8 @@ def check_model(
             )
     if families:
         _check_locals(guide, traces, models)
+    elif guide.local_inference.local_families == {"x": Gaussian}:
+        _check_known_normal(guide, first, models[0])
 
 
 def _check_locals(guide: _Guide, traces: tuple[Trace, Trace], models: list[Trace]) -> None:
@@ -114,8 +134,15 @@ def _check_locals(guide: _Guide, traces: tuple[Trace, Trace], models: list[Trace
     local = certain(rule, means[0], values)
     found = [sum(_total(trace, site) for site in sites) for trace in models]
     expected = [-float(jnp.sum(rule.local_kl(mean, local))) for mean in means]
+    if not np.all(np.isfinite([*found, *expected])):
+        raise ValueError(
+            f"the log density of {_words(sites)} at random values is {found}, and that of"
+            f" {type(rule).__name__} is {expected}, which cannot be compared; check the model with"
+            " fewer rows, and of chains with fewer steps, over which random dynamics grow less."
+        )
     change, wanted = found[1] - found[0], expected[1] - expected[0]
-    if not abs(change - wanted) <= 1e-3 + 1e-4 * sum(map(abs, (*found, *expected))):
+    # Of a few steps of random dynamics that grow, float32 keeps four digits.
+    if not abs(change - wanted) <= 1e-3 * (1 + sum(map(abs, (*found, *expected)))):
         raise ValueError(
             f"the model's log density of {_words(sites)} changes by {change:.4g} between two values"
             f" of the global variables, but that of {type(rule).__name__} by {wanted:.4g}; write"
@@ -135,6 +162,36 @@ def certain(
         for name, family in rule.local_families.items()
     }
     return local._replace(mean=point)
+
+
+def _check_known_normal(guide: _Guide, guide_trace: Trace, model_trace: Trace) -> None:
+    """p(x) of a rule without global variables, near the draws of the guide.
+
+    Given a narrow q, the divergence of the rule says what it takes for E_q log p(x); the model's is
+    the mean over the 2d points at distance sqrt(d) from the mean of q along the columns of a root
+    of its covariance, which is exact for normals.
+    """
+    rule, (site,) = guide.local_inference, guide.site_names["x"]
+    x = guide_trace[site]["value"]
+    d = x.shape[-1]
+    nothing = GaussianPotential(jnp.zeros_like(x), jnp.zeros((*x.shape, d)))
+    prior = Gaussian.to_standard(rule.infer({}, nothing).natural["x"])
+    precision = 100 / jnp.diagonal(prior.covariance_matrix, axis1=-2, axis2=-1)
+    local = rule.infer({}, GaussianPotential.from_diagonal(precision * x, precision))
+    q = Gaussian.to_standard(local.natural["x"])
+    steps = jnp.moveaxis(d**0.5 * jnp.linalg.cholesky(q.covariance_matrix), -1, 0)
+    points = q.loc + jnp.concatenate([steps, -steps])
+    found = jnp.mean(log_prob({**model_trace[site], "value": points}), axis=0)
+    log_q = negative_entropy(local.natural["x"]) - d / 2 * math.log(2 * math.pi)
+    expected = log_q - rule.local_kl({}, local)
+    wrong = ~(jnp.abs(found - expected) <= 1e-3 * (1 + jnp.abs(expected)))
+    if bool(jnp.any(wrong)):
+        n = int(jnp.argmax(wrong))
+        raise ValueError(
+            f"the model's log density of '{site}' is {float(found[n]):.4g} near x ="
+            f" {np.round(np.asarray(q.loc[n]), 3).tolist()}, but that of {type(rule).__name__} is"
+            f" {float(expected[n]):.4g}; give both the same prior of '{site}'."
+        )
 
 
 def _statistics(family: Any, like: Any, value: Array) -> Any:

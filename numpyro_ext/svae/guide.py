@@ -17,7 +17,13 @@ from numpyro.handlers import block, seed, substitute
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.expfam import multiply
 from numpyro_ext.svae.analytic import DRAWN, global_terms
-from numpyro_ext.svae.checks import certain, check_data, check_model, check_naturals
+from numpyro_ext.svae.checks import (
+    certain,
+    check_data,
+    check_model,
+    check_naturals,
+    check_rows,
+)
 from numpyro_ext.svae.local_inference.base import (
     LocalInference,
     LocalPosterior,
@@ -142,7 +148,9 @@ class SVAEGuide:
         name = f"{self.prefix}_recognition"
         network: Any = numpyro.module(name, self.recognition, y.shape[1:])
         with plate as idx:
-            potential = network(y if is_batch else y[idx])
+            rows = y if is_batch else y[idx]
+            potential = network(rows)
+            check_rows(potential, rows)
             local = self.local_inference.infer(terms.inner, potential)
             self._report("kl_local", self.local_inference.local_kl(terms.mean, local))
             for name, value in local.info._asdict().items():
@@ -225,7 +233,9 @@ class SVAEGuide:
         :param y: rows of data, ``(B, ...)``.
         """
         _, apply = self.recognition
-        potential = apply(params[f"{self.prefix}_recognition$params"], self._checked(y))
+        y = self._checked(y)
+        potential = apply(params[f"{self.prefix}_recognition$params"], y)
+        check_rows(potential, y)
         return self.local_inference.infer(self.global_mean(params), potential)
 
     def sample_posterior(
@@ -296,7 +306,9 @@ class SVAEGuide:
 
         The model's log density at random values is compared with that of ``prior``, and with what
         the rule of local inference takes for p(x, z | theta). A concentration that was given as a
-        natural parameter ends here, and a mean that depends on another variable.
+        natural parameter ends here, and a mean that depends on another variable. A few rows are
+        enough, and of sequences a few steps: random dynamics grow from step to step, and over many
+        steps float32 loses their density.
 
         :param model: the model.
         :param rng_key: random key.

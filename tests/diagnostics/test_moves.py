@@ -13,7 +13,8 @@ import optax
 import pytest
 
 from numpyro_ext.diagnostics import diagnose
-from numpyro_ext.diagnostics._moves import _row, spread_after_moves
+from numpyro_ext.diagnostics._moves import _row
+from numpyro_ext.diagnostics._spread import spread_after_moves
 from numpyro_ext.particles import SVGD, AutoParticles
 
 QUANTITY = "sd ratio after moves, worst"
@@ -45,7 +46,7 @@ def test_the_ratio_is_that_of_the_standard_deviations(factor):
     """A Gaussian far from the origin, as N(-2, .25) and exp of it, whose moments are known."""
     noise = np.random.default_rng(0).normal(size=(400, 2)) @ np.linalg.cholesky(COVARIANCE).T
     x = MEAN + factor * noise
-    ratios, accepted = moves_on_a_gaussian()(jnp.asarray(x, float), random.key(1))
+    ratios, _, accepted = moves_on_a_gaussian()(jnp.asarray(x, float), random.key(1))
     sd = [2.0, np.sqrt(np.expm1(0.25)) * np.exp(-2 + 0.125)]
     expected = [x[:, 0].std() / sd[0], np.exp(x[:, 1]).std() / sd[1]]
     # 400 chains of some 10 independent draws: 1 %, and 3 % for the heavier tail of exp.
@@ -135,7 +136,7 @@ def test_moves_can_be_left_out_and_are_not_run_where_they_would_cost_too_much(mo
     monkeypatch.setattr("numpyro_ext.diagnostics._moves.MOST", 1000)
     row = row_of(judge(exact_draws()))
     assert row.ok is None
-    assert "num_moves=40 runs it" in row.verdict
+    assert "num_moves=40 runs them" in row.verdict
     with pytest.raises(ValueError, match="num_moves is -1"):
         judge(exact_draws(), num_moves=-1)
 
@@ -147,8 +148,8 @@ def test_particles_that_cannot_be_left_are_said_to_be_so():
     def energy(z):
         return jnp.where(jnp.any(jnp.all(z == x, axis=1)), 0.0, jnp.nan), z
 
-    ratios, accepted = spread_after_moves(energy, lambda z: z, x, random.key(0), 4, 100)
-    np.testing.assert_allclose(ratios, 1.0, rtol=1e-5)
-    row = _row(ratios, accepted, str)
+    found = spread_after_moves(energy, lambda z: z, x, random.key(0), 4, 100)
+    np.testing.assert_allclose(found.ratio, 1.0, rtol=1e-5)
+    row = _row(found, str)
     assert row.ok is False
     assert "does not leave the particles" in row.verdict

@@ -139,8 +139,7 @@ def net_apply(weights, x):
     return jnp.tanh(x @ weights)
 
 
-@pytest.mark.x64
-@pytest.mark.parametrize("flow", ["realnvp", "maf"])
+@pytest.mark.parametrize("flow", ["realnvp", pytest.param("maf", marks=pytest.mark.x64)])
 def test_density_is_that_of_autodiff_with_constrained_sites_and_a_plate_elsewhere(flow, tol):
     guide = FlowGuide(mixed, (net_init, net_apply), plate="rows", features=lambda x: x, flow=flow)
     svi = SVI(mixed, guide, optax.adam(1e-2), Trace_ELBO())
@@ -188,15 +187,14 @@ implicit_guide = partial(ImplicitGuide, plate="rows", features=whole)
 def test_latents_outside_the_plate_are_those_of_another_guide():
     guide = flow(mixed, (net_init, net_apply), num_flows=0, global_guide=AutoMultivariateNormal)
     svi = SVI(mixed, guide, optax.adam(1e-2), Trace_ELBO())
-    state = svi.init(random.key(0), X)
-    step = jax.jit(svi.update)
-    for _ in range(3):
-        state, loss = step(state, X)
+    x = X[:4]  # as in the test above, which has compiled the model's operations
+    state, loss = jax.jit(svi.update)(svi.init(random.key(0), x), x)
     assert jnp.isfinite(loss)
     params = svi.get_params(state)
     assert params["auto_scale_tril"].shape == (2, 2)
     again = pickle.loads(pickle.dumps(guide))
-    draws = guide.sample_posterior(random.key(1), params, X[:6], sample_shape=(5,))
+    draw = jax.jit(lambda p: guide.sample_posterior(random.key(1), p, X[:6], sample_shape=(5,)))
+    draws = draw(params)
     assert jax.tree.map(jnp.shape, draws) == {
         "scale": (5,),
         "b": (5,),

@@ -152,7 +152,7 @@ def test_rows_of_a_plate_have_a_field_that_sees_their_data():
 def test_a_critic_is_found_under_a_handler():
     one = count_steps(with_critic(AutoDiagonalNormal(model), hidden_dims=(4,), output_dim=2))
     svi = SVI(model, one, optax.adam(1e-2), SteinDiscrepancy(5, "critic"))
-    state, value = svi.update(svi.init(random.key(0)))
+    state, value = jax.jit(svi.update)(svi.init(random.key(0)))
     assert value == 0.0  # the field is zero at first
     assert state.mutable_state["_objective_step"]["step"] == 1
 

@@ -53,8 +53,7 @@ def test_named_divergences_are_their_formulas(tol):
         assert_same(named, by_hand, tol(1e-4, 1e-10))
 
 
-@pytest.mark.x64
-def test_laws_with_the_renyi_bound(tol):
+def test_laws_with_the_renyi_bound():
     losses = [
         VRELBO(1.0, 4, gradient="stl"),
         VRELBO(0.0, 4),
@@ -66,7 +65,7 @@ def test_laws_with_the_renyi_bound(tol):
     (elbo, stl), (_, evidence), *results = value_and_grad(
         losses, LOCAL_PARAMS, local_model, local_guide
     )
-    rtol = tol(2e-5, 1e-11)
+    rtol = 2e-5
     for _, grad in results[:2]:
         for name in ("c", "s"):
             np.testing.assert_allclose(grad[name], stl[name], rtol=rtol)

@@ -247,7 +247,7 @@ def check_potential(potential: Any, name: str, batch: str, d: int) -> None:
     if len(h) != axes.count(",") + 2 or h[-1] != d or W != (*h, d):
         raise ValueError(
             f"the potential of {name} has h of shape {h} and W of shape {W}; they must be"
-            f" ({axes}, d) and ({axes}, d, d) with d = {d} as in the global factors, so give the"
+            f" ({axes}, d) and ({axes}, d, d) with d = {d} as in the prior, so give the"
             f" recognition network that latent_dim, and data of shape ({batch}, ...)."
         )
 

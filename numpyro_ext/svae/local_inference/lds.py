@@ -46,7 +46,15 @@ class LDS:
     The global factors are ``initial``, NIW, and ``dynamics``, MNIW with as many inputs as outputs;
     the model's sites are ``Sigma_1``, ``mu_1``, ``Q``, ``A``, and ``x`` of events ``(T, d)``, for
     which :class:`~numpyro_ext.expfam.GaussianChain` has a distribution. Data have shape ``(B, T,
-    ...)`` and potentials batch ``(B, T)``; a zero potential is a step that was not observed.
+    ...)`` and potentials batch ``(B, T)``; a zero potential is a step that was not observed, and
+    the steps after the last observation are a forecast.
+
+    **The prior and the start.** The precision K of the dynamics is in units of Q: an entry of A has
+    the prior variance Q / K, and K = I beside a small Q pulls A to zero. ``init_natural`` starts A
+    at 0.9 I, which treats all directions of x alike. If the data have fewer columns than x, nothing
+    tells the other coordinates to take part, and only noise leads out of this saddle; give
+    :class:`SVAEGuide` an ``init_natural`` with a rotation where cycles are likely, as
+    ``examples/svae_sunspots.py`` does.
 
     :param parallel: whether chains run as associative scans; None means from 64 steps on.
 

@@ -1,0 +1,271 @@
+"""Held-out log likelihoods against closed forms of each model."""
+
+from functools import cache
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+import pytest
+
+from numpyro_ext._model.implicit import IntractableDensityError
+from numpyro_ext.diagnostics import held_out, held_out_log_likelihood
+from numpyro_ext.expfam import MNIW, NIW, Dirichlet, Gaussian, GaussianChain
+from numpyro_ext.svae import GMMEP, LDS, FixedGaussian, GaussianPotential, SVAEGuide, allow_missing
+
+N, D, T = 7, 2, 5
+H = jnp.array([[1.0, 0.5], [-0.3, 2.0], [0.7, -1.0]])
+SHIFT = jnp.array([1.0, -2.0, 0.5])
+NOISE = jnp.array([0.6, 1.0, 0.4])
+PLAIN = Gaussian.from_standard(jnp.array([0.5, -1.0]), jnp.array([[2.0, 0.3], [0.3, 0.7]]))
+Y = SHIFT + 2 * random.normal(random.key(0), (N, 3))
+
+
+def linear_network(precision=1.0):
+    """The exact potentials of ``H x + SHIFT + NOISE``, with precisions times a factor."""
+    R = H.T @ jnp.diag(NOISE**-2) @ H
+
+    def apply(params, y):
+        h = (y - SHIFT) @ (H / NOISE[:, None] ** 2)
+        W = jnp.broadcast_to(-precision * R / 2, (*h.shape, D))
+        return GaussianPotential(precision * h, W)
+
+    return (lambda rng_key, shape: (shape, {})), apply
+
+
+def svi_of(model, guide):
+    return SVI(model, guide, numpyro.optim.Adam(0.01), Trace_ELBO())
+
+
+def log_normal(y, loc, covariance):
+    return dist.MultivariateNormal(loc, covariance).log_prob(y)
+
+
+def plain(y, B=None, seen=None):
+    with numpyro.plate("data", len(y), subsample_size=B) as idx:
+        x = numpyro.sample("x", Gaussian.to_distribution(PLAIN))
+        noise = dist.Normal(x @ H.T + SHIFT, NOISE)
+        noise = noise if seen is None else noise.mask(seen)
+        numpyro.sample("y", noise.to_event(1), obs=y[idx])
+
+
+def plate(y, B=None, **kwargs):
+    return numpyro.plate("data", len(y), subsample_size=B)
+
+
+def plain_guide(network):
+    return SVAEGuide({}, network, FixedGaussian(PLAIN), create_plates=plate)
+
+
+PLAIN_PARAMS = {"svae_recognition$params": {}}
+
+
+def exact_plain():
+    loc, V = Gaussian.to_standard(PLAIN)
+    return log_normal(Y, H @ loc + SHIFT, H @ V @ H.T + jnp.diag(NOISE**2))
+
+
+def test_exact_potentials_give_the_evidence_without_noise():
+    """One draw is enough; a plate that takes minibatches runs on all rows."""
+    svi = svi_of(plain, plain_guide(linear_network()))
+    found = held_out_log_likelihood(svi, PLAIN_PARAMS, model_args=(Y, 3), num_samples=1)
+    np.testing.assert_allclose(found, exact_plain(), rtol=1e-4)
+
+
+def test_other_potentials_err_low_and_less_so_with_more_draws(monkeypatch):
+    """Twice too wide: the error of 20,000 draws is 0.01 for each row, that of 8 is larger."""
+    svi = svi_of(plain, plain_guide(linear_network(0.5)))
+    few = [
+        held_out_log_likelihood(
+            svi, PLAIN_PARAMS, model_args=(Y,), num_samples=8, rng_key=random.key(i)
+        )
+        for i in range(40)
+    ]
+    # 40 times 7 rows: the standard error of the mean is about 0.02.
+    bias = np.mean(few) - float(exact_plain().mean())
+    assert -0.5 < bias < -0.03
+    many = held_out_log_likelihood(svi, PLAIN_PARAMS, model_args=(Y,), num_samples=20_000)
+    np.testing.assert_allclose(many, exact_plain(), atol=0.05)
+    # The memory changes, and the numbers do not.
+    monkeypatch.setattr(held_out, "BLOCK", 50)
+    other = svi_of(plain, plain_guide(linear_network(0.5)))
+    blocks = held_out_log_likelihood(
+        other, PLAIN_PARAMS, model_args=(Y,), num_samples=8, rng_key=random.key(3)
+    )
+    np.testing.assert_allclose(blocks, few[3], rtol=1e-5)
+
+
+def test_entries_that_are_left_out_count_zero():
+    """The evidence of the entries that were seen; a row without any has 0."""
+    seen = (random.uniform(random.key(4), Y.shape) < 0.7).at[2].set(False)
+
+    def masked(y):
+        plain(jnp.nan_to_num(y), seen=~jnp.isnan(y))
+
+    _, linear = linear_network()
+    network = allow_missing((lambda *args: ((), {}), lambda params, y: linear(params, y[:, :3])))
+    svi = svi_of(masked, plain_guide(network))
+    data = jnp.where(seen, Y, jnp.nan)
+    found = held_out_log_likelihood(svi, PLAIN_PARAMS, model_args=(data,), num_samples=20_000)
+    loc, V = Gaussian.to_standard(PLAIN)
+    for n in range(N):
+        j = np.flatnonzero(seen[n])
+        expected = 0.0
+        if len(j):
+            covariance = H[j] @ V @ H[j].T + jnp.diag(NOISE[j] ** 2)
+            expected = log_normal(Y[n, j], H[j] @ loc + SHIFT[j], covariance)
+        # Potentials take 0 for what was seen there, so q is off, and weights vary.
+        np.testing.assert_allclose(found[n], expected, atol=0.3 if len(j) else 1e-6)
+
+
+PROBS, LOC = jnp.array([0.2, 0.5, 0.3]), jnp.array([[1.0, -2.0], [3.0, 0.5], [-1.0, 0.0]])
+COVARIANCE = jnp.stack([s * jnp.array([[1.0, 0.3], [0.3, 0.5]]) for s in (0.5, 1.0, 2.0)])
+SHARP = 1e6
+
+
+def mixture_naturals():
+    """Globals that are known to a thousandth, and a prior that plays no part."""
+    pi = Dirichlet.from_standard(SHARP * PROBS)
+    parts = NIW.from_standard(LOC, SHARP, SHARP, SHARP * COVARIANCE)
+    return {"pi": pi, "components": parts}
+
+
+def mixture(y):
+    pi = numpyro.sample("pi", dist.Dirichlet(jnp.ones(3)))
+    Sigma = numpyro.sample("Sigma", dist.InverseWishart(4.0, scale_matrix=jnp.eye(D)).expand([3]))
+    mu = numpyro.sample("mu", dist.MultivariateNormal(jnp.zeros(D), Sigma))
+    with numpyro.plate("data", len(y)):
+        z = numpyro.sample("z", dist.Categorical(pi))
+        x = numpyro.sample("x", dist.MultivariateNormal(mu[z], Sigma[z]))
+        numpyro.sample("y", dist.Normal(x @ H.T + SHIFT, NOISE).to_event(1), obs=y)
+
+
+def test_a_mixture_of_known_components():
+    """log sum_k pi_k N(y | H m_k + shift, H V_k H^T + R); z is summed out."""
+    guide = SVAEGuide(mixture_naturals(), linear_network(), GMMEP())
+    params = {"svae_natural": mixture_naturals(), **PLAIN_PARAMS}
+    svi = svi_of(mixture, guide)
+    found = held_out_log_likelihood(svi, params, model_args=(Y,), num_samples=4000)
+    parts = [
+        log_normal(Y, H @ m + SHIFT, H @ V @ H.T + jnp.diag(NOISE**2))
+        for m, V in zip(LOC, COVARIANCE, strict=True)
+    ]
+    expected = jax.nn.logsumexp(jnp.log(PROBS)[:, None] + jnp.stack(parts), axis=0)
+    np.testing.assert_allclose(found, expected, atol=0.1)
+
+
+def test_a_linear_dynamical_system():
+    """Against the dense normal of all steps; the dynamics are known to a thousandth."""
+    A, Q = jnp.array([[0.9, 0.2], [-0.2, 0.7]]), jnp.diag(jnp.array([0.3, 0.6]))
+    loc, V = Gaussian.to_standard(PLAIN)
+    naturals = {
+        "initial": NIW.from_standard(loc, SHARP, SHARP, SHARP * V),
+        "dynamics": MNIW.from_standard(A, SHARP * jnp.eye(D), SHARP, SHARP * Q),
+    }
+    chain = GaussianChain.from_standard(loc, V, A, Q, T)
+
+    def model(y):
+        Sigma = numpyro.sample("Sigma_1", dist.InverseWishart(4.0, scale_matrix=jnp.eye(D)))
+        numpyro.sample("mu_1", dist.MultivariateNormal(jnp.zeros(D), Sigma))
+        noise = numpyro.sample("Q", dist.InverseWishart(4.0, scale_matrix=jnp.eye(D)))
+        numpyro.sample("A", dist.MatrixNormal(jnp.zeros((D, D)), jnp.linalg.cholesky(noise), eye))
+        with numpyro.plate("data", len(y)):
+            x = numpyro.sample("x", GaussianChain.to_distribution(chain))
+            numpyro.sample("y", dist.Normal(x @ H.T + SHIFT, NOISE).to_event(2), obs=y)
+
+    eye = jnp.eye(D)
+    y = SHIFT + random.normal(random.key(2), (3, T, 3))
+    svi = svi_of(model, SVAEGuide(naturals, linear_network(), LDS(False)))
+    params = {"svae_natural": naturals, **PLAIN_PARAMS}
+    found = held_out_log_likelihood(svi, params, model_args=(y,), num_samples=20)
+    J, h = dense(chain)
+    covariance = np.linalg.inv(J)
+    observe = np.kron(np.eye(T), H)
+    mean = (observe @ covariance @ h).reshape(T, 3) + SHIFT
+    total = observe @ covariance @ observe.T + np.diag(np.tile(NOISE**2, T))
+    expected = log_normal(y.reshape(3, -1), mean.ravel(), jnp.asarray(total))
+    # q is exact but for the thousandths, so that 20 draws have an error of about 0.01.
+    np.testing.assert_allclose(found, expected, atol=0.05)
+
+
+def dense(chain):
+    """Precision and its product with the mean, of all steps at once."""
+    J = np.zeros((T, D, T, D))
+    for t in range(T):
+        J[t, :, t] = -2 * chain.W[t]
+    for t in range(T - 1):
+        J[t + 1, :, t] = -chain.V[t]
+        J[t, :, t + 1] = -chain.V[t].T
+    return J.reshape(T * D, T * D), np.asarray(chain.h).ravel()
+
+
+def globals_only(y):
+    loc = numpyro.sample("loc", dist.Normal(1, 2))
+    with numpyro.plate("data", len(y)):
+        numpyro.sample("y", dist.Normal(loc, 0.8), obs=y)
+
+
+@cache
+def mcmc_of(model):
+    mcmc = MCMC(NUTS(model), num_warmup=50, num_samples=50, progress_bar=False)
+    mcmc.run(random.key(0), Y[:, 0])
+    return mcmc
+
+
+def test_global_variables_alone():
+    """The log of the mean likelihood, for guides and for the draws of NUTS."""
+    new = jnp.array([0.3, 4.0])
+    params = {"loc_auto_loc": jnp.array(1.2), "loc_auto_scale": jnp.array(0.5)}
+    svi = svi_of(globals_only, AutoNormal(globals_only))
+    svi.init(random.key(0), Y[:, 0])
+    found = held_out_log_likelihood(svi, params, model_args=(new,), num_samples=40_000)
+    expected = dist.Normal(1.2, (0.5**2 + 0.8**2) ** 0.5).log_prob(new)
+    np.testing.assert_allclose(found, expected, atol=0.05)
+
+    mcmc = mcmc_of(globals_only)
+    found = held_out_log_likelihood(mcmc, model_args=(new,))
+    draws = mcmc.get_samples()["loc"][:, None]
+    each = dist.Normal(draws, 0.8).log_prob(new)
+    np.testing.assert_allclose(found, jax.nn.logsumexp(each, axis=0) - np.log(50), rtol=1e-5)
+
+
+def local(y):
+    with numpyro.plate("data", len(y)):
+        x = numpyro.sample("x", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(x, 1), obs=y)
+
+
+def test_guides_that_cannot_infer_new_rows_are_refused():
+    y = Y[:, 0]
+    svi = svi_of(local, AutoNormal(local))
+    params = svi.get_params(svi.init(random.key(0), y))
+    with pytest.raises(ValueError, match="'x' belongs to one row, and AutoNormal has it for"):
+        held_out_log_likelihood(svi, params, model_args=(y[:3],))
+    with pytest.raises(ValueError, match="'x' belongs to one row, and MCMC has it for"):
+        held_out_log_likelihood(mcmc_of(local), model_args=(y[:3],))
+
+    def outside(y):
+        numpyro.sample("x", dist.Normal(y, 1).to_event(1))
+
+    def no_density(y):
+        with numpyro.plate("data", len(y)):
+            numpyro.sample("x", dist.Delta(y))
+
+    with pytest.raises(ValueError, match=r"'x' lies in the plates \['data'\] in the model but not"):
+        held_out_log_likelihood(svi_of(local, outside), {}, model_args=(y,))
+    with pytest.raises(IntractableDensityError, match=r"gives no density .* 'x' \(Delta\)"):
+        held_out_log_likelihood(svi_of(local, no_density), {}, model_args=(y,))
+
+    def no_plate(y):
+        numpyro.sample("y", dist.Normal(numpyro.sample("x", dist.Normal()), 1), obs=y)
+
+    svi = svi_of(no_plate, AutoNormal(no_plate))
+    params = svi.get_params(svi.init(random.key(0), y))
+    with pytest.raises(ValueError, match="no plate encloses all observed sites"):
+        held_out_log_likelihood(svi, params, model_args=(y,))
+    with pytest.raises(ValueError, match="num_samples is 0"):
+        held_out_log_likelihood(svi, params, model_args=(y,), num_samples=0)
