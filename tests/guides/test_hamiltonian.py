@@ -161,10 +161,9 @@ def test_reverse_density_is_that_of_the_factor_on_all_rows():
 
 def test_every_draw_has_a_minibatch_and_new_arguments_are_followed():
     guide, _, params = perturbed()
-    one = guide.sample_posterior(random.key(1), params, sample_shape=(3,))
-    assert one["loc"].shape == (3,)
-    far = guide.sample_posterior(random.key(1), params, X[:5] + 3.0, sample_shape=(3,))
-    assert (far["loc"] > one["loc"]).all()
+    draw = jax.jit(lambda x: guide.sample_posterior(random.key(1), params, x, sample_shape=(3,)))
+    one, far = draw(X), draw(X + 3.0)
+    assert one["loc"].shape == (3,) and (far["loc"] > one["loc"]).all()
     predicted = Predictive(guide, params=params, num_samples=3)(random.key(1), X[:5] + 3.0)
     assert predicted["loc"].shape == (3,)
 

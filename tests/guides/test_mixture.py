@@ -154,7 +154,7 @@ def test_learns_the_weights_of_joined_modes_with_a_stock_loss():
     grid = jnp.linspace(-5.0, 5.0, 20_001)
     log_p = dist.Normal(0.5, 1.0).log_prob(grid) + dist.Normal(grid**2, 0.5).log_prob(0.8)
     p = jnp.exp(log_p - jax.nn.logsumexp(log_p))
-    log_q = guide.get_posterior(params).log_prob(grid[:, None])
+    log_q = jax.jit(lambda p: guide.get_posterior(p).log_prob(grid[:, None]))(params)
     q = jnp.exp(log_q) * (grid[1] - grid[0])
     evidence = jax.nn.logsumexp(log_p) + jnp.log(grid[1] - grid[0])
     kl = (q * (log_q - log_p)).sum() + evidence
@@ -166,12 +166,18 @@ def test_full_covariances_have_draws_but_no_loss_that_differentiates_them():
     guide, svi, state = guide_of("full")
     params = svi.get_params(state)
     assert params["auto_scale_tril"].shape == (3, 3, 3)
-    draws = Predictive(guide, params=params, num_samples=4)(random.key(1))
+    draws = jax.eval_shape(Predictive(guide, params=params, num_samples=4), random.key(1))
     assert draws["a"].shape == (4, 2)
-    assert jnp.isfinite(Trace_ELBO(5).loss(random.key(2), params, three_dimensional, guide))
     with pytest.raises(ValueError, match=r"use numpyro_ext.objectives.MixtureELBO, or cov"):
         svi.update(state)
-    z = guide.sample_latent(random.key(3), full_params(), 20_000)
+
+    @jax.jit
+    def loss_and_draws(params):
+        loss = Trace_ELBO(5).loss(random.key(2), params, three_dimensional, guide)
+        return loss, guide.sample_latent(random.key(3), params, 20_000)
+
+    loss, z = loss_and_draws(full_params())
+    assert jnp.isfinite(loss)
     q = guide.get_posterior(full_params())
     # Monte Carlo error of a mean: sd / sqrt(20000).
     assert (jnp.abs(z.mean(0) - q.mean) < 5 * jnp.sqrt(q.variance / 20_000)).all()

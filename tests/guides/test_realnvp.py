@@ -7,7 +7,6 @@ from jax import random
 from jax.example_libraries import stax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
-from jax.scipy.special import logsumexp
 import numpy as np
 import numpyro
 from numpyro import handlers
@@ -26,7 +25,7 @@ import optax
 import pytest
 
 from numpyro_ext.guides import AutoRealNVPNormal
-from numpyro_ext.objectives import IWELBO, log_weights
+from numpyro_ext.objectives import IWELBO
 from numpyro_ext.transforms import AffineCoupling
 
 
@@ -228,11 +227,15 @@ def test_bad_arguments_are_named(kwargs, error, match):
         AutoRealNVPNormal(regression, **kwargs)
 
 
-def fitted(stock, model=regression, num_steps=30):
-    """A stock guide after some steps, away from its start."""
-    guide = stock(model)
-    svi = SVI(model, guide, optax.adam(0.05), Trace_ELBO())
-    return guide, svi.run(random.key(0), num_steps, progress_bar=False).params
+def fitted(stock):
+    """A stock guide away from its start; that of Laplace after some steps, near its mode."""
+    guide = stock(regression)
+    svi = SVI(regression, guide, optax.adam(0.05), Trace_ELBO())
+    if stock is AutoLaplaceApproximation:
+        return guide, svi.run(random.key(0), 30, progress_bar=False).params
+    flat, unravel = ravel_pytree(svi.optim.get_params(svi.init(random.key(0)).optim_state))
+    moved = unravel(flat + 0.2 * random.normal(random.key(1), flat.shape))
+    return guide, svi.constrain_fn(moved)
 
 
 def unsorted():
@@ -283,16 +286,20 @@ def test_starts_from_a_guide_in_another_order_of_its_vector():
     params["auto_scale_tril"] = jnp.array([[3.0, 0.0, 0.0], [0.3, 0.5, 0.0], [0.6, 0.1, 0.4]])
     ours = AutoRealNVPNormal(unsorted, num_flows=2, init_from=(guide, params))
     started = start(ours, unsorted)
-    key = random.key(2)
-    mine = ours.sample_posterior(key, started, sample_shape=(4000,))
-    theirs = guide.sample_posterior(key, params, sample_shape=(4000,))
+
+    @jax.jit
+    def draws(mine, theirs):
+        pairs = (ours, mine), (guide, theirs)
+        return [g.sample_posterior(random.key(2), p, sample_shape=(4000,)) for g, p in pairs]
+
+    mine, theirs = draws(started, params)
     for name in ("a", "b"):
         assert jnp.allclose(mine[name].mean(0), theirs[name].mean(0), atol=0.3)
         assert jnp.allclose(mine[name].std(0), theirs[name].std(0), rtol=0.1)
 
 
 def test_what_a_flow_cannot_start_from_is_one_sentence():
-    guide, params = fitted(AutoDiagonalNormal, num_steps=1)
+    guide, params = fitted(AutoDiagonalNormal)
     with pytest.raises(TypeError, match=r"init_from is dict; it must be a pair \(guide, params\)"):
         AutoRealNVPNormal(regression, init_from=params)
     with pytest.raises(TypeError, match="guide is a AutoRealNVPNormal; it must be one of AutoDiag"):
@@ -324,7 +331,6 @@ def test_importance_weighted_bound_stays_finite_in_45_dimensions():
     svi = SVI(wide_regression, guide, optax.adam(1e-2), IWELBO(10))
     result = svi.run(random.key(0), 1000, *data, progress_bar=False)
     assert jnp.isfinite(result.losses).all()
-    weights = jax.jit(lambda p: log_weights(random.key(1), p, wide_regression, guide, *data))
-    bound = (logsumexp(weights(result.params).reshape(-1, 10), axis=1) - jnp.log(10)).mean()
+    bound = -result.losses[-100:].mean()
     # With a rate that does not fall the bound keeps a distance, but of nats and not of 1e13.
     assert log_evidence - 30 < bound < log_evidence
