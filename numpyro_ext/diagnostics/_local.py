@@ -126,7 +126,7 @@ def states_row(name: str, z: np.ndarray, prior: np.ndarray) -> Row:
     return Row(f"states of '{name}' in use", value, None, f"{least}", ok, verdict)
 
 
-def narrow_rows(guide: HasConjugate, draws: Sites, rng_key: Array) -> list[Row]:
+def narrow_rows(guide: HasConjugate, draws: dict[str, Any], rng_key: Array) -> list[Row]:
     r"""Whether global sites are as wide as they are after a step of Gibbs sampling.
 
     If q is a product, the variance of a global number is that given the local ones. The step adds

@@ -50,7 +50,8 @@ class Dirichlet(ExponentialFamily[DirichletNatural, DirichletMean, DirichletStan
     with the damping that is known to converge for barriers of this kind.
 
     **Limits of float32.** A concentration below 6e-8 cannot be told from 0 in a, and is refused.
-    The reverse map loses digits in proportion to the sum of the concentrations.
+    The reverse map loses digits in proportion to the sum of the concentrations, and gives NaN where
+    they are as unequal as 1e-3 and 50; double precision resolves 1e-3 beside 1e6.
 
     References: Minka, *Estimating a Dirichlet distribution* (2000), equations 13 to 18; Nesterov
     and Nemirovskii, *Interior-point polynomial algorithms in convex programming* (1994), section

@@ -103,6 +103,13 @@ def test_degrees_of_freedom_of_all_sizes_come_back_from_the_mean(d, needs_x64):
     np.testing.assert_allclose(jax.jit(jax.vmap(back))(nu), nu, rtol=1e-8)
 
 
+def test_float32_is_enough_for_the_way_back_from_moderate_counts():
+    """The mean is rounded by 1e-7, which counts of 1,000 multiply to 1e-3 of themselves."""
+    alpha = np.array([[0.02, 0.5, 3.0], [30.0, 1.0, 200.0], [1e3, 1e3, 1e3]])
+    found = jax.jit(lambda a: Dirichlet.natural(Dirichlet.mean(DirichletNatural(a))).a)(alpha - 1)
+    np.testing.assert_allclose(found + 1, alpha, rtol=5e-3)
+
+
 def test_a_mean_that_no_density_has_gives_nan():
     probs = np.array([0.2, 0.3, 0.5])  # E log pi is below log E pi, by Jensen's inequality
     assert np.isnan(Dirichlet.natural(DirichletMean(np.log(probs))).a).all()

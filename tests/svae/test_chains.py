@@ -4,27 +4,17 @@ from functools import partial
 from itertools import product
 
 import jax
-from jax import random
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-from numpyro.infer import SVI, Predictive
-import optax
 import pytest
 
 from numpyro_ext.expfam import MNIW, NIW, Dirichlet, Gaussian, GaussianChain, MarkovChain
-from numpyro_ext.optim import natural_gradient
 from numpyro_ext.svae import (
     HMMEP,
     LDS,
-    SVAEELBO,
     GaussianPotential,
     HMMMeanField,
     SLDSMeanField,
-    SVAEGuide,
-    decoder_network,
-    recognition_network,
     surrogate_elbo,
 )
 from numpyro_ext.svae.local_inference.linear import chain_given
@@ -212,42 +202,3 @@ def test_states_and_starts_of_the_wrong_shape_are_refused():
         HMMMeanField("middle")
     with pytest.raises(ValueError, match="cannot be read off its potential"):
         SLDSMeanField("potential")
-
-
-def lds_model(y, num_steps=6):
-    Sigma = numpyro.sample("Sigma_1", dist.InverseWishart(4.0, scale_matrix=jnp.eye(2)))
-    mu = numpyro.sample("mu_1", dist.MultivariateNormal(jnp.zeros(2), Sigma))
-    Q = numpyro.sample("Q", dist.InverseWishart(4.0, scale_matrix=jnp.eye(2)))
-    A = numpyro.sample(
-        "A", dist.MatrixNormal(jnp.zeros((2, 2)), jnp.linalg.cholesky(Q), jnp.eye(2))
-    )
-    decode = numpyro.module("decoder", decoder_network(3, hidden=(8,)), (2,))
-    with numpyro.plate("series", y.shape[0]):
-        chain = GaussianChain.from_standard(mu, Sigma, A, Q, num_steps)
-        x = numpyro.sample("x", GaussianChain.to_distribution(chain))
-        numpyro.sample("y", dist.Normal(*decode(x)).to_event(2), obs=y)
-
-
-def test_a_linear_system_is_fitted_by_svi_and_predicts():
-    eye = jnp.eye(2)
-    prior = {
-        "initial": NIW.from_standard(jnp.zeros(2), 1.0, 4.0, eye),
-        "dynamics": MNIW.from_standard(jnp.zeros((2, 2)), eye, 4.0, eye),
-    }
-    guide = SVAEGuide(
-        prior,
-        recognition_network(2, hidden=(8,)),
-        LDS(),
-        create_plates=lambda y: numpyro.plate("series", y.shape[0]),
-    )
-    y = jnp.sin(jnp.arange(5 * 6 * 3)).reshape(5, 6, 3)
-    optim = optax.multi_transform(
-        {"natural": natural_gradient(0.1, guide.domain), "network": optax.adam(1e-2)},
-        guide.param_labels,
-    )
-    svi = SVI(lds_model, guide, optim, SVAEELBO("explicit_only"))
-    result = svi.run(random.key(0), 60, y, progress_bar=False)
-    # The standard deviation of a loss between steps is about 4.
-    assert result.losses[-10:].mean() < result.losses[:10].mean() - 10
-    draws = Predictive(guide, params=result.params, num_samples=3)(random.key(2), y)
-    assert draws["x"].shape == (3, 5, 6, 2)

@@ -53,8 +53,8 @@ class LDS:
     the prior variance Q / K, and K = I beside a small Q pulls A to zero. ``init_natural`` starts A
     at 0.9 I, which treats all directions of x alike. If the data have fewer columns than x, nothing
     tells the other coordinates to take part, and only noise leads out of this saddle; give
-    :class:`SVAEGuide` an ``init_natural`` with a rotation, by any angle, where cycles are likely
-    (``examples/svae_sunspots.py``).
+    :class:`SVAEGuide` an ``init_natural`` with a rotation where cycles are likely, as
+    ``examples/svae_sunspots.py`` does.
 
     :param parallel: whether chains run as associative scans; None means from 64 steps on.
 
