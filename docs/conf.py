@@ -30,7 +30,7 @@ myst_heading_anchors = 3
 # Roles that point into NumPyro and JAX have no inventory offline; they render as plain names.
 nitpicky = False
 
-# These run within a minute each, so the pages show what they print and draw; the others are shown
+# These run within minutes, so the pages show what they print and draw; the others are shown
 # as they are, and their results are in examples/README.md.
 RUN = [
     "choosing_a_step_size",

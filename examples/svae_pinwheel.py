@@ -6,10 +6,13 @@ A mixture whose components are bent by a decoder (Johnson et al., 2016, figure 1
 The arms of the pinwheel are no normals, so a mixture in the plane of the data needs several
 components for each. Here the mixture lives in a latent plane, a network bends it into the data, and
 another network answers each datum with a Gaussian potential; expectation propagation does the rest.
-The script prints the clusters, the held-out log likelihood beside a plain variational auto-encoder
-with the same networks, and the responsibilities of new data from ``Predictive`` and ``to_arviz``.
+The script prints the clusters of new points, the held-out log likelihood beside a plain variational
+auto-encoder with the same networks, the responsibilities of new points from ``Predictive`` and
+``to_arviz``, and what ``diagnose`` says. A file of numbers of your own, one row for each datum,
+takes the place of the pinwheel; the last quarter of its rows is held out.
 
     python examples/svae_pinwheel.py
+    python examples/svae_pinwheel.py --data my_numbers.csv
 """
 
 import argparse
@@ -25,10 +28,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.handlers import uncondition
 from numpyro.infer import SVI, Predictive
 import optax
 
-from numpyro_ext.diagnostics import diagnose, to_arviz
+from numpyro_ext.diagnostics import diagnose, held_out_log_likelihood, to_arviz
 from numpyro_ext.expfam import NIW, Dirichlet, Gaussian
 from numpyro_ext.optim import natural_gradient
 from numpyro_ext.svae import (
@@ -41,23 +45,37 @@ from numpyro_ext.svae import (
 )
 from numpyro_ext.targets import pinwheel
 
-# %%
-# The model, the prior in natural parameters, and the fit. ``GMMMeanField()`` in place of
-# ``GMMEP()`` is all that mean field takes.
+parser = argparse.ArgumentParser()
+parser.add_argument("--data", help="numbers with commas between them, one row for each datum")
+parser.add_argument("--steps", type=int, default=2000)
+parser.add_argument("--keys", type=int, default=3, help="starts, of which the best loss is kept")
+parser.add_argument("--out", type=Path, default=Path("out"))
+args = parser.parse_args()
 
+# %%
+# The data, about 10 units wide as the priors below expect, and the two models. A mixture of at most
+# K components has the prior in natural parameters, which is what the guide works with.
+
+rows = pinwheel(random.key(0), num_per_class=150)[0]
+if args.data:
+    rows = jnp.asarray(np.loadtxt(args.data, delimiter=",", ndmin=2))
+    rows = 8 * (rows - rows.mean(0)) / rows.std(0)
+y, new = jnp.split(rows, [3 * len(rows) // 4])
 K, D = 15, 2
-CONCENTRATION = jnp.full(K, 1 + 0.05 / K)
-NIW_PRIOR = {"loc": jnp.zeros((K, D)), "kappa": 1.0, "df": 3.0, "scale_matrix": 3 * jnp.eye(D)}
-DECODER = decoder_network(2, residual="identity")
-RECOGNITION = recognition_network(D, residual="identity")
+decoder = decoder_network(y.shape[1], residual="identity")
+concentration, S = jnp.full(K, 1 + 0.05 / K), 3 * jnp.eye(D)
+prior = {
+    "pi": Dirichlet.from_standard(concentration),
+    "components": NIW.from_standard(loc=jnp.zeros((K, D)), kappa=1.0, df=3.0, scale_matrix=S),
+}
 
 
 def mixture(y, B=None):
-    pi = numpyro.sample("pi", dist.Dirichlet(CONCENTRATION))
+    pi = numpyro.sample("pi", dist.Dirichlet(concentration))
     with numpyro.plate("components", K):
-        Sigma = numpyro.sample("Sigma", dist.InverseWishart(3.0, scale_matrix=3 * jnp.eye(D)))
+        Sigma = numpyro.sample("Sigma", dist.InverseWishart(3.0, scale_matrix=S))
         mu = numpyro.sample("mu", dist.MultivariateNormal(jnp.zeros(D), Sigma))
-    decode = numpyro.module("decoder", DECODER, (D,))
+    decode = numpyro.module("decoder", decoder, (D,))
     with numpyro.plate("data", len(y), subsample_size=B) as idx:
         z = numpyro.sample("z", dist.Categorical(pi))
         x = numpyro.sample("x", dist.MultivariateNormal(mu[z], Sigma[z]))
@@ -65,118 +83,70 @@ def mixture(y, B=None):
 
 
 def plain(y, B=None):
-    decode = numpyro.module("decoder", DECODER, (D,))
+    decode = numpyro.module("decoder", decoder, (D,))
     with numpyro.plate("data", len(y), subsample_size=B) as idx:
         x = numpyro.sample("x", dist.MultivariateNormal(jnp.zeros(D), jnp.eye(D)))
         numpyro.sample("y", dist.Normal(*decode(x)).to_event(1), obs=y[idx])
 
 
-def plate(y, B=None):
-    return numpyro.plate("data", len(y), subsample_size=B)
+# %%
+# The fits. ``GMMMeanField()`` in place of ``GMMEP()`` is all that mean field takes.
 
 
-def fit(model, rule, prior, rng_key, y, steps):
-    guide = SVAEGuide(prior, RECOGNITION, rule, create_plates=plate)
-    optim = optax.multi_transform(
-        {"natural": natural_gradient(0.02, guide.domain), "network": optax.adam(1e-3)},
-        guide.param_labels,
-    )
+def fit(model, rule, prior):
+    network = recognition_network(D, residual="identity")
+    plate = lambda y, B=None: numpyro.plate("data", len(y), subsample_size=B)  # noqa: E731
+    guide = SVAEGuide(prior, network, rule, create_plates=plate)
+    guide.check(model, random.key(1), y)  # is the model the one that the guide stands for?
+    groups = {"natural": natural_gradient(0.02, guide.domain), "network": optax.adam(1e-3)}
+    optim = optax.multi_transform(groups, guide.param_labels)
     svi = SVI(model, guide, optim, SVAEELBO("explicit_only"))
-    return guide, svi, svi.run(rng_key, steps, y, 50, progress_bar=False)
+    keys = random.split(random.key(2), args.keys)
+    runs = [svi.run(key, args.steps, y, 50, progress_bar=False) for key in keys]
+    losses = [float(run.losses[-200:].mean()) / len(y) for run in runs]
+    print(f"loss of a point, from each key: {np.round(losses, 2)}")
+    return svi, runs[np.argmin(losses)]
 
+
+svi, result = fit(mixture, GMMEP(), prior)
+normal = FixedGaussian(Gaussian.from_standard(jnp.zeros(D), jnp.eye(D)))
+svi_plain, result_plain = fit(plain, normal, {})
 
 # %%
-# What is asked of a fit. The held-out log likelihood is an importance-sampling estimate with 500
-# draws of x from q for each point, at the expected precisions of the components.
+# What the fits say of new data: densities, clusters, responsibilities; and whether to believe it.
 
+for name, pair in {"mixture": (svi, result), "plain": (svi_plain, result_plain)}.items():
+    each = held_out_log_likelihood(*pair, model_args=(new,))
+    print(f"held-out log likelihood of a point, {name}: {each.mean():.3f} nats")
+local = svi.guide.local_posterior(result.params, new).mean
+r, x = local["z"].probs, local["x"].x
+print(f"sizes of clusters: {np.unique(r.argmax(1), return_counts=True)[1]} of {len(new)} points")
+print(f"points whose largest responsibility is below 0.9: {int((r.max(1) < 0.9).sum())}")
+draws = Predictive(svi.guide, params=result.params, num_samples=500)(random.key(3), new)
+tree = to_arviz(svi, result=result, model_args=(new,), num_samples=500)
+for name, z in {"Predictive": draws["z"], "to_arviz": tree.posterior["z"].values[0]}.items():
+    error = jnp.abs(jax.nn.one_hot(z, K).mean(0) - r).max()
+    print(f"responsibilities by 500 draws of {name}: largest difference {error:.3f}")
+print(diagnose(svi, result=result, model_args=(y,), num_samples=200))
 
-def prior_of_x(guide, params):
-    natural = guide.global_natural(params)
-    if not natural:
-        return dist.MultivariateNormal(jnp.zeros(D), jnp.eye(D))
-    pi = (natural["pi"].a + 1) / (natural["pi"].a + 1).sum()
-    m, _, nu, S = NIW.to_standard(natural["components"])
-    parts = dist.MultivariateNormal(m, S / nu[:, None, None])
-    return dist.MixtureSameFamily(dist.Categorical(pi), parts)
+# %%
+# The picture. The fainter a point, the less certain its cluster.
 
-
-def held_out(guide, params, rng_key, y):
-    """Mean log likelihood of a row, in nats."""
-    q = Gaussian.to_distribution(guide.local_posterior(params, y).natural["x"])
-    x = q.sample(rng_key, (500,))
-    noise = dist.Normal(*DECODER[1](params["decoder$params"], x)).to_event(1)
-    log_w = noise.log_prob(y) + prior_of_x(guide, params).log_prob(x) - q.log_prob(x)
-    return float(jnp.mean(jax.nn.logsumexp(log_w, axis=0) - jnp.log(500)))
-
-
-def purity(cluster, labels):
-    table = np.zeros((K, 5))
-    np.add.at(table, (np.asarray(cluster), np.asarray(labels)), 1)
-    return table.max(1).sum() / len(labels)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--out", type=Path, default=Path("out"))
-    args = parser.parse_args()
-    key_data, key_new, key_fit, key_draw = random.split(random.key(0), 4)
-    y, _ = pinwheel(key_data)
-    new, labels = pinwheel(key_new, num_per_class=50)
-
-    prior = {
-        "pi": Dirichlet.from_standard(CONCENTRATION),
-        "components": NIW.from_standard(**NIW_PRIOR),
-    }
-    svae, svi, result = fit(mixture, GMMEP(), prior, key_fit, y, args.steps)
-    svae.check(mixture, key_fit, y)
-    normal = FixedGaussian(Gaussian.from_standard(jnp.zeros(D), jnp.eye(D)))
-    vae, _, plain_result = fit(plain, normal, {}, key_fit, y, args.steps)
-
-    r = svae.local_posterior(result.params, new).mean["z"].probs
-    cluster = r.argmax(1)
-    print("held-out log likelihood of a point, in nats")
-    print(f"  mixture behind the network  {held_out(svae, result.params, key_draw, new):.3f}")
-    print(f"  plain auto-encoder          {held_out(vae, plain_result.params, key_draw, new):.3f}")
-    found = len(np.unique(np.asarray(cluster)))
-    print(f"{found} clusters of new points, purity {purity(cluster, labels):.3f}")
-
-    # The same responsibilities as draws of z.
-    draws = Predictive(svae, params=result.params, num_samples=500)(key_draw, new)
-    shares = jax.nn.one_hot(draws["z"], K).mean(0)
-    print(f"largest difference of shares and responsibilities {jnp.abs(shares - r).max():.3f}")
-    tree = to_arviz(svi, result=result, model_args=(new,), num_samples=500)
-    print(f"posterior of new points: {dict(tree.posterior['z'].sizes)}")
-    print(diagnose(svi, result=result, model_args=(y,), num_samples=200))
-
-    args.out.mkdir(parents=True, exist_ok=True)
-    draw(args.out / "svae_pinwheel.png", new, cluster, svae, vae, result, plain_result, key_draw)
-
-
-def draw(path, new, cluster, svae, vae, result, plain_result, rng_key) -> None:
-    fig, axes = plt.subplots(1, 4, figsize=(14, 3.6))
-    colours = plt.get_cmap("tab20")(np.asarray(cluster) % 20)
-    axes[0].scatter(*new.T, s=6, c=colours)
-    axes[0].set_title("new points by cluster")
-    x = svae.local_posterior(result.params, new).mean["x"].x
-    axes[1].scatter(*x.T, s=6, c=colours)
-    axes[1].set_title("where they are in the latent plane")
-    for ax, guide, fitted, name in (
-        (axes[2], svae, result, "draws of the mixture"),
-        (axes[3], vae, plain_result, "draws of the plain auto-encoder"),
-    ):
-        key_x, key_y = random.split(rng_key)
-        x = prior_of_x(guide, fitted.params).sample(key_x, (1500,))
-        loc, scale = DECODER[1](fitted.params["decoder$params"], x)
-        points = loc + scale * random.normal(key_y, loc.shape)
-        ax.scatter(*points.T, s=2, c="0.3")
-        ax.set_title(name)
-    for ax in axes[[0, 2, 3]]:
-        ax.set(xlim=(-22, 22), ylim=(-22, 22), aspect="equal")
-    fig.tight_layout()
-    fig.savefig(path, dpi=100)
-    print(f"saved {path}")
-
-
-if __name__ == "__main__":
-    main()
+known = {name: draws[name][:6] for name in ("pi", "Sigma", "mu")}
+made = Predictive(uncondition(mixture), known, params=result.params)(random.key(4), new)
+made_plain = Predictive(uncondition(plain), params=result_plain.params, num_samples=6)
+colours = plt.get_cmap("tab20")(np.asarray(r.argmax(1)) % 20)
+colours[:, 3] = np.asarray(r.max(1)) ** 2
+panels = {
+    "new points by cluster": (new, colours),
+    "draws of the mixture": (made["y"], "0.3"),
+    "draws of the plain auto-encoder": (made_plain(random.key(4), new)["y"], "0.3"),
+    "new points in the latent plane": (x, colours),
+}
+fig, axes = plt.subplots(1, 4, figsize=(14, 3.8))
+for ax, (title, (points, c)) in zip(axes, panels.items(), strict=True):
+    ax.scatter(*points.reshape(-1, points.shape[-1])[:, :2].T, s=5, c=c)
+    ax.set(title=title, **({} if points is x else {"xlim": (-22, 22), "ylim": (-22, 22)}))
+fig.tight_layout()
+args.out.mkdir(parents=True, exist_ok=True)
+fig.savefig(args.out / "svae_pinwheel.png", dpi=100)
