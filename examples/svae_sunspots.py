@@ -110,8 +110,8 @@ def fit(model, rule, prior, rng_key, y, steps, start=None):
 
 # %%
 # The start of the dynamics. The default, 0.9 times the identity, treats all directions alike, and
-# the network's first potentials show it one: nothing tells the other coordinate to take part. It
-# leaves this saddle in the end, but a rotation, here by 0.8, saves the steps.
+# the network's first potentials show it one: little tells the other coordinate to take part. A
+# rotation, here by 0.8, saves the steps that it takes to find one.
 
 
 def rotation(angle):

@@ -9,7 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.handlers import seed, substitute, trace
-from numpyro.infer import SVI, Predictive
+from numpyro.infer import SVI
 import optax
 import pytest
 
@@ -181,12 +181,10 @@ def test_the_bound_is_that_of_the_entries_that_were_seen():
     np.testing.assert_allclose(loss_and_gradient(params, key, HOLES, 7.0)[0], found, rtol=1e-6)
 
 
-def test_a_fit_is_drawn_from_and_becomes_a_tree():
+def test_a_fit_becomes_a_tree():
     svi = SVI(holes, guide_of_holes(), optax.adam(1e-2), SVAEELBO("explicit_only"))
     result = svi.run(random.key(0), 20, HOLES, progress_bar=False)
     assert bool(jnp.isfinite(result.losses).all())
-    draws = Predictive(guide_of_holes(), params=result.params, num_samples=5)
-    assert bool(jnp.isfinite(draws(random.key(1), HOLES)["x"]).all())
     tree = to_arviz(svi, result=result, model_args=(HOLES,), num_samples=5)
     assert np.isfinite(tree.posterior["x"]).all()
     # Rows without entries are as likely as they can be.

@@ -51,9 +51,9 @@ class LDS:
 
     **The prior and the start.** The precision K of the dynamics is in units of Q: an entry of A has
     the prior variance Q / K, and K = I beside a small Q pulls A to zero. ``init_natural`` starts A
-    at 0.9 I, which treats all directions of x alike. If the data have fewer columns than x, nothing
-    tells the other coordinates to take part, and only noise leads out of this saddle; give
-    :class:`SVAEGuide` an ``init_natural`` with a rotation where cycles are likely, as
+    at 0.9 I, which treats all directions of x alike. If the data have fewer columns than x, little
+    tells the other coordinates to take part, and a fit can be slow to leave this start; where
+    cycles are likely, give :class:`SVAEGuide` an ``init_natural`` with a rotation, as
     ``examples/svae_sunspots.py`` does.
 
     :param parallel: whether chains run as associative scans; None means from 64 steps on.
