@@ -11,6 +11,7 @@ everything, compilation included.
 """
 
 import argparse
+import math
 from pathlib import Path
 import sys
 import time
@@ -55,7 +56,8 @@ def fit(problem: Example, row: Row) -> tuple[Samples, Diagnosis]:
 
 
 def shown(found: Diagnosis, quantity: str) -> str:
-    return next((row.shown for row in found.rows if row.quantity == quantity), "-")
+    values = {row.quantity: row.shown for row in found.rows if not math.isnan(row.value)}
+    return values.get(quantity, "-")
 
 
 def line(name: str, label: str, problem: Example, truth: Samples) -> tuple[str, bool]:
