@@ -11,6 +11,7 @@ from numpyro.handlers import seed, substitute
 from numpyro_ext._model.read import latent_sites, shape_trace, trace_of
 from numpyro_ext._typing import HasConjugate, Params, Sites
 from numpyro_ext.diagnostics._fit import Fit
+from numpyro_ext.diagnostics._memo import Memo, remember
 from numpyro_ext.diagnostics._rules import Row, equally_spaced
 
 __all__ = ["local_rows", "narrow_rows", "states_row"]
@@ -40,11 +41,13 @@ def local_rows(guide: Any, fit: Fit, tree: Any, rng_key: Array) -> list[Row]:
     if not reports:
         return []
 
-    @jax.jit
-    def share(params: Params) -> Array:
-        trace = trace_of(substitute(seeded, data=params), fit.args, fit.kwargs)
+    memo, args, kwargs = {} if fit.memo is None else fit.memo, fit.args, fit.kwargs
+
+    def unconverged(params: Params) -> Array:
+        trace = trace_of(substitute(seeded, data=params), args, kwargs)
         return 1 - jnp.mean(jnp.stack([jnp.mean(trace[name]["value"]) for name in reports]))
 
+    share = remember(memo, "unconverged", lambda: jax.jit(unconverged))
     worst = max(float(share(params)) for params in fit.params)
     ok = worst <= UNCONVERGED
     verdict = "message passing came to rest for every datum."
@@ -60,9 +63,10 @@ def local_rows(guide: Any, fit: Fit, tree: Any, rng_key: Array) -> list[Row]:
         if size != 1:
             rows.append(_collapse_row(name, draws[name], one_by_one=size > 0))
     if several := [name for name, size in sizes.items() if size > 1]:
-        prior = _prior_draws(fit, several, key_prior)
+        prior = _prior_draws(fit, several, memo, key_prior)
         rows += [states_row(name, draws[name], prior[name]) for name in several]
-    return rows + (narrow_rows(guide, draws, key_step) if isinstance(guide, HasConjugate) else [])
+    narrow = narrow_rows(guide, draws, memo, key_step) if isinstance(guide, HasConjugate) else []
+    return rows + narrow
 
 
 def _num_states(fn: Any) -> int:
@@ -95,16 +99,20 @@ def _collapse_row(name: str, z: np.ndarray, *, one_by_one: bool) -> Row:
     return Row(f"largest share of '{name}'", value, None, f"{COLLAPSED}", ok, verdict)
 
 
-def _prior_draws(fit: Fit, names: list[str], rng_key: Array) -> dict[str, np.ndarray]:
+def _prior_draws(fit: Fit, names: list[str], memo: Memo, rng_key: Array) -> dict[str, np.ndarray]:
     """Draws of these sites from the model, which does not look at its data for them."""
+    model, args, kwargs = fit.model, fit.args, fit.kwargs
 
-    def one(key: Array) -> Sites:
-        model: Any = substitute(seed(fit.model, key), data=fit.params[0])
-        trace = trace_of(model, fit.args, fit.kwargs)
-        return {name: trace[name]["value"] for name in names}
+    def draws(params: Params, keys: Array) -> Sites:
+        def one(key: Array) -> Sites:
+            seeded: Any = substitute(seed(model, key), data=params)
+            trace = trace_of(seeded, args, kwargs)
+            return {name: trace[name]["value"] for name in names}
 
-    keys = random.split(rng_key, PRIOR_DRAWS)
-    return jax.device_get(jax.jit(lambda keys: lax.map(one, keys, batch_size=BLOCK))(keys))
+        return lax.map(one, keys, batch_size=BLOCK)
+
+    run = remember(memo, "states of the prior", lambda: jax.jit(draws))
+    return jax.device_get(run(fit.params[0], random.split(rng_key, PRIOR_DRAWS)))
 
 
 def states_row(name: str, z: np.ndarray, prior: np.ndarray) -> Row:
@@ -126,7 +134,9 @@ def states_row(name: str, z: np.ndarray, prior: np.ndarray) -> Row:
     return Row(f"states of '{name}' in use", value, None, f"{least}", ok, verdict)
 
 
-def narrow_rows(guide: HasConjugate, draws: dict[str, Any], rng_key: Array) -> list[Row]:
+def narrow_rows(
+    guide: HasConjugate, draws: dict[str, Any], memo: Memo, rng_key: Array
+) -> list[Row]:
     r"""Whether global sites are as wide as they are after a step of Gibbs sampling.
 
     If q is a product, the variance of a global number is that given the local ones. The step adds
@@ -135,10 +145,10 @@ def narrow_rows(guide: HasConjugate, draws: dict[str, Any], rng_key: Array) -> l
     that the right one is .8. A quarter of the numbers of a site have a smaller one.
     """
 
-    @jax.jit
-    def after(sites: Sites, keys: Array) -> Sites:
+    def step(sites: Sites, keys: Array) -> Sites:
         return lax.map(lambda x: guide.sample_globals(*x), (keys, sites), batch_size=BLOCK)
 
+    after = remember(memo, "Gibbs step", lambda: jax.jit(step))
     ratios: dict[str, float] = {}
     for i, key in enumerate(random.split(rng_key, len(next(iter(draws.values()))))):
         one = {name: x[i] for name, x in draws.items()}

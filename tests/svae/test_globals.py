@@ -75,7 +75,7 @@ def test_narrow_globals_of_a_normal_hierarchy_are_found():
         theta = random.normal(key_theta, (1, 20_000)) / (1 + n) ** 0.5
         x = random.normal(key_x, (1, 20_000, n)) * variance**0.5
         draws = {"theta": np.asarray(theta), "x": np.asarray(x)}
-        (row,) = narrow_rows(Hierarchy(), draws, random.key(3))
+        (row,) = narrow_rows(Hierarchy(), draws, {}, random.key(3))
         ratio = (1 + n * variance / (1 + n)) ** -0.5
         np.testing.assert_allclose(row.value, ratio, atol=0.03)
         assert row.ok is ok
