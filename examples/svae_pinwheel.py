@@ -93,9 +93,12 @@ def plain(y, B=None):
 # The fits. ``GMMMeanField()`` in place of ``GMMEP()`` is all that mean field takes.
 
 
+def plate(y, B=None):
+    return numpyro.plate("data", len(y), subsample_size=B)
+
+
 def fit(model, rule, prior):
     network = recognition_network(D, residual="identity")
-    plate = lambda y, B=None: numpyro.plate("data", len(y), subsample_size=B)  # noqa: E731
     guide = SVAEGuide(prior, network, rule, create_plates=plate)
     guide.check(model, random.key(1), y)  # is the model the one that the guide stands for?
     groups = {"natural": natural_gradient(0.02, guide.domain), "network": optax.adam(1e-3)}

@@ -158,7 +158,7 @@ def schools() -> Problem:
 
 def iris() -> Problem:
     """Length and width of petals, in centimetres, measured to 0.1: three components."""
-    data: Any = load_iris().data  # type: ignore[attr-defined]
+    data, _ = load_iris(return_X_y=True)
     standard = {
         "loc": jnp.tile(jnp.array([3.5, 1.2]), (3, 1)),
         "kappa": jnp.full(3, 0.1),

@@ -22,6 +22,7 @@ from numpyro_ext.expfam.linalg import (
     outer,
     solve,
     solve_lower,
+    symmetric,
     transpose,
 )
 
@@ -179,7 +180,7 @@ class GaussianChain(
         lag = mean.xx_next - outer(x[..., 1:, :], x[..., :-1, :])
         F = transpose(solve(cholesky(C[..., :-1, :, :]), transpose(lag)))
         Q = C[..., 1:, :, :] - matmul(F, transpose(lag))
-        noise = jnp.concatenate([C[..., :1, :, :], (Q + transpose(Q)) / 2], axis=-3)
+        noise = jnp.concatenate([C[..., :1, :, :], symmetric(Q)], axis=-3)
         centred = _from_transitions(F, inverse(cholesky(noise)), jnp.zeros_like(x))
         return centred._replace(h=-cls._slope(centred, x))
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, get_type_hints
 from jax import Array
 import jax.numpy as jnp
 
-from numpyro_ext.expfam.linalg import transpose
+from numpyro_ext.expfam.linalg import symmetric
 
 __all__ = ["Leaf", "canonical", "divide", "event_sum", "leaves_of", "multiply"]
 
@@ -57,7 +57,7 @@ def canonical(parameters: Any) -> Any:
     return kind(
         *(
             jnp.broadcast_to(
-                (array + transpose(array)) / 2 if leaf.symmetric else array,
+                symmetric(array) if leaf.symmetric else array,
                 batch + event,
             )
             for leaf, array, _, event in _split(kind, arrays)

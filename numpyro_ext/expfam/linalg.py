@@ -14,6 +14,7 @@ __all__ = [
     "positive",
     "solve",
     "solve_lower",
+    "symmetric",
     "transpose",
 ]
 
@@ -26,6 +27,11 @@ def matmul(A: Array, B: Array) -> Array:
 def transpose(M: Array) -> Array:
     """M^T, of each matrix of a batch."""
     return jnp.swapaxes(M, -1, -2)
+
+
+def symmetric(M: Array) -> Array:
+    """(M + M^T) / 2, of each matrix of a batch."""
+    return (M + transpose(M)) / 2
 
 
 def cholesky(J: Array) -> Array:

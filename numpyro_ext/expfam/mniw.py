@@ -21,6 +21,7 @@ from numpyro_ext.expfam.linalg import (
     positive,
     solve,
     solve_lower,
+    symmetric,
     transpose,
 )
 from numpyro_ext.expfam.newton import newton
@@ -136,7 +137,7 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
     @classmethod
     def statistics(cls, value: Any) -> MNIWMean:
         weight, covariance = value
-        L = cholesky((covariance + transpose(covariance)) / 2)
+        L = cholesky(symmetric(covariance))
         P = inverse(L)
         PW = matmul(P, weight)
         return MNIWMean(-P / 2, PW, -matmul(transpose(weight), PW) / 2, -half_logdet(L))
@@ -166,7 +167,7 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
         L = cholesky(-2 * mean.neg_half_precision)
         M = solve(L, mean.precision_weight)
         spread = -2 * mean.neg_half_quad - matmul(transpose(M), mean.precision_weight)
-        K = inverse(cholesky((spread + transpose(spread)) / (2 * d)))
+        K = inverse(cholesky(symmetric(spread) / d))
         nu = _degrees(2 * half_logdet(L) - 2 * mean.half_logdet, d)
         return _from_parts(M, K, nu, nu[..., None, None] * inverse(L))
 

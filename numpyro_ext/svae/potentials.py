@@ -14,7 +14,15 @@ from jax.nn import logsumexp, softmax
 import jax.numpy as jnp
 
 from numpyro_ext.expfam import Gaussian, GaussianMean, GaussianNatural, GaussianStandard
-from numpyro_ext.expfam.linalg import cholesky, half_logdet, inverse, matvec, outer, solve
+from numpyro_ext.expfam.linalg import (
+    cholesky,
+    half_logdet,
+    inverse,
+    matvec,
+    outer,
+    solve,
+    symmetric,
+)
 
 __all__ = ["GaussianPotential", "MixturePotential", "merge_normals"]
 
@@ -85,7 +93,7 @@ class GaussianPotential:
 
         :raises ValueError: ``-W`` is not positive definite, where its value is known.
         """
-        L = cholesky(-2 * _symmetric(self.W))
+        L = cholesky(-2 * symmetric(self.W))
         _check_proper(L)
         return _moments(GaussianStandard(solve(L, self.h), inverse(L)))
 
@@ -158,7 +166,7 @@ class MixturePotential:
 
         :raises ValueError: a ``-W`` is not positive definite, where its value is known.
         """
-        L = cholesky(-2 * _symmetric(self.W))
+        L = cholesky(-2 * symmetric(self.W))
         _check_proper(L)
         log_weights = self.log_weights
         if not self.normalized:
@@ -201,7 +209,7 @@ def _tilt(
     h: Array, W: Array, eta: GaussianNatural, *, normalized: bool
 ) -> tuple[Array, GaussianStandard]:
     """The log integral of normal times potential, and their product as a normal."""
-    J, R = -2 * _symmetric(eta.W), -2 * _symmetric(W)
+    J, R = -2 * symmetric(eta.W), -2 * symmetric(W)
     L_J = cholesky(J)
     m = solve(L_J, eta.h)
     g = h - matvec(R, m)
@@ -230,10 +238,6 @@ def _check_proper(L: Array) -> None:
             "the potential has no moments, because -W is not positive definite; ask for"
             " tilted_moments(eta), its moments together with a prior."
         )
-
-
-def _symmetric(M: Array) -> Array:
-    return (M + jnp.swapaxes(M, -1, -2)) / 2
 
 
 def _dot(x: Array, y: Array) -> Array:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_ext.expfam import DirichletMean, GaussianMean, GaussianNatural, NIWMean
-from numpyro_ext.expfam.linalg import cholesky, half_logdet, transpose
+from numpyro_ext.expfam.linalg import cholesky, half_logdet, symmetric
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
 
 __all__ = [
@@ -210,7 +210,7 @@ def plug_in(components: NIWMean) -> GaussianNatural:
 def negative_entropy(natural: GaussianNatural) -> Array:
     """``E log q`` of a normal, without ``-d/2 log 2 pi``."""
     d = natural.h.shape[-1]
-    return half_logdet(cholesky(-natural.W - transpose(natural.W))) - d / 2
+    return half_logdet(cholesky(-2 * symmetric(natural.W))) - d / 2
 
 
 def no_iterations(like: Array) -> LocalInfo:
