@@ -11,23 +11,27 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 from numpyro.handlers import block, seed, substitute
+from numpyro.infer import init_to_uniform
 from numpyro.primitives import Messenger
 
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.read import (
+    ModelInfo,
     Site,
     base_distribution,
     is_data,
     is_delta,
     latent_sites,
     layers,
+    read_model,
+    refuse_local,
     trace_of,
 )
 from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Model, Trace
 
-__all__ = ["check_observed", "check_rows", "check_supports", "valid_data"]
+__all__ = ["check_observed", "check_rows", "check_supports", "read_global", "valid_data"]
 
 # Supports of which most of the real numbers lie outside.
 _CONSTRAINED: tuple[type, ...] = (
@@ -188,6 +192,23 @@ def _nan_in(name: str, missing: int, size: int) -> str:
         " log density is NaN; drop these rows, or leave them out by"
         " numpyro.handlers.mask(mask=~jnp.isnan(data))."
     )
+
+
+def read_global(
+    model: Model,
+    args: tuple,
+    kwargs: dict[str, Any],
+    *,
+    because: str,
+    init_strategy: Callable[..., Any] = init_to_uniform,
+) -> ModelInfo:
+    """What is in a model whose latent sites are all global; an error where they are not.
+
+    :param str because: why a latent site local to a subsampled plate cannot be taken.
+    """
+    info = read_model(valid_data(model), args, kwargs, init_strategy=init_strategy)
+    refuse_local(info, because)
+    return info
 
 
 def check_rows(

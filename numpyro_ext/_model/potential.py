@@ -132,6 +132,16 @@ class Potential:
         """U and its gradient: one minibatch."""
         return value_and_grad(lambda z: self(z, idx), forward_mode=self._forward_mode)(z)
 
+    def value_and_grad_flat(self, x: Array, idx: dict[str, Array]) -> tuple[Array, Array]:
+        """:meth:`value_and_grad` of the ``(n,)`` flat vector: U, and its ``(n,)`` gradient."""
+        value, grad = self.value_and_grad(self.info.unravel(x), idx)
+        return value, self.info.ravel(grad)
+
+    def full_value_and_grad_flat(self, x: Array, chunk_size: int = 10_000) -> tuple[Array, Array]:
+        """:meth:`full_value_and_grad` of the flat vector."""
+        value, grad = self.full_value_and_grad(self.info.unravel(x), chunk_size)
+        return value, self.info.ravel(grad)
+
     def draw_rows(self, rng_key: Array, z: Sites) -> dict[str, Array]:
         """The rows of one minibatch as NumPyro's own plates draw them; ``z`` may be any point."""
         if not self.plates:

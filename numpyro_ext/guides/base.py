@@ -24,9 +24,9 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
-from numpyro_ext._model.mistakes import valid_data
+from numpyro_ext._model.mistakes import read_global
 from numpyro_ext._model.potential import guide_start
-from numpyro_ext._model.read import ModelInfo, latent_sites, read_model, refuse_local
+from numpyro_ext._model.read import ModelInfo, latent_sites
 from numpyro_ext._numpyro import ContinuousGuide, normal_of_guide
 from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.guides.networks import Network, check_network, flat_module, mlp
@@ -52,9 +52,8 @@ class AutoJoint(ContinuousGuide):
     def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
         """What is in the model, or an error if a latent site is local to a subsampled plate."""
         # With a key of its own: the stream of keys stays that of AutoDiagonalNormal.
-        info = read_model(valid_data(self.model), args, kwargs)
-        refuse_local(info, f"{type(self).__name__} is one distribution over all latents together")
-        return info
+        because = f"{type(self).__name__} is one distribution over all latents together"
+        return read_global(self.model, args, kwargs, because=because)
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         return guide_start(self, self.read(*args, **kwargs), args, kwargs)

@@ -13,9 +13,9 @@ import numpy as np
 import optax
 from tqdm.auto import tqdm
 
+from numpyro_ext._model.minibatch import draw_indices
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import GradientEstimator
-from numpyro_ext.mcmc.minibatch import draw_indices
 from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = [

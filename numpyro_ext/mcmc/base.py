@@ -14,12 +14,12 @@ import numpy as np
 from numpyro.infer import init_to_uniform
 
 from numpyro_ext._checks import check_choice, check_nonnegative, check_positive
+from numpyro_ext._model.minibatch import check_batches, draw_indices, num_devices, start_plates
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import GradientEstimator, Model, Sites
 from numpyro_ext.mcmc.grad_fn import GradFn
 from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient, warn_if_far
 from numpyro_ext.mcmc.kernel import ModelKernel, Schedule
-from numpyro_ext.mcmc.minibatch import check_batches, draw_indices, num_devices, start_plates
 from numpyro_ext.mcmc.schedules import ConstantSchedule
 from numpyro_ext.mcmc.settings import Settings
 from numpyro_ext.mcmc.state import Transition

@@ -16,9 +16,9 @@ import optax
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.handlers import first_rows
-from numpyro_ext._model.mistakes import check_rows, valid_data
+from numpyro_ext._model.mistakes import check_rows, read_global
 from numpyro_ext._model.potential import Potential, draw_params, draw_start
-from numpyro_ext._model.read import ModelInfo, read_model, refuse_local
+from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext._typing import Model, Sites
 from numpyro_ext.mcmc._mode import (
@@ -189,9 +189,8 @@ def read_latents(
     model: Model, args: tuple, kwargs: dict[str, Any], init_strategy: Callable[..., Any]
 ) -> ModelInfo:
     """What chains need to know of a model; an error where they cannot run on it."""
-    info = read_model(valid_data(model), args, kwargs, init_strategy=init_strategy)
-    refuse_local(info, "a chain holds one value of it while the rows change at every step")
-    return info
+    because = "a chain holds one value of it while the rows change at every step"
+    return read_global(model, args, kwargs, because=because, init_strategy=init_strategy)
 
 
 def find_normal(

@@ -31,9 +31,9 @@ from numpyro_ext._checks import (
     summary,
 )
 from numpyro_ext._model.handlers import refuse_mutable
-from numpyro_ext._model.mistakes import valid_data
+from numpyro_ext._model.mistakes import read_global
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import ModelInfo, read_model, refuse_local
+from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Float, Model, Params, SamplesLatent, Sites
 from numpyro_ext.particles.whitening import Whitening
@@ -333,9 +333,8 @@ class ParticleField(ELBO, ABC):
 
 def read_latents(model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
     """What particles need to know of a model; an error where they cannot run on it."""
-    info = read_model(valid_data(refuse_mutable(model)), args, kwargs)
-    refuse_local(info, "a particle holds one value of it while the rows change at every step")
-    return info
+    because = "a particle holds one value of it while the rows change at every step"
+    return read_global(refuse_mutable(model), args, kwargs, because=because)
 
 
 def check_distinct(x: Array, remedy: str) -> None:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.mcmc.minibatch import epoch_indices, keyed_permutation, replace_indices
+from numpyro_ext._model.minibatch import epoch_indices, keyed_permutation, replace_indices
 from tests.mcmc.models import arrays_of_size
 
 

@@ -54,7 +54,7 @@ def replace_indices(rng_key: Array, size: int, batch_size: int) -> Array:
     .. doctest::
 
         >>> from jax import random
-        >>> from numpyro_ext.mcmc.minibatch import replace_indices
+        >>> from numpyro_ext._model.minibatch import replace_indices
         >>> replace_indices(random.key(0), 10_000_000, 4).shape
         (4,)
     """
@@ -131,7 +131,7 @@ def keyed_permutation(rng_key: Array, i: Array, size: int) -> Array:
 
         >>> import jax.numpy as jnp
         >>> from jax import random
-        >>> from numpyro_ext.mcmc.minibatch import keyed_permutation
+        >>> from numpyro_ext._model.minibatch import keyed_permutation
         >>> order = keyed_permutation(random.key(0), jnp.arange(10), 10)
         >>> sorted(order.tolist())
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -162,7 +162,7 @@ def epoch_indices(
 
         >>> import jax.numpy as jnp
         >>> from jax import random
-        >>> from numpyro_ext.mcmc.minibatch import epoch_indices
+        >>> from numpyro_ext._model.minibatch import epoch_indices
         >>> rows, epoch, offset = [], jnp.uint32(0), jnp.uint32(0)
         >>> for _ in range(3):
         ...     idx, epoch, offset = epoch_indices(random.key(0), epoch, offset, 6, 2)
