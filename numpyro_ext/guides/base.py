@@ -25,8 +25,8 @@ from numpyro.util import not_jax_tracer
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._model.mistakes import read_global
-from numpyro_ext._model.potential import guide_start
 from numpyro_ext._model.read import ModelInfo, latent_sites
+from numpyro_ext._model.start import guide_start
 from numpyro_ext._numpyro import ContinuousGuide, normal_of_guide
 from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.guides.networks import Network, check_network, flat_module, mlp

@@ -20,7 +20,8 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.handlers import refuse_mutable
 from numpyro_ext._model.implicit import Implicit
-from numpyro_ext._model.potential import Potential, params_in_scope
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.start import params_in_scope
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.guides.base import AutoJoint
 from numpyro_ext.guides.networks import Network, check_network, flat_module, mlp

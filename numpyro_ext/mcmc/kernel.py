@@ -17,8 +17,9 @@ from numpyro.util import identity, is_prng_key
 from numpyro_ext._checks import check_count, check_positive, summary
 from numpyro_ext._model.minibatch import spread_arrays
 from numpyro_ext._model.mistakes import check_rows
-from numpyro_ext._model.potential import Potential, draw_params, draw_start
+from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._typing import GradientEstimator, Model, Params, Sites
 from numpyro_ext.mcmc._laws import Choice
 from numpyro_ext.mcmc.schedules import ConstantSchedule

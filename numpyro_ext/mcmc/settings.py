@@ -17,8 +17,9 @@ import optax
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.handlers import first_rows
 from numpyro_ext._model.mistakes import check_rows, read_global
-from numpyro_ext._model.potential import Potential, draw_params, draw_start
+from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext._typing import Model, Sites
 from numpyro_ext.mcmc._mode import (

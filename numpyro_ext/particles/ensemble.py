@@ -19,7 +19,8 @@ from numpyro.util import identity, is_prng_key
 import optax
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._model.potential import Potential, draw_params, draw_start, value_and_grad
+from numpyro_ext._model.potential import Potential, value_and_grad
+from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.particles.base import (
     ParticleField,

@@ -14,8 +14,9 @@ from numpyro.infer import init_to_median, init_to_uniform, init_to_value
 from numpyro.infer.util import constrain_fn, initialize_model, potential_energy
 import pytest
 
-from numpyro_ext._model.potential import Potential, draw_params, draw_start
+from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
+from numpyro_ext._model.start import draw_params, draw_start
 from tests._model.models import ORDER, ROWS, SIZE, crossed, data, straight, unordered
 
 

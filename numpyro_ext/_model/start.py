@@ -1,0 +1,131 @@
+"""Starts of chains, particles and guides, and values of a model's ``param`` sites."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import Array, random
+from jax.core import Tracer
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro.handlers import block, seed, substitute
+from numpyro.infer import init_to_uniform
+from numpyro.infer.util import initialize_model
+
+from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.read import ModelInfo, trace_of
+from numpyro_ext._typing import Model, Params, Sites
+
+__all__ = ["draw_params", "draw_start", "guide_start", "params_in_scope", "run_once"]
+
+
+def run_once(fn: Callable[..., Any], rng_key: Array, *args: Any) -> Any:
+    """``fn(rng_key, *args)`` in a compiled program that is not worth the time of optimising it.
+
+    :param rng_key: a key that was split off or folded in, so that it is traced where a program
+        inside another one is: there, options of the compiler are an error.
+    """
+    quick = jax.default_backend() == "cpu" and not isinstance(rng_key, Tracer)
+    options = {"xla_backend_optimization_level": 0} if quick else None
+    return jax.jit(fn, compiler_options=options)(rng_key, *args)
+
+
+def draw_params(
+    rng_key: Array,
+    model: Model,
+    info: ModelInfo,
+    args: tuple,
+    kwargs: dict[str, Any],
+    *,
+    init_strategy: Callable[..., Any] = init_to_uniform,
+) -> Params:
+    """Initial values of the model's ``param`` and ``mutable`` sites, in one compiled call."""
+    if not (info.params or info.mutable):
+        return {}
+
+    def draw(rng_key: Array) -> Params:
+        fn = substitute(seed(first_rows(model), rng_key), substitute_fn=init_strategy)
+        return _params_of(trace_of(fn, args, kwargs))
+
+    return run_once(draw, rng_key)
+
+
+def params_in_scope(model: Model, args: tuple, kwargs: dict[str, Any]) -> Params:
+    """The values of the model's ``param`` sites here, for a guide that runs its model.
+
+    The handlers around the call substitute and record them, and nothing else of the model.
+    """
+    key: Any = numpyro.prng_key()
+    with block(hide_fn=lambda site: site["type"] != "param"):
+        fn = seed(first_rows(model), random.key(0) if key is None else key)
+        trace = trace_of(fn, args, kwargs)
+    return {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
+
+
+def draw_start(
+    rng_key: Array,
+    model: Model,
+    info: ModelInfo,
+    args: tuple,
+    kwargs: dict[str, Any],
+    *,
+    init_strategy: Callable[..., Any] = init_to_uniform,
+    forward_mode: bool = False,
+    validate_grad: bool = False,
+) -> tuple[Sites, Array, Params]:
+    """
+    Where chains or particles start, in one compiled call: ``(z, potential, params)``.
+
+    :param rng_key: one key, or an array of keys for as many starts along a leading axis.
+    :param init_strategy: one of NumPyro's; tried until the potential is finite, 100 times at most.
+    :param bool validate_grad: whether the gradient must be finite too, as ``initialize_model`` asks
+        by default.
+    :return: unconstrained sites in the flat order, their potentials (not finite where no start was
+        found), and the values of the model's ``param`` and ``mutable`` sites. The numbers are those
+        of ``initialize_model``.
+    """
+
+    def draw(rng_key: Array) -> tuple[Sites, Array, Params]:
+        found = initialize_model(
+            rng_key,
+            first_rows(model),
+            init_strategy=init_strategy,
+            dynamic_args=True,
+            model_args=args,
+            model_kwargs=kwargs,
+            forward_mode_differentiation=forward_mode,
+            validate_grad=validate_grad,
+        )
+        z = {
+            name: jnp.asarray(x, jnp.result_type(x, float))
+            for name, x in found.param_info.z.items()
+        }
+        potential = found.param_info.potential_energy
+        if validate_grad:
+            for grad in found.param_info.z_grad.values():
+                finite = jnp.isfinite(grad).reshape(*potential.shape, -1).all(-1)
+                potential = jnp.where(finite, potential, jnp.nan)
+        return z, potential, _params_of(found.model_trace)
+
+    z, potential, params = run_once(draw, rng_key)
+    return info.in_order(z), potential, params
+
+
+def guide_start(
+    guide: Any, info: ModelInfo, args: tuple, kwargs: dict[str, Any]
+) -> tuple[Array, Sites] | None:
+    """The start that NumPyro would search for a ``ContinuousGuide``, for its ``start``."""
+    rng_key: Any = numpyro.prng_key()
+    model, strategy = guide.model, guide.init_loc_fn
+    # Without the block the model's own sites would be recorded in the guide's trace.
+    with block():
+        z, potential, _ = draw_start(
+            rng_key, model, info, args, kwargs, init_strategy=strategy, validate_grad=True
+        )
+    found = isinstance(potential, Tracer) or bool(np.isfinite(potential))
+    return (rng_key, z) if found else None
+
+
+def _params_of(trace: dict[str, Any]) -> Params:
+    return {n: site["value"] for n, site in trace.items() if site["type"] in ("param", "mutable")}
