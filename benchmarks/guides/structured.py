@@ -1,4 +1,4 @@
-"""Mixture and Markov guides with nothing tuned, beside NUTS.
+"""Mixture and Markov guides with nothing tuned, compared with NUTS.
 
     python benchmarks/guides/structured.py
     python benchmarks/guides/structured.py lengths

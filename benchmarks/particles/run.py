@@ -1,4 +1,4 @@
-"""What a step of particle inference costs, beside NumPyro's and BlackJAX's SVGD.
+"""What a step of particle inference costs, compared with NumPyro's and BlackJAX's SVGD.
 
 Times are processor times of all threads together, which depend less than the clock on other work of
 the machine.
