@@ -3,22 +3,23 @@
 
 An encoder without a density divides the plane, where a Gaussian one leaves gaps.
 
-The data are four one-hot vectors, the latents two dimensions with a standard normal prior, and the
-decoder three layers of 64 ELU units with Bernoulli outputs: the toy of Mescheder, Nowozin and
-Geiger (2017). The best log-likelihood is log 1/4 for each point, when every point has a quarter of
-the prior's mass for itself; then each posterior is a sector of the plane, which no Gaussian is.
+This is the toy problem of Mescheder, Nowozin and Geiger (2017). The data are four one-hot vectors,
+the latents have two dimensions with a standard normal prior, and the decoder has three layers of 64
+ELU units with Bernoulli outputs. The best log-likelihood is log 1/4 for each point, when every
+point has a quarter of the prior's mass for itself. Each posterior is then a sector of the plane,
+which a Gaussian cannot be.
 
 Three encoders of the same size are trained with the same decoder: a Gaussian one with
-``Trace_ELBO`` (a variational autoencoder), and one that maps a point and noise to a latent with
-``DensityRatioELBO``, whose critic sees latent and point, with the prior as contrast and with the
-adaptive one. The authors' setting is a batch of 512, two steps of the critic for one of the guide
-and 100,000 steps at small rates; here each step has 64 draws for each point, critic and guide move
-together for 4,000 steps, and the critic's rate is ten times the guide's.
+``Trace_ELBO`` (a variational autoencoder), and two that map a point and noise to a latent with
+``DensityRatioELBO``, one with the prior as contrast and one with the adaptive contrast. The critic
+is a function of latent and point. The authors use a batch of 512, two steps of the critic for one
+of the guide and 100,000 steps at small rates. Here each step has 64 draws for each point, critic
+and guide are trained together for 4,000 steps, and the critic's rate is ten times the guide's.
 
-Prints nats for each point: the exact log-likelihood of the decoder (by quadrature on the plane),
-the ELBO (the log-likelihood minus the divergence of a histogram of 400,000 draws from the posterior
-on the same grid) and what the loss itself says it is. Saves a picture of the plane. Exit code 1 if
-an adversarial encoder is not 0.05 nats better than the Gaussian one.
+The script prints, in nats for each point, the exact log-likelihood of the decoder (by quadrature on
+the plane), the ELBO (the log-likelihood minus the divergence of a histogram of 400,000 draws from
+the posterior on the same grid) and the ELBO according to the loss. It saves a picture of the plane.
+The exit code is 1 if an adversarial encoder is not 0.05 nats better than the Gaussian one.
 
     python examples/adversarial_variational_bayes.py --out out/adversarial_variational_bayes.png
 """

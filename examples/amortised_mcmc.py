@@ -3,17 +3,18 @@
 
 A network learns to draw from a posterior with two modes: by amortised MCMC and amortised SVGD.
 
-``z1, z2 ~ N(0, 1)``, ``y ~ N(z1^2, 0.5^2)``, ``x ~ N(z2 - 0.8 z1, 0.5^2)``, observed ``y = 1.5``
-and ``x = 0.5``: the sign of z1 is lost, and the two modes have different weights and different z2.
-``AutoImplicit`` starts as a standard normal distribution. ``AmortizedMCMC`` moves 100 of its draws
-by T steps of MALA in each of 3,000 steps of the optimiser, ``SVGD`` moves them by its field,
-``ImplicitELBO`` follows the estimated gradient of the ELBO, and ``AutoMultivariateNormal`` with
-``Trace_ELBO`` is what a guide with one mode does. The truth is a grid. The discrepancy is the
-maximum mean discrepancy between 2,000 draws of the guide and of the truth.
+The model is ``z1, z2 ~ N(0, 1)``, ``y ~ N(z1^2, 0.5^2)``, ``x ~ N(z2 - 0.8 z1, 0.5^2)`` with the
+data ``y = 1.5`` and ``x = 0.5``. The sign of z1 is lost, and the two modes have different weights
+and different z2. ``AutoImplicit`` starts as a standard normal distribution. ``AmortizedMCMC`` moves
+100 of its draws by T steps of MALA in each of 3,000 steps of the optimiser, ``SVGD`` moves them by
+its field, ``ImplicitELBO`` follows the estimated gradient of the ELBO, and
+``AutoMultivariateNormal`` with ``Trace_ELBO`` is a guide with one mode. The truth is computed on a
+grid. The discrepancy is the maximum mean discrepancy between 2,000 draws of the guide and of the
+truth.
 
-Prints a table and saves a picture. Exit code 1 if amortised MCMC with the longest chains or
-amortised SVGD has less than half of the true weight in either mode, or if the discrepancy does not
-fall from the shortest chains to the longest. ::
+The script prints a table and saves a picture. The exit code is 1 if amortised MCMC with the longest
+chains or amortised SVGD has less than half of the true weight in either mode, or if the discrepancy
+does not fall from the shortest chains to the longest. ::
 
     python examples/amortised_mcmc.py --out out/amortised_mcmc.png
 """

@@ -1,19 +1,19 @@
 """Bayesian neural networks by Renyi bounds of five orders
 =======================================================
 
-Regression as in Li and Turner (2016, section 5.1).
+The regressions of Li and Turner (2016, section 5.1).
 
-One hidden layer of 50 rectified units, weights N(0, 1), mean-field Gaussian posterior, learned
-noise, minibatches of 32 rows (the energy approximation), K = 100 particles, 500 epochs of Adam at
-1e-3. Features and targets are standardised by the training rows; the scores are in the targets' own
-units. 500 epochs do not converge from the published start, so the start is part of the protocol:
-``--start published`` has the authors' parameters and their start, ``--start converged`` a start
-near the optimum. Prints mean and standard error over the splits of the negative test
-log-likelihood (pointwise, 100 draws) and of the RMSE beside the published ones, as a table, and
-saves a picture.
+The network has one hidden layer of 50 rectified units, weights N(0, 1), a mean-field Gaussian
+posterior and learned noise. It is trained on minibatches of 32 rows (the energy approximation) with
+K = 100 particles, for 500 epochs of Adam at 1e-3. Features and targets are standardised by the
+training rows; the scores are in the targets' own units. 500 epochs do not converge from the
+published start, so the start is part of the protocol: ``--start published`` has the authors'
+parameters and their start, and ``--start converged`` has a start near the optimum. The script
+prints a table of the mean and standard error over the splits of the negative test log-likelihood
+(pointwise, 100 draws) and of the RMSE beside the published ones, and saves a picture.
 
-The commands are: without data files (scikit-learn's diabetes), two of the splits of boston,
-concrete and yacht, all 20 splits.
+The first command requires no data files (scikit-learn's diabetes), the second has two of the splits
+of boston, concrete and yacht, and the third has all 20 splits.
 
     python examples/bnn_regression.py
     python examples/bnn_regression.py --data-dir ../shared/data --splits 2

@@ -2,10 +2,11 @@
 Choosing a step size
 ====================
 
-Linear regression on scikit-learn's diabetes data (442 rows, ten correlated columns) with a known
-noise, so that the posterior is a normal that is known exactly. ``SGHMC`` takes 40 rows at a time:
-with steps that look plausible, with the settings that ``step_size=None`` finds, and with settings
-put together by hand. It fails if a standard deviation of the last two is more than 10 % off. ::
+The model is a linear regression on scikit-learn's diabetes data (442 rows, ten correlated columns)
+with a known noise, so that the exact posterior is a known normal distribution. ``SGHMC`` takes 40
+rows at a time, with steps that look plausible, with the settings that ``step_size=None`` finds, and
+with settings that are chosen by hand. The script fails if a standard deviation of the last two is
+more than 10 % off. ::
 
     python examples/choosing_a_step_size.py
 """
@@ -80,7 +81,7 @@ kernel = SGHMC(
 by_hand = run(kernel)
 
 # %%
-# Standard deviations over the exact ones, beside what a run knows of itself.
+# Standard deviations divided by the exact ones, beside what a run reports of itself.
 
 names = [*(f"SGHMC(model, {eps:g})" for eps in steps), "SGHMC(model)", "by hand, 0.3"]
 print(f"{'':<22}{'sd ratio':>14}{'temperature':>13}{'R-hat':>8}{'ESS':>7}")
@@ -90,7 +91,7 @@ for name, (ratio, known) in zip(names, [*given, found, by_hand], strict=True):
     print(f"{name:<22}{span:>14}{temperature:>13.2f}{rhat:>8.3f}{known['smallest ESS']:>7,.0f}")
 
 # %%
-# The temperature tells that the steps are wrong, and R-hat does not.
+# The temperature shows that the steps are wrong, and R-hat does not.
 
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
 left.plot(steps, [ratio for ratio, _ in given], ".", color="C0")

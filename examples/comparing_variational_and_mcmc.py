@@ -2,12 +2,12 @@
 Comparing variational and MCMC results
 ======================================
 
-Two regressions on scikit-learn's diabetes data, with normal and with Student-t noise, fitted by
-``NUTS`` and by guides, one of them stopped far too early. Leave-one-out cross-validation of draws
-from a guide has to correct for the guide as well as for the row that is left out, which
+Two regressions on scikit-learn's diabetes data, with normal and with Student-t noise, are fitted by
+``NUTS`` and by guides, one of which is stopped far too early. Leave-one-out cross-validation of
+draws from a guide has to correct for the guide as well as for the row that is left out, which
 ``az.loo_approximate_posterior`` does and plain ``az.loo`` does not. The script fails if a converged
-guide is more than 0.5 nats from NUTS, or if the correction does not see that the other has stopped
-too early. ::
+guide is more than 0.5 nats from NUTS, or if the correction does not detect that the other has
+stopped too early. ::
 
     python examples/comparing_variational_and_mcmc.py
 """
@@ -102,7 +102,7 @@ for fit in fits:
     print(f"\n{fit}\n{ranks[['rank', 'elpd_diff', 'dse']]}")
 
 # %%
-# The correction does not repair a bad guide, but says so; plain LOO is wrong without a word.
+# The correction does not repair a bad guide, but reports it; plain LOO is silently wrong.
 
 fig, (left, ax) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
 truth, guides = right["normal", "NUTS"].elpd, ("guide, 200 steps", "guide, 5,000 steps")
@@ -132,5 +132,5 @@ fig.savefig("out/comparing_variational_and_mcmc.png", dpi=120)
 for noise in ("normal", "Student-t"):
     error = right[noise, fits[1]].elpd - right[noise, "NUTS"].elpd
     assert abs(error) < 0.5, f"{noise}: the guide's elpd is {error:.2f} nats from that of NUTS"
-assert bad["normal", "guide, 200 steps"][1] > 200, "the correction does not see the bad guide"
-assert bad["normal", "guide, 200 steps"][0] == 0, "plain LOO sees the bad guide"
+assert bad["normal", "guide, 200 steps"][1] > 200, "the correction does not detect the bad guide"
+assert bad["normal", "guide, 200 steps"][0] == 0, "plain LOO detects the bad guide"

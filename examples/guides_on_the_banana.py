@@ -7,11 +7,11 @@ The banana is ``z1 ~ N(0, 1)``, ``x2 ~ N(3 (z1^2 - 1), 1)``; the moons are a rin
 log normalising constants of both are known, so that the ELBO gives the Kullback-Leibler divergence
 ``KL(q || p)``. All guides start with standard deviations of 1, about those of the targets, and are
 trained in the same way: Adam, 5e-3 falling along a cosine, 5,000 steps of ``Trace_ELBO(16)``. A
-flow is one connected piece, so that between the moons a bridge stays, or one of them is missed:
-then the divergence is log 2 or more.
+flow is one connected piece, so that a bridge remains between the moons, or the flow misses one of
+them. In the second case the divergence is log 2 or more.
 
-Prints the divergences, and saves a picture of the densities. Exit code 1 if on the banana a flow
-has more than half of the divergence of the normal guide.
+The script prints the divergences and saves a picture of the densities. The exit code is 1 if a flow
+has more than half of the divergence of the normal guide on the banana.
 
     python examples/guides_on_the_banana.py --out out/guides_on_the_banana.png
 """

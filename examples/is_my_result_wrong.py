@@ -2,10 +2,10 @@
 Is my result wrong?
 ===================
 
-Fits that look right and are not, beside fits of the same models that are right, and what
-``diagnose`` says of each. First ``SGHMC`` on the mean of 1,000 rows, 50 at a time, whose posterior
-is known; then two guides for a logistic regression on scikit-learn's breast-cancer data. The script
-fails if ``diagnose`` does not tell right from wrong. ::
+``diagnose`` judges fits that look right but are wrong, and fits of the same models that are right.
+The first are by ``SGHMC`` on the mean of 1,000 rows, 50 at a time, whose posterior is known. The
+others are two guides for a logistic regression on scikit-learn's breast-cancer data. The script
+fails if ``diagnose`` does not distinguish right from wrong. ::
 
     python examples/is_my_result_wrong.py
 """
@@ -57,14 +57,14 @@ print(diagnosis)
 assert not diagnosis.ok
 
 # %%
-# Settings that are found.
+# The settings that ``SGHMC`` finds.
 
 good = run(SGHMC(model, steps_per_sample=10))
 print(diagnose(good))
 assert diagnose(good).ok
 
 # %%
-# Halve the step: where the standard deviation moves, it is that of the step and not of the model.
+# Halve the step: if the standard deviation changes, it is that of the step and not of the model.
 
 halved = {0.02: sd_ratio(bad)}
 halved |= {eps: sd_ratio(run(SGHMC(model, eps, steps_per_sample=10))) for eps in (0.01, 0.005)}
@@ -84,7 +84,7 @@ for eps, ratio in (halved | settled).items():
 assert all(abs(ratio - 1) < 0.05 for ratio in settled.values())
 
 # %%
-# Two guides for one posterior: the ELBO does not tell which is right, and k-hat does.
+# Two guides for one posterior: k-hat shows which of them is right, and the ELBO does not.
 
 data = breast_cancer()
 args = (data.x_train, data.y_train)
@@ -102,7 +102,7 @@ for guide_class in (AutoNormal, AutoMultivariateNormal):
 assert not fits["AutoNormal"][1]["ok"] and fits["AutoMultivariateNormal"][1]["ok"]
 
 # %%
-# The widths that the first guide misses are those along the ridge of two correlated weights.
+# The first guide is too narrow along the ridge of two correlated weights.
 
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
 left.plot(*zip(*halved.items(), strict=True), "o-", color="C1", label="step given, halved twice")

@@ -3,15 +3,16 @@
 
 The score of the banana is learnt from 200 draws.
 
-``x1 ~ N(0, 100)``, ``x2 ~ N(0.03 (x1^2 - 100), 1)``. ``KernelHMC`` moves by the estimate of
-``SteinScore`` with an RBF kernel, whose bandwidth is the median rule times 1 to 5, and accepts with
-the exact density; the reference is the same kernel with the true score. 200 chains of 2000
-iterations start at draws of the target plus noise of variance 4. A wrong score costs acceptance and
-speed, not correctness.
+The target is ``x1 ~ N(0, 100)``, ``x2 ~ N(0.03 (x1^2 - 100), 1)``. ``KernelHMC`` moves by the
+estimate of ``SteinScore`` with an RBF kernel, whose bandwidth is the median rule times 1 to 5, and
+accepts with the exact density; the reference is the same kernel with the true score. 200 chains of
+2000 iterations start at draws of the target plus noise of variance 4. A wrong score costs
+acceptance and speed, not correctness.
 
-Prints a table and saves a picture. Exit code 1 if every bandwidth has an acceptance below 0.5; or
-the best of the others has a mean of x1 further than 0.5 from 0 (its standard deviation is 10) or a
-kernel Stein discrepancy of more than twice that of the true score. ::
+The script prints a table and saves a picture. The exit code is 1 if every bandwidth has an
+acceptance below 0.5, or if the best of the others has a mean of x1 further than 0.5 from 0 (its
+standard deviation is 10) or a kernel Stein discrepancy of more than twice that of the true score.
+::
 
     python examples/kernel_hmc_banana.py --out out/kernel_hmc_banana.png
 """

@@ -2,10 +2,10 @@
 Large data
 ==========
 
-Logistic regression with 2,000 to 200,000 simulated rows, ten correlated columns of unequal scale,
-and ``SGHMC`` on 256 rows at a time with the settings that it finds. Shows what grows with the
-number of rows and what does not. The script fails if a standard deviation is more than 10 % off, or
-if the noise of the corrected gradient grows with the rows. ::
+``SGHMC`` samples a logistic regression with 2,000 to 200,000 simulated rows and ten correlated
+columns of unequal scale, 256 rows at a time and with the settings that it finds. The script shows
+which costs grow with the number of rows. The script fails if a standard deviation is more than 10 %
+off, or if the noise of the corrected gradient grows with the rows. ::
 
     python examples/large_data.py
 """
@@ -43,7 +43,7 @@ def all_rows(x, y):
 
 
 # %%
-# What a transition and a gradient of all rows cost, and how noisy gradients are, as rows grow.
+# The cost of a transition and of a gradient of all rows, and the noise of gradients, by rows.
 
 
 def milliseconds(function, *args):
@@ -89,7 +89,7 @@ ratio, error = draws.std(0) / sd, np.abs(draws.mean(0) - w) / sd
 print(f"\nsd ratio {ratio.min():.2f} to {ratio.max():.2f}, worst mean error {error.max():.2f} sd")
 
 # %%
-# The log likelihoods of all draws and rows would take 1.6 GB, so they are refused, or left out.
+# The log likelihoods of all draws and rows would take 1.6 GB, so they raise an error.
 
 try:
     to_arviz(mcmc)
@@ -98,7 +98,7 @@ except ValueError as refusal:
 to_arviz(mcmc, log_likelihood=False)
 
 # %%
-# What grows with the rows: the cost of a gradient of all of them, and the noise of a plain batch.
+# The cost of a gradient of all rows and the noise of a plain batch grow with the rows.
 
 rows, batch, full, plain, corrected = np.array(table).T
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")

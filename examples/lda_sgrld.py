@@ -11,14 +11,14 @@ gradient object ``GibbsGradient`` draws them for the 20 documents of a batch, gi
 - the reduced-natural coordinates, by ``simplex_langevin_step``;
 - collapsed Gibbs sampling of all documents, the reference.
 
-The first two take the best of a grid of steps. Reduced-natural has no good one: where a word is
-absent from a topic, its probability p moves as dp = (beta / n) dt + sqrt(2 p / n) dW and, for beta
-< 1, meets 0 in a finite time, at which its logarithm and the metric 1 / (n p) are infinite; so it
-can only take steps too small to get anywhere.
+The first two take the best of a grid of steps. No step is good for reduced-natural. Where a word is
+absent from a topic, its probability p follows dp = (beta / n) dt + sqrt(2 p / n) dW and, for beta <
+1, reaches 0 in a finite time, at which its logarithm and the metric 1 / (n p) are infinite. Only
+steps that are too small to converge avoid this.
 
-Prints the perplexity of held-out words and the distance of the topics from the truth, and saves a
-picture. Exit code 1 if the perplexity of ``SGRLD`` is more than 5 % from that of collapsed Gibbs,
-if reduced-natural is better than ``SGRLD``, or if a topic is not recovered. ::
+The script prints the perplexity of held-out words and the distance of the topics from the truth,
+and saves a picture. The exit code is 1 if the perplexity of ``SGRLD`` is more than 5 % from that of
+collapsed Gibbs, if reduced-natural is better than ``SGRLD``, or if a topic is not recovered. ::
 
     python examples/lda_sgrld.py --out out/lda_sgrld.png
 """

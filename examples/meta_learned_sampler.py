@@ -1,20 +1,21 @@
 """A sampler learnt on one data set and used on others
 ===================================================
 
-The transition of a Markov chain is a small network, trained where its draws have no density.
+The transition of a Markov chain is a small network, which is trained although its draws have no
+density.
 
 The model is a network with one hidden layer, ``p(y = 1) = sigmoid(net(x; theta))``,
 ``theta ~ N(0, I)``. ``NNSampler`` (T = 10 steps from a step size of 1e-5, 20 softplus units, the
 same for every weight) is trained on crabs with 20 ReLU units by the mean of ``ImplicitELBO`` over
-its T states. 32 chains go on from update to update, and begin again at the prior every 50 updates.
-Then it samples, unchanged, the posteriors of other data sets with 50 sigmoid units: 10 chains start
-at the prior and take 500 steps, of which every 25th after the first half is kept. 40 % of the rows
-are for sampling and 60 % for the test, in 5 splits. The baselines are Langevin steps of 1e-5 (the
-sampler before it has learnt) and the mode.
+its T states. 32 chains continue from update to update, and start again at the prior every 50
+updates. Then the sampler is used without changes for the posteriors of other data sets with 50
+sigmoid units: 10 chains start at the prior and take 500 steps, of which every 25th after the first
+half is kept. 40 % of the rows are for sampling and 60 % for the test, in 5 splits. The baselines
+are Langevin steps of 1e-5 (the sampler before training) and the mode.
 
-Prints a table of test log-likelihoods and saves a picture. Exit code 1 if the sampler trained by
-the Stein estimate is worse than the Langevin steps by more than one standard error on the mean over
-the data sets. ::
+The script prints a table of test log-likelihoods and saves a picture. The exit code is 1 if the
+sampler trained by the Stein estimate is worse than the Langevin steps by more than one standard
+error on the mean over the data sets. ::
 
     python examples/meta_learned_sampler.py --data-dir ../shared/data
 """

@@ -1,21 +1,21 @@
 """Noise in the gradient, and two cures
 ====================================
 
-What noise in the gradient does to Hamiltonian dynamics, and what a correction for known noise and a
-thermostat do about it. Two potentials in one dimension have moments that are known by quadrature,
-and their gradients have Gaussian noise added.
+Noise in the gradient heats Hamiltonian dynamics. A correction for known noise and a thermostat are
+two remedies. The moments of two potentials in one dimension are known by quadrature, and Gaussian
+noise is added to their gradients.
 
 1. Chen, Fox & Guestrin (2014), figure 1: ``U = -2 z^2 + z^4``, noise of variance 4 in the gradient,
    friction 3. Without friction the noise heats the chain; ``SGHMC`` with ``noise_variance=4`` takes
    the known noise out.
 2. Ding et al. (2014), figure 1: ``U = (z + 4) (z + 1) (z - 1) (z - 3) / 14 + 0.5``, step 0.01,
-   friction 1, noise of variance ``2 B / eps`` with B = 1. ``SGHMC`` that knows nothing of it is at
-   the temperature 2 (which makes ``E z^2`` smaller, for there the shallow mode has more of the
-   mass); ``SGNHT`` finds the friction 1 + B = 2 by itself.
+   friction 1, noise of variance ``2 B / eps`` with B = 1. ``SGHMC`` without a correction has the
+   temperature 2. ``E z^2`` is then smaller, because the shallow mode has more of the mass.
+   ``SGNHT`` finds the friction 1 + B = 2 by itself.
 
-Each row of the table has 400 chains. Exit code 1 if ``E z^2`` is more than 5 % off at the step 0.05
-for ``SGHMC`` that knows the noise, or for ``SGNHT``, or its friction is further than 0.1 from 2; or
-if a method without a cure is not too hot. ::
+Each row of the table has 400 chains. The exit code is 1 if ``E z^2`` is more than 5 % off at the
+step 0.05 for ``SGHMC`` with the noise given, or for ``SGNHT``, or if the friction of the latter is
+further than 0.1 from 2, or if a method without a remedy is not too hot. ::
 
     python examples/noisy_gradients.py --out out/noisy_gradients.png
 """

@@ -3,15 +3,15 @@
 
 One hundred particles move onto the banana along five fields, from the same start.
 
-The target is ``z1 ~ N(0, 1)``, ``x2 ~ N(3 (z1^2 - 1), 1)``: all moments are known. Each field is a
-loss for ``SVI`` with ``particle_step``, which needs no tuning, for 1,000 steps (``SVGD``: 3,000).
+The target is ``z1 ~ N(0, 1)``, ``x2 ~ N(3 (z1^2 - 1), 1)``, whose moments are known. Each field is
+a loss for ``SVI`` with ``particle_step``, which needs no tuning, for 1,000 steps (``SVGD``: 3,000).
 ``GFSD`` and ``Blob``, which smooth the density of the particles, draw them onto the ridge of the
 banana; ``SVGD`` and ``GFSF``, which smooth functions, fill its width, and ``SVGD`` misses the ends.
 
-Prints the means and the standard deviations of the particles over the exact ones, and saves a
-picture: the particles at the end, and the paths of ten of them. Exit code 1 if a mean is further
-than 0.4 standard deviations from the exact one, or a ratio of standard deviations is outside the
-limits that are printed beside it.
+The script prints the means, and the standard deviations of the particles divided by the exact ones.
+It saves a picture of the particles at the end and of the paths of ten of them. The exit code is 1
+if a mean is further than 0.4 standard deviations from the exact one, or a ratio of standard
+deviations is outside the limits that are printed beside it.
 
     python examples/particles_on_the_banana.py --out out/particles_on_the_banana.png
 """

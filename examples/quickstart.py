@@ -10,8 +10,9 @@ prior scale on the breast-cancer data, fitted by
 - ``SGHMC`` through ``MCMC``, on minibatches of 100 rows;
 - ``SVGD`` with ``AutoParticles`` through ``SVI``, on minibatches of 100 rows.
 
-All four go through ``to_arviz``. Prints one table, the summary of each, and saves a picture. Exit
-code 1 if a posterior mean is further than 0.3 posterior standard deviations from that of NUTS. ::
+``to_arviz`` converts all four. The script prints one table and the summary of each, and saves a
+picture. The exit code is 1 if a posterior mean is further than 0.3 posterior standard deviations
+from that of NUTS. ::
 
     python examples/quickstart.py --out out/quickstart.png
 """

@@ -1,18 +1,18 @@
 """Refining amortised posteriors
 =============================
 
-The gap that one network for all images leaves, closed by some steps for each image.
+Some steps for each image close the gap that one network for all images leaves.
 
 A small variational autoencoder is trained on scikit-learn's 8x8 digits: ``FlowGuide`` with
-``num_flows=0``, which is a normal whose moments come from one network. Its output for each image
-is then the start of ``AutoNormal``, which has a mean and a scale of its own for each image, and T
-more steps of ``SVI`` move those, with the decoder frozen (Kim et al., "Semi-amortized variational
-autoencoders", 2018, without training through the steps). The gain L_T - L_0 is what amortisation
-had cost so far.
+``num_flows=0``, which is a normal whose moments come from one network. Its output for each image is
+then the start of ``AutoNormal``, which has a mean and a scale of its own for each image, and T more
+steps of ``SVI`` train those, with the decoder frozen (Kim et al., "Semi-amortized variational
+autoencoders", 2018, without training through the steps). The gain L_T - L_0 is the cost of
+amortisation.
 
-Prints the bound per image in nats for T = 0, 5, 20 and 100, on images of the training and on
-others, beside the importance-weighted estimate of log p(x), and saves a picture: the gains, and
-their histogram over images. Exit code 1 if the bound does not rise with T.
+The script prints the bound per image in nats for T = 0, 5, 20 and 100, on images of the training
+set and on others, beside the importance-weighted estimate of log p(x). It saves a picture of the
+gains and of their histogram over images. The exit code is 1 if the bound does not rise with T.
 
     python examples/refine_amortised.py --out out/refine_amortised.png
 """

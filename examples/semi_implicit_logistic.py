@@ -6,14 +6,14 @@ A logistic regression whose three features have correlations of 0.9, fitted by f
 The posterior is nearly normal, with strong negative correlations between the weights. A guide of
 independent coordinates (``AutoNormal``) has standard deviations of about half the right ones.
 ``AutoSemiImplicit`` is a normal distribution around the output of a network, whose density is known
-between two bounds; the spread that it finds depends on the number of fresh draws in its loss, 20 by
-default, and here 1,000 for the last column. ``AutoAuxiliary`` and ``AutoHVI`` have auxiliary
-variables, a reverse model and a bound that ``Trace_ELBO`` computes.
+between two bounds. Its spread depends on the number of fresh draws in its loss, which is 20 by
+default, and here also 1,000. ``AutoAuxiliary`` and ``AutoHVI`` have auxiliary variables, a reverse
+model and a bound that ``Trace_ELBO`` computes.
 
-Prints the ratios of the standard deviations to those of ``NUTS``, the largest error of a mean in
-standard deviations and the loss (the bound with the opposite sign, in nats), and saves a picture.
-Exit code 1 if the semi-implicit guide with 1,000 draws is off by more than 5 %, or ``AutoNormal``
-by less than 20 %, in a standard deviation of a weight.
+The script prints the ratios of the standard deviations to those of ``NUTS``, the largest error of a
+mean in standard deviations and the loss (the bound with the opposite sign, in nats), and saves a
+picture. The exit code is 1 if the semi-implicit guide with 1,000 draws is off by more than 5 %, or
+``AutoNormal`` by less than 20 %, in a standard deviation of a weight.
 
     python examples/semi_implicit_logistic.py --out out/semi_implicit_logistic.png
 """

@@ -3,13 +3,13 @@
 
 A mixture whose components are bent by a decoder (Johnson et al., 2016, figure 1), on the pinwheel.
 
-The arms of the pinwheel are no normals, so a mixture in the plane of the data needs several
-components for each. Here the mixture lives in a latent plane, a network bends it into the data, and
-another network answers each datum with a Gaussian potential; expectation propagation does the rest.
-The script prints the clusters of new points, the held-out log likelihood beside a plain variational
-auto-encoder with the same networks, the responsibilities of new points from ``Predictive`` and
-``to_arviz``, and what ``diagnose`` says. A file of numbers of your own, one row for each datum,
-takes the place of the pinwheel; the last quarter of its rows is held out.
+The arms of the pinwheel are not normal, so a mixture in the plane of the data requires several
+components for each. Here the mixture is in a latent plane, a network bends it into the data, and
+another network gives each datum a Gaussian potential. Expectation propagation computes the local
+posteriors. The script prints the clusters of new points, the held-out log likelihood beside a plain
+variational auto-encoder with the same networks, the responsibilities of new points from
+``Predictive`` and ``to_arviz``, and the report of ``diagnose``. A file of numbers of your own, one
+row for each datum, replaces the pinwheel; the last quarter of its rows is held out.
 
     python examples/svae_pinwheel.py
     python examples/svae_pinwheel.py --data my_numbers.csv
@@ -90,7 +90,7 @@ def plain(y, B=None):
 
 
 # %%
-# The fits. ``GMMMeanField()`` in place of ``GMMEP()`` is all that mean field takes.
+# The fits. For mean field, write ``GMMMeanField()`` in place of ``GMMEP()``.
 
 
 def plate(y, B=None):
@@ -116,7 +116,7 @@ normal = FixedGaussian(Gaussian.from_standard(jnp.zeros(D), jnp.eye(D)))
 svi_plain, result_plain = fit(plain, normal, {})
 
 # %%
-# What the fits say of new data: densities, clusters, responsibilities; and whether to believe it.
+# Densities, clusters and responsibilities of new data, and whether they can be trusted.
 
 for name, pair in {"mixture": (svi, result), "plain": (svi_plain, result_plain)}.items():
     each = held_out_log_likelihood(*pair, model_args=(new,))

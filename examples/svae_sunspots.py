@@ -1,16 +1,16 @@
 """Forecasts of sunspots
 =====================
 
-A linear dynamical system behind a neural network (Johnson et al., 2016), on the yearly sunspot
-numbers that statsmodels carries: fitted to 1700-1979, and asked for 1980-2008.
+A linear dynamical system behind a neural network (Johnson et al., 2016) is fitted to the yearly
+sunspot numbers of 1700-1979 from statsmodels, and forecasts 1980-2008.
 
 The number of sunspots rises and falls in about eleven years, higher in some cycles than in others,
 faster upwards than downwards, and never below zero. A rotation in a latent plane that shrinks and
 is driven by noise has such cycles; a network bends its path into the square roots of the counts,
-and another network answers each year with a Gaussian potential. Years without data have a potential
-that says nothing, so that one pass over a series that ends in NaN smooths and forecasts. The script
-prints the period of the rotation, and the scores of the forecasts beside those of a plain
-variational auto-encoder with the same networks and of autoregressions from statsmodels.
+and another network gives each year a Gaussian potential. Years without data have the potential
+zero, so that one pass over a series that ends in NaN smooths and forecasts. The script prints the
+period of the rotation, and the scores of the forecasts beside those of a plain variational
+auto-encoder with the same networks and of autoregressions from statsmodels.
 
     python examples/svae_sunspots.py
 """

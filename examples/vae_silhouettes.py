@@ -1,18 +1,19 @@
 """VAE, IWAE and VR-max on binary images
 =====================================
 
-Three orders of one bound (Li and Turner, 2016, section 5.2).
+Three orders of one bound are compared (Li and Turner, 2016, section 5.2).
 
 The same decoder and encoder, one tanh layer each, are trained with ``VRELBO`` of order 1 (VAE), 0
 (IWAE) and -inf (VR-max, which by ``gradient="single"`` has one backward pass whatever K). On the
 Caltech 101 silhouettes the protocol is the published one: 500 units, 200 latent dimensions, batches
 of 20 images, 255 epochs in 8 stages of 2^i epochs at Adam's rate 1e-3 * 10^(-i/7), K = 5 particles
-for each image. Scores the test images by the importance-weighted bound with 5000 particles, after
-the last epoch and after the one that is best on validation images, and saves samples of each model.
-What is trained is saved too, and ``--trained`` scores it without training.
+for each image. The script scores the test images by the importance-weighted bound with 5000
+particles, after the last epoch and after the one that is best on validation images, and saves
+samples of each model. It also saves the trained parameters, which ``--trained`` scores without
+training.
 
-The commands are: without data files (scikit-learn's 8x8 digits and a small network), the
-silhouettes.
+The first command requires no data files (scikit-learn's 8x8 digits and a small network), and the
+second uses the silhouettes.
 
     python examples/vae_silhouettes.py
     python examples/vae_silhouettes.py --data-dir ../shared/data

@@ -3,14 +3,14 @@
 
 ``SGLD`` with one row per step (Welling & Teh, 2011), beside the posterior on a grid.
 
-Prior ``theta1 ~ N(0, 10)``, ``theta2 ~ N(0, 1)`` (variances); 100 rows from
+The prior is ``theta1 ~ N(0, 10)``, ``theta2 ~ N(0, 1)`` (variances), and the data are 100 rows from
 ``0.5 N(theta1, 2) + 0.5 N(theta1 + theta2, 2)`` at theta = (0, 1). The posterior has a second mode
-near (1, -1). 10 000 passes over the rows with the paper's schedule ``a (b + i)^-0.55`` from 0.01 to
-0.0001 (our steps are half of it); draws are weighted by their steps. ``SGLD`` through ``MCMC``, 8
-chains, because one chain changes mode too seldom for two digits.
+near (1, -1). ``SGLD`` makes 10 000 passes over the rows with the paper's schedule
+``a (b + i)^-0.55`` from 0.01 to 0.0001 (our steps are half of it), and draws are weighted by their
+steps. There are 8 chains, because one chain changes mode too seldom for two digits.
 
-Prints moments and the mass near each mode, and saves a picture. Exit code 1 if a mean is more than
-0.1 from that of the grid, or a mode has less than 10 % of the draws. ::
+The script prints moments and the mass near each mode, and saves a picture. The exit code is 1 if a
+mean is more than 0.1 from that of the grid, or a mode has less than 10 % of the draws. ::
 
     python examples/welling_teh_mixture.py --out out/welling_teh_mixture.png
 """

@@ -46,3 +46,15 @@ def test_every_example_begins_with_a_title():
 def test_the_page_of_the_examples_names_every_script():
     text = (ROOT / "examples" / "README.md").read_text()
     assert [path.name for path in EXAMPLES if path.name not in text] == []
+
+
+def test_the_glossary_explains_its_ten_words():
+    words = re.findall(r"^- \*\*(\w+)\*\*: ", (DOCS / "conventions.md").read_text(), re.M)
+    assert words == "unit row particle potential factor minibatch plate draw move rule".split()
+
+
+def test_no_neural_network_is_called_a_bayesian_network():
+    """That is a graph to a statistician; a neural one is a Bayesian neural network."""
+    texts = [*PAGES, *EXAMPLES, *(ROOT / "numpyro_ext").rglob("*.py")]
+    found = [path for path in texts if re.search(r"bayesian\s+network", path.read_text(), re.I)]
+    assert found == []

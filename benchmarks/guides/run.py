@@ -1,4 +1,4 @@
-"""Every guide on six posteriors, beside NumPyro's: one learning rate, nothing tuned.
+"""Every guide on six posteriors, compared with NumPyro's: one learning rate, nothing tuned.
 
 All are trained by Adam, 5e-3 falling along a cosine, for 5,000 steps of 4 particles, from three
 seeds, and start around `init_to_median`. The row is that of the seed with the median ELBO.

@@ -1,11 +1,12 @@
-"""Mixture and Markov guides with nothing tuned, beside NUTS.
+"""Mixture and Markov guides with nothing tuned, compared with NUTS.
 
     python benchmarks/guides/structured.py
     python benchmarks/guides/structured.py lengths
 
-Adam 1e-2 with a cosine and 5,000 steps for every guide. `mean` is the largest error of a posterior
-mean in standard deviations of NUTS, `sd` the smallest and largest ratio of standard deviations, for
-the sites of the path (or all sites) and for the scalar ones; `khat` is the Pareto shape.
+Every guide is trained by Adam at 1e-2 with a cosine for 5,000 steps. `mean` is the largest error of
+a posterior mean in standard deviations of NUTS, `sd` the smallest and largest ratio of standard
+deviations, for the sites of the path (or all sites) and for the scalar ones; `khat` is the Pareto
+shape.
 """
 
 from collections.abc import Callable

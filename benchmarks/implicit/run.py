@@ -1,4 +1,4 @@
-"""A guide without a density as a newcomer meets it, nothing tuned, beside NUTS.
+"""A guide without a density as a newcomer meets it, nothing tuned, compared with NUTS.
 
 `AutoImplicit(model)` with each loss that needs draws alone, at its defaults, and `AutoNormal` with
 `Trace_ELBO(10)` for comparison: 5,000 steps of `optax.adam` at a rate of 1e-2 that falls to zero by

@@ -1,13 +1,14 @@
 """Hamiltonian Monte Carlo with learnt scores on the banana: four estimators against the true score.
 
-x1 ~ N(0, 100), x2 ~ N(0.03 (x1^2 - 100), 1), so that Var x2 = 19. Each estimator is fitted to 200
-draws, with an RBF kernel whose bandwidth is ``"median_distance"`` times 1 to 5; the factor, the
-ridge and the step size are those of the largest expected jump of one trajectory from draws of the
-target, in units of its standard deviations. Then 200 chains of 2000 iterations of ``KernelHMC``
-start at draws of the target plus noise of variance 2. The accept step is exact.
+The target is x1 ~ N(0, 100), x2 ~ N(0.03 (x1^2 - 100), 1), so that Var x2 = 19. Each estimator is
+fitted to 200 draws, with an RBF kernel whose bandwidth is ``"median_distance"`` times 1 to 5; the
+factor, the ridge and the step size are those of the largest expected jump of one trajectory from
+draws of the target, in units of its standard deviations. Then 200 chains of 2000 iterations of
+``KernelHMC`` start at draws of the target plus noise of variance 2. The accept step is exact.
 
-Exit code 1 if no Stein estimator has a mean of x1 within 3 standard errors of 0, a variance of x2
-within 15 %, an acceptance above 0.3 and a discrepancy of at most 3 times that of the true score.
+The exit code is 1 if no Stein estimator has a mean of x1 within 3 standard errors of 0, a variance
+of x2 within 15 %, an acceptance above 0.3 and a discrepancy of at most 3 times that of the true
+score.
 
     python benchmarks/kernel_hmc/run.py                # or some of: --names stein kde
 """

@@ -1,8 +1,8 @@
-"""Cost, memory and gradient noise of the objectives, against those that NumPyro has.
+"""Cost, memory and gradient noise of the objectives, compared with those of NumPyro.
 
-Four tables: a step of ``VRELBO`` against ``RenyiELBO`` and ``Trace_ELBO``; of its four gradients on
-a VAE; compiled memory with ``vectorize_particles=False``; the standard deviation of the four
-gradient estimators.
+There are four tables: the time of a step of ``VRELBO``, ``RenyiELBO`` and ``Trace_ELBO``; the time
+of the four gradients of ``VRELBO`` on a VAE; the compiled memory with
+``vectorize_particles=False``; and the standard deviation of the four gradient estimators.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def stepper(loss: ELBO, model: Any, guide: Any, steps: int, *data: Array) -> Cal
 
 
 def shortest(repeats: int, *runs: Callable[[], Any]) -> list[float]:
-    """Shortest seconds of each run; the runs take turns, so that all see the same machine."""
+    """Shortest seconds of each run; the runs are interleaved, so that all have the same load."""
     for run in runs:
         jax.block_until_ready(run())
     times = [[] for _ in runs]

@@ -1,4 +1,4 @@
-"""Spread and bias of 100 particles on German credit, beside NumPyro's and BlackJAX's SVGD.
+"""Spread and bias of 100 particles on German credit, compared with NumPyro's and BlackJAX's SVGD.
 
 Logistic regression: 1000 rows, all used in every step, 24 standardised features and an intercept,
 prior N(0, 1), float32. The truth is a published mean and standard deviation of each coefficient

@@ -1,7 +1,7 @@
-"""What a step of particle inference costs, beside NumPyro's and BlackJAX's SVGD.
+"""What a step of particle inference costs, compared with NumPyro's and BlackJAX's SVGD.
 
-Times are those of the processor, of all threads together, which depend less than the clock on what
-else the machine does.
+Times are processor times of all threads together, which depend less than the clock on other work of
+the machine.
 
 - `step`: microseconds of a step in one compiled loop, Adam, SVGD with an RBF and the median rule, d
   = 50, 1,000 rows of logistic regression. `subsampled` is 40 particles and batches of 100 rows, and

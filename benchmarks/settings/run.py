@@ -1,4 +1,4 @@
-"""Default settings on posteriors that are known: no number is given by hand, NUTS beside them.
+"""Default settings on known posteriors, compared with NUTS: no number is given by hand.
 
 Every kernel is built as `Kernel(model, steps_per_sample=20)` and run for 2 chains of 200 + 2,500
 draws, 100,000 transitions in all. Columns: `worst mean` is the largest distance between the means

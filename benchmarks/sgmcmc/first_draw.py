@@ -1,8 +1,8 @@
 """How long does a user wait for the first draw?
 
-Each line is a fresh process without a persistent compilation cache: seconds from ``MCMC.run`` to
-its end, with one draw of warmup and one to keep, and the compilations on the way. Median of
-``--repeats`` processes; the kernels take turns.
+Each line is a fresh process without a persistent compilation cache. It has the seconds from
+``MCMC.run`` to its end, with one draw of warmup and one to keep, and the number of compilations.
+They are medians of ``--repeats`` processes, in which the kernels are interleaved.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Accuracy of the minibatch kernels on German credit, beside BlackJAX's and NUTS.
+"""Accuracy of the minibatch kernels on German credit, compared with BlackJAX's and NUTS.
 
 Logistic regression: 1000 rows, 24 standardised features and an intercept, prior N(0, 1), batches of
 100 rows drawn with replacement, every chain started at zero, float32. The truth is a published mean

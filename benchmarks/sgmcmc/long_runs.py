@@ -2,9 +2,9 @@
 
 The model has 100 rows, of which each step takes 50: a normal mean and a Poisson rate, whose
 posterior is a normal and a Gamma distribution. 1000 draws of 1000 steps, each draw one call of a
-kernel's ``sample``. Prints a table in Markdown; exit code 1 if a value is not finite, a draw
-diverges, a moment of the last tenth is outside of the band, or the memory of the process grows
-between the first and the last tenth.
+kernel's ``sample``. The script prints a table in Markdown. The exit code is 1 if a value is not
+finite, a draw diverges, a moment of the last tenth is outside of the band, or the memory of the
+process grows between the first and the last tenth.
 """
 
 import argparse

@@ -1,5 +1,4 @@
-"""Bias of the kernels on four posteriors of posteriordb, against its reference draws, with NUTS
-beside them.
+"""Bias of the kernels and of NUTS on four posteriors of posteriordb, against its reference draws.
 
 `blr`, `kidscore_momiq` and `arK` are linear regressions y ~ N(X beta, sigma), taken in minibatches
 drawn with replacement; the non-centred eight schools have 8 rows and are taken whole. For each

@@ -1,4 +1,4 @@
-"""Structured guides as a newcomer meets them, nothing tuned, beside NUTS.
+"""Structured guides as a newcomer meets them, nothing tuned, compared with NUTS.
 
 Six models of NumPyro's examples whose local variables are conjugate to the global ones; the prior
 of location and covariance is the conjugate one. Each runs as `SVI(model, SVAEGuide(prior,

@@ -1,4 +1,4 @@
-"""Structured auto-encoders on a pinwheel and on binary cycles: expectation propagation beside MF.
+"""Structured auto-encoders on a pinwheel and on binary cycles, by expectation propagation and MF.
 
 - `pinwheel`: 500 points on five arms, 15 components in a latent plane, 1,000 steps of batches of
   50. `ELBO` is that of all rows with 16 draws, per row; `purity` is the share of points whose
@@ -8,9 +8,9 @@
 - `cycle`: 800 cycles of three binary variables, networks of seven and three hidden layers, batches
   of 50. `accuracy` is that of the bits, up to a flip of all of them; `pair` is the largest share of
   one pair of neighbours. `random start` has uniform probabilities for each row of a batch.
-- `linear`: cycles seen through noise and no network, with known parameters: the share of bits that
-  the largest q(z_i) tells right, of 1,000 cycles. `exact` enumerates the states, and `MF random`
-  starts from random probabilities.
+- `linear`: 1,000 cycles are observed through noise without a network, with known parameters. The
+  number is the share of bits for which the largest q(z_i) is right. `exact` enumerates the states,
+  and `MF random` starts from random probabilities.
 - `step`: milliseconds of a step at B = 50 and, for the pinwheel, B = 400, how often `svi.update`
   was compiled, and the multiple of a plain VAE: the same networks, `Trace_ELBO`, Adam alone.
 - `memory`: temporary memory of a compiled step of mean field with at most 10 and 1,000 sweeps.

@@ -1,12 +1,13 @@
-"""A linear system that is learnt from its data, beside a Kalman smoother that knows it.
+"""A linear system that is learnt from its data, compared with a Kalman smoother at the truth.
 
-Twenty series of 200 steps in three columns, of a rotation in the plane by half a radian a step that
-keeps 0.97 of its length, seen through a random matrix and unequal noise. `SVAEGuide` with `LDS` and
-the default networks learns everything from its default start. The latent plane is found up to a
-linear map, so the smoothed means are mapped to those of the smoother by least squares: `R2` is the
-share of their variance, `error` the root mean square difference in posterior standard deviations of
-the smoother, and `variance` the mapped posterior variance over the smoother's, of each coordinate.
-`loss` is the mean of 100 steps, above minus the log likelihood at the true parameters.
+The data are twenty series of 200 steps in three columns. They are observations, through a random
+matrix and unequal noise, of a rotation in the plane by half a radian a step that keeps 0.97 of its
+length. `SVAEGuide` with `LDS` and the default networks learns everything from its default start.
+The latent plane is found up to a linear map, so the smoothed means are mapped to those of the
+smoother by least squares: `R2` is the share of their variance, `error` the root mean square
+difference in posterior standard deviations of the smoother, and `variance` the mapped posterior
+variance over the smoother's, of each coordinate. `loss` is the mean of 100 steps, above minus the
+log likelihood at the true parameters.
 
     python benchmarks/svae/system.py
 """

@@ -1,0 +1,171 @@
+"""How much of the package has to be read in order to understand one public class?
+
+Each row uses one class once on a small model, and records which functions of the package Python
+enters while it does so. `files` are the files with at least one such function, `lines` are all
+lines of these files, docstrings included, and `functions` are the lines of the recorded functions
+alone. Imports are left out, because the whole package is imported before the recording begins, and
+so is the construction of what the row uses. A process of its own for each row leaves nothing
+compiled from the row before. No file is listed by hand, so two versions of the package can be
+compared by the same command.
+"""
+
+import argparse
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+import importlib
+import multiprocessing
+from pathlib import Path
+import pkgutil
+import statistics
+import sys
+from types import CodeType
+import warnings
+
+from jax import random
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+import optax
+
+import numpyro_ext
+from numpyro_ext.diagnostics import diagnose
+from numpyro_ext.expfam import NIW, Dirichlet
+from numpyro_ext.guides import AutoRealNVPNormal
+from numpyro_ext.mcmc import SGHMC
+from numpyro_ext.objectives import VRELBO
+from numpyro_ext.optim import natural_gradient
+from numpyro_ext.particles import SVGD, AutoParticles
+from numpyro_ext.svae import GMMEP, SVAEELBO, SVAEGuide, decoder_network, recognition_network
+
+PACKAGE = Path(numpyro_ext.__file__).parent
+Use = Callable[[], object]
+
+
+def model(x, batch=None):
+    mean = numpyro.sample("mean", dist.Normal(0, 10))
+    sd = numpyro.sample("sd", dist.HalfNormal(2))
+    with numpyro.plate("rows", len(x), subsample_size=batch):
+        numpyro.sample("x", dist.Normal(mean, sd), obs=numpyro.subsample(x, event_dim=0))
+
+
+X = jnp.linspace(0.0, 6.0, 20)
+
+
+def a_chain(kernel) -> Use:
+    mcmc = MCMC(kernel, num_warmup=2, num_samples=2, progress_bar=False)
+    return lambda: mcmc.run(random.key(0), X, batch=5)
+
+
+def a_fit(guide, loss, model=model, optim=None, data=X) -> Use:
+    svi = SVI(model, guide, optax.adam(0.01) if optim is None else optim, loss)
+    return lambda: svi.run(random.key(0), 2, data, progress_bar=False)
+
+
+def structured() -> Use:
+    K, D, concentration = 3, 2, jnp.ones(3)
+
+    def mixture(y):
+        pi = numpyro.sample("pi", dist.Dirichlet(concentration))
+        with numpyro.plate("components", K):
+            Sigma = numpyro.sample("Sigma", dist.InverseWishart(3.0, scale_matrix=jnp.eye(D)))
+            mu = numpyro.sample("mu", dist.MultivariateNormal(jnp.zeros(D), Sigma))
+        decode = numpyro.module("decoder", decoder_network(D), (D,))
+        with numpyro.plate("data", len(y)):
+            z = numpyro.sample("z", dist.Categorical(pi))
+            x = numpyro.sample("x", dist.MultivariateNormal(mu[z], Sigma[z]))
+            numpyro.sample("y", dist.Normal(*decode(x)).to_event(1), obs=y)
+
+    niw = {"loc": jnp.zeros((K, D)), "kappa": 1.0, "df": 3.0, "scale_matrix": jnp.eye(D)}
+    prior = {"pi": Dirichlet.from_standard(concentration), "components": NIW.from_standard(**niw)}
+    guide = SVAEGuide(prior, recognition_network(D), GMMEP())
+    steps = {"natural": natural_gradient(0.1, guide.domain), "network": optax.adam(0.01)}
+    optim = optax.multi_transform(steps, guide.param_labels)
+    return a_fit(guide, SVAEELBO("explicit_only"), mixture, optim, jnp.stack([X, -X], -1))
+
+
+def a_diagnosis() -> Use:
+    guide = AutoNormal(model)
+    svi = SVI(model, guide, optax.adam(0.01), Trace_ELBO())
+    result = svi.run(random.key(0), 100, X, progress_bar=False)
+    return lambda: diagnose(svi, result=result, model_args=(X,))
+
+
+ROWS: dict[str, Callable[[], Use]] = {
+    "`SGHMC(model, 0.1)`": lambda: a_chain(SGHMC(model, 0.1)),
+    "`SGHMC(model)`, settings found": lambda: a_chain(SGHMC(model)),
+    "`VRELBO(0.5)`, `AutoNormal`": lambda: a_fit(AutoNormal(model), VRELBO(0.5)),
+    "`SVGD()`, `AutoParticles`": lambda: a_fit(AutoParticles(model, 10), SVGD()),
+    "`AutoRealNVPNormal`": lambda: a_fit(AutoRealNVPNormal(model), Trace_ELBO()),
+    "`GMMEP`, `SVAEGuide`, `SVAEELBO`": structured,
+    "`diagnose(svi)`": a_diagnosis,
+}
+
+
+def functions_entered(use: Use) -> set[CodeType]:
+    """The functions of the package that Python enters while `use` runs."""
+    entered = set()
+    monitoring = sys.monitoring
+
+    def enter(code: CodeType, offset: int) -> object:
+        if PACKAGE in Path(code.co_filename).parents:
+            entered.add(code)
+        return monitoring.DISABLE  # once is enough
+
+    monitoring.use_tool_id(monitoring.COVERAGE_ID, "reading")
+    monitoring.register_callback(monitoring.COVERAGE_ID, monitoring.events.PY_START, enter)
+    monitoring.set_events(monitoring.COVERAGE_ID, monitoring.events.PY_START)
+    use()
+    monitoring.set_events(monitoring.COVERAGE_ID, monitoring.events.NO_EVENTS)
+    return entered
+
+
+def count(path: str | Path) -> int:
+    return len(Path(path).read_text().splitlines())
+
+
+def measure(name: str) -> tuple[dict[str, int], int]:
+    """The lines of each file to read, and the lines of the functions alone."""
+    for module in pkgutil.walk_packages([str(PACKAGE)], "numpyro_ext."):
+        importlib.import_module(module.name)
+    use = ROWS[name]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # twenty rows and two draws are too few for a result
+        entered = functions_entered(use)
+    within = {
+        (code.co_filename, line)
+        for code in entered
+        for first in [code.co_firstlineno]
+        for last in [max(line for *_, line in code.co_lines() if line)]
+        for line in range(first, last + 1)
+    }
+    paths = {code.co_filename for code in entered}
+    files = {str(Path(path).relative_to(PACKAGE)): count(path) for path in sorted(paths)}
+    return files, len(within)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--row", nargs="*", default=list(ROWS), choices=list(ROWS))
+    parser.add_argument("--files", action="store_true", help="list the files of each row")
+    args = parser.parse_args()
+    print("| use | files | lines | functions |")
+    print("|---|---|---|---|")
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
+        for name, (files, functions) in zip(args.row, pool.map(measure, args.row), strict=True):
+            lines = sum(files.values())
+            print(f"| {name} | {len(files)} | {lines:,} | {functions:,} |", flush=True)
+            if args.files:
+                print(*(f"    {size:>5} {path}" for path, size in files.items()), sep="\n")
+    sizes = sorted(count(path) for path in PACKAGE.rglob("*.py"))
+    print(f"\nlines of the package: {sum(sizes):,} in {len(sizes)} files")
+    print(f"median file: {statistics.median(sizes):g} lines")
+    for limit in (300, 400):
+        print(f"files over {limit} lines: {sum(size > limit for size in sizes)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
