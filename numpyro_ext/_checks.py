@@ -1,4 +1,4 @@
-"""Checks of arguments, each one sentence: what was given, and what is allowed."""
+"""Checks of arguments, whose errors are one sentence with the given and the allowed values."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial, wraps
@@ -23,7 +23,7 @@ __all__ = [
 
 
 class InferenceWarning(UserWarning):
-    """A result that is not what it seems: shown once where it arises, the work goes on."""
+    """The category of warnings about results that are not reliable; the computation goes on."""
 
 
 def check_count(name: str, value: Any, minimum: int = 1) -> int:
@@ -115,7 +115,7 @@ def no_count_as_order(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def of_an_object(method: Callable[..., Any]) -> Any:
-    """A method of a loss that says what to do if the class itself is given as the loss."""
+    """A method of a loss with an error for the case that its class itself is given as the loss."""
 
     @wraps(method)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -133,7 +133,7 @@ def summary(
     made: Any, argument: Callable[[Any, str, Any], Any] = getattr, *, defaults: bool = True
 ) -> str:
     """
-    ``Name(argument=value, ...)``: how an object was made, with arrays by their shapes.
+    ``Name(argument=value, ...)``, the call that made an object, with arrays by their shapes.
 
     :param argument: ``(made, name, default)`` to the value of an argument; an attribute by default.
     :param bool defaults: whether numbers and words that are the defaults are shown.

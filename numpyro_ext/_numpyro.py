@@ -4,7 +4,7 @@ Each was read from NumPyro 0.22.0.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 import copy
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ from numpyro.infer.reparam import LocScaleReparam
 from numpyro.infer.util import (
     _get_model_transforms,
     _prepare_model_for_potential,
+    _unconstrain_reparam,
     constrain_fn,
     get_potential_fn,
 )
@@ -46,12 +47,14 @@ from numpyro_ext._typing import Model, Params, Sites
 
 __all__ = [
     "ContinuousGuide",
+    "at_unconstrained",
     "default_key",
     "mask_of",
     "max_tree_depth",
     "mcmc_arguments",
     "normal_of_guide",
     "posterior_guide",
+    "site_of_log_det",
     "unpacking_of",
     "unwrap_distribution",
     "validate_model",
@@ -63,6 +66,17 @@ __all__ = [
 def mask_of(fn: dist.Distribution) -> Any:
     """The mask of a ``MaskedDistribution``; None for any other distribution."""
     return getattr(fn, "_mask", None)
+
+
+def at_unconstrained(model: Model, z: Sites) -> Model:
+    """The model at unconstrained values of its latent sites; each log Jacobian is a factor."""
+    return substitute(model, substitute_fn=partial(_unconstrain_reparam, z))
+
+
+def site_of_log_det(name: str, latents: Collection[str]) -> str:
+    """The latent site whose log Jacobian is the factor of this name; otherwise the name itself."""
+    site = name.removeprefix("_").removesuffix("_log_det")
+    return site if site in latents else name
 
 
 def max_tree_depth(kernel: Any) -> int | None:
@@ -184,7 +198,7 @@ def posterior_guide(
 
 
 def unpacking_of(guide: Any) -> Callable[[Array], Sites] | None:
-    """How an ``AutoContinuous`` guide splits its latent vector; None for any other guide."""
+    """The function by which ``AutoContinuous`` splits its latent vector; None for others."""
     return getattr(guide, "_unpack_latent", None)
 
 
@@ -241,10 +255,10 @@ class ContinuousGuide(AutoContinuous, _StartGiven):
     """
 
     prepared: Any = None
-    """What :meth:`prepare` returned."""
+    """The result of :meth:`prepare`."""
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        """Look at the model before the guide is set up; what it returns is ``prepared``."""
+        """Inspect the model before the guide is set up; the result is kept as ``prepared``."""
 
     @abstractmethod
     def latent_distribution(self) -> dist.Distribution:
@@ -287,7 +301,7 @@ class ContinuousGuide(AutoContinuous, _StartGiven):
         args: tuple = (),
         kwargs: Params | None = None,
     ) -> Array:
-        """What :meth:`sample_vector` draws, recorded nowhere."""
+        """A draw of :meth:`sample_vector` that no handler records."""
         with block():
             fn: Any = substitute(seed(self.sample_vector, rng_key), params)
             return fn(sample_shape, args, kwargs or {})

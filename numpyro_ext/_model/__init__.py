@@ -1,1 +1,1 @@
-"""How the package reads a NumPyro program: nothing else in it traces a model or a guide."""
+"""The reading of NumPyro programs: no other part of the package traces a model or a guide."""

@@ -1,4 +1,4 @@
-"""Effect handlers for running a model: which rows a plate takes, and what is refused."""
+"""Effect handlers for running a model: they choose the rows of plates and refuse mistakes."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -102,7 +102,7 @@ def _rows(size: int, batch: int) -> str:
 
 
 class refuse_mutable(Messenger):
-    """Refuse a model with mutable state, which many particles at once would each want to update."""
+    """Refuse a model with mutable state, which each of many particles would update differently."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "mutable":
@@ -121,10 +121,9 @@ class latents_only(Messenger):
 
 
 class every_row(Messenger):
-    """Give a subsampled plate all of its indices, and say so in its arguments.
+    """Give a subsampled plate all of its indices, and that size as its ``subsample_size``.
 
-    Rewriting the arguments too is what keeps NumPyro from warning that the index is longer than the
-    ``subsample_size``, without a filter that would hide other warnings.
+    Without the second NumPyro would warn that the index is longer than the ``subsample_size``.
     """
 
     def process_message(self, msg: dict[str, Any]) -> None:
@@ -147,7 +146,7 @@ class first_rows(Messenger):
 
 
 class rows(substitute):
-    """Give subsampled plates these indices, of any length.
+    """Give plates these indices, of any length, whether or not they have a ``subsample_size``.
 
     :param fn: the model.
     :param dict idx: ``{plate: (length,) indices}``.
@@ -179,7 +178,7 @@ class rows(substitute):
 
 @contextmanager
 def inside_plates(trace: Trace, names: Iterable[str]) -> Iterator[None]:
-    """Inside these plates of a trace once more, on the rows that they had there, and unseen."""
+    """Enter plates of a trace once more, on the same rows, without recording anything."""
     sites = (site for site in trace.values() if site["type"] == "sample")
     frames = {frame.name: frame for site in sites for frame in site["cond_indep_stack"]}
     rows = {name: trace[name]["value"] for name in names if name in trace}

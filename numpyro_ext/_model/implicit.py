@@ -1,4 +1,4 @@
-"""Draws without a density: the distribution that says so, and the error that it raises."""
+"""A distribution that can be sampled but has no density, and the error that it raises."""
 
 from collections.abc import Sequence
 import math
@@ -15,7 +15,7 @@ __all__ = ["Implicit", "IntractableDensityError", "has_density"]
 
 
 class IntractableDensityError(ValueError):
-    """A density was asked of a distribution that can only be sampled."""
+    """The density of a distribution is required that can only be sampled."""
 
 
 class Implicit(dist.Distribution):
@@ -130,5 +130,5 @@ class Implicit(dist.Distribution):
 
 
 def has_density(fn: Any) -> bool:
-    """Whether it has a ``log_prob``: no :class:`Implicit` under masks, ``expand``, ``to_event``."""
+    """Return whether no layer of a distribution is :class:`Implicit`, so that it has a density."""
     return all(getattr(layer, "has_tractable_density", True) for layer in layers(fn))

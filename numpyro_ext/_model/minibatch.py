@@ -30,7 +30,7 @@ _ROUNDS = 8
 
 class PlateState(NamedTuple):
     """
-    Where one plate of one chain stands in its passes over the data:
+    The position of one plate of one chain in its passes over the data:
 
      - **epoch** - number of passes completed.
      - **offset** - rows of the current pass already used, less than the size of the plate.

@@ -1,4 +1,4 @@
-"""Mistakes in programs and data that would otherwise give NaN or a wrong number."""
+"""Checks for mistakes in programs and data that would give NaN or a wrong number."""
 
 from collections.abc import Callable
 from math import prod
@@ -25,7 +25,6 @@ from numpyro_ext._model.read import (
     latent_sites,
     layers,
     read_model,
-    refuse_local,
     trace_of,
 )
 from numpyro_ext._numpyro import mask_of
@@ -103,7 +102,7 @@ def _is_masked(fn: Any) -> bool:
 def check_observed(trace: Trace) -> None:
     """An error that names the observed site whose data are no array, do not fit, or hold NaN.
 
-    Nothing can be said of NaN in traced data.
+    NaN in traced data cannot be detected.
     """
     for name, site in trace.items():
         if is_data(site):
@@ -202,12 +201,20 @@ def read_global(
     because: str,
     init_strategy: Callable[..., Any] = init_to_uniform,
 ) -> ModelInfo:
-    """What is in a model whose latent sites are all global; an error where they are not.
+    """Read a model whose latent sites must all be global; an error names one that is not.
 
     :param str because: why a latent site local to a subsampled plate cannot be taken.
     """
     info = read_model(valid_data(model), args, kwargs, init_strategy=init_strategy)
-    refuse_local(info, because)
+    for site, latent in info.latents.items():
+        for plate in latent.plates:
+            if plate in info.plates:
+                raise ValueError(
+                    f"latent site '{site}' is local to the subsampled plate '{plate}', and"
+                    f" {because}; use a guide of numpyro_ext.guides whose network reads the rows,"
+                    " or numpyro's AutoNormal, which has parameters per row, or drop"
+                    " subsample_size."
+                )
     return info
 
 
@@ -264,5 +271,5 @@ def _has_nan(x: Any) -> bool:
 
 
 def _is_stock(fn: Any) -> bool:
-    """Whether every layer is NumPyro's own: a user's distribution may know what to do with NaN."""
+    """Return whether every layer is NumPyro's own; another distribution may be defined at NaN."""
     return all(type(layer).__module__.startswith("numpyro.") for layer in layers(fn))

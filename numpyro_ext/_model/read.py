@@ -1,4 +1,4 @@
-"""What a NumPyro program contains: sites, plates, parameters, and the flat order of its latents."""
+"""The contents of a NumPyro program: sites, plates, parameters, and the flat order of latents."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,12 +33,10 @@ __all__ = [
     "latent_sites",
     "latent_size",
     "layers",
-    "local_to",
     "model_info",
     "not_reparameterized",
     "plate_sizes",
     "read_model",
-    "refuse_local",
     "sample_sites",
     "set_up",
     "shared_plates",
@@ -57,14 +55,14 @@ def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) 
 
 
 def call_and_trace(fn: Model, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Trace]:
-    """What ``fn`` returns, and the trace of that run, which outer handlers see too."""
+    """The result of ``fn`` and the trace of that run, whose sites outer handlers see too."""
     with trace() as recorded:
         result = fn(*args, **kwargs)
     return result, recorded
 
 
 def shape_trace(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
-    """The trace of a run without arithmetic: only names, kinds, shapes and types have a meaning."""
+    """The trace of a run without arithmetic, in which values have only a shape and a type."""
     box: Trace = {}
 
     def run() -> None:
@@ -76,7 +74,7 @@ def shape_trace(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = Non
 
 
 def set_up(guide: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> None:
-    """Call an auto guide that was never called, lest it read its model inside a trace."""
+    """Call an auto guide that was never called, so that it does not read its model in a trace."""
     while not isinstance(guide, AutoGuide):
         if not hasattr(guide, "fn"):  # of a handler, or of another wrapper
             return
@@ -110,12 +108,12 @@ def base_distribution(fn: Any) -> Any:
 
 
 def is_delta(site: Site) -> bool:
-    """Whether the site's value is computed and not drawn."""
+    """Return whether the value of a site is computed and not drawn."""
     return isinstance(base_distribution(site["fn"]), Delta)
 
 
 def is_data(site: Site) -> bool:
-    """Whether it is an observed sample site and not a ``numpyro.factor``."""
+    """Return whether a site is an observed sample site and not a ``numpyro.factor``."""
     return (
         site["type"] == "sample"
         and site["is_observed"]
@@ -129,7 +127,7 @@ def frames(site: Site) -> dict[str, int]:
 
 
 def plate_sizes(*traces: Trace) -> dict[str, tuple[int, int]]:
-    """``{plate: (N, M)}``: all rows, and those in the minibatch."""
+    """``{plate: (N, M)}``, the numbers of all rows and of those in the minibatch."""
     sizes = {}
     for one in traces:
         for site in sample_sites(one):
@@ -173,7 +171,7 @@ def continuous_latents(trace: Trace) -> dict[str, Site]:
 
 
 def _values_of(guide_trace: Trace) -> list[Site]:
-    """The sites of a guide that stand for sites of the model, its noise left out."""
+    """The latent sites of a guide that are not auxiliary."""
     return [s for s in latent_sites(guide_trace) if not s["infer"].get("is_auxiliary")]
 
 
@@ -186,10 +184,10 @@ def shared_plates(guide_trace: Trace) -> dict[str, int]:
 
 
 def latent_size(guide: Model, guide_trace: Trace) -> int:
-    """How many unconstrained numbers a guide draws for the model, all rows of plates together.
+    """The number of unconstrained coordinates that a guide draws, over all rows of its plates.
 
-    An auto guide knows its model. For another one the supports are those of its own sites, so that
-    a ``Delta`` counts as unconstrained.
+    The supports are those of the model if the guide has it, as auto guides do, and those of the
+    guide's own sites otherwise, so that a ``Delta`` counts as unconstrained.
     """
     model_trace = getattr(guide, "prototype_trace", None)
     if model_trace is not None:
@@ -216,7 +214,7 @@ class Latent(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelInfo:
-    r"""What is static in a model on given arguments.
+    r"""The parts of a model that are static on given arguments.
 
     **The flat order.** A latent vector of length :attr:`size` is the unconstrained latent sites in
     the order in which the model samples them, each ravelled in C order. That is the order of
@@ -245,7 +243,7 @@ class ModelInfo:
 
     @cached_property
     def slices(self) -> dict[str, slice]:
-        """Where each site is in a latent vector."""
+        """The slice of each site in a latent vector."""
         found, start = {}, 0
         for name, latent in self.latents.items():
             stop = start + math.prod(latent.unconstrained.shape)
@@ -267,7 +265,7 @@ class ModelInfo:
         }
 
     def in_order(self, sites: dict[str, Any]) -> dict[str, Any]:
-        """The same dict in the order of the model, which a pass through JAX would have sorted."""
+        """The same dict in the order of the model; JAX sorts the names of a dict."""
         return {name: sites[name] for name in self.latents}
 
     def check_names(self, what: str, values: Any) -> None:
@@ -314,13 +312,13 @@ def read_model(
     *,
     init_strategy: Callable[..., Any] = init_to_uniform,
 ) -> ModelInfo:
-    """Run the model once on shapes alone; an error names what no method of the package can take."""
+    """Run the model once on shapes alone; an error names a site that no method here can handle."""
     seeded = valid_plates(first_rows(seed(model, random.key(0))))
     return model_info(shape_trace(substitute(seeded, substitute_fn=init_strategy), args, kwargs))
 
 
 def model_info(trace: Trace) -> ModelInfo:
-    """What a trace of a model says about it."""
+    """Everything static in a trace of a model."""
     real = jnp.result_type(float)
     latents = {}
     for name, site in continuous_latents(trace).items():
@@ -349,24 +347,3 @@ def unconstrained_shape(support: constraints.Constraint, shape: tuple[int, ...])
         return np.zeros(jnp.shape(bound)) if isinstance(bound, Tracer) else bound
 
     return biject_to(jax.tree.map(alive, support)).inverse_shape(shape)
-
-
-def local_to(info: ModelInfo) -> tuple[str, str] | None:
-    """The first latent site inside a plate that takes a minibatch, and that plate, or None."""
-    for name, latent in info.latents.items():
-        for plate in latent.plates:
-            if plate in info.plates:
-                return name, plate
-    return None
-
-
-def refuse_local(info: ModelInfo, because: str) -> None:
-    """A ``ValueError`` that names site and plate if a latent site is inside a subsampled plate."""
-    found = local_to(info)
-    if found is not None:
-        site, plate = found
-        raise ValueError(
-            f"latent site '{site}' is local to the subsampled plate '{plate}', and {because}; use"
-            " FlowGuide or ImplicitGuide, whose network reads the rows, or numpyro's AutoNormal,"
-            " which has parameters per row, or drop subsample_size."
-        )

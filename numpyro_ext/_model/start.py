@@ -21,7 +21,7 @@ __all__ = ["draw_params", "draw_start", "guide_start", "params_in_scope", "run_o
 
 
 def run_once(fn: Callable[..., Any], rng_key: Array, *args: Any) -> Any:
-    """``fn(rng_key, *args)`` in a compiled program that is not worth the time of optimising it.
+    """``fn(rng_key, *args)``, compiled without optimisation, which takes longer than one run.
 
     :param rng_key: a key that was split off or folded in, so that it is traced where a program
         inside another one is: there, options of the compiler are an error.
@@ -52,9 +52,9 @@ def draw_params(
 
 
 def params_in_scope(model: Model, args: tuple, kwargs: dict[str, Any]) -> Params:
-    """The values of the model's ``param`` sites here, for a guide that runs its model.
+    """The current values of the model's ``param`` sites, for a guide that runs its model.
 
-    The handlers around the call substitute and record them, and nothing else of the model.
+    The handlers around the call substitute and record these sites, and no other site of the model.
     """
     key: Any = numpyro.prng_key()
     with block(hide_fn=lambda site: site["type"] != "param"):
@@ -75,7 +75,7 @@ def draw_start(
     validate_grad: bool = False,
 ) -> tuple[Sites, Array, Params]:
     """
-    Where chains or particles start, in one compiled call: ``(z, potential, params)``.
+    Find the starts of chains or particles in one compiled call: ``(z, potential, params)``.
 
     :param rng_key: one key, or an array of keys for as many starts along a leading axis.
     :param init_strategy: one of NumPyro's; tried until the potential is finite, 100 times at most.
@@ -115,7 +115,7 @@ def draw_start(
 def guide_start(
     guide: Any, info: ModelInfo, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[Array, Sites] | None:
-    """The start that NumPyro would search for a ``ContinuousGuide``, for its ``start``."""
+    """The start that NumPyro would find for a ``ContinuousGuide``, with its key; None if none."""
     rng_key: Any = numpyro.prng_key()
     model, strategy = guide.model, guide.init_loc_fn
     # Without the block the model's own sites would be recorded in the guide's trace.

@@ -1,4 +1,4 @@
-"""Which plates split a bound into units, the sums over the rest, and whether model and guide fit.
+"""The plates that split a bound into units, the sums over the rest, and the fit of the guide.
 
 A *unit* is what has a log weight of its own: one datum if every site lies in the data plate, one
 minibatch and all its latents otherwise. Frames are compared by plate name and each site's own frame
@@ -40,7 +40,7 @@ __all__ = ["Layout", "check_traces", "find_layout", "refuse"]
 @register_static
 @dataclass(frozen=True)
 class Layout:
-    """The unit plates, left to right, and what the sites are with respect to them.
+    """The unit plates, left to right, and the sites inside and outside them.
 
     * ``plates, shape`` - names and minibatch sizes of the unit plates; empty for a single unit.
     * ``size, scale`` - products of N and of N/M over the unit plates.

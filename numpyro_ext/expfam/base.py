@@ -1,4 +1,4 @@
-"""What an exponential family is: its maps between parameters, and all that follows from them.
+"""Exponential families: their maps between parameters, and everything that follows from them.
 
 Wainwright and Jordan, "Graphical models, exponential families, and variational inference" (2008).
 """
@@ -52,7 +52,7 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
     Standard: ClassVar[type[Any]]
     """The type of the parameters that textbooks use."""
     domain: ClassVar[str]
-    """What the standard parameters must satisfy, in words, for the message of an error."""
+    """The conditions on the standard parameters, in words, for the message of an error."""
 
     @classmethod
     def log_partition(cls, natural: N) -> Float[Array, "*batch"]:
@@ -76,7 +76,7 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
 
     @classmethod
     def in_domain(cls, natural: N) -> Bool[Array, "*batch"]:
-        """Whether the density exists, of the batch shape; NaN and infinity are outside."""
+        """Return whether the density exists, of the batch shape; NaN and infinity are outside."""
         checked = cls._checked(cls.Natural, natural)
         inside = cls._in_domain(checked)
         for leaf, array in zip(leaves_of(cls.Natural), checked, strict=True):
@@ -187,7 +187,7 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
 
     @classmethod
     def _constructed(cls, natural: Any, inside: Any = True, in_domain: Any = None) -> N:
-        """What ``from_standard`` returns: checked where the values are known, NaN otherwise.
+        """The result of ``from_standard``: checked where the values are known, NaN otherwise.
 
         :param inside: whether the standard parameters are allowed, beyond :meth:`in_domain`.
         :param in_domain: what stands for :meth:`in_domain`, if not that method.

@@ -1,4 +1,4 @@
-"""What families of chains share: the choice of the algorithm, and their distributions."""
+"""The parts that families of chains share: the choice of algorithm, and their distributions."""
 
 from abc import abstractmethod
 from typing import Any, ClassVar
@@ -28,7 +28,7 @@ class ChainFamily[N: tuple, M: tuple, S: tuple](ExponentialFamily[N, M, S]):
     """
 
     discrete: ClassVar[bool]
-    """Whether the steps are integers."""
+    """True if the steps are integers."""
 
     @classmethod
     def log_partition(cls, natural: N, *, parallel: bool | None = None) -> Float[Array, "*batch"]:

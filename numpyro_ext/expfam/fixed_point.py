@@ -26,7 +26,7 @@ class FixedPointResult(NamedTuple):
     residual: Array
     """Largest change of an element in the last of them; infinite if it was not finite."""
     converged: Array
-    """Whether that change was within the tolerance."""
+    """True if that change was within the tolerance."""
 
 
 class _Settings(NamedTuple):

@@ -261,7 +261,7 @@ def _product(a: Array, b: Array) -> Array:
 
 
 def _filter_by_pairs(h: Array, J: Array, V: Array) -> tuple[Array, Array]:
-    """The same as prefixes of a scan over potentials of pairs (l, r) of steps.
+    """The same filter as an associative scan over factors of pairs (l, r) of steps.
 
     An element is exp{-l^T J_ll l / 2 - l^T J_lr r - r^T J_rr r / 2 + h_l^T l + h_r^T r}. Element t
     has the whole of step t in r, and x_{t-1} in l only through its coupling, so that J_ll is 0;
@@ -298,9 +298,9 @@ def _backward_maps(natural: GaussianChainNatural, parallel: bool) -> tuple[Array
 
 
 def _affine(G: Array, b: Array, D: Array | None, parallel: bool) -> tuple[Array, Any]:
-    """x_t = G_t x_{t+1} + b_t and C_t = G_t C_{t+1} G_t^T + D_t, from the end, where G is 0.
+    """Solve x_t = G_t x_{t+1} + b_t and C_t = G_t C_{t+1} G_t^T + D_t from the end, where G is 0.
 
-    Without D only the first.
+    The second is left out if D is None.
     """
 
     def then(x: Array, C: Any, G: Array, b: Array, D: Any) -> tuple[Array, Any]:

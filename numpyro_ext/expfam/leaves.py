@@ -13,13 +13,13 @@ __all__ = ["Leaf", "canonical", "divide", "event_sum", "leaves_of", "multiply"]
 
 
 class Leaf(NamedTuple):
-    """What a ``NamedTuple`` of parameters says about one of its fields."""
+    """The declaration of one field of a ``NamedTuple`` of parameters."""
 
     name: str
     dims: tuple[str, ...]
     """Its dimensions after the batch: a letter stands for one size in the whole tuple."""
     symmetric: bool
-    """Whether only the symmetric part of the matrix counts."""
+    """True if only the symmetric part of the matrix counts."""
 
 
 @cache

@@ -80,7 +80,7 @@ def outer(x: Array, y: Array) -> Array:
 
 def positive(S: Array, size: Array) -> Array:
     """
-    Whether a difference ``S`` of two matrices is positive definite beyond the error of rounding.
+    Return whether a difference ``S`` of two matrices is positive definite beyond rounding.
 
     :param size: ``(*batch, d)`` diagonal of the larger one. Rounding changes ``S`` by its multiple,
         and a smaller pivot of the Cholesky factor is noise.

@@ -192,8 +192,8 @@ class MarkovChain(ChainFamily[MarkovChainNatural, MarkovChainMean, MarkovChainSt
 
 
 def _without_constants(natural: MarkovChainNatural) -> MarkovChainNatural:
-    """The same distribution with the largest log weights at 0: of numbers as large as those of data
-    that are far away, float32 would lose the difference."""
+    """The same distribution with the largest log weights at 0. Data that are far away make them so
+    large that their differences would be lost in float32."""
     unary, pair = natural
     return MarkovChainNatural(
         unary - jnp.max(unary, axis=-1, keepdims=True),

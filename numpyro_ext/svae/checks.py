@@ -1,4 +1,4 @@
-"""What would make a structured auto-encoder silently wrong, said before it is trained."""
+"""Checks for mistakes that would make a structured auto-encoder silently wrong."""
 
 from collections.abc import Mapping
 import math
@@ -21,7 +21,7 @@ from numpyro_ext.svae.local_inference.base import (
 )
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
 
-__all__ = ["certain", "check_data", "check_model", "check_naturals", "check_rows"]
+__all__ = ["certain", "check_data", "check_factor_rows", "check_model", "check_naturals"]
 
 
 class _Guide(Protocol):
@@ -33,7 +33,7 @@ class _Guide(Protocol):
 
 
 def check_data(y: Any) -> None:
-    """An error if data that are known hold NaN: a network would make NaN of every number."""
+    """An error if concrete data hold NaN, which would make every output of a network NaN."""
     if isinstance(y, Tracer):
         return
     values = np.asarray(y)
@@ -47,7 +47,7 @@ def check_data(y: Any) -> None:
 
 
 def check_naturals(what: str, given: Mapping[str, Any], rule: LocalInference) -> None:
-    """An error that names the factor whose natural parameters are none, where they are known."""
+    """An error that names the factor whose natural parameters are not in the domain, if known."""
     if sorted(given) != sorted(rule.families):
         raise ValueError(
             f"{what} has {sorted(given)}, but {type(rule).__name__} has the global factors"
@@ -68,11 +68,11 @@ def check_naturals(what: str, given: Mapping[str, Any], rule: LocalInference) ->
             )
 
 
-def check_rows(potential: Any, y: Array) -> None:
-    """An error unless a potential of our types has one element for each row of ``y``."""
-    if not isinstance(potential, GaussianPotential | MixturePotential):
-        return  # the rule says what it takes
-    shape = potential.h.shape
+def check_factor_rows(factor: Any, y: Array) -> None:
+    """An error unless a factor of our types has one element for each row of ``y``."""
+    if not isinstance(factor, GaussianPotential | MixturePotential):
+        return  # the rule checks the type
+    shape = factor.h.shape
     if shape[:1] != y.shape[:1]:
         raise ValueError(
             f"the recognition network returned h of shape {shape} for {y.shape[0]} rows of data;"
@@ -120,7 +120,7 @@ def check_model(
 
 
 def _check_locals(guide: _Guide, traces: tuple[Trace, Trace], models: list[Trace]) -> None:
-    """How p(x, z | theta) changes with theta, in both; what does not change is a constant."""
+    """Compare the changes of log p(x, z | theta) with theta, which constants do not enter."""
     rule, names = guide.local_inference, guide.site_names
     sites = tuple(names[name][0] for name in rule.local_families)
     means = [
@@ -165,11 +165,11 @@ def certain(
 
 
 def _check_known_normal(guide: _Guide, guide_trace: Trace, model_trace: Trace) -> None:
-    """p(x) of a rule without global variables, near the draws of the guide.
+    """Compare p(x) of the model and of a rule without global variables, near draws of the guide.
 
-    Given a narrow q, the divergence of the rule says what it takes for E_q log p(x); the model's is
-    the mean over the 2d points at distance sqrt(d) from the mean of q along the columns of a root
-    of its covariance, which is exact for normals.
+    The divergence of the rule from a narrow q gives its E_q log p(x). That of the model is the mean
+    over the 2d points at distance sqrt(d) from the mean of q along the columns of a root of its
+    covariance, which is exact for normals.
     """
     rule, (site,) = guide.local_inference, guide.site_names["x"]
     x = guide_trace[site]["value"]
@@ -195,13 +195,13 @@ def _check_known_normal(guide: _Guide, guide_trace: Trace, model_trace: Trace) -
 
 
 def _statistics(family: Any, like: Any, value: Array) -> Any:
-    """Of a value; those of categories need their number."""
+    """The statistics of a value; those of a category need the number of categories."""
     categories = [like.probs.shape[-1]] if hasattr(like, "probs") else []
     return family.statistics(value, *categories)
 
 
 def _value_of(sites: tuple[str, ...], trace: Trace) -> Any:
-    """A family's value: (loc, Sigma) of the sites Sigma and mu, in the opposite order."""
+    """The value of a family, such as (mu, Sigma): the values of its sites in reverse order."""
     values = [trace[site]["value"] for site in reversed(sites)]
     return tuple(values) if len(values) > 1 else values[0]
 

@@ -4,7 +4,9 @@ Johnson et al., "Composing graphical models with neural networks for structured 
 fast inference" (2016).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+import copy
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -13,14 +15,22 @@ import jax.numpy as jnp
 from numpyro.handlers import replay, seed, substitute
 from numpyro.infer import ELBO
 from numpyro.ops.provenance import eval_provenance
+from numpyro.primitives import Messenger
 
 from numpyro_ext._checks import check_choice
 from numpyro_ext._model.density import log_prob, scaled
 from numpyro_ext._model.handlers import same_plates, subsampled_plates, valid_plates
 from numpyro_ext._model.mistakes import valid_data
-from numpyro_ext._model.read import Site, latent_sites, sample_sites, trace_of
+from numpyro_ext._model.read import (
+    Site,
+    call_and_trace,
+    latent_sites,
+    sample_sites,
+    trace_of,
+)
 from numpyro_ext._typing import Model, Params, Trace
-from numpyro_ext.svae.analytic import DRAWN, analytic
+from numpyro_ext.expfam import straight_through_kl, straight_through_mean
+from numpyro_ext.svae.guide import GlobalTerms, GuideRun, SVAEGuide
 
 __all__ = ["SVAEELBO"]
 
@@ -95,30 +105,26 @@ class SVAEELBO(ELBO):
     ) -> dict[str, Any]:
         """The loss; with one particle its draws are those of ``Trace_ELBO`` for the same key."""
         model_key, guide_key = random.split(rng_key)
-        terms = analytic(substitute(seed(guide, guide_key), data=param_map), self.implicit)
+        terms = partial(_natural_terms, self.implicit == "explicit_only")
+        run = substitute(seed(_running(guide, terms), guide_key), data=param_map)
         with valid_plates():
-            guide_trace = trace_of(terms, args, kwargs)
-        if terms.prefix is None:
-            raise TypeError(
-                f"SVAEELBO requires an SVAEGuide, but the guide is {guide!r}; use"
-                " numpyro.infer.Trace_ELBO for other guides."
-            )
+            found, guide_trace = call_and_trace(run, args, kwargs)
 
         def expected_log_lik(key: Array | None) -> tuple[Array, dict[str, Any]]:
-            drawn = guide_trace if key is None else _redrawn(guide_trace, key)
+            drawn = guide_trace if key is None else _redrawn(guide_trace, found.vectors, key)
             trace = self._model_trace(model, model_key, drawn, param_map, args, kwargs)
             return sum(map(_scaled_log_prob, _observed(trace)), jnp.zeros(())), _mutable(trace)
 
-        self._check(model, model_key, guide_trace, param_map, args, kwargs)
+        self._check(model, model_key, guide_trace, found, param_map, args, kwargs)
         if self.num_particles == 1:
             log_lik, state = expected_log_lik(None)
         else:
             keys = random.split(guide_key, self.num_particles)
             log_liks, states = self.vectorize_particles_fn(expected_log_lik, keys)
             log_lik, state = jnp.mean(log_liks), jax.tree.map(lambda leaf: leaf[0], states)
-        kl_local = jnp.sum(_value(guide_trace, terms.prefix, "kl_local"))
-        kl_global = _value(guide_trace, terms.prefix, "kl_global")
-        loss = kl_global + _scale(guide_trace) * kl_local - log_lik
+        scale: Any = guide_trace[found.vectors[0]]["scale"]
+        kl_local = (1.0 if scale is None else scale) * jnp.sum(found.kl_local)
+        loss = found.kl_global + kl_local - log_lik
         return {"loss": loss, "mutable_state": {**_mutable(guide_trace), **state} or None}
 
     def _model_trace(
@@ -139,6 +145,7 @@ class SVAEELBO(ELBO):
         model: Model,
         key: Array,
         guide_trace: Trace,
+        found: GuideRun,
         params: Params,
         args: tuple,
         kwargs: dict[str, Any],
@@ -162,7 +169,7 @@ class SVAEELBO(ELBO):
             return {site["name"]: _scaled_log_prob(site) for site in sample_sites(trace)}
 
         values = {name: site["value"] for name, site in drawn.items()}
-        differentiated = {name for name, site in drawn.items() if _is_drawn_for_loss(site)}
+        differentiated = set(found.vectors)
         for name, origins in eval_provenance(log_probs, **params, **values).items():
             for origin in sorted((origins & set(params)) if name in drawn else ()):
                 raise ValueError(
@@ -194,27 +201,43 @@ def _check_plates(trace: Trace, drawn: dict[str, Site]) -> None:
                 )
 
 
-def _is_drawn_for_loss(site: Site) -> bool:
-    """Whether it is a local latent vector, whose draws carry the gradient of the likelihood."""
-    return bool(site["infer"].get(DRAWN))
+def _running(guide: Any, terms: Callable[..., GlobalTerms]) -> Any:
+    """The guide's :meth:`SVAEGuide.run` with ``terms``, inside the handlers around the guide."""
+    if isinstance(guide, SVAEGuide):
+        return partial(guide.run, terms)
+    if not isinstance(guide, Messenger):
+        raise TypeError(
+            f"SVAEELBO requires an SVAEGuide, but the guide is {guide!r}; use"
+            " numpyro.infer.Trace_ELBO for other guides."
+        )
+    handler: Any = copy.copy(guide)
+    handler.fn = _running(guide.fn, terms)
+    return handler
 
 
-def _redrawn(guide_trace: Trace, rng_key: Array) -> Trace:
-    """The trace with new draws of the local latent vectors."""
+def _natural_terms(
+    explicit_only: bool,
+    families: Mapping[str, Any],
+    natural: Mapping[str, Any],
+    prior: Mapping[str, Any],
+) -> GlobalTerms:
+    """The terms of the global factors, whose gradients are minus the natural ones."""
+    mean = {name: straight_through_mean(families[name], q) for name, q in natural.items()}
+    inner = jax.lax.stop_gradient(mean) if explicit_only else mean
+    kl = jnp.zeros(())
+    for name, q in natural.items():
+        kl = kl + jnp.sum(straight_through_kl(families[name], q, prior[name], mean[name]))
+    return GlobalTerms(mean, inner, kl)
+
+
+def _redrawn(guide_trace: Trace, vectors: tuple[str, ...], rng_key: Array) -> Trace:
+    """The trace with new draws of the continuous local sites."""
     trace = dict(guide_trace)
-    for name, site in guide_trace.items():
-        if site["type"] == "sample" and _is_drawn_for_loss(site):
-            rng_key, key = random.split(rng_key)
-            trace[name] = {**site, "value": site["fn"].rsample(key)}
+    for name in vectors:
+        rng_key, key = random.split(rng_key)
+        site = guide_trace[name]
+        trace[name] = {**site, "value": site["fn"].rsample(key)}
     return trace
-
-
-def _scale(guide_trace: Trace) -> Any:
-    """N / B, that of the local latent vectors."""
-    for site in sample_sites(guide_trace):
-        if _is_drawn_for_loss(site):
-            return 1.0 if site["scale"] is None else site["scale"]
-    raise AssertionError("an SVAEGuide has a local latent vector")
 
 
 def _observed(trace: Trace) -> list[Site]:
@@ -224,10 +247,6 @@ def _observed(trace: Trace) -> list[Site]:
 
 def _scaled_log_prob(site: Site) -> Array:
     return jnp.sum(scaled(site, log_prob(site)))
-
-
-def _value(trace: Trace, prefix: str, name: str) -> Array:
-    return trace[f"{prefix}_{name}"]["value"]
 
 
 def _mutable(trace: Trace) -> dict[str, Any]:

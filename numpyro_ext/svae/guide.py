@@ -6,7 +6,7 @@ fast inference" (2016).
 
 from collections.abc import Callable, Mapping
 import math
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 from jax import Array, random
@@ -16,13 +16,12 @@ from numpyro.handlers import block, seed, substitute
 
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.expfam import multiply
-from numpyro_ext.svae.analytic import DRAWN, global_terms
 from numpyro_ext.svae.checks import (
     certain,
     check_data,
+    check_factor_rows,
     check_model,
     check_naturals,
-    check_rows,
 )
 from numpyro_ext.svae.local_inference.base import (
     LocalInference,
@@ -31,7 +30,42 @@ from numpyro_ext.svae.local_inference.base import (
 )
 from numpyro_ext.svae.missing import MissingNetwork
 
-__all__ = ["SVAEGuide"]
+__all__ = ["GlobalTerms", "GuideRun", "SVAEGuide"]
+
+
+class GlobalTerms(NamedTuple):
+    """The contribution of the global factors to a run of the guide."""
+
+    mean: dict[str, Any]
+    """Expected statistics of each factor, for the divergence of the local variables."""
+    inner: dict[str, Any]
+    """The same numbers, for local inference."""
+    kl: Array
+    """The divergence of all factors from their priors."""
+
+    @classmethod
+    def exact(
+        cls, families: Mapping[str, Any], natural: Mapping[str, Any], prior: Mapping[str, Any]
+    ) -> "GlobalTerms":
+        """The terms at natural parameters, with ordinary gradients."""
+        mean = {name: families[name].mean(q) for name, q in natural.items()}
+        kl = jnp.zeros(())
+        for name, q in natural.items():
+            kl = kl + jnp.sum(families[name].kl(q, prior[name]))
+        return cls(mean, mean, kl)
+
+
+class GuideRun(NamedTuple):
+    """The result of one run of the guide."""
+
+    sites: Sites
+    """Values of the latent sites."""
+    vectors: tuple[str, ...]
+    """Names of the continuous local sites, whose draws carry the gradient of the likelihood."""
+    kl_global: Array
+    """The divergence of q of the global variables from their prior, ``()``."""
+    kl_local: Array
+    """The expected divergence of q of the local variables from their prior, ``(B,)``."""
 
 
 class SVAEGuide:
@@ -138,10 +172,19 @@ class SVAEGuide:
         self.site_names = _renamed(local_inference.site_names, site_names or {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Sites:
+        return self.run(GlobalTerms.exact, *args, **kwargs).sites
+
+    def run(self, terms: Callable[..., GlobalTerms], /, *args: Any, **kwargs: Any) -> GuideRun:
+        """One run of the guide, with the gradients that ``terms`` gives the global factors.
+
+        :param terms: ``terms(families, natural, prior)`` returns ``GlobalTerms``. A call of
+            the guide takes their ordinary gradients, and :class:`SVAEELBO` natural ones.
+        :param args: arguments of the model.
+        """
         y = self._data(args, kwargs)
         natural = self._registered()
-        terms = global_terms(self.prefix, self.local_inference.families, natural, self.prior)
-        self._report("kl_global", terms.kl)
+        mean, inner, kl_global = terms(self.local_inference.families, natural, self.prior)
+        self._report("kl_global", kl_global)
         sites = self._sample_globals(natural)
         plate = self._plate(y, args, kwargs)
         is_batch = _is_batch(y, plate)
@@ -149,13 +192,20 @@ class SVAEGuide:
         network: Any = numpyro.module(name, self.recognition, y.shape[1:])
         with plate as idx:
             rows = y if is_batch else y[idx]
-            potential = network(rows)
-            check_rows(potential, rows)
-            local = self.local_inference.infer(terms.inner, potential)
-            self._report("kl_local", self.local_inference.local_kl(terms.mean, local))
+            factor = network(rows)
+            check_factor_rows(factor, rows)
+            local = self.local_inference.infer(inner, factor)
+            kl_local = self.local_inference.local_kl(mean, local)
+            self._report("kl_local", kl_local)
             for name, value in local.info._asdict().items():
                 self._report(name, value)
-            return {**sites, **self._sample_locals(local)}
+            vectors = []
+            for name, fn in self.local_inference.distributions(local).items():
+                (site,) = self.site_names[name]
+                sites[site] = cast(Array, numpyro.sample(site, fn))
+                if not fn.is_discrete:
+                    vectors.append(site)
+        return GuideRun(sites, tuple(vectors), kl_global, kl_local)
 
     def _data(self, args: tuple, kwargs: dict[str, Any]) -> Array:
         if self.data is None and not args:
@@ -203,14 +253,6 @@ class SVAEGuide:
                 sites[site] = given
         return sites
 
-    def _sample_locals(self, local: LocalPosterior) -> Sites:
-        sites: Sites = {}
-        for name, fn in self.local_inference.distributions(local).items():
-            (site,) = self.site_names[name]
-            infer = {} if fn.is_discrete else {DRAWN: True}
-            sites[site] = cast(Array, numpyro.sample(site, fn, infer=infer))
-        return sites
-
     def global_natural(self, params: Params) -> dict[str, Any]:
         """Natural parameters of the global factors by name.
 
@@ -234,9 +276,9 @@ class SVAEGuide:
         """
         _, apply = self.recognition
         y = self._checked(y)
-        potential = apply(params[f"{self.prefix}_recognition$params"], y)
-        check_rows(potential, y)
-        return self.local_inference.infer(self.global_mean(params), potential)
+        factor = apply(params[f"{self.prefix}_recognition$params"], y)
+        check_factor_rows(factor, y)
+        return self.local_inference.infer(self.global_mean(params), factor)
 
     def sample_posterior(
         self,
@@ -291,7 +333,7 @@ class SVAEGuide:
         return {name: "natural" if name == natural else "network" for name in params}
 
     def domain(self, params: Params) -> Array:
-        """Whether all natural parameters are those of densities, for ``natural_gradient``.
+        """Return whether all natural parameters are those of densities, for ``natural_gradient``.
 
         :param dict params: the guide's parameters.
         """
@@ -319,7 +361,7 @@ class SVAEGuide:
 
 
 def _is_batch(y: Array, plate: Any) -> bool:
-    """Whether the data are the rows that the plate has taken, not those that it takes from."""
+    """Return whether the data are only the rows of the minibatch, and not all rows."""
     rows = y.shape[0] if y.ndim else 0
     if rows in (plate.size, plate.subsample_size):
         return rows == plate.subsample_size

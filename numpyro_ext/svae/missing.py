@@ -100,27 +100,27 @@ def _apply(
     missing = jnp.isnan(y)
     # NaN must not enter the network even where its output is replaced: its gradient would be NaN.
     inputs = jnp.concatenate([jnp.where(missing, 0.0, y), missing.astype(y.dtype)], axis=-1)
-    potential = apply(params, inputs, **kwargs)
-    if isinstance(potential, GaussianPotential):
-        nothing = _rows_without(missing, potential.h.ndim - 1)
-        return GaussianPotential(_zero(nothing, potential.h), _zero(nothing, potential.W))
-    if isinstance(potential, MixturePotential):
-        nothing = _rows_without(missing, potential.log_weights.ndim - 1)
-        even = -jnp.log(potential.log_weights.shape[-1])
+    factor = apply(params, inputs, **kwargs)
+    if isinstance(factor, GaussianPotential):
+        nothing = _rows_without(missing, factor.h.ndim - 1)
+        return GaussianPotential(_zero(nothing, factor.h), _zero(nothing, factor.W))
+    if isinstance(factor, MixturePotential):
+        nothing = _rows_without(missing, factor.log_weights.ndim - 1)
+        even = -jnp.log(factor.log_weights.shape[-1])
         return MixturePotential(
-            jnp.where(nothing[..., None], even, potential.log_weights),
-            _zero(nothing, potential.h),
-            _zero(nothing, potential.W),
-            potential.normalized,
+            jnp.where(nothing[..., None], even, factor.log_weights),
+            _zero(nothing, factor.h),
+            _zero(nothing, factor.W),
+            factor.normalized,
         )
     raise TypeError(
         "allow_missing requires a network that returns a GaussianPotential or a MixturePotential,"
-        f" but it returned a {type(potential).__name__}."
+        f" but it returned a {type(factor).__name__}."
     )
 
 
 def _rows_without(missing: Array, batch_ndim: int) -> Array:
-    """Whether all that one potential is made of is missing."""
+    """Return, for each factor, whether every entry that it is made of is missing."""
     return jnp.all(missing, axis=tuple(range(batch_ndim, missing.ndim)))
 
 

@@ -75,11 +75,11 @@ def _recognise(
     shift = params["h"] + (y @ params["residual"] if "residual" in params else 0.0)
     h = pairs[..., 1, :] + jnp.broadcast_to(shift, (*out.shape[:-1], d))[..., None, :]
     precision = jax.nn.softplus(pairs[..., 0, :]) + jax.nn.softplus(params["precision"])
-    potential = GaussianPotential.from_diagonal(h, precision)
+    factor = GaussianPotential.from_diagonal(h, precision)
     if num_components is None:
-        return GaussianPotential(potential.h[..., 0, :], potential.W[..., 0, :, :])
+        return GaussianPotential(factor.h[..., 0, :], factor.W[..., 0, :, :])
     log_weights = jax.nn.log_softmax(out[..., C * 2 * d :], axis=-1)
-    return MixturePotential(log_weights, potential.h, potential.W)
+    return MixturePotential(log_weights, factor.h, factor.W)
 
 
 def decoder_network(

@@ -1,4 +1,4 @@
-"""What a recognition network says of a latent vector: a factor that multiplies its density.
+"""The factors by which recognition networks multiply the density of a latent vector.
 
 Johnson et al., "Composing graphical models with neural networks for structured representations and
 fast inference" (2016); So, "EP Structured Variational Auto-Encoders" (2018).
@@ -42,7 +42,7 @@ class GaussianPotential:
         - \tfrac12 \log \frac{|J + R|}{|J|},
 
     which is a difference of log partitions written so that float32 is enough far from the origin.
-    A zero potential says that nothing was observed.
+    A zero potential is the factor one and stands for no observation.
 
     :param h: ``(*batch, d)``.
     :param W: ``(*batch, d, d)``, minus half a precision; only its symmetric part counts.
@@ -89,7 +89,7 @@ class GaussianPotential:
         return _moments(self.tilted_normal(eta))
 
     def moments(self) -> GaussianMean:
-        """E x and E x x^T under the potential itself, which has to be a density.
+        """E x and E x x^T under the potential itself, which must be a density.
 
         :raises ValueError: ``-W`` is not positive definite, where its value is known.
         """
@@ -107,10 +107,10 @@ class MixturePotential:
 
         \psi_c(x) = N(x \mid r_c) \quad\text{or}\quad \exp(h_c^\top x + x^\top W_c x),
 
-    the first with ``normalized=True``, where :math:`r_c = (h_c, W_c)` has to be the natural
+    the first with ``normalized=True``, where :math:`r_c = (h_c, W_c)` must be the natural
     parameter of a density. The weights need not sum to one. Integrals of normalized components
-    leave out the factor :math:`(2\pi)^{-d/2}`. A component of h = 0 and W = 0, which says that
-    nothing was observed, is the factor one in both forms.
+    leave out the factor :math:`(2\pi)^{-d/2}`. A component of h = 0 and W = 0, which stands for no
+    observation, is the factor one in both forms.
 
     :param log_weights: ``(*batch, C)``.
     :param h: ``(*batch, C, d)``.
@@ -162,7 +162,7 @@ class MixturePotential:
         return _moments(self.tilted_normal(eta))
 
     def moments(self) -> GaussianMean:
-        """E x and E x x^T under the potential itself, whose components have to be densities.
+        """E x and E x x^T under the potential itself, whose components must be densities.
 
         :raises ValueError: a ``-W`` is not positive definite, where its value is known.
         """

@@ -1,7 +1,7 @@
 """Models with known answers, and real data that installed packages carry.
 
-For tests, examples and benchmarks, and for trying a method of your own: nothing else in the package
-imports this room.
+They serve tests, examples and benchmarks, and trials of new methods. No other part of the package
+imports this module.
 """
 
 from numpyro_ext.targets.banana import banana, banana_potential

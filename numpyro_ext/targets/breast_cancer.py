@@ -19,7 +19,7 @@ class BreastCancer(NamedTuple):
 
 
 def breast_cancer(*, features: str = "mean", seed: int = 0) -> BreastCancer:
-    """569 biopsies; features standardised by the training rows, a fixed 80/20 split.
+    """Data of 569 biopsies, with features standardised by the training rows and a fixed split.
 
     :param str features: ``"mean"`` (the 10 cell-nucleus means), or ``"all"`` 30.
     :param int seed: of the split.

@@ -14,10 +14,10 @@ __all__ = ["LatentCycle", "crosshair", "latent_cycle", "swirl"]
 
 
 class LatentCycle(NamedTuple):
-    """Data of :func:`latent_cycle`, and what made them."""
+    """Data of :func:`latent_cycle`, and the variables that they were made of."""
 
     y: Array
-    """``(N, K, 2)``, what is observed."""
+    """``(N, K, 2)``, the observed vectors."""
     x: Array
     """``(N, K, 2)``, the vectors before they are warped."""
     z: Array

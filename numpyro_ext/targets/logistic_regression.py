@@ -1,4 +1,4 @@
-"""Logistic regression with a learnt prior scale: the workhorse of the examples and benchmarks."""
+"""Logistic regression with an unknown prior scale, which many examples and benchmarks use."""
 
 from jax import Array
 import jax.numpy as jnp

@@ -13,11 +13,11 @@ from numpyro.infer.autoguide import AutoDiagonalNormal
 import optax
 import pytest
 
+from numpyro_ext._model.mistakes import read_global
 from numpyro_ext._model.read import (
     frames,
     is_data,
     is_delta,
-    local_to,
     model_info,
     not_reparameterized,
     plate_sizes,
@@ -96,11 +96,13 @@ def test_says_what_the_model_contains():
         "u": ("rows",),
     }
     assert info.latents["u"].constrained.shape == (2,)
-    assert local_to(info) == ("u", "rows")
+    with pytest.raises(ValueError, match="'u' is local to the subsampled plate 'rows', and it is"):
+        read_global(model, (data(),), {}, because="it is")
 
 
 def test_nothing_is_local_without_a_minibatch():
-    assert local_to(read_model(unordered, (data(),), {"subsample_size": 3})) is None
+    found = read_global(unordered, (data(),), {"subsample_size": 3}, because="it has none")
+    assert found.plates == {"rows": (ROWS, 3)}
     assert read_model(unordered, (data(),), {"subsample_size": ROWS}).plates == {}
 
 

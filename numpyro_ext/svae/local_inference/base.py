@@ -1,4 +1,4 @@
-"""What a rule of local inference is, and what all rules share.
+"""The interface of a rule of local inference, and the functions that all rules share.
 
 A rule takes the expected statistics of the global variables and a recognition potential, and gives
 an approximation q of the local latent variables of each datum. Any rule gives a lower bound on the
@@ -23,7 +23,7 @@ __all__ = [
     "LocalPosterior",
     "check_batch",
     "check_gaussian",
-    "check_potential",
+    "check_factor",
     "expected_log_normal",
     "global_statistics",
     "negative_entropy",
@@ -32,11 +32,11 @@ __all__ = [
     "surrogate_elbo",
 ]
 
-Potential = GaussianPotential | MixturePotential
+Factor = GaussianPotential | MixturePotential
 
 
 class LocalInfo(NamedTuple):
-    """How the iterations of a rule went, ``(B,)`` each."""
+    """A report on the iterations of a rule, with arrays ``(B,)``."""
 
     num_iter: Array
     residual: Array
@@ -111,17 +111,17 @@ class LocalInference(Protocol):
         ...
 
     def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
-        """Where the natural parameters of the global factors start, given those of the prior."""
+        """Initial natural parameters of the global factors, given those of the prior."""
         ...
 
 
 def surrogate_elbo(
     rule: LocalInference,
     global_mean: Mapping[str, Any],
-    potential: Potential,
+    potential: Factor,
     local: LocalPosterior,
 ) -> Array:
-    r"""``(B,)``, what local inference climbs: :math:`\mathrm{E}_q \log \psi - KL_n(\mu, q)`.
+    r"""The objective of local inference, :math:`\mathrm{E}_q \log \psi - KL_n(\mu, q)`, ``(B,)``.
 
     It is at most the log integral of prior times potential. For chains, the potential is summed
     over time.
@@ -156,7 +156,7 @@ def surrogate_elbo(
 def global_statistics(
     rule: LocalInference, global_mean: Mapping[str, Any], local: LocalPosterior
 ) -> dict[str, Any]:
-    """The statistics that a batch adds to each global factor: minus the slope of its divergence.
+    """The statistics that a batch adds to each global factor, minus the slope of its divergence.
 
     They are natural parameters: the conjugate update of a factor is its prior plus N / B times
     these.
@@ -230,20 +230,20 @@ def check_batch(global_mean: Mapping[str, Any], name: str, shape: tuple[int, ...
         )
 
 
-def check_potential(potential: Any, name: str, batch: str, d: int) -> None:
-    """A potential of our types whose shapes fit the rule, or an error that says what does not.
+def check_factor(factor: Any, name: str, batch: str, d: int) -> None:
+    """An error unless a factor is of our types and its shapes fit the rule.
 
     :param name: of the rule.
     :param batch: its batch axes, such as ``"B, T"``.
     :param d: the size of x.
     """
-    if not isinstance(potential, Potential):
+    if not isinstance(factor, Factor):
         raise TypeError(
-            f"{name} was given a {type(potential).__name__} as its potential; the recognition"
+            f"{name} was given a {type(factor).__name__} as its potential; the recognition"
             " network must return a GaussianPotential or a MixturePotential."
         )
-    axes = f"{batch}, C" if isinstance(potential, MixturePotential) else batch
-    h, W = jnp.shape(potential.h), jnp.shape(potential.W)
+    axes = f"{batch}, C" if isinstance(factor, MixturePotential) else batch
+    h, W = jnp.shape(factor.h), jnp.shape(factor.W)
     if len(h) != axes.count(",") + 2 or h[-1] != d or W != (*h, d):
         raise ValueError(
             f"the potential of {name} has h of shape {h} and W of shape {W}; they must be"
@@ -252,10 +252,10 @@ def check_potential(potential: Any, name: str, batch: str, d: int) -> None:
         )
 
 
-def check_gaussian(potential: Any, name: str, instead: str) -> None:
-    """A Gaussian potential, or an error that says what to use instead."""
-    if not isinstance(potential, GaussianPotential):
+def check_gaussian(factor: Any, name: str, instead: str) -> None:
+    """An error, which names an alternative, unless a factor is a Gaussian potential."""
+    if not isinstance(factor, GaussianPotential):
         raise TypeError(
-            f"{name} requires a GaussianPotential, but was given a {type(potential).__name__}; use"
+            f"{name} requires a GaussianPotential, but was given a {type(factor).__name__}; use"
             f" {instead}."
         )

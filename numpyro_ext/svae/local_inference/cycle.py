@@ -30,8 +30,8 @@ from numpyro_ext.svae.local_inference.base import (
     LocalInfo,
     LocalPosterior,
     check_batch,
+    check_factor,
     check_gaussian,
-    check_potential,
     expected_log_normal,
     negative_entropy,
     plug_in,
@@ -79,8 +79,8 @@ class _Cycle:
         }
 
     def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
-        """In the plane four clusters on a circle, turned by a random angle; else the prior's with
-        locations spread by 3. Concentrations are between 1 and 2."""
+        """The start has concentrations between 1 and 2. For d = 2 the locations are four points on
+        a circle, turned by a random angle; otherwise they are the prior's, spread by 3."""
         key_a, key_b, key_loc = random.split(rng_key, 3)
         start = NIW.to_standard(prior["components"])
         d = start.loc.shape[-1]
@@ -220,13 +220,13 @@ State = tuple[Array, GaussianMean]
 """Probabilities of z = 1, and moments of x."""
 
 
-def _check(name: str, global_mean: Mapping[str, Any], potential: Any) -> None:
+def _check(name: str, global_mean: Mapping[str, Any], factor: Any) -> None:
     check_batch(global_mean, "components", (2, 2))
-    check_potential(potential, name, "B, K", global_mean["components"].precision_loc.shape[-1])
+    check_factor(factor, name, "B, K", global_mean["components"].precision_loc.shape[-1])
     (K,) = global_mean["pi"].log_p.shape
-    if K < 2 or potential.h.shape[1] != K:
+    if K < 2 or factor.h.shape[1] != K:
         raise ValueError(
-            f"the potential has h of shape {potential.h.shape}, and pi has {K} probabilities; a"
+            f"the potential has h of shape {factor.h.shape}, and pi has {K} probabilities; a"
             " cycle needs at least 2 of them, and h of shape (B, K, ..., d)."
         )
 
@@ -305,7 +305,7 @@ def _odds_of(args: Args, i: Array, q: Array, moments: GaussianMean) -> Array:
 
 
 def _own_moments(psi: GaussianPotential) -> GaussianMean:
-    """The potential's moments; those of a unit normal where it is no density."""
+    """The moments of a potential, or those of a unit normal where it is not a density."""
     natural = GaussianNatural(psi.h, psi.W)
     proper = Gaussian.in_domain(natural)
     d = psi.h.shape[-1]

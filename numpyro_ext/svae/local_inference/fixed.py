@@ -10,7 +10,7 @@ from jax import Array
 import numpyro.distributions as dist
 
 from numpyro_ext.expfam import Gaussian, GaussianNatural
-from numpyro_ext.svae.local_inference.base import LocalPosterior, check_potential, no_iterations
+from numpyro_ext.svae.local_inference.base import LocalPosterior, check_factor, no_iterations
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
 
 __all__ = ["FixedGaussian"]
@@ -54,7 +54,7 @@ class FixedGaussian:
     def infer(
         self, global_mean: Mapping[str, Any], potential: GaussianPotential | MixturePotential
     ) -> LocalPosterior:
-        check_potential(potential, "FixedGaussian", "B", self.natural.h.shape[-1])
+        check_factor(potential, "FixedGaussian", "B", self.natural.h.shape[-1])
         natural = Gaussian.from_standard(*potential.tilted_normal(self.natural))
         info = no_iterations(natural.h[..., 0])
         return LocalPosterior({"x": natural}, {"x": Gaussian.mean(natural)}, info)

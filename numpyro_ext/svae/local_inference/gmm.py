@@ -1,4 +1,4 @@
-"""Local inference for mixtures: which component z, and where in it x.
+"""Local inference for mixtures: the component z, and the vector x in it.
 
 Johnson et al., "Composing graphical models with neural networks for structured representations and
 fast inference" (2016); So, "EP Structured Variational Auto-Encoders" (2018).
@@ -30,8 +30,8 @@ from numpyro_ext.svae.local_inference.base import (
     LocalInfo,
     LocalPosterior,
     check_batch,
+    check_factor,
     check_gaussian,
-    check_potential,
     expected_log_normal,
     negative_entropy,
     no_iterations,
@@ -210,13 +210,13 @@ class GMMMeanField(_GMM):
 Args = tuple[dict[str, Any], GaussianPotential]
 
 
-def _check(name: str, global_mean: Mapping[str, Any], potential: Any) -> None:
+def _check(name: str, global_mean: Mapping[str, Any], factor: Any) -> None:
     check_batch(global_mean, "components", global_mean["pi"].log_prob.shape)
-    check_potential(potential, name, "B", global_mean["components"].precision_loc.shape[-1])
+    check_factor(factor, name, "B", global_mean["components"].precision_loc.shape[-1])
 
 
 def _sweep(args: Args, r: Array) -> Array:
-    """x, then z."""
+    """One sweep: the update of x, and then that of z."""
     x = Gaussian.mean(_normal_given(args, r))
     return jax.nn.softmax(_logits_given(args, x), axis=-1)
 

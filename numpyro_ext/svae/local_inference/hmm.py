@@ -28,8 +28,8 @@ from numpyro_ext.svae.local_inference.base import (
     LocalInfo,
     LocalPosterior,
     check_batch,
+    check_factor,
     check_gaussian,
-    check_potential,
     expected_log_normal,
     negative_entropy,
     no_iterations,
@@ -208,9 +208,9 @@ class HMMMeanField(_HMM):
 Args = tuple[dict[str, Any], GaussianPotential]
 
 
-def _check(name: str, global_mean: Mapping[str, Any], potential: Any) -> None:
+def _check(name: str, global_mean: Mapping[str, Any], factor: Any) -> None:
     check_states(global_mean, "emission")
-    check_potential(potential, name, "B, T", global_mean["emission"].precision_loc.shape[-1])
+    check_factor(factor, name, "B, T", global_mean["emission"].precision_loc.shape[-1])
 
 
 def check_states(global_mean: Mapping[str, Any], *names: str) -> None:
@@ -260,7 +260,7 @@ def expected_log_states(global_mean: Mapping[str, Any], states: Any) -> Array:
 
 
 def _sweep(args: Args, r: Array) -> Array:
-    """All x, then the chain of z."""
+    """One sweep: the update of all x, and then that of the chain of z."""
     return MarkovChain.mean(_states(args, _normals(args, r))).probs
 
 

@@ -15,8 +15,8 @@ import numpyro.distributions as dist
 from numpyro_ext.expfam import MNIW, NIW, GaussianChain
 from numpyro_ext.svae.local_inference.base import (
     LocalPosterior,
+    check_factor,
     check_gaussian,
-    check_potential,
     no_iterations,
 )
 from numpyro_ext.svae.local_inference.linear import (
@@ -89,7 +89,7 @@ class LDS:
 
     def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
         check_gaussian(potential, "LDS", "HMMEP, whose x are independent given z")
-        check_potential(potential, "LDS", "B, T", global_mean["initial"].precision_loc.shape[-1])
+        check_factor(potential, "LDS", "B, T", global_mean["initial"].precision_loc.shape[-1])
         r = jnp.ones((*potential.h.shape[:-1], 1), potential.h.dtype)
         natural = chain_given(*_one_system(global_mean), potential, r)
         mean = GaussianChain.mean(natural, parallel=self.parallel)

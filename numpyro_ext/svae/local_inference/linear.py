@@ -40,8 +40,8 @@ def chain_given(
 
 
 def expected_log_steps(initial: NIWMean, dynamics: MNIWMean, moments: GaussianChainMean) -> Array:
-    """``(*batch, T, K)``, expected log density of each step under each system, without the
-    ``-d/2 log 2 pi``."""
+    """The expected log density of each step under each system, ``(*batch, T, K)``, without the
+    constant ``-d/2 log 2 pi``."""
     first = GaussianMean(moments.x[..., :1, None, :], moments.xx[..., :1, None, :, :])
     to, before = moments.xx[..., 1:, :, :], moments.xx[..., :-1, :, :]
     later = (

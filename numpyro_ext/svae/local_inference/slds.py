@@ -26,8 +26,8 @@ from numpyro_ext.expfam import (
 from numpyro_ext.svae.local_inference.base import (
     LocalInfo,
     LocalPosterior,
+    check_factor,
     check_gaussian,
-    check_potential,
 )
 from numpyro_ext.svae.local_inference.hmm import (
     broadcast_start,
@@ -113,7 +113,7 @@ class SLDSMeanField:
         check_gaussian(potential, "SLDSMeanField", "HMMEP")
         check_states(global_mean, "initial_x", "dynamics")
         d = global_mean["initial_x"].precision_loc.shape[-1]
-        check_potential(potential, "SLDSMeanField", "B, T", d)
+        check_factor(potential, "SLDSMeanField", "B, T", d)
 
         def one(psi: GaussianPotential, init: Array) -> LocalPosterior:
             args = (dict(global_mean), psi)
@@ -146,8 +146,8 @@ class SLDSMeanField:
         }
 
     def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
-        """The prior's, with transitions of 0.9 times the identity plus noise of 0.1, which breaks
-        the symmetry between systems, and concentrations between 1 and 2."""
+        """The start is the prior's, with concentrations between 1 and 2, and with transitions of
+        0.9 times the identity plus noise of 0.1, which breaks the symmetry between systems."""
         key_pi, key_P, key_A = random.split(rng_key, 3)
         start = MNIW.to_standard(prior["dynamics"])
         noise = random.normal(key_A, start.weight.shape)

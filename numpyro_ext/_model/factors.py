@@ -1,0 +1,217 @@
+r"""The factors of a model: one term for each row of data, and one for each element of the prior.
+
+.. math:: \log p(x, y) = \sum_n l_n(x) + \sum_s \sum_j t_{sj}(x)
+
+at a flat vector x of unconstrained latent sites. Expectation propagation replaces one factor after
+another, each at latent vectors of its own, so that no factor may cost a pass over all the data.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+import warnings
+
+import jax
+from jax import Array, random
+import jax.numpy as jnp
+from numpyro.distributions import biject_to
+from numpyro.handlers import seed, substitute
+from numpyro.infer import init_to_uniform
+
+from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.density import log_prob, scaled
+from numpyro_ext._model.handlers import every_row, rows
+from numpyro_ext._model.mistakes import valid_data
+from numpyro_ext._model.read import (
+    Latent,
+    frames,
+    model_info,
+    plate_sizes,
+    sample_sites,
+    shape_trace,
+    trace_of,
+)
+from numpyro_ext._numpyro import at_unconstrained, default_key, site_of_log_det
+from numpyro_ext._typing import Model, Params, Sites, Trace
+
+__all__ = ["Factors"]
+
+LARGEST_WHOLE = 1000
+"""The number of rows up to which a row may be picked from a pass over all of them."""
+TOLERANCE = 1e-4
+"""The largest error of the log likelihood l of a row, in units of 1 + |l|."""
+
+
+class Factors:
+    r"""The log density of a model in unconstrained space, Jacobian included, factor by factor.
+
+    A row is an index n of the data plate. Its factor :math:`l_n` is the sum of the observed sites
+    in that plate at this row, without the scale of the plate. Every other factor :math:`t_{sj}` is
+    batch element j of a latent site, or of an observed one outside the plate. The sum of all
+    factors is minus NumPyro's potential of all rows.
+
+    A latent site inside the data plate is local. It is no part of x: :meth:`row` takes its value in
+    that row and adds its log prior, so that an engine can integrate it out.
+
+    A row is computed alone by the plate's indices where the model uses them, otherwise on arguments
+    of which only that row is passed, and at worst by a pass over all rows; the first way that gives
+    the numbers of that pass is taken.
+
+     - **info** - what is static in the model, as :class:`ModelInfo`, with its global latent sites
+       alone; ``info.size`` is the length D of the flat vector x, and ``info.ravel(z)`` and
+       ``info.unravel(x)`` go from sites to x and back.
+     - **plate, size** - the data plate and the number N of its rows.
+     - **local** - the local sites in one row: zeros of their unconstrained shapes.
+
+    :param model: Python callable containing NumPyro primitives.
+    :param args: arguments of the model.
+    :param kwargs: keyword arguments of the model.
+    :param str data_plate: name of the data plate; needed if observed sites are in several plates.
+    :param dict params: values of the model's ``param`` sites.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        data_plate: str | None = None,
+        params: Params | None = None,
+    ) -> None:
+        self._model = every_row(default_key(substitute(model, data=params or {})))
+        self._arguments = args, kwargs or {}
+        fn = seed(valid_data(self._model), random.key(0))
+        trace = shape_trace(substitute(fn, substitute_fn=init_to_uniform), *self._arguments)
+        self.plate = _data_plate(trace, data_plate)
+        self.size = plate_sizes(trace)[self.plate][0]
+        info = model_info(trace)
+        inside = {n: x for n, x in info.latents.items() if self.plate in x.plates}
+        outside = {n: x for n, x in info.latents.items() if n not in inside}
+        self.info = replace(info, latents=outside)
+        dims = {n: frames(trace[n])[self.plate] for n in inside}
+        self.local = {n: jnp.zeros(_in_row(x, dims[n])) for n, x in inside.items()}
+        self._way = self._find_way()
+
+    def row(self, x: Array, n: Array, local: Sites | None = None) -> Array:
+        """The log likelihood of row ``n`` at ``x``; under ``jax.vmap``, of each row at its own.
+
+        :param x: ``(D,)``, a flat vector.
+        :param n: the index of a row.
+        :param dict local: unconstrained values of the local sites in this row, whose log prior is
+            added.
+        """
+        return self._way(x, n, local or {})[0]
+
+    def terms(self, x: Array) -> dict[str, Array]:
+        """The other factors at ``x``: of each site, an array of its batch shape.
+
+        Sites are latent ones, with the log Jacobian of their constraint, and observed ones outside
+        the data plate. Under ``jax.jit`` nothing is computed for the data.
+        """
+        found: dict[str, Array] = {}
+        trace = self._trace(x, jnp.arange(self.size), self._arguments, self.local)
+        for site in sample_sites(trace):
+            if self.plate not in frames(site):
+                name = site_of_log_det(site["name"], self.info.latents)
+                found[name] = found.get(name, 0.0) + scaled(site, log_prob(site))
+        return found
+
+    def draw_prior(self, rng_key: Array, num_samples: int) -> Array:
+        """Draws of the prior, ``(num_samples, D)``."""
+
+        def draw(rng_key: Array) -> Array:
+            trace = trace_of(seed(self._model, rng_key), *self._arguments)
+            sites = {name: trace[name] for name in self.info.latents}
+            z = {n: biject_to(site["fn"].support).inv(site["value"]) for n, site in sites.items()}
+            return self.info.ravel(z)
+
+        return jax.jit(jax.vmap(draw))(random.split(rng_key, num_samples))
+
+    def _find_way(self) -> Callable[..., Array]:
+        """The first way to compute a row, of shape ``(1,)``, that agrees with a pass over all."""
+        key_x, key_rows = random.split(random.key(0))
+        x = random.uniform(key_x, (2, self.info.size), minval=-1.0)
+        n = random.randint(key_rows, (8,), 0, self.size)
+
+        def at_probes(way: Callable[..., Array]) -> Array:
+            each_row = jax.vmap(partial(way, local=self.local), (None, 0))
+            return jax.jit(jax.vmap(each_row, (0, None)))(x, n)
+
+        expected = at_probes(self._by_all_rows)
+        for way in (self._by_plate, self._by_arguments):
+            try:
+                found = at_probes(way)
+            except (TypeError, ValueError):  # what is not indexed may not broadcast with one row
+                continue
+            if found.shape == expected.shape and jnp.allclose(
+                found, expected, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
+            ):
+                return way
+        problem = (
+            f"no row of the plate '{self.plate}' can be computed alone, because the model does not"
+            f" use the plate's indices; write `with numpyro.plate('{self.plate}', {self.size}) as"
+            " idx:` and index everything that has a row for each datum, as in X[idx] and obs=y[idx]"
+        )
+        if self.size > LARGEST_WHOLE:
+            raise ValueError(f"{problem}.")
+        cost = f"a row now costs a pass over all {self.size}, and all rows {self.size}^2"
+        warnings.warn(InferenceWarning(f"{problem}; {cost}."), stacklevel=4)
+        return self._by_all_rows
+
+    def _by_plate(self, x: Array, n: Array, local: Sites) -> Array:
+        return self._log_lik(x, n[None], self._arguments, local)
+
+    def _by_arguments(self, x: Array, n: Array, local: Sites) -> Array:
+        def of_row(leaf: Any) -> Any:
+            return jnp.asarray(leaf)[n][None] if jnp.shape(leaf)[:1] == (self.size,) else leaf
+
+        sliced = jax.tree.map(of_row, self._arguments)
+        return self._log_lik(x, jnp.zeros(1, int), sliced, local)
+
+    def _by_all_rows(self, x: Array, n: Array, local: Sites) -> Array:
+        return self._log_lik(x, jnp.arange(self.size), self._arguments, local)[n[None]]
+
+    def _log_lik(self, x: Array, idx: Array, arguments: tuple, local: Sites) -> Array:
+        """The log likelihood of each of the rows that the model has at ``idx``."""
+        trace = self._trace(x, idx, arguments, local)
+        # On sliced arguments the plate may have one row or N, and scales by what it has.
+        size, batch = trace[self.plate]["args"]
+        total = jnp.zeros(batch)
+        for site in sample_sites(trace):
+            if self.plate in frames(site):
+                log_p = scaled(site, log_prob(site), size / batch)
+                axis = log_p.ndim + frames(site)[self.plate]
+                total = total + jnp.sum(log_p, [i for i in range(log_p.ndim) if i != axis])
+        return total
+
+    def _trace(self, x: Array, idx: Array, arguments: tuple, local: Sites) -> Trace:
+        fn = rows(self._model, {self.plate: idx}, {self.plate: (self.size, self.size)})
+        return trace_of(at_unconstrained(fn, {**self.info.unravel(x), **local}), *arguments)
+
+
+def _in_row(latent: Latent, dim: int) -> tuple[int, ...]:
+    """The unconstrained shape of a site in one row of the plate at ``dim``."""
+    axis = len(latent.constrained.shape) - latent.support.event_dim + dim
+    shape = latent.unconstrained.shape
+    return (*shape[:axis], 1, *shape[axis + 1 :])
+
+
+def _data_plate(trace: Trace, given: str | None) -> str:
+    """The plate whose rows are the data, or an error that lists the plates."""
+    around = [frames(site) for site in sample_sites(trace) if site["is_observed"]]
+    if not around:
+        raise ValueError(
+            "the model has no observed site, so it has no factors of data; give a sample site obs=,"
+            " or add a numpyro.factor, in a numpyro.plate."
+        )
+    plates = sorted(set().union(*around))
+    chosen = plates[0] if given is None and len(plates) == 1 else given
+    if chosen is not None and chosen in plates:
+        return chosen
+    which = "data_plate is not given" if given is None else f"data_plate is {given!r}"
+    raise ValueError(
+        f"the observed sites are in the plates {plates}, and {which}; put the data into one"
+        " numpyro.plate, or name the one whose rows are the data by data_plate."
+    )

@@ -1,0 +1,245 @@
+"""Factors of a model: their sum is the potential, and each is right at a point of its own."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+import pytest
+from scipy import stats
+
+from numpyro_ext._model.factors import Factors
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import read_model
+from numpyro_ext.diagnostics import InferenceWarning
+from tests._model.models import ROWS, crossed, data, straight, unordered
+
+X = jnp.sin(1.3 * jnp.arange(3.0 * ROWS)).reshape(ROWS, 3)
+COUNTS = jnp.array([0.0, 2.0, 1.0, 4.0, 0.0, 1.0])
+TREATMENT = jnp.array([2.8, 0.8, -0.3, 0.7, -0.1, 0.1])
+
+
+def horseshoe(X, y, counts):
+    """Scales of scales, two observed sites, and a factor outside the plate; no alphabet."""
+    tau = numpyro.sample("tau", dist.HalfCauchy(1.5))
+    lam = numpyro.sample("lam", dist.HalfNormal(2.0).expand([3]))
+    beta = numpyro.sample("beta", dist.Normal(0.3, tau * lam))
+    numpyro.factor("near", -0.7 * jnp.sum(beta**2))
+    with numpyro.plate("rows", len(y)) as idx:
+        mean = X[idx] @ beta
+        numpyro.sample("y", dist.Normal(mean, tau), obs=y[idx])
+        numpyro.sample("counts", dist.Poisson(jnp.exp(mean)), obs=counts[idx])
+
+
+def schools(y):
+    """The effects outside the plate, each with a factor of its own."""
+    mu = numpyro.sample("mu", dist.Normal(0.5, 2.0))
+    tau = numpyro.sample("tau", dist.LogNormal(0.0, 0.7))
+    theta = numpyro.sample("theta", dist.Normal(mu, tau).expand([ROWS]))
+    with numpyro.plate("schools", ROWS) as idx:
+        numpyro.sample("y", dist.Normal(theta[idx], 1.2), obs=y[idx])
+
+
+def local_schools(y, subsample_size=None):
+    """The effects inside the plate, positive, so that their Jacobian counts."""
+    tau = numpyro.sample("tau", dist.LogNormal(0.0, 0.7))
+    with numpyro.plate("schools", ROWS, subsample_size) as idx:
+        theta = numpyro.sample("theta", dist.HalfNormal(tau))
+        numpyro.sample("y", dist.Normal(theta, 1.2), obs=y[idx])
+
+
+def vectors(X, y):
+    """Whole arrays in a plate of a constant size, with a mask and a scale."""
+    beta = numpyro.sample("beta", dist.Normal(0.2, 1.5).expand([3]).to_event(1))
+    scale = numpyro.sample("a_scale", dist.Gamma(2.0, 1.5))
+    with numpyro.plate("rows", ROWS), handlers.scale(scale=1.7), handlers.mask(mask=y > 0):
+        numpyro.sample("y", dist.StudentT(4.0, X @ beta, scale), obs=y)
+
+
+def closed(y=None):
+    """Data that no argument holds, and no index."""
+    loc = numpyro.sample("loc", dist.Normal(0.4, 2.0))
+    with numpyro.plate("rows", ROWS):
+        numpyro.sample("x", dist.Normal(loc, 1.3), obs=data())
+
+
+def standardised(y):
+    """The scale of a row is that of all rows."""
+    loc = numpyro.sample("loc", dist.Normal(0.4, 2.0))
+    with numpyro.plate("rows", ROWS) as idx:
+        numpyro.sample("y", dist.Normal(loc, jnp.std(y[idx])), obs=y[idx])
+
+
+def two_plates(y, groups):
+    """Observed sites in the data plate and in another one, which has a latent site too."""
+    with numpyro.plate("groups", 2):
+        loc = numpyro.sample("loc", dist.Normal(0.4, 2.0))
+        numpyro.sample("known", dist.Normal(loc, 0.5), obs=jnp.array([0.3, 1.1]))
+    with numpyro.plate("rows", ROWS) as idx:
+        numpyro.sample("y", dist.Normal(loc[groups[idx]], 1.3), obs=y[idx])
+
+
+ROWS_OF_DATA = {"data_plate": "rows"}
+# name -> model, arguments, options, the way to one row.
+MODELS = {
+    "simplex and matrix": (unordered, (data(),), {}, "plate"),
+    "horseshoe": (horseshoe, (X, data(), COUNTS), {}, "plate"),
+    "minibatch": (straight, (data(), None, 2), {}, "plate"),
+    "schools": (schools, (TREATMENT,), {}, "plate"),
+    "local": (local_schools, (TREATMENT,), {}, "plate"),
+    "arguments": (vectors, (X, TREATMENT), {}, "arguments"),
+    "all rows": (closed, (), {}, "all_rows"),
+    "rows of a table": (crossed, (X, (ROWS, 3)), ROWS_OF_DATA, "plate"),
+    "two plates": (two_plates, (data(), jnp.arange(ROWS) % 2), ROWS_OF_DATA, "plate"),
+}
+
+
+def factors_of(name):
+    model, args, options, way = MODELS[name]
+    if way == "all_rows":
+        with pytest.warns(InferenceWarning, match="all 6, and all rows 6"):
+            return Factors(model, args, **options)
+    return Factors(model, args, **options)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("name", MODELS)
+def test_factors_sum_to_minus_the_potential_of_all_rows(name, tol):
+    """At three points; ``Potential`` is held against NumPyro's elsewhere."""
+    model, args, _, way = MODELS[name]
+    factors, info = factors_of(name), read_model(model, args)
+    potential = Potential(model, info, {}, args, {})
+    every = {plate: jnp.arange(size) for plate, (size, _) in info.plates.items()}
+
+    def both(x):
+        z = info.unravel(x)
+        local = {name: z[name][:, None] for name in factors.local}
+        x, n = factors.info.ravel(z), jnp.arange(factors.size)
+        rows = jax.vmap(factors.row, (None, 0, 0))(x, n, local)
+        total = sum(jnp.sum(term) for term in factors.terms(x).values())
+        return jnp.sum(rows) + total, -potential(z, every)
+
+    ours, expected = jax.jit(jax.vmap(both))(0.7 * random.normal(random.key(1), (3, info.size)))
+    np.testing.assert_allclose(ours, expected, rtol=tol(1e-5, 1e-12))
+    assert factors._way.__name__ == f"_by_{way}"
+
+
+@pytest.mark.x64
+def test_each_row_is_right_at_a_latent_vector_of_its_own(tol):
+    """Rows in any order, some of them twice, against SciPy's densities row by row."""
+    factors = factors_of("horseshoe")
+    n = jnp.array([3, 0, 5, 3, 1, 1, 4])
+    x = 0.6 * random.normal(random.key(2), (len(n), factors.info.size))
+    found = jax.jit(jax.vmap(factors.row))(x, n)
+    for one, row, value in zip(np.asarray(x), np.asarray(n), found, strict=True):
+        mean = np.asarray(X)[row] @ one[4:]  # after log tau and the three log lam
+        expected = stats.norm.logpdf(np.asarray(data())[row], mean, np.exp(one[0]))
+        expected += stats.poisson.logpmf(int(COUNTS[row]), np.exp(mean))
+        np.testing.assert_allclose(value, expected, rtol=tol(1e-4, 1e-10))
+
+
+@pytest.mark.x64
+def test_a_row_by_its_argument_is_right_at_a_latent_vector_of_its_own(tol):
+    factors = factors_of("arguments")
+    n = jnp.array([3, 0, 2, 5])  # of the third and the fifth row the mask keeps nothing
+    x = 0.6 * random.normal(random.key(2), (len(n), factors.info.size))
+    found = jax.jit(jax.vmap(factors.row))(x, n)
+    for one, row, value in zip(np.asarray(x), np.asarray(n), found, strict=True):
+        y, scale = np.asarray(TREATMENT)[row], np.exp(one[3])
+        expected = 1.7 * (y > 0) * stats.t.logpdf(y, 4.0, np.asarray(X)[row] @ one[:3], scale)
+        np.testing.assert_allclose(value, expected, rtol=tol(1e-4, 1e-10))
+
+
+@pytest.mark.x64
+def test_terms_are_those_of_each_batch_element(tol):
+    """The prior of each element with its Jacobian, and the factor outside the plate."""
+    factors = factors_of("horseshoe")
+    x = 0.6 * random.normal(random.key(3), (factors.info.size,))
+    found = jax.jit(factors.terms)(x)
+    log_tau, log_lam, beta = np.asarray(x[0]), np.asarray(x[1:4]), np.asarray(x[4:])
+    tau, lam = np.exp(log_tau), np.exp(log_lam)
+    expected = {
+        "tau": stats.halfcauchy.logpdf(tau, scale=1.5) + log_tau,
+        "lam": stats.halfnorm.logpdf(lam, scale=2.0) + log_lam,
+        "beta": stats.norm.logpdf(beta, 0.3, tau * lam),
+        "near": -0.7 * np.sum(beta**2),
+    }
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        assert found[name].shape == np.shape(value)
+        np.testing.assert_allclose(found[name], value, rtol=tol(1e-4, 1e-10))
+
+
+def test_terms_in_other_plates_are_those_of_each_element():
+    found = factors_of("two plates").terms(jnp.array([0.1, 0.9]))
+    np.testing.assert_allclose(
+        found["known"], stats.norm.logpdf([0.3, 1.1], [0.1, 0.9], 0.5), rtol=1e-5
+    )
+    np.testing.assert_allclose(found["loc"], stats.norm.logpdf([0.1, 0.9], 0.4, 2.0), rtol=1e-5)
+
+
+def test_draws_of_the_prior_are_flat_vectors_in_unconstrained_space():
+    """log tau ~ N(.3, .5) and loc given tau ~ N((1, -2), tau), within 5 standard errors."""
+    x = factors_of("simplex and matrix").draw_prior(random.key(4), 4000)
+    assert x.shape == (4000, 11)
+    log_tau, eps = x[:, 0], (x[:, 1:3] - jnp.array([1.0, -2.0])) / jnp.exp(x[:, :1])
+    for values, mean, sd in [(log_tau, 0.3, 0.5), (eps[:, 0], 0.0, 1.0), (eps[:, 1], 0.0, 1.0)]:
+        assert abs(values.mean() - mean) < 5 * sd / 4000**0.5
+        assert abs(values.std() - sd) < 5 * sd / 8000**0.5
+
+
+def test_local_sites_are_no_part_of_the_flat_vector():
+    factors = Factors(local_schools, (TREATMENT, 2))
+    assert tuple(factors.info.latents) == ("tau",)
+    assert factors.draw_prior(random.key(0), 3).shape == (3, 1)
+    assert {name: x.shape for name, x in factors.local.items()} == {"theta": (1,)}
+    assert set(factors.terms(jnp.zeros(1))) == {"tau"}
+
+
+def test_rows_that_depend_on_each_other_are_taken_from_all_of_them():
+    with pytest.warns(InferenceWarning, match="plate 'rows' can"):
+        factors = Factors(standardised, (data(),))
+    found = factors.row(jnp.array([0.2]), jnp.array(4))
+    y = np.asarray(data())
+    np.testing.assert_allclose(found, stats.norm.logpdf(y[4], 0.2, y.std()), rtol=1e-5)
+
+
+def test_many_rows_that_are_not_indexed_are_refused():
+    """Up to 1,000 rows one of them may cost a pass over all; beyond it may not."""
+    many = jnp.sin(jnp.arange(1001.0))
+
+    def model():
+        loc = numpyro.sample("loc", dist.Normal(0.4, 2.0))
+        with numpyro.plate("rows", 1001):
+            numpyro.sample("x", dist.Normal(loc, 1.3), obs=many)
+
+    words = r"plate 'rows' can.* `with numpyro.plate\('rows', 1001\) as idx:` .* obs=y\[idx\]\.$"
+    with pytest.raises(ValueError, match=words):
+        Factors(model)
+
+
+def test_programs_without_one_data_plate_are_refused():
+    def alone(y=None):
+        numpyro.sample("y", dist.Normal(numpyro.sample("loc", dist.Normal()), 1.0), obs=y)
+
+    with pytest.raises(ValueError, match="no observed site"):
+        Factors(alone)
+    with pytest.raises(ValueError, match=r"in the plates \[\], and data_plate is not given"):
+        Factors(alone, (1.0,))
+    table = X, (ROWS, 3)
+    with pytest.raises(ValueError, match=r"plates \['columns', 'rows'\], and data_plate is not"):
+        Factors(crossed, table)
+    with pytest.raises(ValueError, match="data_plate is 'row'"):
+        Factors(crossed, table, data_plate="row")
+
+
+def test_data_with_nan_are_refused_by_name():
+    def whole(y):
+        loc = numpyro.sample("loc", dist.Normal())
+        with numpyro.plate("rows", ROWS):
+            numpyro.sample("y", dist.Normal(loc, 1.0), obs=y)
+
+    with pytest.raises(ValueError, match="observed site 'y' have 1 NaN among 6"):
+        Factors(whole, (TREATMENT.at[2].set(jnp.nan),))
