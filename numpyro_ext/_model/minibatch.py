@@ -1,26 +1,18 @@
 """Row indices of a minibatch in O(batch) work and memory, however many rows there are."""
 
-from collections.abc import Callable
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 from jax import Array, lax, random
-from jax.core import Tracer
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding
-
-from numpyro_ext._checks import check_count
+from jax.sharding import NamedSharding
 
 __all__ = [
     "PlateState",
-    "check_batches",
     "draw_indices",
     "epoch_indices",
-    "keyed_permutation",
-    "num_devices",
+    "permute",
     "replace_indices",
-    "spread_arrays",
+    "round_keys",
     "start_plates",
 ]
 
@@ -69,8 +61,21 @@ def _mix(x: Array, key: Array) -> Array:
     return x ^ (x >> 16)
 
 
-def _permute(keys: Array, i: Array, size: int) -> Array:
-    """The images of ``i``; ``keys`` is ``(rounds,)`` or ``(rounds, B)``."""
+def permute(keys: Array, i: Array, size: int) -> Array:
+    r"""
+    The images of the row numbers ``i`` under a pseudo-random bijection of ``0 .. size - 1``.
+
+    A number is written with :math:`b = \lceil\log_2 N\rceil` bits, split into halves
+    :math:`L, R`, and goes through a Feistel network: :math:`L \leftarrow L \oplus F_k(R)` in even
+    rounds, :math:`R \leftarrow R \oplus F_k(L)` in odd ones, repeated while the result is not below
+    N. This is a bijection for any F, so no array of N numbers is needed; it is not a uniform draw
+    among all N! permutations. Up to 8 rows it is: so few are ordered by random numbers, because on
+    3 bits the network is uneven.
+
+    :param keys: :func:`round_keys`, ``(rounds,)``, or ``(rounds, B)`` for a bijection of each row.
+    :param i: integers in ``0 .. size - 1``, ``(B,)``.
+    :param int size: number of rows N, at most ``2**31 - 1``.
+    """
     return _rank(keys, i, size) if size <= _ROUNDS else _encrypt(keys, i, size)
 
 
@@ -107,38 +112,9 @@ def _encrypt(keys: Array, i: Array, size: int) -> Array:
     )
 
 
-def _round_keys(rng_key: Array) -> Array:
+def round_keys(rng_key: Array) -> Array:
+    """The keys of the Feistel network; other keys are another bijection."""
     return random.bits(rng_key, (_ROUNDS,), jnp.uint32)
-
-
-def keyed_permutation(rng_key: Array, i: Array, size: int) -> Array:
-    r"""
-    A pseudo-random bijection of ``0 .. size - 1``, evaluated at the places ``i`` alone.
-
-    The number is written with :math:`b = \lceil\log_2 N\rceil` bits, split into halves
-    :math:`L, R`, and goes through a Feistel network: :math:`L \leftarrow L \oplus F_k(R)` in even
-    rounds, :math:`R \leftarrow R \oplus F_k(L)` in odd ones, repeated while the result is not below
-    N. This is a bijection for any F, so no array of N numbers is needed; it is not a uniform draw
-    among all N! permutations. Up to 8 rows it is: so few are ordered by random numbers, because on
-    3 bits the network is uneven.
-
-    :param rng_key: random number generator key; another key is another permutation.
-    :param i: integers in ``0 .. size - 1``, of any shape.
-    :param int size: number of rows N, at most ``2**31 - 1``.
-    :return: the images of ``i``, with its shape and type.
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from jax import random
-        >>> from numpyro_ext._model.minibatch import keyed_permutation
-        >>> order = keyed_permutation(random.key(0), jnp.arange(10), 10)
-        >>> sorted(order.tolist())
-        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-    """
-    check_count("size", size)
-    i = jnp.asarray(i)
-    return _permute(_round_keys(rng_key), i, size).astype(i.dtype)
 
 
 def epoch_indices(
@@ -147,8 +123,8 @@ def epoch_indices(
     """
     The next minibatch of a pass over the rows in which each row occurs once.
 
-    Pass ``epoch`` visits the rows in the order
-    ``keyed_permutation(fold_in(rng_key, epoch), ., size)``. A batch that starts near the end of a
+    Pass ``epoch`` visits the rows in the order that :func:`permute` gives by the key
+    ``fold_in(rng_key, epoch)``. A batch that starts near the end of a
     pass goes on with the first rows of the next pass.
 
     :param rng_key: random number generator key, the same at every call of one chain.
@@ -176,8 +152,8 @@ def epoch_indices(
     place = offset + jnp.arange(batch_size, dtype=jnp.uint32)
     next_pass = place >= size
     place = jnp.where(next_pass, place - jnp.uint32(size), place)
-    keys = [_round_keys(random.fold_in(rng_key, e))[:, None] for e in (epoch, epoch + 1)]
-    idx = _permute(jnp.where(next_pass, keys[1], keys[0]), place, size).astype(jnp.int32)
+    keys = [round_keys(random.fold_in(rng_key, e))[:, None] for e in (epoch, epoch + 1)]
+    idx = permute(jnp.where(next_pass, keys[1], keys[0]), place, size).astype(jnp.int32)
     end = offset + jnp.uint32(batch_size)
     over = end >= size
     return idx, epoch + over.astype(epoch.dtype), jnp.where(over, end - jnp.uint32(size), end)
@@ -216,58 +192,3 @@ def draw_indices(
         if sharding is not None:
             idx[name] = lax.with_sharding_constraint(idx[name], sharding)
     return idx, after
-
-
-def num_devices(sharding: NamedSharding | None) -> int:
-    """The number of devices over which a batch is spread."""
-    if sharding is None:
-        return 1
-    if not isinstance(sharding, NamedSharding):
-        raise TypeError(f"sharding is {sharding!r}; it must be a jax.sharding.NamedSharding.")
-    if len(sharding.spec) != 1 or sharding.spec[0] is None:
-        raise ValueError(
-            f"sharding has the spec {sharding.spec}; it must name the mesh axis of the rows, such"
-            " as P('data')."
-        )
-    axes = sharding.spec[0] if isinstance(sharding.spec[0], tuple) else (sharding.spec[0],)
-    types = dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))
-    for axis in axes:
-        if types[axis] != AxisType.Auto:
-            raise ValueError(
-                f"mesh axis '{axis}' is of type {types[axis]}; it must be AxisType.Auto, as in"
-                f" jax.make_mesh(..., axis_types=(AxisType.Auto,))."
-            )
-    return math.prod(sharding.mesh.shape[axis] for axis in axes)
-
-
-def check_batches(plates: dict[str, tuple[int, int]], devices: int) -> None:
-    """A ``ValueError`` if a batch cannot be spread evenly over the devices."""
-    for name, (_, batch_size) in plates.items():
-        if batch_size % devices:
-            raise ValueError(
-                f"plate '{name}' has subsample_size {batch_size}; spread over {devices} devices it"
-                f" must be a multiple of {devices}."
-            )
-
-
-def spread_arrays(
-    args: tuple, kwargs: dict[str, Any]
-) -> tuple[dict[int, Array], Callable[[dict[int, Array]], tuple[tuple, dict[str, Any]]]]:
-    """The arrays that are spread over devices, and the arguments with these put in.
-
-    A compiled function takes these as arguments of its own: closed over they would be copied, and
-    those of other processes cannot be. The rest stays as it is, so that a model may look at it.
-    """
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    spread = {
-        k: x
-        for k, x in enumerate(leaves)
-        if isinstance(x, Array) and not isinstance(x, Tracer) and len(x.sharding.device_set) > 1
-    }
-
-    def whole(spread: dict[int, Array]) -> tuple[tuple, dict[str, Any]]:
-        if not spread:  # the order of a dict would be lost
-            return args, kwargs
-        return jax.tree.unflatten(tree, [spread.get(k, x) for k, x in enumerate(leaves)])
-
-    return spread, whole

@@ -6,7 +6,7 @@ from numpyro.infer import HMC, MCMC, BarkerMH
 
 from numpyro_ext._model.handlers import every_row, valid_plates
 from numpyro_ext._model.read import is_data
-from numpyro_ext._typing import GradientEstimator, Model
+from numpyro_ext._typing import Model
 from numpyro_ext.diagnostics._evaluate import count_of
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics._memo import remember
@@ -33,12 +33,10 @@ def cost_of(mcmc: MCMC, fit: Fit) -> dict[str, float]:
         model = kernel.model
         counts = remember(memo, "rows", lambda: rows_of(model, fit.args, fit.kwargs))
         facts["batch_rows"], facts["rows"] = counts
-    estimator = getattr(kernel, "gradient", None)
-    if isinstance(estimator, GradientEstimator) and getattr(kernel, "takes_gradient", True):
-        rows = facts["rows"] / facts["batch_rows"] if facts.get("batch_rows") else 1.0
-        cost: Any = getattr(estimator, "cost", None)
-        each = getattr(kernel, "gradients_per_step", 1.0)
-        each *= 1.0 if cost is None else float(cost(rows))
+    rows = facts["rows"] / facts["batch_rows"] if facts.get("batch_rows") else 1.0
+    cost: Any = getattr(kernel, "gradients_per_transition", lambda rows: None)
+    each = cost(rows)
+    if each is not None:
         facts["gradients_per_draw"] = transitions * each
     elif isinstance(kernel, BarkerMH):
         facts["gradients_per_draw"] = transitions

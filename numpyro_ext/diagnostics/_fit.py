@@ -16,7 +16,7 @@ from numpyro.util import is_prng_key
 
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._numpyro import mcmc_arguments, posterior_guide
-from numpyro_ext._typing import GradientEstimator, Model, Params, Sites
+from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.diagnostics._memo import Memo, memo_of, remember
 from numpyro_ext.diagnostics.full_data import full_data, minibatch_plates
 
@@ -200,8 +200,7 @@ def _method_of(kernel: Any) -> str:
     """``"sgmcmc"`` if it estimates the gradient, ``"particles"`` if chains move together."""
     if getattr(kernel, "is_ensemble_kernel", False) and not isinstance(kernel, EnsembleSampler):
         return "particles"
-    estimates = isinstance(getattr(kernel, "gradient", None), GradientEstimator)
-    return "sgmcmc" if estimates and getattr(kernel, "takes_gradient", True) else "mcmc"
+    return getattr(kernel, "inference_method", "mcmc")
 
 
 def _fit_of_mcmc(

@@ -1,6 +1,5 @@
 """How ``diagnose`` and ``to_arviz`` judge a run of stochastic-gradient MCMC."""
 
-from contextlib import suppress
 import math
 from typing import Any, NamedTuple
 import warnings
@@ -77,9 +76,8 @@ def facts_of(mcmc: MCMC, fit: Fit) -> dict[str, Any]:
     if "thermostat" in getattr(state, "_fields", ()):
         facts["has_thermostat"] = 1
     share: Any = getattr(kernel, "noise_share", None)
-    if share is not None and np.any(np.asarray(state.noise_variance)):
-        with suppress(ValueError):  # a kernel that was unpickled has forgotten its model
-            facts["noise_share"] = float(share(state))
+    if share is not None and (value := share(state)) is not None:
+        facts["noise_share"] = value
     if (settings := getattr(kernel, "settings", None)) is not None:
         facts["found_step_size"] = float(settings.step_size)
         facts["predicted_variance_ratio"] = float(settings.variance_ratio)
@@ -96,6 +94,8 @@ def _temperature(kernel: Any, state: Any, num_transitions: int) -> float | None:
         return None
     last = int(np.max(jax.device_get(i)))
     seen = jnp.linspace(max(0, last - num_transitions), last - 1, 100).astype(int)
+    if at(0) is None:
+        return None
     # Not jitted, which would compile anew at each look at the run.
     values = jax.device_get(jax.vmap(at)(seen))
     # It is 0 while a cyclical schedule explores.

@@ -1,8 +1,7 @@
-"""What all stochastic-gradient kernels share: arguments, minibatches, gradients, divergence."""
+"""What all stochastic-gradient kernels share: minibatches, gradients, transitions, divergence."""
 
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -11,43 +10,83 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 import numpy as np
-from numpyro.infer import init_to_uniform
+from numpyro.util import is_prng_key
 
 from numpyro_ext._checks import check_choice, check_nonnegative, check_positive
-from numpyro_ext._model.minibatch import check_batches, draw_indices, num_devices, start_plates
+from numpyro_ext._model.minibatch import draw_indices, start_plates
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._typing import GradientEstimator, Model, Sites
-from numpyro_ext.mcmc.grad_fn import GradFn
+from numpyro_ext._model.sharding import check_batches, num_devices
+from numpyro_ext._typing import GradientEstimator, Sites
 from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient, warn_if_far
-from numpyro_ext.mcmc.kernel import ModelKernel, Schedule
+from numpyro_ext.mcmc.model_kernel import ModelKernel, Schedule
 from numpyro_ext.mcmc.schedules import ConstantSchedule
-from numpyro_ext.mcmc.settings import Settings
-from numpyro_ext.mcmc.state import Transition
-from numpyro_ext.mcmc.whitening import Whitening
+from numpyro_ext.mcmc.state import Estimate, Transition
 
-__all__ = ["SGMCMCKernel"]
+__all__ = ["GradFn", "SGMCMCKernel", "next_draw"]
 
 
+@dataclass(frozen=True)
+class GradFn:
+    """
+    The gradient estimate as a step sees it: a function of the flat vector.
+
+    Batch, keys and the estimator's state are those of the transition. Nothing is changed by a
+    call, so a step may call it any number of times, also inside a JAX loop.
+    """
+
+    kernel: "SGMCMCKernel"
+    potential: Potential
+    i: Array
+    idx: dict[str, Array]
+    rng_key: Array
+    state: Any
+    bound: Array | None = None
+
+    def __call__(self, z: Array) -> Estimate:
+        """The estimate at ``z`` from the batch of the transition."""
+        return self._estimate(self.rng_key, self.idx, z)[1]
+
+    def with_hvp(self, z: Array, v: Array) -> tuple[Estimate, Array]:
+        """The estimate at ``z``, and the product of its Jacobian (the Hessian of U) with ``v``."""
+        estimate = partial(self._estimate, self.rng_key, self.idx)
+        _, hvp, found = jax.jvp(estimate, (z,), (v,), has_aux=True)
+        return found, hvp
+
+    def independent(self, rng_key: Array, z: Array) -> Estimate:
+        """The estimate at ``z`` from a batch of its own, independent of the transition's."""
+        key_batch, key_gradient = random.split(rng_key)
+        return self._estimate(key_gradient, self.kernel.new_batch(key_batch, self.potential), z)[1]
+
+    def _estimate(self, rng_key: Array, idx: dict[str, Array], z: Array) -> tuple[Array, Estimate]:
+        potential, coordinates, state = self.potential, self.kernel.coordinates, self.state
+        x = coordinates.to_z(z)
+        if self.kernel.gradient is None:
+            U, grad = potential.value_and_grad_flat(x, idx)
+        else:
+            estimate, sites = self.kernel.gradient.estimate, potential.info.unravel(x)
+            U, by_site, state = estimate(rng_key, self.i, sites, idx, potential, state)
+            grad = potential.info.ravel(by_site)
+        g = coordinates.pull(grad).astype(z.dtype)
+        if self.bound is not None:
+            g = jnp.clip(g, -self.bound, self.bound)
+        return g, Estimate(U, g, state)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class SGMCMCKernel(ModelKernel):
     r"""
     Base of the stochastic-gradient kernels for :class:`~numpyro.infer.mcmc.MCMC`.
 
     Draws from :math:`\pi(z) \propto \exp(-U(z)/T)`, where U is NumPyro's potential in unconstrained
     space, summed over all N data, Jacobian included. Every ``plate`` with a ``subsample_size`` is a
-    minibatch, redrawn at each transition in O(batch) work; a model without one runs with the full
-    gradient. There is no accept step: draws are biased by the step size and by the gradient noise,
-    see each kernel.
+    minibatch, redrawn at each transition in O(batch) work. There is no accept step: draws are
+    biased by the step size and by the gradient noise, see each kernel.
 
     **Flat order.** A step moves the ``(n,)`` vector of the latent sites in the order in which the
-    model samples them, each ravelled in C order. This is the order of NumPyro's ``AutoContinuous``
-    guides; momenta, preconditioners, metrics and per-site values have it too.
+    model samples them; momenta, preconditioners, metrics and per-site values have this order too.
 
-    **Settings.** With ``step_size=None``, the default, :meth:`init` finds the mode, whitens by the
-    curvature there, measures the noise of minibatch gradients with and without a control variate,
-    and takes the largest step (and the friction) at which the kernel's law on a Gaussian keeps the
-    relative error of every variance within ``max_bias``. Chains then start at draws of the normal
-    approximation. ``kernel.settings`` is the report, a :class:`Settings`; where it does not apply,
-    an ``InferenceWarning`` says so. A ``step_size`` that is given is taken as it is.
+    **Settings.** With ``step_size=None``, the default, :meth:`init` finds the coordinates, the
+    step, the friction and the gradient estimator; ``kernel.settings`` is a :class:`Settings`.
 
     **Warmup.** A chain that starts far from the mode would turn its potential into momentum. So a
     kernel with momentum only descends during the first half of warmup, with gradient and momentum
@@ -55,40 +94,21 @@ class SGMCMCKernel(ModelKernel):
     diverges during warmup goes back to its best state so far and halves its step; ``step_scale``
     in the state is the factor.
 
-    **Extra fields.** With a minibatch ``potential_energy`` is the estimate where the gradient was
-    taken last; without one it is U at the draw. ``grad_norm`` is the 2-norm of the last gradient
-    estimate. ``step_size`` is the one used, so a weighted average is
-    ``sum(step_size * f) / sum(step_size)``. If the gradient or a new value is not finite, the chain
-    keeps its last finite state, draws a new momentum if it has one, and marks the draw
-    ``diverging``; it requires a smaller step then. Deterministic sites inside a subsampled plate
-    are computed for its first ``subsample_size`` rows.
+    If the gradient or a new value is not finite, a chain keeps its last finite state, draws a new
+    momentum if it has one, and marks the draw ``diverging``; it requires a smaller step then.
 
-    **Chains.** For the same keys, chains have the same random numbers and batches under every
-    ``chain_method``. ``num_warmup`` counts draws, not transitions; schedules continue through
-    warmup and resumption (``mcmc.post_warmup_state = mcmc.last_state``). A chain may be resumed on
-    other data of the same size.
-
-    With a progress bar ``MCMC`` dispatches every draw of a sequential chain from Python, which
-    takes as long as some fifty transitions of a small model: set ``steps_per_sample``, or switch
-    the bar off. For large data use ``progress_bar=False`` or leave ``jit_model_args`` False: with
-    both on, ``MCMC`` copies the data at every draw.
-
-    A kernel supplies ``state_class`` (see :func:`kernel_state`), :meth:`step`, and, as needed,
-    :meth:`init_state`, :meth:`redraw_momentum` and :meth:`setup`.
+    A kernel supplies ``state_class`` (see :func:`kernel_state`) and :meth:`step`. The other hooks
+    have defaults; the page *Adding an algorithm* lists them.
 
     :param model: Python callable containing NumPyro primitives; all latent sites continuous and
         outside of the subsampled plates.
     :param step_size: positive float, or a callable of the transition number ``i`` (from 0), such
-        as a schedule; None is found.
-    :param float max_bias: largest relative error of a variance that a step which is found may have.
-    :param whitening: a :class:`Whitening`, the coordinates in which a step moves. None is those of
-        the sites or, with ``step_size=None``, found.
+        as a schedule; None has it found.
+    :param float max_bias: relative error of a variance that a step which is found may cause.
+    :param whitening: a :class:`Whitening`, the coordinates in which a step moves.
     :param temperature: non-negative float T or a callable of ``i``; 0 is descent without noise.
     :param gradient: an estimator: :class:`MinibatchGradient` by default, :class:`ControlVariate`,
-        :class:`SVRG` or any object with the methods ``init(z, potential)`` and
-        ``estimate(rng_key, i, z, idx, potential, state)``, where ``potential`` is the model's
-        :class:`Potential`. An optional third method ``refresh(state, potential)`` returns the
-        state for other data, when a chain is resumed.
+        :class:`SVRG` or any object with their methods ``init`` and ``estimate``.
     :param str minibatch: ``"replace"`` draws rows with replacement, ``"epoch"`` each row once per
         pass.
     :param int steps_per_sample: transitions per draw, all in one dispatch.
@@ -100,68 +120,34 @@ class SGMCMCKernel(ModelKernel):
         mode, as models with a ``while_loop`` require.
     """
 
-    state_class: ClassVar[Any]
-    last_step_fields: ClassVar[tuple[str, ...]] = ("potential_energy", "grad_norm")
+    max_bias: float = 0.05
+    temperature: float | Schedule = 1.0
+    gradient: GradientEstimator | None = None
+    minibatch: str = "replace"
+    sharding: NamedSharding | None = None
+    forward_mode_differentiation: bool = False
 
-    def __init__(
-        self,
-        model: Model,
-        step_size: float | Schedule | None = None,
-        *,
-        max_bias: float = 0.05,
-        whitening: Whitening | None = None,
-        temperature: float | Schedule = 1.0,
-        gradient: GradientEstimator | None = None,
-        minibatch: str = "replace",
-        steps_per_sample: int = 1,
-        sharding: NamedSharding | None = None,
-        init_strategy: Callable[..., Any] = init_to_uniform,
-        forward_mode_differentiation: bool = False,
-    ) -> None:
-        super().__init__(
-            model,
-            step_size,
-            whitening=whitening,
-            steps_per_sample=steps_per_sample,
-            init_strategy=init_strategy,
-            forward_mode_differentiation=forward_mode_differentiation,
-        )
-        if not callable(temperature):
-            check_nonnegative("temperature", temperature)
-        check_positive("max_bias", max_bias)
-        self.max_bias = max_bias
-        self._gradient_is_given = gradient is not None
-        gradient = MinibatchGradient() if gradient is None else gradient
-        if isinstance(gradient, type) or not isinstance(gradient, GradientEstimator):
+    last_step_fields: ClassVar[tuple[str, ...]] = ("potential_energy", "grad_norm")
+    momentum: ClassVar[str | None] = None
+    """Name of the state's field that is the momentum, for kernels that have one."""
+    inference_method: ClassVar[str] = "sgmcmc"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.temperature, ConstantSchedule):
+            self.temperature = self.temperature.value
+        if not callable(self.temperature):
+            check_nonnegative("temperature", self.temperature)
+        check_positive("max_bias", self.max_bias)
+        if isinstance(self.gradient, type) or not isinstance(self.estimator, GradientEstimator):
             raise TypeError(
-                f"gradient is {gradient!r}; it must be an object with the methods init and"
+                f"gradient is {self.gradient!r}; it must be an object with the methods init and"
                 " estimate, such as ControlVariate(center)."
             )
-        check_choice("minibatch", minibatch, ("replace", "epoch"))
-        self._temperature = temperature if callable(temperature) else ConstantSchedule(temperature)
-        self.gradient: GradientEstimator = gradient
-        self.minibatch = minibatch
-        self.sharding = sharding
-        self._num_devices = num_devices(sharding)
-        self.num_descent = 0
-        """Transitions at the beginning that only descend: none without momentum."""
-
-    def estimators(self, center: Sites) -> list[GradientEstimator]:
-        if self._gradient_is_given:
-            return [self.gradient]
-        return [MinibatchGradient(), ControlVariate(center)] if self.info.plates else []
-
-    def take(self, settings: Settings) -> None:
-        super().take(settings)
-        if not self._gradient_is_given:
-            corrected = settings.control_variate
-            self.gradient = ControlVariate(settings.center) if corrected else MinibatchGradient()
-
-    def noise_ratio(self, noise: np.ndarray) -> np.ndarray:
-        """Variances of the gradient noise over T, which is 1 here where it is 0 or a schedule."""
-        constant = isinstance(self._temperature, ConstantSchedule)
-        T = float(self._temperature.value) if constant else 1.0
-        return noise / (T or 1.0)
+        check_choice("minibatch", self.minibatch, ("replace", "epoch"))
+        num_devices(self.sharding)
+        self._forward_mode = self.forward_mode_differentiation
+        self._num_descent = 0
 
     @abstractmethod
     def step(
@@ -171,8 +157,7 @@ class SGMCMCKernel(ModelKernel):
         One transition on the flat ``(n,)`` vector.
 
         :param rng_key: a key of this step alone.
-        :param state: the state before the step; ``state.z`` is flat, and ``state.i`` is not
-            batched.
+        :param state: the state before the step; ``state.i`` is not batched.
         :param z: the flat vector.
         :param grad_fn: the gradient estimate, ``estimate = grad_fn(z)``; further methods are
             ``grad_fn.with_hvp(z, v)`` and ``grad_fn.independent(rng_key, z)``.
@@ -184,51 +169,63 @@ class SGMCMCKernel(ModelKernel):
         """The kernel's own fields at the start of one chain, at the flat ``z``."""
         return {}
 
-    def redraw_momentum(self, rng_key: Array, z: Array, T: Array) -> dict[str, Array]:
-        """Those of the kernel's fields that are drawn anew after a divergence."""
-        return {}
+    def momentum_scale(self, T: Array) -> Array:
+        """Standard deviation of the momentum at temperature T."""
+        return jnp.sqrt(T)
+
+    def draw_momentum(self, rng_key: Array, z: Array, T: Array) -> Array:
+        """A new momentum, at the start and after a divergence."""
+        return self.momentum_scale(T) * random.normal(rng_key, z.shape, z.dtype)
 
     def setup(self, potential: Potential) -> None:
-        """Checks that need the model's sites, supports or plates; called by :meth:`init` first."""
-        far = "r" in self.state_class._fields and not self._starts_near
-        self.num_descent = self._num_adapt // 2 if far else 0
-        check_batches(potential.plates, self._num_devices)
-        for what, schedule, check in (
-            ("step_size", self._schedule, check_positive),
-            ("temperature", self._temperature, check_nonnegative),
-        ):
-            if not isinstance(schedule, ConstantSchedule):
-                check(f"{what} at i = 0", jax.jit(schedule)(np.zeros((), np.int32)))
+        super().setup(potential)
+        far = self.momentum is not None and not self._starts_near
+        self._num_descent = self._num_adapt // 2 if far else 0
+        check_batches(potential.plates, num_devices(self.sharding))
+        if callable(self.temperature):
+            at_start = jax.jit(self.temperature)(np.zeros((), np.int32))
+            check_nonnegative("temperature at i = 0", at_start)
 
     def check_state(self, states: Any, grads: Sites | None) -> None:
         # Where a start is drawn in coordinates without a scale, it says nothing of the posterior.
-        known = self._whitening is not None or self._start_is_given
+        whitened = self.whitening is not None
+        known = whitened or self._start_is_given
         if known and grads and isinstance(self.gradient, ControlVariate):
-            warn_if_far(states, grads, self.flatten, self._whitening is not None)
+            warn_if_far(states, grads, self.flatten, whitened)
+
+    @property
+    def estimator(self) -> GradientEstimator:
+        """The gradient estimator in use."""
+        return MinibatchGradient() if self.gradient is None else self.gradient
+
+    def gradients_per_transition(self, rows: float) -> float:
+        cost: Any = getattr(self.gradient, "cost", None)
+        return 1.0 if cost is None else float(cost(rows))
 
     def sampling_at(self, i: Any) -> Array:
         """False in the exploration stage of a cyclical schedule."""
-        sampling = getattr(self._schedule, "sampling", None)
-        return jnp.asarray(True if sampling is None else sampling(i), bool)
+        return jnp.asarray(getattr(self.step_size, "sampling", lambda i: True)(i), bool)
 
     def temperature_at(self, i: Any, dtype: Any = float) -> Array:
         """T of transition ``i``: 0 in the exploration stage of a cyclical schedule."""
-        return jnp.where(self.sampling_at(i), jnp.asarray(self._temperature(i), dtype), 0)
+        T = self.temperature(i) if callable(self.temperature) else self.temperature
+        return jnp.where(self.sampling_at(i), jnp.asarray(T, dtype), 0)
 
     def start(
         self, potential: Potential, rng_key: Array, key_plates: Array, key_start: Array, z: Sites
     ) -> tuple[Any, dict[str, Array], Sites | None]:
         i, flat = jnp.zeros((), int), self.flatten(z)
         key_index, key_gradient, key_fields = random.split(key_start, 3)
-        plates = self._plates(key_plates, potential)
-        idx, _ = self._batch(key_index, plates, potential)
-        gradient = jax.tree.map(jnp.asarray, self.gradient.init(z, potential))
-        U, grad, _ = self.gradient.estimate(key_gradient, i, z, idx, potential, gradient)
+        plates = start_plates(key_plates, potential.plates, self.minibatch)
+        idx, _ = draw_indices(key_index, plates, potential.plates, self.sharding)
+        gradient = jax.tree.map(jnp.asarray, self.estimator.init(z, potential))
+        U, grad, _ = self.estimator.estimate(key_gradient, i, z, idx, potential, gradient)
+        pulled = self.coordinates.pull(self.info.ravel(grad))
         state = self.state_class(
             i=i,
             z=z,
             potential_energy=jnp.asarray(U, flat.dtype),
-            grad_norm=jnp.linalg.norm(self.flatten_gradient(grad)).astype(flat.dtype),
+            grad_norm=jnp.linalg.norm(pulled).astype(flat.dtype),
             step_size=self.step_size_at(i, flat.dtype),
             diverging=jnp.zeros((), bool),
             sampling=self.sampling_at(i),
@@ -242,19 +239,22 @@ class SGMCMCKernel(ModelKernel):
         )
         return state, idx, grad
 
+    def sample(
+        self, state: Any, model_args: tuple = (), model_kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return next_draw(self, state, self.potential(model_args, model_kwargs))
+
     def transition(self, state: Any, potential: Potential) -> Any:
         i, dtype = state.i, state.z.dtype
         rng_key, key_index, key_step = random.split(state.rng_key, 3)
         # Drawn only where they are used, which is seldom; far from the counters of the split.
         key_gradient, key_redraw = (random.fold_in(state.rng_key, 1000 + k) for k in range(2))
-        idx, plates = self._batch(key_index, state.plates, potential)
+        idx, plates = draw_indices(key_index, state.plates, potential.plates, self.sharding)
         eps = self.step_size_at(i, dtype) * state.step_scale
         T = self.temperature_at(i, dtype)
         grad_fn = GradFn(self, potential, i, idx, key_gradient, state.gradient)
-        if self.num_descent:
-            z, (U, grad, gradient), fields = self._descend(key_step, state, grad_fn, eps, T)
-        else:
-            z, (U, grad, gradient), fields = self.step(key_step, state, state.z, grad_fn, eps, T)
+        step = self._descend if self._num_descent else self.step
+        z, (U, grad, gradient), fields = step(key_step, state, state.z, grad_fn, eps, T)
         # What only the last step shows, and what did not change, need not be looked at in all.
         shown = [
             x
@@ -280,9 +280,10 @@ class SGMCMCKernel(ModelKernel):
             new["best"] = jax.tree.map(partial(jnp.where, lower), (U, state.z), state.best)
             new["z"] = jnp.where(back, state.best[1], new["z"])
             new["step_scale"] = jnp.where(back, 0.5, 1.0).astype(dtype) * state.step_scale
-        redraw = partial(self.redraw_momentum, key_redraw, state.z, T)
-        if drawn := jax.eval_shape(redraw):
-            new |= lax.cond(finite, lambda: {name: new[name] for name in drawn}, redraw)
+        if self.momentum:
+            r = new[self.momentum]
+            redraw = partial(self.draw_momentum, key_redraw, state.z, T)
+            new[self.momentum] = lax.cond(finite, lambda: r, redraw)
         return state._replace(
             i=i + 1,
             step_size=eps,
@@ -295,31 +296,23 @@ class SGMCMCKernel(ModelKernel):
         )
 
     def _descend(
-        self, rng_key: Array, state: Any, grad_fn: GradFn, eps: Array, T: Array
+        self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
     ) -> Transition:
-        """
-        A step that is a descent as long as ``i`` is in the first half of warmup.
-
-        Far from the mode the potential would become momentum. So nothing is injected, gradient and
-        momentum are kept below their thermal size (a coordinate then moves by about ``eps`` at
-        most), and the kernel's own fields begin anew at the end.
-        """
-        descending = state.i < self.num_descent
+        """A step without noise, with gradient and momentum kept below their thermal size, as long
+        as ``i`` is in the first half of warmup; the kernel's own fields begin anew at its end."""
+        descending = state.i < self._num_descent
         scale = self.momentum_scale(jnp.where(T > 0, T, 1))
         grad_fn = replace(grad_fn, bound=jnp.where(descending, scale / eps, jnp.inf))
         T = jnp.where(descending, 0, T)
-        z, estimate, fields = self.step(rng_key, state, state.z, grad_fn, eps, T)
+        z, estimate, fields = self.step(rng_key, state, z, grad_fn, eps, T)
         bound = jnp.where(descending, scale, jnp.inf)
-        fields = fields | {"r": jnp.clip(fields["r"], -bound, bound)}
+        assert self.momentum is not None
+        fields = fields | {self.momentum: jnp.clip(fields[self.momentum], -bound, bound)}
         fresh = partial(self.init_state, random.fold_in(rng_key, 1), z)
         names = jax.eval_shape(fresh)
         kept = {name: fields.get(name, getattr(state, name)) for name in names}
-        last = state.i + 1 == self.num_descent
+        last = state.i + 1 == self._num_descent
         return Transition(z, estimate, lax.cond(last, fresh, lambda: kept))
-
-    def momentum_scale(self, T: Array) -> Array:
-        """Standard deviation of the momentum at temperature T."""
-        return jnp.sqrt(T)
 
     def finish(self, state: Any, potential: Potential) -> Any:
         if potential.plates:
@@ -327,7 +320,7 @@ class SGMCMCKernel(ModelKernel):
         U = potential(self.unflatten(state.z), {})
         return state._replace(potential_energy=U.astype(state.potential_energy.dtype))
 
-    def renew(self, state: Any, resumed: Array, potential: Potential) -> Any:
+    def resume(self, state: Any, resumed: Array, potential: Potential) -> Any:
         refresh = getattr(self.gradient, "refresh", None)
         if refresh is None:
             return state
@@ -341,7 +334,7 @@ class SGMCMCKernel(ModelKernel):
 
     def refresh(self, state: Any, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
         potential = self.potential(model_args, model_kwargs)
-        return state._replace(gradient=self.gradient.init(state.z, potential))
+        return state._replace(gradient=self.estimator.init(state.z, potential))
 
     def estimate_gradient(
         self,
@@ -350,38 +343,56 @@ class SGMCMCKernel(ModelKernel):
         model_args: tuple = (),
         model_kwargs: dict[str, Any] | None = None,
     ) -> tuple[Array, Sites]:
-        """
-        One draw of the gradient estimate at a fixed point: ``(potential, grad)``.
-
-        It may be jitted and mapped.
-
-        :param rng_key: random number generator key of the batch.
-        :param dict z: unconstrained values of the latent sites.
-        :param model_args: arguments of the model.
-        :param model_kwargs: keyword arguments of the model.
-        """
+        """One draw of the gradient estimate at unconstrained sites z: ``(potential, grad)``."""
         kwargs = model_kwargs or {}
         info, params = self._read(None, model_args, kwargs)
         potential = self._potential(info, params, model_args, kwargs)
         z = info.check_unconstrained("z", z)
         key_batch, key_gradient = random.split(rng_key)
         idx = self.new_batch(key_batch, potential)
-        state = self.gradient.init(z, potential)
-        U, grad, _ = self.gradient.estimate(
-            key_gradient, jnp.zeros((), int), z, idx, potential, state
-        )
-        return U, grad
+        state, i = self.estimator.init(z, potential), jnp.zeros((), int)
+        return self.estimator.estimate(key_gradient, i, z, idx, potential, state)[:2]
 
     def new_batch(self, rng_key: Array, potential: Potential) -> dict[str, Array]:
         """One batch of the law of the chain's batches, apart from its passes over the data."""
         key_plates, key_index = random.split(rng_key)
-        return self._batch(key_index, self._plates(key_plates, potential), potential)[0]
+        plates = start_plates(key_plates, potential.plates, self.minibatch)
+        return draw_indices(key_index, plates, potential.plates, self.sharding)[0]
 
-    def _plates(self, rng_key: Array, potential: Potential) -> dict[str, Any]:
-        return start_plates(rng_key, potential.plates, self.minibatch)
 
-    def _batch(self, rng_key: Array, plates: Any, potential: Potential) -> tuple[Any, Any]:
-        return draw_indices(rng_key, plates, potential.plates, self.sharding)
+def next_draw(kernel: ModelKernel, state: Any, potential: Potential) -> Any:
+    """The state of one chain, or of several, after ``steps_per_sample`` transitions."""
+    draw = partial(_transitions, kernel, potential)
+    if is_prng_key(state.rng_key):
+        return draw(state.i, state.resumed, state)
+    # All chains share these. Out of vmap, a lax.cond on them stays a branch.
+    i, resumed = state.i[0], state.resumed[0]
+    return jax.vmap(partial(draw, i, resumed))(state._replace(i=None, resumed=None))
+
+
+def _transitions(
+    kernel: ModelKernel, potential: Potential, i: Array, resumed: Array, state: Any
+) -> Any:
+    state = kernel.resume(state, resumed, potential)
+    false = jnp.zeros((), bool)
+    state = state._replace(i=i, z=kernel.flatten(state.z), diverging=false, resumed=false)
+    inner = kernel.steps_per_sample - 1
+
+    def not_shown(_: Any, state: Any) -> Any:
+        # Left as they are, so that XLA need not compute what no draw shows.
+        kept = {name: getattr(state, name) for name in kernel.last_step_fields}
+        return kernel.transition(state, potential)._replace(**kept)
+
+    def all_transitions(carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        state = lax.fori_loop(0, inner, not_shown, carry[1]) if inner else carry[1]
+        return jnp.zeros((), bool), kernel.transition(state, potential)
+
+    # A loop of one turn, though XLA cannot know that: on CPU it makes one function of a small loop,
+    # but hands loose operations to its threads one by one, which takes longer than a transition.
+    true = (i | 1) != 0
+    _, state = lax.while_loop(lambda carry: carry[0], all_transitions, (true, state))
+    state = kernel.finish(state, potential)
+    return state._replace(z=kernel.unflatten(state.z))
 
 
 def _all_finite(tree: Any) -> Array:

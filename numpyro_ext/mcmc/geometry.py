@@ -138,7 +138,7 @@ class ExpandedMean:
     0. ``step_size`` is in units of :math:`\theta`: a Gamma(a, b) comes out with the mean a/b and
     the variance :math:`\frac{a}{b^2} (1 - \epsilon b/2)^{-1}`.
 
-    :param sites: names of positive latent sites (support ``positive``); all that there are if None.
+    :param sites: names of positive latent sites (support ``positive``); by default all of them.
 
     **References:**
 
@@ -166,7 +166,7 @@ class ExpandedMean:
         self.sites = None if sites is None else tuple(sites)
 
     def mask(self, info: ModelInfo) -> np.ndarray:
-        """``(n,)``: which coordinates of the flat vector are logarithms that this metric moves."""
+        """``(n,)``, True for the coordinates that are logarithms and that this metric moves."""
         supports = {name: latent.support for name, latent in info.latents.items()}
         positive = [name for name, support in supports.items() if _is_positive(support)]
         if self.sites is None and not positive:

@@ -5,8 +5,8 @@ A kernel takes any object with the two methods ``init(z, potential) -> state`` a
 dicts of unconstrained sites, ``state`` is a pytree that travels with the chain, and ``potential``
 is the model's :class:`numpyro_ext.mcmc.Potential`. If the state depends on the data, a third
 method ``refresh(state, potential) -> state`` computes it again when a chain is resumed on others.
-``cost(rows) -> float`` says how many minibatch gradients an estimate takes, the gradient of all
-rows being ``rows`` of them; without it, that is one.
+``cost(rows) -> float`` returns the number of minibatch gradients that an estimate takes, where the
+gradient of all rows counts as ``rows`` of them; without this method it is one.
 """
 
 from collections.abc import Callable
@@ -98,7 +98,7 @@ def warn_if_far(
     :param states: first states, stacked over chains.
     :param grads: the gradients there.
     :param flatten: sites to the coordinates of a step.
-    :param bool whitened: whether these have unit scale.
+    :param bool whitened: True if these have unit scale.
     """
     anchor: Anchor = states.gradient
     moved = np.asarray(jax.vmap(flatten)(states.z) - jax.vmap(flatten)(anchor.z), float)

@@ -1,6 +1,6 @@
 """HMC with a surrogate score: Strathmann et al. (2015), Li & Turner (2018)."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -8,18 +8,16 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer import init_to_uniform
 
-from numpyro_ext._checks import check_count, check_positive
+from numpyro_ext._checks import check_count
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._typing import Model, Sites
-from numpyro_ext.mcmc._laws import Choice
+from numpyro_ext._typing import Sites
+from numpyro_ext.mcmc.base import next_draw
 from numpyro_ext.mcmc.geometry import VectorFn, check_shape, values_at
-from numpyro_ext.mcmc.kernel import ModelKernel, Schedule
-from numpyro_ext.mcmc.schedules import ConstantSchedule
-from numpyro_ext.mcmc.settings import Found
+from numpyro_ext.mcmc.mode_search import NormalFit
+from numpyro_ext.mcmc.model_kernel import ModelKernel
+from numpyro_ext.mcmc.settings import Settings
 from numpyro_ext.mcmc.state import state_class
-from numpyro_ext.mcmc.whitening import Whitening
 
 _PILOT = 64
 
@@ -33,13 +31,14 @@ KernelHMCState = state_class(
         "z": "dict of the latent sites in unconstrained space.",
         "potential_energy": "U at ``z``.",
         "step_size": "step size of the last transition.",
-        "diverging": "whether the score was not finite where a transition of the last draw began.",
+        "diverging": "True if the score was not finite where a transition of the last draw began.",
         "accept_prob": "acceptance probability of the last proposal.",
         "num_accepted": "proposals accepted so far, warmup included.",
     },
 )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class KernelHMC(ModelKernel):
     r"""
     Hamiltonian Monte Carlo whose trajectories follow a surrogate score f instead of
@@ -66,8 +65,8 @@ class KernelHMC(ModelKernel):
 
     :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule :math:`\epsilon`, of the order of a posterior
-        standard deviation; None is found in whitened coordinates, as that of the largest expected
-        squared jump.
+        standard deviation; None has it found in whitened coordinates, as that of the largest
+        expected squared jump.
     :param score: f, a callable from the flat z to ``(n,)``, or an estimator with the method
         ``fit((k, n) samples)``, such as ``numpyro_ext.scores.SteinScore()``, which returns a
         callable from ``(k, n)`` points to ``(k, n)`` scores. It is fitted once, when the chain
@@ -106,25 +105,15 @@ class KernelHMC(ModelKernel):
 
     state_class = KernelHMCState
 
-    def __init__(
-        self,
-        model: Model,
-        step_size: float | Schedule | None = None,
-        *,
-        score: Any,
-        training_samples: Sites | None = None,
-        num_leapfrog: int = 10,
-        whitening: Whitening | None = None,
-        steps_per_sample: int = 1,
-        init_strategy: Callable[..., Any] = init_to_uniform,
-    ) -> None:
-        super().__init__(
-            model,
-            step_size,
-            whitening=whitening,
-            steps_per_sample=steps_per_sample,
-            init_strategy=init_strategy,
-        )
+    score: Any
+    training_samples: Sites | None = None
+    num_leapfrog: int = 10
+    temperature = 1.0  # there is none, and no gradient of the model is taken
+    gradient = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        score, training_samples = self.score, self.training_samples
         fits = hasattr(score, "fit")
         if isinstance(score, type) or not (fits or callable(score)):
             raise TypeError(
@@ -141,16 +130,14 @@ class KernelHMC(ModelKernel):
                 f"training_samples is given, but score is {score!r}, which has no method fit; leave"
                 " it out."
             )
-        self._score = score
-        self._training_samples = training_samples
-        self._num_leapfrog = check_count("num_leapfrog", num_leapfrog)
+        self.num_leapfrog = check_count("num_leapfrog", self.num_leapfrog)
         self._fitted: VectorFn | None = None
 
-    def choose(self, noise: np.ndarray, found: Found) -> Choice:
+    def choose(self, noise: np.ndarray, normal: NormalFit, potential: Potential) -> Settings:
         """The step of the largest expected squared jump, from draws of the normal approximation."""
-        self._whitening = found.whitening
-        self._fit_score(found.potential)
-        n, dtype = found.whitening.size, found.mode.x.dtype
+        self.whitening = normal.whitening
+        self._fit_score(potential)
+        n, dtype = normal.whitening.size, normal.center.dtype
         keys = random.split(random.key(1), 2)
         z, r = (random.normal(key, (_PILOT, n), dtype) for key in keys)
 
@@ -158,7 +145,7 @@ class KernelHMC(ModelKernel):
             def one(z: Array, r: Array) -> Array:
                 z_new, r_new = self._trajectory(z, r, eps)
                 energies = [
-                    found.potential(self.unflatten(x), {}) + jnp.vdot(v, v) / 2
+                    potential(self.unflatten(x), {}) + jnp.vdot(v, v) / 2
                     for x, v in ((z, r), (z_new, r_new))
                 ]
                 accept = jnp.exp(jnp.minimum(energies[0] - energies[1], 0))
@@ -167,13 +154,13 @@ class KernelHMC(ModelKernel):
             return jnp.mean(jax.vmap(one)(z, r))
 
         # A trajectory of half a period would only mirror a Gaussian; a quarter forgets it.
-        longest = min(np.pi / 2 / self._num_leapfrog, 1.5)
+        longest = min(np.pi / 2 / self.num_leapfrog, 1.5)
         steps = longest * jnp.geomspace(0.02, 1.0, 30, dtype=dtype)
         jumps = np.asarray(jax.jit(partial(lax.map, jump))(steps), float)
         best = int(np.argmax(jumps))
         correlation = 1 - min(jumps[best] / (2 * n), 1.0)
         transitions = (1 + correlation) / max(1 - correlation, 1e-6)
-        return Choice(float(steps[best]), None, 1.0, transitions)
+        return Settings(float(steps[best]), transitions=transitions)
 
     def setup(self, potential: Potential) -> None:
         for name in potential.plates:
@@ -181,18 +168,15 @@ class KernelHMC(ModelKernel):
                 f"plate '{name}' has a subsample_size, but KernelHMC accepts with the potential of"
                 " all data; drop subsample_size, or use SGHMC."
             )
-        if not isinstance(self._schedule, ConstantSchedule):
-            check_positive("step_size at i = 0", jax.jit(self._schedule)(np.zeros((), np.int32)))
+        super().setup(potential)
         self._fit_score(potential)
 
     def _fit_score(self, potential: Potential) -> None:
-        if self._training_samples is None:
-            whitening, score = self._whitening, self._score
-            self._fitted = score
-            if whitening is not None:
-                self._fitted = lambda xi: whitening.pull(jnp.asarray(score(whitening.to_z(xi))))
+        if self.training_samples is None:
+            map_, score = self.coordinates, self.score
+            self._fitted = lambda xi: map_.pull(jnp.asarray(score(map_.to_z(xi))))
             return
-        samples = {name: jnp.asarray(x) for name, x in self._training_samples.items()}
+        samples = {name: jnp.asarray(x) for name, x in self.training_samples.items()}
         lengths = {x.shape[:1] for x in samples.values()}
         if len(lengths) > 1 or () in lengths:
             shapes = {name: x.shape for name, x in samples.items()}
@@ -208,10 +192,10 @@ class KernelHMC(ModelKernel):
         def flatten(draw: Sites) -> Array:
             return self.flatten(potential.unconstrain("one draw of training_samples", draw))
 
-        predict = self._score.fit(flatten(samples))
+        predict = self.score.fit(flatten(samples))
         self._fitted = lambda z: predict(z[None])[0]
 
-    def score(self, z: Array) -> Array:
+    def _f(self, z: Array) -> Array:
         """f in the coordinates of a step."""
         assert self._fitted is not None
         return jnp.asarray(self._fitted(z), z.dtype)
@@ -220,7 +204,7 @@ class KernelHMC(ModelKernel):
         self, potential: Potential, rng_key: Array, key_plates: Array, key_start: Array, z: Sites
     ) -> tuple[Any, dict[str, Array], Sites | None]:
         i, flat = jnp.zeros((), int), self.flatten(z)
-        check_shape("score", self.score, flat, (1,))
+        check_shape("score", self._f, flat, (1,))
         state = KernelHMCState(
             i=i,
             z=z,
@@ -234,8 +218,13 @@ class KernelHMC(ModelKernel):
         )
         return state, {}, None
 
+    def sample(
+        self, state: Any, model_args: tuple = (), model_kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return next_draw(self, state, self.potential(model_args, model_kwargs))
+
     def check_state(self, states: Any, grads: Sites | None) -> None:
-        if not np.all(np.isfinite(values_at(self.score, jax.vmap(self.flatten)(states.z)))):
+        if not np.all(np.isfinite(values_at(self._f, jax.vmap(self.flatten)(states.z)))):
             raise ValueError(
                 "the score is not finite at the initial point; check the samples that it was fitted"
                 " to, or give init_params."
@@ -247,7 +236,7 @@ class KernelHMC(ModelKernel):
         key_momentum, key_accept = random.split(key_step)
         eps = self.step_size_at(state.i, dtype)
         r = random.normal(key_momentum, z.shape, dtype)
-        f = self.score(z)
+        f = self._f(z)
         z_new, r_new = self._trajectory(z, r, eps)
         U, U_new = state.potential_energy, potential(self.unflatten(z_new), {}).astype(dtype)
         # The difference of squares as a product keeps the digits of a small difference.
@@ -272,20 +261,20 @@ class KernelHMC(ModelKernel):
             z, r, f = at
             r = r + eps / 2 * f
             z = z + eps * r
-            f = self.score(z)
+            f = self._f(z)
             return z, r + eps / 2 * f, f
 
-        z, r, _ = lax.fori_loop(0, self._num_leapfrog, leapfrog, (z, r, self.score(z)))
+        z, r, _ = lax.fori_loop(0, self.num_leapfrog, leapfrog, (z, r, self._f(z)))
         return z, r
 
-    def renew(self, state: Any, resumed: Array, potential: Potential) -> Any:
+    def resume(self, state: Any, resumed: Array, potential: Potential) -> Any:
         old = state.potential_energy
         U = lax.cond(resumed, lambda: potential(state.z, {}).astype(old.dtype), lambda: old)
         return state._replace(potential_energy=U)
 
     def refresh(self, state: Any, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
         potential = self.potential(model_args, model_kwargs)
-        return self.renew(state, jnp.ones((), bool), potential)
+        return self.resume(state, jnp.ones((), bool), potential)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_fitted": None}

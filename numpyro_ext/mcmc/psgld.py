@@ -1,25 +1,20 @@
 """Preconditioned stochastic gradient Langevin dynamics: Li et al. (2016), eq. 5-8."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from jax import Array, lax, random
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 import numpy as np
-from numpyro.infer import init_to_uniform
 
 from numpyro_ext._checks import check_choice, check_nonnegative
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._typing import GradientEstimator, Model
-from numpyro_ext.mcmc._laws import Choice, choose_sgld
-from numpyro_ext.mcmc.base import SGMCMCKernel
-from numpyro_ext.mcmc.grad_fn import GradFn
-from numpyro_ext.mcmc.kernel import Schedule
-from numpyro_ext.mcmc.settings import Found
+from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel
+from numpyro_ext.mcmc.laws import choose_sgld
+from numpyro_ext.mcmc.mode_search import NormalFit
+from numpyro_ext.mcmc.settings import Settings
 from numpyro_ext.mcmc.sgld import IMPLIED, implied_variance_ratio
 from numpyro_ext.mcmc.state import Transition, kernel_state
-from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["PSGLD", "PSGLDState"]
 
@@ -34,6 +29,7 @@ PSGLDState = kernel_state(
 )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PSGLD(SGMCMCKernel):
     r"""
     Preconditioned SGLD [1]: Langevin dynamics with a step per coordinate, as RMSprop has it.
@@ -70,21 +66,14 @@ class PSGLD(SGMCMCKernel):
     out the noise.
 
     :param model: Python callable containing NumPyro primitives.
-    :param step_size: positive float or schedule, in units of the latent; None is found, in whitened
-        coordinates.
+    :param step_size: positive float or schedule, in units of the latent; None has it found, in
+        whitened coordinates.
     :param float decay: :math:`\beta`, in (0, 1).
     :param float damping: :math:`\lambda`, non-negative; 0 can divide by a gradient that is 0.
     :param str gamma: ``"none"`` or ``"hutchinson"``.
     :param str adapt: ``"warmup"`` or ``"always"``.
-    :param float max_bias: largest relative error of a variance that a step which is found may have.
-    :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
-    :param temperature: T, a non-negative float or a callable of ``i``.
-    :param gradient: an estimator, such as :class:`ControlVariate`.
-    :param str minibatch: ``"replace"`` or ``"epoch"``.
-    :param int steps_per_sample: transitions per draw.
-    :param sharding: how the rows of the data are spread over devices.
-    :param init_strategy: a per-site initialization function.
-    :param bool forward_mode_differentiation: whether to differentiate in forward mode.
+
+    The other keyword arguments are those of :class:`SGMCMCKernel`.
 
     **References:**
 
@@ -111,59 +100,30 @@ class PSGLD(SGMCMCKernel):
     state_class = PSGLDState
     last_step_fields = (*SGMCMCKernel.last_step_fields, "implied_variance_ratio")
 
-    def __init__(
-        self,
-        model: Model,
-        step_size: float | Schedule | None = None,
-        *,
-        decay: float = 0.99,
-        damping: float = 1e-5,
-        gamma: str = "none",
-        adapt: str = "warmup",
-        max_bias: float = 0.05,
-        whitening: Whitening | None = None,
-        temperature: float | Schedule = 1.0,
-        gradient: GradientEstimator | None = None,
-        minibatch: str = "replace",
-        steps_per_sample: int = 1,
-        sharding: NamedSharding | None = None,
-        init_strategy: Callable[..., Any] = init_to_uniform,
-        forward_mode_differentiation: bool = False,
-    ) -> None:
-        super().__init__(
-            model,
-            step_size,
-            max_bias=max_bias,
-            whitening=whitening,
-            temperature=temperature,
-            gradient=gradient,
-            minibatch=minibatch,
-            steps_per_sample=steps_per_sample,
-            sharding=sharding,
-            init_strategy=init_strategy,
-            forward_mode_differentiation=forward_mode_differentiation,
-        )
-        if not 0 < decay < 1:
-            raise ValueError(f"decay is {decay!r}; it must be between 0 and 1, both excluded.")
-        check_nonnegative("damping", damping)
-        check_choice("gamma", gamma, ("none", "hutchinson"))
-        check_choice("adapt", adapt, ("warmup", "always"))
-        self._decay = decay
-        self._damping = damping
-        self._gamma = gamma
-        self._adapt = adapt
+    decay: float = 0.99
+    damping: float = 1e-5
+    gamma: str = "none"
+    adapt: str = "warmup"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.decay < 1:
+            raise ValueError(f"decay is {self.decay!r}; it must be between 0 and 1, both excluded.")
+        check_nonnegative("damping", self.damping)
+        check_choice("gamma", self.gamma, ("none", "hutchinson"))
+        check_choice("adapt", self.adapt, ("warmup", "always"))
 
     def setup(self, potential: Potential) -> None:
         super().setup(potential)
-        if self._adapt == "warmup" and self._num_adapt == 0:
+        if self.adapt == "warmup" and self._num_adapt == 0:
             raise ValueError(
                 "adapt is 'warmup' but num_warmup is 0; give it some draws, or use adapt='always'."
             )
 
-    @property
-    def gradients_per_step(self) -> float:
-        """A product with the Hessian costs about as much as another gradient."""
-        return 2.0 if self._gamma == "hutchinson" else 1.0
+    def gradients_per_transition(self, rows: float) -> float:
+        # A product with the Hessian costs about as much as another gradient.
+        each = 2.0 if self.gamma == "hutchinson" else 1.0
+        return each * super().gradients_per_transition(rows)
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         return {
@@ -172,16 +132,15 @@ class PSGLD(SGMCMCKernel):
             "second_moment": jnp.zeros_like(z),
         }
 
-    def choose(self, noise: np.ndarray, found: Found) -> Choice:
+    def choose(self, noise: np.ndarray, normal: NormalFit, potential: Potential) -> Settings:
         # At stationarity E g^2 is the curvature, 1, plus the noise.
-        noise = self.noise_ratio(noise)
-        scale = 1 / (self._damping + np.sqrt(1 + noise))
-        return choose_sgld(noise, self.max_bias, scale, stiffness=found.stiffness)
+        scale = 1 / (self.damping + np.sqrt(1 + noise))
+        return choose_sgld(noise, self.max_bias, scale, stiffness=normal.stiffness)
 
     def step(
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
     ) -> Transition:
-        if self._gamma == "hutchinson":
+        if self.gamma == "hutchinson":
             rng_key, key_probe = random.split(rng_key)
             v = random.rademacher(key_probe, z.shape, z.dtype)
             estimate, Hv = grad_fn.with_hvp(z, v)
@@ -194,16 +153,16 @@ class PSGLD(SGMCMCKernel):
         def adapt() -> tuple[Array, Array, Array]:
             # The weight (1 - decay) / (1 - decay^t) makes the running mean that of t gradients.
             t = (state.i + 1).astype(z.dtype)
-            weight = (1 - self._decay) / -jnp.expm1(t * jnp.log(jnp.asarray(self._decay, z.dtype)))
+            weight = (1 - self.decay) / -jnp.expm1(t * jnp.log(jnp.asarray(self.decay, z.dtype)))
             V = state.second_moment + weight * (g**2 - state.second_moment)
-            G = 1 / (self._damping + jnp.sqrt(V))
+            G = 1 / (self.damping + jnp.sqrt(V))
             root = jnp.sqrt(jnp.where(V > 0, V, 1))  # where V is 0, g is 0
             return G, V, -(G**2) * weight * g * curvature / root
 
         def keep() -> tuple[Array, Array, Array]:
             return state.preconditioner, state.second_moment, jnp.zeros_like(z)
 
-        if self._adapt == "always":
+        if self.adapt == "always":
             G, V, Gam = adapt()
         else:
             G, V, Gam = lax.cond(state.i < self._num_adapt, adapt, keep)

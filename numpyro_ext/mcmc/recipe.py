@@ -1,19 +1,16 @@
 """The complete recipe for stochastic-gradient MCMC: Ma, Chen & Fox (2015), eq. 3-4."""
 
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 from jax import Array, random
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 import numpy as np
-from numpyro.infer import init_to_uniform
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._typing import GradientEstimator, Model, Sites
-from numpyro_ext.mcmc._laws import Choice, choose_linear
-from numpyro_ext.mcmc.base import SGMCMCKernel
+from numpyro_ext._typing import Sites
+from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel
 from numpyro_ext.mcmc.geometry import (
     VectorFn,
     check_correction,
@@ -22,11 +19,8 @@ from numpyro_ext.mcmc.geometry import (
     recipe_correction,
     values_at,
 )
-from numpyro_ext.mcmc.grad_fn import GradFn
-from numpyro_ext.mcmc.kernel import Schedule
-from numpyro_ext.mcmc.settings import Found
+from numpyro_ext.mcmc.model_kernel import Schedule
 from numpyro_ext.mcmc.state import Transition, kernel_state
-from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["RecipeKernel", "RecipeKernelState"]
 
@@ -38,6 +32,7 @@ RecipeKernelState = kernel_state(
 )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class RecipeKernel(SGMCMCKernel):
     r"""
     Any continuous Markov process with the right stationary law [1], from its matrices D and Q.
@@ -65,22 +60,14 @@ class RecipeKernel(SGMCMCKernel):
     root of a matrix D and for the derivatives.
 
     :param model: Python callable containing NumPyro primitives.
-    :param step_size: positive float or schedule; None is found, without a whitening, as D and Q are
-        functions of the coordinates in which the kernel moves.
+    :param step_size: positive float or schedule; it is not found from the model.
     :param diffusion: D, a callable from x to a scalar, to ``(m,)`` (a diagonal) or to ``(m, m)``;
         it may be singular.
-    :param curl: Q, a callable from x to ``(m, m)``; None is 0.
+    :param curl: Q, a callable from x to ``(m, m)``; by default it is 0.
     :param int num_auxiliary: number of auxiliary blocks, each standard normal a priori.
     :param correction: ``"autodiff"``, or a callable from x to :math:`\Gamma`, ``(m,)``.
-    :param float max_bias: largest relative error of a variance that a step which is found may have.
-    :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
-    :param temperature: T, a non-negative float or a callable of ``i``.
-    :param gradient: an estimator, such as :class:`ControlVariate`.
-    :param str minibatch: ``"replace"`` or ``"epoch"``.
-    :param int steps_per_sample: transitions per draw.
-    :param sharding: how the rows of the data are spread over devices.
-    :param init_strategy: a per-site initialization function.
-    :param bool forward_mode_differentiation: whether to differentiate in forward mode.
+
+    The other keyword arguments are those of :class:`SGMCMCKernel`.
 
     **References:**
 
@@ -106,84 +93,47 @@ class RecipeKernel(SGMCMCKernel):
     """
 
     state_class = RecipeKernelState
-    moves_whitened = False  # its functions are those of z
+    momentum = "r"
 
-    def __init__(
-        self,
-        model: Model,
-        step_size: float | Schedule | None = None,
-        *,
-        diffusion: VectorFn,
-        curl: VectorFn | None = None,
-        num_auxiliary: int = 0,
-        correction: str | VectorFn = "autodiff",
-        max_bias: float = 0.05,
-        whitening: Whitening | None = None,
-        temperature: float | Schedule = 1.0,
-        gradient: GradientEstimator | None = None,
-        minibatch: str = "replace",
-        steps_per_sample: int = 1,
-        sharding: NamedSharding | None = None,
-        init_strategy: Callable[..., Any] = init_to_uniform,
-        forward_mode_differentiation: bool = False,
-    ) -> None:
-        super().__init__(
-            model,
-            step_size,
-            max_bias=max_bias,
-            whitening=whitening,
-            temperature=temperature,
-            gradient=gradient,
-            minibatch=minibatch,
-            steps_per_sample=steps_per_sample,
-            sharding=sharding,
-            init_strategy=init_strategy,
-            forward_mode_differentiation=forward_mode_differentiation,
-        )
-        for name, value in (("diffusion", diffusion), ("curl", curl)):
+    step_size: float | Schedule = field(kw_only=False)  # pyright: ignore
+    diffusion: VectorFn
+    curl: VectorFn | None = None
+    num_auxiliary: int = 0
+    correction: str | VectorFn = "autodiff"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("diffusion", self.diffusion), ("curl", self.curl)):
             if not (callable(value) or (name == "curl" and value is None)):
                 raise TypeError(f"{name} is {value!r}; it must be a callable of the vector x.")
-        check_correction(correction)
-        self._diffusion = diffusion
-        self._curl = curl
-        self._num_auxiliary = check_count("num_auxiliary", num_auxiliary, 0)
-        self._correction = correction
+        check_correction(self.correction)
+        self.num_auxiliary = check_count("num_auxiliary", self.num_auxiliary, 0)
 
-    def redraw_momentum(self, rng_key: Array, z: Array, T: Array) -> dict[str, Array]:
-        shape = (self._num_auxiliary * len(z),)
-        return {"r": jnp.sqrt(T) * random.normal(rng_key, shape, z.dtype)}
+    def draw_momentum(self, rng_key: Array, z: Array, T: Array) -> Array:
+        shape = (self.num_auxiliary * len(z),)
+        return jnp.sqrt(T) * random.normal(rng_key, shape, z.dtype)
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
-        fields = self.redraw_momentum(rng_key, z, self.temperature_at(0, z.dtype))
-        x = jnp.concatenate([z, fields["r"]])
-        check_shape("diffusion", self._diffusion, x, (0, 1, 2))
-        if self._curl is not None:
-            check_shape("curl", self._curl, x, (2,))
-        if callable(self._correction):
-            check_shape("correction", self._correction, x, (1,))
-        return fields
+        r = self.draw_momentum(rng_key, z, self.temperature_at(0, z.dtype))
+        x = jnp.concatenate([z, r])
+        check_shape("diffusion", self.diffusion, x, (0, 1, 2))
+        if self.curl is not None:
+            check_shape("curl", self.curl, x, (2,))
+        if callable(self.correction):
+            check_shape("correction", self.correction, x, (1,))
+        return {"r": r}
 
     def check_state(self, states: Any, grads: Sites | None) -> None:
         super().check_state(states, grads)
         points = jnp.concatenate([jax.vmap(self.flatten)(states.z), states.r], axis=1)
-        check_definite("diffusion", self._diffusion, points, singular=True)
-        if self._curl is not None:
-            Q = values_at(self._curl, points)
+        check_definite("diffusion", self.diffusion, points, singular=True)
+        if self.curl is not None:
+            Q = values_at(self.curl, points)
             if not np.allclose(Q, -np.swapaxes(Q, 1, 2)):
                 raise ValueError(
                     "curl is not skew-symmetric at the initial point; it must have"
                     " Q[k, l] = -Q[l, k]."
                 )
-
-    def choose(self, noise: np.ndarray, found: Found) -> Choice:
-        size = (1 + self._num_auxiliary) * len(noise)
-        x = jnp.concatenate([found.mode.x, jnp.zeros(size - len(noise), found.mode.x.dtype)])
-        D = np.asarray(self._diffusion(x), float)
-        D = np.diag(np.broadcast_to(D, size)) if D.ndim < 2 else D
-        Q = np.zeros_like(D) if self._curl is None else np.asarray(self._curl(x), float)
-        noise = self.noise_ratio(noise)
-        padded = np.concatenate([noise, np.zeros(size - len(noise))])
-        return choose_linear(found.whiten(D), found.whiten(Q), padded, len(noise), self.max_bias)
 
     def step(
         self,
@@ -198,7 +148,7 @@ class RecipeKernel(SGMCMCKernel):
         estimate = grad_fn(z)
         grad_H = jnp.concatenate([estimate.grad, state.r])
         zeta = random.normal(rng_key, x.shape, x.dtype)
-        D = jnp.asarray(self._diffusion(x), x.dtype)
+        D = jnp.asarray(self.diffusion(x), x.dtype)
         if D.ndim == 2:
             # Not Cholesky: D may be singular, and what rounding makes of an eigenvalue of 0 is no
             # noise.
@@ -208,11 +158,11 @@ class RecipeKernel(SGMCMCKernel):
             drift = D @ grad_H
         else:
             drift, noise = D * grad_H, jnp.sqrt(D) * zeta
-        if self._curl is not None:
-            drift = drift + jnp.asarray(self._curl(x), x.dtype) @ grad_H
-        if callable(self._correction):
-            Gam = jnp.asarray(self._correction(x), x.dtype)
+        if self.curl is not None:
+            drift = drift + jnp.asarray(self.curl(x), x.dtype) @ grad_H
+        if callable(self.correction):
+            Gam = jnp.asarray(self.correction(x), x.dtype)
         else:
-            Gam = recipe_correction(self._diffusion, self._curl, x)
+            Gam = recipe_correction(self.diffusion, self.curl, x)
         x = x - eps * (drift - T * Gam) + jnp.sqrt(2 * eps * T) * noise
         return Transition(x[:n], estimate, {"r": x[n:]})

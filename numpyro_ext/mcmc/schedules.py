@@ -11,7 +11,7 @@ __all__ = ["ConstantSchedule", "CyclicalSchedule", "PolynomialSchedule"]
 
 class ConstantSchedule:
     """
-    The same value at every transition; what a plain float stands for.
+    The same value at every transition, as a plain float has it.
 
     :param float value: the value, positive for a step size.
 
@@ -113,5 +113,5 @@ class CyclicalSchedule:
         return 0.5 * self.peak * (jnp.cos(jnp.pi * self._phase(i)) + 1)
 
     def sampling(self, i: jax.typing.ArrayLike) -> Array:
-        """Whether transition ``i`` belongs to the sampling stage."""
+        """True where transition ``i`` belongs to the sampling stage."""
         return self._phase(i) >= self.exploration

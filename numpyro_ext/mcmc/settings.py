@@ -1,65 +1,58 @@
-"""Settings that a kernel finds by itself: a mode, coordinates of unit scale, and a step."""
+"""Settings that a kernel finds by itself: coordinates of unit scale, and a step in them."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 import warnings
 
 import jax
-from jax import Array, random
+from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer import SVI, Trace_ELBO
-from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
-from numpyro.infer.initialization import init_to_uniform, init_to_value
-import optax
+from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.handlers import first_rows
 from numpyro_ext._model.mistakes import check_rows, read_global
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import ModelInfo
-from numpyro_ext._model.start import draw_params, draw_start
-from numpyro_ext._numpyro import normal_of_guide
-from numpyro_ext._typing import Model, Sites
-from numpyro_ext.mcmc._mode import (
-    DENSE_UP_TO,
-    NOISE_ESTIMATES,
-    Mode,
-    batch_rows,
-    find_modes,
-    measure_noise,
-)
-from numpyro_ext.mcmc._shape import NORMAL_FIT, NORMAL_MODE, Shape, measure_shape
-from numpyro_ext.mcmc.gradients import MinibatchGradient
-from numpyro_ext.mcmc.schedules import ConstantSchedule
+from numpyro_ext._model.start import draw_params
+from numpyro_ext._typing import GradientEstimator, Model, Sites
+from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient
+from numpyro_ext.mcmc.mode_search import NormalFit, batch_rows, draw_batch
+from numpyro_ext.mcmc.normal_fit import constrained, find_normal, with_shape
 from numpyro_ext.mcmc.whitening import Whitening
 
-__all__ = ["Settings", "find_settings", "find_whitening"]
+__all__ = ["NO_LOCAL_SITES", "Settings", "find", "find_whitening", "measure_noise"]
 
+NO_LOCAL_SITES = "a chain holds one value of it while the rows change at every step"
+"""The reason for which no latent site may be local to a subsampled plate."""
 _TOO_MANY = 10_000
-_SVI_STEPS = 5_000
-_SHARE = 7.0  # nats: a mode with less than a thousandth of the mass is not looked at
+_NOISE_POINTS, _NOISE_BATCHES = 512, 4
+# The noise of a corrected gradient grows as the square of the distance, so it varies from point to
+# point by one to two times its mean: few points with many batches would miss the mean by a third.
 
 
 @dataclass(frozen=True)
 class Settings:
     """
-    What a kernel with ``step_size=None`` has found, as ``kernel.settings``; it prints as a table.
+    The settings found by a kernel with ``step_size=None``, as ``kernel.settings``; they print as a
+    table.
 
-    The predictions are those of the kernel's law on a Gaussian: what a posterior that is not near
-    one does is not in them, and ``problems`` says what was seen of that.
+    The mode is found first, and the coordinates are those in which the curvature there is 1 in all
+    directions. The step, and the friction, are the largest at which the kernel's law on a Gaussian
+    with the measured noise of minibatch gradients keeps the relative error of every variance within
+    ``max_bias``. Chains start at draws of the normal approximation. The predictions are those of
+    the law: a posterior that is not near normal deviates from them, and ``problems`` says what was
+    seen of that.
 
-    :param str kernel: class of the kernel.
     :param float step_size: in whitened units.
-    :param friction: rate C; None for a kernel without momentum, or where it was given.
-    :param whitening: the coordinates, in which the chains also start; None where there are none.
-    :param dict center: constrained values of the latent sites at the center.
-    :param bool control_variate: whether the gradient is corrected at the center.
-    :param float noise: largest variance of a coordinate of the minibatch gradient, whitened.
-    :param float noise_control_variate: the same, corrected at the center.
+    :param friction: rate C; None for a kernel without one.
     :param float variance_ratio: predicted variance over the right one, where they differ most.
     :param float transitions: predicted transitions per independent draw.
+    :param str kernel: class of the kernel.
+    :param whitening: the coordinates; None for a kernel that moves in those of the sites.
+    :param dict center: constrained values of the latent sites at the center.
+    :param bool control_variate: True if the gradient is corrected at the center.
+    :param float noise: largest variance of a coordinate of the minibatch gradient, whitened.
+    :param float noise_control_variate: the same, corrected at the center.
     :param int row_gradients: gradients of single rows that were spent on finding all this.
     :param tuple problems: sentences on what did not hold.
 
@@ -79,23 +72,33 @@ class Settings:
           ...
     """
 
-    kernel: str
     step_size: float
-    friction: float | None
-    whitening: Whitening | None = field(repr=False)
-    center: Sites = field(repr=False)
-    control_variate: bool
-    noise: float
-    noise_control_variate: float
-    variance_ratio: float
-    transitions: float
-    row_gradients: int
+    friction: float | None = None
+    variance_ratio: float = 1.0
+    transitions: float = 1.0
+    kernel: str = ""
+    whitening: Whitening | None = field(default=None, repr=False)
+    center: Sites = field(default_factory=dict, repr=False)
+    control_variate: bool = False
+    noise: float = 0.0
+    noise_control_variate: float = 0.0
+    row_gradients: int = 0
     problems: tuple[str, ...] = ()
 
     @property
     def gradients(self) -> float:
         """Predicted minibatch gradients per independent draw."""
         return self.transitions * (2 if self.control_variate else 1)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by which a kernel of this class has these settings."""
+        found: dict[str, Any] = {"step_size": self.step_size, "whitening": self.whitening}
+        if self.friction is not None:
+            found["friction"] = self.friction
+        if self.control_variate:
+            found["gradient"] = ControlVariate(self.center)
+        return found
 
     def __str__(self) -> str:
         kind = "none" if self.whitening is None else repr(self.whitening)[10:-1]
@@ -112,33 +115,6 @@ class Settings:
         text = "\n".join(f"  {name:<32}{value}" for name, value in lines)
         problems = "".join(f"\n  ! {problem}" for problem in self.problems)
         return f"{self.kernel}: settings found\n{text}{problems}"
-
-
-@dataclass(frozen=True)
-class Found:
-    """A normal approximation of the posterior of a potential."""
-
-    potential: Potential
-    mode: Mode
-    problems: tuple[str, ...]
-    row_gradients: int
-    stiffness: float = 1.0
-    """The largest curvature in whitened coordinates; 1 if the posterior is normal."""
-
-    @property
-    def whitening(self) -> Whitening:
-        return Whitening(self.mode.x, self.mode.factor)
-
-    def whiten(self, matrix: np.ndarray) -> np.ndarray:
-        r""":math:`A^{-1} D A^{-\top}`: a diffusion or curl of z as one of the whitened coordinates.
-
-        Further coordinates of the matrix (momenta) stay as they are.
-        """
-        factor = np.asarray(self.mode.factor, float)
-        n = len(factor)
-        root = np.eye(len(matrix))
-        root[:n, :n] = factor if factor.ndim == 2 else np.diag(factor)
-        return np.linalg.solve(root, np.linalg.solve(root, matrix).T).T
 
 
 def find_whitening(
@@ -175,110 +151,23 @@ def find_whitening(
         300 20
     """
     rng_key = random.key(0) if rng_key is None else rng_key
-    info = read_latents(model, args, kwargs, init_to_uniform)
+    info = read_global(model, args, kwargs, because=NO_LOCAL_SITES)
     check_rows(model, args, kwargs, init_to_uniform)
     params = draw_params(rng_key, model, info, args, kwargs)
     potential = Potential(model, info, params, args, kwargs)
     if init_params is not None:
         init_params = info.check_unconstrained("init_params", init_params)
-    found = find_normal(rng_key, model, potential, init_params)
-    warn(found.problems)
-    return found.whitening
+    normal = find_normal(rng_key, model, potential, init_params)
+    _warn(normal.problems)
+    return normal.whitening
 
 
-def read_latents(
-    model: Model, args: tuple, kwargs: dict[str, Any], init_strategy: Callable[..., Any]
-) -> ModelInfo:
-    """What chains need to know of a model; an error where they cannot run on it."""
-    because = "a chain holds one value of it while the rows change at every step"
-    return read_global(model, args, kwargs, because=because, init_strategy=init_strategy)
-
-
-def find_normal(
-    rng_key: Array,
-    model: Model,
-    potential: Potential,
-    start: Sites | None,
-    init_strategy: Callable[..., Any] = init_to_uniform,
-) -> Found:
-    """A normal approximation of the posterior: at its mode, or a variational one where there is
-    none or where the posterior around it is far from normal, as with scales of a hierarchy."""
-    info = potential.info
-    key_start, key_mode, key_svi, key_shape = random.split(rng_key, 4)
-    given = start is not None
-    if start is None:
-        start, energy, _ = draw_start(
-            key_start, model, info, *potential.arguments, init_strategy=init_strategy
-        )
-        potential.check_start(start, potential.first_rows(), energy)
-    # Opposite points, because an exchange of two numbers is one of their difference's sign.
-    first, more = info.ravel(start), random.fold_in(key_start, 1)
-    other = random.uniform(more, first.shape, first.dtype, -2, 2)
-    modes = find_modes(key_mode, potential, [first, -first, other, -other])
-    mode = next(modes)
-    spent, problems = mode.row_gradients, ()
-    if mode.known and not given:
-        mode, problems, more_spent = _most_likely([mode, *modes])
-        spent += more_spent
-    shape = measure_shape(key_shape, potential, mode) if mode.known else Shape(np.inf, 1.0)
-    if shape.departure <= NORMAL_MODE:
-        return Found(potential, mode, problems, spent, shape.stiffness)
-    if not np.isfinite(mode.decrement):
-        # The search leaves out minibatches whose gradient is not finite; all rows are in here.
-        rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
-        potential.check_start(start, rows, *jax.jit(potential.full_value_and_grad)(start))
-    fit = _fit(key_svi, model, potential, start)
-    spent += fit.row_gradients
-    of_fit = measure_shape(key_shape, potential, fit)
-    if mode.known and shape.departure <= of_fit.departure:
-        fit, of_fit = mode, shape
-    if not mode.known:
-        what = (
-            f"the curvature has {mode.num_negative} negative directions where the search for a mode"
-            " ended"
-            if mode.num_negative
-            else f"the search for a mode ended {mode.decrement:.2g} standard deviations from one"
-        )
-        problems += (
-            f"{what}, so center and scales come from a variational fit instead; reparametrise the"
-            " model (LocScaleReparam for hierarchies), or give init_params near the mode.",
-        )
-    elif of_fit.departure > NORMAL_FIT:
-        problems += (
-            "gradients around the center are far from those of a normal posterior (relative error"
-            f" {of_fit.departure**0.5:.2g}), so the scales found do not hold in all of it;"
-            " reparametrise the model (LocScaleReparam for hierarchies), or use NUTS.",
-        )
-    return Found(potential, fit, problems, spent, of_fit.stiffness)
-
-
-def _most_likely(modes: list[Mode]) -> tuple[Mode, tuple[str, ...], int]:
-    """The mode of most mass, a sentence if another one has a share in it, and the gradients spent
-    on all but the first."""
-    spent = sum(mode.row_gradients for mode in modes[1:])
-    known = [mode for mode in modes if mode.known and np.isfinite(mode.log_evidence)]
-    best = max(known, key=lambda mode: mode.log_evidence, default=modes[0])
-    far = 3 + float(np.sqrt(best.x.size))
-    distances = [
-        best.distance(mode.x) for mode in known if mode.log_evidence > best.log_evidence - _SHARE
-    ]
-    if max(distances, default=0.0) <= far:
-        return best, (), spent
-    problem = (
-        f"searches from {len(modes)} points ended at different modes, {max(distances):.2g} standard"
-        " deviations apart, and all chains start at one of them and may not leave it; give each"
-        " chain init_params of its own, or check that the modes are copies of each other."
-    )
-    return best, (problem,), spent
-
-
-def find_settings(
-    kernel: Any, model: Model, potential: Potential, start: Sites | None
-) -> tuple[Settings, Whitening]:
+def find(kernel: Any, potential: Potential, start: Sites | None) -> tuple[Settings, NormalFit]:
     """
     Settings of a kernel with ``step_size=None``, and the normal approximation to start from.
 
     :param kernel: a :class:`ModelKernel`; it says what its law allows by ``choose``.
+    :param start: unconstrained sites where the search begins.
     """
     leaves = jax.tree.leaves(potential.arguments)
     if not all(getattr(x, "is_fully_addressable", True) for x in leaves):
@@ -288,23 +177,27 @@ def find_settings(
             " step_size and whitening of kernel.settings."
         )
     key_normal, key_noise = random.split(random.key(0))
-    given = kernel.given_whitening
+    given: Whitening | None = kernel.whitening
     if given is None:
-        found = find_normal(key_normal, model, potential, start, kernel.init_strategy)
+        normal = find_normal(key_normal, kernel.model, potential, start, kernel.init_strategy)
     else:
-        mode = Mode(given.center, given.factor, 0.0, 0, 0)
-        shape = measure_shape(key_normal, potential, mode)
-        found = Found(potential, mode, (), 0, shape.stiffness)
-    center = _constrained(potential, potential.info.unravel(found.mode.x))
-    estimators = kernel.estimators(center)
-    noises = [measure_noise(key_noise, potential, found.mode, e) for e in estimators]
+        normal = with_shape(key_normal, potential, NormalFit(given.center, given.factor))
+    center = constrained(potential, potential.info.unravel(normal.center))
+    estimators: list[GradientEstimator] = []
+    if kernel.gradient is not None:
+        estimators = [kernel.gradient]
+    elif potential.plates:
+        estimators = [MinibatchGradient(), ControlVariate(center)]
+    noises = [measure_noise(key_noise, potential, normal, e) for e in estimators]
     zero = np.zeros(potential.info.size)
     # A corrected gradient takes two.
-    noise_rows = NOISE_ESTIMATES * batch_rows(potential) * (3 if len(noises) == 2 else len(noises))
+    estimates = _NOISE_POINTS * _NOISE_BATCHES * (3 if len(noises) == 2 else len(noises))
     plain, corrected = ([*noises, zero] if len(noises) == 1 else noises or [zero, zero])[:2]
     control_variate = len(noises) == 2 and np.max(corrected) < 0.8 * np.max(plain)
-    choice = kernel.choose(corrected if control_variate else plain, found)
-    problems = found.problems
+    # Laws are those of the temperature 1, which stands for 0 and for a schedule too.
+    T = 1.0 if callable(kernel.temperature) else float(kernel.temperature) or 1.0
+    choice = kernel.choose((corrected if control_variate else plain) / T, normal, potential)
+    problems = normal.problems
     if len(noises) == 2 and not control_variate:
         problems += (
             "a gradient corrected at the center is about as noisy as the plain one within a"
@@ -318,56 +211,55 @@ def find_settings(
             " coordinates; reparametrise the model (LocScaleReparam, the other way round from now),"
             " or take larger minibatches.",
         )
-    warn(problems)
-    settings = Settings(
+    _warn(problems)
+    settings = replace(
+        choice,
         kernel=type(kernel).__name__,
-        step_size=choice.step_size,
-        friction=choice.friction,
-        whitening=found.whitening if kernel.moves_whitened else given,
+        whitening=normal.whitening if kernel.finds_whitening else given,
         center=center,
         control_variate=bool(control_variate),
         noise=float(np.max(plain)),
         noise_control_variate=float(np.max(corrected)),
-        variance_ratio=choice.variance_ratio,
-        transitions=choice.transitions,
-        row_gradients=found.row_gradients + noise_rows,
+        row_gradients=normal.row_gradients + estimates * batch_rows(potential),
         problems=problems,
     )
-    return settings, found.whitening
+    return settings, normal
 
 
-def warn(problems: tuple[str, ...]) -> None:
+def _warn(problems: tuple[str, ...]) -> None:
     """One ``InferenceWarning`` with all that was seen."""
     if problems:
         warnings.warn(InferenceWarning(" ".join(problems)), stacklevel=2)
 
 
-def _constrained(potential: Potential, z: Sites) -> Sites:
-    """The latent sites of an unconstrained point, in their supports."""
-    return potential.info.in_order(potential.postprocess()(z))
+def measure_noise(
+    rng_key: Array, potential: Potential, normal: NormalFit, estimator: GradientEstimator
+) -> np.ndarray:
+    """
+    The variance of a gradient estimate over its batches, whitened: ``(n,)``.
 
+    It is the mean over points of the normal approximation: of a noise that depends on the place,
+    :math:`s^2(\\xi)`, the variance of a Gaussian target feels the mean to first order, without a
+    weight, because the function whose drift is :math:`\\xi_k^2 - 1` is a quadratic one.
+    """
+    info, whitening, center = potential.info, normal.whitening, normal.center
 
-def _fit(rng_key: Array, model: Model, potential: Potential, start: Sites) -> Mode:
-    """A variational fit on the same minibatches, as a mode and a factor."""
-    info, (args, kwargs) = potential.info, potential.arguments
-    dense = info.size <= DENSE_UP_TO
-    guide_class = AutoMultivariateNormal if dense else AutoDiagonalNormal
-    guide = guide_class(
-        first_rows(model),
-        init_loc_fn=init_to_value(values=_constrained(potential, start)),
-        init_scale=0.05,
-    )
-    rate = optax.exponential_decay(0.02, _SVI_STEPS, 0.02)
-    svi = SVI(model, guide, optax.adam(rate), Trace_ELBO(num_particles=8))
-    result = svi.run(rng_key, _SVI_STEPS, *args, progress_bar=False, stable_update=True, **kwargs)
-    center, factor = normal_of_guide(guide, result.params)
-    return Mode(center, factor, 0.0, 0, 8 * _SVI_STEPS * batch_rows(potential))
+    @jax.jit
+    def measure(rng_key: Array) -> Array:
+        state = estimator.init(info.unravel(center), potential)
 
+        def at_point(key: Array) -> Array:
+            key_xi, key_batches = random.split(key)
+            z = info.unravel(whitening.to_z(random.normal(key_xi, center.shape, center.dtype)))
 
-def argument_of(kernel: Any, name: str, default: Any) -> Any:
-    """An argument of a kernel, with what was found in place of None."""
-    if name == "gradient" and isinstance(kernel.gradient, MinibatchGradient):
-        return default
-    name = "_schedule" if name == "step_size" else name
-    value = getattr(kernel, name, getattr(kernel, f"_{name}", default))
-    return value.value if isinstance(value, ConstantSchedule) else value
+            def one(key: Array) -> Array:
+                key_batch, key_gradient = random.split(key)
+                i, idx = jnp.zeros((), int), draw_batch(key_batch, potential)
+                _, grad, _ = estimator.estimate(key_gradient, i, z, idx, potential, state)
+                return whitening.pull(info.ravel(grad))
+
+            return jnp.var(lax.map(one, random.split(key_batches, _NOISE_BATCHES)), 0, ddof=1)
+
+        return jnp.mean(lax.map(at_point, random.split(rng_key, _NOISE_POINTS)), 0)
+
+    return np.asarray(measure(rng_key), float)

@@ -1,22 +1,18 @@
 """Stochastic gradient Langevin dynamics: Welling & Teh (2011), eq. 4."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from jax import Array, random
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 import numpy as np
-from numpyro.infer import init_to_uniform
 
-from numpyro_ext._typing import GradientEstimator, Model
-from numpyro_ext.mcmc._laws import Choice, choose_sgld
-from numpyro_ext.mcmc.base import SGMCMCKernel
-from numpyro_ext.mcmc.grad_fn import GradFn
-from numpyro_ext.mcmc.kernel import Schedule
-from numpyro_ext.mcmc.settings import Found
+from numpyro_ext._model.potential import Potential
+from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel
+from numpyro_ext.mcmc.laws import choose_sgld
+from numpyro_ext.mcmc.mode_search import NormalFit
+from numpyro_ext.mcmc.settings import Settings
 from numpyro_ext.mcmc.state import Transition, kernel_state
-from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["IMPLIED", "SGLD", "SGLDState", "implied_variance_ratio"]
 
@@ -42,6 +38,7 @@ def implied_variance_ratio(g: Array, drift: Array, eps: Array, T: Array) -> Arra
     return 1 + eps * jnp.vdot(g, drift) / (2 * len(g) * jnp.where(T > 0, T, 1))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SGLD(SGMCMCKernel):
     r"""
     Stochastic gradient Langevin dynamics [1]: gradient descent with a minibatch, plus noise.
@@ -62,17 +59,10 @@ class SGLD(SGMCMCKernel):
     unequal scale mix at unequal speed.
 
     :param model: Python callable containing NumPyro primitives.
-    :param step_size: positive float or schedule, in units of the squared latent; None is found, in
-        whitened coordinates.
-    :param float max_bias: largest relative error of a variance that a step which is found may have.
-    :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
-    :param temperature: T, a non-negative float or a callable of ``i``.
-    :param gradient: an estimator, such as :class:`ControlVariate`.
-    :param str minibatch: ``"replace"`` or ``"epoch"``.
-    :param int steps_per_sample: transitions per draw.
-    :param sharding: how the rows of the data are spread over devices.
-    :param init_strategy: a per-site initialization function.
-    :param bool forward_mode_differentiation: whether to differentiate in forward mode.
+    :param step_size: positive float or schedule, in units of the squared latent; None has it found,
+        in whitened coordinates.
+
+    The other keyword arguments are those of :class:`SGMCMCKernel`.
 
     **References:**
 
@@ -99,41 +89,11 @@ class SGLD(SGMCMCKernel):
     state_class = SGLDState
     last_step_fields = (*SGMCMCKernel.last_step_fields, "implied_variance_ratio")
 
-    def __init__(
-        self,
-        model: Model,
-        step_size: float | Schedule | None = None,
-        *,
-        max_bias: float = 0.05,
-        whitening: Whitening | None = None,
-        temperature: float | Schedule = 1.0,
-        gradient: GradientEstimator | None = None,
-        minibatch: str = "replace",
-        steps_per_sample: int = 1,
-        sharding: NamedSharding | None = None,
-        init_strategy: Callable[..., Any] = init_to_uniform,
-        forward_mode_differentiation: bool = False,
-    ) -> None:
-        super().__init__(
-            model,
-            step_size,
-            max_bias=max_bias,
-            whitening=whitening,
-            temperature=temperature,
-            gradient=gradient,
-            minibatch=minibatch,
-            steps_per_sample=steps_per_sample,
-            sharding=sharding,
-            init_strategy=init_strategy,
-            forward_mode_differentiation=forward_mode_differentiation,
-        )
-
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         return {"implied_variance_ratio": jnp.ones((), z.dtype)}
 
-    def choose(self, noise: np.ndarray, found: Found) -> Choice:
-        noise = self.noise_ratio(noise)
-        return choose_sgld(noise, self.max_bias, stiffness=found.stiffness)
+    def choose(self, noise: np.ndarray, normal: NormalFit, potential: Potential) -> Settings:
+        return choose_sgld(noise, self.max_bias, stiffness=normal.stiffness)
 
     def step(
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array

@@ -1,23 +1,19 @@
 """Stochastic gradient Nose-Hoover thermostat: Ding et al. (2014), algorithm 2."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from jax import Array, random
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 import numpy as np
-from numpyro.infer import init_to_uniform
 
 from numpyro_ext._checks import check_choice, check_positive
-from numpyro_ext._typing import GradientEstimator, Model
-from numpyro_ext.mcmc._laws import Choice, choose_sgnht
-from numpyro_ext.mcmc.base import SGMCMCKernel
-from numpyro_ext.mcmc.grad_fn import GradFn
-from numpyro_ext.mcmc.kernel import Schedule
-from numpyro_ext.mcmc.settings import Found, Settings
+from numpyro_ext._model.potential import Potential
+from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel
+from numpyro_ext.mcmc.laws import choose_sgnht
+from numpyro_ext.mcmc.mode_search import NormalFit
+from numpyro_ext.mcmc.settings import Settings
 from numpyro_ext.mcmc.state import Transition, kernel_state
-from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["SGNHT", "SGNHTState"]
 
@@ -32,6 +28,7 @@ SGNHTState = kernel_state(
 )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SGNHT(SGMCMCKernel):
     r"""
     Stochastic gradient Nose-Hoover thermostat [1]: a friction that adapts until the temperature is
@@ -71,23 +68,16 @@ class SGNHT(SGMCMCKernel):
     :math:`= \sigma^2 \max(n_g, 10)`, or warm up longer.
 
     :param model: Python callable containing NumPyro primitives.
-    :param step_size: positive float or schedule, in units of time; None is found, with the
+    :param step_size: positive float or schedule, in units of time; None has it found, with the
         friction, in whitened coordinates.
-    :param float friction: C, the injected noise level, a rate in 1/time; None is found with the
-        step size, and 1 if that is given.
+    :param float friction: C, the injected noise level, a rate in 1/time; by default it is found
+        with the step size, and 1 if that is given.
     :param str thermostat: ``"scalar"``, ``"per_site"`` or ``"per_parameter"``: the coordinates that
         share a friction.
     :param float thermal_mass: :math:`\mu`, in units of squared time; by default the larger of
         :math:`n_g` and 10 for each thermostat.
-    :param float max_bias: largest relative error of a variance that a step which is found may have.
-    :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
-    :param temperature: T, a non-negative float or a callable of ``i``.
-    :param gradient: an estimator, such as :class:`ControlVariate`.
-    :param str minibatch: ``"replace"`` or ``"epoch"``.
-    :param int steps_per_sample: transitions per draw.
-    :param sharding: how the rows of the data are spread over devices.
-    :param init_strategy: a per-site initialization function.
-    :param bool forward_mode_differentiation: whether to differentiate in forward mode.
+
+    The other keyword arguments are those of :class:`SGMCMCKernel`.
 
     **References:**
 
@@ -115,75 +105,43 @@ class SGNHT(SGMCMCKernel):
 
     state_class = SGNHTState
     last_step_fields = (*SGMCMCKernel.last_step_fields, "kinetic_temperature")
+    momentum = "r"
 
-    def __init__(
-        self,
-        model: Model,
-        step_size: float | Schedule | None = None,
-        *,
-        friction: float | None = None,
-        thermostat: str = "scalar",
-        thermal_mass: float | None = None,
-        max_bias: float = 0.05,
-        whitening: Whitening | None = None,
-        temperature: float | Schedule = 1.0,
-        gradient: GradientEstimator | None = None,
-        minibatch: str = "replace",
-        steps_per_sample: int = 1,
-        sharding: NamedSharding | None = None,
-        init_strategy: Callable[..., Any] = init_to_uniform,
-        forward_mode_differentiation: bool = False,
-    ) -> None:
-        super().__init__(
-            model,
-            step_size,
-            max_bias=max_bias,
-            whitening=whitening,
-            temperature=temperature,
-            gradient=gradient,
-            minibatch=minibatch,
-            steps_per_sample=steps_per_sample,
-            sharding=sharding,
-            init_strategy=init_strategy,
-            forward_mode_differentiation=forward_mode_differentiation,
-        )
-        if friction is not None:
-            check_positive("friction", friction)
-        check_choice("thermostat", thermostat, ("scalar", "per_site", "per_parameter"))
-        if thermal_mass is not None:
-            check_positive("thermal_mass", thermal_mass)
-        self._given_friction = friction
-        self._friction = 1.0 if friction is None else friction
-        self._thermostat = thermostat
-        self._thermal_mass = thermal_mass
+    friction: float | None = None
+    thermostat: str = "scalar"
+    thermal_mass: float | None = None
 
-    def redraw_momentum(self, rng_key: Array, z: Array, T: Array) -> dict[str, Array]:
-        return {"r": jnp.sqrt(T) * random.normal(rng_key, z.shape, z.dtype)}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.friction is not None:
+            check_positive("friction", self.friction)
+        check_choice("thermostat", self.thermostat, ("scalar", "per_site", "per_parameter"))
+        if self.thermal_mass is not None:
+            check_positive("thermal_mass", self.thermal_mass)
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         shape = {"scalar": (), "per_site": (len(self._sizes()),), "per_parameter": z.shape}
-        return self.redraw_momentum(rng_key, z, self.temperature_at(0, z.dtype)) | {
-            "thermostat": jnp.full(shape[self._thermostat], self._friction, z.dtype),
+        C = 1.0 if self.friction is None else self.friction
+        return {
+            "r": self.draw_momentum(rng_key, z, self.temperature_at(0, z.dtype)),
+            "thermostat": jnp.full(shape[self.thermostat], C, z.dtype),
             "kinetic_temperature": jnp.zeros((), z.dtype),
         }
 
-    def choose(self, noise: np.ndarray, found: Found) -> Choice:
+    def choose(self, noise: np.ndarray, normal: NormalFit, potential: Potential) -> Settings:
         return choose_sgnht(
-            self.noise_ratio(noise),
+            noise,
             self.max_bias,
-            friction=self._given_friction,
-            shared=self._thermostat != "per_parameter",
-            stiffness=found.stiffness,
+            friction=self.friction,
+            shared=self.thermostat != "per_parameter",
+            stiffness=normal.stiffness,
         )
-
-    def take(self, settings: Settings) -> None:
-        super().take(settings)
-        self._friction = settings.friction or 1.0
 
     def step(
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
     ) -> Transition:
-        xi, C = state.thermostat, jnp.asarray(self._friction, z.dtype)
+        xi = state.thermostat
+        C = jnp.asarray(1.0 if self.friction is None else self.friction, z.dtype)
         estimate = grad_fn(z)
         zeta = random.normal(rng_key, z.shape, z.dtype)
         c = jnp.exp(-self._spread(xi, z) * eps)
@@ -191,7 +149,7 @@ class SGNHT(SGMCMCKernel):
         r = c * state.r + (1 + c) / 2 * kick
         z = z + eps * r
         K, size = self._group_means(r**2)
-        mass = np.maximum(size, 10) if self._thermal_mass is None else self._thermal_mass
+        mass = np.maximum(size, 10) if self.thermal_mass is None else self.thermal_mass
         xi = xi + eps * jnp.asarray(size / mass, z.dtype) * (K - T)
         fields = {"r": r, "thermostat": xi, "kinetic_temperature": jnp.mean(r**2)}
         return Transition(z, estimate, fields)
@@ -202,15 +160,15 @@ class SGNHT(SGMCMCKernel):
 
     def _spread(self, xi: Array, z: Array) -> Array:
         """The thermostat of each coordinate."""
-        if self._thermostat == "per_site":
+        if self.thermostat == "per_site":
             return jnp.repeat(xi, self._sizes(), total_repeat_length=len(z))
         return xi
 
     def _group_means(self, x: Array) -> tuple[Array, np.ndarray]:
         """Means over the coordinates of each thermostat, and their numbers."""
-        if self._thermostat == "scalar":
+        if self.thermostat == "scalar":
             return jnp.mean(x), np.array(len(x))
-        if self._thermostat == "per_parameter":
+        if self.thermostat == "per_parameter":
             return x, np.array(1)
         sizes = self._sizes()
         pieces = jnp.split(x, np.cumsum(sizes)[:-1])

@@ -1,20 +1,17 @@
 """Stochastic gradient Riemannian Langevin dynamics: Patterson & Teh (2013), eq. 8."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax import Array, random
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
-from jax.sharding import NamedSharding
 import numpy as np
-from numpyro.infer import init_to_uniform
 
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._typing import GradientEstimator, Model, Sites
-from numpyro_ext.mcmc._laws import Choice, choose_linear
-from numpyro_ext.mcmc.base import SGMCMCKernel
+from numpyro_ext._typing import Sites
+from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel
 from numpyro_ext.mcmc.geometry import (
     ExpandedMean,
     VectorFn,
@@ -23,16 +20,16 @@ from numpyro_ext.mcmc.geometry import (
     check_shape,
     recipe_correction,
 )
-from numpyro_ext.mcmc.grad_fn import GradFn
-from numpyro_ext.mcmc.kernel import Schedule
-from numpyro_ext.mcmc.settings import Found
+from numpyro_ext.mcmc.laws import choose_linear
+from numpyro_ext.mcmc.mode_search import NormalFit
+from numpyro_ext.mcmc.settings import Settings
 from numpyro_ext.mcmc.sgld import SGLDState, implied_variance_ratio
 from numpyro_ext.mcmc.state import Transition
-from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["SGRLD"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SGRLD(SGMCMCKernel):
     r"""
     Riemannian SGLD [1]: Langevin dynamics whose step and noise follow a metric G(z).
@@ -61,21 +58,14 @@ class SGRLD(SGMCMCKernel):
 
     :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule, in units of the squared latent times the metric;
-        None is found, without a whitening, as G is a function of the coordinates in which the
+        None has it found, without a whitening, as G is a function of the coordinates in which the
         kernel moves.
     :param metric: G, a callable from the flat z to ``(n,)`` (a diagonal) or ``(n, n)``
         (symmetric positive definite), or an :class:`ExpandedMean`.
     :param correction: ``"autodiff"``, or a callable from the flat z to :math:`\Gamma`,
         ``(n,)``.
-    :param float max_bias: largest relative error of a variance that a step which is found may have.
-    :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
-    :param temperature: T, a non-negative float or a callable of ``i``.
-    :param gradient: an estimator, such as :class:`ControlVariate`.
-    :param str minibatch: ``"replace"`` or ``"epoch"``.
-    :param int steps_per_sample: transitions per draw.
-    :param sharding: how the rows of the data are spread over devices.
-    :param init_strategy: a per-site initialization function.
-    :param bool forward_mode_differentiation: whether to differentiate in forward mode.
+
+    The other keyword arguments are those of :class:`SGMCMCKernel`.
 
     **References:**
 
@@ -105,81 +95,56 @@ class SGRLD(SGMCMCKernel):
 
     state_class = SGLDState
     last_step_fields = (*SGMCMCKernel.last_step_fields, "implied_variance_ratio")
-    moves_whitened = False  # its functions are those of z
+    finds_whitening = False  # its functions are those of z
 
-    def __init__(
-        self,
-        model: Model,
-        step_size: float | Schedule | None = None,
-        *,
-        metric: VectorFn | ExpandedMean,
-        correction: str | VectorFn = "autodiff",
-        max_bias: float = 0.05,
-        whitening: Whitening | None = None,
-        temperature: float | Schedule = 1.0,
-        gradient: GradientEstimator | None = None,
-        minibatch: str = "replace",
-        steps_per_sample: int = 1,
-        sharding: NamedSharding | None = None,
-        init_strategy: Callable[..., Any] = init_to_uniform,
-        forward_mode_differentiation: bool = False,
-    ) -> None:
-        super().__init__(
-            model,
-            step_size,
-            max_bias=max_bias,
-            whitening=whitening,
-            temperature=temperature,
-            gradient=gradient,
-            minibatch=minibatch,
-            steps_per_sample=steps_per_sample,
-            sharding=sharding,
-            init_strategy=init_strategy,
-            forward_mode_differentiation=forward_mode_differentiation,
-        )
+    metric: VectorFn | ExpandedMean
+    correction: str | VectorFn = "autodiff"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        metric = self.metric
         if isinstance(metric, type) or not (callable(metric) or isinstance(metric, ExpandedMean)):
             raise TypeError(
                 f"metric is {metric!r}; it must be a callable of the flat z, or ExpandedMean()."
             )
-        check_correction(correction)
-        if isinstance(metric, ExpandedMean) and correction != "autodiff":
+        check_correction(self.correction)
+        if isinstance(metric, ExpandedMean) and self.correction != "autodiff":
             raise ValueError(
                 "correction is given with an ExpandedMean metric, which needs none; leave it out."
             )
-        self._metric = metric
-        self._correction = correction
         self._mask: np.ndarray | None = None
 
     def setup(self, potential: Potential) -> None:
         super().setup(potential)
-        if isinstance(self._metric, ExpandedMean):
-            self._mask = self._metric.mask(self.info)
+        if isinstance(self.metric, ExpandedMean):
+            self._mask = self.metric.mask(self.info)
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
-        if not isinstance(self._metric, ExpandedMean):
-            check_shape("metric", self._metric, z, (1, 2))
-        if callable(self._correction):
-            check_shape("correction", self._correction, z, (1,))
+        if not isinstance(self.metric, ExpandedMean):
+            check_shape("metric", self.metric, z, (1, 2))
+        if callable(self.correction):
+            check_shape("correction", self.correction, z, (1,))
         return {"implied_variance_ratio": jnp.ones((), z.dtype)}
 
     def check_state(self, states: Any, grads: Sites | None) -> None:
         super().check_state(states, grads)
-        if not isinstance(self._metric, ExpandedMean):
+        if not isinstance(self.metric, ExpandedMean):
             points = jax.vmap(self.flatten)(states.z)
-            check_definite("metric", self._metric, points, singular=False)
+            check_definite("metric", self.metric, points, singular=False)
 
-    def choose(self, noise: np.ndarray, found: Found) -> Choice:
-        x = found.mode.x
-        if isinstance(self._metric, ExpandedMean):
+    def choose(self, noise: np.ndarray, normal: NormalFit, potential: Potential) -> Settings:
+        x = normal.center
+        if isinstance(self.metric, ExpandedMean):
             # A positive site moves like log theta with the diffusion 1 / theta.
-            mask = self._metric.mask(found.potential.info)
+            mask = self.metric.mask(self.info)
             A = np.where(mask, np.exp(-np.where(mask, x, 0)), 1.0)
         else:
-            G = np.asarray(self._metric(x), float)
+            G = np.asarray(self.metric(x), float)
             A = 1 / G if G.ndim == 1 else np.linalg.inv(G)
-        D = found.whiten(np.diag(A) if A.ndim == 1 else A)
-        noise = self.noise_ratio(noise)
-        return choose_linear(D, np.zeros_like(D), noise, len(noise), self.max_bias)
+        A, root = (np.diag(x) if x.ndim == 1 else x for x in (A, np.asarray(normal.factor, float)))
+        # The diffusion of z as one of the whitened coordinates.
+        D = np.linalg.solve(root, np.linalg.solve(root, A).T).T
+        return choose_linear(D, noise, self.max_bias)
 
     def step(
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
@@ -187,7 +152,7 @@ class SGRLD(SGMCMCKernel):
         estimate = grad_fn(z)
         g = estimate.grad
         zeta = random.normal(rng_key, z.shape, z.dtype)
-        if isinstance(self._metric, ExpandedMean):
+        if isinstance(self.metric, ExpandedMean):
             assert self._mask is not None
             phi = jnp.where(self._mask, z, 0)  # exp of the other sites might overflow
             plain = z - eps * g + jnp.sqrt(2 * eps * T) * zeta
@@ -196,14 +161,14 @@ class SGRLD(SGMCMCKernel):
             A = jnp.where(self._mask, 1 / jnp.maximum(jnp.exp(phi), eps), 1)
             ratio = implied_variance_ratio(g, A * g, eps, T)
             return Transition(z, estimate, {"implied_variance_ratio": ratio})
-        metric = self._metric
+        metric = self.metric
 
         def inverse(z: Array) -> Array:
             G = jnp.asarray(metric(z), z.dtype)
             return 1 / G if G.ndim == 1 else jnp.linalg.inv(G)
 
-        if callable(self._correction):
-            Gam = jnp.asarray(self._correction(z), z.dtype)
+        if callable(self.correction):
+            Gam = jnp.asarray(self.correction(z), z.dtype)
         else:
             Gam = recipe_correction(inverse, None, z)
         G = jnp.asarray(metric(z), z.dtype)

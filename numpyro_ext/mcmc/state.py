@@ -27,7 +27,7 @@ _BEFORE = {
     " taken last.",
     "grad_norm": "2-norm of the last gradient estimate.",
     "step_size": "step size of the last transition.",
-    "diverging": "whether a transition of the last draw met a value that was not finite.",
+    "diverging": "True if a transition of the last draw met a value that was not finite.",
     "sampling": "False in the exploration stage of a cyclical schedule.",
     "gradient": "state of the gradient estimator.",
     "plates": '``{name: (epoch, offset, rng_key)}`` for ``minibatch="epoch"``, else empty.',
@@ -45,7 +45,7 @@ def kernel_state(name: str, module: str, /, **own: str) -> Any:
 
     :param str name: name of the class.
     :param str module: ``__name__`` of the module that it belongs to.
-    :param own: what each of the kernel's own fields is.
+    :param own: a description of each of the kernel's own fields, by name.
 
     .. doctest::
 
@@ -73,7 +73,7 @@ class Estimate(NamedTuple):
 
 class Transition(NamedTuple):
     """
-    What a kernel's ``step`` returns:
+    The result of a kernel's ``step``:
 
      - **z** - the new ``(n,)`` vector.
      - **estimate** - the :class:`Estimate` to report, and whose ``state`` the chain goes on with.

@@ -14,7 +14,7 @@ import numpy as np
 from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext._typing import Params
 
-__all__ = ["Whitening"]
+__all__ = ["UNCHANGED", "Unchanged", "Whitening"]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["center", "factor"], meta_fields=[])
@@ -94,7 +94,7 @@ class Whitening:
 
     @property
     def size(self) -> int:
-        """n."""
+        """The number of coordinates, n."""
         return self.center.shape[0]
 
     def to_z(self, xi: Array) -> Array:
@@ -115,3 +115,15 @@ class Whitening:
     def _times(self, xi: Array) -> Array:
         factor = self.factor.astype(xi.dtype)
         return factor @ xi if factor.ndim == 2 else factor * xi
+
+
+class Unchanged:
+    """The coordinates of the sites themselves, in which a kernel without a whitening moves."""
+
+    def to_z(self, xi: Array) -> Array:
+        return xi
+
+    to_xi = pull = to_z
+
+
+UNCHANGED = Unchanged()

@@ -67,8 +67,8 @@ def test_a_draw_costs_the_gradients_of_its_transitions(gradient, cost):
 
 
 def test_hessian_products_count():
-    assert PSGLD(model, 1e-3, gamma="hutchinson").gradients_per_step == 2
-    assert PSGLD(model, 1e-3).gradients_per_step == 1
+    assert PSGLD(model, 1e-3, gamma="hutchinson").gradients_per_transition(1.0) == 2
+    assert PSGLD(model, 1e-3).gradients_per_transition(1.0) == 1
 
 
 def test_rows_are_those_of_the_likelihood():

@@ -282,7 +282,7 @@ def test_flat_order_is_that_of_the_model():
     state = kernel.init(random.key(0), 0, start, (), {})
     flat = kernel.flatten(state.z)
     assert flat.tolist() == [1.0, 2.0, 3.0]
-    assert kernel.ravel_sites("mass", kernel._mass).tolist() == [1.0, 4.0, 100.0]
+    assert kernel.ravel_sites("mass", kernel.mass).tolist() == [1.0, 4.0, 100.0]
     guide = AutoDiagonalNormal(z_before_a, init_loc_fn=init_to_value(values=start))
     seed(guide, 0)()
     sites = guide._unpack_latent(jnp.arange(3.0))

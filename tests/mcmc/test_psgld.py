@@ -80,7 +80,7 @@ def test_first_steps_are_the_formula(gamma, tol):
 
 def _at_temperature(kernel, T):
     other = PSGLD.__new__(PSGLD)
-    other.__dict__ = kernel.__dict__ | {"_temperature": lambda i: T}
+    other.__dict__ = kernel.__dict__ | {"temperature": lambda i: T}
     return other
 
 

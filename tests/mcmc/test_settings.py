@@ -25,9 +25,10 @@ from numpyro_ext.mcmc import (
     KernelHMC,
     RecipeKernel,
     Settings,
+    SGMCMCKernel,
     Whitening,
 )
-from numpyro_ext.mcmc._laws import choose_linear, choose_sghmc, choose_sgld, choose_sgnht
+from numpyro_ext.mcmc.laws import choose_linear, choose_sghmc, choose_sgld, choose_sgnht
 
 NOISE = np.array([0.0, 3.0, 12.0])
 METRIC = jnp.array([[2.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, 0.7]])
@@ -109,7 +110,7 @@ def test_a_larger_bias_allows_a_larger_step_and_fewer_transitions():
 
 
 def test_the_general_law_of_linear_steps_contains_that_of_sgld():
-    general = choose_linear(np.eye(3), np.zeros((3, 3)), NOISE, 3, 0.05)
+    general = choose_linear(np.eye(3), NOISE, 0.05)
     assert general.step_size == pytest.approx(choose_sgld(NOISE, 0.05).step_size, rel=0.06)
 
 
@@ -234,12 +235,9 @@ def positive():
     [
         SGRLD(positive, metric=ExpandedMean(), steps_per_sample=10),
         SGRLD(positive, metric=lambda z: jnp.array([20.0, 50.0]), steps_per_sample=10),
-        RecipeKernel(
-            positive, diffusion=lambda x: 1 / jnp.array([20.0, 50.0]), steps_per_sample=10
-        ),
         KernelHMC(positive, score=lambda z: jnp.array([20.0, 50.0]) * (jnp.array([2.3, -0.7]) - z)),
     ],
-    ids=["SGRLD expanded mean", "SGRLD metric", "RecipeKernel", "KernelHMC"],
+    ids=["SGRLD expanded mean", "SGRLD metric", "KernelHMC"],
 )
 def test_kernels_with_functions_of_z_find_their_step(kernel):
     """Gamma(a, b) has the mean a/b and the standard deviation sqrt(a)/b."""
@@ -315,6 +313,29 @@ def test_several_modes_warn():
 def test_an_option_of_nuts_is_answered_by_a_sentence(option):
     with pytest.raises(TypeError, match=f"SGHMC takes no {option}, which adapts a kernel with an"):
         SGHMC(standard, **{option: 0.9})
+
+
+class Descent(SGMCMCKernel):
+    """It has no law."""
+
+    state_class = SGLD.state_class
+
+    def step(self, rng_key, state, z, grad_fn, eps, T):
+        raise AssertionError("no chain starts")
+
+
+@pytest.mark.parametrize("make", [Descent, partial(RecipeKernel, diffusion=jnp.ones_like)])
+def test_a_kernel_without_a_law_requires_a_step_at_once(make):
+    with pytest.raises(ValueError, match=r"step_size is None, but .* has no law by which"):
+        make(standard, None)
+
+
+def test_settings_are_arguments_of_another_kernel():
+    found = run(SGHMC).sampler
+    again = SGHMC(badly_scaled, steps_per_sample=20, **found.settings.arguments)
+    assert found.finds_settings and not again.finds_settings
+    assert repr(again) == repr(found)
+    assert "gradient=ControlVariate" in repr(again) and "friction=" in repr(again)
 
 
 @pytest.mark.parametrize("step_size", ["0.1", -1.0, 0.0])

@@ -8,32 +8,18 @@ bound b on their relative error is the user's.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.linalg import solve_discrete_lyapunov
 
-__all__ = ["Choice", "choose_linear", "choose_sghmc", "choose_sgld", "choose_sgnht"]
+from numpyro_ext.mcmc.settings import Settings
+
+__all__ = ["choose_linear", "choose_sghmc", "choose_sgld", "choose_sgnht"]
 
 LARGEST_STEP = 0.5
 _SMALLEST_STEP = 1e-4
 _FRICTIONS = np.geomspace(1.0, 1000.0, 60)
-
-
-class Choice(NamedTuple):
-    """
-    Settings found, and what the law says of them:
-
-     - **step_size** - in whitened units.
-     - **friction** - rate C; None for a kernel without momentum.
-     - **variance_ratio** - predicted variance over the right one, where they differ most.
-     - **transitions** - predicted transitions per independent draw.
-    """
-
-    step_size: float
-    friction: float | None
-    variance_ratio: float
-    transitions: float
 
 
 def choose_sgld(
@@ -42,7 +28,7 @@ def choose_sgld(
     scale: np.ndarray | float = 1.0,
     *,
     stiffness: float = 1.0,
-) -> Choice:
+) -> Settings:
     r"""
     SGLD with the step :math:`\epsilon G_k` in coordinate k,
 
@@ -58,7 +44,8 @@ def choose_sgld(
     eps = min(eps, LARGEST_STEP / (float(np.max(scale)) * stiffness))
     step = eps * scale
     ratio = (2 + step * noise) / (2 - step)
-    return Choice(eps, None, _worst(ratio), float(np.max((2 - step) / step)))
+    transitions = float(np.max((2 - step) / step))
+    return Settings(eps, variance_ratio=_worst(ratio), transitions=transitions)
 
 
 def choose_sghmc(
@@ -69,7 +56,7 @@ def choose_sghmc(
     least_injected: float = 0.0,
     law: str = "aboba",
     stiffness: float = 1.0,
-) -> Choice:
+) -> Settings:
     r"""
     With :math:`s^2` the largest noise that is not corrected for:
 
@@ -102,7 +89,7 @@ def choose_sgnht(
     friction: float | None = None,
     shared: bool = True,
     stiffness: float = 1.0,
-) -> Choice:
+) -> Settings:
     r"""
     The friction :math:`\xi` of a thermostat makes the mean over its coordinates of
 
@@ -111,7 +98,7 @@ def choose_sgnht(
 
     equal 1, so each is off by its share of noise above or below the mean.
 
-    :param shared: whether all coordinates share one thermostat; else every mean is its own.
+    :param bool shared: True if several coordinates share a thermostat; else each has its own.
     :param stiffness: as for :func:`choose_sghmc`.
     """
     eps, C = _grid(friction, stiffness)
@@ -126,32 +113,27 @@ def choose_sgnht(
     return _cheapest(eps, C, xi, ratio, max_bias)
 
 
-def choose_linear(
-    diffusion: np.ndarray, curl: np.ndarray, noise: np.ndarray, num_shown: int, max_bias: float
-) -> Choice:
+def choose_linear(diffusion: np.ndarray, noise: np.ndarray, max_bias: float) -> Settings:
     r"""
-    Explicit Euler steps of the complete recipe: the covariance solves
+    Euler steps of a Langevin diffusion with a matrix D: the covariance solves
 
-    .. math:: \Sigma = M \Sigma M^\top + 2 \epsilon D + \epsilon^2 (D+Q) S (D+Q)^\top,
-              \qquad M = I - \epsilon (D + Q).
+    .. math:: \Sigma = M \Sigma M^\top + 2 \epsilon D + \epsilon^2 D S D^\top,
+              \qquad M = I - \epsilon D.
 
-    :param diffusion: D, ``(m, m)`` in coordinates in which the target is N(0, I).
-    :param curl: Q, ``(m, m)``.
-    :param noise: S, ``(m,)``.
-    :param int num_shown: number of first coordinates whose variance counts.
+    :param diffusion: D, ``(n, n)`` in coordinates in which the target is N(0, I).
+    :param noise: S, ``(n,)``.
     """
-    drift = diffusion + curl
 
     def ratio(eps: float) -> float:
-        M = np.eye(len(drift)) - eps * drift
+        M = np.eye(len(diffusion)) - eps * diffusion
         if np.max(np.abs(np.linalg.eigvals(M))) >= 1:
             return np.inf
-        added = 2 * eps * diffusion + eps**2 * (drift * noise) @ drift.T
-        return _worst(np.diag(solve_discrete_lyapunov(M, added))[:num_shown])
+        added = 2 * eps * diffusion + eps**2 * (diffusion * noise) @ diffusion.T
+        return _worst(np.diag(solve_discrete_lyapunov(M, added)))
 
-    slowest = 1 / np.min(np.abs(np.real(np.linalg.eigvals(drift))))
+    slowest = 1 / np.min(np.abs(np.real(np.linalg.eigvals(diffusion))))
     eps = _largest(lambda eps: abs(ratio(eps) - 1) <= max_bias, slowest)
-    return Choice(eps, None, ratio(eps), 2 * slowest / eps)
+    return Settings(eps, variance_ratio=ratio(eps), transitions=2 * slowest / eps)
 
 
 def _grid(friction: float | None, stiffness: float) -> list[np.ndarray]:
@@ -181,11 +163,11 @@ def _worst(ratio: Any) -> float:
 
 def _cheapest(
     eps: np.ndarray, C: np.ndarray, effective: np.ndarray, ratio: np.ndarray, max_bias: float
-) -> Choice:
+) -> Settings:
     """The fewest transitions per independent draw among the settings whose bias is allowed."""
     transitions = (effective + 1 / effective) / eps
     error = np.where(np.isfinite(transitions), np.abs(ratio - 1), np.inf)
     allowed = error <= max_bias
     score = np.where(allowed, transitions, np.inf) if np.any(allowed) else error
     best = np.unravel_index(np.argmin(score), ratio.shape)
-    return Choice(*(float(x[best]) for x in (eps, C, ratio, transitions)))
+    return Settings(float(eps[best]), float(C[best]), float(ratio[best]), float(transitions[best]))

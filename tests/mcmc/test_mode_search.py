@@ -11,7 +11,8 @@ import numpyro.distributions as dist
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.mcmc import ControlVariate, MinibatchGradient, find_whitening
-from numpyro_ext.mcmc._mode import find_modes, measure_noise
+from numpyro_ext.mcmc.mode_search import find_modes
+from numpyro_ext.mcmc.settings import measure_noise
 
 ROWS, BATCH, SD = 200, 10, 0.7
 
@@ -37,7 +38,7 @@ def test_the_mode_and_the_curvature_of_a_linear_regression():
     x, y, _, mode = found()
     H = x.T @ x / SD**2 + np.eye(2) / 100
     sd = np.sqrt(np.diag(np.linalg.inv(H)))
-    assert np.max(np.abs(mode.x - np.linalg.solve(H, x.T @ y / SD**2)) / sd) < 0.06
+    assert np.max(np.abs(mode.center - np.linalg.solve(H, x.T @ y / SD**2)) / sd) < 0.06
     np.testing.assert_allclose(mode.factor, np.linalg.cholesky(np.linalg.inv(H)), rtol=1e-3)
     assert mode.num_negative == 0
 
@@ -49,11 +50,11 @@ def test_the_noise_is_the_mean_over_the_normal_approximation():
     # Of x_n x_n^T (w - c) / sd^2 for w - c of covariance Sigma, over rows n.
     second, length = x.T @ x / ROWS, np.einsum("ni,ij,nj->n", x, Sigma, x)
     corrected = (x * length[:, None]).T @ x / ROWS - second @ Sigma @ second
-    residual = y - x @ np.asarray(mode.x)
+    residual = y - x @ np.asarray(mode.center)
     at_center = (x * residual[:, None] ** 2).T @ x / ROWS
     scale = ROWS**2 / BATCH / SD**4
     estimators = {
-        ControlVariate({"w": mode.x}): corrected,
+        ControlVariate({"w": mode.center}): corrected,
         MinibatchGradient(): corrected + at_center,  # the mean gradient at the mode is 0
     }
     for estimator, covariance in estimators.items():

@@ -1,3 +1,5 @@
+"""The departure of a posterior from its normal approximation."""
+
 import warnings
 
 from jax import random
@@ -11,8 +13,8 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.mcmc import SGHMC
-from numpyro_ext.mcmc._mode import Mode
-from numpyro_ext.mcmc._shape import measure_shape
+from numpyro_ext.mcmc.mode_search import NormalFit
+from numpyro_ext.mcmc.normal_fit import with_shape
 
 QUARTIC = 0.3
 
@@ -30,8 +32,8 @@ def correlated():
 
 def shape_of(model, center, factor):
     potential = Potential(model, read_model(model, (), {}), {}, (), {})
-    mode = Mode(jnp.asarray(center), jnp.asarray(factor), 0.0, 0, 0)
-    return measure_shape(random.key(0), potential, mode)
+    fit = NormalFit(jnp.asarray(center), jnp.asarray(factor))
+    return with_shape(random.key(0), potential, fit)
 
 
 def test_departure_and_stiffness_of_a_quartic():

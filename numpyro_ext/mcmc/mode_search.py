@@ -1,0 +1,205 @@
+"""Modes of a posterior, and the normal approximations there."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+from jax import Array, lax, random
+import jax.numpy as jnp
+import numpy as np
+import optax
+from tqdm.auto import tqdm
+
+from numpyro_ext._model.minibatch import draw_indices
+from numpyro_ext._model.potential import Potential
+from numpyro_ext.mcmc.whitening import Whitening
+
+__all__ = ["DENSE_UP_TO", "NormalFit", "batch_rows", "draw_batch", "find_modes", "some_rows"]
+
+DENSE_UP_TO = 512
+"""Latent dimensions up to which the curvature is a matrix."""
+_ADAM_STEPS, _ADAM_PIECES = 2000, 20
+_NEWTON_STEPS = 60
+_HALVINGS = 12
+_CURVATURE_ROWS = 10_000
+_NEAR = 0.05
+"""Decrement below which a point is a mode."""
+_LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
+
+
+@dataclass(frozen=True)
+class NormalFit:
+    r"""
+    A normal approximation :math:`z = c + A \xi` of a posterior, :math:`\xi \sim N(0, I)`.
+
+    :param center: c, ``(n,)`` in the flat order.
+    :param factor: A, lower triangular ``(n, n)``, or the ``(n,)`` diagonal for large n.
+    :param float decrement: :math:`\sqrt{g^\top H^{-1} g}`, the distance of c from the mode in
+        posterior standard deviations.
+    :param int num_negative: number of negative directions of the curvature, which were turned
+        positive.
+    :param int row_gradients: gradients of single rows that were spent.
+    :param float log_evidence: logarithm of the integral of :math:`e^{-U}` by this normal, up to a
+        constant.
+    :param float departure: median of :math:`|A^\top \nabla U(z) - \xi|^2 / n` over draws, 0 for a
+        normal posterior and 1 where the approximation is off by as much as the gradients are large.
+    :param float stiffness: the largest curvature in whitened coordinates, in all but a twentieth of
+        the draws, and at least 1, which is that of a normal posterior.
+    :param tuple problems: sentences on what did not hold.
+    """
+
+    center: Array
+    factor: Array
+    decrement: float = 0.0
+    num_negative: int = 0
+    row_gradients: int = 0
+    log_evidence: float = np.nan
+    departure: float = np.inf
+    stiffness: float = 1.0
+    problems: tuple[str, ...] = ()
+
+    @property
+    def whitening(self) -> Whitening:
+        """The coordinates :math:`\\xi`."""
+        return Whitening(self.center, self.factor)
+
+    @property
+    def at_mode(self) -> bool:
+        """True if the center is a mode."""
+        return self.num_negative == 0 and self.decrement <= _NEAR
+
+    def distance(self, x: Array) -> float:
+        """The distance of a point from the center, in standard deviations."""
+        return float(jnp.linalg.norm(self.whitening.to_xi(x)))
+
+
+def batch_rows(potential: Potential) -> int:
+    """Rows in one minibatch of every plate; 1 without a plate."""
+    return sum(batch for _, batch in potential.plates.values()) or 1
+
+
+def draw_batch(rng_key: Array, potential: Potential) -> dict[str, Array]:
+    """One batch of every plate, drawn with replacement."""
+    return draw_indices(rng_key, {}, potential.plates)[0]
+
+
+def some_rows(potential: Potential) -> dict[str, Array]:
+    """At most 10,000 evenly spaced rows of every plate, 1,000 for large n."""
+    dense = potential.info.size <= DENSE_UP_TO
+    most = _CURVATURE_ROWS if dense else _CURVATURE_ROWS // 10
+    return {
+        name: (jnp.arange(min(size, most)) * (size / min(size, most))).astype(jnp.int32)
+        for name, (size, _) in potential.plates.items()
+    }
+
+
+def _curvature(potential: Potential, idx: dict[str, Array], x: Array) -> Array:
+    """The Hessian on the rows ``idx``: ``(n, n)``, or the ``(n,)`` diagonal for large n."""
+    dense = len(x) <= DENSE_UP_TO
+
+    def grad(x: Array) -> Array:
+        return potential.value_and_grad_flat(x, idx)[1]
+
+    def along(direction: Array) -> Array:
+        slope = jax.jvp(grad, (x,), (direction,))[1]
+        return slope if dense else jnp.vdot(slope, direction)
+
+    return lax.map(along, jnp.eye(len(x), dtype=x.dtype), batch_size=32)
+
+
+def find_modes(rng_key: Array, potential: Potential, starts: list[Array]) -> Iterator[NormalFit]:
+    """
+    The modes found from each of these points, one after another, by the same compiled functions:
+    Adam on minibatch gradients, then damped Newton steps with the gradient of all rows.
+
+    :param starts: ``(n,)`` each, where to begin.
+    """
+    all_rows = sum(size for size, _ in potential.plates.values()) or 1
+    piece, newton = _adam(potential), jax.jit(partial(_newton, potential))
+    for start, key_start in zip(starts, random.split(rng_key, len(starts)), strict=True):
+        with _bar(_ADAM_PIECES + _NEWTON_STEPS, "finding the mode") as advance:
+            x, spent, state = start, 0, optax.scale_by_adam().init(start)
+            for k, key in enumerate(random.split(key_start, _ADAM_PIECES)):
+                x, state = piece(x, state, key, k)
+                spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
+                advance()
+            for _ in range(_NEWTON_STEPS):
+                x, value, decrement, moved, factor, num_negative, tries = newton(x)
+                spent += int(tries) * all_rows
+                advance()
+                if not bool(moved):
+                    break
+        diagonal = jnp.diagonal(factor) if factor.ndim == 2 else factor
+        log_evidence = float(jnp.sum(jnp.log(jnp.abs(diagonal))) - value)
+        yield NormalFit(x, factor, float(decrement), int(num_negative), spent, log_evidence)
+
+
+def _adam(potential: Potential) -> Callable[..., tuple[Array, Any]]:
+    """A hundred steps, at a rate that falls over the whole search."""
+    num = _ADAM_STEPS // _ADAM_PIECES
+    rate = optax.exponential_decay(0.05, _ADAM_STEPS, 0.001 / 0.05)
+    adam = optax.scale_by_adam()
+
+    @jax.jit
+    def piece(x: Array, state: Any, rng_key: Array, k: Array) -> tuple[Array, Any]:
+        def step(carry: tuple[Array, Any], at: tuple[Array, Array]) -> tuple[Any, None]:
+            x, state = carry
+            i, key = at
+            _, g = potential.value_and_grad_flat(x, draw_batch(key, potential))
+            fine = jnp.all(jnp.isfinite(g))
+            update, new = adam.update(jnp.where(fine, g, 0), state)
+            step = jnp.asarray(rate(i), x.dtype) * jnp.asarray(update)
+            return (x - step, new), None
+
+        at = (k * num + jnp.arange(num), random.split(rng_key, num))
+        return lax.scan(step, (x, state), at)[0]
+
+    return piece
+
+
+def _newton(potential: Potential, x: Array) -> tuple[Array, ...]:
+    """One damped step: ``(x, value, decrement, moved, factor, num_negative, passes)``."""
+    value, g = potential.full_value_and_grad_flat(x)
+    H = _curvature(potential, some_rows(potential), x)
+    prior = _curvature(potential.prior(), potential.first_rows(), x)
+    if H.ndim == 2:
+        # With a unit diagonal, so that float32 resolves coordinates of very unequal scale.
+        unit = 1 / jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(H)), jnp.abs(jnp.diagonal(prior))))
+        w, Q = jnp.linalg.eigh(unit[:, None] * (H + H.T) / 2 * unit)
+        least = jnp.einsum("ik,ij,jk->k", Q, unit[:, None] * prior * unit, Q)
+        scales = jnp.maximum(jnp.abs(w), jnp.maximum(least, _LEAST_CURVATURE))
+        step = unit * (Q @ ((Q.T @ (unit * g)) / scales))
+        # A A^T = H^{-1}, lower triangular: the R of a QR of a root.
+        R = jnp.linalg.qr((unit[:, None] * Q / jnp.sqrt(scales)).T, mode="r")
+        factor = R.T * jnp.sign(jnp.diagonal(R))
+    else:
+        w, scales = H, jnp.maximum(jnp.abs(H), jnp.abs(prior))
+        step, factor = g / scales, 1 / jnp.sqrt(scales)
+    decrement = jnp.sqrt(jnp.maximum(jnp.vdot(g, step), 0))
+
+    def worse(carry: tuple[Array, Array]) -> Array:
+        k, new_value = carry
+        return (k < _HALVINGS) & ~(new_value <= value)
+
+    def halve(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        k = carry[0] + 1
+        return k, potential.full_value_and_grad_flat(x - 0.5**k * step)[0]
+
+    near = decrement < _NEAR
+    k, new_value = lax.while_loop(
+        worse, halve, (jnp.asarray(-1, jnp.int32), jnp.where(near, value, jnp.inf))
+    )
+    moved = ~near & (new_value <= value)
+    x = jnp.where(moved, x - 0.5 ** k.astype(x.dtype) * step, x)
+    value = jnp.where(moved, new_value, value)
+    return x, value, decrement, moved, factor, jnp.sum(w < 0), k + 2
+
+
+@contextmanager
+def _bar(total: int, description: str) -> Iterator[Callable[[], Any]]:
+    """A progress bar that appears after a second, and only on a terminal."""
+    with tqdm(total=total, desc=description, delay=1.0, disable=None, leave=False) as bar:
+        yield bar.update

@@ -1,0 +1,181 @@
+"""A normal approximation of a posterior: at its mode, or a variational one where that is nearer."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax import Array, lax, random
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
+from numpyro.infer.initialization import init_to_uniform, init_to_value
+import optax
+
+from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.start import draw_start
+from numpyro_ext._numpyro import normal_of_guide
+from numpyro_ext._typing import Model, Sites
+from numpyro_ext.mcmc.mode_search import (
+    DENSE_UP_TO,
+    NormalFit,
+    batch_rows,
+    find_modes,
+    some_rows,
+)
+
+__all__ = ["constrained", "find_normal", "with_shape"]
+
+_NORMAL_MODE, _NORMAL_FIT = 0.3, 0.1
+"""Departures up to which a mode, and a variational fit in its place, are taken without a warning;
+a fit has come as near as a normal can, so what it leaves is of another kind."""
+_POINTS, _POWERS = 64, 10
+_QUANTILE, _STIFFEST = 0.95, 1e4
+_SVI_STEPS = 5_000
+_SHARE = 7.0  # nats: a mode with less than a thousandth of the mass is not looked at
+
+
+def find_normal(
+    rng_key: Array,
+    model: Model,
+    potential: Potential,
+    start: Sites | None,
+    init_strategy: Callable[..., Any] = init_to_uniform,
+) -> NormalFit:
+    """The normal approximation at the posterior's mode; a variational one where there is no mode,
+    or where the posterior around it is far from normal, as with scales of a hierarchy."""
+    info = potential.info
+    key_start, key_mode, key_svi, key_shape = random.split(rng_key, 4)
+    given = start is not None
+    if start is None:
+        start, energy, _ = draw_start(
+            key_start, model, info, *potential.arguments, init_strategy=init_strategy
+        )
+        potential.check_start(start, potential.first_rows(), energy)
+    # Opposite points, because an exchange of two numbers is one of their difference's sign.
+    first, more = info.ravel(start), random.fold_in(key_start, 1)
+    other = random.uniform(more, first.shape, first.dtype, -2, 2)
+    modes = find_modes(key_mode, potential, [first, -first, other, -other])
+    mode = next(modes)
+    if mode.at_mode and not given:
+        mode = _most_likely([mode, *modes])
+    if mode.at_mode:
+        mode = with_shape(key_shape, potential, mode)
+        if mode.departure <= _NORMAL_MODE:
+            return mode
+    if not np.isfinite(mode.decrement):
+        # The search leaves out minibatches whose gradient is not finite; all rows are in here.
+        rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
+        potential.check_start(start, rows, *jax.jit(potential.full_value_and_grad)(start))
+    fit = with_shape(key_shape, potential, _variational(key_svi, model, potential, start))
+    spent = mode.row_gradients + fit.row_gradients
+    if mode.at_mode and mode.departure <= fit.departure:
+        fit = mode
+    fit = replace(fit, row_gradients=spent, problems=mode.problems)
+    if not mode.at_mode:
+        what = (
+            f"the curvature has {mode.num_negative} negative directions where the search for a mode"
+            " ended"
+            if mode.num_negative
+            else f"the search for a mode ended {mode.decrement:.2g} standard deviations from one"
+        )
+        problem = (
+            f"{what}, so center and scales come from a variational fit instead; reparametrise the"
+            " model (LocScaleReparam for hierarchies), or give init_params near the mode."
+        )
+    elif fit.departure > _NORMAL_FIT:
+        problem = (
+            "gradients around the center are far from those of a normal posterior (relative error"
+            f" {fit.departure**0.5:.2g}), so the scales found do not hold in all of it;"
+            " reparametrise the model (LocScaleReparam for hierarchies), or use NUTS."
+        )
+    else:
+        return fit
+    return replace(fit, problems=(*fit.problems, problem))
+
+
+def _most_likely(modes: list[NormalFit]) -> NormalFit:
+    """The mode of most mass, with the gradients of all searches, and with a sentence if another
+    mode has a share in it."""
+    spent = sum(mode.row_gradients for mode in modes)
+    known = [mode for mode in modes if mode.at_mode and np.isfinite(mode.log_evidence)]
+    best = max(known, key=lambda mode: mode.log_evidence, default=modes[0])
+    far = 3 + float(np.sqrt(best.center.size))
+    distances = [
+        best.distance(mode.center)
+        for mode in known
+        if mode.log_evidence > best.log_evidence - _SHARE
+    ]
+    problems = ()
+    if max(distances, default=0.0) > far:
+        problems = (
+            f"searches from {len(modes)} points ended at different modes, {max(distances):.2g}"
+            " standard deviations apart, and all chains start at one of them and may not leave it;"
+            " give each chain init_params of its own, or check that the modes are copies of each"
+            " other.",
+        )
+    return replace(best, row_gradients=spent, problems=problems)
+
+
+def with_shape(rng_key: Array, potential: Potential, fit: NormalFit) -> NormalFit:
+    """
+    The fit with its ``departure`` and ``stiffness``, from gradients and curvatures at 64 points.
+
+    The gradients are those of at most 10,000 rows, corrected by that of all rows at the center.
+    """
+    whitening = fit.whitening
+
+    @jax.jit
+    def measure(rng_key: Array) -> tuple[Array, Array]:
+        idx = some_rows(potential)
+        at_center = potential.value_and_grad_flat(fit.center, idx)[1]
+        shift = potential.full_value_and_grad_flat(fit.center)[1] - at_center
+
+        def grad(xi: Array) -> Array:
+            g = potential.value_and_grad_flat(whitening.to_z(xi), idx)[1]
+            return whitening.pull(g + shift)
+
+        def at(points: Array) -> tuple[Array, Array]:
+            xi, v = points
+            g, slope = jax.linearize(grad, xi)
+
+            def power(_: int, v: Array) -> Array:
+                return slope(v / jnp.linalg.norm(v))
+
+            return jnp.mean((g - xi) ** 2), jnp.linalg.norm(lax.fori_loop(0, _POWERS, power, v))
+
+        points = random.normal(rng_key, (_POINTS, 2, *fit.center.shape), fit.center.dtype)
+        return lax.map(at, points)
+
+    found = (np.asarray(x, float) for x in measure(rng_key))
+    departures, curvatures = (np.where(np.isfinite(x), x, np.inf) for x in found)
+    stiffness = np.sort(curvatures)[int(_QUANTILE * _POINTS)]
+    return replace(
+        fit,
+        departure=float(np.median(departures)),
+        stiffness=float(np.clip(stiffness, 1.0, _STIFFEST)),
+    )
+
+
+def _variational(rng_key: Array, model: Model, potential: Potential, start: Sites) -> NormalFit:
+    """A variational fit on the same minibatches."""
+    info, (args, kwargs) = potential.info, potential.arguments
+    dense = info.size <= DENSE_UP_TO
+    guide_class = AutoMultivariateNormal if dense else AutoDiagonalNormal
+    guide = guide_class(
+        first_rows(model),
+        init_loc_fn=init_to_value(values=constrained(potential, start)),
+        init_scale=0.05,
+    )
+    rate = optax.exponential_decay(0.02, _SVI_STEPS, 0.02)
+    svi = SVI(model, guide, optax.adam(rate), Trace_ELBO(num_particles=8))
+    result = svi.run(rng_key, _SVI_STEPS, *args, progress_bar=False, stable_update=True, **kwargs)
+    center, factor = normal_of_guide(guide, result.params)
+    return NormalFit(center, factor, row_gradients=8 * _SVI_STEPS * batch_rows(potential))
+
+
+def constrained(potential: Potential, z: Sites) -> Sites:
+    """The latent sites of an unconstrained point, in their supports."""
+    return potential.info.in_order(potential.postprocess()(z))
