@@ -50,7 +50,7 @@ class ImplicitELBO(Objective):
     2 to 8 % too small at K = 64 and 0 to 3 % at K = 200 (``benchmarks/implicit``). In heavy tails
     the error goes the other way: few draws are there, the estimate is too small, and q is too wide.
 
-    **Blocks.** ``Implicit`` sites in the same plates make one vector for each element of the plates
+    **Plates.** ``Implicit`` sites in the same plates make one vector for each element of the plates
     (for each datum of a minibatch), with a score estimate of its own from K draws, and the terms
     are scaled by N/M. Sites with a density keep it. An ``Implicit`` site must not depend on a
     latent that has one; the other way is allowed.
