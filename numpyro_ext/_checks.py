@@ -1,6 +1,6 @@
 """Checks of arguments, whose errors are one sentence with the given and the allowed values."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import partial, wraps
 import inspect
 import numbers
@@ -15,10 +15,8 @@ __all__ = [
     "check_nonnegative",
     "check_positive",
     "check_several",
-    "no_count_as_order",
     "of_an_object",
     "summary",
-    "with_known_arguments",
 ]
 
 
@@ -67,51 +65,6 @@ def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
     if value not in allowed:
         words = ", ".join(repr(word) for word in allowed)
         raise ValueError(f"{name} is {value!r}; it must be one of {words}.")
-
-
-def with_known_arguments(init: Callable[..., None], hints: Mapping[str, str]) -> Any:
-    """``__init__`` that reports an unknown keyword in the name of the class that was called.
-
-    ``hints`` says what to use instead of a keyword that is known from elsewhere.
-    """
-    parameters = inspect.signature(init).parameters
-    known = [name for name in parameters if name != "self"]
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        return init
-
-    @wraps(init)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
-        for name in kwargs:
-            if name not in known:
-                hint = hints.get(name, f"it takes {', '.join(known)}")
-                raise TypeError(f"{type(self).__name__} has no argument '{name}': {hint}.")
-        init(self, *args, **kwargs)
-
-    return wrapped
-
-
-def no_count_as_order(init: Callable[..., None]) -> Callable[..., None]:
-    """``__init__`` that refuses ``Name(10)`` where the first argument is an order and the second K.
-
-    In ``Trace_ELBO(10)`` that is the number of particles.
-    """
-    order, *rest = [name for name in inspect.signature(init).parameters if name != "self"] or [""]
-    if order not in ("alpha", "order") or "num_particles" not in rest:
-        return init
-
-    @wraps(init)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = args[0] if len(args) == 1 and "num_particles" not in kwargs else None
-        if isinstance(given, numbers.Integral) and int(given) > 2:
-            name = type(self).__name__
-            raise ValueError(
-                f"{name}({given}) is of order {given}, with the default number of particles; for"
-                f" {given} particles write {name}(num_particles={given}), and for that order"
-                f" {name}({given}.0)."
-            )
-        init(self, *args, **kwargs)
-
-    return wrapped
 
 
 def of_an_object(method: Callable[..., Any]) -> Any:

@@ -1,15 +1,14 @@
-"""The plates that split a bound into units, the sums over the rest, and the fit of the guide.
+"""The plates that split a bound into units, sums over the units, and whether model and guide fit.
 
-A *unit* is what has a log weight of its own: one datum if every site lies in the data plate, one
-minibatch and all its latents otherwise. Frames are compared by plate name and each site's own frame
-says where its axis is, so that the guide may place a plate elsewhere than the model.
+A *unit* has a log weight of its own: it is one datum if every site lies in the data plate, and one
+minibatch with all its latents otherwise. Frames are compared by plate name, and each site's own
+frame says where its axis is, so that the guide may place a plate elsewhere than the model.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import reduce
 import math
-from typing import Any
 
 from jax import Array
 import jax.numpy as jnp
@@ -22,7 +21,6 @@ from numpyro_ext._model.handlers import subsampled_plates
 from numpyro_ext._model.mistakes import check_observed, check_supports
 from numpyro_ext._model.read import (
     Site,
-    base_distribution,
     frames,
     is_data,
     is_delta,
@@ -34,7 +32,7 @@ from numpyro_ext._model.read import (
 from numpyro_ext._numpyro import validate_model
 from numpyro_ext._typing import Trace
 
-__all__ = ["Layout", "check_traces", "find_layout", "refuse"]
+__all__ = ["Layout", "check_traces", "drawn_sites", "find_layout"]
 
 
 @register_static
@@ -110,26 +108,36 @@ class Layout:
         return jnp.reshape(jnp.transpose(x, tuple(np.argsort(axes))), shape)
 
 
-def find_layout(model_trace: Trace, guide_trace: Trace, per_datum: bool) -> Layout:
-    """The units: the plates around every site, or (``per_datum``) around every observed site."""
+def drawn_sites(guide_trace: Trace) -> Trace:
+    """The latent sites of the guide without the Delta sites, which are computed from others."""
+    return {site["name"]: site for site in latent_sites(guide_trace) if not is_delta(site)}
+
+
+def find_layout(
+    model_trace: Trace, guide_trace: Trace, per_datum: bool, instead: str = ""
+) -> Layout:
+    """The units: the plates around every site, or (``per_datum``) around every observed site.
+
+    :param str instead: the end of an error, which says what else the caller offers.
+    """
     sizes = plate_sizes(guide_trace, model_trace)
     if per_datum:
-        around = _data_plates(model_trace, guide_trace)
+        around = _data_plates(model_trace, guide_trace, instead)
     else:
         both = [*sample_sites(model_trace), *sample_sites(guide_trace)]
         around = set.intersection(*(set(frames(site)) for site in both))
     dims = {name: dim for site in sample_sites(model_trace) for name, dim in frames(site).items()}
     plates = tuple(sorted(around, key=lambda name: dims[name]))
     subsampled = {**subsampled_plates(guide_trace), **subsampled_plates(model_trace)}
-    drawn = [site for site in latent_sites(guide_trace) if not is_delta(site)]
+    drawn = drawn_sites(guide_trace)
     return Layout(
         plates=plates,
         shape=tuple(sizes[name][1] for name in plates),
         size=math.prod(sizes[name][0] for name in plates),
         scale=math.prod(sizes[name][0] / sizes[name][1] for name in plates),
         not_reparameterized=not_reparameterized(guide_trace),
-        drawn_global=tuple(s["name"] for s in drawn if not around <= set(frames(s))),
-        drawn_local=tuple(s["name"] for s in drawn if around <= set(frames(s))),
+        drawn_global=tuple(n for n, site in drawn.items() if not around <= set(frames(site))),
+        drawn_local=tuple(n for n, site in drawn.items() if around <= set(frames(site))),
         guide_params=_names(guide_trace, "param"),
         model_params=_names(model_trace, "param"),
         mutable=_names(guide_trace, "mutable") + _names(model_trace, "mutable"),
@@ -147,7 +155,7 @@ def _names(trace: Trace, kind: str) -> tuple[str, ...]:
     return tuple(name for name, site in trace.items() if site["type"] == kind)
 
 
-def _data_plates(model_trace: Trace, guide_trace: Trace) -> set[str]:
+def _data_plates(model_trace: Trace, guide_trace: Trace, instead: str) -> set[str]:
     observed = [site for site in sample_sites(model_trace) if site["is_observed"]]
     # A factor outside the data plate is a prior, not a datum, unless there are only factors.
     data = [site for site in observed if is_data(site)]
@@ -157,7 +165,7 @@ def _data_plates(model_trace: Trace, guide_trace: Trace) -> set[str]:
         names = [site["name"] for site in data or observed]
         raise ValueError(
             f"no plate encloses all observed sites {names}, so the terms of one datum are unknown;"
-            " put the data into one numpyro.plate, or use VRELBO."
+            f" put the data into one numpyro.plate{instead}."
         )
     for site in [*sample_sites(model_trace), *sample_sites(guide_trace)]:
         inside = plates & set(frames(site))
@@ -165,13 +173,16 @@ def _data_plates(model_trace: Trace, guide_trace: Trace) -> set[str]:
             raise ValueError(
                 f"the observed sites lie in the plates {sorted(plates)} but site '{site['name']}'"
                 f" only in {sorted(inside)}, so what one datum is is ambiguous; declare the"
-                " dimensions that belong to one datum with .to_event(), or use VRELBO."
+                f" dimensions that belong to one datum with .to_event(){instead}."
             )
     return plates
 
 
-def check_traces(model_trace: Trace, guide_trace: Trace, per_datum: bool) -> None:
-    """An error unless the guide covers the model, in plates of the same sizes, and the data fit."""
+def check_traces(model_trace: Trace, guide_trace: Trace, per_datum: bool, instead: str) -> None:
+    """An error unless the guide covers the model, in plates of the same sizes, and the data fit.
+
+    :param str instead: the end of the error for a site that belongs to no datum.
+    """
     if not any(sample_sites(model_trace)):
         raise ValueError(
             "the model has no sample site, so there is no log density; give it at least one"
@@ -188,8 +199,8 @@ def check_traces(model_trace: Trace, guide_trace: Trace, per_datum: bool) -> Non
     check_supports(model_trace, guide_trace)
     check_observed(model_trace)
     validate_model(model_trace, plate_warning="loose")
-    drawn = [site for site in latent_sites(guide_trace) if not is_delta(site)]
     # AutoSemiDAIS draws inside the plate, and gives its Delta site outside a density in full scale.
+    drawn = drawn_sites(guide_trace).values()
     scale_their_own = {plate for site in drawn for plate in frames(site)}
     sizes = plate_sizes(guide_trace, model_trace)
     for name, site in latents.items():
@@ -197,36 +208,10 @@ def check_traces(model_trace: Trace, guide_trace: Trace, per_datum: bool) -> Non
             full, batch = sizes[plate]
             own = is_delta(guide_trace[name]) and plate in scale_their_own
             if batch < full and (per_datum or not own):
-                why = "belongs to no datum; use VRELBO(1.)"
+                why = f"belongs to no datum{instead}"
                 if not own:
                     why = "would not be scaled; put it into that plate"
                 raise ValueError(
                     f"latent site '{name}' lies in the subsampled plate '{plate}' in the model but"
                     f" not in the guide, so its log q {why}."
                 )
-
-
-def refuse(objective: Any, layout: Layout, guide_trace: Trace) -> None:
-    """An error if these programs are not for an objective of which ``can_infer_discrete``,
-    ``upper_bound`` and ``linear`` are true or not."""
-    name = type(objective).__name__
-    for site in () if objective.can_infer_discrete else layout.not_reparameterized:
-        fn = guide_trace[site]["fn"]
-        sum_out = ", or sum the site out of the model" if fn.has_enumerate_support else ""
-        raise ValueError(
-            f"guide site '{site}' ({type(base_distribution(fn)).__name__}) is not reparameterised,"
-            f" so {name} has no gradient for it; use VIMCO or ThermodynamicELBO with the covariance"
-            f" gradient{sum_out}."
-        )
-    for site in layout.model_params if objective.upper_bound else ():
-        raise ValueError(
-            f"{name}: the model has the param site '{site}', and an upper bound that is minimised"
-            " over it would lower the evidence; train it with VRELBO, then put its value into the"
-            " model (numpyro.handlers.substitute)."
-        )
-    for site, plate in () if objective.linear else layout.subsampled_latents:
-        raise ValueError(
-            f"{name}: latent site '{site}' lies in the subsampled plate '{plate}', which does not"
-            " enclose every site of model and guide, so one bound cannot be scaled to all data; use"
-            " NestedVRELBO or BBAlphaELBO, VRELBO(1.), or no subsample_size."
-        )

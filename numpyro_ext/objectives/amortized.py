@@ -37,26 +37,27 @@ class AmortizedMCMC(Objective):
     and minimises :math:`-\frac1K \sum_k \log q(y_k)` in nats, the forward KL from the law of y
     but for a constant. It has less noise.
 
-    (The loss :math:`\frac{1}{2K} \sum_k |y_k - z_k|^2` of each draw to its own end is not here,
-    because its optimum is :math:`z = E[y \mid z]`. A chain forgets where it began, so all draws
-    would shrink to one point.)
+    (The loss :math:`\frac{1}{2K} \sum_k |y_k - z_k|^2` of each draw to its own end is not offered,
+    because its optimum is :math:`z = E[y \mid z]`, and the end of a long chain does not depend on
+    its start, so that all draws would shrink to one point.)
 
     Parameters of the model get :math:`-\frac1K \sum_k \nabla_\theta \log p^*(y_k)`, a gradient
     without a value, as in Monte Carlo EM.
 
-    **Bias.** T transitions from q end between q and the posterior, and what they do not reach
-    yields no gradient: modes that no chain finds stay out. ``"langevin"`` is not adjusted: its
-    fixed point is the law of that chain, too wide by a relative variance of
-    :math:`\epsilon / (2 s^2)` for a normal posterior of variance :math:`s^2`. With a subsampled
-    likelihood the transitions have its noise. The pull of T short transitions is weak compared
-    with the noise of K draws, so give the optimiser a falling rate, or take more of both.
+    **Bias.** T transitions from q end between q and the posterior, and places that they do not
+    reach yield no gradient: modes that no chain finds are left out. ``"langevin"`` is not adjusted:
+    its fixed point is the law of that chain, too wide by a relative variance of :math:`\epsilon /
+    (2 s^2)` for a normal posterior of variance :math:`s^2`. With a subsampled likelihood the
+    transitions have its noise. The pull of T short transitions is weak compared with the noise of K
+    draws, so give the optimiser a falling rate, or take more of both.
 
     **Units.** If plates enclose every site, each of their elements has transitions of its own.
     Otherwise there is one vector of all latents. Latents in a subsampled plate that does not
     enclose every site are an error.
 
-    K T gradients of the model (twice as many for ``"mala"``), K more for its parameters, and
-    :math:`O(K^2 d)` for the pairs. Nothing is differentiated through the transitions.
+    A step takes K T gradients of the model (twice as many for ``"mala"``), K more for its
+    parameters, and :math:`O(K^2 d)` for the pairs. Nothing is differentiated through the
+    transitions.
 
     :param int num_particles: number of draws K; at least 2 for ``loss="energy"``.
     :param int num_transitions: number of transitions T.

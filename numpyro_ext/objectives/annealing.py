@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from functools import update_wrapper
+import inspect
 import math
+import numbers
 from typing import Any
 
 from jax import Array
@@ -11,8 +13,7 @@ import jax.numpy as jnp
 from numpyro.primitives import mutable
 
 from numpyro_ext._typing import Model
-
-STEP = "_objective_step"
+from numpyro_ext.objectives.base import STEP
 
 Order = float | Array | Callable[[Array], Any]
 """An order: a number, a traced scalar, or a schedule ``step -> alpha``."""
@@ -45,6 +46,19 @@ def check_alpha(alpha: Any, *, finite: bool = False) -> Any:
     return alpha
 
 
+def refuse_count(objective: Any, order: Any, num_particles: int) -> None:
+    """An error for ``VRELBO(10)``: the first argument of ``Trace_ELBO(10)`` is the number K."""
+    if isinstance(order, numbers.Integral) and int(order) > 2:
+        known = inspect.signature(type(objective)).parameters.get("num_particles")
+        if known is not None and num_particles == known.default:
+            name = type(objective).__name__
+            raise ValueError(
+                f"{name}({order}) is of order {order}, with the default number of particles; for"
+                f" {order} particles write {name}(num_particles={order}), and for that order"
+                f" {name}({order}.0)."
+            )
+
+
 def alpha_at(alpha: Any, step: Any) -> Any:
     """The order of this update, from ``Draws.step``."""
     if not callable(alpha):
@@ -55,13 +69,6 @@ def alpha_at(alpha: Any, step: Any) -> Any:
             " guide count_steps(guide)."
         )
     return alpha(step)
-
-
-def advance_step(state: dict[str, Any]) -> dict[str, Any]:
-    """The mutable state with the counter, if it has one, one step further."""
-    if STEP not in state:
-        return state
-    return {**state, STEP: {"step": state[STEP]["step"] + 1}}
 
 
 class _StepCounted:

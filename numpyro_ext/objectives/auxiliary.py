@@ -29,11 +29,10 @@ class AuxiliaryELBO(Objective):
     evidence. The loss is minus that.
 
     ``AutoAuxiliary``, ``AutoHVI`` and a guide made by ``with_reverse`` contain :math:`-\log r` as
-    factors, so that ``Trace_ELBO(K)`` is the same bound and ``IWELBO(K)`` the weighted one. What
-    this loss adds is the error for a guide without a reverse model, whose auxiliary sites other
-    losses would count without noticing (their bound is then of no use), and that it takes a guide
-    of your own with a method ``reverse_log_prob(params, aux, latents, *args, **kwargs)`` and no
-    factor.
+    factors, so that ``Trace_ELBO(K)`` is the same bound and ``IWELBO(K)`` the weighted one. This
+    loss adds an error for a guide without a reverse model (other losses count the density of its
+    auxiliary sites, and their bound is then of no use), and it takes a guide of your own with a
+    method ``reverse_log_prob(params, aux, latents, *args, **kwargs)`` and no factor.
 
     **Bias.** The gap is the KL above; where the reverse model is the density :math:`q(a)`, it is
     the mutual information of a and z. The optimum over the guide is therefore not that of the ELBO.
@@ -42,7 +41,7 @@ class AuxiliaryELBO(Objective):
     own bound.
 
     :param int num_particles: number of particles K.
-    :param bool importance_weighted: whether the mean is taken of the weights and not of their
+    :param bool importance_weighted: True for the mean of the weights in place of the mean of their
         logarithms.
     :param vectorize_particles: as in :class:`Objective`.
 

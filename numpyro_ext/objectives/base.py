@@ -1,10 +1,10 @@
-r"""What an objective is made of: its declarations, its draws, and their log densities.
+r"""The base of all objectives: the particles of one evaluation, and their log densities.
 
 A new objective subclasses :class:`Objective` and writes :meth:`Objective.estimate`, a pure function
 of :class:`Draws`. For K particles :math:`z_k \sim q` that share **one** minibatch it may ask for
-:math:`\log p(x, z_k)` and :math:`\log q(z_k)`, split by *unit*. A unit is what has a log weight of
-its own: one element of the plates around every site of model and guide, or the whole minibatch
-where there is no such plate.
+:math:`\log p(x, z_k)` and :math:`\log q(z_k)`, split by *unit*. A unit has a log weight of its own:
+it is one element of the plates around every site of model and guide, or the whole minibatch if
+there is no such plate.
 
 The draws are those of NumPyro's ``RenyiELBO``, ``plate_key, rng_key = split(rng_key)``, ``keys =
 split(rng_key, K)``, ``model_key, guide_key = split(keys[k])``: one key, one set of particles.
@@ -23,17 +23,12 @@ from numpyro.handlers import replay, seed, substitute
 from numpyro.infer import ELBO
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_ext._checks import (
-    check_count,
-    no_count_as_order,
-    of_an_object,
-    summary,
-    with_known_arguments,
-)
+from numpyro_ext._checks import check_count, of_an_object, summary
 from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.handlers import same_plates, seed_plates, valid_plates
 from numpyro_ext._model.read import (
     Site,
+    base_distribution,
     is_data,
     is_delta,
     latent_sites,
@@ -41,45 +36,36 @@ from numpyro_ext._model.read import (
     set_up,
     trace_of,
 )
-from numpyro_ext._model.units import Layout, check_traces, find_layout, refuse
+from numpyro_ext._model.units import Layout, check_traces, drawn_sites, find_layout
 from numpyro_ext._numpyro import without_rsample_stop_gradient
 from numpyro_ext._typing import Model, Params, Sites, Trace
-from numpyro_ext.objectives.annealing import STEP, advance_step
-from numpyro_ext.objectives.mapping import MapT, map_of
 from numpyro_ext.objectives.zero_weight import weightless_dropped
 
-__all__ = ["Draws", "MapT", "Objective", "Particle", "State"]
+__all__ = ["STEP", "Draws", "MapT", "Objective", "Particle", "State", "map_over"]
 
+MapT = Callable[[Callable[..., Any], Any], Any]
+"""``mapT(fn, xs)`` maps over the leading axis of the pytree ``xs``."""
 State = dict[str, Any]  # of the mutable sites
-
-_NUMPYRO_OPTIONS = {
-    "multi_sample_guide": "the guide draws one particle at a time; give num_particles instead",
-    "sum_sites": "the loss is not a sum over sites; numpyro.infer.Trace_ELBO has that option",
-}
+STEP = "_objective_step"  # the mutable site of ``count_steps``
 
 
 class Objective(ELBO, ABC):
     r"""A loss of K particles for ``SVI(..., loss=)``: base class for objectives of your own.
 
-    A subclass writes :meth:`estimate` and says by class attributes what is true of it. What does
-    not fit the model and the guide is refused in one sentence, before anything is drawn:
+    A subclass writes :meth:`estimate`, and declares by class attributes or in ``__init__`` what is
+    true of it. A model or a guide for which the objective is not made is then an error, before
+    anything is drawn:
 
-    * ``per_datum`` - whether the units are the plates around all *observed* sites, so that latents
-      outside are global. If not, they are the plates around every site.
-    * ``linear`` - whether the loss is linear in the log joint of the minibatch. Otherwise latents
-      in a subsampled plate that is no unit plate are an error.
-    * ``upper_bound`` - whether an upper bound of the evidence is minimised. Then parameters of the
-      model are an error.
-    * ``can_infer_discrete`` - whether there is a score term. Otherwise a guide site that is not
-      reparameterised is an error.
-    * ``needs_log_q_at_values`` - whether log q is asked for at values that are given instead of
-      drawn. Then a transform of the guide without an inverse is an error, which names
-      ``without_log_q``.
-    * ``stops_guide_params`` - whether log q is asked for with the guide's parameters stopped, as
-      :meth:`Draws.path_particle` does. Then a parameter in a Delta or an observed site of the guide
-      is an error too.
-
-    They may be properties, or be set in ``__init__``.
+    * ``linear = False``: whether the loss is linear in the log joint of the minibatch. If not, a
+      latent site in a subsampled plate that is not a unit plate is an error.
+    * ``can_infer_discrete = False``: whether the loss has a score term. If not, a guide site that
+      is not reparameterised is an error.
+    * ``upper_bound = False``: whether the loss is an upper bound of the evidence. If so, a
+      parameter of the model is an error.
+    * ``per_datum = False``: whether the units are the elements of the plates around all *observed*
+      sites, and latent sites outside are global. If not, the plates are those around every site.
+    * ``without_log_q``: what to use instead where log q cannot be evaluated at a given value, for
+      the error of a loss that does so.
 
     :param int num_particles: number of particles K.
     :param vectorize_particles: whether to use ``jax.vmap`` over the particles; if ``False`` use
@@ -107,24 +93,14 @@ class Objective(ELBO, ABC):
         1.836
     """
 
-    per_datum: bool = False
     linear: bool = False
     upper_bound: bool = False
-    needs_log_q_at_values: bool = False
-    stops_guide_params: bool = False
+    per_datum: bool = False
     without_log_q: str = 'gradient="standard"'
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "__init__" in cls.__dict__:
-            init = no_count_as_order(cls.__init__)
-            cls.__init__ = with_known_arguments(init, _NUMPYRO_OPTIONS)
 
     def __init__(self, num_particles: int = 10, *, vectorize_particles: bool | MapT = True) -> None:
         num_particles = check_count("num_particles", num_particles)
         super().__init__(num_particles=num_particles, vectorize_particles=vectorize_particles)
-        if (mapT := map_of(vectorize_particles)) is not None:
-            self.vectorize_particles_fn = mapT
 
     def __repr__(self) -> str:
         return summary(self)
@@ -151,13 +127,39 @@ class Objective(ELBO, ABC):
         """The loss, and the mutable state that the first particle leaves, one step further."""
         loss, state = self.estimate(Draws(self, rng_key, param_map, model, guide, args, kwargs))
         first = jax.tree.map(lambda x: stop_gradient(x[0].astype(jnp.result_type(x))), state)
-        return {"loss": loss, "mutable_state": advance_step(first) or None}
+        if STEP in first:
+            first[STEP] = {"step": first[STEP]["step"] + 1}
+        return {"loss": loss, "mutable_state": first or None}
 
     loss = of_an_object(ELBO.loss)
 
+    def _refuse(self, layout: Layout, guide_trace: Trace) -> None:
+        """An error if the objective, as its attributes declare it, is not for these programs."""
+        name = type(self).__name__
+        for site in () if self.can_infer_discrete else layout.not_reparameterized:
+            fn = guide_trace[site]["fn"]
+            sum_out = ", or sum the site out of the model" if fn.has_enumerate_support else ""
+            raise ValueError(
+                f"guide site '{site}' ({type(base_distribution(fn)).__name__}) is not"
+                f" reparameterised, so {name} has no gradient for it; use VIMCO or"
+                f" ThermodynamicELBO with the covariance gradient{sum_out}."
+            )
+        for site in layout.model_params if self.upper_bound else ():
+            raise ValueError(
+                f"{name}: the model has the param site '{site}', and an upper bound that is"
+                " minimised over it would lower the evidence; train it with VRELBO, then put its"
+                " value into the model (numpyro.handlers.substitute)."
+            )
+        for site, plate in () if self.linear else layout.subsampled_latents:
+            raise ValueError(
+                f"{name}: latent site '{site}' lies in the subsampled plate '{plate}', which does"
+                " not enclose every site of model and guide, so one bound cannot be scaled to all"
+                " data; use NestedVRELBO or BBAlphaELBO, VRELBO(1.), or no subsample_size."
+            )
+
 
 class Draws:
-    """The K particles of one evaluation: what :meth:`Objective.estimate` may ask for.
+    """The K particles of one evaluation, the argument of :meth:`Objective.estimate`.
 
     * ``layout`` - the plates, sizes and names of sites, known before anything is drawn: ``plates``
       and ``shape`` of the units, ``size`` N and ``scale`` N/M over them, ``not_reparameterized``,
@@ -182,9 +184,8 @@ class Draws:
         self.keys = random.split(rng_key, objective.num_particles)
         # fold_in(key, i) is the i-th key of a split, so 0 .. K-1 are taken.
         self.extra_key = random.fold_in(rng_key, objective.num_particles)
-        self.params = params
+        self.objective, self.params = objective, params
         self.stopped: Params = stop_gradient(params)
-        self.objective = objective
         self._model = seed_plates(model, plate_key)
         self._guide = seed_plates(guide, plate_key)
         self.guide, self.args, self.kwargs = guide, args, kwargs
@@ -207,13 +208,13 @@ class Draws:
     def map(self, fn: Callable[..., Any], *xs: Any) -> Any:
         """``fn`` over the leading axis of each of ``xs``, as ``vectorize_particles`` says.
 
-        What ``fn`` returns is all that is stored of a particle with ``vectorize_particles=False``.
+        With ``vectorize_particles=False`` only what ``fn`` returns is stored of each particle.
         """
         if self.objective.num_particles == 1 and self.objective.vectorize_particles is True:
             one = fn(*jax.tree.map(lambda x: x[0], xs))
             return jax.tree.map(lambda x: jnp.asarray(x)[None], one)
-        mapT = cast(MapT, self.objective.vectorize_particles_fn)
-        return mapT(fn, *xs) if len(xs) == 1 else mapT(lambda xs: fn(*xs), xs)
+        how = self.objective.vectorize_particles
+        return map_over(how, fn, *xs) if len(xs) == 1 else map_over(how, lambda x: fn(*x), xs)
 
     def total(self, x: Array) -> Array:
         """The sum over units, scaled from the minibatch to all data."""
@@ -244,18 +245,19 @@ class Draws:
 
         Its log q is that of stopped parameters; ``gamma`` is one number for each unit, or None.
         """
-        values = {}
-        for name, site in _drawn(self.guide_trace(key)).items():
-            z = site["value"]
-            if gamma is not None:
+        drawn = drawn_sites(self.guide_trace(key))
+        values = {name: site["value"] for name, site in drawn.items()}
+        self._refuse_hidden_gradient(key, values)
+        if gamma is not None:
+            for name, z in values.items():
                 stopped = stop_gradient(z)
-                z = stopped + self.layout.along(site, gamma) * (z - stopped)
-            values[name] = z
+                values[name] = stopped + self.layout.along(drawn[name], gamma) * (z - stopped)
         return self.particle(key, **{"guide_params": self.stopped, "values": values, **options})
 
     def values(self, key: Array, params: Params | None = None) -> Sites:
-        """The guide's draws of one key, live, without the Delta sites computed from them."""
-        return {n: site["value"] for n, site in _drawn(self.guide_trace(key, params)).items()}
+        """The draws of the guide with one key, without the Delta sites computed from them."""
+        drawn = drawn_sites(self.guide_trace(key, params))
+        return {name: site["value"] for name, site in drawn.items()}
 
     def guide_trace(
         self, key: Array, params: Params | None = None, values: Sites | None = None
@@ -277,28 +279,25 @@ class Draws:
 
     def _read(self) -> Layout:
         """The layout, from one run on shapes alone; an error if the objective does not take it."""
-        objective, key = self.objective, self.keys[0]
-        guide_trace = self.guide_trace(key)
-        model_trace = self.model_trace(key, guide_trace)
-        check_traces(model_trace, guide_trace, objective.per_datum)
-        layout = find_layout(model_trace, guide_trace, objective.per_datum)
-        refuse(objective, layout, guide_trace)
-        if objective.needs_log_q_at_values or objective.stops_guide_params:
-            self._refuse_hidden_log_q(layout.guide_params)
+        objective, guide_trace = self.objective, self.guide_trace(self.keys[0])
+        model_trace = self.model_trace(self.keys[0], guide_trace)
+        check_traces(model_trace, guide_trace, objective.per_datum, "; use VRELBO(1.)")
+        layout = find_layout(model_trace, guide_trace, objective.per_datum, ", or use VRELBO")
+        objective._refuse(layout, guide_trace)
         return layout
 
-    def _refuse_hidden_log_q(self, guide_params: tuple[str, ...]) -> None:
-        """An error if log q cannot be evaluated at given values."""
-        key, drawn = self.keys[0], self.values(self.keys[0])
+    def _refuse_hidden_gradient(self, key: Array, drawn: Sites) -> None:
+        """An error if a parameter of the guide is in a density that is not one of a drawn site."""
 
-        def given(params: Params) -> dict[str, tuple[Array, Array]]:
-            guide_trace = self.guide_trace(key, {**self.params, **params}, drawn)
-            log_q = {site["name"]: (site, self.log_q(site)) for site in sample_sites(guide_trace)}
-            return {n: (site["value"], q) for n, (site, q) in log_q.items() if n not in drawn}
+        def others(params: Params) -> dict[str, tuple[Array, Array]]:
+            sites = sample_sites(self.guide_trace(key, {**self.params, **params}, drawn))
+            return {s["name"]: (s["value"], self.log_q(s)) for s in sites if s["name"] not in drawn}
 
-        params = {name: self.params[name] for name in guide_params if name in self.params}
-        for name, origins in eval_provenance(given, params=params).items():
-            if self.objective.stops_guide_params and any(origins):
+        params = {
+            name: self.params[name] for name in self.layout.guide_params if name in self.params
+        }
+        for name, origins in eval_provenance(others, params=params).items():
+            if any(origins):
                 site = self.guide_trace(key)[name]
                 kind = "a Delta" if is_delta(site) else "observed" if is_data(site) else "a factor"
                 raise ValueError(
@@ -308,7 +307,7 @@ class Draws:
                 )
 
     def log_q(self, site: Site) -> Array:
-        """Log density of a guide site, or an error that says what to use where there is none."""
+        """Log density of a guide site; the error of a value without one names the alternative."""
         try:
             return log_prob(site)
         except NotImplementedError as error:
@@ -321,22 +320,17 @@ class Draws:
 class Particle:
     """One draw of the guide. A density is computed when it is asked for, and not before.
 
-    ================  =============  ===============================================================
-    ``log_prior``      ``()``         log p of the sites outside the unit plates, all scales applied
-    ``log_lik``        ``(*units)``   log p of the sites of each unit, without the scale N/M
-    ``log_q_global``   ``()``         the same split of log q
-    ``log_q_local``    ``(*units)``
-    ``log_weight``     ``(*units)``   log p - log q; of use if the units are the plates of all sites
-    ``values``                        the guide's latent sites
-    ``state``                         the mutable sites that it leaves
-    ================  =============  ===============================================================
+    * ``log_lik``, ``(*units)`` - log p of the sites of each unit, without the scale N/M.
+    * ``log_prior``, ``()`` - log p of the sites outside the unit plates, with all scales.
+    * ``log_q_local``, ``log_q_global`` - the same split of log q.
+    * ``log_weight``, ``(*units)`` - log p - log q, if the units are the plates around all sites.
+    * ``values``, ``state`` - the latent sites of the guide, and the mutable sites that it leaves.
     """
 
-    def __init__(
-        self, draws: Draws, key: Array, params: Params, guide_trace: Trace, seen: Trace
-    ) -> None:
+    def __init__(self, draws: Draws, key: Array, params: Params, drawn: Trace, seen: Trace) -> None:
         self._draws, self._key, self._params = draws, key, params
-        self.guide_trace = guide_trace
+        self.guide_trace = drawn
+        # A draw whose weight is zero has no gradient, also where its derivative is infinite.
         self._seen, *self._zeros = weightless_dropped(seen, draws.layout)
 
     @cached_property
@@ -392,9 +386,14 @@ class Particle:
         return self._draws.layout.sum_sites(sites, local=local, log_prob=self._draws.log_q)
 
 
-def _drawn(guide_trace: Trace) -> Trace:
-    return {site["name"]: site for site in latent_sites(guide_trace) if not is_delta(site)}
-
-
 def _mutable(trace: Trace) -> State:
     return {name: site["value"] for name, site in trace.items() if site["type"] == "mutable"}
+
+
+def map_over(how: Any, fn: Callable[..., Any], xs: Any) -> Any:
+    """``fn`` over the leading axis of the pytree ``xs``; ``how`` is a ``vectorize_particles``."""
+    if how is False:  # each is computed again in the backward pass, so that memory is that of one
+        return jax.lax.map(jax.checkpoint(fn, prevent_cse=False), xs)
+    how = jax.vmap if how is True else how
+    # jax.vmap and jax.pmap, bare or in a functools.partial, return a function; others map at once.
+    return how(fn)(xs) if getattr(how, "func", how) in (jax.vmap, jax.pmap) else how(fn, xs)

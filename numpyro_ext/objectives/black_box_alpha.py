@@ -3,7 +3,7 @@
 from jax import Array
 import jax.numpy as jnp
 
-from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha
+from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha, refuse_count
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 from numpyro_ext.objectives.power_mean import surrogate
 
@@ -37,20 +37,21 @@ class BBAlphaELBO(Objective):
     = 1 - alpha_BB`` for a single datum, ``1 - alpha_BB / N`` for a factor tied over N data. K = 1
     is the ELBO for every alpha, and finite K pulls towards it.
 
-    **Biased.** It is no bound: it can exceed the evidence. Even if the posterior lies in the
-    guide's family it is not recovered, unless the data's factors agree: with prior N(0, 1) and data
-    -1, 1 of unit noise the posterior's precision is 3, the optimum's 2.10 at alpha = 0.5 and 1.61
-    at 1. Small alpha or large N reduce that. It fails (infinite variance) where a datum's
+    **Biased.** It is not a bound: it can exceed the evidence. Even if the posterior lies in the
+    guide's family it is not recovered, unless the factors of the data agree: with prior N(0, 1) and
+    data -1, 1 of unit noise the posterior's precision is 3, the optimum's 2.10 at alpha = 0.5 and
+    1.61 at 1. Small alpha or large N reduce that. It fails (infinite variance) where a datum's
     likelihood to the power alpha outweighs the guide's tails.
 
     The *data plate* encloses all observed sites of the model; every other site lies in it or
-    outside it. No such plate, or more than one reading, is an error. Memory grows as K times M.
+    outside it. It is an error if there is no such plate or if it is ambiguous. Memory grows as K
+    times M.
 
     :param alpha: order, a finite number, a traced scalar, or a callable of the step (with
         :func:`count_steps` around the guide).
     :param int num_particles: number of particles K.
     :param vectorize_particles: as in :class:`Objective`.
-    :param bool approximate_kl: whether to use the second form. Without a global latent both are the
+    :param bool approximate_kl: True for the second form. Without a global latent site both are the
         same.
 
     **References:**
@@ -90,6 +91,7 @@ class BBAlphaELBO(Objective):
         vectorize_particles: bool | MapT = True,
         approximate_kl: bool = False,
     ) -> None:
+        refuse_count(self, alpha, num_particles)
         self.alpha = check_alpha(alpha, finite=True)
         self.approximate_kl = approximate_kl
         self.linear = approximate_kl or (isinstance(self.alpha, float) and self.alpha == 0)

@@ -7,6 +7,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice, check_several
+from numpyro_ext.objectives.annealing import refuse_count
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.renyi import dreg, standard
 
@@ -89,9 +90,9 @@ class ChiUpperBound(Objective):
             num_particles,
             "with one the loss is the ELBO, which must not be minimised",
         )
+        refuse_count(self, order, num_particles)
         self.order = _check_order(order, finite=gradient == "dreg")
         self.gradient = gradient
-        self.needs_log_q_at_values = self.stops_guide_params = gradient == "dreg"
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:

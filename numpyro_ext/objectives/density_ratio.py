@@ -18,7 +18,7 @@ from numpyro_ext._model.read import latent_sites
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Trace
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
-from numpyro_ext.objectives.critics import critic_of
+from numpyro_ext.objectives.protocols import critic_of
 from numpyro_ext.objectives.samples import Samples, Vectors
 from numpyro_ext.scores import KernelRatio, logistic_loss, whiten
 
@@ -40,10 +40,10 @@ class DensityRatioELBO(Objective):
     included. T is estimated from K draws of each of q and r:
 
     * ``contrast="adaptive"``: r is the normal distribution with the mean and the standard
-      deviations of the K draws of q, under ``stop_gradient``. T sees them whitened,
-      :math:`u = (z - loc) / scale`, beside draws of N(0, I), and has only the shape of q to learn.
+      deviations of the K draws of q, under ``stop_gradient``. T compares the whitened draws,
+      :math:`u = (z - loc) / scale`, with draws of N(0, I), and has only the shape of q to learn.
     * ``contrast="adaptive_full"``: the same with the full covariance of the draws, which takes K of
-      at least 2d, so that T has no correlations to learn either.
+      at least 2d, so that T has no correlations to learn.
     * ``contrast="prior"``: r is the prior, drawn by running the model, and
       :math:`L = E_q[\log p(x | z) - T(z)]`.
     * a ``Distribution`` over R^d in unconstrained space.
@@ -58,37 +58,33 @@ class DensityRatioELBO(Objective):
     The gradient of the guide flows through z alone, because :math:`E_q \nabla_\phi \log q = 0`. At
     the optimal T it is the reparameterised gradient of the ELBO.
 
-    **Biased.** The value is an estimate of minus the ELBO and bounds nothing, since T is one. It is
-    too small while T stops short of the log ratio, and may be below minus the log evidence: do not
-    compare models by it. With the adaptive contrasts it is too large besides, by about d / K, or by
-    d (d + 3) / (4 K) with the full covariance, because the moments are those of the same draws; the
-    gradient is not.
+    **Biased.** The value is an estimate of minus the ELBO and not a bound, because T is estimated.
+    It is too small while T is smaller than the log ratio, and may be below minus the log evidence:
+    do not compare models by it. The adaptive contrasts also make it too large, by about d / K, or
+    d (d + 3) / (4 K) with the full covariance, because the moments are those of the same draws;
+    they do not bias the gradient.
 
     **When it fails.** A critic that lags behind the guide gives a gradient towards where q was:
     take a larger rate for it than for the guide, as in the example of
     :func:`~numpyro_ext.guides.with_critic`, and let both rates fall. The prior contrast fails when
-    KL(q || prior) is large: the critic tells all draws apart, D goes to 0 and T stops short of the
-    log ratio, so that the guide becomes too narrow. In more than some tens of dimensions any ratio
-    does.
+    KL(q || prior) is large: the critic tells all draws apart, D goes to 0 and T is smaller than the
+    log ratio, so that the guide becomes too narrow. In more than some tens of dimensions every
+    contrast fails in this way. With ``contrast="adaptive"`` a correlated guide becomes too wide
+    where the critic lags: take ``"adaptive_full"``, or a larger rate for the critic.
+    ``LogisticRatio()`` has a quadratic log ratio, so that a flexible guide becomes too wide; and
+    its (d + 1)(d + 2) / 2 coefficients fit the noise of the draws unless K is many times that,
+    which makes the guide too narrow. :func:`~numpyro_ext.diagnostics.diagnose` shows all of these
+    in its implied sd ratio.
 
-    With ``contrast="adaptive"`` a correlated guide becomes too wide where the critic lags, because
-    its draws gather on a line without being charged for it: take ``"adaptive_full"``, or more rate
-    for the critic. ``LogisticRatio()`` has a quadratic log ratio and does not see another shape of
-    q, so that a flexible guide becomes too wide; and its (d + 1)(d + 2) / 2 coefficients fit the
-    noise of the draws unless K is many times that, which makes the guide too narrow.
-    :func:`~numpyro_ext.diagnostics.diagnose` sees all of these in its implied sd ratio.
+    **Subsampling** is unbiased. ``Implicit`` sites in a plate have one ratio for each row, from K
+    draws of each, and their critic takes the data from ``with_critic(guide, features=...)``. The
+    loss of the critic is a mean over rows and draws. Other sites keep their density. Parameters of
+    the model, those of the prior included, get the gradient of the ELBO.
 
-    **Subsampling.** Unbiased. ``Implicit`` sites in a plate have one ratio for each row, from K
-    draws of each, and their critic sees the data by ``with_critic(guide, features=...)``. The
-    critic's loss is a mean over rows and draws. Other sites keep their density.
-
-    **Model parameters** get the gradient of the ELBO, those of the prior included.
-
-    **Relatives**, which differ in a line. Adversarial autoencoders let one critic compare draws of
-    z for all data together with the prior, so without ``features``, and descend a
-    Jensen-Shannon divergence: ``softplus(T(z))`` in place of T. Wasserstein autoencoders penalise
-    ``mmd(z_q, z_p)`` of :mod:`numpyro_ext.scores` instead. Symmetric adversarial Bayes adds
-    the mirror image with draws of p(x, z) and a second critic.
+    **Relatives** differ by one line. An adversarial autoencoder has one critic for the draws of all
+    data together (no ``features``) and ``softplus(T(z))``, a Jensen-Shannon divergence, in place of
+    T. A Wasserstein autoencoder penalises ``mmd(z_q, z_p)`` of :mod:`numpyro_ext.scores` instead.
+    Symmetric adversarial Bayes adds the same with draws of p(x, z) and a second critic.
 
     :param int num_particles: number of draws K; some tens at least, because T is estimated from
         them.
@@ -166,15 +162,15 @@ class DensityRatioELBO(Objective):
         z, log_p, prior, state = draws.map(one, draws.keys, prior_keys)
         estimate = self._estimator(draws, samples)
         bound, training = draws.total(jnp.mean(log_p, 0)), jnp.zeros(())
-        for i, block in enumerate(samples.blocks):
+        for i, group in enumerate(samples.groups):
             x, y, log_r = self._contrast(random.fold_in(key, i), z[i], prior[i])
             log_ratio, trained = estimate(x, y)
-            bound -= block.scale * jnp.sum(jnp.mean(log_r + log_ratio, 0))
+            bound -= group.scale * jnp.sum(jnp.mean(log_r + log_ratio, 0))
             training += trained
         return -bound + (training - stop_gradient(training)), state
 
     def _contrast(self, key: Array, x: Array, prior: Array) -> tuple[Array, Array, Array]:
-        """Draws of q and of r in the coordinates of T, and log r at those of q."""
+        """Draws of q and of r in the coordinates of T, and log r at the draws of q."""
         if isinstance(self.contrast, dist.Distribution):
             r = self.contrast
             if r.batch_shape or r.event_shape != x.shape[-1:]:
@@ -201,7 +197,7 @@ class DensityRatioELBO(Objective):
     def _estimator(self, draws: Draws, samples: Samples) -> Estimate:
         if self.ratio != "critic":
             return _by_fit(self.ratio)
-        critic = critic_of(draws, samples.blocks, "DensityRatioELBO(ratio=LogisticRatio())")
+        critic = critic_of(draws, samples.groups, "DensityRatioELBO(ratio=LogisticRatio())")
 
         def estimate(x: Array, y: Array) -> tuple[Array, Array]:
             loss = logistic_loss(critic(draws.params, stop_gradient(x)), critic(draws.params, y))
@@ -243,7 +239,7 @@ def _whiten_fully(x: Array) -> tuple[Array, Array]:
 
 
 def _by_fit(ratio: Any) -> Estimate:
-    """An estimator that is fitted to the draws of each row of the plates."""
+    """The estimate of a ratio that is fitted to the draws of each row of the plates."""
 
     def of_row(x: Array, y: Array) -> Array:
         fixed = stop_gradient(x)
@@ -285,19 +281,19 @@ def _prior_contrast(
 def _vectors_of(draws: Draws, samples: Samples, model_trace: Trace) -> Vectors:
     """The latent sites of a run of the model as the vectors of the guide."""
     sites = {site["name"]: site for site in latent_sites(model_trace)}
-    drawn = [site.name for block in samples.blocks for site in block.sites]
-    if len(samples.blocks) == 1 and set(drawn) == set(sites):
+    drawn = [site.name for group in samples.groups for site in group.sites]
+    if len(samples.groups) == 1 and set(drawn) == set(sites):
         return samples.of_trace(model_trace)
     unpack = unpacking_of(draws.guide)
-    if len(samples.blocks) > 1 or len(drawn) > 1 or unpack is None:
-        kinds = f"in {len(samples.blocks)} sets of plates, " * (len(samples.blocks) > 1)
+    if len(samples.groups) > 1 or len(drawn) > 1 or unpack is None:
+        kinds = f"in {len(samples.groups)} sets of plates, " * (len(samples.groups) > 1)
         raise ValueError(
             f"contrast='prior' compares draws of the latent sites of the model, {', '.join(sites)},"
             f" with those of the guide, whose vectors are made of {', '.join(drawn)}, {kinds}and"
             " must be made of the same sites; use contrast='adaptive'."
         )
     # An automatic guide draws one vector and knows where in it each site is.
-    places = unpack(jnp.arange(sum(block.dim for block in samples.blocks)))
+    places = unpack(jnp.arange(sum(group.dim for group in samples.groups)))
     order = jnp.argsort(jnp.concatenate([jnp.ravel(places[name]) for name in sites]))
     values = (biject_to(s["fn"].support).inv(s["value"]) for s in sites.values())
     return (jnp.concatenate([jnp.ravel(value) for value in values])[order],)

@@ -1,4 +1,4 @@
-"""f-divergences and the tail-adaptive one (Wang, Liu and Liu, 2018)."""
+"""f-divergences, among them the tail-adaptive one (Wang, Liu and Liu, 2018)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,9 +71,9 @@ class TailAdaptive:
     .. math::
         \rho_k = \bar F(lw_k)^\beta, \qquad \bar F(lw_k) = \frac{1}{K} \#\{j : lw_j \ge lw_k\}.
 
-    So the weights are bounded whatever the tails of the ratio p/q: for ``beta=-1`` the largest is K
-    times the smallest. ``beta=0`` is VI with the gradient of sticking the landing. Equal weights
-    share a rank.
+    The weights are therefore bounded whatever the tails of the ratio p/q: for ``beta=-1`` the
+    largest is K times the smallest. ``beta=0`` is VI with the gradient of sticking the landing.
+    Equal weights share a rank.
 
     The divergence behind it changes with the guide, so it has no value of its own: the loss that
     :class:`FDivergence` reports is minus the ELBO, to be watched and not to be compared.
@@ -135,26 +135,26 @@ class FDivergence(Objective):
     ``"hellinger"`` :math:`(\sqrt{t} - 1)^2` :math:`\sqrt{t} / 2`    squared Hellinger
     =============== ======================== ======================= =====================
 
-    A callable ``f(t)`` of a scalar is differentiated twice. It sees ``t`` clipped below, at
-    ``exp(-80)`` for the value and at ``exp(-43)`` for the weight, so that :math:`f''` of the order
-    of :math:`t^{-2}` fits float32. :class:`TailAdaptive` weighs by rank. ``"kl_qp"`` has the
+    A callable ``f(t)`` of a scalar is differentiated twice. Its argument is at least ``exp(-80)``
+    for the value and ``exp(-43)`` for the weight, so that an :math:`f''` of the order of
+    :math:`t^{-2}` fits float32. :class:`TailAdaptive` weighs by rank. ``"kl_qp"`` has the
     guide's gradient of ``VRELBO(1., K, gradient="stl")``.
 
     Parameters of the model get the gradient of the evidence, :math:`-\sum_k \tilde w_k \nabla \log
     p(x, z_k)` with self-normalised weights, not those of the path.
 
-    **Biased.** By the self-normalisation, of order 1/K; K = 1 is VI for every f. The loss of
-    finitely many particles is too small (a guide that misses a mode does not know), so it does not
-    judge a fit.
+    **Biased.** The self-normalisation causes a bias of order 1/K; K = 1 is VI for every f. The loss
+    of finitely many particles is too small (no particle is drawn in a mode that the guide misses),
+    so it does not judge a fit.
 
     **When it fails.** ``"chi2"`` and ``"kl_pq"`` weigh by powers of t, and one particle takes all
     if the guide is far from the posterior: start wide, or use :class:`TailAdaptive`.
 
     If plates enclose every site of model and guide, each of their elements has its own divergence;
     they are summed and scaled by N/M. Otherwise there is one for all data, and with a subsampled
-    likelihood the ratio is that of the energy approximation, a biased one. Latents in such a plate
-    are an error. log q is evaluated at a given z: the guide needs invertible transforms. It runs
-    twice per particle; with parameters in the model there is a second pass for them.
+    likelihood the ratio is that of the energy approximation, which is biased. Latent sites in such
+    a plate are an error. log q is evaluated at a given z: the guide needs invertible transforms. It
+    runs twice per particle; with parameters in the model there is a second pass for them.
 
     :param f: ``"kl_qp"``, ``"kl_pq"``, ``"chi2"``, ``"hellinger"``, a convex callable, or
         :class:`TailAdaptive`.
@@ -184,8 +184,6 @@ class FDivergence(Objective):
         True
     """
 
-    needs_log_q_at_values = True
-    stops_guide_params = True
     without_log_q = 'VRELBO, or ThermodynamicELBO with gradient="pathwise"'
 
     def __init__(

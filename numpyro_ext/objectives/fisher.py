@@ -9,12 +9,13 @@ from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice
+from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.read import is_delta, latent_sites
 from numpyro_ext._typing import SemiImplicit
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
-from numpyro_ext.objectives.critics import critic_of, refuse_model_params
-from numpyro_ext.objectives.protocols import unwrapped
+from numpyro_ext.objectives.protocols import critic_of, unwrapped
 from numpyro_ext.objectives.samples import Samples
+from numpyro_ext.objectives.stein_discrepancy import refuse_model_params
 
 
 class FisherDivergence(Objective):
@@ -42,11 +43,11 @@ class FisherDivergence(Objective):
     The gradient flows through the draws and through both scores, so that a step takes second
     derivatives of the model.
 
-    **Biased.** The explicit form is not. The minimax form is too small while the critic is not
-    optimal, and zero at first, where the guide does not move. With a subsampled likelihood under
-    global latents the noise of the score enters squared: the value is too large, and the guide
-    prefers places where the noise is small. If plates enclose every site of model and guide, their
-    elements are summed and scaled by N/M, without bias.
+    **Biased.** The explicit form is unbiased. The minimax form is too small while the critic is not
+    optimal, and zero at first, when the guide does not move. With a subsampled likelihood and
+    global latent sites the noise of the score enters squared: the value is too large, and the
+    optimum moves to where the noise is small. If plates enclose every site of model and guide,
+    their elements are summed and scaled by N/M, without bias.
 
     **When it fails.** The divergence is blind to the weights of well separated modes: scores are
     local, and a guide with weights 0.9 and 0.1 on two modes of equal mass has a divergence of
@@ -94,7 +95,6 @@ class FisherDivergence(Objective):
     ) -> None:
         check_choice("form", form, ("explicit", "minimax"))
         self.form = form
-        self.needs_log_q_at_values = form == "explicit"
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
@@ -125,10 +125,10 @@ def _minimax(draws: Draws, samples: Samples) -> tuple[Array, State]:
             " conditional, such as AutoSemiImplicit(model); for a guide with a density use"
             " form='explicit'."
         )
-    (block,) = samples.blocks
-    # What the guide knows is the flat vector of all sites, whatever plates are around them.
-    sites = tuple(replace(site, axes=()) for site in block.sites)
-    flat = replace(block, sites=sites, plates=(), shape=(), scale=1.0)
+    (group,) = samples.groups
+    # The conditional is one of the flat vector of all sites, whatever plates are around them.
+    sites = tuple(replace(site, axes=()) for site in group.sites)
+    flat = replace(group, sites=sites, plates=(), shape=(), scale=1.0)
     critic = critic_of(draws, (flat,), "SemiImplicitELBO", field=True)
     psi_key, z_key = random.split(draws.extra_key)
     psi = guide.sample_mixing(psi_key, draws.params, len(draws.keys))
@@ -138,7 +138,7 @@ def _minimax(draws: Draws, samples: Samples) -> tuple[Array, State]:
 
     def score_p(key: Array, z: Array) -> tuple[Array, State]:
         def log_p(z: Array) -> tuple[Array, State]:
-            vectors = (block.join(flat.split(z).values()),)
+            vectors = (group.join(flat.split(z).values()),)
             particle = samples.particle(key, vectors)
             return draws.total(samples.log_p_of(particle, vectors)), particle.state
 
@@ -156,7 +156,9 @@ def _minimax(draws: Draws, samples: Samples) -> tuple[Array, State]:
 
 def _refuse_auxiliary(draws: Draws, samples: Samples) -> None:
     trace = draws.guide_trace(draws.keys[0])
-    known = {site.name for block in samples.blocks for site in block.sites}
+    if not all(has_density(site["fn"]) for site in latent_sites(trace)):
+        return  # log q of an Implicit site is an error of its own
+    known = {site.name for group in samples.groups for site in group.sites}
     for site in latent_sites(trace):
         if site["name"] not in known and not is_delta(site):
             raise ValueError(

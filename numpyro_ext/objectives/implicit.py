@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from numpyro_ext._checks import check_several
 from numpyro_ext._typing import ScoreEstimator
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
-from numpyro_ext.objectives.critics import critic_of
+from numpyro_ext.objectives.protocols import critic_of
 from numpyro_ext.objectives.samples import Samples, Vectors
 from numpyro_ext.scores import DenoisingScore, SteinScore
 
@@ -50,7 +50,7 @@ class ImplicitELBO(Objective):
     2 to 8 % too small at K = 64 and 0 to 3 % at K = 200 (``benchmarks/implicit``). In heavy tails
     the error goes the other way: few draws are there, the estimate is too small, and q is too wide.
 
-    **Blocks.** ``Implicit`` sites in the same plates make one vector for each element of the plates
+    **Plates.** ``Implicit`` sites in the same plates make one vector for each element of the plates
     (for each datum of a minibatch), with a score estimate of its own from K draws, and the terms
     are scaled by N/M. Sites with a density keep it. An ``Implicit`` site must not depend on a
     latent that has one; the other way is allowed.
@@ -130,14 +130,14 @@ class ImplicitELBO(Objective):
         z, log_p, state = draws.map(one, draws.keys)
         loss = -draws.total(jnp.mean(log_p, axis=0))
         denoising = isinstance(self.score, DenoisingScore)
-        for block, z_block in zip(samples.blocks, z, strict=True):
+        for group, z_group in zip(samples.groups, z, strict=True):
             if denoising:
-                force, training = self._denoised(draws, samples, stop_gradient(z_block))
+                force, training = self._denoised(draws, samples, stop_gradient(z_group))
                 loss = loss + (training - stop_gradient(training))
             else:
-                force = stop_gradient(self._scores(z_block))
+                force = stop_gradient(self._scores(z_group))
             num_states = self.num_particles * samples.structure.num_states
-            entropy = block.scale * jnp.sum(force * z_block) / num_states
+            entropy = group.scale * jnp.sum(force * z_group) / num_states
             loss = loss + (entropy - stop_gradient(entropy))
         return loss, state
 
@@ -152,7 +152,7 @@ class ImplicitELBO(Objective):
     def _denoised(self, draws: Draws, samples: Samples, z: Array) -> tuple[Array, Array]:
         """The scores of the critic's network, and the loss that trains it."""
         sigma = jnp.asarray(cast(DenoisingScore, self.score).sigma, z.dtype)
-        critic = critic_of(draws, samples.blocks, "SteinScore()", field=True)
+        critic = critic_of(draws, samples.groups, "SteinScore()", field=True)
         noise = sigma * random.normal(draws.extra_key, z.shape, z.dtype)
         residual = sigma * critic(draws.params, z + noise) + noise
         return critic(draws.stopped, z) / sigma, jnp.sum(residual**2) / z.shape[0]

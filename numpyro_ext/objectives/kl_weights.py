@@ -15,9 +15,9 @@ def minibatch_kl_weights(num_batches: int, scheme: str = "geometric") -> Array:
     .. math::
         \pi_i = \frac{2^{B-i}}{2^B - 1}, \qquad i = 1, \ldots, B,
 
-    (``"geometric"``) the first minibatches are ruled by the prior and the last ones by the data;
-    ``"uniform"`` is :math:`1/B`. A single minibatch with a weight of its own is no unbiased
-    estimate: only the sum over the epoch is, so go through the minibatches in order.
+    (``"geometric"``) the prior dominates in the first minibatches and the data in the last ones;
+    ``"uniform"`` is :math:`1/B`. The loss of a single minibatch is not unbiased; only the sum over
+    the epoch is, so go through the minibatches in order.
 
     In NumPyro the loss is scaled by N/M = B, so put the global latents of the model *and* the guide
     under ``handlers.scale(scale=B * pi[i])``, with ``i`` an argument of both:

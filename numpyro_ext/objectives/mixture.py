@@ -15,6 +15,7 @@ from numpyro_ext._checks import check_choice
 from numpyro_ext._model.read import base_distribution, sample_sites
 from numpyro_ext._typing import Mixture
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
+from numpyro_ext.objectives.protocols import unwrapped
 from numpyro_ext.objectives.samples import Samples
 
 __all__ = ["MixtureELBO"]
@@ -41,8 +42,8 @@ class MixtureELBO(Objective):
 
     which needs no draws. The loss is then still a lower bound on the evidence, with less noise and
     looser: with one component it is too low by :math:`\frac{d}{2} (1 - \log 2)`, which is 0.153 per
-    dimension, and with separated components by about as much. That constant moves no optimum, but
-    the trade between overlap and entropy is another one, so that the standard deviations of
+    dimension, and with separated components by about as much. That constant does not move the
+    optimum, but the overlap of components is penalised more, so that the standard deviations of
     overlapping components are too small.
 
     *When it fails.* The optima are those of the ELBO: modes at which no component starts are left
@@ -55,7 +56,7 @@ class MixtureELBO(Objective):
     :param str entropy: ``"stratified"`` or ``"gershman"``; the latter for components that are
         normal.
     :param vectorize_particles: as in :class:`Objective`; the C components of one particle are
-        evaluated at once always.
+        always evaluated at once.
 
     **References:**
 
@@ -85,7 +86,7 @@ class MixtureELBO(Objective):
     """
 
     linear = True
-    can_infer_discrete = True  # how the guide itself draws is of no matter, the components count
+    can_infer_discrete = True  # the draws are those of the components, not of the guide's sites
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class MixtureELBO(Objective):
                 return log_p - log_q, particle.state
 
             lw, state = jax.vmap(component)(z)
-            # A component without weight may be anywhere.
+            # A component without weight may have an infinite log density.
             lower = jnp.sum(jnp.where(weights > 0, weights * lw, 0.0))
             return lower, jax.tree.map(lambda x: x[0], state)
 
@@ -127,22 +128,20 @@ class MixtureELBO(Objective):
 
 def _components(draws: Draws, samples: Samples) -> tuple[Array, Any]:
     """The weights and the components, or an error if the guide is not of these."""
-    guide = draws.guide
-    while not isinstance(guide, Mixture):
-        if not hasattr(guide, "fn"):  # of a wrapper
-            raise TypeError(
-                f"MixtureELBO was given the guide {_name(draws.guide)}, which has no method"
-                " components(params); use AutoMixtureNormal(model), or numpyro.infer.Trace_ELBO."
-            )
-        guide: Any = guide.fn
+    guide = unwrapped(draws.guide, Mixture)
+    if guide is None:
+        raise TypeError(
+            f"MixtureELBO was given the guide {_name(draws.guide)}, which has no method"
+            " components(params); use AutoMixtureNormal(model), or numpyro.infer.Trace_ELBO."
+        )
     weights, components = guide.components(draws.params)
-    blocks = [(*block.shape, block.dim) for block in samples.blocks]
+    groups = [(*group.shape, group.dim) for group in samples.groups]
     C = len(weights)
-    if components.batch_shape != (C,) or [components.event_shape] != blocks:
+    if components.batch_shape != (C,) or [components.event_shape] != groups:
         raise ValueError(
             f"the components of {_name(guide)} have batch shape {components.batch_shape} and event"
             f" shape {components.event_shape}, with {C} weights; they must have batch shape"
-            f" ({C},), and the event shape of the latent vector, {blocks[0]}."
+            f" ({C},), and the event shape of the latent vector, {groups[0]}."
         )
     if not components.has_rsample:
         raise ValueError(

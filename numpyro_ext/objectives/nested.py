@@ -8,8 +8,8 @@ from jax import Array, random
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_count
-from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha
-from numpyro_ext.objectives.base import Draws, MapT, Objective, State
+from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha, refuse_count
+from numpyro_ext.objectives.base import Draws, MapT, Objective, State, map_over
 from numpyro_ext.objectives.power_mean import surrogate
 
 
@@ -39,8 +39,8 @@ class NestedVRELBO(Objective):
       once); without global latents it is the bound of :class:`VRELBO` with L particles, averaged
       over K.
 
-    **Biased.** A lower bound of the evidence for alpha >= 0, at every K and L. The global guide
-    keeps the bias of VI: its variance is too small. For alpha < 0 it is no bound.
+    **Biased.** For alpha >= 0 it is a lower bound on the evidence, at every K and L; for alpha < 0
+    it is not a bound. The global guide keeps the bias of VI: its variance is too small.
 
     **When it fails.** Where the local weights degenerate (large :math:`|1 - \alpha|`, many latents
     per datum), more inner draws help little; nothing is clipped.
@@ -49,8 +49,8 @@ class NestedVRELBO(Objective):
     only.
 
     The *data plate* encloses all observed sites of the model; a guide site is local if it lies in
-    that plate. No such plate, or more than one reading, is an error. K global draws and K x L
-    evaluations of the local part.
+    that plate. It is an error if there is no such plate or if it is ambiguous. A step takes K
+    global draws and K x L evaluations of the local part.
 
     :param alpha: order of the inner bound, a number in [-inf, inf], a traced finite scalar, or a
         callable of the step (with :func:`count_steps` around the guide).
@@ -97,6 +97,7 @@ class NestedVRELBO(Objective):
         num_inner: int = 10,
         vectorize_particles: bool | MapT = True,
     ) -> None:
+        refuse_count(self, alpha, num_particles)
         self.alpha = check_alpha(alpha)
         self.num_inner = check_count("num_inner", num_inner)
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
@@ -127,7 +128,6 @@ class NestedVRELBO(Objective):
         return -jnp.mean(log_ratio) - draws.total(inner) / self.num_particles, state
 
     def _map_inner(self, fn: Callable[[Array], Array], keys: Array) -> Array:
-        way: Any = self.vectorize_particles
-        if getattr(way, "func", way) is jax.pmap:  # the devices are taken by the outer draws
-            return jax.vmap(fn)(keys)
-        return self.vectorize_particles_fn(fn, keys)  # type: ignore
+        how: Any = self.vectorize_particles
+        outer_takes_devices = getattr(how, "func", how) is jax.pmap
+        return map_over(True if outer_takes_devices else how, fn, keys)

@@ -4,9 +4,10 @@ r"""The power mean of K weights in log space, and the weights of its gradient.
     L(a) = \frac{1}{a} \log \frac{1}{K} \sum_k e^{a\, lw_k}, \qquad
     \hat w_k = \frac{e^{a\, lw_k}}{\sum_j e^{a\, lw_j}} = \frac{\partial L}{\partial lw_k},
 
-with the limits mean (a = 0), max (a = inf) and min (a = -inf); for K = 1 it is the weight itself.
-The particle axis comes first. ``a`` may be traced (but not a traced infinity). Only
-:func:`surrogate` and :func:`weighted_surrogate` have a gradient.
+with the mean (a = 0), the largest (a = inf) and the smallest (a = -inf) of the log weights as its
+limits; for K = 1 it is the log weight itself. The axis of particles comes first. ``a`` may be a
+traced number, which must be finite. Only :func:`surrogate` and :func:`weighted_surrogate` have a
+gradient.
 """
 
 from typing import Any

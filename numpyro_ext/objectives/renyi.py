@@ -1,4 +1,4 @@
-"""Renyi divergence variational inference (Li and Turner, 2016), IWAE's bound among it."""
+"""Renyi divergence variational inference (Li and Turner, 2016), with the bound of the IWAE."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice
-from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha
+from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha, refuse_count
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 from numpyro_ext.objectives.power_mean import power_mean, surrogate, weighted_surrogate
 
@@ -19,9 +19,10 @@ def standard(draws: Draws, alpha: Any) -> tuple[Array, State]:
 
 
 def single(draws: Draws, alpha: Any) -> tuple[Array, State]:
-    """The gradient of one ``lw_j`` per unit, ``j ~ Categorical(w^)``: a single backward pass.
+    """The gradient of one ``lw_j`` per unit, ``j ~ Categorical(w^)``, takes one backward pass.
 
-    With units the guide's K draws are differentiated and the model runs once, at the chosen ones.
+    If plates make units, the K draws of the guide are differentiated, and the model runs once, at
+    the chosen draws.
     """
     if len(draws.keys) == 1:
         return standard(draws, alpha)
@@ -49,7 +50,7 @@ def single(draws: Draws, alpha: Any) -> tuple[Array, State]:
 
 
 def stl(draws: Draws, alpha: Any) -> tuple[Array, State]:
-    """``sum_k w^_k`` times the path derivative: log q at the same z with its parameters stopped."""
+    """``sum_k w^_k`` times the path derivative of ``lw_k``; log q has stopped parameters."""
 
     def one(key: Array) -> tuple[Array, State]:
         particle = draws.path_particle(key)
@@ -60,10 +61,10 @@ def stl(draws: Draws, alpha: Any) -> tuple[Array, State]:
 
 
 def dreg(draws: Draws, alpha: Any) -> tuple[Array, State]:
-    """The path derivative has the weight ``w^_k (alpha + (1 - alpha) w^_k)``, the model's ``w^_k``.
+    """The path derivative has the weight ``w^_k gamma_k``, ``gamma_k = alpha + (1 - alpha) w^_k``.
 
-    Each value enters as ``sg(z) + gamma_k (z - sg(z))``, so that only its path derivative is
-    scaled.
+    Each value enters as ``sg(z) + gamma_k (z - sg(z))``, so that only its path derivative is scaled
+    by ``gamma_k``; parameters of the model keep the weight ``w^_k``.
     """
     lw, _ = draws.each(lambda particle: particle.log_weight, params=draws.stopped)
     _, weights = power_mean(lw, 1 - alpha)
@@ -103,41 +104,41 @@ class VRELBO(Objective):
 
     * ``alpha=1`` is the ELBO (the limit), 0 the importance-weighted bound (:class:`IWELBO`),
       ``-inf`` the largest weight (VR-max), ``inf`` the smallest.
-    * Small alpha covers mass, large alpha seeks a mode: a mean-field Gaussian on a correlated one
-      is wider the smaller alpha is.
-    * It does not increase in alpha. alpha > 0 is a lower bound of the evidence, alpha < 0 an upper
-      bound *only for K = inf*: at finite K the mean of the estimate is pulled towards the ELBO (K =
-      1 is the ELBO for every alpha), and exceeds the evidence only for an alpha sufficiently below
-      0.
+    * A guide of small alpha covers the mass of the posterior, one of large alpha seeks a mode: a
+      mean-field Gaussian for a correlated one is wider the smaller alpha is.
+    * The bound does not increase with alpha. For alpha > 0 it is a lower bound on the evidence, for
+      alpha < 0 an upper bound *only for K = inf*: at finite K the mean of the estimate is pulled
+      towards the ELBO (K = 1 is the ELBO for every alpha), and exceeds the evidence only for an
+      alpha sufficiently below 0.
 
     **Convention.** ``alpha`` is Renyi's order with q first. Black-box alpha
     (:class:`BBAlphaELBO`) counts the other way: ``alpha_VR = 1 - alpha_BB`` for a single unit.
 
     **Independent data.** If plates enclose every site of the model and of the guide, each of their
     elements has its own bound; they are summed and scaled by N/M, which is unbiased in the
-    minibatch. A guide whose sites lie outside (``AutoContinuous``) makes it one joint bound.
-    Otherwise there is one bound for the whole data set; with a ``subsample_size`` the likelihood is
-    scaled *inside* (the energy approximation). That is biased for alpha other than 1: for alpha < 1
-    the mean over minibatches lies above the full-data value (and may exceed the evidence), for
-    alpha > 1 below. :class:`BBAlphaELBO` is unbiased there. Latents both inside and outside a
+    minibatch. Otherwise, as for a guide whose sites lie outside (``AutoContinuous``), there is one
+    joint bound for the whole data set; with a ``subsample_size`` the likelihood is scaled *inside*
+    (the energy approximation). That is biased for alpha other than 1: the mean over minibatches
+    lies above the full-data value for alpha < 1 (and may exceed the evidence), and below it for
+    alpha > 1. :class:`BBAlphaELBO` is unbiased there. Latent sites both inside and outside a
     subsampled plate are an error, unless alpha is 1.
 
-    **When it fails.** For alpha < 1 guide mass where p = 0 makes the loss infinite in the mean. For
-    alpha > 1 the exact bound is -inf unless the guide is narrow enough (Gaussians: alpha times its
-    precision above (alpha - 1) times the target's in every direction); nothing is clipped, so start
-    from a narrow guide. Large ``abs(1 - alpha)`` leaves few effective particles.
+    **When it fails.** For alpha < 1 the mean of the loss is infinite if the guide has mass where p
+    is 0. For alpha > 1 the exact bound is -inf unless the guide is narrow enough (Gaussians: alpha
+    times its precision above (alpha - 1) times the target's in every direction); nothing is
+    clipped, so start from a narrow guide. Large ``abs(1 - alpha)`` leaves few effective particles.
 
     **Gradients.**
 
-    * ``"standard"``: reparameterised, the formula above.
-    * ``"single"``: one particle per unit is drawn with the weights and differentiated: unbiased, K
-      forward passes but one backward pass. Noise that a model draws outside its sample sites
-      (dropout) is then drawn afresh.
-    * ``"stl"``: sticking the landing, without the score of log q. No variance where q is the
-      posterior. **Biased** for alpha other than 1 and K > 1.
-    * ``"dreg"``: doubly reparameterised, weights :math:`\hat w_k(\alpha + (1-\alpha)\hat w_k)` on
-      the path derivative. Unbiased, less noise near the posterior (far from it there may be more).
-      alpha is finite.
+    * ``"standard"``: the reparameterised gradient of the formula above.
+    * ``"single"``: one particle per unit is drawn with the weights and differentiated. This is
+      unbiased and takes K forward passes but one backward pass. Noise that a model draws outside
+      its sample sites (dropout) is then drawn afresh.
+    * ``"stl"``: sticking the landing, without the score of log q. Its variance is zero where q is
+      the posterior. It is **biased** for alpha other than 1 and K > 1.
+    * ``"dreg"``: doubly reparameterised, with the weights :math:`\hat w_k(\alpha +
+      (1-\alpha)\hat w_k)` on the path derivative. It is unbiased and has less noise near the
+      posterior (far from it there may be more). alpha has to be finite.
 
     The last two evaluate log q at a given z: the guide needs invertible transforms and runs twice.
 
@@ -189,10 +190,10 @@ class VRELBO(Objective):
         gradient: str = "standard",
     ) -> None:
         check_choice("gradient", gradient, ESTIMATORS)
+        refuse_count(self, alpha, num_particles)
         self.alpha = check_alpha(alpha, finite=gradient == "dreg")
         self.gradient = gradient
         self.linear = isinstance(self.alpha, float) and self.alpha == 1
-        self.needs_log_q_at_values = self.stops_guide_params = gradient in ("stl", "dreg")
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
@@ -206,9 +207,9 @@ class IWELBO(VRELBO):
     .. math::
         \hat L_K = \log \frac{1}{K} \sum_k \frac{p(x, z_k)}{q(z_k)}, \qquad z_k \sim q.
 
-    A lower bound of the evidence in the mean, which rises to it with K. With many particles the
-    ``"standard"`` gradient of the guide is mostly noise; ``gradient="dreg"`` is not, near the
-    posterior.
+    Its mean is a lower bound on the evidence, and rises to it with K. With many particles the
+    ``"standard"`` gradient of the guide is mostly noise; near the posterior ``gradient="dreg"`` is
+    not.
 
     :param int num_particles: number of particles K.
     :param vectorize_particles: as in :class:`VRELBO`.

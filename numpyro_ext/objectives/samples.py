@@ -1,9 +1,9 @@
 r"""The draws of a guide as vectors in unconstrained space, for losses that need samples alone.
 
-A score or a density ratio is estimated from K vectors :math:`z_k \in R^d`. Here is how those
-vectors are read off a guide, whatever its sites, and how
-:math:`\log p^*(z) = \log p(x, T(z)) + \log |\det T'(z)|` is evaluated at vectors that a loss
-chooses, T being the map from unconstrained space to the sites.
+A score or a density ratio is estimated from K vectors :math:`z_k \in R^d`. :class:`Samples` reads
+those vectors off a guide, whatever its sites, and evaluates
+:math:`\log p^*(z) = \log p(x, T(z)) + \log |\det T'(z)|` at vectors that a loss chooses, where T is
+the map from unconstrained space to the sites.
 """
 
 from functools import partial
@@ -17,31 +17,30 @@ from numpyro.distributions import biject_to
 from numpyro_ext._model.read import Site, sample_sites
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.objectives.base import Draws, Particle
-from numpyro_ext.objectives.blocks import Block, all_drawn, implicit_only, trajectory_of
+from numpyro_ext.objectives.site_groups import SiteGroup, all_drawn, implicit_only, trajectory_of
 
 __all__ = ["Samples", "Vectors"]
 
 Vectors = tuple[Array, ...]
-"""One array ``(*block.shape, block.dim)`` for each block; a leading axis of particles may come
+"""One array ``(*group.shape, group.dim)`` for each group; a leading axis of particles may come
 first."""
 
 
 class Samples:
     r"""The vectors of the particles of one evaluation, and log p* as a function of vectors.
 
-    Which sites of the guide make the vectors:
+    The vectors are made of these sites of the guide:
 
-    * ``implicit=True`` - the ``Implicit`` sites. Those in the same plates make one block, so that
+    * ``implicit=True`` - the ``Implicit`` sites. Those in the same plates make one group, so that
       there is one vector for each element of the plates. Every other site keeps its density, which
-      is subtracted from log p*. The auxiliary sites of which an ``Implicit`` site is made are its
-      noise: their density counts nowhere. What cannot be written so is an error: an ``Implicit``
-      site that depends on a latent with a density or on the noise of another block, and no
-      ``Implicit`` site at all.
-    * ``implicit=False`` - all that the guide draws for the model, with a density or without. There
-      is one block: one vector for each unit of the layout, and :math:`\log p^*` has no log q of
-      anything.
+      is subtracted from log p*. The auxiliary sites from which an ``Implicit`` site is computed are
+      its noise, whose density is not counted. It is an error if there is no ``Implicit`` site, or
+      if one depends on a latent site with a density or on the noise of another group.
+    * ``implicit=False`` - all sites that the guide draws for the model, with a density or without.
+      They make one group, with one vector for each unit of the layout, and no log q is subtracted
+      from :math:`\log p^*`.
 
-    A site that an automatic guide computes from its latent vector is a Delta whose density holds
+    A site that an automatic guide computes from its latent vector is a Delta whose density contains
     the Jacobian of T, and the vector is that latent vector. For a site that is drawn as it is, the
     vector is unconstrained by ``biject_to(support).inv``.
 
@@ -54,8 +53,8 @@ class Samples:
         self.structure = implicit_only(draws) if implicit else all_drawn(draws)
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
-        return self.structure.blocks
+    def groups(self) -> tuple[SiteGroup, ...]:
+        return self.structure.groups
 
     def of(self, particle: Particle) -> Vectors:
         """The vectors of a particle, differentiable in the parameters of the guide."""
@@ -64,8 +63,8 @@ class Samples:
     def of_trace(self, trace: Trace) -> Vectors:
         """The vectors of any trace that has their sites."""
         return tuple(
-            block.join(_transform(trace[s.name]).inv(trace[s.name]["value"]) for s in block.sites)
-            for block in self.blocks
+            group.join(_transform(trace[s.name]).inv(trace[s.name]["value"]) for s in group.sites)
+            for group in self.groups
         )
 
     def path_of(self, particle: Particle) -> Vectors | None:
@@ -82,8 +81,8 @@ class Samples:
 
         trace = particle.guide_trace
         return tuple(
-            jax.vmap(block.join)([states(trace[site.name]) for site in block.sites])
-            for block in self.blocks
+            jax.vmap(group.join)([states(trace[site.name]) for site in group.sites])
+            for group in self.groups
         )
 
     def log_p_of(self, particle: Particle, z: Vectors) -> Array:
@@ -105,8 +104,8 @@ class Samples:
         return particle.log_lik - log_q_of(local=True) + outside
 
     def particle(self, key: Array, z: Vectors, params: Params | None = None) -> Particle:
-        """The particle of this key with other vectors; what is not in them is drawn as before."""
-        sites = [site for block in self.blocks for site in block.sites]
+        """The particle of this key with other vectors; the other sites are drawn as before."""
+        sites = [site for group in self.groups for site in group.sites]
         supports = {site.name: site.support for site in sites}
         if None in supports.values():
             trace = self._draws.guide_trace(key, params)
@@ -117,7 +116,7 @@ class Samples:
     def log_p(self, key: Array, z: Vectors, params: Params | None = None) -> Array:
         """``(*units)``, log p* at the vectors ``z``, which may be any, on the shared minibatch.
 
-        :param key: the key of a particle, which makes what the vectors do not hold.
+        :param key: the key of a particle, with which the sites outside the vectors are drawn.
         :param dict params: the parameters, ``draws.params`` if None; with ``draws.stopped`` the
             gradient is that in ``z`` alone.
         """
@@ -125,8 +124,8 @@ class Samples:
 
     def _split(self, z: Vectors) -> dict[str, Array]:
         parts: dict[str, Array] = {}
-        for block, vector in zip(self.blocks, z, strict=True):
-            parts.update(block.split(vector))
+        for group, vector in zip(self.groups, z, strict=True):
+            parts.update(group.split(vector))
         return parts
 
 

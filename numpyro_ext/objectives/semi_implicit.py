@@ -40,12 +40,12 @@ class SemiImplicitELBO(Objective):
     **Bias.** :math:`L_J` is the ELBO only for many :math:`\psi` or where :math:`q(z \mid \psi)` is
     about as wide as q itself. For small J the optimum has too narrow a spread of :math:`\psi`, and
     with ``num_aux=0`` it is the best single conditional: psi collapses to a point. Take J of 20 to
-    100, more for more dimensions. U is for evaluation: where the conditionals are narrow its
-    variance is huge and it says little, and as a loss it rewards a guide whose conditionals miss
-    each other's draws, without a limit.
+    100, and more in more dimensions. U is for evaluation: where the conditionals are narrow its
+    variance is huge, and as a loss it is unbounded, because it falls as the conditionals miss each
+    other's draws.
 
-    Cost: K draws of the model, J + K network passes and K (J + 1) normal densities. Latents in a
-    subsampled plate are refused by the guide; with a minibatch the bound is without bias.
+    A step takes K runs of the model, J + K network passes and K (J + 1) normal densities. With a
+    minibatch the bound is unbiased; the guide refuses latent sites in a subsampled plate.
 
     :param int num_particles: number of particles K.
     :param int num_aux: number J of fresh draws, at least 1 for ``"upper"`` and ``"sandwich"``.
@@ -143,7 +143,7 @@ class SemiImplicitELBO(Objective):
         z = guide.conditional(params, own).rsample(key_z)
         fresh = [guide.sample_mixing(key_fresh, params, self.num_aux)] if self.num_aux else []
         samples = Samples(draws, implicit=False)
-        shape = (*samples.blocks[0].shape, samples.blocks[0].dim)
+        shape = (*samples.groups[0].shape, samples.groups[0].dim)
         if z.shape != (self.num_particles, *shape) or len(shape) > 1:
             raise ValueError(
                 f"conditional of the guide gives {z.shape[1:]} numbers for one psi, and its sites"

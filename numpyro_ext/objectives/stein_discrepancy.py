@@ -4,23 +4,27 @@ Liu, Lee and Jordan, *A kernelized Stein discrepancy for goodness-of-fit tests* 
 Ranganath, Altosaar, Tran and Blei, *Operator variational inference* (NIPS 2016).
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
-from jax import Array
+from jax import Array, random
 from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice, check_positive, check_several
 from numpyro_ext._typing import Params
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
-from numpyro_ext.objectives.critics import critic_of, divergence, refuse_model_params
+from numpyro_ext.objectives.protocols import critic_of
 from numpyro_ext.objectives.samples import Samples
 from numpyro_ext.scores import IMQ, as_kernel
 from numpyro_ext.scores.discrepancy import squared_ksd
 
 __all__ = ["SteinDiscrepancy"]
+
+# Up to this many dimensions the divergence of a vector field is exact.
+_EXACT_UP_TO = 20
 
 
 class SteinDiscrepancy(Objective):
@@ -61,13 +65,14 @@ class SteinDiscrepancy(Objective):
     likelihood the noise of the scores enters squared, which biases the loss up and makes the guide
     too wide. Latents in a subsampled plate that does not enclose every site are an error.
 
-    K gradients of the model, differentiated once more, and :math:`O(K^2 d)` for the pairs.
+    A step takes K gradients of the model, differentiated once more, and :math:`O(K^2 d)` for the
+    pairs.
 
     :param int num_particles: number of draws K; at least 2 for ``statistic="u"``.
     :param kernel: a kernel of :mod:`numpyro_ext.scores` or a function of ``(n, d)`` and ``(m, d)``
         points that gives an ``(n, m)`` matrix; defaults to ``IMQ("median_distance")``. A bandwidth
         rule is resolved on the draws, without a gradient. ``"critic"``: see above.
-    :param str statistic: ``"u"`` or ``"v"``; without a meaning for a critic.
+    :param str statistic: ``"u"`` or ``"v"``; not used with a critic.
     :param float critic_penalty: :math:`\lambda`, positive; larger keeps the critic smaller.
     :param vectorize_particles: as in :class:`Objective`.
 
@@ -133,8 +138,8 @@ class SteinDiscrepancy(Objective):
         return draws.total(self._squared_ksd(z, score)), state
 
     def _with_critic(self, draws: Draws, samples: Samples, z: Array, score: Array) -> Array:
-        """The guide descends what the critic ascends."""
-        critic = critic_of(draws, samples.blocks, "SteinDiscrepancy() with a kernel", field=True)
+        """The value of the critic, which the guide minimises and the critic maximises."""
+        critic = critic_of(draws, samples.groups, "SteinDiscrepancy() with a kernel", field=True)
 
         def value(params: Params, z: Array, score: Array) -> Array:
             f = partial(critic, params)
@@ -156,3 +161,33 @@ class SteinDiscrepancy(Objective):
             return ksd(z, score)
         rows = jax.vmap(ksd, 1)(z.reshape(K, -1, d), score.reshape(K, -1, d))
         return rows.reshape(units)
+
+
+def refuse_model_params(draws: Draws) -> None:
+    """An error for a discrepancy, whose minimum over a parameter of the model means nothing."""
+    for site in draws.layout.model_params:
+        raise ValueError(
+            f"{type(draws.objective).__name__}: the model has the param site '{site}', but a"
+            " discrepancy is no bound on the evidence, so its minimum over that parameter means"
+            " nothing; train it with VRELBO or ImplicitELBO, then put its value into the model"
+            " (numpyro.handlers.substitute)."
+        )
+
+
+def divergence(rng_key: Array, field: Callable[[Array], Array], z: Array) -> Array:
+    """``(...)``, the divergence of a vector field at points ``(..., d)``.
+
+    Exact by d derivatives for d of at most 20; by one random direction for each point otherwise,
+    which is unbiased.
+    """
+
+    def along(v: Array) -> Array:
+        return jnp.sum(v * jax.jvp(field, (z,), (v,))[1], -1)
+
+    d = z.shape[-1]
+    if d > _EXACT_UP_TO:
+        return along(random.rademacher(rng_key, z.shape, z.dtype))
+    axes = jnp.broadcast_to(
+        jnp.eye(d, dtype=z.dtype).reshape(d, *(1,) * (z.ndim - 1), d), (d, *z.shape)
+    )
+    return jnp.sum(jax.vmap(along)(axes), 0)

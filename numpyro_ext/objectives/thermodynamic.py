@@ -50,7 +50,7 @@ class ThermodynamicELBO(Objective):
     neither sum is quite a bound.
 
     **When it fails.** Near b = 1 the weights degenerate if the guide is far from the posterior, and
-    the right sum, which starts there, is worth little.
+    the right sum, whose terms lie nearer to b = 1, is of little use.
 
     Independent data, subsampling and their errors are as in :class:`VRELBO` of order 0. The cost
     is that of one :class:`IWELBO` step, and K x B numbers per unit.
@@ -116,7 +116,7 @@ class ThermodynamicELBO(Objective):
         self.bound = bound
         self.gradient = gradient
         self.upper_bound = bound == "upper"
-        self.can_infer_discrete = self.needs_log_q_at_values = gradient == "covariance"
+        self.can_infer_discrete = gradient == "covariance"
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_choice, check_several
-from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha
+from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha, refuse_count
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
 
@@ -35,8 +35,7 @@ class VIMCO(Objective):
 
     Both are unbiased for the gradient of the K-particle bound. That bound itself lies between the
     ELBO and the Renyi bound, as it does for :class:`VRELBO`. If every site is reparameterised the
-    loss is ``VRELBO(alpha, K)`` with its standard gradient, and that class does the same work for
-    less.
+    loss is ``VRELBO(alpha, K)`` with its standard gradient, and that class is cheaper.
 
     **When it fails.** The score term is noisy, the more so the more discrete sites share one bound.
     If plates enclose every site of model and guide, each of their elements has its own bound and
@@ -48,8 +47,8 @@ class VIMCO(Objective):
 
     Latents in a subsampled plate that does not enclose every site are an error; globals with a
     subsampled likelihood use the energy approximation, with the bias that :class:`VRELBO`
-    describes. One forward and one backward pass of K particles; the baselines take K x K numbers
-    per unit.
+    describes. A step takes one forward and one backward pass of K particles; the baselines take
+    K x K numbers per unit.
 
     :param alpha: order, a finite number, a traced scalar, or a callable of the step (with
         :func:`count_steps` around the guide).
@@ -97,6 +96,7 @@ class VIMCO(Objective):
         check_several(
             "num_particles", num_particles, "the baseline of a particle is made of the others"
         )
+        refuse_count(self, alpha, num_particles)
         self.alpha = check_alpha(alpha, finite=True)
         self.baseline = baseline
         super().__init__(num_particles, vectorize_particles=vectorize_particles)

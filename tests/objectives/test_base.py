@@ -373,17 +373,12 @@ MEMBERS = (
 )
 
 
-def test_options_of_numpyro_and_misspelt_ones_are_reported_by_the_class():
+def test_unknown_arguments_are_reported_by_the_class_and_known_ones_are_shown():
     for member in MEMBERS:
-        for option, hint in (
-            ("sum_sites", "Trace_ELBO has that option"),
-            ("multi_sample_guide", "give num_particles instead"),
-            ("num_particle", "it takes .*num_particles, .*vectorize_particles"),
-        ):
+        for option in ("sum_sites", "num_particle"):
             if member is not ExpectedLogJoint:  # it inherits __init__
-                with pytest.raises(
-                    TypeError, match=f"{member.__name__} has no.*'{option}': .*{hint}"
-                ):
+                words = rf"{member.__name__}.__init__\(\) got an unexpected .*'{option}'"
+                with pytest.raises(TypeError, match=words):
                     member(**{option: True})
         shown = inspect.signature(member).parameters
         assert {"num_particles", "vectorize_particles"} <= set(shown)

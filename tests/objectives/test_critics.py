@@ -15,7 +15,7 @@ import pytest
 
 from numpyro_ext.guides import Implicit, with_critic
 from numpyro_ext.objectives import SteinDiscrepancy, count_steps
-from numpyro_ext.objectives.critics import divergence
+from numpyro_ext.objectives.stein_discrepancy import divergence
 from tests.objectives.compare import assert_refuses
 
 NOISE = {"is_auxiliary": True}

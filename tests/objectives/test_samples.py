@@ -73,8 +73,8 @@ log_p_of_rows = jax.jit(jax.vmap(jax.value_and_grad(log_p_by_hand)))
 def test_vectors_are_unconstrained_and_log_p_has_the_jacobian():
     draws = draws_of(global_model, implicit_guide, params={"m": jnp.array(0.3)})
     samples = Samples(draws, implicit=True)
-    (block,) = samples.blocks
-    assert (block.dim, block.plates, block.shape, block.scale) == (5, (), (), 1.0)
+    (group,) = samples.groups
+    assert (group.dim, group.plates, group.shape, group.scale) == (5, (), (), 1.0)
 
     def own(particle):
         z = samples.of(particle)
@@ -162,7 +162,7 @@ def local_guide(x):
 def test_one_vector_for_each_element_of_the_plates_around_a_site():
     draws = draws_of(local_model, local_guide, X, params={"m": jnp.array(0.2)})
     samples = Samples(draws, implicit=True)
-    rows, both = samples.blocks
+    rows, both = samples.groups
     assert (rows.plates, rows.shape, rows.dim, rows.scale) == (("N",), (4,), 1, 1.5)
     assert (both.plates, both.shape, both.dim, both.scale) == (("N", "D"), (4, 2), 1, 1.5)
 
@@ -208,8 +208,8 @@ def test_one_vector_for_each_unit_with_all_that_is_drawn():
     draws = draws_of(unit_model, guide, X)
     assert draws.layout.plates == ("N",)
     samples = Samples(draws, implicit=False)
-    (block,) = samples.blocks
-    assert (block.plates, block.shape, block.dim, block.scale) == (("N",), (4,), 3, 1.5)
+    (group,) = samples.groups
+    assert (group.plates, group.shape, group.dim, group.scale) == (("N",), (4,), 3, 1.5)
 
     def own(particle):
         z = samples.of(particle)
@@ -263,11 +263,11 @@ def scaled_pair():
     numpyro.sample("b", Implicit(noise("f", dist.Normal())))
 
 
-def test_a_scale_around_all_implicit_sites_is_that_of_the_block():
-    (block,) = Samples(
+def test_a_scale_around_all_implicit_sites_is_that_of_the_group():
+    (group,) = Samples(
         draws_of(two_sites, handlers.scale(implicit_pair, 0.5)), implicit=True
-    ).blocks
-    assert block.scale == 0.5
+    ).groups
+    assert group.scale == 0.5
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Which sites of a guide make the vectors of which a score or a density ratio is estimated.
+"""The sites of a guide that together make a vector, whose score or density ratio is estimated.
 
-What a site is computed from is read off one run of the guide on shapes alone.
+The sites from which another one is computed are read off one run of the guide on shapes alone.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Trace
 from numpyro_ext.objectives.base import Draws
 
-__all__ = ["Block", "Structure", "all_drawn", "implicit_only", "trajectory_of"]
+__all__ = ["SiteGroup", "Structure", "all_drawn", "implicit_only", "trajectory_of"]
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Coordinate:
 
     name: str
     shape: tuple[int, ...]
-    """Of its unconstrained value."""
+    """The shape of its unconstrained value."""
     axes: tuple[int, ...]
-    """Where that shape has the plates of the block."""
+    """The axes of that shape that belong to the plates of the group."""
     support: Constraint | None
-    """None if its bounds are known only while the guide runs."""
+    """The support, or None if its bounds are known only while the guide runs."""
 
     def vector(self, u: Array) -> Array:
         """The unconstrained value as ``(*plates, size)``."""
@@ -58,13 +58,13 @@ class Coordinate:
 
 
 @dataclass(frozen=True)
-class Block:
-    """Sites that together make one vector, for each element of some plates.
+class SiteGroup:
+    """Sites that together make one vector for each element of some plates.
 
-    * ``sites`` - what the vector consists of, in the order of the guide.
-    * ``plates, shape`` - names and minibatch sizes of the plates; empty for a single vector.
-    * ``dim`` - length d of a vector.
-    * ``scale`` - product of N/M over the plates, times that of ``numpyro.handlers.scale``.
+    * ``sites`` - the parts of the vector, in the order of the guide.
+    * ``plates, shape`` - the names and minibatch sizes of the plates; empty for a single vector.
+    * ``dim`` - the length d of a vector.
+    * ``scale`` - the product of N/M over the plates, times that of ``numpyro.handlers.scale``.
     """
 
     sites: tuple[Coordinate, ...]
@@ -93,30 +93,30 @@ class Block:
 
 @dataclass(frozen=True)
 class Structure:
-    """What is static in the vectors of a guide.
+    """The properties of the vectors of a guide that no draw changes.
 
-    * ``blocks`` - the vectors.
+    * ``groups`` - the groups of sites, each of which makes a vector.
     * ``uncounted`` - the sites of the guide whose density does not enter log p*.
-    * ``num_states`` - length T of the trajectory that an ``Implicit`` site carries, or 1.
-    * ``density`` - whether the vectors have a density under q that can be evaluated.
+    * ``num_states`` - the length T of the trajectory that an ``Implicit`` site carries, or 1.
+    * ``density`` - True if the density of the vectors under q can be evaluated.
     """
 
-    blocks: tuple[Block, ...]
+    groups: tuple[SiteGroup, ...]
     uncounted: frozenset[str]
     num_states: int
     density: bool
 
 
 def implicit_only(draws: Draws) -> Structure:
-    """One block of ``Implicit`` sites for each set of plates; other sites keep their density."""
+    """One group of ``Implicit`` sites for each set of plates; other sites keep their density."""
     trace, parents = _read(draws)
     names, uncounted = _implicit_sites(trace, parents)
-    blocks = _blocks_of_plates(trace, names, parents)
-    return Structure(blocks, frozenset(uncounted), _num_states(trace), False)
+    groups = _groups_by_plates(trace, names, parents)
+    return Structure(groups, frozenset(uncounted), _num_states(trace), False)
 
 
 def all_drawn(draws: Draws) -> Structure:
-    """One block of all that the guide draws for the model, one vector for each unit."""
+    """One group of all sites that the guide draws for the model, one vector for each unit."""
     trace, parents = _read(draws)
     names = _drawn_for_model(trace, parents)
     for site in latent_sites(trace):
@@ -129,11 +129,11 @@ def all_drawn(draws: Draws) -> Structure:
             )
     layout = draws.layout
     sites = _coordinates(trace, names, layout.plates)
-    blocks = (Block(sites, layout.plates, layout.shape, layout.scale),)
+    groups = (SiteGroup(sites, layout.plates, layout.shape, layout.scale),)
     counted = {site["name"] for site in latent_sites(trace) if is_delta(site)}
     uncounted = {site["name"] for site in sample_sites(trace)} - counted
     density = uncounted == set(names) and all(has_density(trace[name]["fn"]) for name in names)
-    return Structure(blocks, frozenset(uncounted), _num_states(trace), density)
+    return Structure(groups, frozenset(uncounted), _num_states(trace), density)
 
 
 def trajectory_of(site: Site) -> Array | None:
@@ -222,38 +222,39 @@ def _implicit_sites(trace: Trace, parents: dict[str, set[str]]) -> tuple[list[st
     return names, noise | set(names)
 
 
-def _blocks_of_plates(
+def _groups_by_plates(
     trace: Trace, names: list[str], parents: dict[str, set[str]]
-) -> tuple[Block, ...]:
-    """One block for each set of plates around Implicit sites."""
-    groups: dict[frozenset[str], list[str]] = {}
+) -> tuple[SiteGroup, ...]:
+    """One group for each set of plates around Implicit sites."""
+    together: dict[frozenset[str], list[str]] = {}
     for name in names:
-        groups.setdefault(frozenset(frames(trace[name])), []).append(name)
-    sizes, blocks, seen = plate_sizes(trace), [], {}
-    for group in groups.values():
-        dims = frames(trace[group[0]])
+        together.setdefault(frozenset(frames(trace[name])), []).append(name)
+    sizes, groups, seen = plate_sizes(trace), [], {}
+    for first, *others in together.values():
+        dims = frames(trace[first])
         plates = tuple(sorted(dims, key=lambda plate: dims[plate]))
-        scale = _scale_of(trace[group[0]])
-        for name in group:
+        scale = _scale_of(trace[first])
+        for name in (first, *others):
             if _scale_of(trace[name]) != scale:
                 raise ValueError(
-                    f"the Implicit sites '{group[0]}' and '{name}' make one vector, but one of them"
+                    f"the Implicit sites '{first}' and '{name}' make one vector, but one of them"
                     " lies under numpyro.handlers.scale; put both under it, or neither."
                 )
             for one in sorted({name} | _ancestors(name, parents)):
-                if seen.setdefault(one, group[0]) != group[0]:
+                if seen.setdefault(one, first) != first:
                     raise ValueError(
-                        f"the Implicit sites '{seen[one]}' and '{group[0]}' lie in different plates"
+                        f"the Implicit sites '{seen[one]}' and '{first}' lie in different plates"
                         f" and both depend on '{one}', so their densities are not a product; give"
                         " each noise of its own, or put both into the same plates."
                     )
         shape = tuple(sizes[plate][1] for plate in plates)
-        blocks.append(Block(_coordinates(trace, group, plates), plates, shape, scale))
-    return tuple(blocks)
+        members = _coordinates(trace, (first, *others), plates)
+        groups.append(SiteGroup(members, plates, shape, scale))
+    return tuple(groups)
 
 
 def _scale_of(site: Site) -> float:
-    """The scale of an ``Implicit`` site, that of its plates among it."""
+    """The scale of an ``Implicit`` site, which includes that of its plates."""
     scale = 1.0 if site["scale"] is None else site["scale"]
     masks = [mask_of(layer) for layer in layers(site["fn"])]
     masked = any(mask is not None and mask is not True for mask in masks)
