@@ -32,7 +32,6 @@ __all__ = [
     "HasCritic",
     "HasReverse",
     "Int",
-    "Kernel",
     "Mixture",
     "Model",
     "Params",
@@ -113,22 +112,6 @@ class HasConjugate(Protocol):
 
     def sample_globals(self, rng_key: jax.Array, sites: Sites) -> Sites:
         """The global sites, drawn from the model given these values of the local ones."""
-        ...
-
-
-@runtime_checkable
-class Kernel(Protocol):
-    """A positive-definite function of two sets of points."""
-
-    def __call__(self, x: Float[Array, "n d"], y: Float[Array, "m d"]) -> Float[Array, "n m"]: ...
-    def grad_x(self, x: Float[Array, "n d"], y: Float[Array, "m d"]) -> Float[Array, "n m d"]: ...
-    def grad_y(self, x: Float[Array, "n d"], y: Float[Array, "m d"]) -> Float[Array, "n m d"]: ...
-    def cross_trace(self, x: Float[Array, "n d"], y: Float[Array, "m d"]) -> Float[Array, "n m"]:
-        """Trace of the mixed second derivative ``d^2 k / dx dy^T``."""
-        ...
-
-    def resolve(self, x: Float[Array, "n d"]) -> "Kernel":
-        """The same kernel with a bandwidth rule replaced by the number it gives on ``x``."""
         ...
 
 

@@ -25,9 +25,9 @@ class NaturalGradientState(NamedTuple):
     num_halvings: Array
     """Number of times that a step was halved, over all steps."""
     num_rejected: Array
-    """Number of steps that were left out: gradient not finite, or always outside the domain."""
+    """Number of steps left out: the gradient was not finite, or no halving was in the domain."""
     last_scale: Array
-    """The multiple of the gradient that was taken last: rho, halved; 0 where it was left out."""
+    """The multiple of the gradient in the last step: rho after its halvings, 0 if left out."""
 
 
 def natural_gradient(
@@ -38,7 +38,7 @@ def natural_gradient(
 ) -> optax.GradientTransformation:
     r"""Natural-gradient descent on natural parameters, with a guard of their domain.
 
-    What optax hands in is the natural gradient already, as
+    The update that optax passes in is the natural gradient already, as
     :func:`numpyro_ext.expfam.straight_through_mean` makes it, and a step is
 
     .. math:: n \leftarrow n - \rho\, \nabla, \qquad \rho \in (0, 1].
@@ -60,7 +60,7 @@ def natural_gradient(
     :param domain: ``params -> bool``, or to a tree of booleans that must all be true. It is given
         the tree that this transformation is given; in :func:`optax.multi_transform` the others'
         parameters are masked there. None for no guard.
-    :param max_halvings: how often a step is halved before it is left out.
+    :param max_halvings: number of halvings after which a step is left out.
 
     References: Hoffman, Blei, Wang and Paisley, *Stochastic variational inference* (JMLR 2013),
     equation 22.

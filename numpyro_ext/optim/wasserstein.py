@@ -24,7 +24,7 @@ class WassersteinState(NamedTuple):
     count: Array
     """Number of steps so far, k."""
     lead: Any
-    """y_k - x_k: how far the parameters that optax holds, y, are ahead of x; a tree like them."""
+    """The lead y_k - x_k of the parameters y that optax holds over x; a tree like them."""
 
 
 class HeavyBallState(NamedTuple):
@@ -39,8 +39,8 @@ class HeavyBallState(NamedTuple):
 def wag(learning_rate: optax.ScalarOrSchedule, alpha: float = 3.5) -> optax.GradientTransformation:
     r"""Wasserstein accelerated gradient: Nesterov's continuous-time flow, for particles.
 
-    With v the descent direction (minus what optax hands in: the velocity of the particles) and
-    :math:`\epsilon` the learning rate, step k = 1, 2, ... is
+    With v the descent direction (minus the update that optax passes in, the velocity of the
+    particles) and :math:`\epsilon` the learning rate, step k = 1, 2, ... is
 
     .. math::
 
@@ -101,8 +101,8 @@ def wnes(
 ) -> optax.GradientTransformation:
     r"""Wasserstein Nesterov: Nesterov's method on Riemannian manifolds, for particles.
 
-    With v the descent direction (minus what optax hands in: the velocity of the particles) and
-    :math:`\epsilon` the learning rate, step k = 1, 2, ... is
+    With v the descent direction (minus the update that optax passes in, the velocity of the
+    particles) and :math:`\epsilon` the learning rate, step k = 1, 2, ... is
 
     .. math::
 
@@ -119,8 +119,8 @@ def wnes(
     :func:`wasserstein_eval_params` gives x, the answer. Both start at the same point and agree
     again at rest.
 
-    **When it fails.** Without ``mu`` the momentum grows towards 1, which noisy gradients do not
-    bear for long; :math:`\mu \epsilon` of 0.1 to 0.3 (c of 0.5 to 0.7) is what was published. The
+    **When it fails.** Without ``mu`` the momentum grows towards 1, which fails after a while with
+    noisy gradients; published are :math:`\mu \epsilon` of 0.1 to 0.3 (c of 0.5 to 0.7). The
     difference of coordinates stands in for the inverse exponential map of the Wasserstein space,
     which is right while particles keep their order: particle i must stay particle i.
 
@@ -187,8 +187,9 @@ def po(
 ) -> optax.GradientTransformation:
     r"""Particle optimisation: momentum (the heavy ball), with noise that fades.
 
-    With v the descent direction (minus what optax hands in: the velocity of the particles),
-    :math:`\epsilon` the learning rate and :math:`\xi` standard normal, step k = 1, 2, ... is
+    With v the descent direction (minus the update that optax passes in, the velocity of the
+    particles), :math:`\epsilon` the learning rate and :math:`\xi` standard normal, step k = 1, 2,
+    ... is
 
     .. math::
 
@@ -264,7 +265,7 @@ def po(
 def wasserstein_eval_params(opt_state: Any, params: Any) -> Any:
     r"""The sequence x of :func:`wag` and :func:`wnes`, which is the answer, from y.
 
-    The two sequences differ by :math:`O(\epsilon |v|)` and agree at rest. Go on from y, the
+    The two sequences differ by :math:`O(\epsilon |v|)` and agree at rest. Continue from y, the
     parameters that the optimiser holds, and report x. Parameters that another optimiser moves (in
     :func:`optax.multi_transform` or :func:`optax.masked`), and those of :func:`po`, are returned as
     they are.

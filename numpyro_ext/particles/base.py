@@ -1,4 +1,4 @@
-"""What all methods of particle inference share: a velocity of particles as a loss for ``SVI``.
+"""The base of particle inference: a velocity of particles as a loss for ``SVI``.
 
 References: Liu and Wang, *Stein variational gradient descent* (NIPS 2016); Feng, Wang and Liu,
 *Learning to draw samples with amortized Stein variational gradient descent* (UAI 2017), eq. 6, for
@@ -8,21 +8,17 @@ descent* (2021).
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-import inspect
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
-import warnings
 
 import jax
 from jax import Array, lax, random
-from jax.core import Tracer
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-import numpy as np
 from numpyro.handlers import substitute
 from numpyro.infer import ELBO
 
 from numpyro_ext._checks import (
-    InferenceWarning,
     check_choice,
     check_count,
     check_positive,
@@ -36,20 +32,24 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Float, Model, Params, SamplesLatent, Sites
-from numpyro_ext.particles.whitening import Whitening
-from numpyro_ext.scores import RBF, Linear, MatrixRBF, as_kernel
+from numpyro_ext.particles.unit_spread import UnitSpread
+from numpyro_ext.scores import RBF, Linear, MatrixRBF, RadialKernel, as_kernel
+from numpyro_ext.scores._points import by_rows
 
-__all__ = ["ParticleField", "check_distinct", "read_latents", "warn_of_few_particles"]
+__all__ = ["ParticleField", "read_for_particles"]
 
 # Up to this many particles the m x m matrices are small enough to be built at once.
 _DENSE_UP_TO = 2048
-_DEFAULT_BLOCK = 512
+_ROWS_AT_A_TIME = 512
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ParticleField(ELBO, ABC):
     r"""A velocity :math:`V(x, \nabla \log p)` of m particles, which is also a loss for ``SVI``.
 
-    A subclass writes :meth:`resolved_velocity`, and an ``__init__`` if it has arguments of its own.
+    A subclass writes :meth:`resolved_velocity`. It inherits the arguments below; if it has more, it
+    is a dataclass, ``@dataclass(kw_only=True, eq=False, repr=False)``, with a field for each and
+    their checks in ``__post_init__``.
     With ``z`` the ``(m, d)`` unconstrained latents that the guide's ``sample_latent`` gives,
     :math:`x = \mathrm{sg}(z)` (no gradient flows) and
     :math:`g_i = \gamma_t \nabla \log p(x_i) / T`, all on one minibatch, the loss is
@@ -66,7 +66,7 @@ class ParticleField(ELBO, ABC):
     unconstrained space, Jacobian included, in the order in which the model samples its sites.
 
     **Bias.** The value is a mean negative log joint density: it is not a bound, and models cannot
-    be compared by it. The class that derives from this one says what its particles are biased by.
+    be compared by it. The bias of the particles is that of the subclass, whose docstring states it.
     Latent sites inside a plate with a ``subsample_size`` are refused, because the rows of the plate
     change from step to step.
 
@@ -108,61 +108,56 @@ class ParticleField(ELBO, ABC):
     default_bandwidth: ClassVar[str] = "median_distance"
     """The rule of the RBF that ``kernel=None`` means."""
     takes_every_kernel: ClassVar[bool] = True
-    """Whether ``Linear`` and ``MatrixRBF`` are allowed, which estimate no density."""
+    """False if ``Linear`` and ``MatrixRBF``, which estimate no density, are refused."""
+    needs_radial_kernel: ClassVar[bool] = False
+    """True if the kernel must be a function of the distance alone."""
     needs_hessian: ClassVar[bool] = False
-    """Whether ``velocity`` takes the ``(m, d, d)`` Hessians as a third argument."""
+    """True if ``velocity`` takes the ``(m, d, d)`` Hessians as a third argument."""
     subtracts_score: ClassVar[bool] = False
-    """Whether the velocity is the gradient minus an estimate of the score of q."""
+    """True if the velocity is the gradient minus an estimate of the score of q."""
 
-    def __init__(
-        self,
-        kernel: Any = None,
-        *,
-        num_particles: int | None = None,
-        temperature: float | Array = 1.0,
-        annealing: Callable[[Array], ArrayLike] | None = None,
-        block_size: int | None = None,
-        precondition: str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__()
-        if options:
-            known = inspect.signature(type(self).__init__).parameters
-            names = [name for name in known if name not in ("self", "options")]
+    kernel: Any = field(default=None, kw_only=False)
+    num_particles: int | None = None
+    temperature: float | Array = 1.0
+    annealing: Callable[[Array], ArrayLike] | None = None
+    block_size: int | None = None
+    precondition: str | None = None
+
+    def __post_init__(self) -> None:
+        ELBO.__init__(self, self.num_particles)  # type: ignore[arg-type]
+        if self.num_particles is not None:
+            self.num_particles = check_count("num_particles", self.num_particles)
+        if self.block_size is not None:
+            self.block_size = check_count("block_size", self.block_size)
+        if self.precondition is not None:
+            check_choice("precondition", self.precondition, ("covariance",))
+        check_positive("temperature", self.temperature)
+        if self.annealing is not None and not callable(self.annealing):
             raise TypeError(
-                f"{type(self).__name__} was given {', '.join(options)}; it takes"
-                f" {', '.join(names)}, and none of the options of NumPyro's losses, because all"
-                " particles move together in one step."
+                f"annealing is {self.annealing!r}; it must be a function of the step that gives a"
+                " number in (0, 1], or None."
             )
-        if num_particles is not None:
-            num_particles = check_count("num_particles", num_particles)
-        if block_size is not None:
-            block_size = check_count("block_size", block_size)
-        if precondition is not None:
-            check_choice("precondition", precondition, ("covariance",))
-        check_positive("temperature", temperature)
-        if annealing is not None and not callable(annealing):
+        self._check_kernel()
+
+    def _check_kernel(self) -> None:
+        name, given = type(self).__name__, self.kernel
+        self.kernel = as_kernel(RBF(self.default_bandwidth) if given is None else given)
+        if isinstance(given, (Linear, MatrixRBF)) and not self.takes_every_kernel:
+            kind = type(given).__name__
             raise TypeError(
-                f"annealing is {annealing!r}; it must be a function of the step that gives a number"
-                " in (0, 1], or None."
+                f"kernel is {kind}, which SVGD alone takes; use RBF() or IMQ() with {name}, or"
+                f" SVGD({kind}(...))."
             )
-        self.kernel = as_kernel(RBF(self.default_bandwidth) if kernel is None else kernel)
-        if isinstance(self.kernel, (Linear, MatrixRBF)) and not self.takes_every_kernel:
-            name = type(self.kernel).__name__
+        if self.needs_radial_kernel and not isinstance(self.kernel, RadialKernel):
             raise TypeError(
-                f"kernel is {name}, which SVGD alone takes; use RBF() or IMQ() with"
-                f" {type(self).__name__}, or SVGD({name}(...))."
+                f"kernel is {given!r}, which is not a function of the distance alone; {name} takes"
+                " RBF(), IMQ() or another RadialKernel."
             )
-        if isinstance(self.kernel, MatrixRBF) and precondition is not None:
+        if isinstance(given, MatrixRBF) and self.precondition is not None:
             raise ValueError(
                 "kernel is MatrixRBF, whose metric is in the units of the parameters, with"
-                f" precondition={precondition!r}, which changes them; give one of the two."
+                f" precondition={self.precondition!r}, which changes them; give one of the two."
             )
-        self.num_particles = num_particles  # type: ignore[assignment]
-        self.temperature = temperature
-        self.annealing = annealing
-        self.block_size = block_size
-        self.precondition = precondition
 
     def __repr__(self) -> str:
         return summary(self)
@@ -177,7 +172,7 @@ class ParticleField(ELBO, ABC):
         """
 
     def velocity(self, x: ArrayLike, grad_log_p: ArrayLike) -> Float[Array, "m d"]:
-        """The field itself, a pure function: neither temperature nor annealing enters.
+        """The velocities of all particles, without temperature and annealing.
 
         :param x: ``(m, d)`` particles.
         :param grad_log_p: ``(m, d)`` gradients of the log density at the particles.
@@ -215,7 +210,7 @@ class ParticleField(ELBO, ABC):
         return self._move(x, self.tempered(grad_log_p, step), bandwidth)
 
     def check_arrays(self, x: ArrayLike, grad_log_p: ArrayLike) -> tuple[Array, Array]:
-        """Particles and gradients as arrays, or an error about their shapes."""
+        """Return particles and gradients as arrays, after a check of their shapes."""
         x, g = jnp.asarray(x), jnp.asarray(grad_log_p)
         if x.ndim != 2 or x.shape != g.shape:
             raise ValueError(
@@ -229,15 +224,15 @@ class ParticleField(ELBO, ABC):
     ) -> tuple[Array, Array]:
         x, g = self.check_arrays(x, grad_log_p)
         if self.precondition is None:
-            return self._resolve_and_move(x, g, bandwidth)
+            return self._move_in_these_units(x, g, bandwidth)
         check_several(
             "num_particles", x.shape[0], "one particle has no covariance; use precondition=None"
         )
-        own = Whitening.of(x)
-        v, bandwidth = self._resolve_and_move(own.points(x), own.gradients(g), bandwidth)
-        return own.velocities(v), bandwidth
+        units = UnitSpread.of(x)
+        v, bandwidth = self._move_in_these_units(units.points(x), units.gradients(g), bandwidth)
+        return units.velocities(v), bandwidth
 
-    def _resolve_and_move(
+    def _move_in_these_units(
         self, x: Array, g: Array, bandwidth: ArrayLike | None
     ) -> tuple[Array, Array]:
         state = () if bandwidth is None else (bandwidth,)
@@ -247,12 +242,12 @@ class ParticleField(ELBO, ABC):
 
     def bandwidth(self, x: Array) -> Float[Array, ""]:
         """The bandwidth of the first step from the particles ``x``."""
-        y = x if self.precondition is None else Whitening.of(x).points(x)
+        y = x if self.precondition is None else UnitSpread.of(x).points(x)
         return jnp.asarray(getattr(self.kernel.resolve(y), "length", jnp.nan), x.dtype)
 
     def rows_at_a_time(self, m: int) -> int:
-        """How many rows of an ``(m, m)`` matrix are in memory together."""
-        return min(m, self.block_size or (m if m <= _DENSE_UP_TO else _DEFAULT_BLOCK))
+        """Number of rows of an ``(m, m)`` matrix that are in memory together."""
+        return min(m, self.block_size or (m if m <= _DENSE_UP_TO else _ROWS_AT_A_TIME))
 
     def by_rows(self, fn: Callable[..., Array], *arrays: Array) -> Array:
         """``fn`` of all rows of the arrays, or of ``block_size`` rows at a time to save memory.
@@ -261,18 +256,7 @@ class ParticleField(ELBO, ABC):
         :param arrays: arrays with a first axis of length m.
         :return: ``(m, ...)`` rows.
         """
-        m = arrays[0].shape[0]
-        block = self.rows_at_a_time(m)
-        if block == m:
-            return fn(*arrays)
-        num_blocks = -(-m // block)
-
-        def blocks(a: Array) -> Array:
-            width = [(0, num_blocks * block - m)] + [(0, 0)] * (a.ndim - 1)
-            return jnp.pad(a, width, mode="edge").reshape(num_blocks, block, *a.shape[1:])
-
-        values = lax.map(lambda rows: fn(*rows), tuple(map(blocks, arrays)))
-        return values.reshape(num_blocks * block, *values.shape[2:])[:m]
+        return by_rows(fn, self.rows_at_a_time(len(arrays[0])), *arrays)
 
     @of_an_object
     def loss_with_mutable_state(
@@ -306,7 +290,7 @@ class ParticleField(ELBO, ABC):
         # No gradient flows through the particles but that of the surrogate.
         x, params = lax.stop_gradient((z, param_map))
 
-        info = read_latents(substitute(model, data=params), args, kwargs)
+        info = read_for_particles(substitute(model, data=params), args, kwargs)
         unpack = _unpacking(guide, info, z)
         # The rows of the minibatch, drawn once for all particles.
         idx = Potential(model, info, params, args, kwargs).draw_rows(key_minibatch, unpack(x[0]))
@@ -331,40 +315,14 @@ class ParticleField(ELBO, ABC):
     loss = of_an_object(ELBO.loss)
 
 
-def read_latents(model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
-    """What particles need to know of a model; an error where they cannot run on it."""
+def read_for_particles(model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
+    """The static facts of a model whose latent sites are global; an error for another model."""
     because = "a particle holds one value of it while the rows change at every step"
     return read_global(refuse_mutable(model), args, kwargs, because=because)
 
 
-def check_distinct(x: Array, remedy: str) -> None:
-    """Refuse particles that coincide: no field ever separates them."""
-    if x.shape[0] < 2 or isinstance(x, Tracer):
-        return
-    values = np.asarray(x)  # NumPy, because inside a loop JAX would trace the comparison
-    distinct = len(np.unique(values, axis=0))
-    # Of many particles in one dimension some draws coincide by rounding.
-    if distinct > 0.9 * len(values):
-        return
-    raise ValueError(
-        f"{len(values)} particles start at {distinct} different points, and those that start at the"
-        f" same point would stay together; {remedy}"
-    )
-
-
-def warn_of_few_particles(m: int, d: int) -> None:
-    """Every field makes the spread too small where the dimensions are not few."""
-    if 1 < m < 2 * d:
-        warnings.warn(
-            f"{m} particles for {d} latent dimensions: their spread is smaller than the posterior's"
-            f" with every field where d > m / 2; give {2 * d} particles, or use their means alone.",
-            InferenceWarning,
-            stacklevel=3,
-        )
-
-
 def _unpacking(guide: Any, info: ModelInfo, z: Array) -> Callable[[Array], Sites]:
-    """How a latent vector of the guide splits into the model's unconstrained sites."""
+    """The function from a latent vector of the guide to the model's unconstrained sites."""
     if z.ndim != 2:
         raise ValueError(
             f"sample_latent of the guide gave shape {z.shape}; it must be (num_samples,"

@@ -4,20 +4,19 @@ Reference: Chen, Zhang, Wang, Li and Chen, *A unified particle-optimization fram
 Bayesian sampling* (UAI 2018).
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from jax import Array
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
 from numpyro_ext.particles.base import ParticleField
 from numpyro_ext.particles.pairs import weighted_differences
-from numpyro_ext.scores import RadialKernel
 
 __all__ = ["Blob"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Blob(ParticleField):
     r"""Gradient flow of KL(q || p) whose density is smoothed inside the logarithm.
 
@@ -32,7 +31,7 @@ class Blob(ParticleField):
     so that small steps go downhill. One particle climbs to the mode.
 
     **Bias.** As for :class:`GFSD` the density is smoothed, so the particles are too close together,
-    the more so the more dimensions there are: with 100 particles in 25 dimensions the standard
+    and more so in more dimensions: with 100 particles in 25 dimensions the standard
     deviations are less than half of the posterior's (``benchmarks/particles``). Use it for d up to
     about 5, and :class:`RegularizedSVGD` otherwise.
 
@@ -75,33 +74,8 @@ class Blob(ParticleField):
 
     default_bandwidth = "median"
     takes_every_kernel = False
+    needs_radial_kernel = True
     subtracts_score = True
-
-    def __init__(
-        self,
-        kernel: Any = None,
-        *,
-        num_particles: int | None = None,
-        temperature: float | Array = 1.0,
-        annealing: Callable[[Array], ArrayLike] | None = None,
-        block_size: int | None = None,
-        precondition: str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            kernel,
-            num_particles=num_particles,
-            temperature=temperature,
-            annealing=annealing,
-            block_size=block_size,
-            precondition=precondition,
-            **options,
-        )
-        if not isinstance(self.kernel, RadialKernel):
-            raise TypeError(
-                f"kernel is {kernel!r}, which is not a function of the distance alone; Blob takes"
-                " RBF(), IMQ() or another RadialKernel."
-            )
 
     def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:
         if self.rows_at_a_time(len(x)) == len(x):

@@ -1,6 +1,5 @@
-"""Whether an ensemble of particles has converged, by its own gradients, while it runs."""
+"""A warning of particles that have not converged by their own gradients, while they run."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 import warnings
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._typing import Float
 from numpyro_ext.scores.implied_sd import implied_sd_ratio
 
@@ -24,14 +24,14 @@ def implied_ratios(
     grad: Float[Array, "m d"],
     i: Array,
     num_steps: int,
-    name: Callable[[int], str],
+    info: ModelInfo,
 ) -> Float[Array, " d"]:
     """Standard deviations over those that the gradients imply, from step ``num_steps`` on.
 
     In that very step an ``InferenceWarning`` says so where they are not near 1 or where the mean
     gradient is not near 0. Before, and for m <= d, they are NaN.
 
-    :param name: what a coordinate is called.
+    :param info: the sites to which the coordinates belong.
     """
     m, d = x.shape
     unknown = jnp.full(d, jnp.nan, x.dtype)
@@ -42,7 +42,7 @@ def implied_ratios(
         ratio, shift = implied_sd_ratio(x, grad)
 
         def warn() -> None:
-            jax.debug.callback(partial(_warn_unless_converged, name), ratio, shift)
+            jax.debug.callback(partial(_warn_unless_converged, info), ratio, shift)
 
         if num_steps:
             lax.cond(i == num_steps, warn, lambda: None)
@@ -51,7 +51,7 @@ def implied_ratios(
     return lax.cond(i >= num_steps, judged, lambda: unknown)
 
 
-def _warn_unless_converged(name: Callable[[int], str], ratio: Any, shift: Any) -> None:
+def _warn_unless_converged(info: ModelInfo, ratio: Any, shift: Any) -> None:
     ratio = np.asarray(ratio, float)
     off = np.where(np.isfinite(ratio), np.abs(np.log(np.maximum(ratio, 1e-30))), np.inf)
     worst = int(np.argmax(off))
@@ -59,9 +59,17 @@ def _warn_unless_converged(name: Callable[[int], str], ratio: Any, shift: Any) -
         return
     warnings.warn(
         f"the particles have not converged, or their field is biased: the standard deviation of"
-        f" {name(worst)} is {ratio[worst]:.2f} of the one that the gradients imply (expected"
-        f" {_RATIO[0]} to {_RATIO[1]}), and the mean gradient is {float(shift):.2g} in units of the"
-        f" spread (expected at most {_SHIFT}); increase num_warmup or the number of particles.",
+        f" {_name_of(info, worst)} is {ratio[worst]:.2f} of the one that the gradients imply"
+        f" (expected {_RATIO[0]} to {_RATIO[1]}), and the mean gradient is {float(shift):.2g} in"
+        f" units of the spread (expected at most {_SHIFT}); increase num_warmup or the number of"
+        " particles.",
         InferenceWarning,
         stacklevel=2,
     )
+
+
+def _name_of(info: ModelInfo, coordinate: int) -> str:
+    """The site of a coordinate of the latent vector, and its place there."""
+    site, at = next((n, s) for n, s in info.slices.items() if s.start <= coordinate < s.stop)
+    inside = coordinate - at.start
+    return f"site '{site}'" + (f", element {inside}" if at.stop - at.start > 1 else "")

@@ -20,7 +20,7 @@ __all__ = ["PSGHMC"]
 
 
 class PSGHMC:
-    r"""Stochastic-gradient HMC of particles: friction without noise, by the field of the momenta.
+    r"""Stochastic-gradient HMC of particles, with a field of the momenta in place of the noise.
 
     The state is the particles x and their momenta r, ``(m, d)`` each. The target of r is
     :math:`N(0, S I)`, and :math:`V^r = F(r, -r / S)` is the velocity of a field

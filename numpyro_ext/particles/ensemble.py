@@ -6,7 +6,8 @@ Zhu and Carin, *Understanding and accelerating particle-based variational infere
 
 from collections import namedtuple
 from collections.abc import Callable
-from typing import Any, cast
+from functools import partial
+from typing import Any, ClassVar, cast
 
 import jax
 from jax import Array, lax, random
@@ -15,25 +16,20 @@ from jax.sharding import NamedSharding
 from numpyro.handlers import substitute
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
-from numpyro.util import identity, is_prng_key
+from numpyro.util import is_prng_key
 import optax
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._model.potential import Potential, value_and_grad
+from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._typing import Model, Params, Sites
-from numpyro_ext.particles.base import (
-    ParticleField,
-    check_distinct,
-    read_latents,
-    warn_of_few_particles,
-)
+from numpyro_ext.particles.base import ParticleField, read_for_particles
 from numpyro_ext.particles.blob import Blob
 from numpyro_ext.particles.convergence import implied_ratios
 from numpyro_ext.particles.dynamics import PSGHMC
 from numpyro_ext.particles.regularized_svgd import RegularizedSVGD
+from numpyro_ext.particles.start import check_distinct, warn_of_few_particles
 from numpyro_ext.particles.step import particle_step
-from numpyro_ext.particles.target import Target, target_of_function, target_of_model
 
 __all__ = ["ParVI", "ParVIState"]
 
@@ -98,31 +94,31 @@ class ParVI(MCMCKernel):
 
     **Has it converged?** Where there are more particles than dimensions, the gradients at the
     particles imply a standard deviation for each coordinate. At the end of the warmup an
-    ``InferenceWarning`` names the coordinate that is farthest from it, if it is outside [0.85, 1.2]
-    of it or if the mean gradient is not near 0; ``extra_fields=("implied_sd_ratio",)`` has all of
-    them. It does not see a single particle far out in a tail or a funnel that is not filled, which
-    ``diagnose(mcmc)`` does, nor modes that no particle has found or the weights of separated modes.
-    The warning is given while the compiled run is on its way: where warnings are errors it ends the
-    run with JAX's ``JaxRuntimeError``, which quotes it.
+    ``InferenceWarning`` names the coordinate whose standard deviation is farthest from the implied
+    one, if their ratio is outside [0.85, 1.2] or if the mean gradient is not near 0;
+    ``extra_fields=("implied_sd_ratio",)`` has all ratios. The ratio does not detect a single
+    particle far out in a tail or a funnel that is not filled, which ``diagnose(mcmc)`` does, nor
+    modes that no particle has found or wrong weights of separated modes. The warning is given
+    during the compiled run: where warnings are errors it ends the run with JAX's
+    ``JaxRuntimeError``, which quotes it.
 
     **Bias.** It is that of the field. The draws of one chain are the path of an optimisation, not a
     Markov chain: R-hat and effective sample size mean nothing here. A step at which something is
     not finite is refused: the particles stay where they are and ``diverging`` is set, which
     ``MCMC`` collects.
 
-    :param model: a NumPyro model with continuous latents; exactly one of ``model`` and
-        ``potential_fn``.
+    :param model: a NumPyro model with continuous latents. For a potential energy write one that
+        samples from ``dist.ImproperUniform`` and adds ``numpyro.factor("U", -potential_fn(z))``.
     :param field: a field such as ``SVGD()``; defaults to ``RegularizedSVGD()``, and to ``Blob()``
         with a :class:`PSGHMC`.
     :param optim: an optax transformation, of parameters of shape ``(m, d)``, or a :class:`PSGHMC`,
         whose momenta are kept in ``optim_state``; defaults to :func:`particle_step` over all warmup
         steps. Pickling drops a transformation, because optax makes it of closures, and keeps the
         samples; ``functools.partial(optax.adam, 0.1)``, which makes one when called, is kept too.
-    :param potential_fn: the potential energy of one particle, a function of the type of
-        ``init_params`` without its leading axis.
-    :param init_strategy: where particles start, each from its own key.
+    :param init_strategy: one of NumPyro's strategies for the start, used with a key for each
+        particle.
     :param int steps_per_sample: steps in one iteration of ``MCMC``.
-    :param bool forward_mode_differentiation: whether to differentiate in forward mode, which models
+    :param bool forward_mode_differentiation: True to differentiate in forward mode, which models
         with ``while_loop`` need; it costs d times as much.
     :param sharding: a ``NamedSharding`` of one axis, over whose devices the particles and their
         gradients are spread, such as ``NamedSharding(mesh, PartitionSpec("particles"))``; m must be
@@ -144,25 +140,24 @@ class ParVI(MCMCKernel):
         w                 3.00     1.99     2.98    -0.30     5.93
     """
 
+    inference_method: ClassVar[str] = "particles"
+    settings: ClassVar[None] = None
+    finds_settings: ClassVar[bool] = False
+
     def __init__(
         self,
-        model: Model | None = None,
+        model: Model,
         field: ParticleField | None = None,
         optim: optax.GradientTransformation
         | Callable[[], optax.GradientTransformation]
         | PSGHMC
         | None = None,
         *,
-        potential_fn: Callable[[Any], Array] | None = None,
         init_strategy: Callable[..., Any] = init_to_uniform,
         steps_per_sample: int = 1,
         forward_mode_differentiation: bool = False,
         sharding: NamedSharding | None = None,
     ) -> None:
-        if (model is None) == (potential_fn is None):
-            raise ValueError(
-                "model and potential_fn are both given or both missing; give exactly one of them."
-            )
         if field is None:
             field = Blob() if isinstance(optim, PSGHMC) else RegularizedSVGD()
         if not isinstance(field, ParticleField):
@@ -187,7 +182,6 @@ class ParVI(MCMCKernel):
         self.model = model
         self.field = field
         self.optim = optim
-        self.potential_fn = potential_fn
         self.init_strategy = init_strategy
         self.steps_per_sample = check_count("steps_per_sample", steps_per_sample)
         self.forward_mode_differentiation = forward_mode_differentiation
@@ -216,9 +210,16 @@ class ParVI(MCMCKernel):
     def postprocess_fn(
         self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
     ) -> Callable[..., Any]:
-        if self.model is None:
-            return identity
-        return self._potential_of(self.model, model_args, model_kwargs or {}).postprocess()
+        return self._potential(model_args, model_kwargs or {}).postprocess()
+
+    def gradients_per_transition(self, rows: float) -> None:
+        """None, because the draws of an optimisation have no effective sample size."""
+
+    def temperature_at(self, i: Any) -> None:
+        """None, because a step adds no noise."""
+
+    def noise_share(self, state: ParVIState) -> None:
+        """None, because a step does not correct for the noise of the gradient."""
 
     def init(
         self,
@@ -242,33 +243,21 @@ class ParVI(MCMCKernel):
         num_particles, args, kwargs = rng_key.shape[0], model_args, model_kwargs or {}
         self._check_sharding(num_particles)
         rng_key, key_init, key_optim, key_minibatch = random.split(rng_key[0], 4)
-        if self.model is not None:
-            z = self._start(key_init, num_particles, init_params, args, kwargs)
-        elif init_params is None:
-            raise ValueError("potential_fn says nothing about where to start; give init_params.")
-        else:
-            z = init_params
-            for leaf in jax.tree.leaves(z):
-                if jnp.shape(leaf)[:1] != (num_particles,):
-                    raise ValueError(
-                        f"init_params has an array of shape {jnp.shape(leaf)}; its first axis must"
-                        f" be the {num_particles} particles (num_chains)."
-                    )
-        z = self._spread(z)
-        target = self._target(z, args, kwargs)
-        x = target.ravel(z)
+        z = self._spread(self._start(key_init, num_particles, init_params, args, kwargs))
+        potential = self._potential(args, kwargs)
+        x = jax.vmap(potential.info.ravel)(z)
         check_distinct(x, "use init_strategy=init_to_uniform, or init_params that differ.")
         warn_of_few_particles(*x.shape)
-        potential, grad, idx = jax.jit(target.evaluate)(key_minibatch, z)
-        target.check_start(z, idx, potential, grad)
-        g = -target.ravel(grad)
+        energy, grad, idx = jax.jit(partial(_evaluate, potential))(key_minibatch, x)
+        rows = {name: jnp.tile(i, (num_particles, 1)) for name, i in idx.items()}
+        potential.check_start(z, rows, energy, jax.vmap(potential.info.unravel)(grad))
         return ParVIState(
             i=jnp.zeros((), int),
             z=z,
             optim_state=self._init_optim(key_optim, x),
-            potential_energy=potential,
-            z_grad=g,
-            mean_grad=g if target.minibatch else None,
+            potential_energy=energy,
+            z_grad=-grad,
+            mean_grad=-grad if potential.plates else None,
             bandwidth=jnp.tile(self.field.bandwidth(x), num_particles),
             implied_sd_ratio=jnp.full(x.shape, jnp.nan, x.dtype),
             diverging=jnp.zeros(num_particles, bool),
@@ -278,16 +267,16 @@ class ParVI(MCMCKernel):
     def sample(
         self, state: ParVIState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
     ) -> ParVIState:
-        target = self._target(state.z, model_args, model_kwargs or {})
+        potential = self._potential(model_args, model_kwargs or {})
         if self.steps_per_sample == 1:
-            return self._moved(state, target)
+            return self._moved(state, potential)
         return lax.fori_loop(
-            0, self.steps_per_sample, lambda _, state: self._moved(state, target), state
+            0, self.steps_per_sample, lambda _, state: self._moved(state, potential), state
         )
 
-    def _moved(self, state: ParVIState, target: Target) -> ParVIState:
+    def _moved(self, state: ParVIState, potential: Potential) -> ParVIState:
         rng_key, key_minibatch = random.split(state.rng_key)
-        x = target.ravel(state.z)
+        x = jax.vmap(potential.info.ravel)(state.z)
         new_x, optim_state, bandwidth = self._advance(x, state)
         fine = jnp.all(jnp.isfinite(new_x))
         x, optim_state, bandwidth = jax.tree.map(
@@ -295,24 +284,24 @@ class ParVI(MCMCKernel):
             (new_x, optim_state, bandwidth),
             (x, state.optim_state, state.bandwidth[0]),
         )
-        z = self._spread(target.unravel(x))
-        potential, grad, _ = target.evaluate(key_minibatch, z)
-        g = mean = -target.ravel(grad)
-        if target.minibatch:
+        x = self._spread(x)
+        energy, grad, _ = _evaluate(potential, key_minibatch, x)
+        g = mean = -grad
+        if potential.plates:
             weight = jnp.maximum(_NEW, 1.0 / (state.i + 2)).astype(g.dtype)
             mean = state.mean_grad + weight * (g - state.mean_grad)
         aim = self.field.tempered(mean, state.i)
-        ratio = implied_ratios(x, aim, state.i + 1, self.num_steps, target.name)
+        ratio = implied_ratios(x, aim, state.i + 1, self.num_steps, potential.info)
         return ParVIState(
             i=state.i + 1,
-            z=z,
+            z=jax.vmap(potential.info.unravel)(x),
             optim_state=optim_state,
-            potential_energy=potential,
+            potential_energy=energy,
             z_grad=g,
-            mean_grad=mean if target.minibatch else None,
-            bandwidth=jnp.broadcast_to(bandwidth, potential.shape),
+            mean_grad=mean if potential.plates else None,
+            bandwidth=jnp.broadcast_to(bandwidth, energy.shape),
             implied_sd_ratio=jnp.broadcast_to(ratio, x.shape),
-            diverging=jnp.broadcast_to(~fine, potential.shape),
+            diverging=jnp.broadcast_to(~fine, energy.shape),
             rng_key=rng_key,
         )
 
@@ -326,7 +315,7 @@ class ParVI(MCMCKernel):
             )
 
     def _spread(self, z: Any) -> Any:
-        """The particles, on the devices of ``sharding``; what is computed of them follows."""
+        """The particles on the devices of ``sharding``, where all that depends on them stays."""
         if self.sharding is None:
             return z
         return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, self.sharding), z)
@@ -353,8 +342,7 @@ class ParVI(MCMCKernel):
         self, rng_key: Array, num_particles: int, init_params: Any, args: tuple, kwargs: dict
     ) -> Sites:
         """Unconstrained particles; the model's own parameters are drawn and kept."""
-        assert self.model is not None
-        info = read_latents(self.model, args, kwargs)
+        info = read_for_particles(self.model, args, kwargs)
         rest = self.model, info, args, kwargs
         how: dict[str, Any] = {"init_strategy": self.init_strategy}
         if init_params is not None:
@@ -364,17 +352,10 @@ class ParVI(MCMCKernel):
         z, _, self.params = draw_start(random.split(rng_key, num_particles), *rest, **how)
         return z
 
-    def _potential_of(self, model: Model, args: tuple, kwargs: dict[str, Any]) -> Potential:
-        info = read_latents(substitute(model, data=self.params), args, kwargs)
+    def _potential(self, args: tuple, kwargs: dict[str, Any]) -> Potential:
+        info = read_for_particles(substitute(self.model, data=self.params), args, kwargs)
         forward_mode = self.forward_mode_differentiation
-        return Potential(model, info, self.params, args, kwargs, forward_mode=forward_mode)
-
-    def _target(self, z: Any, args: tuple, kwargs: dict[str, Any]) -> Target:
-        if self.model is not None:
-            return target_of_model(self._potential_of(self.model, args, kwargs))
-        assert self.potential_fn is not None
-        forward_mode = self.forward_mode_differentiation
-        return target_of_function(value_and_grad(self.potential_fn, forward_mode=forward_mode), z)
+        return Potential(self.model, info, self.params, args, kwargs, forward_mode=forward_mode)
 
     def _transformation(self) -> optax.GradientTransformation:
         if self.lost_optim:
@@ -391,3 +372,11 @@ class ParVI(MCMCKernel):
         if isinstance(self.optim, optax.GradientTransformation):
             state |= {"optim": None, "lost_optim": True}
         return state
+
+
+def _evaluate(
+    potential: Potential, rng_key: Array, x: Array
+) -> tuple[Array, Array, dict[str, Array]]:
+    """Potentials ``(m,)`` and gradients ``(m, d)`` of all particles on one minibatch, its rows."""
+    idx = potential.draw_rows(rng_key, potential.info.unravel(x[0]))
+    return *jax.vmap(lambda x: potential.value_and_grad_flat(x, idx))(x), idx

@@ -4,11 +4,10 @@ Reference: Liu, Zhuo, Cheng, Zhang, Zhu and Carin, *Understanding and accelerati
 variational inference* (ICML 2019), section 3.2.
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from jax import Array
-from jax.typing import ArrayLike
 
 from numpyro_ext.particles.base import ParticleField
 from numpyro_ext.scores import KDEScore
@@ -16,6 +15,7 @@ from numpyro_ext.scores import KDEScore
 __all__ = ["GFSD"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class GFSD(ParticleField):
     r"""Gradient flow of KL(q || p) in Wasserstein space, with a kernel density estimate for q.
 
@@ -29,7 +29,7 @@ class GFSD(ParticleField):
     function of the particles; that of :class:`Blob` is. One particle climbs to the mode.
 
     **Bias.** The score is that of the smoothed density, so the particles are too close together,
-    the more so the more dimensions there are: with 100 particles in 25 dimensions the standard
+    and more so in more dimensions: with 100 particles in 25 dimensions the standard
     deviations are less than half of the posterior's (``benchmarks/particles``). Use it for d up to
     about 5, and :class:`RegularizedSVGD` otherwise.
 
@@ -71,27 +71,6 @@ class GFSD(ParticleField):
     default_bandwidth = "median"
     takes_every_kernel = False
     subtracts_score = True
-
-    def __init__(
-        self,
-        kernel: Any = None,
-        *,
-        num_particles: int | None = None,
-        temperature: float | Array = 1.0,
-        annealing: Callable[[Array], ArrayLike] | None = None,
-        block_size: int | None = None,
-        precondition: str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            kernel,
-            num_particles=num_particles,
-            temperature=temperature,
-            annealing=annealing,
-            block_size=block_size,
-            precondition=precondition,
-            **options,
-        )
 
     def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:
         return grad_log_p - self.by_rows(KDEScore(kernel).fit(x), x)

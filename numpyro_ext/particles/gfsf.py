@@ -4,20 +4,21 @@ Reference: Liu, Zhuo, Cheng, Zhang, Zhu and Carin, *Understanding and accelerati
 variational inference* (ICML 2019), section 3.3.
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from jax import Array
-from jax.typing import ArrayLike
 
 from numpyro_ext._checks import check_positive
 from numpyro_ext.particles.base import ParticleField
-from numpyro_ext.particles.pairs import DIRECT_UP_TO, kernel_sums, ridge_solve
+from numpyro_ext.particles.pairs import stein_sums
+from numpyro_ext.particles.ridge import DIRECT_UP_TO, ridge_solve
 from numpyro_ext.scores import SteinScore
 
 __all__ = ["GFSF"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class GFSF(ParticleField):
     r"""Gradient flow of KL(q || p) in Wasserstein space, with smoothed test functions.
 
@@ -37,7 +38,7 @@ class GFSF(ParticleField):
     **Conventions.** The field has no factor 1/m, so its steps are 10 to 100 times smaller than
     those of :class:`SVGD`. The RBF is :math:`\exp(-|r|^2 / (2 l^2))`; the paper's h is :math:`l^2`.
     The ridge is a multiple of k(0), and enters the linear system only: implementations that cancel
-    :math:`K^{-1} K` by hand depend on where the origin is.
+    :math:`K^{-1} K` by hand depend on the choice of the origin.
 
     Cost of a step: m gradients of the model and O(m^3 + m^2 d). Above m = 4096 the
     system is solved by preconditioned conjugate gradients, in memory of O(m d) and at O(m^2 d) for
@@ -77,32 +78,14 @@ class GFSF(ParticleField):
     takes_every_kernel = False
     subtracts_score = True
 
-    def __init__(
-        self,
-        kernel: Any = None,
-        *,
-        eta: float | Array = 1e-2,
-        num_particles: int | None = None,
-        temperature: float | Array = 1.0,
-        annealing: Callable[[Array], ArrayLike] | None = None,
-        block_size: int | None = None,
-        precondition: str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            kernel,
-            num_particles=num_particles,
-            temperature=temperature,
-            annealing=annealing,
-            block_size=block_size,
-            precondition=precondition,
-            **options,
-        )
-        check_positive("eta", eta)
-        self.eta = eta
+    eta: float | Array = 1e-2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("eta", self.eta)
 
     def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:
         if len(x) <= DIRECT_UP_TO:
             return grad_log_p - SteinScore(self.eta, kernel)(x)
-        b = self.by_rows(lambda xi: kernel_sums(kernel, xi, x, 0.0 * x)[1], x)
+        b = self.by_rows(lambda xi: stein_sums(kernel, xi, x, 0.0 * x)[1], x)
         return grad_log_p + ridge_solve(kernel, x, None, self.eta, b)

@@ -18,7 +18,8 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.start import draw_start, run_once
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Float, Model, Params, Sites, Trace
-from numpyro_ext.particles.base import check_distinct, read_latents, warn_of_few_particles
+from numpyro_ext.particles.base import read_for_particles
+from numpyro_ext.particles.start import check_distinct, warn_of_few_particles
 
 __all__ = ["AutoParticles"]
 
@@ -41,11 +42,11 @@ class AutoParticles(ContinuousGuide):
     :param model: a NumPyro model.
     :param int num_particles: m.
     :param str prefix: prefix of the parameter's name.
-    :param init_loc_fn: where particles start, one of NumPyro's initialization strategies.
+    :param init_loc_fn: one of NumPyro's initialization strategies, for the start of the particles.
         Strategies that give every particle the same point need ``init_scale``.
     :param float init_scale: standard deviation of the noise added to the start, in unconstrained
         space.
-    :param bool count_steps: whether to register the mutable site ``{prefix}_step``, which the loss
+    :param bool count_steps: True to register the mutable site ``{prefix}_step``, which the loss
         counts up; losses with ``annealing`` need it.
 
     .. doctest::
@@ -87,8 +88,8 @@ class AutoParticles(ContinuousGuide):
         return f"{self.prefix}_particles"
 
     def prepare(self, *args: Any, **kwargs: Any) -> Float[Array, "m d"]:
-        """Where the particles start."""
-        info = read_latents(self.model, args, kwargs)
+        """The particles at the start."""
+        info = read_for_particles(self.model, args, kwargs)
         m = self.num_particles
         how: dict[str, Any] = {"init_strategy": self.init_loc_fn, "validate_grad": True}
 

@@ -4,21 +4,22 @@ References: Liu and Wang, *Stein variational gradient descent* (NIPS 2016); He, 
 Sriperumbudur and Lu, *Regularized Stein variational gradient flow* (2022).
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from jax import Array
-from jax.typing import ArrayLike
 
 from numpyro_ext._checks import check_positive
 from numpyro_ext.particles.base import ParticleField
-from numpyro_ext.particles.pairs import DIRECT_UP_TO, kernel_sums, ridge_solve
+from numpyro_ext.particles.pairs import stein_sums
+from numpyro_ext.particles.ridge import DIRECT_UP_TO, ridge_solve
 
 __all__ = ["RegularizedSVGD"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class RegularizedSVGD(ParticleField):
-    r"""SVGD divided by its own kernel matrix: it rests where SVGD rests, and gets there sooner.
+    r"""SVGD divided by its kernel matrix, which converges to the same points in fewer steps.
 
     .. math::
 
@@ -40,15 +41,16 @@ class RegularizedSVGD(ParticleField):
     each that they start with. In a tail that falls like an exponential, such as that of the
     logarithm of a scale with a heavy-tailed prior, a few particles may be too far out; they change
     the standard deviation of that scale more than its quantiles. A funnel is not filled. The
-    implied ratio notices neither, but ``diagnose`` does, which moves each particle by a short
-    Markov chain.
+    implied ratio detects neither of the two; ``diagnose``, which moves each particle by a short
+    Markov chain, detects both.
 
     **Conventions.** The field has no factor 1/m, so its steps are those of the Wasserstein fields.
     The :math:`\nu` of He et al. is :math:`\eta / (m + \eta)`, and their field is
     :math:`1 / (1 - \nu)` times this one.
 
-    Cost of a step: m gradients of the model and O(m^3 + m^2 d). Above m = 4096 the matrix is
-    factorised in pieces, in m^2 / 2 numbers of memory.
+    Cost of a step: m gradients of the model and O(m^3 + m^2 d). Above m = 4096 the
+    system is solved by preconditioned conjugate gradients, in memory of O(m d) and at O(m^2 d) for
+    each of at most 200 iterations, and a warning says where their relative residual is above 1e-3.
 
     :param kernel: a positive definite kernel; defaults to ``RBF("median_distance")``.
     :param float eta: :math:`\eta`, positive.
@@ -87,33 +89,16 @@ class RegularizedSVGD(ParticleField):
 
     takes_every_kernel = False
 
-    def __init__(
-        self,
-        kernel: Any = None,
-        *,
-        eta: float | Array = 1.0,
-        num_particles: int | None = None,
-        temperature: float | Array = 1.0,
-        annealing: Callable[[Array], ArrayLike] | None = None,
-        block_size: int | None = None,
-        precondition: str | None = "covariance",
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            kernel,
-            num_particles=num_particles,
-            temperature=temperature,
-            annealing=annealing,
-            block_size=block_size,
-            precondition=precondition,
-            **options,
-        )
-        check_positive("eta", eta)
-        self.eta = eta
+    eta: float | Array = 1.0
+    precondition: str | None = "covariance"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("eta", self.eta)
 
     def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:
         if self.rows_at_a_time(len(x)) == len(x) <= DIRECT_UP_TO:
-            k, b = kernel_sums(kernel, x, x, grad_log_p)
+            k, b = stein_sums(kernel, x, x, grad_log_p)
         else:
-            k, b = None, self.by_rows(lambda xi: kernel_sums(kernel, xi, x, grad_log_p)[1], x)
+            k, b = None, self.by_rows(lambda xi: stein_sums(kernel, xi, x, grad_log_p)[1], x)
         return ridge_solve(kernel, x, k, self.eta, b)

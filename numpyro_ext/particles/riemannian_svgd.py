@@ -5,20 +5,26 @@ Reference: Liu and Zhu, *Riemannian Stein variational gradient descent for Bayes
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 from jax import Array
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
 from numpyro_ext.particles.base import ParticleField
-from numpyro_ext.scores import RadialKernel
 
 __all__ = ["RiemannianSVGD"]
 
 
-class RiemannianSVGD(ParticleField):
+@dataclass(eq=False, repr=False)
+class _WithMetric:
+    # The fields of the last base come first, so that the metric is the first argument.
+    metric_fn: Callable[[Array], Array]
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class RiemannianSVGD(ParticleField, _WithMetric):
     r"""SVGD whose vector fields are gradients with respect to a metric that varies in space.
 
     With the metric G(x), its inverse :math:`(g^{ab})` and p the density of the unconstrained
@@ -68,37 +74,18 @@ class RiemannianSVGD(ParticleField):
     """
 
     takes_every_kernel = False
+    needs_radial_kernel = True
 
-    def __init__(
-        self,
-        metric_fn: Callable[[Array], Array],
-        kernel: Any = None,
-        *,
-        num_particles: int | None = None,
-        temperature: float | Array = 1.0,
-        annealing: Callable[[Array], ArrayLike] | None = None,
-        block_size: int | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            kernel,
-            num_particles=num_particles,
-            temperature=temperature,
-            annealing=annealing,
-            block_size=block_size,
-            **options,
-        )
-        if not callable(metric_fn):
+    # A metric in the units of the parameters, which no preconditioning may change.
+    precondition: None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.metric_fn):
             raise TypeError(
-                f"metric_fn is {metric_fn!r}; it must be a function of a (d,) particle that gives a"
-                " (d, d) matrix; for a constant metric use SVGD(MatrixRBF(metric))."
+                f"metric_fn is {self.metric_fn!r}; it must be a function of a (d,) particle that"
+                " gives a (d, d) matrix; for a constant metric use SVGD(MatrixRBF(metric))."
             )
-        if not isinstance(self.kernel, RadialKernel):
-            raise TypeError(
-                f"kernel is {kernel!r}, which is not a function of the distance alone;"
-                " RiemannianSVGD takes RBF(), IMQ() or another RadialKernel."
-            )
-        self.metric_fn = metric_fn
 
     def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:
         d = x.shape[1]

@@ -4,7 +4,7 @@ Reference: Detommaso, Cui, Spantini, Marzouk and Scheichl, *A Stein variational 
 (NeurIPS 2018).
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -15,12 +15,14 @@ from jax.typing import ArrayLike
 from numpyro_ext._checks import check_positive
 from numpyro_ext._typing import Float
 from numpyro_ext.particles.base import ParticleField
-from numpyro_ext.particles.pairs import kernel_sums, matmul
-from numpyro_ext.scores import RBF, RadialKernel
+from numpyro_ext.particles.pairs import stein_sums
+from numpyro_ext.scores import RBF
+from numpyro_ext.scores._points import matmul
 
 __all__ = ["SteinNewton"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SteinNewton(ParticleField):
     r"""Newton's method for :class:`SVGD`, with one linear system for each particle.
 
@@ -67,33 +69,18 @@ class SteinNewton(ParticleField):
     """
 
     takes_every_kernel = False
+    needs_radial_kernel = True
     needs_hessian = True
 
-    def __init__(
-        self,
-        kernel: Any = None,
-        *,
-        damping: float = 1e-4,
-        num_particles: int | None = None,
-        temperature: float | Array = 1.0,
-        annealing: Callable[[Array], ArrayLike] | None = None,
-        **options: Any,
-    ) -> None:
-        kernel = RBF(_root_of_dimension) if kernel is None else kernel
-        super().__init__(
-            kernel,
-            num_particles=num_particles,
-            temperature=temperature,
-            annealing=annealing,
-            **options,
-        )
-        if not isinstance(self.kernel, RadialKernel):
-            raise TypeError(
-                f"kernel is {kernel!r}, which is not a function of the distance alone; SteinNewton"
-                " takes RBF(), IMQ() or another RadialKernel."
-            )
-        check_positive("damping", damping)
-        self.damping = damping
+    damping: float = 1e-4
+    # The metric A preconditions, and the Hessians of all particles are in memory together.
+    block_size: None = field(default=None, init=False)
+    precondition: None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.kernel = RBF(_root_of_dimension) if self.kernel is None else self.kernel
+        super().__post_init__()
+        check_positive("damping", self.damping)
 
     def velocity(
         self, x: ArrayLike, grad_log_p: ArrayLike, hessian: ArrayLike | None = None
@@ -121,7 +108,7 @@ class SteinNewton(ParticleField):
         kernel: Any = self.kernel.resolve(y)
         k, w = kernel.value_and_weight(y, y)
         # Gradients of k_ij in x_j are w_ij L (y_i - y_j).
-        v = matmul(k, g) + matmul(kernel_sums(kernel, y, y, 0.0 * y)[1], root.T)
+        v = matmul(k, g) + matmul(stein_sums(kernel, y, y, 0.0 * y)[1], root.T)
         slopes = matmul(y, root.T)
 
         def solve(row: tuple[Array, ...]) -> Array:

@@ -8,13 +8,13 @@ import optax
 
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._typing import Params
-from numpyro_ext.particles.whitening import Whitening
+from numpyro_ext.particles.unit_spread import UnitSpread
 
 __all__ = ["ParticleStepState", "particle_step"]
 
 
 class ParticleStepState(NamedTuple):
-    """State of :func:`particle_step`: what it needs to go on from anywhere."""
+    """State of :func:`particle_step`."""
 
     count: Array
     """Number of steps so far."""
@@ -48,9 +48,9 @@ def particle_step(
     times as many steps.
 
     It fails if ``num_steps`` is not the number of steps that are taken: a run that ends earlier
-    leaves the particles moving, and later steps have length 0. A run that is resumed counts on.
+    leaves the particles moving, and later steps have length 0. A resumed run continues the count.
 
-    :param int num_steps: n, the number that ``svi.run`` is given in all.
+    :param int num_steps: n, the total number of steps that ``svi.run`` takes.
     :param float step_size: :math:`\epsilon_0`, without unit.
     :param str prefix: that of the :class:`AutoParticles` guide.
     :param others: the transformation of all other parameters, those of the model; defaults to Adam
@@ -92,7 +92,7 @@ def particle_step(
         gradient, updates = _split(updates, name)
         progress = jnp.minimum(state.count / state.num_steps, 1.0).astype(x.dtype)
         epsilon = 0.5 * step_size * (1.0 + jnp.cos(jnp.pi * progress))
-        speed = Whitening.of(x).speed(gradient)
+        speed = UnitSpread.of(x).speed(gradient)
         move = -gradient * (epsilon / jnp.maximum(1.0, speed))[:, None]
         updates, others = rest.update(cast(Any, updates), state.others, params)
         state = ParticleStepState(state.count + 1, state.num_steps, others)

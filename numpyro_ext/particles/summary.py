@@ -1,8 +1,7 @@
-"""A table of particles, which are neither a chain nor several."""
+"""A table of particles, without the rows that have a meaning for Markov chains alone."""
 
 from typing import Any
 
-import jax
 import numpy as np
 
 __all__ = ["print_particles"]
@@ -30,7 +29,8 @@ def print_particles(samples: Any, *, prob: float = 0.9) -> None:
     """
     if not 0 < prob < 1:
         raise ValueError(f"prob is {prob!r}; it must be above 0 and below 1, such as 0.9.")
-    sites = {name: np.asarray(value, float) for name, value in _named(samples).items()}
+    named = samples.items() if isinstance(samples, dict) else ()
+    sites = {name: np.asarray(value, float) for name, value in named}
     if not sites or any(value.ndim == 0 for value in sites.values()):
         raise ValueError(
             "samples has no leading axis of particles; give mcmc.get_samples() or"
@@ -49,10 +49,3 @@ def print_particles(samples: Any, *, prob: float = 0.9) -> None:
     print(title.ljust(width) + "".join(head.rjust(9) for head in heads))
     for label, numbers in rows:
         print(label.ljust(width) + "".join(f"{number:9.2f}" for number in numbers))
-
-
-def _named(samples: Any) -> dict[str, Any]:
-    if isinstance(samples, dict):
-        return samples
-    leaves = jax.tree_util.tree_leaves_with_path(samples)
-    return {jax.tree_util.keystr(path) or "x": leaf for path, leaf in leaves}

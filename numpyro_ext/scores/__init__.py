@@ -1,13 +1,13 @@
 """Kernels between samples, score estimates and discrepancies built on them: arrays, no models."""
 
 from numpyro_ext.scores.bandwidth import median_bandwidth
-from numpyro_ext.scores.base import BaseKernel, RadialKernel, as_kernel
+from numpyro_ext.scores.base import BaseKernel, as_kernel
 from numpyro_ext.scores.denoising import DenoisingScore
 from numpyro_ext.scores.density_ratio import KernelRatio, LogisticRatio, logistic_loss, whiten
 from numpyro_ext.scores.discrepancy import stein_kernel_matrix
-from numpyro_ext.scores.heat_equation import he_bandwidth, he_objective, he_step
+from numpyro_ext.scores.heat_equation import he_bandwidth
 from numpyro_ext.scores.kde import KDEScore
-from numpyro_ext.scores.kernels import IMQ, RBF, Cauchy, Epanechnikov
+from numpyro_ext.scores.kernels import IMQ, RBF, Cauchy, Epanechnikov, RadialKernel
 from numpyro_ext.scores.linear import Linear
 from numpyro_ext.scores.matrix_rbf import MatrixRBF
 from numpyro_ext.scores.score_matching import ScoreMatchingScore
@@ -32,8 +32,6 @@ __all__ = [
     "SteinScore",
     "as_kernel",
     "he_bandwidth",
-    "he_objective",
-    "he_step",
     "logistic_loss",
     "median_bandwidth",
     "stein_kernel_matrix",

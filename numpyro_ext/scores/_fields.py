@@ -1,8 +1,7 @@
-"""What the score estimators share: sums of a kernel's gradients over samples, ridges, solves."""
+"""Sums of a kernel's gradients over samples, ridges and solves, for the score estimators."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -12,13 +11,10 @@ from jax.scipy.linalg import cho_solve, lu_factor, lu_solve
 from jax.typing import ArrayLike
 
 from numpyro_ext._typing import Float
-from numpyro_ext.scores._points import as_point_pair, squared_distances
+from numpyro_ext.scores._points import as_point_pair, matmul, squared_distances
 from numpyro_ext.scores._pytree import is_pytree, pytree
-from numpyro_ext.scores.base import BaseKernel, RadialKernel
-from numpyro_ext.scores.kernels import Epanechnikov
-
-# Accelerators would otherwise round the factors to fewer bits.
-matmul = partial(jnp.matmul, precision="highest")
+from numpyro_ext.scores.base import BaseKernel
+from numpyro_ext.scores.kernels import Epanechnikov, RadialKernel
 
 
 def resolved(kernel: BaseKernel, x: Array) -> BaseKernel:

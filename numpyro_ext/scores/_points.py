@@ -1,5 +1,7 @@
-"""What every function does with its sample arrays: check them, and measure distances."""
+"""Checks of sample arrays, their distances, and functions of their rows piece by piece."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,6 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._typing import Float
+
+# Accelerators would otherwise round the factors to fewer bits.
+matmul = partial(jnp.matmul, precision="highest")
 
 # Coordinates that one pass over the (n, m) result adds up: enough to keep the result in registers.
 _UNROLL = 8
@@ -56,3 +61,23 @@ def strided(x: Array, number: int) -> Array:
     """``number`` evenly spaced rows of x, or all of them if there are no more."""
     num = x.shape[0]
     return x if num <= number else x[np.rint(np.arange(number) * (num / number)).astype(int)]
+
+
+def by_rows(fn: Callable[..., Array], rows_at_a_time: int, *arrays: Array) -> Array:
+    """``fn`` of all rows of the arrays, computed for a few rows at a time to save memory.
+
+    :param fn: a function of ``n`` rows of each array, for any n, that gives ``(n, ...)`` rows.
+    :param arrays: arrays with a first axis of the same length.
+    """
+    num = len(arrays[0])
+    if rows_at_a_time >= num:
+        return fn(*arrays)
+    num_pieces = -(-num // rows_at_a_time)
+
+    def pieces(a: Array) -> Array:
+        width = [(0, num_pieces * rows_at_a_time - num)] + [(0, 0)] * (a.ndim - 1)
+        padded = jnp.pad(a, width, mode="edge")
+        return padded.reshape(num_pieces, rows_at_a_time, *a.shape[1:])
+
+    values = lax.map(lambda rows: fn(*rows), tuple(map(pieces, arrays)))
+    return values.reshape(num_pieces * rows_at_a_time, *values.shape[2:])[:num]

@@ -1,4 +1,4 @@
-"""Frozen dataclasses as pytrees: kernels, estimators and what they return."""
+"""Frozen dataclasses as pytrees: kernels, estimators and fitted estimates."""
 
 from dataclasses import fields
 from functools import partial
@@ -38,5 +38,5 @@ def _is_structure(value: Any) -> bool:
 
 
 def is_pytree(value: Any) -> bool:
-    """Whether JAX looks inside: into the kernels of this package, not into one's own."""
+    """True for the kernels of this package, into which JAX looks, and false for a user's own."""
     return not jax.tree_util.all_leaves([value])

@@ -1,28 +1,21 @@
-"""What all kernels between points share: gradients, pytree, and the rule that is resolved late."""
+"""The base of all kernels between points, whose derivatives JAX takes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
-from jax import Array, lax
+from jax import Array
 import jax.numpy as jnp
 
-from numpyro_ext._checks import check_choice, check_positive
 from numpyro_ext._typing import Float
-from numpyro_ext.scores._points import as_point_pair, squared_distances
-from numpyro_ext.scores._pytree import pytree
-from numpyro_ext.scores.bandwidth import BANDWIDTH_RULES, median_bandwidth
-from numpyro_ext.scores.heat_equation import he_bandwidth
+from numpyro_ext.scores._points import as_point_pair, matmul
 
-__all__ = ["BaseKernel", "RadialKernel", "as_kernel"]
-
-Bandwidth = float | Array | str | Callable[[Array], Any]
+__all__ = ["BaseKernel", "as_kernel"]
 
 
 class BaseKernel(ABC):
-    """A kernel of one's own: subclass it and write ``__call__``; ``jax.grad`` does the rest.
+    """Base of kernels: a subclass writes ``__call__``, and ``jax.grad`` differentiates it.
 
     ``kernel(x, y)`` maps ``(n, d)`` and ``(m, d)`` points to the ``(n, m)`` matrix of their kernel.
     """
@@ -59,7 +52,7 @@ class BaseKernel(ABC):
         return self.grad_y(x, y).sum(1)
 
     def to_velocity(self, v: Array) -> Float[Array, "n d"]:
-        """What a matrix-valued kernel multiplies a sum over particles by; the identity here."""
+        """A sum over particles times the constant matrix of a matrix-valued kernel."""
         return v
 
     def stein(self, x: Array, y: Array, a: Array, b: Array) -> Float[Array, "n m"]:
@@ -71,124 +64,7 @@ class BaseKernel(ABC):
         """
         first = jnp.einsum("id,ijd->ij", a, self.grad_y(x, y))
         second = jnp.einsum("jd,ijd->ij", b, self.grad_x(x, y))
-        return self(x, y) * _inner(a, b) + first + second + self.cross_trace(x, y)
-
-
-@dataclass(frozen=True, eq=False)
-class RadialKernel(BaseKernel):
-    r"""A kernel :math:`k(x, y) = \phi(s)` of :math:`s = |x - y|^2`.
-
-    Subclasses are frozen dataclasses that write :math:`\phi, \phi', \phi''` at a resolved
-    bandwidth; everything else follows:
-
-    .. math::
-
-        \nabla_y k = -2\phi'(s)(x - y), \quad \nabla_x k = 2\phi'(s)(x - y), \quad
-        \mathrm{tr}\,\partial_x\partial_y k = -2 d\,\phi'(s) - 4 s\,\phi''(s).
-
-    They are pytrees: the numbers are leaves, a rule or a callable belongs to the structure.
-    """
-
-    rules: ClassVar[tuple[str, ...]] = BANDWIDTH_RULES
-    """The words that are allowed as a bandwidth."""
-
-    bandwidth: Bandwidth = "median"
-    factor: float | Array = field(default=1.0, kw_only=True)
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        pytree(cls)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.bandwidth, str):
-            if self.bandwidth == "he" and "he" not in self.rules:
-                raise ValueError(
-                    f"bandwidth is 'he', the rule of a Gaussian density estimate, which"
-                    f" {type(self).__name__} is not; use RBF('he') or 'median_distance'."
-                )
-            check_choice("bandwidth", self.bandwidth, self.rules)
-        elif not callable(self.bandwidth):
-            check_positive("bandwidth", self.bandwidth)
-        check_positive("factor", self.factor)
-
-    def resolve(self, x: Array, state: Any = None) -> "RadialKernel":
-        """The kernel with the bandwidth that its rule gives on ``x``; itself where it is a number.
-
-        No gradient flows through a rule. An unresolved kernel resolves itself on its first
-        argument.
-
-        :param x: ``(K, d)`` points.
-        :param state: for the rule ``"he"``, the ``length`` of the kernel that this method gave
-            last: one step of its search is made from there, instead of 20 from the median. The
-            other rules do not depend on it.
-        """
-        if isinstance(self.bandwidth, str) and self.bandwidth == "he":
-            warm = {} if state is None else {"start": state / self.factor, "num_steps": 1}
-            h = he_bandwidth(x, **warm)
-        elif isinstance(self.bandwidth, str):
-            h = median_bandwidth(x, rule=self.bandwidth)
-        elif callable(self.bandwidth):
-            h = lax.stop_gradient(self.bandwidth(x))
-        else:
-            return self
-        return replace(self, bandwidth=h * self.factor, factor=1.0)
-
-    @property
-    def length(self) -> Any:
-        """The bandwidth h in the formulas, ``factor`` included, of a resolved kernel."""
-        return self.bandwidth * self.factor  # type: ignore[operator]
-
-    @abstractmethod
-    def phi(self, s: Array) -> Array:
-        r""":math:`\phi` at squared distances ``s``."""
-
-    @abstractmethod
-    def dphi(self, s: Array) -> Array:
-        r""":math:`\phi'`, at most 0."""
-
-    @abstractmethod
-    def d2phi(self, s: Array) -> Array:
-        r""":math:`\phi''`."""
-
-    def __call__(self, x: Array, y: Array) -> Float[Array, "n m"]:
-        x, y = as_point_pair(x, y)
-        return self.resolve(x).phi(squared_distances(x, y))
-
-    def value_and_weight(self, x: Array, y: Array) -> tuple[Array, Array]:
-        r"""``(K, W)`` from one distance matrix; :math:`\nabla_y k(x_i, y_j) = W_{ij} (x_i-y_j)`."""
-        x, y = as_point_pair(x, y)
-        kernel, s = self.resolve(x), squared_distances(x, y)
-        return kernel.phi(s), -2.0 * kernel.dphi(s)
-
-    def grad_y(self, x: Array, y: Array) -> Float[Array, "n m d"]:
-        """Gradient in the second argument."""
-        return self.value_and_weight(x, y)[1][:, :, None] * (x[:, None, :] - y[None, :, :])
-
-    def grad_x(self, x: Array, y: Array) -> Float[Array, "n m d"]:
-        """Gradient in the first argument."""
-        return -self.grad_y(x, y)
-
-    def cross_trace(self, x: Array, y: Array) -> Float[Array, "n m"]:
-        r"""Trace of :math:`\partial^2 k / \partial x \, \partial y^\top`."""
-        x, y = as_point_pair(x, y)
-        return self.resolve(x)._cross_trace(squared_distances(x, y), x.shape[1])
-
-    def _cross_trace(self, s: Array, d: int) -> Array:
-        return -2.0 * d * self.dphi(s) - 4.0 * s * self.d2phi(s)
-
-    def stein(self, x: Array, y: Array, a: Array, b: Array) -> Float[Array, "n m"]:
-        """The Stein kernel from one matrix of distances, without an (n, m, d) array."""
-        x, y = as_point_pair(x, y)
-        kernel, s = self.resolve(x), squared_distances(x, y)
-        # a.grad_y + b.grad_x, as differences of vectors times differences of points.
-        dot = jnp.sum((a[:, None] - b[None]) * (x[:, None] - y[None]), axis=-1)
-        first = kernel.phi(s) * _inner(a, b) - 2.0 * kernel.dphi(s) * dot
-        return first + kernel._cross_trace(s, x.shape[1])
-
-
-def _inner(a: Array, b: Array) -> Array:
-    # Accelerators would otherwise round the factors to fewer bits.
-    return jnp.matmul(a, b.T, precision="highest")
+        return self(x, y) * matmul(a, b.T) + first + second + self.cross_trace(x, y)
 
 
 class _FunctionKernel(BaseKernel):
@@ -200,7 +76,7 @@ class _FunctionKernel(BaseKernel):
 
 
 def as_kernel(kernel: Any) -> BaseKernel:
-    """A kernel object from what the caller gave: itself, or a function wrapped for its gradients.
+    """The kernel itself, or a function of two sets of points as a kernel with gradients.
 
     :param kernel: a :class:`BaseKernel`, or any callable ``(n, d), (m, d) -> (n, m)``.
 

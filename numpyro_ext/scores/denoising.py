@@ -33,10 +33,10 @@ class DenoisingScore:
 
     Its optimum is the score of q convolved with :math:`N(0, \sigma^2 I)`, for :math:`N(0, s^2)`
     :math:`-x / (s^2 + \sigma^2)`: too small for every :math:`\sigma > 0`. With small
-    :math:`\sigma` the noise of the loss grows as :math:`1/\sigma^2`. On the same K samples for ever
-    a network of unlimited capacity ends at :class:`KDEScore` with ``RBF(sigma)``. The default
-    network is for samples of a scale near 1 around 0: whiten them (:func:`whiten`) where they are
-    not, and divide the score by the scale.
+    :math:`\sigma` the noise of the loss grows as :math:`1/\sigma^2`. Trained on the same K samples
+    without end, a network of unlimited capacity becomes :class:`KDEScore` with ``RBF(sigma)``. The
+    default network is for samples of a scale near 1 around 0: whiten other samples
+    (:func:`whiten`), and divide the score by the scale.
 
     :param float sigma: :math:`\sigma`, positive, in the units of the samples.
     :param network: a pair ``(init_fn, apply_fn)`` as in ``jax.example_libraries.stax``, from

@@ -1,4 +1,4 @@
-"""How far samples are from a target: by its score (Stein), or by samples of it (MMD).
+"""Discrepancies between samples and a target, by its score (Stein) or by its samples (MMD).
 
 The discrepancies are public in ``numpyro_ext.diagnostics``; here is their arithmetic.
 
@@ -66,7 +66,7 @@ def squared_ksd(
     The mean of :func:`stein_kernel_matrix` over all pairs (``"v"``: never negative, biased up by
     :math:`\frac1K E\,k_0(x, x)`) or over the pairs :math:`i \ne j` (``"u"``: unbiased, and negative
     half of the time when the samples are right). It is the square, in the units of
-    :math:`1/\text{length}^2`. It is blind to the weights of well separated modes. O(K^2 d).
+    :math:`1/\text{length}^2`. It hardly depends on the weights of well separated modes. O(K^2 d).
 
     :param x: ``(K, d)`` samples; in unconstrained space, if the score is.
     :param score: the target's score: its ``(K, d)`` values at ``x``, or a callable that gives them.
@@ -140,7 +140,7 @@ def _jitted(fn: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _compiled(fn: Callable[..., Array], kernel: BaseKernel) -> Callable[..., Array]:
-    """One program per shape for a kernel that is a pytree; a kernel of one's own runs as it is."""
+    """One program per shape for a kernel that is a pytree; a user's own kernel runs as it is."""
     return _jitted(fn) if is_pytree(kernel) else fn
 
 
@@ -168,18 +168,18 @@ def _mean_over_pairs(
         block_size = n
     block_size = check_count("block_size", block_size)
 
-    def sum_of_block(i: Array) -> Array:
+    def sum_of_rows(i: Array) -> Array:
         keep = (i < n)[:, None]
         if statistic == "u":
             keep = keep & (i[:, None] != jnp.arange(m))
         return jnp.sum(jnp.where(keep, rows(jnp.minimum(i, n - 1)), 0.0))
 
-    num_blocks = -(-n // block_size)
-    if num_blocks == 1:
-        total = sum_of_block(jnp.arange(n))
+    num_pieces = -(-n // block_size)
+    if num_pieces == 1:
+        total = sum_of_rows(jnp.arange(n))
     else:
-        index = jnp.arange(num_blocks * block_size).reshape(num_blocks, block_size)
-        total = jnp.sum(lax.map(sum_of_block, index))
+        index = jnp.arange(num_pieces * block_size).reshape(num_pieces, block_size)
+        total = jnp.sum(lax.map(sum_of_rows, index))
     return total / (n * (m - 1) if statistic == "u" else n * m)
 
 

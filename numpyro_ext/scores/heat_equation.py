@@ -16,110 +16,10 @@ from jax.typing import ArrayLike
 
 from numpyro_ext._checks import InferenceWarning, check_count, check_positive
 from numpyro_ext._typing import Float
-from numpyro_ext.scores._points import as_points, squared_distances, strided
+from numpyro_ext.scores._points import as_points, matmul, squared_distances, strided
 from numpyro_ext.scores.bandwidth import median_bandwidth
 
-__all__ = ["he_bandwidth", "he_objective", "he_step"]
-
-_matmul = partial(jnp.matmul, precision="highest")
-
-
-def he_objective(x: ArrayLike, l: ArrayLike) -> Float[Array, ""]:
-    r"""How far the Gaussian density estimate of the points is from following the heat equation.
-
-    Points that move with the velocity :math:`-\nabla \log q` make q follow
-    :math:`\partial_t q = \Delta q`. For the estimate :math:`\tilde q` of m points with variance
-    :math:`h = l^2`, both sides of it are known at each point; their difference there is
-    :math:`\lambda_i`. With :math:`K_{ij} = \exp(-|r_{ij}|^2 / (2h))`, :math:`r_{ij} = x_i - x_j`
-    and :math:`\rho = K 1`,
-
-    .. math::
-
-        J = \sum_i a_i^2 = (2\pi)^d h^{d+2} \sum_i \lambda_i^2, \quad
-        a_i = \frac1m \sum_j K_{ij} \bigl(|r_{ij}|^2 / h - r_{ij}^\top s_j / h - d\bigr), \quad
-        s_j = x_j - (K x)_j / \rho_j,
-
-    which has no units. It is :math:`d^2 / m` for :math:`l \to 0` and :math:`m d^2` for
-    :math:`l \to \infty`. In between there is a useful minimum for d = 2 and 3 only: for d = 1 the
-    infimum is at :math:`l \to 0`, and for d >= 5 the minimum is within half a percent of the
-    plateau on the left. The public code of the authors weights the sum of squares by
-    :math:`h^{2-d}` in effect, which is the same for d = 2 only. O(m^2 d).
-
-    :param x: ``(m, d)`` points.
-    :param l: the bandwidth, a length.
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.scores import he_objective
-        >>> x = jnp.array([[0.0, 0.0], [1.0, 0.5], [-0.5, 2.0], [3.0, -1.0]])
-        >>> print(f"{he_objective(x, 1.0):.4f}")
-        0.6747
-    """
-    x = as_points("x", x)
-    check_positive("l", l)
-    u = _in_units_of(x, jnp.asarray(l, x.dtype))
-    return _mismatch(u, squared_distances(u, u), jnp.ones((), x.dtype))
-
-
-def _in_units_of(x: Array, l: Array) -> Array:
-    # Products such as x_i.s_j - x_j.s_j lose their digits far from the origin.
-    return (x - jnp.mean(x, axis=0)) / l
-
-
-def _mismatch(u: Array, s: Array, t: Array) -> Array:
-    """J at the inverse variance t, from centred points and their squared distances."""
-    k = jnp.exp(-0.5 * t * s)
-    shift = u - _matmul(k, u) / k.sum(1)[:, None]
-    dot = jnp.sum(u * _matmul(k, shift), 1) - _matmul(k, jnp.sum(u * shift, 1))
-    a = t * (jnp.sum(k * s, 1) - dot) - u.shape[1] * k.sum(1)
-    return jnp.sum((a / len(u)) ** 2)
-
-
-def he_step(x: ArrayLike, l: ArrayLike, *, ratio: float | Array = 1.1) -> Float[Array, ""]:
-    r"""One step of the line search for the minimum of :func:`he_objective`, started at ``l``.
-
-    In :math:`b = 1 / l^2`, with :math:`G = dJ/db` at :math:`b_0`, it tries
-    :math:`b_1 = b_0 \cdot \text{ratio}` if G < 0 and :math:`b_0 / \text{ratio}` otherwise, and the
-    vertex :math:`b_2` of the parabola through :math:`J(b_0), G, J(b_1)`; the answer is the best of
-    the three. The published use is one step per iteration, from the bandwidth of the last one,
-    with the rule ``"median"`` at first. No gradient flows through it.
-
-    :param x: ``(m, d)`` points.
-    :param l: the bandwidth to start from, a length.
-    :param ratio: above 1.
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.scores import he_step
-        >>> x = jnp.array([[0.0, 0.0], [1.0, 0.5], [-0.5, 2.0], [3.0, -1.0]])
-        >>> print(f"{he_step(x, 0.5**0.5) ** 2:.2f}")
-        0.55
-    """
-    x = as_points("x", x)
-    check_positive("l", l)
-    _check_ratio(ratio)
-    return _step(x, jnp.asarray(l, x.dtype), jnp.asarray(ratio, x.dtype))
-
-
-@jax.jit  # so that an eager call compiles once per shape, not once per call
-def _step(x: Array, l: Array, ratio: Array) -> Array:
-    x, l = lax.stop_gradient((x, l))
-    u = _in_units_of(x, l)
-    s = squared_distances(u, u)
-    # In units of the bandwidth b_0 is 1, and nothing overflows.
-    value, slope = jax.value_and_grad(partial(_mismatch, u, s))(jnp.ones((), x.dtype))
-    t1 = jnp.where(slope < 0, ratio, 1.0 / ratio)
-    value1 = _mismatch(u, s, t1)
-    secant = (value1 - value) / (t1 - 1.0)
-    vertex = (secant - 0.5 * slope * (t1 + 1.0)) / (secant - slope)
-    usable = jnp.isfinite(vertex) & (vertex > 0)
-    t2 = jnp.where(usable, vertex, 1.0)
-    value2 = jnp.where(usable, _mismatch(u, s, t2), jnp.inf)
-    # The first of equals: on a plateau the bandwidth stays.
-    best = jnp.argmin(jnp.stack([value, value1, value2]))
-    return l / jnp.sqrt(jnp.stack([jnp.ones_like(t1), t1, t2])[best])
+__all__ = ["he_bandwidth"]
 
 
 def he_bandwidth(
@@ -133,11 +33,33 @@ def he_bandwidth(
 ) -> Float[Array, ""]:
     r"""Bandwidth (a length) with which a Gaussian density estimate follows the heat equation.
 
-    ``num_steps`` times :func:`he_step`, from the median rule's bandwidth :math:`l_m`, each clipped
-    to :math:`[l_m / \text{clip},\; l_m \cdot \text{clip}]`. The search is local, and the answer can
-    depend on the number of steps. :func:`he_objective` says where it has a useful minimum; for
-    d = 1 and d >= 5 there is none, the bandwidth shrinks until particles no longer repel each
-    other, and an ``InferenceWarning`` says so. No gradient flows through it.
+    Points that move with the velocity :math:`-\nabla \log q` make q follow
+    :math:`\partial_t q = \Delta q`. For the estimate :math:`\tilde q` of m points with variance
+    :math:`h = l^2`, both sides of it are known at each point; their difference there is
+    :math:`\lambda_i`. With :math:`K_{ij} = \exp(-|r_{ij}|^2 / (2h))`, :math:`r_{ij} = x_i - x_j`
+    and :math:`\rho = K 1`, the bandwidth minimises
+
+    .. math::
+
+        J = \sum_i a_i^2 = (2\pi)^d h^{d+2} \sum_i \lambda_i^2, \quad
+        a_i = \frac1m \sum_j K_{ij} \bigl(|r_{ij}|^2 / h - r_{ij}^\top s_j / h - d\bigr), \quad
+        s_j = x_j - (K x)_j / \rho_j,
+
+    which has no units. It is :math:`d^2 / m` for :math:`l \to 0` and :math:`m d^2` for
+    :math:`l \to \infty`. In between there is a useful minimum for d = 2 and 3 only: for d = 1 the
+    infimum is at :math:`l \to 0`, and for d >= 5 the minimum is within half a percent of the
+    plateau on the left. There the bandwidth shrinks until particles no longer repel each other, and
+    an ``InferenceWarning`` says so. The public code of the authors weights the sum of squares by
+    :math:`h^{2-d}` in effect, which is the same for d = 2 only.
+
+    The search makes ``num_steps`` steps in :math:`b = 1 / l^2`, from the median rule's bandwidth
+    :math:`l_m`. With :math:`G = dJ/db` at :math:`b_0`, a step tries
+    :math:`b_1 = b_0 \cdot \text{ratio}` if G < 0 and :math:`b_0 / \text{ratio}` otherwise, and the
+    vertex :math:`b_2` of the parabola through :math:`J(b_0), G, J(b_1)`; it takes the best of the
+    three, clipped to :math:`[l_m / \text{clip},\; l_m \cdot \text{clip}]`. The search is local, and
+    the answer can depend on the number of steps. The published use is one step per iteration, from
+    the bandwidth of the last one: ``start=l, num_steps=1``. No gradient flows through it.
+    O(m^2 d) for a step.
 
     :param x: ``(m, d)`` points.
     :param start: the bandwidth to start from instead of the median rule's.
@@ -159,7 +81,9 @@ def he_bandwidth(
     """
     x = as_points("x", x)
     num_steps = check_count("num_steps", num_steps)
-    _check_ratio(ratio)
+    check_positive("ratio", ratio)
+    if not isinstance(ratio, Tracer) and ratio <= 1:
+        raise ValueError(f"ratio is {ratio!r}; it must be above 1, such as 1.1.")
     if not isinstance(clip, Tracer) and not 1 <= clip < float("inf"):
         raise ValueError(f"clip is {clip!r}; it must be a finite number of at least 1.")
     if start is not None:
@@ -181,10 +105,34 @@ def _search(
     return lax.fori_loop(0, num_steps, step, start)
 
 
-def _check_ratio(ratio: float | Array) -> None:
-    check_positive("ratio", ratio)
-    if not isinstance(ratio, Tracer) and ratio <= 1:
-        raise ValueError(f"ratio is {ratio!r}; it must be above 1, such as 1.1.")
+@jax.jit  # so that an eager call compiles once per shape, not once per call
+def _step(x: Array, l: Array, ratio: Array) -> Array:
+    """The bandwidth after one step of the search from ``l``."""
+    x, l = lax.stop_gradient((x, l))
+    # Products such as x_i.s_j - x_j.s_j lose their digits far from the origin.
+    u = (x - jnp.mean(x, axis=0)) / l
+    s = squared_distances(u, u)
+    # In units of the bandwidth b_0 is 1, and nothing overflows.
+    value, slope = jax.value_and_grad(partial(_mismatch, u, s))(jnp.ones((), x.dtype))
+    t1 = jnp.where(slope < 0, ratio, 1.0 / ratio)
+    value1 = _mismatch(u, s, t1)
+    secant = (value1 - value) / (t1 - 1.0)
+    vertex = (secant - 0.5 * slope * (t1 + 1.0)) / (secant - slope)
+    usable = jnp.isfinite(vertex) & (vertex > 0)
+    t2 = jnp.where(usable, vertex, 1.0)
+    value2 = jnp.where(usable, _mismatch(u, s, t2), jnp.inf)
+    # The first of equals: on a plateau the bandwidth stays.
+    best = jnp.argmin(jnp.stack([value, value1, value2]))
+    return l / jnp.sqrt(jnp.stack([jnp.ones_like(t1), t1, t2])[best])
+
+
+def _mismatch(u: Array, s: Array, t: Array) -> Array:
+    """J at the inverse variance t, from centred points and their squared distances."""
+    k = jnp.exp(-0.5 * t * s)
+    shift = u - matmul(k, u) / k.sum(1)[:, None]
+    dot = jnp.sum(u * matmul(k, shift), 1) - matmul(k, jnp.sum(u * shift, 1))
+    a = t * (jnp.sum(k * s, 1) - dot) - u.shape[1] * k.sum(1)
+    return jnp.sum((a / len(u)) ** 2)
 
 
 def _warn_without_minimum(d: int) -> None:

@@ -1,4 +1,4 @@
-"""How wide a set of points is against a density that is known by its score, from moments alone.
+"""Standard deviations of points compared with those of a density that is known by its score.
 
 Reference: Liu and Wang, *Stein variational gradient descent as moment matching* (NIPS 2018): the
 Stein identity of linear functions, which gives the mean and the covariance of a Gaussian exactly.
@@ -34,9 +34,9 @@ def implied_sd_ratio(
     and :math:`L^\top \bar g` is the distance of the means in units of the posterior where C is
     right. Scaling or moving the coordinates of points and density together changes nothing.
 
-    **Blind spots.** Points far from where they end on a curved density get a wrong ratio; the
-    weights of separated modes do not enter (each mode's own points are right); a single outlier may
-    change any moment. It is a necessary condition, not a distance.
+    **Limits.** On a curved density the ratio is wrong for points that have not converged; the
+    weights of separated modes do not enter, because the points of each mode are right; a single
+    outlier may change any moment. A ratio of 1 is a necessary condition, not a distance of 0.
 
     **Minibatches.** M is linear in the gradients, so average it over minibatches by gradients with
     further leading axes, taken at the same points; the noise of a single minibatch is mostly in the

@@ -79,7 +79,7 @@ class KDEScore:
 @pytree
 @dataclass(frozen=True, eq=False)
 class KernelDensityScore:
-    """What :meth:`KDEScore.fit` returns: call it on ``(n, d)`` points.
+    """The fitted estimate of :class:`KDEScore`, a function of ``(n, d)`` points.
 
     :param x: ``(K, d)`` samples.
     :param kernel: a resolved kernel.

@@ -17,8 +17,8 @@ from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_point_pair, as_points, squared_distances
 from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.bandwidth import BANDWIDTH_RULES
-from numpyro_ext.scores.base import BaseKernel, RadialKernel
-from numpyro_ext.scores.kernels import RBF
+from numpyro_ext.scores.base import BaseKernel
+from numpyro_ext.scores.kernels import RBF, RadialKernel
 
 __all__ = ["MatrixRBF"]
 

@@ -40,7 +40,7 @@ class SpectralScore:
     :math:`u_j`. Terms with :math:`\lambda_j <` ``min_ratio`` :math:`\lambda_1` are left out.
 
     There is no ridge; the bias is that of the series cut at J. J around 6 is right for d <= 2, more
-    for more dimensions, and J near K overfits violently. At the samples it is :class:`SteinScore`
+    for more dimensions, and J near K overfits strongly. At the samples it is :class:`SteinScore`
     on the span of the first J eigenvectors with :math:`\eta = 0`. O(K^3 + K^2 d) time, and
     O(K (J + d)) for a point elsewhere. A gradient flows through the samples and not through a rule;
     it does not exist where two eigenvalues coincide, as for samples in a symmetric pattern.
@@ -107,7 +107,7 @@ class SpectralScore:
 @pytree
 @dataclass(frozen=True, eq=False)
 class SpectralPrediction:
-    r"""What :meth:`SpectralScore.fit` returns: call it on ``(n, d)`` points.
+    r"""The fitted estimate of :class:`SpectralScore`, a function of ``(n, d)`` points.
 
     :param x: ``(K, d)`` samples.
     :param weights: ``(K, J)``, :math:`\sqrt K u_{jm} / \lambda_j`.

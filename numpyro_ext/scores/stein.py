@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from numpyro_ext._checks import check_choice, check_positive
 from numpyro_ext._typing import Float
-from numpyro_ext.scores._blocks import has_blocks, stein_score_in_blocks
+from numpyro_ext.scores._conjugate_gradients import stein_score_by_cg, takes_conjugate_gradients
 from numpyro_ext.scores._fields import (
     Factor,
     KernelField,
@@ -81,7 +81,7 @@ class SteinScore:
     O(K^3 + K^2 d) time and O(K^2) memory for the kernels of this package. The estimates at more
     than 4096 samples with a positive definite kernel of the distance are found by preconditioned
     conjugate gradients, at O(K^2 d) for an iteration and in memory of O(K); they stop at a relative
-    residual of 1e-6 or after 200 iterations, and :meth:`with_residual` says where.
+    residual of 1e-6 or after 200 iterations; :meth:`with_residual` returns the residual.
 
     :param float eta: the ridge, positive.
     :param kernel: defaults to ``RBF("median_distance")``; or a function of ``(n, d)`` and
@@ -129,8 +129,8 @@ class SteinScore:
             return self.fit(x)(x)
         x = as_points("x", x)
         kernel = resolved(self.kernel, x)
-        if self._in_blocks(kernel, len(x)):
-            return self._solve_in_blocks(kernel, x)[0]
+        if self._is_large(kernel, len(x)):
+            return self._solve_large(kernel, x)[0]
         matrix, push = self._system(kernel, x)
         return -self._solve(kernel, matrix, push)
 
@@ -140,8 +140,8 @@ class SteinScore:
             raise ValueError("form is 'parametric'; with_residual needs form='nonparametric'.")
         x = as_points("x", x)
         kernel = resolved(self.kernel, x)
-        if self._in_blocks(kernel, len(x)):
-            return self._solve_in_blocks(kernel, x)
+        if self._is_large(kernel, len(x)):
+            return self._solve_large(kernel, x)
         matrix, push = self._system(kernel, x)
         g = self._solve(kernel, matrix, push)
         size = jnp.maximum(jnp.linalg.norm(push), jnp.finfo(x.dtype).tiny)
@@ -177,12 +177,12 @@ class SteinScore:
             return jnp.linalg.solve(matrix, b)
         return solve(factorise(kernel, matrix), b)
 
-    def _in_blocks(self, kernel: BaseKernel, num: int) -> bool:
-        return num > _DENSE_UP_TO and has_blocks(kernel) and self.statistic == "v"
+    def _is_large(self, kernel: BaseKernel, num: int) -> bool:
+        return num > _DENSE_UP_TO and takes_conjugate_gradients(kernel) and self.statistic == "v"
 
-    def _solve_in_blocks(self, kernel: Any, x: Array) -> tuple[Array, Array]:
+    def _solve_large(self, kernel: Any, x: Array) -> tuple[Array, Array]:
         at_zero = kernel.phi(jnp.zeros((), x.dtype))
-        return stein_score_in_blocks(kernel, x, self._relative_ridge(len(x), x.dtype) * at_zero)
+        return stein_score_by_cg(kernel, x, self._relative_ridge(len(x), x.dtype) * at_zero)
 
     def _relative_ridge(self, num: int, dtype: Any) -> Array:
         return jnp.asarray(self.eta, dtype) + num * jnp.finfo(dtype).eps
@@ -191,9 +191,10 @@ class SteinScore:
         return self._relative_ridge(len(k), k.dtype) * jnp.mean(jnp.diagonal(k))
 
     def _coefficients(self, x: Array, kernel: Any) -> Array:
-        r"""With P the weights of the basis (``basis_weights``; K for RBF) and elementwise products
+        r"""The coefficients :math:`a = (\Lambda + \eta I)^{-1} b` of the parametric form.
 
-        (``o``) with the Gram matrix X of centred x,
+        With the weights P of the basis (``basis_weights``; K for RBF), and elementwise products
+        with the Gram matrix X of centred x,
 
         .. math::
 
@@ -219,7 +220,7 @@ class SteinScore:
 @pytree
 @dataclass(frozen=True, eq=False)
 class SteinPrediction:
-    r"""What the nonparametric :meth:`SteinScore.fit` returns: call it on ``(n, d)`` points.
+    r"""The fitted nonparametric :class:`SteinScore`, a function of ``(n, d)`` points.
 
     With :math:`A = K + \eta I`, :math:`w = A^{-1} k_y`, :math:`k_y = k(X, y)`, block elimination of
     the sample with y added leaves

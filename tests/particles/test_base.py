@@ -1,6 +1,7 @@
 """Velocities as a loss of SVI: gradients, minibatches, amortised guides, errors."""
 
 from functools import cache
+import inspect
 
 import jax
 from jax import random
@@ -17,7 +18,14 @@ import optax
 import pytest
 
 from numpyro_ext._model.implicit import Implicit
-from numpyro_ext.particles import SVGD, AutoParticles, ParticleField
+from numpyro_ext.particles import (
+    SVGD,
+    AutoParticles,
+    ParticleField,
+    RegularizedSVGD,
+    RiemannianSVGD,
+    SteinNewton,
+)
 
 DATA = jnp.array([0.3, -1.2, 2.5, 0.9, 1.7, -0.4])
 STARTS = jnp.array([[0.2, -1.0], [1.5, 0.4], [-0.7, 0.1], [0.9, 0.8], [2.2, -0.3]])
@@ -304,9 +312,27 @@ def test_data_that_are_not_finite_are_named():
 @pytest.mark.parametrize(
     "option", ["vectorize_particles", "multi_sample_guide", "sum_sites", "temp"]
 )
-def test_options_that_a_field_does_not_take_are_one_sentence(option):
-    with pytest.raises(TypeError, match=f"SVGD was given {option}; it takes kernel, num_particles"):
+def test_arguments_that_a_field_does_not_take_are_pythons_own_error(option):
+    with pytest.raises(TypeError, match=rf"^SVGD.__init__\(\) got an unexpected .* '{option}'"):
         SVGD(**{option: True})
+
+
+def test_shared_arguments_are_in_the_signature_of_every_field():
+    """Those that a field has no use for are left out, and the first arguments may be positional."""
+    shared = ["kernel", "num_particles", "temperature", "annealing", "block_size", "precondition"]
+    for field, names in {
+        ParticleField: shared,
+        SVGD: [*shared, "blocks"],
+        RegularizedSVGD: [*shared, "eta"],
+        SteinNewton: [*shared[:4], "damping"],
+        RiemannianSVGD: ["metric_fn", *shared[:5]],
+    }.items():
+        parameters = inspect.signature(field).parameters
+        assert sorted(parameters) == sorted(names)
+        positional = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        assert positional == [name for name in names if name in ("metric_fn", "kernel")]
+        assert parameters["temperature"].default == 1.0
+    assert inspect.signature(RegularizedSVGD).parameters["precondition"].default == "covariance"
 
 
 def test_non_finite_velocity_leaves_the_state_of_a_stable_update():

@@ -11,6 +11,7 @@ import numpy as np
 import numpyro
 from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
+from numpyro.distributions import constraints
 from numpyro.infer import MCMC
 from numpyro.infer.initialization import init_to_feasible
 import optax
@@ -28,7 +29,7 @@ from numpyro_ext.particles import (
     SteinNewton,
     print_particles,
 )
-from numpyro_ext.scores import RBF, he_bandwidth, he_step
+from numpyro_ext.scores import RBF, he_bandwidth
 from numpyro_ext.scores.implied_sd import implied_sd_ratio
 
 DATA = jnp.array([0.3, -1.2, 2.5, 0.9, 1.7, -0.4])
@@ -123,15 +124,20 @@ def test_minibatch_is_drawn_anew_at_every_step_and_shared_by_all_particles():
     np.testing.assert_allclose(found["implied_sd_ratio"][:, -1], np.tile(expected, (5, 1)), 1e-3)
 
 
+def free(name, shape=()):
+    return numpyro.sample(name, dist.ImproperUniform(constraints.real, (), shape))
+
+
 def test_default_is_right_on_a_potential_function_and_comes_to_rest(capsys):
     """Unequal scales, correlated, far from the start: no warning, and the right implied ratio."""
 
-    def potential_fn(z):
-        a, b = z
-        return 0.5 * ((a - 30.0) / 10.0) ** 2 + 0.5 * jnp.sum((b - 0.01 * a) ** 2) / 0.1**2
+    def potential():
+        a, b = free("a"), free("b", (1,))
+        energy = 0.5 * ((a - 30.0) / 10.0) ** 2 + 0.5 * jnp.sum((b - 0.01 * a) ** 2) / 0.1**2
+        numpyro.factor("U", -energy)
 
-    start = (jnp.linspace(-1.0, 1.0, 60), random.normal(random.key(1), (60, 1)))
-    kernel = ParVI(potential_fn=potential_fn)
+    start = {"a": jnp.linspace(-1.0, 1.0, 60), "b": random.normal(random.key(1), (60, 1))}
+    kernel = ParVI(potential)
     mcmc = ensemble(
         kernel,
         num_chains=60,
@@ -141,7 +147,8 @@ def test_default_is_right_on_a_potential_function_and_comes_to_rest(capsys):
         extra_fields=("implied_sd_ratio", "bandwidth"),
     )
     jax.effects_barrier()
-    a, b = mcmc.get_samples(group_by_chain=True)
+    samples = mcmc.get_samples(group_by_chain=True)
+    a, b = samples["a"], samples["b"]
     assert a.shape == (60, 2) and b.shape == (60, 2, 1)
     np.testing.assert_array_equal(a[:, 0], a[:, 1])
     np.testing.assert_allclose([a.mean(), b.mean()], [30.0, 0.3], rtol=0.02)
@@ -151,7 +158,7 @@ def test_default_is_right_on_a_potential_function_and_comes_to_rest(capsys):
     # sqrt(2 chi2_2's median): the median distance of whitened particles in two dimensions.
     np.testing.assert_allclose(fields["bandwidth"], (4 * np.log(2)) ** 0.5, rtol=0.1)
     print_particles(mcmc.get_samples())
-    assert "[1][0]" in capsys.readouterr().out
+    assert "b[0]" in capsys.readouterr().out
 
 
 def test_particles_that_have_not_converged_are_a_warning_that_names_the_site():
@@ -171,12 +178,13 @@ def test_heat_equation_bandwidth_is_searched_from_that_of_the_last_step():
         kernel, num_samples=2, init_params=STARTS, extra_fields=("bandwidth", "z.scale")
     )
     x = jnp.stack([STARTS["loc"], STARTS["scale"]], axis=1)
-    l = he_step(x, he_bandwidth(x))
+    step = partial(he_bandwidth, num_steps=1)
+    l = step(x, start=he_bandwidth(x))
     moved = mcmc.get_extra_fields(group_by_chain=True)
     np.testing.assert_allclose(moved["bandwidth"][:, 0], l, rtol=1e-4)
     loc = mcmc.get_samples(group_by_chain=True)["loc"]
     x = jnp.stack([loc[:, 0], moved["z.scale"][:, 0]], axis=1)
-    np.testing.assert_allclose(moved["bandwidth"][:, 1], he_step(x, l), rtol=1e-4)
+    np.testing.assert_allclose(moved["bandwidth"][:, 1], step(x, start=l), rtol=1e-4)
 
 
 def test_dynamics_keep_the_momenta_in_the_state():
@@ -194,13 +202,14 @@ def test_dynamics_keep_the_momenta_in_the_state():
 
 
 def test_non_finite_step_is_refused_and_flagged():
-    def potential_fn(z):
-        return -z + 1e-6 * jnp.sqrt(2.5 - z)  # its gradient is NaN above 2.5
+    def hole():
+        z = free("z")
+        numpyro.factor("U", z - 1e-6 * jnp.sqrt(2.5 - z))  # its gradient is NaN above 2.5
 
-    start = jnp.array([0.0, 1.0, 2.0])
-    kernel = ParVI(potential_fn=potential_fn, field=SVGD(), optim=optax.sgd(0.3))
+    start = {"z": jnp.array([0.0, 1.0, 2.0])}
+    kernel = ParVI(hole, SVGD(), optax.sgd(0.3))
     mcmc = ensemble(kernel, num_chains=3, num_samples=12, init_params=start)
-    z = mcmc.get_samples(group_by_chain=True)
+    z = mcmc.get_samples(group_by_chain=True)["z"]
     diverging = mcmc.get_extra_fields(group_by_chain=True)["diverging"]
     assert jnp.isfinite(z).all()
     first = int(jnp.argmax(diverging[0]))
@@ -270,9 +279,6 @@ def test_init_params_need_no_other_start_and_gradients_are_in_the_order_of_the_m
 def test_data_that_are_not_finite_are_named():
     with pytest.raises(ValueError, match="not finite at the initial point: see site 'obs'"):
         ParVI(model).init(random.split(random.key(0), 4), 1, None, (DATA.at[1].set(jnp.nan), 6))
-    kernel = ParVI(potential_fn=jnp.sqrt)
-    with pytest.raises(ValueError, match="potential_fn or its gradient is not finite"):
-        kernel.init(random.split(random.key(0), 2), 1, jnp.array([1.0, -1.0]))
 
 
 def test_forward_mode_differentiates_a_while_loop():
@@ -303,8 +309,7 @@ def test_counts_may_be_numpy_integers():
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: ParVI(), ValueError, "exactly one"),
-        (lambda: ParVI(model, potential_fn=lambda z: z), ValueError, "exactly one"),
+        (lambda: unchecked(potential_fn=lambda z: z), TypeError, "unexpected.*'potential_fn'"),
         (lambda: unchecked(model, optax.adam(0.1)), TypeError, r"such as SVGD\(\)"),
         (lambda: unchecked(model, None, numpyro.optim.Adam(0.1)), TypeError, "optax transform"),
         (lambda: ParVI(model, SteinNewton()), TypeError, "needs Hessians.*loss of SVI"),
@@ -319,7 +324,6 @@ def test_counts_may_be_numpy_integers():
             "num_warmup is 0.*num_samples=1, or give optim",
         ),
         (lambda: ParVI(model, steps_per_sample=0), ValueError, "steps_per_sample is 0"),
-        (lambda: ensemble(ParVI(potential_fn=lambda z: z)), ValueError, "give init_params"),
         (
             lambda: ensemble(ParVI(model, init_strategy=init_to_feasible)),
             ValueError,

@@ -13,29 +13,19 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_ext._typing import Float
-from numpyro_ext.scores._fields import matmul
-from numpyro_ext.scores._points import squared_distances, strided
-from numpyro_ext.scores.base import RadialKernel
-from numpyro_ext.scores.kernels import Epanechnikov
+from numpyro_ext.scores._points import by_rows, matmul, squared_distances, strided
+from numpyro_ext.scores.kernels import Epanechnikov, RadialKernel
 
-BLOCK, RANK = 512, 256
+ROWS_AT_A_TIME, RANK = 512, 256
 TOLERANCE, MAX_ITERATIONS = 1e-6, 200
 
 
-def by_rows(fn: Callable[[Array], Array], x: Array) -> Array:
-    """``fn`` of ``BLOCK`` rows of x at a time, also under ``grad``."""
-    num_blocks = -(-len(x) // BLOCK)
-    padded = jnp.pad(x, ((0, num_blocks * BLOCK - len(x)), (0, 0)), mode="edge")
-    values = lax.map(jax.checkpoint(fn), padded.reshape(num_blocks, BLOCK, -1))
-    return values.reshape(num_blocks * BLOCK, -1)[: len(x)]
-
-
-def has_blocks(kernel: Any) -> bool:
-    """Whether :func:`solve_in_blocks` takes the kernel: radial and positive definite."""
+def takes_conjugate_gradients(kernel: Any) -> bool:
+    """A kernel is taken if it depends on the distance alone and is positive definite."""
     return isinstance(kernel, RadialKernel) and not isinstance(kernel, Epanechnikov)
 
 
-def stein_score_in_blocks(
+def stein_score_by_cg(
     kernel: RadialKernel, x: Array, ridge: Array
 ) -> tuple[Float[Array, "k d"], Float[Array, ""]]:
     """:math:`-(K + ridge I)^{-1} B` by conjugate gradients, and its relative residual."""
@@ -45,20 +35,19 @@ def stein_score_in_blocks(
         w = kernel.value_and_weight(rows, x)[1]
         return w.sum(1, keepdims=True) * rows - matmul(w, x)
 
-    g, residual = solve_in_blocks(kernel, x, ridge, by_rows(push, x))
+    g, residual = solve_by_cg(kernel, x, ridge, _by_rows(push, x))
     return -g, residual
 
 
-def solve_in_blocks(
+def solve_by_cg(
     kernel: RadialKernel, x: Array, ridge: Array, b: Array
 ) -> tuple[Float[Array, "k d"], Float[Array, ""]]:
     """:math:`(K + ridge I)^{-1} b` by conjugate gradients, and its relative residual."""
     x = x - jnp.mean(x, axis=0)
 
     def product(v: Array) -> Array:
-        return by_rows(lambda rows: matmul(kernel.phi(squared_distances(rows, x)), v), x) + (
-            ridge * v
-        )
+        k_v = _by_rows(lambda rows: matmul(kernel.phi(squared_distances(rows, x)), v), x)
+        return k_v + ridge * v
 
     precondition = _nystrom(kernel, *lax.stop_gradient((x, ridge)))
 
@@ -69,6 +58,11 @@ def solve_in_blocks(
     g = lax.custom_linear_solve(product, b, solve, symmetric=True)
     residual = jnp.linalg.norm(lax.stop_gradient(product(g) - b))
     return g, residual / jnp.maximum(jnp.linalg.norm(b), jnp.finfo(b.dtype).tiny)
+
+
+def _by_rows(fn: Callable[[Array], Array], x: Array) -> Array:
+    # The checkpoint keeps the memory that of a few rows under ``grad`` too.
+    return by_rows(jax.checkpoint(fn), ROWS_AT_A_TIME, x)
 
 
 def _nystrom(kernel: RadialKernel, x: Array, ridge: Array) -> Callable[[Array], Array]:

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_ext._typing import Float
-from numpyro_ext.particles.pairs import matmul
+from numpyro_ext.scores._points import matmul
 
-__all__ = ["Whitening"]
+__all__ = ["UnitSpread"]
 
 
-class Whitening(NamedTuple):
-    r"""The map :math:`y = (x - \bar x) L^{-\top}` and what it does to gradients and velocities.
+class UnitSpread(NamedTuple):
+    r"""The map :math:`y = (x - \bar x) L^{-\top}`, for points, gradients and velocities.
 
     :math:`L L^\top = (1 - \lambda)\, C + \lambda\, \mathrm{diag}\, C` with the covariance C of the
     m particles (divided by m) and :math:`\lambda = d / (d + m)`: the correlations are shrunk, the
@@ -26,12 +26,14 @@ class Whitening(NamedTuple):
     scale: Float[Array, " d"]
     """Standard deviations; L is ``scale[:, None] * root`` with a root of the correlations."""
     times_root: Callable[[Array], Array]
+    """``u @ root``, for rows u."""
     times_root_transposed: Callable[[Array], Array]
+    """``u @ root.T``."""
     solve_root: Callable[[Array], Array]
-    """From rows u to ``u @ root``, ``u @ root.T`` and ``u @ inv(root).T``."""
+    """``u @ inv(root).T``."""
 
     @classmethod
-    def of(cls, x: Float[Array, "m d"]) -> "Whitening":
+    def of(cls, x: Float[Array, "m d"]) -> "UnitSpread":
         """The map that the particles themselves define."""
         m, d = x.shape
         mean, sd = jnp.mean(x, axis=0), jnp.std(x, axis=0)
