@@ -61,7 +61,7 @@ class AutoHVI(AutoWithoutDensity):
 
     The guide subtracts the sum of :math:`\log r_t` by the ``numpyro.factor`` site
     ``{prefix}_reverse``: ``Trace_ELBO`` is the bound, and other losses of a density work on the
-    draw and its velocities together. Learnt are loc and scale, :math:`\epsilon_t`, M and the
+    draw and its velocities together. The parameters are loc, scale, :math:`\epsilon_t`, M and the
     weights of r. Gradients flow through :math:`\nabla U`, which takes second derivatives of the
     model; a draw costs T ``num_leapfrog`` + T gradients of it.
 

@@ -32,10 +32,10 @@ class AutoHouseholderNormal(AutoFlowNormal):
 
     so that :math:`q = N(loc, Q\, \text{diag}(scale^2)\, Q^T)` with
     :math:`Q = H_F \cdots H_1` (:class:`~numpyro_ext.transforms.householder.HouseholderTransform`).
-    With F of at least :math:`d - 1` reflections it is every normal distribution; with fewer it has
-    :math:`(F + 2) d` parameters, where ``AutoMultivariateNormal`` has
-    :math:`d (d + 3) / 2`. Unlike the other flows here the scales come first, because a reflection
-    leaves the spherical base as it is. The guide starts at :math:`N(init\_loc, init\_scale^2 I)`.
+    With :math:`F \ge d - 1` the family contains every normal distribution. It has
+    :math:`(F + 2) d` parameters, and ``AutoMultivariateNormal`` has :math:`d (d + 3) / 2`. Unlike
+    in the other flows the scales come first, because a reflection leaves the spherical base as it
+    is. The guide starts at :math:`N(init\_loc, init\_scale^2 I)`.
 
     *Where it fails.* It is a normal distribution: no bend, no second mode, light tails.
 

@@ -50,8 +50,8 @@ class AutoImplicit(AutoWithoutDensity):
     **When it fails.** How good it is depends on the loss. With ``ImplicitELBO`` standard deviations
     come out some per cent too small, more so with the number of dimensions, and too large in heavy
     tails; ``benchmarks/implicit`` has the numbers of all losses. There is no density, so no
-    importance weights say how far off it is. What a flow cannot do and this can is to tear the
-    noise apart into separated modes.
+    importance weights say how far off it is. Unlike a flow, the network can tear the noise
+    apart into separated modes.
 
     **Transitions.** ``transition=Langevin()`` or ``NNSampler()`` applies T steps with the model's
     gradient to the draw of the generator, on the minibatch that the loss shares with the model,

@@ -123,7 +123,7 @@ class AutoMarkov(AutoJoint):
     0.36 and 0.66 (``python benchmarks/guides/structured.py``; k-hat is 0.7). A model that is
     written with innovations and ``cumsum`` has a posterior without a band in those coordinates, and
     in that script no normal guide fits it: sample the path itself. The initial state of a recursion
-    belongs into the sequence too. ``order=0`` is mean-field between times.
+    belongs to the sequence too. ``order=0`` is mean-field between times.
 
     :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
         plate. The sequence may be made by ``scan``, by a ``plate`` or by one vector.

@@ -39,18 +39,18 @@ class AutoSemiImplicit(AutoWithoutDensity):
         z = \psi_{loc} + scale \odot u, \quad u \sim N(0, I_d), \qquad
         q(z) = E_\psi[q(z \mid \psi)] .
 
-    The density of z is an integral, which :class:`~numpyro_ext.objectives.SemiImplicitELBO`, the
-    loss for this guide, has between two bounds. Losses that need :math:`\log q` raise
+    The density of z is an integral, and :class:`~numpyro_ext.objectives.SemiImplicitELBO`, the loss
+    for this guide, bounds it from below and from above. Losses that need :math:`\log q` raise
     :class:`IntractableDensityError`; losses that need only samples work too. Given enough
     :math:`\epsilon` and units the family contains every smooth density, with correlations, skew and
     several modes. The network starts at zero, so the guide starts at :math:`N(init\_loc,
     init\_scale^2 I)`.
 
     *Where it fails.* Training tends to shrink ``scale`` while the network takes over the spread,
-    the more so the fewer auxiliary draws the loss has (with none q(z|psi) is all that counts, and
-    psi collapses to a point); ``scale`` stays above 0.001 of ``init_scale``. The bound becomes
-    loose where ``scale`` is small against the spread of :math:`\psi`, which in more than some tens
-    of dimensions it is. There is no k-hat, and ``diagnose`` judges draws alone.
+    the more so the fewer auxiliary draws the loss has (without any, only q(z|psi) counts, and psi
+    collapses to a point); ``scale`` stays above 0.001 of ``init_scale``. The bound is loose where
+    ``scale`` is small compared with the spread of :math:`\psi`, as it is above some tens of
+    dimensions. There is no k-hat, and ``diagnose`` judges draws alone.
 
     :param int noise_dim: length of :math:`\epsilon`; d if None. Shorter noise spreads the means
         over a manifold, of which ``scale`` is the thickness.
@@ -58,7 +58,7 @@ class AutoSemiImplicit(AutoWithoutDensity):
         then d log-scales, if the covariance is conditional), with weights in the vector
         ``{prefix}_net$params``. With it the guide starts wherever the network's initial weights put
         it, and pickles only if the pair does (closures do not).
-    :param hidden_dims: widths of the hidden layers of the network that there is without it (ELU).
+    :param hidden_dims: widths of the hidden layers of the default network (ELU).
     :param str covariance: ``"shared"``, one learnt vector ``{prefix}_scale``; or ``"conditional"``,
         that vector times the exponential of the network's log-scales, between -5 and 5.
 

@@ -50,7 +50,7 @@ class LearntTransition(ABC):
 
 @dataclass(eq=False)
 class Langevin(LearntTransition):
-    r"""Langevin steps with a step size of its own for each step and coordinate, learnt.
+    r"""Langevin steps with a learnt step size for each step and coordinate.
 
     .. math::
         z_{t+1} = z_t + \zeta_t \odot \nabla \log p^*(z_t) + \sqrt{2 \zeta_t} \odot \xi_t,
@@ -90,7 +90,7 @@ class Langevin(LearntTransition):
 
 @dataclass(eq=False)
 class NNSampler(LearntTransition):
-    r"""Steps whose drift and noise one small network learns, the same for every coordinate.
+    r"""Steps with drift and noise from one small network, the same for every coordinate.
 
     .. math::
         z_{t+1} = z_t + \zeta D(z_t, g_t) + s(z_t, g_t) \odot \xi_t, \qquad
