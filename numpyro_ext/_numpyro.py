@@ -293,19 +293,6 @@ class ContinuousGuide(AutoContinuous, _StartGiven):
         z: Any = numpyro.sample(f"_{self.prefix}_latent", fn, infer={"is_auxiliary": True})
         return z
 
-    def draw(
-        self,
-        rng_key: Array,
-        params: Params,
-        sample_shape: tuple[int, ...] = (),
-        args: tuple = (),
-        kwargs: Params | None = None,
-    ) -> Array:
-        """A draw of :meth:`sample_vector` that no handler records."""
-        with block():
-            fn: Any = substitute(seed(self.sample_vector, rng_key), params)
-            return fn(sample_shape, args, kwargs or {})
-
     def constrain(
         self, latent: Array, params: Params, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Sites:

@@ -2,6 +2,7 @@
 
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext.guides.auxiliary import AutoAuxiliary
+from numpyro_ext.guides.base import AutoFlowNormal, AutoJoint, CouplingFlowNormal
 from numpyro_ext.guides.critic import with_critic
 from numpyro_ext.guides.flow_guide import FlowGuide
 from numpyro_ext.guides.hamiltonian import AutoHVI
@@ -23,10 +24,12 @@ from numpyro_ext.guides.transitions import Langevin, NNSampler
 
 __all__ = [
     "AutoAuxiliary",
+    "AutoFlowNormal",
     "AutoGatedIAFNormal",
     "AutoHVI",
     "AutoHouseholderNormal",
     "AutoImplicit",
+    "AutoJoint",
     "AutoMAFNormal",
     "AutoMarkov",
     "AutoMixtureNormal",
@@ -36,6 +39,7 @@ __all__ = [
     "AutoRealNVPNormal",
     "AutoSemiImplicit",
     "AutoSplineNormal",
+    "CouplingFlowNormal",
     "FlowGuide",
     "Implicit",
     "ImplicitGuide",

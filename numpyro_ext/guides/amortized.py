@@ -1,4 +1,4 @@
-"""What the guides of local latents share: networks that read the data of a plate, row by row.
+"""The base of guides of local latents, whose network reads the data of a plate row by row.
 
 Gershman, Goodman, "Amortized inference in probabilistic reasoning" (CogSci 2014).
 """
@@ -6,6 +6,7 @@ Gershman, Goodman, "Amortized inference in probabilistic reasoning" (CogSci 2014
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 import math
 from typing import Any, NamedTuple
 
@@ -29,16 +30,17 @@ __all__ = ["AmortizedGuide"]
 
 
 class LocalSite(NamedTuple):
-    """A latent site inside the plate, of which each row holds a part of the local vector."""
+    """A latent site inside the plate: the local vector of each row holds one row of it."""
 
     rest: tuple[int, ...]
     """Shape of one row, in unconstrained space."""
     axis: int
-    """Where the unconstrained value has its rows."""
+    """The axis of the unconstrained value along which the rows lie."""
     event_dim: int
     support: constraints.Constraint
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AmortizedGuide(AutoGuide):
     """Base of the guides that make the latents of a plate from its data, by one network for all.
 
@@ -50,37 +52,33 @@ class AmortizedGuide(AutoGuide):
     :param str plate: name of the model's plate.
     :param features: a function of the model's arguments; ``(M, f)``, the rows of the minibatch.
     :param global_guide: guide of the latents outside the plate.
-    :param str prefix: what the names of the guide's own sites start with.
+    :param str prefix: the first part of the names of the guide's own sites.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        network: Network,
-        *,
-        plate: str,
-        features: Callable[..., Array],
-        global_guide: Any = None,
-        prefix: str = "auto",
-    ) -> None:
-        if network is None:
+    model: Model = field(kw_only=False)
+    network: Network = field(kw_only=False)
+    plate: str
+    features: Callable[..., Array]
+    global_guide: Any = None
+    prefix: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.network is None:
             raise TypeError(
                 f"network is None; {type(self).__name__} needs a pair (init_fn, apply_fn) that"
                 " reads the features, such as jax.example_libraries.stax.serial returns."
             )
-        check_network(network, ())
-        if not callable(features):
+        check_network(self.network)
+        if not callable(self.features):
             raise TypeError(
-                f"features is {features!r}; it must be a function of the model's arguments that"
-                " returns the rows of the minibatch, such as"
+                f"features is {self.features!r}; it must be a function of the model's arguments"
+                " that returns the rows of the minibatch, such as"
                 " lambda x: numpyro.subsample(x, event_dim=1)."
             )
-        self.network, self.plate, self.features = network, plate, features
-        self.global_guide = global_guide
         self.local: dict[str, LocalSite] = {}
         self.supports: dict[str, constraints.Constraint] = {}
         self.dim = -1
-        super().__init__(model, prefix=prefix)
+        super().__init__(self.model, prefix=self.prefix)
 
     @property
     def local_dim(self) -> int:
@@ -117,7 +115,7 @@ class AmortizedGuide(AutoGuide):
 
     @contextmanager
     def rows(self, args: tuple, kwargs: dict[str, Any]) -> Iterator[Array]:
-        """Inside the plate, as large as the model has it with these arguments: the features."""
+        """Enter the plate, of the size that it has with these arguments, and give the features."""
         model = _DeclaredPlates(seed(self.model, random.key(0)))
         shape_trace(model, args, kwargs)
         size, batch = model.plates[self.plate]
@@ -145,7 +143,7 @@ class AmortizedGuide(AutoGuide):
         :param rng_key: random key.
         :param dict params: the parameters of guide and model, from ``svi.get_params``.
         :param args: the model's arguments, which may be other data, of another number of rows.
-        :param tuple sample_shape: what the shape of every site starts with.
+        :param tuple sample_shape: the leading axes of every site.
         :return: a dict of arrays of shape ``sample_shape + site shape``.
         """
 
@@ -235,7 +233,7 @@ class AmortizedGuide(AutoGuide):
 
 
 class _DeclaredPlates(every_row):
-    """A model on all rows, which may be fewer than its minibatch, with what its plates ask for."""
+    """A model on all rows, which may be fewer than its minibatch; it records its plates' sizes."""
 
     def __init__(self, fn: Model) -> None:
         super().__init__(fn)
@@ -248,7 +246,7 @@ class _DeclaredPlates(every_row):
 
 
 class _Global:
-    """The model without what it samples inside the plate."""
+    """The model without its sample sites inside the plate."""
 
     def __init__(self, model: Model, plate: str) -> None:
         self.model, self.plate = model, plate

@@ -1,29 +1,24 @@
-"""A guide with auxiliary variables, and the reverse model with which they are paid.
+"""A guide with auxiliary variables, and the reverse model of its bound.
 
 Agakov, Barber, "An auxiliary variational method" (ICONIP 2004); Ranganath, Tran, Blei,
 "Hierarchical variational models" (ICML 2016).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jax import Array
 import jax.numpy as jnp
 import numpyro
-from numpyro.distributions import Normal, constraints
+from numpyro.distributions import Normal, biject_to, constraints
 from numpyro.handlers import block, substitute
-from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_ext._checks import check_count, check_positive
-from numpyro_ext._typing import Model, Params, Sites
-from numpyro_ext.guides.base import AutoJoint
-from numpyro_ext.guides.networks import (
-    Network,
-    check_network,
-    conditional_mlp,
-    flat_module,
-    normal_of,
-)
+from numpyro_ext._checks import check_count
+from numpyro_ext._typing import Params, Sites
+from numpyro_ext.guides.conditional import conditional_mlp, mean_and_scale
+from numpyro_ext.guides.networks import Network, check_network, check_widths, flat_module
+from numpyro_ext.guides.without_density import AutoWithoutDensity
 
 __all__ = ["AutoAuxiliary"]
 
@@ -31,7 +26,8 @@ __all__ = ["AutoAuxiliary"]
 SLOPE = 0.5
 
 
-class AutoAuxiliary(AutoJoint):
+@dataclass(kw_only=True, eq=False, repr=False)
+class AutoAuxiliary(AutoWithoutDensity):
     r"""A normal distribution given auxiliary variables, integrated over them.
 
     In the model's unconstrained space of dimension :math:`d`, with e the latent vector in units of
@@ -65,20 +61,17 @@ class AutoAuxiliary(AutoJoint):
     because :math:`\log r` has parameters. k-hat and the bounds of ``diagnose`` are those of (z, a):
     a bad reverse model makes them bad too.
 
-    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
-        plate.
     :param int aux_dim: length of a; d if None.
     :param network: a stax pair ``(init_fn, apply_fn)`` from ``aux_dim`` numbers to :math:`\mu` and
         :math:`\log \sigma`, 2 d numbers, with weights in the vector ``{prefix}_net$params``. The
         default is a linear layer plus an MLP of ``hidden_dims`` (ELU). Log-scales are kept between
-        -5 and 5. With a pair of its own the guide starts wherever that puts it, and pickles only if
+        -5 and 5. With a pair given, the guide starts wherever the pair puts it, and pickles only if
         the pair does.
     :param reverse_network: the same for r, from e to m and :math:`\log s`, 2 ``aux_dim`` numbers.
     :param hidden_dims: widths of the hidden layers.
     :param int num_layers: the number L of auxiliary vectors.
-    :param float init_scale: initial standard deviation of every unconstrained coordinate.
-    :param str prefix: what the names of the guide's own sites start with.
-    :param init_loc_fn: a per-site initialization function.
+
+    The other arguments are those of :class:`AutoJoint`.
 
     **References**
 
@@ -102,29 +95,20 @@ class AutoAuxiliary(AutoJoint):
         0.9
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        aux_dim: int | None = None,
-        network: Network | None = None,
-        reverse_network: Network | None = None,
-        hidden_dims: Sequence[int] = (32, 32),
-        num_layers: int = 1,
-        init_scale: float = 0.1,
-        prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = init_to_uniform,
-    ) -> None:
-        check_positive("init_scale", init_scale)
-        check_network(network, hidden_dims)
-        check_network(reverse_network, hidden_dims, "reverse_network")
-        self.aux_dim = None if aux_dim is None else check_count("aux_dim", aux_dim)
-        self.network = network
-        self.reverse_network = reverse_network
-        self.hidden_dims = tuple(hidden_dims)
-        self.num_layers = check_count("num_layers", num_layers)
-        self.init_scale = init_scale
-        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+    aux_dim: int | None = None
+    network: Network | None = None
+    reverse_network: Network | None = None
+    hidden_dims: Sequence[int] = (32, 32)
+    num_layers: int = 1
+
+    def __post_init__(self) -> None:
+        check_network(self.network)
+        check_network(self.reverse_network, "reverse_network")
+        self.hidden_dims = check_widths(self.hidden_dims)
+        if self.aux_dim is not None:
+            self.aux_dim = check_count("aux_dim", self.aux_dim)
+        self.num_layers = check_count("num_layers", self.num_layers)
+        super().__post_init__()
 
     def sample_vector(self, sample_shape: tuple[int, ...], args: tuple, kwargs: Params) -> Array:
         auxiliary = {"is_auxiliary": True}
@@ -151,10 +135,13 @@ class AutoAuxiliary(AutoJoint):
         :param dict aux: the guide's sites ``_{prefix}_aux__{i}``.
         :param dict latents: the model's latent sites.
         """
-        self._check_fitted(params)
+        self.check_fitted(params)
         names = [f"_{self.prefix}_aux__{i}" for i in range(self.num_layers)]
+        trace: Any = self.prototype_trace
+        supports = {name: trace[name]["fn"].support for name in self.latent_sites}
+        z = [jnp.ravel(biject_to(supports[n]).inv(latents[n])) for n in supports]
         with block(), substitute(data=params):
-            return self._reverse(self.pack(latents), [aux[name] for name in names])
+            return self._reverse(jnp.concatenate(z), [aux[name] for name in names])
 
     def _reverse(self, z: Array, aux: Sequence[Array]) -> Array:
         loc, scale = self._loc_and_scale()
@@ -175,4 +162,4 @@ class AutoAuxiliary(AutoJoint):
     def _normal(self, name: str, network: Network | None, x: Array, out_dim: int) -> Normal:
         pair = network or conditional_mlp(self.hidden_dims, x.shape[-1], out_dim, SLOPE)
         net = flat_module(f"{self.prefix}_{name}$params", pair, x.shape[-1:])
-        return Normal(*normal_of(net(x)))
+        return Normal(*mean_and_scale(net(x)))

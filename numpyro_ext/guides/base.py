@@ -1,8 +1,9 @@
-"""What guides share: draws, quantiles by Monte Carlo, and the affine layer of flows."""
+"""The bases of guides: all latent sites as one vector, and flows on a normal distribution."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any
 
 from jax import Array, random
 import jax.numpy as jnp
@@ -19,38 +20,50 @@ from numpyro.distributions.transforms import (
     PermuteTransform,
     Transform,
 )
+from numpyro.handlers import block, seed, substitute
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import check_count, check_positive
-from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._model.mistakes import read_global
-from numpyro_ext._model.read import ModelInfo, latent_sites
+from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import guide_start
-from numpyro_ext._numpyro import ContinuousGuide, normal_of_guide
-from numpyro_ext._typing import Model, Params, Sites, Trace
-from numpyro_ext.guides.networks import Network, check_network, flat_module, mlp
+from numpyro_ext._numpyro import ContinuousGuide
+from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext.guides.init_from import check_sites, fitted_normal
+from numpyro_ext.guides.networks import Network, check_network, check_widths, flat_module, mlp
+
+__all__ = ["AutoFlowNormal", "AutoJoint", "CouplingFlowNormal"]
 
 NUM_QUANTILE_DRAWS = 10_000
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AutoJoint(ContinuousGuide):
-    """Base of the guides over all latent sites together: their draws, and quantiles of these.
+    """Base of the guides over all latent sites together, as one vector in unconstrained space.
 
-    A subclass registers ``{prefix}_loc`` among its parameters and writes ``latent_distribution``.
-    One whose latent vector has no density of its own writes ``sample_vector`` instead, which draws
-    it along with the guide's auxiliary sites.
+    A subclass writes ``latent_distribution()``, the distribution of the ``(latent_dim,)`` vector,
+    whose parameters it registers by ``numpyro.param``; ``{prefix}_loc`` is one of them. It is a
+    transformation of ``get_base_dist()``, by default standard normal.
 
-    :param model: a NumPyro model with continuous latent sites.
-    :param str prefix: what the names of the guide's own sites start with.
+    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
+        plate.
+    :param float init_scale: the initial standard deviation of every unconstrained coordinate.
+    :param str prefix: the first part of the names of the guide's own sites.
     :param init_loc_fn: a per-site initialization function, for ``loc``.
     """
 
-    def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        self.read(*args, **kwargs)
+    model: Model = field(kw_only=False)
+    init_scale: float = 0.1
+    prefix: str = "auto"
+    init_loc_fn: Callable[..., Any] = init_to_uniform
+
+    def __post_init__(self) -> None:
+        check_positive("init_scale", self.init_scale)
+        super().__init__(self.model, prefix=self.prefix, init_loc_fn=self.init_loc_fn)
 
     def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
-        """What is in the model, or an error if a latent site is local to a subsampled plate."""
+        """The latent sites of the model; an error if one is local to a subsampled plate."""
         # With a key of its own: the stream of keys stays that of AutoDiagonalNormal.
         because = f"{type(self).__name__} is one distribution over all latents together"
         return read_global(self.model, args, kwargs, because=because)
@@ -58,20 +71,15 @@ class AutoJoint(ContinuousGuide):
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         return guide_start(self, self.read(*args, **kwargs), args, kwargs)
 
-    def latent_distribution(self) -> dist.Distribution:
-        raise IntractableDensityError(
-            f"{type(self).__name__} has no density of its latent vector alone; use its draws, by"
-            " sample_posterior, or a guide that has one, such as AutoRealNVPNormal."
-        )
-
     def get_base_dist(self) -> dist.Distribution:
-        return self.latent_distribution()  # there is none
+        return dist.Normal(jnp.zeros(self.latent_dim), 1).to_event(1)
 
     def get_transform(self, params: Params) -> Transform:
-        self._check_fitted(params)
+        self.check_fitted(params)
         return super().get_transform(params)
 
-    def _check_fitted(self, params: Params) -> None:
+    def check_fitted(self, params: Params) -> None:
+        """An error if the guide has not seen its model, or if ``params`` are of another guide."""
         if self.prototype_trace is None:
             raise ValueError(
                 f"{type(self).__name__} has not seen its model; call svi.init or svi.run with the"
@@ -92,28 +100,11 @@ class AutoJoint(ContinuousGuide):
         args: tuple = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Array:
-        self._check_fitted(params)
-        return super().draw(rng_key, params, sample_shape, args, kwargs)
-
-    def implicit_sites(self, latent: Array, kind: type[Implicit] = Implicit) -> Sites:
-        """The model's latent sites at a latent vector, each a draw without a density.
-
-        What ``__call__`` returns in a guide of which ``latent`` is all that can be said.
-        """
-        result, trace = {}, cast(Trace, self.prototype_trace)
-        for name, u in self.unpack(latent).items():
-            fn = trace[name]["fn"]
-            site = kind(biject_to(fn.support)(u), event_dim=fn.event_dim, support=fn.support)
-            result[name] = numpyro.sample(name, site)
-        return result
-
-    def pack(self, latents: Sites) -> Array:
-        """Constrained sites as a ``(latent_dim,)`` vector."""
-        trace = cast(Trace, self.prototype_trace)
-        supports = {name: trace[name]["fn"].support for name in self.latent_sites}
-        return jnp.concatenate(
-            [jnp.ravel(biject_to(support).inv(latents[n])) for n, support in supports.items()]
-        )
+        """Latent vectors from ``sample_vector``, whose sites are recorded nowhere."""
+        self.check_fitted(params)
+        with block():
+            fn: Any = substitute(seed(self.sample_vector, rng_key), params)
+            return fn(sample_shape, args, kwargs or {})
 
     def sample_latent(
         self, rng_key: Array, params: Params, num_samples: int | None = None
@@ -123,7 +114,7 @@ class AutoJoint(ContinuousGuide):
         :param rng_key: random key; the draws are those of :meth:`sample_posterior` before
             constraining.
         :param dict params: the guide's parameters, from ``svi.get_params``.
-        :param int num_samples: how many draws.
+        :param int num_samples: the number of draws.
         :return: an array ``(num_samples, latent_dim)``.
         """
         check_count("num_samples", num_samples)
@@ -144,7 +135,7 @@ class AutoJoint(ContinuousGuide):
         :param dict params: the parameters of guide and model, from ``svi.get_params``.
         :param args: the model's arguments, for deterministic sites that depend on them; without
             any, those of the first call are used (NumPyro's own guides always use those).
-        :param tuple sample_shape: what the shape of every site starts with.
+        :param tuple sample_shape: the leading axes of every site.
         :return: a dict of arrays of shape ``sample_shape + site shape``.
         """
         latent = self.draw(rng_key, params, sample_shape, args, kwargs)
@@ -174,25 +165,13 @@ class AutoJoint(ContinuousGuide):
         return self.constrain(jnp.quantile(draws, q, axis=0), params)
 
 
-class QuickPositive(constraints.Constraint):
+class QuickPositive(type(constraints.softplus_positive)):  # pyright: ignore[reportGeneralTypeIssues]
     """Positive numbers that an optimiser changes by three times its step, relative to their size.
 
-    The networks of a flow change the scale of its draws within a few dozen steps. A scale that
-    takes hundreds leaves it to them, who do it differently in every place and are then slow to
-    undo that.
+    The networks of a flow change the scale of its draws within a few dozen steps. If ``scale``
+    took hundreds of steps, the networks would make that change, differently in every place, and
+    undo it slowly.
     """
-
-    def __call__(self, x: Any) -> Any:
-        return x > 0
-
-    def feasible_like(self, prototype: Any) -> Any:
-        return jnp.ones_like(prototype)
-
-    def tree_flatten(self) -> Any:
-        return (), ((), {})
-
-    def eq(self, other: object, static: bool = False) -> bool:
-        return isinstance(other, QuickPositive)
 
 
 @biject_to.register(QuickPositive)
@@ -200,55 +179,61 @@ def _exp_of_triple(_: QuickPositive) -> Transform:
     return ComposeTransform([AffineTransform(0.0, 3.0), ExpTransform()])
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AutoFlowNormal(AutoJoint):
-    r"""Base of the guides :math:`z = loc + scale \odot f_F \circ \dots \circ f_1(e)`, e normal.
+    r"""Base of the normalizing-flow guides, over all latent sites together.
 
-    A subclass gives :math:`f_i` by :meth:`flow`, near the identity at the start. Coordinates are
-    permuted between flows, and brought back into their order after the last, so that the whole map
-    starts at :math:`loc + scale \odot e`.
+    In the model's unconstrained space of dimension :math:`d`,
 
-    :param model: a NumPyro model with continuous latent sites.
-    :param int num_flows: the number F of flows; 0 is ``AutoDiagonalNormal``.
-    :param float init_scale: the initial ``scale``, in unconstrained units.
-    :param str prefix: what the names of the guide's own sites start with.
+    .. math::
+
+        z = loc + scale \odot (f_F \circ \dots \circ f_1)(e), \qquad e \sim N(0, I_d),
+
+        \log q(z) = \log N(e; 0, I) - \sum_{i=1}^{F} \log|\det f_i'| - \sum_j \log scale_j .
+
+    A subclass gives the flows :math:`f_i` by :meth:`flow`, near the identity at the start.
+    Coordinates are permuted between flows, and brought back into their order after the last, so
+    that the guide starts at :math:`N(init\_loc, init\_scale^2 I)`. ``num_flows=0`` is
+    ``AutoDiagonalNormal``, with the same names of parameters.
+
+    *Where it fails.* A flow is a homeomorphism: separated modes stay joined by a thin bridge, and a
+    minimised ``KL(q || p)`` may leave modes out. Training is not convex, and the KL that is reached
+    depends on the learning rate: take ``num_particles`` of 8 or more and a falling rate, and above
+    some tens of dimensions start from a fitted normal guide by ``init_from``.
+
+    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
+        plate.
+    :param int num_flows: the number F of flows.
+    :param float init_scale: the initial standard deviation of every unconstrained coordinate.
+    :param str prefix: the first part of the names of the guide's own sites.
     :param init_loc_fn: a per-site initialization function, for ``loc``.
-    :param tuple init_from: ``(guide, params)`` of a fitted normal guide, where the flow starts
-        instead.
+    :param tuple init_from: ``(guide, params)`` of a fitted ``AutoNormal``, ``AutoDiagonalNormal``,
+        ``AutoMultivariateNormal``, ``AutoLowRankMultivariateNormal`` or
+        ``AutoLaplaceApproximation`` on the same model, in place of ``init_loc_fn`` and
+        ``init_scale``: the flow starts as exactly that normal distribution. With a full covariance
+        the last layer is :math:`loc + L (f_F \circ \dots \circ f_1)(e)`, whose lower triangular
+        factor ``{prefix}_scale_tril`` is trained too.
+
+    **Reference:** *Variational inference with normalizing flows*, equation 15,
+    Danilo Jimenez Rezende, Shakir Mohamed (2015)
     """
 
-    scale_constraint = QuickPositive()
-    scale_tril_constraint = constraints.scaled_unit_lower_cholesky
+    num_flows: int = 4
+    init_from: tuple[Any, Params] | None = None
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        num_flows: int,
-        init_scale: float,
-        prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = init_to_uniform,
-        init_from: tuple[Any, Params] | None = None,
-    ) -> None:
-        check_positive("init_scale", init_scale)
-        self.num_flows = check_count("num_flows", num_flows, minimum=0)
-        self.init_scale = init_scale
-        self.init_normal = None if init_from is None else _normal_of(init_from)
-        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+    def __post_init__(self) -> None:
+        self.num_flows = check_count("num_flows", self.num_flows, minimum=0)
+        self.init_normal = None if self.init_from is None else fitted_normal(self.init_from)
+        self.init_from = None  # the fitted guide is not kept: it may not pickle
+        super().__post_init__()
 
     @abstractmethod
     def flow(self, i: int) -> Transform:
         """The ``i``-th flow, its parameters registered under a name that ends in ``__{i}``."""
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
-        info = self.read(*args, **kwargs)
         if self.init_normal is not None:
-            shapes = {name: one.constrained.shape for name, one in info.latents.items()}
-            theirs = self.init_normal[0]
-            if list(shapes.items()) != list(theirs.items()):
-                raise ValueError(
-                    f"the guide of init_from has the latent sites {theirs}, but the model has"
-                    f" {shapes}; fit it on this model, with the same arguments."
-                )
+            check_sites(self.init_normal, self.read(*args, **kwargs))
 
     def permutation(self, i: int) -> np.ndarray:
         """The order in which flow ``i + 1`` sees the coordinates: that of flow ``i`` reversed."""
@@ -269,52 +254,47 @@ class AutoFlowNormal(AutoJoint):
         )
 
     def scaling_and_shift(self) -> tuple[Transform, Transform]:
-        """The maps ``scale e``, by a triangular factor if the guide starts from one, and
+        """The maps ``scale e``, or ``L e`` if the guide starts from a full normal, and
         ``loc + e``."""
         loc, scale = self.init_latent, jnp.full(self.latent_dim, self.init_scale)
         if self.init_normal is not None:
-            _, loc, scale = self.init_normal
+            loc, scale = self.init_normal.loc, self.init_normal.scale
         loc: Any = numpyro.param(f"{self.prefix}_loc", loc)
         zero = jnp.zeros_like(loc)
         shift = IndependentTransform(AffineTransform(loc, jnp.ones_like(loc)), 1)
         if jnp.ndim(scale) == 2:
-            factor: Any = numpyro.param(
-                f"{self.prefix}_scale_tril", scale, constraint=self.scale_tril_constraint
-            )
-            return LowerCholeskyAffine(zero, factor), shift
-        scale: Any = numpyro.param(f"{self.prefix}_scale", scale, constraint=self.scale_constraint)
+            lower = constraints.scaled_unit_lower_cholesky
+            L: Any = numpyro.param(f"{self.prefix}_scale_tril", scale, constraint=lower)
+            return LowerCholeskyAffine(zero, L), shift
+        scale: Any = numpyro.param(f"{self.prefix}_scale", scale, constraint=QuickPositive())
         return IndependentTransform(AffineTransform(zero, scale), 1), shift
 
-    def get_base_dist(self) -> dist.Distribution:
-        return dist.Normal(jnp.zeros(self.latent_dim), 1).to_event(1)
 
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class CouplingFlowNormal(AutoFlowNormal):
     r"""Base of the flow guides whose layers are couplings, each with a network of its own.
 
     The first :math:`\lfloor d/2 \rfloor` coordinates go through the network; its outputs move the
     others. After every other flow the halves change places; after the others each new half has
-    coordinates of both, since two that always share a half would never see each other. A subclass
-    writes :meth:`coupling` and says how many outputs it takes for each coordinate that moves.
+    coordinates of both, since two coordinates that always share a half would never move each other.
 
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
-    :param network: a stax pair ``(init_fn, apply_fn)`` in place of that network.
+    :param network: a stax pair ``(init_fn, apply_fn)`` in place of that network, from
+        :math:`\lfloor d/2 \rfloor` inputs to the coupling's number of outputs for each of the
+        :math:`\lceil d/2 \rceil` coordinates that move. Every coupling uses it with weights of its
+        own, the vector ``{prefix}_net__{i}$params``. With it the guide starts wherever the
+        network's initial weights put it, and pickles only if the pair does (closures do not).
+
+    The other arguments are those of :class:`AutoFlowNormal`.
     """
 
-    outputs_per_coordinate: int
+    hidden_dims: Sequence[int] = (32, 32)
+    network: Network | None = None
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        hidden_dims: Sequence[int] = (32, 32),
-        network: Network | None = None,
-        **kwargs: Any,
-    ) -> None:
-        check_network(network, hidden_dims)
-        self.hidden_dims = tuple(hidden_dims)
-        self.network = network
-        super().__init__(model, **kwargs)
+    def __post_init__(self) -> None:
+        check_network(self.network)
+        self.hidden_dims = check_widths(self.hidden_dims)
+        super().__post_init__()
 
     def permutation(self, i: int) -> np.ndarray:
         """Turn by turn the halves swapped, and odd places before even ones."""
@@ -322,11 +302,11 @@ class CouplingFlowNormal(AutoFlowNormal):
         odd, even = reverse[reverse % 2 == 1], reverse[reverse % 2 == 0]
         return reverse if i % 2 == 0 else np.concatenate([odd, even])
 
-    @abstractmethod
-    def coupling(self, net: Callable[[Array], Array], split: int) -> Transform:
-        """One layer, given its network and the number of coordinates that stay."""
+    def net(self, i: int, outputs: int) -> tuple[Callable[[Array], Array], int]:
+        """The network of coupling ``i``, and the number of coordinates that go into it.
 
-    def flow(self, i: int) -> Transform:
+        :param int outputs: the number of outputs for each of the other coordinates.
+        """
         d = self.latent_dim
         if d == 1:
             raise ValueError(
@@ -334,27 +314,5 @@ class CouplingFlowNormal(AutoFlowNormal):
                 " AutoSplineNormal, or numpyro's AutoDiagonalNormal."
             )
         split = d // 2
-        pair = self.network or mlp(self.hidden_dims, self.outputs_per_coordinate * (d - split))
-        return self.coupling(flat_module(f"{self.prefix}_net__{i}$params", pair, (split,)), split)
-
-
-def _normal_of(init_from: Any) -> tuple[dict[str, tuple[int, ...]], Array, Array]:
-    """``({site: shape}, loc, scales or factor)`` of a pair ``(guide, params)``."""
-    if not (
-        isinstance(init_from, tuple) and len(init_from) == 2 and isinstance(init_from[1], dict)
-    ):
-        raise TypeError(
-            f"init_from is {type(init_from).__name__}; it must be a pair (guide, params) of a"
-            " fitted guide such as AutoMultivariateNormal and the params of its svi.run."
-        )
-    guide, params = init_from
-    loc, scale = normal_of_guide(guide, params)
-    if not bool(jnp.all(jnp.isfinite(loc)) & jnp.all(jnp.isfinite(scale))):
-        raise ValueError(
-            f"the mean or the scale of the {type(guide).__name__} of init_from is not finite; fit"
-            " it at a smaller learning rate."
-        )
-    shapes = {
-        site["name"]: jnp.shape(site["value"]) for site in latent_sites(guide.prototype_trace)
-    }
-    return shapes, loc, scale
+        pair = self.network or mlp(self.hidden_dims, outputs * (d - split))
+        return flat_module(f"{self.prefix}_net__{i}$params", pair, (split,)), split

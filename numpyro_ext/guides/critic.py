@@ -1,4 +1,4 @@
-"""A critic beside a guide: the network that losses train to estimate what samples do not tell.
+"""A critic beside a guide: a network with which the loss estimates a ratio or a score.
 
 Mescheder, Nowozin, Geiger, "Adversarial variational Bayes" (ICML 2017).
 """
@@ -15,7 +15,7 @@ from numpyro_ext._checks import check_count
 from numpyro_ext._model.handlers import inside_plates
 from numpyro_ext._model.read import call_and_trace, latent_size, shared_plates
 from numpyro_ext._typing import Model, Params
-from numpyro_ext.guides.base import Network, check_network, flat_module, mlp
+from numpyro_ext.guides.networks import Network, check_network, check_widths, flat_module, mlp
 from numpyro_ext.guides.wrapper import GuideWrapper
 
 __all__ = ["with_critic"]
@@ -47,9 +47,9 @@ def with_critic(
     :param guide: the guide whose draws the critic is to judge.
     :param network: a stax pair ``(init_fn, apply_fn)`` from the latents (and features) to
         ``output_dim`` numbers. The default is an MLP of ``hidden_dims`` (ELU) that starts at 0.
-    :param str name: what the name of the parameter starts with.
+    :param str name: the first part of the parameter's name.
     :param hidden_dims: widths of the hidden layers of the default network.
-    :param int output_dim: how many numbers the critic gives for a point.
+    :param int output_dim: the number of outputs of the critic for a point.
     :param features: for a guide that reads its data: a function of the model's arguments that gives
         ``(M, f)`` numbers, one row for each datum of the minibatch. It is called inside the plates
         of the guide's sites, so that ``numpyro.subsample`` gives the rows. The critic then judges
@@ -82,11 +82,11 @@ def with_critic(
 
 
 class CriticGuide(GuideWrapper):
-    """What :func:`with_critic` returns: the guide, and beside it the parameters of a critic.
+    """A guide and, beside it, the parameters of a critic; the result of :func:`with_critic`.
 
     * ``param_name`` - the name of the parameter that holds the critic's weights.
-    * ``output_dim`` - how many numbers the critic gives for a point.
-    * ``features`` - what an amortised critic sees of the data, or None.
+    * ``output_dim`` - the number of outputs of the critic for a point.
+    * ``features`` - the function that gives the data's features to an amortised critic, or None.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class CriticGuide(GuideWrapper):
         features: Callable[..., Array] | None,
     ) -> None:
         super().__init__(guide, "with_critic")
-        check_network(network, hidden_dims)
+        check_network(network)
         if not isinstance(name, str) or not name:
             raise ValueError(f"name is {name!r}; it must be a word, such as 'critic'.")
         if features is not None and not callable(features):
@@ -108,7 +108,7 @@ class CriticGuide(GuideWrapper):
                 " gives an array (M, f), or None."
             )
         self.network = network
-        self.hidden_dims = tuple(hidden_dims)
+        self.hidden_dims = check_widths(hidden_dims)
         self.output_dim = check_count("output_dim", output_dim)
         self.param_name = f"{name}$params"
         # An amortised guide may have such a function itself.
@@ -163,7 +163,7 @@ class CriticGuide(GuideWrapper):
 
 
 def check_features(features: Any, shape: tuple[int, ...]) -> Array:
-    """What the function of features gave, if it has one row for each datum of the minibatch."""
+    """The features as an array; an error unless it has one row for each datum of the minibatch."""
     features = jnp.asarray(features)
     if features.ndim != len(shape) + 1 or features.shape[:-1] != shape:
         rows = " x ".join(map(str, shape)) or "no"

@@ -6,6 +6,7 @@ flow" (NIPS 2016), for the context that the network gives to the flow.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,15 +26,17 @@ from numpyro.handlers import block, substitute
 
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.handlers import every_row
-from numpyro_ext._typing import Model, Params
+from numpyro_ext._typing import Params
 from numpyro_ext.guides.amortized import AmortizedGuide, LocalSite
-from numpyro_ext.guides.networks import Network, check_network, flat_module, masked_mlp, mlp
+from numpyro_ext.guides.masked import masked_mlp
+from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.transforms import AffineCoupling, MaskedAffineAutoregressive
 from numpyro_ext.transforms.base import as_pytree
 
 __all__ = ["FlowGuide"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FlowGuide(AmortizedGuide):
     r"""Local latents from the data of their row, with an exact density.
 
@@ -74,7 +77,7 @@ class FlowGuide(AmortizedGuide):
     :param global_guide: guide of the latents outside the plate: a class of Auto guides or a
         ``functools.partial`` of one (``AutoNormal`` by default), which is given the model without
         the plate's sites, or a guide of your own for them.
-    :param str prefix: what the names of the guide's own sites start with.
+    :param str prefix: the first part of the names of the guide's own sites.
 
     **References**
 
@@ -103,31 +106,15 @@ class FlowGuide(AmortizedGuide):
         (100, 7, 2)
     """
 
-    def __init__(
-        self,
-        model: Model,
-        network: Network,
-        *,
-        plate: str,
-        features: Callable[..., Array],
-        num_flows: int = 2,
-        flow: str = "realnvp",
-        hidden_dims: Sequence[int] = (32, 32),
-        global_guide: Any = None,
-        prefix: str = "auto",
-    ) -> None:
-        check_choice("flow", flow, ("realnvp", "maf"))
-        check_network(network, hidden_dims)
-        self.num_flows = check_count("num_flows", num_flows, minimum=0)
-        self.flow, self.hidden_dims = flow, tuple(hidden_dims)
-        super().__init__(
-            model,
-            network,
-            plate=plate,
-            features=features,
-            global_guide=global_guide,
-            prefix=prefix,
-        )
+    num_flows: int = 2
+    flow: str = "realnvp"
+    hidden_dims: Sequence[int] = (32, 32)
+
+    def __post_init__(self) -> None:
+        check_choice("flow", self.flow, ("realnvp", "maf"))
+        self.num_flows = check_count("num_flows", self.num_flows, minimum=0)
+        self.hidden_dims = check_widths(self.hidden_dims)
+        super().__post_init__()
 
     def get_posterior(self, params: Params, *args: Any, **kwargs: Any) -> dist.Distribution:
         """The distribution of the local vectors of all rows, in unconstrained space.
@@ -151,8 +138,10 @@ class FlowGuide(AmortizedGuide):
         return jnp.reshape(z, (len(x), self.local_dim))
 
     def local_distribution(self, x: Array, batch_shape: tuple[int, ...] = ()) -> dist.Distribution:
-        """Given the features ``(M, f)``, of event ``(local_dim,)`` and batch ``(M,)``, or of
-        another batch of as many elements."""
+        """The distribution of the local vectors given the features ``(M, f)``.
+
+        Its event is ``(local_dim,)``, and its batch ``(M,)`` or another shape of M elements.
+        """
         L = self.local_dim
         out = flat_module(f"{self.prefix}_net$params", self.network, x.shape[1:])(x)
         if out.ndim != 2 or len(out) != len(x) or out.shape[1] < 2 * L:

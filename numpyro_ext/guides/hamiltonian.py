@@ -5,6 +5,7 @@ Salimans, Kingma, Welling, "Markov chain Monte Carlo and variational inference: 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 import math
 from typing import Any, cast
 
@@ -14,22 +15,15 @@ import jax.numpy as jnp
 import numpyro
 from numpyro.distributions import Normal, constraints
 from numpyro.handlers import block, seed, substitute
-from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, read_model
-from numpyro_ext._typing import Model, Params, Sites, Trace
-from numpyro_ext.guides.base import AutoJoint
-from numpyro_ext.guides.networks import (
-    Network,
-    bounded,
-    check_network,
-    conditional_mlp,
-    flat_module,
-    normal_of,
-)
+from numpyro_ext._typing import Params, Sites, Trace
+from numpyro_ext.guides.conditional import bounded, conditional_mlp, mean_and_scale
+from numpyro_ext.guides.networks import Network, check_network, check_widths, flat_module
+from numpyro_ext.guides.without_density import AutoWithoutDensity
 from numpyro_ext.transforms import LeapfrogTransform
 
 __all__ = ["AutoHVI"]
@@ -39,7 +33,8 @@ KICK = 10.0
 _DRAWS_AT_A_TIME = 100
 
 
-class AutoHVI(AutoJoint):
+@dataclass(kw_only=True, eq=False, repr=False)
+class AutoHVI(AutoWithoutDensity):
     r"""Hamiltonian variational inference: a normal distribution, moved by the model's gradient.
 
     In the model's unconstrained space of dimension :math:`d`, with :math:`U(z) = -\log p^*(z)`,
@@ -66,7 +61,7 @@ class AutoHVI(AutoJoint):
 
     The guide subtracts the sum of :math:`\log r_t` by the ``numpyro.factor`` site
     ``{prefix}_reverse``: ``Trace_ELBO`` is the bound, and other losses of a density work on the
-    draw and its velocities together. Learnt are loc and scale, :math:`\epsilon_t`, M and the
+    draw and its velocities together. The parameters are loc, scale, :math:`\epsilon_t`, M and the
     weights of r. Gradients flow through :math:`\nabla U`, which takes second derivatives of the
     model; a draw costs T ``num_leapfrog`` + T gradients of it.
 
@@ -86,15 +81,15 @@ class AutoHVI(AutoJoint):
         plate, without mutable state.
     :param int num_steps: the number T of rounds, each with a velocity of its own.
     :param int num_leapfrog: leapfrog steps in a round.
-    :param float step_size: where each :math:`\epsilon_t` starts.
+    :param float step_size: the initial value of each :math:`\epsilon_t`.
     :param reverse_network: a stax pair ``(init_fn, apply_fn)`` from :math:`(z_t - loc) / scale`
         and a one-hot vector of t, d + T numbers, to means and log-scales, 2 d numbers; weights in
         the vector ``{prefix}_reverse$params``. The default is a linear layer plus an MLP of
         ``hidden_dims`` (ELU), which starts at N(0, I). Log-scales are kept between -5 and 5.
     :param hidden_dims: widths of the hidden layers.
     :param float init_scale: initial standard deviation of every coordinate of :math:`z_0`.
-    :param str prefix: what the names of the guide's own sites start with.
-    :param init_loc_fn: a per-site initialization function.
+
+    The other arguments are those of :class:`AutoJoint`.
 
     **References**
 
@@ -117,29 +112,19 @@ class AutoHVI(AutoJoint):
         0.9
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        num_steps: int = 3,
-        num_leapfrog: int = 1,
-        step_size: float = 0.1,
-        reverse_network: Network | None = None,
-        hidden_dims: Sequence[int] = (32,),
-        init_scale: float = 0.1,
-        prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = init_to_uniform,
-    ) -> None:
-        check_positive("step_size", step_size)
-        check_positive("init_scale", init_scale)
-        check_network(reverse_network, hidden_dims, "reverse_network")
-        self.num_steps = check_count("num_steps", num_steps)
-        self.num_leapfrog = check_count("num_leapfrog", num_leapfrog)
-        self.step_size = step_size
-        self.reverse_network = reverse_network
-        self.hidden_dims = tuple(hidden_dims)
-        self.init_scale = init_scale
-        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+    num_steps: int = 3
+    num_leapfrog: int = 1
+    step_size: float = 0.1
+    reverse_network: Network | None = None
+    hidden_dims: Sequence[int] = (32,)
+
+    def __post_init__(self) -> None:
+        check_positive("step_size", self.step_size)
+        check_network(self.reverse_network, "reverse_network")
+        self.hidden_dims = check_widths(self.hidden_dims)
+        self.num_steps = check_count("num_steps", self.num_steps)
+        self.num_leapfrog = check_count("num_leapfrog", self.num_leapfrog)
+        super().__post_init__()
 
     def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
         info = super().read(*args, **kwargs)
@@ -173,7 +158,7 @@ class AutoHVI(AutoJoint):
         args: tuple = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Array:
-        self._check_fitted(params)
+        self.check_fitted(params)
         if not args and not kwargs:
             args, kwargs = self.prepared
 
@@ -198,7 +183,7 @@ class AutoHVI(AutoJoint):
         :param dict latents: the model's latent sites, which follow too.
         :param args: the model's arguments.
         """
-        self._check_fitted(params)
+        self.check_fitted(params)
         z, v = (aux[f"_{self.prefix}_{name}"] for name in ("start", "velocity"))
         with block(), substitute(data=params), every_row():
             return self._rounds(z, v, args, kwargs)[1]
@@ -224,7 +209,7 @@ class AutoHVI(AutoJoint):
 
             leapfrog = LeapfrogTransform(kick, eps, self.num_leapfrog)
             z, v = jnp.split(leapfrog(jnp.concatenate([z, v])), 2)
-            reverse = Normal(*normal_of(net(jnp.concatenate([(z - loc) / scale, one_hot]))))
+            reverse = Normal(*mean_and_scale(net(jnp.concatenate([(z - loc) / scale, one_hot]))))
             return z, reverse.log_prob(v).sum()
 
         z, log_r = lax.scan(one_round, z, (v, steps, jnp.eye(T, dtype=v.dtype)))

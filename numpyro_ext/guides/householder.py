@@ -3,22 +3,21 @@
 Tomczak, Welling, "Improving variational auto-encoders using Householder flow" (NIPS workshop 2016).
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from jax import random
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions.transforms import Transform
-from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_ext._typing import Model, Params
 from numpyro_ext.guides.base import AutoFlowNormal
 from numpyro_ext.transforms import HouseholderTransform
 
 __all__ = ["AutoHouseholderNormal"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AutoHouseholderNormal(AutoFlowNormal):
     r"""A normal guide whose covariance is a diagonal one, turned by reflections.
 
@@ -33,22 +32,17 @@ class AutoHouseholderNormal(AutoFlowNormal):
 
     so that :math:`q = N(loc, Q\, \text{diag}(scale^2)\, Q^T)` with
     :math:`Q = H_F \cdots H_1` (:class:`~numpyro_ext.transforms.householder.HouseholderTransform`).
-    With F of at least :math:`d - 1` reflections it is every normal distribution; with fewer it has
-    :math:`(F + 2) d` parameters, where ``AutoMultivariateNormal`` has
-    :math:`d (d + 3) / 2`. Unlike the other flows here the scales come first, because a reflection
-    leaves the spherical base as it is. The guide starts at :math:`N(init\_loc, init\_scale^2 I)`.
+    With :math:`F \ge d - 1` the family contains every normal distribution. It has
+    :math:`(F + 2) d` parameters, and ``AutoMultivariateNormal`` has :math:`d (d + 3) / 2`. Unlike
+    in the other flows the scales come first, because a reflection leaves the spherical base as it
+    is. The guide starts at :math:`N(init\_loc, init\_scale^2 I)`.
 
     *Where it fails.* It is a normal distribution: no bend, no second mode, light tails.
 
-    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
-        plate.
-    :param int num_flows: the number F of reflections, an even number with ``init_from``.
-    :param float init_scale: initial standard deviation of every unconstrained coordinate.
-    :param str prefix: what the names of the guide's own sites start with; reflection i has the
-        vector ``{prefix}_reflection__{i}``.
-    :param init_loc_fn: a per-site initialization function.
-    :param tuple init_from: ``(guide, params)`` of a fitted normal guide on the same model, in place
-        of ``init_loc_fn`` and ``init_scale``: the guide starts as exactly that distribution.
+    :param int num_flows: the number F of reflections, an even number with ``init_from``. Reflection
+        i has the vector ``{prefix}_reflection__{i}``.
+
+    The other arguments are those of :class:`AutoFlowNormal`.
 
     **References**
 
@@ -70,25 +64,9 @@ class AutoHouseholderNormal(AutoFlowNormal):
         (100,)
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        num_flows: int = 4,
-        init_scale: float = 0.1,
-        prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = init_to_uniform,
-        init_from: tuple[Any, Params] | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            num_flows=num_flows,
-            init_scale=init_scale,
-            prefix=prefix,
-            init_loc_fn=init_loc_fn,
-            init_from=init_from,
-        )
-        if init_from is not None and self.num_flows % 2:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.init_normal is not None and self.num_flows % 2:
             raise ValueError(
                 f"num_flows is {self.num_flows} and init_from is given; an odd number of"
                 " reflections cannot start at the identity, so take an even one."

@@ -3,24 +3,24 @@
 Kingma et al., "Improving variational inference with inverse autoregressive flow" (NIPS 2016).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 import math
-from typing import Any
 
 from numpyro.distributions.transforms import AffineTransform, ComposeTransform, IndependentTransform
-from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_ext._typing import Model, Params
 from numpyro_ext.guides.base import AutoFlowNormal
-from numpyro_ext.guides.networks import check_network, flat_module, masked_mlp
+from numpyro_ext.guides.masked import masked_mlp
+from numpyro_ext.guides.networks import check_widths, flat_module
 from numpyro_ext.transforms import GatedInverseAutoregressive
 
 __all__ = ["AutoGatedIAFNormal"]
 
 _OPEN = 1.0 + math.exp(-2.0)
-"""One over the gate of a network that gives zeros."""
+"""The inverse of the gate where a network gives zeros."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AutoGatedIAFNormal(AutoFlowNormal):
     r"""A normalizing-flow guide of gated inverse autoregressive flows, over all latent sites.
 
@@ -39,7 +39,7 @@ class AutoGatedIAFNormal(AutoFlowNormal):
     (:class:`~numpyro_ext.transforms.autoregressive.GatedInverseAutoregressive`). The order of the
     coordinates is reversed between flows. The networks start at zero, where all gates are
     :math:`\sigma(2) = 0.88`; divided by that, the guide starts at
-    :math:`N(init\_loc, init\_scale^2 I)`. ``num_flows=0`` is ``AutoDiagonalNormal``.
+    :math:`N(init\_loc, init\_scale^2 I)`.
 
     A draw and its density cost one pass through the networks, as in NumPyro's ``AutoIAFNormal``,
     whose scales are exponentials without a bound. The density of another point costs :math:`d`
@@ -48,17 +48,12 @@ class AutoGatedIAFNormal(AutoFlowNormal):
 
     *Where it fails.* A flow shrinks a coordinate without a limit but stretches it by at most 1.14:
     wide parts of the posterior have to come from ``scale``. Losses that evaluate :math:`\log q` at
-    given points are slow. Separated modes stay joined.
+    given points are slow.
 
-    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
-        plate.
     :param int num_flows: the number F of flows.
     :param hidden_dims: widths of the hidden layers of each network (ELU).
-    :param float init_scale: initial standard deviation of every unconstrained coordinate.
-    :param str prefix: what the names of the guide's own sites start with.
-    :param init_loc_fn: a per-site initialization function.
-    :param tuple init_from: ``(guide, params)`` of a fitted normal guide on the same model, in place
-        of ``init_loc_fn`` and ``init_scale``: the flow starts as exactly that distribution.
+
+    The other arguments are those of :class:`AutoFlowNormal`.
 
     **References**
 
@@ -81,27 +76,12 @@ class AutoGatedIAFNormal(AutoFlowNormal):
         (100,)
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        num_flows: int = 3,
-        hidden_dims: Sequence[int] = (32, 32),
-        init_scale: float = 0.1,
-        prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = init_to_uniform,
-        init_from: tuple[Any, Params] | None = None,
-    ) -> None:
-        check_network(None, hidden_dims)
-        self.hidden_dims = tuple(hidden_dims)
-        super().__init__(
-            model,
-            num_flows=num_flows,
-            init_scale=init_scale,
-            prefix=prefix,
-            init_loc_fn=init_loc_fn,
-            init_from=init_from,
-        )
+    num_flows: int = 3
+    hidden_dims: Sequence[int] = (32, 32)
+
+    def __post_init__(self) -> None:
+        self.hidden_dims = check_widths(self.hidden_dims)
+        super().__post_init__()
 
     def flow(self, i: int) -> ComposeTransform:
         d = self.latent_dim

@@ -4,7 +4,8 @@ Li and Turner, *Gradient estimators for implicit models* (ICLR 2018); Feng, Wang
 to draw samples with amortized Stein variational gradient descent* (UAI 2017).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,24 +16,24 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.handlers import block
-from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_ext._checks import check_count, check_positive
+from numpyro_ext._checks import check_count
 from numpyro_ext._model.handlers import refuse_mutable
 from numpyro_ext._model.implicit import Implicit
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.start import params_in_scope
-from numpyro_ext._typing import Model, Params
-from numpyro_ext.guides.base import AutoJoint
-from numpyro_ext.guides.networks import Network, check_network, flat_module, mlp
-from numpyro_ext.guides.transitions import Transition
+from numpyro_ext._typing import Params
+from numpyro_ext.guides.networks import Network, check_network, check_widths, flat_module, mlp
+from numpyro_ext.guides.transitions import LearntTransition
+from numpyro_ext.guides.without_density import AutoWithoutDensity
 
 __all__ = ["AutoImplicit"]
 
 _DRAWS_AT_A_TIME = 256
 
 
-class AutoImplicit(AutoJoint):
+@dataclass(kw_only=True, eq=False, repr=False)
+class AutoImplicit(AutoWithoutDensity):
     r"""A generator as a guide: a network of noise, over all latent sites together.
 
     In the model's unconstrained space of dimension d,
@@ -50,8 +51,8 @@ class AutoImplicit(AutoJoint):
     **When it fails.** How good it is depends on the loss. With ``ImplicitELBO`` standard deviations
     come out some per cent too small, more so with the number of dimensions, and too large in heavy
     tails; ``benchmarks/implicit`` has the numbers of all losses. There is no density, so no
-    importance weights say how far off it is. What a flow cannot do and this can is to tear the
-    noise apart into separated modes.
+    importance weights say how far off it is. Unlike a flow, the network can tear the noise
+    apart into separated modes.
 
     **Transitions.** ``transition=Langevin()`` or ``NNSampler()`` applies T steps with the model's
     gradient to the draw of the generator, on the minibatch that the loss shares with the model,
@@ -61,9 +62,6 @@ class AutoImplicit(AutoJoint):
     all rows of the data, of the arguments that they are given or of the first call; draws on
     minibatches (``Predictive(guide)``) spread further, because they follow their minibatch.
 
-    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
-        plate.
-    :param float init_scale: initial standard deviation of every unconstrained coordinate.
     :param int noise_dim: number of standard normal numbers for a draw, at least d and by default d.
         With fewer the draws lie on a surface, where neither a density nor its score exists.
     :param network: a stax pair ``(init_fn, apply_fn)`` from ``noise_dim`` to d numbers, for
@@ -71,8 +69,8 @@ class AutoImplicit(AutoJoint):
         pickles only if the pair does (closures do not).
     :param hidden_dims: widths of the hidden layers of the default network (ELU).
     :param transition: ``Langevin(...)``, ``NNSampler(...)`` or None.
-    :param str prefix: what the names of the guide's own sites start with.
-    :param init_loc_fn: a per-site initialization function.
+
+    The other arguments are those of :class:`AutoJoint`.
 
     **References**
 
@@ -96,32 +94,22 @@ class AutoImplicit(AutoJoint):
         True
     """
 
-    scale_constraint = constraints.softplus_positive
+    noise_dim: int | None = None
+    network: Network | None = None
+    hidden_dims: Sequence[int] = (64, 64)
+    transition: LearntTransition | None = None
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        init_scale: float = 0.1,
-        noise_dim: int | None = None,
-        network: Network | None = None,
-        hidden_dims: Sequence[int] = (64, 64),
-        transition: Transition | None = None,
-        prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = init_to_uniform,
-    ) -> None:
-        check_positive("init_scale", init_scale)
-        check_network(network, hidden_dims)
-        if transition is not None and not isinstance(transition, Transition):
+    def __post_init__(self) -> None:
+        check_network(self.network)
+        self.hidden_dims = check_widths(self.hidden_dims)
+        if self.noise_dim is not None:
+            self.noise_dim = check_count("noise_dim", self.noise_dim)
+        if self.transition is not None and not isinstance(self.transition, LearntTransition):
             raise TypeError(
-                f"transition is {transition!r}; it must be Langevin(...), NNSampler(...) or None."
+                f"transition is {self.transition!r}; it must be Langevin(...), NNSampler(...) or"
+                " None."
             )
-        self.init_scale = init_scale
-        self.noise_dim = None if noise_dim is None else check_count("noise_dim", noise_dim)
-        self.network = network
-        self.hidden_dims = tuple(hidden_dims)
-        self.transition = transition
-        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+        super().__post_init__()
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         info = self.read(*args, **kwargs)
@@ -150,9 +138,8 @@ class AutoImplicit(AutoJoint):
         z = loc + out
         if self.network is None:
             start = jnp.full(d, self.init_scale)
-            scale: Any = numpyro.param(
-                f"{self.prefix}_scale", start, constraint=self.scale_constraint
-            )
+            positive = constraints.softplus_positive
+            scale: Any = numpyro.param(f"{self.prefix}_scale", start, constraint=positive)
             z = z + scale * eps[..., :d]
         path = None
         if self.transition is not None:
@@ -175,7 +162,7 @@ class AutoImplicit(AutoJoint):
     def _states(
         self,
         z: Array,
-        transition: Transition,
+        transition: LearntTransition,
         sample_shape: tuple[int, ...],
         args: tuple,
         kwargs: dict[str, Any],
@@ -219,7 +206,7 @@ class AutoImplicit(AutoJoint):
         return jnp.asarray(drawn)
 
     def _arguments(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """Those of the first call if there are none."""
+        """The model's arguments: those of the first call if these are empty."""
         if args or kwargs or self.prepared is None:
             return args, kwargs
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(self.prepared)):

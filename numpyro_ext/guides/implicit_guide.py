@@ -5,8 +5,7 @@ trained with an estimate of the score (Li, Turner, "Gradient estimators for impl
 2018) or of a density ratio.
 """
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 from jax import Array
 import jax.numpy as jnp
@@ -16,13 +15,13 @@ from numpyro.distributions import biject_to
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.implicit import Implicit
-from numpyro_ext._typing import Model
 from numpyro_ext.guides.amortized import AmortizedGuide, LocalSite
-from numpyro_ext.guides.networks import Network, flat_module
+from numpyro_ext.guides.networks import flat_module
 
 __all__ = ["ImplicitGuide"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ImplicitGuide(AmortizedGuide):
     r"""Local latents from the data of their row and noise, through a network of any shape.
 
@@ -57,7 +56,7 @@ class ImplicitGuide(AmortizedGuide):
     :param global_guide: guide of the latents outside the plate: a class of Auto guides or a
         ``functools.partial`` of one (``AutoNormal`` by default), which is given the model without
         the plate's sites, or a guide of your own for them.
-    :param str prefix: what the names of the guide's own sites start with.
+    :param str prefix: the first part of the names of the guide's own sites.
 
     **References**
 
@@ -88,26 +87,12 @@ class ImplicitGuide(AmortizedGuide):
         (100, 7)
     """
 
-    def __init__(
-        self,
-        model: Model,
-        network: Network,
-        *,
-        plate: str,
-        features: Callable[..., Array],
-        noise_dim: int | None = None,
-        global_guide: Any = None,
-        prefix: str = "auto",
-    ) -> None:
-        self.noise_dim = noise_dim if noise_dim is None else check_count("noise_dim", noise_dim)
-        super().__init__(
-            model,
-            network,
-            plate=plate,
-            features=features,
-            global_guide=global_guide,
-            prefix=prefix,
-        )
+    noise_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.noise_dim is not None:
+            self.noise_dim = check_count("noise_dim", self.noise_dim)
+        super().__post_init__()
 
     def draw_local(self, x: Array) -> Array:
         L = self.local_dim

@@ -5,20 +5,19 @@ a variational family in the sense of Rezende, Mohamed, "Variational inference wi
 flows" (ICML 2015).
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-from numpyro.infer.initialization import init_to_uniform
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from numpyro_ext._checks import check_positive
-from numpyro_ext._typing import Model, Params
 from numpyro_ext.guides.base import AutoFlowNormal
-from numpyro_ext.guides.networks import check_network, flat_module, masked_mlp
+from numpyro_ext.guides.masked import masked_mlp
+from numpyro_ext.guides.networks import check_widths, flat_module
 from numpyro_ext.transforms import MaskedAffineAutoregressive
 
 __all__ = ["AutoMAFNormal"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AutoMAFNormal(AutoFlowNormal):
     r"""A normalizing-flow guide of masked autoregressive flows, over all latent sites together.
 
@@ -34,27 +33,21 @@ class AutoMAFNormal(AutoFlowNormal):
     :class:`~numpyro_ext.transforms.autoregressive.MaskedAffineAutoregressive`: coordinate j is
     scaled and shifted by functions of the coordinates before it, all from one network with masked
     weights. The order of the coordinates is reversed between flows. The networks start at zero, so
-    the guide starts at :math:`N(init\_loc, init\_scale^2 I)`, and ``num_flows=0`` is
-    ``AutoDiagonalNormal``.
+    the guide starts at :math:`N(init\_loc, init\_scale^2 I)`.
 
     The density of any given point costs one pass through the networks, but a draw (and its
     gradient) costs :math:`d` passes one after the other. NumPyro's ``AutoIAFNormal`` has it the
     other way round, which suits losses that need only the density of own draws.
 
     *Where it fails.* Steps are slow above some tens of dimensions. Each flow stretches a coordinate
-    by at most :math:`e^{clamp}`, and separated modes stay joined.
+    by at most :math:`e^{clamp}`.
 
-    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
-        plate.
     :param int num_flows: the number F of flows.
     :param hidden_dims: widths of the hidden layers of each network (ELU).
     :param float clamp: bound of the log-scales; wider than that of the couplings, as fewer flows
         have to reach the neck of a funnel.
-    :param float init_scale: initial standard deviation of every unconstrained coordinate.
-    :param str prefix: what the names of the guide's own sites start with.
-    :param init_loc_fn: a per-site initialization function.
-    :param tuple init_from: ``(guide, params)`` of a fitted normal guide on the same model, in place
-        of ``init_loc_fn`` and ``init_scale``: the flow starts as exactly that distribution.
+
+    The other arguments are those of :class:`AutoFlowNormal`.
 
     **References**
 
@@ -78,30 +71,14 @@ class AutoMAFNormal(AutoFlowNormal):
         (100,)
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        num_flows: int = 2,
-        hidden_dims: Sequence[int] = (32, 32),
-        clamp: float = 5.0,
-        init_scale: float = 0.1,
-        prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = init_to_uniform,
-        init_from: tuple[Any, Params] | None = None,
-    ) -> None:
-        check_network(None, hidden_dims)
-        check_positive("clamp", clamp)
-        self.hidden_dims = tuple(hidden_dims)
-        self.clamp = clamp
-        super().__init__(
-            model,
-            num_flows=num_flows,
-            init_scale=init_scale,
-            prefix=prefix,
-            init_loc_fn=init_loc_fn,
-            init_from=init_from,
-        )
+    num_flows: int = 2
+    hidden_dims: Sequence[int] = (32, 32)
+    clamp: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_positive("clamp", self.clamp)
+        self.hidden_dims = check_widths(self.hidden_dims)
+        super().__post_init__()
 
     def flow(self, i: int) -> MaskedAffineAutoregressive:
         d = self.latent_dim

@@ -5,7 +5,8 @@ models" (ICLR workshop 2016).
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jax import Array, lax
@@ -20,11 +21,9 @@ from numpyro.distributions.transforms import (
     IndependentTransform,
     PermuteTransform,
 )
-from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_ext._checks import check_count, check_positive
+from numpyro_ext._checks import check_count
 from numpyro_ext._model.read import ModelInfo
-from numpyro_ext._typing import Model
 from numpyro_ext.guides.base import AutoJoint
 from numpyro_ext.transforms import VectorTransform
 
@@ -32,7 +31,7 @@ __all__ = ["AutoMarkov"]
 
 
 class Chain(NamedTuple):
-    """Where the chain is in the latent vector."""
+    """The place of the chain in the latent vector."""
 
     length: int
     """T, the number of time steps."""
@@ -92,6 +91,7 @@ class MarkovTransform(VectorTransform):
         return jnp.log(diagonal).sum() + jnp.log(self.scale).sum()
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AutoMarkov(AutoJoint):
     r"""A normal over sequences, in which a time step depends on the next ``order`` ones alone.
 
@@ -123,17 +123,16 @@ class AutoMarkov(AutoJoint):
     0.36 and 0.66 (``python benchmarks/guides/structured.py``; k-hat is 0.7). A model that is
     written with innovations and ``cumsum`` has a posterior without a band in those coordinates, and
     in that script no normal guide fits it: sample the path itself. The initial state of a recursion
-    belongs into the sequence too. ``order=0`` is mean-field between times.
+    belongs to the sequence too. ``order=0`` is mean-field between times.
 
     :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
         plate. The sequence may be made by ``scan``, by a ``plate`` or by one vector.
     :param sites: names of the sequence sites, whose unconstrained values have the same leading
         length T; by default all latent sites of the leading length above 1 that is most frequent
         (the longest of those).
-    :param int order: how many of the next time steps one depends on; below T.
-    :param float init_scale: initial standard deviation of every unconstrained coordinate.
-    :param str prefix: what the names of the guide's own sites start with.
-    :param init_loc_fn: a per-site initialization function.
+    :param int order: the number of next time steps on which a time step depends; below T.
+
+    The other arguments are those of :class:`AutoJoint`.
 
     **References**
 
@@ -156,28 +155,18 @@ class AutoMarkov(AutoJoint):
         (100, 20)
     """
 
-    prepared: Chain
+    sites: Sequence[str] | None = None
+    order: int = 1
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        sites: Sequence[str] | None = None,
-        order: int = 1,
-        init_scale: float = 0.1,
-        prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = init_to_uniform,
-    ) -> None:
-        check_positive("init_scale", init_scale)
-        if isinstance(sites, str) or (sites is not None and not sites):
+    def __post_init__(self) -> None:
+        if isinstance(self.sites, str) or (self.sites is not None and not self.sites):
             raise ValueError(
-                f"sites is {sites!r}; it must be a list of names of latent sites, or None for those"
-                " that have a common leading length."
+                f"sites is {self.sites!r}; it must be a list of names of latent sites, or None for"
+                " those that have a common leading length."
             )
-        self.sites = None if sites is None else tuple(sites)
-        self.order = check_count("order", order, minimum=0)
-        self.init_scale = init_scale
-        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+        self.sites = None if self.sites is None else tuple(self.sites)
+        self.order = check_count("order", self.order, minimum=0)
+        super().__post_init__()
 
     def prepare(self, *args: Any, **kwargs: Any) -> Chain:
         chain = find_chain(self.read(*args, **kwargs), self.sites)
@@ -189,7 +178,8 @@ class AutoMarkov(AutoJoint):
         return chain
 
     def latent_distribution(self) -> dist.TransformedDistribution:
-        T, D, order = self.prepared
+        chain: Chain = self.prepared
+        T, D, order = chain
         loc: Any = numpyro.param(f"{self.prefix}_loc", self.init_latent)
         factor: Any = numpyro.param(
             f"{self.prefix}_scale_tril",
@@ -209,11 +199,8 @@ class AutoMarkov(AutoJoint):
         parts = [MarkovTransform(factor, weights, scale), back, shift]
         return dist.TransformedDistribution(self.get_base_dist(), parts)
 
-    def get_base_dist(self) -> dist.Distribution:
-        return dist.Normal(jnp.zeros(self.latent_dim), 1).to_event(1)
 
-
-def find_chain(info: ModelInfo, sites: tuple[str, ...] | None) -> Chain:
+def find_chain(info: ModelInfo, sites: Sequence[str] | None) -> Chain:
     """The sequence of these sites, or of those with the most frequent leading length above 1."""
     shapes = {name: latent.unconstrained.shape for name, latent in info.latents.items()}
     lengths = {name: shape[0] if shape else 1 for name, shape in shapes.items()}

@@ -4,7 +4,7 @@ Gershman, Hoffman, Blei, "Nonparametric variational inference" (ICML 2012), and 
 draws Figurnov, Mohamed, Mnih, "Implicit reparameterization gradients" (NeurIPS 2018).
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from jax import Array, random
@@ -14,10 +14,9 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform
 from numpyro.handlers import block, substitute
-from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_ext._checks import check_choice, check_count, check_nonnegative, check_positive
-from numpyro_ext._typing import Model, Params
+from numpyro_ext._checks import check_choice, check_count, check_nonnegative
+from numpyro_ext._typing import Params
 from numpyro_ext.guides.base import AutoJoint
 from numpyro_ext.guides.networks import random_param
 from numpyro_ext.guides.normal_mixture import DiagonalNormalMixture, FullNormalMixture
@@ -25,6 +24,7 @@ from numpyro_ext.guides.normal_mixture import DiagonalNormalMixture, FullNormalM
 __all__ = ["AutoMixtureNormal"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AutoMixtureNormal(AutoJoint):
     r"""A mixture of C normals over all latent sites together.
 
@@ -56,14 +56,12 @@ class AutoMixtureNormal(AutoJoint):
     ``diagnose`` look only where the guide draws, and do not report a mode that is missing; fit
     from several keys and compare the losses.
 
-    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
-        plate.
     :param int num_components: the number C of normals.
     :param float init_scale: initial standard deviation of every component, in unconstrained units.
     :param float init_spread: initial standard deviation of the centres, in unconstrained units.
     :param str covariance: ``"diag"`` or ``"full"``.
-    :param str prefix: what the names of the guide's own sites start with.
-    :param init_loc_fn: a per-site initialization function.
+
+    The other arguments are those of :class:`AutoJoint`.
 
     **References**
 
@@ -89,28 +87,20 @@ class AutoMixtureNormal(AutoJoint):
         True
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        num_components: int = 5,
-        init_scale: float = 0.1,
-        init_spread: float = 1.0,
-        covariance: str = "diag",
-        prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = init_to_uniform,
-    ) -> None:
-        check_positive("init_scale", init_scale)
-        check_nonnegative("init_spread", init_spread)
-        check_choice("covariance", covariance, ("diag", "full"))
-        self.num_components = check_count("num_components", num_components)
-        if self.num_components > 1 and init_spread == 0:
+    num_components: int = 5
+    init_spread: float = 1.0
+    covariance: str = "diag"
+
+    def __post_init__(self) -> None:
+        check_nonnegative("init_spread", self.init_spread)
+        check_choice("covariance", self.covariance, ("diag", "full"))
+        self.num_components = check_count("num_components", self.num_components)
+        if self.num_components > 1 and self.init_spread == 0:
             raise ValueError(
-                f"init_spread is {init_spread!r}; components that start at one point have the same"
-                " gradient and never part, so give a positive one."
+                f"init_spread is {self.init_spread!r}; components that start at one point have the"
+                " same gradient and never part, so give a positive one."
             )
-        self.init_scale, self.init_spread, self.covariance = init_scale, init_spread, covariance
-        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+        super().__post_init__()
 
     def latent_distribution(self) -> dist.MixtureSameFamily:
         C, d = self.num_components, self.latent_dim
@@ -135,7 +125,7 @@ class AutoMixtureNormal(AutoJoint):
 
     def get_posterior(self, params: Params) -> dist.MixtureSameFamily:
         """The mixture, in unconstrained space."""
-        self._check_fitted(params)
+        self.check_fitted(params)
         with block(), substitute(data=params):
             return self.latent_distribution()
 

@@ -1,4 +1,4 @@
-"""Mixtures of normals whose draws have a gradient, or refuse to have a wrong one.
+"""Mixtures of normals, whose draws have the right gradient or none.
 
 Figurnov, Mohamed, Mnih, "Implicit reparameterization gradients" (NeurIPS 2018); the distributional
 transform of several variables is that of Rosenblatt (1952).
@@ -87,7 +87,7 @@ class DiagonalNormalMixture(dist.MixtureSameFamily):
 
 
 class FullNormalMixture(dist.MixtureSameFamily):
-    """A mixture of normals with full covariances, whose draws refuse to be differentiated.
+    """A mixture of normals with full covariances; to differentiate its draws is an error.
 
     :param logits: ``(C,)``, unnormalised log weights.
     :param loc: ``(C, d)``.

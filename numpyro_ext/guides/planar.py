@@ -3,22 +3,20 @@
 Rezende, Mohamed, "Variational inference with normalizing flows" (ICML 2015).
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import jax
-from jax import random
+from jax import Array, random
 import jax.numpy as jnp
 import numpyro
-from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_ext._typing import Model, Params
 from numpyro_ext.guides.base import AutoFlowNormal
 from numpyro_ext.transforms import PlanarTransform
 
 __all__ = ["AutoPlanarNormal"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AutoPlanarNormal(AutoFlowNormal):
     r"""A normalizing-flow guide of planar flows, over all latent sites together.
 
@@ -34,23 +32,17 @@ class AutoPlanarNormal(AutoFlowNormal):
 
     where :math:`\hat u_i` is :math:`u_i` moved so that the flow is invertible
     (:class:`~numpyro_ext.transforms.planar.PlanarTransform`). It has :math:`2d + 1` parameters per
-    flow and no network. The start has :math:`\hat u_i = 0` and random :math:`w_i`, so the guide
-    starts at :math:`N(init\_loc, init\_scale^2 I)`, and ``num_flows=0`` is ``AutoDiagonalNormal``.
+    flow and no network. It starts at :math:`\hat u_i = 0` and random :math:`w_i`.
 
     *Where it fails.* Each flow makes one bend along one direction, so a strongly curved posterior
     needs many, and above some ten dimensions
     :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal` is the better choice. The density of a
     given point takes a scalar root search for each flow.
 
-    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
-        plate.
-    :param int num_flows: the number F of planar flows.
-    :param float init_scale: initial standard deviation of every unconstrained coordinate.
-    :param str prefix: what the names of the guide's own sites start with; flow i has the vector
+    :param int num_flows: the number F of planar flows. Flow i has the vector
         ``{prefix}_planar__{i}`` of u, w and b.
-    :param init_loc_fn: a per-site initialization function.
-    :param tuple init_from: ``(guide, params)`` of a fitted normal guide on the same model, in place
-        of ``init_loc_fn`` and ``init_scale``: the flow starts as exactly that distribution.
+
+    The other arguments are those of :class:`AutoFlowNormal`.
 
     **References**
 
@@ -72,29 +64,12 @@ class AutoPlanarNormal(AutoFlowNormal):
         (100,)
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        num_flows: int = 8,
-        init_scale: float = 0.1,
-        prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = init_to_uniform,
-        init_from: tuple[Any, Params] | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            num_flows=num_flows,
-            init_scale=init_scale,
-            prefix=prefix,
-            init_loc_fn=init_loc_fn,
-            init_from=init_from,
-        )
+    num_flows: int = 8
 
     def flow(self, i: int) -> PlanarTransform:
         d = self.latent_dim
 
-        def start(rng_key: jax.Array) -> jax.Array:
+        def start(rng_key: Array) -> Array:
             w = random.normal(rng_key, (d,))
             # constrain() maps this u to 0: it adds (m(u.w) - u.w) w / |w|^2, and m(log(e - 1)) = 0.
             u = jnp.log(jnp.expm1(1.0)) * w / jnp.dot(w, w)

@@ -3,22 +3,21 @@
 Rezende, Mohamed, "Variational inference with normalizing flows" (ICML 2015).
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax import random
+from jax import Array, random
 import jax.numpy as jnp
 import numpyro
-from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_ext._typing import Model, Params
 from numpyro_ext.guides.base import AutoFlowNormal
 from numpyro_ext.transforms import RadialTransform
 
 __all__ = ["AutoRadialNormal"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AutoRadialNormal(AutoFlowNormal):
     r"""A normalizing-flow guide of radial flows, over all latent sites together.
 
@@ -33,22 +32,16 @@ class AutoRadialNormal(AutoFlowNormal):
 
     with :math:`\alpha_i > 0` and :math:`\beta_i > -\alpha_i`
     (:class:`~numpyro_ext.transforms.radial.RadialTransform`). It has :math:`d + 2` parameters per
-    flow and no network. The start has :math:`\beta_i = 0` and random centres, so the guide starts
-    at :math:`N(init\_loc, init\_scale^2 I)`, and ``num_flows=0`` is ``AutoDiagonalNormal``.
+    flow and no network. It starts at :math:`\beta_i = 0` and random centres.
 
     *Where it fails.* A flow changes the density around one point, equally in all directions. That
     suits a posterior with a peak or a hole; it does not bend, so that for a banana
     :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal` is the better choice.
 
-    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
-        plate.
-    :param int num_flows: the number F of radial flows.
-    :param float init_scale: initial standard deviation of every unconstrained coordinate.
-    :param str prefix: what the names of the guide's own sites start with; flow i has the vector
+    :param int num_flows: the number F of radial flows. Flow i has the vector
         ``{prefix}_radial__{i}`` of the centre and of alpha and beta before their constraints.
-    :param init_loc_fn: a per-site initialization function.
-    :param tuple init_from: ``(guide, params)`` of a fitted normal guide on the same model, in place
-        of ``init_loc_fn`` and ``init_scale``: the flow starts as exactly that distribution.
+
+    The other arguments are those of :class:`AutoFlowNormal`.
 
     **References**
 
@@ -69,30 +62,13 @@ class AutoRadialNormal(AutoFlowNormal):
         (100, 2)
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        num_flows: int = 8,
-        init_scale: float = 0.1,
-        prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = init_to_uniform,
-        init_from: tuple[Any, Params] | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            num_flows=num_flows,
-            init_scale=init_scale,
-            prefix=prefix,
-            init_loc_fn=init_loc_fn,
-            init_from=init_from,
-        )
+    num_flows: int = 8
 
     def flow(self, i: int) -> RadialTransform:
         d = self.latent_dim
         one = jnp.log(jnp.expm1(1.0))  # softplus of it is 1
 
-        def start(rng_key: jax.Array) -> jax.Array:
+        def start(rng_key: Array) -> Array:
             return jnp.concatenate([random.normal(rng_key, (d,)), jnp.full(2, one)])
 
         parameters: Any = numpyro.param(f"{self.prefix}_radial__{i}", start)

@@ -4,21 +4,16 @@ Dinh, Sohl-Dickstein, Bengio, "Density estimation using Real NVP" (ICLR 2017), a
 family in the sense of Rezende, Mohamed, "Variational inference with normalizing flows" (ICML 2015).
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-from jax import Array
-from numpyro.infer.initialization import init_to_uniform
+from dataclasses import dataclass
 
 from numpyro_ext._checks import check_positive
-from numpyro_ext._typing import Model, Params
 from numpyro_ext.guides.base import CouplingFlowNormal
-from numpyro_ext.guides.networks import Network
 from numpyro_ext.transforms import AffineCoupling
 
 __all__ = ["AutoRealNVPNormal"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AutoRealNVPNormal(CouplingFlowNormal):
     r"""A normalizing-flow guide of affine couplings, over all latent sites together.
 
@@ -34,38 +29,21 @@ class AutoRealNVPNormal(CouplingFlowNormal):
     :math:`\lfloor d/2 \rfloor` coordinates go through a network that gives log-scales :math:`s_i`
     and shifts for the others. Between flows the halves change places, or new halves are made of
     every second coordinate, turn by turn. The networks start at zero, so the guide starts at
-    :math:`N(init\_loc, init\_scale^2 I)`, and ``num_flows=0`` is ``AutoDiagonalNormal`` with the
-    same parameter names.
+    :math:`N(init\_loc, init\_scale^2 I)`.
 
     A draw and its density cost one pass through the F networks, the density of a given point
     another: losses that re-evaluate :math:`\log q` work. NumPyro's ``AutoIAFNormal`` inverts
     coordinate by coordinate.
 
-    *Where it fails.* A flow is a homeomorphism: separated modes stay joined by a thin bridge, and a
-    minimised ``KL(q || p)`` may leave modes out. Each coupling stretches by at most
-    :math:`e^{clamp}`. With one flow, half of the coordinates stay normal. Training is not convex:
-    bands of KL depend on the learning rate; take ``num_particles`` of 8 or more and a falling rate,
-    and above some tens of dimensions start from a fitted normal guide by ``init_from``.
+    *Where it fails.* Beside the limits of every flow (:class:`AutoFlowNormal`), each coupling
+    stretches by at most :math:`e^{clamp}`, and with one flow half of the coordinates stay normal.
 
-    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
-        plate.
-    :param int num_flows: the number F of couplings.
+    :param float clamp: bound of the couplings' log-scales.
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
     :param network: a stax pair ``(init_fn, apply_fn)`` in place of that network, from
-        :math:`\lfloor d/2 \rfloor` inputs to :math:`2 \lceil d/2 \rceil` outputs; used by every
-        coupling, each with weights of its own, the vector ``{prefix}_net__{i}$params``. With it the
-        guide starts wherever the network's initial weights put it, and pickles only if the pair
-        does (closures do not).
-    :param float init_scale: initial standard deviation of every unconstrained coordinate.
-    :param float clamp: bound of the couplings' log-scales.
-    :param str prefix: what the names of the guide's own sites start with.
-    :param init_loc_fn: a per-site initialization function.
-    :param tuple init_from: ``(guide, params)`` of a fitted ``AutoNormal``, ``AutoDiagonalNormal``,
-        ``AutoMultivariateNormal``, ``AutoLowRankMultivariateNormal`` or
-        ``AutoLaplaceApproximation`` on the same model, in place of ``init_loc_fn`` and
-        ``init_scale``: the flow starts as exactly that normal distribution. With a full covariance
-        the last layer is :math:`loc + L (f_F \circ \dots \circ f_1)(e)`, whose lower triangular
-        factor ``{prefix}_scale_tril`` is trained too.
+        :math:`\lfloor d/2 \rfloor` inputs to :math:`2 \lceil d/2 \rceil` outputs.
+
+    The other arguments are those of :class:`CouplingFlowNormal` and :class:`AutoFlowNormal`.
 
     **References**
 
@@ -90,33 +68,12 @@ class AutoRealNVPNormal(CouplingFlowNormal):
         (100,)
     """
 
-    outputs_per_coordinate = 2
+    clamp: float = 2.0
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        num_flows: int = 4,
-        hidden_dims: Sequence[int] = (32, 32),
-        network: Network | None = None,
-        init_scale: float = 0.1,
-        clamp: float = 2.0,
-        prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = init_to_uniform,
-        init_from: tuple[Any, Params] | None = None,
-    ) -> None:
-        check_positive("clamp", clamp)
-        self.clamp = clamp
-        super().__init__(
-            model,
-            num_flows=num_flows,
-            hidden_dims=hidden_dims,
-            network=network,
-            init_scale=init_scale,
-            prefix=prefix,
-            init_loc_fn=init_loc_fn,
-            init_from=init_from,
-        )
+    def __post_init__(self) -> None:
+        check_positive("clamp", self.clamp)
+        super().__post_init__()
 
-    def coupling(self, net: Callable[[Array], Array], split: int) -> AffineCoupling:
+    def flow(self, i: int) -> AffineCoupling:
+        net, split = self.net(i, outputs=2)
         return AffineCoupling(net, split, clamp=self.clamp)

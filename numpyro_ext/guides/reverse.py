@@ -20,7 +20,7 @@ __all__ = ["with_reverse"]
 
 
 def with_reverse(guide: Model, reverse: Model) -> "ReverseGuide":
-    r"""A guide with auxiliary variables a, and the density :math:`r(a \mid z)` that pays for them.
+    r"""A guide with auxiliary variables a, and the reverse model :math:`r(a \mid z)` of its bound.
 
     The auxiliary sites of ``guide`` carry ``infer={"is_auxiliary": True}``. The reverse model
     ``reverse(latents, *args, **kwargs)`` has ``numpyro.sample`` sites of the same names, given the
@@ -63,7 +63,7 @@ def with_reverse(guide: Model, reverse: Model) -> "ReverseGuide":
 
 
 class ReverseGuide(GuideWrapper):
-    """What :func:`with_reverse` returns: the guide, and the density of its auxiliary sites."""
+    """A guide and the density of its auxiliary sites; the result of :func:`with_reverse`."""
 
     def __init__(self, guide: Model, reverse: Model) -> None:
         super().__init__(guide, "with_reverse")

@@ -3,21 +3,22 @@
 Yin, Zhou, "Semi-implicit variational inference" (ICML 2018).
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
 
 from jax import Array, random
 import jax.numpy as jnp
 import numpyro
-from numpyro.distributions import Distribution, Normal, constraints
+from numpyro.distributions import Distribution, Normal, biject_to, constraints
 from numpyro.handlers import block, substitute
-from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_ext._checks import check_choice, check_count, check_positive
+from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
-from numpyro_ext._typing import Model, Params, Sites
-from numpyro_ext.guides.base import AutoJoint
-from numpyro_ext.guides.networks import Network, bounded, check_network, flat_module, mlp
+from numpyro_ext._typing import Params, Sites, Trace
+from numpyro_ext.guides.conditional import bounded
+from numpyro_ext.guides.networks import Network, check_network, check_widths, flat_module, mlp
+from numpyro_ext.guides.without_density import AutoWithoutDensity
 
 __all__ = ["AutoSemiImplicit"]
 
@@ -26,7 +27,8 @@ __all__ = ["AutoSemiImplicit"]
 FLOOR = 1e-3
 
 
-class AutoSemiImplicit(AutoJoint):
+@dataclass(kw_only=True, eq=False, repr=False)
+class AutoSemiImplicit(AutoWithoutDensity):
     r"""A semi-implicit guide over all latent sites together: a normal whose mean is random.
 
     In the model's unconstrained space of dimension :math:`d`,
@@ -37,33 +39,30 @@ class AutoSemiImplicit(AutoJoint):
         z = \psi_{loc} + scale \odot u, \quad u \sim N(0, I_d), \qquad
         q(z) = E_\psi[q(z \mid \psi)] .
 
-    The density of z is an integral, which :class:`~numpyro_ext.objectives.SemiImplicitELBO`, the
-    loss for this guide, has between two bounds. Losses that need :math:`\log q` raise
+    The density of z is an integral, and :class:`~numpyro_ext.objectives.SemiImplicitELBO`, the loss
+    for this guide, bounds it from below and from above. Losses that need :math:`\log q` raise
     :class:`IntractableDensityError`; losses that need only samples work too. Given enough
     :math:`\epsilon` and units the family contains every smooth density, with correlations, skew and
     several modes. The network starts at zero, so the guide starts at :math:`N(init\_loc,
     init\_scale^2 I)`.
 
     *Where it fails.* Training tends to shrink ``scale`` while the network takes over the spread,
-    the more so the fewer auxiliary draws the loss has (with none q(z|psi) is all that counts, and
-    psi collapses to a point); ``scale`` stays above 0.001 of ``init_scale``. The bound becomes
-    loose where ``scale`` is small against the spread of :math:`\psi`, which in more than some tens
-    of dimensions it is. There is no k-hat, and ``diagnose`` judges draws alone.
+    the more so the fewer auxiliary draws the loss has (without any, only q(z|psi) counts, and psi
+    collapses to a point); ``scale`` stays above 0.001 of ``init_scale``. The bound is loose where
+    ``scale`` is small compared with the spread of :math:`\psi`, as it is above some tens of
+    dimensions. There is no k-hat, and ``diagnose`` judges draws alone.
 
-    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
-        plate.
-    :param float init_scale: initial standard deviation of every unconstrained coordinate.
     :param int noise_dim: length of :math:`\epsilon`; d if None. Shorter noise spreads the means
         over a manifold, of which ``scale`` is the thickness.
     :param network: a stax pair ``(init_fn, apply_fn)`` from ``noise_dim`` numbers to d shifts (and
         then d log-scales, if the covariance is conditional), with weights in the vector
         ``{prefix}_net$params``. With it the guide starts wherever the network's initial weights put
         it, and pickles only if the pair does (closures do not).
-    :param hidden_dims: widths of the hidden layers of the network that there is without it (ELU).
+    :param hidden_dims: widths of the hidden layers of the default network (ELU).
     :param str covariance: ``"shared"``, one learnt vector ``{prefix}_scale``; or ``"conditional"``,
         that vector times the exponential of the network's log-scales, between -5 and 5.
-    :param str prefix: what the names of the guide's own sites start with.
-    :param init_loc_fn: a per-site initialization function.
+
+    The other arguments are those of :class:`AutoJoint`.
 
     **References**
 
@@ -87,27 +86,18 @@ class AutoSemiImplicit(AutoJoint):
         0.9
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        init_scale: float = 0.1,
-        noise_dim: int | None = None,
-        network: Network | None = None,
-        hidden_dims: Sequence[int] = (64, 64),
-        covariance: str = "shared",
-        prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = init_to_uniform,
-    ) -> None:
-        check_positive("init_scale", init_scale)
-        check_network(network, hidden_dims)
-        check_choice("covariance", covariance, ("shared", "conditional"))
-        self.init_scale = init_scale
-        self.noise_dim = None if noise_dim is None else check_count("noise_dim", noise_dim)
-        self.network = network
-        self.hidden_dims = tuple(hidden_dims)
-        self.covariance = covariance
-        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+    noise_dim: int | None = None
+    network: Network | None = None
+    hidden_dims: Sequence[int] = (64, 64)
+    covariance: str = "shared"
+
+    def __post_init__(self) -> None:
+        check_network(self.network)
+        check_choice("covariance", self.covariance, ("shared", "conditional"))
+        self.hidden_dims = check_widths(self.hidden_dims)
+        if self.noise_dim is not None:
+            self.noise_dim = check_count("noise_dim", self.noise_dim)
+        super().__post_init__()
 
     def _mixing(self, noise: Array) -> tuple[Array, Array]:
         """``(loc, scale)`` of the conditional at ``(..., noise_dim)`` noise."""
@@ -140,7 +130,13 @@ class AutoSemiImplicit(AutoJoint):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Sites:
         self.set_up(*args, **kwargs)
-        return self.implicit_sites(self.sample_vector((), args, kwargs), SemiImplicitDraw)
+        result, trace = {}, cast(Trace, self.prototype_trace)
+        for name, u in self.unpack(self.sample_vector((), args, kwargs)).items():
+            fn = trace[name]["fn"]
+            value = biject_to(fn.support)(u)
+            site = SemiImplicitDraw(value, event_dim=fn.event_dim, support=fn.support)
+            result[name] = numpyro.sample(name, site)
+        return result
 
     def sample_mixing(
         self, rng_key: Array, params: Params, num_samples: int
@@ -149,9 +145,9 @@ class AutoSemiImplicit(AutoJoint):
 
         :param rng_key: random key.
         :param dict params: the guide's parameters, from ``svi.get_params``.
-        :param int num_samples: how many draws.
+        :param int num_samples: the number of draws.
         """
-        self._check_fitted(params)
+        self.check_fitted(params)
         shape = (check_count("num_samples", num_samples), self.noise_dim or self.latent_dim)
         with block(), substitute(data=params):
             return self._mixing(random.normal(rng_key, shape))
@@ -161,7 +157,7 @@ class AutoSemiImplicit(AutoJoint):
         ``(latent_dim,)``.
 
         :param dict params: the guide's parameters.
-        :param psi: what :meth:`sample_mixing` gave.
+        :param psi: the draws of :meth:`sample_mixing`.
         """
         return Normal(*psi).to_event(1)
 

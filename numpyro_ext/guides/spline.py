@@ -4,24 +4,21 @@ Durkan, Bekasov, Murray, Papamakarios, "Neural spline flows" (NeurIPS 2019), as 
 in the sense of Rezende, Mohamed, "Variational inference with normalizing flows" (ICML 2015).
 """
 
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from jax import Array
 import jax.numpy as jnp
 import numpyro
 from numpyro.distributions.transforms import Transform
-from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext._checks import check_count, check_positive
-from numpyro_ext._typing import Model, Params
 from numpyro_ext.guides.base import CouplingFlowNormal
-from numpyro_ext.guides.networks import Network
 from numpyro_ext.transforms import RationalQuadraticSpline, SplineCoupling
 
 __all__ = ["AutoSplineNormal"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AutoSplineNormal(CouplingFlowNormal):
     r"""A normalizing-flow guide of spline couplings, over all latent sites together.
 
@@ -36,20 +33,16 @@ class AutoSplineNormal(CouplingFlowNormal):
     where each :math:`f_i` is a :class:`~numpyro_ext.transforms.spline.SplineCoupling`: a network of
     the first :math:`\lfloor d/2 \rfloor` coordinates gives each of the others an increasing spline
     of ``num_bins`` bins on ``[-bound, bound]``. Between flows the halves change places, or new
-    halves are made of every second coordinate, turn by turn. With one latent
-    dimension each flow is a spline with parameters of its own. The splines start at the identity,
-    so the guide starts at :math:`N(init\_loc, init\_scale^2 I)`, and ``num_flows=0`` is
-    ``AutoDiagonalNormal``.
+    halves are made of every second coordinate, turn by turn. With one latent dimension each flow is
+    a spline with parameters of its own. The splines start at the identity, so the guide starts at
+    :math:`N(init\_loc, init\_scale^2 I)`.
 
     *Where it fails.* Beyond ``bound`` standard deviations of the base the splines do nothing, so
-    the tails are those of a normal distribution with ``loc`` and ``scale``. A flow is a
-    homeomorphism: separated modes stay joined by a bridge, which a spline can make thin. It has
-    more parameters than :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal`, and a step takes
-    longer. The density has kinks at the ends of the bins, so that gradients which
-    differentiate it at the draws (``gradient="stl"`` or ``"dreg"``) are noisy.
+    the tails are those of a normal distribution with ``loc`` and ``scale``. The guide has more
+    parameters than :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal`, and a step takes longer.
+    The density has kinks at the ends of the bins, so that gradients which differentiate it at the
+    draws (``gradient="stl"`` or ``"dreg"``) are noisy.
 
-    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
-        plate.
     :param int num_flows: the number F of layers.
     :param int num_bins: bins of each spline, at least 2.
     :param float bound: half the length of the interval in which the splines bend, in standard
@@ -57,13 +50,9 @@ class AutoSplineNormal(CouplingFlowNormal):
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
     :param network: a stax pair ``(init_fn, apply_fn)`` in place of that network, from
         :math:`\lfloor d/2 \rfloor` inputs to
-        :math:`\lceil d/2 \rceil (3\, num\_bins - 1)` outputs; used by every coupling, each with
-        weights of its own, the vector ``{prefix}_net__{i}$params``.
-    :param float init_scale: initial standard deviation of every unconstrained coordinate.
-    :param str prefix: what the names of the guide's own sites start with.
-    :param init_loc_fn: a per-site initialization function.
-    :param tuple init_from: ``(guide, params)`` of a fitted normal guide on the same model, in place
-        of ``init_loc_fn`` and ``init_scale``: the flow starts as exactly that distribution.
+        :math:`\lceil d/2 \rceil (3\, num\_bins - 1)` outputs.
+
+    The other arguments are those of :class:`CouplingFlowNormal` and :class:`AutoFlowNormal`.
 
     **References**
 
@@ -85,42 +74,19 @@ class AutoSplineNormal(CouplingFlowNormal):
         True
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        num_flows: int = 2,
-        num_bins: int = 8,
-        bound: float = 4.0,
-        hidden_dims: Sequence[int] = (32, 32),
-        network: Network | None = None,
-        init_scale: float = 0.1,
-        prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = init_to_uniform,
-        init_from: tuple[Any, Params] | None = None,
-    ) -> None:
-        check_positive("bound", bound)
-        self.num_bins = check_count("num_bins", num_bins, minimum=2)
-        self.bound = bound
-        self.outputs_per_coordinate = 3 * self.num_bins - 1
-        super().__init__(
-            model,
-            num_flows=num_flows,
-            hidden_dims=hidden_dims,
-            network=network,
-            init_scale=init_scale,
-            prefix=prefix,
-            init_loc_fn=init_loc_fn,
-            init_from=init_from,
-        )
+    num_flows: int = 2
+    num_bins: int = 8
+    bound: float = 4.0
 
-    def coupling(self, net: Callable[[Array], Array], split: int) -> SplineCoupling:
-        return SplineCoupling(net, split, num_bins=self.num_bins, bound=self.bound)
+    def __post_init__(self) -> None:
+        check_positive("bound", self.bound)
+        self.num_bins = check_count("num_bins", self.num_bins, minimum=2)
+        super().__post_init__()
 
     def flow(self, i: int) -> Transform:
-        if self.latent_dim > 1:
-            return super().flow(i)
-        raw: Any = numpyro.param(
-            f"{self.prefix}_spline__{i}", jnp.zeros((1, self.outputs_per_coordinate))
-        )
-        return RationalQuadraticSpline.from_unconstrained(raw, self.bound)
+        outputs = 3 * self.num_bins - 1
+        if self.latent_dim == 1:
+            raw: Any = numpyro.param(f"{self.prefix}_spline__{i}", jnp.zeros((1, outputs)))
+            return RationalQuadraticSpline.from_unconstrained(raw, self.bound)
+        net, split = self.net(i, outputs)
+        return SplineCoupling(net, split, num_bins=self.num_bins, bound=self.bound)

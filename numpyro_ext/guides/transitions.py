@@ -5,6 +5,7 @@ Li and Turner, *Gradient estimators for implicit models* (ICLR 2018), section 5.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 import math
 from typing import Any
 
@@ -15,40 +16,41 @@ from jax.nn.initializers import zeros
 import jax.numpy as jnp
 import numpyro
 
-from numpyro_ext._checks import check_count, check_positive, summary
+from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext.guides.networks import flat_module
 
-__all__ = ["Langevin", "NNSampler", "Transition"]
+__all__ = ["Langevin", "LearntTransition", "NNSampler"]
 
 Step = Callable[[Any, Array, Array, Array], Array]
 """``(parameters of the step, z, grad log p*(z), xi) -> z``, all vectors ``(d,)``."""
 
 
-class Transition(ABC):
+@dataclass(eq=False)
+class LearntTransition(ABC):
     """Base of the transitions of ``AutoImplicit(model, transition=...)``.
 
     :param int num_steps: number T of steps.
     :param float step_size: the initial step size, in units of length squared.
-    :param bool trajectory: whether ``ImplicitELBO`` is the mean over all T states, and not that of
-        the last one.
+    :param bool trajectory: if True, ``ImplicitELBO`` is the mean over all T states and not only the
+        bound of the last one.
     """
 
-    def __init__(self, num_steps: int, step_size: float, trajectory: bool) -> None:
-        self.num_steps = check_count("num_steps", num_steps)
-        check_positive("step_size", step_size)
-        self.step_size = step_size
-        self.trajectory = bool(trajectory)
+    num_steps: int = 5
+    step_size: float = 1e-2
+    trajectory: bool = field(default=False, kw_only=True)
 
-    def __repr__(self) -> str:
-        return summary(self)
+    def __post_init__(self) -> None:
+        self.num_steps = check_count("num_steps", self.num_steps)
+        check_positive("step_size", self.step_size)
 
     @abstractmethod
     def begin(self, prefix: str, dim: int) -> tuple[Any, Step]:
         """Register the parameters: those of each step, with a leading axis T, and the step."""
 
 
-class Langevin(Transition):
-    r"""Langevin steps with a step size of its own for each step and coordinate, learnt.
+@dataclass(eq=False)
+class Langevin(LearntTransition):
+    r"""Langevin steps with a learnt step size for each step and coordinate.
 
     .. math::
         z_{t+1} = z_t + \zeta_t \odot \nabla \log p^*(z_t) + \sqrt{2 \zeta_t} \odot \xi_t,
@@ -61,8 +63,8 @@ class Langevin(Transition):
 
     :param int num_steps: number T of steps.
     :param float step_size: the initial :math:`\zeta`, in units of length squared.
-    :param bool trajectory: whether ``ImplicitELBO`` is the mean over all T states, and not that of
-        the last one.
+    :param bool trajectory: if True, ``ImplicitELBO`` is the mean over all T states and not only the
+        bound of the last one.
 
     .. doctest::
 
@@ -76,11 +78,6 @@ class Langevin(Transition):
         (5, 1)
     """
 
-    def __init__(
-        self, num_steps: int = 5, step_size: float = 1e-2, *, trajectory: bool = False
-    ) -> None:
-        super().__init__(num_steps, step_size, trajectory)
-
     def begin(self, prefix: str, dim: int) -> tuple[Any, Step]:
         start = jnp.full((self.num_steps, dim), math.log(self.step_size))
         log_step: Any = numpyro.param(f"{prefix}_log_step", start)
@@ -91,8 +88,9 @@ class Langevin(Transition):
         return log_step, step
 
 
-class NNSampler(Transition):
-    r"""Steps whose drift and noise one small network learns, the same for every coordinate.
+@dataclass(eq=False)
+class NNSampler(LearntTransition):
+    r"""Steps with drift and noise from one small network, the same for every coordinate.
 
     .. math::
         z_{t+1} = z_t + \zeta D(z_t, g_t) + s(z_t, g_t) \odot \xi_t, \qquad
@@ -114,8 +112,8 @@ class NNSampler(Transition):
     :param int num_steps: number T of steps.
     :param float step_size: :math:`\zeta`, in units of length squared.
     :param int hidden_dim: number of hidden units.
-    :param bool trajectory: whether ``ImplicitELBO`` is the mean over all T states, and not that of
-        the last one.
+    :param bool trajectory: if True, ``ImplicitELBO`` is the mean over all T states and not only the
+        bound of the last one.
 
     **Reference:** *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner,
     ICLR 2018 (section 5.2).
@@ -132,16 +130,13 @@ class NNSampler(Transition):
         (102,)
     """
 
-    def __init__(
-        self,
-        num_steps: int = 10,
-        step_size: float = 1e-5,
-        hidden_dim: int = 20,
-        *,
-        trajectory: bool = False,
-    ) -> None:
-        self.hidden_dim = check_count("hidden_dim", hidden_dim)
-        super().__init__(num_steps, step_size, trajectory)
+    num_steps: int = 10
+    step_size: float = 1e-5
+    hidden_dim: int = 20
+
+    def __post_init__(self) -> None:
+        self.hidden_dim = check_count("hidden_dim", self.hidden_dim)
+        super().__post_init__()
 
     def begin(self, prefix: str, dim: int) -> tuple[Any, Step]:
         last = stax.Dense(2, W_init=zeros, b_init=zeros)

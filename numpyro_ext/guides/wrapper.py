@@ -1,4 +1,4 @@
-"""A guide around another guide: it registers more, and has all that the inner guide has."""
+"""A guide around another guide, which registers parameters or factors of its own."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from numpyro_ext._typing import Model
 
 __all__ = ["GuideWrapper"]
 
-# The methods of the Protocols of ``_typing``. They are looked up without ``__getattr__``.
+# The methods of the Protocols of ``_typing``, which Python looks up without ``__getattr__``.
 _PROTOCOLS = (
     "components",
     "conditional",
@@ -24,7 +24,7 @@ class GuideWrapper:
     ``median``, ``latent_dim`` and the rest. It pickles if the inner guide does.
 
     :param guide: an Auto guide, or a Python callable with NumPyro primitives.
-    :param str caller: the function that wraps, for the error about what is no guide.
+    :param str caller: the name of the function that wraps, for the error if ``guide`` is none.
     """
 
     fn: Any

@@ -16,7 +16,7 @@ __all__ = ["GatedInverseAutoregressive", "MaskedAffineAutoregressive"]
 
 
 class _Autoregressive(VectorTransform):
-    """What the two directions share: the network's two outputs, and d passes to invert them."""
+    """The base of both directions: the two outputs of one network."""
 
     arrays = ("net",)
 

@@ -1,4 +1,4 @@
-"""What the bijections of vectors share: batches, the cached log determinant, pytrees, equality."""
+"""The base of the bijections of vectors: batches, cached log determinants, pytrees, equality."""
 
 from abc import abstractmethod
 import functools

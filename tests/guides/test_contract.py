@@ -1,9 +1,10 @@
-"""What every Auto guide promises: one table of constructors, one test per law.
+"""The promises of every Auto guide: one table of constructors, one test per law.
 
 A new guide joins by one line in FLOWS or, if it has no log q, in GUIDES.
 """
 
 from functools import cache, partial
+import inspect
 import pickle
 
 import jax
@@ -344,6 +345,17 @@ def test_pickled_guide_draws_the_same(name):
     draw = jax.jit(lambda params: again.sample_posterior(random.key(1), params, sample_shape=(3,)))
     assert close(draw(params), drawn(name)[0])
     assert not pickle.loads(pickle.dumps(GUIDES[name](model))).prototype_trace
+
+
+@every_guide
+def test_every_argument_is_in_the_signature_and_a_misspelt_one_is_named_with_the_class(name):
+    cls = GUIDES[name].func if isinstance(GUIDES[name], partial) else GUIDES[name]
+    first, *others = inspect.signature(cls).parameters.values()
+    assert first.name == "model" and first.kind is first.POSITIONAL_OR_KEYWORD
+    assert {"init_scale", "prefix", "init_loc_fn"} < {one.name for one in others}
+    assert all(one.kind is one.KEYWORD_ONLY and one.default is not one.empty for one in others)
+    with pytest.raises(TypeError, match=rf"{cls.__name__}.* argument 'init_scales'"):
+        cls(model, init_scales=1.0)
 
 
 @two_guides

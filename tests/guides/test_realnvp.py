@@ -1,6 +1,7 @@
 """`AutoRealNVPNormal`: stock guide as a special case, KL on a curved target, NeuTra, errors."""
 
 from functools import cache
+import pickle
 
 import jax
 from jax import random
@@ -296,6 +297,15 @@ def test_starts_from_a_guide_in_another_order_of_its_vector():
     for name in ("a", "b"):
         assert jnp.allclose(mine[name].mean(0), theirs[name].mean(0), atol=0.3)
         assert jnp.allclose(mine[name].std(0), theirs[name].std(0), rtol=0.1)
+
+
+def test_pickles_though_the_guide_that_it_starts_from_does_not():
+    laplace = fitted(AutoLaplaceApproximation)
+    with pytest.raises(AttributeError, match="Can't pickle"):
+        pickle.dumps(laplace[0])
+    ours = AutoRealNVPNormal(regression, init_from=laplace)
+    again = pickle.loads(pickle.dumps(ours))
+    assert jnp.array_equal(start(again)["auto_loc"], start(ours)["auto_loc"])
 
 
 def test_what_a_flow_cannot_start_from_is_one_sentence():

@@ -1,4 +1,4 @@
-"""What every transform promises: one table of constructors, one test per law."""
+"""The promises of every transform: one table of constructors, one test per law."""
 
 from functools import cache, partial
 import inspect

@@ -1,0 +1,46 @@
+"""The networks of conditional normal distributions, as in reverse models."""
+
+from collections.abc import Sequence
+import math
+
+from jax import Array
+from jax.example_libraries import stax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_ext.guides.networks import Network, mlp
+
+__all__ = ["bounded", "conditional_mlp", "mean_and_scale"]
+
+
+def bounded(log_scale: Array, bound: float = 5.0) -> Array:
+    """A log-scale between ``-bound`` and ``bound``, near 0 the number itself."""
+    return bound * jnp.tanh(log_scale / bound)
+
+
+def mean_and_scale(out: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation from the mean and log-scale that a network gives."""
+    mean, log_scale = jnp.split(out, 2, axis=-1)
+    return mean, jnp.exp(bounded(log_scale))
+
+
+def conditional_mlp(hidden_dims: Sequence[int], in_dim: int, out_dim: int, slope: float) -> Network:
+    r"""Mean and log-scale, ``2 out_dim`` numbers, of a normal given ``in_dim`` standard ones.
+
+    A linear layer plus an :func:`mlp`. It starts at the mean :math:`c x_i` and the log-scale
+    :math:`\tfrac12 \log(1 - c^2)`, c being ``slope``, so that the outcome is standard normal too,
+    and its reverse is the same. If ``out_dim`` is larger than ``in_dim``, the other outcomes start
+    at the mean 0 and the scale 1.
+    """
+    start = np.zeros((in_dim, 2 * out_dim))
+    np.fill_diagonal(start, slope)
+    start[:, out_dim:] = 0.0
+    log_scale = np.where(np.arange(out_dim) < in_dim, 0.5 * math.log1p(-(slope**2)), 0.0)
+    bias = np.concatenate([np.zeros(out_dim), log_scale])
+    linear = stax.Dense(
+        2 * out_dim,
+        W_init=lambda *_, **__: jnp.asarray(start, jnp.result_type(float)),
+        b_init=lambda *_, **__: jnp.asarray(bias, jnp.result_type(float)),
+    )
+    both = stax.parallel(linear, mlp(hidden_dims, 2 * out_dim))
+    return stax.serial(stax.FanOut(2), both, stax.FanInSum)

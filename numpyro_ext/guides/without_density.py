@@ -1,0 +1,34 @@
+"""The base of guides whose latent vector has draws, but no density of its own."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from jax import Array
+import numpyro.distributions as dist
+
+from numpyro_ext._model.implicit import IntractableDensityError
+from numpyro_ext._typing import Params
+from numpyro_ext.guides.base import AutoJoint
+
+__all__ = ["AutoWithoutDensity"]
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class AutoWithoutDensity(AutoJoint):
+    """Base of the guides that draw the latent vector along with auxiliary sites.
+
+    A subclass writes ``sample_vector``; a call for the density of the vector alone is an error.
+    """
+
+    @abstractmethod
+    def sample_vector(self, sample_shape: tuple[int, ...], args: tuple, kwargs: Params) -> Array:
+        """Latent vectors ``(*sample_shape, latent_dim)``, and the guide's own sites on the way."""
+
+    def latent_distribution(self) -> dist.Distribution:
+        raise IntractableDensityError(
+            f"{type(self).__name__} has no density of its latent vector alone; use its draws, by"
+            " sample_posterior, or a guide that has one, such as AutoRealNVPNormal."
+        )
+
+    def get_base_dist(self) -> dist.Distribution:
+        return self.latent_distribution()  # there is none
