@@ -63,6 +63,8 @@ class SVAEELBO(ELBO):
     ``"explicit_only"``: a step then never leaves the domain of the parameters, and training is
     more robust. All other parameters have ordinary gradients.
 
+    The guide may stand inside NumPyro's handlers, but not inside a function of its own.
+
     **When it fails.** The densities of latent sites are those that the guide stands for. A model
     with other ones is not noticed here, but by :meth:`SVAEGuide.check`; a parameter of the model
     that enters them would have no gradient and is refused, and so are data that depend on another
