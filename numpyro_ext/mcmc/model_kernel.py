@@ -81,6 +81,7 @@ class ModelKernel(MCMCKernel):
     finds_whitening: ClassVar[bool] = True
     """True if steps are taken in the coordinates that ``step_size=None`` finds."""
     inference_method: ClassVar[str] = "mcmc"
+    """The name by which a diagnosis calls the method, ``"mcmc"`` or ``"sgmcmc"``."""
     _forward_mode = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
