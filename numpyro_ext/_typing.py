@@ -26,10 +26,14 @@ else:
 
 __all__ = [
     "Bool",
+    "Diagnosable",
+    "DiagnosableParticles",
+    "Engine",
     "Float",
     "GradientEstimator",
     "HasConjugate",
     "HasCritic",
+    "HasParticles",
     "HasReverse",
     "Int",
     "Mixture",
@@ -107,6 +111,16 @@ class HasCritic(Protocol):
 
 
 @runtime_checkable
+class HasParticles(Protocol):
+    """A guide whose parameters are particles, which are its draws."""
+
+    def particles(self, params: Params) -> Sites:
+        """The particles: constrained values of the latent sites, with a leading axis of length
+        m."""
+        ...
+
+
+@runtime_checkable
 class HasConjugate(Protocol):
     """A guide of a model whose global sites are conjugate to its local ones."""
 
@@ -147,4 +161,74 @@ class GradientEstimator(Protocol):
         state: Any,
     ) -> tuple[Array, Any, Any]:
         """``(potential, grad, state)`` at ``z``."""
+        ...
+
+
+@runtime_checkable
+class Diagnosable(Protocol):
+    """A kernel for ``MCMC`` that says of itself what a diagnosis has to know.
+
+    :func:`numpyro_ext.diagnostics.diagnose` and :func:`numpyro_ext.diagnostics.to_arviz` read
+    nothing else of a kernel. NumPyro's own kernels do not satisfy the Protocol; their runs are
+    judged as plain MCMC.
+    """
+
+    @property
+    def inference_method(self) -> str:
+        """``"sgmcmc"`` if the gradient is estimated and no draw is refused, ``"mcmc"`` if there is
+        an accept step, ``"particles"`` if the chains are particles that move together."""
+        ...
+
+    @property
+    def model(self) -> Model:
+        """The model, with its minibatches."""
+        ...
+
+    @property
+    def steps_per_sample(self) -> int:
+        """Transitions in one draw."""
+        ...
+
+    @property
+    def settings(self) -> Any:
+        """The settings that the kernel has found: ``step_size``, ``variance_ratio``,
+        ``transitions`` per independent draw and ``problems``, a sequence of sentences. None if
+        they were given."""
+        ...
+
+    def gradients_per_transition(self, rows: float) -> float | None:
+        """The number of minibatch gradients in a transition, where the gradient of all data counts
+        as ``rows`` of them; None if the number is not known."""
+        ...
+
+    def temperature_at(self, i: Any) -> Array | None:
+        """The temperature of transition ``i``, 0 while a cyclical schedule explores; None for a
+        kernel without a temperature. It may be mapped over ``i``."""
+        ...
+
+    def noise_share(self, state: Any) -> float | None:
+        """The largest share of the injected noise that a correction for the noise of the gradients
+        takes off, at ``mcmc.last_state``; None if there is no correction."""
+        ...
+
+
+@runtime_checkable
+class DiagnosableParticles(Diagnosable, Protocol):
+    """A :class:`Diagnosable` kernel whose chains are particles that move together."""
+
+    params: Params
+    """Values of the ``numpyro.param`` sites of the model in the run."""
+    forward_mode_differentiation: bool
+    """True if the model is differentiated in forward mode."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A method of inference that fits a guide to a model, as ``numpyro.infer.SVI`` is."""
+
+    model: Model
+    guide: Model
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Fit; the result has ``params``, those of the guide."""
         ...

@@ -1,8 +1,8 @@
-"""Judging a result: hand it to ArviZ, and what ArviZ does not compute."""
+"""Judging a result: conversion for ArviZ, and the diagnostics that ArviZ does not have."""
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext.diagnostics.arviz import to_arviz
-from numpyro_ext.diagnostics.diagnosis import Diagnosis, diagnose
+from numpyro_ext.diagnostics.diagnosis import diagnose
 from numpyro_ext.diagnostics.discrepancy import (
     kernel_stein_discrepancy,
     maximum_mean_discrepancy,
@@ -11,6 +11,7 @@ from numpyro_ext.diagnostics.evidence import EvidenceBounds, evidence_bounds
 from numpyro_ext.diagnostics.full_data import full_data
 from numpyro_ext.diagnostics.held_out import held_out_log_likelihood
 from numpyro_ext.diagnostics.psis import ParetoKhat, pareto_khat
+from numpyro_ext.diagnostics.table import Diagnosis
 
 __all__ = [
     "Diagnosis",

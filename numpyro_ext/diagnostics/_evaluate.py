@@ -1,42 +1,53 @@
-"""Draws of a fit, run through the model on all of its data, a block of draws at a time."""
+"""Draws of a fit, run through the model on all of its data; and the kind of their density."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 import math
 from typing import Any, NamedTuple
+import warnings
 
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
+from numpyro.distributions import biject_to
 from numpyro.handlers import seed, substitute, uncondition
 from numpyro.ops.provenance import eval_provenance
 
+from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.density import log_abs_det, log_density, log_prob
+from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.mistakes import check_observed
-from numpyro_ext._model.read import Site, is_data, latent_sites, sample_sites, trace_of
+from numpyro_ext._model.read import (
+    Site,
+    base_distribution,
+    is_data,
+    is_delta,
+    latent_sites,
+    sample_sites,
+    trace_of,
+)
 from numpyro_ext._model.units import Layout, find_layout
 from numpyro_ext._typing import Params, Sites, Trace
-from numpyro_ext.diagnostics._density import density_of
 from numpyro_ext.diagnostics._fit import Fit
-from numpyro_ext.diagnostics._memo import remember
 
-__all__ = ["Prototype", "count_of", "default_block_size", "evaluate", "prototype"]
+__all__ = ["Evaluate", "Prototype", "evaluator", "prototype", "warn_of_lost_draws"]
 
 BLOCK = 10**6
 """Log densities in a block of draws, unless the user says otherwise: 4 MB in float32."""
 
 
 class Prototype(NamedTuple):
-    """What all draws have in common, read off one of them without arithmetic."""
+    """The common structure of all draws, read off one of them without arithmetic."""
 
     trace: Trace
     """Of the model; only names, kinds, shapes and types mean anything."""
     latents: list[str]
     """The latent sites that are drawn, in the order of the model."""
     density: str
+    """``"exact"``, ``"bound"`` or ``"none"``, as :func:`density_of` has it."""
     units: Layout | None
-    """How the weight of a draw splits; None if it does not."""
+    """The units into which the weight of a draw splits; None if it does not."""
     marginalized: list[str]
     """Latent sites that the run summed out."""
     left_out: list[str]
@@ -62,12 +73,7 @@ def _predictive_trace(fit: Fit, params: Params, latents: Sites, key: Array) -> T
 
 
 def prototype(fit: Fit, rng_key: Array) -> Prototype:
-    """Look at one draw, and find what the draws lack."""
-    memo = {} if fit.memo is None else fit.memo
-    return remember(memo, "prototype", lambda: _prototype(fit, rng_key))
-
-
-def _prototype(fit: Fit, rng_key: Array) -> Prototype:
+    """Look at one draw without computing it; an error names a latent site that has no draws."""
     key_guide, key_model = random.split(rng_key)
     params = fit.params[0]
     guide_trace: Trace = {}
@@ -149,66 +155,37 @@ def _union(sources: Any) -> frozenset[str]:
 
 
 def default_block_size(trace: Trace) -> int:
-    """So many draws that a block has at most ``BLOCK`` log densities."""
+    """The number of draws of which a block has at most ``BLOCK`` log densities."""
     count = sum(count_of(site) for site in sample_sites(trace))
     return max(1, BLOCK // max(1, count))
 
 
 def count_of(site: Site) -> int:
     """Number of log densities of a site."""
-    return math.prod(np.broadcast_shapes(*_batch_shapes(site)))
+    fn, shape = site["fn"], jnp.shape(site["value"])
+    return math.prod(np.broadcast_shapes(shape[: len(shape) - fn.event_dim], fn.batch_shape))
 
 
-def _batch_shapes(site: Site) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    fn = site["fn"]
-    shape = jnp.shape(site["value"])
-    return shape[: len(shape) - fn.event_dim], fn.batch_shape
+Evaluate = Callable[..., dict[str, Any]]
+"""``(rng_key, num_samples, params=fit.params)`` to what :func:`evaluator` describes."""
 
 
-def evaluate(
+def evaluator(
     fit: Fit,
     proto: Prototype,
-    rng_key: Array,
-    num_samples: int,
     *,
     block_size: int | None = None,
     lp: bool = False,
     log_likelihood: bool = False,
     posterior_predictive: bool = False,
-) -> dict[str, Any]:
-    """Host arrays ``(chain, draw, *site)``: ``latent``, ``deterministic``, ``stats`` and what was
-    asked for; ``outside``, whether a site is outside its support; and ``observed``, the data.
+) -> Evaluate:
+    """A compiled function that runs draws, of the guide or given, through the model.
 
-    Each draw has its own key, so ``block_size`` changes the memory and not the numbers.
+    It returns host arrays ``(chain, draw, *site)``: ``latent``, ``deterministic``, ``stats`` and
+    what was asked for; ``outside``, true where a site is outside its support; and ``observed``,
+    the data. Each draw has its own key, so ``block_size`` changes the memory and not the numbers.
     """
-
     block = default_block_size(proto.trace) if block_size is None else block_size
-    parts = lp and not proto.marginalized, log_likelihood, posterior_predictive
-    memo = {} if fit.memo is None else fit.memo
-    run = remember(memo, (block, *parts), lambda: _compiled(fit, proto, block, *parts))
-    pieces, observed = [], {}
-    for i, key in enumerate(random.split(rng_key, len(fit.params))):
-        draws = {name: fit.draws[i][name] for name in proto.latents} if fit.draws else None
-        size = num_samples if draws is None else next(iter(draws.values())).shape[0]
-        keys = random.split(key, (size, 3))
-        out, observed = jax.device_get(run(fit.params[i], draws, keys))
-        shape = (fit.num_chains, size // fit.num_chains)
-        pieces.append(jax.tree.map(lambda x, shape=shape: x.reshape(shape + x.shape[1:]), out))
-    whole = jax.tree.map(lambda *xs: np.concatenate(xs), *pieces)
-    return {**whole, "observed": observed}
-
-
-def _compiled(
-    fit: Fit,
-    proto: Prototype,
-    block: int,
-    lp: bool,
-    log_likelihood: bool,
-    posterior_predictive: bool,
-) -> Callable[..., tuple[dict[str, Any], Sites]]:
-    """The jitted evaluation of draws, which are made by the guide or given."""
-    # It may be kept, so it must hold neither draws nor parameters.
-    fit = fit._replace(params=[], draws=(), memo=None)
 
     def latents_of(params: Params, draw: Sites | None, key: Array) -> tuple[Trace, Sites]:
         trace = {} if draw is not None else guide_trace_of(fit, params, key)
@@ -229,7 +206,7 @@ def _compiled(
             if site["type"] == "deterministic" and name not in proto.left_out
         }
         out["outside"] = {name: ~jnp.all(sites[name]["fn"].support(draw[name])) for name in draw}
-        if lp:
+        if lp and not proto.marginalized:
             out["stats"] = _densities(sites, guide_sites, proto)
         if log_likelihood:
             out["log_likelihood"] = {name: log_prob(site) for name, site in data_of(sites).items()}
@@ -256,7 +233,20 @@ def _compiled(
         }
         return out, observed
 
-    return run
+    def evaluate(
+        rng_key: Array, num_samples: int, params: Sequence[Params] = fit.params
+    ) -> dict[str, Any]:
+        pieces, observed = [], {}
+        for i, key in enumerate(random.split(rng_key, len(params))):
+            draws = {name: fit.draws[i][name] for name in proto.latents} if fit.draws else None
+            size = num_samples if draws is None else next(iter(draws.values())).shape[0]
+            out, observed = jax.device_get(run(params[i], draws, random.split(key, (size, 3))))
+            shape = (fit.num_chains, size // fit.num_chains)
+            pieces.append(jax.tree.map(lambda x, shape=shape: x.reshape(shape + x.shape[1:]), out))
+        whole = jax.tree.map(lambda *xs: np.concatenate(xs), *pieces)
+        return {**whole, "observed": observed}
+
+    return evaluate
 
 
 def _densities(sites: Trace, guide_sites: Trace, proto: Prototype) -> dict[str, Array]:
@@ -270,3 +260,137 @@ def _densities(sites: Trace, guide_sites: Trace, proto: Prototype) -> dict[str, 
         weight = proto.units.sum_sites(sample_sites(sites), local=True)
         weight = weight - proto.units.sum_sites(sample_sites(guide_sites), local=True)
     return {"lp": log_p + jacobian, "log_q": log_q + jacobian, "log_weight": weight}
+
+
+def warn_of_lost_draws(out: dict[str, Any]) -> None:
+    """A warning that names the site whose draws have no density."""
+    computed = [*out.get("log_likelihood", {}).values(), out["stats"].get("lp", np.zeros((1, 1)))]
+    no_density = reduce(np.logical_or, map(_not_finite, computed))
+    for name, x in out["latent"].items():
+        lost = _not_finite(x) | (no_density & out["outside"][name])
+        if lost.any():
+            chains = np.flatnonzero(lost.any(1)).tolist()
+            warnings.warn(
+                f"{lost.sum()} of {lost.size} draws of site '{name}' (chains {chains}) have left"
+                " its support, so what is computed from them is not finite; make the step size"
+                " smaller, or leave these draws out.",
+                InferenceWarning,
+                stacklevel=3,
+            )
+            return
+
+
+def _not_finite(x: np.ndarray) -> np.ndarray:
+    """``(chain, draw)``: true if any number of a draw is not finite."""
+    return ~np.isfinite(x.reshape(*x.shape[:2], -1)).all(-1)
+
+
+Rerun = Callable[[Params, Sites], Trace]
+"""Trace of a guide with these parameters, and these values of its auxiliary sites."""
+
+
+def density_of(rerun: Rerun, params: Params, guide_trace: Trace, model_trace: Trace) -> str:
+    r"""``"exact"``, ``"bound"`` or ``"none"``: the sum of the log densities of a guide's sites is
+    the density of its draws, that of the draws and of auxiliary variables, or neither.
+
+    It follows from the program alone, never from the numbers of a draw:
+
+    - An ``Implicit`` site has no density: ``"none"``.
+    - Every latent site of the model is drawn from a distribution: ``"exact"``, or ``"bound"`` if
+      the guide has auxiliary sites besides, because the sum is then the density of both.
+    - Some are a ``Delta``, a function of auxiliary sites. Its density is accounted for if its
+      ``log_density`` depends on anything (so the guide states a Jacobian), or if the values are the
+      auxiliary ones, moved to other places or shifted (so the Jacobian is 1). Then it is
+      ``"exact"`` if there are as many auxiliary coordinates as coordinates of the ``Delta`` sites,
+      and ``"bound"`` if there are more. Otherwise a ``factor`` of the guide has to account for it,
+      ``"bound"``, and without one, or for a ``Delta`` of no auxiliary site, it is ``"none"``.
+    """
+    latents = list(latent_sites(guide_trace))
+    if not all(has_density(site["fn"]) for site in latents):
+        return "none"
+    drawn = [site for site in latents if site["name"] not in model_trace and not is_delta(site)]
+    points = [site for site in latents if site["name"] in model_trace and is_delta(site)]
+    if not points:
+        return "bound" if drawn else "exact"
+
+    noise, discrete = _values_of(drawn, discrete=False), _values_of(drawn, discrete=True)
+    names = [site["name"] for site in points]
+
+    def deltas(params: Params, noise: Sites, discrete: Sites) -> dict[str, tuple[Any, Any]]:
+        trace = rerun(params, {**noise, **discrete})
+        fns = {name: base_distribution(trace[name]["fn"]) for name in names}
+        return {name: (trace[name]["value"], fn.log_density) for name, fn in fns.items()}
+
+    sources = eval_provenance(deltas, params=_shapes(params), noise=noise, discrete=discrete)
+    if not all("noise" in value for value, _ in sources.values()):
+        return "none"
+    supports = {name: model_trace[name]["fn"].support for name in names}
+    free = sum(_coordinates(site["fn"].support, site) for site in drawn if site["name"] in noise)
+    free -= sum(_coordinates(supports[site["name"]], site) for site in points)
+    if free < 0:
+        return "none"
+    silent = [name for name in names if not sources[name][1]]
+    accounted = not silent or any(
+        _only_moves(
+            lambda *args, inverse=inverse: [
+                inverse(biject_to(supports[name]), deltas(*args)[name][0]) for name in silent
+            ],
+            params,
+            noise,
+            discrete,
+        )
+        for inverse in (
+            lambda transform, value: value,
+            lambda transform, value: transform.inv(value),
+        )
+    )
+    if accounted:
+        return "bound" if free else "exact"
+    has_factor = any(site["is_observed"] for site in sample_sites(guide_trace))
+    return "bound" if has_factor else "none"
+
+
+def _values_of(sites: list[Site], *, discrete: bool) -> dict[str, Any]:
+    return _shapes(
+        {s["name"]: s["value"] for s in sites if s["fn"].support.is_discrete is discrete}
+    )
+
+
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
+
+
+def _coordinates(support: Any, site: Site) -> int:
+    """Unconstrained coordinates of a value."""
+    return math.prod(biject_to(support).inverse_shape(jnp.shape(site["value"])))
+
+
+def _only_moves(fn: Callable[..., list[Array]], params: Any, noise: Any, discrete: Any) -> bool:
+    """True if the Jacobian of ``fn`` in the noise takes each coordinate from another one of it.
+
+    The product of a vector of different numbers with the Jacobian then has just these numbers, and
+    depends on nothing else.
+    """
+    outputs = jax.eval_shape(fn, _shapes(params), noise, discrete)
+    sizes = [math.prod(x.shape) for x in outputs]
+    size = sum(sizes)
+    # Exact in float32 up to 2^23 coordinates.
+    probe = np.split(1.0 + np.arange(size) / size, np.cumsum(sizes)[:-1])
+    probe = [jnp.asarray(x.reshape(y.shape), y.dtype) for x, y in zip(probe, outputs, strict=True)]
+
+    def pulled_back(params: Any, noise: Any, discrete: Any, probe: list[Array]) -> Any:
+        return jax.vjp(lambda noise: fn(params, noise, discrete), noise)[1](probe)[0]
+
+    arguments = {"params": _shapes(params), "noise": noise, "discrete": discrete, "probe": probe}
+    sources = jax.tree.leaves(
+        eval_provenance(pulled_back, **arguments), is_leaf=lambda x: isinstance(x, frozenset)
+    )
+    if not frozenset().union(*sources) <= {"probe"}:
+        return False
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), {**arguments, "probe": ()})
+    found = jax.jit(pulled_back)(**{**zeros, "probe": probe})
+    found = np.concatenate([np.abs(np.ravel(x)) for x in jax.tree.leaves(found)])
+    found = np.sort(found[found != 0])
+    return len(found) == size and np.allclose(
+        found, np.sort(np.concatenate([np.ravel(x) for x in probe])), rtol=0, atol=0.2 / size
+    )

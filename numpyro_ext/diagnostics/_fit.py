@@ -1,4 +1,4 @@
-"""What was fitted: one record for SVI, engines and MCMC, and the errors about it."""
+"""One record of what was fitted, for SVI, engines and MCMC, and the errors about it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,27 +10,33 @@ from jax import Array
 import jax.numpy as jnp
 from numpyro.infer import MCMC, SVI
 from numpyro.infer.autoguide import AutoGuide
-from numpyro.infer.ensemble import EnsembleSampler
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._numpyro import mcmc_arguments, posterior_guide
-from numpyro_ext._typing import Model, Params, Sites
-from numpyro_ext.diagnostics._memo import Memo, memo_of, remember
+from numpyro_ext._typing import (
+    Diagnosable,
+    DiagnosableParticles,
+    Engine,
+    HasParticles,
+    Model,
+    Params,
+    Sites,
+)
 from numpyro_ext.diagnostics.full_data import full_data, minibatch_plates
 
 __all__ = ["Fit", "check_arguments", "check_key", "fit_of", "restarts_of"]
 
 
 class Fit(NamedTuple):
-    """A fitted object: where its draws come from, and the model on all data to run them through.
+    """A fitted object: the source of its draws, and the model on all data to run them through.
 
-    Draws come from the ``guide``, or are there already.
+    Draws come from the ``guide``, or exist already.
     """
 
     model: Model | None
-    """On all data; None for an ``MCMC`` on a potential function."""
+    """On all data; None for an ``MCMC`` of one of NumPyro's kernels on a potential function."""
     args: tuple
     kwargs: dict[str, Any]
     attributes: dict[str, Any]
@@ -43,8 +49,8 @@ class Fit(NamedTuple):
     """Chains that the draws of one entry hold, one after the other."""
     plates: dict[str, tuple[int, int]] = {}  # noqa: RUF012  # a default, never written to
     """``(size, subsample_size)`` of the plates of which an ``MCMC`` took minibatches."""
-    memo: Memo | None = None
-    """What was compiled for the same programs on the same arguments."""
+    forward_mode: bool = False
+    """True if the model is differentiated in forward mode."""
 
 
 def _name_of(value: Any) -> str:
@@ -138,7 +144,7 @@ def _check_signature(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
 
 @contextmanager
 def _arrays_wanted(args: tuple, kwargs: dict[str, Any]) -> Iterator[None]:
-    """Where the model fails on lists or frames, that they have to be arrays."""
+    """An error says that lists and frames have to be arrays where the model fails on them."""
     try:
         yield
     except Exception as error:
@@ -167,9 +173,10 @@ def _fit_of_optimised(
         )
     params = _all_params(result)
     args, kwargs = check_arguments(() if model_args is None else model_args, model_kwargs or {})
-    kwargs = {**getattr(obj, "static_kwargs", {}), **kwargs}
-    _check_signature(obj.model, args, kwargs)
     is_svi = isinstance(obj, SVI)
+    if is_svi:
+        kwargs = {**obj.static_kwargs, **kwargs}
+    _check_signature(obj.model, args, kwargs)
     if is_svi and getattr(obj.loss, "multi_sample_guide", False):
         raise ValueError(
             f"{type(obj.loss).__name__} was given multi_sample_guide=True, whose guide draws all"
@@ -182,25 +189,17 @@ def _fit_of_optimised(
     }
     if is_svi:
         attributes["loss"] = _name_of(obj.loss)
-    memo = memo_of(obj, (obj.model, obj.guide), args, kwargs, params[0])
     with _arrays_wanted(args, kwargs):
-        model = remember(memo, "model", lambda: full_data(obj.model, *args, **kwargs))
-    if hasattr(obj.guide, "particles"):
+        model = full_data(obj.model, *args, **kwargs)
+    if isinstance(obj.guide, HasParticles):
         attributes["inference_method"] = "particles"
         particles = obj.guide.particles
         if isinstance(obj.guide, AutoGuide):  # those of others may not be jitted
-            particles = remember(memo, "particles", lambda: jax.jit(obj.guide.particles))
+            particles = jax.jit(particles)
         draws = [dict(particles(one)) for one in params]
-        return Fit(model, args, kwargs, attributes, params, draws=draws, memo=memo)
+        return Fit(model, args, kwargs, attributes, params, draws=draws)
     guide, params = posterior_guide(obj.guide, params, args, kwargs, every_row)
-    return Fit(model, args, kwargs, attributes, params, guide=full_data(guide), memo=memo)
-
-
-def _method_of(kernel: Any) -> str:
-    """``"sgmcmc"`` if it estimates the gradient, ``"particles"`` if chains move together."""
-    if getattr(kernel, "is_ensemble_kernel", False) and not isinstance(kernel, EnsembleSampler):
-        return "particles"
-    return getattr(kernel, "inference_method", "mcmc")
+    return Fit(model, args, kwargs, attributes, params, guide=full_data(guide))
 
 
 def _fit_of_mcmc(
@@ -224,30 +223,29 @@ def _fit_of_mcmc(
         ran_kwargs if model_kwargs is None else model_kwargs,
     )
     kernel: Any = mcmc.sampler
-    model: Any = getattr(kernel, "model", None)
-    memo: Memo = {}
-    if model is not None:
-        _check_signature(model, args, kwargs)
-        one = jax.tree.map(lambda x: x[0], samples)
-        memo = memo_of(mcmc, (model,), args, kwargs, one)
+    model: Model | None = getattr(kernel, "model", None)
     full, plates = None, {}
     if model is not None:
+        _check_signature(model, args, kwargs)
         with _arrays_wanted(args, kwargs):
-            full = remember(memo, "model", lambda: full_data(model, *args, **kwargs))
-            plates = remember(memo, "plates", lambda: minibatch_plates(model, args, kwargs))
+            full = full_data(model, *args, **kwargs)
+            plates = minibatch_plates(model, args, kwargs)
+    moves_particles = isinstance(kernel, DiagnosableParticles)
     return Fit(
         model=full,
         args=args,
         kwargs=kwargs,
         attributes={
-            "inference_method": _method_of(kernel),
+            "inference_method": kernel.inference_method
+            if isinstance(kernel, Diagnosable)
+            else "mcmc",
             "kernel": _name_of(kernel),
         },
-        params=[dict(getattr(kernel, "params", {}))],
+        params=[dict(kernel.params) if moves_particles else {}],
         draws=[samples],
         num_chains=mcmc.num_chains,
         plates=plates,
-        memo=memo,
+        forward_mode=moves_particles and kernel.forward_mode_differentiation,
     )
 
 
@@ -257,7 +255,7 @@ def fit_of(
     """The fit of any object that can be converted."""
     if isinstance(obj, MCMC):
         return _fit_of_mcmc(obj, result, model_args, model_kwargs)
-    if isinstance(obj, SVI) or all(hasattr(obj, word) for word in ("guide", "model", "run")):
+    if isinstance(obj, Engine):
         return _fit_of_optimised(obj, result, model_args, model_kwargs)
     raise TypeError(
         f"obj is a {_name_of(type(obj))}; it must be a numpyro.infer.SVI, a numpyro.infer.MCMC that"
@@ -266,7 +264,7 @@ def fit_of(
 
 
 def _instead_of(obj: Any) -> str:
-    """What to do with things that are near a fit."""
+    """The advice for an object that is near a fit."""
     if hasattr(obj, "params") and hasattr(obj, "losses"):
         return ": pass the SVI, and this as result="
     if isinstance(obj, MCMCKernel):

@@ -1,39 +1,42 @@
-"""From a fitted NumPyro object to the ``DataTree`` that all of ArviZ works on."""
+"""Conversion of a fitted NumPyro object to the ``DataTree`` on which all of ArviZ works."""
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
 import math
 from typing import TYPE_CHECKING, Any
-import warnings
 
 import jax
 import numpy as np
 import numpyro
 from numpyro.infer import MCMC
 
-from numpyro_ext._checks import InferenceWarning, check_count
+from numpyro_ext._checks import check_count
 from numpyro_ext._model.read import Site, is_data
-from numpyro_ext._numpyro import max_tree_depth
-from numpyro_ext.diagnostics._evaluate import Prototype, count_of, evaluate, prototype
+from numpyro_ext.diagnostics._chains import sgmcmc_rows
+from numpyro_ext.diagnostics._evaluate import (
+    Prototype,
+    count_of,
+    evaluator,
+    prototype,
+    warn_of_lost_draws,
+)
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
-from numpyro_ext.diagnostics._particles import particle_facts, particle_rows, score_of
-from numpyro_ext.diagnostics._rules import facts_of, sgmcmc_rows, warn
+from numpyro_ext.diagnostics._points import (
+    has_gradient,
+    particle_facts,
+    particle_rows,
+    particles_of,
+    scored,
+)
+from numpyro_ext.diagnostics._run import chains_of, facts_of, mcmc_stats
+from numpyro_ext.diagnostics.table import warn_of
 
 if TYPE_CHECKING:
     from xarray import DataTree
 
-__all__ = ["mcmc_stats", "to_arviz"]
+__all__ = ["to_arviz"]
 
 Names = Mapping[str, Sequence[str]]
 """Dimension names by site."""
-
-STATS = {
-    "potential_energy": "lp",
-    "adapt_state.step_size": "step_size",
-    "num_steps": "n_steps",
-    "accept_prob": "acceptance_rate",
-}
-"""NumPyro's names of sampler statistics, and ArviZ's."""
 
 
 def _dims(site: Site, extra: Sequence[str]) -> list[str]:
@@ -53,26 +56,6 @@ def _dims(site: Site, extra: Sequence[str]) -> list[str]:
     if event:
         names[len(names) - len(event) :] = event
     return names
-
-
-def mcmc_stats(mcmc: MCMC, fit: Fit) -> dict[str, Any]:
-    """The extra fields that are arrays, under ArviZ's names."""
-    stats = {}
-    for field, value in jax.device_get(mcmc.get_extra_fields(group_by_chain=True)).items():
-        if not isinstance(value, np.ndarray):
-            continue
-        name = STATS.get(field, field)
-        if field == "potential_energy":
-            value = -value
-            if fit.plates:
-                name = "lp_minibatch"
-        stats[name] = value
-        if field == "num_steps":
-            stats["tree_depth"] = np.log2(value).astype(int) + 1
-            limit = max_tree_depth(mcmc.sampler)
-            if limit is not None:
-                stats["reached_max_tree_depth"] = stats["tree_depth"] >= limit
-    return stats
 
 
 def _name(site: str) -> str:
@@ -129,7 +112,7 @@ def _tree(
 
 
 LARGEST = 1e9
-"""Bytes of a group above which it has to be asked for otherwise."""
+"""The largest group, in bytes, that is computed."""
 
 
 def _refuse_large(
@@ -163,12 +146,13 @@ def _size_of(fit: Fit, proto: Prototype) -> float:
     return 4.0 * draws * sum(count_of(x) for x in proto.trace.values() if is_data(x))
 
 
-def _judged(obj: Any, fit: Fit) -> dict[str, Any]:
-    """What the gradients say of particles, and a warning where it is bad."""
-    if (found := score_of(obj, fit)) is None:
+def _judged(obj: Any, fit: Fit, proto: Prototype) -> dict[str, Any]:
+    """The facts about particles that their gradients give, and a warning where they are bad."""
+    if not has_gradient(proto):
         return {}
+    found = scored(fit, proto, particles_of(obj, fit))
     facts = particle_facts(found)
-    warn(particle_rows(len(found.x), facts), stacklevel=3)
+    warn_of(particle_rows(len(found.x), facts), stacklevel=3)
     return facts
 
 
@@ -179,29 +163,6 @@ def _check_names(what: str, names: Names | None, known: set[str]) -> None:
             f"{what} names '{unknown[0]}', which is not in the result; it has"
             f" {', '.join(sorted(known))}."
         )
-
-
-def _warn_of_lost_draws(out: dict[str, Any]) -> None:
-    """Name the site that took the densities of some draws with it."""
-    computed = [*out.get("log_likelihood", {}).values(), out["stats"].get("lp", np.zeros((1, 1)))]
-    no_density = reduce(np.logical_or, map(_not_finite, computed))
-    for name, x in out["latent"].items():
-        lost = _not_finite(x) | (no_density & out["outside"][name])
-        if lost.any():
-            chains = np.flatnonzero(lost.any(1)).tolist()
-            warnings.warn(
-                f"{lost.sum()} of {lost.size} draws of site '{name}' (chains {chains}) have left"
-                " its support, so what is computed from them is not finite; make the step size"
-                " smaller, or leave these draws out.",
-                InferenceWarning,
-                stacklevel=3,
-            )
-            return
-
-
-def _not_finite(x: np.ndarray) -> np.ndarray:
-    """``(chain, draw)``: whether any number of a draw is not finite."""
-    return ~np.isfinite(x.reshape(*x.shape[:2], -1)).all(-1)
 
 
 def to_arviz(
@@ -229,9 +190,9 @@ def to_arviz(
     All quantities are those of the model on **all N data** (see :func:`full_data`), also where the
     fit took minibatches. The groups, each ``(chain, draw, *site)`` but the last:
 
-    - ``posterior``: the model's latent sites (local ones for all N data; a guide's auxiliary sites
-      are left out), and its deterministic sites computed from them. With a particle guide the draws
-      are the m particles, in order.
+    - ``posterior``: the model's latent sites (local ones for all N data; no auxiliary sites of a
+      guide), and its deterministic sites computed from them. With a particle guide the draws are
+      the m particles, in order.
     - ``sample_stats``: with z the latents in unconstrained space, ``lp``, the log joint
       :math:`\log p(x, z)`, Jacobian included; for a guide with a density ``log_q``, :math:`\log
       q(z)`, and ``log_weight``, their difference. If plates enclose every site of model and guide,
@@ -248,12 +209,12 @@ def to_arviz(
     ``num_restarts``, and ``density``: ``"exact"``; ``"bound"`` where the guide has auxiliary
     variables, so that ``log_weight`` is that of a bound; ``"none"``.
 
-    How to read it. The draws of a guide are independent: ``ess`` is about S and says nothing of the
-    fit. With restarts as chains, ``az.rhat`` above 1.01 says that the restarts are different
+    **To read it:** the draws of a guide are independent, so ``ess`` is about S and says nothing of
+    the fit. With restarts as chains, ``az.rhat`` above 1.01 says that the restarts are different
     optima; ``pareto_khat`` judges a single one. The LOO to quote for a variational fit is
     ``az.loo_approximate_posterior(dt, log_p=dt.sample_stats.lp, log_q=dt.sample_stats.log_q)``.
 
-    Cost: S draws times the likelihood of N data, and S*N floats for the log likelihoods; a group
+    **Cost:** the likelihood of N data at S draws, and S*N floats for the log likelihoods. A group
     of more than 1 GB is refused before anything is computed.
 
     A stochastic-gradient run that cannot be trusted is converted all the same, with an
@@ -264,7 +225,7 @@ def to_arviz(
     all data say that they are too narrow, too wide or not at rest (this is left out above 1 GB of
     log likelihoods). :func:`diagnose` says more.
 
-    Four cases that need a word:
+    **Special cases:**
 
     - A model that is given its minibatch as an argument has no subsampled plate: its arguments are
       the data. Pass the full arrays.
@@ -283,16 +244,16 @@ def to_arviz(
     :param dict model_kwargs: its keyword arguments; the ``static_kwargs`` of an ``SVI`` are added.
     :param int num_samples: draws per chain from a guide; particles and ``MCMC`` have their own.
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
-    :param bool log_likelihood: whether to compute that group.
-    :param bool posterior_predictive: whether to draw that group.
+    :param bool log_likelihood: True computes that group.
+    :param bool posterior_predictive: True draws that group.
     :param int block_size: draws that are evaluated at a time, which bounds the memory and changes
         no number; default: as many as have 10^6 log densities. On a minibatch ``MCMC``, giving it
         also asks for ``lp`` on all data.
     :param coords: coordinates by dimension.
     :param dims: dimensions by site, without chain and draw; they replace those found in the model's
         plates and ``infer={"event_dims": ...}``.
-    :param extra_event_dims: names for the last axes of sites, such as deterministic ones, whose
-        ``event_dims`` the model does not say.
+    :param extra_event_dims: names for the last axes of sites whose ``event_dims`` the model does
+        not give, such as deterministic ones.
     :return: ``xarray.DataTree`` of host arrays in the precision of the draws.
 
     **References**
@@ -329,15 +290,10 @@ def to_arviz(
     if method in ("sgmcmc", "mcmc"):
         attributes |= facts_of(obj, fit)
     if method == "sgmcmc":
-        warn(sgmcmc_rows(stats, attributes), stacklevel=2)
+        warn_of(sgmcmc_rows(stats, attributes), stacklevel=2)
     user_dims = {name: list(names) for name, names in (dims or {}).items()}
     if fit.model is None:
-        if method == "particles":
-            attributes |= _judged(obj, fit)
-        draws = {
-            name: np.reshape(x, (fit.num_chains, -1, *x.shape[1:]))
-            for name, x in jax.device_get(fit.draws[0]).items()
-        }
+        draws = chains_of(fit)
         _check_names("dims", dims, {*draws, *stats})
         return _tree({"posterior": draws, "sample_stats": stats}, attributes, user_dims, coords)
 
@@ -352,20 +308,19 @@ def to_arviz(
         sizes = (np.size(proto.trace[name]["value"]) for name in proto.latents)
         attributes["num_latents"] = sum(sizes)
         if _size_of(fit, proto) <= LARGEST:
-            attributes |= _judged(obj, fit)
+            attributes |= _judged(obj, fit, proto)
     if proto.marginalized:
         attributes |= {"marginalized": proto.marginalized, "left_out": proto.left_out}
-    out = evaluate(
+    evaluate = evaluator(
         fit,
         proto,
-        key_draws,
-        num_samples,
         block_size=block_size,
         lp=not is_mcmc or (bool(fit.plates) and block_size is not None),
         log_likelihood=log_likelihood,
         posterior_predictive=posterior_predictive,
     )
-    _warn_of_lost_draws(out)
+    out = evaluate(key_draws, num_samples)
+    warn_of_lost_draws(out)
     extra = extra_event_dims or {}
     named = {name: _dims(proto.trace[name], extra.get(name, ())) for name in known}
     if proto.units is not None:

@@ -1,94 +1,39 @@
 """One table that says whether a result can be trusted, and what to do if not."""
 
-import textwrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_ext._checks import check_count
-from numpyro_ext.diagnostics._convergence import convergence_rows, loss_rows, restart_rows
+from numpyro_ext.diagnostics._chains import (
+    chain_rows,
+    hmc_rows,
+    restart_rows,
+    settings_rows,
+    sgmcmc_rows,
+)
+from numpyro_ext.diagnostics._evaluate import evaluator, prototype, warn_of_lost_draws
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, restarts_of
-from numpyro_ext.diagnostics._local import local_rows
+from numpyro_ext.diagnostics._guides import local_rows, loss_rows, weight_rows
 from numpyro_ext.diagnostics._moves import guide_moves_row, moves_row
-from numpyro_ext.diagnostics._particles import (
+from numpyro_ext.diagnostics._points import (
     draw_rows,
-    has_score,
+    has_gradient,
     ksd_row,
     particle_facts,
     particle_rows,
     particles_of,
-    score_of,
     scored,
 )
-from numpyro_ext.diagnostics._rules import (
-    Row,
-    equally_spaced,
-    facts_of,
-    settings_rows,
-    sgmcmc_rows,
-)
-from numpyro_ext.diagnostics.arviz import mcmc_stats, to_arviz
-from numpyro_ext.diagnostics.discrepancy import draws_of
-from numpyro_ext.diagnostics.evidence import evidence_bounds
-from numpyro_ext.diagnostics.psis import pareto_khat
+from numpyro_ext.diagnostics._run import chains_of, facts_of, mcmc_stats
+from numpyro_ext.diagnostics.table import Diagnosis, Row
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-__all__ = ["Diagnosis", "diagnose"]
-
-UNITS = 1000
-"""At most so many units get a k-hat of their own, equally spaced."""
-BAD_UNITS = 0.05
-_WIDTH = 100
+__all__ = ["diagnose"]
 
 Numbers = dict[str, np.ndarray]
-
-
-class Diagnosis(NamedTuple):
-    """What :func:`diagnose` returns; it prints as a table."""
-
-    title: str
-    """What was judged."""
-    rows: tuple[Row, ...]
-    """The lines of the table: ``quantity, value, error, limit, ok, verdict``."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether no line says that something is wrong."""
-        return all(row.ok is not False for row in self.rows)
-
-    def to_frame(self) -> "pd.DataFrame":
-        """The table as a pandas frame, one line per quantity."""
-        import pandas as pd
-
-        return pd.DataFrame(list(self.rows), columns=list(Row._fields)).set_index("quantity")
-
-    def __str__(self) -> str:
-        wrong = sum(row.ok is False for row in self.rows)
-        judged = sum(row.ok is not None for row in self.rows)
-        found = f"{wrong} of {len(self.rows)} are wrong" if wrong else "nothing was found wrong"
-        found = found if judged else "nothing could be judged"
-        head = f"{self.title}: {found}"
-        cells = [(r.quantity, r.shown, r.limit, _MARKS[r.ok]) for r in self.rows]
-        cells = [("quantity", "value", "limit", ""), *cells]
-        widths = [max(len(row[k]) for row in cells) for k in range(4)]
-        texts = ["verdict", *(row.verdict for row in self.rows)]
-        indent = sum(widths) + 10
-        lines = [head]
-        for row, text in zip(cells, texts, strict=True):
-            left = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            wrapped = textwrap.wrap(text, max(30, _WIDTH - indent))
-            lines += [f"  {left}  {wrapped[0]}", *(" " * indent + line for line in wrapped[1:])]
-        return "\n".join(line.rstrip() for line in lines)
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-_MARKS = {True: "ok", False: "!!", None: ""}
+"""Arrays ``(chain, draw, *site)`` by name."""
 
 
 def diagnose(
@@ -103,47 +48,78 @@ def diagnose(
 ) -> Diagnosis:
     r"""Judge a fit of any kind: one table, a verdict on every line, and what to do about it.
 
-    - **Stochastic-gradient MCMC.** ``kinetic temperature`` against T, off by more than 10 % and
-      three standard errors; with settings that were found, against :math:`T / (1 -
-      \epsilon^2/4)`, times up to the predicted variance ratio. For ``SGLD``, ``PSGLD`` and
-      ``SGRLD``, which have no momentum, the ``implied variance ratio`` :math:`1 + \epsilon\,
-      E[g^\top A g] / (2 n T)` with the preconditioner A: on a Gaussian the mean over n coordinates
-      of variance over right variance, whatever the curvature and the noise. Whether the estimate
-      of the gradients' noise of ``SGHMC`` was cut. Share of diverging draws (1 %), and whether the
-      step was halved in warmup.
-    - **All MCMC.** Largest R-hat (1.01; of the halves of a single chain), smallest effective sample
-      size (100 for a chain, at most 400), and its price after warmup, by which kernels and settings
-      are compared: effective draws per gradient, and with minibatches per pass over the data. For
-      ``NUTS`` run with ``extra_fields=("num_steps",)``. A ``ControlVariate`` takes two gradients,
-      ``SVRG`` its passes as well. Where the kernel found its settings, what did not hold there, and
-      measured against predicted transitions per independent draw. Divergences of ``HMC`` and
-      ``NUTS``.
-    - **SVI.** Change of the loss from the last fifth but one to the last fifth of the steps; k-hat,
-      or with independent units the share of them above the threshold; the bounds of order 1 (the
-      ELBO) and 0; with a list of restarts their R-hat. A guide that is a little too narrow has
-      good weights, so its draws are moved as particles are (``sd ratio after moves``): of 10,000
-      draws of the first restart up to 1,000 start a chain, and the standard deviation of every
-      number of the latent sites over that in the chains has to be in [.85, 1.2], or as near to 1 as
-      its Monte Carlo error. For models whose latent sites are continuous. Draws of a guide without
-      a density get the lines of the implied sd ratio and the shift as well. A guide with local
-      inference (``SVAEGuide``): the share of the data for which that did not converge (1 %), the
-      share of the data in one state, which is near 1 where the mixture has collapsed, the number
-      of states that hold data against the 5 % quantile of the prior's, and the standard deviations
-      of global sites over those after one step of Gibbs sampling, at least .86. That step adds a
-      share R to the variance of a guide whose local sites are independent of the global ones; the
-      variance of the posterior is 1 / (1 - R) times that of the guide.
-    - **Particles.** Number of particles against the dimension d (at least 2 d, below that every
-      field gives too narrow a cloud); from the gradients on all data the sd ratio that the linear
-      Stein identity implies, :math:`\mathrm{sd}(x_a) / \sqrt{(M^{-1} C)_{aa}}` with :math:`M =
-      -\tfrac1m \sum_i (x_i - \bar x) g_i^\top` and C the covariance, in [.85, 1.2]; the shift
-      :math:`\mathrm{rms}(L^\top \bar g)` with :math:`C = L L^\top`, up to .05. Then each particle
-      starts a Markov chain of 40 trajectories of Hamiltonian Monte Carlo, of 4 gradients on all
-      data each, in units of the covariance of the particles: the standard deviation of every number
-      of the latent sites over that in the second half of the chains has to be in [.8, 1.2]. This
-      finds a single particle far out in a tail and a funnel that is not filled, which the gradients
-      do not show. Chains so short cross to no other mode, and where the posterior is far wider in
-      some direction than the points are, they show that it is wider, but not by how much. Last the
-      squared kernel Stein discrepancy.
+    **Chains**, of ``MCMC`` with any kernel. The first five lines are those of stochastic gradients;
+    the next two those of ``HMC`` and ``NUTS``, and of settings that a kernel has found:
+
+    ==================================  ===============================  ===========  ==============
+    quantity                            meaning                          limit        what to do
+    ==================================  ===============================  ===========  ==============
+    kinetic temperature                 that of the momentum, near T     10 %         smaller step
+    gradient noise over injected noise  noise that is not corrected for  1            more friction
+    implied variance ratio              variance over the right one      1.1          smaller step
+    share of diverging draws            transitions that were refused    .01          smaller step
+    step scale after warmup             the step was halved in warmup    1            smaller step
+    divergences                         trajectories that diverged       0            reparametrise
+    problems of the settings            assumptions that did not hold    0            see the line
+    share of draws not finite           draws outside of the support     0            smaller step
+    sites that never move               sites stuck at their start       0            another start
+    largest R-hat                       disagreement of the chains       1.01         run longer
+    smallest ESS                        number of independent draws      100 a chain  run longer
+    ESS per gradient, per pass          price of an independent draw                  compare
+    transitions per independent draw    compared with the kernel's law   20 times     reparametrise
+    ==================================  ===============================  ===========  ==============
+
+    **Guides**, of ``SVI`` and engines. With several restarts there is their largest R-hat too. The
+    last four lines are those of local inference, as in an ``SVAEGuide``:
+
+    ==================================  ===============================  ===========  ==============
+    quantity                            meaning                          limit        what to do
+    ==================================  ===============================  ===========  ==============
+    change of the loss                  in the last fifth of the steps   .1, 3 s.e.   train longer
+    k-hat                               tail of the importance weights   .7 or less   richer guide
+    share of units with k-hat > .67     the same, of independent units   .05          richer guide
+    ELBO, bound of order 0              bounds of the log evidence                    compare
+    sd ratio after moves, worst         sd over that of moved draws      .85 to 1.2   richer guide
+    local inference not converged       share of the data                .01          raise max_iter
+    largest share of a site             share of the data in one state   .99          another start
+    states of a site in use             number of states with data       prior's 5 %  another start
+    sd ratio of a site to a Gibbs step  sd over that after the step      .86          Gibbs, or NUTS
+    ==================================  ===============================  ===========  ==============
+
+    **Particles**; the second, third and last line also come for draws without a density:
+
+    ==================================  ===============================  ===========  ==============
+    quantity                            meaning                          limit        what to do
+    ==================================  ===============================  ===========  ==============
+    number of particles                 number against the dimension d   2 d          more particles
+    implied sd ratio, worst             sd over that of the gradients    .85 to 1.2   run longer
+    shift in sds                        mean of the gradients            .05          run longer
+    sd ratio after moves, worst         sd over that of moved particles  .8 to 1.2    another field
+    squared KSD                         kernel Stein discrepancy                      compare
+    ==================================  ===============================  ===========  ==============
+
+    A temperature or a variance ratio is wrong only if it is off by three Monte Carlo errors as
+    well. With settings that were found, the temperature lies between :math:`T / (1 -
+    \epsilon^2/4)` and that times the predicted variance ratio. The implied variance ratio, of
+    kernels without momentum, is :math:`1 + \epsilon\, E[g^\top A g] / (2 n T)` with the
+    preconditioner A: on a Gaussian it is the mean over the n coordinates of variance over right
+    variance, whatever the curvature and the noise. R-hat of a single chain is that of its halves;
+    the limit of the effective sample size (ESS) is at most 400. A gradient is one of the model, on
+    its minibatch where there is one: a ``ControlVariate`` takes two, ``SVRG`` its passes as well;
+    run ``NUTS`` with ``extra_fields=("num_steps",)``.
+
+    The implied sd ratio is :math:`\mathrm{sd}(x_a) / \sqrt{(M^{-1} C)_{aa}}` with :math:`M =
+    -\tfrac1m \sum_i (x_i - \bar x) g_i^\top` and C the covariance of the points x; the shift is
+    :math:`\mathrm{rms}(L^\top \bar g)` with :math:`C = L L^\top`, where g are gradients on all
+    data. **Moves:** each particle, or up to 1,000 of 10,000 draws of the first restart, starts a
+    Markov chain of 40 trajectories of Hamiltonian Monte Carlo, of 4 gradients on all data each. The
+    line shows the number of the latent sites whose standard deviation differs most from that in the
+    second half of the chains. It finds what the weights and the gradients do not show: a guide that
+    is a little too narrow, a single particle far out in a tail, a funnel that is not filled. Where
+    the posterior is far wider than the points are, the chains show that it is wider, but not by how
+    much. A step of **Gibbs** sampling adds a share R to the variance of global sites that the guide
+    draws independently of the local ones; the variance of the posterior is then 1 / (1 - R) times
+    that of the guide.
 
     **It fails** to see modes that no chain, guide or particle has found, and it does not know the
     right model. A good line is necessary, not sufficient: chains with a bias that all of them
@@ -156,12 +132,11 @@ def diagnose(
     :param tuple model_args: the model's arguments; default for an ``MCMC``: those of its run.
     :param dict model_kwargs: its keyword arguments.
     :param int num_samples: draws from a guide, per restart.
-    :param int num_moves: trajectories of the Markov chain from each particle or draw, of 4
-        gradients on all data each; 0 leaves the line out. None means 40 if that is not too much,
-        and a line that says so otherwise: at most 10^9 log densities (those of the model times
-        particles times gradients), for a guide at most 2 10^10 operations (those of a gradient
-        times 160 gradients times 128 chains, or up to 1,000 where all take less than 10^9), which
-        are some seconds of a core. More of them find a single particle far out with more certainty.
+    :param int num_moves: trajectories of the Markov chain from each particle or draw; 0 leaves the
+        line out. By default there are 40, unless these would take more than some seconds of a core:
+        more than 10^9 log densities for particles, or 2 10^10 operations for 128 draws of a guide.
+        Then the line says so and has no value; give a number to run them nevertheless. The more
+        trajectories, the more surely a single particle far out is found.
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
     :return: a :class:`Diagnosis`.
 
@@ -199,35 +174,57 @@ def diagnose(
     if isinstance(obj, DataTree):
         return _of_tree(obj)
     fit = fit_of(obj, result, model_args, model_kwargs)
-    method = fit.attributes["inference_method"]
-    if method == "particles":
+    if fit.attributes["inference_method"] == "particles":
         return _of_particles(obj, fit, num_moves, rng_key)
     if isinstance(obj, MCMC):
-        draws = {
-            name: np.reshape(x, (fit.num_chains, -1, *x.shape[1:]))
-            for name, x in jax.device_get(fit.draws[0]).items()
-        }
-        facts = {**fit.attributes, **facts_of(obj, fit)}
+        draws, facts = chains_of(fit), {**fit.attributes, **facts_of(obj, fit)}
         moved: Any = getattr(obj.last_state, "z", None)
         latents = set(moved) if isinstance(moved, dict) else set(draws)
-        return _of_mcmc(method, draws, mcmc_stats(obj, fit), facts, latents)
-    tree = to_arviz(
-        obj,
-        result=result,
-        model_args=model_args,
-        model_kwargs=model_kwargs,
-        num_samples=num_samples,
-        rng_key=rng_key,
-        log_likelihood=False,
-    )
+        return _table_of_chains(draws, mcmc_stats(obj, fit), facts, latents)
+    return _of_guide(obj.guide, fit, result, num_samples, num_moves, rng_key)
+
+
+def _of_guide(
+    guide: Any, fit: Fit, result: Any, num_samples: int, num_moves: int | None, rng_key: Any
+) -> Diagnosis:
+    """The fit of an ``SVI`` or an engine, from draws of its guide."""
+    key_prototype, key_draws = jax.random.split(rng_key)
+    proto = prototype(fit, key_prototype)
+    evaluate = evaluator(fit, proto, lp=True)
+    out = evaluate(key_draws, num_samples)
+    warn_of_lost_draws(out)
+    draws = {**out["latent"], **out["deterministic"]}
     found = [getattr(one, "losses", None) for one in restarts_of(result)]
     losses = [np.asarray(one) for one in found if one is not None]
-    by_gradients = _of_gradients(fit, tree, num_moves, rng_key)
-    local = local_rows(obj.guide, fit, tree, jax.random.fold_in(rng_key, 1))
-    return _of_guide(tree, [one for one in losses if one.ndim == 1], by_gradients, local)
+    first = [
+        *loss_rows([one for one in losses if one.ndim == 1]),
+        *local_rows(guide, fit, draws, jax.random.fold_in(rng_key, 1)),
+    ]
+    last, one = [], {name: x[0] for name, x in draws.items()}
+    # Of a point nothing can be said.
+    if has_gradient(proto) and not all(np.all(x == x[:1]) for x in one.values()):
+        if proto.density == "none":
+            last += draw_rows(scored(fit, proto, one))
+        last += guide_moves_row(fit, proto, evaluate, one, num_moves, rng_key)
+    facts = {**fit.attributes, "density": proto.density}
+    return _table_of_draws(draws, out["stats"].get("log_weight"), facts, first, last)
+
+
+def _of_particles(obj: Any, fit: Fit, num_moves: int | None, rng_key: Any) -> Diagnosis:
+    proto, last = prototype(fit, rng_key), particles_of(obj, fit)
+    m = len(next(iter(last.values())))
+    if has_gradient(proto):
+        found = scored(fit, proto, last)
+        rows = particle_rows(m, particle_facts(found))
+        rows += [*moves_row(fit, proto, found, num_moves, rng_key), ksd_row(found)]
+    else:
+        d = sum(int(np.prod(x.shape[1:])) for x in last.values())
+        rows = particle_rows(m, {"num_latents": d})
+    return Diagnosis(_title(fit.attributes, f"{m} particles"), tuple(rows))
 
 
 def _of_tree(tree: Any) -> Diagnosis:
+    """The lines for which a ``DataTree`` of :func:`to_arviz` is enough."""
     facts = dict(tree.attrs)
     method = facts.get("inference_method")
     if method is None or "posterior" not in tree:
@@ -235,14 +232,13 @@ def _of_tree(tree: Any) -> Diagnosis:
             "the DataTree does not say which method made it, as those of arviz.from_numpyro do not;"
             " pass one that to_arviz made, or the fit itself."
         )
+    draws, stats = _numbers(tree, "posterior"), _numbers(tree, "sample_stats")
     if method in ("mcmc", "sgmcmc"):
-        stats = _numbers(tree, "sample_stats")
-        return _of_mcmc(method, _numbers(tree, "posterior"), stats, facts, set())
+        return _table_of_chains(draws, stats, facts, set())
     if method == "particles":
-        posterior = tree["posterior"]
-        m = posterior.sizes["chain" if "kernel" in facts else "draw"]
+        m = tree["posterior"].sizes["chain" if "kernel" in facts else "draw"]
         return Diagnosis(_title(facts, f"{m} particles"), tuple(particle_rows(m, facts)))
-    return _of_guide(tree, [], [], [])
+    return _table_of_draws(draws, stats.get("log_weight"), facts, [], [])
 
 
 def _numbers(tree: Any, group: str) -> Numbers:
@@ -257,108 +253,35 @@ def _title(facts: dict[str, Any], size: str) -> str:
     return f"{what}, {size}"
 
 
-def _of_mcmc(
-    method: str, draws: Numbers, stats: Numbers, facts: dict[str, Any], latents: set[str]
+def _table_of_chains(
+    draws: Numbers, stats: Numbers, facts: dict[str, Any], latents: set[str]
 ) -> Diagnosis:
+    """The table of a run of MCMC; ``latents`` are the sites that have to move."""
     chains, length = next(iter(draws.values())).shape[:2]
-    rows = []
-    if method == "sgmcmc":
-        rows += sgmcmc_rows(stats, facts)
-    elif "diverging" in stats:
-        rows.append(_hmc_divergences(stats["diverging"]))
-    rows += [*settings_rows(facts), *convergence_rows(draws, stats, facts, latents)]
+    is_sgmcmc = facts["inference_method"] == "sgmcmc"
+    rows = sgmcmc_rows(stats, facts) if is_sgmcmc else hmc_rows(stats)
+    rows += [*settings_rows(facts), *chain_rows(draws, stats, facts, latents)]
     return Diagnosis(_title(facts, f"{chains} x {length:,} draws"), tuple(rows))
 
 
-def _hmc_divergences(diverging: np.ndarray) -> Row:
-    value = float(np.sum(diverging))
-    verdict = "no trajectory diverged."
-    if value:
-        verdict = (
-            "trajectories left the region that they should explore; raise target_accept_prob, or"
-            " reparametrise the model."
-        )
-    return Row("divergences", value, None, "0", value == 0, verdict)
-
-
-def _of_guide(
-    tree: Any, losses: list[np.ndarray], by_gradients: list[Row], local: list[Row]
+def _table_of_draws(
+    draws: Numbers,
+    log_weight: np.ndarray | None,
+    facts: dict[str, Any],
+    first: list[Row],
+    last: list[Row],
 ) -> Diagnosis:
-    facts = tree.attrs
-    sizes = tree["posterior"].sizes
-    rows = [*loss_rows(losses), *local]
-    if sizes["chain"] > 1:
-        rows += restart_rows(_numbers(tree, "posterior"))
-    weights = _numbers(tree, "sample_stats").get("log_weight")
-    if weights is None:
+    """The table of a guide: ``first``, its restarts and its weights, and ``last``."""
+    restarts, length = next(iter(draws.values())).shape[:2]
+    rows = [*first, *(restart_rows(draws) if restarts > 1 else [])]
+    if log_weight is None:
+        more = "the next lines look at its draws" if last else "compare it with MCMC"
         verdict = (
-            "the guide has no density, so neither k-hat nor bounds of the evidence can be computed"
+            "the guide has no density, so neither k-hat nor bounds of the evidence can be"
+            f" computed; {more}."
         )
-        more = "the next lines look at its draws" if by_gradients else "compare it with MCMC"
-        rows.append(Row("k-hat", np.nan, None, "", None, f"{verdict}; {more}."))
+        rows.append(Row("k-hat", np.nan, None, "", None, verdict))
     else:
-        log_w = weights.reshape(-1, *weights.shape[2:])
-        rows += _weight_rows(log_w, auxiliary=facts.get("density") == "bound")
-    rows += by_gradients
-    title = _title(facts, f"{sizes['chain']} x {sizes['draw']:,} draws")
-    return Diagnosis(title, tuple(rows))
-
-
-def _of_gradients(fit: Fit, tree: Any, num_moves: int | None, rng_key: Any) -> list[Row]:
-    """What the model's gradients say of the first restart; nothing of a point."""
-    draws = draws_of("the posterior", tree["posterior"].isel(chain=[0])) or {}
-    if not has_score(fit) or all(np.all(x == x[:1]) for x in draws.values()):
-        return []
-    rows = draw_rows(scored(draws, fit)) if tree.attrs["density"] == "none" else []
-    return [*rows, *guide_moves_row(fit, draws, num_moves, rng_key)]
-
-
-def _weight_rows(log_w: np.ndarray, *, auxiliary: bool) -> list[Row]:
-    units = log_w.reshape(len(log_w), -1)
-    chosen = equally_spaced(units.shape[1], UNITS)
-    if not np.all(np.isfinite(units) | (units == -np.inf)) or len(log_w) < 25:
-        verdict = (
-            "there are too few weights or some are not numbers, because the guide leaves the"
-            " support of the model; pass more num_samples, or fit again with another guide."
-        )
-        return [Row("k-hat", np.nan, None, "", False, verdict)]
-    found = pareto_khat(units[:, chosen] if log_w.ndim > 1 else units[:, 0])
-    wrong = "the guide is far from the posterior; take a richer guide, or reparametrise the model."
-    if auxiliary:
-        wrong = (
-            "the guide is far from the posterior, or its reverse model from its auxiliary variables"
-            " (these weights are of both); train longer, or take a richer network for either."
-        )
-    right = "the importance weights can be used, so the guide is near the posterior."
-    if log_w.ndim == 1:
-        ok = bool(found.khat <= found.threshold)
-        verdict = right if ok else wrong
-        rows = [Row("k-hat", found.khat, None, f"{found.threshold:.2f}", ok, verdict)]
-    else:
-        share = float(np.mean(found.khat > found.threshold))
-        ok = share <= BAD_UNITS
-        what, limit = f"share of units with k-hat > {found.threshold:.2f}", f"{BAD_UNITS}"
-        verdict = right if ok else f"in these units {wrong}"
-        rows = [Row(what, share, None, limit, ok, verdict)]
-    bounds = evidence_bounds(log_w, alphas=(1.0, 0.0))
-    (elbo, log_evidence), (se, se0) = bounds.values.tolist(), bounds.standard_errors.tolist()
-    gap = f"the bound of order 0 is {log_evidence - elbo:.3g} nats above it."
-    rows.append(Row("ELBO (order 1)", elbo, se, "", None, gap))
-    verdict = "the estimate of the log evidence."
-    if np.min(bounds.effective_sample_size) < 50:
-        verdict = "a few draws carry it, so it says little about the log evidence."
-    rows.append(Row("bound of order 0", log_evidence, se0, "", None, verdict))
-    return rows
-
-
-def _of_particles(obj: Any, fit: Fit, num_moves: int | None, rng_key: Any) -> Diagnosis:
-    found = score_of(obj, fit)
-    if found is None:
-        last = particles_of(obj, fit)
-        m = len(next(iter(last.values())))
-        facts = {"num_latents": sum(int(np.prod(x.shape[1:])) for x in last.values())}
-        return Diagnosis(_title(fit.attributes, f"{m} particles"), tuple(particle_rows(m, facts)))
-    m = len(found.x)
-    rows = particle_rows(m, particle_facts(found))
-    rows += [*moves_row(obj, fit, found, num_moves, rng_key), ksd_row(found)]
-    return Diagnosis(_title(fit.attributes, f"{m} particles"), tuple(rows))
+        log_w = log_weight.reshape(-1, *log_weight.shape[2:])
+        rows += weight_rows(log_w, auxiliary=facts.get("density") == "bound")
+    return Diagnosis(_title(facts, f"{restarts} x {length:,} draws"), tuple([*rows, *last]))

@@ -1,4 +1,4 @@
-"""How far draws are from a posterior, by its score, or from other draws.
+"""The distance of draws from a posterior, by its score, or from other draws.
 
 The arithmetic is in :mod:`numpyro_ext.scores`; here draws become points, and a model its score.
 """
@@ -6,30 +6,22 @@ The arithmetic is in :mod:`numpyro_ext.scores`; here draws become points, and a 
 from collections.abc import Callable
 from typing import Any
 
-import jax
-from jax import Array, lax, random
+from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import model_info
-from numpyro_ext._typing import Model, Params, Sites
-from numpyro_ext.diagnostics._evaluate import default_block_size, prototype
+from numpyro_ext._typing import Model
+from numpyro_ext.diagnostics._evaluate import prototype
 from numpyro_ext.diagnostics._fit import Fit, check_arguments
-from numpyro_ext.diagnostics._memo import memo_of, remember
+from numpyro_ext.diagnostics._points import points_and_score
 from numpyro_ext.diagnostics.full_data import full_data
 from numpyro_ext.scores.discrepancy import squared_ksd, squared_mmd
 
-__all__ = [
-    "draws_of",
-    "kernel_stein_discrepancy",
-    "maximum_mean_discrepancy",
-    "points_and_score",
-]
+__all__ = ["kernel_stein_discrepancy", "maximum_mean_discrepancy"]
 
 
-def draws_of(name: str, x: Any) -> dict[str, np.ndarray] | None:
+def _draws_of(name: str, x: Any) -> dict[str, np.ndarray] | None:
     """``{site: (S, *site)}`` of a ``DataTree``, its part or a dict; None for an array."""
     if isinstance(x, np.ndarray | Array | list | tuple):
         return None
@@ -64,32 +56,6 @@ def _every(num_rows: int, num_samples: int | None) -> np.ndarray:
     return np.arange(num_samples) * num_rows // num_samples
 
 
-def points_and_score(
-    draws: dict[str, Any], fit: Fit, *, forward_mode: bool = False
-) -> tuple[Array, Array]:
-    """Draws in unconstrained space, and there minus the gradient of the full model's potential."""
-    assert fit.model is not None
-    model, args, kwargs = fit.model, fit.args, fit.kwargs
-    memo = {} if fit.memo is None else fit.memo
-    trace = prototype(fit._replace(draws=[draws]), random.key(0)).trace
-    info = model_info(trace)
-
-    def make() -> Callable[[Params, Sites], tuple[Array, Array]]:
-        def run(params: Params, draws: Sites) -> tuple[Array, Array]:
-            potential = Potential(model, info, params, args, kwargs, forward_mode=forward_mode)
-
-            def one(draw: Sites) -> tuple[Array, Array]:
-                z = potential.unconstrain("x", draw)
-                return info.ravel(z), -info.ravel(potential.value_and_grad(z, {})[1])
-
-            return lax.map(one, draws, batch_size=default_block_size(trace))
-
-        return jax.jit(run)
-
-    given = {name: jnp.asarray(draws[name]) for name in info.latents}
-    return remember(memo, "score", make)(fit.params[0], given)
-
-
 def kernel_stein_discrepancy(
     x: Any,
     score: Array | Callable[[Array], Array] | None = None,
@@ -111,13 +77,13 @@ def kernel_stein_discrepancy(
         k_0(x, y) = k\, s(x)^\top s(y) + s(x)^\top \nabla_y k + s(y)^\top \nabla_x k
                     + \mathrm{tr}\, \partial_x \partial_y k, \qquad s = \nabla \log p,
 
-    of which no density of the draws is needed: it judges ``MCMC`` without accept step, particles
-    and implicit guides alike. With draws of a ``model``, everything happens in unconstrained space:
-    the draws are mapped there, and s is minus the gradient of the potential on all N data, Jacobian
-    included. It is 0 when the draws are the posterior's, and blind to the weights of well separated
-    modes. There is no absolute scale: compare two runs, or a run with half the step size.
+    which needs no density of the draws: it judges ``MCMC`` without an accept step, particles and
+    implicit guides alike. Draws of a ``model`` are mapped to unconstrained space, where s is minus
+    the gradient of the potential on all N data, Jacobian included. The discrepancy is 0 if the
+    draws are those of the posterior, and does not see the weights of well separated modes. It has
+    no absolute scale: compare two runs, or a run with another at half the step size.
 
-    Cost: one gradient of the model on N data per draw, and S^2 d for the pairs.
+    **Cost:** one gradient of the model on N data per draw, and S^2 d for the pairs.
 
     :param x: draws: an array ``(S, d)`` with ``score``; or, with ``model``, a ``DataTree`` (its
         ``posterior``, chains flattened) or a dict ``{site: (S, *site)}`` of constrained draws, such
@@ -157,7 +123,7 @@ def kernel_stein_discrepancy(
         0.0
         2.5
     """
-    draws = draws_of("x", x)
+    draws = _draws_of("x", x)
     if draws is None:
         if model is not None or score is None:
             raise ValueError(
@@ -176,11 +142,8 @@ def kernel_stein_discrepancy(
         rows = _every(len(next(iter(draws.values()))), num_samples)
         chosen: Any = {site: value[rows] for site, value in draws.items()}
         args, kwargs = check_arguments(model_args, model_kwargs or {})
-        one = {site: value[0] for site, value in chosen.items()}
-        memo = memo_of(model, (model,), args, kwargs, one)
-        full = remember(memo, "model", lambda: full_data(model, *args, **kwargs))
-        fit = Fit(full, args, kwargs, {}, [{}], draws=[chosen], memo=memo)
-        x, score = points_and_score(chosen, fit)
+        fit = Fit(full_data(model, *args, **kwargs), args, kwargs, {}, [{}], draws=[chosen])
+        x, score = points_and_score(fit, prototype(fit, random.key(0)).trace, chosen)
     return squared_ksd(x, score, kernel, statistic=statistic, block_size=block_size)
 
 
@@ -191,8 +154,8 @@ def maximum_mean_discrepancy(
 
     .. math:: \mathrm{MMD}^2 = E\,k(x, x') + E\,k(y, y') - 2\,E\,k(x, y).
 
-    It compares all of the joint distributions, in the space of the draws (constrained ones, as they
-    are): rescale sites of very different spread, or the widest decides. Cost O((S + n)^2 d).
+    It compares the joint distributions in the space of the draws, without a transformation: rescale
+    sites of very different spread, or the widest decides. The cost is O((S + n)^2 d).
 
     :param x: draws: an array ``(S, d)``, a ``DataTree`` (its ``posterior``, chains flattened) or a
         dict ``{site: (S, *site)}``, whose sites are flattened and put together in the order of
@@ -220,7 +183,7 @@ def maximum_mean_discrepancy(
         >>> print(f"{maximum_mean_discrepancy(x, y):.2f}")
         0.20
     """
-    draws_x, draws_y = draws_of("x", x), draws_of("y", y)
+    draws_x, draws_y = _draws_of("x", x), _draws_of("y", y)
     if (draws_x is None) != (draws_y is None):
         raise TypeError(
             f"x is a {type(x).__name__} and y is a {type(y).__name__}; pass two arrays, or two"

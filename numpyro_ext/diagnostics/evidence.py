@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpyro_ext.diagnostics._weights import log_weights_of
+from numpyro_ext.diagnostics.psis import log_weights_of
 
 
 class EvidenceBounds(NamedTuple):
-    """What :func:`evidence_bounds` returns, in nats."""
+    """The result of :func:`evidence_bounds`, in nats."""
 
     alphas: tuple[float, ...]
     """The orders, as they were given."""

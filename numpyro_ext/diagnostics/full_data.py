@@ -27,8 +27,8 @@ def shapes_of(model: Model, args: tuple, kwargs: dict[str, Any]) -> Trace:
     return shape_trace(substitute(seeded, substitute_fn=init_to_sample), args, kwargs)
 
 
-def _check_rows(model: Model, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Run the full model without computing anything; explain a minibatch passed as the data."""
+def _check_full_arrays(model: Model, args: tuple, kwargs: dict[str, Any]) -> None:
+    """An error that explains what to do if one minibatch was passed in place of the data."""
     plates = minibatch_plates(model, args, kwargs)
     if not plates:
         return
@@ -80,5 +80,5 @@ def full_data(model: Model, *args: Any, **kwargs: Any) -> Model:
         (100, 3)
     """
     if args or kwargs:
-        _check_rows(model, args, kwargs)
+        _check_full_arrays(model, args, kwargs)
     return every_row(valid_plates(model))

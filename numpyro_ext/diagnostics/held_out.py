@@ -1,4 +1,4 @@
-"""How likely new data are under a fit whose guide infers their latent variables too.
+"""The likelihood of new data under a fit whose guide infers their latent variables too.
 
 Burda, Grosse, Salakhutdinov, "Importance weighted autoencoders" (2016).
 """
@@ -27,7 +27,6 @@ from numpyro_ext._model.units import Layout, find_layout
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import BLOCK, guide_trace_of, model_trace_of, prototype
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
-from numpyro_ext.diagnostics._memo import remember
 from numpyro_ext.diagnostics.full_data import shapes_of
 
 __all__ = ["held_out_log_likelihood"]
@@ -115,8 +114,7 @@ def held_out_log_likelihood(
     if fit.model is None:
         raise TypeError("the MCMC runs on a potential function; held-out data need a model.")
     _refuse_fixed_rows(obj, fit, shapes_of(fit.model, fit.args, fit.kwargs))
-    memo = {} if fit.memo is None else fit.memo
-    weights_of = remember(memo, "held-out", lambda: _compiled(fit, key_prototype))
+    weights_of = _compiled(fit, key_prototype)
     pieces = []
     for i, key in enumerate(random.split(key_draws, len(fit.params))):
         draws = dict(fit.draws[i]) if fit.draws else None
@@ -145,21 +143,19 @@ def _compiled(fit: Fit, rng_key: Array) -> Callable[..., Array]:
     layout, category = _look(fit, trace, rng_key)
     numbers = sum(math.prod(jnp.shape(site["value"])) for site in sample_sites(trace))
     block = max(1, BLOCK // max(1, numbers * (1 if category is None else len(category[1]))))
-    # It may be kept, so it must hold neither draws nor parameters.
-    bare = fit._replace(params=[], draws=(), memo=None)
 
     def one(params: Params, draw: Sites | None, keys: Array) -> Array:
         key_guide, key_model = keys
         if draw is not None:
-            trace = model_trace_of(bare, params, draw, key_model)
+            trace = model_trace_of(fit, params, draw, key_model)
             return layout.sum_sites(sample_sites(trace), local=True)
-        drawn = _values(guide_trace_of(bare, params, key_guide))
+        drawn = _values(guide_trace_of(fit, params, key_guide))
 
         def log_densities(replaced: Sites) -> tuple[Array, Array]:
             values = {**drawn, **replaced}
             traces = (
-                model_trace_of(bare, params, values, key_model),
-                guide_trace_of(bare, params, key_guide, values),
+                model_trace_of(fit, params, values, key_model),
+                guide_trace_of(fit, params, key_guide, values),
             )
             log_p, log_q = (layout.sum_sites(sample_sites(t), local=True) for t in traces)
             return log_p, log_q

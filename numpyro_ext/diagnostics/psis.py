@@ -1,4 +1,4 @@
-"""How far a guide is from the posterior, by the tail of its importance weights.
+"""The distance of a guide from the posterior, by the tail of its importance weights.
 
 References: Vehtari, Simpson, Gelman, Yao and Gabry, *Pareto Smoothed Importance Sampling* (JMLR
 2024); Yao, Vehtari, Simpson and Gelman, *Yes, but Did It Work?: Evaluating Variational Inference*
@@ -7,15 +7,25 @@ References: Vehtari, Simpson, Gelman, Yao and Gabry, *Pareto Smoothed Importance
 
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+from numpyro.infer import MCMC
 
-from numpyro_ext.diagnostics._weights import log_weights_of
+from numpyro_ext._checks import check_count
+from numpyro_ext._model.implicit import IntractableDensityError
+from numpyro_ext.diagnostics._evaluate import evaluator, prototype
+from numpyro_ext.diagnostics._fit import check_key, fit_of
 
-__all__ = ["ParetoKhat", "pareto_khat"]
+__all__ = ["ParetoKhat", "log_weights_of", "pareto_khat"]
+
+INSTEAD = (
+    "judge its draws with kernel_stein_discrepancy or, against draws of the posterior, with"
+    " maximum_mean_discrepancy."
+)
 
 
 class ParetoKhat(NamedTuple):
-    """What :func:`pareto_khat` returns."""
+    """The result of :func:`pareto_khat`."""
 
     khat: Any
     """Shape of the generalised Pareto distribution fitted to the largest weights: a number, or an
@@ -144,3 +154,56 @@ def _fit_tail(log_w: np.ndarray, precision: float) -> tuple[float, np.ndarray]:
     smoothed = np.where(np.isneginf(log_w), -np.inf, smoothed)
     # No shape can be fitted when the tail itself holds weights of 0: nearly all draws are lost.
     return (np.inf if np.isnan(khat) else float(khat)), smoothed
+
+
+def log_weights_of(
+    obj: Any,
+    result: Any,
+    model_args: tuple | None,
+    model_kwargs: dict[str, Any] | None,
+    num_samples: int,
+    rng_key: Any,
+) -> np.ndarray:
+    """``(S, *units)`` log weights of arrays, a ``DataTree`` or its part, an ``SVI`` or an engine.
+
+    Chains and restarts are put one after the other.
+    """
+    if isinstance(obj, np.ndarray | jax.Array | list | tuple | float):
+        if not hasattr(obj, "_fields"):
+            return np.asarray(obj)
+    if isinstance(obj, MCMC):
+        raise IntractableDensityError(f"the draws of an MCMC have no density; {INSTEAD}")
+
+    from xarray import DataArray, DataTree
+
+    if isinstance(obj, DataTree):
+        if "sample_stats" not in obj or "log_weight" not in obj["sample_stats"]:
+            method = obj.attrs.get("inference_method", "unknown")
+            raise IntractableDensityError(
+                f"the DataTree (inference method '{method}') has no sample_stats.log_weight,"
+                f" because its draws have no density; {INSTEAD}"
+            )
+        obj = obj["sample_stats"]["log_weight"]
+    if isinstance(obj, DataArray):
+        if not {"chain", "draw"} <= set(obj.dims):
+            return obj.to_numpy()
+        weight = obj.transpose("chain", "draw", ...).to_numpy()
+    else:
+        num_samples = check_count("num_samples", num_samples)
+        rng_key = check_key(rng_key)
+        fit = fit_of(obj, result, model_args, model_kwargs)
+        key_prototype, key_draws = jax.random.split(rng_key)
+        proto = prototype(fit, key_prototype)
+        if proto.marginalized:
+            raise IntractableDensityError(
+                f"latent site '{proto.marginalized[0]}' was summed out, and the density of the"
+                f" model without it is not computed here; {INSTEAD}"
+            )
+        if proto.density == "none":
+            raise IntractableDensityError(
+                f"{fit.attributes['guide']} gives draws without a density, so they have no"
+                f" importance weights; {INSTEAD}"
+            )
+        evaluate = evaluator(fit, proto, lp=True)
+        weight = evaluate(key_draws, num_samples)["stats"]["log_weight"]
+    return weight.reshape(-1, *weight.shape[2:])

@@ -25,9 +25,8 @@ import pytest
 
 from numpyro_ext._model.implicit import Implicit
 from numpyro_ext.diagnostics import to_arviz
-from numpyro_ext.diagnostics._evaluate import evaluate, prototype
+from numpyro_ext.diagnostics._evaluate import evaluator, prototype
 from numpyro_ext.diagnostics._fit import fit_of
-from numpyro_ext.mcmc import MinibatchGradient
 
 X = jnp.array([0.5, -1.0, 2.0])
 EXACT = {"z_auto_loc": jnp.array(0.375), "z_auto_scale": jnp.array(0.5)}
@@ -485,7 +484,16 @@ class Minibatch(MCMCKernel):
     def __init__(self, model):
         self.model = model
 
-    gradient = MinibatchGradient()
+    inference_method, steps_per_sample, settings = "sgmcmc", 1, None
+
+    def gradients_per_transition(self, rows):
+        return 1.0
+
+    def temperature_at(self, i):
+        return None
+
+    def noise_share(self, state):
+        return None
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
         return State({"z": jnp.zeros(())}, jnp.zeros(()), jnp.zeros(()), rng_key)
@@ -597,7 +605,7 @@ def test_block_size_bounds_the_memory(monkeypatch):
     proto = prototype(fit, random.key(0))
     monkeypatch.setattr(jax, "jit", measured)
     for block in (8, 512):
-        evaluate(fit, proto, random.key(1), draws, block_size=block, lp=True)
+        evaluator(fit, proto, block_size=block, lp=True)(random.key(1), draws)
     small, large = temporary
     assert large > draws * rows * 4
     assert small < large / 20

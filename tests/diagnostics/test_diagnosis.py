@@ -17,7 +17,7 @@ import optax
 import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning, diagnose, to_arviz
-from numpyro_ext.mcmc import SGHMC, SGLD, MinibatchGradient
+from numpyro_ext.mcmc import SGHMC, SGLD
 from numpyro_ext.particles import SVGD, AutoParticles, ParVI
 
 X = jnp.array([0.5, -1.0, 2.0])
@@ -54,8 +54,13 @@ class Scripted(MCMCKernel):
     def __init__(self, *, heat=1.0, diverging=0.0, scale=1.0, still=0.0, lost=0.0, sg=True):
         self.heat, self.share, self.scale = heat, diverging, scale
         self.still, self.lost = still, lost
-        if sg:
-            self.gradient = MinibatchGradient()
+        self.inference_method = "sgmcmc" if sg else "mcmc"
+
+    def gradients_per_transition(self, rows):
+        return 1.0 if self.inference_method == "sgmcmc" else None
+
+    def noise_share(self, state):
+        return None
 
     def temperature_at(self, i):
         return jnp.ones(())
@@ -136,7 +141,7 @@ def test_everything_that_a_stochastic_gradient_run_can_show_is_said_and_warned_o
 
 
 def test_the_level_of_the_temperature_is_that_of_the_settings_found():
-    settings = SimpleNamespace(step_size=0.5, variance_ratio=1.05, transitions=6.0)
+    settings = SimpleNamespace(step_size=0.5, variance_ratio=1.05, transitions=6.0, problems=())
     law = 1.05 / (1 - 0.5**2 / 4)
     found = diagnose(scripted(heat=law, settings=settings, num_samples=2000))
     assert found.ok, found
@@ -145,7 +150,7 @@ def test_the_level_of_the_temperature_is_that_of_the_settings_found():
 
 
 def test_slower_than_predicted_is_not_near_normal():
-    settings = SimpleNamespace(step_size=0.01, variance_ratio=1.0, transitions=6.0)
+    settings = SimpleNamespace(step_size=0.01, variance_ratio=1.0, transitions=6.0, problems=())
     found = diagnose(scripted(still=0.99, settings=settings, num_samples=20_000))
     row = rows_of(found)["transitions per independent draw"]
     # An autoregression with coefficient .99 is worth (1 - .99) / (1 + .99) of its draws.

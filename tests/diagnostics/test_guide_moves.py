@@ -14,8 +14,7 @@ import optax
 import pytest
 
 from numpyro_ext.diagnostics import diagnose
-from numpyro_ext.diagnostics._moves import GUIDE, _row
-from numpyro_ext.diagnostics._spread import Spread
+from numpyro_ext.diagnostics._moves import GUIDE, Spread, _row
 from numpyro_ext.guides import FlowGuide, ImplicitGuide
 
 QUANTITY = "sd ratio after moves, worst"

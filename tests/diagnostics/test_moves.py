@@ -13,8 +13,7 @@ import optax
 import pytest
 
 from numpyro_ext.diagnostics import diagnose
-from numpyro_ext.diagnostics._moves import _row
-from numpyro_ext.diagnostics._spread import spread_after_moves
+from numpyro_ext.diagnostics._moves import _row, spread_after_moves
 from numpyro_ext.particles import SVGD, AutoParticles
 
 QUANTITY = "sd ratio after moves, worst"

@@ -5,7 +5,7 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext.diagnostics._local import narrow_rows, states_row
+from numpyro_ext.diagnostics._guides import narrow_rows, states_row
 from numpyro_ext.expfam import MNIW, NIW
 from numpyro_ext.svae import GMMEP, LDS, SVAEGuide, recognition_network
 from tests.svae.models import CONCENTRATION, PARTS, K, N, Y, guide_of
@@ -75,7 +75,7 @@ def test_narrow_globals_of_a_normal_hierarchy_are_found():
         theta = random.normal(key_theta, (1, 20_000)) / (1 + n) ** 0.5
         x = random.normal(key_x, (1, 20_000, n)) * variance**0.5
         draws = {"theta": np.asarray(theta), "x": np.asarray(x)}
-        (row,) = narrow_rows(Hierarchy(), draws, {}, random.key(3))
+        (row,) = narrow_rows(Hierarchy(), draws, random.key(3))
         ratio = (1 + n * variance / (1 + n)) ** -0.5
         np.testing.assert_allclose(row.value, ratio, atol=0.03)
         assert row.ok is ok

@@ -1,0 +1,115 @@
+"""The table that ``diagnose`` returns, and its lines."""
+
+import math
+import textwrap
+from typing import TYPE_CHECKING, NamedTuple
+import warnings
+
+import numpy as np
+
+from numpyro_ext._checks import InferenceWarning
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Diagnosis", "Row", "equally_spaced", "judged", "shown", "warn_of"]
+
+_WIDTH = 100
+_MARKS = {True: "ok", False: "!!", None: ""}
+
+
+def shown(x: float, digits: int = 4) -> str:
+    """A number as the table prints it."""
+    whole = float(x).is_integer() and abs(x) < 1e9
+    return f"{x:,.0f}" if whole else f"{x:.{digits}g}"
+
+
+class Row(NamedTuple):
+    """One line of a :class:`Diagnosis`."""
+
+    quantity: str
+    value: float
+    error: float | None
+    """Monte Carlo standard error of the value."""
+    limit: str
+    """The limit that the value is compared with; empty if there is none."""
+    ok: bool | None
+    """None for a number that is shown for information."""
+    verdict: str
+    """One sentence: the meaning of the value, and what to do."""
+
+    @property
+    def shown(self) -> str:
+        """The value with its error."""
+        if self.error is None or not math.isfinite(self.error):
+            return shown(self.value)
+        return f"{shown(self.value)} +- {shown(self.error, 2)}"
+
+
+def judged(
+    quantity: str,
+    value: float,
+    limit: str,
+    ok: bool,
+    right: str,
+    wrong: str,
+    error: float | None = None,
+) -> Row:
+    """A line with one of two verdicts."""
+    return Row(quantity, value, error, limit, ok, right if ok else wrong)
+
+
+class Diagnosis(NamedTuple):
+    """The result of :func:`diagnose`; it prints as a table."""
+
+    title: str
+    """The kernel, or the guide and its loss, and the number of draws."""
+    rows: tuple[Row, ...]
+    """The lines of the table: ``quantity, value, error, limit, ok, verdict``."""
+
+    @property
+    def ok(self) -> bool:
+        """True if no line says that something is wrong."""
+        return all(row.ok is not False for row in self.rows)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The table as a pandas frame, one line per quantity."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.rows), columns=list(Row._fields)).set_index("quantity")
+
+    def __str__(self) -> str:
+        wrong = sum(row.ok is False for row in self.rows)
+        any_judged = any(row.ok is not None for row in self.rows)
+        found = f"{wrong} of {len(self.rows)} are wrong" if wrong else "nothing was found wrong"
+        found = found if any_judged else "nothing could be judged"
+        cells = [(r.quantity, r.shown, r.limit, _MARKS[r.ok]) for r in self.rows]
+        cells = [("quantity", "value", "limit", ""), *cells]
+        widths = [max(len(row[k]) for row in cells) for k in range(4)]
+        texts = ["verdict", *(row.verdict for row in self.rows)]
+        indent = sum(widths) + 10
+        lines = [f"{self.title}: {found}"]
+        for row, text in zip(cells, texts, strict=True):
+            left = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            wrapped = textwrap.wrap(text, max(30, _WIDTH - indent))
+            lines += [f"  {left}  {wrapped[0]}", *(" " * indent + line for line in wrapped[1:])]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def warn_of(rows: list[Row], stacklevel: int) -> None:
+    """An :class:`InferenceWarning` of one sentence for every line that is wrong."""
+    for row in rows:
+        if row.ok is False:
+            warnings.warn(
+                f"the {row.quantity} is {row.shown} (limit {row.limit}): {row.verdict}",
+                InferenceWarning,
+                stacklevel=stacklevel + 1,
+            )
+
+
+def equally_spaced(size: int, most: int) -> np.ndarray:
+    """At most so many of the numbers ``0 .. size - 1``, the first and the last among them."""
+    return np.unique(np.linspace(0, size - 1, min(most, size)).astype(int))

@@ -1,0 +1,136 @@
+"""A second look at a fit shows what has changed since the first."""
+
+from collections import OrderedDict
+import functools
+from types import SimpleNamespace
+
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+import pytest
+
+from numpyro_ext.diagnostics import diagnose, evidence_bounds, kernel_stein_discrepancy, to_arviz
+
+PARAMS = {"z_auto_loc": jnp.array(0.375), "z_auto_scale": jnp.array(0.5)}
+X = jnp.array([0.5, -1.0, 2.0])
+OUTSIDE = X
+
+
+def conjugate(x):
+    z = numpyro.sample("z", dist.Normal())
+    with numpyro.plate("N", len(x)):
+        numpyro.sample("x", dist.Normal(z), obs=jnp.asarray(x))
+
+
+class Shifted:
+    """A model that is an object, or a method of one."""
+
+    def __init__(self):
+        self.shift = 0.0
+
+    def __call__(self):
+        conjugate(X + self.shift)
+
+    def method(self):
+        conjugate(X + self.shift)
+
+
+def object_that_is_called():
+    model = Shifted()
+    return model, (), lambda: setattr(model, "shift", 0.3)
+
+
+def bound_method():
+    model = Shifted()
+    return model.method, (), lambda: setattr(model, "shift", 0.3)
+
+
+def namespace():
+    outside = SimpleNamespace(shift=0.0)
+    return lambda: conjugate(X + outside.shift), (), lambda: setattr(outside, "shift", 0.3)
+
+
+def class_attribute():
+    class Outside:
+        shift = 0.0
+
+    return lambda: conjugate(X + Outside.shift), (), lambda: setattr(Outside, "shift", 0.3)
+
+
+def ordered_dict():
+    outside = OrderedDict(shift=0.0)
+    return lambda: conjugate(X + outside["shift"]), (), lambda: outside.update(shift=0.3)
+
+
+def partial():
+    shift = np.zeros(3, np.float32)
+    model = functools.partial(lambda shift: conjugate(X + shift.sum() / 3), shift=shift)
+    return model, (), lambda: shift.__iadd__(0.3)
+
+
+def argument():
+    x = np.array(X)
+    return conjugate, (x,), lambda: x.__iadd__(0.3)
+
+
+def global_variable():
+    return lambda: conjugate(OUTSIDE), (), lambda: globals().update(OUTSIDE=X + 0.3)
+
+
+def svi_of(model):
+    return SVI(model, AutoNormal(model), numpyro.optim.Adam(0.1), Trace_ELBO())
+
+
+def looks(svi, args):
+    """The log evidence, as each function has it from the same draws."""
+    given = {"result": PARAMS, "model_args": args, "num_samples": 40}
+    rows = {row.quantity: row.value for row in diagnose(svi, num_moves=0, **given).rows}
+    weights = to_arviz(svi, **given).sample_stats.log_weight.to_numpy()
+    return [
+        float(np.logaddexp.reduce(weights, axis=1)[0] - np.log(40)),
+        evidence_bounds(svi, **given).log_evidence,
+        rows["bound of order 0"],
+    ]
+
+
+CASES = [
+    object_that_is_called,
+    bound_method,
+    namespace,
+    class_attribute,
+    ordered_dict,
+    partial,
+    argument,
+    global_variable,
+]
+
+
+@pytest.fixture(autouse=True)
+def the_same_global_variable(monkeypatch):
+    monkeypatch.setitem(globals(), "OUTSIDE", X)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_a_model_that_has_changed_is_seen(case):
+    model, args, change = case()
+    svi = svi_of(model)
+    # The guide is exact for X.
+    np.testing.assert_allclose(looks(svi, args), -5.79371, atol=1e-4)
+    change()
+    given = {"result": PARAMS, "model_args": (X + 0.3,), "num_samples": 40}
+    expected = evidence_bounds(svi_of(conjugate), **given).log_evidence
+    assert abs(expected + 5.79371) > 0.01
+    np.testing.assert_allclose(looks(svi, args), expected, rtol=1e-5)
+
+
+def test_a_stein_discrepancy_sees_it_too():
+    draws, model = {"z": 0.5 * random.normal(random.key(0), (20,))}, Shifted()
+    first = float(kernel_stein_discrepancy(draws, model=model))
+    model.shift = 0.3
+    second = float(kernel_stein_discrepancy(draws, model=model))
+    fresh = float(kernel_stein_discrepancy(draws, model=conjugate, model_args=(X + 0.3,)))
+    assert second == pytest.approx(fresh, rel=1e-4) != first
