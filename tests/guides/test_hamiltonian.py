@@ -135,9 +135,10 @@ def of_normalised():
 def test_log_weights_on_the_extended_space_average_to_the_evidence():
     # This needs the steps to keep volume and every density to be right.
     guide, _, params = of_normalised()
-    weights = jnp.exp(log_weights(random.key(2), params, normalised, guide, num_samples=50_000))
-    error = weights.std() / 50_000**0.5
-    assert error < 0.01 and abs(weights.mean() - 1.0) < 4 * error
+    weights = jnp.exp(log_weights(random.key(2), params, normalised, guide, num_samples=100_000))
+    error = weights.std() / 100_000**0.5
+    # The parameters are random, and of three sets the largest error was .008.
+    assert error < 0.015 and abs(weights.mean() - 1.0) < 4 * error
 
 
 @pytest.mark.x64
