@@ -335,6 +335,7 @@ def test_deterministic_sites_belong_to_the_arguments_of_the_call():
     np.testing.assert_allclose(dt.posterior["mean"], expected, rtol=1e-6)
 
 
+@pytest.mark.golden  # the default is the key of 0
 def test_keys_new_style_legacy_and_default():
     def draws(rng_key):
         return exact_tree(num_samples=5, rng_key=rng_key, log_likelihood=False).posterior.z
