@@ -1,5 +1,5 @@
 # Every target sets up .venv by itself. PYTHON=... chooses another interpreter.
-.PHONY: quickstart test lint docs bench clean
+.PHONY: quickstart test keys lint docs bench clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,6 +26,11 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=10
 test: $(VENV)/installed-test
 	JAX_ENABLE_X64=1 $(PYTEST) -m x64 $$(grep -rl --include='test_*.py' 'mark\.x64' tests)
 	$(PYTEST)
+
+# The tests in single precision at other random keys: the integer of each is shifted by KEYS * 1000.
+KEYS ?= 1 2 3 4 5 6 7 8
+keys: $(VENV)/installed-test
+	status=0; for k in $(KEYS); do $(PYTEST) --shift-keys $$k tests || status=1; done; exit $$status
 
 lint: $(VENV)/installed-dev $(VENV)/installed-test
 	$(BIN)/ruff check .

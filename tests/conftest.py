@@ -1,8 +1,11 @@
-"""Test set-up: two CPU devices, what makes compiling cheap, and the tolerances of the two legs."""
+"""Test set-up: two CPU devices, what makes compiling cheap, the tolerances of the two legs, and the
+suite at other random keys (``--shift-keys``).
+"""
 
 import gc
 import os
 from pathlib import Path
+import sys
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of a test's time is the compiler's.
@@ -22,7 +25,48 @@ os.environ["XLA_FLAGS"] = (
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import jax
+import numpy as np
 import pytest
+
+TESTS = str(Path(__file__).resolve().parent) + os.sep
+
+
+def pytest_addoption(parser):
+    help = "add 1000 times this to every integer that a test makes a random key or generator of"
+    parser.addoption("--shift-keys", type=int, default=0, metavar="N", help=help)
+
+
+def pytest_configure(config):
+    if shift := 1000 * config.getoption("--shift-keys"):
+        for module, names in ((jax.random, ("key", "PRNGKey")), (np.random, ("default_rng",))):
+            for name in names:
+                setattr(module, name, shifted(getattr(module, name), shift))
+
+
+def shifted(make_key, shift):
+    """``make_key`` with another integer where a test calls it, itself or by NumPyro's ``seed``.
+
+    The keys of the package, such as those of a model that is only looked at, are left alone.
+    """
+
+    def make(*args, **kwargs):
+        frame = sys._getframe(1)
+        while frame and frame.f_code.co_filename.endswith(os.path.join("numpyro", "handlers.py")):
+            frame = frame.f_back
+        from_a_test = frame and frame.f_code.co_filename.startswith(TESTS)
+        if from_a_test and args and isinstance(args[0], int):
+            args = (args[0] + shift, *args[1:])
+        return make_key(*args, **kwargs)
+
+    return make
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--shift-keys"):
+        left_out = pytest.mark.skip(reason="golden values belong to their keys")
+        for item in items:
+            if item.get_closest_marker("golden"):
+                item.add_marker(left_out)
 
 
 @pytest.fixture

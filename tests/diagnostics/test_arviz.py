@@ -145,6 +145,11 @@ def test_log_likelihood_has_no_plate_scale_and_no_handler_scale():
     np.testing.assert_allclose(dt.log_likelihood.x, dist.Normal(z).log_prob(X), rtol=1e-5)
 
 
+# Three data, of which one is far out: over keys a tenth of the shapes is above arviz's limit.
+far_out = pytest.mark.filterwarnings("ignore:Estimated shape parameter")
+
+
+@far_out
 def test_loo_equals_that_of_the_same_draws_by_hand(exact):
     z = exact.posterior.z.to_numpy()
     by_hand = az.from_dict(
@@ -156,7 +161,7 @@ def test_loo_equals_that_of_the_same_draws_by_hand(exact):
     assert az.loo(exact).elpd == pytest.approx(az.loo(by_hand).elpd, abs=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:Estimated shape parameter")  # three data, one far out
+@far_out
 def test_loo_of_a_variational_fit(exact):
     corrected = az.loo_approximate_posterior(
         exact, log_p=exact.sample_stats.lp, log_q=exact.sample_stats.log_q
@@ -166,9 +171,11 @@ def test_loo_of_a_variational_fit(exact):
     # Leave-one-out predictive of datum n: N(sum of the others / 3, 1 + 1/3).
     others = (1.5 - np.array(X)) / 3
     elpd = dist.Normal(others, np.sqrt(4 / 3)).log_prob(X).sum()
-    assert corrected.elpd == pytest.approx(float(elpd), abs=0.1)
+    # Over 60 keys the mean is .02 above it and the standard deviation .056.
+    assert corrected.elpd == pytest.approx(float(elpd), abs=0.02 + 4 * 0.056)
 
 
+@far_out
 def test_everything_in_arviz_works_on_it(exact):
     assert list(az.summary(exact).index) == ["z", "double"]
     assert az.ess(exact).z > 800
@@ -327,6 +334,7 @@ def test_deterministic_sites_belong_to_the_arguments_of_the_call():
     np.testing.assert_allclose(dt.posterior["mean"], expected, rtol=1e-6)
 
 
+@pytest.mark.golden  # the default is the key of 0
 def test_keys_new_style_legacy_and_default():
     def draws(rng_key):
         return exact_tree(num_samples=5, rng_key=rng_key, log_likelihood=False).posterior.z

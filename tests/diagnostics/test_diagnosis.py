@@ -150,11 +150,12 @@ def test_the_level_of_the_temperature_is_that_of_the_settings_found():
 
 
 def test_slower_than_predicted_is_not_near_normal():
-    settings = SimpleNamespace(step_size=0.01, variance_ratio=1.0, transitions=6.0, problems=())
-    found = diagnose(scripted(still=0.99, settings=settings, num_samples=20_000))
+    settings = SimpleNamespace(step_size=0.01, variance_ratio=1.0, transitions=3.0, problems=())
+    found = diagnose(scripted(still=0.95, settings=settings, num_samples=20_000))
     row = rows_of(found)["transitions per independent draw"]
-    # An autoregression with coefficient .99 is worth (1 - .99) / (1 + .99) of its draws.
-    assert row.value == pytest.approx(3 * 199, rel=0.4)
+    # An autoregression with coefficient .95 is worth (1 - .95) / (1 + .95) of its draws; over 200
+    # keys the estimate from 20,000 scatters by 13 %.
+    assert row.value == pytest.approx(3 * 39, rel=4 * 0.13)
     assert row.ok is False
     assert "reparametrise" in row.verdict
 

@@ -95,14 +95,38 @@ def test_implicit_guide_has_no_density():
         Trace_ELBO().loss(random.key(0), params, linear, guide, X, 8)
 
 
+MEAN_FIELD = 1 / jnp.diagonal(jnp.linalg.inv(S))  # conditional variances
+# What a diagonal normal loses in each row.
+LOST = (jnp.linalg.slogdet(S)[1] - jnp.log(MEAN_FIELD).sum()) / 2
+
+
 def test_normal_of_the_network_is_the_best_diagonal_one():
+    """Where it is that one, the loss is its own, and no gradient is left in the mean."""
     guide = FlowGuide(linear, stax.Dense(4), plate="rows", features=features, num_flows=0)
-    params = run(guide, Trace_ELBO(4), 1000, X, 20, rate=3e-2)
-    q = guide.get_posterior(params, X)
-    assert jnp.allclose(q.mean, posterior_mean(X), atol=0.2)
-    # Mean field finds the conditional variances.
-    conditional = 1 / jnp.diagonal(jnp.linalg.inv(S))
-    assert jnp.allclose(q.variance.mean(0), conditional, rtol=0.08)
+    handlers.seed(guide, 0)(X, 20)
+    slope = jnp.concatenate([W.T @ S / 0.49, jnp.zeros((3, 2))], axis=1)
+    best = jnp.concatenate([slope.ravel(), PRIOR @ S, jnp.log(MEAN_FIELD) / 2])
+    q = guide.get_posterior({"auto_net$params": best}, X)
+    assert jnp.allclose(q.mean, posterior_mean(X), rtol=1e-4, atol=1e-4)
+    assert jnp.allclose(q.variance, MEAN_FIELD, rtol=1e-4)
+
+    @jax.jit
+    def moments(net):
+        def one(key):
+            loss = lambda net: Trace_ELBO().loss(  # noqa: E731
+                key, {"auto_net$params": net}, linear, guide, X, 20
+            )
+            return jax.value_and_grad(loss)(net)
+
+        found = jax.vmap(one)(random.split(random.key(2), 4000))
+        return jax.tree.map(lambda x: (x.mean(0), x.std(0) / 4000**0.5), found)
+
+    (loss, error), (gradient, gradient_error) = moments(best)
+    assert jnp.abs(loss - (N * LOST - log_evidence(X).sum())) < 4 * error
+    assert (jnp.abs(gradient) < 4.5 * gradient_error).all()
+    # The test can fail: a twentieth away there is one in every weight.
+    _, (gradient, gradient_error) = moments(best + 0.05)
+    assert (jnp.abs(gradient) > 4.5 * gradient_error).all()
 
 
 @pytest.mark.parametrize(("flow", "loss"), [("realnvp", Trace_ELBO(2)), ("maf", IWELBO(2))])
@@ -113,8 +137,7 @@ def test_flow_reaches_the_evidence(flow, loss):
     elbo = -jax.jit(lambda p: Trace_ELBO(500).loss(random.key(5), p, linear, guide, X))(params)
     gap = (log_evidence(X).sum() - elbo) / N
     # A diagonal normal loses .28 in each row. The Monte Carlo error is below .005.
-    mean_field = (jnp.linalg.slogdet(S)[1] + jnp.log(jnp.diagonal(jnp.linalg.inv(S))).sum()) / 2
-    assert mean_field > 0.25 and -0.02 < gap < 0.2 * mean_field
+    assert LOST > 0.25 and -0.02 < gap < 0.2 * LOST
 
 
 def mixed(x):

@@ -148,9 +148,9 @@ def two_modes(x):
 
 def test_learns_the_weights_of_joined_modes_with_a_stock_loss():
     guide = AutoMixtureNormal(two_modes)
-    optim = optax.adam(optax.cosine_decay_schedule(1e-2, 3000))
-    svi = SVI(two_modes, guide, optim, Trace_ELBO(num_particles=4))
-    params = svi.run(random.key(0), 3000, 0.8, progress_bar=False).params
+    optim = optax.adam(optax.cosine_decay_schedule(3e-2, 2000))
+    svi = SVI(two_modes, guide, optim, Trace_ELBO(num_particles=16))
+    params = svi.run(random.key(0), 2000, 0.8, progress_bar=False).params
     grid = jnp.linspace(-5.0, 5.0, 20_001)
     log_p = dist.Normal(0.5, 1.0).log_prob(grid) + dist.Normal(grid**2, 0.5).log_prob(0.8)
     p = jnp.exp(log_p - jax.nn.logsumexp(log_p))

@@ -106,7 +106,7 @@ def test_expanded_mean_near_zero():
     """Gamma(1.5, 1): the reflection is hit, and its bias vanishes with the step."""
 
     def model():
-        numpyro.sample("y", dist.Gamma(1.5, 1.0).expand([2000]).to_event(1))
+        numpyro.sample("y", dist.Gamma(1.5, 1.0).expand([3000]).to_event(1))
 
     fns = {"y": lambda s: jnp.exp(s.z["y"]), "yy": lambda s: jnp.exp(2 * s.z["y"])}
     out, state = average(

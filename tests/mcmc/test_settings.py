@@ -281,7 +281,9 @@ def test_a_posterior_far_from_normal_is_told_to_reparametrise():
     rng, group = np.random.default_rng(1), np.repeat(np.arange(8), 25)
     y = 1.0 + 0.7 * rng.standard_normal(8)[group] + 0.05 * rng.standard_normal(200)
     kernel = SGHMC(intercepts)
-    with pytest.warns(InferenceWarning, match=r"variational fit instead; .*LocScaleReparam"):
+    # The data decide whether there is a mode at all.
+    match = r"(variational fit instead|far from those of a normal posterior).*\(LocScaleReparam"
+    with pytest.warns(InferenceWarning, match=match):
         kernel.init(random.key(0), 10, None, (jnp.asarray(group), jnp.asarray(y)))
 
 
