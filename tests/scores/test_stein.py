@@ -12,7 +12,7 @@ from numpyro_ext.scores import (
     Cauchy,
     Epanechnikov,
     SteinScore,
-    _blocks,
+    _conjugate_gradients,
     stein,
     stein_kernel_matrix,
 )
@@ -144,25 +144,25 @@ def test_u_statistic_is_the_v_statistic_with_one_less_ridge():
 @pytest.mark.parametrize(
     ("estimator", "expected", "deviation"),
     [
-        (SteinScore(), [[0.825, -0.515], [0.0, 1.237]], 0.003),
-        (SteinScore(0.1), [[0.8135, -0.5047], [0.0025, 1.2156]], 0.0066),
-        (SteinScore(0.1, form="parametric"), [[0.822, -0.503], [0.007, 1.217]], 0.016),
+        (SteinScore(), [[0.825, -0.515], [0.0, 1.237]], 0.004),
+        (SteinScore(0.1), [[0.814, -0.506], [0.002, 1.217]], 0.008),
+        (SteinScore(0.1, form="parametric"), [[0.825, -0.506], [0.003, 1.220]], 0.02),
     ],
     ids=["default", "eta 0.1", "parametric"],
 )
 def test_entropy_gradient_of_a_linear_sampler_is_its_inverse_transpose(
     estimator, expected, deviation
 ):
-    """x = L e: -(1/K) G^T e -> L^-T, over 64 seeds; ``deviation`` is that of one of 400 seeds."""
+    """x = L e: -(1/K) G^T e -> L^-T, over 16 seeds; ``deviation`` is that of one seed."""
     scale, num = jnp.array([[1.2, 0.0], [0.5, 0.8]]), 200
 
     def one_seed(key):
         e = random.normal(key, (num, 2))
         return -estimator(2.0 + e @ scale.T).T @ e / num
 
-    draws = jax.jit(lambda keys: jax.lax.map(one_seed, keys))(random.split(random.key(0), 64))
-    assert draws.std(0).max() < 1.5 * deviation
-    np.testing.assert_allclose(draws.mean(0), expected, atol=4.0 * deviation / 64**0.5)
+    draws = jax.jit(lambda keys: jax.lax.map(one_seed, keys))(random.split(random.key(0), 16))
+    assert draws.std(0).max() < deviation
+    np.testing.assert_allclose(draws.mean(0), expected, atol=4.0 * deviation / 16**0.5)
     np.testing.assert_allclose(draws.mean(0), jnp.linalg.inv(scale).T, atol=0.05)
 
 
@@ -177,15 +177,15 @@ def test_many_samples_are_solved_in_blocks_with_the_same_answer(monkeypatch, tol
 
     dense, dense_slope, exact = jax.jit(answers)(x)
     monkeypatch.setattr(stein, "_DENSE_UP_TO", 80)
-    monkeypatch.setattr(_blocks, "BLOCK", 32)
-    monkeypatch.setattr(_blocks, "RANK", 20)
+    monkeypatch.setattr(_conjugate_gradients, "ROWS_AT_A_TIME", 32)
+    monkeypatch.setattr(_conjugate_gradients, "RANK", 20)
     blocks, slope, residual = jax.jit(lambda x: answers(x))(x)
     assert exact < tol(1e-4, 1e-12)
     assert 0.0 < residual < tol(1e-4, 2e-6)
     for ours, theirs in ((blocks, dense), (slope, dense_slope)):
         atol = tol(2e-3, 1e-4) * float(jnp.abs(theirs).max())
         np.testing.assert_allclose(ours, theirs, atol=atol)
-    monkeypatch.setattr(_blocks, "MAX_ITERATIONS", 1)
+    monkeypatch.setattr(_conjugate_gradients, "MAX_ITERATIONS", 1)
     assert jax.jit(lambda x: answers(x))(x)[2] > 1e-4
 
 
