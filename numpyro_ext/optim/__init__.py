@@ -1,10 +1,9 @@
 """Optimisers for ``SVI`` and ``ParVI``, as optax transformations."""
 
+from numpyro_ext.optim.heavy_ball import HeavyBallState, po
 from numpyro_ext.optim.natural import NaturalGradientState, natural_gradient
 from numpyro_ext.optim.wasserstein import (
-    HeavyBallState,
     WassersteinState,
-    po,
     wag,
     wasserstein_eval_params,
     wnes,

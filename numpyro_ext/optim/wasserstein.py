@@ -8,14 +8,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array, random
+from jax import Array
 from jax.core import Tracer
 import jax.numpy as jnp
 import optax
 
 from numpyro_ext._checks import check_nonnegative, check_positive
+from numpyro_ext.optim.heavy_ball import HeavyBallState, check_learning_rate, combine, rate_at
 
-__all__ = ["HeavyBallState", "WassersteinState", "po", "wag", "wasserstein_eval_params", "wnes"]
+__all__ = ["WassersteinState", "wag", "wasserstein_eval_params", "wnes"]
 
 
 class WassersteinState(NamedTuple):
@@ -25,15 +26,6 @@ class WassersteinState(NamedTuple):
     """Number of steps so far, k."""
     lead: Any
     """The lead y_k - x_k of the parameters y that optax holds over x; a tree like them."""
-
-
-class HeavyBallState(NamedTuple):
-    """State of :func:`po`."""
-
-    count: Array
-    """Number of steps so far, k."""
-    momentum: Any
-    """D_k, the last step; a tree like the parameters."""
 
 
 def wag(learning_rate: optax.ScalarOrSchedule, alpha: float = 3.5) -> optax.GradientTransformation:
@@ -85,7 +77,7 @@ def wag(learning_rate: optax.ScalarOrSchedule, alpha: float = 3.5) -> optax.Grad
         >>> bool(abs(w.mean() - 3) < 0.2), bool(abs(w.std() - 2) < 0.2)
         (True, True)
     """
-    _check_learning_rate(learning_rate)
+    check_learning_rate(learning_rate)
     check_positive("alpha", alpha)
     if not isinstance(alpha, Tracer) and alpha < 1:
         raise ValueError(f"alpha is {alpha!r}; it must be at least 1, and 3.5 is a good start.")
@@ -153,7 +145,7 @@ def wnes(
         >>> print(f"{w.mean():.1f} {w.std():.1f}")
         3.0 2.0
     """
-    _check_learning_rate(learning_rate)
+    check_learning_rate(learning_rate)
     check_nonnegative("beta", beta)
     if mu is not None:
         check_positive("mu", mu)
@@ -175,91 +167,6 @@ def wnes(
         return c, c
 
     return _accelerated(learning_rate, coefficients)
-
-
-def po(
-    learning_rate: optax.ScalarOrSchedule,
-    *,
-    decay: float = 0.7,
-    noise: float = 0.0,
-    noise_decay: float = 0.7,
-    rng_key: Array | None = None,
-) -> optax.GradientTransformation:
-    r"""Particle optimisation: momentum (the heavy ball), with noise that fades.
-
-    With v the descent direction (minus the update that optax passes in, the velocity of the
-    particles), :math:`\epsilon` the learning rate and :math:`\xi` standard normal, step k = 1, 2,
-    ... is
-
-    .. math::
-
-        D_k = \text{decay}\; D_{k-1} + \epsilon\, (v + \text{noise}\; k^{-\text{noise\_decay}} \xi),
-        \qquad x_k = x_{k-1} + D_k, \qquad D_0 = 0,
-
-    in the shape and the unit of the parameters.
-
-    **When it fails.** At rest a step is 1 / (1 - decay) times the plain one, so learning rates that
-    suit plain descent are that much too large. The noise is no temperature: it perturbs the
-    particles and fades, it does not make their law wider.
-
-    :param learning_rate: :math:`\epsilon`, positive, or a schedule of the step k - 1.
-    :param float decay: share of the last step that is kept, in [0, 1).
-    :param float noise: standard deviation of the noise in the first step, in the unit of v.
-    :param float noise_decay: exponent by which the noise falls, non-negative.
-    :param rng_key: random key of the noise; required where ``noise`` is positive. The noise of
-        step k depends on this key and on k only, so a resumed run is the run without interruption.
-
-    **References:** Chen, Zhang, Wang, Li and Chen, *A unified particle-optimization framework for
-    scalable Bayesian sampling* (UAI 2018); Liu, Zhuo, Cheng, Zhang, Zhu and Carin, *Understanding
-    and accelerating particle-based variational inference* (ICML 2019), section 5.
-
-    .. doctest::
-
-        >>> import jax, optax
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.optim import po
-        >>> optim = po(0.1, decay=0.5)
-        >>> params, state = jnp.array(4.0), optim.init(jnp.array(4.0))
-        >>> for _ in range(3):
-        ...     updates, state = optim.update(2 * (params - 1), state)
-        ...     params = optax.apply_updates(params, updates)
-        ...     print(f"{params:.2f}")
-        3.40
-        2.62
-        1.91
-    """
-    _check_learning_rate(learning_rate)
-    check_nonnegative("decay", decay)
-    if not isinstance(decay, Tracer) and decay >= 1:
-        raise ValueError(f"decay is {decay!r}; it must be in [0, 1), or the momentum never fades.")
-    check_nonnegative("noise", noise)
-    check_nonnegative("noise_decay", noise_decay)
-    noisy = isinstance(noise, Tracer) or noise > 0
-    if noisy and rng_key is None:
-        raise ValueError(
-            f"noise is {noise!r} and rng_key is None; give a random key, or leave the noise at 0."
-        )
-
-    def init(params: Any) -> HeavyBallState:
-        return HeavyBallState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params))
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, HeavyBallState]:
-        del params
-        k = state.count + 1
-        eps = _value(learning_rate, state.count)
-        v = jax.tree.map(jnp.negative, updates)
-        if noisy and rng_key is not None:
-            leaves, tree = jax.tree.flatten(v)
-            keys = random.split(random.fold_in(rng_key, k), max(len(leaves), 1))
-            size = noise * jnp.asarray(k, float) ** -noise_decay
-            xi = [
-                random.normal(key, a.shape, a.dtype) for key, a in zip(keys, leaves, strict=False)
-            ]
-            v = _combine((1.0, v), (size, jax.tree.unflatten(tree, xi)))
-        momentum = _combine((decay, state.momentum), (eps, v))
-        return momentum, HeavyBallState(k, momentum)
-
-    return optax.GradientTransformation(init, update)
 
 
 def wasserstein_eval_params(opt_state: Any, params: Any) -> Any:
@@ -330,32 +237,11 @@ def _accelerated(
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, WassersteinState]:
         del params
-        eps = _value(learning_rate, state.count)
+        eps = rate_at(learning_rate, state.count)
         a, b = coefficients(jnp.asarray(state.count + 1, float), eps)
-        step = _combine((-eps, updates))
-        lead = _combine((a, step), (b, state.lead))
+        step = combine((-eps, updates))
+        lead = combine((a, step), (b, state.lead))
         # y_k - y_{k-1} = (x_k - y_{k-1}) + (y_k - x_k)
-        return _combine((1.0, step), (1.0, lead)), WassersteinState(state.count + 1, lead)
+        return combine((1.0, step), (1.0, lead)), WassersteinState(state.count + 1, lead)
 
     return optax.GradientTransformation(init, update)
-
-
-def _combine(*terms: tuple[Any, Any]) -> Any:
-    """Sum of number times tree over ``(number, tree)``, in the types of the leaves."""
-    numbers, trees = zip(*terms, strict=True)
-
-    def total(*leaves: Array) -> Array:
-        pairs = zip(numbers, leaves, strict=True)
-        return sum(jnp.asarray(c, leaves[0].dtype) * leaf for c, leaf in pairs)  # type: ignore
-
-    return jax.tree.map(total, *trees)
-
-
-def _value(learning_rate: optax.ScalarOrSchedule, count: Array) -> Array:
-    eps: Any = learning_rate(count) if callable(learning_rate) else learning_rate
-    return jnp.asarray(eps, float)
-
-
-def _check_learning_rate(learning_rate: Any) -> None:
-    if not callable(learning_rate):
-        check_positive("learning_rate", learning_rate)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from numpyro_ext._typing import Float
-from numpyro_ext.scores._fields import as_queries, kernel_sums, matmul, resolved
-from numpyro_ext.scores._points import as_points, squared_distances
+from numpyro_ext.scores._fields import as_queries, kernel_sums, resolved
+from numpyro_ext.scores._points import as_points, matmul, squared_distances
 from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.base import BaseKernel, as_kernel
 from numpyro_ext.scores.kernels import RBF, Epanechnikov

@@ -13,8 +13,8 @@ from jax.typing import ArrayLike
 
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._typing import Float
-from numpyro_ext.scores._fields import as_queries, kernel_sums, matmul, resolved
-from numpyro_ext.scores._points import as_points
+from numpyro_ext.scores._fields import as_queries, kernel_sums, resolved
+from numpyro_ext.scores._points import as_points, matmul
 from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.base import BaseKernel, as_kernel
 from numpyro_ext.scores.kernels import RBF

@@ -24,11 +24,10 @@ from numpyro_ext.scores._fields import (
     factorise,
     gram_of_gradients,
     kernel_sums,
-    matmul,
     resolved,
     solve,
 )
-from numpyro_ext.scores._points import as_points, squared_distances
+from numpyro_ext.scores._points import as_points, matmul, squared_distances
 from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.base import BaseKernel, as_kernel
 from numpyro_ext.scores.kernels import RBF, Cauchy

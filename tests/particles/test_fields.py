@@ -22,7 +22,16 @@ from numpyro_ext.particles import (
     RegularizedSVGD,
     particle_step,
 )
-from numpyro_ext.scores import IMQ, RBF, KDEScore, Linear, MatrixRBF, SteinScore, _blocks, as_kernel
+from numpyro_ext.scores import (
+    IMQ,
+    RBF,
+    KDEScore,
+    Linear,
+    MatrixRBF,
+    SteinScore,
+    _conjugate_gradients,
+    as_kernel,
+)
 from tests.particles.fixture import G, X, slow_velocity, slow_whitening
 
 # At l = 0.9, from a second implementation.
@@ -213,13 +222,13 @@ def test_many_particles_are_solved_in_pieces(monkeypatch):
     g = -x
     fields = [GFSF(eta=0.1), RegularizedSVGD(block_size=7)]
     expected = [jax.jit(field.velocity)(x, g) for field in fields]
-    monkeypatch.setattr(_blocks, "BLOCK", 7)
-    monkeypatch.setattr(_blocks, "RANK", 5)
-    for module in ("pairs", "gfsf", "regularized_svgd"):
+    monkeypatch.setattr(_conjugate_gradients, "ROWS_AT_A_TIME", 7)
+    monkeypatch.setattr(_conjugate_gradients, "RANK", 5)
+    for module in ("ridge", "gfsf", "regularized_svgd"):
         monkeypatch.setattr(f"numpyro_ext.particles.{module}.DIRECT_UP_TO", 10)
     for field, v in zip(fields, expected, strict=True):
         np.testing.assert_allclose(jax.jit(field.velocity)(x, g), v, atol=2e-4)
-    monkeypatch.setattr(_blocks, "MAX_ITERATIONS", 1)
+    monkeypatch.setattr(_conjugate_gradients, "MAX_ITERATIONS", 1)
     with pytest.warns(InferenceWarning, match="relative residual of .* give a larger eta"):
         jax.device_get(jax.jit(GFSF(eta=1e-4).velocity)(x, g))
 

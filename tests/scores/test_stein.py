@@ -12,7 +12,7 @@ from numpyro_ext.scores import (
     Cauchy,
     Epanechnikov,
     SteinScore,
-    _blocks,
+    _conjugate_gradients,
     stein,
     stein_kernel_matrix,
 )
@@ -177,15 +177,15 @@ def test_many_samples_are_solved_in_blocks_with_the_same_answer(monkeypatch, tol
 
     dense, dense_slope, exact = jax.jit(answers)(x)
     monkeypatch.setattr(stein, "_DENSE_UP_TO", 80)
-    monkeypatch.setattr(_blocks, "BLOCK", 32)
-    monkeypatch.setattr(_blocks, "RANK", 20)
+    monkeypatch.setattr(_conjugate_gradients, "ROWS_AT_A_TIME", 32)
+    monkeypatch.setattr(_conjugate_gradients, "RANK", 20)
     blocks, slope, residual = jax.jit(lambda x: answers(x))(x)
     assert exact < tol(1e-4, 1e-12)
     assert 0.0 < residual < tol(1e-4, 2e-6)
     for ours, theirs in ((blocks, dense), (slope, dense_slope)):
         atol = tol(2e-3, 1e-4) * float(jnp.abs(theirs).max())
         np.testing.assert_allclose(ours, theirs, atol=atol)
-    monkeypatch.setattr(_blocks, "MAX_ITERATIONS", 1)
+    monkeypatch.setattr(_conjugate_gradients, "MAX_ITERATIONS", 1)
     assert jax.jit(lambda x: answers(x))(x)[2] > 1e-4
 
 
