@@ -395,7 +395,7 @@ def rows(x, batch=None):
         (lambda: DensityRatioELBO(1), ValueError, "num_particles is 1; it must be at least 2"),
         (lambda: DensityRatioELBO(1, R, ratio=KernelRatio()), ValueError, "must be at least 2"),
         (lambda: DensityRatioELBO(0, R), ValueError, "num_particles is 0"),
-        (lambda: DensityRatioELBO(critic=1), TypeError, "no argument 'critic': it takes"),
+        (lambda: DensityRatioELBO(critic=1), TypeError, "DensityRatioELBO.* unexpected.*'critic'"),
     ],
 )
 def test_bad_arguments_are_named(make, error, match):
