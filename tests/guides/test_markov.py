@@ -47,7 +47,7 @@ def exact():
     return log_evidence, cov @ OBSERVED / 0.16, cov
 
 
-def run(model, num_steps=3000, rate=2e-2, num_particles=8, **kwargs):
+def run(model, num_steps=2000, rate=2e-2, num_particles=32, **kwargs):
     guide = AutoMarkov(model, **kwargs)
     optim = optax.adam(optax.cosine_decay_schedule(rate, num_steps))
     svi = SVI(model, guide, optim, Trace_ELBO(num_particles))
