@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
 from typing import Any, cast
+import warnings
 
 import jax
 from jax import Array, random
@@ -23,7 +24,7 @@ from numpyro.handlers import replay, seed, substitute
 from numpyro.infer import ELBO
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_ext._checks import check_count, of_an_object, summary
+from numpyro_ext._checks import InferenceWarning, check_count, of_an_object, summary
 from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.handlers import same_plates, seed_plates, valid_plates
 from numpyro_ext._model.read import (
@@ -134,7 +135,7 @@ class Objective(ELBO, ABC):
     loss = of_an_object(ELBO.loss)
 
     def _refuse(self, layout: Layout, guide_trace: Trace) -> None:
-        """An error if the objective, as its attributes declare it, is not for these programs."""
+        """An error, or a warning, if the objective as it is declared is not for these programs."""
         name = type(self).__name__
         for site in () if self.can_infer_discrete else layout.not_reparameterized:
             fn = guide_trace[site]["fn"]
@@ -156,6 +157,15 @@ class Objective(ELBO, ABC):
                 " not enclose every site of model and guide, so one bound cannot be scaled to all"
                 " data; use NestedVRELBO or BBAlphaELBO, VRELBO(1.), or no subsample_size."
             )
+        for plate, size, batch in () if self.linear or self.per_datum else layout.subsampled:
+            if plate not in layout.plates:
+                message = (
+                    f"{name} takes the noise of a minibatch ({batch} of {size} rows of the plate"
+                    f" '{plate}') for uncertainty of latent sites that all rows share: the guide"
+                    " comes out too wide, often several times; use BBAlphaELBO or the order 1"
+                    " (VRELBO(1.), Trace_ELBO), or no subsample_size."
+                )
+                warnings.warn(InferenceWarning(message), stacklevel=2)
 
 
 class Draws:
@@ -351,21 +361,10 @@ class Particle:
     def state(self) -> State:
         return {**_mutable(self.guide_trace), **_mutable(self.model_trace)}
 
-    @property
-    def log_prior(self) -> Array:
-        return self._log_p(local=False)
-
-    @property
-    def log_lik(self) -> Array:
-        return self._log_p(local=True)
-
-    @property
-    def log_q_global(self) -> Array:
-        return self._log_q(self.guide_trace.values(), local=False)
-
-    @property
-    def log_q_local(self) -> Array:
-        return self._log_q(self.guide_trace.values(), local=True)
+    log_prior = property(lambda self: self._log_p(local=False))
+    log_lik = property(lambda self: self._log_p(local=True))
+    log_q_global = property(lambda self: self._log_q(self.guide_trace.values(), local=False))
+    log_q_local = property(lambda self: self._log_q(self.guide_trace.values(), local=True))
 
     @property
     def log_weight(self) -> Array:

@@ -120,8 +120,10 @@ class VRELBO(Objective):
     joint bound for the whole data set; with a ``subsample_size`` the likelihood is scaled *inside*
     (the energy approximation). That is biased for alpha other than 1: the mean over minibatches
     lies above the full-data value for alpha < 1 (and may exceed the evidence), and below it for
-    alpha > 1. :class:`BBAlphaELBO` is unbiased there. Latent sites both inside and outside a
-    subsampled plate are an error, unless alpha is 1.
+    alpha > 1. The noise of the minibatch is then taken for uncertainty of the posterior, and the
+    guide comes out too wide, often several times; a warning says so. :class:`BBAlphaELBO` is
+    unbiased there. Latent sites both inside and outside a subsampled plate are an error, unless
+    alpha is 1.
 
     **When it fails.** For alpha < 1 the mean of the loss is infinite if the guide has mass where p
     is 0. For alpha > 1 the exact bound is -inf unless the guide is narrow enough (Gaussians: alpha
@@ -209,7 +211,8 @@ class IWELBO(VRELBO):
 
     Its mean is a lower bound on the evidence, and rises to it with K. With many particles the
     ``"standard"`` gradient of the guide is mostly noise; near the posterior ``gradient="dreg"`` is
-    not.
+    not. Minibatches of data that share their latent sites make the guide far too wide, as in
+    :class:`VRELBO`.
 
     :param int num_particles: number of particles K.
     :param vectorize_particles: as in :class:`VRELBO`.

@@ -16,6 +16,7 @@ from numpyro.infer.autoguide import AutoNormal, AutoSemiDAIS
 import optax
 import pytest
 
+from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext.objectives import (
     IWELBO,
@@ -37,6 +38,7 @@ from tests.objectives.models import (
     LOCAL_PARAMS,
     X_LOCAL,
     floats,
+    global_model,
     local_guide,
     local_model,
     mixed_guide,
@@ -67,6 +69,7 @@ def test_documented_draws():
     assert not np.any(np.all(taken == random.key_data(draws.extra_key), -1))
 
 
+@pytest.mark.filterwarnings("ignore:.*takes the noise of a minibatch")
 def test_one_minibatch_for_all_particles_although_the_guide_has_no_plate():
     def model(x):
         z = numpyro.sample("z", dist.Normal(0.0, 1.0))
@@ -80,6 +83,22 @@ def test_one_minibatch_for_all_particles_although_the_guide_has_no_plate():
         for key in draws.keys[:3]
     ]
     assert batches[0] == batches[1] == batches[2]
+
+
+def test_the_noise_of_a_minibatch_under_global_latents_is_warned_of():
+    """Where it widens the guide; not in the linear orders, per datum, nor with all rows."""
+    params = {"b": 0.7, "m": 0.2, "s": 0.8}
+
+    def evaluate(objective, batch):
+        objective.loss(random.key(0), params, global_model, normal_guide, X_LOCAL, batch)
+
+    for objective in (VRELBO(0.5, 3), IWELBO(3), ThermodynamicELBO(3)):
+        name = type(objective).__name__
+        with pytest.warns(InferenceWarning, match=rf"{name} .*2 of 6 rows.*too wide.*BBAlphaELBO"):
+            evaluate(objective, 2)
+        evaluate(objective, None)  # warnings are errors here
+    for objective in (VRELBO(1.0, 3), BBAlphaELBO(0.5, 3), NestedVRELBO(0.5, 3)):
+        evaluate(objective, 2)
 
 
 @pytest.mark.x64

@@ -106,6 +106,7 @@ def test_runs_with_and_without_progress_bar_and_resumes():
     assert whole.params["m"] == pytest.approx(float(second.params["m"]), rel=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:.*takes the noise of a minibatch")
 @shared
 def test_steps(name):
     """Pickled, with init_params: stable_update keeps a finite state, and nothing traces again."""
@@ -125,6 +126,7 @@ def test_steps(name):
     assert svi.get_params(kept)["m"] != pytest.approx(0.7)
 
 
+@pytest.mark.filterwarnings("ignore:.*takes the noise of a minibatch")
 def test_pickled_objectives_are_finite_unless_the_model_is_not():
     losses = [
         (pickle.loads(pickle.dumps(make())), GUIDES.get(name, guide))

@@ -352,6 +352,7 @@ def test_upstream_is_nan_at_infinite_orders():
         assert np.isfinite(grad["m"]) and grad["m"] != 0
 
 
+@pytest.mark.filterwarnings("ignore:.*takes the noise of a minibatch")
 def test_upstream_refuses_minibatches_under_global_latents():
     """The energy approximation: log prior + N/M log likelihood of the batch, inside the power."""
     params, key, alpha = {"b": 0.7, "m": 0.2, "s": 0.8}, random.key(7), 0.3
@@ -378,6 +379,7 @@ def test_upstream_refuses_minibatches_under_global_latents():
     np.testing.assert_allclose(-got, exact, rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*takes the noise of a minibatch")
 def test_energy_approximation_is_biased_up_below_order_one():
     params = {"b": 0.7, "m": 0.7, "s": 0.5}
     keys = random.split(random.key(0), 4000)
