@@ -84,6 +84,11 @@ def _tree(
 
     def dataset(group: str, data: dict[str, Any]) -> Any:
         sample_dims = [] if group == "observed_data" else ["chain", "draw"]
+        for name in data.keys() & set(sample_dims):
+            raise ValueError(
+                f"the model has a site '{name}', which is the name of a dimension of the DataTree,"
+                " so the site would be lost there; rename it in the model."
+            )
         found = arviz_base.dict_to_dataset(
             _renamed(data),
             attrs=attributes if group == "posterior" else None,

@@ -130,6 +130,11 @@ def kernel_stein_discrepancy(
                 f"x is a {type(x).__name__} and {'model' if model is not None else 'no score'} is"
                 " given; pass an array with score=, or a DataTree or dict of draws with model=."
             )
+        if not callable(score) and jnp.shape(score) != jnp.shape(x):
+            raise ValueError(
+                f"score has shape {jnp.shape(score)} and x has shape {jnp.shape(x)}; it must give"
+                " one row of the target's grad log p for each draw."
+            )
         rows = _every(len(x), num_samples)
         x = jnp.asarray(x)[rows]
         score = score if callable(score) else jnp.asarray(score)[rows]

@@ -566,6 +566,18 @@ def test_mcmc_on_a_potential_function():
     assert set(dt.children) == {"posterior", "sample_stats"}
 
 
+def test_a_site_with_the_name_of_a_dimension_is_refused():
+    mcmc = MCMC(
+        NUTS(potential_fn=lambda z: 0.5 * z["draw"] ** 2),
+        num_warmup=5,
+        num_samples=10,
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), init_params={"draw": jnp.ones(())})
+    with pytest.raises(ValueError, match="a site 'draw', which is the name of a dimension"):
+        to_arviz(mcmc)
+
+
 def test_posterior_predictive_is_drawn_for_all_rows_and_each_draw(exact):
     drawn = exact.posterior_predictive.x
     assert drawn.dims == ("chain", "draw", "N")

@@ -145,6 +145,8 @@ def test_bad_input_of_the_stein_discrepancy():
         kernel_stein_discrepancy(x)
     with pytest.raises(ValueError, match="and model is given"):
         kernel_stein_discrepancy(x, -x, **options)
+    with pytest.raises(ValueError, match=r"score has shape \(3, 2\) and x has shape \(5, 2\)"):
+        kernel_stein_discrepancy(x, -x[:3])
     with pytest.raises(ValueError, match="needs model="):
         kernel_stein_discrepancy(draws)
     with pytest.raises(ValueError, match="takes its score from it"):
