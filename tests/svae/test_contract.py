@@ -86,26 +86,6 @@ def test_a_fit_becomes_a_tree_and_is_diagnosed():
     assert 1 / K < rows["largest share of 'z'"].value <= 1
 
 
-def test_a_second_diagnosis_compiles_nothing():
-    """Not of ``counted``, which reads a list that grows and so counts as another model."""
-    svi, result = SVI(mixture, engine().guide, optax.adam(1e-3), SVAEELBO()), fitted()
-    compiled = []
-
-    def count(event, duration, **kwargs):
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(event)
-
-    diagnose(svi, result=result, model_args=(Y,))
-    jax.monitoring.register_event_duration_secs_listener(count)
-    try:
-        diagnose(svi, result=result, model_args=(Y,))
-        assert not compiled
-        jax.jit(lambda x: 3 * x + len(compiled))(Y)
-        assert compiled  # the listener hears
-    finally:
-        jax.monitoring.unregister_event_duration_listener(count)
-
-
 def test_new_data_go_through_predictive():
     result = fitted()
     new = Y[:4] + 0.1
