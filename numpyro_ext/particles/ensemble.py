@@ -142,7 +142,6 @@ class ParVI(MCMCKernel):
 
     inference_method: ClassVar[str] = "particles"
     settings: ClassVar[None] = None
-    finds_settings: ClassVar[bool] = False
 
     def __init__(
         self,
