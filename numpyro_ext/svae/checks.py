@@ -83,7 +83,17 @@ def check_factor_rows(factor: Any, y: Array) -> None:
 def check_model(
     guide: _Guide, model: Model, rng_key: Array, args: tuple, kwargs: dict[str, Any]
 ) -> None:
-    """An error if the model's densities are not those of ``prior`` and of the local inference."""
+    """An error if the model's densities are not those of ``prior`` and of the local inference.
+
+    At three pairs of values, because a wrong density changes now and then as the right one does.
+    """
+    for key in random.split(rng_key, 3):
+        _check_pair(guide, model, key, args, kwargs)
+
+
+def _check_pair(
+    guide: _Guide, model: Model, rng_key: Array, args: tuple, kwargs: dict[str, Any]
+) -> None:
     key_model, key_first, key_second = random.split(rng_key, 3)
     families, names = guide.local_inference.families, guide.site_names
     with block():

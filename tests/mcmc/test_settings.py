@@ -55,10 +55,10 @@ HERE = Whitening(jnp.zeros(3), jnp.ones(3))
 
 @cache
 def variances(make):
-    """Of 200 chains of 500 draws with settings found for the noise, what the gradients imply for
+    """Of 400 chains of 500 draws with settings found for the noise, what the gradients imply for
     them in the mean, and these settings."""
     kernel = make(standard, gradient=NoisyGradient(), whitening=HERE, steps_per_sample=10)
-    state = kernel.init(random.split(random.key(0), 200), 20, None)
+    state = kernel.init(random.split(random.key(0), 400), 20, None)
 
     @jax.jit
     def run(state):
@@ -76,10 +76,10 @@ def variances(make):
 
 @pytest.mark.parametrize("make", [SGLD, SGHMC, partial(SGHMC, integrator="euler"), SGNHT, PSGLD])
 def test_the_predicted_variance_is_that_of_a_simulation(make):
-    """On a normal target the law is exact; 100,000 draws know a variance to about 1 %."""
+    """On a normal target the law is exact; 200,000 draws know a variance to about 1 %."""
     found, _, settings = variances(make)
-    worst = found[np.argmax(np.abs(found - 1))]
-    assert abs(worst - settings.variance_ratio) < 0.03
+    noisiest = found[np.argmax(NOISE)]
+    assert abs(noisiest - settings.variance_ratio) < 0.03
     assert np.max(np.abs(found - 1)) < 0.05 + 0.03
 
 
@@ -88,7 +88,7 @@ LANGEVIN = [SGLD, PSGLD, partial(SGRLD, metric=lambda z: METRIC, max_bias=0.3, t
 
 @pytest.mark.parametrize("make", LANGEVIN, ids=["SGLD", "PSGLD", "SGRLD"])
 def test_the_ratio_that_gradients_imply_is_that_of_the_variances(make):
-    """The mean over coordinates, which 300,000 numbers know to about 0.5 %."""
+    """The mean over coordinates, which 600,000 numbers know to about 0.4 %."""
     found, implied, settings = variances(make)
     T = 2.0 if "temperature" in getattr(make, "keywords", {}) else 1.0
     assert abs(np.mean(found) / T - implied) < 0.01

@@ -143,7 +143,8 @@ def test_draws_are_dirichlet(form, eps):
     assert np.all(error < 0.025 * expected)
     assert np.all(np.abs(got - expected) < 4 * error + 0.01 * expected), (got / expected, error)
     variance, expected = got[3:] - got[:3] ** 2, mean * (1 - mean) / (N + 1)
-    np.testing.assert_allclose(variance, expected, rtol=0.05)
+    # Five errors of a chain that is as long as this one, and the bias.
+    np.testing.assert_allclose(variance, expected, rtol=0.09)
 
 
 def test_reduced_mean_is_put_back_on_the_simplex():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, SVI, Trace_ELBO
+from numpyro.infer import MCMC, SVI, Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import (
     AutoDiagonalNormal,
     AutoLaplaceApproximation,
@@ -59,6 +59,8 @@ def regression(x, y):
 
 X = jnp.linspace(-1.0, 2.0, 60)
 Y = 1.0 + 2.0 * X**2 - 3.0 * X + 0.5 * jnp.sin(37.0 * X)
+# From random starts some hundreds of steps do not always arrive.
+near = init_to_value(values={"a": jnp.array([1.0, 2.0]), "z_slope": -3.0, "b_scale": 0.4})
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ Y = 1.0 + 2.0 * X**2 - 3.0 * X + 0.5 * jnp.sin(37.0 * X)
     ],
 )
 def test_center_and_covariance_are_those_of_a_guide_in_the_order_of_the_model(guide_class):
-    guide = guide_class(regression)
+    guide = guide_class(regression, init_loc_fn=near)
     svi = SVI(regression, guide, optax.adam(0.03), Trace_ELBO())
     params = svi.run(random.key(0), 400, X, Y, progress_bar=False).params
     whitening = Whitening.from_guide(guide, params)
@@ -88,7 +90,7 @@ def test_center_and_covariance_are_those_of_a_guide_in_the_order_of_the_model(gu
 
 def test_find_whitening_is_the_laplace_approximation():
     whitening = find_whitening(regression, X, Y)
-    guide = AutoLaplaceApproximation(regression)
+    guide = AutoLaplaceApproximation(regression, init_loc_fn=near)
     svi = SVI(regression, guide, optax.adam(optax.exponential_decay(0.1, 3000, 1e-3)), Trace_ELBO())
     params = svi.run(random.key(0), 3000, X, Y, progress_bar=False).params
     expected = Whitening.from_guide(guide, params)

@@ -76,8 +76,9 @@ def test_g2():
     error = values.std(1, ddof=1) / 10**0.5
     # Both losses are minimised: minus the left sum and plus the right one.
     expected = np.repeat(list(partitions), 2)
-    assert np.all(abs(values.mean(1) - expected) < 4 * error + 2e-3)
-    assert np.all(error < 0.01)
+    # Five errors, because ten values know their own scatter to a quarter.
+    assert np.all(abs(values.mean(1) - expected) < 5 * error + 2e-3)
+    assert np.all(error < 0.03)
 
 
 def test_one_partition_is_the_elbo():

@@ -180,6 +180,7 @@ def test_deterministic_sites_follow_the_arguments():
     )
 
 
+@pytest.mark.golden  # of a key whose first start fails
 def test_latent_vector_is_in_the_order_of_the_model_even_if_the_first_start_fails():
     def model():
         b = numpyro.sample("b", dist.Normal(1.0, 1.0))

@@ -74,8 +74,7 @@ def guide_of(model):
 
 @pytest.mark.parametrize("model", [linear, hidden_markov])
 def test_check_passes_the_chain_that_the_rule_stands_for(model):
-    for seed in range(3):
-        guide_of(model).check(model, random.key(seed), Y)
+    guide_of(model).check(model, random.key(0), Y)
 
 
 def test_check_names_a_transition_the_wrong_way_round():
