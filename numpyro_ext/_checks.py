@@ -8,17 +8,6 @@ from typing import Any
 
 from jax.core import Tracer
 
-__all__ = [
-    "InferenceWarning",
-    "check_choice",
-    "check_count",
-    "check_nonnegative",
-    "check_positive",
-    "check_several",
-    "of_an_object",
-    "summary",
-]
-
 
 class InferenceWarning(UserWarning):
     """The category of warnings about results that are not reliable; the computation goes on."""
@@ -85,8 +74,7 @@ def of_an_object(method: Callable[..., Any]) -> Any:
 def summary(
     made: Any, argument: Callable[[Any, str, Any], Any] = getattr, *, defaults: bool = True
 ) -> str:
-    """
-    ``Name(argument=value, ...)``, the call that made an object, with arrays by their shapes.
+    """``Name(argument=value, ...)``, the call that made an object, with arrays by their shapes.
 
     :param argument: ``(made, name, default)`` to the value of an argument; an attribute by default.
     :param bool defaults: whether numbers and words that are the defaults are shown.

@@ -35,12 +35,8 @@ from numpyro.infer.util import (
     constrain_fn,
     get_potential_fn,
 )
-from numpyro.infer.util import (
-    _substitute_default_key as default_key,
-)
-from numpyro.infer.util import (
-    _without_rsample_stop_gradient as without_rsample_stop_gradient,
-)
+from numpyro.infer.util import _substitute_default_key as default_key
+from numpyro.infer.util import _without_rsample_stop_gradient as without_rsample_stop_gradient
 from numpyro.util import _validate_model as validate_model
 
 from numpyro_ext._typing import Model, Params, Sites
@@ -104,8 +100,7 @@ def mcmc_arguments(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:
 
 
 def normal_of_guide(guide: Any, params: Params) -> tuple[Array, Array]:
-    """
-    Mean and factor of a normal guide, in the order in which the model samples its sites.
+    """Mean and factor of a normal guide, in the order in which the model samples its sites.
 
     :return: ``(n,)``, and a lower triangular ``(n, n)`` or, for a diagonal guide, the ``(n,)``
         scales.

@@ -35,8 +35,6 @@ from numpyro_ext._model.read import (
 from numpyro_ext._numpyro import at_unconstrained, default_key, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
-__all__ = ["Factors"]
-
 LARGEST_WHOLE = 1000
 """The number of rows up to which a row may be picked from a pass over all of them."""
 TOLERANCE = 1e-4

@@ -11,8 +11,6 @@ from numpyro.distributions import constraints
 
 from numpyro_ext._model.read import layers
 
-__all__ = ["Implicit", "IntractableDensityError", "has_density"]
-
 
 class IntractableDensityError(ValueError):
     """The density of a distribution is required that can only be sampled."""

@@ -6,27 +6,16 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-__all__ = [
-    "PlateState",
-    "draw_indices",
-    "epoch_indices",
-    "permute",
-    "replace_indices",
-    "round_keys",
-    "start_plates",
-]
-
 _ROUNDS = 8
 """Rounds of the Feistel network, and the largest number of rows that are sorted instead."""
 
 
 class PlateState(NamedTuple):
-    """
-    The position of one plate of one chain in its passes over the data:
+    """The position of one plate of one chain in its passes over the data:
 
-     - **epoch** - number of passes completed.
-     - **offset** - rows of the current pass already used, less than the size of the plate.
-     - **rng_key** - fixed over the chain; the order of pass ``epoch`` is a function of it.
+    - **epoch** - number of passes completed.
+    - **offset** - rows of the current pass already used, less than the size of the plate.
+    - **rng_key** - fixed over the chain; the order of pass ``epoch`` is a function of it.
     """
 
     epoch: Array
@@ -35,21 +24,7 @@ class PlateState(NamedTuple):
 
 
 def replace_indices(rng_key: Array, size: int, batch_size: int) -> Array:
-    """
-    ``batch_size`` independent, uniform row numbers out of ``0 .. size - 1``.
-
-    :param rng_key: random number generator key.
-    :param int size: number of rows N, at most ``2**31 - 1``.
-    :param int batch_size: number of indices B; a row may occur twice.
-    :return: ``(B,)`` integers.
-
-    .. doctest::
-
-        >>> from jax import random
-        >>> from numpyro_ext._model.minibatch import replace_indices
-        >>> replace_indices(random.key(0), 10_000_000, 4).shape
-        (4,)
-    """
+    """``(B,)`` independent, uniform row numbers, in which a row may occur twice."""
     return random.randint(rng_key, (batch_size,), 0, size, jnp.int32)
 
 
@@ -62,8 +37,7 @@ def _mix(x: Array, key: Array) -> Array:
 
 
 def permute(keys: Array, i: Array, size: int) -> Array:
-    r"""
-    The images of the row numbers ``i`` under a pseudo-random bijection of ``0 .. size - 1``.
+    r"""The images of the row numbers ``i`` under a pseudo-random bijection of ``0 .. size - 1``.
 
     A number is written with :math:`b = \lceil\log_2 N\rceil` bits, split into halves
     :math:`L, R`, and goes through a Feistel network: :math:`L \leftarrow L \oplus F_k(R)` in even
@@ -73,8 +47,6 @@ def permute(keys: Array, i: Array, size: int) -> Array:
     3 bits the network is uneven.
 
     :param keys: :func:`round_keys`, ``(rounds,)``, or ``(rounds, B)`` for a bijection of each row.
-    :param i: integers in ``0 .. size - 1``, ``(B,)``.
-    :param int size: number of rows N, at most ``2**31 - 1``.
     """
     return _rank(keys, i, size) if size <= _ROUNDS else _encrypt(keys, i, size)
 
@@ -120,31 +92,13 @@ def round_keys(rng_key: Array) -> Array:
 def epoch_indices(
     rng_key: Array, epoch: Array, offset: Array, size: int, batch_size: int
 ) -> tuple[Array, Array, Array]:
-    """
-    The next minibatch of a pass over the rows in which each row occurs once.
+    """The next minibatch of a pass in which each row occurs once, and the counters after it.
 
     Pass ``epoch`` visits the rows in the order that :func:`permute` gives by the key
-    ``fold_in(rng_key, epoch)``. A batch that starts near the end of a
-    pass goes on with the first rows of the next pass.
+    ``fold_in(rng_key, epoch)``, where ``rng_key`` is that of the chain. A batch that starts near
+    the end of a pass goes on with the first rows of the next pass.
 
-    :param rng_key: random number generator key, the same at every call of one chain.
-    :param epoch: number of passes completed.
     :param offset: rows of the current pass that are used already, less than ``size``.
-    :param int size: number of rows N, at most ``2**31 - 1``.
-    :param int batch_size: number of indices B, at most ``size``.
-    :return: ``(B,)`` integers, and the ``epoch`` and ``offset`` of the next call.
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from jax import random
-        >>> from numpyro_ext._model.minibatch import epoch_indices
-        >>> rows, epoch, offset = [], jnp.uint32(0), jnp.uint32(0)
-        >>> for _ in range(3):
-        ...     idx, epoch, offset = epoch_indices(random.key(0), epoch, offset, 6, 2)
-        ...     rows += idx.tolist()
-        >>> sorted(rows), int(epoch), int(offset)
-        ([0, 1, 2, 3, 4, 5], 1, 0)
     """
     if not 1 <= batch_size <= size:
         raise ValueError(f"batch_size is {batch_size}; with {size} rows it must be 1 to {size}.")

@@ -10,8 +10,6 @@ from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.read import Site, call_and_trace, latent_sites, sample_sites
 from numpyro_ext._typing import Model, Sites, Trace
 
-__all__ = ["in_place_of", "reverse_sites", "split_auxiliary"]
-
 
 def split_auxiliary(guide_trace: Trace) -> tuple[Sites, Sites]:
     """Values of the sites marked ``is_auxiliary``, and of the other latent sites."""
@@ -23,12 +21,7 @@ def split_auxiliary(guide_trace: Trace) -> tuple[Sites, Sites]:
 
 
 def reverse_sites(
-    reverse: Model,
-    aux: Sites,
-    latents: Sites,
-    args: tuple,
-    kwargs: dict[str, Any],
-    rows: Sites,
+    reverse: Model, aux: Sites, latents: Sites, args: tuple, kwargs: dict[str, Any], rows: Sites
 ) -> dict[str, tuple[Site, Array]]:
     """``{name: (site, log r)}`` of the auxiliary sites, from a run of which only params are seen.
 

@@ -9,8 +9,6 @@ from jax import Array
 from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding
 
-__all__ = ["check_batches", "num_devices", "spread_arrays"]
-
 
 def num_devices(sharding: NamedSharding | None) -> int:
     """The number of devices over which a batch is spread."""

@@ -1,7 +1,4 @@
-"""Exponential families: their maps between parameters, and everything that follows from them.
-
-Wainwright and Jordan, "Graphical models, exponential families, and variational inference" (2008).
-"""
+"""Exponential families: their maps between parameters, and everything that follows from them."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -13,14 +10,11 @@ import jax.numpy as jnp
 from numpyro_ext._typing import Bool, Float
 from numpyro_ext.expfam.leaves import canonical, event_sum, leaves_of
 
-__all__ = ["ExponentialFamily", "LocationFamily"]
-
 
 class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
     r"""Base of the families: a class without state, all of whose methods are called on the class.
 
     .. math::
-
         p(v \mid n) = h(v) \exp\{\langle n, t(v) \rangle - A(n)\}, \qquad
         \mu = \mathrm{E}\, t(v) = \nabla A(n).
 

@@ -9,8 +9,6 @@ import numpyro.distributions as dist
 from numpyro_ext.expfam.base import ExponentialFamily
 from numpyro_ext.expfam.leaves import canonical
 
-__all__ = ["Bernoulli", "BernoulliMean", "BernoulliNatural", "BernoulliStandard"]
-
 
 class BernoulliNatural(NamedTuple):
     """Natural parameters of :class:`Bernoulli`."""
@@ -55,8 +53,7 @@ class Bernoulli(ExponentialFamily[BernoulliNatural, BernoulliMean, BernoulliStan
 
     @classmethod
     def from_standard(cls, prob: Any) -> BernoulliNatural:
-        """
-        Natural parameters from the probability of 1.
+        """Natural parameters from the probability of 1.
 
         :param prob: probability of 1, between 0 and 1.
         """

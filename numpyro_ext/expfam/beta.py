@@ -12,8 +12,6 @@ from numpyro_ext.expfam.base import ExponentialFamily
 from numpyro_ext.expfam.dirichlet import Dirichlet, DirichletMean, DirichletNatural
 from numpyro_ext.expfam.leaves import canonical
 
-__all__ = ["Beta", "BetaMean", "BetaNatural", "BetaStandard"]
-
 
 class BetaNatural(NamedTuple):
     """Natural parameters of :class:`Beta`."""
@@ -44,7 +42,6 @@ class Beta(ExponentialFamily[BetaNatural, BetaMean, BetaStandard]):
     r"""Beta distribution of a probability p: the :class:`Dirichlet` of (p, 1 - p).
 
     .. math::
-
         t(p) = (\log p,\; \log(1 - p)), \qquad
         A = \log\Gamma(a + 1) + \log\Gamma(b + 1) - \log\Gamma(a + b + 2).
 
@@ -70,8 +67,7 @@ class Beta(ExponentialFamily[BetaNatural, BetaMean, BetaStandard]):
 
     @classmethod
     def from_standard(cls, concentration1: Any, concentration0: Any) -> BetaNatural:
-        """
-        Natural parameters from the concentrations.
+        """Natural parameters from the concentrations.
 
         :param concentration1: positive, the prior count of ones.
         :param concentration0: positive, the prior count of zeros.

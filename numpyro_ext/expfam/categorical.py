@@ -12,8 +12,6 @@ from numpyro_ext._typing import Float
 from numpyro_ext.expfam.base import ExponentialFamily
 from numpyro_ext.expfam.leaves import canonical
 
-__all__ = ["Categorical", "CategoricalMean", "CategoricalNatural", "CategoricalStandard"]
-
 
 class CategoricalNatural(NamedTuple):
     """Natural parameters of :class:`Categorical`."""
@@ -64,8 +62,7 @@ class Categorical(ExponentialFamily[CategoricalNatural, CategoricalMean, Categor
 
     @classmethod
     def from_standard(cls, probs: Any) -> CategoricalNatural:
-        """
-        Natural parameters from probabilities, which are their logarithms.
+        """Natural parameters from probabilities, which are their logarithms.
 
         :param probs: positive probabilities, ``(*batch, K)``, which sum to 1.
         """
@@ -75,8 +72,7 @@ class Categorical(ExponentialFamily[CategoricalNatural, CategoricalMean, Categor
 
     @classmethod
     def statistics(cls, value: Any, num_categories: int | None = None) -> CategoricalMean:
-        """
-        t(z): the unit vectors of the values.
+        """t(z): the unit vectors of the values.
 
         :param value: integers, of the batch shape.
         :param num_categories: K, which the values do not tell.

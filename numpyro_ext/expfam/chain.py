@@ -12,8 +12,6 @@ from numpyro_ext._typing import Float
 from numpyro_ext.expfam.base import ExponentialFamily
 from numpyro_ext.expfam.leaves import leaves_of
 
-__all__ = ["ChainDistribution", "ChainFamily"]
-
 LONG = 64
 """From this number of steps on, the algorithm of logarithmic depth is the default."""
 
@@ -23,8 +21,8 @@ class ChainFamily[N: tuple, M: tuple, S: tuple](ExponentialFamily[N, M, S]):
 
     A value has T steps. With ``parallel=False`` the depth of the computation is T; with
     ``parallel=True`` it is O(log T) at about twice the work, which pays on an accelerator and for
-    long chains; with None it is parallel from 64 steps on. The numbers agree up to rounding, and
-    draws of the same key are the same.
+    long chains; with None, the default, it is parallel from 64 steps on. The numbers agree up to
+    rounding, and draws of the same key are the same.
     """
 
     discrete: ClassVar[bool]
@@ -32,19 +30,12 @@ class ChainFamily[N: tuple, M: tuple, S: tuple](ExponentialFamily[N, M, S]):
 
     @classmethod
     def log_partition(cls, natural: N, *, parallel: bool | None = None) -> Float[Array, "*batch"]:
-        """A(n), of the batch shape.
-
-        :param parallel: whether by an associative scan; None decides by the length.
-        """
         checked = cls._checked(cls.Natural, natural)
         return cls._log_partition(checked, cls._in_parallel(checked, parallel))
 
     @classmethod
     def mean(cls, natural: N, *, parallel: bool | None = None) -> M:
-        """The mean of the statistics: smoothed moments of steps and of pairs of neighbours.
-
-        :param parallel: whether by an associative scan; None decides by the length.
-        """
+        """The mean of the statistics: smoothed moments of steps and of pairs of neighbours."""
         checked = cls._checked(cls.Natural, natural)
         return cls._mean(checked, cls._in_parallel(checked, parallel))
 
@@ -57,13 +48,6 @@ class ChainFamily[N: tuple, M: tuple, S: tuple](ExponentialFamily[N, M, S]):
         *,
         parallel: bool | None = None,
     ) -> Array:
-        """Draws of shape ``sample_shape + batch + event``.
-
-        :param rng_key: random key.
-        :param natural: natural parameters.
-        :param sample_shape: the shape that is put in front.
-        :param parallel: whether by an associative scan; None decides by the length.
-        """
         checked = cls._checked(cls.Natural, natural)
         parallel = cls._in_parallel(checked, parallel)
         return cls._sample(rng_key, checked, tuple(sample_shape), parallel)

@@ -13,8 +13,6 @@ from numpyro_ext.expfam.base import ExponentialFamily
 from numpyro_ext.expfam.leaves import canonical
 from numpyro_ext.expfam.newton import newton
 
-__all__ = ["Dirichlet", "DirichletMean", "DirichletNatural", "DirichletStandard"]
-
 
 class DirichletNatural(NamedTuple):
     """Natural parameters of :class:`Dirichlet`."""
@@ -40,7 +38,6 @@ class Dirichlet(ExponentialFamily[DirichletNatural, DirichletMean, DirichletStan
     r"""Dirichlet distribution of probabilities :math:`\pi_1, \dots, \pi_K`.
 
     .. math::
-
         t(\pi) = \log \pi, \qquad
         A(a) = \sum_k \log\Gamma(a_k + 1) - \log\Gamma\Big(\sum_k (a_k + 1)\Big), \qquad
         \mathrm{E} \log \pi_k = \psi(a_k + 1) - \psi\Big(\sum_j (a_j + 1)\Big).
@@ -75,8 +72,7 @@ class Dirichlet(ExponentialFamily[DirichletNatural, DirichletMean, DirichletStan
 
     @classmethod
     def from_standard(cls, concentration: Any) -> DirichletNatural:
-        """
-        Natural parameters from the concentration.
+        """Natural parameters from the concentration.
 
         :param concentration: positive numbers, ``(*batch, K)``.
         """

@@ -1,7 +1,4 @@
-"""Fixed points whose derivative is taken at the solution, not through the iterations.
-
-Christianson, "Reverse accumulation and attractive fixed points" (1994).
-"""
+"""Fixed points whose derivative is taken at the solution, not through the iterations."""
 
 from collections.abc import Callable
 from functools import partial, reduce
@@ -12,8 +9,6 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_count, check_nonnegative
-
-__all__ = ["FixedPointResult", "fixed_point"]
 
 
 class FixedPointResult(NamedTuple):
@@ -75,7 +70,6 @@ def fixed_point(
     :param max_iter: largest number of evaluations of f; 200 by default.
     :param backward_tol: tolerance of the transposed iteration, that of the forward one by default.
     :param backward_max_iter: its largest number, that of the forward one by default.
-    :return: value, number of iterations, last change and whether it converged.
 
     References: Christianson, *Reverse accumulation and attractive fixed points* (1994).
 

@@ -19,8 +19,6 @@ from numpyro_ext.expfam.linalg import (
     solve_lower,
 )
 
-__all__ = ["Gaussian", "GaussianMean", "GaussianNatural", "GaussianStandard"]
-
 
 class GaussianNatural(NamedTuple):
     """Natural parameters of :class:`Gaussian`."""
@@ -53,7 +51,6 @@ class Gaussian(LocationFamily[GaussianNatural, GaussianMean, GaussianStandard]):
     With the precision :math:`J = -2 W` and the base measure :math:`(2\pi)^{-d/2}`,
 
     .. math::
-
         t(x) = (x,\; x x^\top), \qquad
         A = \tfrac12 h^\top J^{-1} h - \tfrac12 \log |J|, \qquad
         \mathrm{E} x = J^{-1} h, \quad
@@ -84,8 +81,7 @@ class Gaussian(LocationFamily[GaussianNatural, GaussianMean, GaussianStandard]):
 
     @classmethod
     def from_standard(cls, loc: Any, covariance_matrix: Any) -> GaussianNatural:
-        """
-        Natural parameters from mean and covariance.
+        """Natural parameters from mean and covariance.
 
         :param loc: mean, ``(*batch, d)``.
         :param covariance_matrix: covariance, ``(*batch, d, d)``.

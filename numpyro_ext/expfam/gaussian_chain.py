@@ -1,7 +1,4 @@
-"""Chains of normal vectors: linear dynamical systems in information form.
-
-Sarkka and Garcia-Fernandez, "Temporal parallelization of Bayesian smoothers" (2021).
-"""
+"""Chains of normal vectors: linear dynamical systems in information form."""
 
 from typing import Annotated, Any, NamedTuple
 
@@ -25,13 +22,6 @@ from numpyro_ext.expfam.linalg import (
     symmetric,
     transpose,
 )
-
-__all__ = [
-    "GaussianChain",
-    "GaussianChainMean",
-    "GaussianChainNatural",
-    "GaussianChainStandard",
-]
 
 
 class GaussianChainNatural(NamedTuple):
@@ -72,14 +62,12 @@ class GaussianChain(
     r"""Normal sequences :math:`x_1, \dots, x_T` of d-vectors with a tridiagonal precision.
 
     .. math::
-
         p(x) \propto \exp\Big\{ \sum_t (h_t^\top x_t + x_t^\top W_t x_t)
             + \sum_t x_{t+1}^\top V_t x_t \Big\},
 
     with the base measure :math:`(2\pi)^{-Td/2}`. Steps are eliminated forwards,
 
     .. math::
-
         J_{t+1}' = -2 W_{t+1} - V_t J_t'^{-1} V_t^\top, \qquad
         h_{t+1}' = h_{t+1} + V_t J_t'^{-1} h_t', \qquad
         A = \sum_t \tfrac12 h_t'^\top J_t'^{-1} h_t' - \tfrac12 \log |J_t'|,
@@ -123,8 +111,7 @@ class GaussianChain(
     def from_standard(
         cls, initial_loc: Any, initial_covariance: Any, weight: Any, covariance: Any, num_steps: int
     ) -> GaussianChainNatural:
-        """
-        The chain x_1 ~ N(initial_loc, initial_covariance), x_{t+1} ~ N(weight x_t, covariance).
+        """The chain x_1 ~ N(initial_loc, initial_covariance), x_{t+1} ~ N(weight x_t, covariance).
 
         :param initial_loc: mean of the first step, ``(*batch, d)``.
         :param initial_covariance: its covariance, ``(*batch, d, d)``.

@@ -1,6 +1,5 @@
 """Parameters of exponential families: trees whose leaves declare their shapes."""
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple, get_type_hints
 
@@ -8,8 +7,6 @@ from jax import Array
 import jax.numpy as jnp
 
 from numpyro_ext.expfam.linalg import symmetric
-
-__all__ = ["Leaf", "canonical", "divide", "event_sum", "leaves_of", "multiply"]
 
 
 class Leaf(NamedTuple):
@@ -35,40 +32,30 @@ def leaves_of(kind: type) -> tuple[Leaf, ...]:
 
 
 def canonical(parameters: Any) -> Any:
-    """
-    The parameters as arrays of one floating type and one batch shape, with symmetric matrices.
+    """The parameters as arrays of one floating type and one batch shape, with symmetric matrices.
 
     :raises ValueError: names the leaf whose shape does not fit the others.
     """
     kind = type(parameters)
-    arrays = [jnp.asarray(value) for value in parameters]
-    dtype = jnp.result_type(float, *arrays)
-    arrays = [array.astype(dtype) for array in arrays]
-    sizes: dict[str, tuple[int, str]] = {}
-    for leaf, array in zip(leaves_of(kind), arrays, strict=True):
+    leaves, arrays = leaves_of(kind), [jnp.asarray(value) for value in parameters]
+    dtype, sizes = jnp.result_type(float, *arrays), {}
+    for leaf, array in zip(leaves, arrays, strict=True):
         _check_shape(kind, leaf, array, sizes)
+    cuts = [array.ndim - len(leaf.dims) for leaf, array in zip(leaves, arrays, strict=True)]
+    batches = [array.shape[:cut] for array, cut in zip(arrays, cuts, strict=True)]
     try:
-        batch = jnp.broadcast_shapes(*(shape for _, _, shape, _ in _split(kind, arrays)))
+        batch = jnp.broadcast_shapes(*batches)
     except ValueError:
-        given = ", ".join(f"{leaf.name} {shape}" for leaf, _, shape, _ in _split(kind, arrays))
+        pairs = zip(leaves, batches, strict=True)
+        given = ", ".join(f"{leaf.name} {shape}" for leaf, shape in pairs)
         raise ValueError(
             f"the batch shapes of {kind.__name__} do not broadcast: they are {given}."
         ) from None
-    return kind(
-        *(
-            jnp.broadcast_to(
-                symmetric(array) if leaf.symmetric else array,
-                batch + event,
-            )
-            for leaf, array, _, event in _split(kind, arrays)
-        )
-    )
-
-
-def _split(kind: type, arrays: Any) -> Iterator[tuple[Leaf, Array, tuple[int, ...], tuple]]:
-    for leaf, array in zip(leaves_of(kind), arrays, strict=True):
-        cut = array.ndim - len(leaf.dims)
-        yield leaf, array, array.shape[:cut], array.shape[cut:]
+    found = []
+    for leaf, array, cut in zip(leaves, arrays, cuts, strict=True):
+        array = symmetric(array.astype(dtype)) if leaf.symmetric else array.astype(dtype)
+        found.append(jnp.broadcast_to(array, batch + array.shape[cut:]))
+    return kind(*found)
 
 
 def _check_shape(kind: type, leaf: Leaf, array: Array, sizes: dict[str, tuple[int, str]]) -> None:

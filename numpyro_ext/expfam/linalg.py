@@ -3,21 +3,6 @@
 from jax import Array, lax
 import jax.numpy as jnp
 
-__all__ = [
-    "cholesky",
-    "half_logdet",
-    "inverse",
-    "inverse_root",
-    "matmul",
-    "matvec",
-    "outer",
-    "positive",
-    "solve",
-    "solve_lower",
-    "symmetric",
-    "transpose",
-]
-
 
 def matmul(A: Array, B: Array) -> Array:
     """A B, without the shorter factors that accelerators take by default."""
@@ -79,8 +64,7 @@ def outer(x: Array, y: Array) -> Array:
 
 
 def positive(S: Array, size: Array) -> Array:
-    """
-    Return whether a difference ``S`` of two matrices is positive definite beyond rounding.
+    """Return whether a difference ``S`` of two matrices is positive definite beyond rounding.
 
     :param size: ``(*batch, d)`` diagonal of the larger one. Rounding changes ``S`` by its multiple,
         and a smaller pivot of the Cholesky factor is noise.

@@ -1,8 +1,4 @@
-"""Chains of discrete states: forward-backward in log space.
-
-Rabiner, "A tutorial on hidden Markov models and selected applications in speech recognition"
-(1989).
-"""
+"""Chains of discrete states: forward-backward in log space (Rabiner, 1989)."""
 
 from typing import Annotated, Any, NamedTuple
 
@@ -14,8 +10,6 @@ from numpyro_ext._checks import check_count
 from numpyro_ext._typing import Float
 from numpyro_ext.expfam.chain import ChainFamily
 from numpyro_ext.expfam.leaves import canonical
-
-__all__ = ["MarkovChain", "MarkovChainMean", "MarkovChainNatural", "MarkovChainStandard"]
 
 
 class MarkovChainNatural(NamedTuple):
@@ -47,7 +41,6 @@ class MarkovChain(ChainFamily[MarkovChainNatural, MarkovChainMean, MarkovChainSt
     r"""Sequences :math:`z_1, \dots, z_T` of states in 0, ..., K - 1 with weights of neighbours.
 
     .. math::
-
         p(z) \propto \exp\Big\{ \sum_t unary_t[z_t] + \sum_t pair_t[z_t, z_{t+1}] \Big\}.
 
     Log weights of observations are added to ``unary``; nothing needs to be normalised, and the
@@ -87,8 +80,7 @@ class MarkovChain(ChainFamily[MarkovChainNatural, MarkovChainMean, MarkovChainSt
     def from_standard(
         cls, initial_probs: Any, transition_probs: Any, num_steps: int
     ) -> MarkovChainNatural:
-        """
-        Natural parameters of a Markov chain, which are logarithms of its probabilities.
+        """Natural parameters of a Markov chain, which are logarithms of its probabilities.
 
         :param initial_probs: probabilities of the first state, ``(*batch, K)``.
         :param transition_probs: from a state (rows) to the next (columns), ``(*batch, K, K)``.
@@ -106,8 +98,7 @@ class MarkovChain(ChainFamily[MarkovChainNatural, MarkovChainMean, MarkovChainSt
 
     @classmethod
     def statistics(cls, value: Any, num_categories: int | None = None) -> MarkovChainMean:
-        """
-        t(z): unit vectors of the states, and unit matrices of neighbours.
+        """t(z): unit vectors of the states, and unit matrices of neighbours.
 
         :param value: integers, ``(*batch, T)``.
         :param num_categories: K, which the values do not tell.

@@ -26,8 +26,6 @@ from numpyro_ext.expfam.linalg import (
 )
 from numpyro_ext.expfam.newton import newton
 
-__all__ = ["MNIW", "MNIWMean", "MNIWNatural", "MNIWStandard"]
-
 
 class MNIWNatural(NamedTuple):
     """Natural parameters of :class:`MNIW`."""
@@ -56,16 +54,12 @@ class MNIWMean(NamedTuple):
 
 
 class MNIWStandard(NamedTuple):
-    """Standard parameters of :class:`MNIW`."""
+    """Standard parameters of :class:`MNIW`, as :meth:`MNIW.from_standard` takes them."""
 
     weight: Annotated[Array, "d p"]
-    """Mean M of the weight."""
     precision: Annotated[Array, "p p symmetric"]
-    """K, in units of the inverse covariance of the inputs."""
     df: Annotated[Array, ""]
-    """Degrees of freedom nu, above d - 1."""
     scale_matrix: Annotated[Array, "d d symmetric"]
-    """S, about nu times the covariance."""
 
 
 class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
@@ -75,14 +69,12 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
     :math:`x \mid u \sim N(Wt\, u, Q)`:
 
     .. math::
-
         Q \sim IW(\nu, S), \qquad Wt \mid Q \sim MN(M, Q, K^{-1}), \qquad
         p(Q) \propto |Q|^{-(\nu + d + 1)/2} e^{-tr(S Q^{-1})/2} .
 
     Natural parameters are (A, B, K, nu) with :math:`A = S + M K M^\top` and :math:`B = M K`, and
 
     .. math::
-
         t &= (-\tfrac12 Q^{-1},\; Q^{-1} Wt,\; -\tfrac12 Wt^\top Q^{-1} Wt,\;
              \tfrac12 \log |Q^{-1}|), \\
         \log Z &= \tfrac{\nu d}{2} \log 2 + \log \Gamma_d(\tfrac{\nu}{2})
@@ -123,13 +115,14 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
 
     @classmethod
     def from_standard(cls, weight: Any, precision: Any, df: Any, scale_matrix: Any) -> MNIWNatural:
-        """
-        Natural parameters from the standard ones.
+        """Natural parameters from the standard ones.
 
         :param weight: mean of the weight, ``(*batch, d, p)``.
-        :param precision: K, positive definite, ``(*batch, p, p)``.
-        :param df: degrees of freedom, above d - 1.
-        :param scale_matrix: S, positive definite, ``(*batch, d, d)``.
+        :param precision: K, positive definite, ``(*batch, p, p)``, in units of the inverse
+            covariance of the inputs.
+        :param df: degrees of freedom nu, above d - 1.
+        :param scale_matrix: S, positive definite, ``(*batch, d, d)``; about nu times the
+        covariance.
         """
         M, K, nu, S = canonical(MNIWStandard(weight, precision, df, scale_matrix))
         return cls._constructed(_from_parts(M, K, nu, S))

@@ -1,8 +1,4 @@
-"""Natural gradients without a Fisher matrix: gradients in the mean parameters.
-
-Hoffman, Blei, Wang and Paisley, "Stochastic variational inference" (JMLR 2013), section 2.2; Khan
-and Lin, "Conjugate-computation variational inference" (AISTATS 2017).
-"""
+"""Natural gradients without a Fisher matrix: gradients in the mean parameters."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,8 +10,6 @@ import jax.numpy as jnp
 
 from numpyro_ext.expfam.base import ExponentialFamily
 from numpyro_ext.expfam.leaves import canonical, leaves_of
-
-__all__ = ["natural_gradient_of", "straight_through_kl", "straight_through_mean"]
 
 Family = type[ExponentialFamily]
 

@@ -5,12 +5,9 @@ from collections.abc import Callable
 from jax import Array, lax
 import jax.numpy as jnp
 
-__all__ = ["newton"]
-
 
 def newton(step: Callable[[Array], Array], start: Array, max_steps: int = 50) -> Array:
-    """
-    ``step`` repeated until every element stays within rounding, or ``max_steps`` times.
+    """``step`` repeated until every element stays within rounding, or ``max_steps`` times.
 
     Elements that are NaN stay so and do not delay the others.
     """

@@ -11,8 +11,6 @@ from numpyro_ext.expfam.base import ExponentialFamily
 from numpyro_ext.expfam.leaves import canonical
 from numpyro_ext.expfam.mniw import MNIW, MNIWMean, MNIWNatural
 
-__all__ = ["NIW", "NIWMean", "NIWNatural", "NIWStandard"]
-
 
 class NIWNatural(NamedTuple):
     """Natural parameters of :class:`NIW`."""
@@ -41,16 +39,12 @@ class NIWMean(NamedTuple):
 
 
 class NIWStandard(NamedTuple):
-    """Standard parameters of :class:`NIW`."""
+    """Standard parameters of :class:`NIW`, as :meth:`NIW.from_standard` takes them."""
 
     loc: Annotated[Array, "d"]
-    """Mean m of the mean."""
     kappa: Annotated[Array, ""]
-    """Number of prior observations of the mean, positive."""
     df: Annotated[Array, ""]
-    """Degrees of freedom nu, above d - 1."""
     scale_matrix: Annotated[Array, "d d symmetric"]
-    """S, about nu times the covariance."""
 
 
 class NIW(ExponentialFamily[NIWNatural, NIWMean, NIWStandard]):
@@ -59,7 +53,6 @@ class NIW(ExponentialFamily[NIWNatural, NIWMean, NIWStandard]):
     A value is a pair (loc, Sigma), with
 
     .. math::
-
         \Sigma \sim IW(\nu, S), \qquad loc \mid \Sigma \sim N(m, \Sigma / \kappa), \qquad
         p(\Sigma) \propto |\Sigma|^{-(\nu + d + 1)/2} e^{-tr(S \Sigma^{-1})/2} .
 
@@ -67,7 +60,6 @@ class NIW(ExponentialFamily[NIWNatural, NIWMean, NIWStandard]):
     :math:`b = \kappa m`, and
 
     .. math::
-
         t &= (-\tfrac12 \Sigma^{-1},\; \Sigma^{-1} loc,\; -\tfrac12 loc^\top \Sigma^{-1} loc,\;
              \tfrac12 \log |\Sigma^{-1}|), \\
         \log Z &= \tfrac{\nu d}{2} \log 2 + \log \Gamma_d(\tfrac{\nu}{2})
@@ -103,13 +95,13 @@ class NIW(ExponentialFamily[NIWNatural, NIWMean, NIWStandard]):
 
     @classmethod
     def from_standard(cls, loc: Any, kappa: Any, df: Any, scale_matrix: Any) -> NIWNatural:
-        """
-        Natural parameters from the standard ones.
+        """Natural parameters from the standard ones.
 
         :param loc: mean of the mean, ``(*batch, d)``.
         :param kappa: number of prior observations of the mean, positive.
-        :param df: degrees of freedom, above d - 1.
-        :param scale_matrix: S, positive definite, ``(*batch, d, d)``.
+        :param df: degrees of freedom nu, above d - 1.
+        :param scale_matrix: S, positive definite, ``(*batch, d, d)``; about nu times the
+        covariance.
         """
         m, kappa, nu, S = canonical(NIWStandard(loc, kappa, df, scale_matrix))
         b = kappa[..., None] * m

@@ -12,53 +12,27 @@ from numpyro.distributions import constraints
 from numpyro_ext._checks import check_choice
 from numpyro_ext._model.read import ModelInfo
 
-__all__ = [
-    "ExpandedMean",
-    "VectorFn",
-    "check_correction",
-    "check_definite",
-    "check_shape",
-    "recipe_correction",
-    "values_at",
-]
-
 VectorFn = Callable[[Array], Any]
 """A function of the flat vector: a scalar, a vector or a matrix."""
 
 
 def recipe_correction(diffusion: VectorFn, curl: VectorFn | None, x: Array) -> Array:
-    r"""
-    The drift :math:`\Gamma_k(x) = \sum_l \partial (D_{kl} + Q_{kl}) / \partial x_l` [1, eq. 3].
+    r"""The drift :math:`\Gamma_k(x) = \sum_l \partial (D_{kl} + Q_{kl}) / \partial x_l` (eq. 3).
 
     Without it noise of the variance D(x) pushes draws to where D is large. The derivatives are
     exact: m forward passes for a scalar or diagonal D, and the whole ``(m, m, m)`` Jacobian for a
     matrix D or Q.
 
-    :param diffusion: D, a callable from ``(m,)`` to a scalar, to ``(m,)`` (a diagonal) or to
-        ``(m, m)``.
-    :param curl: Q, a callable from ``(m,)`` to a skew ``(m, m)``, or None.
-    :param x: ``(m,)``.
-    :return: ``(m,)``.
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.mcmc.geometry import recipe_correction
-        >>> print(recipe_correction(lambda x: 1 + x**2, None, jnp.array([0.5, 3.0])))
-        [1. 6.]
-
-    **References:**
-
-    1. *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma, Tianqi Chen, Emily B. Fox
-       (NeurIPS 2015)
+    D maps ``(m,)`` to a scalar, to ``(m,)`` (a diagonal) or to ``(m, m)``, and Q to a skew
+    ``(m, m)``. Equations are those of *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma,
+    Tianqi Chen, Emily B. Fox (NeurIPS 2015).
     """
     x = jnp.asarray(x, jnp.result_type(float, x))
     check_shape("diffusion", diffusion, x, (0, 1, 2))
-    total = _divergence(diffusion, x)
-    if curl is not None:
-        check_shape("curl", curl, x, (2,))
-        total = total + _divergence(curl, x)
-    return total
+    if curl is None:
+        return _divergence(diffusion, x)
+    check_shape("curl", curl, x, (2,))
+    return _divergence(diffusion, x) + _divergence(curl, x)
 
 
 def _divergence(fn: VectorFn, x: Array) -> Array:
@@ -121,9 +95,8 @@ def check_definite(what: str, fn: VectorFn, points: Array, *, singular: bool) ->
 
 
 class ExpandedMean:
-    r"""
-    Metric for :class:`SGRLD` in which positive sites move as numbers :math:`\theta`, with noise of
-    variance :math:`\propto \theta`, and the others by plain :class:`SGLD`.
+    r"""Metric for :class:`SGRLD` in which positive sites move as numbers :math:`\theta`, with noise
+    of variance :math:`\propto \theta`, and the others by plain :class:`SGLD`.
 
     With :math:`\theta = e^\phi` and g the gradient of the potential in :math:`\phi` (Jacobian
     included) the metric :math:`\operatorname{diag}(\theta)^{-1}` has all its corrections cancel, at
@@ -140,10 +113,8 @@ class ExpandedMean:
 
     :param sites: names of positive latent sites (support ``positive``); by default all of them.
 
-    **References:**
-
-    1. *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, Sam Patterson,
-       Yee Whye Teh (NeurIPS 2013), eq. 11
+    **Reference:** *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*,
+    Sam Patterson, Yee Whye Teh (NeurIPS 2013), eq. 11
 
     .. doctest::
 
@@ -168,7 +139,9 @@ class ExpandedMean:
     def mask(self, info: ModelInfo) -> np.ndarray:
         """``(n,)``, True for the coordinates that are logarithms and that this metric moves."""
         supports = {name: latent.support for name, latent in info.latents.items()}
-        positive = [name for name, support in supports.items() if _is_positive(support)]
+        # Of a vector, the support is that of its numbers.
+        of_one = {name: getattr(x, "base_constraint", x) for name, x in supports.items()}
+        positive = [name for name, support in of_one.items() if support is constraints.positive]
         if self.sites is None and not positive:
             raise ValueError(
                 "ExpandedMean finds no positive latent site in the model; use SGLD, or"
@@ -197,9 +170,3 @@ class ExpandedMean:
         theta = jnp.exp(phi)
         theta = jnp.abs(theta - eps * g + jnp.sqrt(2 * eps * T * theta) * zeta)
         return jnp.log(jnp.maximum(theta, jnp.finfo(theta.dtype).tiny))
-
-
-def _is_positive(support: constraints.Constraint) -> bool:
-    if isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support is constraints.positive

@@ -1,12 +1,8 @@
 """Estimators of the gradient of the potential of all N rows, from a minibatch of B.
 
-A kernel takes any object with the two methods ``init(z, potential) -> state`` and
-``estimate(rng_key, i, z, idx, potential, state) -> (value, grad, state)``; ``z`` and ``grad`` are
-dicts of unconstrained sites, ``state`` is a pytree that travels with the chain, and ``potential``
-is the model's :class:`numpyro_ext.mcmc.Potential`. If the state depends on the data, a third
-method ``refresh(state, potential) -> state`` computes it again when a chain is resumed on others.
-``cost(rows) -> float`` returns the number of minibatch gradients that an estimate takes, where the
-gradient of all rows counts as ``rows`` of them; without this method it is one.
+A kernel takes any object with the methods of ``GradientEstimator`` in ``numpyro_ext/_typing.py``.
+A further ``cost(rows) -> float`` returns the number of minibatch gradients that an estimate takes,
+where the gradient of all rows counts as ``rows`` of them; without this method it is one.
 """
 
 from collections.abc import Callable
@@ -22,15 +18,12 @@ from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
 
-__all__ = ["SVRG", "ControlVariate", "MinibatchGradient", "warn_if_far"]
-
 _FAR = 5.0  # times the square root of n
 
 
 class MinibatchGradient:
-    r"""
-    The plain estimate :math:`g = \nabla U_S(z)`: prior plus :math:`N/B` times the rows in the batch
-    S.
+    r"""The plain estimate :math:`g = \nabla U_S(z)`: prior plus :math:`N/B` times the rows in the
+    batch S.
 
     Unbiased. Its variance per coordinate is
     :math:`\frac{N^2}{B}\operatorname{Var}_n(\nabla \log p(y_n \mid z))` for
@@ -47,25 +40,18 @@ class MinibatchGradient:
         return ()
 
     def estimate(
-        self,
-        rng_key: Array,
-        i: Array,
-        z: Sites,
-        idx: Sites,
-        potential: Potential,
-        state: tuple[()],
+        self, rng_key: Array, i: Array, z: Sites, idx: Sites, potential: Potential, state: tuple[()]
     ) -> tuple[Array, Sites, tuple[()]]:
         value, grad = potential.value_and_grad(z, idx)
         return value, grad, state
 
 
 class Anchor(NamedTuple):
-    """
-    The place at which the gradient of all rows is known:
+    """The place at which the gradient of all rows is known:
 
-     - **z** - dict of unconstrained sites.
-     - **potential** - potential of all rows there.
-     - **grad** - its gradient.
+    - **z** - dict of unconstrained sites.
+    - **potential** - potential of all rows there.
+    - **grad** - its gradient.
     """
 
     z: Sites
@@ -81,24 +67,18 @@ def _anchored(z: Sites, idx: Sites, potential: Potential, anchor: Anchor) -> tup
     )
 
 
-def _anchor_at(z: Sites, potential: Potential, chunk_size: int) -> Anchor:
-    return Anchor(z, *potential.full_value_and_grad(z, chunk_size))
-
-
 def warn_if_far(
     states: Any, grads: Sites, flatten: Callable[[Sites], Array], whitened: bool
 ) -> None:
-    r"""
-    An ``InferenceWarning`` if chains begin far from the center of their :class:`ControlVariate`.
+    r"""An ``InferenceWarning`` if chains begin far from the center of their
+    :class:`ControlVariate`.
 
     The distance is that of the whitened coordinates. Without them it is
     :math:`\sqrt{(z - c) \cdot (g(z) - \nabla U(c))}`: the change of the gradient is that of the
     curvature between, ``H (z - c)`` on a Gaussian.
 
-    :param states: first states, stacked over chains.
-    :param grads: the gradients there.
-    :param flatten: sites to the coordinates of a step.
-    :param bool whitened: True if these have unit scale.
+    :param states: first states, stacked over chains, as ``grads``, the gradients there.
+    :param flatten: sites to the coordinates of a step, which have unit scale if ``whitened``.
     """
     anchor: Anchor = states.gradient
     moved = np.asarray(jax.vmap(flatten)(states.z) - jax.vmap(flatten)(anchor.z), float)
@@ -123,9 +103,8 @@ def warn_if_far(
 
 
 class ControlVariate:
-    r"""
-    The estimate :math:`g = \nabla U(c) + \nabla U_S(z) - \nabla U_S(c)` with a fixed center c [1,
-    eq. 6].
+    r"""The estimate :math:`g = \nabla U(c) + \nabla U_S(z) - \nabla U_S(c)` with a fixed center c
+    (eq. 6).
 
     Unbiased, with variance
     :math:`\frac{N^2}{B}\operatorname{Var}_n(\nabla\ell_n(z) - \nabla\ell_n(c))`, which falls as
@@ -139,10 +118,8 @@ class ControlVariate:
         an ``AutoDelta``; values of deterministic sites are left out.
     :param int chunk_size: rows per piece in which the gradient of all rows is computed.
 
-    **References:**
-
-    1. *Control Variates for Stochastic Gradient MCMC*, Jack Baker, Paul Fearnhead, Emily B. Fox,
-       Christopher Nemeth (Statistics and Computing, 2019)
+    **Reference:** *Control Variates for Stochastic Gradient MCMC*, Jack Baker, Paul Fearnhead,
+    Emily B. Fox, Christopher Nemeth (Statistics and Computing, 2019)
 
     .. doctest::
 
@@ -173,7 +150,7 @@ class ControlVariate:
 
     def init(self, z: Sites, potential: Potential) -> Anchor:
         center = potential.unconstrain("ControlVariate's center", self._center)
-        return _anchor_at(center, potential, self._chunk_size)
+        return Anchor(center, *potential.full_value_and_grad(center, self._chunk_size))
 
     def refresh(self, state: Anchor, potential: Potential) -> Anchor:
         return self.init(state.z, potential)
@@ -190,22 +167,20 @@ class ControlVariate:
 
 
 class SVRG:
-    r"""
-    :class:`ControlVariate` whose center follows the chain: :math:`c \leftarrow z` when
-    ``i % refresh_every == 0``.
+    r""":class:`ControlVariate` whose center follows the chain: :math:`c \leftarrow z` when ``i %
+    refresh_every == 0``.
 
     No mode is needed beforehand, and the chain may travel. Unbiased given c. A step costs two
     minibatch gradients, and :math:`N/` ``refresh_every`` rows on average for the refresh
-    [1, algorithm 2].
+    (algorithm 2).
 
     :param int refresh_every: transitions between two gradients of all rows; about :math:`N/B`
         halves the speed.
     :param int chunk_size: rows per piece in which the gradient of all rows is computed.
 
-    **References:**
-
-    1. *Variance Reduction in Stochastic Gradient Langevin Dynamics*, Avinava Dubey, Sashank J.
-       Reddi, Barnabas Poczos, Alexander J. Smola, Eric P. Xing, Sinead A. Williamson (NeurIPS 2016)
+    **Reference:** *Variance Reduction in Stochastic Gradient Langevin Dynamics*, Avinava Dubey,
+    Sashank J. Reddi, Barnabas Poczos, Alexander J. Smola, Eric P. Xing, Sinead A. Williamson
+    (NeurIPS 2016)
 
     .. doctest::
 
@@ -218,7 +193,7 @@ class SVRG:
         self._chunk_size = check_count("chunk_size", chunk_size)
 
     def init(self, z: Sites, potential: Potential) -> Anchor:
-        return _anchor_at(z, potential, self._chunk_size)
+        return Anchor(z, *potential.full_value_and_grad(z, self._chunk_size))
 
     def refresh(self, state: Anchor, potential: Potential) -> Anchor:
         return self.init(state.z, potential)
@@ -234,9 +209,7 @@ class SVRG:
         anchor = lax.cond(
             (i % self._refresh_every == 0) & (i > 0),
             lambda: jax.tree.map(
-                lambda new, old: jnp.asarray(new, old.dtype),
-                _anchor_at(z, potential, self._chunk_size),
-                state,
+                lambda new, old: jnp.asarray(new, old.dtype), self.init(z, potential), state
             ),
             lambda: state,
         )

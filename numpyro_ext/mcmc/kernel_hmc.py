@@ -21,7 +21,6 @@ from numpyro_ext.mcmc.state import state_class
 
 _PILOT = 64
 
-__all__ = ["KernelHMC", "KernelHMCState"]
 
 KernelHMCState = state_class(
     "KernelHMCState",
@@ -40,12 +39,10 @@ KernelHMCState = state_class(
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class KernelHMC(ModelKernel):
-    r"""
-    Hamiltonian Monte Carlo whose trajectories follow a surrogate score f instead of
+    r"""Hamiltonian Monte Carlo whose trajectories follow a surrogate score f instead of
     :math:`-\nabla U` [1].
 
     .. math::
-
         r \sim N(0, I), \quad \text{leapfrog: } r \leftarrow r + \tfrac{\epsilon}{2} f(z), \;
         z \leftarrow z + \epsilon r, \; r \leftarrow r + \tfrac{\epsilon}{2} f(z),
         \quad L \text{ times}, \\
@@ -252,7 +249,6 @@ class KernelHMC(ModelKernel):
             diverging=state.diverging | ~jnp.all(jnp.isfinite(f)),
             accept_prob=accept_prob,
             num_accepted=state.num_accepted + accept,
-            resumed=state.resumed,
             rng_key=rng_key,
         )
 
@@ -273,8 +269,7 @@ class KernelHMC(ModelKernel):
         return state._replace(potential_energy=U)
 
     def refresh(self, state: Any, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
-        potential = self.potential(model_args, model_kwargs)
-        return self.resume(state, jnp.ones((), bool), potential)
+        return self.resume(state, jnp.ones((), bool), self.potential(model_args, model_kwargs))
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_fitted": None}

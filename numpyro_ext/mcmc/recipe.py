@@ -22,9 +22,6 @@ from numpyro_ext.mcmc.geometry import (
 from numpyro_ext.mcmc.model_kernel import Schedule
 from numpyro_ext.mcmc.state import Transition, kernel_state
 
-__all__ = ["RecipeKernel", "RecipeKernelState"]
-
-
 RecipeKernelState = kernel_state(
     "RecipeKernelState",
     __name__,
@@ -34,11 +31,9 @@ RecipeKernelState = kernel_state(
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RecipeKernel(SGMCMCKernel):
-    r"""
-    Any continuous Markov process with the right stationary law [1], from its matrices D and Q.
+    r"""Any continuous Markov process with the right stationary law, from its matrices D and Q.
 
     .. math::
-
         x' = x - \epsilon \bigl((D + Q) \nabla H - T\, \Gamma\bigr)
         + \sqrt{2 \epsilon T}\, D^{1/2} \zeta, \qquad
         \Gamma_k = \textstyle\sum_l \partial (D_{kl} + Q_{kl}) / \partial x_l,
@@ -69,10 +64,8 @@ class RecipeKernel(SGMCMCKernel):
 
     The other keyword arguments are those of :class:`SGMCMCKernel`.
 
-    **References:**
-
-    1. *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma, Tianqi Chen, Emily B. Fox
-       (NeurIPS 2015), eq. 3-4
+    **Reference:** *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma, Tianqi Chen, Emily B.
+    Fox (NeurIPS 2015), eq. 3-4
 
     .. doctest::
 
@@ -136,13 +129,7 @@ class RecipeKernel(SGMCMCKernel):
                 )
 
     def step(
-        self,
-        rng_key: Array,
-        state: Any,
-        z: Array,
-        grad_fn: GradFn,
-        eps: Array,
-        T: Array,
+        self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
     ) -> Transition:
         n, x = len(z), jnp.concatenate([z, state.r])
         estimate = grad_fn(z)

@@ -6,12 +6,9 @@ import jax.numpy as jnp
 
 from numpyro_ext._checks import check_count, check_nonnegative, check_positive
 
-__all__ = ["ConstantSchedule", "CyclicalSchedule", "PolynomialSchedule"]
-
 
 class ConstantSchedule:
-    """
-    The same value at every transition, as a plain float has it.
+    """The same value at every transition, as a plain float has it.
 
     :param float value: the value, positive for a step size.
 
@@ -31,21 +28,18 @@ class ConstantSchedule:
 
 
 class PolynomialSchedule:
-    r"""
-    Polynomial decay :math:`\epsilon_i = a (b + i)^{-\gamma}`.
+    r"""Polynomial decay :math:`\epsilon_i = a (b + i)^{-\gamma}`.
 
     Draws converge to the posterior for :math:`1/2 < \gamma \le 1` when averages are weighted by the
-    step size, :math:`\sum_i \epsilon_i f(z_i) / \sum_i \epsilon_i` [1, eq. 5]. Other exponents are
+    step size, :math:`\sum_i \epsilon_i f(z_i) / \sum_i \epsilon_i` (eq. 5). Other exponents are
     allowed and keep a bias.
 
     :param float a: scale.
     :param float b: shift; the first step is :math:`a b^{-\gamma}`.
     :param float gamma: exponent.
 
-    **References:**
-
-    1. *Bayesian Learning via Stochastic Gradient Langevin Dynamics*, Max Welling, Yee Whye Teh
-       (ICML 2011)
+    **Reference:** *Bayesian Learning via Stochastic Gradient Langevin Dynamics*, Max Welling, Yee
+    Whye Teh (ICML 2011)
 
     .. doctest::
 
@@ -66,28 +60,24 @@ class PolynomialSchedule:
 
 
 class CyclicalSchedule:
-    r"""
-    Cosine cycles with a warm restart, for posteriors with several modes.
+    r"""Cosine cycles with a warm restart, for posteriors with several modes.
 
     With :math:`L` = ``cycle_length`` and :math:`q = (i \bmod L)/L`,
 
     .. math::
-
         \epsilon_i = \tfrac{1}{2}\,\text{peak}\,(\cos(\pi q) + 1).
 
     While :math:`q <` ``exploration`` the kernel runs at temperature 0 (descent with large steps)
     and the draw is marked ``sampling=False`` in the extra fields: drop these draws. Afterwards it
-    runs at its own temperature. Reference [1] indexes from 1 and rounds its cycles up; here ``i``
+    runs at its own temperature. The paper indexes from 1 and rounds its cycles up; here ``i``
     counts from 0 and every cycle has L transitions.
 
     :param float peak: step size at the start of a cycle.
     :param int cycle_length: transitions in a cycle.
     :param float exploration: share of a cycle that explores, in :math:`[0, 1)`.
 
-    **References:**
-
-    1. *Cyclical Stochastic Gradient MCMC for Bayesian Deep Learning*, Ruqi Zhang, Chunyuan Li,
-       Jianyi Zhang, Changyou Chen, Andrew Gordon Wilson (ICLR 2020), eq. 1 and algorithm 1
+    **Reference:** *Cyclical Stochastic Gradient MCMC for Bayesian Deep Learning*, Ruqi Zhang,
+    Chunyuan Li, Jianyi Zhang, Changyou Chen, Andrew Gordon Wilson (ICLR 2020), eq. 1, algorithm 1
 
     .. doctest::
 

@@ -26,16 +26,12 @@ from numpyro_ext.mcmc.settings import Settings
 from numpyro_ext.mcmc.sgld import SGLDState, implied_variance_ratio
 from numpyro_ext.mcmc.state import Transition
 
-__all__ = ["SGRLD"]
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SGRLD(SGMCMCKernel):
-    r"""
-    Riemannian SGLD [1]: Langevin dynamics whose step and noise follow a metric G(z).
+    r"""Riemannian SGLD [1]: Langevin dynamics whose step and noise follow a metric G(z).
 
     .. math::
-
         z' = z - \epsilon (A g - T\, \Gamma) + \sqrt{2 \epsilon T}\, A^{1/2} \zeta, \qquad
         A = G(z)^{-1}, \quad \Gamma_k = \textstyle\sum_l \partial A_{kl} / \partial z_l,
 
@@ -62,8 +58,7 @@ class SGRLD(SGMCMCKernel):
         kernel moves.
     :param metric: G, a callable from the flat z to ``(n,)`` (a diagonal) or ``(n, n)``
         (symmetric positive definite), or an :class:`ExpandedMean`.
-    :param correction: ``"autodiff"``, or a callable from the flat z to :math:`\Gamma`,
-        ``(n,)``.
+    :param correction: ``"autodiff"``, or a callable from the flat z to :math:`\Gamma`, ``(n,)``.
 
     The other keyword arguments are those of :class:`SGMCMCKernel`.
 

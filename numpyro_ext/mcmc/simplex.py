@@ -15,8 +15,6 @@ from numpyro.infer.reparam import Reparam
 from numpyro_ext._checks import check_choice, check_nonnegative, check_positive
 from numpyro_ext._numpyro import unwrap_distribution, wrap_distribution
 
-__all__ = ["GammaSimplexReparam", "simplex_langevin_step"]
-
 # A parameterisation maps (theta, counts, alpha, zeta) to A grad, Gam and A^(1/2) zeta. A and Gam
 # are those of the table; the products are written out, so that nothing is divided by a probability
 # that may be 0.
@@ -85,9 +83,8 @@ def simplex_langevin_step(
     parameterization: str = "expanded-mean",
     temperature: ArrayLike = 1.0,
 ) -> Array:
-    r"""
-    One Riemannian Langevin step towards :math:`\operatorname{Dirichlet}(\alpha + n)`, in one of
-    four coordinates [1].
+    r"""One Riemannian Langevin step towards :math:`\operatorname{Dirichlet}(\alpha + n)`, in one of
+    four coordinates.
 
     .. math:: \theta' = \theta + \epsilon (A \nabla \log p(\theta) + T\, \Gamma)
               + \sqrt{2 \epsilon T}\, A^{1/2} \zeta, \qquad
@@ -108,9 +105,9 @@ def simplex_langevin_step(
       :math:`\Gamma_j = (1/\pi_K - 1/\pi_j)/\bar n`.
 
     The expanded forms have :math:`|\theta_k|` (natural: :math:`e^{\theta_k}`)
-    :math:`\sim \operatorname{Gamma}(\alpha_k, 1)` a priori. These are the formulas of [1] with its
-    table corrected: there the reduced-mean gradient lacks a -1, some entries lack 1/n, and the
-    reduced-natural :math:`\Gamma` is not the divergence of A.
+    :math:`\sim \operatorname{Gamma}(\alpha_k, 1)` a priori. These are the formulas of the paper
+    with its table corrected: there the reduced-mean gradient lacks a -1, some entries lack 1/n, and
+    the reduced-natural :math:`\Gamma` is not the divergence of A.
 
     Biased at a fixed step. ``"expanded-mean"`` returns :math:`|\theta'|`, which is all that it
     needs at the boundary. ``"reduced-mean"`` can leave the simplex and is then put back at the
@@ -127,10 +124,8 @@ def simplex_langevin_step(
     :param temperature: T.
     :return: the new ``theta``.
 
-    **References:**
-
-    1. *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, Sam Patterson,
-       Yee Whye Teh (NeurIPS 2013), table 1, eq. 9-11
+    **Reference:** *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*,
+    Sam Patterson, Yee Whye Teh (NeurIPS 2013), table 1, eq. 9-11
 
     .. doctest::
 
@@ -170,20 +165,17 @@ def simplex_langevin_step(
 
 
 class GammaSimplexReparam(Reparam):
-    r"""
-    A ``Dirichlet`` site as K independent Gammas, divided by their sum.
+    r"""A ``Dirichlet`` site as K independent Gammas, divided by their sum.
 
     .. math:: \theta_k \sim \operatorname{Gamma}(\alpha_k, 1), \qquad
               \pi = \theta / \textstyle\sum_j \theta_j \sim \operatorname{Dirichlet}(\alpha).
 
     The latent site is ``<name>_gamma``, and the site itself becomes deterministic. This is the
-    *expanded* simplex of [1]: with :class:`ExpandedMean` it makes :class:`SGRLD` run on
+    *expanded* simplex of the paper: with :class:`ExpandedMean` it makes :class:`SGRLD` run on
     probabilities. For latent sites only.
 
-    **References:**
-
-    1. *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, Sam Patterson,
-       Yee Whye Teh (NeurIPS 2013), section 3
+    **Reference:** *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*,
+    Sam Patterson, Yee Whye Teh (NeurIPS 2013), section 3
 
     .. doctest::
 

@@ -2,12 +2,7 @@
 
 from numpyro_ext.optim.heavy_ball import HeavyBallState, po
 from numpyro_ext.optim.natural import NaturalGradientState, natural_gradient
-from numpyro_ext.optim.wasserstein import (
-    WassersteinState,
-    wag,
-    wasserstein_eval_params,
-    wnes,
-)
+from numpyro_ext.optim.wasserstein import WassersteinState, wag, wasserstein_eval_params, wnes
 
 __all__ = [
     "HeavyBallState",

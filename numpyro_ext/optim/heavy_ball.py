@@ -1,8 +1,4 @@
-"""Momentum for particles, with noise that fades.
-
-Reference: Chen, Zhang, Wang, Li and Chen, *A unified particle-optimization framework for scalable
-Bayesian sampling* (UAI 2018).
-"""
+"""Momentum for particles, with noise that fades (Chen et al., 2018)."""
 
 from typing import Any, NamedTuple
 
@@ -13,8 +9,6 @@ import jax.numpy as jnp
 import optax
 
 from numpyro_ext._checks import check_nonnegative, check_positive
-
-__all__ = ["HeavyBallState", "check_learning_rate", "combine", "po", "rate_at"]
 
 
 class HeavyBallState(NamedTuple):
@@ -41,7 +35,6 @@ def po(
     ... is
 
     .. math::
-
         D_k = \text{decay}\; D_{k-1} + \epsilon\, (v + \text{noise}\; k^{-\text{noise\_decay}} \xi),
         \qquad x_k = x_{k-1} + D_k, \qquad D_0 = 0,
 
@@ -93,7 +86,6 @@ def po(
         return HeavyBallState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, HeavyBallState]:
-        del params
         k = state.count + 1
         eps = rate_at(learning_rate, state.count)
         v = jax.tree.map(jnp.negative, updates)
@@ -101,9 +93,8 @@ def po(
             leaves, tree = jax.tree.flatten(v)
             keys = random.split(random.fold_in(rng_key, k), max(len(leaves), 1))
             size = noise * jnp.asarray(k, float) ** -noise_decay
-            xi = [
-                random.normal(key, a.shape, a.dtype) for key, a in zip(keys, leaves, strict=False)
-            ]
+            pairs = zip(keys, leaves, strict=False)
+            xi = [random.normal(key, a.shape, a.dtype) for key, a in pairs]
             v = combine((1.0, v), (size, jax.tree.unflatten(tree, xi)))
         momentum = combine((decay, state.momentum), (eps, v))
         return momentum, HeavyBallState(k, momentum)

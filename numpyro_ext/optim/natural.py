@@ -1,7 +1,4 @@
-"""Steps of natural gradients that stay among the natural parameters of densities.
-
-Hoffman, Blei, Wang and Paisley, "Stochastic variational inference" (JMLR 2013), section 2.
-"""
+"""Steps of natural gradients that stay among the natural parameters of densities."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,8 +10,6 @@ import jax.numpy as jnp
 import optax
 
 from numpyro_ext._checks import check_count, check_positive
-
-__all__ = ["NaturalGradientState", "natural_gradient"]
 
 
 class NaturalGradientState(NamedTuple):

@@ -1,8 +1,4 @@
-"""Accelerated gradient descent of KL(q || p) over distributions that are sets of particles.
-
-Reference: Liu, Zhuo, Cheng, Zhang, Zhu and Carin, *Understanding and accelerating particle-based
-variational inference* (ICML 2019), section 4 and algorithm 1.
-"""
+"""Accelerated gradient descent over distributions that are particles (Liu et al., 2019)."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,8 +11,6 @@ import optax
 
 from numpyro_ext._checks import check_nonnegative, check_positive
 from numpyro_ext.optim.heavy_ball import HeavyBallState, check_learning_rate, combine, rate_at
-
-__all__ = ["WassersteinState", "wag", "wasserstein_eval_params", "wnes"]
 
 
 class WassersteinState(NamedTuple):
@@ -35,7 +29,6 @@ def wag(learning_rate: optax.ScalarOrSchedule, alpha: float = 3.5) -> optax.Grad
     particles) and :math:`\epsilon` the learning rate, step k = 1, 2, ... is
 
     .. math::
-
         x_k = y_{k-1} + \epsilon\, v(y_{k-1}), \qquad
         y_k = x_k + \frac{k-1}{k} (y_{k-1} - x_{k-1}) + \frac{k+\alpha-2}{k} \epsilon\, v(y_{k-1}),
 
@@ -97,24 +90,20 @@ def wnes(
     particles) and :math:`\epsilon` the learning rate, step k = 1, 2, ... is
 
     .. math::
-
         x_k = y_{k-1} + \epsilon\, v(y_{k-1}), \qquad y_k = x_k + c\, (x_k - x_{k-1}),
 
     in the shape and the unit of the parameters, with c = (k - 1) / (k + 2) without ``mu``, and
 
     .. math::
-
         c = \frac{2 - S + B}{2 + S + B}, \qquad H = \mu \epsilon, \quad B = \beta \sqrt H, \quad
         S = \sqrt{B^2 + 4 (1 + B) H}
 
-    with it. The parameters that optax holds, at which gradients are taken, are y;
-    :func:`wasserstein_eval_params` gives x, the answer. Both start at the same point and agree
-    again at rest.
+    with it. Gradients are taken at y, which optax holds; :func:`wasserstein_eval_params` gives x,
+    the answer, as for :func:`wag`.
 
     **When it fails.** Without ``mu`` the momentum grows towards 1, which fails after a while with
-    noisy gradients; published are :math:`\mu \epsilon` of 0.1 to 0.3 (c of 0.5 to 0.7). The
-    difference of coordinates stands in for the inverse exponential map of the Wasserstein space,
-    which is right while particles keep their order: particle i must stay particle i.
+    noisy gradients; published are :math:`\mu \epsilon` of 0.1 to 0.3 (c of 0.5 to 0.7). Particles
+    must keep their order, as for :func:`wag`.
 
     **Conventions.** The paper writes c as :math:`1 + \beta - 2 (1 + \beta)(2 + \beta) \mu \epsilon
     / (\sqrt{\beta^2 + 4 (1 + \beta) \mu \epsilon} - \beta + 2 (1 + \beta) \mu \epsilon)` with its
@@ -131,19 +120,15 @@ def wnes(
 
     .. doctest::
 
-        >>> import jax, numpyro, optax
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
+        >>> import jax.numpy as jnp, optax
         >>> from numpyro_ext.optim import wnes
-        >>> from numpyro_ext.particles import SVGD, AutoParticles
-        >>> def model():
-        ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
-        >>> guide = AutoParticles(model, 50)
-        >>> svi = SVI(model, guide, wnes(0.5, mu=0.2), SVGD())
-        >>> result = svi.run(jax.random.key(0), 300, progress_bar=False)
-        >>> w = guide.particles(result.params)["w"]
-        >>> print(f"{w.mean():.1f} {w.std():.1f}")
-        3.0 2.0
+        >>> optim = wnes(0.1, mu=1.0)
+        >>> params, state = jnp.array(4.0), optim.init(jnp.array(4.0))
+        >>> for _ in range(100):
+        ...     updates, state = optim.update(2 * (params - 1), state)
+        ...     params = optax.apply_updates(params, updates)
+        >>> print(f"{params:.2f}")
+        1.00
     """
     check_learning_rate(learning_rate)
     check_nonnegative("beta", beta)
@@ -236,7 +221,6 @@ def _accelerated(
         return WassersteinState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, WassersteinState]:
-        del params
         eps = rate_at(learning_rate, state.count)
         a, b = coefficients(jnp.asarray(state.count + 1, float), eps)
         step = combine((-eps, updates))

@@ -42,7 +42,6 @@ def kernel_sums(
     r"""The matrix :math:`k(x^k, y^n)` of a resolved kernel and two sums, from one set of distances:
 
     .. math::
-
         a \mapsto \sum_k a_{kn} \nabla_{y} k(x^k, y^n), \qquad
         \sum_k \nabla_{x^k} k(y^n, x^k) \;\text{(gradient in the second argument)}.
 
@@ -104,7 +103,6 @@ def gram_of_gradients(x: Array, p: Array, middle: Array | None = None) -> Float[
     r"""With :math:`r_{kn} = x^k - x^n` and M (the identity if None), the matrix
 
     .. math::
-
         \Lambda_{kl} = \sum_{nm} P_{kn} M_{nm} P_{ml}\, r_{kn}^\top r_{lm}
         = \bigl(X \circ (P M P) + P (M \circ X) P - ((P M) \circ X) P - P ((M P) \circ X)
         \bigr)_{kl}
@@ -124,12 +122,7 @@ def gram_of_gradients(x: Array, p: Array, middle: Array | None = None) -> Float[
 @pytree
 @dataclass(frozen=True, eq=False)
 class KernelField:
-    r"""The fitted score :math:`g(y) = \sum_k a_k \nabla_y k(x^k, y)`.
-
-    :param x: ``(K, d)`` samples.
-    :param coefficients: :math:`a`, ``(K,)``.
-    :param kernel: a resolved kernel.
-    """
+    r"""The fitted score :math:`g(y) = \sum_k a_k \nabla_y k(x^k, y)`, of a resolved kernel."""
 
     x: Float[Array, "k d"]
     coefficients: Float[Array, " k"]

@@ -67,7 +67,6 @@ def by_rows(fn: Callable[..., Array], rows_at_a_time: int, *arrays: Array) -> Ar
     """``fn`` of all rows of the arrays, computed for a few rows at a time to save memory.
 
     :param fn: a function of ``n`` rows of each array, for any n, that gives ``(n, ...)`` rows.
-    :param arrays: arrays with a first axis of the same length.
     """
     num = len(arrays[0])
     if rows_at_a_time >= num:

@@ -1,7 +1,4 @@
-"""Rules that choose the bandwidth of a kernel from the points themselves.
-
-Reference: Liu and Wang, *Stein variational gradient descent* (NIPS 2016), section 5.
-"""
+"""Rules that choose the bandwidth of a kernel from the points themselves."""
 
 import math
 from typing import Any
@@ -16,8 +13,6 @@ from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_points, squared_distances, strided
 
-__all__ = ["BANDWIDTH_RULES", "median_bandwidth"]
-
 BANDWIDTH_RULES = ("median", "median_distance")
 
 
@@ -30,13 +25,13 @@ def median_bandwidth(
     :math:`i < j` (the mean of the two middle values where their number is even),
 
     .. math::
-
         h^2 = \tfrac12 \mathrm{med}_2 / \log(K+1) \;\text{("median")}, \qquad
         h^2 = \mathrm{med}_2 \;\text{("median\_distance")}.
 
     The first makes the RBF kernel :math:`\exp(-s \log(K+1)/\mathrm{med}_2)`, the rule of particle
-    inference. Liu and Wang write :math:`\exp(-s/h)` with their h equal to :math:`2 h^2` here, and
-    :math:`\log K` for :math:`\log(K+1)`. The second is wider, and the better one for discrepancies.
+    inference. Liu and Wang (NIPS 2016, section 5) write :math:`\exp(-s/h)` with their h equal to
+    :math:`2 h^2` here, and :math:`\log K` for :math:`\log(K+1)`. The second is wider, and the
+    better one for discrepancies.
 
     If more than half of the pairs coincide, the mean squared distance takes the median's place; if
     all coincide, or K = 1, the answer is 1. No gradient flows through it.

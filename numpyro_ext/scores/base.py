@@ -11,8 +11,6 @@ import jax.numpy as jnp
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_point_pair, matmul
 
-__all__ = ["BaseKernel", "as_kernel"]
-
 
 class BaseKernel(ABC):
     """Base of kernels: a subclass writes ``__call__``, and ``jax.grad`` differentiates it.

@@ -1,9 +1,4 @@
-"""Score of an implicit distribution from a network that removes noise.
-
-References: Vincent, *A connection between score matching and denoising autoencoders* (Neural
-Computation 2011); Alain and Bengio, *What regularized auto-encoders learn from the data-generating
-distribution* (JMLR 2014).
-"""
+"""Score of an implicit distribution from a network that removes noise (Vincent, 2011)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +11,6 @@ from jax.typing import ArrayLike
 from numpyro_ext._checks import check_count, check_positive, summary
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_points
-
-__all__ = ["DenoisingScore"]
-
-Network = tuple[Callable[..., Any], Callable[..., Any]]
 
 
 class DenoisingScore:
@@ -66,11 +57,7 @@ class DenoisingScore:
     """
 
     def __init__(
-        self,
-        sigma: float | Array,
-        network: Any = None,
-        *,
-        hidden_dims: tuple[int, ...] = (64, 64),
+        self, sigma: float | Array, network: Any = None, *, hidden_dims: tuple[int, ...] = (64, 64)
     ) -> None:
         check_positive("sigma", sigma)
         if network is not None and not (
@@ -117,7 +104,7 @@ class DenoisingScore:
             )
         return residual
 
-    def _pair(self, d: int) -> Network:
+    def _pair(self, d: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
         # Built when it is needed, because the functions of stax cannot be pickled.
         if self.network is not None:
             init, apply = self.network

@@ -1,10 +1,6 @@
 """Discrepancies between samples and a target, by its score (Stein) or by its samples (MMD).
 
-The discrepancies are public in ``numpyro_ext.diagnostics``; here is their arithmetic.
-
-References: Liu, Lee and Jordan, *A kernelized Stein discrepancy for goodness-of-fit tests* (ICML
-2016); Chwialkowski, Strathmann and Gretton, *A kernel test of goodness of fit* (ICML 2016);
-Gretton et al., *A kernel two-sample test* (JMLR 2012).
+They are public in ``numpyro_ext.diagnostics``, with their references; here is the arithmetic.
 """
 
 from collections.abc import Callable
@@ -23,16 +19,14 @@ from numpyro_ext.scores._pytree import is_pytree
 from numpyro_ext.scores.base import BaseKernel, as_kernel
 from numpyro_ext.scores.kernels import IMQ, RBF
 
-__all__ = ["squared_ksd", "squared_mmd", "stein_kernel_matrix"]
-
 
 def stein_kernel_matrix(
     x: ArrayLike, score: ArrayLike | Callable[[Array], Array], kernel: Any
 ) -> Float[Array, "k k"]:
-    r"""Stein kernel :math:`k_0(x_i, x_j)` of all pairs: its mean under the target is 0.
+    r"""Stein kernel :math:`k_0(x_i, x_j)` of all pairs (Liu, Lee and Jordan, ICML 2016), whose mean
+    under the target is 0.
 
     .. math::
-
         k_0(x, y) = k\, s(x)^\top s(y) + s(x)^\top \nabla_y k + s(y)^\top \nabla_x k
                     + \mathrm{tr}\, \partial_x \partial_y k, \qquad s = \nabla \log p.
 
@@ -61,18 +55,14 @@ def squared_ksd(
     statistic: str = "u",
     block_size: int | None = None,
 ) -> Float[Array, ""]:
-    r"""Squared kernel Stein discrepancy between samples and a target that is known by its score.
+    r"""The mean of :func:`stein_kernel_matrix` over all pairs (``"v"``: never negative, biased up
+    by :math:`\frac1K E\,k_0(x, x)`) or over the pairs :math:`i \ne j` (``"u"``: unbiased, and
+    negative half of the time when the samples are right).
 
-    The mean of :func:`stein_kernel_matrix` over all pairs (``"v"``: never negative, biased up by
-    :math:`\frac1K E\,k_0(x, x)`) or over the pairs :math:`i \ne j` (``"u"``: unbiased, and negative
-    half of the time when the samples are right). It is the square, in the units of
-    :math:`1/\text{length}^2`. It hardly depends on the weights of well separated modes. O(K^2 d).
+    With an RBF the discrepancy does not detect non-convergence for d >= 3. O(K^2 d).
 
-    :param x: ``(K, d)`` samples; in unconstrained space, if the score is.
     :param score: the target's score: its ``(K, d)`` values at ``x``, or a callable that gives them.
-    :param kernel: defaults to ``IMQ("median_distance")``; with an RBF the discrepancy does not
-        detect non-convergence for d >= 3.
-    :param str statistic: ``"u"`` or ``"v"``.
+    :param kernel: defaults to ``IMQ("median_distance")``.
     :param int block_size: rows at a time, which bounds the memory to O(K * block_size).
     :return: a scalar; NaN if an input is not finite.
     """
@@ -100,19 +90,14 @@ def squared_mmd(
     statistic: str = "u",
     block_size: int | None = None,
 ) -> Float[Array, ""]:
-    r"""Squared maximum mean discrepancy between two sets of samples.
+    r"""Squared maximum mean discrepancy between ``(K, d)`` and ``(n, d)`` samples.
 
-    .. math::
-
-        \mathrm{MMD}^2 = E\,k(x, x') + E\,k(y, y') - 2\,E\,k(x, y);
+    .. math:: \mathrm{MMD}^2 = E\,k(x, x') + E\,k(y, y') - 2\,E\,k(x, y);
 
     ``"v"`` averages all pairs (never negative, biased up), ``"u"`` leaves out the pairs of a sample
     with itself in the first two terms (unbiased, may be negative). O((K + n)^2 d).
 
-    :param x: ``(K, d)`` samples.
-    :param y: ``(n, d)`` samples.
     :param kernel: defaults to ``RBF("median_distance")``; a rule is resolved on x and y together.
-    :param str statistic: ``"u"`` or ``"v"``.
     :param int block_size: rows at a time, which bounds the memory to O((K + n) * block_size).
     :return: a scalar; NaN if an input is not finite.
     """
@@ -164,9 +149,7 @@ def _mean_over_pairs(
             f"statistic is 'u' with {n} sample, but it averages over pairs of different samples;"
             " give at least 2 or use statistic='v'."
         )
-    if block_size is None:
-        block_size = n
-    block_size = check_count("block_size", block_size)
+    block_size = check_count("block_size", n if block_size is None else block_size)
 
     def sum_of_rows(i: Array) -> Array:
         keep = (i < n)[:, None]

@@ -1,8 +1,4 @@
-"""The bandwidth with which a Gaussian density estimate follows the heat equation.
-
-Reference: Liu, Zhuo, Cheng, Zhang, Zhu and Carin, *Understanding and accelerating particle-based
-variational inference* (ICML 2019), section 5.
-"""
+"""The bandwidth with which a density estimate follows the heat equation (Liu et al., 2019)."""
 
 from functools import partial
 from typing import Any
@@ -18,8 +14,6 @@ from numpyro_ext._checks import InferenceWarning, check_count, check_positive
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_points, matmul, squared_distances, strided
 from numpyro_ext.scores.bandwidth import median_bandwidth
-
-__all__ = ["he_bandwidth"]
 
 
 def he_bandwidth(
@@ -40,7 +34,6 @@ def he_bandwidth(
     and :math:`\rho = K 1`, the bandwidth minimises
 
     .. math::
-
         J = \sum_i a_i^2 = (2\pi)^d h^{d+2} \sum_i \lambda_i^2, \quad
         a_i = \frac1m \sum_j K_{ij} \bigl(|r_{ij}|^2 / h - r_{ij}^\top s_j / h - d\bigr), \quad
         s_j = x_j - (K x)_j / \rho_j,
@@ -88,7 +81,15 @@ def he_bandwidth(
         raise ValueError(f"clip is {clip!r}; it must be a finite number of at least 1.")
     if start is not None:
         check_positive("start", start)
-    _warn_without_minimum(x.shape[1])
+    d = x.shape[1]
+    if d == 1 or d >= 5:
+        warnings.warn(
+            f"the bandwidth rule 'he' has no useful minimum for d = {d}, only for d = 2 and 3: the"
+            " bandwidth shrinks until particles no longer repel each other; use"
+            " 'median_distance'.",
+            InferenceWarning,
+            stacklevel=2,
+        )
     median = median_bandwidth(x, max_particles=max_particles)
     start = median if start is None else jnp.asarray(start, x.dtype)
     numbers = (jnp.asarray(value, x.dtype) for value in (ratio, clip))
@@ -133,14 +134,3 @@ def _mismatch(u: Array, s: Array, t: Array) -> Array:
     dot = jnp.sum(u * matmul(k, shift), 1) - matmul(k, jnp.sum(u * shift, 1))
     a = t * (jnp.sum(k * s, 1) - dot) - u.shape[1] * k.sum(1)
     return jnp.sum((a / len(u)) ** 2)
-
-
-def _warn_without_minimum(d: int) -> None:
-    if d == 1 or d >= 5:
-        warnings.warn(
-            f"the bandwidth rule 'he' has no useful minimum for d = {d}, only for d = 2 and 3: the"
-            " bandwidth shrinks until particles no longer repel each other; use"
-            " 'median_distance'.",
-            InferenceWarning,
-            stacklevel=3,
-        )

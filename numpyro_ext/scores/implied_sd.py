@@ -11,8 +11,6 @@ from jax.typing import ArrayLike
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_points
 
-__all__ = ["implied_sd_ratio"]
-
 
 def implied_sd_ratio(
     x: ArrayLike, grad_log_p: ArrayLike
@@ -24,7 +22,6 @@ def implied_sd_ratio(
     (divided by m),
 
     .. math::
-
         M = -\frac1m \sum_i (x_i - \bar x)\, g_i^\top, \qquad
         \text{ratio}_a = \frac{\mathrm{sd}(x_a)}{\sqrt{\mathrm{sym}(M^{-1} C)_{aa}}}, \qquad
         \text{shift} = \mathrm{rms}(L^\top \bar g),
@@ -47,15 +44,6 @@ def implied_sd_ratio(
         estimates of them, which are averaged.
     :return: the ``(d,)`` ratios, NaN where the implied variance is not positive and everywhere for
         ``m <= d``, and the scalar shift.
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.scores.implied_sd import implied_sd_ratio
-        >>> x = 0.5 * jnp.array([[-1.0, 3.0], [1.0, 1.0], [-1.0, -1.0], [1.0, -3.0]])
-        >>> ratio, shift = implied_sd_ratio(x, -x / jnp.array([1.0, 5.0]))  # N(0, diag(1, 5))
-        >>> print(ratio.round(3), shift)
-        [0.5 0.5] 0.0
     """
     x, g = as_points("x", x), jnp.asarray(grad_log_p)
     if g.shape[-2:] != x.shape:

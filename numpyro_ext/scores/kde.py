@@ -15,8 +15,6 @@ from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.base import BaseKernel, as_kernel
 from numpyro_ext.scores.kernels import RBF, Epanechnikov
 
-__all__ = ["KDEScore"]
-
 
 @pytree
 @dataclass(frozen=True, eq=False)
@@ -25,10 +23,9 @@ class KDEScore:
 
     .. math:: g(y) = \frac{\sum_k \nabla_y k(x^k, y)}{\sum_k k(x^k, y)},
 
-    in units of 1/length. With an :class:`RBF` it is computed as
-    :math:`(\sum_k w_k x^k - y) / h^2` with the weights
-    :math:`w = \mathrm{softmax}_k(-|x^k - y|^2 / (2 h^2))`, which is finite however far y is from
-    all samples; there it is the pull of the nearest sample, :math:`(x^k - y) / h^2`.
+    in units of 1/length. With an :class:`RBF` it is computed as :math:`(\sum_k w_k x^k - y) / h^2`
+    with the weights :math:`w = \mathrm{softmax}_k(-|x^k - y|^2 / (2 h^2))`, which is finite however
+    far y is from all samples; there it is the pull of the nearest sample, :math:`(x^k - y) / h^2`.
 
     It is biased for every h > 0: with an RBF its limit for many samples is the score of q convolved
     with :math:`N(0, h^2 I)`. So it is too small, and entropy gradients made of it are badly shrunk
@@ -40,10 +37,8 @@ class KDEScore:
         or a function ``(n, d), (m, d) -> (n, m)``. A rule is resolved on the samples, without a
         gradient.
 
-    **References:**
-
-    1. *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner, ICLR 2018
-       (section 3.4, where it is compared with the Stein estimator).
+    **Reference:** *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner,
+    ICLR 2018 (section 3.4, where it is compared with the Stein estimator).
 
     .. doctest::
 
@@ -79,11 +74,7 @@ class KDEScore:
 @pytree
 @dataclass(frozen=True, eq=False)
 class KernelDensityScore:
-    """The fitted estimate of :class:`KDEScore`, a function of ``(n, d)`` points.
-
-    :param x: ``(K, d)`` samples.
-    :param kernel: a resolved kernel.
-    """
+    """The fitted estimate of :class:`KDEScore`, a function of ``(n, d)`` points."""
 
     x: Float[Array, "k d"]
     kernel: BaseKernel

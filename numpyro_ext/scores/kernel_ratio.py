@@ -1,8 +1,4 @@
-"""Ratio of two densities that are known by their samples only, by least squares.
-
-References: Kanamori, Hido and Sugiyama, *A least-squares approach to direct importance estimation*
-(JMLR 2009); Shi, Sun and Zhu, *Kernel implicit variational inference* (ICLR 2018).
-"""
+"""Ratio of two densities that are known by their samples only, by least squares."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +15,6 @@ from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.base import BaseKernel, as_kernel
 from numpyro_ext.scores.kernels import RBF
 
-__all__ = ["KernelRatio"]
-
 
 @pytree
 @dataclass(frozen=True, eq=False)
@@ -32,7 +26,6 @@ class KernelRatio:
     the numerator and :math:`N_d` samples :math:`z^d` of the denominator:
 
     .. math::
-
         \hat r(z) = \frac{1}{\lambda N_n} 1^\top k(z^n, z) - \frac{1}{\lambda N_d N_n} 1^\top
         k(z^n, z^d) \Bigl(\frac{k(z^d, z^d)}{N_d} + \lambda I\Bigr)^{-1} k(z^d, z).
 
@@ -92,15 +85,7 @@ class KernelRatio:
 @pytree
 @dataclass(frozen=True, eq=False)
 class FittedKernelRatio:
-    r"""The fitted ratio of :class:`KernelRatio`, a function of ``(n, d)`` points.
-
-    :param num: ``(N_n, d)`` samples of the numerator.
-    :param den: ``(N_d, d)`` samples of the denominator.
-    :param weights: of the second term, ``(N_d,)``.
-    :param lam: :math:`\lambda`.
-    :param floor: the least ratio of which a log is taken.
-    :param kernel: a resolved kernel.
-    """
+    """The fitted ratio of :class:`KernelRatio`, whose second term has the ``weights``."""
 
     num: Float[Array, "n d"]
     den: Float[Array, "m d"]

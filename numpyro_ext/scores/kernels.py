@@ -21,10 +21,6 @@ from numpyro_ext.scores.bandwidth import BANDWIDTH_RULES, median_bandwidth
 from numpyro_ext.scores.base import BaseKernel
 from numpyro_ext.scores.heat_equation import he_bandwidth
 
-__all__ = ["Cauchy", "Epanechnikov", "IMQ", "RBF", "RadialKernel"]
-
-Bandwidth = float | Array | str | Callable[[Array], Any]
-
 
 @dataclass(frozen=True, eq=False)
 class RadialKernel(BaseKernel):
@@ -34,7 +30,6 @@ class RadialKernel(BaseKernel):
     bandwidth; everything else follows:
 
     .. math::
-
         \nabla_y k = -2\phi'(s)(x - y), \quad \nabla_x k = 2\phi'(s)(x - y), \quad
         \mathrm{tr}\,\partial_x\partial_y k = -2 d\,\phi'(s) - 4 s\,\phi''(s).
 
@@ -44,7 +39,7 @@ class RadialKernel(BaseKernel):
     rules: ClassVar[tuple[str, ...]] = BANDWIDTH_RULES
     """The words that are allowed as a bandwidth."""
 
-    bandwidth: Bandwidth = "median"
+    bandwidth: float | Array | str | Callable[[Array], Any] = "median"
     factor: float | Array = field(default=1.0, kw_only=True)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -113,15 +108,12 @@ class RadialKernel(BaseKernel):
         return kernel.phi(s), -2.0 * kernel.dphi(s)
 
     def grad_y(self, x: Array, y: Array) -> Float[Array, "n m d"]:
-        """Gradient in the second argument."""
         return self.value_and_weight(x, y)[1][:, :, None] * (x[:, None, :] - y[None, :, :])
 
     def grad_x(self, x: Array, y: Array) -> Float[Array, "n m d"]:
-        """Gradient in the first argument."""
         return -self.grad_y(x, y)
 
     def cross_trace(self, x: Array, y: Array) -> Float[Array, "n m"]:
-        r"""Trace of :math:`\partial^2 k / \partial x \, \partial y^\top`."""
         x, y = as_point_pair(x, y)
         return self.resolve(x)._cross_trace(squared_distances(x, y), x.shape[1])
 
@@ -179,8 +171,7 @@ class IMQ(RadialKernel):
     in any dimension (Gorham and Mackey 2017, theorem 8), which :class:`RBF` fails to do for d >= 3.
     :math:`k(x, x) = c^{2\beta}`, which is 1 for c = 1 only.
 
-    :param bandwidth: the length :math:`h`: a positive number, one of the rules ``"median"`` and
-        ``"median_distance"`` (see :func:`median_bandwidth`), or a callable ``x -> h``.
+    :param bandwidth: the length :math:`h`, as that of :class:`RBF`, without the rule ``"he"``.
     :param float c: the offset, positive.
     :param float beta: the power, in (-1, 0).
     :param float factor: multiplies the bandwidth, also that of a rule.
@@ -226,8 +217,7 @@ class Cauchy(RadialKernel):
     the inverse square of the distance. It has the closed forms of score matching and of the
     parametric Stein estimator that an :class:`IMQ` does not have.
 
-    :param bandwidth: the length :math:`h`: a positive number, one of the rules ``"median"`` and
-        ``"median_distance"`` (see :func:`median_bandwidth`), or a callable ``x -> h``.
+    :param bandwidth: the length :math:`h`, as that of :class:`RBF`, without the rule ``"he"``.
     :param float factor: multiplies the bandwidth, also that of a rule.
 
     .. doctest::
@@ -258,8 +248,7 @@ class Epanechnikov(RadialKernel):
     :math:`\eta` above the size of the most negative eigenvalue, and :class:`KDEScore` does not
     take it. What score matching makes of it is the score of an isotropic Gaussian.
 
-    :param bandwidth: the length :math:`h`: None for :math:`h = \sqrt d`, a positive number, one of
-        the rules ``"median"`` and ``"median_distance"``, or a callable ``x -> h``.
+    :param bandwidth: None for :math:`h = \sqrt d`, or as that of :class:`IMQ`.
     :param float factor: multiplies the bandwidth, also that of a rule.
 
     .. doctest::

@@ -1,21 +1,15 @@
-"""The linear kernel.
-
-Reference: Liu and Wang, *Stein variational gradient descent as moment matching* (NeurIPS 2018).
-"""
+"""The linear kernel (Liu and Wang, 2018)."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from jax import Array
-import jax.numpy as jnp
 
 from numpyro_ext._checks import check_nonnegative
 from numpyro_ext._typing import Float
-from numpyro_ext.scores._points import as_point_pair
+from numpyro_ext.scores._points import as_point_pair, matmul
 from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.base import BaseKernel
-
-__all__ = ["Linear"]
 
 
 @pytree
@@ -24,11 +18,11 @@ class Linear(BaseKernel):
     r"""Linear kernel :math:`k(x, y) = x^\top y + c`.
 
     With it, ``SVGD`` stands still exactly where the mean and the 1/m covariance of the particles
-    are those of a Gaussian target, for m >= d + 1 particles in general position (Liu and Wang 2018,
-    theorem 3.3). It sees no other moments: it is for targets that are nearly Gaussian, and the
-    other fields of particle inference do not take it. It is neither a kernel of the difference of
-    two points, so results depend on where the origin is, nor bounded; its Stein discrepancy
-    compares two moments.
+    are those of a Gaussian target, for m >= d + 1 particles in general position (Liu and Wang,
+    *Stein variational gradient descent as moment matching*, NeurIPS 2018, theorem 3.3). It sees no
+    other moments: it is for targets that are nearly Gaussian, and the other fields of particle
+    inference do not take it. It is neither a kernel of the difference of two points, so results
+    depend on where the origin is, nor bounded; its Stein discrepancy compares two moments.
 
     :param bias: :math:`c`, in units of length squared; positive, or 0 for a mean that stays free.
 
@@ -49,24 +43,8 @@ class Linear(BaseKernel):
 
     def __call__(self, x: Array, y: Array) -> Float[Array, "n m"]:
         x, y = as_point_pair(x, y)
-        return jnp.matmul(x, y.T, precision="highest") + self.bias
-
-    def grad_x(self, x: Array, y: Array) -> Float[Array, "n m d"]:
-        """Gradient in the first argument: y."""
-        x, y = as_point_pair(x, y)
-        return jnp.broadcast_to(y[None], (len(x), *y.shape))
-
-    def grad_y(self, x: Array, y: Array) -> Float[Array, "n m d"]:
-        """Gradient in the second argument: x."""
-        x, y = as_point_pair(x, y)
-        return jnp.broadcast_to(x[:, None], (len(x), *y.shape))
-
-    def cross_trace(self, x: Array, y: Array) -> Float[Array, "n m"]:
-        """Trace of the mixed second derivative: d."""
-        x, y = as_point_pair(x, y)
-        return jnp.full((len(x), len(y)), x.shape[1], x.dtype)
+        return matmul(x, y.T) + self.bias
 
     def repulsion(self, x: Array, y: Array) -> Float[Array, "n d"]:
-        """The gradient in the second argument summed over m points: m x."""
         x, y = as_point_pair(x, y)
         return len(y) * x

@@ -1,8 +1,4 @@
-"""Ratio of two densities that are known by their samples only, by logistic regression.
-
-References: Sugiyama, Suzuki and Kanamori, *Density ratio estimation in machine learning* (2012);
-Mescheder, Nowozin and Geiger, *Adversarial variational Bayes* (ICML 2017), sections 3.1 and 3.3.
-"""
+"""Ratio of two densities that are known by their samples only, by logistic regression."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,8 +15,6 @@ from numpyro_ext._typing import Float
 from numpyro_ext.scores._fields import add_ridge, as_queries, solve
 from numpyro_ext.scores._points import as_point_pair, as_points, matmul
 from numpyro_ext.scores._pytree import pytree
-
-__all__ = ["LogisticRatio", "logistic_loss", "whiten"]
 
 # A direction that the samples do not vary in is left as it is.
 _SMALLEST_SCALE = 1e-6
@@ -58,9 +52,7 @@ def logistic_loss(logits_num: ArrayLike, logits_den: ArrayLike) -> Float[Array, 
     return jnp.mean(jax.nn.softplus(-a)) + jnp.mean(jax.nn.softplus(b))
 
 
-def whiten(
-    x: ArrayLike,
-) -> tuple[Float[Array, "k d"], Float[Array, " d"], Float[Array, " d"]]:
+def whiten(x: ArrayLike) -> tuple[Float[Array, "k d"], Float[Array, " d"], Float[Array, " d"]]:
     r"""Samples of q in the coordinates of their own moments: ``(u, loc, scale)``.
 
     :math:`u = (x - loc) / scale`, with the mean and the standard deviation (of 1/K) of each
@@ -68,7 +60,6 @@ def whiten(
     contrast**, compare u with draws of :math:`r_a = N(0, I)` instead of comparing x with p:
 
     .. math::
-
         \log \frac{q(x)}{p(x)} = \log \frac{q_u(u)}{N(u; 0, I)}
         + \Bigl[\log N(x; loc, scale^2) - \log p(x)\Bigr],
 
@@ -196,10 +187,8 @@ def _newton(phi: Array, num: int, l2: Array, num_steps: int) -> Float[Array, " f
 class FittedLogisticRatio:
     r"""The fitted ratio of :class:`LogisticRatio`, a function of ``(n, d)`` points.
 
-    :param coefficients: of the monomials of the whitened coordinates: 1, each coordinate, and at
-        degree 2 the products :math:`u_i u_j`, :math:`i \le j`.
-    :param loc: ``(d,)``, what whitening subtracts.
-    :param scale: ``(d,)``, what it divides by.
+    Its coefficients are those of 1, of the whitened coordinates :math:`u_i`, and at degree 2 of the
+    products :math:`u_i u_j`, :math:`i \le j`.
     """
 
     coefficients: Float[Array, " f"]

@@ -14,13 +14,11 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 import numpy as np
 
 from numpyro_ext._typing import Float
-from numpyro_ext.scores._points import as_point_pair, as_points, squared_distances
+from numpyro_ext.scores._points import as_point_pair, as_points, matmul, squared_distances
 from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.bandwidth import BANDWIDTH_RULES
 from numpyro_ext.scores.base import BaseKernel
 from numpyro_ext.scores.kernels import RBF, RadialKernel
-
-__all__ = ["MatrixRBF"]
 
 
 @pytree
@@ -89,7 +87,7 @@ class MatrixRBF(BaseKernel):
         x, y = as_point_pair(x, y)
         root = self._root(x.shape[1], x.dtype)
         # Products lose the digits of differences unless both are measured from the middle.
-        u, v = (jnp.matmul(z - x.mean(0), root, precision="highest") for z in (x, y))
+        u, v = (matmul(z - x.mean(0), root) for z in (x, y))
         return RBF(self.bandwidth, factor=self.factor).resolve(u), u, v, root
 
     def resolve(self, x: Array, state: Any = None) -> "MatrixRBF":
@@ -106,7 +104,7 @@ class MatrixRBF(BaseKernel):
     def grad_y(self, x: Array, y: Array) -> Float[Array, "n m d"]:
         """Gradient of the scalar factor in the second argument."""
         rbf, u, v, root = self._in_metric(x, y)
-        return jnp.matmul(rbf.grad_y(u, v), root.T, precision="highest")
+        return matmul(rbf.grad_y(u, v), root.T)
 
     def grad_x(self, x: Array, y: Array) -> Float[Array, "n m d"]:
         """Gradient of the scalar factor in the first argument."""
@@ -119,15 +117,15 @@ class MatrixRBF(BaseKernel):
         """
         rbf, u, v, root = self._in_metric(x, y)
         w = rbf.value_and_weight(u, v)[1]
-        u, v = (jnp.matmul(z, root.T, precision="highest") for z in (u, v))
+        u, v = (matmul(z, root.T) for z in (u, v))
         return w * jnp.sum(root**2) - w * squared_distances(u, v) / rbf.length**2
 
     def repulsion(self, x: Array, y: Array) -> Float[Array, "n d"]:
         r"""The sums :math:`\sum_j k_{ij} Q r_{ij} / h^2`, without an (n, m, d) array."""
         rbf, u, v, root = self._in_metric(x, y)
         w = rbf.value_and_weight(u, v)[1]
-        pushed = w.sum(1)[:, None] * u - jnp.matmul(w, v, precision="highest")
-        return jnp.matmul(pushed, root.T, precision="highest")
+        pushed = w.sum(1)[:, None] * u - matmul(w, v)
+        return matmul(pushed, root.T)
 
     def to_velocity(self, v: Array) -> Float[Array, "n d"]:
         r"""The sum over particles times :math:`Q^{-1}`."""

@@ -1,9 +1,4 @@
-"""Score matching with a log density that is a sum of kernels.
-
-References: Hyvarinen, *Estimation of non-normalized statistical models by score matching* (JMLR
-2005); Strathmann et al., *Gradient-free Hamiltonian Monte Carlo with efficient kernel exponential
-families* (NIPS 2015), section 3.
-"""
+"""Score matching (Hyvarinen, 2005) with a log density that is a sum of kernels."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +22,6 @@ from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.base import as_kernel
 from numpyro_ext.scores.kernels import RBF, Cauchy, Epanechnikov
 
-__all__ = ["ScoreMatchingScore"]
-
 
 @pytree
 @dataclass(frozen=True, eq=False)
@@ -40,7 +33,6 @@ class ScoreMatchingScore:
     (Hyvarinen), plus a ridge:
 
     .. math::
-
         \hat g(y) = \sum_k a_k \nabla_y k(x^k, y), \qquad a = (\Lambda + \eta I)^{-1} b, \qquad
         \Lambda_{kl} = h^4 \sum_n \nabla k(x^k, x^n)^\top \nabla k(x^l, x^n), \qquad
         b_k = h^4 \sum_n \mathrm{tr}\, \partial_x \partial_y k(x^k, x^n).
@@ -65,6 +57,8 @@ class ScoreMatchingScore:
     2. *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner, ICLR 2018
        (appendix: the closed forms for the three kernels; the matrix for the last one is symmetric
        here, which makes it that of the minimiser).
+    3. *Gradient-free Hamiltonian Monte Carlo with efficient kernel exponential families*, Heiko
+       Strathmann et al., NIPS 2015 (section 3).
 
     .. doctest::
 

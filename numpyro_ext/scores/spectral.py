@@ -1,8 +1,4 @@
-"""Spectral estimator of the score of an implicit distribution (SSGE).
-
-Reference: Shi, Sun and Zhu, *A spectral approach to gradient estimation for implicit distributions*
-(ICML 2018).
-"""
+"""Spectral estimator of the score of an implicit distribution (Shi, Sun and Zhu, 2018)."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +15,6 @@ from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.base import BaseKernel, as_kernel
 from numpyro_ext.scores.kernels import RBF
 
-__all__ = ["SpectralScore"]
-
 
 @pytree
 @dataclass(frozen=True, eq=False)
@@ -31,7 +25,6 @@ class SpectralScore:
     samples and Nystrom's eigenfunctions,
 
     .. math::
-
         \psi_j(y) = \frac{\sqrt K}{\lambda_j} \sum_m k(x^m, y)\, u_{jm}, \qquad
         \beta_j = -\frac1K \sum_n \nabla \psi_j(x^n), \qquad
         g(y) = \sum_{j \le J} \beta_j\, \psi_j(y),
@@ -109,10 +102,7 @@ class SpectralScore:
 class SpectralPrediction:
     r"""The fitted estimate of :class:`SpectralScore`, a function of ``(n, d)`` points.
 
-    :param x: ``(K, d)`` samples.
-    :param weights: ``(K, J)``, :math:`\sqrt K u_{jm} / \lambda_j`.
-    :param beta: ``(J, d)``.
-    :param kernel: a resolved kernel.
+    ``weights`` are :math:`\sqrt K u_{jm} / \lambda_j`.
     """
 
     x: Float[Array, "k d"]

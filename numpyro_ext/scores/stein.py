@@ -1,7 +1,4 @@
-"""Ridge-regularised Stein estimator of the score of an implicit distribution.
-
-Reference: Li and Turner, *Gradient estimators for implicit models* (ICLR 2018).
-"""
+"""Ridge-regularised Stein estimator of the score of a sampler (Li and Turner, 2018)."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,8 +29,6 @@ from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.base import BaseKernel, as_kernel
 from numpyro_ext.scores.kernels import RBF, Cauchy
 
-__all__ = ["SteinScore"]
-
 # Above this many samples the V-statistic is solved iteratively, in memory of O(K).
 _DENSE_UP_TO = 4096
 
@@ -47,7 +42,6 @@ class SteinScore:
     and a ridge gives the estimates at the samples, the rows of
 
     .. math::
-
         G = -(K + \eta\, k(0) I)^{-1} B, \qquad K_{ij} = k(x^i, x^j), \qquad
         B_i = \sum_j \nabla_{x^j} k(x^i, x^j),
 
@@ -89,10 +83,8 @@ class SteinScore:
     :param str statistic: ``"v"`` or ``"u"``.
     :param str form: ``"nonparametric"``, or ``"parametric"`` (RBF and Cauchy only).
 
-    **References:**
-
-    1. *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner, ICLR 2018
-       (equation 9; the predictive and the parametric estimators).
+    **Reference:** *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner,
+    ICLR 2018 (equation 9; the predictive and the parametric estimators).
 
     .. doctest::
 
@@ -196,7 +188,6 @@ class SteinScore:
         with the Gram matrix X of centred x,
 
         .. math::
-
             \Lambda = X \circ (P \tilde K P) + P (\tilde K \circ X) P
                       - ((P \tilde K) \circ X) P - P ((\tilde K P) \circ X), \\
             b = (P\, \mathrm{diag}(X)\, P + (P P) \circ X - P (P \circ X) - (P \circ X) P)\, 1,
@@ -225,19 +216,14 @@ class SteinPrediction:
     the sample with y added leaves
 
     .. math::
-
         g(y) = -(k(y, y) + \eta - k_y^\top w)^{-1}
                \Bigl(k_y^\top G + b_y - \sum_k w_k \nabla_y k(x^k, y)\Bigr),
 
     where :math:`b_y = \sum_k \nabla_{x^k} k(y, x^k) + \nabla_2 k(y, y)` is, for a kernel of
     :math:`x - y`, just :math:`-\sum_k \nabla_y k(x^k, y)`.
 
-    :param x: ``(K, d)`` samples.
-    :param score: :math:`G`, ``(K, d)``, the estimates at the samples.
-    :param factor: of :math:`A`: the lower Cholesky factor, ``(K, K)``, or LU for
-        :class:`Epanechnikov`.
-    :param ridge: what was added to the diagonal.
-    :param kernel: a resolved kernel.
+    ``score`` is G, and ``factor`` that of A: the lower Cholesky factor, or LU for
+    :class:`Epanechnikov`.
     """
 
     x: Float[Array, "k d"]

@@ -1,9 +1,7 @@
-"""Recognition networks for data with missing entries.
-
-Little, Rubin, "Statistical Analysis with Missing Data" (1987).
-"""
+"""Recognition networks for data with missing entries (Little and Rubin, 1987)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,8 +9,6 @@ from jax import Array
 import jax.numpy as jnp
 
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
-
-__all__ = ["MissingNetwork", "allow_missing"]
 
 
 class MissingNetwork(NamedTuple):
@@ -28,7 +24,6 @@ def allow_missing(recognition: tuple[Callable[..., Any], Callable[..., Any]]) ->
     With :math:`m_{nj} = 1` where entry j of row n is missing and 0 elsewhere, the potential is
 
     .. math::
-
         \psi(x; y_n) = \begin{cases}
         1, & m_{nj} = 1 \text{ for all } j, \\
         \text{network}\big((1 - m_n) \odot y_n,\; m_n\big), & \text{otherwise},
@@ -101,27 +96,19 @@ def _apply(
     # NaN must not enter the network even where its output is replaced: its gradient would be NaN.
     inputs = jnp.concatenate([jnp.where(missing, 0.0, y), missing.astype(y.dtype)], axis=-1)
     factor = apply(params, inputs, **kwargs)
-    if isinstance(factor, GaussianPotential):
-        nothing = _rows_without(missing, factor.h.ndim - 1)
-        return GaussianPotential(_zero(nothing, factor.h), _zero(nothing, factor.W))
-    if isinstance(factor, MixturePotential):
-        nothing = _rows_without(missing, factor.log_weights.ndim - 1)
-        even = -jnp.log(factor.log_weights.shape[-1])
-        return MixturePotential(
-            jnp.where(nothing[..., None], even, factor.log_weights),
-            _zero(nothing, factor.h),
-            _zero(nothing, factor.W),
-            factor.normalized,
+    if not isinstance(factor, GaussianPotential | MixturePotential):
+        raise TypeError(
+            "allow_missing requires a network that returns a GaussianPotential or a"
+            f" MixturePotential, but it returned a {type(factor).__name__}."
         )
-    raise TypeError(
-        "allow_missing requires a network that returns a GaussianPotential or a MixturePotential,"
-        f" but it returned a {type(factor).__name__}."
-    )
-
-
-def _rows_without(missing: Array, batch_ndim: int) -> Array:
-    """Return, for each factor, whether every entry that it is made of is missing."""
-    return jnp.all(missing, axis=tuple(range(batch_ndim, missing.ndim)))
+    mixture = isinstance(factor, MixturePotential)
+    # A factor stands for nothing where every entry that it is made of is missing.
+    nothing = jnp.all(missing, axis=tuple(range(factor.h.ndim - 1 - mixture, missing.ndim)))
+    found = replace(factor, h=_zero(nothing, factor.h), W=_zero(nothing, factor.W))
+    if isinstance(found, GaussianPotential):
+        return found
+    even = -jnp.log(found.log_weights.shape[-1])
+    return replace(found, log_weights=jnp.where(nothing[..., None], even, found.log_weights))
 
 
 def _zero(nothing: Array, x: Array) -> Array:

@@ -11,11 +11,8 @@ import jax.numpy as jnp
 from numpyro_ext._checks import check_choice, check_count, check_positive
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
 
-__all__ = ["decoder_network", "recognition_network"]
-
 Network = tuple[Callable[..., Any], Callable[..., Any]]
 OUTPUT_SCALE = 1e-2
-RESIDUALS = ("orthogonal", "identity")
 
 
 def recognition_network(
@@ -29,7 +26,6 @@ def recognition_network(
     r"""A network from data y to a potential of x, for :class:`SVAEGuide`.
 
     .. math::
-
         (j, h') = MLP(y), \qquad h = h' + y R + b_1, \qquad
         W = -\tfrac12 \operatorname{diag}(softplus(j) + softplus(b_2)),
 
@@ -60,8 +56,8 @@ def recognition_network(
     """
     d = check_count("latent_dim", latent_dim)
     C = 1 if num_components is None else check_count("num_components", num_components)
-    widths = [*_widths(hidden), C * (2 * d + (num_components is not None))]
-    _check_start(residual, init_scale)
+    outputs = C * (2 * d + (num_components is not None))
+    widths = _widths(hidden, outputs, residual, init_scale)
     init = partial(_init, d, ("h", "precision"), widths, residual, init_scale)
     return init, partial(_recognise, d, num_components)
 
@@ -96,9 +92,7 @@ def decoder_network(
     with tanh units.
 
     :param int obs_dim: the number of observed columns.
-    :param hidden: widths of the hidden layers.
-    :param residual: where R starts: ``"orthogonal"``, ``"identity"``, or None for none.
-    :param float init_scale: factor of the hidden layers' Glorot start.
+    :param hidden: with the other arguments, as in :func:`recognition_network`.
     :return: a pair ``(init_fn, apply_fn)`` for ``numpyro.module``; ``apply_fn(params, x)`` is
         ``(loc, scale)``.
 
@@ -116,8 +110,7 @@ def decoder_network(
         ((5, 3), True)
     """
     check_count("obs_dim", obs_dim)
-    widths = [*_widths(hidden), 2 * obs_dim]
-    _check_start(residual, init_scale)
+    widths = _widths(hidden, 2 * obs_dim, residual, init_scale)
     return partial(_init, obs_dim, ("loc",), widths, residual, init_scale), _decode
 
 
@@ -145,14 +138,14 @@ def _init(
     return (*input_shape[:-1], size), params
 
 
-def _widths(hidden: Sequence[int]) -> list[int]:
-    return [check_count("each of hidden", width) for width in hidden]
-
-
-def _check_start(residual: str | None, init_scale: float) -> None:
+def _widths(
+    hidden: Sequence[int], outputs: int, residual: str | None, init_scale: float
+) -> list[int]:
+    """The widths of all layers after the input, once the arguments are checked."""
     if residual is not None:
-        check_choice("residual", residual, RESIDUALS)
+        check_choice("residual", residual, ("orthogonal", "identity"))
     check_positive("init_scale", init_scale)
+    return [*(check_count("each of hidden", width) for width in hidden), outputs]
 
 
 def _init_mlp(rng_key: Array, sizes: list[int], init_scale: float) -> list[tuple[Array, Array]]:

@@ -1,11 +1,7 @@
-"""The factors by which recognition networks multiply the density of a latent vector.
+"""The factors by which recognition networks multiply the density of a latent vector."""
 
-Johnson et al., "Composing graphical models with neural networks for structured representations and
-fast inference" (2016); So, "EP Structured Variational Auto-Encoders" (2018).
-"""
-
-from dataclasses import dataclass
-from typing import Any
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 
 import jax
 from jax import Array
@@ -24,19 +20,36 @@ from numpyro_ext.expfam.linalg import (
     symmetric,
 )
 
-__all__ = ["GaussianPotential", "MixturePotential", "merge_normals"]
+
+class _Factor(ABC):
+    """The methods that both potentials have; ``eta`` are natural parameters of batch shape E."""
+
+    @abstractmethod
+    def log_partition_ratio(self, eta: GaussianNatural) -> Array:
+        r""":math:`\log \int N(x \mid \eta)\, \psi(x)\, dx`, an array ``(*batch, *E)``."""
+
+    @abstractmethod
+    def tilted_normal(self, eta: GaussianNatural) -> GaussianStandard:
+        r"""Mean and covariance of :math:`N(x \mid \eta)\, \psi(x)`, of batch ``(*batch, *E)``."""
+
+    def tilted_moments(self, eta: GaussianNatural) -> GaussianMean:
+        r"""E x and E x x^T under :math:`N(x \mid \eta)\, \psi(x)`, of batch ``(*batch, *E)``."""
+        return _moments(self.tilted_normal(eta))
+
+    @abstractmethod
+    def moments(self) -> GaussianMean:
+        """E x and E x x^T under the potential itself; an error if it is known to be no density."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class GaussianPotential:
+class GaussianPotential(_Factor):
     r"""The factor :math:`\psi(x) = \exp(h^\top x + x^\top W x)`, which need not be a density.
 
     With a normal of natural parameters :math:`\eta`, of precision J and mean m, and
     :math:`R = -2W, g = h - R m`,
 
     .. math::
-
         \log \int N(x \mid \eta)\, \psi(x)\, dx
         = h^\top m - \tfrac12 m^\top R m + \tfrac12 g^\top (J + R)^{-1} g
         - \tfrac12 \log \frac{|J + R|}{|J|},
@@ -47,7 +60,8 @@ class GaussianPotential:
     :param h: ``(*batch, d)``.
     :param W: ``(*batch, d, d)``, minus half a precision; only its symmetric part counts.
 
-    References: Johnson et al. (2016), section 4.
+    References: Johnson et al., *Composing graphical models with neural networks for structured
+    representations and fast inference* (NIPS 2016), section 4.
 
     .. doctest::
 
@@ -73,38 +87,22 @@ class GaussianPotential:
         return cls(h, -precision[..., None] * jnp.eye(h.shape[-1], dtype=h.dtype) / 2)
 
     def log_partition_ratio(self, eta: GaussianNatural) -> Array:
-        r""":math:`\log \int N(x \mid \eta)\, \psi(x)\, dx`.
-
-        :param eta: natural parameters of batch shape E.
-        :return: an array ``(*batch, *E)``.
-        """
         return _tilt(*_beside(self.h, self.W, eta), normalized=False)[0]
 
     def tilted_normal(self, eta: GaussianNatural) -> GaussianStandard:
-        r"""Mean and covariance of :math:`N(x \mid \eta)\, \psi(x)`, of batch ``(*batch, *E)``."""
         return _tilt(*_beside(self.h, self.W, eta), normalized=False)[1]
 
-    def tilted_moments(self, eta: GaussianNatural) -> GaussianMean:
-        r"""E x and E x x^T under :math:`N(x \mid \eta)\, \psi(x)`, of batch ``(*batch, *E)``."""
-        return _moments(self.tilted_normal(eta))
-
     def moments(self) -> GaussianMean:
-        """E x and E x x^T under the potential itself, which must be a density.
-
-        :raises ValueError: ``-W`` is not positive definite, where its value is known.
-        """
-        L = cholesky(-2 * symmetric(self.W))
-        _check_proper(L)
+        L = _proper_root(self.W)
         return _moments(GaussianStandard(solve(L, self.h), inverse(L)))
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class MixturePotential:
+class MixturePotential(_Factor):
     r"""The factor :math:`\psi(x) = \sum_c w_c\, \psi_c(x)` of Gaussian components.
 
     .. math::
-
         \psi_c(x) = N(x \mid r_c) \quad\text{or}\quad \exp(h_c^\top x + x^\top W_c x),
 
     the first with ``normalized=True``, where :math:`r_c = (h_c, W_c)` must be the natural
@@ -117,7 +115,7 @@ class MixturePotential:
     :param W: ``(*batch, C, d, d)``, minus half a precision; only its symmetric part counts.
     :param bool normalized: which of the two forms.
 
-    References: So (2018).
+    References: So, *EP Structured Variational Auto-Encoders* (2018).
 
     .. doctest::
 
@@ -134,40 +132,17 @@ class MixturePotential:
     log_weights: Array
     h: Array
     W: Array
-    normalized: bool = True
-
-    def tree_flatten(self) -> tuple[tuple[Array, Array, Array], bool]:
-        return (self.log_weights, self.h, self.W), self.normalized
-
-    @classmethod
-    def tree_unflatten(cls, normalized: bool, leaves: Any) -> "MixturePotential":
-        log_weights, h, W = leaves
-        return cls(log_weights, h, W, normalized)
+    normalized: bool = field(default=True, metadata={"static": True})
 
     def log_partition_ratio(self, eta: GaussianNatural) -> Array:
-        r""":math:`\log \int N(x \mid \eta)\, \psi(x)\, dx`.
-
-        :param eta: natural parameters of batch shape E.
-        :return: an array ``(*batch, *E)``.
-        """
         return logsumexp(self._components(eta)[0], axis=-1)
 
     def tilted_normal(self, eta: GaussianNatural) -> GaussianStandard:
-        r"""Mean and covariance of :math:`N(x \mid \eta)\, \psi(x)`, of batch ``(*batch, *E)``."""
         log_weights, normals = self._components(eta)
         return merge_normals(softmax(log_weights, axis=-1), normals)
 
-    def tilted_moments(self, eta: GaussianNatural) -> GaussianMean:
-        r"""E x and E x x^T under :math:`N(x \mid \eta)\, \psi(x)`, of batch ``(*batch, *E)``."""
-        return _moments(self.tilted_normal(eta))
-
     def moments(self) -> GaussianMean:
-        """E x and E x x^T under the potential itself, whose components must be densities.
-
-        :raises ValueError: a ``-W`` is not positive definite, where its value is known.
-        """
-        L = cholesky(-2 * symmetric(self.W))
-        _check_proper(L)
+        L = _proper_root(self.W)
         log_weights = self.log_weights
         if not self.normalized:
             natural = GaussianNatural(self.h, self.W)
@@ -232,12 +207,14 @@ def _moments(normal: GaussianStandard) -> GaussianMean:
     return GaussianMean(loc, covariance + outer(loc, loc))
 
 
-def _check_proper(L: Array) -> None:
+def _proper_root(W: Array) -> Array:
+    L = cholesky(-2 * symmetric(W))
     if not isinstance(L, Tracer) and bool(jnp.any(jnp.isnan(L))):
         raise ValueError(
             "the potential has no moments, because -W is not positive definite; ask for"
             " tilted_moments(eta), its moments together with a prior."
         )
+    return L
 
 
 def _dot(x: Array, y: Array) -> Array:

@@ -8,9 +8,9 @@ import numpyro.distributions as dist
 def banana(*, bend: float = 0.03, variance: float = 100.0) -> None:
     r"""The model :math:`x_1 \sim N(0, v)`, :math:`x_2 \mid x_1 \sim N(b (x_1^2 - v), 1)`.
 
-    Known: :math:`E x = 0`, :math:`\mathrm{Var}\, x_1 = v`, :math:`\mathrm{Var}\, x_2 =
-    1 + 2 b^2 v^2`,
-    :math:`\mathrm{Cov}(x_1, x_2) = 0`, :math:`E\, x_1^2 x_2 = 2 b v^2`. The site ``z1`` is
+    Known: :math:`E x = 0`, :math:`\mathrm{Var}\, x_1 = v`,
+    :math:`\mathrm{Var}\, x_2 = 1 + 2 b^2 v^2`, :math:`\mathrm{Cov}(x_1, x_2) = 0`,
+    :math:`E\, x_1^2 x_2 = 2 b v^2`. The site ``z1`` is
     :math:`x_1 / \sqrt v`, so that both coordinates have scales of order one.
 
     :param float bend: :math:`b`.

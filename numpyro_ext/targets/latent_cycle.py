@@ -1,7 +1,4 @@
-"""Binary variables on a cycle, seen through vectors that are warped into a swirl.
-
-So, "EP Structured Variational Auto-Encoders" (2018).
-"""
+"""Binary variables on a cycle, seen through vectors that are warped into a swirl."""
 
 from typing import NamedTuple
 
@@ -9,8 +6,6 @@ from jax import Array, random
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_count
-
-__all__ = ["LatentCycle", "crosshair", "latent_cycle", "swirl"]
 
 
 class LatentCycle(NamedTuple):
@@ -48,7 +43,6 @@ def swirl(x: Array) -> Array:
     r"""Points of the plane, turned by an angle that grows with the radius.
 
     .. math::
-
         t = \tfrac{\pi}{4} |x| - \tfrac{\pi}{2}, \qquad
         (x_1 \cos t + x_2 \sin t,\; -x_1 \sin t + x_2 \cos t) .
 
@@ -71,7 +65,6 @@ def latent_cycle(rng_key: Array, *, num_data: int = 800, length: int = 3) -> Lat
     r"""Binary variables on cycles, of which each pair of neighbours makes a point of the plane.
 
     .. math::
-
         \pi_i \sim Beta(20, 20), \quad z_i \sim Bernoulli(\pi_i), \quad
         x_i \sim N(\mu_{z_i z_{i+1}}, \Sigma_{z_i z_{i+1}}), \quad y_i = swirl(x_i), \quad
         i \bmod K,

@@ -12,7 +12,6 @@ def logistic_regression(
     r"""The model of the quick start: a constrained scale, weights, an intercept, one data plate.
 
     .. math::
-
         s \sim \mathrm{HalfNormal}(1), \quad w_j \sim N(0, s^2), \quad b \sim N(0, 2.5^2), \quad
         y_n \sim \mathrm{Bernoulli}(\sigma(x_n^\top w + b)).
 

@@ -54,16 +54,11 @@ def normal_mean_answer(
     r"""Posterior and evidence of :func:`normal_mean`.
 
     .. math::
-
         \frac1{v} = \frac1{s_0^2} + \frac{N}{s^2}, \qquad
         m = v \Bigl(\frac{\mu_0}{s_0^2} + \frac{\sum_n x_n}{s^2}\Bigr), \qquad
         \log p(x) = \log \frac{p(m)\, p(x \mid m)}{N(m \mid m, v)}.
 
-    :param x: data, shape ``(N,)``.
-    :param float prior_mean: :math:`\mu_0`.
-    :param float prior_scale: :math:`s_0`.
-    :param float noise_scale: :math:`s`.
-    :return: :class:`NormalMeanAnswer`.
+    The arguments are those of :func:`normal_mean`.
 
     .. doctest::
 

@@ -1,15 +1,9 @@
-"""A pinwheel: clusters that are warped normals, in the plane.
-
-Johnson et al., "Composing graphical models with neural networks for structured representations and
-fast inference" (2016).
-"""
+"""A pinwheel: clusters that are warped normals, in the plane."""
 
 from jax import Array, random
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_count, check_nonnegative
-
-__all__ = ["pinwheel"]
 
 
 def pinwheel(
@@ -24,7 +18,6 @@ def pinwheel(
     r"""Points ``(N, 2)`` on the arms of a pinwheel, and the number ``(N,)`` of the arm of each.
 
     .. math::
-
         F_0 \sim N(1, s_r^2), \quad F_1 \sim N(0, s_t^2), \quad
         a = 2\pi \frac{label}{classes} + rate\, e^{F_0}, \qquad
         y = 10\, (F_0 \cos a + F_1 \sin a,\; -F_0 \sin a + F_1 \cos a),

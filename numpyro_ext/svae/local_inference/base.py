@@ -5,32 +5,30 @@ an approximation q of the local latent variables of each datum. Any rule gives a
 evidence; rules differ in how close it is.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
-from jax import Array
+from jax import Array, random
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_ext.expfam import DirichletMean, GaussianMean, GaussianNatural, NIWMean
-from numpyro_ext.expfam.linalg import cholesky, half_logdet, symmetric
+from numpyro_ext._checks import check_count
+from numpyro_ext.expfam import (
+    NIW,
+    DirichletMean,
+    DirichletNatural,
+    Gaussian,
+    GaussianMean,
+    GaussianNatural,
+    NIWMean,
+    NIWNatural,
+    fixed_point,
+)
+from numpyro_ext.expfam.linalg import cholesky, half_logdet, outer, symmetric
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
-
-__all__ = [
-    "LocalInference",
-    "LocalInfo",
-    "LocalPosterior",
-    "check_batch",
-    "check_gaussian",
-    "check_factor",
-    "expected_log_normal",
-    "global_statistics",
-    "negative_entropy",
-    "no_iterations",
-    "plug_in",
-    "surrogate_elbo",
-]
 
 Factor = GaussianPotential | MixturePotential
 
@@ -60,7 +58,6 @@ class LocalInference(Protocol):
     With global expected statistics :math:`\mu` and a potential :math:`\psi_n` of each datum,
 
     .. math::
-
         KL_n(\mu, q_n) = \mathrm{E}_{q_n} \log q_n(x, z)
         - \mathrm{E}_{q(\theta) q_n} \log p(x, z \mid \theta)
 
@@ -115,11 +112,84 @@ class LocalInference(Protocol):
         ...
 
 
+class Rule:
+    """The base of the rules of this package."""
+
+    local_families: ClassVar[Mapping[str, Any]]
+
+    def distributions(self, local: LocalPosterior) -> dict[str, dist.Distribution]:
+        found = {n: q.to_distribution(local.natural[n]) for n, q in self.local_families.items()}
+        return {name: fn.to_event(len(fn.batch_shape) - 1) for name, fn in found.items()}
+
+
+@dataclass(eq=False, repr=False)
+class CoordinateAscent(Rule):
+    """The base of rules that sweep to a fixed point, with their arguments."""
+
+    starts: ClassVar[tuple[str | None, ...]] = ("potential", "prior")
+    """The allowed values of ``init`` beside an array of probabilities."""
+
+    init: Any = "potential"
+    tol: float | None = None
+    max_iter: int = 200
+
+    def __post_init__(self) -> None:
+        if self.init is not None and not isinstance(self.init, str):
+            self.init = np.asarray(self.init)
+        elif self.init not in self.starts:
+            allowed = ", ".join(map(repr, self.starts))
+            raise ValueError(
+                f"init is {self.init!r}; it must be {allowed}, or an array of probabilities."
+            )
+        self.max_iter = check_count("max_iter", self.max_iter)
+
+    def given_start(self, potential: Factor, shape: tuple[int, ...]) -> Array:
+        """The array ``init`` in this shape, whose first axis, of the batch, it may lack."""
+        if self.init.shape not in (shape, shape[1:]):
+            raise ValueError(
+                f"init of {type(self).__name__} has shape {self.init.shape}; it must be {shape[1:]}"
+                f" or {shape}."
+            )
+        return jnp.broadcast_to(self.init, shape).astype(potential.h.dtype)
+
+    def solve(self, sweep: Callable[[Any, Any], Any], args: Any, start: Any) -> tuple[Any, Any]:
+        """The fixed point of ``sweep``, and the report on its iterations."""
+        value, *report = fixed_point(sweep, args, start, tol=self.tol, max_iter=self.max_iter)
+        return value, LocalInfo(*report)
+
+    def alternate(
+        self,
+        z_given: Callable[[Any, Any], Any],
+        x_given: Callable[[Any, Any], Any],
+        global_mean: Mapping[str, Any],
+        potential: Factor,
+        start: Array,
+    ) -> LocalPosterior:
+        """Updates of q(x) and of q(z) in turn, for each datum.
+
+        :param z_given: q(z) given ``(global_mean, potential)`` and q(x).
+        :param x_given: q(x) given these and the probabilities of z.
+        :param start: the probabilities of z at first, ``(B, ...)``.
+        """
+        z_family, x_family = self.local_families["z"], self.local_families["x"]
+
+        def sweep(args: Any, r: Array) -> Array:
+            return z_family.mean(z_given(args, x_given(args, r))).probs
+
+        def one(psi: Factor, start: Array) -> LocalPosterior:
+            args = (dict(global_mean), psi)
+            r, info = self.solve(sweep, args, start)
+            # The last step is differentiable.
+            z = z_given(args, x_given(args, r))
+            states = z_family.mean(z)
+            x = x_given(args, states.probs)
+            return LocalPosterior({"z": z, "x": x}, {"z": states, "x": x_family.mean(x)}, info)
+
+        return jax.vmap(one)(potential, start)
+
+
 def surrogate_elbo(
-    rule: LocalInference,
-    global_mean: Mapping[str, Any],
-    potential: Factor,
-    local: LocalPosterior,
+    rule: LocalInference, global_mean: Mapping[str, Any], potential: Factor, local: LocalPosterior
 ) -> Array:
     r"""The objective of local inference, :math:`\mathrm{E}_q \log \psi - KL_n(\mu, q)`, ``(B,)``.
 
@@ -213,6 +283,41 @@ def negative_entropy(natural: GaussianNatural) -> Array:
     return half_logdet(cholesky(-2 * symmetric(natural.W))) - d / 2
 
 
+def random_concentration(rng_key: Array, prior: DirichletNatural) -> DirichletNatural:
+    """Concentrations between 1 and 2, which break the symmetry between states."""
+    return DirichletNatural(random.uniform(rng_key, jnp.shape(prior.a)))
+
+
+def spread_locations(rng_key: Array, prior: NIWNatural) -> NIWNatural:
+    """The prior with its locations spread by 3."""
+    start = NIW.to_standard(prior)
+    loc = start.loc + 3 * random.normal(rng_key, start.loc.shape)
+    return NIW.from_standard(**start._replace(loc=loc)._asdict())
+
+
+def times_expected(
+    psi: GaussianPotential, r: Array, eta: GaussianNatural, axes: str = "k"
+) -> GaussianNatural:
+    """A potential times the exponential of the mean of normals ``eta`` over their probabilities.
+
+    :param r: ``(..., *axes)``, with one letter for each batch axis of ``eta``.
+    """
+    return GaussianNatural(
+        psi.h + jnp.einsum(f"...{axes},{axes}i->...i", r, eta.h),
+        psi.W + jnp.einsum(f"...{axes},{axes}ij->...ij", r, eta.W),
+    )
+
+
+def own_moments(psi: GaussianPotential) -> tuple[GaussianMean, Array]:
+    """The moments of a potential, and whether it is a density; those of N(0, I) if it is not."""
+    proper = Gaussian.in_domain(GaussianNatural(psi.h, psi.W))
+    unit = -jnp.eye(psi.h.shape[-1], dtype=psi.W.dtype) / 2
+    W = jnp.where(proper[..., None, None], psi.W, unit)
+    loc, covariance = Gaussian.to_standard(GaussianNatural(psi.h, W))
+    loc = jnp.where(proper[..., None], loc, 0.0)
+    return GaussianMean(loc, covariance + outer(loc, loc)), proper
+
+
 def no_iterations(like: Array) -> LocalInfo:
     """The report of a rule in closed form, for a batch of the shape of ``like``."""
     zeros = jnp.zeros(jnp.shape(like))
@@ -231,12 +336,8 @@ def check_batch(global_mean: Mapping[str, Any], name: str, shape: tuple[int, ...
 
 
 def check_factor(factor: Any, name: str, batch: str, d: int) -> None:
-    """An error unless a factor is of our types and its shapes fit the rule.
-
-    :param name: of the rule.
-    :param batch: its batch axes, such as ``"B, T"``.
-    :param d: the size of x.
-    """
+    """An error unless a factor is of our types and its shapes fit the rule of this name, whose
+    batch axes are such as ``"B, T"``, and d, the size of x."""
     if not isinstance(factor, Factor):
         raise TypeError(
             f"{name} was given a {type(factor).__name__} as its potential; the recognition"

@@ -1,9 +1,7 @@
-"""Local inference for cycles of binary variables, each pair of neighbours with a vector x.
-
-So, "EP Structured Variational Auto-Encoders" (2018).
-"""
+"""Local inference for cycles of binary variables, each pair of neighbours with a vector x."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
@@ -11,7 +9,6 @@ from jax import Array, lax, random
 from jax.nn import log_sigmoid, sigmoid
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 
 from numpyro_ext._checks import check_count
 from numpyro_ext.expfam import (
@@ -23,32 +20,31 @@ from numpyro_ext.expfam import (
     Gaussian,
     GaussianMean,
     GaussianNatural,
-    fixed_point,
 )
-from numpyro_ext.expfam.linalg import outer
 from numpyro_ext.svae.local_inference.base import (
-    LocalInfo,
+    CoordinateAscent,
     LocalPosterior,
+    Rule,
     check_batch,
     check_factor,
     check_gaussian,
     expected_log_normal,
     negative_entropy,
+    own_moments,
     plug_in,
+    spread_locations,
+    times_expected,
 )
 from numpyro_ext.svae.local_inference.cycle_bp import check_schedule, cycle_bp
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential, merge_normals
 
-__all__ = ["CycleEP", "CycleMeanField"]
-
 CROSSHAIR = np.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, -1.0], [-1.0, 0.0]]])
 
 
-class _Cycle:
+class _Cycle(Rule):
     r"""The model that both rules share; indices are modulo K.
 
     .. math::
-
         z_i \sim Bernoulli(\pi_i), \qquad
         x_i \mid z \sim N(\mu_{z_i z_{i+1}}, \Sigma_{z_i z_{i+1}}), \qquad i < K.
     """
@@ -72,49 +68,39 @@ class _Cycle:
         x = negative_entropy(local.natural["x"]) - jnp.sum(expected, axis=(-2, -1))
         return jnp.sum(bits + x, axis=-1)
 
-    def distributions(self, local: LocalPosterior) -> dict[str, dist.Distribution]:
-        return {
-            "z": Bernoulli.to_distribution(local.natural["z"]).to_event(1),
-            "x": Gaussian.to_distribution(local.natural["x"]).to_event(1),
-        }
-
     def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
         """The start has concentrations between 1 and 2. For d = 2 the locations are four points on
         a circle, turned by a random angle; otherwise they are the prior's, spread by 3."""
         key_a, key_b, key_loc = random.split(rng_key, 3)
-        start = NIW.to_standard(prior["components"])
-        d = start.loc.shape[-1]
+        d = prior["components"].b.shape[-1]
         if d == 2:
             angle = random.uniform(key_loc, maxval=2 * jnp.pi)
             cos, sin = jnp.cos(angle), jnp.sin(angle)
             loc = CROSSHAIR @ jnp.array([[cos, sin], [-sin, cos]])
             components = NIW.from_standard(loc, 0.5, d + 0.5, jnp.eye(d) / 2)
         else:
-            loc = start.loc + 3 * random.normal(key_loc, start.loc.shape)
-            components = NIW.from_standard(**start._replace(loc=loc)._asdict())
+            components = spread_locations(key_loc, prior["components"])
         shape = jnp.shape(prior["pi"].a)
         pi = BetaNatural(random.uniform(key_a, shape), random.uniform(key_b, shape))
         return {"pi": pi, "components": components}
 
 
+@dataclass(eq=False, repr=False)
 class CycleEP(_Cycle):
     r"""Cycle: expectation propagation, which is loopy belief propagation on the binary variables.
 
     With the plug-in normals :math:`\eta_{lr}` of the components, pair i has the log factor
-    :math:`\phi_i(l, r) = \log \int N(x \mid \eta_{lr})\, \psi_i(x)\, dx`;
-    :func:`cycle_bp` gives the marginals :math:`q(z_i)` and the beliefs :math:`R_i(l, r)` of pairs,
-    and :math:`q(x_i)` is the normal whose moments are :math:`\sum_{lr} R_i(l, r)\, \mathrm{E}\,
-    t(x)` of normal times potential. The bound uses :math:`q(z_i)\, q(z_{i+1})`, because q is a
-    product.
+    :math:`\phi_i(l, r) = \log \int N(x \mid \eta_{lr})\, \psi_i(x)\, dx`; :func:`cycle_bp` gives
+    the marginals :math:`q(z_i)` and the beliefs :math:`R_i(l, r)` of pairs, and :math:`q(x_i)` is
+    the normal whose moments are :math:`\sum_{lr} R_i(l, r)\, \mathrm{E}\, t(x)` of normal times
+    potential. The bound uses :math:`q(z_i)\, q(z_{i+1})`, because q is a product.
 
     The global factors are ``pi``, Beta of batch ``(K,)``, and ``components``, NIW of batch
     ``(2, 2)``. Potentials have batch ``(B, K)``.
 
-    :param str schedule: that of :func:`cycle_bp`.
-    :param float tol: that of :func:`cycle_bp`.
-    :param int max_iter: that of :func:`cycle_bp`.
+    The arguments are those of :func:`cycle_bp`.
 
-    References: So (2018).
+    References: So, *EP Structured Variational Auto-Encoders* (2018).
 
     .. doctest::
 
@@ -123,13 +109,13 @@ class CycleEP(_Cycle):
         'Beta'
     """
 
-    def __init__(
-        self, schedule: str = "closed_form", tol: float | None = None, max_iter: int = 200
-    ) -> None:
-        check_schedule(schedule)
-        self.schedule = schedule
-        self.tol = tol
-        self.max_iter = check_count("max_iter", max_iter)
+    schedule: str = "closed_form"
+    tol: float | None = None
+    max_iter: int = 200
+
+    def __post_init__(self) -> None:
+        check_schedule(self.schedule)
+        self.max_iter = check_count("max_iter", self.max_iter)
 
     def infer(
         self, global_mean: Mapping[str, Any], potential: GaussianPotential | MixturePotential
@@ -149,14 +135,14 @@ class CycleEP(_Cycle):
         return LocalPosterior({"z": z, "x": x}, mean, found.info)
 
 
-class CycleMeanField(_Cycle):
+@dataclass(eq=False, repr=False)
+class CycleMeanField(CoordinateAscent, _Cycle):
     r"""Cycle: the factorised :math:`\prod_i q(z_i)\, q(x_i)` by coordinate ascent.
 
     With :math:`T_i(l, r)` the expected log density of :math:`x_i` under component (l, r), a sweep
     over i = K - 1, ..., 0 sets the log odds of :math:`q(z_i)`, and then :math:`q(x_i)`, to
 
     .. math::
-
         \lambda_i + \sum_r q_{i+1}(r) [T_i(1, r) - T_i(0, r)]
         + \sum_l q_{i-1}(l) [T_{i-1}(l, 1) - T_{i-1}(l, 0)], \qquad
         q(x_i) \propto \psi_i(x) \exp \sum_{lr} q_i(l)\, q_{i+1}(r)
@@ -172,7 +158,7 @@ class CycleMeanField(_Cycle):
         ``fixed_point``.
     :param int max_iter: at most so many sweeps.
 
-    References: So (2018).
+    References: So, *EP Structured Variational Auto-Encoders* (2018).
 
     .. doctest::
 
@@ -181,38 +167,31 @@ class CycleMeanField(_Cycle):
         50
     """
 
-    def __init__(self, init: Any = None, tol: float | None = None, max_iter: int = 200) -> None:
-        self.init = None if init is None else np.asarray(init)
-        self.tol = tol
-        self.max_iter = check_count("max_iter", max_iter)
+    starts = (None,)
+    init: Any = None
 
     def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
         check_gaussian(potential, "CycleMeanField", "CycleEP")
         _check("CycleMeanField", global_mean, potential)
         batch = potential.h.shape[:-1]
-        if self.init is not None and self.init.shape not in (batch, batch[1:]):
-            raise ValueError(
-                f"init of CycleMeanField has shape {self.init.shape}; it must be {batch[1:]} or"
-                f" {batch}."
-            )
+        if self.init is None:
+            start = jnp.full(batch, 0.5, potential.h.dtype)
+        else:
+            start = self.given_start(potential, batch)
 
         def one(psi: GaussianPotential, init: Array) -> LocalPosterior:
             args = (dict(global_mean), psi)
             own = self.init is None
-            moments = _own_moments(psi) if own else Gaussian.mean(_normal_given(args, init))
-            start = (init, moments)
-            found = fixed_point(_sweep, args, start, tol=self.tol, max_iter=self.max_iter)
+            moments = own_moments(psi)[0] if own else Gaussian.mean(_normal_given(args, init))
+            (q, _), info = self.solve(_sweep, args, (init, moments))
             # The last steps are differentiable, and their log odds are those of q(z).
-            q, _ = found.value
             moments = Gaussian.mean(_normal_given(args, q))
             z = BernoulliNatural(_odds_given(args, q, moments))
             mean = Bernoulli.mean(z)
             x = _normal_given(args, mean.prob)
-            info = LocalInfo(found.num_iter, found.residual, found.converged)
             return LocalPosterior({"z": z, "x": x}, {"z": mean, "x": Gaussian.mean(x)}, info)
 
-        start = jnp.broadcast_to(0.5 if self.init is None else self.init, batch)
-        return jax.vmap(one)(potential, start.astype(potential.h.dtype))
+        return jax.vmap(one)(potential, start)
 
 
 Args = tuple[dict[str, Any], GaussianPotential]
@@ -260,10 +239,7 @@ def _sweep(args: Args, state: State) -> State:
         i = K - 1 - k
         q = q.at[i].set(sigmoid(_odds_of(args, i, q, moments)))
         pair = _one_pair(q[i], q[(i + 1) % K])
-        natural = GaussianNatural(
-            psi.h[i] + jnp.einsum("lr,lri->i", pair, eta.h),
-            psi.W[i] + jnp.einsum("lr,lrij->ij", pair, eta.W),
-        )
+        natural = times_expected(GaussianPotential(psi.h[i], psi.W[i]), pair, eta, "lr")
         x, xx = Gaussian.mean(natural)
         return q, GaussianMean(moments.x.at[i].set(x), moments.xx.at[i].set(xx))
 
@@ -272,11 +248,7 @@ def _sweep(args: Args, state: State) -> State:
 
 def _normal_given(args: Args, q: Array) -> GaussianNatural:
     global_mean, psi = args
-    eta, pairs = plug_in(global_mean["components"]), _pairs(q)
-    return GaussianNatural(
-        psi.h + jnp.einsum("klr,lri->ki", pairs, eta.h),
-        psi.W + jnp.einsum("klr,lrij->kij", pairs, eta.W),
-    )
+    return times_expected(psi, _pairs(q), plug_in(global_mean["components"]), "lr")
 
 
 def _odds_given(args: Args, q: Array, moments: GaussianMean) -> Array:
@@ -302,14 +274,3 @@ def _odds_of(args: Args, i: Array, q: Array, moments: GaussianMean) -> Array:
     as_left = (own[1] - own[0]) @ jnp.stack([1 - after, after])
     as_right = (before[:, 1] - before[:, 0]) @ jnp.stack([1 - q[i - 1], q[i - 1]])
     return _prior_odds(global_mean)[i] + as_left + as_right
-
-
-def _own_moments(psi: GaussianPotential) -> GaussianMean:
-    """The moments of a potential, or those of a unit normal where it is not a density."""
-    natural = GaussianNatural(psi.h, psi.W)
-    proper = Gaussian.in_domain(natural)
-    d = psi.h.shape[-1]
-    W = jnp.where(proper[..., None, None], psi.W, -jnp.eye(d, dtype=psi.W.dtype) / 2)
-    loc, covariance = Gaussian.to_standard(GaussianNatural(psi.h, W))
-    loc = jnp.where(proper[..., None], loc, 0.0)
-    return GaussianMean(loc, covariance + outer(loc, loc))

@@ -1,7 +1,4 @@
-"""Belief propagation for binary variables on a cycle.
-
-Weiss, "Belief propagation and revision in networks with loops" (1997).
-"""
+"""Belief propagation for binary variables on a cycle (Weiss, 1997)."""
 
 from typing import NamedTuple
 
@@ -13,8 +10,6 @@ import jax.numpy as jnp
 from numpyro_ext._checks import check_choice
 from numpyro_ext.expfam import fixed_point
 from numpyro_ext.svae.local_inference.base import LocalInfo, no_iterations
-
-__all__ = ["CycleBPResult", "check_schedule", "cycle_bp"]
 
 SCHEDULES = ("closed_form", "parallel", "serial")
 Factors = tuple[Array, Array]
@@ -50,7 +45,6 @@ def cycle_bp(
     The factor graph, with indices modulo K, and its fixed point:
 
     .. math::
-
         p(z) &\propto \prod_i e^{\lambda_i z_i} e^{\phi_i(z_i, z_{i+1})}, \qquad
         l_i = \lambda_i + b_{i-1}, \quad r_i = \lambda_{i+1} + a_{i+1}, \\
         a_i &= \log \frac{e^{\phi_i(1,0)} + e^{\phi_i(1,1) + r_i}}

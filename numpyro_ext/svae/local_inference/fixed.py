@@ -1,22 +1,16 @@
-"""Local inference without global variables: the variational auto-encoder.
-
-Kingma, Welling, "Auto-encoding variational Bayes" (2014).
-"""
+"""Local inference without global variables: the variational auto-encoder."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from jax import Array
-import numpyro.distributions as dist
 
 from numpyro_ext.expfam import Gaussian, GaussianNatural
-from numpyro_ext.svae.local_inference.base import LocalPosterior, check_factor, no_iterations
+from numpyro_ext.svae.local_inference.base import LocalPosterior, Rule, check_factor, no_iterations
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
 
-__all__ = ["FixedGaussian"]
 
-
-class FixedGaussian:
+class FixedGaussian(Rule):
     r"""x has a known normal prior, and q is prior times potential, normalised.
 
     .. math:: q_n(x) \propto N(x \mid \eta)\, \psi_n(x), \qquad KL_n = KL(q_n \| p).
@@ -61,9 +55,6 @@ class FixedGaussian:
 
     def local_kl(self, global_mean: Mapping[str, Any], local: LocalPosterior) -> Array:
         return Gaussian.kl(local.natural["x"], self.natural)
-
-    def distributions(self, local: LocalPosterior) -> dict[str, dist.Distribution]:
-        return {"x": Gaussian.to_distribution(local.natural["x"])}
 
     def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
         return {}

@@ -1,54 +1,46 @@
-"""Local inference for mixtures: the component z, and the vector x in it.
-
-Johnson et al., "Composing graphical models with neural networks for structured representations and
-fast inference" (2016); So, "EP Structured Variational Auto-Encoders" (2018).
-"""
+"""Local inference for mixtures: the component z, and the vector x in it."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
 from jax import Array, random
 from jax.nn import log_softmax
 import jax.numpy as jnp
-import numpy as np
-import numpyro.distributions as dist
 
-from numpyro_ext._checks import check_count
 from numpyro_ext.expfam import (
     NIW,
     Categorical,
     CategoricalNatural,
     Dirichlet,
-    DirichletNatural,
     Gaussian,
     GaussianMean,
     GaussianNatural,
-    fixed_point,
 )
 from numpyro_ext.svae.local_inference.base import (
-    LocalInfo,
+    CoordinateAscent,
     LocalPosterior,
+    Rule,
     check_batch,
     check_factor,
     check_gaussian,
     expected_log_normal,
     negative_entropy,
     no_iterations,
+    own_moments,
     plug_in,
+    random_concentration,
+    spread_locations,
+    times_expected,
 )
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential, merge_normals
 
-__all__ = ["GMMEP", "GMMMeanField"]
 
-STARTS = ("potential", "prior")
-
-
-class _GMM:
+class _GMM(Rule):
     r"""The model that both rules share.
 
     .. math::
-
         z \sim Cat(\pi), \qquad x \mid z \sim N(\mu_z, \Sigma_z), \qquad
         KL_n = \sum_k r_k (\log r_k - \mathrm{E} \log \pi_k) - \tfrac12 \log |V| - \tfrac d2
         - \sum_k r_k \mathrm{E} T_k(x).
@@ -71,20 +63,13 @@ class _GMM:
         r = local.mean["z"].probs
         return jnp.sum(r * (log_r - log_p), axis=-1) + negative_entropy(local.natural["x"])
 
-    def distributions(self, local: LocalPosterior) -> dict[str, dist.Distribution]:
-        return {
-            "z": Categorical.to_distribution(local.natural["z"]),
-            "x": Gaussian.to_distribution(local.natural["x"]),
-        }
-
     def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
         """The prior's, with locations spread by 3 and concentrations between 1 and 2."""
         key_pi, key_loc = random.split(rng_key)
-        start = NIW.to_standard(prior["components"])
-        loc = start.loc + 3 * random.normal(key_loc, start.loc.shape)
-        a = random.uniform(key_pi, jnp.shape(prior["pi"].a))
-        components = NIW.from_standard(**start._replace(loc=loc)._asdict())
-        return {"pi": DirichletNatural(a), "components": components}
+        return {
+            "pi": random_concentration(key_pi, prior["pi"]),
+            "components": spread_locations(key_loc, prior["components"]),
+        }
 
 
 class GMMEP(_GMM):
@@ -94,7 +79,6 @@ class GMMEP(_GMM):
     :math:`\log Z_k = \log \int N(x \mid \eta_k)\, \psi(x)\, dx`,
 
     .. math::
-
         r_k \propto \exp(\mathrm{E} \log \pi_k + \log Z_k), \qquad
         \mathrm{E}\, t(x) = \sum_k r_k\, \mathrm{E}_{\eta_k \psi}\, t(x), \qquad
         q(z) = r, \quad q(x) = N \text{ of these moments}.
@@ -104,7 +88,7 @@ class GMMEP(_GMM):
 
     The global factors are ``pi``, a Dirichlet, and ``components``, NIW of batch ``(K,)``.
 
-    References: So (2018).
+    References: So, *EP Structured Variational Auto-Encoders* (2018).
 
     .. doctest::
 
@@ -135,11 +119,11 @@ class GMMEP(_GMM):
         return LocalPosterior({"z": z, "x": x}, mean, no_iterations(logits[..., 0]))
 
 
-class GMMMeanField(_GMM):
+@dataclass(eq=False, repr=False)
+class GMMMeanField(CoordinateAscent, _GMM):
     r"""Mixture: the factorised q(z) q(x) by coordinate ascent, to its fixed point.
 
     .. math::
-
         q(x) \propto \psi(x) \exp\Big(\sum_k r_k \langle \eta_k, t(x) \rangle\Big), \qquad
         r_k \propto \exp(\mathrm{E} \log \pi_k + \mathrm{E}\, T_k(x)),
 
@@ -155,7 +139,8 @@ class GMMMeanField(_GMM):
     :param float tol: sweeps end when r moves by less; None as for ``fixed_point``.
     :param int max_iter: at most so many sweeps.
 
-    References: Johnson et al. (2016), section 4.
+    References: Johnson et al., *Composing graphical models with neural networks for structured
+    representations and fast inference* (NIPS 2016), section 4.
 
     .. doctest::
 
@@ -164,43 +149,16 @@ class GMMMeanField(_GMM):
         'NIW'
     """
 
-    def __init__(
-        self, init: str | Any = "potential", tol: float | None = None, max_iter: int = 200
-    ) -> None:
-        if isinstance(init, str) and init not in STARTS:
-            raise ValueError(
-                f"init is {init!r}; it must be 'potential', 'prior', or an array of probabilities."
-            )
-        self.init = init if isinstance(init, str) else np.asarray(init)
-        self.tol = tol
-        self.max_iter = check_count("max_iter", max_iter)
-
     def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
         check_gaussian(potential, "GMMMeanField", "GMMEP")
         _check("GMMMeanField", global_mean, potential)
-
-        def one(psi: GaussianPotential, init: Array) -> LocalPosterior:
-            args = (dict(global_mean), psi)
-            found = fixed_point(_sweep, args, init, tol=self.tol, max_iter=self.max_iter)
-            # The last step is differentiable, and its logits are those of q(z).
-            x = _normal_given(args, found.value)
-            z = CategoricalNatural(_logits_given(args, Gaussian.mean(x)))
-            r = Categorical.mean(z)
-            x = _normal_given(args, r.probs)
-            info = LocalInfo(found.num_iter, found.residual, found.converged)
-            return LocalPosterior({"z": z, "x": x}, {"z": r, "x": Gaussian.mean(x)}, info)
-
-        return jax.vmap(one)(potential, self._start(global_mean, potential))
+        start = self._start(global_mean, potential)
+        return self.alternate(_z_given, _x_given, global_mean, potential, start)
 
     def _start(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> Array:
         batch, K = potential.h.shape[0], global_mean["pi"].log_prob.shape[-1]
         if not isinstance(self.init, str):
-            if self.init.shape not in ((K,), (batch, K)):
-                raise ValueError(
-                    f"init of GMMMeanField has shape {self.init.shape}; it must be ({K},) or"
-                    f" ({batch}, {K})."
-                )
-            return jnp.broadcast_to(self.init, (batch, K)).astype(potential.h.dtype)
+            return self.given_start(potential, (batch, K))
         if self.init == "prior":
             prior = CategoricalNatural(global_mean["pi"].log_prob)
             return jnp.broadcast_to(Categorical.mean(prior).probs, (batch, K))
@@ -215,18 +173,13 @@ def _check(name: str, global_mean: Mapping[str, Any], factor: Any) -> None:
     check_factor(factor, name, "B", global_mean["components"].precision_loc.shape[-1])
 
 
-def _sweep(args: Args, r: Array) -> Array:
-    """One sweep: the update of x, and then that of z."""
-    x = Gaussian.mean(_normal_given(args, r))
-    return jax.nn.softmax(_logits_given(args, x), axis=-1)
-
-
-def _normal_given(args: Args, r: Array) -> GaussianNatural:
+def _x_given(args: Args, r: Array) -> GaussianNatural:
     global_mean, psi = args
-    eta = plug_in(global_mean["components"])
-    return GaussianNatural(
-        psi.h + jnp.einsum("k,ki->i", r, eta.h), psi.W + jnp.einsum("k,kij->ij", r, eta.W)
-    )
+    return times_expected(psi, r, plug_in(global_mean["components"]))
+
+
+def _z_given(args: Args, x: GaussianNatural) -> CategoricalNatural:
+    return CategoricalNatural(_logits_given(args, Gaussian.mean(x)))
 
 
 def _logits_given(args: Args, moments: GaussianMean) -> Array:
@@ -237,7 +190,6 @@ def _logits_given(args: Args, moments: GaussianMean) -> Array:
 def _start_of(args: Args) -> Array:
     """r of the potential's own moments, or the prior's where the potential is no density."""
     global_mean, psi = args
-    proper = Gaussian.in_domain(GaussianNatural(psi.h, psi.W))
-    W = jnp.where(proper, psi.W, -jnp.eye(psi.h.shape[-1], dtype=psi.W.dtype) / 2)
-    logits = _logits_given(args, Gaussian.mean(GaussianNatural(psi.h, W)))
+    moments, proper = own_moments(psi)
+    logits = _logits_given(args, moments)
     return jax.nn.softmax(jnp.where(proper, logits, global_mean["pi"].log_prob), axis=-1)

@@ -1,61 +1,44 @@
-"""Local inference for hidden Markov models: a chain of states z, and in each step a vector x.
-
-So, "EP Structured Variational Auto-Encoders" (2018); Johnson et al., "Composing graphical models
-with neural networks for structured representations and fast inference" (2016).
-"""
+"""Local inference for hidden Markov models: a chain of states z, and in each step a vector x."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
 from jax import Array, random
 import jax.numpy as jnp
-import numpy as np
-import numpyro.distributions as dist
 
-from numpyro_ext._checks import check_count
 from numpyro_ext.expfam import (
     NIW,
     Dirichlet,
-    DirichletNatural,
     Gaussian,
     GaussianNatural,
     MarkovChain,
     MarkovChainNatural,
-    fixed_point,
 )
 from numpyro_ext.svae.local_inference.base import (
-    LocalInfo,
+    CoordinateAscent,
     LocalPosterior,
+    Rule,
     check_batch,
     check_factor,
     check_gaussian,
     expected_log_normal,
     negative_entropy,
     no_iterations,
+    own_moments,
     plug_in,
+    random_concentration,
+    spread_locations,
+    times_expected,
 )
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential, merge_normals
 
-__all__ = [
-    "HMMEP",
-    "HMMMeanField",
-    "broadcast_start",
-    "check_start",
-    "check_states",
-    "expected_log_states",
-    "random_concentration",
-    "states_given",
-]
 
-STARTS = ("potential", "prior")
-
-
-class _HMM:
+class _HMM(Rule):
     r"""The model that both rules share.
 
     .. math::
-
         z_1 \sim Cat(\pi), \qquad z_{t+1} \mid z_t \sim Cat(P_{z_t}), \qquad
         x_t \mid z_t \sim N(\mu_{z_t}, \Sigma_{z_t}).
     """
@@ -82,21 +65,13 @@ class _HMM:
         states = -MarkovChain.entropy(local.natural["z"]) - expected_log_states(global_mean, z)
         return states + x
 
-    def distributions(self, local: LocalPosterior) -> dict[str, dist.Distribution]:
-        return {
-            "z": MarkovChain.to_distribution(local.natural["z"]),
-            "x": Gaussian.to_distribution(local.natural["x"]).to_event(1),
-        }
-
     def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
         """The prior's, with locations spread by 3 and concentrations between 1 and 2."""
         key_pi, key_P, key_loc = random.split(rng_key, 3)
-        start = NIW.to_standard(prior["emission"])
-        loc = start.loc + 3 * random.normal(key_loc, start.loc.shape)
         return {
             "initial": random_concentration(key_pi, prior["initial"]),
             "transition": random_concentration(key_P, prior["transition"]),
-            "emission": NIW.from_standard(**start._replace(loc=loc)._asdict()),
+            "emission": spread_locations(key_loc, prior["emission"]),
         }
 
 
@@ -114,7 +89,7 @@ class HMMEP(_HMM):
     and ``z`` and ``x`` of events ``(T,)`` and ``(T, d)``. Data have shape ``(B, T, ...)`` and
     potentials batch ``(B, T)``; a zero potential is a step that was not observed.
 
-    References: So (2018).
+    References: So, *EP Structured Variational Auto-Encoders* (2018).
 
     .. doctest::
 
@@ -146,11 +121,11 @@ class HMMEP(_HMM):
         return LocalPosterior({"z": z, "x": x}, mean, no_iterations(z.unary[:, 0, 0]))
 
 
-class HMMMeanField(_HMM):
+@dataclass(eq=False, repr=False)
+class HMMMeanField(CoordinateAscent, _HMM):
     r"""Hidden Markov model: the factorised :math:`q(z) \prod_t q(x_t)` by coordinate ascent.
 
     .. math::
-
         q(x_t) \propto \psi_t(x) \exp \sum_k q(z_t = k) \langle \eta_k, t(x) \rangle, \qquad
         q(z) \propto p(z) \exp \sum_t \mathrm{E}\, T_{z_t}(x_t),
 
@@ -165,7 +140,8 @@ class HMMMeanField(_HMM):
     :param float tol: sweeps end when probabilities move by less; None as for ``fixed_point``.
     :param int max_iter: at most so many sweeps.
 
-    References: Johnson et al. (2016), section 4.
+    References: Johnson et al., *Composing graphical models with neural networks for structured
+    representations and fast inference* (NIPS 2016), section 4.
 
     .. doctest::
 
@@ -174,35 +150,17 @@ class HMMMeanField(_HMM):
         50
     """
 
-    def __init__(
-        self, init: str | Any = "potential", tol: float | None = None, max_iter: int = 200
-    ) -> None:
-        self.init = check_start(init)
-        self.tol = tol
-        self.max_iter = check_count("max_iter", max_iter)
-
     def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
         check_gaussian(potential, "HMMMeanField", "HMMEP")
         _check("HMMMeanField", global_mean, potential)
-
-        def one(psi: GaussianPotential, init: Array) -> LocalPosterior:
-            args = (dict(global_mean), psi)
-            found = fixed_point(_sweep, args, init, tol=self.tol, max_iter=self.max_iter)
-            z = _states(args, _normals(args, found.value))
-            states = MarkovChain.mean(z)
-            x = _normals(args, states.probs)
-            info = LocalInfo(found.num_iter, found.residual, found.converged)
-            return LocalPosterior({"z": z, "x": x}, {"z": states, "x": Gaussian.mean(x)}, info)
-
         K = global_mean["initial"].log_prob.shape[-1]
         if not isinstance(self.init, str):
-            start = broadcast_start("HMMMeanField", self.init, (*potential.h.shape[:-1], K))
-            return jax.vmap(one)(potential, start.astype(potential.h.dtype))
-
-        def begin(psi: GaussianPotential) -> LocalPosterior:
-            return one(psi, _begin((dict(global_mean), psi), self.init == "prior"))
-
-        return jax.vmap(begin)(potential)
+            start = self.given_start(potential, (*potential.h.shape[:-1], K))
+        else:
+            start = jax.vmap(lambda psi: _begin((dict(global_mean), psi), self.init == "prior"))(
+                potential
+            )
+        return self.alternate(_z_given, _x_given, global_mean, potential, start)
 
 
 Args = tuple[dict[str, Any], GaussianPotential]
@@ -217,31 +175,6 @@ def check_states(global_mean: Mapping[str, Any], *names: str) -> None:
     """Transitions from each state, and factors of each state."""
     for name in ("transition", *names):
         check_batch(global_mean, name, global_mean["initial"].log_prob.shape)
-
-
-def check_start(init: Any) -> Any:
-    """A start by name, or an array of probabilities."""
-    if isinstance(init, str):
-        if init not in STARTS:
-            raise ValueError(
-                f"init is {init!r}; it must be 'potential', 'prior', or an array of probabilities."
-            )
-        return init
-    return np.asarray(init)
-
-
-def broadcast_start(rule: str, init: Any, shape: tuple[int, ...]) -> Array:
-    """Probabilities of shape ``(B, T, K)``, of which the first axis may be missing."""
-    if init.shape not in (shape, shape[1:]):
-        raise ValueError(
-            f"init of {rule} has shape {init.shape}; it must be {shape[1:]} or {shape}."
-        )
-    return jnp.broadcast_to(init, shape)
-
-
-def random_concentration(rng_key: Array, prior: DirichletNatural) -> DirichletNatural:
-    """Concentrations between 1 and 2, which break the symmetry between states."""
-    return DirichletNatural(random.uniform(rng_key, jnp.shape(prior.a)))
 
 
 def states_given(global_mean: Mapping[str, Any], log_weights: Array) -> MarkovChainNatural:
@@ -259,20 +192,12 @@ def expected_log_states(global_mean: Mapping[str, Any], states: Any) -> Array:
     return first + jnp.sum(moves, axis=(-3, -2, -1))
 
 
-def _sweep(args: Args, r: Array) -> Array:
-    """One sweep: the update of all x, and then that of the chain of z."""
-    return MarkovChain.mean(_states(args, _normals(args, r))).probs
-
-
-def _normals(args: Args, r: Array) -> GaussianNatural:
+def _x_given(args: Args, r: Array) -> GaussianNatural:
     global_mean, psi = args
-    eta = plug_in(global_mean["emission"])
-    return GaussianNatural(
-        psi.h + jnp.einsum("tk,ki->ti", r, eta.h), psi.W + jnp.einsum("tk,kij->tij", r, eta.W)
-    )
+    return times_expected(psi, r, plug_in(global_mean["emission"]))
 
 
-def _states(args: Args, x: GaussianNatural) -> MarkovChainNatural:
+def _z_given(args: Args, x: GaussianNatural) -> MarkovChainNatural:
     global_mean, _ = args
     moments = jax.tree.map(lambda leaf: leaf[:, None], Gaussian.mean(x))
     return states_given(global_mean, expected_log_normal(global_mean["emission"], moments))
@@ -281,11 +206,9 @@ def _states(args: Args, x: GaussianNatural) -> MarkovChainNatural:
 def _begin(args: Args, without_data: bool) -> Array:
     """Probabilities from the potentials' own moments; a step that is no density says nothing."""
     global_mean, psi = args
-    d, K = psi.h.shape[-1], global_mean["initial"].log_prob.shape[-1]
-    proper = Gaussian.in_domain(GaussianNatural(psi.h, psi.W)) & (not without_data)
-    unit = -jnp.eye(d, dtype=psi.W.dtype) / 2
-    x = GaussianNatural(psi.h, jnp.where(proper[:, None, None], psi.W, unit))
-    moments = jax.tree.map(lambda leaf: leaf[:, None], Gaussian.mean(x))
+    moments, proper = own_moments(psi)
+    moments = jax.tree.map(lambda leaf: leaf[:, None], moments)
     log_weights = expected_log_normal(global_mean["emission"], moments)
-    log_weights = jnp.where(proper[:, None], log_weights, jnp.zeros(K))
+    said = proper & (not without_data)
+    log_weights = jnp.where(said[:, None], log_weights, 0.0)
     return MarkovChain.mean(states_given(global_mean, log_weights)).probs

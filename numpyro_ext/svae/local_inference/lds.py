@@ -1,8 +1,4 @@
-"""Local inference for linear dynamical systems: exact smoothing of a chain of normal vectors.
-
-Johnson et al., "Composing graphical models with neural networks for structured representations and
-fast inference" (2016).
-"""
+"""Local inference for linear dynamical systems: exact smoothing of a chain of normal vectors."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -10,11 +6,11 @@ from typing import Any, ClassVar
 import jax
 from jax import Array
 import jax.numpy as jnp
-import numpyro.distributions as dist
 
 from numpyro_ext.expfam import MNIW, NIW, GaussianChain
 from numpyro_ext.svae.local_inference.base import (
     LocalPosterior,
+    Rule,
     check_factor,
     check_gaussian,
     no_iterations,
@@ -26,14 +22,11 @@ from numpyro_ext.svae.local_inference.linear import (
 )
 from numpyro_ext.svae.potentials import GaussianPotential
 
-__all__ = ["LDS"]
 
-
-class LDS:
+class LDS(Rule):
     r"""Linear dynamical system: x is a chain, and q(x) its exact posterior, by smoothing.
 
     .. math::
-
         x_1 \sim N(\mu, \Sigma), \qquad x_{t+1} \sim N(A x_t, Q), \qquad
         q(x) \propto \exp(\langle \mathrm{E}_{q(\theta)} \eta(\theta), t(x) \rangle)
         \prod_t \psi_t(x_t).
@@ -58,7 +51,8 @@ class LDS:
 
     :param parallel: whether chains run as associative scans; None means from 64 steps on.
 
-    References: Johnson et al. (2016), section 4 and appendix B.
+    References: Johnson et al., *Composing graphical models with neural networks for structured
+    representations and fast inference* (NIPS 2016), section 4 and appendix B.
 
     .. doctest::
 
@@ -98,9 +92,6 @@ class LDS:
     def local_kl(self, global_mean: Mapping[str, Any], local: LocalPosterior) -> Array:
         expected = expected_log_steps(*_one_system(global_mean), local.mean["x"])
         return chain_negative_entropy(local.natural["x"]) - jnp.sum(expected, axis=(-2, -1))
-
-    def distributions(self, local: LocalPosterior) -> dict[str, dist.Distribution]:
-        return {"x": GaussianChain.to_distribution(local.natural["x"])}
 
     def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
         """The prior's, with a transition of 0.9 times the identity."""

@@ -14,8 +14,6 @@ from numpyro_ext.expfam import (
 from numpyro_ext.svae.local_inference.base import expected_log_normal
 from numpyro_ext.svae.potentials import GaussianPotential
 
-__all__ = ["chain_given", "chain_negative_entropy", "expected_log_steps"]
-
 
 def chain_given(
     initial: NIWMean, dynamics: MNIWMean, potential: GaussianPotential, r: Array
@@ -24,9 +22,7 @@ def chain_given(
 
     The matrices are not those of a normalised linear system, because dynamics are uncertain.
 
-    :param initial: the first step, of batch ``(K,)``.
-    :param dynamics: from a step to the next, of batch ``(K,)``.
-    :param potential: of batch ``(*batch, T)``.
+    :param potential: of batch ``(*batch, T)``; the factors of the systems have batch ``(K,)``.
     :param r: ``(*batch, T, K)``, the weight of each system at each step.
     """
     h = jnp.einsum("...k,ki->...i", r[..., 0, :], initial.precision_loc)

@@ -1,18 +1,12 @@
-"""Local inference for switching linear dynamical systems.
-
-Johnson et al., "Composing graphical models with neural networks for structured representations and
-fast inference" (2016).
-"""
+"""Local inference for switching linear dynamical systems (Johnson et al., 2016)."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import jax
 from jax import Array, random
 import jax.numpy as jnp
-import numpyro.distributions as dist
 
-from numpyro_ext._checks import check_count
 from numpyro_ext.expfam import (
     MNIW,
     NIW,
@@ -21,22 +15,15 @@ from numpyro_ext.expfam import (
     GaussianChainNatural,
     MarkovChain,
     MarkovChainNatural,
-    fixed_point,
 )
 from numpyro_ext.svae.local_inference.base import (
-    LocalInfo,
+    CoordinateAscent,
     LocalPosterior,
     check_factor,
     check_gaussian,
-)
-from numpyro_ext.svae.local_inference.hmm import (
-    broadcast_start,
-    check_start,
-    check_states,
-    expected_log_states,
     random_concentration,
-    states_given,
 )
+from numpyro_ext.svae.local_inference.hmm import check_states, expected_log_states, states_given
 from numpyro_ext.svae.local_inference.linear import (
     chain_given,
     chain_negative_entropy,
@@ -44,14 +31,12 @@ from numpyro_ext.svae.local_inference.linear import (
 )
 from numpyro_ext.svae.potentials import GaussianPotential
 
-__all__ = ["SLDSMeanField"]
 
-
-class SLDSMeanField:
+@dataclass(eq=False, repr=False)
+class SLDSMeanField(CoordinateAscent):
     r"""Switching linear dynamical system: chains q(z) and q(x) in turn, to their fixed point.
 
     .. math::
-
         z_1 \sim Cat(\pi), \quad z_{t+1} \mid z_t \sim Cat(P_{z_t}), \qquad
         x_1 \mid z \sim N(\mu_{z_1}, \Sigma_{z_1}), \quad
         x_{t+1} \mid x_t, z \sim N(A_{z_{t+1}} x_t, Q_{z_{t+1}}),
@@ -72,7 +57,8 @@ class SLDSMeanField:
     :param float tol: sweeps end when probabilities move by less; None as for ``fixed_point``.
     :param int max_iter: at most so many sweeps.
 
-    References: Johnson et al. (2016), section 4 and appendix B.
+    References: Johnson et al., *Composing graphical models with neural networks for structured
+    representations and fast inference* (NIPS 2016), section 4 and appendix B.
 
     .. doctest::
 
@@ -97,53 +83,35 @@ class SLDSMeanField:
         "x": ("x",),
     }
 
-    def __init__(
-        self, init: str | Any = "prior", tol: float | None = None, max_iter: int = 200
-    ) -> None:
-        if isinstance(init, str) and init == "potential":
+    starts = ("prior",)
+    init: Any = "prior"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.init, str) and self.init == "potential":
             raise ValueError(
                 "init is 'potential', but which dynamics led to a step cannot be read off its"
                 " potential; use 'prior', or an array of probabilities."
             )
-        self.init = check_start(init)
-        self.tol = tol
-        self.max_iter = check_count("max_iter", max_iter)
+        super().__post_init__()
 
     def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
         check_gaussian(potential, "SLDSMeanField", "HMMEP")
         check_states(global_mean, "initial_x", "dynamics")
         d = global_mean["initial_x"].precision_loc.shape[-1]
         check_factor(potential, "SLDSMeanField", "B, T", d)
-
-        def one(psi: GaussianPotential, init: Array) -> LocalPosterior:
-            args = (dict(global_mean), psi)
-            found = fixed_point(_sweep, args, init, tol=self.tol, max_iter=self.max_iter)
-            z = _states(args, _chain(args, found.value))
-            states = MarkovChain.mean(z)
-            x = _chain(args, states.probs)
-            mean = {"z": states, "x": GaussianChain.mean(x)}
-            info = LocalInfo(found.num_iter, found.residual, found.converged)
-            return LocalPosterior({"z": z, "x": x}, mean, info)
-
         shape = (*potential.h.shape[:-1], global_mean["initial"].log_prob.shape[-1])
         if isinstance(self.init, str):
             states = MarkovChain.mean(states_given(global_mean, jnp.zeros(shape[1:])))
-            start = jnp.broadcast_to(states.probs, shape)
+            start = jnp.broadcast_to(states.probs, shape).astype(potential.h.dtype)
         else:
-            start = broadcast_start("SLDSMeanField", self.init, shape)
-        return jax.vmap(one)(potential, start.astype(potential.h.dtype))
+            start = self.given_start(potential, shape)
+        return self.alternate(_z_given, _x_given, global_mean, potential, start)
 
     def local_kl(self, global_mean: Mapping[str, Any], local: LocalPosterior) -> Array:
         z, x = local.mean["z"], local.mean["x"]
         expected = z.probs * expected_log_steps(*_systems(global_mean), x)
         states = -MarkovChain.entropy(local.natural["z"]) - expected_log_states(global_mean, z)
         return states + chain_negative_entropy(local.natural["x"]) - jnp.sum(expected, (-2, -1))
-
-    def distributions(self, local: LocalPosterior) -> dict[str, dist.Distribution]:
-        return {
-            "z": MarkovChain.to_distribution(local.natural["z"]),
-            "x": GaussianChain.to_distribution(local.natural["x"]),
-        }
 
     def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
         """The start is the prior's, with concentrations between 1 and 2, and with transitions of
@@ -167,17 +135,12 @@ def _systems(global_mean: Mapping[str, Any]) -> tuple[Any, Any]:
     return global_mean["initial_x"], global_mean["dynamics"]
 
 
-def _sweep(args: Args, r: Array) -> Array:
-    """The chain of x, then that of z."""
-    return MarkovChain.mean(_states(args, _chain(args, r))).probs
-
-
-def _chain(args: Args, r: Array) -> GaussianChainNatural:
+def _x_given(args: Args, r: Array) -> GaussianChainNatural:
     global_mean, psi = args
     return chain_given(*_systems(global_mean), psi, r)
 
 
-def _states(args: Args, x: GaussianChainNatural) -> MarkovChainNatural:
+def _z_given(args: Args, x: GaussianChainNatural) -> MarkovChainNatural:
     global_mean, _ = args
     log_weights = expected_log_steps(*_systems(global_mean), GaussianChain.mean(x))
     return states_given(global_mean, log_weights)
