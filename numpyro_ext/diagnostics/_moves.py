@@ -52,6 +52,14 @@ class Spread(NamedTuple):
     not vary."""
     error: Array
     """``(n,)`` Monte Carlo errors of these ratios, if the points are independent draws."""
+    shift: Array
+    """``(n,)`` mean of the chains minus that of the points, in standard deviations of the points; 0
+    where a number does not vary."""
+    shift_error: Array
+    """``(n,)`` Monte Carlo errors of these shifts."""
+    between: Array
+    """``(n,)`` share of the variance of the chains that is between them: 0 for chains that have
+    forgotten where they began, 1 for chains that stay there; NaN where a number does not vary."""
     accepted: Array
     """Share of accepted trajectories."""
 
@@ -145,7 +153,19 @@ def spread_after_moves(
     # Relative errors of both variances, that of the chains by what each contributes to it.
     of_points = jnp.var(((before - centre) / unit) ** 2, axis=0) / m
     of_chains = jnp.var(second - 2 * mean * first, axis=0) / len(starts) / variance**2
-    return Spread(ratio, 0.5 * ratio * jnp.sqrt(of_points + of_chains), jnp.mean(accepted))
+    # What the chains still know of their starts is no news: it is off by what the starts are.
+    known = (before[: len(starts)] - centre) / unit
+    slope = jnp.mean((first - mean) * known, axis=0) / jnp.maximum(jnp.var(known, axis=0), 1e-30)
+    rest = jnp.var(first - slope * known, axis=0) / len(starts)
+    between = jnp.var(first, axis=0) / variance
+    return Spread(
+        ratio=ratio,
+        error=0.5 * ratio * jnp.sqrt(of_points + of_chains),
+        shift=jnp.where(varies, mean - slope * jnp.mean(known, axis=0), 0.0),
+        shift_error=jnp.where(varies, jnp.sqrt(rest + (1 - slope) ** 2 / m), 0.0),
+        between=jnp.where(varies, between, jnp.nan),
+        accepted=jnp.mean(accepted),
+    )
 
 
 class _Kind(NamedTuple):

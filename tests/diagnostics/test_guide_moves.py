@@ -121,7 +121,8 @@ def test_a_ratio_within_its_error_is_no_reason_to_complain():
     """The number with the largest ratio may be one of a heavy tail, of which nothing is known."""
 
     def row(*errors):
-        found = Spread(jnp.array([0.6, 1.0, 0.8]), jnp.array(errors), jnp.array(0.7))
+        ratio, zero = jnp.array([0.6, 1.0, 0.8]), jnp.zeros(3)
+        found = Spread(ratio, jnp.array(errors), zero, zero, zero, jnp.array(0.7))
         return _row(found, lambda k: "abc"[k], GUIDE)
 
     # Of 3 numbers: 1 + sqrt(2 log 3) = 2.48 errors.
