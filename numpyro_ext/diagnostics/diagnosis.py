@@ -16,7 +16,7 @@ from numpyro_ext.diagnostics._chains import (
 )
 from numpyro_ext.diagnostics._evaluate import evaluator, prototype, warn_of_lost_draws
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, restarts_of
-from numpyro_ext.diagnostics._guides import local_rows, loss_rows, weight_rows
+from numpyro_ext.diagnostics._guides import local_rows, loss_rows, minibatch_cause, point_rows
 from numpyro_ext.diagnostics._moves import guide_moves_row, moves_row
 from numpyro_ext.diagnostics._points import (
     draw_rows,
@@ -28,6 +28,13 @@ from numpyro_ext.diagnostics._points import (
     scored,
 )
 from numpyro_ext.diagnostics._run import chains_of, facts_of, mcmc_stats
+from numpyro_ext.diagnostics._weights import (
+    Usable,
+    khat_rows,
+    reweighted_rows,
+    units_of,
+    units_of_dims,
+)
 from numpyro_ext.diagnostics.table import Diagnosis, Row
 
 __all__ = ["diagnose"]
@@ -181,11 +188,11 @@ def diagnose(
         moved: Any = getattr(obj.last_state, "z", None)
         latents = set(moved) if isinstance(moved, dict) else set(draws)
         return _table_of_chains(draws, mcmc_stats(obj, fit), facts, latents)
-    return _of_guide(obj.guide, fit, result, num_samples, num_moves, rng_key)
+    return _of_guide(obj, fit, result, num_samples, num_moves, rng_key)
 
 
 def _of_guide(
-    guide: Any, fit: Fit, result: Any, num_samples: int, num_moves: int | None, rng_key: Any
+    obj: Any, fit: Fit, result: Any, num_samples: int, num_moves: int | None, rng_key: Any
 ) -> Diagnosis:
     """The fit of an ``SVI`` or an engine, from draws of its guide."""
     key_prototype, key_draws = jax.random.split(rng_key)
@@ -196,18 +203,28 @@ def _of_guide(
     draws = {**out["latent"], **out["deterministic"]}
     found = [getattr(one, "losses", None) for one in restarts_of(result)]
     losses = [np.asarray(one) for one in found if one is not None]
-    first = [
+    rows = [
         *loss_rows([one for one in losses if one.ndim == 1]),
-        *local_rows(guide, fit, draws, jax.random.fold_in(rng_key, 1)),
+        *local_rows(obj.guide, fit, draws, jax.random.fold_in(rng_key, 1)),
+        *_restarts(draws),
+        *(points := point_rows(proto, out["latent"])),
     ]
-    last, one = [], {name: x[0] for name, x in draws.items()}
-    # Of a point nothing can be said.
-    if has_gradient(proto) and not all(np.all(x == x[:1]) for x in one.values()):
+    cause = minibatch_cause(obj, fit, proto)
+    one = {name: x[0] for name, x in out["latent"].items()}
+    has_moves = has_gradient(proto) and not any(row.ok is None for row in points)
+    weights, usable = _weighed(out["stats"].get("log_weight"), proto.density, has_moves, cause)
+    rows += weights
+    if usable is not None:
+        every = {name: x.reshape(-1, *x.shape[2:]) for name, x in out["latent"].items()}
+        rows += reweighted_rows(every, usable, units_of(proto.units, proto.trace), cause)
+    if has_moves:
         if proto.density == "none":
-            last += draw_rows(scored(fit, proto, one))
-        last += guide_moves_row(fit, proto, evaluate, one, num_moves, rng_key)
-    facts = {**fit.attributes, "density": proto.density}
-    return _table_of_draws(draws, out["stats"].get("log_weight"), facts, first, last)
+            rows += _on_draws(draw_rows(scored(fit, proto, one)))
+        known = usable is not None
+        rows += guide_moves_row(
+            fit, proto, evaluate, one, num_moves, rng_key, remedy=cause, shares_known=known
+        )
+    return Diagnosis(_title(fit.attributes, _size_of(draws)), tuple(rows))
 
 
 def _of_particles(obj: Any, fit: Fit, num_moves: int | None, rng_key: Any) -> Diagnosis:
@@ -215,7 +232,8 @@ def _of_particles(obj: Any, fit: Fit, num_moves: int | None, rng_key: Any) -> Di
     m = len(next(iter(last.values())))
     if has_gradient(proto):
         found = scored(fit, proto, last)
-        rows = particle_rows(m, particle_facts(found))
+        number, *rest = particle_rows(m, particle_facts(found))
+        rows = [number, *_on_draws(rest)]
         rows += [*moves_row(fit, proto, found, num_moves, rng_key), ksd_row(found)]
     else:
         d = sum(int(np.prod(x.shape[1:])) for x in last.values())
@@ -238,7 +256,19 @@ def _of_tree(tree: Any) -> Diagnosis:
     if method == "particles":
         m = tree["posterior"].sizes["chain" if "kernel" in facts else "draw"]
         return Diagnosis(_title(facts, f"{m} particles"), tuple(particle_rows(m, facts)))
-    return _table_of_draws(draws, stats.get("log_weight"), facts, [], [])
+    weight = stats.get("log_weight")
+    rows, usable = _weighed(weight, facts.get("density", ""), False, None)
+    if weight is not None and usable is not None:
+        sizes = {str(n): _sizes(x) for n, x in tree["posterior"].data_vars.items()}
+        unit_of = units_of_dims(_sizes(tree["sample_stats"]["log_weight"]), sizes)
+        every = {name: x.reshape(-1, *x.shape[2:]) for name, x in draws.items()}
+        rows += reweighted_rows(every, usable, unit_of)
+    return Diagnosis(_title(facts, _size_of(draws)), tuple([*_restarts(draws), *rows]))
+
+
+def _sizes(x: Any) -> dict[str, int]:
+    """The dimensions of a variable without chain and draw."""
+    return {str(d): int(n) for d, n in x.sizes.items() if d not in ("chain", "draw")}
 
 
 def _numbers(tree: Any, group: str) -> Numbers:
@@ -264,24 +294,30 @@ def _table_of_chains(
     return Diagnosis(_title(facts, f"{chains} x {length:,} draws"), tuple(rows))
 
 
-def _table_of_draws(
-    draws: Numbers,
-    log_weight: np.ndarray | None,
-    facts: dict[str, Any],
-    first: list[Row],
-    last: list[Row],
-) -> Diagnosis:
-    """The table of a guide: ``first``, its restarts and its weights, and ``last``."""
+def _on_draws(rows: list[Row]) -> list[Row]:
+    """These lines say whether the draws are those of the posterior."""
+    return [row._replace(of_draws=True) for row in rows]
+
+
+def _size_of(draws: Numbers) -> str:
     restarts, length = next(iter(draws.values())).shape[:2]
-    rows = [*first, *(restart_rows(draws) if restarts > 1 else [])]
+    return f"{restarts} x {length:,} draws"
+
+
+def _restarts(draws: Numbers) -> list[Row]:
+    return restart_rows(draws) if len(next(iter(draws.values()))) > 1 else []
+
+
+def _weighed(
+    log_weight: np.ndarray | None, density: str, has_more: bool, cause: str | None
+) -> tuple[list[Row], Usable | None]:
+    """The lines of the weights ``(chain, draw, *units)`` of a guide, if it has a density."""
     if log_weight is None:
-        more = "the next lines look at its draws" if last else "compare it with MCMC"
+        more = "the next lines look at its draws" if has_more else "compare it with MCMC"
         verdict = (
             "the guide has no density, so neither k-hat nor bounds of the evidence can be"
             f" computed; {more}."
         )
-        rows.append(Row("k-hat", np.nan, None, "", None, verdict))
-    else:
-        log_w = log_weight.reshape(-1, *log_weight.shape[2:])
-        rows += weight_rows(log_w, auxiliary=facts.get("density") == "bound")
-    return Diagnosis(_title(facts, f"{restarts} x {length:,} draws"), tuple([*rows, *last]))
+        return [Row("k-hat", np.nan, None, "0.7", None, verdict, of_draws=True)], None
+    log_w = log_weight.reshape(-1, *log_weight.shape[2:])
+    return khat_rows(log_w, auxiliary=density == "bound", cause=cause)

@@ -5,6 +5,7 @@ References: Vehtari, Simpson, Gelman, Yao and Gabry, *Pareto Smoothed Importance
 (ICML 2018).
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -16,12 +17,16 @@ from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext.diagnostics._evaluate import evaluator, prototype
 from numpyro_ext.diagnostics._fit import check_key, fit_of
 
-__all__ = ["ParetoKhat", "log_weights_of", "pareto_khat"]
+__all__ = ["ParetoKhat", "khat_error", "log_weights_of", "pareto_khat"]
 
 INSTEAD = (
     "judge its draws with kernel_stein_discrepancy or, against draws of the posterior, with"
     " maximum_mean_discrepancy."
 )
+
+
+_EQUAL, _DIFFERENT = 1e-5, 0.1
+"""Differences of log weights that are always, or never, taken for rounding."""
 
 
 class ParetoKhat(NamedTuple):
@@ -134,13 +139,24 @@ def pareto_khat(
     return ParetoKhat(khat if khat.ndim else float(khat), threshold, smoothed)
 
 
+def khat_error(khat: Any, num_draws: int) -> np.ndarray:
+    """The standard error of a shape, of as many of the largest weights as enter its fit.
+
+    That of maximum likelihood for a generalised Pareto distribution, and 0 of one that is infinite.
+    """
+    k = np.asarray(khat, float)
+    tail = math.ceil(min(0.2 * num_draws, 3 * math.sqrt(num_draws)))
+    return np.where(np.isfinite(k), (1 + np.maximum(k, -0.5)) / math.sqrt(tail), 0.0)
+
+
 def _fit_tail(log_w: np.ndarray, precision: float) -> tuple[float, np.ndarray]:
     """``(khat, smoothed log weights)`` of ``(S,)`` weights."""
     top = log_w.max()
     if top == -np.inf:
         raise ValueError("every log weight is -inf; no draw has a density under the model.")
-    # Rounding in log p and log q, which are about as large as their difference or larger.
-    if top - log_w.min() <= 64 * precision * max(1.0, abs(top)):
+    # Rounding in log p and log q, which are about as large as their difference or larger. Weights
+    # that differ by a tenth are not called equal, however large their logarithms are.
+    if top - log_w.min() <= min(max(_EQUAL, 64 * precision * max(1.0, abs(top))), _DIFFERENT):
         return -np.inf, np.full(log_w.shape, -np.log(log_w.size))
 
     from arviz_stats.base.array import array_stats

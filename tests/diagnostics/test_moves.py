@@ -13,7 +13,8 @@ import optax
 import pytest
 
 from numpyro_ext.diagnostics import diagnose
-from numpyro_ext.diagnostics._moves import _row, spread_after_moves
+from numpyro_ext.diagnostics._moved import PARTICLES, moved_rows
+from numpyro_ext.diagnostics._moves import spread_after_moves
 from numpyro_ext.particles import SVGD, AutoParticles
 
 QUANTITY = "sd ratio after moves, worst"
@@ -162,7 +163,7 @@ def test_moves_can_be_left_out_and_are_not_run_where_they_would_cost_too_much(mo
     assert QUANTITY not in quantities
     monkeypatch.setattr("numpyro_ext.diagnostics._moves.MOST", 1000)
     row = row_of(judge(exact_draws()))
-    assert row.ok is None
+    assert row.not_judged and row.verdict.startswith("not judged: ")
     assert "num_moves=40 runs them" in row.verdict
     with pytest.raises(ValueError, match="num_moves is -1"):
         judge(exact_draws(), num_moves=-1)
@@ -177,6 +178,6 @@ def test_particles_that_cannot_be_left_are_said_to_be_so():
 
     found = spread_after_moves(energy, lambda z: z, x, random.key(0), 4, 100)
     np.testing.assert_allclose(found.ratio, 1.0, rtol=1e-5)
-    row = _row(found, str)
+    (row,) = moved_rows(found, str, PARTICLES)
     assert row.ok is False
     assert "does not leave the particles" in row.verdict
