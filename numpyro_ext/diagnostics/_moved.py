@@ -16,8 +16,11 @@ SD_RATIO = (0.8, 1.2)
 GUIDE_SD_RATIO = (0.85, 1.2)
 """As of the implied ratio: chains that are short have not left all of their bias behind."""
 SHIFT = 0.2
-CROSSING = 0.3
-"""Of chains that are slow but not stuck on one side more change sides, see the tests."""
+CROSSING = 0.6
+"""Of chains that are slow but have one mode more change sides: 0.67 and more in a banana whose
+width is a tenth of its length, and at most 0.6 with modes 8 standard deviations apart."""
+STAY = 0.95
+"""Share of the variance between chains above which they have hardly moved."""
 _STUCK = 0.1
 """Share of accepted trajectories below which the points are stuck."""
 QUANTITY = "sd ratio after moves, worst"
@@ -42,9 +45,9 @@ class Spread(NamedTuple):
     """``(n,)`` share of the variance of the chains that is between them: 0 for chains that have
     forgotten where they began, 1 for chains that stay there; NaN where a number does not vary."""
     crossing: Array
-    """``(n,)`` of all places where a number can be cut in two, the least share of the chains on the
-    smaller side that is seen to change sides, with 95 % confidence at most; inf where it is not
-    known. It is near 0 where there are modes between which no chain moves."""
+    """``(n,)`` of all places between two modes of a number, the share of the chains on the smaller
+    side that is seen to change sides, with 95 % confidence at most; inf where there is no such
+    place. It is near 0 where no chain moves between the modes."""
     accepted: Array
     """Share of accepted trajectories."""
 
@@ -89,7 +92,9 @@ def moved_rows(
     :param name: the name of a number.
     :param shares_known: true if something else has judged the shares of modes.
     """
-    ratios, errors, shifts, shift_errors, _, crossing = (np.asarray(x, float) for x in found[:-1])
+    ratios, errors, shifts, shift_errors, between, crossing = (
+        np.asarray(x, float) for x in found[:-1]
+    )
     what, remedy, limits, shares = kind
     if float(found.accepted) < _STUCK:
         ratio, limit = float(np.nanmin(np.append(ratios, np.inf))), f"{limits[0]} to {limits[1]}"
@@ -125,6 +130,13 @@ def moved_rows(
             ),
         ),
     ]
+    stays = int(np.argmax(np.nan_to_num(between)))
+    if all(row.ok for row in rows) and between[stays] > STAY:
+        verdict = (
+            f"not judged: the Markov chains have hardly left their starts, least of all in"
+            f" {name(stays)}; a larger num_moves takes them farther."
+        )
+        rows = [row._replace(ok=None, verdict=verdict) for row in rows]
     least = int(np.argmin(crossing))
     if not shares_known and crossing[least] < CROSSING:
         verdict = (

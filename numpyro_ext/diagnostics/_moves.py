@@ -31,8 +31,8 @@ _ACCEPTED = 0.7
 _MOST_CORRELATED = 300
 """Coordinates up to which the chains move in units of the whole covariance."""
 FEWEST_ON_A_SIDE = 5
-NUMBERS = 100
-"""So many numbers are cut at a time."""
+NUMBERS, CUTS = 100, 20
+"""So many numbers are cut at a time, each at so many places."""
 MOVES = 40
 MOST = 10**9
 """So many log densities of sites are evaluated for particles without being asked."""
@@ -159,17 +159,36 @@ def _crossing(starts: Array, low: Array, high: Array) -> Array:
     if m < 2 * fewest:
         return jnp.full(n, jnp.inf)
     left = jnp.arange(fewest, m - fewest + 1)
-    smaller = jnp.minimum(left, m - left)
+    rank = jnp.arange(m)
+
+    def at_most(count: Array) -> Array:
+        """Of a Poisson number, about; 3 where none was seen."""
+        return count + 2 * jnp.sqrt(count) + 3
 
     def of_one(inputs: tuple[Array, Array, Array]) -> Array:
-        start, low, high = map(jnp.sort, inputs)
-        # Between neighbours; of equal ones a chain that stays does not cross either.
-        cut = 0.5 * (start[left - 1] + start[left])
-        below = jnp.searchsorted(low, cut, side="left")
-        across = below - jnp.searchsorted(high, cut, side="left")
-        # Both sides send as many chains across. Of a Poisson number: 3 where none was seen.
-        most = across + 2 * jnp.sqrt(across) + 3 + math.log(n)
-        return jnp.min(most / (2 * smaller))
+        order = jnp.argsort(inputs[0])
+        start, low, high = (x[order] for x in inputs)
+        cuts = 0.5 * (start[left - 1] + start[left])
+        # Of both sides together; where it is least, the chains of the smaller side are counted.
+        across = jnp.searchsorted(jnp.sort(low), cuts) - jnp.searchsorted(jnp.sort(high), cuts)
+        _, least = lax.top_k(-across / jnp.minimum(left, m - left), min(CUTS, len(left)))
+
+        def at(i: Array) -> Array:
+            cut, is_left = cuts[i], left[i] <= m - left[i]
+            size = jnp.minimum(left[i], m - left[i])
+            side = jnp.where(is_left, rank < left[i], rank >= left[i])
+            crosses = side & jnp.where(is_left, high >= cut, low < cut)
+            # A cut through one mode is no cut: half of the smaller side would lie as densely there.
+            half = (size + 1) // 2
+            last = rank + half - 1
+            whole = side & (last < m) & side[jnp.minimum(last, m - 1)]
+            gaps = start[jnp.minimum(last, m - 1)] - start
+            width = jnp.min(jnp.where(whole, gaps, jnp.inf))
+            near = jnp.sum((start >= cut - width / 2) & (start < cut + width / 2))
+            share = (at_most(jnp.sum(crosses)) + math.log(n)) / size
+            return jnp.where(at_most(near) < half, share, jnp.inf)
+
+        return jnp.min(lax.map(at, least))
 
     return lax.map(of_one, (starts.T, low.T, high.T), batch_size=NUMBERS)
 

@@ -145,8 +145,13 @@ def khat_error(khat: Any, num_draws: int) -> np.ndarray:
     That of maximum likelihood for a generalised Pareto distribution, and 0 of one that is infinite.
     """
     k = np.asarray(khat, float)
-    tail = math.ceil(min(0.2 * num_draws, 3 * math.sqrt(num_draws)))
-    return np.where(np.isfinite(k), (1 + np.maximum(k, -0.5)) / math.sqrt(tail), 0.0)
+    error = (1 + np.maximum(k, -0.5)) / math.sqrt(_tail_of(num_draws))
+    return np.where(np.isfinite(k), error, 0.0)
+
+
+def _tail_of(num_draws: int) -> int:
+    """The number of weights to which a shape is fitted."""
+    return math.ceil(min(0.2 * num_draws, 3 * math.sqrt(num_draws)))
 
 
 def _fit_tail(log_w: np.ndarray, precision: float) -> tuple[float, np.ndarray]:
@@ -156,8 +161,11 @@ def _fit_tail(log_w: np.ndarray, precision: float) -> tuple[float, np.ndarray]:
         raise ValueError("every log weight is -inf; no draw has a density under the model.")
     # Rounding in log p and log q, which are about as large as their difference or larger. Weights
     # that differ by a tenth are not called equal, however large their logarithms are.
-    if top - log_w.min() <= min(max(_EQUAL, 64 * precision * max(1.0, abs(top))), _DIFFERENT):
+    rounding = min(max(_EQUAL, 64 * precision * max(1.0, abs(top))), _DIFFERENT)
+    if top - log_w.min() <= rounding:
         return -np.inf, np.full(log_w.shape, -np.log(log_w.size))
+    if top - np.sort(log_w)[-_tail_of(log_w.size) - 1] <= rounding:  # a tail without a shape
+        return -np.inf, log_w - top - np.log(np.sum(np.exp(log_w - top)))
 
     from arviz_stats.base.array import array_stats
 
