@@ -33,8 +33,8 @@ def wrong(diagnosis):
 
 def two_modes():
     """Standard normals at 0 and 8 along the first axis, of shares .95 and .05."""
-    z = numpyro.sample("z", dist.ImproperUniform(dist.constraints.real, (), (2,)))
-    centres = jnp.array([[0.0, 0.0], [APART, 0.0]])
+    z = numpyro.sample("z", dist.ImproperUniform(dist.constraints.real, (), (6,)))
+    centres = jnp.zeros((2, 6)).at[1, 0].set(APART)
     each = dist.Normal(centres).log_prob(z).sum(1)
     numpyro.factor("density", jnp.logaddexp(*(jnp.log(jnp.array([0.95, 0.05])) + each)))
 
@@ -49,8 +49,8 @@ def judge_modes(share, scale=1.0, **kwargs):
     svi, params = svi_of_modes()
     found = {
         "auto_logits": jnp.log(jnp.array([1 - share, share])),
-        "auto_loc": jnp.array([[0.0, 0.0], [APART, 0.0]]),
-        "auto_scale": jnp.full((2, 2), scale),
+        "auto_loc": jnp.zeros((2, 6)).at[1, 0].set(APART),
+        "auto_scale": jnp.full((2, 6), scale),
     }
     return diagnose(svi, {**params, **found}, model_args=(), **kwargs)
 
@@ -73,7 +73,7 @@ def test_a_mode_with_the_wrong_share_is_found_by_reweighting():
 
 
 def test_shares_that_nothing_has_checked_are_wrong():
-    """Components of half the right sd: k-hat is 1 - .5^2 = .75 and more, so no weights are used."""
+    """The log weights of components with .4 of the right sd are .84 times a Gamma(3): k-hat > 1."""
     found = judge_modes(0.25, 0.4)
     rows = rows_of(found)
     assert rows["k-hat"].ok is None and rows["k-hat"].not_judged and RATIO not in rows
