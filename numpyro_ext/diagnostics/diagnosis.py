@@ -83,17 +83,23 @@ def diagnose(
     quantity                            meaning                          limit        what to do
     ==================================  ===============================  ===========  ==============
     change of the loss                  in the last fifth of the steps   .1, 3 s.e.   train longer
-    k-hat                               tail of the importance weights   .7 or less   richer guide
-    share of units with k-hat > .67     the same, of independent units   .05          richer guide
+    sites that do not vary              sites of which draws are equal   0            no Delta
+    k-hat                               may the weights be used?         .7 or less   other lines
+    share of units with k-hat > .67     the same, of independent units   .05          other lines
     ELBO, bound of order 0              bounds of the log evidence                    compare
+    shift by reweighting, worst         mean by the weights, in sds      .2           richer guide
+    sd ratio to reweighted, worst       sd over that by the weights      .85 to 1.2   richer guide
     sd ratio after moves, worst         sd over that of moved draws      .85 to 1.2   richer guide
+    shift after moves, worst            mean of moved draws, in sds      .2           richer guide
+    chains that change sides, least     exchange between two modes       .6           see the line
     local inference not converged       share of the data                .01          raise max_iter
     largest share of a site             share of the data in one state   .99          another start
     states of a site in use             number of states with data       prior's 5 %  another start
     sd ratio of a site to a Gibbs step  sd over that after the step      .86          Gibbs, or NUTS
     ==================================  ===============================  ===========  ==============
 
-    **Particles**; the second, third and last line also come for draws without a density:
+    **Particles**; the second, third and last line also come for draws without a density, and the
+    lines of moved draws for particles:
 
     ==================================  ===============================  ===========  ==============
     quantity                            meaning                          limit        what to do
@@ -102,8 +108,19 @@ def diagnose(
     implied sd ratio, worst             sd over that of the gradients    .85 to 1.2   run longer
     shift in sds                        mean of the gradients            .05          run longer
     sd ratio after moves, worst         sd over that of moved particles  .8 to 1.2    another field
+    shift after moves, worst            mean of moved ones, in sds       .2           another field
     squared KSD                         kernel Stein discrepancy                      compare
     ==================================  ===============================  ===========  ==============
+
+    A line with a limit and without a verdict is **not judged**, "?" in the table: the moves cost
+    too much, say, or the weights may not be used. ``diagnosis.ok`` is False if a line is wrong, and
+    also if lines that should judge the draws could not and no other did.
+
+    **Weights:** k-hat says whether the importance weights of a guide may be used, and nothing else;
+    large values are common for good guides in many dimensions. Where they may be used, the means
+    and standard deviations of all numbers with the weights and without are compared, which finds
+    modes that have the wrong share. Of many numbers the worst is shown; a ratio or a shift is wrong
+    if it is outside the limits and larger than the Monte Carlo error of the largest of so many.
 
     A temperature or a variance ratio is wrong only if it is off by three Monte Carlo errors as
     well. With settings that were found, the temperature lies between :math:`T / (1 -
@@ -117,16 +134,18 @@ def diagnose(
 
     The implied sd ratio is :math:`\mathrm{sd}(x_a) / \sqrt{(M^{-1} C)_{aa}}` with :math:`M =
     -\tfrac1m \sum_i (x_i - \bar x) g_i^\top` and C the covariance of the points x; the shift is
-    :math:`\mathrm{rms}(L^\top \bar g)` with :math:`C = L L^\top`, where g are gradients on all
-    data. **Moves:** each particle, or up to 1,000 of 10,000 draws of the first restart, starts a
-    Markov chain of 40 trajectories of Hamiltonian Monte Carlo, of 4 gradients on all data each. The
-    line shows the number of the latent sites whose standard deviation differs most from that in the
-    second half of the chains. It finds what the weights and the gradients do not show: a guide that
-    is a little too narrow, a single particle far out in a tail, a funnel that is not filled. Where
-    the posterior is far wider than the points are, the chains show that it is wider, but not by how
-    much. A step of **Gibbs** sampling adds a share R to the variance of global sites that the guide
-    draws independently of the local ones; the variance of the posterior is then 1 / (1 - R) times
-    that of the guide.
+    :math:`\mathrm{rms}(L^\top \bar g)` with :math:`C = L L^\top`,
+    where g are gradients on all data. **Moves:** each particle, or up to 1,000 of 10,000 draws of
+    the first restart, starts a Markov chain of 40 trajectories of Hamiltonian Monte Carlo, of 4
+    gradients on all data each. The lines show the numbers of the latent sites whose standard
+    deviation and mean differ most from those in the second half of the chains. This finds what the
+    weights and the gradients do not show: a guide that is a little too narrow, a single particle
+    far out in a tail, a funnel that is not filled. Where the posterior is far wider than the points
+    are, the chains show that it is wider, but not by how much. Where the draws lie in two modes and
+    (nearly) no chain goes from one to the other, the chains keep the share of each; if no weights
+    may be used, nothing has judged it, and a line says so. A step of **Gibbs** sampling adds a
+    share R to the variance of global sites that the guide draws independently of the local ones;
+    the variance of the posterior is then 1 / (1 - R) times that of the guide.
 
     **It fails** to see modes that no chain, guide or particle has found, and it does not know the
     right model. A good line is necessary, not sufficient: chains with a bias that all of them
@@ -140,10 +159,10 @@ def diagnose(
     :param dict model_kwargs: its keyword arguments.
     :param int num_samples: draws from a guide, per restart.
     :param int num_moves: trajectories of the Markov chain from each particle or draw; 0 leaves the
-        line out. By default there are 40, unless these would take more than some seconds of a core:
-        more than 10^9 log densities for particles, or 2 10^10 operations for 128 draws of a guide.
-        Then the line says so and has no value; give a number to run them nevertheless. The more
-        trajectories, the more surely a single particle far out is found.
+        lines out. By default there are 40, unless these would take more than some seconds of a
+        core: more than 10^9 log densities for particles, or 2 10^10 operations for 128 draws of a
+        guide. Then the line says so and is not judged; give a number to run them nevertheless. The
+        more trajectories, the more surely a single particle far out is found.
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
     :return: a :class:`Diagnosis`.
 
@@ -169,7 +188,7 @@ def diagnose(
         >>> diagnosis.ok
         False
         >>> [row.quantity for row in diagnosis.rows if row.ok is False]
-        ['k-hat', 'sd ratio after moves, worst']
+        ['sd ratio after moves, worst', 'shift after moves, worst']
     """
     num_samples = check_count("num_samples", num_samples)
     if num_moves is not None:
