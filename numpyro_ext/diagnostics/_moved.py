@@ -7,8 +7,9 @@ from typing import NamedTuple
 from jax import Array
 import numpy as np
 
+from numpyro_ext.diagnostics._modes import NUMBERS, least_crossing
 from numpyro_ext.diagnostics._worst import judged_ratios, judged_shifts
-from numpyro_ext.diagnostics.table import Row
+from numpyro_ext.diagnostics.table import Row, equally_spaced
 
 __all__ = ["GUIDE", "PARTICLES", "Kind", "Spread", "left_out", "moved_rows"]
 
@@ -44,10 +45,9 @@ class Spread(NamedTuple):
     between: Array
     """``(n,)`` share of the variance of the chains that is between them: 0 for chains that have
     forgotten where they began, 1 for chains that stay there; NaN where a number does not vary."""
-    crossing: Array
-    """``(n,)`` of all places between two modes of a number, the share of the chains on the smaller
-    side that is seen to change sides, with 95 % confidence at most; inf where there is no such
-    place. It is near 0 where no chain moves between the modes."""
+    ends: Array
+    """``(3, chain, k)``: up to 1,000 numbers, equally spaced, at the start of the chains, and the
+    least and the largest that they are later."""
     accepted: Array
     """Share of accepted trajectories."""
 
@@ -92,9 +92,7 @@ def moved_rows(
     :param name: the name of a number.
     :param shares_known: true if something else has judged the shares of modes.
     """
-    ratios, errors, shifts, shift_errors, between, crossing = (
-        np.asarray(x, float) for x in found[:-1]
-    )
+    ratios, errors, shifts, shift_errors, between, ends = (np.asarray(x, float) for x in found[:-1])
     what, remedy, limits, shares = kind
     if float(found.accepted) < _STUCK:
         ratio, limit = float(np.nanmin(np.append(ratios, np.inf))), f"{limits[0]} to {limits[1]}"
@@ -137,12 +135,12 @@ def moved_rows(
             f" {name(stays)}; a larger num_moves takes them farther."
         )
         rows = [row._replace(ok=None, verdict=verdict) for row in rows]
-    least = int(np.argmin(crossing))
-    if not shares_known and crossing[least] < CROSSING:
+    value, least = (math.inf, 0) if shares_known else least_crossing(*ends)
+    if value < CROSSING:
+        least = int(equally_spaced(len(ratios), NUMBERS)[least])
         verdict = (
             f"the {what} lie on two sides of a value of {name(least)} that hardly any Markov chain"
             f" crosses, so nothing has checked how many belong on each: {shares}."
         )
-        value = float(crossing[least])
         rows.append(Row(OF_SIDES, value, None, f"{CROSSING}", False, verdict, True))
     return rows

@@ -17,10 +17,11 @@ from numpyro_ext._model.read import ModelInfo, model_info, sample_sites
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics._evaluate import Evaluate, Prototype, count_of, default_block_size
 from numpyro_ext.diagnostics._fit import Fit
+from numpyro_ext.diagnostics._modes import NUMBERS
 from numpyro_ext.diagnostics._moved import GUIDE, PARTICLES, Spread, left_out, moved_rows
 from numpyro_ext.diagnostics._operations import count_operations
 from numpyro_ext.diagnostics._points import Points, name_in, potential_of
-from numpyro_ext.diagnostics.table import Row
+from numpyro_ext.diagnostics.table import Row, equally_spaced
 
 __all__ = ["guide_moves_row", "moves_row", "spread_after_moves"]
 
@@ -30,9 +31,6 @@ _ACCEPTED = 0.7
 """Share of accepted trajectories to which the step sizes are tuned."""
 _MOST_CORRELATED = 300
 """Coordinates up to which the chains move in units of the whole covariance."""
-FEWEST_ON_A_SIDE = 5
-NUMBERS, CUTS = 100, 20
-"""So many numbers are cut at a time, each at so many places."""
 MOVES = 40
 MOST = 10**9
 """So many log densities of sites are evaluated for particles without being asked."""
@@ -147,50 +145,9 @@ def spread_after_moves(
         shift=jnp.where(varies, mean - slope * jnp.mean(known, axis=0), 0.0),
         shift_error=jnp.where(varies, jnp.sqrt(rest + independent * (1 - slope) ** 2 / m), 0.0),
         between=jnp.where(varies, between, jnp.nan),
-        crossing=jnp.where(varies, _crossing(known, *ends), jnp.inf),
+        ends=jnp.stack([known, *ends])[..., equally_spaced(len(centre), NUMBERS)],
         accepted=jnp.mean(accepted),
     )
-
-
-def _crossing(starts: Array, low: Array, high: Array) -> Array:
-    """Of ``(m, n)`` numbers, the least share of chains that change sides; see :class:`Spread`."""
-    m, n = starts.shape
-    fewest = max(FEWEST_ON_A_SIDE, m // 50)
-    if m < 2 * fewest:
-        return jnp.full(n, jnp.inf)
-    left = jnp.arange(fewest, m - fewest + 1)
-    rank = jnp.arange(m)
-
-    def at_most(count: Array) -> Array:
-        """Of a Poisson number, about; 3 where none was seen."""
-        return count + 2 * jnp.sqrt(count) + 3
-
-    def of_one(inputs: tuple[Array, Array, Array]) -> Array:
-        order = jnp.argsort(inputs[0])
-        start, low, high = (x[order] for x in inputs)
-        cuts = 0.5 * (start[left - 1] + start[left])
-        # Of both sides together; where it is least, the chains of the smaller side are counted.
-        across = jnp.searchsorted(jnp.sort(low), cuts) - jnp.searchsorted(jnp.sort(high), cuts)
-        _, least = lax.top_k(-across / jnp.minimum(left, m - left), min(CUTS, len(left)))
-
-        def at(i: Array) -> Array:
-            cut, is_left = cuts[i], left[i] <= m - left[i]
-            size = jnp.minimum(left[i], m - left[i])
-            side = jnp.where(is_left, rank < left[i], rank >= left[i])
-            crosses = side & jnp.where(is_left, high >= cut, low < cut)
-            # A cut through one mode is no cut: half of the smaller side would lie as densely there.
-            half = (size + 1) // 2
-            last = rank + half - 1
-            whole = side & (last < m) & side[jnp.minimum(last, m - 1)]
-            gaps = start[jnp.minimum(last, m - 1)] - start
-            width = jnp.min(jnp.where(whole, gaps, jnp.inf))
-            near = jnp.sum((start >= cut - width / 2) & (start < cut + width / 2))
-            share = (at_most(jnp.sum(crosses)) + math.log(n)) / size
-            return jnp.where(at_most(near) < half, share, jnp.inf)
-
-        return jnp.min(lax.map(at, least))
-
-    return lax.map(of_one, (starts.T, low.T, high.T), batch_size=NUMBERS)
 
 
 def moves_row(

@@ -1,4 +1,4 @@
-"""The distance of a guide from the posterior, by the tail of its importance weights.
+"""Whether the importance weights of a guide may be used, by the shape of their tail.
 
 References: Vehtari, Simpson, Gelman, Yao and Gabry, *Pareto Smoothed Importance Sampling* (JMLR
 2024); Yao, Vehtari, Simpson and Gelman, *Yes, but Did It Work?: Evaluating Variational Inference*
@@ -69,11 +69,15 @@ def pareto_khat(
 
     are fitted by a generalised Pareto distribution, whose moments of order below :math:`1/k` exist.
 
-    - :math:`\hat k < 0.5`: the weights have a finite variance; the guide is close to the posterior.
+    - :math:`\hat k < 0.5`: the weights have a finite variance.
     - :math:`\hat k <` ``threshold`` :math:`= \min(1 - 1/\log_{10} S,\ 0.7)`: importance sampling
       with ``log_weights`` works.
     - above: do not use the weights. The guide may still have good marginals (in high dimension a
       large value is the rule), or may be wrong; the number does not tell which.
+
+    It says whether the weights may be used, and nothing else: a guide with a small value may be too
+    narrow, or have modes of the wrong shares. :func:`diagnose` compares its draws with the weighted
+    ones.
 
     If plates enclose every site of model and guide, their elements are independent units, and each
     unit has its own weights and its own :math:`\hat k`.

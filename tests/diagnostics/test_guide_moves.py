@@ -122,7 +122,8 @@ def test_a_ratio_within_its_error_is_no_reason_to_complain():
 
     def row(*errors):
         ratio, zero = jnp.array([0.6, 1.0, 0.8]), jnp.zeros(3)
-        found = Spread(ratio, jnp.array(errors), zero, zero, zero, zero + 1, jnp.array(0.7))
+        ends = jnp.zeros((3, 1, 3))
+        found = Spread(ratio, jnp.array(errors), zero, zero, zero, ends, jnp.array(0.7))
         return moved_rows(found, lambda k: "abc"[k], GUIDE)[0]
 
     # Of 3 numbers: 1 + sqrt(2 log 3) = 2.48 errors.
