@@ -47,7 +47,8 @@ def _of_number(
     cuts = 0.5 * (start[left - 1] + start[left])
     # Of both sides together; where it is least, the chains of the smaller side are counted.
     across = np.searchsorted(np.sort(low), cuts) - np.searchsorted(np.sort(high), cuts)
-    share = across / np.minimum(left, m - left)
+    # Equal numbers cannot be cut.
+    share = np.where(start[left - 1] < start[left], across / np.minimum(left, m - left), np.inf)
     found = math.inf
     if np.min(share) >= WELL_MIXED:
         return found
