@@ -79,13 +79,15 @@ def khat_rows(
         ok = value <= BAD_UNITS + 2 * error
     verdict = "the importance weights may be used: the next lines say what they change."
     if not ok:
-        whose = "the guide and of its auxiliary variables" if auxiliary else "the guide"
         where = "" if log_w.ndim == 1 else " in these units"
         verdict = (
-            f"the weights of {whose} may not be used{where}, neither for the evidence nor to"
+            f"the weights may not be used{where}, neither for the evidence nor to"
             " correct the draws. That does not say whether the draws are right: see the other"
             " lines."
-        ) + ("" if cause is None else f" {cause}.")
+        )
+        if auxiliary:
+            verdict += " Large weights may come from the guide, or its reverse model."
+        verdict += "" if cause is None else f" {cause}."
     # Only with a verdict of its own would it be one on the draws.
     rows = [Row(what, value, error or None, at_most, True if ok else None, verdict, not ok)]
     bounds = evidence_bounds(log_w, alphas=(1.0, 0.0))
@@ -209,4 +211,5 @@ def _moments(x: np.ndarray, weights: np.ndarray, column: np.ndarray) -> np.ndarr
     errors = (np.sqrt(np.sum(z**2, 0)) for z in (of_shift, of_ratio))
     shift_error, relative = errors
     found: Any = (shift, shift_error, ratio, 0.5 * ratio * relative)
-    return np.where(varies, np.stack(found), np.array([[0.0], [0.0], [1.0], [0.0]]))
+    # Of equal weights only rounding is left.
+    return np.round(np.where(varies, np.stack(found), np.array([[0.0], [0.0], [1.0], [0.0]])), 9)
