@@ -20,8 +20,8 @@ SHIFT = 0.2
 CROSSING = 0.6
 """Of chains that are slow but have one mode more change sides: 0.67 and more in a banana whose
 width is a tenth of its length, and at most 0.6 with modes 8 standard deviations apart."""
-STAY = 0.95
-"""Share of the variance between chains above which they have hardly moved."""
+STAY = 0.6
+"""Share of the variance that is between chains above which they are too short to judge alone."""
 _STUCK = 0.1
 """Share of accepted trajectories below which the points are stuck."""
 QUANTITY = "sd ratio after moves, worst"
@@ -90,7 +90,7 @@ def moved_rows(
     """The lines of the worst numbers: their spread, their mean, and modes that no chain leaves.
 
     :param name: the name of a number.
-    :param shares_known: true if something else has judged the shares of modes.
+    :param shares_known: true if weights have judged the draws, and with them the shares of modes.
     """
     ratios, errors, shifts, shift_errors, between, ends = (np.asarray(x, float) for x in found[:-1])
     what, remedy, limits, shares = kind
@@ -129,10 +129,10 @@ def moved_rows(
         ),
     ]
     stays = int(np.argmax(np.nan_to_num(between)))
-    if all(row.ok for row in rows) and between[stays] > STAY:
+    if not shares_known and all(row.ok for row in rows) and between[stays] > STAY:
         verdict = (
-            f"not judged: the Markov chains have hardly left their starts, least of all in"
-            f" {name(stays)}; a larger num_moves takes them farther."
+            f"not judged: the Markov chains are too short for {name(stays)}, of whose variance"
+            f" {between[stays]:.0%} is between them; a larger num_moves makes them longer."
         )
         rows = [row._replace(ok=None, verdict=verdict) for row in rows]
     value, least = (math.inf, 0) if shares_known else least_crossing(*ends)
