@@ -16,7 +16,8 @@ __all__ = ["GUIDE", "PARTICLES", "Kind", "Spread", "left_out", "moved_rows"]
 SD_RATIO = (0.8, 1.2)
 GUIDE_SD_RATIO = (0.85, 1.2)
 """As of the implied ratio: chains that are short have not left all of their bias behind."""
-SHIFT = 0.2
+SHIFT, GUIDE_SHIFT = 0.3, 0.2
+"""The mean of 100 particles that are random draws is off by .1, and the worst of ten by more."""
 CROSSING = 0.6
 """Of chains that are slow but have one mode more change sides: 0.67 and more in a banana whose
 width is a tenth of its length, and at most 0.6 with modes 8 standard deviations apart."""
@@ -58,6 +59,7 @@ class Kind(NamedTuple):
     what: str
     remedy: str
     limits: tuple[float, float]
+    shift: float
     shares: str
     """What the shares of modes are, and the remedy."""
 
@@ -66,6 +68,7 @@ PARTICLES = Kind(
     "particles",
     "reparametrise the model, take another field, or compare with NUTS",
     SD_RATIO,
+    SHIFT,
     "as many particles are on a side as began there; take AutoMixtureNormal, whose importance"
     " weights check the shares",
 )
@@ -73,6 +76,7 @@ GUIDE = Kind(
     "draws",
     "reparametrise the model, train longer, take a richer guide, or compare with NUTS",
     GUIDE_SD_RATIO,
+    GUIDE_SHIFT,
     "the share of each side is that of the guide; train longer, or take AutoMixtureNormal until its"
     " weights may be used and check the shares",
 )
@@ -93,7 +97,7 @@ def moved_rows(
     :param shares_known: true if weights have judged the draws, and with them the shares of modes.
     """
     ratios, errors, shifts, shift_errors, between, ends = (np.asarray(x, float) for x in found[:-1])
-    what, remedy, limits, shares = kind
+    what, remedy, limits, farthest, shares = kind
     if float(found.accepted) < _STUCK:
         ratio, limit = float(np.nanmin(np.append(ratios, np.inf))), f"{limits[0]} to {limits[1]}"
         verdict = (
@@ -120,7 +124,7 @@ def moved_rows(
             OF_SHIFT,
             shifts,
             shift_errors,
-            SHIFT,
+            farthest,
             f"a Markov chain on all data leaves the mean of the {what} where it is.",
             lambda k, by: (
                 f"{begins} moves the mean of {name(k)} by {by:.2g} of its standard deviations;"

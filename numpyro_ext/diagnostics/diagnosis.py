@@ -108,7 +108,7 @@ def diagnose(
     implied sd ratio, worst             sd over that of the gradients    .85 to 1.2   run longer
     shift in sds                        mean of the gradients            .05          run longer
     sd ratio after moves, worst         sd over that of moved particles  .8 to 1.2    another field
-    shift after moves, worst            mean of moved ones, in sds       .2           another field
+    shift after moves, worst            mean of moved ones, in sds       .3           another field
     squared KSD                         kernel Stein discrepancy                      compare
     ==================================  ===============================  ===========  ==============
 
