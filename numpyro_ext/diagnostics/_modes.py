@@ -34,7 +34,7 @@ def least_crossing(start: np.ndarray, low: np.ndarray, high: np.ndarray) -> tupl
     columns = zip(start.T, low.T, high.T, strict=True)
     found = [_of_number(*map(np.asarray, one), fewest, several) for one in columns]
     least = int(np.argmin(found))
-    return found[least], least
+    return float(found[least]), least
 
 
 def _of_number(
