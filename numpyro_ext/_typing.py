@@ -39,6 +39,7 @@ __all__ = [
     "Mixture",
     "Model",
     "Params",
+    "ReadsMinibatches",
     "SamplesLatent",
     "ScoreEstimator",
     "SemiImplicit",
@@ -127,6 +128,17 @@ class HasConjugate(Protocol):
     def sample_globals(self, rng_key: jax.Array, sites: Sites) -> Sites:
         """The global sites, drawn from the model given these values of the local ones."""
         ...
+
+
+@runtime_checkable
+class ReadsMinibatches(Protocol):
+    """A loss that says of itself how it takes the rows of a minibatch."""
+
+    linear: bool
+    """True if it is linear in the log joint, so that its mean over minibatches is that of all
+    rows."""
+    per_datum: bool
+    """True if each row has a term of its own, and latent sites may be shared by all rows."""
 
 
 @runtime_checkable

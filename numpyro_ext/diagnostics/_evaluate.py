@@ -10,25 +10,28 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
-from numpyro.distributions import biject_to
 from numpyro.handlers import seed, substitute, uncondition
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.density import log_abs_det, log_density, log_prob
-from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.mistakes import check_observed
 from numpyro_ext._model.read import (
     Site,
-    base_distribution,
     is_data,
-    is_delta,
     latent_sites,
     sample_sites,
     trace_of,
 )
 from numpyro_ext._model.units import Layout, find_layout
 from numpyro_ext._typing import Params, Sites, Trace
+from numpyro_ext.diagnostics._density import (
+    density_of,
+    log_weight,
+    reference_of,
+    total_of,
+    total_parts,
+)
 from numpyro_ext.diagnostics._fit import Fit
 
 __all__ = ["Evaluate", "Prototype", "evaluator", "prototype", "warn_of_lost_draws"]
@@ -48,6 +51,8 @@ class Prototype(NamedTuple):
     """``"exact"``, ``"bound"`` or ``"none"``, as :func:`density_of` has it."""
     units: Layout | None
     """The units into which the weight of a draw splits; None if it does not."""
+    plates: tuple[str, ...]
+    """The plates around every sample site of model and guide."""
     marginalized: list[str]
     """Latent sites that the run summed out."""
     left_out: list[str]
@@ -107,7 +112,7 @@ def prototype(fit: Fit, rng_key: Array) -> Prototype:
                 " it, or sum it out of the model."
             )
     marginalized = [site["name"] for site in missing]
-    density, units = "none", None
+    density, units, plates = "none", None, ()
     if guide_trace and not missing:
         rerun = partial(guide_trace_of, fit, key=key_guide)
         density = density_of(
@@ -115,11 +120,13 @@ def prototype(fit: Fit, rng_key: Array) -> Prototype:
         )
         layout = find_layout(model_trace, guide_trace, per_datum=False)
         units = layout if density == "exact" and layout.plates else None
+        plates = layout.plates
     return Prototype(
         trace=model_trace,
         latents=[name for name in latents if name not in marginalized],
         density=density,
         units=units,
+        plates=plates,
         marginalized=marginalized,
         left_out=_depending(fit, model_trace, marginalized, key_model) if missing else [],
     )
@@ -156,7 +163,8 @@ def _union(sources: Any) -> frozenset[str]:
 
 def default_block_size(trace: Trace) -> int:
     """The number of draws of which a block has at most ``BLOCK`` log densities."""
-    count = sum(count_of(site) for site in sample_sites(trace))
+    sites = sample_sites(trace)
+    count = sum(max(count_of(site), math.prod(jnp.shape(site["value"]))) for site in sites)
     return max(1, BLOCK // max(1, count))
 
 
@@ -195,10 +203,14 @@ def evaluator(
     def data_of(sites: Trace) -> dict[str, Site]:
         return {name: s for name, s in sites.items() if is_data(s) and name not in proto.left_out}
 
-    def one(params: Params, draw: Sites | None, keys: Array) -> dict[str, Any]:
-        key_guide, key_model, key_predict = keys
-        guide_sites, draw = latents_of(params, draw, key_guide)
-        sites = model_trace_of(fit, params, draw, key_model)
+    def traces_of(params: Params, draw: Sites | None, keys: Array) -> tuple[Trace, Sites, Trace]:
+        guide_sites, draw = latents_of(params, draw, keys[0])
+        return guide_sites, draw, model_trace_of(fit, params, draw, keys[1])
+
+    weighs = lp and not proto.marginalized and proto.density != "none"
+
+    def one(params: Params, reference: Any, draw: Sites | None, keys: Array) -> dict[str, Any]:
+        guide_sites, draw, sites = traces_of(params, draw, keys)
         out: dict[str, Any] = {"latent": draw, "stats": {}}
         out["deterministic"] = {
             name: site["value"]
@@ -208,22 +220,29 @@ def evaluator(
         out["outside"] = {name: ~jnp.all(sites[name]["fn"].support(draw[name])) for name in draw}
         if lp and not proto.marginalized:
             out["stats"] = _densities(sites, guide_sites, proto)
+        if weighs:
+            weight = log_weight(sites, guide_sites, proto.units, reference)
+            out["stats"]["log_weight"] = weight
         if log_likelihood:
             out["log_likelihood"] = {name: log_prob(site) for name, site in data_of(sites).items()}
         if posterior_predictive:
-            replayed = _predictive_trace(fit, params, draw, key_predict)
+            replayed = _predictive_trace(fit, params, draw, keys[2])
             out["posterior_predictive"] = {name: replayed[name]["value"] for name in data_of(sites)}
         return out
 
     @jax.jit
-    def run(params: Params, draws: Sites | None, keys: Array) -> tuple[dict[str, Any], Sites]:
-        fn = partial(one, params)
+    def run(params: Params, draws: Sites | None, keys: Array) -> tuple[dict[str, Any], Sites, Any]:
+        first = jax.tree.map(lambda x: x[0], draws)
+        guide_sites, _, sites = traces_of(params, first, keys[0])
+        reference, total = None, None
+        if weighs:
+            reference = reference_of(sites, guide_sites, proto.units)
+            total = total_parts(sites, guide_sites, proto.units, reference)
+        fn = partial(one, params, reference)
         if keys.shape[0] <= block:
             out = jax.vmap(fn)(draws, keys)
         else:
             out = lax.map(lambda x: fn(*x), (draws, keys), batch_size=block)
-        first, (key_guide, key_model, _) = jax.tree.map(lambda x: x[0], draws), keys[0]
-        sites = model_trace_of(fit, params, latents_of(params, first, key_guide)[1], key_model)
         observed = {
             name: jnp.broadcast_to(
                 s["value"], jnp.broadcast_shapes(jnp.shape(s["value"]), s["fn"].shape())
@@ -231,7 +250,7 @@ def evaluator(
             for name, s in sites.items()
             if is_data(s)
         }
-        return out, observed
+        return out, observed, total
 
     def evaluate(
         rng_key: Array, num_samples: int, params: Sequence[Params] = fit.params
@@ -240,7 +259,11 @@ def evaluator(
         for i, key in enumerate(random.split(rng_key, len(params))):
             draws = {name: fit.draws[i][name] for name in proto.latents} if fit.draws else None
             size = num_samples if draws is None else next(iter(draws.values())).shape[0]
-            out, observed = jax.device_get(run(params[i], draws, random.split(key, (size, 3))))
+            given = params[i], draws, random.split(key, (size, 3))
+            out, observed, total = jax.device_get(run(*given))
+            if weighs:
+                weight = out["stats"]["log_weight"]
+                out["stats"]["log_weight"] = weight + total_of(total, proto.units)
             shape = (fit.num_chains, size // fit.num_chains)
             pieces.append(jax.tree.map(lambda x, shape=shape: x.reshape(shape + x.shape[1:]), out))
         whole = jax.tree.map(lambda *xs: np.concatenate(xs), *pieces)
@@ -254,12 +277,7 @@ def _densities(sites: Trace, guide_sites: Trace, proto: Prototype) -> dict[str, 
     if proto.density == "none":
         return {"lp": log_p + jacobian}
     log_q = log_density(guide_sites)
-    # Not lp - log_q: the Jacobian would only add its rounding error twice.
-    weight = log_p - log_q
-    if proto.units is not None:
-        weight = proto.units.sum_sites(sample_sites(sites), local=True)
-        weight = weight - proto.units.sum_sites(sample_sites(guide_sites), local=True)
-    return {"lp": log_p + jacobian, "log_q": log_q + jacobian, "log_weight": weight}
+    return {"lp": log_p + jacobian, "log_q": log_q + jacobian}
 
 
 def warn_of_lost_draws(out: dict[str, Any]) -> None:
@@ -283,114 +301,3 @@ def warn_of_lost_draws(out: dict[str, Any]) -> None:
 def _not_finite(x: np.ndarray) -> np.ndarray:
     """``(chain, draw)``: true if any number of a draw is not finite."""
     return ~np.isfinite(x.reshape(*x.shape[:2], -1)).all(-1)
-
-
-Rerun = Callable[[Params, Sites], Trace]
-"""Trace of a guide with these parameters, and these values of its auxiliary sites."""
-
-
-def density_of(rerun: Rerun, params: Params, guide_trace: Trace, model_trace: Trace) -> str:
-    r"""``"exact"``, ``"bound"`` or ``"none"``: the sum of the log densities of a guide's sites is
-    the density of its draws, that of the draws and of auxiliary variables, or neither.
-
-    It follows from the program alone, never from the numbers of a draw:
-
-    - An ``Implicit`` site has no density: ``"none"``.
-    - Every latent site of the model is drawn from a distribution: ``"exact"``, or ``"bound"`` if
-      the guide has auxiliary sites besides, because the sum is then the density of both.
-    - Some are a ``Delta``, a function of auxiliary sites. Its density is accounted for if its
-      ``log_density`` depends on anything (so the guide states a Jacobian), or if the values are the
-      auxiliary ones, moved to other places or shifted (so the Jacobian is 1). Then it is
-      ``"exact"`` if there are as many auxiliary coordinates as coordinates of the ``Delta`` sites,
-      and ``"bound"`` if there are more. Otherwise a ``factor`` of the guide has to account for it,
-      ``"bound"``, and without one, or for a ``Delta`` of no auxiliary site, it is ``"none"``.
-    """
-    latents = list(latent_sites(guide_trace))
-    if not all(has_density(site["fn"]) for site in latents):
-        return "none"
-    drawn = [site for site in latents if site["name"] not in model_trace and not is_delta(site)]
-    points = [site for site in latents if site["name"] in model_trace and is_delta(site)]
-    if not points:
-        return "bound" if drawn else "exact"
-
-    noise, discrete = _values_of(drawn, discrete=False), _values_of(drawn, discrete=True)
-    names = [site["name"] for site in points]
-
-    def deltas(params: Params, noise: Sites, discrete: Sites) -> dict[str, tuple[Any, Any]]:
-        trace = rerun(params, {**noise, **discrete})
-        fns = {name: base_distribution(trace[name]["fn"]) for name in names}
-        return {name: (trace[name]["value"], fn.log_density) for name, fn in fns.items()}
-
-    sources = eval_provenance(deltas, params=_shapes(params), noise=noise, discrete=discrete)
-    if not all("noise" in value for value, _ in sources.values()):
-        return "none"
-    supports = {name: model_trace[name]["fn"].support for name in names}
-    free = sum(_coordinates(site["fn"].support, site) for site in drawn if site["name"] in noise)
-    free -= sum(_coordinates(supports[site["name"]], site) for site in points)
-    if free < 0:
-        return "none"
-    silent = [name for name in names if not sources[name][1]]
-    accounted = not silent or any(
-        _only_moves(
-            lambda *args, inverse=inverse: [
-                inverse(biject_to(supports[name]), deltas(*args)[name][0]) for name in silent
-            ],
-            params,
-            noise,
-            discrete,
-        )
-        for inverse in (
-            lambda transform, value: value,
-            lambda transform, value: transform.inv(value),
-        )
-    )
-    if accounted:
-        return "bound" if free else "exact"
-    has_factor = any(site["is_observed"] for site in sample_sites(guide_trace))
-    return "bound" if has_factor else "none"
-
-
-def _values_of(sites: list[Site], *, discrete: bool) -> dict[str, Any]:
-    return _shapes(
-        {s["name"]: s["value"] for s in sites if s["fn"].support.is_discrete is discrete}
-    )
-
-
-def _shapes(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
-
-
-def _coordinates(support: Any, site: Site) -> int:
-    """Unconstrained coordinates of a value."""
-    return math.prod(biject_to(support).inverse_shape(jnp.shape(site["value"])))
-
-
-def _only_moves(fn: Callable[..., list[Array]], params: Any, noise: Any, discrete: Any) -> bool:
-    """True if the Jacobian of ``fn`` in the noise takes each coordinate from another one of it.
-
-    The product of a vector of different numbers with the Jacobian then has just these numbers, and
-    depends on nothing else.
-    """
-    outputs = jax.eval_shape(fn, _shapes(params), noise, discrete)
-    sizes = [math.prod(x.shape) for x in outputs]
-    size = sum(sizes)
-    # Exact in float32 up to 2^23 coordinates.
-    probe = np.split(1.0 + np.arange(size) / size, np.cumsum(sizes)[:-1])
-    probe = [jnp.asarray(x.reshape(y.shape), y.dtype) for x, y in zip(probe, outputs, strict=True)]
-
-    def pulled_back(params: Any, noise: Any, discrete: Any, probe: list[Array]) -> Any:
-        return jax.vjp(lambda noise: fn(params, noise, discrete), noise)[1](probe)[0]
-
-    arguments = {"params": _shapes(params), "noise": noise, "discrete": discrete, "probe": probe}
-    sources = jax.tree.leaves(
-        eval_provenance(pulled_back, **arguments), is_leaf=lambda x: isinstance(x, frozenset)
-    )
-    if not frozenset().union(*sources) <= {"probe"}:
-        return False
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), {**arguments, "probe": ()})
-    found = jax.jit(pulled_back)(**{**zeros, "probe": probe})
-    found = np.concatenate([np.abs(np.ravel(x)) for x in jax.tree.leaves(found)])
-    found = np.sort(found[found != 0])
-    return len(found) == size and np.allclose(
-        found, np.sort(np.concatenate([np.ravel(x) for x in probe])), rtol=0, atol=0.2 / size
-    )

@@ -1,4 +1,4 @@
-"""Lines about guides: their losses, their importance weights, and their local inference."""
+"""Lines about guides: their losses, their sites, and their local inference."""
 
 import math
 from typing import Any
@@ -9,20 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.handlers import seed, substitute
 
-from numpyro_ext._model.read import latent_sites, shape_trace, trace_of
-from numpyro_ext._typing import HasConjugate, Params, Sites
+from numpyro_ext._model.handlers import subsampled_plates
+from numpyro_ext._model.read import Site, is_delta, latent_sites, shape_trace, trace_of
+from numpyro_ext._typing import HasConjugate, Params, ReadsMinibatches, Sites
+from numpyro_ext.diagnostics._density import coordinates
+from numpyro_ext.diagnostics._evaluate import Prototype
 from numpyro_ext.diagnostics._fit import Fit
-from numpyro_ext.diagnostics.evidence import evidence_bounds
-from numpyro_ext.diagnostics.psis import pareto_khat
+from numpyro_ext.diagnostics.full_data import minibatch_plates
 from numpyro_ext.diagnostics.table import Row, equally_spaced, judged
 
-__all__ = ["local_rows", "loss_rows", "narrow_rows", "states_row", "weight_rows"]
+__all__ = ["local_rows", "loss_rows", "minibatch_cause", "narrow_rows", "point_rows", "states_row"]
 
 FALL = 0.1
 """Nats by which the losses may still fall over the last fifth."""
-UNITS = 1000
-"""At most so many units get a k-hat of their own, equally spaced."""
-BAD_UNITS = 0.05
 UNCONVERGED = 0.01
 """Share of the data whose local inference may stop early."""
 COLLAPSED = 0.99
@@ -61,43 +60,60 @@ def loss_rows(losses: list[np.ndarray]) -> list[Row]:
     return [judged(name, change, limit, ok, right, wrong, error)]
 
 
-def weight_rows(log_w: np.ndarray, *, auxiliary: bool) -> list[Row]:
-    """Pareto shapes of ``(S, *units)`` log weights, and the bounds of the evidence.
+def point_rows(proto: Prototype, draws: dict[str, np.ndarray]) -> list[Row]:
+    """The line of latent sites of which all draws are the same, if there are any.
 
-    :param auxiliary: true if the weights are those of a bound, with auxiliary variables.
+    :param draws: ``{site: (chain, draw, *site)}``.
     """
-    units = log_w.reshape(len(log_w), -1)
-    chosen = equally_spaced(units.shape[1], UNITS)
-    if not np.all(np.isfinite(units) | (units == -np.inf)) or len(log_w) < 25:
+    some = [name for name in proto.latents if draws[name].size]
+    if not some or draws[some[0]].shape[1] < 2:
+        return []
+    still = [name for name in some if np.any(_still(draws[name]))]
+    points = [name for name in still if _can_vary(proto.trace[name])]
+    if still == some:
         verdict = (
-            "there are too few weights or some are not numbers, because the guide leaves the"
-            " support of the model; pass more num_samples, or fit again with another guide."
+            "all draws are the same, so this is an estimate and no posterior: nothing can be said"
+            " of its error; take a guide with a density, such as AutoNormal."
         )
-        return [Row("k-hat", np.nan, None, "", False, verdict)]
-    found = pareto_khat(units[:, chosen] if log_w.ndim > 1 else units[:, 0])
-    wrong = "the guide is far from the posterior; take a richer guide, or reparametrise the model."
-    if auxiliary:
-        wrong = (
-            "the guide is far from the posterior, or its reverse model from its auxiliary variables"
-            " (these weights are of both); train longer, or take a richer network for either."
-        )
-    right = "the importance weights can be used, so the guide is near the posterior."
-    if log_w.ndim == 1:
-        what, value, limit = "k-hat", found.khat, found.threshold
-        row = judged(what, value, f"{limit:.2f}", bool(value <= limit), right, wrong)
-    else:
-        value = float(np.mean(found.khat > found.threshold))
-        what, ok = f"share of units with k-hat > {found.threshold:.2f}", value <= BAD_UNITS
-        row = judged(what, value, f"{BAD_UNITS}", ok, right, f"in these units {wrong}")
-    bounds = evidence_bounds(log_w, alphas=(1.0, 0.0))
-    (elbo, log_evidence), (se, se0) = bounds.values.tolist(), bounds.standard_errors.tolist()
-    gap = f"the bound of order 0 is {log_evidence - elbo:.3g} nats above it."
-    rows = [row, Row("ELBO (order 1)", elbo, se, "", None, gap)]
-    verdict = "the estimate of the log evidence."
-    if np.min(bounds.effective_sample_size) < 50:
-        verdict = "a few draws carry it, so it says little about the log evidence."
-    rows.append(Row("bound of order 0", log_evidence, se0, "", None, verdict))
-    return rows
+        return [Row("spread of the draws", 0.0, None, "> 0", None, verdict, of_draws=True)]
+    if not points:
+        return []
+    named = ", ".join(f"'{name}'" for name in points)
+    verdict = (
+        f"all draws of {named} are the same: a Delta is not a posterior, and other sites are too"
+        " narrow given it; take a guide with a density for it."
+    )
+    return [Row("sites that do not vary", len(points), None, "0", False, verdict, of_draws=True)]
+
+
+def _still(x: np.ndarray) -> np.ndarray:
+    """For every chain, whether all of its draws are the same."""
+    return np.array([bool(np.all(one == one[:1])) for one in x])
+
+
+def _can_vary(site: Site) -> bool:
+    """True for a latent site of the model with a coordinate that is neither discrete nor given."""
+    support: Any = site["fn"].support
+    return not support.is_discrete and not is_delta(site) and coordinates(support, site) > 0
+
+
+def minibatch_cause(obj: Any, fit: Fit, proto: Prototype) -> str | None:
+    """What to do where the loss takes the noise of a minibatch for uncertainty; None elsewhere."""
+    loss = getattr(obj, "loss", None)
+    if not isinstance(loss, ReadsMinibatches) or loss.linear or loss.per_datum:
+        return None
+    plates = minibatch_plates(obj.model, fit.args, fit.kwargs)
+    # The arguments may be all the data, where the run was given a batch.
+    plates = {**subsampled_plates(getattr(obj.guide, "prototype_trace", None) or {}), **plates}
+    for plate, (size, batch) in plates.items():
+        if plate not in proto.plates:
+            return (
+                f"{type(loss).__name__} takes the noise of its minibatches ({batch} of {size} rows"
+                f" of the plate '{plate}') for uncertainty of latent sites that all rows share, so"
+                " train with BBAlphaELBO or the order 1 (VRELBO(1.), Trace_ELBO), or without"
+                " subsample_size"
+            )
+    return None
 
 
 def local_rows(guide: Any, fit: Fit, draws: dict[str, np.ndarray], rng_key: Array) -> list[Row]:

@@ -5,7 +5,7 @@ Reference: Neal, *MCMC using Hamiltonian dynamics* (Handbook of MCMC, 2011), sec
 
 from collections.abc import Callable
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import Array, lax, random
@@ -17,10 +17,13 @@ from numpyro_ext._model.read import ModelInfo, model_info, sample_sites
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics._evaluate import Evaluate, Prototype, count_of, default_block_size
 from numpyro_ext.diagnostics._fit import Fit
-from numpyro_ext.diagnostics._points import Points, name_in, potential_of, worst_of
-from numpyro_ext.diagnostics.table import Row, judged
+from numpyro_ext.diagnostics._modes import NUMBERS
+from numpyro_ext.diagnostics._moved import GUIDE, PARTICLES, Spread, left_out, moved_rows
+from numpyro_ext.diagnostics._operations import count_operations
+from numpyro_ext.diagnostics._points import Points, name_in, potential_of
+from numpyro_ext.diagnostics.table import Row, equally_spaced
 
-__all__ = ["Spread", "count_operations", "guide_moves_row", "moves_row", "spread_after_moves"]
+__all__ = ["guide_moves_row", "moves_row", "spread_after_moves"]
 
 LEAPS = 4
 """Leapfrog steps of a trajectory: the fewer, the longer a point in a narrow place takes."""
@@ -28,8 +31,6 @@ _ACCEPTED = 0.7
 """Share of accepted trajectories to which the step sizes are tuned."""
 _MOST_CORRELATED = 300
 """Coordinates up to which the chains move in units of the whole covariance."""
-_STUCK = 0.1
-"""Share of accepted trajectories below which the points are stuck."""
 MOVES = 40
 MOST = 10**9
 """So many log densities of sites are evaluated for particles without being asked."""
@@ -38,22 +39,6 @@ MOST_OPERATIONS = 2 * 10**10
 FEW_OPERATIONS = 10**9
 """Up to here more chains are started, and the program is not worth optimising."""
 DRAWS, STARTS, FEWEST_STARTS = 10_000, 1000, 128
-SD_RATIO = (0.8, 1.2)
-GUIDE_SD_RATIO = (0.85, 1.2)
-"""As of the implied ratio: chains that are short have not left all of their bias behind."""
-QUANTITY = "sd ratio after moves, worst"
-
-
-class Spread(NamedTuple):
-    """The result of :func:`spread_after_moves`."""
-
-    ratio: Array
-    """``(n,)`` standard deviations of the points over those of the chains; NaN where a number does
-    not vary."""
-    error: Array
-    """``(n,)`` Monte Carlo errors of these ratios, if the points are independent draws."""
-    accepted: Array
-    """Share of accepted trajectories."""
 
 
 def spread_after_moves(
@@ -64,6 +49,7 @@ def spread_after_moves(
     num_moves: int,
     block: int,
     num_starts: int | None = None,
+    independent: bool = True,
 ) -> Spread:
     r"""Standard deviations of points over those that they have while a Markov chain moves them.
 
@@ -78,6 +64,7 @@ def spread_after_moves(
     :param x: ``(m, d)`` particles, or draws.
     :param block: so many points move at a time.
     :param num_starts: so many of the points are moved, the first ones; None for all.
+    :param independent: whether the points are independent draws, whose own errors count.
     """
     m, d = x.shape
     half, tuned = num_moves // 2, 3 * num_moves // 4
@@ -122,64 +109,69 @@ def spread_after_moves(
         here = jax.tree.map(lambda new, old: jnp.where(taken, new, old), there, here)
         log_h = log_h + jnp.where((i >= 0) & (i < tuned), chance - _ACCEPTED, 0.0)
         counts = i >= half
-        y = jnp.where(counts, (numbers(here[0]) - centre) / unit, 0.0)
-        sums = sums[0] + y, sums[1] + y**2
+        y = (numbers(here[0]) - centre) / unit
+        seen = (sums[0] + jnp.where(counts, y, 0.0), sums[1] + jnp.where(counts, y**2, 0.0))
+        sums = *seen, jnp.minimum(sums[2], y), jnp.maximum(sums[3], y)
         return (here, log_h, sums, accepted + jnp.where(counts, chance, 0.0)), None
 
     def one(inputs: tuple[Array, Array]) -> tuple[Any, Array]:
         start, key = inputs
-        nothing = jnp.zeros_like(centre)
+        nothing, y = jnp.zeros_like(centre), (numbers(start) - centre) / unit
         log_h = jnp.asarray(math.log(1.6 * d ** (-1 / 6)), x.dtype)
         here = start, jnp.asarray(-1e30, x.dtype), jnp.zeros_like(start)
-        state = here, log_h, (nothing, nothing), jnp.zeros((), x.dtype)
+        state = here, log_h, (nothing, nothing, y, y), jnp.zeros((), x.dtype)
         steps = jnp.arange(-1, num_moves), random.split(key, (num_moves + 1, 2))
-        (_, _, sums, accepted), _ = lax.scan(move, state, steps)
-        return jax.tree.map(lambda a: a / (num_moves - half), (sums, accepted))
+        (_, _, (first, second, *ends), accepted), _ = lax.scan(move, state, steps)
+        means = jax.tree.map(lambda a: a / (num_moves - half), ((first, second), accepted))
+        return *means, ends
 
     starts = x if num_starts is None else x[:num_starts]
     inputs = starts, random.split(rng_key, len(starts))
-    (first, second), accepted = lax.map(one, inputs, batch_size=block)
+    (first, second), accepted, ends = lax.map(one, inputs, batch_size=block)
     mean = jnp.mean(first, axis=0)
     variance = jnp.mean(second, axis=0) - mean**2
     ratio = jnp.where(varies, 1 / jnp.sqrt(variance), jnp.nan)
     # Relative errors of both variances, that of the chains by what each contributes to it.
-    of_points = jnp.var(((before - centre) / unit) ** 2, axis=0) / m
+    of_points = independent * jnp.var(((before - centre) / unit) ** 2, axis=0) / m
     of_chains = jnp.var(second - 2 * mean * first, axis=0) / len(starts) / variance**2
-    return Spread(ratio, 0.5 * ratio * jnp.sqrt(of_points + of_chains), jnp.mean(accepted))
-
-
-class _Kind(NamedTuple):
-    """The words and the limits for one kind of points."""
-
-    what: str
-    remedy: str
-    limits: tuple[float, float]
-
-
-PARTICLES = _Kind("particles", "take another field", SD_RATIO)
-GUIDE = _Kind("draws", "train longer, take a richer guide", GUIDE_SD_RATIO)
+    # What the chains still know of their starts is no news: it is off by what the starts are.
+    known = (before[: len(starts)] - centre) / unit
+    slope = jnp.mean((first - mean) * known, axis=0) / jnp.maximum(jnp.var(known, axis=0), 1e-30)
+    rest = jnp.var(first - slope * known, axis=0) / len(starts)
+    between = jnp.var(first, axis=0) / variance
+    return Spread(
+        ratio=ratio,
+        error=0.5 * ratio * jnp.sqrt(of_points + of_chains),
+        shift=jnp.where(varies, mean - slope * jnp.mean(known, axis=0), 0.0),
+        shift_error=jnp.where(varies, jnp.sqrt(rest + independent * (1 - slope) ** 2 / m), 0.0),
+        between=jnp.where(varies, between, jnp.nan),
+        ends=jnp.stack([known, *ends])[..., equally_spaced(len(centre), NUMBERS)],
+        accepted=jnp.mean(accepted),
+    )
 
 
 def moves_row(
     fit: Fit, proto: Prototype, found: Points, num_moves: int | None, rng_key: Array
 ) -> list[Row]:
-    """The line of the worst number of a latent site; none for m <= d, or without moves."""
+    """The lines of the worst numbers of particles; none for m <= d, or without moves."""
     m, d = found.x.shape
     if m <= d or num_moves == 0:
         return []
     trace = proto.trace
     count = m * MOVES * LEAPS * sum(count_of(site) for site in sample_sites(trace))
     if num_moves is None and count > MOST:
-        return [_left_out(m, "particle", f"{count:.1g} log densities")]
+        return left_out(_dear(m, "particle", f"{count:.1g} log densities"))
     num_moves = MOVES if num_moves is None else num_moves
     block = default_block_size(trace)
 
     @jax.jit
     def run(params: Params, x: Array, rng_key: Array) -> Spread:
         target = potential_of(fit, trace, params)
-        return spread_after_moves(_energy(target), _numbers(target), x, rng_key, num_moves, block)
+        energy, numbers = _energy(target), _numbers(target)
+        return spread_after_moves(energy, numbers, x, rng_key, num_moves, block, independent=False)
 
-    return [_row(run(fit.params[0], found.x, rng_key), _name_of(model_info(trace)))]
+    moved = run(fit.params[0], found.x, rng_key)
+    return moved_rows(moved, _name_of(model_info(trace)), PARTICLES)
 
 
 def guide_moves_row(
@@ -189,11 +181,16 @@ def guide_moves_row(
     draws: dict[str, Any],
     num_moves: int | None,
     rng_key: Array,
+    *,
+    remedy: str | None = None,
+    shares_known: bool = False,
 ) -> list[Row]:
     """The same of draws of a guide, those of the first restart; none without moves.
 
     :param evaluate: makes more draws.
     :param draws: draws that exist already, ``(m, *site)``; there will be about ``DRAWS``.
+    :param remedy: what to do about draws that are wrong, if it is known.
+    :param shares_known: whether the weights have judged the shares of modes.
     """
     if num_moves == 0:
         return []
@@ -210,11 +207,11 @@ def guide_moves_row(
         if "Reverse-mode" not in str(error):
             raise
         verdict = "the model has no gradient in reverse mode, which a Markov chain needs here."
-        return [Row(QUANTITY, math.nan, None, "", None, verdict)]
+        return left_out(verdict)
     each = (MOVES if num_moves is None else num_moves) * LEAPS * max(one, 1.0)
     starts = int(np.clip(FEW_OPERATIONS / each, FEWEST_STARTS, STARTS))
     if num_moves is None and starts * each > MOST_OPERATIONS:
-        return [_left_out(starts, "draw", f"{starts * each:.1g} operations")]
+        return left_out(_dear(starts, "draw", f"{starts * each:.1g} operations"))
     num_moves = MOVES if num_moves is None else num_moves
     key_draws, key_moves = random.split(rng_key)
     draws = _more(evaluate, params, draws, info, key_draws)
@@ -230,7 +227,8 @@ def guide_moves_row(
     quick = jax.default_backend() == "cpu" and starts * each <= FEW_OPERATIONS
     options = {"xla_backend_optimization_level": 0} if quick else None
     found = jax.jit(run, compiler_options=options)(params, draws, key_moves)
-    return [_row(found, _name_of(info), GUIDE)]
+    kind = GUIDE if remedy is None else GUIDE._replace(remedy=remedy)
+    return moved_rows(found, _name_of(info), kind, shares_known=shares_known)
 
 
 def _more(
@@ -271,98 +269,8 @@ def _name_of(info: ModelInfo) -> Callable[[int], str]:
     return lambda k: name_in(slices, k)
 
 
-def _left_out(starts: int, what: str, cost: str) -> Row:
-    verdict = (
-        f"Markov chains of {MOVES} moves from each of {starts} {what}s would take {cost};"
-        f" num_moves={MOVES} runs them."
+def _dear(starts: int, what: str, cost: str) -> str:
+    return (
+        f"not judged: Markov chains of {MOVES} moves from each of {starts} {what}s would take"
+        f" {cost}; num_moves={MOVES} runs them."
     )
-    return Row(QUANTITY, math.nan, None, "", None, verdict)
-
-
-def _row(found: Spread, name: Callable[[int], str], kind: _Kind = PARTICLES) -> Row:
-    what, remedy, limits = kind
-    low, high = limits
-    # A number that does not vary is as wide as it can be.
-    ratios, errors = (np.asarray(x, float) for x in (found.ratio, found.error))
-    ratios = np.nan_to_num(ratios, nan=1.0)
-    limit, independent = f"{low} to {high}", kind is GUIDE
-    if independent:
-        # The largest of n errors: their own size, if all is right, is no reason to complain.
-        noise = (1 + math.sqrt(2 * math.log(len(ratios)))) * errors / ratios
-        significant = np.where(np.abs(np.log(ratios)) > noise, ratios, 1.0)
-        outside = np.any((significant < low) | (significant > high))
-        ratios = significant if outside else ratios
-    worst = worst_of(ratios, limits)
-    ratio = float(ratios[worst])
-    error = float(errors[worst]) if independent else None
-    if float(found.accepted) < _STUCK:
-        verdict = (
-            f"a Markov chain on all data does not leave the {what}, so nothing can be said of"
-            " their spread; the density may be rough, or not a number near some of them."
-        )
-        return Row(QUANTITY, ratio, error, limit, False, verdict)
-    return judged(
-        QUANTITY,
-        ratio,
-        limit,
-        low <= ratio <= high or (independent and not outside),
-        f"a Markov chain on all data leaves the {what} as wide as they are; it is too short to find"
-        " another mode.",
-        f"a Markov chain on all data that starts from each of the {what} makes the standard"
-        f" deviation of {name(worst)} {1 / ratio:.2g} times what it is; reparametrise the model,"
-        f" {remedy}, or compare with NUTS.",
-        error,
-    )
-
-
-_CUBIC = {
-    "cholesky": 1,
-    "lu": 1,
-    "triangular_solve": 1,
-    "geqrf": 2,
-    "householder_product": 2,
-    "eigh": 10,
-    "svd": 20,
-}
-"""Operations on an ``(n, n)`` matrix, in units of n^3, roughly."""
-
-
-def count_operations(fn: Callable[..., Any], *args: Any) -> float:
-    """Numbers that ``fn(*args)`` computes, and the products in its matrix arithmetic.
-
-    It is read off the program without running it, so the same on every machine. A loop of unknown
-    length counts once, and of two branches the longer one.
-    """
-    return _of(jax.make_jaxpr(fn)(*args).jaxpr)
-
-
-def _of(jaxpr: Any) -> float:
-    return sum(_of_equation(equation) for equation in jaxpr.eqns)
-
-
-def _of_equation(equation: Any) -> float:
-    name, params = equation.primitive.name, equation.params
-    if name == "cond":
-        return max(_of(branch.jaxpr) for branch in params["branches"])
-    inner = [_inner(value) for value in jax.tree.leaves(params, is_leaf=_is_program)]
-    if any(one is not None for one in inner):
-        repeats = params.get("length", 1) if name == "scan" else 1
-        return repeats * sum(_of(one) for one in inner if one is not None)
-    size = float(sum(math.prod(jnp.shape(out.aval)) for out in equation.outvars))
-    shape = list(equation.invars[0].aval.shape) if equation.invars else []
-    if name == "dot_general":
-        (summed, _), _ = params["dimension_numbers"]
-        return 2 * size * math.prod(shape[axis] for axis in summed)
-    if name in _CUBIC:
-        return size + _CUBIC[name] * math.prod(shape) * shape[-1]
-    return size
-
-
-def _is_program(value: Any) -> bool:
-    return _inner(value) is not None
-
-
-def _inner(value: Any) -> Any:
-    """The program in a parameter of an equation, if it holds one."""
-    value = getattr(value, "jaxpr", value)
-    return value if hasattr(value, "eqns") else None

@@ -259,7 +259,8 @@ def to_arviz(
         plates and ``infer={"event_dims": ...}``.
     :param extra_event_dims: names for the last axes of sites whose ``event_dims`` the model does
         not give, such as deterministic ones.
-    :return: ``xarray.DataTree`` of host arrays in the precision of the draws.
+    :return: ``xarray.DataTree`` of host arrays in the precision of the draws, ``log_weight`` in
+        double precision.
 
     **References**
 

@@ -16,7 +16,7 @@ from numpyro_ext.diagnostics._chains import (
 )
 from numpyro_ext.diagnostics._evaluate import evaluator, prototype, warn_of_lost_draws
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, restarts_of
-from numpyro_ext.diagnostics._guides import local_rows, loss_rows, weight_rows
+from numpyro_ext.diagnostics._guides import local_rows, loss_rows, minibatch_cause, point_rows
 from numpyro_ext.diagnostics._moves import guide_moves_row, moves_row
 from numpyro_ext.diagnostics._points import (
     draw_rows,
@@ -28,6 +28,13 @@ from numpyro_ext.diagnostics._points import (
     scored,
 )
 from numpyro_ext.diagnostics._run import chains_of, facts_of, mcmc_stats
+from numpyro_ext.diagnostics._weights import (
+    Usable,
+    khat_rows,
+    reweighted_rows,
+    units_of,
+    units_of_dims,
+)
 from numpyro_ext.diagnostics.table import Diagnosis, Row
 
 __all__ = ["diagnose"]
@@ -76,17 +83,23 @@ def diagnose(
     quantity                            meaning                          limit        what to do
     ==================================  ===============================  ===========  ==============
     change of the loss                  in the last fifth of the steps   .1, 3 s.e.   train longer
-    k-hat                               tail of the importance weights   .7 or less   richer guide
-    share of units with k-hat > .67     the same, of independent units   .05          richer guide
+    sites that do not vary              sites of which draws are equal   0            no Delta
+    k-hat                               may the weights be used?         .7 or less   other lines
+    share of units with k-hat > .67     the same, of independent units   .05          other lines
     ELBO, bound of order 0              bounds of the log evidence                    compare
+    shift by reweighting, worst         mean by the weights, in sds      .2           richer guide
+    sd ratio to reweighted, worst       sd over that by the weights      .85 to 1.2   richer guide
     sd ratio after moves, worst         sd over that of moved draws      .85 to 1.2   richer guide
+    shift after moves, worst            mean of moved draws, in sds      .2           richer guide
+    chains that change sides, least     exchange between two modes       .6           see the line
     local inference not converged       share of the data                .01          raise max_iter
     largest share of a site             share of the data in one state   .99          another start
     states of a site in use             number of states with data       prior's 5 %  another start
     sd ratio of a site to a Gibbs step  sd over that after the step      .86          Gibbs, or NUTS
     ==================================  ===============================  ===========  ==============
 
-    **Particles**; the second, third and last line also come for draws without a density:
+    **Particles**; the second, third and last line also come for draws without a density, and the
+    lines of moved draws for particles:
 
     ==================================  ===============================  ===========  ==============
     quantity                            meaning                          limit        what to do
@@ -95,8 +108,19 @@ def diagnose(
     implied sd ratio, worst             sd over that of the gradients    .85 to 1.2   run longer
     shift in sds                        mean of the gradients            .05          run longer
     sd ratio after moves, worst         sd over that of moved particles  .8 to 1.2    another field
+    shift after moves, worst            mean of moved ones, in sds       .3           another field
     squared KSD                         kernel Stein discrepancy                      compare
     ==================================  ===============================  ===========  ==============
+
+    A line with a limit and without a verdict is **not judged**, "?" in the table: the moves cost
+    too much, say, or the weights may not be used. ``diagnosis.ok`` is False if a line is wrong, and
+    also if lines that should judge the draws could not and no other did.
+
+    **Weights:** k-hat says whether the importance weights of a guide may be used, and nothing else;
+    large values are common for good guides in many dimensions. Where they may be used, the means
+    and standard deviations of all numbers with the weights and without are compared, which finds
+    modes that have the wrong share. Of many numbers the worst is shown; a ratio or a shift is wrong
+    if it is outside the limits and larger than the Monte Carlo error of the largest of so many.
 
     A temperature or a variance ratio is wrong only if it is off by three Monte Carlo errors as
     well. With settings that were found, the temperature lies between :math:`T / (1 -
@@ -110,16 +134,18 @@ def diagnose(
 
     The implied sd ratio is :math:`\mathrm{sd}(x_a) / \sqrt{(M^{-1} C)_{aa}}` with :math:`M =
     -\tfrac1m \sum_i (x_i - \bar x) g_i^\top` and C the covariance of the points x; the shift is
-    :math:`\mathrm{rms}(L^\top \bar g)` with :math:`C = L L^\top`, where g are gradients on all
-    data. **Moves:** each particle, or up to 1,000 of 10,000 draws of the first restart, starts a
-    Markov chain of 40 trajectories of Hamiltonian Monte Carlo, of 4 gradients on all data each. The
-    line shows the number of the latent sites whose standard deviation differs most from that in the
-    second half of the chains. It finds what the weights and the gradients do not show: a guide that
-    is a little too narrow, a single particle far out in a tail, a funnel that is not filled. Where
-    the posterior is far wider than the points are, the chains show that it is wider, but not by how
-    much. A step of **Gibbs** sampling adds a share R to the variance of global sites that the guide
-    draws independently of the local ones; the variance of the posterior is then 1 / (1 - R) times
-    that of the guide.
+    :math:`\mathrm{rms}(L^\top \bar g)` with :math:`C = L L^\top`,
+    where g are gradients on all data. **Moves:** each particle, or up to 1,000 of 10,000 draws of
+    the first restart, starts a Markov chain of 40 trajectories of Hamiltonian Monte Carlo, of 4
+    gradients on all data each. The lines show the numbers of the latent sites whose standard
+    deviation and mean differ most from those in the second half of the chains. This finds what the
+    weights and the gradients do not show: a guide that is a little too narrow, a single particle
+    far out in a tail, a funnel that is not filled. Where the posterior is far wider than the points
+    are, the chains show that it is wider, but not by how much. Where the draws lie in two modes and
+    (nearly) no chain goes from one to the other, the chains keep the share of each; if no weights
+    may be used, nothing has judged it, and a line says so. A step of **Gibbs** sampling adds a
+    share R to the variance of global sites that the guide draws independently of the local ones;
+    the variance of the posterior is then 1 / (1 - R) times that of the guide.
 
     **It fails** to see modes that no chain, guide or particle has found, and it does not know the
     right model. A good line is necessary, not sufficient: chains with a bias that all of them
@@ -133,10 +159,10 @@ def diagnose(
     :param dict model_kwargs: its keyword arguments.
     :param int num_samples: draws from a guide, per restart.
     :param int num_moves: trajectories of the Markov chain from each particle or draw; 0 leaves the
-        line out. By default there are 40, unless these would take more than some seconds of a core:
-        more than 10^9 log densities for particles, or 2 10^10 operations for 128 draws of a guide.
-        Then the line says so and has no value; give a number to run them nevertheless. The more
-        trajectories, the more surely a single particle far out is found.
+        lines out. By default there are 40, unless these would take more than some seconds of a
+        core: more than 10^9 log densities for particles, or 2 10^10 operations for 128 draws of a
+        guide. Then the line says so and is not judged; give a number to run them nevertheless. The
+        more trajectories, the more surely a single particle far out is found.
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
     :return: a :class:`Diagnosis`.
 
@@ -162,7 +188,7 @@ def diagnose(
         >>> diagnosis.ok
         False
         >>> [row.quantity for row in diagnosis.rows if row.ok is False]
-        ['k-hat', 'sd ratio after moves, worst']
+        ['sd ratio after moves, worst', 'shift after moves, worst']
     """
     num_samples = check_count("num_samples", num_samples)
     if num_moves is not None:
@@ -181,11 +207,11 @@ def diagnose(
         moved: Any = getattr(obj.last_state, "z", None)
         latents = set(moved) if isinstance(moved, dict) else set(draws)
         return _table_of_chains(draws, mcmc_stats(obj, fit), facts, latents)
-    return _of_guide(obj.guide, fit, result, num_samples, num_moves, rng_key)
+    return _of_guide(obj, fit, result, num_samples, num_moves, rng_key)
 
 
 def _of_guide(
-    guide: Any, fit: Fit, result: Any, num_samples: int, num_moves: int | None, rng_key: Any
+    obj: Any, fit: Fit, result: Any, num_samples: int, num_moves: int | None, rng_key: Any
 ) -> Diagnosis:
     """The fit of an ``SVI`` or an engine, from draws of its guide."""
     key_prototype, key_draws = jax.random.split(rng_key)
@@ -196,18 +222,28 @@ def _of_guide(
     draws = {**out["latent"], **out["deterministic"]}
     found = [getattr(one, "losses", None) for one in restarts_of(result)]
     losses = [np.asarray(one) for one in found if one is not None]
-    first = [
+    rows = [
         *loss_rows([one for one in losses if one.ndim == 1]),
-        *local_rows(guide, fit, draws, jax.random.fold_in(rng_key, 1)),
+        *local_rows(obj.guide, fit, draws, jax.random.fold_in(rng_key, 1)),
+        *_restarts(draws),
+        *(points := point_rows(proto, out["latent"])),
     ]
-    last, one = [], {name: x[0] for name, x in draws.items()}
-    # Of a point nothing can be said.
-    if has_gradient(proto) and not all(np.all(x == x[:1]) for x in one.values()):
+    cause = minibatch_cause(obj, fit, proto)
+    one = {name: x[0] for name, x in out["latent"].items()}
+    has_moves = has_gradient(proto) and not any(row.ok is None for row in points)
+    weights, usable = _weighed(out["stats"].get("log_weight"), proto.density, has_moves, cause)
+    rows += weights
+    if usable is not None:
+        every = {name: x.reshape(-1, *x.shape[2:]) for name, x in out["latent"].items()}
+        rows += reweighted_rows(every, usable, units_of(proto.units, proto.trace), cause)
+    if has_moves:
         if proto.density == "none":
-            last += draw_rows(scored(fit, proto, one))
-        last += guide_moves_row(fit, proto, evaluate, one, num_moves, rng_key)
-    facts = {**fit.attributes, "density": proto.density}
-    return _table_of_draws(draws, out["stats"].get("log_weight"), facts, first, last)
+            rows += _on_draws(draw_rows(scored(fit, proto, one)))
+        known = usable is not None
+        rows += guide_moves_row(
+            fit, proto, evaluate, one, num_moves, rng_key, remedy=cause, shares_known=known
+        )
+    return Diagnosis(_title(fit.attributes, _size_of(draws)), tuple(rows))
 
 
 def _of_particles(obj: Any, fit: Fit, num_moves: int | None, rng_key: Any) -> Diagnosis:
@@ -215,7 +251,8 @@ def _of_particles(obj: Any, fit: Fit, num_moves: int | None, rng_key: Any) -> Di
     m = len(next(iter(last.values())))
     if has_gradient(proto):
         found = scored(fit, proto, last)
-        rows = particle_rows(m, particle_facts(found))
+        number, *rest = particle_rows(m, particle_facts(found))
+        rows = [number, *_on_draws(rest)]
         rows += [*moves_row(fit, proto, found, num_moves, rng_key), ksd_row(found)]
     else:
         d = sum(int(np.prod(x.shape[1:])) for x in last.values())
@@ -238,7 +275,19 @@ def _of_tree(tree: Any) -> Diagnosis:
     if method == "particles":
         m = tree["posterior"].sizes["chain" if "kernel" in facts else "draw"]
         return Diagnosis(_title(facts, f"{m} particles"), tuple(particle_rows(m, facts)))
-    return _table_of_draws(draws, stats.get("log_weight"), facts, [], [])
+    weight = stats.get("log_weight")
+    rows, usable = _weighed(weight, facts.get("density", ""), False, None)
+    if weight is not None and usable is not None:
+        sizes = {str(n): _sizes(x) for n, x in tree["posterior"].data_vars.items()}
+        unit_of = units_of_dims(_sizes(tree["sample_stats"]["log_weight"]), sizes)
+        every = {name: x.reshape(-1, *x.shape[2:]) for name, x in draws.items()}
+        rows += reweighted_rows(every, usable, unit_of)
+    return Diagnosis(_title(facts, _size_of(draws)), tuple([*_restarts(draws), *rows]))
+
+
+def _sizes(x: Any) -> dict[str, int]:
+    """The dimensions of a variable without chain and draw."""
+    return {str(d): int(n) for d, n in x.sizes.items() if d not in ("chain", "draw")}
 
 
 def _numbers(tree: Any, group: str) -> Numbers:
@@ -264,24 +313,30 @@ def _table_of_chains(
     return Diagnosis(_title(facts, f"{chains} x {length:,} draws"), tuple(rows))
 
 
-def _table_of_draws(
-    draws: Numbers,
-    log_weight: np.ndarray | None,
-    facts: dict[str, Any],
-    first: list[Row],
-    last: list[Row],
-) -> Diagnosis:
-    """The table of a guide: ``first``, its restarts and its weights, and ``last``."""
+def _on_draws(rows: list[Row]) -> list[Row]:
+    """These lines say whether the draws are those of the posterior."""
+    return [row._replace(of_draws=True) for row in rows]
+
+
+def _size_of(draws: Numbers) -> str:
     restarts, length = next(iter(draws.values())).shape[:2]
-    rows = [*first, *(restart_rows(draws) if restarts > 1 else [])]
+    return f"{restarts} x {length:,} draws"
+
+
+def _restarts(draws: Numbers) -> list[Row]:
+    return restart_rows(draws) if len(next(iter(draws.values()))) > 1 else []
+
+
+def _weighed(
+    log_weight: np.ndarray | None, density: str, has_more: bool, cause: str | None
+) -> tuple[list[Row], Usable | None]:
+    """The lines of the weights ``(chain, draw, *units)`` of a guide, if it has a density."""
     if log_weight is None:
-        more = "the next lines look at its draws" if last else "compare it with MCMC"
+        more = "the next lines look at its draws" if has_more else "compare it with MCMC"
         verdict = (
             "the guide has no density, so neither k-hat nor bounds of the evidence can be"
             f" computed; {more}."
         )
-        rows.append(Row("k-hat", np.nan, None, "", None, verdict))
-    else:
-        log_w = log_weight.reshape(-1, *log_weight.shape[2:])
-        rows += weight_rows(log_w, auxiliary=facts.get("density") == "bound")
-    return Diagnosis(_title(facts, f"{restarts} x {length:,} draws"), tuple([*rows, *last]))
+        return [Row("k-hat", np.nan, None, "0.7", None, verdict, of_draws=True)], None
+    log_w = log_weight.reshape(-1, *log_weight.shape[2:])
+    return khat_rows(log_w, auxiliary=density == "bound", cause=cause)

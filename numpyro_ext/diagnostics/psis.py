@@ -1,10 +1,11 @@
-"""The distance of a guide from the posterior, by the tail of its importance weights.
+"""Whether the importance weights of a guide may be used, by the shape of their tail.
 
 References: Vehtari, Simpson, Gelman, Yao and Gabry, *Pareto Smoothed Importance Sampling* (JMLR
 2024); Yao, Vehtari, Simpson and Gelman, *Yes, but Did It Work?: Evaluating Variational Inference*
 (ICML 2018).
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -16,12 +17,16 @@ from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext.diagnostics._evaluate import evaluator, prototype
 from numpyro_ext.diagnostics._fit import check_key, fit_of
 
-__all__ = ["ParetoKhat", "log_weights_of", "pareto_khat"]
+__all__ = ["ParetoKhat", "khat_error", "log_weights_of", "pareto_khat"]
 
 INSTEAD = (
     "judge its draws with kernel_stein_discrepancy or, against draws of the posterior, with"
     " maximum_mean_discrepancy."
 )
+
+
+_EQUAL, _DIFFERENT = 1e-5, 0.1
+"""Differences of log weights that are always, or never, taken for rounding."""
 
 
 class ParetoKhat(NamedTuple):
@@ -64,11 +69,15 @@ def pareto_khat(
 
     are fitted by a generalised Pareto distribution, whose moments of order below :math:`1/k` exist.
 
-    - :math:`\hat k < 0.5`: the weights have a finite variance; the guide is close to the posterior.
+    - :math:`\hat k < 0.5`: the weights have a finite variance.
     - :math:`\hat k <` ``threshold`` :math:`= \min(1 - 1/\log_{10} S,\ 0.7)`: importance sampling
       with ``log_weights`` works.
     - above: do not use the weights. The guide may still have good marginals (in high dimension a
       large value is the rule), or may be wrong; the number does not tell which.
+
+    It says whether the weights may be used, and nothing else: a guide with a small value may be too
+    narrow, or have modes of the wrong shares. :func:`diagnose` compares its draws with the weighted
+    ones.
 
     If plates enclose every site of model and guide, their elements are independent units, and each
     unit has its own weights and its own :math:`\hat k`.
@@ -134,14 +143,33 @@ def pareto_khat(
     return ParetoKhat(khat if khat.ndim else float(khat), threshold, smoothed)
 
 
+def khat_error(khat: Any, num_draws: int) -> np.ndarray:
+    """The standard error of a shape, of as many of the largest weights as enter its fit.
+
+    That of maximum likelihood for a generalised Pareto distribution, and 0 of one that is infinite.
+    """
+    k = np.asarray(khat, float)
+    error = (1 + np.maximum(k, -0.5)) / math.sqrt(_tail_of(num_draws))
+    return np.where(np.isfinite(k), error, 0.0)
+
+
+def _tail_of(num_draws: int) -> int:
+    """The number of weights to which a shape is fitted."""
+    return math.ceil(min(0.2 * num_draws, 3 * math.sqrt(num_draws)))
+
+
 def _fit_tail(log_w: np.ndarray, precision: float) -> tuple[float, np.ndarray]:
     """``(khat, smoothed log weights)`` of ``(S,)`` weights."""
     top = log_w.max()
     if top == -np.inf:
         raise ValueError("every log weight is -inf; no draw has a density under the model.")
-    # Rounding in log p and log q, which are about as large as their difference or larger.
-    if top - log_w.min() <= 64 * precision * max(1.0, abs(top)):
+    # Rounding in log p and log q, which are about as large as their difference or larger. Weights
+    # that differ by a tenth are not called equal, however large their logarithms are.
+    rounding = min(max(_EQUAL, 64 * precision * max(1.0, abs(top))), _DIFFERENT)
+    if top - log_w.min() <= rounding:
         return -np.inf, np.full(log_w.shape, -np.log(log_w.size))
+    if top - np.sort(log_w)[-_tail_of(log_w.size) - 1] <= rounding:  # a tail without a shape
+        return -np.inf, log_w - top - np.log(np.sum(np.exp(log_w - top)))
 
     from arviz_stats.base.array import array_stats
 

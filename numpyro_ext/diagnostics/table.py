@@ -34,9 +34,16 @@ class Row(NamedTuple):
     limit: str
     """The limit that the value is compared with; empty if there is none."""
     ok: bool | None
-    """None for a number that is shown for information."""
+    """None for a number that is shown for information or, where there is a limit, not judged."""
     verdict: str
     """One sentence: the meaning of the value, and what to do."""
+    of_draws: bool = False
+    """True if the line says whether the draws are those of the posterior."""
+
+    @property
+    def not_judged(self) -> bool:
+        """True if there is a limit and no verdict."""
+        return self.ok is None and bool(self.limit)
 
     @property
     def shown(self) -> str:
@@ -54,9 +61,11 @@ def judged(
     right: str,
     wrong: str,
     error: float | None = None,
+    *,
+    of_draws: bool = False,
 ) -> Row:
     """A line with one of two verdicts."""
-    return Row(quantity, value, error, limit, ok, right if ok else wrong)
+    return Row(quantity, value, error, limit, ok, right if ok else wrong, of_draws)
 
 
 class Diagnosis(NamedTuple):
@@ -65,12 +74,19 @@ class Diagnosis(NamedTuple):
     title: str
     """The kernel, or the guide and its loss, and the number of draws."""
     rows: tuple[Row, ...]
-    """The lines of the table: ``quantity, value, error, limit, ok, verdict``."""
+    """The lines of the table: ``quantity, value, error, limit, ok, verdict, of_draws``."""
 
     @property
     def ok(self) -> bool:
-        """True if no line says that something is wrong."""
-        return all(row.ok is not False for row in self.rows)
+        """True if no line says that something is wrong, and the draws have been judged.
+
+        A line that should judge the draws and could not counts as wrong, unless another has judged
+        them.
+        """
+        if any(row.ok is False for row in self.rows):
+            return False
+        draws = [row for row in self.rows if row.of_draws]
+        return any(row.ok for row in draws) or not any(row.not_judged for row in draws)
 
     def to_frame(self) -> "pd.DataFrame":
         """The table as a pandas frame, one line per quantity."""
@@ -80,10 +96,17 @@ class Diagnosis(NamedTuple):
 
     def __str__(self) -> str:
         wrong = sum(row.ok is False for row in self.rows)
+        left = sum(row.not_judged for row in self.rows)
         any_judged = any(row.ok is not None for row in self.rows)
         found = f"{wrong} of {len(self.rows)} are wrong" if wrong else "nothing was found wrong"
-        found = found if any_judged else "nothing could be judged"
-        cells = [(r.quantity, r.shown, r.limit, _MARKS[r.ok]) for r in self.rows]
+        found = found if wrong or self.ok else "the draws could not be judged"
+        found = found if any_judged or not self.ok else "nothing could be judged"
+        found += f", {left} not judged" if left and (any_judged or not self.ok) else ""
+        marks = ["?" if row.not_judged else _MARKS[row.ok] for row in self.rows]
+        cells = [
+            (row.quantity, row.shown, row.limit, mark)
+            for row, mark in zip(self.rows, marks, strict=True)
+        ]
         cells = [("quantity", "value", "limit", ""), *cells]
         widths = [max(len(row[k]) for row in cells) for k in range(4)]
         texts = ["verdict", *(row.verdict for row in self.rows)]

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 from numpyro_ext.diagnostics import diagnose, pareto_khat
-from numpyro_ext.diagnostics._moves import GUIDE, Spread, _row
+from numpyro_ext.diagnostics._moved import GUIDE, Spread, moved_rows
 from numpyro_ext.guides import FlowGuide, ImplicitGuide
 
 QUANTITY = "sd ratio after moves, worst"
@@ -96,7 +96,7 @@ def test_moves_of_a_guide_can_be_left_out_and_are_not_run_where_they_would_cost_
     assert QUANTITY not in [row.quantity for row in judge(FlowGuide, 1.0, num_moves=0).rows]
     monkeypatch.setattr("numpyro_ext.diagnostics._moves.MOST_OPERATIONS", 1000)
     row = row_of(judge(FlowGuide, 1.0))
-    assert row.ok is None
+    assert row.not_judged
     assert "operations; num_moves=40 runs them" in row.verdict
 
 
@@ -114,15 +114,17 @@ def normal(x):
 def test_a_model_without_a_reverse_gradient_is_judged_without_moves():
     svi = SVI(halving, normal, optax.adam(1e-2), Trace_ELBO())
     row = row_of(diagnose(svi, {"loc": jnp.array(0.2)}, model_args=(0.4,), num_samples=50))
-    assert row.ok is None and "no gradient in reverse mode" in row.verdict
+    assert row.not_judged and "no gradient in reverse mode" in row.verdict
 
 
 def test_a_ratio_within_its_error_is_no_reason_to_complain():
     """The number with the largest ratio may be one of a heavy tail, of which nothing is known."""
 
     def row(*errors):
-        found = Spread(jnp.array([0.6, 1.0, 0.8]), jnp.array(errors), jnp.array(0.7))
-        return _row(found, lambda k: "abc"[k], GUIDE)
+        ratio, zero = jnp.array([0.6, 1.0, 0.8]), jnp.zeros(3)
+        ends = jnp.zeros((3, 1, 3))
+        found = Spread(ratio, jnp.array(errors), zero, zero, zero, ends, jnp.array(0.7))
+        return moved_rows(found, lambda k: "abc"[k], GUIDE)[0]
 
     # Of 3 numbers: 1 + sqrt(2 log 3) = 2.48 errors.
     assert math.isclose(row(0.13, 0.01, 0.08).value, 0.6, rel_tol=1e-6)

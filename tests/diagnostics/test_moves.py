@@ -13,7 +13,8 @@ import optax
 import pytest
 
 from numpyro_ext.diagnostics import diagnose
-from numpyro_ext.diagnostics._moves import _row, spread_after_moves
+from numpyro_ext.diagnostics._moved import PARTICLES, moved_rows
+from numpyro_ext.diagnostics._moves import spread_after_moves
 from numpyro_ext.particles import SVGD, AutoParticles
 
 QUANTITY = "sd ratio after moves, worst"
@@ -45,13 +46,41 @@ def test_the_ratio_is_that_of_the_standard_deviations(factor):
     """A Gaussian far from the origin, as N(-2, .25) and exp of it, whose moments are known."""
     noise = np.random.default_rng(0).normal(size=(400, 2)) @ np.linalg.cholesky(COVARIANCE).T
     x = MEAN + factor * noise
-    ratios, _, accepted = moves_on_a_gaussian()(jnp.asarray(x, float), random.key(1))
+    found = moves_on_a_gaussian()(jnp.asarray(x, float), random.key(1))
+    ratios, accepted = found.ratio, found.accepted
     sd = [2.0, np.sqrt(np.expm1(0.25)) * np.exp(-2 + 0.125)]
     expected = [x[:, 0].std() / sd[0], np.exp(x[:, 1]).std() / sd[1]]
     # 400 chains of some 10 independent draws: 1 %, and 3 % for the heavier tail of exp.
     np.testing.assert_allclose(ratios[:2], expected, rtol=0.08)
     assert jnp.isnan(ratios[2])
     assert 0.6 < accepted < 0.95
+    # The chains end at the mean of the posterior, wherever they began.
+    mean = np.array([MEAN[0], np.exp(-2 + 0.125)])
+    sums = np.array([x[:, 0], np.exp(x[:, 1])])
+    shift = (mean - sums.mean(1)) / sums.std(1)
+    assert np.all(np.abs(found.shift[:2] - shift) < 5 * found.shift_error[:2] + 0.02)
+    assert np.all(found.shift_error[:2] < 0.2) and found.shift[2] == 0
+    assert np.all(found.between[:2] < 0.3) and jnp.isnan(found.between[2])
+
+
+def test_chains_between_two_modes_do_not_mix_and_say_so():
+    """Modes at +-10 of shares .3 and .7 for .95 and .05: the points keep their shares."""
+    x = (
+        random.normal(random.key(0), (400, 1))
+        + jnp.where(jnp.arange(400) < 120, 10.0, -10.0)[:, None]
+    )
+
+    def energy(z):
+        return jax.value_and_grad(
+            lambda z: (
+                -jnp.logaddexp(jnp.log(19.0) - 0.5 * (z[0] - 10) ** 2, -0.5 * (z[0] + 10) ** 2)
+            )
+        )(z)
+
+    found = jax.jit(lambda: spread_after_moves(energy, lambda z: z, x, random.key(1), 40, 400))()
+    # All variance but that of a mode, 1, is between the chains.
+    np.testing.assert_allclose(found.between, 1 - 1 / (1 + 400 * 0.21), atol=0.01)
+    np.testing.assert_allclose(found.shift, 0.0, atol=0.05)
 
 
 def schools():
@@ -134,7 +163,7 @@ def test_moves_can_be_left_out_and_are_not_run_where_they_would_cost_too_much(mo
     assert QUANTITY not in quantities
     monkeypatch.setattr("numpyro_ext.diagnostics._moves.MOST", 1000)
     row = row_of(judge(exact_draws()))
-    assert row.ok is None
+    assert row.not_judged and row.verdict.startswith("not judged: ")
     assert "num_moves=40 runs them" in row.verdict
     with pytest.raises(ValueError, match="num_moves is -1"):
         judge(exact_draws(), num_moves=-1)
@@ -149,6 +178,6 @@ def test_particles_that_cannot_be_left_are_said_to_be_so():
 
     found = spread_after_moves(energy, lambda z: z, x, random.key(0), 4, 100)
     np.testing.assert_allclose(found.ratio, 1.0, rtol=1e-5)
-    row = _row(found, str)
+    (row,) = moved_rows(found, str, PARTICLES)
     assert row.ok is False
     assert "does not leave the particles" in row.verdict

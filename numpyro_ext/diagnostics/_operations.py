@@ -1,0 +1,62 @@
+"""The cost of a program in operations, read off the program without running it."""
+
+from collections.abc import Callable
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["count_operations"]
+
+_CUBIC = {
+    "cholesky": 1,
+    "lu": 1,
+    "triangular_solve": 1,
+    "geqrf": 2,
+    "householder_product": 2,
+    "eigh": 10,
+    "svd": 20,
+}
+"""Operations on an ``(n, n)`` matrix, in units of n^3, roughly."""
+
+
+def count_operations(fn: Callable[..., Any], *args: Any) -> float:
+    """Numbers that ``fn(*args)`` computes, and the products in its matrix arithmetic.
+
+    It is read off the program without running it, so the same on every machine. A loop of unknown
+    length counts once, and of two branches the longer one.
+    """
+    return _of(jax.make_jaxpr(fn)(*args).jaxpr)
+
+
+def _of(jaxpr: Any) -> float:
+    return sum(_of_equation(equation) for equation in jaxpr.eqns)
+
+
+def _of_equation(equation: Any) -> float:
+    name, params = equation.primitive.name, equation.params
+    if name == "cond":
+        return max(_of(branch.jaxpr) for branch in params["branches"])
+    inner = [_inner(value) for value in jax.tree.leaves(params, is_leaf=_is_program)]
+    if any(one is not None for one in inner):
+        repeats = params.get("length", 1) if name == "scan" else 1
+        return repeats * sum(_of(one) for one in inner if one is not None)
+    size = float(sum(math.prod(jnp.shape(out.aval)) for out in equation.outvars))
+    shape = list(equation.invars[0].aval.shape) if equation.invars else []
+    if name == "dot_general":
+        (summed, _), _ = params["dimension_numbers"]
+        return 2 * size * math.prod(shape[axis] for axis in summed)
+    if name in _CUBIC:
+        return size + _CUBIC[name] * math.prod(shape) * shape[-1]
+    return size
+
+
+def _is_program(value: Any) -> bool:
+    return _inner(value) is not None
+
+
+def _inner(value: Any) -> Any:
+    """The program in a parameter of an equation, if it holds one."""
+    value = getattr(value, "jaxpr", value)
+    return value if hasattr(value, "eqns") else None

@@ -1,0 +1,215 @@
+"""Lines about importance weights: whether they may be used, and what they change if so."""
+
+from collections.abc import Callable
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax.scipy.special import ndtr
+import numpy as np
+
+from numpyro_ext._model.units import Layout
+from numpyro_ext._typing import Trace
+from numpyro_ext.diagnostics._worst import judged_ratios, judged_shifts
+from numpyro_ext.diagnostics.evidence import evidence_bounds
+from numpyro_ext.diagnostics.psis import ParetoKhat, khat_error, pareto_khat
+from numpyro_ext.diagnostics.table import Row, equally_spaced
+
+__all__ = ["khat_rows", "reweighted_rows", "units_of", "units_of_dims"]
+
+UNITS = 1000
+"""At most so many units get a k-hat of their own, equally spaced."""
+BAD_UNITS = 0.05
+SD_RATIO, SHIFT = (0.85, 1.2), 0.2
+NUMBERS = 10**6
+"""So many numbers of draws are in memory in double precision."""
+QUANTITY, OF_SHIFT = "sd ratio to reweighted, worst", "shift by reweighting, worst"
+
+
+class Usable:
+    """The smoothed weights of the units whose weights may be used.
+
+    * ``weights`` - ``(S, units)``, each column with the sum 1.
+    * ``column`` - for every unit, its column there; -1 for units that are left out.
+    """
+
+    def __init__(self, found: ParetoKhat, chosen: np.ndarray, num_units: int) -> None:
+        fine = np.atleast_1d(np.asarray(found.khat) <= found.threshold)
+        logs = found.log_weights.reshape(len(found.log_weights), -1)
+        self.weights = np.exp(logs[:, fine])
+        self.column = np.full(num_units, -1)
+        self.column[chosen[fine]] = np.arange(fine.sum())
+
+
+def khat_rows(
+    log_w: np.ndarray, *, auxiliary: bool, cause: str | None = None
+) -> tuple[list[Row], Usable | None]:
+    """Pareto shapes of ``(S, *units)`` log weights, the bounds of the evidence, and the weights.
+
+    A large shape is no verdict on the draws: it says that their weights may not be used.
+
+    :param auxiliary: true if the weights are those of a bound, with auxiliary variables.
+    :param cause: what is wrong with the objective, if that is known.
+    """
+    units = log_w.reshape(len(log_w), -1)
+    chosen = equally_spaced(units.shape[1], UNITS)
+    if not np.all(np.isfinite(units) | (units == -np.inf)) or len(log_w) < 25:
+        verdict = (
+            "there are too few weights or some are not numbers, because the guide leaves the"
+            " support of the model; pass more num_samples, or fit again with another guide."
+        )
+        return [Row("k-hat", np.nan, None, "", False, verdict)], None
+    if np.any(np.all(units == -np.inf, 0)):
+        verdict = (
+            "no draw has a density under the model, because the guide leaves its support; fit again"
+            " with another guide."
+        )
+        return [Row("k-hat", np.inf, None, "", False, verdict)], None
+    found = pareto_khat(units[:, chosen] if log_w.ndim > 1 else units[:, 0])
+    errors, limit = khat_error(found.khat, len(log_w)), found.threshold
+    if log_w.ndim == 1:
+        what, value, error, at_most = "k-hat", float(found.khat), float(errors), f"{limit:.2f}"
+        ok = value <= limit
+    else:
+        # By chance a shape is over the limit if it is within its error of it.
+        high = np.asarray(ndtr((found.khat - limit) / np.where(errors > 0, errors, 1e-9)))
+        value = float(np.mean(found.khat > limit))
+        error = float(np.sqrt(np.sum(high * (1 - high))) / high.size)
+        what, at_most = f"share of units with k-hat > {limit:.2f}", f"{BAD_UNITS}"
+        ok = value <= BAD_UNITS + 2 * error
+    verdict = "the importance weights may be used: the next lines say what they change."
+    if not ok:
+        where = "" if log_w.ndim == 1 else " in these units"
+        verdict = (
+            f"the weights may not be used{where}, neither for the evidence nor to"
+            " correct the draws. That does not say whether the draws are right: see the other"
+            " lines."
+        )
+        if auxiliary:
+            verdict += " Large weights may come from the guide, or its reverse model."
+        verdict += "" if cause is None else f" {cause}."
+    # Only with a verdict of its own would it be one on the draws.
+    rows = [Row(what, value, error or None, at_most, True if ok else None, verdict, not ok)]
+    bounds = evidence_bounds(log_w, alphas=(1.0, 0.0))
+    (elbo, log_evidence), (se, se0) = bounds.values.tolist(), bounds.standard_errors.tolist()
+    gap = f"the bound of order 0 is {log_evidence - elbo:.3g} nats above it."
+    rows.append(Row("ELBO (order 1)", elbo, se, "", None, gap))
+    verdict = "the estimate of the log evidence."
+    if np.min(bounds.effective_sample_size) < 50:
+        verdict = "a few draws carry it, so it says little about the log evidence."
+    rows.append(Row("bound of order 0", log_evidence, se0, "", None, verdict))
+    return rows, Usable(found, chosen, units.shape[1]) if ok else None
+
+
+def units_of(units: Layout | None, trace: Trace) -> Callable[[str], np.ndarray]:
+    """For a site of the model, the unit of every one of its numbers."""
+
+    def of(name: str) -> np.ndarray:
+        site = trace[name]
+        if units is None:
+            return np.zeros(math.prod(jnp.shape(site["value"])), int)
+        count = jnp.arange(math.prod(units.shape)).reshape(units.shape)
+        return np.ravel(np.broadcast_to(units.along(site, count), jnp.shape(site["value"])))
+
+    return of
+
+
+def units_of_dims(
+    units: dict[str, int], dims: dict[str, dict[str, int]]
+) -> Callable[[str], np.ndarray]:
+    """The same by the names and sizes of dimensions; -1 outside those of the units."""
+
+    def of(name: str) -> np.ndarray:
+        sizes = dims[name]
+        if not set(units) <= set(sizes):
+            return np.full(math.prod(sizes.values()), -1)
+        count = np.arange(math.prod(units.values())).reshape(tuple(units.values()))
+        order = [list(units).index(d) for d in sizes if d in units]
+        shape = [size if d in units else 1 for d, size in sizes.items()]
+        placed = count.transpose(order).reshape(shape)
+        return np.ravel(np.broadcast_to(placed, tuple(sizes.values())))
+
+    return of
+
+
+def reweighted_rows(
+    draws: dict[str, np.ndarray],
+    usable: Usable,
+    unit_of: Callable[[str], np.ndarray],
+    remedy: str | None = None,
+) -> list[Row]:
+    """Mean and standard deviation of every number, with the weights and without.
+
+    :param draws: ``{site: (S, *site)}``, in the order of the weights.
+    :param unit_of: the unit of every number of a site.
+    :param remedy: what to do about draws that are wrong, if it is known.
+    """
+    remedy = remedy or "train longer, or take a richer guide"
+    names: list[str] = []
+    shifts, ratios = [], []
+    for site, x in draws.items():
+        flat = x.reshape(len(x), -1)
+        unit = unit_of(site)
+        column = np.where(unit >= 0, usable.column[unit], -1)
+        step = max(1, NUMBERS // len(x))
+        for start in range(0, flat.shape[1], step):
+            some = slice(start, start + step)
+            here = np.flatnonzero(column[some] >= 0)
+            if not len(here):
+                continue
+            found = _moments(flat[:, start + here], usable.weights, column[some][here])
+            shifts.append(found[:2])
+            ratios.append(found[2:])
+            size = flat.shape[1]
+            names += [f"{site}[{k}]" if size > 1 else site for k in (start + here).tolist()]
+    if not names:
+        return []
+    shift, shift_error = np.concatenate(shifts, 1)
+    ratio, error = np.concatenate(ratios, 1)
+    end = f"{remedy}; or draw from these draws by their weights (pareto_khat gives them)."
+    return [
+        judged_shifts(
+            OF_SHIFT,
+            shift,
+            shift_error,
+            SHIFT,
+            "the importance weights leave the means where they are.",
+            lambda k, by: (
+                f"the importance weights move the mean of {names[k]} by {by:.2g} of its standard"
+                f" deviations, as they do where a mode has the wrong share; {end}"
+            ),
+        ),
+        judged_ratios(
+            QUANTITY,
+            ratio,
+            error,
+            SD_RATIO,
+            "the importance weights leave the standard deviations as they are.",
+            lambda k, by: (
+                f"the importance weights make the standard deviation of {names[k]} {1 / by:.2g}"
+                f" times what it is; {end}"
+            ),
+        ),
+    ]
+
+
+def _moments(x: np.ndarray, weights: np.ndarray, column: np.ndarray) -> np.ndarray:
+    """``(4, n)``: shift in sds, its error, sd over that of the weights, its error; by the weights.
+
+    The errors are those of independent draws, of which both means are made.
+    """
+    x = x.astype(np.float64)
+    centre, sd = x.mean(0), x.std(0)
+    varies = sd > 1e-6 * np.abs(centre)
+    y = np.where(varies, (x - centre) / np.where(varies, sd, 1.0), 0.0)
+    w = weights[:, column]
+    shift = np.sum(w * y, 0)
+    variance = np.maximum(np.sum(w * (y - shift) ** 2, 0), 1e-12)
+    of_shift = w * (y - shift) - y / len(y)
+    of_ratio = w * ((y - shift) ** 2 / variance - 1) - (y**2 - 1) / len(y)
+    ratio = 1 / np.sqrt(variance)
+    errors = (np.sqrt(np.sum(z**2, 0)) for z in (of_shift, of_ratio))
+    shift_error, relative = errors
+    found: Any = (shift, shift_error, ratio, 0.5 * ratio * relative)
+    # Of equal weights only rounding is left.
+    return np.round(np.where(varies, np.stack(found), np.array([[0.0], [0.0], [1.0], [0.0]])), 9)

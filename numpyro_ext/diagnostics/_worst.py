@@ -1,0 +1,61 @@
+"""Lines of the worst of many ratios or shifts, each with a Monte Carlo error."""
+
+from collections.abc import Callable
+import math
+
+import numpy as np
+
+from numpyro_ext.diagnostics._points import worst_of
+from numpyro_ext.diagnostics.table import Row
+
+__all__ = ["judged_ratios", "judged_shifts"]
+
+
+def _noise(errors: np.ndarray) -> np.ndarray:
+    """What the largest of n errors may be; if all is right, that is no reason to complain."""
+    return (1 + math.sqrt(2 * math.log(len(errors)))) * errors
+
+
+def judged_ratios(
+    quantity: str,
+    ratios: np.ndarray,
+    errors: np.ndarray,
+    limits: tuple[float, float],
+    right: str,
+    wrong: Callable[[int, float], str],
+) -> Row:
+    """The line of the ratio that is farthest from 1; NaN where a number does not vary.
+
+    :param wrong: the sentence about the ratio with this index.
+    """
+    low, high = limits
+    ratios, errors = np.nan_to_num(ratios, nan=1.0), np.nan_to_num(errors)
+    with np.errstate(divide="ignore"):
+        significant = np.where(np.abs(np.log(ratios)) > _noise(errors / ratios), ratios, 1.0)
+    outside = bool(np.any((significant < low) | (significant > high)))
+    worst = worst_of(significant if outside else ratios, limits)
+    ratio, error = float(ratios[worst]), float(errors[worst])
+    verdict = wrong(worst, ratio) if outside else right
+    return Row(quantity, ratio, error, f"{low} to {high}", not outside, verdict, of_draws=True)
+
+
+def judged_shifts(
+    quantity: str,
+    shifts: np.ndarray,
+    errors: np.ndarray,
+    limit: float,
+    right: str,
+    wrong: Callable[[int, float], str],
+) -> Row:
+    """The line of the largest shift, in standard deviations.
+
+    :param wrong: the sentence about the shift with this index.
+    """
+    shifts, errors = np.abs(np.nan_to_num(shifts)), np.nan_to_num(errors)
+    significant = np.where(shifts > _noise(errors), shifts, 0.0)
+    worst = int(np.argmax(significant))
+    outside = bool(significant[worst] > limit)
+    worst = worst if outside else int(np.argmax(shifts))
+    shift, error = float(shifts[worst]), float(errors[worst])
+    verdict = wrong(worst, shift) if outside else right
+    return Row(quantity, shift, error, f"{limit}", not outside, verdict, of_draws=True)

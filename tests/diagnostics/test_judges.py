@@ -1,0 +1,221 @@
+"""Which lines judge the draws of a guide: weights that may be used, and what they change."""
+
+import functools
+
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.handlers import block
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
+import optax
+import pytest
+
+from numpyro_ext.diagnostics import Diagnosis, diagnose, to_arviz
+from numpyro_ext.diagnostics._weights import khat_rows, reweighted_rows
+from numpyro_ext.diagnostics.table import Row
+from numpyro_ext.guides import AutoMixtureNormal
+from numpyro_ext.objectives import VRELBO, BBAlphaELBO
+
+SHIFT, RATIO = "shift by reweighting, worst", "sd ratio to reweighted, worst"
+MOVED, SIDES = "sd ratio after moves, worst", "chains that change sides, least"
+APART = 8.0
+
+
+def judge(*args, **kwargs):
+    return diagnose(*args, rng_key=random.key(0), **kwargs)
+
+
+def rows_of(diagnosis):
+    return {row.quantity: row for row in diagnosis.rows}
+
+
+def wrong(diagnosis):
+    return [row.quantity for row in diagnosis.rows if row.ok is False]
+
+
+def two_modes():
+    """Standard normals at 0 and 8 along the first axis, of shares .95 and .05."""
+    z = numpyro.sample("z", dist.ImproperUniform(dist.constraints.real, (), (6,)))
+    centres = jnp.zeros((2, 6)).at[1, 0].set(APART)
+    each = dist.Normal(centres).log_prob(z).sum(1)
+    numpyro.factor("density", jnp.logaddexp(*(jnp.log(jnp.array([0.95, 0.05])) + each)))
+
+
+@functools.cache
+def svi_of_modes():
+    svi = SVI(
+        two_modes, AutoMixtureNormal(two_modes, num_components=2), optax.adam(0.1), Trace_ELBO()
+    )
+    return svi, svi.get_params(svi.init(random.key(0)))
+
+
+def modes(share, scale=1.0):
+    return {
+        "auto_logits": jnp.log(jnp.array([1 - share, share])),
+        "auto_loc": jnp.zeros((2, 6)).at[1, 0].set(APART),
+        "auto_scale": jnp.full((2, 6), scale),
+    }
+
+
+def judge_modes(share, scale=1.0, **kwargs):
+    svi, params = svi_of_modes()
+    return judge(svi, {**params, **modes(share, scale)}, model_args=(), **kwargs)
+
+
+def test_a_mode_with_the_wrong_share_is_found_by_reweighting():
+    """Mean and variance of a mixture of shares 1 - s and s are 8 s and 1 + 64 s (1 - s)."""
+    found = rows_of(judge_modes(0.25))
+    assert found["k-hat"].ok is True
+    sd, right = (np.sqrt(1 + APART**2 * s * (1 - s)) for s in (0.25, 0.05))
+    shift, ratio = found[SHIFT], found[RATIO]
+    assert shift.value == pytest.approx(APART * 0.2 / sd, abs=5 * shift.error)
+    assert ratio.value == pytest.approx(sd / right, abs=5 * ratio.error)
+    assert shift.error < 0.06 and ratio.error < 0.2
+    assert shift.ok is False and ratio.ok is False
+    assert "a mode has the wrong share" in shift.verdict and "z[0]" in shift.verdict
+    # No chain changes sides, but the weights have judged the shares.
+    assert found[MOVED].ok and SIDES not in found
+    exact = judge_modes(0.05)
+    assert exact.ok, exact
+
+
+def test_shares_that_nothing_has_checked_are_wrong():
+    """The log weights of components with .4 of the right sd are .84 times a Gamma(3): k-hat > 1."""
+    found = judge_modes(0.25, 0.4)
+    rows = rows_of(found)
+    assert rows["k-hat"].ok is None and rows["k-hat"].not_judged and RATIO not in rows
+    assert {MOVED, SIDES} <= set(wrong(found))
+    assert "the share of each side is that of the guide" in rows[SIDES].verdict
+
+
+def test_a_tree_is_reweighted_as_its_fit_is():
+    svi, params = svi_of_modes()
+    params = {**params, **modes(0.25)}
+    tree = to_arviz(svi, params, model_args=(), rng_key=random.key(0))
+    found = judge_modes(0.25, num_moves=0)
+    assert {SHIFT, RATIO} <= set(rows_of(found))
+    for one, again in zip(found.rows, diagnose(tree).rows, strict=True):
+        assert (again.quantity, again.ok) == (one.quantity, one.ok)
+        np.testing.assert_allclose(again.value, one.value, rtol=1e-3)
+
+
+def test_moments_with_weights_and_without():
+    """Draws of N(0, 1) with weights of N(1, 1), and of N(0, 1.3^2) with those of N(0, 1)."""
+    z = np.random.default_rng(0).normal(size=(4000, 2))
+    for log_w, draws, shift, ratio in (
+        (z[:, 0] - 0.5, z, 1.0, 1.0),
+        (-0.5 * (1.3**2 - 1) * z[:, 0] ** 2, 1.3 * z, 0.0, 1.3),
+    ):
+        usable = khat_rows(log_w, auxiliary=False)[1]
+        rows = reweighted_rows({"z": draws}, usable, lambda name: np.zeros(2, int))
+        for row, expected in zip(rows, (shift, ratio), strict=True):
+            assert row.value == pytest.approx(expected, abs=0.02 + 4 * row.error)
+            assert row.error < 0.1
+        assert [row.ok for row in rows] == [shift == 0.0, ratio == 1.0]
+
+
+def quantiles(k, size=1000):
+    return -k * np.log((np.arange(size) + 0.5) / size)
+
+
+def test_one_unit_of_five_over_the_limit_by_chance_is_no_reason_to_complain():
+    """The error of a shape of 95 weights is (1 + k) / sqrt(95), so .18 at .72: the limit is .67."""
+    for highest, ok in ((0.72, True), (1.5, None)):
+        log_w = np.stack([quantiles(k) for k in (0.2, 0.3, 0.1, 0.2, highest)], 1)
+        rows, usable = khat_rows(log_w, auxiliary=False)
+        assert rows[0].value == 0.2 and rows[0].ok is ok
+        assert (usable is not None) is bool(ok)
+    assert rows[0].error < 0.03
+    # The unit over the limit is left out.
+    usable = khat_rows(log_w[:, [0, 1, 2, 3] * 6 + [4]], auxiliary=False)[1]
+    assert usable.column[-1] == -1 and usable.weights.shape == (1000, 24)
+
+
+def row(ok, limit="1", of_draws=True):
+    return Row("x", 1.0, None, limit, ok, "so.", of_draws)
+
+
+def test_silence_is_no_verdict():
+    for rows, ok, text in (
+        ([row(True)], True, "nothing was found wrong"),
+        ([row(None)], False, "the draws could not be judged, 1 not judged"),
+        ([row(None), row(True)], True, "nothing was found wrong, 1 not judged"),
+        ([row(None), row(True, of_draws=False)], False, "the draws could not be judged, 1 not"),
+        ([row(None, limit=""), row(True, of_draws=False)], True, "nothing was found wrong"),
+        ([row(None, of_draws=False)], True, "nothing could be judged"),
+        ([row(None), row(False)], False, "1 of 2 are wrong, 1 not judged"),
+    ):
+        found = Diagnosis("title", tuple(rows))
+        assert found.ok is ok
+        assert str(found).startswith(f"title: {text}")
+        assert ("?" in str(found)) is any(one.not_judged for one in rows)
+
+
+X = jnp.array([0.5, -1.0, 2.0])
+
+
+def two(x, batch=None):
+    z = numpyro.sample("z", dist.Normal())
+    u = numpyro.sample("u", dist.Normal(z))
+    with numpyro.plate("N", len(x), subsample_size=batch) as i:
+        numpyro.sample("x", dist.Normal(u), obs=x[i])
+
+
+def by_hand(x):
+    numpyro.sample("z", dist.Delta(0.3))
+    numpyro.sample("u", dist.Normal(numpyro.param("m", 0.4), 0.5))
+
+
+def test_a_site_without_spread_is_no_posterior():
+    guide = AutoGuideList(two)
+    guide.append(AutoDelta(block(two, hide=["u"])))
+    guide.append(AutoNormal(block(two, hide=["z"])))
+    for one in (guide, by_hand):
+        svi = SVI(two, one, optax.adam(0.1), Trace_ELBO())
+        params = svi.get_params(svi.init(random.key(0), X))
+        found = judge(svi, params, model_args=(X,), num_moves=0)
+        assert "sites that do not vary" in wrong(found)
+        assert "'z' are the same: a Delta" in rows_of(found)["sites that do not vary"].verdict
+
+
+def test_a_point_is_an_estimate_that_cannot_be_judged():
+    svi = SVI(two, AutoDelta(two), optax.adam(0.1), Trace_ELBO())
+    params = {"z_auto_loc": jnp.array(0.4), "u_auto_loc": jnp.array(0.4)}
+    found = judge(svi, params, model_args=(X,))
+    assert wrong(found) == [] and not found.ok
+    assert "no posterior" in rows_of(found)["spread of the draws"].verdict
+
+
+@pytest.mark.parametrize("given", [(X, 1), (X,)], ids=["with the batch", "without"])
+def test_the_noise_of_minibatches_is_named(given):
+    """A guide that is 3 times too wide, as orders other than 1 make it."""
+    params = {"z_auto_loc": 0.3, "z_auto_scale": 2.4, "u_auto_loc": 0.43, "u_auto_scale": 1.6}
+    params = {name: jnp.array(x) for name, x in params.items()}
+    for loss, named in ((VRELBO(0.5, num_particles=2), True), (BBAlphaELBO(0.5), False)):
+        svi = SVI(two, AutoNormal(two), optax.adam(0.1), loss)
+        svi.init(random.key(0), X, 1)
+        found = judge(svi, params, model_args=given, num_moves=0)
+        verdict = rows_of(found)[RATIO].verdict
+        assert rows_of(found)[RATIO].ok is False
+        assert ("VRELBO takes the noise of its minibatches (1 of 3 rows" in verdict) is named
+        assert ("richer guide" in verdict) is not named
+
+
+def test_weights_with_auxiliary_variables_are_those_of_the_latent_sites():
+    """A guide 1.3 times too wide, and a variable that has nothing to do with it."""
+
+    def normal():
+        numpyro.sample("z", dist.Normal())
+
+    def guide():
+        numpyro.sample("z", dist.Normal(0, numpyro.param("s", 1.3)))
+        e = numpyro.sample("e", dist.Normal(), infer={"is_auxiliary": True})
+        numpyro.factor("reverse", -dist.Normal().log_prob(e))
+
+    svi = SVI(normal, guide, optax.adam(0.1), Trace_ELBO())
+    found = rows_of(judge(svi, {"s": jnp.array(1.3)}, model_args=(), num_moves=0))
+    assert found[RATIO].value == pytest.approx(1.3, abs=5 * found[RATIO].error)
+    assert found[RATIO].ok is False and found[RATIO].error < 0.04

@@ -1,0 +1,61 @@
+"""Modes in one number of short chains, and chains that are too short, without running any."""
+
+import math
+
+import jax.numpy as jnp
+from jax.scipy.special import ndtri
+import numpy as np
+import pytest
+
+from numpyro_ext.diagnostics import Diagnosis
+from numpyro_ext.diagnostics._modes import least_crossing
+from numpyro_ext.diagnostics._moved import GUIDE, PARTICLES, Spread, moved_rows
+
+TWO = np.concatenate([np.linspace(-5, -3, 300), np.linspace(3, 5, 100)])[:, None]
+ONE = np.asarray(ndtri((np.arange(400) + 0.5) / 400))[:, None]
+
+
+def test_chains_that_stay_on_their_side():
+    """Of 100 chains on the smaller side none crosses: 3 at most, with 95 % confidence."""
+    assert least_crossing(TWO, TWO - 1, TWO + 1) == (pytest.approx(3 / 100), 0)
+    # Of a Poisson number that is 50 the limit is 50 + 2 sqrt(50) + 3.
+    low = TWO - 1
+    low[-50:] = -4
+    assert least_crossing(TWO, low, TWO + 1)[0] == pytest.approx((53 + 2 * 50**0.5) / 100)
+    # The least of two.
+    both = np.concatenate([ONE, TWO], 1)
+    value, index = least_crossing(both, both - 1, both + 1)
+    assert (value, index) == (pytest.approx((3 + math.log(2)) / 100), 1)
+
+
+def test_one_mode_has_no_sides_however_slow_its_chains_are():
+    for x in (ONE, np.exp(ONE), ONE**3, np.ones((400, 1)), np.linspace(0, 1, 400)[:, None]):
+        for step in (1e-3, 0.05, 1.0):
+            assert least_crossing(x, x - step, x + step)[0] == math.inf
+    few = np.array([[-1.0], [1.0]] * 4)
+    assert least_crossing(few, few, few)[0] == math.inf
+
+
+def spread(x, between):
+    """Of chains that find nothing wrong, and of which so much variance is between them."""
+    one, zero, ends = jnp.ones(1), jnp.zeros(1), jnp.stack([x, x - 1, x + 1])
+    return Spread(one, 0.01 * one, zero, 0.01 * one, between * one, ends, jnp.array(0.7))
+
+
+def test_chains_that_are_too_short_judge_nothing_unless_weights_do():
+    for between, known, ok in ((0.9, False, None), (0.9, True, True), (0.3, False, True)):
+        rows = moved_rows(spread(ONE, between), str, GUIDE, shares_known=known)
+        assert [row.ok for row in rows] == [ok, ok]
+        assert Diagnosis("", tuple(rows)).ok is bool(ok)
+    assert (
+        "too short for 0, of whose variance 90% is"
+        in moved_rows(spread(ONE, 0.9), str, GUIDE)[0].verdict
+    )
+
+
+@pytest.mark.parametrize(("kind", "words"), [(GUIDE, "of the guide"), (PARTICLES, "began there")])
+def test_shares_of_modes_that_nothing_has_checked_are_wrong(kind, words):
+    row = moved_rows(spread(TWO, 0.95), str, kind)[-1]
+    assert row.quantity == "chains that change sides, least" and row.ok is False
+    assert words in row.verdict
+    assert len(moved_rows(spread(TWO, 0.95), str, kind, shares_known=True)) == 2
