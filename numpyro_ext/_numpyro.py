@@ -99,6 +99,15 @@ def mcmc_arguments(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:
     return state._args, state._kwargs
 
 
+_SECOND = {
+    AutoNormal: "scale",
+    AutoDiagonalNormal: "scale",
+    AutoMultivariateNormal: "scale_tril",
+    AutoLowRankMultivariateNormal: "scale",
+}
+"""The parameter of a normal guide beside its mean."""
+
+
 def normal_of_guide(guide: Any, params: Params) -> tuple[Array, Array]:
     """Mean and factor of a normal guide, in the order in which the model samples its sites.
 
@@ -125,6 +134,15 @@ def normal_of_guide(guide: Any, params: Params) -> tuple[Array, Array]:
         for name, site in guide.prototype_trace.items()
         if site["type"] == "sample" and not site["is_observed"]
     ]
+    one_by_one = isinstance(guide, AutoNormal)
+    for name in [f"{one}_{guide.prefix}" for one in sites] if one_by_one else [guide.prefix]:
+        kinds = [kind for cls, kind in _SECOND.items() if isinstance(guide, cls)]
+        for param in (f"{name}_loc", *(f"{name}_{kind}" for kind in kinds)):
+            if param not in params:  # NumPyro would take the value at the start
+                raise ValueError(
+                    f"params has no '{param}' but {sorted(params)}; pass the params that"
+                    f" svi.get_params gives for this {type(guide).__name__}."
+                )
     if isinstance(guide, AutoNormal):
         loc, scale = (
             jnp.concatenate([jnp.ravel(params[f"{name}_{guide.prefix}_{what}"]) for name in sites])

@@ -75,6 +75,11 @@ def shape_trace(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = Non
 
 def set_up(guide: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> None:
     """Call an auto guide that was never called, so that it does not read its model in a trace."""
+    if isinstance(guide, type):
+        name = guide.__name__
+        raise TypeError(
+            f"the guide is the class {name}; give SVI an instance: SVI(model, {name}(model), ...)."
+        )
     while not isinstance(guide, AutoGuide):
         if not hasattr(guide, "fn"):  # of a handler, or of another wrapper
             return

@@ -23,6 +23,7 @@ from numpyro_ext._model.handlers import every_row, first_rows, valid_plates
 from numpyro_ext._model.mistakes import valid_data
 from numpyro_ext._model.read import continuous_latents, frames, shape_trace, trace_of
 from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext.guides.arguments import check_call, check_model, check_params
 from numpyro_ext.guides.base import NUM_QUANTILE_DRAWS
 from numpyro_ext.guides.networks import Network, check_network
 
@@ -63,6 +64,7 @@ class AmortizedGuide(AutoGuide):
     prefix: str = "auto"
 
     def __post_init__(self) -> None:
+        check_model(type(self), self.model)
         if self.network is None:
             raise TypeError(
                 f"network is None; {type(self).__name__} needs a pair (init_fn, apply_fn) that"
@@ -120,6 +122,7 @@ class AmortizedGuide(AutoGuide):
         shape_trace(model, args, kwargs)
         size, batch = model.plates[self.plate]
         with numpyro.plate(self.plate, size, subsample_size=batch, dim=self.dim) as rows:
+            check_call(self.features, args, kwargs)
             x = self.features(*args, **kwargs)
             if jnp.ndim(x) != 2 or len(x) != len(rows):
                 raise ValueError(
@@ -146,6 +149,8 @@ class AmortizedGuide(AutoGuide):
         :param tuple sample_shape: the leading axes of every site.
         :return: a dict of arrays of shape ``sample_shape + site shape``.
         """
+
+        check_params(params, [f"{self.prefix}_net$params"], self)
 
         def one(key: Array) -> Sites:
             guide: Any = substitute(seed(every_row(self), key), data=params)

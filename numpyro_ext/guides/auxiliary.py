@@ -162,4 +162,5 @@ class AutoAuxiliary(AutoWithoutDensity):
     def _normal(self, name: str, network: Network | None, x: Array, out_dim: int) -> Normal:
         pair = network or conditional_mlp(self.hidden_dims, x.shape[-1], out_dim, SLOPE)
         net = flat_module(f"{self.prefix}_{name}$params", pair, x.shape[-1:])
-        return Normal(*mean_and_scale(net(x)))
+        what = "reverse_network" if name.startswith("reverse") else "network"
+        return Normal(*mean_and_scale(net(x), out_dim, what))

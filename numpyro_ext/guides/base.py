@@ -30,6 +30,7 @@ from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import guide_start
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext.guides.arguments import check_model, check_params
 from numpyro_ext.guides.init_from import check_sites, fitted_normal
 from numpyro_ext.guides.networks import Network, check_network, check_widths, flat_module, mlp
 
@@ -59,7 +60,13 @@ class AutoJoint(ContinuousGuide):
     init_loc_fn: Callable[..., Any] = init_to_uniform
 
     def __post_init__(self) -> None:
+        check_model(type(self), self.model)
         check_positive("init_scale", self.init_scale)
+        if not callable(self.init_loc_fn):
+            raise TypeError(
+                f"init_loc_fn is {self.init_loc_fn!r}; it must be a function of a site, such as"
+                " numpyro.infer.init_to_value(values={'z': 0.0}) returns."
+            )
         super().__init__(self.model, prefix=self.prefix, init_loc_fn=self.init_loc_fn)
 
     def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
@@ -85,12 +92,7 @@ class AutoJoint(ContinuousGuide):
                 f"{type(self).__name__} has not seen its model; call svi.init or svi.run with the"
                 " model's arguments first."
             )
-        # Without this, numpyro.param would answer with the initial values.
-        if f"{self.prefix}_loc" not in params:
-            raise ValueError(
-                f"params has no '{self.prefix}_loc' but {sorted(params)}; pass what svi.get_params"
-                f" gives for this guide (prefix '{self.prefix}')."
-            )
+        check_params(params, [f"{self.prefix}_loc"], self)
 
     def draw(
         self,
@@ -231,27 +233,21 @@ class AutoFlowNormal(AutoJoint):
     def flow(self, i: int) -> Transform:
         """The ``i``-th flow, its parameters registered under a name that ends in ``__{i}``."""
 
-    def prepare(self, *args: Any, **kwargs: Any) -> None:
+    def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
+        info = super().read(*args, **kwargs)
         if self.init_normal is not None:
-            check_sites(self.init_normal, self.read(*args, **kwargs))
+            check_sites(self.init_normal, info)
+        return info
 
     def permutation(self, i: int) -> np.ndarray:
         """The order in which flow ``i + 1`` sees the coordinates: that of flow ``i`` reversed."""
         return np.arange(self.latent_dim)[::-1]
 
     def latent_distribution(self) -> dist.TransformedDistribution:
-        in_order = order = np.arange(self.latent_dim)
-        transforms: list[Transform] = []
-        for i in range(self.num_flows):
-            transforms.append(self.flow(i))
-            step = self.permutation(i) if i < self.num_flows - 1 else np.argsort(order)
-            order = order[step]
-            if not np.array_equal(step, in_order):
-                # NumPy, not JAX: a constant of the program, and comparable when transforms are.
-                transforms.append(PermuteTransform(step))  # pyright: ignore[reportArgumentType]
-        return dist.TransformedDistribution(
-            self.get_base_dist(), [*transforms, *self.scaling_and_shift()]
-        )
+        flows = [self.flow(i) for i in range(self.num_flows)]
+        steps = [self.permutation(i) for i in range(self.num_flows - 1)]
+        parts = [*permuted_between(flows, steps), *self.scaling_and_shift()]
+        return dist.TransformedDistribution(self.get_base_dist(), parts)
 
     def scaling_and_shift(self) -> tuple[Transform, Transform]:
         """The maps ``scale e``, or ``L e`` if the guide starts from a full normal, and
@@ -270,13 +266,39 @@ class AutoFlowNormal(AutoJoint):
         return IndependentTransform(AffineTransform(zero, scale), 1), shift
 
 
+def permuted_between(flows: Sequence[Transform], steps: Sequence[np.ndarray]) -> list[Transform]:
+    """The flows with a permutation after each but the last, and then the order of the start."""
+    transforms, order = [], np.arange(len(steps[0]) if steps else 0)
+    in_order = order
+    for i, flow in enumerate(flows):
+        transforms.append(flow)
+        step = steps[i] if i < len(steps) else np.argsort(order)
+        order = order[step]
+        if not np.array_equal(step, in_order):
+            # NumPy, not JAX: a constant of the program, and comparable when transforms are.
+            transforms.append(PermuteTransform(step))  # pyright: ignore[reportArgumentType]
+    return transforms
+
+
+def other_halves(dim: int, i: int) -> np.ndarray:
+    """The permutation after coupling i: first the halves swapped, then odd places before even ones.
+
+    So the halves are those of another digit of the places in base 2 each time, and F couplings
+    separate all coordinates up to dimension :math:`2^{F-1}`.
+    """
+    reverse = np.arange(dim)[::-1]
+    odd, even = reverse[reverse % 2 == 1], reverse[reverse % 2 == 0]
+    return reverse if i == 0 else np.concatenate([odd, even])
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class CouplingFlowNormal(AutoFlowNormal):
     r"""Base of the flow guides whose layers are couplings, each with a network of its own.
 
     The first :math:`\lfloor d/2 \rfloor` coordinates go through the network; its outputs move the
-    others. After every other flow the halves change places; after the others each new half has
-    coordinates of both, since two coordinates that always share a half would never move each other.
+    others. After the first flow the halves change places; after each other one a new half has
+    coordinates of both, since two coordinates that always share a half never move each other, and
+    with two flows a correlation of just these two is not found.
 
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
     :param network: a stax pair ``(init_fn, apply_fn)`` in place of that network, from
@@ -297,10 +319,8 @@ class CouplingFlowNormal(AutoFlowNormal):
         super().__post_init__()
 
     def permutation(self, i: int) -> np.ndarray:
-        """Turn by turn the halves swapped, and odd places before even ones."""
-        reverse = super().permutation(i)
-        odd, even = reverse[reverse % 2 == 1], reverse[reverse % 2 == 0]
-        return reverse if i % 2 == 0 else np.concatenate([odd, even])
+        """First the halves swapped, and then odd places before even ones."""
+        return other_halves(self.latent_dim, i)
 
     def net(self, i: int, outputs: int) -> tuple[Callable[[Array], Array], int]:
         """The network of coupling ``i``, and the number of coordinates that go into it.

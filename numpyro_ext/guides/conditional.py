@@ -18,8 +18,14 @@ def bounded(log_scale: Array, bound: float = 5.0) -> Array:
     return bound * jnp.tanh(log_scale / bound)
 
 
-def mean_and_scale(out: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation from the mean and log-scale that a network gives."""
+def mean_and_scale(out: Array, dim: int, what: str) -> tuple[Array, Array]:
+    """Mean and standard deviation of ``dim`` numbers from the outputs of a network; ``what`` is for
+    the error if it gives another number of them."""
+    if out.shape[-1:] != (2 * dim,):
+        raise ValueError(
+            f"the {what} gives an output of shape {out.shape}; its last axis must have length"
+            f" {2 * dim}: {dim} means and {dim} log-scales."
+        )
     mean, log_scale = jnp.split(out, 2, axis=-1)
     return mean, jnp.exp(bounded(log_scale))
 

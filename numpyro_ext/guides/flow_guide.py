@@ -16,18 +16,15 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
-from numpyro.distributions.transforms import (
-    AffineTransform,
-    IndependentTransform,
-    PermuteTransform,
-    Transform,
-)
+from numpyro.distributions.transforms import AffineTransform, IndependentTransform, Transform
 from numpyro.handlers import block, substitute
 
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._typing import Params
 from numpyro_ext.guides.amortized import AmortizedGuide, LocalSite
+from numpyro_ext.guides.arguments import check_params
+from numpyro_ext.guides.base import other_halves, permuted_between
 from numpyro_ext.guides.masked import masked_mlp
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.transforms import AffineCoupling, MaskedAffineAutoregressive
@@ -71,7 +68,8 @@ class FlowGuide(AmortizedGuide):
     :param str plate: name of the plate.
     :param features: a function of the model's arguments, called inside the plate, that returns the
         features of the minibatch, ``(M, f)``: ``lambda x: numpyro.subsample(x, event_dim=1)``.
-    :param int num_flows: the number F of layers.
+    :param int num_flows: the number F of layers; two couplings leave a correlation between two
+        numbers of the same half out.
     :param str flow: ``"realnvp"``, or ``"maf"``, of which a draw takes L passes.
     :param hidden_dims: widths of the hidden layers of each flow's network (ELU).
     :param global_guide: guide of the latents outside the plate: a class of Auto guides or a
@@ -106,7 +104,7 @@ class FlowGuide(AmortizedGuide):
         (100, 7, 2)
     """
 
-    num_flows: int = 2
+    num_flows: int = 4
     flow: str = "realnvp"
     hidden_dims: Sequence[int] = (32, 32)
 
@@ -123,6 +121,9 @@ class FlowGuide(AmortizedGuide):
         :param args: the model's arguments.
         :return: a distribution of batch ``(N,)`` and event ``(local_dim,)``.
         """
+        check_params(params, [f"{self.prefix}_net$params"], self)
+        if self.prototype_trace is None:
+            self._set_up(args, kwargs)
 
         def distribution() -> dist.Distribution:
             with self.rows(args, kwargs) as x:
@@ -154,15 +155,14 @@ class FlowGuide(AmortizedGuide):
         shift, log_scale, context = jnp.split(out, (L, 2 * L), axis=-1)
         if self.num_flows == 0:
             return dist.Normal(shift, jnp.exp(log_scale)).to_event(1)
-        flip = PermuteTransform(np.arange(L)[::-1])  # pyright: ignore[reportArgumentType]
-        transforms: list[Transform] = []
-        for i in range(self.num_flows):
-            transforms += [self._layer(i, context), flip]
-        if self.num_flows % 2:
-            transforms.pop()
+        steps = [
+            other_halves(L, i) if self.flow == "realnvp" else np.arange(L)[::-1]
+            for i in range(self.num_flows - 1)
+        ]
+        flows = permuted_between([self._layer(i, context) for i in range(self.num_flows)], steps)
         affine = IndependentTransform(AffineTransform(shift, jnp.exp(log_scale)), 1)
         base = dist.Normal(jnp.zeros_like(shift), 1).to_event(1)
-        return dist.TransformedDistribution(base, [*transforms, affine])
+        return dist.TransformedDistribution(base, [*flows, affine])
 
     def _layer(self, i: int, context: Array) -> Transform:
         L, C = self.local_dim, context.shape[-1]

@@ -136,7 +136,6 @@ class AutoHVI(AutoWithoutDensity):
         return info
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        self.read(*args, **kwargs)
         return args, kwargs  # for draws without the model's arguments
 
     def sample_vector(self, sample_shape: tuple[int, ...], args: tuple, kwargs: Params) -> Array:
@@ -209,8 +208,9 @@ class AutoHVI(AutoWithoutDensity):
 
             leapfrog = LeapfrogTransform(kick, eps, self.num_leapfrog)
             z, v = jnp.split(leapfrog(jnp.concatenate([z, v])), 2)
-            reverse = Normal(*mean_and_scale(net(jnp.concatenate([(z - loc) / scale, one_hot]))))
-            return z, reverse.log_prob(v).sum()
+            out = net(jnp.concatenate([(z - loc) / scale, one_hot]))
+            mean, sd = mean_and_scale(out, d, "reverse_network")
+            return z, Normal(mean, sd).log_prob(v).sum()
 
         z, log_r = lax.scan(one_round, z, (v, steps, jnp.eye(T, dtype=v.dtype)))
         return z, jnp.sum(log_r)

@@ -37,7 +37,11 @@ class AutoHouseholderNormal(AutoFlowNormal):
     in the other flows the scales come first, because a reflection leaves the spherical base as it
     is. The guide starts at :math:`N(init\_loc, init\_scale^2 I)`.
 
-    *Where it fails.* It is a normal distribution: no bend, no second mode, light tails.
+    *Where it fails.* It is a normal distribution: no bend, no second mode, light tails. At the
+    start all scales are equal, so that a reflection changes nothing, and from there training with
+    few reflections ends in local optima that miss correlations, even with :math:`F \ge d - 1`.
+    Take twice as many reflections as dimensions, or start from a fitted normal guide by
+    ``init_from``.
 
     :param int num_flows: the number F of reflections, an even number with ``init_from``. Reflection
         i has the vector ``{prefix}_reflection__{i}``.

@@ -21,6 +21,7 @@ from numpyro_ext._checks import check_count
 from numpyro_ext._model.handlers import refuse_mutable
 from numpyro_ext._model.implicit import Implicit
 from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import params_in_scope
 from numpyro_ext._typing import Params
 from numpyro_ext.guides.networks import Network, check_network, check_widths, flat_module, mlp
@@ -111,14 +112,17 @@ class AutoImplicit(AutoWithoutDensity):
             )
         super().__post_init__()
 
-    def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        info = self.read(*args, **kwargs)
+    def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
+        info = super().read(*args, **kwargs)
         if self.noise_dim is not None and self.noise_dim < info.size:
             raise ValueError(
                 f"noise_dim is {self.noise_dim}, but the model has {info.size} latent dimensions;"
                 f" it must be at least {info.size}, because fewer numbers fill only a surface, on"
                 " which neither a density nor its score exists."
             )
+        return info
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
         return None if self.transition is None else (args, kwargs)
 
     def sample_vector(

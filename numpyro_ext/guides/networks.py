@@ -81,7 +81,15 @@ def flat_module(name: str, network: Network, input_shape: tuple[int, ...]) -> Ca
     def init(rng_key: Array) -> Any:
         return init_fn(rng_key, input_shape)[1]
 
-    leaves, structure = jax.tree.flatten(jax.eval_shape(init, random.key(0)))
+    try:
+        shapes = jax.eval_shape(init, random.key(0))
+    except Exception as error:
+        raise TypeError(
+            f"the network of '{name}' does not start: init_fn(rng_key, {input_shape}) ended with"
+            f" {type(error).__name__} ({error}); give a pair (init_fn, apply_fn), in this order,"
+            " whose init_fn returns the output shape and the weights."
+        ) from error
+    leaves, structure = jax.tree.flatten(shapes)
     flat = random_param(name, lambda key: ravel_pytree(init(key))[0])
     ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves], dtype=int)
     parts = zip(jnp.split(flat, ends[:-1]), leaves, strict=True)

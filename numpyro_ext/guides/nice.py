@@ -26,9 +26,10 @@ class AutoNICENormal(CouplingFlowNormal):
         \log q(z) = \log N(e; 0, I) - \sum_j \log scale_j ,
 
     where each :math:`f_i` is an :class:`~numpyro_ext.transforms.coupling.AdditiveCoupling`: a
-    network of the first :math:`\lfloor d/2 \rfloor` coordinates shifts the others. Between flows
-    the halves change places, or new halves are made of every second coordinate, turn by turn. The
-    networks start at zero, so the guide starts at :math:`N(init\_loc, init\_scale^2 I)`.
+    network of the first :math:`\lfloor d/2 \rfloor` coordinates shifts the others. After the first
+    flow the halves change places, and after the others new halves are made of every second
+    coordinate. The networks start at zero, so the guide starts at :math:`N(init\_loc,
+    init\_scale^2 I)`.
 
     *Where it fails.* The couplings keep volume. The guide follows curved posteriors (a banana
     exactly), but the highest density of q is the same as that of its normal base, and posteriors

@@ -70,10 +70,7 @@ class AutoPlanarNormal(AutoFlowNormal):
         d = self.latent_dim
 
         def start(rng_key: Array) -> Array:
-            w = random.normal(rng_key, (d,))
-            # constrain() maps this u to 0: it adds (m(u.w) - u.w) w / |w|^2, and m(log(e - 1)) = 0.
-            u = jnp.log(jnp.expm1(1.0)) * w / jnp.dot(w, w)
-            return jnp.concatenate([u, w, jnp.zeros(1)])
+            return jnp.concatenate([jnp.zeros(d), random.normal(rng_key, (d,)), jnp.zeros(1)])
 
         parameters: Any = numpyro.param(f"{self.prefix}_planar__{i}", start)
         u, w, b = parameters[:d], parameters[d : 2 * d], parameters[2 * d]

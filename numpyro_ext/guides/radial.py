@@ -36,7 +36,9 @@ class AutoRadialNormal(AutoFlowNormal):
 
     *Where it fails.* A flow changes the density around one point, equally in all directions. That
     suits a posterior with a peak or a hole; it does not bend, so that for a banana
-    :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal` is the better choice.
+    :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal` is the better choice. Nor does it find
+    correlations: where there are any, start from a fitted ``AutoMultivariateNormal`` by
+    ``init_from``, whose factor is trained with the flows.
 
     :param int num_flows: the number F of radial flows. Flow i has the vector
         ``{prefix}_radial__{i}`` of the centre and of alpha and beta before their constraints.

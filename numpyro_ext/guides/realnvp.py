@@ -27,9 +27,9 @@ class AutoRealNVPNormal(CouplingFlowNormal):
 
     where each :math:`f_i` is an :class:`~numpyro_ext.transforms.AffineCoupling`: the first
     :math:`\lfloor d/2 \rfloor` coordinates go through a network that gives log-scales :math:`s_i`
-    and shifts for the others. Between flows the halves change places, or new halves are made of
-    every second coordinate, turn by turn. The networks start at zero, so the guide starts at
-    :math:`N(init\_loc, init\_scale^2 I)`.
+    and shifts for the others. After the first flow the halves change places, and after the others
+    new halves are made of every second coordinate. The networks start at zero, so the guide starts
+    at :math:`N(init\_loc, init\_scale^2 I)`.
 
     A draw and its density cost one pass through the F networks, the density of a given point
     another: losses that re-evaluate :math:`\log q` work. NumPyro's ``AutoIAFNormal`` inverts

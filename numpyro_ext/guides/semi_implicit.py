@@ -103,11 +103,9 @@ class AutoSemiImplicit(AutoWithoutDensity):
         """``(loc, scale)`` of the conditional at ``(..., noise_dim)`` noise."""
         d, prefix = self.latent_dim, self.prefix
         conditional = self.covariance == "conditional"
-        net = flat_module(
-            f"{prefix}_net$params",
-            self.network or mlp(self.hidden_dims, 2 * d if conditional else d),
-            noise.shape[-1:],
-        )
+        size = 2 * d if conditional else d
+        pair = self.network or mlp(self.hidden_dims, size)
+        net = flat_module(f"{prefix}_net$params", pair, noise.shape[-1:])
         floor = FLOOR * self.init_scale
         loc: Any = numpyro.param(f"{prefix}_loc", self.init_latent)
         scale: Any = numpyro.param(
@@ -116,6 +114,11 @@ class AutoSemiImplicit(AutoWithoutDensity):
             constraint=constraints.greater_than(floor),
         )
         out = net(noise)
+        if out.shape != (*noise.shape[:-1], size):
+            raise ValueError(
+                f"network maps noise of shape {noise.shape} to {out.shape}; the last axis must have"
+                f" length {size}: {d} shifts" + (f" and {d} log-scales." if conditional else ".")
+            )
         if conditional:
             scale = floor + (scale - floor) * jnp.exp(bounded(out[..., d:]))
         return loc + out[..., :d], jnp.broadcast_to(scale, (*noise.shape[:-1], d))

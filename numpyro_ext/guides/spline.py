@@ -32,10 +32,10 @@ class AutoSplineNormal(CouplingFlowNormal):
 
     where each :math:`f_i` is a :class:`~numpyro_ext.transforms.spline.SplineCoupling`: a network of
     the first :math:`\lfloor d/2 \rfloor` coordinates gives each of the others an increasing spline
-    of ``num_bins`` bins on ``[-bound, bound]``. Between flows the halves change places, or new
-    halves are made of every second coordinate, turn by turn. With one latent dimension each flow is
-    a spline with parameters of its own. The splines start at the identity, so the guide starts at
-    :math:`N(init\_loc, init\_scale^2 I)`.
+    of ``num_bins`` bins on ``[-bound, bound]``. After the first flow the halves change places, and
+    after the others new halves are made of every second coordinate. With one latent dimension each
+    flow is a spline with parameters of its own. The splines start at the identity, so the guide
+    starts at :math:`N(init\_loc, init\_scale^2 I)`.
 
     *Where it fails.* Beyond ``bound`` standard deviations of the base the splines do nothing, so
     the tails are those of a normal distribution with ``loc`` and ``scale``. The guide has more
@@ -74,7 +74,7 @@ class AutoSplineNormal(CouplingFlowNormal):
         True
     """
 
-    num_flows: int = 2
+    num_flows: int = 4
     num_bins: int = 8
     bound: float = 4.0
 

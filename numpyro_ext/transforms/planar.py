@@ -3,7 +3,6 @@
 Rezende, Mohamed, "Variational inference with normalizing flows" (ICML 2015).
 """
 
-import jax
 from jax import Array, lax
 from jax.core import Tracer
 import jax.numpy as jnp
@@ -41,7 +40,8 @@ class PlanarTransform(VectorTransform):
     **References**
 
     1. *Variational inference with normalizing flows*, equations 10-12 and appendix A.1,
-       Danilo Jimenez Rezende, Shakir Mohamed (2015). Its :math:`\hat u` is :meth:`constrain`.
+       Danilo Jimenez Rezende, Shakir Mohamed (2015). Its :math:`\hat u` is :meth:`constrain`, but
+       for the map m.
 
     .. doctest::
 
@@ -75,13 +75,22 @@ class PlanarTransform(VectorTransform):
     def constrain(u: Float[Array, " d"], w: Float[Array, " d"]) -> Float[Array, " d"]:
         r"""A ``u`` with :math:`u \cdot w > -1`: :math:`u + (m(u \cdot w) - u \cdot w) w / |w|^2`.
 
-        Here :math:`m(t) = -1 + \log(1 + e^t)`. With :math:`w = 0` every u is allowed.
+        Here :math:`m(t) = -1 + \log(1 + (e - 1) e^t)`, the paper's increasing map of the numbers to
+        :math:`(-1, \infty)`, moved so that :math:`m(0) = 0`. Hence :math:`|m(t)| \le |t|`, and the
+        result is never longer than u; with the paper's :math:`m(t) = -1 + \log(1 + e^t)` it grows
+        like :math:`0.31 / |w|` where w is small. With :math:`w = 0` every u is allowed.
         """
         product, square = jnp.dot(u, w), jnp.dot(w, w)
-        # Double where: the gradient of the branch that is not taken must be finite too.
-        safe = jnp.where(square > 0, square, 1.0)
-        shift = (jax.nn.softplus(product) - 1.0 - product) / safe
-        return u + jnp.where(square > 0, shift, 0.0) * w
+        # m(t) - t, exact near 0, and in forms that overflow for neither sign.
+        low = jnp.where(product < 0, product, 0.0)
+        high = jnp.where(product < 0, 0.0, product)
+        below = jnp.log1p((1 - jnp.exp(-1.0)) * jnp.expm1(low)) - low
+        above = jnp.log1p(jnp.expm1(-high) * jnp.exp(-1.0))
+        # Double where: the gradient of the branch that is not taken must be finite too. Squares
+        # below the least number of single precision have lost their digits.
+        known = square > 1e-30
+        shift = (below + above) / jnp.where(known, square, 1.0)
+        return u + jnp.where(known, shift, 0.0) * w
 
     def call_with_intermediates(self, x: Float[Array, "*batch d"]) -> tuple[Array, Array]:
         h = jnp.tanh(x @ self.w + self.b)

@@ -31,9 +31,31 @@ def test_planar(tol):
     # a = .5 - 2 + .1 = -1.4, tanh a = -.8853516482; log(1 - .5 (1 - .7838475)).
     flow = PlanarTransform(jnp.array([0.3, -0.4]), jnp.array([1.0, 2.0]), 0.1)
     assert_maps(flow, Z, [0.2343945055, -0.6458593407], -0.1143746091, tol(1e-6, 1e-9))
-    u = PlanarTransform.constrain(jnp.array([-2.0, -1.0]), jnp.array([1.0, 2.0]))
-    assert jnp.allclose(u, jnp.array([-1.3963700144, 0.2072599712]), rtol=tol(1e-5, 1e-9))
-    assert jnp.allclose(u @ jnp.array([1.0, 2.0]), -0.9818500721, rtol=tol(1e-5, 1e-9))
+    # u.w = -4, and m(-4) = log(1 + (e - 1) / e^4) - 1 = -.9690157; u + (4 + m(-4)) w / 5.
+    w, product = jnp.array([1.0, 2.0]), np.log1p((np.e - 1) * np.exp(-4.0)) - 1
+    u = PlanarTransform.constrain(jnp.array([-2.0, -1.0]), w)
+    assert jnp.allclose(u, jnp.array([-2.0, -1.0]) + (4 + product) * w / 5, rtol=tol(1e-5, 1e-9))
+    assert jnp.allclose(u @ w, product, rtol=tol(1e-5, 1e-9))
+
+
+@pytest.mark.x64
+def test_planar_shift_is_never_longer_than_what_is_constrained(tol):
+    """As |m(t)| <= |t|; with m(0) = -.31, as in the paper, it is .31 / |w| for small w."""
+    u, w = random.normal(random.key(0), (2, 200, 3))
+    size = jnp.geomspace(1e-20, 1e4, 200)[:, None]
+    constrain = jax.vmap(PlanarTransform.constrain)
+    for one in (u, 1e3 * u):
+        got = constrain(one, size * w)
+        slack = 1 + tol(1e-5, 1e-12)
+        assert (jnp.linalg.norm(got, axis=1) <= slack * jnp.linalg.norm(one, axis=1)).all()
+        # Rounding of a sum of large numbers may reach -1 itself.
+        product = (got * size * w).sum(1)
+        assert (product >= -1 - tol(1e-6, 1e-15) * 1e3 * size[:, 0]).all()
+    # Near 0 the derivative along w is m'(0) = 1 - 1 / e, and across it 1.
+    slopes = jax.vmap(jax.jacobian(PlanarTransform.constrain))(jnp.zeros((200, 3)), w)
+    along = w / jnp.linalg.norm(w, axis=1, keepdims=True)
+    expected = jnp.eye(3) - np.exp(-1) * along[:, :, None] * along[:, None, :]
+    assert jnp.allclose(slopes, expected, atol=tol(1e-6, 1e-12))
 
 
 def test_planar_without_a_direction_is_a_shift_with_finite_gradients():

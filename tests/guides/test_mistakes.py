@@ -1,0 +1,182 @@
+"""What newcomers give to guides by mistake: each is answered by one sentence."""
+
+from functools import cache, partial
+
+import jax
+from jax import random
+from jax.example_libraries import stax
+import jax.numpy as jnp
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.infer import SVI
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+import optax
+import pytest
+
+from numpyro_ext.guides import (
+    AutoAuxiliary,
+    AutoHVI,
+    AutoMAFNormal,
+    AutoRealNVPNormal,
+    AutoSemiImplicit,
+    FlowGuide,
+    base,
+)
+from numpyro_ext.objectives import VRELBO
+
+X = jnp.ones((5, 2))
+
+
+def model(x=None):
+    numpyro.sample("z", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+
+
+def local(x):
+    with numpyro.plate("rows", len(x)):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        numpyro.sample("x", dist.Normal(z, 0.5).to_event(1), obs=x)
+
+
+def dense(width):
+    return stax.Dense(width)
+
+
+def call(guide, *args):
+    return handlers.seed(guide, 0)(*args)
+
+
+def flow_guide(features=lambda x: x):
+    return FlowGuide(local, dense(7), plate="rows", features=features)
+
+
+def set_up(make):
+    guide = make(model)
+    call(guide)
+    return guide
+
+
+maf = cache(partial(set_up, AutoMAFNormal))
+
+
+def first_step(guide):
+    """As ``svi.run`` with one of the package's losses, whose ``init`` passes with this guide."""
+    svi = SVI(local, guide, optax.adam(1e-2), VRELBO(0.5))
+    return svi.update(svi.init(random.key(0), X), X)
+
+
+def start_from(guide, params):
+    return AutoRealNVPNormal(model, init_from=(guide, params))
+
+
+A_CLASS = r"function with numpyro.sample sites; .* pass it a guide and not its class:"
+
+
+@pytest.mark.parametrize(
+    ("mistake", "error", "match"),
+    [
+        # The class of a guide in place of a guide.
+        (lambda: call(AutoRealNVPNormal, X), TypeError, rf"AutoRealNVPNormal was .*{A_CLASS}"),
+        (lambda: first_step(AutoNormal), TypeError, r"the class AutoNormal; give SVI an instance"),
+        (lambda: AutoRealNVPNormal(None), TypeError, "was given NoneType for its model"),
+        (
+            lambda: FlowGuide(3, dense(4), plate="rows", features=jnp.sin),
+            TypeError,
+            "FlowGuide was given int for its model",
+        ),
+        (
+            lambda: AutoMAFNormal(model, init_loc_fn={"z": 0.0}),
+            TypeError,
+            r"init_loc_fn is {'z': 0.0}; it must be a function of a site, such as .*init_to_value",
+        ),
+        # Networks in the wrong order, or with outputs of the wrong number.
+        (
+            lambda: call(AutoRealNVPNormal(model, network=dense(4)[::-1])),
+            TypeError,
+            r"'auto_net__0\$params' does not start: init_fn\(rng_key, \(2,\)\) ended with",
+        ),
+        (
+            lambda: call(AutoSemiImplicit(model, network=dense(1))),
+            ValueError,
+            r"of shape \(4,\) to \(1,\); the last axis must have length 4: 4 shifts\.",
+        ),
+        (
+            lambda: call(AutoSemiImplicit(model, network=dense(4), covariance="conditional")),
+            ValueError,
+            "must have length 8: 4 shifts and 4 log-scales",
+        ),
+        (
+            lambda: call(AutoAuxiliary(model, network=dense(3))),
+            ValueError,
+            r"the network gives an output of shape \(3,\); .* length 8: 4 means and 4 log-scales",
+        ),
+        (
+            lambda: call(AutoAuxiliary(model, reverse_network=dense(4))),
+            ValueError,
+            r"the reverse_network gives an output of shape \(4,\)",
+        ),
+        (
+            lambda: call(AutoHVI(model, reverse_network=dense(3))),
+            ValueError,
+            r"the reverse_network gives an output of shape \(3,\)",
+        ),
+        # Features that do not take what the model takes.
+        (
+            lambda: call(flow_guide(lambda x, y: x), X),
+            TypeError,
+            r"features has the signature \(x, y\), but it .* arguments of the model \(Array.*'y'",
+        ),
+        # Parameters of something else.
+        (
+            lambda: maf().sample_posterior(random.key(0), ("params", "state")),
+            TypeError,
+            "params is tuple; it must be the dict .* result.params",
+        ),
+        (
+            lambda: flow_guide().sample_posterior(random.key(0), {}, X),
+            ValueError,
+            r"params has no 'auto_net\$params' but \[\]",
+        ),
+        (
+            lambda: flow_guide().get_posterior({"other": 0.0}, X),
+            ValueError,
+            r"params has no 'auto_net\$params' but \['other'\]",
+        ),
+        (
+            lambda: start_from(set_up(AutoNormal), {"auto_loc": jnp.zeros(4)}),
+            ValueError,
+            "params has no 'z_auto_loc' but .*gives for this AutoNormal",
+        ),
+        (
+            # Its factor would be that of the start, without a word.
+            lambda: start_from(set_up(AutoMultivariateNormal), {"auto_loc": jnp.zeros(4)}),
+            ValueError,
+            "params has no 'auto_scale_tril' but .*gives for this AutoMultivariateNormal",
+        ),
+    ],
+)
+def test_is_answered_by_a_sentence(mistake, error, match):
+    with pytest.raises(error, match=match):
+        mistake()
+
+
+def test_fitted_flow_guide_has_a_posterior_before_it_is_called():
+    """Of a guide that was loaded from a file, say, and its params."""
+    guide = flow_guide()
+    svi = SVI(local, guide, optax.adam(1e-2), VRELBO(1.0))
+    params = svi.get_params(svi.init(random.key(0), X))
+    log_q = [
+        jax.jit(lambda p, g=g: g.get_posterior(p, X).log_prob(X)) for g in (guide, flow_guide())
+    ]
+    assert jnp.array_equal(log_q[0](params), log_q[1](params))
+
+
+@pytest.mark.parametrize("make", [AutoMAFNormal, AutoHVI])
+def test_guide_reads_its_model_once_when_it_is_set_up(make, monkeypatch):
+    seen, read = [], base.read_global
+    monkeypatch.setattr(base, "read_global", lambda *a, **k: seen.append(1) or read(*a, **k))
+    normal = set_up(AutoMultivariateNormal)
+    params = {"auto_loc": jnp.zeros(4), "auto_scale_tril": jnp.eye(4)}
+    given = {"init_from": (normal, params)} if make is AutoMAFNormal else {}
+    call(make(model, **given))
+    assert len(seen) == 1
