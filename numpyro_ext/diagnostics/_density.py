@@ -154,7 +154,7 @@ def _rows(site: Site) -> Array:
         while isinstance(fn, Independent):
             fn = fn.base_dist
         if fn is not site["fn"]:
-            return fn.log_prob(site["value"])
+            return jnp.asarray(fn.log_prob(site["value"]))
     return log_prob(site)
 
 
