@@ -84,7 +84,7 @@ for eps, ratio in (halved | settled).items():
 assert all(abs(ratio - 1) < 0.05 for ratio in settled.values())
 
 # %%
-# Two guides for one posterior: k-hat shows which of them is right, and the ELBO does not.
+# Two guides for one posterior: the moved draws show which is right, and the ELBO does not.
 
 data = breast_cancer()
 args = (data.x_train, data.y_train)
@@ -97,8 +97,8 @@ for guide_class in (AutoNormal, AutoMultivariateNormal):
     diagnosis = diagnose(svi, result=result, model_args=args)
     print(f"{diagnosis}\n")
     draws = guide.sample_posterior(jax.random.key(2), result.params, sample_shape=(2000,))
-    khat = diagnosis.to_frame().loc["k-hat"]
-    fits[guide_class.__name__] = np.asarray(draws["weights"]), khat
+    moved = diagnosis.to_frame().loc["sd ratio after moves, worst"]
+    fits[guide_class.__name__] = np.asarray(draws["weights"]), moved
 assert not fits["AutoNormal"][1]["ok"] and fits["AutoMultivariateNormal"][1]["ok"]
 
 # %%
@@ -112,11 +112,11 @@ left.set(xscale="log", yscale="log", ylim=(0.5, 40), title="SGHMC: halve the ste
 left.set(xlabel="step size (found: whitened units)", ylabel="standard deviation / exact")
 left.set_yticks([1, 3, 10, 30], ["1", "3", "10", "30"])
 left.legend(frameon=False)
-for (name, (weights, khat)), colour in zip(fits.items(), ("C1", "C0"), strict=True):
-    label = f"{name}: k-hat {khat['value']:.2f}"
+for (name, (weights, moved)), colour in zip(fits.items(), ("C1", "C0"), strict=True):
+    label = f"{name}: sd ratio after moves {moved['value']:.2f}"
     right.plot(*weights[:, [0, 2]].T, ".", color=colour, ms=2, label=label)
 right.set(xlabel=f"weight of {data.names[0]}", ylabel=f"weight of {data.names[2]}")
-right.set(title="SVI: k-hat")
+right.set(title="SVI: two guides")
 right.legend(frameon=False, markerscale=4)
 Path("out").mkdir(exist_ok=True)
 fig.savefig("out/is_my_result_wrong.png", dpi=120)

@@ -5,13 +5,13 @@ from typing import Any
 
 from jax import Array
 import jax.numpy as jnp
-from numpyro.distributions import biject_to
+from numpyro.distributions import Independent, biject_to
 from numpyro.distributions.util import is_identically_one
 
 from numpyro_ext._model.read import Site, sample_sites
 from numpyro_ext._typing import Trace
 
-__all__ = ["log_abs_det", "log_density", "log_prob", "scaled"]
+__all__ = ["log_abs_det", "log_density", "log_prob", "row_log_prob", "scaled"]
 
 
 def log_prob(site: Site) -> Array:
@@ -19,6 +19,19 @@ def log_prob(site: Site) -> Array:
     if site["intermediates"]:
         return site["fn"].log_prob(site["value"], site["intermediates"])
     return site["fn"].log_prob(site["value"])
+
+
+def row_log_prob(site: Site) -> Array:
+    """:func:`log_prob`, also of each row where the rows are declared one event by ``to_event``.
+
+    With a scale that is an array the rows stay one event, whose axes the scale does not have.
+    """
+    fn, scale = site["fn"], site["scale"]
+    if site["intermediates"] or (scale is not None and jnp.ndim(scale) > 0):
+        return log_prob(site)
+    while isinstance(fn, Independent):
+        fn = fn.base_dist
+    return log_prob({**site, "fn": fn})
 
 
 def scaled(site: Site, value: Array, divisor: float = 1.0) -> Array:

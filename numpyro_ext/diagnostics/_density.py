@@ -8,10 +8,10 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.distributions import Independent, biject_to
+from numpyro.distributions import biject_to
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_ext._model.density import log_prob, scaled
+from numpyro_ext._model.density import log_prob, row_log_prob, scaled
 from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.read import (
     Site,
@@ -147,17 +147,6 @@ def _only_moves(fn: Callable[..., list[Array]], params: Any, noise: Any, discret
     )
 
 
-def _rows(site: Site) -> Array:
-    """The log probabilities of the rows of a site, also where they are declared one event."""
-    fn = site["fn"]
-    if not site["intermediates"] and jnp.ndim(1.0 if site["scale"] is None else site["scale"]) == 0:
-        while isinstance(fn, Independent):
-            fn = fn.base_dist
-        if fn is not site["fn"]:
-            return fn.log_prob(site["value"])
-    return log_prob(site)
-
-
 def _sum(x: Array) -> Array:
     """The sum in blocks, whose rounding error does not grow with the number of terms."""
     size = math.isqrt(x.size)
@@ -174,7 +163,7 @@ def reference_of(model_trace: Trace, guide_trace: Trace, units: Layout | None) -
     def at(trace: Trace) -> dict[str, Array]:
         found = {}
         for site in sample_sites(trace):
-            x = log_prob(site) if units else scaled(site, _rows(site))
+            x = log_prob(site) if units else scaled(site, row_log_prob(site))
             found[site["name"]] = jnp.where(jnp.isfinite(x), x, 0.0)
         return found
 
@@ -196,7 +185,7 @@ def log_weight(
             return units.sum_sites(
                 sites, local=True, log_prob=lambda site: log_prob(site) - at[site["name"]]
             )
-        rows = (scaled(site, _rows(site)) - at[site["name"]] for site in sites)
+        rows = (scaled(site, row_log_prob(site)) - at[site["name"]] for site in sites)
         return sum(map(_sum, rows), jnp.zeros(()))
 
     of_model, of_guide = reference

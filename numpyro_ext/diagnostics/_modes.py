@@ -32,7 +32,7 @@ def least_crossing(start: np.ndarray, low: np.ndarray, high: np.ndarray) -> tupl
         return math.inf, 0
     several = math.log(n)  # the least of n counts may be less
     columns = zip(start.T, low.T, high.T, strict=True)
-    found = [_of_number(*map(np.asarray, one), fewest, several) for one in columns]
+    found = [_of_number(x, least, most, fewest, several) for x, least, most in columns]
     least = int(np.argmin(found))
     return float(found[least]), least
 
@@ -68,10 +68,10 @@ def _at(
     there = start[side]
     half = (len(there) + 1) // 2
     width = np.min(there[half - 1 :] - there[: len(there) - half + 1])
-    near = np.diff(np.searchsorted(start, [cut - width / 2, cut + width / 2]))[0]
+    near = int(np.diff(np.searchsorted(start, [cut - width / 2, cut + width / 2]))[0])
     if _at_most(near) + several >= half / 2:
         return math.inf
-    crossing = np.sum(high[side] >= cut) if is_left else np.sum(low[side] < cut)
+    crossing = int(np.sum(high[side] >= cut) if is_left else np.sum(low[side] < cut))
     return (_at_most(crossing) + several) / len(there)
 
 

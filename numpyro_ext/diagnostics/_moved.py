@@ -21,7 +21,7 @@ SHIFT, GUIDE_SHIFT = 0.3, 0.2
 CROSSING = 0.6
 """Of chains that are slow but have one mode more change sides: 0.67 and more in a banana whose
 width is a tenth of its length, and at most 0.6 with modes 8 standard deviations apart."""
-STAY = 0.6
+STAY = 0.4
 """Share of the variance that is between chains above which they are too short to judge alone."""
 _STUCK = 0.1
 """Share of accepted trajectories below which the points are stuck."""

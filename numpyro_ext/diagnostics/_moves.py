@@ -114,7 +114,7 @@ def spread_after_moves(
         sums = *seen, jnp.minimum(sums[2], y), jnp.maximum(sums[3], y)
         return (here, log_h, sums, accepted + jnp.where(counts, chance, 0.0)), None
 
-    def one(inputs: tuple[Array, Array]) -> tuple[Any, Array]:
+    def one(inputs: tuple[Array, Array]) -> tuple[Any, Array, list[Array]]:
         start, key = inputs
         nothing, y = jnp.zeros_like(centre), (numbers(start) - centre) / unit
         log_h = jnp.asarray(math.log(1.6 * d ** (-1 / 6)), x.dtype)

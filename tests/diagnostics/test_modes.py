@@ -43,7 +43,7 @@ def spread(x, between):
 
 
 def test_chains_that_are_too_short_judge_nothing_unless_weights_do():
-    for between, known, ok in ((0.9, False, None), (0.9, True, True), (0.3, False, True)):
+    for between, known, ok in ((0.9, False, None), (0.9, True, True), (0.2, False, True)):
         rows = moved_rows(spread(ONE, between), str, GUIDE, shares_known=known)
         assert [row.ok for row in rows] == [ok, ok]
         assert Diagnosis("", tuple(rows)).ok is bool(ok)
