@@ -204,6 +204,7 @@ class Diagnosable(Protocol):
     @property
     def settings(self) -> Any:
         """The settings that the kernel has found: ``step_size``, ``variance_ratio``,
+        ``kinetic_temperature`` (the least and the largest that are predicted, over T),
         ``transitions`` per independent draw and ``problems``, a sequence of sentences. None if
         they were given."""
         ...

@@ -18,6 +18,7 @@ COORDINATES = 1000
 """At most so many coordinates are looked at, equally spaced."""
 SLOWER = 20
 """Measured over predicted transitions per independent draw that is still near normal."""
+_DRAW_MORE = "its error takes 4 draws of each chain, so it is not judged; draw more."
 
 
 def _mean_and_error(x: np.ndarray) -> tuple[float, float]:
@@ -83,31 +84,32 @@ def settings_rows(facts: dict[str, Any]) -> list[Row]:
 
 
 def _kinetic_temperature(x: np.ndarray, T: float, facts: dict[str, Any]) -> Row:
-    r"""On a whitened Gaussian it is :math:`T_e / (1 - \epsilon^2/4)` at the end of a step.
-
-    The coordinates have temperatures :math:`T_e` between T and that times the predicted ratio. A
-    thermostat keeps it at T.
-    """
-    low = high = T
-    if "found_step_size" in facts and "has_thermostat" not in facts:
-        ratio, wide = facts["predicted_variance_ratio"], 1 - facts["found_step_size"] ** 2 / 4
-        low, high = T * min(1.0, ratio) / wide, T * max(1.0, ratio) / wide
+    """With settings that were found it is between the two that the law of the kernel predicts."""
+    low, high = (T * facts.get(name, 1.0) for name in ("coldest_predicted", "hottest_predicted"))
     value, error = _mean_and_error(x)
+    limit = f"{shown(low, 3)} to {shown(high, 3)}"
+    limit = f"{shown(high, 3) if high - low < 0.005 * T else limit} +- {OFF:.0%}"
+    if _without_error(value, error):
+        return Row("kinetic temperature", value, None, limit, None, _DRAW_MORE, True)
     excess = max(low - value, value - high, 0.0)
     ok = not (excess > OFF * T and excess > 3 * error) and math.isfinite(value)
     verdict = "the draws have the temperature of the posterior."
     if not ok and value > high:
         verdict = (
             "gradient noise or too large a step heats the chain, so its draws are about"
-            f" {math.sqrt(value / T):.2g} times too wide; {_less_noise(facts)}."
+            f" {math.sqrt(value / high):.2g} times too wide; {_less_noise(facts)}."
         )
     elif not ok:
         verdict = (
             "the momentum is not at its temperature, so the chain has not settled; warm it up"
             " longer, or start it from find_whitening or an SVI fit."
         )
-    limit = shown(high, 3) if high - low < 0.005 * T else f"{shown(low, 3)} to {shown(high, 3)}"
-    return Row("kinetic temperature", value, error, f"{limit} +- {OFF:.0%}", ok, verdict)
+    return Row("kinetic temperature", value, error, limit, ok, verdict, of_draws=True)
+
+
+def _without_error(value: float, error: float) -> bool:
+    """Whether there are too few draws to know the error of a mean that is a number."""
+    return math.isfinite(value) and math.isnan(error)
 
 
 def _less_noise(facts: dict[str, Any]) -> str:
@@ -137,15 +139,19 @@ def _noise_share(value: float) -> Row:
 def _implied_ratio(ratio: np.ndarray, facts: dict[str, Any]) -> Row:
     """The variances on a Gaussian that the gradients of a kernel without momentum imply."""
     value, error = _mean_and_error(ratio)
+    limit = f"{1 + OFF:.3g}"
+    if _without_error(value, error):
+        return Row("implied variance ratio", value, None, limit, None, _DRAW_MORE, True)
     return judged(
         "implied variance ratio",
         value,
-        f"{1 + OFF:.3g}",
+        limit,
         not (value - 1 > OFF and value - 1 > 3 * error) and math.isfinite(value),
         "the size of the gradients says that the step is small enough.",
         "the step is too large for the noise of the gradients, so variances are too large by this"
         f" factor on average; {_less_noise(facts)}.",
         error,
+        of_draws=True,
     )
 
 
@@ -325,5 +331,6 @@ def _slowness(draws: float, facts: dict[str, Any]) -> Row:
         not value > slowest,
         f"the law of the kernel predicts {predicted:,.3g}.",
         f"the law of the kernel on a normal posterior predicts {predicted:,.3g}, so this one is not"
-        " near normal; reparametrise the model (LocScaleReparam for hierarchies).",
+        " near normal; reparametrise the model (a hierarchy with LocScaleReparam, or without it"
+        " where it has it).",
     )

@@ -51,6 +51,8 @@ class Fit(NamedTuple):
     """``(size, subsample_size)`` of the plates of which an ``MCMC`` took minibatches."""
     forward_mode: bool = False
     """True if the model is differentiated in forward mode."""
+    minibatch: Model | None = None
+    """The model of particles with its minibatches, if it takes any."""
 
 
 def _name_of(value: Any) -> str:
@@ -197,7 +199,8 @@ def _fit_of_optimised(
         if isinstance(obj.guide, AutoGuide):  # those of others may not be jitted
             particles = jax.jit(particles)
         draws = [dict(particles(one)) for one in params]
-        return Fit(model, args, kwargs, attributes, params, draws=draws)
+        subsampled = obj.model if minibatch_plates(obj.model, args, kwargs) else None
+        return Fit(model, args, kwargs, attributes, params, draws=draws, minibatch=subsampled)
     guide, params = posterior_guide(obj.guide, params, args, kwargs, every_row)
     return Fit(model, args, kwargs, attributes, params, guide=full_data(guide))
 
@@ -215,7 +218,7 @@ def _fit_of_mcmc(
         samples = samples._asdict()
     if not isinstance(samples, dict):
         samples = {f"Param:{i}": x for i, x in enumerate(jax.tree.leaves(samples))}
-    if any(jnp.size(x) == 0 for x in samples.values()):
+    if any(len(x) == 0 for x in samples.values()):  # a site may hold no numbers
         raise ValueError("the MCMC holds no draws; call mcmc.run(...) after the warmup.")
     ran_args, ran_kwargs = mcmc_arguments(mcmc)
     args, kwargs = check_arguments(
@@ -246,6 +249,7 @@ def _fit_of_mcmc(
         num_chains=mcmc.num_chains,
         plates=plates,
         forward_mode=moves_particles and kernel.forward_mode_differentiation,
+        minibatch=model if moves_particles and plates else None,
     )
 
 

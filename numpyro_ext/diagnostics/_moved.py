@@ -61,7 +61,7 @@ class Kind(NamedTuple):
     limits: tuple[float, float]
     shift: float
     shares: str
-    """What the shares of modes are, and the remedy."""
+    """What the shares of modes are, and the remedy; empty if another line judges them."""
 
 
 PARTICLES = Kind(
@@ -139,7 +139,8 @@ def moved_rows(
             f" {between[stays]:.0%} is between them; a larger num_moves makes them longer."
         )
         rows = [row._replace(ok=None, verdict=verdict) for row in rows]
-    value, least = (math.inf, 0) if shares_known else least_crossing(*ends)
+    known = shares_known or not shares
+    value, least = (math.inf, 0) if known else least_crossing(*ends)
     if value < CROSSING:
         least = int(equally_spaced(len(ratios), NUMBERS)[least])
         verdict = (

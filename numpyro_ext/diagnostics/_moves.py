@@ -5,7 +5,7 @@ Reference: Neal, *MCMC using Hamiltonian dynamics* (Handbook of MCMC, 2011), sec
 
 from collections.abc import Callable
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array, lax, random
@@ -14,7 +14,7 @@ import numpy as np
 
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, model_info, sample_sites
-from numpyro_ext._typing import Params, Sites
+from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import Evaluate, Prototype, count_of, default_block_size
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics._modes import NUMBERS
@@ -49,7 +49,7 @@ def spread_after_moves(
     num_moves: int,
     block: int,
     num_starts: int | None = None,
-    independent: bool = True,
+    independent: Array | bool = True,
 ) -> Spread:
     r"""Standard deviations of points over those that they have while a Markov chain moves them.
 
@@ -64,7 +64,8 @@ def spread_after_moves(
     :param x: ``(m, d)`` particles, or draws.
     :param block: so many points move at a time.
     :param num_starts: so many of the points are moved, the first ones; None for all.
-    :param independent: whether the points are independent draws, whose own errors count.
+    :param independent: whether the points are independent draws, whose own errors count; or
+        ``(n,)`` numbers of draws that are worth an independent one.
     """
     m, d = x.shape
     half, tuned = num_moves // 2, 3 * num_moves // 4
@@ -171,7 +172,7 @@ def moves_row(
         return spread_after_moves(energy, numbers, x, rng_key, num_moves, block, independent=False)
 
     moved = run(fit.params[0], found.x, rng_key)
-    return moved_rows(moved, _name_of(model_info(trace)), PARTICLES)
+    return moved_rows(moved, name_of(model_info(trace)), PARTICLES)
 
 
 def guide_moves_row(
@@ -195,40 +196,79 @@ def guide_moves_row(
     if num_moves == 0:
         return []
     trace, params = proto.trace, fit.params[0]
+    plan = planned(fit, trace, num_moves)
+    if isinstance(plan, str):
+        return left_out(plan)
     info = model_info(trace)
+    key_draws, key_moves = random.split(rng_key)
+    draws = _more(evaluate, params, draws, info, key_draws)
+    found = moved_draws(fit, trace, plan, draws, key_moves)
+    kind = GUIDE if remedy is None else GUIDE._replace(remedy=remedy)
+    return moved_rows(found, name_of(info), kind, shares_known=shares_known)
+
+
+class Plan(NamedTuple):
+    """Moves that are not too dear."""
+
+    starts: int
+    num_moves: int
+    options: dict[str, int] | None
+    """Of the compiler."""
+
+
+def planned(fit: Fit, trace: Trace, num_moves: int | None) -> Plan | str:
+    """The moves of draws, by what a gradient on all data costs; or why there are none."""
 
     def gradient(params: Params, x: Array) -> tuple[Array, Array]:
         return potential_of(fit, trace, params).value_and_grad_flat(x, {})
 
-    x = jax.ShapeDtypeStruct((info.size,), jnp.result_type(float))
+    x = jax.ShapeDtypeStruct((model_info(trace).size,), jnp.result_type(float))
     try:
-        one = count_operations(gradient, params, x)
+        one = count_operations(gradient, fit.params[0], x)
     except ValueError as error:
         if "Reverse-mode" not in str(error):
             raise
-        verdict = "the model has no gradient in reverse mode, which a Markov chain needs here."
-        return left_out(verdict)
+        return "the model has no gradient in reverse mode, which a Markov chain needs here."
     each = (MOVES if num_moves is None else num_moves) * LEAPS * max(one, 1.0)
     starts = int(np.clip(FEW_OPERATIONS / each, FEWEST_STARTS, STARTS))
     if num_moves is None and starts * each > MOST_OPERATIONS:
-        return left_out(_dear(starts, "draw", f"{starts * each:.1g} operations"))
-    num_moves = MOVES if num_moves is None else num_moves
-    key_draws, key_moves = random.split(rng_key)
-    draws = _more(evaluate, params, draws, info, key_draws)
-    starts = min(starts, len(next(iter(draws.values()))))
-    block = default_block_size(trace)
-
-    def run(params: Params, draws: Sites, rng_key: Array) -> Spread:
-        target = potential_of(fit, trace, params)
-        x = lax.map(lambda draw: info.ravel(target.unconstrain("x", draw)), draws, batch_size=block)
-        energy, numbers = _energy(target), _numbers(target)
-        return spread_after_moves(energy, numbers, x, rng_key, num_moves, block, starts)
-
+        return _dear(starts, "draw", f"{starts * each:.1g} operations")
     quick = jax.default_backend() == "cpu" and starts * each <= FEW_OPERATIONS
     options = {"xla_backend_optimization_level": 0} if quick else None
-    found = jax.jit(run, compiler_options=options)(params, draws, key_moves)
-    kind = GUIDE if remedy is None else GUIDE._replace(remedy=remedy)
-    return moved_rows(found, _name_of(info), kind, shares_known=shares_known)
+    return Plan(starts, MOVES if num_moves is None else num_moves, options)
+
+
+def moved_draws(
+    fit: Fit,
+    trace: Trace,
+    plan: Plan,
+    draws: Sites,
+    rng_key: Array,
+    *,
+    temperature: float = 1.0,
+    independent: Array | bool = True,
+) -> Spread:
+    """The first of the constrained draws ``(m, *site)`` before and after their moves.
+
+    :param temperature: T of moves with the density p^(1/T).
+    """
+    info, block = model_info(trace), default_block_size(trace)
+    total = len(next(iter(draws.values())))
+
+    def run(params: Params, draws: Sites, independent: Array | bool, rng_key: Array) -> Spread:
+        target = potential_of(fit, trace, params)
+        x = lax.map(lambda draw: info.ravel(target.unconstrain("x", draw)), draws, batch_size=block)
+        # A transform that is saturated has no finite inverse.
+        fine = jnp.all(jnp.isfinite(x), 1)
+        x = x[jnp.where(fine, jnp.arange(total), jnp.argmax(fine))]
+        energy, numbers = _energy(target, temperature), _numbers(target)
+        starts = min(plan.starts, total)
+        return spread_after_moves(
+            energy, numbers, x, rng_key, plan.num_moves, block, starts, independent
+        )
+
+    compiled = jax.jit(run, compiler_options=plan.options)
+    return compiled(fit.params[0], draws, independent, rng_key)
 
 
 def _more(
@@ -246,9 +286,11 @@ def _more(
     return {name: jnp.concatenate([piece[name] for piece in pieces]) for name in chosen}
 
 
-def _energy(target: Potential) -> Callable[[Array], tuple[Array, Array]]:
-    """The potential of a vector and its gradient."""
-    return lambda x: target.value_and_grad_flat(x, {})
+def _energy(target: Potential, T: float = 1.0) -> Callable[[Array], tuple[Array, Array]]:
+    """The potential of a vector and its gradient, over T."""
+    if T == 1.0:
+        return lambda x: target.value_and_grad_flat(x, {})
+    return lambda x: jax.tree.map(lambda y: y / T, target.value_and_grad_flat(x, {}))
 
 
 def _numbers(target: Potential) -> Callable[[Array], Array]:
@@ -262,7 +304,7 @@ def _numbers(target: Potential) -> Callable[[Array], Array]:
     return numbers
 
 
-def _name_of(info: ModelInfo) -> Callable[[int], str]:
+def name_of(info: ModelInfo) -> Callable[[int], str]:
     """The name of a number of the latent sites."""
     ends = np.cumsum([math.prod(x.constrained.shape) for x in info.latents.values()]).tolist()
     slices = dict(zip(info.latents, map(slice, [0, *ends[:-1]], ends), strict=True))

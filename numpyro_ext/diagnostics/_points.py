@@ -6,13 +6,13 @@ import math
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array, lax
+from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import model_info
+from numpyro_ext._model.read import model_info, read_model
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import Prototype, default_block_size
 from numpyro_ext.diagnostics._fit import Fit
@@ -23,7 +23,10 @@ from numpyro_ext.scores.implied_sd import implied_sd_ratio
 __all__ = ["Points", "draw_rows", "has_gradient", "ksd_row", "particle_facts", "particle_rows"]
 
 SD_RATIO = (0.85, 1.2)
-SHIFT = 0.05
+SHIFT = 0.1
+"""Of as many particles as make the error of m independent draws, 1 / sqrt(m), smaller."""
+_BATCHES, _AT = 32, 8
+"""Minibatches from which the noise of the mean gradient is known, and particles in that mean."""
 POINTS = 2000
 """At most so many points enter the Stein discrepancy, equally spaced."""
 
@@ -38,6 +41,8 @@ class Points(NamedTuple):
     score: Array
     name: Callable[[int], str]
     """The name of a coordinate."""
+    noise: float | None = None
+    """Of the mean gradient of a minibatch, in the units of the shift; None without minibatches."""
 
 
 def particles_of(obj: Any, fit: Fit) -> Sites:
@@ -46,8 +51,8 @@ def particles_of(obj: Any, fit: Fit) -> Sites:
     if not isinstance(obj, MCMC):
         return draws
     # The chains of an ensemble are the particles, and its last draw is the answer.
-    chains = fit.num_chains
-    return {n: jnp.reshape(x, (chains, -1, *x.shape[1:]))[:, -1] for n, x in draws.items()}
+    length = len(next(iter(draws.values()))) // fit.num_chains
+    return {name: x[length - 1 :: length] for name, x in draws.items()}
 
 
 def has_gradient(proto: Prototype) -> bool:
@@ -84,8 +89,37 @@ def points_and_score(fit: Fit, trace: Trace, draws: dict[str, Any]) -> tuple[Arr
 def scored(fit: Fit, proto: Prototype, draws: dict[str, Any]) -> Points:
     """Constrained draws as points with their score."""
     slices = model_info(proto.trace).slices
-    points = points_and_score(fit, proto.trace, draws)
-    return Points(*points, lambda k: name_in(slices, k))
+    x, score = points_and_score(fit, proto.trace, draws)
+    noise = None if fit.minibatch is None else minibatch_noise(fit, x)
+    return Points(x, score, lambda k: name_in(slices, k), noise)
+
+
+def minibatch_noise(fit: Fit, x: Array) -> float:
+    """The shift by which the mean gradient of a minibatch differs from that of all data.
+
+    All particles share their minibatch, so their mean follows it and not the spread of them alone.
+    """
+    assert fit.minibatch is not None
+    model = fit.minibatch
+    info = replace(read_model(model, fit.args, fit.kwargs), deterministic=())
+    forward = {"forward_mode": fit.forward_mode}
+
+    @jax.jit
+    def run(params: Params, x: Array) -> Array:
+        target = Potential(model, info, params, fit.args, fit.kwargs, **forward)
+        some = x[equally_spaced(len(x), _AT)]
+
+        def mean_gradient(key: Array) -> Array:
+            idx = target.draw_rows(key, info.unravel(x[0]))
+            return jnp.mean(lax.map(lambda one: target.value_and_grad_flat(one, idx)[1], some), 0)
+
+        g = lax.map(mean_gradient, random.split(random.key(0), _BATCHES))
+        # In units of the particles' spread, coordinate by coordinate, as the shift is.
+        centred = (x - jnp.mean(x, 0)) / jnp.sqrt(len(x))
+        moved = jnp.matmul(centred, (g - jnp.mean(g, 0)).T, precision="highest")
+        return jnp.sqrt(jnp.mean(jnp.sum(moved**2, 0)) / info.size)
+
+    return float(run(fit.params[0], x)) * math.sqrt(_BATCHES / (_BATCHES - 1))
 
 
 def name_in(slices: dict[str, slice], k: int) -> str:
@@ -119,7 +153,9 @@ def particle_facts(found: Points) -> dict[str, Any]:
     """Attributes that the gradients of points give; NaN without more than d of them."""
     ratios, shift = (np.asarray(y, float) for y in _ratios_of(found.x, found.score))
     worst = worst_of(ratios, SD_RATIO)
+    noise = {} if found.noise is None else {"minibatch_noise": found.noise}
     return {
+        **noise,
         "num_latents": len(ratios),
         "implied_sd_ratio": float(ratios[worst]),
         "implied_sd_ratio_of": found.name(worst),
@@ -136,7 +172,8 @@ def particle_rows(m: int, facts: dict[str, Any]) -> list[Row]:
     if m <= d or "implied_sd_ratio" not in facts:
         return [number_row(m, d)]
     remedy = "run longer, take more particles, or another field"
-    return [number_row(m, d), *_stein_rows(facts, "particles", remedy, SHIFT)]
+    limit = max(SHIFT, 1 / math.sqrt(m))
+    return [number_row(m, d), *_stein_rows(facts, "particles", remedy, limit)]
 
 
 def draw_rows(found: Points) -> list[Row]:
@@ -161,15 +198,27 @@ def _stein_rows(facts: dict[str, Any], what: str, remedy: str, limit: float) -> 
         f"the {what} are not as wide as their gradients say that the posterior is, most of all in"
         f" {facts['implied_sd_ratio_of']}; {remedy}.",
     )
+    noise = facts.get("minibatch_noise", 0.0)
+    if noise > shift:
+        remedy = (
+            "the gradients of a minibatch, which all of them share, are farther off, so take a"
+            " larger batch, or more steps whose size falls to 0, as that of particle_step"
+        )
     mean = judged(
         "shift in sds",
         shift,
         f"{limit:.2g}",
         shift <= limit,
         f"the mean of the {what} has come to rest.",
-        f"the mean of the {what} is not where the gradients cancel; {remedy}.",
+        f"the mean of the {what} is not where the gradients of all data cancel; {remedy}.",
     )
-    return [spread, mean]
+    if not noise:
+        return [spread, mean]
+    verdict = (
+        f"the mean gradient of one minibatch is off by so much; the mean of the {what} follows it"
+        f" where the steps are large{'' if noise > shift else ', which is not the cause here'}."
+    )
+    return [spread, mean, Row("noise of a minibatch in sds", noise, None, "", None, verdict)]
 
 
 def ksd_row(found: Points) -> Row:

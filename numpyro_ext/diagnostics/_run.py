@@ -29,7 +29,9 @@ STATS = {
 def chains_of(fit: Fit) -> dict[str, np.ndarray]:
     """Draws that exist already, by chain: host arrays ``(chain, draw, *site)``."""
     draws = jax.device_get(fit.draws[0])
-    return {name: np.reshape(x, (fit.num_chains, -1, *x.shape[1:])) for name, x in draws.items()}
+    length = len(next(iter(draws.values()))) // fit.num_chains
+    shape = (fit.num_chains, length)
+    return {name: np.reshape(x, (*shape, *x.shape[1:])) for name, x in draws.items()}
 
 
 def mcmc_stats(mcmc: MCMC, fit: Fit) -> dict[str, Any]:
@@ -60,8 +62,6 @@ def facts_of(mcmc: MCMC, fit: Fit) -> dict[str, Any]:
     facts["num_latents"] = sum(np.size(x) for x in jax.tree.leaves(z)) // mcmc.num_chains
     if (scale := getattr(state, "step_scale", None)) is not None:
         facts["step_scale"] = float(np.min(jax.device_get(scale)))
-    if "thermostat" in getattr(state, "_fields", ()):
-        facts["has_thermostat"] = 1
     if not isinstance(kernel, Diagnosable):
         return facts
     temperature = _temperature(kernel, state, mcmc.num_samples * kernel.steps_per_sample)
@@ -72,6 +72,8 @@ def facts_of(mcmc: MCMC, fit: Fit) -> dict[str, Any]:
     if (settings := kernel.settings) is not None:
         facts["found_step_size"] = float(settings.step_size)
         facts["predicted_variance_ratio"] = float(settings.variance_ratio)
+        low, high = settings.kinetic_temperature
+        facts |= {"coldest_predicted": float(low), "hottest_predicted": float(high)}
         facts["predicted_transitions"] = float(settings.transitions)
         if problems := list(settings.problems):
             facts["settings_problems"] = problems

@@ -7,6 +7,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_ext._checks import check_count
+from numpyro_ext.diagnostics._chain_moves import chain_moves_rows
 from numpyro_ext.diagnostics._chains import (
     chain_rows,
     hmc_rows,
@@ -55,8 +56,9 @@ def diagnose(
 ) -> Diagnosis:
     r"""Judge a fit of any kind: one table, a verdict on every line, and what to do about it.
 
-    **Chains**, of ``MCMC`` with any kernel. The first five lines are those of stochastic gradients;
-    the next two those of ``HMC`` and ``NUTS``, and of settings that a kernel has found:
+    **Chains**, of ``MCMC`` with any kernel. The first five lines and the last two are those of
+    stochastic gradients, whose draws have a bias; the next two those of ``HMC`` and ``NUTS``, and
+    of settings that a kernel has found:
 
     ==================================  ===============================  ===========  ==============
     quantity                            meaning                          limit        what to do
@@ -74,6 +76,8 @@ def diagnose(
     smallest ESS                        number of independent draws      100 a chain  run longer
     ESS per gradient, per pass          price of an independent draw                  compare
     transitions per independent draw    compared with the kernel's law   20 times     reparametrise
+    sd ratio after moves, worst         sd over that of moved draws      .85 to 1.2   smaller step
+    shift after moves, worst            mean of moved draws, in sds      .2           smaller step
     ==================================  ===============================  ===========  ==============
 
     **Guides**, of ``SVI`` and engines. With several restarts there is their largest R-hat too. The
@@ -98,17 +102,18 @@ def diagnose(
     sd ratio of a site to a Gibbs step  sd over that after the step      .86          Gibbs, or NUTS
     ==================================  ===============================  ===========  ==============
 
-    **Particles**; the second, third and last line also come for draws without a density, and the
-    lines of moved draws for particles:
+    **Particles**; the second, third and last line also come for draws without a density:
 
     ==================================  ===============================  ===========  ==============
     quantity                            meaning                          limit        what to do
     ==================================  ===============================  ===========  ==============
     number of particles                 number against the dimension d   2 d          more particles
     implied sd ratio, worst             sd over that of the gradients    .85 to 1.2   run longer
-    shift in sds                        mean of the gradients            .05          run longer
+    shift in sds                        mean of the gradients            .1, 1/m^.5   run longer
+    noise of a minibatch in sds         the same, of one minibatch                    larger batch
     sd ratio after moves, worst         sd over that of moved particles  .8 to 1.2    another field
     shift after moves, worst            mean of moved ones, in sds       .3           another field
+    chains that change sides, least     exchange between two modes       .6           see the line
     squared KSD                         kernel Stein discrepancy                      compare
     ==================================  ===============================  ===========  ==============
 
@@ -123,9 +128,9 @@ def diagnose(
     if it is outside the limits and larger than the Monte Carlo error of the largest of so many.
 
     A temperature or a variance ratio is wrong only if it is off by three Monte Carlo errors as
-    well. With settings that were found, the temperature lies between :math:`T / (1 -
-    \epsilon^2/4)` and that times the predicted variance ratio. The implied variance ratio, of
-    kernels without momentum, is :math:`1 + \epsilon\, E[g^\top A g] / (2 n T)` with the
+    well. With settings that were found, the temperature is between those that the law of the kernel
+    predicts for coordinates without gradient noise and with most of it. The implied variance ratio,
+    of kernels without momentum, is :math:`1 + \epsilon\, E[g^\top A g] / (2 n T)` with the
     preconditioner A: on a Gaussian it is the mean over the n coordinates of variance over right
     variance, whatever the curvature and the noise. R-hat of a single chain is that of its halves;
     the limit of the effective sample size (ESS) is at most 400. A gradient is one of the model, on
@@ -134,18 +139,20 @@ def diagnose(
 
     The implied sd ratio is :math:`\mathrm{sd}(x_a) / \sqrt{(M^{-1} C)_{aa}}` with :math:`M =
     -\tfrac1m \sum_i (x_i - \bar x) g_i^\top` and C the covariance of the points x; the shift is
-    :math:`\mathrm{rms}(L^\top \bar g)` with :math:`C = L L^\top`,
-    where g are gradients on all data. **Moves:** each particle, or up to 1,000 of 10,000 draws of
-    the first restart, starts a Markov chain of 40 trajectories of Hamiltonian Monte Carlo, of 4
-    gradients on all data each. The lines show the numbers of the latent sites whose standard
-    deviation and mean differ most from those in the second half of the chains. This finds what the
-    weights and the gradients do not show: a guide that is a little too narrow, a single particle
-    far out in a tail, a funnel that is not filled. Where the posterior is far wider than the points
-    are, the chains show that it is wider, but not by how much. Where the draws lie in two modes and
-    (nearly) no chain goes from one to the other, the chains keep the share of each; if no weights
-    may be used, nothing has judged it, and a line says so. A step of **Gibbs** sampling adds a
-    share R to the variance of global sites that the guide draws independently of the local ones;
-    the variance of the posterior is then 1 / (1 - R) times that of the guide.
+    :math:`\mathrm{rms}(L^\top \bar g)` with :math:`C = L L^\top`, where g are gradients on all
+    data. Particles share their minibatch, so their mean follows its noise; a shift that the noise
+    may explain is told from one that it does not. **Moves:** each particle, or up to 1,000 of
+    10,000 draws (of the first restart, or equally spaced ones of the chains, at their temperature),
+    starts a Markov chain of 40 trajectories of Hamiltonian Monte Carlo, of 4 gradients on all data
+    each. The lines show the numbers of the latent sites whose standard deviation and mean differ
+    most from those in the second half of the chains. This finds what the weights and the gradients
+    do not show: a guide that is a little too narrow, a single particle far out in a tail, a funnel
+    that is not filled. Where the posterior is far wider than the points are, the chains show that
+    it is wider, but not by how much. Where the draws lie in two modes and (nearly) no chain goes
+    from one to the other, the chains keep the share of each; if no weights may be used, nothing has
+    judged it, and a line says so. A step of **Gibbs** sampling adds a share R to the variance of
+    global sites that the guide draws independently of the local ones; the variance of the posterior
+    is then 1 / (1 - R) times that of the guide.
 
     **It fails** to see modes that no chain, guide or particle has found, and it does not know the
     right model. A good line is necessary, not sufficient: chains with a bias that all of them
@@ -161,8 +168,8 @@ def diagnose(
     :param int num_moves: trajectories of the Markov chain from each particle or draw; 0 leaves the
         lines out. By default there are 40, unless these would take more than some seconds of a
         core: more than 10^9 log densities for particles, or 2 10^10 operations for 128 draws of a
-        guide. Then the line says so and is not judged; give a number to run them nevertheless. The
-        more trajectories, the more surely a single particle far out is found.
+        guide or of chains. Then the line says so and is not judged; give a number to run them
+        nevertheless. The more trajectories, the more surely a single particle far out is found.
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
     :return: a :class:`Diagnosis`.
 
@@ -206,7 +213,14 @@ def diagnose(
         draws, facts = chains_of(fit), {**fit.attributes, **facts_of(obj, fit)}
         moved: Any = getattr(obj.last_state, "z", None)
         latents = set(moved) if isinstance(moved, dict) else set(draws)
-        return _table_of_chains(draws, mcmc_stats(obj, fit), facts, latents)
+        stats = mcmc_stats(obj, fit)
+        found = _table_of_chains(draws, stats, facts, latents)
+        if facts["inference_method"] == "sgmcmc" and fit.model is not None:
+            key_prototype, key_moves = jax.random.split(rng_key)
+            proto = prototype(fit, key_prototype)
+            more = chain_moves_rows(fit, proto, draws, stats, facts, num_moves, key_moves)
+            found = found._replace(rows=(*found.rows, *more))
+        return found
     return _of_guide(obj, fit, result, num_samples, num_moves, rng_key)
 
 

@@ -8,7 +8,8 @@ bound b on their relative error is the user's.
 """
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 from scipy.linalg import solve_discrete_lyapunov
@@ -64,6 +65,11 @@ def choose_sghmc(
     - BAOAB: the same with the noise term over :math:`1 - \epsilon^2/4`;
     - Euler: :math:`(1 + \epsilon s^2 / 2C) (1 - \epsilon^2 / (2 (2 - \epsilon C)))^{-1}`.
 
+    The kinetic temperature at the end of a step is that over :math:`1 - \epsilon^2/4` for ABOBA,
+    that over :math:`1 - C\epsilon/2` for Euler, whose covariance of z and r is :math:`-\epsilon/2`
+    times the variance of r, and for BAOAB 1 plus :math:`4 c^2 / (1 + c)^2` times the excess of that
+    over 1, with :math:`c = e^{-C\epsilon}`.
+
     :param friction: C; None tries many.
     :param least_injected: variance that the injected noise, as a gradient noise, must not be below:
         :math:`4 \tanh(C\epsilon/2) / \epsilon^2`.
@@ -79,7 +85,16 @@ def choose_sghmc(
     else:
         ratio = 1 + eps**2 / 4 * s2 * coth / (1 - eps**2 / 4 if law == "baoab" else 1.0)
     ratio = np.where(4 / coth / eps**2 < least_injected, np.inf, ratio)
-    return _cheapest(eps, C, C, ratio, max_bias)
+    found = _cheapest(eps, C, C, ratio, max_bias)
+    step, rate = found.step_size, cast(float, found.friction)
+    if law == "baoab":
+        c = np.exp(-rate * step)
+        hot = 1 + 4 * c**2 / (1 + c) ** 2 * (found.variance_ratio - 1)
+        return replace(found, kinetic_temperature=(1.0, float(hot)))
+    cold, wide = 1.0, 1 - step**2 / 4
+    if law == "euler":
+        cold, wide = 1 / (1 - step**2 / (2 * (2 - step * rate))), 1 - step * rate / 2
+    return replace(found, kinetic_temperature=(cold / wide, found.variance_ratio / wide))
 
 
 def choose_sgnht(

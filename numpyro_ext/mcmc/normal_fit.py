@@ -80,16 +80,20 @@ def find_normal(
             " ended"
             if mode.num_negative
             else f"the search for a mode ended {mode.decrement:.2g} standard deviations from one"
+            if np.isfinite(mode.decrement)
+            else "the search for a mode ended where the density or its gradient is not finite"
         )
         problem = (
             f"{what}, so center and scales come from a variational fit instead; reparametrise the"
-            " model (LocScaleReparam for hierarchies), or give init_params near the mode."
+            " model (a hierarchy with LocScaleReparam, or without it where it has it), or give"
+            " init_params near the mode."
         )
     elif fit.departure > _NORMAL_FIT:
         problem = (
             "gradients around the center are far from those of a normal posterior (relative error"
             f" {fit.departure**0.5:.2g}), so the scales found do not hold in all of it;"
-            " reparametrise the model (LocScaleReparam for hierarchies), or use NUTS."
+            " reparametrise the model (a hierarchy with LocScaleReparam, or without it where it has"
+            " it), or use NUTS."
         )
     else:
         return fit

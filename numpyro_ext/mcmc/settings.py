@@ -47,6 +47,8 @@ class Settings:
     :param friction: rate C; None for a kernel without one.
     :param float variance_ratio: predicted variance over the right one, where they differ most.
     :param float transitions: predicted transitions per independent draw.
+    :param tuple kinetic_temperature: what the law predicts at the end of a step, over the
+        temperature, of a coordinate without gradient noise and of the one with most of it.
     :param str kernel: class of the kernel.
     :param whitening: the coordinates; None for a kernel that moves in those of the sites.
     :param dict center: constrained values of the latent sites at the center.
@@ -84,6 +86,7 @@ class Settings:
     noise_control_variate: float = 0.0
     row_gradients: int = 0
     problems: tuple[str, ...] = ()
+    kinetic_temperature: tuple[float, float] = (1.0, 1.0)
 
     @property
     def gradients(self) -> float:

@@ -68,7 +68,9 @@ class ParticleField(ELBO, ABC):
     **Bias.** The value is a mean negative log joint density: it is not a bound, and models cannot
     be compared by it. The bias of the particles is that of the subclass, whose docstring states it.
     Latent sites inside a plate with a ``subsample_size`` are refused, because the rows of the plate
-    change from step to step.
+    change from step to step. All particles share a minibatch, so that their mean follows its noise
+    where the steps are large; ``diagnose`` shows the noise and the shift, and a larger batch makes
+    both smaller.
 
     **Preconditioning.** ``precondition="covariance"`` evaluates the field in the coordinates
     :math:`y = (x - \bar x) L^{-\top}`, :math:`g_y = g L`, and maps it back as :math:`V L^\top`,

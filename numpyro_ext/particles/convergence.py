@@ -16,7 +16,7 @@ from numpyro_ext.scores.implied_sd import implied_sd_ratio
 
 __all__ = ["implied_ratios"]
 
-_RATIO, _SHIFT = (0.85, 1.2), 0.05
+_RATIO, _SHIFT, _NOISE = (0.85, 1.2), 0.1, 0.2
 
 
 def implied_ratios(
@@ -25,6 +25,7 @@ def implied_ratios(
     i: Array,
     num_steps: int,
     info: ModelInfo,
+    error: Array | None = None,
 ) -> Float[Array, " d"]:
     """Standard deviations over those that the gradients imply, from step ``num_steps`` on.
 
@@ -32,6 +33,7 @@ def implied_ratios(
     gradient is not near 0. Before, and for m <= d, they are NaN.
 
     :param info: the sites to which the coordinates belong.
+    :param error: by how much the shift is off because of the minibatches; None without them.
     """
     m, d = x.shape
     unknown = jnp.full(d, jnp.nan, x.dtype)
@@ -42,7 +44,8 @@ def implied_ratios(
         ratio, shift = implied_sd_ratio(x, grad)
 
         def warn() -> None:
-            jax.debug.callback(partial(_warn_unless_converged, info), ratio, shift)
+            known = jnp.zeros_like(shift) if error is None else error
+            jax.debug.callback(partial(_warn_unless_converged, info, m), ratio, shift, known)
 
         if num_steps:
             lax.cond(i == num_steps, warn, lambda: None)
@@ -51,18 +54,28 @@ def implied_ratios(
     return lax.cond(i >= num_steps, judged, lambda: unknown)
 
 
-def _warn_unless_converged(info: ModelInfo, ratio: Any, shift: Any) -> None:
-    ratio = np.asarray(ratio, float)
+def _warn_unless_converged(info: ModelInfo, m: int, ratio: Any, shift: Any, error: Any) -> None:
+    ratio, shift, error = np.asarray(ratio, float), float(shift), float(error)
     off = np.where(np.isfinite(ratio), np.abs(np.log(np.maximum(ratio, 1e-30))), np.inf)
     worst = int(np.argmax(off))
-    if _RATIO[0] <= ratio[worst] <= _RATIO[1] and float(shift) <= _SHIFT:
+    # The mean of m independent draws has this error.
+    limit = max(_SHIFT, m**-0.5)
+    if error > _NOISE:
+        known = f"known to {error:.2g}"
+        remedy = (
+            "all particles share the noise of the minibatches, which their mean follows, so take a"
+            " larger batch, or more steps"
+        )
+    elif _RATIO[0] <= ratio[worst] <= _RATIO[1] and shift <= limit + 3 * error:
         return
+    else:
+        known = f"expected at most {limit:.2g}"
+        remedy = "increase num_warmup or the number of particles"
     warnings.warn(
-        f"the particles have not converged, or their field is biased: the standard deviation of"
+        "the particles have not converged, or their field is biased: the standard deviation of"
         f" {_name_of(info, worst)} is {ratio[worst]:.2f} of the one that the gradients imply"
-        f" (expected {_RATIO[0]} to {_RATIO[1]}), and the mean gradient is {float(shift):.2g} in"
-        f" units of the spread (expected at most {_SHIFT}); increase num_warmup or the number of"
-        " particles.",
+        f" (expected {_RATIO[0]} to {_RATIO[1]}), and the mean gradient is {shift:.2g} in"
+        f" units of the spread ({known}); {remedy}.",
         InferenceWarning,
         stacklevel=2,
     )

@@ -42,6 +42,7 @@ ParVIState = namedtuple(
         "potential_energy",
         "z_grad",
         "mean_grad",
+        "minibatch_noise",
         "bandwidth",
         "implied_sd_ratio",
         "diverging",
@@ -59,6 +60,9 @@ A :func:`~collections.namedtuple` with these entries, m being the number of part
    order in which the model samples its sites.
  - **mean_grad** - ``z_grad`` in the mean over the last 50 steps or so, with exponentially falling
    weights; None without minibatches.
+ - **minibatch_noise** - root mean square, over the last 10 steps or so, of how far the mean
+   gradient of a minibatch is from ``mean_grad``, in units of the particles' spread; None without
+   minibatches.
  - **bandwidth** - ``(m,)``, the bandwidth of the last step for each particle, in units of the
    particles' spread if the field is preconditioned; NaN for a kernel without one.
  - **implied_sd_ratio** - ``(m, d)``, for each particle the standard deviation of each coordinate
@@ -95,7 +99,8 @@ class ParVI(MCMCKernel):
     **Has it converged?** Where there are more particles than dimensions, the gradients at the
     particles imply a standard deviation for each coordinate. At the end of the warmup an
     ``InferenceWarning`` names the coordinate whose standard deviation is farthest from the implied
-    one, if their ratio is outside [0.85, 1.2] or if the mean gradient is not near 0;
+    one, if their ratio is outside [0.85, 1.2] or if the mean gradient is not near 0, or is not
+    known because of the noise of the minibatches, which all particles share;
     ``extra_fields=("implied_sd_ratio",)`` has all ratios. The ratio does not detect a single
     particle far out in a tail or a funnel that is not filled, which ``diagnose(mcmc)`` does, nor
     modes that no particle has found or wrong weights of separated modes. The warning is given
@@ -257,6 +262,7 @@ class ParVI(MCMCKernel):
             potential_energy=energy,
             z_grad=-grad,
             mean_grad=-grad if potential.plates else None,
+            minibatch_noise=jnp.zeros((), x.dtype) if potential.plates else None,
             bandwidth=jnp.tile(self.field.bandwidth(x), num_particles),
             implied_sd_ratio=jnp.full(x.shape, jnp.nan, x.dtype),
             diverging=jnp.zeros(num_particles, bool),
@@ -285,12 +291,20 @@ class ParVI(MCMCKernel):
         )
         x = self._spread(x)
         energy, grad, _ = _evaluate(potential, key_minibatch, x)
-        g = mean = -grad
+        g, mean, noise, error = -grad, -grad, None, None
         if potential.plates:
             weight = jnp.maximum(_NEW, 1.0 / (state.i + 2)).astype(g.dtype)
             mean = state.mean_grad + weight * (g - state.mean_grad)
+            off = (x - jnp.mean(x, 0)) @ jnp.mean(g - state.mean_grad, 0)
+            # Of fewer steps, because it is in units of a spread that changes.
+            new = jnp.maximum(5 * _NEW, 1.0 / (state.i + 2)).astype(g.dtype)
+            square = (1 - new) * state.minibatch_noise**2 + new * jnp.mean(off**2) / x.shape[1]
+            noise = jnp.sqrt(square)
+            # A mean with falling weights keeps this share of the noise of each minibatch.
+            error = self.field.tempered((weight / (2 - weight)) ** 0.5 * noise, state.i)
         aim = self.field.tempered(mean, state.i)
-        ratio = implied_ratios(x, aim, state.i + 1, self.num_steps, potential.info)
+        info = potential.info
+        ratio = implied_ratios(x, aim, state.i + 1, self.num_steps, info, error)
         return ParVIState(
             i=state.i + 1,
             z=jax.vmap(potential.info.unravel)(x),
@@ -298,6 +312,7 @@ class ParVI(MCMCKernel):
             potential_energy=energy,
             z_grad=g,
             mean_grad=mean if potential.plates else None,
+            minibatch_noise=noise,
             bandwidth=jnp.broadcast_to(bandwidth, energy.shape),
             implied_sd_ratio=jnp.broadcast_to(ratio, x.shape),
             diverging=jnp.broadcast_to(~fine, energy.shape),

@@ -24,6 +24,20 @@ from numpyro_ext.particles.start import check_distinct, warn_of_few_particles
 __all__ = ["AutoParticles"]
 
 
+_NO_DENSITY = "AutoParticles is a set of points and has no density"
+
+
+class _OneOfThem(Implicit):
+    """The value of a site at one of the particles."""
+
+    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+        raise IntractableDensityError(
+            f"{_NO_DENSITY}, which this loss needs; use a field of numpyro_ext.particles as the"
+            " loss, and its step as the optimiser: SVI(model, guide, particle_step(num_steps),"
+            " loss=RegularizedSVGD())."
+        )
+
+
 class AutoParticles(ContinuousGuide):
     r"""m equally weighted points in unconstrained space, moved by a loss like ``RegularizedSVGD``.
 
@@ -114,10 +128,7 @@ class AutoParticles(ContinuousGuide):
         return _key(), self._first
 
     def latent_distribution(self) -> Any:
-        raise IntractableDensityError(
-            "AutoParticles is a set of points and has no density; use particles(params) or"
-            " sample_posterior."
-        )
+        raise IntractableDensityError(f"{_NO_DENSITY}; use particles(params) or sample_posterior.")
 
     def get_base_dist(self) -> Any:
         return self.latent_distribution()
@@ -141,7 +152,7 @@ class AutoParticles(ContinuousGuide):
         result, trace = {}, cast(Trace, self.prototype_trace)
         for name in self.latent_sites:
             fn = trace[name]["fn"]
-            site = Implicit(values[name], event_dim=fn.event_dim, support=fn.support)
+            site = _OneOfThem(values[name], event_dim=fn.event_dim, support=fn.support)
             result[name] = numpyro.sample(name, site)
         return result
 

@@ -41,8 +41,8 @@ class RegularizedSVGD(ParticleField):
     each that they start with. In a tail that falls like an exponential, such as that of the
     logarithm of a scale with a heavy-tailed prior, a few particles may be too far out; they change
     the standard deviation of that scale more than its quantiles. A funnel is not filled. The
-    implied ratio detects neither of the two; ``diagnose``, which moves each particle by a short
-    Markov chain, detects both.
+    implied ratio detects none of the three; ``diagnose``, which moves each particle by a short
+    Markov chain, does, and it says where the share of a mode is only that of the start.
 
     **Conventions.** The field has no factor 1/m, so its steps are those of the Wasserstein fields.
     The :math:`\nu` of He et al. is :math:`\eta / (m + \eta)`, and their field is

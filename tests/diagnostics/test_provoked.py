@@ -61,14 +61,14 @@ def warned_of(fit, **kwargs):
 def test_a_step_that_warmup_halves():
     """The curvature is 201, so that steps above .00995 diverge: .1 is halved four times."""
     mcmc = run(SGLD(normal_mean, 0.1), MANY, 20, num_warmup=1000)
-    row = rows_of(diagnose(mcmc))["step scale after warmup"]
+    row = rows_of(diagnose(mcmc, num_moves=0))["step scale after warmup"]
     assert (row.value, row.ok) == (1 / 16, False)
     assert any("step scale after warmup is 0.0625 (limit 1)" in text for text in warned_of(mcmc))
 
 
 def test_a_step_that_diverges_without_a_warmup():
     mcmc = run(SGLD(normal_mean, 0.1), MANY, 20)
-    found = diagnose(mcmc)
+    found = diagnose(mcmc, num_moves=0)
     row = rows_of(found)["share of diverging draws"]
     # It overflows after some 30 steps of factor 19, and is refused from then on.
     assert 0.9 < row.value < 1
@@ -87,7 +87,7 @@ def test_a_step_that_diverges_without_a_warmup():
 )
 def test_gradients_of_preconditioned_kernels_imply_their_variance(kernel, step):
     mcmc = run(kernel, MANY, 10, num_warmup=500, num_samples=4000)
-    row = rows_of(diagnose(mcmc))["implied variance ratio"]
+    row = rows_of(diagnose(mcmc, num_moves=0))["implied variance ratio"]
     assert row.ok is False
     eps, h, s2 = step(mcmc.last_state), 201.0, 200**2 / 10 * float(np.var(MANY))
     law = (2 + eps * s2) / (2 - eps * h)
@@ -100,7 +100,7 @@ def test_gradients_of_preconditioned_kernels_imply_their_variance(kernel, step):
 def test_an_estimate_of_the_noise_that_was_cut():
     kernel = SGHMC(normal_mean, 0.02, friction=1.0, noise_variance="warmup")
     mcmc = run(kernel, MANY, 5, num_warmup=500)
-    row = rows_of(diagnose(mcmc))["gradient noise over injected noise"]
+    row = rows_of(diagnose(mcmc, num_moves=0))["gradient noise over injected noise"]
     # N^2 / B times the variance of a row, over what is injected: 4 tanh(C eps / 2) / eps^2.
     law = 200**2 / 5 * float(np.var(MANY)) / (4 * np.tanh(0.01) / 0.02**2)
     assert row.value == pytest.approx(law, rel=0.3)
@@ -121,7 +121,7 @@ def eight_schools_centred():
 def test_settings_that_do_not_hold_and_a_chain_that_is_slower_than_their_law():
     with pytest.warns(InferenceWarning, match="variational fit instead"):
         mcmc = run(SGHMC(eight_schools_centred), num_warmup=100, num_samples=5000)
-    found = diagnose(mcmc)
+    found = diagnose(mcmc, num_moves=0)
     row = rows_of(found)["problems of the settings"]
     assert row.verdict == " ".join(mcmc.sampler.settings.problems)
     assert (row.value, row.ok) == (len(mcmc.sampler.settings.problems), False)
@@ -137,7 +137,7 @@ def test_settings_that_do_not_hold_and_a_chain_that_is_slower_than_their_law():
 
 def test_nuts_in_a_funnel_diverges():
     mcmc = run(NUTS(funnel), num_warmup=200, fields=("num_steps",))
-    found = diagnose(mcmc)
+    found = diagnose(mcmc, num_moves=0)
     assert "divergences" in wrong(found)
     assert "smallest ESS" in wrong(found)
     gradients = float(np.sum(mcmc.get_extra_fields()["num_steps"]))
@@ -150,7 +150,7 @@ def test_a_site_that_never_moves_where_its_transform_is_saturated():
         numpyro.sample("u", dist.Uniform())
 
     mcmc = run(SGLD(model, 0.01), init_params={"u": jnp.full(2, 40.0)})
-    assert "sites that never move" in wrong(diagnose(mcmc))
+    assert "sites that never move" in wrong(diagnose(mcmc, num_moves=0))
 
 
 def test_draws_that_overflow():
@@ -158,7 +158,7 @@ def test_draws_that_overflow():
         numpyro.sample("s", dist.ImproperUniform(dist.constraints.positive, (), ()))
 
     mcmc = run(SGLD(model, 1.0), init_params={"s": jnp.zeros(2)})
-    row = rows_of(diagnose(mcmc))["share of draws not finite"]
+    row = rows_of(diagnose(mcmc, num_moves=0))["share of draws not finite"]
     # log s climbs by 1 at every step, and float32 ends at 88.7.
     assert row.value == pytest.approx(1 - 88.7 / 500, abs=0.1)
     assert row.ok is False
@@ -178,7 +178,7 @@ def test_a_fit_that_was_stopped_early():
 @pytest.mark.filterwarnings("ignore:the particles have not converged")
 def test_particles_that_are_still_on_their_way():
     mcmc = run(ParVI(normal_mean), MANY, num_warmup=3, num_samples=1, num_chains=10)
-    assert {"implied sd ratio, worst", "shift in sds"} <= set(wrong(diagnose(mcmc)))
+    assert {"implied sd ratio, worst", "shift in sds"} <= set(wrong(diagnose(mcmc, num_moves=0)))
     warned = warned_of(mcmc)
     assert any(text.startswith("the implied sd ratio, worst is ") for text in warned)
     assert any(text.startswith("the shift in sds is ") for text in warned)

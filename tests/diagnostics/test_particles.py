@@ -1,0 +1,124 @@
+"""Particles that share the noise of their minibatches, or keep the modes that they began in."""
+
+import functools
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, SVI
+import optax
+import pytest
+
+from numpyro_ext.diagnostics import InferenceWarning, diagnose, to_arviz
+from numpyro_ext.particles import AutoParticles, ParVI, RegularizedSVGD
+
+N, BATCH, M = 400, 20, 100
+X = jnp.asarray(np.random.default_rng(0).normal(3.0, 1.0, N), float)
+SD, MEAN = (N + 1) ** -0.5, X.sum() / (N + 1)
+NOISE = "noise of a minibatch in sds"
+
+
+def model(x, batch=None):
+    z = numpyro.sample("z", dist.Normal())
+    with numpyro.plate("N", len(x), subsample_size=batch) as i:
+        numpyro.sample("x", dist.Normal(z), obs=x[i])
+
+
+@functools.cache
+def judged(shift, batch=BATCH):
+    """Particles with all quantiles of the posterior, moved by ``shift`` of its sds."""
+    svi = SVI(model, AutoParticles(model, M), optax.adam(0.1), RegularizedSVGD())
+    params = svi.get_params(svi.init(random.key(0), X))
+    quantiles = dist.Normal().icdf((jnp.arange(M) + 0.5) / M)
+    params["auto_particles"] = (MEAN + SD * (quantiles + shift))[:, None]
+    fit = {"result": params, "model_args": (X, batch)}
+    found = diagnose(svi, num_moves=0, **fit)
+    return {row.quantity: row for row in found.rows}, fit, svi
+
+
+def test_the_noise_of_a_minibatch_is_that_of_sampling_without_replacement():
+    """The gradient is N times the mean of B of N rows: variance N^2 S^2 / B (1 - B / N)."""
+    rows, _, _ = judged(0.0)
+    law = SD * N * np.std(X, ddof=1) * ((1 - BATCH / N) / BATCH) ** 0.5
+    # The sd of 32 batches has an error of 1 / sqrt(62) = 13 %.
+    assert rows[NOISE].value == pytest.approx(law, rel=0.5)
+    assert rows[NOISE].ok is None and rows["shift in sds"].ok
+    assert NOISE not in judged(0.0, None)[0]
+
+
+def test_a_shift_that_the_noise_explains_is_told_from_one_that_it_does_not():
+    by_noise, _, _ = judged(1.0)
+    assert by_noise["shift in sds"].value == pytest.approx(1.0, abs=0.02)
+    assert "take a larger batch" in by_noise["shift in sds"].verdict
+    # The noise is 4.4 sds.
+    biased = judged(20.0)[0]
+    assert "larger batch" not in biased["shift in sds"].verdict
+    assert "not the cause" in biased[NOISE].verdict
+    assert "larger batch" not in judged(1.0, None)[0]["shift in sds"].verdict
+
+
+def test_a_shift_within_the_error_of_as_many_independent_draws_is_fine():
+    assert judged(0.08)[0]["shift in sds"].ok
+    assert judged(0.13)[0]["shift in sds"].ok is False
+
+
+def test_the_tree_says_the_same():
+    rows, fit, svi = judged(1.0)
+    with pytest.warns(InferenceWarning, match="larger batch"):
+        tree = to_arviz(svi, log_likelihood=False, **fit)
+    found = {row.quantity: row for row in diagnose(tree).rows}
+    assert found[NOISE].value == rows[NOISE].value
+    assert found["shift in sds"].verdict == rows["shift in sds"].verdict
+
+
+def test_an_ensemble_warns_of_the_noise_that_its_particles_share():
+    kernel = ParVI(model)
+    how = {"num_warmup": 300, "num_samples": 1, "num_chains": 20, "chain_method": "vectorized"}
+    mcmc = MCMC(kernel, progress_bar=False, **how)
+
+    def ran():
+        mcmc.run(random.key(0), X, 5)
+        jax.effects_barrier()
+
+    # The mean over 50 steps has a tenth of the noise of one.
+    with pytest.warns(InferenceWarning, match=r"\(known to [\d.]+\); .*larger batch"):
+        ran()
+    rows = {row.quantity: row for row in diagnose(mcmc, num_moves=0).rows}
+    sd = float(mcmc.get_samples()["z"].std())
+    law = sd * N * np.std(X, ddof=1) * ((1 - 5 / N) / 5) ** 0.5
+    assert rows[NOISE].value == pytest.approx(law, rel=0.5)
+    # Twenty steps are worth as many minibatches, of which an sd has an error of 16 %.
+    assert float(mcmc.last_state.minibatch_noise) == pytest.approx(law, rel=0.6)
+
+
+def two_modes():
+    modes = dist.Normal(jnp.array([-30.0, 30.0]), 1.0)
+    numpyro.sample("z", dist.MixtureSameFamily(dist.Categorical(jnp.array([0.95, 0.05])), modes))
+
+
+def normal():
+    numpyro.sample("z", dist.Normal(0.0, 30.0))
+
+
+def side_by_side(model, low, high):
+    """All quantiles of two normals, so many of each: all that gradients can say is right."""
+    svi = SVI(model, AutoParticles(model, low + high), optax.adam(0.1), RegularizedSVGD())
+    params = svi.get_params(svi.init(random.key(0)))
+    halves = [dist.Normal().icdf((jnp.arange(n) + 0.5) / n) for n in (low, high)]
+    params["auto_particles"] = jnp.concatenate([halves[0] - 30, halves[1] + 30])[:, None]
+    return {row.quantity: row for row in diagnose(svi, params, model_args=()).rows}
+
+
+def test_particles_that_keep_the_shares_of_their_start_say_so():
+    """A share of .3 where .05 belongs; no short chain crosses the 60 sds between the modes."""
+    rows = side_by_side(two_modes, 70, 30)
+    row = rows["chains that change sides, least"]
+    assert row.ok is False
+    assert "as many particles are on a side as began there" in row.verdict
+    assert rows["shift in sds"].ok
+    # Where the chains cross, they say that the posterior is not that.
+    wide = side_by_side(normal, 50, 50)
+    assert "chains that change sides, least" not in wide
