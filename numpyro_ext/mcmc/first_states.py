@@ -79,21 +79,22 @@ def first_states(
         tries += [(0.5, False), (0.1, False)]
     elif init_params is None:
         tries += [(1.0, True)]
-    traced = False
+    refused: list[Any] = []
     for how in tries:
         state, (found, idx, grad), finite = begin(rng_key, init_params, spread, *how)
         traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((state, finite)))
         if traced or finite:
             break
+        refused.append((state, found, idx, grad))
+    else:
+        _refuse(potential, *refused[0])
     if not traced:
-        if not finite:
-            _refuse(state, found, idx, grad, potential)
         first = state, grad
         kernel.check_state(*(jax.tree.map(lambda x: x[None], first) if single else first))
     return state, traced
 
 
-def _refuse(state: Any, found: Array | None, idx: Any, grad: Any, potential: Potential) -> None:
+def _refuse(potential: Potential, state: Any, found: Array | None, idx: Any, grad: Any) -> None:
     if found is not None:  # the search looks at the first rows
         rows = {
             name: jnp.broadcast_to(jnp.arange(size), (*jnp.shape(found), size))

@@ -233,16 +233,25 @@ class ModelKernel(MCMCKernel):
     def postprocess_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
         if self._info is None:
             return identity
-        return self.potential(model_args, model_kwargs).postprocess()
+        kwargs = model_kwargs or {}
+        info = self._info_on(model_args, kwargs)
+        if list(info.latents) != list(self.info.latents):
+            # NumPyro's Gibbs leaves out what a block is conditioned on.
+            info = self.info
+        return self._potential(info, self._params, model_args, kwargs).postprocess()
 
     def potential(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Potential:
         """The potential on these arguments of the model that :meth:`init` has read."""
-        info, kwargs = self.info, model_kwargs or {}
-        if not self._seen(model_args, kwargs):
-            # Of a chain that goes on: supports and plates may be others, the latent vector not.
-            info = self._read_sites(model_args, kwargs)
-            info.check_same_latents(self.info)
+        kwargs = model_kwargs or {}
+        info = self._info_on(model_args, kwargs)
+        info.check_same_latents(self.info)
         return self._potential(info, self._params, model_args, kwargs)
+
+    def _info_on(self, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
+        """What :meth:`init` has read, with the supports on these arguments of the model."""
+        if self._seen(args, kwargs):
+            return self.info
+        return replace(self.info, latents=self._read_sites(args, kwargs).latents)
 
     def _seen(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """True for the arguments that :meth:`init` has read."""

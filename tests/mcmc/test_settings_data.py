@@ -135,21 +135,6 @@ def test_a_chain_goes_on_within_other_bounds(as_arguments):
     assert float(mcmc.get_samples()["p"][200:].mean()) == pytest.approx(2.2, abs=0.05)
 
 
-def all_rows(y):
-    loc = numpyro.sample("loc", dist.Normal(0.0, 10.0))
-    with numpyro.plate("rows", len(y), subsample_size=10) as i:
-        numpyro.sample("y", dist.Normal(loc, 1.0), obs=y[i])
-
-
-def test_a_chain_goes_on_with_more_rows():
-    """And not with as many of them as there were before."""
-    mcmc = chains(SGLD(all_rows, 1e-4, steps_per_sample=10))
-    mcmc.run(random.key(0), Y)
-    mcmc.post_warmup_state = mcmc.last_state
-    mcmc.run(random.key(1), jnp.concatenate([Y, Y + 3, Y + 3]))
-    assert float(mcmc.get_samples()["loc"].mean()) == pytest.approx(2.0, abs=0.05)
-
-
 def test_a_chain_does_not_go_on_with_another_latent_vector():
     def model(n):
         numpyro.sample("z", dist.Normal(0, 1).expand([n]).to_event(1))
