@@ -281,6 +281,18 @@ class ModelInfo:
                 f"{what} has {given}; it must be a dict with the sites {sorted(self.latents)}."
             )
 
+    def check_same_latents(self, before: "ModelInfo") -> None:
+        """A ``ValueError`` unless the latent vector is that of ``before``."""
+        here, there = (
+            [(name, latent.unconstrained.shape) for name, latent in info.latents.items()]
+            for info in (self, before)
+        )
+        if here != there:
+            raise ValueError(
+                f"on these arguments the model has the latent sites {here}, but the chain that goes"
+                f" on has {there}; start a new chain (mcmc.post_warmup_state = None)."
+            )
+
     def check_unconstrained(
         self, what: str, values: Any, batch_shape: tuple[int, ...] = ()
     ) -> Sites:

@@ -146,8 +146,6 @@ class SGMCMCKernel(ModelKernel):
             )
         check_choice("minibatch", self.minibatch, ("replace", "epoch"))
         num_devices(self.sharding)
-        self._forward_mode = self.forward_mode_differentiation
-        self._num_descent = 0
 
     @abstractmethod
     def step(
@@ -188,9 +186,8 @@ class SGMCMCKernel(ModelKernel):
 
     def check_state(self, states: Any, grads: Sites | None) -> None:
         # Where a start is drawn in coordinates without a scale, it says nothing of the posterior.
-        whitened = self.whitening is not None
-        known = whitened or self._start_is_given
-        if known and grads and isinstance(self.gradient, ControlVariate):
+        whitened, center = self.whitening is not None, isinstance(self.gradient, ControlVariate)
+        if grads and center and (whitened or self._start_is_given):
             warn_if_far(states, grads, self.flatten, whitened)
 
     @property
@@ -232,6 +229,7 @@ class SGMCMCKernel(ModelKernel):
             gradient=gradient,
             plates=plates,
             step_scale=jnp.ones((), flat.dtype),
+            settings=self.settings,
             best=(jnp.asarray(U, flat.dtype), flat),
             **self.init_state(key_fields, flat),
             resumed=jnp.zeros((), bool),
@@ -321,13 +319,15 @@ class SGMCMCKernel(ModelKernel):
         return state._replace(potential_energy=U.astype(state.potential_energy.dtype))
 
     def resume(self, state: Any, resumed: Array, potential: Potential) -> Any:
+        old = place = state.gradient
         refresh = getattr(self.gradient, "refresh", None)
+        if state.settings is not self.settings:  # those of another kernel, with their own center
+            refresh, place = self.estimator.init, state.z
         if refresh is None:
             return state
-        old = state.gradient
 
         def again() -> Any:
-            new = refresh(old, potential)
+            new = refresh(place, potential)
             return jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), new, old)
 
         return state._replace(gradient=lax.cond(resumed, again, lambda: old))

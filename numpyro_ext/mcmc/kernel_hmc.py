@@ -33,6 +33,7 @@ KernelHMCState = state_class(
         "diverging": "True if the score was not finite where a transition of the last draw began.",
         "accept_prob": "acceptance probability of the last proposal.",
         "num_accepted": "proposals accepted so far, warmup included.",
+        "settings": "``kernel.settings``, None where the step size was given.",
     },
 )
 
@@ -210,6 +211,7 @@ class KernelHMC(ModelKernel):
             diverging=jnp.zeros((), bool),
             accept_prob=jnp.zeros((), flat.dtype),
             num_accepted=jnp.zeros((), int),
+            settings=self.settings,
             resumed=jnp.zeros((), bool),
             rng_key=rng_key,
         )

@@ -16,7 +16,7 @@ from scipy.linalg import solve_discrete_lyapunov
 
 from numpyro_ext.mcmc.settings import Settings
 
-__all__ = ["choose_linear", "choose_sghmc", "choose_sgld", "choose_sgnht"]
+__all__ = ["choose_linear", "choose_psgld", "choose_sghmc", "choose_sgld", "choose_sgnht"]
 
 LARGEST_STEP = 0.5
 _SMALLEST_STEP = 1e-4
@@ -47,6 +47,44 @@ def choose_sgld(
     ratio = (2 + step * noise) / (2 - step)
     transitions = float(np.max((2 - step) / step))
     return Settings(eps, variance_ratio=_worst(ratio), transitions=transitions)
+
+
+def choose_psgld(
+    noise: np.ndarray,
+    max_bias: float,
+    scale: np.ndarray,
+    decay: float,
+    *,
+    stiffness: float = 1.0,
+) -> Settings:
+    r"""
+    SGLD whose :math:`G_k` follows the gradients, so that it is small where :math:`z_k^2` is large.
+
+    Stationarity of the mean of :math:`z_k^2` has the covariance of :math:`G_k` with
+    :math:`z_k g_k`. To first order in :math:`1 - \beta` it adds to the ratio of SGLD
+
+    .. math:: G_k \sqrt{V_k}\, (1 - \beta)
+        \Big(1 + \frac{\beta \rho_k^2}{(1 - \beta \rho_k^2) V_k}\Big), \qquad
+        V_k = 1 + s_k^2, \quad \rho_k = 1 - \epsilon G_k,
+
+    where :math:`\rho_k^{2j}` is the correlation of :math:`z_k^2` over j steps. It grows as the step
+    falls, so there may be no step within ``max_bias``; then it is the one of the least bias.
+
+    :param scale: G at stationarity, ``(n,)``.
+    :param float decay: :math:`\beta`.
+    """
+    plain = choose_sgld(noise, max_bias, scale, stiffness=stiffness).step_size
+    largest = LARGEST_STEP / (float(np.max(scale)) * stiffness)
+    eps = np.minimum(plain * np.geomspace(1e-3, 10, 400), largest)
+    step, V = eps[:, None] * scale, 1 + noise
+    kept = decay * (1 - step) ** 2
+    moving = scale * np.sqrt(V) * (1 - decay) * (1 + kept / ((1 - kept) * V))
+    ratio = (2 + step * noise) / (2 - step) + moving
+    error = np.max(np.abs(ratio - 1), axis=1)
+    allowed = error <= max_bias
+    best = np.argmax(np.where(allowed, eps, 0)) if np.any(allowed) else np.argmin(error)
+    transitions = float(np.max((2 - step[best]) / step[best]))
+    return Settings(float(eps[best]), variance_ratio=_worst(ratio[best]), transitions=transitions)
 
 
 def choose_sghmc(

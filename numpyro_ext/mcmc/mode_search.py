@@ -121,16 +121,18 @@ def find_modes(rng_key: Array, potential: Potential, starts: list[Array]) -> Ite
     piece, newton = _adam(potential), jax.jit(partial(_newton, potential))
     for start, key_start in zip(starts, random.split(rng_key, len(starts)), strict=True):
         with _bar(_ADAM_PIECES + _NEWTON_STEPS, "finding the mode") as advance:
-            x, spent, state = start, 0, optax.scale_by_adam().init(start)
+            x, spent, state = start, 0, (optax.scale_by_adam().init(start), start)
             for k, key in enumerate(random.split(key_start, _ADAM_PIECES)):
                 x, state = piece(x, state, key, k)
                 spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
                 advance()
-            for _ in range(_NEWTON_STEPS):
+            for k in range(_NEWTON_STEPS):
                 x, value, decrement, moved, factor, num_negative, tries = newton(x)
                 spent += int(tries) * all_rows
                 advance()
-                if not bool(moved):
+                if k == 0 and not np.isfinite(decrement):
+                    _, x = state  # where the gradient was finite
+                elif not bool(moved):
                     break
         diagonal = jnp.diagonal(factor) if factor.ndim == 2 else factor
         log_evidence = float(jnp.sum(jnp.log(jnp.abs(diagonal))) - value)
@@ -138,7 +140,8 @@ def find_modes(rng_key: Array, potential: Potential, starts: list[Array]) -> Ite
 
 
 def _adam(potential: Potential) -> Callable[..., tuple[Array, Any]]:
-    """A hundred steps, at a rate that falls over the whole search."""
+    """A hundred steps, at a rate that falls over the whole search; from a point whose gradient is
+    not finite back to the last one where it was, and Adam begins anew."""
     num = _ADAM_STEPS // _ADAM_PIECES
     rate = optax.exponential_decay(0.05, _ADAM_STEPS, 0.001 / 0.05)
     adam = optax.scale_by_adam()
@@ -146,13 +149,15 @@ def _adam(potential: Potential) -> Callable[..., tuple[Array, Any]]:
     @jax.jit
     def piece(x: Array, state: Any, rng_key: Array, k: Array) -> tuple[Array, Any]:
         def step(carry: tuple[Array, Any], at: tuple[Array, Array]) -> tuple[Any, None]:
-            x, state = carry
+            x, (state, known) = carry
             i, key = at
             _, g = potential.value_and_grad_flat(x, draw_batch(key, potential))
-            fine = jnp.all(jnp.isfinite(g))
+            fine = jnp.all(jnp.isfinite(g * g))  # Adam takes the square
             update, new = adam.update(jnp.where(fine, g, 0), state)
             step = jnp.asarray(rate(i), x.dtype) * jnp.asarray(update)
-            return (x - step, new), None
+            fresh = adam.init(x), known
+            moved = jax.tree.map(partial(jnp.where, fine), (x - step, (new, x)), (known, fresh))
+            return moved, None
 
         at = (k * num + jnp.arange(num), random.split(rng_key, num))
         return lax.scan(step, (x, state), at)[0]

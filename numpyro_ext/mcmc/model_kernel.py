@@ -6,8 +6,7 @@ A kernel reads the model, starts its chains, and can be copied, printed and pick
 from abc import abstractmethod
 from collections.abc import Callable
 import copy
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import jax
@@ -24,11 +23,12 @@ from numpyro_ext._model.mistakes import check_rows, read_global
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.sharding import spread_arrays
-from numpyro_ext._model.start import draw_params, draw_start
+from numpyro_ext._model.start import draw_params
 from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext.mcmc.first_states import first_states
 from numpyro_ext.mcmc.mode_search import NormalFit
 from numpyro_ext.mcmc.schedules import ConstantSchedule
-from numpyro_ext.mcmc.settings import NO_LOCAL_SITES, Settings, find
+from numpyro_ext.mcmc.settings import NO_LOCAL_SITES, Fitness, Settings, check_resumed, find
 from numpyro_ext.mcmc.state import shown_fields
 from numpyro_ext.mcmc.whitening import UNCHANGED, Unchanged, Whitening
 
@@ -82,7 +82,7 @@ class ModelKernel(MCMCKernel):
     """True if steps are taken in the coordinates that ``step_size=None`` finds."""
     inference_method: ClassVar[str] = "mcmc"
     """The name by which a diagnosis calls the method, ``"mcmc"`` or ``"sgmcmc"``."""
-    _forward_mode = False
+    forward_mode_differentiation = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         for name in _INSTEAD.keys() & kwargs:
@@ -112,14 +112,14 @@ class ModelKernel(MCMCKernel):
         self.finds_settings = self.step_size is None
         self.settings: Settings | None = None
         self._given: dict[str, Any] = {}
-        self._settings_of: list[Any] | None = None
+        self._fitness: Fitness | None = None
         self._normal: NormalFit | None = None
         self._starts_near = self._start_is_given = False
-        self._num_adapt = 0
+        self._num_adapt = self._num_descent = 0
         self._info: ModelInfo | None = None
         self._params: Params = {}
-        # `MCMC` calls `init` before it resumes a chain when this is None.
-        self._sample_fn: Callable[..., Any] | None = None
+        self._arguments: list[Any] = []
+        self._ready = self._resumes = False
 
     @abstractmethod
     def start(
@@ -233,23 +233,45 @@ class ModelKernel(MCMCKernel):
     def postprocess_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
         if self._info is None:
             return identity
-        return self.potential(model_args, model_kwargs).postprocess()
+        kwargs = model_kwargs or {}
+        info = self._info_on(model_args, kwargs)
+        if list(info.latents) != list(self.info.latents):
+            # NumPyro's Gibbs leaves out what a block is conditioned on.
+            info = self.info
+        return self._potential(info, self._params, model_args, kwargs).postprocess()
 
     def potential(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Potential:
         """The potential on these arguments of the model that :meth:`init` has read."""
-        return self._potential(self.info, self._params, model_args, model_kwargs or {})
+        kwargs = model_kwargs or {}
+        info = self._info_on(model_args, kwargs)
+        info.check_same_latents(self.info)
+        return self._potential(info, self._params, model_args, kwargs)
+
+    def _info_on(self, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
+        """What :meth:`init` has read, with the supports on these arguments of the model."""
+        if self._seen(args, kwargs):
+            return self.info
+        return replace(self.info, latents=self._read_sites(args, kwargs).latents)
+
+    def _seen(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """True for the arguments that :meth:`init` has read."""
+        return [id(x) for x in jax.tree.leaves((args, kwargs))] == [id(x) for x in self._arguments]
 
     def _potential(
         self, info: ModelInfo, params: Params, args: tuple, kwargs: dict[str, Any]
     ) -> Potential:
-        return Potential(self.model, info, params, args, kwargs, forward_mode=self._forward_mode)
+        forward = self.forward_mode_differentiation
+        return Potential(self.model, info, params, args, kwargs, forward_mode=forward)
+
+    def _read_sites(self, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
+        strategy = self.init_strategy
+        return read_global(self.model, args, kwargs, because=NO_LOCAL_SITES, init_strategy=strategy)
 
     def _read(
         self, rng_key: Array | None, args: tuple, kwargs: dict[str, Any]
     ) -> tuple[ModelInfo, Params]:
         """The model's sites and plates, and its parameters from the key of a first chain."""
-        strategy = self.init_strategy
-        info = read_global(self.model, args, kwargs, because=NO_LOCAL_SITES, init_strategy=strategy)
+        strategy, info = self.init_strategy, self._read_sites(args, kwargs)
         key = random.key(0) if rng_key is None else random.split(rng_key, 4)[1]
         spread, whole = spread_arrays(args, kwargs)
 
@@ -268,8 +290,13 @@ class ModelKernel(MCMCKernel):
         model_kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs, single = model_kwargs or {}, is_prng_key(rng_key)
-        info, params = self._read(rng_key if single else rng_key[0], model_args, kwargs)
-        self._info, self._params = info, params
+        first_key = rng_key if single else rng_key[0]
+        resumes, self._resumes = self._resumes, False
+        goes_on = resumes and self._info is not None
+        if not goes_on:
+            self._info, self._params = self._read(first_key, model_args, kwargs)
+            self._arguments = jax.tree.leaves((model_args, kwargs))
+        info = self.info
         check_rows(self.model, model_args, kwargs, self.init_strategy)
         self._num_adapt = num_warmup * self.steps_per_sample
         if init_params is not None:
@@ -277,89 +304,61 @@ class ModelKernel(MCMCKernel):
             init_params = info.check_unconstrained("init_params", init_params, chains)
         potential = self.potential(model_args, kwargs)
         if self.finds_settings:
-            self._find(potential, init_params, single)
+            first = init_params
+            if init_params is not None and not single:
+                first = jax.tree.map(lambda x: x[0], init_params)
+            self._find(potential, first, first_key, resumes)
         if self.whitening is not None and self.whitening.size != info.size:
             raise ValueError(
                 f"whitening has {self.whitening.size} coordinates, but the model's latent sites"
                 f" have {info.size}; make it for this model and these arguments."
             )
+        if goes_on:
+            return None
         near = self._normal.whitening if self._normal and init_params is None else None
-        self._starts_near, self._start_is_given = near is not None, init_params is not None
+        if not resumes:
+            if self.settings and self._starts_near != (near is not None):
+                self.settings = replace(self.settings)  # a chain compiled with a descent or without
+            self._starts_near, self._start_is_given = near is not None, init_params is not None
         self.setup(potential)
-        spread, whole = spread_arrays(model_args, kwargs)
-
-        @jax.jit
-        def begin(
-            rng_key: Array, z: Sites | None, spread: dict[int, Array]
-        ) -> tuple[Any, Any, Array]:
-            args, kwargs = whole(spread)
-            split = partial(random.split, num=4)
-            keys = split(rng_key) if single else jnp.swapaxes(jax.vmap(split)(rng_key), 0, 1)
-            rng_key, key_model, key_plates, key_start = keys
-            found = None
-            if z is None and near is not None:
-                # From the normal approximation, so that R-hat compares chains that began apart.
-                def draw(key: Array, normal: Whitening = near) -> Sites:
-                    xi = random.normal(key, (info.size,), normal.center.dtype)
-                    return info.unravel(normal.to_z(xi))
-
-                z = draw(key_model) if single else jax.vmap(draw)(key_model)
-            elif z is None:
-                z, found, _ = draw_start(
-                    key_model,
-                    self.model,
-                    info,
-                    args,
-                    kwargs,
-                    init_strategy=self.init_strategy,
-                    forward_mode=self._forward_mode,
-                )
-
-            start = partial(self.start, self.potential(args, kwargs))
-            mapped: Any = start if single else jax.vmap(start)
-            state, idx, grad = mapped(rng_key, key_plates, key_start, z)
-            values = jax.tree.leaves((found, state.potential_energy, grad))
-            finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in values])
-            return state, (found, idx, grad), jnp.all(finite)
-
-        state, (found, idx, grad), finite = begin(rng_key, init_params, spread)
-        traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((state, finite)))
-        if not traced:
-            if not finite:
-                self._refuse_start(state, found, idx, grad, potential)
-            first = state, grad
-            self.check_state(*(jax.tree.map(lambda x: x[None], first) if single else first))
+        if resumes:  # `MCMC` has a state
+            self._ready = not isinstance(rng_key, Tracer)
+            return None
+        state, traced = first_states(self, potential, rng_key, init_params, near)
         # Under a transform the model's closures may hold its tracers, which die with it.
-        self._sample_fn = None if traced else self.sample
+        self._ready = not traced
         return state
 
-    def _find(self, potential: Potential, init_params: Sites | None, single: bool) -> None:
-        """Find settings and use them; once for all chains on the same arguments of the model."""
-        leaves = jax.tree.leaves(potential.arguments)
-        known = self._settings_of
-        if known is not None and [id(x) for x in known] == [id(x) for x in leaves]:
-            return
-        vars(self).update(self._given)
-        before, first = dict(vars(self)), init_params
-        if init_params is not None and not single:
-            first = jax.tree.map(lambda x: x[0], init_params)
+    @property
+    def _sample_fn(self) -> Callable[..., Any] | None:
+        """``MCMC`` asks for this only where it has a state, and calls :meth:`init` if it is None:
+        then it is seen whether settings that were found are those of the data."""
+        if self._ready and not self.finds_settings:
+            return self.sample
+        self._resumes = True
+        return None
+
+    def _find(
+        self, potential: Potential, start: Sites | None, rng_key: Array, resumes: bool
+    ) -> None:
+        """Find settings and use them, unless those that were found before fit these data."""
         # A chain may start under a transform; the search is on numbers all the same.
         with jax.ensure_compile_time_eval():
-            self.settings, self._normal = find(self, potential, first)
+            fit = "other" if self._fitness is None else self._fitness.of(potential)
+            if resumes and self._fitness is not None:
+                return check_resumed(fit, compiled=self._seen(*potential.arguments))
+            if fit == "same":
+                return
+            if self.settings is not None and fit == "near":
+                # Another object, for which `MCMC` compiles the chain, and its data, again.
+                self.settings = replace(self.settings)
+                return
+            vars(self).update(self._given)
+            before = dict(vars(self))
+            self.settings, self._normal = find(self, potential, start, rng_key)
+            self._fitness = Fitness.at(potential, self._normal.whitening)
         self._given = {name: before[name] for name in self.settings.arguments}
         vars(self).update(self.settings.arguments)
-        self._settings_of = leaves
-
-    def _refuse_start(
-        self, state: Any, found: Array | None, idx: Any, grad: Any, potential: Potential
-    ) -> None:
-        if found is not None:  # the search looks at the first rows
-            rows = {
-                name: jnp.broadcast_to(jnp.arange(size), (*jnp.shape(found), size))
-                for name, (_, size) in potential.plates.items()
-            }
-            potential.check_start(state.z, rows, found)
-        potential.check_start(state.z, idx, state.potential_energy, grad)
 
     def wrap_model(self, wrapper: Callable[[Model], Model]) -> Self:
         kernel = copy.copy(self)
@@ -370,5 +369,5 @@ class ModelKernel(MCMCKernel):
         return summary(self, defaults=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        gone = {"_info": None, "_params": {}, "_sample_fn": None, "_settings_of": None}
+        gone = {"_info": None, "_params": {}, "_arguments": [], "_ready": False}
         return vars(self) | gone

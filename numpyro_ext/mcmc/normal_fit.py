@@ -1,6 +1,6 @@
 """A normal approximation of a posterior: at its mode, or a variational one where that is nearer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,8 @@ import optax
 
 from numpyro_ext._model.handlers import first_rows
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.start import draw_start
+from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.start import draw_start, start_near_median
 from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext._typing import Model, Sites
 from numpyro_ext.mcmc.mode_search import (
@@ -26,7 +27,7 @@ from numpyro_ext.mcmc.mode_search import (
     some_rows,
 )
 
-__all__ = ["constrained", "find_normal", "with_shape"]
+__all__ = ["advice", "constrained", "find_normal", "with_shape"]
 
 _NORMAL_MODE, _NORMAL_FIT = 0.3, 0.1
 """Departures up to which a mode, and a variational fit in its place, are taken without a warning;
@@ -43,22 +44,39 @@ def find_normal(
     potential: Potential,
     start: Sites | None,
     init_strategy: Callable[..., Any] = init_to_uniform,
+    key_again: Array | None = None,
 ) -> NormalFit:
     """The normal approximation at the posterior's mode; a variational one where there is no mode,
-    or where the posterior around it is far from normal, as with scales of a hierarchy."""
+    or where the posterior around it is far from normal, as with scales of a hierarchy.
+
+    :param key_again: key of other starts, nearer to the prior's median, where the first one or its
+        gradient is not finite.
+    """
     info = potential.info
     key_start, key_mode, key_svi, key_shape = random.split(rng_key, 4)
     given = start is not None
+    energy: Any = 0.0
     if start is None:
         start, energy, _ = draw_start(
             key_start, model, info, *potential.arguments, init_strategy=init_strategy
         )
-        potential.check_start(start, potential.first_rows(), energy)
-    # Opposite points, because an exchange of two numbers is one of their difference's sign.
-    first, more = info.ravel(start), random.fold_in(key_start, 1)
-    other = random.uniform(more, first.shape, first.dtype, -2, 2)
-    modes = find_modes(key_mode, potential, [first, -first, other, -other])
-    mode = next(modes)
+
+    def search(start: Sites) -> tuple[NormalFit, Iterator[NormalFit]]:
+        # Opposite points, because an exchange of two numbers is one of their difference's sign.
+        first, more = info.ravel(start), random.fold_in(key_start, 1)
+        other = random.uniform(more, first.shape, first.dtype, -2, 2)
+        modes = find_modes(key_mode, potential, [first, -first, other, -other])
+        return next(modes), modes
+
+    mode = NormalFit(info.ravel(start), jnp.ones(info.size), np.nan)
+    modes: Iterator[NormalFit] = iter(())
+    if np.isfinite(energy):
+        mode, modes = search(start)
+    if not (given or np.isfinite(mode.decrement)):
+        again = key_start if key_again is None else key_again
+        start, energy, grad = start_near_median(again, model, potential)
+        potential.check_start(start, potential.first_rows(), energy, grad)
+        mode, modes = search(start)
     if mode.at_mode and not given:
         mode = _most_likely([mode, *modes])
     if mode.at_mode:
@@ -75,29 +93,37 @@ def find_normal(
         fit = mode
     fit = replace(fit, row_gradients=spent, problems=mode.problems)
     if not mode.at_mode:
-        what = (
-            f"the curvature has {mode.num_negative} negative directions where the search for a mode"
-            " ended"
-            if mode.num_negative
-            else f"the search for a mode ended {mode.decrement:.2g} standard deviations from one"
-            if np.isfinite(mode.decrement)
-            else "the search for a mode ended where the density or its gradient is not finite"
-        )
+        what = "the search for a mode ended where the gradient of all rows is not finite"
+        if mode.num_negative:
+            what = (
+                f"the curvature has {mode.num_negative} negative directions where the search for a"
+                " mode ended"
+            )
+        elif np.isfinite(mode.decrement):
+            what = f"the search for a mode ended {mode.decrement:.2g} standard deviations from one"
         problem = (
-            f"{what}, so center and scales come from a variational fit instead; reparametrise the"
-            " model (a hierarchy with LocScaleReparam, or without it where it has it), or give"
-            " init_params near the mode."
+            f"{what}, so center and scales come from a variational fit instead;"
+            f" {advice(info)}, or give init_params near the mode."
         )
     elif fit.departure > _NORMAL_FIT:
+        error = f"relative error {fit.departure**0.5:.2g}"
+        if not np.isfinite(fit.departure):
+            error = "at half of the points they are not finite"
         problem = (
-            "gradients around the center are far from those of a normal posterior (relative error"
-            f" {fit.departure**0.5:.2g}), so the scales found do not hold in all of it;"
-            " reparametrise the model (a hierarchy with LocScaleReparam, or without it where it has"
-            " it), or use NUTS."
+            f"gradients around the center are far from those of a normal posterior ({error}), so"
+            f" the scales found do not hold in all of it; {advice(info)}, or use NUTS."
         )
     else:
         return fit
     return replace(fit, problems=(*fit.problems, problem))
+
+
+def advice(info: ModelInfo) -> str:
+    """The advice on hierarchies, to a model that has not followed it and to one that has."""
+    done = [name.removesuffix("_decentered") for name in info.latents if "_decentered" in name]
+    if done:
+        return f"change centered in the LocScaleReparam of '{done[0]}' (0 and 1 are its ends)"
+    return "reparametrise the model (LocScaleReparam for hierarchies)"
 
 
 def _most_likely(modes: list[NormalFit]) -> NormalFit:

@@ -1,6 +1,6 @@
 """Preconditioned stochastic gradient Langevin dynamics: Li et al. (2016), eq. 5-8."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax import Array, lax, random
@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_ext._checks import check_choice, check_nonnegative
 from numpyro_ext._model.potential import Potential
 from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel
-from numpyro_ext.mcmc.laws import choose_sgld
+from numpyro_ext.mcmc.laws import choose_psgld, choose_sgld
 from numpyro_ext.mcmc.mode_search import NormalFit
 from numpyro_ext.mcmc.settings import Settings
 from numpyro_ext.mcmc.sgld import IMPLIED, implied_variance_ratio
@@ -49,9 +49,12 @@ class PSGLD(SGMCMCKernel):
 
     ``adapt="warmup"`` learns G in warmup and then keeps it: :class:`SGLD` with the step
     :math:`\epsilon G_k` in coordinate k, with the same biases and no other. ``adapt="always"`` is
-    the paper's rule; G then follows z, and the draws are too wide by :math:`O(1 - \beta)` at a
-    given step size (a standard normal comes out with a variance 5 % too large at
-    :math:`\beta = 0.99, \epsilon = 0.1`), by more for a smaller step. The term
+    the paper's rule; G then follows z, and the draws are too wide. With curvature 1, gradient noise
+    of variance :math:`s^2` and :math:`\rho = 1 - \epsilon G` the variance ratio grows by about
+
+    .. math:: (1 - \beta) \Big(1 + \frac{\beta \rho^2}{(1 - \beta \rho^2) (1 + s^2)}\Big),
+
+    by more for a smaller step: by 5 % at :math:`\beta = 0.99, \epsilon = 0.1, s = 0`. The term
     :math:`\Gamma_k = \partial G_k / \partial z_k`, which the paper drops and ``gamma="hutchinson"``
     estimates as
 
@@ -135,7 +138,18 @@ class PSGLD(SGMCMCKernel):
     def choose(self, noise: np.ndarray, normal: NormalFit, potential: Potential) -> Settings:
         # At stationarity E g^2 is the curvature, 1, plus the noise.
         scale = 1 / (self.damping + np.sqrt(1 + noise))
-        return choose_sgld(noise, self.max_bias, scale, stiffness=normal.stiffness)
+        if self.adapt == "warmup":
+            return choose_sgld(noise, self.max_bias, scale, stiffness=normal.stiffness)
+        choice = choose_psgld(noise, self.max_bias, scale, self.decay, stiffness=normal.stiffness)
+        if choice.variance_ratio - 1 <= self.max_bias:
+            return choice
+        problem = (
+            "adapt is 'always', and a preconditioner that follows the gradients widens the"
+            " posterior, by more for a smaller step: no step keeps the relative error of a"
+            f" variance within max_bias = {self.max_bias:g}, {choice.variance_ratio - 1:.2g} is the"
+            f" least; take adapt='warmup', or a decay nearer to 1 than {self.decay:g}."
+        )
+        return replace(choice, problems=(problem,))
 
     def step(
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array

@@ -6,6 +6,7 @@ import warnings
 
 import jax
 from jax import Array, lax, random
+from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 from numpyro.infer.initialization import init_to_uniform
@@ -20,7 +21,15 @@ from numpyro_ext.mcmc.mode_search import NormalFit, batch_rows, draw_batch
 from numpyro_ext.mcmc.normal_fit import constrained, find_normal, with_shape
 from numpyro_ext.mcmc.whitening import Whitening
 
-__all__ = ["NO_LOCAL_SITES", "Settings", "find", "find_whitening", "measure_noise"]
+__all__ = [
+    "NO_LOCAL_SITES",
+    "Fitness",
+    "Settings",
+    "check_resumed",
+    "find",
+    "find_whitening",
+    "measure_noise",
+]
 
 NO_LOCAL_SITES = "a chain holds one value of it while the rows change at every step"
 """The reason for which no latent site may be local to a subsampled plate."""
@@ -30,7 +39,12 @@ _NOISE_POINTS, _NOISE_BATCHES = 512, 4
 # point by one to two times its mean: few points with many batches would miss the mean by a third.
 
 
-@dataclass(frozen=True)
+_PROBES = 4
+_SAME, _NEAR = 1e-4, 0.03
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True, eq=False)
 class Settings:
     """
     The settings found by a kernel with ``step_size=None``, as ``kernel.settings``; they print as a
@@ -42,6 +56,9 @@ class Settings:
     ``max_bias``. Chains start at draws of the normal approximation. The predictions are those of
     the law: a posterior that is not near normal deviates from them, and ``problems`` says what was
     seen of that.
+
+    A new run of the kernel on other data finds other settings. A chain that goes on
+    (``mcmc.post_warmup_state``) keeps its own, and refuses data that they do not fit.
 
     :param float step_size: in whitened units.
     :param friction: rate C; None for a kernel without one.
@@ -120,6 +137,65 @@ class Settings:
         return f"{self.kernel}: settings found\n{text}{problems}"
 
 
+@dataclass(frozen=True)
+class Fitness:
+    """
+    Gradients of all rows at four points around a mode, by which data are told from others.
+
+    :param whitening: the normal approximation of which the points are draws.
+    :param dict batches: rows in a minibatch of each plate.
+    :param gradients: ``(4, n)``, whitened.
+    """
+
+    whitening: Whitening
+    batches: dict[str, int]
+    gradients: np.ndarray
+
+    @classmethod
+    def at(cls, potential: Potential, whitening: Whitening) -> "Fitness":
+        dtype, points = whitening.center.dtype, (_PROBES, whitening.size)
+
+        @jax.jit
+        def measure() -> Array:
+            def grad(xi: Array) -> Array:
+                return whitening.pull(potential.full_value_and_grad_flat(whitening.to_z(xi))[1])
+
+            return lax.map(grad, random.normal(random.key(0), points, dtype))
+
+        batches = {name: batch for name, (_, batch) in potential.plates.items()}
+        return cls(whitening, batches, np.asarray(measure(), float))
+
+    def of(self, potential: Potential) -> str:
+        """``"same"`` for the same data, ``"near"`` for those that move the gradients by less than a
+        sixth, which settings outlast, and ``"other"``."""
+        if potential.info.size != self.whitening.size:
+            return "other"
+        now = Fitness.at(potential, self.whitening)
+        if now.batches != self.batches:
+            return "other"
+        known, here = np.isfinite(self.gradients), np.isfinite(now.gradients)
+        moved = np.where(known & here, now.gradients - self.gradients, 0)
+        moved = np.where(known == here, moved, np.inf)
+        size = np.mean(np.where(known, self.gradients, 0) ** 2)
+        distance = np.mean(moved**2) / max(size, 1.0)
+        return "same" if distance < _SAME else "near" if distance < _NEAR else "other"
+
+
+def check_resumed(fit: str, compiled: bool) -> None:
+    """A ``ValueError`` if a chain goes on with data that its settings do not fit.
+
+    :param bool compiled: True for the arguments on which the chain was compiled, which keeps the
+        data of a closure as they were.
+    """
+    if fit == "other" or (fit == "near" and compiled):
+        raise ValueError(
+            "a chain goes on with other data than those for which its settings were found, and"
+            " NumPyro gives it no way to take new ones; set mcmc.post_warmup_state = None, so that"
+            " the run finds settings again, or keep these by the arguments"
+            " **kernel.settings.arguments of a new kernel."
+        )
+
+
 def find_whitening(
     model: Model,
     *args: Any,
@@ -165,12 +241,16 @@ def find_whitening(
     return normal.whitening
 
 
-def find(kernel: Any, potential: Potential, start: Sites | None) -> tuple[Settings, NormalFit]:
+def find(
+    kernel: Any, potential: Potential, start: Sites | None, rng_key: Array
+) -> tuple[Settings, NormalFit]:
     """
     Settings of a kernel with ``step_size=None``, and the normal approximation to start from.
 
     :param kernel: a :class:`ModelKernel`; it says what its law allows by ``choose``.
     :param start: unconstrained sites where the search begins.
+    :param rng_key: key of the run, for other starts where the first one was of no use. All else is
+        drawn from a key of its own, so that runs on the same data have the same settings.
     """
     leaves = jax.tree.leaves(potential.arguments)
     if not all(getattr(x, "is_fully_addressable", True) for x in leaves):
@@ -182,7 +262,10 @@ def find(kernel: Any, potential: Potential, start: Sites | None) -> tuple[Settin
     key_normal, key_noise = random.split(random.key(0))
     given: Whitening | None = kernel.whitening
     if given is None:
-        normal = find_normal(key_normal, kernel.model, potential, start, kernel.init_strategy)
+        again = key_normal if isinstance(rng_key, Tracer) else rng_key
+        normal = find_normal(
+            key_normal, kernel.model, potential, start, kernel.init_strategy, again
+        )
     else:
         normal = with_shape(key_normal, potential, NormalFit(given.center, given.factor))
     center = constrained(potential, potential.info.unravel(normal.center))
@@ -195,13 +278,20 @@ def find(kernel: Any, potential: Potential, start: Sites | None) -> tuple[Settin
     zero = np.zeros(potential.info.size)
     # A corrected gradient takes two.
     estimates = _NOISE_POINTS * _NOISE_BATCHES * (3 if len(noises) == 2 else len(noises))
+    finite = [np.isfinite(noise) for noise in noises]
+    noises = [np.where(ok, x, 0) for ok, x in zip(finite, noises, strict=True)]
     plain, corrected = ([*noises, zero] if len(noises) == 1 else noises or [zero, zero])[:2]
     control_variate = len(noises) == 2 and np.max(corrected) < 0.8 * np.max(plain)
     # Laws are those of the temperature 1, which stands for 0 and for a schedule too.
     T = 1.0 if callable(kernel.temperature) else float(kernel.temperature) or 1.0
     choice = kernel.choose((corrected if control_variate else plain) / T, normal, potential)
-    problems = normal.problems
-    if len(noises) == 2 and not control_variate:
+    problems = normal.problems + choice.problems
+    if not np.all(finite):
+        problems += (
+            "the gradient is not finite at most points within a standard deviation of the center,"
+            " so its noise is not known and the step may be too long; check the data, or use NUTS.",
+        )
+    elif len(noises) == 2 and not control_variate:
         problems += (
             "a gradient corrected at the center is about as noisy as the plain one within a"
             " standard deviation of it, so the posterior has several modes or is far from normal,"
@@ -213,6 +303,13 @@ def find(kernel: Any, potential: Potential, start: Sites | None) -> tuple[Settin
             f" {choice.transitions:,.0f} transitions, so the posterior is not near normal in these"
             " coordinates; reparametrise the model (LocScaleReparam, the other way round from now),"
             " or take larger minibatches.",
+        )
+    bias, allowed = abs(choice.variance_ratio - 1), getattr(kernel, "max_bias", np.inf)
+    if bias > 1.01 * allowed and not choice.problems:
+        problems += (
+            f"no step keeps the relative error of a variance within max_bias = {allowed:g}:"
+            f" {bias:.2g} is the least; take larger minibatches, or leave out a friction that is"
+            " given.",
         )
     _warn(problems)
     settings = replace(
@@ -243,7 +340,8 @@ def measure_noise(
 
     It is the mean over points of the normal approximation: of a noise that depends on the place,
     :math:`s^2(\\xi)`, the variance of a Gaussian target feels the mean to first order, without a
-    weight, because the function whose drift is :math:`\\xi_k^2 - 1` is a quadratic one.
+    weight, because the function whose drift is :math:`\\xi_k^2 - 1` is a quadratic one. Points at
+    which it is not finite are left out; NaN if these are more than half.
     """
     info, whitening, center = potential.info, normal.whitening, normal.center
 
@@ -263,6 +361,10 @@ def measure_noise(
 
             return jnp.var(lax.map(one, random.split(key_batches, _NOISE_BATCHES)), 0, ddof=1)
 
-        return jnp.mean(lax.map(at_point, random.split(rng_key, _NOISE_POINTS)), 0)
+        found = lax.map(at_point, random.split(rng_key, _NOISE_POINTS))
+        finite = jnp.all(jnp.isfinite(found), 1)
+        share = jnp.mean(finite, dtype=found.dtype)
+        mean = jnp.mean(jnp.where(finite[:, None], found, 0), 0) / share
+        return jnp.where(share < 0.5, jnp.nan, mean)
 
     return np.asarray(measure(rng_key), float)

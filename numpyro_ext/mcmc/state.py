@@ -32,6 +32,8 @@ _BEFORE = {
     "gradient": "state of the gradient estimator.",
     "plates": '``{name: (epoch, offset, rng_key)}`` for ``minibatch="epoch"``, else empty.',
     "step_scale": "factor on the step size: 1, halved at each divergence in warmup.",
+    "settings": "``kernel.settings``, None where the step size was given; not an array, so that"
+    " ``MCMC`` compiles the chain again for others.",
     "best": "lowest potential estimate of the warmup so far, and the flat vector where it was.",
 }
 

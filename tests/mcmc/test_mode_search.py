@@ -62,6 +62,29 @@ def test_the_noise_is_the_mean_over_the_normal_approximation():
         np.testing.assert_allclose(noise, scale * np.diag(A.T @ covariance @ A), rtol=0.2)
 
 
+class Overflowing:
+    """Noise of variance 2, and a gradient that overflows more than a deviation above the mode."""
+
+    def __init__(self, limit):
+        self.limit = limit
+
+    def init(self, z, potential):
+        return ()
+
+    def estimate(self, rng_key, i, z, idx, potential, state):
+        grad = 2**0.5 * random.normal(rng_key, (2,))
+        return jnp.zeros(()), {"w": jnp.where(z["w"][0] > self.limit, jnp.inf, grad)}, state
+
+
+def test_points_where_the_gradient_overflows_are_left_out_of_the_noise():
+    _, _, potential, mode = found()
+    A = np.asarray(mode.factor)
+    noise = measure_noise(random.key(2), potential, mode, Overflowing(mode.center[0] + A[0, 0]))
+    np.testing.assert_allclose(noise, 2 * np.diag(A.T @ A), rtol=0.25)
+    none = measure_noise(random.key(2), potential, mode, Overflowing(-jnp.inf))
+    assert np.all(np.isnan(none))
+
+
 def test_many_coordinates_are_whitened_one_by_one():
     """513 of them, normal with standard deviations from 0.01 to 100."""
     sd = jnp.geomspace(0.01, 100.0, 513)

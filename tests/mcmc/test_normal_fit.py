@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.infer.reparam import LocScaleReparam
 import pytest
 
 from numpyro_ext._model.potential import Potential
@@ -14,7 +15,7 @@ from numpyro_ext._model.read import read_model
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.mcmc.mode_search import NormalFit
-from numpyro_ext.mcmc.normal_fit import with_shape
+from numpyro_ext.mcmc.normal_fit import advice, with_shape
 
 QUARTIC = 0.3
 
@@ -68,6 +69,14 @@ def test_a_variational_fit_replaces_a_mode_that_is_far_from_normal():
     # Exact, by a grid over tau: log tau has mean 0.80 and standard deviation 1.17.
     assert float(jnp.log(kernel.settings.center["tau"])) == pytest.approx(0.80, abs=0.3)
     assert 0.1 < kernel.settings.step_size < 0.45
+
+
+def test_a_model_that_is_reparametrised_is_not_told_to_be():
+    centred = read_model(eight_schools)
+    config = {"theta_trans": LocScaleReparam(0)}
+    moved = read_model(numpyro.handlers.reparam(eight_schools, config=config))
+    assert advice(centred) == "reparametrise the model (LocScaleReparam for hierarchies)"
+    assert advice(moved).startswith("change centered in the LocScaleReparam of 'theta_trans'")
 
 
 def banana(y):

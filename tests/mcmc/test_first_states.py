@@ -1,0 +1,121 @@
+"""Starts where the likelihood overflows, or has no gradient, in most of the prior."""
+
+from functools import cache
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.handlers import mask
+import pytest
+from scipy import optimize, special
+
+from numpyro_ext.mcmc import SGHMC, SGLD
+
+
+def weibull(x, time, event):
+    """The survival function of rows with an event is masked, its gradient is not: 0 times inf."""
+    b = numpyro.sample("b", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
+    shape = numpyro.sample("shape", dist.LogNormal(0.0, 1.0))
+    life = dist.Weibull(jnp.exp(b[0] + b[1] * x), shape)
+    with numpyro.plate("rows", len(x)):
+        with mask(mask=event):
+            numpyro.sample("time", life, obs=time)
+        with mask(mask=~event):
+            numpyro.factor("alive", jnp.log1p(-life.cdf(time)))
+
+
+@cache
+def lives():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(200)
+    time = np.exp(8 + 0.5 * x) * rng.weibull(1.5, 200)
+    event = rng.uniform(size=200) < 0.7
+    # The others are alive when last seen, early.
+    return x, np.where(event, time, np.minimum(time, 2.0)), event
+
+
+def minus_log_weibull(z):
+    x, time, event = lives()
+    b, k = z[:2], np.exp(z[2])
+    rate = np.log(time) - b[0] - b[1] * x
+    log_p = np.sum(event * (np.log(k) + k * rate - np.log(time)) - np.exp(k * rate))
+    return -log_p + np.sum(b**2) / 200 + z[2] ** 2 / 2
+
+
+def gamma(x, y):
+    """Raw columns: a coefficient of 2 makes exp(1,000) of a mean."""
+    b = numpyro.sample("b", dist.Normal(0.0, 5.0).expand([3]).to_event(1))
+    shape = numpyro.sample("shape", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("rows", len(x), subsample_size=50) as i:
+        rate = shape * jnp.exp(-(x[i] @ b))
+        numpyro.sample("y", dist.Gamma(shape, rate), obs=y[i])
+
+
+@cache
+def costs():
+    rng = np.random.default_rng(1)
+    x = np.stack([np.ones(400), rng.uniform(200, 900, 400), rng.normal(0, 50, 400)], 1)
+    mean = np.exp(x @ np.array([1.0, 0.004, 0.01]))
+    return x, mean * rng.gamma(3.0, 1 / 3.0, 400)
+
+
+def minus_log_gamma(z):
+    x, y = costs()
+    b, a = z[:3], np.exp(z[3])
+    eta = x @ b
+    log_p = a * np.log(a) - a * eta + (a - 1) * np.log(y) - a * y * np.exp(-eta)
+    return -np.sum(log_p - special.gammaln(a)) + np.sum(b**2) / 50 + z[3] ** 2 / 2
+
+
+def mode_and_sd(energy, start, scale):
+    """In double precision; the curvature from differences over a tenth of a deviation."""
+    start, scale = np.asarray(start), np.asarray(scale)
+    found = optimize.minimize(lambda u: energy(start + scale * u), 0 * start, method="Nelder-Mead")
+    found = optimize.minimize(lambda u: energy(start + scale * u), found.x, tol=1e-8)
+    mode, moves = start + scale * found.x, 0.05 * np.diag(scale)
+
+    def second(a, b):
+        corners = (energy(mode + s * a + t * b) * s * t for s in (1, -1) for t in (1, -1))
+        return sum(corners) / 4
+
+    H = np.array([[second(a, b) for a in moves] for b in moves])
+    return mode, np.sqrt(np.diag(np.linalg.inv(H))) * 0.05 * scale
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "energy", "near"),
+    [
+        (weibull, lives, minus_log_weibull, ([8.0, 0.5, 0.4], [0.06, 0.06, 0.06])),
+        (gamma, costs, minus_log_gamma, ([1.0, 0.004, 0.01, 1.1], [0.08, 1e-4, 6e-4, 0.07])),
+    ],
+    ids=["Weibull survival", "gamma regression"],
+)
+def test_settings_are_found_where_most_starts_are_not_finite(model, data, energy, near):
+    """The mode and the curvature there, in double precision; and every chain starts."""
+    kernel = SGHMC(model)
+    args = jax.tree.map(jnp.asarray, data())
+    state = kernel.init(random.split(random.key(1), 32), 10, None, args)
+    mode, sd = mode_and_sd(energy, *near)
+    normal = kernel.settings.whitening
+    assert np.max(np.abs(np.asarray(normal.center) - mode) / sd) < 0.15
+    factor = np.asarray(normal.factor, float)
+    np.testing.assert_allclose(np.sqrt(np.diag(factor @ factor.T)), sd, rtol=0.1)
+    assert np.all(np.isfinite(state.grad_norm))
+
+
+def test_a_chain_with_a_given_step_starts_where_its_gradient_is_finite():
+    args = jax.tree.map(jnp.asarray, lives())
+    state = SGLD(weibull, 1e-6).init(random.split(random.key(0), 32), 0, None, args)
+    assert np.all(np.isfinite(state.grad_norm)) and np.all(np.isfinite(state.potential_energy))
+
+
+def test_a_model_that_is_finite_nowhere_is_refused_by_the_name_of_its_site():
+    def model():
+        numpyro.sample("z", dist.Normal(0, 1))
+        numpyro.factor("never", jnp.nan)
+
+    with pytest.raises(ValueError, match="not finite at the initial point: see site 'never'"):
+        SGHMC(model).init(random.key(0), 10, None)

@@ -1,0 +1,146 @@
+"""Settings that were found belong to their data: other data have their own, or are refused."""
+
+from functools import cache
+import pickle
+
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC
+import pytest
+
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import read_model
+from numpyro_ext.mcmc import SGHMC, SGLD, Whitening
+from numpyro_ext.mcmc.settings import Fitness
+
+ROWS = 50
+Y = jnp.linspace(-1.7, 1.7, ROWS)
+
+
+def mean(y, scale):
+    """Under the wide prior the posterior has the mean of y and the sd scale / sqrt(50)."""
+    loc = numpyro.sample("loc", dist.Normal(0.0, 1e4))
+    numpyro.sample("y", dist.Normal(loc, scale).expand([ROWS]).to_event(1), obs=y)
+
+
+NARROW, WIDE = (Y + 3.0, jnp.array(1.0)), (40.0 * Y + 60.0, jnp.array(40.0))
+
+
+def chains(kernel, **options):
+    options |= {"num_chains": 4, "chain_method": "vectorized", "progress_bar": False}
+    return MCMC(kernel, num_warmup=20, num_samples=1000, **options)
+
+
+def check(mcmc, y, scale):
+    """4,000 draws, each 4 steps of half a deviation from the last: 2 % by chance."""
+    loc = np.asarray(mcmc.get_samples()["loc"])
+    sd = float(scale) / ROWS**0.5
+    assert loc.std() == pytest.approx(sd, rel=0.15)
+    assert abs(loc.mean() - float(jnp.mean(y))) < 0.2 * sd
+
+
+@cache
+def ran_on_both():
+    """One compiled chain with the data as arguments, on the wide data last."""
+    mcmc = chains(SGHMC(mean, steps_per_sample=4), jit_model_args=True)
+    mcmc.run(random.key(0), *NARROW)
+    check(mcmc, *NARROW)
+    mcmc.run(random.key(1), *WIDE)
+    return mcmc
+
+
+def test_data_that_are_arguments_of_a_compiled_chain_have_their_own_settings():
+    mcmc = ran_on_both()
+    check(mcmc, *WIDE)
+    scale = float(mcmc.sampler.settings.whitening.factor[0, 0])
+    assert scale == pytest.approx(40 / ROWS**0.5, rel=0.01)
+
+
+@pytest.mark.parametrize("copy", [lambda run: run, lambda run: pickle.loads(pickle.dumps(run))])
+def test_a_chain_goes_on_with_its_own_data_and_with_no_other(copy):
+    mcmc = copy(ran_on_both())
+    mcmc.post_warmup_state = mcmc.last_state
+    settings = mcmc.sampler.settings
+    mcmc.run(random.key(2), *WIDE)
+    check(mcmc, *WIDE)
+    with pytest.raises(ValueError, match=r"goes on with other data .* set mcmc.post_warmup_state"):
+        mcmc.run(random.key(3), *NARROW)
+    assert mcmc.sampler.settings is settings
+    mcmc.post_warmup_state = None
+
+
+def test_a_far_start_after_a_near_one_is_compiled_with_its_descent():
+    """From 16 deviations the potential makes a momentum of 6.7; by a descent it stays below 1."""
+    mcmc = ran_on_both()
+    options = {"extra_fields": ("r",), "collect_warmup": True}
+    far = {"loc": jnp.full(4, 60.0 + 16 * 40 / ROWS**0.5)}
+    mcmc.warmup(random.key(4), *WIDE, **options)
+    mcmc.warmup(random.key(5), *WIDE, init_params=far, **options)
+    mcmc.post_warmup_state = None
+    assert np.max(np.abs(mcmc.get_extra_fields()["r"])) < 4.5
+
+
+def test_data_of_a_closure_have_their_own_settings():
+    now = [NARROW]
+    mcmc = chains(SGHMC(lambda: mean(*now[0]), steps_per_sample=4))
+    for data in (NARROW, WIDE):
+        now[0] = data
+        mcmc.run(random.key(0))
+        check(mcmc, *data)
+    mcmc.post_warmup_state, now[0] = mcmc.last_state, NARROW
+    with pytest.raises(ValueError, match="a chain goes on with other data than those for which"):
+        mcmc.run(random.key(1))
+
+
+def rows(y, batch):
+    loc = numpyro.sample("loc", dist.Normal(0.0, 1e4).expand([2]).to_event(1))
+    with numpyro.plate("rows", ROWS, subsample_size=batch) as i:
+        numpyro.sample("y", dist.Normal(loc, 1.0).to_event(1), obs=y[i])
+
+
+def test_what_data_are_told_from_others():
+    """Gradients are xi + shift, in deviations, so the distance is the square of the shift."""
+    sd = ROWS**-0.5
+    y = jnp.stack([Y, 2 * Y], 1)
+
+    def potential(y, batch=10):
+        args = y, batch
+        return Potential(rows, read_model(rows, args), {}, args, {})
+
+    fitness = Fitness.at(potential(y), Whitening(jnp.zeros(2), jnp.full(2, sd)))
+    np.testing.assert_allclose(fitness.gradients.std(), 1.0, atol=0.6)
+    assert fitness.of(potential(y)) == "same"
+    assert fitness.of(potential(y + 0.1 * sd)) == "near"
+    assert fitness.of(potential(y + sd)) == "other"
+    assert fitness.of(potential(y, batch=5)) == "other"
+    assert pickle.loads(pickle.dumps(fitness)).of(potential(y)) == "same"
+
+
+def below(y, upper):
+    p = numpyro.sample("p", dist.Uniform(0.0, upper))
+    numpyro.sample("y", dist.Normal(p, 0.1), obs=y)
+
+
+@pytest.mark.parametrize("as_arguments", [False, True])
+def test_a_chain_goes_on_within_other_bounds(as_arguments):
+    """The posterior is Normal(y, 0.1), far from both bounds."""
+    mcmc = chains(SGLD(below, 0.01, steps_per_sample=10), jit_model_args=as_arguments)
+    mcmc.run(random.key(0), jnp.array(0.5), 1.0)
+    assert float(mcmc.get_samples()["p"].mean()) == pytest.approx(0.5, abs=0.05)
+    mcmc.post_warmup_state = mcmc.last_state
+    mcmc.run(random.key(1), jnp.array(2.2), 5.0)
+    assert float(mcmc.get_samples()["p"][200:].mean()) == pytest.approx(2.2, abs=0.05)
+
+
+def test_a_chain_does_not_go_on_with_another_latent_vector():
+    def model(n):
+        numpyro.sample("z", dist.Normal(0, 1).expand([n]).to_event(1))
+
+    mcmc = chains(SGLD(model, 0.1))
+    mcmc.run(random.key(0), 2)
+    mcmc.post_warmup_state = mcmc.last_state
+    with pytest.raises(ValueError, match=r"has the latent sites \[\('z', \(3,\)\)\]"):
+        mcmc.run(random.key(0), 3)
