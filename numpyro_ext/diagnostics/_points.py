@@ -46,8 +46,8 @@ def particles_of(obj: Any, fit: Fit) -> Sites:
     if not isinstance(obj, MCMC):
         return draws
     # The chains of an ensemble are the particles, and its last draw is the answer.
-    chains = fit.num_chains
-    return {n: jnp.reshape(x, (chains, -1, *x.shape[1:]))[:, -1] for n, x in draws.items()}
+    length = len(next(iter(draws.values()))) // fit.num_chains
+    return {name: x[length - 1 :: length] for name, x in draws.items()}
 
 
 def has_gradient(proto: Prototype) -> bool:

@@ -9,7 +9,7 @@ from numpyro.infer import HMC, MCMC, BarkerMH
 
 from numpyro_ext._model.handlers import every_row, valid_plates
 from numpyro_ext._model.read import is_data
-from numpyro_ext._numpyro import max_tree_depth
+from numpyro_ext._numpyro import max_tree_depth, mcmc_arguments
 from numpyro_ext._typing import Diagnosable, Model
 from numpyro_ext.diagnostics._evaluate import count_of
 from numpyro_ext.diagnostics._fit import Fit
@@ -29,7 +29,9 @@ STATS = {
 def chains_of(fit: Fit) -> dict[str, np.ndarray]:
     """Draws that exist already, by chain: host arrays ``(chain, draw, *site)``."""
     draws = jax.device_get(fit.draws[0])
-    return {name: np.reshape(x, (fit.num_chains, -1, *x.shape[1:])) for name, x in draws.items()}
+    length = len(next(iter(draws.values()))) // fit.num_chains
+    shape = (fit.num_chains, length)
+    return {name: np.reshape(x, (*shape, *x.shape[1:])) for name, x in draws.items()}
 
 
 def mcmc_stats(mcmc: MCMC, fit: Fit) -> dict[str, Any]:
@@ -108,7 +110,7 @@ def cost_of(mcmc: MCMC, fit: Fit) -> dict[str, float]:
     transitions = mcmc.thinning * (kernel.steps_per_sample if known else 1)
     facts: dict[str, float] = {"transitions_per_draw": transitions}
     if fit.plates:
-        facts["batch_rows"], facts["rows"] = rows_of(kernel.model, fit.args, fit.kwargs)
+        facts["batch_rows"], facts["rows"] = rows_of(kernel.model, *mcmc_arguments(mcmc))
     if known:
         rows = facts["rows"] / facts["batch_rows"] if facts.get("batch_rows") else 1.0
         if (each := kernel.gradients_per_transition(rows)) is not None:

@@ -273,7 +273,7 @@ def _table_of_draws(
 ) -> Diagnosis:
     """The table of a guide: ``first``, its restarts and its weights, and ``last``."""
     restarts, length = next(iter(draws.values())).shape[:2]
-    rows = [*first, *(restart_rows(draws) if restarts > 1 else [])]
+    rows = [*first, *(restart_rows(draws, facts) if restarts > 1 else [])]
     if log_weight is None:
         more = "the next lines look at its draws" if last else "compare it with MCMC"
         verdict = (

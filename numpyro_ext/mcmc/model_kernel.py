@@ -118,6 +118,7 @@ class ModelKernel(MCMCKernel):
         self._num_adapt = 0
         self._info: ModelInfo | None = None
         self._params: Params = {}
+        self._key_params: Array | None = None
         # `MCMC` calls `init` before it resumes a chain when this is None.
         self._sample_fn: Callable[..., Any] | None = None
 
@@ -219,6 +220,11 @@ class ModelKernel(MCMCKernel):
         return self._info
 
     @property
+    def params(self) -> Params:
+        """Values of the model's ``param`` and ``mutable`` sites in the last run."""
+        return self._params
+
+    @property
     def sample_field(self) -> str:
         return "z"
 
@@ -268,7 +274,11 @@ class ModelKernel(MCMCKernel):
         model_kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs, single = model_kwargs or {}, is_prng_key(rng_key)
-        info, params = self._read(rng_key if single else rng_key[0], model_args, kwargs)
+        key = rng_key if single else rng_key[0]
+        if not isinstance(key, Tracer):
+            # What is compiled for one chain or run serves the next, and holds its parameters.
+            key = self._key_params = key if self._key_params is None else self._key_params
+        info, params = self._read(key, model_args, kwargs)
         self._info, self._params = info, params
         check_rows(self.model, model_args, kwargs, self.init_strategy)
         self._num_adapt = num_warmup * self.steps_per_sample
@@ -370,5 +380,7 @@ class ModelKernel(MCMCKernel):
         return summary(self, defaults=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        gone = {"_info": None, "_params": {}, "_sample_fn": None, "_settings_of": None}
+        gone: dict[str, Any] = {"_info": None, "_sample_fn": None, "_settings_of": None}
+        if any(isinstance(x, Tracer) for x in jax.tree.leaves(self._params)):
+            gone["_params"] = {}
         return vars(self) | gone
