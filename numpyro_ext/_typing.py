@@ -33,6 +33,7 @@ __all__ = [
     "GradientEstimator",
     "HasConjugate",
     "HasCritic",
+    "HasModelParams",
     "HasParticles",
     "HasReverse",
     "Int",
@@ -196,11 +197,6 @@ class Diagnosable(Protocol):
         they were given."""
         ...
 
-    @property
-    def params(self) -> Params:
-        """Values of the ``param`` and ``mutable`` sites of the model in the last run."""
-        ...
-
     def gradients_per_transition(self, rows: float) -> float | None:
         """The number of minibatch gradients in a transition, where the gradient of all data counts
         as ``rows`` of them; None if the number is not known."""
@@ -221,8 +217,20 @@ class Diagnosable(Protocol):
 class DiagnosableParticles(Diagnosable, Protocol):
     """A :class:`Diagnosable` kernel whose chains are particles that move together."""
 
+    params: Params
+    """Values of the ``numpyro.param`` sites of the model in the run."""
     forward_mode_differentiation: bool
     """True if the model is differentiated in forward mode."""
+
+
+@runtime_checkable
+class HasModelParams(Protocol):
+    """A kernel that knows the parameters of its model, as ``param`` sites with a random start."""
+
+    @property
+    def params(self) -> Params:
+        """Values of the ``param`` and ``mutable`` sites of the model in the last run."""
+        ...
 
 
 @runtime_checkable

@@ -242,7 +242,8 @@ def check_rows(
         for name, site in trace.items():
             if is_data(site):
                 fn, value = site["fn"], jnp.asarray(site["value"], float)
-                log_p, missing = fn.log_prob(site["value"]), jnp.isnan(value)
+                # NumPyro warns of numbers that are not traced.
+                log_p, missing = fn.log_prob(jnp.asarray(site["value"])), jnp.isnan(value)
                 events = tuple(range(value.ndim - fn.event_dim, value.ndim))
                 # NumPyro may make -inf of what is out of the support, as NaN is.
                 gone = jnp.any(missing, events) & ~jnp.isfinite(log_p)

@@ -24,6 +24,7 @@ from numpyro_ext._typing import (
     Diagnosable,
     DiagnosableParticles,
     Engine,
+    HasModelParams,
     HasParticles,
     Model,
     Params,
@@ -267,7 +268,7 @@ def _fit_of_mcmc(
             check_full_arrays(model, args, kwargs)
         check_rows(model, args, kwargs, init_to_sample)
         full, plates = on_all_rows(model), minibatch_plates(model, ran_args, ran_kwargs)
-    known = kernel.params if isinstance(kernel, Diagnosable) else params_of_hmc(kernel)
+    known = kernel.params if isinstance(kernel, HasModelParams) else params_of_hmc(kernel)
     return Fit(
         model=full,
         args=args,

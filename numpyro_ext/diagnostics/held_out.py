@@ -271,8 +271,12 @@ def _look(
     )
     if found != "exact":
         site = min(
-            (s for s in locals_of["guide"] if is_delta(s) or s["name"] not in model_trace),
-            key=lambda site: (has_density(site["fn"]), site["name"] not in model_trace),
+            locals_of["guide"],
+            key=lambda site: (
+                has_density(site["fn"]),
+                not is_delta(site),
+                site["name"] in model_trace,
+            ),
         )
         raise IntractableDensityError(
             f"the guide gives no density of what it draws for each row: site '{site['name']}'"

@@ -67,7 +67,8 @@ class SVAEELBO(ELBO):
     so that :func:`natural_gradient` of step 1 is the conjugate update. The last term vanishes where
     local inference has found a stationary point of the bound. It is left out with
     ``"explicit_only"``: a step then never leaves the domain of the parameters, and training is
-    more robust. All other parameters have ordinary gradients.
+    more robust. All other parameters have ordinary gradients. At the first update of an ``SVI``
+    whose optimiser has no :func:`natural_gradient` an ``InferenceWarning`` says so.
 
     The guide may stand inside NumPyro's handlers, but not inside a function of its own. A
     ``numpyro.handlers.scale`` of latent sites must be the same in the model and in the guide, and

@@ -324,7 +324,7 @@ def features(y, batch=None):
 
 
 def exact_network(rng_key, shape):
-    return (shape[0], 7), ()
+    return (shape[0], 7), jnp.zeros(1)  # a weight that nobody reads
 
 
 def exact_moments(params, y):

@@ -66,7 +66,7 @@ def test_runs_of_one_svi_begin_at_one_point_and_this_is_said():
     svi = make(AutoNormal)()
     fits = [svi.run(random.key(k), 1, X, progress_bar=False) for k in range(3)]
     assert len({float(fit.params["z_auto_loc"]) for fit in fits}) == 1
-    words = r"only 1 of 3 restarts have parameters of their own.* diagnostics\.restarts"
+    words = r"only 1 of 3 restarts have parameters of their own.*_ext\.diagnostics\.restarts"
     with pytest.warns(InferenceWarning, match=words):
         tree = to_arviz(svi, fits, model_args=(X,), num_samples=50)
     with pytest.warns(InferenceWarning, match=words):

@@ -323,7 +323,7 @@ def tempered(beta):
         with numpyro.plate("data", 1):
             with handlers.scale(scale=beta):
                 numpyro.sample("x", dist.MultivariateNormal(jnp.zeros(1), jnp.eye(1)))
-            numpyro.sample("y", dist.Normal(0, 1).to_event(1), obs=y)
+            numpyro.sample("y", dist.Normal(jnp.zeros(1), 1).to_event(1), obs=y)
 
     def potential(params, y):
         return GaussianPotential.from_diagonal(2 * y, jnp.full_like(y, 3.0))
@@ -377,6 +377,6 @@ def test_natural_parameters_that_an_ordinary_optimiser_steps_are_said():
     """``full_run`` has natural_gradient, and warnings are errors."""
     svi = SVI(mixture, guide_of(GMMEP()), optax.adam(1e-3), SVAEELBO())
     state = svi.init(random.key(0), Y)
-    svi.evaluate(state, Y)
+    jax.eval_shape(svi.evaluate, state, Y)
     with pytest.warns(InferenceWarning, match="'svae_natural', but the optimiser has no natural_g"):
-        svi.update(state, Y)
+        jax.eval_shape(svi.update, state, Y)
