@@ -4,9 +4,11 @@ Each was read from NumPyro 0.22.0.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 import copy
 from functools import partial
+from inspect import getclosurevars
 from typing import Any
 
 from jax import Array, jit
@@ -49,6 +51,8 @@ __all__ = [
     "max_tree_depth",
     "mcmc_arguments",
     "normal_of_guide",
+    "params_of_hmc",
+    "plates_have_rows",
     "posterior_guide",
     "site_of_log_det",
     "unpacking_of",
@@ -79,6 +83,35 @@ def max_tree_depth(kernel: Any) -> int | None:
     """The limit of ``NUTS`` after warmup; None for a kernel that builds no trees."""
     limit = getattr(kernel, "_max_tree_depth", None)
     return limit[-1] if isinstance(limit, tuple) else limit
+
+
+@contextmanager
+def plates_have_rows() -> Iterator[None]:
+    """A sentence in place of the bare assertion by which a plate refuses to be empty."""
+    try:
+        yield
+    except AssertionError as error:
+        if "size of plate" not in str(error):
+            raise
+        raise ValueError(
+            "a plate of the model has no rows; pass data with at least one row, or leave the plate"
+            " out of the model where there are none."
+        ) from error
+
+
+def params_of_hmc(kernel: Any) -> Params | None:
+    """
+    Values of the ``param`` and ``mutable`` sites of the model in the chains of ``HMC`` or ``NUTS``.
+
+    They are those of the first start, which the kernel substitutes in all that it compiles; None
+    where they are not known, as of another kernel and of one that was pickled.
+    """
+    start = getattr(kernel, "_init_fn", None)
+    potential = getclosurevars(start).nonlocals.get("potential_fn_gen") if start else None
+    fn: Any = potential.args[0].args[0] if potential else None
+    while fn is not None and not isinstance(fn, substitute):
+        fn = getattr(fn, "fn", None)
+    return None if fn is None else dict(fn.data or {})
 
 
 def unwrap_distribution(fn: dist.Distribution) -> tuple[Any, tuple[int, ...], int]:

@@ -33,6 +33,7 @@ __all__ = [
     "GradientEstimator",
     "HasConjugate",
     "HasCritic",
+    "HasModelParams",
     "HasParticles",
     "HasReverse",
     "Int",
@@ -233,6 +234,16 @@ class DiagnosableParticles(Diagnosable, Protocol):
     """Values of the ``numpyro.param`` sites of the model in the run."""
     forward_mode_differentiation: bool
     """True if the model is differentiated in forward mode."""
+
+
+@runtime_checkable
+class HasModelParams(Protocol):
+    """A kernel that knows the parameters of its model, as ``param`` sites with a random start."""
+
+    @property
+    def params(self) -> Params:
+        """Values of the ``param`` and ``mutable`` sites of the model in the last run."""
+        ...
 
 
 @runtime_checkable

@@ -124,12 +124,19 @@ class every_row(Messenger):
     """Give a subsampled plate all of its indices, and that size as its ``subsample_size``.
 
     Without the second NumPyro would warn that the index is longer than the ``subsample_size``.
+
+    * ``plates`` - ``{plate: (size, subsample_size)}`` as the model declares them; a plate may have
+      fewer rows than its minibatch.
     """
+
+    def __init__(self, fn: Model | None = None) -> None:
+        super().__init__(fn)
+        self.plates: dict[str, tuple[int, int | None]] = {}
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] != "plate":
             return
-        size, subsample_size = msg["args"]
+        size, subsample_size = self.plates[msg["name"]] = msg["args"]
         if subsample_size is not None and subsample_size != size:
             msg["args"] = (size, size)
             msg["value"] = jnp.arange(size)

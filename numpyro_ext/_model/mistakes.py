@@ -1,6 +1,7 @@
 """Checks for mistakes in programs and data that would give NaN or a wrong number."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from math import prod
 from typing import Any
 
@@ -227,8 +228,9 @@ def check_rows(
     A minibatch holds NaN by chance only, and is traced. So where an argument has NaN, which is
     looked at first, the model is run once on all of its rows.
     """
+    leaves = jax.tree.leaves((args, kwargs))
     with jax.ensure_compile_time_eval():
-        if not any(_has_nan(x) for x in jax.tree.leaves((args, kwargs))):
+        if not any(_has_nan(x) for x in leaves):
             return
     counted: dict[str, tuple[int, int]] = {}
 
@@ -240,7 +242,8 @@ def check_rows(
         for name, site in trace.items():
             if is_data(site):
                 fn, value = site["fn"], jnp.asarray(site["value"], float)
-                log_p, missing = fn.log_prob(site["value"]), jnp.isnan(value)
+                # NumPyro warns of numbers that are not traced.
+                log_p, missing = fn.log_prob(jnp.asarray(site["value"])), jnp.isnan(value)
                 events = tuple(range(value.ndim - fn.event_dim, value.ndim))
                 # NumPyro may make -inf of what is out of the support, as NaN is.
                 gone = jnp.any(missing, events) & ~jnp.isfinite(log_p)
@@ -248,7 +251,10 @@ def check_rows(
                 found[name] = jnp.sum(jnp.isnan(log_p) | gone), jnp.sum(missing)
         return found
 
-    for name, (rows, missing) in jax.jit(count)().items():
+    is_traced = any(isinstance(x, Tracer) for x in leaves)
+    with nullcontext() if is_traced else jax.ensure_compile_time_eval():
+        counts = jax.jit(count)()
+    for name, (rows, missing) in counts.items():
         if isinstance(rows, Tracer):
             return
         num_rows, size = counted[name]

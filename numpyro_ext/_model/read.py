@@ -17,7 +17,7 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_ext._model.handlers import first_rows, subsampled_plates, valid_plates
-from numpyro_ext._numpyro import mask_of
+from numpyro_ext._numpyro import mask_of, plates_have_rows
 from numpyro_ext._typing import Model, Sites, Trace
 
 __all__ = [
@@ -51,7 +51,8 @@ Site = dict[str, Any]
 
 def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
     """The trace of one run."""
-    return trace(fn).get_trace(*args, **(kwargs or {}))
+    with plates_have_rows():
+        return trace(fn).get_trace(*args, **(kwargs or {}))
 
 
 def call_and_trace(fn: Model, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Trace]:

@@ -15,6 +15,7 @@ from numpyro.infer import init_to_median, init_to_uniform
 from numpyro.infer.util import initialize_model
 
 from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.mistakes import check_rows
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, trace_of
 from numpyro_ext._typing import Model, Params, Sites
@@ -193,6 +194,8 @@ def guide_start(
             rng_key, model, info, args, kwargs, init_strategy=strategy, validate_grad=True
         )
     found = isinstance(potential, Tracer) or bool(np.isfinite(potential))
+    if not found:  # NumPyro's own error would blame a parameter of a distribution
+        check_rows(model, args, kwargs, strategy)
     return (rng_key, z) if found else None
 
 

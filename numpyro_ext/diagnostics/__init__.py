@@ -11,6 +11,7 @@ from numpyro_ext.diagnostics.evidence import EvidenceBounds, evidence_bounds
 from numpyro_ext.diagnostics.full_data import full_data
 from numpyro_ext.diagnostics.held_out import held_out_log_likelihood
 from numpyro_ext.diagnostics.psis import ParetoKhat, pareto_khat
+from numpyro_ext.diagnostics.restarts import restarts
 from numpyro_ext.diagnostics.table import Diagnosis
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "kernel_stein_discrepancy",
     "maximum_mean_discrepancy",
     "pareto_khat",
+    "restarts",
     "to_arviz",
 ]

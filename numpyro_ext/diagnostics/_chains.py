@@ -257,9 +257,18 @@ def _rhat(found: _Agreement, restarts: bool) -> Row:
     return judged("largest R-hat", value, f"{RHAT}", value <= RHAT, right, wrong)
 
 
-def restart_rows(draws: dict[str, np.ndarray]) -> list[Row]:
+def restart_rows(draws: dict[str, np.ndarray], facts: dict[str, Any]) -> list[Row]:
     """The lines of several restarts of one fit, whose draws are the chains."""
     found = _Agreement(draws)
+    if "distinct_restarts" in facts:
+        verdict = (
+            "restarts of the same parameters say nothing about other optima; make them by"
+            " numpyro_ext.diagnostics.restarts."
+        )
+        number, limit = facts["distinct_restarts"], str(facts["num_restarts"])
+        return [*_moving(found), Row("different restarts", number, None, limit, None, verdict)]
+    if all(np.all(x == x[:, :1]) for x in draws.values()):  # points have no spread to compare with
+        return _moving(found)
     return [*_moving(found), _rhat(found, restarts=True)]
 
 

@@ -33,6 +33,7 @@ from numpyro_ext.diagnostics._density import (
     total_parts,
 )
 from numpyro_ext.diagnostics._fit import Fit
+from numpyro_ext.diagnostics._match import check_known, check_size, union
 
 __all__ = ["Evaluate", "Prototype", "evaluator", "prototype", "warn_of_lost_draws"]
 
@@ -67,7 +68,10 @@ def guide_trace_of(fit: Fit, params: Params, key: Array, values: Sites | None = 
 def model_trace_of(fit: Fit, params: Params, latents: Sites, key: Array) -> Trace:
     def value_of(site: Site) -> Array | None:
         is_latent = site["type"] == "sample" and not site["is_observed"]
-        return latents.get(site["name"]) if is_latent else None
+        value = latents.get(site["name"]) if is_latent else None
+        if value is not None:
+            check_size(site, value)
+        return value
 
     model = substitute(substitute(fit.model, data=params), substitute_fn=value_of)
     return trace_of(seed(model, key), fit.args, fit.kwargs)
@@ -94,6 +98,7 @@ def prototype(fit: Fit, rng_key: Array) -> Prototype:
         check_observed(model_trace)
 
     jax.eval_shape(look)
+    check_known(fit, model_trace, guide_trace)
     latents = [site["name"] for site in latent_sites(model_trace)]
     if not latents:
         raise ValueError(
@@ -153,12 +158,7 @@ def _depending(fit: Fit, trace: Trace, hidden: list[str], key: Array) -> list[st
         hidden={name: x for name, x in values.items() if name in hidden},
         others={name: x for name, x in values.items() if name not in hidden},
     )
-    return [name for name in trace if name in found and "hidden" in _union(found[name])]
-
-
-def _union(sources: Any) -> frozenset[str]:
-    leaves = jax.tree.leaves(sources, is_leaf=lambda x: isinstance(x, frozenset))
-    return frozenset[str]().union(*leaves)
+    return [name for name in trace if name in found and "hidden" in union(found[name])]
 
 
 def default_block_size(trace: Trace) -> int:

@@ -4,27 +4,33 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 import inspect
 from typing import Any, NamedTuple
+import warnings
 
 import jax
 from jax import Array
+from jax.core import Tracer
 import jax.numpy as jnp
-from numpyro.infer import MCMC, SVI
+import numpy as np
+from numpyro.infer import MCMC, SVI, init_to_sample
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
+from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.handlers import every_row
-from numpyro_ext._numpyro import mcmc_arguments, posterior_guide
+from numpyro_ext._model.mistakes import check_rows
+from numpyro_ext._numpyro import mcmc_arguments, params_of_hmc, posterior_guide
 from numpyro_ext._typing import (
     Diagnosable,
     DiagnosableParticles,
     Engine,
+    HasModelParams,
     HasParticles,
     Model,
     Params,
     Sites,
 )
-from numpyro_ext.diagnostics.full_data import full_data, minibatch_plates
+from numpyro_ext.diagnostics.full_data import check_full_arrays, minibatch_plates, on_all_rows
 
 __all__ = ["Fit", "check_arguments", "check_key", "fit_of", "restarts_of"]
 
@@ -69,14 +75,26 @@ def check_key(rng_key: Any) -> Array:
     return rng_key
 
 
-def _params_of(result: Any, restart: int) -> Params:
+def _is_traced(tree: Any) -> bool:
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def _params_of(obj: Any, result: Any, restart: int) -> Params:
+    state = getattr(result, "state", result)
     params = getattr(result, "params", result)
+    if isinstance(obj, SVI) and params is state and hasattr(state, "optim_state"):
+        if obj.constrain_fn is None:
+            raise ValueError(
+                "the SVI has not seen its model, so it cannot read a state; call svi.init with the"
+                " model's arguments, or pass what run() returned."
+            )
+        params = obj.get_params(state)
     if not isinstance(params, dict):
         raise TypeError(
-            f"result is a {type(result).__name__}; pass what run() returned, a params dict such as"
-            " svi.get_params(state), or a list of these."
+            f"result is a {type(result).__name__}; pass what run() returned, the state of an SVI, a"
+            " params dict such as svi.get_params(state), or a list of these."
         )
-    mutable = getattr(getattr(result, "state", None), "mutable_state", None)
+    mutable = getattr(state, "mutable_state", None)
     for name, value in params.items():
         for leaf in jax.tree.leaves(value):
             if not bool(jnp.all(jnp.isfinite(leaf))):
@@ -93,12 +111,12 @@ def restarts_of(result: Any) -> list[Any]:
     return list(result) if is_list else [result]
 
 
-def _all_params(result: Any) -> list[Params]:
+def _all_params(obj: Any, result: Any) -> list[Params]:
     """One dict of params per restart, all of the same shapes."""
     results = restarts_of(result)
     if not results:
         raise ValueError("result is an empty list; pass at least one result.")
-    params = [_params_of(one, i) for i, one in enumerate(results)]
+    params = [_params_of(obj, one, i) for i, one in enumerate(results)]
     shapes = [jax.tree.map(jnp.shape, one) for one in params]
     for i, one in enumerate(shapes):
         if one != shapes[0]:
@@ -107,6 +125,22 @@ def _all_params(result: Any) -> list[Params]:
                 " come from the same guide, convert different guides one by one."
             )
     return params
+
+
+def _same_starts(params: list[Params]) -> dict[str, int]:
+    """``distinct_restarts`` and a warning if some have the same numbers; nothing otherwise."""
+    numbers = [tuple(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(one)) for one in params]
+    distinct = len(set(numbers))
+    if distinct == len(params) or not any(numbers):
+        return {}
+    warnings.warn(
+        f"only {distinct} of {len(params)} restarts have parameters of their own: NumPyro's guides"
+        " keep the start of their first run, so runs of one SVI with other keys begin at the same"
+        " point; make a new SVI and guide for each, by numpyro_ext.diagnostics.restarts.",
+        InferenceWarning,
+        stacklevel=5,
+    )
+    return {"distinct_restarts": distinct}
 
 
 def check_arguments(args: Any, kwargs: Any) -> tuple[tuple, dict[str, Any]]:
@@ -173,7 +207,7 @@ def _fit_of_optimised(
             f"{type(obj).__name__} does not keep its parameters: pass result=, what run() returned"
             " (or a params dict, or a list of restarts)."
         )
-    params = _all_params(result)
+    params = _all_params(obj, result)
     args, kwargs = check_arguments(() if model_args is None else model_args, model_kwargs or {})
     is_svi = isinstance(obj, SVI)
     if is_svi:
@@ -188,11 +222,14 @@ def _fit_of_optimised(
         "inference_method": "svi" if is_svi else type(obj).__name__.lower(),
         "guide": _name_of(obj.guide),
         "num_restarts": len(params),
+        **_same_starts(params),
     }
     if is_svi:
         attributes["loss"] = _name_of(obj.loss)
     with _arrays_wanted(args, kwargs):
-        model = full_data(obj.model, *args, **kwargs)
+        check_full_arrays(obj.model, args, kwargs)
+    check_rows(obj.model, args, kwargs, init_to_sample)
+    model = on_all_rows(obj.model)
     if isinstance(obj.guide, HasParticles):
         attributes["inference_method"] = "particles"
         particles = obj.guide.particles
@@ -202,7 +239,7 @@ def _fit_of_optimised(
         subsampled = obj.model if minibatch_plates(obj.model, args, kwargs) else None
         return Fit(model, args, kwargs, attributes, params, draws=draws, minibatch=subsampled)
     guide, params = posterior_guide(obj.guide, params, args, kwargs, every_row)
-    return Fit(model, args, kwargs, attributes, params, guide=full_data(guide))
+    return Fit(model, args, kwargs, attributes, params, guide=on_all_rows(guide))
 
 
 def _fit_of_mcmc(
@@ -231,9 +268,10 @@ def _fit_of_mcmc(
     if model is not None:
         _check_signature(model, args, kwargs)
         with _arrays_wanted(args, kwargs):
-            full = full_data(model, *args, **kwargs)
-            plates = minibatch_plates(model, args, kwargs)
-    moves_particles = isinstance(kernel, DiagnosableParticles)
+            check_full_arrays(model, args, kwargs)
+        check_rows(model, args, kwargs, init_to_sample)
+        full, plates = on_all_rows(model), minibatch_plates(model, ran_args, ran_kwargs)
+    known = kernel.params if isinstance(kernel, HasModelParams) else params_of_hmc(kernel)
     return Fit(
         model=full,
         args=args,
@@ -244,7 +282,8 @@ def _fit_of_mcmc(
             else "mcmc",
             "kernel": _name_of(kernel),
         },
-        params=[dict(kernel.params) if moves_particles else {}],
+        # Chains in parallel have parameters of their own, which were traced and are gone.
+        params=[{n: x for n, x in (known or {}).items() if not _is_traced(x)}],
         draws=[samples],
         num_chains=mcmc.num_chains,
         plates=plates,

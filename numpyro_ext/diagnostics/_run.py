@@ -9,7 +9,7 @@ from numpyro.infer import HMC, MCMC, BarkerMH
 
 from numpyro_ext._model.handlers import every_row, valid_plates
 from numpyro_ext._model.read import is_data
-from numpyro_ext._numpyro import max_tree_depth
+from numpyro_ext._numpyro import max_tree_depth, mcmc_arguments
 from numpyro_ext._typing import Diagnosable, Model
 from numpyro_ext.diagnostics._evaluate import count_of
 from numpyro_ext.diagnostics._fit import Fit
@@ -110,7 +110,7 @@ def cost_of(mcmc: MCMC, fit: Fit) -> dict[str, float]:
     transitions = mcmc.thinning * (kernel.steps_per_sample if known else 1)
     facts: dict[str, float] = {"transitions_per_draw": transitions}
     if fit.plates:
-        facts["batch_rows"], facts["rows"] = rows_of(kernel.model, fit.args, fit.kwargs)
+        facts["batch_rows"], facts["rows"] = rows_of(kernel.model, *mcmc_arguments(mcmc))
     if known:
         rows = facts["rows"] / facts["batch_rows"] if facts.get("batch_rows") else 1.0
         if (each := kernel.gradients_per_transition(rows)) is not None:

@@ -234,6 +234,8 @@ def to_arviz(
 
     - A model that is given its minibatch as an argument has no subsampled plate: its arguments are
       the data. Pass the full arrays.
+    - Parameters of the model (``numpyro.param``) have the values of the run. Those of a random
+      start in chains in parallel, or of an unpickled ``NUTS``, are not known and are refused.
     - A ``/`` in the name of a site (NumPyro's ``scope`` makes them) becomes a ``.`` in the tree.
     - Discrete latent sites that the run summed out are listed in the attribute ``marginalized``.
       What cannot be computed without their values is left out: ``lp`` of a guide, and the
@@ -243,8 +245,9 @@ def to_arviz(
 
     :param obj: an ``SVI``, an ``MCMC`` that has run, or an engine with ``model``, ``guide`` and
         ``run``.
-    :param result: for an ``SVI`` or an engine: what ``run`` returned, a params dict, or a list of
-        these, which become the chains. Not for an ``MCMC``.
+    :param result: for an ``SVI`` or an engine: what ``run`` returned, the state of the ``SVI``, a
+        params dict (not of a program with mutable state), or a list of these, which become the
+        chains; :func:`restarts` makes it. Not for an ``MCMC``.
     :param tuple model_args: the model's arguments; default for an ``MCMC``: those of its run.
     :param dict model_kwargs: its keyword arguments; the ``static_kwargs`` of an ``SVI`` are added.
     :param int num_samples: draws per chain from a guide; particles and ``MCMC`` have their own.

@@ -239,7 +239,7 @@ def _of_guide(
     rows = [
         *loss_rows([one for one in losses if one.ndim == 1]),
         *local_rows(obj.guide, fit, draws, jax.random.fold_in(rng_key, 1)),
-        *_restarts(draws),
+        *_restarts(draws, fit.attributes),
         *(points := point_rows(proto, out["latent"])),
     ]
     cause = minibatch_cause(obj, fit, proto)
@@ -296,7 +296,7 @@ def _of_tree(tree: Any) -> Diagnosis:
         unit_of = units_of_dims(_sizes(tree["sample_stats"]["log_weight"]), sizes)
         every = {name: x.reshape(-1, *x.shape[2:]) for name, x in draws.items()}
         rows += reweighted_rows(every, usable, unit_of)
-    return Diagnosis(_title(facts, _size_of(draws)), tuple([*_restarts(draws), *rows]))
+    return Diagnosis(_title(facts, _size_of(draws)), tuple([*_restarts(draws, facts), *rows]))
 
 
 def _sizes(x: Any) -> dict[str, int]:
@@ -337,8 +337,8 @@ def _size_of(draws: Numbers) -> str:
     return f"{restarts} x {length:,} draws"
 
 
-def _restarts(draws: Numbers) -> list[Row]:
-    return restart_rows(draws) if len(next(iter(draws.values()))) > 1 else []
+def _restarts(draws: Numbers, facts: dict[str, Any]) -> list[Row]:
+    return restart_rows(draws, facts) if len(next(iter(draws.values()))) > 1 else []
 
 
 def _weighed(

@@ -75,7 +75,7 @@ def evidence_bounds(
         :func:`numpyro_ext.objectives.log_weights`; or a ``DataTree`` of :func:`to_arviz`; or an
         ``SVI`` or engine. Chains and restarts are put one after the other.
     :param alphas: finite orders of Renyi's divergence, q first.
-    :param result: for an ``SVI`` or engine: what its ``run`` returned.
+    :param result: for an ``SVI`` or engine: what its ``run`` returned, or the state of the ``SVI``.
     :param tuple model_args: the model's arguments, for an ``SVI`` or engine.
     :param dict model_kwargs: its keyword arguments.
     :param int num_samples: draws from the guide.

@@ -11,7 +11,7 @@ from numpyro_ext._model.handlers import every_row, subsampled_plates, valid_plat
 from numpyro_ext._model.read import sample_sites, shape_trace
 from numpyro_ext._typing import Model, Trace
 
-__all__ = ["full_data", "minibatch_plates", "shapes_of"]
+__all__ = ["check_full_arrays", "full_data", "minibatch_plates", "on_all_rows", "shapes_of"]
 
 
 def minibatch_plates(
@@ -27,21 +27,32 @@ def shapes_of(model: Model, args: tuple, kwargs: dict[str, Any]) -> Trace:
     return shape_trace(substitute(seeded, substitute_fn=init_to_sample), args, kwargs)
 
 
-def _check_full_arrays(model: Model, args: tuple, kwargs: dict[str, Any]) -> None:
+def check_full_arrays(model: Model, args: tuple, kwargs: dict[str, Any]) -> None:
     """An error that explains what to do if one minibatch was passed in place of the data."""
-    plates = minibatch_plates(model, args, kwargs)
-    if not plates:
-        return
+    whole = every_row(model)
+
+    def minibatches() -> list[str]:
+        sizes = whole.plates.items()
+        return [f"'{name}' ({N} rows)" for name, (N, M) in sizes if M is not None and M < N]
+
     try:
-        for site in sample_sites(shapes_of(every_row(model), args, kwargs)):
+        trace = shapes_of(whole, args, kwargs)
+        for site in sample_sites(trace) if minibatches() else ():
             if site["is_observed"]:
                 jnp.broadcast_shapes(jnp.shape(site["value"]), site["fn"].shape())
     except (TypeError, ValueError) as error:
-        named = ", ".join(f"'{name}' ({size} rows)" for name, (size, _) in plates.items())
+        if not minibatches():
+            raise
+        named = ", ".join(minibatches())
         raise ValueError(
             f"the model does not run on all of plate {named}: {error}; pass the full arrays as the"
             " model's arguments, not one minibatch."
         ) from error
+
+
+def on_all_rows(model: Model) -> Model:
+    """:func:`full_data`, where a plate may also have fewer rows than the minibatch of the run."""
+    return valid_plates(every_row(model))
 
 
 def full_data(model: Model, *args: Any, **kwargs: Any) -> Model:
@@ -80,5 +91,5 @@ def full_data(model: Model, *args: Any, **kwargs: Any) -> Model:
         (100, 3)
     """
     if args or kwargs:
-        _check_full_arrays(model, args, kwargs)
+        check_full_arrays(valid_plates(model), args, kwargs)
     return every_row(valid_plates(model))

@@ -19,13 +19,20 @@ from numpyro.distributions import (
     CategoricalProbs,
 )
 from numpyro.infer.autoguide import AutoGuide
+from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.implicit import IntractableDensityError, has_density
 from numpyro_ext._model.read import Site, base_distribution, is_delta, latent_sites, sample_sites
 from numpyro_ext._model.units import Layout, find_layout
 from numpyro_ext._typing import Params, Sites, Trace
-from numpyro_ext.diagnostics._evaluate import BLOCK, guide_trace_of, model_trace_of, prototype
+from numpyro_ext.diagnostics._evaluate import (
+    BLOCK,
+    density_of,
+    guide_trace_of,
+    model_trace_of,
+    prototype,
+)
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
 from numpyro_ext.diagnostics.full_data import shapes_of
 
@@ -67,13 +74,15 @@ def held_out_log_likelihood(
     still rises. It says nothing of what :math:`q(\theta)` misses.
 
     Entries that the model leaves out, by ``dist.Normal(...).mask(seen)``, count zero. Every plate
-    runs on all of its rows.
+    runs on all of its rows, which may be fewer than the minibatch of the run. A latent variable of
+    a row has to lie in the plate of the data; one outside is refused.
 
     :param obj: an ``SVI`` or engine whose guide infers local variables from the arguments, as a
-        :class:`~numpyro_ext.svae.SVAEGuide` or a function with a network does. If all latent
-        variables are global, any fit: automatic guides and ``MCMC`` too.
-    :param result: for an ``SVI`` or engine: what its ``run`` returned. Several restarts are one
-        mixture of models.
+        :class:`~numpyro_ext.svae.SVAEGuide`, a :class:`~numpyro_ext.guides.FlowGuide` or a function
+        with a network does. If all latent variables are global, any fit: automatic guides and
+        ``MCMC`` too.
+    :param result: for an ``SVI`` or engine: what its ``run`` returned, or the state of the ``SVI``.
+        Several restarts are one mixture of models.
     :param tuple model_args: the model's arguments with the new data.
     :param dict model_kwargs: its keyword arguments.
     :param int num_samples: S, draws from the guide.
@@ -113,7 +122,7 @@ def held_out_log_likelihood(
     fit = fit_of(obj, result, model_args, model_kwargs)
     if fit.model is None:
         raise TypeError("the MCMC runs on a potential function; held-out data need a model.")
-    _refuse_fixed_rows(obj, fit, shapes_of(fit.model, fit.args, fit.kwargs))
+    _refuse_fixed_rows(obj, fit, key_prototype)
     weights_of = _compiled(fit, key_prototype)
     pieces = []
     for i, key in enumerate(random.split(key_draws, len(fit.params))):
@@ -123,18 +132,73 @@ def held_out_log_likelihood(
     return _log_mean_exp(np.concatenate(pieces).astype(np.float64))
 
 
-def _refuse_fixed_rows(obj: Any, fit: Fit, trace: Trace) -> None:
-    """An error if the latent variables of a row are known for the training data alone."""
+def _refuse_fixed_rows(obj: Any, fit: Fit, rng_key: Array) -> None:
+    """An error if a latent variable of a row is known for the training data alone, or if it lies
+    outside the plates of the data, where its density does not split into rows."""
+    assert fit.model is not None
+    trace = shapes_of(fit.model, fit.args, fit.kwargs)
     layout = find_layout(trace, {}, per_datum=True)
-    local = [site["name"] for site in latent_sites(trace) if layout.is_local(site)]
-    if not local or not (fit.draws or isinstance(obj.guide, AutoGuide)):
-        return
-    source = type(obj if fit.draws else obj.guide).__name__
-    raise ValueError(
-        f"latent site '{local[0]}' belongs to one row, and {source} has it for the rows of its"
-        " training data alone; use a guide that infers it from the data, such as an SVAEGuide or a"
-        " function with a network, or sum it out of the model."
+    inferred = _reading_the_data(fit, rng_key)
+    by_row = _as_long_as_the_data(fit, layout, trace)
+    for site in latent_sites(trace):
+        name = site["name"]
+        fixed = fit.draws or (isinstance(obj.guide, AutoGuide) and name not in inferred)
+        if fixed and (layout.is_local(site) or name in by_row):
+            source = type(obj if fit.draws else obj.guide).__name__
+            raise ValueError(
+                f"latent site '{name}' belongs to one row, and {source} has it for the rows of its"
+                " training data alone; use a guide that infers it from the data, such as an"
+                " SVAEGuide, a FlowGuide or a function with a network, or sum it out of the model."
+            )
+        if not layout.is_local(site) and name in inferred | by_row:
+            raise ValueError(
+                f"latent site '{name}' is inferred from the rows of the data but lies outside their"
+                f" plates {list(layout.plates)}, so that its density does not split into rows; draw"
+                " it inside these plates, in the model and in the guide."
+            )
+
+
+def _reading_the_data(fit: Fit, rng_key: Array) -> set[str]:
+    """The guide's latent sites whose draws depend on arrays among the arguments."""
+    if fit.draws:
+        return set()
+    leaves, structure = jax.tree.flatten((fit.args, fit.kwargs))
+    arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, np.ndarray | Array)}
+
+    def drawn(data: dict[int, Array]) -> Sites:
+        args, kwargs = structure.unflatten([data.get(i, x) for i, x in enumerate(leaves)])
+        there = fit._replace(args=args, kwargs=kwargs)
+        return _values(guide_trace_of(there, fit.params[0], rng_key))
+
+    try:
+        sources = eval_provenance(drawn, data=arrays)
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):  # it needs the numbers themselves
+        return set()
+    return {name for name, found in sources.items() if found}
+
+
+def _as_long_as_the_data(fit: Fit, layout: Layout, trace: Trace) -> set[str]:
+    """Latent sites whose shape changes where the last row of the data is left out."""
+    assert fit.model is not None
+    num_rows = layout.size
+
+    def shorter(x: Any) -> Any:
+        if isinstance(x, np.ndarray | Array):
+            return x[:-1] if x.shape[:1] == (num_rows,) else x
+        return x - 1 if type(x) is int and x == num_rows else x
+
+    if num_rows == 1 or len(layout.plates) > 1:
+        return set()
+    args, kwargs = jax.tree.map(shorter, (fit.args, fit.kwargs))
+    try:
+        other = shapes_of(fit.model, args, kwargs)
+    except Exception:  # rows that the model has from elsewhere
+        return set()
+    before, after = (
+        {site["name"]: jnp.shape(site["value"]) for site in latent_sites(one)}
+        for one in (trace, other)
     )
+    return {name for name in before.keys() & after.keys() if before[name] != after[name]}
 
 
 def _compiled(fit: Fit, rng_key: Array) -> Callable[..., Array]:
@@ -149,23 +213,25 @@ def _compiled(fit: Fit, rng_key: Array) -> Callable[..., Array]:
         if draw is not None:
             trace = model_trace_of(fit, params, draw, key_model)
             return layout.sum_sites(sample_sites(trace), local=True)
-        drawn = _values(guide_trace_of(fit, params, key_guide))
+        guide_trace = guide_trace_of(fit, params, key_guide)
+        drawn = _values(guide_trace)
+        # A Delta is computed from these, and its rounding may differ from run to run.
+        given = {name: value for name, value in drawn.items() if not is_delta(guide_trace[name])}
 
-        def log_densities(replaced: Sites) -> tuple[Array, Array]:
-            values = {**drawn, **replaced}
-            traces = (
-                model_trace_of(fit, params, values, key_model),
-                guide_trace_of(fit, params, key_guide, values),
-            )
+        def log_densities(values: Sites, trace: Trace) -> tuple[Array, Array]:
+            traces = model_trace_of(fit, params, values, key_model), trace
             log_p, log_q = (layout.sum_sites(sample_sites(t), local=True) for t in traces)
             return log_p, log_q
 
+        def at(z: Any) -> tuple[Array, Array]:
+            replaced = guide_trace_of(fit, params, key_guide, {**given, name: z})
+            return log_densities({**drawn, name: z}, replaced)
+
         if category is None:
-            log_p, log_q = log_densities({})
+            log_p, log_q = log_densities(drawn, guide_trace)
         else:
             name, support = category
-            every = jax.vmap(lambda z: log_densities({name: z}))(support)
-            log_p, log_q = jax.tree.map(partial(jax.nn.logsumexp, axis=0), every)
+            log_p, log_q = jax.tree.map(partial(jax.nn.logsumexp, axis=0), jax.vmap(at)(support))
         return log_p - log_q
 
     @jax.jit
@@ -183,8 +249,9 @@ def _look(
 ) -> tuple[Layout, tuple[str, np.ndarray] | None]:
     """The plates of the data; and the category to sum out, with its values, if there is one."""
     guide_trace: Trace = {}
+    rerun = partial(guide_trace_of, fit, key=rng_key)
     if not fit.draws:
-        jax.eval_shape(lambda: guide_trace.update(guide_trace_of(fit, fit.params[0], rng_key)))
+        jax.eval_shape(lambda: guide_trace.update(rerun(fit.params[0])))
     layout = find_layout(model_trace, guide_trace, per_datum=True)
     locals_of = {
         "model": [site for site in latent_sites(model_trace) if layout.is_local(site)],
@@ -198,13 +265,24 @@ def _look(
                 " model but not in the guide, so that its density does not split into rows; draw it"
                 " in these plates of the guide."
             )
-    for site in locals_of["guide"]:
-        if is_delta(site) or not has_density(site["fn"]) or site["name"] not in model_trace:
-            raise IntractableDensityError(
-                f"the guide gives no density of what it draws for each row: site '{site['name']}'"
-                f" ({type(base_distribution(site['fn'])).__name__}); use a guide that draws the"
-                " model's own latent sites from distributions."
-            )
+    rows = {site["name"]: site for site in sample_sites(guide_trace) if layout.is_local(site)}
+    found = density_of(
+        lambda params, values: rerun(params, values=values), fit.params[0], rows, model_trace
+    )
+    if found != "exact":
+        site = min(
+            locals_of["guide"],
+            key=lambda site: (
+                has_density(site["fn"]),
+                not is_delta(site),
+                site["name"] in model_trace,
+            ),
+        )
+        raise IntractableDensityError(
+            f"the guide gives no density of what it draws for each row: site '{site['name']}'"
+            f" ({type(base_distribution(site['fn'])).__name__}); use a guide that draws the"
+            " model's own latent sites from distributions, such as a FlowGuide."
+        )
     found = [site for site in locals_of["guide"] if _is_category(site)]
     if len(found) != 1:
         return layout, None

@@ -118,7 +118,7 @@ class AmortizedGuide(AutoGuide):
     @contextmanager
     def rows(self, args: tuple, kwargs: dict[str, Any]) -> Iterator[Array]:
         """Enter the plate, of the size that it has with these arguments, and give the features."""
-        model = _DeclaredPlates(seed(self.model, random.key(0)))
+        model = every_row(seed(self.model, random.key(0)))
         shape_trace(model, args, kwargs)
         size, batch = model.plates[self.plate]
         with numpyro.plate(self.plate, size, subsample_size=batch, dim=self.dim) as rows:
@@ -235,19 +235,6 @@ class AmortizedGuide(AutoGuide):
         axis = jnp.ndim(value) - fn.event_dim + frames(site)[self.plate]
         shape = jax.eval_shape(biject_to(fn.support).inv, value).shape
         return LocalSite(shape[:axis] + shape[axis + 1 :], axis, fn.event_dim, fn.support)
-
-
-class _DeclaredPlates(every_row):
-    """A model on all rows, which may be fewer than its minibatch; it records its plates' sizes."""
-
-    def __init__(self, fn: Model) -> None:
-        super().__init__(fn)
-        self.plates: dict[str, tuple[int, int | None]] = {}
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] == "plate":
-            self.plates[msg["name"]] = msg["args"]
-        super().process_message(msg)
 
 
 class _Global:

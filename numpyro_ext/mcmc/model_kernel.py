@@ -120,6 +120,7 @@ class ModelKernel(MCMCKernel):
         self._params: Params = {}
         self._arguments: list[Any] = []
         self._ready = self._resumes = False
+        self._key_params: Array | None = None
 
     @abstractmethod
     def start(
@@ -219,6 +220,11 @@ class ModelKernel(MCMCKernel):
         return self._info
 
     @property
+    def params(self) -> Params:
+        """Values of the model's ``param`` and ``mutable`` sites in the last run."""
+        return self._params
+
+    @property
     def sample_field(self) -> str:
         return "z"
 
@@ -294,7 +300,11 @@ class ModelKernel(MCMCKernel):
         resumes, self._resumes = self._resumes, False
         goes_on = resumes and self._info is not None
         if not goes_on:
-            self._info, self._params = self._read(first_key, model_args, kwargs)
+            key = first_key
+            if not isinstance(key, Tracer):
+                # What is compiled for one chain or run serves the next, and holds its parameters.
+                key = self._key_params = key if self._key_params is None else self._key_params
+            self._info, self._params = self._read(key, model_args, kwargs)
             self._arguments = jax.tree.leaves((model_args, kwargs))
         info = self.info
         check_rows(self.model, model_args, kwargs, self.init_strategy)
@@ -369,5 +379,7 @@ class ModelKernel(MCMCKernel):
         return summary(self, defaults=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        gone = {"_info": None, "_params": {}, "_arguments": [], "_ready": False}
+        gone: dict[str, Any] = {"_info": None, "_arguments": [], "_ready": False}
+        if any(isinstance(x, Tracer) for x in jax.tree.leaves(self._params)):
+            gone["_params"] = {}
         return vars(self) | gone

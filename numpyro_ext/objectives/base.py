@@ -21,12 +21,14 @@ from jax import Array, random
 from jax.lax import stop_gradient
 import jax.numpy as jnp
 from numpyro.handlers import replay, seed, substitute
-from numpyro.infer import ELBO
+from numpyro.infer import ELBO, init_to_uniform
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import InferenceWarning, check_count, of_an_object, summary
 from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.handlers import same_plates, seed_plates, valid_plates
+from numpyro_ext._model.mapping import map_over
+from numpyro_ext._model.mistakes import check_rows
 from numpyro_ext._model.read import (
     Site,
     base_distribution,
@@ -200,6 +202,7 @@ class Draws:
         self._guide = seed_plates(guide, plate_key)
         self.guide, self.args, self.kwargs = guide, args, kwargs
         set_up(guide, args, kwargs)
+        check_rows(model, args, kwargs, init_to_uniform)
         self.layout = cast(Layout, jax.eval_shape(self._read))
         self.step = params.get(STEP, {"step": 0})["step"] if STEP in self.layout.mutable else None
 
@@ -387,12 +390,3 @@ class Particle:
 
 def _mutable(trace: Trace) -> State:
     return {name: site["value"] for name, site in trace.items() if site["type"] == "mutable"}
-
-
-def map_over(how: Any, fn: Callable[..., Any], xs: Any) -> Any:
-    """``fn`` over the leading axis of the pytree ``xs``; ``how`` is a ``vectorize_particles``."""
-    if how is False:  # each is computed again in the backward pass, so that memory is that of one
-        return jax.lax.map(jax.checkpoint(fn, prevent_cse=False), xs)
-    how = jax.vmap if how is True else how
-    # jax.vmap and jax.pmap, bare or in a functools.partial, return a function; others map at once.
-    return how(fn)(xs) if getattr(how, "func", how) in (jax.vmap, jax.pmap) else how(fn, xs)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 
 import jax
 from jax import Array, lax, random
+from jax.core import Tracer
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from numpyro.handlers import substitute
@@ -191,6 +192,7 @@ class ParVI(MCMCKernel):
         self.forward_mode_differentiation = forward_mode_differentiation
         self.sharding = sharding
         self.params: Params = {}
+        self._key_params: Array | None = None
         # The number of warmup steps, known at init.
         self.num_steps = 0
         self.lost_optim = False
@@ -359,12 +361,16 @@ class ParVI(MCMCKernel):
         info = read_for_particles(self.model, args, kwargs)
         rest = self.model, info, args, kwargs
         how: dict[str, Any] = {"init_strategy": self.init_strategy}
+        keys = random.split(rng_key, num_particles)
+        key = keys[0] if init_params is None else rng_key
+        if not isinstance(key, Tracer):
+            # What is compiled for one run serves the next, and holds its parameters.
+            key = self._key_params = key if self._key_params is None else self._key_params
+        self.params = draw_params(key, *rest, **how)
         if init_params is not None:
-            self.params = draw_params(rng_key, *rest, **how)
             return info.check_unconstrained("init_params", init_params, (num_particles,))
         how |= {"forward_mode": self.forward_mode_differentiation, "validate_grad": True}
-        z, _, self.params = draw_start(random.split(rng_key, num_particles), *rest, **how)
-        return z
+        return draw_start(keys, *rest, **how)[0]
 
     def _potential(self, args: tuple, kwargs: dict[str, Any]) -> Potential:
         info = read_for_particles(substitute(self.model, data=self.params), args, kwargs)

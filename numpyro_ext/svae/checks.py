@@ -11,7 +11,8 @@ import numpy as np
 from numpyro.handlers import block, replay, seed
 
 from numpyro_ext._model.density import log_prob
-from numpyro_ext._model.read import latent_sites, trace_of
+from numpyro_ext._model.read import Site, latent_sites, layers, trace_of
+from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Model, Trace
 from numpyro_ext.expfam import Gaussian
 from numpyro_ext.svae.local_inference.base import (
@@ -21,7 +22,15 @@ from numpyro_ext.svae.local_inference.base import (
 )
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
 
-__all__ = ["certain", "check_data", "check_factor_rows", "check_model", "check_naturals"]
+__all__ = [
+    "certain",
+    "check_data",
+    "check_factor_rows",
+    "check_model",
+    "check_naturals",
+    "check_scales",
+    "scale_of",
+]
 
 
 class _Guide(Protocol):
@@ -80,6 +89,37 @@ def check_factor_rows(factor: Any, y: Array) -> None:
         )
 
 
+def scale_of(site: Site) -> Any:
+    """The factor of the log density of a site, 1 if there is none."""
+    return 1.0 if site["scale"] is None else site["scale"]
+
+
+def check_scales(model_trace: Trace, guide_trace: Trace) -> None:
+    """An error if model and guide weigh a latent site differently, or if either masks it.
+
+    Scales that are traced pass.
+    """
+    for site in latent_sites(guide_trace):
+        name = site["name"]
+        if name not in model_trace:
+            continue
+        both = {"model": model_trace[name], "guide": site}
+        for owner, one in both.items():
+            if any(mask_of(layer) is not None for layer in layers(one["fn"])):
+                raise ValueError(
+                    f"the {owner} masks the latent site '{name}', of which SVAEELBO takes the whole"
+                    " divergence; leave these rows out of the data, or use Trace_ELBO."
+                )
+        ours, theirs = map(scale_of, both.values())
+        known = not isinstance(ours, Tracer) and not isinstance(theirs, Tracer)
+        if known and not np.allclose(ours, theirs, rtol=1e-5):
+            raise ValueError(
+                f"the model scales the latent site '{name}' by {ours} and the guide by {theirs},"
+                " but SVAEELBO takes both densities in one divergence; put the same"
+                " numpyro.handlers.scale around the site in both, or use Trace_ELBO."
+            )
+
+
 def check_model(
     guide: _Guide, model: Model, rng_key: Array, args: tuple, kwargs: dict[str, Any]
 ) -> None:
@@ -112,6 +152,7 @@ def _check_pair(
                 f"the guide has the latent site '{site['name']}', but the model does not; give"
                 " site_names to SVAEGuide."
             )
+    check_scales(models[0], first)
     for name, family in families.items():
         found = sum(_total(models[0], site) for site in names[name])
         value = _value_of(names[name], first)

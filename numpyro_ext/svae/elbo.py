@@ -7,29 +7,35 @@ fast inference" (2016).
 from collections.abc import Callable, Mapping
 import copy
 from functools import partial
+import sys
 from typing import Any, cast
+import warnings
 
 import jax
 from jax import Array, random
 import jax.numpy as jnp
 from numpyro.handlers import replay, seed, substitute
-from numpyro.infer import ELBO
+from numpyro.infer import ELBO, SVI
 from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
+import optax
 
-from numpyro_ext._checks import check_choice
+from numpyro_ext._checks import InferenceWarning, check_choice
 from numpyro_ext._model.density import log_prob, scaled
 from numpyro_ext._model.handlers import same_plates, subsampled_plates, valid_plates
+from numpyro_ext._model.mapping import map_over
 from numpyro_ext._model.mistakes import valid_data
 from numpyro_ext._model.read import (
     Site,
     call_and_trace,
+    frames,
     latent_sites,
     sample_sites,
     trace_of,
 )
 from numpyro_ext._typing import Model, Params, Trace
 from numpyro_ext.expfam import straight_through_kl, straight_through_mean
+from numpyro_ext.svae.checks import check_scales, scale_of
 from numpyro_ext.svae.guide import GlobalTerms, GuideRun, SVAEGuide
 
 __all__ = ["SVAEELBO"]
@@ -61,9 +67,13 @@ class SVAEELBO(ELBO):
     so that :func:`natural_gradient` of step 1 is the conjugate update. The last term vanishes where
     local inference has found a stationary point of the bound. It is left out with
     ``"explicit_only"``: a step then never leaves the domain of the parameters, and training is
-    more robust. All other parameters have ordinary gradients.
+    more robust. All other parameters have ordinary gradients. At the first update of an ``SVI``
+    whose optimiser has no :func:`natural_gradient` an ``InferenceWarning`` says so.
 
-    The guide may stand inside NumPyro's handlers, but not inside a function of its own.
+    The guide may stand inside NumPyro's handlers, but not inside a function of its own. A
+    ``numpyro.handlers.scale`` of latent sites must be the same in the model and in the guide, and
+    one for all global and one for all local sites: it multiplies their divergence. Scales that are
+    computed under ``jax.jit`` and differ make the loss NaN.
 
     **When it fails.** The densities of latent sites are those that the guide stands for. A model
     with other ones is not noticed here, but by :meth:`SVAEGuide.check`; a parameter of the model
@@ -109,24 +119,32 @@ class SVAEELBO(ELBO):
         model_key, guide_key = random.split(rng_key)
         terms = partial(_natural_terms, self.implicit == "explicit_only")
         run = substitute(seed(_running(guide, terms), guide_key), data=param_map)
+        _warn_of_other_steps(guide, param_map)
         with valid_plates():
             found, guide_trace = call_and_trace(run, args, kwargs)
 
-        def expected_log_lik(key: Array | None) -> tuple[Array, dict[str, Any]]:
+        def expected_log_lik(key: Array | None) -> tuple[Array, tuple[Params, Params]]:
             drawn = guide_trace if key is None else _redrawn(guide_trace, found.vectors, key)
             trace = self._model_trace(model, model_key, drawn, param_map, args, kwargs)
-            return sum(map(_scaled_log_prob, _observed(trace)), jnp.zeros(())), _mutable(trace)
+            log_lik = sum(map(_scaled_log_prob, _observed(trace)), jnp.zeros(()))
+            scales = {s["name"]: jnp.asarray(scale_of(s)) for s in latent_sites(trace)}
+            return log_lik, (_mutable(trace), scales)
 
         self._check(model, model_key, guide_trace, found, param_map, args, kwargs)
         if self.num_particles == 1:
-            log_lik, state = expected_log_lik(None)
+            log_lik, (state, scales) = expected_log_lik(None)
         else:
             keys = random.split(guide_key, self.num_particles)
-            log_liks, states = self.vectorize_particles_fn(expected_log_lik, keys)
-            log_lik, state = jnp.mean(log_liks), jax.tree.map(lambda leaf: leaf[0], states)
-        scale: Any = guide_trace[found.vectors[0]]["scale"]
-        kl_local = (1.0 if scale is None else scale) * jnp.sum(found.kl_local)
-        loss = found.kl_global + kl_local - log_lik
+            log_liks, rest = map_over(self.vectorize_particles, expected_log_lik, keys)
+            log_lik, (state, scales) = jnp.mean(log_liks), jax.tree.map(lambda leaf: leaf[0], rest)
+        local = set(frames(guide_trace[found.vectors[0]]))
+        sites = {site["name"]: local <= set(frames(site)) for site in latent_sites(guide_trace)}
+        scale_global, scale_local = (
+            _common_scale([n for n, here in sites.items() if here is which], guide_trace, scales)
+            for which in (False, True)
+        )
+        kl_local = jnp.sum(scale_local * found.kl_local)
+        loss = scale_global * found.kl_global + kl_local - log_lik
         return {"loss": loss, "mutable_state": {**_mutable(guide_trace), **state} or None}
 
     def _model_trace(
@@ -168,6 +186,7 @@ class SVAEELBO(ELBO):
                     " as the guide does, or give site_names to SVAEGuide."
                 )
             _check_plates(trace, drawn)
+            check_scales(trace, drawn)
             return {site["name"]: _scaled_log_prob(site) for site in sample_sites(trace)}
 
         values = {name: site["value"] for name, site in drawn.items()}
@@ -215,6 +234,42 @@ def _running(guide: Any, terms: Callable[..., GlobalTerms]) -> Any:
     handler: Any = copy.copy(guide)
     handler.fn = _running(guide.fn, terms)
     return handler
+
+
+def _common_scale(names: list[str], guide_trace: Trace, scales: dict[str, Array]) -> Any:
+    """The one scale of these latent sites in guide and model; NaN if they have several."""
+    if not names:
+        return 1.0
+    scale = scale_of(guide_trace[names[0]])
+    ours = [scale_of(guide_trace[name]) for name in names]
+    same = [jnp.all(jnp.isclose(x, scale)) for x in [*ours, *(scales[name] for name in names)]]
+    return jnp.where(jnp.stack(same).all(), scale, jnp.nan)
+
+
+def _warn_of_other_steps(guide: Any, params: Params) -> None:
+    """A warning if an ``SVI`` is about to step natural parameters as if they were ordinary ones.
+
+    NumPyro tells neither guide nor loss of the optimiser, so the running update is looked for among
+    the callers.
+    """
+    while not isinstance(guide, SVAEGuide):
+        guide = guide.fn
+    frame = sys._getframe(1)
+    while frame and frame.f_code.co_name not in ("update", "stable_update"):
+        frame = frame.f_back
+    svi = frame.f_locals.get("self") if frame else None
+    if not guide.prior or not isinstance(svi, SVI):
+        return
+    state = jax.eval_shape(svi.optim.init, params)
+    # A field of the state of natural_gradient.
+    if not optax.tree_utils.tree_get_all_with_path(state, "num_rejected"):
+        message = (
+            f"SVAEELBO gives natural gradients of '{guide.prefix}_natural', but the optimiser has"
+            " no natural_gradient, and another step trains badly on them; use"
+            ' optax.multi_transform({"natural": natural_gradient(0.1, guide.domain), "network":'
+            " optax.adam(1e-3)}, guide.param_labels)."
+        )
+        warnings.warn(InferenceWarning(message), stacklevel=2)
 
 
 def _natural_terms(

@@ -350,7 +350,8 @@ class SVAEGuide:
         the rule of local inference takes for p(x, z | theta). A concentration that was given as a
         natural parameter ends here, and a mean that depends on another variable. A few rows are
         enough, and of sequences a few steps: random dynamics grow from step to step, and over many
-        steps float32 loses their density.
+        steps float32 loses their density. Scales of latent sites are compared too: leave a
+        ``numpyro.handlers.scale`` that stands around both model and guide out of this check.
 
         :param model: the model.
         :param rng_key: random key.

@@ -42,6 +42,8 @@ def only_local(batch=2):
 
 def look(model, guide, key=0, **params):
     svi = SVI(model, guide, numpyro.optim.Adam(0.1), Trace_ELBO())
+    sites = numpyro.handlers.trace(numpyro.handlers.seed(guide, 0)).get_trace()
+    params = {n: x["value"] for n, x in sites.items() if x["type"] == "param"} | params
     return prototype(fit_of(svi, params, (), None), random.key(key))
 
 

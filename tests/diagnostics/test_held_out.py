@@ -4,6 +4,7 @@ from functools import cache
 
 import jax
 from jax import random
+from jax.example_libraries import stax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -15,6 +16,9 @@ import pytest
 from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext.diagnostics import held_out, held_out_log_likelihood
 from numpyro_ext.expfam import MNIW, NIW, Dirichlet, Gaussian, GaussianChain
+from numpyro_ext.guides import FlowGuide, ImplicitGuide
+from numpyro_ext.mcmc import SGLD
+from numpyro_ext.objectives import ImplicitELBO
 from numpyro_ext.svae import GMMEP, LDS, FixedGaussian, GaussianPotential, SVAEGuide, allow_missing
 
 N, D, T = 7, 2, 5
@@ -286,3 +290,84 @@ def test_guides_that_cannot_infer_new_rows_are_refused():
         held_out_log_likelihood(svi, params, model_args=(y,))
     with pytest.raises(ValueError, match="num_samples is 0"):
         held_out_log_likelihood(svi, params, model_args=(y,), num_samples=0)
+
+
+def outside(y):
+    u = numpyro.sample("u", dist.Normal().expand([len(y)]).to_event(1))
+    with numpyro.plate("data", len(y)):
+        numpyro.sample("y", dist.Normal(u, 1), obs=y)
+
+
+def outside_guide(y):
+    numpyro.sample("u", dist.Normal(y / 2, 0.5**0.5).to_event(1))
+
+
+def test_a_latent_variable_of_a_row_outside_the_plate_is_refused():
+    """Without log p(u) / q(u) the row y = 3 would have -1.88 in place of log N(3 | 0, 2)."""
+    for y in (jnp.array([0.0, 3.0]), jnp.array([3.0])):
+        with pytest.raises(ValueError, match=r"'u' is inferred .* outside their plates \['data'\]"):
+            held_out_log_likelihood(svi_of(outside, outside_guide), {}, model_args=(y,))
+    with pytest.raises(ValueError, match="'u' belongs to one row, and MCMC has it for"):
+        held_out_log_likelihood(mcmc_of(outside), model_args=(Y[:, 0] + 1,))
+
+
+def factors(y, batch=None):
+    """Given y, x is normal with mean y / 1.25 and variance 0.2, and s is as in its prior."""
+    with numpyro.plate("data", len(y), subsample_size=batch):
+        x = numpyro.sample("x", dist.Normal(0, 1).expand([2]).to_event(1))
+        numpyro.sample("s", dist.LogNormal(0.5, 0.3))
+        numpyro.sample("y", dist.Normal(x, 0.5).to_event(1), obs=numpyro.subsample(y, event_dim=1))
+
+
+def features(y, batch=None):
+    return numpyro.subsample(y, event_dim=1)
+
+
+def exact_network(rng_key, shape):
+    return (shape[0], 7), jnp.zeros(1)  # a weight that nobody reads
+
+
+def exact_moments(params, y):
+    """Shifts and log-scales of (x, s), and a context."""
+    ones = jnp.ones_like(y[:, :1])
+    log_scale = jnp.log(jnp.array([0.2**0.5, 0.2**0.5, 0.3]))
+    return jnp.concatenate([y / 1.25, 0.5 * ones, ones * log_scale, ones], axis=1)
+
+
+@pytest.mark.parametrize("num_flows", [0, 2])
+def test_a_flow_of_the_rows_that_is_exact_gives_the_evidence_without_noise(num_flows):
+    """Flows start at the identity; there are fewer rows than the run's minibatch has."""
+    network = exact_network, exact_moments
+    options = {"plate": "data", "features": features, "num_flows": num_flows}
+    guide = FlowGuide(factors, network, **options)
+    svi = SVI(factors, guide, numpyro.optim.Adam(0.01), Trace_ELBO(), batch=5)
+    params = svi.get_params(svi.init(random.key(0), Y[:, :2]))
+    new = Y[:3, 1:]
+    found = held_out_log_likelihood(svi, params, model_args=(new,), num_samples=1)
+    np.testing.assert_allclose(found, dist.Normal(0, 1.25**0.5).log_prob(new).sum(1), rtol=1e-4)
+
+
+def test_an_implicit_guide_is_refused_for_its_missing_density():
+    network = stax.Dense(3)
+    guide = ImplicitGuide(factors, network, plate="data", features=features)
+    svi = SVI(factors, guide, numpyro.optim.Adam(0.01), ImplicitELBO(5))
+    params = svi.get_params(svi.init(random.key(0), Y[:, :2]))
+    with pytest.raises(IntractableDensityError, match=r"no density .* site '[xs]' \(Implicit\)"):
+        held_out_log_likelihood(svi, params, model_args=(Y[:3, 1:],))
+
+
+def by_minibatch(y, batch=None):
+    loc = numpyro.sample("loc", dist.Normal(1, 0.5))
+    with numpyro.plate("data", len(y), subsample_size=batch) as idx:
+        numpyro.sample("y", dist.Normal(loc, 0.8), obs=y[idx])
+
+
+def test_new_rows_may_be_fewer_than_the_minibatch_of_the_run():
+    kernel = SGLD(by_minibatch, 0.01)
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=20, progress_bar=False)
+    mcmc.run(random.key(0), Y[:, 0], batch=5)
+    new = Y[:3, 1]
+    found = held_out_log_likelihood(mcmc, model_args=(new,))
+    each = dist.Normal(mcmc.get_samples()["loc"][:, None], 0.8).log_prob(new)
+    expected = jax.nn.logsumexp(each, axis=0) - np.log(20)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -82,6 +82,7 @@ def test_check_names_a_transition_the_wrong_way_round():
         guide_of(linear).check(lambda y: linear(y, turned=True), random.key(0), Y)
 
 
+@pytest.mark.filterwarnings("ignore:SVAEELBO gives natural gradients")
 def test_a_linear_system_becomes_a_tree():
     svi = SVI(linear, guide_of(linear), optax.adam(1e-2), SVAEELBO("explicit_only"))
     result = svi.run(random.key(0), 2, Y, progress_bar=False)

@@ -7,12 +7,14 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import SVI, Trace_ELBO
 import optax
 import pytest
 
+from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.expfam import Gaussian, multiply
 from numpyro_ext.optim import natural_gradient
 from numpyro_ext.svae import (
@@ -302,3 +304,79 @@ def test_exact_potential_is_tight_in_trace_elbo(needs_x64):
     y = jnp.array([[1.5]])
     state = svi.init(random.key(0), y)
     np.testing.assert_allclose(svi.evaluate(state, y), 1.871671087258755, atol=1e-8)
+
+
+@pytest.mark.parametrize("num_particles", [1, 2])
+def test_a_scale_around_model_and_guide_multiplies_the_loss(num_particles):
+    """Global and local divergences and the likelihood, on a minibatch."""
+    model, guide, loss = mixture, guide_of(GMMEP()), SVAEELBO(num_particles=num_particles)
+    evaluate = partial(loss.loss, random.key(5), params_of("mixture"))
+    once = evaluate(model, guide, Y, B)
+    half = evaluate(handlers.scale(model, 0.5), handlers.scale(guide, 0.5), Y, B)
+    np.testing.assert_allclose(half, 0.5 * once, rtol=1e-5)
+
+
+def tempered(beta):
+    """A model of x alone whose likelihood is a constant, and its guide, both with x to beta."""
+
+    def model(y):
+        with numpyro.plate("data", 1):
+            with handlers.scale(scale=beta):
+                numpyro.sample("x", dist.MultivariateNormal(jnp.zeros(1), jnp.eye(1)))
+            numpyro.sample("y", dist.Normal(jnp.zeros(1), 1).to_event(1), obs=y)
+
+    def potential(params, y):
+        return GaussianPotential.from_diagonal(2 * y, jnp.full_like(y, 3.0))
+
+    prior = Gaussian.from_standard(jnp.zeros(1), jnp.eye(1))
+    network = (lambda key, shape: (shape, {"unused": jnp.zeros(())}), potential)
+    return model, SVAEGuide({}, network, FixedGaussian(prior))
+
+
+def scaled_x(guide, beta):
+    """The scale of x alone, not of the parameters."""
+    return handlers.scale(guide, scale=beta)
+
+
+def test_a_scale_of_local_sites_multiplies_their_divergence():
+    """q is N(2y / 4, 1/4): beta KL(q | N(0, 1)) - log N(y | 0, 1), also of a traced beta."""
+    y, params = jnp.array([[1.5]]), {"svae_recognition$params": {"unused": jnp.zeros(())}}
+    kl = 0.5 * (0.25 + 0.75**2 - 1 - np.log(0.25))
+    log_lik = dist.Normal().log_prob(1.5)
+
+    def loss(ours, theirs):
+        model, guide = tempered(ours)[0], scaled_x(tempered(1.0)[1], theirs)
+        return SVAEELBO().loss(random.key(0), params, model, guide, y)
+
+    np.testing.assert_allclose(loss(3.0, 3.0), 3 * kl - log_lik, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(loss)(3.0, 3.0), 3 * kl - log_lik, rtol=1e-5)
+    assert np.isnan(jax.jit(loss)(3.0, 2.0))
+    words = "the model scales the latent site 'x' by 3.0 and the guide by 1.0"
+    with pytest.raises(ValueError, match=words):
+        loss(3.0, 1.0)
+    model, guide = tempered(3.0)
+    with pytest.raises(ValueError, match=words):
+        guide.check(model, random.key(0), y)
+    with pytest.raises(ValueError, match="the model masks the latent site 'x'"):
+        guide.check(handlers.mask(tempered(1.0)[0], mask=jnp.array([True])), random.key(0), y)
+
+
+def test_particles_may_be_mapped_by_a_bare_pmap():
+    def loss(how):
+        objective = SVAEELBO(num_particles=2, vectorize_particles=how)
+        return objective.loss(random.key(4), params_of("plain"), *fitted_plain(), Y)
+
+    np.testing.assert_allclose(loss(jax.pmap), loss(True), rtol=1e-4)
+
+
+def fitted_plain():
+    return program(RULES["plain"])[0], guide_of(RULES["plain"])
+
+
+def test_natural_parameters_that_an_ordinary_optimiser_steps_are_said():
+    """``full_run`` has natural_gradient, and warnings are errors."""
+    svi = SVI(mixture, guide_of(GMMEP()), optax.adam(1e-3), SVAEELBO())
+    state = svi.init(random.key(0), Y)
+    jax.eval_shape(svi.evaluate, state, Y)
+    with pytest.warns(InferenceWarning, match="'svae_natural', but the optimiser has no natural_g"):
+        jax.eval_shape(svi.update, state, Y)

@@ -181,6 +181,7 @@ def test_the_bound_is_that_of_the_entries_that_were_seen():
     np.testing.assert_allclose(loss_and_gradient(params, key, HOLES, 7.0)[0], found, rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:SVAEELBO gives natural gradients")
 def test_a_fit_becomes_a_tree():
     svi = SVI(holes, guide_of_holes(), optax.adam(1e-2), SVAEELBO("explicit_only"))
     result = svi.run(random.key(0), 20, HOLES, progress_bar=False)

@@ -1,0 +1,204 @@
+"""A fit is evaluated on the model that it was fitted to, or an error says what is missing."""
+
+import pickle
+
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
+import optax
+import pytest
+
+from numpyro_ext.diagnostics import diagnose, evidence_bounds, to_arviz
+from numpyro_ext.guides import AutoRealNVPNormal
+from numpyro_ext.mcmc import SGLD
+from numpyro_ext.objectives import VRELBO
+from numpyro_ext.particles import ParVI
+
+X = jnp.array([0.5, -1.0, 2.0])
+
+
+def shifted(x):
+    """Given the shift w, z is normal with mean ``sum(x - w) / 4`` and sd 1/2."""
+    w = numpyro.param("w", lambda key: 3 * random.normal(key))
+    z = numpyro.sample("z", dist.Normal())
+    with numpyro.plate("N", len(x)):
+        numpyro.sample("x", dist.Normal(z + w), obs=x)
+
+
+def run(kernel, keys, **options):
+    options = {"num_warmup": 200, "num_samples": 600, "progress_bar": False, **options}
+    mcmc = MCMC(kernel, **options)
+    for key in keys:
+        mcmc.run(random.key(key), X)
+    return mcmc
+
+
+def nuts(keys, **options):
+    return run(NUTS(shifted), keys, **options)
+
+
+def sgld(keys, **options):
+    return run(SGLD(shifted, 0.02, steps_per_sample=20), keys, **options)
+
+
+def particles(keys):
+    options = {"num_samples": 1, "num_chains": 20, "chain_method": "vectorized"}
+    return run(ParVI(shifted), keys, **options)
+
+
+TWO = {"num_chains": 2, "chain_method": "sequential"}
+
+
+@pytest.mark.filterwarnings("ignore:the (number of particles|implied sd ratio|shift in sds)")
+@pytest.mark.parametrize(
+    "fit",
+    [
+        lambda: nuts([0]),
+        lambda: nuts([0], **TWO),
+        lambda: sgld([0, 1]),
+        lambda: sgld([0], **TWO),
+        lambda: particles([0, 1]),
+    ],
+    ids=["NUTS", "NUTS chains", "SGLD again", "SGLD chains", "ParVI again"],
+)
+def test_draws_are_evaluated_at_the_parameters_that_the_chains_had(fit):
+    """The differences of the log likelihoods give w; the mean of z gives it within 0.04."""
+    dt = to_arviz(fit())
+    lik, z = dt.log_likelihood["x"].to_numpy(), dt.posterior["z"].to_numpy()
+    x = np.asarray(X)
+    # log N(x | m, 1) - log N(y | m, 1) = (x - y) m - (x^2 - y^2) / 2
+    m = ((lik[..., 2] - lik[..., 1]) + (x[2] ** 2 - x[1] ** 2) / 2) / (x[2] - x[1])
+    w = np.mean(m - z)
+    np.testing.assert_allclose(m - z, w, atol=1e-3)
+    np.testing.assert_allclose(w, (x.sum() - 4 * z.mean()) / 3, atol=0.25)
+
+
+def test_parameters_that_are_not_known_are_refused_where_their_start_is_random():
+    parallel = nuts([0], num_chains=2, chain_method="parallel", num_samples=5)
+    unpickled = pickle.loads(pickle.dumps(nuts([0])))
+    for mcmc in (parallel, unpickled):
+        with pytest.raises(ValueError, match=r"'w' of the model starts at random, .*='sequential'"):
+            to_arviz(mcmc)
+    kept = pickle.loads(pickle.dumps(sgld([0])))
+    assert kept.sampler.params["w"] == sgld([0]).sampler.params["w"]
+
+
+def counted(x):
+    """The mutable shift is the number of runs so far."""
+    shift = numpyro.primitives.mutable("shift", {"value": jnp.array(0.0)})
+    shift["value"] = shift["value"] + 1.0
+    z = numpyro.sample("z", dist.Normal())
+    with numpyro.plate("N", len(x)):
+        numpyro.sample("x", dist.Normal(z + shift["value"]), obs=x)
+
+
+def test_a_state_of_svi_is_a_result_and_a_params_dict_without_mutable_state_is_none():
+    guide = AutoNormal(numpyro.handlers.block(counted, hide=["shift"]))
+    svi = SVI(counted, guide, optax.sgd(0.0), Trace_ELBO())
+    result = svi.run(random.key(0), 5, X, progress_bar=False)
+    given = {"model_args": (X,), "num_samples": 30}
+    dt = to_arviz(svi, result.state, **given)
+    runs = result.state.mutable_state["shift"]["value"] + 1
+    assert runs == 7  # of init, of five updates, and this one
+    z = dt.posterior["z"].to_numpy()[..., None]
+    expected = dist.Normal(z + runs).log_prob(X)
+    np.testing.assert_allclose(dt.log_likelihood["x"], expected, rtol=1e-5)
+    assert str(evidence_bounds(svi, result.state, **given)) == str(
+        evidence_bounds(svi, result, **given)
+    )
+    for fn in (to_arviz, evidence_bounds, diagnose):
+        with pytest.raises(ValueError, match=r"mutable site 'shift' .* pass result=state"):
+            fn(svi, svi.get_params(result.state), **given)
+    other = SVI(counted, guide, optax.sgd(0.0), Trace_ELBO())
+    with pytest.raises(ValueError, match="the SVI has not seen its model"):
+        to_arviz(other, result.state, **given)
+
+
+def conjugate(x):
+    z = numpyro.sample("z", dist.Normal())
+    with numpyro.plate("N", len(x)):
+        numpyro.sample("x", dist.Normal(z), obs=x)
+
+
+def test_the_parameters_of_another_guide_are_refused():
+    svi = SVI(conjugate, AutoDiagonalNormal(conjugate), optax.sgd(0.0), Trace_ELBO())
+    params = {"z_auto_loc": jnp.array(0.375), "z_auto_scale": jnp.array(0.5)}
+    with pytest.raises(ValueError, match=r"no parameter 'auto_loc' of the guide, but \['z_auto_l"):
+        to_arviz(svi, params, model_args=(X,))
+
+
+def local(y):
+    with numpyro.plate("data", len(y)):
+        x = numpyro.sample("x", dist.Normal())
+        numpyro.sample("y", dist.Normal(x), obs=y)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_draws_of_other_rows_are_refused(rows):
+    svi = SVI(local, AutoNormal(local), optax.sgd(0.0), Trace_ELBO())
+    params = svi.get_params(svi.init(random.key(0), X))
+    words = rf"'x' have shape \(3,\), but on these .* \({rows},\).* training data alone"
+    for fn in (to_arviz, diagnose):
+        with pytest.raises(ValueError, match=words):
+            fn(svi, params, model_args=(X[:rows],))
+    mcmc = MCMC(NUTS(local), num_warmup=5, num_samples=5, progress_bar=False)
+    mcmc.run(random.key(0), X)
+    with pytest.raises(ValueError, match=words):
+        to_arviz(mcmc, model_args=(X[:rows],))
+
+
+def with_an_empty_site(x):
+    numpyro.sample("e", dist.Normal().expand([0]).to_event(1))
+    conjugate(x)
+
+
+def test_a_site_of_size_zero_changes_nothing():
+    mcmc = MCMC(NUTS(with_an_empty_site), num_warmup=100, num_samples=400, progress_bar=False)
+    mcmc.run(random.key(0), X)
+    dt = to_arviz(mcmc)
+    assert dt.posterior["e"].shape == (1, 400, 0)
+    expected = dist.Normal(dt.posterior["z"].to_numpy()[..., None]).log_prob(X)
+    np.testing.assert_allclose(dt.log_likelihood["x"], expected, rtol=1e-5)
+    assert [row.quantity for row in diagnose(mcmc).rows][:2] == ["divergences", "largest R-hat"]
+    svi = SVI(with_an_empty_site, AutoNormal(with_an_empty_site), optax.sgd(0.0), Trace_ELBO())
+    exact = {"z_auto_loc": jnp.array(0.375), "z_auto_scale": jnp.array(0.5)}
+    exact |= {"e_auto_loc": jnp.zeros(0), "e_auto_scale": jnp.zeros(0)}
+    bounds = evidence_bounds(svi, exact, model_args=(X,), num_samples=30)
+    np.testing.assert_allclose(bounds.values, -5.793712780173964, rtol=1e-5)
+
+
+def test_empty_data_are_named():
+    svi = SVI(conjugate, AutoNormal(conjugate), optax.sgd(0.0), Trace_ELBO())
+    params = svi.get_params(svi.init(random.key(0), X))
+    with pytest.raises(ValueError, match="a plate of the model has no rows"):
+        to_arviz(svi, params, model_args=(X[:0],))
+    mcmc = MCMC(SGLD(conjugate, 0.1), num_warmup=1, num_samples=1, progress_bar=False)
+    with pytest.raises(ValueError, match="a plate of the model has no rows"):
+        mcmc.run(random.key(0), X[:0])
+
+
+def counts(design, y):
+    b = numpyro.sample("b", dist.Normal())
+    with numpyro.plate("N", len(y)):
+        numpyro.sample("y", dist.Poisson(jnp.exp(design * b)), obs=y)
+
+
+def mean_field(design, y):
+    numpyro.sample("b", dist.Normal(numpyro.param("m", 0.0), 0.1))
+
+
+def test_nan_in_a_design_is_named_by_losses_guides_and_tables():
+    design, y = jnp.array([0.1, jnp.nan, 0.3]), jnp.array([1, 0, 2])
+    words = r"log density of the observed site 'y' is NaN in 1 of 3 rows, and the arguments"
+    svi = SVI(counts, mean_field, optax.sgd(0.0), VRELBO(0.5))
+    with pytest.raises(ValueError, match=words):  # init may have drawn another minibatch
+        svi.loss.loss(random.key(0), {"m": jnp.array(0.0)}, counts, mean_field, design, y)
+    with pytest.raises(ValueError, match=words):
+        diagnose(svi, {"m": jnp.array(0.0)}, model_args=(design, y))
+    flow = SVI(counts, AutoRealNVPNormal(counts), optax.sgd(0.0), Trace_ELBO())
+    with pytest.raises(ValueError, match=words):
+        flow.init(random.key(0), design, y)

@@ -1,0 +1,91 @@
+"""Restarts begin at starts of their own, and identical ones are said to be so."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
+import optax
+import pytest
+
+from numpyro_ext.diagnostics import (
+    InferenceWarning,
+    diagnose,
+    held_out_log_likelihood,
+    restarts,
+    to_arviz,
+)
+
+X = jnp.array([0.5, -1.0, 2.0])
+
+
+def model(x):
+    z = numpyro.sample("z", dist.Normal())
+    with numpyro.plate("N", len(x)):
+        numpyro.sample("x", dist.Normal(z), obs=x)
+
+
+def make(guide, rate=0.0):
+    return lambda: SVI(model, guide(model), optax.sgd(rate), Trace_ELBO())
+
+
+def quantities(*args):
+    return {row.quantity: row for row in diagnose(*args, model_args=(X,), num_moves=0).rows}
+
+
+def test_each_run_is_that_of_a_new_svi_with_its_own_key():
+    """A step of size 0 leaves every run at its start."""
+    make_svi, keys = make(AutoNormal), random.split(random.key(0), 3)
+    fits = restarts(make_svi, random.key(0), 3, 1, X, progress_bar=False)
+    alone = [make_svi().run(key, 1, X, progress_bar=False) for key in keys]
+    starts = [float(fit.params["z_auto_loc"]) for fit in fits]
+    assert starts == [float(fit.params["z_auto_loc"]) for fit in alone]
+    assert len(set(starts)) == 3
+    # Starts of +-2 and draws of sd .1 around them are no chains of one posterior.
+    assert quantities(make_svi(), fits)["largest R-hat"].ok is False
+
+
+def test_points_find_the_mode_from_every_start_and_are_an_ensemble():
+    """The mode is 0.375; the gradient has the slope 4, so a step of 1/4 of it ends there."""
+    make_svi = make(AutoDelta, 0.25)
+    fits = restarts(make_svi, random.key(1), 3, 1, X, progress_bar=False)
+    for fit in fits:
+        np.testing.assert_allclose(fit.params["z_auto_loc"], 0.375, atol=1e-5)
+    ensemble = [{"z_auto_loc": jnp.array(z)} for z in (-1.0, 0.5, 2.0)]
+    found = held_out_log_likelihood(make_svi(), ensemble, model_args=(X,), num_samples=1)
+    each = dist.Normal(jnp.array([[-1.0], [0.5], [2.0]])).log_prob(X)
+    np.testing.assert_allclose(found, jax.nn.logsumexp(each, 0) - jnp.log(3.0), rtol=1e-5)
+    # There is no spread within a point with which R-hat could compare.
+    assert "largest R-hat" not in quantities(make_svi(), ensemble)
+
+
+def test_runs_of_one_svi_begin_at_one_point_and_this_is_said():
+    svi = make(AutoNormal)()
+    fits = [svi.run(random.key(k), 1, X, progress_bar=False) for k in range(3)]
+    assert len({float(fit.params["z_auto_loc"]) for fit in fits}) == 1
+    words = r"only 1 of 3 restarts have parameters of their own.*_ext\.diagnostics\.restarts"
+    with pytest.warns(InferenceWarning, match=words):
+        tree = to_arviz(svi, fits, model_args=(X,), num_samples=50)
+    with pytest.warns(InferenceWarning, match=words):
+        rows = quantities(svi, fits)
+    for found in (rows, {row.quantity: row for row in diagnose(tree).rows}):
+        assert "largest R-hat" not in found
+        row = found["different restarts"]
+        assert (row.value, row.limit, row.ok) == (1, "3", None)
+
+
+def test_what_makes_no_restarts():
+    guide = AutoNormal(model)
+    calls = [
+        (lambda: SVI(model, guide, optax.sgd(0.1), Trace_ELBO()), ValueError, "same AutoNormal"),
+        (make(AutoNormal)(), TypeError, "make_svi is a SVI; it must be a function"),
+        (lambda: guide, TypeError, "make_svi returned a AutoNormal"),
+    ]
+    for make_svi, error, words in calls:
+        with pytest.raises(error, match=words):
+            restarts(make_svi, random.key(0), 2, 1, X, progress_bar=False)
+    with pytest.raises(ValueError, match="num_restarts is 0"):
+        restarts(make(AutoNormal), random.key(0), 0, 1, X)
