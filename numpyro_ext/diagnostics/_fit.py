@@ -271,6 +271,7 @@ def _fit_of_mcmc(
             check_full_arrays(model, args, kwargs)
         check_rows(model, args, kwargs, init_to_sample)
         full, plates = on_all_rows(model), minibatch_plates(model, ran_args, ran_kwargs)
+    moves_particles = isinstance(kernel, DiagnosableParticles)
     known = kernel.params if isinstance(kernel, HasModelParams) else params_of_hmc(kernel)
     return Fit(
         model=full,
