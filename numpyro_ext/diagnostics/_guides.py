@@ -18,8 +18,17 @@ from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.full_data import minibatch_plates
 from numpyro_ext.diagnostics.table import Row, equally_spaced, judged
 
-__all__ = ["local_rows", "loss_rows", "minibatch_cause", "narrow_rows", "point_rows", "states_row"]
+__all__ = [
+    "local_rows",
+    "loss_rows",
+    "minibatch_cause",
+    "narrow_rows",
+    "point_rows",
+    "states_row",
+    "unimportant",
+]
 
+CHANGE = "change of the loss"
 FALL = 0.1
 """Nats by which the losses may still fall over the last fifth."""
 UNCONVERGED = 0.01
@@ -46,7 +55,7 @@ def loss_rows(losses: list[np.ndarray]) -> list[Row]:
         changes.append((float(m1 - m0), float(np.sqrt((v0 + v1) / fifth))))
     if not changes:
         return []
-    name, limit = "change of the loss", f"{FALL} or 3 errors"
+    name, limit = CHANGE, f"{FALL} or 3 errors"
     lost = [change for change in changes if not math.isfinite(change[0])]
     if lost:
         verdict = "losses are not finite; take a smaller learning rate or stable_update=True."
@@ -58,6 +67,14 @@ def loss_rows(losses: list[np.ndarray]) -> list[Row]:
         wrong = "the loss was still falling in the last fifth of the steps; run longer."
     ok = abs(change) <= max(FALL, 3 * error)
     return [judged(name, change, limit, ok, right, wrong, error)]
+
+
+def unimportant(row: Row) -> Row:
+    """A change of the loss for information, where the draws have been found right."""
+    if row.quantity != CHANGE or row.ok is not False or math.isnan(row.value):
+        return row
+    verdict = f"{row.verdict[:-1]}; the lines on the draws find nothing wrong with them."
+    return row._replace(limit="", ok=None, verdict=verdict)
 
 
 def point_rows(proto: Prototype, draws: dict[str, np.ndarray]) -> list[Row]:

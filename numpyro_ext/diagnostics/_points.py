@@ -189,15 +189,22 @@ def draw_rows(found: Points) -> list[Row]:
 def _stein_rows(facts: dict[str, Any], what: str, remedy: str, limit: float) -> list[Row]:
     ratio, shift = facts["implied_sd_ratio"], facts["shift"]
     low, high = SD_RATIO
+    limits = f"{low} to {high}"
     spread = judged(
         "implied sd ratio, worst",
         ratio,
-        f"{low} to {high}",
+        limits,
         low <= ratio <= high,
         f"the {what} are as wide as their gradients say.",
         f"the {what} are not as wide as their gradients say that the posterior is, most of all in"
         f" {facts['implied_sd_ratio_of']}; {remedy}.",
     )
+    if math.isnan(ratio):
+        verdict = (
+            f"not judged: along {facts['implied_sd_ratio_of']} the gradients do not point back to"
+            f" the mean of the {what}, so they imply no spread; see the other lines."
+        )
+        spread = Row("implied sd ratio, worst", ratio, None, limits, None, verdict)
     noise = facts.get("minibatch_noise", 0.0)
     if noise > shift:
         remedy = (

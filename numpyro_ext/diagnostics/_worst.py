@@ -26,13 +26,15 @@ def judged_ratios(
 ) -> Row:
     """The line of the ratio that is farthest from 1; NaN where a number does not vary.
 
+    It is wrong if it is outside of the limits by more than its error.
+
     :param wrong: the sentence about the ratio with this index.
     """
     low, high = limits
     ratios, errors = np.nan_to_num(ratios, nan=1.0), np.nan_to_num(errors)
     with np.errstate(divide="ignore"):
         significant = np.where(np.abs(np.log(ratios)) > _noise(errors / ratios), ratios, 1.0)
-    outside = bool(np.any((significant < low) | (significant > high)))
+    outside = bool(np.any((significant + errors < low) | (significant - errors > high)))
     worst = worst_of(significant if outside else ratios, limits)
     ratio, error = float(ratios[worst]), float(errors[worst])
     verdict = wrong(worst, ratio) if outside else right
@@ -47,14 +49,14 @@ def judged_shifts(
     right: str,
     wrong: Callable[[int, float], str],
 ) -> Row:
-    """The line of the largest shift, in standard deviations.
+    """The line of the largest shift, in standard deviations; the same for its limit.
 
     :param wrong: the sentence about the shift with this index.
     """
     shifts, errors = np.abs(np.nan_to_num(shifts)), np.nan_to_num(errors)
     significant = np.where(shifts > _noise(errors), shifts, 0.0)
-    worst = int(np.argmax(significant))
-    outside = bool(significant[worst] > limit)
+    worst = int(np.argmax(significant - errors))
+    outside = bool(significant[worst] - errors[worst] > limit)
     worst = worst if outside else int(np.argmax(shifts))
     shift, error = float(shifts[worst]), float(errors[worst])
     verdict = wrong(worst, shift) if outside else right

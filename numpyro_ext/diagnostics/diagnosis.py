@@ -17,7 +17,13 @@ from numpyro_ext.diagnostics._chains import (
 )
 from numpyro_ext.diagnostics._evaluate import evaluator, prototype, warn_of_lost_draws
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, restarts_of
-from numpyro_ext.diagnostics._guides import local_rows, loss_rows, minibatch_cause, point_rows
+from numpyro_ext.diagnostics._guides import (
+    local_rows,
+    loss_rows,
+    minibatch_cause,
+    point_rows,
+    unimportant,
+)
 from numpyro_ext.diagnostics._moves import guide_moves_row, moves_row
 from numpyro_ext.diagnostics._points import (
     draw_rows,
@@ -125,7 +131,8 @@ def diagnose(
     large values are common for good guides in many dimensions. Where they may be used, the means
     and standard deviations of all numbers with the weights and without are compared, which finds
     modes that have the wrong share. Of many numbers the worst is shown; a ratio or a shift is wrong
-    if it is outside the limits and larger than the Monte Carlo error of the largest of so many.
+    if it is outside the limits by more than its Monte Carlo error, and larger than the error of the
+    largest of so many. Where these lines find the draws right, the loss is for information.
 
     A temperature or a variance ratio is wrong only if it is off by three Monte Carlo errors as
     well. With settings that were found, the temperature is between those that the law of the kernel
@@ -257,6 +264,9 @@ def _of_guide(
         rows += guide_moves_row(
             fit, proto, evaluate, one, num_moves, rng_key, remedy=cause, shares_known=known
         )
+    of_draws = [row.ok for row in rows if row.of_draws]
+    if True in of_draws and False not in of_draws:
+        rows = [unimportant(row) for row in rows]
     return Diagnosis(_title(fit.attributes, _size_of(draws)), tuple(rows))
 
 
@@ -266,8 +276,11 @@ def _of_particles(obj: Any, fit: Fit, num_moves: int | None, rng_key: Any) -> Di
     if has_gradient(proto):
         found = scored(fit, proto, last)
         number, *rest = particle_rows(m, particle_facts(found))
-        rows = [number, *_on_draws(rest)]
-        rows += [*moves_row(fit, proto, found, num_moves, rng_key), ksd_row(found)]
+        moved = moves_row(fit, proto, found, num_moves, rng_key)
+        # Gradients do not see how many particles belong to a mode, which chains leave open that are
+        # too short.
+        short = any(row.not_judged and np.isfinite(row.value) for row in moved)
+        rows = [number, *(rest if short else _on_draws(rest)), *moved, ksd_row(found)]
     else:
         d = sum(int(np.prod(x.shape[1:])) for x in last.values())
         rows = particle_rows(m, {"num_latents": d})
