@@ -1,7 +1,4 @@
-"""A guide that learns to draw what a few Markov transitions make of its draws.
-
-Li, Turner and Liu, *Approximate inference with amortised MCMC* (2017).
-"""
+"""A guide that learns where a few Markov transitions take its draws (Li, Turner and Liu, 2017)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +11,6 @@ import jax.numpy as jnp
 from numpyro_ext._checks import check_choice, check_count, check_positive, check_several, summary
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.samples import Samples
-
-__all__ = ["AmortizedMCMC"]
 
 Transition = Callable[[Array, Array, Callable[[Array], Array]], Array]
 """``(rng_key, z, potential_fn) -> z`` with ``z`` of shape ``(d,)``."""
@@ -37,9 +32,8 @@ class AmortizedMCMC(Objective):
     and minimises :math:`-\frac1K \sum_k \log q(y_k)` in nats, the forward KL from the law of y
     but for a constant. It has less noise.
 
-    (The loss :math:`\frac{1}{2K} \sum_k |y_k - z_k|^2` of each draw to its own end is not offered,
-    because its optimum is :math:`z = E[y \mid z]`, and the end of a long chain does not depend on
-    its start, so that all draws would shrink to one point.)
+    (The mean of :math:`|y_k - z_k|^2` is not offered: its optimum :math:`z = E[y \mid z]` is one
+    point for a long chain, whose end does not depend on its start.)
 
     Parameters of the model get :math:`-\frac1K \sum_k \nabla_\theta \log p^*(y_k)`, a gradient
     without a value, as in Monte Carlo EM.
@@ -76,8 +70,6 @@ class AmortizedMCMC(Objective):
        arXiv:1702.08343, 2017 (section 3: a divergence between q and the law of the chain's end).
     2. *Energy statistics: a class of statistics based on distances*, Gabor J. Szekely, Maria L.
        Rizzo, Journal of Statistical Planning and Inference 2013.
-
-    **Example**
 
     .. doctest::
 

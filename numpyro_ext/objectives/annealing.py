@@ -23,14 +23,10 @@ def check_alpha(alpha: Any, *, finite: bool = False) -> Any:
     """``alpha`` as a float, unless it is traced or a schedule; an error if it is no order."""
     if callable(alpha) or isinstance(alpha, Tracer):
         return alpha
-    if (
-        alpha is None
-        or isinstance(alpha, (bool, str, complex))
-        or jnp.ndim(alpha)
-        or jnp.iscomplexobj(alpha)
-    ):
-        raise TypeError(f"alpha is {alpha!r}; it must be a real number, or a callable of the step.")
+    wrong = alpha is None or isinstance(alpha, (bool, str, complex))
     try:
+        if wrong or jnp.ndim(alpha) or jnp.iscomplexobj(alpha):
+            raise TypeError
         alpha = float(alpha)
     except (TypeError, ValueError):
         raise TypeError(
@@ -94,8 +90,6 @@ def count_steps(guide: Model) -> Model:
 
     :param guide: Python callable with NumPyro primitives, an auto guide for example.
     :return: a guide with the same sites and the counter.
-
-    **Example**
 
     .. doctest::
 

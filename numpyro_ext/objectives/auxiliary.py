@@ -1,7 +1,4 @@
-"""The bound for guides with auxiliary variables and a reverse model.
-
-Ranganath, Tran, Blei, "Hierarchical variational models" (ICML 2016).
-"""
+"""The bound for guides with auxiliary variables and a reverse model (Ranganath et al., 2016)."""
 
 from jax import Array
 
@@ -11,8 +8,6 @@ from numpyro_ext._typing import HasReverse
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 from numpyro_ext.objectives.power_mean import surrogate
 from numpyro_ext.objectives.protocols import guide_with
-
-__all__ = ["AuxiliaryELBO"]
 
 
 class AuxiliaryELBO(Objective):
@@ -50,8 +45,6 @@ class AuxiliaryELBO(Objective):
     1. *Hierarchical variational models*, Rajesh Ranganath, Dustin Tran, David M. Blei, ICML 2016
        (eq. 5).
     2. *An auxiliary variational method*, Felix V. Agakov, David Barber, ICONIP 2004 (eq. 7).
-
-    **Example**
 
     .. doctest::
 

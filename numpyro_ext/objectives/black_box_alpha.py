@@ -62,8 +62,6 @@ class BBAlphaELBO(Objective):
     2. *Dropout inference in Bayesian neural networks with alpha-divergences*, Yingzhen Li, Yarin
        Gal, ICML 2017 (eq. 5).
 
-    **Example**
-
     .. doctest::
 
         >>> import jax, jax.numpy as jnp, numpyro, optax, numpyro.distributions as dist

@@ -50,12 +50,8 @@ class ChiUpperBound(Objective):
     :param str gradient: ``"standard"``, the formula above, or ``"dreg"``, doubly reparameterised,
         as in :class:`VRELBO`.
 
-    **References:**
-
-    1. *Variational inference via chi upper bound minimization*, Adji B. Dieng, Dustin Tran, Rajesh
-       Ranganath, John Paisley, David M. Blei, NIPS 2017 (eqs. 2-5).
-
-    **Example**
+    **Reference:** *Variational inference via chi upper bound minimization*, Adji B. Dieng, Dustin
+    Tran, Rajesh Ranganath, John Paisley, David M. Blei, NIPS 2017 (eqs. 2-5).
 
     .. doctest::
 
@@ -85,11 +81,8 @@ class ChiUpperBound(Objective):
         gradient: str = "standard",
     ) -> None:
         check_choice("gradient", gradient, ("standard", "dreg"))
-        check_several(
-            "num_particles",
-            num_particles,
-            "with one the loss is the ELBO, which must not be minimised",
-        )
+        why = "with one the loss is the ELBO, which must not be minimised"
+        check_several("num_particles", num_particles, why)
         refuse_count(self, order, num_particles)
         self.order = _check_order(order, finite=gradient == "dreg")
         self.gradient = gradient
@@ -104,11 +97,11 @@ class ChiUpperBound(Objective):
 
 def _check_order(order: Any, *, finite: bool) -> float:
     try:
-        value = float(order) if not isinstance(order, str) else None
+        if isinstance(order, str):
+            raise TypeError
+        value = float(order)
     except (TypeError, ValueError):
-        value = None
-    if value is None:
-        raise TypeError(f"order is {order!r}; it must be a real number of at least 1.")
+        raise TypeError(f"order is {order!r}; it must be a real number of at least 1.") from None
     if not value >= 1:
         raise ValueError(
             f"order is {order!r}; it must be at least 1. For a lower bound use VRELBO(1 - order)."

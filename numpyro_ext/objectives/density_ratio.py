@@ -101,8 +101,6 @@ class DensityRatioELBO(Objective):
     2. *Variational inference using implicit distributions*, Ferenc Huszar, 2017 (section 3).
     3. *Kernel implicit variational inference*, Jiaxin Shi, Shengyang Sun, Jun Zhu, ICLR 2018.
 
-    **Example**
-
     .. doctest::
 
         >>> import jax, numpyro, optax, numpyro.distributions as dist

@@ -56,8 +56,6 @@ def log_weights(
     :param kwargs: keyword arguments of model and guide.
     :return: weights of shape ``(num_samples, *independent plates)``.
 
-    **Example**
-
     .. doctest::
 
         >>> import jax, numpyro, numpyro.distributions as dist

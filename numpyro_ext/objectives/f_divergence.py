@@ -18,28 +18,11 @@ Weighting = Callable[[Array], tuple[Array, Array]]
 """``s = log t``, ``(K, *units)``, to ``f(t) - f(1)`` and ``gamma_f(t)``, of that shape."""
 
 
-def _kl_qp(s: Array) -> tuple[Array, Array]:
-    return -s, jnp.ones_like(s)
-
-
-def _kl_pq(s: Array) -> tuple[Array, Array]:
-    t = jnp.exp(s)
-    return t * jnp.where(t == 0, 0.0, s), t
-
-
-def _chi2(s: Array) -> tuple[Array, Array]:
-    return jnp.expm1(s) ** 2, 2 * jnp.exp(2 * s)
-
-
-def _hellinger(s: Array) -> tuple[Array, Array]:
-    return jnp.expm1(s / 2) ** 2, jnp.exp(s / 2) / 2
-
-
 _NAMED: dict[str, Weighting] = {
-    "chi2": _chi2,
-    "hellinger": _hellinger,
-    "kl_pq": _kl_pq,
-    "kl_qp": _kl_qp,
+    "chi2": lambda s: (jnp.expm1(s) ** 2, 2 * jnp.exp(2 * s)),
+    "hellinger": lambda s: (jnp.expm1(s / 2) ** 2, jnp.exp(s / 2) / 2),
+    "kl_pq": lambda s: (jnp.exp(s) * jnp.where(jnp.exp(s) == 0, 0.0, s), jnp.exp(s)),
+    "kl_qp": lambda s: (-s, jnp.ones_like(s)),
 }
 
 
@@ -80,12 +63,8 @@ class TailAdaptive:
 
     :param float beta: exponent, a finite number that is not positive.
 
-    **References:**
-
-    1. *Variational inference with tail-adaptive f-divergence*, Dilin Wang, Hao Liu, Qiang Liu,
-       NeurIPS 2018 (Algorithm 1).
-
-    **Example**
+    **Reference:** *Variational inference with tail-adaptive f-divergence*, Dilin Wang, Hao Liu,
+    Qiang Liu, NeurIPS 2018 (Algorithm 1).
 
     .. doctest::
 
@@ -150,23 +129,18 @@ class FDivergence(Objective):
     **When it fails.** ``"chi2"`` and ``"kl_pq"`` weigh by powers of t, and one particle takes all
     if the guide is far from the posterior: start wide, or use :class:`TailAdaptive`.
 
-    If plates enclose every site of model and guide, each of their elements has its own divergence;
-    they are summed and scaled by N/M. Otherwise there is one for all data, and with a subsampled
-    likelihood the ratio is that of the energy approximation, which is biased. Latent sites in such
-    a plate are an error. log q is evaluated at a given z: the guide needs invertible transforms. It
-    runs twice per particle; with parameters in the model there is a second pass for them.
+    Independent data, subsampling and their errors are as in :class:`VRELBO`: the ratio of a
+    subsampled likelihood is that of the energy approximation, which is biased. log q is evaluated
+    at a given z: the guide needs invertible transforms. It runs twice per particle; with parameters
+    in the model there is a second pass for them.
 
     :param f: ``"kl_qp"``, ``"kl_pq"``, ``"chi2"``, ``"hellinger"``, a convex callable, or
         :class:`TailAdaptive`.
     :param int num_particles: number of particles K.
     :param vectorize_particles: as in :class:`Objective`.
 
-    **References:**
-
-    1. *Variational inference with tail-adaptive f-divergence*, Dilin Wang, Hao Liu, Qiang Liu,
-       NeurIPS 2018 (Proposition 3.1 and Algorithm 1; its :math:`\gamma_f`).
-
-    **Example**
+    **Reference:** *Variational inference with tail-adaptive f-divergence*, Dilin Wang, Hao Liu,
+    Qiang Liu, NeurIPS 2018 (Proposition 3.1 and Algorithm 1; its :math:`\gamma_f`).
 
     .. doctest::
 

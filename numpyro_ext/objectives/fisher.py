@@ -13,7 +13,7 @@ from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.read import is_delta, latent_sites
 from numpyro_ext._typing import SemiImplicit
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
-from numpyro_ext.objectives.protocols import critic_of, unwrapped
+from numpyro_ext.objectives.protocols import critic_of, guide_with
 from numpyro_ext.objectives.samples import Samples
 from numpyro_ext.objectives.stein_discrepancy import refuse_model_params
 
@@ -66,8 +66,6 @@ class FisherDivergence(Objective):
     2. *Estimation of non-normalized statistical models by score matching*, Aapo Hyvarinen, JMLR
        2005 (the divergence).
 
-    **Example**
-
     .. doctest::
 
         >>> import jax, numpyro, optax, numpyro.distributions as dist
@@ -118,13 +116,8 @@ def _explicit(draws: Draws, samples: Samples) -> tuple[Array, State]:
 
 
 def _minimax(draws: Draws, samples: Samples) -> tuple[Array, State]:
-    guide = unwrapped(draws.guide, SemiImplicit)
-    if guide is None:
-        raise TypeError(
-            "FisherDivergence(form='minimax') needs a guide with the methods sample_mixing and"
-            " conditional, such as AutoSemiImplicit(model); for a guide with a density use"
-            " form='explicit'."
-        )
+    instead = "AutoSemiImplicit(model), or form='explicit' for a guide with a density"
+    guide = guide_with(draws, SemiImplicit, "the methods sample_mixing and conditional", instead)
     (group,) = samples.groups
     # The conditional is one of the flat vector of all sites, whatever plates are around them.
     sites = tuple(replace(site, axes=()) for site in group.sites)

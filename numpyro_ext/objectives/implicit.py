@@ -1,7 +1,4 @@
-"""The ELBO of a guide without a density, its entropy's gradient from an estimated score.
-
-Li and Turner, *Gradient estimators for implicit models* (ICLR 2018).
-"""
+"""The ELBO of a guide without a density, by an estimated score (Li and Turner, 2018)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,8 +15,6 @@ from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.protocols import critic_of
 from numpyro_ext.objectives.samples import Samples, Vectors
 from numpyro_ext.scores import DenoisingScore, SteinScore
-
-__all__ = ["ImplicitELBO"]
 
 
 class ImplicitELBO(Objective):
@@ -68,8 +63,6 @@ class ImplicitELBO(Objective):
     **Reference:** *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner,
     ICLR 2018 (sections 2 and 3).
 
-    **Example**
-
     .. doctest::
 
         >>> import jax, numpyro, numpyro.distributions as dist, optax
@@ -97,9 +90,8 @@ class ImplicitELBO(Objective):
         *,
         vectorize_particles: bool | MapT = True,
     ) -> None:
-        check_several(
-            "num_particles", num_particles, "the score of q is estimated from several draws"
-        )
+        why = "the score of q is estimated from several draws"
+        check_several("num_particles", num_particles, why)
         score = SteinScore() if score is None else score
         denoising = isinstance(score, DenoisingScore)
         if isinstance(score, type) or not (callable(score) or denoising):

@@ -34,12 +34,8 @@ def minibatch_kl_weights(num_batches: int, scheme: str = "geometric") -> Array:
     :param str scheme: ``"geometric"`` or ``"uniform"``.
     :return: weights of shape ``(num_batches,)``.
 
-    **References:**
-
-    1. *Weight uncertainty in neural networks*, Charles Blundell, Julien Cornebise, Koray
-       Kavukcuoglu, Daan Wierstra, ICML 2015, Section 3.4 (eqs. 8 and 9).
-
-    **Example**
+    **Reference:** *Weight uncertainty in neural networks*, Charles Blundell, Julien Cornebise,
+    Koray Kavukcuoglu, Daan Wierstra, ICML 2015, Section 3.4 (eqs. 8 and 9).
 
     .. doctest::
 

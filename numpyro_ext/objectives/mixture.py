@@ -1,8 +1,4 @@
-"""The evidence lower bound of a mixture, one stratum for each component.
-
-Gershman, Hoffman, Blei, "Nonparametric variational inference" (ICML 2012), for the bound on the
-entropy; Roeder, Wu, Duvenaud, "Sticking the landing" (NIPS 2017), section 4, for stratified draws.
-"""
+"""The evidence lower bound of a mixture, one stratum for each component."""
 
 from typing import Any
 
@@ -15,10 +11,8 @@ from numpyro_ext._checks import check_choice
 from numpyro_ext._model.read import base_distribution, sample_sites
 from numpyro_ext._typing import Mixture
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
-from numpyro_ext.objectives.protocols import unwrapped
+from numpyro_ext.objectives.protocols import guide_with
 from numpyro_ext.objectives.samples import Samples
-
-__all__ = ["MixtureELBO"]
 
 
 class MixtureELBO(Objective):
@@ -64,8 +58,6 @@ class MixtureELBO(Objective):
        ICML 2012 (eqs. 6-8).
     2. *Sticking the landing: simple, lower-variance gradient estimators for variational inference*,
        Geoffrey Roeder, Yuhuai Wu, David Duvenaud, NIPS 2017 (section 4.1).
-
-    **Example**
 
     .. doctest::
 
@@ -128,30 +120,22 @@ class MixtureELBO(Objective):
 
 def _components(draws: Draws, samples: Samples) -> tuple[Array, Any]:
     """The weights and the components, or an error if the guide is not of these."""
-    guide = unwrapped(draws.guide, Mixture)
-    if guide is None:
-        raise TypeError(
-            f"MixtureELBO was given the guide {_name(draws.guide)}, which has no method"
-            " components(params); use AutoMixtureNormal(model), or numpyro.infer.Trace_ELBO."
-        )
+    instead = "AutoMixtureNormal(model), or the loss numpyro.infer.Trace_ELBO"
+    guide = guide_with(draws, Mixture, "the method components(params)", instead)
     weights, components = guide.components(draws.params)
     groups = [(*group.shape, group.dim) for group in samples.groups]
-    C = len(weights)
+    C, name = len(weights), getattr(guide, "__name__", type(guide).__name__)
     if components.batch_shape != (C,) or [components.event_shape] != groups:
         raise ValueError(
-            f"the components of {_name(guide)} have batch shape {components.batch_shape} and event"
+            f"the components of {name} have batch shape {components.batch_shape} and event"
             f" shape {components.event_shape}, with {C} weights; they must have batch shape"
             f" ({C},), and the event shape of the latent vector, {groups[0]}."
         )
     if not components.has_rsample:
         raise ValueError(
-            f"the components of {_name(guide)} are not reparameterised; use normal ones, or VIMCO."
+            f"the components of {name} are not reparameterised; use normal ones, or VIMCO."
         )
     return weights, components
-
-
-def _name(guide: Any) -> str:
-    return getattr(guide, "__name__", type(guide).__name__)
 
 
 def _refuse_scales(guide_trace: Any) -> None:

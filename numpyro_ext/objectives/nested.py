@@ -64,8 +64,6 @@ class NestedVRELBO(Objective):
        (chapter 4).
     2. *Renyi divergence variational inference*, Yingzhen Li, Richard E. Turner, NIPS 2016 (eq. 4).
 
-    **Example**
-
     .. doctest::
 
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist

@@ -17,8 +17,6 @@ from jax.lax import stop_gradient
 from jax.nn import one_hot
 import jax.numpy as jnp
 
-__all__ = ["power_mean", "surrogate", "weighted_surrogate"]
-
 
 def _is_static(a: Any, value: float) -> bool:
     return isinstance(a, (int, float)) and a == value

@@ -11,8 +11,6 @@ from numpyro_ext._typing import HasCritic, Params
 from numpyro_ext.objectives.base import Draws
 from numpyro_ext.objectives.site_groups import SiteGroup
 
-__all__ = ["Critic", "critic_of", "guide_with", "unwrapped"]
-
 Critic = Callable[[Params, Array], Array]
 """``(params, z)`` to the critic at the points ``z``, ``(..., d)``."""
 
@@ -27,11 +25,8 @@ def unwrapped(guide: Any, protocol: type) -> Any:
 
 
 def guide_with(draws: Draws, protocol: type, methods: str, example: str) -> Any:
-    """The guide, or the one inside a handler around it, if it satisfies a Protocol.
-
-    :param str methods: the methods of the Protocol, for the error.
-    :param str example: a guide that has them.
-    """
+    """The guide, or the one inside a handler around it, that satisfies a Protocol; or an error,
+    which says what ``methods`` are missing and gives an ``example`` that has them."""
     guide = unwrapped(draws.guide, protocol)
     if guide is None:
         guide = draws.guide

@@ -152,9 +152,7 @@ class VRELBO(Objective):
 
     :param alpha: order, a number in [-inf, inf], a traced finite scalar, or a callable of the step.
     :param int num_particles: number of particles K.
-    :param vectorize_particles: whether to use ``jax.vmap`` over the particles; if ``False`` use
-        ``jax.lax.map`` and recompute each particle in the backward pass, so that memory does not
-        grow with K. A callable ``mapT(fn, xs)`` is also allowed.
+    :param vectorize_particles: as in :class:`Objective`.
     :param str gradient: ``"standard"``, ``"single"``, ``"stl"`` or ``"dreg"``.
 
     **References:**
@@ -164,8 +162,6 @@ class VRELBO(Objective):
     2. *Sticking the landing*, Geoffrey Roeder, Yuhuai Wu, David Duvenaud, NIPS 2017.
     3. *Doubly reparameterized gradient estimators for Monte Carlo objectives*, George Tucker,
        Dieterich Lawson, Shixiang Gu, Chris J. Maddison, ICLR 2019 (eq. 8, here for any alpha).
-
-    **Example**
 
     .. doctest::
 
@@ -219,12 +215,8 @@ class IWELBO(VRELBO):
     :param str gradient: ``"standard"``, ``"single"``, ``"stl"`` or ``"dreg"``, as in
         :class:`VRELBO`.
 
-    **References:**
-
-    1. *Importance weighted autoencoders*, Yuri Burda, Roger Grosse, Ruslan Salakhutdinov, ICLR 2016
-       (eq. 8).
-
-    **Example**
+    **Reference:** *Importance weighted autoencoders*, Yuri Burda, Roger Grosse, Ruslan
+    Salakhutdinov, ICLR 2016 (eq. 8).
 
     .. doctest::
 

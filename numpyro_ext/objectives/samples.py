@@ -19,8 +19,6 @@ from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.objectives.base import Draws, Particle
 from numpyro_ext.objectives.site_groups import SiteGroup, all_drawn, implicit_only, trajectory_of
 
-__all__ = ["Samples", "Vectors"]
-
 Vectors = tuple[Array, ...]
 """One array ``(*group.shape, group.dim)`` for each group; a leading axis of particles may come
 first."""
@@ -43,9 +41,6 @@ class Samples:
     A site that an automatic guide computes from its latent vector is a Delta whose density contains
     the Jacobian of T, and the vector is that latent vector. For a site that is drawn as it is, the
     vector is unconstrained by ``biject_to(support).inv``.
-
-    :param Draws draws: the particles.
-    :param bool implicit: see above.
     """
 
     def __init__(self, draws: Draws, *, implicit: bool) -> None:

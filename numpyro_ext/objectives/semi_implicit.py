@@ -1,8 +1,4 @@
-"""Bounds of the ELBO for guides whose density is a mixture over a random parameter.
-
-Yin, Zhou, "Semi-implicit variational inference" (ICML 2018); Molchanov, Kharitonov, Sobolev,
-Vetrov, "Doubly semi-implicit variational inference" (AISTATS 2019).
-"""
+"""Bounds of the ELBO for semi-implicit guides (Yin and Zhou, 2018; Molchanov et al., 2019)."""
 
 from typing import Any
 
@@ -16,8 +12,6 @@ from numpyro_ext._typing import Model, Params, SemiImplicit
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.protocols import guide_with
 from numpyro_ext.objectives.samples import Samples
-
-__all__ = ["SemiImplicitELBO"]
 
 
 class SemiImplicitELBO(Objective):
@@ -58,8 +52,6 @@ class SemiImplicitELBO(Objective):
        L).
     2. *Doubly semi-implicit variational inference*, Dmitry Molchanov, Valery Kharitonov, Artem
        Sobolev, Dmitry Vetrov, AISTATS 2019 (section 3, for U).
-
-    **Example**
 
     .. doctest::
 
@@ -103,14 +95,9 @@ class SemiImplicitELBO(Objective):
     def bounds(
         self, rng_key: Array, params: Params, model: Model, guide: Model, *args: Any, **kwargs: Any
     ) -> tuple[Array, Array]:
-        """Estimates of both bounds, ``(L_J, U_J)``, on the same draws.
+        """Estimates of both bounds, ``(L_J, U_J)``, on the same draws; it is called as ``loss`` is.
 
-        :param rng_key: random key.
         :param dict params: the parameters, from ``svi.get_params``.
-        :param model: the model.
-        :param guide: the guide.
-        :param args: their arguments.
-        :param kwargs: their keyword arguments.
         """
         self._check_upper()
         draws = Draws(self, rng_key, params, model, guide, args, kwargs)

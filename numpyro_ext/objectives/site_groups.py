@@ -30,8 +30,6 @@ from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Trace
 from numpyro_ext.objectives.base import Draws
 
-__all__ = ["SiteGroup", "Structure", "all_drawn", "implicit_only", "trajectory_of"]
-
 
 @dataclass(frozen=True)
 class Coordinate:

@@ -1,8 +1,4 @@
-"""Stein discrepancy between the draws of a guide and the posterior, minimised.
-
-Liu, Lee and Jordan, *A kernelized Stein discrepancy for goodness-of-fit tests* (ICML 2016);
-Ranganath, Altosaar, Tran and Blei, *Operator variational inference* (NIPS 2016).
-"""
+"""Stein discrepancy of a guide, minimised (Liu et al., 2016; Ranganath et al., 2016)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,8 +16,6 @@ from numpyro_ext.objectives.protocols import critic_of
 from numpyro_ext.objectives.samples import Samples
 from numpyro_ext.scores import IMQ, as_kernel
 from numpyro_ext.scores.discrepancy import squared_ksd
-
-__all__ = ["SteinDiscrepancy"]
 
 # Up to this many dimensions the divergence of a vector field is exact.
 _EXACT_UP_TO = 20
@@ -82,8 +76,6 @@ class SteinDiscrepancy(Objective):
        I. Jordan, ICML 2016 (eqs. 9 and 14).
     2. *Operator variational inference*, Rajesh Ranganath, Jaan Altosaar, Dustin Tran, David M.
        Blei, NIPS 2016 (the discrepancy as a variational objective).
-
-    **Example**
 
     .. doctest::
 

@@ -64,12 +64,8 @@ class ThermodynamicELBO(Objective):
     :param vectorize_particles: as in :class:`Objective`.
     :param str gradient: ``"covariance"`` or ``"pathwise"``.
 
-    **References:**
-
-    1. *The thermodynamic variational objective*, Vaden Masrani, Tuan Anh Le, Frank Wood, NeurIPS
-       2019 (eqs. 7-9; its covariance gradient estimator, Section 4).
-
-    **Example**
+    **Reference:** *The thermodynamic variational objective*, Vaden Masrani, Tuan Anh Le, Frank
+    Wood, NeurIPS 2019 (eqs. 7-9; its covariance gradient estimator, Section 4).
 
     .. doctest::
 
@@ -106,11 +102,8 @@ class ThermodynamicELBO(Objective):
         check_choice("bound", bound, ("lower", "upper"))
         check_choice("gradient", gradient, ("covariance", "pathwise"))
         if gradient == "covariance":
-            check_several(
-                "num_particles",
-                num_particles,
-                'one has no covariance; gradient="pathwise" takes it',
-            )
+            why = 'one has no covariance; gradient="pathwise" takes it'
+            check_several("num_particles", num_particles, why)
         self.betas = _partition(num_partitions, beta_min) if betas is None else _checked(betas)
         self.num_partitions = len(self.betas) - 1
         self.bound = bound
@@ -121,16 +114,12 @@ class ThermodynamicELBO(Objective):
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         covariance, upper = self.gradient == "covariance", self.bound == "upper"
-        drawn = draws.layout.drawn_global + draws.layout.drawn_local
+        drawn = draws.layout.drawn_global + draws.layout.drawn_local if covariance else ()
 
         def densities(key: Array) -> tuple[Array, Array, State]:
             values = stop_gradient(draws.values(key)) if covariance else None
             particle = draws.particle(key, values=values)
-            return (
-                particle.log_weight,
-                particle.log_q_of(drawn if covariance else ()),
-                particle.state,
-            )
+            return particle.log_weight, particle.log_q_of(drawn), particle.state
 
         lw, log_q_score, state = draws.map(densities, draws.keys)
         b = jnp.asarray(self.betas[1:] if upper else self.betas[:-1], lw.dtype)

@@ -45,10 +45,8 @@ class VIMCO(Objective):
     **Convention.** ``alpha`` is Renyi's order as in :class:`VRELBO`: 0 is the paper's bound, 1 the
     ELBO (the baseline is then the mean of the other particles).
 
-    Latents in a subsampled plate that does not enclose every site are an error; globals with a
-    subsampled likelihood use the energy approximation, with the bias that :class:`VRELBO`
-    describes. A step takes one forward and one backward pass of K particles; the baselines take
-    K x K numbers per unit.
+    Subsampling and its errors are as in :class:`VRELBO`. A step takes one forward and one backward
+    pass of K particles; the baselines take K x K numbers per unit.
 
     :param alpha: order, a finite number, a traced scalar, or a callable of the step (with
         :func:`count_steps` around the guide).
@@ -61,8 +59,6 @@ class VIMCO(Objective):
     1. *Variational inference for Monte Carlo objectives*, Andriy Mnih, Danilo J. Rezende, ICML 2016
        (eqs. 7-10; its baseline is the geometric one).
     2. *Renyi divergence variational inference*, Yingzhen Li, Richard E. Turner, NIPS 2016.
-
-    **Example**
 
     .. doctest::
 
@@ -93,9 +89,8 @@ class VIMCO(Objective):
         baseline: str = "arithmetic",
     ) -> None:
         check_choice("baseline", baseline, ("arithmetic", "geometric"))
-        check_several(
-            "num_particles", num_particles, "the baseline of a particle is made of the others"
-        )
+        why = "the baseline of a particle is made of the others"
+        check_several("num_particles", num_particles, why)
         refuse_count(self, alpha, num_particles)
         self.alpha = check_alpha(alpha, finite=True)
         self.baseline = baseline
@@ -112,28 +107,19 @@ class VIMCO(Objective):
         value, weights = power_mean(lw, 1 - alpha)
         bound = weighted_surrogate(value, weights, lw)
         if scored:
-            without_j = _BASELINES[self.baseline](lw, 1 - alpha)
+            without_j = _without_each(lw, 1 - alpha, self.baseline)
             # Without a finite bound from the others any constant is a baseline.
             without_j = jnp.where(jnp.isinf(without_j), 0.0, without_j)
             delta = jnp.where(jnp.isinf(value), 0.0, value - without_j)
-            score = weighted_surrogate(jnp.zeros_like(value), delta, log_q_score)
-            bound = bound + score
+            bound = bound + weighted_surrogate(jnp.zeros_like(value), delta, log_q_score)
         return -draws.total(bound), state
 
 
-def _others(lw: Array) -> Array:
-    """``(K, *units) -> (K - 1, K, *units)``: the weights k != j in column j."""
-    num_particles = lw.shape[0]
-    return lw[(np.arange(num_particles) + np.arange(1, num_particles)[:, None]) % num_particles]
-
-
-def _arithmetic(lw: Array, a: Any) -> Array:
-    return power_mean(_others(lw), a)[0]
-
-
-def _geometric(lw: Array, a: Any) -> Array:
-    others = _others(lw)
-    return power_mean(jnp.concatenate([others, jnp.mean(others, 0, keepdims=True)]), a)[0]
-
-
-_BASELINES = {"arithmetic": _arithmetic, "geometric": _geometric}
+def _without_each(lw: Array, a: Any, baseline: str) -> Array:
+    """``(K, *units)``, the bounds without particle j."""
+    K = lw.shape[0]
+    # (K - 1, K, *units): the weights k != j in column j.
+    others = lw[(np.arange(K) + np.arange(1, K)[:, None]) % K]
+    if baseline == "geometric":
+        others = jnp.concatenate([others, jnp.mean(others, 0, keepdims=True)])
+    return power_mean(others, a)[0]

@@ -22,8 +22,6 @@ from numpyro_ext._model.read import latent_sites
 from numpyro_ext._model.units import Layout
 from numpyro_ext._typing import Trace
 
-__all__ = ["drop_weightless", "weightless_dropped"]
-
 
 def drop_weightless(
     value: Array, num_zeros: int, is_weightless: Callable[[Array], Array]

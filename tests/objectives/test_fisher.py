@@ -271,7 +271,7 @@ def test_what_does_not_fit_is_named():
     params = {"m": 0.3, "s": 0.7, "theta": 0.0}
     sentence = "FisherDivergence: the model has the param site 'theta', but a discrepancy is no"
     assert_refuses(sentence, explicit, params, with_param, normal_guide)
-    sentence = "sample_mixing and conditional, such as AutoSemiImplicit"
+    sentence = "sample_mixing and conditional, which .* use AutoSemiImplicit"
     assert_refuses(sentence, minimax, params, standard, normal_guide, error=TypeError)
     sentence = r"critic, and the guide has none; .*with_critic\(guide, output_dim=2\)"
     assert_refuses(sentence, minimax, SEMI, normal_target, SemiNormal())

@@ -250,7 +250,7 @@ def test_a_guide_of_the_user_needs_its_components_alone():
             AutoNormal(two_sites),
             {},
             TypeError,
-            r"guide AutoNormal, which has no method components\(params\); use AutoMixtureNormal",
+            r"method components\(params\), which AutoNormal does not have; use AutoMixtureNormal",
         ),
         (
             handlers.scale(count_steps(AutoMixtureNormal(two_sites)), scale=2.0),

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.objectives import VIMCO, VRELBO, log_weights
-from numpyro_ext.objectives.vimco import _BASELINES
+from numpyro_ext.objectives.vimco import _without_each
 from tests.objectives.compare import assert_same
 from tests.objectives.enumeration import (
     combinations,
@@ -265,7 +265,7 @@ def test_value_is_the_renyi_bound_of_the_same_draws():
 @pytest.mark.parametrize("a", [2.0, 1.0, 0.5, 0.0])
 def test_baselines_keep_their_digits_when_one_weight_dominates(a):
     lw = np.array([-3.0, 200.0, 1.5, 0.25])
-    for name, baseline in _BASELINES.items():
+    for name in BASELINES:
         expected = []
         for j in range(4):
             others = np.delete(np.longdouble(lw), j)
@@ -274,7 +274,7 @@ def test_baselines_keep_their_digits_when_one_weight_dominates(a):
             top = others.max()
             mean = np.log(np.mean(np.exp(a * (others - top)))) / a + top if a else others.mean()
             expected.append(float(mean))
-        got = baseline(jnp.asarray(lw, jnp.float32), a)
+        got = _without_each(jnp.asarray(lw, jnp.float32), a, name)
         np.testing.assert_allclose(got, expected, rtol=2e-6)
 
 
