@@ -46,7 +46,7 @@ class Errors(NamedTuple):
     def nearly(self, of_mean: float, of_sd: float, ess: float) -> bool:
         """Within three standard errors of the number that is known least."""
         worst = 3 / np.sqrt(ess)
-        return ess >= LEAST_ESS and self.right(of_mean + worst, of_sd + worst / np.sqrt(2))
+        return bool(ess >= LEAST_ESS) and self.right(of_mean + worst, of_sd + worst / np.sqrt(2))
 
 
 def errors(draws: dict[str, Any], truth: Truth) -> Errors:
