@@ -7,7 +7,9 @@ largest standard deviation of the draws over that of the truth; `variance` is th
 over the right one in the noisiest direction beside the measured one in the mean over all numbers;
 `ESS` is that of the number with the least; `found` the seconds of `kernel.init`, where the settings
 are found, compilation included; `seconds` those of everything; `says` what the software itself says
-is wrong: the warnings, and the lines of `diagnose` that are not fine.
+is wrong: the warnings, and the lines of `diagnose` that are not fine or could not judge. `judged
+by` has its quantities with a verdict about the draws, and a `false alarm` is a right row, nothing
+given by hand, that it finds wrong.
 
 The truth is exact (Gaussian given one or two scales, which are summed over a grid), the Laplace
 approximation in double precision (logistic regression with 100,000 and more rows), published
@@ -24,11 +26,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 import re
+import sys
 import time
 from typing import Any, NamedTuple
-import warnings
 
-from arviz_stats.base import array_stats
 import jax
 from jax import random
 from models import PROBLEMS, WARNED, Problem
@@ -36,11 +37,13 @@ import numpy as np
 from numpyro.infer import MCMC, NUTS
 from numpyro_examples import EXAMPLES
 
-from numpyro_ext.diagnostics import InferenceWarning, diagnose
 from numpyro_ext.mcmc import SGHMC, SGLD, SGNHT
 
+sys.path.append(str(Path(__file__).parents[1]))
+from _shared.methods import STEPS, Chains, by_kernel, merged, smallest_ess
+from _shared.verdicts import Truth, Verdict, counted, errors, moments
+
 KERNELS: dict[str, Callable[..., Any]] = {"SGHMC": SGHMC, "SGNHT": SGNHT, "SGLD": SGLD}
-DRAWS, WARMUP, STEPS = 2500, 200, 20
 ALL = [*PROBLEMS, *EXAMPLES]
 GROUPS = {
     "known": [name for name in PROBLEMS if name not in WARNED],
@@ -50,7 +53,6 @@ GROUPS = {
 BANDS = {"known": (0.05, 0.05), "warned": (0.1, 0.1), "examples": (0.1, 0.1)}
 """Largest error of a mean in sds, and of an sd, that is called right; in the first group SGLD may
 have twice that of an sd."""
-LEAST_ESS = 300
 FROM_FOLDER = {
     "German credit",
     "arK",
@@ -62,41 +64,23 @@ FROM_FOLDER = {
 }
 HEAD = (
     "| posterior | kernel | step, friction | worst mean | sd ratio | variance, predicted / measured"
-    " | ESS | found, s | seconds | ESS per second | verdict | says |"
+    " | ESS | found, s | seconds | ESS per second | verdict | false alarm | says | judged by |"
 )
-Truth = dict[str, tuple[Any, Any]]
 
 
 class Fit(NamedTuple):
-    """What a kernel gave: the numbers that are compared, and what was said."""
+    """What a kernel gave, and the numbers that are compared."""
 
     label: str
+    chains: Chains
     compared: dict[str, np.ndarray]
     settings: str
     predicted: float | None
-    found: float | None
-    seconds: float
-    said: str
     held_out: float | None
 
-    def error(self, truth: Truth) -> float:
-        values = {s: np.reshape(x, (-1, *np.shape(x)[2:])) for s, x in self.compared.items()}
-        return max(
-            float(np.max(np.abs(values[s].mean(0) - mean) / sd)) for s, (mean, sd) in truth.items()
-        )
-
-    def ratios(self, truth: Truth) -> np.ndarray:
-        values = {s: np.reshape(x, (-1, *np.shape(x)[2:])) for s, x in self.compared.items()}
-        return np.concatenate([np.ravel(values[s].std(0) / sd) for s, (_, sd) in truth.items()])
-
-
-def smallest_ess(samples: dict[str, Any]) -> float:
-    """The least effective sample size of a number, from ``(chain, draw, ...)`` arrays."""
-    sizes = []
-    for value in samples.values():
-        columns = np.asarray(value, float).reshape(*np.shape(value)[:2], -1)
-        sizes += [array_stats.ess(columns[..., k]) for k in range(columns.shape[-1])]
-    return float(np.min(sizes))
+    @property
+    def by_hand(self) -> bool:
+        return self.label.endswith("by hand")
 
 
 def compared(problem: Problem, samples: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -124,17 +108,16 @@ def nuts(problem: Problem, cache: Path | None) -> tuple[Truth, dict[str, float]]
     samples = jax.device_get(mcmc.get_samples(group_by_chain=True))
     seconds = time.perf_counter() - began
     values = compared(problem, samples)
-    flat = {site: np.reshape(x, (-1, *np.shape(x)[2:])) for site, x in values.items()}
-    moments = {site: (x.mean(0), x.std(0)) for site, x in flat.items()}
+    known = moments(merged(values))
     held_out = np.nan if problem.held_out is None else problem.held_out(samples)
     facts = {"ess": smallest_ess(values), "seconds": seconds, "held_out": held_out}
     if cache is not None:
         cache.parent.mkdir(parents=True, exist_ok=True)
-        flat = {f"{s}/mean": mean for s, (mean, _) in moments.items()}
-        flat |= {f"{s}/sd": sd for s, (_, sd) in moments.items()}
+        flat = {f"{s}/mean": mean for s, (mean, _) in known.items()}
+        flat |= {f"{s}/sd": sd for s, (_, sd) in known.items()}
         kept: dict[str, Any] = numbers | facts | flat
         np.savez(cache, **kept)
-    return moments, facts
+    return known, facts
 
 
 def fit(label: str, problem: Problem, *given: float) -> Fit:
@@ -143,94 +126,65 @@ def fit(label: str, problem: Problem, *given: float) -> Fit:
     kernel: Any = KERNELS[label](model, steps_per_sample=STEPS)
     if given:
         kernel = SGHMC(model, given[0], friction=given[1], steps_per_sample=STEPS)
-    mcmc = MCMC(
-        kernel,
-        num_warmup=WARMUP,
-        num_samples=DRAWS,
-        num_chains=2,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-    began = time.perf_counter()
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always", InferenceWarning)
-        keys = random.split(random.key(1), 2)
-        state = kernel.init(keys, WARMUP * STEPS, None, problem.data, {})
-        jax.block_until_ready(state.i)
-        found = time.perf_counter() - began
-        mcmc.run(random.key(1), *problem.data)
-        samples = jax.device_get(mcmc.get_samples(group_by_chain=True))
-        seconds = time.perf_counter() - began
-        rows = diagnose(mcmc).rows
-    told = [str(w.message) for w in seen if issubclass(w.category, InferenceWarning)]
-    said = [f"warning: {_short(text)}" for text in told[:1]]
-    if bad := [f"{row.quantity} {row.shown}" for row in rows if row.ok is False]:
-        said.append("diagnose: " + ", ".join(bad))
+    chains = by_kernel(kernel, problem.data)
     settings = kernel.settings
     values = given if settings is None else (settings.step_size, settings.friction)
     return Fit(
         f"{label}, by hand" if given else label,
-        compared(problem, samples),
+        chains,
+        compared(problem, chains.samples),
         ", ".join("-" if x is None else f"{x:.2g}" for x in values),
         None if settings is None else settings.variance_ratio,
-        None if given else found,
-        seconds,
-        "; ".join(said),
-        None if problem.held_out is None else problem.held_out(samples),
+        None if problem.held_out is None else problem.held_out(chains.samples),
     )
 
 
-def _short(message: str) -> str:
-    """The first clause of a warning, without the numbers that follow it."""
-    return message.split(", so ")[0].split(":")[0]
-
-
-def line(name: str, found: Fit, truth: Truth, group: str) -> str:
-    error, ratios = found.error(truth), found.ratios(truth)
+def line(name: str, found: Fit, truth: Truth, group: str, said: str = "") -> tuple[str, Verdict]:
+    error, ess = errors(merged(found.compared), truth), smallest_ess(found.compared)
     of_mean, of_sd = BANDS[group]
     of_sd *= 2 if group == "known" and found.label == "SGLD" else 1
-    ess = smallest_ess(found.compared)
-    off = max(error / of_mean, float(np.max(np.abs(ratios - 1))) / of_sd)
-    # Of a mean, and of an sd: three standard errors of the number that is known least.
-    error_of_mean, error_of_sd = 3 / np.sqrt(ess), 3 / np.sqrt(2 * ess)
-    near = error <= of_mean + error_of_mean and np.all(np.abs(ratios - 1) <= of_sd + error_of_sd)
-    measured = f"{np.mean(ratios**2):.2f}"
+    right, near = error.right(of_mean, of_sd), error.nearly(of_mean, of_sd, ess)
+    chains = found.chains
+    verdict = Verdict(right or near, chains.found, chains.told)
+    measured = f"{np.mean(error.ratios**2):.2f}"
     predicted = measured if found.predicted is None else f"{found.predicted:.2f} / {measured}"
-    verdict = "off, and says so" if found.said else "OFF, SILENT"
-    if off <= 1 or (near and ess >= LEAST_ESS):
-        verdict = "right" if off <= 1 else "right within its Monte Carlo error"
+    word = "OFF, SILENT" if verdict.silent else "off, and says so"
+    if verdict.right:
+        word = "right" if right else "right within its Monte Carlo error"
     if found.held_out is not None:
-        verdict += f"; new rows {found.held_out:.2f}"
+        word += f"; new rows {found.held_out:.2f}"
+    _, alarm, says, judged_by = verdict.cells
     cells = [
         name,
         found.label,
         found.settings,
-        f"{error:.3f}",
-        f"{ratios.min():.2f} to {ratios.max():.2f}",
+        f"{error.mean:.3f}",
+        f"{error.ratios.min():.2f} to {error.ratios.max():.2f}",
         predicted,
         f"{ess:,.0f}",
-        "" if found.found is None else f"{found.found:.1f}",
-        f"{found.seconds:.1f}",
-        f"{ess / found.seconds:,.3g}",
-        verdict,
-        found.said,
+        "" if found.by_hand else f"{chains.start:.1f}",
+        f"{chains.seconds:.1f}",
+        f"{ess / chains.seconds:,.3g}",
+        word,
+        alarm,
+        f"{said}; {says}" if said else says,
+        judged_by,
     ]
-    return "| " + " | ".join(cells) + " |"
+    return f"| {' | '.join(cells)} |", verdict
 
 
-def best_by_hand(problem: Problem, truth: Truth) -> Fit:
-    """The one of least error, or the one that predicts new rows best."""
+def best_by_hand(problem: Problem, truth: Truth) -> tuple[Fit, str]:
+    """The one of least error, or the one that predicts new rows best, and of how many."""
 
     def badness(found: Fit) -> float:
         if found.held_out is not None:
             return -found.held_out if np.isfinite(found.held_out) else np.inf
-        error = max(found.error(truth), float(np.max(np.abs(np.log(found.ratios(truth))))))
-        return error if np.isfinite(error) else np.inf
+        error = errors(merged(found.compared), truth)
+        worst = max(error.mean, float(np.max(np.abs(np.log(error.ratios)))))
+        return worst if np.isfinite(worst) else np.inf
 
     fits = [fit("SGHMC", problem, *given) for given in problem.by_hand]
-    best = min(fits, key=badness)
-    tried = f"best of {len(fits)}"
-    return best._replace(said=f"{tried}; {best.said}" if best.said else tried)
+    return min(fits, key=badness), f"best of {len(fits)}"
 
 
 def main() -> None:
@@ -251,41 +205,46 @@ def main() -> None:
         left_out = FROM_FOLDER
         names = ", ".join(sorted(left_out))
         print(f"There is no folder {args.data_dir} (--data-dir): {names} are left out.")
-    print(HEAD + "\n|" + "---|" * 12, flush=True)
+    print(HEAD + "\n|" + "---|" * 14, flush=True)
+    verdicts: list[Verdict] = []
     for group in ["examples"] if args.newcomer else args.group:
         for name in GROUPS[group]:
             if name in args.problem and name not in left_out:
-                report(name, group, args)
+                verdicts += report(name, group, args)
+    print(counted(verdicts))
 
 
-def report(name: str, group: str, args: argparse.Namespace) -> None:
-    """The rows of one posterior."""
+def report(name: str, group: str, args: argparse.Namespace) -> list[Verdict]:
+    """The rows of one posterior, and the verdicts on those with nothing given by hand."""
     problem = PROBLEMS[name](args.data_dir) if name in PROBLEMS else EXAMPLES[name]()
     truth = problem.truth
     if truth is None or not args.no_nuts:
         kept = args.cache / f"{re.sub('[^a-z0-9]+', '-', name.lower())}.npz"
         if args.fresh:
             kept.unlink(missing_ok=True)
-        moments, facts = nuts(problem, kept)
+        known, facts = nuts(problem, kept)
         verdict = "" if np.isnan(facts["held_out"]) else f"new rows {facts['held_out']:.2f}"
         error = spread = ""
         if truth is not None:
-            error = max(
-                float(np.max(np.abs(moments[s][0] - m) / sd)) for s, (m, sd) in truth.items()
-            )
-            ratios = np.concatenate([np.ravel(moments[s][1] / sd) for s, (_, sd) in truth.items()])
-            error, spread = f"{error:.3f}", f"{ratios.min():.2f} to {ratios.max():.2f}"
+            off = [np.max(np.abs(known[s][0] - m) / sd) for s, (m, sd) in truth.items()]
+            ratios = np.concatenate([np.ravel(known[s][1] / sd) for s, (_, sd) in truth.items()])
+            error, spread = f"{max(off):.3f}", f"{ratios.min():.2f} to {ratios.max():.2f}"
         ess, seconds = facts["ess"], facts["seconds"]
         print(
             f"| {name} | NUTS{', dense mass' if problem.dense else ''} |  | {error} | {spread} |  |"
-            f" {ess:,.0f} |  | {seconds:.1f} | {ess / seconds:,.3g} | {verdict} |  |",
+            f" {ess:,.0f} |  | {seconds:.1f} | {ess / seconds:,.3g} | {verdict} |  |  |  |",
             flush=True,
         )
-        truth = moments if truth is None else truth
+        truth = known if truth is None else truth
+    verdicts = []
     for label in args.kernel:
-        print(line(name, fit(label, problem), truth, group), flush=True)
+        text, verdict = line(name, fit(label, problem), truth, group)
+        verdicts.append(verdict)
+        print(text, flush=True)
     if problem.by_hand and group == "warned":
-        print(line(name, best_by_hand(problem, truth), truth, group), flush=True)
+        best, tried = best_by_hand(problem, truth)
+        print(line(name, best, truth, group, tried)[0], flush=True)
+    return verdicts
 
 
 if __name__ == "__main__":

@@ -1,0 +1,119 @@
+"""One fit by a guide, by particles or by a kernel, with nothing tuned, and what is said of it."""
+
+from collections.abc import Callable
+import time
+from typing import Any, NamedTuple
+import warnings
+
+import jax
+from jax import random
+import numpy as np
+from numpyro.infer import ELBO, MCMC, SVI
+import optax
+
+from numpyro_ext.diagnostics import Diagnosis, InferenceWarning, diagnose
+from numpyro_ext.particles import AutoParticles, ParVI, particle_step
+
+Draws = dict[str, np.ndarray]
+GUIDE_STEPS, GUIDE_DRAWS, PARTICLE_STEPS = 5000, 4000, 500
+WARMUP, DRAWS, STEPS = 200, 2500, 20
+"""Of two chains; draws are that many transitions apart."""
+
+
+def by_guide(
+    model: Callable[..., None], data: tuple[Any, ...], guide: Any, loss: ELBO
+) -> tuple[Draws, Diagnosis]:
+    """5,000 steps of Adam at 5e-3, falling along a cosine."""
+    optim = optax.adam(optax.cosine_decay_schedule(5e-3, GUIDE_STEPS))
+    svi = SVI(model, guide, optim, loss)
+    result = svi.run(random.key(1), GUIDE_STEPS, *data, progress_bar=False)
+    shape = (GUIDE_DRAWS,)
+    sample = jax.jit(lambda key, p, x: guide.sample_posterior(key, p, *x, sample_shape=shape))
+    return (
+        jax.device_get(sample(random.key(2), result.params, data)),
+        diagnose(svi, result=result, model_args=data),
+    )
+
+
+def by_particles(
+    model: Callable[..., None], data: tuple[Any, ...], field: Callable[[], Any], seed: int = 1
+) -> tuple[Draws, Diagnosis]:
+    guide = AutoParticles(model)
+    svi = SVI(model, guide, particle_step(PARTICLE_STEPS), loss=field())
+    result = svi.run(random.key(seed), PARTICLE_STEPS, *data, progress_bar=False)
+    return (
+        jax.device_get(guide.particles(result.params)),
+        diagnose(svi, result=result, model_args=data),
+    )
+
+
+def by_parvi(
+    model: Callable[..., None], data: tuple[Any, ...], seed: int = 1
+) -> tuple[Draws, Diagnosis]:
+    mcmc = MCMC(
+        ParVI(model),
+        num_warmup=PARTICLE_STEPS,
+        num_samples=1,
+        num_chains=100,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(seed), *data)
+    return jax.device_get(mcmc.get_samples()), diagnose(mcmc)
+
+
+class Chains(NamedTuple):
+    """What a kernel gave."""
+
+    samples: Draws
+    """``(chain, draw, ...)``."""
+    found: Diagnosis
+    told: str
+    """The first warning of the run, short."""
+    start: float
+    """Seconds of ``kernel.init``, where settings are found, with compilation."""
+    seconds: float
+    """Those of start and run."""
+
+
+def by_kernel(kernel: Any, data: tuple[Any, ...]) -> Chains:
+    """Two chains of 200 + 2,500 draws."""
+    mcmc = MCMC(
+        kernel,
+        num_warmup=WARMUP,
+        num_samples=DRAWS,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    began = time.perf_counter()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", InferenceWarning)
+        keys = random.split(random.key(1), 2)
+        state = kernel.init(keys, WARMUP * STEPS, None, data, {})
+        jax.block_until_ready(state.i)
+        start = time.perf_counter() - began
+        mcmc.run(random.key(1), *data)
+        samples = jax.device_get(mcmc.get_samples(group_by_chain=True))
+        seconds = time.perf_counter() - began
+        found = diagnose(mcmc)
+    told = [str(w.message) for w in seen if issubclass(w.category, InferenceWarning)]
+    # The first clause, without the numbers that follow it.
+    first = [f"warning: {text.split(', so ')[0].split(':')[0]}" for text in told[:1]]
+    return Chains(samples, found, "".join(first), start, seconds)
+
+
+def merged(samples: Draws) -> Draws:
+    """``(chain, draw, ...)`` to ``(draw, ...)``."""
+    return {site: np.reshape(x, (-1, *np.shape(x)[2:])) for site, x in samples.items()}
+
+
+def smallest_ess(samples: dict[str, Any]) -> float:
+    """The least effective sample size of a number, from ``(chain, draw, ...)`` arrays."""
+    from arviz_stats.base import array_stats
+
+    sizes = []
+    for value in samples.values():
+        columns = np.asarray(value, float).reshape(*np.shape(value)[:2], -1)
+        sizes += [array_stats.ess(columns[..., k]) for k in range(columns.shape[-1])]
+    return float(np.min(sizes))

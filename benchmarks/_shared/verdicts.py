@@ -1,0 +1,125 @@
+"""Whether a result is right, what is said of it, and the two counts under a newcomers' table: rows
+that are wrong and do not say so, and false alarms, which are right rows that `diagnose` finds
+wrong."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numpyro_ext.diagnostics import Diagnosis
+from numpyro_ext.diagnostics.table import Row
+
+Truth = dict[str, tuple[Any, Any]]
+"""Mean and standard deviation of what is compared."""
+HEADS = ("right", "false alarm", "says", "judged by")
+LEAST_ESS = 300
+NOT_OF_THE_DRAWS = (
+    *("change of the loss", "k-hat", "share of units", "number of particles", "local inference"),
+    *("step scale", "problems of the settings", "smallest ESS", "transitions per"),
+)
+"""Beginnings of the quantities that judge a run or its weights, and not whether its draws have the
+mean and the spread of the posterior."""
+
+
+def moments(draws: dict[str, Any]) -> Truth:
+    """Of arrays ``(draw, ...)``."""
+    return {site: (x.mean(0), x.std(0)) for site, x in draws.items()}
+
+
+class Errors(NamedTuple):
+    mean: float
+    """The largest error of a mean in standard deviations."""
+    ratios: np.ndarray
+    """Standard deviations over the right ones."""
+
+    @property
+    def spread(self) -> str:
+        return spread(self.ratios)
+
+    def largest(self, of_mean: float, of_sd: float) -> float:
+        """In units of what is called right."""
+        return max(self.mean / of_mean, float(np.max(np.abs(self.ratios - 1))) / of_sd)
+
+    def right(self, of_mean: float = 0.2, of_sd: float = 0.2) -> bool:
+        return self.largest(of_mean, of_sd) <= 1
+
+    def nearly(self, of_mean: float, of_sd: float, ess: float) -> bool:
+        """Within three standard errors of the number that is known least."""
+        worst = 3 / np.sqrt(ess)
+        return bool(ess >= LEAST_ESS) and self.right(of_mean + worst, of_sd + worst / np.sqrt(2))
+
+
+def errors(draws: dict[str, Any], truth: Truth) -> Errors:
+    """Those of arrays ``(draw, ...)``, over all numbers of the compared sites."""
+    found = {site: (np.mean(draws[site], 0), np.std(draws[site], 0)) for site in truth}
+    means = [np.ravel(np.abs(found[s][0] - mean) / sd) for s, (mean, sd) in truth.items()]
+    ratios = [np.ravel(found[s][1] / sd) for s, (_, sd) in truth.items()]
+    return Errors(float(np.concatenate(means).max()), np.concatenate(ratios))
+
+
+def spread(ratio: np.ndarray) -> str:
+    return f"{ratio.mean():.2f} [{ratio.min():.2f}, {ratio.max():.2f}]"
+
+
+def shown(found: Diagnosis, quantity: str) -> str:
+    """The value of a line, or a dash without one."""
+    rows = [row for row in found.rows if row.quantity == quantity and not np.isnan(row.value)]
+    return rows[0].shown if rows else "-"
+
+
+class Verdict(NamedTuple):
+    """One row of a table."""
+
+    right: bool
+    found: Diagnosis | None = None
+    told: str = ""
+    """A warning of the run, or the sentence with which it was refused."""
+
+    @property
+    def lines(self) -> tuple[Row, ...]:
+        return () if self.found is None else self.found.rows
+
+    @property
+    def false_alarm(self) -> bool:
+        return self.right and any(line.ok is False for line in self.lines)
+
+    @property
+    def fine(self) -> bool:
+        """Whether nothing was said: no warning, and the `ok` of `diagnose`, which is false too if
+        nothing could judge the draws."""
+        return not self.told and self.found is not None and self.found.ok
+
+    @property
+    def silent(self) -> bool:
+        return not self.right and self.fine
+
+    @property
+    def says(self) -> str:
+        """What is wrong or could not be judged."""
+        said = ["ok"] if self.fine else [self.told] if self.told else []
+        said += [f"{line.quantity} {line.shown}" for line in self.lines if line.ok is False]
+        # A limit without a verdict.
+        left = [line.quantity for line in self.lines if line.ok is None and line.limit]
+        return "; ".join([*said, *(f"{quantity} not judged" for quantity in left)])
+
+    @property
+    def judged_by(self) -> str:
+        """The quantities with a verdict about the draws."""
+        judged = [line.quantity for line in self.lines if line.ok is not None]
+        return "; ".join(q for q in judged if not q.startswith(NOT_OF_THE_DRAWS)) or "nothing"
+
+    @property
+    def cells(self) -> list[str]:
+        """Those below ``HEADS``."""
+        words = "yes" if self.right else "no", "yes" if self.false_alarm else ""
+        return [*words, self.says, self.judged_by]
+
+
+def counted(verdicts: list[Verdict]) -> str:
+    """The sentence below a table."""
+    silent, right = sum(v.silent for v in verdicts), sum(v.right for v in verdicts)
+    alarms = sum(v.false_alarm for v in verdicts)
+    return (
+        f"\nWrong and silent: {silent} of {len(verdicts)} rows; false alarms: {alarms} of {right}"
+        " right rows."
+    )
