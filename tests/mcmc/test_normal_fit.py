@@ -9,11 +9,11 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
+from numpyro_ext._model.mode_search import NormalFit
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.mcmc import SGHMC
-from numpyro_ext.mcmc.mode_search import NormalFit
 from numpyro_ext.mcmc.normal_fit import with_shape
 
 QUARTIC = 0.3
