@@ -1,5 +1,6 @@
 """The models and guides that an objective, as it is declared, is not made for."""
 
+from inspect import signature
 from typing import Any
 import warnings
 
@@ -37,11 +38,12 @@ def refuse(objective: Any, layout: Layout, guide_trace: Trace) -> None:
     noisy = not (objective.linear or objective.per_datum or objective.proxy is not None)
     for plate, size, batch in layout.subsampled if noisy else ():
         if plate not in layout.plates:
+            takes_one = "proxy" in signature(type(objective)).parameters
+            by_proxy = "give it proxy=taylor_proxy(model, *args), or " if takes_one else ""
             message = (
                 f"{name} takes the noise of a minibatch ({batch} of {size} rows of the plate"
                 f" '{plate}') for uncertainty of latent sites that all rows share: the guide"
-                " comes out too wide, often several times; give it a proxy, as in VRELBO(0.5,"
-                " proxy=taylor_proxy(model, *args)), or use BBAlphaELBO, the order 1 (VRELBO(1.),"
-                " Trace_ELBO), or no subsample_size."
+                f" comes out too wide, often several times; {by_proxy}use BBAlphaELBO, the order 1"
+                " (VRELBO(1.), Trace_ELBO), or no subsample_size."
             )
             warnings.warn(InferenceWarning(message), stacklevel=3)
