@@ -1,11 +1,13 @@
 """The expansion of the rows of a model at a center, which is searched or given."""
 
 from dataclasses import replace
+import inspect
 from typing import Any
 import warnings
 
 import jax
 from jax import Array, lax, random
+from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 from numpyro.handlers import seed, substitute
@@ -35,6 +37,7 @@ __all__ = ["Rows"]
 
 _BLOCK = 10_000
 _DRAWS_OF_GUIDE = 1000
+_COMPARED = 64  # rows, in which two sets of data are seen to differ
 _POINTS, _ROWS = 16, 10_000  # at which the noise over minibatches is measured
 
 
@@ -51,6 +54,7 @@ class Rows:
         block_size: int | None = None,
     ) -> None:
         self.model, self.arguments, self.degree = default_key(model), (args, kwargs), degree
+        self._signature = inspect.signature(model)
         self.block_size = check_count("block_size", _BLOCK if block_size is None else block_size)
         because = "which the rows at the center would not share"
         fn = first_rows(seed(valid_plates(refuse_noise(model, because)), random.key(0)))
@@ -110,6 +114,23 @@ class Rows:
         fn = at_unconstrained(self.model, self.info.unravel(x))
         trace = trace_of(rows(fn, {self.plate: idx}, self.info.plates), *self.arguments)
         return row_log_lik(trace, self.plate)
+
+    def are_of(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """False if an array of N rows in these arguments is another one; a traced one may be."""
+        ours, theirs = (
+            self._signature.bind(*a, **k).arguments for a, k in (self.arguments, (args, kwargs))
+        )
+        some = np.linspace(0, self.size - 1, _COMPARED).astype(int)
+        for name in ours.keys() & theirs.keys():
+            pairs = zip(jax.tree.leaves(ours[name]), jax.tree.leaves(theirs[name]), strict=False)
+            for a, b in pairs:
+                if a is b or isinstance(a, Tracer) or isinstance(b, Tracer):
+                    continue
+                if np.shape(a) == np.shape(b) and np.shape(a)[:1] == (self.size,):
+                    a, b = np.asarray(a)[some], np.asarray(b)[some]
+                    if not np.allclose(a, b, rtol=1e-5, equal_nan=True):
+                        return False
+        return True
 
     def _find_center(self, rng_key: Array, center: Any) -> tuple[Array, Array | None]:
         """The flat vector of the center, and the scales there if a search found them."""

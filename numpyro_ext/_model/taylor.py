@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from jax import Array, random
@@ -69,7 +69,7 @@ class TaylorProxy:
     batch: int
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
 
-    origin = None
+    origin: ClassVar[Any] = None
     """The rows that it was made of; only the object that :func:`taylor_proxy` returned has them."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -168,8 +168,10 @@ class TaylorProxy:
         residuals = (at_t - at_center) - slope
         return known + self.size * jnp.mean(residuals), residuals
 
-    def check(self, name: str, layout: Layout, model_trace: Trace) -> None:
-        """An error unless the proxy is one of this model's latent sites and rows.
+    def check(
+        self, name: str, layout: Layout, model_trace: Trace, args: tuple, kwargs: dict[str, Any]
+    ) -> None:
+        """An error unless the proxy is one of this model's latent sites, rows and data.
 
         :param str name: the objective.
         """
@@ -181,6 +183,11 @@ class TaylorProxy:
                 f"the model has {rows or 'no rows'}, but the proxy is one of {self.size} rows of"
                 f" '{self.plate}', with a minibatch of no other plate; make it by"
                 " taylor_proxy(model, *args) with the arguments of this run."
+            )
+        if not (self.origin is None or self.origin.are_of(args, kwargs)):
+            raise ValueError(
+                "the arguments of the model hold other data than those of which the proxy is one;"
+                " make another one by taylor_proxy(model, *args) with the arguments of this run."
             )
         if layout.plates or layout.model_params:
             what = (

@@ -193,7 +193,7 @@ def _log_weights_by(
         draw = {name: guide_trace[name]["value"] for name in proto.latents}
         trace = model_trace_of(fit._replace(model=model), params, draw, key_model)
         layout = find_layout(trace, guide_trace, per_datum=False)
-        proxy.check("evidence_bounds", layout, trace)
+        proxy.check("evidence_bounds", layout, trace, fit.args, fit.kwargs)
 
         def run(z: Sites) -> Trace:
             return trace_of(seed(at_unconstrained(model, z), key_model), fit.args, fit.kwargs)

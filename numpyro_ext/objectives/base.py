@@ -284,7 +284,8 @@ class Draws:
         layout = find_layout(model_trace, guide_trace, objective.per_datum, ", or use VRELBO")
         refuse(objective, layout, guide_trace)
         if objective.proxy is not None:
-            objective.proxy.check(type(objective).__name__, layout, model_trace)
+            name = type(objective).__name__
+            objective.proxy.check(name, layout, model_trace, self.args, self.kwargs)
         return layout
 
     def _refuse_hidden_gradient(self, key: Array, drawn: Sites) -> None:

@@ -292,6 +292,15 @@ def plain_rows(size):
     return model
 
 
+def test_a_proxy_of_other_data_is_refused():
+    """Folds of equal size, for example; a copy of the data is accepted."""
+    x = rows_of_far_mean(1000)
+    loss = VRELBO(0.5, 3, proxy=taylor_proxy(far_mean, x, center={"mean": 1000.0}))
+    params = {"m": 1000.0}
+    assert_refuses("hold other data than", loss, params, far_mean, far_guide, x + 1)
+    loss.loss(random.key(0), params, far_mean, far_guide, x=x + 0, batch=50)
+
+
 class PerDatum(Objective):
     per_datum = True
 
