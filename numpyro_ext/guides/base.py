@@ -211,9 +211,9 @@ class AutoFlowNormal(AutoJoint):
     :param init_from: ``(guide, params)`` of a fitted ``AutoNormal``, ``AutoDiagonalNormal``,
         ``AutoMultivariateNormal``, ``AutoLowRankMultivariateNormal`` or
         ``AutoLaplaceApproximation`` on the same model, or a ``taylor_proxy`` of it at its mode, in
-        place of ``init_loc_fn`` and ``init_scale``: the flow starts as exactly that normal distribution. With a full covariance
-        the last layer is :math:`loc + L (f_F \circ \dots \circ f_1)(e)`, whose lower triangular
-        factor ``{prefix}_scale_tril`` is trained too.
+        place of ``init_loc_fn`` and ``init_scale``: the flow starts as exactly that normal
+        distribution. With a full covariance the last layer is :math:`loc + L (f_F \circ \dots
+        \circ f_1)(e)`, whose lower triangular factor ``{prefix}_scale_tril`` is trained too.
 
     **Reference:** *Variational inference with normalizing flows*, equation 15,
     Danilo Jimenez Rezende, Shakir Mohamed (2015)
