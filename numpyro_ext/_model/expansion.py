@@ -139,7 +139,8 @@ class Rows:
             mode = self._search(rng_key)
             x, factor = mode.center, mode.factor
         elif isinstance(center, dict):
-            x = self.info.ravel(self.potential.unconstrain("center", center))
+            # Traced, or NumPyro would refuse values outside the supports in words of its own.
+            x = jax.jit(lambda c: self.info.ravel(self.potential.unconstrain("center", c)))(center)
         elif isinstance(center, tuple) and len(center) == 2 and isinstance(center[1], dict):
             x = self._mean(rng_key, *center)
         else:
@@ -214,8 +215,8 @@ class Rows:
             idx = jnp.arange(start, min(start + self.block_size, self.size))
             try:
                 each, g, H = jax.device_get(of(x, idx))
-            except TypeError as error:
-                if "forward-mode" not in str(error):
+            except (TypeError, NotImplementedError) as error:
+                if not any(words in str(error) for words in ("forward-mode", "custom_lin")):
                     raise
                 raise ValueError(
                     "the likelihood has no second derivatives, because a part of it is a"
