@@ -79,6 +79,7 @@ class Rows:
     def proxy(self, rng_key: Array, center: Any) -> TaylorProxy:
         """The proxy at a center, or at the mode if it is None."""
         x, factor = self._find_center(rng_key, center)
+        self._check_forward_mode(x)
         value, grad, hessian = self._sums(x)
         nearest = x
         if hessian is not None:
@@ -193,6 +194,23 @@ class Rows:
         keys = random.split(rng_key, _DRAWS_OF_GUIDE)
         return jnp.mean(jax.jit(jax.vmap(draw))(keys), axis=0)
 
+    def _check_forward_mode(self, x: Array) -> None:
+        """An error where a step could not take the derivatives of the rows along a line."""
+
+        def slope(x: Array) -> Array:
+            return jax.jvp(lambda x: self.at(x, jnp.arange(self.batch)), (x,), (x,))[1]
+
+        try:
+            jax.eval_shape(lambda x: jax.jvp(slope, (x,), (x,)), x)
+        except (TypeError, NotImplementedError) as error:
+            if not any(words in str(error) for words in ("forward-mode", "custom_lin")):
+                raise
+            raise ValueError(
+                "the likelihood has no derivatives in forward mode, because a part of it is a"
+                " jax.custom_vjp (as odeint is), so there is no proxy of it; use all rows, or"
+                " BBAlphaELBO."
+            ) from error
+
     def _sums(self, x: Array) -> tuple[float, np.ndarray, np.ndarray | None]:
         """L, G and H at a flat vector; no H where the dimension is large."""
         directions = jnp.eye(len(x), dtype=x.dtype) if len(x) <= DENSE_UP_TO else None
@@ -213,16 +231,7 @@ class Rows:
         value, grad, hessian = 0.0, np.zeros(len(x)), np.zeros(())
         for start in range(0, self.size, self.block_size):
             idx = jnp.arange(start, min(start + self.block_size, self.size))
-            try:
-                each, g, H = jax.device_get(of(x, idx))
-            except (TypeError, NotImplementedError) as error:
-                if not any(words in str(error) for words in ("forward-mode", "custom_lin")):
-                    raise
-                raise ValueError(
-                    "the likelihood has no second derivatives, because a part of it is a"
-                    " jax.custom_vjp (as odeint is), so there is no proxy of it; use all rows, or"
-                    " BBAlphaELBO."
-                ) from error
+            each, g, H = jax.device_get(of(x, idx))
             value, grad = value + float(each.sum(dtype=float)), grad + g
             hessian = hessian + (0.0 if H is None else H)
         finite = [np.all(np.isfinite(part)) for part in (value, grad, hessian)]
