@@ -9,10 +9,12 @@ from contextlib import contextmanager
 import copy
 from functools import partial
 from inspect import getclosurevars
+import math
 from typing import Any
 
 from jax import Array, jit
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
@@ -52,6 +54,7 @@ __all__ = [
     "mcmc_arguments",
     "normal_of_guide",
     "params_of_hmc",
+    "params_of_normal",
     "plates_have_rows",
     "posterior_guide",
     "site_of_log_det",
@@ -195,6 +198,42 @@ def normal_of_guide(guide: Any, params: Params) -> tuple[Array, Array]:
     # A root of the permuted covariance, made triangular again.
     R = jnp.linalg.qr(factor.T, mode="r")
     return loc, R.T * jnp.sign(jnp.diagonal(R))
+
+
+def params_of_normal(guide: Any, loc: Array, factor: Array) -> Params:
+    """
+    The parameters of a normal guide of this mean and covariance: :func:`normal_of_guide` inverted.
+
+    :param guide: an ``AutoMultivariateNormal``, or an ``AutoNormal`` or ``AutoDiagonalNormal``,
+        whose variances are then those of each site given the others.
+    :param loc: ``(n,)``, in the order in which the model samples its sites.
+    :param factor: a lower triangular root of the covariance, ``(n, n)``, or its ``(n,)`` diagonal.
+    """
+    allowed = (AutoMultivariateNormal, AutoNormal, AutoDiagonalNormal)
+    if not isinstance(guide, allowed):
+        names = ", ".join(cls.__name__ for cls in allowed)
+        raise TypeError(f"guide is a {type(guide).__name__}; it must be one of {names}.")
+    dense = factor if factor.ndim == 2 else jnp.diag(factor)
+    root = solve_triangular(dense, jnp.eye(len(loc), dtype=dense.dtype), lower=True)
+    scale = 1 / jnp.linalg.norm(root, axis=0)
+    prefix, trace = guide.prefix, guide.prototype_trace or {}
+    if isinstance(guide, AutoNormal):
+        params, start = {}, 0
+        for name in (name for name in trace if name in guide._init_locs):
+            shape = jnp.shape(guide._init_locs[name])
+            stop = start + math.prod(shape)
+            params[f"{name}_{prefix}_loc"] = loc[start:stop].reshape(shape)
+            params[f"{name}_{prefix}_scale"] = scale[start:stop].reshape(shape)
+            start = stop
+        return params
+    place = guide._unpack_latent(jnp.arange(guide.latent_dim))
+    order = jnp.concatenate([jnp.ravel(place[name]) for name in trace if name in place])
+    back = jnp.argsort(order)
+    if isinstance(guide, AutoDiagonalNormal):
+        return {f"{prefix}_loc": loc[back], f"{prefix}_scale": scale[back]}
+    # A root of the permuted covariance, made triangular again.
+    R = jnp.linalg.qr(dense[back].T, mode="r")
+    return {f"{prefix}_loc": loc[back], f"{prefix}_scale_tril": R.T * jnp.sign(jnp.diagonal(R))}
 
 
 def posterior_guide(

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from numpyro.distributions import Independent, biject_to
 from numpyro.distributions.util import is_identically_one
 
-from numpyro_ext._model.read import Site, sample_sites
+from numpyro_ext._model.read import Site, frames, sample_sites
 from numpyro_ext._typing import Trace
 
-__all__ = ["log_abs_det", "log_density", "log_prob", "row_log_prob", "scaled"]
+__all__ = ["log_abs_det", "log_density", "log_prob", "row_log_lik", "row_log_prob", "scaled"]
 
 
 def log_prob(site: Site) -> Array:
@@ -49,6 +49,20 @@ def log_density(trace: Trace) -> Array:
     total = jnp.zeros(())
     for site in sample_sites(trace):
         total = total + jnp.sum(scaled(site, log_prob(site)))
+    return total
+
+
+def row_log_lik(trace: Trace, plate: str) -> Array:
+    """``(rows,)``, log p of the sites in each row of a plate, without the scale of that plate."""
+    # On sliced arguments the plate may have one row or N, and scales by what it has.
+    size, batch = trace[plate]["args"]
+    batch = size if batch is None else batch
+    total = jnp.zeros(batch)
+    for site in sample_sites(trace):
+        if plate in frames(site):
+            log_p = scaled(site, log_prob(site), size / batch)
+            axis = log_p.ndim + frames(site)[plate]
+            total = total + jnp.sum(log_p, [i for i in range(log_p.ndim) if i != axis])
     return total
 
 

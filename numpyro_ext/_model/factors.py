@@ -20,7 +20,7 @@ from numpyro.handlers import seed, substitute
 from numpyro.infer import init_to_uniform
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.density import log_prob, scaled
+from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import every_row, rows
 from numpyro_ext._model.mistakes import valid_data
 from numpyro_ext._model.read import (
@@ -173,16 +173,7 @@ class Factors:
 
     def _log_lik(self, x: Array, idx: Array, arguments: tuple, local: Sites) -> Array:
         """The log likelihood of each of the rows that the model has at ``idx``."""
-        trace = self._trace(x, idx, arguments, local)
-        # On sliced arguments the plate may have one row or N, and scales by what it has.
-        size, batch = trace[self.plate]["args"]
-        total = jnp.zeros(batch)
-        for site in sample_sites(trace):
-            if self.plate in frames(site):
-                log_p = scaled(site, log_prob(site), size / batch)
-                axis = log_p.ndim + frames(site)[self.plate]
-                total = total + jnp.sum(log_p, [i for i in range(log_p.ndim) if i != axis])
-        return total
+        return row_log_lik(self._trace(x, idx, arguments, local), self.plate)
 
     def _trace(self, x: Array, idx: Array, arguments: tuple, local: Sites) -> Trace:
         fn = rows(self._model, {self.plate: idx}, {self.plate: (self.size, self.size)})

@@ -18,6 +18,7 @@ __all__ = [
     "inside_plates",
     "latents_only",
     "refuse_mutable",
+    "refuse_noise",
     "rows",
     "same_plates",
     "seed_plates",
@@ -109,6 +110,24 @@ class refuse_mutable(Messenger):
             raise ValueError(
                 f"the model has the mutable site '{msg['name']}', which every particle would update"
                 " in its own way; make it a numpyro.param or pass it as an argument of the model."
+            )
+
+
+class refuse_noise(Messenger):
+    """Refuse noise outside the sample sites, such as dropout, where two runs must share it.
+
+    :param str because: what it would break.
+    """
+
+    def __init__(self, fn: Model, because: str) -> None:
+        super().__init__(fn)
+        self.because = because
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "prng_key":
+            raise ValueError(
+                "the model draws noise by numpyro.prng_key outside its sample sites (as dropout"
+                f" does), {self.because}; draw it at a sample site, or leave it out."
             )
 
 

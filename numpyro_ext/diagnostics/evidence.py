@@ -3,10 +3,33 @@
 from collections.abc import Sequence
 import math
 from typing import Any, NamedTuple
+import warnings
 
+import jax
+from jax import Array, lax, random
+import jax.numpy as jnp
 import numpy as np
+from numpyro.handlers import seed
 
+from numpyro_ext._checks import InferenceWarning, check_count
+from numpyro_ext._model.density import log_density
+from numpyro_ext._model.handlers import rows
+from numpyro_ext._model.implicit import IntractableDensityError
+from numpyro_ext._model.minibatch import replace_indices
+from numpyro_ext._model.read import trace_of
+from numpyro_ext._model.taylor import LARGEST_NOISE, TaylorProxy, sd_over_minibatches, too_far
+from numpyro_ext._model.units import find_layout
+from numpyro_ext._numpyro import at_unconstrained
+from numpyro_ext._typing import Params, Sites, Trace
+from numpyro_ext.diagnostics._evaluate import guide_trace_of, model_trace_of, prototype
+from numpyro_ext.diagnostics._fit import check_key, fit_of
+from numpyro_ext.diagnostics.full_data import minibatch_plates
 from numpyro_ext.diagnostics.psis import log_weights_of
+
+_ROWS = 1000
+"""Rows, at least, on which a draw is evaluated by a proxy."""
+_TERMS = 10**6
+"""Log likelihoods of rows in a block of draws."""
 
 
 class EvidenceBounds(NamedTuple):
@@ -43,6 +66,7 @@ def evidence_bounds(
     model_kwargs: dict[str, Any] | None = None,
     num_samples: int = 5000,
     rng_key: Any = None,
+    proxy: TaylorProxy | None = None,
 ) -> EvidenceBounds:
     r"""Sandwich of the log evidence by variational Renyi bounds of several orders,
 
@@ -80,6 +104,11 @@ def evidence_bounds(
     :param dict model_kwargs: its keyword arguments.
     :param int num_samples: draws from the guide.
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
+    :param proxy: for an ``SVI`` on data of which all rows are too many: the result of
+        :func:`numpyro_ext.objectives.taylor_proxy`. Each draw is then evaluated on 1,000 rows of
+        its own (those of a minibatch, if they are more), and the noise that is left adds up to
+        half its variance to the distances between the bounds. An ``InferenceWarning`` says if the
+        standard deviation over the run's minibatches is above 0.5 nats at the draws of the guide.
     :return: an :class:`EvidenceBounds`.
     :raises IntractableDensityError: for guides without a density and for ``MCMC``.
 
@@ -105,7 +134,8 @@ def evidence_bounds(
         >>> print(f"{bounds.effective_sample_size:.1f} draws in effect, of 6")
         3.0 draws in effect, of 6
     """
-    lw = log_weights_of(obj, result, model_args, model_kwargs, num_samples, rng_key)
+    arguments = obj, result, model_args, model_kwargs, num_samples, rng_key
+    lw = log_weights_of(*arguments) if proxy is None else _log_weights_by(proxy, *arguments)
     lw = lw.astype(np.float64)
     if lw.ndim == 0 or lw.shape[0] < 2:
         raise ValueError(
@@ -132,6 +162,59 @@ def evidence_bounds(
         effective_sample_size=1 / np.sum(share**2, 0),
         max_weight_share=np.max(share, 0),
     )
+
+
+def _log_weights_by(
+    proxy: TaylorProxy,
+    obj: Any,
+    result: Any,
+    model_args: tuple | None,
+    model_kwargs: dict[str, Any] | None,
+    num_samples: int,
+    rng_key: Any,
+) -> np.ndarray:
+    """``(S,)`` log weights of a fit, each draw on rows of its own."""
+    fit = fit_of(obj, result, model_args, model_kwargs)
+    key_prototype, key_draws = random.split(check_key(rng_key))
+    proto = prototype(fit, key_prototype)
+    if proto.density == "none" or proto.marginalized:
+        raise IntractableDensityError(
+            "the draws of this fit have no density, so they have no importance weights; judge them"
+            " with kernel_stein_discrepancy."
+        )
+    plates = minibatch_plates(obj.model, fit.args, fit.kwargs)
+    num_rows = min(proxy.size, max(proxy.batch, _ROWS))
+
+    def one(params: Params, rng_key: Array) -> tuple[Array, Array]:
+        key_guide, key_rows, key_model = random.split(rng_key, 3)
+        idx = {proxy.plate: replace_indices(key_rows, proxy.size, num_rows)}
+        model = rows(obj.model, idx, plates)
+        guide_trace = guide_trace_of(fit, params, key_guide)
+        draw = {name: guide_trace[name]["value"] for name in proto.latents}
+        trace = model_trace_of(fit._replace(model=model), params, draw, key_model)
+        layout = find_layout(trace, guide_trace, per_datum=False)
+        proxy.check("evidence_bounds", layout, trace, fit.args, fit.kwargs)
+
+        def run(z: Sites) -> Trace:
+            return trace_of(seed(at_unconstrained(model, z), key_model), fit.args, fit.kwargs)
+
+        log_p, residuals = proxy.log_joint(trace, run)
+        return log_p - log_density(guide_trace), jnp.var(residuals, ddof=1)
+
+    @jax.jit
+    def draws(params: Params, keys: Array) -> tuple[Array, Array]:
+        block = max(1, _TERMS // num_rows)
+        return lax.map(lambda key: one(params, key), keys, batch_size=block)
+
+    keys = random.split(key_draws, (len(fit.params), check_count("num_samples", num_samples)))
+    pieces = [jax.device_get(draws(*each)) for each in zip(fit.params, keys, strict=True)]
+    lw, variances = (np.concatenate(x).astype(np.float64) for x in zip(*pieces, strict=True))
+    noise = sd_over_minibatches(variances, proxy.size, proxy.batch)
+    if not noise <= LARGEST_NOISE:
+        message = too_far(noise, proxy.batch, proxy.size)
+        warnings.warn(InferenceWarning(message), stacklevel=3)
+    # Added here, because float32 would round the weights to the digits of the sum.
+    return float(proxy.value) + lw
 
 
 def _bound(lw: np.ndarray, a: float) -> tuple[float, float]:

@@ -28,6 +28,7 @@ from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.mistakes import read_global
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import guide_start
+from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.guides.arguments import check_model, check_params
@@ -209,19 +210,19 @@ class AutoFlowNormal(AutoJoint):
     :param float init_scale: the initial standard deviation of every unconstrained coordinate.
     :param str prefix: the first part of the names of the guide's own sites.
     :param init_loc_fn: a per-site initialization function, for ``loc``.
-    :param tuple init_from: ``(guide, params)`` of a fitted ``AutoNormal``, ``AutoDiagonalNormal``,
+    :param init_from: ``(guide, params)`` of a fitted ``AutoNormal``, ``AutoDiagonalNormal``,
         ``AutoMultivariateNormal``, ``AutoLowRankMultivariateNormal`` or
-        ``AutoLaplaceApproximation`` on the same model, in place of ``init_loc_fn`` and
-        ``init_scale``: the flow starts as exactly that normal distribution. With a full covariance
-        the last layer is :math:`loc + L (f_F \circ \dots \circ f_1)(e)`, whose lower triangular
-        factor ``{prefix}_scale_tril`` is trained too.
+        ``AutoLaplaceApproximation`` on the same model, or a ``taylor_proxy`` of it at its mode, in
+        place of ``init_loc_fn`` and ``init_scale``: the flow starts as exactly that normal
+        distribution. With a full covariance the last layer is :math:`loc + L (f_F \circ \dots
+        \circ f_1)(e)`, whose lower triangular factor ``{prefix}_scale_tril`` is trained too.
 
     **Reference:** *Variational inference with normalizing flows*, equation 15,
     Danilo Jimenez Rezende, Shakir Mohamed (2015)
     """
 
     num_flows: int = 4
-    init_from: tuple[Any, Params] | None = None
+    init_from: tuple[Any, Params] | TaylorProxy | None = None
 
     def __post_init__(self) -> None:
         self.num_flows = check_count("num_flows", self.num_flows, minimum=0)

@@ -6,6 +6,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from numpyro_ext._model.read import ModelInfo, latent_sites
+from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._numpyro import normal_of_guide
 
 __all__ = ["FittedNormal", "check_sites", "fitted_normal"]
@@ -23,13 +24,17 @@ class FittedNormal(NamedTuple):
 
 
 def fitted_normal(init_from: Any) -> FittedNormal:
-    """The distribution of a pair ``(guide, params)``; an error if it is not finite."""
+    """The distribution of a pair ``(guide, params)``, which must be finite, or of a proxy."""
+    if isinstance(init_from, TaylorProxy) and init_from.factor is not None:
+        shapes = {name: jnp.shape(init_from.center[name]) for name, _ in init_from.shapes}
+        return FittedNormal(shapes, init_from.location, init_from.factor)
     if not (
         isinstance(init_from, tuple) and len(init_from) == 2 and isinstance(init_from[1], dict)
     ):
         raise TypeError(
             f"init_from is {type(init_from).__name__}; it must be a pair (guide, params) of a"
-            " fitted guide such as AutoMultivariateNormal and the params of its svi.run."
+            " fitted guide such as AutoMultivariateNormal and the params of its svi.run, or a"
+            " taylor_proxy at a mode."
         )
     guide, params = init_from
     loc, scale = normal_of_guide(guide, params)

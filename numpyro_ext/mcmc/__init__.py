@@ -1,6 +1,7 @@
 """Kernels for ``MCMC(kernel, ...)`` that take one minibatch gradient per transition."""
 
 from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.whitening import Whitening
 from numpyro_ext.mcmc.base import SGMCMCKernel
 from numpyro_ext.mcmc.geometry import ExpandedMean
 from numpyro_ext.mcmc.gradients import SVRG, ControlVariate, MinibatchGradient
@@ -15,7 +16,6 @@ from numpyro_ext.mcmc.sgnht import SGNHT, SGNHTState
 from numpyro_ext.mcmc.sgrld import SGRLD
 from numpyro_ext.mcmc.simplex import GammaSimplexReparam, simplex_langevin_step
 from numpyro_ext.mcmc.state import Estimate, Transition, kernel_state
-from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = [
     "ConstantSchedule",

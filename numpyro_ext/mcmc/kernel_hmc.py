@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_count
+from numpyro_ext._model.mode_search import NormalFit
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
 from numpyro_ext.mcmc.base import next_draw
 from numpyro_ext.mcmc.geometry import VectorFn, check_shape, values_at
-from numpyro_ext.mcmc.mode_search import NormalFit
 from numpyro_ext.mcmc.model_kernel import ModelKernel
 from numpyro_ext.mcmc.settings import Settings
 from numpyro_ext.mcmc.state import state_class

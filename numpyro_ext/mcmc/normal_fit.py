@@ -14,18 +14,18 @@ from numpyro.infer.initialization import init_to_uniform, init_to_value
 import optax
 
 from numpyro_ext._model.handlers import first_rows
-from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import ModelInfo
-from numpyro_ext._model.start import draw_start, start_near_median
-from numpyro_ext._numpyro import normal_of_guide
-from numpyro_ext._typing import Model, Sites
-from numpyro_ext.mcmc.mode_search import (
+from numpyro_ext._model.mode_search import (
     DENSE_UP_TO,
     NormalFit,
     batch_rows,
     find_modes,
     some_rows,
 )
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.start import draw_start, start_near_median
+from numpyro_ext._numpyro import normal_of_guide
+from numpyro_ext._typing import Model, Sites
 
 __all__ = ["advice", "constrained", "find_normal", "with_shape"]
 

@@ -13,13 +13,13 @@ from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.mistakes import check_rows, read_global
+from numpyro_ext._model.mode_search import NormalFit, batch_rows, draw_batch
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.start import draw_params
+from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import GradientEstimator, Model, Sites
 from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient
-from numpyro_ext.mcmc.mode_search import NormalFit, batch_rows, draw_batch
 from numpyro_ext.mcmc.normal_fit import constrained, find_normal, with_shape
-from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = [
     "NO_LOCAL_SITES",

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
 import numpy as np
 
+from numpyro_ext._model.mode_search import NormalFit
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
 from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel
@@ -21,7 +22,6 @@ from numpyro_ext.mcmc.geometry import (
     recipe_correction,
 )
 from numpyro_ext.mcmc.laws import choose_linear
-from numpyro_ext.mcmc.mode_search import NormalFit
 from numpyro_ext.mcmc.settings import Settings
 from numpyro_ext.mcmc.sgld import SGLDState, implied_variance_ratio
 from numpyro_ext.mcmc.state import Transition

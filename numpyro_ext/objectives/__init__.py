@@ -17,6 +17,7 @@ from numpyro_ext.objectives.nested import NestedVRELBO
 from numpyro_ext.objectives.renyi import IWELBO, VRELBO
 from numpyro_ext.objectives.semi_implicit import SemiImplicitELBO
 from numpyro_ext.objectives.stein_discrepancy import SteinDiscrepancy
+from numpyro_ext.objectives.taylor_proxy import taylor_proxy
 from numpyro_ext.objectives.thermodynamic import ThermodynamicELBO
 from numpyro_ext.objectives.vimco import VIMCO
 
@@ -42,4 +43,5 @@ __all__ = [
     "count_steps",
     "log_weights",
     "minibatch_kl_weights",
+    "taylor_proxy",
 ]

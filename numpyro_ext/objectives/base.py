@@ -12,9 +12,8 @@ split(rng_key, K)``, ``model_key, guide_key = split(keys[k])``: one key, one set
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
-import warnings
 
 import jax
 from jax import Array, random
@@ -24,14 +23,13 @@ from numpyro.handlers import replay, seed, substitute
 from numpyro.infer import ELBO, init_to_uniform
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_ext._checks import InferenceWarning, check_count, of_an_object, summary
+from numpyro_ext._checks import check_count, of_an_object, summary
 from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.handlers import same_plates, seed_plates, valid_plates
 from numpyro_ext._model.mapping import map_over
 from numpyro_ext._model.mistakes import check_rows
 from numpyro_ext._model.read import (
     Site,
-    base_distribution,
     is_data,
     is_delta,
     latent_sites,
@@ -39,9 +37,11 @@ from numpyro_ext._model.read import (
     set_up,
     trace_of,
 )
+from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._model.units import Layout, check_traces, drawn_sites, find_layout
-from numpyro_ext._numpyro import without_rsample_stop_gradient
+from numpyro_ext._numpyro import at_unconstrained, without_rsample_stop_gradient
 from numpyro_ext._typing import Model, Params, Sites, Trace
+from numpyro_ext.objectives.refusals import refuse
 from numpyro_ext.objectives.zero_weight import weightless_dropped
 
 __all__ = ["STEP", "Draws", "MapT", "Objective", "Particle", "State", "map_over"]
@@ -75,6 +75,8 @@ class Objective(ELBO, ABC):
         ``jax.lax.map`` and recompute each particle in the backward pass, so that memory does not
         grow with K. ``jax.pmap`` (K at most the number of devices) or a callable ``mapT(fn, xs)``
         are also allowed.
+    :param proxy: the result of :func:`taylor_proxy`, with which a minibatch of rows that share all
+        latent sites is as good as all rows; None for the plain minibatch.
 
     **Example**
 
@@ -97,12 +99,23 @@ class Objective(ELBO, ABC):
     """
 
     linear: bool = False
+    proxy: TaylorProxy | None = None
     upper_bound: bool = False
     per_datum: bool = False
     without_log_q: str = 'gradient="standard"'
 
-    def __init__(self, num_particles: int = 10, *, vectorize_particles: bool | MapT = True) -> None:
+    def __init__(
+        self,
+        num_particles: int = 10,
+        *,
+        vectorize_particles: bool | MapT = True,
+        proxy: TaylorProxy | None = None,
+    ) -> None:
         num_particles = check_count("num_particles", num_particles)
+        if not (proxy is None or isinstance(proxy, TaylorProxy)):
+            given = type(proxy).__name__
+            raise TypeError(f"proxy is a {given}; it must be the result of taylor_proxy, or None.")
+        self.proxy = proxy
         super().__init__(num_particles=num_particles, vectorize_particles=vectorize_particles)
 
     def __repr__(self) -> str:
@@ -135,39 +148,6 @@ class Objective(ELBO, ABC):
         return {"loss": loss, "mutable_state": first or None}
 
     loss = of_an_object(ELBO.loss)
-
-    def _refuse(self, layout: Layout, guide_trace: Trace) -> None:
-        """An error, or a warning, if the objective as it is declared is not for these programs."""
-        name = type(self).__name__
-        for site in () if self.can_infer_discrete else layout.not_reparameterized:
-            fn = guide_trace[site]["fn"]
-            sum_out = ", or sum the site out of the model" if fn.has_enumerate_support else ""
-            raise ValueError(
-                f"guide site '{site}' ({type(base_distribution(fn)).__name__}) is not"
-                f" reparameterised, so {name} has no gradient for it; use VIMCO or"
-                f" ThermodynamicELBO with the covariance gradient{sum_out}."
-            )
-        for site in layout.model_params if self.upper_bound else ():
-            raise ValueError(
-                f"{name}: the model has the param site '{site}', and an upper bound that is"
-                " minimised over it would lower the evidence; train it with VRELBO, then put its"
-                " value into the model (numpyro.handlers.substitute)."
-            )
-        for site, plate in () if self.linear else layout.subsampled_latents:
-            raise ValueError(
-                f"{name}: latent site '{site}' lies in the subsampled plate '{plate}', which does"
-                " not enclose every site of model and guide, so one bound cannot be scaled to all"
-                " data; use NestedVRELBO or BBAlphaELBO, VRELBO(1.), or no subsample_size."
-            )
-        for plate, size, batch in () if self.linear or self.per_datum else layout.subsampled:
-            if plate not in layout.plates:
-                message = (
-                    f"{name} takes the noise of a minibatch ({batch} of {size} rows of the plate"
-                    f" '{plate}') for uncertainty of latent sites that all rows share: the guide"
-                    " comes out too wide, often several times; use BBAlphaELBO or the order 1"
-                    " (VRELBO(1.), Trace_ELBO), or no subsample_size."
-                )
-                warnings.warn(InferenceWarning(message), stacklevel=2)
 
 
 class Draws:
@@ -204,6 +184,7 @@ class Draws:
         set_up(guide, args, kwargs)
         check_rows(model, args, kwargs, init_to_uniform)
         self.layout = cast(Layout, jax.eval_shape(self._read))
+        self.proxy = objective.proxy if self.layout.subsampled else None
         self.step = params.get(STEP, {"step": 0})["step"] if STEP in self.layout.mutable else None
 
     def each(self, fn: Callable[["Particle"], Any], **options: Any) -> tuple[Any, State]:
@@ -290,13 +271,24 @@ class Draws:
             model = replay(seed(self._model, model_key), cast(Any, guide_trace))
             return trace_of(substitute(model, data=data), self.args, self.kwargs)
 
+    def rerun_model(self, key: Array, model_trace: Trace, z: Sites) -> Trace:
+        """The model on the rows of a trace, at these unconstrained values of its latent sites."""
+        model_key, _ = random.split(key)
+        rows = {n: site["value"] for n, site in model_trace.items() if site["type"] == "plate"}
+        with valid_plates():
+            model = at_unconstrained(seed(self._model, model_key), z)
+            return trace_of(substitute(model, data=rows), self.args, self.kwargs)
+
     def _read(self) -> Layout:
         """The layout, from one run on shapes alone; an error if the objective does not take it."""
         objective, guide_trace = self.objective, self.guide_trace(self.keys[0])
         model_trace = self.model_trace(self.keys[0], guide_trace)
         check_traces(model_trace, guide_trace, objective.per_datum, "; use VRELBO(1.)")
         layout = find_layout(model_trace, guide_trace, objective.per_datum, ", or use VRELBO")
-        objective._refuse(layout, guide_trace)
+        refuse(objective, layout, guide_trace)
+        if objective.proxy is not None:
+            name = type(objective).__name__
+            objective.proxy.check(name, layout, model_trace, self.args, self.kwargs)
         return layout
 
     def _refuse_hidden_gradient(self, key: Array, drawn: Sites) -> None:
@@ -380,7 +372,12 @@ class Particle:
         return self._log_q(chosen, local=True)
 
     def _log_p(self, *, local: bool) -> Array:
-        log_p = self._draws.layout.sum_sites(sample_sites(self.model_trace), local=local)
+        trace, proxy = self.model_trace, self._draws.proxy
+        if proxy is None or not local:
+            log_p = self._draws.layout.sum_sites(sample_sites(trace), local=local)
+        else:
+            rerun = partial(self._draws.rerun_model, self._key, trace)
+            log_p = proxy.value + proxy.log_joint(trace, rerun)[0]
         return log_p + self._zeros[local].astype(log_p.dtype)
 
     def _log_q(self, sites: Iterable[Site], *, local: bool) -> Array:

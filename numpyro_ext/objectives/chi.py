@@ -7,6 +7,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice, check_several
+from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.objectives.annealing import refuse_count
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.renyi import dreg, standard
@@ -49,6 +50,7 @@ class ChiUpperBound(Objective):
     :param vectorize_particles: as in :class:`Objective`.
     :param str gradient: ``"standard"``, the formula above, or ``"dreg"``, doubly reparameterised,
         as in :class:`VRELBO`.
+    :param proxy: as in :class:`VRELBO`.
 
     **Reference:** *Variational inference via chi upper bound minimization*, Adji B. Dieng, Dustin
     Tran, Rajesh Ranganath, John Paisley, David M. Blei, NIPS 2017 (eqs. 2-5).
@@ -79,6 +81,7 @@ class ChiUpperBound(Objective):
         *,
         vectorize_particles: bool | MapT = True,
         gradient: str = "standard",
+        proxy: TaylorProxy | None = None,
     ) -> None:
         check_choice("gradient", gradient, ("standard", "dreg"))
         why = "with one the loss is the ELBO, which must not be minimised"
@@ -86,7 +89,7 @@ class ChiUpperBound(Objective):
         refuse_count(self, order, num_particles)
         self.order = _check_order(order, finite=gradient == "dreg")
         self.gradient = gradient
-        super().__init__(num_particles, vectorize_particles=vectorize_particles)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         estimator = standard if self.gradient == "standard" else dreg

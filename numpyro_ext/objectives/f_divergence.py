@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
 from numpyro_ext._checks import check_choice
+from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
 
@@ -138,6 +139,7 @@ class FDivergence(Objective):
         :class:`TailAdaptive`.
     :param int num_particles: number of particles K.
     :param vectorize_particles: as in :class:`Objective`.
+    :param proxy: as in :class:`VRELBO`.
 
     **Reference:** *Variational inference with tail-adaptive f-divergence*, Dilin Wang, Hao Liu,
     Qiang Liu, NeurIPS 2018 (Proposition 3.1 and Algorithm 1; its :math:`\gamma_f`).
@@ -166,6 +168,7 @@ class FDivergence(Objective):
         num_particles: int = 10,
         *,
         vectorize_particles: bool | MapT = True,
+        proxy: TaylorProxy | None = None,
     ) -> None:
         if isinstance(f, str):
             check_choice("f", f, _NAMED)
@@ -175,7 +178,7 @@ class FDivergence(Objective):
                 " of t, or TailAdaptive()."
             )
         self.f = f
-        super().__init__(num_particles, vectorize_particles=vectorize_particles)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         def along_the_path(key: Array) -> tuple[Array, State]:

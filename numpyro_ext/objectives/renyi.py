@@ -7,6 +7,7 @@ from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice
+from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha, refuse_count
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 from numpyro_ext.objectives.power_mean import power_mean, surrogate, weighted_surrogate
@@ -121,8 +122,8 @@ class VRELBO(Objective):
     (the energy approximation). That is biased for alpha other than 1: the mean over minibatches
     lies above the full-data value for alpha < 1 (and may exceed the evidence), and below it for
     alpha > 1. The noise of the minibatch is then taken for uncertainty of the posterior, and the
-    guide comes out too wide, often several times; a warning says so. :class:`BBAlphaELBO` is
-    unbiased there. Latent sites both inside and outside a subsampled plate are an error, unless
+    guide comes out too wide, often several times; a warning says so. ``proxy`` removes that noise.
+    Latent sites both inside and outside a subsampled plate are an error, unless
     alpha is 1.
 
     **When it fails.** For alpha < 1 the mean of the loss is infinite if the guide has mass where p
@@ -154,6 +155,8 @@ class VRELBO(Objective):
     :param int num_particles: number of particles K.
     :param vectorize_particles: as in :class:`Objective`.
     :param str gradient: ``"standard"``, ``"single"``, ``"stl"`` or ``"dreg"``.
+    :param proxy: the result of :func:`taylor_proxy`, with which a minibatch of data that share all
+        latent sites is as good as all data.
 
     **References:**
 
@@ -186,13 +189,14 @@ class VRELBO(Objective):
         *,
         vectorize_particles: bool | MapT = True,
         gradient: str = "standard",
+        proxy: TaylorProxy | None = None,
     ) -> None:
         check_choice("gradient", gradient, ESTIMATORS)
         refuse_count(self, alpha, num_particles)
         self.alpha = check_alpha(alpha, finite=gradient == "dreg")
         self.gradient = gradient
         self.linear = isinstance(self.alpha, float) and self.alpha == 1
-        super().__init__(num_particles, vectorize_particles=vectorize_particles)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         bounds, state = ESTIMATORS[self.gradient](draws, alpha_at(self.alpha, draws.step))
@@ -207,13 +211,14 @@ class IWELBO(VRELBO):
 
     Its mean is a lower bound on the evidence, and rises to it with K. With many particles the
     ``"standard"`` gradient of the guide is mostly noise; near the posterior ``gradient="dreg"`` is
-    not. Minibatches of data that share their latent sites make the guide far too wide, as in
-    :class:`VRELBO`.
+    not. Minibatches of data that share their latent sites make the guide far too wide, unless
+    there is a ``proxy``, as in :class:`VRELBO`.
 
     :param int num_particles: number of particles K.
     :param vectorize_particles: as in :class:`VRELBO`.
     :param str gradient: ``"standard"``, ``"single"``, ``"stl"`` or ``"dreg"``, as in
         :class:`VRELBO`.
+    :param proxy: as in :class:`VRELBO`.
 
     **Reference:** *Importance weighted autoencoders*, Yuri Burda, Roger Grosse, Ruslan
     Salakhutdinov, ICLR 2016 (eq. 8).
@@ -240,7 +245,12 @@ class IWELBO(VRELBO):
         *,
         vectorize_particles: bool | MapT = True,
         gradient: str = "standard",
+        proxy: TaylorProxy | None = None,
     ) -> None:
         super().__init__(
-            0.0, num_particles, vectorize_particles=vectorize_particles, gradient=gradient
+            0.0,
+            num_particles,
+            vectorize_particles=vectorize_particles,
+            gradient=gradient,
+            proxy=proxy,
         )

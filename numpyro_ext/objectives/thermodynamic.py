@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_choice, check_count, check_several
+from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
 
@@ -63,6 +64,7 @@ class ThermodynamicELBO(Objective):
     :param str bound: ``"lower"`` or ``"upper"``.
     :param vectorize_particles: as in :class:`Objective`.
     :param str gradient: ``"covariance"`` or ``"pathwise"``.
+    :param proxy: as in :class:`VRELBO`.
 
     **Reference:** *The thermodynamic variational objective*, Vaden Masrani, Tuan Anh Le, Frank
     Wood, NeurIPS 2019 (eqs. 7-9; its covariance gradient estimator, Section 4).
@@ -98,6 +100,7 @@ class ThermodynamicELBO(Objective):
         bound: str = "lower",
         vectorize_particles: bool | MapT = True,
         gradient: str = "covariance",
+        proxy: TaylorProxy | None = None,
     ) -> None:
         check_choice("bound", bound, ("lower", "upper"))
         check_choice("gradient", gradient, ("covariance", "pathwise"))
@@ -110,7 +113,7 @@ class ThermodynamicELBO(Objective):
         self.gradient = gradient
         self.upper_bound = bound == "upper"
         self.can_infer_discrete = gradient == "covariance"
-        super().__init__(num_particles, vectorize_particles=vectorize_particles)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         covariance, upper = self.gradient == "covariance", self.bound == "upper"

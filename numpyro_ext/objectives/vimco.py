@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_choice, check_several
+from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha, refuse_count
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
@@ -53,6 +54,7 @@ class VIMCO(Objective):
     :param int num_particles: number of particles K, at least 2.
     :param vectorize_particles: as in :class:`Objective`.
     :param str baseline: ``"arithmetic"`` or ``"geometric"``.
+    :param proxy: as in :class:`VRELBO`.
 
     **References:**
 
@@ -87,6 +89,7 @@ class VIMCO(Objective):
         *,
         vectorize_particles: bool | MapT = True,
         baseline: str = "arithmetic",
+        proxy: TaylorProxy | None = None,
     ) -> None:
         check_choice("baseline", baseline, ("arithmetic", "geometric"))
         why = "the baseline of a particle is made of the others"
@@ -94,7 +97,7 @@ class VIMCO(Objective):
         refuse_count(self, alpha, num_particles)
         self.alpha = check_alpha(alpha, finite=True)
         self.baseline = baseline
-        super().__init__(num_particles, vectorize_particles=vectorize_particles)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         alpha = alpha_at(self.alpha, draws.step)

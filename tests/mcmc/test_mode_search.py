@@ -8,10 +8,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
+from numpyro_ext._model.mode_search import find_modes
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.mcmc import ControlVariate, MinibatchGradient, find_whitening
-from numpyro_ext.mcmc.mode_search import find_modes
 from numpyro_ext.mcmc.settings import measure_noise
 
 ROWS, BATCH, SD = 200, 10, 0.7

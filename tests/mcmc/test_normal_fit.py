@@ -10,11 +10,11 @@ import numpyro.distributions as dist
 from numpyro.infer.reparam import LocScaleReparam
 import pytest
 
+from numpyro_ext._model.mode_search import NormalFit
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.mcmc import SGHMC
-from numpyro_ext.mcmc.mode_search import NormalFit
 from numpyro_ext.mcmc.normal_fit import advice, with_shape
 
 QUARTIC = 0.3

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 
 from numpyro_ext._model.minibatch import draw_indices
 from numpyro_ext._model.potential import Potential
-from numpyro_ext.mcmc.whitening import Whitening
+from numpyro_ext._model.whitening import Whitening
 
 __all__ = ["DENSE_UP_TO", "NormalFit", "batch_rows", "draw_batch", "find_modes", "some_rows"]
 

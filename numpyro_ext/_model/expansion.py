@@ -1,0 +1,320 @@
+"""The expansion of the rows of a model at a center, which is searched or given."""
+
+from dataclasses import replace
+import inspect
+from typing import Any
+import warnings
+
+import jax
+from jax import Array, lax, random
+from jax.core import Tracer
+import jax.numpy as jnp
+import numpy as np
+from numpyro.handlers import seed, substitute
+from numpyro.infer import init_to_uniform
+from numpyro.infer.util import unconstrain_fn
+
+from numpyro_ext._checks import InferenceWarning, check_count
+from numpyro_ext._model.density import row_log_lik
+from numpyro_ext._model.handlers import first_rows, refuse_noise, rows, valid_plates
+from numpyro_ext._model.mistakes import check_observed
+from numpyro_ext._model.mode_search import DENSE_UP_TO, NormalFit, find_modes
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import (
+    ModelInfo,
+    frames,
+    model_info,
+    sample_sites,
+    set_up,
+    trace_of,
+)
+from numpyro_ext._model.start import draw_start
+from numpyro_ext._model.taylor import LARGEST_NOISE, TaylorProxy, sd_over_minibatches, too_far
+from numpyro_ext._numpyro import at_unconstrained, default_key
+from numpyro_ext._typing import Model, Params, Trace
+
+__all__ = ["Rows"]
+
+_BLOCK = 10_000
+_DRAWS_OF_GUIDE = 1000
+_COMPARED = 64  # rows, in which two sets of data are seen to differ
+_POINTS, _ROWS = 16, 10_000  # at which the noise over minibatches is measured
+
+
+class Rows:
+    """The rows of a model in its one plate that takes a minibatch; an error for any other model."""
+
+    def __init__(
+        self,
+        model: Model,
+        args: tuple,
+        kwargs: dict[str, Any],
+        *,
+        degree: int = 2,
+        block_size: int | None = None,
+    ) -> None:
+        self.model, self.arguments, self.degree = default_key(model), (args, kwargs), degree
+        self._signature = inspect.signature(model)
+        self.block_size = check_count("block_size", _BLOCK if block_size is None else block_size)
+        because = "which the rows at the center would not share"
+        fn = first_rows(seed(valid_plates(refuse_noise(model, because)), random.key(0)))
+        found: list[tuple[Trace, ModelInfo]] = []
+
+        def read() -> None:
+            trace = trace_of(substitute(fn, substitute_fn=init_to_uniform), *self.arguments)
+            check_observed(trace)
+            found.append((trace, model_info(trace)))
+
+        jax.eval_shape(read)
+        ((trace, self.info),) = found
+        self.plate, self.size, self.batch = _plate_of(trace, self.info)
+        if degree == 2 and self.info.size > DENSE_UP_TO:
+            self.degree = 1
+            _warn(
+                f"the model has {self.info.size} latent dimensions, so the proxy is one of degree"
+                f" 1, without Hessians; pass degree=1 for more than {DENSE_UP_TO}."
+            )
+        self.potential = Potential(self.model, self.info, {}, args, kwargs)
+
+    def proxy(self, rng_key: Array, center: Any) -> TaylorProxy:
+        """The proxy at a center, or at the mode if it is None."""
+        x, factor = self._find_center(rng_key, center)
+        self._check_forward_mode(x)
+        value, grad, hessian = self._sums(x)
+        nearest = x
+        if hessian is not None:
+            nearest, factor = self._normal(x, grad, hessian)
+        sites = self.potential.postprocess()(self.info.unravel(x))
+        proxy = TaylorProxy(
+            center={name: sites[name] for name in self.info.latents},
+            location=x,
+            factor=factor,
+            value=np.asarray(value),
+            grad=jnp.asarray(grad, x.dtype),
+            hessian=None if self.degree == 1 else jnp.asarray(hessian, x.dtype),
+            noise=np.nan,
+            plate=self.plate,
+            size=self.size,
+            batch=self.batch,
+            shapes=tuple((n, one.unconstrained.shape) for n, one in self.info.latents.items()),
+        )
+        if factor is not None:
+            proxy = replace(proxy, noise=self._noise(proxy, nearest, factor))
+            if not proxy.noise <= LARGEST_NOISE:
+                _warn(too_far(proxy.noise, self.batch, self.size))
+        elif hessian is not None:
+            _warn(
+                "the curvature at the center of the proxy is not that of a mode, so the center may"
+                " be far from the posterior; leave center out, or pass center=(guide, params)."
+            )
+        object.__setattr__(proxy, "origin", self)
+        return proxy
+
+    def at(self, x: Array, idx: Array) -> Array:
+        """The log likelihood of the rows ``idx`` at a flat vector."""
+        fn = at_unconstrained(self.model, self.info.unravel(x))
+        trace = trace_of(rows(fn, {self.plate: idx}, self.info.plates), *self.arguments)
+        return row_log_lik(trace, self.plate)
+
+    def are_of(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """False if an array of N rows in these arguments is another one; a traced one may be."""
+        ours, theirs = (
+            self._signature.bind(*a, **k).arguments for a, k in (self.arguments, (args, kwargs))
+        )
+        some = np.linspace(0, self.size - 1, _COMPARED).astype(int)
+        for name in ours.keys() & theirs.keys():
+            pairs = zip(jax.tree.leaves(ours[name]), jax.tree.leaves(theirs[name]), strict=False)
+            for a, b in pairs:
+                if a is b or isinstance(a, Tracer) or isinstance(b, Tracer):
+                    continue
+                if np.shape(a) == np.shape(b) and np.shape(a)[:1] == (self.size,):
+                    a, b = np.asarray(a)[some], np.asarray(b)[some]
+                    if not np.allclose(a, b, rtol=1e-5, equal_nan=True):
+                        return False
+        return True
+
+    def _find_center(self, rng_key: Array, center: Any) -> tuple[Array, Array | None]:
+        """The flat vector of the center, and the scales there if a search found them."""
+        factor = None
+        if center is None:
+            mode = self._search(rng_key)
+            x, factor = mode.center, mode.factor
+        elif isinstance(center, dict):
+            # Traced, or NumPyro would refuse values outside the supports in words of its own.
+            x = jax.jit(lambda c: self.info.ravel(self.potential.unconstrain("center", c)))(center)
+        elif isinstance(center, tuple) and len(center) == 2 and isinstance(center[1], dict):
+            x = self._mean(rng_key, *center)
+        else:
+            raise TypeError(
+                f"center is a {type(center).__name__}; it must be None for the mode, a dict of"
+                " constrained values of all latent sites, or a pair (guide, params)."
+            )
+        for name, value in self.info.unravel(x).items():
+            if not bool(jnp.all(jnp.isfinite(value))):
+                raise ValueError(
+                    f"center is not finite at site '{name}' in unconstrained space; give finite"
+                    " values inside the supports, or no center for the mode."
+                )
+        return x, factor
+
+    def _search(self, rng_key: Array) -> NormalFit:
+        mode: Any = None
+        key_start, key_modes = random.split(rng_key)
+        potential = self.potential
+        start, energy, _ = draw_start(key_start, self.model, self.info, *self.arguments)
+        potential.check_start(start, potential.first_rows(), energy)
+        first = self.info.ravel(start)
+        other = random.uniform(random.fold_in(key_start, 1), first.shape, first.dtype, -2, 2)
+        for mode in find_modes(key_modes, potential, [first, -first, other, -other]):
+            if mode.at_mode:
+                return mode
+        _warn(
+            "the search for a mode did not end at one, so the center of the proxy may be far from"
+            " the posterior; fit a guide with VRELBO(1.), and pass center=(guide, params)."
+        )
+        return mode
+
+    def _mean(self, rng_key: Array, guide: Model, params: Params) -> Array:
+        set_up(guide, *self.arguments)
+        fn = seed(first_rows(self.model), random.key(0))
+
+        def draw(rng_key: Array) -> Array:
+            trace = trace_of(
+                substitute(first_rows(seed(guide, rng_key)), data=params), *self.arguments
+            )
+            missing = [name for name in self.info.latents if name not in trace]
+            if missing:
+                raise ValueError(
+                    f"the guide of center does not draw latent site '{missing[0]}' of the model;"
+                    " give a guide of this model."
+                )
+            values = {name: trace[name]["value"] for name in self.info.latents}
+            return self.info.ravel(unconstrain_fn(fn, *self.arguments, values))
+
+        keys = random.split(rng_key, _DRAWS_OF_GUIDE)
+        return jnp.mean(jax.jit(jax.vmap(draw))(keys), axis=0)
+
+    def _check_forward_mode(self, x: Array) -> None:
+        """An error where a step could not take the derivatives of the rows along a line."""
+
+        def slope(x: Array) -> Array:
+            return jax.jvp(lambda x: self.at(x, jnp.arange(self.batch)), (x,), (x,))[1]
+
+        try:
+            jax.eval_shape(lambda x: jax.jvp(slope, (x,), (x,)), x)
+        except (TypeError, NotImplementedError) as error:
+            if not any(words in str(error) for words in ("forward-mode", "custom_lin")):
+                raise
+            raise ValueError(
+                "the likelihood has no derivatives in forward mode, because a part of it is a"
+                " jax.custom_vjp (as odeint is), so there is no proxy of it; use all rows, or"
+                " BBAlphaELBO."
+            ) from error
+
+    def _sums(self, x: Array) -> tuple[float, np.ndarray, np.ndarray | None]:
+        """L, G and H at a flat vector; no H where the dimension is large."""
+        directions = jnp.eye(len(x), dtype=x.dtype) if len(x) <= DENSE_UP_TO else None
+
+        @jax.jit
+        def of(x: Array, idx: Array) -> tuple[Array, Array, Array | None]:
+            grad = jax.grad(lambda x: jnp.sum(self.at(x, idx)))
+
+            def column(direction: Array) -> Array:
+                return jax.jvp(grad, (x,), (direction,))[1]
+
+            hessian = None
+            if directions is not None:
+                hessian = lax.map(column, directions, batch_size=32)
+            return self.at(x, idx), grad(x), hessian
+
+        # Totals in double precision: float32 would round a sum of many rows to its own digits.
+        value, grad, hessian = 0.0, np.zeros(len(x)), np.zeros(())
+        for start in range(0, self.size, self.block_size):
+            idx = jnp.arange(start, min(start + self.block_size, self.size))
+            each, g, H = jax.device_get(of(x, idx))
+            value, grad = value + float(each.sum(dtype=float)), grad + g
+            hessian = hessian + (0.0 if H is None else H)
+        finite = [np.all(np.isfinite(part)) for part in (value, grad, hessian)]
+        if not all(finite):
+            raise ValueError(
+                "the log likelihood or its derivatives are not finite at the center; give another"
+                " center, or check the data."
+            )
+        return value, grad, hessian if directions is not None else None
+
+    def _normal(
+        self, x: Array, grad: np.ndarray, hessian: np.ndarray
+    ) -> tuple[Array, Array | None]:
+        """Mean and factor of the normal approximation at x; no factor where it is not one."""
+        prior, idx = self.potential.prior(), self.potential.first_rows()
+
+        @jax.jit
+        def slopes(x: Array) -> tuple[Array, Array]:
+            def slope(x: Array) -> Array:
+                return prior.value_and_grad_flat(x, idx)[1]
+
+            return slope(x), jax.jacfwd(slope)(x)
+
+        slope, curvature = (np.asarray(part, np.float64) for part in slopes(x))
+        precision = (curvature - hessian + (curvature - hessian).T) / 2
+        try:
+            np.linalg.cholesky(precision)
+            factor = np.linalg.cholesky(np.linalg.inv(precision))
+        except np.linalg.LinAlgError:
+            return x, None
+        step = np.linalg.solve(precision, grad - slope)
+        return x + jnp.asarray(step, x.dtype), jnp.asarray(factor, x.dtype)
+
+    def _noise(self, proxy: TaylorProxy, nearest: Array, factor: Array) -> float:
+        """The standard deviation over minibatches at draws of the normal approximation."""
+        idx = jnp.asarray(np.linspace(0, self.size - 1, min(self.size, _ROWS)).astype(int))
+
+        @jax.jit
+        def variances(rng_key: Array) -> Array:
+            def rows_at(x: Array) -> Array:
+                return self.at(x, idx)
+
+            def at(xi: Array) -> Array:
+                t = nearest + (factor @ xi if factor.ndim == 2 else factor * xi)
+                return jnp.var(proxy.change(t, rows_at(t), rows_at)[1], ddof=1)
+
+            return jax.vmap(at)(random.normal(rng_key, (_POINTS, len(nearest)), nearest.dtype))
+
+        return sd_over_minibatches(variances(random.key(1)), self.size, self.batch)
+
+
+def _plate_of(trace: Trace, info: ModelInfo) -> tuple[str, int, int]:
+    """The plate that takes a minibatch, N and M; an error if there is no proxy of this model."""
+    if len(info.plates) != 1:
+        what = (
+            f"{len(info.plates)} plates that take a minibatch, {sorted(info.plates)}, but a proxy"
+            " is one of the rows of one plate; give a subsample_size to one of them"
+            if info.plates
+            else "no plate that takes a minibatch on these arguments, so there is no noise to be"
+            " removed; pass those of svi.run, and give the data plate a subsample_size"
+        )
+        raise ValueError(f"the model has {what}.")
+    ((plate, (size, batch)),) = info.plates.items()
+    if not any(site["is_observed"] and plate in frames(site) for site in sample_sites(trace)):
+        raise ValueError(
+            f"no observed site lies in the plate '{plate}', which takes the minibatch; put the data"
+            " into it."
+        )
+    for name, latent in info.latents.items():
+        if plate in latent.plates:
+            raise ValueError(
+                f"latent site '{name}' lies in the plate '{plate}', which takes the minibatch, and"
+                " a proxy is for latent sites that all rows share; use NestedVRELBO or BBAlphaELBO,"
+                " which are unbiased on minibatches without one."
+            )
+    for name in info.params + info.mutable:
+        raise ValueError(
+            f"the model has the param or mutable site '{name}', with which the rows at the center"
+            " would move; give it a prior (numpyro.sample) or a fixed value"
+            " (numpyro.handlers.substitute), or use BBAlphaELBO."
+        )
+    return plate, size, batch
+
+
+def _warn(message: str) -> None:
+    warnings.warn(InferenceWarning(message), stacklevel=3)

@@ -1,0 +1,329 @@
+"""The proxy of all rows: unbiased, exact where it should be, cheap, and refused elsewhere."""
+
+from functools import cache
+from itertools import combinations
+import pickle
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.infer.autoguide import (
+    AutoDelta,
+    AutoDiagonalNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
+import pytest
+
+from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._numpyro import normal_of_guide
+from numpyro_ext.guides.init_from import fitted_normal
+from numpyro_ext.mcmc import ControlVariate
+from numpyro_ext.objectives import (
+    IWELBO,
+    VIMCO,
+    VRELBO,
+    BBAlphaELBO,
+    ChiUpperBound,
+    FDivergence,
+    Objective,
+    ThermodynamicELBO,
+    taylor_proxy,
+)
+from tests.objectives.compare import assert_refuses, assert_same
+from tests.objectives.models import NONE, mixed_model
+
+BATCHES = jnp.array(list(combinations(range(6), 2)))  # every minibatch of 2 of 6 rows
+X = jnp.array([[1.0, 0.3], [1.0, -0.8], [1.0, 1.6], [1.0, 0.1], [1.0, -1.4], [1.0, 0.9]])
+COUNTS = jnp.array([2.0, 0.0, 7.0, 1.0, 1.0, 4.0])
+PARAMS = {"m": jnp.array([0.4, 0.6]), "s": jnp.array(0.3)}
+
+
+def counts(batch=None):
+    """Poisson rows at half weight, a positive site, and an observation outside the rows."""
+    w = numpyro.sample("w", dist.Normal(0.3, 1.0).expand([2]).to_event(1))
+    rate = numpyro.sample("rate", dist.Gamma(3.0, 2.0))
+    numpyro.sample("z", dist.Normal(w[0], 1.0), obs=0.7)
+    with numpyro.plate("rows", 6, subsample_size=batch) as i:
+        with handlers.scale(scale=0.5):
+            numpyro.sample("y", dist.Poisson(rate * jnp.exp(X[i] @ w)), obs=COUNTS[i])
+
+
+def counts_guide(batch=None):
+    s = numpyro.param("s", 0.3, constraint=constraints.positive)
+    numpyro.sample("w", dist.Normal(numpyro.param("m", jnp.zeros(2)), s).to_event(1))
+    numpyro.sample("rate", dist.LogNormal(0.2, s))
+
+
+SD = jnp.array([0.5, 1.0, 2.0, 1.0, 0.7, 1.5])
+
+
+def linear(batch=None):
+    """Normal rows of unequal noise: quadratic in w."""
+    w = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", 6, subsample_size=batch) as i:
+        numpyro.sample("y", dist.Normal(X[i] @ w, SD[i]), obs=COUNTS[i])
+
+
+def linear_guide(batch=None):
+    s = numpyro.param("s", 0.3, constraint=constraints.positive)
+    numpyro.sample("w", dist.Normal(numpyro.param("m", jnp.zeros(2)), s).to_event(1))
+
+
+def on_every_minibatch(losses, model, guide):
+    """Losses and the gradient of their sum on all rows, and on each of ``BATCHES``."""
+
+    def values(params, model, batch):
+        found = [loss.loss(random.key(3), params, model, guide, batch) for loss in losses]
+        return jnp.sum(jnp.array(found)), jnp.array(found)
+
+    def of(model, batch):
+        grad, found = jax.grad(values, has_aux=True)(PARAMS, model, batch)
+        return {"losses": found, **grad}
+
+    def at(idx):
+        return of(handlers.substitute(model, data={"rows": idx}), 2)
+
+    return jax.jit(lambda: (of(model, None), jax.vmap(at)(BATCHES)))()
+
+
+def assert_every_one_is(whole, each, tol):
+    assert_same(each, jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), whole, each), tol)
+
+
+@pytest.mark.filterwarnings("ignore:with the proxy")
+def test_the_mean_over_all_minibatches_is_the_loss_of_all_rows():
+    """Value and gradient of order 1, at both degrees."""
+    center = {"w": jnp.array([0.5, 0.7]), "rate": 1.2}
+    losses = [
+        VRELBO(1.0, 3, proxy=taylor_proxy(counts, 2, center=center, degree=degree))
+        for degree in (1, 2)
+    ]
+    whole, each = on_every_minibatch(losses, counts, counts_guide)
+    assert_same(jax.tree.map(lambda x: x.mean(0), each), whole, 1e-4)
+
+
+def test_a_normal_likelihood_is_exact_whatever_the_center():
+    """Every member has on each minibatch the loss and the gradient of all rows."""
+    proxy = taylor_proxy(linear, 2, center={"w": jnp.array([3.0, -4.0])})
+    losses = [
+        IWELBO(3, proxy=proxy),
+        VRELBO(0.5, 3, gradient="dreg", proxy=proxy),
+        VRELBO(-1.0, 3, gradient="single", proxy=proxy),
+        ChiUpperBound(2.0, 3, proxy=proxy),
+        FDivergence("kl_pq", 3, proxy=proxy),
+        ThermodynamicELBO(3, 3, proxy=proxy),
+        VIMCO(0.5, 3, proxy=proxy),
+    ]
+    whole, each = on_every_minibatch(losses, linear, linear_guide)
+    assert_every_one_is(whole, each, 2e-3)
+
+
+@pytest.mark.x64
+def test_a_likelihood_that_is_linear_is_exact_by_degree_1(tol):
+    def model(batch=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with numpyro.plate("rows", 6, subsample_size=batch) as i:
+            numpyro.factor("y", X[i] @ w)
+
+    proxy = taylor_proxy(model, 2, center={"w": jnp.array([1.0, -0.5])}, degree=1)
+    whole, each = on_every_minibatch([VRELBO(0.5, 3, proxy=proxy)], model, linear_guide)
+    assert_same(
+        each, jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), whole, each), tol(1e-4, 1e-10)
+    )
+
+
+def test_at_the_posterior_no_minibatch_moves_the_guide():
+    """A normal mean: at q = posterior the path gradient of every order is 0 for each draw."""
+    x = 3 + random.normal(random.key(0), (100,))
+
+    def model(batch=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 10.0))
+        with numpyro.plate("rows", 100, subsample_size=batch) as i:
+            numpyro.sample("x", dist.Normal(w, 1.0), obs=x[i])
+
+    def guide(batch=None):
+        numpyro.sample("w", dist.Normal(numpyro.param("m", 0.0), numpyro.param("s", 1.0)))
+
+    proxy = taylor_proxy(model, 5)
+    assert proxy.center["w"] == pytest.approx(float(x.sum() / 100.01), abs=0.005)
+    assert proxy.factor[0, 0] == pytest.approx(100.01**-0.5, rel=1e-4)
+    posterior = {"m": x.sum() / 100.01, "s": jnp.array(100.01**-0.5)}
+
+    def gradients(loss):
+        grad = jax.grad(lambda p, key: loss.loss(key, p, model, guide, 5))
+        return jax.vmap(grad, (None, 0))(posterior, random.split(random.key(1), 8))
+
+    good, plain = jax.jit(
+        lambda: [
+            gradients(VRELBO(0.5, 4, gradient="stl", proxy=proxy)),
+            gradients(VRELBO(1.0, 4, gradient="stl")),
+        ]
+    )()
+    for name in ("m", "s"):
+        assert np.max(np.abs(good[name])) < 1e-3 * np.median(np.abs(plain[name]))
+
+
+def far_mean(x, batch=100):
+    """A mean far from zero, of many rows."""
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1e4))
+    with numpyro.plate("rows", len(x), subsample_size=batch) as i:
+        numpyro.sample("x", dist.Normal(mean, 1.0), obs=x[i])
+
+
+def far_guide(x, batch=100):
+    numpyro.sample("mean", dist.Normal(numpyro.param("m", 1000.0), 1e-3))
+
+
+@cache
+def rows_of_far_mean(num_rows):
+    return jnp.asarray(1000 + np.random.default_rng(0).standard_normal(num_rows), jnp.float32)
+
+
+def test_float32_resolves_the_log_likelihood_of_many_rows():
+    """200,000 of them, whose sum of -283,000 nats float32 holds to 0.03 and adds up to less."""
+    x = rows_of_far_mean(200_000)
+    proxy = taylor_proxy(far_mean, x, center={"mean": 1000.0})
+    exact = np.asarray(x, np.float64) - 1000
+    log_lik = -0.5 * np.sum(exact**2) - len(x) / 2 * np.log(2 * np.pi)
+    assert float(proxy.value) == pytest.approx(log_lik, abs=0.02)
+    v = np.linspace(-3, 3, 7) * len(x) ** -0.5
+    t = jnp.asarray(1000 + v, jnp.float32)[:, None]
+    v = np.asarray(t[:, 0], np.float64) - 1000
+
+    def rows_at(t):
+        return dist.Normal(t, 1.0).log_prob(x[:100])
+
+    found = jax.vmap(lambda t: proxy.change(t, rows_at(t), rows_at)[0])(t)
+    np.testing.assert_allclose(found, exact.sum() * v - len(x) * v**2 / 2, atol=2e-2)
+
+
+def test_a_step_costs_the_same_for_any_number_of_rows():
+    """The drawing of the rows, which is NumPyro's, left out: they are given."""
+
+    def flops(num_rows):
+        x = rows_of_far_mean(num_rows)
+        loss = VRELBO(0.5, 3, proxy=taylor_proxy(far_mean, x, center={"mean": 1000.0}))
+
+        def step(params, x, idx):
+            model = handlers.substitute(far_mean, data={"rows": idx})
+            return jax.grad(lambda p: loss.loss(random.key(0), p, model, far_guide, x))(params)
+
+        compiled = jax.jit(step).lower({"m": 1000.0}, x, jnp.arange(100)).compile()
+        return compiled.cost_analysis()["flops"]
+
+    assert flops(200_000) == pytest.approx(flops(1000), rel=0.01)
+
+
+@pytest.mark.filterwarnings("ignore:with the proxy")
+def test_another_proxy_is_another_argument_and_not_another_program():
+    proxies = [
+        taylor_proxy(counts, 2, center={"w": jnp.full(2, at), "rate": 1.2}) for at in (0.4, 0.6)
+    ]
+    traced = []
+
+    @jax.jit
+    def loss(proxy):
+        traced.append(1)
+        return VRELBO(0.5, 3, proxy=proxy).loss(random.key(0), PARAMS, counts, counts_guide, 2)
+
+    values = [float(loss(proxy)) for proxy in (*proxies, pickle.loads(pickle.dumps(proxies[0])))]
+    assert len(traced) == 1
+    assert values[0] == values[2] != values[1]
+
+
+def slope(batch=30):
+    """Poisson counts of 300 rows with one coefficient, whose posterior sd is about 0.04."""
+    b = numpyro.sample("b", dist.Normal(0.0, 3.0))
+    with numpyro.plate("rows", 300, subsample_size=batch) as i:
+        size = 0.5 * (1 + i % 3)
+        numpyro.sample("y", dist.Poisson(jnp.exp(b * size)), obs=jnp.round(jnp.exp(0.5 * size)))
+
+
+def test_a_center_that_is_too_far_warns_and_moves_to_the_mean_of_a_guide():
+    """25 posterior sds off; the guide's mean is that of 1,000 of its draws."""
+
+    def guide(batch=30):
+        numpyro.sample("b", dist.Normal(numpyro.param("m", 0.0), 0.04))
+
+    with pytest.warns(InferenceWarning, match=r"30 of 300 rows.*proxy.at\(guide, params\)"):
+        far = taylor_proxy(slope, center={"b": 1.5})
+    near = far.at(guide, {"m": 0.5})
+    assert near.center["b"] == pytest.approx(0.5, abs=0.01)
+    assert near.noise < 0.05 < 5 < far.noise
+    assert repr(near) == "TaylorProxy(degree=2, 300 rows of 'rows', 1 dimensions)"
+    with pytest.raises(ValueError, match=r"pickled.*taylor_proxy\(model, \*args, center="):
+        pickle.loads(pickle.dumps(far)).at(guide, {"m": 0.5})
+    ControlVariate(near.center)
+
+
+@pytest.mark.filterwarnings("ignore:with the proxy")
+def test_guides_start_at_the_center_with_its_covariance():
+    """The sites of the model are not in the order of the alphabet."""
+    proxy = taylor_proxy(counts, 2, center={"w": jnp.array([0.5, 0.7]), "rate": 1.2})
+    precision = np.linalg.inv(proxy.factor @ proxy.factor.T)
+    for make in (AutoMultivariateNormal, AutoDiagonalNormal, AutoNormal):
+        guide = make(counts)
+        loc, scale = normal_of_guide(guide, proxy.init_params(guide))
+        np.testing.assert_allclose(loc, proxy.location, rtol=1e-6)
+        given_others = np.diag(precision) ** -0.5
+        expected = proxy.factor if scale.ndim == 2 else given_others
+        np.testing.assert_allclose(scale, expected, rtol=1e-3, atol=1e-4)
+    normal = fitted_normal(proxy)
+    assert list(normal.shapes.items()) == [("w", (2,)), ("rate", ())]
+    np.testing.assert_allclose(normal.scale, proxy.factor)
+    with pytest.raises(TypeError, match="guide is a AutoDelta; it must be one of AutoMulti"):
+        proxy.init_params(AutoDelta(counts))
+
+
+def plain_rows(size):
+    """Normal rows of one latent site."""
+
+    def model(batch=2):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", size, subsample_size=batch) as i:
+            numpyro.sample("y", dist.Normal(w, 1.0), obs=COUNTS[i % 6])
+
+    return model
+
+
+def test_a_proxy_of_other_data_is_refused():
+    """Folds of equal size, for example; a copy of the data is accepted."""
+    x = rows_of_far_mean(1000)
+    loss = VRELBO(0.5, 3, proxy=taylor_proxy(far_mean, x, center={"mean": 1000.0}))
+    params = {"m": 1000.0}
+    assert_refuses("hold other data than", loss, params, far_mean, far_guide, x + 1)
+    loss.loss(random.key(0), params, far_mean, far_guide, x=x + 0, batch=50)
+
+
+class PerDatum(Objective):
+    per_datum = True
+
+    def estimate(self, draws):
+        raise AssertionError
+
+
+def test_a_proxy_of_other_rows_or_sites_is_refused():
+    def guide(*args):
+        numpyro.sample("w", dist.Normal(0.0, 1.0))
+
+    proxy = taylor_proxy(plain_rows(6), 2, center={"w": 1.0})
+    loss = VRELBO(0.5, 3, proxy=proxy)
+    assert_refuses(
+        r"7 rows of 'rows', but the proxy is one of 6 rows", loss, NONE, plain_rows(7), guide
+    )
+    wide = {"s": 1.0, "m": jnp.zeros(2)}
+    assert_refuses(r"latent sites.*'w': \(2,\).*the proxy", loss, wide, linear, linear_guide, 2)
+    loss = PerDatum(3, proxy=proxy)
+    assert_refuses("a term for each row of 'rows'", loss, NONE, plain_rows(6), guide)
+    with pytest.raises(TypeError, match="proxy is a float; it must be the result of taylor_proxy"):
+        VRELBO(0.5, 3, proxy=1.0)
+    with pytest.raises(TypeError, match=r"BBAlphaELBO.*unexpected keyword argument 'proxy'"):
+        BBAlphaELBO(0.5, 3, proxy=proxy)
+    with pytest.raises(ValueError, match="latent site 'z' lies in the plate 'data'"):
+        taylor_proxy(mixed_model, batch=2)
