@@ -4,8 +4,7 @@ Each was read from NumPyro 0.22.0.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 import copy
 from functools import partial
 from inspect import getclosurevars
@@ -55,7 +54,6 @@ __all__ = [
     "normal_of_guide",
     "params_of_hmc",
     "params_of_normal",
-    "plates_have_rows",
     "posterior_guide",
     "site_of_log_det",
     "unpacking_of",
@@ -86,20 +84,6 @@ def max_tree_depth(kernel: Any) -> int | None:
     """The limit of ``NUTS`` after warmup; None for a kernel that builds no trees."""
     limit = getattr(kernel, "_max_tree_depth", None)
     return limit[-1] if isinstance(limit, tuple) else limit
-
-
-@contextmanager
-def plates_have_rows() -> Iterator[None]:
-    """A sentence in place of the bare assertion by which a plate refuses to be empty."""
-    try:
-        yield
-    except AssertionError as error:
-        if "size of plate" not in str(error):
-            raise
-        raise ValueError(
-            "a plate of the model has no rows; pass data with at least one row, or leave the plate"
-            " out of the model where there are none."
-        ) from error
 
 
 def params_of_hmc(kernel: Any) -> Params | None:
@@ -165,11 +149,8 @@ def normal_of_guide(guide: Any, params: Params) -> tuple[Array, Array]:
             f"{type(guide).__name__} has not seen its model; fit it by svi.run first, and pass the"
             " guide and its params."
         )
-    sites = [
-        name
-        for name, site in guide.prototype_trace.items()
-        if site["type"] == "sample" and not site["is_observed"]
-    ]
+    sites = guide.prototype_trace.items()
+    sites = [n for n, x in sites if x["type"] == "sample" and not x["is_observed"]]
     one_by_one = isinstance(guide, AutoNormal)
     for name in [f"{one}_{guide.prefix}" for one in sites] if one_by_one else [guide.prefix]:
         kinds = [kind for cls, kind in _SECOND.items() if isinstance(guide, cls)]
@@ -227,8 +208,7 @@ def params_of_normal(guide: Any, loc: Array, factor: Array) -> Params:
             start = stop
         return params
     place = guide._unpack_latent(jnp.arange(guide.latent_dim))
-    order = jnp.concatenate([jnp.ravel(place[name]) for name in trace if name in place])
-    back = jnp.argsort(order)
+    back = jnp.argsort(jnp.concatenate([jnp.ravel(place[name]) for name in trace if name in place]))
     if isinstance(guide, AutoDiagonalNormal):
         return {f"{prefix}_loc": loc[back], f"{prefix}_scale": scale[back]}
     # A root of the permuted covariance, made triangular again.

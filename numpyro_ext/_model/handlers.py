@@ -17,6 +17,7 @@ __all__ = [
     "first_rows",
     "inside_plates",
     "latents_only",
+    "plates_have_rows",
     "refuse_mutable",
     "refuse_noise",
     "rows",
@@ -229,3 +230,17 @@ def subsampled_plates(trace: Trace) -> dict[str, tuple[int, int]]:
 def seed_plates(fn: Model, rng_key: Array) -> Model:
     """Seed only the minibatch draws of ``fn``, so that all particles share one minibatch."""
     return seed(fn, rng_key, hide_types=["sample", "prng_key", "control_flow"])
+
+
+@contextmanager
+def plates_have_rows() -> Iterator[None]:
+    """A sentence in place of the bare assertion by which a plate refuses to be empty."""
+    try:
+        yield
+    except AssertionError as error:
+        if "size of plate" not in str(error):
+            raise
+        raise ValueError(
+            "a plate of the model has no rows; pass data with at least one row, or leave the plate"
+            " out of the model where there are none."
+        ) from error

@@ -16,8 +16,13 @@ from numpyro.handlers import block, seed, substitute, trace
 from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_ext._model.handlers import first_rows, subsampled_plates, valid_plates
-from numpyro_ext._numpyro import mask_of, plates_have_rows
+from numpyro_ext._model.handlers import (
+    first_rows,
+    plates_have_rows,
+    subsampled_plates,
+    valid_plates,
+)
+from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Model, Sites, Trace
 
 __all__ = [

@@ -12,8 +12,8 @@ from numpyro.util import is_prng_key
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.sharding import spread_arrays
 from numpyro_ext._model.start import draw_start
+from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import Sites
-from numpyro_ext.mcmc.whitening import Whitening
 
 __all__ = ["first_states"]
 

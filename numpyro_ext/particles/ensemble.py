@@ -193,7 +193,6 @@ class ParVI(MCMCKernel):
         self.sharding = sharding
         self.params: Params = {}
         self._key_params: Array | None = None
-        # The number of warmup steps, known at init.
         self.num_steps = 0
         self.lost_optim = False
 
@@ -305,8 +304,7 @@ class ParVI(MCMCKernel):
             # A mean with falling weights keeps this share of the noise of each minibatch.
             error = self.field.tempered((weight / (2 - weight)) ** 0.5 * noise, state.i)
         aim = self.field.tempered(mean, state.i)
-        info = potential.info
-        ratio = implied_ratios(x, aim, state.i + 1, self.num_steps, info, error)
+        ratio = implied_ratios(x, aim, state.i + 1, self.num_steps, potential.info, error)
         return ParVIState(
             i=state.i + 1,
             z=jax.vmap(potential.info.unravel)(x),
