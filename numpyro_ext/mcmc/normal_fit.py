@@ -35,6 +35,7 @@ a fit has come as near as a normal can, so what it leaves is of another kind."""
 _POINTS, _POWERS = 64, 10
 _QUANTILE, _STIFFEST = 0.95, 1e4
 _SVI_STEPS = 5_000
+_REDRAWN = 8  # starts, of up to 100 tries each
 _SHARE = 7.0  # nats: a mode with less than a thousandth of the mass is not looked at
 
 
@@ -49,8 +50,8 @@ def find_normal(
     """The normal approximation at the posterior's mode; a variational one where there is no mode,
     or where the posterior around it is far from normal, as with scales of a hierarchy.
 
-    :param key_again: key of other starts, nearer to the prior's median, where the first one or its
-        gradient is not finite.
+    :param key_again: key of other starts, some nearer to the prior's median, of which the one of
+        lowest potential is taken where the first one or its gradient is not finite.
     """
     info = potential.info
     key_start, key_mode, key_svi, key_shape = random.split(rng_key, 4)
@@ -75,7 +76,19 @@ def find_normal(
     if not (given or np.isfinite(mode.decrement)):
         again = key_start if key_again is None else key_again
         start, energy, grad = start_near_median(again, model, potential)
-        potential.check_start(start, potential.first_rows(), energy, grad)
+        drawn, energies, _ = draw_start(
+            random.split(again, _REDRAWN),
+            model,
+            info,
+            *potential.arguments,
+            init_strategy=init_strategy,
+            validate_grad=True,
+        )
+        best = int(np.argmin(np.nan_to_num(energies, nan=np.inf)))
+        if np.isfinite(energies[best]) and not energy <= energies[best]:
+            start = {name: x[best] for name, x in drawn.items()}
+        else:
+            potential.check_start(start, potential.first_rows(), energy, grad)
         mode, modes = search(start)
     if mode.at_mode and not given:
         mode = _most_likely([mode, *modes])

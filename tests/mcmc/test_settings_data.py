@@ -35,11 +35,13 @@ def chains(kernel, **options):
 
 
 def check(mcmc, y, scale):
-    """4,000 draws, each 4 steps of half a deviation from the last: 2 % by chance."""
-    loc = np.asarray(mcmc.get_samples()["loc"])
+    """Each draw is 4 steps of half a deviation from the last: the sd of 4,000 is known to 2 %, the
+    mean of 500 to 5 % of a deviation. A chain whose scale is 40 times too small hardly moves."""
+    loc = np.asarray(mcmc.get_samples(group_by_chain=True)["loc"])
     sd = float(scale) / ROWS**0.5
     assert loc.std() == pytest.approx(sd, rel=0.15)
-    assert abs(loc.mean() - float(jnp.mean(y))) < 0.2 * sd
+    means = loc.reshape(8, 500).mean(1)
+    assert np.max(np.abs(means - float(jnp.mean(y)))) < 0.3 * sd
 
 
 @cache
