@@ -23,9 +23,10 @@ def check_alpha(alpha: Any, *, finite: bool = False) -> Any:
     """``alpha`` as a float, unless it is traced or a schedule; an error if it is no order."""
     if callable(alpha) or isinstance(alpha, Tracer):
         return alpha
-    wrong = alpha is None or isinstance(alpha, (bool, str, complex))
     try:
-        if wrong or jnp.ndim(alpha) or jnp.iscomplexobj(alpha):
+        if alpha is None or isinstance(alpha, (bool, str, complex)):
+            raise TypeError
+        if jnp.ndim(alpha) or jnp.iscomplexobj(alpha):
             raise TypeError
         alpha = float(alpha)
     except (TypeError, ValueError):
