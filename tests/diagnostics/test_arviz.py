@@ -79,9 +79,8 @@ class Given:
 # Which are in general not those of the posterior, and to_arviz says so.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the (number of particles|implied sd ratio|shift in sds)"),
-    pytest.mark.filterwarnings(
-        "ignore:only 1 of [25] restarts"
-    ),  # the same guide twice, on purpose
+    # The same guide twice, on purpose.
+    pytest.mark.filterwarnings("ignore:only 1 of [25] restarts"),
 ]
 
 

@@ -40,8 +40,9 @@ def draws(size=1000, lowest=-np.inf, T=1.0, seed=0):
 
 
 @functools.cache
-def judged(lowest=-np.inf, T=1.0, told=None, seed=0):
-    return diagnose(visited(hierarchy, draws(lowest=lowest, T=T, seed=seed), T=told or T))
+def judged(lowest=-np.inf, T=1.0, told=None, seed=0, num_moves=None):
+    chain = visited(hierarchy, draws(lowest=lowest, T=T, seed=seed), T=told or T)
+    return diagnose(chain, num_moves=num_moves)
 
 
 def rows_of(diagnosis):
@@ -65,8 +66,10 @@ def test_a_neck_that_the_chain_does_not_enter_is_found():
 
 
 def test_tempered_draws_are_compared_with_moves_of_their_temperature():
-    assert judged(T=1.5).ok, judged(T=1.5)
-    wrong = judged(T=1.5, told=1.0)
+    # It is wider, so that 40 moves are too few to judge it.
+    right = judged(T=1.5, num_moves=160)
+    assert right.ok, right
+    wrong = judged(T=1.5, told=1.0, num_moves=160)
     assert rows_of(wrong)[SD].ok is False
 
 
