@@ -122,7 +122,7 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
             covariance of the inputs.
         :param df: degrees of freedom nu, above d - 1.
         :param scale_matrix: S, positive definite, ``(*batch, d, d)``; about nu times the
-        covariance.
+            covariance.
         """
         M, K, nu, S = canonical(MNIWStandard(weight, precision, df, scale_matrix))
         return cls._constructed(_from_parts(M, K, nu, S))
