@@ -11,6 +11,7 @@ from numpyro_ext.diagnostics._evaluate import Prototype
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics._moved import GUIDE, Kind, left_out, moved_rows
 from numpyro_ext.diagnostics._moves import DRAWS, moved_draws, name_of, planned
+from numpyro_ext.diagnostics._other_modes import other_modes_rows
 from numpyro_ext.diagnostics._points import has_gradient
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
@@ -25,6 +26,8 @@ CHAINS = Kind(
 )
 FEWEST = 50
 """Effective draws, below which the moves would say nothing that the effective size does not."""
+SEARCHED = 1000
+"""So many draws are compared with the modes that a search finds."""
 _COLUMNS = 1000
 """At most so many numbers get an effective size of their own; the others the least of these."""
 
@@ -37,29 +40,35 @@ def chain_moves_rows(
     facts: dict[str, Any],
     num_moves: int | None,
     rng_key: Array,
-) -> list[Row]:
+    *,
+    seek_modes: bool = False,
+) -> tuple[list[Row], bool]:
     """Spread and mean of draws ``{site: (chain, draw, *site)}`` of a kernel that has a bias.
 
     Chains that are far from the posterior agree with each other, and a momentum may have its
-    temperature where the coordinates have not: only exact moves on all data say so. Modes are left
-    to R-hat, because these chains have moved between them or have not.
+    temperature where the coordinates have not: only exact moves on all data say so. Shares of modes
+    are left to R-hat, because these chains have moved between them or have not.
 
     :param facts: ``temperature``, which the moves have too; without it the draws have several.
+    :param seek_modes: whether to search for modes without draws.
+    :return: the lines, and true if a search has found no such mode.
     """
     if num_moves == 0:
-        return []
+        return [], False
     if (temperature := facts.get("temperature")) is None:
-        return left_out("not judged: the draws have no temperature, or several of them.")
+        return left_out("not judged: the draws have no temperature, or several of them."), False
     if not has_gradient(proto):
-        return left_out("not judged: a site was summed out, or has no gradient.")
+        return left_out("not judged: a site was summed out, or has no gradient."), False
     info = model_info(proto.trace)
     x = _thinned({name: draws[name] for name in info.latents}, stats)
     sizes = _effective(x)
     if not np.min(sizes) >= FEWEST:
-        return left_out(f"not judged: the draws are worth fewer than {FEWEST} independent ones.")
+        return left_out(
+            f"not judged: the draws are worth fewer than {FEWEST} independent ones."
+        ), False
     plan = planned(fit, proto.trace, num_moves)
     if isinstance(plan, str):
-        return left_out(plan)
+        return left_out(plan), False
     # The first ones are moved, so they come from all of the run.
     total = int(np.prod(next(iter(x.values())).shape[:2]))
     order = np.random.default_rng(0).permutation(total)
@@ -68,7 +77,12 @@ def chain_moves_rows(
     found = moved_draws(
         fit, proto.trace, plan, mixed, rng_key, temperature=temperature, independent=inflation
     )
-    return moved_rows(found, name_of(info), CHAINS)
+    rows = moved_rows(found, name_of(info), CHAINS)
+    if not seek_modes or temperature != 1 or any(row.ok is False for row in rows):
+        return rows, False
+    first = {name: y[:SEARCHED] for name, y in mixed.items()}
+    others = other_modes_rows(fit, proto, first, None, plan, rng_key)
+    return rows + (others or []), others == []
 
 
 def _thinned(draws: dict[str, np.ndarray], stats: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -8,16 +8,26 @@ import numpy as np
 
 from numpyro_ext.diagnostics.table import Row, equally_spaced, judged, shown
 
-__all__ = ["chain_rows", "hmc_rows", "restart_rows", "settings_rows", "sgmcmc_rows"]
+__all__ = [
+    "AGREEMENT",
+    "SEVERAL_MODES",
+    "chain_rows",
+    "hmc_rows",
+    "restart_rows",
+    "settings_rows",
+    "sgmcmc_rows",
+]
 
 OFF = 0.1
 """Relative error of a temperature or of a variance that is still fine."""
 DIVERGING = 0.01
-RHAT = 1.01
+RHAT, AGREEMENT = 1.01, "largest R-hat"
 COORDINATES = 1000
 """At most so many coordinates are looked at, equally spaced."""
 SLOWER = 20
 """Measured over predicted transitions per independent draw that is still near normal."""
+SEVERAL_MODES = "ended at different modes"
+"""In the sentence of settings about a posterior with several modes."""
 _DRAW_MORE = "its error takes 4 draws of each chain, so it is not judged; draw more."
 
 
@@ -73,14 +83,22 @@ def hmc_rows(stats: dict[str, np.ndarray]) -> list[Row]:
     return [row]
 
 
-def settings_rows(facts: dict[str, Any]) -> list[Row]:
-    """The assumptions that did not hold where the kernel found its settings."""
+def settings_rows(facts: dict[str, Any], *, visits_modes: bool = False) -> list[Row]:
+    """The assumptions that did not hold where the kernel found its settings.
+
+    :param visits_modes: whether the chains have been found in all modes, so that the sentence about
+        several of them is for information.
+    """
     problems = facts.get("settings_problems", [])
     if not problems:
         return []
     # An attribute of a single string loses its list in some file formats.
     problems = [problems] if isinstance(problems, str) else list(problems)
-    return [Row("problems of the settings", len(problems), None, "0", False, " ".join(problems))]
+    name, several = "problems of the settings", [p for p in problems if SEVERAL_MODES in p]
+    if visits_modes and several == problems:
+        verdict = f"{several[0][:-1]}: here the chains agree, and no mode was found without draws."
+        return [Row(name, len(problems), None, "", None, verdict)]
+    return [Row(name, len(problems), None, "0", False, " ".join(problems))]
 
 
 def _kinetic_temperature(x: np.ndarray, T: float, facts: dict[str, Any]) -> Row:
@@ -254,7 +272,7 @@ def _rhat(found: _Agreement, restarts: bool) -> Row:
             " loss, or take a guide with several modes."
         )
     right = f"the {what} agree."
-    return judged("largest R-hat", value, f"{RHAT}", value <= RHAT, right, wrong)
+    return judged(AGREEMENT, value, f"{RHAT}", value <= RHAT, right, wrong)
 
 
 def restart_rows(draws: dict[str, np.ndarray], facts: dict[str, Any]) -> list[Row]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, model_info, sample_sites
 from numpyro_ext._typing import Params, Sites, Trace
+from numpyro_ext.diagnostics._descent import GRADIENTS
 from numpyro_ext.diagnostics._evaluate import Evaluate, Prototype, count_of, default_block_size
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics._modes import NUMBERS
@@ -73,13 +74,7 @@ def spread_after_moves(
     centre, sd = jnp.mean(before, axis=0), jnp.std(before, axis=0)
     varies = sd > 1e-6 * jnp.abs(centre)
     unit = jnp.where(varies, sd, 1.0)
-    scale = jnp.where(jnp.std(x, axis=0) > 0, jnp.std(x, axis=0), 1.0)
-    root = scale
-    if d < m and d <= _MOST_CORRELATED:
-        u = (x - jnp.mean(x, axis=0)) / scale
-        # The correlations are shrunk, as those of the particles' own step are.
-        shrunk = jnp.matmul(u.T, u, precision="highest") / (m + d)
-        root = scale[:, None] * jnp.linalg.cholesky(jnp.fill_diagonal(shrunk, 1.0, inplace=False))
+    root = unit_root(x)
 
     def times(root: Array, v: Array) -> Array:
         return root * v if root.ndim == 1 else jnp.matmul(root, v, precision="highest")
@@ -151,6 +146,19 @@ def spread_after_moves(
     )
 
 
+def unit_root(x: Array) -> Array:
+    """The lower triangular root of the covariance of ``(m, d)`` points; standard deviations alone,
+    ``(d,)``, where there are too many coordinates."""
+    m, d = x.shape
+    scale = jnp.where(jnp.std(x, axis=0) > 0, jnp.std(x, axis=0), 1.0)
+    if d >= m or d > _MOST_CORRELATED:
+        return scale
+    u = (x - jnp.mean(x, axis=0)) / scale
+    # The correlations are shrunk, as those of the particles' own step are.
+    shrunk = jnp.matmul(u.T, u, precision="highest") / (m + d)
+    return scale[:, None] * jnp.linalg.cholesky(jnp.fill_diagonal(shrunk, 1.0, inplace=False))
+
+
 def moves_row(
     fit: Fit, proto: Prototype, found: Points, num_moves: int | None, rng_key: Array
 ) -> list[Row]:
@@ -180,25 +188,22 @@ def guide_moves_row(
     proto: Prototype,
     evaluate: Evaluate,
     draws: dict[str, Any],
-    num_moves: int | None,
+    plan: "Plan | str",
     rng_key: Array,
     *,
     remedy: str | None = None,
     shares_known: bool = False,
 ) -> list[Row]:
-    """The same of draws of a guide, those of the first restart; none without moves.
+    """The same of draws of a guide, those of the first restart.
 
     :param evaluate: makes more draws.
     :param draws: draws that exist already, ``(m, *site)``; there will be about ``DRAWS``.
     :param remedy: what to do about draws that are wrong, if it is known.
     :param shares_known: whether the weights have judged the shares of modes.
     """
-    if num_moves == 0:
-        return []
-    trace, params = proto.trace, fit.params[0]
-    plan = planned(fit, trace, num_moves)
     if isinstance(plan, str):
         return left_out(plan)
+    trace, params = proto.trace, fit.params[0]
     info = model_info(trace)
     key_draws, key_moves = random.split(rng_key)
     draws = _more(evaluate, params, draws, info, key_draws)
@@ -214,6 +219,8 @@ class Plan(NamedTuple):
     num_moves: int
     options: dict[str, int] | None
     """Of the compiler."""
+    searches: bool
+    """Whether a search for other modes is not too dear besides."""
 
 
 def planned(fit: Fit, trace: Trace, num_moves: int | None) -> Plan | str:
@@ -235,7 +242,8 @@ def planned(fit: Fit, trace: Trace, num_moves: int | None) -> Plan | str:
         return _dear(starts, "draw", f"{starts * each:.1g} operations")
     quick = jax.default_backend() == "cpu" and starts * each <= FEW_OPERATIONS
     options = {"xla_backend_optimization_level": 0} if quick else None
-    return Plan(starts, MOVES if num_moves is None else num_moves, options)
+    searches = num_moves is not None or starts * each + GRADIENTS * one <= MOST_OPERATIONS
+    return Plan(starts, MOVES if num_moves is None else num_moves, options, searches)
 
 
 def moved_draws(

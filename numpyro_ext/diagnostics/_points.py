@@ -153,6 +153,10 @@ def particle_facts(found: Points) -> dict[str, Any]:
     """Attributes that the gradients of points give; NaN without more than d of them."""
     ratios, shift = (np.asarray(y, float) for y in _ratios_of(found.x, found.score))
     worst = worst_of(ratios, SD_RATIO)
+    x, g = (np.asarray(y, np.float64) for y in found[:2])
+    # The shift is the root of b^T C b / d, b the mean gradient and C the covariance of the points.
+    slope = np.mean((x - x.mean(0)) * ((x - x.mean(0)) @ g.mean(0))[:, None], 0)
+    error = np.std(g @ slope) / (math.sqrt(len(x)) * len(ratios) * max(float(shift), 1e-30))
     noise = {} if found.noise is None else {"minibatch_noise": found.noise}
     return {
         **noise,
@@ -160,6 +164,7 @@ def particle_facts(found: Points) -> dict[str, Any]:
         "implied_sd_ratio": float(ratios[worst]),
         "implied_sd_ratio_of": found.name(worst),
         "shift": float(shift),
+        "shift_error": float(error),
     }
 
 
@@ -211,13 +216,15 @@ def _stein_rows(facts: dict[str, Any], what: str, remedy: str, limit: float) -> 
             "the gradients of a minibatch, which all of them share, are farther off, so take a"
             " larger batch, or more steps whose size falls to 0, as that of particle_step"
         )
+    error = facts.get("shift_error", 0.0)
     mean = judged(
         "shift in sds",
         shift,
         f"{limit:.2g}",
-        shift <= limit,
+        shift - error <= limit,
         f"the mean of the {what} has come to rest.",
         f"the mean of the {what} is not where the gradients of all data cancel; {remedy}.",
+        error,
     )
     if not noise:
         return [spread, mean]

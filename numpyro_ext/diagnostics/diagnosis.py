@@ -1,5 +1,6 @@
 """One table that says whether a result can be trusted, and what to do if not."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,6 +10,8 @@ from numpyro.infer import MCMC
 from numpyro_ext._checks import check_count
 from numpyro_ext.diagnostics._chain_moves import chain_moves_rows
 from numpyro_ext.diagnostics._chains import (
+    AGREEMENT,
+    SEVERAL_MODES,
     chain_rows,
     hmc_rows,
     restart_rows,
@@ -23,7 +26,8 @@ from numpyro_ext.diagnostics._guides import (
     minibatch_cause,
     point_rows,
 )
-from numpyro_ext.diagnostics._moves import guide_moves_row, moves_row
+from numpyro_ext.diagnostics._moves import guide_moves_row, moves_row, planned
+from numpyro_ext.diagnostics._other_modes import other_modes_rows
 from numpyro_ext.diagnostics._points import (
     draw_rows,
     has_gradient,
@@ -101,6 +105,7 @@ def diagnose(
     sd ratio after moves, worst         sd over that of moved draws      .85 to 1.2   richer guide
     shift after moves, worst            mean of moved draws, in sds      .2           richer guide
     chains that change sides, least     exchange between two modes       .6           see the line
+    mass of a mode without draws        found by a search                .02          see the line
     local inference not converged       share of the data                .01          raise max_iter
     largest share of a site             share of the data in one state   .99          another start
     states of a site in use             number of states with data       prior's 5 %  another start
@@ -156,12 +161,16 @@ def diagnose(
     that is not filled. Where the posterior is far wider than the points are, the chains show that
     it is wider, but not by how much. Where the draws lie in two modes and (nearly) no chain goes
     from one to the other, the chains keep the share of each; if no weights may be used, nothing has
-    judged it, and a line says so. A step of **Gibbs** sampling adds a share R to the variance of
+    judged it, and a line says so. **Modes** without draws are searched for in up to 100
+    coordinates, from 32 points, where no line has found the draws wrong; of chains where the
+    settings say that there are several, which is for information if none is found without draws and
+    the chains agree. A mode of the same height may be a copy with other labels or signs, so it is
+    named and not judged. A step of **Gibbs** sampling adds a share R to the variance of
     global sites that the guide draws independently of the local ones; the variance of the posterior
     is then 1 / (1 - R) times that of the guide.
 
-    **It fails** to see modes that no chain, guide or particle has found, and it does not know the
-    right model. A good line is necessary, not sufficient: chains with a bias that all of them
+    **It fails** to see modes that neither the draws nor the search has found, and it does not know
+    the right model. A good line is necessary, not sufficient: chains with a bias that all of them
     share agree. At most 1,000 coordinates, or units, are looked at, equally spaced.
 
     :param obj: what :func:`to_arviz` takes; or a ``DataTree`` that it gave, of which the lines come
@@ -220,13 +229,15 @@ def diagnose(
         moved: Any = getattr(obj.last_state, "z", None)
         latents = set(moved) if isinstance(moved, dict) else set(draws)
         stats = mcmc_stats(obj, fit)
-        found = _table_of_chains(draws, stats, facts, latents)
+        moved, no_other = [], False
         if facts["inference_method"] == "sgmcmc" and fit.model is not None:
             key_prototype, key_moves = jax.random.split(rng_key)
             proto = prototype(fit, key_prototype)
-            more = chain_moves_rows(fit, proto, draws, stats, facts, num_moves, key_moves)
-            found = found._replace(rows=(*found.rows, *more))
-        return found
+            several = any(SEVERAL_MODES in text for text in facts.get("settings_problems", []))
+            moved, no_other = chain_moves_rows(
+                fit, proto, draws, stats, facts, num_moves, key_moves, seek_modes=several
+            )
+        return _table_of_chains(draws, stats, facts, latents, moved, no_other_modes=no_other)
     return _of_guide(obj, fit, result, num_samples, num_moves, rng_key)
 
 
@@ -256,10 +267,14 @@ def _of_guide(
     if has_moves:
         if proto.density == "none":
             rows += _on_draws(draw_rows(scored(fit, proto, one)))
-        known = usable is not None
+    if has_moves and num_moves != 0:
+        plan, known = planned(fit, proto.trace, num_moves), usable is not None
         rows += guide_moves_row(
-            fit, proto, evaluate, one, num_moves, rng_key, remedy=cause, shares_known=known
+            fit, proto, evaluate, one, plan, rng_key, remedy=cause, shares_known=known
         )
+        if not isinstance(plan, str) and all(row.ok is not False for row in rows):
+            potentials = -out["stats"]["lp"][0]
+            rows += other_modes_rows(fit, proto, one, potentials, plan, rng_key) or []
     of_draws = [row.ok for row in rows if row.of_draws]
     found = [getattr(one, "losses", None) for one in restarts_of(result)]
     losses = [np.asarray(one) for one in found if one is not None]
@@ -328,13 +343,25 @@ def _title(facts: dict[str, Any], size: str) -> str:
 
 
 def _table_of_chains(
-    draws: Numbers, stats: Numbers, facts: dict[str, Any], latents: set[str]
+    draws: Numbers,
+    stats: Numbers,
+    facts: dict[str, Any],
+    latents: set[str],
+    moved: Sequence[Row] = (),
+    *,
+    no_other_modes: bool = False,
 ) -> Diagnosis:
-    """The table of a run of MCMC; ``latents`` are the sites that have to move."""
+    """The table of a run of MCMC; ``latents`` are the sites that have to move.
+
+    :param moved: the lines of moved draws.
+    :param no_other_modes: whether a search has found no mode without draws.
+    """
     chains, length = next(iter(draws.values())).shape[:2]
     is_sgmcmc = facts["inference_method"] == "sgmcmc"
     rows = sgmcmc_rows(stats, facts) if is_sgmcmc else hmc_rows(stats)
-    rows += [*settings_rows(facts), *chain_rows(draws, stats, facts, latents)]
+    of_chains = chain_rows(draws, stats, facts, latents)
+    agree = any(row.ok for row in of_chains if row.quantity == AGREEMENT)
+    rows += [*settings_rows(facts, visits_modes=no_other_modes and agree), *of_chains, *moved]
     return Diagnosis(_title(facts, f"{chains} x {length:,} draws"), tuple(rows))
 
 

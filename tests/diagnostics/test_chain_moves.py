@@ -15,7 +15,7 @@ from numpyro_ext.mcmc import SGHMC
 from tests.diagnostics.drawn import visited
 
 SD, SHIFT = "sd ratio after moves, worst", "shift after moves, worst"
-SPREAD = 0.6
+SPREAD = 0.4
 
 
 def hierarchy():

@@ -61,8 +61,10 @@ def test_a_shift_that_the_noise_explains_is_told_from_one_that_it_does_not():
 
 
 def test_a_shift_within_the_error_of_as_many_independent_draws_is_fine():
-    assert judged(0.08)[0]["shift in sds"].ok
-    assert judged(0.13)[0]["shift in sds"].ok is False
+    """Of 100 in one dimension it is 0.1, besides the limit of 0.1."""
+    fine, wrong = (judged(shift)[0]["shift in sds"] for shift in (0.15, 0.25))
+    assert fine.ok and wrong.ok is False
+    assert fine.error == pytest.approx(0.1, rel=0.05)
 
 
 def test_the_tree_says_the_same():
