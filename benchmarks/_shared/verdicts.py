@@ -2,6 +2,10 @@
 that are wrong and do not say so, and false alarms, which are right rows that `diagnose` finds
 wrong."""
 
+from collections.abc import Callable
+import json
+from pathlib import Path
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,11 +119,35 @@ class Verdict(NamedTuple):
         return [*words, self.says, self.judged_by]
 
 
-def counted(verdicts: list[Verdict]) -> str:
+class Line(NamedTuple):
+    """A row of a table as it is kept."""
+
+    text: str
+    right: bool
+    false_alarm: bool
+    silent: bool
+
+
+def kept(folder: Path, label: str, row: Callable[[], tuple[str, Verdict]]) -> Line:
+    """Prints a row of a table: that in ``folder / "rows"`` if an earlier run has made it, so that a
+    table which was stopped goes on. Without the file the row is run again."""
+    path = folder / "rows" / f"{re.sub('[^a-z0-9]+', '-', label.lower()).strip('-')}.json"
+    if path.is_file():
+        line = Line(**json.loads(path.read_text()))
+    else:
+        text, verdict = row()
+        line = Line(text, verdict.right, verdict.false_alarm, verdict.silent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(line._asdict()))
+    print(line.text, flush=True)
+    return line
+
+
+def counted(lines: list[Line]) -> str:
     """The sentence below a table."""
-    silent, right = sum(v.silent for v in verdicts), sum(v.right for v in verdicts)
-    alarms = sum(v.false_alarm for v in verdicts)
+    silent, right = sum(x.silent for x in lines), sum(x.right for x in lines)
+    alarms = sum(x.false_alarm for x in lines)
     return (
-        f"\nWrong and silent: {silent} of {len(verdicts)} rows; false alarms: {alarms} of {right}"
+        f"\nWrong and silent: {silent} of {len(lines)} rows; false alarms: {alarms} of {right}"
         " right rows."
     )

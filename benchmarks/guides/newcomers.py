@@ -8,10 +8,13 @@ the compared sites; `worst mean` the largest distance of the means in standard d
 `right` is whether every mean is within .2 and every ratio within 20 % of 1. `ELBO` (± Monte Carlo
 error, 1,000 draws) and `k-hat` are those of `diagnose`; `says` is what it finds wrong or could not
 judge, `judged by` has the quantities with a verdict about the draws, and a `false alarm` is a right
-row that it finds wrong. `seconds` are those of everything, compilation included.
+row that it finds wrong. `seconds` are those of everything, compilation included. Rows are kept
+under `--out` too, so that a table which was stopped goes on; without the folder `rows` there they
+are run again.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 import sys
 import time
@@ -24,7 +27,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from _shared.methods import by_guide
 from _shared.numpyro_examples import EXAMPLES, Example
 from _shared.nuts import nuts
-from _shared.verdicts import HEADS, Truth, Verdict, counted, errors, moments, shown
+from _shared.verdicts import HEADS, Line, Truth, Verdict, counted, errors, kept, moments, shown
 
 PROBLEMS = (
     "logistic",
@@ -46,7 +49,10 @@ def line(name: str, label: str, problem: Example, truth: Truth) -> tuple[str, Ve
             loss = row.objective(row.num_particles or 4)
             samples, found = by_guide(model, problem.data, row.guide(model), loss)
         except ValueError as error:  # by `diagnose`, of a fit that diverged
-            return f"| {name} | {label} | {error} |", Verdict(False, told=str(error))
+            verdict = Verdict(False, told=f"refused: {' '.join(str(error).split())}")
+            seconds = f"{time.perf_counter() - began:.1f}"
+            cells = [name, label, *4 * "-", *verdict.cells, seconds]
+            return f"| {' | '.join(cells)} |", verdict
     seconds = time.perf_counter() - began
     error = errors(samples, truth)
     verdict = Verdict(error.right(), found)
@@ -71,16 +77,15 @@ def main() -> None:
     args = parser.parse_args()
     heads = ("model", "guide", "ELBO", "k-hat", "sd ratio", "worst mean", *HEADS, "seconds")
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
-    verdicts = []
+    lines: list[Line] = []
     for name in args.problem:
         problem = EXAMPLES[name]()
         truth = moments(nuts(args.out, name, problem.model, problem.data, problem.compared))
         for label in GUIDES:
             if any(part in label for part in args.only):
-                text, verdict = line(name, label, problem, truth)
-                verdicts.append(verdict)
-                print(text, flush=True)
-    print(counted(verdicts))
+                make = partial(line, name, label, problem, truth)
+                lines.append(kept(args.out, f"{name} {label}", make))
+    print(counted(lines))
 
 
 if __name__ == "__main__":

@@ -13,11 +13,14 @@ nothing.
 sites. `right`: each mean is within .2 sd and each sd within 20 %; of kernels within .1 and 10 %,
 or three Monte Carlo errors more. `says` is what `diagnose` finds wrong or could not judge, and
 warnings; `judged by` has the quantities with a verdict about the draws; a `false alarm` is a right
-row that `diagnose` finds wrong. `seconds` are those of everything, compilation included.
+row that `diagnose` finds wrong. `seconds` are those of everything, compilation included. Rows are
+kept under `--out` too, so that a table which was stopped goes on; without the folder `rows` there
+they are run again.
 """
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 import sys
 import time
@@ -36,7 +39,7 @@ from numpyro_ext.particles import Blob, RegularizedSVGD
 sys.path.append(str(Path(__file__).parents[1]))
 from _shared.methods import by_guide, by_kernel, by_particles, by_parvi, merged, smallest_ess
 from _shared.unseen_models import MODELS, NUTS_DRAWS, Unseen
-from _shared.verdicts import HEADS, Errors, Truth, Verdict, counted, errors
+from _shared.verdicts import HEADS, Errors, Line, Truth, Verdict, counted, errors, kept
 
 GUIDES = {
     guide.__name__: guide
@@ -108,7 +111,7 @@ def main() -> None:
     args = parser.parse_args()
     if not args.truth:
         print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
-    verdicts = []
+    lines: list[Line] = []
     for name in args.model:
         problem = MODELS[name]()
         truth = problem.truth(args.out, name)
@@ -116,11 +119,10 @@ def main() -> None:
             report_truth(args.out, name, truth)
             continue
         for method in args.only:
-            text, verdict = line(name, method, problem, truth)
-            verdicts.append(verdict)
-            print(text, flush=True)
-    if verdicts:
-        print(counted(verdicts))
+            row = partial(line, name, method, problem, truth)
+            lines.append(kept(args.out, f"{name} {method}", row))
+    if lines:
+        print(counted(lines))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,12 @@ between the means of particles and NUTS in standard deviations of NUTS, `sd rati
 the compared sites. `right` is whether every mean is within .2 and every ratio within 20 % of 1.
 `says` is what `diagnose` finds wrong or could not judge, `judged by` has the quantities with a
 verdict about the draws, and a `false alarm` is a right row that it finds wrong. `seconds` are those
-of everything, compilation included.
+of everything, compilation included. Rows are kept under `--out` too, so that a table which was
+stopped goes on; without the folder `rows` there they are run again.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 import sys
 import time
@@ -23,7 +25,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from _shared.methods import by_particles, by_parvi
 from _shared.numpyro_examples import EXAMPLES, Example
 from _shared.nuts import nuts
-from _shared.verdicts import HEADS, Truth, Verdict, counted, errors, moments
+from _shared.verdicts import HEADS, Line, Truth, Verdict, counted, errors, kept, moments
 
 PROBLEMS = (
     "logistic",
@@ -62,15 +64,14 @@ def main() -> int:
     args = parser.parse_args()
     heads = ("model", "field", "worst mean", "sd ratio", *HEADS, "seconds")
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
-    verdicts = []
+    lines: list[Line] = []
     for name in args.problem:
         problem = EXAMPLES[name]()
         truth = moments(nuts(args.out, name, problem.model, problem.data, problem.compared))
         for label in args.field:
-            text, verdict = row(name, label, problem, truth, args.seed)
-            verdicts.append(verdict)
-            print(text, flush=True)
-    print(counted(verdicts))
+            make = partial(row, name, label, problem, truth, args.seed)
+            lines.append(kept(args.out, f"{name} {label} {args.seed}", make))
+    print(counted(lines))
     return 0
 
 

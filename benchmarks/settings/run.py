@@ -13,8 +13,9 @@ given by hand, that it finds wrong.
 
 The truth is exact (Gaussian given one or two scales, which are summed over a grid), the Laplace
 approximation in double precision (logistic regression with 100,000 and more rows), published
-(German credit), or NUTS on all rows. What NUTS gave is kept in `--cache`, so that another run takes
-it from there with its seconds; `--fresh` runs it again.
+(German credit), or NUTS on all rows. What NUTS gave is kept in `--out`, so that another run takes
+it from there with its seconds; `--fresh` runs it again. Rows are kept there too, so that a table
+which was stopped goes on; without the folder `rows` there they are run again.
 
 Groups: `known`; `warned`, where settings cannot be found and the software must say so, with the
 best of several settings by hand of `SGHMC(model, step, friction=...)` beside them; `examples`, the
@@ -41,7 +42,7 @@ from numpyro_ext.mcmc import SGHMC, SGLD, SGNHT
 
 sys.path.append(str(Path(__file__).parents[1]))
 from _shared.methods import STEPS, Chains, by_kernel, merged, smallest_ess
-from _shared.verdicts import Truth, Verdict, counted, errors, moments
+from _shared.verdicts import Line, Truth, Verdict, counted, errors, kept, moments
 
 KERNELS: dict[str, Callable[..., Any]] = {"SGHMC": SGHMC, "SGNHT": SGNHT, "SGLD": SGLD}
 ALL = [*PROBLEMS, *EXAMPLES]
@@ -196,7 +197,7 @@ def main() -> None:
     parser.add_argument("--newcomer", action="store_true", help="the group examples alone")
     parser.add_argument("--problem", nargs="*", default=ALL, choices=ALL, metavar="NAME")
     parser.add_argument("--kernel", nargs="*", default=list(KERNELS), choices=list(KERNELS))
-    parser.add_argument("--cache", type=Path, default=Path("out/settings"))
+    parser.add_argument("--out", type=Path, default=Path("out/settings"))
     parser.add_argument("--fresh", action="store_true", help="run NUTS although it is kept")
     parser.add_argument("--no-nuts", action="store_true", help="NUTS only where it is the truth")
     args = parser.parse_args()
@@ -206,23 +207,23 @@ def main() -> None:
         names = ", ".join(sorted(left_out))
         print(f"There is no folder {args.data_dir} (--data-dir): {names} are left out.")
     print(HEAD + "\n|" + "---|" * 14, flush=True)
-    verdicts: list[Verdict] = []
+    lines: list[Line] = []
     for group in ["examples"] if args.newcomer else args.group:
         for name in GROUPS[group]:
             if name in args.problem and name not in left_out:
-                verdicts += report(name, group, args)
-    print(counted(verdicts))
+                lines += report(name, group, args)
+    print(counted(lines))
 
 
-def report(name: str, group: str, args: argparse.Namespace) -> list[Verdict]:
-    """The rows of one posterior, and the verdicts on those with nothing given by hand."""
+def report(name: str, group: str, args: argparse.Namespace) -> list[Line]:
+    """The rows of one posterior, of which those with nothing given by hand are counted."""
     problem = PROBLEMS[name](args.data_dir) if name in PROBLEMS else EXAMPLES[name]()
     truth = problem.truth
     if truth is None or not args.no_nuts:
-        kept = args.cache / f"{re.sub('[^a-z0-9]+', '-', name.lower())}.npz"
+        path = args.out / f"{re.sub('[^a-z0-9]+', '-', name.lower())}.npz"
         if args.fresh:
-            kept.unlink(missing_ok=True)
-        known, facts = nuts(problem, kept)
+            path.unlink(missing_ok=True)
+        known, facts = nuts(problem, path)
         verdict = "" if np.isnan(facts["held_out"]) else f"new rows {facts['held_out']:.2f}"
         error = spread = ""
         if truth is not None:
@@ -236,15 +237,20 @@ def report(name: str, group: str, args: argparse.Namespace) -> list[Verdict]:
             flush=True,
         )
         truth = known if truth is None else truth
-    verdicts = []
-    for label in args.kernel:
-        text, verdict = line(name, fit(label, problem), truth, group)
-        verdicts.append(verdict)
-        print(text, flush=True)
-    if problem.by_hand and group == "warned":
+
+    def default(label: str) -> tuple[str, Verdict]:
+        return line(name, fit(label, problem), truth, group)
+
+    def by_hand() -> tuple[str, Verdict]:
         best, tried = best_by_hand(problem, truth)
-        print(line(name, best, truth, group, tried)[0], flush=True)
-    return verdicts
+        return line(name, best, truth, group, tried)
+
+    lines = [
+        kept(args.out, f"{name} {label} {group}", partial(default, label)) for label in args.kernel
+    ]
+    if problem.by_hand and group == "warned":
+        kept(args.out, f"{name} by hand", by_hand)
+    return lines
 
 
 if __name__ == "__main__":

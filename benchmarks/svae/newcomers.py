@@ -13,7 +13,8 @@ of 4,000 draws over that of NUTS; `P(z)` is the largest error of a probability o
 state. `right` is whether every mean is within .2 and every ratio within 20 % of 1. `k-hat` is that
 of `diagnose`; `says` is what it finds wrong or could not judge, `judged by` has the quantities with
 a verdict about the draws, and a `false alarm` is a right row that it finds wrong. `seconds` are
-those of everything, compilation included.
+those of everything, compilation included. Rows are kept under `--out` too, so that a table which
+was stopped goes on; without the folder `rows` there they are run again.
 """
 
 import argparse
@@ -55,7 +56,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from _shared.numpyro_examples import HITS, TIMES, eight_schools
 from _shared.nuts import Samples, nuts
 from _shared.verdicts import HEADS as VERDICT_HEADS
-from _shared.verdicts import Verdict, counted, errors, moments, shown
+from _shared.verdicts import Line, Verdict, counted, errors, kept, moments, shown
 
 STEPS, DRAWS, CHAINS = 5000, 4000, 4
 HEADS = (
@@ -510,7 +511,7 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="the whole table of `diagnose`")
     args = parser.parse_args()
     print(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}")
-    verdicts = []
+    lines: list[Line] = []
     for name in args.problem:
         problem = PROBLEMS[name]()
         truth, r_hat = truth_of(args.out, name, problem)
@@ -520,10 +521,9 @@ def main() -> None:
                 for potential, implicit in ways(problem):
                     run = partial(fit, problem, rule, potential, implicit, args.steps)
                     cells = [name, f"`{label}`", potential, implicit]
-                    text, verdict = line(cells, truth, r_hat, run, args.verbose)
-                    verdicts.append(verdict)
-                    print(text, flush=True)
-    print(counted(verdicts))
+                    make = partial(line, cells, truth, r_hat, run, args.verbose)
+                    lines.append(kept(args.out, " ".join([*cells, str(args.steps)]), make))
+    print(counted(lines))
 
 
 if __name__ == "__main__":
