@@ -22,6 +22,7 @@ from numpyro_ext._model.read import (
 )
 from numpyro_ext._model.units import Layout
 from numpyro_ext._typing import Params, Sites, Trace
+from numpyro_ext.diagnostics._match import union
 
 __all__ = ["coordinates", "density_of", "log_weight", "reference_of", "total_of", "total_parts"]
 
@@ -134,10 +135,7 @@ def _only_moves(fn: Callable[..., list[Array]], params: Any, noise: Any, discret
         return jax.vjp(lambda noise: fn(params, noise, discrete), noise)[1](probe)[0]
 
     arguments = {"params": _shapes(params), "noise": noise, "discrete": discrete, "probe": probe}
-    sources = jax.tree.leaves(
-        eval_provenance(pulled_back, **arguments), is_leaf=lambda x: isinstance(x, frozenset)
-    )
-    if not frozenset().union(*sources) <= {"probe"}:
+    if not union(eval_provenance(pulled_back, **arguments)) <= {"probe"}:
         return False
     found = jax.jit(pulled_back)(**{**_zeros({**arguments, "probe": ()}), "probe": probe})
     found = np.concatenate([np.abs(np.ravel(x)) for x in jax.tree.leaves(found)])

@@ -25,10 +25,8 @@ __all__ = [
     "narrow_rows",
     "point_rows",
     "states_row",
-    "unimportant",
 ]
 
-CHANGE = "change of the loss"
 FALL = 0.1
 """Nats by which the losses may still fall over the last fifth."""
 UNCONVERGED = 0.01
@@ -43,8 +41,11 @@ NARROW = 0.86
 """Of normals whose standard deviation is 0.8 of the right one."""
 
 
-def loss_rows(losses: list[np.ndarray]) -> list[Row]:
-    """The last fifth of the losses of each restart against the fifth before."""
+def loss_rows(losses: list[np.ndarray], *, is_right: bool) -> list[Row]:
+    """The last fifth of the losses of each restart against the fifth before.
+
+    :param is_right: whether other lines have found the draws right; then it is for information.
+    """
     changes = []
     for one in losses:
         fifth = len(one) // 5
@@ -55,7 +56,7 @@ def loss_rows(losses: list[np.ndarray]) -> list[Row]:
         changes.append((float(m1 - m0), float(np.sqrt((v0 + v1) / fifth))))
     if not changes:
         return []
-    name, limit = CHANGE, f"{FALL} or 3 errors"
+    name, limit = "change of the loss", f"{FALL} or 3 errors"
     lost = [change for change in changes if not math.isfinite(change[0])]
     if lost:
         verdict = "losses are not finite; take a smaller learning rate or stable_update=True."
@@ -66,15 +67,10 @@ def loss_rows(losses: list[np.ndarray]) -> list[Row]:
     if change < 0:
         wrong = "the loss was still falling in the last fifth of the steps; run longer."
     ok = abs(change) <= max(FALL, 3 * error)
+    if is_right and not ok:
+        verdict = f"{wrong[:-1]}; the lines on the draws find nothing wrong with them."
+        return [Row(name, change, error, "", None, verdict)]
     return [judged(name, change, limit, ok, right, wrong, error)]
-
-
-def unimportant(row: Row) -> Row:
-    """A change of the loss for information, where the draws have been found right."""
-    if row.quantity != CHANGE or row.ok is not False or math.isnan(row.value):
-        return row
-    verdict = f"{row.verdict[:-1]}; the lines on the draws find nothing wrong with them."
-    return row._replace(limit="", ok=None, verdict=verdict)
 
 
 def point_rows(proto: Prototype, draws: dict[str, np.ndarray]) -> list[Row]:

@@ -22,7 +22,6 @@ from numpyro_ext.diagnostics._guides import (
     loss_rows,
     minibatch_cause,
     point_rows,
-    unimportant,
 )
 from numpyro_ext.diagnostics._moves import guide_moves_row, moves_row
 from numpyro_ext.diagnostics._points import (
@@ -241,10 +240,7 @@ def _of_guide(
     out = evaluate(key_draws, num_samples)
     warn_of_lost_draws(out)
     draws = {**out["latent"], **out["deterministic"]}
-    found = [getattr(one, "losses", None) for one in restarts_of(result)]
-    losses = [np.asarray(one) for one in found if one is not None]
     rows = [
-        *loss_rows([one for one in losses if one.ndim == 1]),
         *local_rows(obj.guide, fit, draws, jax.random.fold_in(rng_key, 1)),
         *_restarts(draws, fit.attributes),
         *(points := point_rows(proto, out["latent"])),
@@ -265,8 +261,10 @@ def _of_guide(
             fit, proto, evaluate, one, num_moves, rng_key, remedy=cause, shares_known=known
         )
     of_draws = [row.ok for row in rows if row.of_draws]
-    if True in of_draws and False not in of_draws:
-        rows = [unimportant(row) for row in rows]
+    found = [getattr(one, "losses", None) for one in restarts_of(result)]
+    losses = [np.asarray(one) for one in found if one is not None]
+    is_right = True in of_draws and False not in of_draws
+    rows = [*loss_rows([one for one in losses if one.ndim == 1], is_right=is_right), *rows]
     return Diagnosis(_title(fit.attributes, _size_of(draws)), tuple(rows))
 
 

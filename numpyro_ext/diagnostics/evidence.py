@@ -14,17 +14,15 @@ from numpyro.handlers import seed
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.density import log_density
 from numpyro_ext._model.handlers import rows
-from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._model.minibatch import replace_indices
 from numpyro_ext._model.read import trace_of
 from numpyro_ext._model.taylor import LARGEST_NOISE, TaylorProxy, sd_over_minibatches, too_far
 from numpyro_ext._model.units import find_layout
 from numpyro_ext._numpyro import at_unconstrained
 from numpyro_ext._typing import Params, Sites, Trace
-from numpyro_ext.diagnostics._evaluate import guide_trace_of, model_trace_of, prototype
-from numpyro_ext.diagnostics._fit import check_key, fit_of
+from numpyro_ext.diagnostics._evaluate import guide_trace_of, model_trace_of
 from numpyro_ext.diagnostics.full_data import minibatch_plates
-from numpyro_ext.diagnostics.psis import log_weights_of
+from numpyro_ext.diagnostics.psis import fit_with_density, log_weights_of
 
 _ROWS = 1000
 """Rows, at least, on which a draw is evaluated by a proxy."""
@@ -174,14 +172,7 @@ def _log_weights_by(
     rng_key: Any,
 ) -> np.ndarray:
     """``(S,)`` log weights of a fit, each draw on rows of its own."""
-    fit = fit_of(obj, result, model_args, model_kwargs)
-    key_prototype, key_draws = random.split(check_key(rng_key))
-    proto = prototype(fit, key_prototype)
-    if proto.density == "none" or proto.marginalized:
-        raise IntractableDensityError(
-            "the draws of this fit have no density, so they have no importance weights; judge them"
-            " with kernel_stein_discrepancy."
-        )
+    fit, proto, key_draws = fit_with_density(obj, result, model_args, model_kwargs, rng_key)
     plates = minibatch_plates(obj.model, fit.args, fit.kwargs)
     num_rows = min(proxy.size, max(proxy.batch, _ROWS))
 

@@ -9,15 +9,16 @@ import math
 from typing import Any, NamedTuple
 
 import jax
+from jax import Array
 import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.implicit import IntractableDensityError
-from numpyro_ext.diagnostics._evaluate import evaluator, prototype
-from numpyro_ext.diagnostics._fit import check_key, fit_of
+from numpyro_ext.diagnostics._evaluate import Prototype, evaluator, prototype
+from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
 
-__all__ = ["ParetoKhat", "khat_error", "log_weights_of", "pareto_khat"]
+__all__ = ["ParetoKhat", "fit_with_density", "khat_error", "log_weights_of", "pareto_khat"]
 
 INSTEAD = (
     "judge its draws with kernel_stein_discrepancy or, against draws of the posterior, with"
@@ -218,20 +219,32 @@ def log_weights_of(
         weight = obj.transpose("chain", "draw", ...).to_numpy()
     else:
         num_samples = check_count("num_samples", num_samples)
-        rng_key = check_key(rng_key)
-        fit = fit_of(obj, result, model_args, model_kwargs)
-        key_prototype, key_draws = jax.random.split(rng_key)
-        proto = prototype(fit, key_prototype)
-        if proto.marginalized:
-            raise IntractableDensityError(
-                f"latent site '{proto.marginalized[0]}' was summed out, and the density of the"
-                f" model without it is not computed here; {INSTEAD}"
-            )
-        if proto.density == "none":
-            raise IntractableDensityError(
-                f"{fit.attributes['guide']} gives draws without a density, so they have no"
-                f" importance weights; {INSTEAD}"
-            )
+        fit, proto, key_draws = fit_with_density(obj, result, model_args, model_kwargs, rng_key)
         evaluate = evaluator(fit, proto, lp=True)
         weight = evaluate(key_draws, num_samples)["stats"]["log_weight"]
     return weight.reshape(-1, *weight.shape[2:])
+
+
+def fit_with_density(
+    obj: Any,
+    result: Any,
+    model_args: tuple | None,
+    model_kwargs: dict[str, Any] | None,
+    rng_key: Any,
+) -> tuple[Fit, Prototype, Array]:
+    """The fit of an ``SVI`` or an engine whose draws have a density, and a key for its draws."""
+    rng_key = check_key(rng_key)
+    fit = fit_of(obj, result, model_args, model_kwargs)
+    key_prototype, key_draws = jax.random.split(rng_key)
+    proto = prototype(fit, key_prototype)
+    if proto.marginalized:
+        raise IntractableDensityError(
+            f"latent site '{proto.marginalized[0]}' was summed out, and the density of the model"
+            f" without it is not computed here; {INSTEAD}"
+        )
+    if proto.density == "none":
+        what = fit.attributes.get("guide", "this fit")
+        raise IntractableDensityError(
+            f"{what} gives draws without a density, so they have no importance weights; {INSTEAD}"
+        )
+    return fit, proto, key_draws
