@@ -249,7 +249,6 @@ def test_order_one_half_on_fifty_rows_finds_the_posterior_of_the_readme():
     params = jax.jit(jax.vmap(fit))(random.split(random.key(1), 8))
     exact_mean, exact_sd = x.sum() / 1000.01, 1000.01**-0.5
     shift = (params["mean_auto_loc"] - exact_mean) / exact_sd
-    print(shift, params["mean_auto_scale"] / exact_sd)
     np.testing.assert_allclose(shift, 0, atol=0.1)
     np.testing.assert_allclose(params["mean_auto_scale"] / exact_sd, 1, atol=0.05)
 
