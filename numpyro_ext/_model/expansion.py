@@ -18,7 +18,7 @@ from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.density import row_log_lik
 from numpyro_ext._model.handlers import first_rows, refuse_noise, rows, valid_plates
 from numpyro_ext._model.mistakes import check_observed
-from numpyro_ext._model.mode_search import DENSE_UP_TO, NormalFit, find_modes
+from numpyro_ext._model.mode_search import DENSE_UP_TO, NormalFit, find_modes, starts_of
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import (
     ModelInfo,
@@ -28,7 +28,7 @@ from numpyro_ext._model.read import (
     set_up,
     trace_of,
 )
-from numpyro_ext._model.start import draw_start
+from numpyro_ext._model.start import draw_start, start_near_median
 from numpyro_ext._model.taylor import LARGEST_NOISE, TaylorProxy, sd_over_minibatches, too_far
 from numpyro_ext._numpyro import at_unconstrained, default_key
 from numpyro_ext._typing import Model, Params, Trace
@@ -36,6 +36,8 @@ from numpyro_ext._typing import Model, Params, Trace
 __all__ = ["Rows"]
 
 _BLOCK = 10_000
+_NEAR, _FAR, _REFINED = 0.1, 50.0, 6  # from so many sds to so many, Newton steps in float64
+_OFF = 0.5  # sds between center and mode that are worth a warning
 _DRAWS_OF_GUIDE = 1000
 _COMPARED = 64  # rows, in which two sets of data are seen to differ
 _POINTS, _ROWS = 16, 10_000  # at which the noise over minibatches is measured
@@ -78,12 +80,17 @@ class Rows:
 
     def proxy(self, rng_key: Array, center: Any) -> TaylorProxy:
         """The proxy at a center, or at the mode if it is None."""
-        x, factor = self._find_center(rng_key, center)
+        x, factor, off = self._find_center(rng_key, center)
         self._check_forward_mode(x)
-        value, grad, hessian = self._sums(x)
-        nearest = x
-        if hessian is not None:
-            nearest, factor = self._normal(x, grad, hessian)
+        for k in range(_REFINED + 1):
+            value, grad, hessian = self._sums(x)
+            nearest = x
+            if hessian is not None:
+                nearest, factor, off = self._normal(x, grad, hessian)
+            # A search has float32 sums, whose digits are too few for some columns of raw data.
+            if k == _REFINED or center is not None or not _NEAR < off < _FAR or hessian is None:
+                break
+            x = nearest
         sites = self.potential.postprocess()(self.info.unravel(x))
         proxy = TaylorProxy(
             center={name: sites[name] for name in self.info.latents},
@@ -102,7 +109,12 @@ class Rows:
             proxy = replace(proxy, noise=self._noise(proxy, nearest, factor))
             if not proxy.noise <= LARGEST_NOISE:
                 _warn(too_far(proxy.noise, self.batch, self.size))
-        elif hessian is not None:
+        if center is None and not off < _OFF:
+            _warn(
+                "the search for a mode did not end at one, so the center of the proxy may be far"
+                " from the posterior; fit a guide with VRELBO(1.), and pass center=(guide, params)."
+            )
+        elif factor is None and hessian is not None:
             _warn(
                 "the curvature at the center of the proxy is not that of a mode, so the center may"
                 " be far from the posterior; leave center out, or pass center=(guide, params)."
@@ -133,12 +145,13 @@ class Rows:
                         return False
         return True
 
-    def _find_center(self, rng_key: Array, center: Any) -> tuple[Array, Array | None]:
-        """The flat vector of the center, and the scales there if a search found them."""
-        factor = None
+    def _find_center(self, rng_key: Array, center: Any) -> tuple[Array, Array | None, float]:
+        """The flat vector of the center; by a search also the scales there, and the distance of the
+        mode in sds."""
+        factor, off = None, np.inf
         if center is None:
             mode = self._search(rng_key)
-            x, factor = mode.center, mode.factor
+            x, factor, off = mode.center, mode.factor, mode.decrement + (mode.num_negative > 0)
         elif isinstance(center, dict):
             # Traced, or NumPyro would refuse values outside the supports in words of its own.
             x = jax.jit(lambda c: self.info.ravel(self.potential.unconstrain("center", c)))(center)
@@ -155,24 +168,24 @@ class Rows:
                     f"center is not finite at site '{name}' in unconstrained space; give finite"
                     " values inside the supports, or no center for the mode."
                 )
-        return x, factor
+        return x, factor, off
 
     def _search(self, rng_key: Array) -> NormalFit:
-        mode: Any = None
+        """The first of up to eight searches that ends at a mode, or the one that ends nearest."""
         key_start, key_modes = random.split(rng_key)
-        potential = self.potential
+        potential, found = self.potential, []
         start, energy, _ = draw_start(key_start, self.model, self.info, *self.arguments)
-        potential.check_start(start, potential.first_rows(), energy)
-        first = self.info.ravel(start)
-        other = random.uniform(random.fold_in(key_start, 1), first.shape, first.dtype, -2, 2)
-        for mode in find_modes(key_modes, potential, [first, -first, other, -other]):
-            if mode.at_mode:
-                return mode
-        _warn(
-            "the search for a mode did not end at one, so the center of the proxy may be far from"
-            " the posterior; fit a guide with VRELBO(1.), and pass center=(guide, params)."
-        )
-        return mode
+        for near_median in (False, True):
+            if near_median:  # for likelihoods that overflow in most of what is drawn
+                start, energy, grad = start_near_median(key_start, self.model, potential)
+                if not found:
+                    potential.check_start(start, potential.first_rows(), energy, grad)
+            starts = starts_of(key_start, self.info.ravel(start))
+            for mode in find_modes(key_modes, potential, starts) if np.isfinite(energy) else ():
+                if mode.at_mode:
+                    return mode
+                found.append(mode)
+        return min(found, key=lambda mode: np.nan_to_num(mode.decrement, nan=np.inf))
 
     def _mean(self, rng_key: Array, guide: Model, params: Params) -> Array:
         set_up(guide, *self.arguments)
@@ -244,8 +257,9 @@ class Rows:
 
     def _normal(
         self, x: Array, grad: np.ndarray, hessian: np.ndarray
-    ) -> tuple[Array, Array | None]:
-        """Mean and factor of the normal approximation at x; no factor where it is not one."""
+    ) -> tuple[Array, Array | None, float]:
+        """Mean and factor of the normal approximation at x, no factor where it is not one, and the
+        length of the whitened gradient, which is the distance of the mean in sds."""
         prior, idx = self.potential.prior(), self.potential.first_rows()
 
         @jax.jit
@@ -261,9 +275,10 @@ class Rows:
             np.linalg.cholesky(precision)
             factor = np.linalg.cholesky(np.linalg.inv(precision))
         except np.linalg.LinAlgError:
-            return x, None
-        step = np.linalg.solve(precision, grad - slope)
-        return x + jnp.asarray(step, x.dtype), jnp.asarray(factor, x.dtype)
+            return x, None, np.inf
+        white = factor.T @ (grad - slope)
+        nearest = x + jnp.asarray(factor @ white, x.dtype)
+        return nearest, jnp.asarray(factor, x.dtype), float(np.linalg.norm(white))
 
     def _noise(self, proxy: TaylorProxy, nearest: Array, factor: Array) -> float:
         """The standard deviation over minibatches at draws of the normal approximation."""

@@ -17,7 +17,15 @@ from numpyro_ext._model.minibatch import draw_indices
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.whitening import Whitening
 
-__all__ = ["DENSE_UP_TO", "NormalFit", "batch_rows", "draw_batch", "find_modes", "some_rows"]
+__all__ = [
+    "DENSE_UP_TO",
+    "NormalFit",
+    "batch_rows",
+    "draw_batch",
+    "find_modes",
+    "some_rows",
+    "starts_of",
+]
 
 DENSE_UP_TO = 512
 """Latent dimensions up to which the curvature is a matrix."""
@@ -110,6 +118,13 @@ def _curvature(potential: Potential, idx: dict[str, Array], x: Array) -> Array:
     return lax.map(along, jnp.eye(len(x), dtype=x.dtype), batch_size=32)
 
 
+def starts_of(rng_key: Array, first: Array) -> list[Array]:
+    """Where four searches begin: at ``first``, at another point within 2, and opposite of both,
+    because an exchange of two numbers is one of their difference's sign."""
+    other = random.uniform(random.fold_in(rng_key, 1), first.shape, first.dtype, -2, 2)
+    return [first, -first, other, -other]
+
+
 def find_modes(rng_key: Array, potential: Potential, starts: list[Array]) -> Iterator[NormalFit]:
     """
     The modes found from each of these points, one after another, by the same compiled functions:
@@ -126,12 +141,13 @@ def find_modes(rng_key: Array, potential: Potential, starts: list[Array]) -> Ite
                 x, state = piece(x, state, key, k)
                 spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
                 advance()
-            for k in range(_NEWTON_STEPS):
+            fallback = [start, state[1]]  # the latter, where Adam last had a finite gradient
+            for _ in range(_NEWTON_STEPS):
                 x, value, decrement, moved, factor, num_negative, tries = newton(x)
                 spent += int(tries) * all_rows
                 advance()
-                if k == 0 and not np.isfinite(decrement):
-                    _, x = state  # where the gradient was finite
+                if fallback and not np.isfinite(decrement):
+                    x = fallback.pop()
                 elif not bool(moved):
                     break
         diagonal = jnp.diagonal(factor) if factor.ndim == 2 else factor

@@ -20,6 +20,7 @@ from numpyro_ext._model.mode_search import (
     batch_rows,
     find_modes,
     some_rows,
+    starts_of,
 )
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
@@ -63,10 +64,7 @@ def find_normal(
         )
 
     def search(start: Sites) -> tuple[NormalFit, Iterator[NormalFit]]:
-        # Opposite points, because an exchange of two numbers is one of their difference's sign.
-        first, more = info.ravel(start), random.fold_in(key_start, 1)
-        other = random.uniform(more, first.shape, first.dtype, -2, 2)
-        modes = find_modes(key_mode, potential, [first, -first, other, -other])
+        modes = find_modes(key_mode, potential, starts_of(key_start, info.ravel(start)))
         return next(modes), modes
 
     mode = NormalFit(info.ravel(start), jnp.ones(info.size), np.nan)

@@ -9,6 +9,7 @@ from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice, check_count, check_positive, check_several, summary
+from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.samples import Samples
 
@@ -42,8 +43,8 @@ class AmortizedMCMC(Objective):
     reach yield no gradient: modes that no chain finds are left out. ``"langevin"`` is not adjusted:
     its fixed point is the law of that chain, too wide by a relative variance of :math:`\epsilon /
     (2 s^2)` for a normal posterior of variance :math:`s^2`. With a subsampled likelihood the
-    transitions have its noise. The pull of T short transitions is weak compared with the noise of K
-    draws, so give the optimiser a falling rate, or take more of both.
+    transitions have its noise, unless there is a ``proxy``. The pull of T short transitions is weak
+    compared with the noise of K draws, so give the optimiser a falling rate, or take more of both.
 
     **Units.** If plates enclose every site, each of their elements has transitions of its own.
     Otherwise there is one vector of all latents. Latents in a subsampled plate that does not
@@ -63,6 +64,7 @@ class AmortizedMCMC(Objective):
     :param float step_size: :math:`\epsilon`, in units of length squared.
     :param str loss: ``"energy"`` or ``"kl"``.
     :param vectorize_particles: as in :class:`Objective`.
+    :param proxy: as in :class:`VRELBO`.
 
     **References:**
 
@@ -100,6 +102,7 @@ class AmortizedMCMC(Objective):
         step_size: float | Array = 1e-2,
         loss: str = "energy",
         vectorize_particles: bool | MapT = True,
+        proxy: TaylorProxy | None = None,
     ) -> None:
         if not callable(transition) or isinstance(transition, type):
             check_choice("transition", transition, ("langevin", "mala"))
@@ -112,7 +115,7 @@ class AmortizedMCMC(Objective):
         self.transition = transition
         self.step_size = step_size
         self.loss_kind = loss
-        super().__init__(num_particles, vectorize_particles=vectorize_particles)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
     def __repr__(self) -> str:
         # The attribute ``loss`` is a method, as of every loss of NumPyro.

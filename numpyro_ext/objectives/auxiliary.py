@@ -4,6 +4,7 @@ from jax import Array
 
 from numpyro_ext._model.read import sample_sites
 from numpyro_ext._model.reverse import split_auxiliary
+from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._typing import HasReverse
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 from numpyro_ext.objectives.power_mean import surrogate
@@ -39,6 +40,7 @@ class AuxiliaryELBO(Objective):
     :param bool importance_weighted: True for the mean of the weights in place of the mean of their
         logarithms.
     :param vectorize_particles: as in :class:`Objective`.
+    :param proxy: as in :class:`VRELBO`.
 
     **References:**
 
@@ -67,6 +69,7 @@ class AuxiliaryELBO(Objective):
         importance_weighted: bool = False,
         *,
         vectorize_particles: bool | MapT = True,
+        proxy: TaylorProxy | None = None,
     ) -> None:
         if not isinstance(importance_weighted, bool):
             raise TypeError(
@@ -74,7 +77,7 @@ class AuxiliaryELBO(Objective):
             )
         self.importance_weighted = importance_weighted
         self.linear = not importance_weighted
-        super().__init__(num_particles, vectorize_particles=vectorize_particles)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         guide = guide_with(

@@ -15,6 +15,7 @@ from numpyro.distributions import biject_to
 from numpyro_ext._checks import check_choice, check_several
 from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.read import latent_sites
+from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Trace
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
@@ -92,6 +93,7 @@ class DensityRatioELBO(Objective):
         shape ``(d,)``.
     :param ratio: ``"critic"``, ``KernelRatio()`` or ``LogisticRatio()``.
     :param vectorize_particles: as in :class:`Objective`.
+    :param proxy: as in :class:`VRELBO`.
 
     **References:**
 
@@ -131,6 +133,7 @@ class DensityRatioELBO(Objective):
         *,
         ratio: Any = "critic",
         vectorize_particles: bool | MapT = True,
+        proxy: TaylorProxy | None = None,
     ) -> None:
         if not isinstance(contrast, dist.Distribution):
             check_choice("contrast", contrast, ("adaptive", "adaptive_full", "prior"))
@@ -142,7 +145,7 @@ class DensityRatioELBO(Objective):
         if ratio != "critic" or contrast in ("adaptive", "adaptive_full"):
             check_several("num_particles", num_particles, "one draw has no distribution")
         self.contrast, self.ratio = contrast, ratio
-        super().__init__(num_particles, vectorize_particles=vectorize_particles)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         samples = _samples(draws)

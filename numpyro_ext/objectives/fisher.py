@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from numpyro_ext._checks import check_choice
 from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.read import is_delta, latent_sites
+from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._typing import SemiImplicit
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.protocols import critic_of, guide_with
@@ -46,8 +47,8 @@ class FisherDivergence(Objective):
     **Biased.** The explicit form is unbiased. The minimax form is too small while the critic is not
     optimal, and zero at first, when the guide does not move. With a subsampled likelihood and
     global latent sites the noise of the score enters squared: the value is too large, and the
-    optimum moves to where the noise is small. If plates enclose every site of model and guide,
-    their elements are summed and scaled by N/M, without bias.
+    optimum moves to where the noise is small; ``proxy`` removes it. If plates enclose every site of
+    model and guide, their elements are summed and scaled by N/M, without bias.
 
     **When it fails.** The divergence is blind to the weights of well separated modes: scores are
     local, and a guide with weights 0.9 and 0.1 on two modes of equal mass has a divergence of
@@ -58,6 +59,7 @@ class FisherDivergence(Objective):
     :param int num_particles: number of draws K.
     :param str form: ``"explicit"`` or ``"minimax"``.
     :param vectorize_particles: as in :class:`Objective`.
+    :param proxy: as in :class:`VRELBO`.
 
     **References:**
 
@@ -90,10 +92,11 @@ class FisherDivergence(Objective):
         form: str = "explicit",
         *,
         vectorize_particles: bool | MapT = True,
+        proxy: TaylorProxy | None = None,
     ) -> None:
         check_choice("form", form, ("explicit", "minimax"))
         self.form = form
-        super().__init__(num_particles, vectorize_particles=vectorize_particles)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         refuse_model_params(draws)

@@ -10,6 +10,7 @@ from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_several
+from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._typing import ScoreEstimator
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.protocols import critic_of
@@ -59,6 +60,7 @@ class ImplicitELBO(Objective):
         ``DenoisingScore(sigma)`` the guide has to be ``with_critic(guide, output_dim=d)``: the
         critic is :math:`(v(x) - x) / \sigma`, trained on the draws of each step beside the guide.
     :param vectorize_particles: as in :class:`Objective`.
+    :param proxy: as in :class:`VRELBO`.
 
     **Reference:** *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner,
     ICLR 2018 (sections 2 and 3).
@@ -89,6 +91,7 @@ class ImplicitELBO(Objective):
         score: ScoreEstimator | Callable[[Array], Array] | DenoisingScore | None = None,
         *,
         vectorize_particles: bool | MapT = True,
+        proxy: TaylorProxy | None = None,
     ) -> None:
         why = "the score of q is estimated from several draws"
         check_several("num_particles", num_particles, why)
@@ -105,7 +108,7 @@ class ImplicitELBO(Objective):
                 " does not have; give the network to with_critic, and DenoisingScore sigma alone."
             )
         self.score = score
-        super().__init__(num_particles, vectorize_particles=vectorize_particles)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         samples = Samples(draws, implicit=True)

@@ -9,6 +9,7 @@ import numpyro.distributions as dist
 
 from numpyro_ext._checks import check_choice
 from numpyro_ext._model.read import base_distribution, sample_sites
+from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._typing import Mixture
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.protocols import guide_with
@@ -51,6 +52,7 @@ class MixtureELBO(Objective):
         normal.
     :param vectorize_particles: as in :class:`Objective`; the C components of one particle are
         always evaluated at once.
+    :param proxy: as in :class:`VRELBO`.
 
     **References:**
 
@@ -86,10 +88,11 @@ class MixtureELBO(Objective):
         entropy: str = "stratified",
         *,
         vectorize_particles: bool | MapT = True,
+        proxy: TaylorProxy | None = None,
     ) -> None:
         check_choice("entropy", entropy, ("stratified", "gershman"))
         self.entropy = entropy
-        super().__init__(num_particles, vectorize_particles=vectorize_particles)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         samples = Samples(draws, implicit=False)

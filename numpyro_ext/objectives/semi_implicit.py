@@ -8,6 +8,7 @@ from jax.nn import logsumexp
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice, check_count
+from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._typing import Model, Params, SemiImplicit
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.protocols import guide_with
@@ -45,6 +46,7 @@ class SemiImplicitELBO(Objective):
     :param int num_aux: number J of fresh draws, at least 1 for ``"upper"`` and ``"sandwich"``.
     :param str bound: ``"lower"``, ``"upper"`` or ``"sandwich"``.
     :param vectorize_particles: as in :class:`Objective`; ``False`` for evaluations with large J.
+    :param proxy: as in :class:`VRELBO`.
 
     **References:**
 
@@ -80,13 +82,14 @@ class SemiImplicitELBO(Objective):
         *,
         bound: str = "lower",
         vectorize_particles: bool | MapT = True,
+        proxy: TaylorProxy | None = None,
     ) -> None:
         check_choice("bound", bound, ("lower", "upper", "sandwich"))
         self.num_aux = check_count("num_aux", num_aux, minimum=0)
         self.bound = bound
         if bound != "lower":
             self._check_upper()
-        super().__init__(num_particles, vectorize_particles=vectorize_particles)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         log_p, log_q, state = self._log_densities(draws)

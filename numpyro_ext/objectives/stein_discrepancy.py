@@ -10,6 +10,7 @@ from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice, check_positive, check_several
+from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._typing import Params
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.protocols import critic_of
@@ -57,7 +58,8 @@ class SteinDiscrepancy(Objective):
     **Units.** If plates enclose every site, each of their elements has its own discrepancy, and
     their sum is scaled by N/M. Otherwise there is one vector of all latents; with a subsampled
     likelihood the noise of the scores enters squared, which biases the loss up and makes the guide
-    too wide. Latents in a subsampled plate that does not enclose every site are an error.
+    too wide; ``proxy`` removes it. Latents in a subsampled plate that does not enclose every site
+    are an error.
 
     A step takes K gradients of the model, differentiated once more, and :math:`O(K^2 d)` for the
     pairs.
@@ -69,6 +71,7 @@ class SteinDiscrepancy(Objective):
     :param str statistic: ``"u"`` or ``"v"``; not used with a critic.
     :param float critic_penalty: :math:`\lambda`, positive; larger keeps the critic smaller.
     :param vectorize_particles: as in :class:`Objective`.
+    :param proxy: as in :class:`VRELBO`.
 
     **References:**
 
@@ -100,6 +103,7 @@ class SteinDiscrepancy(Objective):
         statistic: str = "u",
         critic_penalty: float = 1.0,
         vectorize_particles: bool | MapT = True,
+        proxy: TaylorProxy | None = None,
     ) -> None:
         check_choice("statistic", statistic, ("u", "v"))
         check_positive("critic_penalty", critic_penalty)
@@ -112,7 +116,7 @@ class SteinDiscrepancy(Objective):
         self.kernel = kernel
         self.statistic = statistic
         self.critic_penalty = critic_penalty
-        super().__init__(num_particles, vectorize_particles=vectorize_particles)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         refuse_model_params(draws)

@@ -12,29 +12,39 @@ import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
+from numpyro.infer import SVI
 from numpyro.infer.autoguide import (
     AutoDelta,
     AutoDiagonalNormal,
     AutoMultivariateNormal,
     AutoNormal,
 )
+import optax
 import pytest
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._numpyro import normal_of_guide
+from numpyro_ext.guides import Implicit
 from numpyro_ext.guides.init_from import fitted_normal
 from numpyro_ext.mcmc import ControlVariate
 from numpyro_ext.objectives import (
     IWELBO,
     VIMCO,
     VRELBO,
+    AmortizedMCMC,
+    AuxiliaryELBO,
     BBAlphaELBO,
     ChiUpperBound,
+    DensityRatioELBO,
     FDivergence,
+    FisherDivergence,
+    MixtureELBO,
     Objective,
+    SteinDiscrepancy,
     ThermodynamicELBO,
     taylor_proxy,
 )
+from numpyro_ext.scores import LogisticRatio
 from tests.objectives.compare import assert_refuses, assert_same
 from tests.objectives.models import NONE, mixed_model
 
@@ -73,6 +83,28 @@ def linear(batch=None):
 def linear_guide(batch=None):
     s = numpyro.param("s", 0.3, constraint=constraints.positive)
     numpyro.sample("w", dist.Normal(numpyro.param("m", jnp.zeros(2)), s).to_event(1))
+
+
+def linear_components(params):
+    """The same guide as two normals."""
+    loc = params["m"] + jnp.array([[-0.1], [0.2]])
+    scale = jnp.full((2, 2), params["s"])
+    return jnp.array([0.3, 0.7]), dist.Normal(loc, scale).to_event(1)
+
+
+linear_guide.components = linear_components
+
+
+def linear_by_noise(site, **methods):
+    """A guide that draws its latent site from noise, by ``site(m, s, noise)``."""
+
+    def guide(batch=None):
+        m, s = numpyro.param("m", jnp.zeros(2)), numpyro.param("s", 0.3)
+        noise = dist.Normal().expand([2]).to_event(1)
+        site(m, s, numpyro.sample("noise", noise, infer={"is_auxiliary": True}))
+
+    vars(guide).update(methods)
+    return guide
 
 
 def on_every_minibatch(losses, model, guide):
@@ -124,6 +156,35 @@ def test_a_normal_likelihood_is_exact_whatever_the_center():
     assert_every_one_is(whole, each, 2e-3)
 
 
+def test_losses_by_scores_draws_and_components_do_not_feel_the_minibatch():
+    """The values alone, which for scores are made of derivatives."""
+    proxy = taylor_proxy(linear, 2, center={"w": jnp.array([2.0, -1.0])})
+    drawn = linear_by_noise(
+        lambda m, s, noise: numpyro.sample("w", Implicit(m + s * noise, event_dim=1))
+    )
+    given_noise = linear_by_noise(
+        lambda m, s, noise: numpyro.sample("w", dist.Normal(m + s * noise, s).to_event(1)),
+        reverse_log_prob=lambda params, aux, *_: dist.Normal().log_prob(aux["noise"]).sum(),
+    )
+    cases = {
+        FisherDivergence(3, proxy=proxy): linear_guide,
+        SteinDiscrepancy(3, proxy=proxy): linear_guide,
+        AmortizedMCMC(3, 2, proxy=proxy): linear_guide,
+        MixtureELBO(2, proxy=proxy): linear_guide,
+        AuxiliaryELBO(3, importance_weighted=True, proxy=proxy): given_noise,
+        DensityRatioELBO(8, ratio=LogisticRatio(), contrast="prior", proxy=proxy): drawn,
+    }
+
+    @jax.jit
+    @jax.vmap
+    def on(idx):
+        model = handlers.substitute(linear, data={"rows": idx})
+        return [loss.loss(random.key(3), PARAMS, model, q, 2) for loss, q in cases.items()]
+
+    for values in on(BATCHES):
+        np.testing.assert_allclose(values, np.mean(values), rtol=1e-3)
+
+
 @pytest.mark.x64
 def test_a_likelihood_that_is_linear_is_exact_by_degree_1(tol):
     def model(batch=None):
@@ -167,6 +228,29 @@ def test_at_the_posterior_no_minibatch_moves_the_guide():
     )()
     for name in ("m", "s"):
         assert np.max(np.abs(good[name])) < 1e-3 * np.median(np.abs(plain[name]))
+
+
+def test_order_one_half_on_fifty_rows_finds_the_posterior_of_the_readme():
+    """The first example of the README from a start 3 sds off and twice as wide, by eight keys."""
+    x = 3 + random.normal(random.key(0), (1000,))
+
+    def model(x, batch=None):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+        with numpyro.plate("rows", len(x), subsample_size=batch):
+            numpyro.sample("x", dist.Normal(mean, 1.0), obs=numpyro.subsample(x, event_dim=0))
+
+    guide, adam = AutoNormal(model), optax.adam(optax.cosine_decay_schedule(0.005, 2000))
+    svi = SVI(model, guide, adam, VRELBO(0.5, proxy=taylor_proxy(model, x, batch=50)))
+    start = {"mean_auto_loc": jnp.array(2.9), "mean_auto_scale": jnp.array(0.06)}
+
+    def fit(rng_key):
+        return svi.run(rng_key, 2000, x, batch=50, init_params=start, progress_bar=False).params
+
+    params = jax.jit(jax.vmap(fit))(random.split(random.key(1), 8))
+    exact_mean, exact_sd = x.sum() / 1000.01, 1000.01**-0.5
+    shift = (params["mean_auto_loc"] - exact_mean) / exact_sd
+    np.testing.assert_allclose(shift, 0, atol=0.1)
+    np.testing.assert_allclose(params["mean_auto_scale"] / exact_sd, 1, atol=0.05)
 
 
 def far_mean(x, batch=100):

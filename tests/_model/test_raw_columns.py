@@ -1,0 +1,71 @@
+"""The search for the center of a proxy, on columns as they come."""
+
+import warnings
+
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_ext.objectives import taylor_proxy
+
+RNG = np.random.default_rng(0)
+SCALES = np.array([1.0, 10.0, 100.0, 300.0])
+RAW = np.column_stack([np.ones(500), (1 + RNG.standard_normal((500, 4))) * SCALES])
+ETA = RAW @ np.array([0.3, 0.3, 0.02, 0.003, -0.001])
+YEAR = np.column_stack([np.ones(500), np.float32(RNG.normal(2000.0, 2.0, 500))])
+
+# The likelihood of a row given its linear predictor, the data, and its first two derivatives.
+FAMILIES = {
+    "counts": (
+        RAW,
+        RNG.poisson(np.exp(ETA)),
+        lambda eta: dist.Poisson(jnp.exp(eta)),
+        lambda y, eta: (y - np.exp(eta), -np.exp(eta)),
+    ),
+    "durations": (
+        RAW,
+        RNG.gamma(2.0, np.exp(ETA)),
+        lambda eta: dist.Gamma(2.0, jnp.exp(-eta)),
+        lambda y, eta: (y * np.exp(-eta) - 2, -y * np.exp(-eta)),
+    ),
+    "years": (
+        YEAR,
+        0.15 * (YEAR[:, 1] - 2000) + RNG.standard_normal(500),
+        lambda eta: dist.Normal(eta, 1.0),
+        lambda y, eta: (y - eta, -np.ones_like(eta)),
+    ),
+}
+PRIOR_SD = 100.0
+
+
+def mode_of(x, y, derivatives):
+    """The mode by Newton steps in double precision, and the precision there."""
+    b = np.linalg.lstsq(x, np.log(np.maximum(y, 0.5)), rcond=None)[0]
+    for _ in range(50):
+        first, second = derivatives(y, x @ b)
+        H = -x.T @ (x * second[:, None]) + np.eye(len(b)) / PRIOR_SD**2
+        step = np.linalg.solve(H, x.T @ first - b / PRIOR_SD**2)
+        b = b + step * min(1.0, 1 / np.max(np.abs(x @ step)))
+    return b, H
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_mode_is_found_where_most_starts_overflow(family):
+    """Coefficients within 2 of 0, where NumPyro begins, are predictors of some hundreds."""
+    x, y, likelihood, derivatives = FAMILIES[family]
+
+    def model(x, y):
+        b = numpyro.sample("b", dist.Normal(0.0, PRIOR_SD).expand([x.shape[1]]).to_event(1))
+        with numpyro.plate("rows", len(x), subsample_size=100) as i:
+            numpyro.sample("y", likelihood(x[i] @ b), obs=y[i])
+
+    args = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        proxy = taylor_proxy(model, *args, rng_key=random.key(0))
+    mode, H = mode_of(x, y, derivatives)
+    off = np.asarray(proxy.center["b"], np.float64) - mode
+    assert np.sqrt(off @ H @ off) < 0.2
