@@ -49,6 +49,13 @@ def check_nonnegative(name: str, value: Any) -> None:
     _check_scalar(name, value, "non-negative", 0.0, strict=False)
 
 
+def check_share(name: str, value: Any) -> None:
+    """A number in [0, 1), or an error; a traced value passes."""
+    check_nonnegative(name, value)
+    if not isinstance(value, Tracer) and float(value) >= 1:
+        raise ValueError(f"{name} is {value!r}; it must be in [0, 1).")
+
+
 def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
     """One of ``allowed``, or a ``ValueError`` that lists them."""
     if value not in allowed:

@@ -1,15 +1,23 @@
 """Optimisers for ``SVI`` and ``ParVI``, as optax transformations."""
 
 from numpyro_ext.optim.heavy_ball import HeavyBallState, po
+from numpyro_ext.optim.ivon import ivon
+from numpyro_ext.optim.mean_field import MeanFieldState
 from numpyro_ext.optim.natural import NaturalGradientState, natural_gradient
+from numpyro_ext.optim.vadam import vadam
+from numpyro_ext.optim.von import von
 from numpyro_ext.optim.wasserstein import WassersteinState, wag, wasserstein_eval_params, wnes
 
 __all__ = [
     "HeavyBallState",
+    "MeanFieldState",
     "NaturalGradientState",
     "WassersteinState",
+    "ivon",
     "natural_gradient",
     "po",
+    "vadam",
+    "von",
     "wag",
     "wasserstein_eval_params",
     "wnes",

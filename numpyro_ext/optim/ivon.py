@@ -1,0 +1,93 @@
+"""Improved variational online Newton (Shen et al., 2024)."""
+
+from jax import Array
+import jax.numpy as jnp
+from numpyro.distributions.transforms import Transform
+import optax
+
+from numpyro_ext._checks import check_positive, check_share
+from numpyro_ext.optim.heavy_ball import check_learning_rate, rate_at
+from numpyro_ext.optim.mean_field import Gradient, mean_field_optimiser, retracted
+
+
+def ivon(
+    rate: optax.ScalarOrSchedule = 0.05,
+    *,
+    b1: float = 0.9,
+    precision_rate: float = 0.01,
+    scale_transform: Transform | None = None,
+    other: optax.GradientTransformation | None = None,
+) -> optax.GradientTransformation:
+    r"""Natural-gradient descent of a mean-field normal, with one rate for means and one for
+    precisions.
+
+    For each number with mean mu and precision P = 1 / sd^2, with G the derivative of the loss by
+    the mean, C twice that by the variance (what natural gradients add to the precision), r the rate
+    and p the ``precision_rate``, step t = 1, 2, ... is
+
+    .. math::
+        P_t &= P_{t-1} + p\,C + \frac{(p\,C)^2}{2 P_{t-1}}, \\
+        m_t &= b_1 m_{t-1} + (1 - b_1) G, \qquad
+        \mu_t = \mu_{t-1} - r\, \frac{m_t / (1 - b_1^t)}{P_t}.
+
+    The last term of the first line keeps the precision above half of the last one, whatever the
+    noise. G and C are read off the gradients of the two leaves, so that the stock ``Trace_ELBO`` is
+    enough, prior and number of rows are the model's, and no number of the problem is given by hand.
+    Rates are shares: r of a Newton step, p of the precision.
+
+    Use it with ``AutoNormal`` or ``AutoDiagonalNormal``: it acts on every pair of leaves
+    ``<x>_loc`` and ``<x>_scale`` of one shape, and gives all others to ``other``. Start narrow,
+    ``init_scale=0.02``, and draw four or more particles a step.
+
+    **When it fails.** A rate that is large beside correlated curvature diverges with every number
+    finite: a loss that grows is the sign; take a smaller or falling rate. It is not robust against
+    a wide start, which makes the first precisions small and the first steps of the mean long. What
+    it converges to is the mean-field normal of the loss, with its too small standard deviations
+    where parameters are correlated.
+
+    :param rate: r, positive, or a schedule of the number of steps.
+    :param float b1: share of the averaged gradient that is kept, in [0, 1).
+    :param float precision_rate: p, in (0, 1).
+    :param scale_transform: NumPyro transform from the leaf of a scale to the standard deviation.
+        None for softplus, which the guides have unless ``scale_constraint`` is given.
+    :param other: optimiser of the other leaves; None for ``optax.adam(1e-3)``.
+
+    **References:** Shen, Daheim, Cong, Nickl, Marconi, Bazan, Yokota, Gurevych, Cremers, Khan and
+    Möllenhoff, *Variational learning is effective for large deep networks* (ICML 2024), algorithm
+    1; Lin, Schmidt and Khan, *Handling the positive-definite constraint in the Bayesian learning
+    rule* (ICML 2020).
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp
+        >>> import numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI, Trace_ELBO
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_ext.optim import ivon
+        >>> def model(y):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 2))
+        ...     with numpyro.plate("data", y.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(mu, 0.5), obs=y)
+        >>> guide = AutoNormal(model, init_scale=0.02)
+        >>> svi = SVI(model, guide, ivon(0.05), Trace_ELBO(4))
+        >>> y = jnp.array([1.0, 2.0, 3.0])
+        >>> params = svi.run(jax.random.key(0), 1000, y, progress_bar=False).params
+        >>> sd = params["mu_auto_scale"]  # exact: (1 / 4 + 3 / .25)**-.5 = .286
+        >>> print(f"{params['mu_auto_loc']:.1f} {sd:.2f}")
+        2.0 0.29
+    """
+    check_learning_rate(rate)
+    check_share("b1", b1)
+    check_positive("precision_rate", precision_rate)
+    check_share("precision_rate", precision_rate)
+
+    def start(name: str, mean: Array, precision: Array) -> Array:
+        return jnp.zeros_like(mean)
+
+    def rule(count: Array, g: Gradient, momentum: Array) -> tuple[Array, Array, Array]:
+        precision = retracted(g.precision, precision_rate * g.of_precision)
+        momentum = b1 * momentum + (1 - b1) * g.of_mean
+        unbiased = momentum / (1 - b1 ** (count + 1.0))
+        return g.mean - rate_at(rate, count) * unbiased / precision, precision, momentum
+
+    return mean_field_optimiser(start, rule, scale_transform, other)

@@ -1,0 +1,248 @@
+"""Optimisers of mean-field normals: published steps, limits, exact steps, and use in SVI."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions.transforms import ExpTransform
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoNormal
+import optax
+import pytest
+
+from numpyro_ext.optim import ivon, vadam, von
+from numpyro_ext.optim.von import LastNormal
+
+ALL = {"ivon": ivon, "von": lambda **kw: von(0.1, **kw), "vadam": lambda **kw: adam_of(**kw)}
+
+
+def adam_of(**kwargs):
+    return vadam(0.01, num_data=10, prior_precision=1e-3, **kwargs)
+
+
+def params_of(mean, sd):
+    """A normal whose scale leaf is log sd."""
+    return {"w_loc": jnp.asarray(mean, float), "w_scale": jnp.log(jnp.asarray(sd, float))}
+
+
+def gradient_of(of_mean, of_variance, sd):
+    """The gradient by the leaves, from that by mean and variance: d sd^2 / d log sd = 2 sd^2."""
+    of_mean, sd = jnp.asarray(of_mean, float), jnp.asarray(sd, float)
+    return {"w_loc": of_mean, "w_scale": 2 * sd**2 * jnp.asarray(of_variance, float)}
+
+
+def normal_of(params):
+    return params["w_loc"], jnp.exp(params["w_scale"])
+
+
+def step(optim, gradient, state, params):
+    steps, state = jax.jit(optim.update)(gradient, state, params)
+    return optax.apply_updates(params, steps), state
+
+
+@pytest.mark.x64
+def test_four_published_steps_of_vadam(tol):
+    """Mean gradient 3 (w - 1) of 10 rows at w = mu + eps sd, by hand."""
+    num_data, lam = 10, 0.5
+    optim = vadam(0.1, num_data=num_data, prior_precision=lam, scale_transform=ExpTransform())
+    params = params_of(0.0, lam**-0.5)
+    state, means = optim.init(params), []
+    for eps in (0.5, -1.0, 0.25, 0.0):
+        mu, sd = normal_of(params)
+        gradient = gradient_of(num_data * 3 * (mu + eps * sd - 1) + lam * mu, 0.0, sd)
+        params, state = step(optim, gradient, state, params)
+        means.append(params["w_loc"])
+    close = {"rtol": tol(1e-5, 1e-9)}
+    np.testing.assert_allclose(
+        means, [0.0946160121, 0.1760592347, 0.2551011372, 0.3340851592], **close
+    )
+    np.testing.assert_allclose(state.normals["w_loc"].square, 0.5380065359, **close)
+    np.testing.assert_allclose(normal_of(params)[1], 0.4123907575, **close)
+
+
+@pytest.mark.x64
+def test_vadam_with_no_noise_and_hardly_a_prior_is_adam():
+    optim = vadam(0.03, num_data=10, prior_precision=1e-6, scale_transform=ExpTransform())
+    start = jnp.array([2.0, -1.0, 0.5])
+    params, theirs = params_of(start, jnp.full(3, 1e3)), start
+    adam = optax.adam(0.03, 0.9, 0.99, eps=1e-7)
+    state, adam_state = optim.init(params), adam.init(theirs)
+    for _ in range(50):
+        grad = jnp.array([3.0, 1.0, 0.2]) * (params["w_loc"] - 1)
+        params, state = step(optim, gradient_of(10 * grad, 0.0, 1.0), state, params)
+        grad = jnp.array([3.0, 1.0, 0.2]) * (theirs - 1)
+        steps, adam_state = adam.update(grad, adam_state)
+        theirs = optax.apply_updates(theirs, steps)
+    np.testing.assert_allclose(params["w_loc"], theirs, rtol=1e-5)
+
+
+@pytest.mark.x64
+def test_momentum_on_natural_parameters_is_the_heavy_ball(tol):
+    """By hand: eta' = eta - rho dL/dm + g (eta - eta_before), with 1 / s2 and mu / s2 as eta."""
+    rho, g = 0.2 / 0.7, 0.3 / 0.7
+    optim = von(
+        rho, momentum=g, momentum_on="natural", retraction=False, scale_transform=ExpTransform()
+    )
+    params = params_of(0.4, 0.5**0.5)
+    before = LastNormal(jnp.array(0.1), jnp.array(1 / 0.8))
+    state = optim.init(params)._replace(normals={"w_loc": before})
+    params, _ = step(optim, gradient_of(0.7, -0.9, 0.5**0.5), state, params)
+    mu, sd = normal_of(params)
+    np.testing.assert_allclose(sd**-2, 1.8071428571, rtol=tol(1e-5, 1e-9))
+    np.testing.assert_allclose(mu, 0.3782608696, rtol=tol(1e-5, 1e-9))
+
+
+PRECISION = jnp.array([[4.0, 1.5, 0.0], [1.5, 9.0, -2.0], [0.0, -2.0, 1.0]])
+MODE = jnp.array([1.0, -2.0, 30.0])
+
+
+def exact(params):
+    """The gradient of the loss of a mean-field normal for the target N(MODE, PRECISION^-1)."""
+    mu, sd = normal_of(params)
+    return gradient_of(PRECISION @ (mu - MODE), (jnp.diag(PRECISION) - sd**-2) / 2, sd)
+
+
+@pytest.mark.x64
+def test_one_exact_step_of_von_finds_the_precisions(tol):
+    optim = von(1.0, retraction=False, scale_transform=ExpTransform())
+    params = params_of([5.0, 5.0, 5.0], [0.1, 3.0, 10.0])
+    params, _ = step(optim, exact(params), optim.init(params), params)
+    np.testing.assert_allclose(
+        normal_of(params)[1] ** -2, jnp.diag(PRECISION), rtol=tol(2e-4, 1e-9)
+    )
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize(
+    "optim",
+    [
+        ivon(0.2, precision_rate=0.1, scale_transform=ExpTransform()),
+        von(0.1, scale_transform=ExpTransform()),
+        von(0.1, momentum=0.5, scale_transform=ExpTransform()),
+        von(0.1, momentum=0.5, momentum_on="natural", scale_transform=ExpTransform()),
+    ],
+)
+def test_exact_gradients_lead_to_the_best_mean_field_normal(optim, tol):
+    """Its means are the target's, its precisions the diagonal of the target's."""
+
+    def advance(carry, _):
+        params, state = carry
+        steps, state = optim.update(exact(params), state, params)
+        return (optax.apply_updates(params, steps), state), None
+
+    params = params_of([5.0, 5.0, 5.0], [0.1, 3.0, 10.0])
+    start = params, optim.init(params)
+    (params, state), _ = jax.jit(lambda s: jax.lax.scan(advance, s, length=2000))(start)
+    mu, sd = normal_of(params)
+    np.testing.assert_allclose(mu, MODE, rtol=tol(1e-4, 1e-8))
+    np.testing.assert_allclose(sd**-2, jnp.diag(PRECISION), rtol=tol(1e-4, 1e-8))
+    assert state.num_rejected == 0
+
+
+@pytest.mark.parametrize("rate", [0.3, 1.0, 30.0])
+def test_the_retraction_keeps_half_of_a_precision_at_least(rate):
+    params = params_of(jnp.zeros(3), [0.1, 1.0, 10.0])
+    noise = gradient_of(jnp.zeros(3), [-300.0, -2.0, 1.0], [0.1, 1.0, 10.0])
+    for optim in (von(rate, scale_transform=ExpTransform()), ivon(scale_transform=ExpTransform())):
+        new, state = step(optim, noise, optim.init(params), params)
+        ratio = (normal_of(params)[1] / normal_of(new)[1]) ** 2
+        assert jnp.all(ratio > 0.4999) and state.num_rejected == 0
+
+
+def test_without_it_a_negative_precision_is_left_as_it_was_and_counted():
+    optim = von(1.0, retraction=False, scale_transform=ExpTransform())
+    params = params_of(jnp.zeros(2), [1.0, 1.0])
+    new, state = step(
+        optim, gradient_of([1.0, 1.0], [-5.0, 1.5], [1.0, 1.0]), optim.init(params), params
+    )
+    np.testing.assert_allclose(normal_of(new)[1] ** -2, [1.0, 4.0], rtol=1e-5)
+    np.testing.assert_allclose(new["w_loc"], [-1.0, -0.25], rtol=1e-5)
+    assert state.num_rejected == 1
+
+
+@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
+def test_other_leaves_go_to_the_other_optimiser(make):
+    """Among them a network's dict, a scale without a mean, and a pair of two shapes."""
+    others = {
+        "nn$params": {"kernel": jnp.ones((2, 2))},
+        "noise_scale": jnp.array(1.0),
+        "b_loc": jnp.ones(2),
+        "b_scale": jnp.array(1.0),
+    }
+    params = {**params_of(0.5, 0.1), **others}
+    optim = make(scale_transform=ExpTransform(), other=optax.sgd(0.25))
+    gradient = jax.tree.map(jnp.ones_like, params)
+    new, _ = step(optim, gradient, optim.init(params), params)
+    for name, leaf in others.items():
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b - 0.25), new[name], leaf)
+    assert abs(new["w_loc"] - (0.5 - 0.25)) > 1e-3
+
+
+@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
+def test_a_gradient_that_is_not_finite_is_passed_on(make):
+    params = params_of(0.5, 0.1)
+    optim = make()
+    new, _ = step(optim, jax.tree.map(lambda x: x * jnp.nan, params), optim.init(params), params)
+    assert all(jnp.isnan(leaf) for leaf in new.values())
+
+
+X = np.random.RandomState(0).normal(size=(40, 2)) @ [[1.0, 0.6], [0.0, 0.8]]
+Y = X @ [1.0, -2.0] + 0.5
+
+
+def regression(batch=None):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("data", 40, subsample_size=batch) as idx:
+        numpyro.sample("y", dist.Normal(jnp.asarray(X)[idx] @ w, 1.0), obs=jnp.asarray(Y)[idx])
+
+
+@pytest.mark.parametrize("family", [AutoNormal, AutoDiagonalNormal])
+@pytest.mark.parametrize("batch", [None, 10])
+def test_svi_ends_at_the_best_mean_field_normal(family, batch):
+    """Rates fall to 0, so that what is left is noise: of the mean some per cent of an sd."""
+    falling = optax.cosine_decay_schedule(0.1, 3000)
+    guide = family(regression, init_scale=0.02)
+    svi = SVI(regression, guide, ivon(falling), Trace_ELBO(8))
+    params = svi.run(random.key(0), 3000, batch, progress_bar=False, stable_update=True).params
+    precision = X.T @ X + np.eye(2)
+    mean = np.linalg.solve(precision, X.T @ Y)
+    loc, scale = (next(v for n, v in params.items() if n.endswith(x)) for x in ("_loc", "_scale"))
+    sd = np.diag(precision) ** -0.5
+    np.testing.assert_allclose((loc - mean) / sd, 0, atol=0.1)
+    np.testing.assert_allclose(scale, sd, rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: ivon(-1.0), "rate is -1.0; it must be a positive"),
+        (lambda: ivon(b1=1.0), r"b1 is 1.0; it must be in \[0, 1\)"),
+        (lambda: ivon(precision_rate=1.5), "precision_rate is 1.5"),
+        (lambda: von(0.0), "is 0.0; it must be a positive"),
+        (lambda: von(0.1, momentum=1.0), "momentum is 1.0"),
+        (lambda: von(0.1, momentum_on="precision"), "must be one of 'mean', 'natural'"),
+        (lambda: vadam(0.1, num_data=0), "num_data is 0"),
+        (lambda: vadam(0.1, num_data=5, prior_precision=-1.0), "prior_precision is -1.0"),
+        (lambda: vadam(0.1, num_data=5, prior_precision={"w_loc": -1.0}), "must be positive"),
+    ],
+)
+def test_bad_input_is_one_sentence(make, error):
+    with pytest.raises(ValueError, match=error):
+        make()
+
+
+def test_what_cannot_be_read_off_the_parameters_is_said():
+    svi = SVI(regression, AutoDelta(regression), ivon(), Trace_ELBO())
+    with pytest.raises(ValueError, match="Use AutoNormal or AutoDiagonalNormal"):
+        svi.init(random.key(0))
+    optim = vadam(0.1, num_data=5, prior_precision={"v_loc": 1.0})
+    with pytest.raises(ValueError, match="prior_precision has no 'w_loc', only"):
+        optim.init(params_of(0.0, 0.1))
+    with pytest.raises(ValueError, match="starts wider than its prior"):
+        vadam(0.1, num_data=5, prior_precision=4.0).init(
+            {"w_loc": jnp.zeros(1), "w_scale": jnp.ones(1)}
+        )
+    with pytest.raises(ValueError, match="call update with params"):
+        ivon().update(params_of(0.0, 1.0), ivon().init(params_of(0.0, 1.0)))
