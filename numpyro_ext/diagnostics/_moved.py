@@ -8,7 +8,7 @@ from jax import Array
 import numpy as np
 
 from numpyro_ext.diagnostics._modes import NUMBERS, least_crossing
-from numpyro_ext.diagnostics._worst import judged_ratios, judged_shifts
+from numpyro_ext.diagnostics._worst import judged_ratios, judged_shifts, together
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
 __all__ = ["GUIDE", "PARTICLES", "Kind", "Spread", "left_out", "moved_rows"]
@@ -139,6 +139,7 @@ def moved_rows(
             f" {between[stays]:.0%} is between them; a larger num_moves makes them longer."
         )
         rows = [row._replace(ok=None, verdict=verdict) for row in rows]
+    rows = together(rows)
     known = shares_known or not shares
     value, least = (math.inf, 0) if known else least_crossing(*ends)
     if value < CROSSING:

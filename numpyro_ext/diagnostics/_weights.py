@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_ext._model.units import Layout
 from numpyro_ext._typing import Trace
-from numpyro_ext.diagnostics._worst import judged_ratios, judged_shifts
+from numpyro_ext.diagnostics._worst import judged_ratios, judged_shifts, together
 from numpyro_ext.diagnostics.evidence import evidence_bounds
 from numpyro_ext.diagnostics.psis import ParetoKhat, khat_error, pareto_khat
 from numpyro_ext.diagnostics.table import Row, equally_spaced
@@ -167,7 +167,7 @@ def reweighted_rows(
     shift, shift_error = np.concatenate(shifts, 1)
     ratio, error = np.concatenate(ratios, 1)
     end = f"{remedy}; or draw from these draws by their weights (pareto_khat gives them)."
-    return [
+    rows = [
         judged_shifts(
             OF_SHIFT,
             shift,
@@ -191,6 +191,7 @@ def reweighted_rows(
             ),
         ),
     ]
+    return together(rows)
 
 
 def _moments(x: np.ndarray, weights: np.ndarray, column: np.ndarray) -> np.ndarray:

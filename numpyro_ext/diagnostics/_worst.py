@@ -8,7 +8,10 @@ import numpy as np
 from numpyro_ext.diagnostics._points import worst_of
 from numpyro_ext.diagnostics.table import Row
 
-__all__ = ["judged_ratios", "judged_shifts"]
+__all__ = ["judged_ratios", "judged_shifts", "together"]
+
+_FAR = 1.25
+"""A ratio that is so many times outside of its limits, and is not known better, judges nothing."""
 
 
 def _noise(errors: np.ndarray) -> np.ndarray:
@@ -26,7 +29,8 @@ def judged_ratios(
 ) -> Row:
     """The line of the ratio that is farthest from 1; NaN where a number does not vary.
 
-    It is wrong if it is outside of the limits by more than its error.
+    It is wrong if it is outside of the limits by more than its error, and not judged if it is far
+    outside with an error that is as large: a few draws far out are all that is seen of a tail.
 
     :param wrong: the sentence about the ratio with this index.
     """
@@ -37,8 +41,15 @@ def judged_ratios(
     outside = bool(np.any((significant + errors < low) | (significant - errors > high)))
     worst = worst_of(significant if outside else ratios, limits)
     ratio, error = float(ratios[worst]), float(errors[worst])
+    limit = f"{low} to {high}"
+    if not outside and not low / _FAR <= ratio <= high * _FAR:
+        verdict = (
+            "not judged: the ratio is far from 1, but so is its error, because a few draws far out"
+            " make most of a standard deviation; do not use it, or take more draws."
+        )
+        return Row(quantity, ratio, error, limit, None, verdict, of_draws=True)
     verdict = wrong(worst, ratio) if outside else right
-    return Row(quantity, ratio, error, f"{low} to {high}", not outside, verdict, of_draws=True)
+    return Row(quantity, ratio, error, limit, not outside, verdict, of_draws=True)
 
 
 def judged_shifts(
@@ -61,3 +72,10 @@ def judged_shifts(
     shift, error = float(shifts[worst]), float(errors[worst])
     verdict = wrong(worst, shift) if outside else right
     return Row(quantity, shift, error, f"{limit}", not outside, verdict, of_draws=True)
+
+
+def together(rows: list[Row]) -> list[Row]:
+    """These lines, none of which is right if one is not judged: means alone are no verdict."""
+    if not any(row.not_judged for row in rows):
+        return rows
+    return [row._replace(ok=None) if row.ok else row for row in rows]

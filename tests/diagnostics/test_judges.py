@@ -14,6 +14,7 @@ import optax
 import pytest
 
 from numpyro_ext.diagnostics import Diagnosis, diagnose, to_arviz
+from numpyro_ext.diagnostics._moved import GUIDE, Spread, moved_rows
 from numpyro_ext.diagnostics._weights import khat_rows, reweighted_rows
 from numpyro_ext.diagnostics.table import Row
 from numpyro_ext.guides import AutoMixtureNormal
@@ -167,6 +168,27 @@ def two(x, batch=None):
 def by_hand(x):
     numpyro.sample("z", dist.Delta(0.3))
     numpyro.sample("u", dist.Normal(numpyro.param("m", 0.4), 0.5))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "error", "ok"),
+    [(2.9, 1.3, None), (0.4, 0.25, None), (1.3, 0.2, True), (2.9, 0.1, False), (1.0, 0.9, True)],
+)
+def test_a_spread_that_a_few_draws_make_is_not_judged(ratio, error, ok):
+    """Nor are the draws then, though their means are found right."""
+    n, still = 5, np.zeros((3, 4, 5))
+    spread = Spread(
+        ratio=np.r_[ratio, np.ones(n - 1)],
+        error=np.r_[error, np.full(n - 1, 0.02)],
+        shift=np.zeros(n),
+        shift_error=np.full(n, 0.01),
+        between=np.zeros(n),
+        ends=still,
+        accepted=np.array(0.7),
+    )
+    rows = moved_rows(spread, str, GUIDE, shares_known=True)
+    assert [row.ok for row in rows] == [ok, None if ok is None else True]
+    assert Diagnosis("", tuple(rows)).ok is (ok is True)
 
 
 def test_a_site_without_spread_is_no_posterior():
