@@ -136,7 +136,8 @@ def kept(folder: Path, label: str, row: Callable[[], tuple[str, Verdict]]) -> Li
         line = Line(**json.loads(path.read_text()))
     else:
         text, verdict = row()
-        line = Line(text, verdict.right, verdict.false_alarm, verdict.silent)
+        flags = (verdict.right, verdict.false_alarm, verdict.silent)
+        line = Line(text, *map(bool, flags))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(line._asdict()))
     print(line.text, flush=True)

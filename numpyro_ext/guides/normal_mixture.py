@@ -43,8 +43,10 @@ class DiagonalNormalMixture(dist.MixtureSameFamily):
     pytree_data_fields = ("loc", "scale")
 
     def __init__(self, logits: Array, loc: Array, scale: Array) -> None:
-        self.loc, self.scale = loc, scale
-        super().__init__(dist.CategoricalLogits(logits), dist.Normal(loc, scale).to_event(1))
+        # A traced index into an array of NumPy is an error.
+        logits, self.loc, self.scale = map(jnp.asarray, (logits, loc, scale))
+        components = dist.Normal(self.loc, self.scale).to_event(1)
+        super().__init__(dist.CategoricalLogits(logits), components)
 
     @property
     def has_rsample(self) -> bool:
@@ -95,6 +97,7 @@ class FullNormalMixture(dist.MixtureSameFamily):
     """
 
     def __init__(self, logits: Array, loc: Array, scale_tril: Array) -> None:
+        logits, loc, scale_tril = map(jnp.asarray, (logits, loc, scale_tril))
         components = dist.MultivariateNormal(loc, scale_tril=scale_tril)
         super().__init__(dist.CategoricalLogits(logits), components)
 

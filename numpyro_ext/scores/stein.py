@@ -118,12 +118,7 @@ class SteinScore:
         """Estimates at the samples ``x`` themselves, ``(K, d)``."""
         if self.form == "parametric":
             return self.fit(x)(x)
-        x = as_points("x", x)
-        kernel = resolved(self.kernel, x)
-        if self._is_large(kernel, len(x)):
-            return self._solve_large(kernel, x)[0]
-        matrix, push = self._system(kernel, x)
-        return -self._solve(kernel, matrix, push)
+        return self.with_residual(x)[0]
 
     def with_residual(self, x: ArrayLike) -> tuple[Float[Array, "k d"], Float[Array, ""]]:
         """The nonparametric estimates at the samples, and the relative residual of the solve."""
