@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jax import Array
+from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 
@@ -81,7 +81,8 @@ def chain_moves_rows(
     if not seek_modes or temperature != 1 or any(row.ok is False for row in rows):
         return rows, False
     first = {name: y[:SEARCHED] for name, y in mixed.items()}
-    others = other_modes_rows(fit, proto, first, None, plan, rng_key)
+    key_modes = random.fold_in(rng_key, 1)
+    others = other_modes_rows(fit, proto, first, None, plan, key_modes)
     return rows + (others or []), others == []
 
 

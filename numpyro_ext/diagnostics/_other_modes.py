@@ -22,8 +22,8 @@ from numpyro_ext.diagnostics.table import Row
 
 __all__ = ["other_modes_rows"]
 
-MOST_LATENTS = 100
-"""Coordinates up to which there is a search."""
+MOST_LATENTS, FEWEST_DRAWS = 100, 100
+"""Coordinates up to which, and draws from which on, there is a search."""
 SHARE = 0.02
 """Of the mass, from which on a mode is named."""
 _WIDTHS = 2.0, 20.0
@@ -70,9 +70,10 @@ def other_modes_rows(
     :param potentials: ``(m,)`` values of U at these draws; None where they are not known.
     """
     info, m = model_info(proto.trace), len(next(iter(draws.values())))
-    if not plan.searches or info.size > min(MOST_LATENTS, m // 2):
+    if not plan.searches or m < FEWEST_DRAWS or info.size > min(MOST_LATENTS, m // 2):
         return None
-    found = _search(fit, proto.trace, plan, {n: draws[n] for n in info.latents}, rng_key)
+    key_search, key_mass = random.split(rng_key)
+    found = _search(fit, proto.trace, plan, {n: draws[n] for n in info.latents}, key_search)
     x, mean, root, ends = jax.tree.map(lambda y: np.asarray(y, np.float64), found)
     target = potential_of(fit, proto.trace, fit.params[0])
     at = _values_of(target, plan, default_block_size(proto.trace))
@@ -91,7 +92,7 @@ def other_modes_rows(
     # Of a normal, whose U has the median of half a chi-square above the mode.
     of_draws = -middle + 0.5 * special.chdtri(info.size, 0.5) + _log_volume(root)
     curvatures = _curvatures(target, ends.x[chosen], plan)
-    modes = _without_draws(at, x, potentials, root, ends.x[chosen], curvatures, of_draws, rng_key)
+    modes = _without_draws(at, x, potentials, root, ends.x[chosen], curvatures, of_draws, key_mass)
     if not modes:
         return []
     masses = np.array([of_draws, *(mode.log_mass for mode in modes)])

@@ -274,7 +274,8 @@ def _of_guide(
         )
         if not isinstance(plan, str) and all(row.ok is not False for row in rows):
             potentials = -out["stats"]["lp"][0]
-            rows += other_modes_rows(fit, proto, one, potentials, plan, rng_key) or []
+            key_modes = jax.random.fold_in(rng_key, 2)
+            rows += other_modes_rows(fit, proto, one, potentials, plan, key_modes) or []
     of_draws = [row.ok for row in rows if row.of_draws]
     found = [getattr(one, "losses", None) for one in restarts_of(result)]
     losses = [np.asarray(one) for one in found if one is not None]

@@ -45,7 +45,7 @@ def fitted():
 
 
 def test_the_result_may_be_given_by_its_place():
-    found = diagnose(SVI_OF, fitted(), model_args=(DESIGN, Y))
+    found = diagnose(SVI_OF, fitted(), model_args=(DESIGN, Y), num_moves=0)
     assert "k-hat" in [row.quantity for row in found.rows]
     keyword = {"result": fitted(), "model_args": (DESIGN, Y)}
     for fn in (pareto_khat, evidence_bounds):

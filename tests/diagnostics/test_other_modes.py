@@ -103,6 +103,10 @@ def test_modes_with_draws_and_modes_of_little_mass_are_not_named(share, of_draws
     assert lines(two_modes, of_modes(of_draws), share) == []
 
 
+def test_a_few_draws_are_not_compared_with_modes():
+    assert lines(two_modes, of_modes(0.2, size=50), 0.2) is None
+
+
 def test_a_copy_of_the_mode_is_not_judged():
     """The sign of both numbers is free."""
 

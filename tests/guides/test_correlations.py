@@ -17,13 +17,11 @@ import optax
 import pytest
 
 from numpyro_ext.guides import (
-    AutoGatedIAFNormal,
     AutoHouseholderNormal,
     AutoMAFNormal,
     AutoNICENormal,
     AutoPlanarNormal,
     AutoRadialNormal,
-    AutoRealNVPNormal,
     AutoSplineNormal,
     FlowGuide,
 )
@@ -56,12 +54,11 @@ def from_normal(cls, model):
 
 
 small = {"hidden_dims": (8,)}  # the number of flows is the default
+# RealNVP has the couplings of NICE, and the gated flow the network of MAF.
 GUIDES = {
-    "RealNVP": partial(AutoRealNVPNormal, **small),
     "NICE": partial(AutoNICENormal, **small),
     "spline": partial(AutoSplineNormal, num_bins=3, **small),
     "MAF": partial(AutoMAFNormal, **small),
-    "gated IAF": partial(AutoGatedIAFNormal, **small),
     "planar": AutoPlanarNormal,
     "FlowGuide": partial(flow_guide, **small),
     "radial": partial(from_normal, AutoRadialNormal),
@@ -101,21 +98,22 @@ def test_every_correlation_has_a_gradient_at_the_start(name):
         J = jax.jacfwd(flow)(e)
         return (J @ J.T)[PAIRS]
 
-    slopes = jax.jit(jax.jacrev(covariances))(flat)
+    # In so many directions that all of the slopes are seen.
+    directions = random.normal(random.key(2), (2 * len(PAIRS[0]), len(flat)))
+    slopes = jax.jit(jax.vmap(lambda v: jax.jvp(covariances, (flat,), (v,))[1]))(directions)
     sizes = np.linalg.svd(np.asarray(slopes, float), compute_uv=False)
     assert sizes[-1] > 1e-4 * sizes[0]
 
 
-@pytest.mark.parametrize("name", ["spline", "FlowGuide"])
-def test_finds_every_correlation_of_a_normal(name):
-    """With two couplings a pair in one half is not found at all by ``FlowGuide``."""
+def test_finds_every_correlation_of_a_normal():
+    """With two couplings a pair in one half is not found at all."""
     chain = 0.9 ** np.abs(np.subtract.outer(np.arange(D), np.arange(D)))
     pair = np.eye(D)
     pair[0, 1] = pair[1, 0] = 0.9
     correlations = np.stack([chain, pair])
     scales = np.array([0.3, 1.0, 2.0, 0.5, 1.0, 3.0])[:, None]
     factors = jnp.asarray(scales * np.linalg.cholesky(correlations), jnp.result_type(float))
-    guide = {"spline": AutoSplineNormal, "FlowGuide": flow_guide}[name](normal)
+    guide = flow_guide(normal)
     steps = 3000
     optim = optax.adam(optax.cosine_decay_schedule(1e-2, steps))
     svi = SVI(guide.model, guide, optim, Trace_ELBO(8))
