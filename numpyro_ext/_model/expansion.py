@@ -76,11 +76,13 @@ class Rows:
                 f"the model has {self.info.size} latent dimensions, so the proxy is one of degree"
                 f" 1, without Hessians; pass degree=1 for more than {DENSE_UP_TO}."
             )
-        self.potential = Potential(self.model, self.info, {}, args, kwargs)
+        self.potential = Potential(self.model, self.info, {}, args, kwargs).traced_once()
 
     def proxy(self, rng_key: Array, center: Any) -> TaylorProxy:
         """The proxy at a center, or at the mode if it is None."""
-        x, factor, off = self._find_center(rng_key, center)
+        x, mode = self._find_center(rng_key, center)
+        factor = None if mode is None else mode.factor
+        off = np.inf if mode is None else mode.decrement + (mode.num_negative > 0)
         self._check_forward_mode(x)
         for k in range(_REFINED + 1):
             value, grad, hessian = self._sums(x)
@@ -88,7 +90,7 @@ class Rows:
             if hessian is not None:
                 nearest, factor, off = self._normal(x, grad, hessian)
             # A search has float32 sums, whose digits are too few for some columns of raw data.
-            if k == _REFINED or center is not None or not _NEAR < off < _FAR or hessian is None:
+            if k == _REFINED or mode is None or not _NEAR < off < _FAR or hessian is None:
                 break
             x = nearest
         sites = self.potential.postprocess()(self.info.unravel(x))
@@ -109,10 +111,11 @@ class Rows:
             proxy = replace(proxy, noise=self._noise(proxy, nearest, factor))
             if not proxy.noise <= LARGEST_NOISE:
                 _warn(too_far(proxy.noise, self.batch, self.size))
-        if center is None and not off < _OFF:
+        if mode is not None and not off < _OFF:
             _warn(
-                "the search for a mode did not end at one, so the center of the proxy may be far"
-                " from the posterior; fit a guide with VRELBO(1.), and pass center=(guide, params)."
+                f"the search for a mode did not end at one{mode.budget}, so the center of the proxy"
+                " may be far from the posterior; fit a guide with VRELBO(1.), and pass"
+                " center=(guide, params)."
             )
         elif factor is None and hessian is not None:
             _warn(
@@ -145,13 +148,12 @@ class Rows:
                         return False
         return True
 
-    def _find_center(self, rng_key: Array, center: Any) -> tuple[Array, Array | None, float]:
-        """The flat vector of the center; by a search also the scales there, and the distance of the
-        mode in sds."""
-        factor, off = None, np.inf
+    def _find_center(self, rng_key: Array, center: Any) -> tuple[Array, NormalFit | None]:
+        """The flat vector of the center, and what a search found if there was one."""
+        mode = None
         if center is None:
             mode = self._search(rng_key)
-            x, factor, off = mode.center, mode.factor, mode.decrement + (mode.num_negative > 0)
+            x = mode.center
         elif isinstance(center, dict):
             # Traced, or NumPyro would refuse values outside the supports in words of its own.
             x = jax.jit(lambda c: self.info.ravel(self.potential.unconstrain("center", c)))(center)
@@ -168,7 +170,7 @@ class Rows:
                     f"center is not finite at site '{name}' in unconstrained space; give finite"
                     " values inside the supports, or no center for the mode."
                 )
-        return x, factor, off
+        return x, mode
 
     def _search(self, rng_key: Array) -> NormalFit:
         """The first of up to eight searches that ends at a mode, or the one that ends nearest."""

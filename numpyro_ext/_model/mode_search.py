@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from numpyro_ext._model.whitening import Whitening
 
 __all__ = [
     "DENSE_UP_TO",
+    "MOST_PASSES",
     "NormalFit",
     "batch_rows",
     "draw_batch",
@@ -30,7 +31,8 @@ __all__ = [
 DENSE_UP_TO = 512
 """Latent dimensions up to which the curvature is a matrix."""
 _ADAM_STEPS, _ADAM_PIECES = 2000, 20
-_NEWTON_STEPS = 60
+_NEWTON_STEPS, MOST_PASSES = 60, 300
+"""The budget of one search: Newton steps, and gradients of all rows."""
 _HALVINGS = 12
 _CURVATURE_ROWS = 10_000
 _NEAR = 0.05
@@ -56,6 +58,7 @@ class NormalFit:
         normal posterior and 1 where the approximation is off by as much as the gradients are large.
     :param float stiffness: the largest curvature in whitened coordinates, in all but a twentieth of
         the draws, and at least 1, which is that of a normal posterior.
+    :param bool out_of_budget: True if the search was stopped because it had no gradients left.
     :param tuple problems: sentences on what did not hold.
     """
 
@@ -67,12 +70,19 @@ class NormalFit:
     log_evidence: float = np.nan
     departure: float = np.inf
     stiffness: float = 1.0
+    out_of_budget: bool = False
     problems: tuple[str, ...] = ()
 
     @property
     def whitening(self) -> Whitening:
         """The coordinates :math:`\\xi`."""
         return Whitening(self.center, self.factor)
+
+    @property
+    def budget(self) -> str:
+        """The end of a sentence on where the search ended."""
+        spent = f", when its budget of {MOST_PASSES} gradients of all rows was spent"
+        return spent if self.out_of_budget else ""
 
     @property
     def at_mode(self) -> bool:
@@ -128,7 +138,8 @@ def starts_of(rng_key: Array, first: Array) -> list[Array]:
 def find_modes(rng_key: Array, potential: Potential, starts: list[Array]) -> Iterator[NormalFit]:
     """
     The modes found from each of these points, one after another, by the same compiled functions:
-    Adam on minibatch gradients, then damped Newton steps with the gradient of all rows.
+    Adam on minibatch gradients, then damped Newton steps with the gradient of all rows, of which
+    a search takes ``MOST_PASSES`` at most.
 
     :param starts: ``(n,)`` each, where to begin.
     """
@@ -142,17 +153,21 @@ def find_modes(rng_key: Array, potential: Potential, starts: list[Array]) -> Ite
                 spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
                 advance()
             fallback = [start, state[1]]  # the latter, where Adam last had a finite gradient
+            left = MOST_PASSES
             for _ in range(_NEWTON_STEPS):
                 x, value, decrement, moved, factor, num_negative, tries = newton(x)
-                spent += int(tries) * all_rows
+                spent, left = spent + int(tries) * all_rows, left - int(tries)
                 advance()
+                if left <= 0:
+                    break
                 if fallback and not np.isfinite(decrement):
                     x = fallback.pop()
                 elif not bool(moved):
                     break
         diagonal = jnp.diagonal(factor) if factor.ndim == 2 else factor
         log_evidence = float(jnp.sum(jnp.log(jnp.abs(diagonal))) - value)
-        yield NormalFit(x, factor, float(decrement), int(num_negative), spent, log_evidence)
+        fit = NormalFit(x, factor, float(decrement), int(num_negative), spent, log_evidence)
+        yield replace(fit, out_of_budget=left <= 0)
 
 
 def _adam(potential: Potential) -> Callable[..., tuple[Array, Any]]:

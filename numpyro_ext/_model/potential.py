@@ -101,6 +101,7 @@ class Potential:
         self._model = default_key(substitute(model, data=params))
         self.arguments = (args, kwargs)
         self._forward_mode = forward_mode
+        self._gradient: Callable[..., tuple[Array, Sites]] = self._differentiate
 
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
         """U at ``z`` on the rows ``idx``."""
@@ -108,7 +109,17 @@ class Potential:
 
     def value_and_grad(self, z: Sites, idx: dict[str, Array]) -> tuple[Array, Sites]:
         """U and its gradient: one minibatch."""
+        return self._gradient(z, idx)
+
+    def _differentiate(self, z: Sites, idx: dict[str, Array]) -> tuple[Array, Sites]:
         return value_and_grad(lambda z: self(z, idx), forward_mode=self._forward_mode)(z)
+
+    def traced_once(self) -> "Potential":
+        """The same, for several programs: the model and its gradient are traced once for each
+        number of rows, and not wherever a program takes them."""
+        other = copy.copy(self)
+        other._gradient = jax.jit(other._differentiate)
+        return other
 
     def value_and_grad_flat(self, x: Array, idx: dict[str, Array]) -> tuple[Array, Array]:
         """:meth:`value_and_grad` of the ``(n,)`` flat vector: U, and its ``(n,)`` gradient."""
@@ -178,6 +189,7 @@ class Potential:
         """The same without the observed sites: minus the log prior, Jacobian included."""
         other = copy.copy(self)
         other._model = latents_only(self._model)
+        other._gradient = other._differentiate
         return other
 
     def unconstrain(self, what: str, values: Sites) -> Sites:

@@ -5,6 +5,7 @@ A kernel reads the model, starts its chains, and can be copied, printed and pick
 
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import nullcontext
 import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
@@ -352,8 +353,10 @@ class ModelKernel(MCMCKernel):
         self, potential: Potential, start: Sites | None, rng_key: Array, resumes: bool
     ) -> None:
         """Find settings and use them, unless those that were found before fit these data."""
-        # A chain may start under a transform; the search is on numbers all the same.
-        with jax.ensure_compile_time_eval():
+        # A chain may start where a program is traced; the search is on numbers all the same.
+        # Elsewhere this would compile each constant of the model by itself.
+        traced = isinstance(jnp.zeros(()), Tracer)
+        with jax.ensure_compile_time_eval() if traced else nullcontext():
             fit = "other" if self._fitness is None else self._fitness.of(potential)
             if resumes and self._fitness is not None:
                 return check_resumed(fit, compiled=self._seen(*potential.arguments))

@@ -24,7 +24,7 @@ from numpyro_ext._model.mode_search import (
 )
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
-from numpyro_ext._model.start import draw_start, start_near_median
+from numpyro_ext._model.start import draw_start, run_once, start_near_median
 from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext._typing import Model, Sites
 
@@ -113,7 +113,7 @@ def find_normal(
         elif np.isfinite(mode.decrement):
             what = f"the search for a mode ended {mode.decrement:.2g} standard deviations from one"
         problem = (
-            f"{what}, so center and scales come from a variational fit instead;"
+            f"{what}{mode.budget}, so center and scales come from a variational fit instead;"
             f" {advice(info)}, or give init_params near the mode."
         )
     elif fit.departure > _NORMAL_FIT:
@@ -168,7 +168,6 @@ def with_shape(rng_key: Array, potential: Potential, fit: NormalFit) -> NormalFi
     """
     whitening = fit.whitening
 
-    @jax.jit
     def measure(rng_key: Array) -> tuple[Array, Array]:
         idx = some_rows(potential)
         at_center = potential.value_and_grad_flat(fit.center, idx)[1]
@@ -190,7 +189,7 @@ def with_shape(rng_key: Array, potential: Potential, fit: NormalFit) -> NormalFi
         points = random.normal(rng_key, (_POINTS, 2, *fit.center.shape), fit.center.dtype)
         return lax.map(at, points)
 
-    found = (np.asarray(x, float) for x in measure(rng_key))
+    found = (np.asarray(x, float) for x in run_once(measure, rng_key))
     departures, curvatures = (np.where(np.isfinite(x), x, np.inf) for x in found)
     stiffness = np.sort(curvatures)[int(_QUANTILE * _POINTS)]
     return replace(

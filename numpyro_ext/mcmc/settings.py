@@ -15,7 +15,7 @@ from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.mistakes import check_rows, read_global
 from numpyro_ext._model.mode_search import NormalFit, batch_rows, draw_batch
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.start import draw_params
+from numpyro_ext._model.start import draw_params, run_once
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import GradientEstimator, Model, Sites
 from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient
@@ -50,9 +50,10 @@ class Settings:
     The settings found by a kernel with ``step_size=None``, as ``kernel.settings``; they print as a
     table.
 
-    The mode is found first, and the coordinates are those in which the curvature there is 1 in all
-    directions. The step, and the friction, are the largest at which the kernel's law on a Gaussian
-    with the measured noise of minibatch gradients keeps the relative error of every variance within
+    The mode is found first, by four searches of 2,000 minibatches and at most 300 gradients of all
+    rows each, and the coordinates are those in which the curvature there is 1 in all directions.
+    The step, and the friction, are the largest at which the kernel's law on a Gaussian with the
+    measured noise of minibatch gradients keeps the relative error of every variance within
     ``max_bias``. Chains start at draws of the normal approximation. The predictions are those of
     the law: a posterior that is not near normal deviates from them, and ``problems`` says what was
     seen of that.
@@ -155,15 +156,14 @@ class Fitness:
     def at(cls, potential: Potential, whitening: Whitening) -> "Fitness":
         dtype, points = whitening.center.dtype, (_PROBES, whitening.size)
 
-        @jax.jit
-        def measure() -> Array:
+        def measure(rng_key: Array) -> Array:
             def grad(xi: Array) -> Array:
                 return whitening.pull(potential.full_value_and_grad_flat(whitening.to_z(xi))[1])
 
-            return lax.map(grad, random.normal(random.key(0), points, dtype))
+            return lax.map(grad, random.normal(rng_key, points, dtype))
 
         batches = {name: batch for name, (_, batch) in potential.plates.items()}
-        return cls(whitening, batches, np.asarray(measure(), float))
+        return cls(whitening, batches, np.asarray(jax.jit(measure)(random.key(0)), float))
 
     def of(self, potential: Potential) -> str:
         """``"same"`` for the same data, ``"near"`` for those that move the gradients by less than a
@@ -207,10 +207,11 @@ def find_whitening(
     The coordinates of the normal approximation of a model's posterior at its mode.
 
     Adam on minibatches and damped Newton steps on all rows find the mode; the inverse curvature
-    there is the covariance. It is dense up to 512 latent dimensions. Where there is no mode, or
-    where gradients around it are far from those of a normal posterior, the normal is a variational
-    fit; an :class:`InferenceWarning` says so where there is no mode and where the fit is not near
-    either.
+    there is the covariance. Each of four searches takes 2,000 minibatches and at most 300 gradients
+    of all rows, and a warning says where that was not enough. The covariance is dense up to 512
+    latent dimensions. Where there is no mode, or where gradients around it are far from those of a
+    normal posterior, the normal is a variational fit; an :class:`InferenceWarning` says so where
+    there is no mode and where the fit is not near either.
 
     :param model: Python callable containing NumPyro primitives.
     :param args: arguments of the model.
@@ -233,7 +234,7 @@ def find_whitening(
     info = read_global(model, args, kwargs, because=NO_LOCAL_SITES)
     check_rows(model, args, kwargs, init_to_uniform)
     params = draw_params(rng_key, model, info, args, kwargs)
-    potential = Potential(model, info, params, args, kwargs)
+    potential = Potential(model, info, params, args, kwargs).traced_once()
     if init_params is not None:
         init_params = info.check_unconstrained("init_params", init_params)
     normal = find_normal(rng_key, model, potential, init_params)
@@ -259,6 +260,7 @@ def find(
             " which settings cannot be found; find them from the rows of one process, and pass"
             " step_size and whitening of kernel.settings."
         )
+    potential = potential.traced_once()
     key_normal, key_noise = random.split(random.key(0))
     given: Whitening | None = kernel.whitening
     if given is None:
@@ -345,7 +347,6 @@ def measure_noise(
     """
     info, whitening, center = potential.info, normal.whitening, normal.center
 
-    @jax.jit
     def measure(rng_key: Array) -> Array:
         state = estimator.init(info.unravel(center), potential)
 
@@ -367,4 +368,4 @@ def measure_noise(
         mean = jnp.mean(jnp.where(finite[:, None], found, 0), 0) / share
         return jnp.where(share < 0.5, jnp.nan, mean)
 
-    return np.asarray(measure(rng_key), float)
+    return np.asarray(run_once(measure, rng_key), float)

@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
+from numpyro_ext._model import mode_search
 from numpyro_ext._model.mode_search import find_modes
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
@@ -41,6 +42,16 @@ def test_the_mode_and_the_curvature_of_a_linear_regression():
     assert np.max(np.abs(mode.center - np.linalg.solve(H, x.T @ y / SD**2)) / sd) < 0.06
     np.testing.assert_allclose(mode.factor, np.linalg.cholesky(np.linalg.inv(H)), rtol=1e-3)
     assert mode.num_negative == 0
+
+
+def test_a_search_that_has_spent_its_budget_says_so(monkeypatch):
+    """One gradient of all rows does not do for a Newton step."""
+    monkeypatch.setattr(mode_search, "MOST_PASSES", 1)
+    _, _, potential, mode = found()
+    stopped = next(find_modes(random.key(0), potential, [jnp.array([40.0, -40.0])]))
+    assert mode.budget == ""
+    assert stopped.budget == ", when its budget of 1 gradients of all rows was spent"
+    assert stopped.row_gradients < 2000 * BATCH + 14 * ROWS
 
 
 def test_the_noise_is_the_mean_over_the_normal_approximation():
