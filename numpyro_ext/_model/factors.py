@@ -6,7 +6,8 @@ at a flat vector x of unconstrained latent sites. Expectation propagation replac
 another, each at latent vectors of its own, so that no factor may cost a pass over all the data.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -101,6 +102,40 @@ class Factors:
             added.
         """
         return self._way(x, n, local or {})[0]
+
+    def check(self) -> None:
+        """An error that names the site if the data do not fit the model."""
+        fn = seed(valid_data(self._model), random.key(0))
+        shape_trace(substitute(fn, substitute_fn=init_to_uniform), *self._arguments)
+
+    @property
+    def key(self) -> tuple:
+        """What a program compiled for these factors depends on, beside the arguments."""
+        sites = tuple(
+            (name, latent.unconstrained.shape) for name, latent in self.info.latents.items()
+        )
+        return self.plate, self.size, sites, tuple(self.local), self._way.__name__
+
+    def on(self, args: tuple, kwargs: dict[str, Any]) -> "Factors":
+        """The same factors of other arguments of the same shapes, which may be traced."""
+        other = copy.copy(self)
+        other._arguments = args, kwargs
+        other._way = getattr(other, self._way.__name__)
+        return other
+
+    def elements(self, x: Array, names: Collection[str]) -> Array:
+        """The terms of these sites at ``x``, one after the other: a vector."""
+        found = self.terms(x)
+        return jnp.concatenate([jnp.ravel(found[name]) for name in names])
+
+    def owners(self, name: str, size: int) -> Array:
+        """``(size, e)``, for each of the ``size`` batch elements of a site, its places in x.
+
+        An observed site has none: e is 0.
+        """
+        if name not in self.info.latents:
+            return jnp.zeros((size, 0), int)
+        return jnp.arange(self.info.size)[self.info.slices[name]].reshape(size, -1)
 
     def terms(self, x: Array) -> dict[str, Array]:
         """The other factors at ``x``: of each site, an array of its batch shape.

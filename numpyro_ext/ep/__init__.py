@@ -1,16 +1,24 @@
-"""Expectation propagation."""
+"""Expectation propagation: normal approximations by local moment matching, as NumPyro guides."""
 
+from numpyro_ext.ep.base import EPEngine, EPRunResult, EPState, Report
 from numpyro_ext.ep.closed_form import ClosedForm
+from numpyro_ext.ep.ep import ADF, EP
 from numpyro_ext.ep.importance_sampling import ImportanceSampling
 from numpyro_ext.ep.nuts_projection import NUTSProjection
 from numpyro_ext.ep.projections import Projected, Projection
 from numpyro_ext.ep.quadrature import Quadrature
 
 __all__ = [
+    "ADF",
+    "EP",
     "ClosedForm",
+    "EPEngine",
+    "EPRunResult",
+    "EPState",
     "ImportanceSampling",
     "NUTSProjection",
     "Projected",
     "Projection",
     "Quadrature",
+    "Report",
 ]
