@@ -2,6 +2,7 @@
 
 from numpyro_ext.ep.base import EPEngine, EPRunResult, EPState, Report
 from numpyro_ext.ep.closed_form import ClosedForm
+from numpyro_ext.ep.distributed import DAEP, DSEP, DistributedEP, StochasticDistributedEP
 from numpyro_ext.ep.ep import ADF, EP
 from numpyro_ext.ep.importance_sampling import ImportanceSampling
 from numpyro_ext.ep.nuts_projection import NUTSProjection
@@ -10,8 +11,11 @@ from numpyro_ext.ep.quadrature import Quadrature
 
 __all__ = [
     "ADF",
+    "DAEP",
+    "DSEP",
     "EP",
     "ClosedForm",
+    "DistributedEP",
     "EPEngine",
     "EPRunResult",
     "EPState",
@@ -21,4 +25,5 @@ __all__ = [
     "Projection",
     "Quadrature",
     "Report",
+    "StochasticDistributedEP",
 ]

@@ -124,7 +124,7 @@ class EPEngine(ABC):
     The programs take the data as arguments and are kept, so that a fit to other data of the same
     shapes, or by another engine of the same model and arguments, compiles nothing.
 
-    A subclass writes :meth:`step`.
+    A subclass writes :meth:`sweep`.
 
     :param model: Python callable with NumPyro primitives, with continuous latent sites.
     :param str family: ``"full"`` or ``"diagonal"``, the precision of q.
@@ -145,6 +145,8 @@ class EPEngine(ABC):
 
     power: ClassVar[float] = 1.0
     """The power alpha of the factors of the data."""
+    largest_share: ClassVar[float] = 0.05
+    """The share of rows without a low rank, above which no row is taken as one of low rank."""
 
     def __post_init__(self) -> None:
         if not callable(self.model):
@@ -173,7 +175,7 @@ class EPEngine(ABC):
         return {**vars(self), "guide": fresh, "_plan": None, "_readings": {}}
 
     @abstractmethod
-    def step(
+    def sweep(
         self, plan: Plan, state: EPState, arrays: list[Array], **options: Any
     ) -> tuple[EPState, Array]:
         """The next state, and the loss; a compiled function of state and arrays."""
@@ -233,7 +235,7 @@ class EPEngine(ABC):
     def update(self, state: EPState, *args: Any, **kwargs: Any) -> tuple[EPState, Array]:
         """One step: the next state, and the loss. A pure function, once ``init`` was called."""
         plan, arrays = self._on(*args, **kwargs)
-        return self.step(plan, state, arrays)
+        return self.sweep(plan, state, arrays)
 
     def run(
         self,
@@ -260,7 +262,7 @@ class EPEngine(ABC):
         losses = []
         with tqdm(range(num_steps), disable=not progress_bar) as bar:
             for _ in bar:
-                state, loss = self.step(plan, state, arrays)
+                state, loss = self.sweep(plan, state, arrays)
                 losses.append(loss)
                 self._check(state)
                 report = jax.device_get(state.report)
@@ -308,6 +310,7 @@ class EPEngine(ABC):
             projection=self.projection,
             defaults=default_projections(),
             max_rank=self.max_rank,
+            largest_share=self.largest_share,
         )
 
     def _on(self, *args: Any, **kwargs: Any) -> tuple[Plan, list[Array]]:

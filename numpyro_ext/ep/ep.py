@@ -131,11 +131,11 @@ class EP(EPEngine):
             return float(self.damping)
         return 1.0 if self.schedule == "serial" else _START
 
-    def step(
+    def sweep(
         self, plan: Plan, state: EPState, arrays: list[Array], **options: Any
     ) -> tuple[EPState, Array]:
-        sweep = _serial if self.schedule == "serial" else _parallel
-        return sweep(plan, self._setting, state, arrays)
+        one = _serial if self.schedule == "serial" else _parallel
+        return one(plan, self._setting, state, arrays)
 
     def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
         """The estimate of log p(y) at a state."""
@@ -185,7 +185,7 @@ class ADF(EPEngine):
         0.3750
     """
 
-    def step(
+    def sweep(
         self, plan: Plan, state: EPState, arrays: list[Array], **options: Any
     ) -> tuple[EPState, Array]:
         return _serial(plan, Setting(self.family, 0.0, False, True), state, arrays)

@@ -208,12 +208,15 @@ def find_table(
     projection: Projection | None,
     defaults: tuple[Quadrature, ImportanceSampling],
     max_rank: int,
+    largest_share: float,
 ) -> tuple[Plan, Table]:
     """The factors in groups of one rank, each with its projection.
 
     :param rows: ``(n,)`` row of each factor of the data; ``(n, m)`` if a factor has several, with
         -1 where it has fewer than m.
     :param projection: that of the rows; None for quadrature where the rank allows it.
+    :param float largest_share: the share of factors of the data without a low rank, above which all
+        are taken as factors of all coordinates.
     :param defaults: the projections that are taken where none is given.
     """
     D = len(prior.mean)
@@ -233,7 +236,7 @@ def find_table(
             rank, directions = np.asarray(found.rank), found.directions
             if np.any(rank < 0) and (given is None or given.max_rank is not None):
                 _warn_of_ranks(names, rank, max_rank)
-        for at, r in _by_rank(rank, one_group=names is None):
+        for at, r in _by_rank(rank, largest_share if names is None else None):
             if r:
                 chosen = given or defaults[0]
                 some = directions if len(at) == len(rank) else directions[at]
@@ -246,13 +249,14 @@ def find_table(
     return Plan(reading, tuple(kinds)), Table(tuple(groups), jnp.asarray(prior.constant, float))
 
 
-def _by_rank(rank: np.ndarray, one_group: bool) -> list[tuple[np.ndarray, int]]:
+def _by_rank(rank: np.ndarray, largest_share: float | None) -> list[tuple[np.ndarray, int]]:
     """Places of the factors of one group and its rank r, which is 0 for those without one.
 
     A factor of a smaller rank is one of rank r too, whose further directions change nothing. Rows
     are one group, so that other data of the same shapes have the same groups.
     """
-    if one_group and np.mean(rank < 0) > 0.05:
+    one_group = largest_share is not None
+    if largest_share is not None and np.mean(rank < 0) > largest_share:
         rank = np.full_like(rank, -1)
     highest = int(max(1, rank.max(initial=1)))
     steps = [highest] if one_group else sorted({min(2, highest), highest})
