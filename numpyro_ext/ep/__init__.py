@@ -7,6 +7,7 @@ from numpyro_ext.ep.importance_sampling import ImportanceSampling
 from numpyro_ext.ep.nuts_projection import NUTSProjection
 from numpyro_ext.ep.projections import Projected, Projection
 from numpyro_ext.ep.quadrature import Quadrature
+from numpyro_ext.ep.stochastic import StochasticEP
 
 __all__ = [
     "ADF",
@@ -21,4 +22,5 @@ __all__ = [
     "Projection",
     "Quadrature",
     "Report",
+    "StochasticEP",
 ]
