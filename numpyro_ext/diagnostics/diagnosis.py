@@ -7,6 +7,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_ext._checks import check_count
+from numpyro_ext._typing import Converges
 from numpyro_ext.diagnostics._chain_moves import chain_moves_rows
 from numpyro_ext.diagnostics._chains import (
     chain_rows,
@@ -18,6 +19,7 @@ from numpyro_ext.diagnostics._chains import (
 from numpyro_ext.diagnostics._evaluate import evaluator, prototype, warn_of_lost_draws
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, restarts_of
 from numpyro_ext.diagnostics._guides import (
+    convergence_rows,
     local_rows,
     loss_rows,
     minibatch_cause,
@@ -243,8 +245,12 @@ def _of_guide(
     draws = {**out["latent"], **out["deterministic"]}
     found = [getattr(one, "losses", None) for one in restarts_of(result)]
     losses = [np.asarray(one) for one in found if one is not None]
-    rows = [
-        *loss_rows([one for one in losses if one.ndim == 1]),
+    engine: Any = obj
+    if isinstance(engine, Converges):
+        rows = convergence_rows(engine, restarts_of(result))
+    else:
+        rows = loss_rows([one for one in losses if one.ndim == 1])
+    rows += [
         *local_rows(obj.guide, fit, draws, jax.random.fold_in(rng_key, 1)),
         *_restarts(draws, fit.attributes),
         *(points := point_rows(proto, out["latent"])),

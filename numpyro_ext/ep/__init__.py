@@ -8,6 +8,7 @@ from numpyro_ext.ep.importance_sampling import ImportanceSampling
 from numpyro_ext.ep.nuts_projection import NUTSProjection
 from numpyro_ext.ep.projections import Projected, Projection
 from numpyro_ext.ep.quadrature import Quadrature
+from numpyro_ext.ep.stochastic import StochasticEP
 
 __all__ = [
     "ADF",
@@ -26,4 +27,5 @@ __all__ = [
     "Quadrature",
     "Report",
     "StochasticDistributedEP",
+    "StochasticEP",
 ]

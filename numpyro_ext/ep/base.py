@@ -28,6 +28,7 @@ from numpyro_ext.ep.importance_sampling import ImportanceSampling
 from numpyro_ext.ep.normal import FAMILIES, Family, Site
 from numpyro_ext.ep.projections import Projection
 from numpyro_ext.ep.quadrature import Quadrature
+from numpyro_ext.ep.start import start_sites
 
 __all__ = ["EPEngine", "EPRunResult", "EPState", "Report"]
 
@@ -57,6 +58,7 @@ class Report(NamedTuple):
     - **num_low_ess** - factors left out because the importance weights were uneven.
     - **num_inaccurate** - factors that the nodes of the quadrature do not resolve.
     - **num_halvings** - how many times a step was halved so that q stays a distribution.
+    - **visited** - factors visited in the last step.
     """
 
     residual: Array
@@ -67,6 +69,7 @@ class Report(NamedTuple):
     num_low_ess: Array
     num_inaccurate: Array
     num_halvings: Array
+    visited: Array
 
 
 EPState = namedtuple(
@@ -103,6 +106,11 @@ A :func:`~collections.namedtuple` with these entries:
    ``(n, r, D)``, and the constant of the prior.
  - **rng_key** - random number generator seed of the next steps.
 """
+
+
+def limit_of(tol: float, dtype: Any) -> float:
+    """The residual below which a fit has converged: what rounding leaves of it is more."""
+    return tol if dtype == np.float64 or tol == 0 else max(tol, 3e-5)
 
 
 @cache
@@ -146,7 +154,7 @@ class EPEngine(ABC):
     power: ClassVar[float] = 1.0
     """The power alpha of the factors of the data."""
     largest_share: ClassVar[float] = 0.05
-    """The share of rows without a low rank, above which no row is taken as one of low rank."""
+    """The share of factors of the data without a low rank, above which all are taken whole."""
 
     def __post_init__(self) -> None:
         if not callable(self.model):
@@ -199,14 +207,16 @@ class EPEngine(ABC):
         prior = read_prior(reading, arrays, key_prior, self.family == "diagonal")
         self._plan, table = self._table(reading, arrays, prior)
         info = reading.factors.info
-        start_guide(self.guide, info.unravel(prior.mean), list(reading.factors.local), args, kwargs)
+        start_guide(
+            self.guide, info.unravel(prior.center.mean), list(reading.factors.local), args, kwargs
+        )
         family = FAMILIES[self.family]
         normal = prior.normal
         if self.family == "diagonal":
             normal = Site(normal.shift, jnp.diagonal(normal.precision))
         sites = tuple(family.zeros(group.basis) for group in table.groups)
         if not _is_positive(normal):
-            sites = _start_sites(self.family, self._plan, table, prior)
+            sites = start_sites(self.family, self._plan, table, prior)
             if not _is_positive(_natural(family, normal, table, sites)):
                 raise ValueError(
                     "the prior has no normal approximation with moments of its draws: some"
@@ -216,7 +226,7 @@ class EPEngine(ABC):
         q = _natural(family, normal, table, sites)
         zero = jnp.zeros((), jnp.int32)
         # Types are given: a weak one would have the next step compiled anew.
-        report = Report(jnp.asarray(jnp.inf, float), zero, jnp.zeros((), bool), *[zero] * 5)
+        report = Report(jnp.asarray(jnp.inf, float), zero, jnp.zeros((), bool), *[zero] * 6)
         return EPState(
             i=zero,
             shift=q.shift,
@@ -289,6 +299,16 @@ class EPEngine(ABC):
         """The loss at a state: minus :meth:`log_evidence`."""
         return -self.log_evidence(state, *args, **kwargs)
 
+    def convergence(self, state: EPState) -> dict[str, float]:
+        """What :func:`~numpyro_ext.diagnostics.diagnose` shows of the report of a state."""
+        report = jax.device_get(state.report)
+        return {
+            "residual": float(report.residual),
+            "limit": limit_of(getattr(self, "tol", 0.0), report.residual.dtype),
+            "skipped": int(report.skipped),
+            "inaccurate": int(report.num_inaccurate),
+        }
+
     def _read(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Reading, list[Array]]:
         arguments, arrays = split_arguments(args, kwargs)
         shapes = tuple((np.shape(x), jnp.result_type(x)) for x in arrays)
@@ -330,9 +350,9 @@ class EPEngine(ABC):
         return plan, arrays
 
     def _check(self, state: EPState) -> None:
-        total = sum(len(group.basis) for group in state.table.groups)
-        if int(state.report.skipped) == total:
-            bad = jax.device_get(state.report)
+        bad = jax.device_get(state.report)
+        total = int(bad.visited)
+        if bad.skipped == total:
             raise RuntimeError(
                 f"in step {int(state.i)} none of the {total} factors could be updated, from factor"
                 f" 0 on ({int(bad.num_improper)} improper cavities, {int(bad.num_skipped)} without"
@@ -363,42 +383,3 @@ def _is_positive(total: Site) -> bool:
         return False
     smallest = np.linalg.eigvalsh(P / scale / scale[:, None])[0]
     return bool(smallest > 100 * np.finfo(np.asarray(total.precision).dtype).eps)
-
-
-def _start_sites(family: str, plan: Plan, table: Table, prior: Prior) -> tuple[Site, ...]:
-    """Sites by which each latent site whose prior is not normal has the spread of its draws."""
-    sites = []
-    for kind, group in zip(plan.kinds, table.groups, strict=True):
-        zeros = FAMILIES[family].zeros(group.basis)
-        if kind.names is not None:
-            one = _start_full if family == "full" else _start_diagonal
-            owners = jnp.asarray(prior.owners)[group.index]
-            one = partial(one, draws=jnp.asarray(prior.draws))
-            zeros = jax.jit(jax.vmap(one))(group.basis, owners)
-        sites.append(zeros)
-    return tuple(sites)
-
-
-def _spread(s: Array) -> tuple[Array, Array]:
-    """Median and variance by the quartiles, over the first axis."""
-    low, middle, high = jnp.nanquantile(s, jnp.array([0.25, 0.5, 0.75]), axis=0)
-    return middle, ((high - low) / 1.349) ** 2
-
-
-def _start_full(A: Array, owners: Array, draws: Array) -> Site:
-    """The site of a term of the prior: the spread of its own value, as far as A sees it."""
-    W = jnp.where(owners >= 0, A[:, owners], 0)  # (r, e)
-    length = jnp.sum(W**2, 0)
-    known = length > 1e-4
-    s = draws @ A.T @ (W / jnp.where(known, length, 1))
-    mean, variance = _spread(s)
-    tau = jnp.where(known & (variance > 0), 1 / jnp.where(variance > 0, variance, 1), 0)
-    W = W / jnp.where(known, length, 1)
-    return Site(W @ (tau * mean), W * tau @ W.T)
-
-
-def _start_diagonal(A: Array, owners: Array, draws: Array) -> Site:
-    mean, variance = _spread(draws[:, owners])
-    tau = jnp.where((owners >= 0) & (variance > 0), 1 / jnp.where(variance > 0, variance, 1), 0)
-    zero = jnp.zeros(A.shape[1], A.dtype)
-    return Site(zero.at[owners].add(tau * mean), zero.at[owners].add(tau))

@@ -20,7 +20,7 @@ from numpyro_ext._checks import (
     check_nonnegative,
     check_positive,
 )
-from numpyro_ext.ep.base import EPEngine, EPState, Report
+from numpyro_ext.ep.base import EPEngine, EPState, Report, limit_of
 from numpyro_ext.ep.factor_table import Plan, Table
 from numpyro_ext.ep.normal import FAMILIES, Family, Moments, Site
 from numpyro_ext.ep.visit import Visit, keys_of, visit, visit_all
@@ -355,7 +355,7 @@ def _report(
 
     left = [jnp.sum(v.improper | v.skipped | v.low_ess, dtype=jnp.int32) for v in visits]
     left = jnp.sum(jnp.stack(left))
-    tol = setting.tol if residual.dtype == jnp.float64 else max(setting.tol, 3e-5)
+    tol = limit_of(setting.tol, residual.dtype)
     return Report(
         residual,
         left,
@@ -365,6 +365,7 @@ def _report(
         before.num_low_ess + count("low_ess"),
         before.num_inaccurate + count("inaccurate"),
         before.num_halvings + halvings.astype(jnp.int32),
+        jnp.asarray(sum(len(v.log_z) for v in visits), jnp.int32),
     )
 
 

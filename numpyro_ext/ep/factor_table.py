@@ -53,21 +53,40 @@ class Kind:
     - **power** - the power alpha at which they are updated.
     - **projection** - how their tilted moments are found.
     - **batch_size** - factors that are computed at a time.
+    - **rank** - the r of rows whose directions are found when they are visited, so that no array
+      has a row for each; D if they are taken in all coordinates. None if the group has the bases.
     """
 
     names: tuple[str, ...] | None
     power: float
     projection: Projection
     batch_size: int
+    rank: int | None = None
 
     def log_factor(self, factors: Factors, index: Array, x: Array) -> Array:
         """l of the factor of this index, at the flat vector x."""
         if self.names is None:
             if index.ndim == 0:
-                return factors.row(x, index)
-            each = jax.vmap(factors.row, (None, 0))(x, jnp.maximum(index, 0))
+                return factors.marginal(x, index)
+            each = jax.vmap(factors.marginal, (None, 0))(x, jnp.maximum(index, 0))
             return jnp.sum(jnp.where(index >= 0, each, 0))
         return factors.elements(x, self.names)[index]
+
+    def basis(self, factors: Factors, group: "Group", center: "Center", n: Array) -> Array:
+        """The ``(r, D)`` basis of the n-th factor of the group."""
+        if self.rank is None:
+            return group.basis[n]
+        D = len(center.mean)
+        if self.rank == D:
+            return jnp.eye(D, dtype=center.mean.dtype)
+        log_factor = partial(self.log_factor, factors, n)
+        found = find_subspace(log_factor, *center, rng_key=random.key(1), max_rank=self.rank)
+        # A row of a larger rank than those that were looked at is skipped: its marginal is a point.
+        return jnp.where(found.rank < 0, 0, basis_of(found.directions, center.sd))
+
+    def number(self, group: "Group", n: Array) -> Array:
+        """The index of the n-th factor of the group."""
+        return group.index[n] if self.rank is None else n
 
 
 @dataclass(frozen=True)
@@ -86,30 +105,38 @@ class Group(NamedTuple):
     basis: Array
 
 
+class Center(NamedTuple):
+    """Where the prior is, and how wide: ``(D,)`` each."""
+
+    mean: Array
+    sd: Array
+
+
 class Table(NamedTuple):
     """The factors on given data.
 
     - **groups** - as many as the plan has kinds, the rows of the data first.
     - **constant** - log of the normal part of the prior at 0.
+    - **center** - the scale of the latent vector.
     """
 
     groups: tuple[Group, ...]
     constant: Array
+    center: Center
 
 
 class Prior(NamedTuple):
     """The prior in unconstrained space.
 
     - **normal** - shift and precision of all its terms with a constant Hessian.
-    - **draws** - ``(1024, D)``; **mean, sd** - their medians, and interquartile ranges over 1.349.
+    - **draws** - ``(1024, D)``; **center** - their medians, and interquartile ranges over 1.349.
     - **owners** - for each other term, the places in x of the site's own value, or -1.
     """
 
     normal: Site
     constant: Array
     draws: Array
-    mean: Array
-    sd: Array
+    center: Center
     names: tuple[str, ...]
     owners: np.ndarray
 
@@ -172,7 +199,7 @@ def read_prior(
     padded = [np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=-1) for x in places]
     owners = np.concatenate([np.zeros((0, width), int), *padded])
     normal_part = Site(jnp.asarray(eta), jnp.asarray(Lam))
-    return Prior(normal_part, constant, draws, mean, sd, names, owners)
+    return Prior(normal_part, constant, draws, Center(mean, sd), names, owners)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -219,7 +246,7 @@ def find_table(
         are taken as factors of all coordinates.
     :param defaults: the projections that are taken where none is given.
     """
-    D = len(prior.mean)
+    D = len(prior.center.mean)
     kinds, groups = [], []
     elements = jnp.arange(len(prior.owners))
     for names, index, alpha, given in (
@@ -231,8 +258,7 @@ def find_table(
         rank, directions = np.full(len(index), -1), jnp.zeros((len(index), 0, D))
         if max_rank > 0 and not (given is not None and given.whole):
             probe = Kind(names, alpha, defaults[0], max(1, _LARGEST // (2**8 * D)))
-            center = prior.mean, prior.sd
-            found = _subspaces(reading, probe, max_rank, arrays, index, *center)
+            found = _subspaces(reading, probe, max_rank, arrays, index, *prior.center)
             rank, directions = np.asarray(found.rank), found.directions
             if np.any(rank < 0) and (given is None or given.max_rank is not None):
                 _warn_of_ranks(names, rank, max_rank)
@@ -240,13 +266,15 @@ def find_table(
             if r:
                 chosen = given or defaults[0]
                 some = directions if len(at) == len(rank) else directions[at]
-                basis = _bases(r, some, prior.sd)
+                basis = _bases(r, some, prior.center.sd)
             else:
                 chosen = given if given is not None and given.max_rank is None else defaults[1]
-                basis = jnp.broadcast_to(jnp.eye(D, dtype=prior.mean.dtype), (len(at), D, D))
+                whole = jnp.eye(D, dtype=prior.center.mean.dtype)
+                basis = jnp.broadcast_to(whole, (len(at), D, D))
             kinds.append(Kind(names, alpha, chosen, _batch_size(chosen, r, D)))
             groups.append(Group(index[at], basis))
-    return Plan(reading, tuple(kinds)), Table(tuple(groups), jnp.asarray(prior.constant, float))
+    table = Table(tuple(groups), jnp.asarray(prior.constant, float), Center(*prior.center))
+    return Plan(reading, tuple(kinds)), table
 
 
 def _by_rank(rank: np.ndarray, largest_share: float | None) -> list[tuple[np.ndarray, int]]:

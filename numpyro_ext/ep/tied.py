@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from numpyro_ext._checks import check_nonnegative, check_positive
 from numpyro_ext._model.factors import Factors
 from numpyro_ext.ep.base import EPEngine, EPState, Report
-from numpyro_ext.ep.factor_table import Group, Kind, Plan, by_factors
+from numpyro_ext.ep.factor_table import Center, Group, Kind, Plan, by_factors
 from numpyro_ext.ep.normal import FAMILIES, Family, Moments, Site
 from numpyro_ext.ep.visit import Visit, keys_of, visit, visit_all
 
@@ -152,6 +152,7 @@ def _visit_rows(
     factors: Factors,
     kind: Kind,
     group: Group,
+    center: Center,
     total: Site,
     shared: Site,
     amount: Array,
@@ -173,9 +174,9 @@ def _visit_rows(
         gain = (family.log_partition(left) - family.log_partition(total)) / power
 
     def one(n: Array, key: Array | None) -> tuple[Visit, Array]:
-        A = group.basis[n]
+        A = kind.basis(factors, group, center, n)
         none = jax.tree.map(lambda x: x[0], family.zeros(A[None]))
-        found = visit(family, factors, kind, cavity, group.index[n], A, none, key)
+        found = visit(family, factors, kind, cavity, kind.number(group, n), A, none, key)
         return found, A
 
     found, A = by_factors(one, (index, keys_of(kind, rng_key, len(index))), kind.batch_size)
@@ -212,7 +213,8 @@ def tied_sweep(
     def change_of(tied: Site, total: Site, item: Items, key: Array) -> tuple[Site, Visit]:
         shared = _at(tied, item.slot)
         F, good, found = _visit_rows(
-            family, factors, kind, group, total, shared, item.amount, item.index, item.mask, key
+            *(family, factors, kind, group, state.table.center, total, shared),
+            *(item.amount, item.index, item.mask, key),
         )
         # The mean over the good rows, with the rate of all of them.
         scale = item.rate * jnp.sum(item.mask) / jnp.maximum(good, 1)
@@ -222,7 +224,6 @@ def tied_sweep(
     def serial(carry: Any, xs: Any) -> tuple[Any, Any]:
         tied, total = carry
         item, key = xs
-        item = item._replace(multiplicity=W)
         change, found = change_of(tied, total, item, key)
         times = W[item.slot]
         d, halvings = _settle(family, total, jax.tree.map(lambda x: times * x, change))
@@ -318,4 +319,5 @@ def _report(
         before.num_low_ess + count("low_ess"),
         before.num_inaccurate + count("inaccurate"),
         before.num_halvings + halvings.astype(jnp.int32),
+        jnp.asarray(sum(v.log_z.size for v in visits), jnp.int32),
     )
