@@ -2,6 +2,7 @@
 
 from numpyro_ext.ep.base import EPEngine, EPRunResult, EPState, Report
 from numpyro_ext.ep.closed_form import ClosedForm
+from numpyro_ext.ep.distributed import DAEP, DSEP, DistributedEP, StochasticDistributedEP
 from numpyro_ext.ep.ep import ADF, EP
 from numpyro_ext.ep.importance_sampling import ImportanceSampling
 from numpyro_ext.ep.nuts_projection import NUTSProjection
@@ -11,8 +12,11 @@ from numpyro_ext.ep.stochastic import StochasticEP
 
 __all__ = [
     "ADF",
+    "DAEP",
+    "DSEP",
     "EP",
     "ClosedForm",
+    "DistributedEP",
     "EPEngine",
     "EPRunResult",
     "EPState",
@@ -22,5 +26,6 @@ __all__ = [
     "Projection",
     "Quadrature",
     "Report",
+    "StochasticDistributedEP",
     "StochasticEP",
 ]
