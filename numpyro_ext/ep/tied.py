@@ -211,19 +211,10 @@ def tied_sweep(
     W = items.multiplicity
 
     def change_of(tied: Site, total: Site, item: Items, key: Array) -> tuple[Site, Visit]:
-        shared, center = _at(tied, item.slot), state.table.center
+        shared = _at(tied, item.slot)
         F, good, found = _visit_rows(
-            family,
-            factors,
-            kind,
-            group,
-            center,
-            total,
-            shared,
-            item.amount,
-            item.index,
-            item.mask,
-            key,
+            *(family, factors, kind, group, state.table.center, total, shared),
+            *(item.amount, item.index, item.mask, key),
         )
         # The mean over the good rows, with the rate of all of them.
         scale = item.rate * jnp.sum(item.mask) / jnp.maximum(good, 1)
@@ -233,7 +224,6 @@ def tied_sweep(
     def serial(carry: Any, xs: Any) -> tuple[Any, Any]:
         tied, total = carry
         item, key = xs
-        item = item._replace(multiplicity=W)
         change, found = change_of(tied, total, item, key)
         times = W[item.slot]
         d, halvings = _settle(family, total, jax.tree.map(lambda x: times * x, change))
