@@ -12,18 +12,18 @@ __all__ = ["log_integral"]
 _GRID = np.sinh(np.linspace(-7.0, 7.0, 61))
 """From -550 to 550, dense at 0: unconstrained space is in units of order 1."""
 _NODES = 61
-_REACH = 40.0
+_REACH = 1e3
 """The farthest node, in units of the width at the mode."""
 
 
 def log_integral(h: Callable[[Array], Array]) -> Array:
     r"""The logarithm of :math:`\int e^{h(z)} dz`, by the trapezoid rule after a sinh map.
 
-    .. math:: z = c + b \sinh \tau, \qquad b = (1 + |h''(c)|^{-1/2}) \text{ at most}
+    .. math:: z_k = c + b \sinh \tau_k, \qquad b = |h''(c)|^{-1/2}
 
-    where c is the mode, the best of a grid and then of 12 damped Newton steps. Derivatives are
-    those of the rule at fixed nodes, which is exact where the rule is. A second sharp mode is seen
-    as far as nodes fall on it.
+    with equally spaced :math:`\tau_k`. c is the mode, found from the best point of a grid by damped
+    Newton steps; b is 1 where h is flat there. Derivatives are those of the sum at fixed nodes. A
+    second mode counts as far as nodes fall on it.
     """
     grad, hess = jax.grad(h), jax.grad(jax.grad(h))
     grid = jnp.asarray(_GRID, float)

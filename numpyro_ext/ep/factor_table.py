@@ -27,7 +27,7 @@ from numpyro_ext.ep.subspaces import Subspace, basis_of, find_subspace
 __all__ = ["Group", "Kind", "Plan", "Prior", "Reading", "Table", "by_factors", "find_table"]
 
 _DRAWS = 1024
-_LARGEST = 2**24
+_LARGEST = 2**25
 """Numbers that an array over factors and points may hold."""
 
 
@@ -142,11 +142,20 @@ class Prior(NamedTuple):
 
 
 def by_factors(fn: Callable[..., Any], arrays: Any, batch_size: int) -> Any:
-    """``fn`` of each factor: vectorised, ``batch_size`` of them at a time."""
+    """``fn`` of each factor: vectorised, at most ``batch_size`` of them at a time."""
     n = len(jax.tree.leaves(arrays)[0])
     if n <= batch_size:
         return jax.vmap(fn)(*arrays)
-    return lax.map(lambda one: fn(*one), arrays, batch_size=batch_size)
+    # Batches of one size, the last one filled up: a shorter one would be compiled for itself.
+    batches = -(-n // batch_size)
+    size = -(-n // batches)
+    at = jnp.minimum(jnp.arange(batches * size), n - 1).reshape(batches, size)
+
+    def of_batch(at: Array) -> Any:
+        return jax.vmap(fn)(*jax.tree.map(lambda x: x[at], arrays))
+
+    found = lax.map(of_batch, at)
+    return jax.tree.map(lambda x: x.reshape(batches * size, *x.shape[2:])[:n], found)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -257,7 +266,7 @@ def find_table(
             continue
         rank, directions = np.full(len(index), -1), jnp.zeros((len(index), 0, D))
         if max_rank > 0 and not (given is not None and given.whole):
-            probe = Kind(names, alpha, defaults[0], max(1, _LARGEST // (2**8 * D)))
+            probe = Kind(names, alpha, defaults[0], max(1, _LARGEST // (2**7 * D)))
             found = _subspaces(reading, probe, max_rank, arrays, index, *prior.center)
             rank, directions = np.asarray(found.rank), found.directions
             if np.any(rank < 0) and (given is None or given.max_rank is not None):

@@ -315,7 +315,7 @@ def test_another_fit_of_the_same_shape_compiles_nothing():
     assert _parallel._cache_size() == before
 
 
-def test_rows_in_another_order_of_a_saved_state_go_on():
+def test_a_saved_state_goes_on():
     ep = EP(logistic, schedule="parallel")
     whole = fit(ep, *LOGISTIC, num_steps=30)
     with pytest.warns(InferenceWarning, match=r"has not converged in 2 sweeps: the residual is"):

@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.ep import StochasticEP
-from numpyro_ext.ep.normal import FAMILIES
+from numpyro_ext.ep.normal import FAMILIES, Site
 from tests.ep.models import LOGISTIC, PROBIT, logistic, probit
 
 
@@ -72,7 +72,7 @@ def test_power_0_is_variational_inference_by_natural_gradients(tol):
     sep = StochasticEP(probit, power=0.0, step=eps)
     state = sep.init(random.key(0), *PROBIT)
     state, _ = sep.update(state, *PROBIT, indices=[5])
-    q = FAMILIES["full"].moments(state[1:3])
+    q = FAMILIES["full"].moments(Site(state.shift, state.precision))
     state_new, _ = sep.update(state, *PROBIT, indices=[n])
     z, w = np.polynomial.hermite_e.hermegauss(80)
     theta = float(q.mean[0]) + float(q.cov[0, 0]) ** 0.5 * z
@@ -109,8 +109,8 @@ def normal_mean(y, precision):
 def test_noise_of_constant_steps():
     """Normal rows: the precision of q has variance N^2 Var_n(T_n) eps / (2 - eps).
 
-    Over 30,000 steps of which 2 / eps = 12 are correlated, so 2,500 independent ones: a relative
-    standard error of the variance of about 3 %, and of the mean of sd / 50.
+    Over 15,000 steps of which 2 / eps = 12 are correlated, so 1,250 independent ones: a relative
+    standard error of the variance of about 4 %, and of the mean of sd / 35.
     """
     T = jnp.array([0.5, 1.0, 2.0, 0.7, 3.0, 1.2])
     sep = StochasticEP(normal_mean)
@@ -121,10 +121,10 @@ def test_noise_of_constant_steps():
         return state, state.precision[0, 0]
 
     state, _ = jax.lax.scan(one, state, None, length=200)
-    _, precision = jax.jit(lambda s: jax.lax.scan(one, s, None, length=30_000))(state)
+    _, precision = jax.jit(lambda s: jax.lax.scan(one, s, None, length=15_000))(state)
     expected = 36 * np.var(T) * (1 / 6) / (2 - 1 / 6)
-    assert abs(np.var(precision) / expected - 1) < 0.15
-    assert abs(np.mean(precision) - (0.25 + np.sum(T))) < 0.12 * expected**0.5
+    assert abs(np.var(precision) / expected - 1) < 0.2
+    assert abs(np.mean(precision) - (0.25 + np.sum(T))) < 0.15 * expected**0.5
 
 
 def test_the_state_does_not_grow_with_the_data():
