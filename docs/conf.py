@@ -56,6 +56,7 @@ sphinx_gallery_conf = {
 
 MODULES = (
     "diagnostics",
+    "ep",
     "guides",
     "mcmc",
     "objectives",

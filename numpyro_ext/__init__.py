@@ -2,6 +2,7 @@
 
 from numpyro_ext import (
     diagnostics,
+    ep,
     expfam,
     guides,
     mcmc,
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "diagnostics",
+    "ep",
     "expfam",
     "guides",
     "mcmc",

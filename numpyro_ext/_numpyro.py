@@ -46,6 +46,7 @@ from numpyro_ext._typing import Model, Params, Sites
 
 __all__ = [
     "ContinuousGuide",
+    "StartGiven",
     "at_unconstrained",
     "default_key",
     "mask_of",
@@ -267,7 +268,7 @@ def unpacking_of(guide: Any) -> Callable[[Array], Sites] | None:
     return getattr(guide, "_unpack_latent", None)
 
 
-class _StartGiven(AutoGuide):
+class StartGiven(AutoGuide):
     """``AutoGuide``, set up at a start that a subclass has found in one compiled program.
 
     NumPyro's own search for a start runs the gradient of the model operation by operation, and each
@@ -276,6 +277,11 @@ class _StartGiven(AutoGuide):
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         """A key of ``numpyro.prng_key`` and the unconstrained start; None: NumPyro searches."""
+
+    def set_up(self, *args: Any, **kwargs: Any) -> None:
+        """Run the model once on its arguments, unless that was done before."""
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         start = self.start(*args, **kwargs)
@@ -311,7 +317,7 @@ class _StartGiven(AutoGuide):
         }
 
 
-class ContinuousGuide(AutoContinuous, _StartGiven):
+class ContinuousGuide(AutoContinuous, StartGiven):
     """NumPyro's ``AutoContinuous`` with its private hooks under public names.
 
     A subclass writes :meth:`latent_distribution`, and :meth:`prepare` where it has to look at the
@@ -338,11 +344,6 @@ class ContinuousGuide(AutoContinuous, _StartGiven):
     def latent_sites(self) -> tuple[str, ...]:
         """Names of the latent sites, in the order of the latent vector."""
         return tuple(self._init_locs)
-
-    def set_up(self, *args: Any, **kwargs: Any) -> None:
-        """Run the model once on its arguments, unless that was done before."""
-        if self.prototype_trace is None:
-            self._setup_prototype(*args, **kwargs)
 
     def unpack(self, latent: Array) -> Sites:
         """A ``(latent_dim,)`` vector as unconstrained sites."""

@@ -26,6 +26,7 @@ else:
 
 __all__ = [
     "Bool",
+    "Converges",
     "Diagnosable",
     "DiagnosableParticles",
     "Engine",
@@ -255,4 +256,14 @@ class Engine(Protocol):
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Fit; the result has ``params``, those of the guide."""
+        ...
+
+
+@runtime_checkable
+class Converges(Protocol):
+    """An :class:`Engine` that solves equations, so that its losses say nothing about its end."""
+
+    def convergence(self, state: Any) -> dict[str, float]:
+        """``residual``, ``limit`` (0 if the residual is not compared), ``skipped`` (factors left
+        out in the last step) and ``inaccurate`` (factors whose moments were not resolved)."""
         ...

@@ -13,6 +13,7 @@ import re
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = [
     "diagnostics",
+    "ep",
     "expfam",
     "guides",
     "mcmc",

@@ -6,15 +6,20 @@ at a flat vector x of unconstrained latent sites. Expectation propagation replac
 another, each at latent vectors of its own, so that no factor may cost a pass over all the data.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+import copy
 from dataclasses import replace
 from functools import partial
+from itertools import product
+import math
 from typing import Any
 import warnings
 
 import jax
 from jax import Array, random
 import jax.numpy as jnp
+from jax.scipy.special import logsumexp
+import numpy as np
 from numpyro.distributions import biject_to
 from numpyro.handlers import seed, substitute
 from numpyro.infer import init_to_uniform
@@ -22,9 +27,11 @@ from numpyro.infer import init_to_uniform
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import every_row, rows
+from numpyro_ext._model.integral import log_integral
 from numpyro_ext._model.mistakes import valid_data
 from numpyro_ext._model.read import (
     Latent,
+    Site,
     frames,
     model_info,
     plate_sizes,
@@ -35,6 +42,8 @@ from numpyro_ext._model.read import (
 from numpyro_ext._numpyro import at_unconstrained, default_key, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
+LARGEST_STATES = 64
+"""The number of joint states of the discrete local sites up to which they are summed out."""
 LARGEST_WHOLE = 1000
 """The number of rows up to which a row may be picked from a pass over all of them."""
 TOLERANCE = 1e-4
@@ -50,7 +59,7 @@ class Factors:
     factors is minus NumPyro's potential of all rows.
 
     A latent site inside the data plate is local. It is no part of x: :meth:`row` takes its value in
-    that row and adds its log prior, so that an engine can integrate it out.
+    that row and adds its log prior, and :meth:`marginal` integrates it out.
 
     A row is computed alone by the plate's indices where the model uses them, otherwise on arguments
     of which only that row is passed, and at worst by a pass over all rows; the first way that gives
@@ -60,7 +69,8 @@ class Factors:
        alone; ``info.size`` is the length D of the flat vector x, and ``info.ravel(z)`` and
        ``info.unravel(x)`` go from sites to x and back.
      - **plate, size** - the data plate and the number N of its rows.
-     - **local** - the local sites in one row: zeros of their unconstrained shapes.
+     - **local** - the continuous local sites in one row: zeros of their unconstrained shapes.
+     - **states** - the joint states of the discrete ones: arrays with a leading axis.
 
     :param model: Python callable containing NumPyro primitives.
     :param args: arguments of the model.
@@ -84,12 +94,14 @@ class Factors:
         trace = shape_trace(substitute(fn, substitute_fn=init_to_uniform), *self._arguments)
         self.plate = _data_plate(trace, data_plate)
         self.size = plate_sizes(trace)[self.plate][0]
-        info = model_info(trace)
+        discrete = {n: x for n, x in trace.items() if self._is_discrete(x)}
+        info = model_info({n: x for n, x in trace.items() if n not in discrete})
         inside = {n: x for n, x in info.latents.items() if self.plate in x.plates}
         outside = {n: x for n, x in info.latents.items() if n not in inside}
         self.info = replace(info, latents=outside)
         dims = {n: frames(trace[n])[self.plate] for n in inside}
         self.local = {n: jnp.zeros(_in_row(x, dims[n])) for n, x in inside.items()}
+        self.states = _joint_states(discrete, self.plate)
         self._way = self._find_way()
 
     def row(self, x: Array, n: Array, local: Sites | None = None) -> Array:
@@ -100,7 +112,71 @@ class Factors:
         :param dict local: unconstrained values of the local sites in this row, whose log prior is
             added.
         """
-        return self._way(x, n, local or {})[0]
+        return self._way(x, n, {**self._first_states(), **(local or {})})[0]
+
+    def marginal(self, x: Array, n: Array) -> Array:
+        """:meth:`row` without the local sites: discrete ones are summed out, and a continuous one
+        of a single coordinate is integrated by quadrature."""
+        size = sum(math.prod(z.shape) for z in self.local.values())
+        if size > 1:
+            raise ValueError(
+                f"a row has {size} coordinates of the local latent sites {sorted(self.local)}; at"
+                " most one can be integrated out of a factor. Sum or integrate the others out of"
+                f" the model, or move them out of the plate '{self.plate}', as in theta ="
+                " sample(..., dist.Normal(mu, tau).expand([N])) before the plate."
+            )
+        if not self.states:
+            return self._integrated(x, n, {})
+        each = jax.vmap(lambda state: self._integrated(x, n, state))(self.states)
+        return logsumexp(each)
+
+    def _integrated(self, x: Array, n: Array, state: Sites) -> Array:
+        if not self.local:
+            return self.row(x, n, state)
+        ((name, like),) = self.local.items()
+        return log_integral(lambda z: self.row(x, n, {**state, name: z.reshape(like.shape)}))
+
+    def _first_states(self) -> Sites:
+        return {name: values[0] for name, values in self.states.items()}
+
+    def _is_discrete(self, site: Site) -> bool:
+        latent = site["type"] == "sample" and not site["is_observed"]
+        return latent and self.plate in frames(site) and site["fn"].support.is_discrete
+
+    def check(self) -> None:
+        """An error that names the site if the data do not fit the model."""
+        fn = seed(valid_data(self._model), random.key(0))
+        shape_trace(substitute(fn, substitute_fn=init_to_uniform), *self._arguments)
+
+    @property
+    def key(self) -> tuple:
+        """What a program compiled for these factors depends on, beside the arguments."""
+        sites = tuple(
+            (name, latent.unconstrained.shape) for name, latent in self.info.latents.items()
+        )
+        local = tuple(self.local), tuple(self.states)
+        return self.plate, self.size, sites, local, self._way.__name__
+
+    def on(self, args: tuple, kwargs: dict[str, Any]) -> "Factors":
+        """The same factors of other arguments of the same shapes, which may be traced."""
+        other = copy.copy(self)
+        other._arguments = args, kwargs
+        other._way = getattr(other, self._way.__name__)
+        return other
+
+    def elements(self, x: Array, names: Collection[str]) -> Array:
+        """The terms of these sites at ``x``, one after the other: a vector."""
+        found = self.terms(x)
+        return jnp.concatenate([jnp.ravel(found[name]) for name in names])
+
+    def owners(self, name: str, size: int) -> Array:
+        """``(size, e)``, for each of the ``size`` batch elements of a site, its places in x.
+
+        An observed site has none: e is 0.
+        """
+        if name not in self.info.latents:
+            return jnp.zeros((size, 0), int)
+        return jnp.arange(self.info.size)[self.info.slices[name]].reshape(size, -1)
 
     def terms(self, x: Array) -> dict[str, Array]:
         """The other factors at ``x``: of each site, an array of its batch shape.
@@ -109,7 +185,8 @@ class Factors:
         the data plate. Under ``jax.jit`` nothing is computed for the data.
         """
         found: dict[str, Array] = {}
-        trace = self._trace(x, jnp.arange(self.size), self._arguments, self.local)
+        local = {**self.local, **self._first_states()}
+        trace = self._trace(x, jnp.arange(self.size), self._arguments, local)
         for site in sample_sites(trace):
             if self.plate not in frames(site):
                 name = site_of_log_det(site["name"], self.info.latents)
@@ -134,7 +211,8 @@ class Factors:
         n = random.randint(key_rows, (8,), 0, self.size)
 
         def at_probes(way: Callable[..., Array]) -> Array:
-            each_row = jax.vmap(partial(way, local=self.local), (None, 0))
+            local = {**self.local, **self._first_states()}
+            each_row = jax.vmap(partial(way, local=local), (None, 0))
             return jax.jit(jax.vmap(each_row, (0, None)))(x, n)
 
         expected = at_probes(self._by_all_rows)
@@ -177,7 +255,42 @@ class Factors:
 
     def _trace(self, x: Array, idx: Array, arguments: tuple, local: Sites) -> Trace:
         fn = rows(self._model, {self.plate: idx}, {self.plate: (self.size, self.size)})
-        return trace_of(at_unconstrained(fn, {**self.info.unravel(x), **local}), *arguments)
+        states = {name: z for name, z in local.items() if name in self.states}
+        if states:
+            fn = substitute(fn, data=states)
+        z = {**self.info.unravel(x), **{k: z for k, z in local.items() if k not in states}}
+        return trace_of(at_unconstrained(fn, z), *arguments)
+
+
+def _joint_states(discrete: dict[str, Site], plate: str) -> Sites:
+    """All values that the discrete local sites of one row can have together."""
+    values, shapes = [], []
+    for name, site in discrete.items():
+        if not site["fn"].has_enumerate_support or site["fn"].event_shape:
+            raise ValueError(
+                f"the local latent site '{name}' is discrete with no finite support; sum it out of"
+                " the model."
+            )
+        with jax.ensure_compile_time_eval():
+            values.append(np.ravel(np.asarray(site["fn"].enumerate_support(expand=False))))
+        shape = list(jnp.shape(site["value"]))
+        shape[frames(site)[plate]] = 1
+        shapes.append(tuple(shape))
+    sizes = [math.prod(shape) for shape in shapes]
+    number = math.prod(len(v) ** size for v, size in zip(values, sizes, strict=True))
+    if number > LARGEST_STATES:
+        raise ValueError(
+            f"the discrete local sites {sorted(discrete)} of one row have {number} joint states; at"
+            f" most {LARGEST_STATES} are summed out. Sum them out of the model."
+        )
+    if not discrete:
+        return {}
+    each = [one for v, size in zip(values, sizes, strict=True) for one in [v] * size]
+    table, found, start = np.array(list(product(*each))), {}, 0
+    for name, shape, size in zip(discrete, shapes, sizes, strict=True):
+        found[name] = jnp.asarray(table[:, start : start + size].reshape(number, *shape))
+        start += size
+    return found
 
 
 def _in_row(latent: Latent, dim: int) -> tuple[int, ...]:

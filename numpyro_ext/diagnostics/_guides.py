@@ -11,7 +11,7 @@ from numpyro.handlers import seed, substitute
 
 from numpyro_ext._model.handlers import subsampled_plates
 from numpyro_ext._model.read import Site, is_delta, latent_sites, shape_trace, trace_of
-from numpyro_ext._typing import HasConjugate, Params, ReadsMinibatches, Sites
+from numpyro_ext._typing import Converges, HasConjugate, Params, ReadsMinibatches, Sites
 from numpyro_ext.diagnostics._density import coordinates
 from numpyro_ext.diagnostics._evaluate import Prototype
 from numpyro_ext.diagnostics._fit import Fit
@@ -19,6 +19,7 @@ from numpyro_ext.diagnostics.full_data import minibatch_plates
 from numpyro_ext.diagnostics.table import Row, equally_spaced, judged
 
 __all__ = [
+    "convergence_rows",
     "local_rows",
     "loss_rows",
     "minibatch_cause",
@@ -71,6 +72,29 @@ def loss_rows(losses: list[np.ndarray], *, is_right: bool) -> list[Row]:
         verdict = f"{wrong[:-1]}; the lines on the draws find nothing wrong with them."
         return [Row(name, change, error, "", None, verdict)]
     return [judged(name, change, limit, ok, right, wrong, error)]
+
+
+def convergence_rows(engine: Converges, results: list[Any]) -> list[Row]:
+    """Whether an engine has solved its equations, in the worst of its restarts."""
+    states = [one.state for one in results if hasattr(one, "state")]
+    found = [engine.convergence(state) for state in states]
+    if not found:
+        return []
+    worst = max(found, key=lambda one: one["residual"])
+    limit, skipped = worst["limit"], max(one["skipped"] for one in found)
+    rows = []
+    if limit:
+        right = "a further sweep leaves the mean and the variances as they are."
+        wrong = "the sweeps have not settled; run longer, or with a smaller damping."
+        good = worst["residual"] < limit
+        rows.append(judged("residual", worst["residual"], f"{limit:g}", good, right, wrong))
+    right = "every factor was updated in the last step."
+    wrong = "factors were left as they were; their moments do not exist or were not found."
+    rows.append(judged("factors skipped", skipped, "0", skipped == 0, right, wrong))
+    if inaccurate := max(one["inaccurate"] for one in found):
+        verdict = "times a factor was not resolved by the nodes of its quadrature; take more."
+        rows.append(Row("nodes too few", inaccurate, None, "", None, verdict))
+    return rows
 
 
 def point_rows(proto: Prototype, draws: dict[str, np.ndarray]) -> list[Row]:

@@ -1,0 +1,361 @@
+"""Expectation propagation: what it reproduces, how it compares, and what it costs.
+
+- `probit`: error and log likelihood on the test rows of the probit sets of Li et al. (2015), over
+  their splits, mean and standard error. Features are standardised on the training rows, with an
+  intercept, and the prior is N(0, 1). The index files are taken as they are, to compare with the
+  published table; not all of their columns mean something (see the data's own README).
+- `synthetic`: KL of the normal distribution with the moments of the posterior from q, for probit
+  regression with 4 coefficients. The moments are those of importance sampling from EP's own q.
+  In (a) the inputs are N(0, I), in (b) they come from 5 clusters, which are the parts of DSEP.
+- `xor`: kernel probit regression on four clusters, the parts of DSEP.
+- `compare`: EP, a normal guide by SVI, Laplace's approximation and NUTS on a regression and on the
+  centred eight schools. Errors are in standard deviations of NUTS; seconds include compilation.
+- `cost`: the time of a compiled parallel sweep and of a fit from nothing, logistic regression.
+
+SEP is DSEP with one part. SEP and DSEP are averaged over the last half of their passes, unless it
+says `last`.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+import time
+from typing import Any
+
+import jax
+from jax import Array, lax, random
+import jax.numpy as jnp
+from jax.scipy.special import log_ndtr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNormal
+import optax
+
+from numpyro_ext.ep import ADF, DSEP, EP
+
+Moments = tuple[np.ndarray, np.ndarray]
+
+
+def probit(X: Array, y: Array) -> None:
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("rows", len(X)) as idx:
+        numpyro.factor("y", log_ndtr(y[idx] * (X[idx] @ w)))
+
+
+def logistic(X: Array, y: Array) -> None:
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("rows", len(X)) as idx:
+        numpyro.sample("y", dist.Bernoulli(logits=X[idx] @ w), obs=y[idx])
+
+
+def eight_schools(y: Array, sd: Array) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 5))
+    tau = numpyro.sample("tau", dist.HalfCauchy(5))
+    theta = numpyro.sample("theta", dist.Normal(mu, tau).expand([len(y)]))
+    with numpyro.plate("schools", len(y)) as idx:
+        numpyro.sample("y", dist.Normal(theta[idx], sd[idx]), obs=y[idx])
+
+
+def of_params(params: dict[str, Array]) -> Moments:
+    L = np.asarray(params["auto_scale_tril"], float)
+    return np.asarray(params["auto_loc"], float), L @ L.T
+
+
+def of_natural(shift: Any, precision: Any) -> Moments:
+    V = np.linalg.inv(np.asarray(precision, float))
+    return V @ np.asarray(shift, float), V
+
+
+def fit(engine: Any, num_steps: int, *args: Any) -> Any:
+    return engine.run(random.key(0), num_steps, *args, progress_bar=False)
+
+
+def passes(engine: DSEP, num_steps: int, *args: Array) -> tuple[Moments, Moments]:
+    """Averaged over the last half, and the last iterate, of steps in one compiled loop."""
+    state = engine.init(random.key(0), *args)
+
+    @jax.jit
+    def run(state: Any, *args: Array) -> Any:
+        def step(carry: Any, i: Array) -> tuple[Any, None]:
+            state, shift, precision = carry
+            state, _ = engine.update(state, *args)
+            late = i >= num_steps // 2
+            return (
+                state,
+                shift + jnp.where(late, state.shift, 0),
+                precision + jnp.where(late, state.precision, 0),
+            ), None
+
+        zero = jnp.zeros_like(state.shift), jnp.zeros_like(state.precision)
+        return lax.scan(step, (state, *zero), jnp.arange(num_steps))[0]
+
+    state, shift, precision = run(state, *args)
+    n = num_steps - num_steps // 2
+    return of_natural(shift / n, precision / n), of_natural(state.shift, state.precision)
+
+
+def test_scores(q: Moments, X: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Error and mean log likelihood of a probit regression at new rows."""
+    m, V = q
+    z = X @ m / np.sqrt(1 + np.einsum("nd,de,ne->n", X, V, X))
+    return float(np.mean(y * z <= 0)), float(jnp.mean(log_ndtr(y * z)))
+
+
+class Table:
+    """A table that is printed as it grows."""
+
+    def __init__(self, *header: str) -> None:
+        self.append(header)
+        print("|" + "---|" * len(header), flush=True)
+
+    def append(self, row: Sequence[Any]) -> None:
+        print("|", " | ".join(str(x) for x in row), "|", flush=True)
+
+
+def probit_split(folder: Path, k: int) -> tuple[np.ndarray, ...]:
+    data = np.loadtxt(folder / "data.txt")
+    features, target, train, test = (
+        np.loadtxt(folder / f"index_{name}.txt", dtype=int, ndmin=1)
+        for name in ("features", "target", f"train_{k}", f"test_{k}")
+    )
+    X, y = data[:, features], data[:, target].ravel()
+    y = np.where(y == y.max(), 1.0, -1.0)
+    mean, sd = X[train].mean(0), X[train].std(0)
+    X = (X - mean) / np.where(sd > 0, sd, 1)
+    X = np.concatenate([X, np.ones((len(X), 1))], 1)
+    return X[train], y[train], X[test], y[test]
+
+
+def run_probit(args: argparse.Namespace) -> None:
+    published = {
+        "australian": ".330; -.631",
+        "breast": ".034; -.093",
+        "crabs": ".036; -.110",
+        "sonar": ".198; -.415",
+    }
+    header = "set", "method", "splits", "error", "log likelihood", "published", "log Z, split 0"
+    rows = Table(*header)
+    for name in args.sets:
+        paper = published[name]
+        folder = args.data_dir / "probit" / name
+        if not folder.exists():
+            print(f"{folder} is not there; give --data-dir.")
+            return
+        found: dict[str, list[tuple[float, float]]] = {}
+        ep, adf = EP(probit, schedule="parallel"), ADF(probit)
+        sep = DSEP(probit, 1)
+        first = None
+        for k in range(args.splits):
+            X, y, X_test, y_test = probit_split(folder, k)
+            data = jnp.asarray(X), jnp.asarray(y)
+            result = fit(ep, 100, *data)
+            first = -float(result.losses[-1]) if k == 0 else first
+            fits = {"EP": of_params(result.params), "ADF": of_params(fit(adf, 1, *data).params)}
+            if k < args.sep_splits:
+                fits["SEP"], fits["SEP, last"] = passes(sep, 20 * len(y), *data)
+            for method, q in fits.items():
+                found.setdefault(method, []).append(test_scores(q, X_test, y_test))
+        for method, scores in found.items():
+            error, ll = np.mean(scores, 0)
+            of = np.std(scores, 0, ddof=1) / np.sqrt(len(scores)) if len(scores) > 1 else [0, 0]
+            rows.append(
+                [
+                    name,
+                    method,
+                    len(scores),
+                    f"{error:.3f} +- {of[0]:.3f}",
+                    f"{ll:.3f} +- {of[1]:.3f}",
+                    paper if method == "EP" else "",
+                    f"{first:.3f}" if method == "EP" else "",
+                ]
+            )
+
+
+def kl(p: Moments, q: Moments) -> float:
+    (m, V), (a, B) = p, q
+    inner = np.trace(np.linalg.solve(B, V)) + (a - m) @ np.linalg.solve(B, a - m) - len(m)
+    return float(inner + np.linalg.slogdet(B)[1] - np.linalg.slogdet(V)[1]) / 2
+
+
+def exact_moments(q: Moments, X: Array, y: Array) -> Moments:
+    """By 20,000 draws of q, with their weights."""
+    m, V = q
+    L = np.linalg.cholesky(V)
+    z = np.asarray(random.normal(random.key(9), (20_000, len(m))))
+    w = m + z @ L.T
+    log_lik = jax.lax.map(lambda w: jnp.sum(log_ndtr(y * (X @ w))), jnp.asarray(w), batch_size=500)
+    log_w = np.asarray(log_lik, float) - (w**2).sum(1) / 2 + (z**2).sum(1) / 2
+    p = np.exp(log_w - log_w.max())
+    p /= p.sum()
+    mean = p @ w
+    return mean, (w - mean).T @ (p[:, None] * (w - mean))
+
+
+def run_synthetic(args: argparse.Namespace) -> None:
+    N = args.rows
+    rows = Table("case", "key", "EP", "SEP", "SEP, last", "DSEP", "ADF, 10 passes")
+    for case in ("a", "b"):
+        for seed in range(args.repeats):
+            keys = random.split(random.key(seed), 5)
+            theta = random.normal(keys[0], (4,))
+            X, labels = random.normal(keys[1], (N, 4)), np.arange(N) % 5
+            if case == "b":
+                X = 2 * random.normal(keys[2], (5, 4))[labels] + 0.5 * X
+            y = jnp.where(X @ theta + random.normal(keys[3], (N,)) > 0, 1.0, -1.0)
+            ep = of_params(fit(EP(probit, tol=1e-12), 5, X, y).params)
+            exact = exact_moments(ep, X, y)
+            sep, last = passes(DSEP(probit, 1), 20 * N, X, y)
+            dsep, _ = passes(DSEP(probit, labels), 20 * N // 5, X, y)
+            adf = of_params(fit(ADF(probit), 10, X, y).params)
+            found = [kl(exact, q) for q in (ep, sep, last, dsep, adf)]
+            rows.append([case, seed, *(f"{x:.4f}" for x in found)])
+
+
+def run_xor(args: argparse.Namespace) -> None:
+    rows = Table("training rows", "method", "error", "log likelihood")
+    centres = jnp.array([[3.0, 3], [-3, -3], [3, -3], [-3, 3]])
+    for n in args.xor_sizes:
+        found: dict[str, list[tuple[float, float]]] = {}
+        labels, labels_test = np.repeat(np.arange(4), n), np.repeat(np.arange(4), 50)
+        engines = DSEP(probit, 1), DSEP(probit, labels), EP(probit, schedule="parallel")
+        for seed in range(args.repeats):
+            keys = random.split(random.key(seed))
+            x = centres[labels] + random.normal(keys[0], (4 * n, 2))
+            x_test = centres[labels_test] + random.normal(keys[1], (200, 2))
+
+            def features(points: Array, x: Array = x) -> Array:
+                return jnp.exp(-jnp.sum((points[:, None] - x) ** 2, -1) / 2)
+
+            X, y = features(x), jnp.where(labels < 2, -1.0, 1.0)
+            X_test, y_test = np.asarray(features(x_test)), np.where(labels_test < 2, -1.0, 1.0)
+            sep, dsep, ep = engines
+            fits = {
+                "SEP": passes(sep, 20 * 4 * n, X, y)[0],
+                "DSEP": passes(dsep, 20 * n, X, y)[0],
+                "EP": of_params(fit(ep, 100, X, y).params),
+            }
+            for method, q in fits.items():
+                found.setdefault(method, []).append(test_scores(q, X_test, y_test))
+        for method, scores in found.items():
+            error, ll = np.mean(scores, 0)
+            rows.append([f"{n} x 4", method, f"{error:.4f}", f"{ll:.3f}"])
+
+
+def run_compare(args: argparse.Namespace) -> None:
+    keys = random.split(random.key(0), 3)
+    X = random.normal(keys[0], (500, 10)) * jnp.linspace(0.5, 2, 10)
+    y = random.bernoulli(keys[1], jax.nn.sigmoid(X @ jnp.linspace(-1, 1, 10))).astype(float)
+    schools = (
+        jnp.array([28.0, 8, -3, 7, -1, 1, 18, 12]),
+        jnp.array([15.0, 10, 16, 11, 9, 11, 10, 18]),
+    )
+    rows = Table("model", "method", "largest mean error", "sd ratio", "seconds")
+    for name, model, data in (
+        ("logistic, 500 x 10", logistic, (X, y)),
+        ("eight schools, centred", eight_schools, schools),
+    ):
+        draws: dict[str, dict[str, Array]] = {}
+        seconds: dict[str, float] = {}
+
+        def timed(
+            method: str, make: Callable[[], dict[str, Array]], into: Any = draws, t: Any = seconds
+        ) -> None:
+            start = time.perf_counter()
+            into[method] = jax.block_until_ready(make())
+            t[method] = time.perf_counter() - start
+
+        def nuts(model: Any = model, data: Any = data) -> dict[str, Array]:
+            kernel = NUTS(model, target_accept_prob=0.99 if model is eight_schools else 0.8)
+            mcmc = MCMC(kernel, num_warmup=1000, num_samples=args.draws, progress_bar=False)
+            mcmc.run(random.key(1), *data)
+            return mcmc.get_samples()
+
+        def by_ep(model: Any = model, data: Any = data) -> dict[str, Array]:
+            ep = EP(model, schedule="parallel")
+            params = fit(ep, 100, *data).params
+            return ep.guide.sample_posterior(random.key(2), params, sample_shape=(20_000,))
+
+        def by_svi(guide: Any, model: Any = model, data: Any = data) -> dict[str, Array]:
+            rate = optax.cosine_decay_schedule(1e-2, 5000)
+            svi = SVI(model, guide, optax.adam(rate), Trace_ELBO(10))
+            params = svi.run(random.key(3), 5000, *data, progress_bar=False).params
+            return guide.sample_posterior(random.key(4), params, sample_shape=(20_000,))
+
+        timed("NUTS", nuts)
+        timed("EP", by_ep)
+        timed("SVI, AutoMultivariateNormal", lambda f=by_svi, m=model: f(AutoMultivariateNormal(m)))
+        timed("Laplace", lambda f=by_svi, m=model: f(AutoLaplaceApproximation(m)))
+
+        def moments(found: dict[str, Array]) -> tuple[np.ndarray, np.ndarray]:
+            flat = []
+            for site in sorted(found):
+                values = np.asarray(found[site], float).reshape(len(found[site]), -1)
+                flat.append(np.log(values) if site == "tau" else values)
+            x = np.concatenate(flat, 1)
+            return x.mean(0), x.std(0)
+
+        m, sd = moments(draws["NUTS"])
+        for method in ("EP", "SVI, AutoMultivariateNormal", "Laplace", "NUTS"):
+            a, b = moments(draws[method])
+            ratio = b / sd
+            rows.append(
+                [
+                    name,
+                    method,
+                    f"{np.max(np.abs(a - m) / sd):.2f} sd",
+                    f"{ratio.min():.2f} to {ratio.max():.2f}",
+                    f"{seconds[method]:.1f}",
+                ]
+            )
+
+
+def run_cost(args: argparse.Namespace) -> None:
+    rows = Table("N", "s per sweep", "us per row", "sweeps", "s in all", "bytes of sites per row")
+    for N in args.sizes:
+        keys = random.split(random.key(N), 2)
+        X = random.normal(keys[0], (N, 20))
+        y = random.bernoulli(keys[1], jax.nn.sigmoid(X @ jnp.linspace(-1, 1, 20))).astype(float)
+        ep = EP(logistic, schedule="parallel")
+        start = time.perf_counter()
+        result = fit(ep, 100, X, y)
+        total = time.perf_counter() - start
+        state = result.state
+        sweeps = []
+        for _ in range(5):
+            start = time.perf_counter()
+            state, _ = jax.block_until_ready(ep.update(state, X, y))
+            sweeps.append(time.perf_counter() - start)
+        numbers = [*state.site_shift, *state.site_precision, *(g.basis for g in state.table.groups)]
+        size = sum(x.nbytes for x in numbers) / N
+        cells = [f"{min(sweeps):.3f}", f"{1e6 * min(sweeps) / N:.1f}", len(result.losses)]
+        rows.append([N, *cells, f"{total:.1f}", f"{size:.0f}"])
+
+
+PARTS = {
+    "probit": run_probit,
+    "synthetic": run_synthetic,
+    "xor": run_xor,
+    "compare": run_compare,
+    "cost": run_cost,
+}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=PARTS, help="one part; all of them by default")
+    parser.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
+    sets = ["crabs", "sonar", "breast", "australian"]
+    parser.add_argument("--sets", nargs="*", default=sets, help="probit sets")
+    parser.add_argument("--splits", type=int, default=20, help="splits of a probit set")
+    parser.add_argument("--sep-splits", type=int, default=3, help="those on which SEP is run too")
+    parser.add_argument("--rows", type=int, default=5000, help="rows of the synthetic sets")
+    parser.add_argument("--repeats", type=int, default=3, help="random sets, synthetic and xor")
+    parser.add_argument("--xor-sizes", type=int, nargs="*", default=[10, 20])
+    parser.add_argument("--draws", type=int, default=4000, help="draws of NUTS")
+    parser.add_argument("--sizes", type=int, nargs="*", default=[5_000, 10_000, 20_000, 40_000])
+    arguments = parser.parse_args()
+    for name, part in PARTS.items():
+        if arguments.only in (None, name):
+            print(f"## {name}\n")
+            part(arguments)

@@ -1,0 +1,31 @@
+"""Expectation propagation: normal approximations by local moment matching, as NumPyro guides."""
+
+from numpyro_ext.ep.base import EPEngine, EPRunResult, EPState, Report
+from numpyro_ext.ep.closed_form import ClosedForm
+from numpyro_ext.ep.distributed import DAEP, DSEP, DistributedEP, StochasticDistributedEP
+from numpyro_ext.ep.ep import ADF, EP
+from numpyro_ext.ep.importance_sampling import ImportanceSampling
+from numpyro_ext.ep.nuts_projection import NUTSProjection
+from numpyro_ext.ep.projections import Projected, Projection
+from numpyro_ext.ep.quadrature import Quadrature
+from numpyro_ext.ep.stochastic import StochasticEP
+
+__all__ = [
+    "ADF",
+    "DAEP",
+    "DSEP",
+    "EP",
+    "ClosedForm",
+    "DistributedEP",
+    "EPEngine",
+    "EPRunResult",
+    "EPState",
+    "ImportanceSampling",
+    "NUTSProjection",
+    "Projected",
+    "Projection",
+    "Quadrature",
+    "Report",
+    "StochasticDistributedEP",
+    "StochasticEP",
+]

@@ -1,0 +1,385 @@
+r"""The base of engines of expectation propagation: reading the model, running, the answer.
+
+.. math:: p(x, y) \propto f_0(x) \prod_n f_n(x) \approx q(x) = f_0(x) \prod_n \tilde f_n(x)
+
+with normal sites :math:`\tilde f_n` in unconstrained space. References: Minka, *Expectation
+propagation for approximate Bayesian inference* (UAI 2001) and *Power EP* (2004).
+"""
+
+from abc import ABC, abstractmethod
+from collections import namedtuple
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+from jax import Array, random
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from numpyro_ext._checks import check_choice, check_count, summary
+from numpyro_ext._model.arguments import split_arguments
+from numpyro_ext._model.factors import Factors
+from numpyro_ext._typing import Model, Params
+from numpyro_ext.ep.factor_table import Plan, Prior, Reading, Table, find_table, read_prior
+from numpyro_ext.ep.guide import guide_of, start_guide
+from numpyro_ext.ep.importance_sampling import ImportanceSampling
+from numpyro_ext.ep.normal import FAMILIES, Family, Site
+from numpyro_ext.ep.projections import Projection
+from numpyro_ext.ep.quadrature import Quadrature
+from numpyro_ext.ep.start import start_sites
+
+__all__ = ["EPEngine", "EPRunResult", "EPState", "Report"]
+
+EPRunResult = namedtuple("EPRunResult", ["params", "state", "losses"])
+"""
+A :func:`~collections.namedtuple` with these entries, those of ``SVIRunResult``:
+
+ - **params** - the parameters of the engine's guide.
+ - **state** - the last :data:`EPState`.
+ - **losses** - the loss of each step that was taken.
+"""
+
+
+class Report(NamedTuple):
+    """How a fit goes. Counts are over all steps, those of the last one come first.
+
+    - **residual** - the change of q by one full undamped sweep: the largest over the coordinates of
+      the change of the mean in standard deviations and of the relative change of the variance; inf
+      before the first sweep and where the undamped q is improper.
+    - **skipped** - factors that were left as they were in the last step.
+    - **converged** - whether the residual is below ``tol`` and no factor was skipped.
+    - **num_improper** - factors left out because their cavity was improper; those of the prior are
+      counted once there was a step without, because what makes q proper has a flat cavity until the
+      other factors have spoken.
+    - **num_skipped** - factors left out because the moments were not finite, not positive definite,
+      or not reached by the nodes.
+    - **num_low_ess** - factors left out because the importance weights were uneven.
+    - **num_inaccurate** - factors that the nodes of the quadrature do not resolve.
+    - **num_halvings** - how many times a step was halved so that q stays a distribution.
+    - **visited** - factors visited in the last step.
+    """
+
+    residual: Array
+    skipped: Array
+    converged: Array
+    num_improper: Array
+    num_skipped: Array
+    num_low_ess: Array
+    num_inaccurate: Array
+    num_halvings: Array
+    visited: Array
+
+
+EPState = namedtuple(
+    "EPState",
+    [
+        "i",
+        "shift",
+        "precision",
+        "site_shift",
+        "site_precision",
+        "prior_shift",
+        "prior_precision",
+        "report",
+        "log_evidence",
+        "damping",
+        "table",
+        "rng_key",
+    ],
+)
+"""
+A :func:`~collections.namedtuple` with these entries:
+
+ - **i** - number of steps so far.
+ - **shift, precision** - natural parameters of q in the flat order: ``(D,)`` and ``(D, D)``, or
+   ``(D,)`` for the diagonal family; ``shift = precision @ mean``.
+ - **site_shift, site_precision** - those of the sites, a tuple with an entry for each group of
+   factors, the rows of the data first: ``(n, r)`` and ``(n, r, r)`` in the r coordinates
+   ``basis @ x`` of each factor, or ``(n, D)`` for the diagonal family.
+ - **prior_shift, prior_precision** - those of the terms of the prior that are normal.
+ - **report** - a :class:`Report`.
+ - **log_evidence** - the estimate that went with the last step.
+ - **damping** - the d of the next step.
+ - **table** - the factors: ``groups``, each with the ``index`` of its factors and their ``basis``
+   ``(n, r, D)``, and the constant of the prior.
+ - **rng_key** - random number generator seed of the next steps.
+"""
+
+
+def limit_of(tol: float, dtype: Any) -> float:
+    """The residual below which a fit has converged: what rounding leaves of it is more."""
+    return tol if dtype == np.float64 or tol == 0 else max(tol, 3e-5)
+
+
+@cache
+def default_projections() -> tuple[Quadrature, ImportanceSampling]:
+    """One object for all engines, so that they share what is compiled."""
+    return Quadrature(), ImportanceSampling()
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class EPEngine(ABC):
+    r"""The base of the engines, with the arguments that all of them share.
+
+    An engine is used in place of an ``SVI``: ``run(rng_key, num_steps, *args)`` gives the
+    parameters of ``engine.guide``, an ``AutoMultivariateNormal`` or ``AutoDiagonalNormal``. It
+    reads the factors off the model: the rows of the one plate that holds the observed sites, and
+    the terms of the prior. Terms with a constant Hessian form an exact normal prior; every other
+    batch element of a latent site is a factor of its own.
+
+    The programs take the data as arguments and are kept, so that a fit to other data of the same
+    shapes, or by another engine of the same model and arguments, compiles nothing.
+
+    A subclass writes :meth:`sweep`.
+
+    :param model: Python callable with NumPyro primitives, with continuous latent sites.
+    :param str family: ``"full"`` or ``"diagonal"``, the precision of q.
+    :param projection: how the tilted moments are found; None for ``Quadrature()`` where a factor
+        depends on at most ``max_rank`` directions, and ``ImportanceSampling()`` otherwise.
+    :param int max_rank: the largest rank that is looked for, at most 3; 0 takes each factor as one
+        of all coordinates.
+    :param str data_plate: the plate whose rows are the factors, if observed sites are in several.
+    :param str prefix: prefix of the names of the guide's parameters.
+    """
+
+    model: Model = field(kw_only=False)
+    family: str = "full"
+    projection: Projection | None = None
+    max_rank: int = 3
+    data_plate: str | None = None
+    prefix: str = "auto"
+
+    power: ClassVar[float] = 1.0
+    """The power alpha of the factors of the data."""
+    largest_share: ClassVar[float] = 0.05
+    """The share of factors of the data without a low rank, above which all are taken whole."""
+
+    def __post_init__(self) -> None:
+        if not callable(self.model):
+            raise TypeError(f"model is {self.model!r}; it must be a callable, a NumPyro model.")
+        check_choice("family", self.family, tuple(FAMILIES))
+        if self.projection is not None and not isinstance(self.projection, Projection):
+            raise TypeError(
+                f"projection is {self.projection!r}; it must be an object such as Quadrature(),"
+                " ImportanceSampling(), NUTSProjection() or ClosedForm(fn), or None."
+            )
+        if check_count("max_rank", self.max_rank, minimum=0) > 3:
+            raise ValueError(
+                f"max_rank is {self.max_rank}; quadrature takes at most 3 directions. Use"
+                " projection=ImportanceSampling() for factors of a larger rank."
+            )
+        self.guide: Any = guide_of(self.model, self.family, self.prefix)
+        self._plan: Plan | None = None
+        self._readings: dict[Any, Factors] = {}
+
+    def __repr__(self) -> str:
+        return summary(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What reads the model holds closures; it is made again by the next init.
+        fresh = guide_of(self.model, self.family, self.prefix)
+        return {**vars(self), "guide": fresh, "_plan": None, "_readings": {}}
+
+    @abstractmethod
+    def sweep(
+        self, plan: Plan, state: EPState, arrays: list[Array], **options: Any
+    ) -> tuple[EPState, Array]:
+        """The next state, and the loss; a compiled function of state and arrays."""
+
+    def rows_of(self, factors: Factors) -> Array:
+        """The rows of each factor of the data: ``(n,)``, or ``(n, m)`` filled up with -1."""
+        return jnp.arange(factors.size)
+
+    def start_damping(self) -> float:
+        """The d of the first step."""
+        return 1.0
+
+    def init(self, rng_key: Array, *args: Any, **kwargs: Any) -> EPState:
+        """The state before the first step: q is the prior, or a normal one of its moments.
+
+        :param args: arguments of the model.
+        :param kwargs: keyword arguments of the model.
+        """
+        key_prior, key_state = random.split(rng_key)
+        reading, arrays = self._read(args, kwargs)
+        prior = read_prior(reading, arrays, key_prior, self.family == "diagonal")
+        self._plan, table = self._table(reading, arrays, prior)
+        info = reading.factors.info
+        start_guide(
+            self.guide, info.unravel(prior.center.mean), list(reading.factors.local), args, kwargs
+        )
+        family = FAMILIES[self.family]
+        normal = prior.normal
+        if self.family == "diagonal":
+            normal = Site(normal.shift, jnp.diagonal(normal.precision))
+        sites = tuple(family.zeros(group.basis) for group in table.groups)
+        if not _is_positive(normal):
+            sites = start_sites(self.family, self._plan, table, prior)
+            if not _is_positive(_natural(family, normal, table, sites)):
+                raise ValueError(
+                    "the prior has no normal approximation with moments of its draws: some"
+                    " direction of the latent sites has no proper prior; give each latent site a"
+                    " proper prior."
+                )
+        q = _natural(family, normal, table, sites)
+        zero = jnp.zeros((), jnp.int32)
+        # Types are given: a weak one would have the next step compiled anew.
+        report = Report(jnp.asarray(jnp.inf, float), zero, jnp.zeros((), bool), *[zero] * 6)
+        return EPState(
+            i=zero,
+            shift=q.shift,
+            precision=q.precision,
+            site_shift=tuple(site.shift for site in sites),
+            site_precision=tuple(site.precision for site in sites),
+            prior_shift=normal.shift,
+            prior_precision=normal.precision,
+            report=report,
+            log_evidence=jnp.asarray(jnp.nan, float),
+            damping=jnp.asarray(self.start_damping(), float),
+            table=table,
+            rng_key=key_state,
+        )
+
+    def update(self, state: EPState, *args: Any, **kwargs: Any) -> tuple[EPState, Array]:
+        """One step: the next state, and the loss. A pure function, once ``init`` was called."""
+        plan, arrays = self._on(*args, **kwargs)
+        return self.sweep(plan, state, arrays)
+
+    def run(
+        self,
+        rng_key: Array,
+        num_steps: int,
+        *args: Any,
+        progress_bar: bool = True,
+        init_state: EPState | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """At most ``num_steps`` steps, fewer if the fit converges.
+
+        :param args: arguments of the model.
+        :param bool progress_bar: whether to show the residual as the fit goes.
+        :param init_state: the state to go on from; None for a new start.
+        :param kwargs: keyword arguments of the model.
+        :return: an :data:`EPRunResult` with ``params``, ``state`` and ``losses``.
+        """
+        check_count("num_steps", num_steps)
+        state = self.init(rng_key, *args, **kwargs) if init_state is None else init_state
+        if init_state is not None and self._plan is None:
+            self.init(rng_key, *args, **kwargs)
+        plan, arrays = self._on(*args, **kwargs)
+        losses = []
+        with tqdm(range(num_steps), disable=not progress_bar) as bar:
+            for _ in bar:
+                state, loss = self.sweep(plan, state, arrays)
+                losses.append(loss)
+                self._check(state)
+                report = jax.device_get(state.report)
+                bar.set_postfix_str(f"loss: {loss:.4f}, residual: {report.residual:.1e}")
+                if report.converged:
+                    break
+        self._warn(state)
+        return EPRunResult(self.get_params(state), state, jnp.stack(losses))
+
+    def get_params(self, state: EPState) -> Params:
+        """The parameters of the guide: ``{prefix}_loc``, and ``{prefix}_scale_tril`` or
+        ``{prefix}_scale``."""
+        q = FAMILIES[self.family].moments(Site(state.shift, state.precision))
+        if self.family == "diagonal":
+            return {f"{self.prefix}_loc": q.mean, f"{self.prefix}_scale": jnp.sqrt(q.cov)}
+        root = jnp.linalg.cholesky(q.cov)
+        return {f"{self.prefix}_loc": q.mean, f"{self.prefix}_scale_tril": root}
+
+    def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
+        """The estimate of log p(y) at a state."""
+        return -self.update(state, *args, **kwargs)[1]
+
+    def evaluate(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
+        """The loss at a state: minus :meth:`log_evidence`."""
+        return -self.log_evidence(state, *args, **kwargs)
+
+    def convergence(self, state: EPState) -> dict[str, float]:
+        """What :func:`~numpyro_ext.diagnostics.diagnose` shows of the report of a state."""
+        report = jax.device_get(state.report)
+        return {
+            "residual": float(report.residual),
+            "limit": limit_of(getattr(self, "tol", 0.0), report.residual.dtype),
+            "skipped": int(report.skipped),
+            "inaccurate": int(report.num_inaccurate),
+        }
+
+    def _read(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Reading, list[Array]]:
+        arguments, arrays = split_arguments(args, kwargs)
+        shapes = tuple((np.shape(x), jnp.result_type(x)) for x in arrays)
+        factors = self._readings.get((arguments, shapes))
+        if factors is None:
+            factors = Factors(self.model, args, kwargs, data_plate=self.data_plate)
+            self._readings[arguments, shapes] = factors
+        else:
+            factors.on(args, kwargs).check()
+        return Reading(self.model, factors.key, arguments, factors), arrays
+
+    def _table(self, reading: Reading, arrays: list[Array], prior: Prior) -> tuple[Plan, Table]:
+        return find_table(
+            reading,
+            arrays,
+            prior,
+            self.rows_of(reading.factors),
+            power=float(self.power),
+            projection=self.projection,
+            defaults=default_projections(),
+            max_rank=self.max_rank,
+            largest_share=self.largest_share,
+        )
+
+    def _on(self, *args: Any, **kwargs: Any) -> tuple[Plan, list[Array]]:
+        """The plan, and the arrays among the arguments."""
+        if self._plan is None:
+            raise ValueError(
+                f"this {type(self).__name__} has not read its model; call init with the model's"
+                " arguments first."
+            )
+        arguments, arrays = split_arguments(args, kwargs)
+        plan = self._plan
+        if arguments != plan.reading.arguments:
+            raise ValueError(
+                "the arguments of the model differ from those of init in more than their arrays;"
+                " call init with these arguments first."
+            )
+        return plan, arrays
+
+    def _check(self, state: EPState) -> None:
+        bad = jax.device_get(state.report)
+        total = int(bad.visited)
+        if bad.skipped == total:
+            raise RuntimeError(
+                f"in step {int(state.i)} none of the {total} factors could be updated, from factor"
+                f" 0 on ({int(bad.num_improper)} improper cavities, {int(bad.num_skipped)} without"
+                " tilted moments); the state before is the last one. Check the data and the prior,"
+                " or use projection=ImportanceSampling()."
+            )
+
+    def _warn(self, state: EPState) -> None:  # noqa: B027 - not every engine can tell
+        """Say that the fit has not converged."""
+
+
+@partial(jax.jit, static_argnums=0)
+def _natural(family: Family, normal: Site, table: Table, sites: tuple[Site, ...]) -> Site:
+    shift, precision = normal
+    for group, site in zip(table.groups, sites, strict=True):
+        total = family.total(group.basis, site)
+        shift, precision = shift + total.shift, precision + total.precision
+    return Site(shift, precision)
+
+
+def _is_positive(total: Site) -> bool:
+    """Return whether a precision is positive definite beyond rounding."""
+    P = np.asarray(total.precision, np.float64)
+    if P.ndim == 1:
+        return bool(np.all(P > 0))
+    scale = np.sqrt(np.maximum(np.diag(P), 0))
+    if not np.all(scale > 0):
+        return False
+    smallest = np.linalg.eigvalsh(P / scale / scale[:, None])[0]
+    return bool(smallest > 100 * np.finfo(np.asarray(total.precision).dtype).eps)

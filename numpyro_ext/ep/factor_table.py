@@ -1,0 +1,320 @@
+"""The factors of a model as expectation propagation takes them: a normal prior, and groups of
+factors of one rank.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+import math
+from typing import Any, NamedTuple
+import warnings
+
+import jax
+from jax import Array, lax, random
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.arguments import Arguments
+from numpyro_ext._model.factors import Factors
+from numpyro_ext._typing import Model
+from numpyro_ext.ep.importance_sampling import ImportanceSampling
+from numpyro_ext.ep.normal import Site
+from numpyro_ext.ep.projections import Projection
+from numpyro_ext.ep.quadrature import Quadrature
+from numpyro_ext.ep.subspaces import Subspace, basis_of, find_subspace
+
+__all__ = ["Group", "Kind", "Plan", "Prior", "Reading", "Table", "by_factors", "find_table"]
+
+_DRAWS = 1024
+_LARGEST = 2**25
+"""Numbers that an array over factors and points may hold."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A model read on given arguments: static, and equal for other data of the same shapes."""
+
+    model: Model
+    key: tuple
+    arguments: Arguments
+    factors: Factors = field(compare=False)
+
+    def on(self, arrays: list[Array]) -> Factors:
+        """The factors on these arrays, which may be traced."""
+        return self.factors.on(*self.arguments.whole(arrays))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is static in a group of factors.
+
+    - **names** - the sites whose batch elements they are; None for rows of the data.
+    - **power** - the power alpha at which they are updated.
+    - **projection** - how their tilted moments are found.
+    - **batch_size** - factors that are computed at a time.
+    - **rank** - the r of rows whose directions are found when they are visited, so that no array
+      has a row for each; D if they are taken in all coordinates. None if the group has the bases.
+    """
+
+    names: tuple[str, ...] | None
+    power: float
+    projection: Projection
+    batch_size: int
+    rank: int | None = None
+
+    def log_factor(self, factors: Factors, index: Array, x: Array) -> Array:
+        """l of the factor of this index, at the flat vector x."""
+        if self.names is None:
+            if index.ndim == 0:
+                return factors.marginal(x, index)
+            each = jax.vmap(factors.marginal, (None, 0))(x, jnp.maximum(index, 0))
+            return jnp.sum(jnp.where(index >= 0, each, 0))
+        return factors.elements(x, self.names)[index]
+
+    def basis(self, factors: Factors, group: "Group", center: "Center", n: Array) -> Array:
+        """The ``(r, D)`` basis of the n-th factor of the group."""
+        if self.rank is None:
+            return group.basis[n]
+        D = len(center.mean)
+        if self.rank == D:
+            return jnp.eye(D, dtype=center.mean.dtype)
+        log_factor = partial(self.log_factor, factors, n)
+        found = find_subspace(log_factor, *center, rng_key=random.key(1), max_rank=self.rank)
+        # A row of a larger rank than those that were looked at is skipped: its marginal is a point.
+        return jnp.where(found.rank < 0, 0, basis_of(found.directions, center.sd))
+
+    def number(self, group: "Group", n: Array) -> Array:
+        """The index of the n-th factor of the group."""
+        return group.index[n] if self.rank is None else n
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is static in a fit, by which its programs are compiled."""
+
+    reading: Reading
+    kinds: tuple[Kind, ...]
+
+
+class Group(NamedTuple):
+    """The n factors of one kind: their indices, and of each the ``(r, D)`` orthonormal rows A of
+    which :math:`u = A x` are all that it depends on."""
+
+    index: Array
+    basis: Array
+
+
+class Center(NamedTuple):
+    """Where the prior is, and how wide: ``(D,)`` each."""
+
+    mean: Array
+    sd: Array
+
+
+class Table(NamedTuple):
+    """The factors on given data.
+
+    - **groups** - as many as the plan has kinds, the rows of the data first.
+    - **constant** - log of the normal part of the prior at 0.
+    - **center** - the scale of the latent vector.
+    """
+
+    groups: tuple[Group, ...]
+    constant: Array
+    center: Center
+
+
+class Prior(NamedTuple):
+    """The prior in unconstrained space.
+
+    - **normal** - shift and precision of all its terms with a constant Hessian.
+    - **draws** - ``(1024, D)``; **center** - their medians, and interquartile ranges over 1.349.
+    - **owners** - for each other term, the places in x of the site's own value, or -1.
+    """
+
+    normal: Site
+    constant: Array
+    draws: Array
+    center: Center
+    names: tuple[str, ...]
+    owners: np.ndarray
+
+
+def by_factors(fn: Callable[..., Any], arrays: Any, batch_size: int) -> Any:
+    """``fn`` of each factor: vectorised, at most ``batch_size`` of them at a time."""
+    n = len(jax.tree.leaves(arrays)[0])
+    if n <= batch_size:
+        return jax.vmap(fn)(*arrays)
+    # Batches of one size, the last one filled up: a shorter one would be compiled for itself.
+    batches = -(-n // batch_size)
+    size = -(-n // batches)
+    at = jnp.minimum(jnp.arange(batches * size), n - 1).reshape(batches, size)
+
+    def of_batch(at: Array) -> Any:
+        return jax.vmap(fn)(*jax.tree.map(lambda x: x[at], arrays))
+
+    found = lax.map(of_batch, at)
+    return jax.tree.map(lambda x: x.reshape(batches * size, *x.shape[2:])[:n], found)
+
+
+@partial(jax.jit, static_argnums=0)
+def _terms_of_prior(reading: Reading, arrays: list[Array], rng_key: Array) -> tuple[Any, ...]:
+    """Draws, and value, gradient and three Hessians of the sum of the terms of each site."""
+    factors = reading.on(arrays)
+    key_draws, key_points = random.split(rng_key)
+    x = factors.draw_prior(key_draws, _DRAWS)
+    low, mean, high = jnp.nanquantile(x, jnp.array([0.25, 0.5, 0.75]), axis=0)
+    sd = (high - low) / 1.349
+    sd = jnp.where((sd > 0) & jnp.isfinite(sd), sd, 1.0)
+    mean = jnp.where(jnp.isfinite(mean), mean, 0.0)
+
+    def sums(x: Array) -> dict[str, Array]:
+        return {name: jnp.sum(term) for name, term in factors.terms(x).items()}
+
+    points = mean + sd * random.normal(key_points, (3, len(mean)), mean.dtype)
+    return x, mean, sd, sums(mean), jax.jacrev(sums)(mean), jax.vmap(jax.hessian(sums))(points)
+
+
+def read_prior(
+    reading: Reading, arrays: list[Array], rng_key: Array, diagonal: bool = False
+) -> Prior:
+    """The normal part of the prior, and what the start needs of the rest.
+
+    :param bool diagonal: whether a term must have a diagonal Hessian to be part of it.
+    """
+    factors = reading.on(arrays)
+    found = jax.device_get(_terms_of_prior(reading, arrays, rng_key))
+    draws, mean, sd, value, grad, hessian = found
+    x64 = mean.dtype == np.float64
+
+    def is_normal(H: np.ndarray) -> bool:
+        H = H * sd * sd[:, None]
+        target = np.diag(np.diag(H[0])) if diagonal else H[0]
+        close = np.abs(H - target) <= (1e-8 if x64 else 1e-4) * np.max(np.abs(H), initial=1e-3)
+        return bool(np.all(np.isfinite(H)) and np.all(close))
+
+    normal = [name for name, H in hessian.items() if is_normal(H)]
+    zero = np.zeros_like(mean)
+    Lam = -sum((hessian[name][0] for name in normal), np.zeros((len(mean), len(mean)), mean.dtype))
+    Lam = np.asarray(Lam + Lam.T) / 2
+    eta = sum((grad[name] for name in normal), zero) + Lam @ mean
+    constant = sum((value[name] for name in normal), mean.dtype.type(0))
+    constant = constant - eta @ mean + mean @ Lam @ mean / 2
+    shapes = jax.eval_shape(factors.terms, mean)
+    names = tuple(name for name in shapes if name not in normal)
+    places = [factors.owners(name, math.prod(shapes[name].shape)) for name in names]
+    width = max((x.shape[1] for x in places), default=0)
+    padded = [np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=-1) for x in places]
+    owners = np.concatenate([np.zeros((0, width), int), *padded])
+    normal_part = Site(jnp.asarray(eta), jnp.asarray(Lam))
+    return Prior(normal_part, constant, draws, Center(mean, sd), names, owners)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _subspaces(
+    reading: Reading, kind: Kind, max_rank: int, arrays: list[Array], index: Array, *prior: Array
+) -> Subspace:
+    factors = reading.on(arrays)
+
+    def find(n: Array) -> Subspace:
+        log_factor = partial(kind.log_factor, factors, n)
+        return find_subspace(log_factor, *prior, rng_key=random.key(1), max_rank=max_rank)
+
+    return by_factors(find, (index,), kind.batch_size)
+
+
+@partial(jax.jit, static_argnums=0)
+def _bases(r: int, directions: Array, sd: Array) -> Array:
+    return jax.vmap(partial(basis_of, sd=sd))(directions[:, :r])
+
+
+def _batch_size(projection: Projection, r: int, D: int) -> int:
+    points = {1: 128, 2: 2**12, 3: 2**17}.get(r, 2**11) if projection.max_rank else 2**11
+    return max(1, _LARGEST // (points * D))
+
+
+def find_table(
+    reading: Reading,
+    arrays: list[Array],
+    prior: Prior,
+    rows: Array,
+    *,
+    power: float,
+    projection: Projection | None,
+    defaults: tuple[Quadrature, ImportanceSampling],
+    max_rank: int,
+    largest_share: float,
+) -> tuple[Plan, Table]:
+    """The factors in groups of one rank, each with its projection.
+
+    :param rows: ``(n,)`` row of each factor of the data; ``(n, m)`` if a factor has several, with
+        -1 where it has fewer than m.
+    :param projection: that of the rows; None for quadrature where the rank allows it.
+    :param float largest_share: the share of factors of the data without a low rank, above which all
+        are taken as factors of all coordinates.
+    :param defaults: the projections that are taken where none is given.
+    """
+    D = len(prior.center.mean)
+    kinds, groups = [], []
+    elements = jnp.arange(len(prior.owners))
+    for names, index, alpha, given in (
+        (None, jnp.asarray(rows), power, projection),
+        (prior.names, elements, 1.0, None),
+    ):
+        if len(index) == 0:
+            continue
+        rank, directions = np.full(len(index), -1), jnp.zeros((len(index), 0, D))
+        if max_rank > 0 and not (given is not None and given.whole):
+            probe = Kind(names, alpha, defaults[0], max(1, _LARGEST // (2**7 * D)))
+            found = _subspaces(reading, probe, max_rank, arrays, index, *prior.center)
+            rank, directions = np.asarray(found.rank), found.directions
+            if np.any(rank < 0) and (given is None or given.max_rank is not None):
+                _warn_of_ranks(names, rank, max_rank)
+        for at, r in _by_rank(rank, largest_share if names is None else None):
+            if r:
+                chosen = given or defaults[0]
+                some = directions if len(at) == len(rank) else directions[at]
+                basis = _bases(r, some, prior.center.sd)
+            else:
+                chosen = given if given is not None and given.max_rank is None else defaults[1]
+                whole = jnp.eye(D, dtype=prior.center.mean.dtype)
+                basis = jnp.broadcast_to(whole, (len(at), D, D))
+            kinds.append(Kind(names, alpha, chosen, _batch_size(chosen, r, D)))
+            groups.append(Group(index[at], basis))
+    table = Table(tuple(groups), jnp.asarray(prior.constant, float), Center(*prior.center))
+    return Plan(reading, tuple(kinds)), table
+
+
+def _by_rank(rank: np.ndarray, largest_share: float | None) -> list[tuple[np.ndarray, int]]:
+    """Places of the factors of one group and its rank r, which is 0 for those without one.
+
+    A factor of a smaller rank is one of rank r too, whose further directions change nothing. Rows
+    are one group, so that other data of the same shapes have the same groups.
+    """
+    one_group = largest_share is not None
+    if largest_share is not None and np.mean(rank < 0) > largest_share:
+        rank = np.full_like(rank, -1)
+    highest = int(max(1, rank.max(initial=1)))
+    steps = [highest] if one_group else sorted({min(2, highest), highest})
+    found, below = [], -1
+    for r in steps:
+        at = np.flatnonzero((rank > below) & (rank <= r))
+        found.append((at, r))
+        below = r
+    found.append((np.flatnonzero(rank < 0), 0))
+    return [(at, r) for at, r in found if len(at)]
+
+
+def _warn_of_ranks(names: Any, rank: np.ndarray, max_rank: int) -> None:
+    what = "rows" if names is None else f"elements of {', '.join(names)}"
+    bad = np.flatnonzero(rank < 0)
+    warnings.warn(
+        InferenceWarning(
+            f"{len(bad)} of {len(rank)} {what} (such as {', '.join(map(str, bad[:3]))}) depend on"
+            f" more than {max_rank} directions of the latent sites, so their moments are found by"
+            " importance sampling; pass projection=ImportanceSampling(num_samples=...) to choose"
+            " its draws, or NUTSProjection()."
+        ),
+        stacklevel=6,
+    )

@@ -1,0 +1,273 @@
+r"""Normal approximations and their sites in natural parameters, with full or diagonal precision.
+
+.. math::
+
+    \lambda = (\eta, \Lambda), \qquad q(x) = \exp(\eta^\top x - \tfrac12 x^\top \Lambda x
+    - \Phi(\lambda)), \qquad \Phi = \tfrac12 \eta^\top \Lambda^{-1} \eta - \tfrac12 \log|\Lambda|
+    + \tfrac D2 \log 2\pi.
+
+A factor depends on :math:`u = A x` alone, where the rows of A, of shape (r, D), are orthonormal.
+With a full precision its site has the parameters :math:`A^\top v` and :math:`A^\top T A`; with a
+diagonal one D shifts and D precisions. Functions take one factor and are mapped over them.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_ext.ep.projections import Projected
+from numpyro_ext.expfam.linalg import (
+    cholesky,
+    half_logdet,
+    inverse,
+    solve,
+    symmetric,
+)
+
+__all__ = [
+    "FAMILIES",
+    "Cavity",
+    "Diagonal",
+    "Family",
+    "Full",
+    "Moments",
+    "Site",
+    "choose",
+    "distance",
+    "is_finite",
+]
+
+SMALLEST = 1e-6
+"""A cavity is improper if its precision is smaller, in units of the precision of q."""
+
+
+class Site(NamedTuple):
+    """The natural parameters of the sites of factors, or of all of them together."""
+
+    shift: Array
+    precision: Array
+
+
+class Moments(NamedTuple):
+    """A normal distribution in x: ``(D,)``, and ``(D, D)`` or ``(D,)`` if diagonal."""
+
+    mean: Array
+    cov: Array
+
+
+class Cavity(NamedTuple):
+    """q without a site to the power alpha, in u and in x.
+
+    - **mean, cov** - ``(r,)`` and ``(r, r)``.
+    - **proper** - whether it has a density; the rest is that of q if it does not.
+    - **gain** - :math:`\\Phi` of the cavity minus that of q.
+    - **whole** - the cavity in x, where the family needs it.
+    """
+
+    mean: Array
+    cov: Array
+    proper: Array
+    gain: Array
+    whole: Moments | None = None
+
+
+class Family(Protocol):
+    """How a family of normal distributions removes, projects and includes one site."""
+
+    def zeros(self, basis: Array) -> Site:
+        """Sites of zero for factors with these ``(n, r, D)`` bases."""
+        ...
+
+    def moments(self, total: Site) -> Moments:
+        """Mean and covariance; NaN if the precision is not positive definite."""
+        ...
+
+    def log_partition(self, total: Site) -> Array: ...
+
+    def marginal(self, q: Moments, A: Array) -> Moments:
+        """q in the coordinates u."""
+        ...
+
+    def cavity(self, q: Moments, A: Array, site: Site, power: float) -> Cavity: ...
+
+    def site(self, A: Array, cavity: Cavity, found: Projected, power: float) -> Site:
+        """The site of a projection, which is in u, in the coordinates of the family."""
+        ...
+
+    def expected(self, q: Moments, A: Array, site: Site) -> Array:
+        """The mean of the log of a site under q."""
+        ...
+
+    def total(self, A: Array, site: Site) -> Site:
+        """The product of n sites in the coordinates x."""
+        ...
+
+    def include(self, q: Moments, A: Array, change: Site, d: float | Array) -> tuple[Any, ...]:
+        """q after d times a change of a site, d, and the number of times that d was halved so that
+        q stays a distribution; d is 0 if 10 times were not enough."""
+        ...
+
+
+def is_finite(q: Moments) -> Array:
+    """Whether q is a distribution."""
+    return jnp.all(jnp.isfinite(q.mean)) & jnp.all(jnp.isfinite(q.cov))
+
+
+def distance(q: Moments, new: Moments) -> Array:
+    """How far the new q is from q: the largest change of a mean, in standard deviations, or of a
+    variance, relative to it; inf if the new q is no distribution."""
+    V, V_new = (x.cov if x.cov.ndim == 1 else jnp.diagonal(x.cov) for x in (q, new))
+    change = jnp.maximum(jnp.abs(new.mean - q.mean) / jnp.sqrt(V), jnp.abs(V_new / V - 1))
+    return jnp.where(is_finite(new), jnp.max(change), jnp.inf)
+
+
+def choose(good: Array, new: Any, old: Any) -> Any:
+    """One of two trees of arrays."""
+    return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
+
+
+def _halved(smallest: Array, d: float | Array) -> tuple[Array, Array]:
+    """d times the first power of 1/2 with ``1 + d * smallest`` above 0, or 0."""
+    steps = d * 0.5 ** jnp.arange(11)
+    good = 1 + steps * smallest > SMALLEST
+    k = jnp.argmax(good)
+    return jnp.where(jnp.any(good), steps[k], 0.0), jnp.where(jnp.any(good), k, 10)
+
+
+class Full:
+    """Full precision matrices: ``shift`` is ``(D,)``, ``precision`` ``(D, D)``; a site has v
+    ``(r,)`` and T ``(r, r)``."""
+
+    def zeros(self, basis: Array) -> Site:
+        n, r, _ = basis.shape
+        return Site(jnp.zeros((n, r), basis.dtype), jnp.zeros((n, r, r), basis.dtype))
+
+    def moments(self, total: Site) -> Moments:
+        L = cholesky(total.precision)
+        return Moments(solve(L, total.shift), inverse(L))
+
+    def log_partition(self, total: Site) -> Array:
+        L = cholesky(total.precision)
+        square = total.shift @ solve(L, total.shift)
+        return square / 2 - half_logdet(L) + len(total.shift) / 2 * np.log(2 * np.pi)
+
+    def marginal(self, q: Moments, A: Array) -> Moments:
+        return Moments(A @ q.mean, symmetric(A @ q.cov @ A.T))
+
+    def cavity(self, q: Moments, A: Array, site: Site, power: float) -> Cavity:
+        m, S = self.marginal(q, A)
+        v, T = site
+        if len(m) == 1:
+            w = 1 - power * S[0] * T[0]
+            proper = w[0] > SMALLEST
+            w = jnp.where(proper, w, 1)
+            S_c = S / w
+        else:
+            L = cholesky(S)
+            w, Q = jnp.linalg.eigh(jnp.eye(len(m), dtype=S.dtype) - power * L.T @ T @ L)
+            proper = w[0] > SMALLEST
+            w = jnp.where(proper, w, 1)
+            R = L @ Q
+            S_c = symmetric(R / w @ R.T)
+        # Without a difference of precisions: (S^-1 - power T)^-1 (S^-1 m - power v).
+        m_c = m + power * S_c @ (T @ m - v)
+        gain = power * ((T @ m_c - v) @ m - m_c @ v) - jnp.sum(jnp.log(w))
+        return Cavity(jnp.where(proper, m_c, m), jnp.where(proper, S_c, S), proper, gain / 2)
+
+    def site(self, A: Array, cavity: Cavity, found: Projected, power: float) -> Site:
+        return Site(found.site_shift, symmetric(found.site_precision))
+
+    def expected(self, q: Moments, A: Array, site: Site) -> Array:
+        m, S = self.marginal(q, A)
+        v, T = site
+        return v @ m - (m @ T @ m + jnp.sum(T * S)) / 2
+
+    def total(self, A: Array, site: Site) -> Site:
+        D = A.shape[-1]
+        left = jnp.einsum("nrs,nrd->nsd", site.precision, A).reshape(-1, D)
+        rows = A.reshape(-1, D)
+        return Site(rows.T @ site.shift.reshape(-1), symmetric(rows.T @ left))
+
+    def include(self, q: Moments, A: Array, change: Site, d: float | Array) -> tuple[Any, ...]:
+        B = q.cov @ A.T  # (D, r)
+        m, S = A @ q.mean, symmetric(A @ B)
+        v, T = change
+        if len(m) == 1:
+            smallest = T[0, 0] * S[0, 0]
+        else:
+            L = cholesky(S)
+            smallest = jnp.linalg.eigvalsh(L.T @ T @ L)[0]
+        d, halvings = _halved(smallest, d)
+        v, T = d * v, d * T
+        ones = jnp.eye(len(m), dtype=S.dtype)
+        G = T / (ones + T @ S) if len(m) == 1 else jnp.linalg.solve(ones + T @ S, T)
+        G = symmetric(G)
+        mean = q.mean + B @ (ones - G @ S) @ (v - T @ m)
+        return Moments(mean, symmetric(q.cov - B @ G @ B.T)), d, halvings
+
+
+class Diagonal:
+    """Diagonal precisions: ``shift`` and ``precision`` are ``(D,)``, and so are those of a
+    site."""
+
+    def zeros(self, basis: Array) -> Site:
+        n, _, D = basis.shape
+        return Site(jnp.zeros((n, D), basis.dtype), jnp.zeros((n, D), basis.dtype))
+
+    def moments(self, total: Site) -> Moments:
+        V = 1 / jnp.where(total.precision > 0, total.precision, jnp.nan)
+        return Moments(V * total.shift, V)
+
+    def log_partition(self, total: Site) -> Array:
+        m, V = self.moments(total)
+        return jnp.sum(total.shift * m + jnp.log(V) + np.log(2 * np.pi)) / 2
+
+    def marginal(self, q: Moments, A: Array) -> Moments:
+        return Moments(A @ q.mean, symmetric(A * q.cov @ A.T))
+
+    def cavity(self, q: Moments, A: Array, site: Site, power: float) -> Cavity:
+        m, V = q
+        s, t = site
+        w = 1 - power * V * t
+        proper = jnp.min(w) > SMALLEST
+        w = jnp.where(proper, w, 1)
+        V_c = V / w
+        m_c = m + power * V_c * (t * m - s)
+        gain = jnp.sum(power * ((t * m_c - s) * m - m_c * s) - jnp.log(w)) / 2
+        whole = Moments(jnp.where(proper, m_c, m), jnp.where(proper, V_c, V))
+        return Cavity(*self.marginal(whole, A), proper, gain, whole)
+
+    def site(self, A: Array, cavity: Cavity, found: Projected, power: float) -> Site:
+        assert cavity.whole is not None
+        m, V = cavity.whole
+        v, T = found.site_shift, symmetric(found.site_precision)
+        # Moments of the tilted distribution in x: m + V A^T g, and V + V^2 diag(A^T K A).
+        ones = jnp.eye(len(v), dtype=T.dtype)
+        E = ones + power * T @ cavity.cov
+        if len(v) == 1:
+            g, K = (v - T @ cavity.mean) / E[0], -T / E
+        else:
+            g = jnp.linalg.solve(E, v - T @ cavity.mean)
+            K = -jnp.linalg.solve(E, T)
+        k = jnp.sum((K @ A) * A, 0)
+        t = -k / (1 + power * V * k)
+        return Site(t * (m + power * V * (g @ A)) + g @ A, t)
+
+    def expected(self, q: Moments, A: Array, site: Site) -> Array:
+        return jnp.sum(site.shift * q.mean - site.precision * (q.mean**2 + q.cov) / 2)
+
+    def total(self, A: Array, site: Site) -> Site:
+        return Site(jnp.sum(site.shift, 0), jnp.sum(site.precision, 0))
+
+    def include(self, q: Moments, A: Array, change: Site, d: float | Array) -> tuple[Any, ...]:
+        m, V = q
+        d, halvings = _halved(jnp.min(V * change.precision), d)
+        s, t = d * change.shift, d * change.precision
+        V_new = V / (1 + V * t)
+        return Moments(m + V_new * (s - t * m), V_new), d, halvings
+
+
+FAMILIES: dict[str, Family] = {"full": Full(), "diagonal": Diagonal()}

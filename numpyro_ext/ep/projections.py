@@ -1,0 +1,151 @@
+r"""The step of expectation propagation in which a factor meets its cavity.
+
+.. math:: \mathcal N(u; m, S)\, e^{\alpha l(u)} \approx Z\, \mathcal N(u; \hat m, \hat S), \qquad
+    \hat S^{-1} = S^{-1} + \alpha T, \quad \hat S^{-1} \hat m = S^{-1} m + \alpha v
+
+in the r coordinates u that the factor depends on. (v, T) are the natural parameters of the new
+site. A projection computes them in the coordinates e of the cavity, :math:`u = m + L e` with
+:math:`S = L L^\top`, where the cavity is standard normal.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from numpyro_ext.expfam.linalg import cholesky, inverse_root, matmul, matvec, symmetric, transpose
+
+__all__ = ["LogFactor", "Projected", "Projection"]
+
+LogFactor = Callable[[Array], Array]
+"""The logarithm l of a factor at u, of shape ``(r,)``: a number. It is differentiable."""
+
+
+class Projected(NamedTuple):
+    """What a projection returns.
+
+    - **site_shift** - v, of shape ``(r,)``.
+    - **site_precision** - T, of shape ``(r, r)``.
+    - **log_normaliser** - log Z; NaN if the projection does not compute it. At power 0 it is the
+      mean of l under q.
+    - **ok** - whether the moments are finite and positive definite, and whether they were computed
+      where the mass is.
+    - **inaccurate** - whether the points of a quadrature do not resolve the factor.
+    - **low_ess** - whether the importance weights are uneven, so that the site is not to be used.
+    """
+
+    site_shift: Array
+    site_precision: Array
+    log_normaliser: Array
+    ok: Array
+    inaccurate: Array
+    low_ess: Array
+
+
+class Projection(ABC):
+    """The base of the ways to compute the moments of a factor times its cavity.
+
+    A subclass supplies :meth:`project`, and :meth:`project_exclusive` if it can. Both are traced,
+    and mapped over factors by ``jax.vmap``.
+    """
+
+    needs_key = False
+    """Whether ``rng_key`` is needed."""
+    has_normaliser = True
+    """Whether ``log_normaliser`` is computed."""
+    exclusive = True
+    """Whether there is :meth:`project_exclusive`."""
+    whole = False
+    """Whether a factor is in all the coordinates of the model, and ``index`` is needed."""
+    max_rank: int | None = None
+    """The largest r; None if there is no limit."""
+
+    @abstractmethod
+    def project(
+        self,
+        log_factor: LogFactor,
+        mean: Array,
+        cov: Array,
+        power: float,
+        rng_key: Array | None = None,
+        index: Array | None = None,
+    ) -> Projected:
+        """The site of a factor to the given power, times its cavity.
+
+        :param log_factor: ``u -> l(u)``, not multiplied by the power.
+        :param mean: ``(r,)``, the mean m of the cavity.
+        :param cov: ``(r, r)``, its covariance S.
+        :param float power: alpha, positive.
+        :param rng_key: random key, where :attr:`needs_key`.
+        :param index: number of the factor, where :attr:`whole`.
+        """
+
+    def project_exclusive(
+        self,
+        log_factor: LogFactor,
+        mean: Array,
+        cov: Array,
+        rng_key: Array | None = None,
+        index: Array | None = None,
+    ) -> Projected:
+        r"""The site in the limit of power 0, from :math:`\mathcal N(m, S)`, which is q itself.
+
+        .. math:: T = -\mathbb E_q[\nabla^2 l], \qquad v = \mathbb E_q[\nabla l] + T m
+        """
+        name = type(self).__name__
+        raise ValueError(
+            f"power is 0, and {name} has no expectations under the approximation itself; use a"
+            " power above 0, or projection=Quadrature() or ImportanceSampling()."
+        )
+
+
+def root(cov: Array) -> Array:
+    """L, lower, with ``cov = L L^T``."""
+    return jnp.sqrt(cov) if cov.shape[-1] == 1 else cholesky(symmetric(cov))
+
+
+def smallest(M: Array) -> Array:
+    """The smallest eigenvalue of a symmetric matrix; NaN if the matrix is not finite."""
+    return M[0, 0] if M.shape[-1] == 1 else jnp.linalg.eigvalsh(symmetric(M))[0]
+
+
+def inverse(M: Array) -> Array:
+    """The inverse of a positive definite matrix; NaN throughout where it is not."""
+    if M.shape[-1] == 1:
+        return 1 / jnp.where(M > 0, M, jnp.nan)
+    L = inverse_root(cholesky(symmetric(M)))
+    return matmul(L, transpose(L))
+
+
+def weighted_moments(log_w: Array, x: Array) -> tuple[Array, Array]:
+    """Mean and covariance of points ``(n, r)`` with unnormalised log weights ``(n,)``."""
+    w = jax.nn.softmax(log_w)
+    mean = jnp.tensordot(w, x, 1)
+    d = x - mean
+    return mean, matmul(d.T, w[:, None] * d)
+
+
+def from_moments(mean: Array, precision: Array, power: float) -> tuple[Array, Array]:
+    """(v, T) in coordinates e, as differences of the natural parameters of tilted and cavity."""
+    return matvec(precision, mean) / power, (precision - jnp.eye(mean.shape[-1])) / power
+
+
+def from_scores(g: Array, K: Array, power: float) -> tuple[Array, Array]:
+    r"""(v, T) in coordinates e, without a difference of nearly equal numbers.
+
+    By parts, the mean is :math:`\bar g = \mathbb E[\alpha \nabla l]` and the covariance I + K with
+    :math:`K = \mathbb E[\alpha \nabla^2 l] + \operatorname{Cov}[\alpha \nabla l]`, under the tilted
+    distribution.
+    """
+    P = inverse(jnp.eye(g.shape[-1]) + K)
+    return matvec(P, g) / power, -symmetric(matmul(P, K)) / power
+
+
+def in_factor(v: Array, T: Array, mean: Array, L: Array) -> tuple[Array, Array]:
+    """(v, T) of coordinates e in those of the factor, u = mean + L e."""
+    back = 1 / L if L.shape[-1] == 1 else transpose(inverse_root(L))  # L^{-1}
+    T = symmetric(matmul(transpose(back), matmul(T, back)))
+    return matvec(transpose(back), v) + matvec(T, mean), T

@@ -1,0 +1,267 @@
+"""Moments of a factor times its cavity by the trapezoid rule, after a map by sinh."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+from jax.scipy.special import logsumexp
+import numpy as np
+
+from numpyro_ext._checks import check_count
+from numpyro_ext.ep.projections import (
+    LogFactor,
+    Projected,
+    Projection,
+    from_moments,
+    from_scores,
+    in_factor,
+    inverse,
+    root,
+    smallest,
+    weighted_moments,
+)
+from numpyro_ext.expfam.linalg import matmul, matvec, outer, symmetric
+
+REACH = 9.0
+"""The nodes are within this many standard deviations of the cavity's mean."""
+SEARCH = {1: (40, 20, 20, 20, 20), 2: (18, 12, 12), 3: (12, 8, 8)}
+"""Intervals per axis of the successive searches for the sharpest place, by rank."""
+INNER = (24, 12, 12, 12)
+"""The same along an inner axis."""
+DIFFERENCE = 0.05
+"""The largest change of a moment, in standard deviations or relative, when every second node is
+left out, and the largest difference of the two forms of the covariance."""
+
+
+@dataclass(eq=False)
+class Quadrature(Projection):
+    r"""Moments by a trapezoid rule whose nodes are dense where the factor is sharpest.
+
+    .. math:: \hat S = I + K, \quad K = \mathbb E[\alpha \nabla^2 l] +
+        \operatorname{Cov}[\alpha \nabla l] \qquad\text{or}\qquad
+        \hat S = \operatorname{Cov}[e]
+
+    under the tilted distribution, in coordinates e in which the cavity is N(0, I). For a factor
+    that is weak or as wide as the cavity, the first form has no difference of nearly equal numbers,
+    and a site is right to rounding however weak. For a narrow factor the second is the one without.
+    The first is taken if the smallest eigenvalue of Cov[e] is above 1/2 and the two forms agree; at
+    a jump or a kink of l, derivatives do not tell everything, and they do not agree.
+
+    The centre c of the nodes is the place at which exp(alpha l), times the density of the cavity,
+    changes most. Along the axes of :math:`I + g g^\top + |H|`, with g and H the derivatives of
+    alpha l at c, the nodes are :math:`c_k + b_k \sinh \tau`, with :math:`\tau` equally spaced and
+    :math:`b_k^{-2}` the eigenvalue. They reach 9 standard deviations of the cavity.
+
+    Relative errors of the variance in double precision are below 4e-9 for probit and logistic
+    factors in cavities of any width up to a standard deviation of 100, 3e-7 for a normal factor of
+    standard deviation 0.01 in a cavity of 2, and below 1e-12 for heavy tails. A factor with more
+    than one sharp place takes more points; ``inaccurate`` tells if every second node is not
+    enough.
+
+    :param int num_points: number of nodes of a factor of rank 1, at least 11. Each axis of rank 2
+        and 3 has a third of them, and one.
+
+    **Reference:** *The exponentially convergent trapezoidal rule*, Lloyd N. Trefethen and J. A. C.
+    Weideman, SIAM Review 2014.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from jax.scipy.stats import norm
+        >>> from numpyro_ext.ep import Quadrature
+        >>> mean, cov = jnp.array([0.5]), jnp.array([[3.0]])
+        >>> found = Quadrature().project(lambda u: norm.logcdf(u[0]), mean, cov, 1.0)
+        >>> exact = norm.logcdf(0.5 / jnp.sqrt(1 + 3.0))
+        >>> bool(jnp.allclose(found.log_normaliser, exact, atol=1e-5))
+        True
+    """
+
+    num_points: int = 91
+    max_rank: ClassVar[int] = 3
+
+    def __post_init__(self) -> None:
+        check_count("num_points", self.num_points, 11)
+
+    def project(
+        self,
+        log_factor: LogFactor,
+        mean: Array,
+        cov: Array,
+        power: float,
+        rng_key: Array | None = None,
+        index: Array | None = None,
+    ) -> Projected:
+        L = root(cov)
+        e, log_w, log_f, g, H = self._at_nodes(log_factor, mean, L, power)
+        log_tilted = log_w + log_f
+        m, S = weighted_moments(log_tilted, e)
+        w = jax.nn.softmax(log_tilted)
+        gbar, cov_g = weighted_moments(log_tilted, g)
+        K = jnp.tensordot(w, H, 1) + cov_g
+
+        # Narrow factors are for the moments; so are jumps, which the derivatives do not see.
+        eye = jnp.eye(m.shape[0])
+        noise = 100 * jnp.finfo(S.dtype).eps + 1e-8
+        error = jnp.max(jnp.abs(eye + K - S)) - DIFFERENCE * jnp.max(jnp.abs(S - eye))
+        agree = (error < noise) & (jnp.max(jnp.abs(gbar - m)) < DIFFERENCE)
+        by_scores = (smallest(S) > 0.5) & agree
+        scores, differences = from_scores(gbar, K, power), from_moments(m, inverse(S), power)
+        v, T = (jnp.where(by_scores, a, b) for a, b in zip(scores, differences, strict=True))
+
+        half = log_tilted + self._every_second(m.shape[0])
+        m_half, S_half = weighted_moments(half, e)
+        sd = jnp.sqrt(jnp.diagonal(S))
+        moved = jnp.abs(m_half - m) / sd
+        widened = jnp.abs(jnp.sqrt(jnp.diagonal(S_half)) / sd - 1) * 2
+        inaccurate = ~(jnp.max(jnp.maximum(moved, widened)) < DIFFERENCE)
+        # A tilted distribution beyond the last nodes is not seen at all.
+        inside = jnp.sum(jnp.where(jnp.max(jnp.abs(e), -1) > REACH - 1, w, 0.0)) < 1e-3
+        v, T = in_factor(v, T, mean, L)
+        finite = jnp.all(jnp.isfinite(v)) & jnp.all(jnp.isfinite(T))
+        ok = finite & (smallest(S) > 0) & inside
+        return Projected(v, T, logsumexp(log_tilted), ok, inaccurate, jnp.array(False))
+
+    def project_exclusive(
+        self,
+        log_factor: LogFactor,
+        mean: Array,
+        cov: Array,
+        rng_key: Array | None = None,
+        index: Array | None = None,
+    ) -> Projected:
+        L = root(cov)
+        _, log_w, log_f, g, H = self._at_nodes(log_factor, mean, L, 1.0)
+        known = jnp.isfinite(log_f)
+        w = jnp.exp(log_w)
+        v = jnp.tensordot(w, g, 1)
+        T = -jnp.tensordot(w, H, 1)
+        mean_log = jnp.sum(w * jnp.where(known, log_f, 0.0))
+        # A point of q's mass at which l is not finite makes its mean minus infinity.
+        v, T = in_factor(v, T, mean, L)
+        finite = jnp.all(jnp.isfinite(v)) & jnp.all(jnp.isfinite(T))
+        lost = jnp.sum(jnp.where(known, 0.0, w))
+        half = jnp.sum(jnp.exp(log_w + self._every_second(mean.shape[0])))
+        inaccurate = ~(jnp.abs(half - 1) < DIFFERENCE)
+        return Projected(v, T, mean_log, finite & (lost < 1e-6), inaccurate, jnp.array(False))
+
+    def _at_nodes(
+        self, log_factor: LogFactor, mean: Array, L: Array, power: float
+    ) -> tuple[Array, Array, Array, Array, Array]:
+        """Nodes e ``(n, r)``, their log weights under N(0, I), and alpha l with its derivatives.
+
+        A node at which one of them is not finite has no weight.
+        """
+
+        r = mean.shape[0]
+
+        def f(e: Array) -> Array:
+            return power * log_factor(mean + matvec(L, e))
+
+        e, log_w = nodes(f, r, self._per_axis(r), SEARCH[r])
+        log_f, g, H = jax.vmap(derivatives(f))(e)
+        D = jnp.concatenate([g, H.reshape(-1, r * r)], -1)
+        known = jnp.isfinite(log_f) & jnp.all(jnp.isfinite(D), -1)
+        log_f = jnp.where(known, log_f, -jnp.inf)
+        g = jnp.where(known[:, None], g, 0.0)
+        return e, log_w, log_f, g, jnp.where(known[:, None, None], H, 0.0)
+
+    def _per_axis(self, r: int) -> int:
+        return self.num_points if r == 1 else self.num_points // 3 + 1
+
+    def _every_second(self, r: int) -> np.ndarray:
+        """What to add to log weights for the rule on every second node of each axis."""
+        even = np.arange(self._per_axis(r)) % 2 == 0
+        grid = np.stack(np.meshgrid(*[even] * r, indexing="ij"), -1).reshape(-1, r)
+        return np.where(grid.all(-1), r * np.log(2.0), -np.inf).astype(np.float32)
+
+
+def derivatives(f: Callable[[Array], Array]) -> Callable[[Array], tuple[Array, Array, Array]]:
+    """``e -> (f, gradient, Hessian)``; along a line by two forward derivatives."""
+
+    def at(e: Array) -> tuple[Array, Array, Array]:
+        if e.shape[0] > 1:
+            return f(e), jax.grad(f)(e), jax.hessian(f)(e)
+        one = jnp.ones_like(e)
+        (log_f, g), (_, H) = jax.jvp(lambda e: jax.jvp(f, (e,), (one,)), (e,), (one,))
+        return log_f, g[None], H[None, None]
+
+    return at
+
+
+def nodes(f: Callable[[Array], Array], r: int, n: int, search: tuple[int, ...]) -> tuple:
+    """Nodes ``(n^r, r)`` and log weights of an integral over N(0, I), for a log factor f.
+
+    The axis along which f is flattest is the outer one; at each of its nodes, those of the other
+    axes are placed for f at that node.
+    """
+    c = sharpest_place(f, r, search)
+    _, g, H = derivatives(f)(c)
+    g = jnp.where(jnp.isfinite(g), g, 0.0)
+    H = jnp.where(jnp.isfinite(H), H, 0.0)
+    if r == 1:
+        y, log_w = line(c[0], g[0] ** 2 + jnp.abs(H[0, 0]), n)
+        return y[:, None], log_w
+    curvature, axes = jnp.linalg.eigh(symmetric(H))
+    size = matmul(axes * jnp.abs(curvature), axes.T)
+    curvature, Q = jnp.linalg.eigh(outer(g, g) + size)  # in ascending order
+    y, log_w = line(Q[:, 0] @ c, jnp.maximum(curvature[0], 0.0), n)
+
+    def across(y: Array) -> tuple[Array, Array]:
+        def at(x: Array) -> Array:
+            return f(matvec(Q, jnp.concatenate([y[None], x])))
+
+        x, log_w = nodes(at, r - 1, n, INNER)
+        return jnp.concatenate([jnp.full_like(x[:, :1], y), x], -1), log_w
+
+    e, log_w_inner = jax.vmap(across)(y)
+    return matmul(e.reshape(-1, r), Q.T), (log_w[:, None] + log_w_inner).ravel()
+
+
+def line(c: Array, curvature: Array, n: int) -> tuple[Array, Array]:
+    """Nodes and log weights ``(n,)`` of an integral over N(0, 1), dense at c."""
+    b = (1 + curvature) ** -0.5
+    low, high = (jnp.arcsinh((end - c) / b) for end in (-REACH, REACH))
+    step = (high - low) / (n - 1)
+    tau = low + step * jnp.arange(n)
+    y = c + b * jnp.sinh(tau)
+    return y, jnp.log(step * b * jnp.cosh(tau)) - y**2 / 2 - jnp.log(2 * jnp.pi) / 2
+
+
+def product(x: Array) -> Array:
+    """All combinations of an entry from each of the columns of ``(n, r)``: ``(n^r, r)``."""
+    r = x.shape[-1]
+    return jnp.stack(jnp.meshgrid(*x.T, indexing="ij"), -1).reshape(-1, r)
+
+
+def sharpest_place(f: Callable[[Array], Array], r: int, search: tuple[int, ...]) -> Array:
+    """Where exp(f), times the density of N(0, I), changes most between neighbours on a grid."""
+    c, half = jnp.zeros(r), REACH
+    for intervals in search:
+        n = intervals + 1
+        axis = jnp.linspace(-half, half, n)[:, None]
+        e = c + product(jnp.broadcast_to(axis, (n, r)))
+        log_f = jax.vmap(f)(e)
+        log_f = jnp.where(log_f < jnp.inf, log_f, -jnp.inf).reshape((n,) * r)  # NaN too
+        log_p = (-jnp.sum(e**2, -1) / 2).reshape((n,) * r)
+        e = e.reshape((n,) * r + (r,))
+        places, changes = [], []
+        for k in range(r):
+            (f0, f1), (p0, p1), (e0, e1) = (
+                (jnp.take(x, jnp.arange(n - 1), k), jnp.take(x, jnp.arange(1, n), k))
+                for x in (log_f, log_p, e)
+            )
+            high, low = jnp.maximum(f0, f1), jnp.minimum(f0, f1)
+            gap = jnp.where(high == low, 0.0, jnp.where(high > -jnp.inf, low - high, 0.0))
+            change = high + jnp.log(-jnp.expm1(gap)) + jnp.maximum(p0, p1)
+            change = jnp.where(gap < 0, change, -jnp.inf).ravel()
+            best = jnp.argmax(change)
+            places.append(((e0 + e1) / 2).reshape(-1, r)[best])
+            changes.append(change[best])
+        change, place = jnp.stack(changes), jnp.stack(places)
+        best = jnp.argmax(change)
+        c = jnp.where(change[best] > -jnp.inf, place[best], c)
+        half = 3 * half / intervals  # and the neighbours, of which one may hide a narrow factor
+    return c

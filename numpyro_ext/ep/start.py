@@ -1,0 +1,51 @@
+"""The first sites of the prior's factors, so that q is a distribution before the data are seen."""
+
+from functools import partial
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from numpyro_ext.ep.factor_table import Plan, Prior, Table
+from numpyro_ext.ep.normal import FAMILIES, Site
+
+__all__ = ["start_sites"]
+
+
+def start_sites(family: str, plan: Plan, table: Table, prior: Prior) -> tuple[Site, ...]:
+    """Sites by which each latent site whose prior is not normal has the spread of its draws."""
+    sites = []
+    for kind, group in zip(plan.kinds, table.groups, strict=True):
+        zeros = FAMILIES[family].zeros(group.basis)
+        if kind.names is not None:
+            one = _start_full if family == "full" else _start_diagonal
+            owners = jnp.asarray(prior.owners)[group.index]
+            one = partial(one, draws=jnp.asarray(prior.draws))
+            zeros = jax.jit(jax.vmap(one))(group.basis, owners)
+        sites.append(zeros)
+    return tuple(sites)
+
+
+def _spread(s: Array) -> tuple[Array, Array]:
+    """Median and variance by the quartiles, over the first axis."""
+    low, middle, high = jnp.nanquantile(s, jnp.array([0.25, 0.5, 0.75]), axis=0)
+    return middle, ((high - low) / 1.349) ** 2
+
+
+def _start_full(A: Array, owners: Array, draws: Array) -> Site:
+    """The site of a term of the prior: the spread of its own value, as far as A sees it."""
+    W = jnp.where(owners >= 0, A[:, owners], 0)  # (r, e)
+    length = jnp.sum(W**2, 0)
+    known = length > 1e-4
+    s = draws @ A.T @ (W / jnp.where(known, length, 1))
+    mean, variance = _spread(s)
+    tau = jnp.where(known & (variance > 0), 1 / jnp.where(variance > 0, variance, 1), 0)
+    W = W / jnp.where(known, length, 1)
+    return Site(W @ (tau * mean), W * tau @ W.T)
+
+
+def _start_diagonal(A: Array, owners: Array, draws: Array) -> Site:
+    mean, variance = _spread(draws[:, owners])
+    tau = jnp.where((owners >= 0) & (variance > 0), 1 / jnp.where(variance > 0, variance, 1), 0)
+    zero = jnp.zeros(A.shape[1], A.dtype)
+    return Site(zero.at[owners].add(tau * mean), zero.at[owners].add(tau))

@@ -1,0 +1,101 @@
+r"""The few directions of latent space in which a factor changes, found by gradients.
+
+A row of a regression depends on the coefficients through one linear combination, the prior of an
+effect on its distance from the mean and the log scale. In r dimensions the tilted distribution is a
+matter of quadrature.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from jax import Array, random
+import jax.numpy as jnp
+
+__all__ = ["Subspace", "basis_of", "find_subspace"]
+
+_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)
+_TAME = 20.0
+"""The largest change of l, in nats, from the mean to a tame point."""
+
+
+class Subspace(NamedTuple):
+    """What the gradients of one factor say.
+
+    - **rank** - the smallest r for which l does not change outside r directions; 0 for a constant,
+      -1 if there is none up to the largest that is allowed.
+    - **directions** - ``(R, D)``, orthonormal in units of the prior's standard deviations, the
+      first r of which are those directions.
+    """
+
+    rank: Array
+    directions: Array
+
+
+def find_subspace(
+    log_factor: Callable[[Array], Array], mean: Array, sd: Array, rng_key: Array, max_rank: int
+) -> Subspace:
+    r"""The directions of one factor :math:`l(x)`, with :math:`x = \text{mean} + \text{sd}\, z`.
+
+    The rank is that of the matrix of gradients with respect to z at K random points, at distances
+    where l is tame, at their full distance, and at the mean. It is confirmed by steps of length 1
+    in directions orthogonal to the first r, and raised until they leave l as it is.
+
+    :param mean: ``(D,)``, the centre of the prior.
+    :param sd: ``(D,)``, its scale.
+    """
+    D = len(mean)
+    x64 = mean.dtype == jnp.float64
+    drop, cutoff = (1e-4, 1e-8) if x64 else (1e-2, 3e-5)
+    key_probes, key_steps = random.split(rng_key)
+    probes = random.normal(key_probes, (2 * max_rank + 6, D), mean.dtype)
+
+    def at(z: Array) -> Array:
+        return log_factor(mean + sd * z)
+
+    at_mean = at(jnp.zeros(D, mean.dtype))
+    scales = jnp.asarray(_SCALES, mean.dtype)
+    values = jax.vmap(jax.vmap(at))(scales[:, None, None] * probes)  # (scales, K)
+    tame = jnp.isfinite(values) & (jnp.abs(values - at_mean) < _TAME)
+    first = jnp.where(jnp.any(tame, 0), jnp.argmax(tame, 0), len(_SCALES) - 1)
+    near = scales[first][:, None] * probes
+
+    points = jnp.concatenate([near, probes, jnp.zeros((1, D), mean.dtype)])
+    g = jax.vmap(jax.grad(at))(points)
+    largest = jnp.max(jnp.abs(g), 1, keepdims=True)
+    finite = jnp.all(jnp.isfinite(g), 1, keepdims=True) & (largest > 0)
+    # Not the norm itself, whose squares overflow.
+    g = jnp.where(finite, g / jnp.where(finite, largest, 1), 0)
+    length = jnp.linalg.norm(g, axis=1, keepdims=True)
+    size = jnp.where(finite, largest, 0) * length
+    # A saturated gradient is rounding noise.
+    keep = finite & (size > drop * jnp.max(size[: len(near)]))
+    B = jnp.where(keep, g / jnp.where(keep, length, 1), 0)
+    _, s, directions = jnp.linalg.svd(B, full_matrices=False)
+    by_gradients = jnp.sum(s > cutoff * s[0])
+
+    start = near[:4]
+    before = jax.vmap(at)(start)
+    step = random.normal(key_steps, start.shape, mean.dtype)
+    R = min(max_rank, D)
+
+    def is_flat_outside(r: int) -> Array:
+        if r == D:  # what rounding leaves of a step is no direction
+            return jnp.ones((), bool)
+        V = directions[:r]
+        delta = step - (step @ V.T) @ V
+        delta = delta / jnp.linalg.norm(delta, axis=1, keepdims=True)
+        change = jnp.abs(jax.vmap(at)(start + delta) - before)
+        return jnp.all(change < 1e-3 * (1 + 0.1 * jnp.abs(before)))
+
+    rank = jnp.full((), -1)
+    for r in range(R, 0, -1):
+        rank = jnp.where(is_flat_outside(r) & (by_gradients <= r), r, rank)
+    flat = jnp.all(jnp.abs(values - at_mean) <= 1e-6 * (1 + jnp.abs(at_mean)))
+    return Subspace(jnp.where(flat, 0, rank), directions[:R])
+
+
+def basis_of(directions: Array, sd: Array) -> Array:
+    """``(r, D)`` orthonormal rows A, with l a function of ``A x``, of directions of z."""
+    Q, _ = jnp.linalg.qr((directions / sd).T)
+    return Q.T

@@ -1,0 +1,104 @@
+r"""What one factor asks for: its cavity, its tilted moments, its site, its part of the evidence."""
+
+from typing import NamedTuple
+
+import jax
+from jax import Array, random
+import jax.numpy as jnp
+
+from numpyro_ext._model.factors import Factors
+from numpyro_ext.ep.factor_table import Group, Kind, by_factors
+from numpyro_ext.ep.normal import Family, Moments, Site
+
+__all__ = ["Visit", "visit", "visit_all"]
+
+
+class Visit(NamedTuple):
+    r"""The result for one factor, or for n of them.
+
+    - **site** - its new site; the old one where it could not be computed.
+    - **log_z** - its part of the log evidence,
+      :math:`\frac1\alpha[\log \mathbb E_{cav}\, e^{\alpha l} + \Phi_{cav} - \Phi_q]`, which is
+      :math:`\mathbb E_q[l] - \mathbb E_q[\log f]` at power 0, f being the site. Where the cavity is
+      improper or the moments are not found, l and f are taken at the mean of q.
+    - **improper, skipped, low_ess, inaccurate** - what went wrong, if anything.
+    """
+
+    site: Site
+    log_z: Array
+    improper: Array
+    skipped: Array
+    low_ess: Array
+    inaccurate: Array
+
+
+def visit(
+    family: Family,
+    factors: Factors,
+    kind: Kind,
+    q: Moments,
+    index: Array,
+    A: Array,
+    site: Site,
+    rng_key: Array | None,
+) -> Visit:
+    """One factor, given q and the site that is in q."""
+    power, projection = kind.power, kind.projection
+    here = q.mean - (A @ q.mean) @ A
+
+    def log_factor(u: Array) -> Array:
+        return kind.log_factor(factors, index, here + u @ A)
+
+    cavity = family.cavity(q, A, site, power)
+    number = index if projection.whole else None
+    if power == 0:
+        found = projection.project_exclusive(
+            log_factor, cavity.mean, cavity.cov, rng_key=rng_key, index=number
+        )
+        log_z = found.log_normaliser - family.expected(q, A, site)
+    else:
+        found = projection.project(
+            log_factor, cavity.mean, cavity.cov, power, rng_key=rng_key, index=number
+        )
+        log_z = (found.log_normaliser + cavity.gain) / power
+    new = family.site(A, cavity, found, power)
+    finite = jnp.all(jnp.isfinite(new.shift)) & jnp.all(jnp.isfinite(new.precision))
+    good = cavity.proper & found.ok & ~found.low_ess & finite
+    new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, site)
+    m = A @ q.mean
+    at_mean = log_factor(m) - family.expected(Moments(q.mean, jnp.zeros_like(q.cov)), A, site)
+    if power > 1:  # there is no evidence without its cavities
+        at_mean = jnp.where(cavity.proper, at_mean, jnp.nan)
+    if not projection.has_normaliser:
+        at_mean = jnp.full_like(at_mean, jnp.nan)
+    return Visit(
+        new,
+        jnp.where(good, log_z, at_mean),
+        ~cavity.proper,
+        cavity.proper & ~(found.ok & finite),
+        cavity.proper & found.low_ess,
+        cavity.proper & found.inaccurate,
+    )
+
+
+def visit_all(
+    family: Family,
+    factors: Factors,
+    kind: Kind,
+    q: Moments,
+    group: Group,
+    sites: Site,
+    rng_key: Array,
+) -> Visit:
+    """All factors of a group, from one q."""
+    keys = keys_of(kind, rng_key, len(group.basis))
+
+    def one(index: Array, A: Array, site: Site, key: Array | None) -> Visit:
+        return visit(family, factors, kind, q, index, A, site, key)
+
+    return by_factors(one, (group.index, group.basis, sites, keys), kind.batch_size)
+
+
+def keys_of(kind: Kind, rng_key: Array, n: int) -> Array | None:
+    """A key for each factor, where the projection takes one."""
+    return random.split(rng_key, n) if kind.projection.needs_key else None

@@ -1,0 +1,205 @@
+"""What every engine promises: guides, conversion, pickling, and a sentence for a wrong call."""
+
+import pickle
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import Predictive
+from numpyro.infer.autoguide import AutoMultivariateNormal
+import pytest
+
+from numpyro_ext.diagnostics import InferenceWarning, diagnose, pareto_khat, to_arviz
+from numpyro_ext.ep import ADF, EP, ClosedForm, NUTSProjection, Quadrature
+from tests.ep.models import LOGISTIC, PROBIT, Y_SCALE, linear, logistic, probit, unknown_scale
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """A model whose sites are not in the order of the alphabet."""
+    ep = EP(unknown_scale, schedule="parallel")
+    return ep, ep.run(random.key(0), 40, Y_SCALE, progress_bar=False)
+
+
+def test_draws_of_the_guide_have_the_moments_of_q(fitted):
+    """20,000 draws: standard errors of sd / 140 of a mean and of a standard deviation."""
+    ep, result = fitted
+    draws = ep.guide.sample_posterior(random.key(1), result.params, sample_shape=(20_000,))
+    L = np.asarray(result.params["auto_scale_tril"])
+    sd = np.sqrt(np.diag(L @ L.T))
+    for k, values in enumerate([draws["mu"], jnp.log(draws["a_sigma"])]):
+        assert abs(values.mean() - result.params["auto_loc"][k]) < 0.04 * sd[k]
+        assert abs(values.std() / sd[k] - 1) < 0.04
+
+
+def test_the_parameters_fit_numpyros_guide(fitted):
+    ep, result = fitted
+    guide = AutoMultivariateNormal(unknown_scale)
+    numpyro.handlers.seed(guide, 0)(Y_SCALE)
+    ours, theirs = ep.guide.median(result.params), guide.median(result.params)
+    assert set(theirs) == set(ours)
+    for name, value in ours.items():
+        np.testing.assert_allclose(theirs[name], value, rtol=1e-6)
+
+
+def test_predictive(fitted):
+    ep, result = fitted
+    draws = Predictive(unknown_scale, guide=ep.guide, params=result.params, num_samples=7)(
+        random.key(1), Y_SCALE
+    )
+    assert draws["y"].shape == (7, 6)
+
+
+def test_conversion_and_weights(fitted):
+    ep, result = fitted
+    tree = to_arviz(ep, result, model_args=(Y_SCALE,), num_samples=200)
+    assert tree.posterior["a_sigma"].shape == (1, 200)
+    khat = pareto_khat(ep, result, model_args=(Y_SCALE,), num_samples=200)
+    assert float(khat.khat) < 0.7
+
+
+def test_diagnosis(fitted):
+    """It has the residual, and no line of losses, which end where the residual is small."""
+    ep, result = fitted
+    rows = {
+        row.quantity: row
+        for row in diagnose(ep, result, model_args=(Y_SCALE,), num_samples=200, num_moves=0).rows
+    }
+    assert rows["residual"].ok
+    assert rows["residual"].limit == "3e-05"
+    assert rows["factors skipped"].ok
+    assert "change of the loss" not in rows
+    short = result.state._replace(report=result.state.report._replace(residual=jnp.array(0.2)))
+    found = diagnose(
+        ep,
+        result._replace(state=short),
+        model_args=(Y_SCALE,),
+        num_samples=200,
+        num_moves=0,
+    )
+    assert found.rows[0].ok is False
+    assert "have not settled" in found.rows[0].verdict
+
+
+def test_engines_and_states_are_pickled(fitted):
+    ep, result = fitted
+    other, state = pickle.loads(pickle.dumps((ep, jax.tree.map(np.asarray, result.params))))
+    again = other.run(random.key(0), 40, Y_SCALE, progress_bar=False)
+    np.testing.assert_allclose(again.params["auto_loc"], state["auto_loc"], rtol=1e-6)
+
+
+def test_update_is_a_pure_function_in_a_scan(fitted):
+    ep, result = fitted
+    state = ep.init(random.key(0), Y_SCALE)
+    n = len(result.losses)
+    _, losses = jax.lax.scan(lambda s, _: ep.update(s, Y_SCALE), state, None, length=n)
+    np.testing.assert_allclose(losses, result.losses, rtol=1e-4)
+    np.testing.assert_allclose(ep.evaluate(result.state, Y_SCALE), losses[-1], rtol=1e-4)
+
+
+def vectors(X, y):
+    """Rows with as many directions as coordinates."""
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([5]).to_event(1))
+    with numpyro.plate("rows", len(X)) as idx:
+        numpyro.sample("y", dist.Normal(jnp.sum(jnp.tanh(X[idx] * w), -1), 1.0), obs=y[idx])
+
+
+def test_rows_of_a_large_rank_are_named_once():
+    X = jnp.sin(1.0 + jnp.arange(20.0)).reshape(4, 5)
+    with pytest.warns(InferenceWarning, match=r"4 of 4 rows \(such as 0, 1, 2\) depend on more"):
+        EP(vectors, schedule="parallel").init(random.key(0), X, jnp.ones(4))
+
+
+def test_ranks():
+    """1 for a regression, D for few coordinates, and none for a constant."""
+
+    def constant(y):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 2.0).expand([4]).to_event(1))
+        with numpyro.plate("rows", len(y)) as idx:
+            numpyro.sample("y", dist.Normal(theta[0] * (y[idx] > 0), 1.0), obs=y[idx])
+
+    y = jnp.array([1.0, -1.0, 2.0])
+    ep = EP(constant)
+    state = ep.init(random.key(0), y)
+    assert [g.basis.shape for g in state.table.groups] == [(3, 1, 4)]
+    np.testing.assert_allclose(jnp.abs(state.table.groups[0].basis[0, 0]), [1, 0, 0, 0], atol=1e-5)
+    state, _ = ep.update(state, y)
+    assert float(jnp.abs(state.site_precision[0][1])[0, 0]) < 1e-6
+    assert EP(logistic).init(random.key(0), *LOGISTIC).table.groups[0].basis.shape == (7, 1, 2)
+
+
+def test_a_closed_form_is_used_in_all_coordinates(tol):
+    """The normal rows of a regression, by their own formula."""
+    X = jnp.array([[1.0, 0.3], [-0.4, 2.0], [0.8, -1.1]])
+    y = jnp.array([0.7, -2.9, 1.5])
+
+    def closed(shift, precision, index, power):
+        T = jnp.outer(X[index], X[index]) / 0.64 * power
+        cov = jnp.linalg.inv(precision + T)
+        mean = cov @ (shift + power * X[index] * y[index] / 0.64)
+        return mean, cov, jnp.nan
+
+    ours = EP(linear, projection=ClosedForm(closed), damping=1.0)
+    result = ours.run(random.key(0), 3, X, y, progress_bar=False)
+    expected = EP(linear, damping=1.0).run(random.key(0), 3, X, y, progress_bar=False)
+    np.testing.assert_allclose(
+        result.params["auto_loc"], expected.params["auto_loc"], atol=tol(1e-4, 1e-6)
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: EP(probit, power=-0.1), ValueError, "power is -0.1"),
+        (lambda: EP(probit, power=jnp.inf), ValueError, "power is"),
+        (lambda: EP(probit, power=float("nan")), ValueError, "power is nan"),
+        (lambda: EP(probit, damping=0.0), ValueError, "damping is 0.0"),
+        (lambda: EP(probit, damping=1.1), ValueError, r"damping is 1.1; it must be in \(0, 1\]"),
+        (lambda: EP(probit, schedule="both"), ValueError, "one of 'serial', 'parallel'"),
+        (lambda: EP(probit, family="low"), ValueError, "one of 'full', 'diagonal'"),
+        (lambda: EP(probit, max_rank=4), ValueError, "max_rank is 4; quadrature takes at most 3"),
+        (lambda: EP(3), TypeError, "model is 3"),
+        (lambda: EP(probit, projection="q"), TypeError, "projection is 'q'"),
+        (lambda: EP(probit, power=0.0, projection=NUTSProjection()), ValueError, "power is 0, and"),
+        (lambda: Quadrature(num_points=9), ValueError, "num_points"),
+        (lambda: ADF(probit, power=1.0), TypeError, "power"),
+    ],
+)
+def test_bad_arguments(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_a_power_above_1_warns_at_construction():
+    with pytest.warns(InferenceWarning, match="power is 2, above 1"):
+        EP(probit, power=2)
+
+
+def test_bad_models():
+    def discrete(y):
+        k = numpyro.sample("k", dist.Bernoulli(0.3))
+        with numpyro.plate("rows", len(y)) as idx:
+            numpyro.sample("y", dist.Normal(1.0 * k, 1.0), obs=y[idx])
+
+    def two(y):
+        theta = numpyro.sample("theta", dist.Normal())
+        for name in ("a", "b"):
+            with numpyro.plate(name, len(y)) as idx:
+                numpyro.sample(f"y_{name}", dist.Normal(theta, 1.0), obs=y[idx])
+
+    def none(y):
+        numpyro.sample("theta", dist.Normal())
+
+    y = jnp.array([0.3, -1.0, 2.0])
+    for model, words in [
+        (discrete, "latent site 'k' is discrete"),
+        (two, r"in the plates \['a', 'b'\]"),
+        (none, "no observed site"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            EP(model).init(random.key(0), y)
+    with pytest.raises(ValueError, match="has not read its model; call init"):
+        EP(probit).update(None, *PROBIT)

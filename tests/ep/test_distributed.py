@@ -1,0 +1,200 @@
+"""Engines on parts of the data, against fixed points found by quadrature, and laws."""
+
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_ext.diagnostics import InferenceWarning
+from numpyro_ext.ep import (
+    DAEP,
+    DSEP,
+    EP,
+    DistributedEP,
+    NUTSProjection,
+    StochasticDistributedEP,
+)
+from tests.ep.models import LOGISTIC, PROBIT, linear, logistic, probit
+
+PARTS = np.array([0, 0, 0, 1, 1, 2, 2])
+X_LINEAR = jnp.array([[1.0, 0.3], [-0.4, 2.0], [0.8, -1.1], [2.0, 0.5], [0.1, 0.9]])
+Y_LINEAR = jnp.array([0.7, -2.9, 1.5, 0.2, -1.4])
+
+
+def fit(engine, *args, num_steps=80):
+    return engine.run(random.key(0), num_steps, *args, progress_bar=False)
+
+
+def moments_of(params):
+    L = params["auto_scale_tril"]
+    return params["auto_loc"], (L @ L.T)[jnp.triu_indices(len(L))]
+
+
+# What the moment equations give in double precision, by quadrature on fine grids.
+FIXED_POINTS = {
+    "DEP": (
+        DistributedEP(logistic, PARTS, tol=1e-9),
+        [0.60064541, 0.31364559],
+        [0.60552821, -0.11734533, 0.71766543],
+    ),
+    "ADEP": (
+        StochasticDistributedEP(logistic, PARTS, tol=1e-9),
+        [0.53772788, 0.31852293],
+        [0.58740168, -0.12480952, 0.76597092],
+    ),
+    "ADEP, .5": (
+        StochasticDistributedEP(logistic, PARTS, power=0.5, tol=1e-9),
+        [0.5761764055, 0.3117941276],
+        [0.5792308123, -0.1191356562, 0.7290156562],
+    ),
+    "DAEP": (
+        DAEP(logistic, PARTS, tol=1e-9),
+        [0.57131632, 0.30282359],
+        [0.56370641, -0.10616179, 0.72923217],
+    ),
+    "AEP": (
+        DAEP(logistic, 1, tol=1e-9),
+        [0.5584846227, 0.3097543779],
+        [0.5620673913, -0.113558247, 0.7381184485],
+    ),
+    "AEP, .5": (
+        DAEP(logistic, 1, power=0.5, tol=1e-9),
+        [0.5766225645, 0.3102125713],
+        [0.565646755, -0.1151341252, 0.7216081808],
+    ),
+    "AEP, 0": (DAEP(probit, 1, power=0.0, tol=1e-9), [0.8274601803], [0.1826260856]),
+}
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("name", FIXED_POINTS)
+def test_fixed_points(name, needs_x64):
+    engine, mean, second = FIXED_POINTS[name]
+    result = fit(engine, *(PROBIT if engine.model is probit else LOGISTIC), num_steps=150)
+    m, V = moments_of(result.params)
+    np.testing.assert_allclose(m, mean, atol=2e-8)
+    np.testing.assert_allclose(V, second, atol=2e-8)
+    report = result.state.report
+    assert report.converged and report.num_improper == report.num_skipped == 0
+    if name == "DEP":
+        np.testing.assert_allclose(-result.losses[-1], -6.1879831444, rtol=1e-9)
+
+
+def test_fixed_point_in_single_precision():
+    engine, mean, second = FIXED_POINTS["DAEP"]
+    m, V = moments_of(fit(engine, *LOGISTIC).params)
+    np.testing.assert_allclose(m, mean, atol=1e-3 * second[0] ** 0.5)
+    np.testing.assert_allclose(V, second, atol=1e-3)
+
+
+@pytest.mark.x64
+def test_two_updates_of_dsep(tol):
+    engine = DSEP(logistic, PARTS)
+    state = engine.init(random.key(0), *LOGISTIC)
+    for indices in ([1, 4, 5], [0, 3, 6]):
+        state, _ = engine.update(state, *LOGISTIC, indices=jnp.array(indices))
+    m, V = moments_of(engine.get_params(state))
+    np.testing.assert_allclose(m, [0.0963010751, -0.0696259003], atol=tol(1e-4, 1e-9))
+    expected = [0.8418443301, -0.0486572143, 1.1882411645]
+    np.testing.assert_allclose(V, expected, atol=tol(1e-4, 1e-9))
+
+
+def test_dsep_with_a_part_to_each_row_is_a_serial_sweep_of_ep():
+    serial, dsep = EP(logistic), DSEP(logistic, len(PARTS))
+    one, _ = serial.update(serial.init(random.key(0), *LOGISTIC), *LOGISTIC)
+    same, _ = dsep.update(dsep.init(random.key(0), *LOGISTIC), *LOGISTIC)
+    np.testing.assert_allclose(same.precision, one.precision, atol=2e-4)
+    np.testing.assert_allclose(same.shift, one.shift, atol=2e-4)
+
+
+@pytest.mark.x64
+def test_daep_with_a_part_to_each_row_has_the_fixed_point_of_ep(needs_x64):
+    m, V = moments_of(fit(DAEP(logistic, len(PARTS), tol=1e-9), *LOGISTIC).params)
+    np.testing.assert_allclose(m, [0.5992165598, 0.3129476696], atol=1e-8)
+    np.testing.assert_allclose(V, [0.6022079936, -0.1191776423, 0.7163568844], atol=1e-8)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize(
+    "engine",
+    [
+        DistributedEP(linear, 2, damping=1.0, power=0.7),
+        StochasticDistributedEP(linear, [0, 1, 0, 1, 1]),
+        DAEP(linear, 2, power=0.7),
+    ],
+    ids=lambda engine: type(engine).__name__,
+)
+def test_normal_likelihood_is_exact_in_one_update(engine, tol):
+    args = X_LINEAR, Y_LINEAR
+    state, _ = engine.update(engine.init(random.key(0), *args), *args)
+    precision = np.diag([1.5**-2, 0.7**-2]) + X_LINEAR.T @ X_LINEAR / 0.8**2
+    shift = np.array([0.4, -1.0]) / np.array([1.5, 0.7]) ** 2 + X_LINEAR.T @ Y_LINEAR / 0.8**2
+    # The part is a factor of rank 2, of which 31 nodes in each direction have four digits.
+    limit = {"rtol": tol(2e-3, 2e-4), "atol": tol(5e-3, 3e-4)}
+    np.testing.assert_allclose(state.precision, precision, **limit)
+    np.testing.assert_allclose(state.shift, shift, **limit)
+    if isinstance(engine, DistributedEP):
+        cov = 0.64 * np.eye(5) + X_LINEAR @ np.diag([1.5**2, 0.7**2]) @ X_LINEAR.T
+        r = Y_LINEAR - X_LINEAR @ jnp.array([0.4, -1.0])
+        log_z = -0.5 * (r @ np.linalg.solve(cov, r) + np.linalg.slogdet(2 * np.pi * cov)[1])
+        found = engine.log_evidence(state, *args)
+        np.testing.assert_allclose(found, log_z, rtol=1e-4)
+
+
+def test_small_steps_of_serial_parts_share_the_fixed_point():
+    """SDEP goes around the place where ADEP is, at a distance of the order of the step."""
+    engine = StochasticDistributedEP(logistic, PARTS, schedule="serial", step=0.01, tol=1e-4)
+    result = fit(engine, *LOGISTIC, num_steps=300)
+    m, _ = moments_of(result.params)
+    np.testing.assert_allclose(m, FIXED_POINTS["ADEP"][1], atol=0.05)
+    assert result.state.report.converged
+
+
+def test_parts_by_nuts():
+    """Means of the posterior within a quarter of a standard deviation, and no evidence."""
+    projection = NUTSProjection(num_warmup=100, num_samples=500)
+    engine = DistributedEP(logistic, PARTS, projection=projection, damping=0.5)
+    with pytest.warns(InferenceWarning, match="EP has not converged in 8 sweeps"):
+        result = fit(engine, *LOGISTIC, num_steps=8)
+    m, V = moments_of(result.params)
+    exact, second = np.array([0.6051, 0.3153]), np.array([0.6178, 0.7223])
+    assert np.all(np.abs(m - exact) < 0.25 * np.sqrt(second))
+    assert np.all(np.abs(np.sqrt(V[jnp.array([0, 2])] / second) - 1) < 0.25)
+    assert np.isnan(result.losses[-1]) and result.state.report.num_skipped == 0
+
+
+@pytest.mark.parametrize(
+    ("partition", "words"),
+    [
+        (0, "partition is 0; it must be an integer of at least 1"),
+        ([0, 2, 2], r"labels from 0 to 2, without \[1\]"),
+        ([0.5, 1.0], "a vector of integer labels"),
+    ],
+)
+def test_bad_partition(partition, words):
+    with pytest.raises(ValueError, match=words):
+        DistributedEP(logistic, partition)
+
+
+@pytest.mark.parametrize(
+    ("partition", "words"),
+    [(8, "partition is 8, and there are only 7 rows"), ([0, 1], "2 labels, and there are 7 rows")],
+)
+def test_partition_of_other_data(partition, words):
+    with pytest.raises(ValueError, match=words):
+        DAEP(logistic, partition).init(random.key(0), *LOGISTIC)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match=r"step is 1.5; it must be in \(0, 1\]"):
+        DSEP(logistic, 2, step=1.5)
+    with pytest.raises(ValueError, match="schedule is 'both'; it must be one of 'serial'"):
+        StochasticDistributedEP(logistic, 2, schedule="both")
+    engine = DSEP(logistic, PARTS)
+    state = engine.init(random.key(0), *LOGISTIC)
+    for indices, words in (
+        ([0, 1], r"shape \(2,\); it must be \(3,\)"),
+        ([0, 1, 5], "row 1 for part 1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            engine.update(state, *LOGISTIC, indices=jnp.array(indices))

@@ -1,0 +1,325 @@
+"""Expectation propagation against fixed points found by quadrature, exact posteriors, and laws."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_ext.diagnostics import InferenceWarning
+from numpyro_ext.ep import ADF, EP
+from numpyro_ext.ep.ep import _parallel
+from numpyro_ext.ep.normal import FAMILIES, Site
+from tests.ep.models import (
+    LOGISTIC,
+    PROBIT,
+    SCHOOLS,
+    Y_SCALE,
+    linear,
+    logistic,
+    mixture,
+    probit,
+    schools,
+    unknown_scale,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:power is:UserWarning")
+
+X_LINEAR = jnp.array([[1.0, 0.3], [-0.4, 2.0], [0.8, -1.1], [2.0, 0.5], [0.1, 0.9]])
+Y_LINEAR = jnp.array([0.7, -2.9, 1.5, 0.2, -1.4])
+
+
+def fit(engine, *args, num_steps=80):
+    return engine.run(random.key(0), num_steps, *args, progress_bar=False)
+
+
+def moments_of(params):
+    """Mean and covariance of the guide, or variances if it is diagonal."""
+    if "auto_scale" in params:
+        return params["auto_loc"], params["auto_scale"] ** 2
+    L = params["auto_scale_tril"]
+    return params["auto_loc"], L @ L.T
+
+
+# What the moment equations give in double precision, by quadrature on fine grids: the mean, the
+# entries (11, 12, 22) of the covariance or the variances, and log Z.
+A, B, C, D = (probit, *PROBIT), (mixture,), (logistic, *LOGISTIC), (unknown_scale, Y_SCALE)
+D_HALF = (unknown_scale, Y_SCALE, True)
+FIXED_POINTS = {
+    "A": (A, {}, [0.8289471274], [0.1911711265], -5.1082801339),
+    "A, parallel": (A, {"schedule": "parallel"}, [0.8289471274], [0.1911711265], -5.1082801339),
+    "A, VI": (A, {"power": 0.0}, [0.8274601803], [0.1826260856], -5.1171745238),
+    "A, .5": (A, {"power": 0.5}, [0.8283157874], [0.1870499909], -5.1125768372),
+    "A, 2": (A, {"power": 2.0}, [0.8297876433], [0.1989621009], -5.1002543834),
+    "B": (B, {}, [0.5623159697537458], [0.5521639916], -3.3044138540554),
+    "C": (
+        C,
+        {},
+        [0.5992165598, 0.3129476696],
+        [0.6022079936, -0.1191776423, 0.7163568844],
+        -6.1894010779,
+    ),
+    "C, diagonal": (
+        C,
+        {"family": "diagonal", "schedule": "parallel"},
+        [0.60724076, 0.31916077],
+        [0.62722078, 0.73726464],
+        None,
+    ),
+    "D": (
+        D,
+        {"schedule": "parallel"},
+        [0.90538542, 0.18004848],
+        [0.21215591, -0.00796081, 0.07636429],
+        -11.07806918,
+    ),
+    "D, VI": (
+        D,
+        {"power": 0.0, "schedule": "parallel"},
+        [0.9073532283, 0.1779682603],
+        [0.1978059983, -0.0061233459, 0.0684238875],
+        -11.1091449976,
+    ),
+    "D, HalfNormal": (
+        D_HALF,
+        {},
+        [0.90147262, 0.20464536],
+        [0.22108623, -0.00960514, 0.08747585],
+        -11.37934690,
+    ),
+    "D, HalfNormal, .5": (
+        D_HALF,
+        {"power": 0.5, "schedule": "parallel"},
+        [0.9027820953, 0.2038330435],
+        [0.2123762179, -0.008290778, 0.0820943974],
+        -11.3978016729,
+    ),
+}
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("name", FIXED_POINTS)
+def test_fixed_points(name, needs_x64):
+    (model, *args), options, mean, second, log_z = FIXED_POINTS[name]
+    ep = EP(model, **options, tol=1e-9)
+    result = fit(ep, *args, num_steps=150)
+    m, V = moments_of(result.params)
+    V = V if V.ndim == 1 else V[np.triu_indices(len(V))]
+    np.testing.assert_allclose(m, mean, rtol=3e-8, atol=1e-7)
+    np.testing.assert_allclose(V, second, rtol=3e-7, atol=1e-7)
+    report = result.state.report
+    assert report.converged
+    assert [int(x) for x in report[3:8]] == [0] * 5
+    if log_z is not None:
+        np.testing.assert_allclose(-result.losses[-1], log_z, rtol=3e-9)
+        np.testing.assert_allclose(ep.log_evidence(result.state, *args), log_z, rtol=3e-9)
+
+
+@pytest.mark.x64
+def test_sites_of_a_fixed_point(needs_x64):
+    """Those of the two mixtures, at powers 1 and 1/2."""
+    expected = {
+        1.0: ([0.44297938, 0.57540642], [0.51168831, 0.29936786]),
+        0.5: ([0.5305063617, 0.5771723037], [0.633649975, 0.2985401528]),
+    }
+    for power, (shift, precision) in expected.items():
+        state = fit(EP(mixture, power=power, tol=1e-10)).state
+        np.testing.assert_allclose(state.site_shift[0][:, 0], shift, rtol=2e-8)
+        np.testing.assert_allclose(state.site_precision[0][:, 0, 0], precision, rtol=2e-8)
+
+
+@pytest.mark.parametrize("name", ["A, parallel", "C", "D, HalfNormal"])
+def test_float32_agrees_to_a_thousandth_of_a_standard_deviation(name):
+    (model, *args), options, mean, second, log_z = FIXED_POINTS[name]
+    result = fit(EP(model, **options), *args)
+    m, V = moments_of(result.params)
+    sd = np.sqrt(np.diag(V))
+    assert result.state.report.converged
+    assert np.all(np.abs(m - np.array(mean)) < 1e-3 * sd)
+    np.testing.assert_allclose(sd**2, [second[0], second[-1]][: len(sd)], rtol=2e-3)
+    np.testing.assert_allclose(-result.losses[-1], log_z, atol=2e-3)
+
+
+@pytest.mark.x64
+def test_adf_is_one_pass_whose_evidence_stays(needs_x64):
+    adf = ADF(probit)
+    result = fit(adf, *PROBIT, num_steps=1)
+    m, V = moments_of(result.params)
+    np.testing.assert_allclose([m[0], V[0, 0]], [0.9355546600, 0.2213291625], rtol=1e-8)
+    np.testing.assert_allclose(adf.log_evidence(result.state), -5.3636630648, rtol=1e-9)
+    again = fit(adf, *PROBIT, num_steps=5)
+    np.testing.assert_allclose(again.losses[-1], 3.63834, atol=1e-5)
+    np.testing.assert_allclose(adf.log_evidence(again.state), -5.3636630648, rtol=1e-9)
+
+
+def exact_linear(times=1):
+    """Mean, covariance, log evidence of ``linear``, its data counted so often."""
+    P0, h0 = np.diag([1.5**-2, 0.7**-2]), np.array([0.4, -1.0]) / np.array([1.5, 0.7]) ** 2
+    X, y = np.asarray(X_LINEAR, float), np.asarray(Y_LINEAR, float)
+    V = np.linalg.inv(P0 + times * X.T @ X / 0.64)
+    S = 0.64 * np.eye(len(y)) + X @ np.linalg.inv(P0) @ X.T
+    r = y - X @ np.array([0.4, -1.0])
+    log_z = -0.5 * (r @ np.linalg.solve(S, r) + np.linalg.slogdet(2 * np.pi * S)[1])
+    return V @ (h0 + times * X.T @ y / 0.64), V, log_z
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"schedule": "parallel"},
+        {"power": 0.4, "schedule": "parallel"},
+        {"power": 0.0},
+    ],
+)
+def test_normal_rows_are_exact_after_one_sweep(options, tol):
+    ep = EP(linear, damping=1.0, tol=1e-12, **options)
+    state = ep.init(random.key(0), X_LINEAR, Y_LINEAR)
+    mean, V, log_z = exact_linear()
+    for _ in range(2):  # a further sweep changes nothing
+        state, loss = ep.update(state, X_LINEAR, Y_LINEAR)
+        m, cov = moments_of(ep.get_params(state))
+        np.testing.assert_allclose(m, mean, atol=tol(2e-5, 1e-8))
+        np.testing.assert_allclose(cov, V, atol=tol(2e-5, 1e-8))
+    np.testing.assert_allclose(-loss, log_z, rtol=tol(3e-5, 1e-8))
+
+
+@pytest.mark.x64
+def test_adf_counts_normal_rows_as_often_as_it_passes(tol):
+    adf = ADF(linear)
+    result = fit(adf, X_LINEAR, Y_LINEAR, num_steps=3)
+    m, cov = moments_of(result.params)
+    mean, V, _ = exact_linear(times=3)
+    np.testing.assert_allclose(m, mean, atol=tol(3e-5, 1e-8))
+    np.testing.assert_allclose(cov, V, atol=tol(3e-5, 1e-8))
+    np.testing.assert_allclose(
+        adf.log_evidence(result.state), exact_linear()[2], rtol=tol(3e-5, 1e-8)
+    )
+
+
+def with_sites(ep, state, shift, precision):
+    """The state with these sites of the rows."""
+    family = FAMILIES["full"]
+    total = family.total(state.table.groups[0].basis, Site(shift, precision))
+    return state._replace(
+        shift=state.prior_shift + total.shift,
+        precision=state.prior_precision + total.precision,
+        site_shift=(shift, *state.site_shift[1:]),
+        site_precision=(precision, *state.site_precision[1:]),
+    )
+
+
+@pytest.mark.x64
+def test_the_evidence_is_stationary_at_a_fixed_point(needs_x64):
+    """Central differences in all 16 numbers of the sites, at power .6; and a saddle."""
+    ep = EP(probit, power=0.6, schedule="parallel", tol=1e-11)
+    state = fit(ep, *PROBIT, num_steps=200).state
+    shape = state.site_shift[0].shape
+
+    def evidence(x):
+        shift, precision = x[:8].reshape(shape), x[8:].reshape(*shape, 1)
+        return ep.log_evidence(with_sites(ep, state, shift, precision), *PROBIT)
+
+    at = jnp.concatenate([state.site_shift[0].ravel(), state.site_precision[0].ravel()])
+    h = 1e-4 * jnp.eye(16)
+    each = jax.jit(jax.vmap(evidence))
+    up, down, middle = each(at + h), each(at - h), evidence(at)
+    np.testing.assert_allclose((up - down) / 2e-4, 0, atol=3e-7)
+    curvature = (up - 2 * middle + down) / 1e-8
+    assert np.all(np.abs(curvature) > 1e-4)
+
+
+@pytest.mark.x64
+def test_large_powers_bound_the_evidence_from_above(tol):
+    """For any sites with proper cavities, where the sum of 1 / power is below 1."""
+    ep = EP(probit, power=9.0, schedule="parallel")
+    state = ep.init(random.key(0), *PROBIT)
+    keys = random.split(random.key(1), 20)
+
+    def bound(key):
+        key_shift, key_precision = random.split(key)
+        shift = 0.05 * random.normal(key_shift, state.site_shift[0].shape)
+        precision = 0.005 * random.normal(key_precision, state.site_precision[0].shape)
+        return ep.log_evidence(with_sites(ep, state, shift, precision), *PROBIT)
+
+    assert np.all(jax.vmap(bound)(keys) > -5.0877351901)
+
+
+def test_the_evidence_does_not_depend_on_how_a_row_is_split():
+    def halves(x, y):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 2.0))
+        with numpyro.plate("rows", len(x)) as idx:
+            for name in ("a", "b"):
+                numpyro.factor(name, 0.5 * jax.scipy.stats.norm.logcdf(y[idx] * x[idx] * theta))
+
+    result = fit(EP(halves), *PROBIT)
+    np.testing.assert_allclose(-result.losses[-1], -5.1082801339, atol=1e-4)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize(
+    ("N", "expected"), [(40, [(3.0, 9.47719, 11.0546), (1.0, 9.81950, 11.2597)])]
+)
+def test_separable_rows_settle_by_adaptive_damping(N, expected, needs_x64):
+    """Equal rows Phi(c t) with t ~ N(0, 100), where a constant d of 1 or .8 cycles for ever."""
+    ep = EP(lambda x, y: probit(x, y, 10.0), schedule="parallel", tol=1e-8)
+    for c, mean, variance in [(3.0, 9.47719, 11.0546), (1.0, 9.81950, 11.2597)]:
+        result = fit(ep, jnp.full(40, c), jnp.ones(40), num_steps=400)
+        m, V = moments_of(result.params)
+        assert result.state.report.converged
+        np.testing.assert_allclose([m[0], V[0, 0]], [mean, variance], rtol=1e-5)
+
+
+def exact_schools():
+    """Means and standard deviations of (mu, log tau, theta), on a grid of (mu, log tau)."""
+    y, sd = (np.asarray(x, float) for x in SCHOOLS)
+    mu, s = np.meshgrid(np.linspace(-25, 35, 401), np.linspace(-9, 5, 701), indexing="ij")
+    tau = np.exp(s)
+    log_p = -(mu**2) / 50 + np.log(2 / (np.pi * 5 * (1 + tau**2 / 25))) + s
+    marginal = tau[..., None] ** 2 + sd**2
+    log_p += np.sum(-((y - mu[..., None]) ** 2) / 2 / marginal - np.log(marginal) / 2, -1)
+    w = np.exp(log_p - log_p.max())
+    w /= w.sum()
+    shrink = tau[..., None] ** 2 / marginal
+    theta = mu[..., None] + shrink * (y - mu[..., None])
+    first = np.concatenate([np.stack([mu, s], -1), theta], -1)
+    extra = np.concatenate([np.zeros((*mu.shape, 2)), shrink * sd**2], -1)
+    mean = np.sum(w[..., None] * first, (0, 1))
+    return mean, np.sqrt(np.sum(w[..., None] * ((first - mean) ** 2 + extra), (0, 1)))
+
+
+def test_centred_eight_schools():
+    """Each effect's prior is a factor of rank 2, of theta_j - mu and log tau."""
+    result = fit(EP(schools), *SCHOOLS, num_steps=40)
+    m, V = moments_of(result.params)
+    mean, sd = exact_schools()
+    assert result.state.report.converged
+    assert np.all(np.abs(m - mean) < 0.15 * sd)
+    ratio = np.sqrt(np.diag(V)) / sd
+    # Of log tau, whose density falls slowly to the left, a normal one has too small a spread.
+    assert 0.7 < ratio[1] < 1
+    assert np.all((np.delete(ratio, 1) > 0.97) & (np.delete(ratio, 1) < 1.1)), ratio
+
+
+def test_another_fit_of_the_same_shape_compiles_nothing():
+    ep = EP(logistic, schedule="parallel")
+    X, y = LOGISTIC
+    fit(ep, X, y)
+    before = _parallel._cache_size()
+    for k in range(3):
+        fit(ep, jnp.roll(X, k, 0), 1 - y)
+    fit(EP(logistic, schedule="parallel"), X, y)
+    assert _parallel._cache_size() == before
+
+
+def test_a_saved_state_goes_on():
+    ep = EP(logistic, schedule="parallel")
+    whole = fit(ep, *LOGISTIC, num_steps=30)
+    with pytest.warns(InferenceWarning, match=r"has not converged in 2 sweeps: the residual is"):
+        part = fit(ep, *LOGISTIC, num_steps=2)
+    rest = ep.run(random.key(9), 28, *LOGISTIC, progress_bar=False, init_state=part.state)
+    np.testing.assert_allclose(rest.params["auto_loc"], whole.params["auto_loc"], rtol=1e-5)
+    assert len(part.losses) + len(rest.losses) == len(whole.losses)

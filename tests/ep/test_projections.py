@@ -1,0 +1,162 @@
+"""Projections by sampling and by a formula, against quadrature and laws."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+from jax.scipy.special import log_ndtr
+import numpy as np
+import pytest
+
+from numpyro_ext.ep import ClosedForm, ImportanceSampling, NUTSProjection, Quadrature
+
+MEAN, COV = jnp.array([0.5, -0.3]), jnp.array([[2.0, 0.3], [0.3, 0.5]])
+
+
+def heteroscedastic(u):
+    return -u[1] - 0.5 * ((1.9 - u[0]) * jnp.exp(-u[1])) ** 2
+
+
+def narrow(u):
+    return -0.5 * jnp.sum(((u - jnp.array([1.0, 0.4])) / 0.03) ** 2)
+
+
+def ring(u):
+    return -0.5 * ((jnp.sum(u**2) - 1) / 1e-4) ** 2
+
+
+@pytest.fixture(scope="module")
+def sampled():
+    """Sites of three factors at 8 keys, in one program."""
+    keys = random.split(random.key(0), 8)
+
+    def project(f, key):
+        return ImportanceSampling(1024).project(f, MEAN, COV, 1.0, key)
+
+    return jax.jit(
+        lambda: [
+            jax.vmap(lambda key, f=f: project(f, key))(keys)
+            for f in (heteroscedastic, narrow, ring)
+        ]
+    )()
+
+
+def test_sampling_is_right_within_its_error(sampled):
+    """The error falls below 1 / sqrt(num_samples) because the points are quasi-random."""
+    exact = jax.jit(lambda: Quadrature().project(heteroscedastic, MEAN, COV, 1.0))()
+    found = sampled[0]
+    for name in ("site_shift", "site_precision", "log_normaliser"):
+        values, truth = getattr(found, name), getattr(exact, name)
+        error = jnp.std(values, 0, ddof=1) / jnp.sqrt(8)
+        np.testing.assert_allclose(
+            jnp.mean(values, 0), truth, atol=5 * float(jnp.max(error)) + 1e-5
+        )
+        assert jnp.max(jnp.std(values, 0)) < 0.3
+    assert jnp.all(found.ok) and not jnp.any(found.low_ess)
+
+
+def test_second_proposal_finds_a_narrow_factor(sampled):
+    """Of the first 1024 points, one or two have all the weight."""
+    found = sampled[1]
+    expected = np.eye(2) / 0.03**2
+    np.testing.assert_allclose(
+        found.site_precision * 0.03**2, expected * 0.03**2 + np.zeros((8, 2, 2)), atol=0.05
+    )
+    assert jnp.all(found.ok) and not jnp.any(found.low_ess)
+
+
+def test_uneven_weights_are_said(sampled):
+    assert jnp.all(sampled[2].low_ess)
+
+
+def test_weak_factor_is_not_drowned_in_noise():
+    """Among 500 rows, the noise of the covariance of the points would be 30 times the site."""
+    a = jnp.array([0.3, -0.5, 0.2, 0.4, 0.1])
+    cov = jnp.eye(5) / 500
+    found = jax.jit(
+        lambda: ImportanceSampling().project(
+            lambda u: jax.nn.log_sigmoid(a @ u), jnp.ones(5) / 5, cov, 1.0, random.key(1)
+        )
+    )()
+    p = jax.nn.sigmoid(jnp.sum(a) / 5)
+    np.testing.assert_allclose(found.site_precision, p * (1 - p) * jnp.outer(a, a), atol=1e-3)
+
+
+def test_exclusive_sampling_matches_quadrature():
+    found, exact = jax.jit(
+        lambda: (
+            ImportanceSampling(4096).project_exclusive(heteroscedastic, MEAN, COV, random.key(2)),
+            Quadrature().project_exclusive(heteroscedastic, MEAN, COV),
+        )
+    )()
+    np.testing.assert_allclose(found.site_precision, exact.site_precision, rtol=0.1, atol=0.1)
+    np.testing.assert_allclose(found.log_normaliser, exact.log_normaliser, rtol=0.1)
+
+
+def test_nuts_has_the_precision_of_a_normal_on_average():
+    """64 keys of 200 draws: the relative standard error of an entry is 1.3 %."""
+    T, v = jnp.array([[3.0, 0.5], [0.5, 1.0]]), jnp.array([1.0, -2.0])
+    projection = NUTSProjection(num_warmup=100, num_samples=100, num_chains=2)
+    found = jax.jit(
+        jax.vmap(
+            lambda key: projection.project(lambda u: v @ u - u @ T @ u / 2, MEAN, COV, 0.5, key)
+        )
+    )(random.split(random.key(3), 64))
+    assert jnp.all(found.ok) and jnp.all(jnp.isnan(found.log_normaliser))
+    for values, truth in ((found.site_precision, T), (found.site_shift, v)):
+        error = jnp.std(values, 0, ddof=1) / 8
+        z = (jnp.mean(values, 0) - truth) / error
+        assert jnp.max(jnp.abs(z)) < 4.5, z
+
+
+@pytest.mark.x64
+def test_formula_is_taken_in_all_coordinates(tol):
+    """Probit, by the known moments, against quadrature."""
+    a = jnp.array([0.6, -0.8])
+
+    def tilted(shift, precision, index, power):
+        S = jnp.linalg.inv(precision)
+        m, b = S @ shift, S @ a
+        s = jnp.sqrt(1 + a @ b)
+        z = a @ m / s
+        ratio = jnp.exp(-(z**2) / 2 - jnp.log(2 * jnp.pi) / 2 - log_ndtr(z))
+        return m + ratio / s * b, S - ratio * (ratio + z) / s**2 * jnp.outer(b, b), log_ndtr(z)
+
+    found = ClosedForm(tilted).project(None, MEAN, COV, 1.0, index=jnp.array(0))
+    line = Quadrature().project(
+        lambda u: log_ndtr(u[0]), a[None] @ MEAN, a[None] @ COV @ a[:, None], 1.0
+    )
+    limit = tol(2e-5, 1e-9)
+    np.testing.assert_allclose(
+        found.site_precision, line.site_precision * jnp.outer(a, a), atol=limit
+    )
+    np.testing.assert_allclose(found.site_shift, line.site_shift * a, atol=limit)
+    np.testing.assert_allclose(found.log_normaliser, line.log_normaliser, atol=limit)
+    assert found.ok
+
+
+@pytest.mark.parametrize("projection", [NUTSProjection(), ClosedForm(print)])
+def test_no_expectations_under_q(projection):
+    name = type(projection).__name__
+    with pytest.raises(ValueError, match=f"power is 0, and {name} has no expectations"):
+        projection.project_exclusive(narrow, MEAN, COV)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: ImportanceSampling(min_ess=1.0), ValueError, "min_ess is 1.0; .* between 0 and 1"),
+        (lambda: ImportanceSampling(1), ValueError, "num_samples is 1; .* at least 2"),
+        (lambda: NUTSProjection(num_chains=0), ValueError, "num_chains is 0; .* at least 1"),
+        (lambda: ClosedForm(3), TypeError, "fn is 3; it must be a function"),
+        (
+            lambda: NUTSProjection(num_samples=4).project(narrow, MEAN, COV, 1.0, random.key(0)),
+            ValueError,
+            "4 draws of 2 coordinates; it needs more than 4",
+        ),
+        (lambda: NUTSProjection().project(narrow, MEAN, COV, 1.0), ValueError, "a random key"),
+        (lambda: ImportanceSampling().project(narrow, MEAN, COV, 1.0), ValueError, "a random key"),
+    ],
+)
+def test_bad_arguments(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
