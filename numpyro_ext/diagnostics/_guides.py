@@ -25,6 +25,7 @@ __all__ = [
     "minibatch_cause",
     "narrow_rows",
     "point_rows",
+    "run_rows",
     "states_row",
 ]
 
@@ -95,6 +96,15 @@ def convergence_rows(engine: Converges, results: list[Any]) -> list[Row]:
         verdict = "times a factor was not resolved by the nodes of its quadrature; take more."
         rows.append(Row("nodes too few", inaccurate, None, "", None, verdict))
     return rows
+
+
+def run_rows(obj: Any, results: list[Any], is_right: bool) -> list[Row]:
+    """The lines of the losses, or of the equations that an engine solves."""
+    if isinstance(obj, Converges):
+        return convergence_rows(obj, results)
+    found = [getattr(one, "losses", None) for one in results]
+    losses = [np.asarray(one) for one in found if one is not None]
+    return loss_rows([one for one in losses if one.ndim == 1], is_right=is_right)
 
 
 def point_rows(proto: Prototype, draws: dict[str, np.ndarray]) -> list[Row]:

@@ -8,7 +8,6 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._typing import Converges
 from numpyro_ext.diagnostics._chain_moves import chain_moves_rows
 from numpyro_ext.diagnostics._chains import (
     AGREEMENT,
@@ -22,11 +21,10 @@ from numpyro_ext.diagnostics._chains import (
 from numpyro_ext.diagnostics._evaluate import evaluator, prototype, warn_of_lost_draws
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, restarts_of
 from numpyro_ext.diagnostics._guides import (
-    convergence_rows,
     local_rows,
-    loss_rows,
     minibatch_cause,
     point_rows,
+    run_rows,
 )
 from numpyro_ext.diagnostics._moves import guide_moves_row, moves_row, planned
 from numpyro_ext.diagnostics._other_modes import other_modes_rows
@@ -280,17 +278,8 @@ def _of_guide(
             rows += other_modes_rows(fit, proto, one, potentials, plan, key_modes) or []
     of_draws = [row.ok for row in rows if row.of_draws]
     is_right = True in of_draws and False not in of_draws
-    first = _of_run(obj, restarts_of(result), is_right)
+    first = run_rows(obj, restarts_of(result), is_right)
     return Diagnosis(_title(fit.attributes, _size_of(draws)), (*first, *rows))
-
-
-def _of_run(obj: Any, results: list[Any], is_right: bool) -> list[Row]:
-    """The lines of the losses, or of the equations that an engine solves."""
-    if isinstance(obj, Converges):
-        return convergence_rows(obj, results)
-    found = [getattr(one, "losses", None) for one in results]
-    losses = [np.asarray(one) for one in found if one is not None]
-    return loss_rows([one for one in losses if one.ndim == 1], is_right=is_right)
 
 
 def _of_particles(obj: Any, fit: Fit, num_moves: int | None, rng_key: Any) -> Diagnosis:

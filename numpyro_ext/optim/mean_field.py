@@ -91,6 +91,7 @@ def mean_field_optimiser(
             num_rejected += jnp.sum(negative, dtype=jnp.int32)
             steps[name] = (mean - mu).astype(mu.dtype)
             steps[scale_of(name)] = (to_sd.inv(precision**-0.5) - leaf).astype(leaf.dtype)
+        rest_steps: Any
         rest_steps, rest_state = rest.update({n: updates[n] for n in others}, state.other, others)
         steps = {name: {**steps, **rest_steps}[name] for name in params}
         return steps, MeanFieldState(state.count + 1, num_rejected, normals, rest_state)
