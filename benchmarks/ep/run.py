@@ -17,7 +17,7 @@ says `last`.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 import time
 from typing import Any
@@ -103,12 +103,15 @@ def test_scores(q: Moments, X: np.ndarray, y: np.ndarray) -> tuple[float, float]
     return float(np.mean(y * z <= 0)), float(jnp.mean(log_ndtr(y * z)))
 
 
-def table(header: list[str], rows: list[list[Any]]) -> None:
-    print("|", " | ".join(header), "|")
-    print("|" + "---|" * len(header))
-    for row in rows:
+class Table:
+    """A table that is printed as it grows."""
+
+    def __init__(self, *header: str) -> None:
+        self.append(header)
+        print("|" + "---|" * len(header), flush=True)
+
+    def append(self, row: Sequence[Any]) -> None:
         print("|", " | ".join(str(x) for x in row), "|", flush=True)
-    print()
 
 
 def probit_split(folder: Path, k: int) -> tuple[np.ndarray, ...]:
@@ -132,8 +135,10 @@ def run_probit(args: argparse.Namespace) -> None:
         "crabs": ".036; -.110",
         "sonar": ".198; -.415",
     }
-    rows = []
-    for name, paper in published.items():
+    header = "set", "method", "splits", "error", "log likelihood", "published", "log Z, split 0"
+    rows = Table(*header)
+    for name in args.sets:
+        paper = published[name]
         folder = args.data_dir / "probit" / name
         if not folder.exists():
             print(f"{folder} is not there; give --data-dir.")
@@ -166,8 +171,6 @@ def run_probit(args: argparse.Namespace) -> None:
                     f"{first:.3f}" if method == "EP" else "",
                 ]
             )
-    header = ["set", "method", "splits", "error", "log likelihood", "published", "log Z, split 0"]
-    table(header, rows)
 
 
 def kl(p: Moments, q: Moments) -> float:
@@ -191,7 +194,8 @@ def exact_moments(q: Moments, X: Array, y: Array) -> Moments:
 
 
 def run_synthetic(args: argparse.Namespace) -> None:
-    N, rows = args.rows, []
+    N = args.rows
+    rows = Table("case", "key", "EP", "SEP", "SEP, last", "DSEP", "ADF, 10 passes")
     for case in ("a", "b"):
         for seed in range(args.repeats):
             keys = random.split(random.key(seed), 5)
@@ -207,11 +211,10 @@ def run_synthetic(args: argparse.Namespace) -> None:
             adf = of_params(fit(ADF(probit), 10, X, y).params)
             found = [kl(exact, q) for q in (ep, sep, last, dsep, adf)]
             rows.append([case, seed, *(f"{x:.4f}" for x in found)])
-    table(["case", "key", "EP", "SEP", "SEP, last", "DSEP", "ADF, 10 passes"], rows)
 
 
 def run_xor(args: argparse.Namespace) -> None:
-    rows = []
+    rows = Table("training rows", "method", "error", "log likelihood")
     centres = jnp.array([[3.0, 3], [-3, -3], [3, -3], [-3, 3]])
     for n in args.xor_sizes:
         found: dict[str, list[tuple[float, float]]] = {}
@@ -238,7 +241,6 @@ def run_xor(args: argparse.Namespace) -> None:
         for method, scores in found.items():
             error, ll = np.mean(scores, 0)
             rows.append([f"{n} x 4", method, f"{error:.4f}", f"{ll:.3f}"])
-    table(["training rows", "method", "error", "log likelihood"], rows)
 
 
 def run_compare(args: argparse.Namespace) -> None:
@@ -249,7 +251,7 @@ def run_compare(args: argparse.Namespace) -> None:
         jnp.array([28.0, 8, -3, 7, -1, 1, 18, 12]),
         jnp.array([15.0, 10, 16, 11, 9, 11, 10, 18]),
     )
-    rows = []
+    rows = Table("model", "method", "largest mean error", "sd ratio", "seconds")
     for name, model, data in (
         ("logistic, 500 x 10", logistic, (X, y)),
         ("eight schools, centred", eight_schools, schools),
@@ -307,11 +309,10 @@ def run_compare(args: argparse.Namespace) -> None:
                     f"{seconds[method]:.1f}",
                 ]
             )
-    table(["model", "method", "largest mean error", "sd ratio", "seconds"], rows)
 
 
 def run_cost(args: argparse.Namespace) -> None:
-    rows = []
+    rows = Table("N", "s per sweep", "us per row", "sweeps", "s in all", "bytes of sites per row")
     for N in args.sizes:
         keys = random.split(random.key(N), 2)
         X = random.normal(keys[0], (N, 20))
@@ -330,8 +331,6 @@ def run_cost(args: argparse.Namespace) -> None:
         size = sum(x.nbytes for x in numbers) / N
         cells = [f"{min(sweeps):.3f}", f"{1e6 * min(sweeps) / N:.1f}", len(result.losses)]
         rows.append([N, *cells, f"{total:.1f}", f"{size:.0f}"])
-    header = ["N", "s per sweep", "us per row", "sweeps", "s in all", "bytes of sites per row"]
-    table(header, rows)
 
 
 PARTS = {
@@ -346,6 +345,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=PARTS, help="one part; all of them by default")
     parser.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
+    sets = ["crabs", "sonar", "breast", "australian"]
+    parser.add_argument("--sets", nargs="*", default=sets, help="probit sets")
     parser.add_argument("--splits", type=int, default=20, help="splits of a probit set")
     parser.add_argument("--sep-splits", type=int, default=3, help="those on which SEP is run too")
     parser.add_argument("--rows", type=int, default=5000, help="rows of the synthetic sets")

@@ -79,7 +79,9 @@ class StochasticDistributedEP(TiedEngine):
     other (SDEP), or from one q for all of them together (ADEP). One ``update`` is a pass over all
     parts. The state does not grow with the number of parts. Where parts differ, the site that they
     share fits none of them, and q is further from the posterior than that of
-    :class:`DistributedEP`.
+    :class:`DistributedEP`. A part has a share of :math:`N_j \epsilon` in the site after its visit,
+    so that with few parts and the default step SDEP leans towards the last one; with small steps it
+    goes around the fixed point of ADEP.
 
     The loss is minus the estimate of the evidence of :class:`EP` with the shared site for each. It
     is not stationary at the fixed point.

@@ -22,7 +22,7 @@ from numpyro_ext._checks import (
 )
 from numpyro_ext.ep.base import EPEngine, EPState, Report, limit_of
 from numpyro_ext.ep.factor_table import Plan
-from numpyro_ext.ep.normal import FAMILIES, Moments, Site
+from numpyro_ext.ep.normal import FAMILIES, Moments, Site, choose, distance, is_finite
 from numpyro_ext.ep.start import natural
 from numpyro_ext.ep.visit import Visit, keys_of, visit, visit_all
 
@@ -214,21 +214,6 @@ def _mix(d: Array, old: Any, new: Any) -> Any:
     return jax.tree.map(lambda a, b: (1 - d) * a + d * b, old, new)
 
 
-def _choose(good: Array, new: Any, old: Any) -> Any:
-    return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
-
-
-def _is_finite(q: Moments) -> Array:
-    return jnp.all(jnp.isfinite(q.mean)) & jnp.all(jnp.isfinite(q.cov))
-
-
-def _change(q: Moments, new: Moments) -> Array:
-    """How far the new q is from q: inf if it is no distribution."""
-    V, V_new = (x.cov if x.cov.ndim == 1 else jnp.diagonal(x.cov) for x in (q, new))
-    change = jnp.maximum(jnp.abs(new.mean - q.mean) / jnp.sqrt(V), jnp.abs(V_new / V - 1))
-    return jnp.where(_is_finite(new), jnp.max(change), jnp.inf)
-
-
 @partial(jax.jit, static_argnums=(0, 1))
 def _parallel(
     plan: Plan, setting: Setting, state: EPState, arrays: list[Array]
@@ -247,7 +232,7 @@ def _parallel(
     log_z = table.constant + family.log_partition(total) + sum(jnp.sum(v.log_z) for v in visits)
     proposal = tuple(v.site for v in visits)
     full = natural(family, prior, table, proposal)
-    residual = _change(q, family.moments(full))
+    residual = distance(q, family.moments(full))
 
     d = state.damping
     if setting.adaptive:
@@ -257,13 +242,13 @@ def _parallel(
 
     def improper(carry: tuple[Array, Array]) -> Array:
         d, halvings = carry
-        return (halvings < 11) & ~_is_finite(family.moments(_mix(d, total, full)))
+        return (halvings < 11) & ~is_finite(family.moments(_mix(d, total, full)))
 
     used, halvings = lax.while_loop(improper, lambda c: (c[0] / 2, c[1] + 1), (d, jnp.array(0)))
     sites = _mix(jnp.where(halvings < 11, used, 0), old, proposal)
     new = natural(family, prior, table, sites)
-    good = (halvings < 11) & _is_finite(family.moments(new))
-    sites, new = _choose(good, sites, old), _choose(good, new, total)
+    good = (halvings < 11) & is_finite(family.moments(new))
+    sites, new = choose(good, sites, old), choose(good, new, total)
     report = _report(plan, setting, state, visits, residual, halvings, good)
     return _next(state, new, sites, report, log_z, d, rng_key), -log_z
 
@@ -291,9 +276,9 @@ def _serial(
             found = visit(family, factors, kind, q, index, A, site, key)
             change = jax.tree.map(jnp.subtract, found.site, site)
             new, d, halvings = family.include(q, A, change, state.damping)
-            good = _is_finite(new) & (d > 0)
-            q = _choose(good, new, q)
-            return q, (found, _choose(good, _mix(d, site, found.site), site), halvings)
+            good = is_finite(new) & (d > 0)
+            q = choose(good, new, q)
+            return q, (found, choose(good, _mix(d, site, found.site), site), halvings)
 
         each = (group.index, group.basis, site, keys_of(kind, key, len(group.basis)))
         q, (found, new, count) = lax.scan(one, q, each)
@@ -309,8 +294,8 @@ def _serial(
         proposal.append(found_site)
 
     new = natural(family, rest, table, sites)
-    good = _is_finite(family.moments(new))
-    residual = _change(start, family.moments(natural(family, rest, table, proposal)))
+    good = is_finite(family.moments(new))
+    residual = distance(start, family.moments(natural(family, rest, table, proposal)))
     parts = sum(jnp.sum(v.log_z) for v in visits)
     if setting.forgets:
         first = table.constant + family.log_partition(total) + parts
@@ -319,7 +304,7 @@ def _serial(
     else:
         log_z = table.constant + family.log_partition(new) + parts
         loss = -log_z
-    sites, new = _choose(good, tuple(sites), old), _choose(good, new, total)
+    sites, new = choose(good, tuple(sites), old), choose(good, new, total)
     report = _report(plan, setting, state, visits, residual, halvings, good)
     return _next(state, new, sites, report, log_z, state.damping, rng_key), loss
 

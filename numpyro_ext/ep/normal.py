@@ -13,6 +13,7 @@ diagonal one D shifts and D precisions. Functions take one factor and are mapped
 
 from typing import Any, NamedTuple, Protocol
 
+import jax
 from jax import Array
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +27,18 @@ from numpyro_ext.expfam.linalg import (
     symmetric,
 )
 
-__all__ = ["FAMILIES", "Cavity", "Diagonal", "Family", "Full", "Moments", "Site"]
+__all__ = [
+    "FAMILIES",
+    "Cavity",
+    "Diagonal",
+    "Family",
+    "Full",
+    "Moments",
+    "Site",
+    "choose",
+    "distance",
+    "is_finite",
+]
 
 SMALLEST = 1e-6
 """A cavity is improper if its precision is smaller, in units of the precision of q."""
@@ -97,6 +109,24 @@ class Family(Protocol):
         """q after d times a change of a site, d, and the number of times that d was halved so that
         q stays a distribution; d is 0 if 10 times were not enough."""
         ...
+
+
+def is_finite(q: Moments) -> Array:
+    """Whether q is a distribution."""
+    return jnp.all(jnp.isfinite(q.mean)) & jnp.all(jnp.isfinite(q.cov))
+
+
+def distance(q: Moments, new: Moments) -> Array:
+    """How far the new q is from q: the largest change of a mean, in standard deviations, or of a
+    variance, relative to it; inf if the new q is no distribution."""
+    V, V_new = (x.cov if x.cov.ndim == 1 else jnp.diagonal(x.cov) for x in (q, new))
+    change = jnp.maximum(jnp.abs(new.mean - q.mean) / jnp.sqrt(V), jnp.abs(V_new / V - 1))
+    return jnp.where(is_finite(new), jnp.max(change), jnp.inf)
+
+
+def choose(good: Array, new: Any, old: Any) -> Any:
+    """One of two trees of arrays."""
+    return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
 
 
 def _halved(smallest: Array, d: float | Array) -> tuple[Array, Array]:

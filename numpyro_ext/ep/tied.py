@@ -23,9 +23,9 @@ import jax.numpy as jnp
 
 from numpyro_ext._checks import check_nonnegative, check_positive
 from numpyro_ext._model.factors import Factors
-from numpyro_ext.ep.base import EPEngine, EPState, Report
+from numpyro_ext.ep.base import EPEngine, EPState, Report, limit_of
 from numpyro_ext.ep.factor_table import Center, Group, Kind, Plan, by_factors
-from numpyro_ext.ep.normal import FAMILIES, Family, Moments, Site
+from numpyro_ext.ep.normal import FAMILIES, Family, Moments, Site, choose, distance, is_finite
 from numpyro_ext.ep.visit import Visit, keys_of, visit, visit_all
 
 __all__ = ["Items", "TiedEngine", "TiedSetting", "tied_sweep"]
@@ -123,14 +123,6 @@ def _plus(a: Any, b: Any, times: Any = 1.0) -> Any:
     return jax.tree.map(lambda x, y: x + times * y, a, b)
 
 
-def _choose(good: Array, new: Any, old: Any) -> Any:
-    return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
-
-
-def _is_finite(q: Moments) -> Array:
-    return jnp.all(jnp.isfinite(q.mean)) & jnp.all(jnp.isfinite(q.cov))
-
-
 def _at(tied: Site, s: Array) -> Site:
     return jax.tree.map(lambda x: x[s], tied)
 
@@ -140,7 +132,7 @@ def _settle(family: Family, total: Site, change: Site) -> tuple[Array, Array]:
 
     def improper(carry: tuple[Array, Array]) -> Array:
         d, halvings = carry
-        return (halvings < 11) & ~_is_finite(family.moments(_plus(total, change, d)))
+        return (halvings < 11) & ~is_finite(family.moments(_plus(total, change, d)))
 
     start = jnp.ones((), total.shift.dtype), jnp.zeros((), jnp.int32)
     d, halvings = lax.while_loop(improper, lambda c: (c[0] / 2, c[1] + 1), start)
@@ -165,8 +157,8 @@ def _visit_rows(
     power = kind.power
     left = _plus(total, shared, -power * amount)
     cavity = family.moments(left)
-    proper = _is_finite(cavity)
-    cavity = _choose(proper, cavity, q)
+    proper = is_finite(cavity)
+    cavity = choose(proper, cavity, q)
     if power == 0:
         D = q.mean.shape[0]
         gain = -amount * family.expected(q, jnp.eye(D, dtype=q.mean.dtype), shared)
@@ -267,10 +259,10 @@ def tied_sweep(
     new = jax.tree.map(lambda a, x: a + jnp.tensordot(W, x, 1), _prior_of(state), tied)
     for part, site in zip(state.table.groups[1:], sites, strict=True):
         new = _plus(new, family.total(part.basis, site))
-    good = _is_finite(family.moments(new))
+    good = is_finite(family.moments(new))
     old = map(Site, state.site_shift, state.site_precision)
-    sites = _choose(good, (tied, *sites), tuple(old))
-    new = _choose(good, new, total)
+    sites = choose(good, (tied, *sites), tuple(old))
+    new = choose(good, new, total)
     report = _report(setting, state, [found, *visits], start, family.moments(new), halvings, good)
     state = state._replace(
         i=state.i + 1,
@@ -295,9 +287,7 @@ def _report(
     good: Array,
 ) -> Report:
     before = state.report
-    V, V_new = (x.cov if x.cov.ndim == 1 else jnp.diagonal(x.cov) for x in (start, new))
-    change = jnp.maximum(jnp.abs(new.mean - start.mean) / jnp.sqrt(V), jnp.abs(V_new / V - 1))
-    residual = jnp.max(change)
+    residual = distance(start, new)
 
     def count(name: str) -> Array:
         return sum(
@@ -305,8 +295,7 @@ def _report(
         )
 
     left = count("improper") + count("skipped") + count("low_ess")
-    tol = setting.tol if residual.dtype == jnp.float64 else max(setting.tol, 3e-5)
-    converged = good & (residual < tol) & (left == 0) if setting.tol else jnp.zeros((), bool)
+    converged = good & (residual < limit_of(setting.tol, residual.dtype)) & (left == 0)
     # The cavity of what makes q proper is flat until the data have spoken.
     early = state.i == 0
     of_rows = jnp.sum(visits[0].improper, dtype=jnp.int32)

@@ -56,7 +56,7 @@ LINES = {
 
 def brute_force(f, mean, var, centre, scale, power=1.0):
     """log Z, mean less that of the cavity, and variance of the tilted distribution."""
-    t = np.linspace(-1, 1, 60001) * np.arcsinh(30 * np.sqrt(var) / scale)
+    t = np.linspace(-1, 1, 60001) * np.arcsinh((abs(mean - centre) + 15 * np.sqrt(var)) / scale)
     u = centre + scale * np.sinh(t)
     log_p = power * f(u) - (u - mean) ** 2 / (2 * var) - np.log(2 * np.pi * var) / 2
     p = np.exp(log_p - log_p.max()) * scale * np.cosh(t) * (t[1] - t[0])
@@ -113,8 +113,9 @@ def test_sites_of_weak_kinks_have_the_right_sign(lines):
     assert abs(found / (1 / V - 1 / var) - 1) < 2e-3
 
 
-@pytest.mark.x64
-@pytest.mark.parametrize("r", [1, 2, 3])
+@pytest.mark.parametrize(
+    "r", [pytest.param(1, marks=pytest.mark.x64), pytest.param(2, marks=pytest.mark.x64), 3]
+)
 def test_normal_factor_is_its_own_site(r, tol):
     """At any power, and in any rank."""
     v, T = jnp.array([0.7, -2.0, 0.4])[:r], jnp.diag(jnp.array([3.0, 0.2, 1.0])[:r]) + 0.1
