@@ -10,6 +10,19 @@ import numpy as np
 __all__ = ["Arguments", "split_arguments"]
 
 
+class _Held:
+    """An array that a compiled program holds; equal to itself alone."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
 @dataclass(frozen=True)
 class Arguments:
     """Arguments of a model without their arrays: hashable, a static argument of ``jax.jit``.
@@ -25,12 +38,23 @@ class Arguments:
         """The arguments and keyword arguments with these arrays."""
         leaves: list[Any] = list(arrays)
         for place, value in self.fixed:
-            leaves.insert(place, value)
+            leaves.insert(place, value.value if isinstance(value, _Held) else value)
         return jax.tree.unflatten(self.tree, leaves)
 
 
-def split_arguments(args: tuple, kwargs: dict[str, Any]) -> tuple[Arguments, list[Any]]:
-    """The arrays among the arguments of a model, and the rest."""
+def split_arguments(
+    args: tuple, kwargs: dict[str, Any], *, hold: bool = False
+) -> tuple[Arguments, list[Any]]:
+    """The arrays among the arguments of a model, and the rest.
+
+    :param bool hold: whether arrays are part of the rest, for a model that looks at their numbers.
+    """
     leaves, tree = jax.tree.flatten((args, kwargs))
-    fixed = tuple((i, x) for i, x in enumerate(leaves) if not isinstance(x, np.ndarray | Array))
-    return Arguments(tree, fixed), [x for x in leaves if isinstance(x, np.ndarray | Array)]
+    arrays = [isinstance(x, np.ndarray | Array) for x in leaves]
+    fixed = [
+        (i, _Held(x) if is_array else x)
+        for i, (x, is_array) in enumerate(zip(leaves, arrays, strict=True))
+        if hold or not is_array
+    ]
+    free = [] if hold else [x for x, is_array in zip(leaves, arrays, strict=True) if is_array]
+    return Arguments(tree, tuple(fixed)), free

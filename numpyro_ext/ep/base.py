@@ -9,7 +9,7 @@ propagation for approximate Bayesian inference* (UAI 2001) and *Power EP* (2004)
 from abc import ABC, abstractmethod
 from collections import namedtuple
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -19,16 +19,16 @@ import numpy as np
 from tqdm import tqdm
 
 from numpyro_ext._checks import check_choice, check_count, summary
-from numpyro_ext._model.arguments import split_arguments
+from numpyro_ext._model.arguments import Arguments, split_arguments
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.ep.factor_table import Plan, Prior, Reading, Table, find_table, read_prior
 from numpyro_ext.ep.guide import fits, guide_of, start_guide
 from numpyro_ext.ep.importance_sampling import ImportanceSampling
-from numpyro_ext.ep.normal import FAMILIES, Family, Site
+from numpyro_ext.ep.normal import FAMILIES, Site
 from numpyro_ext.ep.projections import Projection
 from numpyro_ext.ep.quadrature import Quadrature
-from numpyro_ext.ep.start import start_sites
+from numpyro_ext.ep.start import is_positive, natural, start_sites
 
 __all__ = ["EPEngine", "EPRunResult", "EPState", "Report"]
 
@@ -173,6 +173,7 @@ class EPEngine(ABC):
         self.guide: Any = guide_of(self.model, self.family, self.prefix)
         self._plan: Plan | None = None
         self._readings: dict[Any, Factors] = {}
+        self._holds = False
 
     def __repr__(self) -> str:
         return summary(self)
@@ -210,21 +211,22 @@ class EPEngine(ABC):
         locs = info.unravel(prior.center.mean)
         if not fits(self.guide, locs):
             self.guide = guide_of(self.model, self.family, self.prefix)
-        start_guide(self.guide, locs, list(reading.factors.local), args, kwargs)
+        local = [*reading.factors.local, *reading.factors.states]
+        start_guide(self.guide, locs, local, args, kwargs)
         family = FAMILIES[self.family]
         normal = prior.normal
         if self.family == "diagonal":
             normal = Site(normal.shift, jnp.diagonal(normal.precision))
         sites = tuple(family.zeros(group.basis) for group in table.groups)
-        if not _is_positive(normal):
+        if not is_positive(normal):
             sites = start_sites(self.family, self._plan, table, prior)
-            if not _is_positive(_natural(family, normal, table, sites)):
+            if not is_positive(natural(family, normal, table, sites)):
                 raise ValueError(
                     "the prior has no normal approximation with moments of its draws: some"
                     " direction of the latent sites has no proper prior; give each latent site a"
                     " proper prior."
                 )
-        q = _natural(family, normal, table, sites)
+        q = natural(family, normal, table, sites)
         zero = jnp.zeros((), jnp.int32)
         # Types are given: a weak one would have the next step compiled anew.
         report = Report(jnp.asarray(jnp.inf, float), zero, jnp.zeros((), bool), *[zero] * 6)
@@ -311,14 +313,17 @@ class EPEngine(ABC):
         }
 
     def _read(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Reading, list[Array]]:
-        arguments, arrays = split_arguments(args, kwargs)
+        arguments, arrays = split_arguments(args, kwargs, hold=self._holds)
         shapes = tuple((np.shape(x), jnp.result_type(x)) for x in arrays)
         factors = self._readings.get((arguments, shapes))
-        if factors is None:
-            factors = Factors(self.model, args, kwargs, data_plate=self.data_plate)
-            self._readings[arguments, shapes] = factors
-        else:
+        if factors is not None:
             factors.on(args, kwargs).check()
+        else:
+            factors = Factors(self.model, args, kwargs, data_plate=self.data_plate)
+            if not self._holds and not _runs_on_traced(factors, arguments, arrays):
+                self._holds = True  # each data set is then compiled for itself
+                return self._read(args, kwargs)
+            self._readings[arguments, shapes] = factors
         return Reading(self.model, factors.key, arguments, factors), arrays
 
     def _table(self, reading: Reading, arrays: list[Array], prior: Prior) -> tuple[Plan, Table]:
@@ -341,7 +346,7 @@ class EPEngine(ABC):
                 f"this {type(self).__name__} has not read its model; call init with the model's"
                 " arguments first."
             )
-        arguments, arrays = split_arguments(args, kwargs)
+        arguments, arrays = split_arguments(args, kwargs, hold=self._holds)
         plan = self._plan
         if arguments != plan.reading.arguments:
             raise ValueError(
@@ -365,22 +370,15 @@ class EPEngine(ABC):
         """Say that the fit has not converged."""
 
 
-@partial(jax.jit, static_argnums=0)
-def _natural(family: Family, normal: Site, table: Table, sites: tuple[Site, ...]) -> Site:
-    shift, precision = normal
-    for group, site in zip(table.groups, sites, strict=True):
-        total = family.total(group.basis, site)
-        shift, precision = shift + total.shift, precision + total.precision
-    return Site(shift, precision)
+def _runs_on_traced(factors: Factors, arguments: Arguments, arrays: list[Array]) -> bool:
+    """Return whether the model runs on arrays whose numbers it cannot see."""
 
+    def run(arrays: list[Array]) -> Any:
+        there, x = factors.on(*arguments.whole(arrays)), jnp.zeros(factors.info.size)
+        return there.row(x, jnp.array(0), factors.local), there.terms(x)
 
-def _is_positive(total: Site) -> bool:
-    """Return whether a precision is positive definite beyond rounding."""
-    P = np.asarray(total.precision, np.float64)
-    if P.ndim == 1:
-        return bool(np.all(P > 0))
-    scale = np.sqrt(np.maximum(np.diag(P), 0))
-    if not np.all(scale > 0):
+    try:
+        jax.eval_shape(run, arrays)
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
         return False
-    smallest = np.linalg.eigvalsh(P / scale / scale[:, None])[0]
-    return bool(smallest > 100 * np.finfo(np.asarray(total.precision).dtype).eps)
+    return True

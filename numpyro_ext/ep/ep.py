@@ -21,8 +21,9 @@ from numpyro_ext._checks import (
     check_positive,
 )
 from numpyro_ext.ep.base import EPEngine, EPState, Report, limit_of
-from numpyro_ext.ep.factor_table import Plan, Table
-from numpyro_ext.ep.normal import FAMILIES, Family, Moments, Site, choose, distance, is_finite
+from numpyro_ext.ep.factor_table import Plan
+from numpyro_ext.ep.normal import FAMILIES, Moments, Site, choose, distance, is_finite
+from numpyro_ext.ep.start import natural
 from numpyro_ext.ep.visit import Visit, keys_of, visit, visit_all
 
 __all__ = ["ADF", "EP"]
@@ -209,15 +210,6 @@ def _prior_of(state: EPState) -> Site:
     return Site(state.prior_shift, state.prior_precision)
 
 
-def _natural(family: Family, normal: Site, table: Table, sites: Sequence[Site]) -> Site:
-    """Natural parameters of the prior and all sites, from scratch."""
-    shift, precision = normal
-    for group, site in zip(table.groups, sites, strict=True):
-        total = family.total(group.basis, site)
-        shift, precision = shift + total.shift, precision + total.precision
-    return Site(shift, precision)
-
-
 def _mix(d: Array, old: Any, new: Any) -> Any:
     return jax.tree.map(lambda a, b: (1 - d) * a + d * b, old, new)
 
@@ -239,7 +231,7 @@ def _parallel(
     ]
     log_z = table.constant + family.log_partition(total) + sum(jnp.sum(v.log_z) for v in visits)
     proposal = tuple(v.site for v in visits)
-    full = _natural(family, prior, table, proposal)
+    full = natural(family, prior, table, proposal)
     residual = distance(q, family.moments(full))
 
     d = state.damping
@@ -254,7 +246,7 @@ def _parallel(
 
     used, halvings = lax.while_loop(improper, lambda c: (c[0] / 2, c[1] + 1), (d, jnp.array(0)))
     sites = _mix(jnp.where(halvings < 11, used, 0), old, proposal)
-    new = _natural(family, prior, table, sites)
+    new = natural(family, prior, table, sites)
     good = (halvings < 11) & is_finite(family.moments(new))
     sites, new = choose(good, sites, old), choose(good, new, total)
     report = _report(plan, setting, state, visits, residual, halvings, good)
@@ -274,7 +266,7 @@ def _serial(
     # What is not in the sites: the prior and, if they are forgotten, those of passes before.
     rest = _prior_of(state)
     if setting.forgets:
-        inside = _natural(family, jax.tree.map(jnp.zeros_like, rest), table, old)
+        inside = natural(family, jax.tree.map(jnp.zeros_like, rest), table, old)
         rest = jax.tree.map(jnp.subtract, total, inside)
     visits, sites, proposal, halvings = [], [], [], jnp.array(0)
     for kind, group, site, key in zip(plan.kinds, table.groups, old, keys, strict=True):
@@ -301,9 +293,9 @@ def _serial(
         sites.append(new)
         proposal.append(found_site)
 
-    new = _natural(family, rest, table, sites)
+    new = natural(family, rest, table, sites)
     good = is_finite(family.moments(new))
-    residual = distance(start, family.moments(_natural(family, rest, table, proposal)))
+    residual = distance(start, family.moments(natural(family, rest, table, proposal)))
     parts = sum(jnp.sum(v.log_z) for v in visits)
     if setting.forgets:
         first = table.constant + family.log_partition(total) + parts

@@ -1,15 +1,39 @@
 """The first sites of the prior's factors, so that q is a distribution before the data are seen."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import jax
 from jax import Array
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_ext.ep.factor_table import Plan, Prior, Table
-from numpyro_ext.ep.normal import FAMILIES, Site
+from numpyro_ext.ep.normal import FAMILIES, Family, Site
 
-__all__ = ["start_sites"]
+__all__ = ["is_positive", "natural", "start_sites"]
+
+
+@partial(jax.jit, static_argnums=0)
+def natural(family: Family, normal: Site, table: Table, sites: Sequence[Site]) -> Site:
+    """Natural parameters of the prior and all sites, from scratch."""
+    shift, precision = normal
+    for group, site in zip(table.groups, sites, strict=True):
+        total = family.total(group.basis, site)
+        shift, precision = shift + total.shift, precision + total.precision
+    return Site(shift, precision)
+
+
+def is_positive(total: Site) -> bool:
+    """Return whether a precision is positive definite beyond rounding."""
+    P = np.asarray(total.precision, np.float64)
+    if P.ndim == 1:
+        return bool(np.all(P > 0))
+    scale = np.sqrt(np.maximum(np.diag(P), 0))
+    if not np.all(scale > 0):
+        return False
+    smallest = np.linalg.eigvalsh(P / scale / scale[:, None])[0]
+    return bool(smallest > 100 * np.finfo(np.asarray(total.precision).dtype).eps)
 
 
 def start_sites(family: str, plan: Plan, table: Table, prior: Prior) -> tuple[Site, ...]:

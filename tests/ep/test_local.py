@@ -62,6 +62,7 @@ def test_a_continuous_local_site_is_integrated_out(tol):
         random.key(1), Y
     )
     assert draws["z"].shape == (5, 4)
+    assert set(ep.guide.median(result.params)) == {"theta"}
 
 
 def test_several_coordinates_in_a_row_are_refused():
