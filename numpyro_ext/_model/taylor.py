@@ -102,7 +102,13 @@ class TaylorProxy:
                 "there is no normal approximation at the center of this proxy; move it to a guide"
                 " that was fitted, proxy.at(guide, params)."
             )
-        set_up(guide, args, kwargs)
+        try:
+            set_up(guide, args, kwargs)
+        except RuntimeError as error:  # it looks for a start of its own
+            raise ValueError(
+                "the guide finds no start at which the density is finite; make it with"
+                " init_loc_fn=init_to_value(values=proxy.center)."
+            ) from error
         return params_of_normal(guide, self.location, self.factor)
 
     def _origin(self, instead: str) -> Any:
@@ -134,14 +140,18 @@ class TaylorProxy:
         for site in sample_sites(trace):
             if self.plate not in frames(site):
                 others = others + jnp.sum(scaled(site, log_prob(site)))
+        change, residuals = self.log_lik(trace, run)
+        return others + change, residuals
+
+    def log_lik(self, trace: Trace, run: Callable[[Sites], Trace]) -> tuple[Array, Array]:
+        """:meth:`log_joint` of the sites in the plate alone."""
         sites = (trace[name] for name, _ in self.shapes)
         t = [jnp.ravel(biject_to(site["fn"].support).inv(site["value"])) for site in sites]
 
         def rows_at(x: Array) -> Array:
             return row_log_lik(run(self.unravel(x)), self.plate)
 
-        change, residuals = self.change(jnp.concatenate(t), row_log_lik(trace, self.plate), rows_at)
-        return others + change, residuals
+        return self.change(jnp.concatenate(t), row_log_lik(trace, self.plate), rows_at)
 
     def change(
         self, t: Array, at_t: Array, rows_at: Callable[[Array], Array]

@@ -149,6 +149,8 @@ def minibatch_cause(obj: Any, fit: Fit, proto: Prototype) -> str | None:
     loss = getattr(obj, "loss", None)
     if not isinstance(loss, ReadsMinibatches) or loss.linear or loss.per_datum:
         return None
+    if getattr(loss, "proxy", None) is not None:
+        return None
     plates = minibatch_plates(obj.model, fit.args, fit.kwargs)
     # The arguments may be all the data, where the run was given a batch.
     plates = {**subsampled_plates(getattr(obj.guide, "prototype_trace", None) or {}), **plates}

@@ -8,6 +8,8 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_ext._checks import check_count
+from numpyro_ext._model.taylor import TaylorProxy
+from numpyro_ext.diagnostics._by_proxy import by_proxy, proxy_of
 from numpyro_ext.diagnostics._chain_moves import chain_moves_rows
 from numpyro_ext.diagnostics._chains import (
     AGREEMENT,
@@ -62,6 +64,7 @@ def diagnose(
     num_samples: int = 1000,
     num_moves: int | None = None,
     rng_key: Any = None,
+    proxy: TaylorProxy | None = None,
 ) -> Diagnosis:
     r"""Judge a fit of any kind: one table, a verdict on every line, and what to do about it.
 
@@ -97,6 +100,7 @@ def diagnose(
     ==================================  ===============================  ===========  ==============
     change of the loss                  in the last fifth of the steps   .1, 3 s.e.   train longer
     sites that do not vary              sites of which draws are equal   0            no Delta
+    noise of the proxy in nats          of rows that stand in for all    .1           move it
     k-hat                               may the weights be used?         .7 or less   other lines
     share of units with k-hat > .67     the same, of independent units   .05          other lines
     ELBO, bound of order 0              bounds of the log evidence                    compare
@@ -165,9 +169,9 @@ def diagnose(
     coordinates, from 32 points, where no line has found the draws wrong; of chains where the
     settings say that there are several, which is for information if none is found without draws and
     the chains agree. A mode of the same height may be a copy with other labels or signs, so it is
-    named and not judged. A step of **Gibbs** sampling adds a share R to the variance of
-    global sites that the guide draws independently of the local ones; the variance of the posterior
-    is then 1 / (1 - R) times that of the guide.
+    named and not judged. A step of **Gibbs** sampling adds a share R to the variance of global
+    sites that the guide draws independently of the local ones; the variance of the posterior is
+    then 1 / (1 - R) times that of the guide.
 
     **It fails** to see modes that neither the draws nor the search has found, and it does not know
     the right model. A good line is necessary, not sufficient: chains with a bias that all of them
@@ -186,6 +190,10 @@ def diagnose(
         guide or of chains. Then the line says so and is not judged; give a number to run them
         nevertheless. The more trajectories, the more surely a single particle far out is found.
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
+    :param proxy: the result of :func:`numpyro_ext.objectives.taylor_proxy` on the same data; that
+        of the loss if None. Of more than 10,000 rows, 2,000 random ones and the proxy then
+        stand in for all, in the lines on weights and moves. A line has the noise that this leaves;
+        above 0.1 nats these lines are those of all rows.
     :return: a :class:`Diagnosis`.
 
     **References**
@@ -222,14 +230,14 @@ def diagnose(
     if isinstance(obj, DataTree):
         return _of_tree(obj)
     fit = fit_of(obj, result, model_args, model_kwargs)
+    fit, of_proxy = by_proxy(fit, obj, proxy_of(obj, proxy), rng_key)
     if fit.attributes["inference_method"] == "particles":
         return _of_particles(obj, fit, num_moves, rng_key)
     if isinstance(obj, MCMC):
         draws, facts = chains_of(fit), {**fit.attributes, **facts_of(obj, fit)}
-        moved: Any = getattr(obj.last_state, "z", None)
-        latents = set(moved) if isinstance(moved, dict) else set(draws)
-        stats = mcmc_stats(obj, fit)
-        moved, no_other = [], False
+        z = getattr(obj.last_state, "z", None)
+        latents = set(z) if isinstance(z, dict) else set(draws)
+        stats, moved, no_other = mcmc_stats(obj, fit), [], False
         if facts["inference_method"] == "sgmcmc" and fit.model is not None:
             key_prototype, key_moves = jax.random.split(rng_key)
             proto = prototype(fit, key_prototype)
@@ -237,8 +245,10 @@ def diagnose(
             moved, no_other = chain_moves_rows(
                 fit, proto, draws, stats, facts, num_moves, key_moves, seek_modes=several
             )
+            moved = [*of_proxy, *moved]
         return _table_of_chains(draws, stats, facts, latents, moved, no_other_modes=no_other)
-    return _of_guide(obj, fit, result, num_samples, num_moves, rng_key)
+    found = _of_guide(obj, fit, result, num_samples, num_moves, rng_key)
+    return found._replace(rows=(*of_proxy, *found.rows))
 
 
 def _of_guide(
@@ -350,11 +360,8 @@ def _table_of_chains(
     *,
     no_other_modes: bool = False,
 ) -> Diagnosis:
-    """The table of a run of MCMC; ``latents`` are the sites that have to move.
-
-    :param moved: the lines of moved draws.
-    :param no_other_modes: whether a search has found no mode without draws.
-    """
+    """The table of a run of MCMC; ``latents`` are the sites that have to move, and a search may have
+    found that there are ``no_other_modes`` than those with draws."""
     chains, length = next(iter(draws.values())).shape[:2]
     is_sgmcmc = facts["inference_method"] == "sgmcmc"
     rows = sgmcmc_rows(stats, facts) if is_sgmcmc else hmc_rows(stats)

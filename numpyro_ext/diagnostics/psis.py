@@ -7,14 +7,17 @@ References: Vehtari, Simpson, Gelman, Yao and Gabry, *Pareto Smoothed Importance
 
 import math
 from typing import Any, NamedTuple
+import warnings
 
 import jax
 from jax import Array
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_ext._checks import check_count
+from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.implicit import IntractableDensityError
+from numpyro_ext._model.taylor import TaylorProxy
+from numpyro_ext.diagnostics._by_proxy import by_proxy, proxy_of
 from numpyro_ext.diagnostics._evaluate import Prototype, evaluator, prototype
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
 
@@ -61,6 +64,7 @@ def pareto_khat(
     model_kwargs: dict[str, Any] | None = None,
     num_samples: int = 1000,
     rng_key: Any = None,
+    proxy: TaylorProxy | None = None,
 ) -> ParetoKhat:
     r"""Pareto shape :math:`\hat k` of importance weights, and the smoothed weights.
 
@@ -119,7 +123,8 @@ def pareto_khat(
         >>> narrow.khat > narrow.threshold, wide.khat < 0
         (True, True)
     """
-    log_w = log_weights_of(obj, result, model_args, model_kwargs, num_samples, rng_key)
+    proxy = proxy_of(obj, proxy)
+    log_w = log_weights_of(obj, result, model_args, model_kwargs, num_samples, rng_key, proxy)
     if not np.issubdtype(log_w.dtype, np.floating):
         log_w = log_w.astype(float)
     precision = np.finfo(log_w.dtype).eps
@@ -192,6 +197,7 @@ def log_weights_of(
     model_kwargs: dict[str, Any] | None,
     num_samples: int,
     rng_key: Any,
+    proxy: TaylorProxy | None = None,
 ) -> np.ndarray:
     """``(S, *units)`` log weights of arrays, a ``DataTree`` or its part, an ``SVI`` or an engine.
 
@@ -219,7 +225,8 @@ def log_weights_of(
         weight = obj.transpose("chain", "draw", ...).to_numpy()
     else:
         num_samples = check_count("num_samples", num_samples)
-        fit, proto, key_draws = fit_with_density(obj, result, model_args, model_kwargs, rng_key)
+        arguments = obj, result, model_args, model_kwargs, rng_key
+        fit, proto, key_draws = fit_with_density(*arguments, proxy=proxy)
         evaluate = evaluator(fit, proto, lp=True)
         weight = evaluate(key_draws, num_samples)["stats"]["log_weight"]
     return weight.reshape(-1, *weight.shape[2:])
@@ -231,10 +238,19 @@ def fit_with_density(
     model_args: tuple | None,
     model_kwargs: dict[str, Any] | None,
     rng_key: Any,
+    *,
+    proxy: TaylorProxy | None = None,
 ) -> tuple[Fit, Prototype, Array]:
-    """The fit of an ``SVI`` or an engine whose draws have a density, and a key for its draws."""
+    """The fit of an ``SVI`` or an engine whose draws have a density, and a key for its draws.
+
+    :param proxy: that by which some rows stand in for all.
+    """
     rng_key = check_key(rng_key)
     fit = fit_of(obj, result, model_args, model_kwargs)
+    fit, lines = by_proxy(fit, obj, proxy, rng_key)
+    for line in lines:
+        if not line.ok:
+            warnings.warn(InferenceWarning(f"proxy is {line.verdict}"), stacklevel=5)
     key_prototype, key_draws = jax.random.split(rng_key)
     proto = prototype(fit, key_prototype)
     if proto.marginalized:

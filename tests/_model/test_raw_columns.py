@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.infer import init_to_value
+from numpyro.infer.autoguide import AutoNormal
 import pytest
 
 from numpyro_ext.objectives import taylor_proxy
@@ -69,3 +71,20 @@ def test_the_mode_is_found_where_most_starts_overflow(family):
     mode, H = mode_of(x, y, derivatives)
     off = np.asarray(proxy.center["b"], np.float64) - mode
     assert np.sqrt(off @ H @ off) < 0.2
+
+
+def test_a_guide_that_finds_no_start_is_told_of_the_center():
+    """By NumPyro's own search, which tries coefficients within 2 of 0."""
+
+    def model():
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", 6, subsample_size=2) as i:
+            far = jnp.where(jnp.abs(w - 5.0) < 1.0, 0.0, jnp.inf)
+            numpyro.sample("y", dist.Normal(w, 1.0), obs=5.0 + 0.1 * i)
+            numpyro.factor("far", -far)
+
+    proxy = taylor_proxy(model, center={"w": 5.0})
+    with pytest.raises(ValueError, match=r"no start .*init_to_value\(values=proxy.center\)"):
+        proxy.init_params(AutoNormal(model))
+    at_center = AutoNormal(model, init_loc_fn=init_to_value(values=proxy.center))
+    assert "w_auto_loc" in proxy.init_params(at_center)

@@ -1,0 +1,106 @@
+"""A fit to more rows than its draws can be run through, by a proxy of these rows."""
+
+from typing import Any
+
+import jax
+from jax import Array, random
+import jax.numpy as jnp
+import numpy as np
+from numpyro.handlers import seed
+from numpyro.infer import MCMC
+
+from numpyro_ext._model.handlers import rows
+from numpyro_ext._model.read import trace_of
+from numpyro_ext._model.stand_in import rows_for, stand_in
+from numpyro_ext._model.taylor import TaylorProxy, sd_over_minibatches
+from numpyro_ext._model.units import find_layout
+from numpyro_ext._numpyro import at_unconstrained
+from numpyro_ext._typing import Params, Sites, Trace
+from numpyro_ext.diagnostics._evaluate import guide_trace_of, model_trace_of, prototype
+from numpyro_ext.diagnostics._fit import Fit
+from numpyro_ext.diagnostics.table import Row
+
+__all__ = ["by_proxy", "proxy_of"]
+
+LARGEST = 0.1
+"""Nats of noise up to which some rows stand in for all: the means move by as many sds at most."""
+OVER = 10_000
+"""Rows up to which a fit takes them all."""
+_DRAWS = 64
+
+
+def proxy_of(obj: Any, proxy: Any) -> TaylorProxy | None:
+    """The proxy that is given, or that of the loss of an ``SVI``."""
+    if proxy is None:
+        return getattr(getattr(obj, "loss", None), "proxy", None)
+    if not isinstance(proxy, TaylorProxy):
+        given = type(proxy).__name__
+        raise TypeError(f"proxy is a {given}; it must be the result of taylor_proxy, or None.")
+    return proxy
+
+
+def by_proxy(
+    fit: Fit, obj: Any, proxy: TaylorProxy | None, rng_key: Array
+) -> tuple[Fit, list[Row]]:
+    """The fit with a model of some rows that stand in for all, and a line that says so.
+
+    The fit as it is, if there are no more rows, if the proxy is too noisy at its draws, or if that
+    of the loss is not one of these arguments.
+    """
+    if proxy is None or fit.model is None or proxy.size <= OVER:
+        return fit, []
+    model = obj.sampler.model if isinstance(obj, MCMC) else obj.model
+    try:
+        noise = _noise(fit, model, proxy, rng_key)
+    except ValueError:
+        if proxy is not proxy_of(obj, None):
+            raise
+        return fit, []
+    what, limit = "noise of the proxy in nats", f"{LARGEST}"
+    if noise <= LARGEST:
+        verdict = (
+            f"{len(rows_for(proxy)):,} rows and the proxy stand in for {proxy.size:,} rows in the"
+            " lines on weights and moves."
+        )
+        fit = fit._replace(model=stand_in(model, proxy))
+        return fit, [Row(what, noise, None, limit, True, verdict)]
+    verdict = (
+        "not used: at these draws it is so noisy that the weights would be those of its noise, so"
+        f" weights and moves are those of all {proxy.size:,} rows; move it to the draws by"
+        " proxy=proxy.at(guide, params)."
+    )
+    return fit, [Row(what, noise, None, limit, None, verdict)]
+
+
+def _noise(fit: Fit, model: Any, proxy: TaylorProxy, rng_key: Array) -> float:
+    """The standard deviation of the log density at draws over sets of so many rows, in nats."""
+    key_prototype, key_draws = random.split(rng_key)
+    proto = prototype(fit, key_prototype)
+    idx = rows_for(proxy)
+    model = rows(model, {proxy.plate: idx}, {proxy.plate: (proxy.size, proxy.batch)})
+
+    @jax.jit
+    def variances(params: Params, keys: Array, draws: Sites | None) -> Array:
+        def one(inputs: tuple[Array, Sites | None]) -> Array:
+            key, draw = inputs
+            guide_trace = {} if draw is not None else guide_trace_of(fit, params, key)
+            if draw is None:
+                draw = {name: guide_trace[name]["value"] for name in proto.latents}
+            trace = model_trace_of(fit._replace(model=model), params, draw, key)
+            layout = find_layout(trace, guide_trace or trace, per_datum=False)
+            proxy.check("diagnose", layout, trace, fit.args, fit.kwargs)
+
+            def run(z: Sites) -> Trace:
+                return trace_of(seed(at_unconstrained(model, z), key), fit.args, fit.kwargs)
+
+            return jnp.var(proxy.log_lik(trace, run)[1], ddof=1)
+
+        return jax.lax.map(one, (keys, draws), batch_size=8)
+
+    draws = None
+    if fit.draws:
+        some = {name: fit.draws[0][name] for name in proto.latents}
+        total = len(next(iter(some.values())))
+        draws = {n: x[np.linspace(0, total - 1, _DRAWS).astype(int)] for n, x in some.items()}
+    found = variances(fit.params[0], random.split(key_draws, _DRAWS), draws)
+    return sd_over_minibatches(found, proxy.size, len(idx))

@@ -1,0 +1,97 @@
+"""Some rows and a proxy that stand in for all rows, in the weights and the moves."""
+
+from functools import cache
+import warnings
+
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import SVI
+from numpyro.infer.autoguide import AutoMultivariateNormal
+import optax
+import pytest
+
+from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model import stand_in
+from numpyro_ext.diagnostics import _by_proxy, _moves, diagnose, pareto_khat
+from numpyro_ext.diagnostics.psis import log_weights_of
+from numpyro_ext.objectives import VRELBO, taylor_proxy
+
+ROWS, MOST = 12_000, 4e9
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch):
+    monkeypatch.setattr(stand_in, "ROWS", 500)
+
+
+def model(x, y, batch=100):
+    """Counts, with a positive site, a deterministic one and an observation outside of the rows."""
+    w = numpyro.sample("w", dist.Normal(0.0, 2.0))
+    s = numpyro.deterministic("s", 2 * numpyro.sample("half", dist.Gamma(3.0, 2.0)))
+    numpyro.sample("z", dist.Normal(w, 1.0), obs=0.3)
+    with numpyro.plate("rows", len(x), subsample_size=batch) as i:
+        numpyro.sample("y", dist.Poisson(s * jnp.exp(x[i] * w)), obs=y[i])
+
+
+@cache
+def fitted():
+    """A guide that stands where the proxy is, and so is nearly the posterior."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(ROWS)
+    data = jnp.asarray(x), jnp.asarray(rng.poisson(1.5 * np.exp(0.5 * x)).astype(float))
+    proxy = taylor_proxy(model, *data)
+    guide = AutoMultivariateNormal(model)
+    svi = SVI(model, guide, optax.adam(0.01), VRELBO(0.5, proxy=proxy))
+    return svi, proxy.init_params(guide), data, proxy
+
+
+def test_weights_are_those_of_all_rows():
+    """Of a guide half as wide again, whose weights differ; both have the same draws."""
+    svi, params, data, proxy = fitted()
+    params = {**params, "auto_scale_tril": 1.5 * params["auto_scale_tril"]}
+    arguments = svi, params, data, {}, 500, random.key(0)
+    by_all, by_some = (log_weights_of(*arguments, proxy=p) for p in (None, proxy))
+    difference = by_some - by_all
+    assert np.std(by_all) > 0.3
+    np.testing.assert_allclose(difference, 0, atol=0.1)
+    found = pareto_khat(svi, params, model_args=data, num_samples=500)
+    assert found.khat == pytest.approx(pareto_khat(by_some).khat, abs=0.05)
+
+
+def test_moves_that_all_rows_make_too_dear_are_judged(monkeypatch):
+    svi, params, data, _ = fitted()
+    monkeypatch.setattr(_moves, "MOST_OPERATIONS", MOST)
+    judged = {}
+    for name, proxy_of in (("by all", lambda *_: None), ("by some", _by_proxy.proxy_of)):
+        monkeypatch.setattr("numpyro_ext.diagnostics.diagnosis.proxy_of", proxy_of)
+        found = diagnose(svi, params, model_args=data, num_samples=200)
+        judged[name] = {row.quantity: row.ok for row in found.rows}
+    assert judged["by some"]["noise of the proxy in nats"] is True
+    assert judged["by some"]["sd ratio after moves, worst"] is True
+    assert "noise of the proxy in nats" not in judged["by all"]
+    assert judged["by all"]["sd ratio after moves, worst"] is None
+    assert not any("minibatch" in row.verdict for row in found.rows)
+
+
+def test_a_proxy_that_is_too_noisy_is_not_used():
+    svi, params, data, proxy = fitted()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        far = taylor_proxy(model, *data, center={"w": 1.5, "half": 2.0})
+    arguments = {"model_args": data, "num_samples": 200}
+    with pytest.warns(InferenceWarning, match=r"proxy is not used: .* all 12,000 rows; move it"):
+        found = pareto_khat(svi, params, proxy=far, **arguments)
+    svi.loss.proxy = None
+    np.testing.assert_allclose(
+        found.log_weights, pareto_khat(svi, params, **arguments).log_weights, rtol=1e-4
+    )
+    svi.loss.proxy = proxy
+    other = {**arguments, "model_args": (data[0] + 1, data[1])}
+    assert pareto_khat(svi, params, **other).log_weights.shape == (200,)
+    with pytest.raises(ValueError, match="hold other data than those of which the proxy is one"):
+        pareto_khat(svi, params, proxy=far, **other)
+    with pytest.raises(TypeError, match="proxy is a float; it must be the result of taylor_proxy"):
+        diagnose(svi, params, proxy=1.0, **arguments)
