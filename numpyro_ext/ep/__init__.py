@@ -12,11 +12,11 @@ from numpyro_ext.ep.stochastic import StochasticEP
 
 __all__ = [
     "ADF",
+    "ClosedForm",
     "DAEP",
     "DSEP",
-    "EP",
-    "ClosedForm",
     "DistributedEP",
+    "EP",
     "EPEngine",
     "EPRunResult",
     "EPState",

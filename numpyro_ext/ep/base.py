@@ -23,7 +23,7 @@ from numpyro_ext._model.arguments import Arguments, split_arguments
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.ep.factor_table import Plan, Prior, Reading, Table, find_table, read_prior
-from numpyro_ext.ep.guide import guide_of, start_guide
+from numpyro_ext.ep.guide import fits, guide_of, start_guide
 from numpyro_ext.ep.importance_sampling import ImportanceSampling
 from numpyro_ext.ep.normal import FAMILIES, Site
 from numpyro_ext.ep.projections import Projection
@@ -208,13 +208,11 @@ class EPEngine(ABC):
         prior = read_prior(reading, arrays, key_prior, self.family == "diagonal")
         self._plan, table = self._table(reading, arrays, prior)
         info = reading.factors.info
-        start_guide(
-            self.guide,
-            info.unravel(prior.center.mean),
-            [*reading.factors.local, *reading.factors.states],
-            args,
-            kwargs,
-        )
+        locs = info.unravel(prior.center.mean)
+        if not fits(self.guide, locs):
+            self.guide = guide_of(self.model, self.family, self.prefix)
+        local = [*reading.factors.local, *reading.factors.states]
+        start_guide(self.guide, locs, local, args, kwargs)
         family = FAMILIES[self.family]
         normal = prior.normal
         if self.family == "diagonal":

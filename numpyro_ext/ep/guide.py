@@ -36,6 +36,12 @@ def guide_of(model: Model, family: str, prefix: str) -> Any:
     return cls(model, prefix=prefix, init_loc_fn=init_to_median)
 
 
+def fits(guide: Any, locs: Sites) -> bool:
+    """Whether a guide has not seen its model, or is set up on sites of these shapes."""
+    known = guide.locs or locs
+    return {n: x.shape for n, x in known.items()} == {n: x.shape for n, x in locs.items()}
+
+
 def start_guide(
     guide: Any, locs: Sites, local: list[str], args: tuple, kwargs: dict[str, Any]
 ) -> None:
