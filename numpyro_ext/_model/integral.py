@@ -43,5 +43,9 @@ def log_integral(h: Callable[[Array], Array]) -> Array:
     b = frozen(jnp.where(curvature > 1e-6, 1 / jnp.sqrt(jnp.maximum(curvature, 1e-6)), 1.0))
     tau = jnp.linspace(-np.arcsinh(_REACH), np.arcsinh(_REACH), _NODES, dtype=float)
     z = c + b * jnp.sinh(tau)
-    log_f = jax.vmap(h)(z) + jnp.log(b * jnp.cosh(tau) * (tau[1] - tau[0]))
-    return jax.nn.logsumexp(jnp.where(jnp.isfinite(log_f), log_f, -jnp.inf))
+    log_w = jnp.log(b * jnp.cosh(tau) * (tau[1] - tau[0]))
+    # Far nodes, which weigh nothing, may have a derivative that overflows.
+    values = frozen(jax.vmap(h)(z))
+    counts = jnp.isfinite(values) & (values > frozen(h(c)) - 200)
+    values = jax.vmap(h)(jnp.where(counts, z, c)) + log_w
+    return jax.nn.logsumexp(jnp.where(counts, values, -jnp.inf))
