@@ -360,8 +360,8 @@ def _table_of_chains(
     *,
     no_other_modes: bool = False,
 ) -> Diagnosis:
-    """The table of a run of MCMC; ``latents`` are the sites that have to move, and a search may have
-    found that there are ``no_other_modes`` than those with draws."""
+    """The table of a run of MCMC; ``latents`` are the sites that have to move, and a search may
+    have found that there are ``no_other_modes`` than those with draws."""
     chains, length = next(iter(draws.values())).shape[:2]
     is_sgmcmc = facts["inference_method"] == "sgmcmc"
     rows = sgmcmc_rows(stats, facts) if is_sgmcmc else hmc_rows(stats)
