@@ -47,8 +47,8 @@ class FisherDivergence(Objective):
     **Biased.** The explicit form is unbiased. The minimax form is too small while the critic is not
     optimal, and zero at first, when the guide does not move. With a subsampled likelihood and
     global latent sites the noise of the score enters squared: the value is too large, and the
-    optimum moves to where the noise is small; ``proxy`` removes it. If plates enclose every site of
-    model and guide, their elements are summed and scaled by N/M, without bias.
+    optimum moves to where the noise is small; a ``proxy`` makes it small. If plates enclose every
+    site of model and guide, their elements are summed and scaled by N/M, without bias.
 
     **When it fails.** The divergence is blind to the weights of well separated modes: scores are
     local, and a guide with weights 0.9 and 0.1 on two modes of equal mass has a divergence of

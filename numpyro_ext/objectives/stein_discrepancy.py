@@ -58,8 +58,8 @@ class SteinDiscrepancy(Objective):
     **Units.** If plates enclose every site, each of their elements has its own discrepancy, and
     their sum is scaled by N/M. Otherwise there is one vector of all latents; with a subsampled
     likelihood the noise of the scores enters squared, which biases the loss up and makes the guide
-    too wide; ``proxy`` removes it. Latents in a subsampled plate that does not enclose every site
-    are an error.
+    too wide; a ``proxy`` makes it small. Latents in a subsampled plate that does not enclose every
+    site are an error.
 
     A step takes K gradients of the model, differentiated once more, and :math:`O(K^2 d)` for the
     pairs.
