@@ -312,6 +312,12 @@ def _data_plate(trace: Trace, given: str | None) -> str:
     chosen = plates[0] if given is None and len(plates) == 1 else given
     if chosen is not None and chosen in plates:
         return chosen
+    if not plates:
+        raise ValueError(
+            "the observed sites are in no numpyro.plate, so the model does not say what its rows"
+            " are; put them into `with numpyro.plate('rows', N) as idx:`, and index what has a row"
+            " for each datum, as in X[idx] and obs=y[idx]."
+        )
     which = "data_plate is not given" if given is None else f"data_plate is {given!r}"
     raise ValueError(
         f"the observed sites are in the plates {plates}, and {which}; put the data into one"
