@@ -226,7 +226,7 @@ def test_programs_without_one_data_plate_are_refused():
 
     with pytest.raises(ValueError, match="no observed site"):
         Factors(alone)
-    with pytest.raises(ValueError, match="observed sites are in no numpyro.plate"):
+    with pytest.raises(ValueError, match="observed sites are in no numpyro"):
         Factors(alone, (1.0,))
     table = X, (ROWS, 3)
     with pytest.raises(ValueError, match=r"plates \['columns', 'rows'\], and data_plate is not"):
