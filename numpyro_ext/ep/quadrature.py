@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 import numpy as np
@@ -27,9 +28,10 @@ from numpyro_ext.expfam.linalg import matmul, matvec, outer, symmetric
 
 REACH = 9.0
 """The nodes are within this many standard deviations of the cavity's mean."""
-SEARCH = {1: (40, 20, 20, 20, 20), 2: (18, 12, 12), 3: (12, 8, 8)}
-"""Intervals per axis of the successive searches for the sharpest place, by rank."""
-INNER = (24, 12, 12, 12)
+SEARCH = {1: (40, 20, 4), 2: (18, 12, 2), 3: (12, 8, 2)}
+"""Intervals per axis of the first search for the sharpest place and of those after it, and the
+number of the latter; by rank."""
+INNER = (24, 12, 3)
 """The same along an inner axis."""
 DIFFERENCE = 0.05
 """The largest change of a moment, in standard deviations or relative, when every second node is
@@ -179,19 +181,21 @@ class Quadrature(Projection):
 
 
 def derivatives(f: Callable[[Array], Array]) -> Callable[[Array], tuple[Array, Array, Array]]:
-    """``e -> (f, gradient, Hessian)``; along a line by two forward derivatives."""
+    """``e -> (f, gradient, Hessian)`` by two forward derivatives, which compile f once."""
+
+    def along(fn: Callable[[Array], Any], e: Array) -> tuple[Any, Any]:
+        """The value, and the derivatives along all axes."""
+        push = partial(jax.jvp, fn, (e,))
+        return jax.vmap(lambda v: push((v,)), out_axes=(None, -1))(jnp.eye(len(e), dtype=e.dtype))
 
     def at(e: Array) -> tuple[Array, Array, Array]:
-        if e.shape[0] > 1:
-            return f(e), jax.grad(f)(e), jax.hessian(f)(e)
-        one = jnp.ones_like(e)
-        (log_f, g), (_, H) = jax.jvp(lambda e: jax.jvp(f, (e,), (one,)), (e,), (one,))
-        return log_f, g[None], H[None, None]
+        (log_f, g), (_, H) = along(lambda e: along(f, e), e)
+        return log_f, g, H
 
     return at
 
 
-def nodes(f: Callable[[Array], Array], r: int, n: int, search: tuple[int, ...]) -> tuple:
+def nodes(f: Callable[[Array], Array], r: int, n: int, search: tuple[int, int, int]) -> tuple:
     """Nodes ``(n^r, r)`` and log weights of an integral over N(0, I), for a log factor f.
 
     The axis along which f is flattest is the outer one; at each of its nodes, those of the other
@@ -236,10 +240,12 @@ def product(x: Array) -> Array:
     return jnp.stack(jnp.meshgrid(*x.T, indexing="ij"), -1).reshape(-1, r)
 
 
-def sharpest_place(f: Callable[[Array], Array], r: int, search: tuple[int, ...]) -> Array:
+def sharpest_place(f: Callable[[Array], Array], r: int, search: tuple[int, int, int]) -> Array:
     """Where exp(f), times the density of N(0, I), changes most between neighbours on a grid."""
-    c, half = jnp.zeros(r), REACH
-    for intervals in search:
+    first, then, times = search
+
+    def narrowed(state: tuple[Array, Array], intervals: int) -> tuple[Array, Array]:
+        c, half = state
         n = intervals + 1
         axis = jnp.linspace(-half, half, n)[:, None]
         e = c + product(jnp.broadcast_to(axis, (n, r)))
@@ -263,5 +269,8 @@ def sharpest_place(f: Callable[[Array], Array], r: int, search: tuple[int, ...])
         change, place = jnp.stack(changes), jnp.stack(places)
         best = jnp.argmax(change)
         c = jnp.where(change[best] > -jnp.inf, place[best], c)
-        half = 3 * half / intervals  # and the neighbours, of which one may hide a narrow factor
-    return c
+        # And the neighbours, of which one may hide a narrow factor.
+        return c, 3 * half / intervals
+
+    start = narrowed((jnp.zeros(r), jnp.asarray(REACH)), first)
+    return lax.fori_loop(0, times, lambda _, state: narrowed(state, then), start)[0]
