@@ -11,7 +11,7 @@ __all__ = ["log_integral"]
 
 _GRID = np.sinh(np.linspace(-7.0, 7.0, 61))
 """From -550 to 550, dense at 0: unconstrained space is in units of order 1."""
-_NODES = 61
+_NODES = 91
 _REACH = 1e3
 """The farthest node, in units of the width at the mode."""
 
