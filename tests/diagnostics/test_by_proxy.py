@@ -49,15 +49,17 @@ def fitted():
 
 
 def test_weights_are_those_of_all_rows():
-    """Of a guide half as wide again, whose weights differ; both have the same draws."""
+    """Of a guide half as wide again, whose weights differ; both have the same draws, of which the
+    farthest have the largest errors."""
     svi, params, data, proxy = fitted()
     params = {**params, "auto_scale_tril": 1.5 * params["auto_scale_tril"]}
     arguments = svi, params, data, {}, 500, random.key(0)
     by_all, by_some = (log_weights_of(*arguments, proxy=p) for p in (None, proxy))
     difference = by_some - by_all
     assert np.std(by_all) > 0.3
-    np.testing.assert_allclose(difference, 0, atol=0.1)
-    found = pareto_khat(svi, params, model_args=data, num_samples=500)
+    assert np.std(difference) < 0.05
+    assert np.quantile(np.abs(difference), 0.99) < 0.1
+    found = pareto_khat(svi, params, model_args=data, num_samples=500, rng_key=random.key(0))
     assert found.khat == pytest.approx(pareto_khat(by_some).khat, abs=0.05)
 
 
