@@ -47,6 +47,9 @@ class ImportanceSampling(Projection):
     its Laplace approximation. If it is still below, ``low_ess`` is true, and the site is not to be
     used.
 
+    **It fails** in silence where the tilted distribution has parts that the points around one mode
+    do not reach, such as another mode or the rest of a thin ring: their weights are even.
+
     The derivatives make the error of the site of a weak factor small beside the site, where the
     covariance of weighted points would give noise alone. It is taken for a factor that leaves less
     than half the variance of the cavity in some direction, and for ranks above 50, where second
