@@ -1,6 +1,6 @@
 """Expectation propagation: normal approximations by local moment matching, as NumPyro guides."""
 
-from numpyro_ext.ep.base import EPEngine, EPRunResult, EPState, Report
+from numpyro_ext.ep.base import EPEngine
 from numpyro_ext.ep.closed_form import ClosedForm
 from numpyro_ext.ep.distributed import DAEP, DSEP, DistributedEP, StochasticDistributedEP
 from numpyro_ext.ep.ep import ADF, EP
@@ -8,6 +8,7 @@ from numpyro_ext.ep.importance_sampling import ImportanceSampling
 from numpyro_ext.ep.nuts_projection import NUTSProjection
 from numpyro_ext.ep.projections import Projected, Projection
 from numpyro_ext.ep.quadrature import Quadrature
+from numpyro_ext.ep.state import EPRunResult, EPState, Report
 from numpyro_ext.ep.stochastic import StochasticEP
 
 __all__ = [

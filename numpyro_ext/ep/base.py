@@ -7,10 +7,9 @@ propagation for approximate Bayesian inference* (UAI 2001) and *Power EP* (2004)
 """
 
 from abc import ABC, abstractmethod
-from collections import namedtuple
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 from jax import Array, random
@@ -29,88 +28,9 @@ from numpyro_ext.ep.normal import FAMILIES, Site
 from numpyro_ext.ep.projections import Projection
 from numpyro_ext.ep.quadrature import Quadrature
 from numpyro_ext.ep.start import is_positive, natural, start_sites
+from numpyro_ext.ep.state import EPRunResult, EPState, Report, limit_of
 
-__all__ = ["EPEngine", "EPRunResult", "EPState", "Report"]
-
-EPRunResult = namedtuple("EPRunResult", ["params", "state", "losses"])
-"""
-A :func:`~collections.namedtuple` with these entries, those of ``SVIRunResult``:
-
- - **params** - the parameters of the engine's guide.
- - **state** - the last :data:`EPState`.
- - **losses** - the loss of each step that was taken.
-"""
-
-
-class Report(NamedTuple):
-    """How a fit goes. Counts are over all steps, those of the last one come first.
-
-    - **residual** - the change of q by one full undamped sweep: the largest over the coordinates of
-      the change of the mean in standard deviations and of the relative change of the variance; inf
-      before the first sweep and where the undamped q is improper.
-    - **skipped** - factors that were left as they were in the last step.
-    - **converged** - whether the residual is below ``tol`` and no factor was skipped.
-    - **num_improper** - factors left out because their cavity was improper; those of the prior are
-      counted once there was a step without, because what makes q proper has a flat cavity until the
-      other factors have spoken.
-    - **num_skipped** - factors left out because the moments were not finite, not positive definite,
-      or not reached by the nodes.
-    - **num_low_ess** - factors left out because the importance weights were uneven.
-    - **num_inaccurate** - factors that the nodes of the quadrature do not resolve.
-    - **num_halvings** - how many times a step was halved so that q stays a distribution.
-    - **visited** - factors visited in the last step.
-    """
-
-    residual: Array
-    skipped: Array
-    converged: Array
-    num_improper: Array
-    num_skipped: Array
-    num_low_ess: Array
-    num_inaccurate: Array
-    num_halvings: Array
-    visited: Array
-
-
-EPState = namedtuple(
-    "EPState",
-    [
-        "i",
-        "shift",
-        "precision",
-        "site_shift",
-        "site_precision",
-        "prior_shift",
-        "prior_precision",
-        "report",
-        "log_evidence",
-        "damping",
-        "table",
-        "rng_key",
-    ],
-)
-"""
-A :func:`~collections.namedtuple` with these entries:
-
- - **i** - number of steps so far.
- - **shift, precision** - natural parameters of q in the flat order: ``(D,)`` and ``(D, D)``, or
-   ``(D,)`` for the diagonal family; ``shift = precision @ mean``.
- - **site_shift, site_precision** - those of the sites, a tuple with an entry for each group of
-   factors, the rows of the data first: ``(n, r)`` and ``(n, r, r)`` in the r coordinates
-   ``basis @ x`` of each factor, or ``(n, D)`` for the diagonal family.
- - **prior_shift, prior_precision** - those of the terms of the prior that are normal.
- - **report** - a :class:`Report`.
- - **log_evidence** - the estimate that went with the last step.
- - **damping** - the d of the next step.
- - **table** - the factors: ``groups``, each with the ``index`` of its factors and their ``basis``
-   ``(n, r, D)``, and the constant of the prior.
- - **rng_key** - random number generator seed of the next steps.
-"""
-
-
-def limit_of(tol: float, dtype: Any) -> float:
-    """The residual below which a fit has converged: what rounding leaves of it is more."""
-    return tol if dtype == np.float64 or tol == 0 else max(tol, 3e-5)
+__all__ = ["EPEngine"]
 
 
 @cache
@@ -268,9 +188,7 @@ class EPEngine(ABC):
         :return: an :data:`EPRunResult` with ``params``, ``state`` and ``losses``.
         """
         check_count("num_steps", num_steps)
-        state = self.init(rng_key, *args, **kwargs) if init_state is None else init_state
-        if init_state is not None and self._plan is None:
-            self.init(rng_key, *args, **kwargs)
+        state = self._begin(rng_key, init_state, args, kwargs)
         plan, arrays = self._on(*args, **kwargs)
         losses = []
         with tqdm(range(num_steps), disable=not progress_bar) as bar:
@@ -311,6 +229,15 @@ class EPEngine(ABC):
             "skipped": int(report.skipped),
             "inaccurate": int(report.num_inaccurate),
         }
+
+    def _begin(
+        self, rng_key: Array, init_state: EPState | None, args: tuple, kwargs: dict[str, Any]
+    ) -> EPState:
+        """The state that a run goes on from; an engine that was loaded reads its model again."""
+        if init_state is not None and self._plan is not None:
+            return init_state
+        start = self.init(rng_key, *args, **kwargs)
+        return start if init_state is None else init_state
 
     def _read(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Reading, list[Array]]:
         arguments, arrays = split_arguments(args, kwargs, hold=self._holds)

@@ -13,10 +13,10 @@ import numpy as np
 
 from numpyro_ext._checks import check_choice, check_positive
 from numpyro_ext._model.factors import Factors
-from numpyro_ext.ep.base import EPState
 from numpyro_ext.ep.ep import EP
 from numpyro_ext.ep.factor_table import Plan
 from numpyro_ext.ep.partition import check_partition, split_rows
+from numpyro_ext.ep.state import EPState
 from numpyro_ext.ep.tied import Items, TiedEngine, TiedSetting, tied_sweep
 
 __all__ = ["DAEP", "DSEP", "DistributedEP", "StochasticDistributedEP"]

@@ -4,7 +4,6 @@ References: Minka, *Expectation propagation for approximate Bayesian inference* 
 *Power EP* (2004); Li, *Approximate inference: new visions* (2018), chapter 2.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,10 +19,19 @@ from numpyro_ext._checks import (
     check_nonnegative,
     check_positive,
 )
-from numpyro_ext.ep.base import EPEngine, EPState, Report, limit_of
+from numpyro_ext.ep.base import EPEngine
 from numpyro_ext.ep.factor_table import Plan
-from numpyro_ext.ep.normal import FAMILIES, Moments, Site, choose, distance, is_finite
+from numpyro_ext.ep.normal import (
+    FAMILIES,
+    Moments,
+    Site,
+    choose,
+    distance,
+    halved,
+    is_finite,
+)
 from numpyro_ext.ep.start import natural
+from numpyro_ext.ep.state import EPState, Report, limit_of, next_state, prior_of
 from numpyro_ext.ep.visit import Visit, keys_of, visit, visit_all
 
 __all__ = ["ADF", "EP"]
@@ -206,10 +214,6 @@ class Setting(NamedTuple):
     """Whether sites of the data are included and forgotten."""
 
 
-def _prior_of(state: EPState) -> Site:
-    return Site(state.prior_shift, state.prior_precision)
-
-
 def _mix(d: Array, old: Any, new: Any) -> Any:
     return jax.tree.map(lambda a, b: (1 - d) * a + d * b, old, new)
 
@@ -220,7 +224,7 @@ def _parallel(
 ) -> tuple[EPState, Array]:
     """All factors from one q."""
     family, factors = FAMILIES[setting.family], plan.reading.on(arrays)
-    prior, table = _prior_of(state), state.table
+    prior, table = prior_of(state), state.table
     total = Site(state.shift, state.precision)
     q = family.moments(total)
     rng_key, *keys = random.split(state.rng_key, len(plan.kinds) + 1)
@@ -240,17 +244,13 @@ def _parallel(
         d = jnp.where(grown, jnp.maximum(d / 2, _LEAST), jnp.minimum(1.1 * d, _START))
         d = jnp.where(state.i == 0, state.damping, d)
 
-    def improper(carry: tuple[Array, Array]) -> Array:
-        d, halvings = carry
-        return (halvings < 11) & ~is_finite(family.moments(_mix(d, total, full)))
-
-    used, halvings = lax.while_loop(improper, lambda c: (c[0] / 2, c[1] + 1), (d, jnp.array(0)))
-    sites = _mix(jnp.where(halvings < 11, used, 0), old, proposal)
+    used, halvings = halved(family, lambda d: _mix(d, total, full), d)
+    sites = _mix(used, old, proposal)
     new = natural(family, prior, table, sites)
-    good = (halvings < 11) & is_finite(family.moments(new))
+    good = (used > 0) & is_finite(family.moments(new))
     sites, new = choose(good, sites, old), choose(good, new, total)
     report = _report(plan, setting, state, visits, residual, halvings, good)
-    return _next(state, new, sites, report, log_z, d, rng_key), -log_z
+    return next_state(state, new, sites, report, log_z, rng_key, d), -log_z
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -264,7 +264,7 @@ def _serial(
     rng_key, *keys = random.split(state.rng_key, len(plan.kinds) + 1)
     old = tuple(map(Site, state.site_shift, state.site_precision))
     # What is not in the sites: the prior and, if they are forgotten, those of passes before.
-    rest = _prior_of(state)
+    rest = prior_of(state)
     if setting.forgets:
         inside = natural(family, jax.tree.map(jnp.zeros_like, rest), table, old)
         rest = jax.tree.map(jnp.subtract, total, inside)
@@ -306,7 +306,7 @@ def _serial(
         loss = -log_z
     sites, new = choose(good, tuple(sites), old), choose(good, new, total)
     report = _report(plan, setting, state, visits, residual, halvings, good)
-    return _next(state, new, sites, report, log_z, state.damping, rng_key), loss
+    return next_state(state, new, sites, report, log_z, rng_key), loss
 
 
 def _report(
@@ -343,26 +343,4 @@ def _report(
         before.num_inaccurate + count("inaccurate"),
         before.num_halvings + halvings.astype(jnp.int32),
         jnp.asarray(sum(len(v.log_z) for v in visits), jnp.int32),
-    )
-
-
-def _next(
-    state: EPState,
-    total: Site,
-    sites: Sequence[Site],
-    report: Report,
-    log_z: Array,
-    d: Array,
-    rng_key: Array,
-) -> EPState:
-    return state._replace(
-        i=state.i + 1,
-        shift=total.shift,
-        precision=total.precision,
-        site_shift=tuple(site.shift for site in sites),
-        site_precision=tuple(site.precision for site in sites),
-        report=report,
-        log_evidence=log_z,
-        damping=jnp.asarray(d, state.damping.dtype),
-        rng_key=rng_key,
     )

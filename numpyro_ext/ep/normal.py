@@ -11,10 +11,11 @@ With a full precision its site has the parameters :math:`A^\top v` and :math:`A^
 diagonal one D shifts and D precisions. Functions take one factor and are mapped over them.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 import numpy as np
 
@@ -37,6 +38,7 @@ __all__ = [
     "Site",
     "choose",
     "distance",
+    "halved",
     "is_finite",
 ]
 
@@ -127,6 +129,18 @@ def distance(q: Moments, new: Moments) -> Array:
 def choose(good: Array, new: Any, old: Any) -> Any:
     """One of two trees of arrays."""
     return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
+
+
+def halved(family: Family, at: Callable[[Array], Site], d: Array) -> tuple[Array, Array]:
+    """The largest of d, d/2, ... at which q is a distribution, or 0; and how many halvings."""
+
+    def improper(carry: tuple[Array, Array]) -> Array:
+        d, halvings = carry
+        return (halvings < 11) & ~is_finite(family.moments(at(d)))
+
+    start = d, jnp.zeros((), jnp.int32)
+    d, halvings = lax.while_loop(improper, lambda c: (c[0] / 2, c[1] + 1), start)
+    return jnp.where(halvings < 11, d, 0.0), halvings
 
 
 def _halved(smallest: Array, d: float | Array) -> tuple[Array, Array]:

@@ -8,7 +8,7 @@ EP.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 import warnings
 
 import jax
@@ -20,9 +20,9 @@ from tqdm import tqdm
 
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.factors import Factors
-from numpyro_ext.ep.base import EPRunResult, EPState
 from numpyro_ext.ep.factor_table import Group, Plan, Prior, Reading, Table
-from numpyro_ext.ep.tied import Items, TiedEngine, TiedSetting, tied_sweep
+from numpyro_ext.ep.state import EPRunResult, EPState
+from numpyro_ext.ep.tied import Items, TiedEngine, TiedSetting, rate_of, tied_sweep
 
 __all__ = ["StochasticEP"]
 
@@ -79,8 +79,6 @@ class StochasticEP(TiedEngine):
 
     batch_size: int = 1
     average: float = 0.0
-
-    largest_share: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,9 +152,7 @@ class StochasticEP(TiedEngine):
         :return: an :data:`EPRunResult`, whose state is the average if ``average`` is above 0.
         """
         check_count("num_steps", num_steps)
-        if init_state is None or self._plan is None:
-            start = self.init(rng_key, *args, **kwargs)
-        state = start if init_state is None else init_state
+        state = self._begin(rng_key, init_state, args, kwargs)
         before = state.report
         plan, arrays = self._on(*args, **kwargs)
         total = jax.tree.map(jnp.zeros_like, _parameters(state))
@@ -228,8 +224,7 @@ def _one(
     if indices is None:
         indices = random.randint(key_rows, (setting.batch_size,), 0, N)
     M = len(indices)
-    step = setting.step
-    eps = M / N if step is None else step(state.i) if callable(step) else step
+    eps = rate_of(setting.step, state.i, M / N)
     items = Items(
         slot=jnp.zeros(1, int),
         amount=jnp.ones(1),

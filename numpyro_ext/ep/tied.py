@@ -23,9 +23,20 @@ import jax.numpy as jnp
 
 from numpyro_ext._checks import check_nonnegative, check_positive
 from numpyro_ext._model.factors import Factors
-from numpyro_ext.ep.base import EPEngine, EPState, Report, limit_of
+from numpyro_ext.ep.base import EPEngine
 from numpyro_ext.ep.factor_table import Center, Group, Kind, Plan, by_factors
-from numpyro_ext.ep.normal import FAMILIES, Family, Moments, Site, choose, distance, is_finite
+from numpyro_ext.ep.normal import (
+    FAMILIES,
+    Family,
+    Moments,
+    Site,
+    choose,
+    distance,
+    halved,
+    is_finite,
+)
+from numpyro_ext.ep.start import natural
+from numpyro_ext.ep.state import EPState, Report, limit_of, next_state, prior_of
 from numpyro_ext.ep.visit import Visit, keys_of, visit, visit_all
 
 __all__ = ["Items", "TiedEngine", "TiedSetting", "tied_sweep"]
@@ -110,13 +121,14 @@ class TiedEngine(EPEngine):
 
     def rate(self, i: Array, default: Any) -> Any:
         """epsilon of step ``i``."""
-        if self.step is None:
-            return default
-        return self.step(i) if callable(self.step) else self.step
+        return rate_of(self.step, i, default)
 
 
-def _prior_of(state: EPState) -> Site:
-    return Site(state.prior_shift, state.prior_precision)
+def rate_of(step: float | Callable[[Array], Array] | None, i: Array, default: Any) -> Any:
+    """epsilon of step ``i``."""
+    if step is None:
+        return default
+    return step(i) if callable(step) else step
 
 
 def _plus(a: Any, b: Any, times: Any = 1.0) -> Any:
@@ -128,15 +140,9 @@ def _at(tied: Site, s: Array) -> Site:
 
 
 def _settle(family: Family, total: Site, change: Site) -> tuple[Array, Array]:
-    """The largest of 1, 1/2, ... for which q stays a distribution, or 0; and how many halvings."""
-
-    def improper(carry: tuple[Array, Array]) -> Array:
-        d, halvings = carry
-        return (halvings < 11) & ~is_finite(family.moments(_plus(total, change, d)))
-
-    start = jnp.ones((), total.shift.dtype), jnp.zeros((), jnp.int32)
-    d, halvings = lax.while_loop(improper, lambda c: (c[0] / 2, c[1] + 1), start)
-    return jnp.where(halvings < 11, d, 0.0), halvings
+    """The share of a change of q by which it stays a distribution, and how many halvings."""
+    whole = jnp.ones((), total.shift.dtype)
+    return halved(family, lambda d: _plus(total, change, d), whole)
 
 
 def _visit_rows(
@@ -256,25 +262,14 @@ def tied_sweep(
         log_z = log_z + jnp.sum(seen.log_z)
     log_z = log_z + state.table.constant + family.log_partition(base)
 
-    new = jax.tree.map(lambda a, x: a + jnp.tensordot(W, x, 1), _prior_of(state), tied)
-    for part, site in zip(state.table.groups[1:], sites, strict=True):
-        new = _plus(new, family.total(part.basis, site))
+    rest = jax.tree.map(lambda a, x: a + jnp.tensordot(W, x, 1), prior_of(state), tied)
+    new = natural(family, rest, state.table._replace(groups=state.table.groups[1:]), sites)
     good = is_finite(family.moments(new))
     old = map(Site, state.site_shift, state.site_precision)
     sites = choose(good, (tied, *sites), tuple(old))
     new = choose(good, new, total)
     report = _report(setting, state, [found, *visits], start, family.moments(new), halvings, good)
-    state = state._replace(
-        i=state.i + 1,
-        shift=new.shift,
-        precision=new.precision,
-        site_shift=tuple(site.shift for site in sites),
-        site_precision=tuple(site.precision for site in sites),
-        report=report,
-        log_evidence=log_z,
-        rng_key=rng_key,
-    )
-    return state, -log_z
+    return next_state(state, new, sites, report, log_z, rng_key), -log_z
 
 
 def _report(
