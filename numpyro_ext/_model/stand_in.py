@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jax import Array, random
+from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -14,16 +14,22 @@ from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._numpyro import at_unconstrained
 from numpyro_ext._typing import Model, Sites, Trace
 
-__all__ = ["ROWS", "rows_for", "stand_in"]
+__all__ = ["on_rows", "rows_for", "stand_in"]
 
 ROWS = 2000
 """Rows that stand in for more; one of them costs as much as several without the expansion."""
 
 
-def rows_for(proxy: TaylorProxy) -> Array:
-    """The rows that stand in for those of a proxy, the same random ones in every run."""
-    chosen = np.random.default_rng(0).choice(proxy.size, min(proxy.size, ROWS), replace=False)
-    return jnp.asarray(np.sort(chosen))
+def rows_for(proxy: TaylorProxy) -> int:
+    """How many rows stand in for all."""
+    return min(proxy.size, ROWS)
+
+
+def on_rows(model: Model, proxy: TaylorProxy) -> Model:
+    """The model on so many rows, the same random ones in every run."""
+    chosen = np.random.default_rng(0).choice(proxy.size, rows_for(proxy), replace=False)
+    known = {proxy.plate: (proxy.size, proxy.batch)}
+    return rows(model, {proxy.plate: jnp.asarray(np.sort(chosen))}, known)
 
 
 def stand_in(model: Model, proxy: TaylorProxy) -> Model:
@@ -33,8 +39,7 @@ def stand_in(model: Model, proxy: TaylorProxy) -> Model:
     The rows are the same in every run, so it is a density of its own, whose logarithm differs from
     that of all rows by a function of the latent sites.
     """
-    known = {proxy.plate: (proxy.size, proxy.batch)}
-    on_rows = rows(model, {proxy.plate: rows_for(proxy)}, known)
+    some = on_rows(model, proxy)
 
     def of_rows(site: Site) -> bool:
         observed = site["type"] == "sample" and site["is_observed"]
@@ -42,11 +47,11 @@ def stand_in(model: Model, proxy: TaylorProxy) -> Model:
 
     def with_proxy(*args: Any, **kwargs: Any) -> None:
         with block(hide_fn=of_rows), trace() as found:
-            on_rows(*args, **kwargs)
+            some(*args, **kwargs)
 
         def run(z: Sites) -> Trace:
             with block():
-                return trace_of(seed(at_unconstrained(on_rows, z), random.key(0)), args, kwargs)
+                return trace_of(seed(at_unconstrained(some, z), random.key(0)), args, kwargs)
 
         # Two sites, because float32 would round the change to the digits of the sum.
         numpyro.factor(f"{proxy.plate}, change from the center", proxy.log_lik(found, run)[0])

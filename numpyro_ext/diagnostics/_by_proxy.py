@@ -9,9 +9,8 @@ import numpy as np
 from numpyro.handlers import seed
 from numpyro.infer import MCMC
 
-from numpyro_ext._model.handlers import rows
 from numpyro_ext._model.read import trace_of
-from numpyro_ext._model.stand_in import rows_for, stand_in
+from numpyro_ext._model.stand_in import on_rows, rows_for, stand_in
 from numpyro_ext._model.taylor import TaylorProxy, sd_over_minibatches
 from numpyro_ext._model.units import find_layout
 from numpyro_ext._numpyro import at_unconstrained
@@ -59,7 +58,7 @@ def by_proxy(
     what, limit = "noise of the proxy in nats", f"{LARGEST}"
     if noise <= LARGEST:
         verdict = (
-            f"{len(rows_for(proxy)):,} rows and the proxy stand in for {proxy.size:,} rows in the"
+            f"{rows_for(proxy):,} rows and the proxy stand in for {proxy.size:,} rows in the"
             " lines on weights and moves."
         )
         fit = fit._replace(model=stand_in(model, proxy))
@@ -76,8 +75,7 @@ def _noise(fit: Fit, model: Any, proxy: TaylorProxy, rng_key: Array) -> float:
     """The standard deviation of the log density at draws over sets of so many rows, in nats."""
     key_prototype, key_draws = random.split(rng_key)
     proto = prototype(fit, key_prototype)
-    idx = rows_for(proxy)
-    model = rows(model, {proxy.plate: idx}, {proxy.plate: (proxy.size, proxy.batch)})
+    model = on_rows(model, proxy)
 
     @jax.jit
     def variances(params: Params, keys: Array, draws: Sites | None) -> Array:
@@ -103,4 +101,4 @@ def _noise(fit: Fit, model: Any, proxy: TaylorProxy, rng_key: Array) -> float:
         total = len(next(iter(some.values())))
         draws = {n: x[np.linspace(0, total - 1, _DRAWS).astype(int)] for n, x in some.items()}
     found = variances(fit.params[0], random.split(key_draws, _DRAWS), draws)
-    return sd_over_minibatches(found, proxy.size, len(idx))
+    return sd_over_minibatches(found, proxy.size, rows_for(proxy))

@@ -10,7 +10,7 @@ from numpyro_ext._model.read import model_info
 from numpyro_ext.diagnostics._evaluate import Prototype
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics._moved import GUIDE, Kind, left_out, moved_rows
-from numpyro_ext.diagnostics._moves import DRAWS, moved_draws, name_of, planned
+from numpyro_ext.diagnostics._moves import DRAWS, moved_draws, name_of, planned, watched
 from numpyro_ext.diagnostics._other_modes import other_modes_rows
 from numpyro_ext.diagnostics._points import has_gradient
 from numpyro_ext.diagnostics.table import Row, equally_spaced
@@ -73,11 +73,13 @@ def chain_moves_rows(
     total = int(np.prod(next(iter(x.values())).shape[:2]))
     order = np.random.default_rng(0).permutation(total)
     mixed = {name: jnp.asarray(y.reshape(total, *y.shape[2:])[order]) for name, y in x.items()}
+    derived = sum(jnp.size(proto.trace[name]["value"]) for name in watched(proto.trace))
+    sizes = np.append(sizes, np.full(derived, np.min(sizes)))
     inflation = jnp.asarray(np.maximum(total / sizes, 1.0), float)
     found = moved_draws(
         fit, proto.trace, plan, mixed, rng_key, temperature=temperature, independent=inflation
     )
-    rows = moved_rows(found, name_of(info), CHAINS)
+    rows = moved_rows(found, name_of(proto.trace), CHAINS)
     if not seek_modes or temperature != 1 or any(row.ok is False for row in rows):
         return rows, False
     first = {name: y[:SEARCHED] for name, y in mixed.items()}

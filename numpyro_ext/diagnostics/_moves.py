@@ -21,10 +21,16 @@ from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics._modes import NUMBERS
 from numpyro_ext.diagnostics._moved import GUIDE, PARTICLES, Spread, left_out, moved_rows
 from numpyro_ext.diagnostics._operations import count_operations
-from numpyro_ext.diagnostics._points import Points, name_in, potential_of
+from numpyro_ext.diagnostics._points import (
+    Points,
+    flat_draws,
+    in_place_of_lost,
+    name_in,
+    potential_of,
+)
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
-__all__ = ["guide_moves_row", "moves_row", "spread_after_moves"]
+__all__ = ["guide_moves_row", "moves_row", "spread_after_moves", "watched"]
 
 LEAPS = 4
 """Leapfrog steps of a trajectory: the fewer, the longer a point in a narrow place takes."""
@@ -40,6 +46,8 @@ MOST_OPERATIONS = 2 * 10**10
 FEW_OPERATIONS = 10**9
 """Up to here more chains are started, and the program is not worth optimising."""
 DRAWS, STARTS, FEWEST_STARTS = 10_000, 1000, 128
+MOST_WATCHED = 100
+"""Numbers up to which a deterministic site is compared too."""
 
 
 def spread_after_moves(
@@ -70,7 +78,7 @@ def spread_after_moves(
     """
     m, d = x.shape
     half, tuned = num_moves // 2, 3 * num_moves // 4
-    before = jax.vmap(numbers)(x)
+    before = lax.map(numbers, x, batch_size=block)
     centre, sd = jnp.mean(before, axis=0), jnp.std(before, axis=0)
     varies = sd > 1e-6 * jnp.abs(centre)
     unit = jnp.where(varies, sd, 1.0)
@@ -110,9 +118,9 @@ def spread_after_moves(
         sums = *seen, jnp.minimum(sums[2], y), jnp.maximum(sums[3], y)
         return (here, log_h, sums, accepted + jnp.where(counts, chance, 0.0)), None
 
-    def one(inputs: tuple[Array, Array]) -> tuple[Any, Array, list[Array]]:
-        start, key = inputs
-        nothing, y = jnp.zeros_like(centre), (numbers(start) - centre) / unit
+    def one(inputs: tuple[Array, Array, Array]) -> tuple[Any, Array, list[Array]]:
+        start, y, key = inputs
+        nothing = jnp.zeros_like(centre)
         log_h = jnp.asarray(math.log(1.6 * d ** (-1 / 6)), x.dtype)
         here = start, jnp.asarray(-1e30, x.dtype), jnp.zeros_like(start)
         state = here, log_h, (nothing, nothing, y, y), jnp.zeros((), x.dtype)
@@ -122,7 +130,9 @@ def spread_after_moves(
         return *means, ends
 
     starts = x if num_starts is None else x[:num_starts]
-    inputs = starts, random.split(rng_key, len(starts))
+    # What the chains still know of their starts is no news: it is off by what the starts are.
+    known = (before[: len(starts)] - centre) / unit
+    inputs = starts, known, random.split(rng_key, len(starts))
     (first, second), accepted, ends = lax.map(one, inputs, batch_size=block)
     mean = jnp.mean(first, axis=0)
     variance = jnp.mean(second, axis=0) - mean**2
@@ -130,8 +140,6 @@ def spread_after_moves(
     # Relative errors of both variances, that of the chains by what each contributes to it.
     of_points = independent * jnp.var(((before - centre) / unit) ** 2, axis=0) / m
     of_chains = jnp.var(second - 2 * mean * first, axis=0) / len(starts) / variance**2
-    # What the chains still know of their starts is no news: it is off by what the starts are.
-    known = (before[: len(starts)] - centre) / unit
     slope = jnp.mean((first - mean) * known, axis=0) / jnp.maximum(jnp.var(known, axis=0), 1e-30)
     rest = jnp.var(first - slope * known, axis=0) / len(starts)
     between = jnp.var(first, axis=0) / variance
@@ -175,12 +183,12 @@ def moves_row(
 
     @jax.jit
     def run(params: Params, x: Array, rng_key: Array) -> Spread:
-        target = potential_of(fit, trace, params)
+        target = potential_of(fit, trace, params, watched(trace))
         energy, numbers = _energy(target), _numbers(target)
         return spread_after_moves(energy, numbers, x, rng_key, num_moves, block, independent=False)
 
     moved = run(fit.params[0], found.x, rng_key)
-    return moved_rows(moved, name_of(model_info(trace)), PARTICLES)
+    return moved_rows(moved, name_of(trace), PARTICLES)
 
 
 def guide_moves_row(
@@ -209,7 +217,7 @@ def guide_moves_row(
     draws = _more(evaluate, params, draws, info, key_draws)
     found = moved_draws(fit, trace, plan, draws, key_moves)
     kind = GUIDE if remedy is None else GUIDE._replace(remedy=remedy)
-    return moved_rows(found, name_of(info), kind, shares_known=shares_known)
+    return moved_rows(found, name_of(trace), kind, shares_known=shares_known)
 
 
 class Plan(NamedTuple):
@@ -260,15 +268,12 @@ def moved_draws(
 
     :param temperature: T of moves with the density p^(1/T).
     """
-    info, block = model_info(trace), default_block_size(trace)
+    block = default_block_size(trace)
     total = len(next(iter(draws.values())))
 
     def run(params: Params, draws: Sites, independent: Array | bool, rng_key: Array) -> Spread:
-        target = potential_of(fit, trace, params)
-        x = lax.map(lambda draw: info.ravel(target.unconstrain("x", draw)), draws, batch_size=block)
-        # A transform that is saturated has no finite inverse.
-        fine = jnp.all(jnp.isfinite(x), 1)
-        x = x[jnp.where(fine, jnp.arange(total), jnp.argmax(fine))]
+        target = potential_of(fit, trace, params, watched(trace))
+        x = in_place_of_lost(flat_draws(target, draws, block))
         energy, numbers = _energy(target, temperature), _numbers(target)
         starts = min(plan.starts, total)
         return spread_after_moves(
@@ -302,20 +307,39 @@ def _energy(target: Potential, T: float = 1.0) -> Callable[[Array], tuple[Array,
 
 
 def _numbers(target: Potential) -> Callable[[Array], Array]:
-    """The numbers of the latent sites at a vector, constrained."""
+    """The numbers of the latent sites at a vector, constrained, and of its deterministic ones."""
     constrain, info = target.postprocess(), target.info
 
     def numbers(x: Array) -> Array:
         values = constrain(info.unravel(x))
-        return jnp.concatenate([jnp.ravel(values[name]) for name in info.latents])
+        names = [*info.latents, *info.deterministic]
+        return jnp.concatenate([jnp.ravel(values[name]) for name in names])
 
     return numbers
 
 
-def name_of(info: ModelInfo) -> Callable[[int], str]:
-    """The name of a number of the latent sites."""
-    ends = np.cumsum([math.prod(x.constrained.shape) for x in info.latents.values()]).tolist()
-    slices = dict(zip(info.latents, map(slice, [0, *ends[:-1]], ends), strict=True))
+def watched(trace: Trace) -> tuple[str, ...]:
+    """The deterministic sites whose numbers are compared too.
+
+    A guide that is right where it is wide may be wrong in what users read, such as a scale that is
+    computed from a precision near 0.
+    """
+    return tuple(
+        name
+        for name, site in trace.items()
+        if site["type"] == "deterministic"
+        and jnp.issubdtype(jnp.result_type(site["value"]), jnp.floating)
+        and jnp.size(site["value"]) <= MOST_WATCHED
+    )
+
+
+def name_of(trace: Trace) -> Callable[[int], str]:
+    """The name of a number of the latent sites, or of the deterministic ones after them."""
+    latents = model_info(trace).latents.items()
+    sizes = {name: math.prod(latent.constrained.shape) for name, latent in latents}
+    sizes |= {name: jnp.size(trace[name]["value"]) for name in watched(trace)}
+    ends = np.cumsum(list(sizes.values())).tolist()
+    slices = dict(zip(sizes, map(slice, [0, *ends[:-1]], ends), strict=True))
     return lambda k: name_in(slices, k)
 
 

@@ -17,7 +17,7 @@ from numpyro_ext.diagnostics._descent import EACH, SEARCHES, End, descend
 from numpyro_ext.diagnostics._evaluate import Prototype, default_block_size, model_trace_of
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics._moves import Plan, name_of, unit_root
-from numpyro_ext.diagnostics._points import potential_of
+from numpyro_ext.diagnostics._points import flat_draws, in_place_of_lost, potential_of
 from numpyro_ext.diagnostics.table import Row
 
 __all__ = ["other_modes_rows"]
@@ -59,12 +59,11 @@ def other_modes_rows(
     descents do not show the modes.
 
     Descents from draws, from points around them and near 0, and from draws of the prior end at
-    modes. A mode to which the potential
-    rises by 2 nats at least, on straight lines from the draws nearest to it, and in whose normal
-    approximation (nearly) no draw lies, has been missed. Its mass is that of the approximation, or
-    what importance sampling makes of it where that is less; that of the draws is
-    :math:`e^{m/2 - U} |2 \\pi \\Sigma|^{1/2}` with the medians U of their potential and m of the
-    chi-square law.
+    modes. A mode to which the potential rises by 2 nats at least, on straight lines from the draws
+    nearest to it, and in whose normal approximation (nearly) no draw lies, has been missed. Its
+    mass is that of the approximation, or what importance sampling makes of it where that is less;
+    that of the draws is :math:`e^{m/2 - U} |2 \\pi \\Sigma|^{1/2}` with the medians U of their
+    potential and m of the chi-square law.
 
     :param draws: constrained, ``(m, *site)``.
     :param potentials: ``(m,)`` values of U at these draws; None where they are not known.
@@ -101,7 +100,7 @@ def other_modes_rows(
     if not shares[largest] >= SHARE:
         return []
     mode, share = modes[largest], float(shares[largest])
-    where = _place(target, mode.x, draws, name_of(info))
+    where = _place(target, mode.x, draws, name_of(proto.trace))
     lowest = float(np.min(ends.value[known]))
     rounding = 256 * float(np.finfo(found[0].dtype).eps) * max(1.0, abs(lowest))
     if abs(mode.value - lowest) <= max(0.01, rounding):
@@ -137,16 +136,13 @@ def _search(fit: Fit, trace: Trace, plan: Plan, draws: Any, rng_key: Array) -> A
     def run(params: Params, draws: Sites, rng_key: Array) -> tuple[Array, Array, Array, End]:
         target = potential_of(fit, trace, params)
 
-        def flat(values: Sites) -> Array:
-            return info.ravel(target.unconstrain("x", values))
-
         def of_prior(key: Array) -> Array:
             sites = model_trace_of(fit, params, {}, key)
-            return flat({name: sites[name]["value"] for name in info.latents})
+            drawn = {name: sites[name]["value"] for name in info.latents}
+            return info.ravel(target.unconstrain("x", drawn))
 
-        x = lax.map(flat, draws, batch_size=block)
-        fine = jnp.all(jnp.isfinite(x), 1)
-        kept = x[jnp.where(fine, jnp.arange(len(x)), jnp.argmax(fine))]
+        x = flat_draws(target, draws, block)
+        kept = in_place_of_lost(x)
         mean, root = jnp.mean(kept, 0), unit_root(kept)
         keys = random.split(rng_key, 4)
         widths = jnp.geomspace(*_WIDTHS, EACH, dtype=x.dtype)[:, None]

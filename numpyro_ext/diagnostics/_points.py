@@ -61,12 +61,27 @@ def has_gradient(proto: Prototype) -> bool:
     return not proto.marginalized and not any(support.is_discrete for support in supports)
 
 
-def potential_of(fit: Fit, trace: Trace, params: Params) -> Potential:
-    """The potential on all data, of a latent vector; deterministic sites are left out of it."""
+def potential_of(
+    fit: Fit, trace: Trace, params: Params, deterministic: tuple[str, ...] = ()
+) -> Potential:
+    """The potential on all data, of a latent vector; other deterministic sites are left out."""
     assert fit.model is not None
     # They would only take another run of the model at each point.
-    info = replace(model_info(trace), deterministic=())
+    info = replace(model_info(trace), deterministic=deterministic)
     return Potential(fit.model, info, params, fit.args, fit.kwargs, forward_mode=fit.forward_mode)
+
+
+def flat_draws(target: Potential, draws: Sites, block: int) -> Array:
+    """Constrained draws of the latent sites as ``(m, d)`` points."""
+    ravel, unconstrain = target.info.ravel, target.unconstrain
+    return lax.map(lambda draw: ravel(unconstrain("x", draw)), draws, batch_size=block)
+
+
+def in_place_of_lost(x: Array) -> Array:
+    """Points with the first finite one in place of those that are not: a transform that is
+    saturated has no finite inverse."""
+    fine = jnp.all(jnp.isfinite(x), 1)
+    return x[jnp.where(fine, jnp.arange(len(x)), jnp.argmax(fine))]
 
 
 def points_and_score(fit: Fit, trace: Trace, draws: dict[str, Any]) -> tuple[Array, Array]:

@@ -159,8 +159,9 @@ def diagnose(
     may explain is told from one that it does not. **Moves:** each particle, or up to 1,000 of
     10,000 draws (of the first restart, or equally spaced ones of the chains, at their temperature),
     starts a Markov chain of 40 trajectories of Hamiltonian Monte Carlo, of 4 gradients on all data
-    each. The lines show the numbers of the latent sites whose standard deviation and mean differ
-    most from those in the second half of the chains. This finds what the weights and the gradients
+    each. The lines show the numbers of the latent sites, and of deterministic sites of at most 100
+    numbers, whose standard deviation and mean differ most from those in the second half of the
+    chains. This finds what the weights and the gradients
     do not show: a guide that is a little too narrow, a single particle far out in a tail, a funnel
     that is not filled. Where the posterior is far wider than the points are, the chains show that
     it is wider, but not by how much. Where the draws lie in two modes and (nearly) no chain goes

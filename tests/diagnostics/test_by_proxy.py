@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import SVI
+from numpyro.infer import MCMC, SVI
 from numpyro.infer.autoguide import AutoMultivariateNormal
 import optax
 import pytest
@@ -17,6 +17,7 @@ from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model import stand_in
 from numpyro_ext.diagnostics import _by_proxy, _moves, diagnose, pareto_khat
 from numpyro_ext.diagnostics.psis import log_weights_of
+from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.objectives import VRELBO, taylor_proxy
 
 ROWS, MOST = 12_000, 4e9
@@ -76,6 +77,21 @@ def test_moves_that_all_rows_make_too_dear_are_judged(monkeypatch):
     assert "noise of the proxy in nats" not in judged["by all"]
     assert judged["by all"]["sd ratio after moves, worst"] is None
     assert not any("minibatch" in row.verdict for row in found.rows)
+
+
+def test_chains_are_judged_by_the_proxy_that_is_given(monkeypatch):
+    _, _, data, proxy = fitted()
+    monkeypatch.setattr(_moves, "MOST_OPERATIONS", MOST)
+    kernel = SGHMC(model, steps_per_sample=10)
+    mcmc = MCMC(kernel, num_warmup=100, num_samples=1000, progress_bar=False)
+    mcmc.run(random.key(0), *data)
+    judged = [
+        {row.quantity: row.ok for row in diagnose(mcmc, proxy=given).rows}
+        for given in (None, proxy)
+    ]
+    assert [rows["sd ratio after moves, worst"] for rows in judged] == [None, True]
+    assert "noise of the proxy in nats" not in judged[0]
+    assert judged[1]["noise of the proxy in nats"] is True
 
 
 def test_a_proxy_that_is_too_noisy_is_not_used():

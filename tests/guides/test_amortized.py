@@ -168,7 +168,7 @@ def test_density_is_that_of_autodiff_with_constrained_sites_and_a_plate_elsewher
     svi = SVI(mixed, guide, optax.adam(1e-2), Trace_ELBO())
     x = X[:4]
     flat, unravel = ravel_pytree(svi.get_params(svi.init(random.key(0), x)))
-    params = unravel(flat + 0.2 * jnp.abs(random.normal(random.key(8), flat.shape)))
+    params = unravel(flat + 0.1 * jnp.abs(random.normal(random.key(8), flat.shape)))
 
     @jax.jit
     def densities(params):

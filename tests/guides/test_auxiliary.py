@@ -39,7 +39,7 @@ def perturbed(kind):
     svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO())
     start = svi.optim.get_params(svi.init(random.key(0)).optim_state)
     flat, unravel = ravel_pytree(start)
-    moved = unravel(flat + 0.1 * random.normal(random.key(1), flat.shape))
+    moved = unravel(flat + 0.05 * random.normal(random.key(1), flat.shape))
     return guide, svi, svi.constrain_fn(start), svi.constrain_fn(moved)
 
 

@@ -90,7 +90,8 @@ def test_minibatches_at_the_same_points_are_averaged():
     noise = np.linspace(-3.0, 3.0, 7)[:, None, None] * np.random.default_rng(1).normal(size=(20, 3))
     many = gaussian_score(x) * (1 + noise)
     np.testing.assert_allclose(ratio_of(x, many)[0], 1.0, rtol=1e-4)
-    assert np.abs(np.asarray(ratio_of(x, many[0])[0]) - 1).max() > 0.1
+    # One of them is off, or implies no spread at all.
+    assert not np.all(np.abs(np.asarray(ratio_of(x, many[0])[0]) - 1) < 0.1)
 
 
 def test_what_cannot_be_said_is_nan():
