@@ -161,18 +161,17 @@ def diagnose(
     starts a Markov chain of 40 trajectories of Hamiltonian Monte Carlo, of 4 gradients on all data
     each. The lines show the numbers of the latent sites, and of deterministic sites of at most 100
     numbers, whose standard deviation and mean differ most from those in the second half of the
-    chains. This finds what the weights and the gradients
-    do not show: a guide that is a little too narrow, a single particle far out in a tail, a funnel
-    that is not filled. Where the posterior is far wider than the points are, the chains show that
-    it is wider, but not by how much. Where the draws lie in two modes and (nearly) no chain goes
-    from one to the other, the chains keep the share of each; if no weights may be used, nothing has
-    judged it, and a line says so. **Modes** without draws are searched for in up to 100
-    coordinates, from 32 points, where no line has found the draws wrong; of chains where the
-    settings say that there are several, which is for information if none is found without draws and
-    the chains agree. A mode of the same height may be a copy with other labels or signs, so it is
-    named and not judged. A step of **Gibbs** sampling adds a share R to the variance of global
-    sites that the guide draws independently of the local ones; the variance of the posterior is
-    then 1 / (1 - R) times that of the guide.
+    chains. This finds what the weights and the gradients do not show: a guide that is a little too
+    narrow, a single particle far out in a tail, a funnel that is not filled. Where the posterior is
+    far wider than the points are, the chains show that it is wider, but not by how much. Where the
+    draws lie in two modes and (nearly) no chain goes from one to the other, the chains keep the
+    share of each; if no weights may be used, nothing has judged it, and a line says so. **Modes**
+    without draws are searched for in up to 100 coordinates, from 32 points, where no line has found
+    the draws wrong; of chains where the settings say that there are several, which is for
+    information if none is found without draws and the chains agree. A mode of the same height may
+    be a copy with other labels or signs, so it is named and not judged. A step of **Gibbs**
+    sampling adds a share R to the variance of global sites that the guide draws independently of
+    the local ones; the variance of the posterior is then 1 / (1 - R) times that of the guide.
 
     **It fails** to see modes that neither the draws nor the search has found, and it does not know
     the right model. A good line is necessary, not sufficient: chains with a bias that all of them

@@ -78,8 +78,8 @@ def test_chains_between_two_modes_do_not_mix_and_say_so():
         )(z)
 
     found = jax.jit(lambda: spread_after_moves(energy, lambda z: z, x, random.key(1), 40, 400))()
-    # All variance but that of a mode, 1, is between the chains.
-    np.testing.assert_allclose(found.between, 1 - 1 / (1 + 400 * 0.21), atol=0.01)
+    # All variance but that of a mode, 1, is between the chains, of which one or two may cross.
+    np.testing.assert_allclose(found.between, 1 - 1 / (1 + 400 * 0.21), atol=0.03)
     np.testing.assert_allclose(found.shift, 0.0, atol=0.05)
 
 

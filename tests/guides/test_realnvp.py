@@ -233,7 +233,7 @@ def fitted(stock):
     guide = stock(regression)
     svi = SVI(regression, guide, optax.adam(0.05), Trace_ELBO())
     if stock is AutoLaplaceApproximation:
-        return guide, svi.run(random.key(0), 30, progress_bar=False).params
+        return guide, svi.run(random.key(0), 300, progress_bar=False).params
     flat, unravel = ravel_pytree(svi.optim.get_params(svi.init(random.key(0)).optim_state))
     moved = unravel(flat + 0.2 * random.normal(random.key(1), flat.shape))
     return guide, svi.constrain_fn(moved)

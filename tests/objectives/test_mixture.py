@@ -153,9 +153,10 @@ def test_value_and_gradients_of_the_stratified_bound_are_those_of_the_integral()
         log_q = guide.get_posterior(p).log_prob(u)
         return (jnp.exp(log_q) * (log_p - log_q)).sum() * (u[1, 0] - u[0, 0])
 
-    value, gradient = lower(MixtureELBO(100_000), guide, params)
+    value, gradient = lower(MixtureELBO(1_000_000), guide, params)
     expected = jax.jit(jax.value_and_grad(integral))(params)
-    assert jnp.abs(value - expected[0]) < 0.02  # standard deviation 1 / 100000^.5, and float32
+    # The mean of a million draws, of a standard deviation near 1.
+    assert jnp.abs(value - expected[0]) < 0.01
     for name, g in gradient.items():
         assert jnp.allclose(g, expected[1][name], rtol=0.02, atol=0.02), name
 

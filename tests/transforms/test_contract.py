@@ -62,7 +62,9 @@ def autoregressive(cls, seed):
 
 def planar(seed):
     u, w = draws(seed, (D,), (D,))
-    return PlanarTransform(PlanarTransform.constrain(-2.0 * u, w), w, jnp.array(0.4))
+    # With u.w = -2, because the inverse loses digits as the u.w that is allowed comes near -1.
+    u = u - (u @ w + 2.0) / (w @ w) * w
+    return PlanarTransform(PlanarTransform.constrain(u, w), w, jnp.array(0.4))
 
 
 def radial(seed):
