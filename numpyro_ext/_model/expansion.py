@@ -85,7 +85,7 @@ class Rows:
         off = np.inf if mode is None else mode.decrement + (mode.num_negative > 0)
         self._check_forward_mode(x)
         for k in range(_REFINED + 1):
-            value, grad, hessian = self._sums(x)
+            value, grad, hessian = self._sums(x, None if mode is None else factor)
             nearest = x
             if hessian is not None:
                 nearest, factor, off = self._normal(x, grad, hessian)
@@ -226,12 +226,17 @@ class Rows:
                 " BBAlphaELBO."
             ) from error
 
-    def _sums(self, x: Array) -> tuple[float, np.ndarray, np.ndarray | None]:
-        """L, G and H at a flat vector; no H where the dimension is large."""
+    def _sums(self, x: Array, factor: Array | None) -> tuple[float, np.ndarray, np.ndarray | None]:
+        """L, G and H at a flat vector; no H where the dimension is large. H is taken along the
+        columns of a factor near that of the posterior, because in float32 its least curvature
+        would be lost beside the largest."""
         directions = jnp.eye(len(x), dtype=x.dtype) if len(x) <= DENSE_UP_TO else None
+        if directions is not None and factor is not None:
+            regular = np.all(np.isfinite(factor)) and np.all(np.diagonal(factor))
+            directions = factor if regular else directions
 
         @jax.jit
-        def of(x: Array, idx: Array) -> tuple[Array, Array, Array | None]:
+        def of(x: Array, idx: Array, directions: Array | None) -> tuple[Array, Array, Array | None]:
             grad = jax.grad(lambda x: jnp.sum(self.at(x, idx)))
 
             def column(direction: Array) -> Array:
@@ -239,14 +244,14 @@ class Rows:
 
             hessian = None
             if directions is not None:
-                hessian = lax.map(column, directions, batch_size=32)
+                hessian = lax.map(column, directions.T, batch_size=32)
             return self.at(x, idx), grad(x), hessian
 
         # Totals in double precision: float32 would round a sum of many rows to its own digits.
         value, grad, hessian = 0.0, np.zeros(len(x)), np.zeros(())
         for start in range(0, self.size, self.block_size):
             idx = jnp.arange(start, min(start + self.block_size, self.size))
-            each, g, H = jax.device_get(of(x, idx))
+            each, g, H = jax.device_get(of(x, idx, directions))
             value, grad = value + float(each.sum(dtype=float)), grad + g
             hessian = hessian + (0.0 if H is None else H)
         finite = [np.all(np.isfinite(part)) for part in (value, grad, hessian)]
@@ -255,7 +260,9 @@ class Rows:
                 "the log likelihood or its derivatives are not finite at the center; give another"
                 " center, or check the data."
             )
-        return value, grad, hessian if directions is not None else None
+        if directions is None:
+            return value, grad, None
+        return value, grad, np.linalg.solve(np.asarray(directions, np.float64).T, hessian)
 
     def _normal(
         self, x: Array, grad: np.ndarray, hessian: np.ndarray

@@ -71,15 +71,16 @@ def test_log_of_a_kernel_ratio_has_a_floor_without_a_gradient():
 
 @pytest.mark.parametrize("offset", [0.0, 1e4])
 def test_ratios_of_two_normals(offset):
-    """Within 0.3 (kernel, 500 samples) and 0.15 (polynomial, 4000) where both have mass."""
+    """Within 0.4 (kernel, 2000 samples) and 0.25 (polynomial, 4000) where both have mass: at 24
+    keys the largest errors are 0.26 and 0.14."""
     e = random.normal(random.key(1), (2, 4000, 1))
     num, den = offset + LOC + SCALE * e[0], offset + e[1]
     z = jnp.linspace(-0.8, 1.8, 14)[:, None]
     expected = log_ratio_of_normals(z)
     ours = LogisticRatio().fit(num, den).log_ratio(offset + z)
-    np.testing.assert_allclose(ours, expected, atol=0.15)
-    ours = KernelRatio(1e-3).fit(num[:500], den[:500]).log_ratio(offset + z)
-    np.testing.assert_allclose(ours, expected, atol=0.3)
+    np.testing.assert_allclose(ours, expected, atol=0.25)
+    ours = KernelRatio(1e-3).fit(num[:2000], den[:2000]).log_ratio(offset + z)
+    np.testing.assert_allclose(ours, expected, atol=0.4)
 
 
 @pytest.mark.x64

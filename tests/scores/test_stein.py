@@ -144,16 +144,17 @@ def test_u_statistic_is_the_v_statistic_with_one_less_ridge():
 @pytest.mark.parametrize(
     ("estimator", "expected", "deviation"),
     [
-        (SteinScore(), [[0.825, -0.515], [0.0, 1.237]], 0.004),
-        (SteinScore(0.1), [[0.814, -0.506], [0.002, 1.217]], 0.008),
-        (SteinScore(0.1, form="parametric"), [[0.825, -0.506], [0.003, 1.220]], 0.02),
+        (SteinScore(), [[0.825, -0.515], [0.0, 1.237]], 0.003),
+        (SteinScore(0.1), [[0.814, -0.505], [0.002, 1.216]], 0.007),
+        (SteinScore(0.1, form="parametric"), [[0.822, -0.503], [0.007, 1.217]], 0.017),
     ],
     ids=["default", "eta 0.1", "parametric"],
 )
 def test_entropy_gradient_of_a_linear_sampler_is_its_inverse_transpose(
     estimator, expected, deviation
 ):
-    """x = L e: -(1/K) G^T e -> L^-T, over 16 seeds; ``deviation`` is that of one seed."""
+    """x = L e: -(1/K) G^T e -> L^-T, over 16 seeds; ``deviation`` is that of one seed,
+    known from 1024 of them to 3 %, and from 16 to 18 %."""
     scale, num = jnp.array([[1.2, 0.0], [0.5, 0.8]]), 200
 
     def one_seed(key):
@@ -161,7 +162,7 @@ def test_entropy_gradient_of_a_linear_sampler_is_its_inverse_transpose(
         return -estimator(2.0 + e @ scale.T).T @ e / num
 
     draws = jax.jit(lambda keys: jax.lax.map(one_seed, keys))(random.split(random.key(0), 16))
-    assert draws.std(0).max() < deviation
+    assert draws.std(0).max() < 1.7 * deviation
     np.testing.assert_allclose(draws.mean(0), expected, atol=4.0 * deviation / 16**0.5)
     np.testing.assert_allclose(draws.mean(0), jnp.linalg.inv(scale).T, atol=0.05)
 
