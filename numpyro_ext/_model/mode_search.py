@@ -11,9 +11,11 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 import optax
+from scipy.linalg import solve_triangular
 from tqdm.auto import tqdm
 
 from numpyro_ext._model.minibatch import draw_indices
+from numpyro_ext._model.operations import count_operations, quick_options, run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.whitening import Whitening
 
@@ -37,6 +39,8 @@ _HALVINGS = 12
 _CURVATURE_ROWS = 10_000
 _NEAR = 0.05
 """Decrement below which a point is a mode."""
+_FEW = 2e8
+"""Numbers in all searches up to which they are not worth an optimised program."""
 _LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
 
 
@@ -91,7 +95,9 @@ class NormalFit:
 
     def distance(self, x: Array) -> float:
         """The distance of a point from the center, in standard deviations."""
-        return float(jnp.linalg.norm(self.whitening.to_xi(x)))
+        away, root = (np.asarray(y, np.float64) for y in (x - self.center, self.factor))
+        xi = away / root if root.ndim == 1 else solve_triangular(root, away, lower=True)
+        return float(np.linalg.norm(xi))
 
 
 def batch_rows(potential: Potential) -> int:
@@ -128,14 +134,18 @@ def _curvature(potential: Potential, idx: dict[str, Array], x: Array) -> Array:
     return lax.map(along, jnp.eye(len(x), dtype=x.dtype), batch_size=32)
 
 
-def starts_of(rng_key: Array, first: Array) -> list[Array]:
-    """Where four searches begin: at ``first``, at another point within 2, and opposite of both,
-    because an exchange of two numbers is one of their difference's sign."""
-    other = random.uniform(random.fold_in(rng_key, 1), first.shape, first.dtype, -2, 2)
-    return [first, -first, other, -other]
+def starts_of(rng_key: Array, first: Array) -> np.ndarray:
+    """Where four searches begin, ``(4, n)``: at ``first``, at another point within 2, and opposite
+    of both, because an exchange of two numbers is one of their difference's sign."""
+
+    def draw(rng_key: Array, first: Array) -> Array:
+        other = random.uniform(random.fold_in(rng_key, 1), first.shape, first.dtype, -2, 2)
+        return jnp.stack([first, -first, other, -other])
+
+    return np.asarray(run_once(draw, rng_key, first))
 
 
-def find_modes(rng_key: Array, potential: Potential, starts: list[Array]) -> Iterator[NormalFit]:
+def find_modes(rng_key: Array, potential: Potential, starts: Any) -> Iterator[NormalFit]:
     """
     The modes found from each of these points, one after another, by the same compiled functions:
     Adam on minibatch gradients, then damped Newton steps with the gradient of all rows, of which
@@ -143,13 +153,22 @@ def find_modes(rng_key: Array, potential: Potential, starts: list[Array]) -> Ite
 
     :param starts: ``(n,)`` each, where to begin.
     """
+
+    def split(rng_key: Array) -> Array:
+        several = random.split(rng_key, len(starts))
+        return jax.vmap(lambda key: random.split(key, _ADAM_PIECES))(several)
+
     all_rows = sum(size for size, _ in potential.plates.values()) or 1
-    piece, newton = _adam(potential), jax.jit(partial(_newton, potential))
-    for start, key_start in zip(starts, random.split(rng_key, len(starts)), strict=True):
+    options = _options(potential, starts[0], len(starts) * all_rows / batch_rows(potential))
+    piece = jax.jit(partial(_adam, potential), compiler_options=options)
+    newton = jax.jit(partial(_newton, potential), compiler_options=options)
+    keys, empty = run_once(split, rng_key), jax.eval_shape(optax.scale_by_adam().init, starts[0])
+    for which, start in enumerate(starts):
         with _bar(_ADAM_PIECES + _NEWTON_STEPS, "finding the mode") as advance:
-            x, spent, state = start, 0, (optax.scale_by_adam().init(start), start)
-            for k, key in enumerate(random.split(key_start, _ADAM_PIECES)):
-                x, state = piece(x, state, key, k)
+            moments = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), empty)
+            x, spent, state = start, 0, (moments, start)
+            for k in range(_ADAM_PIECES):
+                x, state = piece(x, state, keys, which, k)
                 spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
                 advance()
             fallback = [start, state[1]]  # the latter, where Adam last had a finite gradient
@@ -164,36 +183,44 @@ def find_modes(rng_key: Array, potential: Potential, starts: list[Array]) -> Ite
                     x = fallback.pop()
                 elif not bool(moved):
                     break
-        diagonal = jnp.diagonal(factor) if factor.ndim == 2 else factor
-        log_evidence = float(jnp.sum(jnp.log(jnp.abs(diagonal))) - value)
+        diagonal = np.diagonal(factor) if factor.ndim == 2 else np.asarray(factor)
+        with np.errstate(divide="ignore"):
+            log_evidence = float(np.sum(np.log(np.abs(diagonal))) - float(value))
         fit = NormalFit(x, factor, float(decrement), int(num_negative), spent, log_evidence)
         yield replace(fit, out_of_budget=left <= 0)
 
 
-def _adam(potential: Potential) -> Callable[..., tuple[Array, Any]]:
+def _options(potential: Potential, x: Array, passes: float) -> dict[str, int] | None:
+    """Those of the compiler, by what a gradient costs on a minibatch and on as many as all rows."""
+    one = count_operations(potential.value_and_grad_flat, x, potential.first_rows())
+    return quick_options(one * (4 * _ADAM_STEPS + 30 * passes), _FEW)
+
+
+def _adam(
+    potential: Potential, x: Array, state: Any, keys: Array, which: Array, k: Array
+) -> tuple[Array, Any]:
     """A hundred steps, at a rate that falls over the whole search; from a point whose gradient is
-    not finite back to the last one where it was, and Adam begins anew."""
+    not finite back to the last one where it was, and Adam begins anew.
+
+    :param keys: those of piece ``k`` of the search ``which`` are ``keys[which, k]``.
+    """
     num = _ADAM_STEPS // _ADAM_PIECES
     rate = optax.exponential_decay(0.05, _ADAM_STEPS, 0.001 / 0.05)
     adam = optax.scale_by_adam()
 
-    @jax.jit
-    def piece(x: Array, state: Any, rng_key: Array, k: Array) -> tuple[Array, Any]:
-        def step(carry: tuple[Array, Any], at: tuple[Array, Array]) -> tuple[Any, None]:
-            x, (state, known) = carry
-            i, key = at
-            _, g = potential.value_and_grad_flat(x, draw_batch(key, potential))
-            fine = jnp.all(jnp.isfinite(g * g))  # Adam takes the square
-            update, new = adam.update(jnp.where(fine, g, 0), state)
-            step = jnp.asarray(rate(i), x.dtype) * jnp.asarray(update)
-            fresh = adam.init(x), known
-            moved = jax.tree.map(partial(jnp.where, fine), (x - step, (new, x)), (known, fresh))
-            return moved, None
+    def step(carry: tuple[Array, Any], at: tuple[Array, Array]) -> tuple[Any, None]:
+        x, (state, known) = carry
+        i, key = at
+        _, g = potential.value_and_grad_flat(x, draw_batch(key, potential))
+        fine = jnp.all(jnp.isfinite(g * g))  # Adam takes the square
+        update, new = adam.update(jnp.where(fine, g, 0), state)
+        step = jnp.asarray(rate(i), x.dtype) * jnp.asarray(update)
+        fresh = adam.init(x), known
+        moved = jax.tree.map(partial(jnp.where, fine), (x - step, (new, x)), (known, fresh))
+        return moved, None
 
-        at = (k * num + jnp.arange(num), random.split(rng_key, num))
-        return lax.scan(step, (x, state), at)[0]
-
-    return piece
+    at = (k * num + jnp.arange(num), random.split(keys[which, k], num))
+    return lax.scan(step, (x, state), at)[0]
 
 
 def _newton(potential: Potential, x: Array) -> tuple[Array, ...]:

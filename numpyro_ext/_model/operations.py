@@ -1,13 +1,18 @@
-"""The cost of a program in operations, read off the program without running it."""
+"""The cost of a program in operations, read off the program; and programs that run once."""
 
 from collections.abc import Callable
 import math
 from typing import Any
 
 import jax
+from jax import Array
+from jax.core import Tracer
 import jax.numpy as jnp
 
-__all__ = ["count_operations"]
+__all__ = ["FEW", "count_operations", "quick_options", "run_once"]
+
+FEW = 10**9
+"""Numbers up to which a program is run in the time that it takes to optimise it."""
 
 _CUBIC = {
     "cholesky": 1,
@@ -28,6 +33,22 @@ def count_operations(fn: Callable[..., Any], *args: Any) -> float:
     length counts once, and of two branches the longer one.
     """
     return _of(jax.make_jaxpr(fn)(*args).jaxpr)
+
+
+def quick_options(operations: float = 0.0, few: float = FEW) -> dict[str, int] | None:
+    """Options of the compiler for a program that computes so many numbers in all its runs."""
+    quick = jax.default_backend() == "cpu" and operations <= few
+    return {"xla_backend_optimization_level": 0} if quick else None
+
+
+def run_once(fn: Callable[..., Any], rng_key: Array, *args: Any) -> Any:
+    """``fn(rng_key, *args)``, compiled without optimisation, which takes longer than one run.
+
+    :param rng_key: a key that was split off or folded in, so that it is traced where a program
+        inside another one is: there, options of the compiler are an error.
+    """
+    options = None if isinstance(rng_key, Tracer) else quick_options()
+    return jax.jit(fn, compiler_options=options)(rng_key, *args)
 
 
 def _of(jaxpr: Any) -> float:

@@ -16,6 +16,7 @@ from numpyro.infer.util import initialize_model
 
 from numpyro_ext._model.handlers import first_rows
 from numpyro_ext._model.mistakes import check_rows
+from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, trace_of
 from numpyro_ext._typing import Model, Params, Sites
@@ -25,23 +26,11 @@ __all__ = [
     "draw_start",
     "guide_start",
     "params_in_scope",
-    "run_once",
     "start_near_median",
 ]
 
 _HALF_WIDTHS, _TRIES = 2.0 / 4.0 ** np.arange(8), 4
 _PRIOR_DRAWS = 100
-
-
-def run_once(fn: Callable[..., Any], rng_key: Array, *args: Any) -> Any:
-    """``fn(rng_key, *args)``, compiled without optimisation, which takes longer than one run.
-
-    :param rng_key: a key that was split off or folded in, so that it is traced where a program
-        inside another one is: there, options of the compiler are an error.
-    """
-    quick = jax.default_backend() == "cpu" and not isinstance(rng_key, Tracer)
-    options = {"xla_backend_optimization_level": 0} if quick else None
-    return jax.jit(fn, compiler_options=options)(rng_key, *args)
 
 
 def draw_params(

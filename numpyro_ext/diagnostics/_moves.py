@@ -12,6 +12,7 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_ext._model.operations import FEW, count_operations, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, model_info, sample_sites
 from numpyro_ext._typing import Params, Sites, Trace
@@ -20,7 +21,6 @@ from numpyro_ext.diagnostics._evaluate import Evaluate, Prototype, count_of, def
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics._modes import NUMBERS
 from numpyro_ext.diagnostics._moved import GUIDE, PARTICLES, Spread, left_out, moved_rows
-from numpyro_ext.diagnostics._operations import count_operations
 from numpyro_ext.diagnostics._points import (
     Points,
     flat_draws,
@@ -43,8 +43,6 @@ MOST = 10**9
 """So many log densities of sites are evaluated for particles without being asked."""
 MOST_OPERATIONS = 2 * 10**10
 """So many numbers are computed for a guide without being asked: a few seconds of a core."""
-FEW_OPERATIONS = 10**9
-"""Up to here more chains are started, and the program is not worth optimising."""
 DRAWS, STARTS, FEWEST_STARTS = 10_000, 1000, 128
 MOST_WATCHED = 100
 """Numbers up to which a deterministic site is compared too."""
@@ -245,11 +243,10 @@ def planned(fit: Fit, trace: Trace, num_moves: int | None) -> Plan | str:
             raise
         return "the model has no gradient in reverse mode, which a Markov chain needs here."
     each = (MOVES if num_moves is None else num_moves) * LEAPS * max(one, 1.0)
-    starts = int(np.clip(FEW_OPERATIONS / each, FEWEST_STARTS, STARTS))
+    starts = int(np.clip(FEW / each, FEWEST_STARTS, STARTS))
     if num_moves is None and starts * each > MOST_OPERATIONS:
         return _dear(starts, "draw", f"{starts * each:.1g} operations")
-    quick = jax.default_backend() == "cpu" and starts * each <= FEW_OPERATIONS
-    options = {"xla_backend_optimization_level": 0} if quick else None
+    options = quick_options(starts * each)
     searches = num_moves is not None or starts * each + GRADIENTS * one <= MOST_OPERATIONS
     return Plan(starts, MOVES if num_moves is None else num_moves, options, searches)
 

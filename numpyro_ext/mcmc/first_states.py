@@ -9,6 +9,7 @@ from jax.core import Tracer
 import jax.numpy as jnp
 from numpyro.util import is_prng_key
 
+from numpyro_ext._model.operations import quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.sharding import spread_arrays
 from numpyro_ext._model.start import draw_start
@@ -39,7 +40,10 @@ def first_states(
     info, single = potential.info, is_prng_key(rng_key)
     spread, whole = spread_arrays(*potential.arguments)
 
-    @partial(jax.jit, static_argnames="validate_grad")
+    # Compiled for one run.
+    options = None if isinstance(rng_key, Tracer) else quick_options()
+
+    @partial(jax.jit, static_argnames="validate_grad", compiler_options=options)
     def begin(
         rng_key: Array, z: Sites | None, spread: dict[int, Array], scale: float, validate_grad: bool
     ) -> tuple[Any, Any, Array]:

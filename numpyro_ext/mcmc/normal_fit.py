@@ -22,9 +22,10 @@ from numpyro_ext._model.mode_search import (
     some_rows,
     starts_of,
 )
+from numpyro_ext._model.operations import quick_options, run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
-from numpyro_ext._model.start import draw_start, run_once, start_near_median
+from numpyro_ext._model.start import draw_start, start_near_median
 from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext._typing import Model, Sites
 
@@ -55,7 +56,7 @@ def find_normal(
         lowest potential is taken where the first one or its gradient is not finite.
     """
     info = potential.info
-    key_start, key_mode, key_svi, key_shape = random.split(rng_key, 4)
+    key_start, key_mode, key_svi, key_shape = run_once(_four, rng_key)
     given = start is not None
     energy: Any = 0.0
     if start is None:
@@ -127,6 +128,10 @@ def find_normal(
     else:
         return fit
     return replace(fit, problems=(*fit.problems, problem))
+
+
+def _four(rng_key: Array) -> tuple[Array, ...]:
+    return tuple(random.split(rng_key, 4))
 
 
 def advice(info: ModelInfo) -> str:
@@ -206,7 +211,7 @@ def _variational(rng_key: Array, model: Model, potential: Potential, start: Site
     guide_class = AutoMultivariateNormal if dense else AutoDiagonalNormal
     guide = guide_class(
         first_rows(model),
-        init_loc_fn=init_to_value(values=constrained(potential, start)),
+        init_loc_fn=init_to_value(values=constrained(potential, info.ravel(start))),
         init_scale=0.05,
     )
     rate = optax.exponential_decay(0.02, _SVI_STEPS, 0.02)
@@ -216,6 +221,8 @@ def _variational(rng_key: Array, model: Model, potential: Potential, start: Site
     return NormalFit(center, factor, row_gradients=8 * _SVI_STEPS * batch_rows(potential))
 
 
-def constrained(potential: Potential, z: Sites) -> Sites:
-    """The latent sites of an unconstrained point, in their supports."""
-    return potential.info.in_order(potential.postprocess()(z))
+def constrained(potential: Potential, x: Array) -> Sites:
+    """The latent sites of a flat vector, in their supports."""
+    info, sites = potential.info, potential.postprocess()
+    at = jax.jit(lambda x: sites(info.unravel(x)), compiler_options=quick_options())
+    return info.in_order(at(x))

@@ -14,8 +14,9 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.mistakes import check_rows, read_global
 from numpyro_ext._model.mode_search import NormalFit, batch_rows, draw_batch
+from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.start import draw_params, run_once
+from numpyro_ext._model.start import draw_params
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import GradientEstimator, Model, Sites
 from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient
@@ -261,7 +262,7 @@ def find(
             " step_size and whitening of kernel.settings."
         )
     potential = potential.traced_once()
-    key_normal, key_noise = random.split(random.key(0))
+    key_normal, key_noise = run_once(lambda key: tuple(random.split(key)), random.key(0))
     given: Whitening | None = kernel.whitening
     if given is None:
         again = key_normal if isinstance(rng_key, Tracer) else rng_key
@@ -270,7 +271,7 @@ def find(
         )
     else:
         normal = with_shape(key_normal, potential, NormalFit(given.center, given.factor))
-    center = constrained(potential, potential.info.unravel(normal.center))
+    center = constrained(potential, normal.center)
     estimators: list[GradientEstimator] = []
     if kernel.gradient is not None:
         estimators = [kernel.gradient]

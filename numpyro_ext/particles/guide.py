@@ -14,8 +14,9 @@ from numpyro.primitives import mutable
 
 from numpyro_ext._checks import check_count, check_nonnegative
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
+from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.start import draw_start, run_once
+from numpyro_ext._model.start import draw_start
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Float, Model, Params, Sites, Trace
 from numpyro_ext.particles.base import read_for_particles

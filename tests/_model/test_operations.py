@@ -3,7 +3,7 @@
 from jax import lax
 import jax.numpy as jnp
 
-from numpyro_ext.diagnostics._operations import count_operations
+from numpyro_ext._model.operations import count_operations
 
 
 def test_counts_of_known_programs():
