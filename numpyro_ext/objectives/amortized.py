@@ -27,11 +27,11 @@ class AmortizedMCMC(Objective):
     .. math::
         \frac{1}{K(K-1)} \sum_{i \ne j} \big( 2\,|z_i - y_j| - |z_i - z_j| - |y_i - y_j| \big),
 
-    an unbiased estimate, in units of the standard deviations of y in each coordinate, which needs
-    draws and no density. It is zero on average, and so is its gradient, where the transitions do
-    not change the law of the draws: at the posterior. ``loss="kl"`` is for a guide with a density
-    and minimises :math:`-\frac1K \sum_k \log q(y_k)` in nats, the forward KL from the law of y
-    but for a constant. It has less noise.
+    in units of the standard deviations of z and y together in each coordinate, which needs draws
+    and no density. It is zero on average, and so is its gradient, where the transitions do not
+    change the law of the draws and are reversible: at the posterior. ``loss="kl"`` is for a guide
+    with a density and minimises :math:`-\frac1K \sum_k \log q(y_k)` in nats, the forward KL from
+    the law of y but for a constant. It has less noise.
 
     (The mean of :math:`|y_k - z_k|^2` is not offered: its optimum :math:`z = E[y \mid z]` is one
     point for a long chain, whose end does not depend on its start.)
@@ -206,9 +206,10 @@ class AmortizedMCMC(Objective):
 
 def energy_distance(z: Array, y: Array) -> Array:
     """``(*units)``, the energy distance of ``(K, *units, d)`` draws z and y, without the pairs of a
-    draw with itself; in units of the standard deviations of y."""
+    draw with itself; in units of the standard deviations of both together: in those of y alone,
+    which depend on y and not on z, the gradient would not be zero on average for equal laws."""
     K, *units, _ = z.shape
-    sd = jnp.std(y, axis=0)
+    sd = jnp.std(jnp.concatenate([z, y]), axis=0)
     sd = stop_gradient(jnp.where(sd == 0, 1.0, sd))
 
     def distances(a: Array, b: Array) -> Array:

@@ -116,7 +116,7 @@ def test_a_good_run_is_fine_and_its_tree_says_the_same():
         "sd ratio after moves, worst",
         "shift after moves, worst",
     ]
-    assert rows_of(found)["ESS per gradient"].value == pytest.approx(1 / 3, rel=0.3)
+    assert rows_of(found)["ESS per gradient"].value == pytest.approx(1 / 3, rel=0.6)
     again = diagnose(to_arviz(mcmc))
     # All but the moves, which need the model.
     assert [row[:2] for row in again.rows] == [row[:2] for row in found.rows[:-2]]
