@@ -195,6 +195,12 @@ def params_of_normal(guide: Any, loc: Array, factor: Array) -> Params:
     if not isinstance(guide, allowed):
         names = ", ".join(cls.__name__ for cls in allowed)
         raise TypeError(f"guide is a {type(guide).__name__}; it must be one of {names}.")
+    size = sum(map(jnp.size, guide._init_locs.values()))
+    if len(loc) != size:
+        raise ValueError(
+            f"the normal has {len(loc)} coordinates, but the latent sites of the guide's model have"
+            f" {size}; find it for the same model, with the same arguments."
+        )
     dense = factor if factor.ndim == 2 else jnp.diag(factor)
     root = solve_triangular(dense, jnp.eye(len(loc), dtype=dense.dtype), lower=True)
     scale = 1 / jnp.linalg.norm(root, axis=0)

@@ -24,11 +24,10 @@ from numpyro_ext._model.read import (
     frames,
     latent_sites,
     sample_sites,
-    set_up,
     unconstrained_shape,
 )
 from numpyro_ext._model.units import Layout
-from numpyro_ext._numpyro import params_of_normal
+from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
 __all__ = ["LARGEST_NOISE", "TaylorProxy", "sd_over_minibatches", "too_far"]
@@ -102,14 +101,7 @@ class TaylorProxy:
                 "there is no normal approximation at the center of this proxy; move it to a guide"
                 " that was fitted, proxy.at(guide, params)."
             )
-        try:
-            set_up(guide, args, kwargs)
-        except RuntimeError as error:  # it looks for a start of its own
-            raise ValueError(
-                "the guide finds no start at which the density is finite; make it with"
-                " init_loc_fn=init_to_value(values=proxy.center)."
-            ) from error
-        return params_of_normal(guide, self.location, self.factor)
+        return Whitening(self.location, self.factor).init_params(guide, *args, **kwargs)
 
     def _origin(self, instead: str) -> Any:
         if self.origin is None:

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 import numpy as np
 
-from numpyro_ext._numpyro import normal_of_guide
+from numpyro_ext._model.read import set_up
+from numpyro_ext._numpyro import normal_of_guide, params_of_normal
 from numpyro_ext._typing import Params
 
 __all__ = ["UNCHANGED", "Unchanged", "Whitening"]
@@ -22,6 +23,8 @@ __all__ = ["UNCHANGED", "Unchanged", "Whitening"]
 class Whitening:
     r"""
     The coordinates :math:`\xi` of :math:`z = c + A \xi`, an argument of every kernel.
+
+    With them a guide starts at a mode too (:meth:`init_params`).
 
     A kernel with ``whitening=`` moves :math:`\xi` instead of the flat vector z; its potential is
     :math:`U(c + A\xi)` (the constant Jacobian drops out) and its gradient :math:`A^\top g`. With
@@ -87,6 +90,24 @@ class Whitening:
         :param dict params: what ``svi.get_params`` gives for it.
         """
         return cls(*normal_of_guide(guide, params))
+
+    def init_params(self, guide: Any, *args: Any, **kwargs: Any) -> Params:
+        """
+        The parameters of a guide that begins at this normal, for ``svi.run(..., init_params=)``.
+
+        :param guide: an ``AutoMultivariateNormal``, or an ``AutoDiagonalNormal`` or ``AutoNormal``,
+            whose variances are then those of each coordinate given the others.
+        :param args: arguments of the guide's model, those of ``svi.run``.
+        :param kwargs: its keyword arguments.
+        """
+        try:
+            set_up(guide, args, kwargs)
+        except RuntimeError as error:  # it looks for a start of its own
+            raise ValueError(
+                "the guide finds no start at which the density is finite; make it with"
+                " init_loc_fn=init_to_value(values=proxy.center), or with values of your own."
+            ) from error
+        return params_of_normal(guide, self.center, self.factor)
 
     def __repr__(self) -> str:
         kind = "dense" if self.factor.ndim == 2 else "diagonal"

@@ -269,7 +269,7 @@ def test_kernels_with_functions_of_z_find_their_step(kernel):
     rate = np.asarray(mcmc.get_samples()["rate"])
     mean, sd = np.array([10.0, 0.5]), np.array([20.0**0.5 / 2, 50.0**0.5 / 100])
     assert np.max(np.abs(rate.mean(0) - mean) / sd) < 0.2
-    np.testing.assert_allclose(rate.std(0), sd, rtol=0.08)
+    np.testing.assert_allclose(rate.std(0), sd, rtol=0.12)
 
 
 def eight_schools_centred():

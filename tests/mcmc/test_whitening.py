@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, SVI, Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import (
+    AutoDelta,
     AutoDiagonalNormal,
     AutoLaplaceApproximation,
     AutoLowRankMultivariateNormal,
@@ -101,6 +102,24 @@ def test_find_whitening_is_the_laplace_approximation():
     np.testing.assert_allclose(found / jnp.outer(sd, sd), covariance / jnp.outer(sd, sd), atol=0.02)
 
 
+def test_a_guide_starts_at_the_mode_with_the_covariance_there():
+    whitening = find_whitening(regression, X, Y)
+    dense = whitening.factor @ whitening.factor.T
+    given_others = 1 / jnp.sqrt(jnp.diagonal(jnp.linalg.inv(dense)))
+    for guide_class in (AutoMultivariateNormal, AutoDiagonalNormal, AutoNormal):
+        guide = guide_class(regression, init_loc_fn=near)
+        params = whitening.init_params(guide, X, Y)
+        begun = SVI(regression, guide, optax.adam(0.0), Trace_ELBO())
+        params = begun.run(random.key(0), 1, X, Y, init_params=params, progress_bar=False).params
+        back = Whitening.from_guide(guide, params)
+        np.testing.assert_allclose(back.center, whitening.center, rtol=1e-5)
+        factor = back.factor
+        if guide_class is AutoMultivariateNormal:
+            np.testing.assert_allclose(factor @ factor.T, dense, atol=1e-5 * float(dense.max()))
+        else:
+            np.testing.assert_allclose(factor, given_others, rtol=1e-4)
+
+
 @pytest.mark.x64
 @pytest.mark.parametrize("factor", [FACTOR, jnp.array([2.0, 0.5])])
 def test_the_map_and_the_gradient_are_those_of_the_definition(factor, tol):
@@ -141,3 +160,9 @@ def test_wrong_whitenings_are_errors():
         Whitening.from_guide(lambda: None, {})
     with pytest.raises(ValueError, match="has not seen its model"):
         Whitening.from_guide(AutoNormal(standard), {})
+    other = Whitening(jnp.zeros(3), jnp.ones(3))
+    for guide_class in (AutoMultivariateNormal, AutoNormal):
+        with pytest.raises(ValueError, match="3 coordinates, but the latent sites of the guide's"):
+            other.init_params(guide_class(standard))
+    with pytest.raises(TypeError, match="guide is a AutoDelta; it must be one of AutoMulti"):
+        other.init_params(AutoDelta(standard))

@@ -167,7 +167,7 @@ def test_weights_of_minus_infinity():
     def results(m):
         return [
             jax.value_and_grad(
-                lambda m, f=f: FDivergence(f, 8).loss(
+                lambda m, f=f: FDivergence(f, 32).loss(
                     random.key(0), {"m": m, "s": 1.0}, model, normal_guide
                 )
             )(m)

@@ -200,7 +200,7 @@ def test_weights_of_minus_infinity():
         return {
             (bound, gradient): jax.value_and_grad(
                 lambda m, kind=(bound, gradient): ThermodynamicELBO(
-                    2, 8, bound=kind[0], gradient=kind[1]
+                    2, 32, bound=kind[0], gradient=kind[1]
                 ).loss(random.key(0), {"m": m, "s": 1.0}, model, normal_guide)
             )(m)
             for bound in ("lower", "upper")

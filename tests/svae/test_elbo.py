@@ -185,7 +185,7 @@ def full_run():
 
     found = []
     for i in range(60):
-        state, numbers = step(state, y + 0.1 * jnp.sin(i))
+        state, numbers = step(state, y + 3.0 * jnp.sin(i))  # so that some steps are too long
         found.append(numbers)
     losses, inside = map(jnp.stack, zip(*found, strict=True))
     return step._cache_size(), losses, inside, state.optim_state
