@@ -1,7 +1,4 @@
-"""NumPyro's private names and attributes: nowhere else in the package, not even as strings.
-
-Each was read from NumPyro 0.22.0.
-"""
+"""NumPyro's private names and attributes, as of 0.22.0: nowhere else, not even as strings."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -197,10 +194,7 @@ def params_of_normal(guide: Any, loc: Array, factor: Array) -> Params:
         raise TypeError(f"guide is a {type(guide).__name__}; it must be one of {names}.")
     size = sum(map(jnp.size, guide._init_locs.values()))
     if len(loc) != size:
-        raise ValueError(
-            f"the normal has {len(loc)} coordinates, but the latent sites of the guide's model have"
-            f" {size}; find it for the same model, with the same arguments."
-        )
+        raise ValueError(f"the normal has {len(loc)} coordinates; the guide's model has {size}.")
     dense = factor if factor.ndim == 2 else jnp.diag(factor)
     root = solve_triangular(dense, jnp.eye(len(loc), dtype=dense.dtype), lower=True)
     scale = 1 / jnp.linalg.norm(root, axis=0)

@@ -162,7 +162,7 @@ def test_wrong_whitenings_are_errors():
         Whitening.from_guide(AutoNormal(standard), {})
     other = Whitening(jnp.zeros(3), jnp.ones(3))
     for guide_class in (AutoMultivariateNormal, AutoNormal):
-        with pytest.raises(ValueError, match="3 coordinates, but the latent sites of the guide's"):
+        with pytest.raises(ValueError, match="3 coordinates; the guide's model has 2"):
             other.init_params(guide_class(standard))
     with pytest.raises(TypeError, match="guide is a AutoDelta; it must be one of AutoMulti"):
         other.init_params(AutoDelta(standard))
