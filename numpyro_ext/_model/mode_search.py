@@ -22,6 +22,7 @@ from numpyro_ext._model.whitening import Whitening
 __all__ = [
     "DENSE_UP_TO",
     "MOST_PASSES",
+    "WORTH_OPTIMISING",
     "NormalFit",
     "batch_rows",
     "draw_batch",
@@ -39,8 +40,8 @@ _HALVINGS = 12
 _CURVATURE_ROWS = 10_000
 _NEAR = 0.05
 """Decrement below which a point is a mode."""
-_FEW = 2e8
-"""Numbers in all searches up to which they are not worth an optimised program."""
+WORTH_OPTIMISING = 2e8
+"""Numbers that a search computes, above which an optimised program pays for its compilation."""
 _LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
 
 
@@ -193,7 +194,7 @@ def find_modes(rng_key: Array, potential: Potential, starts: Any) -> Iterator[No
 def _options(potential: Potential, x: Array, passes: float) -> dict[str, int] | None:
     """Those of the compiler, by what a gradient costs on a minibatch and on as many as all rows."""
     one = count_operations(potential.value_and_grad_flat, x, potential.first_rows())
-    return quick_options(one * (4 * _ADAM_STEPS + 30 * passes), _FEW)
+    return quick_options(one * (4 * _ADAM_STEPS + 30 * passes), WORTH_OPTIMISING)
 
 
 def _adam(
