@@ -7,9 +7,10 @@ from typing import Any
 from jax import Array
 import jax.numpy as jnp
 import numpyro
-from numpyro.handlers import block, seed, substitute
+from numpyro.handlers import block, substitute
 from numpyro.primitives import Messenger
 
+from numpyro_ext._model.minibatch import plate_indices
 from numpyro_ext._typing import Model, Trace
 
 __all__ = [
@@ -227,9 +228,21 @@ def subsampled_plates(trace: Trace) -> dict[str, tuple[int, int]]:
     return plates
 
 
-def seed_plates(fn: Model, rng_key: Array) -> Model:
-    """Seed only the minibatch draws of ``fn``, so that all particles share one minibatch."""
-    return seed(fn, rng_key, hide_types=["sample", "prng_key", "control_flow"])
+class seed_plates(Messenger):
+    """Draw the minibatches of plates by one key, so that all particles share one.
+
+    NumPyro's own draw takes a pass over all rows of the plate, and one step after another.
+
+    :param rng_key: the key of all plates.
+    """
+
+    def __init__(self, fn: Model | None, rng_key: Array) -> None:
+        super().__init__(fn)
+        self.rng_key = rng_key
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "plate" and msg["value"] is None:
+            msg["value"] = plate_indices(self.rng_key, msg["name"], *msg["args"])
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Row indices of a minibatch in O(batch) work and memory, however many rows there are."""
 
 from typing import NamedTuple
+from zlib import crc32
 
 from jax import Array, lax, random
 import jax.numpy as jnp
@@ -26,6 +27,13 @@ class PlateState(NamedTuple):
 def replace_indices(rng_key: Array, size: int, batch_size: int) -> Array:
     """``(B,)`` independent, uniform row numbers, in which a row may occur twice."""
     return random.randint(rng_key, (batch_size,), 0, size, jnp.int32)
+
+
+def plate_indices(rng_key: Array, name: str, size: int, batch_size: int) -> Array:
+    """``(B,)`` row numbers of a plate, all different; each plate draws by its name and the key."""
+    key = random.fold_in(rng_key, crc32(name.encode()))
+    place = jnp.arange(min(batch_size, size), dtype=jnp.uint32)
+    return permute(round_keys(key), place, size).astype(jnp.int32)
 
 
 def _mix(x: Array, key: Array) -> Array:

@@ -10,7 +10,7 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
-from numpyro.handlers import block, seed, substitute
+from numpyro.handlers import seed, substitute
 from numpyro.infer.util import (
     compute_log_probs,
     constrain_fn,
@@ -19,8 +19,9 @@ from numpyro.infer.util import (
     unconstrain_fn,
 )
 
-from numpyro_ext._model.handlers import first_rows, latents_only, rows, seed_plates
-from numpyro_ext._model.read import ModelInfo, trace_of
+from numpyro_ext._model.handlers import first_rows, latents_only, rows
+from numpyro_ext._model.minibatch import plate_indices
+from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Sites
 
@@ -131,20 +132,9 @@ class Potential:
         value, grad = self.full_value_and_grad(self.info.unravel(x), chunk_size)
         return value, self.info.ravel(grad)
 
-    def draw_rows(self, rng_key: Array, z: Sites) -> dict[str, Array]:
-        """The rows of one minibatch as NumPyro's own plates draw them; ``z`` may be any point."""
-        if not self.plates:
-            return {}
-
-        def at(site: dict[str, Any]) -> Array | None:
-            if site["type"] == "sample" and site["name"] in z:
-                return biject_to(site["fn"].support)(z[site["name"]])
-            return None
-
-        with block():
-            fn = seed_plates(substitute(self._model, substitute_fn=at), rng_key)
-            trace = trace_of(fn, *self.arguments)
-        return {name: trace[name]["value"] for name in self.plates}
+    def draw_rows(self, rng_key: Array) -> dict[str, Array]:
+        """The rows of one minibatch of each plate."""
+        return {n: plate_indices(rng_key, n, N, M) for n, (N, M) in self.plates.items()}
 
     def full_value_and_grad(self, z: Sites, chunk_size: int = 10_000) -> tuple[Array, Sites]:
         """

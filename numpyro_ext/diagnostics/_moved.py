@@ -14,7 +14,7 @@ from numpyro_ext.diagnostics.table import Row, equally_spaced
 __all__ = ["GUIDE", "PARTICLES", "Kind", "Spread", "left_out", "moved_rows"]
 
 SD_RATIO = (0.8, 1.2)
-GUIDE_SD_RATIO = (0.85, 1.2)
+GUIDE_SD_RATIO = (0.85, 1.15)
 """As of the implied ratio: chains that are short have not left all of their bias behind."""
 SHIFT, GUIDE_SHIFT = 0.3, 0.2
 """The mean of 100 particles that are random draws is off by .1, and the worst of ten by more."""

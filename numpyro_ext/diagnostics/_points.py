@@ -125,7 +125,7 @@ def minibatch_noise(fit: Fit, x: Array) -> float:
         some = x[equally_spaced(len(x), _AT)]
 
         def mean_gradient(key: Array) -> Array:
-            idx = target.draw_rows(key, info.unravel(x[0]))
+            idx = target.draw_rows(key)
             return jnp.mean(lax.map(lambda one: target.value_and_grad_flat(one, idx)[1], some), 0)
 
         g = lax.map(mean_gradient, random.split(random.key(0), _BATCHES))

@@ -10,8 +10,9 @@ from numpyro_ext.diagnostics.table import Row
 
 __all__ = ["judged_ratios", "judged_shifts", "together"]
 
-_FAR = 1.25
-"""A ratio that is so many times outside of its limits, and is not known better, judges nothing."""
+
+_KNOWN = 0.1
+"""The largest error of a ratio that is judged."""
 
 
 def _noise(errors: np.ndarray) -> np.ndarray:
@@ -29,8 +30,9 @@ def judged_ratios(
 ) -> Row:
     """The line of the ratio that is farthest from 1; NaN where a number does not vary.
 
-    It is wrong if it is outside of the limits by more than its error, and not judged if it is far
-    outside with an error that is as large: a few draws far out are all that is seen of a tail.
+    It is wrong if it is outside of the limits by more than its error. It is not judged if it is
+    outside by less, or if one of the ratios is not known to a tenth: of a heavy tail a few draws
+    are all that is seen.
 
     :param wrong: the sentence about the ratio with this index.
     """
@@ -42,10 +44,12 @@ def judged_ratios(
     worst = worst_of(significant if outside else ratios, limits)
     ratio, error = float(ratios[worst]), float(errors[worst])
     limit = f"{low} to {high}"
-    if not outside and not low / _FAR <= ratio <= high * _FAR:
+    if not outside and not (low <= ratio <= high and errors.max(initial=0) <= _KNOWN):
+        worst = worst if not low <= ratio <= high else int(np.argmax(errors))
+        ratio, error = float(ratios[worst]), float(errors[worst])
         verdict = (
-            "not judged: the ratio is far from 1, but so is its error, because a few draws far out"
-            " make most of a standard deviation; do not use it, or take more draws."
+            "not judged: the ratio is not known well enough, because a few draws far out make most"
+            " of a standard deviation, or there are few draws; take more of them."
         )
         return Row(quantity, ratio, error, limit, None, verdict, of_draws=True)
     verdict = wrong(worst, ratio) if outside else right

@@ -295,7 +295,7 @@ class ParticleField(ELBO, ABC):
         info = read_for_particles(substitute(model, data=params), args, kwargs)
         unpack = _unpacking(guide, info, z)
         # The rows of the minibatch, drawn once for all particles.
-        idx = Potential(model, info, params, args, kwargs).draw_rows(key_minibatch, unpack(x[0]))
+        idx = Potential(model, info, params, args, kwargs).draw_rows(key_minibatch)
 
         def log_prob(x: Array, params: Params) -> Array:
             return -Potential(model, info, params, args, kwargs)(unpack(x), idx)

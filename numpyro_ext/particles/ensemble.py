@@ -396,5 +396,5 @@ def _evaluate(
     potential: Potential, rng_key: Array, x: Array
 ) -> tuple[Array, Array, dict[str, Array]]:
     """Potentials ``(m,)`` and gradients ``(m, d)`` of all particles on one minibatch, its rows."""
-    idx = potential.draw_rows(rng_key, potential.info.unravel(x[0]))
+    idx = potential.draw_rows(rng_key)
     return *jax.vmap(lambda x: potential.value_and_grad_flat(x, idx))(x), idx

@@ -3,6 +3,7 @@
 import jax
 from jax import random
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from numpyro import handlers
 from numpyro.contrib.control_flow import cond, scan
@@ -83,6 +84,22 @@ def test_particles_share_the_minibatch_of_seeded_plates():
     assert jnp.all(idx == idx[0])
     assert len(jnp.unique(slope)) == 5
     assert not jnp.array_equal(idx[0], draw(there, here)[0])
+
+
+def test_seeded_plates_are_the_same_in_any_order_and_cost_nothing_for_rows_that_they_leave_out():
+    size = 2**31 - 1
+
+    def draw(key, names):
+        def fn():
+            for name in names:
+                numpyro.plate(name, size, subsample_size=5)
+
+        trace = trace_of(seed_plates(fn, key))
+        return [trace[name]["value"] for name in sorted(names)]
+
+    first, second = draw(random.key(0), "ab"), draw(random.key(0), "ba")
+    np.testing.assert_array_equal(first, second)
+    assert len(np.unique(first)) == 10 and np.min(first) >= 0
 
 
 def test_a_minibatch_larger_than_its_plate_is_refused():

@@ -150,8 +150,8 @@ def test_a_ratio_within_its_error_is_no_reason_to_complain():
     # Of 3 numbers: 1 + sqrt(2 log 3) = 2.48 errors.
     assert math.isclose(row(0.13, 0.01, 0.08).value, 0.6, rel_tol=1e-6)
     assert row(0.13, 0.01, 0.08).ok is None  # far from the limit, and not known better
-    assert row(0.13, 0.01, 0.08, worst=0.75).ok
-    assert row(0.13, 0.01, 0.06, worst=0.75).ok  # within its error of the limit, .85
+    assert row(0.13, 0.01, 0.06, worst=0.75).ok is None  # within its error of the limit, .85
+    assert row(0.13, 0.01, 0.01, worst=1.0).ok is False  # the 0.8, which is known better
     wrong = row(0.13, 0.01, 0.04)
     assert wrong.ok is False and wrong.error == pytest.approx(0.04)
     assert "deviation of c 1.2 times" in wrong.verdict

@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 from numpyro.infer.autoguide import AutoDelta
 import pytest
 
+from numpyro_ext._model.handlers import seed_plates
 from numpyro_ext.guides import Implicit
 from numpyro_ext.objectives import AmortizedMCMC
 from numpyro_ext.objectives.amortized import energy_distance
@@ -166,7 +167,7 @@ def test_each_element_of_a_plate_has_its_own_chain_and_distance():
     assert seen["shape"] == (4,)
 
     plate_key, particle_key = random.split(key)
-    seeded = numpyro.handlers.seed(local_guide, plate_key, hide_types=["sample"])
+    seeded = seed_plates(local_guide, plate_key)
 
     def draw(key):
         with numpyro.handlers.seed(rng_seed=random.split(key)[1]):

@@ -17,6 +17,7 @@ import optax
 import pytest
 
 from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.handlers import seed_plates
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext.objectives import (
     IWELBO,
@@ -57,8 +58,7 @@ def test_documented_draws():
     plate_key, rng_key = random.split(random.key(0))
     for k, key in enumerate(random.split(rng_key, 3)):
         assert jnp.array_equal(random.key_data(draws.keys[k]), random.key_data(key))
-        hidden = ["sample", "prng_key", "control_flow"]
-        plates = numpyro.handlers.seed(local_guide, plate_key, hide_types=hidden)
+        plates = seed_plates(local_guide, plate_key)
         guide = numpyro.handlers.seed(plates, random.split(key)[1])
         with numpyro.handlers.substitute(data=LOCAL_PARAMS):
             expected = numpyro.handlers.trace(guide).get_trace(X_LOCAL, 4)

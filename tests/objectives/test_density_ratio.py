@@ -14,6 +14,7 @@ from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
 import optax
 import pytest
 
+from numpyro_ext._model.handlers import seed_plates
 from numpyro_ext.guides import Implicit, with_critic
 from numpyro_ext.objectives import DensityRatioELBO
 from numpyro_ext.scores import KernelRatio, LogisticRatio
@@ -233,7 +234,7 @@ def on_rows():
 def test_rows_of_a_minibatch_have_a_ratio_each_and_are_scaled(contrast):
     K, M, key = 4, 3, random.key(2)
     plate_key, rest = random.split(key)
-    plates = handlers.seed(Amortised(), plate_key, hide_types=["sample", "prng_key"])
+    plates = seed_plates(Amortised(), plate_key)
     one = handlers.substitute(plates, data=LOCAL)
     keys = [random.split(k)[1] for k in random.split(rest, K)]
     traces = [handlers.trace(handlers.seed(one, k)).get_trace(X, M) for k in keys]

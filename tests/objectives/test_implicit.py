@@ -7,6 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
+from numpyro_ext._model.handlers import seed_plates
 from numpyro_ext.guides import Implicit, with_critic
 from numpyro_ext.objectives import VRELBO, ImplicitELBO
 from numpyro_ext.objectives.base import Draws
@@ -104,7 +105,7 @@ def test_estimates_per_datum_are_those_of_an_explicit_loop():
     )(a)
 
     def read(key):
-        seeded = numpyro.handlers.seed(local_guide, plate_key, hide_types=["sample"])
+        seeded = seed_plates(local_guide, plate_key)
         with numpyro.handlers.seed(rng_seed=random.split(key)[1]):
             trace = numpyro.handlers.trace(seeded).get_trace(X)
         return trace["N"]["value"], trace["e"]["value"]

@@ -13,6 +13,7 @@ from numpyro.infer import SVI, RenyiELBO, Trace_ELBO
 import optax
 import pytest
 
+from numpyro_ext._model.handlers import seed_plates
 from numpyro_ext.objectives import IWELBO, VRELBO
 from tests.objectives.compare import assert_same
 from tests.objectives.models import (
@@ -357,10 +358,8 @@ def test_upstream_refuses_minibatches_under_global_latents():
     """The energy approximation: log prior + N/M log likelihood of the batch, inside the power."""
     params, key, alpha = {"b": 0.7, "m": 0.2, "s": 0.8}, random.key(7), 0.3
     plate_key, _ = random.split(key)
-    batch = numpyro.handlers.trace(
-        numpyro.handlers.seed(lambda: numpyro.plate("data", 6, 2), plate_key)
-    )
-    x = X_LOCAL[batch.get_trace()["data"]["value"]]
+    batch = seed_plates(lambda: numpyro.plate("data", 6, 2), plate_key)
+    x = X_LOCAL[numpyro.handlers.trace(batch).get_trace()["data"]["value"]]
     draws = [
         numpyro.handlers.seed(numpyro.handlers.trace(normal_guide), random.split(k)[1])
         for k in particle_keys(key, 3)

@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 from numpyro.infer.autoguide import AutoDelta
 import pytest
 
+from numpyro_ext._model.handlers import seed_plates
 from numpyro_ext.objectives import SteinDiscrepancy
 from numpyro_ext.scores import RBF
 
@@ -29,7 +30,7 @@ def guide():
 def draws(key, params, n, fn=guide, args=()):
     """What the base draws: one key for each particle."""
     plate_key, key = random.split(key)
-    fn = numpyro.handlers.seed(fn, plate_key, hide_types=["sample"])
+    fn = seed_plates(fn, plate_key)
 
     def draw(key):
         with numpyro.handlers.seed(rng_seed=random.split(key)[1]):
