@@ -14,7 +14,8 @@ from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.read import Site, latent_sites, layers, trace_of
 from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Model, Trace
-from numpyro_ext.expfam import Gaussian
+from numpyro_ext.expfam import Gaussian, GaussianChain
+from numpyro_ext.expfam.linalg import outer
 from numpyro_ext.svae.local_inference.base import (
     LocalInference,
     LocalPosterior,
@@ -126,10 +127,10 @@ def check_model(
     """An error if the model's densities are not those of ``prior`` and of the local inference.
 
     At three pairs of values, because a wrong density changes now and then as the right one does;
-    of nine, because random dynamics may overflow in a chain.
+    of 27, because random dynamics may overflow in a chain.
     """
     compared, problem = 0, ""
-    for key in random.split(rng_key, 9):
+    for key in random.split(rng_key, 27):
         problem = _check_pair(guide, model, key, args, kwargs)
         compared += not problem
         if compared == 3:
@@ -191,6 +192,12 @@ def _check_locals(guide: _Guide, traces: tuple[Trace, Trace], models: list[Trace
         for trace in traces
     ]
     values = {name: traces[0][names[name][0]]["value"] for name in rule.local_families}
+    if any(_grows(rule, mean, values["x"]) for mean in means):
+        return (
+            f"the variance of {_words(sites)} grows along the chain, at random values of the"
+            f" dynamics, until {type(rule).__name__} loses its density to rounding; check the model"
+            " with fewer steps."
+        )
     local = certain(rule, means[0], values)
     found = [sum(_total(trace, site) for site in sites) for trace in models]
     expected = [-float(jnp.sum(rule.local_kl(mean, local))) for mean in means]
@@ -211,13 +218,31 @@ def _check_locals(guide: _Guide, traces: tuple[Trace, Trace], models: list[Trace
     return ""
 
 
+def _grows(rule: LocalInference, global_mean: Mapping[str, Any], x: Array) -> bool:
+    """Return whether a chain's variance under p(x | theta) outgrows the noise of a transition.
+
+    The precision of the last step is that of the noise minus what its past explains. The difference
+    is lost to rounding where the variance is much larger, and the log density is finite and wrong.
+    """
+    if rule.local_families["x"] is not GaussianChain:
+        return False
+    local = rule.infer(global_mean, _nothing(x))
+    last, precision = local.mean["x"], -2 * local.natural["x"].W[..., -1, :, :]
+    covariance = last.xx[..., -1, :, :] - outer(last.x[..., -1, :], last.x[..., -1, :])
+    growth = jnp.sum(precision * covariance, axis=(-2, -1))
+    return not bool(jnp.all(jnp.abs(growth) < 1e-3 / jnp.finfo(x.dtype).eps))
+
+
+def _nothing(x: Array) -> GaussianPotential:
+    """The potential of data that say nothing about x."""
+    return GaussianPotential(jnp.zeros_like(x), jnp.zeros((*x.shape, x.shape[-1])))
+
+
 def certain(
     rule: LocalInference, global_mean: Mapping[str, Any], values: Mapping[str, Array]
 ) -> LocalPosterior:
     """A local posterior whose expected statistics are those of values, by local latent variable."""
-    x = values["x"]
-    nothing = GaussianPotential(jnp.zeros_like(x), jnp.zeros((*x.shape, x.shape[-1])))
-    local = rule.infer(global_mean, nothing)
+    local = rule.infer(global_mean, _nothing(values["x"]))
     point = {
         name: _statistics(family, local.mean[name], values[name])
         for name, family in rule.local_families.items()
@@ -235,8 +260,7 @@ def _check_known_normal(guide: _Guide, guide_trace: Trace, model_trace: Trace) -
     rule, (site,) = guide.local_inference, guide.site_names["x"]
     x = guide_trace[site]["value"]
     d = x.shape[-1]
-    nothing = GaussianPotential(jnp.zeros_like(x), jnp.zeros((*x.shape, d)))
-    prior = Gaussian.to_standard(rule.infer({}, nothing).natural["x"])
+    prior = Gaussian.to_standard(rule.infer({}, _nothing(x)).natural["x"])
     precision = 100 / jnp.diagonal(prior.covariance_matrix, axis1=-2, axis2=-1)
     local = rule.infer({}, GaussianPotential.from_diagonal(precision * x, precision))
     q = Gaussian.to_standard(local.natural["x"])
