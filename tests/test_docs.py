@@ -3,6 +3,8 @@
 from pathlib import Path
 import re
 
+import numpyro_ext
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(
@@ -58,3 +60,11 @@ def test_no_neural_network_is_called_a_bayesian_network():
     texts = [*PAGES, *EXAMPLES, *(ROOT / "numpyro_ext").rglob("*.py")]
     found = [path for path in texts if re.search(r"bayesian\s+network", path.read_text(), re.I)]
     assert found == []
+
+
+def test_citation_and_changelog_have_the_version_of_the_package():
+    version = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.M)
+    assert version
+    assert version[1] == numpyro_ext.__version__
+    assert f"## {version[1]}" in (ROOT / "CHANGELOG.md").read_text()
+    assert (ROOT / "numpyro_ext" / "py.typed").is_file()

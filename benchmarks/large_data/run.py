@@ -9,6 +9,7 @@ rows and a method, by its best rate:
   is tried with constant and with falling rates, the others with falling ones; from NumPyro's
   default start or, where the line says so, from the mode with the covariance there.
 * MCMC, in pieces of 500 draws until the draws so far are right; NUTS on all rows from the mode.
+* ``EP``, in sweeps over all rows until it says that it has converged, at 100,000 rows at most.
 
 Seconds are those of one process from its data to the result, with the search for the mode where the
 method needs it, and with compilation. Published numbers and commands: README.md.
@@ -30,6 +31,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 from numpyro.infer.util import potential_energy
 import optax
 
+from numpyro_ext.ep import EP
 from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.objectives import IWELBO, VRELBO, taylor_proxy
 
@@ -173,6 +175,17 @@ def by_mcmc(model, data, truth, kernel, kwargs, warmup, limit):
     return None, time.perf_counter() - began, np.nan
 
 
+def by_ep(model, data, truth):
+    """``(sweeps, seconds, seconds per sweep)``."""
+    began = time.perf_counter()
+    ep = EP(model)
+    fit = ep.run(random.key(1), 50, *data, batch=None, progress_bar=False)
+    q = jax.device_get(ep.guide.get_posterior(fit.params))
+    seconds, sweeps = time.perf_counter() - began, len(fit.losses)
+    right = is_right(q.mean, np.sqrt(np.diag(q.covariance_matrix)), truth)
+    return sweeps if right else None, seconds, seconds / sweeps
+
+
 def lines_of(name, rows, only, limit, most):
     """The lines of the table of one regression on so many rows."""
     model, data = model_of(name), jax.block_until_ready(data_of(name, rows))
@@ -205,7 +218,9 @@ def lines_of(name, rows, only, limit, most):
     methods["NUTS, from the mode"] = lambda: by_mcmc(
         model, data, truth, NUTS(model, init_strategy=near), {"batch": None}, 500, limit
     )
-    print("| method | steps or draws | seconds | ms each |\n|---|---|---|---|", flush=True)
+    if rows <= 100_000:
+        methods["EP"] = lambda: by_ep(model, data, truth)
+    print("| method | steps, draws or sweeps | seconds | ms each |\n|---|---|---|---|", flush=True)
     for title, method in methods.items():
         if only and not any(word in title for word in only):
             continue
