@@ -3,15 +3,24 @@
 from collections.abc import Collection
 from typing import Any
 
-from jax import Array
+from jax import Array, random
+from jax.lax import stop_gradient
 import jax.numpy as jnp
 from numpyro.distributions import Independent, biject_to
 from numpyro.distributions.util import is_identically_one
 
-from numpyro_ext._model.read import Site, frames, sample_sites
+from numpyro_ext._model.read import Site, frames, is_data, sample_sites
 from numpyro_ext._typing import Trace
 
-__all__ = ["log_abs_det", "log_density", "log_prob", "row_log_lik", "row_log_prob", "scaled"]
+__all__ = [
+    "labels_drawn",
+    "log_abs_det",
+    "log_density",
+    "log_prob",
+    "row_log_lik",
+    "row_log_prob",
+    "scaled",
+]
 
 
 def log_prob(site: Site) -> Array:
@@ -64,6 +73,22 @@ def row_log_lik(trace: Trace, plate: str) -> Array:
             axis = log_p.ndim + frames(site)[plate]
             total = total + jnp.sum(log_p, [i for i in range(log_p.ndim) if i != axis])
     return total
+
+
+def labels_drawn(trace: Trace, plate: str, rng_key: Array) -> Trace:
+    """The trace with values of its observed sites in a plate that are drawn from their own
+    distributions, at the latent values of the trace."""
+    drawn = dict(trace)
+    for i, site in enumerate(sample_sites(trace)):
+        if plate in frames(site) and site["is_observed"]:
+            if not is_data(site):
+                raise ValueError(
+                    f"site '{site['name']}' is a numpyro.factor, of which no labels can be drawn;"
+                    " write it as an observed site, or use another curvature."
+                )
+            value = site["fn"].sample(random.fold_in(rng_key, i))
+            drawn[site["name"]] = {**site, "value": stop_gradient(value), "intermediates": []}
+    return drawn
 
 
 def log_abs_det(trace: Trace, names: Collection[str]) -> Array:

@@ -6,6 +6,7 @@ from numpyro_ext.objectives.auxiliary import AuxiliaryELBO
 from numpyro_ext.objectives.base import Objective
 from numpyro_ext.objectives.black_box_alpha import BBAlphaELBO
 from numpyro_ext.objectives.chi import ChiUpperBound
+from numpyro_ext.objectives.curvature import CurvatureELBO
 from numpyro_ext.objectives.density_ratio import DensityRatioELBO
 from numpyro_ext.objectives.evaluation import log_weights
 from numpyro_ext.objectives.f_divergence import FDivergence, TailAdaptive
@@ -26,6 +27,7 @@ __all__ = [
     "AuxiliaryELBO",
     "BBAlphaELBO",
     "ChiUpperBound",
+    "CurvatureELBO",
     "DensityRatioELBO",
     "FDivergence",
     "FisherDivergence",

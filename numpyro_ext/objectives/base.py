@@ -25,7 +25,7 @@ from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import check_count, of_an_object, summary
 from numpyro_ext._model.density import log_prob
-from numpyro_ext._model.handlers import same_plates, seed_plates, valid_plates
+from numpyro_ext._model.handlers import rows, same_plates, seed_plates, valid_plates
 from numpyro_ext._model.mapping import map_over
 from numpyro_ext._model.mistakes import check_rows
 from numpyro_ext._model.read import (
@@ -274,10 +274,21 @@ class Draws:
     def rerun_model(self, key: Array, model_trace: Trace, z: Sites) -> Trace:
         """The model on the rows of a trace, at these unconstrained values of its latent sites."""
         model_key, _ = random.split(key)
-        rows = {n: site["value"] for n, site in model_trace.items() if site["type"] == "plate"}
+        drawn = {n: site["value"] for n, site in model_trace.items() if site["type"] == "plate"}
         with valid_plates():
             model = at_unconstrained(seed(self._model, model_key), z)
-            return trace_of(substitute(model, data=rows), self.args, self.kwargs)
+            return trace_of(substitute(model, data=drawn), self.args, self.kwargs)
+
+    def row_trace(self, key: Array, plate: str, values: Sites, n: Array) -> Trace:
+        """The model on row ``n`` of a plate alone, at these values of the latent sites."""
+        model_key, _ = random.split(key)
+        size = self.layout.size
+        data = {**self.stopped, **values}
+        with valid_plates():
+            model = substitute(seed(self._model, model_key), data=data)
+            return trace_of(
+                rows(model, {plate: n[None]}, {plate: (size, size)}), self.args, self.kwargs
+            )
 
     def _read(self) -> Layout:
         """The layout, from one run on shapes alone; an error if the objective does not take it."""

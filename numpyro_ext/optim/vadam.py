@@ -1,7 +1,7 @@
 """Adam whose moving squares are a mean-field normal (Khan et al., 2018)."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from jax import Array
 from jax.core import Tracer
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from numpyro.distributions.transforms import Transform
 import optax
 
-from numpyro_ext._checks import check_positive, check_share
+from numpyro_ext._checks import check_choice, check_positive, check_share
 from numpyro_ext.optim.heavy_ball import check_learning_rate, rate_at
 from numpyro_ext.optim.mean_field import Gradient, mean_field_optimiser
 
@@ -29,6 +29,7 @@ def vadam(
     b1: float = 0.9,
     b2: float = 0.99,
     square_root: bool = True,
+    squares: Literal["loc", "scale"] = "loc",
     scale_transform: Transform | None = None,
     other: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformation:
@@ -49,7 +50,9 @@ def vadam(
     **Biased by.** s tends to the expected square of the *mean* gradient of a minibatch, not to a
     mean of squares. Even for a normal target with minibatches of M rows the standard deviation is
     too large, by a factor of up to :math:`\sqrt M`; more particles average the gradient before it
-    is squared and make it larger still. At a constant step size the mean wanders; give a schedule.
+    is squared and make it larger still (``squares="scale"`` with the loss
+    ``CurvatureELBO("squared_gradient", K)`` averages the squares of K draws, as the published runs
+    do). At a constant step size the mean wanders; give a schedule.
 
     The formula needs a normal prior of mean 0 on unconstrained sites, ``TraceMeanField_ELBO`` with
     ``AutoNormal`` and one particle (``Trace_ELBO`` evaluates the prior at the draw, which adds
@@ -61,6 +64,9 @@ def vadam(
     :param float b1: share of the averaged gradient that is kept, in [0, 1).
     :param float b2: share of the averaged square that is kept, in [0, 1).
     :param bool square_root: whether the mean's step is divided by the root; False is Vprop.
+    :param str squares: where :math:`g^2` is taken from: ``"loc"``, the gradient of the mean, or
+        ``"scale"``, that of the scale, which is then :math:`N g^2 + \lambda - \mathrm{sd}^{-2}`
+        in units of natural gradients, as ``CurvatureELBO("squared_gradient", K)`` makes it.
     :param scale_transform: NumPyro transform from the leaf of a scale to the standard deviation.
         None for softplus, which the guides have unless ``scale_constraint`` is given.
     :param other: optimiser of the other leaves; None for ``optax.adam(1e-3)``.
@@ -88,6 +94,7 @@ def vadam(
     """
     check_learning_rate(step_size)
     check_positive("num_data", num_data)
+    check_choice("squares", squares, ("loc", "scale"))
     check_share("b1", b1)
     check_share("b2", b2)
     for lam in prior_precision.values() if isinstance(prior_precision, Mapping) else ():
@@ -119,7 +126,9 @@ def vadam(
     def rule(count: Array, g: Gradient, last: Moments) -> tuple[Array, Array, Moments]:
         t, lam = count + 1.0, prior_of(g.name)
         m = b1 * last.mean + (1 - b1) * g.of_mean / num_data
-        s = b2 * last.square + (1 - b2) * ((g.of_mean - lam * g.mean) / num_data) ** 2
+        of_loc = ((g.of_mean - lam * g.mean) / num_data) ** 2
+        of_scale = (g.of_precision + g.precision - lam) / num_data
+        s = b2 * last.square + (1 - b2) * (of_loc if squares == "loc" else of_scale)
         square = s / (1 - b2**t)
         divisor = (jnp.sqrt(square) if square_root else square) + lam / num_data
         mean = g.mean - rate_at(step_size, count) * m / (1 - b1**t) / divisor

@@ -22,6 +22,7 @@ from numpyro_ext.objectives import (
     AmortizedMCMC,
     BBAlphaELBO,
     ChiUpperBound,
+    CurvatureELBO,
     DensityRatioELBO,
     FDivergence,
     FisherDivergence,
@@ -51,6 +52,7 @@ OBJECTIVES = {
     "SteinDiscrepancy": lambda **kwargs: SteinDiscrepancy(3, **kwargs),
     "AmortizedMCMC": lambda **kwargs: AmortizedMCMC(3, 2, transition="mala", **kwargs),
     "MixtureELBO": lambda **kwargs: MixtureELBO(3, **kwargs),
+    "CurvatureELBO": lambda **kwargs: CurvatureELBO("fisher", 3, **kwargs),
 }
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
 TRACES = []
@@ -81,7 +83,14 @@ def draws_alone(x, broken=False):
     numpyro.sample("scale", Implicit(jnp.exp(s * e[1]), support=dist.constraints.positive))
 
 
-GUIDES = {"ImplicitELBO": draws_alone}
+def normals_alone(x, broken=False):
+    m, s = numpyro.param("m", 0.5), numpyro.param("s", 0.4)
+    numpyro.sample("loc", dist.Normal(m, s))
+    u = numpyro.sample("u", dist.Normal(0.1, s), infer={"is_auxiliary": True})
+    numpyro.sample("scale", dist.Delta(jnp.exp(u), log_density=-u))
+
+
+GUIDES = {"ImplicitELBO": draws_alone, "CurvatureELBO": normals_alone}
 
 
 def components(params):
