@@ -50,9 +50,7 @@ def uci_regression(folder: str | Path, name: str, split: int) -> RegressionSplit
                 f"there is no file {file}, which split {split!r} of '{name}' needs; {data} {here}."
             )
     table = np.loadtxt(files[0], ndmin=2)
-    features, target, train, test = (
-        np.loadtxt(file, ndmin=1).astype(int) for file in files[1:]
-    )
+    features, target, train, test = (np.loadtxt(file, ndmin=1).astype(int) for file in files[1:])
     X, y = table[:, features], table[:, target[0]]
     return RegressionSplit(X[train], y[train], X[test], y[test])
 
@@ -64,7 +62,9 @@ def _folder(folder: Path, name: str) -> Path:
         raise ValueError(f"name is {name!r}; it must be one of {known}.")
     short = next(key for key, value in NAMES.items() if name in (key, value))
     places = [
-        folder / one / inner for one in dict.fromkeys((short, NAMES[short])) for inner in ("data", "")
+        folder / one / inner
+        for one in dict.fromkeys((short, NAMES[short]))
+        for inner in ("data", "")
     ]
     for place in places:
         if (place / "data.txt").is_file():

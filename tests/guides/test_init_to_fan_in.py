@@ -142,7 +142,9 @@ def test_in_axis_is_told_for_all_or_by_site():
     ):
         assert 0.9 < jnp.max(jnp.abs(found[name])) * inputs**0.5 <= 1, name
     assert jnp.max(jnp.abs(start(in_axis=-2)["weight"])) <= 0.1
-    with pytest.raises(ValueError, match=r"in_axis is 3, but site 'kernel' has the shape \(100, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"in_axis is 3, but site 'kernel' has the shape \(100, 4\)"
+    ):
         start(in_axis=3)
     with pytest.raises(TypeError, match="in_axis is 'kernel'; it must be an integer"):
         init_to_fan_in(in_axis="kernel")

@@ -59,7 +59,9 @@ def test_known_noise_minibatch_and_prediction():
     @jax.jit
     def joint(rows):
         kwargs = {"hidden": (3,), "noise_prior": 2.0, "subsample_size": len(rows)}
-        return log_density(bayesian_mlp, (jnp.array(X), jnp.array(Y)), kwargs, given | {"data": rows})[0]
+        return log_density(
+            bayesian_mlp, (jnp.array(X), jnp.array(Y)), kwargs, given | {"data": rows}
+        )[0]
 
     single = jnp.stack([joint(jnp.array([i])) for i in range(4)])
     np.testing.assert_allclose(jnp.mean(single), joint(jnp.arange(4)), rtol=1e-5)
@@ -71,7 +73,11 @@ def test_known_noise_minibatch_and_prediction():
 
 
 def test_classification_has_logits():
-    given = {**WEIGHTS, "w1": np.array([[1.0, 0.2], [-0.5, 0.3], [0.7, -1.0]]), "b1": np.array([0.1, -0.2])}
+    given = {
+        **WEIGHTS,
+        "w1": np.array([[1.0, 0.2], [-0.5, 0.3], [0.7, -1.0]]),
+        "b1": np.array([0.1, -0.2]),
+    }
     model = substitute(seed(bayesian_mlp, random.key(0)), data=given)
     sites = trace(model).get_trace(jnp.array(X), hidden=(3,), num_classes=2)
     logits = hidden_by_hand() @ given["w1"] + given["b1"]
@@ -104,7 +110,9 @@ def test_scale_mixture_is_its_density(tol):
     expected = np.log(0.25 * normal(2.0) + 0.75 * normal(0.05))
     np.testing.assert_allclose(prior.log_prob(jnp.array(w)), expected, rtol=tol(1e-5, 1e-12))
     matrix = prior.expand([2, 3]).to_event(2)
-    assert matrix.log_prob(jnp.zeros((2, 3))) == pytest.approx(6 * float(prior.log_prob(0.0)), rel=1e-5)
+    assert matrix.log_prob(jnp.zeros((2, 3))) == pytest.approx(
+        6 * float(prior.log_prob(0.0)), rel=1e-5
+    )
     with pytest.raises(ValueError, match=r"pi is 1.0; it must be in \(0, 1\)"):
         scale_mixture(1.0)
     with pytest.raises(ValueError, match="scale_2 is 0"):
@@ -145,7 +153,9 @@ def test_ridge_has_the_errors_of_the_protocol(name):
         variance = np.mean((t - A @ w) ** 2) * unit**2
         residual = data.y_test - (B @ w * unit + center)
         errors.append(np.sqrt(np.mean(residual**2)))
-        densities.append(np.mean(-0.5 * np.log(2 * np.pi * variance) - residual**2 / (2 * variance)))
+        densities.append(
+            np.mean(-0.5 * np.log(2 * np.pi * variance) - residual**2 / (2 * variance))
+        )
     for found, mean, error in ((errors, *RIDGE[name][:2]), (densities, *RIDGE[name][2:])):
         assert np.mean(found) == pytest.approx(mean, abs=0.6 * 10.0 ** -_decimals(mean))
         assert np.std(found, ddof=1) / 20**0.5 == pytest.approx(error, rel=0.1)
@@ -159,7 +169,10 @@ def test_splits_are_disjoint_and_cover_the_table():
     data = regression_data("linnerud", 3, 0.25)
     assert data.X_test.shape == (5, 3) and data.y_train.shape == (15,)
     rows = np.concatenate([data.X_train, data.X_test])
-    assert len(np.unique(np.column_stack([rows, np.concatenate([data.y_train, data.y_test])]), axis=0)) == 20
+    assert (
+        len(np.unique(np.column_stack([rows, np.concatenate([data.y_train, data.y_test])]), axis=0))
+        == 20
+    )
     with pytest.raises(ValueError, match="name is 'boston'; it must be one of 'diabetes'"):
         regression_data("boston")
     with pytest.raises(ValueError, match="split is -1"):
@@ -182,7 +195,12 @@ def test_published_splits_are_read_from_either_layout(uci, tmp_path, inner):
     folder = tmp_path / inner
     folder.mkdir(parents=True)
     np.savetxt(folder / "data.txt", np.arange(12.0).reshape(4, 3))
-    for name, index in (("features", [0, 2]), ("target", [1]), ("train_0", [3, 0, 1]), ("test_0", [2])):
+    for name, index in (
+        ("features", [0, 2]),
+        ("target", [1]),
+        ("train_0", [3, 0, 1]),
+        ("test_0", [2]),
+    ):
         np.savetxt(folder / f"index_{name}.txt", index)
     for name in ("boston", "bostonHousing"):
         data = uci.uci_regression(tmp_path, name, 0)
