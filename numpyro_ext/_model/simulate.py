@@ -1,6 +1,7 @@
 """Data drawn from a model's prior, and the model conditioned on such data."""
 
 from collections.abc import Collection
+import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -106,7 +107,7 @@ class Simulator:
         self._given = {name: trace[name]["is_observed"] for name in self.data}
         leaves, self._structure = jax.tree.flatten((args, kwargs))
         paths = [path for path, _ in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]]
-        self._leaves, self._paths = leaves, [_shown(path) for path in paths]
+        self._leaves, self._paths = leaves, [_shown(path, _parameters(model)) for path in paths]
         self._places, stale = self._find_data()
         self.model = SimulatedModel(model, stale)
 
@@ -124,7 +125,7 @@ class Simulator:
         return Simulated({name: trace[name]["value"] for name in self.latents}, data)
 
     def arguments(self, data: Sites) -> tuple[tuple, dict[str, Any]]:
-        """Arguments of :attr:`model`: the data, and the model's own with the data in their place."""
+        """The data, and the model's own arguments with the data in their place."""
         leaves = [
             data[self._places[i]] if i in self._places else x for i, x in enumerate(self._leaves)
         ]
@@ -152,8 +153,11 @@ class Simulator:
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):  # it needs the numbers
             return {}, tuple(self._paths[i] for i in arrays)
         sources = {int(i) for found in observed.values() for i in found}
-        for name, found in drawn.items():
-            for i in sources & {int(i) for i in found}:
+        for name in [*self.latents, *self.data]:
+            for i in sources & {int(i) for i in drawn[name]}:
+                # A loop depends on all that goes into it, also on data that no draw has seen.
+                if not _changes(look, named, i, name):
+                    continue
                 which = "the data" if name in self.data else "latent site"
                 raise ValueError(
                     f"the {self._paths[i]} holds data of the model, and the distribution of {which}"
@@ -173,15 +177,35 @@ class Simulator:
         return places, tuple(self._paths[i] for i in sorted(sources - set(places)))
 
 
+def _changes(look: Any, named: dict[str, Any], i: int, name: str) -> bool:
+    """Return whether the draw of a site is another one where argument i has other numbers."""
+    x = np.asarray(named[f"{i}"])
+    other = ~x if x.dtype == bool else (x + np.arange(1, x.size + 1).reshape(x.shape))
+    at = [look(**{**named, f"{i}": jnp.asarray(y, x.dtype)})[0][name] for y in (x, other)]
+    first, second = (np.asarray(jax.device_get(y)) for y in at)
+    return not np.array_equal(first, second, equal_nan=_float(first))
+
+
 def _float(x: np.ndarray) -> bool:
     return bool(np.issubdtype(x.dtype, np.floating))
 
 
-def _shown(path: tuple) -> str:
-    """``argument 1`` or ``argument y``, with what follows inside it."""
+def _parameters(model: Model) -> list[str]:
+    """The names of the positional arguments of a model, as far as they are known."""
+    while hasattr(model, "fn"):  # of a handler
+        model = model.fn  # type: ignore[attr-defined] - looked at just above
+    try:
+        return list(inspect.signature(model).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+def _shown(path: tuple, names: list[str]) -> str:
+    """``argument 'y'``, with what follows inside it."""
     kind, first, *rest = (getattr(key, "idx", getattr(key, "key", key)) for key in path)
-    inside = "".join(f"[{key!r}]" for key in rest)
-    return f"argument {first}{inside}" if kind == 0 else f"argument {first}={inside}"
+    if kind == 0 and first < len(names):
+        first = names[first]
+    return f"argument {first!r}{''.join(f'[{key!r}]' for key in rest)}"
 
 
 def _refuse(trace: Trace) -> None:

@@ -3,7 +3,8 @@
 Talts et al., *Validating Bayesian inference algorithms with simulation-based calibration* (2018).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 import warnings
@@ -51,7 +52,7 @@ class SBCResult(NamedTuple):
     @property
     def notes(self) -> tuple[str, ...]:
         """What was left out."""
-        return tuple(self.dataset.attrs["notes"])
+        return tuple(self.dataset.attrs["notes"].splitlines())
 
     def __str__(self) -> str:
         attributes = self.dataset.attrs
@@ -165,7 +166,8 @@ def simulation_based_calibration(
         )
     key_prior, key_fits, key_ranks = random.split(check_key(rng_key), 3)
     args, kwargs = check_arguments(args, kwargs)
-    simulator = Simulator(model, args, kwargs, observed_sites)
+    with _prior_is_sampled():
+        simulator = Simulator(model, args, kwargs, observed_sites)
     names = [name for name in simulator.latents if name not in simulator.discrete]
     if not names:
         what = f"discrete: {simulator.discrete}" if simulator.discrete else "none"
@@ -174,28 +176,44 @@ def simulation_based_calibration(
             " simulation-based calibration ranks continuous ones."
         )
     simulated = _simulate(simulator, key_prior, num_simulations)
-    counted = _Ranks(names, num_samples, key_ranks)
+    counted, messages = _Ranks(names, num_samples, key_ranks), []
     for i, key in enumerate(random.split(key_fits, num_simulations)):
         truth, data = jax.tree.map(lambda x: x[i], simulated)  # noqa: B023 - used at once
         there, named = simulator.arguments(data)
-        counted.add(i, truth, fit(key, simulator.model, there, named))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", InferenceWarning)
+            draws = fit(key, simulator.model, there, named)
+        messages += _passed_on(caught)
+        counted.add(i, truth, draws)
     ranks, pit = counted.result()
+    if messages:
+        message = (
+            f"{len(messages)} of the {num_simulations} fits warned, one of them: {messages[0]}"
+        )
+        warnings.warn(InferenceWarning(message), stacklevel=2)
     counted.warn_of_correlation()
     notes = [f"left out, because it is discrete: '{name}'" for name in simulator.discrete]
     dataset = _dataset(pit, notes, num_simulations, num_samples)
-    p_values = {name: _p_values(x, ranks[name]) for name, x in pit.items()}
+    p_values = {name: _p_values(x, counted.varies[name]) for name, x in pit.items()}
     return SBCResult(ranks, pit, p_values, dataset)
 
 
-def _simulate(simulator: Simulator, rng_key: Array, size: int) -> Simulated:
-    """All pairs of latent values and data, with a leading axis; an error if one is not finite."""
+@contextmanager
+def _prior_is_sampled() -> Iterator[None]:
+    """An error that says what to do about a prior without draws."""
     try:
-        found = jax.jit(jax.vmap(simulator.draw))(random.split(rng_key, size))
+        yield
     except NotImplementedError as error:
         raise ValueError(
             "a latent site of the model has a prior that cannot be sampled, as ImproperUniform has;"
             " give each site a proper prior."
         ) from error
+
+
+def _simulate(simulator: Simulator, rng_key: Array, size: int) -> Simulated:
+    """All pairs of latent values and data, with a leading axis; an error if one is not finite."""
+    with _prior_is_sampled():
+        found = jax.jit(jax.vmap(simulator.draw))(random.split(rng_key, size))
     for name, x in found.latents.items():
         if not np.all(np.isfinite(jax.device_get(x))):
             raise ValueError(
@@ -205,17 +223,29 @@ def _simulate(simulator: Simulator, rng_key: Array, size: int) -> Simulated:
     return found
 
 
+def _passed_on(caught: list[warnings.WarningMessage]) -> list[str]:
+    """The first of the warnings about the result of one fit; the others are given again."""
+    found = [str(one.message) for one in caught if issubclass(one.category, InferenceWarning)]
+    for one in caught:
+        if not issubclass(one.category, InferenceWarning):
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    return found[:1]
+
+
 class _Ranks:
     """The ranks of true values among draws, fit by fit."""
 
     def __init__(self, names: list[str], num_samples: int, rng_key: Array) -> None:
         self.names, self.num_samples = names, num_samples
-        data = random.key_data(rng_key) if jax.dtypes.issubdtype(
-            rng_key.dtype, jax.dtypes.prng_key
-        ) else rng_key
+        data = (
+            random.key_data(rng_key)
+            if jax.dtypes.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
+            else rng_key
+        )
         self.rng = np.random.default_rng(np.asarray(data))
         self.ranks: dict[str, list[np.ndarray]] = {name: [] for name in names}
         self.correlation: dict[str, list[np.ndarray]] = {name: [] for name in names}
+        self.varies: dict[str, Any] = dict.fromkeys(names, False)
 
     def add(self, i: int, truth: dict[str, Any], draws: Any) -> None:
         """The ranks of one simulation."""
@@ -232,9 +262,9 @@ class _Ranks:
             x, y = np.asarray(jax.device_get(draws[name])), np.asarray(truth[name])
             if x.shape[1:] != y.shape or x.ndim == 0 or len(x) < self.num_samples:
                 raise ValueError(
-                    f"fit returned draws of shape {x.shape} at site '{name}'; it must be (S,"
-                    f" {str(y.shape).strip('(')} with at least num_samples={self.num_samples} draws"
-                    " (num_draws= of fit_svi and fit_engine, num_samples of fit_mcmc)."
+                    f"fit returned draws of shape {x.shape} at site '{name}', whose values have"
+                    f" shape {y.shape}; it must return at least num_samples={self.num_samples} of"
+                    " these (num_draws= of fit_svi and fit_engine, num_samples of fit_mcmc)."
                 )
             if not np.all(np.isfinite(x)):
                 raise ValueError(
@@ -245,6 +275,7 @@ class _Ranks:
             x = x[(np.arange(1, self.num_samples + 1) * len(x)) // self.num_samples - 1]
             ties = np.sum(x == y, 0)
             below = np.sum(x < y, 0)
+            self.varies[name] = self.varies[name] | (ties < self.num_samples)
             self.ranks[name].append(below + self.rng.integers(0, ties + 1))
             self.correlation[name].append(_lag_one(x))
 
@@ -267,19 +298,21 @@ class _Ranks:
                 f" one to the next at site '{name}'), so that their ranks are heaped at both ends as"
                 " if the posterior were too narrow; run longer chains, or take fewer num_samples."
             )
-            warnings.warn(InferenceWarning(message), stacklevel=4)
+            warnings.warn(InferenceWarning(message), stacklevel=3)
 
 
 def _lag_one(x: np.ndarray) -> np.ndarray:
     """The correlation of one draw with the next, nearly unbiased for independent draws."""
-    x = x - np.mean(x, 0)
+    rounding = len(x) * (1e-6 * np.max(np.abs(x), 0)) ** 2
+    x = x - np.mean(x, 0, dtype=np.float64)
     variance = np.sum(x**2, 0)
-    found = np.sum(x[1:] * x[:-1], 0) / np.where(variance > 0, variance, 1.0)
-    return found + 1 / len(x)
+    varies = variance > rounding
+    found = np.sum(x[1:] * x[:-1], 0) / np.where(varies, variance, 1.0)
+    return np.where(varies, found + 1 / len(x), 0.0)
 
 
-def _p_values(pit: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """Of the chi-square test of each component, along the first axis."""
+def _p_values(pit: np.ndarray, varies: np.ndarray | bool) -> np.ndarray:
+    """Of the chi-square test of each component, along the first axis; NaN where nothing varies."""
     from scipy.special import gammaincc
 
     size = len(pit)
@@ -287,7 +320,7 @@ def _p_values(pit: np.ndarray, ranks: np.ndarray) -> np.ndarray:
     place = np.minimum((pit * bins).astype(int), bins - 1)
     counts = np.stack([np.sum(place == b, 0) for b in range(bins)])
     statistic = np.sum((counts - size / bins) ** 2, 0) / (size / bins)
-    return np.asarray(gammaincc((bins - 1) / 2, statistic / 2))
+    return np.asarray(np.where(varies, gammaincc((bins - 1) / 2, statistic / 2), np.nan))
 
 
 def _shape(pit: np.ndarray) -> str:
@@ -312,6 +345,6 @@ def _dataset(
 
     tree = arviz_base.from_dict({"prior_sbc": {name: x[None] for name, x in pit.items()}})
     tree.attrs.update(
-        notes=notes, num_simulations=num_simulations, num_samples=num_samples
+        notes="\n".join(notes), num_simulations=num_simulations, num_samples=num_samples
     )
     return tree

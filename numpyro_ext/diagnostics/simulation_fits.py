@@ -5,9 +5,8 @@ from typing import Any, cast
 
 import jax
 from jax import Array, lax, random
-import jax.numpy as jnp
 from numpyro.handlers import seed, substitute
-from numpyro.infer import MCMC, SVI, HMCECS
+from numpyro.infer import HMCECS, MCMC, SVI
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_ext._checks import check_count
@@ -95,8 +94,8 @@ def fit_svi(
     if isinstance(guide, AutoGuide):
         name = type(guide).__name__
         raise TypeError(
-            f"guide is an {name} of one model, which keeps its start; pass a function that makes one"
-            f" for each data set: {name}, or lambda model: {name}(model, ...)."
+            f"guide is an {name} of one model, which keeps its start; pass a function that makes"
+            f" one for each data set: {name}, or lambda model: {name}(model, ...)."
         )
     if not callable(guide):
         raise TypeError(f"guide is a {type(guide).__name__}; it must be a function of the model.")
@@ -220,8 +219,8 @@ def _check_factory(name: str, value: Any, example: str) -> None:
     is_object = not isinstance(value, type) and hasattr(value, "model")
     if not callable(value) or is_object:
         raise TypeError(
-            f"{name} is a {type(value).__name__}; it must be a function of the model that makes a new"
-            f" one for each data set: {example}."
+            f"{name} is a {type(value).__name__}; it must be a function of the model that makes a"
+            f" new one for each data set: {example}."
         )
 
 
@@ -237,8 +236,8 @@ def _with_arguments(guide: Any, model: Model) -> Any:
         raise TypeError(f"guide made a {type(guide).__name__}; it must make a guide of the model.")
     if model.stale:
         raise ValueError(
-            f"the guide is a function of the model's arguments, and the {model.stale[0]} still holds"
-            " the given data, because the model makes other numbers of it before it observes them;"
+            f"the guide is a function of the model's arguments, and the {model.stale[0]} still"
+            " holds the given data, because the model makes other numbers of it before it observes them;"
             " pass the data to the model as they are observed, or take an automatic guide."
         )
 

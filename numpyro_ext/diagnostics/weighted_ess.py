@@ -20,10 +20,9 @@ def weighted_ess(x: Any, weights: Any = None, num_batches: int | None = None) ->
         v = \frac{B}{B - 1} \sum_b \Big(\frac{W_b}{\sum_t w_t}\Big)^2 (m_b - m)^2, \qquad
         \mathrm{ess} = \frac{\sum_t w_t (x_t - m)^2}{v \sum_t w_t},
 
-    at most :math:`T \log_{10} T`. The batches have equal sums of :math:`w_t^2`, each of which then
-    contributes alike to the variance of the mean; batches of equal length have too few draws of
-    large weight in each of the later ones. Independent draws have about :math:`(\sum w)^2 / \sum
-    w^2`, which is T for equal weights.
+    at most :math:`n_w \log_{10} T` with :math:`n_w = (\sum w)^2 / \sum w^2`. The batches have equal sums of :math:`w_t^2`, each of which then
+    contributes alike to the variance of the mean; of batches of equal length the first would have
+    most of it. Independent draws have about :math:`n_w`, which is T for equal weights.
 
     **It fails** where the chain forgets slowly: a batch has to be many times longer than its
     autocorrelation, otherwise the result is too large. It does not see the bias of the step size.
@@ -55,8 +54,8 @@ def weighted_ess(x: Any, weights: Any = None, num_batches: int | None = None) ->
     x = np.asarray(x, np.float64)
     if x.ndim not in (1, 2) or x.shape[-1] < 4:
         raise ValueError(
-            f"x has shape {x.shape}; it must be (T,) or (chain, T), one number of each of at least 4"
-            " draws."
+            f"x has shape {x.shape}; it must be (T,) or (chain, T), one number of each of at"
+            " least 4 draws."
         )
     T = x.shape[-1]
     w = np.ones(T) if weights is None else np.asarray(weights, np.float64)
@@ -90,5 +89,5 @@ def _of_chain(x: np.ndarray, w: np.ndarray, B: int) -> float:
     if count == 1:
         return 1.0
     v = np.sum(deviations**2) * count / (count - 1)
-    largest = len(x) * np.log10(len(x))
+    largest = np.log10(len(x)) / np.sum(share**2)
     return float(min(variance / v, largest)) if v > 0 else float(largest)

@@ -108,8 +108,8 @@ class KLWeightedELBO(ELBO):
         if isinstance(base, type) or not isinstance(base, _BASES):
             given = f"the class {base.__name__}" if isinstance(base, type) else type(base).__name__
             raise TypeError(
-                f"base is {given}; it must be a Trace_ELBO() or TraceMeanField_ELBO(), because other"
-                " losses have no KL term of their own that could be weighted."
+                f"base is {given}; it must be a Trace_ELBO() or TraceMeanField_ELBO(), because"
+                " other losses have no KL term of their own that could be weighted."
             )
         if isinstance(weight, ELBO) or (isinstance(weight, type) and issubclass(weight, ELBO)):
             raise TypeError(

@@ -1,6 +1,7 @@
 """A fully connected network with priors on its weights, written with plain sample sites."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -75,7 +76,7 @@ def bayesian_mlp(
     widths = [X.shape[1], *(check_count("hidden", width) for width in hidden), outputs]
     prior = dist.Normal(0.0, 1.0) if weight_prior is None else weight_prior
     layers = []
-    for i, shape in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+    for i, shape in enumerate(pairwise(widths)):
         w = numpyro.sample(f"w{i}", prior.expand(shape).to_event(2), infer={"in_axis": -2})
         layers.append((w, numpyro.sample(f"b{i}", prior.expand(shape[1:]).to_event(1))))
     scale = None if num_classes is not None else _noise(noise_prior)

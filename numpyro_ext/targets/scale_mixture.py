@@ -15,9 +15,9 @@ def scale_mixture(
         p(w) = \pi\, N(w; 0, \sigma_1^2) + (1 - \pi)\, N(w; 0, \sigma_2^2) .
 
     It is a distribution of one number; a prior of a matrix is
-    ``scale_mixture().expand([m, n]).to_event(2)``, and modules of ``numpyro.contrib.module`` take it
-    as ``prior=scale_mixture()``. The log density is a ``logsumexp``, so it is finite in the tails of
-    the narrow component. It has no KL term in closed form: use ``Trace_ELBO``.
+    ``scale_mixture().expand([m, n]).to_event(2)``, and modules of ``numpyro.contrib.module`` take
+    it as ``prior=scale_mixture()``. The log density is a ``logsumexp``, so it is finite in the
+    tails of the narrow component. It has no KL term in closed form: use ``Trace_ELBO``.
 
     :param float pi: share of the first component, in (0, 1).
     :param float scale_1: its standard deviation :math:`\sigma_1`.

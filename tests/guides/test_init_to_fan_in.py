@@ -152,12 +152,12 @@ def test_in_axis_is_told_for_all_or_by_site():
         init_to_fan_in(-1)
 
 
+@pytest.mark.filterwarnings("ignore:100 particles for 114 latent dimensions")
 @pytest.mark.parametrize("make", [AutoDiagonalNormal, AutoRealNVPNormal, AutoParticles])
 def test_other_guides_and_kernels_start_there(make):
     """AutoParticles starts each particle at a point of its own."""
     model = partial(network, nnx_net)
-    name = "init_strategy" if make is AutoParticles else "init_loc_fn"
-    guide = make(model, **{name: init_to_fan_in()})
+    guide = make(model, init_loc_fn=init_to_fan_in())
     svi = SVI(model, guide, optax.adam(0.01), Trace_ELBO())
     params = svi.get_params(svi.init(random.key(0), X, jnp.ones(4)))
     if make is AutoParticles:

@@ -184,8 +184,8 @@ def test_mistakes_of_the_weight_have_one_sentence():
         KLWeightedELBO(0.5, RenyiELBO())
     with pytest.raises(TypeError, match="base is the class Trace_ELBO"):
         KLWeightedELBO(0.5, Trace_ELBO)
+    loss = KLWeightedELBO()
     with pytest.raises(ValueError, match=r"kl_weight is -1.0; it must be a non-negative"):
-        loss = KLWeightedELBO()
         loss.loss(random.key(0), params, normal_model, guide, X, kl_weight=-1.0)
     with pytest.raises(TypeError, match="the loss is a class and not an object"):
         KLWeightedELBO.loss(random.key(0), params, normal_model, guide, X)

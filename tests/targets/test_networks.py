@@ -7,7 +7,6 @@ import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import numpyro.distributions as dist
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import SVI, Predictive, Trace_ELBO
