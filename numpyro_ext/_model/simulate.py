@@ -218,8 +218,8 @@ def _refuse(trace: Trace) -> None:
             )
         if site["type"] == "sample" and site["is_observed"] and not is_data(site):
             raise ValueError(
-                f"the model has the factor '{name}', which draws from the prior do not follow; write"
-                " it as a distribution of numpyro.sample."
+                f"the model has the factor '{name}', which draws from the prior do not follow;"
+                " write it as a distribution of numpyro.sample."
             )
 
 
@@ -239,7 +239,7 @@ def _data_sites(trace: Trace, given: Collection[str] | None) -> list[str]:
     if left:
         raise ValueError(
             f"site '{left[0]}' is observed and not among observed_sites {list(given or ())}: the"
-            " fits would see data that are not simulated; name it too, or leave it out of the model."
+            " fits would see data that are not simulated; name it too, or leave it out."
         )
     found = [name for name in sites if name in (observed if given is None else given)]
     if not found:

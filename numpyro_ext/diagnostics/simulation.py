@@ -295,8 +295,8 @@ class _Ranks:
         if worst[name] > _CORRELATED:
             message = (
                 f"the {self.num_samples} draws of each fit are correlated ({worst[name]:.2f} from"
-                f" one to the next at site '{name}'), so that their ranks are heaped at both ends as"
-                " if the posterior were too narrow; run longer chains, or take fewer num_samples."
+                f" one to the next at site '{name}'), so that their ranks are heaped at both ends"
+                " as if q were too narrow; run longer chains, or take fewer num_samples."
             )
             warnings.warn(InferenceWarning(message), stacklevel=3)
 

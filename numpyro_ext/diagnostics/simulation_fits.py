@@ -237,8 +237,8 @@ def _with_arguments(guide: Any, model: Model) -> Any:
     if model.stale:
         raise ValueError(
             f"the guide is a function of the model's arguments, and the {model.stale[0]} still"
-            " holds the given data, because the model makes other numbers of it before it observes them;"
-            " pass the data to the model as they are observed, or take an automatic guide."
+            " holds the given data, because the model makes other numbers of it before it"
+            " observes them; pass the data as they are observed, or take an automatic guide."
         )
 
     def without_data(data: Sites, *args: Any, **kwargs: Any) -> Any:

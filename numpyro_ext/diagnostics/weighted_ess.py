@@ -20,9 +20,11 @@ def weighted_ess(x: Any, weights: Any = None, num_batches: int | None = None) ->
         v = \frac{B}{B - 1} \sum_b \Big(\frac{W_b}{\sum_t w_t}\Big)^2 (m_b - m)^2, \qquad
         \mathrm{ess} = \frac{\sum_t w_t (x_t - m)^2}{v \sum_t w_t},
 
-    at most :math:`n_w \log_{10} T` with :math:`n_w = (\sum w)^2 / \sum w^2`. The batches have equal sums of :math:`w_t^2`, each of which then
-    contributes alike to the variance of the mean; of batches of equal length the first would have
-    most of it. Independent draws have about :math:`n_w`, which is T for equal weights.
+    at most :math:`n_w \log_{10} T` with :math:`n_w = (\sum_t w_t)^2 / \sum_t w_t^2`, which is T for
+    equal weights and about the effective size of independent draws. The batches have equal sums of
+    :math:`w_t^2`, so that each contributes alike to the variance of the mean. Of batches of equal
+    length the first would have most of it, and the result be 1.5 times too large for
+    :math:`w_t = (1 + t)^{-1/2}`.
 
     **It fails** where the chain forgets slowly: a batch has to be many times longer than its
     autocorrelation, otherwise the result is too large. It does not see the bias of the step size.
