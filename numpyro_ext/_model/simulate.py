@@ -1,6 +1,7 @@
 """Data drawn from a model's prior, and the model conditioned on such data."""
 
 from collections.abc import Collection
+from contextlib import suppress
 import inspect
 from typing import Any, NamedTuple
 
@@ -138,7 +139,7 @@ class Simulator:
     def _find_data(self) -> tuple[dict[int, str], tuple[str, ...]]:
         """The arguments that are the data of a site, and the names of those that are made into
         data; an error if one of them is used elsewhere."""
-        arrays = {i: x for i, x in enumerate(self._leaves) if isinstance(x, np.ndarray | Array)}
+        arrays = np.ndarray | np.generic | Array
 
         def look(**data: Any) -> Any:
             leaves = [data.get(f"{i}", x) for i, x in enumerate(self._leaves)]
@@ -147,11 +148,15 @@ class Simulator:
             drawn = {site["name"]: site["value"] for site in sample_sites(trace)}
             return drawn, {n: trace[n]["infer"]["obs"] for n, given in self._given.items() if given}
 
-        named = {f"{i}": x for i, x in arrays.items()}
-        try:
-            drawn, observed = eval_provenance(look, **named)
-        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):  # it needs the numbers
-            return {}, tuple(self._paths[i] for i in arrays)
+        found = None
+        for kinds in (arrays | float, arrays):  # a number may be an option of the model
+            named = {f"{i}": x for i, x in enumerate(self._leaves) if isinstance(x, kinds)}
+            with suppress(jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+                found = eval_provenance(look, **named)
+                break
+        if found is None:  # the model looks at the numbers themselves
+            return {}, tuple(self._paths[int(i)] for i in named)
+        drawn, observed = found
         sources = {int(i) for found in observed.values() for i in found}
         for name in [*self.latents, *self.data]:
             for i in sources & {int(i) for i in drawn[name]}:
@@ -171,7 +176,8 @@ class Simulator:
             if len(found) == 1:
                 i = int(next(iter(found)))
                 is_whole = sum(i in map(int, other) for other in observed.values()) == 1
-                x, y = np.asarray(self._leaves[i]), np.asarray(values[name])
+                y = np.asarray(values[name])
+                x = np.asarray(self._leaves[i]).astype(y.dtype)  # NumPy's own are double
                 if is_whole and x.shape == y.shape and np.array_equal(x, y, equal_nan=_float(x)):
                     places[i] = name
         return places, tuple(self._paths[i] for i in sorted(sources - set(places)))

@@ -86,7 +86,7 @@ def test_modules_start_in_the_width_of_their_fan_in(name):
             continue
         if value.ndim == 2:
             fan_in = 3 if value.size == 48 else 16
-            assert 0.75 < jnp.max(jnp.abs(value)) * fan_in**0.5 <= 1
+            assert 0.5 < jnp.max(jnp.abs(value)) * fan_in**0.5 <= 1
             seen["matrices"].add(value.size)
         elif "bias" in site:
             assert not jnp.any(value)
@@ -126,7 +126,7 @@ def test_the_fan_in_is_that_of_the_layer():
     found = start()
     fan_in = {"kernel": 100, "weight": 4, "conv.kernel": 100, "conv.weight": 100, "told": 4}
     for name, inputs in (fan_in | {"independent": 100, "several": 25}).items():
-        assert 0.95 < jnp.max(jnp.abs(found[name])) * inputs**0.5 <= 1, name
+        assert 0.9 < jnp.max(jnp.abs(found[name])) * inputs**0.5 <= 1, name
     for name in ("conv.bias", "vectors", "vector"):
         assert not jnp.any(found[name]), name
     assert jnp.all(found["scales"] > 0.1) and float(found["simplex"].sum()) == pytest.approx(1)
