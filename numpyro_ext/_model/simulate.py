@@ -37,7 +37,8 @@ class _observed(condition):
     """Condition on data of all rows, of which a plate takes those of its minibatch."""
 
     def __init__(self, fn: Model, data: Sites) -> None:
-        super().__init__(fn, data=data)
+        given: Any = data
+        super().__init__(fn, data=given)
         self.rows: dict[str, tuple[int, Array]] = {}
 
     def process_message(self, msg: dict[str, Any]) -> None:

@@ -237,12 +237,9 @@ class _Ranks:
 
     def __init__(self, names: list[str], num_samples: int, rng_key: Array) -> None:
         self.names, self.num_samples = names, num_samples
-        data = (
-            random.key_data(rng_key)
-            if jax.dtypes.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
-            else rng_key
-        )
-        self.rng = np.random.default_rng(np.asarray(data))
+        # Of a new-style key or a legacy one.
+        data = jax.device_get(random.bits(rng_key, (4,)))
+        self.rng = np.random.default_rng(data)
         self.ranks: dict[str, list[np.ndarray]] = {name: [] for name in names}
         self.correlation: dict[str, list[np.ndarray]] = {name: [] for name in names}
         self.varies: dict[str, Any] = dict.fromkeys(names, False)

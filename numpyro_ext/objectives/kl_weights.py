@@ -141,7 +141,9 @@ class KLWeightedELBO(ELBO):
     ) -> Any:
         """The loss, and the mutable state, in which the number of the step is one larger."""
         counted = counts_steps(guide)
-        step = param_map.get(STEP, {"step": jnp.zeros((), jnp.int32)})["step"] if counted else None
+        step: Any = (
+            param_map.get(STEP, {"step": jnp.zeros((), jnp.int32)})["step"] if counted else None
+        )
         weight = alpha_at(self.weight, step, "weight")
         if _KEYWORD in kwargs:
             given = kwargs[_KEYWORD]

@@ -81,14 +81,14 @@ def bayesian_mlp(
         layers.append((w, numpyro.sample(f"b{i}", prior.expand(shape[1:]).to_event(1))))
     scale = None if num_classes is not None else _noise(noise_prior)
     with numpyro.plate("data", len(X), subsample_size=subsample_size):
-        a = numpyro.subsample(X, event_dim=1)
+        a: Any = numpyro.subsample(X, event_dim=1)
         target = None if y is None else numpyro.subsample(y, event_dim=0)
         for i, (w, b) in enumerate(layers):
             a = a @ w + b if i == 0 else activation(a) @ w + b
         f = a if num_classes is not None else a[:, 0]
         if y is None:
             numpyro.deterministic("f", f)
-        likelihood = dist.Categorical(logits=f) if scale is None else dist.Normal(f, scale)
+        likelihood: Any = dist.Categorical(logits=f) if scale is None else dist.Normal(f, scale)
         numpyro.sample("y", likelihood, obs=target)
 
 
