@@ -10,6 +10,7 @@ from numpyro_ext.guides.householder import AutoHouseholderNormal
 from numpyro_ext.guides.iaf import AutoGatedIAFNormal
 from numpyro_ext.guides.implicit import AutoImplicit
 from numpyro_ext.guides.implicit_guide import ImplicitGuide
+from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
 from numpyro_ext.guides.maf import AutoMAFNormal
 from numpyro_ext.guides.markov import AutoMarkov
 from numpyro_ext.guides.mixture import AutoMixtureNormal
@@ -46,6 +47,7 @@ __all__ = [
     "IntractableDensityError",
     "Langevin",
     "NNSampler",
+    "init_to_fan_in",
     "with_critic",
     "with_reverse",
 ]

@@ -12,7 +12,7 @@ from numpyro_ext.objectives.evaluation import log_weights
 from numpyro_ext.objectives.f_divergence import FDivergence, TailAdaptive
 from numpyro_ext.objectives.fisher import FisherDivergence
 from numpyro_ext.objectives.implicit import ImplicitELBO
-from numpyro_ext.objectives.kl_weights import minibatch_kl_weights
+from numpyro_ext.objectives.kl_weights import KLWeightedELBO, minibatch_kl_weights
 from numpyro_ext.objectives.mixture import MixtureELBO
 from numpyro_ext.objectives.nested import NestedVRELBO
 from numpyro_ext.objectives.renyi import IWELBO, VRELBO
@@ -33,6 +33,7 @@ __all__ = [
     "FisherDivergence",
     "IWELBO",
     "ImplicitELBO",
+    "KLWeightedELBO",
     "MixtureELBO",
     "NestedVRELBO",
     "Objective",

@@ -14,6 +14,7 @@ from numpyro.primitives import mutable
 
 from numpyro_ext._typing import Model
 from numpyro_ext.objectives.base import STEP
+from numpyro_ext.objectives.protocols import unwrapped
 
 Order = float | Array | Callable[[Array], Any]
 """An order: a number, a traced scalar, or a schedule ``step -> alpha``."""
@@ -58,16 +59,21 @@ def refuse_count(objective: Any, order: Any, num_particles: int) -> None:
             )
 
 
-def alpha_at(alpha: Any, step: Any) -> Any:
-    """The order of this update, from ``Draws.step``."""
+def alpha_at(alpha: Any, step: Any, name: str = "alpha") -> Any:
+    """The order of this update, from ``Draws.step``; ``name`` is that of the argument."""
     if not callable(alpha):
         return alpha
     if step is None:
         raise ValueError(
-            "alpha is a callable of the step, but the guide does not count steps; give SVI the"
+            f"{name} is a callable of the step, but the guide does not count steps; give SVI the"
             " guide count_steps(guide)."
         )
     return alpha(step)
+
+
+def counts_steps(guide: Any) -> bool:
+    """Return whether :func:`count_steps` wraps a guide, or what is under the handlers around it."""
+    return unwrapped(guide, _StepCounted) is not None
 
 
 class _StepCounted:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import SVI, Predictive
+from numpyro.infer import SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 import optax
 import pytest
@@ -27,6 +27,7 @@ from numpyro_ext.objectives import (
     FDivergence,
     FisherDivergence,
     ImplicitELBO,
+    KLWeightedELBO,
     MixtureELBO,
     NestedVRELBO,
     SteinDiscrepancy,
@@ -51,6 +52,7 @@ OBJECTIVES = {
     "ImplicitELBO": lambda **kwargs: ImplicitELBO(3, **kwargs),
     "SteinDiscrepancy": lambda **kwargs: SteinDiscrepancy(3, **kwargs),
     "AmortizedMCMC": lambda **kwargs: AmortizedMCMC(3, 2, transition="mala", **kwargs),
+    "KLWeightedELBO": lambda **kwargs: KLWeightedELBO(0.5, Trace_ELBO(3, **kwargs)),
     "MixtureELBO": lambda **kwargs: MixtureELBO(3, **kwargs),
     "CurvatureELBO": lambda **kwargs: CurvatureELBO("fisher", 3, **kwargs),
 }

@@ -1,0 +1,347 @@
+"""Simulation-based calibration: fits of data that were drawn from the model's own prior.
+
+Talts et al., *Validating Bayesian inference algorithms with simulation-based calibration* (2018).
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+import warnings
+
+import jax
+from jax import Array, random
+import numpy as np
+
+from numpyro_ext._checks import InferenceWarning, check_count
+from numpyro_ext._model.simulate import Simulated, Simulator
+from numpyro_ext._typing import Model
+from numpyro_ext.diagnostics._fit import check_arguments, check_key
+from numpyro_ext.diagnostics.simulation_fits import Fit
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["SBCResult", "simulation_based_calibration"]
+
+_CORRELATED = 0.2
+"""Correlation of one draw with the next above which the ranks look as if q were too narrow."""
+_LEVEL = 0.01
+"""The p-value below which the shape of the ranks is named."""
+
+
+class SBCResult(NamedTuple):
+    """The result of :func:`simulation_based_calibration`; it prints as a table."""
+
+    ranks: dict[str, np.ndarray]
+    """``(I, *site)`` of each site, whole numbers between 0 and L."""
+    pit: dict[str, np.ndarray]
+    """``(I, *site)``: the ranks as numbers that are uniform between 0 and 1."""
+    p_values: dict[str, np.ndarray]
+    """``(*site)``: of the chi-square test that they are; NaN where nothing varies."""
+    dataset: "xr.DataTree"
+    """The group ``prior_sbc``, for ``az.plot_ecdf_pit(dataset, group="prior_sbc")``."""
+
+    @property
+    def p_value(self) -> float:
+        """Of all components together: the least p-value times their number (Bonferroni)."""
+        each = np.concatenate([np.ravel(p) for p in self.p_values.values()])
+        each = each[~np.isnan(each)]
+        return float(min(1.0, np.min(each) * len(each))) if len(each) else math.nan
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out."""
+        return tuple(self.dataset.attrs["notes"].splitlines())
+
+    def __str__(self) -> str:
+        attributes = self.dataset.attrs
+        num_simulations, num_samples = attributes["num_simulations"], attributes["num_samples"]
+        title = f"{num_simulations} simulations, ranks among {num_samples} draws"
+        cells = [("site", "components", "least p-value", "ranks")]
+        count = sum(int(np.sum(~np.isnan(p))) for p in self.p_values.values())
+        for name, p in self.p_values.items():
+            varies = ~np.isnan(p)
+            if not np.any(varies):
+                cells.append((name, f"{p.size}", "-", "nothing varies"))
+                continue
+            worst = int(np.nanargmin(p))
+            pit = self.pit[name].reshape(num_simulations, -1)[:, worst]
+            shape = _shape(pit) if np.nanmin(p) * count < _LEVEL else "uniform"
+            cells.append((name, f"{p.size}", f"{np.nanmin(p):.2g}", shape))
+        together = f"{self.p_value:.2g}"
+        cells.append(("all", f"{count}", together, "(times their number: Bonferroni)"))
+        widths = [max(len(row[k]) for row in cells) for k in range(4)]
+        lines = ["  ".join(x.ljust(n) for x, n in zip(row, widths, strict=True)) for row in cells]
+        return "\n".join([title, *(f"  {line}".rstrip() for line in lines), *self.notes])
+
+
+def simulation_based_calibration(
+    rng_key: Any,
+    model: Model,
+    fit: Fit,
+    *args: Any,
+    observed_sites: Collection[str] | None = None,
+    num_simulations: int = 100,
+    num_samples: int = 100,
+    **kwargs: Any,
+) -> SBCResult:
+    r"""Test a method of inference on data that are drawn from the model's own prior.
+
+    For :math:`i = 1, \dots, I`, with a fit q and L draws of it,
+
+    .. math::
+        \theta^*_i \sim p(\theta), \qquad y_i \sim p(y \mid \theta^*_i), \qquad
+        \theta_{i1}, \dots, \theta_{iL} \sim q(\theta \mid y_i), \qquad
+        r_i = \#\{l : \theta_{il} < \theta^*_i\},
+
+    for each number among the latent sites. If q is the posterior, the ranks :math:`r_i` are uniform
+    on 0, ..., L (ties are broken at random). ``pit`` is :math:`(r_i + U_i) / (L + 1)` with
+    :math:`U_i` uniform, and ``p_values`` are those of the chi-square test of ``pit`` in
+    :math:`\min(20, I // 5)` equal bins. A test of the ranks themselves in bins that hold different
+    numbers of ranks would refuse the exact posterior.
+
+    **Reading.** Ranks heaped at both ends say that q is too narrow (mean-field guides), heaped in
+    the middle that it is too wide, and a slope that its mean is off. ``print(result)`` says which,
+    and ``az.plot_ecdf_pit(result.dataset, group="prior_sbc")`` shows them.
+
+    **What it does not say.** It tests the fits on data sets that the *prior* makes, which may be
+    unlike the one at hand: those of a network with a wide prior are far from standardised, and
+    learning rates have to suit all of them. A large p-value of few simulations says little: with
+    200, and 50 draws of each, half the posterior's standard deviation is always found, and .8 of it
+    in 70 % of runs. The p-value of all components together is below .05 in at most 5 % of runs of
+    an exact method.
+
+    The data of the model must be used as ``obs=`` alone; an argument that holds data and is read
+    elsewhere too is refused. (Data that the model does not have from its arguments cannot be looked
+    after in that way.) Plates that take minibatches are simulated in full, and fitted in
+    minibatches. Entries that are NaN in floating-point data stay NaN. Discrete latent sites are
+    left out, with a note.
+
+    **Cost:** I fits. Those of :func:`fit_svi`, :func:`fit_mcmc` and :func:`fit_engine` compile
+    once, as far as that is possible.
+
+    :param rng_key: a key, new-style or legacy.
+    :param model: Python callable with NumPyro primitives.
+    :param fit: what :func:`fit_svi`, :func:`fit_mcmc` or :func:`fit_engine` returns; or a function
+        ``fit(rng_key, model, args, kwargs)`` of your own that returns at least L draws
+        ``{site: (S, ...)}`` of every continuous latent site. Its ``model`` is that of the call,
+        observed at the simulated data: a dict of these is ``args[0]``, before the arguments that
+        you give here, in which the data are replaced too if they are an argument. The model is the
+        same object in every call, so that compiled programs may be kept.
+    :param args: arguments of the model, on which the sizes of the simulated data depend.
+    :param observed_sites: names of the sites that are data, if the model is called without its data
+        (``y=None``); None for those that are observed.
+    :param int num_simulations: I, at least 20.
+    :param int num_samples: L, at least 10. If a fit has more draws, equally spaced ones are taken.
+    :param kwargs: keyword arguments of the model.
+    :return: an :class:`SBCResult`.
+
+    **References:**
+
+    1. *Validating Bayesian inference algorithms with simulation-based calibration*, Sean Talts,
+       Michael Betancourt, Daniel Simpson, Aki Vehtari, Andrew Gelman, arXiv:1804.06788, 2018
+       (Theorem 1, Algorithm 1).
+    2. *Yes, but did it work? Evaluating variational inference*, Yuling Yao, Aki Vehtari, Daniel
+       Simpson, Andrew Gelman, ICML 2018 (Section 3).
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro_ext.diagnostics import fit_engine, simulation_based_calibration
+        >>> from numpyro_ext.ep import EP
+        >>> from numpyro_ext.targets import normal_mean
+        >>> x = jnp.array([0.5, -1.0, 2.0])  # its length alone matters
+        >>> result = simulation_based_calibration(  # EP is exact here
+        ...     jax.random.key(0), normal_mean, fit_engine(EP, 5), x, num_simulations=40)
+        >>> result.ranks["z"].shape, result.p_value > 0.001
+        ((40,), True)
+    """
+    num_simulations = check_count("num_simulations", num_simulations, 20)
+    num_samples = check_count("num_samples", num_samples, 10)
+    if not callable(fit):
+        raise TypeError(
+            f"fit is a {type(fit).__name__}; it must be the result of fit_svi, fit_mcmc or"
+            " fit_engine, or a function fit(rng_key, model, args, kwargs) of your own."
+        )
+    key_prior, key_fits, key_ranks = random.split(check_key(rng_key), 3)
+    args, kwargs = check_arguments(args, kwargs)
+    with _prior_is_sampled():
+        simulator = Simulator(model, args, kwargs, observed_sites)
+    names = [name for name in simulator.latents if name not in simulator.discrete]
+    if not names:
+        what = f"discrete: {simulator.discrete}" if simulator.discrete else "none"
+        raise ValueError(
+            f"the model has no continuous latent site to calibrate (its latent sites are {what});"
+            " simulation-based calibration ranks continuous ones."
+        )
+    simulated = _simulate(simulator, key_prior, num_simulations)
+    counted, messages = _Ranks(names, num_samples, key_ranks), []
+    for i, key in enumerate(random.split(key_fits, num_simulations)):
+        truth, data = jax.tree.map(lambda x: x[i], simulated)  # noqa: B023 - used at once
+        there, named = simulator.arguments(data)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", InferenceWarning)
+            draws = fit(key, simulator.model, there, named)
+        messages += _passed_on(caught)
+        counted.add(i, truth, draws)
+    ranks, pit = counted.result()
+    if messages:
+        message = (
+            f"{len(messages)} of the {num_simulations} fits warned, one of them: {messages[0]}"
+        )
+        warnings.warn(InferenceWarning(message), stacklevel=2)
+    counted.warn_of_correlation()
+    notes = [f"left out, because it is discrete: '{name}'" for name in simulator.discrete]
+    dataset = _dataset(pit, notes, num_simulations, num_samples)
+    p_values = {name: _p_values(x, counted.varies[name]) for name, x in pit.items()}
+    return SBCResult(ranks, pit, p_values, dataset)
+
+
+@contextmanager
+def _prior_is_sampled() -> Iterator[None]:
+    """An error that says what to do about a prior without draws."""
+    try:
+        yield
+    except NotImplementedError as error:
+        raise ValueError(
+            "a latent site of the model has a prior that cannot be sampled, as ImproperUniform has;"
+            " give each site a proper prior."
+        ) from error
+
+
+def _simulate(simulator: Simulator, rng_key: Array, size: int) -> Simulated:
+    """All pairs of latent values and data, with a leading axis; an error if one is not finite."""
+    with _prior_is_sampled():
+        found = jax.jit(jax.vmap(simulator.draw))(random.split(rng_key, size))
+    for name, x in found.latents.items():
+        if not np.all(np.isfinite(jax.device_get(x))):
+            raise ValueError(
+                f"draws of the prior of latent site '{name}' are not finite; give it a prior whose"
+                " draws are numbers."
+            )
+    return found
+
+
+def _passed_on(caught: list[warnings.WarningMessage]) -> list[str]:
+    """The first of the warnings about the result of one fit; the others are given again."""
+    found = [str(one.message) for one in caught if issubclass(one.category, InferenceWarning)]
+    for one in caught:
+        if not issubclass(one.category, InferenceWarning):
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    return found[:1]
+
+
+class _Ranks:
+    """The ranks of true values among draws, fit by fit."""
+
+    def __init__(self, names: list[str], num_samples: int, rng_key: Array) -> None:
+        self.names, self.num_samples = names, num_samples
+        # Of a new-style key or a legacy one.
+        data = jax.device_get(random.bits(rng_key, (4,)))
+        self.rng = np.random.default_rng(data)
+        self.ranks: dict[str, list[np.ndarray]] = {name: [] for name in names}
+        self.correlation: dict[str, list[np.ndarray]] = {name: [] for name in names}
+        self.varies: dict[str, Any] = dict.fromkeys(names, False)
+
+    def add(self, i: int, truth: dict[str, Any], draws: Any) -> None:
+        """The ranks of one simulation."""
+        if not isinstance(draws, dict):
+            raise TypeError(
+                f"fit returned a {type(draws).__name__}; it must return a dict of draws by site."
+            )
+        for name in self.names:
+            if name not in draws:
+                raise ValueError(
+                    f"fit returned draws of {sorted(draws)}, and none of the latent site '{name}';"
+                    " every continuous latent site of the model needs draws."
+                )
+            x, y = np.asarray(jax.device_get(draws[name])), np.asarray(truth[name])
+            if x.shape[1:] != y.shape or x.ndim == 0 or len(x) < self.num_samples:
+                raise ValueError(
+                    f"fit returned draws of shape {x.shape} at site '{name}', whose values have"
+                    f" shape {y.shape}; it must return at least num_samples={self.num_samples} of"
+                    " these (num_draws= of fit_svi and fit_engine, num_samples of fit_mcmc)."
+                )
+            if not np.all(np.isfinite(x)):
+                raise ValueError(
+                    f"the fit of simulation {i} has draws of site '{name}' that are not finite;"
+                    " take a smaller learning rate or step size, or a prior whose data are less"
+                    " extreme."
+                )
+            x = x[(np.arange(1, self.num_samples + 1) * len(x)) // self.num_samples - 1]
+            ties = np.sum(x == y, 0)
+            below = np.sum(x < y, 0)
+            self.varies[name] = self.varies[name] | (ties < self.num_samples)
+            self.ranks[name].append(below + self.rng.integers(0, ties + 1))
+            self.correlation[name].append(_lag_one(x))
+
+    def result(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The ranks, and as numbers between 0 and 1."""
+        ranks = {name: np.stack(x) for name, x in self.ranks.items()}
+        pit = {
+            name: (x + self.rng.uniform(size=x.shape)) / (self.num_samples + 1)
+            for name, x in ranks.items()
+        }
+        return ranks, pit
+
+    def warn_of_correlation(self) -> None:
+        """Warn if the draws of a fit are not nearly independent."""
+        worst = {n: float(np.max(np.mean(x, 0), initial=0)) for n, x in self.correlation.items()}
+        name = max(worst, key=lambda name: worst[name])
+        if worst[name] > _CORRELATED:
+            message = (
+                f"the {self.num_samples} draws of each fit are correlated ({worst[name]:.2f} from"
+                f" one to the next at site '{name}'), so that their ranks are heaped at both ends"
+                " as if q were too narrow; run longer chains, or take fewer num_samples."
+            )
+            warnings.warn(InferenceWarning(message), stacklevel=3)
+
+
+def _lag_one(x: np.ndarray) -> np.ndarray:
+    """The correlation of one draw with the next, nearly unbiased for independent draws."""
+    rounding = len(x) * (1e-6 * np.max(np.abs(x), 0)) ** 2
+    x = x - np.mean(x, 0, dtype=np.float64)
+    variance = np.sum(x**2, 0)
+    varies = variance > rounding
+    found = np.sum(x[1:] * x[:-1], 0) / np.where(varies, variance, 1.0)
+    return np.where(varies, found + 1 / len(x), 0.0)
+
+
+def _p_values(pit: np.ndarray, varies: np.ndarray | bool) -> np.ndarray:
+    """Of the chi-square test of each component, along the first axis; NaN where nothing varies."""
+    from scipy.special import gammaincc
+
+    size = len(pit)
+    bins = min(20, size // 5)
+    place = np.minimum((pit * bins).astype(int), bins - 1)
+    counts = np.stack([np.sum(place == b, 0) for b in range(bins)])
+    statistic = np.sum((counts - size / bins) ** 2, 0) / (size / bins)
+    return np.asarray(np.where(varies, gammaincc((bins - 1) / 2, statistic / 2), np.nan))
+
+
+def _shape(pit: np.ndarray) -> str:
+    """What the ranks of one component look like, in words."""
+    size = len(pit)
+    slope = (np.mean(pit) - 0.5) * math.sqrt(12 * size)
+    spread = (np.mean((pit - 0.5) ** 2) - 1 / 12) * math.sqrt(180 * size)
+    if max(abs(slope), abs(spread)) < 3:
+        return "not uniform"
+    if abs(slope) > abs(spread):
+        return f"a slope: the draws are too {'low' if slope > 0 else 'high'}"
+    if spread > 0:
+        return "heaped at both ends: the draws are too narrow"
+    return "heaped in the middle: the draws are too wide"
+
+
+def _dataset(
+    pit: dict[str, np.ndarray], notes: list[str], num_simulations: int, num_samples: int
+) -> "xr.DataTree":
+    """The group ``prior_sbc`` for ArviZ, one chain of I draws."""
+    import arviz_base
+
+    tree = arviz_base.from_dict({"prior_sbc": {name: x[None] for name, x in pit.items()}})
+    tree.attrs.update(
+        notes="\n".join(notes), num_simulations=num_simulations, num_samples=num_samples
+    )
+    return tree

@@ -1,0 +1,260 @@
+"""Fits that are repeated on simulated data: of a guide, of a Markov chain, of an engine."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax
+from jax import Array, lax, random
+from numpyro.handlers import seed, substitute
+from numpyro.infer import HMCECS, MCMC, SVI
+from numpyro.infer.autoguide import AutoGuide
+
+from numpyro_ext._checks import check_count
+from numpyro_ext._model.arguments import split_arguments
+from numpyro_ext._model.handlers import every_row
+from numpyro_ext._model.read import latent_sites, trace_of
+from numpyro_ext._model.simulate import SimulatedModel
+from numpyro_ext._numpyro import posterior_guide
+from numpyro_ext._typing import Diagnosable, Engine, Model, Params, Sites
+from numpyro_ext.diagnostics.full_data import minibatch_plates, on_all_rows
+
+__all__ = ["Fit", "fit_engine", "fit_mcmc", "fit_svi"]
+
+Fit = Callable[[Any, Model, tuple, dict[str, Any]], dict[str, Any]]
+"""``fit(rng_key, model, args, kwargs)`` to draws ``{site: (S, ...)}`` of the latent sites."""
+
+
+class _Compiled:
+    """A fit as one compiled program, whose arguments are the key and the arrays.
+
+    A fit that looks at numbers while it is traced is run as it is, and compiles anew each time.
+    """
+
+    def __init__(self, run: Callable[..., Sites], name: str) -> None:
+        self._run, self.__name__ = run, name
+        self._key: Any = None
+        self._program: Callable[..., Any] | None = None
+
+    def __call__(self, rng_key: Array, model: Model, args: tuple, kwargs: dict[str, Any]) -> Sites:
+        static, arrays = split_arguments(args, kwargs)
+        if self._key != (model, static):
+            self._key = model, static
+
+            def run(rng_key: Array, arrays: list[Array]) -> Sites:
+                return self._run(rng_key, model, *static.whole(arrays))
+
+            self._program = jax.jit(run)
+        if self._program is not None:
+            try:
+                return self._program(rng_key, arrays)
+            except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+                self._program = None
+        return self._run(rng_key, model, args, kwargs)
+
+
+def fit_svi(
+    guide: Callable[[Model], Any],
+    optim: Any,
+    loss: Any,
+    num_steps: int,
+    *,
+    num_draws: int = 1000,
+) -> Fit:
+    r"""A fit by ``SVI``, for :func:`simulation_based_calibration`.
+
+    Each data set gets a guide of its own by ``guide(model)``, so that each begins at a start of its
+    own. The fit is ``num_steps`` of ``svi.update``, and its draws are those of the guide, on all
+    rows. Initialisation, steps and draws are one compiled program, of which the data are an
+    argument.
+
+    A guide that is a function and no automatic guide is called with the arguments of the model,
+    where the simulated data stand in place of the given ones. If the model makes its data out of an
+    argument (as by ``obs=jnp.log(y)``), such a guide is refused.
+
+    :param guide: a function of the model that makes a guide, such as the class ``AutoNormal``, or
+        ``lambda model: AutoNormal(model, init_scale=0.1)``.
+    :param optim: an optimiser, of optax or NumPyro.
+    :param loss: the loss of ``SVI``.
+    :param int num_steps: steps of each fit.
+    :param int num_draws: draws of each fit, of which as many as needed are used.
+    :return: a function ``fit(rng_key, model, args, kwargs)``.
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, optax
+        >>> from numpyro.infer import Trace_ELBO
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_ext.diagnostics import fit_svi
+        >>> from numpyro_ext.targets import normal_mean
+        >>> fit = fit_svi(AutoNormal, optax.adam(0.05), Trace_ELBO(10), 500)
+        >>> draws = fit(jax.random.key(0), normal_mean, (jnp.array([0.5, -1.0, 2.0]),), {})
+        >>> print(f"{draws['z'].mean():.1f} {draws['z'].std():.1f}")
+        0.4 0.5
+    """
+    if isinstance(guide, AutoGuide):
+        name = type(guide).__name__
+        raise TypeError(
+            f"guide is an {name} of one model, which keeps its start; pass a function that makes"
+            f" one for each data set: {name}, or lambda model: {name}(model, ...)."
+        )
+    if not callable(guide):
+        raise TypeError(f"guide is a {type(guide).__name__}; it must be a function of the model.")
+    num_steps, num_draws = check_count("num_steps", num_steps), check_count("num_draws", num_draws)
+
+    def run(rng_key: Array, model: Model, args: tuple, kwargs: dict[str, Any]) -> Sites:
+        key_fit, key_draws = random.split(rng_key)
+        made = _with_arguments(guide(model), model)
+        svi = SVI(model, made, optim, loss)
+
+        def step(state: Any, _: None) -> tuple[Any, None]:
+            return svi.update(state, *args, **kwargs)[0], None
+
+        state, _ = lax.scan(step, svi.init(key_fit, *args, **kwargs), length=num_steps)
+        params = svi.get_params(state)
+        return _draws(key_draws, made, params, args, kwargs, num_draws)
+
+    return _Compiled(run, "fit_svi")
+
+
+def fit_mcmc(make_kernel: Callable[[Model], Any], num_warmup: int, num_samples: int) -> Fit:
+    r"""A fit by ``MCMC``, for :func:`simulation_based_calibration`.
+
+    Each data set gets one chain of its own. The ranks are those among draws that should be nearly
+    independent: of the ``num_samples`` the calibration keeps as many as it needs, equally spaced,
+    and warns if these are still correlated. So give several times as many.
+
+    NumPyro's kernels, ``SGLD`` and others with a given step size become one compiled program, of
+    which the data are an argument. A kernel that finds its own settings looks at numbers, and each
+    of its chains is set up and compiled anew.
+
+    :param make_kernel: a function of the model that makes a kernel, such as the class ``NUTS``, or
+        ``lambda model: SGLD(model, 0.01)``.
+    :param int num_warmup: warmup of each chain.
+    :param int num_samples: draws of each chain.
+    :return: a function ``fit(rng_key, model, args, kwargs)``.
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro.infer import NUTS
+        >>> from numpyro_ext.diagnostics import fit_mcmc
+        >>> from numpyro_ext.targets import normal_mean
+        >>> fit = fit_mcmc(NUTS, 200, 1000)
+        >>> draws = fit(jax.random.key(0), normal_mean, (jnp.array([0.5, -1.0, 2.0]),), {})
+        >>> print(f"{draws['z'].mean():.1f} {draws['z'].std():.1f}")
+        0.4 0.5
+    """
+    num_warmup = check_count("num_warmup", num_warmup, 0)
+    num_samples = check_count("num_samples", num_samples)
+    _check_factory("make_kernel", make_kernel, "NUTS, or lambda model: NUTS(model, ...)")
+
+    def run(rng_key: Array, model: Model, args: tuple, kwargs: dict[str, Any]) -> Sites:
+        kernel = make_kernel(model)
+        plates = minibatch_plates(model, args, kwargs)
+        if plates and not isinstance(kernel, Diagnosable | HMCECS):
+            raise ValueError(
+                f"the plate '{next(iter(plates))}' takes a minibatch, of which"
+                f" {type(kernel).__name__} draws one and keeps it; leave out its subsample_size, or"
+                " take a kernel of numpyro_ext.mcmc."
+            )
+        mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
+        mcmc.run(rng_key, *args, **kwargs)
+        return cast(Sites, mcmc.get_samples())
+
+    return _Compiled(run, "fit_mcmc")
+
+
+def fit_engine(
+    make_engine: Callable[[Model], Any], num_steps: int, *, num_draws: int = 1000
+) -> Fit:
+    r"""A fit by an engine such as :class:`~numpyro_ext.ep.EP`, for
+    :func:`simulation_based_calibration`.
+
+    One engine runs on each data set, from the start that it makes for these. The engines of
+    ``numpyro_ext.ep`` compile for the first data set alone.
+
+    :param make_engine: a function of the model that makes an engine, such as the class ``EP``.
+    :param int num_steps: steps of each fit, at most.
+    :param int num_draws: draws of the guide of each fit, of which as many as needed are used.
+    :return: a function ``fit(rng_key, model, args, kwargs)``.
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_ext.diagnostics import fit_engine
+        >>> from numpyro_ext.ep import EP
+        >>> from numpyro_ext.targets import normal_mean
+        >>> fit = fit_engine(EP, 10)
+        >>> draws = fit(jax.random.key(0), normal_mean, (jnp.array([0.5, -1.0, 2.0]),), {})
+        >>> print(f"{draws['z'].mean():.1f} {draws['z'].std():.1f}")
+        0.4 0.5
+    """
+    num_steps, num_draws = check_count("num_steps", num_steps), check_count("num_draws", num_draws)
+    _check_factory("make_engine", make_engine, "EP, or lambda model: EP(model, ...)")
+    made: dict[str, Any] = {}
+
+    def draws(rng_key: Array, params: Params, args: tuple, kwargs: dict[str, Any]) -> Sites:
+        return _draws(rng_key, made["engine"].guide, params, args, kwargs, num_draws)
+
+    draw = _Compiled(lambda key, _, args, kwargs: draws(key, args[0], args[1:], kwargs), "draws")
+
+    def fit(rng_key: Any, model: Model, args: tuple, kwargs: dict[str, Any]) -> Sites:
+        if made.get("model") is not model:
+            engine = make_engine(model)
+            if isinstance(engine, SVI) or not isinstance(engine, Engine):
+                raise TypeError(
+                    f"make_engine returned a {type(engine).__name__}; it must be an engine with"
+                    " model, guide and run(): for an SVI use fit_svi, for a kernel fit_mcmc."
+                )
+            made.update(engine=engine, model=model)
+        key_fit, key_draws = random.split(rng_key)
+        engine = made["engine"]
+        result = engine.run(key_fit, num_steps, *args, progress_bar=False, **kwargs)
+        return draw(key_draws, model, (result.params, *args), kwargs)
+
+    return fit
+
+
+def _check_factory(name: str, value: Any, example: str) -> None:
+    is_object = not isinstance(value, type) and hasattr(value, "model")
+    if not callable(value) or is_object:
+        raise TypeError(
+            f"{name} is a {type(value).__name__}; it must be a function of the model that makes a"
+            f" new one for each data set: {example}."
+        )
+
+
+def _with_arguments(guide: Any, model: Model) -> Any:
+    """The guide on the arguments of a simulated model: an automatic guide passes all of them to its
+    model, any other takes the user's own."""
+    inner = guide
+    while not isinstance(inner, AutoGuide) and hasattr(inner, "fn"):
+        inner = inner.fn
+    if isinstance(inner, AutoGuide) or not isinstance(model, SimulatedModel):
+        return guide
+    if not callable(guide):
+        raise TypeError(f"guide made a {type(guide).__name__}; it must make a guide of the model.")
+    if model.stale:
+        raise ValueError(
+            f"the guide is a function of the model's arguments, and the {model.stale[0]} still"
+            " holds the given data, because the model makes other numbers of it before it"
+            " observes them; pass the data as they are observed, or take an automatic guide."
+        )
+
+    def without_data(data: Sites, *args: Any, **kwargs: Any) -> Any:
+        return guide(*args, **kwargs)
+
+    return without_data
+
+
+def _draws(
+    rng_key: Array, guide: Any, params: Params, args: tuple, kwargs: dict[str, Any], size: int
+) -> Sites:
+    """Draws of the guide on all rows, ``{site: (size, ...)}``."""
+    whole, (known,) = posterior_guide(guide, [params], args, kwargs, every_row)
+
+    def one(rng_key: Array) -> Sites:
+        fn = seed(substitute(on_all_rows(whole), data=known), rng_key)
+        return {site["name"]: site["value"] for site in latent_sites(trace_of(fn, args, kwargs))}
+
+    return jax.vmap(one)(random.split(rng_key, size))
