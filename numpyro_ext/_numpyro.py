@@ -14,7 +14,7 @@ from jax.scipy.linalg import solve_triangular
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
-from numpyro.handlers import block, seed, substitute
+from numpyro.handlers import block, replay, seed, substitute
 from numpyro.infer import MCMC
 from numpyro.infer.autoguide import (
     AutoContinuous,
@@ -37,9 +37,10 @@ from numpyro.infer.util import (
 )
 from numpyro.infer.util import _substitute_default_key as default_key
 from numpyro.infer.util import _without_rsample_stop_gradient as without_rsample_stop_gradient
+from numpyro.primitives import _PYRO_STACK
 from numpyro.util import _validate_model as validate_model
 
-from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext._typing import Model, Params, Sites, Trace
 
 __all__ = [
     "ContinuousGuide",
@@ -53,6 +54,7 @@ __all__ = [
     "params_of_hmc",
     "params_of_normal",
     "posterior_guide",
+    "replayed_trace",
     "site_of_log_det",
     "unpacking_of",
     "unwrap_distribution",
@@ -76,6 +78,15 @@ def site_of_log_det(name: str, latents: Collection[str]) -> str:
     """The latent site whose log Jacobian is the factor of this name; otherwise the name itself."""
     site = name.removeprefix("_").removesuffix("_log_det")
     return site if site in latents else name
+
+
+def replayed_trace() -> Trace | None:
+    """The trace of a guide whose draws the running model is given, as a loss does; else None."""
+    for handler in reversed(_PYRO_STACK):
+        if isinstance(handler, replay):
+            trace: Any = handler.trace
+            return trace
+    return None
 
 
 def max_tree_depth(kernel: Any) -> int | None:
@@ -282,6 +293,29 @@ class StartGiven(AutoGuide):
         """Run the model once on its arguments, unless that was done before."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
+
+    @property
+    def unconstrained_start(self) -> Sites:
+        """The start of each latent site, in unconstrained space."""
+        return self._init_locs
+
+    def constrain_sites(
+        self, z: Sites, params: Params, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Sites:
+        """Unconstrained values of the latent sites as constrained and deterministic sites.
+
+        Deterministic sites are those on ``args`` and ``kwargs``, or on the arguments of the first
+        call if there are none.
+        """
+        fn: Any = self._postprocess_fn
+        if args or kwargs:
+            model = seed(self.model, 0)  # for minibatch indices alone
+            fn = partial(constrain_fn, model, args, kwargs or {}, return_deterministic=True)
+        trace: Any = self.prototype_trace
+        known = {k: v for k, v in params.items() if k in trace and trace[k]["type"] == "param"}
+        with block(), substitute(data=known):
+            found = fn(z)
+        return {name: x for name, x in found.items() if name in trace}
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         start = self.start(*args, **kwargs)
