@@ -251,6 +251,8 @@ def posterior_guide(
             part, params = posterior_guide(part, params, args, kwargs, on_every_row)
             whole._guides.append(part)
         return whole, params
+    if hasattr(guide, "as_normal"):
+        return guide.as_normal(params)
     if isinstance(guide, AutoLaplaceApproximation):
         normal: Any = copy.copy(guide)
         loc, scale_tril = f"{guide.prefix}_loc", f"{guide.prefix}_scale_tril"

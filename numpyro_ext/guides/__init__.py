@@ -11,6 +11,7 @@ from numpyro_ext.guides.householder import AutoHouseholderNormal
 from numpyro_ext.guides.iaf import AutoGatedIAFNormal
 from numpyro_ext.guides.implicit import AutoImplicit
 from numpyro_ext.guides.implicit_guide import ImplicitGuide
+from numpyro_ext.guides.laplace_ggn import AutoLaplaceGGN
 from numpyro_ext.guides.local_reparam import linear, local_reparam
 from numpyro_ext.guides.maf import AutoMAFNormal
 from numpyro_ext.guides.markov import AutoMarkov
@@ -33,6 +34,7 @@ __all__ = [
     "AutoHouseholderNormal",
     "AutoImplicit",
     "AutoJoint",
+    "AutoLaplaceGGN",
     "AutoMAFNormal",
     "AutoMarkov",
     "AutoMixtureNormal",

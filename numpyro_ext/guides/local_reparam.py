@@ -10,7 +10,8 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from numpyro.handlers import seed
+from numpyro.handlers import seed, substitute
+from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoGuide, AutoNormal
 from numpyro.primitives import Messenger
 
@@ -121,22 +122,12 @@ class LocalReparam:
         if drawn is None:  # no loss, so the plain model
             return self.fn(*args, **kwargs)
         names = self._sites(drawn, args, kwargs)
-        with _LocalMaps(drawn, names) as maps:
-            token = _MAPS.set(maps)
-            try:
-                return self.fn(*args, **kwargs)
-            finally:
-                _MAPS.reset(token)
+        return _LocalMaps(self.fn, drawn, names)(*args, **kwargs)
 
     def _sites(self, drawn: Trace, args: tuple, kwargs: dict[str, Any]) -> list[str]:
         """The sites whose maps are replaced, from a run without arithmetic."""
-        maps = _Names(drawn)
-        token = _MAPS.set(maps)
-        try:
-            with maps:
-                shape_trace(seed(self.fn, 0), args, kwargs)
-        finally:
-            _MAPS.reset(token)
+        maps = _Names(self.fn, drawn)
+        shape_trace(substitute(seed(maps, 0), substitute_fn=init_to_uniform), args, kwargs)
         if not maps.found:
             raise ValueError(
                 "the model of local_reparam calls no linear(x, w, site=...), so nothing would"
@@ -148,11 +139,18 @@ class LocalReparam:
 class _Maps(Messenger):
     """The values of the model's sites, as its linear maps are given them."""
 
-    def __init__(self, drawn: Trace) -> None:
-        super().__init__(None)
+    def __init__(self, fn: Model, drawn: Trace) -> None:
+        super().__init__(fn)
         self.drawn = drawn
         self.values: Sites = {}
         self.found: list[str] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        token = _MAPS.set(self)
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            _MAPS.reset(token)
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "sample":
@@ -195,8 +193,8 @@ class _Names(_Maps):
 class _LocalMaps(_Maps):
     """Draws the outputs of the maps, and refuses a loss that needs log p of the weights."""
 
-    def __init__(self, drawn: Trace, names: list[str]) -> None:
-        super().__init__(drawn)
+    def __init__(self, fn: Model, drawn: Trace, names: list[str]) -> None:
+        super().__init__(fn, drawn)
         self.names = names
 
     def process_message(self, msg: dict[str, Any]) -> None:
@@ -210,8 +208,10 @@ class _LocalMaps(_Maps):
                         " Normal in both, for the KL divergence in closed form (AutoNormal, and a"
                         " Normal prior)."
                     )
-            loc, scale = (jnp.broadcast_to(a, msg["fn"].batch_shape + msg["fn"].event_shape)
-                          for a in (msg["fn"].mean, jnp.sqrt(msg["fn"].variance)))
+            loc, scale = (
+                jnp.broadcast_to(a, msg["fn"].batch_shape + msg["fn"].event_shape)
+                for a in (msg["fn"].mean, jnp.sqrt(msg["fn"].variance))
+            )
             msg["fn"] = _PriorOfMap(loc, scale).to_event(msg["fn"].event_dim)
 
     def apply(self, x: Array, w: Array, site: str) -> Array:
