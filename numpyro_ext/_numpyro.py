@@ -81,12 +81,9 @@ def site_of_log_det(name: str, latents: Collection[str]) -> str:
 
 
 def replayed_trace() -> Trace | None:
-    """The trace of a guide whose draws the running model is given, as a loss does; else None."""
-    for handler in reversed(_PYRO_STACK):
-        if isinstance(handler, replay):
-            trace: Any = handler.trace
-            return trace
-    return None
+    """The trace of the guide whose draws a loss gives to the model that runs; None elsewhere."""
+    found: list[Any] = [one for one in _PYRO_STACK if isinstance(one, replay)]
+    return found[-1].trace if found else None
 
 
 def max_tree_depth(kernel: Any) -> int | None:
@@ -129,8 +126,8 @@ def mcmc_arguments(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:
 
 
 _SECOND = {
-    AutoNormal: "scale",
     AutoDiagonalNormal: "scale",
+    AutoNormal: "scale",
     AutoMultivariateNormal: "scale_tril",
     AutoLowRankMultivariateNormal: "scale",
 }
@@ -143,13 +140,7 @@ def normal_of_guide(guide: Any, params: Params) -> tuple[Array, Array]:
     :return: ``(n,)``, and a lower triangular ``(n, n)`` or, for a diagonal guide, the ``(n,)``
         scales.
     """
-    allowed = (
-        AutoDiagonalNormal,
-        AutoNormal,
-        AutoMultivariateNormal,
-        AutoLowRankMultivariateNormal,
-        AutoLaplaceApproximation,
-    )
+    allowed = (*_SECOND, AutoLaplaceApproximation)
     if not isinstance(guide, allowed):
         names = ", ".join(cls.__name__ for cls in allowed)
         raise TypeError(f"guide is a {type(guide).__name__}; it must be one of {names}.")
@@ -251,8 +242,6 @@ def posterior_guide(
             part, params = posterior_guide(part, params, args, kwargs, on_every_row)
             whole._guides.append(part)
         return whole, params
-    if hasattr(guide, "as_normal"):
-        return guide.as_normal(params)
     if isinstance(guide, AutoLaplaceApproximation):
         normal: Any = copy.copy(guide)
         loc, scale_tril = f"{guide.prefix}_loc", f"{guide.prefix}_scale_tril"
@@ -295,29 +284,6 @@ class StartGiven(AutoGuide):
         """Run the model once on its arguments, unless that was done before."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
-
-    @property
-    def unconstrained_start(self) -> Sites:
-        """The start of each latent site, in unconstrained space."""
-        return self._init_locs
-
-    def constrain_sites(
-        self, z: Sites, params: Params, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Sites:
-        """Unconstrained values of the latent sites as constrained and deterministic sites.
-
-        Deterministic sites are those on ``args`` and ``kwargs``, or on the arguments of the first
-        call if there are none.
-        """
-        fn: Any = self._postprocess_fn
-        if args or kwargs:
-            model = seed(self.model, 0)  # for minibatch indices alone
-            fn = partial(constrain_fn, model, args, kwargs or {}, return_deterministic=True)
-        trace: Any = self.prototype_trace
-        known = {k: v for k, v in params.items() if k in trace and trace[k]["type"] == "param"}
-        with block(), substitute(data=known):
-            found = fn(z)
-        return {name: x for name, x in found.items() if name in trace}
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         start = self.start(*args, **kwargs)

@@ -1,4 +1,4 @@
-r"""What a model's likelihood says of each row, and the curvature :math:`\sum_n J_n^\top F_n J_n`."""
+r"""The likelihood's parameters row by row, and their curvature :math:`\sum_n J_n^\top F_n J_n`."""
 
 import copy
 from typing import Any

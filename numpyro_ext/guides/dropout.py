@@ -18,13 +18,16 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
+from numpyro.handlers import block, seed, substitute
+from numpyro.infer.util import constrain_fn
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.mistakes import read_global
 from numpyro_ext._model.priors import normal_priors
+from numpyro_ext._model.read import latent_sites
 from numpyro_ext._model.start import guide_start
 from numpyro_ext._numpyro import StartGiven
-from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.guides.arguments import check_model, check_params
 from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
 
@@ -84,9 +87,8 @@ class AutoDropout(StartGiven):
     **When it fails.** The stated log density is not one (``has_density`` is False): bounds of the
     evidence and ``pareto_khat`` are not defined for it. The loss falls as p rises to 1, so choose p
     by the predictive density of held-out rows. The spread is that of the masks alone, which is 0 at
-    p = 1, and does not shrink as rows are added. Masks are not drawn anew for each row; with ten
-    draws per step that costs nothing (RMSE 2.98 and 3.00 on the Boston table). Keep the
-    draws in prediction, as ``Predictive`` does. A network that has dropout layers of its own needs
+    p = 1, and does not shrink as rows are added. Masks are not drawn anew for each row, so take
+    ten draws or so per step, and keep the draws in prediction, as ``Predictive`` does. A network that has dropout layers of its own needs
     no guide at all, see *How to choose*.
 
     :param model: a NumPyro model whose weight matrices have priors ``Normal(0, scale)`` with a
@@ -155,10 +157,12 @@ class AutoDropout(StartGiven):
         if isinstance(self.sites, str):
             raise TypeError(f"sites is {self.sites!r}; give a list of names: [{self.sites!r}].")
         self.matrices: dict[str, Matrix] = {}
+        self.arguments: tuple[tuple, dict[str, Any]] = (), {}
         start = init_to_fan_in() if self.init_loc_fn is None else self.init_loc_fn
         super().__init__(self.model, prefix=self.prefix, init_loc_fn=start)
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
+        self.arguments = args, kwargs
         because = "AutoDropout is one distribution over all latents together"
         info = read_global(self.model, args, kwargs, because=because)
         priors = normal_priors(self.model, info, args, kwargs)
@@ -220,12 +224,11 @@ class AutoDropout(StartGiven):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Sites:
         self.set_up(*args, **kwargs)
-        trace: Any = self.prototype_trace
         result = {}
-        for name, start in self.unconstrained_start.items():
-            fn = trace[name]["fn"]
+        for name, site in self._latents().items():
+            fn = site["fn"]
             value: Any = numpyro.param(
-                f"{name}_{self.prefix}_loc", biject_to(fn.support)(start), constraint=fn.support
+                f"{name}_{self.prefix}_loc", site["value"], constraint=fn.support
             )
             log_density = 0.0
             if name in self.matrices:
@@ -323,16 +326,29 @@ class AutoDropout(StartGiven):
     def _locs(self, params: Params) -> Sites:
         if self.prototype_trace is None:
             raise ValueError("AutoDropout has not seen its model; call svi.init or svi.run first.")
-        names = {name: f"{name}_{self.prefix}_loc" for name in self.unconstrained_start}
+        names = {name: f"{name}_{self.prefix}_loc" for name in self._latents()}
         check_params(params, names.values(), self)
         return {name: jnp.asarray(params[loc]) for name, loc in names.items()}
+
+    def _latents(self) -> Trace:
+        """The latent sites of the model, at their start."""
+        trace: Any = self.prototype_trace
+        return {site["name"]: site for site in latent_sites(trace)}
 
     def _with_deterministic(
         self, values: Sites, params: Params, args: tuple, kwargs: dict[str, Any]
     ) -> Sites:
         trace: Any = self.prototype_trace
-        z = {name: biject_to(trace[name]["fn"].support).inv(x) for name, x in values.items()}
-        return {**self.constrain_sites(z, params, args, kwargs), **values}
+        if not any(site["type"] == "deterministic" for site in trace.values()):
+            return values
+        if not (args or kwargs):
+            args, kwargs = self.arguments
+        z = {n: biject_to(trace[n]["fn"].support).inv(x) for n, x in values.items()}
+        known = {n: x for n, x in params.items() if n in trace and trace[n]["type"] == "param"}
+        with block(), substitute(data=known):
+            model = seed(self.model, 0)  # for minibatch indices alone
+            found = constrain_fn(model, args, kwargs, z, return_deterministic=True)
+        return {**{n: x for n, x in found.items() if n in trace}, **values}
 
 
 def _each(given: Any) -> list[tuple[str, Any]]:

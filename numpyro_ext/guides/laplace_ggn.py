@@ -6,11 +6,11 @@ Immer, Korzepa, Bauer, "Improving predictions of Bayesian neural nets via local 
 
 from collections.abc import Callable, Collection, Sequence
 import copy
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
-from jax import Array, lax, random
+from jax import Array, random
 from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
@@ -28,31 +28,18 @@ from numpyro.handlers import substitute
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.arguments import split_arguments
 from numpyro_ext._model.handlers import refuse_mutable, refuse_noise
-from numpyro_ext._model.likelihoods import predictor, with_predictor
 from numpyro_ext._model.outputs import Outputs, whole_trace
 from numpyro_ext._model.read import Site, read_model
 from numpyro_ext._model.start import params_in_scope
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.guides.base import AutoJoint
 from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
+from numpyro_ext.guides.linearised import Linearised
 
-__all__ = ["AutoLaplaceGGN", "LinearisedPredictive"]
+__all__ = ["AutoLaplaceGGN"]
 
 LARGEST_FULL = 10_000
 """Coordinates up to which a full covariance is made."""
-_COLUMNS = 64
-"""Derivatives of the predictor that are taken together."""
-
-
-class LinearisedPredictive(NamedTuple):
-    """The linear predictor of an observed site under the linearised network.
-
-    * ``mean`` - its value at the mode, in the shape of the site (and a last axis of categories).
-    * ``variance`` - the diagonal of :math:`J S J^\\top`, in that shape.
-    """
-
-    mean: Array
-    variance: Array
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -120,7 +107,8 @@ class AutoLaplaceGGN(AutoJoint):
         >>> X = jnp.linspace(-1, 1, 30)[:, None]
         >>> guide = AutoLaplaceGGN(model)  # was: AutoLaplaceApproximation(model)
         >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO())
-        >>> params = svi.run(jax.random.key(0), 1000, X, jnp.sin(X[:, 0]), progress_bar=False).params
+        >>> y = jnp.sin(X[:, 0])
+        >>> params = svi.run(jax.random.key(0), 1000, X, y, progress_bar=False).params
         >>> f = guide.linearised_predictive(params, jnp.array([[0.0], [5.0]]))
         >>> bool(f.variance[1] > 10 * f.variance[0])  # far from the data
         True
@@ -129,7 +117,7 @@ class AutoLaplaceGGN(AutoJoint):
     sites: Collection[str] | None = None
     structure: str = "full"
     data_plate: str | None = None
-    init_loc_fn: Callable[..., Any] = init_to_fan_in()
+    init_loc_fn: Callable[..., Any] = field(default_factory=init_to_fan_in)
 
     def __post_init__(self) -> None:
         check_choice("structure", self.structure, ("full", "diag", "last_layer"))
@@ -237,14 +225,14 @@ class AutoLaplaceGGN(AutoJoint):
 
         :param dict params: the parameters of guide and model, from ``svi.get_params``.
         :param args: the model's arguments at which to predict, without observed values.
-        :return: a :class:`LinearisedPredictive`, or a dict of these if several sites are observed.
+        :return: a pair with the fields ``mean`` and ``variance``, each in the shape of the site
+            (and a last axis of categories), or a dict of these if several sites are observed.
         """
         coords, root = self._normal(params)
-        found = {}
-        for name in self._observed():
-            eta, v, shape = self._predictor(params, coords, name, args, kwargs)
-            variance = jax.jit(lambda v, root, eta=eta: _variances(eta, v, root))(v, root)
-            found[name] = LinearisedPredictive(eta(v).reshape(shape), variance.reshape(shape))
+        found = {
+            name: self._linearised(params, coords, name, args, kwargs).moments(root)
+            for name in self._observed()
+        }
         return found if len(found) > 1 else next(iter(found.values()))
 
     def linearised_draws(
@@ -266,17 +254,8 @@ class AutoLaplaceGGN(AutoJoint):
         moves = _normal(jnp.zeros(len(coords)), root).sample(key_z, (num_samples,))
         found = {}
         for i, name in enumerate(self._observed()):
-            eta, v, shape = self._predictor(params, coords, name, args, kwargs)
-            site = self._site(params, name, args, kwargs)
-
-            def run(v: Array, moves: Array, eta: Any = eta, shape: Any = shape) -> Array:
-                start, push = jax.linearize(eta, v)
-                return lax.map(lambda move: (start + push(move)).reshape(shape), moves)
-
-            etas = jax.jit(run)(v, moves)
-            keys = random.split(random.fold_in(key_y, i), num_samples)
-            draw = lambda key, eta, site=site: with_predictor(site, eta).sample(key)  # noqa: E731
-            found[name] = jax.vmap(draw)(keys, etas)
+            linearised = self._linearised(params, coords, name, args, kwargs)
+            found[name] = linearised.draws(random.fold_in(key_y, i), moves)
         return found
 
     def as_normal(self, params: Sequence[Params]) -> tuple["AutoLaplaceGGN", list[Params]]:
@@ -289,6 +268,17 @@ class AutoLaplaceGGN(AutoJoint):
             found.append({**one, f"{self.prefix}_root": root})
         other.is_normal = True
         return other, found
+
+    def _linearised(
+        self, params: Params, coords: np.ndarray, name: str, args: tuple, kwargs: dict[str, Any]
+    ) -> Linearised:
+        loc = jnp.asarray(params[f"{self.prefix}_loc"])
+        model = substitute(self.model, data=self._known(params))
+
+        def site(v: Array) -> Site:
+            return whole_trace(model, self.unpack(loc.at[coords].set(v)), args, kwargs)[name]
+
+        return Linearised(site, loc[coords])
 
     def _observed(self) -> tuple[str, ...]:
         args, kwargs = self._data()
@@ -395,59 +385,8 @@ class AutoLaplaceGGN(AutoJoint):
             )
         return coords
 
-    def _site(self, params: Params, name: str, args: tuple, kwargs: dict[str, Any]) -> Site:
-        """An observed site at the mode, on all rows of other arguments."""
-        return self._site_at(params[f"{self.prefix}_loc"], params, name, args, kwargs)
-
-    def _site_at(
-        self, x: Array, params: Params, name: str, args: tuple, kwargs: dict[str, Any]
-    ) -> Site:
-        model = substitute(self.model, data=self._known(params))
-        return whole_trace(model, self.unpack(x), args, kwargs)[name]
-
-    def _predictor(
-        self, params: Params, coords: np.ndarray, name: str, args: tuple, kwargs: dict[str, Any]
-    ) -> tuple[Callable[[Array], Array], Array, tuple[int, ...]]:
-        """The linear predictor, raveled, as a function of the sites that vary."""
-        loc = jnp.asarray(params[f"{self.prefix}_loc"])
-
-        def eta(v: Array) -> Array:
-            return predictor(self._site_at(loc.at[coords].set(v), params, name, args, kwargs))
-
-        v = loc[coords]
-        return lambda v: jnp.ravel(eta(v)), v, jax.eval_shape(eta, v).shape
-
 
 def _normal(loc: Array, root: Array) -> dist.Distribution:
     if root.ndim == 2:
         return dist.MultivariateNormal(loc, scale_tril=root)
     return dist.Normal(loc, root).to_event(1)
-
-
-def _variances(fn: Callable[[Array], Array], v: Array, root: Array) -> Array:
-    """The diagonal of ``J S J^T``, from the columns of ``J root`` or, where the outputs are fewer,
-    from the rows of J."""
-    d, size = len(v), jax.eval_shape(fn, v).size
-
-    def times_root(rows: Array) -> Array:
-        return rows * root if root.ndim == 1 else rows @ root
-
-    if size < d:
-        _, pull = jax.vjp(fn, v)
-        units = jnp.arange(size)
-
-        def one(i: Array) -> Array:
-            return jnp.sum(times_root(pull((units == i).astype(v.dtype))[0]) ** 2)
-
-        return lax.map(one, units, batch_size=_COLUMNS)
-    _, push = jax.linearize(fn, v)
-    num_blocks = -(-d // _COLUMNS)
-
-    def add(total: Array, i: Array) -> tuple[Array, None]:
-        # A column past the last one is a zero.
-        unit = (jnp.arange(d) == i[:, None]).astype(v.dtype)
-        columns = unit * root if root.ndim == 1 else unit @ root.T
-        return total + jnp.sum(jax.vmap(push)(columns) ** 2, axis=0), None
-
-    index = jnp.arange(num_blocks * _COLUMNS).reshape(num_blocks, _COLUMNS)
-    return lax.scan(add, jnp.zeros(size, v.dtype), index)[0]
