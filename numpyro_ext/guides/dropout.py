@@ -85,11 +85,12 @@ class AutoDropout(StartGiven):
     need ``in_axis``.
 
     **When it fails.** The stated log density is not one (``has_density`` is False): bounds of the
-    evidence and ``pareto_khat`` are not defined for it. The loss falls as p rises to 1, so choose p
-    by the predictive density of held-out rows. The spread is that of the masks alone, which is 0 at
-    p = 1, and does not shrink as rows are added. Masks are not drawn anew for each row, so take
-    ten draws or so per step, and keep the draws in prediction, as ``Predictive`` does. A network that has dropout layers of its own needs
-    no guide at all, see *How to choose*.
+    evidence and ``pareto_khat`` are not defined for it. The KL leaves out what depends on p alone,
+    so choose p by the predictive density of held-out rows and not by the loss. The spread is that
+    of the masks alone, which is 0 at p = 1, and does not shrink as rows are added. Masks are not
+    drawn anew for each row, so take ten draws or so per step, and keep the draws in prediction, as
+    ``Predictive`` does. A network that has dropout layers of its own needs no guide at all, see
+    *How to choose*.
 
     :param model: a NumPyro model whose weight matrices have priors ``Normal(0, scale)`` with a
         fixed scale, read at the first call.

@@ -43,7 +43,7 @@ class Linearised:
         return jnp.ravel(predictor(self.site(v)))
 
     def moments(self, root: Array) -> LinearisedPredictive:
-        """Those under a normal with this root of its covariance, ``(d, d)`` or a ``(d,)`` diagonal."""
+        """Those under a normal whose covariance has the root ``(d, d)``, or a diagonal ``(d,)``."""
 
         def both(v: Array, root: Array) -> tuple[Array, Array]:
             return self.eta(v), _variances(self.eta, v, root)

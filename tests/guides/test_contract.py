@@ -32,6 +32,7 @@ from numpyro_ext.guides import (
     AutoHouseholderNormal,
     AutoHVI,
     AutoImplicit,
+    AutoLaplaceGGN,
     AutoMAFNormal,
     AutoMarkov,
     AutoMixtureNormal,
@@ -69,6 +70,7 @@ FLOWS = {
 GUIDES = FLOWS | {
     "mixture": partial(AutoMixtureNormal, num_components=2, init_spread=1e-3),
     "Markov": AutoMarkov,  # the sites of two rows are its sequence
+    "Laplace GGN": AutoLaplaceGGN,
     "implicit": partial(AutoImplicit, hidden_dims=(8,)),
     # These have no density of the latent vector alone; HVI starts at a normal if steps are short.
     "semi-implicit": partial(AutoSemiImplicit, hidden_dims=(8,)),

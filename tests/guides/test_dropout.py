@@ -6,8 +6,8 @@ import warnings
 
 import jax
 from jax import random
-from jax.scipy.special import logsumexp
 import jax.numpy as jnp
+from jax.scipy.special import logsumexp
 import numpy as np
 import numpyro
 from numpyro import handlers
@@ -145,7 +145,7 @@ def test_without_dropout_it_is_the_mode_with_the_weights_prior_up_to_a_constant(
 def new_params():
     keys = random.split(random.key(5), 3)
     shapes = {"w0": (3, 4), "b0": (4,), "w1": (2, 4)}
-    return {f"{n}_auto_loc": random.normal(k, shapes[n]) for n, k in zip(shapes, keys)}
+    return {f"{n}_auto_loc": random.normal(k, shapes[n]) for n, k in zip(shapes, keys, strict=True)}
 
 
 def test_whole_inputs_are_dropped_with_their_probability(fitted):
@@ -214,7 +214,7 @@ def one_matrix(name, shape, prior=None, infer=None):
 
 
 @pytest.mark.parametrize(
-    "name, shape, infer, in_axis, axis",
+    ("name", "shape", "infer", "in_axis", "axis"),
     [
         ("nn/Dense_0.kernel", (3, 4), None, None, -2),
         ("nn/layers[0].weight", (4, 3), None, None, -1),
@@ -249,7 +249,7 @@ def hierarchical():
 
 
 @pytest.mark.parametrize(
-    "model, kwargs, message",
+    ("model", "kwargs", "message"),
     [
         (one_matrix("w.kernel", (2, 3)), {"keep_prob": 0.0}, r"keep_prob is 0.0; .* \(0, 1\]"),
         (one_matrix("w.kernel", (2, 3)), {"keep_prob": {"w.kernel": 1.5}}, r"'w.kernel'\] is 1.5"),
@@ -278,5 +278,5 @@ def test_a_word_as_sites_and_a_guide_without_a_key_are_errors():
         AutoDropout(model, sites="w")
     guide = new_guide()
     handlers.seed(guide, 0)(X, Y)
-    with pytest.raises(ValueError, match="handlers.seed"):
+    with pytest.raises(ValueError, match=r"handlers\.seed"):
         guide(X, Y)

@@ -329,7 +329,7 @@ def deep_and_linear(y):
 
 
 @pytest.mark.parametrize(
-    "model, kwargs, message",
+    ("model", "kwargs", "message"),
     [
         (observed(lambda f: dist.StudentT(3.0, f, 1.0)), {}, "'y' is StudentT.*AutoLaplaceApprox"),
         (observed(lambda f: dist.Normal(f, 1.0), plate=False), {}, "in no numpyro.plate"),
@@ -359,5 +359,5 @@ def test_wrong_arguments_are_sentences():
         AutoLaplaceGGN(glm).get_posterior({"auto_loc": jnp.zeros(2)})
     guide = AutoLaplaceGGN(glm)
     jax.jit(lambda x: handlers.seed(guide, 0)("normal", x, Y["normal"])["w"])(X)
-    with pytest.raises(ValueError, match="call svi.init outside jax.jit"):
+    with pytest.raises(ValueError, match=r"call svi\.init outside jax\.jit"):
         guide.get_posterior({"auto_loc": jnp.zeros(2)})

@@ -1,4 +1,4 @@
-"""local_reparam: the same expected loss and gradient as one draw of the weights, with less noise."""
+"""local_reparam: the loss and gradient of one draw of the weights in expectation, less noise."""
 
 import jax
 from jax import random
@@ -132,7 +132,7 @@ def of_one(call, prior=None):
 
 
 @pytest.mark.parametrize(
-    "model, message",
+    ("model", "message"),
     [
         (of_one(lambda x, w: x @ w), "calls no linear"),
         (of_one(lambda x, w: linear(x, w, site="v")), "site='v', which is no latent site"),
