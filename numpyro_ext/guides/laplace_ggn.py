@@ -23,7 +23,7 @@ from numpyro.distributions.transforms import (
     Transform,
 )
 from numpyro.distributions.util import cholesky_of_inverse
-from numpyro.handlers import substitute
+from numpyro.handlers import block, substitute
 
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.arguments import split_arguments
@@ -155,7 +155,8 @@ class AutoLaplaceGGN(AutoJoint):
             coords = self.coords
         else:
             params = {f"{self.prefix}_loc": loc, **params_in_scope(self.model, args, kwargs)}
-            coords, root = self._normal(params)
+            with block():  # the model is run for its curvature
+                coords, root = self._normal(params)
         drawn: Any = numpyro.sample(
             f"_{self.prefix}_latent", _normal(loc[coords], root), infer={"is_auxiliary": True}
         )

@@ -1,4 +1,4 @@
-"""Networks of Flax and Equinox through numpyro.contrib.module, with one name of a script changed."""
+"""Networks of Flax and Equinox through numpyro.contrib.module, in scripts as users have them."""
 
 import equinox as eqx
 from flax import linen, nnx
@@ -191,7 +191,7 @@ def test_recipe_of_a_network_with_dropout_layers_of_its_own(net, loss):
             obs = None if y is None else numpyro.subsample(y, event_dim=0)
             numpyro.sample("y", dist.Normal(numpyro.deterministic("f", f(x)), 0.3), obs=obs)
 
-    svi, run = fit(model, lambda *args, **kwargs: None, loss)
+    _, run = fit(model, lambda *args, **kwargs: None, loss)
     predictive = Predictive(model, params=run.params, num_samples=20)
     drawn = predictive(random.key(2), X[:5])
     assert drawn["y"].shape == (20, 5) and drawn["f"].std(0).min() > 0
