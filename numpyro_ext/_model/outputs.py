@@ -33,10 +33,12 @@ class Outputs(Factors):
 
     _of_site = staticmethod(whitened)
 
-    def with_params(self, params: Params) -> "Outputs":
-        """The same with other values of the model's ``param`` sites, which may be traced."""
+    def with_params(self, params: Params, args: tuple, kwargs: dict[str, Any]) -> "Outputs":
+        """The same with other values of the model's ``param`` sites and of its arguments, of the
+        same shapes, which may be traced."""
         other = copy.copy(self)
         other._model = substitute(self._model, data=params)
+        other._arguments = args, kwargs
         other._way = getattr(other, self._way.__name__)
         return other
 

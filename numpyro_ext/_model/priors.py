@@ -41,7 +41,8 @@ def normal_priors(
 
     A scale is fixed if it depends on no latent site, no parameter and no array of the arguments.
     """
-    params = draw_params(random.key(0), model, info, args, kwargs)
+    with block():  # a guide that reads its model is traced itself
+        params = draw_params(random.key(0), model, info, args, kwargs)
     words, arrays = split_arguments(args, kwargs)
     first = substitute(seed(first_rows(model), random.key(0)), substitute_fn=init_to_uniform)
     trace = shape_trace(first, args, kwargs)

@@ -142,7 +142,7 @@ class AutoDropout(StartGiven):
     def __post_init__(self) -> None:
         check_model(type(self), self.model)
         for given, p in _each(self.keep_prob):
-            if isinstance(p, bool) or not isinstance(p, Real) or not 0 < p <= 1:
+            if isinstance(p, bool) or not isinstance(p, Real) or not 0 < float(p) <= 1:
                 raise ValueError(
                     f"keep_prob{given} is {p!r}; it must be a number in (0, 1], the probability"
                     " that an input is kept."
@@ -150,7 +150,7 @@ class AutoDropout(StartGiven):
         for given, axis in _each(self.in_axis):
             if axis is None and not given:
                 continue
-            if isinstance(axis, bool) or not isinstance(axis, Integral) or axis >= 0:
+            if isinstance(axis, bool) or not isinstance(axis, Integral) or int(axis) >= 0:
                 raise ValueError(
                     f"in_axis{given} is {axis!r}; it is counted from the last axis: -1 for a weight"
                     " (out, in), -2 for one (in, out) as in x @ w."
@@ -238,8 +238,8 @@ class AutoDropout(StartGiven):
             result[name] = numpyro.sample(name, point)
         return result
 
-    def _key(self, name: str) -> Array:
-        key: Any = numpyro.prng_key()
+    def _key(self, name: str) -> Any:
+        key = numpyro.prng_key()
         if key is None and self.matrices[name].keep_prob < 1:
             raise ValueError("AutoDropout draws masks; put it under numpyro.handlers.seed.")
         return key

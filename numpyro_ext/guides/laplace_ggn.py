@@ -252,7 +252,7 @@ class AutoLaplaceGGN(AutoJoint):
         num_samples = check_count("num_samples", num_samples)
         coords, root = self._normal(params)
         key_z, key_y = random.split(rng_key)
-        moves = _normal(jnp.zeros(len(coords)), root).sample(key_z, (num_samples,))
+        moves: Any = _normal(jnp.zeros(len(coords)), root).sample(key_z, (num_samples,))
         found = {}
         for i, name in enumerate(self._observed()):
             linearised = self._linearised(params, coords, name, args, kwargs)
@@ -344,7 +344,7 @@ class AutoLaplaceGGN(AutoJoint):
 
         @jax.jit
         def root(loc: Array, known: Params, arrays: list[Any]) -> Array:
-            here = outputs.with_params(known).on(*words.whole(arrays))
+            here = outputs.with_params(known, *words.whole(arrays))
             precision = here.curvature(loc, coords, diagonal=diagonal)
             precision += here.prior_curvature(loc, coords, diagonal=diagonal)
             return precision**-0.5 if diagonal else cholesky_of_inverse(precision)
@@ -357,7 +357,10 @@ class AutoLaplaceGGN(AutoJoint):
     def _outputs(self, args: tuple, kwargs: dict[str, Any]) -> Outputs:
         because = "for which there is no curvature of one network"
         model = refuse_noise(refuse_mutable(self.model), because)
-        outputs = Outputs(model, args, kwargs, data_plate=self.data_plate)
+        # With parameters, because modules of Flax draw their first ones by numpyro.prng_key.
+        trace: Any = self.prototype_trace
+        known = self._known({name: site["value"] for name, site in trace.items()})
+        outputs = Outputs(model, args, kwargs, data_plate=self.data_plate, params=known)
         if local := sorted([*outputs.local, *outputs.states]):
             raise ValueError(
                 f"the latent sites {local} lie in the data plate '{outputs.plate}'; AutoLaplaceGGN"
