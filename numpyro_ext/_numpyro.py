@@ -14,7 +14,7 @@ from jax.scipy.linalg import solve_triangular
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
-from numpyro.handlers import block, seed, substitute
+from numpyro.handlers import block, replay, seed, substitute
 from numpyro.infer import MCMC
 from numpyro.infer.autoguide import (
     AutoContinuous,
@@ -37,9 +37,10 @@ from numpyro.infer.util import (
 )
 from numpyro.infer.util import _substitute_default_key as default_key
 from numpyro.infer.util import _without_rsample_stop_gradient as without_rsample_stop_gradient
+from numpyro.primitives import _PYRO_STACK
 from numpyro.util import _validate_model as validate_model
 
-from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext._typing import Model, Params, Sites, Trace
 
 __all__ = [
     "ContinuousGuide",
@@ -53,6 +54,7 @@ __all__ = [
     "params_of_hmc",
     "params_of_normal",
     "posterior_guide",
+    "replayed_trace",
     "site_of_log_det",
     "unpacking_of",
     "unwrap_distribution",
@@ -76,6 +78,12 @@ def site_of_log_det(name: str, latents: Collection[str]) -> str:
     """The latent site whose log Jacobian is the factor of this name; otherwise the name itself."""
     site = name.removeprefix("_").removesuffix("_log_det")
     return site if site in latents else name
+
+
+def replayed_trace() -> Trace | None:
+    """The trace of the guide whose draws a loss gives to the model that runs; None elsewhere."""
+    found: list[Any] = [one for one in _PYRO_STACK if isinstance(one, replay)]
+    return found[-1].trace if found else None
 
 
 def max_tree_depth(kernel: Any) -> int | None:
@@ -118,8 +126,8 @@ def mcmc_arguments(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:
 
 
 _SECOND = {
-    AutoNormal: "scale",
     AutoDiagonalNormal: "scale",
+    AutoNormal: "scale",
     AutoMultivariateNormal: "scale_tril",
     AutoLowRankMultivariateNormal: "scale",
 }
@@ -132,13 +140,7 @@ def normal_of_guide(guide: Any, params: Params) -> tuple[Array, Array]:
     :return: ``(n,)``, and a lower triangular ``(n, n)`` or, for a diagonal guide, the ``(n,)``
         scales.
     """
-    allowed = (
-        AutoDiagonalNormal,
-        AutoNormal,
-        AutoMultivariateNormal,
-        AutoLowRankMultivariateNormal,
-        AutoLaplaceApproximation,
-    )
+    allowed = (*_SECOND, AutoLaplaceApproximation)
     if not isinstance(guide, allowed):
         names = ", ".join(cls.__name__ for cls in allowed)
         raise TypeError(f"guide is a {type(guide).__name__}; it must be one of {names}.")

@@ -4,7 +4,7 @@ Array annotations carry shapes in jaxtyping's notation. jaxtyping is an extra (`
 checks them while the tests run; without it they are plain arrays.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import jax
@@ -25,6 +25,7 @@ else:
         Bool = Float = Int = _PlainArray
 
 __all__ = [
+    "BecomesNormal",
     "Bool",
     "Converges",
     "Diagnosable",
@@ -67,6 +68,15 @@ class SamplesLatent(Protocol):
         self, rng_key: jax.Array, params: Params, num_samples: int | None = None
     ) -> Array:
         """``(num_samples, latent_dim)`` unconstrained draws, differentiable in ``params``."""
+        ...
+
+
+@runtime_checkable
+class BecomesNormal(Protocol):
+    """A guide that is a point while it is trained, and a normal afterwards."""
+
+    def as_normal(self, params: Sequence[Params]) -> tuple[Model, list[Params]]:
+        """A guide whose every call draws from the normal, and its parameters."""
         ...
 
 

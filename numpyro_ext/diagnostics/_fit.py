@@ -21,6 +21,7 @@ from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.mistakes import check_rows
 from numpyro_ext._numpyro import mcmc_arguments, params_of_hmc, posterior_guide
 from numpyro_ext._typing import (
+    BecomesNormal,
     Diagnosable,
     DiagnosableParticles,
     Engine,
@@ -238,7 +239,10 @@ def _fit_of_optimised(
         draws = [dict(particles(one)) for one in params]
         subsampled = obj.model if minibatch_plates(obj.model, args, kwargs) else None
         return Fit(model, args, kwargs, attributes, params, draws=draws, minibatch=subsampled)
-    guide, params = posterior_guide(obj.guide, params, args, kwargs, every_row)
+    if isinstance(obj.guide, BecomesNormal):
+        guide, params = obj.guide.as_normal(params)
+    else:
+        guide, params = posterior_guide(obj.guide, params, args, kwargs, every_row)
     return Fit(model, args, kwargs, attributes, params, guide=on_all_rows(guide))
 
 

@@ -4,6 +4,7 @@ from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext.guides.auxiliary import AutoAuxiliary
 from numpyro_ext.guides.base import AutoFlowNormal, AutoJoint, CouplingFlowNormal
 from numpyro_ext.guides.critic import with_critic
+from numpyro_ext.guides.dropout import AutoDropout
 from numpyro_ext.guides.flow_guide import FlowGuide
 from numpyro_ext.guides.hamiltonian import AutoHVI
 from numpyro_ext.guides.householder import AutoHouseholderNormal
@@ -11,6 +12,8 @@ from numpyro_ext.guides.iaf import AutoGatedIAFNormal
 from numpyro_ext.guides.implicit import AutoImplicit
 from numpyro_ext.guides.implicit_guide import ImplicitGuide
 from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
+from numpyro_ext.guides.laplace_ggn import AutoLaplaceGGN
+from numpyro_ext.guides.local_reparam import linear, local_reparam
 from numpyro_ext.guides.maf import AutoMAFNormal
 from numpyro_ext.guides.markov import AutoMarkov
 from numpyro_ext.guides.mixture import AutoMixtureNormal
@@ -25,12 +28,14 @@ from numpyro_ext.guides.transitions import Langevin, NNSampler
 
 __all__ = [
     "AutoAuxiliary",
+    "AutoDropout",
     "AutoFlowNormal",
     "AutoGatedIAFNormal",
     "AutoHVI",
     "AutoHouseholderNormal",
     "AutoImplicit",
     "AutoJoint",
+    "AutoLaplaceGGN",
     "AutoMAFNormal",
     "AutoMarkov",
     "AutoMixtureNormal",
@@ -48,6 +53,8 @@ __all__ = [
     "Langevin",
     "NNSampler",
     "init_to_fan_in",
+    "linear",
+    "local_reparam",
     "with_critic",
     "with_reverse",
 ]

@@ -32,6 +32,7 @@ from numpyro_ext.guides import (
     AutoHouseholderNormal,
     AutoHVI,
     AutoImplicit,
+    AutoLaplaceGGN,
     AutoMAFNormal,
     AutoMarkov,
     AutoMixtureNormal,
@@ -69,6 +70,7 @@ FLOWS = {
 GUIDES = FLOWS | {
     "mixture": partial(AutoMixtureNormal, num_components=2, init_spread=1e-3),
     "Markov": AutoMarkov,  # the sites of two rows are its sequence
+    "Laplace GGN": AutoLaplaceGGN,
     "implicit": partial(AutoImplicit, hidden_dims=(8,)),
     # These have no density of the latent vector alone; HVI starts at a normal if steps are short.
     "semi-implicit": partial(AutoSemiImplicit, hidden_dims=(8,)),
@@ -88,8 +90,10 @@ LOSSES = {"implicit": ImplicitELBO(8), "semi-implicit": SemiImplicitELBO(2, 5)}
 OF_THE_LOSS = ("reverse",)
 
 every_guide = pytest.mark.parametrize("name", GUIDES)
-# For a model of two numbers, in which there is no sequence.
-every_other_guide = pytest.mark.parametrize("name", [name for name in GUIDES if name != "Markov"])
+# For a model of two numbers, in which there is neither a sequence nor data with a curvature.
+every_other_guide = pytest.mark.parametrize(
+    "name", [name for name in GUIDES if name not in ("Markov", "Laplace GGN")]
+)
 # What the base class promises for all of them, shown on two, or on one where it takes long.
 two_guides = pytest.mark.parametrize("name", ["RealNVP", "MAF"])
 one_guide = pytest.mark.parametrize("name", ["MAF"])

@@ -1,0 +1,138 @@
+r"""The linear predictors of likelihoods, and a root of the Fisher information in them.
+
+With the parameters :math:`\theta` of the distribution of a number, whose Fisher information is
+:math:`F = R^\top R`, the whitened parameters :math:`R(\theta_0)\,\theta` have a Jacobian in the
+latent sites whose square is the generalised Gauss-Newton matrix :math:`J^\top F J`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+from jax.lax import stop_gradient
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions.util import clamp_probs
+
+from numpyro_ext._model.read import Site
+from numpyro_ext._numpyro import mask_of
+
+__all__ = ["predictor", "whitened", "with_predictor"]
+
+
+class _Family(NamedTuple):
+    """How a distribution depends on its linear predictor eta."""
+
+    read: Callable[[Any], Array]
+    """eta of a distribution."""
+    whiten: Callable[[Any, Array], Array]
+    """The whitened parameters along a last axis."""
+    make: Callable[[Any, Array], Any]
+    """The distribution with another eta."""
+
+
+def _normal(fn: Any, eta: Array) -> Array:
+    # The Fisher information of (loc, scale) is diag(1, 2) / scale^2; scale may be a latent site.
+    eta, scale = jnp.broadcast_arrays(eta, fn.scale)
+    both = jnp.stack([eta, jnp.sqrt(2.0) * scale], axis=-1)
+    return both / stop_gradient(scale)[..., None]
+
+
+def _one(variance: Callable[[Any, Array], Array]) -> Callable[[Any, Array], Array]:
+    """Of a family with the canonical link, whose information is the variance of a draw."""
+    return lambda fn, eta: (jnp.sqrt(stop_gradient(variance(fn, eta))) * eta)[..., None]
+
+
+def _bernoulli(fn: Any, eta: Array) -> Array:
+    p = jax.nn.sigmoid(eta)
+    return p * (1 - p)
+
+
+def _categorical(fn: Any, eta: Array) -> Array:
+    p = stop_gradient(jax.nn.softmax(eta, axis=-1))
+    return jnp.sqrt(p) * (eta - jnp.sum(p * eta, axis=-1, keepdims=True))
+
+
+def _log_odds(fn: Any) -> Array:
+    p = clamp_probs(fn.probs)
+    return jnp.log(p) - jnp.log1p(-p)
+
+
+def _logits(fn: Any) -> Array:
+    return fn.logits
+
+
+_BERNOULLI = _one(_bernoulli)
+_BINOMIAL = _one(lambda fn, eta: fn.total_count * _bernoulli(fn, eta))
+_FAMILIES: dict[type, _Family] = {
+    dist.Normal: _Family(lambda fn: fn.loc, _normal, lambda fn, eta: dist.Normal(eta, fn.scale)),
+    dist.BernoulliLogits: _Family(_logits, _BERNOULLI, lambda fn, eta: dist.Bernoulli(logits=eta)),
+    dist.BernoulliProbs: _Family(_log_odds, _BERNOULLI, lambda fn, eta: dist.Bernoulli(logits=eta)),
+    dist.BinomialLogits: _Family(
+        _logits, _BINOMIAL, lambda fn, eta: dist.Binomial(fn.total_count, logits=eta)
+    ),
+    dist.BinomialProbs: _Family(
+        _log_odds, _BINOMIAL, lambda fn, eta: dist.Binomial(fn.total_count, logits=eta)
+    ),
+    dist.CategoricalLogits: _Family(
+        _logits, _categorical, lambda fn, eta: dist.Categorical(logits=eta)
+    ),
+    dist.CategoricalProbs: _Family(
+        lambda fn: jnp.log(clamp_probs(fn.probs)),
+        _categorical,
+        lambda fn, eta: dist.Categorical(logits=eta),
+    ),
+    dist.Poisson: _Family(
+        lambda fn: jnp.log(fn.rate),
+        _one(lambda fn, eta: jnp.exp(eta)),
+        lambda fn, eta: dist.Poisson(jnp.exp(eta)),
+    ),
+}
+_WRAPPERS = (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution)
+
+
+def _read(site: Site) -> tuple[Any, _Family, Array]:
+    """The innermost distribution of an observed site, its family, and a mask of the shape of the
+    site."""
+    fn = site["fn"]
+    shape = fn.batch_shape + fn.event_shape
+    mask = jnp.ones(shape, bool)
+    while isinstance(fn, _WRAPPERS):
+        own = mask_of(fn)
+        if own is not None:
+            events = (1,) * len(fn.event_shape)
+            mask &= jnp.reshape(jnp.asarray(own), jnp.shape(own) + events)
+        fn = fn.base_dist
+    if type(fn) not in _FAMILIES:
+        what = "a numpyro.factor" if isinstance(fn, dist.Unit) else f"{type(fn).__name__}"
+        known = "Normal, Bernoulli, Binomial, Categorical and Poisson"
+        raise ValueError(
+            f"the observed site '{site['name']}' is {what}; the linear predictor is known of"
+            f" {known}. Use AutoLaplaceApproximation, which takes the Hessian, or AutoNormal."
+        )
+    return fn, _FAMILIES[type(fn)], mask
+
+
+def predictor(site: Site) -> Array:
+    """The linear predictor of a site, in its shape; for categories with a last axis of them.
+
+    That is the mean of a Normal, log odds, log probabilities up to a constant, or a log rate.
+    """
+    fn, family, mask = _read(site)
+    eta = family.read(fn)
+    return jnp.broadcast_to(eta, mask.shape + eta.shape[len(fn.batch_shape) :])
+
+
+def with_predictor(site: Site, eta: Array) -> Any:
+    """The distribution of a site of another :func:`predictor`, of which all is one batch."""
+    fn, family, _ = _read(site)
+    return family.make(fn, eta)
+
+
+def whitened(site: Site) -> Array:
+    """``(*shape, k)``, the whitened parameters of a site of this shape; 0 where it is masked."""
+    fn, family, mask = _read(site)
+    found = family.whiten(fn, family.read(fn))
+    found = jnp.broadcast_to(found, (*mask.shape, found.shape[-1]))
+    return jnp.where(mask[..., None], found, 0.0)

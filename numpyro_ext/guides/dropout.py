@@ -1,0 +1,359 @@
+"""Dropout as a guide: whole inputs of each weight matrix are left out at random.
+
+Gal, Ghahramani, "Dropout as a Bayesian approximation" (ICML 2016); Li, Gal, "Dropout inference in
+Bayesian neural networks with alpha-divergences" (ICML 2017).
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+import math
+from numbers import Integral, Real
+from typing import Any, ClassVar, NamedTuple
+import warnings
+
+import jax
+from jax import Array, lax, random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import biject_to
+from numpyro.handlers import block, seed, substitute
+from numpyro.infer.util import constrain_fn
+
+from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.mistakes import read_global
+from numpyro_ext._model.priors import normal_priors
+from numpyro_ext._model.read import latent_sites
+from numpyro_ext._model.start import guide_start
+from numpyro_ext._numpyro import StartGiven
+from numpyro_ext._typing import Model, Params, Sites, Trace
+from numpyro_ext.guides.arguments import check_model, check_params
+from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
+
+__all__ = ["AutoDropout"]
+
+
+class Matrix(NamedTuple):
+    """What the guide knows of one weight matrix."""
+
+    precision: np.ndarray
+    """That of the prior, in the shape of the matrix."""
+    axis: int
+    """The axis of the inputs, counted from the last."""
+    keep_prob: float
+    event_dim: int
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class AutoDropout(StartGiven):
+    r"""Dropout of the inputs of each weight matrix, as a guide of a network with normal priors.
+
+    A matrix W of shape (out, in) is, with keep probability p,
+
+    .. math::
+        W = M \operatorname{diag}(e), \qquad e_i \sim \mathrm{Bernoulli}(p),
+        \quad i = 1, \dots, in,
+
+    one draw of the masks e for all rows of the data. ``M``, the parameter
+    ``{site}_{prefix}_loc``, is not scaled up by 1/p: code with inverted dropout has
+    :math:`M' = p M`. The first layer's inputs are dropped too. Every other latent site (bias
+    vectors, a noise precision) is a point mass, whose prior counts. With prior precision
+    :math:`\lambda_l` of :math:`W_l`, the KL divergence of wide layers is, up to a constant,
+
+    .. math::
+        \mathrm{KL} = \sum_l \tfrac{1}{2}\, p_l \lambda_l \lVert M_l \rVert_F^2 ,
+
+    and the guide states it: its log density of W is :math:`\log p(W) + \frac{1}{2} p_l \lambda_l
+    \lVert M_l \rVert_F^2`. So ``Trace_ELBO(10)`` is the loss of dropout, and
+    ``BBAlphaELBO(alpha, 10)`` is, without any other change, dropout with alpha-divergences: for a
+    normal likelihood of D outputs with noise precision :math:`\tau`, and K masks,
+
+    .. math::
+        L_\alpha = \mathrm{KL} - \frac{1}{\alpha} \sum_n \log \sum_k e^{-\frac{\alpha \tau}{2}
+        \lVert y_n - \hat y_n^k \rVert^2} + \frac{N}{\alpha} \log K - \frac{N D}{2} \log
+        \frac{\tau}{2 \pi} .
+
+    **Weight decay.** The loss :math:`\frac{1}{N} \sum_n \frac{1}{2} (y_n - f_n)^2 + \sum_l c_l
+    \lVert M_l \rVert^2` has the same minimum at :math:`c_l = p_l \lambda_l / (2 N \tau)`
+    (:meth:`weight_decay`); without the factor 1/2 double it.
+
+    **Which axis is the input.** A wrong axis drops outputs, those of the network among them, and no
+    number shows it. A name that ends in ``kernel`` is (in, out), as in Flax, one that ends in
+    ``weight`` (out, in), as in Equinox; a site may say it by ``infer={"in_axis": -2}``. Any other
+    matrix is taken as (out, in), with a warning: for ``x @ w`` give ``in_axis=-2``. Convolutions
+    need ``in_axis``.
+
+    **When it fails.** The stated log density is not one (``has_density`` is False): bounds of the
+    evidence and ``pareto_khat`` are not defined for it. The KL leaves out what depends on p alone,
+    so choose p by the predictive density of held-out rows and not by the loss. The spread is that
+    of the masks alone, which is 0 at p = 1, and does not shrink as rows are added. Masks are not
+    drawn anew for each row, so take ten draws or so per step, and keep the draws in prediction, as
+    ``Predictive`` does. A network that has dropout layers of its own needs no guide at all, see
+    *How to choose*.
+
+    :param model: a NumPyro model whose weight matrices have priors ``Normal(0, scale)`` with a
+        fixed scale, read at the first call.
+    :param keep_prob: p in (0, 1], a number or a dict by site; sites that the dict lacks keep all.
+    :param sites: names of the matrices; by default every latent site of two or more event
+        dimensions.
+    :param in_axis: the axis of the inputs, counted from the last (-1 or -2), or a dict by site.
+    :param str prefix: the first part of the names of the guide's own sites.
+    :param init_loc_fn: a per-site initialization function; None for ``init_to_fan_in()``.
+
+    **References**
+
+    1. *Dropout as a Bayesian approximation*, Yarin Gal, Zoubin Ghahramani (ICML 2016), section 3.
+    2. *Dropout inference in Bayesian neural networks with alpha-divergences*, Yingzhen Li, Yarin
+       Gal (ICML 2017), equations 5 and 10. Its masks are those of the activations.
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
+        >>> from numpyro.infer import SVI, Predictive
+        >>> from numpyro_ext.guides import AutoDropout
+        >>> from numpyro_ext.objectives import BBAlphaELBO
+        >>> def model(X, y=None):
+        ...     w0 = numpyro.sample("w0", dist.Normal(0, 1).expand([1, 20]).to_event(2))
+        ...     b0 = numpyro.sample("b0", dist.Normal(0, 1).expand([20]).to_event(1))
+        ...     w1 = numpyro.sample("w1", dist.Normal(0, 1).expand([20, 1]).to_event(2))
+        ...     with numpyro.plate("data", len(X)):
+        ...         f = (jnp.tanh(X @ w0 + b0) @ w1)[:, 0]
+        ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+        >>> X = jnp.linspace(-2, 2, 50)[:, None]
+        >>> guide = AutoDropout(model, keep_prob={"w1": 0.9}, in_axis=-2)  # was: AutoNormal(model)
+        >>> svi = SVI(model, guide, optax.adam(1e-2), BBAlphaELBO(0.5, 10))  # was: Trace_ELBO()
+        >>> run = svi.run(jax.random.key(0), 500, X, jnp.sin(X[:, 0]), progress_bar=False)
+        >>> y = Predictive(model, guide=guide, params=run.params, num_samples=100)(
+        ...     jax.random.key(1), X)["y"]
+        >>> bool(jnp.mean((y.mean(0) - jnp.sin(X[:, 0])) ** 2) < 0.1)
+        True
+    """
+
+    model: Model = field(kw_only=False)
+    keep_prob: float | Mapping[str, float] = 0.95
+    sites: Collection[str] | None = None
+    in_axis: int | Mapping[str, int] | None = None
+    prefix: str = "auto"
+    init_loc_fn: Callable[..., Any] | None = None
+
+    has_density: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_model(type(self), self.model)
+        for given, p in _each(self.keep_prob):
+            if isinstance(p, bool) or not isinstance(p, Real) or not 0 < float(p) <= 1:
+                raise ValueError(
+                    f"keep_prob{given} is {p!r}; it must be a number in (0, 1], the probability"
+                    " that an input is kept."
+                )
+        for given, axis in _each(self.in_axis):
+            if axis is None and not given:
+                continue
+            if isinstance(axis, bool) or not isinstance(axis, Integral) or int(axis) >= 0:
+                raise ValueError(
+                    f"in_axis{given} is {axis!r}; it is counted from the last axis: -1 for a weight"
+                    " (out, in), -2 for one (in, out) as in x @ w."
+                )
+        if isinstance(self.sites, str):
+            raise TypeError(f"sites is {self.sites!r}; give a list of names: [{self.sites!r}].")
+        self.matrices: dict[str, Matrix] = {}
+        self.arguments: tuple[tuple, dict[str, Any]] = (), {}
+        start = init_to_fan_in() if self.init_loc_fn is None else self.init_loc_fn
+        super().__init__(self.model, prefix=self.prefix, init_loc_fn=start)
+
+    def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
+        self.arguments = args, kwargs
+        because = "AutoDropout is one distribution over all latents together"
+        info = read_global(self.model, args, kwargs, because=because)
+        priors = normal_priors(self.model, info, args, kwargs)
+        dims = {name: prior.event_dim for name, prior in priors.items()}
+        chosen = [name for name, dim in dims.items() if dim >= 2]
+        if self.sites is not None:
+            chosen = list(self.sites)
+        for what, names in (("sites", chosen), ("keep_prob", self.keep_prob)):
+            self._check_names(what, names, dims)
+        if not chosen:
+            raise ValueError(
+                f"the model has no latent site of two event dimensions but {sorted(dims)}, so there"
+                " is no weight matrix to drop inputs of; declare matrices by .to_event(2)."
+            )
+        for name in chosen:
+            prior = priors[name]
+            if prior.precision is None:
+                raise ValueError(
+                    f"the prior of '{name}' {prior.problem}; AutoDropout needs Normal(0, scale)"
+                    " with a fixed scale, or leave the site out of `sites`, which makes it a point"
+                    " mass."
+                )
+            p = self.keep_prob
+            p = p.get(name, 1.0) if isinstance(p, Mapping) else p
+            axis = self._axis(name, prior.event_dim, prior.infer)
+            self.matrices[name] = Matrix(prior.precision, axis, float(p), prior.event_dim)
+        return guide_start(self, info, args, kwargs)
+
+    def _check_names(self, what: str, names: Any, dims: dict[str, int]) -> None:
+        for name in names if isinstance(names, Collection) else ():
+            if dims.get(name, 0) < 2:
+                has = f"has event dimension {dims[name]}" if name in dims else "is no latent site"
+                matrices = sorted(one for one, dim in dims.items() if dim >= 2)
+                raise ValueError(
+                    f"{what} names '{name}', which {has}; the weight matrices are {matrices}."
+                )
+
+    def _axis(self, name: str, event_dim: int, infer: dict[str, Any]) -> int:
+        """The axis of the inputs of a matrix."""
+        given = self.in_axis
+        given = given.get(name) if isinstance(given, Mapping) else given
+        given = infer.get("in_axis") if given is None else given
+        if given is None and event_dim > 2:
+            raise ValueError(
+                f"'{name}' has {event_dim} event dimensions, so which one holds the inputs is not"
+                f" known; give it by in_axis={{'{name}': -2}} (Flax) or -{event_dim - 1} (Equinox)."
+            )
+        if given is None and not name.endswith(("kernel", "weight")):
+            message = (
+                f"AutoDropout takes '{name}' as (out, in), as in w @ x; for x @ w give"
+                " in_axis=-2, because with the wrong axis outputs are dropped (in_axis=-1 for no"
+                " warning)."
+            )
+            warnings.warn(InferenceWarning(message), stacklevel=2)
+        axis = (-2 if name.endswith("kernel") else -1) if given is None else given
+        if -axis > event_dim:
+            raise ValueError(f"in_axis of '{name}' is {axis}, but it has {event_dim} dimensions.")
+        return axis
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Sites:
+        self.set_up(*args, **kwargs)
+        result = {}
+        for name, site in self._latents().items():
+            fn = site["fn"]
+            value: Any = numpyro.param(
+                f"{name}_{self.prefix}_loc", site["value"], constraint=fn.support
+            )
+            log_density = 0.0
+            if name in self.matrices:
+                value, log_density = self._drop(name, value, self._key(name))
+            point = dist.Delta(value, log_density=log_density, event_dim=fn.event_dim)
+            result[name] = numpyro.sample(name, point)
+        return result
+
+    def _key(self, name: str) -> Any:
+        key = numpyro.prng_key()
+        if key is None and self.matrices[name].keep_prob < 1:
+            raise ValueError("AutoDropout draws masks; put it under numpyro.handlers.seed.")
+        return key
+
+    def _drop(self, name: str, loc: Array, rng_key: Array) -> tuple[Array, Array]:
+        """A draw of a matrix, and the log density that the guide states for it."""
+        precision, axis, p, event_dim = self.matrices[name]
+        value = loc
+        if p < 1:
+            events = [1] * event_dim
+            events[axis] = loc.shape[axis]
+            shape = (*loc.shape[: loc.ndim - event_dim], *events)
+            value = loc * random.bernoulli(rng_key, p, shape)
+        # log p(W), which the model has too, and minus the KL divergence.
+        each = dist.Normal(0.0, precision**-0.5).log_prob(value) + p / 2 * precision * loc**2
+        return value, jnp.sum(each, axis=tuple(range(-event_dim, 0)))
+
+    def sample_posterior(
+        self,
+        rng_key: Array,
+        params: Params,
+        *args: Any,
+        sample_shape: tuple[int, ...] = (),
+        **kwargs: Any,
+    ) -> Sites:
+        """Draws of the latent sites, with the model's deterministic sites.
+
+        :param rng_key: random key.
+        :param dict params: the parameters of guide and model, from ``svi.get_params``.
+        :param args: the model's arguments, for deterministic sites that depend on them; without
+            any, those of the first call are used.
+        :param tuple sample_shape: the leading axes of every site.
+        :return: a dict of arrays of shape ``sample_shape + site shape``.
+        """
+        locs = self._locs(params)
+
+        def draw(rng_key: Array) -> Sites:
+            keys = dict(zip(self.matrices, random.split(rng_key, len(self.matrices)), strict=True))
+            dropped = {name: self._drop(name, locs[name], key)[0] for name, key in keys.items()}
+            return self._with_deterministic({**locs, **dropped}, params, args, kwargs)
+
+        keys = random.split(rng_key, math.prod(sample_shape))
+        draws = lax.map(draw, keys)
+        return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
+
+    def median(self, params: Params) -> Sites:
+        """The 0.5 quantiles, see :meth:`quantiles`."""
+        return self.quantiles(params, 0.5)
+
+    def quantiles(self, params: Params, quantiles: Any) -> Sites:
+        """Quantiles of every number: a weight m is 0 with probability 1 - p, and otherwise m.
+
+        :param dict params: the parameters of guide and model, from ``svi.get_params``.
+        :param quantiles: a number or a list of numbers between 0 and 1.
+        :return: a dict of arrays, the axis of a list leading.
+        """
+        q = jnp.asarray(quantiles, jnp.result_type(float))
+        locs = self._locs(params)
+
+        def at(q: Array) -> Sites:
+            found = dict(locs)
+            for name, matrix in self.matrices.items():
+                m, p = locs[name], matrix.keep_prob
+                found[name] = jnp.where(jnp.where(m > 0, q > 1 - p, q <= p), m, 0.0)
+            return self._with_deterministic(found, params, (), {})
+
+        return at(q) if q.ndim == 0 else lax.map(at, q)
+
+    def weight_decay(self, num_data: int, noise_precision: float) -> dict[str, Any]:
+        r"""The factors :math:`p_l \lambda_l / (2 N \tau)` of the squared norms in a loss that is
+        the mean over rows of half the squared error.
+
+        :param int num_data: the number N of rows.
+        :param float noise_precision: :math:`\tau`.
+        :return: a dict by site of numbers, or of arrays where weights have unequal priors.
+        """
+        if not self.matrices:
+            raise ValueError("AutoDropout has not seen its model; call svi.init first.")
+        found = {}
+        for name, (precision, _, p, _) in self.matrices.items():
+            decay = p * precision / (2 * num_data * noise_precision)
+            found[name] = float(decay.flat[0]) if np.all(decay == decay.flat[0]) else decay
+        return found
+
+    def _locs(self, params: Params) -> Sites:
+        if self.prototype_trace is None:
+            raise ValueError("AutoDropout has not seen its model; call svi.init or svi.run first.")
+        names = {name: f"{name}_{self.prefix}_loc" for name in self._latents()}
+        check_params(params, names.values(), self)
+        return {name: jnp.asarray(params[loc]) for name, loc in names.items()}
+
+    def _latents(self) -> Trace:
+        """The latent sites of the model, at their start."""
+        trace: Any = self.prototype_trace
+        return {site["name"]: site for site in latent_sites(trace)}
+
+    def _with_deterministic(
+        self, values: Sites, params: Params, args: tuple, kwargs: dict[str, Any]
+    ) -> Sites:
+        trace: Any = self.prototype_trace
+        if not any(site["type"] == "deterministic" for site in trace.values()):
+            return values
+        if not (args or kwargs):
+            args, kwargs = self.arguments
+        z = {n: biject_to(trace[n]["fn"].support).inv(x) for n, x in values.items()}
+        known = {n: x for n, x in params.items() if n in trace and trace[n]["type"] == "param"}
+        with block(), substitute(data=known):
+            model = seed(self.model, 0)  # for minibatch indices alone
+            found = constrain_fn(model, args, kwargs, z, return_deterministic=True)
+        return {**{n: x for n, x in found.items() if n in trace}, **values}
+
+
+def _each(given: Any) -> list[tuple[str, Any]]:
+    """The words by which an error names each value, and the value."""
+    if isinstance(given, Mapping):
+        return [(f"[{name!r}]", value) for name, value in given.items()]
+    return [("", given)]

@@ -1,0 +1,396 @@
+"""The Laplace approximation with the Gauss-Newton curvature, and its linearised predictive.
+
+Immer, Korzepa, Bauer, "Improving predictions of Bayesian neural nets via local linearization"
+(AISTATS 2021).
+"""
+
+from collections.abc import Callable, Collection, Sequence
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax import Array, random
+from jax.core import Tracer
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions.transforms import (
+    AffineTransform,
+    IndependentTransform,
+    LowerCholeskyAffine,
+    Transform,
+)
+from numpyro.distributions.util import cholesky_of_inverse
+from numpyro.handlers import block, substitute
+
+from numpyro_ext._checks import check_choice, check_count
+from numpyro_ext._model.arguments import split_arguments
+from numpyro_ext._model.handlers import refuse_mutable, refuse_noise
+from numpyro_ext._model.outputs import Outputs, whole_trace
+from numpyro_ext._model.read import Site, read_model
+from numpyro_ext._model.start import params_in_scope
+from numpyro_ext._typing import Params, Sites
+from numpyro_ext.guides.base import AutoJoint
+from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
+from numpyro_ext.guides.linearised import Linearised
+
+__all__ = ["AutoLaplaceGGN"]
+
+LARGEST_FULL = 10_000
+"""Coordinates up to which a full covariance is made."""
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class AutoLaplaceGGN(AutoJoint):
+    r"""A normal at the mode, whose precision is the Gauss-Newton matrix and never singular.
+
+    In the model's unconstrained space of dimension d, at the mode :math:`\hat z` of the posterior
+    density there,
+
+    .. math::
+        q(z) = N(z; \hat z, S), \qquad
+        S^{-1} = \sum_{n=1}^{N} J_n^\top F_n J_n - \nabla^2 \log p(\hat z),
+
+    where :math:`J_n` is the Jacobian of the parameters of row n's distribution (the outputs of the
+    network) and :math:`F_n` its Fisher information in them. For canonical links this is the Hessian
+    without the curvature of the network; the Hessian itself, which
+    ``AutoLaplaceApproximation`` takes, need not be positive at the end of a training. For a linear
+    model with normal noise q is the posterior, and for logistic regression the Hessian.
+
+    **In training** the guide is a point, ``{prefix}_loc``, and ``Trace_ELBO()`` finds the mode, on
+    minibatches too. The curvature is that of all rows of the arguments of the first call, at the
+    parameters that a method is given; called on new data, without those observed, as ``Predictive``
+    does, the guide draws from the normal. ``diagnose`` and ``to_arviz`` have its draws too.
+
+    **Predict by the linearised network**, :meth:`linearised_predictive` and
+    :meth:`linearised_draws`. Weights drawn from q in the network itself predict badly, because a
+    Gauss-Newton matrix is the curvature of the linearised one.
+
+    :param model: a NumPyro model whose observed sites lie in one plate, or in ``data_plate``, and
+        are Normal, Bernoulli, Binomial, Categorical or Poisson. The noise scale of a Normal may be
+        fixed, a ``numpyro.param``, or a latent site, which then is part of z.
+    :param sites: names of the latent sites that vary; the others stay at the mode. By default all.
+    :param str structure: ``"full"`` covariance, up to 10,000 coordinates; ``"diag"``, the inverse
+        of the diagonal of the precision, which leaves out correlations that cancel each other in
+        predictions; or ``"last_layer"``, a full covariance of ``sites``, by default of those in
+        which the linear predictors are affine.
+    :param str data_plate: the plate whose rows are the data, if observed sites are in several.
+
+    ``init_scale`` has no effect, and ``init_loc_fn`` is ``init_to_fan_in()`` unless it is given;
+    the other arguments are those of :class:`AutoJoint`.
+
+    **When it fails.** One mode, in unconstrained space. The parameters must be at it: fit until the
+    loss is flat, with a falling rate on minibatches. A prior that is not log-concave there may
+    outweigh the data, which is an error. Cost: one Jacobian for each row, and :math:`O(N k d^2 +
+    d^3)` for a full covariance with k outputs.
+
+    **References**
+
+    1. *Improving predictions of Bayesian neural nets via local linearization*, Alexander Immer,
+       Maciej Korzepa, Matthias Bauer (AISTATS 2021), equations 8 to 11.
+    2. *Laplace redux - effortless Bayesian deep learning*, Erik Daxberger, Agustinus Kristiadi,
+       Alexander Immer, Runa Eschenhagen, Matthias Bauer, Philipp Hennig (NeurIPS 2021).
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
+        >>> from numpyro.infer import SVI, Trace_ELBO
+        >>> from numpyro_ext.guides import AutoLaplaceGGN
+        >>> def model(X, y=None):
+        ...     w0 = numpyro.sample("w0", dist.Normal(0, 1).expand([1, 10]).to_event(2))
+        ...     w1 = numpyro.sample("w1", dist.Normal(0, 1).expand([10, 1]).to_event(2))
+        ...     with numpyro.plate("data", len(X)) as rows:
+        ...         f = (jnp.tanh(X[rows] @ w0) @ w1)[:, 0]
+        ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=None if y is None else y[rows])
+        >>> X = jnp.linspace(-1, 1, 30)[:, None]
+        >>> guide = AutoLaplaceGGN(model)  # was: AutoLaplaceApproximation(model)
+        >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO())
+        >>> y = jnp.sin(X[:, 0])
+        >>> params = svi.run(jax.random.key(0), 1000, X, y, progress_bar=False).params
+        >>> f = guide.linearised_predictive(params, jnp.array([[0.0], [5.0]]))
+        >>> bool(f.variance[1] > 10 * f.variance[0])  # far from the data
+        True
+    """
+
+    sites: Collection[str] | None = None
+    structure: str = "full"
+    data_plate: str | None = None
+    init_loc_fn: Callable[..., Any] = field(default_factory=init_to_fan_in)
+
+    def __post_init__(self) -> None:
+        check_choice("structure", self.structure, ("full", "diag", "last_layer"))
+        if isinstance(self.sites, str):
+            raise TypeError(f"sites is {self.sites!r}; give a list of names: [{self.sites!r}].")
+        self.is_normal = False
+        self.coords = np.zeros(0, int)
+        self._built: Any = None
+        self._found: Any = None
+        super().__post_init__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_built": None, "_found": None}
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        names = self.read(*args, **kwargs).latents
+        for name in () if self.sites is None else self.sites:
+            if name not in names:
+                raise ValueError(f"sites names '{name}'; the latent sites are {sorted(names)}.")
+        return args, kwargs
+
+    def latent_distribution(self) -> dist.Distribution:
+        """The point of the training."""
+        loc: Any = numpyro.param(f"{self.prefix}_loc", self.init_latent)
+        return dist.Delta(loc, event_dim=1)
+
+    def sample_vector(
+        self, sample_shape: tuple[int, ...], args: tuple, kwargs: dict[str, Any]
+    ) -> Array:
+        if not self.is_normal and read_model(self.model, args, kwargs).data:
+            return super().sample_vector(sample_shape, args, kwargs)
+        loc: Any = numpyro.param(f"{self.prefix}_loc", self.init_latent)
+        if self.is_normal:  # with the root as a parameter
+            root: Any = numpyro.param(f"{self.prefix}_root")
+            coords = self.coords
+        else:
+            params = {f"{self.prefix}_loc": loc, **params_in_scope(self.model, args, kwargs)}
+            with block():  # the model is run for its curvature
+                coords, root = self._normal(params)
+        drawn: Any = numpyro.sample(
+            f"_{self.prefix}_latent", _normal(loc[coords], root), infer={"is_auxiliary": True}
+        )
+        return loc.at[coords].set(drawn)
+
+    def get_posterior(self, params: Params, *args: Any, **kwargs: Any) -> dist.Distribution:
+        """The normal, in unconstrained space, over the sites that vary.
+
+        :param dict params: the parameters of guide and model, from ``svi.get_params``.
+        :param args: the model's arguments whose rows give the curvature; without any, those of the
+            first call.
+        """
+        coords, root = self._normal(params, (args, kwargs) if args or kwargs else None)
+        return _normal(params[f"{self.prefix}_loc"][coords], root)
+
+    def get_transform(self, params: Params) -> Transform:
+        """The affine map from ``get_base_dist()`` to the latent vector."""
+        coords, root = self._normal(params)
+        if len(coords) < self.latent_dim:
+            raise ValueError(
+                "some sites of this AutoLaplaceGGN stay at the mode, so there is no transform of"
+                " the whole latent vector; use sample_posterior, or structure='full' or 'diag'"
+                " without sites."
+            )
+        loc = params[f"{self.prefix}_loc"]
+        if root.ndim == 2:
+            return LowerCholeskyAffine(loc, root)
+        return IndependentTransform(AffineTransform(loc, root), 1)
+
+    def draw(
+        self,
+        rng_key: Array,
+        params: Params,
+        sample_shape: tuple[int, ...] = (),
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Array:
+        coords, root = self._normal(params)
+        loc = jnp.asarray(params[f"{self.prefix}_loc"])
+        drawn = _normal(loc[coords], root).sample(rng_key, sample_shape)
+        return jnp.broadcast_to(loc, (*sample_shape, len(loc))).at[..., coords].set(drawn)
+
+    def median(self, params: Params) -> Sites:
+        """The mode, with the deterministic sites there."""
+        self.check_fitted(params)
+        return self.constrain(params[f"{self.prefix}_loc"], params)
+
+    def quantiles(self, params: Params, quantiles: Any) -> Sites:
+        """Quantiles of every unconstrained coordinate, constrained.
+
+        :param dict params: the parameters of guide and model, from ``svi.get_params``.
+        :param quantiles: a number or a list of numbers between 0 and 1.
+        :return: a dict of arrays, the axis of a list leading.
+        """
+        coords, root = self._normal(params)
+        loc = params[f"{self.prefix}_loc"]
+        sd = root if root.ndim == 1 else jnp.linalg.norm(root, axis=1)
+        z = dist.Normal().icdf(jnp.asarray(quantiles, loc.dtype))
+        return self.constrain(loc + z[..., None] * jnp.zeros_like(loc).at[coords].set(sd), params)
+
+    def linearised_predictive(self, params: Params, *args: Any, **kwargs: Any) -> Any:
+        r"""Mean and variance of the linear predictor :math:`\eta` of each observed site,
+        :math:`\eta(z) \approx \eta(\hat z) + J (z - \hat z)`, in closed form.
+
+        For a Normal that is its mean, and a new observation has the variance of the noise besides;
+        otherwise log odds, logits or a log rate.
+
+        :param dict params: the parameters of guide and model, from ``svi.get_params``.
+        :param args: the model's arguments at which to predict, without observed values.
+        :return: a pair with the fields ``mean`` and ``variance``, each in the shape of the site
+            (and a last axis of categories), or a dict of these if several sites are observed.
+        """
+        coords, root = self._normal(params)
+        found = {
+            name: self._linearised(params, coords, name, args, kwargs).moments(root)
+            for name in self._observed()
+        }
+        return found if len(found) > 1 else next(iter(found.values()))
+
+    def linearised_draws(
+        self, rng_key: Array, params: Params, *args: Any, num_samples: int = 100, **kwargs: Any
+    ) -> Sites:
+        """Draws of the observed sites under the linearised network, as ``Predictive`` returns them.
+
+        A draw has one latent vector for all rows; a latent noise scale stays at the mode.
+
+        :param rng_key: random key.
+        :param dict params: the parameters of guide and model, from ``svi.get_params``.
+        :param args: the model's arguments at which to predict, without observed values.
+        :param int num_samples: the number S of draws.
+        :return: a dict of arrays ``(S, *site)``.
+        """
+        num_samples = check_count("num_samples", num_samples)
+        coords, root = self._normal(params)
+        key_z, key_y = random.split(rng_key)
+        moves: Any = _normal(jnp.zeros(len(coords)), root).sample(key_z, (num_samples,))
+        found = {}
+        for i, name in enumerate(self._observed()):
+            linearised = self._linearised(params, coords, name, args, kwargs)
+            found[name] = linearised.draws(random.fold_in(key_y, i), moves)
+        return found
+
+    def as_normal(self, params: Sequence[Params]) -> tuple["AutoLaplaceGGN", list[Params]]:
+        """A guide whose every call draws from the normal, and its parameters, for diagnostics."""
+        other = copy.copy(self)
+        found = []
+        for one in params:
+            self.check_fitted(one)
+            other.coords, root = self._normal(one)
+            found.append({**one, f"{self.prefix}_root": root})
+        other.is_normal = True
+        return other, found
+
+    def _linearised(
+        self, params: Params, coords: np.ndarray, name: str, args: tuple, kwargs: dict[str, Any]
+    ) -> Linearised:
+        loc = jnp.asarray(params[f"{self.prefix}_loc"])
+        model = substitute(self.model, data=self._known(params))
+
+        def site(v: Array) -> Site:
+            return whole_trace(model, self.unpack(loc.at[coords].set(v)), args, kwargs)[name]
+
+        return Linearised(site, loc[coords])
+
+    def _observed(self) -> tuple[str, ...]:
+        args, kwargs = self._data()
+        return read_model(self.model, args, kwargs).data
+
+    def _data(self) -> tuple[tuple, dict[str, Any]]:
+        """The arguments of the first call."""
+        if self.prepared is None:
+            raise ValueError(
+                "AutoLaplaceGGN has not seen its model; call svi.init or svi.run with the data"
+                " first."
+            )
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(self.prepared)):
+            raise ValueError(
+                "AutoLaplaceGGN was first called inside a function that JAX traces, where the data"
+                " have no values for its curvature; call svi.init outside jax.jit."
+            )
+        return self.prepared
+
+    def _known(self, params: Params) -> Params:
+        """The values of the model's own parameters."""
+        trace: Any = self.prototype_trace
+        return {n: x for n, x in params.items() if n in trace and trace[n]["type"] == "param"}
+
+    def _normal(self, params: Params, data: Any = None) -> tuple[np.ndarray, Array]:
+        """The coordinates that vary, and a root of their covariance, or its diagonal."""
+        own = data is None
+        data = self._data() if own else data
+        self.check_fitted(params)
+        loc, known = jnp.asarray(params[f"{self.prefix}_loc"]), self._known(params)
+        leaves = [params[f"{self.prefix}_loc"], *jax.tree.leaves(known)]
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
+            coords, program = self._program(data, own)
+            return coords, program(loc, known)
+        if own and self._found is not None:
+            before, found = self._found
+            if len(before) == len(leaves) and all(map(lambda a, b: a is b, before, leaves)):
+                return found
+        with jax.ensure_compile_time_eval():
+            coords, program = self._program(data, own)
+            root = program(loc, known)
+            if not bool(jnp.all(jnp.isfinite(root))):
+                raise ValueError(
+                    "the precision of AutoLaplaceGGN is not positive at these parameters: the"
+                    " prior is not log-concave there and outweighs the data, or they are not at a"
+                    " mode; train longer, or use AutoNormal."
+                )
+        if own:
+            self._found = leaves, (coords, root)
+        return coords, root
+
+    def _program(self, data: Any, own: bool) -> tuple[np.ndarray, Callable[..., Array]]:
+        """The coordinates that vary, and the compiled function from parameters to a root."""
+        if own and self._built is not None:
+            return self._built
+        args, kwargs = data
+        with jax.ensure_compile_time_eval():
+            outputs = self._outputs(args, kwargs)
+            coords = self._coords(outputs)
+        words, arrays = split_arguments(args, kwargs)
+        diagonal = self.structure == "diag"
+
+        @jax.jit
+        def root(loc: Array, known: Params, arrays: list[Any]) -> Array:
+            here = outputs.with_params(known, *words.whole(arrays))
+            precision = here.curvature(loc, coords, diagonal=diagonal)
+            precision += here.prior_curvature(loc, coords, diagonal=diagonal)
+            return precision**-0.5 if diagonal else cholesky_of_inverse(precision)
+
+        built = coords, lambda loc, known: root(loc, known, arrays)
+        if own:
+            self._built = built
+        return built
+
+    def _outputs(self, args: tuple, kwargs: dict[str, Any]) -> Outputs:
+        because = "for which there is no curvature of one network"
+        model = refuse_noise(refuse_mutable(self.model), because)
+        # With parameters, because modules of Flax draw their first ones by numpyro.prng_key.
+        trace: Any = self.prototype_trace
+        known = self._known({name: site["value"] for name, site in trace.items()})
+        outputs = Outputs(model, args, kwargs, data_plate=self.data_plate, params=known)
+        if local := sorted([*outputs.local, *outputs.states]):
+            raise ValueError(
+                f"the latent sites {local} lie in the data plate '{outputs.plate}'; AutoLaplaceGGN"
+                " takes latent sites that all rows share. Use AutoLaplaceApproximation, or a guide"
+                " of numpyro_ext.guides for local latents."
+            )
+        return outputs
+
+    def _coords(self, outputs: Outputs) -> np.ndarray:
+        info, names = outputs.info, self.sites
+        if names is None and self.structure == "last_layer":
+            names = outputs.linear_sites(self.init_latent)
+            if not names:
+                raise ValueError(
+                    "the linear predictor is affine in no set of sites that stands out as the last"
+                    f" layer; name it by sites=[...] out of {list(info.latents)}."
+                )
+        chosen = info.latents if names is None else names
+        coords = np.concatenate(
+            [np.arange(info.size)[info.slices[n]] for n in info.latents if n in chosen]
+        )
+        if self.structure != "diag" and len(coords) > LARGEST_FULL:
+            raise ValueError(
+                f"a full covariance of {len(coords)} coordinates is more than {LARGEST_FULL}; use"
+                " structure='last_layer' or 'diag', or name some sites."
+            )
+        return coords
+
+
+def _normal(loc: Array, root: Array) -> dist.Distribution:
+    if root.ndim == 2:
+        return dist.MultivariateNormal(loc, scale_tril=root)
+    return dist.Normal(loc, root).to_event(1)

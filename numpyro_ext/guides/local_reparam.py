@@ -1,0 +1,238 @@
+"""Local reparameterisation: noise on the outputs of a linear map, fresh for each row.
+
+Kingma, Salimans, Welling, "Variational dropout and the local reparameterization trick" (NIPS 2015).
+"""
+
+from contextvars import ContextVar
+from typing import Any
+
+from jax import Array, random
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro.handlers import seed, substitute
+from numpyro.infer import init_to_uniform
+from numpyro.infer.autoguide import AutoGuide, AutoNormal
+from numpyro.primitives import Messenger
+
+from numpyro_ext._model.read import base_distribution, shape_trace
+from numpyro_ext._numpyro import replayed_trace
+from numpyro_ext._typing import Model, Sites, Trace
+
+__all__ = ["linear", "local_reparam"]
+
+
+def linear(x: Array, w: Array, *, site: str) -> Array:
+    r"""``x @ w``, which :func:`local_reparam` replaces in training.
+
+    :param x: inputs ``(..., in)``.
+    :param w: the value of the latent site, ``(in, out)`` or ``(in,)``.
+    :param str site: its name.
+    :return: ``(..., out)`` or ``(...)``.
+    """
+    maps = _MAPS.get()
+    return x @ w if maps is None else maps.apply(jnp.asarray(x), w, site)
+
+
+def local_reparam(model: Model, guide: Model) -> "LocalReparam":
+    r"""The model with noise on the outputs of its linear maps in place of noise on their weights.
+
+    For weights :math:`W \sim N(M, V)`, independent, the outputs of a row are
+
+    .. math::
+        x W \sim N(x M,\; x^2 V), \qquad x W = x M + \sqrt{x^2 V} \odot \epsilon ,
+
+    with squares elementwise. The model writes ``linear(x, w, site="w")`` for ``x @ w``, and this
+    wrapper draws :math:`\epsilon` for each row, where the stock loss has one draw of the weights
+    for all rows. The loss and its gradient have the same expectation. Their variance falls as
+    1/rows where that of the shared draw does not: with N rows that are alike, the sum of their log
+    likelihoods has N times the variance of one row's, in place of N^2 times.
+
+    Train by a loss that has the KL divergence of the weights in closed form::
+
+        SVI(local_reparam(model, guide), guide, optim, TraceMeanField_ELBO())
+
+    and predict, convert and diagnose with the plain model. Only a training step, in which a loss
+    replays the draw of the guide, has the noise; elsewhere the result is the model. Another loss is
+    an error, because outputs and weights are then no longer one draw.
+
+    **When it fails.** A weight must enter the likelihood through one call of ``linear`` alone;
+    using it a second time in another way is not noticed. The row of an output must be used for that
+    row of the data alone, so no map under a convolution or an attention. Layers of Flax and Equinox
+    multiply by themselves and cannot call ``linear``: only networks that are written by hand are
+    meant.
+
+    :param model: a model that calls :func:`linear` inside its plate, on real sites with normal
+        priors.
+    :param guide: the guide that ``SVI`` is given too: ``AutoNormal`` of the plain model, or a guide
+        of your own that draws these sites from ``Normal``.
+
+    **Reference:** *Variational dropout and the local reparameterization trick*, Diederik P. Kingma,
+    Tim Salimans, Max Welling (NIPS 2015), equation 6.
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
+        >>> from numpyro.infer import SVI, TraceMeanField_ELBO
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_ext.guides import linear, local_reparam
+        >>> def model(X, y=None):
+        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        ...     with numpyro.plate("data", len(X)):
+        ...         f = linear(X, w, site="w")  # was: X @ w
+        ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+        >>> X = jax.random.normal(jax.random.key(0), (100, 3))
+        >>> y = X @ jnp.array([1.0, -2.0, 0.5])
+        >>> guide = AutoNormal(model)
+        >>> svi = SVI(local_reparam(model, guide), guide, optax.adam(0.02), TraceMeanField_ELBO())
+        >>> params = svi.run(jax.random.key(1), 1000, X, y, progress_bar=False).params
+        >>> print(params["w_auto_loc"].round(1))
+        [ 1.  -2.   0.5]
+    """
+    return LocalReparam(model, guide)
+
+
+class LocalReparam:
+    """A model and its locally reparameterised form; the result of :func:`local_reparam`."""
+
+    fn: Model
+    """The plain model, under the name that NumPyro's handlers have for it."""
+
+    def __init__(self, model: Model, guide: Model) -> None:
+        if not callable(model):
+            raise TypeError(f"local_reparam was given the model {model!r}; it must be a function.")
+        if isinstance(guide, type) or not callable(guide):
+            raise TypeError(
+                f"local_reparam was given the guide {guide!r}; make it first, as in guide ="
+                " AutoNormal(model)."
+            )
+        if isinstance(guide, AutoGuide) and not isinstance(guide, AutoNormal):
+            raise ValueError(
+                f"local_reparam was given {type(guide).__name__}; its weights must be independent"
+                " normals of their own sites: use AutoNormal."
+            )
+        if isinstance(guide, AutoNormal) and isinstance(guide.model, LocalReparam):
+            raise ValueError("the guide is made of the wrapped model; give it the plain one.")
+        self.fn = model
+        self.__name__ = getattr(model, "__name__", type(model).__name__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        drawn = replayed_trace()
+        if drawn is None:  # no loss, so the plain model
+            return self.fn(*args, **kwargs)
+        names = self._sites(drawn, args, kwargs)
+        return _LocalMaps(self.fn, drawn, names)(*args, **kwargs)
+
+    def _sites(self, drawn: Trace, args: tuple, kwargs: dict[str, Any]) -> list[str]:
+        """The sites whose maps are replaced, from a run without arithmetic."""
+        maps = _Names(self.fn, drawn)
+        shape_trace(substitute(seed(maps, 0), substitute_fn=init_to_uniform), args, kwargs)
+        if not maps.found:
+            raise ValueError(
+                "the model of local_reparam calls no linear(x, w, site=...), so nothing would"
+                " change; write it in place of x @ w, or leave local_reparam out."
+            )
+        return maps.found
+
+
+class _Maps(Messenger):
+    """The values of the model's sites, as its linear maps are given them."""
+
+    def __init__(self, fn: Model, drawn: Trace) -> None:
+        super().__init__(fn)
+        self.drawn = drawn
+        self.values: Sites = {}
+        self.found: list[str] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        token = _MAPS.set(self)
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            _MAPS.reset(token)
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample":
+            self.values[msg["name"]] = msg["value"]
+
+    def check(self, w: Any, site: str) -> None:
+        if site not in self.drawn or site not in self.values:
+            raise ValueError(
+                f"linear has site='{site}', which is no latent site of model and guide; they are"
+                f" {sorted(set(self.values) & set(self.drawn))}."
+            )
+        if w is not self.values[site]:
+            raise ValueError(
+                f"linear was given another array than the value of its site '{site}'; pass what"
+                f" numpyro.sample('{site}', ...) returned, as it is."
+            )
+        if jnp.ndim(w) not in (1, 2):
+            raise ValueError(
+                f"the weights '{site}' have shape {jnp.shape(w)}; linear takes (in, out) or (in,)."
+            )
+        if site in self.found:
+            raise ValueError(
+                f"linear is called twice with site='{site}'; noise of its own for each call would"
+                " not be one draw of the weights. Train this model without local_reparam."
+            )
+        self.found.append(site)
+
+    def apply(self, x: Array, w: Array, site: str) -> Array:
+        raise NotImplementedError
+
+
+class _Names(_Maps):
+    """Reads which sites are used, and checks them."""
+
+    def apply(self, x: Array, w: Array, site: str) -> Array:
+        self.check(w, site)
+        return x @ w
+
+
+class _LocalMaps(_Maps):
+    """Draws the outputs of the maps, and refuses a loss that needs log p of the weights."""
+
+    def __init__(self, fn: Model, drawn: Trace, names: list[str]) -> None:
+        super().__init__(fn, drawn)
+        self.names = names
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and msg["name"] in self.names:
+            name = msg["name"]
+            prior, ours = base_distribution(msg["fn"]), base_distribution(self.drawn[name]["fn"])
+            for what, fn in (("the model", prior), ("the guide", ours)):
+                if type(fn) not in (dist.Normal, _PriorOfMap):
+                    raise ValueError(
+                        f"{what} draws '{name}' from {type(fn).__name__}; local_reparam needs"
+                        " Normal in both, for the KL divergence in closed form (AutoNormal, and a"
+                        " Normal prior)."
+                    )
+            loc, scale = (
+                jnp.broadcast_to(a, msg["fn"].batch_shape + msg["fn"].event_shape)
+                for a in (msg["fn"].mean, jnp.sqrt(msg["fn"].variance))
+            )
+            msg["fn"] = _PriorOfMap(loc, scale).to_event(msg["fn"].event_dim)
+
+    def apply(self, x: Array, w: Array, site: str) -> Array:
+        self.check(w, site)
+        fn = self.drawn[site]["fn"]
+        mean, variance = x @ fn.mean, x**2 @ fn.variance
+        # The square root has no derivative at 0, where all inputs of a row are.
+        positive = variance > 0
+        sd = jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1.0)), 0.0)
+        key: Any = numpyro.prng_key()
+        return mean + sd * random.normal(key, mean.shape, mean.dtype)
+
+
+class _PriorOfMap(dist.Normal):
+    """A normal prior whose density is not asked for: its KL divergence is known."""
+
+    def log_prob(self, value: Any, intermediates: Any = None) -> Array:
+        raise ValueError(
+            "local_reparam needs a loss with the KL divergence in closed form, because the weights"
+            " and the outputs of their maps are not one draw; use TraceMeanField_ELBO, or leave"
+            " local_reparam out."
+        )
+
+
+_MAPS: ContextVar[_Maps | None] = ContextVar("local_maps", default=None)

@@ -1,0 +1,202 @@
+"""Networks of Flax and Equinox through numpyro.contrib.module, in scripts as users have them."""
+
+import equinox as eqx
+from flax import linen, nnx
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpyro
+from numpyro.contrib.module import (
+    flax_module,
+    nnx_module,
+    random_eqx_module,
+    random_flax_module,
+    random_nnx_module,
+)
+import numpyro.distributions as dist
+from numpyro.infer import SVI, Predictive, Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal
+import optax
+import pytest
+
+from numpyro_ext.diagnostics import held_out_log_likelihood, restarts, to_arviz
+from numpyro_ext.guides import AutoDropout, AutoLaplaceGGN
+from numpyro_ext.objectives import BBAlphaELBO
+
+N, HIDDEN = 12, 3
+X = random.normal(random.key(0), (N, 2))
+Y = jnp.sin(X[:, 0])
+PRIOR = dist.Normal(0.0, 1.0)
+
+
+class Linen(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        hidden = jnp.tanh(linen.Dense(HIDDEN, name="first")(x))
+        return linen.Dense(1, name="last")(hidden)[..., 0]
+
+
+class Nnx(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.first, self.last = nnx.Linear(2, HIDDEN, rngs=rngs), nnx.Linear(HIDDEN, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(jnp.tanh(self.first(x)))[..., 0]
+
+
+def linen_net(prior=PRIOR):
+    return random_flax_module("nn", Linen(), prior, input_shape=(1, 2))
+
+
+def nnx_net(prior=PRIOR):
+    return random_nnx_module("nn", Nnx(), prior)
+
+
+def eqx_net(prior=PRIOR):
+    module = eqx.nn.MLP(2, "scalar", HIDDEN, 1, jax.nn.tanh, key=random.key(0))
+    return jax.vmap(random_eqx_module("nn", module, prior))
+
+
+NETS = {
+    "linen": (linen_net, {"nn/first.kernel": -2, "nn/last.kernel": -2}),
+    "nnx": (nnx_net, {"nn/first.kernel": -2, "nn/last.kernel": -2}),
+    "equinox": (eqx_net, {"nn/layers[0].weight": -1, "nn/layers[1].weight": -1}),
+}
+every_network = pytest.mark.parametrize("name", NETS)
+flax_networks = pytest.mark.parametrize("name", ["linen", "nnx"])
+
+
+def model_of(net):
+    def model(X, y=None, batch=None):
+        f = net()
+        precision = numpyro.sample("precision", dist.Gamma(6.0, 6.0))
+        with numpyro.plate("data", len(X), subsample_size=batch):
+            x = numpyro.subsample(X, event_dim=1)
+            obs = None if y is None else numpyro.subsample(y, event_dim=0)
+            numpyro.sample("y", dist.Normal(f(x), precision**-0.5), obs=obs)
+
+    return model
+
+
+def fit(model, guide, loss, steps=5):
+    svi = SVI(model, guide, optax.adam(1e-2), loss)
+    return svi, svi.run(random.key(1), steps, X, Y, batch=4, progress_bar=False)
+
+
+@every_network
+def test_dropout(name):
+    net, axes = NETS[name]
+    model = model_of(net)
+    svi, run = fit(model, AutoDropout(model, keep_prob=0.5), BBAlphaELBO(0.5, 3))
+    draws = svi.guide.sample_posterior(random.key(2), run.params, sample_shape=(40,))
+    for site, axis in axes.items():
+        kept = jnp.moveaxis(draws[site] != 0, axis, 1)
+        assert (kept == kept[..., :1]).all() and 0 < kept.mean() < 1
+    y = Predictive(model, guide=svi.guide, params=run.params, num_samples=3)(random.key(3), X[:5])
+    assert y["y"].shape == (3, 5) and jnp.isfinite(y["y"]).all()
+    tree = to_arviz(svi, run, model_args=(X, Y), num_samples=4)
+    assert set(axes) <= set(tree.posterior.data_vars)
+
+
+@every_network
+def test_laplace_ggn(name):
+    net, axes = NETS[name]
+    model = model_of(net)
+    full, last = AutoLaplaceGGN(model), AutoLaplaceGGN(model, structure="last_layer")
+    svi, run = fit(model, full, Trace_ELBO())
+    fit(model, last, Trace_ELBO())
+    draws = last.sample_posterior(random.key(4), run.params, sample_shape=(9,))
+    first, of_last = axes
+    assert draws[first].std(0).max() < 1e-5 < draws[of_last].std(0).min()
+    f, g = (one.linearised_predictive(run.params, X[:5]) for one in (full, last))
+    assert f.mean.shape == (5,) and jnp.allclose(f.mean, g.mean)
+    assert (f.variance > g.variance).all() and (g.variance > 0).all()
+    drawn = full.linearised_draws(random.key(5), run.params, X[:5], num_samples=7)["y"]
+    assert drawn.shape == (7, 5)
+    tree = to_arviz(svi, run, model_args=(X, Y), num_samples=4)
+    assert float(tree.posterior.to_dataset()[first].std(("chain", "draw")).min()) > 0
+
+
+@flax_networks
+def test_recipe_of_a_last_layer_normal(name):
+    """A prior on the last layer alone; the rest are parameters of the model."""
+    net = NETS[name][0]
+    model = model_of(lambda: net({"last.kernel": PRIOR, "last.bias": PRIOR}))
+    svi, run = fit(model, AutoMultivariateNormal(model), Trace_ELBO())
+    assert svi.guide.latent_dim == HIDDEN + 2  # with the noise precision
+    predictive = Predictive(model, guide=svi.guide, params=run.params, num_samples=3)
+    assert predictive(random.key(2), X[:5])["y"].shape == (3, 5)
+    # The same model takes the guide whose curvature is in closed form.
+    svi, run = fit(model, AutoLaplaceGGN(model), Trace_ELBO())
+    first = run.params["nn$params"]["first"]
+    hidden = jnp.tanh(X @ first["kernel"] + first["bias"])
+    log_precision = run.params["auto_loc"][-1]
+    features = jnp.concatenate([jnp.ones((N, 1)), hidden], axis=1)  # of bias and kernel
+    expected = jnp.exp(log_precision) * features.T @ features + jnp.eye(HIDDEN + 1)
+    found = jnp.linalg.inv(svi.guide.get_posterior(run.params).covariance_matrix)
+    assert jnp.allclose(found[:-1, :-1], expected, rtol=1e-3, atol=1e-3)
+
+
+@flax_networks
+def test_recipe_of_a_deep_ensemble(name):
+    model = model_of(NETS[name][0])
+
+    def make():
+        return SVI(model, AutoDelta(model), optax.adam(1e-2), Trace_ELBO())
+
+    results = restarts(make, random.key(6), 3, 5, X, Y, batch=4, progress_bar=False)
+    site = next(iter(NETS[name][1]))
+    starts = jnp.stack([one.params[f"{site}_auto_loc"] for one in results])
+    assert jnp.abs(starts[0] - starts[1]).min() > 0
+    svi = make()
+    svi.init(random.key(0), X, Y)
+    found = held_out_log_likelihood(svi, results, model_args=(X[:5], Y[:5]))
+    assert jnp.isfinite(jnp.asarray(found)).all()
+
+
+class DropoutLinen(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        hidden = jnp.tanh(linen.Dense(HIDDEN)(x))
+        hidden = linen.Dropout(0.5, deterministic=False)(hidden)
+        return linen.Dense(1)(hidden)[..., 0]
+
+
+class DropoutNnx(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.first, self.last = nnx.Linear(2, HIDDEN, rngs=rngs), nnx.Linear(HIDDEN, 1, rngs=rngs)
+
+    def __call__(self, x, key):
+        hidden = jnp.tanh(self.first(x))
+        mask = random.bernoulli(key, 0.5, hidden.shape)
+        return self.last(jnp.where(mask, hidden / 0.5, 0.0))[..., 0]
+
+
+def own_linen():
+    net = flax_module("nn", DropoutLinen(), apply_rng=["dropout"], input_shape=(1, 2))
+    return lambda x: net(x, rngs={"dropout": numpyro.prng_key()})
+
+
+def own_nnx():
+    net = nnx_module("nn", DropoutNnx())
+    return lambda x: net(x, numpyro.prng_key())
+
+
+@pytest.mark.parametrize("net", [own_linen, own_nnx])
+@pytest.mark.parametrize("loss", [Trace_ELBO(3), BBAlphaELBO(0.5, 3)])
+def test_recipe_of_a_network_with_dropout_layers_of_its_own(net, loss):
+    """No latent site and an empty guide: the noise is in the model."""
+
+    def model(X, y=None, batch=None):
+        f = net()
+        with numpyro.plate("data", len(X), subsample_size=batch):
+            x = numpyro.subsample(X, event_dim=1)
+            obs = None if y is None else numpyro.subsample(y, event_dim=0)
+            numpyro.sample("y", dist.Normal(numpyro.deterministic("f", f(x)), 0.3), obs=obs)
+
+    _, run = fit(model, lambda *args, **kwargs: None, loss)
+    predictive = Predictive(model, params=run.params, num_samples=20)
+    drawn = predictive(random.key(2), X[:5])
+    assert drawn["y"].shape == (20, 5) and drawn["f"].std(0).min() > 0
