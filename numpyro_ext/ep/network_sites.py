@@ -1,5 +1,6 @@
 """What a fit of probabilistic backpropagation holds, and one pass of it over the data."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -123,8 +124,8 @@ def _absorb(q: Belief, known: Known, x: Array, y: Array) -> tuple[Belief, Belief
     noise = moved = None
     if q.noise is not None:
         noise = Gamma(*gamma_update(*q.noise, r2, s2))
-        same = noise.shape != q.noise.shape  # it was left alone otherwise
-        moved = Gamma(same, same)
+        differs = noise.shape != q.noise.shape  # it was left alone otherwise
+        moved = Gamma(differs, differs)
     return Belief(means, variances, noise), Belief(sound, sound, moved), log_z
 
 
@@ -203,7 +204,8 @@ def _pass(
         site = jax.tree.map(lambda old, new: old.at[order].set(new), site, sites)
     else:
         (q, site), (log_z, counts) = lax.scan(sep, (q, site), data)
-    return q, site, jnp.sum(log_z), jax.tree.map(jnp.sum, counts)
+    counts = jax.tree.map(partial(jnp.sum, dtype=jnp.int32), counts)
+    return q, site, jnp.sum(log_z), counts
 
 
 def _flat(layers: list[Array]) -> Array:
