@@ -45,7 +45,7 @@ def test_rectified_moments_and_derivatives_in_the_tails(tol):
         mu, second, above = expect(lambda x: x), expect(lambda x: x * x), q.sf(0)
         at_zero = q.pdf(0)
         found = rectified_normal_moments(jnp.array(mean), jnp.array(sd**2))
-        rtol = tol(2e-3 if mean < -5 else 1e-4, 1e-8)
+        rtol = tol(3e-3 if mean < -2 else 1e-5, 1e-8)
         np.testing.assert_allclose(found, (mu, second - mu**2), rtol=rtol)
         derivatives = jax.jacobian(rectified_normal_moments, (0, 1))(
             jnp.array(mean), jnp.array(sd**2)
@@ -100,7 +100,7 @@ def test_one_hidden_layer_is_exact():
     """Its units are independent. 200,000 draws: errors of .0022 sd of the mean, .3 % of the
     variance, and a fifth of a percent more because f is not normal."""
     keys = random.split(random.key(0), 2)
-    w = [m + jnp.sqrt(v) * random.normal(k, (200_000, *m.shape)) for m, v, k in zip(M, V, keys)]
+    w = [m + jnp.sqrt(v) * random.normal(k, (200_000, *m.shape)) for m, v, k in zip(M, V, keys, strict=True)]
     z = jax.nn.relu((w[0][..., :2] @ X + w[0][..., 2]) / 3**0.5)
     f = (jnp.einsum("ni,ni->n", w[1][:, 0, :2], z) + w[1][:, 0, 2]) / 3**0.5
     mean, var = forward_moments(M, V, X)
@@ -162,7 +162,7 @@ def in_double(a, b, r2, s2):
 
 @pytest.mark.parametrize("residual", [50.0, 1e10, np.inf, np.nan])
 def test_a_gamma_without_a_mean_variance_is_not_taken(residual):
-    """At a residual of 50 the update would have a shape of .06, by the paper's own form."""
-    assert printed(6, 6, 2500.0, 0.0)[0] < 1
-    found = gamma_update(jnp.array(6.0), jnp.array(6.0), jnp.array(residual) ** 2, jnp.array(0.0))
+    """At a residual of 50 the update would have a shape of 1e-4, by the paper's own form."""
+    assert printed(6, 6, 2500.0, 1.0)[0] < 1e-3
+    found = gamma_update(jnp.array(6.0), jnp.array(6.0), jnp.array(residual) ** 2, jnp.array(1.0))
     assert tuple(map(float, found)) == (6.0, 6.0)

@@ -175,10 +175,11 @@ def test_units_do_not_matter(filtered):
 
 
 def test_it_learns(fitted):
-    """The error is under half of that of the mean, and the intervals hold most rows."""
+    """The error is below that of the mean, by far if rows are absorbed 20 times, and the intervals
+    hold most rows."""
     pbp, result = fitted
     mean, variance = pbp.predict(result.params, X)
-    assert float(jnp.std(Y - mean)) < 0.5 * Y.std()
+    assert float(jnp.std(Y - mean)) < (0.5 if pbp.method == "adf" else 0.9) * Y.std()
     assert float(jnp.mean(jnp.abs(Y - mean) < 2 * jnp.sqrt(variance))) > 0.8
     assert float(result.losses[-1]) < float(result.losses[0])
 
@@ -377,9 +378,9 @@ def test_bad_arguments(options, words):
         (X, Y[:, None], ValueError, r"y has shape \(40, 1\) and X \(40, 3\); y must be \(40,\)"),
         (X, Y[:13], ValueError, r"y has shape \(13,\)"),
         (X[:0], Y[:0], ValueError, r"X has shape \(0, 3\)"),
-        (np.where(X > 25, np.nan, X), Y, ValueError, "X has 1 entries that are not finite"),
+        (np.where(X == X.max(), np.nan, X), Y, ValueError, "X has 1 entries that are not finite"),
         (X, np.append(Y[:-1], np.inf), ValueError, "y has 1 entries .* the first in row 39"),
-        (X.astype(object) + "a" if False else np.full((40, 3), "red"), Y, TypeError, "words"),
+        (np.full((40, 3), "red"), Y, TypeError, "words"),
     ],
 )
 def test_bad_data(X, y, error, words):
