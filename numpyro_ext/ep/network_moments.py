@@ -168,7 +168,5 @@ def likelihood_update(
     :return: new means, new variances, a, b and the log evidence of the datum. A variance may come
         out negative; who calls it decides what then stays as it was.
     """
-    new_means, new_variances, log_z, r2, s2 = normal_update(
-        means, variances, b / (a - 1), x, y
-    )
+    new_means, new_variances, log_z, r2, s2 = normal_update(means, variances, b / (a - 1), x, y)
     return new_means, new_variances, *gamma_update(a, b, r2, s2), log_z

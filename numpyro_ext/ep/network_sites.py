@@ -220,9 +220,7 @@ def _layers(flat: Array, like: list[Array]) -> list[Array]:
     return found
 
 
-def _refine(
-    q: Belief, weight: Gamma, prior: PriorSites
-) -> tuple[Belief, Gamma, PriorSites, Array]:
+def _refine(q: Belief, weight: Gamma, prior: PriorSites) -> tuple[Belief, Gamma, PriorSites, Array]:
     """One sweep over the priors of the weights, in the flat order: EP, whose sites have mean 0."""
 
     def one(weight: Gamma, xs: Any) -> Any:
@@ -248,9 +246,7 @@ def _refine(
     return q, weight, prior, jnp.sum(left, dtype=jnp.int32)
 
 
-def epoch(
-    method: str, known: Known, state: PBPState, X: Array, y: Array
-) -> tuple[PBPState, Array]:
+def epoch(method: str, known: Known, state: PBPState, X: Array, y: Array) -> tuple[PBPState, Array]:
     """One pass over the standardised data in random order, and the prior: state and loss."""
     key, rng_key = random.split(state.rng_key)
     order = random.permutation(key, len(X))
