@@ -37,6 +37,7 @@ from _shared.uci import RegressionSplit, regression_data, uci_regression
 from numpyro_ext.ep import PBP
 
 HIDDEN = 50
+SETS = ["yacht", "boston", "energy", "concrete", "kin8nm"]
 
 
 class Prediction(NamedTuple):
@@ -117,7 +118,7 @@ def shown(values: np.ndarray) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data-dir", type=Path, help="a folder for each set; diabetes without it")
-    parser.add_argument("--sets", nargs="+", default=["yacht", "boston", "energy", "concrete"])
+    parser.add_argument("--sets", nargs="+", default=SETS)
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--splits", type=int, default=20)
     parser.add_argument("--epochs", type=int, nargs="+", default=[40])
@@ -139,10 +140,11 @@ def main() -> None:
                     told += bool(seen)
                 rmse, pointwise, joint, seconds = np.array(found).T
                 published = PUBLISHED.get((name, title), "") if epochs == 40 else ""
+                took = f"{np.median(seconds):.2f} ({seconds[0]:.1f})"
                 note = f" ({told} warned)" if told else ""
                 print(
                     f"| {name} | {title}{note} | {epochs} | {shown(rmse)} | {shown(pointwise)} |"
-                    f" {shown(joint)} | {np.median(seconds):.2f} ({seconds[0]:.1f}) | {published} |",
+                    f" {shown(joint)} | {took} | {published} |",
                     flush=True,
                 )
 

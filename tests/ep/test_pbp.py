@@ -6,7 +6,6 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 from numpyro.handlers import block, seed, substitute, trace
 from numpyro.infer import SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import AutoDiagonalNormal
