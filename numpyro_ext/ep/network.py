@@ -50,11 +50,11 @@ class Network:
         names = {name: f"{self.prefix}_{name}" for name in SCALING}
         if params is not None:
             return {name: params[full] for name, full in names.items()}
-        return {
-            # A constant of the data, which an optimiser must not move.
-            name: lax.stop_gradient(numpyro.param(full, value))
-            for (name, full), value in zip(names.items(), default, strict=True)
-        }
+        found = {}
+        for (name, full), value in zip(names.items(), default, strict=True):
+            param: Any = numpyro.param(full, value)
+            found[name] = lax.stop_gradient(param)  # an optimiser must not move it
+        return found
 
     def __call__(self, X: Array, y: Array | None = None) -> None:
         """The model; without y it has the deterministic site ``f``, in the units of y."""
@@ -67,7 +67,7 @@ class Network:
         scaling = self.scaling()
         z = (jnp.asarray(X) - scaling["X_mean"]) / scaling["X_sd"]
         for i, (name, shape) in enumerate(self.shapes.items()):
-            w = numpyro.sample(name, dist.Normal(0, weight**-0.5).expand(shape).to_event(2))
+            w: Any = numpyro.sample(name, dist.Normal(0, weight**-0.5).expand(shape).to_event(2))
             z = jax.nn.relu(z) if i else z
             if self.use_bias:
                 z = jnp.concatenate([z, jnp.ones((len(z), 1), z.dtype)], 1)
@@ -132,7 +132,8 @@ def _quantile(gamma: dist.Gamma, quantiles: Any) -> Array:
         return jnp.where(below, middle, ends[0]), jnp.where(below, ends[1], middle)
 
     low, high = lax.fori_loop(0, 40, halve, (jnp.full(q.shape, -30.0), jnp.full(q.shape, 5.0)))
-    return a * jnp.where(a > 300, cube, jnp.exp((low + high) / 2)) / gamma.rate
+    scale = a / jnp.asarray(gamma.rate)
+    return scale * jnp.where(a > 300, cube, jnp.exp((low + high) / 2))
 
 
 def network_guide(network: Network) -> NetworkGuide:

@@ -9,7 +9,21 @@ import jax.numpy as jnp
 
 from numpyro_ext.ep.network_moments import gamma_update, normal_update, prior_update
 
-__all__ = ["Belief", "Counts", "Gamma", "Known", "PBPState", "PriorSites", "Site", "epoch"]
+__all__ = [
+    "Belief",
+    "Counts",
+    "Gamma",
+    "Known",
+    "PBPState",
+    "PriorSites",
+    "Site",
+    "epochs",
+    "left_out",
+]
+
+
+CHUNK = 256
+"""Epochs of one compiled call."""
 
 
 class Gamma(NamedTuple):
@@ -113,10 +127,10 @@ def _cavity(q: Belief, site: Site) -> tuple[Belief, Array]:
 
 def _absorb(q: Belief, known: Known, x: Array, y: Array) -> tuple[Belief, Belief, Array]:
     """q after a datum, which of its entries are sound (a tree of the same form), and log Z."""
-    if q.noise is None:
-        noise_variance = 1 / known.noise_precision  # pyright: ignore[reportOptionalOperand]
-    else:
+    if q.noise is not None:
         noise_variance = q.noise.rate / (q.noise.shape - 1)
+    else:
+        noise_variance = 1 / jnp.asarray(known.noise_precision)
     means, variances, log_z, r2, s2 = normal_update(q.means, q.variances, noise_variance, x, y)
     sound = [
         jnp.isfinite(m) & jnp.isfinite(v) & (v > 0) for m, v in zip(means, variances, strict=True)
@@ -246,7 +260,9 @@ def _refine(q: Belief, weight: Gamma, prior: PriorSites) -> tuple[Belief, Gamma,
     return q, weight, prior, jnp.sum(left, dtype=jnp.int32)
 
 
-def epoch(method: str, known: Known, state: PBPState, X: Array, y: Array) -> tuple[PBPState, Array]:
+def _epoch(
+    method: str, known: Known, state: PBPState, X: Array, y: Array
+) -> tuple[PBPState, Array]:
     """One pass over the standardised data in random order, and the prior: state and loss."""
     key, rng_key = random.split(state.rng_key)
     order = random.permutation(key, len(X))
@@ -265,3 +281,32 @@ def epoch(method: str, known: Known, state: PBPState, X: Array, y: Array) -> tup
         rng_key=rng_key,
     )
     return state, -log_z
+
+
+@partial(jax.jit, static_argnums=0)
+def epochs(
+    method: str, known: Known, state: PBPState, X: Array, y: Array, n: Array
+) -> tuple[PBPState, Array]:
+    """``n`` epochs, and their losses."""
+    scaling = state.scaling
+    X = (X - scaling["X_mean"]) / scaling["X_sd"]
+    y = (y - scaling["y_mean"]) / scaling["y_sd"]
+
+    def body(k: Array, carry: Any) -> Any:
+        state, losses = carry
+        state, loss = _epoch(method, known, state, X, y)
+        return state, losses.at[k].set(loss)
+
+    return lax.fori_loop(0, n, body, (state, jnp.zeros(CHUNK, X.dtype)))
+
+
+def left_out(before: Counts, state: PBPState, visits: int) -> str:
+    """A phrase for each kind of update of which more than 1 % was left out."""
+    left = jax.tree.map(lambda a, b: int(a) - int(b), state.counts, before)
+    size = sum(m.size for m in state.q.means)
+    shares = {
+        "of the data, whose cavities were improper,": left.data / visits,
+        "of the weights' updates": left.entries / (visits * size),
+        "of the noise precision's updates": left.noise / visits,
+    }
+    return " and ".join(f"{share:.1%} {what}" for what, share in shares.items() if share > 0.01)

@@ -13,7 +13,7 @@ from typing import Any
 import warnings
 
 import jax
-from jax import Array, lax, random
+from jax import Array
 from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +30,7 @@ from numpyro_ext._checks import (
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Params
 from numpyro_ext.ep.network import Network, NetworkGuide, Priors, network_guide
+from numpyro_ext.ep.network_data import data_of, inputs_of, scaling_of
 from numpyro_ext.ep.network_moments import (
     forward_moments,
     likelihood_update,
@@ -37,15 +38,15 @@ from numpyro_ext.ep.network_moments import (
     rectified_normal_moments,
 )
 from numpyro_ext.ep.network_sites import (
+    CHUNK,
     Belief,
     Counts,
-    Gamma,
     Known,
     PBPState,
-    PriorSites,
-    Site,
-    epoch,
+    epochs,
+    left_out,
 )
+from numpyro_ext.ep.network_start import start_state
 
 __all__ = [
     "PBP",
@@ -65,9 +66,6 @@ A :func:`~collections.namedtuple` with these entries, those of ``SVIRunResult``:
  - **state** - the last :class:`PBPState`.
  - **losses** - the loss of each epoch.
 """
-
-_CHUNK = 256
-"""Epochs of one compiled call."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -241,51 +239,21 @@ class PBP:
                 "init was called while X and y were traced; call it outside of jax.jit. update is"
                 " the function to compile."
             )
-        key_means, key_state = random.split(rng_key)
-        scaling = _scaling(np.asarray(X, np.float64), np.asarray(y, np.float64), self.normalise)
-        shapes = list(self.model.shapes.values())
-        keys = random.split(key_means, len(shapes))
-        means = [
-            self.init_scale / s[1] ** 0.5 * random.normal(key, s)
-            for key, s in zip(keys, shapes, strict=True)
-        ]
-        weight, noise = (
-            Gamma(*(jnp.asarray(x, float) for x in prior)) if isinstance(prior, tuple) else None
-            for prior in (self.model.priors.weight, self.model.priors.noise)
+        scaling = scaling_of(np.asarray(X, np.float64), np.asarray(y, np.float64), self.normalise)
+        return start_state(
+            rng_key,
+            self.method,
+            self.model,
+            scaling,
+            len(X),
+            refine_prior=self.refine_prior,
+            init_scale=self.init_scale,
         )
-        precision = self.weight_precision or (self.prior_shape - 1) / self.prior_rate
-        variances = [jnp.full(s, 1 / precision) for s in shapes]
-        prior = None
-        if self.refine_prior and weight is not None:
-            zero = jnp.zeros(sum(m.size for m in means))
-            prior = PriorSites(zero + precision, Gamma(zero, zero))
-        zero = jnp.zeros((), jnp.int32)
-        return PBPState(
-            i=zero,
-            q=Belief(means, variances, noise),
-            weight=weight,
-            prior=prior,
-            site=self._start_sites(Belief(means, variances, noise), len(X)),
-            scaling=scaling,
-            counts=Counts(zero, zero, zero, zero),
-            num_data=jnp.asarray(len(X), jnp.int32),
-            rng_key=key_state,
-        )
-
-    def _start_sites(self, q: Belief, num_data: int) -> Site | None:
-        """Sites that hold the random start, so that it is forgotten as they are replaced."""
-        if self.method == "adf":
-            return None
-        shift = [m / v for m, v in zip(q.means, q.variances, strict=True)]
-        total = Site(shift, [0 * v for v in q.variances], jax.tree.map(jnp.zeros_like, q.noise))
-        if self.method == "sep":
-            return total
-        return jax.tree.map(lambda x: jnp.broadcast_to(x / num_data, (num_data, *x.shape)), total)
 
     def update(self, state: PBPState, X: Any, y: Any) -> tuple[PBPState, Array]:
         """One epoch: the next state, and the loss. A pure function."""
         X, y = self._data(X, y, state)
-        state, losses = _epochs(self.method, self._known, state, X, y, 1)
+        state, losses = epochs(self.method, self._known, state, X, y, 1)
         return state, losses[0]
 
     def run(
@@ -311,16 +279,16 @@ class PBP:
         state = self.init(rng_key, X, y) if init_state is None else init_state
         X, y = self._data(X, y, state)
         before, losses = state.counts, []
-        most = 1 if progress_bar else _CHUNK
+        most = 1 if progress_bar else CHUNK
         with tqdm(total=num_steps, disable=not progress_bar) as bar:
             for done in range(0, num_steps, most):
                 n = min(most, num_steps - done)
-                state, some = _epochs(self.method, self._known, state, X, y, n)
+                state, some = epochs(self.method, self._known, state, X, y, n)
                 losses.append(some[:n])
                 bar.update(n)
                 if progress_bar:
                     bar.set_postfix_str(f"loss: {float(some[n - 1]):.4f}")
-        self._warn_of_skipped(before, state, num_steps * len(X))
+        self._warn(before, state, num_steps * len(X))
         return PBPRunResult(self.get_params(state), state, jnp.concatenate(losses))
 
     def get_params(self, state: PBPState) -> Params:
@@ -346,7 +314,7 @@ class PBP:
         :param X: ``(n, inputs)`` numbers, in the units of the data.
         :return: two arrays ``(n,)``; y is taken as normal with these moments.
         """
-        X = self._inputs(X)
+        X = inputs_of(X, self.model.layer_sizes[0])
         loc, scale = (jnp.asarray(params[f"{self.prefix}_{name}"]) for name in ("loc", "scale"))
         q = Belief([loc[x] for x in self._places], [scale[x] ** 2 for x in self._places], None)
         if self.noise_precision is None:
@@ -357,24 +325,8 @@ class PBP:
             noise_variance = jnp.asarray(1 / self.noise_precision, float)
         return _predict(q, self.model.scaling(params), noise_variance, X)
 
-    def _inputs(self, X: Any) -> Array:
-        X = _numbers("X", X)
-        inputs = self.model.layer_sizes[0]
-        if X.ndim != 2 or X.shape[1] != inputs or len(X) == 0:
-            remedy = ", by X[:, None] for a single input" if X.ndim == 1 and inputs == 1 else ""
-            raise ValueError(
-                f"X has shape {X.shape}; it must be (N, {inputs}), as layer_sizes[0] is"
-                f" {inputs}{remedy}."
-            )
-        return X
-
     def _data(self, X: Any, y: Any, state: PBPState | None = None) -> tuple[Array, Array]:
-        X, y = self._inputs(X), _numbers("y", y)
-        if y.shape != (len(X),):
-            raise ValueError(
-                f"y has shape {y.shape} and X {X.shape}; y must be ({len(X)},), a number for each"
-                " row of X."
-            )
+        X, y = data_of(X, y, self.model.layer_sizes[0])
         if state is None or state.site is None or isinstance(state.num_data, Tracer):
             return X, y
         if len(X) != int(state.num_data):
@@ -384,21 +336,13 @@ class PBP:
             )
         return X, y
 
-    def _warn_of_skipped(self, before: Counts, state: PBPState, visits: int) -> None:
-        left = jax.tree.map(lambda a, b: int(a) - int(b), state.counts, before)
-        size = sum(m.size for m in state.q.means)
-        shares = {
-            "of the data, whose cavities were improper,": left.data / visits,
-            "of the weights' updates": left.entries / (visits * size),
-            "of the noise precision's updates": left.noise / visits,
-        }
-        bad = [f"{share:.1%} {what}" for what, share in shares.items() if share > 0.01]
+    def _warn(self, before: Counts, state: PBPState, visits: int) -> None:
+        bad = left_out(before, state, visits)
         if bad:
             warnings.warn(
                 InferenceWarning(
-                    f"{' and '.join(bad)} were left out, because they gave no distribution; look"
-                    " for rows far from the rest, or use method='adf', or a smaller damping for"
-                    " 'ep' and 'sep'."
+                    f"{bad} were left out, because they gave no distribution; look for rows far"
+                    " from the rest, or use method='adf', or a smaller damping for 'ep' and 'sep'."
                 ),
                 stacklevel=3,
             )
@@ -406,56 +350,6 @@ class PBP:
 
 def _prior(known: float | None, shape: float, rate: float) -> tuple[float, float] | float:
     return (float(shape), float(rate)) if known is None else float(known)
-
-
-def _numbers(name: str, value: Any) -> Array:
-    """A finite array of floats, or a sentence."""
-    if isinstance(value, Tracer):
-        return value
-    try:
-        found = np.asarray(value)
-        if found.dtype.kind not in "biuf":
-            found = np.asarray(value, np.float64)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"{name} does not hold numbers only ({error}); code the columns of words as numbers,"
-            " or leave them out."
-        ) from None
-    if not np.all(np.isfinite(found)):
-        where = np.argwhere(~np.isfinite(found))
-        raise ValueError(
-            f"{name} has {len(where)} entries that are not finite, the first in row"
-            f" {int(where[0, 0]) if found.ndim else 0}; leave these rows out, or fill them."
-        )
-    return jnp.asarray(value if isinstance(value, jax.Array) else found, float)
-
-
-def _scaling(X: np.ndarray, y: np.ndarray, normalise: bool) -> dict[str, Array]:
-    def of(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if not normalise:
-            return np.zeros(x.shape[1:]), np.ones(x.shape[1:])
-        # Rounding would give a constant column a small standard deviation.
-        return x.mean(0), np.where(x.max(0) == x.min(0), 1.0, x.std(0))
-
-    names = "X_mean", "X_sd", "y_mean", "y_sd"
-    return {n: jnp.asarray(x, float) for n, x in zip(names, (*of(X), *of(y)), strict=True)}
-
-
-@partial(jax.jit, static_argnums=0)
-def _epochs(
-    method: str, known: Known, state: PBPState, X: Array, y: Array, n: Array
-) -> tuple[PBPState, Array]:
-    """``n`` epochs, and their losses."""
-    scaling = state.scaling
-    X = (X - scaling["X_mean"]) / scaling["X_sd"]
-    y = (y - scaling["y_mean"]) / scaling["y_sd"]
-
-    def body(k: Array, carry: Any) -> Any:
-        state, losses = carry
-        state, loss = epoch(method, known, state, X, y)
-        return state, losses.at[k].set(loss)
-
-    return lax.fori_loop(0, n, body, (state, jnp.zeros(_CHUNK, X.dtype)))
 
 
 @jax.jit
