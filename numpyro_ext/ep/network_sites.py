@@ -82,6 +82,7 @@ class PBPState(NamedTuple):
     - **site** - of the data: None for ADF, ``(N, ...)`` arrays for EP, their sum for SEP.
     - **scaling** - mean and standard deviation of X and y.
     - **counts** - :class:`Counts`.
+    - **skipped** - rows that the last epoch left out, wholly or for the noise precision.
     - **num_data** - N.
     - **rng_key** - random number generator seed of the next epochs.
     """
@@ -93,6 +94,7 @@ class PBPState(NamedTuple):
     site: Site | None
     scaling: dict[str, Array]
     counts: Counts
+    skipped: Array
     num_data: Array
     rng_key: Array
 
@@ -278,6 +280,7 @@ def _epoch(
         prior=prior,
         site=site,
         counts=jax.tree.map(jnp.add, state.counts, counts),
+        skipped=counts.data + counts.noise,
         rng_key=rng_key,
     )
     return state, -log_z

@@ -52,6 +52,7 @@ def start_state(
         site=_sites(method, q, num_data),
         scaling=scaling,
         counts=Counts(count, count, count, count),
+        skipped=count,
         num_data=jnp.asarray(num_data, jnp.int32),
         rng_key=key_state,
     )

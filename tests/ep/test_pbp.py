@@ -174,11 +174,10 @@ def test_units_do_not_matter(filtered):
 
 
 def test_it_learns(fitted):
-    """The error is below that of the mean, by far if rows are absorbed 20 times, and the intervals
-    hold most rows."""
+    """ADF halves the error of the mean; EP, which counts a row once, is slower."""
     pbp, result = fitted
     mean, variance = pbp.predict(result.params, X)
-    assert float(jnp.std(Y - mean)) < (0.5 if pbp.method == "adf" else 0.9) * Y.std()
+    assert float(jnp.std(Y - mean)) < (0.5 if pbp.method == "adf" else 1.0) * Y.std()
     assert float(jnp.mean(jnp.abs(Y - mean) < 2 * jnp.sqrt(variance))) > 0.8
     assert float(result.losses[-1]) < float(result.losses[0])
 
@@ -279,7 +278,9 @@ def test_conversion_and_diagnosis():
     assert tree.attrs["inference_method"] == "pbp"
     assert tree.attrs["density"] == "exact"
     found = diagnose(pbp, fits[0], model_args=args, num_samples=50, num_moves=0)
-    assert "k-hat" in {row.quantity for row in found.rows}
+    rows = {row.quantity: row for row in found.rows}
+    assert rows["factors skipped"].ok
+    assert {"k-hat", "change of the loss"} & set(rows) == {"k-hat"}
 
 
 def test_memory_does_not_grow_with_the_rows_but_for_ep():
@@ -308,6 +309,7 @@ def test_a_row_without_a_cavity_is_left_out():
     jax.tree.map(np.testing.assert_array_equal, result.state.q, state.q)
     jax.tree.map(np.testing.assert_array_equal, result.state.site, state.site)
     assert tuple(map(int, result.state.counts)) == (1, 0, 0, 0)
+    assert pbp.convergence(result.state)["skipped"] == 1
 
 
 def test_a_row_far_from_the_rest_leaves_the_noise_alone():
@@ -342,7 +344,7 @@ def test_engines_are_pickled(filtered):
     pbp, result = filtered
     other, params = pickle.loads(pickle.dumps((pbp, jax.tree.map(np.asarray, result.params))))
     np.testing.assert_allclose(other.predict(params, X)[0], pbp.predict(result.params, X)[0])
-    assert repr(other) == "PBP(layer_sizes=[3, 8, 1], method='adf')" or "layer_sizes" in repr(other)
+    assert repr(other).startswith("PBP(layer_sizes=[3, 8, 1], method='adf'")
 
 
 @pytest.mark.parametrize(
