@@ -6,6 +6,7 @@ from numpyro_ext.ep.distributed import DAEP, DSEP, DistributedEP, StochasticDist
 from numpyro_ext.ep.ep import ADF, EP
 from numpyro_ext.ep.importance_sampling import ImportanceSampling
 from numpyro_ext.ep.nuts_projection import NUTSProjection
+from numpyro_ext.ep.pbp import PBP, PBPRunResult, PBPState
 from numpyro_ext.ep.projections import Projected, Projection
 from numpyro_ext.ep.quadrature import Quadrature
 from numpyro_ext.ep.state import EPRunResult, EPState, Report
@@ -23,6 +24,9 @@ __all__ = [
     "EPState",
     "ImportanceSampling",
     "NUTSProjection",
+    "PBP",
+    "PBPRunResult",
+    "PBPState",
     "Projected",
     "Projection",
     "Quadrature",

@@ -1,0 +1,405 @@
+"""Probabilistic backpropagation: exact posteriors, laws, the hand-over to NumPyro, errors."""
+
+import pickle
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+import numpy as np
+from numpyro.handlers import block, seed, substitute, trace
+from numpyro.infer import SVI, Predictive, Trace_ELBO
+from numpyro.infer.autoguide import AutoDiagonalNormal
+import optax
+import pytest
+
+from numpyro_ext.diagnostics import InferenceWarning, diagnose, restarts, to_arviz
+from numpyro_ext.ep import PBP
+
+N = 40
+METHODS = ["adf", "ep", "sep"]
+
+
+def data():
+    """Columns of unequal scales, the last of which is constant, away from zero."""
+    rng = np.random.default_rng(1)
+    X = np.column_stack([rng.normal(20, 3, N), rng.normal(-0.4, 0.01, N), np.full(N, 0.1)])
+    y = 100 + 5 * np.abs(X[:, 0] - 20) - 300 * X[:, 1] + rng.normal(0, 1, N)
+    return X, y
+
+
+X, Y = data()
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def fitted(request):
+    pbp = PBP([3, 8, 1], method=request.param)
+    return pbp, pbp.run(random.key(0), 20, X, Y, progress_bar=False)
+
+
+@pytest.fixture(scope="module")
+def filtered():
+    pbp = PBP([3, 8, 1])
+    return pbp, pbp.run(random.key(0), 20, X, Y, progress_bar=False)
+
+
+SLOPE_X, SLOPE_Y = jnp.array([0.7, -1.2, 2.0, 0.3, -0.5, 1.1]), jnp.array([1, -2, 3.1, 0, -1, 2])
+P0, TAU = 0.5, 3.0
+
+
+def one_weight(method, num_steps, **options):
+    """f = w x, whose q is normal: a regression with a prior N(0, 1 / P0)."""
+    known = {"weight_precision": P0, "noise_precision": TAU, "init_scale": 0.0}
+    fixed = {"use_bias": False, "normalise": False, "refine_prior": False}
+    pbp = PBP([1, 1], method=method, **known, **fixed, **options)
+    return pbp.run(random.key(0), num_steps, SLOPE_X[:, None], SLOPE_Y, progress_bar=False).params
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("method", ["adf", "ep"])
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_one_weight_is_exact(method, num_steps, tol):
+    """ADF counts each row in each epoch; EP counts it once, and does not move again."""
+    params = one_weight(method, num_steps)
+    times = num_steps if method == "adf" else 1
+    precision = P0 + times * TAU * jnp.sum(SLOPE_X**2)
+    mean = times * TAU * jnp.sum(SLOPE_X * SLOPE_Y) / precision
+    np.testing.assert_allclose(params["auto_loc"], [mean], rtol=tol(1e-5, 1e-13))
+    np.testing.assert_allclose(params["auto_scale"], [precision**-0.5], rtol=tol(1e-5, 1e-13))
+
+
+def test_damped_ep_reaches_the_same_posterior(tol):
+    params = one_weight("ep", 40, damping=0.5)
+    precision = P0 + TAU * jnp.sum(SLOPE_X**2)
+    np.testing.assert_allclose(params["auto_scale"], [precision**-0.5], rtol=1e-5)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("damping", [1.0, 0.5])
+def test_the_mean_of_seps_site_is_exact_for_one_weight(damping, tol):
+    """Site and rate are those of SEP: F goes to (1 - d/N) F + d g_n with exact g_n = (tau x_n^2,
+    tau x_n y_n), in the order of the run's key. So is the fixed point of its mean, the sum of all
+    g_n; a state wanders about it."""
+    N, epochs = len(SLOPE_X), 5
+    pbp = PBP([1, 1], method="sep", weight_precision=P0, noise_precision=TAU, use_bias=False,
+              normalise=False, init_scale=0.0, damping=damping)  # fmt: skip
+    data = SLOPE_X[:, None], SLOPE_Y
+    state = pbp.init(random.key(0), *data)
+    F = np.zeros(2)
+    g = TAU * np.stack([SLOPE_X**2, SLOPE_X * SLOPE_Y], 1)
+    key = state.rng_key
+    for _ in range(epochs):
+        order_key, key = random.split(key)
+        for n in random.permutation(order_key, N):
+            F = (1 - damping / N) * F + damping * g[n]
+    for _ in range(epochs):
+        state, _ = pbp.update(state, *data)
+    params = pbp.get_params(state)
+    precision = P0 + F[0]
+    np.testing.assert_allclose(params["auto_scale"], [precision**-0.5], rtol=tol(1e-5, 1e-12))
+    np.testing.assert_allclose(params["auto_loc"], [F[1] / precision], rtol=tol(1e-5, 1e-12))
+
+
+def test_sep_ends_at_the_exact_posterior_where_rows_are_equal():
+    x, y = jnp.full((5, 1), 0.8), jnp.full(5, 1.7)
+    pbp = PBP([1, 1], method="sep", weight_precision=P0, noise_precision=TAU, use_bias=False,
+              normalise=False)  # fmt: skip
+    params = pbp.run(random.key(0), 30, x, y, progress_bar=False).params
+    precision = P0 + TAU * jnp.sum(x**2)
+    np.testing.assert_allclose(params["auto_scale"], [precision**-0.5], rtol=1e-5)
+    np.testing.assert_allclose(
+        params["auto_loc"], [TAU * jnp.sum(x[:, 0] * y) / precision], rtol=1e-4
+    )
+
+
+@pytest.mark.x64
+def test_the_start(tol):
+    """EP and SEP hold the random means in their sites, with the prior's precision around them."""
+    precision = 5 / 6
+    for method in METHODS:
+        pbp = PBP([3, 8, 1], method=method, init_scale=2.0)
+        state = pbp.init(random.key(3), X, Y)
+        for v in state.q.variances:
+            np.testing.assert_allclose(v, 1 / precision, rtol=1e-6)
+        np.testing.assert_allclose(state.prior.precision, precision, rtol=1e-6)
+        assert [m.shape for m in state.q.means] == [(8, 4), (1, 9)]
+        if method != "adf":
+            total = [x.sum(0) if method == "ep" else x for x in state.site.shift]
+            for m, shift in zip(state.q.means, total, strict=True):
+                np.testing.assert_allclose(m * precision, shift, rtol=tol(1e-5, 1e-12))
+    wide = PBP([3, 2000, 1], init_scale=2.0).init(random.key(3), X, Y).q.means
+    for m, fan_in in zip(wide, (4, 2001), strict=True):  # standard errors .8 and 1.6 %
+        assert abs(float(m.std()) * fan_in**0.5 / 2 - 1) < 0.08
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("method", ["ep", "sep"])
+def test_q_is_the_product_of_its_factors(method, tol):
+    """Of the prior of each weight, the sites of the data, and the Gamma priors."""
+    pbp = PBP([3, 4, 1], method=method)
+    state = pbp.run(random.key(0), 6, X, Y, progress_bar=False).state
+    total = jax.tree.map(lambda x: x.sum(0) if method == "ep" else x, state.site)
+    flat = [jnp.concatenate([x.ravel() for x in xs]) for xs in (*total[:2], *state.q[:2])]
+    shift, precision, m, v = flat
+    rtol = tol(2e-3, 1e-9)
+    np.testing.assert_allclose(1 / v, state.prior.precision + precision, rtol=rtol)
+    np.testing.assert_allclose(m / v, shift, rtol=rtol, atol=rtol)
+    np.testing.assert_allclose(state.q.noise.shape, 6 + total.noise.shape, rtol=rtol)
+    np.testing.assert_allclose(state.q.noise.rate, 6 + total.noise.rate, rtol=rtol)
+    np.testing.assert_allclose(state.weight.shape, 6 + state.prior.weight.shape.sum(), rtol=rtol)
+    np.testing.assert_allclose(state.weight.rate, 6 + state.prior.weight.rate.sum(), rtol=rtol)
+
+
+def test_epochs_go_on(filtered):
+    """2 + 2 epochs are 4, with and without a bar, and in a scan."""
+    pbp = filtered[0]
+    whole = pbp.run(random.key(0), 4, X, Y, progress_bar=False)
+    half = pbp.run(random.key(0), 2, X, Y)
+    again = pbp.run(random.key(7), 2, X, Y, progress_bar=False, init_state=half.state)
+    jax.tree.map(np.testing.assert_array_equal, again.params, whole.params)
+    np.testing.assert_array_equal(jnp.concatenate([half.losses, again.losses]), whole.losses)
+    state = pbp.init(random.key(0), X, Y)
+    _, losses = jax.jit(lambda s: lax.scan(lambda s, _: pbp.update(s, X, Y), s, None, length=4))(
+        state
+    )
+    np.testing.assert_allclose(losses, whole.losses, rtol=1e-3)
+
+
+def test_units_do_not_matter(filtered):
+    """Other units of X and y give the same fit in these units."""
+    pbp, result = filtered
+    other = pbp.run(random.key(0), 20, 4 * X + 1, 2 * Y, progress_bar=False)
+    mean, variance = pbp.predict(result.params, X)
+    np.testing.assert_allclose(pbp.predict(other.params, 4 * X + 1)[0], 2 * mean, rtol=1e-2)
+    np.testing.assert_allclose(pbp.predict(other.params, 4 * X + 1)[1], 4 * variance, rtol=5e-2)
+
+
+def test_it_learns(fitted):
+    """ADF halves the error of the mean; EP, which counts a row once, is slower."""
+    pbp, result = fitted
+    mean, variance = pbp.predict(result.params, X)
+    assert float(jnp.std(Y - mean)) < (0.5 if pbp.method == "adf" else 1.0) * Y.std()
+    assert float(jnp.mean(jnp.abs(Y - mean) < 2 * jnp.sqrt(variance))) > 0.8
+    assert float(result.losses[-1]) < float(result.losses[0])
+
+
+def test_predictive_has_the_moments_of_predict(fitted):
+    """One hidden layer is exact. 20,000 draws: errors of .7 % of a sd and 1 % of a variance, some
+    times as much for the tails of a Gamma."""
+    pbp, result = fitted
+    rows = jnp.array([[22.0, -0.41, 0.1], [17.0, -0.39, 0.1]])
+    draws = Predictive(pbp.model, guide=pbp.guide, params=result.params, num_samples=20_000)(
+        random.key(1), rows
+    )
+    mean, variance = pbp.predict(result.params, rows)
+    assert draws["f"].shape == draws["y"].shape == (20_000, 2)
+    for name in ("f", "y"):
+        assert np.all(np.abs(draws[name].mean(0) - mean) < 0.04 * np.sqrt(variance))
+    np.testing.assert_allclose(draws["y"].var(0), variance, rtol=0.1)
+
+
+def test_the_parameters_are_those_of_numpyros_guide(filtered):
+    pbp, result = filtered
+    hidden = block(seed(pbp.model, 0), hide=["weight_precision", "noise_precision"])
+    theirs = AutoDiagonalNormal(hidden)
+    seed(theirs, 0)(jnp.asarray(X), jnp.asarray(Y))
+    ours, expected = pbp.guide.median(result.params), theirs.median(result.params)
+    for name in ("w0", "w1"):
+        np.testing.assert_allclose(ours[name], expected[name], rtol=1e-6)
+    m, v = (jnp.concatenate([x.ravel() for x in xs]) for xs in result.state.q[:2])
+    np.testing.assert_allclose(result.params["auto_loc"], m)
+    np.testing.assert_allclose(result.params["auto_scale"], jnp.sqrt(v))
+
+
+def test_draws_and_quantiles_of_the_guide(filtered):
+    """20,000 draws: .7 % of a sd; the Gammas of some hundreds have a sd of some percent."""
+    pbp, result = filtered
+    params, n = result.params, 20_000
+    draws = pbp.guide.sample_posterior(random.key(2), params, sample_shape=(n,))
+    assert set(draws) == {"w0", "w1", "weight_precision", "noise_precision"}
+    low, half, high = (pbp.guide.quantiles(params, [0.1, 0.5, 0.9])[x] for x in [
+        "w0", "weight_precision", "noise_precision"])  # fmt: skip
+    assert low.shape == (3, 8, 4)
+    assert half.shape == high.shape == (3,)
+    for name, expected in (("w0", low), ("weight_precision", half), ("noise_precision", high)):
+        shares = [np.mean(draws[name] < x, 0) for x in expected]
+        for share, p in zip(shares, (0.1, 0.5, 0.9), strict=True):
+            assert np.all(np.abs(share - p) < 0.02)  # standard error .0035 at most
+    np.testing.assert_allclose(pbp.guide.median(params)["noise_precision"], high[1], rtol=1e-6)
+
+
+def test_ten_layers_are_not_sorted_by_name():
+    """``w10`` comes before ``w2`` in the alphabet and not here."""
+    pbp = PBP([1, *[2] * 10, 1])
+    state = pbp.init(random.key(0), X[:, :1], Y)
+    params = pbp.get_params(state)
+    found = pbp.guide.median(params)
+    for i, m in enumerate(state.q.means):
+        np.testing.assert_allclose(found[f"w{i}"], m)
+    draws = Predictive(pbp.model, guide=pbp.guide, params=params, num_samples=2)(
+        random.key(0), X[:, :1]
+    )
+    assert draws["f"].shape == (2, N)
+
+
+def test_the_density_of_the_model(filtered):
+    """The sites of the model and the arithmetic of the units."""
+    pbp, result = filtered
+    w = pbp.guide.median(result.params)
+    at = substitute(substitute(pbp.model, result.params), w)
+    sites = trace(at).get_trace(X, Y)
+    z = (X - X.mean(0)) / np.where(X.std(0) > 1e-9, X.std(0), 1)
+    one = np.ones((N, 1))
+    z = np.maximum(np.concatenate([z, one], 1) @ w["w0"].T / 2, 0)
+    f = (np.concatenate([z, one], 1) @ w["w1"].T)[:, 0] / 3
+    fn = sites["y"]["fn"]
+    np.testing.assert_allclose(fn.mean, f * Y.std() + Y.mean(), rtol=1e-4)
+    np.testing.assert_allclose(fn.variance, Y.var() / w["noise_precision"], rtol=1e-5)
+    np.testing.assert_allclose(sites["w0"]["fn"].variance, 1 / w["weight_precision"], rtol=1e-5)
+
+
+def test_the_model_by_svi(filtered):
+    """Started at a fit, with NumPyro's optimisers: the scaling does not move."""
+    pbp, result = filtered
+    svi = SVI(pbp.model, pbp.guide, optax.adam(1e-3), Trace_ELBO())
+    X_, Y_ = jnp.asarray(X), jnp.asarray(Y)
+    fit = svi.run(random.key(0), 3, X_, Y_, progress_bar=False, init_params=result.params)
+    for name in ("auto_X_mean", "auto_X_sd", "auto_y_mean", "auto_y_sd"):
+        np.testing.assert_array_equal(fit.params[name], result.params[name])
+    assert np.all(fit.params["auto_loc"] != result.params["auto_loc"])
+
+
+def test_conversion_and_diagnosis():
+    make = lambda: PBP([3, 3, 1])  # noqa: E731
+    fits = restarts(make, random.key(0), 2, 10, X, Y, progress_bar=False)
+    pbp, args = make(), (jnp.asarray(X), jnp.asarray(Y))
+    tree = to_arviz(pbp, fits, model_args=args, num_samples=50)
+    assert tree.posterior["w0"].shape == (2, 50, 3, 4)
+    assert tree.log_likelihood["y"].shape == (2, 50, N)
+    assert tree.attrs["inference_method"] == "pbp"
+    assert tree.attrs["density"] == "exact"
+    found = diagnose(pbp, fits[0], model_args=args, num_samples=50, num_moves=0)
+    rows = {row.quantity: row for row in found.rows}
+    assert rows["factors skipped"].ok
+    assert {"k-hat", "change of the loss"} & set(rows) == {"k-hat"}
+
+
+def test_memory_does_not_grow_with_the_rows_but_for_ep():
+    """EP holds two numbers for each weight and row; SEP two for each weight."""
+
+    def size(method, n):
+        state = PBP([3, 8, 1], method=method).init(random.key(0), X[:n], Y[:n])
+        numbers = [x for x in jax.tree.leaves(state._replace(rng_key=None))]
+        return sum(x.size * x.dtype.itemsize for x in numbers)
+
+    weights = 8 * 4 + 9
+    item = jnp.zeros(()).dtype.itemsize
+    assert size("adf", 10) == size("adf", 40)
+    assert size("sep", 10) == size("sep", 40) == size("adf", 40) + item * (2 * weights + 2)
+    assert size("ep", 40) == size("adf", 40) + 40 * item * (2 * weights + 2)
+
+
+def test_a_row_without_a_cavity_is_left_out():
+    """Its site has more precision than q: it and all weights stay, and it is counted and said."""
+    pbp = PBP([3, 4, 1], method="ep", refine_prior=False)
+    state = pbp.init(random.key(0), X[:1], Y[:1])
+    wrong = [x + 1e3 for x in state.site.precision]
+    state = state._replace(site=state.site._replace(precision=wrong))
+    with pytest.warns(InferenceWarning, match="100.0% of the data, whose cavities were improper"):
+        result = pbp.run(random.key(0), 1, X[:1], Y[:1], progress_bar=False, init_state=state)
+    jax.tree.map(np.testing.assert_array_equal, result.state.q, state.q)
+    jax.tree.map(np.testing.assert_array_equal, result.state.site, state.site)
+    assert tuple(map(int, result.state.counts)) == (1, 0, 0, 0)
+    assert pbp.convergence(result.state)["skipped"] == 1
+
+
+def test_a_row_far_from_the_rest_leaves_the_noise_alone():
+    """Fifty standard deviations: no Gamma with a mean variance has these moments."""
+    pbp = PBP([1, 1], normalise=False, weight_precision=1.0, refine_prior=False)
+    with pytest.warns(InferenceWarning, match="100.0% of the noise precision's updates"):
+        result = pbp.run(random.key(0), 1, [[0.0]], [50.0], progress_bar=False)
+    assert tuple(map(int, result.state.counts)) == (0, 0, 1, 0)
+    assert tuple(map(float, result.state.q.noise)) == (6.0, 6.0)
+
+
+def test_a_known_precision_is_not_learnt():
+    pbp = PBP([3, 4, 1], weight_precision=2.0, noise_precision=9.0)
+    state = pbp.init(random.key(0), X, Y)
+    np.testing.assert_allclose(state.q.variances[0], 0.5)
+    params = pbp.get_params(pbp.update(state, X, Y)[0])
+    names = {"loc", "scale", "X_mean", "X_sd", "y_mean", "y_sd"}
+    assert set(params) == {f"auto_{x}" for x in names}
+    draws = pbp.guide.sample_posterior(random.key(0), params)
+    assert set(draws) == {"w0", "w1"}
+    assert np.all(pbp.predict(params, X)[1] > Y.var() / 9)
+
+
+def test_without_refinement_the_prior_stays():
+    pbp = PBP([3, 4, 1], refine_prior=False, prior_shape=3.0)
+    result = pbp.run(random.key(0), 2, X, Y, progress_bar=False)
+    assert result.params["auto_weight_concentration"] == 3
+    assert result.params["auto_weight_rate"] == 6
+
+
+def test_engines_are_pickled(filtered):
+    pbp, result = filtered
+    other, params = pickle.loads(pickle.dumps((pbp, jax.tree.map(np.asarray, result.params))))
+    np.testing.assert_allclose(other.predict(params, X)[0], pbp.predict(result.params, X)[0])
+    assert repr(other).startswith("PBP(layer_sizes=[3, 8, 1], method='adf'")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"layer_sizes": [3]}, r"layer_sizes is \[3\]; it must be a list of the number of inputs"),
+        ({"layer_sizes": [3, 8, 2]}, r"layer_sizes is \[3, 8, 2\]"),
+        ({"layer_sizes": [3, 0, 1]}, r"layer_sizes\[1\] is 0"),
+        ({"layer_sizes": 3}, "layer_sizes is 3"),
+        ({"method": "vi"}, "method is 'vi'; it must be one of 'adf', 'ep', 'sep'"),
+        ({"prior_shape": 1.0}, "prior_shape is 1.0; it must be above 1"),
+        ({"noise_shape": 0.5}, "noise_shape is 0.5; it must be above 1"),
+        ({"noise_rate": 0.0}, "noise_rate is 0.0"),
+        ({"weight_precision": -1.0}, "weight_precision is -1.0"),
+        ({"noise_precision": 0.0}, "noise_precision is 0.0"),
+        ({"damping": 0.5}, "method 'adf'; it must be in"),
+        ({"method": "ep", "damping": 1.5}, "damping is 1.5"),
+        ({"method": "ep", "damping": 0.0}, "damping is 0.0"),
+        ({"init_scale": -1.0}, "init_scale is -1.0"),
+    ],
+)
+def test_bad_arguments(options, words):
+    with pytest.raises(ValueError, match=words):
+        PBP(**{"layer_sizes": [3, 8, 1]} | options)
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "error", "words"),
+    [
+        (X[:, 0], Y, ValueError, r"X has shape \(40,\); it must be \(N, 3\)"),
+        (X[:, :2], Y, ValueError, r"X has shape \(40, 2\); it must be \(N, 3\)"),
+        (X, Y[:, None], ValueError, r"y has shape \(40, 1\) and X \(40, 3\); y must be \(40,\)"),
+        (X, Y[:13], ValueError, r"y has shape \(13,\)"),
+        (X[:0], Y[:0], ValueError, r"X has shape \(0, 3\)"),
+        (np.where(X == X.max(), np.nan, X), Y, ValueError, "X has 1 entries that are not finite"),
+        (X, np.append(Y[:-1], np.inf), ValueError, "y has 1 entries .* the first in row 39"),
+        (np.full((40, 3), "red"), Y, TypeError, "words"),
+    ],
+)
+def test_bad_data(X, y, error, words):
+    with pytest.raises(error, match=words):
+        PBP([3, 8, 1]).run(random.key(0), 1, X, y, progress_bar=False)
+
+
+def test_bad_calls(filtered):
+    pbp, result = filtered
+    with pytest.raises(ValueError, match=r"X has shape \(3,\); it must be \(N, 3\)"):
+        pbp.predict(result.params, X[0])
+    with pytest.raises(ValueError, match=r"by X\[:, None\] for a single input"):
+        PBP([1, 1]).init(random.key(0), X[:, 0], Y)
+    with pytest.raises(ValueError, match="num_steps is 0"):
+        pbp.run(random.key(0), 0, X, Y)
+    with pytest.raises(TypeError, match="init was called while X and y were traced"):
+        jax.jit(pbp.init)(random.key(0), jnp.asarray(X), jnp.asarray(Y))
+    ep = PBP([3, 8, 1], method="ep")
+    state = ep.init(random.key(0), X, Y)
+    with pytest.raises(ValueError, match="X has 13 rows, and the state has sites of 40"):
+        ep.update(state, X[:13], Y[:13])
