@@ -259,5 +259,3 @@ def _gathered(
         found[name][:, kept].astype(np.float64) for name in ("mean", "variance", "cdf")
     )
     return there._replace(mean=mean, variance=variance, pit=cdf.mean(0))
-
-

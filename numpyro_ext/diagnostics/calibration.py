@@ -64,9 +64,8 @@ def regression_calibration(
 
     The error of a perfect model is not zero: on n independent observations its mean is
     :math:`\frac1J \sum_j p_j (1 - p_j) / n`, which is 0.1833 / n at the default levels
-    (``perfect_error``). Central intervals do not see a bias of the location and a width that cancel
-    each other; the cdf does not see a width that is wrong on both sides of the median alike as
-    well as they do. **It fails** to see whether a prediction is of any use: the distribution of all
+    (``perfect_error``). Central intervals say most about a width that is wrong, and the cdf about a
+    location; both together see either. **It fails** to see whether a prediction is of any use: the distribution of all
     observations, the same for each row, is calibrated. Quote the ``sharpness`` with it.
 
     The u of a fit is the mean over draws of the cdf of the observed site; from 100 draws of the
@@ -77,7 +76,7 @@ def regression_calibration(
     :param y: observations, any shape; or a fit: an ``SVI``, an engine, or an ``MCMC``.
     :param result: for an ``SVI`` or engine: what ``run`` returned, or a list of restarts.
     :param samples: draws of the prediction, ``(S, *shape of y)``, noise included.
-    :param pit: the :math:`u_n` themselves; then y is not needed.
+    :param pit: the :math:`u_n` themselves; y is not needed.
     :param loc: the mean of a normal prediction, with ``scale``.
     :param scale: its standard deviation.
     :param levels: in (0, 1); default 0.1, 0.2, ..., 0.9.
@@ -151,9 +150,7 @@ def _levels(levels: Sequence[float] | None) -> np.ndarray:
     return grid
 
 
-def _of_arrays(
-    y: np.ndarray, samples: Any, loc: Any, scale: Any
-) -> tuple[np.ndarray, float]:
+def _of_arrays(y: np.ndarray, samples: Any, loc: Any, scale: Any) -> tuple[np.ndarray, float]:
     """The flat pit, and the mean variance, of draws or of a normal."""
     if samples is not None:
         x = np.asarray(samples, np.float64)

@@ -14,12 +14,17 @@ from numpyro_ext.diagnostics._predicted import OfFit, Predicted, is_fit, of_fit
 __all__ = [
     "PredictiveUncertainty",
     "ReliabilityBins",
+    "bins_of",
+    "brier_of",
     "brier_score",
     "expected_calibration_error",
-    "labels_of",
+    "classes_of",
+    "error_of",
+    "perfect_calibration_error",
     "predictive_uncertainty",
     "probs_and_labels",
     "reliability_bins",
+    "uncertainty_of",
 ]
 
 SUM = 1e-3
@@ -94,7 +99,8 @@ def _binned(confidence: np.ndarray, right: np.ndarray, num_bins: int) -> Reliabi
         return ReliabilityBins(*sums, count)
 
 
-def _error(bins: ReliabilityBins) -> float:
+def error_of(bins: ReliabilityBins) -> float:
+    """The expected calibration error of these bins."""
     gaps = np.abs(bins.accuracy - bins.confidence)
     return float(np.nansum(bins.count * gaps) / bins.count.sum())
 
@@ -134,7 +140,7 @@ def expected_calibration_error(
         >>> print(f"{expected_calibration_error(probs, [0, 1, 1, 0], num_bins=10):.4f}")
         0.4125
     """
-    return _error(bins_of(*probs_and_labels(probs, labels, **of_a_fit), num_bins))
+    return error_of(bins_of(*probs_and_labels(probs, labels, **of_a_fit), num_bins))
 
 
 def perfect_calibration_error(
@@ -143,7 +149,7 @@ def perfect_calibration_error(
     """The mean error of ``(N, C)`` probabilities that are right: labels are drawn from them."""
     rng, confidence = np.random.default_rng(seed), probs.max(-1)
     repeats = (rng.random(confidence.shape) < confidence for _ in range(num_repeats))
-    return float(np.mean([_error(_binned(confidence, right, num_bins)) for right in repeats]))
+    return float(np.mean([error_of(_binned(confidence, right, num_bins)) for right in repeats]))
 
 
 def brier_score(probs: Any, labels: Any = None, **of_a_fit: Unpack[OfFit]) -> float:
@@ -218,19 +224,20 @@ def predictive_uncertainty(
         ['0.6109', '0.5091', '0.1017']
     """
     if is_fit(probs):
-        p = _classes(of_fit(probs, result, **of_a_fit))[0]
+        p = classes_of(of_fit(probs, result, **of_a_fit))[0]
     else:
         _refuse_arguments("result" if result is not None else None, of_a_fit)
         p = np.asarray(probs, np.float64)
         if p.ndim < 2:
             raise ValueError(f"probs has shape {p.shape}; it must be (S, ..., C), draws first.")
-        check_probs(p)
+        _check_probs(p)
     return uncertainty_of(p)
 
 
 def uncertainty_of(probs: np.ndarray) -> PredictiveUncertainty:
     """:func:`predictive_uncertainty` of a checked array."""
-    total, each = entr(probs.mean(0)).sum(-1), entr(probs).sum(-1).mean(0)
+    p = np.clip(probs, 0, 1)  # of rounding
+    total, each = entr(p.mean(0)).sum(-1), entr(p).sum(-1).mean(0)
     return PredictiveUncertainty(total, each, np.maximum(total - each, 0.0))
 
 
@@ -239,7 +246,7 @@ def probs_and_labels(
 ) -> tuple[np.ndarray, np.ndarray]:
     """``(N, C)`` probabilities, the mean of all draws, and ``(N,)`` labels, of arrays or a fit."""
     if is_fit(probs):
-        p, y = _classes(of_fit(probs, labels, **of_a_fit))
+        p, y = classes_of(of_fit(probs, labels, **of_a_fit))
         return p.mean(0), y
     _refuse_arguments(None, of_a_fit)
     p, y = np.asarray(probs, np.float64), np.asarray(labels)
@@ -248,20 +255,22 @@ def probs_and_labels(
             f"probs has shape {p.shape}; it must be (N, C) or (S, N, C), with a column for each of"
             " the classes: for two, np.stack([1 - p, p], -1)."
         )
-    check_probs(p)
+    _check_probs(p)
     p = p.mean(0) if p.ndim == 3 else p
     if y.shape != p.shape[:1]:
         raise ValueError(f"labels has shape {y.shape}; it must be ({len(p)},), a number a row.")
-    return p, labels_of("labels", y, p.shape[-1])
+    return p, _labels_of("labels", y, p.shape[-1])
 
 
 def _refuse_arguments(name: str | None, of_a_fit: OfFit) -> None:
     named = name or next(iter(of_a_fit), None)
     if named is not None:
-        raise TypeError(f"{named} belongs to a fit, and probs is none; pass the SVI, MCMC or engine.")
+        raise TypeError(
+            f"{named} belongs to a fit, and probs is none; pass the SVI, MCMC or engine."
+        )
 
 
-def check_probs(p: np.ndarray) -> None:
+def _check_probs(p: np.ndarray) -> None:
     """An error unless all rows are probabilities."""
     low, high = (float(x) for x in (p.min(), p.max()))
     sums = p.sum(-1)
@@ -273,7 +282,7 @@ def check_probs(p: np.ndarray) -> None:
         )
 
 
-def labels_of(name: str, labels: np.ndarray, num_classes: int) -> np.ndarray:
+def _labels_of(name: str, labels: np.ndarray, num_classes: int) -> np.ndarray:
     """Labels as integers in ``0 .. num_classes - 1``, or an error."""
     numeric = np.issubdtype(labels.dtype, np.number) or labels.dtype == bool
     wrong = labels[:0]
@@ -289,11 +298,11 @@ def labels_of(name: str, labels: np.ndarray, num_classes: int) -> np.ndarray:
     return labels.astype(int)
 
 
-def _classes(found: Predicted) -> tuple[np.ndarray, np.ndarray]:
+def classes_of(found: Predicted) -> tuple[np.ndarray, np.ndarray]:
     """``(S, n, C)`` probabilities and labels of a prediction of classes."""
     if found.probs is None:
         raise ValueError(
             f"site '{found.site}' has {found.kind} and no classes; its calibration is"
             " regression_calibration."
         )
-    return found.probs, labels_of(f"site '{found.site}'", found.y, found.probs.shape[-1])
+    return found.probs, _labels_of(f"site '{found.site}'", found.y, found.probs.shape[-1])
