@@ -17,8 +17,9 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.handlers import every_row
+from numpyro_ext._model.handlers import every_row, no_more_rows
 from numpyro_ext._model.mistakes import check_rows
+from numpyro_ext._model.read import set_up
 from numpyro_ext._numpyro import mcmc_arguments, params_of_hmc, posterior_guide
 from numpyro_ext._typing import (
     Diagnosable,
@@ -198,6 +199,16 @@ def _arrays_wanted(args: tuple, kwargs: dict[str, Any]) -> Iterator[None]:
         raise
 
 
+def _set_up(guide: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Set up an auto guide that was never called, on data of any number of rows."""
+    if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
+        model, guide.model = guide.model, no_more_rows(guide.model)
+        try:
+            set_up(guide, args, kwargs)
+        finally:
+            guide.model = model
+
+
 def _fit_of_optimised(
     obj: Any, result: Any, model_args: tuple | None, model_kwargs: dict[str, Any] | None
 ) -> Fit:
@@ -238,6 +249,7 @@ def _fit_of_optimised(
         draws = [dict(particles(one)) for one in params]
         subsampled = obj.model if minibatch_plates(obj.model, args, kwargs) else None
         return Fit(model, args, kwargs, attributes, params, draws=draws, minibatch=subsampled)
+    _set_up(obj.guide, args, kwargs)
     guide, params = posterior_guide(obj.guide, params, args, kwargs, every_row)
     return Fit(model, args, kwargs, attributes, params, guide=on_all_rows(guide))
 

@@ -90,7 +90,7 @@ def plot_calibration(
         ylim=(0, 1),
         aspect="equal",
     )
-    ax.legend(loc="upper left", frameon=False)
+    ax.legend(loc="best", fontsize=8)
     return ax
 
 
@@ -120,8 +120,9 @@ def plot_reliability(
 ) -> "Axes":
     """Accuracy of the most probable class against its probability, in bins, with their counts.
 
-    A bar below the diagonal is of a model too confident there. Bins of few rows are pale, and have
-    a bar of error of two standard errors of the accuracy that they state.
+    A bar below the diagonal is of a model too confident there. The marks on the diagonal are the
+    stated probabilities with two standard errors of as many rows as the bin has, whose number
+    stands in the bar.
 
     :param probs: ``(N, C)``, or ``(S, N, C)`` of S draws, whose mean is taken; or a fit.
     :param labels: ``(N,)`` integers in ``0 .. C - 1``; of an ``SVI`` or engine, its result.

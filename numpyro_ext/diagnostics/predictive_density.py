@@ -32,9 +32,10 @@ def log_predictive_density(
         \qquad \text{joint:}\quad \frac1N \log \frac1S \sum_{s=1}^S e^{\sum_n l_{sn}}.
 
     The pointwise density scores each row alone, as it is predicted in use; the joint one scores all
-    rows together, under one :math:`\theta`. For the same draws the joint density is never above the
-    pointwise one, and both agree for S = 1. Published tables of Bayesian neural networks mix the
-    two: say which one you quote.
+    rows together, under one :math:`\theta`. They agree for S = 1, and neither is always the larger:
+    the joint one is lower where each draw fits other rows, and higher where the same draws fit all
+    rows better, as those of a smaller noise may. Published tables of Bayesian neural networks mix
+    the two: say which one you quote.
 
     **Biased downwards**, since it is the log of a mean over draws. The pointwise density changes
     little from some hundreds of draws on. The joint one is carried by the few draws that fit all

@@ -95,7 +95,7 @@ class RegressionScores(NamedTuple):
                 _number(self.log_density, self.log_density_error),
                 of_normal,
             ),
-            ("log density, joint", _number(self.joint_log_density), "never above the pointwise"),
+            ("log density, joint", _number(self.joint_log_density), "all rows together"),
             ("in the 50 % intervals", _number(self.coverage_50), f"0.5 +- {shown(half, 2)}"),
             ("in the 90 % intervals", _number(self.coverage_90), f"0.9 +- {shown(most, 2)}"),
             (
@@ -158,7 +158,7 @@ class ClassificationScores(NamedTuple):
                 _number(self.log_density, self.log_density_error),
                 f"{shown(self.log_density_of_constant)} {shares}",
             ),
-            ("log density, joint", _number(self.joint_log_density), "never above the pointwise"),
+            ("log density, joint", _number(self.joint_log_density), "all rows together"),
             ("Brier score", _number(self.brier), f"{shown(self.brier_of_constant)} {shares}"),
             ("calibration error", _number(self.calibration_error), perfect),
             ("predictive entropy", _number(self.entropy), ""),
