@@ -181,7 +181,8 @@ def _check_signature(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
 
 @contextmanager
 def _arrays_wanted(args: tuple, kwargs: dict[str, Any]) -> Iterator[None]:
-    """An error says that lists and frames have to be arrays where the model fails on them."""
+    """An error says that lists, frames and words have to be arrays of numbers where the model fails
+    on them."""
     try:
         yield
     except Exception as error:
@@ -195,6 +196,14 @@ def _arrays_wanted(args: tuple, kwargs: dict[str, Any]) -> Iterator[None]:
                 raise TypeError(
                     f"the model does not run on its arguments ({error}), and its {name} is a"
                     f" {what}; pass an array, as by {remedy}."
+                ) from error
+            if issubclass(kind, np.ndarray) and given[name].dtype.kind in "OSU":
+                words = [x for x in given[name].ravel() if isinstance(x, str | bytes)]
+                held = f" that holds {words[0]!r}" if words else ""
+                raise TypeError(
+                    f"the model does not run on its arguments, and its {name} is an array of"
+                    f" objects{held}; pass numbers: code the words of a column as columns of 0 and"
+                    " 1, or leave it out."
                 ) from error
         raise
 

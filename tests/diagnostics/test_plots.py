@@ -32,7 +32,7 @@ def test_calibration_has_a_line_for_each_model():
     for form, label in (
         (models[0], "error"),
         (models, "model 0,"),
-        (dict(zip("ab", models)), "a,"),
+        (dict(zip("ab", models, strict=True)), "a,"),
     ):
         ax = plot_calibration(form, ax=given if form is models else None)
         lines = [line for line in ax.get_lines() if line.get_marker() == "o"]

@@ -103,5 +103,5 @@ def test_a_tree_of_several_sites_asks_for_one():
     from xarray import Dataset
 
     both_sites = Dataset({k: (("chain", "draw", "n"), LOG_LIK[None]) for k in ("a", "b")})
-    with pytest.raises(ValueError, match="variables .*'a', 'b'"):
+    with pytest.raises(ValueError, match=r"variables .*'a', 'b'"):
         log_predictive_density(both_sites)
