@@ -164,6 +164,10 @@ def diagnose(
     sampling adds a share R to the variance of global sites that the guide draws independently of
     the local ones; the variance of the posterior is then 1 / (1 - R) times that of the guide.
 
+    **Weights of a network** are not identified, so the lines on them do not say whether its
+    predictions are right. A last line, for information, names :func:`predictive_scores` where 30
+    or more latent numbers are in matrices outside of plates.
+
     **It fails** to see modes that neither the draws nor the search has found, and it does not know
     the right model. A good line is necessary, not sufficient: chains with a bias that all of them
     share agree. At most 1,000 coordinates, or units, are looked at, equally spaced.

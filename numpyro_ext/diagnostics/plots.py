@@ -200,8 +200,8 @@ def plot_particles(
         ``guide.particles(params)``.
     :param var_names: the names of two numbers, such as ``("a", "b")`` or ``("w[0]", "w[1]")``.
     :param log_density: the log density of the two numbers, up to a constant: a function of an array
-        ``(2,)`` that JAX can trace. Its contours are at 0.5, 1, 2, 3 standard deviations of a
-        normal with the highest density.
+        ``(2,)`` that JAX can trace. Its contours are 0.125, 0.5, 2 and 4.5 nats below its maximum
+        in the picture, which are 0.5, 1, 2 and 3 standard deviations of a normal.
     :param history: earlier positions, a dict ``{site: (T, m, *site)}``, drawn as paths.
     :param ax: matplotlib axes to draw on; default: new ones.
     :return: the axes; nothing is shown or saved.
@@ -224,7 +224,6 @@ def plot_particles(
     paths = [] if history is None else [_coordinate(dict(history), name, 2) for name in var_names]
     if paths:
         ax.plot(*paths, color="0.6", linewidth=0.6, alpha=0.6, zorder=1)
-        ax.plot([], [], color="0.6", linewidth=0.6, label="paths")
     ax.scatter(x, y, s=14, color="C0", edgecolor="white", linewidth=0.4, zorder=3)
     if log_density is not None:
         _contours(ax, log_density)

@@ -212,6 +212,10 @@ def predictive_scores(
     **It fails** to see what these rows do not show: new rows from elsewhere may be predicted with
     as much confidence, and wrongly. Rows of the fit itself are predicted too well.
 
+    A row is one entry of the batch of the site: a vector has one log density and several numbers,
+    each of which is an observation for the other scores. Where NumPyro has no cdf, mean or variance
+    of the site, 100 draws of it stand in for each draw of the fit.
+
     Rows may be fewer than the minibatch of the run: every plate runs on all of its rows. Entries
     that a mask leaves out are left out here. A fit that predicts the same in every draw, as of an
     ``AutoDelta``, is evaluated once. A latent site of each row is refused, because it would be

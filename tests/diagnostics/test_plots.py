@@ -70,7 +70,7 @@ def test_particles_are_at_their_places_over_contours_and_paths():
     ax = plot_particles(sites, names, log_density, history=history)
     points = ax.collections[0].get_offsets()
     np.testing.assert_allclose(points, np.stack([W[:, 1, 2], W[:, 0, 0]], 1))
-    assert len(ax.get_lines()) == 12 + 1
+    assert len(ax.get_lines()) == 12
     assert len(ax.collections) == 2  # points and contours
     assert (ax.get_xlabel(), ax.get_ylabel()) == names
 
