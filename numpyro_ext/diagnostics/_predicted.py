@@ -23,7 +23,7 @@ from numpyro_ext.diagnostics._evaluate import (
 )
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
 
-__all__ = ["OfFit", "Predicted", "is_fit", "of_distribution", "of_fit", "of_samples"]
+__all__ = ["OfFit", "Predicted", "is_fit", "labels_of", "of_distribution", "of_fit", "of_samples"]
 
 LARGEST = 1e9
 """The largest predictions, in bytes, that are computed."""
@@ -200,6 +200,8 @@ def of_distribution(fn: Distribution, y: Any, rng_key: Any = None) -> Predicted:
         )
     site = {"name": "y", "fn": fn, "value": jnp.asarray(y), "intermediates": []}
     kind = kind_of(site)
+    if kind == "classes":
+        labels_of("y", y, num_classes(site))
     found = jax.device_get(predicted(site, check_key(rng_key)))
     data = {"y": y, "seen": jax.device_get(seen(site))[0]}
     title = f"{type(fn).__name__}, {fn.shape()[0]:,} draws"
@@ -239,6 +241,22 @@ def _observations(y: Any) -> np.ndarray:
     if np.isnan(y).any():
         raise ValueError(f"y has {np.isnan(y).sum()} NaN among {y.size} numbers; drop these rows.")
     return y
+
+
+def labels_of(name: str, labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Labels as integers in ``0 .. num_classes - 1``, or an error."""
+    numeric = np.issubdtype(labels.dtype, np.number) or labels.dtype == bool
+    wrong = labels[:0]
+    if numeric:
+        inside = (labels >= 0) & (labels < num_classes) & (labels == np.round(labels))
+        wrong = labels[~inside]
+    if not numeric or wrong.size:
+        what = f"the value {wrong[0]}" if wrong.size else f"the type {labels.dtype}"
+        raise ValueError(
+            f"{name} has {what}; it must hold integers from 0 to {num_classes - 1}, the number of"
+            " the class of each row."
+        )
+    return labels.astype(int)
 
 
 def _gathered(

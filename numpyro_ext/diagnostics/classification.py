@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import entr
 
 from numpyro_ext._checks import check_count
-from numpyro_ext.diagnostics._predicted import OfFit, Predicted, is_fit, of_fit
+from numpyro_ext.diagnostics._predicted import OfFit, Predicted, is_fit, labels_of, of_fit
 
 __all__ = [
     "PredictiveUncertainty",
@@ -259,7 +259,7 @@ def probs_and_labels(
     p = p.mean(0) if p.ndim == 3 else p
     if y.shape != p.shape[:1]:
         raise ValueError(f"labels has shape {y.shape}; it must be ({len(p)},), a number a row.")
-    return p, _labels_of("labels", y, p.shape[-1])
+    return p, labels_of("labels", y, p.shape[-1])
 
 
 def _refuse_arguments(name: str | None, of_a_fit: OfFit) -> None:
@@ -282,22 +282,6 @@ def _check_probs(p: np.ndarray) -> None:
         )
 
 
-def _labels_of(name: str, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Labels as integers in ``0 .. num_classes - 1``, or an error."""
-    numeric = np.issubdtype(labels.dtype, np.number) or labels.dtype == bool
-    wrong = labels[:0]
-    if numeric:
-        inside = (labels >= 0) & (labels < num_classes) & (labels == np.round(labels))
-        wrong = labels[~inside]
-    if not numeric or wrong.size:
-        what = f"the value {wrong[0]}" if wrong.size else f"the type {labels.dtype}"
-        raise ValueError(
-            f"{name} has {what}; it must hold integers from 0 to {num_classes - 1}, the number of"
-            " the class of each row."
-        )
-    return labels.astype(int)
-
-
 def classes_of(found: Predicted) -> tuple[np.ndarray, np.ndarray]:
     """``(S, n, C)`` probabilities and labels of a prediction of classes."""
     if found.probs is None:
@@ -305,4 +289,4 @@ def classes_of(found: Predicted) -> tuple[np.ndarray, np.ndarray]:
             f"site '{found.site}' has {found.kind} and no classes; its calibration is"
             " regression_calibration."
         )
-    return found.probs, _labels_of(f"site '{found.site}'", found.y, found.probs.shape[-1])
+    return found.probs, labels_of(f"site '{found.site}'", found.y, found.probs.shape[-1])

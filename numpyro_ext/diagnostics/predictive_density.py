@@ -109,7 +109,8 @@ def _matrix(log_lik: Any) -> np.ndarray:
             f"log_lik has shape {x.shape}; it must be (S, N), the log density of N rows under each"
             " of S draws, or (chain, draw, *rows)."
         )
-    x = x.reshape(x.shape[0] * (x.shape[1] if x.ndim > 2 else 1), -1)
+    if x.size:
+        x = x.reshape(x.shape[0] * (x.shape[1] if x.ndim > 2 else 1), -1)
     if not x.size or np.isnan(x).any() or (x == np.inf).any():
         bad = int(np.sum(np.isnan(x) | (x == np.inf)))
         raise ValueError(

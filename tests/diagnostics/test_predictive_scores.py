@@ -335,11 +335,10 @@ def test_a_network_with_its_own_dropout_has_a_mask_for_each_draw():
 
 def test_diagnose_names_the_scores_of_predictions_for_a_network_alone(ensemble):
     _, fits = ensemble
-    params = {
-        name.replace("_loc", end): jnp.full(jnp.shape(x), 0.1) if end == "_scale" else x
-        for name, x in fits[0].params.items()
-        for end in ("_loc", "_scale")
-    }
+    params = dict(fits[0].params)
+    for name, x in fits[0].params.items():
+        if name.endswith("_loc"):
+            params[name.removesuffix("loc") + "scale"] = jnp.full(jnp.shape(x), 0.1)
     normal = SVI(network, AutoNormal(network), optax.adam(0.05), Trace_ELBO())
     found = diagnose(normal, params, model_args=TRAIN, num_moves=0, num_samples=100)
     last = found.rows[-1]
@@ -388,7 +387,7 @@ def test_bad_input(exact):
         ((dist.Normal(jnp.zeros((4, 3)), 1.0),), {"y": [1.0]}, r"has shape \(4, 3\) and y \(1,\)"),
         ((dist.Normal(jnp.zeros((4, 1)), 1.0),), {"y": [np.nan]}, "y has 1 NaN"),
         ((dist.Normal(jnp.zeros((4, 1)), 1.0),), {"y": ["a"]}, "it must hold numbers"),
-        ((dist.Categorical(jnp.ones((1, 2)) / 2),), {"y": [2]}, "site 'y' has the value 2"),
+        ((dist.Categorical(jnp.ones((1, 2)) / 2),), {"y": [2]}, "y has the value 2"),
         ((dist.Multinomial(3, jnp.ones(2) / 2),), {"y": [1, 2]}, "'y' is a Multinomial"),
         (({"y": np.ones((4, 2), int)},), {"y": [1, 0]}, "labels alone have no probabilities"),
         (({"f": np.ones((4, 3))},), {"y": [1, 0]}, r"one of the sites \[\]"),
