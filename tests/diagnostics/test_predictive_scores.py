@@ -74,6 +74,7 @@ def exact():
     return svi, given, predictive_scores(svi, SLOPE, **given)
 
 
+@pytest.mark.x64
 def test_scores_of_a_known_posterior(exact):
     expected, u = closed_form()
     _, _, scores = exact
@@ -228,6 +229,7 @@ def test_of_several_observed_sites_one_is_named():
     assert isinstance(classes, ClassificationScores)
 
 
+@pytest.mark.x64
 def test_scores_of_classes_are_those_of_their_probabilities():
     """Bernoulli with a slope of two values: every number by hand."""
     svi = svi_of(two_sites, AutoDelta)
