@@ -98,7 +98,7 @@ def regression_calibration(
         >>> right = regression_calibration(y, loc=3.0, scale=2.0)
         >>> narrow = regression_calibration(y, loc=3.0, scale=1.0)
         >>> print(f"{right.error:.4f} {narrow.error:.4f} {right.perfect_error:.4f}")
-        0.0003 0.0516 0.0002
+        0.0002 0.0519 0.0002
     """
     check_choice("kind", kind, ("central", "cdf"))
     grid = _levels(levels)
