@@ -18,6 +18,7 @@ __all__ = [
     "first_rows",
     "inside_plates",
     "latents_only",
+    "no_more_rows",
     "plates_have_rows",
     "refuse_mutable",
     "refuse_noise",
@@ -161,6 +162,16 @@ class every_row(Messenger):
         if subsample_size is not None and subsample_size != size:
             msg["args"] = (size, size)
             msg["value"] = jnp.arange(size)
+
+
+class no_more_rows(Messenger):
+    """Take all rows of a plate that has fewer than its minibatch, as new data may."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "plate":
+            size, subsample_size = msg["args"]
+            if subsample_size is not None and subsample_size > size:
+                msg["args"] = (size, size)
 
 
 class first_rows(Messenger):

@@ -81,8 +81,11 @@ def _predictive_trace(fit: Fit, params: Params, latents: Sites, key: Array) -> T
     return model_trace_of(fit._replace(model=uncondition(fit.model)), params, latents, key)
 
 
-def prototype(fit: Fit, rng_key: Array) -> Prototype:
-    """Look at one draw without computing it; an error names a latent site that has no draws."""
+def prototype(fit: Fit, rng_key: Array, *, needs_latents: bool = True) -> Prototype:
+    """Look at one draw without computing it; an error names a latent site that has no draws.
+
+    :param needs_latents: whether a model without a latent site is an error.
+    """
     key_guide, key_model = random.split(rng_key)
     params = fit.params[0]
     guide_trace: Trace = {}
@@ -100,10 +103,10 @@ def prototype(fit: Fit, rng_key: Array) -> Prototype:
     jax.eval_shape(look)
     check_known(fit, model_trace, guide_trace)
     latents = [site["name"] for site in latent_sites(model_trace)]
-    if not latents:
+    if needs_latents and not latents:
         raise ValueError(
             "the model has no latent sample site, so there are no draws to convert; give it at"
-            " least one numpyro.sample without obs."
+            " least one numpyro.sample without obs, or judge its predictions by predictive_scores."
         )
     drawn = fit.draws[0] if fit.draws else guide_trace
     missing = [model_trace[name] for name in latents if name not in drawn]

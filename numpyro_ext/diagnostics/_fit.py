@@ -17,8 +17,9 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.handlers import every_row
+from numpyro_ext._model.handlers import every_row, no_more_rows
 from numpyro_ext._model.mistakes import check_rows
+from numpyro_ext._model.read import set_up
 from numpyro_ext._numpyro import mcmc_arguments, params_of_hmc, posterior_guide
 from numpyro_ext._typing import (
     BecomesNormal,
@@ -181,7 +182,8 @@ def _check_signature(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
 
 @contextmanager
 def _arrays_wanted(args: tuple, kwargs: dict[str, Any]) -> Iterator[None]:
-    """An error says that lists and frames have to be arrays where the model fails on them."""
+    """An error says that lists, frames and words have to be arrays of numbers where the model fails
+    on them."""
     try:
         yield
     except Exception as error:
@@ -196,7 +198,25 @@ def _arrays_wanted(args: tuple, kwargs: dict[str, Any]) -> Iterator[None]:
                     f"the model does not run on its arguments ({error}), and its {name} is a"
                     f" {what}; pass an array, as by {remedy}."
                 ) from error
+            if issubclass(kind, np.ndarray) and given[name].dtype.kind in "OSU":
+                words = [x for x in given[name].ravel() if isinstance(x, str | bytes)]
+                held = f" that holds {words[0]!r}" if words else ""
+                raise TypeError(
+                    f"the model does not run on its arguments, and its {name} is an array of"
+                    f" objects{held}; pass numbers: code the words of a column as columns of 0 and"
+                    " 1, or leave it out."
+                ) from error
         raise
+
+
+def _set_up(guide: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Set up an auto guide that was never called, on data of any number of rows."""
+    if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
+        model, guide.model = guide.model, no_more_rows(guide.model)
+        try:
+            set_up(guide, args, kwargs)
+        finally:
+            guide.model = model
 
 
 def _fit_of_optimised(
@@ -239,6 +259,7 @@ def _fit_of_optimised(
         draws = [dict(particles(one)) for one in params]
         subsampled = obj.model if minibatch_plates(obj.model, args, kwargs) else None
         return Fit(model, args, kwargs, attributes, params, draws=draws, minibatch=subsampled)
+    _set_up(obj.guide, args, kwargs)
     if isinstance(obj.guide, BecomesNormal):
         guide, params = obj.guide.as_normal(params)
     else:

@@ -7,6 +7,7 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
+from numpyro.distributions import constraints
 from numpyro.handlers import seed, substitute
 
 from numpyro_ext._model.handlers import subsampled_plates
@@ -15,7 +16,7 @@ from numpyro_ext._typing import Converges, HasConjugate, Params, ReadsMinibatche
 from numpyro_ext.diagnostics._density import coordinates
 from numpyro_ext.diagnostics._evaluate import Prototype
 from numpyro_ext.diagnostics._fit import Fit
-from numpyro_ext.diagnostics.full_data import minibatch_plates
+from numpyro_ext.diagnostics.full_data import minibatch_plates, shapes_of
 from numpyro_ext.diagnostics.table import Row, equally_spaced, judged
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "loss_rows",
     "minibatch_cause",
     "narrow_rows",
+    "network_rows",
     "point_rows",
     "run_rows",
     "states_row",
@@ -39,6 +41,8 @@ DRAWS = 50
 BLOCK = 50
 """Draws whose statistics are in memory together."""
 PRIOR_DRAWS = 200
+MANY_WEIGHTS = 30
+"""Numbers in matrices from which on these may be the weights of a network."""
 NARROW = 0.86
 """Of normals whose standard deviation is 0.8 of the right one."""
 
@@ -142,6 +146,36 @@ def _can_vary(site: Site) -> bool:
     """True for a latent site of the model with a coordinate that is neither discrete nor given."""
     support: Any = site["fn"].support
     return not support.is_discrete and not is_delta(site) and coordinates(support, site) > 0
+
+
+def network_rows(fit: Fit) -> list[Row]:
+    """A line for a model with latent matrices outside of plates, as the weights of a network are.
+
+    Such weights may change places and signs, so that no guide of them is right and no two chains
+    agree, and their predictions may be right all the same.
+    """
+    if fit.model is None:
+        return []
+    count = 0
+    for site in latent_sites(shapes_of(fit.model, fit.args, fit.kwargs)):
+        plates = {frame.dim for frame in site["cond_indep_stack"]}
+        shape = jnp.shape(site["value"])
+        own = [
+            n for i, n in enumerate(shape) if i - len(shape) + site["fn"].event_dim not in plates
+        ]
+        support: Any = site["fn"].support
+        while isinstance(support, constraints.independent):
+            support = support.base_constraint
+        if len(own) > 1 and support in (constraints.real, constraints.real_matrix):
+            count += math.prod(shape)
+    if count < MANY_WEIGHTS:
+        return []
+    verdict = (
+        "if these are the weights of a network, they are not identified, and the lines on them do"
+        " not say whether its predictions are right: judge these by predictive_scores on rows that"
+        " were not in the fit."
+    )
+    return [Row("latent numbers in matrices", count, None, "", None, verdict)]
 
 
 def minibatch_cause(obj: Any, fit: Fit, proto: Prototype) -> str | None:

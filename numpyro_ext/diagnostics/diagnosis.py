@@ -1,6 +1,5 @@
 """One table that says whether a result can be trusted, and what to do if not."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,20 +10,13 @@ from numpyro_ext._checks import check_count
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.diagnostics._by_proxy import by_proxy, proxy_of
 from numpyro_ext.diagnostics._chain_moves import chain_moves_rows
-from numpyro_ext.diagnostics._chains import (
-    AGREEMENT,
-    SEVERAL_MODES,
-    chain_rows,
-    hmc_rows,
-    restart_rows,
-    settings_rows,
-    sgmcmc_rows,
-)
+from numpyro_ext.diagnostics._chains import SEVERAL_MODES
 from numpyro_ext.diagnostics._evaluate import evaluator, prototype, warn_of_lost_draws
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, restarts_of
 from numpyro_ext.diagnostics._guides import (
     local_rows,
     minibatch_cause,
+    network_rows,
     point_rows,
     run_rows,
 )
@@ -40,19 +32,18 @@ from numpyro_ext.diagnostics._points import (
     scored,
 )
 from numpyro_ext.diagnostics._run import chains_of, facts_of, mcmc_stats
-from numpyro_ext.diagnostics._weights import (
-    Usable,
-    khat_rows,
-    reweighted_rows,
-    units_of,
-    units_of_dims,
+from numpyro_ext.diagnostics._tables import (
+    of_tree,
+    restarts_rows,
+    size_of,
+    table_of_chains,
+    title,
+    weighed,
 )
+from numpyro_ext.diagnostics._weights import reweighted_rows, units_of
 from numpyro_ext.diagnostics.table import Diagnosis, Row
 
 __all__ = ["diagnose"]
-
-Numbers = dict[str, np.ndarray]
-"""Arrays ``(chain, draw, *site)`` by name."""
 
 
 def diagnose(
@@ -173,6 +164,10 @@ def diagnose(
     sampling adds a share R to the variance of global sites that the guide draws independently of
     the local ones; the variance of the posterior is then 1 / (1 - R) times that of the guide.
 
+    **Weights of a network** are not identified, so the lines on them do not say whether its
+    predictions are right. A last line, for information, names :func:`predictive_scores` where 30
+    or more latent numbers are in matrices outside of plates.
+
     **It fails** to see modes that neither the draws nor the search has found, and it does not know
     the right model. A good line is necessary, not sufficient: chains with a bias that all of them
     share agree. At most 1,000 coordinates, or units, are looked at, equally spaced.
@@ -228,8 +223,22 @@ def diagnose(
     from xarray import DataTree
 
     if isinstance(obj, DataTree):
-        return _of_tree(obj)
+        return of_tree(obj)
     fit = fit_of(obj, result, model_args, model_kwargs)
+    found = _of_fit(obj, fit, result, num_samples, num_moves, rng_key, proxy)
+    return found._replace(rows=(*found.rows, *network_rows(fit)))
+
+
+def _of_fit(
+    obj: Any,
+    fit: Fit,
+    result: Any,
+    num_samples: int,
+    num_moves: int | None,
+    rng_key: Any,
+    proxy: TaylorProxy | None,
+) -> Diagnosis:
+    """The lines of a fit of any kind."""
     fit, of_proxy = by_proxy(fit, obj, proxy_of(obj, proxy), rng_key)
     if fit.attributes["inference_method"] == "particles":
         return _of_particles(obj, fit, num_moves, rng_key)
@@ -246,7 +255,7 @@ def diagnose(
                 fit, proto, draws, stats, facts, num_moves, key_moves, seek_modes=several
             )
             moved = [*of_proxy, *moved]
-        return _table_of_chains(draws, stats, facts, latents, moved, no_other_modes=no_other)
+        return table_of_chains(draws, stats, facts, latents, moved, no_other_modes=no_other)
     found = _of_guide(obj, fit, result, num_samples, num_moves, rng_key)
     return found._replace(rows=(*of_proxy, *found.rows))
 
@@ -263,13 +272,13 @@ def _of_guide(
     draws = {**out["latent"], **out["deterministic"]}
     rows = [
         *local_rows(obj.guide, fit, draws, jax.random.fold_in(rng_key, 1)),
-        *_restarts(draws, fit.attributes),
+        *restarts_rows(draws, fit.attributes),
         *(points := point_rows(proto, out["latent"])),
     ]
     cause = minibatch_cause(obj, fit, proto)
     one = {name: x[0] for name, x in out["latent"].items()}
     has_moves = has_gradient(proto) and not any(row.ok is None for row in points)
-    weights, usable = _weighed(out["stats"].get("log_weight"), proto.density, has_moves, cause)
+    weights, usable = weighed(out["stats"].get("log_weight"), proto.density, has_moves, cause)
     rows += weights
     if usable is not None:
         every = {name: x.reshape(-1, *x.shape[2:]) for name, x in out["latent"].items()}
@@ -289,7 +298,7 @@ def _of_guide(
     of_draws = [row.ok for row in rows if row.of_draws]
     is_right = True in of_draws and False not in of_draws
     first = run_rows(obj, restarts_of(result), is_right)
-    return Diagnosis(_title(fit.attributes, _size_of(draws)), (*first, *rows))
+    return Diagnosis(title(fit.attributes, size_of(draws)), (*first, *rows))
 
 
 def _of_particles(obj: Any, fit: Fit, num_moves: int | None, rng_key: Any) -> Diagnosis:
@@ -306,95 +315,9 @@ def _of_particles(obj: Any, fit: Fit, num_moves: int | None, rng_key: Any) -> Di
     else:
         d = sum(int(np.prod(x.shape[1:])) for x in last.values())
         rows = particle_rows(m, {"num_latents": d})
-    return Diagnosis(_title(fit.attributes, f"{m} particles"), tuple(rows))
-
-
-def _of_tree(tree: Any) -> Diagnosis:
-    """The lines for which a ``DataTree`` of :func:`to_arviz` is enough."""
-    facts = dict(tree.attrs)
-    method = facts.get("inference_method")
-    if method is None or "posterior" not in tree:
-        raise ValueError(
-            "the DataTree does not say which method made it, as those of arviz.from_numpyro do not;"
-            " pass one that to_arviz made, or the fit itself."
-        )
-    draws, stats = _numbers(tree, "posterior"), _numbers(tree, "sample_stats")
-    if method in ("mcmc", "sgmcmc"):
-        return _table_of_chains(draws, stats, facts, set())
-    if method == "particles":
-        m = tree["posterior"].sizes["chain" if "kernel" in facts else "draw"]
-        return Diagnosis(_title(facts, f"{m} particles"), tuple(particle_rows(m, facts)))
-    weight = stats.get("log_weight")
-    rows, usable = _weighed(weight, facts.get("density", ""), False, None)
-    if weight is not None and usable is not None:
-        sizes = {str(n): _sizes(x) for n, x in tree["posterior"].data_vars.items()}
-        unit_of = units_of_dims(_sizes(tree["sample_stats"]["log_weight"]), sizes)
-        every = {name: x.reshape(-1, *x.shape[2:]) for name, x in draws.items()}
-        rows += reweighted_rows(every, usable, unit_of)
-    return Diagnosis(_title(facts, _size_of(draws)), tuple([*_restarts(draws, facts), *rows]))
-
-
-def _sizes(x: Any) -> dict[str, int]:
-    """The dimensions of a variable without chain and draw."""
-    return {str(d): int(n) for d, n in x.sizes.items() if d not in ("chain", "draw")}
-
-
-def _numbers(tree: Any, group: str) -> Numbers:
-    if group not in tree:
-        return {}
-    variables = tree[group].data_vars.items()
-    return {str(n): x.transpose("chain", "draw", ...).to_numpy() for n, x in variables}
-
-
-def _title(facts: dict[str, Any], size: str) -> str:
-    what = facts.get("kernel") or f"{facts.get('guide')} by {facts.get('loss', 'an engine')}"
-    return f"{what}, {size}"
-
-
-def _table_of_chains(
-    draws: Numbers,
-    stats: Numbers,
-    facts: dict[str, Any],
-    latents: set[str],
-    moved: Sequence[Row] = (),
-    *,
-    no_other_modes: bool = False,
-) -> Diagnosis:
-    """The table of a run of MCMC; ``latents`` are the sites that have to move, and a search may
-    have found that there are ``no_other_modes`` than those with draws."""
-    chains, length = next(iter(draws.values())).shape[:2]
-    is_sgmcmc = facts["inference_method"] == "sgmcmc"
-    rows = sgmcmc_rows(stats, facts) if is_sgmcmc else hmc_rows(stats)
-    of_chains = chain_rows(draws, stats, facts, latents)
-    agree = any(row.ok for row in of_chains if row.quantity == AGREEMENT)
-    rows += [*settings_rows(facts, visits_modes=no_other_modes and agree), *of_chains, *moved]
-    return Diagnosis(_title(facts, f"{chains} x {length:,} draws"), tuple(rows))
+    return Diagnosis(title(fit.attributes, f"{m} particles"), tuple(rows))
 
 
 def _on_draws(rows: list[Row]) -> list[Row]:
     """These lines say whether the draws are those of the posterior."""
     return [row._replace(of_draws=True) for row in rows]
-
-
-def _size_of(draws: Numbers) -> str:
-    restarts, length = next(iter(draws.values())).shape[:2]
-    return f"{restarts} x {length:,} draws"
-
-
-def _restarts(draws: Numbers, facts: dict[str, Any]) -> list[Row]:
-    return restart_rows(draws, facts) if len(next(iter(draws.values()))) > 1 else []
-
-
-def _weighed(
-    log_weight: np.ndarray | None, density: str, has_more: bool, cause: str | None
-) -> tuple[list[Row], Usable | None]:
-    """The lines of the weights ``(chain, draw, *units)`` of a guide, if it has a density."""
-    if log_weight is None:
-        more = "the next lines look at its draws" if has_more else "compare it with MCMC"
-        verdict = (
-            "the guide has no density, so neither k-hat nor bounds of the evidence can be"
-            f" computed; {more}."
-        )
-        return [Row("k-hat", np.nan, None, "0.7", None, verdict, of_draws=True)], None
-    log_w = log_weight.reshape(-1, *log_weight.shape[2:])
-    return khat_rows(log_w, auxiliary=density == "bound", cause=cause)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from numpyro.handlers import seed, substitute
 from numpyro.infer import init_to_sample
 
-from numpyro_ext._model.handlers import every_row, subsampled_plates, valid_plates
+from numpyro_ext._model.handlers import every_row, valid_plates
 from numpyro_ext._model.read import sample_sites, shape_trace
 from numpyro_ext._typing import Model, Trace
 
@@ -18,7 +18,10 @@ def minibatch_plates(
     model: Model, args: tuple, kwargs: dict[str, Any]
 ) -> dict[str, tuple[int, int]]:
     """``(size, subsample_size)`` of every plate of the model that takes a minibatch."""
-    return subsampled_plates(shapes_of(valid_plates(model), args, kwargs))
+    declared = every_row(model)  # the data may have fewer rows than a minibatch
+    shapes_of(valid_plates(declared), args, kwargs)
+    sizes = declared.plates.items()
+    return {name: (size, batch) for name, (size, batch) in sizes if batch and batch < size}
 
 
 def shapes_of(model: Model, args: tuple, kwargs: dict[str, Any]) -> Trace:

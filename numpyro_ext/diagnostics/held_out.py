@@ -36,7 +36,7 @@ from numpyro_ext.diagnostics._evaluate import (
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
 from numpyro_ext.diagnostics.full_data import shapes_of
 
-__all__ = ["held_out_log_likelihood"]
+__all__ = ["held_out_log_likelihood", "log_mean_exp", "log_weights_of"]
 
 _ENUMERATED = BernoulliLogits, BernoulliProbs, CategoricalLogits, CategoricalProbs
 
@@ -74,8 +74,9 @@ def held_out_log_likelihood(
     still rises. It says nothing of what :math:`q(\theta)` misses.
 
     Entries that the model leaves out, by ``dist.Normal(...).mask(seen)``, count zero. Every plate
-    runs on all of its rows, which may be fewer than the minibatch of the run. A latent variable of
-    a row has to lie in the plate of the data; one outside is refused.
+    runs on all of its rows, which may be fewer than the minibatch of the run. A model without a
+    latent site may have noise of its own, as dropout has: each draw is one run of it. A latent
+    variable of a row has to lie in the plate of the data; one outside is refused.
 
     :param obj: an ``SVI`` or engine whose guide infers local variables from the arguments, as a
         :class:`~numpyro_ext.svae.SVAEGuide`, a :class:`~numpyro_ext.guides.FlowGuide` or a function
@@ -117,6 +118,19 @@ def held_out_log_likelihood(
         >>> print([f"{value:.3f}" for value in found])  # log N(y | 0, 2)
         ['-1.266', '-3.516']
     """
+    found = log_weights_of(obj, result, model_args, model_kwargs, num_samples, rng_key)
+    return log_mean_exp(found)
+
+
+def log_weights_of(
+    obj: Any,
+    result: Any,
+    model_args: tuple | None,
+    model_kwargs: dict[str, Any] | None,
+    num_samples: int,
+    rng_key: Any,
+) -> np.ndarray:
+    """``(S, *rows)``: what :func:`held_out_log_likelihood` takes the mean of, in logs."""
     num_samples = check_count("num_samples", num_samples)
     key_prototype, key_draws = random.split(check_key(rng_key))
     fit = fit_of(obj, result, model_args, model_kwargs)
@@ -129,7 +143,7 @@ def held_out_log_likelihood(
         draws = dict(fit.draws[i]) if fit.draws else None
         size = num_samples if draws is None else next(iter(draws.values())).shape[0]
         pieces.append(np.asarray(weights_of(fit.params[i], draws, random.split(key, (size, 2)))))
-    return _log_mean_exp(np.concatenate(pieces).astype(np.float64))
+    return np.concatenate(pieces).astype(np.float64)
 
 
 def _refuse_fixed_rows(obj: Any, fit: Fit, rng_key: Array) -> None:
@@ -203,7 +217,7 @@ def _as_long_as_the_data(fit: Fit, layout: Layout, trace: Trace) -> set[str]:
 
 def _compiled(fit: Fit, rng_key: Array) -> Callable[..., Array]:
     """The jitted log weights ``(S, *rows)`` of draws, which are made by the guide or given."""
-    trace = prototype(fit, rng_key).trace
+    trace = prototype(fit, rng_key, needs_latents=False).trace
     layout, category = _look(fit, trace, rng_key)
     numbers = sum(math.prod(jnp.shape(site["value"])) for site in sample_sites(trace))
     block = max(1, BLOCK // max(1, numbers * (1 if category is None else len(category[1]))))
@@ -307,7 +321,8 @@ def _support_of(site: Site, count: int) -> np.ndarray:
     return np.broadcast_to(each, (count, *shape))
 
 
-def _log_mean_exp(log_weights: np.ndarray) -> np.ndarray:
+def log_mean_exp(log_weights: np.ndarray) -> np.ndarray:
+    """The log of the mean over the first axis of what these are the logs of."""
     shift = np.max(log_weights, axis=0)
     shift = np.where(np.isfinite(shift), shift, 0.0)
     with np.errstate(divide="ignore"):

@@ -1,0 +1,110 @@
+"""What the distribution of an observed site predicts: classes, or moments and its cdf."""
+
+from typing import Any
+
+from jax import Array
+import jax.numpy as jnp
+from numpyro.distributions import (
+    BernoulliLogits,
+    BernoulliProbs,
+    CategoricalLogits,
+    CategoricalProbs,
+    ExpandedDistribution,
+    Independent,
+    MaskedDistribution,
+)
+
+from numpyro_ext._model.density import log_prob, row_log_prob
+from numpyro_ext._model.read import Site, layers
+from numpyro_ext._numpyro import mask_of
+
+__all__ = ["NOISE_DRAWS", "kind_of", "num_classes", "predicted", "seen"]
+
+NOISE_DRAWS = 100
+"""Draws of a distribution, where it has no cdf or no moments in closed form."""
+_CLASSES = BernoulliLogits, BernoulliProbs, CategoricalLogits, CategoricalProbs
+
+
+def _elementwise(fn: Any) -> Any:
+    """The distribution of a single number or vector, without the wrappers of shape and mask."""
+    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
+        fn = fn.base_dist
+    return fn
+
+
+def kind_of(site: Site) -> str:
+    """``"classes"``, ``"counts"`` or ``"numbers"``, by the support of a site; or an error."""
+    fn = _elementwise(site["fn"])
+    if isinstance(fn, _CLASSES):
+        return "classes"
+    if not fn.support.is_discrete:
+        return "numbers"
+    if fn.event_dim == 0:
+        return "counts"
+    raise ValueError(
+        f"site '{site['name']}' is a {type(fn).__name__}, whose value is neither one class nor"
+        " numbers; its score is log_predictive_density, and that of classes needs a Categorical."
+    )
+
+
+def num_classes(site: Site) -> int:
+    """C of a site of classes."""
+    return jnp.shape(_elementwise(site["fn"]).enumerate_support(expand=False))[0]
+
+
+def predicted(site: Site, rng_key: Array) -> dict[str, Array]:
+    """The prediction of one draw of the latent sites, at every entry of an observed site.
+
+    * ``log_lik`` - the log density of every row, without scales.
+    * ``probs`` - of classes: ``(*entries, C)``.
+    * ``mean``, ``variance``, ``cdf`` - of counts and numbers: ``(*entries,)``, the cdf at the
+      observation, of counts with half of its own probability.
+
+    :param site: of a fit, or made of a distribution, whose first axis may be that of draws.
+    """
+    value, fn = jnp.asarray(site["value"]), _elementwise(site["fn"])
+    shape = jnp.broadcast_shapes(value.shape, site["fn"].shape())
+    kind = kind_of(site)
+    whole = log_prob(site)
+    # Without a plate, `to_event` may have declared all rows one event.
+    log_lik = row_log_prob(site) if whole.ndim == 0 and fn.event_dim == 0 else whole
+    out = {"log_lik": log_lik}
+    if kind == "classes":
+        support = jnp.reshape(fn.enumerate_support(expand=False), (-1,) + (1,) * len(shape))
+        probs = jnp.exp(fn.log_prob(jnp.broadcast_to(support, (support.shape[0], *shape))))
+        return {**out, "probs": jnp.moveaxis(probs, 0, -1)}
+    found = _closed_forms(fn, value, kind)
+    if len(found) < 3:
+        draws = fn.sample(rng_key, (NOISE_DRAWS, *shape[: len(shape) - len(fn.shape())]))
+        below = jnp.mean((draws < value) + 0.5 * (draws == value), 0)
+        found = {"mean": jnp.mean(draws, 0), "variance": jnp.var(draws, 0), "cdf": below} | found
+    return out | {name: jnp.broadcast_to(x, shape) for name, x in found.items()}
+
+
+def _closed_forms(fn: Any, value: Array, kind: str) -> dict[str, Array]:
+    """Those of ``mean``, ``variance`` and ``cdf`` that the distribution has."""
+    found: dict[str, Array] = {}
+    for name in ("mean", "variance"):
+        try:
+            found[name] = getattr(fn, name)
+        except (NotImplementedError, AttributeError):
+            continue
+    try:
+        cdf = fn.cdf(value)
+    except (NotImplementedError, AttributeError):
+        return found
+    half = 0.5 * jnp.exp(fn.log_prob(value)) if kind == "counts" else 0.0
+    return {**found, "cdf": cdf - half}
+
+
+def seen(site: Site) -> Array:
+    """Which entries of a site the model does not leave out by a mask."""
+    shape = jnp.broadcast_shapes(jnp.shape(site["value"]), site["fn"].shape())
+    found = jnp.ones(shape, bool)
+    for layer in layers(site["fn"]):
+        mask = mask_of(layer)
+        if mask is not None:
+            # A mask has the axes of a batch, without those of an event.
+            mask = jnp.reshape(mask, jnp.shape(mask) + (1,) * layer.event_dim)
+            found = found & jnp.broadcast_to(mask, shape)
+    return found

@@ -1,0 +1,279 @@
+"""The predictions of a fit at given data, draw by draw, from which all scores are computed."""
+
+import math
+from typing import Any, NamedTuple, TypedDict
+
+import jax
+from jax import Array, lax, random
+import jax.numpy as jnp
+import numpy as np
+from numpyro.distributions import Distribution
+from numpyro.infer import MCMC
+from numpyro.ops.provenance import eval_provenance
+
+from numpyro_ext._checks import check_count
+from numpyro_ext._model.predictive import kind_of, num_classes, predicted, seen
+from numpyro_ext._model.read import Site, frames, is_data, latent_sites
+from numpyro_ext._typing import Engine, Params, Sites, Trace
+from numpyro_ext.diagnostics._evaluate import (
+    BLOCK,
+    guide_trace_of,
+    model_trace_of,
+    prototype,
+)
+from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
+
+__all__ = ["OfFit", "Predicted", "is_fit", "labels_of", "of_distribution", "of_fit", "of_samples"]
+
+LARGEST = 1e9
+"""The largest predictions, in bytes, that are computed."""
+
+
+class OfFit(TypedDict, total=False):
+    """What a score takes besides a fit and its result."""
+
+    model_args: tuple | None
+    model_kwargs: dict[str, Any] | None
+    site: str | None
+    num_samples: int
+    rng_key: Any
+
+
+class Predicted(NamedTuple):
+    """Predictions of S draws at n entries of an observed site, host arrays in double precision.
+
+    Entries that a mask leaves out are dropped; an entry is one number, and a row, which has one log
+    density, may hold several.
+    """
+
+    title: str
+    site: str
+    kind: str
+    """``"numbers"``, ``"counts"`` or ``"classes"``."""
+    y: np.ndarray
+    """``(n,)``."""
+    log_lik: np.ndarray | None = None
+    """``(S, rows)``; None where only draws of the site are known."""
+    mean: np.ndarray | None = None
+    """``(S, n)``, and so the variance; of numbers and counts."""
+    variance: np.ndarray | None = None
+    pit: np.ndarray | None = None
+    """``(n,)``, the predictive probability of a value below y."""
+    probs: np.ndarray | None = None
+    """``(S, n, C)``, of classes."""
+
+
+def is_fit(obj: Any) -> bool:
+    """True for an ``MCMC``, an ``SVI`` or an engine."""
+    return isinstance(obj, MCMC | Engine)
+
+
+def of_fit(
+    obj: Any,
+    result: Any = None,
+    *,
+    model_args: tuple | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    site: str | None = None,
+    num_samples: int = 1000,
+    rng_key: Any = None,
+) -> Predicted:
+    """The predictions of a fit for the observed site of the model at these arguments."""
+    num_samples = check_count("num_samples", num_samples)
+    key_prototype, key_draws = random.split(check_key(rng_key))
+    fit = fit_of(obj, result, model_args, model_kwargs)
+    if fit.model is None:
+        raise TypeError("the MCMC runs on a potential function; a prediction needs a model.")
+    proto = prototype(fit, key_prototype, needs_latents=False)
+    name = _site_of(proto.trace, site)
+    if name in proto.left_out:
+        raise ValueError(
+            f"the prediction of '{name}' depends on {proto.marginalized}, which the run summed out;"
+            " draw them, as by numpyro.infer.Predictive(..., infer_discrete=True), or sum them out"
+            " of the model."
+        )
+    observed = proto.trace[name]
+    _refuse_local(proto.trace, observed)
+    kind = kind_of(observed)
+    size = len(next(iter(fit.draws[0].values()))) if fit.draws else num_samples
+    shape = np.broadcast_shapes(np.shape(observed["value"]), observed["fn"].shape())
+    numbers = math.prod(shape) * (num_classes(observed) if kind == "classes" else 4)
+    run = _compiled(fit, name, numbers)
+    if not fit.draws and not _is_random(fit, name):
+        size = 1  # a point, as each member of a deep ensemble is
+    _refuse_large(4.0 * numbers * size * len(fit.params), size * len(fit.params), shape)
+    pieces, data = [], {}
+    for i, key in enumerate(random.split(key_draws, len(fit.params))):
+        draws = dict(fit.draws[i]) if fit.draws else None
+        out, data = jax.device_get(run(fit.params[i], draws, random.split(key, (size, 3))))
+        pieces.append(out)
+    found = {key: np.concatenate([one[key] for one in pieces]) for key in pieces[0]}
+    facts = fit.attributes
+    what = facts.get("kernel") or f"{facts.get('guide')} by {facts.get('loss', 'an engine')}"
+    several = f"{len(pieces)} x " if len(pieces) > 1 else ""
+    draws = f"{several}{size:,} draw{'s' * (size > 1)}"
+    return _gathered(f"{what}, {draws}", name, kind, data, found)
+
+
+def _site_of(trace: Trace, name: str | None) -> str:
+    """The name of the observed site that is predicted."""
+    observed = [site["name"] for site in trace.values() if is_data(site)]
+    if not observed:
+        raise ValueError(
+            "the model has no observed site at these arguments; pass the observations too, as in"
+            " model_args=(X_test, y_test)."
+        )
+    if name is None and len(observed) == 1:
+        return observed[0]
+    if name not in observed:
+        raise ValueError(f"site is {name!r}; it must be one of the observed sites {observed}.")
+    return name
+
+
+def _refuse_local(trace: Trace, observed: Site) -> None:
+    """An error where a latent site of a row would be inferred from the observation itself."""
+    plates = set(frames(observed))
+    for site in latent_sites(trace):
+        if plates and plates <= set(frames(site)):
+            raise ValueError(
+                f"latent site '{site['name']}' belongs to one row of '{observed['name']}', whose"
+                " prediction would use the observation itself; use held_out_log_likelihood or"
+                " log_predictive_density, or sum it out of the model."
+            )
+
+
+def _refuse_large(size: float, num_draws: int, shape: tuple[int, ...]) -> None:
+    if size > LARGEST:
+        raise ValueError(
+            f"the predictions of {num_draws:,} draws at entries {shape} would take"
+            f" {size / 1e9:.1f} GB; pass a smaller num_samples, or fewer rows at a time (draws of"
+            " an MCMC or of particles: fewer rows)."
+        )
+
+
+def _one(fit: Fit, name: str, params: Params, draw: Sites | None, keys: Array) -> Site:
+    """The observed site under one draw."""
+    if draw is None:
+        trace = guide_trace_of(fit, params, keys[0])
+        draw = {site["name"]: site["value"] for site in latent_sites(trace)}
+    return model_trace_of(fit, params, draw, keys[1])[name]
+
+
+def _compiled(fit: Fit, name: str, numbers: int) -> Any:
+    """The jitted predictions of draws, each ``(S, ...)``, and the data of the site."""
+    block = max(1, BLOCK // max(1, numbers))
+
+    @jax.jit
+    def run(params: Params, draws: Sites | None, keys: Array) -> Any:
+        def fn(draw: Sites | None, key: Array) -> dict[str, Array]:
+            return predicted(_one(fit, name, params, draw, key), key[2])
+
+        site = _one(fit, name, params, jax.tree.map(lambda x: x[0], draws), keys[0])
+        data = {"y": jnp.asarray(site["value"]), "seen": seen(site)}
+        if keys.shape[0] <= block:
+            return jax.vmap(fn)(draws, keys), data
+        return lax.map(lambda x: fn(*x), (draws, keys), batch_size=block), data
+
+    return run
+
+
+def _is_random(fit: Fit, name: str) -> bool:
+    """Whether draws of the guide, or runs of the model, may predict different things."""
+
+    def prediction(data: Array) -> dict[str, Array]:
+        keys = random.wrap_key_data(data)
+        return predicted(_one(fit, name, fit.params[0], None, keys), random.key(0))
+
+    data = random.key_data(random.split(random.key(0), 3))
+    return any(eval_provenance(prediction, data=data).values())
+
+
+def of_distribution(fn: Distribution, y: Any, rng_key: Any = None) -> Predicted:
+    """The predictions of a distribution whose first axis is that of draws, or of a single one."""
+    y = _observations(y)
+    if len(fn.shape()) == y.ndim:
+        fn = fn.expand((1, *fn.batch_shape))
+    if fn.shape()[1:] != y.shape:
+        raise ValueError(
+            f"the distribution has shape {fn.shape()} and y {y.shape}; it must be (S, *shape of y),"
+            " with a draw on the first axis, or the shape of y."
+        )
+    site = {"name": "y", "fn": fn, "value": jnp.asarray(y), "intermediates": []}
+    kind = kind_of(site)
+    if kind == "classes":
+        labels_of("y", y, num_classes(site))
+    found = jax.device_get(predicted(site, check_key(rng_key)))
+    data = {"y": y, "seen": jax.device_get(seen(site))[0]}
+    title = f"{type(fn).__name__}, {fn.shape()[0]:,} draws"
+    return _gathered(title, "y", kind, data, found)
+
+
+def of_samples(draws: dict[str, Any], y: Any, site: str | None = None) -> Predicted:
+    """The predictions of draws of the observed site itself, as ``Predictive`` gives them."""
+    y = _observations(y)
+    fitting = [name for name, x in draws.items() if np.shape(x)[1:] == y.shape]
+    if site is None and len(fitting) == 1:
+        site = fitting[0]
+    if site not in fitting:
+        raise ValueError(
+            f"site is {site!r}; it must be one of the sites {fitting}, whose draws have the shape"
+            f" (S, {', '.join(map(str, y.shape))}) that y asks for."
+        )
+    x = np.asarray(draws[site])
+    if not np.issubdtype(x.dtype, np.floating):
+        raise ValueError(
+            f"the draws of '{site}' are of type {x.dtype}, and labels alone have no probabilities;"
+            " pass the distribution with a draw on its first axis, as dist.Categorical(logits="
+            "logits)."
+        )
+    x = x.astype(np.float64).reshape(len(x), -1)
+    y = y.astype(np.float64).ravel()
+    pit = np.mean((x < y) + 0.5 * (x == y), 0)
+    return Predicted(f"{len(x):,} draws", site, "numbers", y, pit=pit, mean=x)
+
+
+def _observations(y: Any) -> np.ndarray:
+    if y is None:
+        raise ValueError("y is None; draws and distributions need y=, the observations.")
+    y = np.asarray(y)
+    if y.size == 0 or not (np.issubdtype(y.dtype, np.number) or y.dtype == bool):
+        raise ValueError(f"y has shape {y.shape} and type {y.dtype}; it must hold numbers.")
+    if np.isnan(y).any():
+        raise ValueError(f"y has {np.isnan(y).sum()} NaN among {y.size} numbers; drop these rows.")
+    return y
+
+
+def labels_of(name: str, labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Labels as integers in ``0 .. num_classes - 1``, or an error."""
+    numeric = np.issubdtype(labels.dtype, np.number) or labels.dtype == bool
+    wrong = labels[:0]
+    if numeric:
+        inside = (labels >= 0) & (labels < num_classes) & (labels == np.round(labels))
+        wrong = labels[~inside]
+    if not numeric or wrong.size:
+        what = f"the value {wrong[0]}" if wrong.size else f"the type {labels.dtype}"
+        raise ValueError(
+            f"{name} has {what}; it must hold integers from 0 to {num_classes - 1}, the number of"
+            " the class of each row."
+        )
+    return labels.astype(int)
+
+
+def _gathered(
+    title: str, site: str, kind: str, data: dict[str, Any], found: dict[str, np.ndarray]
+) -> Predicted:
+    """Everything in double precision, without the entries that a mask leaves out."""
+    kept = data["seen"]
+    log_lik = found["log_lik"]
+    rows = kept.reshape(*log_lik.shape[1:], -1).any(-1) if kept.ndim else kept
+    if not rows.any():
+        raise ValueError(f"every row of '{site}' is masked; pass rows with observations.")
+    y = np.broadcast_to(data["y"], kept.shape)[kept].astype(np.float64)
+    log_lik = log_lik.astype(np.float64)[:, rows]
+    there = Predicted(title, site, kind, y, log_lik)
+    if kind == "classes":
+        return there._replace(probs=found["probs"].astype(np.float64)[:, kept])
+    mean, variance, cdf = (
+        found[name][:, kept].astype(np.float64) for name in ("mean", "variance", "cdf")
+    )
+    return there._replace(mean=mean, variance=variance, pit=cdf.mean(0))

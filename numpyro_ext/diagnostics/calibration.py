@@ -1,0 +1,181 @@
+"""Calibration of predicted numbers: whether intervals hold as many observations as they say.
+
+Kuleshov, Fenner, Ermon, "Accurate uncertainties for deep learning using calibrated regression"
+(2018).
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+from scipy.special import ndtr
+
+from numpyro_ext._checks import check_choice
+from numpyro_ext.diagnostics._predicted import OfFit, Predicted, is_fit, of_fit
+
+__all__ = ["Calibration", "calibration_of", "regression_calibration"]
+
+LEVELS = tuple(i / 10 for i in range(1, 10))
+
+
+class Calibration(NamedTuple):
+    """The result of :func:`regression_calibration`."""
+
+    levels: np.ndarray
+    """``(J,)``, the probabilities p that the predictions state."""
+    empirical: np.ndarray
+    """``(J,)``, the share of the observations for which they hold."""
+    error: float
+    """The mean of ``(levels - empirical)**2``."""
+    sharpness: float
+    """The mean predictive variance; NaN where only ``pit`` was given."""
+    count: int
+    """The number n of observations."""
+
+    @property
+    def perfect_error(self) -> float:
+        r"""The mean error of a perfect model, :math:`\\mathrm{mean}_j\\, p_j (1 - p_j) / n`, by the
+        noise of n independent observations."""
+        return float(np.mean(self.levels * (1 - self.levels)) / self.count)
+
+
+def regression_calibration(
+    y: Any = None,
+    result: Any = None,
+    *,
+    samples: Any = None,
+    pit: Any = None,
+    loc: Any = None,
+    scale: Any = None,
+    levels: Sequence[float] | None = None,
+    kind: str = "central",
+    **of_a_fit: Unpack[OfFit],
+) -> Calibration:
+    r"""Whether predictive intervals hold as many observations as they say.
+
+    With the probability integral transform :math:`u_n = P(Y_n \le y_n)` of each observation under
+    its prediction, and levels :math:`p_j`,
+
+    .. math::
+
+        \hat p_j = \frac1n \#\{n : |2 u_n - 1| \le p_j\} \ \text{(central intervals)}, \qquad
+        \hat p_j = \frac1n \#\{n : u_n \le p_j\} \ \text{(cdf)}, \qquad
+        \mathrm{error} = \frac1J \sum_j (p_j - \hat p_j)^2.
+
+    The error of a perfect model is not zero: on n independent observations its mean is
+    :math:`\frac1J \sum_j p_j (1 - p_j) / n`, which is 0.1833 / n at the default levels
+    (``perfect_error``). Central intervals say most about a width that is wrong, and the cdf about a
+    location. **It fails** to see whether a prediction is of any use: the distribution of all
+    observations, the same for each row, is calibrated. Quote the ``sharpness`` with it.
+
+    The u of a fit is the mean over draws of the cdf of the observed site; from 100 draws of the
+    site for each draw of the fit where NumPyro has no cdf. Of counts, and of ``samples`` that equal
+    the observation, half of the probability at y counts, so the central intervals of small counts
+    hold too many. Several numbers in a row count as several observations.
+
+    :param y: observations, any shape; or a fit: an ``SVI``, an engine, or an ``MCMC``.
+    :param result: for an ``SVI`` or engine: what ``run`` returned, or a list of restarts.
+    :param samples: draws of the prediction, ``(S, *shape of y)``, noise included.
+    :param pit: the :math:`u_n` themselves; y is not needed.
+    :param loc: the mean of a normal prediction, with ``scale``.
+    :param scale: its standard deviation.
+    :param levels: in (0, 1); default 0.1, 0.2, ..., 0.9.
+    :param str kind: ``"central"`` or ``"cdf"``.
+    :param of_a_fit: for a fit: ``model_args, model_kwargs, site, num_samples, rng_key``, as in
+        :func:`predictive_scores`.
+    :return: a :class:`Calibration`.
+
+    **References**
+
+    1. *Accurate Uncertainties for Deep Learning Using Calibrated Regression*, V. Kuleshov,
+       N. Fenner, S. Ermon (ICML 2018), equations 2 and 9.
+
+    .. doctest::
+
+        >>> import numpy as np
+        >>> from numpyro_ext.diagnostics import regression_calibration
+        >>> y = np.random.default_rng(0).normal(3.0, 2.0, 1000)
+        >>> right = regression_calibration(y, loc=3.0, scale=2.0)
+        >>> narrow = regression_calibration(y, loc=3.0, scale=1.0)
+        >>> print(f"{right.error:.4f} {narrow.error:.4f} {right.perfect_error:.4f}")
+        0.0002 0.0519 0.0002
+    """
+    check_choice("kind", kind, ("central", "cdf"))
+    grid = _levels(levels)
+    given = {"samples": samples, "pit": pit, "loc and scale": loc if scale is None else scale}
+    sources = [name for name, x in given.items() if x is not None]
+    if is_fit(y):
+        if sources:
+            raise ValueError(f"y is a fit, which predicts by itself; leave out {sources[0]}.")
+        return calibration_of(of_fit(y, result, **of_a_fit), grid, kind)
+    if of_a_fit or result is not None:
+        named = [*of_a_fit, *(["result"] if result is not None else [])]
+        raise TypeError(f"{named[0]} belongs to a fit, and y is a {type(y).__name__}.")
+    if len(sources) != 1 or (loc is None) != (scale is None):
+        raise ValueError(
+            f"the prediction is given by {' and '.join(sources) or 'nothing'}; give exactly one of"
+            " samples=, pit=, or loc= with scale=."
+        )
+    if pit is not None:
+        u, sharpness = np.ravel(np.asarray(pit, np.float64)), np.nan
+    else:
+        observed = np.asarray(y, np.float64)
+        if not np.isfinite(observed).all():
+            raise ValueError("y has entries that are not finite; drop these rows.")
+        u, sharpness = _of_arrays(observed, samples, loc, scale)
+    if not u.size or not ((u >= 0) & (u <= 1)).all():
+        raise ValueError("the pit must hold probabilities in [0, 1], one at least, and no NaN.")
+    return _calibration(u, sharpness, grid, kind)
+
+
+def calibration_of(
+    found: Predicted, levels: np.ndarray | None = None, kind: str = "central"
+) -> Calibration:
+    """The calibration of predicted numbers."""
+    if found.pit is None or found.mean is None:
+        raise ValueError(
+            f"site '{found.site}' has classes; its calibration is expected_calibration_error."
+        )
+    variance = 0.0 if found.variance is None else found.variance.mean(0)
+    sharpness = float(np.mean(variance + found.mean.var(0)))
+    # The mean of a cdf in single precision may be 1 and a little more.
+    u = np.clip(found.pit, 0, 1)
+    return _calibration(u, sharpness, _levels(None) if levels is None else levels, kind)
+
+
+def _levels(levels: Sequence[float] | None) -> np.ndarray:
+    grid = np.ravel(np.asarray(LEVELS if levels is None else levels, np.float64))
+    if not grid.size or not ((grid > 0) & (grid < 1)).all():
+        raise ValueError(f"levels is {levels!r}; it must hold probabilities between 0 and 1.")
+    return grid
+
+
+def _of_arrays(y: np.ndarray, samples: Any, loc: Any, scale: Any) -> tuple[np.ndarray, float]:
+    """The flat pit, and the mean variance, of draws or of a normal."""
+    if samples is not None:
+        x = np.asarray(samples, np.float64)
+        if x.shape[1:] != y.shape or not x.size or np.isnan(x).any():
+            raise ValueError(
+                f"samples has shape {x.shape} and y {y.shape}; it must be (S, *shape of y), without"
+                " NaN."
+            )
+        u = np.mean((x < y) + 0.5 * (x == y), 0)
+        return np.ravel(u), float(np.mean(x.var(0)))
+    m, s = np.asarray(loc, np.float64), np.asarray(scale, np.float64)
+    if not (s > 0).all() or not np.isfinite(m).all():
+        raise ValueError("scale must be positive and loc finite, one for each entry of y.")
+    try:
+        m, s = np.broadcast_to(m, y.shape), np.broadcast_to(s, y.shape)
+    except ValueError:
+        raise ValueError(
+            f"loc has shape {m.shape}, scale {s.shape} and y {y.shape}; the first two must have the"
+            " shape of y, or be numbers."
+        ) from None
+    return np.ravel(ndtr((y - m) / s)), float(np.mean(s**2))
+
+
+def _calibration(u: np.ndarray, sharpness: float, levels: np.ndarray, kind: str) -> Calibration:
+    x = np.abs(2 * u - 1) if kind == "central" else u
+    empirical = np.array([np.mean(x <= p) for p in levels])
+    error = float(np.mean((levels - empirical) ** 2))
+    return Calibration(levels, empirical, error, sharpness, u.size)

@@ -1,0 +1,292 @@
+"""Scores of predicted probabilities of classes: calibration, Brier score, and entropies.
+
+Guo, Pleiss, Sun, Weinberger, "On calibration of modern neural networks" (2017).
+"""
+
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+from scipy.special import entr
+
+from numpyro_ext._checks import check_count
+from numpyro_ext.diagnostics._predicted import OfFit, Predicted, is_fit, labels_of, of_fit
+
+__all__ = [
+    "PredictiveUncertainty",
+    "ReliabilityBins",
+    "bins_of",
+    "brier_of",
+    "brier_score",
+    "expected_calibration_error",
+    "classes_of",
+    "error_of",
+    "perfect_calibration_error",
+    "predictive_uncertainty",
+    "probs_and_labels",
+    "reliability_bins",
+    "uncertainty_of",
+]
+
+SUM = 1e-3
+"""By so much the probabilities of a row may miss the sum of 1."""
+
+
+class ReliabilityBins(NamedTuple):
+    """The result of :func:`reliability_bins`; NaN in bins without data."""
+
+    confidence: np.ndarray
+    """``(num_bins,)``, the mean probability of the most probable class."""
+    accuracy: np.ndarray
+    """``(num_bins,)``, the share of rows that are in it."""
+    count: np.ndarray
+    """``(num_bins,)``, rows in the bin."""
+
+
+class PredictiveUncertainty(NamedTuple):
+    """The result of :func:`predictive_uncertainty`, entropies in nats, one for each row."""
+
+    total: np.ndarray
+    """The entropy of the mean probabilities."""
+    aleatoric: np.ndarray
+    """The mean entropy of the draws: noise of the labels."""
+    epistemic: np.ndarray
+    """The difference, which is the mutual information of the label and the draw."""
+
+
+def reliability_bins(
+    probs: Any, labels: Any = None, num_bins: int = 15, **of_a_fit: Unpack[OfFit]
+) -> ReliabilityBins:
+    r"""Confidence, accuracy and number of rows in bins of equal width of the confidence.
+
+    The confidence :math:`c_n` is the probability of the most probable class, and a row is right if
+    its label is that class. Bin b of B holds the rows with :math:`(b - 1) / B < c_n \le b / B`; 0
+    is in the first.
+
+    The computation is in double precision, in which a probability that comes in single precision
+    is not the decimal number it was meant to be: ``float32(0.8)`` is above 0.8.
+
+    :param probs: ``(N, C)``, or ``(S, N, C)`` of S draws, whose mean is taken; or a fit: an
+        ``SVI``, an engine, or an ``MCMC``.
+    :param labels: ``(N,)`` integers in ``0 .. C - 1``; of an ``SVI`` or engine, its result.
+    :param int num_bins: B.
+    :param of_a_fit: for a fit: ``model_args, model_kwargs, site, num_samples, rng_key``, as in
+        :func:`predictive_scores`.
+    :return: :class:`ReliabilityBins`.
+
+    .. doctest::
+
+        >>> from numpyro_ext.diagnostics import reliability_bins
+        >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.35, 0.65], [0.6, 0.4]]
+        >>> reliability_bins(probs, [0, 1, 1, 0], num_bins=2).accuracy
+        array([ nan, 0.75])
+    """
+    return bins_of(*probs_and_labels(probs, labels, **of_a_fit), num_bins)
+
+
+def bins_of(probs: np.ndarray, labels: np.ndarray, num_bins: int) -> ReliabilityBins:
+    """:func:`reliability_bins` of ``(N, C)`` checked arrays."""
+    num_bins = check_count("num_bins", num_bins)
+    right = probs.argmax(-1) == labels
+    return _binned(probs.max(-1), right, num_bins)
+
+
+def _binned(confidence: np.ndarray, right: np.ndarray, num_bins: int) -> ReliabilityBins:
+    edges = np.arange(1, num_bins) / num_bins
+    where = np.digitize(confidence, edges, right=True)
+    count = np.bincount(where, minlength=num_bins)
+    with np.errstate(invalid="ignore"):
+        sums = (np.bincount(where, x, num_bins) / count for x in (confidence, right))
+        return ReliabilityBins(*sums, count)
+
+
+def error_of(bins: ReliabilityBins) -> float:
+    """The expected calibration error of these bins."""
+    gaps = np.abs(bins.accuracy - bins.confidence)
+    return float(np.nansum(bins.count * gaps) / bins.count.sum())
+
+
+def expected_calibration_error(
+    probs: Any, labels: Any = None, num_bins: int = 15, **of_a_fit: Unpack[OfFit]
+) -> float:
+    r"""Expected calibration error of the most probable class.
+
+    .. math:: \mathrm{ECE} = \sum_{b=1}^B \frac{n_b}{N} |\mathrm{acc}_b - \mathrm{conf}_b|
+
+    over the bins of :func:`reliability_bins`, between 0 and 1.
+
+    **Biased upwards**: the error of a perfect model is the noise of its bins, and not zero. With 3
+    classes and 15 bins it is .074, .034 and .011 on 200, 1,000 and 10,000 rows;
+    :func:`predictive_scores` prints that of a perfect model with the same probabilities beside it.
+    **It fails** to see the classes below the most probable one, and whether the model separates the
+    rows at all: the shares of the classes, the same for every row, have an error near 0.
+
+    :param probs: ``(N, C)``, or ``(S, N, C)`` of S draws, whose mean is taken; or a fit: an
+        ``SVI``, an engine, or an ``MCMC``.
+    :param labels: ``(N,)`` integers in ``0 .. C - 1``; of an ``SVI`` or engine, its result.
+    :param int num_bins: B.
+    :param of_a_fit: for a fit: ``model_args, model_kwargs, site, num_samples, rng_key``, as in
+        :func:`predictive_scores`.
+    :return: a number.
+
+    **References**
+
+    1. *On Calibration of Modern Neural Networks*, C. Guo, G. Pleiss, Y. Sun, K. Q. Weinberger
+       (ICML 2017), equation 3.
+
+    .. doctest::
+
+        >>> from numpyro_ext.diagnostics import expected_calibration_error
+        >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.35, 0.65], [0.6, 0.4]]
+        >>> print(f"{expected_calibration_error(probs, [0, 1, 1, 0], num_bins=10):.4f}")
+        0.4125
+    """
+    return error_of(bins_of(*probs_and_labels(probs, labels, **of_a_fit), num_bins))
+
+
+def perfect_calibration_error(
+    probs: np.ndarray, num_bins: int = 15, num_repeats: int = 200, seed: int = 0
+) -> float:
+    """The mean error of ``(N, C)`` probabilities that are right: labels are drawn from them."""
+    rng, confidence = np.random.default_rng(seed), probs.max(-1)
+    repeats = (rng.random(confidence.shape) < confidence for _ in range(num_repeats))
+    return float(np.mean([error_of(_binned(confidence, right, num_bins)) for right in repeats]))
+
+
+def brier_score(probs: Any, labels: Any = None, **of_a_fit: Unpack[OfFit]) -> float:
+    r"""Brier score over all classes, between 0 and 2, lower being better.
+
+    .. math:: \frac1N \sum_{n=1}^N \sum_{c=1}^C (p_{nc} - 1[y_n = c])^2.
+
+    It is a proper score: in the mean over labels nothing is better than their true probabilities.
+    The convention for two classes that counts one column only is half of it.
+
+    :param probs: ``(N, C)``, or ``(S, N, C)`` of S draws, whose mean is taken; or a fit: an
+        ``SVI``, an engine, or an ``MCMC``.
+    :param labels: ``(N,)`` integers in ``0 .. C - 1``; of an ``SVI`` or engine, its result.
+    :param of_a_fit: for a fit: ``model_args, model_kwargs, site, num_samples, rng_key``, as in
+        :func:`predictive_scores`.
+    :return: a number.
+
+    **References**
+
+    1. *Verification of Forecasts Expressed in Terms of Probability*, G. W. Brier (Monthly Weather
+       Review 1950), equation 2.
+
+    .. doctest::
+
+        >>> from numpyro_ext.diagnostics import brier_score
+        >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.35, 0.65], [0.6, 0.4]]
+        >>> print(f"{brier_score(probs, [0, 1, 1, 0]):.5f}")
+        0.46625
+    """
+    p, y = probs_and_labels(probs, labels, **of_a_fit)
+    return brier_of(p, y)
+
+
+def brier_of(probs: np.ndarray, labels: np.ndarray) -> float:
+    """:func:`brier_score` of ``(N, C)`` checked arrays."""
+    truth = labels[:, None] == np.arange(probs.shape[-1])
+    return float(np.mean(np.sum((probs - truth) ** 2, -1)))
+
+
+def predictive_uncertainty(
+    probs: Any, result: Any = None, **of_a_fit: Unpack[OfFit]
+) -> PredictiveUncertainty:
+    r"""The entropy of a predicted class, split into noise of the label and doubt between draws.
+
+    .. math::
+
+        \underbrace{H\Big[\frac1S \sum_s p_s\Big]}_{\text{total}} =
+        \underbrace{\frac1S \sum_s H[p_s]}_{\text{aleatoric}} +
+        \underbrace{I[y; \theta]}_{\text{epistemic}}, \qquad H[p] = -\sum_c p_c \log p_c,
+
+    in nats; :math:`0 \log 0 = 0`. More data take the epistemic part away, and not the aleatoric
+    one. Of a single draw, or of a point, the epistemic part is 0, which says nothing. With few
+    draws it is too small: S draws know at most log S nats.
+
+    :param probs: ``(S, ..., C)``, probabilities of C classes under S draws; or a fit: an ``SVI``,
+        an engine, or an ``MCMC``.
+    :param result: for an ``SVI`` or engine: what ``run`` returned, or a list of restarts.
+    :param of_a_fit: for a fit: ``model_args, model_kwargs, site, num_samples, rng_key``, as in
+        :func:`predictive_scores`.
+    :return: :class:`PredictiveUncertainty`, three arrays ``(...)``.
+
+    **References**
+
+    1. *Bayesian Active Learning for Classification and Preference Learning*, N. Houlsby, F. Huszar,
+       Z. Ghahramani, M. Lengyel (2011), equation 2.
+
+    .. doctest::
+
+        >>> from numpyro_ext.diagnostics import predictive_uncertainty
+        >>> found = predictive_uncertainty([[0.9, 0.1], [0.5, 0.5]])
+        >>> [f"{x:.4f}" for x in found]
+        ['0.6109', '0.5091', '0.1017']
+    """
+    if is_fit(probs):
+        p = classes_of(of_fit(probs, result, **of_a_fit))[0]
+    else:
+        _refuse_arguments("result" if result is not None else None, of_a_fit)
+        p = np.asarray(probs, np.float64)
+        if p.ndim < 2:
+            raise ValueError(f"probs has shape {p.shape}; it must be (S, ..., C), draws first.")
+        _check_probs(p)
+    return uncertainty_of(p)
+
+
+def uncertainty_of(probs: np.ndarray) -> PredictiveUncertainty:
+    """:func:`predictive_uncertainty` of a checked array."""
+    p = np.clip(probs, 0, 1)  # of rounding
+    total, each = entr(p.mean(0)).sum(-1), entr(p).sum(-1).mean(0)
+    return PredictiveUncertainty(total, each, np.maximum(total - each, 0.0))
+
+
+def probs_and_labels(
+    probs: Any, labels: Any, **of_a_fit: Unpack[OfFit]
+) -> tuple[np.ndarray, np.ndarray]:
+    """``(N, C)`` probabilities, the mean of all draws, and ``(N,)`` labels, of arrays or a fit."""
+    if is_fit(probs):
+        p, y = classes_of(of_fit(probs, labels, **of_a_fit))
+        return p.mean(0), y
+    _refuse_arguments(None, of_a_fit)
+    p, y = np.asarray(probs, np.float64), np.asarray(labels)
+    if p.ndim not in (2, 3) or p.shape[-1] < 2 or not p.size:
+        raise ValueError(
+            f"probs has shape {p.shape}; it must be (N, C) or (S, N, C), with a column for each of"
+            " the classes: for two, np.stack([1 - p, p], -1)."
+        )
+    _check_probs(p)
+    p = p.mean(0) if p.ndim == 3 else p
+    if y.shape != p.shape[:1]:
+        raise ValueError(f"labels has shape {y.shape}; it must be ({len(p)},), a number a row.")
+    return p, labels_of("labels", y, p.shape[-1])
+
+
+def _refuse_arguments(name: str | None, of_a_fit: OfFit) -> None:
+    named = name or next(iter(of_a_fit), None)
+    if named is not None:
+        raise TypeError(
+            f"{named} belongs to a fit, and probs is none; pass the SVI, MCMC or engine."
+        )
+
+
+def _check_probs(p: np.ndarray) -> None:
+    """An error unless all rows are probabilities."""
+    low, high = (float(x) for x in (p.min(), p.max()))
+    sums = p.sum(-1)
+    if not (low >= -1e-6 and high <= 1 + 1e-6 and (np.abs(sums - 1) <= SUM).all()):
+        raise ValueError(
+            f"probs has entries from {low:.4g} to {high:.4g} and rows with sums from"
+            f" {sums.min():.4g} to {sums.max():.4g}; each row must be probabilities with the sum 1"
+            " (of logits: jax.nn.softmax(logits))."
+        )
+
+
+def classes_of(found: Predicted) -> tuple[np.ndarray, np.ndarray]:
+    """``(S, n, C)`` probabilities and labels of a prediction of classes."""
+    if found.probs is None:
+        raise ValueError(
+            f"site '{found.site}' has {found.kind} and no classes; its calibration is"
+            " regression_calibration."
+        )
+    return found.probs, labels_of(f"site '{found.site}'", found.y, found.probs.shape[-1])

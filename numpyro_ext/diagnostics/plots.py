@@ -1,0 +1,280 @@
+"""Pictures that ArviZ does not have: calibration, reliability, and particles."""
+
+from collections.abc import Callable, Mapping, Sequence
+import re
+from typing import TYPE_CHECKING, Any, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_ext._checks import check_count
+from numpyro_ext.diagnostics._predicted import OfFit
+from numpyro_ext.diagnostics.calibration import Calibration
+from numpyro_ext.diagnostics.classification import bins_of, error_of, probs_and_labels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["plot_calibration", "plot_particles", "plot_reliability"]
+
+GRID = 80
+"""Points of a contour along each axis."""
+MARGIN = 0.15
+"""Of the range of the particles, left free around them."""
+
+
+def _axes(ax: Any) -> Any:
+    """The given axes, or new ones; matplotlib is asked for here and nowhere else."""
+    if ax is not None:
+        return ax
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError(
+            "this picture needs matplotlib; install it by pip install"
+            " 'numpyro-ext-inference[examples]'."
+        ) from error
+    return plt.subplots(figsize=(4.5, 4.5), layout="constrained")[1]
+
+
+def plot_calibration(
+    calibration: Calibration | Mapping[str, Calibration] | Sequence[Calibration],
+    ax: Any = None,
+) -> "Axes":
+    """Share of the observations against the stated probability, one line per model.
+
+    On the diagonal a prediction is calibrated; for central intervals a line above it is of a
+    prediction that is too wide, and one below it of one too narrow. The band holds 95 % of the
+    points of a perfect model on as many observations as the first has.
+
+    :param calibration: a result of :func:`regression_calibration`, a list of them, or a dict whose
+        keys are the labels.
+    :param ax: matplotlib axes to draw on; default: new ones.
+    :return: the axes; nothing is shown or saved.
+    :raises ImportError: matplotlib is not installed.
+
+    .. doctest::
+
+        >>> import numpy as np
+        >>> from numpyro_ext.diagnostics import plot_calibration, regression_calibration
+        >>> y = np.random.default_rng(0).normal(size=200)
+        >>> found = {c: regression_calibration(y, loc=0.0, scale=s)
+        ...          for c, s in (("right", 1.0), ("narrow", 0.5))}
+        >>> ax = plot_calibration(found)
+        >>> ax.get_xlabel()
+        'stated probability'
+    """
+    models = _by_label(calibration)
+    ax = _axes(ax)
+    first = next(iter(models.values()))
+    p = np.linspace(0, 1, 101)
+    half = 1.96 * np.sqrt(p * (1 - p) / first.count)
+    band = np.clip([p - half, p + half], 0, 1)
+    ax.fill_between(p, *band, color="0.88", linewidth=0, label="95 % of a perfect model")
+    ax.plot([0, 1], [0, 1], color="0.4", linewidth=1)
+    for label, one in models.items():
+        order = np.argsort(one.levels)
+        name = f"{label}, " if label else ""
+        ax.plot(
+            one.levels[order],
+            one.empirical[order],
+            marker="o",
+            markersize=4,
+            label=f"{name}error {one.error:.2g}",
+        )
+    ax.set(
+        xlabel="stated probability",
+        ylabel="share of the observations",
+        xlim=(0, 1),
+        ylim=(0, 1),
+        aspect="equal",
+    )
+    ax.legend(loc="best", fontsize=8)
+    return ax
+
+
+def _by_label(calibration: Any) -> dict[str, Calibration]:
+    if isinstance(calibration, Calibration):
+        return {"": calibration}
+    if isinstance(calibration, Mapping):
+        models = {str(label): one for label, one in calibration.items()}
+    elif isinstance(calibration, Sequence):
+        models = {f"model {i}": one for i, one in enumerate(calibration)}
+    else:
+        models = {}
+    if not models or not all(isinstance(one, Calibration) for one in models.values()):
+        raise TypeError(
+            f"calibration is a {type(calibration).__name__}; it must be what"
+            " regression_calibration returns, or a list or dict of these."
+        )
+    return models
+
+
+def plot_reliability(
+    probs: Any,
+    labels: Any = None,
+    num_bins: int = 15,
+    ax: Any = None,
+    **of_a_fit: Unpack[OfFit],
+) -> "Axes":
+    """Accuracy of the most probable class against its probability, in bins, with their counts.
+
+    A bar below the diagonal is of a model too confident there. The marks on the diagonal are the
+    stated probabilities with two standard errors of as many rows as the bin has, whose number
+    stands in the bar.
+
+    :param probs: ``(N, C)``, or ``(S, N, C)`` of S draws, whose mean is taken; or a fit.
+    :param labels: ``(N,)`` integers in ``0 .. C - 1``; of an ``SVI`` or engine, its result.
+    :param int num_bins: bins of equal width.
+    :param ax: matplotlib axes to draw on; default: new ones.
+    :param of_a_fit: for a fit: ``model_args, model_kwargs, site, num_samples, rng_key``, as in
+        :func:`predictive_scores`.
+    :return: the axes; nothing is shown or saved.
+    :raises ImportError: matplotlib is not installed.
+
+    .. doctest::
+
+        >>> import numpy as np
+        >>> from numpyro_ext.diagnostics import plot_reliability
+        >>> rng = np.random.default_rng(0)
+        >>> p = rng.uniform(size=500)
+        >>> ax = plot_reliability(np.stack([1 - p, p], -1), rng.uniform(size=500) < p, num_bins=10)
+        >>> ax.get_ylabel()
+        'share that is right'
+    """
+    p, y = probs_and_labels(probs, labels, **of_a_fit)
+    bins = bins_of(p, y, check_count("num_bins", num_bins))
+    ax = _axes(ax)
+    some = bins.count > 0
+    width = 1 / num_bins
+    left = np.arange(num_bins)[some] * width
+    confidence, accuracy, count = (x[some] for x in bins)
+    ax.plot([0, 1], [0, 1], color="0.4", linewidth=1)
+    ax.bar(left, accuracy, width, align="edge", color="C0", edgecolor="white", alpha=0.75)
+    error = 2 * np.sqrt(confidence * (1 - confidence) / count)
+    ax.errorbar(
+        confidence,
+        confidence,
+        error,
+        fmt="none",
+        ecolor="0.25",
+        capsize=2,
+        linewidth=1,
+        label="stated, with 2 standard errors",
+    )
+    for x, rows in zip(left, count, strict=True):
+        ax.annotate(
+            f"{rows:,}",
+            (x + width / 2, 0.0),
+            (0, 3),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=7,
+            rotation=90,
+        )
+    ax.set(
+        xlabel="probability of the most probable class",
+        ylabel="share that is right",
+        title=f"{len(y):,} rows, calibration error {error_of(bins):.3f}",
+        xlim=(0, 1),
+        ylim=(0, 1),
+        aspect="equal",
+    )
+    ax.legend(loc="upper left", frameon=False)
+    return ax
+
+
+def plot_particles(
+    draws: Any,
+    var_names: Sequence[str],
+    log_density: Callable[[Any], Any] | None = None,
+    history: Any = None,
+    ax: Any = None,
+) -> "Axes":
+    """Particles, or draws, in the plane of two numbers, over the contours of a density.
+
+    :param draws: the ``DataTree`` of :func:`to_arviz` (of ``ParVI`` and other ensembles in
+        ``MCMC``: the last state of every particle), or a dict ``{site: (m, *site)}``, such as
+        ``guide.particles(params)``.
+    :param var_names: the names of two numbers, such as ``("a", "b")`` or ``("w[0]", "w[1]")``.
+    :param log_density: the log density of the two numbers, up to a constant: a function of an array
+        ``(2,)`` that JAX can trace. Its contours are 0.125, 0.5, 2 and 4.5 nats below its maximum
+        in the picture, which are 0.5, 1, 2 and 3 standard deviations of a normal.
+    :param history: earlier positions, a dict ``{site: (T, m, *site)}``, drawn as paths.
+    :param ax: matplotlib axes to draw on; default: new ones.
+    :return: the axes; nothing is shown or saved.
+    :raises ImportError: matplotlib is not installed.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from numpyro_ext.diagnostics import plot_particles
+        >>> w = np.random.default_rng(0).normal(size=(50, 2))
+        >>> ax = plot_particles({"w": w}, ("w[0]", "w[1]"), lambda z: -jnp.sum(z**2) / 2)
+        >>> ax.get_xlabel(), ax.get_ylabel()
+        ('w[0]', 'w[1]')
+    """
+    if isinstance(var_names, str) or len(var_names) != 2:
+        raise ValueError(f"var_names is {var_names!r}; it must be the names of two numbers.")
+    sites = _last_state(draws)
+    x, y = (_coordinate(sites, name, 1) for name in var_names)
+    ax = _axes(ax)
+    paths = [] if history is None else [_coordinate(dict(history), name, 2) for name in var_names]
+    if paths:
+        ax.plot(*paths, color="0.6", linewidth=0.6, alpha=0.6, zorder=1)
+    ax.scatter(x, y, s=14, color="C0", edgecolor="white", linewidth=0.4, zorder=3)
+    if log_density is not None:
+        _contours(ax, log_density)
+    ax.set(xlabel=var_names[0], ylabel=var_names[1])
+    return ax
+
+
+def _last_state(draws: Any) -> dict[str, np.ndarray]:
+    """``{site: (m, *site)}`` of a tree or a dict."""
+    if isinstance(draws, Mapping) and not hasattr(draws, "children"):
+        return {str(name): np.asarray(x) for name, x in draws.items()}
+    if "posterior" not in getattr(draws, "children", {}):
+        raise TypeError(
+            f"draws is a {type(draws).__name__}; it must be the DataTree of to_arviz, or a dict of"
+            " arrays with the particles on the first axis."
+        )
+    is_ensemble = draws.attrs.get("inference_method") == "particles" and "kernel" in draws.attrs
+    found = {}
+    for name, value in draws["posterior"].data_vars.items():
+        x = value.transpose("chain", "draw", ...).to_numpy()
+        site = value.attrs.get("site", str(name))
+        found[site] = x[:, -1] if is_ensemble else x.reshape(-1, *x.shape[2:])
+    return found
+
+
+def _coordinate(sites: Mapping[str, Any], name: str, num_axes: int) -> np.ndarray:
+    """The number of this name, ``site`` or ``site[i, j]``, behind so many axes of draws."""
+    match = re.fullmatch(r"(.+?)\[([\d, ]+)\]", name)
+    site, index = (name, ()) if name in sites or match is None else match.groups()
+    if site not in sites:
+        raise ValueError(f"'{site}' is not among the sites {sorted(sites)}.")
+    x = np.asarray(sites[site])
+    where = tuple(int(i) for i in index.split(",")) if index else ()
+    shape = x.shape[num_axes:]
+    if len(where) != len(shape) or any(i >= n for i, n in zip(where, shape, strict=True)):
+        raise ValueError(
+            f"'{name}' is no number: site '{site}' has the shape {shape}; name one, such as"
+            f" '{site}[{', '.join('0' * len(shape))}]'."
+            if shape
+            else f"'{name}' has an index, and site '{site}' is a single number."
+        )
+    return x[(..., *where)]
+
+
+def _contours(ax: Any, log_density: Callable[[Any], Any]) -> None:
+    """Contours over the range of what is drawn already."""
+    (x0, x1), (y0, y1) = ax.get_xlim(), ax.get_ylim()
+    dx, dy = MARGIN * (x1 - x0), MARGIN * (y1 - y0)
+    xs, ys = np.linspace(x0 - dx, x1 + dx, GRID), np.linspace(y0 - dy, y1 + dy, GRID)
+    points = jnp.stack(jnp.meshgrid(jnp.asarray(xs), jnp.asarray(ys)), -1).reshape(-1, 2)
+    values = np.asarray(jax.jit(jax.vmap(log_density))(points), np.float64).reshape(GRID, GRID)
+    levels = np.nanmax(values) - 0.5 * np.array([3.0, 2.0, 1.0, 0.5]) ** 2
+    ax.contour(xs, ys, values, levels=levels, colors="0.45", linewidths=0.8, linestyles="-")
+    ax.set(xlim=(xs[0], xs[-1]), ylim=(ys[0], ys[-1]))

@@ -1,0 +1,142 @@
+"""The log predictive density of data, row by row or all rows together."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from numpyro_ext._checks import check_choice, check_nonnegative
+from numpyro_ext.diagnostics._predicted import is_fit
+from numpyro_ext.diagnostics.held_out import log_mean_exp, log_weights_of
+
+__all__ = ["gaussian_log_density_bound", "log_predictive_density"]
+
+
+def log_predictive_density(
+    log_lik: Any,
+    result: Any = None,
+    *,
+    kind: str = "pointwise",
+    model_args: tuple | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    num_samples: int = 1000,
+    rng_key: Any = None,
+) -> float:
+    r"""Log predictive density of N rows of data, in nats per row.
+
+    With :math:`l_{sn} = \log p(y_n \mid \theta_s)` of S draws,
+
+    .. math::
+
+        \text{pointwise:}\quad \frac1N \sum_{n=1}^N \log \frac1S \sum_{s=1}^S e^{l_{sn}},
+        \qquad \text{joint:}\quad \frac1N \log \frac1S \sum_{s=1}^S e^{\sum_n l_{sn}}.
+
+    The pointwise density scores each row alone, as it is predicted in use; the joint one scores all
+    rows together, under one :math:`\theta`. They agree for S = 1, and neither is always the larger:
+    the joint one is lower where each draw fits other rows, and higher where the same draws fit all
+    rows better, as those of a smaller noise may. Published tables of Bayesian neural networks mix
+    the two: say which one you quote.
+
+    **Biased downwards**, since it is the log of a mean over draws. The pointwise density changes
+    little from some hundreds of draws on. The joint one is carried by the few draws that fit all
+    rows best, so it rises with S, and for many rows S would have to be astronomic.
+
+    :param log_lik: an array ``(S, N)`` or ``(chain, draw, *rows)``; a ``DataArray``, or the
+        ``DataTree`` of :func:`to_arviz`, with one variable in its ``log_likelihood``; or a fit: an
+        ``SVI`` or engine with its result, or an ``MCMC``. With latent variables of each row the
+        weights of :func:`held_out_log_likelihood` stand for the likelihoods.
+    :param result: for a fit of ``SVI`` or an engine: what ``run`` returned; a list of restarts is a
+        deep ensemble.
+    :param str kind: ``"pointwise"`` or ``"joint"``.
+    :param tuple model_args: for a fit: the model's arguments with the data to score.
+    :param dict model_kwargs: its keyword arguments.
+    :param int num_samples: draws from a guide, per restart.
+    :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
+    :return: a number.
+
+    **References**
+
+    1. *Understanding predictive information criteria for Bayesian models*, A. Gelman, J. Hwang,
+       A. Vehtari (Statistics and Computing 2014), equations 3 to 5 (pointwise).
+    2. *Evaluating Approximate Inference in Bayesian Deep Learning*, A. G. Wilson et al. (NeurIPS
+       2021 competition).
+
+    .. doctest::
+
+        >>> from numpyro_ext.diagnostics import log_predictive_density
+        >>> log_lik = [[-1.0, -2.0, -0.5], [-1.5, -0.7, -3.0]]
+        >>> for kind in ("pointwise", "joint"):
+        ...     print(f"{log_predictive_density(log_lik, kind=kind):.4f}")
+        -1.1618
+        -1.3418
+    """
+    check_choice("kind", kind, ("pointwise", "joint"))
+    if is_fit(log_lik):
+        found = log_weights_of(log_lik, result, model_args, model_kwargs, num_samples, rng_key)
+        found = found.reshape(len(found), -1)
+    else:
+        _refuse_arguments(result, model_args)
+        found = _matrix(log_lik)
+    if kind == "pointwise":
+        return float(np.mean(log_mean_exp(found)))
+    return float(log_mean_exp(found.sum(1)) / found.shape[1])
+
+
+def _refuse_arguments(result: Any, model_args: tuple | None) -> None:
+    if result is not None or model_args is not None:
+        raise TypeError(
+            "result and model_args belong to a fit, and log_lik is none: pass the SVI, MCMC or"
+            " engine itself, or leave them out (kind is a keyword: kind='joint')."
+        )
+
+
+def _matrix(log_lik: Any) -> np.ndarray:
+    """``(S, N)`` log likelihoods of arrays and of ArviZ's objects."""
+    group = getattr(log_lik, "children", {}).get("log_likelihood", log_lik)
+    if hasattr(group, "data_vars"):
+        names = [str(name) for name in group.data_vars]
+        if len(names) != 1:
+            raise ValueError(
+                f"the log_likelihood has the variables {names}; pass one of them, such as"
+                " tree['log_likelihood']['y']."
+            )
+        group = group[names[0]]
+    if hasattr(group, "transpose") and hasattr(group, "dims"):
+        group = group.transpose("chain", "draw", ...).to_numpy()
+    x = np.asarray(group, np.float64)
+    if x.ndim < 2:
+        raise ValueError(
+            f"log_lik has shape {x.shape}; it must be (S, N), the log density of N rows under each"
+            " of S draws, or (chain, draw, *rows)."
+        )
+    if x.size:
+        x = x.reshape(x.shape[0] * (x.shape[1] if x.ndim > 2 else 1), -1)
+    if not x.size or np.isnan(x).any() or (x == np.inf).any():
+        bad = int(np.sum(np.isnan(x) | (x == np.inf)))
+        raise ValueError(
+            f"log_lik has {bad} entries among {x.size} that are NaN or +inf; it must hold at least"
+            " one log density, each finite or -inf."
+        )
+    return x
+
+
+def gaussian_log_density_bound(rmse: float) -> float:
+    r"""The mean log density of a calibrated normal prediction with this RMSE and one variance.
+
+    .. math:: -\tfrac12 \log(2 \pi e\, \mathrm{rmse}^2),
+
+    in nats per row, the largest mean log density that a normal of the same variance for all rows
+    reaches at this root mean squared error. A prediction is above it where its variance follows the
+    size of the errors, or where its density is no normal; a table entry far above it is suspect.
+
+    :param rmse: the root mean squared error, in the unit of the observations.
+    :return: a number; infinite at 0.
+
+    .. doctest::
+
+        >>> from numpyro_ext.diagnostics import gaussian_log_density_bound
+        >>> f"{gaussian_log_density_bound(2.0):.4f}"
+        '-2.1121'
+    """
+    check_nonnegative("rmse", rmse)
+    return math.inf if rmse == 0 else -0.5 * math.log(2 * math.pi * math.e) - math.log(rmse)

@@ -1,0 +1,362 @@
+"""One table of scores of the predictions of a fit at new data."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpyro.distributions import Distribution
+
+from numpyro_ext.diagnostics._predicted import (
+    Predicted,
+    is_fit,
+    of_distribution,
+    of_fit,
+    of_samples,
+)
+from numpyro_ext.diagnostics.calibration import calibration_of
+from numpyro_ext.diagnostics.classification import (
+    bins_of,
+    brier_of,
+    classes_of,
+    error_of,
+    perfect_calibration_error,
+    uncertainty_of,
+)
+from numpyro_ext.diagnostics.held_out import log_mean_exp
+from numpyro_ext.diagnostics.predictive_density import gaussian_log_density_bound
+from numpyro_ext.diagnostics.table import shown
+
+__all__ = ["ClassificationScores", "RegressionScores", "predictive_scores"]
+
+Line = tuple[str, str, str]
+
+
+def _table(title: str, lines: list[Line]) -> str:
+    """A title, and columns of a quantity, its value, and what it has to be compared with."""
+    widths = [max(len(line[k]) for line in lines) for k in range(2)]
+    rows = [f"  {name:{widths[0]}}  {value:{widths[1]}}  {text}" for name, value, text in lines]
+    return "\n".join([title, *(row.rstrip() for row in rows)])
+
+
+def _number(x: float, error: float | None = None) -> str:
+    if np.isnan(x):
+        return "unknown"
+    return shown(x) if error is None or np.isnan(error) else f"{shown(x)} +- {shown(error, 2)}"
+
+
+class RegressionScores(NamedTuple):
+    """The result of :func:`predictive_scores` for numbers and counts; it prints as a table.
+
+    NaN where something is unknown, as the density of draws of the observed site alone.
+    """
+
+    title: str
+    """What predicts, and what."""
+    count: int
+    """The number n of observations."""
+    rmse: float
+    """Root mean squared error of the mean prediction, in the unit of the observations."""
+    rmse_of_constant: float
+    """That of the mean of these observations."""
+    log_density: float
+    """Mean over rows of the log predictive density, pointwise, in nats."""
+    log_density_error: float
+    """Its standard error over rows."""
+    joint_log_density: float
+    """The joint one, in nats per row."""
+    gaussian_bound: float
+    """:func:`gaussian_log_density_bound` of ``rmse``; NaN for counts and for several numbers a
+    row."""
+    coverage_50: float
+    """Share of the observations in the central 50 % intervals."""
+    coverage_90: float
+    """Share of the observations in the central 90 % intervals."""
+    calibration_error: float
+    """``error`` of :func:`regression_calibration`."""
+    perfect_calibration_error: float
+    """Its mean for a perfect model on as many observations."""
+    sd: float
+    """Root of the mean predictive variance."""
+    noise_sd: float
+    """The part that is noise of the observed site."""
+    network_sd: float
+    """The part that is the spread of the mean between draws, of a network or another function."""
+
+    def _coverage_error(self, level: float) -> float:
+        return (level * (1 - level) / self.count) ** 0.5
+
+    def __str__(self) -> str:
+        half, most = (self._coverage_error(level) for level in (0.5, 0.9))
+        bound = "" if np.isnan(self.gaussian_bound) else shown(self.gaussian_bound)
+        of_normal = f"{bound} of a calibrated normal with this RMSE" if bound else ""
+        lines = [
+            ("RMSE", _number(self.rmse), f"{shown(self.rmse_of_constant)} of the best constant"),
+            (
+                "log density, pointwise",
+                _number(self.log_density, self.log_density_error),
+                of_normal,
+            ),
+            ("log density, joint", _number(self.joint_log_density), "all rows together"),
+            ("in the 50 % intervals", _number(self.coverage_50), f"0.5 +- {shown(half, 2)}"),
+            ("in the 90 % intervals", _number(self.coverage_90), f"0.9 +- {shown(most, 2)}"),
+            (
+                "calibration error",
+                _number(self.calibration_error),
+                f"{shown(self.perfect_calibration_error, 2)} of a perfect model on as many rows",
+            ),
+            ("predictive sd", _number(self.sd), ""),
+            ("  of the noise", _number(self.noise_sd), ""),
+            ("  of the network", _number(self.network_sd), "between draws"),
+        ]
+        return _table(self.title, lines)
+
+    __repr__ = __str__
+
+
+class ClassificationScores(NamedTuple):
+    """The result of :func:`predictive_scores` for classes; it prints as a table."""
+
+    title: str
+    """What predicts, and what."""
+    count: int
+    """The number N of observations."""
+    accuracy: float
+    """Share of the observations in the class of the highest probability."""
+    accuracy_of_constant: float
+    """That of the most frequent class of these observations."""
+    log_density: float
+    """Mean over rows of the log probability of the observation, pointwise, in nats."""
+    log_density_error: float
+    """Its standard error over rows."""
+    joint_log_density: float
+    """The joint one, in nats per row."""
+    log_density_of_constant: float
+    """That of the shares of the classes among these observations."""
+    brier: float
+    """:func:`brier_score`."""
+    brier_of_constant: float
+    """That of the shares of the classes among these observations."""
+    calibration_error: float
+    """:func:`expected_calibration_error` in 15 bins."""
+    perfect_calibration_error: float
+    """Its mean where labels are drawn from these probabilities."""
+    entropy: float
+    """Mean entropy of the prediction, in nats."""
+    aleatoric: float
+    """The part that is noise of the label."""
+    epistemic: float
+    """The part that is doubt between draws."""
+
+    def __str__(self) -> str:
+        error = (self.accuracy * (1 - self.accuracy) / self.count) ** 0.5
+        frequent = f"{shown(self.accuracy_of_constant)} of the most frequent class"
+        shares = "of the shares of the classes"
+        perfect = f"{shown(self.perfect_calibration_error, 2)} of a perfect model on as many rows"
+        lines = [
+            ("accuracy", _number(self.accuracy, error), frequent),
+            (
+                "log density, pointwise",
+                _number(self.log_density, self.log_density_error),
+                f"{shown(self.log_density_of_constant)} {shares}",
+            ),
+            ("log density, joint", _number(self.joint_log_density), "all rows together"),
+            ("Brier score", _number(self.brier), f"{shown(self.brier_of_constant)} {shares}"),
+            ("calibration error", _number(self.calibration_error), perfect),
+            ("predictive entropy", _number(self.entropy), ""),
+            ("  aleatoric", _number(self.aleatoric), "noise of the label"),
+            ("  epistemic", _number(self.epistemic), "doubt between draws"),
+        ]
+        return _table(self.title, lines)
+
+    __repr__ = __str__
+
+
+def predictive_scores(
+    obj: Any,
+    result: Any = None,
+    *,
+    model_args: tuple | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    y: Any = None,
+    site: str | None = None,
+    num_samples: int = 1000,
+    rng_key: Any = None,
+) -> RegressionScores | ClassificationScores:
+    r"""Scores of predictions at new data, each beside the number that it has to be compared with.
+
+    It judges what a fit predicts, and not its latent variables: the weights of a network are not
+    identified, and a bad posterior of them may predict well. With :math:`p_s` the distribution of
+    the observed site under draw s, the prediction is :math:`\frac1S \sum_s p_s`. The support of the
+    site decides what is printed.
+
+    Of **numbers and counts**, with the mean :math:`\mu_s`, variance :math:`v_s` and cdf
+    :math:`F_s` of :math:`p_s`:
+
+    - the RMSE of :math:`\bar\mu = \frac1S \sum_s \mu_s`, beside that of the mean of these
+      observations;
+    - the log density, pointwise and joint (:func:`log_predictive_density`), beside
+      :func:`gaussian_log_density_bound` of the RMSE. Both in the unit of the observations: the log
+      density of y / c is higher by log c;
+    - the shares of the observations in the central 50 % and 90 % intervals, by :math:`u_n =
+      \frac1S \sum_s F_s(y_n)`, beside the level and its standard error for independent rows;
+    - the calibration error (:func:`regression_calibration`), beside that of a perfect model;
+    - the predictive sd, whose square is the mean over rows of :math:`\frac1S \sum_s v_s` (noise)
+      plus the variance of :math:`\mu_s` over draws (the network).
+
+    Of **classes**: accuracy, log density and :func:`brier_score`, beside those of the most frequent
+    class and of the shares of the classes among these observations;
+    :func:`expected_calibration_error`, beside its mean where the labels are drawn from the
+    predicted probabilities themselves; the entropy of the prediction with its aleatoric and
+    epistemic part (:func:`predictive_uncertainty`).
+
+    The constants see the observations that they predict, so they are a little too good on few rows.
+    **It fails** to see what these rows do not show: new rows from elsewhere may be predicted with
+    as much confidence, and wrongly. Rows of the fit itself are predicted too well.
+
+    A row is one entry of the batch of the site: a vector has one log density and several numbers,
+    each of which is an observation for the other scores. Where NumPyro has no cdf, mean or variance
+    of the site, 100 draws of it stand in for each draw of the fit.
+
+    Rows may be fewer than the minibatch of the run: every plate runs on all of its rows. Entries
+    that a mask leaves out are left out here. A fit that predicts the same in every draw, as of an
+    ``AutoDelta``, is evaluated once. A latent site of each row is refused, because it would be
+    inferred from the observation; :func:`held_out_log_likelihood` is made for it.
+
+    **A network with its own dropout layers and no latent site** is given as it is, with its
+    ``SVI`` and an empty guide: each draw is one run of the model with a mask of its own. For
+    anything else that predicts, as a linearised network, pass the distribution of the observations
+    with the draws on its first axis, and ``y``.
+
+    :param obj: an ``SVI``, an engine, or an ``MCMC`` that has run; or a NumPyro distribution of
+        shape ``(S, *shape of y)`` (or of the shape of y, a single draw); or the dict that
+        ``Predictive`` returns, of whose draws ``(S, *shape of y)`` of the observed site no density
+        is known, and which cannot be classes.
+    :param result: for an ``SVI`` or engine: what its ``run`` returned, or the state of the ``SVI``;
+        a list of restarts is one mixture, a deep ensemble.
+    :param tuple model_args: for a fit: the model's arguments with the data to predict, observations
+        included.
+    :param dict model_kwargs: its keyword arguments.
+    :param y: for a distribution or a dict: the observations.
+    :param str site: the observed site, if the model has several.
+    :param int num_samples: draws from a guide, per restart; an ``MCMC`` and particles have their
+        own.
+    :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
+    :return: :class:`RegressionScores` or :class:`ClassificationScores`, which print as a table.
+
+    **References**
+
+    1. *Strictly Proper Scoring Rules, Prediction, and Estimation*, T. Gneiting, A. Raftery
+       (JASA 2007).
+    2. *Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles*,
+       B. Lakshminarayanan, A. Pritzel, C. Blundell (NIPS 2017).
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI, Trace_ELBO
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_ext.diagnostics import predictive_scores
+        >>> def model(x, y=None):
+        ...     slope = numpyro.sample("slope", dist.Normal(0, 3))
+        ...     with numpyro.plate("data", len(x)):
+        ...         numpyro.sample("y", dist.Normal(slope * x, 0.5), obs=y)
+        >>> x = jax.random.normal(jax.random.key(0), (300,))
+        >>> y = 2 * x + 0.5 * jax.random.normal(jax.random.key(1), (300,))
+        >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.05), Trace_ELBO())
+        >>> fit = svi.run(jax.random.key(2), 500, x[:200], y[:200], progress_bar=False)
+        >>> scores = predictive_scores(svi, fit, model_args=(x[200:], y[200:]))
+        >>> bool(scores.rmse < 0.3 * scores.rmse_of_constant), f"{scores.noise_sd:.2f}"
+        (True, '0.50')
+    """
+    if is_fit(obj):
+        if y is not None:
+            raise TypeError(
+                "y is for a distribution or draws; pass the observations to the model, as in"
+                " model_args=(X_test, y_test)."
+            )
+        found = of_fit(
+            obj,
+            result,
+            model_args=model_args,
+            model_kwargs=model_kwargs,
+            site=site,
+            num_samples=num_samples,
+            rng_key=rng_key,
+        )
+    elif isinstance(obj, Distribution):
+        found = of_distribution(obj, y, rng_key)
+    elif isinstance(obj, dict):
+        found = of_samples(obj, y, site)
+    else:
+        raise TypeError(
+            f"obj is a {type(obj).__name__}; it must be a numpyro.infer.SVI with its result, an"
+            " MCMC that has run, an engine, a NumPyro distribution with draws on its first axis, or"
+            " the dict of Predictive."
+        )
+    return _classification(found) if found.kind == "classes" else _regression(found)
+
+
+def _log_densities(found: Predicted) -> tuple[float, float, float]:
+    """Pointwise, its standard error over rows, and joint."""
+    if found.log_lik is None:
+        return np.nan, np.nan, np.nan
+    rows, n = log_mean_exp(found.log_lik), found.log_lik.shape[1]
+    error = float(np.std(rows, ddof=1) / n**0.5) if n > 1 else np.nan
+    return float(rows.mean()), error, float(log_mean_exp(found.log_lik.sum(1)) / n)
+
+
+def _regression(found: Predicted) -> RegressionScores:
+    assert found.mean is not None
+    assert found.pit is not None
+    y, mean = found.y, found.mean.mean(0)
+    rmse = float(np.mean((y - mean) ** 2) ** 0.5)
+    pointwise, error, joint = _log_densities(found)
+    calibration = calibration_of(found)
+    central = np.abs(2 * np.clip(found.pit, 0, 1) - 1)
+    noise = network = np.nan
+    if found.variance is not None:
+        noise, network = (float(np.mean(v)) ** 0.5 for v in (found.variance, found.mean.var(0)))
+    one_a_row = found.log_lik is not None and found.log_lik.shape[1] == y.size
+    bounded = found.kind == "numbers" and one_a_row
+    return RegressionScores(
+        title=f"{found.title}: {found.kind} '{found.site}', {y.size:,} observations",
+        count=y.size,
+        rmse=rmse,
+        rmse_of_constant=float(y.std()),
+        log_density=pointwise,
+        log_density_error=error,
+        joint_log_density=joint,
+        gaussian_bound=gaussian_log_density_bound(rmse) if bounded else np.nan,
+        coverage_50=float(np.mean(central <= 0.5)),
+        coverage_90=float(np.mean(central <= 0.9)),
+        calibration_error=calibration.error,
+        perfect_calibration_error=calibration.perfect_error,
+        sd=calibration.sharpness**0.5,
+        noise_sd=noise,
+        network_sd=network,
+    )
+
+
+def _classification(found: Predicted) -> ClassificationScores:
+    probs, labels = classes_of(found)
+    mean = probs.mean(0)
+    pointwise, error, joint = _log_densities(found)
+    shares = np.bincount(labels, minlength=mean.shape[1]) / labels.size
+    total, aleatoric, epistemic = (float(x.mean()) for x in uncertainty_of(probs))
+    return ClassificationScores(
+        title=f"{found.title}: {mean.shape[1]} classes '{found.site}', {labels.size:,}"
+        " observations",
+        count=labels.size,
+        accuracy=float(np.mean(mean.argmax(-1) == labels)),
+        accuracy_of_constant=float(shares.max()),
+        log_density=pointwise,
+        log_density_error=error,
+        joint_log_density=joint,
+        log_density_of_constant=float(np.mean(np.log(shares[labels]))),
+        brier=brier_of(mean, labels),
+        brier_of_constant=brier_of(np.broadcast_to(shares, mean.shape), labels),
+        calibration_error=error_of(bins_of(mean, labels, 15)),
+        perfect_calibration_error=perfect_calibration_error(mean),
+        entropy=total,
+        aleatoric=aleatoric,
+        epistemic=epistemic,
+    )

@@ -1,0 +1,121 @@
+"""What the pictures show is what was computed."""
+
+import builtins
+
+import jax.numpy as jnp
+from matplotlib import pyplot as plt
+import numpy as np
+import pytest
+from xarray import DataTree
+
+from numpyro_ext.diagnostics import (
+    plot_calibration,
+    plot_particles,
+    plot_reliability,
+    regression_calibration,
+    reliability_bins,
+)
+
+Y = np.random.default_rng(0).normal(size=60)
+W = np.random.default_rng(1).normal(size=(12, 2, 3))
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    plt.close("all")
+
+
+def test_calibration_has_a_line_for_each_model():
+    models = [regression_calibration(Y, loc=0.0, scale=s) for s in (1.0, 0.5)]
+    _, given = plt.subplots()
+    for form, label in (
+        (models[0], "error"),
+        (models, "model 0,"),
+        (dict(zip("ab", models, strict=True)), "a,"),
+    ):
+        ax = plot_calibration(form, ax=given if form is models else None)
+        lines = [line for line in ax.get_lines() if line.get_marker() == "o"]
+        assert len(lines) == (1 if form is models[0] else 2)
+        np.testing.assert_array_equal(lines[0].get_ydata(), models[0].empirical)
+        assert lines[0].get_label().startswith(label)
+    assert ax is not given
+    assert plt.get_fignums() == [1, 2, 3]
+    with pytest.raises(TypeError, match="what regression_calibration returns"):
+        plot_calibration(Y)
+    with pytest.raises(TypeError, match="what regression_calibration returns"):
+        plot_calibration([])
+
+
+def test_reliability_has_a_bar_for_each_bin_with_rows():
+    probs = np.random.default_rng(2).dirichlet(np.ones(3), 80)
+    labels = probs.argmax(1)
+    labels[:30] = 0
+    ax = plot_reliability(probs, labels, 7)
+    bins = reliability_bins(probs, labels, 7)
+    some = bins.count > 0
+    np.testing.assert_allclose([bar.get_height() for bar in ax.patches], bins.accuracy[some])
+    np.testing.assert_allclose([bar.get_x() for bar in ax.patches], np.flatnonzero(some) / 7)
+    assert [text.get_text() for text in ax.texts] == [str(n) for n in bins.count[some]]
+    assert "80 rows" in ax.get_title()
+
+
+def test_particles_are_at_their_places_over_contours_and_paths():
+    def log_density(z):
+        return -jnp.sum((z - 1) ** 2) / 2
+
+    names = ("w[1, 2]", "a")
+    sites = {"w": W, "a": W[:, 0, 0]}
+    history = {name: np.stack([x, x + 1]) for name, x in sites.items()}
+    ax = plot_particles(sites, names, log_density, history=history)
+    points = ax.collections[0].get_offsets()
+    np.testing.assert_allclose(points, np.stack([W[:, 1, 2], W[:, 0, 0]], 1))
+    assert len(ax.get_lines()) == 12
+    assert len(ax.collections) == 2  # points and contours
+    assert (ax.get_xlabel(), ax.get_ylabel()) == names
+
+
+def test_of_an_ensemble_the_last_state_is_shown():
+    x = W.reshape(12, 6)
+    posterior = {name: (("chain", "draw"), x + i) for i, name in enumerate("ab")}
+    for attrs, expected in (
+        ({"inference_method": "particles", "kernel": "ParVI"}, x[:, -1]),
+        ({"inference_method": "svi"}, x.ravel()),
+    ):
+        from xarray import Dataset
+
+        tree = DataTree.from_dict({"posterior": Dataset(posterior)})
+        tree.attrs.update(attrs)
+        ax = plot_particles(tree, ("a", "b"))
+        np.testing.assert_allclose(ax.collections[0].get_offsets()[:, 0], expected)
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (("w[0, 0]",), "names of two numbers"),
+        ("ab", "names of two numbers"),
+        (("w", "a"), r"'w' is no number: site 'w' has the shape \(2, 3\); .* 'w\[0, 0\]'"),
+        (("w[0, 3]", "a"), "'w\\[0, 3\\]' is no number"),
+        (("a[0]", "a"), "site 'a' is a single number"),
+        (("b", "a"), "'b' is not among the sites"),
+    ],
+)
+def test_bad_names(names, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        plot_particles({"w": W, "a": W[:, 0, 0]}, names)
+
+
+def test_bad_draws_and_a_missing_extra(monkeypatch):
+    with pytest.raises(TypeError, match="draws is a ndarray; it must be the DataTree"):
+        plot_particles(W, ("a", "b"))
+    ordinary = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return ordinary(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=r"numpyro-ext-inference\[examples\]"):
+        plot_calibration(regression_calibration(Y, loc=0.0, scale=1.0))

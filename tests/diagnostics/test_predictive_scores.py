@@ -1,0 +1,408 @@
+"""Scores of fits against closed forms of their predictions, and on networks."""
+
+import flax.linen as nn
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro.contrib.module import flax_module, random_flax_module
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
+import optax
+import pytest
+from scipy.special import ndtr
+
+from numpyro_ext.diagnostics import (
+    ClassificationScores,
+    RegressionScores,
+    brier_score,
+    diagnose,
+    expected_calibration_error,
+    held_out_log_likelihood,
+    log_predictive_density,
+    predictive_scores,
+    predictive_uncertainty,
+    regression_calibration,
+    reliability_bins,
+    restarts,
+)
+from numpyro_ext.mcmc import SGLD
+from numpyro_ext.particles import SVGD, AutoParticles
+
+LOC, SD, NOISE = 1.3, 0.4, 0.5
+X = jnp.linspace(-2.0, 3.0, 40)
+Y = LOC * X + 0.6 * jnp.sin(9.0 * jnp.arange(40.0))
+SLOPE = {"slope_auto_loc": jnp.array(LOC), "slope_auto_scale": jnp.array(SD)}
+
+
+def line(x, y=None, batch=None):
+    slope = numpyro.sample("slope", dist.Normal(0.0, 3.0))
+    with numpyro.plate("data", len(x), subsample_size=batch):
+        x = numpyro.subsample(x, event_dim=0)
+        y = None if y is None else numpyro.subsample(y, event_dim=0)
+        numpyro.sample("y", dist.Normal(slope * x, NOISE), obs=y)
+
+
+def svi_of(model, guide=AutoNormal, **kwargs):
+    return SVI(model, guide(model), optax.adam(0.02), Trace_ELBO(), **kwargs)
+
+
+def closed_form(x=X, y=Y):
+    """Of slope ~ N(LOC, SD^2): scores by their definitions, and the transform of each row."""
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    sd = np.sqrt(NOISE**2 + SD**2 * x**2)
+    u = ndtr((y - LOC * x) / sd)
+    z = (y - LOC * x) / sd
+    found = {
+        "rmse": np.mean((y - LOC * x) ** 2) ** 0.5,
+        "rmse_of_constant": y.std(),
+        "log_density": np.mean(-0.5 * z**2 - np.log(sd) - 0.5 * np.log(2 * np.pi)),
+        "noise_sd": NOISE,
+        "network_sd": SD * np.mean(x**2) ** 0.5,
+        "sd": np.mean(sd**2) ** 0.5,
+    }
+    return found, u
+
+
+@pytest.fixture(scope="module")
+def exact():
+    """2,000 draws: sd of a mean of slopes .009, of their sd .0063."""
+    svi = svi_of(line, batch=25)
+    given = {"model_args": (X, Y), "num_samples": 2000}
+    return svi, given, predictive_scores(svi, SLOPE, **given)
+
+
+@pytest.mark.x64
+def test_scores_of_a_known_posterior(exact):
+    expected, u = closed_form()
+    _, _, scores = exact
+    assert isinstance(scores, RegressionScores)
+    for name, value in expected.items():
+        assert getattr(scores, name) == pytest.approx(value, rel=0.03, abs=0.02), name
+    calibration = regression_calibration(pit=u)
+    assert scores.calibration_error == pytest.approx(calibration.error, abs=3e-3)
+    assert scores.perfect_calibration_error == pytest.approx(0.183333 / 40, rel=1e-4)
+    central = np.abs(2 * u - 1)
+    for level, share in ((0.5, scores.coverage_50), (0.9, scores.coverage_90)):
+        near = np.mean(np.abs(central - level) < 0.03)
+        assert abs(share - np.mean(central <= level)) <= near + 1e-6
+    covariance = NOISE**2 * jnp.eye(40) + SD**2 * jnp.outer(X, X)
+    joint = dist.MultivariateNormal(LOC * X, covariance).log_prob(Y) / 40
+    assert scores.joint_log_density == pytest.approx(float(joint), abs=0.02)
+
+
+def test_each_score_alone_says_the_same(exact):
+    svi, given, scores = exact
+    for kind, value in (
+        ("pointwise", scores.log_density),
+        ("joint", scores.joint_log_density),
+    ):
+        alone = log_predictive_density(svi, SLOPE, kind=kind, **given)
+        assert alone == pytest.approx(value, abs=0.01)  # other draws
+    calibration = regression_calibration(svi, SLOPE, **given)
+    assert calibration.error == scores.calibration_error
+    assert calibration.sharpness == pytest.approx(scores.sd**2, rel=1e-6)
+    for score in (brier_score, expected_calibration_error, predictive_uncertainty):
+        with pytest.raises(ValueError, match="site 'y' has numbers and no classes"):
+            score(svi, SLOPE, **given)
+
+
+def test_the_table_has_each_number_beside_its_reference(exact):
+    text = str(exact[2])
+    assert text == repr(exact[2])
+    assert (
+        text.splitlines()[0]
+        == "AutoNormal by Trace_ELBO, 2,000 draws: numbers 'y', 40 observations"
+    )
+    for part in (
+        "of the best constant",
+        "of a calibrated normal with this RMSE",
+        "0.5 +- 0.079",
+        "0.9 +- 0.047",
+        "0.0046 of a perfect model",
+        "of the network",
+    ):
+        assert part in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_fewer_rows_than_the_minibatch_and_every_kind_of_fit(exact):
+    """13 rows where the run took 25 at a time, with each source of draws."""
+    rows = (X[:13], Y[:13])
+    expected, _ = closed_form(*rows)
+    draws = LOC + SD * jax.scipy.special.ndtri((jnp.arange(200) + 0.5) / 200)
+
+    class Fixed(AutoParticles):
+        def particles(self, params):
+            return {"slope": draws}
+
+    mcmc = MCMC(SGLD(line, 1e-3), num_warmup=0, num_samples=20, progress_bar=False)
+    mcmc.run(random.key(0), X, Y, batch=25)
+    chain = predictive_scores(mcmc, model_args=rows)
+    assert chain.title == "SGLD, 20 draws: numbers 'y', 13 observations"
+    slopes = mcmc.get_samples()["slope"][:, None]
+    by_hand = predictive_scores(dist.Normal(slopes * rows[0], NOISE), y=rows[1])
+    assert chain[1:] == pytest.approx(by_hand[1:], rel=1e-4)
+    particles = SVI(line, Fixed(line, num_particles=2), optax.adam(0.1), SVGD(), batch=25)
+    for obj, result, what in (
+        (exact[0], SLOPE, "AutoNormal by Trace_ELBO, 1,000 draws"),
+        (particles, {}, "Fixed by SVGD, 200 draws"),
+    ):
+        scores = predictive_scores(obj, result, model_args=rows)
+        assert scores.title == f"{what}: numbers 'y', 13 observations"
+        for name, value in expected.items():
+            assert getattr(scores, name) == pytest.approx(value, rel=0.06, abs=0.03), (what, name)
+
+
+def test_points_are_evaluated_once_and_a_list_of_them_is_an_ensemble():
+    """Slopes 1 and 2: the network part is that of two points, and the joint density is a mixture
+    of two."""
+    svi = svi_of(line, AutoDelta)
+    ensemble = [{"slope_auto_loc": jnp.array(z)} for z in (1.0, 2.0)]
+    scores = predictive_scores(svi, ensemble, model_args=(X, Y))
+    assert scores.title.startswith("AutoDelta by Trace_ELBO, 2 x 1 draw:")
+    rms = float(jnp.mean(X**2)) ** 0.5
+    assert scores.network_sd == pytest.approx(0.5 * rms, rel=1e-5)
+    each = dist.Normal(jnp.array([[1.0], [2.0]]) * X, NOISE).log_prob(Y)
+    assert scores.joint_log_density == pytest.approx(
+        float(jax.nn.logsumexp(each.sum(1)) - jnp.log(2.0)) / 40, rel=1e-5
+    )
+    alone = predictive_scores(svi, ensemble[0], model_args=(X, Y))
+    assert alone.network_sd == 0
+    assert alone.joint_log_density == pytest.approx(alone.log_density, rel=1e-6)
+
+
+def test_distributions_and_draws_of_predictive_stand_for_a_fit():
+    slopes = LOC + SD * random.normal(random.key(1), (2000,))
+    expected, _ = closed_form()
+    normal = predictive_scores(dist.Normal(slopes[:, None] * X, NOISE), y=Y)
+    drawn = Predictive(line, {"slope": slopes})(random.key(2), X)
+    samples = predictive_scores({**drawn, "f": slopes[:, None]}, y=Y)
+    assert samples.title == "2,000 draws: numbers 'y', 40 observations"
+    for name, value in expected.items():
+        assert getattr(normal, name) == pytest.approx(value, rel=0.05, abs=0.03), name
+        if name not in ("log_density", "noise_sd", "network_sd"):
+            assert getattr(samples, name) == pytest.approx(value, rel=0.05, abs=0.03), name
+    assert np.isnan([samples.log_density, samples.joint_log_density, samples.noise_sd]).all()
+    assert "log density, pointwise  unknown" in str(samples)
+    single = predictive_scores(dist.Normal(LOC * X, NOISE), y=Y)
+    assert (single.network_sd, single.noise_sd) == (0, pytest.approx(NOISE))
+
+
+def test_rows_of_several_numbers_counts_and_masks():
+    """No cdf, no plate, a vector with correlation: by draws of the site; of counts half a step."""
+    mean = jnp.stack([X, -X], -1)
+    scale_tril = jnp.linalg.cholesky(jnp.array([[0.5, 0.3], [0.3, 0.4]]))
+    y = mean + 0.3 * jnp.stack([Y - LOC * X, Y - LOC * X], -1)
+    full = predictive_scores(dist.MultivariateNormal(mean[None], scale_tril=scale_tril), y=y)
+    parts = dist.Normal(mean, jnp.array([0.5, 0.4]) ** 0.5).to_event(1)
+    each = predictive_scores(parts.expand((1, 40)), y=y)
+    for name in ("rmse", "sd", "coverage_90"):
+        assert getattr(full, name) == pytest.approx(getattr(each, name), rel=0.1)
+    assert np.isnan(each.gaussian_bound)
+    assert each.log_density == pytest.approx(float(parts.log_prob(y).mean()), rel=1e-5)
+    counts = predictive_scores(dist.Poisson(jnp.full((1, 3), 2.0)), y=np.array([1, 2, 4]))
+    assert counts.title.endswith("counts 'y', 3 observations")
+    assert counts.noise_sd == pytest.approx(2**0.5)
+    seen = jnp.arange(40) % 3 > 0
+    masked = predictive_scores(dist.Normal(LOC * X, NOISE).mask(seen).expand((1, 40)), y=Y)
+    kept = predictive_scores(dist.Normal(LOC * X[seen], NOISE), y=Y[seen])
+    assert masked[1:] == pytest.approx(kept[1:], rel=1e-5)
+
+
+def two_sites(x, y=None):
+    slope = numpyro.sample("slope", dist.Normal(0.0, 3.0))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("y", dist.Normal(slope * x, NOISE), obs=y)
+        numpyro.sample("s", dist.Bernoulli(logits=slope * x), obs=None if y is None else y > 0)
+
+
+def test_of_several_observed_sites_one_is_named():
+    svi = svi_of(two_sites)
+    with pytest.raises(ValueError, match=r"site is None; .* observed sites \['y', 's'\]"):
+        predictive_scores(svi, SLOPE, model_args=(X, Y))
+    numbers = predictive_scores(svi, SLOPE, model_args=(X, Y), site="y")
+    assert isinstance(numbers, RegressionScores)
+    classes = predictive_scores(svi, SLOPE, model_args=(X, Y), site="s")
+    assert isinstance(classes, ClassificationScores)
+
+
+@pytest.mark.x64
+def test_scores_of_classes_are_those_of_their_probabilities():
+    """Bernoulli with a slope of two values: every number by hand."""
+    svi = svi_of(two_sites, AutoDelta)
+    ensemble = [{"slope_auto_loc": jnp.array(z)} for z in (0.5, 2.0)]
+    scores = predictive_scores(svi, ensemble, model_args=(X, Y), site="s")
+    p = np.asarray(jax.nn.sigmoid(jnp.array([[0.5], [2.0]]) * X), float)
+    probs, labels = np.stack([1 - p, p], -1), np.asarray(Y > 0).astype(int)
+    mean = probs.mean(0)
+    right = mean[np.arange(40), labels]
+    assert scores.accuracy == np.mean(right > 0.5)
+    assert scores.accuracy_of_constant == max(labels.mean(), 1 - labels.mean())
+    assert scores.log_density == pytest.approx(np.log(right).mean(), rel=1e-5)
+    joint = np.log(np.mean(np.prod(probs[:, np.arange(40), labels], 1))) / 40
+    assert scores.joint_log_density == pytest.approx(joint, rel=1e-5)
+    assert scores.brier == pytest.approx(brier_score(probs, labels), rel=1e-5)
+    assert scores.calibration_error == pytest.approx(
+        expected_calibration_error(probs, labels), rel=1e-4
+    )
+    split = predictive_uncertainty(probs)
+    for name, value in zip(("entropy", "aleatoric", "epistemic"), split, strict=True):
+        assert getattr(scores, name) == pytest.approx(value.mean(), rel=1e-4)
+    text = str(scores)
+    for part in ("of the most frequent class", "of a perfect model", "epistemic"):
+        assert part in text
+    given = {"model_args": (X, Y), "site": "s"}
+    assert brier_score(svi, ensemble, **given) == scores.brier
+    assert expected_calibration_error(svi, ensemble, **given) == scores.calibration_error
+    assert reliability_bins(svi, ensemble, **given).count.sum() == 40
+    with pytest.raises(ValueError, match=r"has classes; .* expected_calibration_error"):
+        regression_calibration(svi, ensemble, **given)
+
+
+class Net(nn.Module):
+    outputs: int = 1
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.tanh(nn.Dense(8)(x))
+        x = nn.Dropout(self.dropout, deterministic=self.dropout == 0)(x)
+        x = nn.Dense(self.outputs)(x)
+        return x[:, 0] if self.outputs == 1 else x
+
+
+def network(X, y=None, batch=None, dropout=0.0):
+    if dropout:
+        net = flax_module(
+            "nn", Net(dropout=dropout), apply_rng=["dropout"], input_shape=(1, X.shape[1])
+        )
+    else:
+        net = random_flax_module("nn", Net(), dist.Normal(0, 1), input_shape=(1, X.shape[1]))
+    with numpyro.plate("data", len(X), subsample_size=batch):
+        x = numpyro.subsample(X, event_dim=1)
+        t = None if y is None else numpyro.subsample(y, event_dim=0)
+        f = net(x, rngs={"dropout": numpyro.prng_key()}) if dropout else net(x)
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=t)
+
+
+NET_X = random.normal(random.key(5), (73, 3)) * jnp.array([1.0, 0.5, 2.0])
+NET_Y = NET_X[:, 0] + 0.5 * NET_X[:, 1] + 0.3 * random.normal(random.key(6), (73,))
+TRAIN, TEST = (NET_X[:60], NET_Y[:60]), (NET_X[60:], NET_Y[60:])
+
+
+def no_guide(*args, **kwargs):
+    """Nothing is latent."""
+
+
+@pytest.fixture(scope="module")
+def ensemble():
+    def make():
+        return SVI(network, AutoDelta(network), optax.adam(0.05), Trace_ELBO(), batch=25)
+
+    return make(), restarts(make, random.key(7), 2, 150, *TRAIN, progress_bar=False)
+
+
+def test_an_ensemble_of_networks_beats_the_constant_on_13_rows(ensemble):
+    scores = predictive_scores(*ensemble, model_args=TEST)
+    assert scores.count == 13
+    assert scores.rmse < 0.8 * scores.rmse_of_constant
+    assert scores.noise_sd == pytest.approx(0.3, rel=1e-5)
+    assert scores.network_sd > 0
+
+
+def test_a_network_with_its_own_dropout_has_a_mask_for_each_draw():
+    """No latent site and an empty guide; the moments are those of runs of the model by hand."""
+    svi = SVI(network, no_guide, optax.adam(0.05), Trace_ELBO(), batch=25, dropout=0.3)
+    fit = svi.run(random.key(8), 150, *TRAIN, progress_bar=False)
+    scores = predictive_scores(svi, fit, model_args=TEST)
+    assert scores.title.startswith("no_guide by Trace_ELBO, 1,000 draws")
+    net = Net(dropout=0.3)
+    keys = random.split(random.key(9), 1000)
+    f = jax.vmap(
+        lambda key: net.apply({"params": fit.params["nn$params"]}, TEST[0], rngs={"dropout": key})
+    )(keys)
+    assert scores.network_sd == pytest.approx(float(jnp.mean(f.var(0))) ** 0.5, rel=0.08)
+    rmse = float(jnp.mean((f.mean(0) - TEST[1]) ** 2)) ** 0.5
+    assert scores.rmse == pytest.approx(rmse, rel=0.1)
+    by_hand = predictive_scores(dist.Normal(f, 0.3), y=TEST[1])
+    assert scores.log_density == pytest.approx(by_hand.log_density, abs=0.1)
+    rows = held_out_log_likelihood(svi, fit, model_args=TEST)
+    assert rows.mean() == pytest.approx(scores.log_density, abs=0.1)
+    with pytest.raises(ValueError, match=r"no latent sample site.* predictive_scores"):
+        diagnose(svi, fit, model_args=TRAIN)
+
+
+def test_diagnose_names_the_scores_of_predictions_for_a_network_alone(ensemble):
+    _, fits = ensemble
+    params = dict(fits[0].params)
+    for name, x in fits[0].params.items():
+        if name.endswith("_loc"):
+            params[name.removesuffix("loc") + "scale"] = jnp.full(jnp.shape(x), 0.1)
+    normal = SVI(network, AutoNormal(network), optax.adam(0.05), Trace_ELBO())
+    found = diagnose(normal, params, model_args=TRAIN, num_moves=0, num_samples=100)
+    last = found.rows[-1]
+    assert (last.value, last.ok) == (3 * 8 + 8, None)
+    assert "predictive_scores" in last.verdict
+    other = diagnose(svi_of(line), SLOPE, model_args=(X, Y), num_moves=0, num_samples=100)
+    assert "predictive_scores" not in str(other)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda X, y: (X.at[3, 1].set(jnp.nan), y), "is NaN in 1 of 13 rows.* drop these rows"),
+        (lambda X, y: (X, y.at[2].set(jnp.nan)), "observed site 'y' have 1 NaN among 13 numbers"),
+        (lambda X, y: ((X - X[0]) / (0 * X[0]), y), "NaN in 13 of 13 rows"),  # a constant column
+        (
+            lambda X, y: (np.array([["red", 1, 2]] * 13, object), y),
+            "argument 0 is an array of objects that holds 'red'",
+        ),
+        (lambda X, y: (X.tolist(), y), "argument 0 is a list; pass an array"),
+        (lambda X, y: (X, y[:7]), "shape"),
+        (lambda X, y: (X,), "guide does not draw latent site 'y'.*pass it in model_args"),
+    ],
+)
+def test_a_table_as_users_have_it(ensemble, change, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        predictive_scores(*ensemble, model_args=change(*TEST))
+
+
+def with_local(y):
+    with numpyro.plate("data", len(y)):
+        z = numpyro.sample("z", dist.Normal())
+        numpyro.sample("y", dist.Normal(z), obs=y)
+
+
+def test_bad_input(exact):
+    svi, _, _ = exact
+    cases = [
+        ((X,), {}, "obj is a .*; it must be a numpyro.infer.SVI"),
+        ((svi,), {"model_args": (X, Y)}, "pass result="),
+        ((svi, SLOPE), {"model_args": (X, Y), "y": Y}, "y is for a distribution or draws"),
+        ((svi, SLOPE), {"model_args": (X, Y), "site": "t"}, "site is 't'"),
+        ((svi, SLOPE), {"model_args": (X, Y), "num_samples": 0}, "num_samples is 0"),
+        ((svi, SLOPE), {"model_args": (X, Y), "num_samples": 10**8}, "would take 64.0 GB"),
+        ((dist.Normal(jnp.zeros((4, 3)), 1.0),), {}, "y is None"),
+        ((dist.Normal(jnp.zeros((4, 3)), 1.0),), {"y": [1.0]}, r"has shape \(4, 3\) and y \(1,\)"),
+        ((dist.Normal(jnp.zeros((4, 1)), 1.0),), {"y": [np.nan]}, "y has 1 NaN"),
+        ((dist.Normal(jnp.zeros((4, 1)), 1.0),), {"y": ["a"]}, "it must hold numbers"),
+        ((dist.Categorical(jnp.ones((1, 2)) / 2),), {"y": [2]}, "y has the value 2"),
+        ((dist.Multinomial(3, jnp.ones(2) / 2),), {"y": [1, 2]}, "'y' is a Multinomial"),
+        (({"y": np.ones((4, 2), int)},), {"y": [1, 0]}, "labels alone have no probabilities"),
+        (({"f": np.ones((4, 3))},), {"y": [1, 0]}, r"one of the sites \[\]"),
+    ]
+    for args, kwargs, sentence in cases:
+        with pytest.raises((ValueError, TypeError), match=sentence):
+            predictive_scores(*args, **kwargs)
+    local = svi_of(with_local)
+    params = {"z_auto_loc": jnp.zeros(40), "z_auto_scale": jnp.ones(40)}
+    with pytest.raises(ValueError, match=r"'z' belongs to one row of 'y'.*held_out_log_likelihood"):
+        predictive_scores(local, params, model_args=(Y,))
+    kernel = NUTS(potential_fn=lambda z: z**2)
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=2, progress_bar=False)
+    mcmc.run(random.key(0), init_params=jnp.zeros(()))
+    with pytest.raises(TypeError, match="potential function"):
+        predictive_scores(mcmc)
