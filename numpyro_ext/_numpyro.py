@@ -82,8 +82,7 @@ def site_of_log_det(name: str, latents: Collection[str]) -> str:
 
 def replayed_trace() -> Trace | None:
     """The trace of the guide whose draws a loss gives to the model that runs; None elsewhere."""
-    found: list[Any] = [one for one in _PYRO_STACK if isinstance(one, replay)]
-    return found[-1].trace if found else None
+    return next((x.trace for x in reversed(_PYRO_STACK) if isinstance(x, replay)), None)  # type: ignore
 
 
 def max_tree_depth(kernel: Any) -> int | None:
@@ -373,9 +372,8 @@ class ContinuousGuide(AutoContinuous, StartGiven):
         if args or kwargs:
             guide = copy.copy(self)
             model = seed(self.model, 0)  # for minibatch indices alone
-            guide._postprocess_fn = partial(
-                constrain_fn, model, args, kwargs or {}, return_deterministic=True
-            )
+            full: Any = partial(constrain_fn, model, args, kwargs or {}, return_deterministic=True)
+            guide._postprocess_fn = full
         # Not passed on as params: NumPyro would constrain these values a second time.
         trace: Any = self.prototype_trace
         known = {k: v for k, v in params.items() if k in trace and trace[k]["type"] == "param"}

@@ -240,7 +240,8 @@ def _last_state(draws: Any) -> dict[str, np.ndarray]:
             f"draws is a {type(draws).__name__}; it must be the DataTree of to_arviz, or a dict of"
             " arrays with the particles on the first axis."
         )
-    is_ensemble = draws.attrs.get("inference_method") == "particles" and "kernel" in draws.attrs
+    attributes: Any = getattr(draws, "attrs", {})
+    is_ensemble = attributes.get("inference_method") == "particles" and "kernel" in attributes
     found = {}
     for name, value in draws["posterior"].data_vars.items():
         x = value.transpose("chain", "draw", ...).to_numpy()
