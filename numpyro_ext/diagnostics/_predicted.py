@@ -125,7 +125,7 @@ def _site_of(trace: Trace, name: str | None) -> str:
         )
     if name is None and len(observed) == 1:
         return observed[0]
-    if name not in observed:
+    if name is None or name not in observed:
         raise ValueError(f"site is {name!r}; it must be one of the observed sites {observed}.")
     return name
 
