@@ -95,8 +95,8 @@ def _binned(confidence: np.ndarray, right: np.ndarray, num_bins: int) -> Reliabi
     where = np.digitize(confidence, edges, right=True)
     count = np.bincount(where, minlength=num_bins)
     with np.errstate(invalid="ignore"):
-        means = [np.bincount(where, x, num_bins) / count for x in (confidence, right)]
-    return ReliabilityBins(means[0], means[1], count)
+        mean_of, accuracy = (np.bincount(where, x, num_bins) / count for x in (confidence, right))
+    return ReliabilityBins(mean_of, accuracy, count)
 
 
 def error_of(bins: ReliabilityBins) -> float:

@@ -240,10 +240,10 @@ def _last_state(draws: Any) -> dict[str, np.ndarray]:
             f"draws is a {type(draws).__name__}; it must be the DataTree of to_arviz, or a dict of"
             " arrays with the particles on the first axis."
         )
-    attributes: Any = getattr(draws, "attrs", {})
-    is_ensemble = attributes.get("inference_method") == "particles" and "kernel" in attributes
+    tree: Any = draws
+    is_ensemble = tree.attrs.get("inference_method") == "particles" and "kernel" in tree.attrs
     found = {}
-    for name, value in draws["posterior"].data_vars.items():
+    for name, value in tree["posterior"].data_vars.items():
         x = value.transpose("chain", "draw", ...).to_numpy()
         site = value.attrs.get("site", str(name))
         found[site] = x[:, -1] if is_ensemble else x.reshape(-1, *x.shape[2:])
