@@ -82,7 +82,7 @@ def site_of_log_det(name: str, latents: Collection[str]) -> str:
 
 def replayed_trace() -> Trace | None:
     """The trace of the guide whose draws a loss gives to the model that runs; None elsewhere."""
-    return next((x.trace for x in reversed(_PYRO_STACK) if isinstance(x, replay)), None)  # type: ignore
+    return next((x.trace for x in reversed(_PYRO_STACK) if isinstance(x, replay)), None)
 
 
 def max_tree_depth(kernel: Any) -> int | None:
@@ -136,8 +136,7 @@ _SECOND = {
 def normal_of_guide(guide: Any, params: Params) -> tuple[Array, Array]:
     """Mean and factor of a normal guide, in the order in which the model samples its sites.
 
-    :return: ``(n,)``, and a lower triangular ``(n, n)`` or, for a diagonal guide, the ``(n,)``
-        scales.
+    :return: ``(n,)``, and a lower triangular ``(n, n)`` or a diagonal guide's ``(n,)`` scales.
     """
     allowed = (*_SECOND, AutoLaplaceApproximation)
     if not isinstance(guide, allowed):
@@ -150,8 +149,8 @@ def normal_of_guide(guide: Any, params: Params) -> tuple[Array, Array]:
         )
     sites = guide.prototype_trace.items()
     sites = [n for n, x in sites if x["type"] == "sample" and not x["is_observed"]]
-    one_by_one = isinstance(guide, AutoNormal)
-    for name in [f"{one}_{guide.prefix}" for one in sites] if one_by_one else [guide.prefix]:
+    one_each = isinstance(guide, AutoNormal)
+    for name in [f"{one}_{guide.prefix}" for one in sites] if one_each else [guide.prefix]:
         kinds = [kind for cls, kind in _SECOND.items() if isinstance(guide, cls)]
         for param in (f"{name}_loc", *(f"{name}_{kind}" for kind in kinds)):
             if param not in params:  # NumPyro would take the value at the start
@@ -265,7 +264,7 @@ def posterior_guide(
 
 
 def unpacking_of(guide: Any) -> Callable[[Array], Sites] | None:
-    """The function by which ``AutoContinuous`` splits its latent vector; None for others."""
+    """How ``AutoContinuous`` splits its latent vector; None for others."""
     return getattr(guide, "_unpack_latent", None)
 
 

@@ -34,8 +34,8 @@ def linear(x: Array, w: Array, *, site: str) -> Array:
 
         >>> import jax.numpy as jnp
         >>> from numpyro_ext.guides import linear
-        >>> print(linear(jnp.array([[1.0, 2.0]]), jnp.array([3.0, -1.0]), site="w"))
-        [1.]
+        >>> print(linear(jnp.array([[1.0, 2.0]]), jnp.array([3.0, 4.0]), site="w"))
+        [11.]
     """
     maps = _MAPS.get()
     return x @ w if maps is None else maps.apply(jnp.asarray(x), w, site)
