@@ -58,7 +58,7 @@ def test_limits():
     x = np.random.default_rng(2).normal(size=100)
     assert np.isnan(weighted_ess(x, w))  # a single draw has no variance
     w[41:] = 1e-9
-    assert weighted_ess(x, w) <= 2.0  # log10 of 100, times the one draw that counts
+    assert weighted_ess(x, w) < 2.01  # log10 of 100, times the one draw that counts
     assert np.isnan(weighted_ess(np.full(100, 0.1)))
     alternating = np.tile([1.0, -1.0], 50)
     assert weighted_ess(alternating, num_batches=10) == pytest.approx(200)
