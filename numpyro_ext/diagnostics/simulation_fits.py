@@ -86,10 +86,10 @@ def fit_svi(
         >>> from numpyro.infer.autoguide import AutoNormal
         >>> from numpyro_ext.diagnostics import fit_svi
         >>> from numpyro_ext.targets import normal_mean
-        >>> fit = fit_svi(AutoNormal, optax.adam(0.05), Trace_ELBO(10), 500)
+        >>> fit = fit_svi(AutoNormal, optax.adam(0.01), Trace_ELBO(10), 1000)
         >>> draws = fit(jax.random.key(0), normal_mean, (jnp.array([0.5, -1.0, 2.0]),), {})
-        >>> print(f"{draws['z'].mean():.1f} {draws['z'].std():.1f}")
-        0.4 0.5
+        >>> bool(abs(draws["z"].mean() - 0.375) < 0.15)  # the posterior mean
+        True
     """
     if isinstance(guide, AutoGuide):
         name = type(guide).__name__

@@ -31,7 +31,7 @@ def scale_mixture(
         >>> from numpyro_ext.targets import scale_mixture
         >>> prior = scale_mixture(0.5, 1.0, 0.1)
         >>> print(f"{prior.log_prob(0.0):.4f} {prior.variance:.4f}")
-        0.0928 0.5050
+        0.7858 0.5050
     """
     check_positive("pi", pi)
     if float(pi) >= 1:

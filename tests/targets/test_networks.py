@@ -122,10 +122,10 @@ def test_a_network_with_the_mixture_prior_is_fitted_and_predicts():
     """A line of slope 2 under noise of .1, by a mean-field guide from the fan-in start."""
     x = jnp.linspace(-1.0, 1.0, 40)[:, None]
     y = 2.0 * x[:, 0] + 0.1 * random.normal(random.key(1), (40,))
-    kwargs = {"hidden": (10,), "weight_prior": scale_mixture(0.5, 1.0, 0.3)}
+    kwargs = {"hidden": (5,), "weight_prior": scale_mixture(0.5, 1.0, 0.3)}
     guide = AutoNormal(bayesian_mlp, init_loc_fn=init_to_fan_in(), init_scale=0.02)
     svi = SVI(bayesian_mlp, guide, optax.adam(0.02), Trace_ELBO(), **kwargs)
-    fit = svi.run(random.key(2), 800, x, y, progress_bar=False, subsample_size=20)
+    fit = svi.run(random.key(2), 600, x, y, progress_bar=False, subsample_size=20)
     predict = Predictive(bayesian_mlp, guide=guide, params=fit.params, num_samples=50)
     f = predict(random.key(3), x, **kwargs)["f"].mean(0)
     assert jnp.sqrt(jnp.mean((f - 2.0 * x[:, 0]) ** 2)) < 0.25
