@@ -96,17 +96,18 @@ class PBP:
 
     **Methods.** ``"adf"`` absorbs every row again in every epoch. ``"ep"`` divides q by the site of
     the row first, and has a site for each; ``"sep"`` has one site that all rows share, so that the
-    state does not grow with N. ADF is the one to start with: at 40 epochs on some hundreds of rows
-    EP and SEP are behind it.
+    state does not grow with N. ADF is the one to start with: on hundreds of rows EP and SEP were
+    behind it, on thousands they were ahead (``benchmarks/uci``).
 
     **Bias.** The units of a layer are taken as normal and independent. ADF counts each row as often
     as there are epochs, so that the variance of the weights falls with them and the noise precision
-    is too sure of itself; predictions get better all the same, for 200 epochs on some sets, and
-    held-out rows tell how many to take. SEP's sites differ from those of EP where rows differ, and
-    its state wanders about its fixed point. Weights of a network are not identified, and q is one
-    mode of their posterior: judge the predictions (:meth:`predict`), not the weights. A row tens of
-    standard deviations from the rest draws the fit to itself, as under every normal likelihood, and
-    with EP and SEP leaves no cavity for others, which the run warns of.
+    is too sure of itself. Predictions get better all the same for hundreds of epochs on some sets,
+    and worse on others: held-out rows tell how many to take. SEP's sites differ from those of EP
+    where rows differ, and its state wanders about its fixed point. Weights of a network are not
+    identified, and q is one mode of their posterior: judge the predictions (:meth:`predict`), not
+    the weights. A row tens of standard deviations from the rest draws the fit to itself, as under
+    every normal likelihood, and with EP and SEP leaves no cavity for others, which the run warns
+    of.
 
     **What differs from the paper:** the constant of each layer has no variance; with
     ``normalise=True`` X and y have mean 0 and standard deviation 1 inside, and everything that goes
