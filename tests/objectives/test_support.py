@@ -61,6 +61,7 @@ SUPPORT = {
 OF_OTHER_GUIDES = {
     "AmortizedMCMC",
     "AuxiliaryELBO",
+    "CurvatureELBO",
     "DensityRatioELBO",
     "ImplicitELBO",
     "MixtureELBO",
