@@ -26,6 +26,8 @@ from numpyro_ext.ep.subspaces import Subspace, basis_of, find_subspace
 
 __all__ = ["Group", "Kind", "Plan", "Prior", "Reading", "Table", "by_factors", "find_table"]
 
+ONCE = {"xla_backend_optimization_level": 0}
+"""Of programs that run once, where compilation is nearly all of the time."""
 _DRAWS = 1024
 _LARGEST = 2**25
 """Numbers that an array over factors and points may hold."""
@@ -158,7 +160,7 @@ def by_factors(fn: Callable[..., Any], arrays: Any, batch_size: int) -> Any:
     return jax.tree.map(lambda x: x.reshape(batches * size, *x.shape[2:])[:n], found)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=0, compiler_options=ONCE)
 def _terms_of_prior(reading: Reading, arrays: list[Array], rng_key: Array) -> tuple[Any, ...]:
     """Draws, and value, gradient and three Hessians of the sum of the terms of each site."""
     factors = reading.on(arrays)
@@ -211,7 +213,7 @@ def read_prior(
     return Prior(normal_part, constant, draws, Center(mean, sd), names, owners)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=ONCE)
 def _subspaces(
     reading: Reading, kind: Kind, max_rank: int, arrays: list[Array], index: Array, *prior: Array
 ) -> Subspace:

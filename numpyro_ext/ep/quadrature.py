@@ -28,10 +28,10 @@ from numpyro_ext.expfam.linalg import matmul, matvec, outer, symmetric
 
 REACH = 9.0
 """The nodes are within this many standard deviations of the cavity's mean."""
-SEARCH = {1: (40, 20, 4), 2: (18, 12, 2), 3: (12, 8, 2)}
-"""Intervals per axis of the first search for the sharpest place and of those after it, and the
-number of the latter; by rank."""
-INNER = (24, 12, 3)
+SEARCH = {1: (40, 4), 2: (18, 3), 3: (12, 3)}
+"""Intervals per axis of a search for the sharpest place, and the number of searches, of which each
+is in three intervals of the one before; by rank."""
+INNER = (24, 3)
 """The same along an inner axis."""
 DIFFERENCE = 0.05
 """The largest change of a moment, in standard deviations or relative, when every second node is
@@ -163,7 +163,9 @@ class Quadrature(Projection):
             return power * log_factor(mean + matvec(L, e))
 
         e, log_w = nodes(f, r, self._per_axis(r), SEARCH[r])
-        log_f, g, H = jax.vmap(derivatives(f))(e)
+        # Each is computed once, and not again in all that it is used for.
+        e, log_w = lax.optimization_barrier((e, log_w))
+        log_f, g, H = lax.optimization_barrier(jax.vmap(derivatives(f))(e))
         D = jnp.concatenate([g, H.reshape(-1, r * r)], -1)
         known = jnp.isfinite(log_f) & jnp.all(jnp.isfinite(D), -1)
         log_f = jnp.where(known, log_f, -jnp.inf)
@@ -195,7 +197,7 @@ def derivatives(f: Callable[[Array], Array]) -> Callable[[Array], tuple[Array, A
     return at
 
 
-def nodes(f: Callable[[Array], Array], r: int, n: int, search: tuple[int, int, int]) -> tuple:
+def nodes(f: Callable[[Array], Array], r: int, n: int, search: tuple[int, int]) -> tuple:
     """Nodes ``(n^r, r)`` and log weights of an integral over N(0, I), for a log factor f.
 
     The axis along which f is flattest is the outer one; at each of its nodes, those of the other
@@ -227,11 +229,16 @@ def nodes(f: Callable[[Array], Array], r: int, n: int, search: tuple[int, int, i
 def line(c: Array, curvature: Array, n: int) -> tuple[Array, Array]:
     """Nodes and log weights ``(n,)`` of an integral over N(0, 1), dense at c."""
     b = (1 + curvature) ** -0.5
-    low, high = (jnp.arcsinh((end - c) / b) for end in (-REACH, REACH))
+
+    def arcsinh(x: Array) -> Array:
+        return jnp.sign(x) * jnp.log(jnp.abs(x) + jnp.sqrt(x**2 + 1))
+
+    low, high = arcsinh((-REACH - c) / b), arcsinh((REACH - c) / b)
     step = (high - low) / (n - 1)
-    tau = low + step * jnp.arange(n)
-    y = c + b * jnp.sinh(tau)
-    return y, jnp.log(step * b * jnp.cosh(tau)) - y**2 / 2 - jnp.log(2 * jnp.pi) / 2
+    # Hyperbolic functions by one exponential, since those of the library are slow to compile.
+    t = jnp.exp(low + step * jnp.arange(n))
+    y = c + b * (t - 1 / t) / 2
+    return y, jnp.log(step * b * (t + 1 / t) / 2) - y**2 / 2 - jnp.log(2 * jnp.pi) / 2
 
 
 def product(x: Array) -> Array:
@@ -240,11 +247,11 @@ def product(x: Array) -> Array:
     return jnp.stack(jnp.meshgrid(*x.T, indexing="ij"), -1).reshape(-1, r)
 
 
-def sharpest_place(f: Callable[[Array], Array], r: int, search: tuple[int, int, int]) -> Array:
+def sharpest_place(f: Callable[[Array], Array], r: int, search: tuple[int, int]) -> Array:
     """Where exp(f), times the density of N(0, I), changes most between neighbours on a grid."""
-    first, then, times = search
+    intervals, times = search
 
-    def narrowed(state: tuple[Array, Array], intervals: int) -> tuple[Array, Array]:
+    def narrowed(state: tuple[Array, Array]) -> tuple[Array, Array]:
         c, half = state
         n = intervals + 1
         axis = jnp.linspace(-half, half, n)[:, None]
@@ -272,5 +279,5 @@ def sharpest_place(f: Callable[[Array], Array], r: int, search: tuple[int, int, 
         # And the neighbours, of which one may hide a narrow factor.
         return c, 3 * half / intervals
 
-    start = narrowed((jnp.zeros(r), jnp.asarray(REACH)), first)
-    return lax.fori_loop(0, times, lambda _, state: narrowed(state, then), start)[0]
+    start = jnp.zeros(r), jnp.asarray(REACH)
+    return lax.fori_loop(0, times, lambda _, state: narrowed(state), start)[0]
