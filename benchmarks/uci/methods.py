@@ -28,10 +28,10 @@ from numpyro_ext.guides import AutoDropout, AutoLaplaceGGN, init_to_fan_in
 from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.objectives import VRELBO, BBAlphaELBO, CurvatureELBO
 from numpyro_ext.optim import ivon, vadam, von
-from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
+from numpyro_ext.particles import SVGD, AutoParticles, RegularizedSVGD
 from numpyro_ext.targets import bayesian_mlp
 
-HIDDEN, DRAWS, NETWORKS, PARTICLES = 50, 100, 5, 20
+HIDDEN, DRAWS, NETWORKS = 50, 100, 5
 START = init_to_fan_in()
 
 
@@ -200,7 +200,7 @@ def of_weights(model: Callable[..., None]) -> Any:
 
 POINT = partial(AutoDelta, init_loc_fn=START)
 DROPOUT = partial(AutoDropout, keep_prob=0.98, init_loc_fn=START)
-SVGD = partial(AutoParticles, num_particles=PARTICLES, init_loc_fn=START)
+PARTICLES = partial(AutoParticles, num_particles=20, init_loc_fn=START)
 SQUARES = CurvatureELBO("squared_gradient", 10)
 
 
@@ -220,7 +220,8 @@ RECIPES = {
     "VOGN": Recipe(mean_field, newton, CurvatureELBO("empirical_fisher", 4)),
     "Vadam": Recipe(of_weights, perturbed, TraceMeanField_ELBO()),
     "dropout": Recipe(DROPOUT, adam, Trace_ELBO(10)),
-    "RegularizedSVGD": Recipe(SVGD, lambda size: particle_step(size.steps), RegularizedSVGD()),
+    "SVGD": Recipe(PARTICLES, adam, SVGD()),
+    "RegularizedSVGD": Recipe(PARTICLES, adam, RegularizedSVGD(precondition=None)),
     "Vadam at e^2, 1": vadam_at(2, 0),
     "Vadam at e^2, e^2": vadam_at(2, 2),
 }

@@ -141,6 +141,7 @@ def main() -> None:
                     f" {shown(joint)} | {error} | {took} | {published} |",
                     flush=True,
                 )
+            jax.clear_caches()  # the programs of all methods together are too many mappings
 
 
 if __name__ == "__main__":

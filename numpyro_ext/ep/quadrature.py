@@ -260,22 +260,22 @@ def sharpest_place(f: Callable[[Array], Array], r: int, search: tuple[int, int])
         log_f = jnp.where(log_f < jnp.inf, log_f, -jnp.inf).reshape((n,) * r)  # NaN too
         log_p = (-jnp.sum(e**2, -1) / 2).reshape((n,) * r)
         e = e.reshape((n,) * r + (r,))
+        top = jnp.max(log_f + log_p)
+        top = jnp.where(jnp.isfinite(top), top, 0.0)
         places, changes = [], []
         for k in range(r):
             (f0, f1), (p0, p1), (e0, e1) = (
-                (jnp.take(x, jnp.arange(n - 1), k), jnp.take(x, jnp.arange(1, n), k))
+                (lax.slice_in_dim(x, 0, n - 1, axis=k), lax.slice_in_dim(x, 1, n, axis=k))
                 for x in (log_f, log_p, e)
             )
-            high, low = jnp.maximum(f0, f1), jnp.minimum(f0, f1)
-            gap = jnp.where(high == low, 0.0, jnp.where(high > -jnp.inf, low - high, 0.0))
-            change = high + jnp.log(-jnp.expm1(gap)) + jnp.maximum(p0, p1)
-            change = jnp.where(gap < 0, change, -jnp.inf).ravel()
+            log_p_k = jnp.maximum(p0, p1) - top
+            change = jnp.abs(jnp.exp(f1 + log_p_k) - jnp.exp(f0 + log_p_k)).ravel()
             best = jnp.argmax(change)
             places.append(((e0 + e1) / 2).reshape(-1, r)[best])
             changes.append(change[best])
         change, place = jnp.stack(changes), jnp.stack(places)
         best = jnp.argmax(change)
-        c = jnp.where(change[best] > -jnp.inf, place[best], c)
+        c = jnp.where(change[best] > 0, place[best], c)
         # And the neighbours, of which one may hide a narrow factor.
         return c, 3 * half / intervals
 
