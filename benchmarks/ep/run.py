@@ -309,6 +309,7 @@ if __name__ == "__main__":
     parser.add_argument("--repeats", type=int, default=3, help="random sets, synthetic and xor")
     parser.add_argument("--xor-sizes", type=int, nargs="*", default=[10, 20])
     parser.add_argument("--draws", type=int, default=4000, help="draws of NUTS")
+    parser.add_argument("--part-draws", type=int, default=2000, help="of NUTS in a part of DEP")
     parser.add_argument("--sizes", type=int, nargs="*", default=[5_000, 10_000, 20_000, 40_000])
     arguments = parser.parse_args()
     for name, part in PARTS.items():

@@ -103,17 +103,17 @@ def test_exclusive_sampling_matches_quadrature():
 
 
 def test_nuts_has_the_precision_of_a_normal_on_average():
-    """64 keys of 200 draws: the relative standard error of an entry is 1.3 %."""
+    """32 keys of 200 draws: the relative standard error of an entry is 1.8 %."""
     T, v = jnp.array([[3.0, 0.5], [0.5, 1.0]]), jnp.array([1.0, -2.0])
     projection = NUTSProjection(num_warmup=100, num_samples=100, num_chains=2)
     found = jax.jit(
         jax.vmap(
             lambda key: projection.project(lambda u: v @ u - u @ T @ u / 2, MEAN, COV, 0.5, key)
         )
-    )(random.split(random.key(3), 64))
+    )(random.split(random.key(3), 32))
     assert jnp.all(found.ok) and jnp.all(jnp.isnan(found.log_normaliser))
     for values, truth in ((found.site_precision, T), (found.site_shift, v)):
-        error = jnp.std(values, 0, ddof=1) / 8
+        error = jnp.std(values, 0, ddof=1) / 32**0.5
         z = (jnp.mean(values, 0) - truth) / error
         assert jnp.max(jnp.abs(z)) < 4.5, z
 
@@ -131,10 +131,14 @@ def test_formula_is_taken_in_all_coordinates(tol):
         ratio = jnp.exp(-(z**2) / 2 - jnp.log(2 * jnp.pi) / 2 - log_ndtr(z))
         return m + ratio / s * b, S - ratio * (ratio + z) / s**2 * jnp.outer(b, b), log_ndtr(z)
 
-    found = ClosedForm(tilted).project(None, MEAN, COV, 1.0, index=jnp.array(0))
-    line = Quadrature().project(
-        lambda u: log_ndtr(u[0]), a[None] @ MEAN, a[None] @ COV @ a[:, None], 1.0
-    )
+    found, line = jax.jit(
+        lambda: (
+            ClosedForm(tilted).project(None, MEAN, COV, 1.0, index=jnp.array(0)),
+            Quadrature().project(
+                lambda u: log_ndtr(u[0]), a[None] @ MEAN, a[None] @ COV @ a[:, None], 1.0
+            ),
+        )
+    )()
     limit = tol(2e-5, 1e-9)
     np.testing.assert_allclose(
         found.site_precision, line.site_precision * jnp.outer(a, a), atol=limit
