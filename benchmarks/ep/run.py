@@ -8,6 +8,8 @@
   regression with 4 coefficients. The moments are those of importance sampling from EP's own q.
   In (a) the inputs are N(0, I), in (b) they come from 5 clusters, which are the parts of DSEP.
 - `xor`: kernel probit regression on four clusters, the parts of DSEP.
+- `mixture`: the means of a mixture of four normal distributions (see `mixture.py`).
+- `hierarchy`: regressions of 20 groups, which are the parts of DEP (see `hierarchy.py`).
 - `compare`: EP, a normal guide by SVI, Laplace's approximation and NUTS on a regression and on the
   centred eight schools. Errors are in standard deviations of NUTS; seconds include compilation.
 - `cost`: the time of a compiled parallel sweep and of a fit from nothing, logistic regression.
@@ -17,15 +19,18 @@ says `last`.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 import time
 from typing import Any
 
+from fits import Moments, Table, fit, of_params, passes
+from hierarchy import run_hierarchy
 import jax
-from jax import Array, lax, random
+from jax import Array, random
 import jax.numpy as jnp
 from jax.scipy.special import log_ndtr
+from mixture import run_mixture
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -34,8 +39,6 @@ from numpyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNo
 import optax
 
 from numpyro_ext.ep import ADF, DSEP, EP
-
-Moments = tuple[np.ndarray, np.ndarray]
 
 
 def probit(X: Array, y: Array) -> None:
@@ -58,60 +61,11 @@ def eight_schools(y: Array, sd: Array) -> None:
         numpyro.sample("y", dist.Normal(theta[idx], sd[idx]), obs=y[idx])
 
 
-def of_params(params: dict[str, Array]) -> Moments:
-    L = np.asarray(params["auto_scale_tril"], float)
-    return np.asarray(params["auto_loc"], float), L @ L.T
-
-
-def of_natural(shift: Any, precision: Any) -> Moments:
-    V = np.linalg.inv(np.asarray(precision, float))
-    return V @ np.asarray(shift, float), V
-
-
-def fit(engine: Any, num_steps: int, *args: Any) -> Any:
-    return engine.run(random.key(0), num_steps, *args, progress_bar=False)
-
-
-def passes(engine: DSEP, num_steps: int, *args: Array) -> tuple[Moments, Moments]:
-    """Averaged over the last half, and the last iterate, of steps in one compiled loop."""
-    state = engine.init(random.key(0), *args)
-
-    @jax.jit
-    def run(state: Any, *args: Array) -> Any:
-        def step(carry: Any, i: Array) -> tuple[Any, None]:
-            state, shift, precision = carry
-            state, _ = engine.update(state, *args)
-            late = i >= num_steps // 2
-            return (
-                state,
-                shift + jnp.where(late, state.shift, 0),
-                precision + jnp.where(late, state.precision, 0),
-            ), None
-
-        zero = jnp.zeros_like(state.shift), jnp.zeros_like(state.precision)
-        return lax.scan(step, (state, *zero), jnp.arange(num_steps))[0]
-
-    state, shift, precision = run(state, *args)
-    n = num_steps - num_steps // 2
-    return of_natural(shift / n, precision / n), of_natural(state.shift, state.precision)
-
-
 def test_scores(q: Moments, X: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Error and mean log likelihood of a probit regression at new rows."""
     m, V = q
     z = X @ m / np.sqrt(1 + np.einsum("nd,de,ne->n", X, V, X))
     return float(np.mean(y * z <= 0)), float(jnp.mean(log_ndtr(y * z)))
-
-
-class Table:
-    """A table that is printed as it grows."""
-
-    def __init__(self, *header: str) -> None:
-        self.append(header)
-        print("|" + "---|" * len(header), flush=True)
-
-    def append(self, row: Sequence[Any]) -> None:
-        print("|", " | ".join(str(x) for x in row), "|", flush=True)
 
 
 def probit_split(folder: Path, k: int) -> tuple[np.ndarray, ...]:
@@ -337,6 +291,8 @@ PARTS = {
     "probit": run_probit,
     "synthetic": run_synthetic,
     "xor": run_xor,
+    "mixture": run_mixture,
+    "hierarchy": run_hierarchy,
     "compare": run_compare,
     "cost": run_cost,
 }
@@ -353,6 +309,7 @@ if __name__ == "__main__":
     parser.add_argument("--repeats", type=int, default=3, help="random sets, synthetic and xor")
     parser.add_argument("--xor-sizes", type=int, nargs="*", default=[10, 20])
     parser.add_argument("--draws", type=int, default=4000, help="draws of NUTS")
+    parser.add_argument("--part-draws", type=int, default=2000, help="of NUTS in a part of DEP")
     parser.add_argument("--sizes", type=int, nargs="*", default=[5_000, 10_000, 20_000, 40_000])
     arguments = parser.parse_args()
     for name, part in PARTS.items():

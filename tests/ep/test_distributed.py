@@ -14,7 +14,7 @@ from numpyro_ext.ep import (
     NUTSProjection,
     StochasticDistributedEP,
 )
-from tests.ep.models import LOGISTIC, PROBIT, linear, logistic, probit
+from tests.ep.models import LOGISTIC, linear, logistic
 
 PARTS = np.array([0, 0, 0, 1, 1, 2, 2])
 X_LINEAR = jnp.array([[1.0, 0.3], [-0.4, 2.0], [0.8, -1.1], [2.0, 0.5], [0.1, 0.9]])
@@ -57,12 +57,6 @@ FIXED_POINTS = {
         [0.5584846227, 0.3097543779],
         [0.5620673913, -0.113558247, 0.7381184485],
     ),
-    "AEP, .5": (
-        DAEP(logistic, 1, power=0.5, tol=1e-9),
-        [0.5766225645, 0.3102125713],
-        [0.565646755, -0.1151341252, 0.7216081808],
-    ),
-    "AEP, 0": (DAEP(probit, 1, power=0.0, tol=1e-9), [0.8274601803], [0.1826260856]),
 }
 
 
@@ -70,7 +64,7 @@ FIXED_POINTS = {
 @pytest.mark.parametrize("name", FIXED_POINTS)
 def test_fixed_points(name, needs_x64):
     engine, mean, second = FIXED_POINTS[name]
-    result = fit(engine, *(PROBIT if engine.model is probit else LOGISTIC), num_steps=150)
+    result = fit(engine, *LOGISTIC, num_steps=150)
     m, V = moments_of(result.params)
     np.testing.assert_allclose(m, mean, atol=2e-8)
     np.testing.assert_allclose(V, second, atol=2e-8)
@@ -88,15 +82,15 @@ def test_fixed_point_in_single_precision():
 
 
 @pytest.mark.x64
-def test_two_updates_of_dsep(tol):
+def test_two_updates_of_dsep(needs_x64):
     engine = DSEP(logistic, PARTS)
     state = engine.init(random.key(0), *LOGISTIC)
     for indices in ([1, 4, 5], [0, 3, 6]):
         state, _ = engine.update(state, *LOGISTIC, indices=jnp.array(indices))
     m, V = moments_of(engine.get_params(state))
-    np.testing.assert_allclose(m, [0.0963010751, -0.0696259003], atol=tol(1e-4, 1e-9))
+    np.testing.assert_allclose(m, [0.0963010751, -0.0696259003], atol=1e-9)
     expected = [0.8418443301, -0.0486572143, 1.1882411645]
-    np.testing.assert_allclose(V, expected, atol=tol(1e-4, 1e-9))
+    np.testing.assert_allclose(V, expected, atol=1e-9)
 
 
 def test_dsep_with_a_part_to_each_row_is_a_serial_sweep_of_ep():
@@ -114,7 +108,6 @@ def test_daep_with_a_part_to_each_row_has_the_fixed_point_of_ep(needs_x64):
     np.testing.assert_allclose(V, [0.6022079936, -0.1191776423, 0.7163568844], atol=1e-8)
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize(
     "engine",
     [
@@ -124,13 +117,13 @@ def test_daep_with_a_part_to_each_row_has_the_fixed_point_of_ep(needs_x64):
     ],
     ids=lambda engine: type(engine).__name__,
 )
-def test_normal_likelihood_is_exact_in_one_update(engine, tol):
+def test_normal_likelihood_is_exact_in_one_update(engine):
     args = X_LINEAR, Y_LINEAR
     state, _ = engine.update(engine.init(random.key(0), *args), *args)
     precision = np.diag([1.5**-2, 0.7**-2]) + X_LINEAR.T @ X_LINEAR / 0.8**2
     shift = np.array([0.4, -1.0]) / np.array([1.5, 0.7]) ** 2 + X_LINEAR.T @ Y_LINEAR / 0.8**2
     # The part is a factor of rank 2, of which 31 nodes in each direction have four digits.
-    limit = {"rtol": tol(2e-3, 2e-4), "atol": tol(5e-3, 3e-4)}
+    limit = {"rtol": 2e-3, "atol": 5e-3}
     np.testing.assert_allclose(state.precision, precision, **limit)
     np.testing.assert_allclose(state.shift, shift, **limit)
     if isinstance(engine, DistributedEP):

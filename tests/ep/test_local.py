@@ -33,31 +33,29 @@ def effects(y, num=1):
         numpyro.sample("y", dist.Normal(z, 0.6), obs=y[idx])
 
 
-@pytest.mark.x64
-def test_discrete_local_sites_are_summed_out(tol):
+def test_discrete_local_sites_are_summed_out():
     result = EP(labelled).run(random.key(0), 60, progress_bar=False)
     sd = result.params["auto_scale_tril"][0, 0]
-    np.testing.assert_allclose(result.params["auto_loc"], 0.5623159697, rtol=tol(1e-4, 1e-6))
-    np.testing.assert_allclose(sd**2, 0.5521639916, rtol=tol(1e-4, 1e-6))
-    np.testing.assert_allclose(-result.losses[-1], -3.3044138541, rtol=tol(1e-4, 1e-7))
+    np.testing.assert_allclose(result.params["auto_loc"], 0.5623159697, rtol=1e-4)
+    np.testing.assert_allclose(sd**2, 0.5521639916, rtol=1e-4)
+    np.testing.assert_allclose(-result.losses[-1], -3.3044138541, rtol=1e-4)
 
 
-@pytest.mark.x64
-def test_a_continuous_local_site_is_integrated_out(tol):
+def test_a_continuous_local_site_is_integrated_out():
     """The posterior and the evidence of y ~ N(theta, 1.5^2 + .6^2)."""
     ep = EP(effects)
     result = ep.run(random.key(0), 20, Y, progress_bar=False)
     v, y = 1.5**2 + 0.6**2, np.asarray(Y, float)
     precision = 0.25 + 4 / v
     np.testing.assert_allclose(
-        result.params["auto_loc"], (0.1 + y.sum() / v) / precision, rtol=tol(1e-3, 1e-6)
+        result.params["auto_loc"], (0.1 + y.sum() / v) / precision, rtol=1e-3
     )
     sd = result.params["auto_scale_tril"][0, 0]
-    np.testing.assert_allclose(sd, precision**-0.5, rtol=tol(1e-3, 1e-6))
+    np.testing.assert_allclose(sd, precision**-0.5, rtol=1e-3)
     S = v * np.eye(4) + 4.0
     r = y - 0.4
     log_z = -0.5 * (r @ np.linalg.solve(S, r) + np.linalg.slogdet(2 * np.pi * S)[1])
-    np.testing.assert_allclose(-result.losses[-1], log_z, rtol=tol(1e-4, 1e-8))
+    np.testing.assert_allclose(-result.losses[-1], log_z, rtol=1e-4)
     draws = Predictive(effects, guide=ep.guide, params=result.params, num_samples=5)(
         random.key(1), Y
     )

@@ -20,30 +20,38 @@ def narrow(u):
     return -0.5 * jnp.sum(((u - jnp.array([1.0, 0.4])) / 0.03) ** 2)
 
 
-def ring(u):
-    return -0.5 * ((jnp.sum(u**2) - 1) / 1e-4) ** 2
+def cusp(u):
+    """A narrow peak without a second derivative, so that both sets of points are far too wide."""
+    return -30 * jnp.sum(jnp.abs(u))
+
+
+def growing(u):
+    """It grows faster than its cavity falls: the product has no moments."""
+    return 3 * jnp.sum(u**2)
+
+
+def nowhere(u):
+    return jnp.where(jnp.sum(u) > 1e3, 0.0, -jnp.inf)
 
 
 @pytest.fixture(scope="module")
 def sampled():
-    """Sites of three factors at 8 keys, in one program."""
+    """Sites of some factors at 8 keys, in one program."""
     keys = random.split(random.key(0), 8)
 
     def project(f, key):
         return ImportanceSampling(1024).project(f, MEAN, COV, 1.0, key)
 
+    factors = (heteroscedastic, narrow, cusp, growing, nowhere)
     return jax.jit(
-        lambda: [
-            jax.vmap(lambda key, f=f: project(f, key))(keys)
-            for f in (heteroscedastic, narrow, ring)
-        ]
+        lambda: {f.__name__: jax.vmap(lambda key, f=f: project(f, key))(keys) for f in factors}
     )()
 
 
 def test_sampling_is_right_within_its_error(sampled):
     """The error falls below 1 / sqrt(num_samples) because the points are quasi-random."""
     exact = jax.jit(lambda: Quadrature().project(heteroscedastic, MEAN, COV, 1.0))()
-    found = sampled[0]
+    found = sampled["heteroscedastic"]
     for name in ("site_shift", "site_precision", "log_normaliser"):
         values, truth = getattr(found, name), getattr(exact, name)
         error = jnp.std(values, 0, ddof=1) / jnp.sqrt(8)
@@ -56,7 +64,7 @@ def test_sampling_is_right_within_its_error(sampled):
 
 def test_second_proposal_finds_a_narrow_factor(sampled):
     """Of the first 1024 points, one or two have all the weight."""
-    found = sampled[1]
+    found = sampled["narrow"]
     expected = np.eye(2) / 0.03**2
     np.testing.assert_allclose(
         found.site_precision * 0.03**2, expected * 0.03**2 + np.zeros((8, 2, 2)), atol=0.05
@@ -64,8 +72,10 @@ def test_second_proposal_finds_a_narrow_factor(sampled):
     assert jnp.all(found.ok) and not jnp.any(found.low_ess)
 
 
-def test_uneven_weights_are_said(sampled):
-    assert jnp.all(sampled[2].low_ess)
+@pytest.mark.parametrize("name", ["cusp", "growing", "nowhere"])
+def test_uneven_weights_are_said(name, sampled):
+    """Of what the points reach: a part that they miss, such as the rest of a ring, is not seen."""
+    assert jnp.all(sampled[name].low_ess)
 
 
 def test_weak_factor_is_not_drowned_in_noise():
@@ -93,17 +103,17 @@ def test_exclusive_sampling_matches_quadrature():
 
 
 def test_nuts_has_the_precision_of_a_normal_on_average():
-    """64 keys of 200 draws: the relative standard error of an entry is 1.3 %."""
+    """32 keys of 200 draws: the relative standard error of an entry is 1.8 %."""
     T, v = jnp.array([[3.0, 0.5], [0.5, 1.0]]), jnp.array([1.0, -2.0])
     projection = NUTSProjection(num_warmup=100, num_samples=100, num_chains=2)
     found = jax.jit(
         jax.vmap(
             lambda key: projection.project(lambda u: v @ u - u @ T @ u / 2, MEAN, COV, 0.5, key)
         )
-    )(random.split(random.key(3), 64))
+    )(random.split(random.key(3), 32))
     assert jnp.all(found.ok) and jnp.all(jnp.isnan(found.log_normaliser))
     for values, truth in ((found.site_precision, T), (found.site_shift, v)):
-        error = jnp.std(values, 0, ddof=1) / 8
+        error = jnp.std(values, 0, ddof=1) / 32**0.5
         z = (jnp.mean(values, 0) - truth) / error
         assert jnp.max(jnp.abs(z)) < 4.5, z
 
@@ -121,10 +131,14 @@ def test_formula_is_taken_in_all_coordinates(tol):
         ratio = jnp.exp(-(z**2) / 2 - jnp.log(2 * jnp.pi) / 2 - log_ndtr(z))
         return m + ratio / s * b, S - ratio * (ratio + z) / s**2 * jnp.outer(b, b), log_ndtr(z)
 
-    found = ClosedForm(tilted).project(None, MEAN, COV, 1.0, index=jnp.array(0))
-    line = Quadrature().project(
-        lambda u: log_ndtr(u[0]), a[None] @ MEAN, a[None] @ COV @ a[:, None], 1.0
-    )
+    found, line = jax.jit(
+        lambda: (
+            ClosedForm(tilted).project(None, MEAN, COV, 1.0, index=jnp.array(0)),
+            Quadrature().project(
+                lambda u: log_ndtr(u[0]), a[None] @ MEAN, a[None] @ COV @ a[:, None], 1.0
+            ),
+        )
+    )()
     limit = tol(2e-5, 1e-9)
     np.testing.assert_allclose(
         found.site_precision, line.site_precision * jnp.outer(a, a), atol=limit

@@ -66,7 +66,7 @@ def test_steps_on_given_rows(needs_x64):
 
 
 @pytest.mark.x64
-def test_power_0_is_variational_inference_by_natural_gradients(tol):
+def test_power_0_is_variational_inference_by_natural_gradients(needs_x64):
     """A step of rate eps is the mean of q and of the prior with N times the gradient of a row."""
     eps, n = 0.3, 2
     sep = StochasticEP(probit, power=0.0, step=eps)
@@ -85,8 +85,8 @@ def test_power_0_is_variational_inference_by_natural_gradients(tol):
     v = np.sum(E * g) + T * float(q.mean[0])
     shift = (1 - eps) * state.shift + eps * (state.prior_shift + 8 * v)
     precision = (1 - eps) * state.precision + eps * (state.prior_precision + 8 * T)
-    np.testing.assert_allclose(state_new.shift, shift, rtol=tol(1e-4, 1e-9))
-    np.testing.assert_allclose(state_new.precision, precision, rtol=tol(1e-4, 1e-9))
+    np.testing.assert_allclose(state_new.shift, shift, rtol=1e-9)
+    np.testing.assert_allclose(state_new.precision, precision, rtol=1e-9)
 
 
 def test_decreasing_steps_reach_averaged_ep():
@@ -120,8 +120,8 @@ def test_noise_of_constant_steps():
         state, _ = sep.update(state, Y_NORMAL, T)
         return state, state.precision[0, 0]
 
-    state, _ = jax.lax.scan(one, state, None, length=200)
-    _, precision = jax.jit(lambda s: jax.lax.scan(one, s, None, length=15_000))(state)
+    _, precision = jax.jit(lambda s: jax.lax.scan(one, s, None, length=15_200))(state)
+    precision = precision[200:]
     expected = 36 * np.var(T) * (1 / 6) / (2 - 1 / 6)
     assert abs(np.var(precision) / expected - 1) < 0.2
     assert abs(np.mean(precision) - (0.25 + np.sum(T))) < 0.15 * expected**0.5
@@ -129,12 +129,12 @@ def test_noise_of_constant_steps():
 
 def test_the_state_does_not_grow_with_the_data():
     def bytes_of(N):
-        sep = StochasticEP(probit, batch_size=4)
+        sep = StochasticEP(probit, batch_size=1)
         state = sep.init(random.key(0), jnp.linspace(-1, 2, N), jnp.ones(N))
         leaves = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.number)]
         return sum(x.nbytes for x in leaves)
 
-    assert bytes_of(100) == bytes_of(20_000)
+    assert bytes_of(8) == bytes_of(20_000)
 
 
 def test_a_run_goes_on_with_new_rows_of_the_same_shape():
