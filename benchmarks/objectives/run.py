@@ -1,8 +1,9 @@
 """Cost, memory and gradient noise of the objectives, compared with those of NumPyro.
 
-There are four tables: the time of a step of ``VRELBO``, ``RenyiELBO`` and ``Trace_ELBO``; the time
-of the four gradients of ``VRELBO`` on a VAE; the compiled memory with
-``vectorize_particles=False``; and the standard deviation of the four gradient estimators.
+There are five tables: the time of a step of ``VRELBO``, ``RenyiELBO`` and ``Trace_ELBO``; that of
+``CurvatureELBO`` and of ``ivon`` on a network (alone: ``--only curvature``); the time of the four
+gradients of ``VRELBO`` on a VAE; the compiled memory with ``vectorize_particles=False``; and the
+standard deviation of the four gradient estimators.
 """
 
 import argparse
@@ -22,8 +23,12 @@ from numpyro.infer import ELBO, SVI, RenyiELBO, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 import optax
 
-from numpyro_ext.objectives import IWELBO, VRELBO, BBAlphaELBO
+from numpyro_ext.guides import init_to_fan_in
+from numpyro_ext.objectives import IWELBO, VRELBO, BBAlphaELBO, CurvatureELBO
+from numpyro_ext.optim import ivon
+from numpyro_ext.targets import bayesian_mlp
 
+CURVATURES = ("empirical_fisher", "fisher", "squared_gradient", "reparam", "hessian")
 GRADIENTS = ("standard", "single", "stl", "dreg")
 # Each objective of the first table is compiled so often: where buffers lie makes some percent.
 COPIES = 5
@@ -59,9 +64,11 @@ def vae(pixels: int, latent: int = 50, width: int = 200) -> tuple[Callable[..., 
     return model, guide
 
 
-def stepper(loss: ELBO, model: Any, guide: Any, steps: int, *data: Array) -> Callable[[], Any]:
-    """``steps`` updates of ``SVI`` in one compiled call."""
-    svi = SVI(model, guide, optax.adam(1e-3), loss)
+def stepper(
+    loss: ELBO, model: Any, guide: Any, steps: int, *data: Array, optim: Any = None
+) -> Callable[[], Any]:
+    """``steps`` updates of ``SVI`` in one compiled call, of Adam if there is no ``optim``."""
+    svi = SVI(model, guide, optax.adam(1e-3) if optim is None else optim, loss)
     state = svi.init(random.key(1), *data)
 
     @jax.jit
@@ -114,6 +121,45 @@ def against_numpyro(repeats: int, steps: int) -> None:
             f"| {num} | {t[0]:.1f} | {t[1]:.1f} | {t[2]:.1f} | {t[2] / t[1]:.2f}"
             f" | {t[2] / t[0]:.2f} | {others} |"
         )
+
+
+def curvatures_of_a_network(repeats: int, steps: int) -> None:
+    inputs, hidden, num_data, batch = 13, 50, 500, 32
+    weights = (inputs + 1) * hidden + hidden + 1
+    print(
+        f"\n## A step of CurvatureELBO and of ivon (network {inputs}-{hidden}-1, {weights} weights,"
+        f" batch {batch} of {num_data})\n"
+    )
+    print("| loss | optimiser | K = 1, us | / Trace_ELBO | K = 4, us | / Trace_ELBO |")
+    print("|---|---|---|---|---|---|")
+    key_x, key_y = random.split(random.key(0))
+    X = random.normal(key_x, (num_data, inputs))
+    y = jnp.sin(X[:, 0]) + 0.1 * random.normal(key_y, (num_data,))
+
+    def model(X: Array, y: Array) -> None:
+        bayesian_mlp(X, y, hidden=(hidden,), subsample_size=batch)
+
+    rows = [("Trace_ELBO", "adam"), ("Trace_ELBO", "ivon")]
+    rows += [(curvature, "ivon") for curvature in CURVATURES]
+    columns = []
+    for num in (1, 4):
+        times = []
+        for names in (rows[:-1], rows[:1] + rows[-1:]):
+            # The Hessian has so many products with vectors that some of its steps are enough.
+            updates = steps if len(names) > 2 else max(1, steps // 50)
+            runs = []
+            for loss, optim in names:
+                elbo = Trace_ELBO(num) if loss == "Trace_ELBO" else CurvatureELBO(loss, num)
+                rule = ivon(1e-3) if optim == "ivon" else None
+                guide = AutoNormal(model, init_loc_fn=init_to_fan_in(), init_scale=0.02)
+                runs.append(stepper(elbo, model, guide, updates, X, y, optim=rule))
+            times.append([1e6 * t / updates for t in shortest(repeats, *runs)])
+        usual, (adam, slow) = times
+        columns.append([(t, t / usual[0]) for t in usual] + [(slow, slow / adam)])
+    for (loss, optim), *cells in zip(rows, *columns, strict=True):
+        name = loss if loss == "Trace_ELBO" else f'CurvatureELBO("{loss}")'
+        found = " | ".join(f"{t:,.0f} | {ratio:.2f}" for t, ratio in cells)
+        print(f"| {name} | {optim} | {found} |")
 
 
 def gradients_of_a_vae(repeats: int, num: int) -> None:
@@ -196,12 +242,17 @@ def main() -> None:
         "--steps", type=int, default=500, help="updates per timed run (10 times as many at K = 1)"
     )
     parser.add_argument("--keys", type=int, default=20_000)
+    parser.add_argument("--only", choices=["curvature"], help="this table alone")
     args = parser.parse_args()
     print(
         f"jax {jax.__version__} on {jax.devices()[0].device_kind}; shortest of {args.repeats} runs"
         " that take turns"
     )
-    against_numpyro(args.repeats, args.steps)
+    if args.only is None:
+        against_numpyro(args.repeats, args.steps)
+    curvatures_of_a_network(args.repeats, args.steps)
+    if args.only is not None:
+        return
     gradients_of_a_vae(args.repeats, 50)
     memory()
     gradient_noise(args.keys, 5)

@@ -1,10 +1,14 @@
 """Networks of Flax and Equinox through numpyro.contrib.module, in scripts as users have them."""
 
+from functools import cache
+
+import arviz as az
 import equinox as eqx
 from flax import linen, nnx
 import jax
 from jax import random
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from numpyro.contrib.module import (
     flax_module,
@@ -14,14 +18,24 @@ from numpyro.contrib.module import (
     random_nnx_module,
 )
 import numpyro.distributions as dist
-from numpyro.infer import SVI, Predictive, Trace_ELBO
-from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal
+from numpyro.infer import MCMC, SVI, Predictive, Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 import optax
 import pytest
 
-from numpyro_ext.diagnostics import held_out_log_likelihood, restarts, to_arviz
-from numpyro_ext.guides import AutoDropout, AutoLaplaceGGN
-from numpyro_ext.objectives import BBAlphaELBO
+from numpyro_ext.diagnostics import (
+    InferenceWarning,
+    held_out_log_likelihood,
+    predictive_scores,
+    restarts,
+    to_arviz,
+)
+from numpyro_ext.ep import PBP
+from numpyro_ext.guides import AutoDropout, AutoLaplaceGGN, init_to_fan_in
+from numpyro_ext.mcmc import SGHMC
+from numpyro_ext.objectives import BBAlphaELBO, CurvatureELBO
+from numpyro_ext.optim import ivon
+from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
 
 N, HIDDEN = 12, 3
 X = random.normal(random.key(0), (N, 2))
@@ -196,7 +210,104 @@ def test_recipe_of_a_network_with_dropout_layers_of_its_own(net, loss):
             obs = None if y is None else numpyro.subsample(y, event_dim=0)
             numpyro.sample("y", dist.Normal(numpyro.deterministic("f", f(x)), 0.3), obs=obs)
 
-    _, run = fit(model, lambda *args, **kwargs: None, loss)
+    svi, run = fit(model, lambda *args, **kwargs: None, loss)
     predictive = Predictive(model, params=run.params, num_samples=20)
     drawn = predictive(random.key(2), X[:5])
     assert drawn["y"].shape == (20, 5) and drawn["f"].std(0).min() > 0
+    scores = predictive_scores(svi, run, model_args=(X[:5], Y[:5]), num_samples=50)
+    assert np.isfinite(scores.log_density) and scores.network_sd > 0
+    by_draws = predictive_scores(drawn, y=Y[:5], site="y")
+    assert np.isfinite(by_draws.rmse) and np.isnan(by_draws.log_density)
+
+
+# One table with 40 rows to learn from and 13 to predict.
+ALL_X = random.normal(random.key(7), (53, 2)) * jnp.array([1.0, 0.5])
+ALL_Y = ALL_X[:, 0] - 2 * ALL_X[:, 1] + 0.2 * random.normal(random.key(8), (53,))
+TRAIN, TEST = (ALL_X[:40], ALL_Y[:40]), (ALL_X[40:], ALL_Y[40:])
+LAST_LAYER = {
+    "linen": {"last.kernel": PRIOR, "last.bias": PRIOR},
+    "nnx": {"last.kernel": PRIOR, "last.bias": PRIOR},
+    "equinox": {"layers[1].weight": PRIOR, "layers[1].bias": PRIOR},
+}
+STEPS, START = 600, init_to_fan_in()
+
+
+def trained(make_guide, loss, optim=None, **kwargs):
+    optim = optax.adam(0.05) if optim is None else optim
+    return lambda model: SVI(model, make_guide(model, **kwargs), optim, loss)
+
+
+def particles(model):
+    guide = AutoParticles(model, 28, init_loc_fn=START)
+    return SVI(model, guide, particle_step(STEPS), RegularizedSVGD())
+
+
+NARROW = {"init_loc_fn": START, "init_scale": 0.02}
+METHODS = {
+    "adam": trained(AutoNormal, Trace_ELBO(4), **NARROW),
+    "ivon": trained(AutoNormal, Trace_ELBO(4), ivon(0.05), **NARROW),
+    "black-box alpha": trained(AutoNormal, BBAlphaELBO(0.5, 10), **NARROW),
+    "fisher": trained(AutoNormal, CurvatureELBO("fisher"), ivon(0.05), **NARROW),
+    "dropout": trained(AutoDropout, Trace_ELBO(4), keep_prob=0.9, init_loc_fn=START),
+    "laplace": trained(AutoLaplaceGGN, Trace_ELBO()),
+    "ensemble": trained(AutoDelta, Trace_ELBO(), init_loc_fn=START),
+    "last layer": trained(AutoMultivariateNormal, Trace_ELBO(4), init_loc_fn=START),
+    "particles": particles,
+    "SGHMC": lambda model: MCMC(SGHMC(model), num_warmup=200, num_samples=100, progress_bar=False),
+}
+
+
+@cache
+def fitted(network, method):
+    """A fit and its result, by the name of the network and that of the method."""
+    prior = LAST_LAYER[network] if method == "last layer" else PRIOR
+    model = model_of(lambda: NETS[network][0](prior))
+    fit = METHODS[method](model)
+    if method == "SGHMC":
+        with pytest.warns(InferenceWarning, match="different modes"):
+            fit.run(random.key(9), *TRAIN, batch=20)
+        return fit, None
+    options = {"batch": 20, "progress_bar": False}
+    if method != "ensemble":
+        return fit, fit.run(random.key(9), STEPS, *TRAIN, **options)
+    return fit, restarts(lambda: METHODS[method](model), random.key(9), 2, STEPS, *TRAIN, **options)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@every_network
+def test_one_name_changes_the_method(name, method):
+    """Each method on each kind of network predicts better than the constant."""
+    scores = predictive_scores(*fitted(name, method), model_args=TEST, num_samples=100)
+    assert scores.count == 13
+    assert scores.rmse < 0.8 * scores.rmse_of_constant
+    known = [scores.log_density, scores.joint_log_density, scores.calibration_error, scores.sd]
+    assert np.isfinite(known).all()
+    assert scores.network_sd > 0
+
+
+def pbp():
+    engine = PBP([2, HIDDEN, 1])
+    return engine, engine.run(random.key(9), 10, *TRAIN, progress_bar=False)
+
+
+# A point, as of each member of an ensemble, has no spread for ArviZ to divide by.
+@pytest.mark.filterwarnings("ignore:.* encountered in scalar divide:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto:UserWarning")
+@pytest.mark.parametrize("method", [*METHODS, "PBP"])
+def test_arviz_takes_every_method(method):
+    fit, result = pbp() if method == "PBP" else fitted("linen", method)
+    options = {"model_args": TRAIN, "posterior_predictive": True, "num_samples": 60}
+    tree = to_arviz(fit, result, **options)
+    precision = "noise_precision" if method == "PBP" else "precision"
+    assert np.isfinite(az.summary(tree, var_names=[precision])["mean"]).all()
+    rows = tree.log_likelihood["y"]
+    assert rows.shape[2:] == (40,)
+    loo = az.loo(tree, pointwise=True)
+    assert np.isfinite(loo.elpd) and loo.elpd_i.shape == (40,)
+    # Leaving a row out makes it less likely.
+    whole = np.sum(np.log(np.exp(rows.values.astype(float)).mean((0, 1))))
+    assert loo.elpd <= whole + 1e-3
+    for plot in (az.plot_trace, az.plot_dist, az.plot_forest):
+        plot(tree, var_names=[precision], backend="none")
+    for plot in (az.plot_ppc_pit, az.plot_ppc_dist, az.plot_loo_pit):
+        plot(tree, backend="none")
