@@ -290,8 +290,10 @@ def pbp():
     return engine, engine.run(random.key(9), 10, *TRAIN, progress_bar=False)
 
 
-# A point, as of each member of an ensemble, has no spread for ArviZ to divide by.
+# A point, as of each member of an ensemble, has no spread for ArviZ to divide by; 28 particles of
+# 14 weights are too narrow, and say so.
 @pytest.mark.filterwarnings("ignore:.* encountered in scalar divide:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:the implied sd ratio")
 @pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto:UserWarning")
 @pytest.mark.parametrize("method", [*METHODS, "PBP"])
 def test_arviz_takes_every_method(method):
@@ -302,12 +304,21 @@ def test_arviz_takes_every_method(method):
     assert np.isfinite(az.summary(tree, var_names=[precision])["mean"]).all()
     rows = tree.log_likelihood["y"]
     assert rows.shape[2:] == (40,)
-    loo = az.loo(tree, pointwise=True)
-    assert np.isfinite(loo.elpd) and loo.elpd_i.shape == (40,)
-    # Leaving a row out makes it less likely.
-    whole = np.sum(np.log(np.exp(rows.values.astype(float)).mean((0, 1))))
-    assert loo.elpd <= whole + 1e-3
+    plots = [az.plot_ppc_pit, az.plot_ppc_dist]
+    if method in ("dropout", "ensemble"):
+        # A few masks or members are no tail that could be smoothed: ArviZ refuses, and
+        # held_out_log_likelihood has rows that the fit has not seen.
+        with pytest.raises(ValueError, match="tail values are the same"):
+            az.loo(tree)
+        unseen = held_out_log_likelihood(fit, result, model_args=TEST)
+        assert np.isfinite(unseen).all() and len(unseen) == 13
+    else:
+        loo = az.loo(tree)
+        # Leaving a row out makes it less likely.
+        whole = np.log(np.exp(rows.values.astype(float)).mean((0, 1))).sum()
+        assert np.isfinite(loo.elpd) and loo.elpd <= whole + 1e-3
+        plots.append(az.plot_loo_pit)
+    for plot in plots:
+        plot(tree, backend="none")
     for plot in (az.plot_trace, az.plot_dist, az.plot_forest):
         plot(tree, var_names=[precision], backend="none")
-    for plot in (az.plot_ppc_pit, az.plot_ppc_dist, az.plot_loo_pit):
-        plot(tree, backend="none")
