@@ -29,6 +29,7 @@ from numpyro_ext.particles import (
     SteinNewton,
     print_particles,
 )
+from numpyro_ext.particles.start import warn_of_few_particles
 from numpyro_ext.scores import RBF, he_bandwidth
 from numpyro_ext.scores.implied_sd import implied_sd_ratio
 
@@ -170,6 +171,8 @@ def test_particles_that_have_not_converged_are_a_warning_that_names_the_site():
 def test_few_particles_are_a_warning():
     with pytest.warns(InferenceWarning, match=r"3 particles for 2 latent dimensions.*give 4"):
         ParVI(model).init(random.split(random.key(0), 3), 1)
+    with pytest.warns(InferenceWarning, match="give 60 particles.*precondition=None"):
+        warn_of_few_particles(2, 30)
 
 
 def test_heat_equation_bandwidth_is_searched_from_that_of_the_last_step():
