@@ -69,7 +69,7 @@ class CurvatureELBO(Objective):
     (``numpyro.subsample``, or ``X[idx]``), ``block_size`` rows at a time. If it does not, or
     applies the network outside of the plate, each of the M passes has all M rows. With rows alone
     ``"fisher"`` and ``"empirical_fisher"`` took about 2.4 times a step of ``Trace_ELBO`` for one
-    draw and 3.6 times for four, ``"hessian"`` more than 100 times, and the other two no more than
+    draw and 4 times for four, ``"hessian"`` more than 100 times, and the other two no more than
     it, on a network of 751 weights and minibatches of 32 (``python benchmarks/objectives/run.py
     --only curvature``).
 
