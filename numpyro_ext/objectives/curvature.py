@@ -67,7 +67,11 @@ class CurvatureELBO(Objective):
     All observed sites are in one data plate, whose rows share all latent sites. The squares of rows
     cost M backward passes of one row each if the model indexes its data by the plate
     (``numpyro.subsample``, or ``X[idx]``), ``block_size`` rows at a time. If it does not, or
-    applies the network outside of the plate, each of the M passes has all M rows.
+    applies the network outside of the plate, each of the M passes has all M rows. With rows alone
+    ``"fisher"`` and ``"empirical_fisher"`` took about 2.4 times a step of ``Trace_ELBO`` for one
+    draw and 4 times for four, ``"hessian"`` more than 100 times, and the other two no more than
+    it, on a network of 751 weights and minibatches of 32 (``python benchmarks/objectives/run.py
+    --only curvature``).
 
     :param str curvature: one of the above.
     :param int num_particles: number of draws K, over which gradients and curvatures are averaged.
