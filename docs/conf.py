@@ -27,6 +27,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autosummary_generate = False
 myst_heading_anchors = 3
+smartquotes = False  # `--` in a command stays as it is typed
 # Roles that point into NumPyro and JAX have no inventory offline; they render as plain names.
 nitpicky = False
 
