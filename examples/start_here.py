@@ -1,0 +1,264 @@
+"""
+Start here
+==========
+
+One model, fitted in four ways: the number of calls to a help line of each of 20,000 customers in
+eight regions, as a Poisson regression with a level for each region. ``NUTS`` is the reference; a
+flow and ``SGHMC`` take 256 rows at a time, and particles take all of them. ``diagnose`` judges each
+fit, and ArviZ reads it. The script prints the seconds of each step, and a table of the errors of
+means and standard deviations. It exits with 1 if one of them is off by more than 0.15 (of the
+standard deviation by ``NUTS``), or if ``diagnose`` finds a fit wrong. ::
+
+    python examples/start_here.py
+"""
+
+import argparse
+from functools import partial
+from pathlib import Path
+import sys
+import time
+import warnings
+
+import arviz as az
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, SVI, Predictive
+import optax
+
+from numpyro_ext.diagnostics import diagnose, to_arviz
+from numpyro_ext.guides import AutoRealNVPNormal
+from numpyro_ext.mcmc import SGHMC
+from numpyro_ext.objectives import VRELBO, taylor_proxy
+from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
+
+parser = argparse.ArgumentParser(description="One model, fitted in four ways.")
+parser.add_argument("--rows", type=int, default=20_000)
+parser.add_argument("--batch", type=int, default=256, help="rows of a minibatch")
+parser.add_argument("--steps", type=int, default=4000, help="of the flow; particles take an eighth")
+parser.add_argument("--draws", type=int, default=1000, help="of each of two chains")
+parser.add_argument("--particles", type=int, default=100)
+parser.add_argument(
+    "--tolerance", type=float, default=0.15, help="of means and standard deviations"
+)
+parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the pictures")
+options = parser.parse_args()
+options.out.mkdir(parents=True, exist_ok=True)
+warnings.filterwarnings("ignore", category=FutureWarning, module="arviz_plots")
+
+# %%
+# The data: three standardised columns, a region, and the calls of each customer.
+
+COLUMNS = ["age", "tenure", "spend"]
+REGIONS = ["Alba", "Brix", "Cole", "Dorn", "Esk", "Fyne", "Gard", "Holm"]
+rng = np.random.default_rng(0)
+x = rng.standard_normal((options.rows, 3))
+region = rng.choice(8, options.rows, p=[0.3, 0.2, 0.15, 0.12, 0.1, 0.07, 0.04, 0.02])
+true_level = rng.normal(0.3, 0.5, 8)
+calls = rng.poisson(np.exp(x @ [0.4, -0.2, 0.1] + true_level[region]))
+data = jnp.asarray(x, jnp.float32), jnp.asarray(region), jnp.asarray(calls)
+
+# %%
+# The model: with ``batch=256`` the plate of the customers holds 256 of them, drawn anew at each
+# step, and with ``batch=None`` it holds all. Everything else is plain NumPyro.
+
+
+def model(x, region, calls=None, batch=None):
+    mean = numpyro.sample("mean", dist.Normal(0, 2))
+    spread = numpyro.sample("spread", dist.HalfNormal(1))
+    with numpyro.plate("column", 3):
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+    with numpyro.plate("region", 8):
+        level = numpyro.sample("level", dist.Normal(mean, spread))
+    with numpyro.plate("customer", len(x), subsample_size=batch) as i:
+        rate = jnp.exp(x[i] @ slope + level[region[i]])
+        obs = None if calls is None else calls[i]
+        numpyro.sample("calls", dist.Poisson(rate), obs=obs)
+
+
+# %%
+# ``NUTS``, the reference, whose gradients take all rows. In ArviZ the plates of the model name the
+# axes, and ``coords`` their entries.
+
+seconds, verdict, tree = {}, {}, {}
+chains = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
+in_arviz = partial(to_arviz, coords={"column": COLUMNS, "region": REGIONS})
+
+
+def lap(name, since):
+    """Keeps and prints the seconds since ``since``, compilation included."""
+    seconds[name] = time.perf_counter() - since
+    print(f"[{name}: {seconds[name]:.0f} s]", flush=True)
+
+
+def picture(name):
+    """Two panels: the first is empty, the second has the posterior of one number."""
+    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
+    for fit, colour in {"NUTS": "0.6", name: "0.6" if name == "NUTS" else "C0"}.items():
+        place, density, _ = az.kde(tree[fit].posterior["spread"].values.ravel())
+        right.plot(place, density, color=colour, lw=2, label=fit)
+    right.set(xlabel="spread of the levels", ylabel="density", yticks=[])
+    right.legend(frameon=False)
+    return fig, left
+
+
+start = time.perf_counter()
+nuts = MCMC(NUTS(model), num_warmup=500, num_samples=options.draws, **chains)
+nuts.run(jax.random.key(0), *data)
+lap("NUTS", start)
+start = time.perf_counter()
+verdict["NUTS"] = diagnose(nuts)
+tree["NUTS"] = in_arviz(nuts)
+lap("NUTS, diagnose and to_arviz", start)
+print(verdict["NUTS"])
+print(az.summary(tree["NUTS"]))
+
+fig, left = picture("NUTS")
+left.plot(tree["NUTS"].posterior["spread"].values.T, lw=0.5)
+left.set(xlabel="draw", ylabel="spread of the levels", title="NUTS: two chains")
+fig.savefig(options.out / "start_here_nuts.png", dpi=120)
+
+# %%
+# A flow on minibatches. The proxy is one search for the mode, and what all rows say there. The flow
+# starts at the mode with the covariance there, and the loss has the noise of neither a Monte Carlo
+# estimate at the posterior nor of a minibatch near the mode.
+
+minibatch = {"batch": options.batch}
+start = time.perf_counter()
+proxy = taylor_proxy(model, *data, **minibatch)
+guide = AutoRealNVPNormal(model, init_from=proxy)
+svi = SVI(model, guide, optax.adam(2e-3), VRELBO(1.0, 4, gradient="stl", proxy=proxy))
+fit = svi.run(jax.random.key(1), options.steps, *data, **minibatch, progress_bar=False)
+lap("flow", start)
+of_fit = {"result": fit, "model_args": data, "model_kwargs": minibatch}
+start = time.perf_counter()
+verdict["flow"] = diagnose(svi, **of_fit)
+tree["flow"] = in_arviz(svi, **of_fit, num_samples=options.draws)
+lap("flow, diagnose and to_arviz", start)
+print(verdict["flow"])
+
+fig, left = picture("flow")
+left.plot(np.asarray(fit.losses) - np.median(fit.losses[-options.steps // 5 :]), ".", ms=1)
+left.set(xlabel="step", ylabel="loss - that of the end (nats)", title="The flow: its loss")
+fig.savefig(options.out / "start_here_flow.png", dpi=120)
+
+# %%
+# ``SGHMC`` on minibatches, whose settings are found before it starts: 20 transitions for a draw.
+
+start = time.perf_counter()
+sghmc = MCMC(SGHMC(model, steps_per_sample=20), num_warmup=50, num_samples=options.draws, **chains)
+sghmc.run(jax.random.key(2), *data, **minibatch)
+lap("SGHMC", start)
+start = time.perf_counter()
+verdict["SGHMC"] = diagnose(sghmc, num_moves=40)
+tree["SGHMC"] = in_arviz(sghmc)
+lap("SGHMC, diagnose and to_arviz", start)
+print(sghmc.sampler.settings)
+print(verdict["SGHMC"])
+
+fig, left = picture("SGHMC")
+left.plot(tree["SGHMC"].posterior["spread"].values.T, lw=0.5)
+left.set(xlabel="draw", ylabel="spread of the levels", title="SGHMC: two chains")
+fig.savefig(options.out / "start_here_sghmc.png", dpi=120)
+
+# %%
+# Particles, first on minibatches, which ``diagnose`` finds wrong, and then on all rows.
+
+num_steps = options.steps // 8
+points = AutoParticles(model, options.particles)
+svi_points = SVI(model, points, particle_step(num_steps), RegularizedSVGD())
+for name, how in {"particles, 256 rows": minibatch, "particles": {}}.items():
+    start = time.perf_counter()
+    fit_points = svi_points.run(jax.random.key(3), num_steps, *data, **how, progress_bar=False)
+    lap(name, start)
+    of_points = {"result": fit_points, "model_args": data, "model_kwargs": how}
+    start = time.perf_counter()
+    verdict[name] = diagnose(svi_points, **of_points)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of particles on minibatches, as the table says
+        tree[name] = in_arviz(svi_points, **of_points)
+    lap(f"{name}, diagnose and to_arviz", start)
+    print(verdict[name])
+
+fig, left = picture("particles")
+for name, style in {
+    "NUTS": {"color": "0.75", "ms": 2},
+    "particles, 256 rows": {"color": "C1", "ms": 4},
+    "particles": {"color": "C0", "ms": 4},
+}.items():
+    draws = tree[name].posterior
+    age, esk = draws["slope"].sel(column="age"), draws["level"].sel(region="Esk")
+    left.plot(age.values.ravel(), esk.values.ravel(), ".", **style, label=name)
+left.set(xlabel="slope of age", ylabel="level of Esk", title="Particles on 256 and on all rows")
+left.legend(frameon=False, markerscale=2)
+fig.savefig(options.out / "start_here_particles.png", dpi=120)
+
+# %%
+# All of them in one forest of ArviZ.
+
+FITS = ["NUTS", "flow", "SGHMC", "particles"]
+forest = az.plot_forest({name: tree[name] for name in FITS}, combined=True)
+forest.add_legend("model")
+forest.savefig(options.out / "start_here_forest.png")
+
+# %%
+# A posterior predictive check of the flow: how many customers call 0, 1, 2, ... times?
+
+start = time.perf_counter()
+predicted = to_arviz(
+    svi, **of_fit, num_samples=200, log_likelihood=False, posterior_predictive=True
+)
+rootogram = az.plot_ppc_rootogram(predicted)
+rootogram.savefig(options.out / "start_here_predictive.png")
+lap("posterior predictive", start)
+
+# %%
+# Leave-one-out cross-validation: that of a guide corrects for the guide. Particles have none.
+
+start = time.perf_counter()
+loo = {name: az.loo(tree[name]) for name in ("NUTS", "SGHMC")}
+stats = tree["flow"].sample_stats
+loo["flow"] = az.loo_approximate_posterior(tree["flow"], log_p=stats.lp, log_q=stats.log_q)
+lap("loo of three fits", start)
+print(loo["flow"])
+
+# %%
+# Predictions for new customers.
+
+new = jnp.zeros((2, 3)), jnp.array([REGIONS.index("Dorn"), REGIONS.index("Holm")])
+predict = Predictive(model, guide=guide, params=fit.params, num_samples=1000)
+print(predict(jax.random.key(4), *new)["calls"].mean(0))
+
+# %%
+# The table: errors of means in standard deviations, and ratios of standard deviations, each the
+# worst of 13 numbers and relative to ``NUTS``.
+
+
+def numbers(name):
+    draws = tree[name].posterior.stack(sample=("chain", "draw"))
+    sites = (draws[site].values for site in ("mean", "spread", "slope", "level"))
+    return np.concatenate([np.atleast_2d(site) for site in sites])
+
+
+reference = numbers("NUTS")
+centre, sd = reference.mean(1), reference.std(1)
+off = []
+print(f"{'':<21}{'mean error':>11}{'sd ratio':>15}{'elpd':>11}{'diagnose':>10}{'seconds':>9}")
+for name in ["NUTS", "flow", "SGHMC", "particles", "particles, 256 rows"]:
+    error = np.abs(numbers(name).mean(1) - centre) / sd
+    ratio = numbers(name).std(1) / sd
+    elpd = f"{loo[name].elpd:.1f}" if name in loo else "-"
+    said = "right" if verdict[name].ok else "wrong"
+    print(
+        f"{name:<21}{error.max():>8.2f} sd{f'{ratio.min():.2f} to {ratio.max():.2f}':>15}"
+        f"{elpd:>11}{said:>10}{seconds[name]:>9.0f}"
+    )
+    if name in FITS and not (
+        verdict[name].ok and max(error.max(), np.abs(ratio - 1).max()) <= options.tolerance
+    ):
+        off.append(name)
+if off and np.isfinite(options.tolerance):
+    sys.exit(f"off by more than {options.tolerance}, or found wrong: {', '.join(off)}")
