@@ -52,7 +52,7 @@ warnings.filterwarnings("ignore", category=FutureWarning, module="arviz_plots")
 # %%
 # The data: three standardised columns, a region, and the calls of each customer.
 
-COLUMNS = ["age", "tenure", "spend"]
+FEATURES = ["age", "tenure", "spend"]
 REGIONS = ["Alba", "Brix", "Cole", "Dorn", "Esk", "Fyne", "Gard", "Holm"]
 rng = np.random.default_rng(0)
 x = rng.standard_normal((options.rows, 3))
@@ -69,7 +69,7 @@ data = jnp.asarray(x, jnp.float32), jnp.asarray(region), jnp.asarray(calls)
 def model(x, region, calls=None, batch=None):
     mean = numpyro.sample("mean", dist.Normal(0, 2))
     spread = numpyro.sample("spread", dist.HalfNormal(1))
-    with numpyro.plate("column", 3):
+    with numpyro.plate("feature", 3):
         slope = numpyro.sample("slope", dist.Normal(0, 1))
     with numpyro.plate("region", 8):
         level = numpyro.sample("level", dist.Normal(mean, spread))
@@ -85,7 +85,7 @@ def model(x, region, calls=None, batch=None):
 
 seconds, verdict, tree = {}, {}, {}
 chains = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
-in_arviz = partial(to_arviz, coords={"column": COLUMNS, "region": REGIONS})
+in_arviz = partial(to_arviz, coords={"feature": FEATURES, "region": REGIONS})
 
 
 def lap(name, since):
@@ -98,16 +98,15 @@ def picture(name):
     """Two panels: the first is empty, the second has the posterior of one number."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
     for fit, colour in {"NUTS": "0.6", name: "0.6" if name == "NUTS" else "C0"}.items():
-        place, density, _ = az.kde(tree[fit].posterior["spread"].values.ravel())
-        right.plot(place, density, color=colour, lw=2, label=fit)
-    right.set(xlabel="spread of the levels", ylabel="density", yticks=[])
+        right.ecdf(tree[fit].posterior["spread"].values.ravel(), color=colour, lw=2, label=fit)
+    right.set(xlabel="spread of the levels", ylabel="share of the draws below")
     right.legend(frameon=False)
     return fig, left
 
 
 start = time.perf_counter()
 nuts = MCMC(NUTS(model), num_warmup=500, num_samples=options.draws, **chains)
-nuts.run(jax.random.key(0), *data)
+nuts.run(jax.random.key(0), *data, extra_fields=("num_steps",))
 lap("NUTS", start)
 start = time.perf_counter()
 verdict["NUTS"] = diagnose(nuts)
@@ -185,14 +184,14 @@ for name, how in {"particles, 256 rows": minibatch, "particles": {}}.items():
 
 fig, left = picture("particles")
 for name, style in {
-    "NUTS": {"color": "0.75", "ms": 2},
+    "NUTS": {"color": "0.8", "ms": 2},
     "particles, 256 rows": {"color": "C1", "ms": 4},
     "particles": {"color": "C0", "ms": 4},
 }.items():
     draws = tree[name].posterior
-    age, esk = draws["slope"].sel(column="age"), draws["level"].sel(region="Esk")
-    left.plot(age.values.ravel(), esk.values.ravel(), ".", **style, label=name)
-left.set(xlabel="slope of age", ylabel="level of Esk", title="Particles on 256 and on all rows")
+    slope, level = draws["slope"].sel(feature="tenure"), draws["level"].sel(region="Esk")
+    left.plot(slope.values.ravel(), level.values.ravel(), ".", **style, label=name)
+left.set(xlabel="slope of tenure", ylabel="level of Esk", title="Particles on 256 and on all rows")
 left.legend(frameon=False, markerscale=2)
 fig.savefig(options.out / "start_here_particles.png", dpi=120)
 
@@ -238,18 +237,18 @@ print(predict(jax.random.key(4), *new)["calls"].mean(0))
 
 
 def numbers(name):
-    draws = tree[name].posterior.stack(sample=("chain", "draw"))
-    sites = (draws[site].values for site in ("mean", "spread", "slope", "level"))
-    return np.concatenate([np.atleast_2d(site) for site in sites])
+    draws = tree[name].posterior
+    sites = [draws[site].values for site in ("mean", "spread", "slope", "level")]
+    return np.concatenate([v.reshape(v.shape[0] * v.shape[1], -1) for v in sites], axis=1)
 
 
 reference = numbers("NUTS")
-centre, sd = reference.mean(1), reference.std(1)
+centre, sd = reference.mean(0), reference.std(0)
 off = []
 print(f"{'':<21}{'mean error':>11}{'sd ratio':>15}{'elpd':>11}{'diagnose':>10}{'seconds':>9}")
 for name in ["NUTS", "flow", "SGHMC", "particles", "particles, 256 rows"]:
-    error = np.abs(numbers(name).mean(1) - centre) / sd
-    ratio = numbers(name).std(1) / sd
+    error = np.abs(numbers(name).mean(0) - centre) / sd
+    ratio = numbers(name).std(0) / sd
     elpd = f"{loo[name].elpd:.1f}" if name in loo else "-"
     said = "right" if verdict[name].ok else "wrong"
     print(
