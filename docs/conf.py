@@ -34,6 +34,7 @@ nitpicky = False
 # These run within minutes, so the pages show what they print and draw; the others are shown
 # as they are, and their results are in examples/README.md.
 RUN = [
+    "start_here",
     "choosing_a_step_size",
     "is_my_result_wrong",
     "large_data",
