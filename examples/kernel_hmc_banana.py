@@ -152,7 +152,7 @@ def draw_picture(runs: dict[str, Run], best: str, training, score, path: Path) -
         ylabel="kernel Stein discrepancy (1/length)",
         xscale="log",
         yscale="log",
-        title="1000 draws from t/2 to t, perturbed start",
+        title="1,000 draws of the second half of t iterations",
     )
     axes[2].legend(frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)

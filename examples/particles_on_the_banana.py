@@ -9,9 +9,11 @@ a loss for ``SVI`` with ``particle_step``, which needs no tuning, for 1,000 step
 banana; ``SVGD`` and ``GFSF``, which smooth functions, fill its width, and ``SVGD`` misses the ends.
 
 The script prints the means, and the standard deviations of the particles divided by the exact ones.
-It saves a picture of the particles at the end and of the paths of ten of them. The exit code is 1
-if a mean is further than 0.4 standard deviations from the exact one, or a ratio of standard
-deviations is outside the limits that are printed beside it.
+It saves a picture of the particles at the end and of the paths of ten of them, beside 100
+independent exact draws. The ratios of the draws are not 1 either, and from one set of 100 to
+another they scatter by 0.07 and 0.17, because x2 has a long tail; particles are not independent,
+and have no such scatter. The exit code is 1 if a mean is further than 0.4 standard deviations from
+the exact one, or a ratio of standard deviations is outside the limits that are printed beside it.
 
     python examples/particles_on_the_banana.py --out out/particles_on_the_banana.png
 """
@@ -86,7 +88,9 @@ def draw(found: dict[str, np.ndarray], path: Path) -> None:
     )
     noise = np.random.default_rng(0).standard_normal((2, PARTICLES))
     exact = np.stack([noise[0], 3 * (noise[0] ** 2 - 1) + noise[1]], 1)
-    for ax, (name, x) in zip(axes.flat, {**found, "exact draws": exact[None]}.items(), strict=True):
+    for ax, (name, x) in zip(
+        axes.flat, {**found, "100 exact draws": exact[None]}.items(), strict=True
+    ):
         ax.contour(z1, x2, np.exp(log_density), [0.02, 0.15, 0.5], colors="0.75", linewidths=1)
         if len(x) > 1:
             ax.plot(*x[0].T, ".", color="0.6", ms=3, label="start")
