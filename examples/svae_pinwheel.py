@@ -11,15 +11,14 @@ variational auto-encoder with the same networks, the responsibilities of new poi
 ``Predictive`` and ``to_arviz``, and the report of ``diagnose``. A file of numbers of your own, one
 row for each datum, replaces the pinwheel; the last quarter of its rows is held out.
 
-Three lines of the report are marked as wrong, and more steps do not change that: they say what this
-fit may be used for. The number of *states in use* is a little lower than the prior expects, because
-a variational fit empties components that it does not need. The *sd ratio to a Gibbs step* says that
-the global numbers, such as the locations ``mu``, have standard deviations that are too small,
-because the guide draws them independently of the latents of the data. *k-hat* says that the weights
-of the guide cannot estimate the evidence. So quote neither intervals of ``mu`` nor an evidence from
-this fit; clusters, responsibilities and predictions, which the other lines judge, are the ones to
-use. Both networks add to the identity, so the latent plane looks like that of the data: what is
-bent is only what the components could not fit.
+Three lines of the report are marked as wrong. They say what this fit may not be used for. The
+number of *states in use* is a little lower than the prior expects, because a variational fit
+empties components that it does not need. The *sd ratio to a Gibbs step* says that the standard
+deviations of the locations ``mu`` are too small, because the guide draws them independently of the
+latents of the data. *k-hat* says that the weights of the guide cannot estimate the evidence. So
+quote neither intervals of ``mu`` nor an evidence from this fit. Clusters, responsibilities and
+predictions are checked on new points, by the lines above the report. Both networks add to the
+identity, so the latent plane looks like that of the data.
 
     python examples/svae_pinwheel.py
     python examples/svae_pinwheel.py --data my_numbers.csv
