@@ -99,7 +99,7 @@ def picture(name):
     for fit, colour in {"NUTS": "0.6", name: "0.6" if name == "NUTS" else "C0"}.items():
         right.ecdf(tree[fit].posterior["spread"].values.ravel(), color=colour, lw=2, label=fit)
     right.set(xlabel="spread of the levels", ylabel="share of the draws below")
-    right.legend(frameon=False)
+    right.legend(frameon=False, loc="lower right")
     return fig, left
 
 
@@ -191,7 +191,7 @@ for name, style in {
     slope, level = draws["slope"].sel(feature="tenure"), draws["level"].sel(region="Esk")
     left.plot(slope.values.ravel(), level.values.ravel(), ".", **style, label=name)
 left.set(xlabel="slope of tenure", ylabel="level of Esk", title="Particles on 256 and on all rows")
-left.legend(frameon=False, markerscale=2)
+left.legend(loc="upper left", markerscale=2)
 fig.savefig(options.out / "start_here_particles.png", dpi=120)
 
 # %%
@@ -223,7 +223,8 @@ start = time.perf_counter()
 predicted = to_arviz(
     svi, **of_fit, num_samples=200, log_likelihood=False, posterior_predictive=True
 )
-rootogram = az.plot_ppc_rootogram(predicted, figure_kwargs={"figsize": (9, 3.5)})
+rootogram = az.plot_ppc_rootogram(predicted, figure_kwargs={"figsize": (9, 4)})
+plt.tight_layout()
 rootogram.savefig(options.out / "start_here_predictive.png")
 lap("posterior predictive", start)
 
