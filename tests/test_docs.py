@@ -1,5 +1,7 @@
 """Links between the pages lead somewhere, and the pages name every example."""
 
+import ast
+import importlib
 from pathlib import Path
 import re
 
@@ -68,3 +70,24 @@ def test_citation_and_changelog_have_the_version_of_the_package():
     assert version[1] == numpyro_ext.__version__
     assert f"## {version[1]}" in (ROOT / "CHANGELOG.md").read_text()
     assert (ROOT / "numpyro_ext" / "py.typed").is_file()
+
+
+def test_the_code_of_the_pages_can_be_copied():
+    """Every block of Python parses, and what it imports from the package is there."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
+            if ">>>" in block:
+                continue  # a doctest, which runs
+            try:
+                tree = ast.parse(block)
+            except SyntaxError as error:
+                found.append(f"{page.relative_to(ROOT)}: {error}")
+                continue
+            froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+            for node in froms:
+                if str(node.module).startswith("numpyro_ext"):
+                    module = importlib.import_module(str(node.module))
+                    names = [x.name for x in node.names if not hasattr(module, x.name)]
+                    found += [f"{page.relative_to(ROOT)}: {node.module}.{x}" for x in names]
+    assert not found, "\n".join(["", *found])
