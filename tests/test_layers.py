@@ -27,11 +27,12 @@ MARKDOWN = sorted(
     ]
 )
 
-MATHEMATICS = {"_typing", "_checks"}
+MATHEMATICS = {"_typing", "_checks", "_networks"}
 GROUND = MATHEMATICS | {"_numpyro", "_model"}
 MAY_IMPORT = {
     "_typing": set(),
     "_checks": {"_typing"},
+    "_networks": {"_typing", "_checks"},
     "_numpyro": MATHEMATICS,
     "_model": MATHEMATICS | {"_numpyro"},
     "expfam": MATHEMATICS,

@@ -29,11 +29,12 @@ from numpyro_ext._model.mistakes import read_global
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import guide_start
 from numpyro_ext._model.taylor import TaylorProxy
+from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.guides.arguments import check_model, check_params
 from numpyro_ext.guides.init_from import check_sites, fitted_normal
-from numpyro_ext.guides.networks import Network, check_network, check_widths, flat_module, mlp
+from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 
 __all__ = ["AutoFlowNormal", "AutoJoint", "CouplingFlowNormal"]
 
@@ -315,7 +316,7 @@ class CouplingFlowNormal(AutoFlowNormal):
     network: Network | None = None
 
     def __post_init__(self) -> None:
-        check_network(self.network)
+        self.network = as_pair(self.network, optional=True)
         self.hidden_dims = check_widths(self.hidden_dims)
         super().__post_init__()
 

@@ -20,9 +20,10 @@ from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, read_model
+from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.guides.conditional import bounded, conditional_mlp, mean_and_scale
-from numpyro_ext.guides.networks import Network, check_network, check_widths, flat_module
+from numpyro_ext.guides.networks import check_widths, flat_module
 from numpyro_ext.guides.without_density import AutoWithoutDensity
 from numpyro_ext.transforms import LeapfrogTransform
 
@@ -120,7 +121,7 @@ class AutoHVI(AutoWithoutDensity):
 
     def __post_init__(self) -> None:
         check_positive("step_size", self.step_size)
-        check_network(self.reverse_network, "reverse_network")
+        self.reverse_network = as_pair(self.reverse_network, "reverse_network", optional=True)
         self.hidden_dims = check_widths(self.hidden_dims)
         self.num_steps = check_count("num_steps", self.num_steps)
         self.num_leapfrog = check_count("num_leapfrog", self.num_leapfrog)

@@ -15,6 +15,7 @@ from numpyro.distributions import biject_to
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.implicit import Implicit
+from numpyro_ext._networks import output_shape
 from numpyro_ext.guides.amortized import AmortizedGuide, LocalSite
 from numpyro_ext.guides.networks import flat_module
 
@@ -102,6 +103,12 @@ class ImplicitGuide(AmortizedGuide):
                 f"noise_dim is {noise_dim}, and a row has {L} latent numbers; with less noise than"
                 f" that its draws lie on a surface and have no score, so use at least {L}."
             )
+        if x.ndim != 2:
+            raise ValueError(
+                f"features returns an array of shape {x.shape}, beside whose rows ImplicitGuide"
+                " cannot put noise; let it return (M, f), as x.reshape(len(x), -1) does, and shape"
+                " the first f inputs back inside the network."
+            )
         noise = numpyro.sample(
             f"_{self.prefix}_noise",
             dist.Normal().expand([noise_dim]).to_event(1),
@@ -110,10 +117,10 @@ class ImplicitGuide(AmortizedGuide):
         inputs = jnp.concatenate([x, jnp.reshape(noise, (len(x), noise_dim))], axis=-1)
         net = flat_module(f"{self.prefix}_net$params", self.network, inputs.shape[1:])
         latent = net(inputs)
-        if latent.shape != (len(x), L):
+        if (shape := output_shape(latent)) != (len(x), L):
             raise ValueError(
-                f"the network turns shape {inputs.shape} into {latent.shape}, but a row has {L}"
-                f" latent numbers; it must give {(len(x), L)}."
+                f"the network turns shape {inputs.shape} into {shape}, but a row has {L} latent"
+                f" numbers; it must give {(len(x), L)}."
             )
         return latent
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpyro
 from numpyro.handlers import block, seed, substitute
 
+from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.expfam import multiply
 from numpyro_ext.svae.checks import (
@@ -152,7 +153,7 @@ class SVAEGuide:
     def __init__(
         self,
         prior: Mapping[str, Any],
-        recognition: tuple[Callable[..., Any], Callable[..., Any]],
+        recognition: Network,
         local_inference: LocalInference,
         *,
         data: Callable[..., Any] | None = None,
@@ -163,7 +164,7 @@ class SVAEGuide:
     ) -> None:
         check_naturals("prior", prior, local_inference)
         self.prior = dict(prior)
-        self.recognition = recognition
+        self.recognition = as_pair(recognition, "recognition")
         self.local_inference = local_inference
         self.data = data
         self.create_plates = create_plates
@@ -189,7 +190,8 @@ class SVAEGuide:
         plate = self._plate(y, args, kwargs)
         is_batch = _is_batch(y, plate)
         name = f"{self.prefix}_recognition"
-        network: Any = numpyro.module(name, self.recognition, y.shape[1:])
+        shape = (1, *y.shape[1:]) if y.ndim > 1 else ()
+        network: Any = numpyro.module(name, self.recognition, shape)
         with plate as idx:
             rows = y if is_batch else y[idx]
             factor = network(rows)

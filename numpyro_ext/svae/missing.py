@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from jax import Array
 import jax.numpy as jnp
 
+from numpyro_ext._networks import Network, as_pair
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
 
 
@@ -18,7 +19,7 @@ class MissingNetwork(NamedTuple):
     apply: Callable[..., Any]
 
 
-def allow_missing(recognition: tuple[Callable[..., Any], Callable[..., Any]]) -> MissingNetwork:
+def allow_missing(recognition: Network) -> MissingNetwork:
     r"""The recognition network for data in which NaN stands for a missing entry.
 
     With :math:`m_{nj} = 1` where entry j of row n is missing and 0 elsewhere, the potential is
@@ -67,12 +68,7 @@ def allow_missing(recognition: tuple[Callable[..., Any], Callable[..., Any]]) ->
         >>> bool(jnp.isfinite(h).all()), h[1].tolist()
         (True, [0.0, 0.0])
     """
-    if not (isinstance(recognition, tuple) and len(recognition) == 2):
-        raise TypeError(
-            "allow_missing requires a pair (init_fn, apply_fn), such as recognition_network"
-            f" returns, but was given a {type(recognition).__name__}."
-        )
-    init, apply = recognition
+    init, apply = as_pair(recognition, "recognition")
     # Not closures, which do not pickle.
     return MissingNetwork(partial(_init, init), partial(_apply, apply))
 
