@@ -49,7 +49,7 @@ class AmortizedGuide(AutoGuide):
     of another guide.
 
     :param model: a NumPyro model with continuous latents inside the plate.
-    :param network: a stax pair ``(init_fn, apply_fn)``.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module.
     :param str plate: name of the model's plate.
     :param features: a function of the model's arguments; ``(M, f)``, the rows of the minibatch.
     :param global_guide: guide of the latents outside the plate.

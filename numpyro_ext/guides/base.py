@@ -303,11 +303,12 @@ class CouplingFlowNormal(AutoFlowNormal):
     with two flows a correlation of just these two is not found.
 
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
-    :param network: a stax pair ``(init_fn, apply_fn)`` in place of that network, from
-        :math:`\lfloor d/2 \rfloor` inputs to the coupling's number of outputs for each of the
-        :math:`\lceil d/2 \rceil` coordinates that move. Every coupling uses it with weights of its
-        own, the vector ``{prefix}_net__{i}$params``. With it the guide starts wherever the
-        network's initial weights put it, and pickles only if the pair does (closures do not).
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, in place of
+        that network, from :math:`\lfloor d/2 \rfloor` inputs to the coupling's number of outputs
+        for each of the :math:`\lceil d/2 \rceil` coordinates that move. Every coupling uses it with
+        weights of its own, the vector ``{prefix}_net__{i}$params``. With it the guide starts
+        wherever the network's initial weights put it, and pickles only if the pair does (closures
+        do not).
 
     The other arguments are those of :class:`AutoFlowNormal`.
     """

@@ -46,8 +46,9 @@ def with_critic(
     as in the example, and let both rates fall.
 
     :param guide: the guide whose draws the critic is to judge.
-    :param network: a stax pair ``(init_fn, apply_fn)`` from the latents (and features) to
-        ``output_dim`` numbers. The default is an MLP of ``hidden_dims`` (ELU) that starts at 0.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from the
+        latents (and features) to ``output_dim`` numbers. The default is an MLP of ``hidden_dims``
+        (ELU) that starts at 0.
     :param str name: the first part of the parameter's name.
     :param hidden_dims: widths of the hidden layers of the default network.
     :param int output_dim: the number of outputs of the critic for a point.

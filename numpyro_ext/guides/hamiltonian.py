@@ -83,10 +83,11 @@ class AutoHVI(AutoWithoutDensity):
     :param int num_steps: the number T of rounds, each with a velocity of its own.
     :param int num_leapfrog: leapfrog steps in a round.
     :param float step_size: the initial value of each :math:`\epsilon_t`.
-    :param reverse_network: a stax pair ``(init_fn, apply_fn)`` from :math:`(z_t - loc) / scale`
-        and a one-hot vector of t, d + T numbers, to means and log-scales, 2 d numbers; weights in
-        the vector ``{prefix}_reverse$params``. The default is a linear layer plus an MLP of
-        ``hidden_dims`` (ELU), which starts at N(0, I). Log-scales are kept between -5 and 5.
+    :param reverse_network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
+        :math:`(z_t - loc) / scale` and a one-hot vector of t, d + T numbers, to means and
+        log-scales, 2 d numbers; weights in the vector ``{prefix}_reverse$params``. The default is a
+        linear layer plus an MLP of ``hidden_dims`` (ELU), which starts at N(0, I). Log-scales are
+        kept between -5 and 5.
     :param hidden_dims: widths of the hidden layers.
     :param float init_scale: initial standard deviation of every coordinate of :math:`z_0`.
 

@@ -46,9 +46,9 @@ class ImplicitGuide(AmortizedGuide):
 
     :param model: a NumPyro model whose latent sites inside the plate are continuous, in no other
         plate, and of a support that is the same for all rows.
-    :param network: a stax pair ``(init_fn, apply_fn)`` from :math:`f + noise\_dim` inputs,
-        features first, to one output for each unconstrained number of a row. Its weights are the
-        vector ``{prefix}_net$params``.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from :math:`f
+        + noise\_dim` inputs, features first, to one output for each unconstrained number of a row.
+        Its weights are the vector ``{prefix}_net$params``.
     :param str plate: name of the plate.
     :param features: a function of the model's arguments, called inside the plate, that returns the
         features of the minibatch, ``(M, f)``: ``lambda x: numpyro.subsample(x, event_dim=1)``.

@@ -70,7 +70,8 @@ def flat_module(
     have.
 
     :param str name: name of the ``(num_weights,)`` parameter.
-    :param network: a stax pair ``(init_fn, apply_fn)``, or the pair of a module.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, or the pair of
+        a module.
     :param tuple row_shape: the shape of one row; ``init_fn`` takes it behind a batch axis.
     :param dtype: the type of the inputs with which a module starts.
     :return: ``apply_fn`` with the weights filled in.

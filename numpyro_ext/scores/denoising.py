@@ -31,7 +31,7 @@ class DenoisingScore:
     (:func:`whiten`), and divide the score by the scale.
 
     :param float sigma: :math:`\sigma`, positive, in the units of the samples.
-    :param network: a pair ``(init_fn, apply_fn)`` as in ``jax.example_libraries.stax``, from
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
         ``(n, d)`` points to the ``(n, d)`` residual; None for :math:`\sigma` times a network of
         ``hidden_dims`` tanh units.
     :param hidden_dims: widths of the hidden layers of the default network.

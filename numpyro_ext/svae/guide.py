@@ -96,10 +96,10 @@ class SVAEGuide:
 
     :param dict prior: natural parameters of the prior, named as in ``local_inference.families``.
         Natural parameters are not concentrations: ``Dirichlet.from_standard(concentration)``.
-    :param recognition: a pair ``(init_fn, apply_fn)`` whose ``apply_fn`` returns a potential, such
-        as :func:`recognition_network`; :func:`allow_missing` of it, if data have NaN. Where y is x
-        with normal noise of a known precision, take no network, which is slow to learn small noise:
-        ``(lambda key, shape: (shape, {}), lambda params, y:
+    :param recognition: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, that
+        returns a potential, such as :func:`recognition_network`; :func:`allow_missing` of it, if
+        data have NaN. Where y is x with normal noise of a known precision, take no network, which
+        is slow to learn small noise: ``(lambda key, shape: (shape, {}), lambda params, y:
         GaussianPotential.from_diagonal(precision * y, precision))`` is exact.
     :param local_inference: a rule, such as :class:`GMMEP`.
     :param data: ``data(*args, **kwargs)`` picks the data y, with rows first, from the arguments of

@@ -51,8 +51,9 @@ def allow_missing(recognition: Network) -> MissingNetwork:
     than small ones, the model takes those that were seen for all there are, and means are too
     small, no matter how many data there are; a model of ``seen`` given y is needed then.
 
-    :param recognition: a pair ``(init_fn, apply_fn)`` whose ``apply_fn`` returns a potential of
-        batch shape ``y.shape[:-1]``, such as :func:`recognition_network`. It pickles if both do.
+    :param recognition: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, that
+        returns a potential of batch shape ``y.shape[:-1]``, such as :func:`recognition_network`. It
+        pickles if the network does.
     :return: the same kind of pair, for :class:`SVAEGuide`.
 
     References: Little and Rubin, *Statistical Analysis with Missing Data* (Wiley, 1987), chapter 5.
