@@ -301,7 +301,6 @@ def test_the_encoder_of_numpyros_auto_encoder_trains():
         runs.append(svi.run(random.key(0), 200, X, progress_bar=False))
     # A pair is the same guide as means and log-scales in one array, with the same weights.
     np.testing.assert_allclose(runs[0].losses[:3], runs[1].losses[:3], rtol=1e-4)
-    # Half of the exact log evidence lies between.
     first, last = runs[0].losses[:10].mean(), runs[0].losses[-50:].mean()
     assert last < first - 1
     draws = Predictive(flow(net, num_flows=0), params=runs[1].params, num_samples=5)
@@ -387,9 +386,11 @@ def test_features_of_integers():
     assert jnp.isfinite(svi.evaluate(svi.init(random.key(0), words), words))
 
 
-@pytest.mark.parametrize("net", [Linen(3, 5), Nnx(3, 5), equinox_net(3, 5)])
-def test_pickled_guides_draw_the_same(net):
-    guide = flow(net, num_flows=0)
+@pytest.mark.parametrize(
+    "make", [lambda: Linen(3, 4), lambda: Nnx(3, 4), lambda: eqx.nn.Linear(3, 4, key=random.key(0))]
+)
+def test_pickled_guides_draw_the_same(make):
+    guide = flow(make(), num_flows=0)
     params = SVI(local, guide, optax.sgd(1.0), Trace_ELBO()).init(random.key(0), X)[0][1][0]
     other = pickle.loads(pickle.dumps(guide))
     for one in (guide, other):
