@@ -23,11 +23,11 @@ Network = Pair | Callable[..., Any]
 
 class _Linen:
     def __init__(self, module: Any) -> None:
-        self.module = module
+        self.name, self.module = type(module).__name__, module
 
     def weights(self, rng_key: Array, x: Array) -> Any:
         variables = self.module.init(rng_key, x)
-        check_stateless(self.module, set(variables) - {"params"})
+        check_stateless(self.name, set(variables) - {"params"})
         return variables.get("params", {})
 
     def apply(self, weights: Any, x: Array) -> Any:
@@ -40,7 +40,7 @@ class _Nnx:
     def __init__(self, module: Any) -> None:
         from flax import nnx
 
-        self.name = type(module)
+        self.name = type(module).__name__
         self.graph, self.state, self.others = nnx.split(module, nnx.Param, ...)
         self.start = nnx.to_pure_dict(self.state)
 
@@ -70,10 +70,11 @@ class _Equinox:
         def is_state(leaf: Any) -> bool:
             return isinstance(leaf, equinox.nn.StateIndex)
 
+        self.name = type(module).__name__
         found = filter(is_state, jax.tree.leaves(module, is_leaf=is_state))
-        check_stateless(module, {type(leaf).__name__ for leaf in found})
-        arrays, self.rest = equinox.partition(module, equinox.is_inexact_array)
-        leaves, self.structure = jax.tree_util.tree_flatten_with_path(arrays)
+        check_stateless(self.name, {type(leaf).__name__ for leaf in found})
+        self.arrays, self.rest = equinox.partition(module, equinox.is_inexact_array)
+        leaves = jax.tree_util.tree_leaves_with_path(self.arrays)
         self.start = {jax.tree_util.keystr(path)[1:]: leaf for path, leaf in leaves}
 
     def weights(self, rng_key: Array, x: Array) -> Any:
@@ -82,7 +83,9 @@ class _Equinox:
     def apply(self, weights: Any, x: Array) -> Any:
         import equinox
 
-        arrays = jax.tree.unflatten(self.structure, [weights[name] for name in self.start])
+        # The structure is that of a module, which pickles, where a structure of Equinox does not.
+        structure = jax.tree.structure(self.arrays)
+        arrays = jax.tree.unflatten(structure, [weights[name] for name in self.start])
         return jax.vmap(equinox.combine(arrays, self.rest))(x)
 
 
@@ -90,19 +93,19 @@ class _Equinox:
 class _Rows:
     """``apply_fn`` of a module: all batch axes become one, which the module sees as its first."""
 
-    name: str
     adapted: Any
     row_ndim: int | None = None
 
     def __call__(self, weights: Any, x: Array, **kwargs: Any) -> Any:
+        name = self.adapted.name
         axes = 1 if self.row_ndim is None else jnp.ndim(x) - self.row_ndim
         batch, row = x.shape[:axes], x.shape[axes:]
         n = math.prod(batch)
-        out = called(self.name, self.adapted.apply, weights, jnp.reshape(x, (n, *row)))
+        out = called(name, self.adapted.apply, weights, jnp.reshape(x, (n, *row)))
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(out)]
         if any(shape[:1] != (n,) for shape in shapes):
             raise ValueError(
-                f"the network {self.name} turns shape {(n, *row)} into"
+                f"the network {name} turns shape {(n, *row)} into"
                 f" {', '.join(map(str, shapes))}; the first axis must be that of the {n} rows."
             )
         return jax.tree.map(lambda leaf: jnp.reshape(leaf, (*batch, *leaf.shape[1:])), out)
@@ -116,20 +119,19 @@ class ModulePair(NamedTuple):
 
     def of_rows(self, row_ndim: int) -> "ModulePair":
         """The pair for rows of so many axes, with any number of batch axes; one by default."""
-        return self._replace(apply=_Rows(self.apply.name, self.apply.adapted, row_ndim))
+        return self._replace(apply=_Rows(self.apply.adapted, row_ndim))
 
     def __repr__(self) -> str:
-        return self.apply.name
+        return self.apply.adapted.name
 
 
 @dataclass(frozen=True)
 class _Start:
-    name: str
     adapted: Any
 
     def __call__(self, rng_key: Array, shape: tuple[int, ...], dtype: Any = float) -> Any:
         x = jnp.ones((1, *shape[1:]), dtype)
-        return shape, called(self.name, self.adapted.weights, rng_key, x)
+        return shape, called(self.adapted.name, self.adapted.weights, rng_key, x)
 
 
 def as_pair(network: Any, name: str = "network", *, optional: bool = False) -> Any:
@@ -148,8 +150,8 @@ def as_pair(network: Any, name: str = "network", *, optional: bool = False) -> A
     for library, adapter in {"flax.linen": _Linen, "flax.nnx": _Nnx, "equinox": _Equinox}.items():
         base = getattr(sys.modules.get(library), "Module", ())
         if isinstance(network, base):
-            adapted, of = adapter(network), type(network).__name__
-            return ModulePair(_Start(of, adapted), _Rows(of, adapted))
+            adapted = adapter(network)
+            return ModulePair(_Start(adapted), _Rows(adapted))
     raise TypeError(
         f"{name} is {network!r}; it must be a pair (init_fn, apply_fn), such as"
         " jax.example_libraries.stax.serial returns, or an object (not the class) of a Flax linen,"
@@ -173,14 +175,13 @@ def called(name: str, fn: Callable[..., Any], first: Any, x: Array) -> Any:
 
 
 class _StateError(ValueError):
-    pass
+    """A sentence that needs no other around it."""
 
 
-def check_stateless(module: Any, kinds: Iterable[str]) -> None:
+def check_stateless(name: str, kinds: Iterable[str]) -> None:
     """An error if a module has state besides its weights."""
     kinds = sorted(kinds)
     if kinds:
-        name = module.__name__ if isinstance(module, type) else type(module).__name__
         raise _StateError(
             f"the network {name} has or changes state besides its weights ({', '.join(kinds)}), as"
             " batch norm and dropout do, but a guide's network must be a function of weights and"
