@@ -54,7 +54,7 @@ class _Nnx:
         nnx.replace_by_pure_dict(state, weights)
         module = nnx.merge(self.graph, state, self.others, copy=True)
         out = module(x)
-        after = nnx.split(module, nnx.Param, ...)[2]
+        after: Any = nnx.split(module, nnx.Param, ...)[2]
         old, new = jax.tree.leaves(self.others), jax.tree.leaves(after)
         if len(old) != len(new) or any(a is not b for a, b in zip(old, new, strict=True)):
             check_stateless(self.name, {type(one).__name__ for _, one in nnx.to_flat_state(after)})

@@ -166,6 +166,13 @@ PLACES = {
         with_critic(AutoImplicit(joint, hidden_dims=(2,)), net(2, 1)),
         DensityRatioELBO(3),
     ),
+    "with_critic of rows": lambda net: (
+        local,
+        with_critic(
+            ImplicitGuide(local, stax.Dense(2), plate="rows", features=features), net(5, 1)
+        ),
+        DensityRatioELBO(3),
+    ),
     "ImplicitGuide": lambda net: (
         local,
         ImplicitGuide(local, net(5, 2), plate="rows", features=features),
@@ -182,7 +189,11 @@ PLACES = {
         AutoAuxiliary(joint, network=net(2, 4), reverse_network=net(2, 4)),
         Trace_ELBO(2),
     ),
-    "AutoHVI": lambda net: (joint, AutoHVI(joint, reverse_network=net(5, 4)), Trace_ELBO(2)),
+    "AutoHVI": lambda net: (
+        joint,
+        AutoHVI(joint, num_steps=1, reverse_network=net(3, 4)),
+        Trace_ELBO(2),
+    ),
     "AutoRealNVPNormal": lambda net: (
         joint,
         AutoRealNVPNormal(joint, num_flows=2, network=net(1, 2)),

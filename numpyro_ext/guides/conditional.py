@@ -23,19 +23,17 @@ def bounded(log_scale: Array, bound: float = 5.0) -> Array:
 def mean_and_scale(out: Any, dim: int, what: str) -> tuple[Array, Array]:
     """Mean and standard deviation of ``dim`` numbers from the outputs of a network, one array or a
     pair; ``what`` is for the error if it gives another number of them."""
-    shape = output_shape(out)
-    if isinstance(out, tuple | list) and len(out) == 2:
-        mean, log_scale = out[0], jnp.log(out[1])
-        right = mean.shape == log_scale.shape and mean.shape[-1:] == (dim,)
-    else:
-        right = isinstance(out, Array) and shape[-1:] == (2 * dim,)
-        mean, log_scale = jnp.split(out, 2, axis=-1) if right else (out, out)
-    if not right:
+    pair: Any = out if isinstance(out, tuple | list) else ()
+    if len(pair) == 2 and all(jnp.shape(one)[-1:] == (dim,) for one in pair):
+        return pair[0], jnp.exp(bounded(jnp.log(pair[1])))
+    shape: Any = output_shape(out)
+    if pair or shape[-1:] != (2 * dim,):
         raise ValueError(
             f"the {what} gives an output of shape {shape}; its last axis must have length"
             f" {2 * dim}: {dim} means and {dim} log-scales; or give a pair of arrays, {dim} means"
             f" and {dim} standard deviations."
         )
+    mean, log_scale = jnp.split(jnp.asarray(out), 2, axis=-1)
     return mean, jnp.exp(bounded(log_scale))
 
 

@@ -150,8 +150,7 @@ class FlowGuide(AmortizedGuide):
         """
         L = self.local_dim
         out = flat_module(f"{self.prefix}_net$params", self.network, x.shape[1:], x.dtype)(x)
-        batch = batch_shape or (len(x),)
-        shift, scale, context = (one.reshape(*batch, -1) for one in _heads(out, x.shape, L))
+        shift, scale, context = _heads(out, x.shape, L, batch_shape or (len(x),))
         if self.num_flows == 0:
             return dist.Normal(shift, scale).to_event(1)
         steps = [
@@ -188,7 +187,9 @@ class FlowGuide(AmortizedGuide):
         return jnp.asarray(numpyro.sample(name, fn))
 
 
-def _heads(out: Any, x_shape: tuple[int, ...], L: int) -> tuple[Array, Array, Array]:
+def _heads(
+    out: Any, x_shape: tuple[int, ...], L: int, batch_shape: tuple[int, ...]
+) -> tuple[Array, Array, Array]:
     """Shifts, scales and context of the rows, from the one, two or three arrays of a network."""
     n, shape = x_shape[0], output_shape(out)
     expected = (
@@ -200,6 +201,7 @@ def _heads(out: Any, x_shape: tuple[int, ...], L: int) -> tuple[Array, Array, Ar
     if not isinstance(out, tuple | list):
         if out.ndim != 2 or len(out) != n or out.shape[1] < 2 * L:
             raise ValueError(expected)
+        out = out.reshape(*batch_shape, -1)
         shift, log_scale, context = jnp.split(out, (L, 2 * L), axis=-1)
         return shift, jnp.exp(log_scale), context
     arrays = len(out) in (2, 3) and all(isinstance(one, Array) for one in out)
@@ -214,7 +216,8 @@ def _heads(out: Any, x_shape: tuple[int, ...], L: int) -> tuple[Array, Array, Ar
             " standard deviations; end it with an exponential or softplus, or concatenate means and"
             " log-scales in one array."
         )
-    return shift, scale, context
+    mean, sd, context = (one.reshape(*batch_shape, one.shape[1]) for one in (shift, scale, context))
+    return mean, sd, context
 
 
 def _given(net: Callable[[Array], Array], context: Array) -> Callable[[Array], Array]:

@@ -76,11 +76,11 @@ def flat_module(
     :param dtype: the type of the inputs with which a module starts.
     :return: ``apply_fn`` with the weights filled in.
     """
-    network = as_pair(network)
+    pair: Pair = as_pair(network)
     input_shape, kwargs = (1, *row_shape), {}
-    if isinstance(network, ModulePair):
-        network, kwargs = network.of_rows(len(row_shape)), {"dtype": dtype}
-    init_fn, apply_fn = network
+    if isinstance(pair, ModulePair):
+        pair, kwargs = pair.of_rows(len(row_shape)), {"dtype": dtype}
+    init_fn, apply_fn = pair
 
     def init(rng_key: Array) -> Any:
         return init_fn(rng_key, input_shape, **kwargs)[1]
@@ -88,7 +88,7 @@ def flat_module(
     try:
         shapes = jax.eval_shape(init, random.key(0))
     except Exception as error:
-        if isinstance(network, ModulePair):
+        if isinstance(pair, ModulePair):
             raise  # a sentence of its own
         raise TypeError(
             f"the network of '{name}' does not start: init_fn(rng_key, {input_shape}) ended with"
