@@ -201,7 +201,7 @@ def latent_size(guide: Model, guide_trace: Trace) -> int:
     guide's own sites otherwise, so that a ``Delta`` counts as unconstrained.
     """
     model_trace = getattr(guide, "prototype_trace", None)
-    if model_trace is not None:
+    if model_trace:  # guides of local latents keep an empty one
         return model_info(model_trace).size
     shapes = [
         unconstrained_shape(site["fn"].support, jnp.shape(site["value"]))

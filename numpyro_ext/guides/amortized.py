@@ -22,10 +22,10 @@ from numpyro.infer.autoguide import AutoGuide, AutoNormal
 from numpyro_ext._model.handlers import every_row, first_rows, valid_plates
 from numpyro_ext._model.mistakes import valid_data
 from numpyro_ext._model.read import continuous_latents, frames, shape_trace, trace_of
+from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.guides.arguments import check_call, check_model, check_params
 from numpyro_ext.guides.base import NUM_QUANTILE_DRAWS
-from numpyro_ext.guides.networks import Network, check_network
 
 __all__ = ["AmortizedGuide"]
 
@@ -49,7 +49,7 @@ class AmortizedGuide(AutoGuide):
     of another guide.
 
     :param model: a NumPyro model with continuous latents inside the plate.
-    :param network: a stax pair ``(init_fn, apply_fn)``.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module.
     :param str plate: name of the model's plate.
     :param features: a function of the model's arguments; ``(M, f)``, the rows of the minibatch.
     :param global_guide: guide of the latents outside the plate.
@@ -67,10 +67,10 @@ class AmortizedGuide(AutoGuide):
         check_model(type(self), self.model)
         if self.network is None:
             raise TypeError(
-                f"network is None; {type(self).__name__} needs a pair (init_fn, apply_fn) that"
-                " reads the features, such as jax.example_libraries.stax.serial returns."
+                f"network is None; {type(self).__name__} needs a pair (init_fn, apply_fn), or a"
+                " Flax linen, Flax nnx or Equinox module, that reads the features."
             )
-        check_network(self.network)
+        self.network = as_pair(self.network)
         if not callable(self.features):
             raise TypeError(
                 f"features is {self.features!r}; it must be a function of the model's arguments"
@@ -124,11 +124,12 @@ class AmortizedGuide(AutoGuide):
         with numpyro.plate(self.plate, size, subsample_size=batch, dim=self.dim) as rows:
             check_call(self.features, args, kwargs)
             x = self.features(*args, **kwargs)
-            if jnp.ndim(x) != 2 or len(x) != len(rows):
+            if jnp.ndim(x) < 2 or len(x) != len(rows):
                 raise ValueError(
                     f"features returns an array of shape {jnp.shape(x)}, but the plate"
                     f" '{self.plate}' has {len(rows)} of {size} rows; the shape must be"
-                    f" ({len(rows)}, number of features). Take the rows of the minibatch by"
+                    f" ({len(rows)}, number of features), or ({len(rows)}, height, width, channels)"
+                    " for a network of images. Take the rows of the minibatch by"
                     " numpyro.subsample(x, event_dim=1)."
                 )
             yield x

@@ -15,9 +15,10 @@ from numpyro.distributions import Normal, biject_to, constraints
 from numpyro.handlers import block, substitute
 
 from numpyro_ext._checks import check_count
+from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.guides.conditional import conditional_mlp, mean_and_scale
-from numpyro_ext.guides.networks import Network, check_network, check_widths, flat_module
+from numpyro_ext.guides.networks import check_widths, flat_module
 from numpyro_ext.guides.without_density import AutoWithoutDensity
 
 __all__ = ["AutoAuxiliary"]
@@ -62,11 +63,11 @@ class AutoAuxiliary(AutoWithoutDensity):
     a bad reverse model makes them bad too.
 
     :param int aux_dim: length of a; d if None.
-    :param network: a stax pair ``(init_fn, apply_fn)`` from ``aux_dim`` numbers to :math:`\mu` and
-        :math:`\log \sigma`, 2 d numbers, with weights in the vector ``{prefix}_net$params``. The
-        default is a linear layer plus an MLP of ``hidden_dims`` (ELU). Log-scales are kept between
-        -5 and 5. With a pair given, the guide starts wherever the pair puts it, and pickles only if
-        the pair does.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
+        ``aux_dim`` numbers to :math:`\mu` and :math:`\log \sigma`, 2 d numbers, with weights in the
+        vector ``{prefix}_net$params``. The default is a linear layer plus an MLP of ``hidden_dims``
+        (ELU). Log-scales are kept between -5 and 5. With a pair given, the guide starts wherever
+        the pair puts it, and pickles only if the pair does.
     :param reverse_network: the same for r, from e to m and :math:`\log s`, 2 ``aux_dim`` numbers.
     :param hidden_dims: widths of the hidden layers.
     :param int num_layers: the number L of auxiliary vectors.
@@ -102,8 +103,8 @@ class AutoAuxiliary(AutoWithoutDensity):
     num_layers: int = 1
 
     def __post_init__(self) -> None:
-        check_network(self.network)
-        check_network(self.reverse_network, "reverse_network")
+        self.network = as_pair(self.network, optional=True)
+        self.reverse_network = as_pair(self.reverse_network, "reverse_network", optional=True)
         self.hidden_dims = check_widths(self.hidden_dims)
         if self.aux_dim is not None:
             self.aux_dim = check_count("aux_dim", self.aux_dim)

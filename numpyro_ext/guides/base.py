@@ -29,11 +29,12 @@ from numpyro_ext._model.mistakes import read_global
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import guide_start
 from numpyro_ext._model.taylor import TaylorProxy
+from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.guides.arguments import check_model, check_params
 from numpyro_ext.guides.init_from import check_sites, fitted_normal
-from numpyro_ext.guides.networks import Network, check_network, check_widths, flat_module, mlp
+from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 
 __all__ = ["AutoFlowNormal", "AutoJoint", "CouplingFlowNormal"]
 
@@ -302,11 +303,12 @@ class CouplingFlowNormal(AutoFlowNormal):
     with two flows a correlation of just these two is not found.
 
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
-    :param network: a stax pair ``(init_fn, apply_fn)`` in place of that network, from
-        :math:`\lfloor d/2 \rfloor` inputs to the coupling's number of outputs for each of the
-        :math:`\lceil d/2 \rceil` coordinates that move. Every coupling uses it with weights of its
-        own, the vector ``{prefix}_net__{i}$params``. With it the guide starts wherever the
-        network's initial weights put it, and pickles only if the pair does (closures do not).
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, in place of
+        that network, from :math:`\lfloor d/2 \rfloor` inputs to the coupling's number of outputs
+        for each of the :math:`\lceil d/2 \rceil` coordinates that move. Every coupling uses it with
+        weights of its own, the vector ``{prefix}_net__{i}$params``. With it the guide starts
+        wherever the network's initial weights put it, and pickles only if the pair does (closures
+        do not).
 
     The other arguments are those of :class:`AutoFlowNormal`.
     """
@@ -315,7 +317,7 @@ class CouplingFlowNormal(AutoFlowNormal):
     network: Network | None = None
 
     def __post_init__(self) -> None:
-        check_network(self.network)
+        self.network = as_pair(self.network, optional=True)
         self.hidden_dims = check_widths(self.hidden_dims)
         super().__post_init__()
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 import math
+from typing import Any
 
 from jax import Array
 from jax.example_libraries import stax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext.guides.networks import Network, mlp
+from numpyro_ext._networks import Pair, output_shape
+from numpyro_ext.guides.networks import mlp
 
 __all__ = ["bounded", "conditional_mlp", "mean_and_scale"]
 
@@ -18,19 +20,24 @@ def bounded(log_scale: Array, bound: float = 5.0) -> Array:
     return bound * jnp.tanh(log_scale / bound)
 
 
-def mean_and_scale(out: Array, dim: int, what: str) -> tuple[Array, Array]:
-    """Mean and standard deviation of ``dim`` numbers from the outputs of a network; ``what`` is for
-    the error if it gives another number of them."""
-    if out.shape[-1:] != (2 * dim,):
+def mean_and_scale(out: Any, dim: int, what: str) -> tuple[Array, Array]:
+    """Mean and standard deviation of ``dim`` numbers from the outputs of a network, one array or a
+    pair; ``what`` is for the error if it gives another number of them."""
+    pair: Any = out if isinstance(out, tuple | list) else ()
+    if len(pair) == 2 and all(jnp.shape(one)[-1:] == (dim,) for one in pair):
+        return pair[0], jnp.exp(bounded(jnp.log(pair[1])))
+    shape: Any = output_shape(out)
+    if pair or shape[-1:] != (2 * dim,):
         raise ValueError(
-            f"the {what} gives an output of shape {out.shape}; its last axis must have length"
-            f" {2 * dim}: {dim} means and {dim} log-scales."
+            f"the {what} gives an output of shape {shape}; its last axis must have length"
+            f" {2 * dim}: {dim} means and {dim} log-scales; or give a pair of arrays, {dim} means"
+            f" and {dim} standard deviations."
         )
-    mean, log_scale = jnp.split(out, 2, axis=-1)
+    mean, log_scale = jnp.split(jnp.asarray(out), 2, axis=-1)
     return mean, jnp.exp(bounded(log_scale))
 
 
-def conditional_mlp(hidden_dims: Sequence[int], in_dim: int, out_dim: int, slope: float) -> Network:
+def conditional_mlp(hidden_dims: Sequence[int], in_dim: int, out_dim: int, slope: float) -> Pair:
     r"""Mean and log-scale, ``2 out_dim`` numbers, of a normal given ``in_dim`` standard ones.
 
     A linear layer plus an :func:`mlp`. It starts at the mean :math:`c x_i` and the log-scale

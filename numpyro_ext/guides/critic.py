@@ -14,8 +14,9 @@ from numpyro.handlers import block, substitute
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.handlers import inside_plates
 from numpyro_ext._model.read import call_and_trace, latent_size, shared_plates
+from numpyro_ext._networks import Network, as_pair, output_shape
 from numpyro_ext._typing import Model, Params
-from numpyro_ext.guides.networks import Network, check_network, check_widths, flat_module, mlp
+from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.guides.wrapper import GuideWrapper
 
 __all__ = ["with_critic"]
@@ -45,8 +46,9 @@ def with_critic(
     as in the example, and let both rates fall.
 
     :param guide: the guide whose draws the critic is to judge.
-    :param network: a stax pair ``(init_fn, apply_fn)`` from the latents (and features) to
-        ``output_dim`` numbers. The default is an MLP of ``hidden_dims`` (ELU) that starts at 0.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from the
+        latents (and features) to ``output_dim`` numbers. The default is an MLP of ``hidden_dims``
+        (ELU) that starts at 0.
     :param str name: the first part of the parameter's name.
     :param hidden_dims: widths of the hidden layers of the default network.
     :param int output_dim: the number of outputs of the critic for a point.
@@ -99,7 +101,6 @@ class CriticGuide(GuideWrapper):
         features: Callable[..., Array] | None,
     ) -> None:
         super().__init__(guide, "with_critic")
-        check_network(network)
         if not isinstance(name, str) or not name:
             raise ValueError(f"name is {name!r}; it must be a word, such as 'critic'.")
         if features is not None and not callable(features):
@@ -107,7 +108,7 @@ class CriticGuide(GuideWrapper):
                 f"features is {features!r}; it must be a function of the model's arguments that"
                 " gives an array (M, f), or None."
             )
-        self.network = network
+        self.network = as_pair(network, optional=True)
         self.hidden_dims = check_widths(hidden_dims)
         self.output_dim = check_count("output_dim", output_dim)
         self.param_name = f"{name}$params"
@@ -150,10 +151,10 @@ class CriticGuide(GuideWrapper):
             z = jnp.concatenate([z, features], -1)
         with block(), substitute(data={self.param_name: params[self.param_name]}):
             out = self._apply(z.shape[-1])(z)
-        if out.shape != (*z.shape[:-1], self.output_dim):
+        if (shape := output_shape(out)) != (*z.shape[:-1], self.output_dim):
             raise ValueError(
-                f"the critic's network gives shape {out.shape} for points of shape {z.shape}; it"
-                f" must be {(*z.shape[:-1], self.output_dim)}, with output_dim numbers per point."
+                f"the critic's network gives shape {shape} for points of shape {z.shape}; it must"
+                f" be {(*z.shape[:-1], self.output_dim)}, with output_dim numbers per point."
             )
         return out[..., 0] if self.output_dim == 1 else out
 

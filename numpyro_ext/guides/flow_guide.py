@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from jax import Array
+from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -21,6 +22,7 @@ from numpyro.handlers import block, substitute
 
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.handlers import every_row
+from numpyro_ext._networks import output_shape
 from numpyro_ext._typing import Params
 from numpyro_ext.guides.amortized import AmortizedGuide, LocalSite
 from numpyro_ext.guides.arguments import check_params
@@ -61,13 +63,16 @@ class FlowGuide(AmortizedGuide):
 
     :param model: a NumPyro model whose latent sites inside the plate are continuous, in no other
         plate, and of a support that is the same for all rows.
-    :param network: a stax pair ``(init_fn, apply_fn)`` from the f features to at least
-        :math:`2 L` outputs: L shifts, L log-scales, and the rest is the context of the flows.
-        Without a rest the flows are the same for all rows. Its weights are the vector
-        ``{prefix}_net$params``, those of the flows ``{prefix}_flow__{i}$params``.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from the f
+        features to at least :math:`2 L` outputs: L shifts, L log-scales, and the rest is the
+        context of the flows. Without a rest the flows are the same for all rows. It may also give
+        two or three arrays, as an encoder with two heads does: means ``(M, L)``, standard
+        deviations ``(M, L)``, and the context. Its weights are the vector ``{prefix}_net$params``,
+        those of the flows ``{prefix}_flow__{i}$params``.
     :param str plate: name of the plate.
     :param features: a function of the model's arguments, called inside the plate, that returns the
         features of the minibatch, ``(M, f)``: ``lambda x: numpyro.subsample(x, event_dim=1)``.
+        For a network of images it returns ``(M, height, width, channels)`` with ``event_dim=3``.
     :param int num_flows: the number F of layers; two couplings leave a correlation between two
         numbers of the same half out.
     :param str flow: ``"realnvp"``, or ``"maf"``, of which a draw takes L passes.
@@ -144,23 +149,16 @@ class FlowGuide(AmortizedGuide):
         Its event is ``(local_dim,)``, and its batch ``(M,)`` or another shape of M elements.
         """
         L = self.local_dim
-        out = flat_module(f"{self.prefix}_net$params", self.network, x.shape[1:])(x)
-        if out.ndim != 2 or len(out) != len(x) or out.shape[1] < 2 * L:
-            raise ValueError(
-                f"the network turns shape {x.shape} into {out.shape}, but a row has {L} latent"
-                f" numbers; it must give {len(x)} rows of at least {2 * L} numbers: shifts,"
-                " log-scales, and the context of the flows."
-            )
-        out = out.reshape(*(batch_shape or (len(x),)), -1)
-        shift, log_scale, context = jnp.split(out, (L, 2 * L), axis=-1)
+        out = flat_module(f"{self.prefix}_net$params", self.network, x.shape[1:], x.dtype)(x)
+        shift, scale, context = _heads(out, x.shape, L, batch_shape or (len(x),))
         if self.num_flows == 0:
-            return dist.Normal(shift, jnp.exp(log_scale)).to_event(1)
+            return dist.Normal(shift, scale).to_event(1)
         steps = [
             other_halves(L, i) if self.flow == "realnvp" else np.arange(L)[::-1]
             for i in range(self.num_flows - 1)
         ]
         flows = permuted_between([self._layer(i, context) for i in range(self.num_flows)], steps)
-        affine = IndependentTransform(AffineTransform(shift, jnp.exp(log_scale)), 1)
+        affine = IndependentTransform(AffineTransform(shift, scale), 1)
         base = dist.Normal(jnp.zeros_like(shift), 1).to_event(1)
         return dist.TransformedDistribution(base, [*flows, affine])
 
@@ -187,6 +185,39 @@ class FlowGuide(AmortizedGuide):
         log_det = jnp.sum(log_det, tuple(range(batch, jnp.ndim(log_det))))
         fn = dist.Delta(value, log_density=-log_det, event_dim=site.event_dim)
         return jnp.asarray(numpyro.sample(name, fn))
+
+
+def _heads(
+    out: Any, x_shape: tuple[int, ...], L: int, batch_shape: tuple[int, ...]
+) -> tuple[Array, Array, Array]:
+    """Shifts, scales and context of the rows, from the one, two or three arrays of a network."""
+    n, shape = x_shape[0], output_shape(out)
+    expected = (
+        f"the network turns shape {x_shape} into {shape}, but a row has {L} latent numbers; it must"
+        f" give {n} rows of at least {2 * L} numbers: shifts, log-scales, and the context of the"
+        f" flows; or a pair of arrays {(n, L)}, means and standard deviations, and after them a"
+        " context if you like."
+    )
+    if not isinstance(out, tuple | list):
+        if out.ndim != 2 or len(out) != n or out.shape[1] < 2 * L:
+            raise ValueError(expected)
+        out = out.reshape(*batch_shape, -1)
+        shift, log_scale, context = jnp.split(out, (L, 2 * L), axis=-1)
+        return shift, jnp.exp(log_scale), context
+    arrays = len(out) in (2, 3) and all(isinstance(one, Array) for one in out)
+    if not arrays or any(one.shape != (n, L) for one in out[:2]):
+        raise ValueError(expected)
+    shift, scale, context = (*out, jnp.zeros((n, 0), out[0].dtype))[:3]
+    if context.ndim != 2 or len(context) != n:
+        raise ValueError(expected)
+    if not isinstance(scale, Tracer) and not bool((scale > 0).all()):
+        raise ValueError(
+            f"the second array of the network has the entry {float(scale.min()):.3g}, but it is the"
+            " standard deviations; end it with an exponential or softplus, or concatenate means and"
+            " log-scales in one array."
+        )
+    mean, sd, context = (one.reshape(*batch_shape, one.shape[1]) for one in (shift, scale, context))
+    return mean, sd, context
 
 
 def _given(net: Callable[[Array], Array], context: Array) -> Callable[[Array], Array]:

@@ -20,9 +20,10 @@ from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, read_model
+from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.guides.conditional import bounded, conditional_mlp, mean_and_scale
-from numpyro_ext.guides.networks import Network, check_network, check_widths, flat_module
+from numpyro_ext.guides.networks import check_widths, flat_module
 from numpyro_ext.guides.without_density import AutoWithoutDensity
 from numpyro_ext.transforms import LeapfrogTransform
 
@@ -82,10 +83,11 @@ class AutoHVI(AutoWithoutDensity):
     :param int num_steps: the number T of rounds, each with a velocity of its own.
     :param int num_leapfrog: leapfrog steps in a round.
     :param float step_size: the initial value of each :math:`\epsilon_t`.
-    :param reverse_network: a stax pair ``(init_fn, apply_fn)`` from :math:`(z_t - loc) / scale`
-        and a one-hot vector of t, d + T numbers, to means and log-scales, 2 d numbers; weights in
-        the vector ``{prefix}_reverse$params``. The default is a linear layer plus an MLP of
-        ``hidden_dims`` (ELU), which starts at N(0, I). Log-scales are kept between -5 and 5.
+    :param reverse_network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
+        :math:`(z_t - loc) / scale` and a one-hot vector of t, d + T numbers, to means and
+        log-scales, 2 d numbers; weights in the vector ``{prefix}_reverse$params``. The default is a
+        linear layer plus an MLP of ``hidden_dims`` (ELU), which starts at N(0, I). Log-scales are
+        kept between -5 and 5.
     :param hidden_dims: widths of the hidden layers.
     :param float init_scale: initial standard deviation of every coordinate of :math:`z_0`.
 
@@ -120,7 +122,7 @@ class AutoHVI(AutoWithoutDensity):
 
     def __post_init__(self) -> None:
         check_positive("step_size", self.step_size)
-        check_network(self.reverse_network, "reverse_network")
+        self.reverse_network = as_pair(self.reverse_network, "reverse_network", optional=True)
         self.hidden_dims = check_widths(self.hidden_dims)
         self.num_steps = check_count("num_steps", self.num_steps)
         self.num_leapfrog = check_count("num_leapfrog", self.num_leapfrog)

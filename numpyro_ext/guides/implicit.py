@@ -23,8 +23,9 @@ from numpyro_ext._model.implicit import Implicit
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import params_in_scope
+from numpyro_ext._networks import Network, as_pair, output_shape
 from numpyro_ext._typing import Params
-from numpyro_ext.guides.networks import Network, check_network, check_widths, flat_module, mlp
+from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.guides.transitions import LearntTransition
 from numpyro_ext.guides.without_density import AutoWithoutDensity
 
@@ -65,9 +66,9 @@ class AutoImplicit(AutoWithoutDensity):
 
     :param int noise_dim: number of standard normal numbers for a draw, at least d and by default d.
         With fewer the draws lie on a surface, where neither a density nor its score exists.
-    :param network: a stax pair ``(init_fn, apply_fn)`` from ``noise_dim`` to d numbers, for
-        :math:`z = loc + net(\epsilon)`. The guide then starts where its initial weights put it, and
-        pickles only if the pair does (closures do not).
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
+        ``noise_dim`` to d numbers, for :math:`z = loc + net(\epsilon)`. The guide then starts where
+        its initial weights put it, and pickles only if the pair does (closures do not).
     :param hidden_dims: widths of the hidden layers of the default network (ELU).
     :param transition: ``Langevin(...)``, ``NNSampler(...)`` or None.
 
@@ -101,7 +102,7 @@ class AutoImplicit(AutoWithoutDensity):
     transition: LearntTransition | None = None
 
     def __post_init__(self) -> None:
-        check_network(self.network)
+        self.network = as_pair(self.network, optional=True)
         self.hidden_dims = check_widths(self.hidden_dims)
         if self.noise_dim is not None:
             self.noise_dim = check_count("noise_dim", self.noise_dim)
@@ -134,9 +135,9 @@ class AutoImplicit(AutoWithoutDensity):
         eps = self._noise("noise", (*sample_shape, n), 1)
         pair = self.network or mlp(self.hidden_dims, d)
         out = flat_module(f"{self.prefix}_net$params", pair, (n,))(eps)
-        if out.shape != (*sample_shape, d):
+        if output_shape(out) != (*sample_shape, d):
             raise ValueError(
-                f"network maps noise of shape {eps.shape} to {out.shape}; it must give"
+                f"network maps noise of shape {eps.shape} to {output_shape(out)}; it must"
                 f" {(*sample_shape, d)}, one number for each latent dimension."
             )
         z = loc + out

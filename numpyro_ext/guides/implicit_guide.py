@@ -15,6 +15,7 @@ from numpyro.distributions import biject_to
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.implicit import Implicit
+from numpyro_ext._networks import output_shape
 from numpyro_ext.guides.amortized import AmortizedGuide, LocalSite
 from numpyro_ext.guides.networks import flat_module
 
@@ -45,9 +46,9 @@ class ImplicitGuide(AmortizedGuide):
 
     :param model: a NumPyro model whose latent sites inside the plate are continuous, in no other
         plate, and of a support that is the same for all rows.
-    :param network: a stax pair ``(init_fn, apply_fn)`` from :math:`f + noise\_dim` inputs,
-        features first, to one output for each unconstrained number of a row. Its weights are the
-        vector ``{prefix}_net$params``.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from :math:`f
+        + noise\_dim` inputs, features first, to one output for each unconstrained number of a row.
+        Its weights are the vector ``{prefix}_net$params``.
     :param str plate: name of the plate.
     :param features: a function of the model's arguments, called inside the plate, that returns the
         features of the minibatch, ``(M, f)``: ``lambda x: numpyro.subsample(x, event_dim=1)``.
@@ -102,6 +103,12 @@ class ImplicitGuide(AmortizedGuide):
                 f"noise_dim is {noise_dim}, and a row has {L} latent numbers; with less noise than"
                 f" that its draws lie on a surface and have no score, so use at least {L}."
             )
+        if x.ndim != 2:
+            raise ValueError(
+                f"features returns an array of shape {x.shape}, beside whose rows ImplicitGuide"
+                " cannot put noise; let it return (M, f), as x.reshape(len(x), -1) does, and shape"
+                " the first f inputs back inside the network."
+            )
         noise = numpyro.sample(
             f"_{self.prefix}_noise",
             dist.Normal().expand([noise_dim]).to_event(1),
@@ -110,10 +117,10 @@ class ImplicitGuide(AmortizedGuide):
         inputs = jnp.concatenate([x, jnp.reshape(noise, (len(x), noise_dim))], axis=-1)
         net = flat_module(f"{self.prefix}_net$params", self.network, inputs.shape[1:])
         latent = net(inputs)
-        if latent.shape != (len(x), L):
+        if (shape := output_shape(latent)) != (len(x), L):
             raise ValueError(
-                f"the network turns shape {inputs.shape} into {latent.shape}, but a row has {L}"
-                f" latent numbers; it must give {(len(x), L)}."
+                f"the network turns shape {inputs.shape} into {shape}, but a row has {L} latent"
+                f" numbers; it must give {(len(x), L)}."
             )
         return latent
 

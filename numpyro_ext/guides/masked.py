@@ -13,12 +13,13 @@ from jax.example_libraries import stax
 from jax.nn.initializers import zeros
 import numpy as np
 
-from numpyro_ext.guides.networks import Network, scaled_by_width
+from numpyro_ext._networks import Pair
+from numpyro_ext.guides.networks import scaled_by_width
 
 __all__ = ["masked_mlp"]
 
 
-def masked_mlp(dim: int, hidden_dims: Sequence[int], context_dim: int = 0) -> Network:
+def masked_mlp(dim: int, hidden_dims: Sequence[int], context_dim: int = 0) -> Pair:
     """An MLP to ``2 dim`` numbers, entry i of each half from inputs before i; it starts at zero.
 
     Unit u of a hidden layer sees the first ``degree[u]`` inputs. After the ``dim`` inputs come
@@ -36,7 +37,7 @@ def masked_mlp(dim: int, hidden_dims: Sequence[int], context_dim: int = 0) -> Ne
     return stax.serial(*layers, scaled_by_width(last_layer))
 
 
-def _masked_dense(mask: np.ndarray, **inits: Any) -> Network:
+def _masked_dense(mask: np.ndarray, **inits: Any) -> Pair:
     """A dense layer whose weights are multiplied by ``mask``."""
     init_fn, apply_fn = stax.Dense(mask.shape[1], **inits)
 

@@ -15,10 +15,9 @@ import numpy as np
 import numpyro
 
 from numpyro_ext._checks import check_count
+from numpyro_ext._networks import ModulePair, Network, Pair, as_pair
 
 __all__ = [
-    "Network",
-    "check_network",
     "check_widths",
     "flat_module",
     "mlp",
@@ -26,11 +25,8 @@ __all__ = [
     "scaled_by_width",
 ]
 
-Network = tuple[Callable[..., Any], Callable[..., Any]]
-"""A pair ``(init_fn, apply_fn)`` as in ``jax.example_libraries.stax``."""
 
-
-def mlp(hidden_dims: Sequence[int], out_dim: int) -> Network:
+def mlp(hidden_dims: Sequence[int], out_dim: int) -> Pair:
     """A multilayer perceptron (ELU) that starts at zero: its last layer is zero, the others not."""
     layers: list[Any] = []
     for width in hidden_dims:
@@ -38,7 +34,7 @@ def mlp(hidden_dims: Sequence[int], out_dim: int) -> Network:
     return stax.serial(*layers, scaled_by_width(stax.Dense(out_dim, W_init=zeros, b_init=zeros)))
 
 
-def scaled_by_width(dense: Network) -> Network:
+def scaled_by_width(dense: Pair) -> Pair:
     r"""A last layer whose products, but not its biases, are divided by :math:`\sqrt{width}`.
 
     An optimiser such as Adam moves all weights by the learning rate. Without the divisor the
@@ -65,25 +61,35 @@ def random_param(name: str, init: Callable[[Array], Array]) -> Array:
     return value
 
 
-def flat_module(name: str, network: Network, input_shape: tuple[int, ...]) -> Callable[..., Any]:
+def flat_module(
+    name: str, network: Network, row_shape: tuple[int, ...], dtype: Any = float
+) -> Callable[..., Any]:
     """``numpyro.module`` with all weights of the network in one vector.
 
     NumPyro's ``scan`` asks every site of a guide for its shape, which a tree of weights does not
     have.
 
     :param str name: name of the ``(num_weights,)`` parameter.
-    :param network: a stax pair ``(init_fn, apply_fn)``.
-    :param tuple input_shape: the shape that ``init_fn`` takes.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, or the pair of
+        a module.
+    :param tuple row_shape: the shape of one row; ``init_fn`` takes it behind a batch axis.
+    :param dtype: the type of the inputs with which a module starts.
     :return: ``apply_fn`` with the weights filled in.
     """
-    init_fn, apply_fn = network
+    pair: Pair = as_pair(network)
+    input_shape, kwargs = (1, *row_shape), {}
+    if isinstance(pair, ModulePair):
+        pair, kwargs = pair.of_rows(len(row_shape)), {"dtype": dtype}
+    init_fn, apply_fn = pair
 
     def init(rng_key: Array) -> Any:
-        return init_fn(rng_key, input_shape)[1]
+        return init_fn(rng_key, input_shape, **kwargs)[1]
 
     try:
         shapes = jax.eval_shape(init, random.key(0))
     except Exception as error:
+        if isinstance(pair, ModulePair):
+            raise  # a sentence of its own
         raise TypeError(
             f"the network of '{name}' does not start: init_fn(rng_key, {input_shape}) ended with"
             f" {type(error).__name__} ({error}); give a pair (init_fn, apply_fn), in this order,"
@@ -92,20 +98,9 @@ def flat_module(name: str, network: Network, input_shape: tuple[int, ...]) -> Ca
     leaves, structure = jax.tree.flatten(shapes)
     flat = random_param(name, lambda key: ravel_pytree(init(key))[0])
     ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves], dtype=int)
-    parts = zip(jnp.split(flat, ends[:-1]), leaves, strict=True)
+    parts = zip(jnp.split(flat, ends)[:-1], leaves, strict=True)
     weights = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in parts]
     return partial(apply_fn, jax.tree.unflatten(structure, weights))
-
-
-def check_network(network: Any, name: str = "network") -> None:
-    """An error unless ``network`` is a stax pair or None."""
-    if network is not None and not (
-        isinstance(network, tuple) and len(network) == 2 and all(map(callable, network))
-    ):
-        raise TypeError(
-            f"{name} is {network!r}; it must be a pair (init_fn, apply_fn), such as"
-            " jax.example_libraries.stax.serial returns, or None for an MLP of hidden_dims."
-        )
 
 
 def check_widths(hidden_dims: Any) -> tuple[int, ...]:

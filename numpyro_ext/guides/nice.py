@@ -37,8 +37,8 @@ class AutoNICENormal(CouplingFlowNormal):
     return it cannot explode: it is the calmest of the flows to train.
 
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
-    :param network: a stax pair ``(init_fn, apply_fn)`` in place of that network, from
-        :math:`\lfloor d/2 \rfloor` inputs to :math:`\lceil d/2 \rceil` outputs.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, in place of
+        that network, from :math:`\lfloor d/2 \rfloor` inputs to :math:`\lceil d/2 \rceil` outputs.
 
     The other arguments are those of :class:`CouplingFlowNormal` and :class:`AutoFlowNormal`.
 

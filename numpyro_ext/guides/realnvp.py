@@ -40,8 +40,9 @@ class AutoRealNVPNormal(CouplingFlowNormal):
 
     :param float clamp: bound of the couplings' log-scales.
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
-    :param network: a stax pair ``(init_fn, apply_fn)`` in place of that network, from
-        :math:`\lfloor d/2 \rfloor` inputs to :math:`2 \lceil d/2 \rceil` outputs.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, in place of
+        that network, from :math:`\lfloor d/2 \rfloor` inputs to :math:`2 \lceil d/2 \rceil`
+        outputs.
 
     The other arguments are those of :class:`CouplingFlowNormal` and :class:`AutoFlowNormal`.
 

@@ -15,9 +15,10 @@ from numpyro.handlers import block, substitute
 
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
+from numpyro_ext._networks import Network, as_pair, output_shape
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.guides.conditional import bounded
-from numpyro_ext.guides.networks import Network, check_network, check_widths, flat_module, mlp
+from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.guides.without_density import AutoWithoutDensity
 
 __all__ = ["AutoSemiImplicit"]
@@ -54,10 +55,10 @@ class AutoSemiImplicit(AutoWithoutDensity):
 
     :param int noise_dim: length of :math:`\epsilon`; d if None. Shorter noise spreads the means
         over a manifold, of which ``scale`` is the thickness.
-    :param network: a stax pair ``(init_fn, apply_fn)`` from ``noise_dim`` numbers to d shifts (and
-        then d log-scales, if the covariance is conditional), with weights in the vector
-        ``{prefix}_net$params``. With it the guide starts wherever the network's initial weights put
-        it, and pickles only if the pair does (closures do not).
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
+        ``noise_dim`` numbers to d shifts (and then d log-scales, if the covariance is conditional),
+        with weights in the vector ``{prefix}_net$params``. With it the guide starts wherever the
+        network's initial weights put it, and pickles only if the pair does (closures do not).
     :param hidden_dims: widths of the hidden layers of the default network (ELU).
     :param str covariance: ``"shared"``, one learnt vector ``{prefix}_scale``; or ``"conditional"``,
         that vector times the exponential of the network's log-scales, between -5 and 5.
@@ -92,7 +93,7 @@ class AutoSemiImplicit(AutoWithoutDensity):
     covariance: str = "shared"
 
     def __post_init__(self) -> None:
-        check_network(self.network)
+        self.network = as_pair(self.network, optional=True)
         check_choice("covariance", self.covariance, ("shared", "conditional"))
         self.hidden_dims = check_widths(self.hidden_dims)
         if self.noise_dim is not None:
@@ -114,10 +115,11 @@ class AutoSemiImplicit(AutoWithoutDensity):
             constraint=constraints.greater_than(floor),
         )
         out = net(noise)
-        if out.shape != (*noise.shape[:-1], size):
+        if output_shape(out) != (*noise.shape[:-1], size):
             raise ValueError(
-                f"network maps noise of shape {noise.shape} to {out.shape}; the last axis must have"
-                f" length {size}: {d} shifts" + (f" and {d} log-scales." if conditional else ".")
+                f"network maps noise of shape {noise.shape} to {output_shape(out)}; the last axis"
+                f" must have length {size}: {d} shifts"
+                f"{f' and {d} log-scales' if conditional else ''}."
             )
         if conditional:
             scale = floor + (scale - floor) * jnp.exp(bounded(out[..., d:]))

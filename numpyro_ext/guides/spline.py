@@ -48,9 +48,9 @@ class AutoSplineNormal(CouplingFlowNormal):
     :param float bound: half the length of the interval in which the splines bend, in standard
         deviations of the base.
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
-    :param network: a stax pair ``(init_fn, apply_fn)`` in place of that network, from
-        :math:`\lfloor d/2 \rfloor` inputs to
-        :math:`\lceil d/2 \rceil (3\, num\_bins - 1)` outputs.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, in place of
+        that network, from :math:`\lfloor d/2 \rfloor` inputs to :math:`\lceil d/2 \rceil (3\,
+        num\_bins - 1)` outputs.
 
     The other arguments are those of :class:`CouplingFlowNormal` and :class:`AutoFlowNormal`.
 

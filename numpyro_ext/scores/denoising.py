@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from numpyro_ext._checks import check_count, check_positive, summary
+from numpyro_ext._networks import Network, as_pair, output_shape
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_points
 
@@ -30,7 +31,7 @@ class DenoisingScore:
     (:func:`whiten`), and divide the score by the scale.
 
     :param float sigma: :math:`\sigma`, positive, in the units of the samples.
-    :param network: a pair ``(init_fn, apply_fn)`` as in ``jax.example_libraries.stax``, from
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
         ``(n, d)`` points to the ``(n, d)`` residual; None for :math:`\sigma` times a network of
         ``hidden_dims`` tanh units.
     :param hidden_dims: widths of the hidden layers of the default network.
@@ -57,18 +58,15 @@ class DenoisingScore:
     """
 
     def __init__(
-        self, sigma: float | Array, network: Any = None, *, hidden_dims: tuple[int, ...] = (64, 64)
+        self,
+        sigma: float | Array,
+        network: Network | None = None,
+        *,
+        hidden_dims: tuple[int, ...] = (64, 64),
     ) -> None:
         check_positive("sigma", sigma)
-        if network is not None and not (
-            isinstance(network, tuple | list) and len(network) == 2 and all(map(callable, network))
-        ):
-            raise TypeError(
-                f"network is {network!r}; it must be a pair (init_fn, apply_fn) as in"
-                " jax.example_libraries.stax, or None."
-            )
         self.sigma = sigma
-        self.network = network
+        self.network = as_pair(network, optional=True)
         self.hidden_dims = tuple(check_count("hidden_dims", width) for width in hidden_dims)
 
     def __repr__(self) -> str:
@@ -97,9 +95,9 @@ class DenoisingScore:
 
     def _residual(self, params: Any, x: Array) -> Array:
         residual = self._pair(x.shape[1])[1](params, x)
-        if residual.shape != x.shape:
+        if (shape := output_shape(residual)) != x.shape:
             raise ValueError(
-                f"network maps points of shape {x.shape} to {residual.shape}; the residual must"
+                f"network maps points of shape {x.shape} to {shape}; the residual must"
                 " have the shape of the points."
             )
         return residual

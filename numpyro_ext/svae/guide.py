@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpyro
 from numpyro.handlers import block, seed, substitute
 
+from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.expfam import multiply
 from numpyro_ext.svae.checks import (
@@ -95,10 +96,10 @@ class SVAEGuide:
 
     :param dict prior: natural parameters of the prior, named as in ``local_inference.families``.
         Natural parameters are not concentrations: ``Dirichlet.from_standard(concentration)``.
-    :param recognition: a pair ``(init_fn, apply_fn)`` whose ``apply_fn`` returns a potential, such
-        as :func:`recognition_network`; :func:`allow_missing` of it, if data have NaN. Where y is x
-        with normal noise of a known precision, take no network, which is slow to learn small noise:
-        ``(lambda key, shape: (shape, {}), lambda params, y:
+    :param recognition: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, that
+        returns a potential, such as :func:`recognition_network`; :func:`allow_missing` of it, if
+        data have NaN. Where y is x with normal noise of a known precision, take no network, which
+        is slow to learn small noise: ``(lambda key, shape: (shape, {}), lambda params, y:
         GaussianPotential.from_diagonal(precision * y, precision))`` is exact.
     :param local_inference: a rule, such as :class:`GMMEP`.
     :param data: ``data(*args, **kwargs)`` picks the data y, with rows first, from the arguments of
@@ -152,7 +153,7 @@ class SVAEGuide:
     def __init__(
         self,
         prior: Mapping[str, Any],
-        recognition: tuple[Callable[..., Any], Callable[..., Any]],
+        recognition: Network,
         local_inference: LocalInference,
         *,
         data: Callable[..., Any] | None = None,
@@ -163,7 +164,7 @@ class SVAEGuide:
     ) -> None:
         check_naturals("prior", prior, local_inference)
         self.prior = dict(prior)
-        self.recognition = recognition
+        self.recognition = as_pair(recognition, "recognition")
         self.local_inference = local_inference
         self.data = data
         self.create_plates = create_plates
@@ -189,7 +190,8 @@ class SVAEGuide:
         plate = self._plate(y, args, kwargs)
         is_batch = _is_batch(y, plate)
         name = f"{self.prefix}_recognition"
-        network: Any = numpyro.module(name, self.recognition, y.shape[1:])
+        shape = (1, *y.shape[1:]) if y.ndim > 1 else ()
+        network: Any = numpyro.module(name, self.recognition, shape)
         with plate as idx:
             rows = y if is_batch else y[idx]
             factor = network(rows)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from jax import Array
 import jax.numpy as jnp
 
+from numpyro_ext._networks import Network, as_pair
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
 
 
@@ -18,7 +19,7 @@ class MissingNetwork(NamedTuple):
     apply: Callable[..., Any]
 
 
-def allow_missing(recognition: tuple[Callable[..., Any], Callable[..., Any]]) -> MissingNetwork:
+def allow_missing(recognition: Network) -> MissingNetwork:
     r"""The recognition network for data in which NaN stands for a missing entry.
 
     With :math:`m_{nj} = 1` where entry j of row n is missing and 0 elsewhere, the potential is
@@ -50,8 +51,9 @@ def allow_missing(recognition: tuple[Callable[..., Any], Callable[..., Any]]) ->
     than small ones, the model takes those that were seen for all there are, and means are too
     small, no matter how many data there are; a model of ``seen`` given y is needed then.
 
-    :param recognition: a pair ``(init_fn, apply_fn)`` whose ``apply_fn`` returns a potential of
-        batch shape ``y.shape[:-1]``, such as :func:`recognition_network`. It pickles if both do.
+    :param recognition: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, that
+        returns a potential of batch shape ``y.shape[:-1]``, such as :func:`recognition_network`. It
+        pickles if the network does.
     :return: the same kind of pair, for :class:`SVAEGuide`.
 
     References: Little and Rubin, *Statistical Analysis with Missing Data* (Wiley, 1987), chapter 5.
@@ -67,12 +69,7 @@ def allow_missing(recognition: tuple[Callable[..., Any], Callable[..., Any]]) ->
         >>> bool(jnp.isfinite(h).all()), h[1].tolist()
         (True, [0.0, 0.0])
     """
-    if not (isinstance(recognition, tuple) and len(recognition) == 2):
-        raise TypeError(
-            "allow_missing requires a pair (init_fn, apply_fn), such as recognition_network"
-            f" returns, but was given a {type(recognition).__name__}."
-        )
-    init, apply = recognition
+    init, apply = as_pair(recognition, "recognition")
     # Not closures, which do not pickle.
     return MissingNetwork(partial(_init, init), partial(_apply, apply))
 

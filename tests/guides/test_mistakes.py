@@ -93,7 +93,7 @@ A_CLASS = r"function with numpyro.sample sites; .* pass it a guide and not its c
         (
             lambda: call(AutoRealNVPNormal(model, network=dense(4)[::-1])),
             TypeError,
-            r"'auto_net__0\$params' does not start: init_fn\(rng_key, \(2,\)\) ended with",
+            r"'auto_net__0\$params' does not start: init_fn\(rng_key, \(1, 2\)\) ended with",
         ),
         (
             lambda: call(AutoSemiImplicit(model, network=dense(1))),

@@ -1,0 +1,195 @@
+"""Networks as users have them: Flax linen, Flax nnx and Equinox modules as stax pairs.
+
+No library is imported for it: an object of a library is there only once the library is.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+import math
+import sys
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+__all__ = ["ModulePair", "Network", "Pair", "as_pair", "output_shape"]
+
+Pair = tuple[Callable[..., Any], Callable[..., Any]]
+"""``(init_fn, apply_fn)`` as in ``jax.example_libraries.stax``."""
+Network = Pair | Callable[..., Any]
+"""A pair, or a module: an object of Flax linen, Flax nnx or Equinox."""
+
+
+class _Linen:
+    def __init__(self, module: Any) -> None:
+        self.name, self.module = type(module).__name__, module
+
+    def weights(self, rng_key: Array, x: Array) -> Any:
+        variables = self.module.init(rng_key, x)
+        check_stateless(self.name, set(variables) - {"params"})
+        return variables.get("params", {})
+
+    def apply(self, weights: Any, x: Array) -> Any:
+        return self.module.apply({"params": weights}, x)
+
+
+class _Nnx:
+    """What is not a weight, such as the statistics of a trained module, is held constant."""
+
+    def __init__(self, module: Any) -> None:
+        from flax import nnx
+
+        self.name = type(module).__name__
+        self.graph, self.state, self.others = nnx.split(module, nnx.Param, ...)
+        self.start = nnx.to_pure_dict(self.state)
+
+    def weights(self, rng_key: Array, x: Array) -> Any:
+        return self.start
+
+    def apply(self, weights: Any, x: Array) -> Any:
+        from flax import nnx
+
+        state = jax.tree.map(lambda leaf: leaf, self.state)
+        nnx.replace_by_pure_dict(state, weights)
+        module = nnx.merge(self.graph, state, self.others, copy=True)
+        out = module(x)
+        after: Any = nnx.split(module, nnx.Param, ...)[2]
+        old, new = jax.tree.leaves(self.others), jax.tree.leaves(after)
+        if len(old) != len(new) or any(a is not b for a, b in zip(old, new, strict=True)):
+            check_stateless(self.name, {type(one).__name__ for _, one in nnx.to_flat_state(after)})
+        return out
+
+
+class _Equinox:
+    """A module takes one row; ``jax.vmap`` gives it all rows."""
+
+    def __init__(self, module: Any) -> None:
+        import equinox
+
+        def is_state(leaf: Any) -> bool:
+            return isinstance(leaf, equinox.nn.StateIndex)
+
+        self.name = type(module).__name__
+        found = filter(is_state, jax.tree.leaves(module, is_leaf=is_state))
+        check_stateless(self.name, {type(leaf).__name__ for leaf in found})
+        self.arrays, self.rest = equinox.partition(module, equinox.is_inexact_array)
+        leaves = jax.tree_util.tree_leaves_with_path(self.arrays)
+        self.start = {jax.tree_util.keystr(path)[1:]: leaf for path, leaf in leaves}
+
+    def weights(self, rng_key: Array, x: Array) -> Any:
+        return self.start
+
+    def apply(self, weights: Any, x: Array) -> Any:
+        import equinox
+
+        # The structure is that of a module, which pickles, where a structure of Equinox does not.
+        structure = jax.tree.structure(self.arrays)
+        arrays = jax.tree.unflatten(structure, [weights[name] for name in self.start])
+        return jax.vmap(equinox.combine(arrays, self.rest))(x)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """``apply_fn`` of a module: all batch axes become one, which the module sees as its first."""
+
+    adapted: Any
+    row_ndim: int | None = None
+
+    def __call__(self, weights: Any, x: Array, **kwargs: Any) -> Any:
+        name = self.adapted.name
+        axes = 1 if self.row_ndim is None else jnp.ndim(x) - self.row_ndim
+        batch, row = x.shape[:axes], x.shape[axes:]
+        n = math.prod(batch)
+        out = called(name, self.adapted.apply, weights, jnp.reshape(x, (n, *row)))
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(out)]
+        if any(shape[:1] != (n,) for shape in shapes):
+            raise ValueError(
+                f"the network {name} turns shape {(n, *row)} into"
+                f" {', '.join(map(str, shapes))}; the first axis must be that of the {n} rows."
+            )
+        return jax.tree.map(lambda leaf: jnp.reshape(leaf, (*batch, *leaf.shape[1:])), out)
+
+
+class ModulePair(NamedTuple):
+    """The pair of a module; ``init_fn`` takes a shape whose first axis is that of the rows."""
+
+    init: Callable[..., Any]
+    apply: _Rows
+
+    def of_rows(self, row_ndim: int) -> "ModulePair":
+        """The pair for rows of so many axes, with any number of batch axes; one by default."""
+        return self._replace(apply=_Rows(self.apply.adapted, row_ndim))
+
+    def __repr__(self) -> str:
+        return self.apply.adapted.name
+
+
+@dataclass(frozen=True)
+class _Start:
+    adapted: Any
+
+    def __call__(self, rng_key: Array, shape: tuple[int, ...], dtype: Any = float) -> Any:
+        x = jnp.ones((1, *shape[1:]), dtype)
+        return shape, called(self.adapted.name, self.adapted.weights, rng_key, x)
+
+
+def as_pair(network: Any, name: str = "network", *, optional: bool = False) -> Any:
+    """The pair ``(init_fn, apply_fn)`` of a module; a pair is returned as it is.
+
+    The weights are a pytree of arrays, those of a Flax linen module drawn by ``init_fn``, and those
+    of a Flax nnx or Equinox module the ones that it has.
+
+    :param str name: name of the argument, for errors.
+    :param bool optional: whether None is returned as it is too.
+    """
+    if network is None and optional:
+        return None
+    if isinstance(network, tuple | list) and len(network) == 2 and all(map(callable, network)):
+        return network
+    for library, adapter in {"flax.linen": _Linen, "flax.nnx": _Nnx, "equinox": _Equinox}.items():
+        base = getattr(sys.modules.get(library), "Module", ())
+        if isinstance(network, base):
+            adapted = adapter(network)
+            return ModulePair(_Start(adapted), _Rows(adapted))
+    raise TypeError(
+        f"{name} is {network!r}; it must be a pair (init_fn, apply_fn), such as"
+        " jax.example_libraries.stax.serial returns, or an object (not the class) of a Flax linen,"
+        f" Flax nnx or Equinox module{', or None' if optional else ''}."
+    )
+
+
+def called(name: str, fn: Callable[..., Any], first: Any, x: Array) -> Any:
+    """``fn(first, x)``, with one sentence for whatever a module cannot do with its rows alone."""
+    try:
+        return fn(first, x)
+    except _StateError:
+        raise
+    except Exception as error:
+        raise TypeError(
+            f"the network {name} was given rows of shape {x.shape[1:]} and ended with"
+            f" {type(error).__name__} ({error}); it must take one array, a batch of such rows (in"
+            " Equinox one row), without random numbers: switch dropout off by deterministic=True in"
+            " linen, .eval() in nnx or equinox.nn.inference_mode."
+        ) from error
+
+
+class _StateError(ValueError):
+    """A sentence that needs no other around it."""
+
+
+def check_stateless(name: str, kinds: Iterable[str]) -> None:
+    """An error if a module has state besides its weights."""
+    kinds = sorted(kinds)
+    if kinds:
+        raise _StateError(
+            f"the network {name} has or changes state besides its weights ({', '.join(kinds)}), as"
+            " batch norm and dropout do, but a guide's network must be a function of weights and"
+            " rows; use layers without state, such as layer norm, or call .eval() of an nnx module,"
+            " which holds its state constant."
+        )
+
+
+def output_shape(out: Any) -> Any:
+    """The shape of an output, or of each array in it if a network gives several."""
+    return jax.tree.map(jnp.shape, out)
