@@ -47,7 +47,9 @@ class EPEngine(ABC):
     parameters of ``engine.guide``, an ``AutoMultivariateNormal`` or ``AutoDiagonalNormal``. It
     reads the factors off the model: the rows of the one plate that holds the observed sites, and
     the terms of the prior. Terms with a constant Hessian form an exact normal prior; every other
-    batch element of a latent site is a factor of its own.
+    batch element of a latent site is a factor of its own. Latent sites inside the plate are
+    integrated out of their row: discrete ones are summed out, one continuous coordinate is
+    integrated by quadrature, and several by importance sampling or NUTS, at power 1.
 
     The programs take the data as arguments and are kept, so that a fit to other data of the same
     shapes, or by another engine of the same model and arguments, compiles nothing.

@@ -44,6 +44,7 @@ class ClosedForm(Projection):
 
     exclusive = False
     whole = True
+    takes_local = True
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
@@ -59,6 +60,7 @@ class ClosedForm(Projection):
         power: float,
         rng_key: Array | None = None,
         index: Array | int | None = None,
+        local: int = 0,
     ) -> Projected:
         precision = inverse(cov)
         shift = matvec(precision, mean)

@@ -4,8 +4,9 @@ References: Minka, *Expectation propagation for approximate Bayesian inference* 
 *Power EP* (2004); Li, *Approximate inference: new visions* (2018), chapter 2.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 import warnings
 
@@ -20,15 +21,17 @@ from numpyro_ext._checks import (
     check_positive,
 )
 from numpyro_ext.ep.base import EPEngine
-from numpyro_ext.ep.factor_table import Plan
+from numpyro_ext.ep.factor_table import Plan, Table
 from numpyro_ext.ep.normal import (
     FAMILIES,
+    Family,
     Moments,
     Site,
     choose,
     distance,
     halved,
     is_finite,
+    is_near,
 )
 from numpyro_ext.ep.start import natural
 from numpyro_ext.ep.state import EPState, Report, limit_of, next_state, prior_of
@@ -36,8 +39,8 @@ from numpyro_ext.ep.visit import Visit, keys_of, visit, visit_all
 
 __all__ = ["ADF", "EP"]
 
-_START, _LEAST = 0.8, 0.02
-"""The first and the least d of adaptive damping."""
+_LEAST = 0.02
+"""The least d of adaptive damping."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -68,19 +71,19 @@ class EP(EPEngine):
     parallel, and collected during the sweep if it is serial.
 
     **When it fails.** EP has no objective that falls at each step. A sweep that does not settle is
-    damped: ``damping=None`` halves d whenever the residual has grown. Sweeps in parallel can stay
-    where they are for good, as on thousands of rows of rank 2; serial ones settle more often. If it
-    has not converged at the end of ``run``, an ``InferenceWarning`` gives the residual. A fixed
-    point is a saddle of the evidence as a function of the sites. Posteriors with several modes are
-    covered by one normal distribution. With a power above 1 a factor that holds more than 1 / power
-    of the precision of q has an improper cavity, and the loss is NaN.
+    damped: ``damping=None`` halves d whenever the residual of a parallel sweep has grown, and a
+    step of more than 3 standard deviations of a mean, or of a factor of 5 of one, until it is
+    shorter, because sites found far from the posterior say little of it. Serial sweeps settle more
+    often. If it has not converged at the end of ``run``, an ``InferenceWarning`` gives the
+    residual. A fixed point is a saddle of the evidence as a function of the sites. Posteriors with
+    several modes are covered by one normal distribution. With a power above 1 a factor that holds
+    more than 1 / power of the precision of q has an improper cavity, and the loss is NaN.
 
     :param model: Python callable with NumPyro primitives, with continuous latent sites.
     :param float power: alpha, at least 0.
     :param str schedule: ``"serial"``, one factor after the other, the prior's last; or
         ``"parallel"``, all from one q, which is faster where there are many.
-    :param damping: d in (0, 1], or None for 1 if serial and an adaptive d, at first .8, if
-        parallel.
+    :param damping: d in (0, 1], or None for 1, which is adapted if the schedule is parallel.
     :param float tol: the residual below which ``run`` stops, at least 3e-5 in float32.
 
     References: Minka (2001), section 3; Minka (2004), section 4; Li (2018), equation 2.35.
@@ -137,9 +140,7 @@ class EP(EPEngine):
             )
 
     def start_damping(self) -> float:
-        if self.damping is not None:
-            return float(self.damping)
-        return 1.0 if self.schedule == "serial" else _START
+        return 1.0 if self.damping is None else float(self.damping)
 
     def sweep(
         self, plan: Plan, state: EPState, arrays: list[Array], **options: Any
@@ -160,6 +161,10 @@ class EP(EPEngine):
     def _warn(self, state: EPState) -> None:
         report = jax.device_get(state.report)
         serial = ", or with schedule='serial'" if self.schedule == "parallel" else ""
+        plan = self._plan
+        if plan is not None and any(kind.projection.needs_key for kind in plan.kinds):
+            serial += ". Moments from draws jump as weights get uneven; take more of them, as in"
+            serial += " projection=ImportanceSampling(num_samples=2000)"
         if not report.converged:
             warnings.warn(
                 InferenceWarning(
@@ -220,6 +225,19 @@ def _mix(d: Array, old: Any, new: Any) -> Any:
     return jax.tree.map(lambda a, b: (1 - d) * a + d * b, old, new)
 
 
+def _plus(a: Site, b: Site) -> Site:
+    return jax.tree.map(jnp.add, a, b)
+
+
+def _change(family: Family, table: Table, new: Sequence[Site], old: Sequence[Site]) -> Site:
+    """The change of q's natural parameters by new sites, for which no large sums are subtracted."""
+    parts = [
+        family.total(group.basis, jax.tree.map(jnp.subtract, a, b))
+        for group, a, b in zip(table.groups, new, old, strict=True)
+    ]
+    return reduce(_plus, parts)
+
+
 @partial(jax.jit, static_argnums=(0, 1))
 def _parallel(
     plan: Plan, setting: Setting, state: EPState, arrays: list[Array]
@@ -229,7 +247,8 @@ def _parallel(
     prior, table = prior_of(state), state.table
     total = Site(state.shift, state.precision)
     q = family.moments(total)
-    rng_key, *keys = random.split(state.rng_key, len(plan.kinds) + 1)
+    # The same draws in every sweep, so that there is a fixed point.
+    keys = random.split(state.rng_key, len(plan.kinds))
     old = tuple(map(Site, state.site_shift, state.site_precision))
     visits = [
         visit_all(family, factors, kind, q, group, site, key)
@@ -237,22 +256,28 @@ def _parallel(
     ]
     log_z = table.constant + family.log_partition(total) + sum(jnp.sum(v.log_z) for v in visits)
     proposal = tuple(v.site for v in visits)
-    full = natural(family, prior, table, proposal)
-    residual = distance(q, family.moments(full))
+    change = _change(family, table, proposal, old)
+    residual = distance(q, family.moments(_plus(total, change)), change)
 
     d = state.damping
     if setting.adaptive:
         grown = (residual > state.report.residual) | ~jnp.isfinite(residual)
-        d = jnp.where(grown, jnp.maximum(d / 2, _LEAST), jnp.minimum(1.1 * d, _START))
+        d = jnp.where(grown, jnp.maximum(d / 2, _LEAST), jnp.minimum(1.1 * d, 1.0))
         d = jnp.where(state.i == 0, state.damping, d)
 
-    used, halvings = halved(family, lambda d: _mix(d, total, full), d)
+    def at(d: Array) -> Site:
+        return _plus(total, jax.tree.map(lambda x: d * x, change))
+
+    used, halvings = halved(family, at, d)
+    if setting.adaptive:
+        used, shortened = halved(family, at, used, partial(is_near, q), 30)
+        d = jnp.where(shortened > 0, state.damping, d)
     sites = _mix(used, old, proposal)
     new = natural(family, prior, table, sites)
     good = (used > 0) & is_finite(family.moments(new))
     sites, new = choose(good, sites, old), choose(good, new, total)
     report = _report(plan, setting, state, visits, residual, halvings, good)
-    return next_state(state, new, sites, report, log_z, rng_key, d), -log_z
+    return next_state(state, new, sites, report, log_z, state.rng_key, d), -log_z
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -263,7 +288,7 @@ def _serial(
     family, factors = FAMILIES[setting.family], plan.reading.on(arrays)
     table, total = state.table, Site(state.shift, state.precision)
     start = q = family.moments(total)
-    rng_key, *keys = random.split(state.rng_key, len(plan.kinds) + 1)
+    keys = random.split(state.rng_key, len(plan.kinds))
     old = tuple(map(Site, state.site_shift, state.site_precision))
     # What is not in the sites: the prior and, if they are forgotten, those of passes before.
     rest = prior_of(state)
@@ -285,19 +310,18 @@ def _serial(
         each = (group.index, group.basis, site, keys_of(kind, key, len(group.basis)))
         q, (found, new, count) = lax.scan(one, q, each)
         visits.append(found)
+        proposal.append(found.site)
         halvings += jnp.sum(count)
         if setting.forgets and kind.names is None:
             added = family.total(group.basis, new)
-            rest = jax.tree.map(jnp.add, rest, added)
-            new = found_site = site
-        else:
-            found_site = found.site
+            rest = _plus(rest, added)
+            new = site
         sites.append(new)
-        proposal.append(found_site)
 
     new = natural(family, rest, table, sites)
     good = is_finite(family.moments(new))
-    residual = distance(start, family.moments(natural(family, rest, table, proposal)))
+    change = _change(family, table, proposal, old)
+    residual = distance(start, family.moments(_plus(total, change)), change)
     parts = sum(jnp.sum(v.log_z) for v in visits)
     if setting.forgets:
         first = table.constant + family.log_partition(total) + parts
@@ -308,7 +332,7 @@ def _serial(
         loss = -log_z
     sites, new = choose(good, tuple(sites), old), choose(good, new, total)
     report = _report(plan, setting, state, visits, residual, halvings, good)
-    return next_state(state, new, sites, report, log_z, rng_key), loss
+    return next_state(state, new, sites, report, log_z, state.rng_key), loss
 
 
 def _report(

@@ -55,6 +55,8 @@ class Kind:
     - **power** - the power alpha at which they are updated.
     - **projection** - how their tilted moments are found.
     - **batch_size** - factors that are computed at a time.
+    - **local** - coordinates of the local sites that the projection integrates over; 0 if the
+      factor does so itself.
     - **rank** - the r of rows whose directions are found when they are visited, so that no array
       has a row for each; D if they are taken in all coordinates. None if the group has the bases.
     """
@@ -63,13 +65,14 @@ class Kind:
     power: float
     projection: Projection
     batch_size: int
+    local: int = 0
     rank: int | None = None
 
-    def log_factor(self, factors: Factors, index: Array, x: Array) -> Array:
-        """l of the factor of this index, at the flat vector x."""
+    def log_factor(self, factors: Factors, index: Array, x: Array, z: Array | None = None) -> Array:
+        """l of the factor of this index, at the flat vector x, and at local sites z if given."""
         if self.names is None:
             if index.ndim == 0:
-                return factors.marginal(x, index)
+                return factors.marginal(x, index, z)
             each = jax.vmap(factors.marginal, (None, 0))(x, jnp.maximum(index, 0))
             return jnp.sum(jnp.where(index >= 0, each, 0))
         return factors.elements(x, self.names)[index]
@@ -231,9 +234,10 @@ def _bases(r: int, directions: Array, sd: Array) -> Array:
     return jax.vmap(partial(basis_of, sd=sd))(directions[:, :r])
 
 
-def _batch_size(projection: Projection, r: int, D: int) -> int:
+def _batch_size(projection: Projection, r: int, inside: int) -> int:
+    """How many factors at a time, of each of which a point takes so many numbers."""
     points = {1: 128, 2: 2**12, 3: 2**17}.get(r, 2**11) if projection.max_rank else 2**11
-    return max(1, _LARGEST // (points * D))
+    return max(1, _LARGEST // (points * inside))
 
 
 def find_table(
@@ -258,6 +262,7 @@ def find_table(
     :param defaults: the projections that are taken where none is given.
     """
     D = len(prior.center.mean)
+    inside = max(D, reading.factors.points)
     kinds, groups = [], []
     elements = jnp.arange(len(prior.owners))
     for names, index, alpha, given in (
@@ -267,8 +272,12 @@ def find_table(
         if len(index) == 0:
             continue
         rank, directions = np.full(len(index), -1), jnp.zeros((len(index), 0, D))
-        if max_rank > 0 and not (given is not None and given.whole):
-            probe = Kind(names, alpha, defaults[0], max(1, _LARGEST // (2**7 * D)))
+        local = reading.factors.local_size if names is None else 0
+        local = local if local > 1 else 0
+        if local:
+            _check_local(reading.factors, alpha, given, index.ndim)
+        elif max_rank > 0 and not (given is not None and given.whole):
+            probe = Kind(names, alpha, defaults[0], max(1, _LARGEST // (2**7 * inside)))
             found = _subspaces(reading, probe, max_rank, arrays, index, *prior.center)
             rank, directions = np.asarray(found.rank), found.directions
             if np.any(rank < 0) and (given is None or given.max_rank is not None):
@@ -282,10 +291,34 @@ def find_table(
                 chosen = given if given is not None and given.max_rank is None else defaults[1]
                 whole = jnp.eye(D, dtype=prior.center.mean.dtype)
                 basis = jnp.broadcast_to(whole, (len(at), D, D))
-            kinds.append(Kind(names, alpha, chosen, _batch_size(chosen, r, D)))
+            kinds.append(Kind(names, alpha, chosen, _batch_size(chosen, r, inside), local))
             groups.append(Group(index[at], basis))
     table = Table(tuple(groups), jnp.asarray(prior.constant, float), Center(*prior.center))
     return Plan(reading, tuple(kinds)), table
+
+
+def _check_local(factors: Factors, power: float, projection: Projection | None, dims: int) -> None:
+    """Several local coordinates are integrated together with those of the factor, or not at all."""
+    have = (
+        f"a row has {factors.local_size} coordinates of the local latent sites"
+        f" {sorted(factors.local)}"
+    )
+    out = (
+        f"integrate them out of the model, or move them out of the plate '{factors.plate}', as in"
+        " theta = sample(..., dist.Normal(mu, tau).expand([N])) before the plate"
+    )
+    if projection is not None and not projection.takes_local:
+        raise ValueError(
+            f"{have}, and {type(projection).__name__} integrates over one at most; use"
+            f" ImportanceSampling() or NUTSProjection(), or {out}."
+        )
+    if power != 1 and not (projection is not None and projection.whole):
+        raise ValueError(
+            f"power is {power:g}, and {have}, of which only the integral has a power; use power=1,"
+            f" or {out}."
+        )
+    if dims > 1:
+        raise ValueError(f"{have}, which is too many for factors of several rows; {out}.")
 
 
 def _by_rank(rank: np.ndarray, largest_share: float | None) -> list[tuple[np.ndarray, int]]:

@@ -29,6 +29,8 @@ from numpyro_ext.expfam.linalg import half_logdet, inverse_root, matmul, matvec,
 
 LARGEST_HESSIAN = 50
 """The rank up to which second derivatives are taken."""
+FLATTEST = 1e-3
+"""The least curvature in the coordinates of local sites; that of a cavity is 1."""
 INFLATION = 1.5
 """The covariance of the second proposal, in units of that of Laplace's approximation."""
 
@@ -46,6 +48,10 @@ class ImportanceSampling(Projection):
     normal distribution at the mode of the tilted distribution, with 1.5 times the covariance of
     its Laplace approximation. If it is still below, ``low_ess`` is true, and the site is not to be
     used.
+
+    A row with several coordinates z of local sites is integrated over them together with e, at power
+    1: the points e are those of the cavity or, if these are uneven, normal with 1.5 times the
+    covariance that they have found, and z is drawn around its mode given e.
 
     **It fails** in silence where the tilted distribution has parts that the points around one mode
     do not reach, such as another mode or the rest of a thin ring: their weights are even.
@@ -74,6 +80,7 @@ class ImportanceSampling(Projection):
     min_ess: float = 0.1
 
     needs_key = True
+    takes_local = True
 
     def __post_init__(self) -> None:
         check_count("num_samples", self.num_samples, 2)
@@ -88,23 +95,31 @@ class ImportanceSampling(Projection):
         power: float,
         rng_key: Array | None = None,
         index: Array | None = None,
+        local: int = 0,
     ) -> Projected:
         r, L = mean.shape[0], root(cov)
 
         def f(e: Array) -> Array:
-            return power * log_factor(mean + matvec(L, e))
+            z = [e[r:]] if local else []
+            return power * log_factor(mean + matvec(L, e[:r]), *z)
 
-        z = self._normal_points(rng_key, r)
-        log_w = finite(jax.vmap(f)(z))
-        second, log_w2 = self._at_mode(f, z, log_w)
-        enough = ess(log_w) >= self.min_ess
-        e = jnp.where(enough, z, second)
-        log_w = jnp.where(enough, log_w, log_w2)
+        points = self._normal_points(rng_key, r + local)
+        if local:
+            first = with_local(f, points, jnp.zeros(r), jnp.eye(r))
+            m, S = weighted_moments(first[1], first[0][:, :r])
+            second = with_local(f, points, m, INFLATION * S)
+        else:
+            first = points, finite(jax.vmap(f)(points))
+            second = at_mode(f, *first)
+        enough = ess(first[1]) >= self.min_ess
+        e, log_w = (jnp.where(enough, a, b) for a, b in zip(first, second, strict=True))
 
-        m, S = weighted_moments(log_w, e)
+        m, S = weighted_moments(log_w, e[:, :r])
         v, T = from_moments(m, inverse(S), power)
         if r <= LARGEST_HESSIAN:
             g, H = jax.vmap(jax.grad(f))(e), jax.vmap(jax.hessian(f))(e)
+            # With local sites, too, these give the derivatives of the integral over them.
+            g, H = g[:, :r], H[:, :r, :r]
             g, H = (jnp.where(jnp.isfinite(x), x, 0.0) for x in (g, H))
             gbar, cov_g = weighted_moments(log_w, g)
             K = jnp.tensordot(jax.nn.softmax(log_w), H, 1) + cov_g
@@ -145,20 +160,49 @@ class ImportanceSampling(Projection):
         eps = jnp.finfo(u.dtype).eps
         return norm.ppf(jnp.clip(u, eps, 1 - eps))
 
-    def _at_mode(self, f: Callable[[Array], Array], z: Array, log_w: Array) -> tuple[Array, Array]:
-        """Points around the mode of the tilted distribution, and their log weights."""
 
-        def log_tilted(e: Array) -> Array:
-            return f(e) - jnp.sum(e**2) / 2
+def at_mode(f: Callable[[Array], Array], points: Array, log_w: Array) -> tuple[Array, Array]:
+    """Points around the mode of the tilted distribution, and their log weights."""
 
-        best = z[jnp.argmax(log_w - jnp.sum(z**2, -1) / 2)]
-        mode = newton(log_tilted, best)
-        precision = floored(-jax.hessian(log_tilted)(mode)) / INFLATION
-        spread = inverse_root(jnp.linalg.cholesky(precision))
-        e = mode + matvec(spread, z)
-        log_cavity = -jnp.sum(e**2, -1) / 2
-        log_h = -jnp.sum(z**2, -1) / 2 + half_logdet(jnp.linalg.cholesky(precision))
-        return e, finite(jax.vmap(f)(e) + log_cavity - log_h)
+    def log_tilted(e: Array) -> Array:
+        return f(e) - jnp.sum(e**2) / 2
+
+    best = points[jnp.argmax(log_w - jnp.sum(points**2, -1) / 2)]
+    e, log_h = around(log_tilted, best, points, least=1.0)
+    return e, finite(jax.vmap(f)(e) - jnp.sum(e**2, -1) / 2 - log_h)
+
+
+def with_local(
+    f: Callable[[Array], Array], points: Array, mean: Array, cov: Array
+) -> tuple[Array, Array]:
+    """Points (e, z) and their log weights: e is normal, and z around its mode given e.
+
+    A joint mode would be of no use, since the density of z has no bound where its scale is small.
+    """
+    r = len(mean)
+    L = root(cov)
+    e = mean + matvec(L, points[:, :r])
+
+    def given(e: Array, point: Array) -> tuple[Array, Array]:
+        z, log_h = around(
+            lambda z: f(jnp.concatenate([e, z])), jnp.zeros_like(point), point[None], FLATTEST
+        )
+        return z[0], log_h[0] - len(point) / 2 * np.log(2 * np.pi)
+
+    z, log_h = jax.vmap(given)(e, points[:, r:])
+    both = jnp.concatenate([e, z], -1)
+    log_h += -jnp.sum(points[:, :r] ** 2, -1) / 2 - jnp.sum(jnp.log(jnp.diagonal(L)))
+    return both, finite(jax.vmap(f)(both) - jnp.sum(e**2, -1) / 2 - log_h)
+
+
+def around(
+    log_p: Callable[[Array], Array], start: Array, points: Array, least: float
+) -> tuple[Array, Array]:
+    """Points of a normal distribution at a mode of ``log_p``, and its log density there, up to the
+    constant of a standard one."""
+    mode = newton(log_p, start, least)
+    L = jnp.linalg.cholesky(floored(-jax.hessian(log_p)(mode), least) / INFLATION)
+    return mode + matvec(inverse_root(L), points), half_logdet(L) - jnp.sum(points**2, -1) / 2
 
 
 @lru_cache(maxsize=32)
@@ -177,20 +221,21 @@ def ess(log_w: Array) -> Array:
     return jnp.exp(2 * logsumexp(log_w) - logsumexp(2 * log_w)) / log_w.shape[0]
 
 
-def floored(precision: Array) -> Array:
-    """A symmetric matrix with eigenvalues of at least 1, that of the cavity."""
+def floored(precision: Array, least: float) -> Array:
+    """A symmetric matrix with eigenvalues of at least this."""
     precision = jnp.where(jnp.isfinite(precision), precision, 0.0)
     curvature, Q = jnp.linalg.eigh(symmetric(precision))
-    return matmul(Q * jnp.maximum(curvature, 1.0), Q.T)
+    return matmul(Q * jnp.maximum(curvature, least), Q.T)
 
 
-def newton(f: Callable[[Array], Array], e: Array, num_steps: int = 15) -> Array:
+def newton(f: Callable[[Array], Array], e: Array, least: float, num_steps: int = 15) -> Array:
     """A mode of f: Newton's steps, each cut to the best of some lengths, none among them."""
     lengths = jnp.array([0.0, 1.0, 0.5, 0.25, 0.05, 0.01])
 
     def step(_: int, e: Array) -> Array:
         g = jax.grad(f)(e)
-        direction = jnp.linalg.solve(floored(-jax.hessian(f)(e)), jnp.where(jnp.isfinite(g), g, 0))
+        precision = floored(-jax.hessian(f)(e), least)
+        direction = jnp.linalg.solve(precision, jnp.where(jnp.isfinite(g), g, 0))
         places = e + outer(lengths, direction)
         return places[jnp.argmax(finite(jax.vmap(f)(places)))]
 

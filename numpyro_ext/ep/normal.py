@@ -40,8 +40,11 @@ __all__ = [
     "distance",
     "halved",
     "is_finite",
+    "is_near",
 ]
 
+FARTHEST, WIDEST = 3.0, 5.0
+"""How far an adaptive step may go: standard deviations of a mean, the factor of one of them."""
 SMALLEST = 1e-6
 """A cavity is improper if its precision is smaller, in units of the precision of q."""
 
@@ -118,12 +121,33 @@ def is_finite(q: Moments) -> Array:
     return jnp.all(jnp.isfinite(q.mean)) & jnp.all(jnp.isfinite(q.cov))
 
 
-def distance(q: Moments, new: Moments) -> Array:
+def variances(q: Moments) -> Array:
+    return q.cov if q.cov.ndim == 1 else jnp.diagonal(q.cov)
+
+
+def distance(q: Moments, new: Moments, change: Site | None = None) -> Array:
     """How far the new q is from q: the largest change of a mean, in standard deviations, or of a
-    variance, relative to it; inf if the new q is no distribution."""
-    V, V_new = (x.cov if x.cov.ndim == 1 else jnp.diagonal(x.cov) for x in (q, new))
-    change = jnp.maximum(jnp.abs(new.mean - q.mean) / jnp.sqrt(V), jnp.abs(V_new / V - 1))
-    return jnp.where(is_finite(new), jnp.max(change), jnp.inf)
+    variance, relative to it; inf if the new q is no distribution.
+
+    With the change of the natural parameters, a mean of many standard deviations is not subtracted
+    from another one.
+    """
+    V, V_new = variances(q), variances(new)
+    if change is None:
+        moved = new.mean - q.mean
+    elif q.cov.ndim == 1:
+        moved = new.cov * (change.shift - change.precision * q.mean)
+    else:
+        moved = new.cov @ (change.shift - change.precision @ q.mean)
+    change_of_both = jnp.maximum(jnp.abs(moved) / jnp.sqrt(V), jnp.abs(V_new / V - 1))
+    return jnp.where(is_finite(new), jnp.max(change_of_both), jnp.inf)
+
+
+def is_near(q: Moments, new: Moments) -> Array:
+    """Whether a step goes no further than sites that were computed at q tell of the factors."""
+    ratio = variances(new) / variances(q)
+    moved = jnp.max(jnp.abs(new.mean - q.mean) / jnp.sqrt(variances(q)))
+    return (moved < FARTHEST) & (jnp.max(ratio) < WIDEST**2) & (jnp.min(ratio) > WIDEST**-2)
 
 
 def choose(good: Array, new: Any, old: Any) -> Any:
@@ -131,16 +155,22 @@ def choose(good: Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
 
 
-def halved(family: Family, at: Callable[[Array], Site], d: Array) -> tuple[Array, Array]:
-    """The largest of d, d/2, ... at which q is a distribution, or 0; and how many halvings."""
+def halved(
+    family: Family,
+    at: Callable[[Array], Site],
+    d: Array,
+    is_good: Callable[[Moments], Array] = is_finite,
+    most: int = 10,
+) -> tuple[Array, Array]:
+    """The largest of d, d/2, ... at which q is good, or 0; and how many halvings."""
 
-    def improper(carry: tuple[Array, Array]) -> Array:
+    def bad(carry: tuple[Array, Array]) -> Array:
         d, halvings = carry
-        return (halvings < 11) & ~is_finite(family.moments(at(d)))
+        return (halvings <= most) & ~is_good(family.moments(at(d)))
 
     start = d, jnp.zeros((), jnp.int32)
-    d, halvings = lax.while_loop(improper, lambda c: (c[0] / 2, c[1] + 1), start)
-    return jnp.where(halvings < 11, d, 0.0), halvings
+    d, halvings = lax.while_loop(bad, lambda c: (c[0] / 2, c[1] + 1), start)
+    return jnp.where(halvings <= most, d, 0.0), halvings
 
 
 def _halved(smallest: Array, d: float | Array) -> tuple[Array, Array]:

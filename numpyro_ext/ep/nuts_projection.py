@@ -62,6 +62,7 @@ class NUTSProjection(Projection):
 
     needs_key = True
     has_normaliser = False
+    takes_local = True
     exclusive = False
 
     def __post_init__(self) -> None:
@@ -77,6 +78,7 @@ class NUTSProjection(Projection):
         power: float,
         rng_key: Array | None = None,
         index: Array | None = None,
+        local: int = 0,
     ) -> Projected:
         if rng_key is None:
             raise ValueError("NUTSProjection draws samples; give it a random key, rng_key=.")
@@ -88,8 +90,9 @@ class NUTSProjection(Projection):
             )
         L = root(cov)
 
-        def potential(e: Array) -> Array:
-            return jnp.sum(e**2) / 2 - power * log_factor(mean + matvec(L, e))
+        def potential(w: Array) -> Array:
+            e, z = w[:r], ([w[r:]] if local else [])
+            return jnp.sum(e**2) / 2 - power * log_factor(mean + matvec(L, e), *z)
 
         def chain(rng_key: Array) -> Array:
             start, step = hmc(potential, algo="NUTS")
@@ -98,11 +101,11 @@ class NUTSProjection(Projection):
                 state = step(state)
                 return state, state.z
 
-            state = start(jnp.zeros_like(mean), self.num_warmup, rng_key=rng_key)
+            state = start(jnp.zeros(r + local, mean.dtype), self.num_warmup, rng_key=rng_key)
             state = lax.fori_loop(0, self.num_warmup, lambda _, state: step(state), state)
             return lax.scan(draw, state, length=self.num_samples)[1]
 
-        draws = jax.vmap(chain)(random.split(rng_key, self.num_chains)).reshape(S, r)
+        draws = jax.vmap(chain)(random.split(rng_key, self.num_chains)).reshape(S, -1)[:, :r]
         m, C = weighted_moments(jnp.zeros(S), draws)
         precision = inverse(C * S / (S - 1)) * (S - r - 2) / (S - 1)
         v, T = in_factor(*from_moments(m, precision, power), mean, L)

@@ -62,6 +62,8 @@ class Projection(ABC):
     """Whether a factor is in all the coordinates of the model, and ``index`` is needed."""
     max_rank: int | None = None
     """The largest r; None if there is no limit."""
+    takes_local = False
+    """Whether it integrates over local sites too, so that ``local`` may be positive."""
 
     @abstractmethod
     def project(
@@ -72,15 +74,18 @@ class Projection(ABC):
         power: float,
         rng_key: Array | None = None,
         index: Array | None = None,
+        local: int = 0,
     ) -> Projected:
         """The site of a factor to the given power, times its cavity.
 
-        :param log_factor: ``u -> l(u)``, not multiplied by the power.
+        :param log_factor: ``u -> l(u)``, not multiplied by the power; with local sites
+            ``(u, z) -> l(u, z)``, of which the factor is the integral over z.
         :param mean: ``(r,)``, the mean m of the cavity.
         :param cov: ``(r, r)``, its covariance S.
         :param float power: alpha, positive.
         :param rng_key: random key, where :attr:`needs_key`.
         :param index: number of the factor, where :attr:`whole`.
+        :param int local: number of the coordinates of z, where :attr:`takes_local`.
         """
 
     def project_exclusive(

@@ -20,7 +20,8 @@ class Visit(NamedTuple):
     - **log_z** - its part of the log evidence,
       :math:`\frac1\alpha[\log \mathbb E_{cav}\, e^{\alpha l} + \Phi_{cav} - \Phi_q]`, which is
       :math:`\mathbb E_q[l] - \mathbb E_q[\log f]` at power 0, f being the site. Where the cavity is
-      improper or the moments are not found, l and f are taken at the mean of q.
+      improper or the moments are not found, l and f are taken at the mean of q, and it is NaN where
+      l is not known there: with local sites that the projection integrates over.
     - **improper, skipped, low_ess, inaccurate** - what went wrong, if anything.
     """
 
@@ -46,8 +47,8 @@ def visit(
     power, projection = kind.power, kind.projection
     here = q.mean - (A @ q.mean) @ A
 
-    def log_factor(u: Array) -> Array:
-        return kind.log_factor(factors, index, here + u @ A)
+    def log_factor(u: Array, z: Array | None = None) -> Array:
+        return kind.log_factor(factors, index, here + u @ A, z)
 
     cavity = family.cavity(q, A, site, power)
     number = index if projection.whole else None
@@ -57,20 +58,22 @@ def visit(
         )
         log_z = found.log_normaliser - family.expected(q, A, site)
     else:
+        local = {"local": kind.local} if kind.local else {}
         found = projection.project(
-            log_factor, cavity.mean, cavity.cov, power, rng_key=rng_key, index=number
+            log_factor, cavity.mean, cavity.cov, power, rng_key=rng_key, index=number, **local
         )
         log_z = (found.log_normaliser + cavity.gain) / power
     new = family.site(A, cavity, found, power)
     finite = jnp.all(jnp.isfinite(new.shift)) & jnp.all(jnp.isfinite(new.precision))
     good = cavity.proper & found.ok & ~found.low_ess & finite
     new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, site)
-    m = A @ q.mean
-    at_mean = log_factor(m) - family.expected(Moments(q.mean, jnp.zeros_like(q.cov)), A, site)
-    if power > 1:  # there is no evidence without its cavities
-        at_mean = jnp.where(cavity.proper, at_mean, jnp.nan)
-    if not projection.has_normaliser:
-        at_mean = jnp.full_like(at_mean, jnp.nan)
+    if kind.local or not projection.has_normaliser:
+        at_mean = jnp.full_like(log_z, jnp.nan)
+    else:
+        place = Moments(q.mean, jnp.zeros_like(q.cov))
+        at_mean = log_factor(A @ q.mean) - family.expected(place, A, site)
+        if power > 1:  # there is no evidence without its cavities
+            at_mean = jnp.where(cavity.proper, at_mean, jnp.nan)
     return Visit(
         new,
         jnp.where(good, log_z, at_mean),

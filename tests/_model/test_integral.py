@@ -24,7 +24,7 @@ def test_densities_integrate_to_one(name, tol):
     h = DENSITIES[name]
 
     def integral(a):
-        return log_integral(lambda z: h(z, a) + 1.5 * a)
+        return log_integral(lambda z, x: h(z, x) + 1.5 * x, a)
 
     a = jnp.array(0.7)
     value, slope = jax.jit(jax.value_and_grad(integral))(a)

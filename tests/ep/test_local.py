@@ -1,5 +1,6 @@
 """Latent sites inside the plate of the data are integrated out of their row."""
 
+import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +9,7 @@ import numpyro.distributions as dist
 from numpyro.infer import Predictive
 import pytest
 
-from numpyro_ext.ep import EP
+from numpyro_ext.ep import EP, DistributedEP, ImportanceSampling, NUTSProjection, Quadrature
 from tests.ep.models import MEANS, VARIANCES, WEIGHTS
 
 Y = jnp.array([0.3, 2.5, -1.0, 4.0])
@@ -41,20 +42,21 @@ def test_discrete_local_sites_are_summed_out():
     np.testing.assert_allclose(-result.losses[-1], -3.3044138541, rtol=1e-4)
 
 
+def exact(y, v, m=0.4):
+    """Mean and sd of theta ~ N(m, 4), and log Z, of y ~ N(theta, v)."""
+    y, n = np.asarray(y, float), len(y)
+    precision = 0.25 + n / v
+    S, r = v * np.eye(n) + 4.0, y - m
+    log_z = -0.5 * (r @ np.linalg.solve(S, r) + np.linalg.slogdet(2 * np.pi * S)[1])
+    return (m / 4 + y.sum() / v) / precision, precision**-0.5, log_z
+
+
 def test_a_continuous_local_site_is_integrated_out():
-    """The posterior and the evidence of y ~ N(theta, 1.5^2 + .6^2)."""
     ep = EP(effects)
     result = ep.run(random.key(0), 20, Y, progress_bar=False)
-    v, y = 1.5**2 + 0.6**2, np.asarray(Y, float)
-    precision = 0.25 + 4 / v
-    np.testing.assert_allclose(
-        result.params["auto_loc"], (0.1 + y.sum() / v) / precision, rtol=1e-3
-    )
-    sd = result.params["auto_scale_tril"][0, 0]
-    np.testing.assert_allclose(sd, precision**-0.5, rtol=1e-3)
-    S = v * np.eye(4) + 4.0
-    r = y - 0.4
-    log_z = -0.5 * (r @ np.linalg.solve(S, r) + np.linalg.slogdet(2 * np.pi * S)[1])
+    mean, sd, log_z = exact(Y, 1.5**2 + 0.6**2)
+    np.testing.assert_allclose(result.params["auto_loc"], mean, rtol=1e-3)
+    np.testing.assert_allclose(result.params["auto_scale_tril"][0, 0], sd, rtol=1e-3)
     np.testing.assert_allclose(-result.losses[-1], log_z, rtol=1e-4)
     draws = Predictive(effects, guide=ep.guide, params=result.params, num_samples=5)(
         random.key(1), Y
@@ -63,7 +65,58 @@ def test_a_continuous_local_site_is_integrated_out():
     assert set(ep.guide.median(result.params)) == {"theta"}
 
 
-def test_several_coordinates_in_a_row_are_refused():
-    words = "a row has 2 coordinates of the local latent sites"
+@pytest.mark.parametrize("num", [2, 3])
+def test_several_local_sites_are_integrated_with_the_row(num):
+    """512 points; the fixed point is the same in each sweep, because the points are."""
+    ep = EP(effects, schedule="parallel")
+    result = ep.run(random.key(0), 40, Y, num, progress_bar=False)
+    mean, sd, log_z = exact(Y, 1.5**2 + (num - 1) + 0.6**2)
+    assert result.state.report.converged
+    assert abs(result.params["auto_loc"][0] - mean) < 0.05 * sd
+    np.testing.assert_allclose(result.params["auto_scale_tril"][0, 0], sd, rtol=0.03)
+    assert abs(-result.losses[-1] - log_z) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("projection", "mean_error", "sd_error"),
+    [(ImportanceSampling(4096), 0.01, 0.01), (NUTSProjection(100, 4000), 0.15, 0.08)],
+    ids=["ImportanceSampling", "NUTSProjection"],
+)
+def test_tilted_moments_over_local_sites(projection, mean_error, sd_error):
+    """u ~ N(m, S) and y | u, z ~ N(a u + z_1 + 2 z_2, .3^2) with z ~ N(0, diag(1, .25)): y given u
+    has variance 2.09."""
+    a, y = jnp.array([1.0, -0.5]), 1.7
+    m, S = jnp.array([0.5, -1.0]), jnp.array([[1.0, 0.4], [0.4, 0.5]])
+
+    def log_factor(u, z):
+        prior = dist.Normal(0, jnp.array([1.0, 0.5])).log_prob(z).sum()
+        return prior + dist.Normal(a @ u + z[0] + 2 * z[1], 0.3).log_prob(y)
+
+    def project(key):
+        return projection.project(log_factor, m, S, 1.0, rng_key=key, local=2)
+
+    found = jax.jit(project)(random.key(0))
+    assert found.ok and not found.low_ess
+    cov = np.linalg.inv(np.linalg.inv(S) + found.site_precision)
+    mean = cov @ (np.linalg.solve(S, m) + found.site_shift)
+    exact_cov = np.linalg.inv(np.linalg.inv(S) + np.outer(a, a) / 2.09)
+    exact_mean = exact_cov @ (np.linalg.solve(S, m) + a * y / 2.09)
+    sd = np.sqrt(np.diag(exact_cov))
+    assert np.all(np.abs(mean - exact_mean) < mean_error * sd)
+    np.testing.assert_allclose(np.sqrt(np.diag(cov)), sd, rtol=sd_error)
+    if projection.has_normaliser:
+        log_z = dist.Normal(a @ m, jnp.sqrt(2.09 + a @ S @ a)).log_prob(y)
+        np.testing.assert_allclose(found.log_normaliser, log_z, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        (lambda: EP(effects, projection=Quadrature()), "and Quadrature integrates over one"),
+        (lambda: EP(effects, power=0.5), "power is 0.5, and a row has 2 coordinates"),
+        (lambda: DistributedEP(effects, partition=2), "too many for factors of several rows"),
+    ],
+)
+def test_where_several_local_coordinates_cannot_be(engine, words):
     with pytest.raises(ValueError, match=words):
-        EP(effects).init(random.key(0), Y, 2)
+        engine().init(random.key(0), Y, 2)
