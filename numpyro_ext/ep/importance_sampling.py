@@ -49,8 +49,8 @@ class ImportanceSampling(Projection):
     its Laplace approximation. If it is still below, ``low_ess`` is true, and the site is not to be
     used.
 
-    A row with several coordinates z of local sites is integrated over them together with e, at power
-    1: the points e are those of the cavity or, if these are uneven, normal with 1.5 times the
+    A row with several coordinates z of local sites is integrated over them together with e, at
+    power 1: the points e are those of the cavity or, if these are uneven, normal with 1.5 times the
     covariance that they have found, and z is drawn around its mode given e.
 
     **It fails** in silence where the tilted distribution has parts that the points around one mode
