@@ -71,8 +71,8 @@ class Kind:
     def log_factor(self, factors: Factors, index: Array, x: Array, z: Array | None = None) -> Array:
         """l of the factor of this index, at the flat vector x, and at local sites z if given."""
         if self.names is None:
-            if index.ndim == 0:
-                return factors.marginal(x, index, z)
+            if index.size == 1:
+                return factors.marginal(x, index.reshape(()), z)
             each = jax.vmap(factors.marginal, (None, 0))(x, jnp.maximum(index, 0))
             return jnp.sum(jnp.where(index >= 0, each, 0))
         return factors.elements(x, self.names)[index]
@@ -275,7 +275,7 @@ def find_table(
         local = reading.factors.local_size if names is None else 0
         local = local if local > 1 else 0
         if local:
-            _check_local(reading.factors, alpha, given, index.ndim)
+            _check_local(reading.factors, alpha, given, index.size > len(index))
         elif max_rank > 0 and not (given is not None and given.whole):
             probe = Kind(names, alpha, defaults[0], max(1, _LARGEST // (2**7 * inside)))
             found = _subspaces(reading, probe, max_rank, arrays, index, *prior.center)
@@ -297,7 +297,9 @@ def find_table(
     return Plan(reading, tuple(kinds)), table
 
 
-def _check_local(factors: Factors, power: float, projection: Projection | None, dims: int) -> None:
+def _check_local(
+    factors: Factors, power: float, projection: Projection | None, several: bool
+) -> None:
     """Several local coordinates are integrated together with those of the factor, or not at all."""
     have = (
         f"a row has {factors.local_size} coordinates of the local latent sites"
@@ -317,7 +319,7 @@ def _check_local(factors: Factors, power: float, projection: Projection | None, 
             f"power is {power:g}, and {have}, of which only the integral has a power; use power=1,"
             f" or {out}."
         )
-    if dims > 1:
+    if several:
         raise ValueError(f"{have}, which is too many for factors of several rows; {out}.")
 
 

@@ -9,7 +9,14 @@ import numpyro.distributions as dist
 from numpyro.infer import Predictive
 import pytest
 
-from numpyro_ext.ep import EP, DistributedEP, ImportanceSampling, NUTSProjection, Quadrature
+from numpyro_ext.ep import (
+    EP,
+    DistributedEP,
+    ImportanceSampling,
+    NUTSProjection,
+    Quadrature,
+    StochasticEP,
+)
 from tests.ep.models import MEANS, VARIANCES, WEIGHTS
 
 Y = jnp.array([0.3, 2.5, -1.0, 4.0])
@@ -65,16 +72,28 @@ def test_a_continuous_local_site_is_integrated_out():
     assert set(ep.guide.median(result.params)) == {"theta"}
 
 
-@pytest.mark.parametrize("num", [2, 3])
-def test_several_local_sites_are_integrated_with_the_row(num):
+@pytest.mark.parametrize("partition", [None, 4], ids=["rows", "parts of a row"])
+def test_several_local_sites_are_integrated_with_the_row(partition):
     """512 points; the fixed point is the same in each sweep, because the points are."""
     ep = EP(effects, schedule="parallel")
-    result = ep.run(random.key(0), 40, Y, num, progress_bar=False)
-    mean, sd, log_z = exact(Y, 1.5**2 + (num - 1) + 0.6**2)
+    if partition:
+        ep = DistributedEP(effects, partition, projection=ImportanceSampling())
+    result = ep.run(random.key(0), 40, Y, 3, progress_bar=False)
+    mean, sd, log_z = exact(Y, 1.5**2 + 2 + 0.6**2)
     assert result.state.report.converged
     assert abs(result.params["auto_loc"][0] - mean) < 0.05 * sd
     np.testing.assert_allclose(result.params["auto_scale_tril"][0, 0], sd, rtol=0.03)
     assert abs(-result.losses[-1] - log_z) < 0.1
+
+
+def test_one_site_for_rows_with_several_local_sites():
+    """All rows in each step, and half of the steps averaged: what is left is the noise of the
+    points, which are others in each step."""
+    engine = StochasticEP(effects, batch_size=4, step=0.5, average=0.5)
+    result = engine.run(random.key(0), 60, Y, 2, progress_bar=False)
+    mean, sd, _ = exact(Y, 1.5**2 + 1 + 0.6**2)
+    assert abs(result.params["auto_loc"][0] - mean) < 0.02 * sd
+    np.testing.assert_allclose(result.params["auto_scale_tril"][0, 0], sd, rtol=0.01)
 
 
 @pytest.mark.parametrize(
