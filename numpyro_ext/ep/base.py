@@ -133,8 +133,7 @@ class EPEngine(ABC):
         locs = info.unravel(prior.center.mean)
         if not fits(self.guide, locs):
             self.guide = guide_of(self.model, self.family, self.prefix)
-        local = [*reading.factors.local, *reading.factors.states]
-        start_guide(self.guide, locs, local, args, kwargs)
+        start_guide(self.guide, locs, list(self.local_sites), args, kwargs)
         family = FAMILIES[self.family]
         normal = prior.normal
         if self.family == "diagonal":
@@ -221,6 +220,14 @@ class EPEngine(ABC):
     def evaluate(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
         """The loss at a state: minus :meth:`log_evidence`."""
         return -self.log_evidence(state, *args, **kwargs)
+
+    @property
+    def local_sites(self) -> tuple[str, ...]:
+        """The latent sites inside the plate, which are integrated out and not in the guide."""
+        if self._plan is None:
+            return ()
+        factors = self._plan.reading.factors
+        return (*factors.local, *factors.states)
 
     def convergence(self, state: EPState) -> dict[str, float]:
         """What :func:`~numpyro_ext.diagnostics.diagnose` shows of the report of a state."""

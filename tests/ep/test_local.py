@@ -9,6 +9,7 @@ import numpyro.distributions as dist
 from numpyro.infer import Predictive
 import pytest
 
+from numpyro_ext.diagnostics import diagnose
 from numpyro_ext.ep import (
     EP,
     DistributedEP,
@@ -70,6 +71,9 @@ def test_a_continuous_local_site_is_integrated_out():
     )
     assert draws["z"].shape == (5, 4)
     assert set(ep.guide.median(result.params)) == {"theta"}
+    diagnosis = diagnose(ep, result, model_args=(Y,))
+    assert not diagnosis.ok and [row.ok for row in diagnosis.rows] == [True, True, None]
+    assert "an integral over z in each row" in diagnosis.rows[-1].verdict
 
 
 @pytest.mark.parametrize("partition", [None, 4], ids=["rows", "parts of a row"])
