@@ -99,7 +99,7 @@ def run_probit(args: argparse.Namespace) -> None:
         "log Z, split 0",
         "s",
     )
-    rows = Table(*header, "s")
+    rows = Table(*header)
     for name in args.sets:
         paper = published[name]
         folder = args.data_dir / "probit" / name
@@ -281,26 +281,44 @@ def run_compare(args: argparse.Namespace) -> None:
             )
 
 
+def robust(X: Array, y: Array) -> None:
+    """Rows of rank 2: a direction of w, and the scale."""
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    scale = numpyro.sample("scale", dist.HalfNormal(1))
+    with numpyro.plate("rows", len(X)) as idx:
+        numpyro.sample("y", dist.StudentT(4, X[idx] @ w, scale), obs=y[idx])
+
+
 def run_cost(args: argparse.Namespace) -> None:
-    rows = Table("N", "s per sweep", "us per row", "sweeps", "s in all", "bytes of sites per row")
-    for N in args.sizes:
-        keys = random.split(random.key(N), 2)
-        X = random.normal(keys[0], (N, 20))
-        y = random.bernoulli(keys[1], jax.nn.sigmoid(X @ jnp.linspace(-1, 1, 20))).astype(float)
-        ep = EP(logistic, schedule="parallel")
+    header = "N", "s per sweep", "us per row", "sweeps", "s in all", "bytes of sites per row"
+    rows = Table("model", *header)
+    for model, name in ((logistic, "logistic"), (robust, "Student's t")):
+        for N in args.sizes:
+            keys = random.split(random.key(N), 2)
+            X = random.normal(keys[0], (N, 20))
+            f = X @ jnp.linspace(-1, 1, 20)
+            if model is logistic:
+                y = random.bernoulli(keys[1], jax.nn.sigmoid(f)).astype(float)
+            else:
+                y = f + 0.5 * random.t(keys[1], 4, (N,))
+            rows.append([name, *_cost(model, X, y)])
+
+
+def _cost(model: Callable[..., None], X: Array, y: Array) -> list[Any]:
+    ep, N = EP(model, schedule="parallel"), len(X)
+    start = time.perf_counter()
+    result = fit(ep, 100, X, y)
+    total = time.perf_counter() - start
+    state = result.state
+    sweeps = []
+    for _ in range(5):
         start = time.perf_counter()
-        result = fit(ep, 100, X, y)
-        total = time.perf_counter() - start
-        state = result.state
-        sweeps = []
-        for _ in range(5):
-            start = time.perf_counter()
-            state, _ = jax.block_until_ready(ep.update(state, X, y))
-            sweeps.append(time.perf_counter() - start)
-        numbers = [*state.site_shift, *state.site_precision, *(g.basis for g in state.table.groups)]
-        size = sum(x.nbytes for x in numbers) / N
-        cells = [f"{min(sweeps):.3f}", f"{1e6 * min(sweeps) / N:.1f}", len(result.losses)]
-        rows.append([N, *cells, f"{total:.1f}", f"{size:.0f}"])
+        state, _ = jax.block_until_ready(ep.update(state, X, y))
+        sweeps.append(time.perf_counter() - start)
+    numbers = [*state.site_shift, *state.site_precision, *(g.basis for g in state.table.groups)]
+    size = sum(x.nbytes for x in numbers) / N
+    cells = [f"{min(sweeps):.3f}", f"{1e6 * min(sweeps) / N:.1f}", len(result.losses)]
+    return [N, *cells, f"{total:.1f}", f"{size:.0f}"]
 
 
 PARTS = {
