@@ -1,0 +1,125 @@
+"""The methods of the table, each as it is on the page "How to choose"."""
+
+from collections.abc import Callable
+from functools import partial
+import time
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array, random
+import numpy as np
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoMultivariateNormal
+import optax
+
+from numpyro_ext.diagnostics import Diagnosis, diagnose
+from numpyro_ext.ep import EP
+from numpyro_ext.guides import AutoMixtureNormal, AutoRealNVPNormal
+from numpyro_ext.mcmc import SGHMC, find_whitening
+from numpyro_ext.objectives import VRELBO, MixtureELBO, taylor_proxy
+from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
+
+Model = Callable[..., None]
+
+
+class Fit(NamedTuple):
+    draws: dict[str, np.ndarray]
+    found: Callable[[], Diagnosis]
+    seconds: float
+
+
+def of_guide(began: float, obj: Any, fit: Any, data: tuple, options: dict) -> Fit:
+    guide = obj.guide
+    draw = partial(guide.sample_posterior, random.key(2), fit.params, *data, sample_shape=(4000,))
+    draws = jax.device_get(draw())
+    seconds = time.perf_counter() - began
+    judge = partial(diagnose, obj, fit, model_args=data, model_kwargs=options)
+    return Fit(draws, judge, seconds)
+
+
+def proxy(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
+    began = time.perf_counter()
+    near = taylor_proxy(model, *data, **batch)
+    guide = AutoMultivariateNormal(model)
+    svi = SVI(model, guide, falling(1e-3, 1000), VRELBO(1.0, proxy=near))
+    start = near.init_params(guide)
+    fit = svi.run(key, 1000, *data, init_params=start, progress_bar=False, **batch)
+    return of_guide(began, svi, fit, data, batch)
+
+
+def flow(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
+    began = time.perf_counter()
+    normal = AutoMultivariateNormal(model)
+    start = find_whitening(model, *data).init_params(normal, *data)
+    guide = AutoRealNVPNormal(model, init_from=(normal, start))
+    svi = SVI(model, guide, falling(2e-3, 5000), VRELBO(1.0, 4, gradient="stl"))
+    fit = svi.run(key, 5000, *data, progress_bar=False)
+    return of_guide(began, svi, fit, data, batch)
+
+
+def ep(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
+    began = time.perf_counter()
+    engine = EP(model)
+    fit = engine.run(key, 60, *data, progress_bar=False)
+    return of_guide(began, engine, fit, data, batch)
+
+
+def mixture(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
+    began = time.perf_counter()
+    guide = AutoMixtureNormal(model)
+    svi = SVI(model, guide, falling(5e-3, 5000), MixtureELBO())
+    fit = svi.run(key, 5000, *data, progress_bar=False)
+    return of_guide(began, svi, fit, data, batch)
+
+
+def stock(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
+    began = time.perf_counter()
+    guide = AutoMultivariateNormal(model)
+    svi = SVI(model, guide, falling(5e-3, 5000), Trace_ELBO())
+    fit = svi.run(key, 5000, *data, progress_bar=False, **batch)
+    return of_guide(began, svi, fit, data, batch)
+
+
+def particles(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
+    began = time.perf_counter()
+    guide = AutoParticles(model, 100)
+    svi = SVI(model, guide, particle_step(500), RegularizedSVGD())
+    fit = svi.run(key, 500, *data, progress_bar=False)
+    draws = jax.device_get(guide.particles(fit.params))
+    seconds = time.perf_counter() - began
+    return Fit(draws, partial(diagnose, svi, fit, model_args=data), seconds)
+
+
+def sghmc(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
+    return of_kernel(SGHMC(model, steps_per_sample=20), 50, 2000, key, data, batch)
+
+
+def nuts(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
+    return of_kernel(NUTS(model), 500, 1000, key, data, {})
+
+
+def of_kernel(
+    kernel: Any, num_warmup: int, num_samples: int, key: Array, data: tuple, options: dict
+) -> Fit:
+    began = time.perf_counter()
+    chains = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, **chains)
+    mcmc.run(key, *data, **options)
+    draws = jax.device_get(mcmc.get_samples())
+    return Fit(draws, partial(diagnose, mcmc), time.perf_counter() - began)
+
+
+def falling(rate: float, num_steps: int) -> optax.GradientTransformation:
+    return optax.adam(optax.cosine_decay_schedule(rate, num_steps))
+
+
+METHODS: dict[str, Callable[..., Fit]] = {
+    "proxy": proxy,
+    "flow": flow,
+    "EP": ep,
+    "mixture": mixture,
+    "particles": particles,
+    "SGHMC": sghmc,
+    "AutoMultivariateNormal": stock,
+    "NUTS": nuts,
+}
