@@ -34,9 +34,10 @@ __all__ = ["EPEngine"]
 
 
 @cache
-def default_projections() -> tuple[Quadrature, ImportanceSampling]:
-    """One object for all engines, so that they share what is compiled."""
-    return Quadrature(), ImportanceSampling()
+def default_projections() -> tuple[Quadrature, ImportanceSampling, ImportanceSampling]:
+    """One object for all engines, so that they share what is compiled; the last is for rows with
+    local sites, of which each place has one value, so that it takes more of them."""
+    return Quadrature(), ImportanceSampling(), ImportanceSampling(num_samples=2048)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -59,7 +60,8 @@ class EPEngine(ABC):
     :param model: Python callable with NumPyro primitives, with continuous latent sites.
     :param str family: ``"full"`` or ``"diagonal"``, the precision of q.
     :param projection: how the tilted moments are found; None for ``Quadrature()`` where a factor
-        depends on at most ``max_rank`` directions, and ``ImportanceSampling()`` otherwise.
+        depends on at most ``max_rank`` directions, and ``ImportanceSampling()`` otherwise, with
+        2,048 points for rows with several coordinates of local sites.
     :param int max_rank: the largest rank that is looked for, at most 3; 0 takes each factor as one
         of all coordinates.
     :param str data_plate: the plate whose rows are the factors, if observed sites are in several.

@@ -248,7 +248,7 @@ def find_table(
     *,
     power: float,
     projection: Projection | None,
-    defaults: tuple[Quadrature, ImportanceSampling],
+    defaults: tuple[Quadrature, ImportanceSampling, ImportanceSampling],
     max_rank: int,
     largest_share: float,
 ) -> tuple[Plan, Table]:
@@ -288,7 +288,11 @@ def find_table(
                 some = directions if len(at) == len(rank) else directions[at]
                 basis = _bases(r, some, prior.center.sd)
             else:
-                chosen = given if given is not None and given.max_rank is None else defaults[1]
+                chosen = (
+                    given
+                    if given is not None and given.max_rank is None
+                    else defaults[2 if local else 1]
+                )
                 whole = jnp.eye(D, dtype=prior.center.mean.dtype)
                 basis = jnp.broadcast_to(whole, (len(at), D, D))
             kinds.append(Kind(names, alpha, chosen, _batch_size(chosen, r, inside), local))

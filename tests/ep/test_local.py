@@ -78,7 +78,7 @@ def test_a_continuous_local_site_is_integrated_out():
 
 @pytest.mark.parametrize("partition", [None, 4], ids=["rows", "parts of a row"])
 def test_several_local_sites_are_integrated_with_the_row(partition):
-    """512 points; the fixed point is the same in each sweep, because the points are."""
+    """There is a fixed point, because the points are the same in each sweep."""
     ep = EP(effects, schedule="parallel")
     if partition:
         ep = DistributedEP(effects, partition, projection=ImportanceSampling())
