@@ -7,7 +7,8 @@ rows and a method, by its best rate:
 * SVI with a full-covariance normal, four particles unless the loss says otherwise, Adam, and 256
   rows a step. The steps are the fewest of ``BUDGETS`` after which the fit is right. ``Trace_ELBO``
   is tried with constant and with falling rates, the others with falling ones; from NumPyro's
-  default start or, where the line says so, from the mode with the covariance there.
+  default start or, where the line says so, from the mode with the covariance there. ``whitened``
+  is Adam in the units of that start.
 * MCMC, in pieces of 500 draws until the draws so far are right; NUTS on all rows from the mode.
 * ``EP``, in sweeps over all rows until it says that it has converged, at 100,000 rows at most.
 
@@ -34,8 +35,9 @@ import optax
 from numpyro_ext.ep import EP
 from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.objectives import IWELBO, VRELBO, taylor_proxy
+from numpyro_ext.optim import whitened
 
-BUDGETS = (250, 1_000, 4_000, 16_000)
+BUDGETS = (250, 1_000, 4_000, 16_000, 64_000)
 RATES = (0.01, 0.003)
 PIECE = 500
 COLUMNS = {
@@ -113,7 +115,7 @@ def is_right(mean, sd, truth):
     return bool(np.max(shift) < 0.05 and np.max(np.abs(ratio - 1)) < 0.05)
 
 
-def by_svi(model, data, truth, budgets, loss, start, schedules):
+def by_svi(model, data, truth, budgets, loss, start, schedules, units=False):
     """``(steps, seconds, seconds per step)`` of the best rate; no steps if it was never right."""
     began = time.perf_counter()
     # NumPyro's guides look for a start of their own, which most raw columns do not have.
@@ -122,7 +124,8 @@ def by_svi(model, data, truth, budgets, loss, start, schedules):
 
     def optimiser(rate, steps, falls):
         fall = lambda i: 0.5 * (1 + jnp.cos(jnp.pi * i / steps))  # noqa: E731
-        return optax.adam(lambda i: rate * jnp.where(falls, fall(i), 1.0))
+        adam = optax.adam(lambda i: rate * jnp.where(falls, fall(i), 1.0))
+        return whitened(adam, init) if units else adam
 
     init = start.init_params(guide) if start else None
     first = SVI(model, guide, optimiser(1.0, 1, True), loss)
@@ -207,10 +210,13 @@ def lines_of(name, rows, only, limit, most):
     methods = {
         "Trace_ELBO": lambda: svi(Trace_ELBO(4), None, both),
         "Trace_ELBO, from the mode": lambda: svi(Trace_ELBO(4), mode, both),
+        "Trace_ELBO, whitened from the mode": lambda: svi(Trace_ELBO(4), mode, both, units=True),
         "VRELBO(1.) with the proxy, default start": lambda: svi(ours["VRELBO(1.)"], None, falling),
     }
     for title, loss in ours.items():
-        methods[f"{title} with the proxy, from the mode"] = partial(svi, loss, mode, falling)
+        line = partial(svi, loss, mode, falling)
+        methods[f"{title} with the proxy, from the mode"] = line
+        methods[f"{title} with the proxy, whitened from the mode"] = partial(line, units=True)
     methods["SGHMC, settings found"] = lambda: by_mcmc(
         model, data, truth, SGHMC(model, steps_per_sample=10), {}, 100, limit
     )
@@ -239,7 +245,7 @@ def main():
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000])
     parser.add_argument("--models", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--only", nargs="+", help="methods that hold one of these words")
-    parser.add_argument("--most", type=int, default=BUDGETS[-1], help="steps of SVI")
+    parser.add_argument("--most", type=int, default=16_000, help="steps of SVI")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for a line of MCMC")
     args = parser.parse_args()
     for name in args.models:

@@ -120,7 +120,7 @@ class Whitening:
 
     def to_z(self, xi: Array) -> Array:
         """:math:`c + A \\xi`."""
-        return self.center.astype(xi.dtype) + self._times(xi)
+        return self.center.astype(xi.dtype) + self.push(xi)
 
     def to_xi(self, z: Array) -> Array:
         """:math:`A^{-1} (z - c)`."""
@@ -133,7 +133,8 @@ class Whitening:
         factor = self.factor.astype(grad.dtype)
         return factor.T @ grad if factor.ndim == 2 else factor * grad
 
-    def _times(self, xi: Array) -> Array:
+    def push(self, xi: Array) -> Array:
+        """:math:`A \\xi`, a step in the old coordinates."""
         factor = self.factor.astype(xi.dtype)
         return factor @ xi if factor.ndim == 2 else factor * xi
 

@@ -7,6 +7,7 @@ from numpyro_ext.optim.natural import NaturalGradientState, natural_gradient
 from numpyro_ext.optim.vadam import vadam
 from numpyro_ext.optim.von import von
 from numpyro_ext.optim.wasserstein import WassersteinState, wag, wasserstein_eval_params, wnes
+from numpyro_ext.optim.whitened import whitened
 
 __all__ = [
     "HeavyBallState",
@@ -20,5 +21,6 @@ __all__ = [
     "von",
     "wag",
     "wasserstein_eval_params",
+    "whitened",
     "wnes",
 ]
