@@ -22,7 +22,12 @@ import optax
 
 from numpyro_ext._checks import InferenceWarning, check_choice
 from numpyro_ext._model.density import log_prob, scaled
-from numpyro_ext._model.handlers import same_plates, subsampled_plates, valid_plates
+from numpyro_ext._model.handlers import (
+    same_plates,
+    seed_plates,
+    subsampled_plates,
+    valid_plates,
+)
 from numpyro_ext._model.mapping import map_over
 from numpyro_ext._model.mistakes import valid_data
 from numpyro_ext._model.read import (
@@ -115,10 +120,12 @@ class SVAEELBO(ELBO):
         *args: Any,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """The loss; with one particle its draws are those of ``Trace_ELBO`` for the same key."""
+        """The loss; with one particle and all rows its draws are those of ``Trace_ELBO`` for the same
+        key."""
         model_key, guide_key = random.split(rng_key)
         terms = partial(_natural_terms, self.implicit == "explicit_only")
-        run = substitute(seed(_running(guide, terms), guide_key), data=param_map)
+        running = seed_plates(_running(guide, terms), guide_key)
+        run = substitute(seed(running, guide_key), data=param_map)
         _warn_of_other_steps(guide, param_map)
         with valid_plates():
             found, guide_trace = call_and_trace(run, args, kwargs)

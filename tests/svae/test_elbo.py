@@ -14,6 +14,7 @@ from numpyro.infer import SVI, Trace_ELBO
 import optax
 import pytest
 
+from numpyro_ext._model.handlers import seed_plates
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.expfam import Gaussian, multiply
 from numpyro_ext.optim import natural_gradient
@@ -56,11 +57,13 @@ def test_its_mean_is_that_of_trace_elbo(name):
 
     @jax.jit
     def both(params, keys):
-        losses = SVAEELBO(), Trace_ELBO()
-        return [
-            jax.vmap(lambda key, loss=loss: loss_of(loss, rule, key, params, y, B))(keys)
-            for loss in losses
-        ]
+        def theirs(key):
+            guide_key = random.split(key)[1]
+            parts = (seed_plates(fn, guide_key) for fn in (program(rule)[0], guide_of(rule)))
+            return Trace_ELBO().loss(key, params, *parts, y, B)
+
+        ours = jax.vmap(lambda key: loss_of(SVAEELBO(), rule, key, params, y, B))(keys)
+        return ours, jax.vmap(theirs)(keys)
 
     ours, theirs = both(params, keys)
     difference = ours - theirs
@@ -121,7 +124,8 @@ def test_a_natural_step_of_size_one_is_the_conjugate_update(name):
 
     @jax.jit
     def statistics(params, y):
-        seeded = substitute(seed(guide, random.split(random.key(2))[1]), data=params)
+        key = random.split(random.key(2))[1]
+        seeded = substitute(seed(seed_plates(guide, key), key), data=params)
         rows = y[trace(seeded).get_trace(y, B)["data"]["value"]]
         local = guide.local_posterior(params, rows)
         return global_statistics(rule, guide.global_mean(params), local)
@@ -207,7 +211,7 @@ def test_full_gradients_at_rho_of_one_never_leave_the_domain():
 
 
 def test_the_cost_of_a_step_is_linear_in_the_minibatch():
-    """Operations before compilation, at 50 and 400 of 2,000 rows."""
+    """Operations before compilation, at 50 and 400 of 2,000 rows, and at 50 of 200,000."""
     guide = guide_of(RULES["mixture"], create_plates=lambda y, B: numpyro.plate("data", len(y), B))
 
     def model(y, B):
@@ -219,15 +223,16 @@ def test_the_cost_of_a_step_is_linear_in_the_minibatch():
             x = numpyro.sample("x", dist.MultivariateNormal(mu[z], Sigma[z]))
             decoded("y", x, y[idx])
 
-    def flops(B):
+    def flops(B, N=2000):
         def loss(params, y):
             return SVAEELBO().loss(random.key(0), params, model, guide, y, B)
 
-        lowered = jax.jit(jax.grad(loss)).lower(params_of("mixture"), jnp.zeros((2000, D)))
+        lowered = jax.jit(jax.grad(loss)).lower(params_of("mixture"), jnp.zeros((N, D)))
         return lowered.cost_analysis()["flops"]
 
     few, many = flops(50), flops(400)
     assert 4 * few < many < 10 * few
+    assert flops(50, 200_000) < 1.01 * few
 
 
 def data_on_z(y, B=None):
