@@ -27,6 +27,7 @@ import optax
 from numpyro_ext.diagnostics import diagnose, to_arviz
 from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.objectives import VRELBO, taylor_proxy
+from numpyro_ext.optim import whitened
 
 SCALES = np.geomspace(0.1, 10, 10)
 rng = np.random.default_rng(0)
@@ -102,8 +103,8 @@ except ValueError as refusal:
 to_arviz(mcmc, log_likelihood=False)
 
 # %%
-# Variational fits of the same rows, 256 at a time, all from the mode with the covariance there.
-# Plain minibatches leave it; with the proxy every order stays.
+# Variational fits of the same rows, 256 at a time, all from the mode with the covariance there, and
+# with steps in its units. Plain minibatches leave it; with the proxy every order stays.
 
 proxy = taylor_proxy(model, *data)
 guide = AutoMultivariateNormal(model)
@@ -114,7 +115,8 @@ for name, loss in {
     "VRELBO(1.) with the proxy": VRELBO(1.0, 4, gradient="stl", proxy=proxy),
     "VRELBO(0.5) with the proxy": VRELBO(0.5, 4, gradient="dreg", proxy=proxy),
 }.items():
-    svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(0.003, 1000)), loss)
+    adam = optax.adam(optax.cosine_decay_schedule(0.01, 1000))
+    svi = SVI(model, guide, whitened(adam, start), loss)
     fit = svi.run(jax.random.key(2), 1000, *data, init_params=start, progress_bar=False)
     q = guide.get_posterior(fit.params)
     q_sd = np.sqrt(np.diag(q.covariance_matrix))

@@ -79,6 +79,12 @@ class BecomesNormal(Protocol):
         """A guide whose every call draws from the normal, and its parameters."""
         ...
 
+    def linearised_site(
+        self, rng_key: jax.Array, params: Params, name: str, args: tuple, kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """An observed site under one draw, with a linear predictor that is linear in the draw."""
+        ...
+
 
 @runtime_checkable
 class SemiImplicit(Protocol):

@@ -17,6 +17,7 @@ from numpyro_ext.ep import EP
 from numpyro_ext.guides import AutoMixtureNormal, AutoRealNVPNormal
 from numpyro_ext.mcmc import SGHMC, find_whitening
 from numpyro_ext.objectives import VRELBO, MixtureELBO, taylor_proxy
+from numpyro_ext.optim import whitened
 from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
 
 Model = Callable[..., None]
@@ -41,8 +42,8 @@ def proxy(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
     began = time.perf_counter()
     near = taylor_proxy(model, *data, **batch)
     guide = AutoMultivariateNormal(model)
-    svi = SVI(model, guide, falling(1e-3, 1000), VRELBO(1.0, proxy=near))
     start = near.init_params(guide)
+    svi = SVI(model, guide, whitened(falling(1e-2, 1000), start), VRELBO(1.0, proxy=near))
     fit = svi.run(key, 1000, *data, init_params=start, progress_bar=False, **batch)
     return of_guide(began, svi, fit, data, batch)
 

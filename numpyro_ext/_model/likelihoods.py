@@ -18,7 +18,7 @@ from numpyro.distributions.util import clamp_probs
 from numpyro_ext._model.read import Site
 from numpyro_ext._numpyro import mask_of
 
-__all__ = ["predictor", "whitened", "with_predictor"]
+__all__ = ["like", "predictor", "whitened", "with_predictor"]
 
 
 class _Family(NamedTuple):
@@ -128,6 +128,12 @@ def with_predictor(site: Site, eta: Array) -> Any:
     """The distribution of a site of another :func:`predictor`, of which all is one batch."""
     fn, family, _ = _read(site)
     return family.make(fn, eta)
+
+
+def like(site: Site, eta: Array) -> Any:
+    """:func:`with_predictor`, with the mask and the events of the site."""
+    fn = with_predictor(site, eta).mask(_read(site)[2])
+    return fn.to_event(site["fn"].event_dim - fn.event_dim)
 
 
 def whitened(site: Site) -> Array:

@@ -51,6 +51,8 @@ class Fit(NamedTuple):
     params: list[Params]
     """One per restart; a single one for draws that exist already in several chains."""
     guide: Model | None = None
+    linearised: Any = None
+    """A :class:`BecomesNormal`, whose draws predict by a linearised network; None otherwise."""
     draws: Sequence[Sites] = ()
     """Draws that exist already: ``(draw, *site)``, one dict per entry of params."""
     num_chains: int = 1
@@ -260,11 +262,14 @@ def _fit_of_optimised(
         subsampled = obj.model if minibatch_plates(obj.model, args, kwargs) else None
         return Fit(model, args, kwargs, attributes, params, draws=draws, minibatch=subsampled)
     _set_up(obj.guide, args, kwargs)
+    linearised = None
     if isinstance(obj.guide, BecomesNormal):
         guide, params = obj.guide.as_normal(params)
+        linearised = guide
     else:
         guide, params = posterior_guide(obj.guide, params, args, kwargs, every_row)
-    return Fit(model, args, kwargs, attributes, params, guide=on_all_rows(guide))
+    guide = on_all_rows(guide)
+    return Fit(model, args, kwargs, attributes, params, guide=guide, linearised=linearised)
 
 
 def _fit_of_mcmc(

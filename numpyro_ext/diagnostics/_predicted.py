@@ -112,6 +112,7 @@ def of_fit(
     what = facts.get("kernel") or f"{facts.get('guide')} by {facts.get('loss', 'an engine')}"
     several = f"{len(pieces)} x " if len(pieces) > 1 else ""
     draws = f"{several}{size:,} draw{'s' * (size > 1)}"
+    draws += " of the linearised network" * (fit.linearised is not None)
     return _gathered(f"{what}, {draws}", name, kind, data, found)
 
 
@@ -153,6 +154,8 @@ def _refuse_large(size: float, num_draws: int, shape: tuple[int, ...]) -> None:
 
 def _one(fit: Fit, name: str, params: Params, draw: Sites | None, keys: Array) -> Site:
     """The observed site under one draw."""
+    if fit.linearised is not None:
+        return fit.linearised.linearised_site(keys[0], params, name, fit.args, fit.kwargs)
     if draw is None:
         trace = guide_trace_of(fit, params, keys[0])
         draw = {site["name"]: site["value"] for site in latent_sites(trace)}

@@ -1,8 +1,4 @@
-"""The Laplace approximation with the Gauss-Newton curvature, and its linearised predictive.
-
-Immer, Korzepa, Bauer, "Improving predictions of Bayesian neural nets via local linearization"
-(AISTATS 2021).
-"""
+"""The Laplace approximation with the Gauss-Newton curvature, and its linearised predictive."""
 
 from collections.abc import Callable, Collection, Sequence
 import copy
@@ -65,8 +61,9 @@ class AutoLaplaceGGN(AutoJoint):
     does, the guide draws from the normal. ``diagnose`` and ``to_arviz`` have its draws too.
 
     **Predict by the linearised network**, :meth:`linearised_predictive` and
-    :meth:`linearised_draws`. Weights drawn from q in the network itself predict badly, because a
-    Gauss-Newton matrix is the curvature of the linearised one.
+    :meth:`linearised_draws`, as ``predictive_scores`` does. Weights drawn from q in the network
+    itself, by ``Predictive``, predict badly, because a Gauss-Newton matrix is the curvature of the
+    linearised one.
 
     :param model: a NumPyro model whose observed sites lie in one plate, or in ``data_plate``, and
         are Normal, Bernoulli, Binomial, Categorical or Poisson. The noise scale of a Normal may be
@@ -258,6 +255,13 @@ class AutoLaplaceGGN(AutoJoint):
             linearised = self._linearised(params, coords, name, args, kwargs)
             found[name] = linearised.draws(random.fold_in(key_y, i), moves)
         return found
+
+    def linearised_site(
+        self, rng_key: Array, params: Params, name: str, args: tuple, kwargs: dict[str, Any]
+    ) -> Site:
+        """An observed site under one draw, by the parameters that :meth:`as_normal` gives."""
+        moves: Any = _normal(jnp.zeros(len(self.coords)), params[f"{self.prefix}_root"])
+        return self._linearised(params, self.coords, name, args, kwargs).at(moves.sample(rng_key))
 
     def as_normal(self, params: Sequence[Params]) -> tuple["AutoLaplaceGGN", list[Params]]:
         """A guide whose every call draws from the normal, and its parameters, for diagnostics."""

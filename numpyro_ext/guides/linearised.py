@@ -7,7 +7,7 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 
-from numpyro_ext._model.likelihoods import predictor, with_predictor
+from numpyro_ext._model.likelihoods import like, predictor, with_predictor
 from numpyro_ext._model.read import Site
 
 __all__ = ["Linearised", "LinearisedPredictive"]
@@ -50,6 +50,12 @@ class Linearised:
 
         mean, variance = jax.jit(both)(self.v, root)
         return LinearisedPredictive(mean.reshape(self.shape), variance.reshape(self.shape))
+
+    def at(self, move: Array) -> Site:
+        """The site where the latent vector has moved by ``(d,)``."""
+        here = self.site(self.v)
+        start, change = jax.jvp(self.eta, (self.v,), (move.astype(self.v.dtype),))
+        return {**here, "fn": like(here, (start + change).reshape(self.shape))}
 
     def draws(self, rng_key: Array, moves: Array) -> Array:
         """One draw of the site for each of the ``(S, d)`` moves of the latent vector."""

@@ -90,10 +90,10 @@ def whitened(
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         pulled = {n: normal.pull(jnp.ravel(updates[n])) for n, normal in normals.items()}
+        steps: Any
         steps, state = optimizer.update(
             {**updates, **_in_shape(pulled, updates)}, state, coordinates(params)
         )
-        steps = dict(steps)  # type: ignore[arg-type]
         pushed = {n: normal.push(jnp.ravel(steps[n])) for n, normal in normals.items()}
         return {**steps, **_in_shape(pushed, updates)}, state
 

@@ -120,8 +120,7 @@ class SVAEELBO(ELBO):
         *args: Any,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """The loss; with one particle and all rows its draws are those of ``Trace_ELBO`` for the same
-        key."""
+        """The loss; with one particle, and all rows, it has the draws of ``Trace_ELBO``."""
         model_key, guide_key = random.split(rng_key)
         terms = partial(_natural_terms, self.implicit == "explicit_only")
         running = seed_plates(_running(guide, terms), guide_key)
