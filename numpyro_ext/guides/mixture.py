@@ -147,5 +147,5 @@ class AutoMixtureNormal(AutoJoint):
     def _no_transform(self) -> ValueError:
         return ValueError(
             "AutoMixtureNormal is not one normal that is transformed, so there is no transform of"
-            " it, for NeuTraReparam or otherwise; use a flow, such as AutoSplineNormal."
+            " it, for NeuTraReparam or otherwise; use a flow, such as AutoRealNVPNormal."
         )

@@ -1,0 +1,28 @@
+"""Examples run from their first line to their picture, at sizes that make no claim."""
+
+from pathlib import Path
+import runpy
+import sys
+
+import matplotlib.pyplot as plt
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+TINY = {
+    "neutra": ["--steps", "20", "--num-samples", "20", "--guides", "AutoRealNVPNormal"],
+    "posterior_regularisation": "--splits 1 --steps 20 --num-samples 20 --strengths 0 5".split(),
+    "sigmoid_belief_network": ["--steps", "5", "--draws", "5"],
+    "streaming_updates": ["--days", "2", "--num-samples", "50"],
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_an_example_runs(name, tmp_path, monkeypatch, capsys):
+    script, picture = EXAMPLES / f"{name}.py", tmp_path / "picture.png"
+    monkeypatch.setattr(sys, "argv", [str(script), *TINY[name], "--out", str(picture)])
+    plt.switch_backend("Agg")
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(script), run_name="__main__")
+    plt.close("all")
+    assert end.value.code in (0, 1)  # 1 says that the numbers are off, as they may be here
+    assert picture.stat().st_size > 10_000 and len(capsys.readouterr().out.splitlines()) > 3
