@@ -22,7 +22,9 @@ def model(y):
 def main() -> None:
     y = jnp.array([0.1, 0.8, -0.3, 0.5])
     svi = SVI(model, AutoRealNVPNormal(model), optax.adam(1e-2), VRELBO(0.5))
-    print(VRELBO(0.5), ParVI(model), jnp.isfinite(svi.run(random.key(0), 5, y, progress_bar=False)[2]))
+    print(
+        VRELBO(0.5), ParVI(model), jnp.isfinite(svi.run(random.key(0), 5, y, progress_bar=False)[2])
+    )
     mcmc = MCMC(SGHMC(model), num_warmup=5, num_samples=5, progress_bar=False)
     mcmc.run(random.key(1), y)
     print(mcmc.get_samples()["mean"])
