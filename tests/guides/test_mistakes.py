@@ -190,5 +190,5 @@ def test_a_plate_entered_at_two_dims_is_refused():
             with numpyro.plate("rows", 2, dim=dim):
                 numpyro.sample(name, dist.Normal(0.0, 1.0))
 
-    with pytest.raises(ValueError, match="'rows', dim=-1, size=2.*'rows', dim=-2, size=2"):
+    with pytest.raises(ValueError, match=r"'rows', dim=-1, size=2.*'rows', dim=-2, size=2"):
         handlers.seed(AutoRealNVPNormal(twice), 0)()
