@@ -1,5 +1,5 @@
 # Every target sets up .venv by itself. PYTHON=... chooses another interpreter.
-.PHONY: quickstart test keys lint docs bench clean
+.PHONY: quickstart test keys lint docs bench wheel clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -48,5 +48,23 @@ docs: $(VENV)/installed-docs $(VENV)/installed-examples
 bench: $(VENV)/installed-bench
 	for run in benchmarks/*/run.py; do $(BIN)/python $$run || exit 1; done
 
+# The wheel in a fresh environment, away from the sources: a user's script, type-checked and run, and
+# tests. WHEEL_TESTS=tests runs all but those that read the sources.
+WHEEL_TESTS ?= tests/expfam tests/transforms tests/objectives/test_contract.py
+FRESH := build/wheel
+SOURCES_READ := $(foreach x,catalogue docs layers,--ignore tests/test_$(x).py)
+wheel: $(BIN)/python
+	rm -rf $(FRESH) && mkdir -p $(FRESH)/work
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(FRESH) .
+	$(BIN)/python -m venv $(FRESH)/venv
+	$(FRESH)/venv/bin/python -m pip install --quiet -c constraints.txt \
+		"$$(ls $(FRESH)/*.whl)[test]" 'pyright[nodejs]'
+	cp -r tests examples pyproject.toml $(FRESH)/work
+	cd $(FRESH)/work && ../venv/bin/pyright -p /dev/null --pythonpath ../venv/bin/python \
+		tests/users_script.py
+	cd $(FRESH)/work && ../venv/bin/python tests/users_script.py
+	cd $(FRESH)/work && ../venv/bin/python -m pytest -q -n 2 --dist loadfile $(SOURCES_READ) \
+		$(WHEEL_TESTS)
+
 clean:
-	rm -rf $(VENV) .jax_cache docs/_build docs/gallery
+	rm -rf build $(VENV) .jax_cache docs/_build docs/gallery

@@ -19,6 +19,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
     "sphinx.ext.doctest",
+    "sphinx.ext.viewcode",
     "sphinx_gallery.gen_gallery",
 ]
 exclude_patterns = ["_build"]
@@ -27,6 +28,9 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autosummary_generate = False
 myst_heading_anchors = 3
+myst_enable_extensions = ["dollarmath"]
+html_static_path = ["static"]
+html_css_files = ["narrow.css"]
 smartquotes = False  # `--` in a command stays as it is typed
 # Roles that point into NumPyro and JAX have no inventory offline; they render as plain names.
 nitpicky = False

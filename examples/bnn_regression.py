@@ -16,8 +16,8 @@ The first command requires no data files (scikit-learn's diabetes), the second h
 of boston, concrete and yacht, and the third has all 20 splits.
 
     python examples/bnn_regression.py
-    python examples/bnn_regression.py --data-dir ../shared/data --splits 2
-    python examples/bnn_regression.py --data-dir ../shared/data
+    python examples/bnn_regression.py --data-dir data --splits 2
+    python examples/bnn_regression.py --data-dir data
 """
 
 import argparse

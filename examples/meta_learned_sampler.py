@@ -17,7 +17,7 @@ The script prints a table of test log-likelihoods and saves a picture. The exit 
 sampler trained by the Stein estimate is worse than the Langevin steps by more than one standard
 error on the mean over the data sets. ::
 
-    python examples/meta_learned_sampler.py --data-dir ../shared/data
+    python examples/meta_learned_sampler.py --data-dir data
 """
 
 import argparse
@@ -202,7 +202,7 @@ def draw_picture(losses: dict[str, np.ndarray], table: dict[str, Any], path: Pat
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, default=Path("out/meta_learned_sampler.png"))
     args = parser.parse_args()
     began = time.perf_counter()

@@ -16,7 +16,7 @@ The first command requires no data files (scikit-learn's 8x8 digits and a small 
 second uses the silhouettes.
 
     python examples/vae_silhouettes.py
-    python examples/vae_silhouettes.py --data-dir ../shared/data
+    python examples/vae_silhouettes.py --data-dir data
 """
 
 import argparse

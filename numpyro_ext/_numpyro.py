@@ -228,8 +228,7 @@ def posterior_guide(
 
     Nearly every guide is that already and comes back as it is. ``AutoLaplaceApproximation`` calls a
     point mass while it is fitted, and becomes a Normal; ``AutoSemiDAIS`` fixes the size of its
-    minibatch, and gets the full one by ``on_every_row(model)``. The guide itself is not changed,
-    except that a guide which was never called is set up.
+    minibatch, and gets the full one by ``on_every_row(model)``. A guide never called is set up.
     """
     if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
         seed(guide, 0)(*args, **kwargs)
@@ -271,8 +270,7 @@ def unpacking_of(guide: Any) -> Callable[[Array], Sites] | None:
 class StartGiven(AutoGuide):
     """``AutoGuide``, set up at a start that a subclass has found in one compiled program.
 
-    NumPyro's own search for a start runs the gradient of the model operation by operation, and each
-    of these is compiled for itself.
+    NumPyro's own search for a start compiles each operation of the model's gradient for itself.
     """
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
@@ -312,9 +310,14 @@ class StartGiven(AutoGuide):
         latents = [s for s in trace.values() if s["type"] == "sample" and not s["is_observed"]]
         self._prototype_frame_full_sizes = {site["name"]: site["args"][0] for site in plates}
         self._prototype_plate_sizes = {}
-        self._prototype_frames = {
-            frame.name: frame for site in latents for frame in site["cond_indep_stack"]
-        }
+        frames: dict[str, Any] = {}
+        for frame in (frame for site in latents for frame in site["cond_indep_stack"]):
+            if frames.setdefault(frame.name, frame) != frame:
+                both = f"{frames[frame.name]} and {frame}"
+                raise ValueError(
+                    f"a plate has two dims or sizes, {both}; give it one dim= and size."
+                )
+        self._prototype_frames = frames
 
 
 class ContinuousGuide(AutoContinuous, StartGiven):
@@ -364,8 +367,7 @@ class ContinuousGuide(AutoContinuous, StartGiven):
     ) -> Sites:
         """Latent vectors ``(*sample_shape, latent_dim)`` as constrained and deterministic sites.
 
-        Deterministic sites are those on ``args`` and ``kwargs``, or on the arguments of the first
-        call if there are none.
+        Deterministic sites are those on ``args`` and ``kwargs`` if any, or on the first call's.
         """
         guide = self
         if args or kwargs:

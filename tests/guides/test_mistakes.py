@@ -180,3 +180,15 @@ def test_guide_reads_its_model_once_when_it_is_set_up(make, monkeypatch):
     given = {"init_from": (normal, params)} if make is AutoMAFNormal else {}
     call(make(model, **given))
     assert len(seen) == 1
+
+
+def test_a_plate_entered_at_two_dims_is_refused():
+    """As NumPyro's guides refuse it, which cannot say where the rows of such a plate are."""
+
+    def twice():
+        for name, dim in {"a": -1, "b": -2}.items():
+            with numpyro.plate("rows", 2, dim=dim):
+                numpyro.sample(name, dist.Normal(0.0, 1.0))
+
+    with pytest.raises(ValueError, match=r"'rows', dim=-1, size=2.*'rows', dim=-2, size=2"):
+        handlers.seed(AutoRealNVPNormal(twice), 0)()
