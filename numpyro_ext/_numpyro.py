@@ -314,9 +314,7 @@ class StartGiven(AutoGuide):
         for frame in (frame for site in latents for frame in site["cond_indep_stack"]):
             if frames.setdefault(frame.name, frame) != frame:
                 both = f"{frames[frame.name]} and {frame}"
-                raise ValueError(
-                    f"a plate has two dims or sizes, {both}; give it one dim= and size."
-                )
+                raise ValueError(f"a plate has two dims or sizes, {both}; give it one of each.")
         self._prototype_frames = frames
 
 

@@ -12,6 +12,7 @@ TINY = {
     "neutra": ["--steps", "20", "--num-samples", "20", "--guides", "AutoRealNVPNormal"],
     "posterior_regularisation": "--splits 1 --steps 20 --num-samples 20 --strengths 0 5".split(),
     "sigmoid_belief_network": ["--steps", "5", "--draws", "5"],
+    "which_alpha": ["--splits", "2", "--steps", "20"],
     "streaming_updates": ["--days", "2", "--num-samples", "50"],
 }
 

@@ -213,5 +213,5 @@ def test_bad_arguments_are_named(kwargs, error, match):
 
 def test_a_mixture_is_no_transform_of_a_normal():
     guide, svi, state = guide_of()
-    with pytest.raises(ValueError, match="for NeuTraReparam or otherwise; use a flow"):
+    with pytest.raises(ValueError, match="use a flow, such as AutoRealNVPNormal"):
         NeuTraReparam(guide, svi.get_params(state)).reparam(three_dimensional)
