@@ -9,6 +9,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TINY = {
+    "conjugate_ascent": ["--rows", "400"],
     "neutra": ["--steps", "20", "--num-samples", "20", "--guides", "AutoRealNVPNormal"],
     "posterior_regularisation": "--splits 1 --steps 20 --num-samples 20 --strengths 0 5".split(),
     "sigmoid_belief_network": ["--steps", "5", "--draws", "5"],
