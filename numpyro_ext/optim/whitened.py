@@ -26,7 +26,7 @@ def whitened(
     Adam moves each number by about its learning rate whatever the gradient is. With many rows, or
     raw columns, a posterior standard deviation may be a millionth of 0.003, and the mean is then
     thrown about until the rate has fallen. Here 0.01 is a hundredth of a standard deviation, for
-    any number of rows and units of the columns, and the result of a fit does not depend on them.
+    any number of rows and units of the columns, and a fit hardly depends on them.
 
     **When it fails.** It adds no error, and only as good a speed as the start is good: give it the
     parameters in which the guide begins at a mode with the covariance there, from
@@ -56,7 +56,8 @@ def whitened(
         >>> y = jnp.round(3 + 2 * jnp.cos(jnp.arange(4000.)))
         >>> proxy, guide = taylor_proxy(model, x, y), AutoMultivariateNormal(model)
         >>> start = proxy.init_params(guide)
-        >>> svi = SVI(model, guide, whitened(optax.adam(0.01), start), VRELBO(0., 4, proxy=proxy))
+        >>> loss = VRELBO(0., 4, gradient="dreg", proxy=proxy)
+        >>> svi = SVI(model, guide, whitened(optax.adam(0.01), start), loss)
         >>> fit = svi.run(
         ...     jax.random.key(0), 500, x, y, init_params=start, progress_bar=False)
         >>> moved = (fit.params["auto_loc"] - start["auto_loc"]) / start["auto_scale_tril"][0, 0]
