@@ -19,7 +19,13 @@ from the truth, or a standard deviation off by more than 25 %.
 ::
 
     python examples/neutra.py --out out/neutra.png
+
+.. image:: /recorded/neutra.png
+   :alt: Draws of one effect and log tau: plain NUTS does not reach the neck of the
+         funnel, NUTS in the coordinates of the flow reaches further.
 """
+
+# sphinx_gallery_thumbnail_path = "recorded/neutra.png"
 
 import argparse
 from pathlib import Path

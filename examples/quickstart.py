@@ -15,7 +15,12 @@ picture. The exit code is 1 if a posterior mean is further than 0.3 posterior st
 from that of NUTS. ::
 
     python examples/quickstart.py --out out/quickstart.png
+
+.. image:: /recorded/quickstart.png
+   :alt: The four posteriors of the quick start.
 """
+
+# sphinx_gallery_thumbnail_path = "recorded/quickstart.png"
 
 import argparse
 from functools import partial

@@ -19,7 +19,13 @@ The exit code is 1 if VIMCO is not at least half a nat better than ``TraceGraph_
 ::
 
     python examples/sigmoid_belief_network.py --out out/sigmoid_belief_network.png
+
+.. image:: /recorded/sigmoid_belief_network.png
+   :alt: Test digits, and images drawn from the networks that TraceGraph_ELBO and VIMCO
+         trained.
 """
+
+# sphinx_gallery_thumbnail_path = "recorded/sigmoid_belief_network.png"
 
 import argparse
 from pathlib import Path

@@ -26,7 +26,14 @@ weights drift.
 ::
 
     python examples/streaming_updates.py --out out/streaming_updates.png
+
+.. image:: /recorded/streaming_updates.png
+   :alt: Left: evening posteriors of two weights by StochasticEP and by resampling, which
+         end at those of NUTS. Right: weights that drift, followed with forgetting and
+         lost without.
 """
+
+# sphinx_gallery_thumbnail_path = "recorded/streaming_updates.png"
 
 import argparse
 from pathlib import Path
