@@ -67,4 +67,4 @@ wheel: $(BIN)/python
 		$(WHEEL_TESTS)
 
 clean:
-	rm -rf build $(VENV) .jax_cache docs/_build docs/gallery
+	rm -rf build $(VENV) .jax_cache docs/_build docs/gallery docs/api/*/

@@ -1,40 +1,53 @@
 """Sphinx configuration: `make docs`."""
 
 import importlib
-from importlib import metadata
+from pathlib import Path
 import re
 
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx_gallery.sorting import ExplicitOrder
 
+import numpyro_ext
+
 project = "numpyro_ext"
 author = "The numpyro_ext authors"
 copyright = "2026, The numpyro_ext authors"
-release = metadata.version("numpyro-ext-inference")
+release = numpyro_ext.__version__
 
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",
     "sphinx.ext.doctest",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.viewcode",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "templates"]
 html_theme = "furo"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 python_maximum_signature_line_length = 90
-autosummary_generate = False
+templates_path = ["templates"]  # a page for each class
 myst_heading_anchors = 3
 myst_enable_extensions = ["dollarmath"]
 html_static_path = ["static"]
 html_css_files = ["narrow.css"]
 smartquotes = False  # `--` in a command stays as it is typed
-# Roles that point into NumPyro and JAX have no inventory offline; they render as plain names.
 nitpicky = False
+
+# Where other projects document the names that our pages mention: plain text, so that a build needs
+# no network.
+HOMES = {
+    "numpyro": "https://num.pyro.ai/en/stable/",
+    "jax": "https://docs.jax.dev/en/latest/",
+    "optax": "https://optax.readthedocs.io/en/latest/",
+    "arviz": "https://python.arviz.org/projects/",
+}
+intersphinx_mapping = {name: (home, f"inventories/{name}.txt") for name, home in HOMES.items()}
 
 # These run within minutes, so the pages show what they print and draw; the others are shown
 # as they are, and their results are in examples/README.md.
@@ -80,20 +93,34 @@ PUBLIC = {
 }
 
 
+def elsewhere() -> dict[str, str]:
+    """How our pages write a name, `SVI` or `numpyro.param` or `az.loo`, to its full name."""
+    names = {}
+    for path in (Path(__file__).parent / "inventories").glob("*.txt"):
+        lines = [x for x in path.read_text().split("\n") if x and not x.startswith("#")]
+        for full in (line.split()[0] for line in lines):
+            room, last = full.split(".")[0], full.split(".")[-1]
+            names[full] = names[{"arviz": "az"}.get(room.split("_")[0], room) + "." + last] = full
+            if room == "numpyro" and (last[0].isupper() or last.startswith("init_to")):
+                names[last] = full
+    return names
+
+
+LINKED = elsewhere() | PUBLIC
+
+
 def link_public_names(app, doctree):
-    """A public name in the prose, `SGLD` or `VRELBO(0.5)`, links to its entry in the API."""
-    if app.env.docname.startswith("api/"):
-        return
+    """A name in the prose, `SGLD` or `VRELBO(0.5)` or `SVI`, links to where it is documented."""
     linked = {
         id(literal)
         for link in doctree.findall(lambda node: isinstance(node, nodes.reference | pending_xref))
         for literal in link.findall(nodes.literal)
     }
     for literal in list(doctree.findall(nodes.literal)):
-        name = re.fullmatch(r"(\w+)(\(.*\))?", literal.astext())
-        if not name or name[1] not in PUBLIC or id(literal) in linked:
+        name = re.fullmatch(r"([\w.]+)(\(.*\))?", literal.astext())
+        if not name or name[1] not in LINKED or id(literal) in linked:
             continue
-        where = {"refdomain": "py", "reftype": "obj", "reftarget": PUBLIC[name[1]]}
+        where = {"refdomain": "py", "reftype": "obj", "reftarget": LINKED[name[1]]}
         doc = {"refdoc": app.env.docname, "refexplicit": True, "refwarn": True}
         link = pending_xref("", literal.deepcopy(), **where, **doc)
         literal.replace_self(link)

@@ -124,3 +124,9 @@ def test_every_algorithm_is_named_in_a_test_of_its_module():
         for module in MODULES
     }
     report([".".join(where) for where in ALGORITHMS if where[1] not in words[where[0]]])
+
+
+def test_the_tables_of_the_catalogue_are_sorted():
+    tables = re.findall(r"(?:^\|.*\n)+", CATALOGUE, re.M)
+    names = [re.findall(r"^\| `(\w+)", table, re.M) for table in tables]
+    assert [x for x in names if x != sorted(x, key=str.lower)] == []
