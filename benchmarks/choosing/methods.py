@@ -9,14 +9,14 @@ import jax
 from jax import Array, random
 import numpy as np
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
-from numpyro.infer.autoguide import AutoMultivariateNormal
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 import optax
 
-from numpyro_ext.diagnostics import Diagnosis, diagnose
+from numpyro_ext.diagnostics import Diagnosis, EvidenceBounds, diagnose, evidence_bounds
 from numpyro_ext.ep import EP
-from numpyro_ext.guides import AutoMixtureNormal, AutoRealNVPNormal
+from numpyro_ext.guides import AutoImplicit, AutoMarkov, AutoMixtureNormal, AutoRealNVPNormal
 from numpyro_ext.mcmc import SGHMC, find_whitening
-from numpyro_ext.objectives import VRELBO, MixtureELBO, taylor_proxy
+from numpyro_ext.objectives import VRELBO, ImplicitELBO, MixtureELBO, NestedVRELBO, taylor_proxy
 from numpyro_ext.optim import whitened
 from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
 
@@ -27,6 +27,7 @@ class Fit(NamedTuple):
     draws: dict[str, np.ndarray]
     found: Callable[[], Diagnosis]
     seconds: float
+    evidence: Callable[..., EvidenceBounds] | None = None
 
 
 def of_guide(began: float, obj: Any, fit: Any, data: tuple, options: dict) -> Fit:
@@ -34,8 +35,9 @@ def of_guide(began: float, obj: Any, fit: Any, data: tuple, options: dict) -> Fi
     draw = partial(guide.sample_posterior, random.key(2), fit.params, *data, sample_shape=(4000,))
     draws = jax.device_get(draw())
     seconds = time.perf_counter() - began
-    judge = partial(diagnose, obj, fit, model_args=data, model_kwargs=options)
-    return Fit(draws, judge, seconds)
+    about = {"model_args": data, "model_kwargs": options}
+    judge, bounds = (partial(of, obj, fit, **about) for of in (diagnose, evidence_bounds))
+    return Fit(draws, judge, seconds, bounds)
 
 
 def proxy(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
@@ -45,7 +47,8 @@ def proxy(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
     start = near.init_params(guide)
     svi = SVI(model, guide, whitened(falling(1e-2, 1000), start), VRELBO(1.0, proxy=near))
     fit = svi.run(key, 1000, *data, init_params=start, progress_bar=False, **batch)
-    return of_guide(began, svi, fit, data, batch)
+    found = of_guide(began, svi, fit, data, batch)
+    return found._replace(evidence=partial(found.evidence, proxy=near))
 
 
 def flow(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
@@ -65,20 +68,14 @@ def ep(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
     return of_guide(began, engine, fit, data, batch)
 
 
-def mixture(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
-    began = time.perf_counter()
-    guide = AutoMixtureNormal(model)
-    svi = SVI(model, guide, falling(5e-3, 5000), MixtureELBO())
-    fit = svi.run(key, 5000, *data, progress_bar=False)
-    return of_guide(began, svi, fit, data, batch)
+def by_svi(Guide: Any, rate: float, loss: Any) -> Callable[..., Fit]:
+    def method(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
+        began = time.perf_counter()
+        svi = SVI(model, Guide(model), falling(rate, 5000), loss)
+        fit = svi.run(key, 5000, *data, progress_bar=False, **batch)
+        return of_guide(began, svi, fit, data, batch)
 
-
-def stock(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
-    began = time.perf_counter()
-    guide = AutoMultivariateNormal(model)
-    svi = SVI(model, guide, falling(5e-3, 5000), Trace_ELBO())
-    fit = svi.run(key, 5000, *data, progress_bar=False, **batch)
-    return of_guide(began, svi, fit, data, batch)
+    return method
 
 
 def particles(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
@@ -118,9 +115,13 @@ METHODS: dict[str, Callable[..., Fit]] = {
     "proxy": proxy,
     "flow": flow,
     "EP": ep,
-    "mixture": mixture,
+    "mixture": by_svi(AutoMixtureNormal, 5e-3, MixtureELBO()),
+    "nested": by_svi(AutoNormal, 1e-2, NestedVRELBO(0.0, num_inner=10)),
+    "banded": by_svi(AutoMarkov, 1e-2, VRELBO(1.0, 4, gradient="stl")),
+    "only draws": by_svi(AutoImplicit, 1e-2, ImplicitELBO(200)),
     "particles": particles,
     "SGHMC": sghmc,
-    "AutoMultivariateNormal": stock,
+    "AutoNormal": by_svi(AutoNormal, 5e-3, Trace_ELBO()),
+    "AutoMultivariateNormal": by_svi(AutoMultivariateNormal, 5e-3, Trace_ELBO()),
     "NUTS": nuts,
 }

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import methods
 import numpy as np
 import numpyro
+from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -64,14 +65,14 @@ def many_rows() -> Problem:
 def curved() -> Problem:
     """Growth of 27 dugongs: four numbers whose posterior is curved."""
     of = dugongs()
-    names = "flow", "AutoMultivariateNormal", "NUTS"
+    names = "flow", "only draws", "AutoMultivariateNormal", "NUTS"
     return Problem(of.model, of.data, of.compared, names, exact=of.exact)
 
 
 def several_modes() -> Problem:
     """Measurements that disagree: two modes, of .95 and .05."""
     of = clumps()
-    names = "mixture", "particles", "AutoMultivariateNormal", "NUTS"
+    names = "mixture", "particles", "only draws", "AutoMultivariateNormal", "NUTS"
     return Problem(of.model, of.data, of.compared, names, exact=of.exact)
 
 
@@ -94,8 +95,51 @@ def hierarchy() -> Problem:
         theta = numpyro.deterministic("theta", mu + tau * z)
         numpyro.sample("y", dist.Normal(theta, sd), obs=y)
 
-    names = "EP", "flow", "AutoMultivariateNormal", "NUTS"
+    names = "EP", "flow", "only draws", "AutoMultivariateNormal", "NUTS"
     return Problem(model, (y, sd), ("mu", "theta"), names, same=same)
+
+
+def number_of_a_row() -> Problem:
+    """500 counts, more variable than Poisson: each row has a normal number of its own."""
+
+    def model(x: Any, y: Any, batch: int | None = None) -> None:
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        s = numpyro.sample("s", dist.HalfNormal(1))
+        with numpyro.plate("rows", len(x), subsample_size=batch) as i:
+            z = numpyro.sample("z", dist.Normal(x[i] @ w, s))
+            numpyro.sample("y", dist.Poisson(jnp.exp(z)), obs=y[i])
+
+    rng = np.random.default_rng(0)
+    x = np.column_stack([np.ones(500), rng.standard_normal((500, 2))])
+    z = x @ np.array([0.5, 0.3, -0.4]) + 0.6 * rng.standard_normal(500)
+    y = rng.poisson(np.exp(z)).astype(float)
+    names = "EP", "nested", "AutoNormal", "NUTS"
+    return Problem(model, (x, y), ("w", "s"), names)
+
+
+def sequence() -> Problem:
+    """300 returns of zero mean, whose log variance is an autoregression of one lag."""
+
+    def model(y: Any, batch: int | None = None) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 2))
+        phi = numpyro.sample("phi", dist.Uniform(0, 1))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+
+        def step(h: Any, _: None) -> tuple[Any, Any]:
+            h = numpyro.sample("h", dist.Normal(mu + phi * (h - mu), sigma))
+            return h, h
+
+        start = numpyro.sample("start", dist.Normal(mu, 1))
+        _, h = scan(step, start, None, len(y))
+        numpyro.sample("y", dist.Normal(0, jnp.exp(h / 2)), obs=y)
+
+    rng = np.random.default_rng(0)
+    h = [0.0]
+    for _ in range(299):
+        h.append(0.95 * h[-1] + 0.3 * rng.standard_normal())
+    y = np.exp(np.array(h) / 2 - 1) * rng.standard_normal(300)
+    names = "banded", "AutoNormal", "AutoMultivariateNormal", "NUTS"
+    return Problem(model, (y,), ("h",), names)
 
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {
@@ -103,6 +147,8 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "curved": curved,
     "several modes": several_modes,
     "hierarchy": hierarchy,
+    "a number in each row": number_of_a_row,
+    "sequence": sequence,
 }
 
 
