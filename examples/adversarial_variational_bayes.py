@@ -22,7 +22,15 @@ the posterior on the same grid) and the ELBO according to the loss. It saves a p
 The exit code is 1 if an adversarial encoder is not 0.05 nats better than the Gaussian one.
 
     python examples/adversarial_variational_bayes.py --out out/adversarial_variational_bayes.png
+
+.. image:: /recorded/adversarial_variational_bayes.png
+   :alt: Draws of three encoders, one colour for each datum: the adversarial ones share the prior.
+
+.. literalinclude:: /recorded/adversarial_variational_bayes.txt
+   :language: text
 """
+
+# sphinx_gallery_thumbnail_path = "recorded/adversarial_variational_bayes.png"
 
 import argparse
 from pathlib import Path

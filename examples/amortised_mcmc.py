@@ -10,14 +10,27 @@ and different z2. ``AutoImplicit`` starts as a standard normal distribution. ``A
 its field, ``ImplicitELBO`` follows the estimated gradient of the ELBO, and
 ``AutoMultivariateNormal`` with ``Trace_ELBO`` is a guide with one mode. The truth is computed on a
 grid. The discrepancy is the maximum mean discrepancy between 2,000 draws of the guide and of the
-truth.
+truth. Networks differ from one start to the next, so each is trained from eight starts, side by
+side in one program (``jax.vmap`` over the key).
 
-The script prints a table and saves a picture. The exit code is 1 if amortised MCMC with the longest
-chains or amortised SVGD has less than half of the true weight in either mode, or if the discrepancy
-does not fall from the shortest chains to the longest. ::
+Chains that are long enough to cross between the modes teach a network both, with their weights,
+from every start. What sees one mode at a time (short chains, the field of ``SVGD``, the gradient of
+an ELBO) mostly loses one, and which one depends on the start.
+
+The script prints a table of medians and ranges, and saves a picture of the start with the median
+discrepancy. The exit code is 1 if amortised MCMC with the longest chains has, from any start, less
+than half of the true weight in either mode. ::
 
     python examples/amortised_mcmc.py --out out/amortised_mcmc.png
+
+.. image:: /recorded/amortised_mcmc.png
+   :alt: Draws of seven guides over the contours of a posterior with two modes.
+
+.. literalinclude:: /recorded/amortised_mcmc.txt
+   :language: text
 """
+
+# sphinx_gallery_thumbnail_path = "recorded/amortised_mcmc.png"
 
 import argparse
 from pathlib import Path
@@ -25,7 +38,8 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-from jax import random
+import jax
+from jax import Array, random
 import jax.numpy as jnp
 import matplotlib
 
@@ -46,8 +60,9 @@ from numpyro_ext.particles import SVGD
 from numpyro_ext.scores import RBF
 
 STEPS, DRAWS, PARTICLES, RATE = 3000, 2000, 100, 3e-3
-CHAINS = (1, 5, 25)
-STEP_SIZE = 0.01
+CHAINS = (1, 10, 100)
+STARTS = 8
+STEP_SIZE = 0.05
 Y, X = 1.5, 0.5
 
 
@@ -82,23 +97,40 @@ def truth() -> Truth:
 
 
 class Fit(NamedTuple):
+    """Arrays over the starts, by rising discrepancy."""
+
     name: str
     draws: np.ndarray
-    right: float
-    discrepancy: float
+    right: np.ndarray
+    discrepancy: np.ndarray
     seconds: float
+
+    @property
+    def median(self) -> int:
+        return len(self.right) // 2
 
 
 def fit(name: str, guide: Any, loss: Any, exact: Truth) -> Fit:
     began = time.perf_counter()
     optim = optax.adam(optax.cosine_decay_schedule(RATE, STEPS))
     svi = SVI(model, guide, optim, loss)
-    params = svi.run(random.key(1), STEPS, progress_bar=False).params
-    z = guide.sample_posterior(random.key(2), params, sample_shape=(DRAWS,))["z"]
+
+    def one(key: Array) -> tuple[Array, Array]:
+        params = svi.run(key, STEPS, progress_bar=False).params
+        z = guide.sample_posterior(random.key(2), params, sample_shape=(DRAWS,))["z"]
+        squared = maximum_mean_discrepancy(z, jnp.asarray(exact.draws, z.dtype))
+        return z, jnp.sqrt(jnp.maximum(squared, 0.0))
+
+    z, discrepancy = jax.device_get(jax.vmap(one)(random.split(random.key(1), STARTS)))
     seconds = time.perf_counter() - began
-    squared = maximum_mean_discrepancy(z, jnp.asarray(exact.draws, z.dtype))
-    right = float((z[:, 0] > 0).mean())
-    return Fit(name, np.asarray(z), right, float(jnp.sqrt(jnp.maximum(squared, 0.0))), seconds)
+    order = np.argsort(discrepancy)
+    right = (z[..., 0] > 0).mean(1)
+    return Fit(name, z[order], right[order], discrepancy[order], seconds)
+
+
+def shown(values: np.ndarray, digits: int) -> str:
+    middle, least, most = np.median(values), values.min(), values.max()
+    return f"{middle:.{digits}f} [{least:.{digits}f}, {most:.{digits}f}]"
 
 
 def generator() -> AutoImplicit:
@@ -110,8 +142,9 @@ def draw_picture(fits: list[Fit], exact: Truth, path: Path) -> None:
     axes.flat[-1].set_axis_off()
     for ax, one in zip(axes.flat, fits, strict=False):
         ax.contour(exact.grid, exact.grid, exact.density.T, 6, colors="0.6", linewidths=0.8)
-        ax.plot(*one.draws[:600].T, ".", ms=2, color="tab:blue", alpha=0.6)
-        ax.set_title(f"{one.name}\nz1 > 0: {one.right:.2f} (exact {exact.right:.2f})", fontsize=9)
+        ax.plot(*one.draws[one.median][:600].T, ".", ms=2, color="tab:blue", alpha=0.6)
+        right = one.right[one.median]
+        ax.set_title(f"{one.name}\nz1 > 0: {right:.2f} (exact {exact.right:.2f})", fontsize=9)
         ax.set_xlim(-2.4, 2.4)
         ax.set_ylim(-2.8, 3.0)
     for ax in axes[1]:
@@ -137,14 +170,11 @@ def main() -> int:
         )
         for T in CHAINS
     ]
-    # With the longer rule of the default kernel, one kernel spans both modes and one is lost.
-    short = SVGD(RBF("median"), num_particles=PARTICLES)
-    svgd = fit("amortised SVGD", generator(), short, exact)
-    wide = SVGD(num_particles=PARTICLES)
+    short, wide = SVGD(RBF("median"), num_particles=PARTICLES), SVGD(num_particles=PARTICLES)
     fits = [
         *mcmc,
         fit("ImplicitELBO", generator(), ImplicitELBO(PARTICLES), exact),
-        svgd,
+        fit("amortised SVGD", generator(), short, exact),
         fit("amortised SVGD, wide kernel", generator(), wide, exact),
         fit("AutoMultivariateNormal", AutoMultivariateNormal(model), Trace_ELBO(10), exact),
     ]
@@ -152,15 +182,13 @@ def main() -> int:
     print("| fit | z1 > 0 | discrepancy | seconds |")
     print("|---|---|---|---|")
     for one in fits:
-        print(f"| {one.name} | {one.right:.2f} | {one.discrepancy:.3f} | {one.seconds:.0f} |")
+        cells = one.name, shown(one.right, 2), shown(one.discrepancy, 3), f"{one.seconds:.0f}"
+        print(f"| {' | '.join(cells)} |")
     draw_picture(fits, exact, args.out)
     print(f"\npicture: {args.out}")
 
-    def has_both(one: Fit) -> bool:
-        return one.right > exact.right / 2 and 1 - one.right > (1 - exact.right) / 2
-
-    falls = mcmc[-1].discrepancy < mcmc[0].discrepancy
-    return 0 if has_both(mcmc[-1]) and has_both(svgd) and falls else 1
+    right = mcmc[-1].right
+    return 0 if np.all((exact.right / 2 < right) & (right < (1 + exact.right) / 2)) else 1
 
 
 if __name__ == "__main__":

@@ -18,7 +18,15 @@ of boston, concrete and yacht, and the third has all 20 splits.
     python examples/bnn_regression.py
     python examples/bnn_regression.py --data-dir data --splits 2
     python examples/bnn_regression.py --data-dir data
+
+.. image:: /recorded/bnn_regression.png
+   :alt: Test log-likelihood and error of the energy functions, beside the published ones.
+
+.. literalinclude:: /recorded/bnn_regression.txt
+   :language: text
 """
+
+# sphinx_gallery_thumbnail_path = "recorded/bnn_regression.png"
 
 import argparse
 from pathlib import Path

@@ -25,6 +25,9 @@ ascent, or if natural gradients are not ahead of it after five readings.
    :alt: Left: mean field is sure whether two rows are together where the exact answer is
          not. Right: natural gradients are ahead of coordinate ascent after as many
          readings of the data.
+
+.. literalinclude:: /recorded/conjugate_ascent.txt
+   :language: text
 """
 
 # sphinx_gallery_thumbnail_path = "recorded/conjugate_ascent.png"

@@ -17,7 +17,15 @@ or if a density that was left out is off by more than 0.1.
 ::
 
     python examples/expectation_propagation.py --out out/expectation_propagation.png
+
+.. image:: /recorded/expectation_propagation.png
+   :alt: EP, SVI and NUTS: the pair of a school's effect and log tau, and all effects.
+
+.. literalinclude:: /recorded/expectation_propagation.txt
+   :language: text
 """
+
+# sphinx_gallery_thumbnail_path = "recorded/expectation_propagation.png"
 
 import argparse
 from pathlib import Path

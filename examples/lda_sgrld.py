@@ -21,7 +21,15 @@ and saves a picture. The exit code is 1 if the perplexity of ``SGRLD`` is more t
 collapsed Gibbs, if reduced-natural is better than ``SGRLD``, or if a topic is not recovered. ::
 
     python examples/lda_sgrld.py --out out/lda_sgrld.png
+
+.. image:: /recorded/lda_sgrld.png
+   :alt: Perplexity against documents read, and the topics found.
+
+.. literalinclude:: /recorded/lda_sgrld.txt
+   :language: text
 """
+
+# sphinx_gallery_thumbnail_path = "recorded/lda_sgrld.png"
 
 import argparse
 from functools import partial

@@ -18,7 +18,15 @@ sampler trained by the Stein estimate is worse than the Langevin steps by more t
 error on the mean over the data sets. ::
 
     python examples/meta_learned_sampler.py --data-dir data
+
+.. image:: /recorded/meta_learned_sampler.png
+   :alt: Test log-likelihood of the samplers on each data set.
+
+.. literalinclude:: /recorded/meta_learned_sampler.txt
+   :language: text
 """
+
+# sphinx_gallery_thumbnail_path = "recorded/meta_learned_sampler.png"
 
 import argparse
 from collections.abc import Callable

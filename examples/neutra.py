@@ -23,6 +23,9 @@ from the truth, or a standard deviation off by more than 25 %.
 .. image:: /recorded/neutra.png
    :alt: Draws of one effect and log tau: plain NUTS does not reach the neck of the
          funnel, NUTS in the coordinates of the flow reaches further.
+
+.. literalinclude:: /recorded/neutra.txt
+   :language: text
 """
 
 # sphinx_gallery_thumbnail_path = "recorded/neutra.png"

@@ -18,7 +18,15 @@ step 0.05 for ``SGHMC`` with the noise given, or for ``SGNHT``, or if the fricti
 further than 0.1 from 2, or if a method without a remedy is not too hot. ::
 
     python examples/noisy_gradients.py --out out/noisy_gradients.png
+
+.. image:: /recorded/noisy_gradients.png
+   :alt: Densities and biases of SGHMC and SGNHT under noisy gradients.
+
+.. literalinclude:: /recorded/noisy_gradients.txt
+   :language: text
 """
+
+# sphinx_gallery_thumbnail_path = "recorded/noisy_gradients.png"
 
 import argparse
 from functools import partial

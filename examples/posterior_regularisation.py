@@ -28,6 +28,9 @@ deviation more than 25 % off, on the first half; or if the strongest term does n
 .. image:: /recorded/posterior_regularisation.png
    :alt: Log odds of test rows, and the error of classification, which falls with the
          strength of the margin.
+
+.. literalinclude:: /recorded/posterior_regularisation.txt
+   :language: text
 """
 
 # sphinx_gallery_thumbnail_path = "recorded/posterior_regularisation.png"

@@ -18,6 +18,9 @@ from that of NUTS. ::
 
 .. image:: /recorded/quickstart.png
    :alt: The four posteriors of the quick start.
+
+.. literalinclude:: /recorded/quickstart.txt
+   :language: text
 """
 
 # sphinx_gallery_thumbnail_path = "recorded/quickstart.png"

@@ -15,7 +15,15 @@ set and on others, beside the importance-weighted estimate of log p(x). It saves
 gains and of their histogram over images. The exit code is 1 if the bound does not rise with T.
 
     python examples/refine_amortised.py --out out/refine_amortised.png
+
+.. image:: /recorded/refine_amortised.png
+   :alt: The bound rises with the number of steps for each image.
+
+.. literalinclude:: /recorded/refine_amortised.txt
+   :language: text
 """
+
+# sphinx_gallery_thumbnail_path = "recorded/refine_amortised.png"
 
 import argparse
 from pathlib import Path

@@ -16,7 +16,15 @@ picture. The exit code is 1 if the semi-implicit guide with 1,000 draws is off b
 ``AutoNormal`` by less than 20 %, in a standard deviation of a weight.
 
     python examples/semi_implicit_logistic.py --out out/semi_implicit_logistic.png
+
+.. image:: /recorded/semi_implicit_logistic.png
+   :alt: Standard deviations of each guide over those of NUTS.
+
+.. literalinclude:: /recorded/semi_implicit_logistic.txt
+   :language: text
 """
+
+# sphinx_gallery_thumbnail_path = "recorded/semi_implicit_logistic.png"
 
 import argparse
 from pathlib import Path

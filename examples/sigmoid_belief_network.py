@@ -23,6 +23,9 @@ The exit code is 1 if VIMCO is not at least half a nat better than ``TraceGraph_
 .. image:: /recorded/sigmoid_belief_network.png
    :alt: Test digits, and images drawn from the networks that TraceGraph_ELBO and VIMCO
          trained.
+
+.. literalinclude:: /recorded/sigmoid_belief_network.txt
+   :language: text
 """
 
 # sphinx_gallery_thumbnail_path = "recorded/sigmoid_belief_network.png"

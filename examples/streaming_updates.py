@@ -31,6 +31,9 @@ weights drift.
    :alt: Left: evening posteriors of two weights by StochasticEP and by resampling, which
          end at those of NUTS. Right: weights that drift, followed with forgetting and
          lost without.
+
+.. literalinclude:: /recorded/streaming_updates.txt
+   :language: text
 """
 
 # sphinx_gallery_thumbnail_path = "recorded/streaming_updates.png"

@@ -13,7 +13,15 @@ period of the rotation, and the scores of the forecasts beside those of a plain 
 auto-encoder with the same networks and of autoregressions from statsmodels.
 
     python examples/svae_sunspots.py
+
+.. image:: /recorded/svae_sunspots.png
+   :alt: Sunspot numbers, their forecasts and bands.
+
+.. literalinclude:: /recorded/svae_sunspots.txt
+   :language: text
 """
+
+# sphinx_gallery_thumbnail_path = "recorded/svae_sunspots.png"
 
 import argparse
 from pathlib import Path

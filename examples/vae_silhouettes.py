@@ -17,7 +17,15 @@ second uses the silhouettes.
 
     python examples/vae_silhouettes.py
     python examples/vae_silhouettes.py --data-dir data
+
+.. image:: /recorded/vae_silhouettes.png
+   :alt: Samples of the auto-encoders and their test log-likelihoods.
+
+.. literalinclude:: /recorded/vae_silhouettes.txt
+   :language: text
 """
+
+# sphinx_gallery_thumbnail_path = "recorded/vae_silhouettes.png"
 
 import argparse
 from functools import partial

@@ -27,6 +27,9 @@ whose log density is -1.42, by a tenth of a nat.
 
 .. image:: /recorded/which_alpha.png
    :alt: Log density of test rows against alpha: splits differ more than orders do.
+
+.. literalinclude:: /recorded/which_alpha.txt
+   :language: text
 """
 
 # sphinx_gallery_thumbnail_path = "recorded/which_alpha.png"

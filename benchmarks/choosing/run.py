@@ -166,8 +166,10 @@ def line(name: str, method: str, problem: Problem, truth: Truth) -> tuple[str, V
         warnings.simplefilter("ignore")
         fit = methods.METHODS[method](random.key(1), problem.model, data, options)
         error = errors(fit.draws, truth)
-        found = fit.found()
-    verdict = Verdict(error.right(), found)
+        try:
+            verdict = Verdict(error.right(), fit.found())
+        except ValueError as refused:  # a fit that is not finite
+            verdict = Verdict(right=False, told=str(refused))
     cells = [name, method, f"{error.mean:.2f}", error.spread, *verdict.cells, f"{fit.seconds:.0f}"]
     return f"| {' | '.join(cells)} |", verdict
 
