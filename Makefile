@@ -1,5 +1,5 @@
 # Every target sets up .venv by itself. PYTHON=... chooses another interpreter.
-.PHONY: quickstart test keys lint docs bench wheel clean
+.PHONY: quickstart test keys lint docs bench bench-all wheel clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -45,7 +45,11 @@ docs: $(VENV)/installed-docs $(VENV)/installed-examples
 	$(BIN)/sphinx-build -W --keep-going -q -b html $(if $(filter 0,$(GALLERY)),$(NO_GALLERY)) \
 		docs docs/_build/html
 
+# The page of the peers; bench-all runs the whole of every folder, which takes hours.
 bench: $(VENV)/installed-bench
+	$(BIN)/python benchmarks/peers/run.py
+
+bench-all: $(VENV)/installed-bench
 	for run in benchmarks/*/run.py; do $(BIN)/python $$run || exit 1; done
 
 # The wheel in a fresh environment, away from the sources: a user's script, type-checked and run, and
