@@ -34,7 +34,7 @@ def record(name: str, data_dir: Path | None) -> None:
     run = partial(subprocess.run, cwd=DOCS.parent, stdout=subprocess.PIPE, text=True)
     done = run([sys.executable, *command])
     lines = [re.sub(r".*\r", "", line).rstrip() for line in done.stdout.split("\n")]
-    text = "\n".join(lines).strip()
+    text = "\n".join(lines).strip("\n")
     shown = f"$ python examples/{name}.py{' --data-dir data' if data_dir else ''}"
     (RECORDED / f"{name}.txt").write_text(f"{shown}  # on {date.today()}\n{text}\n")
     with Image.open(DOCS.parent / drawn) as picture:
