@@ -15,7 +15,12 @@ from scipy.linalg import solve_triangular
 from tqdm.auto import tqdm
 
 from numpyro_ext._model.minibatch import draw_indices
-from numpyro_ext._model.operations import count_operations, quick_options, run_once
+from numpyro_ext._model.operations import (
+    compile_ahead,
+    count_operations,
+    quick_options,
+    run_once,
+)
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.whitening import Whitening
 
@@ -36,7 +41,7 @@ DENSE_UP_TO = 512
 _ADAM_STEPS, _ADAM_PIECES = 2000, 20
 _NEWTON_STEPS, MOST_PASSES = 60, 300
 """The budget of one search: Newton steps, and gradients of all rows."""
-_HALVINGS = 12
+_HALVINGS, _TWICE_AS_NEAR_IN = 12, 6
 _CURVATURE_ROWS = 10_000
 _NEAR = 0.05
 """Decrement below which a point is a mode."""
@@ -96,7 +101,8 @@ class NormalFit:
 
     def distance(self, x: Array) -> float:
         """The distance of a point from the center, in standard deviations."""
-        away, root = (np.asarray(y, np.float64) for y in (x - self.center, self.factor))
+        there, center, root = (np.asarray(y, np.float64) for y in (x, self.center, self.factor))
+        away = there - center
         xi = away / root if root.ndim == 1 else solve_triangular(root, away, lower=True)
         return float(np.linalg.norm(xi))
 
@@ -154,39 +160,40 @@ def find_modes(rng_key: Array, potential: Potential, starts: Any) -> Iterator[No
 
     :param starts: ``(n,)`` each, where to begin.
     """
-
-    def split(rng_key: Array) -> Array:
-        several = random.split(rng_key, len(starts))
-        return jax.vmap(lambda key: random.split(key, _ADAM_PIECES))(several)
-
     all_rows = sum(size for size, _ in potential.plates.values()) or 1
-    options = _options(potential, starts[0], len(starts) * all_rows / batch_rows(potential))
-    piece = jax.jit(partial(_adam, potential), compiler_options=options)
-    newton = jax.jit(partial(_newton, potential), compiler_options=options)
-    keys, empty = run_once(split, rng_key), jax.eval_shape(optax.scale_by_adam().init, starts[0])
+    first = jnp.asarray(starts[0])
+    unknown = np.asarray(np.inf, first.dtype), np.zeros(first.shape, first.dtype)
+    empty = jax.eval_shape(optax.scale_by_adam().init, first)
+    begun = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), empty), first
+    options = _options(potential, first, len(starts) * all_rows / batch_rows(potential))
+    count = np.zeros((), np.int32)
+    piece = compile_ahead(
+        partial(_adam, potential), first, begun, rng_key, count, count, options=options
+    )
+    newton = compile_ahead(partial(_newton, potential), first, *unknown, options=options)
     for which, start in enumerate(starts):
         with _bar(_ADAM_PIECES + _NEWTON_STEPS, "finding the mode") as advance:
-            moments = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), empty)
-            x, spent, state = start, 0, (moments, start)
+            x, spent, state = start, 0, (begun[0], start)
             for k in range(_ADAM_PIECES):
-                x, state = piece(x, state, keys, which, k)
+                x, state = piece(x, state, rng_key, np.int32(which), np.int32(k))
                 spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
                 advance()
             fallback = [start, state[1]]  # the latter, where Adam last had a finite gradient
-            left = MOST_PASSES
+            left, at, decrements = MOST_PASSES, unknown, []
             for _ in range(_NEWTON_STEPS):
-                x, value, decrement, moved, factor, num_negative, tries = newton(x)
+                x, at, decrement, moved, factor, num_negative, tries = newton(x, *at)
                 spent, left = spent + int(tries) * all_rows, left - int(tries)
+                decrements.append(float(decrement))
                 advance()
-                if left <= 0:
+                if left <= 0 or (factor.ndim == 1 and _is_slow(decrements)):
                     break
                 if fallback and not np.isfinite(decrement):
-                    x = fallback.pop()
+                    x, at = fallback.pop(), unknown
                 elif not bool(moved):
                     break
         diagonal = np.diagonal(factor) if factor.ndim == 2 else np.asarray(factor)
         with np.errstate(divide="ignore"):
-            log_evidence = float(np.sum(np.log(np.abs(diagonal))) - float(value))
+            log_evidence = float(np.sum(np.log(np.abs(diagonal))) - float(at[0]))
         fit = NormalFit(x, factor, float(decrement), int(num_negative), spent, log_evidence)
         yield replace(fit, out_of_budget=left <= 0)
 
@@ -198,12 +205,12 @@ def _options(potential: Potential, x: Array, passes: float) -> dict[str, int] | 
 
 
 def _adam(
-    potential: Potential, x: Array, state: Any, keys: Array, which: Array, k: Array
+    potential: Potential, x: Array, state: Any, rng_key: Array, which: Array, k: Array
 ) -> tuple[Array, Any]:
     """A hundred steps, at a rate that falls over the whole search; from a point whose gradient is
     not finite back to the last one where it was, and Adam begins anew.
 
-    :param keys: those of piece ``k`` of the search ``which`` are ``keys[which, k]``.
+    :param k: counts the pieces of the search ``which``.
     """
     num = _ADAM_STEPS // _ADAM_PIECES
     rate = optax.exponential_decay(0.05, _ADAM_STEPS, 0.001 / 0.05)
@@ -220,15 +227,24 @@ def _adam(
         moved = jax.tree.map(partial(jnp.where, fine), (x - step, (new, x)), (known, fresh))
         return moved, None
 
-    at = (k * num + jnp.arange(num), random.split(keys[which, k], num))
-    return lax.scan(step, (x, state), at)[0]
+    keys = random.split(random.fold_in(random.fold_in(rng_key, which), k), num)
+    return lax.scan(step, (x, state), (k * num + jnp.arange(num), keys))[0]
 
 
-def _newton(potential: Potential, x: Array) -> tuple[Array, ...]:
-    """One damped step: ``(x, value, decrement, moved, factor, num_negative, passes)``."""
-    value, g = potential.full_value_and_grad_flat(x)
-    H = _curvature(potential, some_rows(potential), x)
-    prior = _curvature(potential.prior(), potential.first_rows(), x)
+def _newton(potential: Potential, x: Array, value: Array, g: Array) -> tuple[Any, ...]:
+    """One damped step: ``(x, (value, g), decrement, moved, factor, num_negative, passes)``.
+
+    Where the value is infinite, it and the gradient g are not known yet: the step then has the
+    length 0 and finds them. So they are taken once at each point, and compiled once.
+    """
+    known = jnp.isfinite(value)
+
+    def curvatures() -> tuple[Array, Array]:
+        prior = _curvature(potential.prior(), potential.first_rows(), x)
+        return _curvature(potential, some_rows(potential), x), prior
+
+    shapes = jax.eval_shape(curvatures)
+    H, prior = lax.cond(known, curvatures, lambda: jax.tree.map(_ones_of, shapes))
     if H.ndim == 2:
         # With a unit diagonal, so that float32 resolves coordinates of very unequal scale.
         unit = 1 / jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(H)), jnp.abs(jnp.diagonal(prior))))
@@ -243,23 +259,36 @@ def _newton(potential: Potential, x: Array) -> tuple[Array, ...]:
         w, scales = H, jnp.maximum(jnp.abs(H), jnp.abs(prior))
         step, factor = g / scales, 1 / jnp.sqrt(scales)
     decrement = jnp.sqrt(jnp.maximum(jnp.vdot(g, step), 0))
+    near = known & (decrement < _NEAR)
+    most = jnp.where(known, _HALVINGS, 0)
 
-    def worse(carry: tuple[Array, Array]) -> Array:
-        k, new_value = carry
-        return (k < _HALVINGS) & ~(new_value <= value)
+    def worse(carry: tuple[Array, Any]) -> Array:
+        k, (new_value, _) = carry
+        return (k < most) & ~(new_value <= value)
 
-    def halve(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halve(carry: tuple[Array, Any]) -> tuple[Array, Any]:
         k = carry[0] + 1
-        return k, potential.full_value_and_grad_flat(x - 0.5**k * step)[0]
+        return k, potential.full_value_and_grad_flat(x - 0.5**k * step)
 
-    near = decrement < _NEAR
-    k, new_value = lax.while_loop(
-        worse, halve, (jnp.asarray(-1, jnp.int32), jnp.where(near, value, jnp.inf))
-    )
-    moved = ~near & (new_value <= value)
+    start = jnp.asarray(-1, jnp.int32), (jnp.where(near, value, jnp.nan), g)
+    k, new = lax.while_loop(worse, halve, start)
+    moved = ~near & jnp.isfinite(new[0]) & (new[0] <= value)
     x = jnp.where(moved, x - 0.5 ** k.astype(x.dtype) * step, x)
-    value = jnp.where(moved, new_value, value)
-    return x, value, decrement, moved, factor, jnp.sum(w < 0), k + 2
+    at = jax.tree.map(partial(jnp.where, moved), new, (value, g))
+    not_known = jnp.where(moved, jnp.finfo(x.dtype).max, jnp.nan)
+    return x, at, jnp.where(known, decrement, not_known), moved, factor, jnp.sum(w < 0), k + 1
+
+
+def _is_slow(decrements: list[float]) -> bool:
+    """True if six steps have not come twice as near: those of a diagonal come linearly nearer, and
+    sixty of them would then not come a thousand times nearer."""
+    last = decrements[1:]  # the first step finds the gradient
+    return len(last) > _TWICE_AS_NEAR_IN and last[-1] > last[-1 - _TWICE_AS_NEAR_IN] / 2
+
+
+def _ones_of(shape: Any) -> Array:
+    one = jnp.eye(*shape.shape) if len(shape.shape) == 2 else jnp.ones(shape.shape)
+    return one.astype(shape.dtype)
 
 
 @contextmanager

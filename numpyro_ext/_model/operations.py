@@ -1,6 +1,8 @@
 """The cost of a program in operations, read off the program; and programs that run once."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 import math
 from typing import Any
 
@@ -9,7 +11,7 @@ from jax import Array
 from jax.core import Tracer
 import jax.numpy as jnp
 
-__all__ = ["FEW", "count_operations", "quick_options", "run_once"]
+__all__ = ["FEW", "compile_ahead", "count_operations", "quick_options", "run_once"]
 
 FEW = 10**9
 """Numbers up to which a program is run in the time that it takes to optimise it."""
@@ -49,6 +51,28 @@ def run_once(fn: Callable[..., Any], rng_key: Array, *args: Any) -> Any:
     """
     options = None if isinstance(rng_key, Tracer) else quick_options()
     return jax.jit(fn, compiler_options=options)(rng_key, *args)
+
+
+def compile_ahead(
+    fn: Callable[..., Any], *args: Any, options: dict[str, int] | None = None
+) -> Callable[..., Any]:
+    """
+    ``fn``, compiled while the caller goes on; a call of it waits until that is done.
+
+    It is traced here, because NumPyro's handlers belong to the whole process. Only the compiler
+    runs beside what comes next.
+
+    :param args: arrays, or shapes and types, as those of the calls.
+    :param options: of the compiler.
+    """
+    lowered = jax.jit(fn, compiler_options=options).lower(*args)
+    compiled = _compilers().submit(lowered.compile)
+    return lambda *args: compiled.result()(*args)
+
+
+@cache
+def _compilers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(2, "compile")
 
 
 def _of(jaxpr: Any) -> float:

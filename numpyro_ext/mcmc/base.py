@@ -185,9 +185,9 @@ class SGMCMCKernel(ModelKernel):
             check_nonnegative("temperature at i = 0", at_start)
 
     def check_state(self, states: Any, grads: Sites | None) -> None:
-        # Where a start is drawn in coordinates without a scale, it says nothing of the posterior.
+        # A draw in coordinates without a scale says nothing, and one around the center is near.
         whitened, center = self.whitening is not None, isinstance(self.gradient, ControlVariate)
-        if grads and center and (whitened or self._start_is_given):
+        if grads and center and (self._start_is_given or (whitened and not self._starts_near)):
             warn_if_far(states, grads, self.flatten, whitened)
 
     @property

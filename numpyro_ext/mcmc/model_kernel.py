@@ -368,8 +368,8 @@ class ModelKernel(MCMCKernel):
                 return
             vars(self).update(self._given)
             before = dict(vars(self))
-            self.settings, self._normal = find(self, potential, start, rng_key)
-            self._fitness = Fitness.at(potential, self._normal.whitening)
+            found = find(self, potential, start, rng_key)
+            self.settings, self._normal, self._fitness = found
         self._given = {name: before[name] for name in self.settings.arguments}
         vars(self).update(self.settings.arguments)
 

@@ -1,4 +1,4 @@
-"""A normal approximation of a posterior: at its mode, or a variational one where that is nearer."""
+"""A normal approximation of a posterior, at its mode or variational, and what is around it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,19 +22,39 @@ from numpyro_ext._model.mode_search import (
     some_rows,
     starts_of,
 )
-from numpyro_ext._model.operations import count_operations, quick_options, run_once
+from numpyro_ext._model.operations import (
+    compile_ahead,
+    count_operations,
+    quick_options,
+    run_once,
+)
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import draw_start, start_near_median
-from numpyro_ext._typing import Model, Sites
+from numpyro_ext._model.whitening import Whitening
+from numpyro_ext._typing import GradientEstimator, Model, Sites
+from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient
 
-__all__ = ["advice", "constrained", "find_normal", "with_shape"]
+__all__ = [
+    "NOISE_ESTIMATES",
+    "advice",
+    "factor_like",
+    "find_normal",
+    "noise_measure",
+    "probe",
+    "shape_measure",
+]
 
 _NORMAL_MODE, _NORMAL_FIT = 0.3, 0.1
 """Departures up to which a mode, and a variational fit in its place, are taken without a warning;
 a fit has come as near as a normal can, so what it leaves is of another kind."""
-_POINTS, _POWERS = 64, 10
+_POINTS, _POWERS, _PROBES = 64, 10, 4
 _QUANTILE, _STIFFEST = 0.95, 1e4
+_NOISE_POINTS, _NOISE_BATCHES = 512, 4
+# The noise of a corrected gradient grows as the square of the distance, so it varies from point to
+# point by one to two times its mean: few points with many batches would miss the mean by a third.
+NOISE_ESTIMATES = _NOISE_POINTS * _NOISE_BATCHES
+"""Estimates of a gradient by each estimator, from which its noise is known."""
 _SVI_STEPS, _PARTICLES = 5_000, 8
 _REDRAWN = 8  # starts, of up to 100 tries each
 _SHARE = 7.0  # nats: a mode with less than a thousandth of the mass is not looked at
@@ -62,6 +82,9 @@ def find_normal(
         start, energy, _ = draw_start(
             key_start, model, info, *potential.arguments, init_strategy=init_strategy
         )
+    with_shape = shape_measure(potential, factor_like(info))
+    # Of many dimensions a posterior is seldom near normal at its mode.
+    vary = _variational(potential) if info.size > DENSE_UP_TO else None
 
     def search(start: Sites) -> tuple[NormalFit, Iterator[NormalFit]]:
         modes = find_modes(key_mode, potential, starts_of(key_start, info.ravel(start)))
@@ -91,14 +114,15 @@ def find_normal(
     if mode.at_mode and not given:
         mode = _most_likely([mode, *modes])
     if mode.at_mode:
-        mode = with_shape(key_shape, potential, mode)
+        mode = with_shape(key_shape, mode)
         if mode.departure <= _NORMAL_MODE:
             return mode
     if not np.isfinite(mode.decrement):
         # The search leaves out minibatches whose gradient is not finite; all rows are in here.
         rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
         potential.check_start(start, rows, *jax.jit(potential.full_value_and_grad)(start))
-    fit = with_shape(key_shape, potential, _variational(key_svi, potential, info.ravel(start)))
+    vary = vary or _variational(potential)
+    fit = with_shape(key_shape, vary(key_svi, info.ravel(start)))
     spent = mode.row_gradients + fit.row_gradients
     if mode.at_mode and mode.departure <= fit.departure:
         fit = mode
@@ -164,18 +188,27 @@ def _most_likely(modes: list[NormalFit]) -> NormalFit:
     return replace(best, row_gradients=spent, problems=problems)
 
 
-def with_shape(rng_key: Array, potential: Potential, fit: NormalFit) -> NormalFit:
+def factor_like(info: ModelInfo) -> jax.ShapeDtypeStruct:
+    """Shape and type of the factor that is found for a model."""
+    dtype = jnp.result_type(float)
+    shape = (info.size,) if info.size > DENSE_UP_TO else (info.size, info.size)
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def shape_measure(potential: Potential, factor: Any) -> Callable[[Array, NormalFit], NormalFit]:
     """
-    The fit with its ``departure`` and ``stiffness``, from gradients and curvatures at 64 points.
+    What gives a fit its ``departure`` and ``stiffness``, from gradients and curvatures at 64
+    points, ``with_shape(rng_key, fit)``; compiled while the fit is searched.
 
     The gradients are those of at most 10,000 rows, corrected by that of all rows at the center.
-    """
-    whitening = fit.whitening
 
-    def measure(rng_key: Array) -> tuple[Array, Array]:
-        idx = some_rows(potential)
-        at_center = potential.value_and_grad_flat(fit.center, idx)[1]
-        shift = potential.full_value_and_grad_flat(fit.center)[1] - at_center
+    :param factor: one like that of the fit.
+    """
+
+    def measure(rng_key: Array, center: Array, factor: Array) -> tuple[Array, Array]:
+        idx, whitening = some_rows(potential), Whitening(center, factor)
+        at_center = potential.value_and_grad_flat(center, idx)[1]
+        shift = potential.full_value_and_grad_flat(center)[1] - at_center
 
         def grad(xi: Array) -> Array:
             g = potential.value_and_grad_flat(whitening.to_z(xi), idx)[1]
@@ -190,28 +223,118 @@ def with_shape(rng_key: Array, potential: Potential, fit: NormalFit) -> NormalFi
 
             return jnp.mean((g - xi) ** 2), jnp.linalg.norm(lax.fori_loop(0, _POWERS, power, v))
 
-        points = random.normal(rng_key, (_POINTS, 2, *fit.center.shape), fit.center.dtype)
+        points = random.normal(rng_key, (_POINTS, 2, *center.shape), center.dtype)
         return lax.map(at, points)
 
-    found = (np.asarray(x, float) for x in run_once(measure, rng_key))
-    departures, curvatures = (np.where(np.isfinite(x), x, np.inf) for x in found)
-    stiffness = np.sort(curvatures)[int(_QUANTILE * _POINTS)]
-    return replace(
-        fit,
-        departure=float(np.median(departures)),
-        stiffness=float(np.clip(stiffness, 1.0, _STIFFEST)),
-    )
+    center = jax.ShapeDtypeStruct(factor.shape[:1], factor.dtype)
+    run = compile_ahead(measure, random.key(0), center, factor, options=quick_options())
+
+    def with_shape(rng_key: Array, fit: NormalFit) -> NormalFit:
+        found = (np.asarray(x, float) for x in run(rng_key, fit.center, fit.factor))
+        departures, curvatures = (np.where(np.isfinite(x), x, np.inf) for x in found)
+        stiffness = np.sort(curvatures)[int(_QUANTILE * _POINTS)]
+        return replace(
+            fit,
+            departure=float(np.median(departures)),
+            stiffness=float(np.clip(stiffness, 1.0, _STIFFEST)),
+        )
+
+    return with_shape
 
 
-def _variational(rng_key: Array, potential: Potential, x: Array) -> NormalFit:
-    """The normal of least KL divergence from the posterior, by Adam on the same minibatches. In one
-    program, because `SVI` with a guide takes some seconds to compile hundreds of small ones."""
-    dense = len(x) <= DENSE_UP_TO
+def noise_measure(
+    potential: Potential, given: GradientEstimator | None, factor: Any
+) -> Callable[[Array, NormalFit], tuple[Sites, list[np.ndarray], np.ndarray]]:
+    """
+    What looks around the center of a normal approximation, ``look_around(rng_key, normal)``;
+    compiled while the center is searched. It returns the constrained center, variances of gradient
+    estimates, and the gradients of all rows by which :class:`Fitness` knows the data.
+
+    Variances are those over batches, whitened, ``(n,)`` for each estimator: the one that is given,
+    or the plain one and the one that is corrected at the center, or none without a plate. Each is
+    the mean over points of the normal approximation: of a noise that depends on the place,
+    :math:`s^2(\\xi)`, the variance of a Gaussian target feels the mean to first order, without a
+    weight, because the function whose drift is :math:`\\xi_k^2 - 1` is a quadratic one. Points at
+    which it is not finite are left out; NaN if these are more than half.
+
+    :param factor: one like that of the normal approximation.
+    """
+    info, sites = potential.info, potential.postprocess()
+
+    def measure(rng_key: Array, center: Array, factor: Array) -> tuple[Sites, list[Array], Array]:
+        whitening, values = Whitening(center, factor), info.in_order(sites(info.unravel(center)))
+        estimators: list[GradientEstimator] = []
+        if given is not None:
+            estimators = [given]
+        elif potential.plates:
+            estimators = [MinibatchGradient(), ControlVariate(values)]
+        noises = _noises(rng_key, potential, whitening, estimators) if estimators else []
+        return values, noises, probe(potential, whitening)
+
+    center = jax.ShapeDtypeStruct(factor.shape[:1], factor.dtype)
+    run = compile_ahead(measure, random.key(0), center, factor, options=quick_options())
+
+    def look_around(
+        rng_key: Array, normal: NormalFit
+    ) -> tuple[Sites, list[np.ndarray], np.ndarray]:
+        center, noises, gradients = run(rng_key, normal.center, normal.factor)
+        return center, [np.asarray(x, float) for x in noises], np.asarray(gradients, float)
+
+    return look_around
+
+
+def _noises(
+    rng_key: Array, potential: Potential, whitening: Whitening, estimators: list[GradientEstimator]
+) -> list[Array]:
+    info, center = potential.info, whitening.center
+    states = [estimator.init(info.unravel(center), potential) for estimator in estimators]
+
+    def at_point(key: Array) -> list[Array]:
+        key_xi, key_batches = random.split(key)
+        z = info.unravel(whitening.to_z(random.normal(key_xi, center.shape, center.dtype)))
+
+        def one(key: Array) -> list[Array]:
+            key_batch, key_gradient = random.split(key)
+            i, idx = jnp.zeros((), int), draw_batch(key_batch, potential)
+            grads = [
+                estimator.estimate(key_gradient, i, z, idx, potential, state)[1]
+                for estimator, state in zip(estimators, states, strict=True)
+            ]
+            return [whitening.pull(info.ravel(grad)) for grad in grads]
+
+        found = lax.map(one, random.split(key_batches, _NOISE_BATCHES))
+        return [jnp.var(grads, 0, ddof=1) for grads in found]
+
+    def mean(found: Array) -> Array:
+        finite = jnp.all(jnp.isfinite(found), 1)
+        share = jnp.mean(finite, dtype=found.dtype)
+        mean = jnp.mean(jnp.where(finite[:, None], found, 0), 0) / share
+        return jnp.where(share < 0.5, jnp.nan, mean)
+
+    return [mean(x) for x in lax.map(at_point, random.split(rng_key, _NOISE_POINTS))]
+
+
+def probe(potential: Potential, whitening: Whitening) -> Array:
+    """Gradients of all rows at four points of a normal approximation, whitened: ``(4, n)``."""
+
+    def grad(xi: Array) -> Array:
+        return whitening.pull(potential.full_value_and_grad_flat(whitening.to_z(xi))[1])
+
+    center = whitening.center
+    return lax.map(grad, random.normal(random.key(0), (_PROBES, *center.shape), center.dtype))
+
+
+def _variational(potential: Potential) -> Callable[[Array, Array], NormalFit]:
+    """What finds the normal of least KL divergence from the posterior, by Adam on the same
+    minibatches, from a key and a start. In one program, because `SVI` with a guide takes some
+    seconds to compile hundreds of small ones."""
+    n = potential.info.size
+    dense = n <= DENSE_UP_TO
     adam = optax.adam(optax.exponential_decay(0.02, _SVI_STEPS, 0.02))
 
     def factor(log_scale: Array, below: Array | None) -> Array:
         scale = jnp.exp(log_scale)
-        return scale if below is None else scale[:, None] * (jnp.tril(below, -1) + jnp.eye(len(x)))
+        return scale if below is None else scale[:, None] * (jnp.tril(below, -1) + jnp.eye(n))
 
     def gradient(z: Array, key: Array) -> Array:
         return potential.value_and_grad_flat(z, draw_batch(key, potential))[1]
@@ -220,7 +343,7 @@ def _variational(rng_key: Array, potential: Potential, x: Array) -> NormalFit:
         (loc, shape), state = carry
         A, pull = jax.vjp(factor, *shape)
         key_xi, key_batches = random.split(key)
-        xi = random.normal(key_xi, (_PARTICLES, len(x)), x.dtype)
+        xi = random.normal(key_xi, (_PARTICLES, n), loc.dtype)
         z = loc + (xi @ A.T if dense else xi * A)
         g = jax.vmap(gradient)(z, random.split(key_batches, _PARTICLES))
         log_scale, below = pull(g.T @ xi / _PARTICLES if dense else jnp.mean(g * xi, 0))
@@ -231,21 +354,20 @@ def _variational(rng_key: Array, potential: Potential, x: Array) -> NormalFit:
         return jax.tree.map(partial(jnp.where, fine), moved, carry), None
 
     def fit(rng_key: Array, x: Array) -> tuple[Array, Array]:
-        below = jnp.zeros((len(x), len(x)), x.dtype) if dense else None
+        below = jnp.zeros((n, n), x.dtype) if dense else None
         params: Any = x, (jnp.full_like(x, np.log(0.05)), below)
         (loc, shape), _ = lax.scan(
             step, (params, adam.init(params)), random.split(rng_key, _SVI_STEPS)
         )[0]
         return loc, factor(*shape)
 
-    one = count_operations(potential.value_and_grad_flat, x, potential.first_rows())
+    start = jax.ShapeDtypeStruct((n,), jnp.result_type(float))
+    one = count_operations(potential.value_and_grad_flat, start, potential.first_rows())
     options = quick_options(one * _PARTICLES * _SVI_STEPS, WORTH_OPTIMISING)
-    center, A = jax.jit(fit, compiler_options=options)(rng_key, x)
-    return NormalFit(center, A, row_gradients=_PARTICLES * _SVI_STEPS * batch_rows(potential))
+    run = compile_ahead(fit, random.key(0), start, options=options)
 
+    def vary(rng_key: Array, x: Array) -> NormalFit:
+        center, A = run(rng_key, x)
+        return NormalFit(center, A, row_gradients=_PARTICLES * _SVI_STEPS * batch_rows(potential))
 
-def constrained(potential: Potential, x: Array) -> Sites:
-    """The latent sites of a flat vector, in their supports."""
-    info, sites = potential.info, potential.postprocess()
-    at = jax.jit(lambda x: sites(info.unravel(x)), compiler_options=quick_options())
-    return info.in_order(at(x))
+    return vary

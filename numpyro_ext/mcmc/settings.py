@@ -1,26 +1,33 @@
 """Settings that a kernel finds by itself: coordinates of unit scale, and a step in them."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 import warnings
 
 import jax
-from jax import Array, lax, random
+from jax import Array, random
 from jax.core import Tracer
-import jax.numpy as jnp
 import numpy as np
 from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.mistakes import check_rows, read_global
-from numpyro_ext._model.mode_search import NormalFit, batch_rows, draw_batch
+from numpyro_ext._model.mode_search import NormalFit, batch_rows
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.start import draw_params
 from numpyro_ext._model.whitening import Whitening
-from numpyro_ext._typing import GradientEstimator, Model, Sites
-from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient
-from numpyro_ext.mcmc.normal_fit import constrained, find_normal, with_shape
+from numpyro_ext._typing import Model, Sites
+from numpyro_ext.mcmc.gradients import ControlVariate
+from numpyro_ext.mcmc.normal_fit import (
+    NOISE_ESTIMATES,
+    factor_like,
+    find_normal,
+    noise_measure,
+    probe,
+    shape_measure,
+)
 
 __all__ = [
     "NO_LOCAL_SITES",
@@ -29,18 +36,11 @@ __all__ = [
     "check_resumed",
     "find",
     "find_whitening",
-    "measure_noise",
 ]
 
 NO_LOCAL_SITES = "a chain holds one value of it while the rows change at every step"
 """The reason for which no latent site may be local to a subsampled plate."""
 _TOO_MANY = 10_000
-_NOISE_POINTS, _NOISE_BATCHES = 512, 4
-# The noise of a corrected gradient grows as the square of the distance, so it varies from point to
-# point by one to two times its mean: few points with many batches would miss the mean by a third.
-
-
-_PROBES = 4
 _SAME, _NEAR = 1e-4, 0.03
 
 
@@ -155,16 +155,8 @@ class Fitness:
 
     @classmethod
     def at(cls, potential: Potential, whitening: Whitening) -> "Fitness":
-        dtype, points = whitening.center.dtype, (_PROBES, whitening.size)
-
-        def measure(rng_key: Array) -> Array:
-            def grad(xi: Array) -> Array:
-                return whitening.pull(potential.full_value_and_grad_flat(whitening.to_z(xi))[1])
-
-            return lax.map(grad, random.normal(rng_key, points, dtype))
-
-        batches = {name: batch for name, (_, batch) in potential.plates.items()}
-        return cls(whitening, batches, np.asarray(jax.jit(measure)(random.key(0)), float))
+        gradients = jax.jit(partial(probe, potential))(whitening)
+        return cls(whitening, _batches(potential), np.asarray(gradients, float))
 
     def of(self, potential: Potential) -> str:
         """``"same"`` for the same data, ``"near"`` for those that move the gradients by less than a
@@ -180,6 +172,10 @@ class Fitness:
         size = np.mean(np.where(known, self.gradients, 0) ** 2)
         distance = np.mean(moved**2) / max(size, 1.0)
         return "same" if distance < _SAME else "near" if distance < _NEAR else "other"
+
+
+def _batches(potential: Potential) -> dict[str, int]:
+    return {name: batch for name, (_, batch) in potential.plates.items()}
 
 
 def check_resumed(fit: str, compiled: bool) -> None:
@@ -245,9 +241,10 @@ def find_whitening(
 
 def find(
     kernel: Any, potential: Potential, start: Sites | None, rng_key: Array
-) -> tuple[Settings, NormalFit]:
+) -> tuple[Settings, NormalFit, Fitness]:
     """
-    Settings of a kernel with ``step_size=None``, and the normal approximation to start from.
+    Settings of a kernel with ``step_size=None``, the normal approximation to start from, and by
+    what other data are told from these.
 
     :param kernel: a :class:`ModelKernel`; it says what its law allows by ``choose``.
     :param start: unconstrained sites where the search begins.
@@ -264,23 +261,20 @@ def find(
     potential = potential.traced_once()
     key_normal, key_noise = run_once(lambda key: tuple(random.split(key)), random.key(0))
     given: Whitening | None = kernel.whitening
+    factor = factor_like(potential.info) if given is None else given.factor
+    look_around = noise_measure(potential, kernel.gradient, factor)
     if given is None:
         again = key_normal if isinstance(rng_key, Tracer) else rng_key
         normal = find_normal(
             key_normal, kernel.model, potential, start, kernel.init_strategy, again
         )
     else:
-        normal = with_shape(key_normal, potential, NormalFit(given.center, given.factor))
-    center = constrained(potential, normal.center)
-    estimators: list[GradientEstimator] = []
-    if kernel.gradient is not None:
-        estimators = [kernel.gradient]
-    elif potential.plates:
-        estimators = [MinibatchGradient(), ControlVariate(center)]
-    noises = [measure_noise(key_noise, potential, normal, e) for e in estimators]
+        normal = NormalFit(given.center, given.factor)
+        normal = shape_measure(potential, factor)(key_normal, normal)
+    center, noises, gradients = look_around(key_noise, normal)
     zero = np.zeros(potential.info.size)
     # A corrected gradient takes two.
-    estimates = _NOISE_POINTS * _NOISE_BATCHES * (3 if len(noises) == 2 else len(noises))
+    estimates = NOISE_ESTIMATES * (3 if len(noises) == 2 else len(noises))
     finite = [np.isfinite(noise) for noise in noises]
     noises = [np.where(ok, x, 0) for ok, x in zip(finite, noises, strict=True)]
     plain, corrected = ([*noises, zero] if len(noises) == 1 else noises or [zero, zero])[:2]
@@ -326,47 +320,10 @@ def find(
         row_gradients=normal.row_gradients + estimates * batch_rows(potential),
         problems=problems,
     )
-    return settings, normal
+    return settings, normal, Fitness(normal.whitening, _batches(potential), gradients)
 
 
 def _warn(problems: tuple[str, ...]) -> None:
     """One ``InferenceWarning`` with all that was seen."""
     if problems:
         warnings.warn(InferenceWarning(" ".join(problems)), stacklevel=2)
-
-
-def measure_noise(
-    rng_key: Array, potential: Potential, normal: NormalFit, estimator: GradientEstimator
-) -> np.ndarray:
-    """
-    The variance of a gradient estimate over its batches, whitened: ``(n,)``.
-
-    It is the mean over points of the normal approximation: of a noise that depends on the place,
-    :math:`s^2(\\xi)`, the variance of a Gaussian target feels the mean to first order, without a
-    weight, because the function whose drift is :math:`\\xi_k^2 - 1` is a quadratic one. Points at
-    which it is not finite are left out; NaN if these are more than half.
-    """
-    info, whitening, center = potential.info, normal.whitening, normal.center
-
-    def measure(rng_key: Array) -> Array:
-        state = estimator.init(info.unravel(center), potential)
-
-        def at_point(key: Array) -> Array:
-            key_xi, key_batches = random.split(key)
-            z = info.unravel(whitening.to_z(random.normal(key_xi, center.shape, center.dtype)))
-
-            def one(key: Array) -> Array:
-                key_batch, key_gradient = random.split(key)
-                i, idx = jnp.zeros((), int), draw_batch(key_batch, potential)
-                _, grad, _ = estimator.estimate(key_gradient, i, z, idx, potential, state)
-                return whitening.pull(info.ravel(grad))
-
-            return jnp.var(lax.map(one, random.split(key_batches, _NOISE_BATCHES)), 0, ddof=1)
-
-        found = lax.map(at_point, random.split(rng_key, _NOISE_POINTS))
-        finite = jnp.all(jnp.isfinite(found), 1)
-        share = jnp.mean(finite, dtype=found.dtype)
-        mean = jnp.mean(jnp.where(finite[:, None], found, 0), 0) / share
-        return jnp.where(share < 0.5, jnp.nan, mean)
-
-    return np.asarray(run_once(measure, rng_key), float)

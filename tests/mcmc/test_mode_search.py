@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 
 from numpyro_ext._model import mode_search
-from numpyro_ext._model.mode_search import find_modes
+from numpyro_ext._model.mode_search import _is_slow, find_modes
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
-from numpyro_ext.mcmc import ControlVariate, MinibatchGradient, find_whitening
-from numpyro_ext.mcmc.settings import measure_noise
+from numpyro_ext.mcmc import ControlVariate, find_whitening
+from numpyro_ext.mcmc.normal_fit import noise_measure
 
 ROWS, BATCH, SD = 200, 10, 0.7
 
@@ -54,9 +55,14 @@ def test_a_search_that_has_spent_its_budget_says_so(monkeypatch):
     assert stopped.row_gradients < 2000 * BATCH + 14 * ROWS
 
 
+def noises(rng_key, estimator=None):
+    _, _, potential, mode = found()
+    return noise_measure(potential, estimator, mode.factor)(rng_key, mode)[1]
+
+
 def test_the_noise_is_the_mean_over_the_normal_approximation():
     """N^2/B times the variance of a row's gradient, in closed form; 5 to 8 % by chance."""
-    x, y, potential, mode = found()
+    x, y, _, mode = found()
     A, Sigma = np.asarray(mode.factor), np.asarray(mode.factor) @ np.asarray(mode.factor).T
     # Of x_n x_n^T (w - c) / sd^2 for w - c of covariance Sigma, over rows n.
     second, length = x.T @ x / ROWS, np.einsum("ni,ij,nj->n", x, Sigma, x)
@@ -64,12 +70,9 @@ def test_the_noise_is_the_mean_over_the_normal_approximation():
     residual = y - x @ np.asarray(mode.center)
     at_center = (x * residual[:, None] ** 2).T @ x / ROWS
     scale = ROWS**2 / BATCH / SD**4
-    estimators = {
-        ControlVariate({"w": mode.center}): corrected,
-        MinibatchGradient(): corrected + at_center,  # the mean gradient at the mode is 0
-    }
-    for estimator, covariance in estimators.items():
-        noise = measure_noise(random.key(1), potential, mode, estimator)
+    plain = corrected + at_center  # the mean gradient at the mode is 0
+    measured = noises(random.key(1)) + noises(random.key(1), ControlVariate({"w": mode.center}))
+    for noise, covariance in zip(measured, (plain, corrected, corrected), strict=True):
         np.testing.assert_allclose(noise, scale * np.diag(A.T @ covariance @ A), rtol=0.35)
 
 
@@ -88,12 +91,18 @@ class Overflowing:
 
 
 def test_points_where_the_gradient_overflows_are_left_out_of_the_noise():
-    _, _, potential, mode = found()
+    _, _, _, mode = found()
     A = np.asarray(mode.factor)
-    noise = measure_noise(random.key(2), potential, mode, Overflowing(mode.center[0] + A[0, 0]))
+    (noise,) = noises(random.key(2), Overflowing(mode.center[0] + A[0, 0]))
     np.testing.assert_allclose(noise, 2 * np.diag(A.T @ A), rtol=0.25)
-    none = measure_noise(random.key(2), potential, mode, Overflowing(-jnp.inf))
+    (none,) = noises(random.key(2), Overflowing(-jnp.inf))
     assert np.all(np.isnan(none))
+
+
+@pytest.mark.parametrize(("rate", "slow"), [(0.8, False), (0.95, True), (1.0, True)])
+def test_steps_along_a_diagonal_that_are_twice_as_near_in_six_go_on(rate, slow):
+    assert _is_slow([np.inf, *(40 * rate ** np.arange(8))]) == slow
+    assert not _is_slow([np.inf, *(40 * rate ** np.arange(6))])  # too few to tell
 
 
 def test_many_coordinates_are_whitened_one_by_one():

@@ -15,7 +15,7 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.mcmc import SGHMC
-from numpyro_ext.mcmc.normal_fit import advice, with_shape
+from numpyro_ext.mcmc.normal_fit import advice, shape_measure
 
 QUARTIC = 0.3
 
@@ -34,7 +34,7 @@ def correlated():
 def shape_of(model, center, factor):
     potential = Potential(model, read_model(model, (), {}), {}, (), {})
     fit = NormalFit(jnp.asarray(center), jnp.asarray(factor))
-    return with_shape(random.key(0), potential, fit)
+    return shape_measure(potential, fit.factor)(random.key(0), fit)
 
 
 def test_departure_and_stiffness_of_a_quartic():
