@@ -73,7 +73,7 @@ _INTEGRATORS = {"aboba": _aboba, "baoab": _baoab, "euler": _euler}
 @dataclass(kw_only=True, eq=False, repr=False)
 class SGHMC(SGMCMCKernel):
     r"""
-    Stochastic gradient Hamiltonian Monte Carlo [1]: momentum, friction and noise, no accept step.
+    Stochastic gradient Hamiltonian Monte Carlo: momentum, friction and noise, no accept step.
 
     .. math::
 

@@ -41,7 +41,7 @@ def implied_variance_ratio(g: Array, drift: Array, eps: Array, T: Array) -> Arra
 @dataclass(kw_only=True, eq=False, repr=False)
 class SGLD(SGMCMCKernel):
     r"""
-    Stochastic gradient Langevin dynamics [1]: gradient descent with a minibatch, plus noise.
+    Stochastic gradient Langevin dynamics: gradient descent with a minibatch, plus noise.
 
     .. math::
 

@@ -13,7 +13,7 @@ from numpyro_ext.objectives.protocols import guide_with
 
 class AuxiliaryELBO(Objective):
     r"""Bound of a guide :math:`q(z) = \int q(z \mid a)\, q(a)\, da` with a reverse model
-    :math:`r(a \mid z)`,
+    :math:`r(a \mid z)`.
 
     .. math::
         L &= E[lw], \qquad

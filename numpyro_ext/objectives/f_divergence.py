@@ -94,7 +94,7 @@ class TailAdaptive:
 
 
 class FDivergence(Objective):
-    r"""f-divergence between posterior and guide, for a convex f,
+    r"""f-divergence between posterior and guide, for a convex f.
 
     .. math::
         D_f(p \| q) &= E_q[f(t)] - f(1), \qquad t = \frac{p(z | x)}{q(z)}, \\

@@ -87,7 +87,7 @@ def _take(x: Array, j: Array) -> Array:
 
 
 class VRELBO(Objective):
-    r"""Variational Renyi bound,
+    r"""Variational Renyi bound of any order.
 
     .. math::
         L_\alpha(q) = \log p(x) - D_\alpha[q(z) \| p(z | x)]
@@ -206,7 +206,7 @@ class VRELBO(Objective):
 
 
 class IWELBO(VRELBO):
-    r"""Importance-weighted bound: :class:`VRELBO` of order 0,
+    r"""Importance-weighted bound: :class:`VRELBO` of order 0.
 
     .. math::
         \hat L_K = \log \frac{1}{K} \sum_k \frac{p(x, z_k)}{q(z_k)}, \qquad z_k \sim q.

@@ -20,7 +20,7 @@ def taylor_proxy(
     block_size: int | None = None,
     **kwargs: Any,
 ) -> TaylorProxy:
-    r"""A control variate with which bounds on minibatches are as sharp as those on all rows,
+    r"""A control variate with which bounds on minibatches are as sharp as those on all rows.
 
     .. math::
         \hat\ell_B(t) = L + G^\top v + \tfrac12 v^\top H v + \frac NM \sum_{n \in B} \Big[
