@@ -1,11 +1,13 @@
 """Sphinx configuration: `make docs`."""
 
 import importlib
+import inspect
 from pathlib import Path
 import re
 
 from docutils import nodes
 from sphinx.addnodes import pending_xref
+from sphinx.util.inspect import stringify_signature
 from sphinx_gallery.sorting import ExplicitOrder
 
 import numpyro_ext
@@ -30,12 +32,13 @@ exclude_patterns = ["_build", "templates"]
 html_theme = "furo"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 90
 templates_path = ["templates"]  # a page for each class
 myst_heading_anchors = 3
 myst_enable_extensions = ["dollarmath"]
 html_static_path = ["static"]
-html_css_files = ["narrow.css"]
+html_css_files = ["widths.css"]
 smartquotes = False  # `--` in a command stays as it is typed
 nitpicky = False
 
@@ -69,6 +72,7 @@ sphinx_gallery_conf = {
     "within_subsection_order": ExplicitOrder(["quickstart.py", *(f"{x}.py" for x in RUN), "*"]),
     "download_all_examples": False,
     "min_reported_time": 600,
+    "remove_config_comments": True,
     "write_computation_times": False,
     "image_srcset": ["2x"],
     "capture_repr": (),
@@ -126,5 +130,20 @@ def link_public_names(app, doctree):
         literal.replace_self(link)
 
 
+def sign_classes(app, what, name, obj, options, signature, returns):
+    """The arguments of a class are those of its ``__init__``; a default has no address."""
+    if what == "class" and signature:
+        own = inspect.signature(obj).replace(return_annotation=inspect.Signature.empty)
+        signature = stringify_signature(own, unqualified_typehints=True)
+    return re.sub(r"<(?:function|class) '?([\w.]+).*?>", r"\1", signature or "") or None, returns
+
+
+def join_captions(app, docname, source):
+    """MyST drops the line breaks of an alternative text, and with them the blanks."""
+    source[0] = re.sub(r"!\[[^\]]*\]", lambda match: match[0].replace("\n", " "), source[0])
+
+
 def setup(app):
     app.connect("doctree-read", link_public_names)
+    app.connect("autodoc-process-signature", sign_classes)
+    app.connect("source-read", join_captions)

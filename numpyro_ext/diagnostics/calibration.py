@@ -58,8 +58,8 @@ def regression_calibration(
 
     .. math::
 
-        \hat p_j = \frac1n \#\{n : |2 u_n - 1| \le p_j\} \ \text{(central intervals)}, \qquad
-        \hat p_j = \frac1n \#\{n : u_n \le p_j\} \ \text{(cdf)}, \qquad
+        \hat p_j &= \frac1n \#\{n : |2 u_n - 1| \le p_j\} \ \text{(central intervals)}, \\
+        \hat p_j &= \frac1n \#\{n : u_n \le p_j\} \ \text{(cdf)}, \qquad
         \mathrm{error} = \frac1J \sum_j (p_j - \hat p_j)^2.
 
     The error of a perfect model is not zero: on n independent observations its mean is

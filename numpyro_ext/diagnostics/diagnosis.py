@@ -60,9 +60,9 @@ def diagnose(
 ) -> Diagnosis:
     r"""Judge a fit of any kind: one table, a verdict on every line, and what to do about it.
 
-    **Chains**, of ``MCMC`` with any kernel. The first five lines and the last two are those of
-    stochastic gradients, whose draws have a bias; the next two those of ``HMC`` and ``NUTS``, and
-    of settings that a kernel has found:
+    **Chains** of ``MCMC`` with any kernel. The first five lines and the last two are for kernels of
+    stochastic gradients, whose draws have a bias. *Divergences* is for ``HMC`` and ``NUTS``, and
+    *problems of the settings* for settings that a kernel has found:
 
     ==================================  ===============================  ===========  ==============
     quantity                            meaning                          limit        what to do
@@ -84,8 +84,8 @@ def diagnose(
     shift after moves, worst            mean of moved draws, in sds      .2           smaller step
     ==================================  ===============================  ===========  ==============
 
-    **Guides**, of ``SVI`` and engines. With several restarts there is their largest R-hat too. The
-    last four lines are those of local inference, as in an ``SVAEGuide``:
+    **Guides** of ``SVI`` and of engines. With several restarts their largest R-hat is added. The
+    last four lines are for local inference, as in an ``SVAEGuide``:
 
     ==================================  ===============================  ===========  ==============
     quantity                            meaning                          limit        what to do
@@ -108,7 +108,7 @@ def diagnose(
     sd ratio of a site to a Gibbs step  sd over that after the step      .86          Gibbs, or NUTS
     ==================================  ===============================  ===========  ==============
 
-    **Particles**; the second, third and last line also come for draws without a density:
+    **Particles.** The second, third and last line are also there for draws without a density:
 
     ==================================  ===============================  ===========  ==============
     quantity                            meaning                          limit        what to do
@@ -123,21 +123,21 @@ def diagnose(
     squared KSD                         kernel Stein discrepancy                      compare
     ==================================  ===============================  ===========  ==============
 
-    A line with a limit and without a verdict is **not judged**, "?" in the table: the moves cost
-    too much, say, or the weights may not be used. ``diagnosis.ok`` is False if a line is wrong, and
-    also if lines that should judge the draws could not and no other did.
+    A line that has a limit but no verdict was **not judged**, and has a "?" in the table: the moves
+    may cost too much, for example, or the weights may not be used. ``diagnosis.ok`` is False if a
+    line is wrong, and also if the lines that should judge the draws could not and no other did.
 
-    **Weights:** k-hat says whether the importance weights of a guide may be used, and nothing else;
-    large values are common for good guides in many dimensions. Where they may be used, the means
-    and standard deviations of all numbers with the weights and without are compared, which finds
-    modes that have the wrong share. Of many numbers the worst is shown; a ratio or a shift is wrong
-    if it is outside the limits by more than its Monte Carlo error, and larger than the error of the
-    largest of so many. Where these lines find the draws right, the loss is for information.
+    **Weights.** k-hat says whether the importance weights of a guide may be used, and nothing else;
+    large values are common for good guides in many dimensions. If the weights may be used, the
+    means and standard deviations of all numbers with and without them are compared, which finds
+    modes that have the wrong share. The worst of these numbers is shown. A ratio or a shift is
+    wrong if it is outside the limits by more than its Monte Carlo error, and larger than the error
+    of the largest of so many. If these lines find the draws right, the loss is for information.
 
-    A temperature or a variance ratio is wrong only if it is off by three Monte Carlo errors as
-    well. With settings that were found, the temperature is between those that the law of the kernel
+    A temperature or a variance ratio is wrong only if it is also off by three Monte Carlo errors.
+    With settings that were found, the temperature is between those that the law of the kernel
     predicts for coordinates without gradient noise and with most of it. The implied variance ratio,
-    of kernels without momentum, is :math:`1 + \epsilon\, E[g^\top A g] / (2 n T)` with the
+    for kernels without momentum, is :math:`1 + \epsilon\, E[g^\top A g] / (2 n T)` with the
     preconditioner A: on a Gaussian it is the mean over the n coordinates of variance over right
     variance, whatever the curvature and the noise. R-hat of a single chain is that of its halves;
     the limit of the effective sample size (ESS) is at most 400. A gradient is one of the model, on
@@ -147,8 +147,8 @@ def diagnose(
     The implied sd ratio is :math:`\mathrm{sd}(x_a) / \sqrt{(M^{-1} C)_{aa}}` with :math:`M =
     -\tfrac1m \sum_i (x_i - \bar x) g_i^\top` and C the covariance of the points x; the shift is
     :math:`\mathrm{rms}(L^\top \bar g)` with :math:`C = L L^\top`, where g are gradients on all
-    data. Particles share their minibatch, so their mean follows its noise; a shift that the noise
-    may explain is told from one that it does not. **Moves:** each particle, or up to 1,000 of
+    data. Particles share their minibatch, so their mean follows its noise; the verdict says whether
+    that noise may explain the shift. **Moves.** Each particle, or up to 1,000 of
     10,000 draws (of the first restart, or equally spaced ones of the chains, at their temperature),
     starts a Markov chain of 40 trajectories of Hamiltonian Monte Carlo, of 4 gradients on all data
     each. The lines show the numbers of the latent sites, and of deterministic sites of at most 100
@@ -169,9 +169,9 @@ def diagnose(
     predictions are right. A last line, for information, names :func:`predictive_scores` where 30
     or more latent numbers are in matrices outside of plates.
 
-    **It fails** to see modes that neither the draws nor the search has found, and it does not know
-    the right model. A good line is necessary, not sufficient: chains with a bias that all of them
-    share agree. At most 1,000 coordinates, or units, are looked at, equally spaced.
+    **What it misses** are modes that neither the draws nor the search has found, and a wrong model.
+    A good line is necessary and not sufficient: chains that all share a bias agree with each other.
+    At most 1,000 coordinates, or units, are examined, equally spaced.
 
     :param obj: what :func:`to_arviz` takes; or a ``DataTree`` that it gave, of which the lines come
         that need nothing else (no losses, no gradients).

@@ -66,7 +66,7 @@ def evidence_bounds(
     rng_key: Any = None,
     proxy: TaylorProxy | None = None,
 ) -> EvidenceBounds:
-    r"""Sandwich of the log evidence by variational Renyi bounds of several orders,
+    r"""Sandwich of the log evidence by variational Renyi bounds of several orders.
 
     .. math::
         \hat L_\alpha = \frac{1}{1 - \alpha}

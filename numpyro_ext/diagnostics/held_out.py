@@ -56,9 +56,9 @@ def held_out_log_likelihood(
 
     .. math::
 
-        \log p(y_n \mid \text{training data}) \approx \log \frac1S \sum_{s=1}^S
-        \frac{p(y_n \mid x_s, \theta_s)\, p(x_s \mid \theta_s)}{q(x_s \mid y_n, \theta_s)}, \qquad
-        \theta_s \sim q(\theta), \quad x_s \sim q(x \mid y_n, \theta_s),
+        &\log p(y_n \mid \text{training data}) \approx \log \frac1S \sum_{s=1}^S
+        \frac{p(y_n \mid x_s, \theta_s)\, p(x_s \mid \theta_s)}{q(x_s \mid y_n, \theta_s)}, \\
+        &\theta_s \sim q(\theta), \quad x_s \sim q(x \mid y_n, \theta_s),
 
     in nats. The guide draws both; the density of :math:`\theta` does not appear, because
     :math:`q(\theta)` stands for the posterior. If one local variable is a category (Bernoulli or

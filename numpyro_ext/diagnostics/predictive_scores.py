@@ -181,12 +181,12 @@ def predictive_scores(
     num_samples: int = 1000,
     rng_key: Any = None,
 ) -> RegressionScores | ClassificationScores:
-    r"""Scores of predictions at new data, each beside the number that it has to be compared with.
+    r"""Scores of predictions on new data, each beside the number to compare it with.
 
-    It judges what a fit predicts, and not its latent variables: the weights of a network are not
-    identified, and a bad posterior of them may predict well. With :math:`p_s` the distribution of
-    the observed site under draw s, the prediction is :math:`\frac1S \sum_s p_s`. The support of the
-    site decides what is printed.
+    The scores judge what a fit predicts, and not its latent variables: the weights of a network are
+    not identified, and a bad posterior of them may predict well. With :math:`p_s` the distribution
+    of the observed site under draw s, the prediction is :math:`\frac1S \sum_s p_s`. The support of
+    the site decides what is printed.
 
     Of **numbers and counts**, with the mean :math:`\mu_s`, variance :math:`v_s` and cdf
     :math:`F_s` of :math:`p_s`:
@@ -208,23 +208,24 @@ def predictive_scores(
     predicted probabilities themselves; the entropy of the prediction with its aleatoric and
     epistemic part (:func:`predictive_uncertainty`).
 
-    The constants see the observations that they predict, so they are a little too good on few rows.
-    **It fails** to see what these rows do not show: new rows from elsewhere may be predicted with
-    as much confidence, and wrongly. Rows of the fit itself are predicted too well.
+    The constant predictions are made from the observations themselves, so with few rows they are a
+    little too good. **The scores do not show** what these rows do not show: new rows from elsewhere
+    may be predicted with as much confidence, and wrongly. The rows of the fit itself are predicted
+    too well.
 
     A row is one entry of the batch of the site: a vector has one log density and several numbers,
     each of which is an observation for the other scores. Where NumPyro has no cdf, mean or variance
     of the site, 100 draws of it stand in for each draw of the fit.
 
-    Rows may be fewer than the minibatch of the run: every plate runs on all of its rows. Entries
-    that a mask leaves out are left out here. A fit that predicts the same in every draw, as of an
-    ``AutoDelta``, is evaluated once. A latent site of each row is refused, because it would be
-    inferred from the observation; :func:`held_out_log_likelihood` is made for it.
+    There may be fewer rows than in the minibatch of the run: every plate runs on all of its rows.
+    Entries that a mask leaves out are left out here. A fit that predicts the same in every draw,
+    such as that of an ``AutoDelta``, is evaluated once. A latent site of each row is refused,
+    because it would be inferred from the observation; use :func:`held_out_log_likelihood` for it.
 
-    **A network with its own dropout layers and no latent site** is given as it is, with its
+    **A network with its own dropout layers and no latent site** is passed as it is, with its
     ``SVI`` and an empty guide: each draw is one run of the model with a mask of its own. For
-    anything else that predicts, as a linearised network, pass the distribution of the observations
-    with the draws on its first axis, and ``y``.
+    anything else that predicts, such as a linearised network, pass the distribution of the
+    observations, with the draws on its first axis, and ``y``.
 
     :param obj: an ``SVI``, an engine, or an ``MCMC`` that has run; or a NumPyro distribution of
         shape ``(S, *shape of y)`` (or of the shape of y, a single draw); or the dict that

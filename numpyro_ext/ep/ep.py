@@ -67,17 +67,18 @@ class EP(EPEngine):
         \log Z \approx \Phi(q) - \Phi(f_0) + \sum_n \tfrac1\alpha \left[ \log
         \mathrm E_{q^{\setminus n}} f_n^\alpha + \Phi(q^{\setminus n}) - \Phi(q) \right],
 
-    exact if all factors are normal. It is that of the state which enters the sweep if the sweep is
-    parallel, and collected during the sweep if it is serial.
+    which is exact if all factors are normal. A parallel sweep estimates it for the state with which
+    the sweep begins, and a serial one collects it during the sweep.
 
-    **When it fails.** EP has no objective that falls at each step. A sweep that does not settle is
-    damped: ``damping=None`` halves d whenever the residual of a parallel sweep has grown, and a
-    step of more than 3 standard deviations of a mean, or of a factor of 5 of one, until it is
-    shorter, because sites found far from the posterior say little of it. Serial sweeps settle more
-    often. If it has not converged at the end of ``run``, an ``InferenceWarning`` gives the
-    residual. A fixed point is a saddle of the evidence as a function of the sites. Posteriors with
-    several modes are covered by one normal distribution. With a power above 1 a factor that holds
-    more than 1 / power of the precision of q has an improper cavity, and the loss is NaN.
+    **When it fails.** EP has no objective that decreases at each step, and may not settle. With
+    ``damping=None`` d is halved whenever the residual of a parallel sweep has grown. It is also
+    halved until no mean moves by more than 3 standard deviations and no standard deviation changes
+    by more than a factor of 5, because sites that are found far from the posterior say little about
+    it. Serial sweeps settle more often. If EP has not converged at the end of ``run``, an
+    ``InferenceWarning`` gives the residual. A fixed point is a saddle point of the evidence as a
+    function of the sites. A posterior with several modes is covered by one normal distribution.
+    With a power above 1, a factor that holds more than 1 / power of the precision of q has an
+    improper cavity, and the loss is NaN.
 
     :param model: Python callable with NumPyro primitives, with continuous latent sites.
     :param float power: alpha, at least 0.

@@ -38,9 +38,9 @@ class Dirichlet(ExponentialFamily[DirichletNatural, DirichletMean, DirichletStan
     r"""Dirichlet distribution of probabilities :math:`\pi_1, \dots, \pi_K`.
 
     .. math::
-        t(\pi) = \log \pi, \qquad
-        A(a) = \sum_k \log\Gamma(a_k + 1) - \log\Gamma\Big(\sum_k (a_k + 1)\Big), \qquad
-        \mathrm{E} \log \pi_k = \psi(a_k + 1) - \psi\Big(\sum_j (a_j + 1)\Big).
+        t(\pi) &= \log \pi, \qquad
+        A(a) = \sum_k \log\Gamma(a_k + 1) - \log\Gamma\Big(\sum_k (a_k + 1)\Big), \\
+        \mathrm{E} \log \pi_k &= \psi(a_k + 1) - \psi\Big(\sum_j (a_j + 1)\Big).
 
     **The natural parameter is not the concentration**, which is a + 1: counts of data are added to
     either, and a uniform prior has a = 0. The reverse map takes at most 50 steps of Newton's method

@@ -41,20 +41,20 @@ class AutoMixtureNormal(AutoJoint):
     **Train it by** :class:`~numpyro_ext.objectives.MixtureELBO`, which evaluates the model at a
     draw of every component. A draw of the whole mixture is not a smooth function of the weights,
     and a loss that ignores this trains them wrongly. With ``covariance="diag"`` the draws carry
-    implicit gradients, weights included, which take :math:`d` sequential steps; every loss then has
-    an unbiased gradient. But these gradients divide by the density at the draw, and between
-    components that lie apart they have no finite variance: the weights of separated modes hardly
-    learn. On the eight schools ``Trace_ELBO(4)`` ends with standard deviations of 0.35 to 0.89 of
-    those of NUTS (with a k-hat of 1.0, which says so), and ``MixtureELBO()`` with 0.92 to 0.96
-    (``python benchmarks/guides/structured.py``). With ``covariance="full"`` the draws carry no
+    implicit gradients, also for the weights, which take :math:`d` sequential steps; every loss then
+    has an unbiased gradient. But these gradients divide by the density at the draw, and between
+    components that lie apart their variance is not finite, so the weights of separated modes are
+    hardly learnt. On the eight schools ``Trace_ELBO(4)`` ends with standard deviations of 0.35 to
+    0.89 of those of NUTS (with a k-hat of 1.0, which says so), and ``MixtureELBO()`` with 0.92 to
+    0.96 (``python benchmarks/guides/structured.py``). With ``covariance="full"`` the draws carry no
     gradient, and that of another loss is an error.
 
-    *Where it fails.* The loss has local optima. A minimised ``KL(q || p)`` leaves out modes at
-    which no component started: the start covers a region of ``init_spread`` around ``init_loc``, in
+    **When it fails.** The loss has local optima. A minimised ``KL(q || p)`` leaves out modes near
+    which no component starts: the start covers a region of ``init_spread`` around ``init_loc``, in
     unconstrained units. Components that meet on the way share one mode, and a component whose
-    weight has fallen to zero has no gradient and does not come back. ``pareto_khat`` and
-    ``diagnose`` look only where the guide draws, and do not report a mode that is missing; fit
-    from several keys and compare the losses.
+    weight has fallen to zero has no gradient and does not return. ``pareto_khat`` looks only where
+    the guide draws, and the search of ``diagnose`` may miss a mode too, so fit from several keys
+    and compare the losses.
 
     :param int num_components: the number C of normals.
     :param float init_scale: initial standard deviation of every component, in unconstrained units.

@@ -27,16 +27,17 @@ class AutoRealNVPNormal(CouplingFlowNormal):
 
     where each :math:`f_i` is an :class:`~numpyro_ext.transforms.AffineCoupling`: the first
     :math:`\lfloor d/2 \rfloor` coordinates go through a network that gives log-scales :math:`s_i`
-    and shifts for the others. After the first flow the halves change places, and after the others
-    new halves are made of every second coordinate. The networks start at zero, so the guide starts
-    at :math:`N(init\_loc, init\_scale^2 I)`.
+    and shifts for the others. After the first flow the halves change places, and after each of the
+    others every second coordinate goes into one new half. The networks start at zero, so the guide
+    starts at :math:`N(init\_loc, init\_scale^2 I)`.
 
-    A draw and its density cost one pass through the F networks, the density of a given point
-    another: losses that re-evaluate :math:`\log q` work. NumPyro's ``AutoIAFNormal`` inverts
-    coordinate by coordinate.
+    A draw and its density cost one pass through the F networks, and so does the density of a given
+    point, so losses that evaluate :math:`\log q` again are cheap. (NumPyro's ``AutoIAFNormal``
+    inverts coordinate by coordinate.)
 
-    *Where it fails.* Beside the limits of every flow (:class:`AutoFlowNormal`), each coupling
-    stretches by at most :math:`e^{clamp}`, and with one flow half of the coordinates stay normal.
+    **When it fails.** The limits of every flow apply (:class:`AutoFlowNormal`). In addition each
+    coupling stretches by at most :math:`e^{clamp}`, and with a single flow half of the coordinates
+    remain normal.
 
     :param float clamp: bound of the couplings' log-scales.
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).

@@ -36,8 +36,8 @@ class AutoSemiImplicit(AutoWithoutDensity):
 
     .. math::
 
-        \psi = (loc + net(\epsilon),\ scale), \quad \epsilon \sim N(0, I), \qquad
-        z = \psi_{loc} + scale \odot u, \quad u \sim N(0, I_d), \qquad
+        \psi &= (loc + net(\epsilon),\ scale), \quad \epsilon \sim N(0, I), \\
+        z &= \psi_{loc} + scale \odot u, \quad u \sim N(0, I_d), \qquad
         q(z) = E_\psi[q(z \mid \psi)] .
 
     The density of z is an integral, and :class:`~numpyro_ext.objectives.SemiImplicitELBO`, the loss

@@ -41,7 +41,7 @@ KernelHMCState = state_class(
 @dataclass(kw_only=True, eq=False, repr=False)
 class KernelHMC(ModelKernel):
     r"""Hamiltonian Monte Carlo whose trajectories follow a surrogate score f instead of
-    :math:`-\nabla U` [1].
+    :math:`-\nabla U`.
 
     .. math::
         r \sim N(0, I), \quad \text{leapfrog: } r \leftarrow r + \tfrac{\epsilon}{2} f(z), \;

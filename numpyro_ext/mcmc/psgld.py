@@ -32,7 +32,7 @@ PSGLDState = kernel_state(
 @dataclass(kw_only=True, eq=False, repr=False)
 class PSGLD(SGMCMCKernel):
     r"""
-    Preconditioned SGLD [1]: Langevin dynamics with a step per coordinate, as RMSprop has it.
+    Preconditioned SGLD: Langevin dynamics with a step per coordinate, as RMSprop has it.
 
     .. math::
 

@@ -73,7 +73,7 @@ _INTEGRATORS = {"aboba": _aboba, "baoab": _baoab, "euler": _euler}
 @dataclass(kw_only=True, eq=False, repr=False)
 class SGHMC(SGMCMCKernel):
     r"""
-    Stochastic gradient Hamiltonian Monte Carlo [1]: momentum, friction and noise, no accept step.
+    Stochastic gradient Hamiltonian Monte Carlo: momentum, friction and noise, no accept step.
 
     .. math::
 
@@ -89,29 +89,30 @@ class SGHMC(SGMCMCKernel):
         r_b &= c\, r_a + \sqrt{T M (1 - c^2) - \tfrac{(1+c)^2}{4} \epsilon^2 \hat V}\, \zeta \\
         r' &= r_b + k/2, \quad z' = z_m + \tfrac{\epsilon}{2} M^{-1} r'
 
-    Here injected and gradient noise enter at one place, so a known :math:`\hat V` is corrected
-    exactly in law. ``"baoab"`` has the smallest bias in z without gradient noise, but no such
-    place; ``"euler"`` is the rule of [1] (position first, gradient at the new position), with a
-    bias of first order in :math:`\epsilon`. The step is of the order of a posterior standard
-    deviation over :math:`\sqrt M`, so larger than for :class:`SGLD`.
+    Injected noise and gradient noise enter at the same place here, so the correction for a known
+    :math:`\hat V` is exact in distribution. ``"baoab"`` has the smallest bias in z without gradient
+    noise, but no such place. ``"euler"`` is the rule of [1] (position first, gradient at the new
+    position), with a bias of first order in :math:`\epsilon`. The step is of the order of a
+    posterior standard deviation divided by :math:`\sqrt M`, and so larger than for :class:`SGLD`.
 
-    :math:`\hat V` is a diagonal. Noise that is correlated between coordinates, as that of
-    correlated covariates is, is corrected too much in the directions of little noise, mostly the
-    widest of the posterior: standard deviations come out too small (in a logistic regression with
-    25 covariates by 3 % where a fifth of the injected noise is taken off). Where it exceeds the
-    injected noise, :math:`4 T M \tanh(C\epsilon/2)/\epsilon^2`, no correction is enough: a number
-    is refused, an estimate from warmup is cut (:meth:`noise_share` of ``mcmc.last_state`` is above
-    1), and ``kinetic_temperature`` stays above T. Then take a smaller step or more friction.
+    :math:`\hat V` is a diagonal. If the noise is correlated between coordinates, as it is with
+    correlated covariates, the correction is too large in the directions of little noise, mostly the
+    widest of the posterior, and standard deviations become too small (in a logistic regression with
+    25 covariates by 3 % where a fifth of the injected noise is taken off). If :math:`\hat V`
+    exceeds the injected noise, :math:`4 T M \tanh(C\epsilon/2)/\epsilon^2`, no correction is
+    enough: a given number is refused, an estimate from warmup is cut (:meth:`noise_share` of
+    ``mcmc.last_state`` is above 1), and ``kinetic_temperature`` stays above T. In that case take a
+    smaller step or more friction.
 
-    Without ``noise_variance`` gradient noise of variance :math:`s^2` heats a Gaussian target to the
-    temperature :math:`T + \tfrac{\epsilon^2}{4} s^2 \coth(C\epsilon/2)`; ``kinetic_temperature``
+    Without ``noise_variance``, gradient noise of variance :math:`s^2` heats a Gaussian target to a
+    temperature of :math:`T + \tfrac{\epsilon^2}{4} s^2 \coth(C\epsilon/2)`; ``kinetic_temperature``
     shows it. The splittings diverge for :math:`\epsilon^2 h / M > 4`, where h is the largest
     curvature.
 
     :param model: Python callable containing NumPyro primitives.
-    :param step_size: positive float or schedule, in units of time; None has it found, with the
-        friction, in whitened coordinates.
-    :param float friction: rate C; by default 1, or found with the step size.
+    :param step_size: positive float or schedule, in units of time; with None the kernel finds it,
+        together with the friction, in whitened coordinates.
+    :param float friction: rate C; by default 1, or found together with the step size.
     :param mass: M, a float or a dict of per-site floats or arrays of the shapes of the
         unconstrained sites.
     :param noise_variance: :math:`\hat V`, a float, a dict of per-site values (the paper's

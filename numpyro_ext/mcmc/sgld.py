@@ -41,7 +41,7 @@ def implied_variance_ratio(g: Array, drift: Array, eps: Array, T: Array) -> Arra
 @dataclass(kw_only=True, eq=False, repr=False)
 class SGLD(SGMCMCKernel):
     r"""
-    Stochastic gradient Langevin dynamics [1]: gradient descent with a minibatch, plus noise.
+    Stochastic gradient Langevin dynamics: gradient descent with a minibatch, plus noise.
 
     .. math::
 
@@ -50,17 +50,18 @@ class SGLD(SGMCMCKernel):
     where g estimates the gradient of the potential of all N data, so :math:`\epsilon` is of the
     order of the posterior variance, :math:`O(1/N)`. The paper's step is :math:`2\epsilon`.
 
-    Biased at a fixed step: with curvature h and gradient noise of variance :math:`s^2` a Gaussian
-    target comes out with variance :math:`(2T + \epsilon s^2) / (h (2 - \epsilon h))` for
-    :math:`T/h`. The noise counts as long as :math:`\epsilon s^2` is not small against :math:`2T`,
-    and :math:`s^2` grows as :math:`N^2/B`; see :class:`ControlVariate`. The extra field
-    ``implied_variance_ratio`` shows both without a reference: its mean over the draws is the mean
-    of the variances over the right ones. It diverges for :math:`\epsilon h > 2`, so sites of
-    unequal scale mix at unequal speed.
+    The kernel is biased at a fixed step: with curvature h and gradient noise of variance
+    :math:`s^2`, the draws of a Gaussian target have the variance
+    :math:`(2T + \epsilon s^2) / (h (2 - \epsilon h))` instead of :math:`T/h`. The noise matters
+    unless :math:`\epsilon s^2` is small compared with :math:`2T`, and :math:`s^2` grows as
+    :math:`N^2/B`; see :class:`ControlVariate`. The extra field ``implied_variance_ratio`` shows
+    both errors without a reference: its mean over the draws is the mean ratio of the variances to
+    the right ones. The chain diverges for :math:`\epsilon h > 2`, so sites of unequal scale mix at
+    unequal speed.
 
     :param model: Python callable containing NumPyro primitives.
-    :param step_size: positive float or schedule, in units of the squared latent; None has it found,
-        in whitened coordinates.
+    :param step_size: positive float or schedule, in units of the squared latent; with None the
+        kernel finds it, in whitened coordinates.
 
     The other keyword arguments are those of :class:`SGMCMCKernel`.
 

@@ -31,7 +31,7 @@ SGNHTState = kernel_state(
 @dataclass(kw_only=True, eq=False, repr=False)
 class SGNHT(SGMCMCKernel):
     r"""
-    Stochastic gradient Nose-Hoover thermostat [1]: a friction that adapts until the temperature is
+    Stochastic gradient Nose-Hoover thermostat: a friction that adapts until the temperature is
     right.
 
     .. math::

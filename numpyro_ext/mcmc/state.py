@@ -61,7 +61,7 @@ def kernel_state(name: str, module: str, /, **own: str) -> Any:
 
 class Estimate(NamedTuple):
     """
-    A gradient estimate at a point:
+    A gradient estimate at a point.
 
      - **potential** - estimate of U.
      - **grad** - ``(n,)``, estimate of its gradient.
@@ -75,7 +75,7 @@ class Estimate(NamedTuple):
 
 class Transition(NamedTuple):
     """
-    The result of a kernel's ``step``:
+    The result of a kernel's ``step``.
 
      - **z** - the new ``(n,)`` vector.
      - **estimate** - the :class:`Estimate` to report, and whose ``state`` the chain goes on with.

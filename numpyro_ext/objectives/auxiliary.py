@@ -13,12 +13,12 @@ from numpyro_ext.objectives.protocols import guide_with
 
 class AuxiliaryELBO(Objective):
     r"""Bound of a guide :math:`q(z) = \int q(z \mid a)\, q(a)\, da` with a reverse model
-    :math:`r(a \mid z)`,
+    :math:`r(a \mid z)`.
 
     .. math::
-        L = E[lw], \qquad
-        lw = \log p(x, z) + \log r(a \mid z) - \log q(a) - \log q(z \mid a), \qquad
-        L = \mathrm{ELBO}(q) - E_{q(z)}\, \mathrm{KL}(q(a \mid z) \,\|\, r(a \mid z)),
+        L &= E[lw], \qquad
+        lw = \log p(x, z) + \log r(a \mid z) - \log q(a) - \log q(z \mid a), \\
+        L &= \mathrm{ELBO}(q) - E_{q(z)}\, \mathrm{KL}(q(a \mid z) \,\|\, r(a \mid z)),
 
     in nats, estimated by the mean over K particles. With ``importance_weighted=True`` it is
     :math:`E \log \frac1K \sum_k e^{lw_k}`, which is not lower and still a lower bound of the

@@ -9,7 +9,7 @@ from numpyro_ext.objectives.power_mean import surrogate
 
 
 class BBAlphaELBO(Objective):
-    r"""Black-box alpha energy with tied factors, as a quantity to be maximised,
+    r"""Black-box alpha energy with tied factors, as a quantity to be maximised.
 
     .. math::
         L = \frac{1}{\alpha} \sum_{n=1}^{N} \log E_{q(\theta)}\Big[\Big( p(x_n | \theta)

@@ -14,7 +14,7 @@ from numpyro_ext.objectives.renyi import dreg, standard
 
 
 class ChiUpperBound(Objective):
-    r"""Chi upper bound of order n, an upper bound of the evidence that is minimised,
+    r"""Chi upper bound of order n, an upper bound of the evidence that is minimised.
 
     .. math::
         \mathrm{CUBO}_n = \frac{1}{n} \log E_q\Big[\Big(\frac{p(x, z)}{q(z)}\Big)^n\Big] \ge

@@ -94,11 +94,11 @@ class TailAdaptive:
 
 
 class FDivergence(Objective):
-    r"""f-divergence between posterior and guide, for a convex f,
+    r"""f-divergence between posterior and guide, for a convex f.
 
     .. math::
-        D_f(p \| q) = E_q[f(t)] - f(1), \qquad t = \frac{p(z | x)}{q(z)}, \qquad
-        \nabla_\phi D_f = -E_q\Big[\gamma_f(t)\, \partial_z \log \frac{p}{q}\,
+        D_f(p \| q) &= E_q[f(t)] - f(1), \qquad t = \frac{p(z | x)}{q(z)}, \\
+        \nabla_\phi D_f &= -E_q\Big[\gamma_f(t)\, \partial_z \log \frac{p}{q}\,
         \frac{\partial z}{\partial \phi}\Big], \quad \gamma_f(t) = t^2 f''(t),
 
     with the path derivative only: log q is evaluated with its parameters stopped. With K particles

@@ -20,7 +20,7 @@ from numpyro_ext.objectives.stein_discrepancy import refuse_model_params
 
 
 class FisherDivergence(Objective):
-    r"""Fisher divergence: the mean squared distance of the scores of guide and posterior,
+    r"""Fisher divergence: the mean squared distance of the scores of guide and posterior.
 
     .. math::
         D = E_q\,\big|\nabla \log q(z) - \nabla \log p^*(z)\big|^2,

@@ -27,9 +27,9 @@ class ImplicitELBO(Objective):
     :math:`\nabla \log q(z_k)` from these K vectors,
 
     .. math::
-        \nabla_\phi \mathrm{ELBO} = E\Big[\Big(\frac{\partial z}{\partial \phi}\Big)^{\!\top}
-        (\nabla \log p^*(z) - \nabla \log q(z))\Big], \qquad
-        loss = -\frac1K \sum_k \log p^*(z_k) + \frac1K \sum_k (g_k^\top z_k - \mathrm{sg}(\cdot)),
+        \nabla_\phi \mathrm{ELBO} &= E\Big[\Big(\frac{\partial z}{\partial \phi}\Big)^{\!\top}
+        (\nabla \log p^*(z) - \nabla \log q(z))\Big], \\
+        loss &= -\frac1K \sum_k \log p^*(z_k) + \frac1K \sum_k (g_k^\top z_k - \mathrm{sg}(\cdot)),
 
     where the estimates have no gradient and sg(.) is the value of the term before it. Parameters of
     the model get :math:`-\frac1K \sum_k \nabla_\theta \log p^*(z_k)`. Where the score is exact and

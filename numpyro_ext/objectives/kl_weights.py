@@ -42,7 +42,7 @@ class _scaled(Messenger):
 
 
 class KLWeightedELBO(ELBO):
-    r"""The evidence lower bound with a weight of its KL term,
+    r"""The evidence lower bound with a weight of its KL term.
 
     .. math::
         \mathcal{L}_\beta = E_{q(z)}[\log p(x \mid z)] - \beta\, \mathrm{KL}[q(z) \,\|\, p(z)],

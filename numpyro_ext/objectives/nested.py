@@ -14,7 +14,7 @@ from numpyro_ext.objectives.power_mean import surrogate
 
 
 class NestedVRELBO(Objective):
-    r"""Evidence lower bound over global latents, with a Renyi bound for the latents of each datum,
+    r"""Evidence lower bound over global latents, with a Renyi bound for the latents of each datum.
 
     .. math::
         L = E_{q(\theta)}\Big[\log \frac{p_0(\theta)}{q(\theta)} +

@@ -87,7 +87,7 @@ def _take(x: Array, j: Array) -> Array:
 
 
 class VRELBO(Objective):
-    r"""Variational Renyi bound,
+    r"""Variational Renyi bound of any order.
 
     .. math::
         L_\alpha(q) = \log p(x) - D_\alpha[q(z) \| p(z | x)]
@@ -105,8 +105,8 @@ class VRELBO(Objective):
 
     * ``alpha=1`` is the ELBO (the limit), 0 the importance-weighted bound (:class:`IWELBO`),
       ``-inf`` the largest weight (VR-max), ``inf`` the smallest.
-    * A guide of small alpha covers the mass of the posterior, one of large alpha seeks a mode: a
-      mean-field Gaussian for a correlated one is wider the smaller alpha is.
+    * With a small alpha the guide covers the mass of the posterior, and with a large alpha it seeks
+      a mode: the smaller alpha is, the wider is a mean-field Gaussian fitted to a correlated one.
     * The bound does not increase with alpha. For alpha > 0 it is a lower bound on the evidence, for
       alpha < 0 an upper bound *only for K = inf*: at finite K the mean of the estimate is pulled
       towards the ELBO (K = 1 is the ELBO for every alpha), and exceeds the evidence only for an
@@ -116,15 +116,15 @@ class VRELBO(Objective):
     (:class:`BBAlphaELBO`) counts the other way: ``alpha_VR = 1 - alpha_BB`` for a single unit.
 
     **Independent data.** If plates enclose every site of the model and of the guide, each of their
-    elements has its own bound; they are summed and scaled by N/M, which is unbiased in the
+    elements has its own bound; the bounds are summed and scaled by N/M, which is unbiased in the
     minibatch. Otherwise, as for a guide whose sites lie outside (``AutoContinuous``), there is one
-    joint bound for the whole data set; with a ``subsample_size`` the likelihood is scaled *inside*
-    (the energy approximation). That is biased for alpha other than 1: the mean over minibatches
-    lies above the full-data value for alpha < 1 (and may exceed the evidence), and below it for
-    alpha > 1. The noise of the minibatch is then taken for uncertainty of the posterior, and the
-    guide comes out too wide, often several times; a warning says so. ``proxy`` removes that noise.
-    Latent sites both inside and outside a subsampled plate are an error, unless
-    alpha is 1.
+    joint bound for the whole data set, and with a ``subsample_size`` the likelihood is scaled
+    *inside* it (the energy approximation). That is biased for alpha other than 1: the mean over
+    minibatches lies above the full-data value for alpha < 1 (and may exceed the evidence), and
+    below it for alpha > 1. The bound then mistakes the noise of the minibatch for uncertainty of
+    the posterior, and the guide becomes too wide, often several times; a warning says so. A
+    ``proxy`` removes that noise. Latent sites both inside and outside a subsampled plate are an
+    error, unless alpha is 1.
 
     **When it fails.** For alpha < 1 the mean of the loss is infinite if the guide has mass where p
     is 0. For alpha > 1 the exact bound is -inf unless the guide is narrow enough (Gaussians: alpha
@@ -143,13 +143,15 @@ class VRELBO(Objective):
       (1-\alpha)\hat w_k)` on the path derivative. It is unbiased and has less noise near the
       posterior (far from it there may be more). alpha has to be finite.
 
-    The last two evaluate log q at a given z: the guide needs invertible transforms and runs twice.
+    The last two evaluate log q at a given z, so the guide needs invertible transforms and is run
+    twice.
 
-    **Annealing.** ``alpha`` may be a traced scalar, or a callable of the step; then wrap the guide:
+    **Annealing.** ``alpha`` may be a traced scalar, or a function of the step. For the latter wrap
+    the guide:
     ``SVI(model, count_steps(guide), optim, VRELBO(lambda i: jnp.minimum(i / 1000., 1.)))``.
 
-    Weights of ``-inf`` are legal; if all are, the loss is ``inf``. The mutable state is that of the
-    first particle.
+    Weights of ``-inf`` are allowed; if all of them are, the loss is ``inf``. The mutable state is
+    that of the first particle.
 
     :param alpha: order, a number in [-inf, inf], a traced finite scalar, or a callable of the step.
     :param int num_particles: number of particles K.
@@ -204,15 +206,15 @@ class VRELBO(Objective):
 
 
 class IWELBO(VRELBO):
-    r"""Importance-weighted bound: :class:`VRELBO` of order 0,
+    r"""Importance-weighted bound: :class:`VRELBO` of order 0.
 
     .. math::
         \hat L_K = \log \frac{1}{K} \sum_k \frac{p(x, z_k)}{q(z_k)}, \qquad z_k \sim q.
 
-    Its mean is a lower bound on the evidence, and rises to it with K. With many particles the
-    ``"standard"`` gradient of the guide is mostly noise; near the posterior ``gradient="dreg"`` is
-    not. Minibatches of data that share their latent sites make the guide far too wide, unless
-    there is a ``proxy``, as in :class:`VRELBO`.
+    Its mean is a lower bound on the evidence, and approaches it as K grows. With many particles the
+    ``"standard"`` gradient of the guide is mostly noise; near the posterior that of
+    ``gradient="dreg"`` is not. Minibatches of data that share their latent sites make the guide far
+    too wide without a ``proxy``, as in :class:`VRELBO`.
 
     :param int num_particles: number of particles K.
     :param vectorize_particles: as in :class:`VRELBO`.

@@ -20,7 +20,7 @@ def taylor_proxy(
     block_size: int | None = None,
     **kwargs: Any,
 ) -> TaylorProxy:
-    r"""A control variate with which bounds on minibatches are as sharp as those on all rows,
+    r"""A control variate with which bounds on minibatches are as sharp as those on all rows.
 
     .. math::
         \hat\ell_B(t) = L + G^\top v + \tfrac12 v^\top H v + \frac NM \sum_{n \in B} \Big[
@@ -31,23 +31,24 @@ def taylor_proxy(
     sums L, G and H over all N rows are computed once. Give the result as ``proxy=`` to
     :class:`VRELBO` and the other objectives whose latent sites are shared by all rows.
 
-    The estimate has the log likelihood of all rows as its mean over minibatches, at every t. Its
-    noise is of third order in the distance from the center, where that of a plain minibatch is of
-    first order and makes the guides of orders other than 1 far too wide. It is exact for a
-    likelihood that is normal in t, whatever the center. Degree 1 leaves out the Hessians; its noise
-    is of second order.
+    At every t, the mean of the estimate over minibatches is the log likelihood of all rows. Its
+    noise is of third order in the distance from the center. The noise of a plain minibatch is of
+    first order, and makes guides trained by orders other than 1 far too wide. The estimate is exact
+    for a likelihood that is normal in t, whatever the center. Degree 1 leaves out the Hessians; its
+    noise is of second order.
 
-    A step takes the M rows, and for each particle one first and one second derivative of these
-    rows along a line; nothing in it depends on N. The proxy holds d^2 numbers.
+    A step evaluates the M rows, and for each particle one first and one second derivative of these
+    rows along a line; its cost does not depend on N. The proxy holds d^2 numbers.
 
     **When it fails.** Far from the center the noise is that of a plain minibatch or worse. An
-    ``InferenceWarning`` says so if the standard deviation over minibatches exceeds 0.5 nats where
-    the normal approximation at the center has its mass; ``evidence_bounds(svi, result,
-    proxy=proxy)`` measures it where a fitted guide has its mass. Then ``proxy.at(guide, params)``
-    is the proxy at the mean of the guide. A posterior with several separated modes has no center.
+    ``InferenceWarning`` says so if its standard deviation over minibatches exceeds 0.5 nats where
+    the normal approximation at the center has its mass, and ``evidence_bounds(svi, result,
+    proxy=proxy)`` measures it where a fitted guide has its mass. In that case use
+    ``proxy.at(guide, params)``, the proxy at the mean of the guide. A posterior with several
+    separated modes has no center.
 
-    The latent sites have to lie outside the plate that takes the minibatch, and the model must have
-    no ``numpyro.param``. ``proxy.center`` holds the constrained values of c, which
+    The latent sites must lie outside the plate that takes the minibatch, and the model must have no
+    ``numpyro.param``. ``proxy.center`` holds the constrained values of c, which
     :class:`numpyro_ext.mcmc.ControlVariate` and ``numpyro.infer.init_to_value`` take.
 
     :param model: Python callable with NumPyro primitives, in which one plate takes a minibatch.

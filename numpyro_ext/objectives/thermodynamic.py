@@ -16,7 +16,7 @@ from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
 
 
 class ThermodynamicELBO(Objective):
-    r"""Riemann sum of thermodynamic integration, from the guide (b = 0) to the posterior (b = 1),
+    r"""Riemann sum of thermodynamic integration, from the guide (b = 0) to the posterior (b = 1).
 
     .. math::
         \log p(x) = \int_0^1 E_{\pi_b}[\log w]\, db, \qquad \pi_b \propto q(z)^{1-b}\, p(x, z)^b,

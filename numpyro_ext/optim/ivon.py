@@ -30,20 +30,20 @@ def ivon(
         m_t &= b_1 m_{t-1} + (1 - b_1) G, \qquad
         \mu_t = \mu_{t-1} - r\, \frac{m_t / (1 - b_1^t)}{P_t}.
 
-    The last term of the first line keeps the precision above half of the last one, whatever the
-    noise. G and C are read off the gradients of the two leaves, so that the stock ``Trace_ELBO`` is
-    enough, prior and number of rows are the model's, and no number of the problem is given by hand.
-    Rates are shares: r of a Newton step, p of the precision.
+    The last term of the first line keeps each precision above half of the one before, whatever the
+    noise. G and C are computed from the gradients of the two leaves. So NumPyro's ``Trace_ELBO`` is
+    enough, the prior and the number of rows are those of the model, and nothing about the problem
+    has to be given by hand. Rates are shares: r of a Newton step, and p of the precision.
 
     Use it with ``AutoNormal`` or ``AutoDiagonalNormal``: it acts on every pair of leaves
-    ``<x>_loc`` and ``<x>_scale`` of one shape, and gives all others to ``other``. Start narrow,
-    ``init_scale=0.02``, and draw four or more particles a step.
+    ``<x>_loc`` and ``<x>_scale`` of one shape, and leaves all others to ``other``. Start narrow,
+    with ``init_scale=0.02``, and draw four or more particles a step.
 
-    **When it fails.** A rate that is large beside correlated curvature diverges with every number
-    finite: a loss that grows is the sign; take a smaller or falling rate. It is not robust against
-    a wide start, which makes the first precisions small and the first steps of the mean long. What
-    it converges to is the mean-field normal of the loss, with its too small standard deviations
-    where parameters are correlated.
+    **When it fails.** If the rate is too large for parameters whose curvature is correlated, the
+    optimiser diverges, although every number is finite. The sign is a growing loss; take a smaller
+    or a falling rate. It is not robust to a wide start, which makes the first precisions small and
+    the first steps of the mean long. It converges to the mean-field normal of the loss, whose
+    standard deviations are too small where parameters are correlated.
 
     :param rate: r, positive, or a schedule of the number of steps.
     :param float b1: share of the averaged gradient that is kept, in [0, 1).

@@ -23,15 +23,15 @@ def whitened(
     and its step of :math:`\xi`, multiplied by A, is that of the mean. All other parameters pass as
     they are; scales and correlations have no units in the first place.
 
-    Adam moves each number by about its learning rate whatever the gradient is. With many rows, or
-    raw columns, a posterior standard deviation may be a millionth of 0.003, and the mean is then
-    thrown about until the rate has fallen. Here 0.01 is a hundredth of a standard deviation, for
-    any number of rows and units of the columns, and a fit hardly depends on them.
+    Adam moves each number by about its learning rate, whatever the gradient is. With many rows or
+    raw columns, a posterior standard deviation may be a millionth of 0.003, and Adam then throws
+    the mean about until the rate has fallen. Here a rate of 0.01 is a hundredth of a standard
+    deviation, for any number of rows and any units of the columns.
 
-    **When it fails.** It adds no error, and only as good a speed as the start is good: give it the
-    parameters in which the guide begins at a mode with the covariance there, from
+    **When it fails.** It adds no error, but it is only as fast as its start is good. Give it the
+    parameters with which the guide starts at a mode, with the covariance there, from
     ``taylor_proxy(...).init_params(guide)`` or ``find_whitening(...).init_params(guide, *args)``,
-    and the same to ``svi.run(init_params=)``. From NumPyro's default start (scale 0.1) it only
+    and pass the same to ``svi.run(init_params=)``. From NumPyro's default start (scale 0.1) it only
     makes the steps smaller. A flow with ``init_from=`` has such coordinates already.
 
     :param optimizer: optax optimiser of all parameters, such as ``optax.adam(0.01)``.

@@ -48,11 +48,11 @@ class AutoParticles(ContinuousGuide):
     normal noise. Called as a guide it picks one particle uniformly. It has no density, so losses
     that need one (``Trace_ELBO``) raise an error instead of collapsing all particles to a mode.
 
-    The model needs continuous latents, none of them inside a subsampled plate; observed sites may
-    be subsampled. The answer is as good as m points can be: there are no quantiles beyond 1/m, and
-    for d > m / 2, which is a warning, the spread is smaller than the posterior's. One particle is
-    the start of a climb to a mode. ``diagnose`` says whether the particles have converged, and
-    :func:`print_particles` prints a summary of ``particles(params)``.
+    The latent sites of the model must be continuous and outside every subsampled plate; observed
+    sites may be subsampled. The result is only as good as m points can be: there are no quantiles
+    beyond 1/m, and for d > m / 2 the spread is smaller than that of the posterior, of which a
+    warning is given. A single particle climbs to a mode. ``diagnose`` says whether the particles
+    have converged, and :func:`print_particles` prints a summary of ``particles(params)``.
 
     :param model: a NumPyro model.
     :param int num_particles: m.

@@ -31,18 +31,18 @@ class RegularizedSVGD(ParticleField):
     gradient flow :math:`g - \nabla \log q`, with the Stein estimate of the score of q. Every
     :math:`\eta` has the same points of rest, those with :math:`K g + b = 0`.
 
-    It is the field to start with. By default it is preconditioned by the covariance of the
-    particles, so that nothing depends on the units of the parameters, and
-    :func:`~numpyro_ext.particles.particle_step` has the step size that goes with it.
+    Start with this field. By default it is preconditioned by the covariance of the particles, so
+    that nothing depends on the units of the parameters, and
+    :func:`~numpyro_ext.particles.particle_step` has the step size that belongs to it.
 
     **Bias.** With 100 particles in 25 dimensions the standard deviations are within 2 % of the
-    posterior's on average (``benchmarks/particles``, German credit); every field makes them too
-    small for d > m / 2. Where the posterior has separate modes, the particles keep the share of
-    each that they start with. In a tail that falls like an exponential, such as that of the
-    logarithm of a scale with a heavy-tailed prior, a few particles may be too far out; they change
-    the standard deviation of that scale more than its quantiles. A funnel is not filled. The
-    implied ratio detects none of the three; ``diagnose``, which moves each particle by a short
-    Markov chain, does, and it says where the share of a mode is only that of the start.
+    posterior's on average (``benchmarks/particles``, German credit). Every field makes them too
+    small for d > m / 2. If the posterior has separate modes, each keeps the share of the particles
+    that start near it. In a tail that falls like an exponential, such as that of the logarithm of a
+    scale with a heavy-tailed prior, a few particles may be too far out; they change the standard
+    deviation of that scale more than its quantiles. A funnel is not filled. The implied sd ratio
+    detects none of these three errors. ``diagnose`` does, because it moves each particle by a short
+    Markov chain, and it says where the share of a mode is only that of the start.
 
     **Conventions.** The field has no factor 1/m, so its steps are those of the Wasserstein fields.
     The :math:`\nu` of He et al. is :math:`\eta / (m + \eta)`, and their field is

@@ -34,8 +34,8 @@ def he_bandwidth(
     and :math:`\rho = K 1`, the bandwidth minimises
 
     .. math::
-        J = \sum_i a_i^2 = (2\pi)^d h^{d+2} \sum_i \lambda_i^2, \quad
-        a_i = \frac1m \sum_j K_{ij} \bigl(|r_{ij}|^2 / h - r_{ij}^\top s_j / h - d\bigr), \quad
+        J &= \sum_i a_i^2 = (2\pi)^d h^{d+2} \sum_i \lambda_i^2, \\
+        a_i &= \frac1m \sum_j K_{ij} \bigl(|r_{ij}|^2 / h - r_{ij}^\top s_j / h - d\bigr), \quad
         s_j = x_j - (K x)_j / \rho_j,
 
     which has no units. It is :math:`d^2 / m` for :math:`l \to 0` and :math:`m d^2` for

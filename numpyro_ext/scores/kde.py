@@ -19,7 +19,7 @@ from numpyro_ext.scores.kernels import RBF, Epanechnikov
 @pytree
 @dataclass(frozen=True, eq=False)
 class KDEScore:
-    r"""Score of the kernel density estimate of the samples :math:`x^1, \dots, x^K`:
+    r"""Score of the kernel density estimate of the samples :math:`x^1, \dots, x^K`.
 
     .. math:: g(y) = \frac{\sum_k \nabla_y k(x^k, y)}{\sum_k k(x^k, y)},
 

@@ -23,7 +23,7 @@ _MOST_QUADRATIC = 50
 
 
 def logistic_loss(logits_num: ArrayLike, logits_den: ArrayLike) -> Float[Array, ""]:
-    r"""Logistic loss of a classifier T that tells samples of two distributions apart:
+    r"""Logistic loss of a classifier T that tells samples of two distributions apart.
 
     .. math:: \mathrm{mean}\,\mathrm{softplus}(-T(x_{num}))
               + \mathrm{mean}\,\mathrm{softplus}(T(x_{den})).

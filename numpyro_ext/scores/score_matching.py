@@ -33,8 +33,8 @@ class ScoreMatchingScore:
     (Hyvarinen), plus a ridge:
 
     .. math::
-        \hat g(y) = \sum_k a_k \nabla_y k(x^k, y), \qquad a = (\Lambda + \eta I)^{-1} b, \qquad
-        \Lambda_{kl} = h^4 \sum_n \nabla k(x^k, x^n)^\top \nabla k(x^l, x^n), \qquad
+        \hat g(y) &= \sum_k a_k \nabla_y k(x^k, y), \qquad a = (\Lambda + \eta I)^{-1} b, \\
+        \Lambda_{kl} &= h^4 \sum_n \nabla k(x^k, x^n)^\top \nabla k(x^l, x^n), \qquad
         b_k = h^4 \sum_n \mathrm{tr}\, \partial_x \partial_y k(x^k, x^n).
 
     :math:`\Lambda, b` and :math:`\eta` are in units of length squared: rescale :math:`\eta` with

@@ -54,9 +54,9 @@ class SVAEELBO(ELBO):
 
     .. math::
 
-        loss = KL(q(\theta) \| p(\theta)) - \frac NB \sum_n \big(
-        \mathrm{E}_{q} \log p(y_n \mid x_n) - KL_n \big), \qquad
-        KL_n = \mathrm{E} \log q(x_n, z_n) - \mathrm{E} \log p(x_n, z_n \mid \theta),
+        loss &= KL(q(\theta) \| p(\theta)) - \frac NB \sum_n \big(
+        \mathrm{E}_{q} \log p(y_n \mid x_n) - KL_n \big), \\
+        KL_n &= \mathrm{E} \log q(x_n, z_n) - \mathrm{E} \log p(x_n, z_n \mid \theta),
 
     where only the likelihood is a Monte Carlo estimate, over draws of x. Its mean is that of
     ``Trace_ELBO`` for the same parameters, in the same units; it is a lower bound on the evidence

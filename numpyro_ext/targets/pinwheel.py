@@ -18,9 +18,9 @@ def pinwheel(
     r"""Points ``(N, 2)`` on the arms of a pinwheel, and the number ``(N,)`` of the arm of each.
 
     .. math::
-        F_0 \sim N(1, s_r^2), \quad F_1 \sim N(0, s_t^2), \quad
-        a = 2\pi \frac{label}{classes} + rate\, e^{F_0}, \qquad
-        y = 10\, (F_0 \cos a + F_1 \sin a,\; -F_0 \sin a + F_1 \cos a),
+        F_0 &\sim N(1, s_r^2), \quad F_1 \sim N(0, s_t^2), \quad
+        a = 2\pi \frac{label}{classes} + rate\, e^{F_0}, \\
+        y &= 10\, (F_0 \cos a + F_1 \sin a,\; -F_0 \sin a + F_1 \cos a),
 
     in a random order: mixtures of normals need several components for an arm, and a mixture behind
     a neural network needs one.

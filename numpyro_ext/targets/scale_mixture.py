@@ -9,7 +9,7 @@ from numpyro_ext._checks import check_positive
 def scale_mixture(
     pi: float = 0.5, scale_1: float = 1.0, scale_2: float = 0.1
 ) -> dist.MixtureSameFamily:
-    r"""A prior of weights with a narrow peak and wide shoulders,
+    r"""A prior of weights with a narrow peak and wide shoulders.
 
     .. math::
         p(w) = \pi\, N(w; 0, \sigma_1^2) + (1 - \pi)\, N(w; 0, \sigma_2^2) .

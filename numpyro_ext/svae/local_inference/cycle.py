@@ -143,9 +143,9 @@ class CycleMeanField(CoordinateAscent, _Cycle):
     over i = K - 1, ..., 0 sets the log odds of :math:`q(z_i)`, and then :math:`q(x_i)`, to
 
     .. math::
-        \lambda_i + \sum_r q_{i+1}(r) [T_i(1, r) - T_i(0, r)]
-        + \sum_l q_{i-1}(l) [T_{i-1}(l, 1) - T_{i-1}(l, 0)], \qquad
-        q(x_i) \propto \psi_i(x) \exp \sum_{lr} q_i(l)\, q_{i+1}(r)
+        &\lambda_i + \sum_r q_{i+1}(r) [T_i(1, r) - T_i(0, r)]
+        + \sum_l q_{i-1}(l) [T_{i-1}(l, 1) - T_{i-1}(l, 0)], \\
+        &q(x_i) \propto \psi_i(x) \exp \sum_{lr} q_i(l)\, q_{i+1}(r)
         \langle \eta_{lr}, t(x) \rangle .
 
     Every sweep raises the surrogate bound. The answer depends on the start, and q is too sure of z.

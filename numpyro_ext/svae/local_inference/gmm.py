@@ -79,9 +79,9 @@ class GMMEP(_GMM):
     :math:`\log Z_k = \log \int N(x \mid \eta_k)\, \psi(x)\, dx`,
 
     .. math::
-        r_k \propto \exp(\mathrm{E} \log \pi_k + \log Z_k), \qquad
-        \mathrm{E}\, t(x) = \sum_k r_k\, \mathrm{E}_{\eta_k \psi}\, t(x), \qquad
-        q(z) = r, \quad q(x) = N \text{ of these moments}.
+        r_k &\propto \exp(\mathrm{E} \log \pi_k + \log Z_k), \qquad
+        \mathrm{E}\, t(x) = \sum_k r_k\, \mathrm{E}_{\eta_k \psi}\, t(x), \\
+        q(z) &= r, \quad q(x) = N \text{ of these moments}.
 
     There is no iteration. The normals :math:`\eta_k` ignore how uncertain a component is; the bound
     does not. q(x) has one mode even where x has several, one for each component.
