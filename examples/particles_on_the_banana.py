@@ -14,6 +14,7 @@ independent exact draws. The ratios of the draws are not 1 either, and from one 
 another they scatter by 0.07 and 0.17, because x2 has a long tail; particles are not independent,
 and have no such scatter. The exit code is 1 if a mean is further than 0.4 standard deviations from
 the exact one, or a ratio of standard deviations is outside the limits that are printed beside it.
+::
 
     python examples/particles_on_the_banana.py --out out/particles_on_the_banana.png
 """

@@ -13,7 +13,7 @@ samples of each model. It also saves the trained parameters, which ``--trained``
 training.
 
 The first command requires no data files (scikit-learn's 8x8 digits and a small network), and the
-second uses the silhouettes.
+second uses the silhouettes. ::
 
     python examples/vae_silhouettes.py
     python examples/vae_silhouettes.py --data-dir data
