@@ -20,7 +20,7 @@ of boston, concrete and yacht, and the third has all 20 splits. ::
     python examples/bnn_regression.py --data-dir data
 
 .. image:: /recorded/bnn_regression.png
-   :alt: Test log-likelihood and error of the energy functions, beside the published ones.
+   :alt: Negative test log-likelihood of the diabetes data by the order of the bound.
 
 .. literalinclude:: /recorded/bnn_regression.txt
    :language: text

@@ -20,7 +20,7 @@ error on the mean over the data sets. ::
     python examples/meta_learned_sampler.py --data-dir data
 
 .. image:: /recorded/meta_learned_sampler.png
-   :alt: Test log-likelihood of the samplers on each data set.
+   :alt: Energy in training, and test log-likelihood of the samplers on other data.
 
 .. literalinclude:: /recorded/meta_learned_sampler.txt
    :language: text

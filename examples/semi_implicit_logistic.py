@@ -18,7 +18,7 @@ picture. The exit code is 1 if the semi-implicit guide with 1,000 draws is off b
     python examples/semi_implicit_logistic.py --out out/semi_implicit_logistic.png
 
 .. image:: /recorded/semi_implicit_logistic.png
-   :alt: Standard deviations of each guide over those of NUTS.
+   :alt: Draws of two weights by each guide, on top of those of NUTS.
 
 .. literalinclude:: /recorded/semi_implicit_logistic.txt
    :language: text

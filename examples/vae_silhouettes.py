@@ -19,7 +19,7 @@ second uses the silhouettes. ::
     python examples/vae_silhouettes.py --data-dir data
 
 .. image:: /recorded/vae_silhouettes.png
-   :alt: Samples of the auto-encoders and their test log-likelihoods.
+   :alt: Images of the data, and samples of the auto-encoder, IWAE and VR-max.
 
 .. literalinclude:: /recorded/vae_silhouettes.txt
    :language: text

@@ -10,11 +10,14 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TINY = {
     "conjugate_ascent": ["--rows", "400"],
+    "conjugate_lda": ["--documents", "300"],
+    "hierarchical_groups": ["--scale", "0.01", "--methods", "EP", "AutoNormal"],
     "neutra": ["--steps", "20", "--num-samples", "20", "--guides", "AutoRealNVPNormal"],
     "posterior_regularisation": "--splits 1 --steps 20 --num-samples 20 --strengths 0 5".split(),
     "sigmoid_belief_network": ["--steps", "5", "--draws", "5"],
     "which_alpha": ["--splits", "2", "--steps", "20"],
     "streaming_updates": ["--days", "2", "--num-samples", "50"],
+    "vae_digits": ["--half", "--steps", "16", "--draws", "20"],
 }
 
 
