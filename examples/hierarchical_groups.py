@@ -9,14 +9,19 @@ grouped data have it, and centred, as one would write it.
 
 The same model goes through every family of the package: normal guides, a flow, a mixture, draws
 without a density, stochastic gradients on minibatches of 44 rows, particles, and expectation
-propagation. None is tuned: each is the call of the page "How to choose". ``NUTS`` with four chains
-is the reference. The columns are the largest error of a mean in standard deviations, the smallest
-and the largest ratio of a standard deviation (over all numbers; those of spreads and noise are
-taken of logarithms), the seconds with compilation, and what ``diagnose`` finds wrong.
+propagation. None is tuned: each is the call of the page "How to choose". The reference is ``NUTS``
+on the form in which the slopes are not centred, four chains. ``NUTS`` on the centred form is a row
+of the table as well, because where the spread of the slopes is small its trajectories diverge.
 
-The exit code is 1 if a method that should be right (the flow, ``SGHMC``, ``EP``) has a mean that
-is off by more than 0.25 standard deviations, or a standard deviation by more than 25 %, or if
-``diagnose`` is content with a method that is off by more than twice that. ::
+The columns are the largest error of a mean in standard deviations, the smallest and the largest
+ratio of a standard deviation, of the levels and slopes of the firms and of the six numbers that
+they share, the seconds with compilation, and what ``diagnose`` finds wrong. It knows nothing of the
+reference, and it judges all numbers, on the scale of the logarithm where they are positive. So a
+line about the tail of a spread towards 0 does not mean that the firms are wrong.
+
+The exit code is 1 if ``NUTS``, the flow, ``SGHMC`` or ``EP`` has a mean of a firm that is off by
+more than 0.25 standard deviations, or a standard deviation by more than 25 %, or if ``diagnose`` is
+content with a method of which any number is off by more than 0.5. ::
 
     python examples/hierarchical_groups.py --out out/hierarchical_groups.png
 
@@ -44,8 +49,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.handlers import reparam
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from numpyro.infer.reparam import LocScaleReparam
 import optax
 from statsmodels.datasets import grunfeld
 
@@ -57,8 +64,9 @@ from numpyro_ext.objectives import VRELBO, ImplicitELBO, MixtureELBO
 from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
 
 Data = tuple[Array, Array, Array, Array]
-SPREADS = "level_spread", "slope_spread", "noise"
-SHOULD_BE_RIGHT = "flow from the mode", "SGHMC, 44 rows", "EP"
+SITES = "level slope level_mean slope_mean level_spread slope_spread of_capital noise".split()
+OF_FIRMS = 22
+SHOULD_BE_RIGHT = "NUTS, centred", "flow from the mode", "SGHMC, 44 rows", "EP"
 
 
 def firms() -> tuple[list[str], Data]:
@@ -83,6 +91,9 @@ def model(firm: Array, value: Array, capital: Array, invest: Array, batch: int |
     with numpyro.plate("rows", len(firm), subsample_size=batch) as i:
         mean = level[firm[i]] + slope[firm[i]] * value[i] + of_capital * capital[i]
         numpyro.sample("invest", dist.Normal(mean, noise), obs=invest[i])
+
+
+not_centred = reparam(model, {"slope": LocScaleReparam(0.0)})
 
 
 class Fit(NamedTuple):
@@ -146,29 +157,25 @@ def propagation(sweeps: int, data: Data) -> Fit:
 
 
 def numbers(draws: dict[str, np.ndarray]) -> np.ndarray:
-    """``(draw, 28)``; the positive ones as logarithms."""
-    sites = "level_mean slope_mean of_capital level_spread slope_spread noise level slope".split()
-    columns = [np.log(draws[site]) if site in SPREADS else draws[site] for site in sites]
-    return np.concatenate([x.reshape(len(x), -1) for x in columns], axis=1)
+    """``(draw, 28)``, those of the firms first."""
+    columns = [np.reshape(draws[site], (len(draws[site]), -1)) for site in SITES]
+    return np.concatenate(columns, axis=1)
 
 
 class Row(NamedTuple):
-    mean_error: float
-    least: float
-    largest: float
+    mean_error: np.ndarray
+    ratio: np.ndarray
     content: bool
 
-    @property
-    def off(self) -> float:
-        """The largest of the errors, of means in standard deviations and of these."""
-        return max(self.mean_error, self.largest - 1, 1 - self.least)
+    def off(self, num: int | None = None) -> float:
+        """The largest of the errors of the first ``num`` numbers: of means in standard deviations,
+        and of standard deviations as shares of the right ones."""
+        return max(self.mean_error[:num].max(), np.abs(self.ratio[:num] - 1).max())
 
 
 def compare(draws: dict[str, np.ndarray], truth: np.ndarray, content: bool) -> Row:
     x, sd = numbers(draws), truth.std(0)
-    ratio = x.std(0) / sd
-    error = np.max(np.abs(x.mean(0) - truth.mean(0)) / sd)
-    return Row(float(error), float(ratio.min()), float(ratio.max()), content)
+    return Row(np.abs(x.mean(0) - truth.mean(0)) / sd, x.std(0) / sd, content)
 
 
 def words(found: Diagnosis) -> str:
@@ -180,7 +187,7 @@ def draw_picture(names: list[str], draws: dict[str, dict[str, np.ndarray]], path
     fig, axes = plt.subplots(1, 2, figsize=(10, 9), sharey=True, layout="constrained")
     place = np.arange(len(names))[::-1]
     for k, (method, found) in enumerate(draws.items()):
-        colour = "k" if method == "NUTS" else f"C{k - 1}"
+        colour = "k" if k == 0 else f"C{k - 1}"
         for ax, site in zip(axes, ("level", "slope"), strict=True):
             low, mid, high = np.quantile(found[site], [0.05, 0.5, 0.95], axis=0)
             at = place + 0.35 - 0.8 * k / len(draws)
@@ -211,7 +218,10 @@ def main() -> int:
     names, data = firms()
     stl = VRELBO(1.0, 4, gradient="stl")
     methods: dict[str, Callable[[], Fit]] = {
-        "NUTS": lambda: by_chains(NUTS(model), many(1000), many(2000), 4, data),
+        "NUTS": lambda: by_chains(
+            NUTS(not_centred, target_accept_prob=0.95), many(1000), many(2500), 4, data
+        ),
+        "NUTS, centred": lambda: by_chains(NUTS(model), many(1000), many(1000), 4, data),
         "AutoNormal": lambda: by_svi(AutoNormal, 5e-3, Trace_ELBO(), many(5000), data),
         "normal from the mode": lambda: normal_from_the_mode(many(2000), data),
         "flow from the mode": lambda: by_svi(
@@ -225,22 +235,25 @@ def main() -> int:
         "200 particles": lambda: particles(many(200), many(1000), data),
         "EP": lambda: propagation(many(60), data),
     }
-    print(f"{'':22}{'mean error':>10}{'sd ratio':>15}{'seconds':>9}  diagnose finds wrong")
+    print(f"{'':21}{'mean error':>15}{'sd ratio, firms':>19}{'shared':>15}{'seconds':>9}")
     fits, rows = {}, {}
     for name in ["NUTS", *(args.methods or list(methods)[1:])]:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what they say is in the last column
+            warnings.simplefilter("ignore")  # what they say is in the line below
             fit = methods[name]()
             found = fit.judge()
         fits[name] = fit.draws
         row = rows[name] = compare(fit.draws, numbers(fits["NUTS"]), found.ok)
-        ratio = f"{row.least:.2f} to {row.largest:.2f}"
-        numerical = f"{row.mean_error:>7.2f} sd{ratio:>15}{fit.seconds:>9.0f}"
-        print(f"{name:22}{numerical}  {words(found)}", flush=True)
+        parts = row.ratio[:OF_FIRMS], row.ratio[OF_FIRMS:]
+        firms_sd, shared = (f"{x.min():.2f} to {x.max():.2f}" for x in parts)
+        error = f"{row.mean_error.max():.2f} sd"
+        print(f"{name:21}{error:>15}{firms_sd:>19}{shared:>15}{fit.seconds:>9.0f}")
+        print(f"    diagnose: {words(found)}", flush=True)
     draw_picture(names, fits, args.out)
     print(f"picture: {args.out}")
-    right = all(rows[name].off <= 0.25 for name in SHOULD_BE_RIGHT if name in rows)
-    silent = [name for name, row in rows.items() if row.off > 0.5 and row.content]
+    judged = [name for name in SHOULD_BE_RIGHT if name in rows]
+    right = all(rows[name].off(OF_FIRMS) <= 0.25 for name in judged)
+    silent = [name for name, row in rows.items() if row.off() > 0.5 and row.content]
     return 0 if right and not silent else 1
 
 

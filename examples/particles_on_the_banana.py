@@ -6,7 +6,8 @@ One hundred particles move onto the banana along five fields, from the same star
 The target is ``z1 ~ N(0, 1)``, ``x2 ~ N(3 (z1^2 - 1), 1)``, whose moments are known. Each field is
 a loss for ``SVI`` with ``particle_step``, which needs no tuning, for 1,000 steps (``SVGD``: 3,000).
 ``GFSD`` and ``Blob``, which smooth the density of the particles, draw them onto the ridge of the
-banana; ``SVGD`` and ``GFSF``, which smooth functions, fill its width, and ``SVGD`` misses the ends.
+banana. The others smooth functions: they fill its width and reach less far into its ends, ``SVGD``
+least.
 
 The script prints the means, and the standard deviations of the particles divided by the exact ones.
 It saves a picture of the particles at the end and of the paths of ten of them, beside 100
