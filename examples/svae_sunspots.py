@@ -288,6 +288,9 @@ def draw(path, guide, params, rng_key) -> None:
     fig.colorbar(dots, ax=right, label="year")
     right.legend(loc="upper left")
     right.set(title="smoothed path in the latent plane", aspect="equal")
+    right.set(xlabel="x[0]", ylabel="x[1]")
+    top.set_ylabel("sunspot number")
+    left.set_ylabel("sunspot number")
     fig.savefig(path, dpi=100)
     print(f"saved {path}")
 
