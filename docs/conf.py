@@ -52,8 +52,8 @@ HOMES = {
 }
 intersphinx_mapping = {name: (home, f"inventories/{name}.txt") for name, home in HOMES.items()}
 
-# These run within minutes, so the pages show what they print and draw; the others are shown
-# as they are, and their results are in examples/README.md.
+# These run within minutes, so the pages show what they print and draw; the others show what
+# `docs/record.py` has kept of a run.
 RUN = [
     "start_here",
     "choosing_a_step_size",

@@ -4,7 +4,7 @@
     python docs/record.py                                          # all that the pages show
     python docs/record.py meta_learned_sampler --data-dir ../data  # for those that read files
 
-Writes ``docs/recorded/NAME.txt`` and ``NAME.png``, of at most 1,000 pixels and 64 colours.
+Writes ``docs/recorded/NAME.txt`` and ``NAME.png``, of at most 1,000 pixels and 256 colours.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def record(name: str, data_dir: Path | None) -> None:
     with Image.open(DOCS.parent / drawn) as picture:
         picture = picture.convert("RGB")
         picture.thumbnail((1000, 1000))
-        picture.quantize(64).save(RECORDED / f"{name}.png")
+        picture.quantize(256).save(RECORDED / f"{name}.png", optimize=True)
     print(f"{name}: exit code {done.returncode}", flush=True)
 
 

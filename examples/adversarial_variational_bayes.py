@@ -19,7 +19,7 @@ and guide are trained together for 4,000 steps, and the critic's rate is ten tim
 The script prints, in nats for each point, the exact log-likelihood of the decoder (by quadrature on
 the plane), the ELBO (the log-likelihood minus the divergence of a histogram of 400,000 draws from
 the posterior on the same grid) and the ELBO according to the loss. It saves a picture of the plane.
-The exit code is 1 if an adversarial encoder is not 0.05 nats better than the Gaussian one.
+The exit code is 1 if an adversarial encoder is not 0.05 nats better than the Gaussian one. ::
 
     python examples/adversarial_variational_bayes.py --out out/adversarial_variational_bayes.png
 

@@ -13,14 +13,14 @@ prints a table of the mean and standard error over the splits of the negative te
 (pointwise, 100 draws) and of the RMSE beside the published ones, and saves a picture.
 
 The first command requires no data files (scikit-learn's diabetes), the second has two of the splits
-of boston, concrete and yacht, and the third has all 20 splits.
+of boston, concrete and yacht, and the third has all 20 splits. ::
 
     python examples/bnn_regression.py
     python examples/bnn_regression.py --data-dir data --splits 2
     python examples/bnn_regression.py --data-dir data
 
 .. image:: /recorded/bnn_regression.png
-   :alt: Test log-likelihood and error of the energy functions, beside the published ones.
+   :alt: Negative test log-likelihood of the diabetes data by the order of the bound.
 
 .. literalinclude:: /recorded/bnn_regression.txt
    :language: text

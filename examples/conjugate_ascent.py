@@ -204,7 +204,7 @@ def main(out, rows, seed):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[2])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[1])
     parser.add_argument("--out", type=Path, default=Path("out/conjugate_ascent.png"))
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)

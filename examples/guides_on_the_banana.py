@@ -11,7 +11,7 @@ flow is one connected piece, so that a bridge remains between the moons, or the 
 them. In the second case the divergence is log 2 or more.
 
 The script prints the divergences and saves a picture of the densities. The exit code is 1 if a flow
-has more than half of the divergence of the normal guide on the banana.
+has more than half of the divergence of the normal guide on the banana. ::
 
     python examples/guides_on_the_banana.py --out out/guides_on_the_banana.png
 

@@ -152,6 +152,7 @@ def draw_picture(runs: dict[str, Run], best: str, training, score, path: Path) -
         ylabel="kernel Stein discrepancy (1/length)",
         xscale="log",
         yscale="log",
+        ylim=(0.02, 2),  # room for the legend above the curves
         title="1,000 draws of the second half of t iterations",
     )
     axes[2].legend(frameon=False)

@@ -160,7 +160,7 @@ def main(out, steps, num_samples, seed, names):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[2])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[1])
     parser.add_argument("--out", type=Path, default=Path("out/neutra.png"))
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--num-samples", type=int, default=1000)

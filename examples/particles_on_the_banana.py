@@ -6,7 +6,8 @@ One hundred particles move onto the banana along five fields, from the same star
 The target is ``z1 ~ N(0, 1)``, ``x2 ~ N(3 (z1^2 - 1), 1)``, whose moments are known. Each field is
 a loss for ``SVI`` with ``particle_step``, which needs no tuning, for 1,000 steps (``SVGD``: 3,000).
 ``GFSD`` and ``Blob``, which smooth the density of the particles, draw them onto the ridge of the
-banana; ``SVGD`` and ``GFSF``, which smooth functions, fill its width, and ``SVGD`` misses the ends.
+banana. The others smooth functions: they fill its width and reach less far into its ends, ``SVGD``
+least.
 
 The script prints the means, and the standard deviations of the particles divided by the exact ones.
 It saves a picture of the particles at the end and of the paths of ten of them, beside 100
@@ -14,6 +15,7 @@ independent exact draws. The ratios of the draws are not 1 either, and from one 
 another they scatter by 0.07 and 0.17, because x2 has a long tail; particles are not independent,
 and have no such scatter. The exit code is 1 if a mean is further than 0.4 standard deviations from
 the exact one, or a ratio of standard deviations is outside the limits that are printed beside it.
+::
 
     python examples/particles_on_the_banana.py --out out/particles_on_the_banana.png
 """

@@ -159,7 +159,7 @@ def main(out, splits, steps, num_samples, strengths):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[2])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[1])
     parser.add_argument("--out", type=Path, default=Path("out/posterior_regularisation.png"))
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2000)

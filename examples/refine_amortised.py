@@ -12,7 +12,7 @@ amortisation.
 
 The script prints the bound per image in nats for T = 0, 5, 20 and 100, on images of the training
 set and on others, beside the importance-weighted estimate of log p(x). It saves a picture of the
-gains and of their histogram over images. The exit code is 1 if the bound does not rise with T.
+gains and of their histogram over images. The exit code is 1 if the bound does not rise with T. ::
 
     python examples/refine_amortised.py --out out/refine_amortised.png
 

@@ -13,12 +13,12 @@ model and a bound that ``Trace_ELBO`` computes.
 The script prints the ratios of the standard deviations to those of ``NUTS``, the largest error of a
 mean in standard deviations and the loss (the bound with the opposite sign, in nats), and saves a
 picture. The exit code is 1 if the semi-implicit guide with 1,000 draws is off by more than 5 %, or
-``AutoNormal`` by less than 20 %, in a standard deviation of a weight.
+``AutoNormal`` by less than 20 %, in a standard deviation of a weight. ::
 
     python examples/semi_implicit_logistic.py --out out/semi_implicit_logistic.png
 
 .. image:: /recorded/semi_implicit_logistic.png
-   :alt: Standard deviations of each guide over those of NUTS.
+   :alt: Draws of two weights by each guide, on top of those of NUTS.
 
 .. literalinclude:: /recorded/semi_implicit_logistic.txt
    :language: text

@@ -144,7 +144,7 @@ def main(out, steps, draws, seed):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[2])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[1])
     parser.add_argument("--out", type=Path, default=Path("out/sigmoid_belief_network.png"))
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--draws", type=int, default=1000, help="of each test image")

@@ -242,7 +242,7 @@ def main(out, days, num_samples, seed):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[2])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[1])
     parser.add_argument("--out", type=Path, default=Path("out/streaming_updates.png"))
     parser.add_argument("--days", type=int, default=20)
     parser.add_argument("--num-samples", type=int, default=4000)

@@ -10,7 +10,7 @@ is driven by noise has such cycles; a network bends its path into the square roo
 and another network gives each year a Gaussian potential. Years without data have the potential
 zero, so that one pass over a series that ends in NaN smooths and forecasts. The script prints the
 period of the rotation, and the scores of the forecasts beside those of a plain variational
-auto-encoder with the same networks and of autoregressions from statsmodels.
+auto-encoder with the same networks and of autoregressions from statsmodels. ::
 
     python examples/svae_sunspots.py
 
@@ -185,7 +185,7 @@ def score_autoregression(lags, years, horizons):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out"))
@@ -288,6 +288,9 @@ def draw(path, guide, params, rng_key) -> None:
     fig.colorbar(dots, ax=right, label="year")
     right.legend(loc="upper left")
     right.set(title="smoothed path in the latent plane", aspect="equal")
+    right.set(xlabel="x[0]", ylabel="x[1]")
+    top.set_ylabel("sunspot number")
+    left.set_ylabel("sunspot number")
     fig.savefig(path, dpi=100)
     print(f"saved {path}")
 

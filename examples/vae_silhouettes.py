@@ -13,13 +13,13 @@ samples of each model. It also saves the trained parameters, which ``--trained``
 training.
 
 The first command requires no data files (scikit-learn's 8x8 digits and a small network), and the
-second uses the silhouettes.
+second uses the silhouettes. ::
 
     python examples/vae_silhouettes.py
     python examples/vae_silhouettes.py --data-dir data
 
 .. image:: /recorded/vae_silhouettes.png
-   :alt: Samples of the auto-encoders and their test log-likelihoods.
+   :alt: Images of the data, and samples of the auto-encoder, IWAE and VR-max.
 
 .. literalinclude:: /recorded/vae_silhouettes.txt
    :language: text

@@ -146,7 +146,7 @@ def main(out, splits, steps, seed):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[2])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[1])
     parser.add_argument("--out", type=Path, default=Path("out/which_alpha.png"))
     parser.add_argument("--splits", type=int, default=20)
     parser.add_argument("--steps", type=int, default=3000)

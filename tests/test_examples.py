@@ -1,5 +1,7 @@
-"""Examples run from their first line to their picture, at sizes that make no claim."""
+"""Examples run from their first line to their picture, at sizes that make no claim, and every page
+of the gallery shows a run."""
 
+import ast
 from pathlib import Path
 import runpy
 import sys
@@ -8,13 +10,17 @@ import matplotlib.pyplot as plt
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+DOCS = EXAMPLES.parent / "docs"
 TINY = {
     "conjugate_ascent": ["--rows", "400"],
+    "conjugate_lda": ["--documents", "300"],
+    "hierarchical_groups": ["--scale", "0.01", "--methods", "EP", "AutoNormal"],
     "neutra": ["--steps", "20", "--num-samples", "20", "--guides", "AutoRealNVPNormal"],
     "posterior_regularisation": "--splits 1 --steps 20 --num-samples 20 --strengths 0 5".split(),
     "sigmoid_belief_network": ["--steps", "5", "--draws", "5"],
     "which_alpha": ["--splits", "2", "--steps", "20"],
     "streaming_updates": ["--days", "2", "--num-samples", "50"],
+    "vae_digits": ["--half", "--steps", "16", "--draws", "20"],
 }
 
 
@@ -28,3 +34,24 @@ def test_an_example_runs(name, tmp_path, monkeypatch, capsys):
     plt.close("all")
     assert end.value.code in (0, 1)  # 1 says that the numbers are off, as they may be here
     assert picture.stat().st_size > 10_000 and len(capsys.readouterr().out.splitlines()) > 3
+
+
+def pages_that_run():
+    """``RUN`` of ``docs/conf.py``, which cannot be imported without Sphinx."""
+    for node in ast.parse((DOCS / "conf.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "RUN":
+            return ast.literal_eval(node.value)
+    raise AssertionError("docs/conf.py has no RUN")
+
+
+@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_a_page_shows_a_run(script):
+    name, text = script.stem, script.read_text()
+    recorded = [DOCS / "recorded" / f"{name}.{kind}" for kind in ("txt", "png")]
+    if name in pages_that_run():
+        assert not any(path.exists() for path in recorded)
+    else:
+        assert all(path.stat().st_size > 0 for path in recorded)
+        assert f'sphinx_gallery_thumbnail_path = "recorded/{name}.png"' in text
+        assert f".. image:: /recorded/{name}.png" in text
+        assert f".. literalinclude:: /recorded/{name}.txt" in text
