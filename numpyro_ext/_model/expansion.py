@@ -18,7 +18,7 @@ from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.density import row_log_lik
 from numpyro_ext._model.handlers import first_rows, refuse_noise, rows, valid_plates
 from numpyro_ext._model.mistakes import check_observed
-from numpyro_ext._model.mode_search import DENSE_UP_TO, NormalFit, find_modes, starts_of
+from numpyro_ext._model.mode_search import DENSE_UP_TO, NormalFit, mode_search, starts_of
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import (
     ModelInfo,
@@ -176,6 +176,7 @@ class Rows:
         """The first of up to eight searches that ends at a mode, or the one that ends nearest."""
         key_start, key_modes = random.split(rng_key)
         potential, found = self.potential, []
+        find_modes = mode_search(key_modes, potential)
         start, energy, _ = draw_start(key_start, self.model, self.info, *self.arguments)
         for near_median in (False, True):
             if near_median:  # for likelihoods that overflow in most of what is drawn
@@ -183,7 +184,7 @@ class Rows:
                 if not found:
                     potential.check_start(start, potential.first_rows(), energy, grad)
             starts = starts_of(key_start, self.info.ravel(start))
-            for mode in find_modes(key_modes, potential, starts) if np.isfinite(energy) else ():
+            for mode in find_modes(starts) if np.isfinite(energy) else ():
                 if mode.at_mode:
                     return mode
                 found.append(mode)

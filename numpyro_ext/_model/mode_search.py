@@ -31,14 +31,14 @@ __all__ = [
     "NormalFit",
     "batch_rows",
     "draw_batch",
-    "find_modes",
+    "mode_search",
     "some_rows",
     "starts_of",
 ]
 
 DENSE_UP_TO = 512
 """Latent dimensions up to which the curvature is a matrix."""
-_ADAM_STEPS, _ADAM_PIECES = 2000, 20
+_ADAM_STEPS, _ADAM_PIECES, _SEARCHES = 2000, 20, 4
 _NEWTON_STEPS, MOST_PASSES = 60, 300
 """The budget of one search: Newton steps, and gradients of all rows."""
 _HALVINGS, _TWICE_AS_NEAR_IN = 12, 6
@@ -152,53 +152,56 @@ def starts_of(rng_key: Array, first: Array) -> np.ndarray:
     return np.asarray(run_once(draw, rng_key, first))
 
 
-def find_modes(rng_key: Array, potential: Potential, starts: Any) -> Iterator[NormalFit]:
+def mode_search(rng_key: Array, potential: Potential) -> Callable[[Any], Iterator[NormalFit]]:
     """
-    The modes found from each of these points, one after another, by the same compiled functions:
-    Adam on minibatch gradients, then damped Newton steps with the gradient of all rows, of which
-    a search takes ``MOST_PASSES`` at most.
+    What finds the modes from given points, one after another, ``find_modes(starts)``: by Adam on
+    minibatch gradients, then damped Newton steps with the gradient of all rows, of which a search
+    takes ``MOST_PASSES`` at most. The programs are compiled while the caller goes on.
 
-    :param starts: ``(n,)`` each, where to begin.
+    ``starts`` are ``(n,)`` each, where to begin.
     """
     all_rows = sum(size for size, _ in potential.plates.values()) or 1
-    first = jnp.asarray(starts[0])
-    unknown = np.asarray(np.inf, first.dtype), np.zeros(first.shape, first.dtype)
-    empty = jax.eval_shape(optax.scale_by_adam().init, first)
-    begun = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), empty), first
-    options = _options(potential, first, len(starts) * all_rows / batch_rows(potential))
-    count = np.zeros((), np.int32)
-    piece = compile_ahead(
-        partial(_adam, potential), first, begun, rng_key, count, count, options=options
-    )
-    newton = compile_ahead(partial(_newton, potential), first, *unknown, options=options)
-    for which, start in enumerate(starts):
-        with _bar(_ADAM_PIECES + _NEWTON_STEPS, "finding the mode") as advance:
-            x, spent, state = start, 0, (begun[0], start)
-            for k in range(_ADAM_PIECES):
-                x, state = piece(x, state, rng_key, np.int32(which), np.int32(k))
-                spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
-                advance()
-            fallback = [start, state[1]]  # the latter, where Adam last had a finite gradient
-            left, at, decrements = MOST_PASSES, unknown, []
-            for _ in range(_NEWTON_STEPS):
-                x, at, decrement, moved, factor, num_negative, tries = newton(x, *at)
-                spent, left = spent + int(tries) * all_rows, left - int(tries)
-                decrements.append(float(decrement))
-                advance()
-                if left <= 0 or (factor.ndim == 1 and _is_slow(decrements)):
-                    break
-                if fallback and not np.isfinite(decrement):
-                    x, at = fallback.pop(), unknown
-                elif not bool(moved):
-                    break
-        diagonal = np.diagonal(factor) if factor.ndim == 2 else np.asarray(factor)
-        with np.errstate(divide="ignore"):
-            log_evidence = float(np.sum(np.log(np.abs(diagonal))) - float(at[0]))
-        fit = NormalFit(x, factor, float(decrement), int(num_negative), spent, log_evidence)
-        yield replace(fit, out_of_budget=left <= 0)
+    like = jax.ShapeDtypeStruct((potential.info.size,), jnp.result_type(float))
+    unknown = np.asarray(np.inf, like.dtype), np.zeros(like.shape, like.dtype)
+    empty = jax.eval_shape(optax.scale_by_adam().init, like)
+    moments = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), empty)
+    options = _options(potential, like, _SEARCHES * all_rows / batch_rows(potential))
+    zero = np.zeros((), np.int32)
+    adam = partial(_adam, potential), like, (moments, like), rng_key, zero, zero
+    piece = compile_ahead(*adam, options=options)
+    newton = compile_ahead(partial(_newton, potential), like, *unknown, options=options)
+
+    def find_modes(starts: Any) -> Iterator[NormalFit]:
+        for which, start in enumerate(starts):
+            with _bar(_ADAM_PIECES + _NEWTON_STEPS, "finding the mode") as advance:
+                x, spent, state = start, 0, (moments, start)
+                for k in range(_ADAM_PIECES):
+                    x, state = piece(x, state, rng_key, np.int32(which), np.int32(k))
+                    spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
+                    advance()
+                fallback = [start, state[1]]  # the latter, where Adam last had a finite gradient
+                left, at, decrements = MOST_PASSES, unknown, []
+                for _ in range(_NEWTON_STEPS):
+                    x, at, decrement, moved, factor, num_negative, tries = newton(x, *at)
+                    spent, left = spent + int(tries) * all_rows, left - int(tries)
+                    decrements.append(float(decrement))
+                    advance()
+                    if left <= 0 or (factor.ndim == 1 and _is_slow(decrements)):
+                        break
+                    if fallback and not np.isfinite(decrement):
+                        x, at = fallback.pop(), unknown
+                    elif not bool(moved):
+                        break
+            diagonal = np.diagonal(factor) if factor.ndim == 2 else np.asarray(factor)
+            with np.errstate(divide="ignore"):
+                log_evidence = float(np.sum(np.log(np.abs(diagonal))) - float(at[0]))
+            fit = NormalFit(x, factor, float(decrement), int(num_negative), spent, log_evidence)
+            yield replace(fit, out_of_budget=left <= 0)
+
+    return find_modes
 
 
-def _options(potential: Potential, x: Array, passes: float) -> dict[str, int] | None:
+def _options(potential: Potential, x: Any, passes: float) -> dict[str, int] | None:
     """Those of the compiler, by what a gradient costs on a minibatch and on as many as all rows."""
     one = count_operations(potential.value_and_grad_flat, x, potential.first_rows())
     return quick_options(one * (4 * _ADAM_STEPS + 30 * passes), WORTH_OPTIMISING)

@@ -18,7 +18,7 @@ from numpyro_ext._model.mode_search import (
     NormalFit,
     batch_rows,
     draw_batch,
-    find_modes,
+    mode_search,
     some_rows,
     starts_of,
 )
@@ -76,21 +76,25 @@ def find_normal(
     """
     info = potential.info
     key_start, key_mode, key_svi, key_shape = run_once(_four, rng_key)
+    find_modes = mode_search(key_mode, potential)
+    with_shape = shape_measure(key_shape, potential, factor_like(info))
+    # Of many dimensions a posterior is seldom near normal at its mode.
+    vary = _variational(key_svi, potential) if info.size > DENSE_UP_TO else None
     given = start is not None
     energy: Any = 0.0
     if start is None:
         start, energy, _ = draw_start(
             key_start, model, info, *potential.arguments, init_strategy=init_strategy
         )
-    with_shape = shape_measure(potential, factor_like(info))
-    # Of many dimensions a posterior is seldom near normal at its mode.
-    vary = _variational(potential) if info.size > DENSE_UP_TO else None
+
+    def flat(start: Sites) -> Array:
+        return info.ravel(start).astype(float)  # as the programs have it
 
     def search(start: Sites) -> tuple[NormalFit, Iterator[NormalFit]]:
-        modes = find_modes(key_mode, potential, starts_of(key_start, info.ravel(start)))
+        modes = find_modes(starts_of(key_start, flat(start)))
         return next(modes), modes
 
-    mode = NormalFit(info.ravel(start), jnp.ones(info.size), np.nan)
+    mode = NormalFit(flat(start), jnp.ones(info.size), np.nan)
     modes: Iterator[NormalFit] = iter(())
     if np.isfinite(energy):
         mode, modes = search(start)
@@ -114,15 +118,15 @@ def find_normal(
     if mode.at_mode and not given:
         mode = _most_likely([mode, *modes])
     if mode.at_mode:
-        mode = with_shape(key_shape, mode)
+        mode = with_shape(mode)
         if mode.departure <= _NORMAL_MODE:
             return mode
     if not np.isfinite(mode.decrement):
         # The search leaves out minibatches whose gradient is not finite; all rows are in here.
         rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
         potential.check_start(start, rows, *jax.jit(potential.full_value_and_grad)(start))
-    vary = vary or _variational(potential)
-    fit = with_shape(key_shape, vary(key_svi, info.ravel(start)))
+    vary = vary or _variational(key_svi, potential)
+    fit = with_shape(vary(flat(start)))
     spent = mode.row_gradients + fit.row_gradients
     if mode.at_mode and mode.departure <= fit.departure:
         fit = mode
@@ -195,10 +199,12 @@ def factor_like(info: ModelInfo) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def shape_measure(potential: Potential, factor: Any) -> Callable[[Array, NormalFit], NormalFit]:
+def shape_measure(
+    rng_key: Array, potential: Potential, factor: Any
+) -> Callable[[NormalFit], NormalFit]:
     """
     What gives a fit its ``departure`` and ``stiffness``, from gradients and curvatures at 64
-    points, ``with_shape(rng_key, fit)``; compiled while the fit is searched.
+    points, ``with_shape(fit)``; compiled while the fit is searched.
 
     The gradients are those of at most 10,000 rows, corrected by that of all rows at the center.
 
@@ -227,9 +233,9 @@ def shape_measure(potential: Potential, factor: Any) -> Callable[[Array, NormalF
         return lax.map(at, points)
 
     center = jax.ShapeDtypeStruct(factor.shape[:1], factor.dtype)
-    run = compile_ahead(measure, random.key(0), center, factor, options=quick_options())
+    run = compile_ahead(measure, rng_key, center, factor, options=quick_options())
 
-    def with_shape(rng_key: Array, fit: NormalFit) -> NormalFit:
+    def with_shape(fit: NormalFit) -> NormalFit:
         found = (np.asarray(x, float) for x in run(rng_key, fit.center, fit.factor))
         departures, curvatures = (np.where(np.isfinite(x), x, np.inf) for x in found)
         stiffness = np.sort(curvatures)[int(_QUANTILE * _POINTS)]
@@ -243,10 +249,10 @@ def shape_measure(potential: Potential, factor: Any) -> Callable[[Array, NormalF
 
 
 def noise_measure(
-    potential: Potential, given: GradientEstimator | None, factor: Any
-) -> Callable[[Array, NormalFit], tuple[Sites, list[np.ndarray], np.ndarray]]:
+    rng_key: Array, potential: Potential, given: GradientEstimator | None, factor: Any
+) -> Callable[[NormalFit], tuple[Sites, list[np.ndarray], np.ndarray]]:
     """
-    What looks around the center of a normal approximation, ``look_around(rng_key, normal)``;
+    What looks around the center of a normal approximation, ``look_around(normal)``;
     compiled while the center is searched. It returns the constrained center, variances of gradient
     estimates, and the gradients of all rows by which :class:`Fitness` knows the data.
 
@@ -272,11 +278,9 @@ def noise_measure(
         return values, noises, probe(potential, whitening)
 
     center = jax.ShapeDtypeStruct(factor.shape[:1], factor.dtype)
-    run = compile_ahead(measure, random.key(0), center, factor, options=quick_options())
+    run = compile_ahead(measure, rng_key, center, factor, options=quick_options())
 
-    def look_around(
-        rng_key: Array, normal: NormalFit
-    ) -> tuple[Sites, list[np.ndarray], np.ndarray]:
+    def look_around(normal: NormalFit) -> tuple[Sites, list[np.ndarray], np.ndarray]:
         center, noises, gradients = run(rng_key, normal.center, normal.factor)
         return center, [np.asarray(x, float) for x in noises], np.asarray(gradients, float)
 
@@ -324,9 +328,9 @@ def probe(potential: Potential, whitening: Whitening) -> Array:
     return lax.map(grad, random.normal(random.key(0), (_PROBES, *center.shape), center.dtype))
 
 
-def _variational(potential: Potential) -> Callable[[Array, Array], NormalFit]:
+def _variational(rng_key: Array, potential: Potential) -> Callable[[Array], NormalFit]:
     """What finds the normal of least KL divergence from the posterior, by Adam on the same
-    minibatches, from a key and a start. In one program, because `SVI` with a guide takes some
+    minibatches, from a start. In one program, because `SVI` with a guide takes some
     seconds to compile hundreds of small ones."""
     n = potential.info.size
     dense = n <= DENSE_UP_TO
@@ -364,9 +368,9 @@ def _variational(potential: Potential) -> Callable[[Array, Array], NormalFit]:
     start = jax.ShapeDtypeStruct((n,), jnp.result_type(float))
     one = count_operations(potential.value_and_grad_flat, start, potential.first_rows())
     options = quick_options(one * _PARTICLES * _SVI_STEPS, WORTH_OPTIMISING)
-    run = compile_ahead(fit, random.key(0), start, options=options)
+    run = compile_ahead(fit, rng_key, start, options=options)
 
-    def vary(rng_key: Array, x: Array) -> NormalFit:
+    def vary(x: Array) -> NormalFit:
         center, A = run(rng_key, x)
         return NormalFit(center, A, row_gradients=_PARTICLES * _SVI_STEPS * batch_rows(potential))
 

@@ -261,17 +261,17 @@ def find(
     potential = potential.traced_once()
     key_normal, key_noise = run_once(lambda key: tuple(random.split(key)), random.key(0))
     given: Whitening | None = kernel.whitening
-    factor = factor_like(potential.info) if given is None else given.factor
-    look_around = noise_measure(potential, kernel.gradient, factor)
+    factor = factor_like(potential.info) if given is None else given.factor.astype(float)
+    look_around = noise_measure(key_noise, potential, kernel.gradient, factor)
     if given is None:
         again = key_normal if isinstance(rng_key, Tracer) else rng_key
         normal = find_normal(
             key_normal, kernel.model, potential, start, kernel.init_strategy, again
         )
     else:
-        normal = NormalFit(given.center, given.factor)
-        normal = shape_measure(potential, factor)(key_normal, normal)
-    center, noises, gradients = look_around(key_noise, normal)
+        normal = NormalFit(given.center.astype(float), factor)
+        normal = shape_measure(key_normal, potential, factor)(normal)
+    center, noises, gradients = look_around(normal)
     zero = np.zeros(potential.info.size)
     # A corrected gradient takes two.
     estimates = NOISE_ESTIMATES * (3 if len(noises) == 2 else len(noises))

@@ -10,7 +10,6 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext._model import mode_search
-from numpyro_ext._model.mode_search import _is_slow, find_modes
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.mcmc import ControlVariate, find_whitening
@@ -33,7 +32,7 @@ def found():
     y = x @ np.array([3.0, -2.0]) + SD * rng.standard_normal(ROWS)
     args = jnp.asarray(x), jnp.asarray(y)
     potential = Potential(regression, read_model(regression, args), {}, args, {})
-    return x, y, potential, next(find_modes(random.key(0), potential, [jnp.zeros(2)]))
+    return x, y, potential, next(mode_search.mode_search(random.key(0), potential)([jnp.zeros(2)]))
 
 
 def test_the_mode_and_the_curvature_of_a_linear_regression():
@@ -49,7 +48,7 @@ def test_a_search_that_has_spent_its_budget_says_so(monkeypatch):
     """One gradient of all rows does not do for a Newton step."""
     monkeypatch.setattr(mode_search, "MOST_PASSES", 1)
     _, _, potential, mode = found()
-    stopped = next(find_modes(random.key(0), potential, [jnp.array([40.0, -40.0])]))
+    stopped = next(mode_search.mode_search(random.key(0), potential)([jnp.array([40.0, -40.0])]))
     assert mode.budget == ""
     assert stopped.budget == ", when its budget of 1 gradients of all rows was spent"
     assert stopped.row_gradients < 2000 * BATCH + 14 * ROWS
@@ -57,7 +56,7 @@ def test_a_search_that_has_spent_its_budget_says_so(monkeypatch):
 
 def noises(rng_key, estimator=None):
     _, _, potential, mode = found()
-    return noise_measure(potential, estimator, mode.factor)(rng_key, mode)[1]
+    return noise_measure(rng_key, potential, estimator, mode.factor)(mode)[1]
 
 
 def test_the_noise_is_the_mean_over_the_normal_approximation():
@@ -101,8 +100,8 @@ def test_points_where_the_gradient_overflows_are_left_out_of_the_noise():
 
 @pytest.mark.parametrize(("rate", "slow"), [(0.8, False), (0.95, True), (1.0, True)])
 def test_steps_along_a_diagonal_that_are_twice_as_near_in_six_go_on(rate, slow):
-    assert _is_slow([np.inf, *(40 * rate ** np.arange(8))]) == slow
-    assert not _is_slow([np.inf, *(40 * rate ** np.arange(6))])  # too few to tell
+    assert mode_search._is_slow([np.inf, *(40 * rate ** np.arange(8))]) == slow
+    assert not mode_search._is_slow([np.inf, *(40 * rate ** np.arange(6))])  # too few to tell
 
 
 def test_many_coordinates_are_whitened_one_by_one():

@@ -34,7 +34,7 @@ def correlated():
 def shape_of(model, center, factor):
     potential = Potential(model, read_model(model, (), {}), {}, (), {})
     fit = NormalFit(jnp.asarray(center), jnp.asarray(factor))
-    return shape_measure(potential, fit.factor)(random.key(0), fit)
+    return shape_measure(random.key(0), potential, fit.factor)(fit)
 
 
 def test_departure_and_stiffness_of_a_quartic():
