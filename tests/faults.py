@@ -1,4 +1,4 @@
-"""A process that saves unfinished runs and goes on; ``test_faults.py`` kills it and resumes them."""
+"""A process that saves unfinished runs and goes on; ``test_faults.py`` kills it and resumes."""
 
 from pathlib import Path
 import pickle
