@@ -16,7 +16,7 @@ from numpyro_ext.objectives import VRELBO
 from tests.ep.models import Y_SCALE, unknown_scale
 from tests.mcmc.models import linear, linear_data
 
-HALF = 6
+HALF = 4
 
 
 def key():
@@ -30,13 +30,13 @@ def kernel(num_samples, state=None):
     options = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
     mcmc = MCMC(sampler, num_warmup=0, num_samples=num_samples, **options)
     mcmc.post_warmup_state = state
-    mcmc.run(key(), *linear_data())
+    mcmc.run(key() if state is None else state.rng_key, *linear_data())
     return np.asarray(mcmc.get_samples(group_by_chain=True)["w"]).swapaxes(0, 1), mcmc.last_state
 
 
 def objective(num_steps, state=None):
     """The losses of a flow, whose every step draws a minibatch and three particles."""
-    svi = SVI(linear, AutoPlanarNormal(linear), optax.adam(0.01), VRELBO(0.5, 3))
+    svi = SVI(linear, AutoPlanarNormal(linear), optax.adam(0.01), VRELBO(1.0, 3))
     run = svi.run(key(), num_steps, *linear_data(), progress_bar=False, init_state=state)
     return np.asarray(run.losses), run.state
 

@@ -54,12 +54,15 @@ class AutoJoint(ContinuousGuide):
     :param float init_scale: the initial standard deviation of every unconstrained coordinate.
     :param str prefix: the first part of the names of the guide's own sites.
     :param init_loc_fn: a per-site initialization function, for ``loc``.
+    :param create_plates: ``create_plates(*args, **kwargs)``, which returns a ``numpyro.plate`` or
+        several, as in ``AutoNormal``: the model then takes the rows that these plates draw.
     """
 
     model: Model = field(kw_only=False)
     init_scale: float = 0.1
     prefix: str = "auto"
     init_loc_fn: Callable[..., Any] = init_to_uniform
+    create_plates: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         check_model(type(self), self.model)
@@ -69,7 +72,19 @@ class AutoJoint(ContinuousGuide):
                 f"init_loc_fn is {self.init_loc_fn!r}; it must be a function of a site, such as"
                 " numpyro.infer.init_to_value(values={'z': 0.0}) returns."
             )
+        plates = self.create_plates
+        if not (plates is None or callable(plates)):
+            raise TypeError(
+                f"create_plates is {plates!r}; it must be a function of the model's arguments that"
+                " returns a numpyro.plate or several."
+            )
         super().__init__(self.model, prefix=self.prefix, init_loc_fn=self.init_loc_fn)
+        self.create_plates = plates
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.create_plates is not None:
+            self.create_plates(*args, **kwargs)  # a plate is recorded, with its rows, when made
+        return super().__call__(*args, **kwargs)
 
     def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
         """The latent sites of the model; an error if one is local to a subsampled plate."""

@@ -43,7 +43,7 @@ def guide(x, y):
 
 def fit(data):
     """Ten steps of an objective, which are functions of data that another process may hold."""
-    svi = SVI(linear, guide, optax.adam(0.05), VRELBO(0.5, 3))
+    svi = SVI(linear, guide, optax.adam(0.05), VRELBO(1.0, 3))
     state = jax.jit(svi.init)(chain_keys()[0], *data)
     step, losses = jax.jit(svi.update), []
     for _ in range(10):
