@@ -48,9 +48,9 @@ def resident():
     return pages * 4096 / 1e6
 
 
-def watch(event, seconds, **_):
+def watch(event, duration_secs, **_):
     if event == "/jax/core/compile/backend_compile_duration":
-        compiled.append(seconds)
+        compiled.append(duration_secs)
 
 
 def fit(x, steps):
@@ -114,7 +114,7 @@ def soak(name, run, x, steps):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="A million steps.")
     parser.add_argument("--steps", type=int, default=1_000_000)
     steps = parser.parse_args().steps
     jax.monitoring.register_event_duration_secs_listener(watch)

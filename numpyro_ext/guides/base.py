@@ -82,9 +82,13 @@ class AutoJoint(ContinuousGuide):
         self.create_plates = plates
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.create_plates is not None:
-            self.create_plates(*args, **kwargs)  # a plate is recorded, with its rows, when made
+        self.record_plates(*args, **kwargs)
         return super().__call__(*args, **kwargs)
+
+    def record_plates(self, *args: Any, **kwargs: Any) -> None:
+        """Make the plates of ``create_plates``, which are then sites with rows as their values."""
+        if self.create_plates is not None:
+            self.create_plates(*args, **kwargs)
 
     def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
         """The latent sites of the model; an error if one is local to a subsampled plate."""

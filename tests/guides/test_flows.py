@@ -23,6 +23,7 @@ from numpyro_ext.guides import (
     AutoNICENormal,
     AutoPlanarNormal,
     AutoRadialNormal,
+    AutoSemiImplicit,
     AutoSplineNormal,
 )
 from numpyro_ext.guides.base import other_halves
@@ -218,7 +219,8 @@ def test_couplings_separate_coordinates_that_share_a_half(num_flows):
         assert len(set.union(*apart)) == dim * (dim - 1) / 2
 
 
-def test_the_model_takes_the_rows_of_create_plates():
+@pytest.mark.parametrize("make", [AutoPlanarNormal, AutoSemiImplicit])
+def test_the_model_takes_the_rows_of_create_plates(make):
     x = jnp.array([3.0, -1.0, 4.0, -1.5, 5.0, 9.0])
 
     def model(x):
@@ -232,7 +234,7 @@ def test_the_model_takes_the_rows_of_create_plates():
 
     seen = []
     for plates in (None, last_two):
-        guide = AutoPlanarNormal(model, create_plates=plates)
+        guide = make(model, create_plates=plates)
         drawn = handlers.trace(handlers.seed(guide, 0)).get_trace(x)
         assert ("rows" in drawn) == (plates is not None)
         replayed = handlers.replay(handlers.seed(model, 1), drawn)
@@ -240,4 +242,4 @@ def test_the_model_takes_the_rows_of_create_plates():
     np.testing.assert_array_equal(seen[1], x[4:])
     assert not np.array_equal(seen[0], x[4:])
     with pytest.raises(TypeError, match="create_plates is 3; it must be a function"):
-        AutoPlanarNormal(model, create_plates=3)
+        make(model, create_plates=3)
