@@ -104,7 +104,7 @@ def soak(name, run, x, steps):
         )
         if not np.isfinite(values).all():
             complaints.append(f"{name}: a value is not finite before step {part * steps // PARTS}")
-        if part > PARTS // 2 and (abs(shift) > off or abs(ratio - 1) > wide):
+        if part > PARTS // 2 and not (abs(shift) <= off and abs(ratio - 1) <= wide):
             complaints.append(f"{name}: mean off by {shift:+.2f} sd, sd ratio {ratio:.2f}")
     if (grown := resident() - start) > 20:
         complaints.append(f"{name}: memory has grown by {grown:.1f} MB")

@@ -26,7 +26,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.mistakes import read_global
-from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.read import ModelInfo, call_and_trace
 from numpyro_ext._model.start import guide_start
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._networks import Network, as_pair
@@ -127,7 +127,9 @@ class AutoJoint(ContinuousGuide):
         self.check_fitted(params)
         with block():
             fn: Any = substitute(seed(self.sample_vector, rng_key), params)
-            return fn(sample_shape, args, kwargs or {})
+            z, drawn = call_and_trace(fn, (sample_shape, args, kwargs or {}), {})
+        check_params(params, [n for n, site in drawn.items() if site["type"] == "param"], self)
+        return z
 
     def sample_latent(
         self, rng_key: Array, params: Params, num_samples: int | None = None

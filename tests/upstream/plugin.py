@@ -31,7 +31,7 @@ from numpyro_ext.mcmc import SGHMC, SGNHT
 from numpyro_ext.objectives import VRELBO
 
 PACKAGE = Path(numpyro_ext.__file__).parent
-KINDS = ("passed", "skipped", "refused", "host's names", "other failure")
+KINDS = "passed", "skipped", "refused", "allowed", "host's names", "not installed", "other failure"
 
 
 def elbo(num_particles: int = 1, **options: Any) -> VRELBO:
@@ -117,6 +117,7 @@ def is_refusal(error: BaseException) -> bool:
 def kind_of(error: BaseException, test: Path) -> tuple[str, str]:
     """The kind of a failure, and the error that says why.
 
+    ``allowed``: NumPyro's part raises an error or warns where the part of this package goes on.
     A test that expects another sentence than ours fails in ``pytest.raises``, and our error is the
     context of that failure.
     """
@@ -127,6 +128,10 @@ def kind_of(error: BaseException, test: Path) -> tuple[str, str]:
     for one in chain:
         if is_refusal(one):
             return "refused", describe(one)
+    if isinstance(error, pytest.fail.Exception) and str(error).startswith("DID NOT "):
+        return "allowed", describe(error)
+    if isinstance(error, ImportError):
+        return "not installed", describe(error)
     if isinstance(error, AttributeError | KeyError) and last_file(error) == test:
         return "host's names", describe(error)
     return "other failure", describe(error)
@@ -153,11 +158,11 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(line)
 
     files = sorted({test.split("::")[0] for test in found})
-    say("\n" + f"{'file':<32}" + "".join(f"{kind:>15}" for kind in (*KINDS, "all")))
+    say("\n" + f"{'file':<20}" + "".join(f"{kind:>14}" for kind in (*KINDS, "all")))
     for file in files:
         counts = Counter(kind for test, (kind, _) in found.items() if test.split("::")[0] == file)
         numbers = [*(counts[kind] for kind in KINDS), counts.total()]
-        say(f"{Path(file).name:<32}" + "".join(f"{n:>15}" for n in numbers))
+        say(f"{Path(file).name:<20}" + "".join(f"{n:>14}" for n in numbers))
     for kind in KINDS[2:]:
         say(f"\n{kind}")
         for test, (its, why) in found.items():
