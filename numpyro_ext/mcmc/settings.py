@@ -255,6 +255,17 @@ def find(
         drawn from a key of its own, so that runs on the same data have the same settings.
     """
     leaves = jax.tree.leaves(potential.arguments)
+    if any(isinstance(x, Tracer) for x in leaves):
+        raise ValueError(
+            "step_size is None, but the run is inside a traced function (jax.jit, jax.vmap) of which"
+            " the model's arguments are arguments, and settings are found from numbers; find them"
+            " outside, and pass **kernel.settings.arguments to the kernel inside."
+        )
+    if potential.info.size == 0:
+        raise ValueError(
+            "step_size is None, but the latent sites have no free coordinate (a simplex of one"
+            " category has none), for which settings could be found; give a step_size."
+        )
     if not all(getattr(x, "is_fully_addressable", True) for x in leaves):
         raise ValueError(
             "step_size is None, but an argument of the model is an array of several processes, on"

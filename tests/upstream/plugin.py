@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+import traceback
 from typing import Any
 
 import numpyro.infer
@@ -108,10 +109,13 @@ def is_refusal(error: BaseException) -> bool:
     """Whether a sentence of this package, or an argument that it does not have, ended the test."""
     if not isinstance(error, ValueError | TypeError | NotImplementedError):
         return False
-    file = last_file(error)
-    if file is not None and (file.is_relative_to(PACKAGE) or file == Path(__file__)):
+    if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
         return True
-    return isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
+    place = traceback.extract_tb(error.__traceback__)[-1:]
+    return any(
+        Path(one.filename).is_relative_to(PACKAGE) and (one.line or "").startswith("raise ")
+        for one in place
+    )
 
 
 def kind_of(error: BaseException, test: Path) -> tuple[str, str]:
