@@ -42,7 +42,7 @@ leaks: $(VENV)/installed-test
 UPSTREAM ?= svi autoguide mcmc
 upstream: $(VENV)/installed-test
 	@test -f "$(NUMPYRO)/test/infer/test_svi.py" || { echo "Say make upstream NUMPYRO=path/to/numpyro, a checkout of NumPyro's sources with test/infer in it; the releases that pip downloads leave that folder out." >&2; exit 1; }
-	PYTHONPATH=. XLA_FLAGS=--xla_force_host_platform_device_count=2 $(BIN)/python -m pytest -q \
+	PYTHONPATH=. JAX_TRACEBACK_FILTERING=off XLA_FLAGS=--xla_force_host_platform_device_count=2 $(BIN)/python -m pytest -q \
 		--tb=no -c "$(NUMPYRO)/pyproject.toml" --rootdir "$(NUMPYRO)" -p no:cacheprovider \
 		-p tests.upstream.plugin $(UPSTREAM:%="$(NUMPYRO)"/test/infer/test_%.py)
 

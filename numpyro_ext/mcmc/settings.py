@@ -257,8 +257,8 @@ def find(
     leaves = jax.tree.leaves(potential.arguments)
     if any(isinstance(x, Tracer) for x in leaves):
         raise ValueError(
-            "step_size is None, but the run is inside a traced function (jax.jit, jax.vmap) of which"
-            " the model's arguments are arguments, and settings are found from numbers; find them"
+            "step_size is None, but the run is inside a traced function (jax.jit, jax.vmap) and gets"
+            " the model's arguments from it, while settings are found from numbers; find them"
             " outside, and pass **kernel.settings.arguments to the kernel inside."
         )
     if potential.info.size == 0:

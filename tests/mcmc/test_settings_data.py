@@ -154,7 +154,7 @@ def test_a_search_that_has_no_numbers_is_an_error():
     def simplex():
         numpyro.sample("x", dist.Dirichlet(jnp.ones(1)))
 
-    with pytest.raises(ValueError, match="no free coordinate .* give a step_size"):
+    with pytest.raises(ValueError, match="the latent sites have no free coordinate"):
         SGHMC(simplex).init(random.key(0), 10, None)
 
     def traced(x):
