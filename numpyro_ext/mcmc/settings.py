@@ -257,7 +257,7 @@ def find(
     leaves = jax.tree.leaves(potential.arguments)
     if any(isinstance(x, Tracer) for x in leaves):
         raise ValueError(
-            "step_size is None, but the run is inside a traced function (jax.jit, jax.vmap) and gets"
+            "step_size is None, but the run is inside a traced function (jax.jit, jax.vmap) and has"
             " the model's arguments from it, while settings are found from numbers; find them"
             " outside, and pass **kernel.settings.arguments to the kernel inside."
         )
