@@ -1,5 +1,5 @@
 # Every target sets up .venv by itself. PYTHON=... chooses another interpreter.
-.PHONY: quickstart test keys lint docs bench bench-all wheel clean
+.PHONY: quickstart test keys leaks upstream versions lint docs bench bench-all wheel clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,6 +31,41 @@ test: $(VENV)/installed-test
 KEYS ?= 1 2 3 4 5 6 7 8
 keys: $(VENV)/installed-test
 	status=0; for k in $(KEYS); do $(PYTEST) --shift-keys $$k tests || status=1; done; exit $$status
+
+# Suites in which a tracer that outlives its trace is an error.
+LEAKS ?= tests/objectives/test_contract.py
+leaks: $(VENV)/installed-test
+	JAX_CHECK_TRACER_LEAKS=1 $(BIN)/python -m pytest -q $(LEAKS)
+
+# NumPyro's own tests of SVI, guides and MCMC with parts of this package in place of its own. Its
+# sources hold them, but what it publishes for installation does not: NUMPYRO is a checkout.
+UPSTREAM ?= svi autoguide mcmc
+upstream: $(VENV)/installed-test
+	@test -f "$(NUMPYRO)/test/infer/test_svi.py" || { echo "Say make upstream NUMPYRO=path/to/numpyro, a checkout of NumPyro's sources with test/infer in it; the releases that pip downloads leave that folder out." >&2; exit 1; }
+	PYTHONPATH=. JAX_TRACEBACK_FILTERING=off XLA_FLAGS=--xla_force_host_platform_device_count=2 $(BIN)/python -m pytest -q \
+		--tb=no -c "$(NUMPYRO)/pyproject.toml" --rootdir "$(NUMPYRO)" -p no:cacheprovider \
+		-p tests.upstream.plugin $(UPSTREAM:%="$(NUMPYRO)"/test/infer/test_%.py)
+
+# Contract suites with the lowest versions that pyproject.toml allows, and with the newest.
+VERSIONS_TESTS ?= $(wildcard tests/objectives/test_contract.py tests/guides/test_contract.py \
+	tests/mcmc/test_contract.py)
+LOWEST := import re, tomllib; \
+	project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	found = [re.match(r"(\w+)>=([\d.]+)", x) for x in project["dependencies"]]; \
+	print(*(f"{x[1]}=={x[2]}" for x in found if x))
+versions: $(BIN)/python
+	rm -rf build/versions && mkdir -p build/versions
+	$(BIN)/python -c '$(LOWEST)' | tr ' ' '\n' > build/versions/lowest.txt
+	touch build/versions/newest.txt
+	status=0; for end in lowest newest; do \
+		python=build/versions/$$end/bin/python; \
+		$(BIN)/python -m venv build/versions/$$end && \
+		$$python -m pip install --quiet --disable-pip-version-check \
+			-c build/versions/$$end.txt -e '.[test]' && \
+		$$python -m pip list --disable-pip-version-check | grep -E '^(numpyro|jax|optax|arviz) ' && \
+		JAX_COMPILATION_CACHE_DIR=build/versions/$$end/cache \
+			$$python -m pytest -q -n 2 --dist loadfile $(VERSIONS_TESTS) || status=1; \
+	done; exit $$status
 
 lint: $(VENV)/installed-dev $(VENV)/installed-test
 	$(BIN)/ruff check .

@@ -26,7 +26,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.mistakes import read_global
-from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.read import ModelInfo, call_and_trace
 from numpyro_ext._model.start import guide_start
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._networks import Network, as_pair
@@ -54,12 +54,15 @@ class AutoJoint(ContinuousGuide):
     :param float init_scale: the initial standard deviation of every unconstrained coordinate.
     :param str prefix: the first part of the names of the guide's own sites.
     :param init_loc_fn: a per-site initialization function, for ``loc``.
+    :param create_plates: ``create_plates(*args, **kwargs)``, which returns a ``numpyro.plate`` or
+        several, as in ``AutoNormal``: the model then takes the rows that these plates draw.
     """
 
     model: Model = field(kw_only=False)
     init_scale: float = 0.1
     prefix: str = "auto"
     init_loc_fn: Callable[..., Any] = init_to_uniform
+    create_plates: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         check_model(type(self), self.model)
@@ -69,7 +72,23 @@ class AutoJoint(ContinuousGuide):
                 f"init_loc_fn is {self.init_loc_fn!r}; it must be a function of a site, such as"
                 " numpyro.infer.init_to_value(values={'z': 0.0}) returns."
             )
+        plates = self.create_plates
+        if not (plates is None or callable(plates)):
+            raise TypeError(
+                f"create_plates is {plates!r}; it must be a function of the model's arguments that"
+                " returns a numpyro.plate or several."
+            )
         super().__init__(self.model, prefix=self.prefix, init_loc_fn=self.init_loc_fn)
+        self.create_plates = plates
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.record_plates(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def record_plates(self, *args: Any, **kwargs: Any) -> None:
+        """Make the plates of ``create_plates``, which are then sites with rows as their values."""
+        if self.create_plates is not None:
+            self.create_plates(*args, **kwargs)
 
     def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
         """The latent sites of the model; an error if one is local to a subsampled plate."""
@@ -108,7 +127,9 @@ class AutoJoint(ContinuousGuide):
         self.check_fitted(params)
         with block():
             fn: Any = substitute(seed(self.sample_vector, rng_key), params)
-            return fn(sample_shape, args, kwargs or {})
+            z, drawn = call_and_trace(fn, (sample_shape, args, kwargs or {}), {})
+        check_params(params, [n for n, site in drawn.items() if site["type"] == "param"], self)
+        return z
 
     def sample_latent(
         self, rng_key: Array, params: Params, num_samples: int | None = None

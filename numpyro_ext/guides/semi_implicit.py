@@ -135,6 +135,7 @@ class AutoSemiImplicit(AutoWithoutDensity):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Sites:
         self.set_up(*args, **kwargs)
+        self.record_plates(*args, **kwargs)
         result, trace = {}, cast(Trace, self.prototype_trace)
         for name, u in self.unpack(self.sample_vector((), args, kwargs)).items():
             fn = trace[name]["fn"]

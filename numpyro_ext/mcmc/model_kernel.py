@@ -318,6 +318,8 @@ class ModelKernel(MCMCKernel):
             first = init_params
             if init_params is not None and not single:
                 first = jax.tree.map(lambda x: x[0], init_params)
+            if any(isinstance(x, Tracer) for x in jax.tree.leaves(first)):
+                first = None  # of parallel chains, while the search is on numbers
             self._find(potential, first, first_key, resumes)
         if self.whitening is not None and self.whitening.size != info.size:
             raise ValueError(

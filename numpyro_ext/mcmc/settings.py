@@ -252,6 +252,17 @@ def find(
         drawn from a key of its own, so that runs on the same data have the same settings.
     """
     leaves = jax.tree.leaves(potential.arguments)
+    if any(isinstance(x, Tracer) for x in leaves):
+        raise ValueError(
+            "step_size is None, but the run is inside a traced function (jax.jit, jax.vmap) and has"
+            " the model's arguments from it, while settings are found from numbers; find them"
+            " outside, and pass **kernel.settings.arguments to the kernel inside."
+        )
+    if potential.info.size == 0:
+        raise ValueError(
+            "step_size is None, but the latent sites have no free coordinate (a simplex of one"
+            " category has none), for which settings could be found; give a step_size."
+        )
     if not all(getattr(x, "is_fully_addressable", True) for x in leaves):
         raise ValueError(
             "step_size is None, but an argument of the model is an array of several processes, on"
@@ -261,7 +272,7 @@ def find(
     potential = potential.traced_once()
     key_normal, key_noise = run_once(lambda key: tuple(random.split(key)), random.key(0))
     given: Whitening | None = kernel.whitening
-    factor = factor_like(potential.info) if given is None else given.factor.astype(float)
+    factor: Any = factor_like(potential.info) if given is None else given.factor.astype(float)
     look_around = noise_measure(key_noise, potential, kernel.gradient, factor)
     if given is None:
         again = key_normal if isinstance(rng_key, Tracer) else rng_key

@@ -202,9 +202,9 @@ class Draws:
     def map(self, fn: Callable[..., Any], *xs: Any) -> Any:
         """``fn`` over the leading axis of each of ``xs``, as ``vectorize_particles`` says.
 
-        With ``vectorize_particles=False`` only what ``fn`` returns is stored of each particle.
+        With ``False`` only what ``fn`` returns is stored of each; one particle is not mapped over.
         """
-        if self.objective.num_particles == 1 and self.objective.vectorize_particles is True:
+        if self.objective.num_particles == 1 and self.objective.vectorize_particles is not False:
             one = fn(*jax.tree.map(lambda x: x[0], xs))
             return jax.tree.map(lambda x: jnp.asarray(x)[None], one)
         how = self.objective.vectorize_particles

@@ -3,7 +3,7 @@
 The sites from which another one is computed are read off one run of the guide on shapes alone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 import math
 
@@ -29,6 +29,9 @@ from numpyro_ext._model.read import (
 from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Trace
 from numpyro_ext.objectives.base import Draws
+
+Parents = dict[str, set[str]]
+"""For each site the drawn sites from which its distribution is computed."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,10 @@ class Structure:
 
 def implicit_only(draws: Draws) -> Structure:
     """One group of ``Implicit`` sites for each set of plates; other sites keep their density."""
-    trace, parents = _read(draws)
+    return _read(draws, _implicit_only)
+
+
+def _implicit_only(draws: Draws, trace: Trace, parents: Parents) -> Structure:
     names, uncounted = _implicit_sites(trace, parents)
     groups = _groups_by_plates(trace, names, parents)
     return Structure(groups, frozenset(uncounted), _num_states(trace), False)
@@ -115,7 +121,10 @@ def implicit_only(draws: Draws) -> Structure:
 
 def all_drawn(draws: Draws) -> Structure:
     """One group of all sites that the guide draws for the model, one vector for each unit."""
-    trace, parents = _read(draws)
+    return _read(draws, _all_drawn)
+
+
+def _all_drawn(draws: Draws, trace: Trace, parents: Parents) -> Structure:
     names = _drawn_for_model(trace, parents)
     for site in latent_sites(trace):
         name = site["name"]
@@ -139,29 +148,31 @@ def trajectory_of(site: Site) -> Array | None:
     return getattr(base_distribution(site["fn"]), "trajectory", None)
 
 
-def _read(draws: Draws) -> tuple[Trace, dict[str, set[str]]]:
-    """A trace of the guide, of use for names, shapes and supports, and ``{site: parents}``.
+def _read(draws: Draws, find: Callable[[Draws, Trace, Parents], Structure]) -> Structure:
+    """What ``find`` makes of a trace of the guide on shapes alone and of the parents of sites."""
+    key = draws.keys[0]
+    shapes = {f"site {name}": x for name, x in jax.eval_shape(draws.values, key).items()}
 
-    The parents of a site are the drawn sites from which its distribution is computed.
-    """
-    key, trace = draws.keys[0], {}
-    shapes = jax.eval_shape(draws.values, key)
+    # The prefix keeps a site called "fn" apart from an argument.
+    def trace_at(drawn: dict[str, Array]) -> Trace:
+        values = {name.removeprefix("site "): x for name, x in drawn.items()}
+        return draws.guide_trace(key, draws.stopped, values)
 
     def distributions(**drawn: Array) -> dict[str, list[Array]]:
-        values = {name.removeprefix("site "): x for name, x in drawn.items()}
-        trace.update(draws.guide_trace(key, draws.stopped, values))
         return {
             site["name"]: [x for x in jax.tree.leaves(site["fn"]) if isinstance(x, jax.Array)]
-            for site in sample_sites(trace)
+            for site in sample_sites(trace_at(drawn))
         }
 
-    # The prefix keeps a site called "fn" apart from the argument.
-    origins = eval_provenance(distributions, **{f"site {name}": x for name, x in shapes.items()})
+    origins = eval_provenance(distributions, **shapes)
     parents = {
         name: {origin.removeprefix("site ") for one in leaves for origin in one}
         for name, leaves in origins.items()
     }
-    return trace, parents
+    found = []
+    # Within the trace, so that no tracer outlives it.
+    jax.eval_shape(lambda drawn: found.append(find(draws, trace_at(drawn), parents)), shapes)
+    return found[0]
 
 
 def _num_states(trace: Trace) -> int:
@@ -175,7 +186,7 @@ def _num_states(trace: Trace) -> int:
     return lengths.pop() if lengths else 1
 
 
-def _drawn_for_model(trace: Trace, parents: dict[str, set[str]]) -> list[str]:
+def _drawn_for_model(trace: Trace, parents: Parents) -> list[str]:
     """The drawn sites that are latents of the model, or from which one of them is computed."""
     names: dict[str, None] = {}
     for site in latent_sites(trace):
@@ -185,7 +196,7 @@ def _drawn_for_model(trace: Trace, parents: dict[str, set[str]]) -> list[str]:
     return list(names)
 
 
-def _ancestors(name: str, parents: dict[str, set[str]]) -> set[str]:
+def _ancestors(name: str, parents: Parents) -> set[str]:
     found: set[str] = set()
     new = set(parents[name])
     while new - found:
@@ -194,7 +205,7 @@ def _ancestors(name: str, parents: dict[str, set[str]]) -> set[str]:
     return found
 
 
-def _implicit_sites(trace: Trace, parents: dict[str, set[str]]) -> tuple[list[str], set[str]]:
+def _implicit_sites(trace: Trace, parents: Parents) -> tuple[list[str], set[str]]:
     """The Implicit sites, and the sites whose density does not count: theirs and their noise's."""
     names = [site["name"] for site in latent_sites(trace) if not has_density(site["fn"])]
     if not names:
@@ -220,9 +231,7 @@ def _implicit_sites(trace: Trace, parents: dict[str, set[str]]) -> tuple[list[st
     return names, noise | set(names)
 
 
-def _groups_by_plates(
-    trace: Trace, names: list[str], parents: dict[str, set[str]]
-) -> tuple[SiteGroup, ...]:
+def _groups_by_plates(trace: Trace, names: list[str], parents: Parents) -> tuple[SiteGroup, ...]:
     """One group for each set of plates around Implicit sites."""
     together: dict[frozenset[str], list[str]] = {}
     for name in names:

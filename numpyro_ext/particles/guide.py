@@ -33,9 +33,10 @@ class _OneOfThem(Implicit):
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         raise IntractableDensityError(
-            f"{_NO_DENSITY}, which this loss needs; use a field of numpyro_ext.particles as the"
-            " loss, and its step as the optimiser: SVI(model, guide, particle_step(num_steps),"
-            " loss=RegularizedSVGD())."
+            f"{_NO_DENSITY}, for which Trace_ELBO and the like, and numpyro.render_model, ask; fit"
+            " it with a field of numpyro_ext.particles as the loss, and its step as the optimiser:"
+            " SVI(model, guide, particle_step(num_steps), loss=RegularizedSVGD()); and draw the"
+            " model in its place."
         )
 
 

@@ -89,8 +89,10 @@ class PlanarTransform(VectorTransform):
         # Double where: the gradient of the branch that is not taken must be finite too. Squares
         # below the least number of single precision have lost their digits.
         known = square > 1e-30
-        shift = (below + above) / jnp.where(known, square, 1.0)
-        return u + jnp.where(known, shift, 0.0) * w
+        # Twice by |w|: the derivative of one division by its square has the fourth power of |w|,
+        # which is 0 in single precision where |w| is below 1e-10.
+        length = jnp.sqrt(jnp.where(known, square, 1.0))
+        return u + jnp.where(known, (below + above) / length, 0.0) * (w / length)
 
     def call_with_intermediates(self, x: Float[Array, "*batch d"]) -> tuple[Array, Array]:
         h = jnp.tanh(x @ self.w + self.b)

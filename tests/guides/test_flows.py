@@ -9,6 +9,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
@@ -22,6 +23,7 @@ from numpyro_ext.guides import (
     AutoNICENormal,
     AutoPlanarNormal,
     AutoRadialNormal,
+    AutoSemiImplicit,
     AutoSplineNormal,
 )
 from numpyro_ext.guides.base import other_halves
@@ -215,3 +217,29 @@ def test_couplings_separate_coordinates_that_share_a_half(num_flows):
         assert not stays[0] & stays[1]  # each coordinate is moved by the first two
         apart = [{frozenset((a, b)) for a in half for b in everyone - half} for half in stays]
         assert len(set.union(*apart)) == dim * (dim - 1) / 2
+
+
+@pytest.mark.parametrize("make", [AutoPlanarNormal, AutoSemiImplicit])
+def test_the_model_takes_the_rows_of_create_plates(make):
+    x = jnp.array([3.0, -1.0, 4.0, -1.5, 5.0, 9.0])
+
+    def model(x):
+        loc = numpyro.sample("loc", dist.Normal(0.0, 2.0))
+        with numpyro.plate("rows", 6, subsample_size=2) as idx:
+            numpyro.sample("x", dist.Normal(loc, 1.0), obs=x[idx])
+
+    def last_two(x):
+        with handlers.substitute(data={"rows": jnp.array([4, 5])}):
+            return numpyro.plate("rows", 6, subsample_size=2)
+
+    seen = []
+    for plates in (None, last_two):
+        guide = make(model, create_plates=plates)
+        drawn = handlers.trace(handlers.seed(guide, 0)).get_trace(x)
+        assert ("rows" in drawn) == (plates is not None)
+        replayed = handlers.replay(handlers.seed(model, 1), drawn)
+        seen.append(handlers.trace(replayed).get_trace(x)["x"]["value"])
+    np.testing.assert_array_equal(seen[1], x[4:])
+    assert not np.array_equal(seen[0], x[4:])
+    with pytest.raises(TypeError, match="create_plates is 3; it must be a function"):
+        make(model, create_plates=3)

@@ -143,6 +143,12 @@ A_CLASS = r"function with numpyro.sample sites; .* pass it a guide and not its c
             r"params has no 'auto_net\$params' but \['other'\]",
         ),
         (
+            # Params of AutoMultivariateNormal, say: the networks would be those of the start.
+            lambda: maf().quantiles({"auto_loc": jnp.zeros(4), "auto_scale": jnp.ones(4)}, 0.5),
+            ValueError,
+            "params has no 'auto_.*0.* but .*gives for this AutoMAFNormal",
+        ),
+        (
             lambda: start_from(set_up(AutoNormal), {"auto_loc": jnp.zeros(4)}),
             ValueError,
             "params has no 'z_auto_loc' but .*gives for this AutoNormal",

@@ -1,31 +1,56 @@
-"""Chains over several devices, in a process of their own; ``test_devices.py`` starts it and reads
-what it saves.
+"""Chains and fits over several devices, in a process of their own; ``test_devices.py`` starts it
+and reads what it saves.
 """
 
 import sys
 
 import jax
 from jax import random
+import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import numpy as np
-from numpyro.infer import MCMC
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.infer import MCMC, SVI
+import optax
 import pytest
 
 from numpyro_ext.mcmc import SGHMC
+from numpyro_ext.objectives import VRELBO
 from tests.mcmc.models import linear, linear_data
 
 
-def chain_keys():
+def chain_keys(num_chains=2):
     # The same in every process, also where the keys of the suite are shifted.
-    return random.split(random.wrap_key_data(np.zeros(2, np.uint32)), 2)
+    return random.split(random.wrap_key_data(np.zeros(2, np.uint32)), num_chains)
 
 
-def draws(keys, data, sharding=None):
+def draws(keys, data, sharding=None, chain_method="vectorized"):
     kernel = SGHMC(linear, 0.01, friction=5.0, sharding=sharding, steps_per_sample=2)
-    options = {"num_chains": len(keys), "chain_method": "vectorized", "progress_bar": False}
+    options = {"num_chains": len(keys), "chain_method": chain_method, "progress_bar": False}
     mcmc = MCMC(kernel, num_warmup=2, num_samples=10, jit_model_args=True, **options)
     mcmc.run(keys, *data)
     return {site: np.asarray(x) for site, x in mcmc.get_samples(group_by_chain=True).items()}
+
+
+def guide(x, y):
+    loc = numpyro.param("loc", jnp.zeros(2))
+    scale = numpyro.param("scale", 0.3, constraint=constraints.positive)
+    numpyro.sample("w", dist.Normal(loc, scale).to_event(1))
+    numpyro.sample("sigma", dist.LogNormal(numpyro.param("m", 0.0), scale))
+
+
+def fit(data):
+    """Ten steps of an objective, which are functions of data that another process may hold."""
+    svi = SVI(linear, guide, optax.adam(0.05), VRELBO(1.0, 3))
+    state = jax.jit(svi.init)(chain_keys()[0], *data)
+    step, losses = jax.jit(svi.update), []
+    for _ in range(10):
+        state, loss = step(state, *data)
+        losses.append(np.asarray(loss))
+    params = {name: np.asarray(x) for name, x in svi.get_params(state).items()}
+    return {"losses": np.stack(losses), **params}
 
 
 def along(axis, **axes):
@@ -49,7 +74,13 @@ def one_process():
     keys = chain_keys()
     sharding = along("data", chains=2, data=4)
     spread_keys = jax.device_put(keys, NamedSharding(sharding.mesh, PartitionSpec("chains")))
-    return {"chains and data": draws(spread_keys, spread(sharding), sharding)}
+    data = spread(sharding)
+    eight = draws(chain_keys(8), linear_data(), chain_method="parallel")
+    return {
+        "chains and data": draws(spread_keys, data, sharding),
+        "a chain on each device": {site: x[:2] for site, x in eight.items()},
+        "fit": fit(data),
+    }
 
 
 def one_of_two(address, rank):
@@ -60,7 +91,7 @@ def one_of_two(address, rank):
     assert data[0].addressable_shards[0].data.shape[0] == data[0].shape[0] // 2
     with pytest.raises(ValueError, match="array of several processes, on which settings cannot"):
         SGHMC(linear, sharding=sharding).init(chain_keys(), 2, None, data)
-    return {"two processes": draws(chain_keys(), data, sharding)}
+    return {"two processes": draws(chain_keys(), data, sharding), "fit": fit(data)}
 
 
 if __name__ == "__main__":

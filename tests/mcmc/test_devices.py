@@ -1,4 +1,4 @@
-"""The draws do not depend on how many devices and processes hold the data and the chains."""
+"""Draws and fits do not depend on how many devices and processes hold the data and the chains."""
 
 from functools import cache
 import os
@@ -10,15 +10,15 @@ import sys
 import numpy as np
 
 from tests.mcmc.models import linear_data
-from tests.mcmc.spread import chain_keys, draws
+from tests.mcmc.spread import chain_keys, draws, fit
 
 ROOT = Path(__file__).parents[2]
 
 
 @cache
 def expected():
-    """Both chains on one device; computed while the other processes are at work."""
-    return draws(chain_keys(), linear_data())
+    """Both chains, and the fit, on one device; computed while the other processes are at work."""
+    return draws(chain_keys(), linear_data()), fit(linear_data())
 
 
 def start(devices, *arguments):
@@ -42,13 +42,14 @@ def finish(process):
 
 
 def same(path):
-    """Every run saved has the draws expected, up to the order of summation; their names."""
+    """Every run saved has the values expected, up to the order of summation; their names."""
+    chains, fitted = expected()
+    assert np.all(np.diff(fitted["losses"]) != 0)
+    assert all(x.shape[:2] == (2, 10) and np.std(x) > 0 for x in chains.values())
     with np.load(path) as found:
         runs = {name.split("/")[0] for name in found}
         for run in runs:
-            for site, x in expected().items():
-                assert x.shape[:2] == (2, 10)
-                assert np.std(x) > 0
+            for site, x in (fitted if run == "fit" else chains).items():
                 np.testing.assert_allclose(found[f"{run}/{site}"], x, rtol=1e-3, atol=1e-4)
     return runs
 
@@ -58,7 +59,7 @@ def test_eight_devices_with_spread_data_and_chains(tmp_path):
     process = start(8, path)
     expected()
     finish(process)
-    assert same(path) == {"chains and data"}
+    assert same(path) == {"chains and data", "a chain on each device", "fit"}
 
 
 def test_two_processes_with_half_of_the_data_each(tmp_path):
@@ -75,4 +76,4 @@ def test_two_processes_with_half_of_the_data_each(tmp_path):
         for process in processes:
             process.kill()
     for path in paths:
-        assert same(path) == {"two processes"}
+        assert same(path) == {"two processes", "fit"}

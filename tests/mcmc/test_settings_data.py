@@ -3,6 +3,7 @@
 from functools import cache
 import pickle
 
+import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +16,7 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.mcmc import SGHMC, SGLD, Whitening
 from numpyro_ext.mcmc.settings import Fitness
+from tests.mcmc.models import gaussian_mean, gaussian_mean_data
 
 ROWS = 50
 Y = jnp.linspace(-1.7, 1.7, ROWS)
@@ -146,3 +148,27 @@ def test_a_chain_does_not_go_on_with_another_latent_vector():
     mcmc.post_warmup_state = mcmc.last_state
     with pytest.raises(ValueError, match=r"has the latent sites \[\('z', \(3,\)\)\]"):
         mcmc.run(random.key(0), 3)
+
+
+def test_a_search_that_has_no_numbers_is_an_error():
+    def simplex():
+        numpyro.sample("x", dist.Dirichlet(jnp.ones(1)))
+
+    with pytest.raises(ValueError, match="the latent sites have no free coordinate"):
+        SGHMC(simplex).init(random.key(0), 10, None)
+
+    def traced(x):
+        return SGHMC(gaussian_mean).init(random.key(0), 10, None, (x,)).z
+
+    with pytest.raises(ValueError, match="the run is inside a traced function"):
+        jax.jit(traced)(gaussian_mean_data())
+
+
+def test_parallel_chains_find_settings_where_starts_are_given():
+    kernel = SGHMC(gaussian_mean)
+    options = {"num_chains": 2, "chain_method": "parallel", "progress_bar": False}
+    mcmc = MCMC(kernel, num_warmup=50, num_samples=50, **options)
+    x = gaussian_mean_data()
+    mcmc.run(random.key(0), x, init_params={"loc": jnp.array([0.5, 0.9])})
+    exact = x.sum() / (len(x) + 0.1)
+    assert abs(kernel.whitening.center[0] - exact) < 1e-3

@@ -38,6 +38,20 @@ def test_planar(tol):
     assert jnp.allclose(u @ w, product, rtol=tol(1e-5, 1e-9))
 
 
+def test_planar_has_derivatives_where_its_plane_vanishes():
+    """Also where |w|^4 is 0 in single precision. There u + (m'(0) - 1) (u.w) w / |w|^2 has, along
+    u = w / |w|, the derivative m'(0) = 1 - 1 / e in u and none in w.
+    """
+    for size in (1e-8, 1e-11, 1e-14):
+        w = size * jnp.array([0.6, 0.8])
+        u = jnp.array([0.6, 0.8])
+        by_u, by_w = jax.jacobian(PlanarTransform.constrain, argnums=(0, 1))(u, w)
+        np.testing.assert_allclose(by_u @ u, (1 - np.exp(-1)) * u, rtol=1e-5)
+        np.testing.assert_allclose(size * by_w @ u, 0.0, atol=1e-5)
+        across = jnp.array([-0.8, 0.6])
+        np.testing.assert_allclose(size * by_w @ across, -np.exp(-1) * across, rtol=1e-4)
+
+
 @pytest.mark.x64
 def test_planar_shift_is_never_longer_than_what_is_constrained(tol):
     """As |m(t)| <= |t|; with m(0) = -.31, as in the paper, it is .31 / |w| for small w."""
