@@ -249,8 +249,8 @@ def main() -> int:
         error = f"{row.mean_error.max():.2f} sd"
         print(f"{name:21}{error:>15}{firms_sd:>19}{shared:>15}{fit.seconds:>9.0f}")
         print(f"    diagnose: {words(found)}", flush=True)
-    draw_picture(names, fits, args.out)
     print(f"picture: {args.out}")
+    draw_picture(names, fits, args.out)
     judged = [name for name in SHOULD_BE_RIGHT if name in rows]
     right = all(rows[name].off(OF_FIRMS) <= 0.25 for name in judged)
     silent = [name for name, row in rows.items() if row.off() > 0.5 and row.content]

@@ -256,8 +256,8 @@ def main() -> int:
             numbers = f"{show(found.scores):>16} {gain:>15} {found.seconds:8.0f}"
             print(f"{name:34} {numbers}", flush=True)
     best, net = fits["lower half: FlowGuide, IWELBO(10)"], fits["lower half: a network"]
-    draw_picture(parts, best.params, net.params, args.out)
     print(f"picture: {args.out}")
+    draw_picture(parts, best.params, net.params, args.out)
     good = ahead(best, net)
     if not args.half:
         good = good and ahead(fits[FLOW], fits[NORMAL])
