@@ -38,13 +38,14 @@ leaks: $(VENV)/installed-test
 	JAX_CHECK_TRACER_LEAKS=1 $(BIN)/python -m pytest -q $(LEAKS)
 
 # NumPyro's own tests of SVI, guides and MCMC with parts of this package in place of its own. Its
-# sources hold them, but what it publishes for installation does not: NUMPYRO is a checkout.
+# sources hold them, but what it publishes for installation does not: NUMPYRO is a checkout. K="..."
+# chooses tests as pytest's -k does.
 UPSTREAM ?= svi autoguide mcmc
 upstream: $(VENV)/installed-test
 	@test -f "$(NUMPYRO)/test/infer/test_svi.py" || { echo "Say make upstream NUMPYRO=path/to/numpyro, a checkout of NumPyro's sources with test/infer in it; the releases that pip downloads leave that folder out." >&2; exit 1; }
 	PYTHONPATH=. JAX_TRACEBACK_FILTERING=off XLA_FLAGS=--xla_force_host_platform_device_count=2 $(BIN)/python -m pytest -q \
 		--tb=no -c "$(NUMPYRO)/pyproject.toml" --rootdir "$(NUMPYRO)" -p no:cacheprovider \
-		-p tests.upstream.plugin $(UPSTREAM:%="$(NUMPYRO)"/test/infer/test_%.py)
+		-p tests.upstream.plugin $(if $(K),-k "$(K)") $(UPSTREAM:%="$(NUMPYRO)"/test/infer/test_%.py)
 
 # Contract suites with the lowest versions that pyproject.toml allows, and with the newest.
 VERSIONS_TESTS ?= $(wildcard tests/objectives/test_contract.py tests/guides/test_contract.py \
