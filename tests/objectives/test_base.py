@@ -396,7 +396,7 @@ MEMBERS = (
 
 def test_unknown_arguments_are_reported_by_the_class_and_known_ones_are_shown():
     for member in MEMBERS:
-        for option in ("sum_sites", "num_particle"):
+        for option in ("sum_site", "num_particle"):
             if member is not ExpectedLogJoint:  # it inherits __init__
                 words = rf"{member.__name__}.__init__\(\) got an unexpected .*'{option}'"
                 with pytest.raises(TypeError, match=words):
