@@ -172,7 +172,7 @@ def mode_search(rng_key: Array, potential: Potential) -> Callable[[Any], Iterato
     newton = compile_ahead(partial(_newton, potential), like, *unknown, options=options)
 
     def find_modes(starts: Any) -> Iterator[NormalFit]:
-        for which, start in enumerate(starts):
+        for which, start in enumerate(jnp.asarray(x, like.dtype) for x in starts):
             with _bar(_ADAM_PIECES + _NEWTON_STEPS, "finding the mode") as advance:
                 x, spent, state = start, 0, (moments, start)
                 for k in range(_ADAM_PIECES):

@@ -87,14 +87,11 @@ def find_normal(
             key_start, model, info, *potential.arguments, init_strategy=init_strategy
         )
 
-    def flat(start: Sites) -> Array:
-        return info.ravel(start).astype(float)  # as the programs have it
-
     def search(start: Sites) -> tuple[NormalFit, Iterator[NormalFit]]:
-        modes = find_modes(starts_of(key_start, flat(start)))
+        modes = find_modes(starts_of(key_start, info.ravel(start)))
         return next(modes), modes
 
-    mode = NormalFit(flat(start), jnp.ones(info.size), np.nan)
+    mode = NormalFit(info.ravel(start), jnp.ones(info.size), np.nan)
     modes: Iterator[NormalFit] = iter(())
     if np.isfinite(energy):
         mode, modes = search(start)
@@ -126,7 +123,7 @@ def find_normal(
         rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
         potential.check_start(start, rows, *jax.jit(potential.full_value_and_grad)(start))
     vary = vary or _variational(key_svi, potential)
-    fit = with_shape(vary(flat(start)))
+    fit = with_shape(vary(info.ravel(start)))
     spent = mode.row_gradients + fit.row_gradients
     if mode.at_mode and mode.departure <= fit.departure:
         fit = mode
@@ -232,8 +229,7 @@ def shape_measure(
         points = random.normal(rng_key, (_POINTS, 2, *center.shape), center.dtype)
         return lax.map(at, points)
 
-    center = jax.ShapeDtypeStruct(factor.shape[:1], factor.dtype)
-    run = compile_ahead(measure, rng_key, center, factor, options=quick_options())
+    run = _at_normal(measure, rng_key, factor)
 
     def with_shape(fit: NormalFit) -> NormalFit:
         found = (np.asarray(x, float) for x in run(rng_key, fit.center, fit.factor))
@@ -277,14 +273,19 @@ def noise_measure(
         noises = _noises(rng_key, potential, whitening, estimators) if estimators else []
         return values, noises, probe(potential, whitening)
 
-    center = jax.ShapeDtypeStruct(factor.shape[:1], factor.dtype)
-    run = compile_ahead(measure, rng_key, center, factor, options=quick_options())
+    run = _at_normal(measure, rng_key, factor)
 
     def look_around(normal: NormalFit) -> tuple[Sites, list[np.ndarray], np.ndarray]:
         center, noises, gradients = run(rng_key, normal.center, normal.factor)
         return center, [np.asarray(x, float) for x in noises], np.asarray(gradients, float)
 
     return look_around
+
+
+def _at_normal(measure: Callable[..., Any], rng_key: Array, factor: Any) -> Callable[..., Any]:
+    """``measure(rng_key, center, factor)``, compiled ahead for a factor like this one."""
+    center = jax.ShapeDtypeStruct(factor.shape[:1], factor.dtype)
+    return compile_ahead(measure, rng_key, center, factor, options=quick_options())
 
 
 def _noises(
@@ -371,7 +372,7 @@ def _variational(rng_key: Array, potential: Potential) -> Callable[[Array], Norm
     run = compile_ahead(fit, rng_key, start, options=options)
 
     def vary(x: Array) -> NormalFit:
-        center, A = run(rng_key, x)
+        center, A = run(rng_key, x.astype(start.dtype))
         return NormalFit(center, A, row_gradients=_PARTICLES * _SVI_STEPS * batch_rows(potential))
 
     return vary
