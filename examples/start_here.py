@@ -82,7 +82,7 @@ def model(x, region, calls=None, batch=None):
 # ``NUTS``, the reference, whose gradients take all rows. In ArviZ the plates of the model name the
 # axes, and ``coords`` their entries.
 
-seconds, verdict, tree = {}, {}, {}
+seconds, verdict, tree, pictures = {}, {}, {}, {}
 chains = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
 in_arviz = partial(to_arviz, coords={"feature": FEATURES, "region": REGIONS})
 
@@ -95,12 +95,12 @@ def lap(name, since):
 
 def picture(name):
     """Two panels: the first is empty, the second has the posterior of one number."""
-    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
+    pictures[name], (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
     for fit, colour in {"NUTS": "0.6", name: "0.6" if name == "NUTS" else "C0"}.items():
         right.ecdf(tree[fit].posterior["spread"].values.ravel(), color=colour, lw=2, label=fit)
     right.set(xlabel="spread of the levels", ylabel="share of the draws below")
     right.legend(frameon=False, loc="lower right")
-    return fig, left
+    return left
 
 
 start = time.perf_counter()
@@ -114,10 +114,9 @@ lap("NUTS, diagnose and to_arviz", start)
 print(verdict["NUTS"])
 print(az.summary(tree["NUTS"]))
 
-fig, left = picture("NUTS")
+left = picture("NUTS")
 left.plot(tree["NUTS"].posterior["spread"].values.T, lw=0.5)
 left.set(xlabel="draw", ylabel="spread of the levels", title="NUTS: two chains")
-fig.savefig(options.out / "start_here_nuts.png", dpi=120)
 
 # %%
 # A flow on minibatches. The proxy is found by one search for the mode. The flow starts there with
@@ -138,10 +137,9 @@ tree["flow"] = in_arviz(svi, **of_fit, num_samples=2 * options.draws)
 lap("flow, diagnose and to_arviz", start)
 print(verdict["flow"])
 
-fig, left = picture("flow")
+left = picture("flow")
 left.plot(np.asarray(fit.losses) - np.median(fit.losses[-options.steps // 5 :]), ".", ms=1)
 left.set(xlabel="step", ylabel="loss - that of the end (nats)", title="The flow: its loss")
-fig.savefig(options.out / "start_here_flow.png", dpi=120)
 
 # %%
 # ``SGHMC`` on minibatches, whose settings are found before it starts: 20 transitions for a draw.
@@ -157,10 +155,9 @@ lap("SGHMC, diagnose and to_arviz", start)
 print(sghmc.sampler.settings)
 print(verdict["SGHMC"])
 
-fig, left = picture("SGHMC")
+left = picture("SGHMC")
 left.plot(tree["SGHMC"].posterior["spread"].values.T, lw=0.5)
 left.set(xlabel="draw", ylabel="spread of the levels", title="SGHMC: two chains")
-fig.savefig(options.out / "start_here_sghmc.png", dpi=120)
 
 # %%
 # Particles, first on minibatches, which ``diagnose`` finds wrong, and then on all rows.
@@ -181,7 +178,7 @@ for name, how in {"particles, 256 rows": minibatch, "particles": {}}.items():
     lap(f"{name}, diagnose and to_arviz", start)
     print(verdict[name])
 
-fig, left = picture("particles")
+left = picture("particles")
 for name, style in {
     "NUTS": {"color": "0.8", "ms": 2},
     "particles, 256 rows": {"color": "C1", "ms": 4},
@@ -192,7 +189,6 @@ for name, style in {
     left.plot(slope.values.ravel(), level.values.ravel(), ".", **style, label=name)
 left.set(xlabel="slope of tenure", ylabel="level of Esk", title="Particles on 256 and on all rows")
 left.legend(loc="upper left", markerscale=2)
-fig.savefig(options.out / "start_here_particles.png", dpi=120)
 
 # %%
 # All of them in one forest. ArviZ leaves out, without an error, the fits that have fewer draws than
@@ -206,7 +202,7 @@ def one_sample(name, size=2000):
     return draws.isel(sample=np.arange(size) % draws.sizes["sample"])
 
 
-forest = az.plot_forest(
+pictures["forest"] = forest = az.plot_forest(
     {name: one_sample(name) for name in FITS},
     var_names=["mean", "spread", "level"],
     labels=["__variable__", "region"],
@@ -214,7 +210,6 @@ forest = az.plot_forest(
     figure_kwargs={"figsize": (9, 6)},
 )
 forest.add_legend("model")
-forest.savefig(options.out / "start_here_forest.png", bbox_inches="tight")
 
 # %%
 # A posterior predictive check of the flow: how many customers call 0, 1, 2, ... times?
@@ -223,9 +218,8 @@ start = time.perf_counter()
 predicted = to_arviz(
     svi, **of_fit, num_samples=200, log_likelihood=False, posterior_predictive=True
 )
-rootogram = az.plot_ppc_rootogram(predicted, figure_kwargs={"figsize": (9, 4)})
+pictures["predictive"] = az.plot_ppc_rootogram(predicted, figure_kwargs={"figsize": (9, 4)})
 plt.tight_layout()
-rootogram.savefig(options.out / "start_here_predictive.png")
 lap("posterior predictive", start)
 
 # %%
@@ -273,5 +267,8 @@ for name in ["NUTS", "flow", "SGHMC", "particles", "particles, 256 rows"]:
         verdict[name].ok and max(error.max(), np.abs(ratio - 1).max()) <= options.tolerance
     ):
         off.append(name)
+
+for name, shown in pictures.items():  # last, so that a full disk loses nothing else
+    shown.savefig(options.out / f"start_here_{name.lower()}.png", dpi=120, bbox_inches="tight")
 if off and np.isfinite(options.tolerance):
     sys.exit(f"off by more than {options.tolerance}, or found wrong: {', '.join(off)}")

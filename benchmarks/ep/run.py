@@ -334,7 +334,7 @@ PARTS = {
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=PARTS, help="one part; all of them by default")
-    parser.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
     sets = ["crabs", "sonar", "breast", "australian"]
     parser.add_argument("--sets", nargs="*", default=sets, help="probit sets")
     parser.add_argument("--splits", type=int, default=20, help="splits of a probit set")

@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[""], help="parts of names, default all")
     parser.add_argument("--shootout", action="store_true", help="3e-3, 16 particles, KL")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, default=Path("out/guides"))
     args = parser.parse_args()
     args.rate, args.particles = (3e-3, 16) if args.shootout else (5e-3, 4)

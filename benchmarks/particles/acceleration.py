@@ -143,7 +143,7 @@ def compiled(field: str, label: str) -> Callable[..., Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--data", nargs="*", default=["boston", "kin8nm"])
     parser.add_argument("--field", nargs="*", default=list(FIELDS), choices=list(FIELDS))
     parser.add_argument("--splits", type=int, default=3)

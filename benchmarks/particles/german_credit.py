@@ -169,7 +169,7 @@ def evaluate(method: Method, data: Data) -> tuple[list[Array], float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--only", nargs="*", default=[""], help="parts of names, default all")
     args = parser.parse_args()
     data, mean, sd = load(args.data_dir)

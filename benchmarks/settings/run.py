@@ -192,7 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--group", nargs="*", default=list(GROUPS), choices=list(GROUPS))
     parser.add_argument("--newcomer", action="store_true", help="the group examples alone")
     parser.add_argument("--problem", nargs="*", default=ALL, choices=ALL, metavar="NAME")

@@ -260,7 +260,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--steps", type=int, default=100_000, help="gradients to a chain")
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--only", nargs="+", choices=POSTERIORS, default=list(POSTERIORS))

@@ -4,7 +4,7 @@ The weights and all else that is random at the start are the same in both, as is
 rows. After each of ``--epochs`` it prints the mean precision of the noise, and the predictive log
 density of the rows left out, on the first split of a set.
 
-    python benchmarks/uci/precision.py --data-dir FOLDER --set kin8nm
+    python benchmarks/uci/precision.py --data-dir data --set kin8nm
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--set", default="kin8nm")
     parser.add_argument("--epochs", type=int, nargs="*", default=[5, 20])
     args = parser.parse_args()
-    X, y, X_test, y_test = split(args.data_dir / args.set)
+    X, y, X_test, y_test = split(args.data_dir / "uci" / args.set)
     start = PBP([X.shape[1], 50, 1]).init(random.key(0), X, y)
 
     print("| epochs | precision | noise precision | log density |\n|---|---|---|---|")

@@ -106,7 +106,7 @@ def shown(values: np.ndarray) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data-dir", type=Path, help="a folder for each set; diabetes without it")
+    parser.add_argument("--data-dir", type=Path, help="holds uci/; without it: diabetes")
     parser.add_argument("--sets", nargs="+", default=SETS)
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--splits", type=int, default=20)
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the keys of all fits")
     parser.add_argument("--quick", action="store_true", help="three splits")
     args = parser.parse_args()
-    load = partial(uci_regression, args.data_dir) if args.data_dir else regression_data
+    load = partial(uci_regression, args.data_dir / "uci") if args.data_dir else regression_data
     columns = "set | method | epochs | RMSE | pointwise | joint | calibration | seconds (first)"
     print(f"| {columns} | published |\n|" + "---|" * 9, flush=True)
     for name in args.sets if args.data_dir else ["diabetes"]:
