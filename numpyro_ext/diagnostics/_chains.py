@@ -55,14 +55,14 @@ def sgmcmc_rows(stats: dict[str, np.ndarray], facts: dict[str, Any]) -> list[Row
     if T is not None and "kinetic_temperature" in stats:
         rows.append(_kinetic_temperature(stats["kinetic_temperature"], T, facts))
     if facts.get("noise_share", 0) > 0:
-        rows.append(_noise_share(facts["noise_share"]))
+        rows.append(_noise_share(facts))
     if T is not None and "implied_variance_ratio" in stats:
         rows.append(_implied_ratio(stats["implied_variance_ratio"], facts))
     if "diverging" in stats:
         rows.append(_divergences(stats["diverging"]))
     if "step_scale" in stats or "step_scale" in facts:
         scale = facts.get("step_scale", np.min(stats.get("step_scale", 1.0)))
-        rows.append(_step_scale(float(scale)))
+        rows.append(_step_scale(float(scale), facts))
     return rows
 
 
@@ -141,16 +141,17 @@ def _less_noise(facts: dict[str, Any]) -> str:
     )
 
 
-def _noise_share(value: float) -> Row:
+def _noise_share(facts: dict[str, Any]) -> Row:
     """The share of the injected noise that the estimate of SGHMC takes off."""
+    value = facts["noise_share"]
     return judged(
         "gradient noise over injected noise",
         value,
         "1",
         value <= 1,
         "the noise of the gradients is taken off the injected noise in full.",
-        "the estimate of the gradients' noise was cut, so the rest of it heats the chain; take a"
-        " smaller step or more friction, or pass step_size=None to have them found.",
+        "the estimate of the gradients' noise was cut, so the rest of it heats the chain;"
+        f" {_less_noise(facts)}.",
     )
 
 
@@ -186,15 +187,16 @@ def _divergences(diverging: np.ndarray) -> Row:
     )
 
 
-def _step_scale(scale: float) -> Row:
+def _step_scale(scale: float, facts: dict[str, Any]) -> Row:
+    found = "found_step_size" in facts
     return judged(
         "step scale after warmup",
         scale,
         "1",
         scale >= 1,
-        "the step is the one that was asked for.",
-        "the chain diverged in warmup and went on with this fraction of its step; pass a step that"
-        " is smaller by this factor, or step_size=None.",
+        "the chain kept its step.",
+        "the chain diverged in warmup and went on with this fraction of its step;"
+        f" {_less_noise(facts) if found else 'pass one this much smaller, or step_size=None'}.",
     )
 
 

@@ -154,6 +154,13 @@ def test_the_level_of_the_temperature_is_that_of_the_settings_found():
     assert wrong(hot) == ["kinetic temperature"]
 
 
+def test_a_found_step_that_warmup_halves_is_not_to_be_searched_for_once_more():
+    halved = {None: "or step_size=None", Settings(0.5): "a smaller max_bias"}
+    for settings, remedy in halved.items():
+        row = rows_of(diagnose(scripted(scale=0.5, settings=settings), num_moves=0))
+        assert row["step scale after warmup"].verdict.endswith(f"{remedy}.")
+
+
 def test_slower_than_predicted_is_not_near_normal():
     settings = Settings(0.01, transitions=3.0)
     run = scripted(still=0.95, settings=settings, num_samples=20_000)
