@@ -10,6 +10,8 @@ import inspect
 from pathlib import Path
 import re
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = [
     "diagnostics",
@@ -26,6 +28,7 @@ MODULES = [
     "transforms",
 ]
 CATALOGUE = (ROOT / "docs" / "algorithms.md").read_text()
+EVIDENCE = (ROOT / "docs" / "evidence.md").read_text()
 CHOICES = (ROOT / "docs" / "how_to_choose.md").read_text()
 
 
@@ -126,7 +129,24 @@ def test_every_algorithm_is_named_in_a_test_of_its_module():
     report([".".join(where) for where in ALGORITHMS if where[1] not in words[where[0]]])
 
 
-def test_the_tables_of_the_catalogue_are_sorted():
-    tables = re.findall(r"(?:^\|.*\n)+", CATALOGUE, re.M)
+def test_the_evidence_has_a_row_for_each_algorithm_with_its_file_and_what_was_run():
+    rows = re.findall(r"^\| `(\w+)` \| `([\w/.]+)` \| (.+?) \| [^|]+ \|$", EVIDENCE, re.M)
+    package = ROOT / "numpyro_ext"
+    file = {
+        name: str(Path(inspect.getfile(inspect.unwrap(value))).resolve().relative_to(package))
+        for (_, name), value in ALGORITHMS.items()
+    }
+    found = [f"no row of {name}" for name in file if [row[0] for row in rows].count(name) != 1]
+    for name, path, measured in rows:
+        found += [] if file.get(name) == path else [f"{name} is in {file.get(name)}, not {path}"]
+        ran = re.findall(r"`([\w/.]+)", measured)
+        found += [] if ran else [f"{name}: nothing was run"]
+        found += [f"{name}: there is no {x}" for x in ran if not (ROOT / x).is_file()]
+    report(found)
+
+
+@pytest.mark.parametrize("page", [CATALOGUE, EVIDENCE], ids=["catalogue", "evidence"])
+def test_the_tables_are_sorted(page):
+    tables = re.findall(r"(?:^\|.*\n)+", page, re.M)
     names = [re.findall(r"^\| `(\w+)", table, re.M) for table in tables]
     assert [x for x in names if x != sorted(x, key=str.lower)] == []
