@@ -6,10 +6,14 @@ other work of the machine falls on both. A ratio below 1 means that this package
 
     python benchmarks/peers/run.py             # writes docs/peers.md; or `make bench`
     python benchmarks/peers/run.py --quick     # that everything runs; its times mean nothing
+
+A second table has the times of libraries that do not live beside JAX, as `elsewhere.py` recorded
+them in an environment of their own.
 """
 
 import argparse
 from collections.abc import Callable, Iterator
+import csv
 from datetime import date
 from importlib.metadata import version
 import importlib.util
@@ -48,6 +52,17 @@ from numpyro_ext.scores import RBF
 
 BENCHMARKS = Path(__file__).parents[1]
 Loop = Callable[[], Any]
+ELSEWHERE = {
+    "posteriors, sgld": "`SGLD`",
+    "posteriors, sghmc": "`SGHMC`",
+    "Pyro, RenyiELBO(0.5)": "`VRELBO(0.5)`",
+    "Pyro, RenyiELBO(0)": "`IWELBO()`",
+    "Pyro, Trace_ELBO": "`VRELBO(1.)`",
+    "Pyro, SVGD": "`SVGD`",
+    "PyMC, ADVI": "`VRELBO(1.)`",
+    "PyMC, SVGD": "`SVGD`",
+}
+"""What is recorded of another library, and what stands here for it."""
 
 
 def sibling(name: str) -> ModuleType:
@@ -176,12 +191,29 @@ def micros(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.1f}"
 
 
-def page(rows: list[str], quick: bool) -> str:
+def recorded(of_here: dict[tuple[str, str], float]) -> tuple[str, list[str]]:
+    """Where and when the other libraries ran, and their rows.
+
+    :param of_here: microseconds of this package, by work and name.
+    """
+    with Path(__file__).with_name("elsewhere.csv").open(newline="") as file:
+        (*_, about), *rows = csv.reader(file)
+    lines = []
+    for work, name, time, _ in rows:
+        here = of_here[work, ELSEWHERE[name]]
+        cells = work, ELSEWHERE[name], micros(here), name, micros(float(time))
+        lines.append(f"| {' | '.join(cells)} | {here / float(time):.3f} |")
+    return about, lines
+
+
+def page(rows: list[str], of_here: dict[tuple[str, str], float], quick: bool) -> str:
     used = ("jax", "numpyro", "blackjax", "optax")
     versions = ", ".join(f"{name} {version(name)}" for name in used)
     machine = f"{os.cpu_count()} cores, {platform.machine()}"
     head = "| work | here | microseconds | instead | microseconds | here / instead |"
     table = "\n".join([head, "|---|---|---|---|---|---|", *rows])
+    about, others = recorded(of_here)
+    elsewhere = "\n".join([head, "|---|---|---|---|---|---|", *others])
     said = "\n**Made by `--quick`: these times mean nothing.**\n" if quick else ""
     return f"""# Beside its peers
 
@@ -198,7 +230,17 @@ A row of two different methods (a mixture for a normal, a flow for another) says
 costs, and not what it is worth: for that see [](how_to_choose.md), whose tables compare the results
 of methods with those of NumPyro's own, on the same problems.
 
-- Not measured: Pyro, Stan and PyMC, in which the models would have to be written again.
+## Libraries that do not live beside JAX
+
+    python -m venv build/peers && build/peers/bin/pip install pyro-ppl posteriors pymc
+    build/peers/bin/python benchmarks/peers/elsewhere.py    # writes what the next run.py shows
+
+Recorded in an environment of their own, with one thread, and their steps called one by one as their
+documentation does: {about}. The times of this package are those of the first table.
+
+{elsewhere}
+
+- Not measured: Stan, whose compiler pip does not install.
 - Longer comparisons, of results as well as times: `benchmarks/sgmcmc` (bias of the kernels, beside
   BlackJAX and NUTS), `benchmarks/particles` (SVGD, beside NumPyro and BlackJAX),
   `benchmarks/guides` (NumPyro's flows), `benchmarks/large_data` (`Trace_ELBO`) and
@@ -213,17 +255,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/peers.md"))
     args = parser.parse_args()
     rooms = {of_kernels: 20_000, of_svi: 1000, of_particles: 200}
-    lines = []
+    lines, of_here = [], {}
     for room, steps in rooms.items():
         for row in room(2 if args.quick else steps):
             repeats = 1 if args.quick else args.repeats
             here, peer = losses.shortest(repeats, row.of_here, row.of_peer)
             times = [1e6 * t / row.steps for t in (here, peer)]
+            of_here[row.work, row.here] = times[0]
             cells = row.work, row.here, micros(times[0]), row.peer, micros(times[1])
             lines.append(f"| {' | '.join(cells)} | {here / peer:.2f} |")
             print(lines[-1], flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(page(lines, args.quick))
+    args.out.write_text(page(lines, of_here, args.quick))
     print(f"page: {args.out}")
 
 
