@@ -11,7 +11,8 @@
 - `mixture`: the means of a mixture of four normal distributions (see `mixture.py`).
 - `hierarchy`: regressions of 20 groups, which are the parts of DEP (see `hierarchy.py`).
 - `compare`: EP, a normal guide by SVI, Laplace's approximation and NUTS on a regression and on the
-  centred eight schools. Errors are in standard deviations of NUTS; seconds include compilation.
+  centred eight schools, of which NUTS samples the form that is not centred. Errors are in standard
+  deviations of NUTS; seconds include compilation.
 - `cost`: the time of a compiled parallel sweep and of a fit from nothing, logistic regression.
 
 SEP is DSEP with one part. SEP and DSEP are averaged over the last half of their passes, unless it
@@ -34,8 +35,10 @@ from mixture import run_mixture
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.handlers import reparam
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNormal
+from numpyro.infer.reparam import LocScaleReparam
 import optax
 
 from numpyro_ext.ep import ADF, DSEP, EP
@@ -213,6 +216,9 @@ def run_xor(args: argparse.Namespace) -> None:
             rows.append([f"{n} x 4", method, f"{error:.4f}", f"{ll:.3f}"])
 
 
+SITES = ("w", "mu", "tau", "theta")
+
+
 def run_compare(args: argparse.Namespace) -> None:
     keys = random.split(random.key(0), 3)
     X = random.normal(keys[0], (500, 10)) * jnp.linspace(0.5, 2, 10)
@@ -237,10 +243,11 @@ def run_compare(args: argparse.Namespace) -> None:
             t[method] = time.perf_counter() - start
 
         def nuts(model: Any = model, data: Any = data) -> dict[str, Array]:
-            kernel = NUTS(model, target_accept_prob=0.99 if model is eight_schools else 0.8)
+            # Centred chains hardly enter the neck of the funnel: log tau would come out too narrow.
+            kernel = NUTS(reparam(model, {"theta": LocScaleReparam(0)}), target_accept_prob=0.95)
             mcmc = MCMC(kernel, num_warmup=1000, num_samples=args.draws, progress_bar=False)
             mcmc.run(random.key(1), *data)
-            return mcmc.get_samples()
+            return {name: x for name, x in mcmc.get_samples().items() if name in SITES}
 
         def by_ep(model: Any = model, data: Any = data) -> dict[str, Array]:
             ep = EP(model, schedule="parallel")

@@ -14,6 +14,9 @@ rows and a method, by its best rate:
 
 Seconds are those of one process from its data to the result, with the search for the mode where the
 method needs it, and with compilation. Published numbers and commands: README.md.
+
+``--steps`` times a step of ``VRELBO(1.)`` with the proxy alone, at 10,000 to 1,000,000 rows in turns,
+and what of it is the reading of 256 rows at random from all of them.
 """
 
 import argparse
@@ -240,6 +243,40 @@ def lines_of(name, rows, only, limit, most):
         print(f"| {title} | {reached} | {took} | {1000 * each:.3g} |", flush=True)
 
 
+def step_times(name, all_rows=(10_000, 100_000, 1_000_000), steps=2_000, repeats=9):
+    """A line of microseconds for each number of rows, the shortest of the repeats."""
+    model, runs = model_of(name), {}
+    for rows in all_rows:
+        data = data_of(name, rows)
+        proxy = taylor_proxy(model, *data)
+        guide = AutoMultivariateNormal(model, init_loc_fn=init_to_value(values=proxy.center))
+        svi = SVI(model, guide, optax.adam(1e-4), VRELBO(1.0, 4, gradient="stl", proxy=proxy))
+        state = svi.init(random.key(1), *data, init_params=proxy.init_params(guide))
+
+        def train(state, data, svi=svi):
+            return lax.fori_loop(0, steps, lambda _, s: svi.update(s, *data)[0], state)
+
+        def gather(data, rows=rows):
+            """The rows of as many batches, and nothing else."""
+
+            def one(i, total):
+                at = random.randint(random.fold_in(random.key(0), i), (256,), 0, rows)
+                return total + sum(jnp.sum(x[at]) for x in data)
+
+            return lax.fori_loop(0, steps, one, 0.0)
+
+        runs[rows] = partial(jax.jit(train), state, data), partial(jax.jit(gather), data)
+    times = {rows: [[], []] for rows in all_rows}
+    for turn in range(repeats + 1):
+        for rows, both in runs.items():
+            for kept, run in zip(times[rows], both, strict=True):
+                began = time.perf_counter()
+                jax.block_until_ready(run())
+                kept += [1e6 * (time.perf_counter() - began) / steps] if turn else []
+    for rows, (whole, reading) in times.items():
+        print(f"| {name} | {rows:,} | {min(whole):.1f} | {min(reading):.1f} |", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000])
@@ -247,7 +284,13 @@ def main():
     parser.add_argument("--only", nargs="+", help="methods that hold one of these words")
     parser.add_argument("--most", type=int, default=16_000, help="steps of SVI")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for a line of MCMC")
+    parser.add_argument("--steps", action="store_true", help="times of a step alone")
     args = parser.parse_args()
+    if args.steps:
+        print("| model | rows | microseconds of a step | of reading its rows |\n|---|---|---|---|")
+        for name in args.models:
+            step_times(name)
+        return
     for name in args.models:
         for rows in args.rows:
             lines_of(name, rows, args.only, args.limit, args.most)

@@ -236,7 +236,8 @@ of methods with those of NumPyro's own, on the same problems.
     build/peers/bin/python benchmarks/peers/elsewhere.py    # writes what the next run.py shows
 
 Recorded in an environment of their own, with one thread, and their steps called one by one as their
-documentation does: {about}. The times of this package are those of the first table.
+documentation does. The times of this package are those of the first table.
+{about}.
 
 {elsewhere}
 
