@@ -15,8 +15,8 @@ rows and a method, by its best rate:
 Seconds are those of one process from its data to the result, with the search for the mode where the
 method needs it, and with compilation. Published numbers and commands: README.md.
 
-``--steps`` times a step of ``VRELBO(1.)`` with the proxy alone, at 10,000 to 1,000,000 rows in turns,
-and what of it is the reading of 256 rows at random from all of them.
+``--steps`` times a step of ``VRELBO(1.)`` with the proxy alone, at 10,000 to 1,000,000 rows in
+turns, and what of it is the reading of 256 rows at random from all of them.
 """
 
 import argparse

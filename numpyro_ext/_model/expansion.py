@@ -18,7 +18,13 @@ from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.density import row_log_lik
 from numpyro_ext._model.handlers import first_rows, refuse_noise, rows, valid_plates
 from numpyro_ext._model.mistakes import check_observed
-from numpyro_ext._model.mode_search import DENSE_UP_TO, NormalFit, mode_search, starts_of
+from numpyro_ext._model.mode_search import (
+    DENSE_UP_TO,
+    NormalFit,
+    advice,
+    mode_search,
+    starts_of,
+)
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import (
     ModelInfo,
@@ -93,6 +99,8 @@ class Rows:
             if k == _REFINED or mode is None or not _NEAR < off < _FAR or hessian is None:
                 break
             x = nearest
+        if mode is not None and not off < _FAR:
+            factor = None  # a curvature far from any mode is that of no normal to start from
         sites = self.potential.postprocess()(self.info.unravel(x))
         proxy = TaylorProxy(
             center={name: sites[name] for name in self.info.latents},
@@ -114,13 +122,16 @@ class Rows:
         if mode is not None and not off < _OFF:
             _warn(
                 f"the search for a mode did not end at one{mode.budget}, so the center of the proxy"
-                " may be far from the posterior; fit a guide with VRELBO(1.), and pass"
-                " center=(guide, params)."
+                f" may be far from the posterior; {advice(self.info)}, or fit a guide with"
+                " VRELBO(1.), and pass center=(guide, params)."
             )
         elif factor is None and hessian is not None:
+            instead = "leave center out, or pass center=(guide, params)"
+            if isinstance(center, tuple):
+                instead = f"train the guide longer; or {advice(self.info)}"
             _warn(
                 "the curvature at the center of the proxy is not that of a mode, so the center may"
-                " be far from the posterior; leave center out, or pass center=(guide, params)."
+                f" be far from the posterior; {instead}."
             )
         object.__setattr__(proxy, "origin", self)
         return proxy

@@ -22,6 +22,7 @@ from numpyro_ext._model.operations import (
     run_once,
 )
 from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.whitening import Whitening
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "MOST_PASSES",
     "WORTH_OPTIMISING",
     "NormalFit",
+    "advice",
     "batch_rows",
     "draw_batch",
     "mode_search",
@@ -43,8 +45,9 @@ _NEWTON_STEPS, MOST_PASSES = 60, 300
 """The budget of one search: Newton steps, and gradients of all rows."""
 _HALVINGS, _TWICE_AS_NEAR_IN = 12, 6
 _CURVATURE_ROWS = 10_000
-_NEAR = 0.05
-"""Decrement below which a point is a mode."""
+_NEAR, _AT_MODE = 0.05, 0.3
+"""Decrements at which a search ends, and up to which its end is a mode: single precision resolves
+the gradient of a million rows to some tenths of a standard deviation and no better."""
 WORTH_OPTIMISING = 2e8
 """Numbers that a search computes, above which an optimised program pays for its compilation."""
 _LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
@@ -97,7 +100,7 @@ class NormalFit:
     @property
     def at_mode(self) -> bool:
         """True if the center is a mode."""
-        return self.num_negative == 0 and self.decrement <= _NEAR
+        return self.num_negative == 0 and self.decrement <= _AT_MODE
 
     def distance(self, x: Array) -> float:
         """The distance of a point from the center, in standard deviations."""
@@ -105,6 +108,18 @@ class NormalFit:
         away = there - center
         xi = away / root if root.ndim == 1 else solve_triangular(root, away, lower=True)
         return float(np.linalg.norm(xi))
+
+
+def advice(info: ModelInfo) -> str:
+    """The advice on hierarchies, to a model that has not followed it and to one that has."""
+    done = [name.removesuffix("_decentered") for name in info.latents if "_decentered" in name]
+    change = "reparametrise the model (LocScaleReparam for hierarchies)"
+    if done:
+        change = f"change centered in the LocScaleReparam of '{done[0]}' (0 and 1 are its ends)"
+    return (
+        f"{change}, or, where there are few groups, give their scale a prior that vanishes at 0"
+        " (LogNormal)"
+    )
 
 
 def batch_rows(potential: Potential) -> int:

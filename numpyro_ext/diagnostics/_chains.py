@@ -28,6 +28,10 @@ SLOWER = 20
 """Measured over predicted transitions per independent draw that is still near normal."""
 SEVERAL_MODES = "ended at different modes"
 """In the sentence of settings about a posterior with several modes."""
+_NOT_KNOWN = (
+    "not judged: the value is outside of its limits, and its error is larger than they are; look at"
+    " the other lines, or draw more."
+)
 _DRAW_MORE = "its error takes 4 draws of each chain, so it is not judged; draw more."
 
 
@@ -110,6 +114,8 @@ def _kinetic_temperature(x: np.ndarray, T: float, facts: dict[str, Any]) -> Row:
     if _without_error(value, error):
         return Row("kinetic temperature", value, None, limit, None, _DRAW_MORE, True)
     excess = max(low - value, value - high, 0.0)
+    if OFF * T < excess <= 3 * error and error > OFF * T:
+        return Row("kinetic temperature", value, error, limit, None, _NOT_KNOWN, True)
     ok = not (excess > OFF * T and excess > 3 * error) and math.isfinite(value)
     verdict = "the draws have the temperature of the posterior."
     if not ok and value > high:
@@ -161,6 +167,8 @@ def _implied_ratio(ratio: np.ndarray, facts: dict[str, Any]) -> Row:
     limit = f"{1 + OFF:.3g}"
     if _without_error(value, error):
         return Row("implied variance ratio", value, None, limit, None, _DRAW_MORE, True)
+    if OFF < value - 1 <= 3 * error and error > OFF:
+        return Row("implied variance ratio", value, error, limit, None, _NOT_KNOWN, True)
     return judged(
         "implied variance ratio",
         value,
@@ -360,6 +368,5 @@ def _slowness(draws: float, facts: dict[str, Any]) -> Row:
         not value > slowest,
         f"the law of the kernel predicts {predicted:,.3g}.",
         f"the law of the kernel on a normal posterior predicts {predicted:,.3g}, so this one is not"
-        " near normal; reparametrise the model (a hierarchy with LocScaleReparam, or without it"
-        " where it has it).",
+        " near normal; reparametrise the model (of a hierarchy, change how it is centred).",
     )

@@ -82,4 +82,5 @@ def together(rows: list[Row]) -> list[Row]:
     """These lines, none of which is right if one is not judged: means alone are no verdict."""
     if not any(row.not_judged for row in rows):
         return rows
-    return [row._replace(ok=None) if row.ok else row for row in rows]
+    why = "not judged, since another line of this check could not be; the number is in its limits."
+    return [row._replace(ok=None, verdict=why) if row.ok else row for row in rows]

@@ -98,7 +98,8 @@ class Diagnosis(NamedTuple):
         wrong = sum(row.ok is False for row in self.rows)
         left = sum(row.not_judged for row in self.rows)
         any_judged = any(row.ok is not None for row in self.rows)
-        found = f"{wrong} of {len(self.rows)} are wrong" if wrong else "nothing was found wrong"
+        are = "is" if wrong == 1 else "are"
+        found = f"{wrong} of {len(self.rows)} {are} wrong" if wrong else "nothing was found wrong"
         found = found if wrong or self.ok else "the draws could not be judged"
         found = found if any_judged or not self.ok else "nothing could be judged"
         found += f", {left} not judged" if left and (any_judged or not self.ok) else ""

@@ -16,6 +16,7 @@ from numpyro_ext._model.mode_search import (
     DENSE_UP_TO,
     WORTH_OPTIMISING,
     NormalFit,
+    advice,
     batch_rows,
     draw_batch,
     mode_search,
@@ -37,7 +38,6 @@ from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient
 
 __all__ = [
     "NOISE_ESTIMATES",
-    "advice",
     "factor_like",
     "find_normal",
     "noise_measure",
@@ -132,8 +132,8 @@ def find_normal(
         what = "the search for a mode ended where the gradient of all rows is not finite"
         if mode.num_negative:
             what = (
-                f"the curvature has {mode.num_negative} negative directions where the search for a"
-                " mode ended"
+                "the curvature is not that of a mode where the search ended (negative directions:"
+                f" {mode.num_negative})"
             )
         elif np.isfinite(mode.decrement):
             what = f"the search for a mode ended {mode.decrement:.2g} standard deviations from one"
@@ -156,14 +156,6 @@ def find_normal(
 
 def _four(rng_key: Array) -> tuple[Array, ...]:
     return tuple(random.split(rng_key, 4))
-
-
-def advice(info: ModelInfo) -> str:
-    """The advice on hierarchies, to a model that has not followed it and to one that has."""
-    done = [name.removesuffix("_decentered") for name in info.latents if "_decentered" in name]
-    if done:
-        return f"change centered in the LocScaleReparam of '{done[0]}' (0 and 1 are its ends)"
-    return "reparametrise the model (LocScaleReparam for hierarchies)"
 
 
 def _most_likely(modes: list[NormalFit]) -> NormalFit:

@@ -17,6 +17,7 @@ import optax
 import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning, diagnose, to_arviz
+from numpyro_ext.diagnostics._chains import sgmcmc_rows
 from numpyro_ext.mcmc import SGHMC, SGLD, Settings
 from numpyro_ext.particles import SVGD, AutoParticles, ParVI
 
@@ -141,6 +142,20 @@ def test_everything_that_a_stochastic_gradient_run_can_show_is_said_and_warned_o
         assert text == f"the {name} is {row.shown} (limit {row.limit}): {row.verdict}"
         assert warning.filename == __file__
     assert wrong(diagnose(tree)) == shown
+
+
+@pytest.mark.parametrize("name", ["kinetic_temperature", "implied_variance_ratio"])
+@pytest.mark.parametrize(
+    ("mean", "spread", "num", "ok"),
+    [(1.0, 0.3, 2000, True), (1.4, 0.3, 2000, False), (20.0, 2.0, 10, None)],
+)
+def test_a_level_outside_of_its_limit_by_less_than_its_error_is_not_judged(
+    name, mean, spread, num, ok
+):
+    x = np.random.default_rng(0).lognormal(0, spread, (2, num))
+    (found,) = sgmcmc_rows({name: mean * x / np.mean(x)}, {"temperature": 1.0})
+    assert found.ok is ok, found
+    assert ("not judged" in found.verdict) is (found.error > 0.1) is (ok is None)
 
 
 def test_the_level_of_the_temperature_is_that_of_the_settings_found():
@@ -327,7 +342,7 @@ def test_the_table_prints_converts_and_pickles():
     text = str(found)
     assert text == repr(found)
     assert text.startswith(
-        "AutoNormal by Trace_ELBO, 1 x 500 draws: 1 of 5 are wrong, 1 not judged\n"
+        "AutoNormal by Trace_ELBO, 1 x 500 draws: 1 of 5 is wrong, 1 not judged\n"
     )
     assert all(len(line) <= 100 for line in text.splitlines())
     frame = found.to_frame()

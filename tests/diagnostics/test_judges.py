@@ -147,7 +147,7 @@ def test_silence_is_no_verdict():
         ([row(None), row(True, of_draws=False)], False, "the draws could not be judged, 1 not"),
         ([row(None, limit=""), row(True, of_draws=False)], True, "nothing was found wrong"),
         ([row(None, of_draws=False)], True, "nothing could be judged"),
-        ([row(None), row(False)], False, "1 of 2 are wrong, 1 not judged"),
+        ([row(None), row(False)], False, "1 of 2 is wrong, 1 not judged"),
     ):
         found = Diagnosis("title", tuple(rows))
         assert found.ok is ok

@@ -59,6 +59,17 @@ def noises(rng_key, estimator=None):
     return noise_measure(rng_key, potential, estimator, mode.factor)(mode)[1]
 
 
+@pytest.mark.parametrize(
+    ("decrement", "num_negative", "at_mode"), [(0.2, 0, True), (0.2, 1, False), (0.4, 0, False)]
+)
+def test_the_end_of_a_search_is_a_mode_as_far_as_single_precision_says(
+    decrement, num_negative, at_mode
+):
+    """At a million rows of a Poisson regression with raw columns it ends at .16."""
+    fit = mode_search.NormalFit(jnp.zeros(1), jnp.eye(1), decrement, num_negative)
+    assert fit.at_mode is at_mode
+
+
 def test_the_noise_is_the_mean_over_the_normal_approximation():
     """N^2/B times the variance of a row's gradient, in closed form; 5 to 8 % by chance."""
     x, y, _, mode = found()

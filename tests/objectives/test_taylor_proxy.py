@@ -24,7 +24,7 @@ import pytest
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._numpyro import normal_of_guide
-from numpyro_ext.guides import Implicit
+from numpyro_ext.guides import AutoRealNVPNormal, Implicit
 from numpyro_ext.guides.init_from import fitted_normal
 from numpyro_ext.mcmc import ControlVariate
 from numpyro_ext.objectives import (
@@ -344,6 +344,27 @@ def test_a_center_that_is_too_far_warns_and_moves_to_the_mean_of_a_guide():
     with pytest.raises(ValueError, match=r"pickled.*taylor_proxy\(model, \*args, center="):
         pickle.loads(pickle.dumps(far)).at(guide, {"m": 0.5})
     ControlVariate(near.center)
+
+
+def test_a_spread_without_a_mode_gives_no_start_and_another_prior_does():
+    """Four groups that are alike: a centred hierarchy's density has no bound at a spread of 0."""
+    y = jnp.asarray(np.random.default_rng(0).normal(1.0, 1.0, (200, 4)))
+
+    def groups(prior, batch=50):
+        mean = numpyro.sample("mean", dist.Normal(0, 2))
+        spread = numpyro.sample("spread", prior)
+        with numpyro.plate("group", 4):
+            level = numpyro.sample("level", dist.Normal(mean, spread))
+        with numpyro.plate("rows", len(y), subsample_size=batch) as idx:
+            numpyro.sample("y", dist.Normal(level, 1.0).to_event(1), obs=y[idx])
+
+    with pytest.warns(InferenceWarning, match=r"did not end at one.*vanishes at 0 \(LogNormal\)"):
+        nowhere = taylor_proxy(groups, dist.HalfNormal(1.0))
+    with pytest.raises(ValueError, match=r"not near a mode, as its warning said"):
+        AutoRealNVPNormal(groups, init_from=nowhere)
+    proxy = taylor_proxy(groups, dist.LogNormal(-1.5, 0.7))
+    assert 0.01 < proxy.center["spread"] < 0.5
+    AutoRealNVPNormal(groups, init_from=proxy)
 
 
 @pytest.mark.filterwarnings("ignore:with the proxy")
