@@ -64,7 +64,7 @@ def chain_moves_rows(
     sizes = _effective(x)
     if not np.min(sizes) >= FEWEST:
         return left_out(
-            f"not judged: the draws are worth fewer than {FEWEST} independent ones."
+            f"not judged: the effective sample size of the draws is below {FEWEST}."
         ), False
     plan = planned(fit, proto.trace, num_moves)
     if isinstance(plan, str):

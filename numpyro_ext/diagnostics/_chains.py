@@ -320,7 +320,7 @@ def chain_rows(
         f"{limit}",
         ess >= limit,
         "there are enough independent draws.",
-        f"the draws are worth too few independent ones in {name or 'any site'}; run longer, or"
+        f"the effective sample size of {name or 'all sites'} is too small; run longer, or"
         " reparametrise the model.",
     )
     rows.append(enough)
