@@ -90,7 +90,7 @@ def test_what_is_not_judged_says_why(monkeypatch):
     changing = row(T=lambda i: 1.0 + 0.1 * i)
     assert changing.ok is None and "no temperature, or several" in changing.verdict
     few = row(draws={"size": 20})
-    assert few.ok is None and "fewer than 50" in few.verdict
+    assert few.ok is None and "below 50" in few.verdict
     monkeypatch.setattr("numpyro_ext.diagnostics._moves.MOST_OPERATIONS", 1000)
     dear = row()
     assert dear.ok is None and "num_moves=40 runs them" in dear.verdict
