@@ -99,7 +99,7 @@ wheel: $(BIN)/python
 	$(BIN)/python -m venv $(FRESH)/venv
 	$(FRESH)/venv/bin/python -m pip install --quiet -c constraints.txt \
 		"$$(ls $(FRESH)/*.whl)[test]" 'pyright[nodejs]'
-	cp -r tests examples pyproject.toml $(FRESH)/work
+	cp -r tests examples benchmarks docs pyproject.toml $(FRESH)/work
 	cd $(FRESH)/work && ../venv/bin/pyright -p /dev/null --pythonpath ../venv/bin/python \
 		tests/users_script.py
 	cd $(FRESH)/work && ../venv/bin/python tests/users_script.py
