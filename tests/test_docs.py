@@ -52,6 +52,13 @@ def test_the_page_of_the_examples_names_every_script():
     assert [path.name for path in EXAMPLES if path.name not in text] == []
 
 
+def test_the_readme_says_how_to_install_and_what_make_runs():
+    text = (ROOT / "README.md").read_text()
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert [x for x in ("pip install .", "make quickstart", "make test") if x not in text] == []
+    assert [x for x in re.findall(r"\bmake ([a-z]+)", text) if x not in targets] == []
+
+
 def test_the_glossary_explains_its_ten_words():
     words = re.findall(r"^- \*\*(\w+)\*\*: ", (DOCS / "conventions.md").read_text(), re.M)
     assert words == "unit row particle potential factor minibatch plate draw move rule".split()
