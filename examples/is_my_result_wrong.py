@@ -92,7 +92,7 @@ COLUMNS = ["bmi", "s1", "s2"]  # s1 and s2 have a correlation of 0.9
 
 def linear(x, y):
     noise = numpyro.sample("noise", dist.HalfNormal(1.0))
-    with numpyro.plate("column", len(COLUMNS)):
+    with numpyro.plate("feature", len(COLUMNS)):
         weights = numpyro.sample("weights", dist.Normal(0, 1))
     with numpyro.plate("rows", len(x)):
         numpyro.sample("y", dist.Normal(x @ weights, noise), obs=y)
