@@ -129,7 +129,7 @@ for (name, (weights, moved)), colour in zip(fits.items(), ("C1", "C0"), strict=T
     label = f"{name}: sd ratio after moves {moved['value']:.2f}"
     right.plot(*weights[:, 1:].T, ".", color=colour, ms=2, label=label)
 right.set(xlabel="weight of s1", ylabel="weight of s2")
-right.set(title="SVI: two guides")
+right.set(title="SVI: two guides", ylim=(-0.55, 0.25))
 right.legend(frameon=False, markerscale=4, loc="upper right")
 Path("out").mkdir(exist_ok=True)
 fig.savefig("out/is_my_result_wrong.png", dpi=120)

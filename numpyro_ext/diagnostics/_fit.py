@@ -104,7 +104,7 @@ def _params_of(obj: Any, result: Any, restart: int) -> Params:
             if not bool(jnp.all(jnp.isfinite(leaf))):
                 raise ValueError(
                     f"parameter '{name}' of restart {restart} is not finite: the fit diverged;"
-                    " rerun it with stable_update=True or a smaller step size."
+                    " rerun it from another start, with stable_update=True, or with a smaller step."
                 )
     return {**params, **(mutable or {})}
 

@@ -14,7 +14,7 @@ from numpyro_ext._model.mode_search import NormalFit, advice
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.diagnostics import InferenceWarning
-from numpyro_ext.mcmc import SGHMC
+from numpyro_ext.mcmc import SGHMC, find_whitening
 from numpyro_ext.mcmc.normal_fit import shape_measure
 
 QUARTIC = 0.3
@@ -69,6 +69,38 @@ def test_a_variational_fit_replaces_a_mode_that_is_far_from_normal():
     # Exact, by a grid over tau: log tau has mean 0.80 and standard deviation 1.17.
     assert float(jnp.log(kernel.settings.center["tau"])) == pytest.approx(0.80, abs=0.3)
     assert 0.1 < kernel.settings.step_size < 0.45
+
+
+COUNTS = np.random.default_rng(0).poisson([18.0] * 44 + [23.0] * 30)
+
+
+def switched(at):
+    """A time series whose rate changes; ``at`` says which rate a row has."""
+    low = numpyro.sample("low", dist.Exponential(0.05))
+    high = numpyro.sample("high", dist.Exponential(0.05))
+    time = numpyro.sample("time", dist.Uniform(0, 1))
+    share = at(len(COUNTS) * time - jnp.arange(len(COUNTS)))
+    numpyro.sample("y", dist.Poisson(low * share + high * (1 - share)), obs=COUNTS)
+
+
+def rounded(x):
+    numpyro.sample("y", dist.Normal(x(4 * numpyro.sample("z", dist.Normal(0, 1))), 1.0), obs=3.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "part", "jumps"),
+    [
+        (switched, lambda x: x > 0, True),
+        (switched, lambda x: numpyro.distributions.transforms.SigmoidTransform()(x / 5), False),
+        (rounded, jnp.floor, True),
+        (rounded, lambda x: jnp.maximum(x, 0), False),
+    ],
+)
+def test_a_density_that_jumps_is_told_from_one_that_bends(model, part, jumps):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        find_whitening(model, part)
+    assert any("the density jumps" in str(one.message) for one in seen) is jumps
 
 
 def test_a_model_that_is_reparametrised_is_not_told_to_be():
