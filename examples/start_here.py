@@ -40,7 +40,7 @@ parser.add_argument("--rows", type=int, default=20_000)
 parser.add_argument("--batch", type=int, default=256, help="rows of a minibatch")
 parser.add_argument("--steps", type=int, default=2000, help="of the flow; particles take a quarter")
 parser.add_argument("--draws", type=int, default=1000, help="of each of two chains")
-parser.add_argument("--particles", type=int, default=100)
+parser.add_argument("--particles", type=int, default=200)
 parser.add_argument(
     "--tolerance", type=float, default=0.15, help="of means and standard deviations"
 )

@@ -66,7 +66,7 @@ class Kind(NamedTuple):
 
 PARTICLES = Kind(
     "particles",
-    "reparametrise the model, take another field, or compare with NUTS",
+    "take twice as many particles, reparametrise the model, or compare with NUTS",
     SD_RATIO,
     SHIFT,
     "as many particles are on a side as began there; take AutoMixtureNormal, whose importance"

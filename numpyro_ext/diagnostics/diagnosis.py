@@ -80,7 +80,7 @@ def diagnose(
     smallest ESS                        number of independent draws      100 a chain  run longer
     ESS per gradient, per pass          price of an independent draw                  compare
     transitions per independent draw    compared with the kernel's law   20 times     reparametrise
-    sd ratio after moves, worst         sd over that of moved draws      .85 to 1.2   smaller step
+    sd ratio after moves, worst         sd over that of moved draws      .85 to 1.15  smaller step
     shift after moves, worst            mean of moved draws, in sds      .2           smaller step
     ==================================  ===============================  ===========  ==============
 
@@ -98,7 +98,7 @@ def diagnose(
     ELBO, bound of order 0              bounds of the log evidence                    compare
     shift by reweighting, worst         mean by the weights, in sds      .2           richer guide
     sd ratio to reweighted, worst       sd over that by the weights      .85 to 1.2   richer guide
-    sd ratio after moves, worst         sd over that of moved draws      .85 to 1.2   richer guide
+    sd ratio after moves, worst         sd over that of moved draws      .85 to 1.15  richer guide
     shift after moves, worst            mean of moved draws, in sds      .2           richer guide
     chains that change sides, least     exchange between two modes       .6           see the line
     mass of a mode without draws        found by a search                .02          see the line
@@ -117,8 +117,8 @@ def diagnose(
     implied sd ratio, worst             sd over that of the gradients    .85 to 1.2   run longer
     shift in sds                        mean of the gradients            .1, 1/m^.5   run longer
     noise of a minibatch in sds         the same, of one minibatch                    larger batch
-    sd ratio after moves, worst         sd over that of moved particles  .8 to 1.2    another field
-    shift after moves, worst            mean of moved ones, in sds       .3           another field
+    sd ratio after moves, worst         sd over that of moved particles  .8 to 1.2    twice as many
+    shift after moves, worst            mean of moved ones, in sds       .3           twice as many
     chains that change sides, least     exchange between two modes       .6           see the line
     squared KSD                         kernel Stein discrepancy                      compare
     ==================================  ===============================  ===========  ==============
