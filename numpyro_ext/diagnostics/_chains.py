@@ -111,11 +111,9 @@ def _kinetic_temperature(x: np.ndarray, T: float, facts: dict[str, Any]) -> Row:
     value, error = _mean_and_error(x)
     limit = f"{shown(low, 3)} to {shown(high, 3)}"
     limit = f"{shown(high, 3) if high - low < 0.005 * T else limit} +- {OFF:.0%}"
-    if _without_error(value, error):
-        return Row("kinetic temperature", value, None, limit, None, _DRAW_MORE, True)
     excess = max(low - value, value - high, 0.0)
-    if OFF * T < excess <= 3 * error and error > OFF * T:
-        return Row("kinetic temperature", value, error, limit, None, _NOT_KNOWN, True)
+    if unknown := _unknown("kinetic temperature", value, error, limit, excess, OFF * T):
+        return unknown
     ok = not (excess > OFF * T and excess > 3 * error) and math.isfinite(value)
     verdict = "the draws have the temperature of the posterior."
     if not ok and value > high:
@@ -131,9 +129,16 @@ def _kinetic_temperature(x: np.ndarray, T: float, facts: dict[str, Any]) -> Row:
     return Row("kinetic temperature", value, error, limit, ok, verdict, of_draws=True)
 
 
-def _without_error(value: float, error: float) -> bool:
-    """Whether there are too few draws to know the error of a mean that is a number."""
-    return math.isfinite(value) and math.isnan(error)
+def _unknown(
+    quantity: str, value: float, error: float, limit: str, excess: float, allowed: float
+) -> Row | None:
+    """The line of a mean of which there are too few draws to know its error, or to know it to what
+    is allowed where it is outside of its limits by no more than three errors."""
+    if math.isfinite(value) and math.isnan(error):
+        return Row(quantity, value, None, limit, None, _DRAW_MORE, True)
+    if allowed < excess <= 3 * error and error > allowed:
+        return Row(quantity, value, error, limit, None, _NOT_KNOWN, True)
+    return None
 
 
 def _less_noise(facts: dict[str, Any]) -> str:
@@ -165,10 +170,8 @@ def _implied_ratio(ratio: np.ndarray, facts: dict[str, Any]) -> Row:
     """The variances on a Gaussian that the gradients of a kernel without momentum imply."""
     value, error = _mean_and_error(ratio)
     limit = f"{1 + OFF:.3g}"
-    if _without_error(value, error):
-        return Row("implied variance ratio", value, None, limit, None, _DRAW_MORE, True)
-    if OFF < value - 1 <= 3 * error and error > OFF:
-        return Row("implied variance ratio", value, error, limit, None, _NOT_KNOWN, True)
+    if unknown := _unknown("implied variance ratio", value, error, limit, value - 1, OFF):
+        return unknown
     return judged(
         "implied variance ratio",
         value,

@@ -25,15 +25,15 @@ class FittedNormal(NamedTuple):
 
 def fitted_normal(init_from: Any) -> FittedNormal:
     """The distribution of a pair ``(guide, params)``, which must be finite, or of a proxy."""
-    if isinstance(init_from, TaylorProxy) and init_from.factor is not None:
+    if isinstance(init_from, TaylorProxy):
+        if init_from.factor is None:
+            raise ValueError(
+                "init_from is a taylor_proxy that has no normal approximation, because its center"
+                " is not near a mode, as its warning said; give a pair (guide, params) of a fitted"
+                " AutoMultivariateNormal, or leave init_from out."
+            )
         shapes = {name: jnp.shape(init_from.center[name]) for name, _ in init_from.shapes}
         return FittedNormal(shapes, init_from.location, init_from.factor)
-    if isinstance(init_from, TaylorProxy):
-        raise ValueError(
-            "init_from is a taylor_proxy that has no normal approximation, because its center is"
-            " not near a mode, as its warning said; give a pair (guide, params) of a fitted"
-            " AutoMultivariateNormal, or leave init_from out."
-        )
     if not (
         isinstance(init_from, tuple) and len(init_from) == 2 and isinstance(init_from[1], dict)
     ):

@@ -209,7 +209,8 @@ def shape_measure(
         idx, whitening = some_rows(potential), Whitening(center, factor)
         value, at_center = potential.value_and_grad_flat(center, idx)
         shift = potential.full_value_and_grad_flat(center)[1] - at_center
-        begin, rounding = whitening.pull(at_center), jnp.finfo(value.dtype).eps * jnp.abs(value)
+        begin, others = whitening.pull(at_center), whitening.pull(shift)
+        rounding = jnp.finfo(value.dtype).eps * jnp.abs(value)
 
         def grad(xi: Array) -> tuple[Array, Array]:
             value, g = potential.value_and_grad_flat(whitening.to_z(xi), idx)
@@ -222,7 +223,7 @@ def shape_measure(
             def power(_: int, v: Array) -> Array:
                 return slope(v / jnp.linalg.norm(v))
 
-            bent = g - whitening.pull(shift) - begin - xi
+            bent = g - others - begin - xi
             jump = end - value - jnp.vdot(begin + (bent + xi) / 2, xi)
             stiffness = jnp.linalg.norm(lax.fori_loop(0, _POWERS, power, v))
             allowed = jnp.maximum(1 + _ROUNDINGS * rounding, jnp.abs(jnp.vdot(bent, xi)))

@@ -152,9 +152,13 @@ def test_everything_that_a_stochastic_gradient_run_can_show_is_said_and_warned_o
 def test_a_level_outside_of_its_limit_by_less_than_its_error_is_not_judged(
     name, mean, spread, num, ok
 ):
+    """The error of independent values is their standard deviation over the root of their number."""
     x = np.random.default_rng(0).lognormal(0, spread, (2, num))
-    (found,) = sgmcmc_rows({name: mean * x / np.mean(x)}, {"temperature": 1.0})
+    x = mean * x / np.mean(x)
+    (found,) = sgmcmc_rows({name: x}, {"temperature": 1.0})
     assert found.ok is ok, found
+    assert found.value == pytest.approx(mean)
+    assert found.error == pytest.approx(np.std(x) / x.size**0.5, rel=0.3)
     assert ("not judged" in found.verdict) is (found.error > 0.1) is (ok is None)
 
 

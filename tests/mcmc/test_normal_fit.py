@@ -2,7 +2,7 @@
 
 import warnings
 
-from jax import random
+from jax import nn, random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -91,7 +91,7 @@ def rounded(x):
     ("model", "part", "jumps"),
     [
         (switched, lambda x: x > 0, True),
-        (switched, lambda x: numpyro.distributions.transforms.SigmoidTransform()(x / 5), False),
+        (switched, lambda x: nn.sigmoid(x / 5), False),
         (rounded, jnp.floor, True),
         (rounded, lambda x: jnp.maximum(x, 0), False),
     ],
