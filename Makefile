@@ -1,5 +1,5 @@
 # Every target sets up .venv by itself. PYTHON=... chooses another interpreter.
-.PHONY: quickstart test keys leaks upstream versions lint docs bench bench-all wheel clean
+.PHONY: quickstart test test-all seconds mutations keys leaks upstream versions lint docs bench bench-all wheel clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,17 +20,36 @@ $(VENV)/installed-%: pyproject.toml constraints.txt | $(BIN)/python
 quickstart: $(VENV)/installed-examples
 	$(BIN)/python examples/quickstart.py
 
-# A worker takes whole files, whose fixtures and compilations it then makes once. The double-precision
-# leg opens only the files that have something marked for it.
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=10
+# A worker takes whole files, whose fixtures and compilations it then makes once, the dearest first.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=10
+
+# In single precision, what takes no more than some processor seconds (tests/legs.py).
 test: $(VENV)/installed-test
+	$(PYTEST) --leg fast --touch-all
+
+# And the others, and in double precision the files that have something marked for it.
+test-all: test
+	$(PYTEST) --leg slow
 	JAX_ENABLE_X64=1 $(PYTEST) -m x64 $$(grep -rl --include='test_*.py' 'mark\.x64' tests)
-	$(PYTEST)
+
+# Rewrites tests/seconds.tsv, compiling everything anew. LEG=fast records one leg.
+LEG ?=
+seconds: $(VENV)/installed-test
+	$(if $(LEG),,rm -f tests/seconds.tsv)
+	cache=$$(mktemp -d); JAX_COMPILATION_CACHE_DIR=$$cache $(PYTEST) --record-seconds \
+		$(LEG:%=--leg %); status=$$?; rm -rf $$cache; exit $$status
+
+# Breaks one formula of each sub-package after the other, and says which tests of it notice.
+mutations: $(VENV)/installed-test
+	$(BIN)/python -m tests.mutations
 
 # The tests in single precision at other random keys: the integer of each is shifted by KEYS * 1000.
+# LEG=fast, or LEG=slow, takes one leg.
 KEYS ?= 1 2 3 4 5 6 7 8
 keys: $(VENV)/installed-test
-	status=0; for k in $(KEYS); do $(PYTEST) --shift-keys $$k tests || status=1; done; exit $$status
+	status=0; for k in $(KEYS); do \
+		$(PYTEST) --shift-keys $$k $(LEG:%=--leg %) tests || status=1; \
+	done; exit $$status
 
 # Suites in which a tracer that outlives its trace is an error.
 LEAKS ?= tests/objectives/test_contract.py

@@ -28,15 +28,27 @@ import jax
 import numpy as np
 import pytest
 
+from tests import legs, touched
+
 TESTS = str(Path(__file__).resolve().parent) + os.sep
 
 
 def pytest_addoption(parser):
     help = "add 1000 times this to every integer that a test makes a random key or generator of"
     parser.addoption("--shift-keys", type=int, default=0, metavar="N", help=help)
+    help = "write the processor seconds of the tests into tests/seconds.tsv"
+    parser.addoption("--record-seconds", action="store_true", help=help)
+    help = "the tests of at most some processor seconds, or the others (tests/legs.py)"
+    parser.addoption("--leg", choices=("fast", "slow"), help=help)
+    help = "fail if a public class or function is not called"
+    parser.addoption("--touch-all", action="store_true", help=help)
 
 
 def pytest_configure(config):
+    if config.getoption("--record-seconds"):
+        config.pluginmanager.register(legs.Recorder())
+    if config.getoption("--touch-all"):
+        config.pluginmanager.register(touched.Touched())
     if shift := 1000 * config.getoption("--shift-keys"):
         for module, names in ((jax.random, ("key", "PRNGKey")), (np.random, ("default_rng",))):
             for name in names:
@@ -62,6 +74,7 @@ def shifted(make_key, shift):
 
 
 def pytest_collection_modifyitems(config, items):
+    legs.arrange(config, items, config.getoption("--leg"))
     if config.getoption("--shift-keys"):
         left_out = pytest.mark.skip(reason="golden values belong to their keys")
         for item in items:

@@ -1,0 +1,74 @@
+"""Which tests `make test` runs, and in which order: read off a table of processor seconds.
+
+``tests/seconds.tsv`` has a line for each test that took long when it was recorded, with what it
+compiled (``make seconds``). A test of at most ``FAST`` seconds is in the fast leg, and so is a test
+without a line. Workers take whole files, the dearest first, so that no long file is left for the
+end.
+"""
+
+import collections
+import os
+from pathlib import Path
+
+import pytest
+
+TABLE = Path(__file__).with_name("seconds.tsv")
+FAST = 1.5  # processor seconds of a test in the fast leg, at most
+RECORDED = 0.3  # processor seconds from which a test has a line in the table
+
+
+def read(table: Path = TABLE) -> dict[str, float]:
+    """Processor seconds by node id."""
+    lines = table.read_text().splitlines() if table.exists() else []
+    return {node: float(seconds) for seconds, node in (x.split("\t", 1) for x in lines)}
+
+
+def arrange(config, items: list, leg: str | None) -> None:
+    """Leaves the tests of a leg, the files with the most processor seconds first."""
+    seconds = read()
+    if leg is not None:
+        taken, others = [], []
+        for item in items:
+            is_fast = seconds.get(item.nodeid, 0.0) <= FAST
+            (taken if is_fast == (leg == "fast") else others).append(item)
+        items[:] = taken
+        config.hook.pytest_deselected(items=others)
+    total = collections.Counter()
+    for item in items:
+        total[item.path] += seconds.get(item.nodeid, 0.0)
+    items.sort(key=lambda item: -total[item.path])
+
+
+def processor_seconds() -> float:
+    """What this process has used, and the processes that it waited for."""
+    return sum(os.times()[:4])
+
+
+class Recorder:
+    """Writes the table, from the processor seconds of the tests of all workers.
+
+    A shared fixture and a cached fit count for the test that happens to make them.
+    """
+
+    def __init__(self):
+        self.last, self.seconds = processor_seconds(), collections.defaultdict(float)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item, call):
+        report = yield
+        now = processor_seconds()
+        report.processor_seconds, self.last = now - self.last, now
+        return report
+
+    def pytest_collection_finish(self, session):
+        self.last = processor_seconds()
+
+    def pytest_runtest_logreport(self, report):
+        self.seconds[report.nodeid] += report.processor_seconds
+
+    def pytest_sessionfinish(self, session):
+        if hasattr(session.config, "workerinput"):
+            return
+        kept = {**read(), **self.seconds}
+        lines = [f"{x:.1f}\t{node}" for node, x in sorted(kept.items()) if x >= RECORDED]
+        TABLE.write_text("\n".join(lines) + "\n")
