@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 TABLE = Path(__file__).with_name("seconds.tsv")
-FAST = 1.5  # processor seconds of a test in the fast leg, at most
-RECORDED = 0.3  # processor seconds from which a test has a line in the table
+FAST = 1.2  # processor seconds of a test in the fast leg, at most
+RECORDED = 1.0  # processor seconds from which a test has a line in the table
 
 
 def read(table: Path = TABLE) -> dict[str, float]:

@@ -237,9 +237,9 @@ def test_the_model_takes_the_rows_of_create_plates(make):
         guide = make(model, create_plates=plates)
         drawn = handlers.trace(handlers.seed(guide, 0)).get_trace(x)
         assert ("rows" in drawn) == (plates is not None)
-        replayed = handlers.replay(handlers.seed(model, 1), drawn)
-        seen.append(handlers.trace(replayed).get_trace(x)["x"]["value"])
-    np.testing.assert_array_equal(seen[1], x[4:])
-    assert not np.array_equal(seen[0], x[4:])
+        replayed = [handlers.replay(handlers.seed(model, key), drawn) for key in range(8)]
+        seen.append([handlers.trace(one).get_trace(x)["x"]["value"].tolist() for one in replayed])
+    assert seen[1] == 8 * [x[4:].tolist()]
+    assert seen[0] != 8 * seen[0][:1]
     with pytest.raises(TypeError, match="create_plates is 3; it must be a function"):
         make(model, create_plates=3)

@@ -178,4 +178,5 @@ def test_flow_from_scratch_fits_a_zero_inflated_regression():
     svi = SVI(model, AutoRealNVPNormal(model), optax.adam(1e-2), IWELBO(10))
     losses = svi.run(random.key(0), 100, progress_bar=False).losses
     assert np.all(np.isfinite(losses))
-    assert np.mean(losses[-10:]) < 0.7 * losses[0]
+    # A median, because a draw of one step in a hundred is far out.
+    assert np.median(losses[-20:]) < 0.7 * np.median(losses[:5])
