@@ -97,7 +97,6 @@ def test_precision_is_the_hessian_of_a_generalised_linear_model(kind, tol):
     assert jnp.allclose(f.variance, ((J @ S) * J).sum(-1), rtol=tol(1e-3, 1e-8))
 
 
-@pytest.mark.x64
 def test_linear_model_with_normal_noise_has_its_posterior(tol):
     """Trained on minibatches by Trace_ELBO; the curvature is that of all rows."""
     guide = AutoLaplaceGGN(glm)
@@ -180,7 +179,6 @@ def by_hand(params):
     return GGN + jnp.diag(prior), jax.jacobian(lambda v: outputs(v, NEW)[:, 0])(v)
 
 
-@pytest.mark.x64
 def test_network_against_its_jacobian(net_params, tol):
     P, J = by_hand(net_params)
     full, diag, last, named = (
