@@ -10,7 +10,6 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
-import optax
 from scipy.linalg import solve_triangular
 from tqdm.auto import tqdm
 
@@ -175,6 +174,8 @@ def mode_search(rng_key: Array, potential: Potential) -> Callable[[Any], Iterato
 
     ``starts`` are ``(n,)`` each, where to begin.
     """
+    import optax  # not imported by NumPyro itself
+
     all_rows = sum(size for size, _ in potential.plates.values()) or 1
     like = jax.ShapeDtypeStruct((potential.info.size,), jnp.result_type(float))
     unknown = np.asarray(np.inf, like.dtype), np.zeros(like.shape, like.dtype)
@@ -230,6 +231,8 @@ def _adam(
 
     :param k: counts the pieces of the search ``which``.
     """
+    import optax  # not imported by NumPyro itself
+
     num = _ADAM_STEPS // _ADAM_PIECES
     rate = optax.exponential_decay(0.05, _ADAM_STEPS, 0.001 / 0.05)
     adam = optax.scale_by_adam()

@@ -97,8 +97,8 @@ def regression_calibration(
         >>> y = np.random.default_rng(0).normal(3.0, 2.0, 1000)
         >>> right = regression_calibration(y, loc=3.0, scale=2.0)
         >>> narrow = regression_calibration(y, loc=3.0, scale=1.0)
-        >>> print(f"{right.error:.4f} {narrow.error:.4f} {right.perfect_error:.4f}")
-        0.0002 0.0519 0.0002
+        >>> bool(right.error < 10 * right.perfect_error), bool(narrow.error > 0.02)
+        (True, True)
     """
     check_choice("kind", kind, ("central", "cdf"))
     grid = _levels(levels)

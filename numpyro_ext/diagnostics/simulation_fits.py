@@ -141,8 +141,9 @@ def fit_mcmc(make_kernel: Callable[[Model], Any], num_warmup: int, num_samples: 
         >>> from numpyro_ext.targets import normal_mean
         >>> fit = fit_mcmc(NUTS, 200, 1000)
         >>> draws = fit(jax.random.key(0), normal_mean, (jnp.array([0.5, -1.0, 2.0]),), {})
-        >>> print(f"{draws['z'].mean():.1f} {draws['z'].std():.1f}")
-        0.4 0.5
+        >>> # The posterior is N(0.375, 0.5^2).
+        >>> bool(abs(draws["z"].mean() - 0.375) < 0.15), bool(abs(draws["z"].std() - 0.5) < 0.1)
+        (True, True)
     """
     num_warmup = check_count("num_warmup", num_warmup, 0)
     num_samples = check_count("num_samples", num_samples)
@@ -186,8 +187,9 @@ def fit_engine(
         >>> from numpyro_ext.targets import normal_mean
         >>> fit = fit_engine(EP, 10)
         >>> draws = fit(jax.random.key(0), normal_mean, (jnp.array([0.5, -1.0, 2.0]),), {})
-        >>> print(f"{draws['z'].mean():.1f} {draws['z'].std():.1f}")
-        0.4 0.5
+        >>> # The posterior is N(0.375, 0.5^2).
+        >>> bool(abs(draws["z"].mean() - 0.375) < 0.15), bool(abs(draws["z"].std() - 0.5) < 0.1)
+        (True, True)
     """
     num_steps, num_draws = check_count("num_steps", num_steps), check_count("num_draws", num_draws)
     _check_factory("make_engine", make_engine, "EP, or lambda model: EP(model, ...)")

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 from jax.scipy.stats import norm
 import numpy as np
-from scipy.stats import qmc
 
 from numpyro_ext._checks import check_count
 from numpyro_ext.ep.projections import (
@@ -208,6 +207,8 @@ def around(
 @lru_cache(maxsize=32)
 def sobol(n: int, r: int) -> np.ndarray:
     """The first n points of a scrambled Sobol sequence, always the same."""
+    from scipy.stats import qmc  # takes longer to import than this package
+
     return qmc.Sobol(r, scramble=True, rng=0).random_base2((n - 1).bit_length())[:n]
 
 

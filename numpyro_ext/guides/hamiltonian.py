@@ -110,8 +110,8 @@ class AutoHVI(AutoWithoutDensity):
         >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
         >>> result = svi.run(jax.random.key(0), 2000, progress_bar=False)
         >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(1000,))
-        >>> print(f"{jax.numpy.corrcoef(draws['x'], draws['y'])[0, 1]:.1f}")  # AutoNormal has 0
-        0.9
+        >>> bool(jax.numpy.corrcoef(draws["x"], draws["y"])[0, 1] > 0.5)  # AutoNormal has 0
+        True
     """
 
     num_steps: int = 3

@@ -56,8 +56,9 @@ def with_reverse(guide: Model, reverse: Model) -> "ReverseGuide":
         >>> def reverse(latents):
         ...     numpyro.sample("a", dist.Normal(0.8 * latents["z"], 0.2**0.5))
         >>> loss = Trace_ELBO(1000)
-        >>> print(f"{loss.loss(jax.random.key(0), {}, model, with_reverse(guide, reverse)):.2f}")
-        0.01
+        >>> kl = loss.loss(jax.random.key(0), {}, model, with_reverse(guide, reverse))
+        >>> bool(abs(kl - 0.0134) < 0.03)  # this reverse is exact, and so is the KL divergence
+        True
     """
     return ReverseGuide(guide, reverse)
 

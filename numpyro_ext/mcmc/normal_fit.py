@@ -10,7 +10,6 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 from numpyro.infer.initialization import init_to_uniform
-import optax
 
 from numpyro_ext._model.mode_search import (
     DENSE_UP_TO,
@@ -347,6 +346,8 @@ def _variational(rng_key: Array, potential: Potential) -> Callable[[Array], Norm
     """What finds the normal of least KL divergence from the posterior, by Adam on the same
     minibatches, from a start. In one program, because `SVI` with a guide takes some
     seconds to compile hundreds of small ones."""
+    import optax  # not imported by NumPyro itself
+
     n = potential.info.size
     dense = n <= DENSE_UP_TO
     adam = optax.adam(optax.exponential_decay(0.02, _SVI_STEPS, 0.02))

@@ -94,8 +94,9 @@ class Objective(ELBO, ABC):
         ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
         >>> def guide(x):
         ...     numpyro.sample("z", dist.Normal(0., 1.))
-        >>> print(f"{MyBound(100).loss(jax.random.key(0), {}, model, guide, 1.5):.3f}")
-        1.836
+        >>> loss = MyBound(10_000).loss(jax.random.key(0), {}, model, guide, 1.5)
+        >>> bool(abs(loss - 1.828) < 0.1)  # log p(x) is -1.828
+        True
     """
 
     linear: bool = False

@@ -120,8 +120,9 @@ class DensityRatioELBO(Objective):
         >>> # was: loss=Trace_ELBO(), which says that log q does not exist
         >>> svi = SVI(model, guide, optax.adam(0.05), DensityRatioELBO(ratio=LogisticRatio()))
         >>> params = svi.run(jax.random.key(0), 200, 1.5, progress_bar=False).params
-        >>> print(f"{params['m']:.1f} {params['s']**2:.1f}")  # the posterior is N(0.75, 0.5)
-        0.8 0.5
+        >>> # The posterior is N(0.75, 0.5).
+        >>> bool(abs(params["m"] - 0.75) < 0.2), bool(abs(params["s"]**2 - 0.5) < 0.2)
+        (True, True)
     """
 
     linear = True

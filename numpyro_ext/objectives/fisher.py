@@ -80,8 +80,9 @@ class FisherDivergence(Objective):
         >>> # was: loss=Trace_ELBO(16)
         >>> svi = SVI(model, guide, optax.adam(0.05), FisherDivergence())
         >>> params = svi.run(jax.random.key(0), 500, progress_bar=False).params
-        >>> print(f"{params['z_auto_loc']:.1f} {params['z_auto_scale']:.1f}")
-        3.0 2.0
+        >>> loc, scale = params["z_auto_loc"], params["z_auto_scale"]
+        >>> bool(abs(loc - 3.0) < 0.1), bool(abs(scale - 2.0) < 0.1)
+        (True, True)
     """
 
     without_log_q = "SteinDiscrepancy, which needs draws alone"

@@ -85,7 +85,7 @@ class KLWeightedELBO(ELBO):
 
     .. doctest::
 
-        >>> import jax, numpyro, optax, numpyro.distributions as dist
+        >>> import jax, jax.numpy as jnp, numpyro, optax, numpyro.distributions as dist
         >>> from numpyro.infer import SVI
         >>> from numpyro.infer.autoguide import AutoNormal
         >>> from numpyro_ext.objectives import KLWeightedELBO, count_steps
@@ -96,8 +96,8 @@ class KLWeightedELBO(ELBO):
         >>> loss = KLWeightedELBO(lambda i: jnp.minimum(i / 500, 1.0))
         >>> svi = SVI(model, count_steps(guide), optax.adam(0.01), loss)
         >>> params = svi.run(jax.random.key(0), 2000, progress_bar=False).params
-        >>> print(f"{guide.median(params)['z']:.1f}")
-        1.0
+        >>> bool(abs(guide.median(params)["z"] - 1.0) < 0.3)  # the posterior is N(1, 0.5)
+        True
     """
 
     linear = True

@@ -80,8 +80,8 @@ class NestedVRELBO(Objective):
         >>> x = jnp.array([0.5, -1., 2.])
         >>> # was: loss=Trace_ELBO(1000), -7.4 where log p(x) is -5.45
         >>> loss = NestedVRELBO(0., 1000, num_inner=50)
-        >>> print(f"{-loss.loss(jax.random.key(0), {}, model, guide, x):.1f}")
-        -5.5
+        >>> bool(abs(-loss.loss(jax.random.key(0), {}, model, guide, x) + 5.45) < 0.2)
+        True
     """
 
     per_datum = True

@@ -91,8 +91,9 @@ class SteinDiscrepancy(Objective):
         >>> guide = AutoNormal(model, init_scale=1.)
         >>> svi = SVI(model, guide, optax.adam(0.02), SteinDiscrepancy(50))
         >>> params = svi.run(jax.random.key(0), 300, progress_bar=False).params
-        >>> print(f"{params['z_auto_loc']:.1f} {params['z_auto_scale']:.1f}")
-        1.0 0.5
+        >>> loc, scale = params["z_auto_loc"], params["z_auto_scale"]
+        >>> bool(abs(loc - 1.0) < 0.2), bool(abs(scale - 0.5) < 0.15)
+        (True, True)
     """
 
     def __init__(

@@ -76,8 +76,8 @@ class VIMCO(Objective):
         >>> # was: SVI(model, guide, optax.adam(0.05), TraceGraph_ELBO(10))
         >>> svi = SVI(model, guide, optax.adam(0.05), VIMCO(0., 10))
         >>> logit = svi.run(jax.random.key(0), 500, 1.5, progress_bar=False).params["logit"]
-        >>> print(f"{jax.nn.sigmoid(logit):.1f}")  # the posterior is 0.73
-        0.7
+        >>> bool(abs(jax.nn.sigmoid(logit) - 0.73) < 0.1)  # the posterior is 0.73
+        True
     """
 
     can_infer_discrete = True

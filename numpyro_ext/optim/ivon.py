@@ -72,9 +72,10 @@ def ivon(
         >>> svi = SVI(model, guide, ivon(0.05), Trace_ELBO(4))
         >>> y = jnp.array([1.0, 2.0, 3.0])
         >>> params = svi.run(jax.random.key(0), 1000, y, progress_bar=False).params
-        >>> sd = params["mu_auto_scale"]  # exact: (1 / 4 + 3 / .25)**-.5 = .286
-        >>> print(f"{params['mu_auto_loc']:.1f} {sd:.2f}")
-        2.0 0.29
+        >>> loc, sd = params["mu_auto_loc"], params["mu_auto_scale"]
+        >>> # The posterior is N(1.959, .286^2), with .286 = (1 / 4 + 3 / .25)^-.5.
+        >>> bool(abs(loc - 1.96) < 0.2), bool(abs(sd - 0.286) < 0.06)
+        (True, True)
     """
     check_learning_rate(rate)
     check_share("b1", b1)

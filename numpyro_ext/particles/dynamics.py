@@ -69,8 +69,8 @@ class PSGHMC:
         ...             chain_method="vectorized", progress_bar=False)
         >>> mcmc.run(jax.random.key(0))
         >>> w = mcmc.get_samples()["w"]
-        >>> print(f"{w.mean():.1f} {w.std():.1f}")
-        3.0 2.0
+        >>> bool(abs(w.mean() - 3.0) < 0.5), bool(abs(w.std() - 2.0) < 0.5)
+        (True, True)
     """
 
     def __init__(

@@ -64,8 +64,8 @@ class GFSD(ParticleField):
         >>> svi = SVI(model, guide, particle_step(300), loss=GFSD(precondition="covariance"))
         >>> result = svi.run(jax.random.key(0), 300, progress_bar=False)
         >>> w = guide.particles(result.params)["w"]
-        >>> print(f"{w.mean():.1f} {w.std():.1f}")
-        3.0 1.8
+        >>> bool(abs(w.mean() - 3.0) < 0.2), bool(abs(w.std() - 2.0) < 0.4)
+        (True, True)
     """
 
     default_bandwidth = "median"

@@ -89,8 +89,8 @@ class SVGD(ParticleField):
         >>> svi = SVI(model, guide, optax.adagrad(0.5), loss=SVGD())
         >>> result = svi.run(jax.random.key(0), 500, progress_bar=False)
         >>> w = guide.particles(result.params)["w"]
-        >>> print(f"{w.mean():.1f} {w.std():.1f}")
-        3.0 1.9
+        >>> bool(abs(w.mean() - 3.0) < 0.2), bool(abs(w.std() - 2.0) < 0.3)
+        (True, True)
     """
 
     blocks: Sequence[tuple[Sequence[int], Sequence[int]]] | None = None

@@ -46,8 +46,8 @@ class KDEScore:
         >>> from numpyro_ext.scores import KDEScore, RBF
         >>> x = 2.0 * jax.random.normal(jax.random.key(0), (1000, 1))
         >>> score = KDEScore(RBF(1.0)).fit(x)  # of N(0, 2^2 + 1), nearly
-        >>> print(f"{score(jnp.ones((1, 1)))[0, 0]:.1f}")
-        -0.2
+        >>> bool(abs(score(jnp.ones((1, 1)))[0, 0] + 1 / 5) < 0.15)
+        True
     """
 
     kernel: Any = None

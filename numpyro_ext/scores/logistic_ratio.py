@@ -116,8 +116,8 @@ class LogisticRatio:
         >>> from numpyro_ext.scores import LogisticRatio
         >>> e = jax.random.normal(jax.random.key(0), (2000, 1))
         >>> ratio = LogisticRatio(degree=1).fit(0.5 + e, e)
-        >>> print(f"{ratio.log_ratio(jnp.ones((1, 1)))[0]:.1f}")  # the truth is 0.375
-        0.4
+        >>> bool(abs(ratio.log_ratio(jnp.ones((1, 1)))[0] - 0.375) < 0.25)  # the truth is 0.375
+        True
     """
 
     degree: int = 2

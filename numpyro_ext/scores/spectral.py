@@ -53,8 +53,8 @@ class SpectralScore:
         >>> noise = jax.random.normal(jax.random.key(0), (200, 1))
         >>> x = 3.0 + 2.0 * noise  # the entropy of this sampler has the gradient 1 / 2 in its scale
         >>> score = SpectralScore(num_eigen=6)(x)
-        >>> print(f"{-(score * noise).mean():.1f}")
-        0.5
+        >>> bool(abs(-(score * noise).mean() - 0.5) < 0.1)
+        True
     """
 
     num_eigen: int = field(default=6, metadata={"static": True})

@@ -93,8 +93,8 @@ class SteinScore:
         >>> noise = jax.random.normal(jax.random.key(0), (200, 1))
         >>> x = 3.0 + 2.0 * noise  # the entropy of this sampler has the gradient 1 / 2 in its scale
         >>> score = SteinScore()(x)
-        >>> print(f"{-(score * noise).mean():.2f}")
-        0.50
+        >>> bool(abs(-(score * noise).mean() - 0.5) < 0.05)
+        True
     """
 
     eta: float | Array = 1e-2

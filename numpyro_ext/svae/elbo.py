@@ -18,7 +18,6 @@ from numpyro.handlers import replay, seed, substitute
 from numpyro.infer import ELBO, SVI
 from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
-import optax
 
 from numpyro_ext._checks import InferenceWarning, check_choice
 from numpyro_ext._model.density import log_prob, scaled
@@ -258,6 +257,8 @@ def _warn_of_other_steps(guide: Any, params: Params) -> None:
     NumPyro tells neither guide nor loss of the optimiser, so the running update is looked for among
     the callers.
     """
+    import optax  # not imported by NumPyro itself
+
     while not isinstance(guide, SVAEGuide):
         guide = guide.fn
     frame = sys._getframe(1)

@@ -126,7 +126,6 @@ def test_factors_sum_to_minus_the_potential_of_all_rows(name, tol):
     assert factors._way.__name__ == f"_by_{way}"
 
 
-@pytest.mark.x64
 def test_each_row_is_right_at_a_latent_vector_of_its_own(tol):
     """Rows in any order, some of them twice, against SciPy's densities row by row."""
     factors = factors_of("horseshoe")
@@ -140,7 +139,6 @@ def test_each_row_is_right_at_a_latent_vector_of_its_own(tol):
         np.testing.assert_allclose(value, expected, rtol=tol(1e-4, 1e-10))
 
 
-@pytest.mark.x64
 def test_a_row_by_its_argument_is_right_at_a_latent_vector_of_its_own(tol):
     factors = factors_of("arguments")
     n = jnp.array([3, 0, 2, 5])  # of the third and the fifth row the mask keeps nothing
@@ -152,7 +150,6 @@ def test_a_row_by_its_argument_is_right_at_a_latent_vector_of_its_own(tol):
         np.testing.assert_allclose(value, expected, rtol=tol(1e-4, 1e-10))
 
 
-@pytest.mark.x64
 def test_terms_are_those_of_each_batch_element(tol):
     """The prior of each element with its Jacobian, and the factor outside the plate."""
     factors = factors_of("horseshoe")

@@ -26,15 +26,16 @@ def one_site(fn):
 
 
 def normal(*shape):
-    return dist.Normal(jnp.zeros(shape), 1.0).to_event(len(shape))
+    return dist.Normal(np.zeros(shape), 1.0).to_event(len(shape))
 
 
 def on(support, base):
     return dist.TransformedDistribution(base, dist.biject_to(support))
 
 
-POSITIVE, SHARE = dist.HalfNormal(1.0), dist.Dirichlet(jnp.ones(3))
+POSITIVE, SHARE = dist.HalfNormal(1.0), dist.Dirichlet(np.ones(3))
 CHOLESKY = dist.LKJCholesky(3)
+DENSE = dist.MultivariateNormal(np.zeros(3), scale_tril=np.eye(3))
 ORDERED = dist.TransformedDistribution(normal(3), dist.transforms.OrderedTransform())
 
 
@@ -46,7 +47,7 @@ ORDERED = dist.TransformedDistribution(normal(3), dist.transforms.OrderedTransfo
         (dist.Beta(1.0, 1.0), normal(), "unit interval"),
         (dist.Uniform(-1.0, 4.0), dist.Normal(0.0, 1.0).mask(True), "interval"),
         (POSITIVE.expand([3]).to_event(1), normal(3), "positive"),
-        (POSITIVE.expand([3]).to_event(1), dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3)), ""),
+        (POSITIVE.expand([3]).to_event(1), DENSE, ""),
         (SHARE, normal(3), "simplex"),
         (CHOLESKY, normal(3, 3), "corr cholesky"),
         (ORDERED, normal(3), "ordered vector"),
@@ -72,7 +73,7 @@ def test_real_numbers_for_a_constrained_site_are_refused(model, guide, word):
         (SHARE, on(constraints.simplex, normal(2))),
         (CHOLESKY, on(constraints.corr_cholesky, normal(3))),
         (normal(), POSITIVE),
-        (normal(3), dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3))),
+        (normal(3), DENSE),
         (dist.HalfNormal(1.0).mask(False), normal()),
         (dist.ZeroSumNormal(1.0, (3,)), normal(3)),
     ],

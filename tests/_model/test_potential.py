@@ -56,7 +56,6 @@ def test_is_numpyros_at_chosen_rows(tol):
     assert jnp.allclose(ours, expected, rtol=tol(1e-6, 1e-12))
 
 
-@pytest.mark.x64
 def test_minibatches_average_to_all_rows(tol):
     """Over the 15 pairs of 6 rows, value and gradient have the mean of the full pass."""
     potential = potential_of(straight, data(), subsample_size=2)
@@ -75,7 +74,6 @@ def test_minibatches_average_to_all_rows(tol):
     assert close(mean, of_whole, tol(1e-5, 1e-12))
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("chunk_size", [1, 4])
 def test_chunks_do_not_change_the_full_pass(chunk_size, tol):
     """Chunks of one row, and chunks that leave a rest."""
@@ -107,7 +105,6 @@ def test_full_pass_of_two_plates_takes_all_pairs_of_pieces():
     assert close(full, of_whole, 1e-5)
 
 
-@pytest.mark.x64
 def test_forward_mode_gives_the_gradient_of_reverse_mode(tol):
     z = somewhere(potential_of(unordered, data()))
     kinds = [potential_of(unordered, data(), forward_mode=forward) for forward in (True, False)]
@@ -173,7 +170,6 @@ def test_a_gradient_that_is_not_finite_names_the_site():
         potential.check_start(z, {}, value, grad)
 
 
-@pytest.mark.x64
 def test_unconstrain_undoes_the_constraints_and_drops_what_is_computed(tol):
     """What ``get_samples`` returns has deterministic sites too."""
     potential = potential_of(unordered, data(), subsample_size=2)

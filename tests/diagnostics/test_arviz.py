@@ -129,7 +129,6 @@ def test_moments_are_those_of_the_guide_on_each_restart(exact):
     assert abs(np.corrcoef(a, b)[0, 1]) < 4 / np.sqrt(800)
 
 
-@pytest.mark.x64
 def test_minibatches_of_one_give_all_rows(exact, tol):
     assert np.array_equal(exact.observed_data.x, X)
     assert exact.log_likelihood.x.dims == ("chain", "draw", "N")
@@ -349,7 +348,6 @@ def test_keys_new_style_legacy_and_default():
         draws(0)
 
 
-@pytest.mark.x64
 def test_lp_is_minus_numpyros_potential(tol):
     draws = {
         "scale": jnp.array([0.7, 3.0]),
@@ -367,7 +365,6 @@ def test_lp_is_minus_numpyros_potential(tol):
     np.testing.assert_allclose(dt.sample_stats.lp[0], expected(draws), rtol=tol(1e-5, 1e-12))
 
 
-@pytest.mark.x64
 def test_log_q_is_in_unconstrained_space(tol):
     svi = svi_of(positive, AutoMultivariateNormal(positive))
     params = {"auto_loc": jnp.array([0.2]), "auto_scale_tril": jnp.array([[0.3]])}

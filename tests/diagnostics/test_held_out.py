@@ -25,8 +25,8 @@ N, D, T = 7, 2, 5
 H = jnp.array([[1.0, 0.5], [-0.3, 2.0], [0.7, -1.0]])
 SHIFT = jnp.array([1.0, -2.0, 0.5])
 NOISE = jnp.array([0.6, 1.0, 0.4])
-PLAIN = Gaussian.from_standard(jnp.array([0.5, -1.0]), jnp.array([[2.0, 0.3], [0.3, 0.7]]))
-Y = SHIFT + 3 * jnp.sin(1 + 2 * jnp.arange(3.0 * N).reshape(N, 3) ** 1.5)
+PLAIN = jax.jit(Gaussian.from_standard)(np.array([0.5, -1.0]), np.array([[2.0, 0.3], [0.3, 0.7]]))
+Y = jnp.asarray(SHIFT + 3 * np.sin(1 + 2 * np.arange(3.0 * N).reshape(N, 3) ** 1.5), float)
 
 
 def linear_network(precision=1.0):

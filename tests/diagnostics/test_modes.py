@@ -3,16 +3,16 @@
 import math
 
 import jax.numpy as jnp
-from jax.scipy.special import ndtri
 import numpy as np
 import pytest
+from scipy.special import ndtri
 
 from numpyro_ext.diagnostics import Diagnosis
 from numpyro_ext.diagnostics._modes import least_crossing
 from numpyro_ext.diagnostics._moved import GUIDE, PARTICLES, Spread, moved_rows
 
 TWO = np.concatenate([np.linspace(-5, -3, 300), np.linspace(3, 5, 100)])[:, None]
-ONE = np.asarray(ndtri((np.arange(400) + 0.5) / 400))[:, None]
+ONE = ndtri((np.arange(400) + 0.5) / 400)[:, None]
 
 
 def test_chains_that_stay_on_their_side():

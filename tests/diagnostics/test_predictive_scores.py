@@ -229,7 +229,6 @@ def test_of_several_observed_sites_one_is_named():
     assert isinstance(classes, ClassificationScores)
 
 
-@pytest.mark.x64
 def test_scores_of_classes_are_those_of_their_probabilities():
     """Bernoulli with a slope of two values: every number by hand."""
     svi = svi_of(two_sites, AutoDelta)

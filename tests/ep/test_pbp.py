@@ -111,7 +111,6 @@ def test_sep_ends_at_the_exact_posterior_where_rows_are_equal():
     )
 
 
-@pytest.mark.x64
 def test_the_start(tol):
     """EP and SEP hold the random means in their sites, with the prior's precision around them."""
     precision = 5 / 6
@@ -131,7 +130,6 @@ def test_the_start(tol):
         assert abs(float(m.std()) * fan_in**0.5 / 2 - 1) < 0.08
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("method", ["ep", "sep"])
 def test_q_is_the_product_of_its_factors(method, tol):
     """Of the prior of each weight, the sites of the data, and the Gamma priors."""

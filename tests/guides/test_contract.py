@@ -97,8 +97,9 @@ every_other_guide = pytest.mark.parametrize(
 # What the base class promises for all of them, shown on two, or on one where it takes long.
 two_guides = pytest.mark.parametrize("name", ["RealNVP", "MAF"])
 one_guide = pytest.mark.parametrize("name", ["MAF"])
-# One whose latent vector has a density, and those that draw it in a way of their own.
-ways_to_draw = pytest.mark.parametrize(
+# What AutoJoint promises whatever is drawn: one guide whose latent vector has a density, and those
+# that draw it in a way of their own.
+every_kind = pytest.mark.parametrize(
     "name", ["RealNVP", "implicit", "semi-implicit", "auxiliary", "HVI"]
 )
 # In double precision too where the layer is one of AutoFlowNormal, and where it is a coupling.
@@ -241,14 +242,14 @@ def test_a_guide_with_a_critic_keeps_the_promises_of_the_guide():
     assert guide.sample_latent(random.key(1), params, 3).shape == (3, guide.latent_dim)
 
 
-@every_guide
+@every_kind
 def test_init_params_are_honoured(name):
     _, svi, params = fitted(name)
     state = svi.init(random.key(5), X, Y, init_params=params)
     assert close(svi.get_params(state), params)
 
 
-@every_guide
+@every_kind
 def test_draws_have_support_and_deterministic_sites(name):
     draws, _ = drawn(name)
     shapes = {site: (3, *shape) for site, shape in (SITES | {"mu": (N,)}).items()}
@@ -259,7 +260,7 @@ def test_draws_have_support_and_deterministic_sites(name):
     assert jnp.allclose(draws["mu"], mu, rtol=1e-4, atol=1e-5)
 
 
-@ways_to_draw
+@every_kind
 def test_every_site_starts_with_the_sample_shape(name):
     guide, _, params = fitted(name)
     for start in ((), (2, 3)):
@@ -280,7 +281,7 @@ def test_deterministic_sites_follow_the_arguments(name):
     assert close(stock, again)
 
 
-@every_guide
+@every_kind
 def test_latent_draws_are_those_of_sample_posterior(name):
     guide = fitted(name)[0]
     assert isinstance(guide, SamplesLatent)
@@ -302,7 +303,7 @@ def test_latent_draws_are_differentiable_in_every_parameter(name):
     assert without == {n for n in params if any(word in n for word in OF_THE_LOSS)}
 
 
-@every_guide
+@every_kind
 def test_predictive_draws_from_the_guide_and_then_from_the_model(name):
     guide, _, params = fitted(name)
     wanted = [*SITES, "mu", "y"]
@@ -342,12 +343,16 @@ def test_median_and_quantiles_are_those_of_the_draws(name):
         assert jnp.abs(below - expected).max() < 4 * 0.0094
 
 
-@every_guide
+@every_kind
 def test_pickled_guide_draws_the_same(name):
     guide, _, params = fitted(name)
     again = pickle.loads(pickle.dumps(guide))
     draw = jax.jit(lambda params: again.sample_posterior(random.key(1), params, sample_shape=(3,)))
     assert close(draw(params), drawn(name)[0])
+
+
+@every_guide
+def test_a_guide_that_has_not_seen_its_model_pickles(name):
     assert not pickle.loads(pickle.dumps(GUIDES[name](model))).prototype_trace
 
 

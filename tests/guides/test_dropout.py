@@ -77,7 +77,6 @@ def by_hand(guide, params, key, alpha, rows):
     return total - N / M / alpha * jnp.sum(inner) + N / alpha * jnp.log(K)
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("batch", [None, 3])
 def test_black_box_alpha_of_it_is_dropout_with_alpha_divergences(fitted, batch, tol):
     svi, run = fitted

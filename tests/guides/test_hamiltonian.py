@@ -76,7 +76,6 @@ def draw_at(params, x):
     return sites, idx, states, particle.log_weight
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("shift", [0.0, 3.0])
 def test_draw_is_that_of_leapfrog_steps_on_the_minibatch_of_the_model(shift, tol):
     """Also with other arguments than those with which the guide was set up."""

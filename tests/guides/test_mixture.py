@@ -80,7 +80,6 @@ def test_density_is_that_of_the_mixture(covariance, tol):
     assert jnp.allclose(by_parts, expected, rtol=tol(2e-4, 1e-10))
 
 
-@pytest.mark.x64
 def test_draws_move_at_a_constant_distribution_function(tol):
     """Against the explicit matrix: (dF/dz) dz + dF = 0, F a function of all of z."""
 

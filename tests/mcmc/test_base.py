@@ -118,6 +118,12 @@ def whole(x):
         numpyro.sample("x", dist.Normal(loc, 1), obs=x)
 
 
+def with_nan(x, rows):
+    x = np.array(x)
+    x[rows] = np.nan
+    return jnp.asarray(x)
+
+
 def with_gaps(x):
     loc = numpyro.sample("loc", dist.Normal())
     with numpyro.plate("data", len(x), subsample_size=10) as idx:
@@ -140,13 +146,13 @@ def with_gaps(x):
         ),
         (
             gaussian_mean,
-            (gaussian_mean_data().at[57].set(jnp.nan),),
+            (with_nan(gaussian_mean_data(), [57]),),
             ValueError,
             r"the data of the observed site 'x' have 1 NaN among 100 numbers",
         ),
         (
             slope,
-            (slope_data()[0].at[jnp.array([57, 99])].set(jnp.nan), slope_data()[1]),
+            (with_nan(slope_data()[0], [57, 99]), slope_data()[1]),
             ValueError,
             r"the log density of the observed site 'y' is NaN in 2 of 200 rows, and the arguments",
         ),

@@ -32,7 +32,6 @@ def test_correction_has_its_reference_value(tol):
     np.testing.assert_allclose(without, 3 * X, rtol=tol(1e-6, 1e-13))
 
 
-@pytest.mark.x64
 def test_scalar_diagonal_and_matrix_agree(tol):
     def scalar(x):
         return jnp.sin(x[0]) + x[1] ** 3 + 3
@@ -119,7 +118,6 @@ def test_expanded_mean_near_zero():
     assert np.all(np.isfinite(state.z["y"]))
 
 
-@pytest.mark.x64
 def test_step_of_expanded_mean_is_the_formula(tol):
     """At T = 0: ``theta - eps (b theta - a)``, and its mirror image where that is negative."""
 

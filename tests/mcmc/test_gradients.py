@@ -85,7 +85,6 @@ def test_variance_is_that_of_the_formula(minibatch, factor):
     within(jnp.var(grad["loc"]), expected, expected * 0.01)
 
 
-@pytest.mark.x64
 def test_full_gradient_in_chunks_is_exact(tol):
     """Seen through SVRG at its own center, where the minibatch cancels."""
     kernel = SGLD(two_plates, 1e-3, gradient=SVRG(5, chunk_size=7))
@@ -98,7 +97,6 @@ def test_full_gradient_in_chunks_is_exact(tol):
         assert jnp.isclose(grad[name], g[name], rtol=tol(2e-4, 1e-10))
 
 
-@pytest.mark.x64
 def test_one_epoch_averages_to_the_full_gradient(tol):
     data = linear_data()
     z = {"w": jnp.array([0.3, -0.8]), "sigma": jnp.array(-0.4)}
@@ -138,7 +136,6 @@ def test_control_variate_without_noise_for_equal_curvature(tol):
     assert jnp.allclose(grads, exact, rtol=tol(1e-4, 1e-10))
 
 
-@pytest.mark.x64
 def test_an_estimator_may_ask_for_any_rows(tol):
     """Prior and 100 / 3 times the likelihood of three rows of 100, in a plate of batches of 10."""
     x, seen = gaussian_mean_data(), []

@@ -84,7 +84,6 @@ def _at_temperature(kernel, T):
     return other
 
 
-@pytest.mark.x64
 def test_first_step_has_its_full_length_in_every_coordinate(tol):
     """Without the bias correction it would be 10 times too long at decay 0.99."""
     kernel = PSGLD(normal([1e-3, 1.0, 1e3]), 0.01, adapt="always", temperature=0.0, damping=0.0)

@@ -107,7 +107,6 @@ def test_step_is_the_formula(tol):
     assert squared == pytest.approx(2 * eps * float(zeta @ zeta), rel=tol(1e-4, 1e-10))
 
 
-@pytest.mark.x64
 def test_unit_diffusion_is_sgld(tol):
     model = from_potential(lambda z: jnp.sum(z**4 - 2 * z**2), 2)
     state, step = start(SGLD(model, 0.1), z=[0.3, -0.4])

@@ -7,14 +7,12 @@ import pytest
 from numpyro_ext.mcmc import ConstantSchedule, CyclicalSchedule, PolynomialSchedule
 
 
-@pytest.mark.x64
 def test_cyclical_numbers(tol):
     schedule = jax.vmap(CyclicalSchedule(0.4, 4))
     expected = jnp.array([0.4, 0.341421356237, 0.2, 0.058578643763, 0.4])
     assert jnp.allclose(schedule(jnp.arange(5)), expected, rtol=tol(1e-5, 1e-10))
 
 
-@pytest.mark.x64
 def test_polynomial_numbers(tol):
     assert jnp.isclose(PolynomialSchedule(2, 3, 0.5)(6), 2 / 3, rtol=tol(1e-6, 1e-12))
     # Welling and Teh: from 0.01 to 0.0001 in 10 000 sweeps of 100 rows.

@@ -60,11 +60,11 @@ HERE = Whitening(jnp.zeros(3), jnp.ones(3))
 
 
 @cache
-def variances(make):
-    """Of 400 chains of 500 draws with settings found for the noise, what the gradients imply for
-    them in the mean, and these settings."""
+def variances(make, chains=400):
+    """Of chains of 500 draws with settings found for the noise, what the gradients imply for them
+    in the mean, and these settings."""
     kernel = make(standard, gradient=NoisyGradient(), whitening=HERE, steps_per_sample=10)
-    state = kernel.init(random.split(random.key(0), 400), 20, None)
+    state = kernel.init(random.split(random.key(0), chains), 20, None)
 
     @jax.jit
     def run(state):
@@ -110,10 +110,12 @@ LANGEVIN = [SGLD, PSGLD, partial(SGRLD, metric=lambda z: METRIC, max_bias=0.3, t
 
 @pytest.mark.parametrize("make", LANGEVIN, ids=["SGLD", "PSGLD", "SGRLD"])
 def test_the_ratio_that_gradients_imply_is_that_of_the_variances(make):
-    """The mean over coordinates, which 600,000 numbers know to about 0.4 %."""
-    found, implied, settings = variances(make)
-    T = 2.0 if "temperature" in getattr(make, "keywords", {}) else 1.0
-    assert abs(np.mean(found) / T - implied) < 0.01
+    """The mean over coordinates, which 600,000 numbers know to about 0.4 %; a quarter of them, of a
+    metric that takes long and of six times the bias, to about 0.8 %."""
+    long = "metric" in getattr(make, "keywords", {})
+    found, implied, settings = variances(make, 100) if long else variances(make)
+    T, error = (2.0, 0.008) if long else (1.0, 0.004)
+    assert abs(np.mean(found) / T - implied) < 2.5 * error
     assert implied - 1 > 0.4 * (settings.variance_ratio - 1) > 0.01
 
 

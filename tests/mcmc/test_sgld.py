@@ -75,7 +75,6 @@ def test_asymmetric_quartic():
         assert abs(float(jnp.mean(means)) - expected) < 4 * error + 0.01 * abs(expected)
 
 
-@pytest.mark.x64
 def test_exploration_shrinks_exactly_and_is_marked(tol):
     """Without noise, z - loc shrinks by 1 - eps_i h; afterwards there is noise."""
     h = jnp.array([1.0, 1.7])

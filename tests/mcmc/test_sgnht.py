@@ -89,7 +89,6 @@ def test_unequal_groups_need_thermostats_of_their_own(thermostat, expected, tole
             assert xi.mean() == pytest.approx(law_of_xi(0.2, h, 1, 1, s2), rel=0.04)
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize(
     ("thermostat", "thermal_mass"), [("scalar", None), ("per_site", 3.0), ("per_parameter", None)]
 )

@@ -53,7 +53,6 @@ def test_constant_dense_metric_has_the_exact_covariance():
     assert np.all(np.abs(mean - np.array([1.0, -2.0])) < 4 * error)
 
 
-@pytest.mark.x64
 def test_unit_metric_is_sgld(tol):
     model = normal([2.0, 0.5], loc=1.0)
     kernels = (

@@ -83,7 +83,6 @@ def test_terms_are_those_of_the_density(form, tol):
 
 
 @FORMS
-@pytest.mark.x64
 def test_step_adds_its_terms(form, tol):
     """The step at T is that at 0, plus T Gam, plus sqrt(T) times the same noise."""
     theta = jnp.asarray(REFERENCE[form][0], float)

@@ -36,7 +36,6 @@ def changed():
     numpyro.sample("z", dist.MultivariateNormal(CENTER, scale_tril=FACTOR))
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("make", [SGLD, SGHMC, SGNHT, partial(PSGLD, adapt="always")])
 def test_an_affine_change_of_the_model_gives_the_same_draws(make, tol):
     options = {"num_warmup": 0, "num_samples": 40, "progress_bar": False}

@@ -201,7 +201,6 @@ def test_pmap_of_draws_inside_draws():
     assert shape_of(loss, mixed_model, mixed_guide, params={}).shape == ()
 
 
-@pytest.mark.x64
 def test_full_minibatch_is_the_full_data(tol):
     x = X_LOCAL
     for loss in (VRELBO(0.5, 3), BBAlphaELBO(0.5, 3)):

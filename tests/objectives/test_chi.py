@@ -20,7 +20,6 @@ from tests.objectives.models import (
 )
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("gradient", ["standard", "dreg"])
 def test_is_plus_the_renyi_bound_of_order_one_minus_n(gradient, tol):
     losses = [ChiUpperBound(2.5, 4, gradient=gradient), VRELBO(-1.5, 4, gradient=gradient)]

@@ -69,7 +69,6 @@ EXPECTED = {
 }
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("curvature", EXPECTED)
 def test_the_mean_of_both_gradients_is_that_of_the_closed_form(curvature, guide):
     """Within four Monte Carlo errors of 2,000 draws, which the antithetic mean does not have."""
@@ -157,7 +156,6 @@ def test_the_hessian_is_exact_and_signs_are_unbiased_where_the_prior_does_not_fa
     assert np.all(np.abs(found.mean(0) - fisher - of_prior) < 4 * error + 0.3)
 
 
-@pytest.mark.x64
 def test_one_step_of_von_with_the_hessian_has_the_precision_of_the_best_mean_field_normal():
     guide = AutoNormal(model, init_scale=0.05)
     svi = SVI(model, guide, von(1.0, retraction=False), CurvatureELBO("hessian"))

@@ -87,7 +87,9 @@ class WithOptimalCritic:
         return dist.MultivariateNormal(m, scale_tril=L).log_prob(x) - r.log_prob(x)
 
 
-R = dist.MultivariateNormal(jnp.array([0.2, 0.1]), jnp.array([[0.8, -0.2], [-0.2, 0.5]]))
+R = dist.MultivariateNormal(
+    np.array([0.2, 0.1]), scale_tril=np.linalg.cholesky([[0.8, -0.2], [-0.2, 0.5]])
+)
 CONTRASTS = {name: name for name in ("prior", "adaptive", "adaptive_full")} | {"distribution": R}
 MANY = 40_000
 

@@ -86,7 +86,6 @@ BASES = {
 }
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("name", BASES)
 def test_weight_one_is_the_base_and_the_loss_is_linear_in_the_weight(name, tol):
     """With one key the loss is a + weight b; at 1 it is that of the base, gradient included."""

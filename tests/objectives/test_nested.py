@@ -26,7 +26,6 @@ from tests.objectives.models import (
 )
 
 
-@pytest.mark.x64
 def test_one_inner_draw_is_the_elbo(tol):
     losses = [NestedVRELBO(-1.0, 3, num_inner=1), VRELBO(1.0, 3)]
     nested, elbo = value_and_grad(losses, {"c": 0.4}, mixed_model, mixed_guide)
@@ -126,7 +125,6 @@ def posterior_guide(x=X_LOCAL, batch=None):
         numpyro.sample("z", dist.Normal((w + x * 0.8**-2) / precision, precision**-0.5))
 
 
-@pytest.mark.x64
 def test_unbiased_in_the_minibatch(tol):
     """The mean over all minibatches of the same draws is the loss of all data, for every order."""
     minibatches = jnp.array(list(itertools.combinations(range(len(X_LOCAL)), 2)))

@@ -61,7 +61,6 @@ def assert_is_minus(grads, expected, tol):
         np.testing.assert_allclose(-grads[name], value, rtol=tol, atol=tol)
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize(
     ("baseline", "num_particles"), [("arithmetic", 2), ("geometric", 2), ("geometric", 3)]
 )
@@ -117,7 +116,6 @@ MIXED = {
 EPS = np.array([[0.4, -1.1], [-0.7, 0.2]])  # noise of u and v for each particle
 
 
-@pytest.mark.x64
 def test_unbiased_in_a_mixed_guide(tol):
     """u is reparameterised and d depends on it, v is reparameterised and depends on d."""
 
@@ -187,7 +185,6 @@ def plate_guide(x=(0.9, -0.5), batch=None):
         numpyro.sample("z", dist.Categorical(logits=w * x[:, None]))
 
 
-@pytest.mark.x64
 def test_each_unit_has_its_own_bound_and_baseline(tol):
     x = np.array([0.9, -0.5])
     combos = combinations(S, 4).reshape(-1, 2, 2)  # (C, K, units)
@@ -236,7 +233,6 @@ def test_unbiased_in_the_minibatch():
     assert np.any(abs(full) > 8 * error)  # a wrong scale would show
 
 
-@pytest.mark.x64
 def test_reparameterised_guide_gives_vrelbo(tol):
     vimco, renyi = value_and_grad(
         [VIMCO(0.3, 4), VRELBO(0.3, 4)], LOCAL_PARAMS, local_model, local_guide

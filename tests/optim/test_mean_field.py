@@ -62,7 +62,6 @@ def test_four_published_steps_of_vadam(tol):
     np.testing.assert_allclose(normal_of(params)[1], 0.4123907575, **close)
 
 
-@pytest.mark.x64
 def test_vadam_with_no_noise_and_hardly_a_prior_is_adam():
     optim = vadam(0.03, num_data=10, prior_precision=1e-6, scale_transform=ExpTransform())
     start = jnp.array([2.0, -1.0, 0.5])
@@ -78,7 +77,6 @@ def test_vadam_with_no_noise_and_hardly_a_prior_is_adam():
     np.testing.assert_allclose(params["w_loc"], theirs, rtol=1e-5)
 
 
-@pytest.mark.x64
 def test_momentum_on_natural_parameters_is_the_heavy_ball(tol):
     """By hand: eta' = eta - rho dL/dm + g (eta - eta_before), with 1 / s2 and mu / s2 as eta."""
     rho, g = 0.2 / 0.7, 0.3 / 0.7
@@ -114,7 +112,6 @@ def test_one_exact_step_of_von_finds_the_precisions(tol):
     )
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize(
     "optim",
     [

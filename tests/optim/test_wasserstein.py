@@ -102,7 +102,6 @@ def test_matches_reference_values(name, tol):
     np.testing.assert_allclose(np.stack([x, y], 1), expected, rtol=tol(1e-6, 1e-13))
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize(
     ("name", "optim", "options"),
     [
@@ -126,7 +125,6 @@ def coefficient(mu, eps, beta):
     return (y[0] - x[0]) / x[0]
 
 
-@pytest.mark.x64
 def test_momentum_of_wnes_is_that_of_the_riemannian_method(tol):
     grid = np.array(np.meshgrid([1e-3, 0.5, 3.0, 1000.0], [1e-4, 1e-3], [0.0, 0.2, 5.0]))
     grid = grid.reshape(3, -1).T

@@ -45,7 +45,6 @@ def test_adam_moves_each_site_by_its_own_scale():
         np.testing.assert_allclose(steps[plain], np.full(np.shape(SITES[plain]), 0.01), rtol=1e-4)
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("inner", [optax.adam(0.1), optax.adamw(0.1, weight_decay=0.3)])
 def test_the_path_does_not_depend_on_the_units(inner):
     """The loss 1/2 |A^-1 (mu - m)|^2 has the same path in xi for every A; weight decay, which

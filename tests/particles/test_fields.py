@@ -115,7 +115,6 @@ def test_matches_reference_values(field, expected, tol):
     np.testing.assert_allclose(v, expected, atol=tol(5e-6, 1e-12))
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("kernel", [RBF("median"), IMQ(1.3, c=0.8, beta=-0.3)], ids=["RBF", "IMQ"])
 @pytest.mark.parametrize(("make", "eta"), FIELDS)
 def test_equals_the_slow_loop_with_and_without_preconditioning(make, eta, kernel, tol):
@@ -194,7 +193,6 @@ def test_preconditioned_field_does_not_depend_on_units(tol):
     np.testing.assert_allclose(other, v, rtol=tol(3e-2, 1e-9), atol=tol(2e-3, 1e-9))
 
 
-@pytest.mark.x64
 def test_preconditioning_in_more_dimensions_than_particles(tol):
     """The root of low rank gives the velocity of the definition; two columns are proportional."""
     x = random.normal(random.key(7), (4, 6)) * jnp.array([1.0, 50.0, 0.1, 3.0, 1.0, 1.0]) + 2.0

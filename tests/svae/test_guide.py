@@ -35,10 +35,12 @@ from tests.svae.models import (
     params_of,
 )
 
-PRIOR = {
-    "pi": Dirichlet.from_standard(CONCENTRATION),
-    "components": NIW.from_standard(**PARTS),
-}
+PRIOR = jax.jit(  # one program in place of many, while tests are collected
+    lambda: {
+        "pi": Dirichlet.from_standard(CONCENTRATION),
+        "components": NIW.from_standard(**PARTS),
+    }
+)()
 NETWORK = recognition_network(D, hidden=(4,))
 
 

@@ -33,15 +33,23 @@ MISSING = (random.uniform(random.key(5), (N, D)) < 0.2).at[3].set(True).at[0].se
 HOLES = jnp.where(MISSING, jnp.nan, Y)
 NETWORK = recognition_network(D, hidden=(4,), init_scale=1.0)
 MIXTURE_NETWORK = recognition_network(D, num_components=2, hidden=(4,), init_scale=1.0)
-PARAMS = allow_missing(NETWORK).init(random.key(1), (D,))[1]
-KNOWN = {
-    "pi": Dirichlet.statistics(CONCENTRATION / CONCENTRATION.sum()),
-    "components": NIW.mean(NIW.from_standard(**PARTS)),
-}
-STEPS = {
-    "initial": NIW.statistics((jnp.array([0.5, -1.0]), jnp.eye(D))),
-    "dynamics": MNIW.statistics((0.8 * jnp.eye(D), jnp.diag(jnp.array([0.3, 0.6])))),
-}
+PARAMS = jax.jit(lambda key: allow_missing(NETWORK).init(key, (D,))[1])(random.key(1))
+
+
+@jax.jit  # one program in place of many, while tests are collected
+def statistics():
+    known = {
+        "pi": Dirichlet.statistics(CONCENTRATION / CONCENTRATION.sum()),
+        "components": NIW.mean(NIW.from_standard(**PARTS)),
+    }
+    steps = {
+        "initial": NIW.statistics((jnp.array([0.5, -1.0]), jnp.eye(D))),
+        "dynamics": MNIW.statistics((0.8 * jnp.eye(D), jnp.diag(jnp.array([0.3, 0.6])))),
+    }
+    return known, steps
+
+
+KNOWN, STEPS = statistics()
 
 
 def holes(y, fill=0.0):

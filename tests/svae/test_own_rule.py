@@ -4,6 +4,7 @@ from functools import cache
 from pathlib import Path
 import re
 
+import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +32,7 @@ N, D = 200, 2
 MEAN, SD, NOISE = jnp.array([1.0, -3.0]), jnp.array([2.0, 0.7]), 0.5
 Y = MEAN + (SD**2 + NOISE**2) ** 0.5 * random.normal(random.key(0), (N, D))
 WIDE = {"loc": jnp.zeros(D), "kappa": 0.1, "df": 4.0, "scale_matrix": jnp.eye(D)}
-PLAIN = Gaussian.from_standard(MEAN, jnp.diag(SD**2))
+PLAIN = jax.jit(Gaussian.from_standard)(MEAN, jnp.diag(SD**2))
 
 
 @cache
