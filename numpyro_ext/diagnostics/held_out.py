@@ -143,7 +143,14 @@ def log_weights_of(
         draws = dict(fit.draws[i]) if fit.draws else None
         size = num_samples if draws is None else next(iter(draws.values())).shape[0]
         pieces.append(np.asarray(weights_of(fit.params[i], draws, random.split(key, (size, 2)))))
-    return np.concatenate(pieces).astype(np.float64)
+    found = np.concatenate(pieces).astype(np.float64)
+    if np.any(np.isnan(found) | np.isposinf(found)):
+        bad = int(np.sum(np.any(np.isnan(found) | np.isposinf(found), tuple(range(1, found.ndim)))))
+        raise ValueError(
+            f"the log likelihood of a row is NaN or +inf in {bad} of {len(found)} draws; leave out"
+            " the chains or restarts that diverged, and look whether the new rows hold NaN."
+        )
+    return found
 
 
 def _refuse_fixed_rows(obj: Any, fit: Fit, rng_key: Array) -> None:

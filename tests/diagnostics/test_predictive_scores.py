@@ -406,3 +406,13 @@ def test_bad_input(exact):
     mcmc.run(random.key(0), init_params=jnp.zeros(()))
     with pytest.raises(TypeError, match="potential function"):
         predictive_scores(mcmc)
+
+
+def test_a_prediction_that_is_nan_is_named():
+    y = np.zeros(3)
+    draws = {"y": np.array([[0.0, np.nan, 1.0], [0.1, 0.2, 0.3]])}
+    with pytest.raises(ValueError, match="prediction of 'y' is NaN in 1 of 2 draws"):
+        predictive_scores(draws, y=y)
+    logits = jnp.array([[0.0, 1.0, jnp.nan], [0.1, 0.2, 0.3]])
+    with numpyro.validation_enabled(False), pytest.raises(ValueError, match="NaN in 1 of 2 draws"):
+        predictive_scores(dist.Bernoulli(logits=logits), y=y)
