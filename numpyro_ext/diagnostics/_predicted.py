@@ -21,7 +21,7 @@ from numpyro_ext.diagnostics._evaluate import (
     model_trace_of,
     prototype,
 )
-from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
+from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, refuse_nan
 
 __all__ = ["OfFit", "Predicted", "is_fit", "labels_of", "of_distribution", "of_fit", "of_samples"]
 
@@ -84,6 +84,7 @@ def of_fit(
     fit = fit_of(obj, result, model_args, model_kwargs)
     if fit.model is None:
         raise TypeError("the MCMC runs on a potential function; a prediction needs a model.")
+    refuse_nan(fit)
     proto = prototype(fit, key_prototype, needs_latents=False)
     name = _site_of(proto.trace, site)
     if name in proto.left_out:

@@ -33,7 +33,7 @@ from numpyro_ext.diagnostics._evaluate import (
     model_trace_of,
     prototype,
 )
-from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
+from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, refuse_nan
 from numpyro_ext.diagnostics.full_data import shapes_of
 
 __all__ = ["held_out_log_likelihood", "log_mean_exp", "log_weights_of"]
@@ -136,6 +136,7 @@ def log_weights_of(
     fit = fit_of(obj, result, model_args, model_kwargs)
     if fit.model is None:
         raise TypeError("the MCMC runs on a potential function; held-out data need a model.")
+    refuse_nan(fit)
     _refuse_fixed_rows(obj, fit, key_prototype)
     weights_of = _compiled(fit, key_prototype)
     pieces = []
