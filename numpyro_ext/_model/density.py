@@ -20,6 +20,7 @@ __all__ = [
     "row_log_lik",
     "row_log_prob",
     "scaled",
+    "scales_rooted",
 ]
 
 
@@ -53,6 +54,19 @@ def scaled(site: Site, value: Array, divisor: float = 1.0) -> Array:
     return value if is_identically_one(scale) else scale * value
 
 
+def scales_rooted(trace: Trace, of_plates: float) -> Trace:
+    """The trace with the square root of what ``handlers.scale`` adds to the scale of the plates.
+
+    A row that counts s times has s times the curvature: the squares of these gradients have it.
+    """
+    return {
+        name: {**site, "scale": of_plates * (site["scale"] / of_plates) ** 0.5}
+        if site["type"] == "sample" and site["scale"] is not None
+        else site
+        for name, site in trace.items()
+    }
+
+
 def log_density(trace: Trace) -> Array:
     """Log joint of a trace in constrained space, scales included; traced values allowed."""
     total = jnp.zeros(())
@@ -61,11 +75,15 @@ def log_density(trace: Trace) -> Array:
     return total
 
 
-def row_log_lik(trace: Trace, plate: str) -> Array:
-    """``(rows,)``, log p of the sites in each row of a plate, without the scale of that plate."""
+def row_log_lik(trace: Trace, plate: str, *, rooted: bool = False) -> Array:
+    """``(rows,)``, log p of the sites in each row of a plate, without the scale of that plate.
+
+    :param bool rooted: whether other scales are those of :func:`scales_rooted`.
+    """
     # On sliced arguments the plate may have one row or N, and scales by what it has.
     size, batch = trace[plate]["args"]
     batch = size if batch is None else batch
+    trace = scales_rooted(trace, size / batch) if rooted else trace
     total = jnp.zeros(batch)
     for site in sample_sites(trace):
         if plate in frames(site):

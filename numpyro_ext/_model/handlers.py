@@ -30,6 +30,16 @@ __all__ = [
 ]
 
 
+def _refuse_no_rows(msg: dict[str, Any]) -> None:
+    """Refuse a minibatch without rows, on which NumPyro has the prior alone and says nothing."""
+    size, subsample_size = msg["args"]
+    if subsample_size is not None and subsample_size < 1:
+        raise ValueError(
+            f"plate '{msg['name']}' has subsample_size {subsample_size}, a minibatch without rows;"
+            f" use a subsample_size between 1 and {size}, or None for all rows."
+        )
+
+
 class valid_plates(Messenger):
     """Refuse the plates that would silently give wrong answers.
 
@@ -158,6 +168,7 @@ class every_row(Messenger):
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] != "plate":
             return
+        _refuse_no_rows(msg)
         size, subsample_size = self.plates[msg["name"]] = msg["args"]
         if subsample_size is not None and subsample_size != size:
             msg["args"] = (size, size)
@@ -256,15 +267,18 @@ class seed_plates(Messenger):
             msg["value"] = plate_indices(self.rng_key, msg["name"], *msg["args"])
 
 
-@contextmanager
-def plates_have_rows() -> Iterator[None]:
-    """A sentence in place of the bare assertion by which a plate refuses to be empty."""
-    try:
-        yield
-    except AssertionError as error:
-        if "size of plate" not in str(error):
-            raise
-        raise ValueError(
-            "a plate of the model has no rows; pass data with at least one row, or leave the plate"
-            " out of the model where there are none."
-        ) from error
+class plates_have_rows(Messenger):
+    """A sentence where a plate has no rows, and where its minibatch has none."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "plate":
+            _refuse_no_rows(msg)
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        super().__exit__(exc_type, exc_value, traceback)
+        # NumPyro's bare assertion, made before any handler sees the plate.
+        if isinstance(exc_value, AssertionError) and "size of plate" in str(exc_value):
+            raise ValueError(
+                "a plate of the model has no rows; pass data with at least one row, or leave the"
+                " plate out of the model where there are none."
+            ) from exc_value

@@ -1,7 +1,7 @@
 """Checks for mistakes in programs and data that would give NaN or a wrong number."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -18,6 +18,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.implicit import has_density
+from numpyro_ext._model.predictive import seen
 from numpyro_ext._model.read import (
     ModelInfo,
     Site,
@@ -224,55 +225,143 @@ def check_rows(
     model: Model, args: tuple, kwargs: dict[str, Any], init_strategy: Callable[..., Any]
 ) -> None:
     """
-    An error that names the site if NaN in the model's arguments reach its log density in any row.
+    An error that names the observed site whose data, in any row, are NaN or outside of its support.
 
-    A minibatch holds NaN by chance only, and is traced. So where an argument has NaN, which is
-    looked at first, the model is run once on all of its rows.
+    A minibatch holds such a row by chance only, and is traced. So the model is run once on all of
+    its rows: where an argument has NaN, and where data are outside of a support, which a program of
+    the data alone finds out. Data that are traced cannot be looked at.
     """
     leaves = jax.tree.leaves((args, kwargs))
+    each = partial(_of_all_rows, model, args, kwargs)
     with jax.ensure_compile_time_eval():
-        if not any(_has_nan(x) for x in leaves):
-            return
-    counted: dict[str, tuple[int, int]] = {}
-
-    def count() -> dict[str, tuple[Array, Array]]:
-        found = {}
-        with block():
-            fn = seed(every_row(model), random.key(0))
-            trace = trace_of(substitute(fn, substitute_fn=init_strategy), args, kwargs)
-        for name, site in trace.items():
-            if is_data(site):
-                fn, value = site["fn"], jnp.asarray(site["value"], float)
-                log_p, missing = fn.log_prob(site["value"]), jnp.isnan(value)
-                events = tuple(range(value.ndim - fn.event_dim, value.ndim))
-                # NumPyro may make -inf of what is out of the support, as NaN is.
-                gone = jnp.any(missing, events) & ~jnp.isfinite(log_p)
-                counted[name] = (log_p.size, value.size)
-                found[name] = jnp.sum(jnp.isnan(log_p) | gone), jnp.sum(missing)
-        return found
-
-    is_traced = any(isinstance(x, Tracer) for x in leaves)
-    with nullcontext() if is_traced else jax.ensure_compile_time_eval():
-        with validation_enabled(False):  # it would blame a parameter of a distribution
-            counts = jax.jit(count)()
-    for name, (rows, missing) in counts.items():
-        if isinstance(rows, Tracer):
-            return
-        num_rows, size = counted[name]
+        has_nan = any(_has_nan(x) for x in leaves)
+    counted = each(_count_nan, init_strategy) if has_nan else {}
+    for name, (rows, num_rows, missing, size) in counted.items():
         if rows and missing:
-            raise ValueError(_nan_in(name, int(missing), size))
+            raise ValueError(_nan_in(name, missing, size))
         if rows:
             raise ValueError(
-                f"the log density of the observed site '{name}' is NaN in {int(rows)} of {num_rows}"
+                f"the log density of the observed site '{name}' is NaN in {rows} of {num_rows}"
                 " rows, and the arguments of the model hold NaN; drop these rows, or leave them out"
                 " by numpyro.handlers.mask(mask=~jnp.isnan(...))."
             )
+    if any(each(_any_outside, init_strategy).values()):
+        # A support may depend on latent sites, which a strategy may set.
+        look = _outside_and_density
+        _refuse_outside(each(look, init_strategy), each(look, init_to_uniform, seed_of=1))
+
+
+def _of_all_rows(
+    model: Model,
+    args: tuple,
+    kwargs: dict[str, Any],
+    look: Callable[[Site], Any],
+    init_strategy: Callable[..., Any],
+    seed_of: int = 0,
+) -> dict[str, Any]:
+    """``{site: look(site)}`` of the observed sites on all rows, in NumPy; without the sites of
+    which it is None, and empty where data are traced, or on other devices."""
+    if _is_hidden((args, kwargs)):
+        return {}
+
+    @jax.jit
+    def run(rng_key: Array) -> dict[str, Any]:
+        with block():
+            fn = seed(every_row(model), rng_key)
+            trace = trace_of(substitute(fn, substitute_fn=init_strategy), args, kwargs)
+        found = {name: look(site) for name, site in trace.items() if is_data(site)}
+        return {name: x for name, x in found.items() if x is not None}
+
+    # While a loss is traced, too; and NumPyro would blame a parameter of a distribution.
+    with jax.ensure_compile_time_eval(), validation_enabled(False):
+        rng_key = random.key(seed_of)
+        found = run(rng_key) if jax.eval_shape(run, rng_key) else {}
+        return {} if _is_hidden(found) else jax.device_get(found)  # the model may hold tracers
+
+
+def _count_nan(site: Site) -> tuple[Any, ...]:
+    """Rows whose log density is NaN of all rows, and NaN among all numbers."""
+    fn, value = site["fn"], jnp.asarray(site["value"], float)
+    log_p, missing = fn.log_prob(site["value"]), jnp.isnan(value)
+    # NumPyro may make -inf of what is out of the support, as NaN is.
+    gone = jnp.any(missing, _events(site)) & ~jnp.isfinite(log_p)
+    return jnp.sum(jnp.isnan(log_p) | gone), log_p.size, jnp.sum(missing), value.size
+
+
+def _outside(site: Site) -> Array | None:
+    """Which numbers, or vectors, are no inner points of the support; None if all numbers are."""
+    support = _elementwise(getattr(site["fn"], "support", None))
+    if support is None or support in (constraints.real, constraints.circular, constraints.complex):
+        return None
+    value, there = jnp.asarray(site["value"]), seen(site)
+    found = jnp.logical_not(support(value))
+    if support.event_dim:
+        return found & jnp.any(there, tuple(range(-support.event_dim, 0)))
+    if not support.is_discrete:
+        low, high = _bounds(support)
+        found |= (value <= low) | (value >= high)
+    return found & there
+
+
+def _any_outside(site: Site) -> Array | None:
+    found = _outside(site)
+    return None if found is None else jnp.any(found)
+
+
+def _bounds(support: Any) -> tuple[Any, Any]:
+    """The interval that a support of numbers is in."""
+    if support is constraints.boolean:
+        return 0, 1
+    return getattr(support, "lower_bound", -np.inf), getattr(support, "upper_bound", np.inf)
+
+
+def _outside_and_density(site: Site) -> tuple[Array, ...] | None:
+    """``_outside``; where the number has no density, by NumPyro's formula or by the bounds of the
+    support; the value; and these bounds."""
+    outside, support = _outside(site), _elementwise(site["fn"].support)
+    if outside is None:
+        return None
+    value, none = jnp.asarray(site["value"]), ~jnp.isfinite(site["fn"].log_prob(site["value"]))
+    none = jnp.expand_dims(none, tuple(range(-(site["fn"].event_dim - support.event_dim), 0)))
+    bounds = _bounds(support) if support.event_dim == 0 and _is_stock(site["fn"]) else ()
+    beyond = (value < bounds[0]) | (value > bounds[1]) if bounds else jnp.zeros((), bool)
+    return outside, none, beyond, value, *map(jnp.asarray, bounds)
+
+
+def _refuse_outside(here: dict[str, Any], there: dict[str, Any]) -> None:
+    """An error if data have no density at both points of the latent sites."""
+    for name, (outside, none, beyond, value, *bounds) in here.items():
+        other = there[name]
+        # NumPyro's formula may give a number where it does not hold. The support may depend on
+        # latent sites.
+        fixed = all(map(np.array_equal, bounds, other[4:]))
+        wrong = outside & other[0] & ((none & other[1]) | (beyond & fixed))
+        if np.any(wrong):
+            where = np.unravel_index(np.argmax(wrong), wrong.shape)
+            example = np.broadcast_to(value, wrong.shape + value.shape[wrong.ndim :])[where]
+            raise ValueError(
+                f"the observed site '{name}' has no density at {np.sum(wrong)} of its"
+                f" {wrong.size} values, such as {example}, which is outside of its support; drop"
+                " these rows, or leave them out by numpyro.handlers.mask."
+            )
+
+
+def _events(site: Site) -> tuple[int, ...]:
+    return tuple(range(-site["fn"].event_dim, 0))
+
+
+def _is_hidden(tree: Any) -> bool:
+    """Return whether there is an array of whose numbers some cannot be looked at."""
+    leaves = jax.tree.leaves(tree)
+    return any(
+        isinstance(x, Tracer) or not getattr(x, "is_fully_addressable", True) for x in leaves
+    )
 
 
 def _has_nan(x: Any) -> bool:
-    if not isinstance(x, (np.ndarray, jax.Array)) or isinstance(x, Tracer):
+    if not isinstance(x, (np.ndarray, jax.Array)) or _is_hidden(x):
         return False
-    if not jnp.issubdtype(x.dtype, jnp.floating) or not getattr(x, "is_fully_addressable", True):
+    if not jnp.issubdtype(x.dtype, jnp.floating):
         return False
     return bool(jnp.any(jnp.isnan(x)))
 

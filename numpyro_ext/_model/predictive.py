@@ -18,7 +18,7 @@ from numpyro_ext._model.density import log_prob, row_log_prob
 from numpyro_ext._model.read import Site, layers
 from numpyro_ext._numpyro import mask_of
 
-__all__ = ["NOISE_DRAWS", "kind_of", "num_classes", "predicted", "seen"]
+__all__ = ["NOISE_DRAWS", "kind_of", "num_classes", "num_seen", "predicted", "seen"]
 
 NOISE_DRAWS = 100
 """Draws of a distribution, where it has no cdf or no moments in closed form."""
@@ -72,7 +72,10 @@ def predicted(site: Site, rng_key: Array) -> dict[str, Array]:
     if kind == "classes":
         support = jnp.reshape(fn.enumerate_support(expand=False), (-1,) + (1,) * len(shape))
         probs = jnp.exp(fn.log_prob(jnp.broadcast_to(support, (support.shape[0], *shape))))
-        return {**out, "probs": jnp.moveaxis(probs, 0, -1)}
+        # Of logits that are NaN, NumPyro's Bernoulli makes the probabilities 1 and 0.
+        own = jnp.isnan(fn.probs)
+        own = jnp.any(own, -1) if own.ndim > len(fn.batch_shape) else own
+        return {**out, "probs": jnp.moveaxis(jnp.where(own, jnp.nan, probs), 0, -1)}
     found = _closed_forms(fn, value, kind)
     if len(found) < 3:
         draws = fn.sample(rng_key, (NOISE_DRAWS, *shape[: len(shape) - len(fn.shape())]))
@@ -108,3 +111,8 @@ def seen(site: Site) -> Array:
             mask = jnp.reshape(mask, jnp.shape(mask) + (1,) * layer.event_dim)
             found = found & jnp.broadcast_to(mask, shape)
     return found
+
+
+def num_seen(site: Site) -> Array:
+    """How many numbers of each row of a site no mask leaves out, with the axes of its batch."""
+    return jnp.sum(seen(site), tuple(range(-site["fn"].event_dim, 0)))

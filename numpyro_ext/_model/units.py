@@ -19,6 +19,7 @@ from numpyro.util import check_model_guide_match
 from numpyro_ext._model.density import log_prob, scaled
 from numpyro_ext._model.handlers import subsampled_plates
 from numpyro_ext._model.mistakes import check_observed, check_supports
+from numpyro_ext._model.predictive import num_seen
 from numpyro_ext._model.read import (
     Site,
     frames,
@@ -96,6 +97,11 @@ class Layout:
         log_prob = jnp.sum(log_prob, tuple(i for i in range(log_prob.ndim) if i not in axes))
         log_prob = jnp.transpose(log_prob, [sorted(axes).index(axis) for axis in axes])
         return jnp.broadcast_to(log_prob, self.shape)
+
+    def observed(self, trace: Trace) -> Array:
+        """Whether a unit has an observed number that no mask leaves out, ``shape``."""
+        sites = [site for site in sample_sites(trace) if site["is_observed"]]
+        return self.sum_sites(sites, local=True, log_prob=num_seen) != 0
 
     def along(self, site: Site, x: Array) -> Array:
         """``x`` of shape ``shape``, its axes where the value of ``site`` has the unit plates."""

@@ -34,7 +34,7 @@ from numpyro_ext._typing import (
 )
 from numpyro_ext.diagnostics.full_data import check_full_arrays, minibatch_plates, on_all_rows
 
-__all__ = ["Fit", "check_arguments", "check_key", "fit_of", "restarts_of"]
+__all__ = ["Fit", "check_arguments", "check_key", "fit_of", "refuse_nan", "restarts_of"]
 
 
 class Fit(NamedTuple):
@@ -335,6 +335,18 @@ def fit_of(
         f"obj is a {_name_of(type(obj))}; it must be a numpyro.infer.SVI, a numpyro.infer.MCMC that"
         f" has run, or an engine with model, guide and run(){_instead_of(obj)}."
     )
+
+
+def refuse_nan(fit: Fit) -> None:
+    """An error if draws are NaN, of which some log densities are finite all the same."""
+    for draws in fit.draws:
+        for name, x in draws.items():
+            bad = int(np.sum(np.isnan(np.asarray(x, np.float64)).reshape(len(x), -1).any(1)))
+            if bad:
+                raise ValueError(
+                    f"{bad} of {len(x)} draws of site '{name}' are NaN, so they predict nothing;"
+                    " leave out the chains that diverged, or run again with a smaller step."
+                )
 
 
 def _instead_of(obj: Any) -> str:

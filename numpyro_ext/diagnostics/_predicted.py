@@ -21,7 +21,7 @@ from numpyro_ext.diagnostics._evaluate import (
     model_trace_of,
     prototype,
 )
-from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
+from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, refuse_nan
 
 __all__ = ["OfFit", "Predicted", "is_fit", "labels_of", "of_distribution", "of_fit", "of_samples"]
 
@@ -84,6 +84,7 @@ def of_fit(
     fit = fit_of(obj, result, model_args, model_kwargs)
     if fit.model is None:
         raise TypeError("the MCMC runs on a potential function; a prediction needs a model.")
+    refuse_nan(fit)
     proto = prototype(fit, key_prototype, needs_latents=False)
     name = _site_of(proto.trace, site)
     if name in proto.left_out:
@@ -230,6 +231,7 @@ def of_samples(draws: dict[str, Any], y: Any, site: str | None = None) -> Predic
             "logits)."
         )
     x = x.astype(np.float64).reshape(len(x), -1)
+    _refuse_nan(site, x)
     y = y.astype(np.float64).ravel()
     pit = np.mean((x < y) + 0.5 * (x == y), 0)
     return Predicted(f"{len(x):,} draws", site, "numbers", y, pit=pit, mean=x)
@@ -262,6 +264,16 @@ def labels_of(name: str, labels: np.ndarray, num_classes: int) -> np.ndarray:
     return labels.astype(int)
 
 
+def _refuse_nan(site: str, x: np.ndarray) -> None:
+    """An error if a draw has a prediction that is NaN."""
+    bad = int(np.sum(np.isnan(x).any(1)))
+    if bad:
+        raise ValueError(
+            f"the prediction of '{site}' is NaN in {bad} of {len(x)} draws; leave out the chains or"
+            " restarts that diverged, and look whether the new rows hold NaN."
+        )
+
+
 def _gathered(
     title: str, site: str, kind: str, data: dict[str, Any], found: dict[str, np.ndarray]
 ) -> Predicted:
@@ -273,9 +285,12 @@ def _gathered(
         raise ValueError(f"every row of '{site}' is masked; pass rows with observations.")
     y = np.broadcast_to(data["y"], kept.shape)[kept].astype(np.float64)
     log_lik = log_lik.astype(np.float64)[:, rows]
+    _refuse_nan(site, log_lik)
     there = Predicted(title, site, kind, y, log_lik)
     if kind == "classes":
-        return there._replace(probs=found["probs"].astype(np.float64)[:, kept])
+        probs = found["probs"].astype(np.float64)[:, kept]
+        _refuse_nan(site, probs.reshape(len(probs), -1))
+        return there._replace(probs=probs)
     mean, variance, cdf = (
         found[name][:, kept].astype(np.float64) for name in ("mean", "variance", "cdf")
     )

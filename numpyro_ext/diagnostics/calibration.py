@@ -162,8 +162,10 @@ def _of_arrays(y: np.ndarray, samples: Any, loc: Any, scale: Any) -> tuple[np.nd
         u = np.mean((x < y) + 0.5 * (x == y), 0)
         return np.ravel(u), float(np.mean(x.var(0)))
     m, s = np.asarray(loc, np.float64), np.asarray(scale, np.float64)
-    if not (s > 0).all() or not np.isfinite(m).all():
-        raise ValueError("scale must be positive and loc finite, one for each entry of y.")
+    if not (s > 0).all() or not (np.isfinite(m).all() and np.isfinite(s).all()):
+        raise ValueError(
+            "scale must be positive and finite, and loc finite, one for each entry of y."
+        )
     try:
         m, s = np.broadcast_to(m, y.shape), np.broadcast_to(s, y.shape)
     except ValueError:

@@ -204,12 +204,12 @@ def predictive_uncertainty(
     one. Of a single draw, or of a point, the epistemic part is 0, which says nothing. With few
     draws it is too small: S draws know at most log S nats.
 
-    :param probs: ``(S, ..., C)``, probabilities of C classes under S draws; or a fit: an ``SVI``,
-        an engine, or an ``MCMC``.
+    :param probs: ``(S, N, C)``, probabilities of C classes in N rows under S draws, or with more
+        axes between; or a fit: an ``SVI``, an engine, or an ``MCMC``.
     :param result: for an ``SVI`` or engine: what ``run`` returned, or a list of restarts.
     :param of_a_fit: for a fit: ``model_args, model_kwargs, site, num_samples, rng_key``, as in
         :func:`predictive_scores`.
-    :return: :class:`PredictiveUncertainty`, three arrays ``(...)``.
+    :return: :class:`PredictiveUncertainty`, three arrays ``(N,)``.
 
     **References**
 
@@ -219,8 +219,8 @@ def predictive_uncertainty(
     .. doctest::
 
         >>> from numpyro_ext.diagnostics import predictive_uncertainty
-        >>> found = predictive_uncertainty([[0.9, 0.1], [0.5, 0.5]])
-        >>> [f"{x:.4f}" for x in found]
+        >>> found = predictive_uncertainty([[[0.9, 0.1]], [[0.5, 0.5]]])  # two draws, one row
+        >>> [f"{x[0]:.4f}" for x in found]
         ['0.6109', '0.5091', '0.1017']
     """
     if is_fit(probs):
@@ -228,8 +228,11 @@ def predictive_uncertainty(
     else:
         _refuse_arguments("result" if result is not None else None, of_a_fit)
         p = np.asarray(probs, np.float64)
-        if p.ndim < 2:
-            raise ValueError(f"probs has shape {p.shape}; it must be (S, ..., C), draws first.")
+        if p.ndim < 3:
+            raise ValueError(
+                f"probs has shape {p.shape}; it must be (S, N, C), draws first: probs[:, None] for"
+                " draws of a single row. Of a single draw, probs[None], there is no epistemic part."
+            )
         _check_probs(p)
     return uncertainty_of(p)
 

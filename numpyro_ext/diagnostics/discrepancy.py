@@ -98,7 +98,7 @@ def kernel_stein_discrepancy(
     :param str statistic: ``"u"`` (unbiased, may be negative) or ``"v"`` (never negative, biased
         up).
     :param int block_size: rows of pairs at a time, which bounds the memory to O(S * block_size).
-    :return: a scalar, the *square*; NaN if an input is not finite.
+    :return: a scalar, the *square*; draws that are not finite are an error, or NaN if traced.
 
     **References**
 
@@ -173,7 +173,7 @@ def maximum_mean_discrepancy(
         up).
     :param int block_size: rows of pairs at a time, which bounds the memory to O((S + n) *
         block_size).
-    :return: a scalar, the *square*; NaN if an input is not finite.
+    :return: a scalar, the *square*; draws that are not finite are an error, or NaN if traced.
 
     **References**
 

@@ -33,7 +33,7 @@ from numpyro_ext.diagnostics._evaluate import (
     model_trace_of,
     prototype,
 )
-from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
+from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, refuse_nan
 from numpyro_ext.diagnostics.full_data import shapes_of
 
 __all__ = ["held_out_log_likelihood", "log_mean_exp", "log_weights_of"]
@@ -136,6 +136,7 @@ def log_weights_of(
     fit = fit_of(obj, result, model_args, model_kwargs)
     if fit.model is None:
         raise TypeError("the MCMC runs on a potential function; held-out data need a model.")
+    refuse_nan(fit)
     _refuse_fixed_rows(obj, fit, key_prototype)
     weights_of = _compiled(fit, key_prototype)
     pieces = []
@@ -143,7 +144,14 @@ def log_weights_of(
         draws = dict(fit.draws[i]) if fit.draws else None
         size = num_samples if draws is None else next(iter(draws.values())).shape[0]
         pieces.append(np.asarray(weights_of(fit.params[i], draws, random.split(key, (size, 2)))))
-    return np.concatenate(pieces).astype(np.float64)
+    found = np.concatenate(pieces).astype(np.float64)
+    if np.any(np.isnan(found) | np.isposinf(found)):
+        bad = int(np.sum(np.any(np.isnan(found) | np.isposinf(found), tuple(range(1, found.ndim)))))
+        raise ValueError(
+            f"the log likelihood of a row is NaN or +inf in {bad} of {len(found)} draws; leave out"
+            " the chains or restarts that diverged, and look whether the new rows hold NaN."
+        )
+    return found
 
 
 def _refuse_fixed_rows(obj: Any, fit: Fit, rng_key: Array) -> None:

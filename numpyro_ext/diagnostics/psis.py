@@ -31,6 +31,10 @@ INSTEAD = (
 
 _EQUAL, _DIFFERENT = 1e-5, 0.1
 """Differences of log weights that are always, or never, taken for rounding."""
+_FEWEST = 25
+"""The least number of weights to whose tail a shape is fitted."""
+_LOST = 0.1
+"""A warning says if a larger share of the draws has weight 0."""
 
 
 class ParetoKhat(NamedTuple):
@@ -46,7 +50,9 @@ class ParetoKhat(NamedTuple):
 
     def __repr__(self) -> str:
         draws, *units = self.log_weights.shape
+        lost = np.mean(np.isneginf(self.log_weights))
         threshold = f"threshold={self.threshold:.2f}, {draws} draws"
+        threshold += f", {lost:.0%} of them with weight 0" if lost else ""
         if not units:
             return f"ParetoKhat(khat={self.khat:.3f}, {threshold})"
         khat = np.asarray(self.khat)
@@ -90,7 +96,9 @@ def pareto_khat(
     The estimate depends only on draws of q, so a mode that q misses costs nothing. It is reliable
     from S of about 500. An additive constant and the order of the weights do not matter. Weights
     that are all equal up to rounding (q is the posterior), at least in the tail, give ``-inf``;
-    draws of which nearly all have weight 0 give ``inf``.
+    draws of which all but 24 have weight 0 give ``inf``. Otherwise draws of weight 0 do not enter:
+    the others are draws of q on the support of the model, and their number decides ``threshold``.
+    An ``InferenceWarning`` says if they are more than a tenth.
 
     The densities are those of the model on all data (see :func:`full_data`), also after a fit with
     minibatches, whose noise ``numpyro.infer.util`` would count as bad weights.
@@ -130,10 +138,10 @@ def pareto_khat(
     precision = np.finfo(log_w.dtype).eps
     log_w = log_w.astype(np.float64)
     size = log_w.shape[0] if log_w.ndim else 1
-    if size < 25:
+    if size < _FEWEST:
         raise ValueError(
-            f"there are {size} log weights; the tail fit needs at least 25, and is reliable from"
-            " about 500."
+            f"there are {size} log weights; the tail fit needs at least {_FEWEST}, and is reliable"
+            " from about 500."
         )
     if np.any(np.isnan(log_w) | (log_w == np.inf)):
         raise ValueError(
@@ -145,7 +153,15 @@ def pareto_khat(
     for unit in np.ndindex(khat.shape):
         one = (slice(None), *unit)
         khat[unit], smoothed[one] = _fit_tail(log_w[one], precision)
-    threshold = float(min(1 - 1 / np.log10(size), 0.7))
+    there = np.min(np.sum(log_w > -np.inf, 0))
+    if there < (1 - _LOST) * size:
+        message = (
+            f"{size - there:,} of {size:,} draws have weight 0: so much of the guide is where the"
+            " model has no density, and khat is that of the others; use a guide on the support of"
+            " the model."
+        )
+        warnings.warn(InferenceWarning(message), stacklevel=2)
+    threshold = float(min(1 - 1 / np.log10(max(there, _FEWEST)), 0.7))
     return ParetoKhat(khat if khat.ndim else float(khat), threshold, smoothed)
 
 
@@ -165,28 +181,37 @@ def _tail_of(num_draws: int) -> int:
 
 
 def _fit_tail(log_w: np.ndarray, precision: float) -> tuple[float, np.ndarray]:
-    """``(khat, smoothed log weights)`` of ``(S,)`` weights."""
-    top = log_w.max()
-    if top == -np.inf:
+    """``(khat, smoothed log weights)`` of ``(S,)`` weights.
+
+    Draws of weight 0 do not enter: the others are draws of q on the support of the model.
+    """
+    there = log_w > -np.inf
+    if not there.any():
         raise ValueError("every log weight is -inf; no draw has a density under the model.")
+    smoothed = np.full(log_w.shape, -np.inf)
+    khat, smoothed[there] = _fit_positive(log_w[there], precision)
+    return khat, smoothed
+
+
+def _fit_positive(log_w: np.ndarray, precision: float) -> tuple[float, np.ndarray]:
+    shifted = log_w - log_w.max()
+    raw = shifted - np.log(np.sum(np.exp(shifted)))
+    if log_w.size < _FEWEST:  # nearly all draws are lost
+        return np.inf, raw
     # Rounding in log p and log q, which are about as large as their difference or larger. Weights
     # that differ by a tenth are not called equal, however large their logarithms are.
-    rounding = min(max(_EQUAL, 64 * precision * max(1.0, abs(top))), _DIFFERENT)
-    if top - log_w.min() <= rounding:
+    rounding = min(max(_EQUAL, 64 * precision * max(1.0, abs(log_w.max()))), _DIFFERENT)
+    if -shifted.min() <= rounding:
         return -np.inf, np.full(log_w.shape, -np.log(log_w.size))
-    if top - np.sort(log_w)[-_tail_of(log_w.size) - 1] <= rounding:  # a tail without a shape
-        return -np.inf, log_w - top - np.log(np.sum(np.exp(log_w - top)))
+    if -np.sort(shifted)[-_tail_of(log_w.size) - 1] <= rounding:  # a tail without a shape
+        return -np.inf, raw
 
     from arviz_stats.base.array import array_stats
 
-    # exp(-inf) is 0, but the fit would form inf - inf: the least number does the same.
-    shifted = np.maximum(log_w - top, np.finfo(float).min / 4)
     try:
         smoothed, khat = array_stats.psislw(-shifted)
     except ValueError:  # what is left of its errors: the weights of the tail are all the same
-        smoothed, khat = shifted - np.log(np.exp(shifted).sum()), -np.inf
-    smoothed = np.where(np.isneginf(log_w), -np.inf, smoothed)
-    # No shape can be fitted when the tail itself holds weights of 0: nearly all draws are lost.
+        return -np.inf, raw
     return (np.inf if np.isnan(khat) else float(khat)), smoothed
 
 

@@ -111,7 +111,9 @@ class PBP:
 
     **What differs from the paper:** the constant of each layer has no variance; with
     ``normalise=True`` X and y have mean 0 and standard deviation 1 inside, and everything that goes
-    in or out is in the units of the user. A known precision is in standardised units too.
+    in or out is in the units of the user. A known precision is in standardised units too. The
+    sites of EP and SEP do not begin at 1: together they hold the random means of the start, without
+    which the units of a layer stay alike, and forget them as they are replaced.
 
     ``result.params`` are those of ``pbp.guide``, an ``AutoDiagonalNormal`` on the weights and a
     Gamma for each precision, and the scaling, which ``pbp.model`` reads. So ``Predictive(pbp.model,

@@ -183,8 +183,8 @@ class Draws:
         self._guide = seed_plates(guide, plate_key)
         self.guide, self.args, self.kwargs = guide, args, kwargs
         set_up(guide, args, kwargs)
-        check_rows(model, args, kwargs, init_to_uniform)
         self.layout = cast(Layout, jax.eval_shape(self._read))
+        check_rows(model, args, kwargs, init_to_uniform)
         self.proxy = objective.proxy if self.layout.subsampled else None
         self.step = params.get(STEP, {"step": 0})["step"] if STEP in self.layout.mutable else None
 

@@ -24,7 +24,8 @@ class BBAlphaELBO(Objective):
     where :math:`\ell_{k,m}` is the log likelihood of one datum; latents of a datum add
     :math:`\log p(z_m|\theta) - \log q(z_m)` to it. The loss is :math:`-\hat L`. The minibatch sum
     is outside the log, so the loss is unbiased in the minibatch, for global and local latents
-    alike.
+    alike. A row whose observed sites are all masked has no factor and does not count in N; of a
+    minibatch N is then N/M times the other rows in it.
 
     ``approximate_kl=True`` (Li and Gal) takes the tied factor out of the power,
 
@@ -100,10 +101,14 @@ class BBAlphaELBO(Objective):
 
         def densities(particle: Particle) -> tuple[Array, Array]:
             per_datum = particle.log_lik - particle.log_q_local
-            return per_datum, particle.log_prior - particle.log_q_global
+            shared = particle.log_prior - particle.log_q_global
+            if self.approximate_kl:
+                return per_datum, shared
+            observed = draws.layout.observed(particle.model_trace)
+            # If the whole minibatch is masked, its rows have the prior alone.
+            observed = jnp.where(jnp.any(observed), observed, True)
+            tied = jnp.where(observed, shared / draws.total(observed), 0.0)
+            return per_datum + tied, jnp.zeros(())
 
         (per_datum, shared), state = draws.each(densities)
-        if self.approximate_kl:
-            return -jnp.mean(shared) - draws.total(surrogate(per_datum, alpha)), state
-        tied = jnp.reshape(shared, (-1,) + (1,) * len(draws.layout.plates)) / draws.layout.size
-        return -draws.total(surrogate(per_datum + tied, alpha)), state
+        return -jnp.mean(shared) - draws.total(surrogate(per_datum, alpha)), state

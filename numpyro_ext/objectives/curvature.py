@@ -12,8 +12,9 @@ from numpyro.distributions import Normal
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import check_choice, check_count
-from numpyro_ext._model.density import labels_drawn, row_log_lik
-from numpyro_ext._model.read import base_distribution
+from numpyro_ext._model.density import labels_drawn, row_log_lik, scales_rooted
+from numpyro_ext._model.predictive import seen
+from numpyro_ext._model.read import Site, base_distribution, sample_sites
 from numpyro_ext._model.units import drawn_sites
 from numpyro_ext._typing import Sites
 from numpyro_ext.objectives.base import STEP, Draws, MapT, Objective, Particle, State
@@ -47,6 +48,9 @@ class CurvatureELBO(Objective):
     - ``"squared_gradient"``: :math:`\frac1N (\nabla f_y)^2`, the square of the sum (Vadam).
     - ``"hessian"``: the second derivatives, d Hessian-vector products: for small d.
     - ``"reparam"``: :math:`\nabla f \cdot \epsilon / \mathrm{sd}`, what ``Trace_ELBO`` has.
+
+    A row under ``numpyro.handlers.scale`` counts as often as it says: in the squares its gradient
+    has the root of the scale.
 
     The entropy is taken in closed form. The second derivative of the log prior (with the Jacobian
     of constraints) is :math:`v \cdot (H v)` with random signs v: exact where the prior factorises,
@@ -130,7 +134,7 @@ class CurvatureELBO(Objective):
         self._refuse(draws)
 
         def one(key: Array) -> tuple[tuple[Array, Array], State]:
-            mean, sd, unravel = _normals(draws, key)
+            mean, sd, weight, unravel = _normals(draws, key)
             z, eps = _values(draws, key, mean, sd)
 
             def at(x: Array) -> Particle:
@@ -138,6 +142,11 @@ class CurvatureELBO(Objective):
 
             def log_lik(x: Array) -> Array:
                 return draws.total(at(x).log_lik)
+
+            def log_lik_rooted(x: Array) -> Array:
+                layout, trace = draws.layout, at(x).model_trace
+                sites = sample_sites(scales_rooted(trace, layout.scale))
+                return draws.total(layout.sum_sites(sites, local=True))
 
             def log_prior(x: Array) -> Array:
                 particle = at(x)
@@ -154,12 +163,13 @@ class CurvatureELBO(Objective):
                 curvature = -_hessian_diagonal(lambda x: log_lik(x) + log_prior(x), z)
             else:
                 if self.curvature == "squared_gradient":
-                    squares = of_data**2 / draws.layout.size
+                    count = draws.total(draws.layout.observed(at(z).model_trace))
+                    squares = jax.grad(log_lik_rooted)(z) ** 2 / jnp.maximum(count, 1)
                 else:
                     squares = draws.layout.scale * self._squares(draws, key, at, z)
                 signs = random.rademacher(random.fold_in(key, 3), z.shape, z.dtype)
                 curvature = squares - signs * _times_hessian(log_prior, z, signs)
-            natural = jnp.vdot(stop_gradient(gradient), mean) - jnp.sum(jnp.log(sd))
+            natural = jnp.vdot(stop_gradient(gradient), mean) - jnp.vdot(weight, jnp.log(sd))
             natural += jnp.vdot(stop_gradient(curvature), sd**2) / 2
             # The value, and the gradient of the model's own parameters.
             particle = draws.particle(key, guide_params=draws.stopped, values=unravel(z))
@@ -181,7 +191,7 @@ class CurvatureELBO(Objective):
 
         def log_liks(trace: Any, rng_key: Array) -> Array:
             drawn = labels_drawn(trace, plate, rng_key) if self.curvature == "fisher" else trace
-            return row_log_lik(drawn, plate)
+            return row_log_lik(drawn, plate, rooted=True)
 
         def alone(x: Array, n: Array, rng_key: Array) -> Array:
             return log_liks(draws.row_trace(key, plate, at(x).values, n), rng_key)
@@ -212,8 +222,8 @@ class CurvatureELBO(Objective):
             )
 
 
-def _normals(draws: Draws, key: Array) -> tuple[Array, Array, Callable[[Array], Sites]]:
-    """Means and standard deviations of the guide, flat, and the way back to its sites."""
+def _normals(draws: Draws, key: Array) -> tuple[Array, Array, Array, Callable[[Array], Sites]]:
+    """Means, standard deviations and weights of the guide, flat, and the way back to its sites."""
     drawn = drawn_sites(draws.guide_trace(key))
     for name, site in drawn.items():
         if not isinstance(base_distribution(site["fn"]), Normal):
@@ -243,7 +253,15 @@ def _normals(draws: Draws, key: Array) -> tuple[Array, Array, Callable[[Array], 
             )
     loc, scale = parts(values)
     mean, unravel = ravel_pytree(loc)
-    return mean, ravel_pytree(scale)[0], unravel
+    weight = ravel_pytree({name: _weight(site) for name, site in drawn.items()})[0]
+    return mean, ravel_pytree(scale)[0], weight, unravel
+
+
+def _weight(site: Site) -> Array:
+    """How often each number counts in log q, by ``handlers.scale`` and masks around the guide."""
+    scale = jnp.asarray(1.0 if site["scale"] is None else site["scale"])
+    events = (1,) * (site["fn"].event_dim if scale.ndim else 0)
+    return jnp.reshape(scale, scale.shape + events) * seen(site)
 
 
 def _values(draws: Draws, key: Array, mean: Array, sd: Array) -> tuple[Array, Array]:

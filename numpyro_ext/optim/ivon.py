@@ -30,6 +30,12 @@ def ivon(
         m_t &= b_1 m_{t-1} + (1 - b_1) G, \qquad
         \mu_t = \mu_{t-1} - r\, \frac{m_t / (1 - b_1^t)}{P_t}.
 
+    **What differs from the paper.** G is the gradient of the whole loss, so that the momentum
+    averages the gradient of the prior too. The published algorithm takes the prior, a weight decay,
+    at the current mean and outside of the momentum, for which it has to be told the prior precision
+    and the number of rows. Both have the same fixed points; here the prior pulls as it did about
+    1 / (1 - b1) steps ago.
+
     The last term of the first line keeps each precision above half of the one before, whatever the
     noise. G and C are computed from the gradients of the two leaves. So NumPyro's ``Trace_ELBO`` is
     enough, the prior and the number of rows are those of the model, and nothing about the problem

@@ -59,7 +59,7 @@ def vadam(
     noise to g). ``num_data`` and ``prior_precision`` can contradict the model without a sign.
 
     :param step_size: epsilon, positive, or a schedule of the number of steps.
-    :param int num_data: N.
+    :param int num_data: N, times the scale of rows under ``numpyro.handlers.scale``.
     :param prior_precision: lambda, positive, or a dict of arrays by the name of the mean's leaf.
     :param float b1: share of the averaged gradient that is kept, in [0, 1).
     :param float b2: share of the averaged square that is kept, in [0, 1).

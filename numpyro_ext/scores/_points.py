@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 from jax import Array, lax
+from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,7 +19,19 @@ matmul = partial(jnp.matmul, precision="highest")
 _UNROLL = 8
 
 
-def as_points(name: str, x: Any) -> Array:
+def check_finite(name: str, x: Any) -> None:
+    """A ``ValueError`` if numbers are NaN or infinite; what is traced passes, and gives NaN."""
+    if isinstance(x, Tracer) or not getattr(x, "is_fully_addressable", True):
+        return
+    bad = int(np.sum(~np.isfinite(np.asarray(x, np.float64)).reshape(len(x), -1).all(1)))
+    if bad:
+        raise ValueError(
+            f"{name} has {bad} of {len(x)} rows that are not finite; leave out those that diverged,"
+            " and look for the reason."
+        )
+
+
+def as_points(name: str, x: Any, *, finite: bool = True) -> Array:
     """``x`` as a floating-point array of rows, or a ``ValueError`` that says how to make one."""
     x = jnp.asarray(x)
     if x.ndim != 2:
@@ -26,6 +39,8 @@ def as_points(name: str, x: Any) -> Array:
         raise ValueError(
             f"{name} has shape {x.shape}, but samples are the rows of a (K, d) array{hint}."
         )
+    if finite:
+        check_finite(name, x)
     return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(float)
 
 

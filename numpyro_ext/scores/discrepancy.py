@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._typing import Float
-from numpyro_ext.scores._points import as_point_pair, as_points
+from numpyro_ext.scores._points import as_point_pair, as_points, check_finite
 from numpyro_ext.scores._pytree import is_pytree
 from numpyro_ext.scores.base import BaseKernel, as_kernel
 from numpyro_ext.scores.kernels import IMQ, RBF
@@ -64,7 +64,7 @@ def squared_ksd(
     :param score: the target's score: its ``(K, d)`` values at ``x``, or a callable that gives them.
     :param kernel: defaults to ``IMQ("median_distance")``.
     :param int block_size: rows at a time, which bounds the memory to O(K * block_size).
-    :return: a scalar; NaN if an input is not finite.
+    :return: a scalar; an input that is not finite is an error, or NaN where it is traced.
     """
     check_choice("statistic", statistic, ("u", "v"))
     x, s = _with_score(x, score)
@@ -99,7 +99,7 @@ def squared_mmd(
 
     :param kernel: defaults to ``RBF("median_distance")``; a rule is resolved on x and y together.
     :param int block_size: rows at a time, which bounds the memory to O((K + n) * block_size).
-    :return: a scalar; NaN if an input is not finite.
+    :return: a scalar; an input that is not finite is an error, or NaN where it is traced.
     """
     check_choice("statistic", statistic, ("u", "v"))
     x, y = as_point_pair(x, y)
@@ -137,6 +137,7 @@ def _with_score(x: Any, score: Any) -> tuple[Array, Array]:
             f"score has shape {s.shape} and x has shape {x.shape}; it must give one row of the"
             " target's grad log p for each sample."
         )
+    check_finite("score", s)
     return x, s.astype(x.dtype)
 
 

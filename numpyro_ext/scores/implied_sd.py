@@ -45,7 +45,7 @@ def implied_sd_ratio(
     :return: the ``(d,)`` ratios, NaN where the implied variance is not positive and everywhere for
         ``m <= d``, and the scalar shift.
     """
-    x, g = as_points("x", x), jnp.asarray(grad_log_p)
+    x, g = as_points("x", x, finite=False), jnp.asarray(grad_log_p)
     if g.shape[-2:] != x.shape:
         raise ValueError(
             f"grad_log_p has shape {g.shape} and x has shape {x.shape}; it must have one gradient"

@@ -8,6 +8,8 @@ import numpyro
 from numpyro import handlers
 from numpyro.contrib.control_flow import cond, scan
 import numpyro.distributions as dist
+from numpyro.infer import MCMC, SVI, Trace_ELBO
+import optax
 import pytest
 
 from numpyro_ext._model.density import log_density
@@ -22,6 +24,12 @@ from numpyro_ext._model.handlers import (
     valid_plates,
 )
 from numpyro_ext._model.read import read_model, trace_of
+from numpyro_ext.diagnostics import to_arviz
+from numpyro_ext.ep import EP
+from numpyro_ext.guides import AutoRealNVPNormal
+from numpyro_ext.mcmc import SGHMC, SGLD, find_whitening
+from numpyro_ext.objectives import VRELBO, taylor_proxy
+from numpyro_ext.particles import SVGD, AutoParticles, ParVI
 from tests._model.models import ROWS, crossed, data, straight, unordered
 
 PLATES = {"rows": (ROWS, 2)}
@@ -185,3 +193,45 @@ def test_plates_are_entered_again_on_their_rows_and_unseen():
     with handlers.trace() as outer, inside_plates(trace, ["rows", "columns"]):
         batch = numpyro.subsample(x, event_dim=0)
     assert not outer and jnp.array_equal(batch, x[trace["rows"]["value"]])
+
+
+def few(y, batch):
+    r = numpyro.sample("r", dist.Normal(0.0, 1.0))
+    with numpyro.plate("d", len(y), subsample_size=batch) as idx:
+        numpyro.sample("y", dist.Normal(r, 1.0), obs=y[idx])
+
+
+def of_few(y, batch):
+    numpyro.sample("r", dist.Normal(0.0, 1.0))
+
+
+def chain(kernel, *args, **options):
+    mcmc = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False, **options)
+    return mcmc.run(random.key(0), *args)
+
+
+def fit(guide, loss, *args):
+    return SVI(few, guide, optax.sgd(0.1), loss).run(random.key(0), 1, *args, progress_bar=False)
+
+
+ROOMS = {
+    "kernel": lambda *args: chain(SGHMC(few), *args),
+    "kernel with a step": lambda *args: chain(SGLD(few, 0.1), *args),
+    "whitening": lambda *args: find_whitening(few, *args),
+    "ensemble": lambda *args: chain(ParVI(few), *args, num_chains=3, chain_method="vectorized"),
+    "particles": lambda *args: fit(AutoParticles(few, num_particles=3), SVGD(), *args),
+    "guide": lambda *args: fit(AutoRealNVPNormal(few), Trace_ELBO(), *args),
+    "objective": lambda *args: VRELBO(0.5).loss(random.key(0), {}, few, of_few, *args),
+    "proxy": lambda *args: taylor_proxy(few, *args),
+    "engine": lambda *args: EP(few).run(random.key(0), 1, *args, progress_bar=False),
+    "diagnostics": lambda *args: to_arviz(
+        SVI(few, of_few, optax.sgd(0.1), Trace_ELBO()), {}, model_args=args
+    ),
+}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_minibatch_without_rows_is_refused_and_is_not_the_prior(room):
+    for batch in (0, -2):
+        with pytest.raises(ValueError, match=f"'d' has subsample_size {batch}, a minibatch with"):
+            ROOMS[room](jnp.ones(5), batch)

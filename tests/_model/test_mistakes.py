@@ -1,4 +1,4 @@
-"""The sentence for each common mistake in a program or its data. Nothing is compiled."""
+"""The sentence for each common mistake in a program or its data."""
 
 import jax
 from jax import random
@@ -8,10 +8,16 @@ import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
+from numpyro.infer import init_to_uniform
 import pytest
 
 from numpyro_ext._model.implicit import Implicit
-from numpyro_ext._model.mistakes import check_observed, check_supports, valid_data
+from numpyro_ext._model.mistakes import (
+    check_observed,
+    check_rows,
+    check_supports,
+    valid_data,
+)
 from numpyro_ext._model.read import shape_trace
 
 Y = jnp.arange(10.0)
@@ -169,3 +175,87 @@ def test_missing_data_are_named_unless_the_model_may_take_care_of_them():
     check_observed(trace(handlers.mask(no_mask, mask=~jnp.isnan(missing)), missing))
     # Under jit the data are traced, and nothing is looked at.
     jax.eval_shape(lambda y: check_observed(trace(no_mask, y)), missing)
+
+
+def rate(fn, y, batch=None, seen=None):
+    r = numpyro.sample("r", dist.Gamma(2.0, 2.0))
+    with numpyro.plate("n", len(y), subsample_size=batch) as idx:
+        of_rows = fn(r) if seen is None else fn(r).mask(seen[idx])
+        numpyro.sample("y", of_rows, obs=y[idx])
+
+
+def check(fn, y, seen=None):
+    check_rows(rate, (fn, jnp.asarray(y), 2, seen), {}, init_to_uniform)
+
+
+COUNTS = {
+    "poisson": dist.Poisson,
+    "negative binomial": lambda r: dist.NegativeBinomial2(r, 2.0),
+    "zero inflated": lambda r: dist.ZeroInflatedPoisson(0.2, r),
+    "geometric": lambda r: dist.Geometric(logits=r),
+    "binomial": lambda r: dist.Binomial(4, logits=r),
+    "bernoulli": lambda r: dist.Bernoulli(logits=r),
+    "categorical": lambda r: dist.Categorical(logits=jnp.stack([r, 0 * r])),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_count_that_has_no_density_is_named_also_outside_of_the_minibatch(name):
+    y = [0, 1, 1, 0, 0, 1]
+    check(COUNTS[name], y)
+    with pytest.raises(ValueError, match=r"site 'y' has no density at 1 of its 6 values.* as -1,"):
+        check(COUNTS[name], [*y[:5], -1])
+    if name in ("binomial", "bernoulli", "categorical"):
+        with pytest.raises(ValueError, match="such as 5, which is outside of its support"):
+            check(COUNTS[name], [*y[:5], 5])
+
+
+@pytest.mark.parametrize(
+    ("fn", "bad"),
+    [
+        (dist.Exponential, -1.0),
+        (dist.HalfNormal, -1.0),
+        (lambda r: dist.Gamma(1.5 + r, 1.0), 0.0),
+        (lambda r: dist.LogNormal(r, 1.0), 0.0),
+        (lambda r: dist.Beta(1.5 + r, 1.0), 1.5),
+        (lambda r: dist.Uniform(0.0, 1.0 + 0 * r), 1.5),
+        (lambda r: dist.Pareto(0.1, r), 0.05),
+        (lambda r: dist.Exponential(jnp.stack([r, r])).to_event(1), -1.0),
+    ],
+)
+def test_a_number_that_has_no_density_is_named(fn, bad):
+    y = jnp.full((4, *fn(jnp.array(1.0)).event_shape), 0.4)
+    check(fn, y)
+    with pytest.raises(ValueError, match=f"has no density at 1 of its {y.size} values.* as {bad}"):
+        check(fn, y.at[3 if y.ndim == 1 else (3, 1)].set(bad))
+
+
+@pytest.mark.parametrize(
+    ("fn", "y", "seen"),
+    [
+        (dist.Poisson, [1.0, 2.5, 3.0], None),
+        (dist.Exponential, [0.0, 1.0, 2.0], None),
+        (lambda r: dist.Bernoulli(logits=r), [0.2, 0.9, 1.0], None),
+        (lambda r: dist.Uniform(0.0, r), [0.1, 0.5, 9.0], None),
+        (lambda r: dist.VonMises(0.0, r), [0.1, 6.0, -5.0], None),
+        (dist.Poisson, [1, -1, 3], jnp.array([True, False, True])),
+        (lambda r: dist.Dirichlet(jnp.ones(2) + r), [[0.3, 0.7], [0.5, 0.5001]], None),
+        (lambda r: dist.Normal(r, 1.0), [-1.0, 0.0, 1.0], None),
+    ],
+    ids=["halves", "zeros", "soft labels", "latent bound", "angles", "mask", "rounding", "real"],
+)
+def test_numbers_that_have_a_density_all_the_same_pass(fn, y, seen):
+    check(fn, y, seen)
+
+
+def test_data_that_are_traced_are_not_looked_at():
+    def of(y):
+        check_rows(rate, (dist.Poisson, y, 2), {}, init_to_uniform)
+        held = lambda: rate(dist.Poisson, y)  # noqa: E731
+        check_rows(held, (), {}, init_to_uniform)
+        return y
+
+    jax.jit(of)(jnp.array([1, -1]))
+    held = lambda: rate(dist.Poisson, jnp.array([1, -1]))  # noqa: E731
+    with pytest.raises(ValueError, match="no density at 1 of its 2 values"):
+        check_rows(held, (), {}, init_to_uniform)

@@ -19,8 +19,8 @@ def test_reference_values():
     assert expected_calibration_error(PROBS, LABELS, 10) == pytest.approx(0.4125, abs=1e-12)
     assert expected_calibration_error(PROBS, LABELS, 5) == pytest.approx(0.2375, abs=1e-12)
     assert brier_score(PROBS, LABELS) == pytest.approx(0.46625, abs=1e-12)
-    found = predictive_uncertainty([[0.9, 0.1], [0.5, 0.5]])
-    np.testing.assert_allclose(found, [0.6108643, 0.5091151, 0.1017492], atol=1e-7)
+    found = predictive_uncertainty([[[0.9, 0.1]], [[0.5, 0.5]]])
+    np.testing.assert_allclose(found, np.c_[[0.6108643, 0.5091151, 0.1017492]], atol=1e-7)
 
 
 def test_bins_are_open_below_and_closed_above():
@@ -120,8 +120,9 @@ def test_bad_input(probs, labels, sentence):
 def test_bad_input_of_arguments():
     with pytest.raises(ValueError, match="num_bins is 0"):
         reliability_bins(PROBS, LABELS, 0)
-    with pytest.raises(ValueError, match=r"must be \(S, ..., C\)"):
-        predictive_uncertainty([0.5, 0.5])
+    # Rows are not taken for draws, as the same array has rows in the other scores.
+    with pytest.raises(ValueError, match=r"shape \(4, 2\); it must be \(S, N, C\), draws first"):
+        predictive_uncertainty(PROBS)
     with pytest.raises(TypeError, match="model_args belongs to a fit"):
         brier_score(PROBS, LABELS, model_args=(1,))
     with pytest.raises(TypeError, match="result belongs to a fit"):

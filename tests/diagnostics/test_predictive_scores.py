@@ -405,3 +405,28 @@ def test_bad_input(exact):
     mcmc.run(random.key(0), init_params=jnp.zeros(()))
     with pytest.raises(TypeError, match="potential function"):
         predictive_scores(mcmc)
+
+
+def test_a_prediction_that_is_nan_is_named():
+    y = np.zeros(3)
+    draws = {"y": np.array([[0.0, np.nan, 1.0], [0.1, 0.2, 0.3]])}
+    with pytest.raises(ValueError, match="prediction of 'y' is NaN in 1 of 2 draws"):
+        predictive_scores(draws, y=y)
+    logits = jnp.array([[0.0, 1.0, jnp.nan], [0.1, 0.2, 0.3]])
+    with numpyro.validation_enabled(False), pytest.raises(ValueError, match="NaN in 1 of 2 draws"):
+        predictive_scores(dist.Bernoulli(logits=logits), y=y)
+
+
+def test_draws_that_are_nan_are_named_although_a_bernoulli_has_a_density_there():
+    def coin(x, y):
+        w = numpyro.sample("w", dist.Normal())
+        with numpyro.plate("data", len(y)):
+            numpyro.sample("y", dist.Bernoulli(logits=w * x), obs=y)
+
+    x, y = jnp.ones(3), jnp.zeros(3, int)
+    mcmc = MCMC(SGLD(coin, 1e-3), num_warmup=1, num_samples=4, progress_bar=False)
+    mcmc.run(random.key(0), x, y)
+    mcmc._states["z"]["w"] = mcmc._states["z"]["w"].at[0, 1].set(jnp.nan)
+    for score in (predictive_scores, log_predictive_density):
+        with pytest.raises(ValueError, match="1 of 4 draws of site 'w' are NaN"):
+            score(mcmc, model_args=(x, y))

@@ -1,6 +1,7 @@
 """Pareto k-hat: reference values, the sign trap, and what has no weights."""
 
 import pickle
+import warnings
 
 import arviz as az
 import jax
@@ -14,7 +15,13 @@ from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNorma
 import pytest
 
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
-from numpyro_ext.diagnostics import ParetoKhat, evidence_bounds, pareto_khat, to_arviz
+from numpyro_ext.diagnostics import (
+    InferenceWarning,
+    ParetoKhat,
+    evidence_bounds,
+    pareto_khat,
+    to_arviz,
+)
 
 X = jnp.array([0.5, -1.0, 2.0])
 EXACT = {"z_auto_loc": jnp.array(0.375), "z_auto_scale": jnp.array(0.5)}
@@ -69,18 +76,29 @@ def test_equal_weights_give_minus_infinity(level, dtype):
     np.testing.assert_allclose(found.log_weights, -np.log(200))
 
 
-def test_weights_of_zero():
-    log_w = quantiles(0.5, 2000)
-    log_w[1000:] = -np.inf
-    found = pareto_khat(log_w)
-    assert found.khat == pytest.approx(0.497635, abs=1e-6)
-    assert np.all(np.isneginf(found.log_weights[1000:]))
-    assert np.logaddexp.reduce(found.log_weights) == pytest.approx(0.0, abs=1e-12)
-    few = np.full(1000, -np.inf)
+def test_draws_of_weight_zero_are_left_out_and_named():
+    """What is left are draws of q on the support of the model, as many as there are."""
+    alone = pareto_khat(quantiles(0.5, 100))
+    log_w = np.concatenate([quantiles(0.5, 100), np.full(900, -np.inf)])
+    with pytest.warns(InferenceWarning, match="^900 of 1,000 draws have weight 0"):
+        found = pareto_khat(log_w)
+    assert (found.khat, found.threshold) == (alone.khat, alone.threshold)
+    assert "1000 draws, 90% of them with weight 0" in repr(found)
+    np.testing.assert_array_equal(found.log_weights[:100], alone.log_weights)
+    assert np.all(np.isneginf(found.log_weights[100:]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pareto_khat(np.append(quantiles(0.5, 100), [-np.inf] * 5))
+
+
+def test_few_weights_above_zero_have_no_shape_and_equal_ones_none_to_fit():
+    few, two_values = np.full((2, 1000), -np.inf)
     few[:3] = 0.0, 1.0, 2.0
-    assert pareto_khat(few).khat == np.inf
-    two_values = np.where(np.arange(1000) < 400, 0.0, -np.inf)
-    found = pareto_khat(two_values)
+    two_values[:400] = 0.0
+    with pytest.warns(InferenceWarning, match="have weight 0"):
+        assert pareto_khat(few).khat == np.inf
+    with pytest.warns(InferenceWarning, match="have weight 0"):
+        found = pareto_khat(two_values)
     assert found.khat == -np.inf
     np.testing.assert_allclose(found.log_weights[:400], -np.log(400))
 

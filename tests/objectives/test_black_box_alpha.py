@@ -189,3 +189,26 @@ def test_the_data_plate_must_be_known():
         loss(pixels, guide)
     with pytest.raises(ValueError, match=r"no plate encloses all observed sites \['x'\]"):
         loss(linear_gaussian, normal_guide, 1.0)
+
+
+def seen_in_part(x, seen, batch=None):
+    z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", len(x), subsample_size=batch) as idx:
+        numpyro.sample("x", dist.Normal(z, 1.0).mask(seen[idx]), obs=x[idx])
+
+
+def test_a_masked_row_is_no_factor():
+    """All rows, and the mean of minibatches, whose N is a guess: with 4 of 8 rows and alpha = 1
+    that moves the loss by less than the error of 1,000 of them."""
+    x, seen = jnp.array([0.3, 1.1, -0.4, 0.9, 5.0, 6.0, 7.0, 8.0]), jnp.arange(8) < 4
+
+    def guide(*args):
+        numpyro.sample("z", dist.Normal(0.4, 0.5))
+
+    def values(*args):
+        loss = lambda key: BBAlphaELBO(1.0, 4).loss(key, {}, seen_in_part, guide, *args)  # noqa: E731
+        return np.asarray(jax.jit(jax.vmap(loss))(random.split(random.key(0), 1000)), float)
+
+    whole, batches = values(x, seen), values(x, seen, 6)
+    np.testing.assert_allclose(whole, values(x[:4], seen[:4]), rtol=1e-5)
+    assert abs((batches - whole).mean()) < 4 * (batches - whole).std() / 1000**0.5

@@ -106,6 +106,50 @@ def test_rows_alone_blocks_and_passes_over_the_minibatch_agree(batch, guide):
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-3)
 
 
+def scaled(x, y, scale):
+    w = numpyro.sample("w", dist.Normal(0.0, PRIOR).to_event(1))
+    with numpyro.plate("rows", len(y)) as idx, numpyro.handlers.scale(scale=scale):
+        numpyro.sample("y", dist.Normal(x[idx] @ w, NOISE), obs=y[idx])
+
+
+@pytest.mark.parametrize("curvature", EXPECTED)
+def test_rows_that_count_twice_have_the_curvature_of_two_rows(curvature, guide):
+    """With the labels of "fisher" drawn for each row, within four errors of 500 draws."""
+    twice = tuple(jnp.concatenate([x, x]) for x in DATA)
+
+    def of(program, *args):
+        def C(key):
+            loss = lambda p: CurvatureELBO(curvature).loss(key, p, program, guide, *args)  # noqa: E731
+            return jax.grad(loss)(PARAMS)["w_auto_scale"] / PARAMS["w_auto_scale"]
+
+        return np.asarray(jax.jit(jax.vmap(C))(random.split(random.key(0), 500)), float)
+
+    by_scale, by_rows = of(scaled, *DATA, 2.0), of(scaled, *twice, 1.0)
+    error = 4 * (by_scale - by_rows).std(0) / 500**0.5
+    np.testing.assert_array_less(
+        np.abs((by_scale - by_rows).mean(0)), error + 1e-4 * np.abs(by_rows.mean(0))
+    )
+
+
+def test_a_row_has_the_curvature_of_its_own_scale(guide):
+    s = jnp.linspace(0.5, 3.0, N)
+    loss = lambda p: CurvatureELBO("empirical_fisher").loss(  # noqa: E731
+        random.key(0), p, scaled, guide, *DATA, s
+    )
+    C = jax.jit(jax.grad(loss))(PARAMS)["w_auto_scale"] / SD
+    (key,) = random.split(random.split(random.key(0))[1], 1)
+    of_rows = TAU * (Y - X @ draw(guide, PARAMS, key))[:, None] * X
+    squares = np.asarray(s) @ of_rows**2
+    np.testing.assert_allclose(C, squares + LAM - SD**-2, rtol=2e-3)
+
+
+def test_a_scale_around_the_guide_is_that_of_its_entropy(guide):
+    lighter = numpyro.handlers.scale(guide, scale=0.3)
+    loss = lambda p: CurvatureELBO("hessian").loss(random.key(0), p, model, lighter, *DATA)  # noqa: E731
+    C = jax.jit(jax.grad(loss))(PARAMS)["w_auto_scale"] / SD
+    np.testing.assert_allclose(C, EXPECTED["hessian"] + LAM - 0.3 * SD**-2, rtol=1e-3)
+
+
 @pytest.mark.x64
 def test_value_is_that_of_the_elbo_at_the_same_draws(guide):
     args = random.key(3), PARAMS, model, guide, *DATA, 4

@@ -154,10 +154,14 @@ def test_one_sample_gives_zeros(name):
 
 
 @every_estimator
-def test_non_finite_samples_give_nan(name):
+def test_non_finite_samples_are_an_error_and_give_nan_where_they_are_traced(name):
+    estimator = ESTIMATORS[name](1.0)
+    traced = jax.jit(lambda x: estimator(x))
     for bad in (jnp.nan, jnp.inf):
-        score = ESTIMATORS[name](1.0)(jnp.array(X).at[1, 0].set(bad))
-        assert jnp.isnan(score).any(axis=1).all()
+        x = jnp.array(X).at[1, 0].set(bad)
+        assert jnp.isnan(traced(x)).any(axis=1).all()
+        with pytest.raises(ValueError, match=rf"x has 1 of {len(X)} rows that are not finite"):
+            estimator(x)
 
 
 @one_of_each_form

@@ -174,8 +174,11 @@ def test_crosses_jit_vmap_and_pickle(estimator):
     close(pickle.loads(pickle.dumps(fitted)).log_ratio(z), expected)
     several = jax.jit(jax.vmap(estimator.fit))(jnp.stack([num, 2 * num]), jnp.stack([den, den]))
     close(jax.jit(jax.vmap(lambda one: one.log_ratio(z)))(several)[0], expected)
-    bad = pickle.loads(pickle.dumps(estimator)).fit(num.at[0, 0].set(jnp.nan), den)
-    assert jnp.isnan(bad(z)).all()
+    spoilt = num.at[0, 0].set(jnp.nan)
+    bad = jax.jit(pickle.loads(pickle.dumps(estimator)).fit)(spoilt, den)
+    assert jnp.isnan(jax.jit(lambda one, z: one(z))(bad, z)).all()
+    with pytest.raises(ValueError, match=rf"x_num has 1 of {len(X)} rows that are not finite"):
+        estimator.fit(spoilt, den)
 
 
 @pytest.mark.parametrize(

@@ -142,17 +142,20 @@ def test_blocks_bound_the_memory():
     assert temporary_bytes(50) < 0.25 * max(temporary_bytes(None), 2000 * 2000 * 4)
 
 
-def test_non_finite_input_gives_nan():
-    x, y = jnp.array(X), jnp.array(Y)
-    for bad, statistic in itertools.product((jnp.nan, jnp.inf), ("u", "v")):
-        assert jnp.isnan(squared_mmd(x.at[1, 0].set(bad), y, RBF(1.5), statistic=statistic))
-        spoilt = x.at[1, 0].set(bad)
-        assert jnp.isnan(squared_ksd(spoilt, score, RBF(1.5), statistic=statistic))
-        # A rule has no bandwidth on such samples, which is no error either.
-        assert jnp.isnan(squared_mmd(x.at[1, 0].set(bad), y, statistic=statistic))
-        assert jnp.isnan(squared_ksd(spoilt, score, statistic=statistic))
-        s = score(x).at[0, 0].set(bad)
-        assert jnp.isnan(squared_ksd(x, s, RBF(1.5), statistic=statistic))
+def test_non_finite_input_is_an_error_and_gives_nan_where_it_is_traced():
+    x, y, s = jnp.array(X), jnp.array(Y), score(jnp.array(X))
+    # A rule has no bandwidth on such samples, which is no error either.
+    for kernel, statistic in itertools.product((RBF(1.5), None), ("u", "v")):
+        mmd = lambda x, y: squared_mmd(x, y, kernel, statistic=statistic)  # noqa: B023, E731
+        ksd = lambda x, s: squared_ksd(x, s, kernel, statistic=statistic)  # noqa: B023, E731
+        for bad in (jnp.nan, jnp.inf):
+            spoilt, bad_score = x.at[1, 0].set(bad), s.at[0, 0].set(bad)
+            calls = (mmd, spoilt, y), (mmd, y, spoilt), (ksd, spoilt, s), (ksd, x, bad_score)
+            names = "x", "y", "x", "score"
+            for (fn, *args), name in zip(calls, names, strict=True):
+                assert jnp.isnan(jax.jit(fn)(*args))
+                with pytest.raises(ValueError, match=f"{name} has 1 of .* not finite"):
+                    fn(*args)
 
 
 @pytest.mark.parametrize(
