@@ -96,10 +96,14 @@ class Kind:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is static in a fit, by which its programs are compiled."""
+    """All that is static in a fit, by which its programs are compiled.
+
+    - **normal** - the sites whose terms of the prior are normal.
+    """
 
     reading: Reading
     kinds: tuple[Kind, ...]
+    normal: tuple[str, ...]
 
 
 class Group(NamedTuple):
@@ -135,6 +139,7 @@ class Prior(NamedTuple):
 
     - **normal** - shift and precision of all its terms with a constant Hessian.
     - **draws** - ``(1024, D)``; **center** - their medians, and interquartile ranges over 1.349.
+    - **normal_names, names** - the sites of these terms, and of the others.
     - **owners** - for each other term, the places in x of the site's own value, or -1.
     """
 
@@ -142,6 +147,7 @@ class Prior(NamedTuple):
     constant: Array
     draws: Array
     center: Center
+    normal_names: tuple[str, ...]
     names: tuple[str, ...]
     owners: np.ndarray
 
@@ -212,8 +218,8 @@ def read_prior(
     width = max((x.shape[1] for x in places), default=0)
     padded = [np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=-1) for x in places]
     owners = np.concatenate([np.zeros((0, width), int), *padded])
-    normal_part = Site(jnp.asarray(eta), jnp.asarray(Lam))
-    return Prior(normal_part, constant, draws, Center(mean, sd), names, owners)
+    center, normal_part = Center(mean, sd), Site(jnp.asarray(eta), jnp.asarray(Lam))
+    return Prior(normal_part, constant, draws, center, tuple(normal), names, owners)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=ONCE)
@@ -298,7 +304,7 @@ def find_table(
             kinds.append(Kind(names, alpha, chosen, _batch_size(chosen, r, inside), local))
             groups.append(Group(index[at], basis))
     table = Table(tuple(groups), jnp.asarray(prior.constant, float), Center(*prior.center))
-    return Plan(reading, tuple(kinds)), table
+    return Plan(reading, tuple(kinds), prior.normal_names), table
 
 
 def _check_local(
