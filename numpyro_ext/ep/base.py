@@ -40,7 +40,7 @@ from numpyro_ext.ep.state import EPRunResult, EPState, Report, limit_of, prior_o
 
 __all__ = ["EPEngine"]
 
-FAR = 0.1
+FAR = 0.3
 """The residual of sites above which their estimate of the evidence is said to be off."""
 
 
