@@ -139,6 +139,9 @@ class RandomRowsEngine(TiedEngine):
         self._warn_of_skipped(before, state, num_steps)
         return EPRunResult(self.get_params(state), state, jnp.concatenate(losses))
 
+    def convergence(self, state: EPState) -> dict[str, float]:
+        return {**super().convergence(state), "noise": float(state.report.noise)}
+
     def _noise(self, state: EPState, seen: "_Seen", steps: int, is_mean: bool) -> Array:
         """The largest standard error of a result, in standard deviations."""
         sd = jnp.sqrt(variances(FAMILIES[self.family].moments(Site(state.shift, state.precision))))
