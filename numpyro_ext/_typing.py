@@ -281,5 +281,6 @@ class Converges(Protocol):
 
     def convergence(self, state: Any) -> dict[str, float]:
         """``residual``, ``limit`` (0 if the residual is not compared), ``skipped`` (factors left
-        out in the last step) and ``inaccurate`` (factors whose moments were not resolved)."""
+        out in the last step) and ``inaccurate`` (factors whose moments were not resolved); where
+        rows are random, ``noise`` (the result's standard error in standard deviations)."""
         ...

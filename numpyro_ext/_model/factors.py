@@ -40,7 +40,7 @@ from numpyro_ext._model.read import (
     shape_trace,
     trace_of,
 )
-from numpyro_ext._numpyro import at_unconstrained, default_key, site_of_log_det
+from numpyro_ext._numpyro import at_unconstrained, default_key, mask_of, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
 LARGEST_STATES = 64
@@ -60,7 +60,9 @@ class Factors:
     factors is minus NumPyro's potential of all rows.
 
     A latent site inside the data plate is local. It is no part of x: :meth:`row` takes its value in
-    that row and adds its log prior, and :meth:`marginal` integrates it out.
+    that row and adds its log prior, and :meth:`marginal` integrates it out. A row in which it is
+    masked, as the unobserved value of an ``obs_mask`` is in observed rows, has it with its prior,
+    so that its integral there is 1.
 
     A row is computed alone by the plate's indices where the model uses them, otherwise on arguments
     of which only that row is passed, and at worst by a pass over all rows; the first way that gives
@@ -103,6 +105,8 @@ class Factors:
         dims = {n: frames(trace[n])[self.plate] for n in inside}
         self.local = {n: jnp.zeros(_in_row(x, dims[n])) for n, x in inside.items()}
         self.states = _joint_states(discrete, self.plate)
+        masked = (*inside, *discrete)
+        self._masked = sorted(n for n in masked if mask_of(trace[n]["fn"]) is not None)
         self._way = self._find_way()
 
     def row(self, x: Array, n: Array, local: Sites | None = None) -> Array:
@@ -167,6 +171,30 @@ class Factors:
         """An error that names the site if the data do not fit the model."""
         fn = seed(valid_data(self._model), random.key(0))
         shape_trace(substitute(fn, substitute_fn=init_to_uniform), *self._arguments)
+
+    def check_masks(self) -> None:
+        """An error that names the site if a row has data of a local site without a prior there."""
+        if not self._masked:
+            return
+        x = jnp.full(self.info.size, 0.1)
+        first = {
+            **{k: jnp.full_like(z, 0.1) for k, z in self.local.items()},
+            **self._first_states(),
+        }
+        last = {**self.local, **{name: values[-1] for name, values in self.states.items()}}
+
+        def at(local: Sites, unmasked: Collection[str]) -> Array:
+            trace = self._trace(x, jnp.arange(self.size), self._arguments, local)
+            return row_log_lik(trace, self.plate, unmasked)
+
+        without_prior = at(first, ()) != at(first, first)
+        bad = np.flatnonzero(without_prior & (at(first, ()) != at(last, ())))
+        if len(bad):
+            raise ValueError(
+                f"the prior of the local latent sites {self._masked} is masked in {len(bad)} rows"
+                f" (such as {bad[0]}) whose data depend on them, so that no density of the row is"
+                " proper; mask the observed sites of these rows too, or no latent site."
+            )
 
     @property
     def key(self) -> tuple:
@@ -271,7 +299,9 @@ class Factors:
 
     def _log_lik(self, x: Array, idx: Array, arguments: tuple, local: Sites) -> Array:
         """The log likelihood of each of the rows that the model has at ``idx``."""
-        return row_log_lik(self._trace(x, idx, arguments, local), self.plate)
+        # A mask that takes a local site out of a row takes its integral out: it has its own prior,
+        # which integrates to 1.
+        return row_log_lik(self._trace(x, idx, arguments, local), self.plate, local)
 
     def _trace(self, x: Array, idx: Array, arguments: tuple, local: Sites) -> Trace:
         fn = rows(self._model, {self.plate: idx}, {self.plate: (self.size, self.size)})

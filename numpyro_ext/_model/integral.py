@@ -45,6 +45,7 @@ def log_integral(h: Callable[[Array, Array], Array], x: Array) -> Array:
     c = lax.fori_loop(0, 12, newton, c)
     curvature = jnp.abs(hess(c))
     b = jnp.where(curvature > 1e-6, 1 / jnp.sqrt(jnp.maximum(curvature, 1e-6)), 1.0)
+    c, b = lax.stop_gradient((c, b))  # of what else h depends on
     tau = jnp.linspace(-np.arcsinh(_REACH), np.arcsinh(_REACH), NUM_NODES, dtype=float)
     z = c + b * jnp.sinh(tau)
     log_w = jnp.log(b * jnp.cosh(tau) * (tau[1] - tau[0]))

@@ -93,6 +93,11 @@ def convergence_rows(engine: Converges, results: list[Any]) -> list[Row]:
         wrong = "the sweeps have not settled; run longer, or with a smaller damping."
         good = worst["residual"] < limit
         rows.append(judged("residual", worst["residual"], f"{limit:g}", good, right, wrong))
+    noise = max((one["noise"] for one in found if one.get("noise", math.nan) >= 0), default=None)
+    if noise is not None:
+        right = "the rows that were drawn move the mean and the standard deviations by less."
+        wrong = "the result hangs on the rows that were drawn; run longer, or take more in a step."
+        rows.append(judged("noise of the steps", noise, "0.1", noise <= 0.1, right, wrong))
     right = "every factor was updated in the last step."
     wrong = "factors were left as they were; their moments do not exist or were not found."
     rows.append(judged("factors skipped", skipped, "0", skipped == 0, right, wrong))

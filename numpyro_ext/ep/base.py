@@ -10,15 +10,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar
+import warnings
 
 import jax
-from jax import Array, random
+from jax import Array, lax, random
 import jax.numpy as jnp
-import numpy as np
 from tqdm import tqdm
 
-from numpyro_ext._checks import check_choice, check_count, summary
-from numpyro_ext._model.arguments import Arguments, split_arguments
+from numpyro_ext._checks import InferenceWarning, check_choice, check_count, summary
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.ep.factor_table import Plan, Prior, Reading, Table, find_table, read_prior
@@ -27,10 +26,22 @@ from numpyro_ext.ep.importance_sampling import ImportanceSampling
 from numpyro_ext.ep.normal import FAMILIES, Site
 from numpyro_ext.ep.projections import Projection
 from numpyro_ext.ep.quadrature import Quadrature
+from numpyro_ext.ep.reader import Reader, is_traced
+from numpyro_ext.ep.refresh import (
+    carried,
+    evidence,
+    on_arguments,
+    on_arguments_once,
+    sites_of,
+    total_of,
+)
 from numpyro_ext.ep.start import is_positive, natural, start_sites
-from numpyro_ext.ep.state import EPRunResult, EPState, Report, limit_of
+from numpyro_ext.ep.state import EPRunResult, EPState, Report, limit_of, prior_of
 
 __all__ = ["EPEngine"]
+
+FAR = 0.3
+"""The residual of sites above which their estimate of the evidence is said to be off."""
 
 
 @cache
@@ -53,7 +64,9 @@ class EPEngine(ABC):
     integrated by quadrature, and several by importance sampling or NUTS, at power 1.
 
     The programs take the data as arguments and are kept, so that a fit to other data of the same
-    shapes, or by another engine of the same model and arguments, compiles nothing.
+    shapes, or by another engine of the same model and arguments, compiles nothing. What a model
+    reads from globals, closures and attributes is compared at every call, and compiled anew if it
+    has changed.
 
     A subclass writes :meth:`sweep`.
 
@@ -79,6 +92,8 @@ class EPEngine(ABC):
     """The power alpha of the factors of the data."""
     largest_share: ClassVar[float] = 0.05
     """The share of factors of the data without a low rank, above which all are taken whole."""
+    forgets: ClassVar[bool] = False
+    """Whether the sites of the data are forgotten, so that q holds more than prior and sites."""
 
     def __post_init__(self) -> None:
         if not callable(self.model):
@@ -96,8 +111,7 @@ class EPEngine(ABC):
             )
         self.guide: Any = guide_of(self.model, self.family, self.prefix)
         self._plan: Plan | None = None
-        self._readings: dict[Any, Factors] = {}
-        self._holds = False
+        self._reader = Reader(self.model, self.data_plate)
 
     def __repr__(self) -> str:
         return summary(self)
@@ -105,7 +119,8 @@ class EPEngine(ABC):
     def __getstate__(self) -> dict[str, Any]:
         # What reads the model holds closures; it is made again by the next init.
         fresh = guide_of(self.model, self.family, self.prefix)
-        return {**vars(self), "guide": fresh, "_plan": None, "_readings": {}}
+        reader = Reader(self.model, self.data_plate)
+        return {**vars(self), "guide": fresh, "_plan": None, "_reader": reader}
 
     @abstractmethod
     def sweep(
@@ -128,7 +143,7 @@ class EPEngine(ABC):
         :param kwargs: keyword arguments of the model.
         """
         key_prior, key_state = random.split(rng_key)
-        reading, arrays = self._read(args, kwargs)
+        reading, arrays = self._reader.read(args, kwargs)
         prior = read_prior(reading, arrays, key_prior, self.family == "diagonal")
         self._plan, table = self._table(reading, arrays, prior)
         info = reading.factors.info
@@ -152,7 +167,8 @@ class EPEngine(ABC):
         q = natural(family, normal, table, sites)
         zero = jnp.zeros((), jnp.int32)
         # Types are given: a weak one would have the next step compiled anew.
-        report = Report(jnp.asarray(jnp.inf, float), zero, jnp.zeros((), bool), *[zero] * 6)
+        of_run = jnp.asarray(jnp.inf, float), zero, jnp.zeros((), bool)
+        report = Report(*of_run, *[zero] * 6, jnp.asarray(jnp.nan, float))
         return EPState(
             i=zero,
             shift=q.shift,
@@ -169,8 +185,12 @@ class EPEngine(ABC):
         )
 
     def update(self, state: EPState, *args: Any, **kwargs: Any) -> tuple[EPState, Array]:
-        """One step: the next state, and the loss. A pure function, once ``init`` was called."""
-        plan, arrays = self._on(*args, **kwargs)
+        """One step: the next state, and the loss. A pure function, once ``init`` was called.
+
+        A state of other data is a start, as in :meth:`run`. Under ``jax.jit`` it cannot be made one
+        where rows depend on other directions: the loss is NaN then, and no factor is updated.
+        """
+        plan, state, arrays = self._on(state, args, kwargs)
         return self.sweep(plan, state, arrays)
 
     def run(
@@ -186,13 +206,13 @@ class EPEngine(ABC):
 
         :param args: arguments of the model.
         :param bool progress_bar: whether to show the residual as the fit goes.
-        :param init_state: the state to go on from; None for a new start.
+        :param init_state: the state to go on from; None for a new start. The prior and the
+            factors are read again. Sites are kept as a start where there are as many factors.
         :param kwargs: keyword arguments of the model.
         :return: an :data:`EPRunResult` with ``params``, ``state`` and ``losses``.
         """
         check_count("num_steps", num_steps)
-        state = self._begin(rng_key, init_state, args, kwargs)
-        plan, arrays = self._on(*args, **kwargs)
+        plan, state, arrays = self._begin(rng_key, init_state, args, kwargs)
         losses = []
         with tqdm(range(num_steps), disable=not progress_bar) as bar:
             for _ in bar:
@@ -216,8 +236,36 @@ class EPEngine(ABC):
         return {f"{self.prefix}_loc": q.mean, f"{self.prefix}_scale_tril": root}
 
     def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
-        """The estimate of log p(y) at a state."""
-        return -self.update(state, *args, **kwargs)[1]
+        r"""The estimate of log p(y) with the sites of a state, for these arguments of the model.
+
+        It is differentiable in every array and float among them, with the sites held fixed. At a
+        fixed point this is the derivative of EP's evidence, which is stationary in the sites:
+
+        .. math:: \nabla_\theta \log Z = \mathrm E_q \nabla_\theta \log f_0 + \sum_n
+            \mathrm E_{\hat p_n} \nabla_\theta l_n
+
+        so that scales of a prior, lengths or noise can be chosen by type-II maximum likelihood: a
+        few sweeps, ``jax.value_and_grad`` of this, a step. Sites that are far from their fixed
+        point for these arguments give a warning, and a number that is not the evidence. NaN under
+        ``jax.jit`` means that rows depend on other directions than the state knows.
+        """
+        plan, state, arrays = self._on(lax.stop_gradient(state), args, kwargs)
+        log_z, residual = self._evidence(plan, state, arrays)
+        if not is_traced((log_z, residual)) and jnp.isfinite(log_z) and not residual < FAR:
+            warnings.warn(
+                InferenceWarning(
+                    f"the sites are not those of these arguments: a sweep would change q by"
+                    f" {float(residual):.2g} (standard deviations of a mean, or relative of a"
+                    " variance), so the estimate of the evidence is off; call"
+                    " run(..., init_state=state) with them first."
+                ),
+                stacklevel=2,
+            )
+        return log_z
+
+    def _evidence(self, plan: Plan, state: EPState, arrays: list[Array]) -> tuple[Array, Array]:
+        """The estimate, and the residual of its sites."""
+        return evidence(plan, self.family, state, arrays)
 
     def evaluate(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
         """The loss at a state: minus :meth:`log_evidence`."""
@@ -241,28 +289,41 @@ class EPEngine(ABC):
             "inaccurate": int(report.num_inaccurate),
         }
 
+    def times(self, size: int) -> Array | None:
+        """How often each shared site stands in q, for so many rows; None if none is shared."""
+        return None
+
     def _begin(
         self, rng_key: Array, init_state: EPState | None, args: tuple, kwargs: dict[str, Any]
-    ) -> EPState:
-        """The state that a run goes on from; an engine that was loaded reads its model again."""
-        if init_state is not None and self._plan is not None:
-            return init_state
-        start = self.init(rng_key, *args, **kwargs)
-        return start if init_state is None else init_state
+    ) -> tuple[Plan, EPState, list[Array]]:
+        """The plan, the state that a run goes on from, and the arrays among the arguments."""
+        state = self.init(rng_key, *args, **kwargs)
+        assert self._plan is not None
+        if init_state is not None:
+            state = self._resumed(init_state, state)
+        return self._plan, state, self._reader.split(args, kwargs)[1]
 
-    def _read(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Reading, list[Array]]:
-        arguments, arrays = split_arguments(args, kwargs, hold=self._holds)
-        shapes = tuple((np.shape(x), jnp.result_type(x)) for x in arrays)
-        factors = self._readings.get((arguments, shapes))
-        if factors is not None:
-            factors.on(args, kwargs).check()
-        else:
-            factors = Factors(self.model, args, kwargs, data_plate=self.data_plate)
-            if not self._holds and not _runs_on_traced(factors, arguments, arrays):
-                self._holds = True  # each data set is then compiled for itself
-                return self._read(args, kwargs)
-            self._readings[arguments, shapes] = factors
-        return Reading(self.model, factors.key, arguments, factors), arrays
+    def _resumed(self, old: EPState, new: EPState) -> EPState:
+        """An old state on the data of a new one."""
+        assert self._plan is not None
+        family, times = FAMILIES[self.family], self.times(self._plan.reading.factors.size)
+        sites = carried(old, new, times is not None)
+        total = total_of(family, prior_of(new), new.table, sites, times)
+        if self.forgets:
+            inside = total_of(family, prior_of(old), old.table, sites_of(old), times)
+            q = Site(old.shift, old.precision)
+            total = jax.tree.map(lambda q, a, b: q + (a - b), q, total, inside)
+        if not is_positive(total):
+            return new
+        return old._replace(
+            shift=total.shift,
+            precision=total.precision,
+            site_shift=tuple(site.shift for site in sites),
+            site_precision=tuple(site.precision for site in sites),
+            prior_shift=new.prior_shift,
+            prior_precision=new.prior_precision,
+            table=new.table,
+        )
 
     def _table(self, reading: Reading, arrays: list[Array], prior: Prior) -> tuple[Plan, Table]:
         return find_table(
@@ -277,21 +338,35 @@ class EPEngine(ABC):
             largest_share=self.largest_share,
         )
 
-    def _on(self, *args: Any, **kwargs: Any) -> tuple[Plan, list[Array]]:
-        """The plan, and the arrays among the arguments."""
+    def _on(
+        self, state: EPState, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[Plan, EPState, list[Array]]:
+        """The plan, the state on the data of a call, and the arrays among its arguments."""
         if self._plan is None:
             raise ValueError(
                 f"this {type(self).__name__} has not read its model; call init with the model's"
                 " arguments first."
             )
-        arguments, arrays = split_arguments(args, kwargs, hold=self._holds)
-        plan = self._plan
-        if arguments != plan.reading.arguments:
-            raise ValueError(
-                "the arguments of the model differ from those of init in more than their arrays;"
-                " call init with these arguments first."
-            )
-        return plan, arrays
+        arguments, arrays = self._reader.split(args, kwargs)
+        plan, reading = self._plan, self._plan.reading
+        same = len(state.table.groups) == len(plan.kinds)
+        same = same and self._reader.serves(reading, arguments, arrays)
+        given = state, arrays, self.times(reading.factors.size)
+        if is_traced((state, args, kwargs)):
+            if not same:
+                raise ValueError(
+                    "the arguments of the model differ from those of init in more than the numbers"
+                    " in their arrays, or the model reads other data from outside; call init with"
+                    " these arguments first."
+                )
+            state, fit = on_arguments(plan, self.family, self.forgets, *given)
+            lost = jnp.where(fit, 0.0, jnp.nan)
+            return plan, state._replace(shift=state.shift + lost), arrays
+        if same:
+            new, fit = on_arguments_once(plan, self.family, self.forgets, *given)
+            if fit:
+                return plan, new, arrays
+        return self._begin(state.rng_key, state, args, kwargs)
 
     def _check(self, state: EPState) -> None:
         bad = jax.device_get(state.report)
@@ -306,17 +381,3 @@ class EPEngine(ABC):
 
     def _warn(self, state: EPState) -> None:  # noqa: B027 - not every engine can tell
         """Say that the fit has not converged."""
-
-
-def _runs_on_traced(factors: Factors, arguments: Arguments, arrays: list[Array]) -> bool:
-    """Return whether the model runs on arrays whose numbers it cannot see."""
-
-    def run(arrays: list[Array]) -> Any:
-        there, x = factors.on(*arguments.whole(arrays)), jnp.zeros(factors.info.size)
-        return there.row(x, jnp.array(0), factors.local), there.terms(x)
-
-    try:
-        jax.eval_shape(run, arrays)
-    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
-        return False
-    return True

@@ -4,8 +4,9 @@ References: Li, *Approximate inference: new visions* (2018), algorithms 6 to 8; 
 *Expectation propagation as a way of life* (JMLR 2020).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax import Array, random
 import jax.numpy as jnp
@@ -17,7 +18,8 @@ from numpyro_ext.ep.ep import EP
 from numpyro_ext.ep.factor_table import Plan
 from numpyro_ext.ep.partition import check_partition, split_rows
 from numpyro_ext.ep.state import EPState
-from numpyro_ext.ep.tied import Items, TiedEngine, TiedSetting, tied_sweep
+from numpyro_ext.ep.stochastic import RandomRowsEngine
+from numpyro_ext.ep.tied import Items, TiedEngine, TiedSetting, rate_of, tied_sweep
 
 __all__ = ["DAEP", "DSEP", "DistributedEP", "StochasticDistributedEP"]
 
@@ -84,7 +86,7 @@ class StochasticDistributedEP(TiedEngine):
     goes around the fixed point of ADEP.
 
     The loss is minus the estimate of the evidence of :class:`EP` with the shared site for each. It
-    is not stationary at the fixed point.
+    is a monitor: ``log_evidence`` takes the site of each part.
 
     :param model: Python callable with NumPyro primitives, with continuous latent sites.
     :param partition: the number J of parts, or a vector of labels, as in :class:`DistributedEP`.
@@ -119,20 +121,25 @@ class StochasticDistributedEP(TiedEngine):
     def rows_of(self, factors: Factors) -> Array:
         return jnp.asarray(split_rows(self.partition, factors.size))
 
+    def all_rows(self, size: int) -> Items:
+        """All parts, with a rate of 1."""
+        sizes, J = _sizes(split_rows(self.partition, size))
+        return Items(
+            slot=jnp.zeros(J, int),
+            amount=sizes,
+            rate=jnp.ones(J),
+            weight=jnp.ones(J),
+            index=np.arange(J)[:, None],
+            mask=np.ones((J, 1), bool),
+            multiplicity=self.times(size),
+        )
+
     def sweep(
         self, plan: Plan, state: EPState, arrays: list[Array], **options: Any
     ) -> tuple[EPState, Array]:
         N = plan.reading.factors.size
-        sizes, J = _sizes(split_rows(self.partition, N))
-        items = Items(
-            slot=jnp.zeros(J, int),
-            amount=sizes,
-            rate=jnp.full(J, self.rate(state.i, 1 / N), float),
-            weight=jnp.ones(J),
-            index=jnp.arange(J)[:, None],
-            mask=jnp.ones((J, 1), bool),
-            multiplicity=jnp.full(1, N, float),
-        )
+        items = self.all_rows(N)
+        items = items._replace(rate=self.rate(state.i, 1 / N) * items.rate)
         setting = TiedSetting(self.family, self.schedule == "serial", float(self.tol))
         return tied_sweep(plan, setting, state, arrays, items)
 
@@ -150,9 +157,26 @@ class _SitePerPart(TiedEngine):
     def num_slots(self, size: int) -> int:
         return len(split_rows(self.partition, size))
 
+    def times(self, size: int) -> Array:
+        return _sizes(split_rows(self.partition, size))[0]
+
+    def all_rows(self, size: int) -> Items:
+        """All rows of each part from one q, with a rate of 1."""
+        rows = split_rows(self.partition, size)
+        sizes, J = _sizes(rows)
+        return Items(
+            slot=jnp.arange(J),
+            amount=jnp.ones(J),
+            rate=1 / sizes,
+            weight=jnp.ones(J),
+            index=np.maximum(rows, 0),
+            mask=rows >= 0,
+            multiplicity=sizes,
+        )
+
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class DSEP(_SitePerPart):
+class DSEP(_SitePerPart, RandomRowsEngine):
     r"""Stochastic expectation propagation with a site for the rows of each part.
 
     .. math:: \lambda_q = \lambda_0 + \sum_j N_j \lambda_j, \qquad \lambda_j \leftarrow (1 -
@@ -165,11 +189,13 @@ class DSEP(_SitePerPart):
     With a single part it is stochastic EP, with one row to a part :class:`EP`.
 
     A constant step leaves noise in the sites, with a variance in proportion to the step, and a bias
-    where factors are not normal.
+    where factors are not normal. ``run`` returns the mean of the states of its last half.
 
     :param model: Python callable with NumPyro primitives, with continuous latent sites.
     :param partition: the number J of parts, or a vector of labels, as in :class:`DistributedEP`.
     :param step: epsilon in (0, 1], or a function of the number of the update; None for 1 / N_j.
+    :param average: the share of the run, its last part, over which ``run`` averages the sites; 0
+        for the last state; None for 1/2, and for 0 where each part has one row.
 
     **Reference:** Li (2018), algorithm 7.
 
@@ -195,32 +221,21 @@ class DSEP(_SitePerPart):
 
         :param indices: ``(J,)``, the row of each part; None for random ones.
         """
-        plan, arrays = self._on(*args, **kwargs)
+        plan, state, arrays = self._on(state, args, kwargs)
         if indices is not None:
             self._check_indices(indices, plan)
         return self.sweep(plan, state, arrays, indices=indices)
 
-    def sweep(
-        self, plan: Plan, state: EPState, arrays: list[Array], **options: Any
-    ) -> tuple[EPState, Array]:
-        rows = split_rows(self.partition, plan.reading.factors.size)
-        sizes, J = _sizes(rows)
-        index = options.get("indices")
-        if index is None:
-            rng_key, key_rows = random.split(state.rng_key)
-            state = state._replace(rng_key=rng_key)
-            chosen = random.randint(key_rows, (J,), 0, sizes.astype(int))
-            index = jnp.asarray(rows)[jnp.arange(J), chosen]
-        items = Items(
-            slot=jnp.arange(J),
-            amount=jnp.ones(J),
-            rate=jnp.broadcast_to(self.rate(state.i, 1 / sizes), J).astype(float),
-            weight=sizes,
-            index=jnp.asarray(index)[:, None],
-            mask=jnp.ones((J, 1), bool),
-            multiplicity=sizes,
-        )
-        return tied_sweep(plan, TiedSetting(self.family, True, 0.0), state, arrays, items)
+    @property
+    def draws(self) -> "FromParts":
+        return FromParts(TiedSetting(self.family, True, 0.0), self.step)
+
+    def draws_all(self, size: int) -> bool:
+        return self.num_slots(size) == size
+
+    def parts(self, size: int) -> Any:
+        rows = split_rows(self.partition, size)
+        return jnp.asarray(rows), _sizes(rows)[0]
 
     def _check_indices(self, indices: Any, plan: Plan) -> None:
         rows = split_rows(self.partition, plan.reading.factors.size)
@@ -235,6 +250,29 @@ class DSEP(_SitePerPart):
                 raise ValueError(
                     f"indices has row {int(n)} for part {j}, whose rows are {members}."
                 )
+
+
+class FromParts(NamedTuple):
+    """A row from each part."""
+
+    tied: TiedSetting
+    step: float | Callable[[Array], Array] | None
+
+    def items(self, size: int, i: Array, rng_key: Array, indices: Any, parts: Any) -> Items:
+        rows, sizes = parts
+        J = len(rows)
+        if indices is None:
+            chosen = random.randint(rng_key, (J,), 0, sizes.astype(int))
+            indices = rows[jnp.arange(J), chosen]
+        return Items(
+            slot=jnp.arange(J),
+            amount=jnp.ones(J),
+            rate=jnp.broadcast_to(rate_of(self.step, i, 1 / sizes), J).astype(float),
+            weight=sizes,
+            index=jnp.asarray(indices)[:, None],
+            mask=jnp.ones((J, 1), bool),
+            multiplicity=sizes,
+        )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -280,16 +318,7 @@ class DAEP(_SitePerPart):
     def sweep(
         self, plan: Plan, state: EPState, arrays: list[Array], **options: Any
     ) -> tuple[EPState, Array]:
-        rows = split_rows(self.partition, plan.reading.factors.size)
-        sizes, J = _sizes(rows)
-        items = Items(
-            slot=jnp.arange(J),
-            amount=jnp.ones(J),
-            rate=self.rate(state.i, 1.0) / sizes,
-            weight=jnp.ones(J),
-            index=jnp.maximum(rows, 0),
-            mask=jnp.asarray(rows >= 0),
-            multiplicity=sizes,
-        )
+        items = self.all_rows(plan.reading.factors.size)
+        items = items._replace(rate=self.rate(state.i, 1.0) * items.rate)
         setting = TiedSetting(self.family, False, float(self.tol))
         return tied_sweep(plan, setting, state, arrays, items)

@@ -4,10 +4,9 @@ References: Minka, *Expectation propagation for approximate Bayesian inference* 
 *Power EP* (2004); Li, *Approximate inference: new visions* (2018), chapter 2.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 import warnings
 
 import jax
@@ -21,10 +20,9 @@ from numpyro_ext._checks import (
     check_positive,
 )
 from numpyro_ext.ep.base import EPEngine
-from numpyro_ext.ep.factor_table import Plan, Table
+from numpyro_ext.ep.factor_table import Plan
 from numpyro_ext.ep.normal import (
     FAMILIES,
-    Family,
     Moments,
     Site,
     choose,
@@ -33,7 +31,8 @@ from numpyro_ext.ep.normal import (
     is_finite,
     is_near,
 )
-from numpyro_ext.ep.start import natural
+from numpyro_ext.ep.reader import is_traced
+from numpyro_ext.ep.start import change_of, natural
 from numpyro_ext.ep.state import EPState, Report, limit_of, next_state, prior_of
 from numpyro_ext.ep.visit import Visit, keys_of, visit, visit_all
 
@@ -149,11 +148,6 @@ class EP(EPEngine):
         one = _serial if self.schedule == "serial" else _parallel
         return one(plan, self._setting, state, arrays)
 
-    def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
-        """The estimate of log p(y) at a state."""
-        plan, arrays = self._on(*args, **kwargs)
-        return -_parallel(plan, self._setting, state, arrays)[1]
-
     @property
     def _setting(self) -> "Setting":
         adaptive = self.damping is None and self.schedule == "parallel"
@@ -202,14 +196,25 @@ class ADF(EPEngine):
         0.3750
     """
 
+    forgets: ClassVar[bool] = True
+
     def sweep(
         self, plan: Plan, state: EPState, arrays: list[Array], **options: Any
     ) -> tuple[EPState, Array]:
         return _serial(plan, Setting(self.family, 0.0, False, True), state, arrays)
 
     def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
-        """The estimate of log p(y), that of the first pass."""
-        return state.log_evidence
+        """The estimate of log p(y) that the first pass has collected; with arguments of the model,
+        that of a first pass on these. It is no function that can be differentiated."""
+        if not args and not kwargs:
+            return state.log_evidence
+        if is_traced((state, args, kwargs)):
+            raise ValueError(
+                "the estimate of ADF is collected in its first pass, so it is not a function of"
+                " traced arguments of the model; differentiate EP(model).log_evidence."
+            )
+        fresh = self.init(state.rng_key, *args, **kwargs)
+        return -self.update(fresh, *args, **kwargs)[1]
 
 
 class Setting(NamedTuple):
@@ -230,15 +235,6 @@ def _plus(a: Site, b: Site) -> Site:
     return jax.tree.map(jnp.add, a, b)
 
 
-def _change(family: Family, table: Table, new: Sequence[Site], old: Sequence[Site]) -> Site:
-    """The change of q's natural parameters by new sites, for which no large sums are subtracted."""
-    parts = [
-        family.total(group.basis, jax.tree.map(jnp.subtract, a, b))
-        for group, a, b in zip(table.groups, new, old, strict=True)
-    ]
-    return reduce(_plus, parts)
-
-
 @partial(jax.jit, static_argnums=(0, 1))
 def _parallel(
     plan: Plan, setting: Setting, state: EPState, arrays: list[Array]
@@ -257,7 +253,7 @@ def _parallel(
     ]
     log_z = table.constant + family.log_partition(total) + sum(jnp.sum(v.log_z) for v in visits)
     proposal = tuple(v.site for v in visits)
-    change = _change(family, table, proposal, old)
+    change = change_of(family, table, proposal, old)
     residual = distance(q, family.moments(_plus(total, change)), change)
 
     d = state.damping
@@ -321,7 +317,7 @@ def _serial(
 
     new = natural(family, rest, table, sites)
     good = is_finite(family.moments(new))
-    change = _change(family, table, proposal, old)
+    change = change_of(family, table, proposal, old)
     residual = distance(start, family.moments(_plus(total, change)), change)
     parts = sum(jnp.sum(v.log_z) for v in visits)
     if setting.forgets:
@@ -370,4 +366,5 @@ def _report(
         before.num_inaccurate + count("inaccurate"),
         before.num_halvings + halvings.astype(jnp.int32),
         jnp.asarray(sum(len(v.log_z) for v in visits), jnp.int32),
+        before.noise,
     )

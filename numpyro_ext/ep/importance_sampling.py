@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import jax
-from jax import Array, random
+from jax import Array, lax, random
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 from jax.scipy.stats import norm
@@ -111,7 +111,12 @@ class ImportanceSampling(Projection):
             first = points, finite(jax.vmap(f)(points))
             second = at_mode(f, *first)
         enough = ess(first[1]) >= self.min_ess
-        e, log_w = (jnp.where(enough, a, b) for a, b in zip(first, second, strict=True))
+        # A derivative of the normaliser is that of the factor, at points that stay.
+        e, log_w = lax.stop_gradient(
+            [jnp.where(enough, a, b) for a, b in zip(first, second, strict=True)]
+        )
+        log_f = jax.vmap(f)(e)
+        log_w += jnp.where(jnp.isfinite(log_f), log_f - lax.stop_gradient(log_f), 0.0)
 
         m, S = weighted_moments(log_w, e[:, :r])
         v, T = from_moments(m, inverse(S), power)
@@ -240,4 +245,4 @@ def newton(f: Callable[[Array], Array], e: Array, least: float, num_steps: int =
         places = e + outer(lengths, direction)
         return places[jnp.argmax(finite(jax.vmap(f)(places)))]
 
-    return jax.lax.fori_loop(0, num_steps, step, e)
+    return lax.fori_loop(0, num_steps, step, e)

@@ -41,6 +41,7 @@ __all__ = [
     "halved",
     "is_finite",
     "is_near",
+    "variances",
 ]
 
 FARTHEST, WIDEST = 3.0, 5.0

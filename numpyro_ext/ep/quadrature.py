@@ -163,8 +163,9 @@ class Quadrature(Projection):
             return power * log_factor(mean + matvec(L, e))
 
         e, log_w = nodes(f, r, self._per_axis(r), SEARCH[r])
-        # Each is computed once, and not again in all that it is used for.
-        e, log_w = lax.optimization_barrier((e, log_w))
+        # Each is computed once, and not again in all that it is used for. A derivative of the
+        # normaliser is that of the sum at these nodes.
+        e, log_w = lax.optimization_barrier(lax.stop_gradient((e, log_w)))
         log_f, g, H = lax.optimization_barrier(jax.vmap(derivatives(f))(e))
         D = jnp.concatenate([g, H.reshape(-1, r * r)], -1)
         known = jnp.isfinite(log_f) & jnp.all(jnp.isfinite(D), -1)

@@ -1,7 +1,7 @@
 """The first sites of the prior's factors, so that q is a distribution before the data are seen."""
 
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
 
 import jax
 from jax import Array
@@ -11,7 +11,7 @@ import numpy as np
 from numpyro_ext.ep.factor_table import Plan, Prior, Table
 from numpyro_ext.ep.normal import FAMILIES, Family, Site
 
-__all__ = ["is_positive", "natural", "start_sites"]
+__all__ = ["change_of", "is_positive", "natural", "start_sites"]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -22,6 +22,15 @@ def natural(family: Family, normal: Site, table: Table, sites: Sequence[Site]) -
         total = family.total(group.basis, site)
         shift, precision = shift + total.shift, precision + total.precision
     return Site(shift, precision)
+
+
+def change_of(family: Family, table: Table, new: Sequence[Site], old: Sequence[Site]) -> Site:
+    """The change of q's natural parameters by new sites, for which no large sums are subtracted."""
+    parts = [
+        family.total(group.basis, jax.tree.map(jnp.subtract, a, b))
+        for group, a, b in zip(table.groups, new, old, strict=True)
+    ]
+    return reduce(partial(jax.tree.map, jnp.add), parts)
 
 
 def is_positive(total: Site) -> bool:

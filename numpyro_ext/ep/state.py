@@ -39,6 +39,9 @@ class Report(NamedTuple):
     - **num_inaccurate** - factors that the nodes of the quadrature do not resolve.
     - **num_halvings** - how many times a step was halved so that q stays a distribution.
     - **visited** - factors visited in the last step.
+    - **noise** - of the last run of an engine with random rows: the largest standard error of the
+      result, in standard deviations for the mean and relative for a standard deviation; NaN
+      elsewhere.
     """
 
     residual: Array
@@ -50,6 +53,7 @@ class Report(NamedTuple):
     num_inaccurate: Array
     num_halvings: Array
     visited: Array
+    noise: Array
 
 
 EPState = namedtuple(
@@ -78,7 +82,8 @@ A :func:`~collections.namedtuple` with these entries:
  - **site_shift, site_precision** - those of the sites, a tuple with an entry for each group of
    factors, the rows of the data first: ``(n, r)`` and ``(n, r, r)`` in the r coordinates
    ``basis @ x`` of each factor, or ``(n, D)`` for the diagonal family.
- - **prior_shift, prior_precision** - those of the terms of the prior that are normal.
+ - **prior_shift, prior_precision** - those of the terms of the prior that are normal, for the
+   arguments of the last call.
  - **report** - a :class:`Report`.
  - **log_evidence** - the estimate that went with the last step.
  - **damping** - the d of the next step.

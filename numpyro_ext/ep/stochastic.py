@@ -5,10 +5,11 @@ Dehaene, Barthelme, *Expectation propagation in the large-data limit* (JRSS B 20
 EP.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 import warnings
 
 import jax
@@ -21,19 +22,187 @@ from tqdm import tqdm
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.factors import Factors
 from numpyro_ext.ep.factor_table import Group, Plan, Prior, Reading, Table
+from numpyro_ext.ep.normal import FAMILIES, Site, variances
 from numpyro_ext.ep.state import EPRunResult, EPState
 from numpyro_ext.ep.tied import Items, TiedEngine, TiedSetting, rate_of, tied_sweep
 
-__all__ = ["StochasticEP"]
+__all__ = ["RandomRowsEngine", "StochasticEP"]
 
 _LOOKED_AT = 256
 """Rows from which the rank of all is read."""
 _CHUNK = 256
 """Steps of one compiled call."""
+_PARTS = 16
+"""Parts of the averaged steps, whose means tell the noise of all."""
+_NOISY = 0.1
+"""The standard error above which a result is said to be noisy."""
+
+
+class Draws(Protocol):
+    """How the rows of a step are drawn, and with what rate: static in a step."""
+
+    tied: TiedSetting
+
+    def items(
+        self, size: int, i: Array, rng_key: Array, indices: Array | None, parts: Any
+    ) -> Items: ...
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class StochasticEP(TiedEngine):
+class RandomRowsEngine(TiedEngine):
+    """The base of engines whose steps take random rows, and whose result is a mean of states.
+
+    :param average: the share of the run, its last part, over which ``run`` averages the sites; 0
+        for the last state; None for 1/2, and for 0 where nothing is random.
+    """
+
+    average: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.average is not None and not 0 <= self.average <= 1:
+            raise ValueError(
+                f"average is {self.average!r}; it must be in [0, 1], the share of the run over"
+                " which the site is averaged, or None."
+            )
+
+    @property
+    @abstractmethod
+    def draws(self) -> Draws:
+        """How the rows of a step are drawn."""
+
+    @abstractmethod
+    def draws_all(self, size: int) -> bool:
+        """Whether a step takes all rows."""
+
+    def parts(self, size: int) -> Any:
+        """Arrays that the draws need."""
+
+    def sweep(
+        self, plan: Plan, state: EPState, arrays: list[Array], **options: Any
+    ) -> tuple[EPState, Array]:
+        parts = self.parts(plan.reading.factors.size)
+        return _one(plan, self.draws, state, arrays, options.get("indices"), parts)
+
+    def run(
+        self,
+        rng_key: Array,
+        num_steps: int,
+        *args: Any,
+        progress_bar: bool = True,
+        init_state: EPState | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """``num_steps`` steps.
+
+        The noise of the result is estimated from the means over 16 parts of the averaged steps, and
+        is ``noise`` in ``state.report``: above .1 standard deviations an ``InferenceWarning`` says
+        how many steps would be enough.
+
+        :param args: arguments of the model.
+        :param bool progress_bar: whether to show the loss as the fit goes.
+        :param init_state: the state to go on from; None for a new start. The prior and the
+            factors are read again.
+        :param kwargs: keyword arguments of the model.
+        :return: an :data:`EPRunResult`, whose state is the average over the last part of the run.
+        """
+        check_count("num_steps", num_steps)
+        plan, state, arrays = self._begin(rng_key, init_state, args, kwargs)
+        before, size = state.report, plan.reading.factors.size
+        is_random = not self.draws_all(size) or any(k.projection.needs_key for k in plan.kinds)
+        share = (0.5 if is_random else 0.0) if self.average is None else self.average
+        averaged = max(1, round((share or 0.5) * num_steps))
+        first = state.i + num_steps - averaged
+        seen = _Seen(
+            jax.tree.map(jnp.zeros_like, _parameters(state)),
+            jnp.zeros((_PARTS, 2, *state.shift.shape)),
+            jnp.zeros(_PARTS),
+            jnp.zeros(()),
+        )
+        losses = []
+        with tqdm(total=num_steps, disable=not progress_bar) as bar:
+            for done in range(0, num_steps, _CHUNK):
+                n = min(_CHUNK, num_steps - done)
+                state, seen, some = _many(
+                    *(plan, self.draws, state, arrays, self.parts(size), seen),
+                    *(first, jnp.asarray(averaged), n),
+                )
+                losses.append(some[:n])
+                bar.update(n)
+                bar.set_postfix_str(f"loss: {float(jnp.mean(some[:n])):.4f}")
+        if share > 0:
+            state = state._replace(**jax.tree.map(lambda x: x / averaged, seen.total))
+        if is_random:
+            noise = self._noise(state, seen, averaged, share > 0)
+            state = state._replace(report=state.report._replace(noise=noise))
+            self._warn_of_noise(float(noise), share > 0, num_steps)
+        self._warn_of_skipped(before, state, num_steps)
+        return EPRunResult(self.get_params(state), state, jnp.concatenate(losses))
+
+    def convergence(self, state: EPState) -> dict[str, float]:
+        return {**super().convergence(state), "noise": float(state.report.noise)}
+
+    def _noise(self, state: EPState, seen: "_Seen", steps: int, is_mean: bool) -> Array:
+        """The largest standard error of a result, in standard deviations."""
+        sd = jnp.sqrt(variances(FAMILIES[self.family].moments(Site(state.shift, state.precision))))
+        if steps < _PARTS:
+            return jnp.asarray(jnp.inf, sd.dtype)
+        means = seen.moments / seen.count[:, None, None]
+        scatter = jnp.max(jnp.std(means, 0, ddof=1) / jnp.stack([sd, jnp.full_like(sd, 2)]))
+        scale = scale_of_error(float(seen.rate / steps), steps, _PARTS, is_mean)
+        return jnp.asarray(scatter * scale, sd.dtype)
+
+    def _warn_of_noise(self, noise: float, is_mean: bool, num_steps: int) -> None:
+        if noise <= _NOISY:
+            return
+        times = f"{(noise / _NOISY) ** 2:.0f} times the steps" if noise < 10 else "more steps"
+        remedy = f"run it for {times}, or with a larger batch_size or a step that decreases"
+        if not is_mean:
+            remedy = "return the mean over the last half of the run, by average=0.5"
+        warnings.warn(
+            InferenceWarning(
+                f"the result of {num_steps} steps is noisy: its standard error is {noise:.2g}"
+                f" standard deviations of the posterior; {remedy}."
+            ),
+            stacklevel=3,
+        )
+
+    def _warn_of_skipped(self, before: Any, state: EPState, num_steps: int) -> None:
+        names = ("num_improper", "num_skipped", "num_low_ess")
+        left = sum(int(getattr(state.report, x)) - int(getattr(before, x)) for x in names)
+        visits = num_steps * int(state.report.visited)
+        if left > 0.01 * visits:
+            warnings.warn(
+                InferenceWarning(
+                    f"{left} of {visits} visits to factors were left out, because a cavity was"
+                    " improper or the moments were not found; use a smaller step, a larger"
+                    " batch_size, or projection=ImportanceSampling()."
+                ),
+                stacklevel=3,
+            )
+
+
+def scale_of_error(rate: float, steps: int, parts: int, is_mean: bool) -> float:
+    """The standard error of the mean of all steps, or of the last, in units of the standard
+    deviation of the means of their parts.
+
+    Steps forget at the given rate: a first-order autoregression of coefficient 1 - rate, whose mean
+    over n steps of variance 1 has the variance v(n) below. It is inf where they forget too little.
+    """
+    f = 1 - min(rate, 1.0)
+
+    def v(n: float) -> float:
+        return ((1 + f) / (1 - f) - 2 * f * (1 - f**n) / (n * (1 - f) ** 2)) / n
+
+    if f == 1:
+        return np.inf
+    of_part, of_all = v(steps / parts), v(steps)
+    one = (parts - 1) / parts / max(of_part - of_all, 1e-12)
+    return float(np.sqrt(one * (of_all if is_mean else 1.0)))
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class StochasticEP(RandomRowsEngine):
     r"""Stochastic expectation propagation: every row has the same site f, a mean of all.
 
     With :math:`\lambda_q = \lambda_0 + N \lambda`, a step draws M rows (uniformly, with
@@ -51,17 +220,19 @@ class StochasticEP(TiedEngine):
 
     **Bias.** The fixed point is that of averaged EP, near that of :class:`EP` where rows are alike
     and many. A constant :math:`\epsilon` leaves noise of order :math:`\epsilon` in
-    :math:`\lambda`, by which a single state is visibly worse than the mean over the last half of
-    the run (``average=.5``); a ``step`` that decreases, such as ``lambda i: 20 / (i + 200)``, takes
-    it away. The loss is minus the evidence estimate of EP with the shared site, from the minibatch:
-    a monitor, which has no extremum at the fixed point.
+    :math:`\lambda`: a single state may be a standard deviation off where rows are few, so that
+    ``run`` returns the mean over its last half. A ``step`` that decreases, such as
+    ``lambda i: 20 / (i + 200)``, takes the noise away. The loss is minus the evidence estimate with
+    the shared site for each row, from the minibatch: a monitor, which has no extremum at the fixed
+    point.
 
     :param model: Python callable with NumPyro primitives, with continuous latent sites.
     :param float power: alpha, at least 0.
     :param int batch_size: M, from 1 to N.
     :param step: :math:`\epsilon` in (0, 1], or a function of the number of the step; None for M/N.
-    :param float average: the share of the run, its last part, over which ``run`` averages
-        :math:`\lambda`; 0 for the last state.
+    :param average: the share of the run, its last part, over which ``run`` averages the sites; 0
+        for the last state; None for 1/2, and for 0 where nothing is random because all rows are
+        taken.
 
     **References:** Li et al. (2015), algorithm 1 and section 4.
 
@@ -70,7 +241,7 @@ class StochasticEP(TiedEngine):
         >>> import jax, jax.numpy as jnp
         >>> from numpyro_ext.ep import StochasticEP
         >>> from numpyro_ext.targets import normal_mean
-        >>> sep = StochasticEP(normal_mean, average=0.5)
+        >>> sep = StochasticEP(normal_mean)
         >>> x = jnp.array([0.5, -1.0, 2.0])
         >>> result = sep.run(jax.random.key(0), 4000, x, progress_bar=False)
         >>> bool(abs(result.params["auto_loc"][0] - 0.375) < 0.1)     # the posterior mean
@@ -78,16 +249,10 @@ class StochasticEP(TiedEngine):
     """
 
     batch_size: int = 1
-    average: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("batch_size", self.batch_size)
-        if not 0 <= self.average <= 1:
-            raise ValueError(
-                f"average is {self.average!r}; it must be in [0, 1], the share of the run over"
-                " which the site is averaged."
-            )
 
     def rows_of(self, factors: Factors) -> Array:
         if self.batch_size > factors.size:
@@ -106,13 +271,15 @@ class StochasticEP(TiedEngine):
         return replace(plan, kinds=kinds), table._replace(groups=groups)
 
     @property
-    def _setting(self) -> "Setting":
-        return Setting(TiedSetting(self.family, False, 0.0), self.batch_size, self.step)
+    def draws(self) -> "FromAll":
+        return FromAll(TiedSetting(self.family, False, 0.0), self.batch_size, self.step)
 
-    def sweep(
-        self, plan: Plan, state: EPState, arrays: list[Array], **options: Any
-    ) -> tuple[EPState, Array]:
-        return _one(plan, self._setting, state, arrays, options.get("indices"))
+    def draws_all(self, size: int) -> bool:
+        return self.batch_size == size
+
+    def all_rows(self, size: int) -> Items:
+        indices = np.arange(size)
+        return self.draws.items(size, jnp.zeros((), int), random.key(0), indices, None)
 
     def update(
         self, state: EPState, *args: Any, indices: Any = None, **kwargs: Any
@@ -123,75 +290,34 @@ class StochasticEP(TiedEngine):
         :param indices: the rows to take in place of random ones, which are then M.
         :param kwargs: keyword arguments of the model.
         """
-        plan, arrays = self._on(*args, **kwargs)
+        plan, state, arrays = self._on(state, args, kwargs)
         if indices is not None:
             indices = _checked(indices, plan.reading.factors.size)
         return self.sweep(plan, state, arrays, indices=indices)
 
-    def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
-        """The estimate of log p(y) at a state, from all rows."""
-        plan, arrays = self._on(*args, **kwargs)
-        rows = jnp.arange(plan.reading.factors.size)
-        return -self.sweep(plan, state, arrays, indices=rows)[1]
 
-    def run(
-        self,
-        rng_key: Array,
-        num_steps: int,
-        *args: Any,
-        progress_bar: bool = True,
-        init_state: EPState | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """``num_steps`` steps.
-
-        :param args: arguments of the model.
-        :param bool progress_bar: whether to show the loss as the fit goes.
-        :param init_state: the state to go on from; None for a new start.
-        :param kwargs: keyword arguments of the model.
-        :return: an :data:`EPRunResult`, whose state is the average if ``average`` is above 0.
-        """
-        check_count("num_steps", num_steps)
-        state = self._begin(rng_key, init_state, args, kwargs)
-        before = state.report
-        plan, arrays = self._on(*args, **kwargs)
-        total = jax.tree.map(jnp.zeros_like, _parameters(state))
-        first = state.i + num_steps - max(1, round(self.average * num_steps))
-        losses = []
-        with tqdm(total=num_steps, disable=not progress_bar) as bar:
-            for done in range(0, num_steps, _CHUNK):
-                n = min(_CHUNK, num_steps - done)
-                state, total, some = _many(plan, self._setting, state, arrays, total, first, n)
-                losses.append(some[:n])
-                bar.update(n)
-                bar.set_postfix_str(f"loss: {float(jnp.mean(some[:n])):.4f}")
-        if self.average > 0:
-            count = state.i - first
-            state = state._replace(**jax.tree.map(lambda x: x / count, total))
-        self._warn_of_skipped(before, state, num_steps)
-        return EPRunResult(self.get_params(state), state, jnp.concatenate(losses))
-
-    def _warn_of_skipped(self, before: Any, state: EPState, num_steps: int) -> None:
-        names = ("num_improper", "num_skipped", "num_low_ess")
-        left = sum(int(getattr(state.report, x)) - int(getattr(before, x)) for x in names)
-        visits = num_steps * int(state.report.visited)
-        if left > 0.01 * visits:
-            warnings.warn(
-                InferenceWarning(
-                    f"{left} of {visits} visits to factors were left out, because a cavity was"
-                    " improper or the moments were not found; use a smaller step, a larger"
-                    " batch_size, or projection=ImportanceSampling()."
-                ),
-                stacklevel=3,
-            )
-
-
-class Setting(NamedTuple):
-    """What is static in a step, beside the plan."""
+class FromAll(NamedTuple):
+    """A batch from all rows."""
 
     tied: TiedSetting
     batch_size: int
     step: float | Callable[[Array], Array] | None
+
+    def items(self, size: int, i: Array, rng_key: Array, indices: Any, parts: Any) -> Items:
+        if indices is None and self.batch_size == size:
+            indices = jnp.arange(size)
+        if indices is None:
+            indices = random.randint(rng_key, (self.batch_size,), 0, size)
+        M = len(indices)
+        return Items(
+            slot=jnp.zeros(1, int),
+            amount=jnp.ones(1),
+            rate=jnp.full(1, rate_of(self.step, i, M / size), float) / M,
+            weight=jnp.full(1, size / M),
+            index=indices[None],
+            mask=np.ones((1, M), bool),
+            multiplicity=jnp.full(1, size, float),
+        )
 
 
 def _checked(indices: Any, size: int) -> Array:
@@ -212,48 +338,61 @@ def _parameters(state: EPState) -> dict[str, Any]:
     return {name: getattr(state, name) for name in names}
 
 
+class _Seen(NamedTuple):
+    """Sums over the averaged steps: of the parameters; of mean and log variance of q in each part,
+    ``(parts, 2, D)``, with the number of steps; of the share by which a step forgets."""
+
+    total: dict[str, Any]
+    moments: Array
+    count: Array
+    rate: Array
+
+
 @partial(jax.jit, static_argnums=(0, 1))
 def _one(
-    plan: Plan, setting: Setting, state: EPState, arrays: list[Array], indices: Array | None
+    plan: Plan,
+    draws: Draws,
+    state: EPState,
+    arrays: list[Array],
+    indices: Array | None,
+    parts: Any,
 ) -> tuple[EPState, Array]:
     """A step on these rows, or on random ones."""
-    N = plan.reading.factors.size
     key_rows, rng_key = random.split(state.rng_key)
-    if indices is None and setting.batch_size == N:
-        indices = jnp.arange(N)
-    if indices is None:
-        indices = random.randint(key_rows, (setting.batch_size,), 0, N)
-    M = len(indices)
-    eps = rate_of(setting.step, state.i, M / N)
-    items = Items(
-        slot=jnp.zeros(1, int),
-        amount=jnp.ones(1),
-        rate=jnp.full(1, eps, float) / M,
-        weight=jnp.full(1, N / M),
-        index=indices[None],
-        mask=jnp.ones((1, M), bool),
-        multiplicity=jnp.full(1, N, float),
-    )
-    return tied_sweep(plan, setting.tied, state._replace(rng_key=rng_key), arrays, items)
+    items = draws.items(plan.reading.factors.size, state.i, key_rows, indices, parts)
+    return tied_sweep(plan, draws.tied, state._replace(rng_key=rng_key), arrays, items)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _many(
     plan: Plan,
-    setting: Setting,
+    draws: Draws,
     state: EPState,
     arrays: list[Array],
-    total: dict[str, Any],
+    parts: Any,
+    seen: _Seen,
     first: Array,
+    averaged: Array,
     n: Array,
-) -> tuple[EPState, dict[str, Any], Array]:
-    """``n`` steps, their losses, and the sum of the parameters after step ``first``."""
+) -> tuple[EPState, _Seen, Array]:
+    """``n`` steps, their losses, and the sums over those of the ``averaged`` after ``first``."""
+    family = FAMILIES[draws.tied.family]
 
     def body(k: Array, carry: Any) -> Any:
-        state, total, losses = carry
-        state, loss = _one(plan, setting, state, arrays, None)
+        state, seen, losses = carry
+        key_rows, rng_key = random.split(state.rng_key)
+        items = draws.items(plan.reading.factors.size, state.i, key_rows, None, parts)
+        state, loss = tied_sweep(plan, draws.tied, state._replace(rng_key=rng_key), arrays, items)
         counts = state.i > first
-        total = jax.tree.map(lambda a, b: a + jnp.where(counts, b, 0), total, _parameters(state))
-        return state, total, losses.at[k].set(loss)
+        at = jnp.clip((state.i - first - 1) * _PARTS // averaged, 0, _PARTS - 1)
+        q = family.moments(Site(state.shift, state.precision))
+        moments = jnp.stack([q.mean, jnp.log(variances(q))])
+        seen = _Seen(
+            jax.tree.map(lambda a, b: a + jnp.where(counts, b, 0), seen.total, _parameters(state)),
+            seen.moments.at[at].add(jnp.where(counts, moments, 0.0)),
+            seen.count.at[at].add(jnp.where(counts, 1.0, 0.0)),
+            seen.rate + jnp.where(counts, jnp.min(items.rate * jnp.sum(items.mask, -1)), 0.0),
+        )
+        return state, seen, losses.at[k].set(loss)
 
-    return lax.fori_loop(0, n, body, (state, total, jnp.zeros(_CHUNK)))
+    return lax.fori_loop(0, n, body, (state, seen, jnp.zeros(_CHUNK)))

@@ -3,7 +3,7 @@ r"""What one factor asks for: its cavity, its tilted moments, its site, its part
 from typing import NamedTuple
 
 import jax
-from jax import Array, random
+from jax import Array, lax, random
 import jax.numpy as jnp
 
 from numpyro_ext._model.factors import Factors
@@ -42,15 +42,29 @@ def visit(
     A: Array,
     site: Site,
     rng_key: Array | None,
+    lifted: bool = False,
 ) -> Visit:
-    """One factor, given q and the site that is in q."""
+    """One factor, given q and the site that is in q.
+
+    :param lifted: whether a point u is looked at where the cavity's mean of x given u is, and not
+        where only u differs from the mean of q. The factor is the same there, and its derivatives
+        by arguments of the model, which may change the directions A, have the right mean.
+    """
     power, projection = kind.power, kind.projection
-    here = q.mean - (A @ q.mean) @ A
+    cavity = family.cavity(q, A, site, power)
+    here, slope = q.mean - (A @ q.mean) @ A, None
+    if lifted:
+        whole = q if cavity.whole is None else cavity.whole
+        m, S = family.marginal(whole, A)
+        C = jnp.linalg.solve(S, A * whole.cov if whole.cov.ndim == 1 else A @ whole.cov)
+        slope = C - (C @ A.T) @ A
+        here = whole.mean - (A @ whole.mean) @ A - m @ slope
+        here, slope = lax.stop_gradient((here, slope))
 
     def log_factor(u: Array, z: Array | None = None) -> Array:
-        return kind.log_factor(factors, index, here + u @ A, z)
+        x = here if slope is None else here + u @ slope
+        return kind.log_factor(factors, index, x + u @ A, z)
 
-    cavity = family.cavity(q, A, site, power)
     number = index if projection.whole else None
     if power == 0:
         found = projection.project_exclusive(
@@ -92,12 +106,13 @@ def visit_all(
     group: Group,
     sites: Site,
     rng_key: Array,
+    lifted: bool = False,
 ) -> Visit:
     """All factors of a group, from one q."""
     keys = keys_of(kind, rng_key, len(group.basis))
 
     def one(index: Array, A: Array, site: Site, key: Array | None) -> Visit:
-        return visit(family, factors, kind, q, index, A, site, key)
+        return visit(family, factors, kind, q, index, A, site, key, lifted)
 
     return by_factors(one, (group.index, group.basis, sites, keys), kind.batch_size)
 

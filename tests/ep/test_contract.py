@@ -148,6 +148,24 @@ def test_ranks():
     assert EP(logistic).init(random.key(0), *LOGISTIC).table.groups[0].basis.shape == (7, 1, 2)
 
 
+def test_a_prior_with_a_kink_is_no_normal_term():
+    """Laplace's density: its second derivatives are 0 wherever they are taken."""
+
+    def kinked(y):
+        theta = numpyro.sample("theta", dist.Laplace(0.5, 0.3))
+        with numpyro.plate("rows", len(y)) as idx:
+            numpyro.sample("y", dist.Normal(theta, 1.0), obs=y[idx])
+
+    y = np.array([1.0, -0.5, 2.0, 1.2])
+    params = EP(kinked).run(random.key(0), 40, jnp.asarray(y), progress_bar=False).params
+    x = np.linspace(-3, 4, 7001)
+    p = np.exp(-np.abs(x - 0.5) / 0.3 - ((x[:, None] - y) ** 2).sum(-1) / 2)
+    p /= p.sum()
+    sd = np.sqrt(p @ (x - p @ x) ** 2)
+    assert abs(params["auto_loc"][0] - p @ x) < 0.02 * sd
+    np.testing.assert_allclose(params["auto_scale_tril"][0, 0], sd, rtol=0.02)
+
+
 def test_a_closed_form_is_used_in_all_coordinates():
     """The normal rows of a regression, by their own formula."""
     X = jnp.array([[1.0, 0.3], [-0.4, 2.0], [0.8, -1.1]])

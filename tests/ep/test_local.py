@@ -76,6 +76,40 @@ def test_a_continuous_local_site_is_integrated_out():
     assert "an integral over z in each row" in diagnosis.rows[-1].verdict
 
 
+def observed_in_part(y, mask):
+    theta = numpyro.sample("theta", dist.Normal(0.4, 2.0))
+    with numpyro.plate("rows", len(y)) as idx:
+        numpyro.sample("y", dist.Normal(theta, 1.5), obs=y[idx], obs_mask=mask[idx])
+
+
+def masked(y, mask, whole=True):
+    """Local effects and their observations, or the effects alone, in the rows of a mask."""
+    theta = numpyro.sample("theta", dist.Normal(0.4, 2.0))
+    with numpyro.plate("rows", len(y)) as idx:
+        with numpyro.handlers.mask(mask=mask[idx]):
+            z = numpyro.sample("z", dist.Normal(theta, 1.2))
+        with numpyro.handlers.mask(mask=mask[idx] if whole else True):
+            numpyro.sample("y", dist.Normal(z, 0.9), obs=y[idx])
+
+
+SEEN = jnp.array([True, True, False, True])
+
+
+@pytest.mark.parametrize("model", [observed_in_part, masked])
+def test_rows_that_are_not_seen_are_not_in_the_evidence(model):
+    ep = EP(model, schedule="parallel")
+    result = ep.run(random.key(0), 40, Y, SEEN, progress_bar=False)
+    mean, sd, log_z = exact(Y[SEEN], 1.5**2)
+    np.testing.assert_allclose(result.params["auto_loc"], mean, rtol=1e-3)
+    np.testing.assert_allclose(result.params["auto_scale_tril"][0, 0], sd, rtol=1e-3)
+    np.testing.assert_allclose(-result.losses[-1], log_z, rtol=1e-4)
+
+
+def test_data_of_a_local_site_without_a_prior_are_refused():
+    with pytest.raises(ValueError, match=r"\['z'\] is masked in 1 rows \(such as 2\) whose data"):
+        EP(masked).init(random.key(0), Y, SEEN, False)
+
+
 @pytest.mark.parametrize("partition", [None, 4], ids=["rows", "parts of a row"])
 def test_several_local_sites_are_integrated_with_the_row(partition):
     """There is a fixed point, because the points are the same in each sweep."""

@@ -1,5 +1,8 @@
 """One site for all rows: values by quadrature, identities, and the law of its noise."""
 
+from functools import cache
+import warnings
+
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -8,8 +11,10 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
+from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.ep import StochasticEP
 from numpyro_ext.ep.normal import FAMILIES, Site
+from numpyro_ext.ep.stochastic import scale_of_error
 from tests.ep.models import LOGISTIC, PROBIT, logistic, probit
 
 
@@ -125,6 +130,69 @@ def test_noise_of_constant_steps():
     expected = 36 * np.var(T) * (1 / 6) / (2 - 1 / 6)
     assert abs(np.var(precision) / expected - 1) < 0.2
     assert abs(np.mean(precision) - (0.25 + np.sum(T))) < 0.15 * expected**0.5
+
+
+ROWS = jnp.stack([jnp.sin(3.0 * jnp.arange(32)), jnp.ones(32)], -1)
+LABELS = (jnp.cos(7.0 * jnp.arange(32) ** 2) + ROWS[:, 0] > 0).astype(int)
+
+
+@cache
+def of_keys(steps, **options):
+    """Means in posterior standard deviations beside averaged EP, and the noise of the report."""
+    exact, V = moments_of(
+        fit(StochasticEP(logistic, batch_size=32), ROWS, LABELS, num_steps=60).params
+    )
+    engine, found = StochasticEP(logistic, **options), []
+    for seed in range(8):
+        result = engine.run(random.key(seed), steps, ROWS, LABELS, progress_bar=False)
+        off = (result.params["auto_loc"] - exact) / jnp.sqrt(V[jnp.array([0, 2])])
+        found.append([jnp.max(jnp.abs(off)), result.state.report.noise])
+    return np.array(found).T
+
+
+@pytest.mark.filterwarnings("ignore:the result of")
+def test_the_mean_of_the_states_is_the_default():
+    """At 8 keys, 100 passes: .15 standard deviations, and .9 for a last state."""
+    assert np.median(of_keys(3200)[0]) < 0.3
+    assert np.median(of_keys(3200, average=0.0)[0]) > 0.5
+
+
+@pytest.mark.filterwarnings("ignore:the result of")
+@pytest.mark.parametrize("options", [{}, {"average": 0.0}], ids=["mean", "last"])
+def test_the_noise_in_the_report_is_that_of_other_keys(options):
+    """The largest error of two means, beside the largest standard error of these and of two
+    standard deviations: a ratio of about 1, whose median at 8 keys has an error of a fifth."""
+    off, noise = of_keys(3200, **options)
+    assert 0.3 < np.median(off) / np.median(noise) < 1.8
+    assert np.all(off < 4 * noise)
+
+
+def test_a_noisy_result_warns_and_one_of_all_rows_does_not():
+    engine = StochasticEP(logistic)
+    with pytest.warns(InferenceWarning, match="the result of 320 steps is noisy: its standard"):
+        result = fit(engine, ROWS, LABELS, num_steps=320)
+    assert engine.convergence(result.state)["noise"] > 0.1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = fit(StochasticEP(logistic, batch_size=32), ROWS, LABELS, num_steps=60)
+    assert np.isnan(result.state.report.noise)
+
+
+def test_the_error_of_a_mean_of_a_chain():
+    """Of autoregressions with the rate of the steps, of which 50 times the rate are averaged."""
+    rate, steps = 0.1, 500
+    noise = np.random.default_rng(0).standard_normal((4000, steps + 200))
+    x = np.zeros(4000)
+    chain = []
+    for e in noise.T:
+        x = (1 - rate) * x + e
+        chain.append(x)
+    chain = np.array(chain[200:])
+    parts = [np.mean(part, 0) for part in np.array_split(chain, 16)]
+    scatter = np.sqrt(np.mean(np.var(parts, 0, ddof=1)))
+    for is_mean, expected in ((True, np.std(chain.mean(0))), (False, np.std(chain[-1]))):
+        found = scatter * scale_of_error(rate, steps, 16, is_mean)
+        assert abs(found / expected - 1) < 0.05
 
 
 def test_the_state_does_not_grow_with_the_data():

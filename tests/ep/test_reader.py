@@ -1,0 +1,94 @@
+"""A program that was compiled for a model knows what the model reads from outside."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_ext.ep import EP
+from numpyro_ext.ep.ep import _parallel
+
+Y = np.array([1.0, 2.0, 1.5], np.float32)  # of float64, JAX itself keeps what it has converted
+
+
+class Held:
+    """A model of data and of a scale that are no arguments."""
+
+    def __init__(self, y, scale):
+        self.y, self.scale = y, scale
+
+    def __call__(self):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))
+        with numpyro.plate("rows", len(self.y)) as idx:
+            numpyro.sample("y", dist.Normal(theta, self.scale), obs=jnp.asarray(self.y)[idx])
+
+
+def fit(ep, *args):
+    params = ep.run(random.key(0), 20, *args, progress_bar=False).params
+    return params["auto_loc"][0], params["auto_scale_tril"][0, 0]
+
+
+def exact(y, scale):
+    precision = 0.01 + len(y) / scale**2
+    return np.sum(y) / scale**2 / precision, precision**-0.5
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_what_a_model_reads_from_outside_is_that_of_the_call():
+    """Other data, in the same array and in another, another scale, another number of rows; of a
+    new engine, of the same one, and of a state that it made before."""
+    model = Held(Y.copy(), 1.0)
+    ep = EP(model, schedule="parallel")
+    close(fit(ep), exact(Y, 1.0))
+    state = ep.init(random.key(0))
+    model.y += 5
+    close(fit(EP(model, schedule="parallel")), exact(Y + 5, 1.0))
+    model.y = model.y + 5
+    for _ in range(8):
+        state, _ = ep.update(state)
+    params = ep.get_params(state)
+    close([params["auto_loc"][0], params["auto_scale_tril"][0, 0]], exact(Y + 10, 1.0))
+    model.scale = 2.0
+    close(fit(ep), exact(Y + 10, 2.0))
+    model.y = np.arange(5, dtype=np.float32)
+    close(fit(ep), exact(np.arange(5, dtype=np.float32), 2.0))
+
+
+def test_what_has_not_changed_is_not_compiled_again():
+    model = Held(Y, 1.0)
+    fit(EP(model, schedule="parallel"))
+    before = _parallel._cache_size()
+    model.y = Y.copy()
+    fit(EP(model, schedule="parallel"))
+    assert _parallel._cache_size() == before
+
+
+def test_a_traced_value_from_outside_is_refused():
+    ep = EP(Held(Y, 1.0), schedule="parallel")
+    state = ep.init(random.key(0))
+
+    def evidence(scale):
+        ep.model.scale = scale
+        return ep.log_evidence(state)
+
+    with pytest.raises(ValueError, match="pass it as an argument of the model"):
+        jax.grad(evidence)(2.0)
+
+
+def test_floats_are_arguments_of_the_program():
+    def scaled(y, scale):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))
+        with numpyro.plate("rows", len(y)) as idx:
+            numpyro.sample("y", dist.Normal(theta, scale), obs=y[idx])
+
+    ep = EP(scaled, schedule="parallel")
+    close(fit(ep, jnp.asarray(Y), 1.0), exact(Y, 1.0))
+    before = _parallel._cache_size()
+    close(fit(ep, jnp.asarray(Y), 2.0), exact(Y, 2.0))
+    assert _parallel._cache_size() == before
