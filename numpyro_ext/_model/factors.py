@@ -72,6 +72,7 @@ class Factors:
      - **plate, size** - the data plate and the number N of its rows.
      - **local** - the continuous local sites in one row: zeros of their unconstrained shapes.
      - **states** - the joint states of the discrete ones: arrays with a leading axis.
+     - **axes** - the axis of the data plate in each of them, in unconstrained space.
 
     :param model: Python callable containing NumPyro primitives.
     :param args: arguments of the model.
@@ -102,6 +103,8 @@ class Factors:
         self.info = replace(info, latents=outside)
         dims = {n: frames(trace[n])[self.plate] for n in inside}
         self.local = {n: jnp.zeros(_in_row(x, dims[n])) for n, x in inside.items()}
+        self.axes = {n: _axis_of(x, dims[n]) for n, x in inside.items()}
+        self.axes |= {n: frames(x)[self.plate] for n, x in discrete.items()}
         self.states = _joint_states(discrete, self.plate)
         self._way = self._find_way()
 
@@ -271,7 +274,9 @@ class Factors:
 
     def _log_lik(self, x: Array, idx: Array, arguments: tuple, local: Sites) -> Array:
         """The log likelihood of each of the rows that the model has at ``idx``."""
-        return row_log_lik(self._trace(x, idx, arguments, local), self.plate)
+        # A mask that takes a local site out of a row takes its integral out: it has its own prior,
+        # which integrates to 1.
+        return row_log_lik(self._trace(x, idx, arguments, local), self.plate, local)
 
     def _trace(self, x: Array, idx: Array, arguments: tuple, local: Sites) -> Trace:
         fn = rows(self._model, {self.plate: idx}, {self.plate: (self.size, self.size)})
@@ -313,10 +318,14 @@ def _joint_states(discrete: dict[str, Site], plate: str) -> Sites:
     return found
 
 
+def _axis_of(latent: Latent, dim: int) -> int:
+    """The axis of the plate at ``dim`` in an unconstrained value."""
+    return len(latent.constrained.shape) - latent.support.event_dim + dim
+
+
 def _in_row(latent: Latent, dim: int) -> tuple[int, ...]:
     """The unconstrained shape of a site in one row of the plate at ``dim``."""
-    axis = len(latent.constrained.shape) - latent.support.event_dim + dim
-    shape = latent.unconstrained.shape
+    axis, shape = _axis_of(latent, dim), latent.unconstrained.shape
     return (*shape[:axis], 1, *shape[axis + 1 :])
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 from jax import Array, lax
@@ -39,16 +39,15 @@ DIFFERENCE = 0.05
 """The largest change of a moment, in standard deviations or relative, when every second node is
 left out."""
 AGREEMENT = 3e-3
-"""The largest difference of the two forms of the covariance, relative to what the factor changes."""
+"""The largest difference of the two forms of the covariance, over what the factor changes."""
 
 
 @dataclass(eq=False)
 class Quadrature(Projection):
     r"""Moments by a trapezoid rule whose nodes are dense where the factor is sharpest.
 
-    .. math:: \hat S = I + K, \quad K = \mathbb E[\alpha \nabla^2 l] +
-        \operatorname{Cov}[\alpha \nabla l] \qquad\text{or}\qquad
-        \hat S = \operatorname{Cov}[e]
+    .. math:: \hat S = I + K, \quad K = \operatorname{Cov}[e, \alpha \nabla l]
+        \qquad\text{or}\qquad \hat S = \operatorname{Cov}[e]
 
     under the tilted distribution, in coordinates e in which the cavity is N(0, I). For a factor
     that is weak or as wide as the cavity, the first form has no difference of nearly equal numbers,
