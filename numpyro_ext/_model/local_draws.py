@@ -33,7 +33,7 @@ __all__ = ["Drawn", "draw_sites", "latents_unmasked"]
 
 DrawMany = Callable[[Callable[[Array], Array], int, Array], tuple[Array, Array]]
 """``(log_density, size, rng_key)`` to a draw of so many coordinates, and the log integral."""
-_POINTS = 2**15
+_POINTS = 2**14
 """Places of rows at which a row is evaluated at a time, for one draw."""
 
 

@@ -47,7 +47,9 @@ class _Known(AutoContinuous):
     projection: Projection | None = None
     """What draws the local sites of a row with several coordinates; None if no row has them."""
     arguments: tuple[tuple, dict[str, Any]] | None = None
-    """Of the fits so far; None if they differ."""
+    """Of the last fit; None if they were traced."""
+    several: bool = False
+    """Whether there were fits to others."""
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         return None if self.locs is None else (random.key(0), self.locs)
@@ -65,16 +67,15 @@ class _Known(AutoContinuous):
             return found
         stated = self.projection is None or self.projection.has_normaliser
         kind = Stated if stated else Implicit
-        dims = {name: frames(drawn.sites[name])[self.factors.plate] for name in self.factors.axes}
-        for dim in sorted(set(dims.values())):
-            with numpyro.plate(self.factors.plate, len(drawn.log_q), dim=dim):
-                for name in (name for name in dims if dims[name] == dim):
-                    value, fn = drawn.sites[name]["value"], drawn.sites[name]["fn"]
-                    site = kind(value, event_dim=fn.event_dim, support=fn.support)
-                    found[name] = numpyro.sample(name, site)
-                if stated and dim == max(dims.values()):
-                    log_q = drawn.log_q.reshape(-1, *[1] * (-dim - 1))
-                    numpyro.factor(f"_{self.prefix}_local", log_q)
+        plate, local = self.factors.plate, [drawn.sites[name] for name in self.factors.axes]
+        dim = frames(local[0])[plate]
+        with numpyro.plate(plate, len(drawn.log_q), dim=dim):
+            for site in local:
+                fn = kind(site["value"], event_dim=site["fn"].event_dim, support=site["fn"].support)
+                found[site["name"]] = numpyro.sample(site["name"], fn)
+            if stated:
+                log_q = drawn.log_q.reshape(-1, *[1] * (-dim - 1))
+                numpyro.factor(f"_{self.prefix}_local", log_q)
         return found
 
     def sample_posterior(
@@ -90,9 +91,16 @@ class _Known(AutoContinuous):
         :param args: arguments of the model, whose rows the local sites have; none for those of the
             fit.
         """
+        if not args and not kwargs:
+            if self.factors is not None and self.factors.axes and self.several:
+                raise ValueError(
+                    "the engine was fitted to several data sets, so that sample_posterior does not"
+                    " know whose rows it is asked for; pass the model's arguments, as in"
+                    " sample_posterior(rng_key, params, *args)."
+                )
+            args, kwargs = self.arguments or ((), {})
         if self.factors is None:
             return super().sample_posterior(rng_key, params, sample_shape=sample_shape)
-        args, kwargs = self._arguments(args, kwargs)
         key_global, key_local = random.split(rng_key)
         latent = self.get_posterior(params).sample(key_global, sample_shape)
         flat = latent.reshape(-1, latent.shape[-1])
@@ -115,18 +123,6 @@ class _Known(AutoContinuous):
     ) -> tuple[Array, Array]:
         assert self.projection is not None
         return self.projection.draw(log_density, size, rng_key)
-
-    def _arguments(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """The arguments that are given, or those of the fit."""
-        if args or kwargs:
-            return args, kwargs
-        if self.arguments is None:
-            raise ValueError(
-                "the engine was fitted to several data sets, so that sample_posterior does not know"
-                " whose rows it is asked for; pass the model's arguments, as in"
-                " sample_posterior(rng_key, params, *args)."
-            )
-        return self.arguments
 
     def median(self, params: Params) -> dict[str, Array]:
         """Medians of the sites outside the plate of the data."""
@@ -172,10 +168,11 @@ def start_guide(
     kwargs: dict[str, Any],
 ) -> None:
     """Set a guide up on the global sites, at these values, for the factors of a fit."""
-    given = args, kwargs
-    first = guide.prototype_trace is None
     guide.factors, guide.projection = factors, projection
-    guide.arguments = given if first or _same(guide.arguments, given) else None
+    given, first = (args, kwargs), guide.prototype_trace is None
+    traced = any(isinstance(x, Tracer) for x in jax.tree.leaves(given))
+    guide.several |= not first and (traced or not _same(guide.arguments, given))
+    guide.arguments = guide.arguments if traced else given
     if not first:
         return
     guide.locs = locs
@@ -188,9 +185,4 @@ def _same(before: Any, now: Any) -> bool:
     """Whether the arguments of two fits are the same."""
     (xs, one), (ys, other) = jax.tree.flatten(before), jax.tree.flatten(now)
 
-    def equal(x: Any, y: Any) -> bool:
-        if isinstance(x, Tracer) or isinstance(y, Tracer):
-            return False
-        return x is y or bool(np.array_equal(x, y))
-
-    return one == other and all(map(equal, xs, ys))
+    return one == other and all(x is y or np.array_equal(x, y) for x, y in zip(xs, ys, strict=True))

@@ -207,20 +207,20 @@ def test_rows_are_scored_by_their_integral():
     np.testing.assert_allclose(found, exact, atol=0.1)
 
 
-@pytest.mark.parametrize("projection", [ImportanceSampling(256), NUTSProjection(60)])
+@pytest.mark.parametrize("projection", [ImportanceSampling(256), NUTSProjection(40)])
 def test_several_coordinates_are_drawn_together(projection):
-    """2,000 draws of a correlated normal: a mean is off by .022 sds, a correlation by .01."""
+    """500 draws of a correlated normal: a mean is off by .045 sds, an sd by 3.2 %."""
     mean, cov = jnp.array([1.0, -3.0]), jnp.array([[1.0, 0.6], [0.6, 0.5]])
     target = dist.MultivariateNormal(mean, cov)
 
     def draw(rng_key):
         return projection.draw(lambda z: target.log_prob(z) + 1.3, 2, rng_key)
 
-    z, log_z = jax.jit(jax.vmap(draw))(random.split(random.key(0), 2000))
+    z, log_z = jax.jit(jax.vmap(draw))(random.split(random.key(0), 500))
     sd = np.sqrt(np.diag(cov))
-    assert np.all(np.abs(z.mean(0) - mean) < 0.11 * sd)
-    np.testing.assert_allclose(z.std(0), sd, rtol=0.08)
-    np.testing.assert_allclose(np.corrcoef(z.T)[0, 1], 0.6 / sd.prod(), atol=0.05)
+    assert np.all(np.abs(z.mean(0) - mean) < 0.22 * sd)
+    np.testing.assert_allclose(z.std(0), sd, rtol=0.16)
+    np.testing.assert_allclose(np.corrcoef(z.T)[0, 1], 0.6 / sd.prod(), atol=0.1)
     if projection.has_normaliser:
         np.testing.assert_allclose(log_z, 1.3, atol=0.2)
 
