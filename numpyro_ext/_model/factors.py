@@ -74,6 +74,7 @@ class Factors:
      - **plate, size** - the data plate and the number N of its rows.
      - **local** - the continuous local sites in one row: zeros of their unconstrained shapes.
      - **states** - the joint states of the discrete ones: arrays with a leading axis.
+     - **axes** - the axis of the data plate in each of them, in unconstrained space.
 
     :param model: Python callable containing NumPyro primitives.
     :param args: arguments of the model.
@@ -104,6 +105,8 @@ class Factors:
         self.info = replace(info, latents=outside)
         dims = {n: frames(trace[n])[self.plate] for n in inside}
         self.local = {n: jnp.zeros(_in_row(x, dims[n])) for n, x in inside.items()}
+        self.axes = {n: _axis_of(x, dims[n]) for n, x in inside.items()}
+        self.axes |= {n: frames(x)[self.plate] for n, x in discrete.items()}
         self.states = _joint_states(discrete, self.plate)
         masked = (*inside, *discrete)
         self._masked = sorted(n for n in masked if mask_of(trace[n]["fn"]) is not None)
@@ -343,10 +346,14 @@ def _joint_states(discrete: dict[str, Site], plate: str) -> Sites:
     return found
 
 
+def _axis_of(latent: Latent, dim: int) -> int:
+    """The axis of the plate at ``dim`` in an unconstrained value."""
+    return len(latent.constrained.shape) - latent.support.event_dim + dim
+
+
 def _in_row(latent: Latent, dim: int) -> tuple[int, ...]:
     """The unconstrained shape of a site in one row of the plate at ``dim``."""
-    axis = len(latent.constrained.shape) - latent.support.event_dim + dim
-    shape = latent.unconstrained.shape
+    axis, shape = _axis_of(latent, dim), latent.unconstrained.shape
     return (*shape[:axis], 1, *shape[axis + 1 :])
 
 

@@ -99,7 +99,7 @@ class Implicit(dist.Distribution):
             missing = (1,) * (value.ndim - self.value.ndim)
             path = path.reshape(path.shape[:1] + missing + path.shape[1:])
             path = jnp.broadcast_to(path, path.shape[:1] + value.shape)
-        return Implicit(
+        return type(self)(
             value, event_dim=self._event_dim, support=self._base_support, trajectory=path
         )
 
@@ -125,6 +125,16 @@ class Implicit(dist.Distribution):
             " numpyro_ext.objectives, or SVGD of numpyro_ext.particles on a guide with"
             " sample_latent."
         )
+
+
+class Stated(Implicit):
+    """A draw whose log density is stated by a factor beside it, because it is that of several sites
+    together."""
+
+    has_tractable_density = True
+
+    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+        return jnp.zeros(self.batch_shape)
 
 
 def has_density(fn: Any) -> bool:

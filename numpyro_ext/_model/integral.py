@@ -1,13 +1,15 @@
 """The integral of a density of one variable whose place and scale are not known."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
-from jax import Array, lax
+from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["NUM_NODES", "log_integral"]
+__all__ = ["NUM_NODES", "draw", "log_integral"]
 
 _GRID = np.sinh(np.linspace(-7.0, 7.0, 61))
 """From -550 to 550, dense at 0: unconstrained space is in units of order 1."""
@@ -30,27 +32,61 @@ def log_integral(h: Callable[[Array, Array], Array], x: Array) -> Array:
     def frozen(z: Array) -> Array:  # so that a search is not differentiated
         return h(z, fixed)
 
-    grad, hess = jax.grad(frozen), jax.grad(jax.grad(frozen))
+    # Of what else h depends on, too.
+    z, log_w, _, counts = lax.stop_gradient(_at_nodes(frozen, NUM_NODES))
+    # Far nodes, which weigh nothing, may have a derivative that overflows.
+    there = jnp.where(counts, z, z[NUM_NODES // 2])
+    values = jax.vmap(lambda z: h(z, x))(there) + log_w
+    return jax.nn.logsumexp(jnp.where(counts, values, -jnp.inf))
+
+
+def draw(h: Callable[[Array], Array], rng_key: Array) -> tuple[Array, Array]:
+    """A draw z of the density proportional to :math:`e^{h(z)}`, and the log of its integral.
+
+    h is linear between the nodes, of which there are twice as many: the standard deviation of a
+    normal density is off by 0.1 %.
+    """
+    z, log_w, values, counts = _at_nodes(h, 2 * NUM_NODES - 1)
+    log_p = jnp.where(counts, values, -jnp.inf)
+    low, high = log_p[:-1], log_p[1:]
+    inside = counts[:-1] & counts[1:]
+    s = jnp.maximum(jnp.abs(jnp.where(inside, high - low, 1.0)), 1e-6)
+    mass = jnp.maximum(low, high) + jnp.log(-jnp.expm1(-s) / s * jnp.diff(z))
+    key_piece, key_place = random.split(rng_key)
+    k = random.categorical(key_piece, jnp.where(inside, mass, -jnp.inf))
+    u = random.uniform(key_place, dtype=z.dtype)
+    share = -jnp.log1p(u * jnp.expm1(-s[k])) / s[k]  # of the way from the higher end
+    share = jnp.where(high[k] > low[k], 1 - share, share)
+    return z[k] + share * (z[k + 1] - z[k]), jax.nn.logsumexp(log_p + log_w)
+
+
+def _at_nodes(
+    frozen: Callable[[Array], Array], num_nodes: int
+) -> tuple[Array, Array, Array, Array]:
+    """The nodes, their log weights, h there, and which of them count."""
     grid = jnp.asarray(_GRID, float)
     values = jax.vmap(frozen)(grid)
     c = grid[jnp.argmax(jnp.where(jnp.isfinite(values), values, -jnp.inf))]
 
-    def newton(_: int, c: Array) -> Array:
-        curvature = jnp.maximum(jnp.abs(hess(c)), 1e-6)
-        step = jnp.nan_to_num(grad(c) / curvature)
+    def along(fn: Callable[[Array], Any], z: Array) -> tuple[Any, Any]:
+        return jax.jvp(fn, (z,), (jnp.ones_like(z),))
+
+    def newton(_: int, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        c, value, slope, curvature = state
+        step = jnp.nan_to_num(slope / jnp.maximum(jnp.abs(curvature), 1e-6))
         limit = 0.5 * (1 + jnp.abs(c))
         new = c + jnp.clip(step, -limit, limit)
-        return jnp.where(frozen(new) >= frozen(c), new, c)
+        (height, first), (_, second) = along(partial(along, frozen), new)
+        there = new, height, first, second
+        return jax.tree.map(partial(jnp.where, height >= value), there, state)
 
-    c = lax.fori_loop(0, 12, newton, c)
-    curvature = jnp.abs(hess(c))
+    # The first step stays where it is, so that h is compiled once.
+    start = c, jnp.full_like(c, -jnp.inf), jnp.zeros_like(c), jnp.zeros_like(c)
+    c, top, _, curvature = lax.fori_loop(0, 13, newton, start)
+    curvature = jnp.abs(curvature)
     b = jnp.where(curvature > 1e-6, 1 / jnp.sqrt(jnp.maximum(curvature, 1e-6)), 1.0)
-    c, b = lax.stop_gradient((c, b))  # of what else h depends on
-    tau = jnp.linspace(-np.arcsinh(_REACH), np.arcsinh(_REACH), NUM_NODES, dtype=float)
+    tau = jnp.linspace(-np.arcsinh(_REACH), np.arcsinh(_REACH), num_nodes, dtype=float)
     z = c + b * jnp.sinh(tau)
-    log_w = jnp.log(b * jnp.cosh(tau) * (tau[1] - tau[0]))
-    # Far nodes, which weigh nothing, may have a derivative that overflows.
     values = jax.vmap(frozen)(z)
-    counts = jnp.isfinite(values) & (values > frozen(c) - 200)
-    values = jax.vmap(lambda z: h(z, x))(jnp.where(counts, z, c)) + log_w
-    return jax.nn.logsumexp(jnp.where(counts, values, -jnp.inf))
+    counts = jnp.isfinite(values) & (values > top - 200)
+    return z, jnp.log(b * jnp.cosh(tau) * (tau[1] - tau[0])), values, counts

@@ -18,6 +18,7 @@ from numpyro.util import is_prng_key
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.handlers import every_row, no_more_rows
+from numpyro_ext._model.local_draws import latents_unmasked
 from numpyro_ext._model.mistakes import check_rows
 from numpyro_ext._model.read import set_up
 from numpyro_ext._numpyro import mcmc_arguments, params_of_hmc, posterior_guide
@@ -253,6 +254,8 @@ def _fit_of_optimised(
         check_full_arrays(obj.model, args, kwargs)
     check_rows(obj.model, args, kwargs, init_to_sample)
     model = on_all_rows(obj.model)
+    if not is_svi:  # an engine integrates local sites with their prior
+        model = latents_unmasked(model)
     if isinstance(obj.guide, HasParticles):
         attributes["inference_method"] = "particles"
         particles = obj.guide.particles

@@ -20,7 +20,6 @@ from numpyro_ext.diagnostics._guides import (
     point_rows,
     run_rows,
 )
-from numpyro_ext.diagnostics._moved import left_out
 from numpyro_ext.diagnostics._moves import guide_moves_row, moves_row, planned
 from numpyro_ext.diagnostics._other_modes import other_modes_rows
 from numpyro_ext.diagnostics._points import (
@@ -265,14 +264,6 @@ def _of_guide(
     obj: Any, fit: Fit, result: Any, num_samples: int, num_moves: int | None, rng_key: Any
 ) -> Diagnosis:
     """The fit of an ``SVI`` or an engine, from draws of its guide."""
-    if local := getattr(obj, "local_sites", ()):
-        first = run_rows(obj, restarts_of(result), False)
-        rows = left_out(
-            f"not judged: the density of a draw is an integral over {', '.join(local)} in each row;"
-            " compare with NUTS, or move the sites out of the plate of the data, as in"
-            " Normal(mu, tau).expand([N])."
-        )
-        return Diagnosis(title(fit.attributes, "local sites integrated out"), (*first, *rows))
     key_prototype, key_draws = jax.random.split(rng_key)
     proto = prototype(fit, key_prototype)
     evaluate = evaluator(fit, proto, lp=True)

@@ -61,7 +61,9 @@ class EPEngine(ABC):
     the terms of the prior. Terms with a constant Hessian form an exact normal prior; every other
     batch element of a latent site is a factor of its own. Latent sites inside the plate are
     integrated out of their row: discrete ones are summed out, one continuous coordinate is
-    integrated by quadrature, and several by importance sampling or NUTS, at power 1.
+    integrated by quadrature, and several by importance sampling or NUTS, at power 1. The guide then
+    draws them from their distribution given the others and the data of their row, for any rows
+    that it is given: ``engine.guide.sample_posterior(rng_key, params, *args)``.
 
     The programs take the data as arguments and are kept, so that a fit to other data of the same
     shapes, or by another engine of the same model and arguments, compiles nothing. What a model
@@ -150,7 +152,9 @@ class EPEngine(ABC):
         locs = info.unravel(prior.center.mean)
         if not fits(self.guide, locs):
             self.guide = guide_of(self.model, self.family, self.prefix)
-        start_guide(self.guide, locs, list(self.local_sites), args, kwargs)
+        kind = self._plan.kinds[0]
+        projection = kind.projection if kind.local else None
+        start_guide(self.guide, locs, reading.factors, projection, args, kwargs)
         family = FAMILIES[self.family]
         normal = prior.normal
         if self.family == "diagonal":
@@ -273,7 +277,7 @@ class EPEngine(ABC):
 
     @property
     def local_sites(self) -> tuple[str, ...]:
-        """The latent sites inside the plate, which are integrated out and not in the guide."""
+        """The latent sites inside the plate, which are integrated out and have no parameters."""
         if self._plan is None:
             return ()
         factors = self._plan.reading.factors

@@ -1,25 +1,142 @@
-"""NumPyro's normal guides, set up at a start that is known."""
+r"""NumPyro's normal guides, set up at a start that is known, with the local sites of the model.
 
+.. math:: q(x, z) = q(x) \prod_n p(z_n \mid x, y_n)
+
+where z_n are the latent sites inside the plate of the data, which an engine integrates out.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
-from jax import Array, random
+import jax
+from jax import Array, lax, random
+from jax.core import Tracer
+import numpy as np
+import numpyro
 from numpyro.handlers import block, seed
 from numpyro.infer import init_to_median
-from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
+from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMultivariateNormal
 
+from numpyro_ext._model.factors import Factors
+from numpyro_ext._model.implicit import Implicit, Stated
+from numpyro_ext._model.local_draws import Drawn, draw_sites
+from numpyro_ext._model.read import call_and_trace, frames, latent_sites
 from numpyro_ext._numpyro import StartGiven
-from numpyro_ext._typing import Model, Sites
+from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext.ep.projections import Projection
 
 __all__ = ["guide_of"]
 
+_DRAWS = 64
+"""Draws of a posterior that are computed at a time."""
 
-class _Known:
-    """The start of a guide: unconstrained sites in the order in which the model samples them."""
+
+class _Known(AutoContinuous):
+    """A guide of the sites outside the plate of the data, which gives those inside it too.
+
+    A local site is drawn from its distribution given the global ones and the data of its row: by
+    quadrature if the row has one coordinate, otherwise by what the engine has integrated with, and
+    from a table if it is discrete. The rows are those of the arguments of a call; a row that
+    observes nothing has its prior.
+    """
 
     locs: Sites | None = None
+    """The start: unconstrained sites in the order in which the model samples them."""
+    factors: Factors | None = None
+    """Those of the fit."""
+    projection: Projection | None = None
+    """What draws the local sites of a row with several coordinates; None if no row has them."""
+    arguments: tuple[tuple, dict[str, Any]] | None = None
+    """Of the last fit; None if they were traced."""
+    several: bool = False
+    """Whether there were fits to others."""
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         return None if self.locs is None else (random.key(0), self.locs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
+        if self.factors is None or not self.factors.axes:
+            return super().__call__(*args, **kwargs)
+        found, trace = call_and_trace(super().__call__, args, kwargs)
+        rng_key = numpyro.prng_key()
+        if rng_key is None:
+            raise ValueError("the local sites are drawn at random; call seed(guide, rng_key).")
+        latent = next(site["value"] for site in latent_sites(trace) if site["name"] not in found)
+        drawn = self._drawn(latent, rng_key, args, kwargs)
+        if drawn.log_q is None:  # the model draws them from their prior
+            return found
+        stated = self.projection is None or self.projection.has_normaliser
+        kind = Stated if stated else Implicit
+        plate, local = self.factors.plate, [drawn.sites[name] for name in self.factors.axes]
+        dim = frames(local[0])[plate]
+        with numpyro.plate(plate, len(drawn.log_q), dim=dim):
+            for site in local:
+                fn = kind(site["value"], event_dim=site["fn"].event_dim, support=site["fn"].support)
+                found[site["name"]] = numpyro.sample(site["name"], fn)
+            if stated:
+                log_q = drawn.log_q.reshape(-1, *[1] * (-dim - 1))
+                numpyro.factor(f"_{self.prefix}_local", log_q)
+        return found
+
+    def sample_posterior(
+        self,
+        rng_key: Array,
+        params: Params,
+        *args: Any,
+        sample_shape: tuple[int, ...] = (),
+        **kwargs: Any,
+    ) -> dict[str, Array]:
+        """Draws of all latent sites, and of the deterministic ones that follow from them.
+
+        :param args: arguments of the model, whose rows the local sites have; none for those of the
+            fit.
+        """
+        if not args and not kwargs:
+            if self.factors is not None and self.factors.axes and self.several:
+                raise ValueError(
+                    "the engine was fitted to several data sets, so that sample_posterior does not"
+                    " know whose rows it is asked for; pass the model's arguments, as in"
+                    " sample_posterior(rng_key, params, *args)."
+                )
+            args, kwargs = self.arguments or ((), {})
+        if self.factors is None:
+            return super().sample_posterior(rng_key, params, sample_shape=sample_shape)
+        key_global, key_local = random.split(rng_key)
+        latent = self.get_posterior(params).sample(key_global, sample_shape)
+        flat = latent.reshape(-1, latent.shape[-1])
+        keys = random.split(key_local, len(flat))
+
+        def one(x: Array, rng_key: Array) -> Sites:
+            drawn = self._drawn(x, rng_key, args, kwargs)
+            return {name: site["value"] for name, site in drawn.sites.items()}
+
+        found = lax.map(lambda xs: one(*xs), (flat, keys), batch_size=_DRAWS)
+        return {n: v.reshape(sample_shape + v.shape[1:]) for n, v in found.items()}
+
+    def _drawn(self, x: Array, rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> Drawn:
+        assert self.factors is not None
+        with block():
+            return draw_sites(self.factors, x, rng_key, self._draw_many, args, kwargs)
+
+    def _draw_many(
+        self, log_density: Callable[[Array], Array], size: int, rng_key: Array
+    ) -> tuple[Array, Array]:
+        assert self.projection is not None
+        return self.projection.draw(log_density, size, rng_key)
+
+    def median(self, params: Params) -> dict[str, Array]:
+        """Medians of the sites outside the plate of the data."""
+        return self._of_global(super().median(params))
+
+    def quantiles(self, params: Params, quantiles: Any) -> dict[str, Array]:
+        """Quantiles of the sites outside the plate of the data."""
+        return self._of_global(super().quantiles(params, quantiles))
+
+    def _of_global(self, found: dict[str, Array]) -> dict[str, Array]:
+        """Without what follows from local sites, if there are any."""
+        if self.factors is None or not self.factors.axes:
+            return found
+        return {name: found[name] for name in self.factors.info.latents}
 
 
 class FullNormal(_Known, AutoMultivariateNormal, StartGiven):
@@ -43,12 +160,29 @@ def fits(guide: Any, locs: Sites) -> bool:
 
 
 def start_guide(
-    guide: Any, locs: Sites, local: list[str], args: tuple, kwargs: dict[str, Any]
+    guide: Any,
+    locs: Sites,
+    factors: Factors,
+    projection: Projection | None,
+    args: tuple,
+    kwargs: dict[str, Any],
 ) -> None:
-    """Set a guide up on the global sites, at these values."""
-    if guide.prototype_trace is not None:
+    """Set a guide up on the global sites, at these values, for the factors of a fit."""
+    guide.factors, guide.projection = factors, projection
+    given, first = (args, kwargs), guide.prototype_trace is None
+    traced = any(isinstance(x, Tracer) for x in jax.tree.leaves(given))
+    guide.several |= not first and (traced or not _same(guide.arguments, given))
+    guide.arguments = guide.arguments if traced else given
+    if not first:
         return
     guide.locs = locs
-    if local:
-        guide.model = block(seed(guide.model, random.key(0)), hide=local)
+    if factors.axes:
+        guide.model = block(seed(guide.model, random.key(0)), hide=list(factors.axes))
     guide.set_up(*args, **kwargs)
+
+
+def _same(before: Any, now: Any) -> bool:
+    """Whether the arguments of two fits are the same."""
+    (xs, one), (ys, other) = jax.tree.flatten(before), jax.tree.flatten(now)
+
+    return one == other and all(x is y or np.array_equal(x, y) for x, y in zip(xs, ys, strict=True))

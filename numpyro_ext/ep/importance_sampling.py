@@ -30,6 +30,8 @@ LARGEST_HESSIAN = 50
 """The rank up to which second derivatives are taken."""
 FLATTEST = 1e-3
 """The least curvature in the coordinates of local sites; that of a cavity is 1."""
+FEWEST = 20
+"""The least effective number of points of which one is drawn."""
 INFLATION = 1.5
 """The covariance of the second proposal, in units of that of Laplace's approximation."""
 
@@ -134,6 +136,18 @@ class ImportanceSampling(Projection):
         log_normaliser = logsumexp(log_w) - jnp.log(self.num_samples)
         ok = jnp.all(jnp.isfinite(v)) & jnp.all(jnp.isfinite(T)) & (smallest(S) > 0)
         return Projected(v, T, log_normaliser, ok, jnp.array(False), ~(ess(log_w) >= self.min_ess))
+
+    def draw(
+        self, log_density: Callable[[Array], Array], size: int, rng_key: Array
+    ) -> tuple[Array, Array]:
+        """One of the points around a mode, by their weights; NaN if these are too uneven."""
+        key_points, key_chosen = random.split(rng_key)
+        points = self._normal_points(key_points, size)
+        z, log_h = around(log_density, jnp.zeros(size, points.dtype), points, FLATTEST)
+        log_w = finite(jax.vmap(log_density)(z) - log_h) + size / 2 * np.log(2 * np.pi)
+        chosen = z[random.categorical(key_chosen, log_w)]
+        enough = ess(log_w) * self.num_samples >= FEWEST
+        return jnp.where(enough, chosen, jnp.nan), logsumexp(log_w) - jnp.log(self.num_samples)
 
     def project_exclusive(
         self,

@@ -1,6 +1,8 @@
 """Moments of a factor times its cavity by the No-U-Turn sampler."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -90,24 +92,40 @@ class NUTSProjection(Projection):
             )
         L = root(cov)
 
-        def potential(w: Array) -> Array:
+        def log_density(w: Array) -> Array:
             e, z = w[:r], ([w[r:]] if local else [])
-            return jnp.sum(e**2) / 2 - power * log_factor(mean + matvec(L, e), *z)
+            return power * log_factor(mean + matvec(L, e), *z) - jnp.sum(e**2) / 2
 
-        def chain(rng_key: Array) -> Array:
-            start, step = hmc(potential, algo="NUTS")
-
-            def draw(state: Any, _: None) -> tuple[Any, Array]:
-                state = step(state)
-                return state, state.z
-
-            state = start(jnp.zeros(r + local, mean.dtype), self.num_warmup, rng_key=rng_key)
-            state = lax.fori_loop(0, self.num_warmup, lambda _, state: step(state), state)
-            return lax.scan(draw, state, length=self.num_samples)[1]
-
+        start = jnp.zeros(r + local, mean.dtype)
+        chain = partial(self._chain, log_density, start, self.num_samples)
         draws = jax.vmap(chain)(random.split(rng_key, self.num_chains)).reshape(S, -1)[:, :r]
         m, C = weighted_moments(jnp.zeros(S), draws)
         precision = inverse(C * S / (S - 1)) * (S - r - 2) / (S - 1)
         v, T = in_factor(*from_moments(m, precision, power), mean, L)
         ok = jnp.all(jnp.isfinite(v)) & jnp.all(jnp.isfinite(T)) & (smallest(C) > 0)
         return Projected(v, T, jnp.array(jnp.nan), ok, jnp.array(False), jnp.array(False))
+
+    def draw(
+        self, log_density: Callable[[Array], Array], size: int, rng_key: Array
+    ) -> tuple[Array, Array]:
+        """The last state of a chain of its own."""
+        chain = self._chain(log_density, jnp.zeros(size), 1, rng_key)
+        return chain[-1], jnp.array(jnp.nan)
+
+    def _chain(
+        self,
+        log_density: Callable[[Array], Array],
+        start: Array,
+        num_samples: int,
+        rng_key: Array,
+    ) -> Array:
+        """``(num_samples, size)`` draws after the warmup."""
+        init, step = hmc(lambda w: -log_density(w), algo="NUTS")
+
+        def draw(state: Any, _: None) -> tuple[Any, Array]:
+            state = step(state)
+            return state, state.z
+
+        state = init(start, self.num_warmup, rng_key=rng_key)
+        state = lax.fori_loop(0, self.num_warmup, lambda _, state: step(state), state)
+        return lax.scan(draw, state, length=num_samples)[1]

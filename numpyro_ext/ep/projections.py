@@ -63,7 +63,8 @@ class Projection(ABC):
     max_rank: int | None = None
     """The largest r; None if there is no limit."""
     takes_local = False
-    """Whether it integrates over local sites too, so that ``local`` may be positive."""
+    """Whether it integrates over local sites too, so that ``local`` may be positive; it then has
+    :meth:`draw`."""
 
     @abstractmethod
     def project(
@@ -87,6 +88,16 @@ class Projection(ABC):
         :param index: number of the factor, where :attr:`whole`.
         :param int local: number of the coordinates of z, where :attr:`takes_local`.
         """
+
+    def draw(
+        self, log_density: Callable[[Array], Array], size: int, rng_key: Array
+    ) -> tuple[Array, Array]:
+        """A draw of local sites, and the logarithm of the integral over them, or an estimate whose
+        exponential has no bias; NaN without :attr:`has_normaliser`.
+
+        :param log_density: of ``(size,)`` coordinates, up to a constant.
+        """
+        raise NotImplementedError(f"{type(self).__name__} draws no local sites.")
 
     def project_exclusive(
         self,

@@ -1,0 +1,190 @@
+"""The latent sites inside the plate of the data, drawn given those outside and the data."""
+
+from collections.abc import Callable
+import copy
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array, lax, random
+from jax.core import Tracer
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+from jax.scipy.special import logsumexp
+from numpyro.handlers import block, seed, substitute
+from numpyro.infer import init_to_uniform
+from numpyro.primitives import Messenger
+
+from numpyro_ext._model import integral
+from numpyro_ext._model.density import row_log_lik, without_mask
+from numpyro_ext._model.factors import Factors
+from numpyro_ext._model.read import (
+    Site,
+    frames,
+    latent_sites,
+    plate_sizes,
+    sample_sites,
+    shape_trace,
+    trace_of,
+)
+from numpyro_ext._numpyro import at_unconstrained, mask_of, site_of_log_det
+from numpyro_ext._typing import Model, Sites
+
+__all__ = ["Drawn", "draw_sites", "latents_unmasked"]
+
+DrawMany = Callable[[Callable[[Array], Array], int, Array], tuple[Array, Array]]
+"""``(log_density, size, rng_key)`` to a draw of so many coordinates, and the log integral."""
+_POINTS = 2**14
+"""Places of rows at which a row is evaluated at a time, for one draw."""
+
+
+class latents_unmasked(Messenger):
+    """Give latent sites their prior where an array masks them, as an ``obs_mask`` does in rows that
+    are observed: what has no density is not drawn."""
+
+    def __init__(self, fn: Model) -> None:
+        super().__init__(fn)
+        self.names: set[str] = set()
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] != "sample":
+            return
+        mask = mask_of(msg["fn"])
+        if not msg["is_observed"] and mask is not None and jnp.ndim(mask) > 0:
+            self.names.add(msg["name"])
+        if site_of_log_det(msg["name"], self.names) in self.names:
+            msg["fn"] = without_mask(msg["fn"])
+
+
+class Drawn(NamedTuple):
+    """A draw of all sites.
+
+    - **sites** - the latent sites and the deterministic ones, as in a trace.
+    - **log_q** - ``(N,)``, log density of the local sites of each row, given the others; None if
+      there is nothing to observe, so that they are draws of their prior.
+    """
+
+    sites: dict[str, Site]
+    log_q: Array | None
+
+
+def on_rows_of(factors: Factors, args: tuple, kwargs: dict[str, Any]) -> Factors | None:
+    """The factors of other arguments, with other rows; None if nothing is observed in a row.
+
+    A site that was observed in the fit and is not here is a prediction, of which the others know
+    nothing: it is left out.
+    """
+    found = factors.on(args, kwargs)
+    fn = seed(factors._model, random.key(0))
+    trace = shape_trace(substitute(fn, substitute_fn=init_to_uniform), args, kwargs)
+    inside = [site for site in sample_sites(trace) if factors.plate in frames(site)]
+    if not any(site["is_observed"] for site in inside):
+        return None
+    known = {*factors.info.latents, *factors.axes}
+    predicted = [site["name"] for site in latent_sites(trace) if site["name"] not in known]
+    size = plate_sizes(trace)[factors.plate][0]
+    if size == factors.size and not predicted:
+        return found
+    found = copy.copy(found)
+    found.size = size
+    if predicted:
+        found._model = block(fn, hide=predicted)
+    if not any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs))):
+        # Of traced arguments a row is computed in the way of the fit.
+        with jax.ensure_compile_time_eval():
+            found._way = found._find_way()
+    return found
+
+
+def draw_sites(
+    factors: Factors,
+    x: Array,
+    rng_key: Array,
+    draw_many: DrawMany,
+    args: tuple,
+    kwargs: dict[str, Any],
+) -> Drawn:
+    """The local sites of all rows, drawn given the global ones at ``x``, and what follows.
+
+    :param factors: of the fit, to whose model these arguments are given.
+    :param x: ``(D,)``, a flat vector.
+    :param draw_many: for several continuous coordinates in a row.
+    """
+    key_local, key_model = random.split(rng_key)
+    local, log_z = {}, None
+    there = on_rows_of(factors, args, kwargs) if factors.axes else None
+    if there is not None:
+        local, log_z = _draw_rows(there, x, key_local, draw_many)
+    states = {name: z for name, z in local.items() if name in factors.states}
+    fn = seed(substitute(factors._model, data=states), key_model)
+    z = {n: v for n, v in {**factors.info.unravel(x), **local}.items() if n not in states}
+    trace = trace_of(at_unconstrained(fn, z), args, kwargs)
+    known = {*factors.info.latents, *factors.axes}
+    sites = {
+        name: site
+        for name, site in trace.items()
+        if name in known or site["type"] == "deterministic"
+    }
+    if log_z is None:
+        return Drawn(sites, None)
+
+    def counts(site: Site) -> bool:
+        name = site["name"]
+        if site["type"] != "sample":
+            return True
+        if not site["is_observed"]:
+            return name in known
+        return site_of_log_det(name, factors.axes) == name
+
+    of_values = {name: site for name, site in trace.items() if counts(site)}
+    return Drawn(sites, row_log_lik(of_values, factors.plate, factors.axes) - log_z)
+
+
+def _draw_rows(
+    factors: Factors, x: Array, rng_key: Array, draw_many: DrawMany
+) -> tuple[Sites, Array]:
+    """Unconstrained local sites of all rows, and the log likelihood of each row at x."""
+    flat, unravel = ravel_pytree(factors.local)
+    size = flat.size
+    number = len(next(iter(factors.states.values()), [0]))
+
+    def state(k: Array) -> Sites:
+        return {name: values[k] for name, values in factors.states.items()}
+
+    def of_row(n: Array, rng_key: Array) -> tuple[Sites, Array]:
+        key_state, key_z = random.split(rng_key)
+
+        def log_p(k: Array, z: Array) -> Array:
+            return factors.row(x, n, {**state(k), **unravel(z.reshape(flat.shape))})
+
+        def one(k: Array) -> tuple[Array, Array]:
+            """Values of the continuous sites, and the log of what the state has together."""
+            if size == 1:
+                return integral.draw(lambda z: log_p(k, z), random.fold_in(key_z, k))
+            return z, log_p(k, z)
+
+        if size > 1:
+            z, log_z = draw_many(lambda z: factors.marginal(x, n, z), size, key_z)
+        else:
+            z = flat
+        each, logits = jax.vmap(one)(jnp.arange(number))
+        k = random.categorical(key_state, logits)
+        if size <= 1:
+            log_z = logsumexp(logits)
+        lost = ~jnp.isfinite(logits[k])
+        local = {**unravel(jnp.where(lost, jnp.nan, each[k]).reshape(flat.shape)), **state(k)}
+        return local, log_z
+
+    keys = random.split(rng_key, factors.size)
+    block_size = max(1, _POINTS // (2048 if size > 1 else 4 * factors.points))
+    if factors.size <= block_size:
+        found, log_z = jax.vmap(of_row)(jnp.arange(factors.size), keys)
+    else:
+        rows = jnp.arange(factors.size), keys
+        found, log_z = lax.map(lambda row: of_row(*row), rows, batch_size=block_size)
+    return {name: _placed(v, factors.axes[name]) for name, v in found.items()}, log_z
+
+
+def _placed(values: Array, axis: int) -> Array:
+    """``(N, *row)`` values, in which ``axis`` of a row has length 1, with the rows there."""
+    axis = axis % (values.ndim - 1)
+    return jnp.moveaxis(jnp.squeeze(values, axis + 1), 0, axis)
