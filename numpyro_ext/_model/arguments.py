@@ -5,9 +5,35 @@ from typing import Any
 
 import jax
 from jax import Array
+from jax.core import Tracer
+import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["Arguments", "split_arguments"]
+__all__ = ["Arguments", "indexed", "split_arguments"]
+
+
+class _Indexed(np.ndarray):
+    """A NumPy array of which a traced index takes rows, as it does of a JAX array.
+
+    It is no JAX array, so that a model can still read its numbers, as in ``int(group.max())``.
+    """
+
+    def __getitem__(self, index: Any) -> Any:
+        parts = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(part, Tracer) for part in parts):
+            return jnp.asarray(np.asarray(self))[index]
+        return super().__getitem__(index)
+
+
+def indexed(x: Any) -> Any:
+    """Arguments of a model whose NumPy arrays of numbers take traced indices."""
+    if type(x) in (np.ndarray, np.memmap) and x.dtype.kind in "biufc":
+        return x.view(_Indexed)
+    if type(x) in (list, tuple):
+        return type(x)(indexed(item) for item in x)
+    if type(x) is dict:  # not by jax.tree, which sorts the keys
+        return {key: indexed(value) for key, value in x.items()}
+    return x
 
 
 class _Held:
