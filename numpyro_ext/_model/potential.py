@@ -101,7 +101,7 @@ class Potential:
         self.info = info
         self.plates = info.plates
         self._model = default_key(substitute(model, data=params))
-        self.arguments = indexed((args, kwargs))
+        self.arguments: tuple[tuple, dict[str, Any]] = indexed((args, kwargs))
         self._forward_mode = forward_mode
         self._gradient: Callable[..., tuple[Array, Sites]] = self._differentiate
 

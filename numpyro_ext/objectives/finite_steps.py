@@ -36,19 +36,19 @@ def finite_step(
     if isinstance(loss, dict):
         return loss, state
     is_none = jnp.isnan(loss)
-    loss = jnp.where(is_none, stop_gradient(loss), loss + zero.astype(loss.dtype))
+    loss = loss + zero.astype(loss.dtype) * jnp.where(is_none, jnp.nan, 0.0)
     return loss, {n: _finite_or_before(x, params.get(n), is_none) for n, x in state.items()}
 
 
 def _guard(params: Params) -> tuple[Params, Array]:
-    """The parameters, whose gradient becomes zero on its way back if any of it is not finite; and a
-    zero to be added to the loss, by whose gradient a step is known that has a loss."""
+    """The parameters, and a zero to be multiplied and added to the loss. Their gradients become
+    zero on the way back if any of them is not finite, that of the zero among them."""
     real = {n: x for n, x in params.items() if _is_real(x)}
     flat, unravel = ravel_pytree(real)
 
     def transpose(_: Any, ct: Array) -> Array:
         lost = ~jnp.all(jnp.isfinite(ct))
-        _say(lost | jnp.all(ct == 0))
+        _say(lost)
         return jnp.where(lost, 0.0, ct)
 
     # As in zero_weight.py; one vector, since the rule for forward mode asks for every tangent.

@@ -348,9 +348,9 @@ def test_a_center_that_is_too_far_warns_and_moves_to_the_mean_of_a_guide():
 
 
 def test_the_noise_adds_nothing_to_the_mean_of_weights():
-    """6.5 sds from the center of the 300 counts, by 4,000 minibatches: the log of the mean weight is
-    that of all rows, to third order; the noise of half a nat would add half its variance. The Monte
-    Carlo error is .01. The ELBO is left alone, and so is the mean of one weight."""
+    """6.5 sds from the center of the 300 counts, by 4,000 minibatches: the log of the mean weight
+    is that of all rows, to third order; the noise of half a nat would add half its variance. The
+    Monte Carlo error is .01. The ELBO is left alone, and so is the mean of one weight."""
     proxy = taylor_proxy(slope, center={"b": 0.5})
     every = jnp.arange(300)
     size, t = 0.5 * (1 + every % 3), 0.5 + 6.5 * proxy.factor[0]
