@@ -1,26 +1,39 @@
 """The arguments of a model split into arrays, and what a compiled program takes as it is."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-import hashlib
-import re
 from typing import Any
 
 import jax
-from jax import Array, random
+from jax import Array
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 import jax.numpy as jnp
 import numpy as np
-from numpyro.handlers import block, seed
 
-from numpyro_ext._model.density import log_prob, scaled
-from numpyro_ext._model.handlers import every_row
-from numpyro_ext._model.read import plate_sizes, sample_sites, trace_of
-from numpyro_ext._numpyro import default_key
-from numpyro_ext._typing import Model
+__all__ = ["Arguments", "indexed", "split_arguments"]
 
-__all__ = ["Arguments", "fingerprint", "split_arguments"]
+
+class _Indexed(np.ndarray):
+    """A NumPy array of which a traced index takes rows, as it does of a JAX array.
+
+    It is no JAX array, so that a model can still read its numbers, as in ``int(group.max())``.
+    """
+
+    def __getitem__(self, index: Any) -> Any:
+        parts = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(part, Tracer) for part in parts):
+            return jnp.asarray(np.asarray(self))[index]
+        return super().__getitem__(index)
+
+
+def indexed(x: Any) -> Any:
+    """Arguments of a model whose NumPy arrays of numbers take traced indices."""
+    if type(x) in (np.ndarray, np.memmap) and x.dtype.kind in "biufc":
+        return x.view(_Indexed)
+    if type(x) in (list, tuple):
+        return type(x)(indexed(item) for item in x)
+    if type(x) is dict:  # not by jax.tree, which sorts the keys
+        return {key: indexed(value) for key, value in x.items()}
+    return x
 
 
 class _Held:
@@ -71,50 +84,3 @@ def split_arguments(
     ]
     free = [] if hold else [x for x, is_array in zip(leaves, arrays, strict=True) if is_array]
     return Arguments(tree, tuple(fixed)), free
-
-
-def fingerprint(model: Model, arguments: Arguments, arrays: list[Any]) -> str:
-    """What a program compiled of a model holds beside the arrays among its arguments.
-
-    These are its operations, and the numbers that it reads from globals, closures and attributes.
-    With equal fingerprints, a program compiled for one serves for the other.
-    """
-
-    def run(arrays: list[Any], rng_key: Array) -> Any:
-        fn = seed(every_row(default_key(model)), rng_key)
-        with block():
-            trace = trace_of(fn, *arguments.whole(arrays))
-        sites = {x["name"]: (x["value"], scaled(x, log_prob(x))) for x in sample_sites(trace)}
-        return sites, plate_sizes(trace)
-
-    shapes = [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in arrays]
-    jaxpr, names = jax.make_jaxpr(run, return_shape=True)(shapes, random.key(0))
-    # Functions are printed with their addresses, which say nothing.
-    text = re.sub(r"0x[0-9a-f]+", "", f"{jaxpr} {names}")
-    found = hashlib.sha256(text.encode())
-    for value in _constants(jaxpr):
-        if isinstance(value, Tracer):
-            raise ValueError(
-                "the model reads a value from outside that is traced, as under jax.grad or"
-                " jax.jit; pass it as an argument of the model."
-            )
-        is_key = jnp.issubdtype(jnp.result_type(value), jax.dtypes.prng_key)
-        value = np.asarray(random.key_data(value) if is_key else value)
-        found.update(f"{value.dtype} {value.shape}".encode() + value.tobytes())
-    return found.hexdigest()
-
-
-def _constants(jaxpr: Any) -> Iterator[Any]:
-    """The arrays in a program, and in those inside it."""
-    if isinstance(jaxpr, ClosedJaxpr):
-        yield from jaxpr.consts
-        jaxpr = jaxpr.jaxpr
-    for eqn in jaxpr.eqns:
-        yield from (x.val for x in eqn.invars if isinstance(x, Literal))
-        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_program):
-            if _is_program(inner):
-                yield from _constants(inner)
-
-
-def _is_program(x: Any) -> bool:
-    return isinstance(x, ClosedJaxpr | Jaxpr)

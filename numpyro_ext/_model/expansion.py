@@ -1,13 +1,11 @@
 """The expansion of the rows of a model at a center, which is searched or given."""
 
 from dataclasses import replace
-import inspect
 from typing import Any
 import warnings
 
 import jax
 from jax import Array, lax, random
-from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 from numpyro.handlers import seed, substitute
@@ -15,8 +13,7 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.util import unconstrain_fn
 
 from numpyro_ext._checks import InferenceWarning, check_count
-from numpyro_ext._model.density import row_log_lik
-from numpyro_ext._model.handlers import first_rows, refuse_noise, rows, valid_plates
+from numpyro_ext._model.handlers import first_rows, refuse_noise, valid_plates
 from numpyro_ext._model.mistakes import check_observed
 from numpyro_ext._model.mode_search import (
     DENSE_UP_TO,
@@ -35,17 +32,22 @@ from numpyro_ext._model.read import (
     trace_of,
 )
 from numpyro_ext._model.start import draw_start, start_near_median
-from numpyro_ext._model.taylor import LARGEST_NOISE, TaylorProxy, sd_over_minibatches, too_far
-from numpyro_ext._numpyro import at_unconstrained, default_key
+from numpyro_ext._model.taylor import (
+    BLOCK,
+    LARGEST_NOISE,
+    TaylorProxy,
+    rows_of,
+    sd_over_minibatches,
+    too_far,
+)
+from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Trace
 
 __all__ = ["Rows"]
 
-_BLOCK = 10_000
 _NEAR, _FAR, _REFINED = 0.1, 50.0, 6  # from so many sds to so many, Newton steps in float64
 _OFF = 0.5  # sds between center and mode that are worth a warning
 _DRAWS_OF_GUIDE = 1000
-_COMPARED = 64  # rows, in which two sets of data are seen to differ
 _POINTS, _ROWS = 16, 10_000  # at which the noise over minibatches is measured
 
 
@@ -62,8 +64,7 @@ class Rows:
         block_size: int | None = None,
     ) -> None:
         self.model, self.arguments, self.degree = default_key(model), (args, kwargs), degree
-        self._signature = inspect.signature(model)
-        self.block_size = check_count("block_size", _BLOCK if block_size is None else block_size)
+        self.block_size = check_count("block_size", BLOCK if block_size is None else block_size)
         because = "which the rows at the center would not share"
         fn = first_rows(seed(valid_plates(refuse_noise(model, because)), random.key(0)))
         found: list[tuple[Trace, ModelInfo]] = []
@@ -91,7 +92,7 @@ class Rows:
         off = np.inf if mode is None else mode.decrement + (mode.num_negative > 0)
         self._check_forward_mode(x)
         for k in range(_REFINED + 1):
-            value, grad, hessian = self._sums(x, None if mode is None else factor)
+            each, grad, hessian = self._sums(x, None if mode is None else factor)
             nearest = x
             if hessian is not None:
                 nearest, factor, off = self._normal(x, grad, hessian)
@@ -106,7 +107,8 @@ class Rows:
             center={name: sites[name] for name in self.info.latents},
             location=x,
             factor=factor,
-            value=np.asarray(value),
+            value=np.asarray(each.sum(dtype=float)),
+            rows=jnp.asarray(each),
             grad=jnp.asarray(grad, x.dtype),
             hessian=None if self.degree == 1 else jnp.asarray(hessian, x.dtype),
             noise=np.nan,
@@ -138,26 +140,9 @@ class Rows:
 
     def at(self, x: Array, idx: Array) -> Array:
         """The log likelihood of the rows ``idx`` at a flat vector."""
-        fn = at_unconstrained(self.model, self.info.unravel(x))
-        trace = trace_of(rows(fn, {self.plate: idx}, self.info.plates), *self.arguments)
-        return row_log_lik(trace, self.plate)
-
-    def are_of(self, args: tuple, kwargs: dict[str, Any]) -> bool:
-        """False if an array of N rows in these arguments is another one; a traced one may be."""
-        ours, theirs = (
-            self._signature.bind(*a, **k).arguments for a, k in (self.arguments, (args, kwargs))
-        )
-        some = np.linspace(0, self.size - 1, _COMPARED).astype(int)
-        for name in ours.keys() & theirs.keys():
-            pairs = zip(jax.tree.leaves(ours[name]), jax.tree.leaves(theirs[name]), strict=False)
-            for a, b in pairs:
-                if a is b or isinstance(a, Tracer) or isinstance(b, Tracer):
-                    continue
-                if np.shape(a) == np.shape(b) and np.shape(a)[:1] == (self.size,):
-                    a, b = np.asarray(a)[some], np.asarray(b)[some]
-                    if not np.allclose(a, b, rtol=1e-5, equal_nan=True):
-                        return False
-        return True
+        args, kwargs = self.arguments
+        z = self.info.unravel(x)
+        return rows_of(self.model, z, {self.plate: idx}, self.info.plates)(*args, **kwargs)
 
     def _find_center(self, rng_key: Array, center: Any) -> tuple[Array, NormalFit | None]:
         """The flat vector of the center, and what a search found if there was one."""
@@ -238,9 +223,11 @@ class Rows:
                 " BBAlphaELBO."
             ) from error
 
-    def _sums(self, x: Array, factor: Array | None) -> tuple[float, np.ndarray, np.ndarray | None]:
-        """L, G and H at a flat vector; no H where the dimension is large. H is taken along the
-        columns of a factor near that of the posterior, because in float32 its least curvature
+    def _sums(
+        self, x: Array, factor: Array | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Each row's l, and G and H at a flat vector; no H where the dimension is large, else along
+        the columns of a factor near that of the posterior, because in float32 its least curvature
         would be lost beside the largest."""
         directions = jnp.eye(len(x), dtype=x.dtype) if len(x) <= DENSE_UP_TO else None
         if directions is not None and factor is not None:
@@ -260,12 +247,15 @@ class Rows:
             return self.at(x, idx), grad(x), hessian
 
         # Totals in double precision: float32 would round a sum of many rows to its own digits.
-        value, grad, hessian = 0.0, np.zeros(len(x)), np.zeros(())
+        values, grad, hessian = [], np.zeros(len(x)), np.zeros(())
         for start in range(0, self.size, self.block_size):
             idx = jnp.arange(start, min(start + self.block_size, self.size))
-            each, g, H = jax.device_get(of(x, idx, directions))
-            value, grad = value + float(each.sum(dtype=float)), grad + g
+            with jax.default_matmul_precision("highest"):
+                each, g, H = jax.device_get(of(x, idx, directions))
+            grad = grad + g
             hessian = hessian + (0.0 if H is None else H)
+            values.append(each)
+        value = np.concatenate(values)
         finite = [np.all(np.isfinite(part)) for part in (value, grad, hessian)]
         if not all(finite):
             raise ValueError(

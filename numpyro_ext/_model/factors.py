@@ -16,7 +16,7 @@ from typing import Any
 import warnings
 
 import jax
-from jax import Array, random
+from jax import Array, lax, random
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
@@ -26,6 +26,7 @@ from numpyro.handlers import seed, substitute
 from numpyro.infer import init_to_uniform
 
 from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.arguments import split_arguments
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import every_row, rows
 from numpyro_ext._model.integral import NUM_NODES, log_integral
@@ -49,6 +50,8 @@ LARGEST_WHOLE = 1000
 """The number of rows up to which a row may be picked from a pass over all of them."""
 TOLERANCE = 1e-4
 """The largest error of the log likelihood l of a row, in units of 1 + |l|."""
+_BLOCK = 1000
+"""Rows that are computed alone at the same time."""
 
 
 class Factors:
@@ -111,6 +114,13 @@ class Factors:
         masked = (*inside, *discrete)
         self._masked = sorted(n for n in masked if mask_of(trace[n]["fn"]) is not None)
         self._way = self._find_way()
+        # One program for all data, which are its arguments.
+        self._is_right_on = jax.jit(
+            lambda words, arrays: self.on(*words.whole(arrays))._way_is_right(), static_argnums=0
+        )
+
+    def _way_is_right(self) -> Array | bool:
+        return self._is_right(self._way)
 
     def row(self, x: Array, n: Array, local: Sites | None = None) -> Array:
         """The log likelihood of row ``n`` at ``x``; under ``jax.vmap``, of each row at its own.
@@ -171,9 +181,16 @@ class Factors:
         return latent and self.plate in frames(site) and site["fn"].support.is_discrete
 
     def check(self) -> None:
-        """An error that names the site if the data do not fit the model."""
+        """An error that names the site if the data do not fit the model, and one if the way to a
+        row, which was found on other data, is wrong on these."""
         fn = seed(valid_data(self._model), random.key(0))
         shape_trace(substitute(fn, substitute_fn=init_to_uniform), *self._arguments)
+        if not self._is_right_on(*split_arguments(*self._arguments)):
+            raise ValueError(
+                f"on these data a row of the plate '{self.plate}' computed alone differs from that"
+                f" of a pass over all, which it did not on the data before; {self._remedy}, or make"
+                " a new engine for these data."
+            )
 
     def check_masks(self) -> None:
         """An error that names the site if a row has data of a local site without a prior there."""
@@ -256,36 +273,45 @@ class Factors:
         return jax.jit(jax.vmap(draw))(random.split(rng_key, num_samples))
 
     def _find_way(self) -> Callable[..., Array]:
-        """The first way to compute a row, of shape ``(1,)``, that agrees with a pass over all."""
-        generator = np.random.default_rng(0)  # which compiles nothing
-        x = jnp.asarray(generator.uniform(-1, 1, (2, self.info.size)), float)
-        n = jnp.asarray(generator.integers(0, self.size, 8))
-
-        def at_probes(way: Callable[..., Array]) -> Array:
-            local = {**self.local, **self._first_states()}
-            each_row = jax.vmap(partial(way, local=local), (None, 0))
-            return jax.jit(jax.vmap(each_row, (0, None)))(x, n)
-
-        expected = at_probes(self._by_all_rows)
+        """The first way to compute a row, of shape ``(1,)``, that gives every row the number of a
+        pass over all."""
+        # Its errors are those of the model.
+        jax.eval_shape(partial(self._is_right, self._by_all_rows))
         for way in (self._by_plate, self._by_arguments):
             try:
-                found = at_probes(way)
+                agrees = jax.jit(partial(self._is_right, way))()
             except (TypeError, ValueError):  # what is not indexed may not broadcast with one row
                 continue
-            if found.shape == expected.shape and jnp.allclose(
-                found, expected, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
-            ):
+            if agrees:
                 return way
         problem = (
             f"no row of the plate '{self.plate}' can be computed alone, because the model does not"
-            f" use the plate's indices; write `with numpyro.plate('{self.plate}', {self.size}) as"
-            " idx:` and index everything that has a row for each datum, as in X[idx] and obs=y[idx]"
+            f" use the plate's indices; {self._remedy}"
         )
         if self.size > LARGEST_WHOLE:
             raise ValueError(f"{problem}.")
         cost = f"a row now costs a pass over all {self.size}, and all rows {self.size}^2"
         warnings.warn(InferenceWarning(f"{problem}; {cost}."), stacklevel=4)
         return self._by_all_rows
+
+    @property
+    def _remedy(self) -> str:
+        return (
+            f"write `with numpyro.plate('{self.plate}', {self.size}) as idx:` and index everything"
+            " that has a row for each datum, as in X[idx] and obs=y[idx]"
+        )
+
+    def _is_right(self, way: Callable[..., Array]) -> Array | bool:
+        """Whether each row alone has the number that it has in a pass over all, at two points."""
+        generator = np.random.default_rng(0)  # which compiles nothing
+        x = jnp.asarray(generator.uniform(-1, 1, (2, self.info.size)), float)
+        local, n = {**self.local, **self._first_states()}, jnp.arange(self.size)
+        expected = jax.vmap(lambda x: self._log_lik(x, n, self._arguments, local))(x)
+        each = jax.vmap(partial(way, local=local), (0, None))  # some rows at a time, at all points
+        found = lax.map(lambda n: each(x, n)[:, 0], n, batch_size=_BLOCK).swapaxes(0, 1)
+        if found.shape != expected.shape:
+            return False
+        return jnp.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
 
     def _by_plate(self, x: Array, n: Array, local: Sites) -> Array:
         return self._log_lik(x, n[None], self._arguments, local)

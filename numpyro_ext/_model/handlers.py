@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from jax import Array
+from jax.errors import TracerArrayConversionError
 import jax.numpy as jnp
 import numpyro
 from numpyro.handlers import block, substitute
@@ -24,6 +25,7 @@ __all__ = [
     "refuse_noise",
     "rows",
     "same_plates",
+    "says_as_array",
     "seed_plates",
     "subsampled_plates",
     "valid_plates",
@@ -282,3 +284,18 @@ class plates_have_rows(Messenger):
                 "a plate of the model has no rows; pass data with at least one row, or leave the"
                 " plate out of the model where there are none."
             ) from exc_value
+
+
+@contextmanager
+def says_as_array() -> Iterator[None]:
+    """What to do about a NumPy array that meets a traced value, added to JAX's own error."""
+    try:
+        yield
+    except TracerArrayConversionError as error:
+        # A note, because others ask for the kind of the error.
+        error.add_note(
+            "The model indexes a NumPy array that is not one of its arguments by the indices of a"
+            " plate, as in X[idx], or gives them to a NumPy function; make X = jnp.asarray(X)"
+            " outside of the model, or use jnp in place of np."
+        )
+        raise

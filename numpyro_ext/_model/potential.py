@@ -19,6 +19,7 @@ from numpyro.infer.util import (
     unconstrain_fn,
 )
 
+from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.handlers import first_rows, latents_only, rows
 from numpyro_ext._model.minibatch import plate_indices
 from numpyro_ext._model.read import ModelInfo
@@ -100,7 +101,7 @@ class Potential:
         self.info = info
         self.plates = info.plates
         self._model = default_key(substitute(model, data=params))
-        self.arguments = (args, kwargs)
+        self.arguments: tuple[tuple, dict[str, Any]] = indexed((args, kwargs))
         self._forward_mode = forward_mode
         self._gradient: Callable[..., tuple[Array, Sites]] = self._differentiate
 

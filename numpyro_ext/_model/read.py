@@ -16,9 +16,11 @@ from numpyro.handlers import block, seed, substitute, trace
 from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoGuide
 
+from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.handlers import (
     first_rows,
     plates_have_rows,
+    says_as_array,
     subsampled_plates,
     valid_plates,
 )
@@ -56,8 +58,8 @@ Site = dict[str, Any]
 
 def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
     """The trace of one run."""
-    with plates_have_rows():
-        return trace(fn).get_trace(*args, **(kwargs or {}))
+    with plates_have_rows(), says_as_array():
+        return trace(fn).get_trace(*indexed(args), **indexed(kwargs or {}))
 
 
 def call_and_trace(fn: Model, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Trace]:

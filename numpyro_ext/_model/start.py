@@ -14,6 +14,7 @@ from numpyro.handlers import block, seed, substitute
 from numpyro.infer import init_to_median, init_to_uniform
 from numpyro.infer.util import initialize_model
 
+from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.handlers import first_rows
 from numpyro_ext._model.mistakes import check_rows
 from numpyro_ext._model.operations import run_once
@@ -94,8 +95,8 @@ def draw_start(
             first_rows(model),
             init_strategy=init_strategy,
             dynamic_args=True,
-            model_args=args,
-            model_kwargs=kwargs,
+            model_args=indexed(args),
+            model_kwargs=indexed(kwargs),
             forward_mode_differentiation=forward_mode,
             validate_grad=validate_grad,
         )

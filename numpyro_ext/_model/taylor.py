@@ -11,34 +11,53 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 from jax import Array, random
+from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
+from numpyro.handlers import block, seed
 
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
+from numpyro_ext._model.handlers import first_rows, rows
 from numpyro_ext._model.read import (
     frames,
     latent_sites,
     sample_sites,
+    shape_trace,
+    trace_of,
     unconstrained_shape,
 )
 from numpyro_ext._model.units import Layout
 from numpyro_ext._model.whitening import Whitening
+from numpyro_ext._numpyro import at_unconstrained, default_key
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
-__all__ = ["LARGEST_NOISE", "TaylorProxy", "sd_over_minibatches", "too_far"]
+__all__ = [
+    "LARGEST_NOISE",
+    "TaylorProxy",
+    "check_proxy",
+    "rows_of",
+    "sd_over_minibatches",
+    "too_far",
+    "total_variance",
+]
 
 LARGEST_NOISE = 0.5
 """Nats of noise over minibatches up to which a proxy is near enough."""
+BLOCK = 10_000
+"""Rows of which the log likelihoods at the center are computed at once."""
+SAME, SAME_IN_A_STEP = 1e-4, 3e-2
+"""Root mean squares by which the log likelihoods l of the same rows may differ, in units of 1 +
+|l|; in a step, which is another program, and whose matrices a GPU multiplies in fewer digits."""
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["center", "location", "factor", "value", "grad", "hessian", "noise"],
+    data_fields=["center", "location", "factor", "value", "rows", "grad", "hessian", "noise"],
     meta_fields=["plate", "size", "batch", "shapes"],
 )
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,6 +69,7 @@ class TaylorProxy:
       posterior covariance there: lower triangular ``(d, d)``, its ``(d,)`` diagonal where d is
       large, or None where the curvature at the center is not that of a mode.
     * ``value, grad, hessian`` - L, G and H; H is None for degree 1.
+    * ``rows`` - ``(N,)``, the log likelihood of each row at c, by which other data are known.
     * ``noise`` - the standard deviation of the estimate over minibatches, in nats, at draws of the
       normal approximation; nan if there is none.
     * ``plate, size, batch`` - name of the plate, N and M.
@@ -60,6 +80,7 @@ class TaylorProxy:
     location: Array
     factor: Array | None
     value: Any
+    rows: Array
     grad: Array
     hessian: Array | None
     noise: Any
@@ -70,9 +91,11 @@ class TaylorProxy:
 
     origin: ClassVar[Any] = None
     """The rows that it was made of; only the object that :func:`taylor_proxy` returned has them."""
+    compared: ClassVar[Any] = None
+    """The model and the arguments that :meth:`check_data` has compared last."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: x for name, x in vars(self).items() if name != "origin"}
+        return {name: x for name, x in vars(self).items() if name not in ("origin", "compared")}
 
     def __repr__(self) -> str:
         degree, dim = 1 if self.hessian is None else 2, self.location.shape[0]
@@ -120,22 +143,27 @@ class TaylorProxy:
             start = stop
         return sites
 
-    def log_joint(self, trace: Trace, run: Callable[[Sites], Trace]) -> tuple[Array, Array]:
+    def log_joint(
+        self, trace: Trace, run: Callable[[Sites], Trace], *, compare: bool = False
+    ) -> tuple[Array, Array]:
         """``(log p - L, residuals)``: the log joint of all rows at the values of a model's trace,
         estimated on its M rows, less L; and the brackets of the formula, ``(M,)``.
 
         L is left out because float32 would round the rest to its digits.
 
         :param run: the trace of the model at other unconstrained sites, on the same rows.
+        :param compare: whether the result is NaN where these rows are not those of the proxy.
         """
         others = jnp.zeros(())
         for site in sample_sites(trace):
             if self.plate not in frames(site):
                 others = others + jnp.sum(scaled(site, log_prob(site)))
-        change, residuals = self.log_lik(trace, run)
+        change, residuals = self.log_lik(trace, run, compare=compare)
         return others + change, residuals
 
-    def log_lik(self, trace: Trace, run: Callable[[Sites], Trace]) -> tuple[Array, Array]:
+    def log_lik(
+        self, trace: Trace, run: Callable[[Sites], Trace], *, compare: bool = False
+    ) -> tuple[Array, Array]:
         """:meth:`log_joint` of the sites in the plate alone."""
         sites = (trace[name] for name, _ in self.shapes)
         t = [jnp.ravel(biject_to(site["fn"].support).inv(site["value"])) for site in sites]
@@ -143,12 +171,19 @@ class TaylorProxy:
         def rows_at(x: Array) -> Array:
             return row_log_lik(run(self.unravel(x)), self.plate)
 
-        return self.change(jnp.concatenate(t), row_log_lik(trace, self.plate), rows_at)
+        change, residuals, at_center = self.change(
+            jnp.concatenate(t), row_log_lik(trace, self.plate), rows_at
+        )
+        if compare:
+            same = _are_same(at_center, self.rows[trace[self.plate]["value"]], SAME_IN_A_STEP)
+            change = jnp.where(same, change, jnp.nan)
+        return change, residuals
 
     def change(
         self, t: Array, at_t: Array, rows_at: Callable[[Array], Array]
-    ) -> tuple[Array, Array]:
-        """The log likelihood of all rows at a ``(d,)`` vector less L, and the residuals.
+    ) -> tuple[Array, Array, Array]:
+        """The log likelihood of all rows at a ``(d,)`` vector less L, the residuals, and the log
+        likelihood of the M rows at the center.
 
         :param at_t: the log likelihood of M rows there.
         :param rows_at: that of the same rows at any vector.
@@ -168,29 +203,15 @@ class TaylorProxy:
             known = known + jnp.einsum("i,ij,j", v, self.hessian, v, precision="highest") / 2
         # Row by row, since the sums would lose the digits of their difference.
         residuals = (at_t - at_center) - slope
-        return known + self.size * jnp.mean(residuals), residuals
+        return known + self.size * jnp.mean(residuals), residuals, at_center
 
-    def check(
-        self, name: str, layout: Layout, model_trace: Trace, args: tuple, kwargs: dict[str, Any]
-    ) -> None:
-        """An error unless the proxy is one of this model's latent sites, rows and data.
+    def check(self, name: str, layout: Layout, model_trace: Trace) -> None:
+        """An error unless the proxy is one of this model's latent sites and of as many rows.
 
         :param str name: the objective.
         """
-        found = [(n, s["args"][0]) for n, s in model_trace.items() if s["type"] == "plate"]
         others = [plate for plate, _, _ in layout.subsampled if plate != self.plate]
-        if others or (self.plate, self.size) not in found:
-            rows = ", ".join(f"{size} rows of '{plate}'" for plate, size in found)
-            raise ValueError(
-                f"the model has {rows or 'no rows'}, but the proxy is one of {self.size} rows of"
-                f" '{self.plate}', with a minibatch of no other plate; make it by"
-                " taylor_proxy(model, *args) with the arguments of this run."
-            )
-        if not (self.origin is None or self.origin.are_of(args, kwargs)):
-            raise ValueError(
-                "the arguments of the model hold other data than those of which the proxy is one;"
-                " make another one by taylor_proxy(model, *args) with the arguments of this run."
-            )
+        self._check_size(model_trace, others)
         if layout.plates or layout.model_params:
             what = (
                 f"the param site '{layout.model_params[0]}', with which the rows at the center move"
@@ -208,6 +229,137 @@ class TaylorProxy:
                 f" {dict(self.shapes)}; make it by taylor_proxy(model, *args) with this model."
             )
 
+    def _check_size(self, model_trace: Trace, others: list[str]) -> None:
+        found = [(n, s["args"][0]) for n, s in model_trace.items() if s["type"] == "plate"]
+        if others or (self.plate, self.size) not in found:
+            rows = ", ".join(f"{size} rows of '{plate}'" for plate, size in found)
+            raise ValueError(
+                f"the model has {rows or 'no rows'}, but the proxy is one of {self.size} rows of"
+                f" '{self.plate}', with a minibatch of no other plate; make it by"
+                " taylor_proxy(model, *args) with the arguments of this run."
+            )
+
+    def check_data(
+        self, model: Model, args: tuple, kwargs: dict[str, Any], *, once: bool = False
+    ) -> bool:
+        """An error unless all rows have at the center the log likelihood that they had.
+
+        That is one pass over the data, and sees other data, other values of any argument and
+        another likelihood, also where the model finds them outside of its arguments.
+
+        :param bool once: whether to leave out what was compared last: the same model with the very
+            same arguments, none of them an array that can be changed in place.
+        :return: whether they were compared, which arguments that are traced cannot be.
+        """
+        leaves = (model, *jax.tree.leaves((args, kwargs)))
+        if any(isinstance(x, Tracer) for x in (*leaves, *jax.tree.leaves(self))):
+            return False
+        last = self.compared if once else None
+        if last is not None and len(last) == len(leaves) and all(map(_is_unchanged, last, leaves)):
+            return True
+        fn = seed(first_rows(model), random.key(0))
+        with block():
+            self._check_size(shape_trace(fn, args, kwargs), [])
+        plates = {self.plate: (self.size, self.batch)}
+        # Evaluated now, also where a step is being traced.
+        with jax.ensure_compile_time_eval(), block(), jax.default_matmul_precision("highest"):
+            z = self.unravel(self.location)
+            each = jax.jit(lambda i: rows_of(model, z, {self.plate: i}, plates)(*args, **kwargs))
+            blocks = [
+                each(jnp.arange(start, min(start + BLOCK, self.size)))
+                for start in range(0, self.size, BLOCK)
+            ]
+            found = np.concatenate(jax.device_get(blocks))
+        known = np.asarray(self.rows)
+        if not _are_same(found, known, SAME):
+            off = ~(np.abs(found - known) <= SAME * (1 + np.abs(known)))
+            raise ValueError(
+                "the model and its arguments hold other data than those of which the proxy is one:"
+                f" at its center the log likelihood of {np.sum(off):,} of {self.size:,} rows is"
+                " another; make another one by taylor_proxy(model, *args) with the arguments of"
+                " this run."
+            )
+        object.__setattr__(self, "compared", leaves)
+        return True
+
+    def of_run(
+        self, model: Model, args: tuple, kwargs: dict[str, Any], power: Any, num: int, *, once: bool
+    ) -> "ProxyOfRun":
+        """The proxy in a loss on these arguments, compared with them.
+
+        :param power: of which the loss is a mean of ``num`` weights.
+        :param once: as in :meth:`check_data`.
+        """
+        return ProxyOfRun(self, not self.check_data(model, args, kwargs, once=once), power, num)
+
+
+class ProxyOfRun(NamedTuple):
+    """A proxy in a loss that is a power mean of order a of K weights."""
+
+    proxy: TaylorProxy
+    compare: bool
+    """Whether each step compares its rows, because all of them could not be."""
+    power: Any
+    num: int
+
+    def log_joint(self, trace: Trace, run: Callable[[Sites], Trace]) -> Array:
+        """The log joint of all rows by :meth:`TaylorProxy.log_joint`, :meth:`without_noise`."""
+        change = self.without_noise(*self.proxy.log_joint(trace, run, compare=self.compare))
+        return self.proxy.value + change
+
+    def without_noise(self, log_p: Array, residuals: Array) -> Array:
+        r"""A log joint less what its noise adds to the power mean, to second order: :math:`\tfrac12
+        a (1 - 1/K)` times its variance, which the residuals tell.
+
+        The noise grows with the distance from the center without bound, and counts as mass where
+        a > 0: a guide would run away to where there is nothing else. For a above 2, where so few
+        weights matter that the formula is none, it is taken as 2.
+        """
+        a, batch = self.power, len(residuals)
+        if batch < 2 or (isinstance(a, float) and a <= 0):
+            return log_p
+        share = 0.5 * jnp.clip(a, 0.0, 2.0) * (1 - 1 / self.num)
+        mass = share * total_variance(jnp.var(residuals, ddof=1), self.proxy.size, batch)
+        return jnp.where(jnp.isfinite(mass), log_p - mass, -jnp.inf)
+
+
+def rows_of(
+    model: Model, z: Sites, idx: dict[str, Array], plates: dict[str, tuple[int, int]]
+) -> Callable[..., Array]:
+    """The log likelihood of some rows of a plate at unconstrained sites, of a model's arguments."""
+    ((plate, _),) = idx.items()
+
+    def of(*args: Any, **kwargs: Any) -> Array:
+        fn = rows(at_unconstrained(default_key(model), z), idx, plates)
+        return row_log_lik(trace_of(fn, args, kwargs), plate)
+
+    return of
+
+
+def _are_same(found: Any, known: Any, tolerance: float) -> Any:
+    mean = np.mean if isinstance(found, np.ndarray) else jnp.mean
+    return mean(((found - known) / (1 + abs(known))) ** 2) <= tolerance**2
+
+
+def _is_unchanged(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray | jax.Array) or callable(a):
+        return a is b and not isinstance(a, np.ndarray)
+    return type(a) is type(b) and bool(a == b)
+
+
+def check_proxy(proxy: Any) -> TaylorProxy | None:
+    """The proxy, or an error if it is something else."""
+    if not (proxy is None or isinstance(proxy, TaylorProxy)):
+        given = type(proxy).__name__
+        raise TypeError(f"proxy is a {given}; it must be the result of taylor_proxy, or None.")
+    return proxy
+
+
+def total_variance(variance: Any, size: int, batch: int) -> Any:
+    """The variance of N/M times the sum of M residuals out of N, drawn without replacement, of
+    which this is the variance."""
+    return variance * (size * (size - batch) / batch)
+
 
 def sd_over_minibatches(variances: Any, size: int, batch: int) -> float:
     """The standard deviation of N/M times the sum of M residuals out of N, without replacement.
@@ -215,7 +367,7 @@ def sd_over_minibatches(variances: Any, size: int, batch: int) -> float:
     :param variances: ``(S,)``, those of the residuals of rows at S points, which are averaged.
     """
     variance = np.mean(np.asarray(variances, np.float64))
-    return float(np.sqrt(variance * size * (size - batch) / batch))
+    return float(np.sqrt(total_variance(variance, size, batch)))
 
 
 def too_far(noise: float, batch: int, size: int) -> str:

@@ -1,5 +1,6 @@
 """A fit to more rows than its draws can be run through, by a proxy of these rows."""
 
+import math
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from numpyro.infer import MCMC
 
 from numpyro_ext._model.read import trace_of
 from numpyro_ext._model.stand_in import on_rows, rows_for, stand_in
-from numpyro_ext._model.taylor import TaylorProxy, sd_over_minibatches
+from numpyro_ext._model.taylor import TaylorProxy, check_proxy, sd_over_minibatches
 from numpyro_ext._model.units import find_layout
 from numpyro_ext._numpyro import at_unconstrained
 from numpyro_ext._typing import Params, Sites, Trace
@@ -30,12 +31,9 @@ _DRAWS = 64
 
 def proxy_of(obj: Any, proxy: Any) -> TaylorProxy | None:
     """The proxy that is given, or that of the loss of an ``SVI``."""
-    if proxy is None:
-        return getattr(getattr(obj, "loss", None), "proxy", None)
-    if not isinstance(proxy, TaylorProxy):
-        given = type(proxy).__name__
-        raise TypeError(f"proxy is a {given}; it must be the result of taylor_proxy, or None.")
-    return proxy
+    return check_proxy(
+        getattr(getattr(obj, "loss", None), "proxy", None) if proxy is None else proxy
+    )
 
 
 def by_proxy(
@@ -43,18 +41,22 @@ def by_proxy(
 ) -> tuple[Fit, list[Row]]:
     """The fit with a model of some rows that stand in for all, and a line that says so.
 
-    The fit as it is, if there are no more rows, if the proxy is too noisy at its draws, or if that
-    of the loss is not one of these arguments.
+    The fit as it is, if there are no more rows, or if the proxy is too noisy at its draws. A proxy
+    of other data is an error; that of the loss is a line, and the fit is judged by its own rows.
     """
-    if proxy is None or fit.model is None or proxy.size <= OVER:
+    if proxy is None or fit.model is None:
         return fit, []
     model = obj.sampler.model if isinstance(obj, MCMC) else obj.model
     try:
+        proxy.check_data(model, fit.args, fit.kwargs)
+        if proxy.size <= OVER:
+            return fit, []
         noise = _noise(fit, model, proxy, rng_key)
-    except ValueError:
+    except ValueError as error:
         if proxy is not proxy_of(obj, None):
             raise
-        return fit, []
+        verdict = f"of another model or of other data; the fit was trained with it: {error}"
+        return fit, [Row("proxy of the loss", math.nan, None, "of these data", False, verdict)]
     what, limit = "noise of the proxy in nats", f"{LARGEST}"
     if noise <= LARGEST:
         verdict = (
@@ -86,7 +88,7 @@ def _noise(fit: Fit, model: Any, proxy: TaylorProxy, rng_key: Array) -> float:
                 draw = {name: guide_trace[name]["value"] for name in proto.latents}
             trace = model_trace_of(fit._replace(model=model), params, draw, key)
             layout = find_layout(trace, guide_trace or trace, per_datum=False)
-            proxy.check("diagnose", layout, trace, fit.args, fit.kwargs)
+            proxy.check("diagnose", layout, trace)
 
             def run(z: Sites) -> Trace:
                 return trace_of(seed(at_unconstrained(model, z), key), fit.args, fit.kwargs)

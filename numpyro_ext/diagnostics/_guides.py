@@ -33,6 +33,8 @@ __all__ = [
 
 FALL = 0.1
 """Nats by which the losses may still fall over the last fifth."""
+LOST = 0.01
+"""Share of the last losses that may not be finite."""
 UNCONVERGED = 0.01
 """Share of the data whose local inference may stop early."""
 COLLAPSED = 0.99
@@ -52,20 +54,26 @@ def loss_rows(losses: list[np.ndarray], *, is_right: bool) -> list[Row]:
 
     :param is_right: whether other lines have found the draws right; then it is for information.
     """
-    changes = []
+    changes, lost = [], []
     for one in losses:
         fifth = len(one) // 5
         if fifth < 2:
             continue
         before, last = one[-2 * fifth : -fifth], one[-fifth:]
+        lost.append(float(np.mean(~np.isfinite(np.concatenate([before, last])))))
+        # The objectives of this package skip a step that is not finite; a few of them do no harm.
+        if lost[-1] <= LOST:
+            before, last = before[np.isfinite(before)], last[np.isfinite(last)]
         (m0, v0), (m1, v1) = ((np.mean(x), np.var(x, ddof=1)) for x in (before, last))
         changes.append((float(m1 - m0), float(np.sqrt((v0 + v1) / fifth))))
     if not changes:
         return []
     name, limit = "change of the loss", f"{FALL} or 3 errors"
-    lost = [change for change in changes if not math.isfinite(change[0])]
-    if lost:
-        verdict = "losses are not finite; take a smaller learning rate or stable_update=True."
+    if max(lost) > LOST:
+        verdict = (
+            f"{max(lost):.0%} of the losses are not finite; take a smaller learning rate, or"
+            " stable_update=True."
+        )
         return [Row(name, math.nan, None, limit, False, verdict)]
     change, error = max(changes, key=lambda pair: abs(pair[0]) / max(pair[1], 1e-300))
     right = "the last fifth of the losses is as high as the fifth before it."

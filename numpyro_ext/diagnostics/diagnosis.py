@@ -91,6 +91,7 @@ def diagnose(
     ==================================  ===============================  ===========  ==============
     change of the loss                  in the last fifth of the steps   .1, 3 s.e.   train longer
     sites that do not vary              sites of which draws are equal   0            no Delta
+    proxy of the loss                   shown if not of these data       these data   another one
     noise of the proxy in nats          of rows that stand in for all    .1           move it
     k-hat                               may the weights be used?         .7 or less   other lines
     share of units with k-hat > .67     the same, of independent units   .05          other lines

@@ -173,6 +173,7 @@ def _log_weights_by(
 ) -> np.ndarray:
     """``(S,)`` log weights of a fit, each draw on rows of its own."""
     fit, proto, key_draws = fit_with_density(obj, result, model_args, model_kwargs, rng_key)
+    proxy.check_data(obj.model, fit.args, fit.kwargs)
     plates = minibatch_plates(obj.model, fit.args, fit.kwargs)
     num_rows = min(proxy.size, max(proxy.batch, _ROWS))
 
@@ -184,7 +185,7 @@ def _log_weights_by(
         draw = {name: guide_trace[name]["value"] for name in proto.latents}
         trace = model_trace_of(fit._replace(model=model), params, draw, key_model)
         layout = find_layout(trace, guide_trace, per_datum=False)
-        proxy.check("evidence_bounds", layout, trace, fit.args, fit.kwargs)
+        proxy.check("evidence_bounds", layout, trace)
 
         def run(z: Sites) -> Trace:
             return trace_of(seed(at_unconstrained(model, z), key_model), fit.args, fit.kwargs)

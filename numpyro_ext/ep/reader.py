@@ -8,8 +8,9 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._model.arguments import Arguments, fingerprint, split_arguments
+from numpyro_ext._model.arguments import Arguments, split_arguments
 from numpyro_ext._model.factors import Factors
+from numpyro_ext._model.fingerprint import fingerprint
 from numpyro_ext._typing import Model
 from numpyro_ext.ep.factor_table import Reading
 

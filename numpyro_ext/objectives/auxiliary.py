@@ -79,6 +79,9 @@ class AuxiliaryELBO(Objective):
         self.linear = not importance_weighted
         super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
+    def noise_power(self, step: Array | None) -> float:
+        return 0.0 if self.linear else 1.0
+
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         guide = guide_with(
             draws,

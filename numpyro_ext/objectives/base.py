@@ -17,11 +17,11 @@ from typing import Any, cast
 
 import jax
 from jax import Array, random
+from jax.core import Tracer
 from jax.lax import stop_gradient
 import jax.numpy as jnp
 from numpyro.handlers import replay, seed, substitute
 from numpyro.infer import ELBO, init_to_uniform
-from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import check_count, of_an_object, summary
 from numpyro_ext._model.density import log_prob
@@ -30,18 +30,17 @@ from numpyro_ext._model.mapping import map_over
 from numpyro_ext._model.mistakes import check_rows
 from numpyro_ext._model.read import (
     Site,
-    is_data,
-    is_delta,
     latent_sites,
     sample_sites,
     set_up,
     trace_of,
 )
-from numpyro_ext._model.taylor import TaylorProxy
+from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._model.units import Layout, check_traces, drawn_sites, find_layout
 from numpyro_ext._numpyro import at_unconstrained, without_rsample_stop_gradient
 from numpyro_ext._typing import Model, Params, Sites, Trace
-from numpyro_ext.objectives.refusals import refuse
+from numpyro_ext.objectives.finite_steps import finite_step
+from numpyro_ext.objectives.refusals import refuse, refuse_hidden_gradient
 from numpyro_ext.objectives.zero_weight import weightless_dropped
 
 __all__ = ["STEP", "Draws", "MapT", "Objective", "Particle", "State", "map_over"]
@@ -113,10 +112,7 @@ class Objective(ELBO, ABC):
         proxy: TaylorProxy | None = None,
     ) -> None:
         num_particles = check_count("num_particles", num_particles)
-        if not (proxy is None or isinstance(proxy, TaylorProxy)):
-            given = type(proxy).__name__
-            raise TypeError(f"proxy is a {given}; it must be the result of taylor_proxy, or None.")
-        self.proxy = proxy
+        self.proxy = check_proxy(proxy)
         super().__init__(num_particles=num_particles, vectorize_particles=vectorize_particles)
 
     def __repr__(self) -> str:
@@ -131,6 +127,10 @@ class Objective(ELBO, ABC):
             with a leading axis of particles; :meth:`Draws.each` returns them.
         """
 
+    def noise_power(self, step: Array | None) -> Any:
+        """The power of the weights in the loss, or 0, for which a proxy corrects its noise."""
+        return 0.0
+
     @of_an_object
     def loss_with_mutable_state(
         self,
@@ -142,8 +142,11 @@ class Objective(ELBO, ABC):
         **kwargs: Any,
     ) -> Any:
         """The loss, and the mutable state that the first particle leaves, one step further."""
-        loss, state = self.estimate(Draws(self, rng_key, param_map, model, guide, args, kwargs))
-        first = jax.tree.map(lambda x: stop_gradient(x[0].astype(jnp.result_type(x))), state)
+
+        def of(params: Params) -> tuple[Any, State]:
+            return self.estimate(Draws(self, rng_key, params, model, guide, args, kwargs))
+
+        loss, first = finite_step(of, param_map)
         if STEP in first:
             first[STEP] = {"step": first[STEP]["step"] + 1}
         return {"loss": loss, "mutable_state": first or None}
@@ -185,8 +188,12 @@ class Draws:
         set_up(guide, args, kwargs)
         self.layout = cast(Layout, jax.eval_shape(self._read))
         check_rows(model, args, kwargs, init_to_uniform)
-        self.proxy = objective.proxy if self.layout.subsampled else None
         self.step = params.get(STEP, {"step": 0})["step"] if STEP in self.layout.mutable else None
+        self.proxy = None
+        if objective.proxy is not None and self.layout.subsampled:
+            mean = objective.noise_power(self.step), len(self.keys)
+            fresh = isinstance(rng_key, Tracer)  # a program that is made for many steps
+            self.proxy = objective.proxy.of_run(model, args, kwargs, *mean, once=not fresh)
 
     def each(self, fn: Callable[["Particle"], Any], **options: Any) -> tuple[Any, State]:
         """``fn`` of all particles, stacked, and their mutable state.
@@ -242,7 +249,7 @@ class Draws:
         """
         drawn = drawn_sites(self.guide_trace(key))
         values = {name: site["value"] for name, site in drawn.items()}
-        self._refuse_hidden_gradient(key, values)
+        refuse_hidden_gradient(self, key, values)
         if gamma is not None:
             for name, z in values.items():
                 stopped = stop_gradient(z)
@@ -297,31 +304,8 @@ class Draws:
         model_trace = self.model_trace(self.keys[0], guide_trace)
         check_traces(model_trace, guide_trace, objective.per_datum, "; use VRELBO(1.)")
         layout = find_layout(model_trace, guide_trace, objective.per_datum, ", or use VRELBO")
-        refuse(objective, layout, guide_trace)
-        if objective.proxy is not None:
-            name = type(objective).__name__
-            objective.proxy.check(name, layout, model_trace, self.args, self.kwargs)
+        refuse(objective, layout, model_trace, guide_trace)
         return layout
-
-    def _refuse_hidden_gradient(self, key: Array, drawn: Sites) -> None:
-        """An error if a parameter of the guide is in a density that is not one of a drawn site."""
-
-        def others(params: Params) -> dict[str, tuple[Array, Array]]:
-            sites = sample_sites(self.guide_trace(key, {**self.params, **params}, drawn))
-            return {s["name"]: (s["value"], self.log_q(s)) for s in sites if s["name"] not in drawn}
-
-        params = {
-            name: self.params[name] for name in self.layout.guide_params if name in self.params
-        }
-        for name, origins in eval_provenance(others, params=params).items():
-            if any(origins):
-                site = self.guide_trace(key)[name]
-                kind = "a Delta" if is_delta(site) else "observed" if is_data(site) else "a factor"
-                raise ValueError(
-                    f"{type(self.objective).__name__}: site '{name}' of the guide is {kind} and"
-                    " depends on a parameter, so log q cannot be evaluated at a given value; use"
-                    f" {self.objective.without_log_q}."
-                )
 
     def log_q(self, site: Site) -> Array:
         """Log density of a guide site; the error of a value without one names the alternative."""
@@ -389,7 +373,7 @@ class Particle:
             log_p = self._draws.layout.sum_sites(sample_sites(trace), local=local)
         else:
             rerun = partial(self._draws.rerun_model, self._key, trace)
-            log_p = proxy.value + proxy.log_joint(trace, rerun)[0]
+            log_p = proxy.log_joint(trace, rerun)
         return log_p + self._zeros[local].astype(log_p.dtype)
 
     def _log_q(self, sites: Iterable[Site], *, local: bool) -> Array:

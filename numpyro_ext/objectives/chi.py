@@ -92,6 +92,9 @@ class ChiUpperBound(Objective):
         self.gradient = gradient
         super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
+    def noise_power(self, step: Array | None) -> float:
+        return self.order
+
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         estimator = standard if self.gradient == "standard" else dreg
         bounds, state = estimator(draws, 1.0 - self.order)

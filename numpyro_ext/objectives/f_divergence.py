@@ -180,6 +180,9 @@ class FDivergence(Objective):
         self.f = f
         super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
+    def noise_power(self, step: Array | None) -> float:
+        return 0.0 if self.f == "kl_qp" else 1.0
+
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         def along_the_path(key: Array) -> tuple[Array, State]:
             particle = draws.path_particle(key, params=draws.stopped)

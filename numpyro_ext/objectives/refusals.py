@@ -4,15 +4,18 @@ from inspect import signature
 from typing import Any
 import warnings
 
+from jax import Array
+from numpyro.ops.provenance import eval_provenance
+
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.read import base_distribution
+from numpyro_ext._model.read import base_distribution, is_data, is_delta, sample_sites
 from numpyro_ext._model.units import Layout
-from numpyro_ext._typing import Trace
+from numpyro_ext._typing import Params, Sites, Trace
 
-__all__ = ["refuse"]
+__all__ = ["refuse", "refuse_hidden_gradient"]
 
 
-def refuse(objective: Any, layout: Layout, guide_trace: Trace) -> None:
+def refuse(objective: Any, layout: Layout, model_trace: Trace, guide_trace: Trace) -> None:
     """An error, or a warning, if an :class:`Objective` is not for these programs."""
     name = type(objective).__name__
     for site in () if objective.can_infer_discrete else layout.not_reparameterized:
@@ -35,6 +38,8 @@ def refuse(objective: Any, layout: Layout, guide_trace: Trace) -> None:
             " not enclose every site of model and guide, so one bound cannot be scaled to all"
             " data; use NestedVRELBO or BBAlphaELBO, VRELBO(1.), or no subsample_size."
         )
+    if objective.proxy is not None:
+        objective.proxy.check(name, layout, model_trace)
     noisy = not (objective.linear or objective.per_datum or objective.proxy is not None)
     for plate, size, batch in layout.subsampled if noisy else ():
         if plate not in layout.plates:
@@ -47,3 +52,24 @@ def refuse(objective: Any, layout: Layout, guide_trace: Trace) -> None:
                 " (VRELBO(1.), Trace_ELBO), or no subsample_size."
             )
             warnings.warn(InferenceWarning(message), stacklevel=3)
+
+
+def refuse_hidden_gradient(draws: Any, key: Array, drawn: Sites) -> None:
+    """An error if a parameter of the guide is in a density that is not one of a drawn site."""
+
+    def others(params: Params) -> dict[str, tuple[Array, Array]]:
+        sites = sample_sites(draws.guide_trace(key, {**draws.params, **params}, drawn))
+        return {s["name"]: (s["value"], draws.log_q(s)) for s in sites if s["name"] not in drawn}
+
+    params = {
+        name: draws.params[name] for name in draws.layout.guide_params if name in draws.params
+    }
+    for name, origins in eval_provenance(others, params=params).items():
+        if any(origins):
+            site = draws.guide_trace(key)[name]
+            kind = "a Delta" if is_delta(site) else "observed" if is_data(site) else "a factor"
+            raise ValueError(
+                f"{type(draws.objective).__name__}: site '{name}' of the guide is {kind} and"
+                " depends on a parameter, so log q cannot be evaluated at a given value; use"
+                f" {draws.objective.without_log_q}."
+            )

@@ -229,6 +229,9 @@ class VRELBO(Objective):
             )
         super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
+    def noise_power(self, step: Array | None) -> Any:
+        return 1.0 - alpha_at(self.alpha, step)
+
     def estimate(self, draws: Draws) -> tuple[Any, State]:
         if not self.sum_sites:
             parts, state = by_site(draws)

@@ -37,8 +37,20 @@ def taylor_proxy(
     for a likelihood that is normal in t, whatever the center. Degree 1 leaves out the Hessians; its
     noise is of second order.
 
+    In a loss of order other than 1 the noise that is left would count as mass, and far from the
+    center it has no bound. Such a loss is corrected: each log weight loses :math:`\tfrac12 a (1 -
+    1/K)` times the variance of the noise, estimated from the residuals of the minibatch, where a is
+    the power of the weights (:math:`1 - \alpha`, at most 2).
+
     A step evaluates the M rows, and for each particle one first and one second derivative of these
-    rows along a line; its cost does not depend on N. The proxy holds d^2 numbers.
+    rows along a line; its cost does not depend on N. The proxy holds d^2 + N numbers.
+
+    **Of which data.** Each run evaluates all rows at the center once, before its first step, and so
+    do ``diagnose``, ``pareto_khat`` and ``evidence_bounds``. If the log likelihood of any row is
+    not what it was when the proxy was made, the data, an argument or the likelihood is another, and
+    that is an error. A step that is compiled on arguments of its own, as by
+    ``jax.jit(svi.update)``, has no values to compare before it runs; it compares its minibatch, and
+    its loss is NaN if that differs.
 
     **When it fails.** Far from the center the noise is that of a plain minibatch or worse. An
     ``InferenceWarning`` says so if its standard deviation over minibatches exceeds 0.5 nats where

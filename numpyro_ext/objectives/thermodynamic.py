@@ -115,6 +115,9 @@ class ThermodynamicELBO(Objective):
         self.can_infer_discrete = gradient == "covariance"
         super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
+    def noise_power(self, step: Array | None) -> float:
+        return 1.0
+
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         covariance, upper = self.gradient == "covariance", self.bound == "upper"
         drawn = draws.layout.drawn_global + draws.layout.drawn_local if covariance else ()

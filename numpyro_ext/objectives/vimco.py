@@ -99,6 +99,9 @@ class VIMCO(Objective):
         self.baseline = baseline
         super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
+    def noise_power(self, step: Array | None) -> Any:
+        return 1.0 - alpha_at(self.alpha, step)
+
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         alpha = alpha_at(self.alpha, draws.step)
         scored = draws.layout.not_reparameterized

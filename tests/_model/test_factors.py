@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from numpyro_ext._model.factors import Factors
+from numpyro_ext._model.outputs import Outputs
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.diagnostics import InferenceWarning
@@ -201,6 +202,39 @@ def test_rows_that_depend_on_each_other_are_taken_from_all_of_them():
     found = factors.row(jnp.array([0.2]), jnp.array(4))
     y = np.asarray(data())
     np.testing.assert_allclose(found, stats.norm.logpdf(y[4], 0.2, y.std()), rtol=1e-5)
+
+
+LATE = 195
+
+
+def jump(y, cut=LATE):
+    """The last rows have another mean, by an array that the model makes of all rows."""
+    a, b = (numpyro.sample(name, dist.Normal(0.0, 10.0)) for name in "ab")
+    late = jnp.arange(len(y)) >= cut
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(a + b * late, 1.0), obs=y)
+
+
+def test_all_rows_are_compared_with_a_pass_over_all():
+    """Sliced by its arguments a row is one of the first; eight of 200 rows do not see that."""
+    y, costs = jnp.sin(jnp.arange(200.0)), "a row now costs a pass over all 200"
+    with pytest.warns(InferenceWarning, match=costs):
+        Outputs(jump, (y,))
+    with pytest.warns(InferenceWarning, match=costs):
+        factors = Factors(jump, (y,))
+    x = jnp.array([0.4, 5.0])
+    found = jax.jit(jax.vmap(factors.row, (None, 0)))(x, jnp.arange(200))
+    mean = 0.4 + 5.0 * (np.arange(200) >= LATE)
+    np.testing.assert_allclose(found, stats.norm.logpdf(y, mean, 1.0), rtol=1e-5)
+
+
+def test_all_rows_are_compared_on_other_data_too():
+    """Where no row is a late one the arguments may be sliced; on other data they may not."""
+    y = jnp.sin(jnp.arange(200.0))
+    factors = Factors(jump, (y, jnp.array(1000)))
+    factors.on((y + 1, jnp.array(1000)), {}).check()
+    with pytest.raises(ValueError, match=r"on these data a row.* as in X\[idx\] .* new engine"):
+        factors.on((y, jnp.array(LATE)), {}).check()
 
 
 def test_many_rows_that_are_not_indexed_are_refused():

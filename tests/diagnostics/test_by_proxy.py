@@ -108,8 +108,18 @@ def test_a_proxy_that_is_too_noisy_is_not_used():
     )
     svi.loss.proxy = proxy
     other = {**arguments, "model_args": (data[0] + 1, data[1])}
-    assert pareto_khat(svi, params, **other).log_weights.shape == (200,)
+    with pytest.warns(InferenceWarning, match="proxy is of another model or of other data"):
+        assert pareto_khat(svi, params, **other).log_weights.shape == (200,)
     with pytest.raises(ValueError, match="hold other data than those of which the proxy is one"):
         pareto_khat(svi, params, proxy=far, **other)
     with pytest.raises(TypeError, match="proxy is a float; it must be the result of taylor_proxy"):
         diagnose(svi, params, proxy=1.0, **arguments)
+
+
+def test_a_fit_by_a_proxy_of_other_data_is_wrong():
+    """It has been trained with the proxy; one row of 12,000 is another."""
+    svi, params, (x, y), _ = fitted()
+    found = diagnose(svi, params, model_args=(x, y.at[11].add(30.0)), num_samples=50, num_moves=0)
+    line = found.rows[0]
+    assert line.quantity == "proxy of the loss" and line.ok is False and not found.ok
+    assert "of 1 of 12,000 rows is another" in line.verdict

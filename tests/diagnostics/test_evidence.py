@@ -188,6 +188,16 @@ def test_a_proxy_gives_the_evidence_of_all_rows_from_some():
         evidence_bounds(svi, params, model_args=(jnp.ones(20), 5), proxy=proxy)
 
 
+def test_a_proxy_of_other_data_gives_no_evidence():
+    """One of 200 rows is another: the bounds would be those of neither data."""
+    x = jnp.asarray(2.9 + np.sin(np.arange(200.0)))
+    proxy = taylor_proxy(rows_of_mean, x, center={"mean": 2.9})
+    svi = SVI(rows_of_mean, AutoNormal(rows_of_mean), optax.sgd(0.0), VRELBO(0.5, proxy=proxy))
+    params = svi.get_params(svi.init(random.key(0), x))
+    with pytest.raises(ValueError, match=r"hold other data than .* of 1 of 200 rows is another"):
+        evidence_bounds(svi, params, model_args=(x.at[7].add(1.0),), proxy=proxy)
+
+
 def test_a_proxy_too_far_from_the_guide_warns():
     """Poisson rows: the noise of the run's minibatches where the guide is, twelve sds away."""
 

@@ -23,6 +23,7 @@ import optax
 import pytest
 
 from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model import taylor
 from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext.guides import AutoRealNVPNormal, Implicit
 from numpyro_ext.guides.init_from import fitted_normal
@@ -346,6 +347,39 @@ def test_a_center_that_is_too_far_warns_and_moves_to_the_mean_of_a_guide():
     ControlVariate(near.center)
 
 
+def test_the_noise_adds_nothing_to_the_mean_of_weights():
+    """6.5 sds from the center of the 300 counts, by 4,000 minibatches: the log of the mean weight
+    is that of all rows, to third order; the noise of half a nat would add half its variance. The
+    Monte Carlo error is .01. The ELBO is left alone, and so is the mean of one weight."""
+    proxy = taylor_proxy(slope, center={"b": 0.5})
+    every = jnp.arange(300)
+    size, t = 0.5 * (1 + every % 3), 0.5 + 6.5 * proxy.factor[0]
+
+    def rows_at(t, i):
+        counts = jnp.round(jnp.exp(0.5 * size[i]))
+        return dist.Poisson(jnp.exp(t[0] * size[i])).log_prob(counts)
+
+    def on_minibatch(key):
+        i = random.permutation(key, 300)[:30]
+        log_p, residuals, _ = proxy.change(t, rows_at(t, i), lambda t: rows_at(t, i))
+        runs = [taylor.ProxyOfRun(proxy, False, a, K) for a, K in ((1.0, 10**6), (1.0, 1))]
+        runs.append(taylor.ProxyOfRun(proxy, False, 0.0, 10**6))
+        return log_p, *(run.without_noise(log_p, residuals) for run in runs)
+
+    noisy, corrected, *same = jax.jit(jax.vmap(on_minibatch))(random.split(random.key(0), 4000))
+    exact = float(rows_at(t, every).sum() - proxy.value)
+    noise = float(noisy.std())
+    assert 0.3 < noise < 0.7
+
+    def log_mean(x):
+        return float(jax.nn.logsumexp(x) - np.log(len(x))) - exact
+
+    assert log_mean(noisy) > 0.3 * noise**2
+    assert abs(log_mean(corrected)) < 0.1 * noise**2 + 0.03
+    for other in same:
+        np.testing.assert_allclose(other, noisy)
+
+
 def test_a_spread_without_a_mode_gives_no_start_and_another_prior_does():
     """Four groups that are alike: a centred hierarchy's density has no bound at a spread of 0."""
     y = jnp.asarray(np.random.default_rng(0).normal(1.0, 1.0, (200, 4)))
@@ -404,6 +438,108 @@ def test_a_proxy_of_other_data_is_refused():
     params = {"m": 1000.0}
     assert_refuses("hold other data than", loss, params, far_mean, far_guide, x + 1)
     loss.loss(random.key(0), params, far_mean, far_guide, x=x + 0, batch=50)
+
+
+def mean_of(x, s=1.0, *, family=dist.Normal):
+    """A mean of 1,000 rows of which a minibatch is 50; their data may be NumPy's."""
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    with numpyro.plate("rows", len(x), subsample_size=50) as i:
+        numpyro.sample("x", family(mean, s), obs=x[i])
+
+
+def by_logistic(x, s=1.0):
+    mean_of(x, s, family=dist.Logistic)
+
+
+def mean_guide(*args):
+    numpyro.sample("mean", dist.Normal(numpyro.param("m", 3.0), 0.03))
+
+
+MEANS = 3 + np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+
+
+def run_of(model, loss, *args):
+    """Three steps, of which the first is compiled."""
+    svi = SVI(model, mean_guide, optax.sgd(0.0), loss)
+    return svi.run(random.key(0), 3, *args, progress_bar=False).losses
+
+
+@cache
+def proxy_of_means():
+    return taylor_proxy(mean_of, jnp.asarray(MEANS), 1.0, center={"mean": 3.0})
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "number"),
+    [
+        (mean_of, (jnp.asarray(MEANS).at[517].add(1.0), 1.0), "1 of"),
+        (mean_of, (jnp.asarray(MEANS), 2.0), "1,000 of"),
+        (by_logistic, (jnp.asarray(MEANS), 1.0), "1,000 of"),
+        (mean_of, (jnp.asarray(MEANS) + 1.0, 1.0), "999 of"),
+    ],
+    ids=["one row", "scalar", "likelihood", "all rows"],
+)
+def test_a_run_on_other_rows_arguments_or_likelihood_is_refused(model, args, number):
+    """By the proxy that was made, and by one that went through a file."""
+    sentence = rf"hold other data than .* log likelihood of {number} 1,000 rows is another"
+    for proxy in (proxy_of_means(), pickle.loads(pickle.dumps(proxy_of_means()))):
+        with pytest.raises(ValueError, match=sentence):
+            run_of(model, VRELBO(0.5, 3, proxy=proxy), *args)
+
+
+def test_a_run_on_the_same_data_is_not_refused():
+    """The same arrays, a copy, NumPy's, and after a file: all have the same losses."""
+    losses = [
+        run_of(mean_of, VRELBO(0.5, 3, proxy=proxy), x, 1.0)
+        for proxy in (proxy_of_means(), pickle.loads(pickle.dumps(proxy_of_means())))
+        for x in (jnp.asarray(MEANS), MEANS)
+    ]
+    np.testing.assert_allclose(losses, np.broadcast_to(losses[0], (4, 3)), rtol=1e-6)
+
+
+def test_data_that_are_changed_in_place_or_are_no_argument_are_refused():
+    x, box = MEANS.copy(), {"x": jnp.asarray(MEANS)}
+
+    def closed():
+        mean_of(box["x"])
+
+    in_place = VRELBO(0.5, 3, proxy=taylor_proxy(mean_of, x, 1.0, center={"mean": 3.0}))
+    inside = VRELBO(0.5, 3, proxy=taylor_proxy(closed, center={"mean": 3.0}))
+    run_of(mean_of, in_place, x, 1.0)
+    run_of(closed, inside)
+    x[5] += 2.0
+    box["x"] = box["x"] + 1.0
+    with pytest.raises(ValueError, match="of 1 of 1,000 rows is another"):
+        run_of(mean_of, in_place, x, 1.0)
+    with pytest.raises(ValueError, match="hold other data than"):
+        run_of(closed, inside)
+
+
+def test_a_compiled_step_on_traced_arguments_is_nan_on_other_data():
+    """Each step compares its own rows, whose log likelihood at the center it has anyway."""
+    loss = VRELBO(0.5, 3, proxy=proxy_of_means())
+
+    @jax.jit
+    def step(x, s):
+        return loss.loss(random.key(0), {"m": 3.0}, mean_of, mean_guide, x, s)
+
+    x = jnp.asarray(MEANS)
+    known = loss.loss(random.key(0), {"m": 3.0}, mean_of, mean_guide, x, 1.0)
+    assert float(step(x, 1.0)) == pytest.approx(float(known), rel=1e-6)
+    assert np.all(np.isnan([step(x + 0.1, 1.0), step(x, 1.1)]))
+
+
+def test_all_rows_are_compared_once_for_many_steps(monkeypatch):
+    """Steps that are not compiled are one by one, with the same arguments."""
+    proxy, x = taylor_proxy(mean_of, jnp.asarray(MEANS), center={"mean": 3.0}), jnp.asarray(MEANS)
+    loss, passes = VRELBO(0.5, 3, proxy=proxy), []
+    rows_of = taylor.rows_of
+    monkeypatch.setattr(taylor, "rows_of", lambda *args: passes.append(1) or rows_of(*args))
+    for seed in range(3):
+        loss.loss(random.key(seed), {"m": 3.0}, mean_of, mean_guide, x)
+    assert len(passes) == 1
+    with pytest.raises(ValueError, match="hold other data than"):
+        loss.loss(random.key(0), {"m": 3.0}, mean_of, mean_guide, x + 1)
 
 
 class PerDatum(Objective):

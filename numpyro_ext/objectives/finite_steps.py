@@ -1,0 +1,90 @@
+"""A step whose loss is NaN, or whose gradient is not finite, is none, and says so.
+
+One minibatch or one draw may overflow, and NaN in the parameters would be the end of the fit. The
+gradient of such a step is zero in all parameters. The loss stays what it is, so that the losses of
+a run show these steps, and an ``InferenceWarning`` is raised while it runs. A loss may be infinite
+with a gradient that is right, that of the particles whose weights are not zero.
+"""
+
+from collections.abc import Callable
+from typing import Any
+import warnings
+
+import jax
+from jax import Array, lax
+from jax.flatten_util import ravel_pytree
+from jax.lax import stop_gradient
+import jax.numpy as jnp
+
+from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._typing import Params
+
+__all__ = ["finite_step"]
+
+
+def finite_step(
+    step: Callable[[Params], tuple[Any, Any]], params: Params
+) -> tuple[Any, dict[str, Any]]:
+    """The loss of ``step(params)`` and the mutable sites that its first particle leaves, without an
+    effect if the step is none.
+
+    A loss that is a dict of parts is for a look at a fit, and is what it is.
+    """
+    guarded, zero = _guard(params)
+    loss, state = step(guarded)
+    state = jax.tree.map(lambda x: stop_gradient(x[0].astype(jnp.result_type(x))), state)
+    if isinstance(loss, dict):
+        return loss, state
+    is_none = jnp.isnan(loss)
+    loss = loss + zero.astype(loss.dtype) * jnp.where(is_none, jnp.nan, 0.0)
+    return loss, {n: _finite_or_before(x, params.get(n), is_none) for n, x in state.items()}
+
+
+def _guard(params: Params) -> tuple[Params, Array]:
+    """The parameters, and a zero to be multiplied and added to the loss. Their gradients become
+    zero on the way back if any of them is not finite, that of the zero among them."""
+    real = {n: x for n, x in params.items() if _is_real(x)}
+    flat, unravel = ravel_pytree(real)
+
+    def transpose(_: Any, ct: Array) -> Array:
+        lost = ~jnp.all(jnp.isfinite(ct))
+        _say(lost)
+        return jnp.where(lost, 0.0, ct)
+
+    # As in zero_weight.py; one vector, since the rule for forward mode asks for every tangent.
+    packed = jnp.concatenate([flat, jnp.zeros(1, flat.dtype)])
+    same = lax.custom_linear_solve(lambda x: x, packed, lambda _, b: b, transpose)
+    return {**params, **unravel(same[:-1])}, same[-1]
+
+
+def _is_real(x: Any) -> bool:
+    return all(jnp.issubdtype(jnp.result_type(leaf), jnp.floating) for leaf in jax.tree.leaves(x))
+
+
+def _finite_or_before(new: Any, before: Any, is_none: Array) -> Any:
+    """What a step computes, or what was before it where that is not finite, or the step none."""
+    if jax.tree.structure(new) != jax.tree.structure(before):  # of a loss that is called alone
+        return new
+    fine = jnp.array([~is_none, *(jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(new))])
+    return jax.tree.map(lambda a, b: jnp.where(jnp.all(fine), a, b), new, before)
+
+
+@jax.custom_batching.custom_vmap
+def _say(lost: Array) -> Array:
+    lax.cond(lost, lambda: jax.debug.callback(_warn), lambda: None)
+    return lost
+
+
+@_say.def_vmap
+def _(axis_size: int, in_batched: list[bool], lost: Array) -> tuple[Array, bool]:
+    # One question for all: under vmap the callback itself would be made in every step.
+    return jnp.broadcast_to(_say(jnp.any(lost)), (axis_size,)), True
+
+
+def _warn() -> None:
+    message = (
+        "the loss is NaN or its gradient not finite in a step, which leaves the parameters as they"
+        " are. If there are more than a few, take a smaller learning rate, or a guide that starts"
+        " nearer to the posterior."
+    )
+    warnings.warn(InferenceWarning(message), stacklevel=2)

@@ -1,0 +1,82 @@
+"""NumPy data in models that index them by the rows of a plate."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, SVI
+from numpyro.infer.autoguide import AutoNormal
+import optax
+import pytest
+
+from numpyro_ext._model.arguments import indexed
+from numpyro_ext.ep import EP
+from numpyro_ext.mcmc import SGLD
+from numpyro_ext.objectives import VRELBO, taylor_proxy
+
+Y = np.random.default_rng(0).normal(2.0, 1.0, 60).astype(np.float32)
+GROUP = np.arange(60) % 3
+
+
+def groups(data, batch=None):
+    """Reads a number of its data, and takes rows of them."""
+    number = int(data["group"].max()) + 1
+    loc = numpyro.sample("loc", dist.Normal(0.0, 5.0).expand([number]).to_event(1))
+    with numpyro.plate("rows", len(data["y"]), subsample_size=batch) as i:
+        numpyro.sample("y", dist.Normal(loc[data["group"][i]], 1.0), obs=data["y"][i])
+
+
+NUMPY = {"y": Y, "group": GROUP}
+EXACT = np.array([Y[GROUP == k].sum() / (20 + 1 / 25) for k in range(3)])
+
+
+def test_ep_of_numpy_data_is_exact():
+    """A normal posterior, by the factors of rows that are normal too."""
+
+    def model(group, y):
+        loc = numpyro.sample("loc", dist.Normal(0.0, 5.0).expand([3]).to_event(1))
+        with numpyro.plate("rows", len(y)) as i:
+            numpyro.sample("y", dist.Normal(loc[group[i]], 1.0), obs=y[i])
+
+    ep = EP(model, schedule="parallel")
+    found = ep.run(random.key(0), 20, GROUP, Y, progress_bar=False)
+    np.testing.assert_allclose(found.params["auto_loc"], EXACT, rtol=1e-3)
+
+
+def test_a_proxy_and_its_loss_take_numpy_data():
+    proxy = taylor_proxy(groups, NUMPY, batch=10)
+    np.testing.assert_allclose(proxy.center["loc"], EXACT, rtol=1e-3)
+    guide = AutoNormal(groups)
+    svi = SVI(groups, guide, optax.sgd(0.0), VRELBO(1.0, 2, proxy=proxy))
+    losses = svi.run(random.key(0), 2, NUMPY, batch=10, progress_bar=False).losses
+    svi = SVI(groups, guide, optax.sgd(0.0), VRELBO(1.0, 2))
+    expected = svi.run(random.key(0), 2, NUMPY, progress_bar=False).losses
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+
+def test_a_kernel_takes_numpy_data():
+    mcmc = MCMC(SGLD(groups, 1e-4), num_warmup=0, num_samples=2, progress_bar=False)
+    mcmc.run(random.key(0), NUMPY, batch=10, init_params={"loc": jnp.asarray(EXACT)})
+    np.testing.assert_allclose(mcmc.get_samples()["loc"][-1], EXACT, atol=0.3)
+
+
+def test_what_was_computed_of_an_array_takes_traced_indices_too():
+    x = indexed({"b": np.arange(12.0).reshape(6, 2), "a": [np.arange(6), "word"]})
+    assert list(x) == ["b", "a"] and x["a"][1] == "word"
+    found = jax.jit(lambda i: (x["b"][i, 0], (x["b"].T - 1)[:, i], x["a"][0][2:][i]))(jnp.array(1))
+    for one, expected in zip(found, (2.0, [1.0, 2.0], 3), strict=True):
+        np.testing.assert_array_equal(one, expected)
+
+
+def test_numpy_data_that_are_no_argument_get_a_sentence():
+    """From every reader of a model; the kind of the error stays JAX's."""
+
+    def closed(batch=10):
+        groups(NUMPY, batch)
+
+    for read in (taylor_proxy, lambda model: EP(model).init(random.key(0))):
+        with pytest.raises(jax.errors.TracerArrayConversionError) as error:
+            read(closed)
+        assert "X = jnp.asarray(X) outside of the model" in error.value.__notes__[0]
