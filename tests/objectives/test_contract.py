@@ -126,7 +126,9 @@ def test_steps(name):
     state = svi.init(random.key(0), X, init_params={"m": jnp.array(0.7)})
     assert svi.get_params(state)["m"] == pytest.approx(0.7)
     step = jax.jit(svi.stable_update)
-    kept, loss = step(state, X, broken=True)
+    with pytest.warns(InferenceWarning, match="not finite in a step"):
+        kept, loss = jax.block_until_ready(step(state, X, broken=True))
+        jax.effects_barrier()
     assert jnp.isnan(loss)
     assert jax.tree.all(jax.tree.map(jnp.array_equal, svi.get_params(kept), svi.get_params(state)))
     traced = len(TRACES)
