@@ -87,7 +87,7 @@ def on_rows_of(factors: Factors, args: tuple, kwargs: dict[str, Any]) -> Factors
     found = copy.copy(found)
     found.size = size
     if predicted:
-        found._model = block(fn, hide=predicted)
+        found._model = block(fn, hide=predicted)  # type: ignore[assignment] - a handler too
     if not any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs))):
         # Of traced arguments a row is computed in the way of the fit.
         with jax.ensure_compile_time_eval():

@@ -152,9 +152,10 @@ class EPEngine(ABC):
         locs = info.unravel(prior.center.mean)
         if not fits(self.guide, locs):
             self.guide = guide_of(self.model, self.family, self.prefix)
+        start_guide(self.guide, locs, list(self.local_sites), args, kwargs)
         kind = self._plan.kinds[0]
         projection = kind.projection if kind.local else None
-        start_guide(self.guide, locs, reading.factors, projection, args, kwargs)
+        self.guide.of_fit(reading.factors, projection, args, kwargs)
         family = FAMILIES[self.family]
         normal = prior.normal
         if self.family == "diagonal":

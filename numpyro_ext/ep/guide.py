@@ -20,6 +20,7 @@ from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMult
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.implicit import Implicit, Stated
 from numpyro_ext._model.local_draws import Drawn, draw_sites
+from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.read import call_and_trace, frames, latent_sites
 from numpyro_ext._numpyro import StartGiven
 from numpyro_ext._typing import Model, Params, Sites
@@ -53,6 +54,20 @@ class _Known(AutoContinuous):
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         return None if self.locs is None else (random.key(0), self.locs)
+
+    def of_fit(
+        self,
+        factors: Factors,
+        projection: Projection | None,
+        args: tuple,
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Take the factors and the arguments of a fit."""
+        given, first = (args, kwargs), self.factors is None
+        self.factors, self.projection = factors, projection
+        traced = any(isinstance(x, Tracer) for x in jax.tree.leaves(given))
+        self.several |= not first and (traced or not _same(self.arguments, given))
+        self.arguments = self.arguments if traced else given
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
         if self.factors is None or not self.factors.axes:
@@ -104,13 +119,15 @@ class _Known(AutoContinuous):
         key_global, key_local = random.split(rng_key)
         latent = self.get_posterior(params).sample(key_global, sample_shape)
         flat = latent.reshape(-1, latent.shape[-1])
-        keys = random.split(key_local, len(flat))
 
-        def one(x: Array, rng_key: Array) -> Sites:
-            drawn = self._drawn(x, rng_key, args, kwargs)
+        def one(xs: tuple[Array, Array]) -> Sites:
+            drawn = self._drawn(*xs, args, kwargs)
             return {name: site["value"] for name, site in drawn.sites.items()}
 
-        found = lax.map(lambda xs: one(*xs), (flat, keys), batch_size=_DRAWS)
+        def run(rng_key: Array, flat: Array) -> Sites:
+            return lax.map(one, (flat, random.split(rng_key, len(flat))), batch_size=_DRAWS)
+
+        found = run_once(run, key_local, flat)
         return {n: v.reshape(sample_shape + v.shape[1:]) for n, v in found.items()}
 
     def _drawn(self, x: Array, rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> Drawn:
@@ -160,24 +177,14 @@ def fits(guide: Any, locs: Sites) -> bool:
 
 
 def start_guide(
-    guide: Any,
-    locs: Sites,
-    factors: Factors,
-    projection: Projection | None,
-    args: tuple,
-    kwargs: dict[str, Any],
+    guide: Any, locs: Sites, local: list[str], args: tuple, kwargs: dict[str, Any]
 ) -> None:
-    """Set a guide up on the global sites, at these values, for the factors of a fit."""
-    guide.factors, guide.projection = factors, projection
-    given, first = (args, kwargs), guide.prototype_trace is None
-    traced = any(isinstance(x, Tracer) for x in jax.tree.leaves(given))
-    guide.several |= not first and (traced or not _same(guide.arguments, given))
-    guide.arguments = guide.arguments if traced else given
-    if not first:
+    """Set a guide up on the global sites, at these values."""
+    if guide.prototype_trace is not None:
         return
     guide.locs = locs
-    if factors.axes:
-        guide.model = block(seed(guide.model, random.key(0)), hide=list(factors.axes))
+    if local:
+        guide.model = block(seed(guide.model, random.key(0)), hide=local)
     guide.set_up(*args, **kwargs)
 
 
