@@ -286,7 +286,9 @@ def _of_guide(
     ]
     cause = minibatch_cause(obj, fit, proto)
     one = {name: x[0] for name, x in out["latent"].items()}
-    has_moves = has_gradient(proto) and not any(row.ok is None for row in points)
+    # Where a density has collapsed to a point, moves say how far.
+    is_estimate = proto.density == "none" and any(row.ok is None for row in points)
+    has_moves = has_gradient(proto) and not is_estimate
     weights, usable = weighed(out["stats"].get("log_weight"), proto.density, has_moves, cause)
     rows += weights
     if usable is not None:
@@ -324,6 +326,7 @@ def _of_particles(obj: Any, fit: Fit, num_moves: int | None, rng_key: Any) -> Di
     else:
         d = sum(int(np.prod(x.shape[1:])) for x in last.values())
         rows = particle_rows(m, {"num_latents": d})
+        rows += left_out("not judged: a site was summed out, or has no gradient.")
     return Diagnosis(title(fit.attributes, f"{m} particles"), tuple(rows))
 
 
