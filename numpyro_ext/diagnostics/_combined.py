@@ -50,7 +50,7 @@ def worst_combinations(found: Spread) -> Combined | None:
         directions = linalg.eigh(np.cov(flat.T))[1][:, [0, -1]]
         away = flat.mean(0) / max(float(np.linalg.norm(flat.mean(0))), 1e-300)
         directions = np.column_stack([directions, away])
-        pieces.append(_compared(before @ directions, judging @ directions, found.draws_each))
+        pieces.append(_compared(before @ directions, judging @ directions, float(found.draws_each)))
         weights = np.abs(linalg.solve_triangular(root, directions, lower=True, trans="T"))
         chosen.append(np.argsort(-weights * x.std(0)[:, None], 0)[:2].T)
     log_ratio, relative, shift, shift_error = (np.stack(both) for both in zip(*pieces, strict=True))
@@ -75,7 +75,7 @@ def _compared(
     of_draws = draws_each * np.var((x - centre) ** 2 / variance, 0) / m
     of_chains = np.var(np.mean((y - mean) ** 2, 1) / later, 0) / len(y)
     distances = np.sort(np.abs(x - np.median(x, 0)), 0)[::-1][: tail_size(m) + 1]
-    light = ~np.asarray(is_heavy(distances, m))
+    light = ~is_heavy(distances, m)
     error = np.sqrt(draws_each / m + np.var(y.mean(1), 0) / len(y) / variance)
     return (
         np.where(light, 0.5 * np.log(variance / later), np.nan),

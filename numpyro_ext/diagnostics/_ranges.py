@@ -11,6 +11,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.scipy.special import ndtri
 from jax.scipy.stats import norm
+import numpy as np
 
 __all__ = ["HEAVY", "LEVELS", "as_widths", "inside", "is_heavy", "tail_size"]
 
@@ -35,9 +36,12 @@ def is_heavy(farthest: Any, m: int) -> Any:
     :param farthest: ``(k + 1, n)`` largest distances of ``m`` draws from their median, the largest
         first.
     """
-    e = jnp.log(farthest[:-1] / farthest[-1])
-    first, second = jnp.mean(e, 0), jnp.mean(e**2, 0)
-    index = first + 1 - 0.5 / (1 - first**2 / second)
+    # In the precision of the distances: in a smaller one, those of a collapse would overflow.
+    xp: Any = np if isinstance(farthest, np.ndarray) else jnp
+    with np.errstate(divide="ignore", invalid="ignore"):
+        e = xp.log(farthest[:-1] / farthest[-1])
+        first, second = xp.mean(e, 0), xp.mean(e**2, 0)
+        index = first + 1 - 0.5 / (1 - first**2 / second)
     return (index > HEAVY) & (m >= _FEWEST)
 
 

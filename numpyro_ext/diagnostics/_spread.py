@@ -35,7 +35,7 @@ class Spread(NamedTuple):
     """The result of :func:`spread_after_moves`.
 
     A number whose tail is so heavy that its standard deviation has no error is compared by the
-    range of nine tenths of it, and by its median.
+    range of the middle half of it, and by its median.
     """
 
     ratio: Array
@@ -210,8 +210,8 @@ def spread_after_moves(
         return jnp.where(judged, jnp.where(heavy, by_ranges, by_moments), otherwise)
 
     return Spread(
-        ratio=of(ratio, widths[1]),
-        error=of(ratio_error, of_widths[1], 0.0),
+        ratio=of(ratio, widths[0]),
+        error=of(ratio_error, of_widths[0], 0.0),
         shift=of(shift, moved),
         shift_error=of(shift_error, of_moved, 0.0),
         between=of(between, between),

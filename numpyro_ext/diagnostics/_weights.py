@@ -295,7 +295,7 @@ def _compared(
         np.asarray(z, np.float64) for z in as_widths(held, no_error, *moved(shares), _ROUNDING)
     )
     distances = np.sort(np.abs(x - levels[2]), 0)[::-1][: tail_size(size) + 1]
-    heavy = np.asarray(is_heavy(distances, size))
+    heavy = is_heavy(distances, size)
 
     no_widths = np.array([np.nan, 0.0])[:, None, None]
 
@@ -305,6 +305,6 @@ def _compared(
 
     return (
         of((shift, shift_error), (median, of_median)),
-        of((ratio, error), (widths[1], of_widths[1])),
+        of((ratio, error), (widths[0], of_widths[0])),
         np.where(varies, [widths, np.maximum(of_widths, _ROUNDING)], no_widths),
     )

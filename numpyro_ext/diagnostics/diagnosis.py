@@ -145,8 +145,8 @@ def diagnose(
     right mean and the right sd, and is seen here. The *gap of the ELBO* sees the whole guide of n
     numbers, with the dependence between them. If these lines find the draws right, the loss is for
     information. Of a number whose tail is so heavy that the error of its sd is not known (a Cauchy,
-    a Student t with 2.5 degrees of freedom), nine tenths take the place of the sd, and the median
-    that of the mean.
+    a Student t with 2.5 degrees of freedom), the middle half takes the place of the sd, and the
+    median that of the mean.
 
     A temperature or a variance ratio is wrong only if it is also off by three Monte Carlo errors.
     With settings that were found, the temperature is between those that the law of the kernel
