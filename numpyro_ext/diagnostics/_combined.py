@@ -51,7 +51,7 @@ def worst_combinations(found: Spread) -> Combined | None:
         away = flat.mean(0) / max(float(np.linalg.norm(flat.mean(0))), 1e-300)
         directions = np.column_stack([directions, away])
         pieces.append(_compared(before @ directions, judging @ directions, float(found.draws_each)))
-        weights = np.abs(linalg.solve_triangular(root, directions, lower=True, trans="T"))
+        weights = np.abs(linalg.solve_triangular(root, directions, lower=True, trans=1))
         chosen.append(np.argsort(-weights * x.std(0)[:, None], 0)[:2].T)
     log_ratio, relative, shift, shift_error = (np.stack(both) for both in zip(*pieces, strict=True))
     ratios = np.exp(log_ratio.mean(0))[:2]

@@ -71,7 +71,7 @@ class Spread(NamedTuple):
     """Points that are worth an independent one."""
 
 
-def least_spread(centre: Any, eps: float) -> Any:
+def least_spread(centre: Any, eps: Any) -> Any:
     """The standard deviation below which numbers differ by rounding alone."""
     return 2 * eps * abs(centre)
 

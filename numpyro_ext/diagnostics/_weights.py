@@ -230,7 +230,9 @@ def reweighted_rows(
     rest = []
     # Where the draws lie elsewhere, the ranges have other shares in any case.
     if rows[0].ok is not False:
-        rest.append(judged_ranges(OF_RANGE, *of_ranges, names.__getitem__, reweighted, end))
+        rest.append(
+            judged_ranges(OF_RANGE, of_ranges[0], of_ranges[1], names.__getitem__, reweighted, end)
+        )
     rest += _gap_rows(usable, ratio, remedy)
     return [*together(rows), *(together([*rows, row])[-1] for row in rest)]
 
