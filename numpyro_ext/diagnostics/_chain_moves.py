@@ -10,7 +10,14 @@ from numpyro_ext._model.read import model_info
 from numpyro_ext.diagnostics._evaluate import Prototype
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics._moved import GUIDE, Kind, left_out, moved_rows
-from numpyro_ext.diagnostics._moves import DRAWS, moved_draws, name_of, planned, watched
+from numpyro_ext.diagnostics._moves import (
+    DRAWS,
+    coordinate_of,
+    moved_draws,
+    name_of,
+    planned,
+    watched,
+)
 from numpyro_ext.diagnostics._other_modes import other_modes_rows
 from numpyro_ext.diagnostics._points import has_gradient
 from numpyro_ext.diagnostics.table import Row, equally_spaced
@@ -79,7 +86,7 @@ def chain_moves_rows(
     found = moved_draws(
         fit, proto.trace, plan, mixed, rng_key, temperature=temperature, independent=inflation
     )
-    rows = moved_rows(found, name_of(proto.trace), CHAINS)
+    rows = moved_rows(found, name_of(proto.trace), CHAINS, coordinate_of(proto.trace))
     if not seek_modes or temperature != 1 or any(row.ok is False for row in rows):
         return rows, False
     first = {name: y[:SEARCHED] for name, y in mixed.items()}

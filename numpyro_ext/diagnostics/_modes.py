@@ -40,6 +40,8 @@ def least_crossing(start: np.ndarray, low: np.ndarray, high: np.ndarray) -> tupl
 def _of_number(
     start: np.ndarray, low: np.ndarray, high: np.ndarray, fewest: int, several: float
 ) -> float:
+    if not np.all(np.isfinite([start, low, high])):
+        return math.inf
     order = np.argsort(start)
     start, low, high = start[order], low[order], high[order]
     m = len(start)

@@ -4,14 +4,15 @@ from collections.abc import Callable
 import math
 from typing import NamedTuple
 
-from jax import Array
 import numpy as np
 
+from numpyro_ext.diagnostics._combined import worst_combinations
 from numpyro_ext.diagnostics._modes import NUMBERS, least_crossing
-from numpyro_ext.diagnostics._worst import judged_ratios, judged_shifts, together
+from numpyro_ext.diagnostics._spread import Spread
+from numpyro_ext.diagnostics._worst import judged_ranges, judged_ratios, judged_shifts, together
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
-__all__ = ["GUIDE", "PARTICLES", "Kind", "Spread", "left_out", "moved_rows"]
+__all__ = ["GUIDE", "PARTICLES", "Kind", "left_out", "moved_rows"]
 
 SD_RATIO = (0.8, 1.2)
 GUIDE_SD_RATIO = (0.85, 1.15)
@@ -23,34 +24,13 @@ CROSSING = 0.6
 width is a tenth of its length, and at most 0.6 with modes 8 standard deviations apart."""
 STAY = 0.4
 """Share of the variance that is between chains above which they are too short to judge alone."""
-_STUCK = 0.1
-"""Share of accepted trajectories below which the points are stuck."""
+_STUCK, _FREE = 0.1, 0.995
+"""Share of accepted trajectories below which the points are stuck, and above which the steps are so
+small that they say nothing."""
 QUANTITY = "sd ratio after moves, worst"
 OF_SHIFT = "shift after moves, worst"
+OF_RANGE = "shape after moves, worst"
 OF_SIDES = "chains that change sides, least"
-
-
-class Spread(NamedTuple):
-    """The result of :func:`spread_after_moves`."""
-
-    ratio: Array
-    """``(n,)`` standard deviations of the points over those of the chains; NaN where a number does
-    not vary."""
-    error: Array
-    """``(n,)`` Monte Carlo errors of these ratios."""
-    shift: Array
-    """``(n,)`` mean of the chains minus that of the points, in standard deviations of the points; 0
-    where a number does not vary."""
-    shift_error: Array
-    """``(n,)`` Monte Carlo errors of these shifts."""
-    between: Array
-    """``(n,)`` share of the variance of the chains that is between them: 0 for chains that have
-    forgotten where they began, 1 for chains that stay there; NaN where a number does not vary."""
-    ends: Array
-    """``(3, chain, k)``: up to 1,000 numbers, equally spaced, at the start of the chains, and the
-    least and the largest that they are later."""
-    accepted: Array
-    """Share of accepted trajectories."""
 
 
 class Kind(NamedTuple):
@@ -89,61 +69,103 @@ def left_out(verdict: str) -> list[Row]:
 
 
 def moved_rows(
-    found: Spread, name: Callable[[int], str], kind: Kind, *, shares_known: bool = False
+    found: Spread,
+    name: Callable[[int], str],
+    kind: Kind,
+    coordinate: Callable[[int], str] = str,
+    *,
+    shares_known: bool = False,
 ) -> list[Row]:
-    """The lines of the worst numbers: their spread, their mean, and modes that no chain leaves.
+    """The lines of the worst numbers: their spread, mean and shape, and modes that no chain leaves.
 
     :param name: the name of a number.
+    :param coordinate: the name of a coordinate.
     :param shares_known: true if weights have judged the draws, and with them the shares of modes.
     """
-    ratios, errors, shifts, shift_errors, between, ends = (np.asarray(x, float) for x in found[:-1])
+    ratios, errors, shifts, shift_errors, between = (np.asarray(x, float) for x in found[:5])
     what, remedy, limits, farthest, shares = kind
-    if float(found.accepted) < _STUCK:
+    accepted, n = float(found.accepted), len(ratios)
+    if accepted < _STUCK:
         ratio, limit = float(np.nanmin(np.append(ratios, np.inf))), f"{limits[0]} to {limits[1]}"
         verdict = (
             f"a Markov chain on all data does not leave the {what}, so nothing can be said of"
             " their spread; the density may be rough, or not a number near some of them."
         )
         return [Row(QUANTITY, ratio, None, limit, False, verdict, True)]
+    combined = worst_combinations(found)
+    pairs = np.zeros((0, 2), int) if combined is None else combined.coordinates
+
+    def number(k: int, of: int) -> str:
+        if k < n:
+            return name(k)
+        first, second = sorted(pairs[of + k - n].tolist())
+        return f"a linear combination of {coordinate(first)} and {coordinate(second)} most of all"
+
     begins = f"a Markov chain on all data that starts from each of the {what}"
     end = f"{remedy}."
-    rows = [
-        judged_ratios(
-            QUANTITY,
-            ratios,
-            errors,
-            limits,
-            f"a Markov chain on all data leaves the {what} as wide as they are; it is too short to"
-            " find another mode.",
-            lambda k, by: (
-                f"{begins} makes the standard deviation of {name(k)} {1 / by:.2g} times what it is;"
-                f" {end}"
+
+    def lines(*given: np.ndarray) -> list[Row]:
+        ratios, errors, shifts, shift_errors = given
+        return [
+            judged_ratios(
+                QUANTITY,
+                ratios,
+                errors,
+                limits,
+                f"a Markov chain on all data leaves the {what} as wide as they are; it is too short"
+                " to find another mode.",
+                lambda k, by: (
+                    f"{begins} makes the standard deviation of {number(k, 0)} {1 / by:.2g} times"
+                    f" what it is; {end}"
+                ),
             ),
-        ),
-        judged_shifts(
-            OF_SHIFT,
-            shifts,
-            shift_errors,
-            farthest,
-            f"a Markov chain on all data leaves the mean of the {what} where it is.",
-            lambda k, by: (
-                f"{begins} moves the mean of {name(k)} by {by:.2g} of its standard deviations;"
-                f" {end}"
+            judged_shifts(
+                OF_SHIFT,
+                shifts,
+                shift_errors,
+                farthest,
+                f"a Markov chain on all data leaves the mean of the {what} where it is.",
+                lambda k, by: (
+                    f"{begins} moves the mean of {number(k, 2)} by {by:.2g} of its standard"
+                    f" deviations; {end}"
+                ),
             ),
-        ),
-    ]
+        ]
+
+    single = ratios, errors, shifts, shift_errors
+    rows = lines(*single)
+    if combined is not None:
+        both = zip(single, combined[:4], strict=True)
+        with_combinations = lines(*(np.append(one, other) for one, other in both))
+        # The worst of so many is known less well, and says something only where it is wrong.
+        if any(row.ok is False for row in with_combinations):
+            rows = with_combinations
     stays = int(np.argmax(np.nan_to_num(between)))
-    if not shares_known and all(row.ok for row in rows) and between[stays] > STAY:
-        verdict = (
-            f"not judged: the Markov chains are too short for {name(stays)}, of whose variance"
-            f" {between[stays]:.0%} is between them; a larger num_moves makes them longer."
+    why = None
+    if accepted > _FREE:
+        why = (
+            f"of the steps of the Markov chains {accepted:.1%} are accepted, so they are too small"
+            " for the density, or it is the same everywhere"
         )
-        rows = [row._replace(ok=None, verdict=verdict) for row in rows]
+    elif not shares_known and between[stays] > STAY:
+        why = (
+            f"the Markov chains are too short for {name(stays)}, of whose variance"
+            f" {between[stays]:.0%} is between them; a larger num_moves makes them longer"
+        )
+    if why and all(row.ok for row in rows):
+        rows = [row._replace(ok=None, verdict=f"not judged: {why}.") for row in rows]
     rows = together(rows)
+    # Where the draws lie elsewhere, the ranges have other shares in any case.
+    if found.range_ratio is not None and rows[1].ok is not False:
+        ranges = found.range_ratio, found.range_error
+        row = judged_ranges(OF_RANGE, *ranges, name, f"{begins} makes", end)
+        # Few draws may be enough for a mean, and not for a shape; but not the other way round.
+        rows.append(together([*rows, row])[-1])
     known = shares_known or not shares
+    ends = np.asarray(found.ends, float)
     value, least = (math.inf, 0) if known else least_crossing(*ends)
     if value < CROSSING:
-        least = int(equally_spaced(len(ratios), NUMBERS)[least])
+        least = int(equally_spaced(n, NUMBERS)[least])
         verdict = (
             f"the {what} lie on two sides of a value of {name(least)} that hardly any Markov chain"
             f" crosses, so nothing has checked how many belong on each: {shares}."

@@ -1,14 +1,11 @@
-"""The spread of particles, or of draws of a guide, before and after a Markov chain moves them.
-
-Reference: Neal, *MCMC using Hamiltonian dynamics* (Handbook of MCMC, 2011), section 5.3.
-"""
+"""Particles, or draws of a guide, that Markov chains move: how many of them, and at what price."""
 
 from collections.abc import Callable
 import math
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array, lax, random
+from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 
@@ -19,8 +16,7 @@ from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._descent import GRADIENTS
 from numpyro_ext.diagnostics._evaluate import Evaluate, Prototype, count_of, default_block_size
 from numpyro_ext.diagnostics._fit import Fit
-from numpyro_ext.diagnostics._modes import NUMBERS
-from numpyro_ext.diagnostics._moved import GUIDE, PARTICLES, Spread, left_out, moved_rows
+from numpyro_ext.diagnostics._moved import GUIDE, PARTICLES, left_out, moved_rows
 from numpyro_ext.diagnostics._points import (
     Points,
     flat_draws,
@@ -28,16 +24,11 @@ from numpyro_ext.diagnostics._points import (
     name_in,
     potential_of,
 )
-from numpyro_ext.diagnostics.table import Row, equally_spaced
+from numpyro_ext.diagnostics._spread import LEAPS, Spread, spread_after_moves
+from numpyro_ext.diagnostics.table import Row
 
-__all__ = ["guide_moves_row", "moves_row", "spread_after_moves", "watched"]
+__all__ = ["guide_moves_row", "moves_row", "watched"]
 
-LEAPS = 4
-"""Leapfrog steps of a trajectory: the fewer, the longer a point in a narrow place takes."""
-_ACCEPTED = 0.7
-"""Share of accepted trajectories to which the step sizes are tuned."""
-_MOST_CORRELATED = 300
-"""Coordinates up to which the chains move in units of the whole covariance."""
 MOVES = 40
 MOST = 10**9
 """So many log densities of sites are evaluated for particles without being asked."""
@@ -46,123 +37,6 @@ MOST_OPERATIONS = 2 * 10**10
 DRAWS, STARTS, FEWEST_STARTS = 10_000, 1000, 128
 MOST_WATCHED = 100
 """Numbers up to which a deterministic site is compared too."""
-
-
-def spread_after_moves(
-    potential: Callable[[Array], tuple[Array, Array]],
-    numbers: Callable[[Array], Array],
-    x: Array,
-    rng_key: Array,
-    num_moves: int,
-    block: int,
-    num_starts: int | None = None,
-    independent: Array | bool = True,
-) -> Spread:
-    r"""Standard deviations of points over those that they have while a Markov chain moves them.
-
-    Every point makes trajectories of Hamiltonian Monte Carlo in the coordinates in which the points
-    have unit covariance, or unit variances where there are too many coordinates. Its step size is
-    its own, because points may lie where the density is much narrower than all of them together. It
-    is tuned in the first three quarters of the trajectories, and the second half counts: a point
-    that comes back needs longer steps on its way.
-
-    :param potential: the potential energy at a ``(d,)`` point and its gradient.
-    :param numbers: the ``(n,)`` numbers of a point whose standard deviations are compared.
-    :param x: ``(m, d)`` particles, or draws.
-    :param block: so many points move at a time.
-    :param num_starts: so many of the points are moved, the first ones; None for all.
-    :param independent: whether the points are independent draws, whose own errors count; or
-        ``(n,)`` numbers of draws that are worth an independent one.
-    """
-    m, d = x.shape
-    half, tuned = num_moves // 2, 3 * num_moves // 4
-    before = lax.map(numbers, x, batch_size=block)
-    centre, sd = jnp.mean(before, axis=0), jnp.std(before, axis=0)
-    varies = sd > 1e-6 * jnp.abs(centre)
-    unit = jnp.where(varies, sd, 1.0)
-    root = unit_root(x)
-
-    def times(root: Array, v: Array) -> Array:
-        return root * v if root.ndim == 1 else jnp.matmul(root, v, precision="highest")
-
-    def at(x: Array) -> tuple[Array, Array, Array]:
-        value, grad = potential(x)
-        return x, -value, times(root.T, -grad)
-
-    def move(state: Any, inputs: tuple[Array, Array]) -> tuple[Any, None]:
-        here, log_h, sums, accepted = state
-        i, (key_momentum, key_uniform) = inputs
-        length, threshold = random.uniform(key_uniform, (2,), x.dtype)
-        # Of random length, or a trajectory could end where it began. The first one stays at its
-        # start to find the gradient there: compiled at two places, it would take longer.
-        h = jnp.where(i < 0, 0.0, jnp.exp(log_h) * (0.5 + 0.5 * length))
-
-        def leap(_: int, state: Any) -> Any:
-            (place, _, force), p = state
-            p = p + 0.5 * h * force
-            there = at(place + times(root, h * p))
-            return there, p + 0.5 * h * there[2]
-
-        momentum = random.normal(key_momentum, (d,), x.dtype)
-        there, p = lax.fori_loop(0, jnp.where(i < 0, 1, LEAPS), leap, (here, momentum))
-        log_ratio = there[1] - here[1] + 0.5 * (jnp.sum(momentum**2) - jnp.sum(p**2))
-        chance = jnp.exp(jnp.minimum(jnp.where(jnp.isfinite(log_ratio), log_ratio, -jnp.inf), 0.0))
-        taken = threshold < chance
-        here = jax.tree.map(lambda new, old: jnp.where(taken, new, old), there, here)
-        log_h = log_h + jnp.where((i >= 0) & (i < tuned), chance - _ACCEPTED, 0.0)
-        counts = i >= half
-        y = (numbers(here[0]) - centre) / unit
-        seen = (sums[0] + jnp.where(counts, y, 0.0), sums[1] + jnp.where(counts, y**2, 0.0))
-        sums = *seen, jnp.minimum(sums[2], y), jnp.maximum(sums[3], y)
-        return (here, log_h, sums, accepted + jnp.where(counts, chance, 0.0)), None
-
-    def one(inputs: tuple[Array, Array, Array]) -> tuple[Any, Array, list[Array]]:
-        start, y, key = inputs
-        nothing = jnp.zeros_like(centre)
-        log_h = jnp.asarray(math.log(1.6 * d ** (-1 / 6)), x.dtype)
-        here = start, jnp.asarray(-1e30, x.dtype), jnp.zeros_like(start)
-        state = here, log_h, (nothing, nothing, y, y), jnp.zeros((), x.dtype)
-        steps = jnp.arange(-1, num_moves), random.split(key, (num_moves + 1, 2))
-        (_, _, (first, second, *ends), accepted), _ = lax.scan(move, state, steps)
-        means = jax.tree.map(lambda a: a / (num_moves - half), ((first, second), accepted))
-        return *means, ends
-
-    starts = x if num_starts is None else x[:num_starts]
-    # What the chains still know of their starts is no news: it is off by what the starts are.
-    known = (before[: len(starts)] - centre) / unit
-    inputs = starts, known, random.split(rng_key, len(starts))
-    (first, second), accepted, ends = lax.map(one, inputs, batch_size=block)
-    mean = jnp.mean(first, axis=0)
-    variance = jnp.mean(second, axis=0) - mean**2
-    ratio = jnp.where(varies, 1 / jnp.sqrt(variance), jnp.nan)
-    # Relative errors of both variances, that of the chains by what each contributes to it.
-    of_points = independent * jnp.var(((before - centre) / unit) ** 2, axis=0) / m
-    of_chains = jnp.var(second - 2 * mean * first, axis=0) / len(starts) / variance**2
-    slope = jnp.mean((first - mean) * known, axis=0) / jnp.maximum(jnp.var(known, axis=0), 1e-30)
-    rest = jnp.var(first - slope * known, axis=0) / len(starts)
-    between = jnp.var(first, axis=0) / variance
-    return Spread(
-        ratio=ratio,
-        error=0.5 * ratio * jnp.sqrt(of_points + of_chains),
-        shift=jnp.where(varies, mean - slope * jnp.mean(known, axis=0), 0.0),
-        shift_error=jnp.where(varies, jnp.sqrt(rest + independent * (1 - slope) ** 2 / m), 0.0),
-        between=jnp.where(varies, between, jnp.nan),
-        ends=jnp.stack([known, *ends])[..., equally_spaced(len(centre), NUMBERS)],
-        accepted=jnp.mean(accepted),
-    )
-
-
-def unit_root(x: Array) -> Array:
-    """The lower triangular root of the covariance of ``(m, d)`` points; standard deviations alone,
-    ``(d,)``, where there are too many coordinates."""
-    m, d = x.shape
-    scale = jnp.where(jnp.std(x, axis=0) > 0, jnp.std(x, axis=0), 1.0)
-    if d >= m or d > _MOST_CORRELATED:
-        return scale
-    u = (x - jnp.mean(x, axis=0)) / scale
-    # The correlations are shrunk, as those of the particles' own step are.
-    shrunk = jnp.matmul(u.T, u, precision="highest") / (m + d)
-    return scale[:, None] * jnp.linalg.cholesky(jnp.fill_diagonal(shrunk, 1.0, inplace=False))
 
 
 def moves_row(
@@ -186,7 +60,7 @@ def moves_row(
         return spread_after_moves(energy, numbers, x, rng_key, num_moves, block, independent=False)
 
     moved = run(fit.params[0], found.x, rng_key)
-    return moved_rows(moved, name_of(trace), PARTICLES)
+    return moved_rows(moved, name_of(trace), PARTICLES, coordinate_of(trace))
 
 
 def guide_moves_row(
@@ -215,7 +89,7 @@ def guide_moves_row(
     draws = _more(evaluate, params, draws, info, key_draws)
     found = moved_draws(fit, trace, plan, draws, key_moves)
     kind = GUIDE if remedy is None else GUIDE._replace(remedy=remedy)
-    return moved_rows(found, name_of(trace), kind, shares_known=shares_known)
+    return moved_rows(found, name_of(trace), kind, coordinate_of(trace), shares_known=shares_known)
 
 
 class Plan(NamedTuple):
@@ -337,6 +211,12 @@ def name_of(trace: Trace) -> Callable[[int], str]:
     sizes |= {name: jnp.size(trace[name]["value"]) for name in watched(trace)}
     ends = np.cumsum(list(sizes.values())).tolist()
     slices = dict(zip(sizes, map(slice, [0, *ends[:-1]], ends), strict=True))
+    return lambda k: name_in(slices, k)
+
+
+def coordinate_of(trace: Trace) -> Callable[[int], str]:
+    """The name of a coordinate of a latent vector."""
+    slices = model_info(trace).slices
     return lambda k: name_in(slices, k)
 
 

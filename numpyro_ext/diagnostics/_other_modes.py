@@ -16,8 +16,9 @@ from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._descent import EACH, SEARCHES, End, descend
 from numpyro_ext.diagnostics._evaluate import Prototype, default_block_size, model_trace_of
 from numpyro_ext.diagnostics._fit import Fit
-from numpyro_ext.diagnostics._moves import Plan, name_of, unit_root
+from numpyro_ext.diagnostics._moves import Plan, name_of
 from numpyro_ext.diagnostics._points import flat_draws, in_place_of_lost, potential_of
+from numpyro_ext.diagnostics._spread import unit_root
 from numpyro_ext.diagnostics.table import Row
 
 __all__ = ["other_modes_rows"]

@@ -241,6 +241,9 @@ def _stein_rows(facts: dict[str, Any], what: str, remedy: str, limit: float) -> 
         f"the mean of the {what} is not where the gradients of all data cancel; {remedy}.",
         error,
     )
+    if math.isnan(shift) or math.isnan(error):
+        verdict = "not judged: a gradient is not a number at some of them; see the other lines."
+        mean = mean._replace(ok=None, verdict=verdict)
     if not noise:
         return [spread, mean]
     verdict = (

@@ -10,7 +10,9 @@ import numpy as np
 
 from numpyro_ext._model.units import Layout
 from numpyro_ext._typing import Trace
-from numpyro_ext.diagnostics._worst import judged_ratios, judged_shifts, together
+from numpyro_ext.diagnostics._ranges import LEVELS, as_widths, inside, is_heavy, tail_size
+from numpyro_ext.diagnostics._spread import least_spread
+from numpyro_ext.diagnostics._worst import judged_ranges, judged_ratios, judged_shifts, together
 from numpyro_ext.diagnostics.evidence import evidence_bounds
 from numpyro_ext.diagnostics.psis import ParetoKhat, khat_error, pareto_khat
 from numpyro_ext.diagnostics.table import Row, equally_spaced
@@ -24,6 +26,14 @@ SD_RATIO, SHIFT = (0.85, 1.2), 0.2
 NUMBERS = 10**6
 """So many numbers of draws are in memory in double precision."""
 QUANTITY, OF_SHIFT = "sd ratio to reweighted, worst", "shift by reweighting, worst"
+OF_RANGE, OF_GAP = "shape by reweighting, worst", "gap of the ELBO in nats"
+GAP, GAP_EACH = 0.5, 0.05
+"""Nats, and more for each number: .02 to .05 is what a number at the limits of its mean and its
+standard deviation adds to the Kullback-Leibler divergence."""
+_ROUNDING = 1e-6
+"""What is left of an error where all weights are equal, which is no lack of evidence."""
+LOST = 0.1
+"""Share of draws without a density under the model above which the guide leaves its support."""
 
 
 class Usable:
@@ -31,14 +41,30 @@ class Usable:
 
     * ``weights`` - ``(S, units)``, each column with the sum 1.
     * ``column`` - for every unit, its column there; -1 for units that are left out.
+    * ``gap`` - the ELBO of these units below their bound of order 0, and its error; None where it
+      is not that of the guide alone.
     """
 
-    def __init__(self, found: ParetoKhat, chosen: np.ndarray, num_units: int) -> None:
+    def __init__(
+        self, found: ParetoKhat, log_w: np.ndarray, chosen: np.ndarray, *, auxiliary: bool
+    ) -> None:
         fine = np.atleast_1d(np.asarray(found.khat) <= found.threshold)
         logs = found.log_weights.reshape(len(found.log_weights), -1)
         self.weights = np.exp(logs[:, fine])
-        self.column = np.full(num_units, -1)
+        self.column = np.full(log_w.shape[1], -1)
         self.column[chosen[fine]] = np.arange(fine.sum())
+        self.gap = None if auxiliary else _gap(log_w[:, chosen[fine]])
+
+
+def _gap(log_w: np.ndarray) -> tuple[float, float] | None:
+    """The bound of order 0 minus the ELBO, of ``(S, units)`` log weights, and its error; None where
+    a few draws without a density make it infinite."""
+    if np.any(log_w == -np.inf):
+        return None
+    x = log_w.astype(np.float64) - np.max(log_w, 0)
+    w, size = np.exp(x), len(log_w)
+    each = np.sum(w / w.mean(0) - 1 - (x - x.mean(0)), 1)
+    return float(np.sum(np.log(w.mean(0)) - x.mean(0))), float(np.std(each)) / math.sqrt(size)
 
 
 def khat_rows(
@@ -59,10 +85,18 @@ def khat_rows(
             " support of the model; pass more num_samples, or fit again with another guide."
         )
         return [Row("k-hat", np.nan, None, "", False, verdict)], None
-    if np.any(np.all(units == -np.inf, 0)):
+    lost = float(np.max(np.mean(units == -np.inf, 0)))
+    if lost > LOST:
+        share = "no draw has" if lost == 1 else f"{lost:.0%} of the draws do not have"
         verdict = (
-            "no draw has a density under the model, because the guide leaves its support; fit again"
+            f"{share} a density under the model, because the guide leaves its support; fit again"
             " with another guide."
+        )
+        return [Row("k-hat", np.inf, None, "", False, verdict)], None
+    if log_w.ndim == 1 and np.sum(np.exp(log_w.astype(np.float64) - np.max(log_w)) > 0) == 1:
+        verdict = (
+            "all weights but one are 0: the guide has collapsed, or lies where the posterior has no"
+            " mass; fit again with another loss or another guide."
         )
         return [Row("k-hat", np.inf, None, "", False, verdict)], None
     found = pareto_khat(units[:, chosen] if log_w.ndim > 1 else units[:, 0])
@@ -98,7 +132,7 @@ def khat_rows(
     if np.min(bounds.effective_sample_size) < 50:
         verdict = "a few draws carry it, so it says little about the log evidence."
     rows.append(Row("bound of order 0", log_evidence, se0, "", None, verdict))
-    return rows, Usable(found, chosen, units.shape[1]) if ok else None
+    return rows, Usable(found, units, chosen, auxiliary=auxiliary) if ok else None
 
 
 def units_of(units: Layout | None, trace: Trace) -> Callable[[str], np.ndarray]:
@@ -146,7 +180,7 @@ def reweighted_rows(
     """
     remedy = remedy or "train longer, or take a richer guide"
     names: list[str] = []
-    shifts, ratios = [], []
+    shifts, ratios, ranges = [], [], []
     for site, x in draws.items():
         flat = x.reshape(len(x), -1)
         unit = unit_of(site)
@@ -157,15 +191,16 @@ def reweighted_rows(
             here = np.flatnonzero(column[some] >= 0)
             if not len(here):
                 continue
-            found = _moments(flat[:, start + here], usable.weights, column[some][here])
-            shifts.append(found[:2])
-            ratios.append(found[2:])
+            given = flat[:, start + here], usable.weights, column[some][here]
+            for rest, found in zip((shifts, ratios, ranges), _compared(*given), strict=True):
+                rest.append(found)
             size = flat.shape[1]
             names += [f"{site}[{k}]" if size > 1 else site for k in (start + here).tolist()]
     if not names:
         return []
     shift, shift_error = np.concatenate(shifts, 1)
     ratio, error = np.concatenate(ratios, 1)
+    of_ranges = np.concatenate(ranges, 2)
     end = f"{remedy}; or draw from these draws by their weights (pareto_khat gives them)."
     rows = [
         judged_shifts(
@@ -191,26 +226,87 @@ def reweighted_rows(
             ),
         ),
     ]
-    return together(rows)
+    reweighted = "the importance weights make"
+    rest = []
+    # Where the draws lie elsewhere, the ranges have other shares in any case.
+    if rows[0].ok is not False:
+        rest.append(
+            judged_ranges(OF_RANGE, of_ranges[0], of_ranges[1], names.__getitem__, reweighted, end)
+        )
+    rest += _gap_rows(usable, ratio, remedy)
+    return [*together(rows), *(together([*rows, row])[-1] for row in rest)]
 
 
-def _moments(x: np.ndarray, weights: np.ndarray, column: np.ndarray) -> np.ndarray:
-    """``(4, n)``: shift in sds, its error, sd over that of the weights, its error; by the weights.
+def _gap_rows(usable: Usable, ratios: np.ndarray, remedy: str) -> list[Row]:
+    """The Kullback-Leibler divergence of the guide from the posterior, as the weights have it.
+
+    It sees all of the guide, as dependence between its numbers, which one number at a time does
+    not show.
+    """
+    if usable.gap is None:
+        return []
+    gap, error = usable.gap
+    limit = GAP + GAP_EACH * len(ratios)
+    # Equal weights are known but for rounding, if they are those of draws that vary.
+    error = max(error, _ROUNDING) if np.any(~np.isnan(ratios)) else 0.0
+    row = judged_shifts(
+        OF_GAP,
+        np.array([gap]),
+        np.array([error]),
+        limit,
+        "the ELBO is as near to the log evidence as single numbers at their limits are.",
+        lambda k, by: (
+            f"the ELBO is {by:.2g} nats below the log evidence, more than means and standard"
+            f" deviations explain, as where dependence is missing; {remedy}."
+        ),
+    )
+    return [row._replace(limit=f"{limit:.3g}")]
+
+
+def _compared(
+    x: np.ndarray, weights: np.ndarray, column: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Shifts in sds ``(2, n)``, sds over those by the weights ``(2, n)``, and the same of ranges
+    ``(2, 2, n)``; the second of each is its error, and NaN a number that does not vary.
 
     The errors are those of independent draws, of which both means are made.
     """
+    eps = np.finfo(x.dtype).eps if np.issubdtype(x.dtype, np.floating) else 0.0
     x = x.astype(np.float64)
-    centre, sd = x.mean(0), x.std(0)
-    varies = sd > 1e-6 * np.abs(centre)
+    size, centre, sd = len(x), x.mean(0), x.std(0)
+    varies = sd > least_spread(centre, eps)
     y = np.where(varies, (x - centre) / np.where(varies, sd, 1.0), 0.0)
     w = weights[:, column]
-    shift = np.sum(w * y, 0)
+
+    def moved(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Means by the weights, and the errors of these minus the means without."""
+        mean = np.sum(w * z, -2)
+        rest = w * (z - mean[..., None, :]) - (z - z.mean(-2)[..., None, :]) / size
+        return mean, np.sqrt(np.sum(rest**2, -2))
+
+    shift, shift_error = moved(y)
     variance = np.maximum(np.sum(w * (y - shift) ** 2, 0), 1e-12)
-    of_shift = w * (y - shift) - y / len(y)
-    of_ratio = w * ((y - shift) ** 2 / variance - 1) - (y**2 - 1) / len(y)
+    of_ratio = w * ((y - shift) ** 2 / variance - 1) - (y**2 - 1) / size
     ratio = 1 / np.sqrt(variance)
-    errors = (np.sqrt(np.sum(z**2, 0)) for z in (of_shift, of_ratio))
-    shift_error, relative = errors
-    found: Any = (shift, shift_error, ratio, 0.5 * ratio * relative)
-    # Of equal weights only rounding is left.
-    return np.round(np.where(varies, np.stack(found), np.array([[0.0], [0.0], [1.0], [0.0]])), 9)
+    error = 0.5 * ratio * np.sqrt(np.sum(of_ratio**2, 0))
+    ranked = np.sort(x, 0)
+    levels = ranked[np.round(np.array(LEVELS) * (size - 1)).astype(int)]
+    shares = np.asarray(inside(x, levels), np.float64)
+    held, no_error = shares.mean(1), np.zeros((3, x.shape[1]))
+    widths, of_widths, median, of_median = (
+        np.asarray(z, np.float64) for z in as_widths(held, no_error, *moved(shares), _ROUNDING)
+    )
+    distances = np.sort(np.abs(x - levels[2]), 0)[::-1][: tail_size(size) + 1]
+    heavy = is_heavy(distances, size)
+
+    no_widths = np.array([np.nan, 0.0])[:, None, None]
+
+    def of(by_moments: Any, by_ranges: Any) -> np.ndarray:
+        value, error = (np.where(heavy, b, a) for a, b in zip(by_moments, by_ranges, strict=True))
+        return np.where(varies, [value, np.maximum(error, _ROUNDING)], np.array([[np.nan], [0.0]]))
+
+    return (
+        of((shift, shift_error), (median, of_median)),
+        of((ratio, error), (widths[0], of_widths[0])),
+        np.where(varies, [widths, np.maximum(of_widths, _ROUNDING)], no_widths),
+    )

@@ -59,8 +59,8 @@ def diagnose(
 ) -> Diagnosis:
     r"""Judge a fit of any kind: one table, a verdict on every line, and what to do about it.
 
-    **Chains** of ``MCMC`` with any kernel. The first five lines and the last two are for kernels of
-    stochastic gradients, whose draws have a bias. *Divergences* is for ``HMC`` and ``NUTS``, and
+    **Chains** of ``MCMC`` with any kernel. The first five lines and the last three are for kernels
+    of stochastic gradients, whose draws have a bias. *Divergences* is for ``HMC`` and ``NUTS``, and
     *problems of the settings* for settings that a kernel has found:
 
     ==================================  ===============================  ===========  ==============
@@ -81,6 +81,7 @@ def diagnose(
     transitions per independent draw    compared with the kernel's law   20 times     reparametrise
     sd ratio after moves, worst         sd over that of moved draws      .85 to 1.15  smaller step
     shift after moves, worst            mean of moved draws, in sds      .2           smaller step
+    shape after moves, worst            ranges over those of moved ones  .8 to 1.25   smaller step
     ==================================  ===============================  ===========  ==============
 
     **Guides** of ``SVI`` and of engines. With several restarts their largest R-hat is added. The
@@ -98,8 +99,11 @@ def diagnose(
     ELBO, bound of order 0              bounds of the log evidence                    compare
     shift by reweighting, worst         mean by the weights, in sds      .2           richer guide
     sd ratio to reweighted, worst       sd over that by the weights      .85 to 1.2   richer guide
+    shape by reweighting, worst         ranges over those by weights     .8 to 1.25   richer guide
+    gap of the ELBO in nats             below the bound of order 0       .5 + .05 n   richer guide
     sd ratio after moves, worst         sd over that of moved draws      .85 to 1.15  richer guide
     shift after moves, worst            mean of moved draws, in sds      .2           richer guide
+    shape after moves, worst            ranges over those of moved ones  .8 to 1.25   richer guide
     chains that change sides, least     exchange between two modes       .6           see the line
     mass of a mode without draws        found by a search                .02          see the line
     local inference not converged       share of the data                .01          raise max_iter
@@ -119,20 +123,30 @@ def diagnose(
     noise of a minibatch in sds         the same, of one minibatch                    larger batch
     sd ratio after moves, worst         sd over that of moved particles  .8 to 1.2    twice as many
     shift after moves, worst            mean of moved ones, in sds       .3           twice as many
+    shape after moves, worst            ranges over those of moved ones  .8 to 1.25   twice as many
     chains that change sides, least     exchange between two modes       .6           see the line
     squared KSD                         kernel Stein discrepancy                      compare
     ==================================  ===============================  ===========  ==============
 
     A line that has a limit but no verdict was **not judged**, and has a "?" in the table: the moves
-    may cost too much, for example, or the weights may not be used. ``diagnosis.ok`` is False if a
-    line is wrong, and also if the lines that should judge the draws could not and no other did.
+    may cost too much, for example, or the weights may not be used. A verdict takes evidence: a
+    value whose Monte Carlo error is 0, not a number or large, moves of which all are accepted, and
+    draws that differ by rounding alone judge nothing. ``diagnosis.ok`` is False if a line is wrong,
+    if the lines that should judge the draws could not and no other did, and if nothing was judged.
 
     **Weights.** k-hat says whether the importance weights of a guide may be used, and nothing else;
     large values are common for good guides in many dimensions. If the weights may be used, the
     means and standard deviations of all numbers with and without them are compared, which finds
     modes that have the wrong share. The worst of these numbers is shown. A ratio or a shift is
     wrong if it is outside the limits by more than its Monte Carlo error, and larger than the error
-    of the largest of so many. If these lines find the draws right, the loss is for information.
+    of the largest of so many. The *shape* is that of the intervals with the middle half and the
+    middle nine tenths of the draws: a share of moved or weighted draws there is turned into the
+    ratio of standard deviations that two normals have. One wide normal for two narrow modes has the
+    right mean and the right sd, and is seen here. The *gap of the ELBO* sees the whole guide of n
+    numbers, with the dependence between them. If these lines find the draws right, the loss is for
+    information. Of a number whose tail is so heavy that the error of its sd is not known (a Cauchy,
+    a Student t with 2.5 degrees of freedom), the middle half takes the place of the sd, and the
+    median that of the mean.
 
     A temperature or a variance ratio is wrong only if it is also off by three Monte Carlo errors.
     With settings that were found, the temperature is between those that the law of the kernel
@@ -148,22 +162,23 @@ def diagnose(
     -\tfrac1m \sum_i (x_i - \bar x) g_i^\top` and C the covariance of the points x; the shift is
     :math:`\mathrm{rms}(L^\top \bar g)` with :math:`C = L L^\top`, where g are gradients on all
     data. Particles share their minibatch, so their mean follows its noise; the verdict says whether
-    that noise may explain the shift. **Moves.** Each particle, or up to 1,000 of
-    10,000 draws (of the first restart, or equally spaced ones of the chains, at their temperature),
-    starts a Markov chain of 40 trajectories of Hamiltonian Monte Carlo, of 4 gradients on all data
-    each. The lines show the numbers of the latent sites, and of deterministic sites of at most 100
-    numbers, whose standard deviation and mean differ most from those in the second half of the
-    chains. This finds what the weights and the gradients do not show: a guide that is a little too
-    narrow, a single particle far out in a tail, a funnel that is not filled. Where the posterior is
-    far wider than the points are, the chains show that it is wider, but not by how much. Where the
-    draws lie in two modes and (nearly) no chain goes from one to the other, the chains keep the
-    share of each; if no weights may be used, nothing has judged it, and a line says so. **Modes**
-    without draws are searched for in up to 100 coordinates, from 32 points, where no line has found
-    the draws wrong; of chains where the settings say that there are several, which is for
-    information if none is found without draws and the chains agree. A mode of the same height may
-    be a copy with other labels or signs, so it is named and not judged. A step of **Gibbs**
-    sampling adds a share R to the variance of global sites that the guide draws independently of
-    the local ones; the variance of the posterior is then 1 / (1 - R) times that of the guide.
+    that noise may explain the shift. **Moves.** Each particle, or up to 1,000 of 10,000 draws (of
+    the first restart, or equally spaced ones of the chains, at their temperature), starts a Markov
+    chain of 40 trajectories of Hamiltonian Monte Carlo, of 4 gradients on all data each. The lines
+    show the numbers of the latent sites, and of deterministic sites of at most 100 numbers, whose
+    standard deviation and mean differ most from those in the second half of the chains, or the
+    linear combination of up to 300 coordinates of which they do. This finds what the weights and
+    the gradients do not show: a guide that is a little too narrow, a single particle far out in a
+    tail, a funnel that is not filled. Where the posterior is far wider than the points are, the
+    chains show that it is wider, but not by how much. Where the draws lie in two modes and (nearly)
+    no chain goes from one to the other, the chains keep the share of each; if no weights may be
+    used, nothing has judged it, and a line says so. **Modes** without draws are searched for in up
+    to 100 coordinates, from 32 points, where no line has found the draws wrong; of chains where the
+    settings say that there are several, which is for information if none is found without draws and
+    the chains agree. A mode of the same height may be a copy with other labels or signs, so it is
+    named and not judged. A step of **Gibbs** sampling adds a share R to the variance of global
+    sites that the guide draws independently of the local ones; the variance of the posterior is
+    then 1 / (1 - R) times that of the guide.
 
     **Weights of a network** are not identified, so the lines on them do not say whether its
     predictions are right. A last line, for information, names :func:`predictive_scores` where 30
@@ -171,6 +186,7 @@ def diagnose(
 
     **What it misses** are modes that neither the draws nor the search has found, and a wrong model.
     A good line is necessary and not sufficient: chains that all share a bias agree with each other.
+    Nor do the lines see dependence that no linear combination shows, where no weights may be used.
     At most 1,000 coordinates, or units, are examined, equally spaced.
 
     :param obj: what :func:`to_arviz` takes; or a ``DataTree`` that it gave, of which the lines come
@@ -190,7 +206,8 @@ def diagnose(
         of the loss if None. Of more than 10,000 rows, 2,000 random ones and the proxy then
         stand in for all, in the lines on weights and moves. A line has the noise that this leaves;
         above 0.1 nats these lines are those of all rows.
-    :return: a :class:`Diagnosis`.
+    :return: a :class:`Diagnosis`. ``mcmc.run`` may return before its chains have ended, and then
+        the first call waits for them.
 
     **References**
 
@@ -278,7 +295,9 @@ def _of_guide(
     ]
     cause = minibatch_cause(obj, fit, proto)
     one = {name: x[0] for name, x in out["latent"].items()}
-    has_moves = has_gradient(proto) and not any(row.ok is None for row in points)
+    # Where a density has collapsed to a point, moves say how far.
+    is_estimate = proto.density == "none" and any(row.ok is None for row in points)
+    has_moves = has_gradient(proto) and not is_estimate
     weights, usable = weighed(out["stats"].get("log_weight"), proto.density, has_moves, cause)
     rows += weights
     if usable is not None:
@@ -316,6 +335,7 @@ def _of_particles(obj: Any, fit: Fit, num_moves: int | None, rng_key: Any) -> Di
     else:
         d = sum(int(np.prod(x.shape[1:])) for x in last.values())
         rows = particle_rows(m, {"num_latents": d})
+        rows += left_out("not judged: a site was summed out, or has no gradient.")
     return Diagnosis(title(fit.attributes, f"{m} particles"), tuple(rows))
 
 

@@ -81,12 +81,13 @@ class Diagnosis(NamedTuple):
         """True if no line says that something is wrong, and the draws have been judged.
 
         A line that should judge the draws and could not counts as wrong, unless another has judged
-        them.
+        them, and so do lines none of which judges anything.
         """
         if any(row.ok is False for row in self.rows):
             return False
         draws = [row for row in self.rows if row.of_draws]
-        return any(row.ok for row in draws) or not any(row.not_judged for row in draws)
+        should = any(row.not_judged for row in draws)
+        return any(row.ok for row in (draws if should else self.rows))
 
     def to_frame(self) -> "pd.DataFrame":
         """The table as a pandas frame, one line per quantity."""
@@ -97,12 +98,14 @@ class Diagnosis(NamedTuple):
     def __str__(self) -> str:
         wrong = sum(row.ok is False for row in self.rows)
         left = sum(row.not_judged for row in self.rows)
-        any_judged = any(row.ok is not None for row in self.rows)
+        of_draws = any(row.of_draws for row in self.rows)
         are = "is" if wrong == 1 else "are"
-        found = f"{wrong} of {len(self.rows)} {are} wrong" if wrong else "nothing was found wrong"
-        found = found if wrong or self.ok else "the draws could not be judged"
-        found = found if any_judged or not self.ok else "nothing could be judged"
-        found += f", {left} not judged" if left and (any_judged or not self.ok) else ""
+        found = "nothing was found wrong"
+        if wrong:
+            found = f"{wrong} of {len(self.rows)} {are} wrong"
+        elif not self.ok:
+            found = "the draws could not be judged" if of_draws else "nothing could be judged"
+        found += f", {left} not judged" if left and (of_draws or self.ok or wrong) else ""
         marks = ["?" if row.not_judged else _MARKS[row.ok] for row in self.rows]
         cells = [
             (row.quantity, row.shown, row.limit, mark)

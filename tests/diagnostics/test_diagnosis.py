@@ -116,11 +116,12 @@ def test_a_good_run_is_fine_and_its_tree_says_the_same():
         "ESS per gradient",
         "sd ratio after moves, worst",
         "shift after moves, worst",
+        "shape after moves, worst",
     ]
     assert rows_of(found)["ESS per gradient"].value == pytest.approx(1 / 3, rel=0.6)
     again = diagnose(to_arviz(mcmc))
     # All but the moves, which need the model.
-    assert [row[:2] for row in again.rows] == [row[:2] for row in found.rows[:-2]]
+    assert [row[:2] for row in again.rows] == [row[:2] for row in found.rows[:-3]]
     assert again.title == found.title == "Scripted, 1 x 500 draws"
 
 
@@ -271,7 +272,7 @@ def test_losses_that_fall_rise_or_are_lost():
 def test_a_narrow_guide_has_bad_weights_and_different_restarts_a_large_rhat():
     narrow = {**EXACT, "z_auto_scale": jnp.array(0.1)}
     found = of_svi(narrow)
-    assert wrong(found) == ["sd ratio after moves, worst"]
+    assert wrong(found) == ["sd ratio after moves, worst", "shape after moves, worst"]
     assert rows_of(found)["k-hat"].ok is None
     # Log weights with a standard deviation of (3 - .375) / .5 = 5.25: one draw carries the sum.
     far = {**EXACT, "z_auto_loc": jnp.array(3.0)}
@@ -350,7 +351,7 @@ def test_the_table_prints_converts_and_pickles():
     text = str(found)
     assert text == repr(found)
     assert text.startswith(
-        "AutoNormal by Trace_ELBO, 1 x 500 draws: 1 of 5 is wrong, 1 not judged\n"
+        "AutoNormal by Trace_ELBO, 1 x 500 draws: 2 of 6 are wrong, 1 not judged\n"
     )
     assert all(len(line) <= 100 for line in text.splitlines())
     frame = found.to_frame()

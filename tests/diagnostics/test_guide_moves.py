@@ -15,7 +15,8 @@ import optax
 import pytest
 
 from numpyro_ext.diagnostics import diagnose, pareto_khat
-from numpyro_ext.diagnostics._moved import GUIDE, Spread, moved_rows
+from numpyro_ext.diagnostics._moved import GUIDE, moved_rows
+from numpyro_ext.diagnostics._spread import Spread
 from numpyro_ext.guides import FlowGuide, ImplicitGuide
 
 QUANTITY = "sd ratio after moves, worst"

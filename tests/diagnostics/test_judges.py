@@ -14,7 +14,8 @@ import optax
 import pytest
 
 from numpyro_ext.diagnostics import Diagnosis, diagnose, to_arviz
-from numpyro_ext.diagnostics._moved import GUIDE, Spread, moved_rows
+from numpyro_ext.diagnostics._moved import GUIDE, moved_rows
+from numpyro_ext.diagnostics._spread import Spread
 from numpyro_ext.diagnostics._weights import khat_rows, reweighted_rows
 from numpyro_ext.diagnostics.table import Row
 from numpyro_ext.guides import AutoMixtureNormal
@@ -112,10 +113,10 @@ def test_moments_with_weights_and_without():
     ):
         usable = khat_rows(log_w, auxiliary=False)[1]
         rows = reweighted_rows({"z": draws}, usable, lambda name: np.zeros(2, int))
-        for row, expected in zip(rows, (shift, ratio), strict=True):
+        for row, expected in zip(rows[:2], (shift, ratio), strict=True):
             assert row.value == pytest.approx(expected, abs=0.02 + 4 * row.error)
             assert row.error < 0.1
-        assert [row.ok for row in rows] == [shift == 0.0, ratio == 1.0]
+        assert [row.ok for row in rows[:2]] == [shift == 0.0, ratio == 1.0]
 
 
 def quantiles(k, size=1000):
@@ -146,7 +147,9 @@ def test_silence_is_no_verdict():
         ([row(None), row(True)], True, "nothing was found wrong, 1 not judged"),
         ([row(None), row(True, of_draws=False)], False, "the draws could not be judged, 1 not"),
         ([row(None, limit=""), row(True, of_draws=False)], True, "nothing was found wrong"),
-        ([row(None, of_draws=False)], True, "nothing could be judged"),
+        ([row(None, of_draws=False)], False, "nothing could be judged"),
+        ([row(None, limit="")], False, "the draws could not be judged"),
+        ([], False, "nothing could be judged"),
         ([row(None), row(False)], False, "1 of 2 is wrong, 1 not judged"),
     ):
         found = Diagnosis("title", tuple(rows))
