@@ -74,6 +74,7 @@ class Factors:
      - **info** - what is static in the model, as :class:`ModelInfo`, with its global latent sites
        alone; ``info.size`` is the length D of the flat vector x, and ``info.ravel(z)`` and
        ``info.unravel(x)`` go from sites to x and back.
+     - **program** - the model, on all rows of its plates.
      - **plate, size** - the data plate and the number N of its rows.
      - **local** - the continuous local sites in one row: zeros of their unconstrained shapes.
      - **states** - the joint states of the discrete ones: arrays with a leading axis.
@@ -95,9 +96,9 @@ class Factors:
         data_plate: str | None = None,
         params: Params | None = None,
     ) -> None:
-        self._model = every_row(default_key(substitute(model, data=params or {})))
+        self.program = every_row(default_key(substitute(model, data=params or {})))
         self._arguments = args, kwargs or {}
-        fn = seed(valid_data(self._model), random.key(0))
+        fn = seed(valid_data(self.program), random.key(0))
         trace = shape_trace(substitute(fn, substitute_fn=init_to_uniform), *self._arguments)
         self.plate = _data_plate(trace, data_plate)
         self.size = plate_sizes(trace)[self.plate][0]
@@ -183,7 +184,7 @@ class Factors:
     def check(self) -> None:
         """An error that names the site if the data do not fit the model, and one if the way to a
         row, which was found on other data, is wrong on these."""
-        fn = seed(valid_data(self._model), random.key(0))
+        fn = seed(valid_data(self.program), random.key(0))
         shape_trace(substitute(fn, substitute_fn=init_to_uniform), *self._arguments)
         if not self._is_right_on(*split_arguments(*self._arguments)):
             raise ValueError(
@@ -265,7 +266,7 @@ class Factors:
         """Draws of the prior, ``(num_samples, D)``."""
 
         def draw(rng_key: Array) -> Array:
-            trace = trace_of(seed(self._model, rng_key), *self._arguments)
+            trace = trace_of(seed(self.program, rng_key), *self._arguments)
             sites = {name: trace[name] for name in self.info.latents}
             z = {n: biject_to(site["fn"].support).inv(site["value"]) for n, site in sites.items()}
             return self.info.ravel(z)
@@ -333,7 +334,7 @@ class Factors:
         return row_log_lik(self._trace(x, idx, arguments, local), self.plate, local)
 
     def _trace(self, x: Array, idx: Array, arguments: tuple, local: Sites) -> Trace:
-        fn = rows(self._model, {self.plate: idx}, {self.plate: (self.size, self.size)})
+        fn = rows(self.program, {self.plate: idx}, {self.plate: (self.size, self.size)})
         states = {name: z for name, z in local.items() if name in self.states}
         if states:
             fn = substitute(fn, data=states)

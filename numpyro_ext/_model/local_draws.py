@@ -74,7 +74,7 @@ def on_rows_of(factors: Factors, args: tuple, kwargs: dict[str, Any]) -> Factors
     nothing: it is left out.
     """
     found = factors.on(args, kwargs)
-    fn = seed(factors._model, random.key(0))
+    fn = seed(factors.program, random.key(0))
     trace = shape_trace(substitute(fn, substitute_fn=init_to_uniform), args, kwargs)
     inside = [site for site in sample_sites(trace) if factors.plate in frames(site)]
     if not any(site["is_observed"] for site in inside):
@@ -87,7 +87,7 @@ def on_rows_of(factors: Factors, args: tuple, kwargs: dict[str, Any]) -> Factors
     found = copy.copy(found)
     found.size = size
     if predicted:
-        found._model = block(fn, hide=predicted)  # type: ignore[assignment] - a handler too
+        found.program = block(fn, hide=predicted)  # type: ignore[assignment] - a handler too
     if not any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs))):
         # Of traced arguments a row is computed in the way of the fit.
         with jax.ensure_compile_time_eval():
@@ -115,7 +115,7 @@ def draw_sites(
     if there is not None:
         local, log_z = _draw_rows(there, x, key_local, draw_many)
     states = {name: z for name, z in local.items() if name in factors.states}
-    fn = seed(substitute(factors._model, data=states), key_model)
+    fn = seed(substitute(factors.program, data=states), key_model)
     z = {n: v for n, v in {**factors.info.unravel(x), **local}.items() if n not in states}
     trace = trace_of(at_unconstrained(fn, z), args, kwargs)
     known = {*factors.info.latents, *factors.axes}

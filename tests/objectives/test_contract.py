@@ -14,6 +14,7 @@ from numpyro.infer.autoguide import AutoNormal
 import optax
 import pytest
 
+from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.guides import Implicit
 from numpyro_ext.objectives import (
     IWELBO,
