@@ -198,24 +198,22 @@ class Factors:
         if not self._masked:
             return
         x = jnp.full(self.info.size, 0.1)
-        first = {
-            **{k: jnp.full_like(z, 0.1) for k, z in self.local.items()},
-            **self._first_states(),
-        }
-        last = {**self.local, **{name: values[-1] for name, values in self.states.items()}}
+        first = {**self.local, **self._first_states()}
 
-        def at(local: Sites, unmasked: Collection[str]) -> Array:
+        def at(local: Sites, unmasked: Collection[str] = ()) -> Array:
             trace = self._trace(x, jnp.arange(self.size), self._arguments, local)
             return row_log_lik(trace, self.plate, unmasked)
 
-        without_prior = at(first, ()) != at(first, first)
-        bad = np.flatnonzero(without_prior & (at(first, ()) != at(last, ())))
-        if len(bad):
-            raise ValueError(
-                f"the prior of the local latent sites {self._masked} is masked in {len(bad)} rows"
-                f" (such as {bad[0]}) whose data depend on them, so that no density of the row is"
-                " proper; mask the observed sites of these rows too, or no latent site."
-            )
+        for name in self._masked:  # one after the other: each row may have another one masked
+            moved = self.states[name][-1] if name in self.states else self.local[name] + 0.1
+            last = {**first, name: moved}
+            bad = np.flatnonzero((at(last) != at(last, (name,))) & (at(first) != at(last)))
+            if len(bad):
+                raise ValueError(
+                    f"the prior of the local latent site '{name}' is masked in {len(bad)} rows"
+                    f" (such as {bad[0]}) whose data depend on it, so that no density of the row is"
+                    " proper; mask the observed sites of these rows too, or no latent site."
+                )
 
     @property
     def key(self) -> tuple:

@@ -20,6 +20,7 @@ from numpyro_ext.diagnostics._guides import (
     point_rows,
     run_rows,
 )
+from numpyro_ext.diagnostics._moved import left_out
 from numpyro_ext.diagnostics._moves import guide_moves_row, moves_row, planned
 from numpyro_ext.diagnostics._other_modes import other_modes_rows
 from numpyro_ext.diagnostics._points import (
