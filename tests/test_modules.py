@@ -211,7 +211,7 @@ def losses():
     def of(place, net):
         if (place, net) not in done:
             model, guide, loss = PLACES[place](net)
-            svi, data = SVI(model, guide, optax.sgd(1e-2), loss), X
+            svi, data = SVI(model, guide, optax.sgd(1e-5), loss), X
             if model is joint:
                 data = X[:, 0]
             state = svi.init(random.key(2), data)
