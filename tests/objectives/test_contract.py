@@ -119,6 +119,7 @@ def test_runs_with_and_without_progress_bar_and_resumes():
 
 
 @pytest.mark.filterwarnings("ignore:.*takes the noise of a minibatch")
+@pytest.mark.filterwarnings("ignore:the loss is NaN")
 @shared
 def test_steps(name):
     """Pickled, with init_params: stable_update keeps a finite state, and nothing traces again."""

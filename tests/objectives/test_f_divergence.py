@@ -155,6 +155,7 @@ def test_exact_guide_has_no_divergence_and_no_gradient(tol):
     np.testing.assert_allclose(tail[0], -log_p, rtol=tol(1e-5, 1e-12))
 
 
+@pytest.mark.filterwarnings("ignore:the loss is NaN")
 def test_weights_of_minus_infinity():
     """A particle without density has ratio 0; without any density the loss is infinite."""
 

@@ -35,7 +35,7 @@ def model(lost, batch=1):
         if lost == "loss":
             numpyro.factor("lost", jnp.where(i == 3, jnp.nan, 0.0))
         elif lost == "gradient":
-            numpyro.factor("lost", without_slope(z, i == 3) - z)
+            numpyro.factor("lost", without_slope(jnp.broadcast_to(z, i.shape), i == 3) - z)
 
 
 def guide(lost, batch=1):

@@ -226,6 +226,7 @@ def test_densities_that_cannot_be_evaluated_at_a_given_value(guide, sentence):
         jax.eval_shape(lambda loss=loss: loss.loss(random.key(0), params, correlated_model, guide))
 
 
+@pytest.mark.filterwarnings("ignore:the loss is NaN")
 def test_weights_of_minus_infinity_leave_finite_gradients():
     """Half of the weights, all of them, and a model that is not a number."""
 

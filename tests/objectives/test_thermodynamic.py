@@ -191,6 +191,7 @@ def test_both_gradients_agree_on_local_latents():
         assert difference.std() / 300**0.5 < 0.1 * size
 
 
+@pytest.mark.filterwarnings("ignore:the loss is NaN")
 def test_weights_of_minus_infinity():
     def model():
         z = numpyro.sample("z", dist.Normal(0.0, 1.0))
