@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax import Array, random
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal  # pyright: ignore[reportPrivateImportUsage]
 import jax.numpy as jnp
 import numpy as np
 from numpyro.handlers import block, seed

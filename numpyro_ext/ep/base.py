@@ -173,7 +173,7 @@ class EPEngine(ABC):
         zero = jnp.zeros((), jnp.int32)
         # Types are given: a weak one would have the next step compiled anew.
         of_run = jnp.asarray(jnp.inf, float), zero, jnp.zeros((), bool)
-        report = Report(*of_run, *[zero] * 6, jnp.asarray(jnp.nan, float))
+        report = Report(*of_run, *[zero] * 6, noise=jnp.asarray(jnp.nan, float))
         return EPState(
             i=zero,
             shift=q.shift,

@@ -63,8 +63,8 @@ class Items(NamedTuple):
     amount: Array
     rate: Array
     weight: Array
-    index: Array
-    mask: Array
+    index: Array | np.ndarray
+    mask: Array | np.ndarray
     multiplicity: Array
 
 

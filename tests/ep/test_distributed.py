@@ -13,7 +13,6 @@ from numpyro_ext.ep import (
     DistributedEP,
     NUTSProjection,
     StochasticDistributedEP,
-    StochasticEP,
 )
 from tests.ep.models import LOGISTIC, linear, logistic
 
@@ -140,7 +139,6 @@ def test_normal_likelihood_is_exact_in_one_update(engine):
     [
         (DSEP(logistic, PARTS), 600),
         (StochasticDistributedEP(logistic, 7), 60),
-        (StochasticEP(logistic, batch_size=7), 60),
     ],
     ids=lambda x: type(x).__name__,
 )
