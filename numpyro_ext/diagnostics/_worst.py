@@ -93,7 +93,7 @@ def judged_ranges(
         ratios.ravel(),
         errors.ravel(),
         RANGE,
-        "the ranges of the middle half and of nine tenths of the draws are as wide as they are.",
+        "the middle half of the draws, and nine tenths of them, are as wide as they should be.",
         lambda k, by: (
             f"{begins} the range of {share[k // n]} of the draws of {name(k % n)} {1 / by:.2g}"
             f" times what it is (in sds of a normal), so the shape is another one; {end}"
