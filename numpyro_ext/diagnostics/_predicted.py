@@ -231,7 +231,7 @@ def of_samples(draws: dict[str, Any], y: Any, site: str | None = None) -> Predic
             "logits)."
         )
     x = x.astype(np.float64).reshape(len(x), -1)
-    _refuse_nan(site, x)
+    _refuse_nan(site, np.abs(x))
     y = y.astype(np.float64).ravel()
     pit = np.mean((x < y) + 0.5 * (x == y), 0)
     return Predicted(f"{len(x):,} draws", site, "numbers", y, pit=pit, mean=x)
@@ -243,8 +243,9 @@ def _observations(y: Any) -> np.ndarray:
     y = np.asarray(y)
     if y.size == 0 or not (np.issubdtype(y.dtype, np.number) or y.dtype == bool):
         raise ValueError(f"y has shape {y.shape} and type {y.dtype}; it must hold numbers.")
-    if np.isnan(y).any():
-        raise ValueError(f"y has {np.isnan(y).sum()} NaN among {y.size} numbers; drop these rows.")
+    bad = int(np.sum(~np.isfinite(y)))
+    if bad:
+        raise ValueError(f"y has {bad} NaN or inf among {y.size} numbers; drop these rows.")
     return y
 
 
@@ -265,12 +266,12 @@ def labels_of(name: str, labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def _refuse_nan(site: str, x: np.ndarray) -> None:
-    """An error if a draw has a prediction that is NaN."""
-    bad = int(np.sum(np.isnan(x).any(1)))
+    """An error if a draw has a prediction, or a log density, that is NaN or +inf."""
+    bad = int(np.sum((np.isnan(x) | (x == np.inf)).any(1)))
     if bad:
         raise ValueError(
-            f"the prediction of '{site}' is NaN in {bad} of {len(x)} draws; leave out the chains or"
-            " restarts that diverged, and look whether the new rows hold NaN."
+            f"the prediction of '{site}' is NaN or +inf in {bad} of {len(x)} draws; leave out the"
+            " chains or restarts that diverged, and look whether the new rows hold NaN."
         )
 
 

@@ -154,10 +154,10 @@ def _of_arrays(y: np.ndarray, samples: Any, loc: Any, scale: Any) -> tuple[np.nd
     """The flat pit, and the mean variance, of draws or of a normal."""
     if samples is not None:
         x = np.asarray(samples, np.float64)
-        if x.shape[1:] != y.shape or not x.size or np.isnan(x).any():
+        if x.shape[1:] != y.shape or not x.size or not np.isfinite(x).all():
             raise ValueError(
-                f"samples has shape {x.shape} and y {y.shape}; it must be (S, *shape of y), without"
-                " NaN."
+                f"samples has shape {x.shape} and y {y.shape}; it must be (S, *shape of y), and"
+                " every number finite."
             )
         u = np.mean((x < y) + 0.5 * (x == y), 0)
         return np.ravel(u), float(np.mean(x.var(0)))

@@ -228,7 +228,7 @@ def predictive_uncertainty(
     else:
         _refuse_arguments("result" if result is not None else None, of_a_fit)
         p = np.asarray(probs, np.float64)
-        if p.ndim < 3:
+        if p.ndim < 3 or not p.size:
             raise ValueError(
                 f"probs has shape {p.shape}; it must be (S, N, C), draws first: probs[:, None] for"
                 " draws of a single row. Of a single draw, probs[None], there is no epistemic part."

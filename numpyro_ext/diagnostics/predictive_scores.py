@@ -317,7 +317,8 @@ def _regression(found: Predicted) -> RegressionScores:
     if found.variance is not None:
         noise, network = (float(np.mean(v)) ** 0.5 for v in (found.variance, found.mean.var(0)))
     one_a_row = found.log_lik is not None and found.log_lik.shape[1] == y.size
-    bounded = found.kind == "numbers" and one_a_row
+    # A Cauchy prediction has no mean.
+    bounded = found.kind == "numbers" and one_a_row and np.isfinite(rmse)
     return RegressionScores(
         title=f"{found.title}: {found.kind} '{found.site}', {y.size:,} observations",
         count=y.size,

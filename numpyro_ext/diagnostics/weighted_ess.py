@@ -76,6 +76,7 @@ def weighted_ess(x: Any, weights: Any = None, num_batches: int | None = None) ->
 
 
 def _of_chain(x: np.ndarray, w: np.ndarray, B: int) -> float:
+    w = w / w.max()  # whose squares would vanish or overflow
     share = w / w.sum()
     m = np.sum(share * x)
     variance = np.sum(share * (x - m) ** 2)

@@ -41,6 +41,7 @@ __all__ = [
 NO_LOCAL_SITES = "a chain holds one value of it while the rows change at every step"
 """The reason for which no latent site may be local to a subsampled plate."""
 _TOO_MANY = 10_000
+_NO_NOISE = 1e-6  # of gradients in posterior units, below which a correction has nothing to do
 _SAME, _NEAR = 1e-4, 0.03
 
 
@@ -299,7 +300,7 @@ def find(
             "the gradient is not finite at most points within a standard deviation of the center,"
             " so its noise is not known and the step may be too long; check the data, or use NUTS.",
         )
-    elif len(noises) == 2 and not control_variate:
+    elif len(noises) == 2 and not control_variate and np.max(plain) > _NO_NOISE:
         problems += (
             "a gradient corrected at the center is about as noisy as the plain one within a"
             " standard deviation of it, so the posterior has several modes or is far from normal,"

@@ -26,6 +26,8 @@ class BBAlphaELBO(Objective):
     is outside the log, so the loss is unbiased in the minibatch, for global and local latents
     alike. A row whose observed sites are all masked has no factor and does not count in N; of a
     minibatch N is then N/M times the other rows in it.
+    Under ``numpyro.handlers.scale`` a row is one factor, its likelihood to that power, and not
+    several rows.
 
     ``approximate_kl=True`` (Li and Gal) takes the tied factor out of the power,
 

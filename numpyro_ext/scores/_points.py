@@ -19,15 +19,33 @@ matmul = partial(jnp.matmul, precision="highest")
 _UNROLL = 8
 
 
-def check_finite(name: str, x: Any) -> None:
-    """A ``ValueError`` if numbers are NaN or infinite; what is traced passes, and gives NaN."""
+def check_finite(name: str, x: Any) -> np.ndarray | None:
+    """Rows in double precision, or a ``ValueError`` if numbers are NaN or infinite.
+
+    What is traced passes as None, and gives NaN.
+    """
     if isinstance(x, Tracer) or not getattr(x, "is_fully_addressable", True):
-        return
-    bad = int(np.sum(~np.isfinite(np.asarray(x, np.float64)).reshape(len(x), -1).all(1)))
+        return None
+    numbers = np.asarray(x, np.float64)
+    bad = len(numbers) - int(np.isfinite(numbers).all(1).sum())
     if bad:
         raise ValueError(
             f"{name} has {bad} of {len(x)} rows that are not finite; leave out those that diverged,"
             " and look for the reason."
+        )
+    return numbers
+
+
+def _check_spread(name: str, x: Array) -> None:
+    """A ``ValueError`` if squares of distances would be infinite, or 0 where no distance is."""
+    numbers = check_finite(name, x)
+    if numbers is None or not numbers.size:
+        return
+    squares, limits = np.max(np.ptp(numbers, 0)) ** 2, jnp.finfo(x.dtype)
+    if squares and not 1e3 * float(limits.tiny) < squares < 1e-3 * float(limits.max):
+        raise ValueError(
+            f"{name} has a spread of {squares**0.5:.2g}, whose square is no number of {x.dtype};"
+            " rescale the samples, and with them kernel and score."
         )
 
 
@@ -39,9 +57,10 @@ def as_points(name: str, x: Any, *, finite: bool = True) -> Array:
         raise ValueError(
             f"{name} has shape {x.shape}, but samples are the rows of a (K, d) array{hint}."
         )
+    x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(float)
     if finite:
-        check_finite(name, x)
-    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(float)
+        _check_spread(name, x)
+    return x
 
 
 def as_point_pair(x: Any, y: Any, names: tuple[str, str] = ("x", "y")) -> tuple[Array, Array]:

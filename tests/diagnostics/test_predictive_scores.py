@@ -410,10 +410,10 @@ def test_bad_input(exact):
 def test_a_prediction_that_is_nan_is_named():
     y = np.zeros(3)
     draws = {"y": np.array([[0.0, np.nan, 1.0], [0.1, 0.2, 0.3]])}
-    with pytest.raises(ValueError, match="prediction of 'y' is NaN in 1 of 2 draws"):
+    with pytest.raises(ValueError, match=r"prediction of 'y' is NaN or \+inf in 1 of 2 draws"):
         predictive_scores(draws, y=y)
     logits = jnp.array([[0.0, 1.0, jnp.nan], [0.1, 0.2, 0.3]])
-    with numpyro.validation_enabled(False), pytest.raises(ValueError, match="NaN in 1 of 2 draws"):
+    with numpyro.validation_enabled(False), pytest.raises(ValueError, match="in 1 of 2 draws"):
         predictive_scores(dist.Bernoulli(logits=logits), y=y)
 
 
@@ -430,3 +430,12 @@ def test_draws_that_are_nan_are_named_although_a_bernoulli_has_a_density_there()
     for score in (predictive_scores, log_predictive_density):
         with pytest.raises(ValueError, match="1 of 4 draws of site 'w' are NaN"):
             score(mcmc, model_args=(x, y))
+
+
+def test_a_prediction_without_a_mean_has_a_log_density_and_a_calibration():
+    y = np.array([0.3, -2.0, 40.0, 0.1])
+    scores = predictive_scores(dist.Cauchy(jnp.zeros((3, 4)), 1.0), y=y)
+    assert np.isnan(scores.rmse)
+    assert scores.log_density == pytest.approx(-np.mean(np.log(np.pi * (1 + y**2))), rel=1e-5)
+    with pytest.raises(ValueError, match="y has 1 NaN or inf among 4"):
+        predictive_scores(dist.Cauchy(jnp.zeros((3, 4)), 1.0), y=np.append(y[:3], np.inf))

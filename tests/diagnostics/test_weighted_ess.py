@@ -79,3 +79,9 @@ def test_bad_arguments():
         weighted_ess(x, num_batches=11)
     with pytest.raises(ValueError, match="x or weights holds nan or inf"):
         weighted_ess(np.array([1.0, np.nan, 2.0, 3.0]))
+
+
+@pytest.mark.parametrize("unit", [1e-200, 1e200])
+def test_the_unit_of_the_weights_does_not_matter(unit):
+    x, w = np.random.default_rng(0).normal(size=400), 1 / np.sqrt(1.0 + np.arange(400))
+    assert weighted_ess(x, unit * w) == pytest.approx(float(weighted_ess(x, w)), rel=1e-9)

@@ -175,3 +175,14 @@ def test_non_finite_input_is_an_error_and_gives_nan_where_it_is_traced():
 def test_bad_input_is_one_clear_sentence(call, error, words):
     with pytest.raises(error, match=words):
         call(jnp.array(X), jnp.array(Y))
+
+
+def test_samples_whose_squares_are_no_numbers_are_refused():
+    """At these the discrepancy was 0, because all samples were as one."""
+    x, y = np.float32(X), np.float32(Y)
+    for unit in (1e-20, 1e20):
+        with pytest.raises(ValueError, match=r"x has a spread of .*, whose square is no number of"):
+            squared_mmd(jnp.asarray(x * unit, jnp.float32), jnp.asarray(y * unit, jnp.float32))
+    for unit in (1e-15, 1e15):
+        scaled = squared_mmd(*(jnp.asarray(a * unit, jnp.float32) for a in (x, y)))
+        assert float(scaled) == pytest.approx(float(squared_mmd(x, y)), rel=1e-4)
