@@ -37,7 +37,7 @@ class Outputs(Factors):
         """The same with other values of the model's ``param`` sites and of its arguments, of the
         same shapes, which may be traced."""
         other = copy.copy(self)
-        other._model = substitute(self._model, data=params)
+        other.program = substitute(self.program, data=params)
         other._arguments = args, kwargs
         other._way = getattr(other, self._way.__name__)
         return other

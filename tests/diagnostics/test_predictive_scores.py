@@ -301,7 +301,9 @@ def ensemble():
     def make():
         return SVI(network, AutoDelta(network), optax.adam(0.05), Trace_ELBO(), batch=25)
 
-    return make(), restarts(make, random.key(7), 2, 150, *TRAIN, progress_bar=False)
+    svi = make()
+    svi.init(random.key(0), *TRAIN)  # so that its guide knows which sites are latent
+    return svi, restarts(make, random.key(7), 2, 150, *TRAIN, progress_bar=False)
 
 
 def test_an_ensemble_of_networks_beats_the_constant_on_13_rows(ensemble):
