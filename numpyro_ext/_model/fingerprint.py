@@ -39,31 +39,49 @@ def fingerprint(model: Model, arguments: Arguments, arrays: list[Any]) -> str:
 
     shapes = [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in arrays]
     jaxpr, names = jax.make_jaxpr(run, return_shape=True)(shapes, random.key(0))
-    # Functions are printed with their addresses, which say nothing.
-    text = re.sub(r"0x[0-9a-f]+", "", f"{jaxpr} {names}")
-    found = hashlib.sha256(text.encode())
-    for value in _constants(jaxpr):
-        if isinstance(value, Tracer):
-            raise ValueError(
-                "the model reads a value from outside that is traced, as under jax.grad or"
-                " jax.jit; pass it as an argument of the model."
-            )
-        is_key = jnp.issubdtype(jnp.result_type(value), jax.dtypes.prng_key)
-        value = np.asarray(random.key_data(value) if is_key else value)
-        found.update(f"{value.dtype} {value.shape}".encode() + value.tobytes())
+    found = hashlib.sha256(str(names).encode())
+    for piece in _pieces(jaxpr):
+        found.update(piece)
     return found.hexdigest()
 
 
-def _constants(jaxpr: Any) -> Iterator[Any]:
-    """The arrays in a program, and in those inside it."""
+def _pieces(jaxpr: Any) -> Iterator[bytes]:
+    """A program piece by piece: its operations with their variables, and the numbers in it.
+
+    The text of a jaxpr would not do: how it is printed depends on what was traced before.
+    """
     if isinstance(jaxpr, ClosedJaxpr):
-        yield from jaxpr.consts
+        yield from map(_bytes, jaxpr.consts)
         jaxpr = jaxpr.jaxpr
+    number = {x: i for i, x in enumerate((*jaxpr.constvars, *jaxpr.invars))}
+    yield str([x.aval for x in number]).encode()
     for eqn in jaxpr.eqns:
-        yield from (x.val for x in eqn.invars if isinstance(x, Literal))
-        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_program):
-            if _is_program(inner):
-                yield from _constants(inner)
+        yield eqn.primitive.name.encode()
+        for x in eqn.invars:
+            yield _bytes(x.val) if isinstance(x, Literal) else f"v{number[x]}".encode()
+        for x in eqn.outvars:
+            number.setdefault(x, len(number))
+            yield str(x.aval).encode()
+        for name, value in sorted(eqn.params.items()):
+            yield name.encode()
+            for part in jax.tree.leaves(value, is_leaf=_is_program):
+                if _is_program(part):
+                    yield from _pieces(part)
+                elif not callable(part):  # rules of derivatives, which follow from the program
+                    yield re.sub(r"0x[0-9a-f]+", "", str(part)).encode()
+    for x in jaxpr.outvars:
+        yield _bytes(x.val) if isinstance(x, Literal) else f"v{number[x]}".encode()
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, Tracer):
+        raise ValueError(
+            "the model reads a value from outside that is traced, as under jax.grad or"
+            " jax.jit; pass it as an argument of the model."
+        )
+    is_key = jnp.issubdtype(jnp.result_type(value), jax.dtypes.prng_key)
+    value = np.asarray(random.key_data(value) if is_key else value)
+    return f"{value.dtype} {value.shape}".encode() + value.tobytes()
 
 
 def _is_program(x: Any) -> bool:
