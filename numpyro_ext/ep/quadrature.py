@@ -31,7 +31,7 @@ REACH = 9.0
 SEARCH = {1: (40, 4), 2: (18, 3), 3: (12, 3)}
 """Intervals per axis of a search for the sharpest place, and the number of searches, of which each
 is in three intervals of the one before; by rank."""
-INNER = (8, 4)
+INNER = (24, 3)
 """The same along an inner axis."""
 STEP = 1e-3
 """From the sharpest place to where the gradient is compared, in standard deviations."""
