@@ -14,6 +14,8 @@ import pytest
 
 TABLE = Path(__file__).with_name("seconds.tsv")
 FAST = 1.2  # processor seconds of a test in the fast leg, at most
+# Nothing cheaper calls what these show.
+ALWAYS = ("numpyro_ext/targets/latent_cycle.py",)
 RECORDED = 1.0  # processor seconds from which a test has a line in the table
 
 
@@ -29,7 +31,7 @@ def arrange(config, items: list, leg: str | None) -> None:
     if leg is not None:
         taken, others = [], []
         for item in items:
-            is_fast = seconds.get(item.nodeid, 0.0) <= FAST
+            is_fast = seconds.get(item.nodeid, 0.0) <= FAST or item.nodeid.startswith(ALWAYS)
             (taken if is_fast == (leg == "fast") else others).append(item)
         items[:] = taken
         config.hook.pytest_deselected(items=others)

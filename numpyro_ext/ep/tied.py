@@ -63,8 +63,8 @@ class Items(NamedTuple):
     amount: Array
     rate: Array
     weight: Array
-    index: Array | np.ndarray
-    mask: Array | np.ndarray
+    index: Any  # of NumPy where they are all rows
+    mask: Any
     multiplicity: Array
 
 
