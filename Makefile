@@ -26,7 +26,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfi
 
 # In single precision, what takes no more than some processor seconds (tests/legs.py).
 test: $(VENV)/installed-test
-	$(PYTEST) --leg fast --touch-all
+	$(PYTEST) --leg fast
 
 # And the others, and in double precision the files that have something marked for it.
 test-all: test
