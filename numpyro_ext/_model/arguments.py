@@ -9,7 +9,12 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["Arguments", "indexed", "split_arguments"]
+__all__ = ["Arguments", "indexed", "is_traced", "split_arguments"]
+
+
+def is_traced(tree: Any) -> bool:
+    """Return whether a leaf has no numbers yet, as under ``jax.jit``."""
+    return any(isinstance(x, Tracer) for x in jax.tree.leaves(tree))
 
 
 class _Indexed(np.ndarray):

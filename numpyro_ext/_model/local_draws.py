@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import Array, lax, random
-from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
@@ -15,6 +14,7 @@ from numpyro.infer import init_to_uniform
 from numpyro.primitives import Messenger
 
 from numpyro_ext._model import integral
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.density import row_log_lik, without_mask
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.read import (
@@ -88,7 +88,7 @@ def on_rows_of(factors: Factors, args: tuple, kwargs: dict[str, Any]) -> Factors
     found.size = size
     if predicted:
         found.program = block(fn, hide=predicted)  # type: ignore[assignment] - a handler too
-    if not any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs))):
+    if not is_traced((args, kwargs)):
         # Of traced arguments a row is computed in the way of the fit.
         with jax.ensure_compile_time_eval():
             found._way = found._find_way()

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 from jax import Array, lax, random
-from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
@@ -19,7 +18,7 @@ from numpyro.infer.util import (
     unconstrain_fn,
 )
 
-from numpyro_ext._model.arguments import indexed
+from numpyro_ext._model.arguments import indexed, is_traced
 from numpyro_ext._model.handlers import first_rows, latents_only, rows
 from numpyro_ext._model.minibatch import plate_indices
 from numpyro_ext._model.read import ModelInfo
@@ -210,7 +209,7 @@ class Potential:
             ``grad``.
         """
         tree = (potential, grad)
-        if any(isinstance(x, Tracer) for x in jax.tree.leaves(tree)):
+        if is_traced(tree):
             return
         if all(np.all(np.isfinite(x)) for x in jax.tree.leaves(tree)):  # nothing to compile
             return

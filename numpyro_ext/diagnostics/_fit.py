@@ -8,7 +8,6 @@ import warnings
 
 import jax
 from jax import Array
-from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC, SVI, init_to_sample
@@ -17,6 +16,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.handlers import every_row, no_more_rows
 from numpyro_ext._model.local_draws import latents_unmasked
 from numpyro_ext._model.mistakes import check_rows
@@ -78,10 +78,6 @@ def check_key(rng_key: Any) -> Array:
     if not is_prng_key(rng_key):
         raise TypeError(f"rng_key is {rng_key!r}; it must be a key such as jax.random.key(0).")
     return rng_key
-
-
-def _is_traced(tree: Any) -> bool:
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def _params_of(obj: Any, result: Any, restart: int) -> Params:
@@ -317,7 +313,7 @@ def _fit_of_mcmc(
             "kernel": _name_of(kernel),
         },
         # Chains in parallel have parameters of their own, which were traced and are gone.
-        params=[{n: x for n, x in (known or {}).items() if not _is_traced(x)}],
+        params=[{n: x for n, x in (known or {}).items() if not is_traced(x)}],
         draws=[samples],
         num_chains=mcmc.num_chains,
         plates=plates,

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from tqdm import tqdm
 
 from numpyro_ext._checks import InferenceWarning, check_choice, check_count, summary
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.ep.factor_table import Plan, Prior, Reading, Table, find_table, read_prior
@@ -26,7 +27,7 @@ from numpyro_ext.ep.importance_sampling import ImportanceSampling
 from numpyro_ext.ep.normal import FAMILIES, Site
 from numpyro_ext.ep.projections import Projection
 from numpyro_ext.ep.quadrature import Quadrature
-from numpyro_ext.ep.reader import Reader, is_traced
+from numpyro_ext.ep.reader import Reader
 from numpyro_ext.ep.refresh import (
     carried,
     evidence,

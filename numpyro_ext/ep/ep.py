@@ -19,6 +19,7 @@ from numpyro_ext._checks import (
     check_nonnegative,
     check_positive,
 )
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext.ep.base import EPEngine
 from numpyro_ext.ep.factor_table import Plan
 from numpyro_ext.ep.normal import (
@@ -31,7 +32,6 @@ from numpyro_ext.ep.normal import (
     is_finite,
     is_near,
 )
-from numpyro_ext.ep.reader import is_traced
 from numpyro_ext.ep.start import change_of, natural
 from numpyro_ext.ep.state import EPState, Report, limit_of, next_state, prior_of
 from numpyro_ext.ep.visit import Visit, keys_of, visit, visit_all

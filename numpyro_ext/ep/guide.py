@@ -10,13 +10,13 @@ from typing import Any
 
 import jax
 from jax import Array, lax, random
-from jax.core import Tracer
 import numpy as np
 import numpyro
 from numpyro.handlers import block, seed
 from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMultivariateNormal
 
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.implicit import Implicit, Stated
 from numpyro_ext._model.local_draws import Drawn, draw_sites
@@ -65,7 +65,7 @@ class _Known(AutoContinuous):
         """Take the factors and the arguments of a fit."""
         given, first = (args, kwargs), self.factors is None
         self.factors, self.projection = factors, projection
-        traced = any(isinstance(x, Tracer) for x in jax.tree.leaves(given))
+        traced = is_traced(given)
         self.several |= not first and (traced or not _same(self.arguments, given))
         self.arguments = self.arguments if traced else given
 

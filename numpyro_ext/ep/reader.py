@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 from jax import Array
-from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,11 +13,7 @@ from numpyro_ext._model.fingerprint import fingerprint
 from numpyro_ext._typing import Model
 from numpyro_ext.ep.factor_table import Reading
 
-__all__ = ["Reader", "is_traced"]
-
-
-def is_traced(tree: Any) -> bool:
-    return any(isinstance(x, Tracer) for x in jax.tree.leaves(tree))
+__all__ = ["Reader"]
 
 
 class Reader:

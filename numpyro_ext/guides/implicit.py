@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 from jax import Array, lax
-from jax.core import Tracer
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
@@ -18,6 +17,7 @@ from numpyro.distributions import constraints
 from numpyro.handlers import block
 
 from numpyro_ext._checks import check_count
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.handlers import refuse_mutable
 from numpyro_ext._model.implicit import Implicit
 from numpyro_ext._model.potential import Potential
@@ -214,7 +214,7 @@ class AutoImplicit(AutoWithoutDensity):
         """The model's arguments: those of the first call if these are empty."""
         if args or kwargs or self.prepared is None:
             return args, kwargs
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(self.prepared)):
+        if is_traced(self.prepared):
             raise ValueError(
                 "the transitions need the model's arguments, but the guide was first called inside"
                 " a function that JAX traces, where they have no values; give them to"

@@ -22,7 +22,7 @@ from numpyro.distributions.util import cholesky_of_inverse
 from numpyro.handlers import block, substitute
 
 from numpyro_ext._checks import check_choice, check_count
-from numpyro_ext._model.arguments import split_arguments
+from numpyro_ext._model.arguments import is_traced, split_arguments
 from numpyro_ext._model.handlers import refuse_mutable, refuse_noise
 from numpyro_ext._model.outputs import Outputs, whole_trace
 from numpyro_ext._model.read import Site, read_model
@@ -296,7 +296,7 @@ class AutoLaplaceGGN(AutoJoint):
                 "AutoLaplaceGGN has not seen its model; call svi.init or svi.run with the data"
                 " first."
             )
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(self.prepared)):
+        if is_traced(self.prepared):
             raise ValueError(
                 "AutoLaplaceGGN was first called inside a function that JAX traces, where the data"
                 " have no values for its curvature; call svi.init outside jax.jit."

@@ -9,6 +9,7 @@ from jax.core import Tracer
 import jax.numpy as jnp
 from numpyro.util import is_prng_key
 
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.operations import quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.sharding import spread_arrays
@@ -86,7 +87,7 @@ def first_states(
     refused: list[Any] = []
     for how in tries:
         state, (found, idx, grad), finite = begin(rng_key, init_params, spread, *how)
-        traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((state, finite)))
+        traced = is_traced((state, finite))
         if traced or finite:
             break
         refused.append((state, found, idx, grad))

@@ -20,6 +20,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity, is_prng_key
 
 from numpyro_ext._checks import check_count, check_positive, summary
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.mistakes import check_rows, read_global
 from numpyro_ext._model.mode_search import NormalFit
 from numpyro_ext._model.potential import Potential
@@ -318,7 +319,7 @@ class ModelKernel(MCMCKernel):
             first = init_params
             if init_params is not None and not single:
                 first = jax.tree.map(lambda x: x[0], init_params)
-            if any(isinstance(x, Tracer) for x in jax.tree.leaves(first)):
+            if is_traced(first):
                 first = None  # of parallel chains, while the search is on numbers
             self._find(potential, first, first_key, resumes)
         if self.whitening is not None and self.whitening.size != info.size:
@@ -385,6 +386,6 @@ class ModelKernel(MCMCKernel):
 
     def __getstate__(self) -> dict[str, Any]:
         gone: dict[str, Any] = {"_info": None, "_arguments": [], "_ready": False}
-        if any(isinstance(x, Tracer) for x in jax.tree.leaves(self._params)):
+        if is_traced(self._params):
             gone["_params"] = {}
         return vars(self) | gone

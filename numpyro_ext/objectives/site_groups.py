@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from numpyro.distributions.constraints import Constraint
 from numpyro.ops.provenance import eval_provenance
 
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.read import (
     Site,
@@ -284,6 +285,6 @@ def _coordinates(
         batch = jnp.ndim(site["value"]) - site["fn"].event_dim
         axes = tuple(batch + frames(site)[plate] for plate in plates)
         shape = unconstrained_shape(support, jnp.shape(site["value"]))
-        alive = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(support))
+        alive = is_traced(support)
         found.append(Coordinate(name, shape, axes, None if alive else support))
     return tuple(found)
