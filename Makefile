@@ -24,9 +24,10 @@ quickstart: $(VENV)/installed-examples
 # Compiled sources are kept even where the environment forbids it: collecting takes half the time.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=10
 
-# In single precision, what takes no more than some processor seconds (tests/legs.py).
+# In single precision, what takes no more than some processor seconds (tests/legs.py); every public
+# class and function is called.
 test: $(VENV)/installed-test
-	$(PYTEST) --leg fast
+	$(PYTEST) --leg fast --touch-all
 
 # And the others, and in double precision the files that have something marked for it.
 test-all: test
