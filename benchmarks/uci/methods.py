@@ -227,6 +227,7 @@ RECIPES = {
     "Vadam at e^2, 1": vadam_at(2, 0),
     "Vadam at e^2, e^2": vadam_at(2, 2),
     "Vadam at e^5, 1": vadam_at(5, 0),
+    "Vadam at e^5, e^4": vadam_at(5, 4),
 }
 METHODS: dict[str, Method] = {
     "ridge": ridge,
