@@ -51,8 +51,8 @@ import optax
 from numpyro_ext.objectives import VRELBO
 
 ALPHAS = (-np.inf, 0.0, 0.5, 1.0, np.inf)
-# Negative test log-likelihood and RMSE of Li and Turner (2016), each with its standard error over the splits,
-# in the order of ALPHAS.
+# Negative test log-likelihood and RMSE of Li and Turner (2016), each with its standard error over
+# the splits, in the order of ALPHAS.
 PUBLISHED = {
     "boston": (
         (2.47, 0.08, 2.84, 0.18),

@@ -227,9 +227,9 @@ def counts_above_a_background(seen, background, times, sweeps=200):
 
 
 def compare(title, names, exact, found):
-    print(f"{title:<35}{'exact':>9}{'factorised':>12}")
+    print(f"{title:<38}{'exact':>9}{'factorised':>12}")
     for name, a, b in zip(names, exact, found, strict=True):
-        print(f"  {name:<33}{float(a):9.3f}{float(b):12.3f}")
+        print(f"  {name:<36}{float(a):9.3f}{float(b):12.3f}")
     print()
     return bool(found[-1] < exact[-1])
 

@@ -38,7 +38,7 @@ def cells(line: str) -> list[str]:
 
 
 def names(words: str, row: list[str]) -> bool:
-    """Whether each word of a quantity is a cell of the row, or its kernel or method with settings."""
+    """Whether each word of a quantity is a cell of the row, or one with settings behind it."""
     pattern = "(BlackJAX )?{}(,.*| at .*| \\(.* warned\\))?"
     return all(
         any(re.fullmatch(pattern.format(re.escape(word)), cell) for cell in row)

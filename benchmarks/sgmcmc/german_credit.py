@@ -244,18 +244,14 @@ recipe = partial(RecipeKernel, **unsplit_sghmc(FRICTION))
 METHODS = {
     "SGLD": Method(here(SGLD), 0.0001, 0.0001),
     "SGLD, polynomial schedule": Method(here(SGLD, polynomial), 0.0001, 0.0001),
-    "SGLD, batches by epoch": Method(
-        here(partial(SGLD, minibatch="epoch")), 0.0001, 0.0002
-    ),
+    "SGLD, batches by epoch": Method(here(partial(SGLD, minibatch="epoch")), 0.0001, 0.0002),
     "SGLD, control variate": Method(here(SGLD, options=center), 0.0004, 0.0004),
     "SGLD, SVRG": Method(here(partial(SGLD, gradient=SVRG(10))), 0.0004, 0.0004),
     "PSGLD": Method(here(PSGLD), 0.004, 0.004),
     "SGRLD": Method(here(SGRLD, options=curvature_metric), 0.01, 0.01),
     "SGHMC": Method(here(sghmc), 0.0025, 0.0025),
     "SGHMC, baoab": Method(here(partial(sghmc, integrator="baoab")), 0.0025, 0.0025),
-    "SGHMC, noise estimate": Method(
-        here(partial(sghmc, noise_variance="warmup")), 0.005, 0.0025
-    ),
+    "SGHMC, noise estimate": Method(here(partial(sghmc, noise_variance="warmup")), 0.005, 0.0025),
     "SGNHT": Method(here(sgnht), 0.005, 0.0025),
     "SGNHT, per coordinate": Method(
         here(partial(sgnht, thermostat="per_parameter")), 0.005, 0.0025
@@ -346,9 +342,7 @@ def table(
         standard = np.std(found["chains"]) / np.sqrt(max(1, args.chains - 1))
         speed = "" if name == "NUTS" else f"{args.chains * args.steps / seconds:,.0f}"
         peer = rerun(name)
-        reached = (
-            ("", "") if peer is None else (f"{peer:.4f}", "yes" if error <= peer else "no")
-        )
+        reached = ("", "") if peer is None else (f"{peer:.4f}", "yes" if error <= peer else "no")
         tqdm.write(
             f"| {name} | {step} | {error:.4f} +- {standard:.4f} | {found['all']:.4f} |"
             f" {' | '.join(reached)} | {found['sd']:.3f} | {seconds:.1f} | {speed} |"

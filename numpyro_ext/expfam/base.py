@@ -167,7 +167,7 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
 
     @classmethod
     def _log_base_measure(cls, mean: M) -> Array:
-        """log h. It is linear in the statistics of every family but one, and so of a mean the mean."""
+        """log h; linear in the statistics of all families but Poisson, so that this is its mean."""
         return jnp.zeros(())
 
     @classmethod
