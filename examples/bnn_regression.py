@@ -51,8 +51,8 @@ import optax
 from numpyro_ext.objectives import VRELBO
 
 ALPHAS = (-np.inf, 0.0, 0.5, 1.0, np.inf)
-# Negative test log-likelihood and RMSE as published, each with its standard error over the splits,
-# in the order of ALPHAS.
+# Negative test log-likelihood and RMSE of Li and Turner (2016), each with its standard error over
+# the splits, in the order of ALPHAS.
 PUBLISHED = {
     "boston": (
         (2.47, 0.08, 2.84, 0.18),
@@ -267,7 +267,7 @@ def main() -> int:
         f"{options.start} start, {num_splits} splits, {options.epochs} epochs,"
         f" {options.particles} particles: mean +- standard error over the splits;\n"
         "apart: distance of the two in standard errors of the difference.\n\n"
-        "| data | alpha | neg. test LL | published | apart | RMSE | published |\n"
+        "| data | alpha | neg. test LL | published LL | apart | RMSE | published RMSE |\n"
         "|---|---|---|---|---|---|---|",
         flush=True,
     )

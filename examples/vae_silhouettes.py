@@ -53,7 +53,7 @@ from tqdm.auto import trange
 from numpyro_ext.objectives import VRELBO, log_weights
 
 METHODS = {"VAE": 1.0, "IWAE": 0.0, "VR-max": -np.inf}
-PUBLISHED = {"VAE": -119.69, "IWAE": -117.89, "VR-max": -118.01}  # silhouettes, K = 5
+PUBLISHED = {"VAE": -119.69, "IWAE": -117.89, "VR-max": -118.01}  # Li and Turner (2016), K = 5
 
 
 def load_images(data_dir: Path | None):

@@ -1,4 +1,4 @@
-"""Logistic regression on German credit, and its published posterior.
+"""Logistic regression on German credit, and its posterior by inference_gym.
 
 1000 rows, 24 standardised features and an intercept, prior N(0, 1).
 """

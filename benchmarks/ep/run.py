@@ -22,6 +22,7 @@ says `last`.
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+import sys
 import time
 from typing import Any
 
@@ -40,6 +41,9 @@ from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNormal
 from numpyro.infer.reparam import LocScaleReparam
 import optax
+
+sys.path.append(str(Path(__file__).parents[1]))
+from _shared.figures import figures
 
 from numpyro_ext.ep import ADF, DSEP, EP
 
@@ -86,12 +90,7 @@ def probit_split(folder: Path, k: int) -> tuple[np.ndarray, ...]:
 
 
 def run_probit(args: argparse.Namespace) -> None:
-    published = {
-        "australian": ".330; -.631",
-        "breast": ".034; -.093",
-        "crabs": ".036; -.110",
-        "sonar": ".198; -.415",
-    }
+    published = figures("published")
     header = (
         "set",
         "method",
@@ -104,7 +103,6 @@ def run_probit(args: argparse.Namespace) -> None:
     )
     rows = Table(*header)
     for name in args.sets:
-        paper = published[name]
         folder = args.data_dir / "probit" / name
         if not folder.exists():
             print(f"{folder} is not there; give --data-dir.")
@@ -139,7 +137,7 @@ def run_probit(args: argparse.Namespace) -> None:
                     len(scores),
                     f"{error:.3f} +- {of[0]:.3f}",
                     f"{ll:.3f} +- {of[1]:.3f}",
-                    paper if method == "EP" else "",
+                    published.get(f"{name} / {method}", ""),
                     f"{first:.3f}" if method == "EP" else "",
                     f"{np.median(took[method]):.2f}" if method in took else "",
                 ]
@@ -187,7 +185,8 @@ def run_synthetic(args: argparse.Namespace) -> None:
 
 
 def run_xor(args: argparse.Namespace) -> None:
-    rows = Table("training rows", "method", "error", "log likelihood")
+    rows = Table("training rows", "method", "error", "log likelihood", "published")
+    published = figures("published")
     centres = jnp.array([[3.0, 3], [-3, -3], [3, -3], [-3, 3]])
     for n in args.xor_sizes:
         found: dict[str, list[tuple[float, float]]] = {}
@@ -213,7 +212,8 @@ def run_xor(args: argparse.Namespace) -> None:
                 found.setdefault(method, []).append(test_scores(q, X_test, y_test))
         for method, scores in found.items():
             error, ll = np.mean(scores, 0)
-            rows.append([f"{n} x 4", method, f"{error:.4f}", f"{ll:.3f}"])
+            paper = published.get(f"{n} x 4 / {method}", "")
+            rows.append([f"{n} x 4", method, f"{error:.4f}", f"{ll:.3f}", paper])
 
 
 SITES = ("w", "mu", "tau", "theta")

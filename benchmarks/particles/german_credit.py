@@ -1,8 +1,8 @@
 """Spread and bias of 100 particles on German credit, compared with NumPyro's and BlackJAX's SVGD.
 
 Logistic regression: 1000 rows, all used in every step, 24 standardised features and an intercept,
-prior N(0, 1), float32. The truth is a published mean and standard deviation of each coefficient
-(`posterior_mean_sd.csv`). All start at draws of `init_to_uniform`.
+prior N(0, 1), float32. The truth is the mean and standard deviation of each coefficient by
+inference_gym (`posterior_mean_sd.csv`). All start at draws of `init_to_uniform`.
 
 `sd ratio` is the standard deviation of the particles over the true one, in the mean over the
 coefficients and the seeds, and [least, largest]; `squared bias` is the mean over the coefficients

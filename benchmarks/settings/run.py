@@ -12,10 +12,10 @@ by` has its quantities with a verdict about the draws, and a `false alarm` is a 
 given by hand, that it finds wrong.
 
 The truth is exact (Gaussian given one or two scales, which are summed over a grid), the Laplace
-approximation in double precision (logistic regression with 100,000 and more rows), published
-(German credit), or NUTS on all rows. What NUTS gave is kept in `--out`, so that another run takes
-it from there with its seconds; `--fresh` runs it again. Rows are kept there too, so that a table
-which was stopped goes on; without the folder `rows` there they are run again.
+approximation in double precision (logistic regression with 100,000 and more rows), that of
+inference_gym (German credit), or NUTS on all rows. What NUTS gave is kept in `--out`, so that
+another run takes it from there with its seconds; `--fresh` runs it again. Rows are kept there too,
+so that a table which was stopped goes on; without the folder `rows` there they are run again.
 
 Groups: `known`; `warned`, where settings cannot be found and the software must say so, with the
 best of several settings by hand of `SGHMC(model, step, friction=...)` beside them; `examples`, the

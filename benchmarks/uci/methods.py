@@ -178,11 +178,13 @@ def newton(size: Budget) -> Any:
     return von(optax.cosine_decay_schedule(0.05, size.steps), other=adam(size))
 
 
-def perturbed(size: Budget, log_prior: float = 0.0, published: bool = False) -> Any:
-    """By one draw; the published one has a constant rate and the mean of the squares of draws."""
-    rate = 0.01 if published else optax.cosine_decay_schedule(0.02, size.steps)
+def perturbed(size: Budget, log_prior: float = 0.0, constant: bool = False) -> Any:
+    """By one draw; or with a constant rate and the mean of the squares of draws, as the public code
+    of Cinelli (2019) does.
+    """
+    rate = 0.01 if constant else optax.cosine_decay_schedule(0.02, size.steps)
     prior = exp(log_prior)
-    squares = "scale" if published else "loc"
+    squares = "scale" if constant else "loc"
     return vadam(rate, num_data=size.rows, prior_precision=prior, squares=squares, other=adam(size))
 
 
@@ -206,7 +208,7 @@ SQUARES = CurvatureELBO("squared_gradient", 10)
 
 def vadam_at(log_noise: float, log_prior: float) -> Recipe:
     guide = partial(mean_field, scale=exp(-log_prior / 2))
-    optim = partial(perturbed, log_prior=log_prior, published=True)
+    optim = partial(perturbed, log_prior=log_prior, constant=True)
     return Recipe(guide, optim, SQUARES, model=network(log_noise, log_prior))
 
 
@@ -224,6 +226,8 @@ RECIPES = {
     "RegularizedSVGD": Recipe(PARTICLES, adam, RegularizedSVGD(precondition=None)),
     "Vadam at e^2, 1": vadam_at(2, 0),
     "Vadam at e^2, e^2": vadam_at(2, 2),
+    "Vadam at e^5, 1": vadam_at(5, 0),
+    "Vadam at e^5, e^4": vadam_at(5, 4),
 }
 METHODS: dict[str, Method] = {
     "ridge": ridge,

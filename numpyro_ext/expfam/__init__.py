@@ -21,12 +21,19 @@ from numpyro_ext.expfam.dirichlet import (
     DirichletStandard,
 )
 from numpyro_ext.expfam.fixed_point import FixedPointResult, fixed_point
+from numpyro_ext.expfam.gamma import Gamma, GammaMean, GammaNatural, GammaStandard
 from numpyro_ext.expfam.gaussian import Gaussian, GaussianMean, GaussianNatural, GaussianStandard
 from numpyro_ext.expfam.gaussian_chain import (
     GaussianChain,
     GaussianChainMean,
     GaussianChainNatural,
     GaussianChainStandard,
+)
+from numpyro_ext.expfam.inverse_gamma import (
+    InverseGamma,
+    InverseGammaMean,
+    InverseGammaNatural,
+    InverseGammaStandard,
 )
 from numpyro_ext.expfam.leaves import divide, multiply
 from numpyro_ext.expfam.markov_chain import (
@@ -42,6 +49,8 @@ from numpyro_ext.expfam.natural_gradient import (
     straight_through_mean,
 )
 from numpyro_ext.expfam.niw import NIW, NIWMean, NIWNatural, NIWStandard
+from numpyro_ext.expfam.poisson import Poisson, PoissonMean, PoissonNatural, PoissonStandard
+from numpyro_ext.expfam.wishart import Wishart, WishartMean, WishartNatural, WishartStandard
 
 __all__ = [
     "Bernoulli",
@@ -62,6 +71,10 @@ __all__ = [
     "DirichletStandard",
     "ExponentialFamily",
     "FixedPointResult",
+    "Gamma",
+    "GammaMean",
+    "GammaNatural",
+    "GammaStandard",
     "Gaussian",
     "GaussianChain",
     "GaussianChainMean",
@@ -70,6 +83,10 @@ __all__ = [
     "GaussianMean",
     "GaussianNatural",
     "GaussianStandard",
+    "InverseGamma",
+    "InverseGammaMean",
+    "InverseGammaNatural",
+    "InverseGammaStandard",
     "LocationFamily",
     "MNIW",
     "MNIWMean",
@@ -83,6 +100,14 @@ __all__ = [
     "NIWMean",
     "NIWNatural",
     "NIWStandard",
+    "Poisson",
+    "PoissonMean",
+    "PoissonNatural",
+    "PoissonStandard",
+    "Wishart",
+    "WishartMean",
+    "WishartNatural",
+    "WishartStandard",
     "divide",
     "fixed_point",
     "multiply",

@@ -167,7 +167,7 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
 
     @classmethod
     def _log_base_measure(cls, mean: M) -> Array:
-        """log h, which is linear in the statistics of every family here; so this is its mean."""
+        """log h; linear in the statistics of all families but Poisson, so that this is its mean."""
         return jnp.zeros(())
 
     @classmethod

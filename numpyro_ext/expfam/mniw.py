@@ -1,13 +1,10 @@
 """The matrix-normal inverse-Wishart distribution: weights and noise of a linear regression."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Any, NamedTuple
 
-import jax
 from jax import Array, random
 import jax.numpy as jnp
-from jax.scipy.special import digamma, gammaln
 import numpyro.distributions as dist
 
 from numpyro_ext.expfam.base import ExponentialFamily
@@ -24,7 +21,7 @@ from numpyro_ext.expfam.linalg import (
     symmetric,
     transpose,
 )
-from numpyro_ext.expfam.newton import newton
+from numpyro_ext.expfam.wishart import Wishart, WishartMean, WishartNatural, bartlett
 
 
 class MNIWNatural(NamedTuple):
@@ -137,22 +134,17 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
 
     @classmethod
     def _log_partition(cls, natural: MNIWNatural) -> Array:
-        d = natural.A.shape[-1]
         _, K, nu, S = cls._to_standard(natural)
-        multigamma = d * (d - 1) / 4 * jnp.log(jnp.pi) + jnp.sum(gammaln(_halves(nu, d)), axis=-1)
-        scale = nu * d / 2 * jnp.log(2.0) - nu * half_logdet(cholesky(S))
-        return scale + multigamma - d * half_logdet(cholesky(K))
+        of_noise = Wishart.log_partition(WishartNatural(S, nu))
+        return of_noise - natural.A.shape[-1] * half_logdet(cholesky(K))
 
     @classmethod
     def _mean(cls, natural: MNIWNatural) -> MNIWMean:
-        d = natural.A.shape[-1]
         M, K, nu, S = cls._to_standard(natural)
-        L = cholesky(S)
-        P = nu[..., None, None] * inverse(L)
-        PM = matmul(P, M)
-        quad = d * inverse(cholesky(K)) + matmul(transpose(M), PM)
-        logdet = jnp.sum(digamma(_halves(nu, d)), axis=-1) + d * jnp.log(2.0)
-        return MNIWMean(-P / 2, PM, -quad / 2, logdet / 2 - half_logdet(L))
+        neg_half, half = Wishart.mean(WishartNatural(S, nu))
+        PM = -2 * matmul(neg_half, M)
+        quad = natural.A.shape[-1] * inverse(cholesky(K)) + matmul(transpose(M), PM)
+        return MNIWMean(neg_half, PM, -quad / 2, half)
 
     @classmethod
     def _natural(cls, mean: MNIWMean) -> MNIWNatural:
@@ -161,8 +153,8 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
         M = solve(L, mean.precision_weight)
         spread = -2 * mean.neg_half_quad - matmul(transpose(M), mean.precision_weight)
         K = inverse(cholesky(symmetric(spread) / d))
-        nu = _degrees(2 * half_logdet(L) - 2 * mean.half_logdet, d)
-        return _from_parts(M, K, nu, nu[..., None, None] * inverse(L))
+        S, nu = Wishart.natural(WishartMean(mean.neg_half_precision, mean.half_logdet))
+        return _from_parts(M, K, nu, S)
 
     @classmethod
     def _to_standard(cls, natural: MNIWNatural) -> MNIWStandard:
@@ -193,10 +185,8 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
         d, p = M.shape[-2:]
         shape = sample_shape + nu.shape
         key_chi, key_below, key_weight = random.split(rng_key, 3)
-        # Bartlett's factor of a Wishart matrix: Q^{-1} is L^{-T} F F^T L^{-1}.
-        chi = jnp.sqrt(2 * random.gamma(key_chi, _halves(nu, d), (*shape, d)))
-        below = jnp.tril(random.normal(key_below, (*shape, d, d), M.dtype), -1)
-        F = below + chi[..., None] * jnp.eye(d, dtype=M.dtype)
+        # Q^{-1} is L^{-T} F F^T L^{-1}.
+        F = bartlett(key_chi, key_below, nu, d, sample_shape)
         root = matmul(cholesky(S), inverse_root(F))
         eps = random.normal(key_weight, (*shape, d, p), M.dtype)
         spread = matmul(eps, transpose(inverse_root(cholesky(K))))
@@ -216,40 +206,3 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
 def _from_parts(M: Array, K: Array, nu: Array, S: Array) -> MNIWNatural:
     B = matmul(M, K)
     return MNIWNatural(S + matmul(B, transpose(M)), B, K, nu)
-
-
-def _halves(nu: Array, d: int) -> Array:
-    return (nu[..., None] - jnp.arange(d)) / 2
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _degrees(gap: Array, d: int) -> Array:
-    """The degrees of freedom nu with log |E Q^{-1}| - E log |Q^{-1}| equal to ``gap``."""
-
-    def step(u: Array) -> Array:
-        value, slope = jax.jvp(lambda u: jnp.log(_gap(d - 1 + jnp.exp(u), d)), (u,), (1 + 0 * u,))
-        # The slope is about -1 at both ends and may be flat between: hence a limit.
-        return u - jnp.clip((value - jnp.log(gap)) / slope, -2, 2)
-
-    return d - 1 + jnp.exp(newton(step, jnp.log(d * (d + 1) / (2 * gap))))
-
-
-@_degrees.defjvp
-def _degrees_jvp(d: int, primals: Any, tangents: Any) -> tuple[Array, Array]:
-    nu = _degrees(*primals, d)
-    slope = jax.jvp(lambda nu: _gap(nu, d), (nu,), (1 + 0 * nu,))[1]
-    return nu, tangents[0] / slope
-
-
-def _gap(nu: Array, d: int) -> Array:
-    """d log(nu/2) - sum_i digamma((nu-i)/2), as a sum of positive terms."""
-    i = jnp.arange(d)
-    return jnp.sum(_log_minus_digamma(_halves(nu, d)) - jnp.log1p(-i / nu[..., None]), axis=-1)
-
-
-def _log_minus_digamma(x: Array) -> Array:
-    y = jnp.maximum(x, 10) ** -2
-    terms = 1 / 12 - y * (1 / 120 - y * (1 / 252 - y / 240))
-    asymptotic = 1 / (2 * jnp.maximum(x, 10)) + y * terms
-    near = jnp.minimum(x, 10)
-    return jnp.where(x < 10, jnp.log(near) - digamma(near), asymptotic)

@@ -51,8 +51,8 @@ def vadam(
     mean of squares. Even for a normal target with minibatches of M rows the standard deviation is
     too large, by a factor of up to :math:`\sqrt M`; more particles average the gradient before it
     is squared and make it larger still (``squares="scale"`` with the loss
-    ``CurvatureELBO("squared_gradient", K)`` averages the squares of K draws, as the published runs
-    do). At a constant step size the mean wanders; give a schedule.
+    ``CurvatureELBO("squared_gradient", K)`` averages the squares of K draws, as the public code of
+    Cinelli, 2019, does). At a constant step size the mean wanders; give a schedule.
 
     The formula needs a normal prior of mean 0 on unconstrained sites, ``TraceMeanField_ELBO`` with
     ``AutoNormal`` and one particle (``Trace_ELBO`` evaluates the prior at the draw, which adds

@@ -13,9 +13,13 @@ from numpyro_ext.expfam import (
     Beta,
     Categorical,
     Dirichlet,
+    Gamma,
     Gaussian,
     GaussianChain,
+    InverseGamma,
     MarkovChain,
+    Poisson,
+    Wishart,
 )
 
 # name -> family, standard parameters of q with batch shape (2,), and of p without a batch.
@@ -69,6 +73,22 @@ FAMILIES = {
         {"probs": [0.3, 0.3, 0.4]},
     ),
     "Bernoulli": (Bernoulli, {"prob": [0.8, 0.1]}, {"prob": 0.4}),
+    "Gamma": (
+        Gamma,
+        {"concentration": [2.5, 0.7], "rate": [0.3, 4.0]},
+        {"concentration": 3.0, "rate": 1.5},
+    ),
+    "InverseGamma": (
+        InverseGamma,
+        {"concentration": [4.5, 1.7], "rate": [0.3, 6.0]},
+        {"concentration": 3.0, "rate": 1.5},
+    ),
+    "Wishart": (
+        Wishart,
+        {"df": [5.0, 2.6], "rate_matrix": [[[2.0, 0.3], [0.3, 1.0]], [[0.8, -0.2], [-0.2, 3.0]]]},
+        {"df": 6.0, "rate_matrix": [[1.0, 0.2], [0.2, 1.5]]},
+    ),
+    "Poisson": (Poisson, {"rate": [3.5, 0.2]}, {"rate": 2.0}),
     "GaussianChain": (
         GaussianChain,
         {

@@ -27,14 +27,14 @@ each_family = pytest.mark.parametrize("name", every_family)
 # The transitions of a chain may differ from step to step.
 HAVE_STANDARD = [name for name in every_family if not name.endswith("Chain")]
 NUM_SAMPLES = 4000
-REPARAMETERISED = ["Gaussian", "Dirichlet", "GaussianChain"]
+REPARAMETERISED = ["Gaussian", "Dirichlet", "Gamma", "Wishart", "GaussianChain"]
 
 
 def asymmetric(natural):
     """The same symmetric parts, in matrices that are not symmetric."""
 
     def skew(leaf, x):
-        if leaf not in ("A", "K", "W"):
+        if leaf not in ("A", "K", "S", "W"):
             return x
         return x + 0.7 * (jnp.triu(jnp.ones_like(x), 1) - jnp.tril(jnp.ones_like(x), -1))
 
@@ -253,6 +253,10 @@ OUTSIDE = {
     "Beta": {"concentration1": -0.5, "concentration0": 2.0},
     "Categorical": {"probs": [0.5, 0.2, 0.2]},
     "Bernoulli": {"prob": 1.2},
+    "Gamma": {"concentration": 2.0, "rate": -1.0},
+    "InverseGamma": {"concentration": 0.0, "rate": 2.0},
+    "Wishart": {"df": 1.0, "rate_matrix": np.eye(2)},
+    "Poisson": {"rate": 0.0},
     "GaussianChain": {
         "initial_loc": [0.0],
         "initial_covariance": [[1.0]],

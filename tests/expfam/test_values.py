@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import special, stats
 
 from numpyro_ext.expfam import (
     MNIW,
@@ -16,9 +17,18 @@ from numpyro_ext.expfam import (
     Dirichlet,
     DirichletMean,
     DirichletNatural,
+    Gamma,
+    GammaMean,
+    GammaNatural,
     Gaussian,
     GaussianNatural,
+    InverseGamma,
+    InverseGammaNatural,
     NIWNatural,
+    Poisson,
+    PoissonNatural,
+    Wishart,
+    WishartNatural,
     divide,
     multiply,
 )
@@ -69,6 +79,98 @@ def test_dirichlet(needs_x64):
     q = DirichletNatural(np.array([1.0, 2.0, 4.0]))
     close(Dirichlet.mean(q).log_prob, [-1.828968253968, -1.328968253968, -0.745634920635])
     close(Dirichlet.log_partition(q), -8.930626469173582)
+
+
+@pytest.mark.x64
+def test_gamma_and_its_inverse(needs_x64):
+    """Against SciPy, whose scale is 1 / b of the one and b of the other."""
+    a, b = 2.5, 0.3
+    q, r = Gamma.from_standard(a, b), InverseGamma.from_standard(a, b)
+    close(Gamma.log_partition(q), special.gammaln(a) - a * np.log(b))
+    close(Gamma.mean(q).log_value, stats.gamma(a, scale=1 / b).expect(np.log))
+    close(Gamma.entropy(q), stats.gamma(a, scale=1 / b).entropy())
+    close(Gamma.log_prob(q, 1.7), stats.gamma(a, scale=1 / b).logpdf(1.7))
+    close(InverseGamma.entropy(r), stats.invgamma(a, scale=b).entropy())
+    close(InverseGamma.log_prob(r, 1.7), stats.invgamma(a, scale=b).logpdf(1.7))
+    # Invariant under v -> 1 / v, and its derivatives are those of the closed form.
+    gap = Gamma.kl(q, Gamma.from_standard(3.0, 1.5))
+    close(InverseGamma.kl(r, InverseGamma.from_standard(3.0, 1.5)), gap)
+    slope = jax.grad(lambda n: Gamma.kl(n, Gamma.from_standard(3.0, 1.5)))(q)
+    close(slope.a, (a - 3) * special.polygamma(1, a) - (b - 1.5) / b)
+    close(slope.b, a * (b - 1.5) / b**2 - (a - 3) / b)
+
+
+@pytest.mark.x64
+def test_wishart(needs_x64):
+    """Against SciPy; a matrix of one dimension is gamma with half of both parameters."""
+    nu, S, P = 5.0, np.array([[2.0, 0.3], [0.3, 1.0]]), np.array([[1.2, -0.4], [-0.4, 0.9]])
+    reference = stats.wishart(nu, np.linalg.inv(S))
+    q = Wishart.from_standard(nu, S)
+    close(Wishart.log_prob(q, P), reference.logpdf(P))
+    close(Wishart.entropy(q), reference.entropy())
+    close(-2 * Wishart.mean(q).neg_half_precision, reference.mean())
+    one, two = (Wishart.from_standard(n, [[s]]) for n, s in ((5.0, 0.6), (6.0, 3.0)))
+    gap = Gamma.kl(Gamma.from_standard(2.5, 0.3), Gamma.from_standard(3.0, 1.5))
+    close(Wishart.kl(one, two), gap)
+
+
+@pytest.mark.x64
+def test_poisson_has_the_entropy_of_the_sum_for_small_and_large_rates(needs_x64):
+    """Against the sum of all terms; 100 is where the series takes over. With its derivative."""
+    rates = np.array([1e-3, 0.2, 3.5, 99.9, 100.1, 1e4])
+
+    def by_sum(rate):
+        v = np.arange(int(rate + 20 * rate**0.5 + 50))
+        log_p = stats.poisson(rate).logpmf(v)
+        # d log p / d log rate is v - rate, whose mean is 0.
+        return -np.exp(log_p) @ log_p, -np.exp(log_p) @ (log_p * (v - rate))
+
+    found = jax.vmap(jax.value_and_grad(Poisson.entropy))(Poisson.from_standard(rates))
+    expected = np.transpose([by_sum(rate) for rate in rates])
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-9)
+    np.testing.assert_allclose(found[1].log_rate, expected[1], rtol=1e-7, atol=1e-7)
+
+
+def test_counts_and_normal_data_update_their_conjugate_families():
+    """Posterior over prior is the likelihood, up to a constant in the parameter."""
+    v, x, counts = jnp.array([0.4, 1.7]), np.array([0.5, -2.0, 1.0]), np.array([3, 0, 4])
+    half = len(x) / 2, np.sum(x**2) / 2
+    precision = jnp.stack([jnp.array([[1.2, -0.4], [-0.4, 0.9]]), jnp.eye(2)])
+    y = np.array([[0.5, 1.0], [-2.0, 0.3], [1.0, -1.0]])
+    normal = lambda sd: stats.norm(0, sd[:, None]).logpdf(x).sum(1)  # noqa: E731
+    cases = [
+        (Gamma, GammaNatural(counts.sum(), 3.0), v, stats.poisson(v[:, None]).logpmf(counts)),
+        (Gamma, GammaNatural(*half), v, normal(v**-0.5)),
+        (InverseGamma, InverseGammaNatural(*half), v, normal(v**0.5)),
+        (
+            Wishart,
+            WishartNatural(y.T @ y, 3.0),
+            precision,
+            [stats.multivariate_normal(np.zeros(2), np.linalg.inv(P)).logpdf(y) for P in precision],
+        ),
+    ]
+    for family, data, value, log_lik in cases:
+        found = family.inner(data, family.statistics(value))
+        log_lik = np.sum(np.reshape(log_lik, (2, -1)), axis=1)
+        np.testing.assert_allclose(found[0] - found[1], log_lik[0] - log_lik[1], rtol=1e-4)
+
+
+@pytest.mark.x64
+def test_concentrations_of_gamma_of_all_sizes_come_back_from_the_mean(needs_x64):
+    a = np.array([1e-3, 0.02, 0.5, 1.0, 30.0, 1e4])
+    q = GammaNatural(a, 3.0 * np.ones(6))
+    found = jax.jit(lambda q: Gamma.natural(Gamma.mean(q)))(q)
+    np.testing.assert_allclose(found.a, a, rtol=1e-9)
+    np.testing.assert_allclose(found.b, q.b, rtol=1e-9)
+
+
+def test_edges_of_gamma_and_poisson():
+    """A density at 0, an exponential; means that no density has; counts that do not occur."""
+    assert Gamma.log_prob(Gamma.from_standard(1.0, 2.0), 0.0) == pytest.approx(np.log(2.0))
+    assert np.isnan(Gamma.natural(GammaMean(0.5, -1.0)).a)  # E log v is below log E v
+    assert Poisson.log_prob(PoissonNatural(-200.0), 1) == -200.0
+    assert Poisson.log_prob(PoissonNatural(0.0), -1) == -np.inf
+    assert np.isfinite(jax.grad(Poisson.entropy)(PoissonNatural(-80.0)).log_rate)
 
 
 def test_statistics_pair_with_those_of_data():

@@ -1,4 +1,4 @@
-"""Optimisers of mean-field normals: published steps, limits, exact steps, and use in SVI."""
+"""Optimisers of mean-field normals: steps by hand, limits, exact steps, and use in SVI."""
 
 import jax
 from jax import random
@@ -43,7 +43,7 @@ def step(optim, gradient, state, params):
 
 
 @pytest.mark.x64
-def test_four_published_steps_of_vadam(tol):
+def test_four_steps_of_vadam_by_hand(tol):
     """Mean gradient 3 (w - 1) of 10 rows at w = mu + eps sd, by hand."""
     num_data, lam = 10, 0.5
     optim = vadam(0.1, num_data=num_data, prior_precision=lam, scale_transform=ExpTransform())

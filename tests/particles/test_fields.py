@@ -239,7 +239,7 @@ def test_ridge_must_be_positive(make):
 
 @pytest.mark.parametrize(("make", "sd"), [(SVGD, 1.96), (Blob, 1.985), (GFSD, 1.87), (GFSF, 1.96)])
 def test_spread_on_a_normal_and_a_fit_that_improves_at_once(make, sd):
-    """N(1, 2) from 100 particles by Adagrad: sd as published for ``RBF("median")``, each +- 0.06.
+    """N(1, 2) from 100 particles by Adagrad: the sd of a second implementation, to 0.06.
 
     And KL(N(mean, var) || N(0, 1)) falls over 60 small steps from N(3, 0.5^2).
     """

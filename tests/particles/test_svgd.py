@@ -73,7 +73,7 @@ def follow(field, log_p, x, step_size, num_steps):
 
 
 def test_temperature_two_doubles_the_variance_and_annealing_leaves_the_target():
-    """N(1, 2), 100 particles: published sd 1.96 with the rule of the paper. Deterministic runs."""
+    """N(1, 2), 100 particles: sd 1.96, as by a second implementation. Deterministic runs."""
     x = random.normal(random.key(2), (100, 1))
     log_p = lambda x: jnp.sum(-0.5 * ((x - 1.0) / 2.0) ** 2)  # noqa: E731
     annealing = lambda t, on: jnp.where(on, jnp.tanh((1.3 * (t + 1) / 150) ** 5), 1.0)  # noqa: E731

@@ -140,7 +140,7 @@ RIDGE = {  # RMSE and log density over 20 splits, each with its standard error
 
 @pytest.mark.parametrize("name", RIDGE)
 def test_ridge_has_the_errors_of_the_protocol(name):
-    """The splits are those of the published protocol: standardised ridge, unit penalty."""
+    """A second implementation, standardised ridge with unit penalty, has them on its own splits."""
     errors, densities = [], []
     for split in range(20):
         data = regression_data(name, split)
