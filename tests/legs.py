@@ -14,10 +14,12 @@ import pytest
 
 TABLE = Path(__file__).with_name("seconds.tsv")
 FAST = 0.8  # processor seconds of a test in the fast leg, at most
-# What a reader pastes first, and what nothing cheaper calls.
+# What a reader pastes first, and what nothing cheaper calls or shows.
 ALWAYS = (
     "README.md",
     "numpyro_ext/targets/latent_cycle.py",
+    "tests/_model/test_density.py::test_jacobian_is_that_of_autodiff",
+    "tests/ep/test_examples.py::test_evidence_of_pairs[pair0]",
     "tests/targets/test_targets.py::test_pinwheel_is_its_formula",
     "tests/guides/test_auto_implicit.py::test_langevin_steps_have_the_variance_of_the_recursion",
 )
