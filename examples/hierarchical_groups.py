@@ -59,8 +59,9 @@ from statsmodels.datasets import grunfeld
 from numpyro_ext.diagnostics import Diagnosis, diagnose
 from numpyro_ext.ep import EP
 from numpyro_ext.guides import AutoImplicit, AutoMixtureNormal, AutoRealNVPNormal
-from numpyro_ext.mcmc import SGHMC, find_whitening
+from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.objectives import VRELBO, ImplicitELBO, MixtureELBO
+from numpyro_ext.optim import find_modes
 from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
 
 Data = tuple[Array, Array, Array, Array]
@@ -114,7 +115,7 @@ def by_svi(Guide: Any, rate: float, loss: Any, steps: int, data: Data, mode: boo
     began, options = time.perf_counter(), {}
     if mode:
         normal = AutoMultivariateNormal(model)
-        options["init_from"] = normal, find_whitening(model, *data).init_params(normal, *data)
+        options["init_from"] = normal, find_modes(model, *data).whitening.init_params(normal, *data)
     guide = Guide(model, **options)
     svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(rate, steps)), loss)
     return of_guide(began, svi, svi.run(random.key(1), steps, *data, progress_bar=False), data)
@@ -123,7 +124,7 @@ def by_svi(Guide: Any, rate: float, loss: Any, steps: int, data: Data, mode: boo
 def normal_from_the_mode(steps: int, data: Data) -> Fit:
     began = time.perf_counter()
     guide = AutoMultivariateNormal(model)
-    start = find_whitening(model, *data).init_params(guide, *data)
+    start = find_modes(model, *data).whitening.init_params(guide, *data)
     optim = optax.adam(optax.cosine_decay_schedule(2e-3, steps))
     svi = SVI(model, guide, optim, VRELBO(1.0, 4, gradient="stl"))
     fit = svi.run(random.key(1), steps, *data, init_params=start, progress_bar=False)

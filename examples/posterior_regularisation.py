@@ -52,9 +52,8 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 import optax
 from sklearn.datasets import load_breast_cancer
 
-from numpyro_ext.mcmc import find_whitening
 from numpyro_ext.objectives import VRELBO
-from numpyro_ext.optim import whitened
+from numpyro_ext.optim import find_modes, whitened
 
 STRENGTHS = (0.0, 1.0, 5.0, 20.0)
 
@@ -88,7 +87,7 @@ def halves(seed):
 def fit(rng_key, x, y, strength, steps):
     """Draws of the posterior."""
     guide = AutoMultivariateNormal(model)
-    start = find_whitening(model, x, y, strength).init_params(guide, x, y, strength)
+    start = find_modes(model, x, y, strength).whitening.init_params(guide, x, y, strength)
     adam = optax.adam(optax.cosine_decay_schedule(0.02, steps))
     svi = SVI(model, guide, whitened(adam, start), VRELBO(1.0, 8, gradient="stl"))
     result = svi.run(rng_key, steps, x, y, strength, init_params=start, progress_bar=False)

@@ -36,7 +36,7 @@ def kernel(num_samples, state=None):
 
 def objective(num_steps, state=None):
     """The losses of a flow, whose every step draws a minibatch and three particles."""
-    svi = SVI(linear, AutoPlanarNormal(linear), optax.adam(0.01), VRELBO(1.0, 3))
+    svi = SVI(linear, AutoPlanarNormal(linear, init_from=None), optax.adam(0.01), VRELBO(1.0, 3))
     if state is not None:
         svi.init(key(), *linear_data())  # SVI learns the constraints of a model there alone
     run = svi.run(key(), num_steps, *linear_data(), progress_bar=False, init_state=state)

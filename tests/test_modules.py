@@ -163,7 +163,7 @@ PLACES = {
     "SVAEGuide": lambda net: (local_x, svae(net), SVAEELBO()),
     "with_critic": lambda net: (
         joint,
-        with_critic(AutoImplicit(joint, hidden_dims=(2,)), net(2, 1)),
+        with_critic(AutoImplicit(joint, hidden_dims=(2,), init_from=None), net(2, 1)),
         DensityRatioELBO(3),
     ),
     "with_critic of rows": lambda net: (
@@ -178,25 +178,29 @@ PLACES = {
         ImplicitGuide(local, net(5, 2), plate="rows", features=features),
         ImplicitELBO(3),
     ),
-    "AutoImplicit": lambda net: (joint, AutoImplicit(joint, network=net(2, 2)), ImplicitELBO(3)),
+    "AutoImplicit": lambda net: (
+        joint,
+        AutoImplicit(joint, network=net(2, 2), init_from=None),
+        ImplicitELBO(3),
+    ),
     "AutoSemiImplicit": lambda net: (
         joint,
-        AutoSemiImplicit(joint, network=net(2, 4), covariance="conditional"),
+        AutoSemiImplicit(joint, network=net(2, 4), covariance="conditional", init_from=None),
         SemiImplicitELBO(2),
     ),
     "AutoAuxiliary": lambda net: (
         joint,
-        AutoAuxiliary(joint, network=net(2, 4), reverse_network=net(2, 4)),
+        AutoAuxiliary(joint, network=net(2, 4), reverse_network=net(2, 4), init_from=None),
         Trace_ELBO(2),
     ),
     "AutoHVI": lambda net: (
         joint,
-        AutoHVI(joint, num_steps=1, reverse_network=net(3, 4)),
+        AutoHVI(joint, num_steps=1, reverse_network=net(3, 4), init_from=None),
         Trace_ELBO(2),
     ),
     "AutoRealNVPNormal": lambda net: (
         joint,
-        AutoRealNVPNormal(joint, num_flows=2, network=net(1, 2)),
+        AutoRealNVPNormal(joint, num_flows=2, network=net(1, 2), init_from=None),
         Trace_ELBO(2),
     ),
 }
@@ -412,7 +416,7 @@ def test_pickled_guides_draw_the_same(make):
 
 @pytest.mark.parametrize("library", NETS)
 def test_posteriors_cross_jit_without_tracing_again(library):
-    guide = AutoRealNVPNormal(joint, num_flows=1, network=NETS[library](1, 2))
+    guide = AutoRealNVPNormal(joint, num_flows=1, network=NETS[library](1, 2), init_from=None)
     params = SVI(joint, guide, optax.sgd(1.0), Trace_ELBO()).init(random.key(0), X[:, 0])[0][1][0]
     calls = []
 
@@ -533,16 +537,16 @@ def test_other_places_say_their_width():
     with pytest.raises(ValueError, match=r"shape \(6, 8, 8, 1\), .* cannot put noise; .*\(M, f\)"):
         seed(guide, random.key(0))(IMAGES)
     two = numpyro_encoder(4, 1)
-    flows = AutoRealNVPNormal(joint, num_flows=1, network=two)
+    flows = AutoRealNVPNormal(joint, num_flows=1, network=two, init_from=None)
     with pytest.raises(ValueError, match=r"into \[.*\]; with split 1 of 2 .* must give \(2,\)"):
         seed(flows, random.key(0))(X[:, 0])
-    auxiliary = AutoAuxiliary(joint, network=two)
+    auxiliary = AutoAuxiliary(joint, network=two, init_from=None)
     with pytest.raises(ValueError, match=r"length 4: 2 means and 2 log-scales; or give a pair"):
         seed(auxiliary, random.key(0))(X[:, 0])
 
 
 def test_a_pair_of_heads_in_a_conditional_normal():
-    guide = AutoAuxiliary(joint, network=numpyro_encoder(4, 2))
+    guide = AutoAuxiliary(joint, network=numpyro_encoder(4, 2), init_from=None)
     svi = SVI(joint, guide, optax.sgd(1e-2), Trace_ELBO())
     state = svi.init(random.key(0), X[:, 0])
     assert jnp.isfinite(svi.evaluate(state, X[:, 0]))

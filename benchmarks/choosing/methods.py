@@ -15,7 +15,7 @@ import optax
 from numpyro_ext.diagnostics import Diagnosis, EvidenceBounds, diagnose, evidence_bounds
 from numpyro_ext.ep import EP
 from numpyro_ext.guides import AutoImplicit, AutoMarkov, AutoMixtureNormal, AutoRealNVPNormal
-from numpyro_ext.mcmc import SGHMC, find_whitening
+from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.objectives import VRELBO, ImplicitELBO, MixtureELBO, NestedVRELBO, taylor_proxy
 from numpyro_ext.optim import whitened
 from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
@@ -53,9 +53,7 @@ def proxy(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
 
 def flow(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
     began = time.perf_counter()
-    normal = AutoMultivariateNormal(model)
-    start = find_whitening(model, *data).init_params(normal, *data)
-    guide = AutoRealNVPNormal(model, init_from=(normal, start))
+    guide = AutoRealNVPNormal(model)
     svi = SVI(model, guide, falling(2e-3, 5000), VRELBO(1.0, 4, gradient="stl"))
     fit = svi.run(key, 5000, *data, progress_bar=False)
     return of_guide(began, svi, fit, data, batch)

@@ -1,6 +1,6 @@
 """Guides that start at the mode, on the models of `run.py`: how many of them are right then?
 
-The normal at the mode is that of `find_whitening(model, *args)`, or on minibatches that of
+The normal at the mode is that of `find_modes(model, *args).whitening`, or on minibatches that of
 `taylor_proxy`. `AutoMultivariateNormal` starts from it, and the flows by `init_from`. The loss is
 `VRELBO(1., 4, gradient="stl")`, on minibatches with the proxy. Adam runs at 2e-3 in pieces of 1,000
 steps until the loss has stopped falling: until its mean over a piece is no longer below that of the
@@ -27,8 +27,8 @@ import optax
 
 from numpyro_ext.diagnostics import diagnose
 from numpyro_ext.guides import AutoRealNVPNormal, AutoSplineNormal
-from numpyro_ext.mcmc import find_whitening
 from numpyro_ext.objectives import VRELBO, taylor_proxy
+from numpyro_ext.optim import find_modes
 
 sys.path.append(str(Path(__file__).parents[1]))
 from _shared.unseen_models import MODELS, Unseen
@@ -53,7 +53,7 @@ def fit(problem: Unseen, method: str, truth: Truth) -> tuple[int, Errors, Verdic
     normal: Any = AutoMultivariateNormal(model)
     proxy = None if problem.batch is None else taylor_proxy(model, *data)
     if proxy is None:
-        start = find_whitening(model, *data).init_params(normal, *data)
+        start = find_modes(model, *data).whitening.init_params(normal, *data)
     else:
         start = proxy.init_params(normal)
     guide, params = normal, start

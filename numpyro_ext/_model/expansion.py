@@ -17,7 +17,7 @@ from numpyro_ext._model.handlers import first_rows, refuse_noise, valid_plates
 from numpyro_ext._model.mistakes import check_observed
 from numpyro_ext._model.mode_search import (
     DENSE_UP_TO,
-    NormalFit,
+    Mode,
     advice,
     mode_search,
     starts_of,
@@ -144,7 +144,7 @@ class Rows:
         z = self.info.unravel(x)
         return rows_of(self.model, z, {self.plate: idx}, self.info.plates)(*args, **kwargs)
 
-    def _find_center(self, rng_key: Array, center: Any) -> tuple[Array, NormalFit | None]:
+    def _find_center(self, rng_key: Array, center: Any) -> tuple[Array, Mode | None]:
         """The flat vector of the center, and what a search found if there was one."""
         mode = None
         if center is None:
@@ -168,7 +168,7 @@ class Rows:
                 )
         return x, mode
 
-    def _search(self, rng_key: Array) -> NormalFit:
+    def _search(self, rng_key: Array) -> Mode:
         """The first of up to eight searches that ends at a mode, or the one that ends nearest."""
         key_start, key_modes = random.split(rng_key)
         potential, found = self.potential, []

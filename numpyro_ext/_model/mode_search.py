@@ -1,10 +1,11 @@
-"""Modes of a posterior, and the normal approximations there."""
+"""The search for a mode of a posterior from a given point, and the curvature there."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+import math
+from typing import Any, Self
 
 import jax
 from jax import Array, lax, random
@@ -28,7 +29,8 @@ __all__ = [
     "DENSE_UP_TO",
     "MOST_PASSES",
     "WORTH_OPTIMISING",
-    "NormalFit",
+    "Mode",
+    "Problem",
     "advice",
     "batch_rows",
     "draw_batch",
@@ -44,6 +46,7 @@ _NEWTON_STEPS, MOST_PASSES = 60, 300
 """The budget of one search: Newton steps, and gradients of all rows."""
 _HALVINGS, _TWICE_AS_NEAR_IN = 12, 6
 _CURVATURE_ROWS = 10_000
+_ROOT_2_PI = math.sqrt(2 * math.pi)
 _NEAR, _AT_MODE = 0.05, 0.3
 """Decrements at which a search ends, and up to which its end is a mode: single precision resolves
 the gradient of a million rows to some tenths of a standard deviation and no better."""
@@ -52,10 +55,24 @@ WORTH_OPTIMISING = 2e8
 _LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
 
 
+class Problem(str):
+    """A sentence on what did not hold, with its kind: ``"no mode"``, ``"far from normal"``,
+    ``"several modes"`` or ``"density jumps"``."""
+
+    kind: str
+
+    def __new__(cls, sentence: str, kind: str = "") -> Self:
+        self = super().__new__(cls, sentence)
+        self.kind = kind
+        return self
+
+
 @dataclass(frozen=True)
-class NormalFit:
+class Mode:
     r"""
-    A normal approximation :math:`z = c + A \xi` of a posterior, :math:`\xi \sim N(0, I)`.
+    A mode of a posterior with the normal approximation there, :math:`z = c + A \xi`,
+    :math:`\xi \sim N(0, I)`; or the normal of greatest ELBO, where there is no mode or where the
+    posterior is far from normal there.
 
     :param center: c, ``(n,)`` in the flat order.
     :param factor: A, lower triangular ``(n, n)``, or the ``(n,)`` diagonal for large n.
@@ -64,14 +81,18 @@ class NormalFit:
     :param int num_negative: number of negative directions of the curvature, which were turned
         positive.
     :param int row_gradients: gradients of single rows that were spent.
-    :param float log_evidence: logarithm of the integral of :math:`e^{-U}` by this normal, up to a
-        constant.
+    :param float log_evidence: logarithm of the integral of :math:`e^{-U}` around the mode by
+        Laplace's formula, :math:`-U(c) + \tfrac n2 \log 2\pi + \log |A|`.
+    :param float share: that of the mass of all modes that were found.
+    :param int copy_of: the place of a heavier mode that is the same after a permutation or changes
+        of sign of coordinates; None where none was recognised.
     :param float departure: median of :math:`|A^\top \nabla U(z) - \xi|^2 / n` over draws, 0 for a
         normal posterior and 1 where the approximation is off by as much as the gradients are large.
     :param float stiffness: the largest curvature in whitened coordinates, in all but a twentieth of
         the draws, and at least 1, which is that of a normal posterior.
     :param bool out_of_budget: True if the search was stopped because it had no gradients left.
-    :param tuple problems: sentences on what did not hold.
+    :param bool variational: True for the normal of greatest ELBO.
+    :param tuple problems: a :class:`Problem` for each thing that did not hold.
     """
 
     center: Array
@@ -83,7 +104,10 @@ class NormalFit:
     departure: float = np.inf
     stiffness: float = 1.0
     out_of_budget: bool = False
-    problems: tuple[str, ...] = ()
+    variational: bool = False
+    share: float = 1.0
+    copy_of: int | None = None
+    problems: tuple[Problem, ...] = ()
 
     @property
     def whitening(self) -> Whitening:
@@ -155,20 +179,21 @@ def _curvature(potential: Potential, idx: dict[str, Array], x: Array) -> Array:
     return lax.map(along, jnp.eye(len(x), dtype=x.dtype), batch_size=32)
 
 
-def starts_of(rng_key: Array, first: Array) -> np.ndarray:
-    """Where four searches begin, ``(4, n)``: at ``first``, at another point within 2, and opposite
-    of both, because an exchange of two numbers is one of their difference's sign."""
+def starts_of(rng_key: Array, first: Array, num: int = 4) -> np.ndarray:
+    """Where searches begin, ``(num, n)``: at ``first``, at other points within 2, and opposite of
+    each, because an exchange of two numbers is one of their difference's sign."""
 
     def draw(rng_key: Array, first: Array) -> Array:
-        other = random.uniform(random.fold_in(rng_key, 1), first.shape, first.dtype, -2, 2)
-        return jnp.stack([first, -first, other, -other])
+        keys = [random.fold_in(rng_key, i) for i in range(1, (num + 1) // 2)]
+        others = [random.uniform(key, first.shape, first.dtype, -2, 2) for key in keys]
+        return jnp.stack([sign * x for x in (first, *others) for sign in (1, -1)])[:num]
 
     return np.asarray(run_once(draw, rng_key, first))
 
 
-def mode_search(rng_key: Array, potential: Potential) -> Callable[[Any], Iterator[NormalFit]]:
+def mode_search(rng_key: Array, potential: Potential) -> Callable[[Any], Iterator[Mode]]:
     """
-    What finds the modes from given points, one after another, ``find_modes(starts)``: by Adam on
+    What finds the modes from given points, one after another, ``search(starts)``: by Adam on
     minibatch gradients, then damped Newton steps with the gradient of all rows, of which a search
     takes ``MOST_PASSES`` at most. The programs are compiled while the caller goes on.
 
@@ -187,7 +212,7 @@ def mode_search(rng_key: Array, potential: Potential) -> Callable[[Any], Iterato
     piece = compile_ahead(*adam, options=options)
     newton = compile_ahead(partial(_newton, potential), like, *unknown, options=options)
 
-    def find_modes(starts: Any) -> Iterator[NormalFit]:
+    def search(starts: Any) -> Iterator[Mode]:
         for which, start in enumerate(jnp.asarray(x, like.dtype) for x in starts):
             with _bar(_ADAM_PIECES + _NEWTON_STEPS, "finding the mode") as advance:
                 x, spent, state = start, 0, (moments, start)
@@ -210,11 +235,11 @@ def mode_search(rng_key: Array, potential: Potential) -> Callable[[Any], Iterato
                         break
             diagonal = np.diagonal(factor) if factor.ndim == 2 else np.asarray(factor)
             with np.errstate(divide="ignore"):
-                log_evidence = float(np.sum(np.log(np.abs(diagonal))) - float(at[0]))
-            fit = NormalFit(x, factor, float(decrement), int(num_negative), spent, log_evidence)
+                log_evidence = float(np.sum(np.log(_ROOT_2_PI * np.abs(diagonal))) - float(at[0]))
+            fit = Mode(x, factor, float(decrement), int(num_negative), spent, log_evidence)
             yield replace(fit, out_of_budget=left <= 0)
 
-    return find_modes
+    return search
 
 
 def _options(potential: Potential, x: Any, passes: float) -> dict[str, int] | None:

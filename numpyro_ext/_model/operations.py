@@ -1,17 +1,22 @@
 """The cost of a program in operations, read off the program; and programs that run once."""
 
+from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+import hashlib
 import math
 from typing import Any
 
 import jax
 from jax import Array
 from jax.core import Tracer
+from jax.extend.core import jaxpr_as_fun
 import jax.numpy as jnp
 
-__all__ = ["FEW", "compile_ahead", "count_operations", "quick_options", "run_once"]
+from numpyro_ext._model.arguments import is_traced
+
+__all__ = ["FEW", "compile_ahead", "count_operations", "quick_options", "run_once", "traced_once"]
 
 FEW = 10**9
 """Numbers up to which a program is run in the time that it takes to optimise it."""
@@ -60,14 +65,63 @@ def compile_ahead(
     ``fn``, compiled while the caller goes on; a call of it waits until that is done.
 
     It is traced here, because NumPyro's handlers belong to the whole process. Only the compiler
-    runs beside what comes next.
+    runs beside what comes next. The arrays that it closes over, such as a model's data, become
+    arguments of the program, so that the same program on other data of the same shapes is compiled
+    once: programs are known by all that they compute, and can be mistaken for no other.
 
     :param args: arrays, or shapes and types, as those of the calls.
     :param options: of the compiler.
     """
-    lowered = jax.jit(fn, compiler_options=options).lower(*args)
-    compiled = _compilers().submit(lowered.compile)
-    return lambda *args: compiled.result()(*args)
+    closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+    structure = jax.tree.structure(shapes)
+    consts = [jnp.asarray(x) for x in closed.consts]
+
+    def program(consts: list[Any], *leaves: Any) -> list[Any]:
+        return jaxpr_as_fun(closed.replace(consts=consts))(*leaves)
+
+    lowered = jax.jit(program, compiler_options=options).lower(consts, *jax.tree.leaves(args))
+    text = f"{lowered.as_text()}{options}{jax.default_backend()}"
+    known = hashlib.sha256(text.encode()).digest()
+    compiled = _COMPILED.pop(known, None) or _compilers().submit(lowered.compile)
+    _COMPILED[known] = compiled
+    while len(_COMPILED) > _MOST_COMPILED:
+        _COMPILED.popitem(last=False)
+
+    def call(*args: Any) -> Any:
+        found = compiled.result()(consts, *jax.tree.leaves(args))
+        return jax.tree.unflatten(structure, found)
+
+    return call
+
+
+def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn`` of arrays, traced once for each of their shapes, for programs that call it often.
+
+    Unlike ``jax.jit`` it leaves the arrays that it closes over to the program around it.
+    """
+    known: dict[Any, tuple[Any, Any, Callable[..., Any]]] = {}
+
+    def call(*args: Any) -> Any:
+        leaves, tree = jax.tree.flatten(args)
+        like = tuple((jnp.shape(x), jnp.result_type(x)) for x in leaves)
+        if (tree, like) not in known:
+            shapes = [jax.ShapeDtypeStruct(*one) for one in like]
+            closed, out = jax.make_jaxpr(fn, return_shape=True)(*jax.tree.unflatten(tree, shapes))
+            if is_traced(closed.consts):  # they die with the program around this one
+                return fn(*args)
+
+            def program(consts: list[Any], leaves: list[Any]) -> list[Any]:
+                return jaxpr_as_fun(closed.replace(consts=consts))(*leaves)
+
+            known[tree, like] = closed.consts, jax.tree.structure(out), jax.jit(program)
+        consts, structure, program = known[tree, like]
+        return jax.tree.unflatten(structure, program(consts, leaves))
+
+    return call
+
+
+_MOST_COMPILED = 64
+_COMPILED: OrderedDict[bytes, Future[Any]] = OrderedDict()
 
 
 @cache

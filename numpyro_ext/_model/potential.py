@@ -21,6 +21,7 @@ from numpyro.infer.util import (
 from numpyro_ext._model.arguments import indexed, is_traced
 from numpyro_ext._model.handlers import first_rows, latents_only, rows
 from numpyro_ext._model.minibatch import plate_indices
+from numpyro_ext._model.operations import traced_once
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Sites
@@ -119,7 +120,7 @@ class Potential:
         """The same, for several programs: the model and its gradient are traced once for each
         number of rows, and not wherever a program takes them."""
         other = copy.copy(self)
-        other._gradient = jax.jit(other._differentiate)
+        other._gradient = traced_once(other._differentiate)
         return other
 
     def value_and_grad_flat(self, x: Array, idx: dict[str, Array]) -> tuple[Array, Array]:

@@ -94,7 +94,7 @@ def set_up(guide: Model, args: tuple = (), kwargs: dict[str, Any] | None = None)
         guide = guide.fn  # type: ignore[attr-defined] - looked at just above
     if guide.prototype_trace is None:
         with block(), jax.ensure_compile_time_eval():
-            seed(guide, 0)(*args, **(kwargs or {}))
+            seed(getattr(guide, "set_up", guide), 0)(*args, **(kwargs or {}))
 
 
 def sample_sites(trace: Trace) -> Iterator[Site]:

@@ -124,7 +124,7 @@ def _kinetic_temperature(x: np.ndarray, T: float, facts: dict[str, Any]) -> Row:
     elif not ok:
         verdict = (
             "the momentum is not at its temperature, so the chain has not settled; warm it up"
-            " longer, or start it from find_whitening or an SVI fit."
+            " longer, or start it from find_modes or an SVI fit."
         )
     return Row("kinetic temperature", value, error, limit, ok, verdict, of_draws=True)
 
@@ -194,7 +194,7 @@ def _divergences(diverging: np.ndarray) -> Row:
         share <= DIVERGING,
         "no more than a few transitions were refused.",
         "in these draws the chain met values that are not finite and stayed where it was; take a"
-        " smaller step, or start from find_whitening or an SVI fit.",
+        " smaller step, or start from find_modes or an SVI fit.",
     )
 
 

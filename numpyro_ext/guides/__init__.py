@@ -2,7 +2,7 @@
 
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext.guides.auxiliary import AutoAuxiliary
-from numpyro_ext.guides.base import AutoFlowNormal, AutoJoint, CouplingFlowNormal
+from numpyro_ext.guides.base import AutoAtModes, AutoFlowNormal, AutoJoint, CouplingFlowNormal
 from numpyro_ext.guides.critic import with_critic
 from numpyro_ext.guides.dropout import AutoDropout
 from numpyro_ext.guides.flow_guide import FlowGuide
@@ -27,6 +27,7 @@ from numpyro_ext.guides.spline import AutoSplineNormal
 from numpyro_ext.guides.transitions import Langevin, NNSampler
 
 __all__ = [
+    "AutoAtModes",
     "AutoAuxiliary",
     "AutoDropout",
     "AutoFlowNormal",

@@ -12,11 +12,13 @@ from jax import Array
 import jax.numpy as jnp
 import numpyro
 from numpyro.distributions import Normal, biject_to, constraints
+from numpyro.distributions.transforms import Transform
 from numpyro.handlers import block, substitute
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params, Sites
+from numpyro_ext.guides.base import back, through
 from numpyro_ext.guides.conditional import conditional_mlp, mean_and_scale
 from numpyro_ext.guides.networks import check_widths, flat_module
 from numpyro_ext.guides.without_density import AutoWithoutDensity
@@ -48,10 +50,10 @@ class AutoAuxiliary(AutoWithoutDensity):
         = \mathrm{ELBO}(q) - E_{q(z)}\, \mathrm{KL}(q(a \mid z) \,\|\, r(a \mid z)) .
 
     The guide subtracts :math:`\log r` by the ``numpyro.factor`` site ``{prefix}_reverse``, so that
-    ``Trace_ELBO`` is that bound and every other loss of a density works on (z, a) together.
-    With ``num_layers`` L the auxiliary variables are a chain :math:`a_1 \to \dots \to a_L \to z`,
-    each normal given the one before, and the reverse model is the chain from z back to
-    :math:`a_1`. The guide starts at :math:`N(init\_loc, init\_scale^2 I)` with a reverse model that
+    ``Trace_ELBO`` is that bound and every other loss of a density works on (z, a) together. With
+    ``num_layers`` L the auxiliary variables are a chain :math:`a_1 \to \dots \to a_L \to z`, each
+    normal given the one before, and the reverse model is the chain from z back to :math:`a_1`. The
+    guide starts at the normal approximation of the posterior at its mode with a reverse model that
     is right (to 0.001).
 
     *Where it fails.* The bound is too low by the KL of the reverse model, so that the guide prefers
@@ -72,7 +74,7 @@ class AutoAuxiliary(AutoWithoutDensity):
     :param hidden_dims: widths of the hidden layers.
     :param int num_layers: the number L of auxiliary vectors.
 
-    The other arguments are those of :class:`AutoJoint`.
+    The other arguments are those of :class:`AutoAtModes`.
 
     **References**
 
@@ -88,7 +90,7 @@ class AutoAuxiliary(AutoWithoutDensity):
         >>> def model():
         ...     x = numpyro.sample("x", dist.Normal(0, 1))
         ...     numpyro.sample("y", dist.Normal(x, 0.3))
-        >>> guide = AutoAuxiliary(model)  # was: AutoNormal(model)
+        >>> guide = AutoAuxiliary(model, init_from=None)  # was: AutoNormal(model)
         >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
         >>> result = svi.run(jax.random.key(0), 2000, progress_bar=False)
         >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(1000,))
@@ -120,9 +122,9 @@ class AutoAuxiliary(AutoWithoutDensity):
             if aux:
                 normal = self._normal(f"aux__{i}", None, aux[-1], num_aux)
             aux.append(numpyro.sample(f"{name}__{i}", normal.to_event(1), infer=auxiliary))
-        loc, scale = self._loc_and_scale()
+        loc, scale, fixed = self._loc_and_scale()
         e = self._normal("net", self.network, aux[-1], self.latent_dim)
-        normal = Normal(loc + scale * e.loc, scale * e.scale).to_event(1)
+        normal = through(Normal(loc + scale * e.loc, scale * e.scale).to_event(1), fixed)
         z: Any = numpyro.sample(f"_{self.prefix}_latent", normal, infer=auxiliary)
         numpyro.factor(f"{self.prefix}_reverse", -self._reverse(z, aux))
         return z
@@ -145,7 +147,8 @@ class AutoAuxiliary(AutoWithoutDensity):
             return self._reverse(jnp.concatenate(z), [aux[name] for name in names])
 
     def _reverse(self, z: Array, aux: Sequence[Array]) -> Array:
-        loc, scale = self._loc_and_scale()
+        loc, scale, fixed = self._loc_and_scale()
+        z = back(z, fixed)
         num_aux = self.aux_dim or self.latent_dim
         given, pair, log_r = (z - loc) / scale, self.reverse_network, jnp.zeros(())
         for i in reversed(range(self.num_layers)):
@@ -154,11 +157,10 @@ class AutoAuxiliary(AutoWithoutDensity):
             given, pair = aux[i], None
         return log_r
 
-    def _loc_and_scale(self) -> tuple[Any, Any]:
-        loc = numpyro.param(f"{self.prefix}_loc", self.init_latent)
-        start = jnp.full(self.latent_dim, self.init_scale)
-        positive = constraints.softplus_positive
-        return loc, numpyro.param(f"{self.prefix}_scale", start, constraint=positive)
+    def _loc_and_scale(self) -> tuple[Any, Any, list[Transform]]:
+        loc, scale, fixed = self.begin()
+        loc, positive = numpyro.param(f"{self.prefix}_loc", loc), constraints.softplus_positive
+        return loc, numpyro.param(f"{self.prefix}_scale", scale, constraint=positive), fixed
 
     def _normal(self, name: str, network: Network | None, x: Array, out_dim: int) -> Normal:
         pair = network or conditional_mlp(self.hidden_dims, x.shape[-1], out_dim, SLOPE)

@@ -1,11 +1,13 @@
 """The bases of guides: all latent sites as one vector, and flows on a normal distribution."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache, partial
+from typing import Any, Self
 
-from jax import Array, random
+from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -26,6 +28,8 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.mistakes import read_global
+from numpyro_ext._model.mode_search import DENSE_UP_TO
+from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.read import ModelInfo, call_and_trace
 from numpyro_ext._model.start import guide_start
 from numpyro_ext._model.taylor import TaylorProxy
@@ -33,10 +37,25 @@ from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.guides.arguments import check_model, check_params
-from numpyro_ext.guides.init_from import check_sites, fitted_normal
+from numpyro_ext.guides.init_from import (
+    SEARCH,
+    Start,
+    check_sites,
+    given_start,
+    searched_start,
+)
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 
-__all__ = ["AutoFlowNormal", "AutoJoint", "CouplingFlowNormal"]
+__all__ = [
+    "AutoAtModes",
+    "AutoFlowNormal",
+    "AutoJoint",
+    "CouplingFlowNormal",
+    "back",
+    "fixed_map",
+    "onwards",
+    "through",
+]
 
 NUM_QUANTILE_DRAWS = 10_000
 
@@ -190,6 +209,141 @@ class AutoJoint(ContinuousGuide):
         return self.constrain(jnp.quantile(draws, q, axis=0), params)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
+class AutoAtModes(AutoJoint):
+    r"""Base of the guides that begin at the modes of their posterior.
+
+    At ``svi.init`` the guide searches for the modes of the posterior on the arguments of that call,
+    by :func:`~numpyro_ext.optim.find_modes`. Its last layer is the fixed map :math:`z = c + A x` of
+    the heaviest one, with the parameters ``{prefix}_center`` and ``{prefix}_root``, which have no
+    gradient. What is trained lies inside, where the posterior is near N(0, I). So a learning rate
+    means the same for every model, whatever the units of its sites are. The map is part of the
+    parameters: it is resumed, pickled and passed on with them. Weight decay acts on it as on any
+    other location, so mask these two there.
+
+    It begins at N(init_loc, init_scale^2 I) instead, as NumPyro's guides do, if ``init_loc_fn`` or
+    ``init_scale`` is given or ``init_from`` is None; for models of more than 512 latent dimensions
+    and models with networks; and, with a warning, where the arguments are traced or the search
+    fails.
+
+    :param init_from: ``"search"``; or a result of ``find_modes``, ``(guide, params)`` of a fitted
+        ``AutoNormal``, ``AutoDiagonalNormal``, ``AutoMultivariateNormal``,
+        ``AutoLowRankMultivariateNormal`` or ``AutoLaplaceApproximation`` on the same model, or a
+        ``taylor_proxy`` of it at its mode, in place of the search; or None.
+
+    The other arguments are those of :class:`AutoJoint`.
+    """
+
+    init_from: Modes | TaylorProxy | tuple[Any, Params] | str | None = SEARCH
+
+    num_searches, num_modes = 4, 1
+    start_arguments = ("init_loc_fn", "init_scale")
+    """Arguments that say where NumPyro's start is, so that giving one of them means no search."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = super().__new__(cls)
+        own = any(name in kwargs for name in cls.start_arguments) and "init_from" not in kwargs
+        self.searches = not own
+        return self
+
+    def __post_init__(self) -> None:
+        self.given: Start | None = None
+        self.searches = self.searches and isinstance(self.init_from, str)
+        if self.init_from is not None and self.init_from != SEARCH:
+            self.given = given_start(self.init_from)
+        self.init_from = SEARCH if self.searches else None  # a fitted guide may not pickle
+        self.find: Callable[[], Start | None] | None = None
+        super().__post_init__()
+
+    def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
+        info = super().read(*args, **kwargs)
+        if self.given is not None:
+            check_sites(self.given, info)
+        return info
+
+    def check_fitted(self, params: Params) -> None:
+        super().check_fitted(params)
+        if self.is_mapped:
+            check_params(params, [f"{self.prefix}_center", f"{self.prefix}_root"], self)
+
+    @property
+    def is_mapped(self) -> bool:
+        """True if the last layer is a fixed map."""
+        if self.given is not None:
+            return True
+        trace: Any = self.prototype_trace
+        networks = any(n.endswith("$params") for n, x in trace.items() if x["type"] == "param")
+        mutable = any(site["type"] == "mutable" for site in trace.values())
+        return self.searches and 0 < self.latent_dim <= DENSE_UP_TO and not (networks or mutable)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.called_with(args, kwargs):
+            return super().__call__(*args, **kwargs)
+
+    @contextmanager
+    def called_with(self, args: tuple, kwargs: dict[str, Any]) -> Iterator[None]:
+        """The arguments on which a search is, as long as a call of the guide takes."""
+        before, self.find = self.find, cache(partial(self.find_start, args, kwargs))
+        try:
+            yield
+        finally:
+            self.find = before
+
+    def find_start(self, args: tuple, kwargs: dict[str, Any]) -> Start | None:
+        """What was given, or the modes on these arguments."""
+        if self.given is not None:
+            return self.given
+        several = self.num_modes > 1
+        return searched_start(self.model, args, kwargs, self.num_searches, several=several)
+
+    def found(self) -> Start | None:
+        """What is found in this call of the guide, once; None for NumPyro's start."""
+        return self.find_start((), {}) if self.find is None else self.find()
+
+    def begin(self) -> tuple[Array, Array, list[Transform]]:
+        """Where what is trained begins, a location and standard deviations ``(latent_dim,)``; and
+        the fixed map after it, if there is one."""
+        d, prefix = self.latent_dim, self.prefix
+        usual = self.init_latent, jnp.full(d, self.init_scale)
+        if not self.is_mapped:
+            return *usual, []
+        loc, scale = jnp.zeros(d), jnp.ones(d)
+        center: Any = numpyro.param(f"{prefix}_center")
+        root: Any = numpyro.param(f"{prefix}_root")
+        if center is None or root is None:
+            start = self.found()
+            if start is None:
+                (loc, scale), x, A = usual, jnp.zeros(d), jnp.eye(d)
+            else:
+                x, A = jnp.asarray(start.centers[0]), jnp.asarray(start.roots[0])
+            center = numpyro.param(f"{prefix}_center", x)
+            root = numpyro.param(f"{prefix}_root", A)
+        return loc, scale, [fixed_map(center, root)]
+
+
+def through(fn: dist.Distribution, fixed: Sequence[Transform]) -> dist.Distribution:
+    """The distribution after the fixed map of :meth:`AutoAtModes.begin`."""
+    return dist.TransformedDistribution(fn, list(fixed)) if fixed else fn
+
+
+def back(z: Array, fixed: Sequence[Transform]) -> Array:
+    """A value after the fixed map, before it."""
+    return jnp.asarray(fixed[0].inv(z)) if fixed else z
+
+
+def onwards(x: Array, fixed: Sequence[Transform]) -> Array:
+    """A value before the fixed map, after it."""
+    return jnp.asarray(fixed[0](x)) if fixed else x
+
+
+def fixed_map(center: Array, root: Array) -> Transform:
+    """The map :math:`c + A x`, which has no gradient in c and A."""
+    center, root = lax.stop_gradient((center, root))
+    if root.ndim == center.ndim:
+        return IndependentTransform(AffineTransform(center, root), 1)
+    return LowerCholeskyAffine(center, root)
+
+
 class QuickPositive(type(constraints.softplus_positive)):  # pyright: ignore[reportGeneralTypeIssues]
     """Positive numbers that an optimiser changes by three times its step, relative to their size.
 
@@ -205,7 +359,7 @@ def _exp_of_triple(_: QuickPositive) -> Transform:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class AutoFlowNormal(AutoJoint):
+class AutoFlowNormal(AutoAtModes):
     r"""Base of the normalizing-flow guides, over all latent sites together.
 
     In the model's unconstrained space of dimension :math:`d`,
@@ -218,49 +372,35 @@ class AutoFlowNormal(AutoJoint):
 
     A subclass gives the flows :math:`f_i` by :meth:`flow`, near the identity at the start.
     Coordinates are permuted between flows, and brought back into their order after the last, so
-    that the guide starts at :math:`N(init\_loc, init\_scale^2 I)`. ``num_flows=0`` is
+    that the guide starts at the normal approximation of the posterior at its mode. There a full
+    factor L is trained in place of ``scale``, as ``{prefix}_scale_tril``, and z goes through the
+    fixed map of :class:`AutoAtModes`. ``num_flows=0`` with ``init_from=None`` is
     ``AutoDiagonalNormal``, with the same names of parameters.
 
     *Where it fails.* A flow is a homeomorphism: separated modes stay joined by a thin bridge, and a
-    minimised ``KL(q || p)`` may leave modes out. Training is not convex, and the KL that is reached
-    depends on the learning rate: take ``num_particles`` of 8 or more and a falling rate, and above
-    some tens of dimensions start from a fitted normal guide by ``init_from``.
+    minimised ``KL(q || p)`` may leave modes out; a warning says where the search has found several.
+    Training is not convex, and the KL that is reached depends on the learning rate: take
+    ``VRELBO(1., 4, gradient="stl")``, or ``num_particles`` of 8 or more and a falling rate.
 
     :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
         plate.
     :param int num_flows: the number F of flows.
-    :param float init_scale: the initial standard deviation of every unconstrained coordinate.
-    :param str prefix: the first part of the names of the guide's own sites.
-    :param init_loc_fn: a per-site initialization function, for ``loc``.
-    :param init_from: ``(guide, params)`` of a fitted ``AutoNormal``, ``AutoDiagonalNormal``,
-        ``AutoMultivariateNormal``, ``AutoLowRankMultivariateNormal`` or
-        ``AutoLaplaceApproximation`` on the same model, or a ``taylor_proxy`` of it at its mode, in
-        place of ``init_loc_fn`` and ``init_scale``: the flow starts as exactly that normal
-        distribution. With a full covariance the last layer is :math:`loc + L (f_F \circ \dots
-        \circ f_1)(e)`, whose lower triangular factor ``{prefix}_scale_tril`` is trained too.
+
+    The other arguments are those of :class:`AutoAtModes`.
 
     **Reference:** *Variational inference with normalizing flows*, equation 15,
     Danilo Jimenez Rezende, Shakir Mohamed (2015)
     """
 
     num_flows: int = 4
-    init_from: tuple[Any, Params] | TaylorProxy | None = None
 
     def __post_init__(self) -> None:
         self.num_flows = check_count("num_flows", self.num_flows, minimum=0)
-        self.init_normal = None if self.init_from is None else fitted_normal(self.init_from)
-        self.init_from = None  # the fitted guide is not kept: it may not pickle
         super().__post_init__()
 
     @abstractmethod
     def flow(self, i: int) -> Transform:
         """The ``i``-th flow, its parameters registered under a name that ends in ``__{i}``."""
-
-    def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
-        info = super().read(*args, **kwargs)
-        if self.init_normal is not None:
-            check_sites(self.init_normal, info)
-        return info
 
     def permutation(self, i: int) -> np.ndarray:
         """The order in which flow ``i + 1`` sees the coordinates: that of flow ``i`` reversed."""
@@ -269,24 +409,22 @@ class AutoFlowNormal(AutoJoint):
     def latent_distribution(self) -> dist.TransformedDistribution:
         flows = [self.flow(i) for i in range(self.num_flows)]
         steps = [self.permutation(i) for i in range(self.num_flows - 1)]
-        parts = [*permuted_between(flows, steps), *self.scaling_and_shift()]
+        parts = [*permuted_between(flows, steps), *self.last_layers()]
         return dist.TransformedDistribution(self.get_base_dist(), parts)
 
-    def scaling_and_shift(self) -> tuple[Transform, Transform]:
-        """The maps ``scale e``, or ``L e`` if the guide starts from a full normal, and
-        ``loc + e``."""
-        loc, scale = self.init_latent, jnp.full(self.latent_dim, self.init_scale)
-        if self.init_normal is not None:
-            loc, scale = self.init_normal.loc, self.init_normal.scale
+    def last_layers(self) -> list[Transform]:
+        """The maps ``scale e``, or ``L e`` inside a map with a full factor; ``loc + e``; and the
+        fixed map, if there is one."""
+        loc, scale, fixed = self.begin()
         loc: Any = numpyro.param(f"{self.prefix}_loc", loc)
         zero = jnp.zeros_like(loc)
         shift = IndependentTransform(AffineTransform(loc, jnp.ones_like(loc)), 1)
-        if jnp.ndim(scale) == 2:
+        if fixed and isinstance(fixed[0], LowerCholeskyAffine):
             lower = constraints.scaled_unit_lower_cholesky
-            L: Any = numpyro.param(f"{self.prefix}_scale_tril", scale, constraint=lower)
-            return LowerCholeskyAffine(zero, L), shift
+            L: Any = numpyro.param(f"{self.prefix}_scale_tril", jnp.diag(scale), constraint=lower)
+            return [LowerCholeskyAffine(zero, L), shift, *fixed]
         scale: Any = numpyro.param(f"{self.prefix}_scale", scale, constraint=QuickPositive())
-        return IndependentTransform(AffineTransform(zero, scale), 1), shift
+        return [IndependentTransform(AffineTransform(zero, scale), 1), shift, *fixed]
 
 
 def permuted_between(flows: Sequence[Transform], steps: Sequence[np.ndarray]) -> list[Transform]:

@@ -70,7 +70,8 @@ def with_critic(
         >>> from numpyro_ext.objectives import DensityRatioELBO
         >>> def model():
         ...     numpyro.sample("z", dist.Normal(3., 2.))
-        >>> guide = with_critic(AutoImplicit(model, hidden_dims=(8,)), hidden_dims=(8,))
+        >>> guide = AutoImplicit(model, hidden_dims=(8,), init_from=None)
+        >>> guide = with_critic(guide, hidden_dims=(8,))
         >>> def is_critic(params):  # by the name of the parameter
         ...     return {name: "critic" if name == "critic$params" else "guide" for name in params}
         >>> rates = {"critic": optax.adam(5e-2), "guide": optax.adam(2e-2)}

@@ -14,6 +14,7 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 import numpyro
 from numpyro.distributions import Normal, constraints
+from numpyro.distributions.transforms import Transform
 from numpyro.handlers import block, seed, substitute
 
 from numpyro_ext._checks import check_count, check_positive
@@ -22,6 +23,7 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, read_model
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params, Sites, Trace
+from numpyro_ext.guides.base import back, onwards, through
 from numpyro_ext.guides.conditional import bounded, conditional_mlp, mean_and_scale
 from numpyro_ext.guides.networks import check_widths, flat_module
 from numpyro_ext.guides.without_density import AutoWithoutDensity
@@ -70,9 +72,9 @@ class AutoHVI(AutoWithoutDensity):
     is lost: a few rounds make the draws of a normal distribution follow a curved or skewed
     posterior, and do not find modes. Take 8 or more particles and a falling rate. Steps above twice
     the smallest standard deviation of the posterior are unstable: make ``step_size`` smaller where
-    the first losses are huge. Unlike the other guides, it starts at :math:`N(init\_loc,
-    init\_scale^2 I)` moved by the leapfrog steps. With a minibatch U is that of the minibatch which
-    the loss takes, so the guide follows the minibatch: the bound holds for the joint density of the
+    the first losses are huge. Unlike the other guides, it starts at the normal approximation at the
+    mode, moved by the leapfrog steps. With a minibatch U is that of the minibatch which the loss
+    takes, so the guide follows the minibatch: the bound holds for the joint density of the
     minibatch, whose average is not a bound on the evidence of all data. Draws then come from random
     minibatches and are too wide, the more so the fewer rows there are. A call without the data, as
     for predictions, takes those of the first call. NumPyro's ``AutoDAIS`` is the annealed relative,
@@ -91,7 +93,7 @@ class AutoHVI(AutoWithoutDensity):
     :param hidden_dims: widths of the hidden layers.
     :param float init_scale: initial standard deviation of every coordinate of :math:`z_0`.
 
-    The other arguments are those of :class:`AutoJoint`.
+    The other arguments are those of :class:`AutoAtModes`.
 
     **References**
 
@@ -106,7 +108,7 @@ class AutoHVI(AutoWithoutDensity):
         >>> def model():
         ...     x = numpyro.sample("x", dist.Normal(0, 1))
         ...     numpyro.sample("y", dist.Normal(x, 0.3))
-        >>> guide = AutoHVI(model)  # was: AutoNormal(model)
+        >>> guide = AutoHVI(model, init_from=None)  # was: AutoNormal(model)
         >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
         >>> result = svi.run(jax.random.key(0), 2000, progress_bar=False)
         >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(1000,))
@@ -143,7 +145,8 @@ class AutoHVI(AutoWithoutDensity):
     def sample_vector(self, sample_shape: tuple[int, ...], args: tuple, kwargs: Params) -> Array:
         auxiliary = {"is_auxiliary": True}
         d, T = self.latent_dim, self.num_steps
-        start = Normal(*self._loc_and_scale()).to_event(1)
+        loc, scale, fixed = self._loc_and_scale()
+        start = through(Normal(loc, scale).to_event(1), fixed)
         z: Any = numpyro.sample(f"_{self.prefix}_start", start, infer=auxiliary)
         normal = Normal(0.0, 1.0).expand((T, d)).to_event(2)
         v: Any = numpyro.sample(f"_{self.prefix}_velocity", normal, infer=auxiliary)
@@ -191,7 +194,9 @@ class AutoHVI(AutoWithoutDensity):
 
     def _rounds(self, z: Array, v: Array, args: tuple, kwargs: Params) -> tuple[Array, Array]:
         """``z_T`` and the sum of ``log r_t``, from ``(d,)`` and ``(T, d)`` draws."""
-        grad_u, (loc, scale) = self._gradient(args, kwargs), self._loc_and_scale()
+        loc, scale, fixed = self._loc_and_scale()
+        grad_u = self._gradient(args, kwargs, fixed)
+        z = back(z, fixed)
         d, T, prefix = self.latent_dim, self.num_steps, self.prefix
         positive = constraints.positive
         steps: Any = numpyro.param(
@@ -215,10 +220,13 @@ class AutoHVI(AutoWithoutDensity):
             return z, Normal(mean, sd).log_prob(v).sum()
 
         z, log_r = lax.scan(one_round, z, (v, steps, jnp.eye(T, dtype=v.dtype)))
-        return z, jnp.sum(log_r)
+        return onwards(z, fixed), jnp.sum(log_r)
 
-    def _gradient(self, args: tuple, kwargs: Params) -> Callable[[Array], Array]:
-        """The gradient of U on the minibatch of this call, which the model will be given too."""
+    def _gradient(
+        self, args: tuple, kwargs: Params, fixed: list[Transform]
+    ) -> Callable[[Array], Array]:
+        """The gradient of U on the minibatch of this call, which the model will be given too, in
+        the coordinates before the fixed map."""
         info, trace = read_model(self.model, args, kwargs), cast(Trace, self.prototype_trace)
         if set(info.latents) != set(self.latent_sites):
             # To predict, the model is called without its data: the posterior is given the others.
@@ -236,12 +244,11 @@ class AutoHVI(AutoWithoutDensity):
 
         def u(z: Array) -> Array:
             with block():
-                return potential(self.unpack(z), rows)
+                return potential(self.unpack(onwards(z, fixed)), rows)
 
         return jax.grad(u)
 
-    def _loc_and_scale(self) -> tuple[Any, Any]:
-        loc = numpyro.param(f"{self.prefix}_loc", self.init_latent)
-        start = jnp.full(self.latent_dim, self.init_scale)
-        positive = constraints.softplus_positive
-        return loc, numpyro.param(f"{self.prefix}_scale", start, constraint=positive)
+    def _loc_and_scale(self) -> tuple[Any, Any, list[Transform]]:
+        loc, scale, fixed = self.begin()
+        loc, positive = numpyro.param(f"{self.prefix}_loc", loc), constraints.softplus_positive
+        return loc, numpyro.param(f"{self.prefix}_scale", scale, constraint=positive), fixed

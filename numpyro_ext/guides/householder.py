@@ -30,21 +30,21 @@ class AutoHouseholderNormal(AutoFlowNormal):
 
         \log q(z) = \log N(e; 0, I) - \sum_j \log scale_j ,
 
-    so that :math:`q = N(loc, Q\, \text{diag}(scale^2)\, Q^T)` with
-    :math:`Q = H_F \cdots H_1` (:class:`~numpyro_ext.transforms.householder.HouseholderTransform`).
-    With :math:`F \ge d - 1` the family contains every normal distribution. It has
-    :math:`(F + 2) d` parameters, and ``AutoMultivariateNormal`` has :math:`d (d + 3) / 2`. Unlike
-    in the other flows the scales come first, because a reflection leaves the spherical base as it
-    is. The guide starts at :math:`N(init\_loc, init\_scale^2 I)`.
+    so that :math:`q = N(loc, Q\, \text{diag}(scale^2)\, Q^T)` with :math:`Q = H_F \cdots H_1`
+    (:class:`~numpyro_ext.transforms.householder.HouseholderTransform`). With :math:`F \ge d - 1`
+    the family contains every normal distribution. It has :math:`(F + 2) d` parameters, and
+    ``AutoMultivariateNormal`` has :math:`d (d + 3) / 2`. Unlike in the other flows the scales come
+    first, because a reflection leaves the spherical base as it is. The guide starts at the normal
+    approximation of the posterior at its mode.
 
     *Where it fails.* It is a normal distribution: no bend, no second mode, light tails. At the
     start all scales are equal, so that a reflection changes nothing, and from there training with
     few reflections ends in local optima that miss correlations, even with :math:`F \ge d - 1`.
-    Take twice as many reflections as dimensions, or start from a fitted normal guide by
-    ``init_from``.
+    Take twice as many reflections as dimensions. Where the guide starts at a mode, few will do,
+    because it has the covariance there, and a full factor is trained inside the fixed map.
 
-    :param int num_flows: the number F of reflections, an even number with ``init_from``. Reflection
-        i has the vector ``{prefix}_reflection__{i}``.
+    :param int num_flows: the number F of reflections. Reflection i has the vector
+        ``{prefix}_reflection__{i}``.
 
     The other arguments are those of :class:`AutoFlowNormal`.
 
@@ -61,20 +61,12 @@ class AutoHouseholderNormal(AutoFlowNormal):
         >>> def model():
         ...     x = numpyro.sample("x", dist.Normal(0, 1))
         ...     numpyro.sample("y", dist.Normal(0.8 * x, 0.6))
-        >>> guide = AutoHouseholderNormal(model)
+        >>> guide = AutoHouseholderNormal(model, init_from=None)
         >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
         >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
         >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))["y"].shape
         (100,)
     """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.init_normal is not None and self.num_flows % 2:
-            raise ValueError(
-                f"num_flows is {self.num_flows} and init_from is given; an odd number of"
-                " reflections cannot start at the identity, so take an even one."
-            )
 
     def flow(self, i: int) -> HouseholderTransform:
         # Neighbours start equal, and so cancel each other.
@@ -83,6 +75,6 @@ class AutoHouseholderNormal(AutoFlowNormal):
         return HouseholderTransform(v)
 
     def latent_distribution(self) -> dist.TransformedDistribution:
-        scaling, shift = self.scaling_and_shift()
+        scaling, *others = self.last_layers()
         turns: list[Transform] = [self.flow(i) for i in range(self.num_flows)]
-        return dist.TransformedDistribution(self.get_base_dist(), [scaling, *turns, shift])
+        return dist.TransformedDistribution(self.get_base_dist(), [scaling, *turns, *others])

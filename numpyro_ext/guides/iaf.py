@@ -38,8 +38,8 @@ class AutoGatedIAFNormal(AutoFlowNormal):
     coordinates before each, all from one network with masked weights
     (:class:`~numpyro_ext.transforms.autoregressive.GatedInverseAutoregressive`). The order of the
     coordinates is reversed between flows. The networks start at zero, where all gates are
-    :math:`\sigma(2) = 0.88`; divided by that, the guide starts at
-    :math:`N(init\_loc, init\_scale^2 I)`.
+    :math:`\sigma(2) = 0.88`; divided by that, the guide starts at the normal approximation of the
+    posterior at its mode.
 
     A draw and its density cost one pass through the networks, as in NumPyro's ``AutoIAFNormal``,
     whose scales are exponentials without a bound. The density of another point costs :math:`d`
@@ -69,7 +69,7 @@ class AutoGatedIAFNormal(AutoFlowNormal):
         >>> def model():
         ...     x = numpyro.sample("x", dist.Normal(0, 1))
         ...     numpyro.sample("y", dist.Normal(3 * (x**2 - 1), 1))
-        >>> guide = AutoGatedIAFNormal(model)
+        >>> guide = AutoGatedIAFNormal(model, init_from=None)
         >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
         >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
         >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))["y"].shape

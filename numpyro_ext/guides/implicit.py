@@ -25,6 +25,7 @@ from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import params_in_scope
 from numpyro_ext._networks import Network, as_pair, output_shape
 from numpyro_ext._typing import Params
+from numpyro_ext.guides.base import onwards
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.guides.transitions import LearntTransition
 from numpyro_ext.guides.without_density import AutoWithoutDensity
@@ -44,8 +45,8 @@ class AutoImplicit(AutoWithoutDensity):
         z = loc + scale \odot \epsilon_{1..d} + \mathrm{mlp}(\epsilon), \qquad
         \epsilon \sim N(0, I_{noise\_dim}),
 
-    where the last layer of the network starts at zero, so that the guide starts at
-    :math:`N(init\_loc, init\_scale^2 I)`. It has draws and no density. Train it with
+    where the last layer of the network starts at zero, so that the guide starts at the normal
+    approximation of the posterior at its mode. It has draws and no density. Train it with
     ``ImplicitELBO``, ``SteinDiscrepancy``, ``AmortizedMCMC``, ``DensityRatioELBO``, or with a field
     of :mod:`numpyro_ext.particles`: ``SVI(model, AutoImplicit(model), optim, SVGD())`` is amortised
     SVGD. A loss that needs log q, such as ``Trace_ELBO``, raises ``IntractableDensityError``.
@@ -72,7 +73,7 @@ class AutoImplicit(AutoWithoutDensity):
     :param hidden_dims: widths of the hidden layers of the default network (ELU).
     :param transition: ``Langevin(...)``, ``NNSampler(...)`` or None.
 
-    The other arguments are those of :class:`AutoJoint`.
+    The other arguments are those of :class:`AutoAtModes`.
 
     **References**
 
@@ -88,7 +89,7 @@ class AutoImplicit(AutoWithoutDensity):
         >>> from numpyro_ext.objectives import ImplicitELBO
         >>> def model():
         ...     numpyro.sample("rate", dist.Gamma(3., 1.))
-        >>> guide = AutoImplicit(model)  # was: AutoNormal(model)
+        >>> guide = AutoImplicit(model, init_from=None)  # was: AutoNormal(model)
         >>> svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO())  # was: Trace_ELBO()
         >>> result = svi.run(jax.random.key(0), 300, progress_bar=False)
         >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))
@@ -131,7 +132,8 @@ class AutoImplicit(AutoWithoutDensity):
     ) -> Array:
         d = self.latent_dim
         n = self.noise_dim or d
-        loc: Any = numpyro.param(f"{self.prefix}_loc", self.init_latent)
+        loc, scale, fixed = self.begin()
+        loc: Any = numpyro.param(f"{self.prefix}_loc", loc)
         eps = self._noise("noise", (*sample_shape, n), 1)
         pair = self.network or mlp(self.hidden_dims, d)
         out = flat_module(f"{self.prefix}_net$params", pair, (n,))(eps)
@@ -142,10 +144,10 @@ class AutoImplicit(AutoWithoutDensity):
             )
         z = loc + out
         if self.network is None:
-            start = jnp.full(d, self.init_scale)
             positive = constraints.softplus_positive
-            scale: Any = numpyro.param(f"{self.prefix}_scale", start, constraint=positive)
+            scale: Any = numpyro.param(f"{self.prefix}_scale", scale, constraint=positive)
             z = z + scale * eps[..., :d]
+        z = onwards(z, fixed)
         path = None
         if self.transition is not None:
             states = self._states(z, self.transition, sample_shape, args, kwargs)

@@ -1,30 +1,45 @@
-"""The normal distribution of a fitted guide, from which another guide starts."""
+"""Where a guide begins: the modes of its posterior, or the normal of a fitted guide."""
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
+import warnings
 
-from jax import Array
+import jax
 import jax.numpy as jnp
+import numpy as np
+from numpyro.handlers import block
 
-from numpyro_ext._model.read import ModelInfo, latent_sites
+from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.modes import Modes, modes_of
+from numpyro_ext._model.read import ModelInfo, latent_sites, unconstrained_shape
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._numpyro import normal_of_guide
+from numpyro_ext._typing import Model
 
-__all__ = ["FittedNormal", "check_sites", "fitted_normal"]
+__all__ = ["SEARCH", "Start", "check_sites", "given_start", "searched_start"]
+
+SEARCH = "search"
+"""The default of ``init_from``."""
 
 
-class FittedNormal(NamedTuple):
-    """A normal distribution of all latent sites, in unconstrained space."""
+class Start(NamedTuple):
+    """Normal distributions of all latent sites in unconstrained space, where a guide begins."""
 
     shapes: dict[str, tuple[int, ...]]
-    """The constrained shape of each site, in the order of the vector."""
-    loc: Array
-    """The mean, ``(latent_dim,)``."""
-    scale: Array
-    """The standard deviations, or the lower triangular factor of a full covariance."""
+    """The unconstrained shape of each site, in the order of the vector."""
+    shares: np.ndarray
+    """``(K,)``, the heaviest first."""
+    centers: np.ndarray
+    """``(K, latent_dim)``."""
+    roots: np.ndarray
+    """The lower triangular factors of the covariances, or their diagonals if these are so."""
 
 
-def fitted_normal(init_from: Any) -> FittedNormal:
-    """The distribution of a pair ``(guide, params)``, which must be finite, or of a proxy."""
+def given_start(init_from: Any) -> Start:
+    """That of ``Modes``, of a pair ``(guide, params)``, which must be finite, or of a proxy."""
+    if isinstance(init_from, Modes):
+        return _of_modes(init_from)
     if isinstance(init_from, TaylorProxy):
         if init_from.factor is None:
             raise ValueError(
@@ -32,15 +47,14 @@ def fitted_normal(init_from: Any) -> FittedNormal:
                 " is not near a mode, as its warning said; give a pair (guide, params) of a fitted"
                 " AutoMultivariateNormal, or leave init_from out."
             )
-        shapes = {name: jnp.shape(init_from.center[name]) for name, _ in init_from.shapes}
-        return FittedNormal(shapes, init_from.location, init_from.factor)
+        return _single(dict(init_from.shapes), init_from.location, init_from.factor)
     if not (
         isinstance(init_from, tuple) and len(init_from) == 2 and isinstance(init_from[1], dict)
     ):
         raise TypeError(
             f"init_from is {type(init_from).__name__}; it must be a pair (guide, params) of a"
-            " fitted guide such as AutoMultivariateNormal and the params of its svi.run, or a"
-            " taylor_proxy at a mode."
+            " fitted guide such as AutoMultivariateNormal and the params of its svi.run, the result"
+            f" of find_modes, a taylor_proxy at a mode, None for NumPyro's start, or {SEARCH!r}."
         )
     guide, params = init_from
     loc, scale = normal_of_guide(guide, params)
@@ -49,15 +63,64 @@ def fitted_normal(init_from: Any) -> FittedNormal:
             f"the mean or the scale of the {type(guide).__name__} of init_from is not finite; fit"
             " it at a smaller learning rate."
         )
-    sites = latent_sites(guide.prototype_trace)
-    return FittedNormal({s["name"]: jnp.shape(s["value"]) for s in sites}, loc, scale)
+    shapes = {
+        site["name"]: unconstrained_shape(site["fn"].support, jnp.shape(site["value"]))
+        for site in latent_sites(guide.prototype_trace)
+    }
+    return _single(shapes, loc, scale)
 
 
-def check_sites(normal: FittedNormal, info: ModelInfo) -> None:
-    """An error if the model has other latent sites than the fitted guide."""
-    shapes = {name: one.constrained.shape for name, one in info.latents.items()}
-    if list(shapes.items()) != list(normal.shapes.items()):
+def searched_start(
+    model: Model, args: tuple, kwargs: dict[str, Any], starts: int, *, several: bool
+) -> Start | None:
+    """The modes of the posterior on these arguments; None, with a warning, where none are found.
+
+    :param several: True for a guide that has room for several modes, and needs no warning of them.
+    """
+    if is_traced((args, kwargs)):
+        _warn(
+            "the guide begins at NumPyro's start, because its model's arguments are traced"
+            " (jax.jit, jax.vmap) and have no numbers to find a mode from; call svi.init outside,"
+            " give init_from=find_modes(model, *args), or init_from=None to be silent."
+        )
+        return None
+    # The search is on numbers, also where the program around it is traced.
+    traced = is_traced(jnp.zeros(()))
+    try:
+        with block(), jax.ensure_compile_time_eval() if traced else nullcontext():
+            modes = modes_of(model, args, kwargs, starts=starts)
+    except Exception as error:  # whatever stops the search, the guide has a start without it
+        _warn(
+            f"the guide begins at NumPyro's start, because the search for a mode failed: {error}"
+            " Give init_from=None to be silent."
+        )
+        return None
+    far = [problem for problem in modes.problems if problem.kind == "several modes"]
+    if far and not several:
+        _warn(f"the guide begins at the heaviest of several modes: {' '.join(far)}")
+    return _of_modes(modes)
+
+
+def _of_modes(modes: Modes) -> Start:
+    def stacked(name: str) -> np.ndarray:
+        return np.stack([np.asarray(getattr(mode, name)) for mode in modes.modes])
+
+    return Start(dict(modes.shapes), *map(stacked, ("share", "center", "factor")))
+
+
+def _single(shapes: dict[str, tuple[int, ...]], center: Any, root: Any) -> Start:
+    return Start(shapes, np.ones(1), np.asarray(center)[None], np.asarray(root)[None])
+
+
+def _warn(message: str) -> None:
+    warnings.warn(InferenceWarning(message), stacklevel=2)
+
+
+def check_sites(start: Start, info: ModelInfo) -> None:
+    """An error if the model has other latent sites than what ``init_from`` was found for."""
+    shapes = {name: one.unconstrained.shape for name, one in info.latents.items()}
+    if list(shapes.items()) != list(start.shapes.items()):
         raise ValueError(
-            f"the guide of init_from has the latent sites {normal.shapes}, but the model has"
-            f" {shapes}; fit it on this model, with the same arguments."
+            f"init_from has the unconstrained latent sites {start.shapes}, but the model has"
+            f" {shapes}; find or fit it on this model, with the same arguments."
         )

@@ -33,7 +33,7 @@ class AutoMAFNormal(AutoFlowNormal):
     :class:`~numpyro_ext.transforms.autoregressive.MaskedAffineAutoregressive`: coordinate j is
     scaled and shifted by functions of the coordinates before it, all from one network with masked
     weights. The order of the coordinates is reversed between flows. The networks start at zero, so
-    the guide starts at :math:`N(init\_loc, init\_scale^2 I)`.
+    the guide starts at the normal approximation of the posterior at its mode.
 
     The density of any given point costs one pass through the networks, but a draw (and its
     gradient) costs :math:`d` passes one after the other. NumPyro's ``AutoIAFNormal`` has it the
@@ -64,7 +64,7 @@ class AutoMAFNormal(AutoFlowNormal):
         >>> def model():
         ...     x = numpyro.sample("x", dist.Normal(0, 1))
         ...     numpyro.sample("y", dist.Normal(3 * (x**2 - 1), 1))
-        >>> guide = AutoMAFNormal(model)
+        >>> guide = AutoMAFNormal(model, init_from=None)
         >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
         >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
         >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))["y"].shape

@@ -4,11 +4,13 @@ Gershman, Hoffman, Blei, "Nonparametric variational inference" (ICML 2012), and 
 draws Figurnov, Mohamed, Mnih, "Implicit reparameterization gradients" (NeurIPS 2018).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from jax import Array, random
+from jax import Array, lax, random
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
@@ -17,15 +19,18 @@ from numpyro.handlers import block, substitute
 
 from numpyro_ext._checks import check_choice, check_count, check_nonnegative
 from numpyro_ext._typing import Params
-from numpyro_ext.guides.base import AutoJoint
+from numpyro_ext.guides.base import AutoAtModes
+from numpyro_ext.guides.init_from import Start
 from numpyro_ext.guides.networks import random_param
 from numpyro_ext.guides.normal_mixture import DiagonalNormalMixture, FullNormalMixture
 
 __all__ = ["AutoMixtureNormal"]
 
+SPREAD = 0.7  # of several components at one mode, whose variances are then half of it
+
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class AutoMixtureNormal(AutoJoint):
+class AutoMixtureNormal(AutoAtModes):
     r"""A mixture of C normals over all latent sites together.
 
     In the model's unconstrained space of dimension :math:`d`,
@@ -34,9 +39,17 @@ class AutoMixtureNormal(AutoJoint):
 
         q(z) = \sum_{c=1}^{C} w_c\, N(z; m_c, S_c), \qquad w = \mathrm{softmax}(logits) .
 
-    The weights start equal, and the centres :math:`m_c` at draws of :math:`N(init\_loc,
-    init\_spread^2 I)`; centres that start at one point have the same gradient and never part. The
-    density is exact, at a cost of :math:`O(C d)`, or :math:`O(C d^2)` for full covariances.
+    At ``svi.init`` the modes of the posterior are found, by 16 searches. Each mode has at least one
+    component, and more by its share of the mass, which is the sum of their weights. A component
+    that is alone starts as the normal approximation at its mode (with ``covariance="diag"`` as the
+    diagonal one of least KL from it), and several start around it, at .7 of its scale. What is
+    trained are :math:`m_c` and :math:`S_c` in units of that approximation: ``{prefix}_loc`` starts
+    near 0 and ``{prefix}_scale`` near 1, while ``{prefix}_center`` and ``{prefix}_root`` are fixed.
+
+    Where there is no search (:class:`AutoAtModes`), or ``init_spread`` is given, the weights start
+    equal, and the centres :math:`m_c` at draws of :math:`N(init\_loc, init\_spread^2 I)`; centres
+    that start at one point have the same gradient and never part. The density is exact, at a cost
+    of :math:`O(C d)`, or :math:`O(C d^2)` for full covariances.
 
     **Train it by** :class:`~numpyro_ext.objectives.MixtureELBO`, which evaluates the model at a
     draw of every component. A draw of the whole mixture is not a smooth function of the weights,
@@ -50,18 +63,18 @@ class AutoMixtureNormal(AutoJoint):
     gradient, and that of another loss is an error.
 
     **When it fails.** The loss has local optima. A minimised ``KL(q || p)`` leaves out modes near
-    which no component starts: the start covers a region of ``init_spread`` around ``init_loc``, in
-    unconstrained units. Components that meet on the way share one mode, and a component whose
-    weight has fallen to zero has no gradient and does not return. ``pareto_khat`` looks only where
-    the guide draws, and the search of ``diagnose`` may miss a mode too, so fit from several keys
-    and compare the losses.
+    which no component starts: the searches begin within 2 of 0 in unconstrained space, or without
+    them the start covers a region of ``init_spread`` around ``init_loc``. Components that meet on
+    the way share one mode, and a component whose weight has fallen to zero has no gradient and does
+    not return. ``pareto_khat`` looks only where the guide draws, and the search of ``diagnose`` may
+    miss a mode too, so fit from several keys and compare the losses.
 
     :param int num_components: the number C of normals.
     :param float init_scale: initial standard deviation of every component, in unconstrained units.
     :param float init_spread: initial standard deviation of the centres, in unconstrained units.
     :param str covariance: ``"diag"`` or ``"full"``.
 
-    The other arguments are those of :class:`AutoJoint`.
+    The other arguments are those of :class:`AutoAtModes`.
 
     **References**
 
@@ -91,6 +104,9 @@ class AutoMixtureNormal(AutoJoint):
     init_spread: float = 1.0
     covariance: str = "diag"
 
+    num_searches = 16
+    start_arguments = ("init_loc_fn", "init_scale", "init_spread")
+
     def __post_init__(self) -> None:
         check_nonnegative("init_spread", self.init_spread)
         check_choice("covariance", self.covariance, ("diag", "full"))
@@ -102,26 +118,58 @@ class AutoMixtureNormal(AutoJoint):
             )
         super().__post_init__()
 
+    @property
+    def num_modes(self) -> int:
+        return self.num_components
+
     def latent_distribution(self) -> dist.MixtureSameFamily:
-        C, d = self.num_components, self.latent_dim
-        logits: Any = numpyro.param(f"{self.prefix}_logits", jnp.zeros(C))
-        loc = random_param(
-            f"{self.prefix}_loc",
-            lambda key: self.init_latent + self.init_spread * random.normal(key, (C, d)),
-        )
+        prefix, d = self.prefix, self.latent_dim
+        start, fixed = self._begin()
+        logits: Any = numpyro.param(f"{prefix}_logits", start.logits)
+        loc = random_param(f"{prefix}_loc", start.draw_loc)
         if self.covariance == "diag":
             scale: Any = numpyro.param(
-                f"{self.prefix}_scale",
-                jnp.full((C, d), self.init_scale),
+                f"{prefix}_scale",
+                jnp.broadcast_to(start.scale[:, None], (len(start.scale), d)),
                 constraint=constraints.softplus_positive,
             )
+            if fixed:
+                center, root = fixed
+                loc, scale = center + root * loc, root * scale
             return DiagonalNormalMixture(logits, loc, scale)
         scale_tril: Any = numpyro.param(
-            f"{self.prefix}_scale_tril",
-            jnp.broadcast_to(self.init_scale * jnp.eye(d), (C, d, d)),
+            f"{prefix}_scale_tril",
+            start.scale[:, None, None] * jnp.eye(d),
             constraint=constraints.scaled_unit_lower_cholesky,
         )
+        if fixed:
+            center, root = fixed
+            loc, scale_tril = center + jnp.einsum("cij,cj->ci", root, loc), root @ scale_tril
         return FullNormalMixture(logits, loc, scale_tril)
+
+    def _begin(self) -> tuple["_Start", tuple[Array, Array] | None]:
+        """Where what is trained begins, and the fixed centers and roots of its units, if any."""
+        C, d, prefix = self.num_components, self.latent_dim, self.prefix
+        origin = jnp.broadcast_to(self.init_latent, (C, d))
+        usual = _Start(
+            jnp.zeros(C),
+            lambda key: origin + self.init_spread * random.normal(key, (C, d)),
+            jnp.full(C, self.init_scale),
+        )
+        if not self.is_mapped:
+            return usual, None
+        center: Any = numpyro.param(f"{prefix}_center")
+        root: Any = numpyro.param(f"{prefix}_root")
+        start = usual
+        if center is None or root is None:
+            found, full = self.found(), self.covariance == "full"
+            x, A = jnp.zeros((C, d)), jnp.ones((C, d))
+            A = A[..., None] * jnp.eye(d) if full else A
+            if found is not None:
+                start, x, A = _at_modes(found, C, full=full)
+            center = numpyro.param(f"{prefix}_center", x)
+            root = numpyro.param(f"{prefix}_root", A)
+        return start, lax.stop_gradient((center, root))
 
     def get_posterior(self, params: Params) -> dist.MixtureSameFamily:
         """The mixture, in unconstrained space."""
@@ -149,3 +197,38 @@ class AutoMixtureNormal(AutoJoint):
             "AutoMixtureNormal is not one normal that is transformed, so there is no transform of"
             " it, for NeuTraReparam or otherwise; use a flow, such as AutoRealNVPNormal."
         )
+
+
+class _Start(NamedTuple):
+    """Where what is trained begins, in the units of each component."""
+
+    logits: Array
+    draw_loc: Callable[[Array], Array]
+    scale: Array
+
+
+def _at_modes(found: Start, C: int, *, full: bool) -> tuple[_Start, Array, Array]:
+    """The start of C components at the modes, and the center and root of each component."""
+    shares = found.shares[:C]
+    counts = np.ones(len(shares), int)
+    while counts.sum() < C:  # one more to the mode whose components have the largest weights
+        counts[np.argmax(shares / counts)] += 1
+    which = np.repeat(np.arange(len(shares)), counts)
+    roots = np.asarray(found.roots[: len(shares)], float)
+    if roots.ndim == 2:
+        roots = roots[..., None] * np.eye(roots.shape[1])
+    units = roots
+    if not full:  # the standard deviation of each coordinate given the others
+        units = 1 / np.linalg.norm(np.linalg.inv(roots), axis=1)
+    several = counts[which] > 1
+    spread = np.where(several, SPREAD, 0.0)[:, None]
+
+    def draw_loc(key: Array) -> Array:
+        xi = jnp.asarray(spread) * random.normal(key, (C, roots.shape[1]))
+        if full:
+            return xi
+        return jnp.einsum("cij,cj->ci", jnp.asarray(roots[which]), xi) / jnp.asarray(units[which])
+
+    logits, scale = jnp.log(shares / counts)[which], jnp.where(several, SPREAD, 1.0)
+    center, unit = jnp.asarray(found.centers[which]), jnp.asarray(units[which])
+    return _Start(logits, draw_loc, scale), center, unit

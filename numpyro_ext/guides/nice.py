@@ -28,8 +28,8 @@ class AutoNICENormal(CouplingFlowNormal):
     where each :math:`f_i` is an :class:`~numpyro_ext.transforms.coupling.AdditiveCoupling`: a
     network of the first :math:`\lfloor d/2 \rfloor` coordinates shifts the others. After the first
     flow the halves change places, and after the others new halves are made of every second
-    coordinate. The networks start at zero, so the guide starts at :math:`N(init\_loc,
-    init\_scale^2 I)`.
+    coordinate. The networks start at zero, so the guide starts at the normal approximation of the
+    posterior at its mode.
 
     *Where it fails.* The couplings keep volume. The guide follows curved posteriors (a banana
     exactly), but the highest density of q is the same as that of its normal base, and posteriors
@@ -55,7 +55,7 @@ class AutoNICENormal(CouplingFlowNormal):
         >>> def model():
         ...     x = numpyro.sample("x", dist.Normal(0, 1))
         ...     numpyro.sample("y", dist.Normal(3 * (x**2 - 1), 1))
-        >>> guide = AutoNICENormal(model, num_flows=2)
+        >>> guide = AutoNICENormal(model, num_flows=2, init_from=None)
         >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
         >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
         >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))["y"].shape

@@ -57,7 +57,7 @@ class AutoPlanarNormal(AutoFlowNormal):
         >>> def model():
         ...     x = numpyro.sample("x", dist.Normal(0, 1))
         ...     numpyro.sample("y", dist.Normal(3 * (x**2 - 1), 1))
-        >>> guide = AutoPlanarNormal(model)
+        >>> guide = AutoPlanarNormal(model, init_from=None)
         >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
         >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
         >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))["y"].shape

@@ -37,8 +37,8 @@ class AutoRadialNormal(AutoFlowNormal):
     *Where it fails.* A flow changes the density around one point, equally in all directions. That
     suits a posterior with a peak or a hole; it does not bend, so that for a banana
     :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal` is the better choice. Nor does it find
-    correlations: where there are any, start from a fitted ``AutoMultivariateNormal`` by
-    ``init_from``, whose factor is trained with the flows.
+    correlations: those are in the full factor, which is trained with the flows where the guide
+    starts at a mode or by ``init_from``.
 
     :param int num_flows: the number F of radial flows. Flow i has the vector
         ``{prefix}_radial__{i}`` of the centre and of alpha and beta before their constraints.
@@ -57,7 +57,7 @@ class AutoRadialNormal(AutoFlowNormal):
         >>> from numpyro_ext.guides import AutoRadialNormal
         >>> def model():
         ...     numpyro.sample("x", dist.StudentT(3.0).expand([2]).to_event(1))
-        >>> guide = AutoRadialNormal(model)
+        >>> guide = AutoRadialNormal(model, init_from=None)
         >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
         >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
         >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))["x"].shape

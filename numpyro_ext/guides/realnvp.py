@@ -29,7 +29,7 @@ class AutoRealNVPNormal(CouplingFlowNormal):
     :math:`\lfloor d/2 \rfloor` coordinates go through a network that gives log-scales :math:`s_i`
     and shifts for the others. After the first flow the halves change places, and after each of the
     others every second coordinate goes into one new half. The networks start at zero, so the guide
-    starts at :math:`N(init\_loc, init\_scale^2 I)`.
+    starts at the normal approximation of the posterior at its mode.
 
     A draw and its density cost one pass through the F networks, and so does the density of a given
     point, so losses that evaluate :math:`\log q` again are cheap. (NumPyro's ``AutoIAFNormal``

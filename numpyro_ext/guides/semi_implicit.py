@@ -11,12 +11,14 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpyro
 from numpyro.distributions import Distribution, Normal, biject_to, constraints
+from numpyro.distributions.transforms import Transform
 from numpyro.handlers import block, substitute
 
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._networks import Network, as_pair, output_shape
 from numpyro_ext._typing import Params, Sites, Trace
+from numpyro_ext.guides.base import through
 from numpyro_ext.guides.conditional import bounded
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.guides.without_density import AutoWithoutDensity
@@ -44,8 +46,8 @@ class AutoSemiImplicit(AutoWithoutDensity):
     for this guide, bounds it from below and from above. Losses that need :math:`\log q` raise
     :class:`IntractableDensityError`; losses that need only samples work too. Given enough
     :math:`\epsilon` and units the family contains every smooth density, with correlations, skew and
-    several modes. The network starts at zero, so the guide starts at :math:`N(init\_loc,
-    init\_scale^2 I)`.
+    several modes. The network starts at zero, so the guide starts at the normal approximation of
+    the posterior at its mode.
 
     *Where it fails.* Training tends to shrink ``scale`` while the network takes over the spread,
     the more so the fewer auxiliary draws the loss has (without any, only q(z|psi) counts, and psi
@@ -63,7 +65,7 @@ class AutoSemiImplicit(AutoWithoutDensity):
     :param str covariance: ``"shared"``, one learnt vector ``{prefix}_scale``; or ``"conditional"``,
         that vector times the exponential of the network's log-scales, between -5 and 5.
 
-    The other arguments are those of :class:`AutoJoint`.
+    The other arguments are those of :class:`AutoAtModes`.
 
     **References**
 
@@ -79,7 +81,7 @@ class AutoSemiImplicit(AutoWithoutDensity):
         >>> def model():
         ...     x = numpyro.sample("x", dist.Normal(0, 1))
         ...     numpyro.sample("y", dist.Normal(x, 0.3))
-        >>> guide = AutoSemiImplicit(model)  # was: AutoNormal(model)
+        >>> guide = AutoSemiImplicit(model, init_from=None)  # was: AutoNormal(model)
         >>> svi = SVI(model, guide, optax.adam(1e-2), SemiImplicitELBO())  # was: Trace_ELBO()
         >>> result = svi.run(jax.random.key(0), 2000, progress_bar=False)
         >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(1000,))
@@ -100,19 +102,19 @@ class AutoSemiImplicit(AutoWithoutDensity):
             self.noise_dim = check_count("noise_dim", self.noise_dim)
         super().__post_init__()
 
-    def _mixing(self, noise: Array) -> tuple[Array, Array]:
-        """``(loc, scale)`` of the conditional at ``(..., noise_dim)`` noise."""
+    def _mixing(self, noise: Array) -> tuple[Array, Array, list[Transform]]:
+        """``loc`` and ``scale`` of the conditional at ``(..., noise_dim)`` noise, and the fixed map
+        after it."""
         d, prefix = self.latent_dim, self.prefix
         conditional = self.covariance == "conditional"
         size = 2 * d if conditional else d
         pair = self.network or mlp(self.hidden_dims, size)
         net = flat_module(f"{prefix}_net$params", pair, noise.shape[-1:])
-        floor = FLOOR * self.init_scale
-        loc: Any = numpyro.param(f"{prefix}_loc", self.init_latent)
+        loc, scale, fixed = self.begin()
+        floor = FLOOR * (1.0 if fixed else self.init_scale)
+        loc: Any = numpyro.param(f"{prefix}_loc", loc)
         scale: Any = numpyro.param(
-            f"{prefix}_scale",
-            jnp.full(d, self.init_scale),
-            constraint=constraints.greater_than(floor),
+            f"{prefix}_scale", scale, constraint=constraints.greater_than(floor)
         )
         out = net(noise)
         if output_shape(out) != (*noise.shape[:-1], size):
@@ -123,13 +125,14 @@ class AutoSemiImplicit(AutoWithoutDensity):
             )
         if conditional:
             scale = floor + (scale - floor) * jnp.exp(bounded(out[..., d:]))
-        return loc + out[..., :d], jnp.broadcast_to(scale, (*noise.shape[:-1], d))
+        return loc + out[..., :d], jnp.broadcast_to(scale, (*noise.shape[:-1], d)), fixed
 
     def sample_vector(self, sample_shape: tuple[int, ...], args: tuple, kwargs: Params) -> Array:
         auxiliary = {"is_auxiliary": True}
         standard = Normal(0.0, 1.0).expand((*sample_shape, self.noise_dim or self.latent_dim))
         noise: Any = numpyro.sample(f"_{self.prefix}_noise", standard.to_event(1), infer=auxiliary)
-        normal = Normal(*self._mixing(noise)).to_event(1)
+        loc, scale, fixed = self._mixing(noise)
+        normal = through(Normal(loc, scale).to_event(1), fixed)
         z: Any = numpyro.sample(f"_{self.prefix}_latent", normal, infer=auxiliary)
         return z
 
@@ -137,7 +140,9 @@ class AutoSemiImplicit(AutoWithoutDensity):
         self.set_up(*args, **kwargs)
         self.record_plates(*args, **kwargs)
         result, trace = {}, cast(Trace, self.prototype_trace)
-        for name, u in self.unpack(self.sample_vector((), args, kwargs)).items():
+        with self.called_with(args, kwargs):
+            vector = self.sample_vector((), args, kwargs)
+        for name, u in self.unpack(vector).items():
             fn = trace[name]["fn"]
             value = biject_to(fn.support)(u)
             site = SemiImplicitDraw(value, event_dim=fn.event_dim, support=fn.support)
@@ -147,7 +152,8 @@ class AutoSemiImplicit(AutoWithoutDensity):
     def sample_mixing(
         self, rng_key: Array, params: Params, num_samples: int
     ) -> tuple[Array, Array]:
-        """Draws of :math:`\\psi`: locations and scales, each ``(num_samples, latent_dim)``.
+        """Draws of :math:`\\psi`: locations and scales, each ``(num_samples, latent_dim)``, before
+        the fixed map.
 
         :param rng_key: random key.
         :param dict params: the guide's parameters, from ``svi.get_params``.
@@ -156,7 +162,7 @@ class AutoSemiImplicit(AutoWithoutDensity):
         self.check_fitted(params)
         shape = (check_count("num_samples", num_samples), self.noise_dim or self.latent_dim)
         with block(), substitute(data=params):
-            return self._mixing(random.normal(rng_key, shape))
+            return self._mixing(random.normal(rng_key, shape))[:2]
 
     def conditional(self, params: Params, psi: Any) -> Distribution:
         """:math:`q(z \\mid \\psi)`, of batch shape ``(num_samples,)`` and event shape
@@ -165,7 +171,9 @@ class AutoSemiImplicit(AutoWithoutDensity):
         :param dict params: the guide's parameters.
         :param psi: the draws of :meth:`sample_mixing`.
         """
-        return Normal(*psi).to_event(1)
+        self.check_fitted(params)
+        with block(), substitute(data=params):
+            return through(Normal(*psi).to_event(1), self.begin()[2])
 
 
 class SemiImplicitDraw(Implicit):

@@ -35,7 +35,7 @@ class AutoSplineNormal(CouplingFlowNormal):
     of ``num_bins`` bins on ``[-bound, bound]``. After the first flow the halves change places, and
     after the others new halves are made of every second coordinate. With one latent dimension each
     flow is a spline with parameters of its own. The splines start at the identity, so the guide
-    starts at :math:`N(init\_loc, init\_scale^2 I)`.
+    starts at the normal approximation of the posterior at its mode.
 
     *Where it fails.* Beyond ``bound`` standard deviations of the base the splines do nothing, so
     the tails are those of a normal distribution with ``loc`` and ``scale``. The guide has more
@@ -66,7 +66,7 @@ class AutoSplineNormal(CouplingFlowNormal):
         >>> from numpyro_ext.guides import AutoSplineNormal
         >>> def model():
         ...     numpyro.sample("rate", dist.Gamma(2.0, 1.0))  # one dimension is enough
-        >>> guide = AutoSplineNormal(model)
+        >>> guide = AutoSplineNormal(model, init_from=None)
         >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
         >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
         >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))

@@ -72,7 +72,7 @@ class Langevin(LearntTransition):
         >>> from numpyro_ext.guides import AutoImplicit, Langevin
         >>> def model():
         ...     numpyro.sample("z", dist.Normal(0., 1.))
-        >>> guide = AutoImplicit(model, transition=Langevin(5, 0.1))
+        >>> guide = AutoImplicit(model, transition=Langevin(5, 0.1), init_from=None)
         >>> params = numpyro.handlers.trace(numpyro.handlers.seed(guide, 0)).get_trace()
         >>> params["auto_log_step"]["value"].shape
         (5, 1)
@@ -124,7 +124,7 @@ class NNSampler(LearntTransition):
         >>> from numpyro_ext.guides import AutoImplicit, NNSampler
         >>> def model():
         ...     numpyro.sample("z", dist.Normal(0., 1.))
-        >>> guide = AutoImplicit(model, transition=NNSampler(hidden_dim=20))
+        >>> guide = AutoImplicit(model, transition=NNSampler(hidden_dim=20), init_from=None)
         >>> params = numpyro.handlers.trace(numpyro.handlers.seed(guide, 0)).get_trace()
         >>> params["auto_sampler$params"]["value"].shape  # 2 x 20 + 20 and 20 x 2 + 2
         (102,)

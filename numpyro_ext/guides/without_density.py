@@ -8,13 +8,13 @@ import numpyro.distributions as dist
 
 from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._typing import Params
-from numpyro_ext.guides.base import AutoJoint
+from numpyro_ext.guides.base import AutoAtModes
 
 __all__ = ["AutoWithoutDensity"]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class AutoWithoutDensity(AutoJoint):
+class AutoWithoutDensity(AutoAtModes):
     """Base of the guides that draw the latent vector along with auxiliary sites.
 
     A subclass writes ``sample_vector``; a call for the density of the vector alone is an error.

@@ -9,7 +9,7 @@ from numpyro_ext.mcmc.kernel_hmc import KernelHMC, KernelHMCState
 from numpyro_ext.mcmc.psgld import PSGLD, PSGLDState
 from numpyro_ext.mcmc.recipe import RecipeKernel, RecipeKernelState
 from numpyro_ext.mcmc.schedules import ConstantSchedule, CyclicalSchedule, PolynomialSchedule
-from numpyro_ext.mcmc.settings import Settings, find_whitening
+from numpyro_ext.mcmc.settings import Settings
 from numpyro_ext.mcmc.sghmc import SGHMC, SGHMCState
 from numpyro_ext.mcmc.sgld import SGLD, SGLDState
 from numpyro_ext.mcmc.sgnht import SGNHT, SGNHTState
@@ -45,7 +45,6 @@ __all__ = [
     "Settings",
     "Transition",
     "Whitening",
-    "find_whitening",
     "kernel_state",
     "simplex_langevin_step",
 ]

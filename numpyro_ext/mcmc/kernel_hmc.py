@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._model.mode_search import NormalFit
+from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
 from numpyro_ext.mcmc.base import next_draw
@@ -131,7 +131,7 @@ class KernelHMC(ModelKernel):
         self.num_leapfrog = check_count("num_leapfrog", self.num_leapfrog)
         self._fitted: VectorFn | None = None
 
-    def choose(self, noise: np.ndarray, normal: NormalFit, potential: Potential) -> Settings:
+    def choose(self, noise: np.ndarray, normal: Mode, potential: Potential) -> Settings:
         """The step of the largest expected squared jump, from draws of the normal approximation."""
         self.whitening = normal.whitening
         self._fit_score(potential)

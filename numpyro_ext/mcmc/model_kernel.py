@@ -22,7 +22,7 @@ from numpyro.util import identity, is_prng_key
 from numpyro_ext._checks import check_count, check_positive, summary
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.mistakes import check_rows, read_global
-from numpyro_ext._model.mode_search import NormalFit
+from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.sharding import spread_arrays
@@ -108,14 +108,14 @@ class ModelKernel(MCMCKernel):
         if self.whitening is not None and not isinstance(self.whitening, Whitening):
             raise TypeError(
                 f"whitening is {self.whitening!r}; it must be a Whitening, such as"
-                " find_whitening(model, *args) or Whitening.from_guide(guide, params)."
+                " find_modes(model, *args).whitening or Whitening.from_guide(guide, params)."
             )
         self.steps_per_sample = check_count("steps_per_sample", self.steps_per_sample)
         self.finds_settings = self.step_size is None
         self.settings: Settings | None = None
         self._given: dict[str, Any] = {}
         self._fitness: Fitness | None = None
-        self._normal: NormalFit | None = None
+        self._normal: Mode | None = None
         self._starts_near = self._start_is_given = False
         self._num_adapt = self._num_descent = 0
         self._info: ModelInfo | None = None
@@ -154,7 +154,7 @@ class ModelKernel(MCMCKernel):
         called under a transform."""
         return
 
-    def choose(self, noise: np.ndarray, normal: NormalFit, potential: Potential) -> Settings:
+    def choose(self, noise: np.ndarray, normal: Mode, potential: Potential) -> Settings:
         """
         The step, and what the kernel's law on a Gaussian predicts for it.
 

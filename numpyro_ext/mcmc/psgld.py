@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_choice, check_nonnegative
-from numpyro_ext._model.mode_search import NormalFit
+from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel
 from numpyro_ext.mcmc.laws import choose_psgld, choose_sgld
@@ -135,7 +135,7 @@ class PSGLD(SGMCMCKernel):
             "second_moment": jnp.zeros_like(z),
         }
 
-    def choose(self, noise: np.ndarray, normal: NormalFit, potential: Potential) -> Settings:
+    def choose(self, noise: np.ndarray, normal: Mode, potential: Potential) -> Settings:
         # At stationarity E g^2 is the curvature, 1, plus the noise.
         scale = 1 / (self.damping + np.sqrt(1 + noise))
         if self.adapt == "warmup":

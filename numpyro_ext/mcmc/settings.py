@@ -9,25 +9,17 @@ import jax
 from jax import Array, random
 from jax.core import Tracer
 import numpy as np
-from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.mistakes import check_rows, read_global
-from numpyro_ext._model.mode_search import NormalFit, batch_rows
+from numpyro_ext._model.mode_search import Mode, batch_rows
+from numpyro_ext._model.modes import search_modes
+from numpyro_ext._model.normal_fit import factor_like, shape_measure
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.start import draw_params
 from numpyro_ext._model.whitening import Whitening
-from numpyro_ext._typing import Model, Sites
+from numpyro_ext._typing import Sites
+from numpyro_ext.mcmc.gradient_noise import NOISE_ESTIMATES, noise_measure, probe
 from numpyro_ext.mcmc.gradients import ControlVariate
-from numpyro_ext.mcmc.normal_fit import (
-    NOISE_ESTIMATES,
-    factor_like,
-    find_normal,
-    noise_measure,
-    probe,
-    shape_measure,
-)
 
 __all__ = [
     "NO_LOCAL_SITES",
@@ -35,7 +27,6 @@ __all__ = [
     "Settings",
     "check_resumed",
     "find",
-    "find_whitening",
 ]
 
 NO_LOCAL_SITES = "a chain holds one value of it while the rows change at every step"
@@ -194,55 +185,9 @@ def check_resumed(fit: str, compiled: bool) -> None:
         )
 
 
-def find_whitening(
-    model: Model,
-    *args: Any,
-    init_params: Sites | None = None,
-    rng_key: Array | None = None,
-    **kwargs: Any,
-) -> Whitening:
-    """
-    The coordinates of the normal approximation of a model's posterior at its mode.
-
-    Adam on minibatches and damped Newton steps on all rows find the mode; the inverse curvature
-    there is the covariance. Each of four searches takes 2,000 minibatches and at most 300 gradients
-    of all rows, and a warning says where that was not enough. The covariance is dense up to 512
-    latent dimensions. Where there is no mode, or where gradients around it are far from those of a
-    normal posterior, the normal is a variational fit; an :class:`InferenceWarning` says so where
-    there is no mode and where the fit is not near either.
-
-    :param model: Python callable containing NumPyro primitives.
-    :param args: arguments of the model.
-    :param dict init_params: unconstrained values of all latent sites, where the search begins.
-    :param rng_key: random number generator key of the search.
-    :param kwargs: keyword arguments of the model.
-    :return: a :class:`Whitening`, for the argument ``whitening`` of a kernel.
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_ext.mcmc import find_whitening
-        >>> def model():
-        ...     numpyro.sample("z", dist.Normal(300.0, 20.0))
-        >>> whitening = find_whitening(model)
-        >>> print(f"{whitening.center[0]:.0f} {whitening.factor[0, 0]:.0f}")
-        300 20
-    """
-    rng_key = random.key(0) if rng_key is None else rng_key
-    info = read_global(model, args, kwargs, because=NO_LOCAL_SITES)
-    check_rows(model, args, kwargs, init_to_uniform)
-    params = draw_params(rng_key, model, info, args, kwargs)
-    potential = Potential(model, info, params, args, kwargs).traced_once()
-    if init_params is not None:
-        init_params = info.check_unconstrained("init_params", init_params)
-    normal = find_normal(rng_key, model, potential, init_params)
-    _warn(normal.problems)
-    return normal.whitening
-
-
 def find(
     kernel: Any, potential: Potential, start: Sites | None, rng_key: Array
-) -> tuple[Settings, NormalFit, Fitness]:
+) -> tuple[Settings, Mode, Fitness]:
     """
     Settings of a kernel with ``step_size=None``, the normal approximation to start from, and by
     what other data are told from these.
@@ -277,12 +222,15 @@ def find(
     look_around = noise_measure(key_noise, potential, kernel.gradient, factor)
     if given is None:
         again = key_normal if isinstance(rng_key, Tracer) else rng_key
-        normal = find_normal(
+        modes = search_modes(
             key_normal, kernel.model, potential, start, kernel.init_strategy, again
         )
+        spent, problems = modes.row_gradients, modes.problems
+        normal = modes.heaviest
     else:
-        normal = NormalFit(given.center.astype(float), factor)
+        normal = Mode(given.center.astype(float), factor)
         normal = shape_measure(key_normal, potential, factor)(normal)
+        spent, problems = 0, normal.problems
     center, noises, gradients = look_around(normal)
     zero = np.zeros(potential.info.size)
     # A corrected gradient takes two.
@@ -294,7 +242,7 @@ def find(
     # Laws are those of the temperature 1, which stands for 0 and for a schedule too.
     T = 1.0 if callable(kernel.temperature) else float(kernel.temperature) or 1.0
     choice = kernel.choose((corrected if control_variate else plain) / T, normal, potential)
-    problems = normal.problems + choice.problems
+    problems: tuple[str, ...] = (*problems, *choice.problems)
     if not np.all(finite):
         problems += (
             "the gradient is not finite at most points within a standard deviation of the center,"
@@ -329,7 +277,7 @@ def find(
         control_variate=bool(control_variate),
         noise=float(np.max(plain)),
         noise_control_variate=float(np.max(corrected)),
-        row_gradients=normal.row_gradients + estimates * batch_rows(potential),
+        row_gradients=spent + estimates * batch_rows(potential),
         problems=problems,
     )
     return settings, normal, Fitness(normal.whitening, _batches(potential), gradients)

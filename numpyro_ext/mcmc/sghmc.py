@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_choice, check_count, check_nonnegative, check_positive
-from numpyro_ext._model.mode_search import NormalFit
+from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
 from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel
@@ -249,7 +249,7 @@ class SGHMC(SGMCMCKernel):
             "noise_variance": jnp.zeros_like(z) if self._from_warmup else V,
         }
 
-    def choose(self, noise: np.ndarray, normal: NormalFit, potential: Potential) -> Settings:
+    def choose(self, noise: np.ndarray, normal: Mode, potential: Potential) -> Settings:
         if isinstance(self.mass, dict) or self.mass != 1.0:
             raise ValueError(
                 f"mass is {self.mass!r} and step_size is None, but the whitening that is found"

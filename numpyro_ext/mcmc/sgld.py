@@ -7,7 +7,7 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._model.mode_search import NormalFit
+from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel
 from numpyro_ext.mcmc.laws import choose_sgld
@@ -93,7 +93,7 @@ class SGLD(SGMCMCKernel):
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         return {"implied_variance_ratio": jnp.ones((), z.dtype)}
 
-    def choose(self, noise: np.ndarray, normal: NormalFit, potential: Potential) -> Settings:
+    def choose(self, noise: np.ndarray, normal: Mode, potential: Potential) -> Settings:
         return choose_sgld(noise, self.max_bias, stiffness=normal.stiffness)
 
     def step(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_choice, check_positive
-from numpyro_ext._model.mode_search import NormalFit
+from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel
 from numpyro_ext.mcmc.laws import choose_sgnht
@@ -128,7 +128,7 @@ class SGNHT(SGMCMCKernel):
             "kinetic_temperature": jnp.zeros((), z.dtype),
         }
 
-    def choose(self, noise: np.ndarray, normal: NormalFit, potential: Potential) -> Settings:
+    def choose(self, noise: np.ndarray, normal: Mode, potential: Potential) -> Settings:
         return choose_sgnht(
             noise,
             self.max_bias,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
 import numpy as np
 
-from numpyro_ext._model.mode_search import NormalFit
+from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
 from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel
@@ -127,7 +127,7 @@ class SGRLD(SGMCMCKernel):
             points = jax.vmap(self.flatten)(states.z)
             check_definite("metric", self.metric, points, singular=False)
 
-    def choose(self, noise: np.ndarray, normal: NormalFit, potential: Potential) -> Settings:
+    def choose(self, noise: np.ndarray, normal: Mode, potential: Potential) -> Settings:
         x = normal.center
         if isinstance(self.metric, ExpandedMean):
             # A positive site moves like log theta with the diffusion 1 / theta.

@@ -57,7 +57,8 @@ class AuxiliaryELBO(Objective):
         >>> def model():
         ...     x = numpyro.sample("x", dist.Normal(0., 1.))
         ...     numpyro.sample("y", dist.Normal(x, 0.3))
-        >>> svi = SVI(model, AutoAuxiliary(model), optax.adam(0.01), AuxiliaryELBO(8))
+        >>> guide = AutoAuxiliary(model, init_from=None)
+        >>> svi = SVI(model, guide, optax.adam(0.01), AuxiliaryELBO(8))
         >>> losses = svi.run(jax.random.key(0), 2000, progress_bar=False).losses
         >>> bool(-0.1 < losses[-500:].mean() < 0.5)  # at best 0; that of AutoNormal is 1.2
         True

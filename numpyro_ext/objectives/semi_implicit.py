@@ -64,7 +64,7 @@ class SemiImplicitELBO(Objective):
         >>> def model():
         ...     x = numpyro.sample("x", dist.Normal(0., 1.))
         ...     numpyro.sample("y", dist.Normal(x, 0.3))
-        >>> guide = AutoSemiImplicit(model)
+        >>> guide = AutoSemiImplicit(model, init_from=None)
         >>> svi = SVI(model, guide, optax.adam(0.01), SemiImplicitELBO())
         >>> params = svi.run(jax.random.key(0), 2000, progress_bar=False).params
         >>> loss = SemiImplicitELBO(1000, 100)

@@ -1,5 +1,6 @@
-"""Optimisers for ``SVI`` and ``ParVI``, as optax transformations."""
+"""The modes of a posterior, and optimisers for ``SVI`` and ``ParVI`` as optax transformations."""
 
+from numpyro_ext._model.modes import Modes, find_modes
 from numpyro_ext.optim.heavy_ball import HeavyBallState, po
 from numpyro_ext.optim.ivon import ivon
 from numpyro_ext.optim.mean_field import MeanFieldState
@@ -12,8 +13,10 @@ from numpyro_ext.optim.whitened import whitened
 __all__ = [
     "HeavyBallState",
     "MeanFieldState",
+    "Modes",
     "NaturalGradientState",
     "WassersteinState",
+    "find_modes",
     "ivon",
     "natural_gradient",
     "po",

@@ -30,9 +30,10 @@ def whitened(
 
     **When it fails.** It adds no error, but it is only as fast as its start is good. Give it the
     parameters with which the guide starts at a mode, with the covariance there, from
-    ``taylor_proxy(...).init_params(guide)`` or ``find_whitening(...).init_params(guide, *args)``,
-    and pass the same to ``svi.run(init_params=)``. From NumPyro's default start (scale 0.1) it only
-    makes the steps smaller. A flow with ``init_from=`` has such coordinates already.
+    ``taylor_proxy(...).init_params(guide)`` or
+    ``find_modes(...).whitening.init_params(guide, *args)``, and pass the same to
+    ``svi.run(init_params=)``. From NumPyro's default start (scale 0.1) it only makes the steps
+    smaller. Flows of this package have such coordinates already.
 
     :param optimizer: optax optimiser of all parameters, such as ``optax.adam(0.01)``.
     :param init_params: parameters of an ``AutoMultivariateNormal``, ``AutoDiagonalNormal`` or

@@ -69,7 +69,7 @@ def test_numpyros_gaussian_guides_have_it(family):
 
 
 def test_flow_has_it():
-    guide = AutoRealNVPNormal(model)
+    guide = AutoRealNVPNormal(model, init_from=None)
     params = start(guide)
     latent = guide.sample_latent(random.key(1), params, 5)
     sites = guide.sample_posterior(random.key(1), params, sample_shape=(5,))

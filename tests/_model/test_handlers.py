@@ -27,8 +27,9 @@ from numpyro_ext._model.read import read_model, trace_of
 from numpyro_ext.diagnostics import to_arviz
 from numpyro_ext.ep import EP
 from numpyro_ext.guides import AutoRealNVPNormal
-from numpyro_ext.mcmc import SGHMC, SGLD, find_whitening
+from numpyro_ext.mcmc import SGHMC, SGLD
 from numpyro_ext.objectives import VRELBO, taylor_proxy
+from numpyro_ext.optim import find_modes
 from numpyro_ext.particles import SVGD, AutoParticles, ParVI
 from tests._model.models import ROWS, crossed, data, straight, unordered
 
@@ -217,10 +218,10 @@ def fit(guide, loss, *args):
 ROOMS = {
     "kernel": lambda *args: chain(SGHMC(few), *args),
     "kernel with a step": lambda *args: chain(SGLD(few, 0.1), *args),
-    "whitening": lambda *args: find_whitening(few, *args),
+    "modes": lambda *args: find_modes(few, *args),
     "ensemble": lambda *args: chain(ParVI(few), *args, num_chains=3, chain_method="vectorized"),
     "particles": lambda *args: fit(AutoParticles(few, num_particles=3), SVGD(), *args),
-    "guide": lambda *args: fit(AutoRealNVPNormal(few), Trace_ELBO(), *args),
+    "guide": lambda *args: fit(AutoRealNVPNormal(few, init_from=None), Trace_ELBO(), *args),
     "objective": lambda *args: VRELBO(0.5).loss(random.key(0), {}, few, of_few, *args),
     "proxy": lambda *args: taylor_proxy(few, *args),
     "engine": lambda *args: EP(few).run(random.key(0), 1, *args, progress_bar=False),

@@ -49,7 +49,10 @@ def two_modes():
 @functools.cache
 def svi_of_modes():
     svi = SVI(
-        two_modes, AutoMixtureNormal(two_modes, num_components=2), optax.adam(0.1), Trace_ELBO()
+        two_modes,
+        AutoMixtureNormal(two_modes, num_components=2, init_from=None),
+        optax.adam(0.1),
+        Trace_ELBO(),
     )
     return svi, svi.get_params(svi.init(random.key(0)))
 

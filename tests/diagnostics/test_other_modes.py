@@ -13,14 +13,14 @@ from numpyro.infer import SVI, Trace_ELBO
 import optax
 import pytest
 
-from numpyro_ext._model.mode_search import NormalFit
+from numpyro_ext._model.mode_search import Mode
+from numpyro_ext._model.modes import _several
 from numpyro_ext.diagnostics import diagnose
 from numpyro_ext.diagnostics._descent import descend
 from numpyro_ext.diagnostics._evaluate import prototype
 from numpyro_ext.diagnostics._fit import fit_of
 from numpyro_ext.diagnostics._moves import planned
 from numpyro_ext.diagnostics._other_modes import QUANTITY, other_modes_rows
-from numpyro_ext.mcmc import normal_fit
 from tests.diagnostics.drawn import visited
 
 LOCS = np.array([[3.0, -200.0], [5.0, -170.0]])
@@ -165,6 +165,6 @@ def test_chains_that_have_not_are_told_so_twice():
 
 
 def test_the_sentence_of_settings_is_the_one_that_is_looked_for():
-    modes = [NormalFit(jnp.array([x]), jnp.ones(1), log_evidence=0.0) for x in (0.0, 20.0)]
-    (problem,) = normal_fit._most_likely(modes).problems
-    assert problem.split(",")[0].replace("2 points", "4 points") == SENTENCE.split(",")[0]
+    modes = [Mode(jnp.array([x]), jnp.ones(1), log_evidence=0.0) for x in (0.0, 20.0)]
+    (problem,) = _several(modes, 4)
+    assert problem.split(",")[0] == SENTENCE.split(",")[0]

@@ -57,7 +57,7 @@ def test_every_loss_of_draws_finds_a_correlated_normal(loss, low):
     ids=lambda loss: type(loss).__name__,
 )
 def test_a_loss_that_needs_the_density_raises(loss):
-    svi = SVI(correlated, AutoImplicit(correlated), optax.adam(1e-2), loss)
+    svi = SVI(correlated, AutoImplicit(correlated, init_from=None), optax.adam(1e-2), loss)
     with pytest.raises(IntractableDensityError, match="ImplicitELBO, DensityRatioELBO"):
         svi.update(svi.init(random.key(0)))
 
@@ -68,7 +68,11 @@ def pair(rng_key, input_shape):
 
 def test_a_network_of_ones_own_gives_the_draw():
     guide = AutoImplicit(
-        correlated, noise_dim=5, network=(pair, lambda p, x: jnp.tanh(x @ p["w"])), prefix="mine"
+        correlated,
+        noise_dim=5,
+        network=(pair, lambda p, x: jnp.tanh(x @ p["w"])),
+        prefix="mine",
+        init_from=None,
     )
     trace = handlers.trace(handlers.seed(guide, 0)).get_trace()
     value = {name: site["value"] for name, site in trace.items()}
@@ -88,7 +92,7 @@ def start(guide, model, *args, **changed):
 
 
 def test_langevin_steps_have_the_variance_of_the_recursion():
-    guide = AutoImplicit(standard, transition=Langevin(5, 0.1))
+    guide = AutoImplicit(standard, transition=Langevin(5, 0.1), init_from=None)
     params = start(guide, standard, auto_loc=jnp.zeros(2))
     z = jax.jit(lambda p: guide.sample_latent(random.key(1), p, 100_000))(params)
     # v <- (1 - .1)^2 v + .2, five times from .01; Monte Carlo: .689 sqrt(2 / 1e5) = .0031
@@ -97,7 +101,7 @@ def test_langevin_steps_have_the_variance_of_the_recursion():
 
 def test_sampler_starts_as_langevin_and_a_trajectory_ends_at_the_draw():
     kinds = Langevin(3, 0.05), NNSampler(3, 0.05, 4, trajectory=True)
-    guides = [AutoImplicit(standard, transition=one) for one in kinds]
+    guides = [AutoImplicit(standard, transition=one, init_from=None) for one in kinds]
     traces = []
     for guide in guides:
         params = start(guide, standard, auto_loc=jnp.ones(2))  # its network gives 0
@@ -123,7 +127,7 @@ def subsampled(x):
 
 
 def test_transitions_use_the_minibatch_and_the_parameters_of_the_model():
-    guide = AutoImplicit(subsampled, transition=Langevin(1, 0.01))
+    guide = AutoImplicit(subsampled, transition=Langevin(1, 0.01), init_from=None)
     params = start(guide, subsampled, X, width=jnp.array(0.8))
     assert params["auto_log_step"].shape == (1, 1)
     draws = Draws(ImplicitELBO(2), random.key(1), params, subsampled, guide, (X,), {})
@@ -146,7 +150,7 @@ def test_transitions_use_the_minibatch_and_the_parameters_of_the_model():
 
 @cache
 def fitted_with_langevin():
-    guide = AutoImplicit(subsampled, hidden_dims=(8,), transition=Langevin(2, 1e-2))
+    guide = AutoImplicit(subsampled, hidden_dims=(8,), transition=Langevin(2, 1e-2), init_from=None)
     optim = optax.adam(optax.cosine_decay_schedule(1e-2, 1500))
     svi = SVI(subsampled, guide, optim, ImplicitELBO(50))
     return guide, svi, svi.run(random.key(0), 1500, X, progress_bar=False)
@@ -182,13 +186,13 @@ def local(x):
 
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="noise_dim is 1, but the model has 2 latent dimensions"):
-        handlers.seed(AutoImplicit(correlated, noise_dim=1), 0)()
+        handlers.seed(AutoImplicit(correlated, noise_dim=1, init_from=None), 0)()
     with pytest.raises(ValueError, match="noise_dim is 0"):
-        AutoImplicit(correlated, noise_dim=0)
+        AutoImplicit(correlated, noise_dim=0, init_from=None)
     with pytest.raises(ValueError, match="'own' is local to the subsampled plate 'rows'"):
-        handlers.seed(AutoImplicit(local), 0)(X)
+        handlers.seed(AutoImplicit(local, init_from=None), 0)(X)
     with pytest.raises(TypeError, match="transition is 'langevin'; it must be Langevin"):
-        AutoImplicit(correlated, transition="langevin")
+        AutoImplicit(correlated, transition="langevin", init_from=None)
     with pytest.raises(ValueError, match="num_steps is 0"):
         Langevin(0)
     with pytest.raises(ValueError, match="step_size is 0"):
@@ -197,8 +201,8 @@ def test_bad_input_is_named():
         NNSampler(hidden_dim=0)
     wrong = (lambda key, shape: ((3,), jnp.ones(1)), lambda p, x: p * jnp.ones(3))
     with pytest.raises(ValueError, match=r"network maps noise of shape \(2,\) to \(3,\)"):
-        handlers.seed(AutoImplicit(correlated, network=wrong), 0)()
-    guide = AutoImplicit(subsampled, transition=Langevin(1))
+        handlers.seed(AutoImplicit(correlated, network=wrong, init_from=None), 0)()
+    guide = AutoImplicit(subsampled, transition=Langevin(1), init_from=None)
     params = jax.jit(partial(start, guide, subsampled))(X)
     with pytest.raises(ValueError, match="first called inside a function that JAX traces"):
         guide.sample_posterior(random.key(0), params)

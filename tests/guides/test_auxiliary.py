@@ -27,8 +27,10 @@ def model():
 
 
 MAKE = {
-    "one layer": partial(AutoAuxiliary, model, aux_dim=3, hidden_dims=(5,)),
-    "two layers": partial(AutoAuxiliary, model, aux_dim=1, hidden_dims=(4,), num_layers=2),
+    "one layer": partial(AutoAuxiliary, model, aux_dim=3, hidden_dims=(5,), init_from=None),
+    "two layers": partial(
+        AutoAuxiliary, model, aux_dim=1, hidden_dims=(4,), num_layers=2, init_from=None
+    ),
 }
 every_kind = pytest.mark.parametrize("kind", MAKE)
 
@@ -78,7 +80,9 @@ def test_default_networks_are_replaced_one_by_one():
     def pair(out):
         return (lambda key, shape: ((out,), jnp.ones(())), lambda w, x: jnp.full(out, w) * x.sum())
 
-    guide = AutoAuxiliary(model, network=pair(4), reverse_network=pair(6), aux_dim=3)
+    guide = AutoAuxiliary(
+        model, network=pair(4), reverse_network=pair(6), aux_dim=3, init_from=None
+    )
     sites = trace(seed(guide, 0)).get_trace()
     a, z = sites["_auto_aux__0"]["value"], sites["_auto_latent"]["value"]
     normal = sites["_auto_latent"]["fn"].base_dist
@@ -122,7 +126,7 @@ def test_marginal_density_is_refused_by_name():
 )
 def test_bad_arguments_are_named(options, error, match):
     with pytest.raises(error, match=match):
-        AutoAuxiliary(model, **options)
+        AutoAuxiliary(model, **options, init_from=None)
 
 
 def by_hand():

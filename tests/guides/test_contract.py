@@ -58,24 +58,24 @@ def net_apply(weights, x):
 
 
 FLOWS = {
-    "RealNVP": partial(AutoRealNVPNormal, num_flows=2, hidden_dims=(8,)),
-    "MAF": partial(AutoMAFNormal, hidden_dims=(9,)),
-    "gated IAF": partial(AutoGatedIAFNormal, num_flows=2, hidden_dims=(8,)),
-    "NICE": partial(AutoNICENormal, num_flows=2, hidden_dims=(8,)),
-    "spline": partial(AutoSplineNormal, hidden_dims=(8,), num_bins=4),
-    "planar": partial(AutoPlanarNormal, num_flows=3),
-    "radial": partial(AutoRadialNormal, num_flows=3),
-    "Householder": AutoHouseholderNormal,
+    "RealNVP": partial(AutoRealNVPNormal, num_flows=2, hidden_dims=(8,), init_from=None),
+    "MAF": partial(AutoMAFNormal, hidden_dims=(9,), init_from=None),
+    "gated IAF": partial(AutoGatedIAFNormal, num_flows=2, hidden_dims=(8,), init_from=None),
+    "NICE": partial(AutoNICENormal, num_flows=2, hidden_dims=(8,), init_from=None),
+    "spline": partial(AutoSplineNormal, hidden_dims=(8,), num_bins=4, init_from=None),
+    "planar": partial(AutoPlanarNormal, num_flows=3, init_from=None),
+    "radial": partial(AutoRadialNormal, num_flows=3, init_from=None),
+    "Householder": partial(AutoHouseholderNormal, init_from=None),
 }
 GUIDES = FLOWS | {
     "mixture": partial(AutoMixtureNormal, num_components=2, init_spread=1e-3),
     "Markov": AutoMarkov,  # the sites of two rows are its sequence
     "Laplace GGN": AutoLaplaceGGN,
-    "implicit": partial(AutoImplicit, hidden_dims=(8,)),
+    "implicit": partial(AutoImplicit, hidden_dims=(8,), init_from=None),
     # These have no density of the latent vector alone; HVI starts at a normal if steps are short.
-    "semi-implicit": partial(AutoSemiImplicit, hidden_dims=(8,)),
-    "auxiliary": partial(AutoAuxiliary, hidden_dims=(8,)),
-    "HVI": partial(AutoHVI, num_steps=2, hidden_dims=(8,), step_size=1e-3),
+    "semi-implicit": partial(AutoSemiImplicit, hidden_dims=(8,), init_from=None),
+    "auxiliary": partial(AutoAuxiliary, hidden_dims=(8,), init_from=None),
+    "HVI": partial(AutoHVI, num_steps=2, hidden_dims=(8,), step_size=1e-3, init_from=None),
 }
 DENSITY = FLOWS | {
     "RealNVP, own network": partial(
@@ -229,7 +229,7 @@ def test_training_lowers_the_loss(name):
 
 
 def test_a_guide_with_a_critic_keeps_the_promises_of_the_guide():
-    guide = with_critic(AutoImplicit(model, hidden_dims=(8,)), hidden_dims=(8,))
+    guide = with_critic(AutoImplicit(model, hidden_dims=(8,), init_from=None), hidden_dims=(8,))
     svi = SVI(model, guide, optax.adam(3e-2), DensityRatioELBO(8))
     state = svi.init(random.key(0), X, Y)
     assert jax.eval_shape(svi.update, state, X, Y)[1].shape == ()

@@ -56,10 +56,10 @@ def from_normal(cls, model):
 small = {"hidden_dims": (8,)}  # the number of flows is the default
 # RealNVP has the couplings of NICE, and the gated flow the network of MAF.
 GUIDES = {
-    "NICE": partial(AutoNICENormal, **small),
-    "spline": partial(AutoSplineNormal, num_bins=3, **small),
-    "MAF": partial(AutoMAFNormal, **small),
-    "planar": AutoPlanarNormal,
+    "NICE": partial(AutoNICENormal, **small, init_from=None),
+    "spline": partial(AutoSplineNormal, num_bins=3, **small, init_from=None),
+    "MAF": partial(AutoMAFNormal, **small, init_from=None),
+    "planar": partial(AutoPlanarNormal, init_from=None),
     "FlowGuide": partial(flow_guide, **small),
     "radial": partial(from_normal, AutoRadialNormal),
     "Householder": partial(from_normal, AutoHouseholderNormal),

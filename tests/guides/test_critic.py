@@ -1,6 +1,6 @@
 """`with_critic`: a guide with one parameter more, and everything else as it was."""
 
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 import pickle
 
@@ -51,7 +51,9 @@ def weights_of(inputs, outputs, hidden=(64, 64)):
     return sum(a * b + b for a, b in pairwise(sizes))
 
 
-@pytest.mark.parametrize("inner", [AutoNormal, AutoDiagonalNormal, AutoPlanarNormal])
+@pytest.mark.parametrize(
+    "inner", [AutoNormal, AutoDiagonalNormal, partial(AutoPlanarNormal, init_from=None)]
+)
 def test_input_is_the_unconstrained_latent_vector(inner):
     guide = with_critic(inner(model))
     params = params_of(guide)

@@ -43,7 +43,9 @@ def log_joint(u, b, x):
 
 @cache
 def perturbed():
-    guide = AutoHVI(model, num_steps=2, num_leapfrog=2, step_size=0.2, hidden_dims=(4,))
+    guide = AutoHVI(
+        model, num_steps=2, num_leapfrog=2, step_size=0.2, hidden_dims=(4,), init_from=None
+    )
     svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO())
     start = svi.optim.get_params(svi.init(random.key(0)).optim_state)
     flat, unravel = ravel_pytree(start)
@@ -195,9 +197,9 @@ def with_state():
 )
 def test_bad_arguments_are_named(options, match):
     with pytest.raises(ValueError, match=match):
-        AutoHVI(model, **options)
+        AutoHVI(model, **options, init_from=None)
 
 
 def test_mutable_state_is_named():
     with pytest.raises(ValueError, match="the model has the mutable site 'm'"):
-        seed(AutoHVI(with_state), 0)()
+        seed(AutoHVI(with_state, init_from=None), 0)()

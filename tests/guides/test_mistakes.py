@@ -56,7 +56,7 @@ def set_up(make):
     return guide
 
 
-maf = cache(partial(set_up, AutoMAFNormal))
+maf = cache(partial(set_up, partial(AutoMAFNormal, init_from=None)))
 
 
 def first_step(guide):
@@ -78,7 +78,11 @@ A_CLASS = r"function with numpyro.sample sites; .* pass it a guide and not its c
         # The class of a guide in place of a guide.
         (lambda: call(AutoRealNVPNormal, X), TypeError, rf"AutoRealNVPNormal was .*{A_CLASS}"),
         (lambda: first_step(AutoNormal), TypeError, r"the class AutoNormal; give SVI an instance"),
-        (lambda: AutoRealNVPNormal(None), TypeError, "was given NoneType for its model"),
+        (
+            lambda: AutoRealNVPNormal(None, init_from=None),
+            TypeError,
+            "was given NoneType for its model",
+        ),
         (
             lambda: FlowGuide(3, dense(4), plate="rows", features=jnp.sin),
             TypeError,
@@ -91,32 +95,34 @@ A_CLASS = r"function with numpyro.sample sites; .* pass it a guide and not its c
         ),
         # Networks in the wrong order, or with outputs of the wrong number.
         (
-            lambda: call(AutoRealNVPNormal(model, network=dense(4)[::-1])),
+            lambda: call(AutoRealNVPNormal(model, network=dense(4)[::-1], init_from=None)),
             TypeError,
             r"'auto_net__0\$params' does not start: init_fn\(rng_key, \(1, 2\)\) ended with",
         ),
         (
-            lambda: call(AutoSemiImplicit(model, network=dense(1))),
+            lambda: call(AutoSemiImplicit(model, network=dense(1), init_from=None)),
             ValueError,
             r"of shape \(4,\) to \(1,\); the last axis must have length 4: 4 shifts\.",
         ),
         (
-            lambda: call(AutoSemiImplicit(model, network=dense(4), covariance="conditional")),
+            lambda: call(
+                AutoSemiImplicit(model, network=dense(4), covariance="conditional", init_from=None)
+            ),
             ValueError,
             "must have length 8: 4 shifts and 4 log-scales",
         ),
         (
-            lambda: call(AutoAuxiliary(model, network=dense(3))),
+            lambda: call(AutoAuxiliary(model, network=dense(3), init_from=None)),
             ValueError,
             r"the network gives an output of shape \(3,\); .* length 8: 4 means and 4 log-scales",
         ),
         (
-            lambda: call(AutoAuxiliary(model, reverse_network=dense(4))),
+            lambda: call(AutoAuxiliary(model, reverse_network=dense(4), init_from=None)),
             ValueError,
             r"the reverse_network gives an output of shape \(4,\)",
         ),
         (
-            lambda: call(AutoHVI(model, reverse_network=dense(3))),
+            lambda: call(AutoHVI(model, reverse_network=dense(3), init_from=None)),
             ValueError,
             r"the reverse_network gives an output of shape \(3,\)",
         ),
@@ -183,7 +189,7 @@ def test_guide_reads_its_model_once_when_it_is_set_up(make, monkeypatch):
     monkeypatch.setattr(base, "read_global", lambda *a, **k: seen.append(1) or read(*a, **k))
     normal = set_up(AutoMultivariateNormal)
     params = {"auto_loc": jnp.zeros(4), "auto_scale_tril": jnp.eye(4)}
-    given = {"init_from": (normal, params)} if make is AutoMAFNormal else {}
+    given = {"init_from": (normal, params)} if make is AutoMAFNormal else {"init_from": None}
     call(make(model, **given))
     assert len(seen) == 1
 
@@ -197,4 +203,4 @@ def test_a_plate_entered_at_two_dims_is_refused():
                 numpyro.sample(name, dist.Normal(0.0, 1.0))
 
     with pytest.raises(ValueError, match=r"'rows', dim=-1, size=2.*'rows', dim=-2, size=2"):
-        handlers.seed(AutoRealNVPNormal(twice), 0)()
+        handlers.seed(AutoRealNVPNormal(twice, init_from=None), 0)()

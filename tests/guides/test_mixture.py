@@ -33,7 +33,7 @@ def three_dimensional():
 @cache
 def guide_of(covariance="diag", num_components=3):
     guide = AutoMixtureNormal(
-        three_dimensional, num_components=num_components, covariance=covariance
+        three_dimensional, num_components=num_components, covariance=covariance, init_from=None
     )
     svi = SVI(three_dimensional, guide, optax.adam(1e-2), Trace_ELBO())
     return guide, svi, svi.init(random.key(0))
@@ -158,7 +158,7 @@ def two_modes(x):
 
 
 def test_learns_the_weights_of_joined_modes_with_a_stock_loss():
-    guide = AutoMixtureNormal(two_modes)
+    guide = AutoMixtureNormal(two_modes, init_from=None)
     optim = optax.adam(optax.cosine_decay_schedule(3e-2, 2000))
     svi = SVI(two_modes, guide, optim, Trace_ELBO(num_particles=16))
     params = svi.run(random.key(0), 2000, 0.8, progress_bar=False).params
@@ -207,7 +207,7 @@ def test_full_covariances_have_draws_but_no_loss_that_differentiates_them():
 )
 def test_bad_arguments_are_named(kwargs, error, match):
     with pytest.raises(error, match=match):
-        AutoMixtureNormal(three_dimensional, **kwargs)
+        AutoMixtureNormal(three_dimensional, **kwargs, init_from=None)
 
 
 def test_a_mixture_is_no_transform_of_a_normal():

@@ -114,7 +114,7 @@ def test_own_network_takes_the_place_of_the_default():
 
 def test_finds_a_correlation():
     # The best normal of independent coordinates has standard deviations of .31 of the right ones.
-    guide = AutoSemiImplicit(model, hidden_dims=(16,))
+    guide = AutoSemiImplicit(model, hidden_dims=(16,), init_from=None)
     optim = optax.adam(optax.cosine_decay_schedule(2e-2, 3000))
     svi = SVI(model, guide, optim, SemiImplicitELBO(8, 50))
     params = svi.run(random.key(0), 3000, progress_bar=False).params
@@ -141,4 +141,4 @@ def test_finds_a_correlation():
 )
 def test_bad_arguments_are_named(options, error, match):
     with pytest.raises(error, match=match):
-        AutoSemiImplicit(model, **options)
+        AutoSemiImplicit(model, **options, init_from=None)

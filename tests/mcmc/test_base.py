@@ -26,9 +26,9 @@ from numpyro_ext.mcmc import (
     MinibatchGradient,
     SGMCMCKernel,
     Transition,
-    find_whitening,
     kernel_state,
 )
+from numpyro_ext.optim import find_modes
 from tests.mcmc.models import (
     gaussian_mean,
     gaussian_mean_data,
@@ -164,7 +164,7 @@ def test_data_that_no_kernel_can_take(model, args, error, message):
         start(model, *args)
     if error is ValueError and "NaN" in message:
         with pytest.raises(error, match=message):
-            find_whitening(model, *args)
+            find_modes(model, *args)
 
 
 def test_masked_gaps_in_the_data_are_fine():

@@ -12,8 +12,9 @@ import pytest
 from numpyro_ext._model import mode_search
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
-from numpyro_ext.mcmc import ControlVariate, find_whitening
-from numpyro_ext.mcmc.normal_fit import noise_measure
+from numpyro_ext.mcmc import ControlVariate
+from numpyro_ext.mcmc.gradient_noise import noise_measure
+from numpyro_ext.optim import find_modes
 
 ROWS, BATCH, SD = 200, 10, 0.7
 
@@ -66,7 +67,7 @@ def test_the_end_of_a_search_is_a_mode_as_far_as_single_precision_says(
     decrement, num_negative, at_mode
 ):
     """At a million rows of a Poisson regression with raw columns it ends at .16."""
-    fit = mode_search.NormalFit(jnp.zeros(1), jnp.eye(1), decrement, num_negative)
+    fit = mode_search.Mode(jnp.zeros(1), jnp.eye(1), decrement, num_negative)
     assert fit.at_mode is at_mode
 
 
@@ -122,7 +123,7 @@ def test_many_coordinates_are_whitened_one_by_one():
     def model():
         numpyro.sample("z", dist.Normal(3 * sd, sd).to_event(1))
 
-    whitening = find_whitening(model)
+    whitening = find_modes(model).whitening
     assert whitening.factor.shape == (513,)
     np.testing.assert_allclose(whitening.factor, sd, rtol=1e-4)
     np.testing.assert_allclose(whitening.center / sd, 3, atol=0.05)

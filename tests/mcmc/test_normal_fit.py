@@ -10,12 +10,13 @@ import numpyro.distributions as dist
 from numpyro.infer.reparam import LocScaleReparam
 import pytest
 
-from numpyro_ext._model.mode_search import NormalFit, advice
+from numpyro_ext._model.mode_search import Mode, advice
+from numpyro_ext._model.normal_fit import shape_measure
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.diagnostics import InferenceWarning
-from numpyro_ext.mcmc import SGHMC, find_whitening
-from numpyro_ext.mcmc.normal_fit import shape_measure
+from numpyro_ext.mcmc import SGHMC
+from numpyro_ext.optim import find_modes
 
 QUARTIC = 0.3
 
@@ -33,7 +34,7 @@ def correlated():
 
 def shape_of(model, center, factor):
     potential = Potential(model, read_model(model, (), {}), {}, (), {})
-    fit = NormalFit(jnp.asarray(center), jnp.asarray(factor))
+    fit = Mode(jnp.asarray(center), jnp.asarray(factor))
     return shape_measure(random.key(0), potential, fit.factor)(fit)
 
 
@@ -99,7 +100,7 @@ def rounded(x):
 def test_a_density_that_jumps_is_told_from_one_that_bends(model, part, jumps):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        find_whitening(model, part)
+        find_modes(model, part)
     assert any("the density jumps" in str(one.message) for one in seen) is jumps
 
 

@@ -20,7 +20,8 @@ from numpyro.infer.autoguide import (
 import optax
 import pytest
 
-from numpyro_ext.mcmc import PSGLD, SGHMC, SGLD, SGNHT, Whitening, find_whitening
+from numpyro_ext.mcmc import PSGLD, SGHMC, SGLD, SGNHT, Whitening
+from numpyro_ext.optim import find_modes
 
 CENTER = jnp.array([3.0, -50.0])
 FACTOR = jnp.array([[2.0, 0.0], [-30.0, 0.5]])
@@ -88,8 +89,8 @@ def test_center_and_covariance_are_those_of_a_guide_in_the_order_of_the_model(gu
     assert np.max(np.abs(error)) < 0.05
 
 
-def test_find_whitening_is_the_laplace_approximation():
-    whitening = find_whitening(regression, X, Y)
+def test_the_whitening_of_the_heaviest_mode_is_the_laplace_approximation():
+    whitening = find_modes(regression, X, Y).whitening
     guide = AutoLaplaceApproximation(regression, init_loc_fn=near)
     svi = SVI(regression, guide, optax.adam(optax.exponential_decay(0.1, 3000, 1e-3)), Trace_ELBO())
     params = svi.run(random.key(0), 3000, X, Y, progress_bar=False).params
@@ -102,7 +103,7 @@ def test_find_whitening_is_the_laplace_approximation():
 
 
 def test_a_guide_starts_at_the_mode_with_the_covariance_there():
-    whitening = find_whitening(regression, X, Y)
+    whitening = find_modes(regression, X, Y).whitening
     dense = whitening.factor @ whitening.factor.T
     given_others = 1 / jnp.sqrt(jnp.diagonal(jnp.linalg.inv(dense)))
     for guide_class in (AutoMultivariateNormal, AutoDiagonalNormal, AutoNormal):

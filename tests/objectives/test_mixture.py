@@ -25,7 +25,7 @@ def flat():
 
 
 def guide_of(model, **kwargs):
-    guide = AutoMixtureNormal(model, **kwargs)
+    guide = AutoMixtureNormal(model, **kwargs, init_from=None)
     handlers.seed(guide, 0)()
     return guide
 
@@ -170,7 +170,7 @@ def test_learns_weights_of_separated_modes_and_correlations():
     def model():
         numpyro.sample("z", target)
 
-    guide = AutoMixtureNormal(model, num_components=2, covariance="full")
+    guide = AutoMixtureNormal(model, num_components=2, covariance="full", init_from=None)
     optim = optax.adam(optax.cosine_decay_schedule(3e-2, 1500))
     start = {"auto_loc": jnp.array([[-3.0, 1.0], [3.0, 1.0]])}
     svi = SVI(model, guide, optim, MixtureELBO())
@@ -254,7 +254,7 @@ def test_a_guide_of_the_user_needs_its_components_alone():
             r"method components\(params\), which AutoNormal does not have; use AutoMixtureNormal",
         ),
         (
-            handlers.scale(count_steps(AutoMixtureNormal(two_sites)), scale=2.0),
+            handlers.scale(count_steps(AutoMixtureNormal(two_sites, init_from=None)), scale=2.0),
             {},
             ValueError,
             "lies under a subsampled plate or numpyro.handlers.scale",

@@ -26,7 +26,7 @@ from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model import taylor
 from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext.guides import AutoRealNVPNormal, Implicit
-from numpyro_ext.guides.init_from import fitted_normal
+from numpyro_ext.guides.init_from import given_start
 from numpyro_ext.mcmc import ControlVariate
 from numpyro_ext.objectives import (
     IWELBO,
@@ -413,9 +413,9 @@ def test_guides_start_at_the_center_with_its_covariance():
         given_others = np.diag(precision) ** -0.5
         expected = proxy.factor if scale.ndim == 2 else given_others
         np.testing.assert_allclose(scale, expected, rtol=1e-3, atol=1e-4)
-    normal = fitted_normal(proxy)
-    assert list(normal.shapes.items()) == [("w", (2,)), ("rate", ())]
-    np.testing.assert_allclose(normal.scale, proxy.factor)
+    start = given_start(proxy)
+    assert list(start.shapes.items()) == [("w", (2,)), ("rate", ())]
+    np.testing.assert_allclose(start.roots[0], proxy.factor)
     with pytest.raises(TypeError, match="guide is a AutoDelta; it must be one of AutoMulti"):
         proxy.init_params(AutoDelta(counts))
 

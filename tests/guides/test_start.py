@@ -1,0 +1,228 @@
+"""Where guides begin: at the modes of their posterior, inside a fixed map of the heaviest one."""
+
+from functools import cache, partial
+import pickle
+import warnings
+
+import jax
+from jax import random
+from jax.example_libraries import stax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import SVI, Predictive, Trace_ELBO, init_to_median
+import optax
+import pytest
+
+from numpyro_ext.diagnostics import InferenceWarning
+from numpyro_ext.guides import (
+    AutoAuxiliary,
+    AutoHouseholderNormal,
+    AutoHVI,
+    AutoImplicit,
+    AutoMixtureNormal,
+    AutoRealNVPNormal,
+    AutoSemiImplicit,
+)
+from numpyro_ext.objectives import SemiImplicitELBO
+from numpyro_ext.optim import find_modes
+
+small = partial(AutoRealNVPNormal, num_flows=2, hidden_dims=(4,))
+ROOT = np.array([[2.0, 0.0, 0.0], [95.0, 31.0, 0.0], [0.0, 0.0, 1e-4]])
+CENTER = np.array([3.0, -5000.0, 0.02])
+LOG_EVIDENCE = 1.5
+
+
+def unequal():
+    """Normal, with standard deviations from .0001 to 100; the alphabet has another order."""
+    pair = dist.MultivariateNormal(CENTER[:2], scale_tril=ROOT[:2, :2])
+    numpyro.sample("b", pair)
+    numpyro.sample("a", dist.Normal(CENTER[2], ROOT[2, 2]))
+    numpyro.factor("mass", LOG_EVIDENCE)
+
+
+def begun(guide, *args, loss=None, key=0):
+    """With Adam as elsewhere, at the start."""
+    svi = SVI(guide.model, guide, optax.adam(5e-3), loss or Trace_ELBO())
+    return svi, svi.init(random.key(key), *args)
+
+
+@pytest.mark.parametrize(
+    ("make", "loss", "error"),
+    [
+        (small, None, 1e-4),
+        (partial(AutoHouseholderNormal, num_flows=3), None, 1e-4),
+        (partial(AutoMixtureNormal, num_components=1, covariance="full"), None, 1e-4),
+        (partial(AutoSemiImplicit, hidden_dims=(4,)), SemiImplicitELBO(), 1e-3),
+        (partial(AutoAuxiliary, hidden_dims=(4,)), None, 1e-3),
+        # Its reverse model is right where steps are short.
+        (partial(AutoHVI, step_size=1e-3, hidden_dims=(4,)), None, 1e-2),
+    ],
+)
+def test_the_first_loss_is_minus_the_log_evidence_of_a_normal_posterior(make, loss, error):
+    """In every draw, because the guide is the posterior."""
+    svi, state = begun(make(unequal), loss=loss)
+    assert float(jax.jit(svi.evaluate)(state)) == pytest.approx(-LOG_EVIDENCE, abs=error)
+
+
+def test_draws_without_a_density_are_those_of_the_posterior():
+    """20,000 draws know a mean to .007 sd and a covariance to 1 %."""
+    guide = AutoImplicit(unequal, hidden_dims=(4,))
+    svi, state = begun(guide)
+    z = guide.sample_latent(random.key(1), svi.get_params(state), 20_000)
+    xi = np.linalg.solve(ROOT, (np.asarray(z, float) - CENTER).T)
+    np.testing.assert_allclose(xi.mean(1), 0, atol=0.03)
+    np.testing.assert_allclose(np.cov(xi), np.eye(3), atol=0.05)
+
+
+def test_the_map_stays_in_training_and_goes_on_and_pickles():
+    guide = small(unequal)
+    svi, start = begun(guide)
+    run = partial(svi.run, progress_bar=False)
+    whole, half = run(random.key(0), 6), run(random.key(0), 3)
+    rest = run(random.key(9), 3, init_state=half.state)
+    fixed = {"auto_center", "auto_root"}
+    for name, value in whole.params.items():
+        np.testing.assert_allclose(rest.params[name], value, rtol=1e-5, atol=1e-6)
+        moved = np.any(np.asarray(value) != np.asarray(svi.get_params(start)[name]))
+        assert moved == (name not in fixed)
+    again, params = pickle.loads(pickle.dumps((guide, whole.params)))
+    draws = [
+        Predictive(one, params=p, num_samples=4)(random.key(1))
+        for one, p in ((guide, whole.params), (again, params))
+    ]
+    np.testing.assert_array_equal(draws[0]["b"], draws[1]["b"])
+    del params["auto_root"]
+    with pytest.raises(ValueError, match="params has no 'auto_root'"):
+        again.sample_posterior(random.key(1), params)
+
+
+def mean_of(x):
+    w = numpyro.sample("w", dist.Normal(0.0, 1e6).expand([2]).to_event(1))
+    numpyro.sample("x", dist.Normal(w, 1e-3).expand(x.shape).to_event(2), obs=x)
+
+
+def test_a_second_init_on_other_data_begins_at_their_mode_and_keys_share_one():
+    """The posterior is normal around the mean of the rows, of scale .001 / sqrt(4)."""
+    guide, x = small(mean_of), jnp.array([[3.0, -70.0]] * 4)
+    svi = SVI(mean_of, guide, optax.adam(5e-3), Trace_ELBO())
+    keys = random.split(random.key(0), 3)
+    for rows in (x, x - 4.0):
+        many = jax.vmap(lambda key, rows=rows: svi.init(key, rows))(keys)
+        inside = jax.jit(lambda key, rows=rows: svi.init(key, rows))(keys[0])
+        for params in (svi.get_params(many), svi.get_params(inside)):
+            center = np.asarray(params["auto_center"]).reshape(-1, 2)
+            np.testing.assert_allclose(center, rows[:1].repeat(len(center), 0), atol=1e-3)
+            scale = np.asarray(params["auto_root"]).reshape(-1, 2, 2)[0]
+            np.testing.assert_allclose(np.diag(scale), 5e-4, rtol=1e-3)
+
+
+def names_of(guide, *args):
+    svi, state = begun(guide, *args)
+    return set(svi.get_params(state))
+
+
+USUAL = {"auto_loc", "auto_scale", "auto_net__0$params", "auto_net__1$params"}
+
+
+def wide():
+    numpyro.sample("w", dist.Normal().expand([513]).to_event(1))
+
+
+def with_network():
+    z = numpyro.sample("z", dist.Normal().expand([2]).to_event(1))
+    net = numpyro.module("net", stax.Dense(1), (2,))
+    numpyro.sample("y", dist.Normal(net(z)[0], 1.0), obs=1.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "own"),
+    [
+        (unequal, {"init_loc_fn": init_to_median}, set()),
+        (unequal, {"init_scale": 0.1}, set()),
+        (unequal, {"init_from": None}, set()),
+        (wide, {}, set()),
+        (with_network, {}, {"net$params"}),
+    ],
+)
+def test_without_a_search_the_parameters_are_the_usual_ones(model, options, own):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert names_of(small(model, **options)) == USUAL | own
+
+
+def test_traced_arguments_and_a_search_that_fails_warn_and_begin_as_usual():
+    x = jnp.array([[0.3, -0.7]] * 4)
+    svi = SVI(mean_of, small(mean_of), optax.adam(5e-3), Trace_ELBO())
+    with pytest.warns(InferenceWarning, match=r"arguments are traced .* no numbers"):
+        state = jax.jit(svi.init)(random.key(0), x)
+    guide = small(mean_of, init_from=None)
+    usual = svi.get_params(SVI(mean_of, guide, svi.optim, Trace_ELBO()).init(random.key(0), x))
+    params = svi.get_params(state)
+    np.testing.assert_allclose(params["auto_loc"], usual["auto_loc"], rtol=1e-6)
+    np.testing.assert_allclose(params["auto_scale_tril"], 0.1 * np.eye(2), rtol=1e-6)
+    np.testing.assert_array_equal(params["auto_root"], np.eye(2))
+
+    @jax.custom_vjp
+    def square(z):
+        return z**2
+
+    square.defvjp(lambda z: (z**2, z), lambda z, g: (2 * z * g,))
+
+    def backwards_only():
+        z = numpyro.sample("z", dist.Normal(0, 1).expand([2]).to_event(1))
+        numpyro.factor("f", -square(z).sum())
+
+    svi = SVI(backwards_only, small(backwards_only), optax.adam(5e-3), Trace_ELBO())
+    with pytest.warns(InferenceWarning, match=r"search for a mode failed: .*forward-mode"):
+        result = svi.run(random.key(0), 2, progress_bar=False)
+    assert np.all(np.isfinite(result.losses))
+
+
+def two_modes():
+    """Far from each other, and a second site in other units."""
+    parts = dist.Normal(jnp.array([-2.0, 2.0]), jnp.array([0.3, 0.15]))
+    shares = dist.Categorical(jnp.array([0.66, 0.34]))
+    z = numpyro.sample("z", dist.MixtureSameFamily(shares, parts))
+    numpyro.sample("a", dist.Normal(300 * z, 50.0))
+
+
+@cache
+def modes():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return find_modes(two_modes)
+
+
+@pytest.mark.parametrize("covariance", ["diag", "full"])
+def test_a_mixture_has_components_at_each_mode_with_its_share(covariance):
+    assert [mode.share for mode in modes().modes] == pytest.approx([0.66, 0.34], abs=2e-3)
+    guide = AutoMixtureNormal(two_modes, covariance=covariance)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        svi, state = begun(guide)
+    weights, normals = guide.components(svi.get_params(state))
+    left = np.asarray(normals.mean)[:, 0] < 0
+    assert np.sum(np.asarray(weights)[left]) == pytest.approx(0.66, abs=2e-3)
+    assert np.sum(left) == 3  # of five
+    # Spread by .7 of the mode's own scale, which 5 draws exceed twice at one key in a million.
+    for here, center, sd in ((left, -2.0, 0.3), (~left, 2.0, 0.15)):
+        assert np.all(np.abs(np.asarray(normals.mean)[here, 0] - center) < 4 * sd)
+
+
+def test_a_flow_says_that_there_is_another_mode():
+    guide = small(two_modes)
+    with pytest.warns(InferenceWarning, match=r"begins at the heaviest of several modes: .*0\.66"):
+        begun(guide)
+
+
+def test_one_result_of_a_search_starts_several_guides():
+    found = find_modes(unequal)
+    for make in (small, partial(AutoHVI, step_size=1e-3, hidden_dims=(4,))):
+        svi, state = begun(make(unequal, init_from=found))
+        np.testing.assert_allclose(svi.get_params(state)["auto_center"], found.heaviest.center)
+    with pytest.raises(ValueError, match="init_from has the unconstrained latent sites"):
+        begun(small(two_modes, init_from=found))
+    with pytest.raises(TypeError, match="init_from is str; it must be a pair"):
+        small(unequal, init_from="mode")

@@ -1,0 +1,147 @@
+"""The modes of a posterior: places, shares, what they cost, and what is said about them."""
+
+from functools import cache
+import pickle
+import warnings
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_ext._model import operations
+from numpyro_ext.diagnostics import InferenceWarning
+from numpyro_ext.optim import Modes, find_modes
+
+SHARES, LOCS, SDS = np.array([0.66, 0.34]), np.array([-2.0, 2.0]), np.array([0.3, 0.15])
+
+
+def two_modes():
+    """Two sites whose order is not the alphabet's, in raw units; log of the mass is 1.5."""
+    parts = dist.Normal(LOCS, SDS)
+    z = numpyro.sample("z", dist.MixtureSameFamily(dist.Categorical(jnp.array(SHARES)), parts))
+    numpyro.sample("a", dist.Normal(300 * z, 50.0))
+    numpyro.factor("mass", 1.5)
+
+
+@cache
+def found():
+    with pytest.warns(InferenceWarning, match=r"different modes, .* with 0\.66, 0\.34 of the mass"):
+        return find_modes(two_modes)
+
+
+def test_two_modes_have_the_shares_of_their_masses():
+    """Apart by 13 standard deviations, each a normal: Laplace's formula is exact."""
+    modes = found()
+    assert [x.share for x in modes.modes] == pytest.approx(SHARES, abs=1e-3)
+    assert modes.log_evidence == pytest.approx(1.5, abs=1e-3)
+    for mode, loc, sd in zip(modes.modes, LOCS, SDS, strict=True):
+        covariance = np.array([[sd**2, 300 * sd**2], [300 * sd**2, (300 * sd) ** 2 + 2500]])
+        np.testing.assert_allclose(mode.factor, np.linalg.cholesky(covariance), rtol=1e-3)
+        assert mode.distance([loc, 300 * loc]) < 0.1
+        assert mode.departure < 0.01 and mode.copy_of is None and not mode.variational
+    assert modes.whitening.center is modes.modes[0].center
+
+
+def test_draws_are_those_of_the_mixture_in_the_flat_order():
+    """20,000 draws know a share to .003 and a mean to .01 of its standard deviation."""
+    modes = found()
+    sites = modes.unravel(modes.sample(random.key(0), (20_000,)))
+    assert list(sites) == ["z", "a"] and sites["a"].shape == (20_000,)
+    z, a = np.asarray(sites["z"]), np.asarray(sites["a"])
+    left = z < 0
+    assert left.mean() == pytest.approx(0.66, abs=0.015)
+    for here, loc, sd in ((left, -2.0, 0.3), (~left, 2.0, 0.15)):
+        assert z[here].mean() == pytest.approx(loc, abs=0.05 * sd)
+        assert z[here].std() == pytest.approx(sd, rel=0.05)
+        assert (a - 300 * z)[here].std() == pytest.approx(50, rel=0.05)
+    assert modes.sample(random.key(1)).shape == (2,)
+
+
+def test_the_problems_have_a_kind_and_the_record_is_a_table_and_pickles():
+    modes = pickle.loads(pickle.dumps(found()))
+    assert [problem.kind for problem in modes.problems] == ["several modes"]
+    table = str(modes)
+    assert f"{found().row_gradients:,} gradients of a row" in table and modes.problems[0] in table
+    assert "0.660" in table and "0.340" in table
+    assert repr(modes) == "Modes(2 coordinates, shares 0.66, 0.34)"
+
+
+def exchanged(y):
+    """The two locations may be exchanged: both modes are as high, to the last digit."""
+    loc = numpyro.sample("loc", dist.Normal(0, 10.0).expand([2]).to_event(1))
+    parts = dist.MixtureSameFamily(dist.Categorical(jnp.full(2, 0.5)), dist.Normal(loc, 1.0))
+    numpyro.sample("y", parts, obs=y)
+
+
+def test_copies_by_a_permutation_are_named_and_other_data_need_no_new_program():
+    y = np.random.default_rng(0).standard_normal(60) + 4.0 * (np.arange(60) % 2)
+    with pytest.warns(InferenceWarning, match="copies of each other, as it seems"):
+        modes = find_modes(exchanged, jnp.asarray(y))
+    assert [x.copy_of for x in modes.modes] == [None, 0]
+    np.testing.assert_allclose([x.share for x in modes.modes], 0.5, atol=0.01)
+    compiled = set(operations._COMPILED)
+    with pytest.warns(InferenceWarning, match="different modes"):
+        moved = find_modes(exchanged, jnp.asarray(y + 0.5))
+    assert set(operations._COMPILED) == compiled
+    # The prior of scale 10 pulls by a thousandth.
+    np.testing.assert_allclose(
+        np.sort(moved.heaviest.center), np.sort(modes.heaviest.center) + 0.5, atol=0.05
+    )
+
+
+def funnel():
+    """Centred: the density has no mode, and grows without bound where tau vanishes."""
+    tau = numpyro.sample("tau", dist.HalfCauchy(1.0))
+    with numpyro.plate("groups", 10):
+        theta = numpyro.sample("theta", dist.Normal(0.0, tau))
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=jnp.linspace(-2.0, 2.0, 10))
+
+
+def test_without_a_mode_it_is_the_normal_of_greatest_elbo():
+    with pytest.warns(InferenceWarning, match="come from a variational fit instead"):
+        modes = find_modes(funnel)
+    (only,) = modes.modes
+    assert only.variational and modes.problems[-1].kind == "no mode" and only.share == 1.0
+    # tau has its mass around .9: by a grid, log tau has mean -.12 and standard deviation .44.
+    sd = np.linalg.norm(only.factor[0])
+    assert float(only.center[0]) == pytest.approx(-0.12, abs=0.35) and 0.2 < sd < 0.6
+
+
+def test_starts_at_given_values_are_one_search():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        modes = find_modes(two_modes, init_params={"z": 1.5, "a": 400.0})
+    (only,) = modes.modes
+    assert float(only.center[0]) == pytest.approx(2.0, abs=0.02)
+    assert modes.row_gradients < found().row_gradients / 3
+
+
+def local(x):
+    with numpyro.plate("rows", len(x), subsample_size=2):
+        z = numpyro.sample("z", dist.Normal())
+        numpyro.sample("x", dist.Normal(z, 1.0), obs=numpyro.subsample(x, 0))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: find_modes(two_modes, starts=0), ValueError, "starts is 0"),
+        (lambda: find_modes(local, jnp.ones(4)), ValueError, "'z'"),
+        (lambda: find_modes(two_modes, init_params={"z": 0.0}), ValueError, "init_params has"),
+        (lambda: Modes((), ()), TypeError, "take the result of find_modes"),
+        (lambda: Modes(found().modes, (("z", ()),)), ValueError, r"each must be \(1,\)"),
+        (lambda: Modes(found().modes[1:], found().shapes), ValueError, "sum to 1"),
+    ],
+)
+def test_bad_input_is_refused_by_a_sentence(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_traced_arguments_are_refused_by_a_sentence():
+    with pytest.raises(ValueError, match=r"is traced .* call find_modes outside"):
+        jax.jit(lambda y: find_modes(exchanged, y).heaviest.center)(jnp.ones(3))
