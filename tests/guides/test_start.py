@@ -185,7 +185,7 @@ def test_traced_arguments_and_a_search_that_fails_warn_and_begin_as_usual():
         numpyro.factor("f", -square(z).sum())
 
     svi = SVI(simulated, small(simulated), optax.adam(5e-3), Trace_ELBO())
-    with pytest.warns(InferenceWarning, match=r"search for a mode failed: .*callbacks"):
+    with pytest.warns(InferenceWarning, match=r"search for a mode failed: .*forward-mode"):
         result = svi.run(random.key(0), 2, progress_bar=False)
     assert np.all(np.isfinite(result.losses))
 
