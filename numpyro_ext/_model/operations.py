@@ -80,7 +80,7 @@ def compile_ahead(
         return jaxpr_as_fun(closed.replace(consts=consts))(*leaves)
 
     lowered = jax.jit(program, compiler_options=options).lower(consts, *jax.tree.leaves(args))
-    text = f"{lowered.as_text()}{options}{jax.default_backend()}"
+    text = f"{lowered.as_text()}{options}{[x.sharding for x in consts]}{jax.default_backend()}"
     known = hashlib.sha256(text.encode()).digest()
     compiled = _COMPILED.pop(known, None) or _compilers().submit(lowered.compile)
     _COMPILED[known] = compiled

@@ -2,10 +2,11 @@
 
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext.guides.auxiliary import AutoAuxiliary
-from numpyro_ext.guides.base import AutoAtModes, AutoFlowNormal, AutoJoint, CouplingFlowNormal
+from numpyro_ext.guides.base import AutoAtModes, AutoJoint
 from numpyro_ext.guides.critic import with_critic
 from numpyro_ext.guides.dropout import AutoDropout
 from numpyro_ext.guides.flow_guide import FlowGuide
+from numpyro_ext.guides.flows import AutoFlowNormal, CouplingFlowNormal
 from numpyro_ext.guides.hamiltonian import AutoHVI
 from numpyro_ext.guides.householder import AutoHouseholderNormal
 from numpyro_ext.guides.iaf import AutoGatedIAFNormal

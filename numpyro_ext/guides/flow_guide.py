@@ -26,7 +26,7 @@ from numpyro_ext._networks import output_shape
 from numpyro_ext._typing import Params
 from numpyro_ext.guides.amortized import AmortizedGuide, LocalSite
 from numpyro_ext.guides.arguments import check_params
-from numpyro_ext.guides.base import other_halves, permuted_between
+from numpyro_ext.guides.flows import other_halves, permuted_between
 from numpyro_ext.guides.masked import masked_mlp
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.transforms import AffineCoupling, MaskedAffineAutoregressive

@@ -11,7 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions.transforms import Transform
 
-from numpyro_ext.guides.base import AutoFlowNormal
+from numpyro_ext.guides.flows import AutoFlowNormal
 from numpyro_ext.transforms import HouseholderTransform
 
 __all__ = ["AutoHouseholderNormal"]

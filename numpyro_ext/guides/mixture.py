@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from jax import Array, lax, random
+from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -149,7 +149,7 @@ class AutoMixtureNormal(AutoAtModes):
 
     def _begin(self) -> tuple["_Start", tuple[Array, Array] | None]:
         """Where what is trained begins, and the fixed centers and roots of its units, if any."""
-        C, d, prefix = self.num_components, self.latent_dim, self.prefix
+        C, d = self.num_components, self.latent_dim
         origin = jnp.broadcast_to(self.init_latent, (C, d))
         usual = _Start(
             jnp.zeros(C),
@@ -158,18 +158,15 @@ class AutoMixtureNormal(AutoAtModes):
         )
         if not self.is_mapped:
             return usual, None
-        center: Any = numpyro.param(f"{prefix}_center")
-        root: Any = numpyro.param(f"{prefix}_root")
-        start = usual
-        if center is None or root is None:
+        start, known = usual, self.known_map()
+        if known is None:
             found, full = self.found(), self.covariance == "full"
             x, A = jnp.zeros((C, d)), jnp.ones((C, d))
             A = A[..., None] * jnp.eye(d) if full else A
             if found is not None:
                 start, x, A = _at_modes(found, C, full=full)
-            center = numpyro.param(f"{prefix}_center", x)
-            root = numpyro.param(f"{prefix}_root", A)
-        return start, lax.stop_gradient((center, root))
+            known = self.new_map(x, A)
+        return start, known
 
     def get_posterior(self, params: Params) -> dist.MixtureSameFamily:
         """The mixture, in unconstrained space."""

@@ -7,7 +7,7 @@ flows" (ICML 2015).
 
 from dataclasses import dataclass
 
-from numpyro_ext.guides.base import CouplingFlowNormal
+from numpyro_ext.guides.flows import CouplingFlowNormal
 from numpyro_ext.transforms import AdditiveCoupling
 
 __all__ = ["AutoNICENormal"]

@@ -10,7 +10,7 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpyro
 
-from numpyro_ext.guides.base import AutoFlowNormal
+from numpyro_ext.guides.flows import AutoFlowNormal
 from numpyro_ext.transforms import PlanarTransform
 
 __all__ = ["AutoPlanarNormal"]

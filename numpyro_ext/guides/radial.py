@@ -11,7 +11,7 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpyro
 
-from numpyro_ext.guides.base import AutoFlowNormal
+from numpyro_ext.guides.flows import AutoFlowNormal
 from numpyro_ext.transforms import RadialTransform
 
 __all__ = ["AutoRadialNormal"]

@@ -7,7 +7,7 @@ family in the sense of Rezende, Mohamed, "Variational inference with normalizing
 from dataclasses import dataclass
 
 from numpyro_ext._checks import check_positive
-from numpyro_ext.guides.base import CouplingFlowNormal
+from numpyro_ext.guides.flows import CouplingFlowNormal
 from numpyro_ext.transforms import AffineCoupling
 
 __all__ = ["AutoRealNVPNormal"]

@@ -12,7 +12,7 @@ import numpyro
 from numpyro.distributions.transforms import Transform
 
 from numpyro_ext._checks import check_count, check_positive
-from numpyro_ext.guides.base import CouplingFlowNormal
+from numpyro_ext.guides.flows import CouplingFlowNormal
 from numpyro_ext.transforms import RationalQuadraticSpline, SplineCoupling
 
 __all__ = ["AutoSplineNormal"]

@@ -26,7 +26,7 @@ from numpyro_ext.guides import (
     AutoSemiImplicit,
     AutoSplineNormal,
 )
-from numpyro_ext.guides.base import other_halves
+from numpyro_ext.guides.flows import other_halves
 
 FLOWS = {
     "gated IAF": partial(AutoGatedIAFNormal, init_from=None),

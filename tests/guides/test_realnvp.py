@@ -338,7 +338,7 @@ def test_what_a_flow_cannot_start_from_is_one_sentence():
     broken = {**params, "auto_loc": params["auto_loc"] * jnp.nan}
     with pytest.raises(ValueError, match=r"mean or the scale .* is not finite; fit it"):
         AutoRealNVPNormal(regression, init_from=(guide, broken))
-    with pytest.raises(ValueError, match=r"has the latent sites {'scale'.*but the model has {'z1'"):
+    with pytest.raises(ValueError, match=r"latent sites {'scale'.*but the model has {'z1'"):
         start(AutoRealNVPNormal(banana, init_from=(guide, params)), banana)
 
 

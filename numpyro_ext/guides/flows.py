@@ -1,0 +1,191 @@
+"""The bases of flows on a normal distribution."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax import Array
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import biject_to, constraints
+from numpyro.distributions.transforms import (
+    AffineTransform,
+    ComposeTransform,
+    ExpTransform,
+    IndependentTransform,
+    LowerCholeskyAffine,
+    PermuteTransform,
+    Transform,
+)
+
+from numpyro_ext._checks import check_count
+from numpyro_ext._networks import Network, as_pair
+from numpyro_ext.guides.base import AutoAtModes
+from numpyro_ext.guides.networks import check_widths, flat_module, mlp
+
+__all__ = [
+    "AutoFlowNormal",
+    "CouplingFlowNormal",
+    "QuickPositive",
+    "other_halves",
+    "permuted_between",
+]
+
+
+class QuickPositive(type(constraints.softplus_positive)):  # pyright: ignore[reportGeneralTypeIssues]
+    """Positive numbers that an optimiser changes by three times its step, relative to their size.
+
+    The networks of a flow change the scale of its draws within a few dozen steps. If ``scale``
+    took hundreds of steps, the networks would make that change, differently in every place, and
+    undo it slowly.
+    """
+
+
+@biject_to.register(QuickPositive)
+def _exp_of_triple(_: QuickPositive) -> Transform:
+    return ComposeTransform([AffineTransform(0.0, 3.0), ExpTransform()])
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class AutoFlowNormal(AutoAtModes):
+    r"""Base of the normalizing-flow guides, over all latent sites together.
+
+    In the model's unconstrained space of dimension :math:`d`,
+
+    .. math::
+
+        z = loc + scale \odot (f_F \circ \dots \circ f_1)(e), \qquad e \sim N(0, I_d),
+
+        \log q(z) = \log N(e; 0, I) - \sum_{i=1}^{F} \log|\det f_i'| - \sum_j \log scale_j .
+
+    A subclass gives the flows :math:`f_i` by :meth:`flow`, near the identity at the start.
+    Coordinates are permuted between flows, and brought back into their order after the last, so
+    that the guide starts at the normal approximation of the posterior at its mode. There a full
+    factor L is trained in place of ``scale``, as ``{prefix}_scale_tril``, and z goes through the
+    fixed map of :class:`AutoAtModes`. ``num_flows=0`` with ``init_from=None`` is
+    ``AutoDiagonalNormal``, with the same names of parameters.
+
+    *Where it fails.* A flow is a homeomorphism: separated modes stay joined by a thin bridge, and a
+    minimised ``KL(q || p)`` may leave modes out; a warning says where the search has found several.
+    Training is not convex, and the KL that is reached depends on the learning rate: take
+    ``VRELBO(1., 4, gradient="stl")``, or ``num_particles`` of 8 or more and a falling rate.
+
+    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
+        plate.
+    :param int num_flows: the number F of flows.
+
+    The other arguments are those of :class:`AutoAtModes`.
+
+    **Reference:** *Variational inference with normalizing flows*, equation 15,
+    Danilo Jimenez Rezende, Shakir Mohamed (2015)
+    """
+
+    num_flows: int = 4
+
+    def __post_init__(self) -> None:
+        self.num_flows = check_count("num_flows", self.num_flows, minimum=0)
+        super().__post_init__()
+
+    @abstractmethod
+    def flow(self, i: int) -> Transform:
+        """The ``i``-th flow, its parameters registered under a name that ends in ``__{i}``."""
+
+    def permutation(self, i: int) -> np.ndarray:
+        """The order in which flow ``i + 1`` sees the coordinates: that of flow ``i`` reversed."""
+        return np.arange(self.latent_dim)[::-1]
+
+    def latent_distribution(self) -> dist.TransformedDistribution:
+        flows = [self.flow(i) for i in range(self.num_flows)]
+        steps = [self.permutation(i) for i in range(self.num_flows - 1)]
+        parts = [*permuted_between(flows, steps), *self.last_layers()]
+        return dist.TransformedDistribution(self.get_base_dist(), parts)
+
+    def last_layers(self) -> list[Transform]:
+        """The maps ``scale e``, or ``L e`` inside a map with a full factor; ``loc + e``; and the
+        fixed map, if there is one."""
+        loc, scale, fixed = self.begin()
+        loc: Any = numpyro.param(f"{self.prefix}_loc", loc)
+        zero = jnp.zeros_like(loc)
+        shift = IndependentTransform(AffineTransform(loc, jnp.ones_like(loc)), 1)
+        if fixed and isinstance(fixed[0], LowerCholeskyAffine):
+            lower = constraints.scaled_unit_lower_cholesky
+            L: Any = numpyro.param(f"{self.prefix}_scale_tril", jnp.diag(scale), constraint=lower)
+            return [LowerCholeskyAffine(zero, L), shift, *fixed]
+        scale: Any = numpyro.param(f"{self.prefix}_scale", scale, constraint=QuickPositive())
+        return [IndependentTransform(AffineTransform(zero, scale), 1), shift, *fixed]
+
+
+def permuted_between(flows: Sequence[Transform], steps: Sequence[np.ndarray]) -> list[Transform]:
+    """The flows with a permutation after each but the last, and then the order of the start."""
+    transforms, order = [], np.arange(len(steps[0]) if steps else 0)
+    in_order = order
+    for i, flow in enumerate(flows):
+        transforms.append(flow)
+        step = steps[i] if i < len(steps) else np.argsort(order)
+        order = order[step]
+        if not np.array_equal(step, in_order):
+            # NumPy, not JAX: a constant of the program, and comparable when transforms are.
+            transforms.append(PermuteTransform(step))  # pyright: ignore[reportArgumentType]
+    return transforms
+
+
+def other_halves(dim: int, i: int) -> np.ndarray:
+    """The permutation after coupling i: first the halves swapped, then odd places before even ones.
+
+    So the halves are those of another digit of the places in base 2 each time, and F couplings
+    separate all coordinates up to dimension :math:`2^{F-1}`.
+    """
+    reverse = np.arange(dim)[::-1]
+    odd, even = reverse[reverse % 2 == 1], reverse[reverse % 2 == 0]
+    return reverse if i == 0 else np.concatenate([odd, even])
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class CouplingFlowNormal(AutoFlowNormal):
+    r"""Base of the flow guides whose layers are couplings, each with a network of its own.
+
+    The first :math:`\lfloor d/2 \rfloor` coordinates go through the network; its outputs move the
+    others. After the first flow the halves change places; after each other one a new half has
+    coordinates of both, since two coordinates that always share a half never move each other, and
+    with two flows a correlation of just these two is not found.
+
+    :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, in place of
+        that network, from :math:`\lfloor d/2 \rfloor` inputs to the coupling's number of outputs
+        for each of the :math:`\lceil d/2 \rceil` coordinates that move. Every coupling uses it with
+        weights of its own, the vector ``{prefix}_net__{i}$params``. With it the guide starts
+        wherever the network's initial weights put it, and pickles only if the pair does (closures
+        do not).
+
+    The other arguments are those of :class:`AutoFlowNormal`.
+    """
+
+    hidden_dims: Sequence[int] = (32, 32)
+    network: Network | None = None
+
+    def __post_init__(self) -> None:
+        self.network = as_pair(self.network, optional=True)
+        self.hidden_dims = check_widths(self.hidden_dims)
+        super().__post_init__()
+
+    def permutation(self, i: int) -> np.ndarray:
+        """First the halves swapped, and then odd places before even ones."""
+        return other_halves(self.latent_dim, i)
+
+    def net(self, i: int, outputs: int) -> tuple[Callable[[Array], Array], int]:
+        """The network of coupling ``i``, and the number of coordinates that go into it.
+
+        :param int outputs: the number of outputs for each of the other coordinates.
+        """
+        d = self.latent_dim
+        if d == 1:
+            raise ValueError(
+                "the model has one latent dimension and a coupling needs two halves; use"
+                " AutoSplineNormal, or numpyro's AutoDiagonalNormal."
+            )
+        split = d // 2
+        pair = self.network or mlp(self.hidden_dims, outputs * (d - split))
+        return flat_module(f"{self.prefix}_net__{i}$params", pair, (split,)), split
