@@ -164,7 +164,7 @@ def evidence(
     q = family.moments(total)
     keys = random.split(state.rng_key, len(plan.kinds))
     visits = [
-        visit_all(family, factors, kind, q, group, site, key, lifted=True)
+        visit_all(family, factors, kind, q, group, site, key)
         for kind, group, site, key in zip(plan.kinds, table.groups, sites, keys, strict=True)
     ]
     log_z = table.constant + family.log_partition(total) + sum(jnp.sum(v.log_z) for v in visits)

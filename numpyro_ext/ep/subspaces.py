@@ -53,9 +53,11 @@ def find_subspace(
     def at(z: Array) -> Array:
         return log_factor(mean + sd * z)
 
-    at_mean = at(jnp.zeros(D, mean.dtype))
+    # Each use of l is compiled for itself, so there are three: values, gradients, steps.
     scales = jnp.asarray(_SCALES, mean.dtype)
-    values = jax.vmap(jax.vmap(at))(scales[:, None, None] * probes)  # (scales, K)
+    places = (scales[:, None, None] * probes).reshape(-1, D)
+    found = jax.vmap(at)(jnp.concatenate([jnp.zeros((1, D), mean.dtype), places]))
+    at_mean, values = found[0], found[1:].reshape(len(scales), -1)  # (scales, K)
     tame = jnp.isfinite(values) & (jnp.abs(values - at_mean) < _TAME)
     first = jnp.where(jnp.any(tame, 0), jnp.argmax(tame, 0), len(_SCALES) - 1)
     near = scales[first][:, None] * probes
@@ -75,27 +77,39 @@ def find_subspace(
     by_gradients = jnp.sum(s > cutoff * s[0])
 
     start = near[:4]
-    before = jax.vmap(at)(start)
+    before = values[first[:4], jnp.arange(4)]
     step = random.normal(key_steps, start.shape, mean.dtype)
     R = min(max_rank, D)
 
-    def is_flat_outside(r: int) -> Array:
-        if r == D:  # what rounding leaves of a step is no direction
-            return jnp.ones((), bool)
+    def outside(r: int) -> Array:
         V = directions[:r]
         delta = step - (step @ V.T) @ V
-        delta = delta / jnp.linalg.norm(delta, axis=1, keepdims=True)
-        change = jnp.abs(jax.vmap(at)(start + delta) - before)
-        return jnp.all(change < 1e-3 * (1 + 0.1 * jnp.abs(before)))
+        return delta / jnp.linalg.norm(delta, axis=1, keepdims=True)
 
+    steps = jnp.stack([start + outside(r) for r in range(1, R + 1)])
+    change = jnp.abs(jax.vmap(jax.vmap(at))(steps) - before)
+    is_flat = jnp.all(change < 1e-3 * (1 + 0.1 * jnp.abs(before)), 1)
+    # What rounding leaves of a step outside of all D directions is no direction.
+    is_flat |= jnp.arange(1, R + 1) == D
     rank = jnp.full((), -1)
     for r in range(R, 0, -1):
-        rank = jnp.where(is_flat_outside(r) & (by_gradients <= r), r, rank)
+        rank = jnp.where(is_flat[r - 1] & (by_gradients <= r), r, rank)
     flat = jnp.all(jnp.abs(values - at_mean) <= 1e-6 * (1 + jnp.abs(at_mean)))
     return Subspace(jnp.where(flat, 0, rank), directions[:R])
 
 
 def basis_of(directions: Array, sd: Array) -> Array:
     """``(r, D)`` orthonormal rows A, with l a function of ``A x``, of directions of z."""
-    Q, _ = jnp.linalg.qr((directions / sd).T)
-    return Q.T
+    if len(directions) == len(sd):  # a rotation would mix coordinates of any unit
+        return jnp.eye(len(sd), dtype=directions.dtype)
+    # By Gram and Schmidt, twice, and not by reflections, whose errors are those of the largest
+    # entry: an entry in large units is small.
+    found: list[Array] = []
+    for row in directions / sd:
+        for _ in range(2):
+            for other in found:
+                row = row - (other @ row) * other
+            row = row / jnp.max(jnp.abs(row))
+            row = row / jnp.linalg.norm(row)
+        found.append(row)
+    return jnp.stack(found)

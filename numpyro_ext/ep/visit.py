@@ -42,28 +42,21 @@ def visit(
     A: Array,
     site: Site,
     rng_key: Array | None,
-    lifted: bool = False,
 ) -> Visit:
     """One factor, given q and the site that is in q.
 
-    :param lifted: whether a point u is looked at where the cavity's mean of x given u is, and not
-        where only u differs from the mean of q. The factor is the same there, and its derivatives
-        by arguments of the model, which may change the directions A, have the right mean.
+    A point u is looked at where the cavity's mean of x given u is. Where only u differed from the
+    mean of q, a coordinate in small units would be moved by the rounding of A in large ones. And
+    derivatives by arguments of the model, which may change the directions A, have the right mean.
     """
     power, projection = kind.power, kind.projection
     cavity = family.cavity(q, A, site, power)
-    here, slope = q.mean - (A @ q.mean) @ A, None
-    if lifted:
-        whole = q if cavity.whole is None else cavity.whole
-        m, S = family.marginal(whole, A)
-        C = jnp.linalg.solve(S, A * whole.cov if whole.cov.ndim == 1 else A @ whole.cov)
-        slope = C - (C @ A.T) @ A
-        here = whole.mean - (A @ whole.mean) @ A - m @ slope
-        here, slope = lax.stop_gradient((here, slope))
+    whole = q if cavity.whole is None else cavity.whole
+    m, B = lax.stop_gradient(_lift(family, whole, A))
+    mean = lax.stop_gradient(whole.mean)
 
     def log_factor(u: Array, z: Array | None = None) -> Array:
-        x = here if slope is None else here + u @ slope
-        return kind.log_factor(factors, index, x + u @ A, z)
+        return kind.log_factor(factors, index, mean + (u - m) @ B, z)
 
     number = index if projection.whole else None
     if power == 0:
@@ -98,6 +91,23 @@ def visit(
     )
 
 
+def _lift(family: Family, q: Moments, A: Array) -> tuple[Array, Array]:
+    """The mean of u, and ``(r, D)`` B by which the mean of x given u changes, so that A B^T = I."""
+    m, S = family.marginal(q, A)
+    if A.shape[0] == A.shape[1]:
+        return m, A
+    sd = jnp.sqrt(jnp.diagonal(S))
+    C = (A * q.cov if q.cov.ndim == 1 else A @ q.cov) / sd[:, None]
+    if len(m) > 1:
+        C = jnp.linalg.solve(S / sd / sd[:, None], C)
+    C = C / sd[:, None]
+    # What the solution lacks, in units of u; rows without directions, and nearly dependent ones,
+    # are moved by A itself.
+    left = jnp.eye(len(m), dtype=S.dtype) - C @ A.T
+    near = jnp.max(jnp.abs(left * sd[:, None] / sd)) < 0.1
+    return m, jnp.where(near, C + left @ C, A)
+
+
 def visit_all(
     family: Family,
     factors: Factors,
@@ -106,13 +116,12 @@ def visit_all(
     group: Group,
     sites: Site,
     rng_key: Array,
-    lifted: bool = False,
 ) -> Visit:
     """All factors of a group, from one q."""
     keys = keys_of(kind, rng_key, len(group.basis))
 
     def one(index: Array, A: Array, site: Site, key: Array | None) -> Visit:
-        return visit(family, factors, kind, q, index, A, site, key, lifted)
+        return visit(family, factors, kind, q, index, A, site, key)
 
     return by_factors(one, (group.index, group.basis, sites, keys), kind.batch_size)
 

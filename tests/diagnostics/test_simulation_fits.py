@@ -16,7 +16,7 @@ from numpyro_ext.diagnostics import (
     fit_svi,
     simulation_based_calibration,
 )
-from numpyro_ext.ep import EP
+from numpyro_ext.ep import DSEP, EP, StochasticEP
 from numpyro_ext.mcmc import SGLD
 from numpyro_ext.objectives import VRELBO, count_steps
 
@@ -44,6 +44,9 @@ FITS = {
     ),
     "NUTS": fit_mcmc(NUTS, 100, 300),
     "EP": fit_engine(EP, 5),
+    "EP, parallel": fit_engine(lambda model: EP(model, schedule="parallel"), 5),
+    "StochasticEP": fit_engine(StochasticEP, 200),
+    "DSEP": fit_engine(lambda model: DSEP(model, partition=2), 200),
 }
 
 
@@ -63,9 +66,9 @@ def test_one_compiled_program_serves_all_data(name):
     result = simulation_based_calibration(
         random.key(0), model, fit, X, num_simulations=30, num_samples=30
     )
-    # EP runs the model to look at each data set; a program of its own takes a dozen of runs.
+    # An engine runs the model to look at each data set; a program of its own takes a dozen of runs.
     per_fit = np.diff(counts)
-    assert np.all(per_fit[1:] <= (3 if name == "EP" else 0)), per_fit
+    assert np.all(per_fit[1:] <= (3 if "EP" in name else 0)), per_fit
     z = np.stack(posteriors)
     assert abs(np.mean(z)) < 0.15 and np.std(z) == pytest.approx(1, abs=0.15)
     assert result.p_value > 1e-4

@@ -301,6 +301,33 @@ def test_parallel_sweeps_from_a_wide_prior_stay_near():
     np.testing.assert_allclose(np.sqrt(np.diag(V)), sd, rtol=0.02)
 
 
+def test_units_of_a_site_change_nothing():
+    """The directions of a row mix a coefficient of any unit with a log scale, of which single
+    precision leaves 1e-3 standard deviations."""
+
+    def regression(X, y, unit):
+        w = numpyro.sample("w", dist.Normal(0, 10 * unit).expand([2]).to_event(1))
+        scale = numpyro.sample("scale", dist.LogNormal(jnp.log(unit), 1))
+        with numpyro.plate("rows", len(X)) as i:
+            numpyro.sample("y", dist.Normal(X[i] @ w, scale), obs=y[i])
+
+    n = np.arange(12.0)
+    X = jnp.stack([np.sin(1.3 * n), 3 * np.cos(0.7 * n) + 0.5], 1)
+    y = X @ jnp.array([1.0, -0.5]) + 0.5 * np.cos(2.1 * n)
+    ep, found = EP(regression), []
+    for unit in (1.0, 1e-6, 1e6):
+        result = fit(ep, X, y * unit, unit, num_steps=15)
+        assert result.state.report.converged
+        m, V = moments_of(result.params)
+        units = np.array([unit, unit, 1.0])
+        found.append(((m - np.array([0, 0, np.log(unit)])) / units, V / units / units[:, None]))
+    (m, V), *others = found
+    sd = np.sqrt(np.diag(V))
+    for mean, cov in others:
+        assert np.all(np.abs(mean - m) < 0.005 * sd)
+        np.testing.assert_allclose(cov / sd / sd[:, None], V / sd / sd[:, None], atol=0.005)
+
+
 def test_centred_eight_schools():
     """Each effect's prior is a factor of rank 2, of theta_j - mu and log tau."""
     result = fit(EP(schools), *SCHOOLS, num_steps=40)
