@@ -8,11 +8,12 @@ import matplotlib.pyplot as plt
 from numpyro.infer import MCMC, SVI
 import pytest
 
+from numpyro_ext import diagnostics
 from numpyro_ext.ep import EPEngine
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^( *)```python\n(.*?)^ *```", re.M | re.S)
-STEPS, DRAWS = 30, 20  # of a run and of a chain, at most
+FEW = 10  # steps of a run, and draws of a chain, at most
 
 
 def code_of(page: Path) -> str:
@@ -34,31 +35,39 @@ PAGES = {
 
 
 @pytest.fixture
-def short_runs(monkeypatch):
-    """What the pages run is cut short, so that only the mathematics of their numbers is lost."""
+def short(monkeypatch):
+    """Runs of a few steps, and tables without the moves: what they print is not judged here."""
 
-    def cut(cls):
-        run = cls.run
+    def run_of(run):
+        def short_run(self, rng_key, num_steps, *args, **kwargs):
+            kwargs["progress_bar"] = False
+            return run(self, rng_key, min(num_steps, FEW), *args, **kwargs)
 
-        def short(self, rng_key, num_steps, *args, **kwargs):
-            steps = min(num_steps, STEPS)
-            return run(self, rng_key, steps, *args, **{**kwargs, "progress_bar": False})
+        return short_run
 
-        monkeypatch.setattr(cls, "run", short)
+    def chain(self, sampler, *, num_warmup, num_samples, **kwargs):
+        few = {"num_warmup": min(num_warmup, FEW), "num_samples": min(num_samples, FEW)}
+        make(self, sampler, **kwargs | few | {"progress_bar": False})
 
-    def init(self, sampler, *, num_warmup, num_samples, **kwargs):
-        few = {"num_warmup": min(num_warmup, DRAWS), "num_samples": min(num_samples, DRAWS)}
-        make(self, sampler, **{**kwargs, **few, "progress_bar": False})
+    def restarts(make_svi, rng_key, num_restarts, num_steps, *args, **kwargs):
+        return again(make_svi, rng_key, 2, FEW, *args, **kwargs | {"progress_bar": False})
 
-    make = MCMC.__init__
-    monkeypatch.setattr(MCMC, "__init__", init)
-    cut(SVI)
-    cut(EPEngine)
+    def table(*args, **kwargs):
+        return judge(*args, **kwargs | {"num_moves": 0})
+
+    make, again, judge = MCMC.__init__, diagnostics.restarts, diagnostics.diagnose
+    monkeypatch.setattr(MCMC, "__init__", chain)
+    monkeypatch.setattr(SVI, "run", run_of(SVI.run))
+    monkeypatch.setattr(EPEngine, "run", run_of(EPEngine.run))
+    monkeypatch.setattr(diagnostics, "restarts", restarts)
+    monkeypatch.setattr(diagnostics, "diagnose", table)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # of so few steps
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_runs_as_printed(page, short_runs, tmp_path, monkeypatch):
+def test_a_page_runs_as_printed(page, short, tmp_path, monkeypatch):
+    """With a tenth of its rows, draws and steps, where these are 300, 500 or thousands."""
     monkeypatch.chdir(tmp_path)
-    exec(compile(PAGES[page], ROOT / page, "exec"), {"__name__": "__main__"})
+    code = re.sub(r"\b([35]|\d+_?0)00\b", r"\g<1>0", PAGES[page])
+    exec(compile(code, ROOT / page, "exec"), {"__name__": "__main__"})
     plt.close("all")
