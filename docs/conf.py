@@ -138,12 +138,14 @@ def sign_classes(app, what, name, obj, options, signature, returns):
     return re.sub(r"<(?:function|class) '?([\w.]+).*?>", r"\1", signature or "") or None, returns
 
 
-def join_captions(app, docname, source):
-    """MyST drops the line breaks of an alternative text, and with them the blanks."""
-    source[0] = re.sub(r"!\[[^\]]*\]", lambda match: match[0].replace("\n", " "), source[0])
+def adapt_markdown(app, docname, source):
+    """A link to the script of an example leads to its page; and MyST drops the line breaks of an
+    alternative text, and with them the blanks."""
+    text = re.sub(r"\]\((?:\.\./)+examples/(\w+)\.py\)", r"](/gallery/\1.rst)", source[0])
+    source[0] = re.sub(r"!\[[^\]]*\]", lambda match: match[0].replace("\n", " "), text)
 
 
 def setup(app):
     app.connect("doctree-read", link_public_names)
     app.connect("autodoc-process-signature", sign_classes)
-    app.connect("source-read", join_captions)
+    app.connect("source-read", adapt_markdown)

@@ -11,6 +11,8 @@ more than 10 % off. ::
     python examples/choosing_a_step_size.py
 """
 
+# sphinx_gallery_thumbnail_path = "pictures/choosing_a_step_size.png"
+
 from pathlib import Path
 
 import jax

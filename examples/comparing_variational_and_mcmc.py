@@ -12,6 +12,8 @@ stopped too early. ::
     python examples/comparing_variational_and_mcmc.py
 """
 
+# sphinx_gallery_thumbnail_path = "pictures/comparing_variational_and_mcmc.png"
+
 from functools import partial
 from pathlib import Path
 import warnings

@@ -10,6 +10,8 @@ others are two guides for a linear regression on scikit-learn's diabetes data. T
     python examples/is_my_result_wrong.py
 """
 
+# sphinx_gallery_thumbnail_path = "pictures/is_my_result_wrong.png"
+
 from pathlib import Path
 
 import jax

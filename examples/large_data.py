@@ -11,6 +11,8 @@ the corrected gradient grows with the rows. ::
     python examples/large_data.py
 """
 
+# sphinx_gallery_thumbnail_path = "pictures/large_data.png"
+
 from pathlib import Path
 import time
 

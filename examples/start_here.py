@@ -12,6 +12,8 @@ standard deviation by ``NUTS``), or if ``diagnose`` finds a fit wrong. ::
     python examples/start_here.py
 """
 
+# sphinx_gallery_thumbnail_path = "pictures/start_here_forest.png"
+
 import argparse
 from functools import partial
 from pathlib import Path

@@ -22,22 +22,22 @@ PAGES = sorted(
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-def place_of(page: Path, target: str) -> Path:
-    """The file that a link means; a page or a picture of the gallery comes from its script."""
-    made = re.fullmatch(r"/gallery/(?:images/sphx_glr_(\w+)_\d{3}\.png|(\w+)\.rst)", target)
-    if made:
-        return ROOT / "examples" / f"{made[1] or made[2]}.py"
-    return DOCS / target[1:] if target.startswith("/") else page.parent / target
-
-
-def test_links_lead_to_files():
+def test_links_and_pictures_are_files_of_the_repository():
+    """By relative paths, which also lead there where the repository is read in a browser."""
     found = []
     for page in PAGES:
         prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
         for target in re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", prose):
-            if not target.startswith("http") and not place_of(page, target).exists():
+            if not target.startswith("http") and not (page.parent / target).exists():
                 found.append(f"{page.relative_to(ROOT)}: {target}")
     assert not found, "\n".join(["", *found])
+
+
+def test_pictures_of_the_pages_are_small_and_shown():
+    text = "".join(page.read_text() for page in PAGES)
+    pictures = {path.name: path.stat().st_size for path in (DOCS / "pictures").iterdir()}
+    wrong = [x for x, size in pictures.items() if size > 60_000 or f"pictures/{x})" not in text]
+    assert wrong == []
 
 
 def test_every_example_begins_with_a_title():

@@ -244,8 +244,7 @@ def _fit_of_optimised(
         "num_restarts": len(params),
         **_same_starts(params),
     }
-    if is_svi:
-        attributes["loss"] = _name_of(obj.loss)
+    attributes |= {"loss": _name_of(obj.loss)} if is_svi else {"engine": _name_of(obj)}
     with _arrays_wanted(args, kwargs):
         check_full_arrays(obj.model, args, kwargs)
     check_rows(obj.model, args, kwargs, init_to_sample)

@@ -22,6 +22,7 @@ from numpyro_ext.diagnostics._evaluate import (
     prototype,
 )
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, refuse_nan
+from numpyro_ext.diagnostics._tables import title
 
 __all__ = ["OfFit", "Predicted", "is_fit", "labels_of", "of_distribution", "of_fit", "of_samples"]
 
@@ -109,12 +110,10 @@ def of_fit(
         out, data = jax.device_get(run(fit.params[i], draws, random.split(key, (size, 3))))
         pieces.append(out)
     found = {key: np.concatenate([one[key] for one in pieces]) for key in pieces[0]}
-    facts = fit.attributes
-    what = facts.get("kernel") or f"{facts.get('guide')} by {facts.get('loss', 'an engine')}"
     several = f"{len(pieces)} x " if len(pieces) > 1 else ""
     draws = f"{several}{size:,} draw{'s' * (size > 1)}"
     draws += " of the linearised network" * (fit.linearised is not None)
-    return _gathered(f"{what}, {draws}", name, kind, data, found)
+    return _gathered(title(fit.attributes, draws), name, kind, data, found)
 
 
 def _site_of(trace: Trace, name: str | None) -> str:

@@ -61,8 +61,9 @@ def _numbers(tree: Any, group: str) -> Numbers:
 
 
 def title(facts: dict[str, Any], size: str) -> str:
-    what = facts.get("kernel") or f"{facts.get('guide')} by {facts.get('loss', 'an engine')}"
-    return f"{what}, {size}"
+    """Its class and how many draws: of a kernel, an engine, or a guide by a loss."""
+    alone = facts.get("kernel") or facts.get("engine")
+    return f"{alone or f'{facts.get("guide")} by {facts.get("loss")}'}, {size}"
 
 
 def table_of_chains(

@@ -210,7 +210,7 @@ def to_arviz(
     - ``observed_data``: the N observations.
 
     The root and ``posterior`` have the attributes ``inference_method`` (``"svi"``, ``"particles"``,
-    ``"mcmc"``, ``"sgmcmc"`` or the engine's name), ``guide``, ``loss`` or ``kernel``,
+    ``"mcmc"``, ``"sgmcmc"`` or the engine's name), ``guide``, ``loss``, ``engine`` or ``kernel``,
     ``num_restarts``, and ``density``: ``"exact"``; ``"bound"`` where the guide has auxiliary
     variables, so that ``log_weight`` is that of a bound; ``"none"``.
 

@@ -144,11 +144,12 @@ class SGHMC(SGMCMCKernel):
         ...     with numpyro.plate("data", len(x), subsample_size=10) as idx:
         ...         numpyro.sample("x", dist.Normal(loc, 1), obs=x[idx])
         >>> x = jnp.sin(jnp.arange(100.0)) + 3
-        >>> kernel = SGHMC(model, 0.02, friction=10.0, noise_variance="warmup")
-        >>> mcmc = MCMC(kernel, num_warmup=200, num_samples=2000, progress_bar=False)
+        >>> kernel = SGHMC(model, steps_per_sample=10)
+        >>> mcmc = MCMC(kernel, num_warmup=50, num_samples=1000, progress_bar=False)
         >>> mcmc.run(random.key(0), x)
-        >>> abs(mcmc.get_samples()["loc"].mean() - 3) < 0.1
-        Array(True, dtype=bool)
+        >>> draws = mcmc.get_samples()["loc"]                  # exactly: 3.00 +- 0.10
+        >>> bool(abs(draws.mean() - 3) < 0.03 and abs(draws.std() - 0.1) < 0.02)
+        True
     """
 
     state_class = SGHMCState

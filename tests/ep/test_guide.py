@@ -194,6 +194,7 @@ def test_a_right_fit_is_found_right():
     ep, fit = fitted()
     found = diagnose(ep, fit, model_args=(RANDOM,))
     assert found.ok and any(row.of_draws and row.ok for row in found.rows)
+    assert found.title.startswith("EP, ")
 
 
 def test_rows_are_scored_by_their_integral():
