@@ -25,14 +25,16 @@ class Crossed(NamedTuple):
     same: tuple[Model, tuple[Any, ...]] | None = None
     """The same posterior without latent sites in the rows, for the truth and what needs it."""
     batch: int | None = 20
+    truth: tuple[Model, tuple[Any, ...]] | None = None
+    """What NUTS runs on, where its chains do not agree on the others."""
 
 
 def rows(size: int, batch: int | None = None, name: str = "rows") -> Any:
     return numpyro.plate(name, size, subsample_size=batch)
 
 
-def slopes(scale: float = 2.0, size: int = 2) -> Any:
-    return numpyro.sample("w", dist.Normal(0, scale).expand([size]).to_event(1))
+def slopes(scale: float = 2.0, size: int = 2, name: str = "w") -> Any:
+    return numpyro.sample(name, dist.Normal(0, scale).expand([size]).to_event(1))
 
 
 def design(n: int, seed: int = 0, d: int = 2) -> np.ndarray:
@@ -200,7 +202,13 @@ def units(unit: float) -> Crossed:
         with rows(len(y), batch) as i:
             numpyro.sample("y", dist.Normal(X[i] @ w, scale), obs=y[i])
 
-    return Crossed(model, (X, y), ("w", "scale"))
+    def of_one(X: Any, y: Any) -> None:
+        w = numpyro.deterministic("w", unit * slopes(10.0, name="w_of_one"))
+        scale = numpyro.deterministic("scale", unit * numpyro.sample("s", dist.LogNormal(0, 2)))
+        with rows(len(y)):
+            numpyro.sample("y", dist.Normal(X @ w, scale), obs=y)
+
+    return Crossed(model, (X, y), ("w", "scale"), truth=(of_one, (X, y)))
 
 
 def far_from_the_origin() -> Crossed:

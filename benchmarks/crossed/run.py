@@ -135,7 +135,7 @@ def main() -> None:
     lines = []
     for name in args.model:
         problem = MODELS[name]()
-        model, data = problem.same or (problem.model, problem.data)
+        model, data = problem.truth or problem.same or (problem.model, problem.data)
         options = {"warmup": 2000, "draws": 10000, "x64": True}
         truth = moments(nuts(args.out, name, model, data, problem.compared, **options))
         for method in args.only:

@@ -48,9 +48,9 @@ def two_plates(x, counts, sizes=(5, 4)):
 def mean_of_two_plates(x, y):
     """One mean with a normal posterior, of rows in two plates."""
     loc = numpyro.sample("loc", dist.Normal(0.0, 2.0))
-    with numpyro.plate("x", len(x), subsample_size=8) as i:
+    with numpyro.plate("x_rows", len(x), subsample_size=8) as i:
         numpyro.sample("x", dist.Normal(loc, 1.0), obs=x[i])
-    with numpyro.plate("y", len(y), subsample_size=5) as i:
+    with numpyro.plate("y_rows", len(y), subsample_size=5) as i:
         numpyro.sample("y", dist.Normal(2 * loc, 0.7), obs=y[i])
 
 
@@ -202,8 +202,9 @@ def test_temperature_multiplies_the_variance_with_two_plates(kernel, tol):
         one = kernel(
             mean_of_two_plates, eps, temperature=temperature, gradient=SVRG(40), steps_per_sample=20
         )
-        found = run(one, x, y, warmup=0, draws=4000, init_params={"loc": mode})
-        return found.get_samples()["loc"] - mode
+        mcmc = MCMC(one, num_warmup=0, num_samples=4000, progress_bar=False)
+        mcmc.run(random.key(0), x, y, init_params={"loc": mode})
+        return mcmc.get_samples()["loc"] - mode
 
     cold, hot = chain(1.0), chain(2.0)
     np.testing.assert_allclose(hot, 2**0.5 * cold, atol=tol(2e-3, 1e-8) / h**0.5)
