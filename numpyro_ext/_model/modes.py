@@ -36,6 +36,9 @@ _NORMAL_MODE, _NORMAL_FIT = 0.3, 0.1
 """Departures up to which a mode, and a variational fit in its place, are taken without a warning;
 a fit has come as near as a normal can, so what it leaves is of another kind."""
 _REDRAWN = 8  # starts, of up to 100 tries each
+_LOST = 1e3
+"""Standard deviations from a mode beyond which the start of a search was of no use: a likelihood
+that is flat to the last digit there, as that of raw columns behind an exponential."""
 _APART, _LEAST_SHARE = 1.5, 1e-3
 _SAME_HEIGHT, _SAME_PLACE = 0.1, 0.5
 
@@ -206,12 +209,14 @@ def find_modes(
 
         >>> import numpyro, numpyro.distributions as dist
         >>> from numpyro_ext.optim import find_modes
-        >>> def model():
-        ...     z = numpyro.sample("z", dist.Normal(0, 1))
-        ...     numpyro.sample("x", dist.Normal(z**2, 0.3), obs=1.0)
-        >>> modes = find_modes(model)
-        >>> [f"{mode.share:.2f}" for mode in modes.modes]  # at -1 and 1
-        ['0.50', '0.50']
+        >>> def model(x):
+        ...     z = numpyro.sample("z", dist.Normal(300.0, 20.0))
+        ...     numpyro.sample("x", dist.Normal(z, 5.0), obs=x)
+        >>> modes = find_modes(model, 310.0)
+        >>> print(f"{modes.heaviest.center[0]:.1f} {modes.heaviest.factor[0, 0]:.2f}")
+        309.4 4.85
+        >>> print(f"{modes.log_evidence:.2f}")  # of N(310; 300, 20^2 + 5^2)
+        -4.06
     """
     modes = modes_of(model, args, kwargs, rng_key, check_count("starts", starts), init_params)
     if modes.problems:
@@ -259,7 +264,7 @@ def search_modes(
 
     :param start: unconstrained sites where one search begins.
     :param key_again: key of other starts, some nearer to the prior's median, of which the one of
-        lowest potential is taken where the first one or its gradient is not finite.
+        lowest potential is taken where the search from the first one has led nowhere.
     """
     info = potential.info
     key_start, key_mode, key_svi, key_shape = run_once(_four, rng_key)
@@ -280,10 +285,11 @@ def search_modes(
 
     mode = Mode(info.ravel(start), jnp.ones(info.size), np.nan)
     others: Iterator[Mode] = iter(())
+    in_vain = 0
     if np.isfinite(energy):
         mode, others = search(start)
-    if not (given or np.isfinite(mode.decrement)):
-        again = key_start if key_again is None else key_again
+    if not (given or mode.decrement <= _LOST):
+        in_vain, again = mode.row_gradients, key_start if key_again is None else key_again
         start, energy, grad = start_near_median(again, model, potential)
         drawn, energies, _ = draw_start(
             random.split(again, _REDRAWN),
@@ -300,7 +306,8 @@ def search_modes(
             potential.check_start(start, potential.first_rows(), energy, grad)
         mode, others = search(start)
     ends = [mode, *others] if mode.at_mode and not given else [mode]
-    found, spent, x = [mode], sum(end.row_gradients for end in ends), info.ravel(start)
+    found, x = [mode], info.ravel(start)
+    spent = in_vain + sum(end.row_gradients for end in ends)
     if mode.at_mode:
         found = [with_shape(one) for one in _distinct(ends)]
         mode = found[0]

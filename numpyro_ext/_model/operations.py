@@ -82,7 +82,9 @@ def compile_ahead(
     lowered = jax.jit(program, compiler_options=options).lower(consts, *jax.tree.leaves(args))
     text = f"{lowered.as_text()}{options}{[x.sharding for x in consts]}{jax.default_backend()}"
     known = hashlib.sha256(text.encode()).digest()
-    compiled = _COMPILED.pop(known, None) or _compilers().submit(lowered.compile)
+    compiled = _COMPILED.pop(known, None)
+    if compiled is None or (compiled.done() and compiled.exception()):
+        compiled = _compilers().submit(lowered.compile)
     _COMPILED[known] = compiled
     while len(_COMPILED) > _MOST_COMPILED:
         _COMPILED.popitem(last=False)

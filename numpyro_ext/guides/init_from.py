@@ -71,11 +71,11 @@ def given_start(init_from: Any) -> Start:
 
 
 def searched_start(
-    model: Model, args: tuple, kwargs: dict[str, Any], starts: int, *, several: bool
+    model: Model, args: tuple, kwargs: dict[str, Any], starts: int, room: int
 ) -> Start | None:
     """The modes of the posterior on these arguments; None, with a warning, where none are found.
 
-    :param several: True for a guide that has room for several modes, and needs no warning of them.
+    :param room: the number of modes at which the guide can begin; a warning says if there are more.
     """
     if is_traced((args, kwargs)):
         _warn(
@@ -96,7 +96,7 @@ def searched_start(
         )
         return None
     far = [problem for problem in modes.problems if problem.kind == "several modes"]
-    if far and not several:
+    if far and len(modes.modes) > room:
         _warn(f"the guide begins at the heaviest of several modes: {' '.join(far)}")
     return _of_modes(modes)
 

@@ -120,6 +120,31 @@ def test_starts_at_given_values_are_one_search():
     assert modes.row_gradients < found().row_gradients / 3
 
 
+def counts(x, y):
+    """Raw columns: from a start within 2 of 0, most means are exp(+-hundreds)."""
+    b = numpyro.sample("b", dist.Normal(0.0, 10.0).expand([3]).to_event(1))
+    numpyro.sample("y", dist.Poisson(jnp.exp(x @ b)).to_event(1), obs=y)
+
+
+def test_where_a_search_leads_nowhere_another_begins_near_the_median():
+    """The mode and the covariance are those of Newton's method in double precision."""
+    rng = np.random.default_rng(0)
+    x = np.stack([np.ones(5000), rng.normal(300, 100, 5000), rng.standard_normal(5000)], 1)
+    b = np.array([0.5, 0.002, -0.3])
+    y = rng.poisson(np.exp(x @ b))
+    for _ in range(20):
+        rate = np.exp(x @ b)
+        precision = (x.T * rate) @ x + np.eye(3) / 100
+        b = b + np.linalg.solve(precision, x.T @ (y - rate) - b / 100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mode = find_modes(counts, jnp.asarray(x), jnp.asarray(y)).heaviest
+    root = np.linalg.cholesky(precision)
+    assert np.linalg.norm(root.T @ (np.asarray(mode.center, float) - b)) < 0.1
+    xi = root.T @ np.asarray(mode.factor, float)
+    np.testing.assert_allclose(xi @ xi.T, np.eye(3), atol=0.02)
+
+
 def local(x):
     with numpyro.plate("rows", len(x), subsample_size=2):
         z = numpyro.sample("z", dist.Normal())
