@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+import math
 from typing import Any, NamedTuple, Protocol
 import warnings
 
@@ -155,7 +156,7 @@ class RandomRowsEngine(TiedEngine):
     def _warn_of_noise(self, noise: float, is_mean: bool, num_steps: int) -> None:
         if noise <= _NOISY:
             return
-        times = f"{(noise / _NOISY) ** 2:.0f} times the steps" if noise < 10 else "more steps"
+        times = f"{math.ceil((noise / _NOISY) ** 2)} times the steps" if noise < 10 else "more steps"
         remedy = f"run it for {times}, or with a larger batch_size or a step that decreases"
         if not is_mean:
             remedy = "return the mean over the last half of the run, by average=0.5"

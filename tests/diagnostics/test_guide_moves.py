@@ -89,8 +89,8 @@ def test_a_guide_that_is_a_quarter_too_narrow_or_too_wide_is_found(kind, wrong):
     for factor, ok in ((1.0, True), (wrong, False)):
         found = judge(kind, factor)
         row = row_of(found)
-        # An sd of 10,000 draws is off by .7 %, that of the chains by 1 %; the worst of ten.
-        assert row.value == pytest.approx(factor, rel=0.06), found
+        # The worst of all rows is 3 % above, with a scatter of 1.3 % over keys.
+        assert row.value == pytest.approx(factor, rel=0.1), found
         assert row.error == pytest.approx(0.012 * factor, rel=0.4)
         assert (row.ok, found.ok) == (ok, ok), found
         assert ("find another mode" in row.verdict) is ok

@@ -45,8 +45,8 @@ FITS = {
     "NUTS": fit_mcmc(NUTS, 100, 300),
     "EP": fit_engine(EP, 5),
     "EP, parallel": fit_engine(lambda model: EP(model, schedule="parallel"), 5),
-    "StochasticEP": fit_engine(StochasticEP, 2000),
-    "DSEP": fit_engine(lambda model: DSEP(model, partition=2), 1500),
+    "StochasticEP": fit_engine(StochasticEP, 4000),
+    "DSEP": fit_engine(lambda model: DSEP(model, partition=2), 3000),
 }
 
 
