@@ -156,7 +156,9 @@ class RandomRowsEngine(TiedEngine):
     def _warn_of_noise(self, noise: float, is_mean: bool, num_steps: int) -> None:
         if noise <= _NOISY:
             return
-        times = f"{math.ceil((noise / _NOISY) ** 2)} times the steps" if noise < 10 else "more steps"
+        times = "more steps"
+        if noise < 10:
+            times = f"{math.ceil((noise / _NOISY) ** 2)} times the steps"
         remedy = f"run it for {times}, or with a larger batch_size or a step that decreases"
         if not is_mean:
             remedy = "return the mean over the last half of the run, by average=0.5"
