@@ -115,7 +115,7 @@ class Rows:
             plate=self.plate,
             size=self.size,
             batch=self.batch,
-            shapes=tuple((n, one.unconstrained.shape) for n, one in self.info.latents.items()),
+            shapes=self.info.shapes,
         )
         if factor is not None:
             proxy = replace(proxy, noise=self._noise(proxy, nearest, factor))

@@ -26,6 +26,7 @@ from numpyro_ext._model.mode_search import (
 from numpyro_ext._model.normal_fit import factor_like, shape_measure, variational_fit
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import unravel
 from numpyro_ext._model.start import draw_params, draw_start, start_near_median
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import Model, Sites
@@ -136,20 +137,14 @@ class Modes:
         shares = jnp.asarray([mode.share for mode in self.modes])
         which = random.categorical(key_mode, jnp.log(shares), shape=sample_shape)[..., None]
         xi = random.normal(key_xi, (*sample_shape, self.size))
-        parts = []
-        for mode in self.modes:
-            A = mode.factor
-            parts.append(mode.center + (xi @ A.T if A.ndim == 2 else xi * A))
+        parts = [
+            jnp.vectorize(mode.whitening.to_z, signature="(n)->(n)")(xi) for mode in self.modes
+        ]
         return jnp.select([which == k for k in range(len(parts))], parts)
 
     def unravel(self, x: Array) -> Sites:
         """Vectors ``(*batch, n)`` as unconstrained sites, such as ``init_params`` takes."""
-        sites, start = {}, 0
-        for name, shape in self.shapes:
-            stop = start + math.prod(shape)
-            sites[name] = x[..., start:stop].reshape(*x.shape[:-1], *shape)
-            start = stop
-        return sites
+        return unravel(x, self.shapes)
 
     def __repr__(self) -> str:
         shares = ", ".join(f"{mode.share:.2g}" for mode in self.modes)
@@ -328,8 +323,7 @@ def search_modes(
         problems += _not_near(mode, fit, advice(info))
         found[0] = fit
     problems = (*(problem for one in found for problem in one.problems), *problems)
-    shapes = tuple((name, one.unconstrained.shape) for name, one in info.latents.items())
-    return Modes(tuple(found), shapes, spent, tuple({p: p for p in problems}.values()))
+    return Modes(tuple(found), info.shapes, spent, tuple(dict.fromkeys(problems)))
 
 
 def _four(rng_key: Array) -> tuple[Array, ...]:

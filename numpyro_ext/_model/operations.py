@@ -76,10 +76,8 @@ def compile_ahead(
     structure = jax.tree.structure(shapes)
     consts = [jnp.asarray(x) for x in closed.consts]
 
-    def program(consts: list[Any], *leaves: Any) -> list[Any]:
-        return jaxpr_as_fun(closed.replace(consts=consts))(*leaves)
-
-    lowered = jax.jit(program, compiler_options=options).lower(consts, *jax.tree.leaves(args))
+    program = jax.jit(_open(closed), compiler_options=options)
+    lowered = program.lower(consts, jax.tree.leaves(args))
     text = f"{lowered.as_text()}{options}{[x.sharding for x in consts]}{jax.default_backend()}"
     known = hashlib.sha256(text.encode()).digest()
     compiled = _COMPILED.pop(known, None)
@@ -90,7 +88,7 @@ def compile_ahead(
         _COMPILED.popitem(last=False)
 
     def call(*args: Any) -> Any:
-        found = compiled.result()(consts, *jax.tree.leaves(args))
+        found = compiled.result()(consts, jax.tree.leaves(args))
         return jax.tree.unflatten(structure, found)
 
     return call
@@ -111,15 +109,16 @@ def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
             closed, out = jax.make_jaxpr(fn, return_shape=True)(*jax.tree.unflatten(tree, shapes))
             if is_traced(closed.consts):  # they die with the program around this one
                 return fn(*args)
-
-            def program(consts: list[Any], leaves: list[Any]) -> list[Any]:
-                return jaxpr_as_fun(closed.replace(consts=consts))(*leaves)
-
-            known[tree, like] = closed.consts, jax.tree.structure(out), jax.jit(program)
+            known[tree, like] = closed.consts, jax.tree.structure(out), jax.jit(_open(closed))
         consts, structure, program = known[tree, like]
         return jax.tree.unflatten(structure, program(consts, leaves))
 
     return call
+
+
+def _open(closed: Any) -> Callable[[list[Any], list[Any]], list[Any]]:
+    """A traced program whose constants are arguments."""
+    return lambda consts, leaves: jaxpr_as_fun(closed.replace(consts=consts))(*leaves)
 
 
 _MOST_COMPILED = 64

@@ -50,6 +50,7 @@ __all__ = [
     "shape_trace",
     "trace_of",
     "unconstrained_shape",
+    "unravel",
 ]
 
 Site = dict[str, Any]
@@ -225,6 +226,16 @@ class Latent(NamedTuple):
     """Names of the plates around it."""
 
 
+def unravel(x: Array, shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> Sites:
+    """``(*batch, n)`` vectors as unconstrained sites of :attr:`ModelInfo.shapes`."""
+    sites, start = {}, 0
+    for name, shape in shapes:
+        stop = start + math.prod(shape)
+        sites[name] = x[..., start:stop].reshape(*x.shape[:-1], *shape)
+        start = stop
+    return sites
+
+
 @dataclass(frozen=True)
 class ModelInfo:
     r"""The parts of a model that are static on given arguments.
@@ -253,6 +264,11 @@ class ModelInfo:
     def size(self) -> int:
         """Length of a latent vector."""
         return sum(math.prod(latent.unconstrained.shape) for latent in self.latents.values())
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """``(site, unconstrained shape)`` in the order of a latent vector."""
+        return tuple((name, one.unconstrained.shape) for name, one in self.latents.items())
 
     @cached_property
     def slices(self) -> dict[str, slice]:

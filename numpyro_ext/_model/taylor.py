@@ -10,7 +10,6 @@ with the value, gradient and Hessian of a row at c, and L, G and H their sums ov
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-import math
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -30,6 +29,7 @@ from numpyro_ext._model.read import (
     shape_trace,
     trace_of,
     unconstrained_shape,
+    unravel,
 )
 from numpyro_ext._model.units import Layout
 from numpyro_ext._model.whitening import Whitening
@@ -136,12 +136,7 @@ class TaylorProxy:
 
     def unravel(self, x: Array) -> Sites:
         """A ``(d,)`` vector as unconstrained sites."""
-        sites, start = {}, 0
-        for name, shape in self.shapes:
-            stop = start + math.prod(shape)
-            sites[name] = x[start:stop].reshape(shape)
-            start = stop
-        return sites
+        return unravel(x, self.shapes)
 
     def log_joint(
         self, trace: Trace, run: Callable[[Sites], Trace], *, compare: bool = False

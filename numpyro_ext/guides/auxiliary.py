@@ -11,8 +11,7 @@ from typing import Any
 from jax import Array
 import jax.numpy as jnp
 import numpyro
-from numpyro.distributions import Normal, biject_to, constraints
-from numpyro.distributions.transforms import Transform
+from numpyro.distributions import Normal, biject_to
 from numpyro.handlers import block, substitute
 
 from numpyro_ext._checks import check_count
@@ -122,7 +121,7 @@ class AutoAuxiliary(AutoWithoutDensity):
             if aux:
                 normal = self._normal(f"aux__{i}", None, aux[-1], num_aux)
             aux.append(numpyro.sample(f"{name}__{i}", normal.to_event(1), infer=auxiliary))
-        loc, scale, fixed = self._loc_and_scale()
+        loc, scale, fixed = self.loc_and_scale()
         e = self._normal("net", self.network, aux[-1], self.latent_dim)
         normal = through(Normal(loc + scale * e.loc, scale * e.scale).to_event(1), fixed)
         z: Any = numpyro.sample(f"_{self.prefix}_latent", normal, infer=auxiliary)
@@ -147,7 +146,7 @@ class AutoAuxiliary(AutoWithoutDensity):
             return self._reverse(jnp.concatenate(z), [aux[name] for name in names])
 
     def _reverse(self, z: Array, aux: Sequence[Array]) -> Array:
-        loc, scale, fixed = self._loc_and_scale()
+        loc, scale, fixed = self.loc_and_scale()
         z = back(z, fixed)
         num_aux = self.aux_dim or self.latent_dim
         given, pair, log_r = (z - loc) / scale, self.reverse_network, jnp.zeros(())
@@ -156,11 +155,6 @@ class AutoAuxiliary(AutoWithoutDensity):
             log_r = log_r + normal.log_prob(aux[i]).sum(-1)
             given, pair = aux[i], None
         return log_r
-
-    def _loc_and_scale(self) -> tuple[Any, Any, list[Transform]]:
-        loc, scale, fixed = self.begin()
-        loc, positive = numpyro.param(f"{self.prefix}_loc", loc), constraints.softplus_positive
-        return loc, numpyro.param(f"{self.prefix}_scale", scale, constraint=positive), fixed
 
     def _normal(self, name: str, network: Network | None, x: Array, out_dim: int) -> Normal:
         pair = network or conditional_mlp(self.hidden_dims, x.shape[-1], out_dim, SLOPE)

@@ -145,7 +145,7 @@ class AutoHVI(AutoWithoutDensity):
     def sample_vector(self, sample_shape: tuple[int, ...], args: tuple, kwargs: Params) -> Array:
         auxiliary = {"is_auxiliary": True}
         d, T = self.latent_dim, self.num_steps
-        loc, scale, fixed = self._loc_and_scale()
+        loc, scale, fixed = self.loc_and_scale()
         start = through(Normal(loc, scale).to_event(1), fixed)
         z: Any = numpyro.sample(f"_{self.prefix}_start", start, infer=auxiliary)
         normal = Normal(0.0, 1.0).expand((T, d)).to_event(2)
@@ -194,7 +194,7 @@ class AutoHVI(AutoWithoutDensity):
 
     def _rounds(self, z: Array, v: Array, args: tuple, kwargs: Params) -> tuple[Array, Array]:
         """``z_T`` and the sum of ``log r_t``, from ``(d,)`` and ``(T, d)`` draws."""
-        loc, scale, fixed = self._loc_and_scale()
+        loc, scale, fixed = self.loc_and_scale()
         grad_u = self._gradient(args, kwargs, fixed)
         z = back(z, fixed)
         d, T, prefix = self.latent_dim, self.num_steps, self.prefix
@@ -247,8 +247,3 @@ class AutoHVI(AutoWithoutDensity):
                 return potential(self.unpack(onwards(z, fixed)), rows)
 
         return jax.grad(u)
-
-    def _loc_and_scale(self) -> tuple[Any, Any, list[Transform]]:
-        loc, scale, fixed = self.begin()
-        loc, positive = numpyro.param(f"{self.prefix}_loc", loc), constraints.softplus_positive
-        return loc, numpyro.param(f"{self.prefix}_scale", scale, constraint=positive), fixed

@@ -118,9 +118,8 @@ def _warn(message: str) -> None:
 
 def check_sites(start: Start, info: ModelInfo) -> None:
     """An error if the model has other latent sites than what ``init_from`` was found for."""
-    shapes = {name: one.unconstrained.shape for name, one in info.latents.items()}
-    if list(shapes.items()) != list(start.shapes.items()):
+    if list(info.shapes) != list(start.shapes.items()):
         raise ValueError(
             f"init_from has the unconstrained latent sites {start.shapes}, but the model has"
-            f" {shapes}; find or fit it on this model, with the same arguments."
+            f" {dict(info.shapes)}; find or fit it on this model, with the same arguments."
         )

@@ -2,9 +2,13 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 from jax import Array
+import numpyro
 import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.distributions.transforms import Transform
 
 from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._typing import Params
@@ -23,6 +27,12 @@ class AutoWithoutDensity(AutoAtModes):
     @abstractmethod
     def sample_vector(self, sample_shape: tuple[int, ...], args: tuple, kwargs: Params) -> Array:
         """Latent vectors ``(*sample_shape, latent_dim)``, and the guide's own sites on the way."""
+
+    def loc_and_scale(self) -> tuple[Any, Any, list[Transform]]:
+        """The trained location and standard deviations, and the fixed map after them, if any."""
+        loc, scale, fixed = self.begin()
+        loc, positive = numpyro.param(f"{self.prefix}_loc", loc), constraints.softplus_positive
+        return loc, numpyro.param(f"{self.prefix}_scale", scale, constraint=positive), fixed
 
     def latent_distribution(self) -> dist.Distribution:
         raise IntractableDensityError(
