@@ -126,7 +126,7 @@ def normal_from_the_mode(steps: int, data: Data) -> Fit:
     guide = AutoMultivariateNormal(model)
     start = find_modes(model, *data).whitening.init_params(guide, *data)
     optim = optax.adam(optax.cosine_decay_schedule(2e-3, steps))
-    svi = SVI(model, guide, optim, VRELBO(1.0, 4, gradient="stl"))
+    svi = SVI(model, guide, optim, VRELBO(1.0, 4))
     fit = svi.run(random.key(1), steps, *data, init_params=start, progress_bar=False)
     return of_guide(began, svi, fit, data)
 
@@ -217,7 +217,7 @@ def main() -> int:
         return max(8, round(number * args.scale))
 
     names, data = firms()
-    stl = VRELBO(1.0, 4, gradient="stl")
+    stl = VRELBO(1.0, 4)
     methods: dict[str, Callable[[], Fit]] = {
         "NUTS": lambda: by_chains(
             NUTS(not_centred, target_accept_prob=0.95), many(1000), many(2500), 4, data

@@ -114,7 +114,7 @@ start = proxy.init_params(guide)
 fits = {}
 for name, loss in {
     "Trace_ELBO": Trace_ELBO(),
-    "VRELBO(1.) with the proxy": VRELBO(1.0, 4, gradient="stl", proxy=proxy),
+    "VRELBO(1.) with the proxy": VRELBO(1.0, 4, proxy=proxy),
     "VRELBO(0.5) with the proxy": VRELBO(0.5, 4, gradient="dreg", proxy=proxy),
 }.items():
     adam = optax.adam(optax.cosine_decay_schedule(0.01, 1000))

@@ -103,7 +103,7 @@ def nuts(rng_key, model, num_samples):
 
 def fitted(rng_key, guide, steps):
     rate = optax.cosine_decay_schedule(5e-3, steps)
-    svi = SVI(centred, guide, optax.adam(rate), VRELBO(1.0, 8, gradient="stl"))
+    svi = SVI(centred, guide, optax.adam(rate), VRELBO(1.0, 8))
     return svi.run(rng_key, steps, progress_bar=False).params
 
 

@@ -89,7 +89,7 @@ def fit(rng_key, x, y, strength, steps):
     guide = AutoMultivariateNormal(model)
     start = find_modes(model, x, y, strength).whitening.init_params(guide, x, y, strength)
     adam = optax.adam(optax.cosine_decay_schedule(0.02, steps))
-    svi = SVI(model, guide, whitened(adam, start), VRELBO(1.0, 8, gradient="stl"))
+    svi = SVI(model, guide, whitened(adam, start), VRELBO(1.0, 8))
     result = svi.run(rng_key, steps, x, y, strength, init_params=start, progress_bar=False)
     return guide.sample_posterior(random.fold_in(rng_key, 1), result.params, sample_shape=(1000,))
 

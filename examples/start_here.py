@@ -129,7 +129,7 @@ start = time.perf_counter()
 proxy = taylor_proxy(model, *data, **minibatch)
 guide = AutoRealNVPNormal(model, init_from=proxy)
 optim = optax.adam(optax.cosine_decay_schedule(2e-3, options.steps))
-svi = SVI(model, guide, optim, VRELBO(1.0, 4, gradient="stl", proxy=proxy))
+svi = SVI(model, guide, optim, VRELBO(1.0, 4, proxy=proxy))
 fit = svi.run(jax.random.key(1), options.steps, *data, **minibatch, progress_bar=False)
 lap("flow", start)
 of_fit = {"result": fit, "model_args": data, "model_kwargs": minibatch}

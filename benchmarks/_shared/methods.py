@@ -8,7 +8,7 @@ import warnings
 import jax
 from jax import random
 import numpy as np
-from numpyro.infer import ELBO, MCMC, SVI
+from numpyro.infer import ELBO, MCMC, NUTS, SVI
 import optax
 
 from numpyro_ext.diagnostics import Diagnosis, InferenceWarning, diagnose
@@ -20,46 +20,80 @@ WARMUP, DRAWS, STEPS = 200, 2500, 20
 """Of two chains; draws are that many transitions apart."""
 
 
+class Fit(NamedTuple):
+    draws: Draws
+    found: Diagnosis
+    seconds: float
+    """Those until the draws are there, compilation included."""
+
+
 def by_guide(
-    model: Callable[..., None], data: tuple[Any, ...], guide: Any, loss: ELBO
-) -> tuple[Draws, Diagnosis]:
-    """5,000 steps of Adam at 5e-3, falling along a cosine."""
-    optim = optax.adam(optax.cosine_decay_schedule(5e-3, GUIDE_STEPS))
+    model: Callable[..., None],
+    data: tuple[Any, ...],
+    guide: Any,
+    loss: ELBO,
+    optim: Any = None,
+    seed: int = 1,
+) -> Fit:
+    """5,000 steps of Adam at 5e-3, falling along a cosine if there is no ``optim``."""
+    optim = optim or optax.adam(optax.cosine_decay_schedule(5e-3, GUIDE_STEPS))
+    began = time.perf_counter()
     svi = SVI(model, guide, optim, loss)
-    result = svi.run(random.key(1), GUIDE_STEPS, *data, progress_bar=False)
+    result = svi.run(random.key(seed), GUIDE_STEPS, *data, progress_bar=False)
     shape = (GUIDE_DRAWS,)
     sample = jax.jit(lambda key, p, x: guide.sample_posterior(key, p, *x, sample_shape=shape))
-    return (
-        jax.device_get(sample(random.key(2), result.params, data)),
-        diagnose(svi, result=result, model_args=data),
-    )
+    draws = jax.device_get(sample(random.key(2), result.params, data))
+    seconds = time.perf_counter() - began
+    return Fit(draws, diagnose(svi, result=result, model_args=data), seconds)
 
 
 def by_particles(
-    model: Callable[..., None], data: tuple[Any, ...], field: Callable[[], Any], seed: int = 1
-) -> tuple[Draws, Diagnosis]:
-    guide = AutoParticles(model)
+    model: Callable[..., None],
+    data: tuple[Any, ...],
+    field: Callable[[], Any],
+    seed: int = 1,
+    num: int = 100,
+) -> Fit:
+    began = time.perf_counter()
+    guide = AutoParticles(model, num)
     svi = SVI(model, guide, particle_step(PARTICLE_STEPS), loss=field())
     result = svi.run(random.key(seed), PARTICLE_STEPS, *data, progress_bar=False)
-    return (
-        jax.device_get(guide.particles(result.params)),
-        diagnose(svi, result=result, model_args=data),
-    )
+    draws = jax.device_get(guide.particles(result.params))
+    seconds = time.perf_counter() - began
+    return Fit(draws, diagnose(svi, result=result, model_args=data), seconds)
 
 
 def by_parvi(
-    model: Callable[..., None], data: tuple[Any, ...], seed: int = 1
-) -> tuple[Draws, Diagnosis]:
+    model: Callable[..., None], data: tuple[Any, ...], seed: int = 1, num: int = 100
+) -> Fit:
+    began = time.perf_counter()
     mcmc = MCMC(
         ParVI(model),
         num_warmup=PARTICLE_STEPS,
         num_samples=1,
-        num_chains=100,
+        num_chains=num,
         chain_method="vectorized",
         progress_bar=False,
     )
     mcmc.run(random.key(seed), *data)
-    return jax.device_get(mcmc.get_samples()), diagnose(mcmc)
+    draws = jax.device_get(mcmc.get_samples())
+    seconds = time.perf_counter() - began
+    return Fit(draws, diagnose(mcmc), seconds)
+
+
+def by_nuts(model: Callable[..., None], data: tuple[Any, ...], sites: Any, least: float) -> float:
+    """Seconds of NUTS at its defaults, one chain, until the least effective sample size of a number
+    of ``sites`` is ``least``: 1,000 steps of warmup, and 500 draws at a time, 20 times at most."""
+    began, draws = time.perf_counter(), []
+    mcmc = MCMC(NUTS(model), num_warmup=1000, num_samples=500, progress_bar=False)
+    for _ in range(20):
+        mcmc.run(random.key(1 + len(draws)), *data)
+        mcmc.post_warmup_state = mcmc.last_state
+        draws.append(jax.device_get(mcmc.get_samples(group_by_chain=True)))
+        so_far = {site: np.concatenate([x[site] for x in draws], 1) for site in sites}
+        if smallest_ess(so_far) >= least:
+            return time.perf_counter() - began
+    return np.inf
 
 
 class Chains(NamedTuple):
@@ -76,7 +110,7 @@ class Chains(NamedTuple):
     """Those of start and run."""
 
 
-def by_kernel(kernel: Any, data: tuple[Any, ...]) -> Chains:
+def by_kernel(kernel: Any, data: tuple[Any, ...], seed: int = 1) -> Chains:
     """Two chains of 200 + 2,500 draws."""
     mcmc = MCMC(
         kernel,
@@ -89,11 +123,11 @@ def by_kernel(kernel: Any, data: tuple[Any, ...]) -> Chains:
     began = time.perf_counter()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", InferenceWarning)
-        keys = random.split(random.key(1), 2)
+        keys = random.split(random.key(seed), 2)
         state = kernel.init(keys, WARMUP * STEPS, None, data, {})
         jax.block_until_ready(state.i)
         start = time.perf_counter() - began
-        mcmc.run(random.key(1), *data)
+        mcmc.run(random.key(seed), *data)
         samples = jax.device_get(mcmc.get_samples(group_by_chain=True))
         seconds = time.perf_counter() - began
         found = diagnose(mcmc)

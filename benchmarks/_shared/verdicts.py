@@ -128,16 +128,20 @@ class Line(NamedTuple):
     silent: bool
 
 
-def kept(folder: Path, label: str, row: Callable[[], tuple[str, Verdict]]) -> Line:
+def kept(folder: Path, label: str, row: Callable[[], tuple[str, Verdict] | Line]) -> Line:
     """Prints a row of a table: that in ``folder / "rows"`` if an earlier run has made it, so that a
     table which was stopped goes on. Without the file the row is run again."""
     path = folder / "rows" / f"{re.sub('[^a-z0-9]+', '-', label.lower()).strip('-')}.json"
     if path.is_file():
         line = Line(**json.loads(path.read_text()))
     else:
-        text, verdict = row()
-        flags = (verdict.right, verdict.false_alarm, verdict.silent)
-        line = Line(text, *map(bool, flags))
+        made = row()
+        if isinstance(made, Line):
+            line = made
+        else:
+            text, verdict = made
+            flags = (verdict.right, verdict.false_alarm, verdict.silent)
+            line = Line(text, *map(bool, flags))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(line._asdict()))
     print(line.text, flush=True)

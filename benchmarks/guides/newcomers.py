@@ -47,7 +47,7 @@ def line(name: str, label: str, problem: Example, truth: Truth) -> tuple[str, Ve
         warnings.simplefilter("ignore")
         try:
             loss = row.objective(row.num_particles or 4)
-            samples, found = by_guide(model, problem.data, row.guide(model), loss)
+            samples, found, _ = by_guide(model, problem.data, row.guide(model), loss)
         except ValueError as error:  # by `diagnose`, of a fit that diverged
             verdict = Verdict(False, told=f"refused: {' '.join(str(error).split())}")
             seconds = f"{time.perf_counter() - began:.1f}"

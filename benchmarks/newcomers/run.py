@@ -1,27 +1,38 @@
 """Guides, particles and kernels as a newcomer meets them, nothing tuned, on models that are in none
 of the other tables.
 
-Guides run for 5,000 steps of `Trace_ELBO(4)` with Adam at 5e-3 falling along a cosine, and give
-4,000 draws; particles are 100, for 500 steps; kernels are built as `Kernel(model,
+The models are eleven of the literature, and by `--model` six more of statsmodels' data, which were
+chosen before any of them was run.
+
+One name is swapped. Guides run for 5,000 steps of `optax.adam(5e-3)`, NumPyro's with
+`Trace_ELBO(4)`, flows with `VRELBO(1., 4)` and `AutoMixtureNormal` with `MixtureELBO()`, and give
+4,000 draws; particles are 200, for 500 steps; kernels are built as `Kernel(model,
 steps_per_sample=20)` and run for 2 chains of 200 + 2,500 draws. The two models of many rows have
-minibatches of 200 and 300 rows for all methods. The truth is exact by quadrature, or NUTS in double
-precision (4 chains of 2,000 + 5,000 draws), kept under `--out`; `--truth` makes it and fits
-nothing.
+minibatches of 200 and 300 rows for all methods, and the flows' loss the proxy. The truth is exact
+by quadrature, or NUTS in double precision (4 chains of 2,000 + 5,000 draws), kept under `--out`;
+`--truth` makes it and fits nothing.
 
 `worst mean` is the largest error of a mean in standard deviations, `sd ratio` the mean, and
 [least, largest], of the standard deviations over the right ones, over all numbers of the compared
 sites. `right`: each mean is within .2 sd and each sd within 20 %; of kernels within .1 and 10 %,
 or three Monte Carlo errors more. `says` is what `diagnose` finds wrong or could not judge, and
 warnings; `judged by` has the quantities with a verdict about the draws; a `false alarm` is a right
-row that `diagnose` finds wrong. `seconds` are those of everything, compilation included. Rows are
-kept under `--out` too, so that a table which was stopped goes on; without the folder `rows` there
-they are run again.
+row that `diagnose` finds wrong.
+
+`seconds` are those until the draws are there, with compilation, each row in a process of its own;
+`/ NUTS` is their ratio to those of NumPyro's NUTS (one chain, all rows of the data, its defaults)
+to 400 effective draws of every compared number, in a process of its own too. Rows are kept under
+`--out`, so that a table which was stopped goes on; without the folder `rows` there they are run
+again. `--seed` shifts the key.
 """
 
 import argparse
 from collections.abc import Callable
 from functools import partial
+import json
+import os
 from pathlib import Path
+import subprocess
 import sys
 import time
 from typing import Any
@@ -31,60 +42,109 @@ import numpy as np
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+import optax
 
 from numpyro_ext.guides import AutoMixtureNormal, AutoRealNVPNormal, AutoSplineNormal
 from numpyro_ext.mcmc import SGHMC, SGLD, SGNHT
+from numpyro_ext.objectives import VRELBO, MixtureELBO, taylor_proxy
 from numpyro_ext.particles import Blob, RegularizedSVGD
 
 sys.path.append(str(Path(__file__).parents[1]))
-from _shared.methods import by_guide, by_kernel, by_particles, by_parvi, merged, smallest_ess
-from _shared.unseen_models import MODELS, NUTS_DRAWS, Unseen
+from _shared.methods import (
+    by_guide,
+    by_kernel,
+    by_nuts,
+    by_particles,
+    by_parvi,
+    merged,
+    smallest_ess,
+)
+from _shared.statsmodels_models import STATSMODELS
+from _shared.unseen_models import MODELS as UNSEEN
+from _shared.unseen_models import NUTS_DRAWS, Unseen
 from _shared.verdicts import HEADS, Errors, Line, Truth, Verdict, counted, errors, kept
 
-GUIDES = {
-    guide.__name__: guide
-    for guide in (
-        *(AutoNormal, AutoMultivariateNormal),
-        *(AutoRealNVPNormal, AutoSplineNormal, AutoMixtureNormal),
-    )
-}
+MODELS = {**UNSEEN, **STATSMODELS}
+STOCK = {guide.__name__: guide for guide in (AutoNormal, AutoMultivariateNormal)}
+FLOWS = {guide.__name__: guide for guide in (AutoRealNVPNormal, AutoSplineNormal)}
 FIELDS = {field.__name__: field for field in (RegularizedSVGD, Blob)}
 KERNELS: dict[str, Callable[..., Any]] = {"SGHMC": SGHMC, "SGNHT": SGNHT, "SGLD": SGLD}
-METHODS = [*GUIDES, *FIELDS, "ParVI", *KERNELS]
-COLUMNS = ("model", "method", "worst mean", "sd ratio", *HEADS, "seconds")
+METHODS = [*STOCK, *FLOWS, "AutoMixtureNormal", *FIELDS, "ParVI", *KERNELS]
+COLUMNS = ("model", "method", "worst mean", "sd ratio", *HEADS, "seconds", "/ NUTS")
 KERNEL_BAND = 0.1, 0.1
+PARTICLES, LEAST_ESS = 200, 400
 
 
-def fit(problem: Unseen, method: str, truth: Truth) -> tuple[Errors, Verdict]:
+def fit(problem: Unseen, method: str, truth: Truth, seed: int) -> tuple[Errors, Verdict, float]:
     model, data = problem.batched, problem.rows
     if method in KERNELS:
-        chains = by_kernel(KERNELS[method](model, steps_per_sample=20), data)
+        chains = by_kernel(KERNELS[method](model, steps_per_sample=20), data, seed)
         compared = {site: chains.samples[site] for site in truth}
         error, ess = errors(merged(compared), truth), smallest_ess(compared)
         right = error.right(*KERNEL_BAND) or error.nearly(*KERNEL_BAND, ess)
-        return error, Verdict(right, chains.found, chains.told)
-    if method in GUIDES:
-        draws, found = by_guide(model, data, GUIDES[method](model), Trace_ELBO(4))
+        return error, Verdict(right, chains.found, chains.told), chains.seconds
+    adam, before = optax.adam(5e-3), 0.0
+    if method in STOCK:
+        found = by_guide(model, data, STOCK[method](model), Trace_ELBO(4), adam, seed)
+    elif method in FLOWS:
+        began = time.perf_counter()
+        proxy = None if problem.batch is None else taylor_proxy(model, *data)
+        before = time.perf_counter() - began
+        loss = VRELBO(1.0, 4, proxy=proxy)
+        found = by_guide(model, data, FLOWS[method](model), loss, adam, seed)
+    elif method == "AutoMixtureNormal":
+        found = by_guide(model, data, AutoMixtureNormal(model), MixtureELBO(), adam, seed)
     elif method in FIELDS:
-        draws, found = by_particles(model, data, FIELDS[method])
+        found = by_particles(model, data, FIELDS[method], seed, PARTICLES)
     else:
-        draws, found = by_parvi(model, data)
-    error = errors(draws, truth)
-    return error, Verdict(error.right(), found)
+        found = by_parvi(model, data, seed, PARTICLES)
+    error = errors(found.draws, truth)
+    return error, Verdict(error.right(), found.found), before + found.seconds
 
 
-def line(name: str, method: str, problem: Unseen, truth: Truth) -> tuple[str, Verdict]:
-    began = time.perf_counter()
-    sizes = ["-", "-"]
+def line(name: str, method: str, out: Path, seed: int) -> tuple[str, Verdict]:
+    problem = MODELS[name]()
+    truth, sizes = problem.truth(out, name), ["-", "-"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            error, verdict = fit(problem, method, truth)
+            error, verdict, seconds = fit(problem, method, truth, seed)
             sizes = [f"{error.mean:.2f}", error.spread]
         except (ValueError, RuntimeError) as refusal:
             verdict = Verdict(False, told=f"refused: {' '.join(str(refusal).split())}")
-    cells = [name, method, *sizes, *verdict.cells, f"{time.perf_counter() - began:.1f}"]
-    return f"| {' | '.join(cells)} |", verdict
+            seconds = np.nan
+    return f"| {' | '.join([name, method, *sizes, *verdict.cells, f'{seconds:.1f}'])}", verdict
+
+
+def in_a_process(name: str, method: str, out: Path, seed: int) -> Any:
+    """What :func:`main` does with ``--one``, where nothing is compiled yet."""
+    options = ["--model", name, "--only", method, "--out", str(out), "--seed", str(seed), "--one"]
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    command = [sys.executable, __file__, *options]
+    return json.loads(subprocess.check_output(command, env=environment, text=True).splitlines()[-1])
+
+
+def nuts_seconds(name: str, out: Path) -> float:
+    """Kept beside the truth."""
+    path = out / f"seconds_of_nuts_{name.replace(' ', '_').replace(',', '')}.json"
+    if not path.is_file():
+        path.write_text(json.dumps(in_a_process(name, "NUTS", out, 1)))
+    return json.loads(path.read_text())
+
+
+def with_ratio(name: str, method: str, out: Path, seed: int, of_nuts: float) -> Line:
+    text, *flags = in_a_process(name, method, out, seed)
+    seconds = float(text.rsplit("|", 1)[1])
+    return Line(f"{text} | {seconds / of_nuts:.2f} |", *flags)
+
+
+def one(name: str, method: str, out: Path, seed: int) -> Any:
+    """A row as it is kept, or the seconds of NUTS."""
+    if method == "NUTS":
+        problem = MODELS[name]()
+        return by_nuts(problem.model, problem.rows, problem.compared, LEAST_ESS)
+    text, verdict = line(name, method, out, seed)
+    return [text, bool(verdict.right), bool(verdict.false_alarm), bool(verdict.silent)]
 
 
 def report_truth(folder: Path, name: str, truth: Truth) -> None:
@@ -104,23 +164,29 @@ def report_truth(folder: Path, name: str, truth: Truth) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--model", nargs="*", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--only", nargs="*", default=METHODS, choices=METHODS, help="methods")
+    parser.add_argument("--model", nargs="*", default=list(UNSEEN), choices=list(MODELS))
+    parser.add_argument("--only", nargs="*", default=METHODS, choices=[*METHODS, "NUTS"])
     parser.add_argument("--out", type=Path, default=Path("out/newcomers"))
     parser.add_argument("--truth", action="store_true", help="make and show the truths alone")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.one:
+        print(json.dumps(one(args.model[0], args.only[0], args.out, args.seed)))
+        return
     if not args.truth:
         print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     lines: list[Line] = []
     for name in args.model:
-        problem = MODELS[name]()
-        truth = problem.truth(args.out, name)
+        truth = MODELS[name]().truth(args.out, name)
         if args.truth:
             report_truth(args.out, name, truth)
             continue
+        of_nuts = nuts_seconds(name, args.out)
         for method in args.only:
-            row = partial(line, name, method, problem, truth)
-            lines.append(kept(args.out, f"{name} {method}", row))
+            label = f"{name} {method}" + (f" {args.seed}" if args.seed > 1 else "")
+            row = partial(with_ratio, name, method, args.out, args.seed, of_nuts)
+            lines.append(kept(args.out, label, row))
     if lines:
         print(counted(lines))
 

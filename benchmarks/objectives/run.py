@@ -1,29 +1,41 @@
 """Cost, memory and gradient noise of the objectives, compared with those of NumPyro.
 
-There are five tables: the time of a step of ``VRELBO``, ``RenyiELBO`` and ``Trace_ELBO``; that of
+There are six tables: the time of a step of ``VRELBO``, ``RenyiELBO`` and ``Trace_ELBO``; that of
 ``CurvatureELBO`` and of ``ivon`` on a network (alone: ``--only curvature``); the time of the four
 gradients of ``VRELBO`` on a VAE; the compiled memory with ``vectorize_particles=False``; and the
-standard deviation of the four gradient estimators.
+standard deviation of the four gradient estimators; and what their noise costs on several guides
+(alone: ``--only defaults``), which decides the default of ``VRELBO``.
 """
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 import time
 from typing import Any
 
 import jax
 from jax import Array, lax, random
 from jax.example_libraries import stax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.infer import ELBO, SVI, RenyiELBO, Trace_ELBO
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.autoguide import (
+    AutoIAFNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
 import optax
 
-from numpyro_ext.guides import init_to_fan_in
+from numpyro_ext.guides import (
+    AutoMAFNormal,
+    AutoRealNVPNormal,
+    AutoSplineNormal,
+    init_to_fan_in,
+)
 from numpyro_ext.objectives import IWELBO, VRELBO, BBAlphaELBO, CurvatureELBO
 from numpyro_ext.optim import ivon
 from numpyro_ext.targets import bayesian_mlp
@@ -234,6 +246,68 @@ def gradient_noise(num_keys: int, num: int) -> None:
             print(f"| N({m:g}, {s:g}) | {alpha:g} | " + " | ".join(cells) + " |")
 
 
+def defaults(repeats: int) -> None:
+    print("\n## Noise at equal time: seconds times variance, over those of the standard gradient\n")
+    print(
+        "Logistic regression of 500 rows and 20 columns, posterior normal; and Neal's funnel, four"
+        " latent numbers. The ratio of variances is the median over the parameters, first where the"
+        " guide begins, then after 2,000 steps.\n"
+    )
+    print("| model | guide | K | alpha | gradient | time | at first | at the end |")
+    print("|---|---|---|---|---|---|---|---|")
+    key_x, key_y = random.split(random.key(0))
+    x = random.normal(key_x, (500, 20))
+    y = random.bernoulli(key_y, jax.nn.sigmoid(x[:, 0])).astype(float)
+
+    def funnel() -> None:
+        v = numpyro.sample("v", dist.Normal(0.0, 1.5))
+        numpyro.sample("x", dist.Normal(0.0, jnp.exp(v / 2)).expand([3]).to_event(1))
+
+    kinds: dict[str, Any] = {
+        "AutoNormal": AutoNormal,
+        "AutoMultivariateNormal": AutoMultivariateNormal,
+        "AutoIAFNormal": AutoIAFNormal,
+        "AutoRealNVPNormal": AutoRealNVPNormal,
+        "AutoMAFNormal": AutoMAFNormal,
+        "AutoSplineNormal": AutoSplineNormal,
+    }
+    for model, data in ((regression, (x, y)), (funnel, ())):
+        for name, kind in kinds.items():
+            guide = kind(model)
+            svi = SVI(model, guide, optax.adam(5e-3), VRELBO(1.0, 4, gradient="standard"))
+            first = svi.init(random.key(1), *data)
+            last = svi.run(random.key(1), 2000, *data, progress_bar=False, init_state=first).params
+            places = svi.get_params(first), last
+            for alpha, other in ((1.0, "stl"), (0.5, "dreg"), (0.0, "dreg")):
+                for num in (1, 10) if alpha == 1 else (10,):
+                    losses = [VRELBO(alpha, num, gradient=g) for g in ("standard", other)]
+                    runs = [_noise(loss, model, guide, data) for loss in losses]
+                    seconds = shortest(repeats, *(partial(run, last) for run in runs))
+                    time = seconds[1] / seconds[0]
+                    cells = []
+                    for params in places:
+                        old, new = (jax.flatten_util.ravel_pytree(run(params))[0] for run in runs)
+                        cells.append(f"{time * float(jnp.median((new / old)[old > 0])):.2g}")
+                    print(
+                        f"| {model.__name__} | {name} | {num} | {alpha:g} | {other} | {time:.2f} |"
+                        f" {' | '.join(cells)} |",
+                        flush=True,
+                    )
+
+
+def _noise(loss: ELBO, model: Any, guide: Any, data: Any) -> Callable[[Any], Any]:
+    """The variances of the gradient over 200 keys."""
+
+    @jax.jit
+    def run(params: Any) -> Any:
+        def one(key: Array) -> Any:
+            return jax.grad(lambda params: loss.loss(key, params, model, guide, *data))(params)
+
+        return jax.tree.map(lambda g: jnp.var(g, 0), lax.map(one, random.split(random.key(2), 200)))
+
+    return run
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=15)
@@ -241,12 +315,16 @@ def main() -> None:
         "--steps", type=int, default=500, help="updates per timed run (10 times as many at K = 1)"
     )
     parser.add_argument("--keys", type=int, default=20_000)
-    parser.add_argument("--only", choices=["curvature"], help="this table alone")
+    parser.add_argument("--only", choices=["curvature", "defaults"], help="this table alone")
     args = parser.parse_args()
     print(
         f"jax {jax.__version__} on {jax.devices()[0].device_kind}; shortest of {args.repeats} runs"
         " that take turns"
     )
+    if args.only in (None, "defaults"):
+        defaults(args.repeats)
+    if args.only == "defaults":
+        return
     if args.only is None:
         against_numpyro(args.repeats, args.steps)
     curvatures_of_a_network(args.repeats, args.steps)

@@ -44,9 +44,9 @@ def row(name: str, label: str, problem: Example, truth: Truth, seed: int) -> tup
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if label == "ParVI":
-            samples, found = by_parvi(problem.model, problem.data, seed)
+            samples, found, _ = by_parvi(problem.model, problem.data, seed)
         else:
-            samples, found = by_particles(problem.model, problem.data, FIELDS[label], seed)
+            samples, found, _ = by_particles(problem.model, problem.data, FIELDS[label], seed)
     seconds = time.perf_counter() - began
     error = errors(samples, truth)
     verdict = Verdict(error.right(), found)

@@ -288,9 +288,10 @@ class EPEngine(ABC):
     def convergence(self, state: EPState) -> dict[str, float]:
         """What :func:`~numpyro_ext.diagnostics.diagnose` shows of the report of a state."""
         report = jax.device_get(state.report)
+        q = FAMILIES[self.family].moments(Site(state.shift, state.precision))
         return {
             "residual": float(report.residual),
-            "limit": limit_of(getattr(self, "tol", 0.0), report.residual.dtype),
+            "limit": float(limit_of(getattr(self, "tol", 0.0), q)),
             "skipped": int(report.skipped),
             "inaccurate": int(report.num_inaccurate),
         }

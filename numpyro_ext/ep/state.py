@@ -2,13 +2,13 @@
 
 from collections import namedtuple
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax import Array
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext.ep.normal import Site
+from numpyro_ext.ep.normal import Moments, Site, variances
 
 __all__ = ["EPRunResult", "EPState", "Report", "limit_of", "next_state", "prior_of"]
 
@@ -29,7 +29,8 @@ class Report(NamedTuple):
       the change of the mean in standard deviations and of the relative change of the variance; inf
       before the first sweep and where the undamped q is improper.
     - **skipped** - factors that were left as they were in the last step.
-    - **converged** - whether the residual is below ``tol`` and no factor was skipped.
+    - **converged** - whether the residual is below ``tol``, or what rounding leaves of it, and no
+      factor was skipped.
     - **num_improper** - factors left out because their cavity was improper; those of the prior are
       counted once there was a step without, because what makes q proper has a flat cavity until the
       other factors have spoken.
@@ -120,6 +121,13 @@ def next_state(
     )
 
 
-def limit_of(tol: float, dtype: Any) -> float:
-    """The residual below which a fit has converged: what rounding leaves of it is more."""
-    return tol if dtype == np.float64 or tol == 0 else max(tol, 3e-5)
+def limit_of(tol: float, q: Moments) -> Array:
+    """The residual below which a fit has converged: what rounding leaves of it is more.
+
+    A mean of M standard deviations from 0 is a number to half of eps M of them.
+    """
+    if tol == 0:
+        return jnp.zeros(())
+    sds = jnp.max(jnp.abs(q.mean) / jnp.sqrt(variances(q)))
+    least = 0.0 if q.mean.dtype == np.float64 else 3e-5
+    return jnp.maximum(jnp.maximum(tol, least), 0.5 * jnp.finfo(q.mean.dtype).eps * sds)

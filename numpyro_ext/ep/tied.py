@@ -354,7 +354,7 @@ def _report(
         )
 
     left = count("improper") + count("skipped") + count("low_ess")
-    converged = good & (residual < limit_of(setting.tol, residual.dtype)) & (left == 0)
+    converged = good & (residual < limit_of(setting.tol, start)) & (left == 0)
     # The cavity of what makes q proper is flat until the data have spoken.
     early = state.i == 0
     of_rows = jnp.sum(visits[0].improper, dtype=jnp.int32)

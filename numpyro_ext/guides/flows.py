@@ -71,7 +71,7 @@ class AutoFlowNormal(AutoAtModes):
     *Where it fails.* A flow is a homeomorphism: separated modes stay joined by a thin bridge, and a
     minimised ``KL(q || p)`` may leave modes out; a warning says where the search has found several.
     Training is not convex, and the KL that is reached depends on the learning rate: take
-    ``VRELBO(1., 4, gradient="stl")``, or ``num_particles`` of 8 or more and a falling rate.
+    ``VRELBO(1., 4)``, or ``num_particles`` of 8 or more and a falling rate.
 
     :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
         plate.

@@ -4,6 +4,7 @@ from inspect import signature
 from typing import Any
 import warnings
 
+import jax
 from jax import Array
 from numpyro.ops.provenance import eval_provenance
 
@@ -55,21 +56,32 @@ def refuse(objective: Any, layout: Layout, model_trace: Trace, guide_trace: Trac
 
 
 def refuse_hidden_gradient(draws: Any, key: Array, drawn: Sites) -> None:
-    """An error if a parameter of the guide is in a density that is not one of a drawn site."""
+    """An error if a parameter of the guide is in a density that is not one of a drawn site, or in
+    the support of one that is, where the mean of the score is not zero."""
 
-    def others(params: Params) -> dict[str, tuple[Array, Array]]:
-        sites = sample_sites(draws.guide_trace(key, {**draws.params, **params}, drawn))
-        return {s["name"]: (s["value"], draws.log_q(s)) for s in sites if s["name"] not in drawn}
+    def others(params: Params) -> dict[str, Any]:
+        trace = draws.guide_trace(key, {**draws.params, **params}, drawn)
+        return {
+            s["name"]: jax.tree.leaves(s["fn"].support)
+            if s["name"] in drawn
+            else (s["value"], draws.log_q(s))
+            for s in sample_sites(trace)
+        }
 
     params = {
         name: draws.params[name] for name in draws.layout.guide_params if name in draws.params
     }
     for name, origins in eval_provenance(others, params=params).items():
-        if any(origins):
-            site = draws.guide_trace(key)[name]
-            kind = "a Delta" if is_delta(site) else "observed" if is_data(site) else "a factor"
-            raise ValueError(
-                f"{type(draws.objective).__name__}: site '{name}' of the guide is {kind} and"
-                " depends on a parameter, so log q cannot be evaluated at a given value; use"
-                f" {draws.objective.without_log_q}."
-            )
+        if not any(jax.tree.leaves(origins, is_leaf=lambda x: isinstance(x, frozenset))):
+            continue
+        site = draws.guide_trace(key)[name]
+        kind = "a Delta" if is_delta(site) else "observed" if is_data(site) else "a factor"
+        what = (
+            f"is {kind} and depends on a parameter, so log q cannot be evaluated at a given value"
+        )
+        if name in drawn:
+            what = "has a support that depends on a parameter, so the mean of its score is not zero"
+        raise ValueError(
+            f"{type(draws.objective).__name__}: site '{name}' of the guide {what}; use"
+            f" {draws.objective.without_log_q}."
+        )

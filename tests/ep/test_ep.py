@@ -328,6 +328,24 @@ def test_units_of_a_site_change_nothing():
         np.testing.assert_allclose(cov / sd / sd[:, None], V / sd / sd[:, None], atol=0.005)
 
 
+def test_a_mean_far_from_zero_settles_at_what_rounding_leaves():
+    """126,000 standard deviations from 0, which single precision has to a hundredth of one."""
+    y = np.random.default_rng(11).normal(1000.0, 0.05, 40)
+
+    def model(y):
+        mean = numpyro.sample("mean", dist.Normal(900, 200))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(mean, 0.05), obs=y)
+
+    ep = EP(model, schedule="parallel")
+    result = ep.run(random.key(1), 20, jnp.asarray(y), progress_bar=False)
+    sd, limit = 0.05 / 40**0.5, ep.convergence(result.state)["limit"]
+    assert result.state.report.converged
+    assert limit == pytest.approx(0.5 * 2**-23 * 1000 / sd, rel=0.01)
+    loc = float(result.params["auto_loc"][0])
+    assert abs(loc - y.mean()) < 0.05 * sd
+
+
 def test_centred_eight_schools():
     """Each effect's prior is a factor of rank 2, of theta_j - mu and log tau."""
     result = fit(EP(schools), *SCHOOLS, num_steps=40)

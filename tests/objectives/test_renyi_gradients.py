@@ -17,6 +17,7 @@ from numpyro.infer.autoguide import (
 import optax
 import pytest
 
+from numpyro_ext._model.operations import count_operations
 from numpyro_ext.objectives import IWELBO, VRELBO
 from tests.objectives.compare import NoInverse, assert_refuses
 from tests.objectives.models import (
@@ -190,8 +191,13 @@ def observed_in_the_guide():
 
 
 def flow_without_inverse():
-    numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+    numpyro.sample("z", dist.Normal(numpyro.param("mu", jnp.zeros(2)), 1.0).to_event(1))
     numpyro.sample("s", dist.TransformedDistribution(dist.Normal(), NoInverse()))
+
+
+def support_from_a_parameter():
+    numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+    numpyro.sample("s", dist.Uniform(0.0, numpyro.param("mu", 0.1)))
 
 
 def factor_in_the_guide():
@@ -208,12 +214,13 @@ def factor_in_the_guide():
         (observed_in_the_guide, "'y' of the guide is observed and depends on a parameter"),
         (factor_in_the_guide, "'tilt' of the guide is a factor and depends on a parameter"),
         (AutoDelta(correlated_model), "'s' of the guide is a Delta and depends on a parameter"),
+        (support_from_a_parameter, "'s' of the guide has a support that depends on a parameter"),
         (
             flow_without_inverse,
             "'s' cannot be evaluated at a given value, because a transform has",
         ),
     ],
-    ids=["shifted noise", "observed", "factor", "AutoDelta", "no inverse"],
+    ids=["shifted noise", "observed", "factor", "AutoDelta", "support", "no inverse"],
 )
 def test_densities_that_cannot_be_evaluated_at_a_given_value(guide, sentence):
     params = initial(guide)
@@ -224,6 +231,44 @@ def test_densities_that_cannot_be_evaluated_at_a_given_value(guide, sentence):
     for gradient in ("standard", "single"):
         loss = VRELBO(0.5, 2, gradient=gradient)
         jax.eval_shape(lambda loss=loss: loss.loss(random.key(0), params, correlated_model, guide))
+
+
+def test_default_is_the_path_derivative_at_order_1_alone():
+    """And where log q of a given draw is to be had, at a cost like that of the draw's own."""
+
+    def gradients(guide, model, alpha=1.0):
+        params = initial(guide) if model is correlated_model else {"m": 0.4, "s": 0.7}
+        losses = [VRELBO(alpha, 2, gradient=g) for g in (None, "stl", "standard")]
+        found = []
+        for loss in losses:
+            try:
+                of = jax.grad(lambda p, loss=loss: loss.loss(random.key(3), p, model, guide))
+                found.append(ravel_pytree(of(params))[0])
+            except ValueError:
+                found.append(jnp.nan)
+        return [bool(np.all(found[0] == other)) for other in found[1:]]
+
+    model = numpyro.handlers.substitute(one_latent, {"b": 1.0})
+    assert gradients(normal_guide, model) == [True, False]
+    assert gradients(normal_guide, model, 0.9) == [False, True]
+    for guide in (support_from_a_parameter, flow_without_inverse, AutoDelta(correlated_model)):
+        assert gradients(guide, correlated_model) == [False, True]
+
+
+def test_default_takes_no_inverse_of_many_passes():
+    def wide():
+        numpyro.sample("z", dist.Normal(jnp.zeros(20), 1.0).to_event(1))
+
+    guide = AutoIAFNormal(wide, num_flows=1, hidden_dims=[20])
+    svi = SVI(wide, guide, optax.adam(0.1), IWELBO())
+    params = svi.get_params(svi.init(random.key(0)))
+
+    def passes(gradient):
+        loss = VRELBO(1.0, 2, gradient=gradient)
+        return count_operations(lambda p: loss.loss(random.key(0), p, wide, guide), params)
+
+    assert passes("stl") > 5 * passes("standard")
+    assert passes(None) < 1.01 * passes("standard")
 
 
 @pytest.mark.filterwarnings("ignore:the loss is NaN")
