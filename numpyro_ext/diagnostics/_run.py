@@ -8,7 +8,6 @@ import numpy as np
 from numpyro.infer import HMC, MCMC, BarkerMH
 
 from numpyro_ext._model.handlers import every_row, valid_plates
-from numpyro_ext._model.read import is_data
 from numpyro_ext._numpyro import max_tree_depth, mcmc_arguments
 from numpyro_ext._typing import Diagnosable, Model
 from numpyro_ext.diagnostics._evaluate import count_of
@@ -123,7 +122,10 @@ def cost_of(mcmc: MCMC, fit: Fit) -> dict[str, float]:
 
 
 def rows_of(model: Model, args: tuple, kwargs: dict[str, Any]) -> tuple[int, int]:
-    """Log likelihood terms of a minibatch, and of all data."""
+    """Log likelihood terms of a minibatch, and of all data; a ``numpyro.factor`` is one too."""
     traces = (shapes_of(reader(model), args, kwargs) for reader in (valid_plates, every_row))
-    batch, rows = (sum(count_of(x) for x in trace.values() if is_data(x)) for trace in traces)
+    batch, rows = (
+        sum(count_of(x) for x in trace.values() if x["type"] == "sample" and x["is_observed"])
+        for trace in traces
+    )
     return batch, rows

@@ -46,6 +46,18 @@ def rows(mcmc):
     return {row.quantity: row for row in diagnose(mcmc, num_moves=0).rows}
 
 
+def test_a_factor_counts_as_a_row():
+    def by_factor(x, batch=5):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+        with numpyro.plate("rows", len(x), subsample_size=batch) as i:
+            numpyro.factor("x", -0.5 * (x[i] - z) ** 2)
+
+    found = rows(run(SGLD(by_factor, 1e-3, steps_per_sample=3), X, 5))
+    assert "5 of 200 rows" in found["ESS per gradient"].verdict
+    ratio = found["ESS per pass over the data"].value / found["ESS per gradient"].value
+    assert ratio == pytest.approx(40)
+
+
 @pytest.mark.parametrize(
     ("gradient", "cost"),
     # 200 rows are 40 batches of 5; SVRG reads all rows in every 20th step.
