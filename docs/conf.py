@@ -138,6 +138,32 @@ def sign_classes(app, what, name, obj, options, signature, returns):
     return re.sub(r"<(?:function|class) '?([\w.]+).*?>", r"\1", signature or "") or None, returns
 
 
+def documented(doc):
+    """The arguments that a docstring describes, with the lines of each."""
+    found, name = {}, None
+    for line in inspect.cleandoc(doc or "").split("\n"):
+        field = re.match(r":param (?:[^:]* )?\**(\w+):", line)
+        name = field[1] if field else name if name and re.match(r"\s+\S", line) else None
+        if name:
+            found.setdefault(name, []).append(line)
+    return found
+
+
+def inherit_arguments(app, what, name, obj, options, lines):
+    """The page of a class describes all its arguments, also those that a base describes."""
+    if what != "class" or issubclass(obj, Exception):
+        return
+    own, bases = documented("\n".join(lines)), {}
+    for base in obj.__mro__[1:]:
+        if base.__module__.startswith("numpyro_ext"):
+            bases = documented(base.__doc__) | bases
+    missing = [x for x in inspect.signature(obj).parameters if x not in own and x in bases]
+    last = own[next(reversed(own))][-1] if own else None
+    place = len(lines) - lines[::-1].index(last) if last else len(lines)
+    added = [line for x in missing for line in bases[x]]
+    lines[place:place] = added if own else ["", *added, ""]
+
+
 def adapt_markdown(app, docname, source):
     """A link to the script of an example leads to its page; and MyST drops the line breaks of an
     alternative text, and with them the blanks."""
@@ -148,4 +174,5 @@ def adapt_markdown(app, docname, source):
 def setup(app):
     app.connect("doctree-read", link_public_names)
     app.connect("autodoc-process-signature", sign_classes)
+    app.connect("autodoc-process-docstring", inherit_arguments)
     app.connect("source-read", adapt_markdown)
