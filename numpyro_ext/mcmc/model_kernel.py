@@ -110,7 +110,8 @@ class ModelKernel(MCMCKernel):
             check_positive("step_size", self.step_size)
         self._given_modes: Modes | None = None
         if isinstance(self.whitening, Modes):
-            self._given_modes, self.whitening = self.whitening, self.whitening.whitening
+            self._given_modes = self.whitening
+            self.whitening = self._given_modes.whitening if self.finds_whitening else None
         if self.whitening is not None and not isinstance(self.whitening, Whitening):
             raise TypeError(
                 f"whitening is {self.whitening!r}; it must be a Whitening, such as"
