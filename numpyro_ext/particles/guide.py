@@ -62,7 +62,8 @@ class AutoParticles(ContinuousGuide):
     one.) Which particle began at which of K modes is a second parameter, ``{prefix}_modes``, ones
     and zeros ``(m, K)`` without a gradient, where there are several modes and at least 2 d K
     particles. Those of a mode that has at most d of them rest where they began. The shares are
-    those of Laplace's formula, and a mode that no search has found has no particles.
+    those of Laplace's formula at temperature 1, and a mode that no search has found has no
+    particles.
 
     The particles begin at draws of ``init_loc_fn`` instead, plus ``init_scale`` times standard
     normal noise, if one of these two is given or ``init_from`` is None; for models of more than 512
@@ -134,8 +135,8 @@ class AutoParticles(ContinuousGuide):
         """Name of the one parameter."""
         return f"{self.prefix}_particles"
 
-    def prepare(self, *args: Any, **kwargs: Any) -> tuple[Array, Array | None]:
-        """The particles at the start, and at which mode each of them is."""
+    def prepare(self, *args: Any, **kwargs: Any) -> tuple[Array, Array | None, Sites]:
+        """The particles at the start, at which mode each of them is, and the first one's sites."""
         info = read_for_particles(self.model, args, kwargs)
         m = self.num_particles
         warn_of_few_particles(m, info.size)
@@ -148,8 +149,7 @@ class AutoParticles(ContinuousGuide):
                 params = draw_params(random.fold_in(key, 0), self.model, info, args, kwargs)
                 potential = Potential(self.model, info, params, args, kwargs)
                 x, groups = draw_at_modes(random.fold_in(key, 1), modes, m, potential)
-                self._first = info.unravel(x[0])
-                return x, groups
+                return x, groups, info.unravel(x[0])
         how: dict[str, Any] = {"init_strategy": self.init_loc_fn, "validate_grad": True}
 
         def draw(rng_key: Array) -> tuple[Array, Sites, Any]:
@@ -163,12 +163,12 @@ class AutoParticles(ContinuousGuide):
             return x, {n: v[0] for n, v in z.items()}, (params, z, rows, potential)
 
         with handlers.block():
-            x, self._first, (params, *start) = run_once(draw, key)
+            x, first, (params, *start) = run_once(draw, key)
             Potential(self.model, info, params, args, kwargs).check_start(*start)
-        return x, None
+        return x, None, first
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites]:
-        return _key(), self._first
+        return _key(), self.prepared[2]
 
     def latent_distribution(self) -> Any:
         raise IntractableDensityError(f"{_NO_DENSITY}; use particles(params) or sample_posterior.")
@@ -184,7 +184,7 @@ class AutoParticles(ContinuousGuide):
             start = self.prepared if is_new else self.prepare(*args, **kwargs)
         else:  # with modes of their own, if any
             start = known, jnp.ones((self.num_particles, 1)) if self.at_modes else None
-        x, groups = jnp.asarray(numpyro.param(self.param_name, start[0])), start[1]
+        groups, x = start[1], jnp.asarray(numpyro.param(self.param_name, start[0]))
         if x.shape != (self.num_particles, self.latent_dim):
             raise ValueError(
                 f"{self.param_name} has shape {x.shape}; it must be ({self.num_particles},"

@@ -191,7 +191,7 @@ def test_latent_vector_is_in_the_order_of_the_model_even_if_the_first_start_fail
     for one in (stock, guide):
         handlers.seed(one, 0)()
     assert list(unpacking_of(stock)(jnp.zeros(2))) == ["a", "b"]  # the alphabet: the trap is there
-    x, _ = guide.prepared
+    x = guide.prepared[0]
     np.testing.assert_array_equal(guide.particles({"auto_particles": x})["b"], x[:, 0])
     assert jnp.all(x[:, 0] > 1.5)
 

@@ -117,6 +117,7 @@ def mean_of(x):
 def test_a_second_init_on_other_data_begins_at_their_mode_and_keys_differ():
     """Draws of the posterior, which is normal around the mean of the rows with scale 5e-4."""
     x, svi = jnp.array([[3.0, -70.0]] * 4), by_default(mean_of, 500)
+    svi.init(random.key(0), x)
     keys = random.split(random.key(0), 2)
     for rows in (x, x - 4.0):
         many = jax.vmap(lambda key, rows=rows: svi.init(key, rows))(keys)
@@ -126,6 +127,8 @@ def test_a_second_init_on_other_data_begins_at_their_mode_and_keys_differ():
         np.testing.assert_allclose(xi.mean(1), 0, atol=0.25)
         np.testing.assert_allclose(xi.std(1), 1, atol=0.2)
         assert np.mean(start[0] == start[1]) < 0.2  # by rounding some are
+    sites = pickle.loads(pickle.dumps(svi.guide)).particles(svi.get_params(svi.init(keys[0], x)))
+    assert sites["w"].shape == (500, 2)
 
 
 def by_default(model, num, **options):
