@@ -50,9 +50,9 @@ class Settings:
     measured noise of minibatch gradients keeps the relative error of every variance within
     ``max_bias``. Chains start at draws of the normal approximations, a single chain at the heaviest
     mode, and of several that start together (``chain_method="vectorized"``) each mode has its
-    share. The step is then one for all modes at which chains start. The predictions are those of
-    the law: a posterior that is not near normal deviates from them, and ``problems`` says what was
-    seen of that.
+    share at temperature 1. The step is then one for all modes at which chains start. The
+    predictions are those of the law: a posterior that is not near normal deviates from them, and
+    ``problems`` says what was seen of that.
 
     A new run of the kernel on other data finds other settings. A chain that goes on
     (``mcmc.post_warmup_state``) keeps its own, and refuses data that they do not fit.
