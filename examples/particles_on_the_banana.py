@@ -70,7 +70,12 @@ CASES = {
 
 def paths(case: Case) -> np.ndarray:
     """Where the particles are before the first step and after each, ``(steps + 1, m, 2)``."""
-    svi = SVI(banana, AutoParticles(banana, PARTICLES), particle_step(case.steps), loss=case.field)
+    svi = SVI(
+        banana,
+        AutoParticles(banana, PARTICLES, init_from=None),
+        particle_step(case.steps),
+        loss=case.field,
+    )
     state = svi.init(random.key(0))
 
     def step(state, _):

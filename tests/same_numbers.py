@@ -124,15 +124,15 @@ def moves_of_particles():
     for name, field in (fields | {"SteinNewton": SteinNewton()}).items():
         if name == "RiemannianSVGD":  # two numbers there, three latent ones here
             continue
-        svi = SVI(model, AutoParticles(model, 8), optax.adam(0.1), field)
+        svi = SVI(model, AutoParticles(model, 8, init_from=None), optax.adam(0.1), field)
         result = svi.run(KEY, 4, *data, progress_bar=False)
         yield f"{name} in SVI", {"losses": result.losses, "params": result.params}
     for name in ("SVGD", "RegularizedSVGD"):
-        kernel = ParVI(model, fields[name], optax.adagrad(0.1))
+        kernel = ParVI(model, fields[name], optax.adagrad(0.1), init_from=None)
         yield f"{name} in ParVI", chain(kernel, *data, draws=4, chains=6).get_samples()
-    kernel = ParVI(model, fields["SVGD"])
+    kernel = ParVI(model, fields["SVGD"], init_from=None)
     yield "ParVI, own step", chain(kernel, *data, draws=4, chains=6).get_samples()
-    kernel = ParVI(model, optim=PSGHMC(0.05))
+    kernel = ParVI(model, optim=PSGHMC(0.05), init_from=None)
     yield "PSGHMC", chain(kernel, *data, draws=4, chains=6).get_samples()
 
 

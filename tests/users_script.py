@@ -24,7 +24,7 @@ def main() -> None:
     y = jnp.array([0.1, 0.8, -0.3, 0.5])
     svi = SVI(model, AutoRealNVPNormal(model), optax.adam(1e-2), VRELBO(0.5))
     losses = svi.run(random.key(0), 5, y, progress_bar=False).losses
-    print(ParVI(model), jnp.isfinite(losses))
+    print(ParVI(model, init_from=None), jnp.isfinite(losses))
     mcmc = MCMC(SGHMC(model), num_warmup=5, num_samples=5, progress_bar=False)
     mcmc.run(random.key(1), y)
     print(mcmc.get_samples()["mean"])

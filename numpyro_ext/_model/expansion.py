@@ -14,6 +14,7 @@ from numpyro.infer.util import unconstrain_fn
 
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.handlers import first_rows, refuse_noise, valid_plates
+from numpyro_ext._model.init_from import check_sites
 from numpyro_ext._model.mistakes import check_observed
 from numpyro_ext._model.mode_search import (
     DENSE_UP_TO,
@@ -22,6 +23,7 @@ from numpyro_ext._model.mode_search import (
     mode_search,
     starts_of,
 )
+from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import (
     ModelInfo,
@@ -89,7 +91,9 @@ class Rows:
         """The proxy at a center, or at the mode if it is None."""
         x, mode = self._find_center(rng_key, center)
         factor = None if mode is None else mode.factor
-        off = np.inf if mode is None else mode.decrement + (mode.num_negative > 0)
+        off = np.inf
+        if mode is not None and not mode.variational:
+            off = mode.decrement + (mode.num_negative > 0)
         self._check_forward_mode(x)
         for k in range(_REFINED + 1):
             each, grad, hessian = self._sums(x, None if mode is None else factor)
@@ -150,6 +154,10 @@ class Rows:
         if center is None:
             mode = self._search(rng_key)
             x = mode.center
+        elif isinstance(center, Modes):
+            check_sites(center, self.info, "center")
+            mode = center.heaviest
+            x = mode.center
         elif isinstance(center, dict):
             # Traced, or NumPyro would refuse values outside the supports in words of its own.
             x = jax.jit(lambda c: self.info.ravel(self.potential.unconstrain("center", c)))(center)
@@ -157,8 +165,9 @@ class Rows:
             x = self._mean(rng_key, *center)
         else:
             raise TypeError(
-                f"center is a {type(center).__name__}; it must be None for the mode, a dict of"
-                " constrained values of all latent sites, or a pair (guide, params)."
+                f"center is a {type(center).__name__}; it must be None for the mode, the result of"
+                " find_modes, a dict of constrained values of all latent sites, or a pair (guide,"
+                " params)."
             )
         for name, value in self.info.unravel(x).items():
             if not bool(jnp.all(jnp.isfinite(value))):

@@ -9,6 +9,7 @@ import warnings
 import jax
 from jax import Array, random
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import numpy as np
 from numpyro.infer.initialization import init_to_uniform
 
@@ -135,12 +136,38 @@ class Modes:
         """
         key_mode, key_xi = random.split(rng_key)
         shares = jnp.asarray([mode.share for mode in self.modes])
-        which = random.categorical(key_mode, jnp.log(shares), shape=sample_shape)[..., None]
-        xi = random.normal(key_xi, (*sample_shape, self.size))
+        return self.sample_at(
+            key_xi, random.categorical(key_mode, jnp.log(shares), shape=sample_shape)
+        )
+
+    def sample_at(self, rng_key: Array, which: ArrayLike, scale: ArrayLike = 1.0) -> Array:
+        """Draws of the normals at given modes.
+
+        :param rng_key: random number generator key.
+        :param which: ``(*batch,)``, the place of the mode of each draw, such as :meth:`apportion`
+            gives.
+        :param scale: what the standard deviations are multiplied by.
+        :return: ``(*batch, n)`` unconstrained vectors in the flat order.
+        """
+        which = jnp.asarray(which)[..., None]
+        xi = scale * random.normal(rng_key, (*which.shape[:-1], self.size))
         parts = [
             jnp.vectorize(mode.whitening.to_z, signature="(n)->(n)")(xi) for mode in self.modes
         ]
         return jnp.select([which == k for k in range(len(parts))], parts)
+
+    def apportion(self, num: int) -> np.ndarray:
+        """The place of the mode at which each of ``num`` particles or chains begins, ``(num,)``:
+        each mode has its share of them, up to a rounding by the largest remainders."""
+        quota = num * np.array([mode.share for mode in self.modes])
+        counts = np.floor(quota).astype(int)
+        # Equal remainders go to the heavier mode.
+        counts[np.argsort(counts - quota, kind="stable")[: num - counts.sum()]] += 1
+        return np.repeat(np.arange(len(counts)), counts)
+
+    def num_taken(self, num: int) -> int:
+        """The number of modes at which one of ``num`` begins, the heaviest ones."""
+        return int(np.max(self.apportion(num))) + 1
 
     def unravel(self, x: Array) -> Sites:
         """Vectors ``(*batch, n)`` as unconstrained sites, such as ``init_params`` takes."""
@@ -380,8 +407,9 @@ def _several(found: list[Mode], num: int) -> tuple[Problem, ...]:
         copies = "let it be, if the modes are copies of each other, as it seems"
     sentence = (
         f"searches from {num} points ended at different modes, {apart:.2g} standard deviations"
-        f" apart, with {shares} of the mass, and what starts at one of them may not leave it; give"
-        f" each chain init_params of its own, use AutoMixtureNormal, or {copies}."
+        f" apart, with {shares} of the mass, and what starts at one of them may not leave it; take"
+        " particles or at least four chains that start together (chain_method='vectorized'), which"
+        f" begin at all of them with these shares, use AutoMixtureNormal, or {copies}."
     )
     return (Problem(sentence, "several modes"),)
 

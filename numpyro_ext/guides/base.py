@@ -21,22 +21,21 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import check_count, check_positive
+from numpyro_ext._model.init_from import (
+    SEARCH,
+    InitFrom,
+    check_sites,
+    given_modes,
+    is_searched,
+    searched_modes,
+)
 from numpyro_ext._model.mistakes import read_global
-from numpyro_ext._model.mode_search import DENSE_UP_TO
 from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.read import ModelInfo, call_and_trace
 from numpyro_ext._model.start import guide_start
-from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.guides.arguments import check_model, check_params
-from numpyro_ext.guides.init_from import (
-    SEARCH,
-    Start,
-    check_sites,
-    given_start,
-    searched_start,
-)
 
 __all__ = [
     "AutoAtModes",
@@ -225,7 +224,7 @@ class AutoAtModes(AutoJoint):
     The other arguments are those of :class:`AutoJoint`.
     """
 
-    init_from: Modes | TaylorProxy | tuple[Any, Params] | str | None = SEARCH
+    init_from: InitFrom = SEARCH
 
     num_searches, num_modes = 4, 1
     """How many searches there are, and at how many modes the guide can begin."""
@@ -239,12 +238,10 @@ class AutoAtModes(AutoJoint):
         return self
 
     def __post_init__(self) -> None:
-        self.given: Start | None = None
+        self.given = given_modes(self.init_from)
         self.searches = self.searches and isinstance(self.init_from, str)
-        if self.init_from is not None and self.init_from != SEARCH:
-            self.given = given_start(self.init_from)
         self.init_from = SEARCH if self.searches else None  # a fitted guide may not pickle
-        self.find: Callable[[], Start | None] | None = None
+        self.find: Callable[[], Modes | None] | None = None
         super().__post_init__()
 
     def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
@@ -264,9 +261,9 @@ class AutoAtModes(AutoJoint):
         if self.given is not None:
             return True
         trace: Any = self.prototype_trace
-        networks = any(n.endswith("$params") for n, x in trace.items() if x["type"] == "param")
+        params = (name for name, site in trace.items() if site["type"] == "param")
         mutable = any(site["type"] == "mutable" for site in trace.values())
-        return self.searches and 0 < self.latent_dim <= DENSE_UP_TO and not (networks or mutable)
+        return self.searches and is_searched(self.latent_dim, params, mutable)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self.called_with(args, kwargs):
@@ -281,13 +278,14 @@ class AutoAtModes(AutoJoint):
         finally:
             self.find = before
 
-    def find_start(self, args: tuple, kwargs: dict[str, Any]) -> Start | None:
+    def find_start(self, args: tuple, kwargs: dict[str, Any]) -> Modes | None:
         """What was given, or the modes on these arguments."""
         if self.given is not None:
             return self.given
-        return searched_start(self.model, args, kwargs, self.num_searches, self.num_modes)
+        starts, room = self.num_searches, self.num_modes
+        return searched_modes(self.model, args, kwargs, starts=starts, room=room)
 
-    def found(self) -> Start | None:
+    def found(self) -> Modes | None:
         """What is found in this call of the guide, once; None for NumPyro's start."""
         return self.find_start((), {}) if self.find is None else self.find()
 
@@ -323,11 +321,11 @@ class AutoAtModes(AutoJoint):
         loc, scale = jnp.zeros(d), jnp.ones(d)
         known = self.known_map()
         if known is None:
-            start = self.found()
-            if start is None:
+            modes = self.found()
+            if modes is None:
                 (loc, scale), x, A = usual, jnp.zeros(d), jnp.eye(d)
             else:
-                x, A = jnp.asarray(start.centers[0]), jnp.asarray(start.roots[0])
+                x, A = modes.heaviest.center, modes.heaviest.factor
             known = self.new_map(x, A)
         return loc, scale, [fixed_map(*known)]
 

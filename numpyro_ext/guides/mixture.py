@@ -18,9 +18,9 @@ from numpyro.distributions.transforms import Transform
 from numpyro.handlers import block, substitute
 
 from numpyro_ext._checks import check_choice, check_count, check_nonnegative
+from numpyro_ext._model.modes import Modes
 from numpyro_ext._typing import Params
 from numpyro_ext.guides.base import AutoAtModes
-from numpyro_ext.guides.init_from import Start
 from numpyro_ext.guides.networks import random_param
 from numpyro_ext.guides.normal_mixture import DiagonalNormalMixture, FullNormalMixture
 
@@ -204,14 +204,15 @@ class _Start(NamedTuple):
     scale: Array
 
 
-def _at_modes(found: Start, C: int, *, full: bool) -> tuple[_Start, Array, Array]:
+def _at_modes(found: Modes, C: int, *, full: bool) -> tuple[_Start, Array, Array]:
     """The start of C components at the modes, and the center and root of each component."""
-    shares = found.shares[:C]
+    modes = found.modes[:C]
+    shares = np.array([mode.share for mode in modes])
     counts = np.ones(len(shares), int)
     while counts.sum() < C:  # one more to the mode whose components have the largest weights
         counts[np.argmax(shares / counts)] += 1
     which = np.repeat(np.arange(len(shares)), counts)
-    roots = np.asarray(found.roots[: len(shares)], float)
+    roots = np.stack([np.asarray(mode.factor, float) for mode in modes])
     if roots.ndim == 2:
         roots = roots[..., None] * np.eye(roots.shape[1])
     units = roots
@@ -227,5 +228,5 @@ def _at_modes(found: Start, C: int, *, full: bool) -> tuple[_Start, Array, Array
         return jnp.einsum("cij,cj->ci", jnp.asarray(roots[which]), xi) / jnp.asarray(units[which])
 
     logits, scale = jnp.log(shares / counts)[which], jnp.where(several, SPREAD, 1.0)
-    center, unit = jnp.asarray(found.centers[which]), jnp.asarray(units[which])
-    return _Start(logits, draw_loc, scale), center, unit
+    center = jnp.stack([mode.center for mode in modes])[which]
+    return _Start(logits, draw_loc, scale), center, jnp.asarray(units[which])

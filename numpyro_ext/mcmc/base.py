@@ -105,7 +105,8 @@ class SGMCMCKernel(ModelKernel):
     :param step_size: positive float, or a callable of the transition number ``i`` (from 0), such
         as a schedule; None has it found.
     :param float max_bias: relative error of a variance that a step which is found may cause.
-    :param whitening: a :class:`Whitening`, the coordinates in which a step moves.
+    :param whitening: a :class:`Whitening`, the coordinates in which a step moves; or the result of
+        ``find_modes``, in place of the search, where chains start too.
     :param temperature: non-negative float T or a callable of ``i``; 0 is descent without noise.
     :param gradient: an estimator: :class:`MinibatchGradient` by default, :class:`ControlVariate`,
         :class:`SVRG` or any object with their methods ``init`` and ``estimate``.

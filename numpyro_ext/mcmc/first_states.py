@@ -1,4 +1,4 @@
-"""Where chains begin: at values that are given, drawn, or drawn from a normal approximation."""
+"""Where chains begin: at values that are given, drawn, or drawn at the modes."""
 
 from functools import partial
 from typing import Any
@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from numpyro.util import is_prng_key
 
 from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.operations import quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.sharding import spread_arrays
 from numpyro_ext._model.start import draw_start
-from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import Sites
 
 __all__ = ["first_states"]
@@ -25,18 +25,19 @@ def first_states(
     potential: Potential,
     rng_key: Array,
     init_params: Sites | None,
-    near: Whitening | None,
+    near: Modes | None,
 ) -> tuple[Any, bool]:
     """
     The first state of one chain, or of several, and whether it is traced; an error names the site
     where the potential or its gradient is not finite.
 
-    Starts that were drawn, and are not finite for some chain, are drawn again: nearer to the
-    center of a normal approximation, or with the gradient looked at.
+    Starts that were drawn, and are not finite for some chain, are drawn again: nearer to a mode, or
+    with the gradient looked at.
 
     :param kernel: a :class:`ModelKernel`; it makes a state by ``start``.
     :param init_params: unconstrained sites, with a leading axis if there are several chains.
-    :param near: the normal approximation to draw from.
+    :param near: the modes to draw at. Each has its share of the chains that start together; a
+        single one starts at the heaviest.
     """
     info, single = potential.info, is_prng_key(rng_key)
     spread, whole = spread_arrays(*potential.arguments)
@@ -55,11 +56,11 @@ def first_states(
         found = None
         if z is None and near is not None:
             # From the normal approximation, so that R-hat compares chains that began apart.
-            def draw(key: Array, normal: Whitening = near) -> Sites:
-                xi = random.normal(key, (info.size,), normal.center.dtype)
-                return info.unravel(normal.to_z(jnp.asarray(scale, xi.dtype) * xi))
+            def draw(key: Array, which: Array, modes: Modes = near) -> Sites:
+                return info.unravel(modes.sample_at(key, which, scale))
 
-            z = draw(key_model) if single else jax.vmap(draw)(key_model)
+            which = jnp.asarray(near.apportion(1 if single else len(rng_key)))
+            z = draw(key_model, which[0]) if single else jax.vmap(draw)(key_model, which)
         elif z is None:
             z, found, _ = draw_start(
                 key_model,

@@ -21,8 +21,10 @@ from numpyro.util import identity, is_prng_key
 
 from numpyro_ext._checks import check_count, check_positive, summary
 from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.init_from import check_sites
 from numpyro_ext._model.mistakes import check_rows, read_global
 from numpyro_ext._model.mode_search import Mode
+from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.sharding import spread_arrays
@@ -66,14 +68,15 @@ class ModelKernel(MCMCKernel):
 
     :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule; :meth:`init` finds one if it is None.
-    :param whitening: the coordinates in which a step moves, those of the sites by default.
+    :param whitening: the coordinates in which a step moves, those of the sites by default. Of
+        ``Modes`` they are those of the heaviest one, and chains start at them.
     :param int steps_per_sample: transitions per draw.
     :param init_strategy: a per-site initialization function.
     """
 
     model: Model = field(kw_only=False)
     step_size: float | Schedule | None = field(default=None, kw_only=False)
-    whitening: Whitening | None = None
+    whitening: Whitening | Modes | None = None
     steps_per_sample: int = 1
     init_strategy: Callable[..., Any] = init_to_uniform
 
@@ -105,17 +108,23 @@ class ModelKernel(MCMCKernel):
             )
         if self.step_size is not None and not callable(self.step_size):
             check_positive("step_size", self.step_size)
+        self._given_modes: Modes | None = None
+        if isinstance(self.whitening, Modes):
+            self._given_modes = self.whitening
+            self.whitening = self._given_modes.whitening if self.finds_whitening else None
         if self.whitening is not None and not isinstance(self.whitening, Whitening):
             raise TypeError(
                 f"whitening is {self.whitening!r}; it must be a Whitening, such as"
-                " find_modes(model, *args).whitening or Whitening.from_guide(guide, params)."
+                " Whitening.from_guide(guide, params), or the result of find_modes(model, *args)."
             )
         self.steps_per_sample = check_count("steps_per_sample", self.steps_per_sample)
         self.finds_settings = self.step_size is None
         self.settings: Settings | None = None
         self._given: dict[str, Any] = {}
         self._fitness: Fitness | None = None
-        self._normal: Mode | None = None
+        self._modes = self._given_modes
+        self._num_modes = 1
+        self.chains_at: np.ndarray | None = None
         self._starts_near = self._start_is_given = False
         self._num_adapt = self._num_descent = 0
         self._info: ModelInfo | None = None
@@ -191,7 +200,7 @@ class ModelKernel(MCMCKernel):
     @property
     def coordinates(self) -> Whitening | Unchanged:
         """The map between the flat vector of the sites and the coordinates of a step."""
-        return UNCHANGED if self.whitening is None else self.whitening
+        return self.whitening if isinstance(self.whitening, Whitening) else UNCHANGED
 
     def flatten(self, z: Sites) -> Array:
         """Unconstrained sites as the ``(n,)`` vector in which a step moves."""
@@ -220,6 +229,13 @@ class ModelKernel(MCMCKernel):
         if self._info is None:
             raise ValueError("the kernel has no model arguments yet; call init before sample.")
         return self._info
+
+    @property
+    def modes(self) -> Modes | None:
+        """The modes at which chains start without ``init_params``; None for a kernel that starts
+        elsewhere. The last ones that started together did so at the places ``chains_at``, which is
+        None where they did not."""
+        return self._modes
 
     @property
     def params(self) -> Params:
@@ -321,7 +337,7 @@ class ModelKernel(MCMCKernel):
                 first = jax.tree.map(lambda x: x[0], init_params)
             if is_traced(first):
                 first = None  # of parallel chains, while the search is on numbers
-            self._find(potential, first, first_key, resumes)
+            self._find(potential, first, first_key, resumes, 1 if single else len(rng_key))
         if self.whitening is not None and self.whitening.size != info.size:
             raise ValueError(
                 f"whitening has {self.whitening.size} coordinates, but the model's latent sites"
@@ -329,8 +345,12 @@ class ModelKernel(MCMCKernel):
             )
         if goes_on:
             return None
-        near = self._normal.whitening if self._normal and init_params is None else None
+        if self._given_modes is not None:
+            check_sites(self._given_modes, info, "whitening")
+        near = self._modes if init_params is None else None
         if not resumes:
+            num_chains = 1 if single else len(rng_key)
+            self.chains_at = None if near is None else near.apportion(num_chains)
             if self.settings and self._starts_near != (near is not None):
                 self.settings = replace(self.settings)  # a chain compiled with a descent or without
             self._starts_near, self._start_is_given = near is not None, init_params is not None
@@ -353,9 +373,15 @@ class ModelKernel(MCMCKernel):
         return None
 
     def _find(
-        self, potential: Potential, start: Sites | None, rng_key: Array, resumes: bool
+        self,
+        potential: Potential,
+        start: Sites | None,
+        rng_key: Array,
+        resumes: bool,
+        num_chains: int,
     ) -> None:
-        """Find settings and use them, unless those that were found before fit these data."""
+        """Find settings and use them, unless those that were found before fit these data, and the
+        modes at which so many chains start."""
         # A chain may start where a program is traced; the search is on numbers all the same.
         # Elsewhere this would compile each constant of the model by itself.
         traced = isinstance(jnp.zeros(()), Tracer)
@@ -363,7 +389,9 @@ class ModelKernel(MCMCKernel):
             fit = "other" if self._fitness is None else self._fitness.of(potential)
             if resumes and self._fitness is not None:
                 return check_resumed(fit, compiled=self._seen(*potential.arguments))
-            if fit == "same":
+            modes = self._modes if fit == "same" else self._given_modes
+            # Of more chains some may start at a mode for which the step was not found.
+            if fit == "same" and modes and modes.num_taken(num_chains) <= self._num_modes:
                 return
             if self.settings is not None and fit == "near":
                 # Another object, for which `MCMC` compiles the chain, and its data, again.
@@ -371,8 +399,9 @@ class ModelKernel(MCMCKernel):
                 return
             vars(self).update(self._given)
             before = dict(vars(self))
-            found = find(self, potential, start, rng_key)
-            self.settings, self._normal, self._fitness = found
+            found = find(self, potential, start, rng_key, modes, num_chains)
+            self.settings, self._modes, self._fitness = found
+            self._num_modes = self._modes.num_taken(num_chains)
         self._given = {name: before[name] for name in self.settings.arguments}
         vars(self).update(self.settings.arguments)
 

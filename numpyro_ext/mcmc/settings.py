@@ -9,10 +9,11 @@ import jax
 from jax import Array, random
 from jax.core import Tracer
 import numpy as np
+from scipy.linalg import solve_triangular
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.mode_search import Mode, batch_rows
-from numpyro_ext._model.modes import search_modes
+from numpyro_ext._model.modes import Modes, search_modes
 from numpyro_ext._model.normal_fit import factor_like, shape_measure
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
@@ -47,9 +48,11 @@ class Settings:
     rows each, and the coordinates are those in which the curvature there is 1 in all directions.
     The step, and the friction, are the largest at which the kernel's law on a Gaussian with the
     measured noise of minibatch gradients keeps the relative error of every variance within
-    ``max_bias``. Chains start at draws of the normal approximation. The predictions are those of
-    the law: a posterior that is not near normal deviates from them, and ``problems`` says what was
-    seen of that.
+    ``max_bias``. Chains start at draws of the normal approximations, a single chain at the heaviest
+    mode, and of several that start together (``chain_method="vectorized"``) each mode has its
+    share at temperature 1. The step is then one for all modes at which chains start. The
+    predictions are those of the law: a posterior that is not near normal deviates from them, and
+    ``problems`` says what was seen of that.
 
     A new run of the kernel on other data finds other settings. A chain that goes on
     (``mcmc.post_warmup_state``) keeps its own, and refuses data that they do not fit.
@@ -186,16 +189,23 @@ def check_resumed(fit: str, compiled: bool) -> None:
 
 
 def find(
-    kernel: Any, potential: Potential, start: Sites | None, rng_key: Array
-) -> tuple[Settings, Mode, Fitness]:
+    kernel: Any,
+    potential: Potential,
+    start: Sites | None,
+    rng_key: Array,
+    modes: Modes | None,
+    num_chains: int,
+) -> tuple[Settings, Modes, Fitness]:
     """
-    Settings of a kernel with ``step_size=None``, the normal approximation to start from, and by
-    what other data are told from these.
+    Settings of a kernel with ``step_size=None``, the modes to start at, and by what other data are
+    told from these.
 
     :param kernel: a :class:`ModelKernel`; it says what its law allows by ``choose``.
     :param start: unconstrained sites where the search begins.
     :param rng_key: key of the run, for other starts where the first one was of no use. All else is
         drawn from a key of its own, so that runs on the same data have the same settings.
+    :param modes: those that are known, which are then not searched.
+    :param int num_chains: chains that start together, each mode having its share of them.
     """
     leaves = jax.tree.leaves(potential.arguments)
     if any(isinstance(x, Tracer) for x in leaves):
@@ -218,19 +228,23 @@ def find(
     potential = potential.traced_once()
     key_normal, key_noise = run_once(lambda key: tuple(random.split(key)), random.key(0))
     given: Whitening | None = kernel.whitening
-    factor: Any = factor_like(potential.info) if given is None else given.factor.astype(float)
+    known = given if modes is None else modes.whitening
+    factor: Any = factor_like(potential.info) if known is None else known.factor.astype(float)
     look_around = noise_measure(key_noise, potential, kernel.gradient, factor)
-    if given is None:
+    spent = 0
+    if known is None:
         again = key_normal if isinstance(rng_key, Tracer) else rng_key
         modes = search_modes(
             key_normal, kernel.model, potential, start, kernel.init_strategy, again
         )
-        spent, problems = modes.row_gradients, modes.problems
-        normal = modes.heaviest
-    else:
-        normal = Mode(given.center.astype(float), factor)
+        spent = modes.row_gradients
+    elif modes is None:
+        normal = Mode(known.center.astype(float), factor)
         normal = shape_measure(key_normal, potential, factor)(normal)
-        spent, problems = 0, normal.problems
+        modes = Modes((normal,), potential.info.shapes, problems=normal.problems)
+    assert modes is not None
+    problems, taken = modes.problems, modes.num_taken(num_chains)
+    normal = replace(modes.heaviest, stiffness=_stiffest(modes.modes[:taken]))
     center, noises, gradients = look_around(normal)
     zero = np.zeros(potential.info.size)
     # A corrected gradient takes two.
@@ -238,7 +252,8 @@ def find(
     finite = [np.isfinite(noise) for noise in noises]
     noises = [np.where(ok, x, 0) for ok, x in zip(finite, noises, strict=True)]
     plain, corrected = ([*noises, zero] if len(noises) == 1 else noises or [zero, zero])[:2]
-    control_variate = len(noises) == 2 and np.max(corrected) < 0.8 * np.max(plain)
+    # What is corrected at one mode is noisier at another one.
+    control_variate = len(noises) == 2 and np.max(corrected) < 0.8 * np.max(plain) and taken == 1
     # Laws are those of the temperature 1, which stands for 0 and for a schedule too.
     T = 1.0 if callable(kernel.temperature) else float(kernel.temperature) or 1.0
     choice = kernel.choose((corrected if control_variate else plain) / T, normal, potential)
@@ -248,7 +263,7 @@ def find(
             "the gradient is not finite at most points within a standard deviation of the center,"
             " so its noise is not known and the step may be too long; check the data, or use NUTS.",
         )
-    elif len(noises) == 2 and not control_variate and np.max(plain) > _NO_NOISE:
+    elif len(noises) == 2 and not control_variate and np.max(plain) > _NO_NOISE and taken == 1:
         problems += (
             "a gradient corrected at the center is about as noisy as the plain one within a"
             " standard deviation of it, so the posterior has several modes or is far from normal,"
@@ -280,7 +295,21 @@ def find(
         row_gradients=spent + estimates * batch_rows(potential),
         problems=problems,
     )
-    return settings, normal, Fitness(normal.whitening, _batches(potential), gradients)
+    return settings, modes, Fitness(normal.whitening, _batches(potential), gradients)
+
+
+def _stiffest(modes: tuple[Mode, ...]) -> float:
+    """The largest curvature at any of the modes, in coordinates of the first one."""
+    first, *others = modes
+    root = np.asarray(first.factor, np.float64)
+
+    def scale(mode: Mode) -> float:
+        there = np.asarray(mode.factor, np.float64)
+        if there.ndim == 1:
+            return float(np.max(root / there))
+        return float(np.linalg.norm(solve_triangular(there, root, lower=True), 2))
+
+    return max(first.stiffness, *(mode.stiffness * scale(mode) ** 2 for mode in others), 1.0)
 
 
 def _warn(problems: tuple[str, ...]) -> None:

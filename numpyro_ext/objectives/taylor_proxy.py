@@ -66,8 +66,9 @@ def taylor_proxy(
     :param model: Python callable with NumPyro primitives, in which one plate takes a minibatch.
     :param args: arguments of the model, those of ``svi.run``.
     :param center: None for the mode, which is searched from up to eight points, by 2,000
-        minibatches and at most 300 gradients of all rows each; or a dict of constrained values of
-        all latent sites; or a pair ``(guide, params)`` for the mean of a guide.
+        minibatches and at most 300 gradients of all rows each; or the result of ``find_modes``, of
+        which it is the heaviest one; or a dict of constrained values of all latent sites; or a pair
+        ``(guide, params)`` for the mean of a guide.
     :param int degree: 2, or 1 for the expansion without Hessians. Above 512 dimensions it is 1.
     :param jax.random.key rng_key: the key of the search, ``jax.random.key(0)`` if None.
     :param int block_size: rows of which the sums are computed at once, 10,000 if None. Sums of

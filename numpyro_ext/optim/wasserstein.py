@@ -63,7 +63,7 @@ def wag(learning_rate: optax.ScalarOrSchedule, alpha: float = 3.5) -> optax.Grad
         >>> def model():
         ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
         >>> optim = optax.chain(optax.scale_by_rms(decay=0.9, eps=1e-6), wag(0.001))
-        >>> guide = AutoParticles(model, 50)
+        >>> guide = AutoParticles(model, 50, init_from=None)
         >>> svi = SVI(model, guide, optim, SVGD())
         >>> result = svi.run(jax.random.key(0), 600, progress_bar=False)
         >>> w = guide.particles(result.params)["w"]
@@ -177,7 +177,7 @@ def wasserstein_eval_params(opt_state: Any, params: Any) -> Any:
         >>> from numpyro_ext.particles import SVGD, AutoParticles
         >>> def model():
         ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
-        >>> guide = AutoParticles(model, 20)
+        >>> guide = AutoParticles(model, 20, init_from=None)
         >>> result = SVI(model, guide, wnes(0.5), SVGD()).run(
         ...     jax.random.key(0), 5, progress_bar=False)
         >>> params = wasserstein_eval_params(result.state.optim_state, result.params)

@@ -32,7 +32,7 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Float, Model, Params, SamplesLatent, Sites
-from numpyro_ext.particles.unit_spread import UnitSpread
+from numpyro_ext.particles.unit_spread import GroupSpread, UnitSpread
 from numpyro_ext.scores import RBF, Linear, MatrixRBF, RadialKernel, as_kernel
 from numpyro_ext.scores._points import by_rows
 
@@ -179,7 +179,7 @@ class ParticleField(ELBO, ABC):
         :param x: ``(m, d)`` particles.
         :param grad_log_p: ``(m, d)`` gradients of the log density at the particles.
         """
-        return self._move(x, grad_log_p, None)[0]
+        return self._move(x, grad_log_p, None, None)[0]
 
     def tempered(self, grad_log_p: Array, step: ArrayLike | None) -> Array:
         """Gradients, or Hessians, times ``annealing(step) / temperature``."""
@@ -194,22 +194,36 @@ class ParticleField(ELBO, ABC):
         grad_log_p: Array,
         step: ArrayLike | None,
         hessian: Array | None = None,
+        groups: Array | None = None,
     ) -> Float[Array, "m d"]:
-        """:meth:`velocity` with the gradients times ``annealing(step) / temperature``."""
+        """:meth:`velocity` with the gradients times ``annealing(step) / temperature``.
+
+        :param groups: ``(m, K)``, 1 for the one of K modes at which a particle began. A field that
+            is preconditioned moves those of each mode by themselves, in their own units.
+        """
+        grad_log_p = self.tempered(grad_log_p, step)
+        if groups is not None and hessian is None:
+            return self._move(x, grad_log_p, None, groups)[0]
         more = () if hessian is None else (self.tempered(hessian, step),)
-        return self.velocity(x, self.tempered(grad_log_p, step), *more)
+        return self.velocity(x, grad_log_p, *more)
 
     def warm_started_velocity(
-        self, x: Array, grad_log_p: Array, step: ArrayLike | None, bandwidth: ArrayLike | None
+        self,
+        x: Array,
+        grad_log_p: Array,
+        step: ArrayLike | None,
+        bandwidth: ArrayLike | None,
+        groups: Array | None = None,
     ) -> tuple[Float[Array, "m d"], Float[Array, ""]]:
         """:meth:`tempered_velocity`, and the bandwidth with which it was computed.
 
         :param bandwidth: the bandwidth of the last step, from which the rule ``"he"`` continues its
             search; other rules do not depend on it. None at the first step.
+        :param groups: as for :meth:`tempered_velocity`.
         :return: the velocities, and the bandwidth (NaN for a kernel that has none), which is in
             units of the whitened coordinates if the field is preconditioned.
         """
-        return self._move(x, self.tempered(grad_log_p, step), bandwidth)
+        return self._move(x, self.tempered(grad_log_p, step), bandwidth, groups)
 
     def check_arrays(self, x: ArrayLike, grad_log_p: ArrayLike) -> tuple[Array, Array]:
         """Return particles and gradients as arrays, after a check of their shapes."""
@@ -222,29 +236,39 @@ class ParticleField(ELBO, ABC):
         return x, g
 
     def _move(
-        self, x: ArrayLike, grad_log_p: ArrayLike, bandwidth: ArrayLike | None
+        self,
+        x: ArrayLike,
+        grad_log_p: ArrayLike,
+        bandwidth: ArrayLike | None,
+        groups: Array | None,
     ) -> tuple[Array, Array]:
         x, g = self.check_arrays(x, grad_log_p)
+        units = self._units(x, groups)
+        y, g = (x, g) if units is None else (units.points(x), units.gradients(g))
+        state = () if bandwidth is None else (bandwidth,)
+        kernel = self.kernel.resolve(y, *state)
+        length = jnp.asarray(getattr(kernel, "length", jnp.nan), x.dtype)
+        if isinstance(units, GroupSpread):
+            y = units.apart(y)
+        v = self.resolved_velocity(kernel, y, g)
+        return v if units is None else units.velocities(v), length
+
+    def _units(self, x: Array, groups: Array | None) -> UnitSpread | GroupSpread | None:
+        """The coordinates in which the particles have unit spread; None for their own."""
         if self.precondition is None:
-            return self._move_in_these_units(x, g, bandwidth)
+            return None
         check_several(
             "num_particles", x.shape[0], "one particle has no covariance; use precondition=None"
         )
-        units = UnitSpread.of(x)
-        v, bandwidth = self._move_in_these_units(units.points(x), units.gradients(g), bandwidth)
-        return units.velocities(v), bandwidth
+        # A linear kernel grows with the distance of the groups.
+        if groups is None or groups.shape[1] == 1 or isinstance(self.kernel, Linear):
+            return UnitSpread.of(x)
+        return GroupSpread.of(x, groups)
 
-    def _move_in_these_units(
-        self, x: Array, g: Array, bandwidth: ArrayLike | None
-    ) -> tuple[Array, Array]:
-        state = () if bandwidth is None else (bandwidth,)
-        kernel = self.kernel.resolve(x, *state)
-        length = jnp.asarray(getattr(kernel, "length", jnp.nan), x.dtype)
-        return self.resolved_velocity(kernel, x, g), length
-
-    def bandwidth(self, x: Array) -> Float[Array, ""]:
+    def bandwidth(self, x: Array, groups: Array | None = None) -> Float[Array, ""]:
         """The bandwidth of the first step from the particles ``x``."""
-        y = x if self.precondition is None else UnitSpread.of(x).points(x)
+        units = self._units(x, groups)
+        y = x if units is None else units.points(x)
         return jnp.asarray(getattr(self.kernel.resolve(y), "length", jnp.nan), x.dtype)
 
     def rows_at_a_time(self, m: int) -> int:
@@ -307,7 +331,8 @@ class ParticleField(ELBO, ABC):
         hessian = (
             jax.vmap(jax.hessian(log_prob), (0, None))(x, params) if self.needs_hessian else None
         )
-        v = lax.stop_gradient(self.tempered_velocity(x, g, step, hessian))
+        groups = params.get(f"{getattr(guide, 'prefix', 'auto')}_modes")
+        v = lax.stop_gradient(self.tempered_velocity(x, g, step, hessian, groups))
         surrogate = -jnp.sum(v * z) - _inner(grad_params, param_map) / x.shape[0]
         # The difference is 0, so that the value keeps its digits when the surrogate is large.
         loss = -jnp.mean(log_p) + (surrogate - lax.stop_gradient(surrogate))

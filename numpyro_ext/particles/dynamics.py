@@ -64,7 +64,7 @@ class PSGHMC:
         >>> from numpyro_ext.particles import PSGHMC, ParVI
         >>> def model():
         ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
-        >>> kernel = ParVI(model, optim=PSGHMC(0.1, flow="fgh", friction=1.0))
+        >>> kernel = ParVI(model, optim=PSGHMC(0.1, flow="fgh", friction=1.0), init_from=None)
         >>> mcmc = MCMC(kernel, num_warmup=1000, num_samples=1, num_chains=50,
         ...             chain_method="vectorized", progress_bar=False)
         >>> mcmc.run(jax.random.key(0))

@@ -21,6 +21,7 @@ from numpyro.util import is_prng_key
 import optax
 
 from numpyro_ext._checks import check_count
+from numpyro_ext._model.init_from import SEARCH, InitFrom, given_modes
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._typing import Model, Params, Sites
@@ -29,7 +30,12 @@ from numpyro_ext.particles.blob import Blob
 from numpyro_ext.particles.convergence import implied_ratios
 from numpyro_ext.particles.dynamics import PSGHMC
 from numpyro_ext.particles.regularized_svgd import RegularizedSVGD
-from numpyro_ext.particles.start import check_distinct, warn_of_few_particles
+from numpyro_ext.particles.start import (
+    check_distinct,
+    draw_at_modes,
+    modes_of_start,
+    warn_of_few_particles,
+)
 from numpyro_ext.particles.step import particle_step
 
 __all__ = ["ParVI", "ParVIState"]
@@ -39,6 +45,7 @@ ParVIState = namedtuple(
     [
         "i",
         "z",
+        "modes",
         "optim_state",
         "potential_energy",
         "z_grad",
@@ -55,6 +62,8 @@ A :func:`~collections.namedtuple` with these entries, m being the number of part
 
  - **i** - number of steps so far, warmup included.
  - **z** - the particles: unconstrained values of the latent sites, with a leading axis of length m.
+ - **modes** - ``(m, K)``, 1 for the one of K modes at which each particle began; None where
+   they began at one, or at NumPyro's start.
  - **optim_state** - state of the optimiser.
  - **potential_energy** - ``(m,)`` potential energies at ``z``, on the minibatch of the last step.
  - **z_grad** - ``(m, d)`` gradients of the log density at ``z``, on the same minibatch, in the
@@ -91,6 +100,9 @@ class ParVI(MCMCKernel):
     step. A plate with ``subsample_size`` gives one minibatch per step, the same for all particles;
     latent sites inside it are refused.
 
+    The particles begin at the modes of the posterior, as those of :class:`AutoParticles` do, and
+    each mode keeps its share of them.
+
     It runs under ``MCMC(..., chain_method="vectorized", num_chains=m)``. Warmup steps are ordinary
     steps, so put the iterations into ``num_warmup`` (500 to start with) and take ``num_samples=1``:
     ``get_samples()`` are the m particles, and :func:`print_particles` prints their summary
@@ -121,7 +133,10 @@ class ParVI(MCMCKernel):
         whose momenta are kept in ``optim_state``; defaults to :func:`particle_step` over all warmup
         steps. Pickling drops a transformation, because optax makes it of closures, and keeps the
         samples; ``functools.partial(optax.adam, 0.1)``, which makes one when called, is kept too.
-    :param init_strategy: one of NumPyro's strategies for the start, used with a key for each
+    :param init_from: as for :class:`AutoParticles`: ``"search"`` for a start at the modes, or what
+        was found or fitted before, or None. Without a search too where ``init_strategy`` is given
+        or the differentiation is in forward mode.
+    :param init_strategy: one of NumPyro's strategies for another start, used with a key for each
         particle.
     :param int steps_per_sample: steps in one iteration of ``MCMC``.
     :param bool forward_mode_differentiation: True to differentiate in forward mode, which models
@@ -138,7 +153,7 @@ class ParVI(MCMCKernel):
         >>> from numpyro_ext.particles import ParVI
         >>> def model():
         ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
-        >>> mcmc = MCMC(ParVI(model), num_warmup=300, num_samples=1, num_chains=100,
+        >>> mcmc = MCMC(ParVI(model, init_from=None), num_warmup=300, num_samples=1, num_chains=100,
         ...             chain_method="vectorized", progress_bar=False)
         >>> mcmc.run(jax.random.key(0))
         >>> w = mcmc.get_samples()["w"]
@@ -158,7 +173,8 @@ class ParVI(MCMCKernel):
         | PSGHMC
         | None = None,
         *,
-        init_strategy: Callable[..., Any] = init_to_uniform,
+        init_from: InitFrom = SEARCH,
+        init_strategy: Callable[..., Any] | None = None,
         steps_per_sample: int = 1,
         forward_mode_differentiation: bool = False,
         sharding: NamedSharding | None = None,
@@ -187,7 +203,11 @@ class ParVI(MCMCKernel):
         self.model = model
         self.field = field
         self.optim = optim
-        self.init_strategy = init_strategy
+        self.given = given_modes(init_from)
+        # In forward mode there is no curvature.
+        own = forward_mode_differentiation or init_strategy is not None
+        self.searches = isinstance(init_from, str) and not own
+        self.init_strategy = init_strategy or init_to_uniform
         self.steps_per_sample = check_count("steps_per_sample", steps_per_sample)
         self.forward_mode_differentiation = forward_mode_differentiation
         self.sharding = sharding
@@ -248,8 +268,8 @@ class ParVI(MCMCKernel):
         num_particles, args, kwargs = rng_key.shape[0], model_args, model_kwargs or {}
         self._check_sharding(num_particles)
         rng_key, key_init, key_optim, key_minibatch = random.split(rng_key[0], 4)
-        z = self._spread(self._start(key_init, num_particles, init_params, args, kwargs))
-        potential = self._potential(args, kwargs)
+        z, modes = self._start(key_init, num_particles, init_params, args, kwargs)
+        z, potential = self._spread(z), self._potential(args, kwargs)
         x = jax.vmap(potential.info.ravel)(z)
         check_distinct(x, "use init_strategy=init_to_uniform, or init_params that differ.")
         warn_of_few_particles(*x.shape)
@@ -259,12 +279,13 @@ class ParVI(MCMCKernel):
         return ParVIState(
             i=jnp.zeros((), int),
             z=z,
+            modes=modes,
             optim_state=self._init_optim(key_optim, x),
             potential_energy=energy,
             z_grad=-grad,
             mean_grad=-grad if potential.plates else None,
             minibatch_noise=jnp.zeros((), x.dtype) if potential.plates else None,
-            bandwidth=jnp.tile(self.field.bandwidth(x), num_particles),
+            bandwidth=jnp.tile(self.field.bandwidth(x, modes), num_particles),
             implied_sd_ratio=jnp.full(x.shape, jnp.nan, x.dtype),
             diverging=jnp.zeros(num_particles, bool),
             rng_key=rng_key,
@@ -308,6 +329,7 @@ class ParVI(MCMCKernel):
         return ParVIState(
             i=state.i + 1,
             z=jax.vmap(potential.info.unravel)(x),
+            modes=state.modes,
             optim_state=optim_state,
             potential_energy=energy,
             z_grad=g,
@@ -345,7 +367,7 @@ class ParVI(MCMCKernel):
             g = self.field.tempered(state.z_grad, state.i)
             return *self.optim.step(x, state.optim_state, g, self.field), state.bandwidth[0]
         v, bandwidth = self.field.warm_started_velocity(
-            x, state.z_grad, state.i, state.bandwidth[0]
+            x, state.z_grad, state.i, state.bandwidth[0], state.modes
         )
         updates, optim_state = self._transformation().update(-v, state.optim_state, x)
         # An optimiser may clip what is not finite.
@@ -354,8 +376,9 @@ class ParVI(MCMCKernel):
 
     def _start(
         self, rng_key: Array, num_particles: int, init_params: Any, args: tuple, kwargs: dict
-    ) -> Sites:
-        """Unconstrained particles; the model's own parameters are drawn and kept."""
+    ) -> tuple[Sites, Array | None]:
+        """Unconstrained particles and their modes; the model's own parameters are drawn and
+        kept."""
         info = read_for_particles(self.model, args, kwargs)
         rest = self.model, info, args, kwargs
         how: dict[str, Any] = {"init_strategy": self.init_strategy}
@@ -366,9 +389,14 @@ class ParVI(MCMCKernel):
             key = self._key_params = key if self._key_params is None else self._key_params
         self.params = draw_params(key, *rest, **how)
         if init_params is not None:
-            return info.check_unconstrained("init_params", init_params, (num_particles,))
+            return info.check_unconstrained("init_params", init_params, (num_particles,)), None
+        model, potential = substitute(self.model, data=self.params), self._potential(args, kwargs)
+        modes = modes_of_start(self.given, self.searches, model, potential)
+        if modes is not None:
+            x, groups = draw_at_modes(rng_key, modes, num_particles, potential)
+            return jax.vmap(info.unravel)(x), groups if groups.shape[1] > 1 else None
         how |= {"forward_mode": self.forward_mode_differentiation, "validate_grad": True}
-        return draw_start(keys, *rest, **how)[0]
+        return draw_start(keys, *rest, **how)[0], None
 
     def _potential(self, args: tuple, kwargs: dict[str, Any]) -> Potential:
         info = read_for_particles(substitute(self.model, data=self.params), args, kwargs)

@@ -67,7 +67,7 @@ class GFSF(ParticleField):
         >>> from numpyro_ext.particles import AutoParticles, GFSF, particle_step
         >>> def model():
         ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
-        >>> guide = AutoParticles(model, 50)
+        >>> guide = AutoParticles(model, 50, init_from=None)
         >>> svi = SVI(model, guide, particle_step(300), loss=GFSF(precondition="covariance"))
         >>> result = svi.run(jax.random.key(0), 300, progress_bar=False)
         >>> w = guide.particles(result.params)["w"]

@@ -14,13 +14,19 @@ from numpyro.primitives import mutable
 
 from numpyro_ext._checks import check_count, check_nonnegative
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
+from numpyro_ext._model.init_from import SEARCH, InitFrom, given_modes
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.start import draw_start
+from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Float, Model, Params, Sites, Trace
 from numpyro_ext.particles.base import read_for_particles
-from numpyro_ext.particles.start import check_distinct, warn_of_few_particles
+from numpyro_ext.particles.start import (
+    check_distinct,
+    draw_at_modes,
+    modes_of_start,
+    warn_of_few_particles,
+)
 
 __all__ = ["AutoParticles"]
 
@@ -43,11 +49,26 @@ class _OneOfThem(Implicit):
 class AutoParticles(ContinuousGuide):
     r"""m equally weighted points in unconstrained space, moved by a loss like ``RegularizedSVGD``.
 
-    It has one parameter, ``{prefix}_particles`` of shape ``(m, d)``, where d is the number of
+    Its parameter ``{prefix}_particles`` has the shape ``(m, d)``, where d is the number of
     unconstrained latent numbers of the model, in the order in which the model samples its sites.
-    Each particle starts at its own draw of ``init_loc_fn``, plus ``init_scale`` times standard
-    normal noise. Called as a guide it picks one particle uniformly. It has no density, so losses
-    that need one (``Trace_ELBO``) raise an error instead of collapsing all particles to a mode.
+    Called as a guide it picks one particle uniformly. It has no density, so losses that need one
+    (``Trace_ELBO``) raise an error instead of collapsing all particles to a mode.
+
+    **Start.** At ``svi.init`` the guide searches for the modes of the posterior, by
+    :func:`~numpyro_ext.optim.find_modes`, and the particles begin at draws of the normals there.
+    Each mode has its share of them, and a field that is preconditioned keeps it so: it moves the
+    particles of each mode by themselves, in units of their own spread. (One step in units of the
+    spread of all is many standard deviations of a mode, and carries particles over to another
+    one.) Which particle began at which of K modes is a second parameter, ``{prefix}_modes``, ones
+    and zeros ``(m, K)`` without a gradient, where there are several modes and at least 2 d K
+    particles. Those of a mode that has at most d of them rest where they began. The shares are
+    those of Laplace's formula at temperature 1, and a mode that no search has found has no
+    particles.
+
+    The particles begin at draws of ``init_loc_fn`` instead, plus ``init_scale`` times standard
+    normal noise, if one of these two is given or ``init_from`` is None; for models of more than 512
+    latent dimensions and models with networks; and, with a warning, where the arguments are traced
+    or the search fails.
 
     The latent sites of the model must be continuous and outside every subsampled plate; observed
     sites may be subsampled. The result is only as good as m points can be: there are no quantiles
@@ -58,10 +79,13 @@ class AutoParticles(ContinuousGuide):
     :param model: a NumPyro model.
     :param int num_particles: m.
     :param str prefix: prefix of the parameter's name.
-    :param init_loc_fn: one of NumPyro's initialization strategies, for the start of the particles.
+    :param init_from: ``"search"``; or a result of ``find_modes``, ``(guide, params)`` of a fitted
+        ``AutoNormal`` or another normal guide of the same model, or a ``taylor_proxy`` of it at its
+        mode, in place of the search; or None.
+    :param init_loc_fn: one of NumPyro's initialization strategies, ``init_to_uniform`` by default.
         Strategies that give every particle the same point need ``init_scale``.
-    :param float init_scale: standard deviation of the noise added to the start, in unconstrained
-        space.
+    :param float init_scale: standard deviation of the noise added to such a start, in unconstrained
+        space, 0 by default.
     :param bool count_steps: True to register the mutable site ``{prefix}_step``, which the loss
         counts up; losses with ``annealing`` need it.
 
@@ -73,7 +97,7 @@ class AutoParticles(ContinuousGuide):
         >>> from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
         >>> def model():
         ...     numpyro.sample("rate", dist.Gamma(3.0, 1.0))
-        >>> guide = AutoParticles(model, num_particles=20)
+        >>> guide = AutoParticles(model, num_particles=20, init_from=None)
         >>> svi = SVI(model, guide, particle_step(200), loss=RegularizedSVGD())
         >>> params = svi.run(jax.random.key(0), 200, progress_bar=False).params
         >>> guide.particles(params)["rate"].shape
@@ -88,25 +112,44 @@ class AutoParticles(ContinuousGuide):
         num_particles: int = 100,
         *,
         prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = init_to_uniform,
-        init_scale: float = 0.0,
+        init_from: InitFrom = SEARCH,
+        init_loc_fn: Callable[..., Any] | None = None,
+        init_scale: float | None = None,
         count_steps: bool = False,
     ) -> None:
-        check_nonnegative("init_scale", init_scale)
+        self.given = given_modes(init_from)
+        self.searches = isinstance(init_from, str) and init_loc_fn is None and init_scale is None
+        self.init_scale = 0.0 if init_scale is None else init_scale
+        check_nonnegative("init_scale", self.init_scale)
         self.num_particles = check_count("num_particles", num_particles)
-        self.init_scale = init_scale
         self.count_steps = count_steps
-        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn or init_to_uniform)
+
+    @property
+    def at_modes(self) -> bool:
+        """True if particles may begin at several modes."""
+        return self.searches or (self.given is not None and len(self.given.modes) > 1)
 
     @property
     def param_name(self) -> str:
         """Name of the one parameter."""
         return f"{self.prefix}_particles"
 
-    def prepare(self, *args: Any, **kwargs: Any) -> Float[Array, "m d"]:
-        """The particles at the start."""
+    def prepare(self, *args: Any, **kwargs: Any) -> tuple[Array, Array | None, Sites]:
+        """The particles at the start, at which mode each of them is, and the first one's sites."""
         info = read_for_particles(self.model, args, kwargs)
         m = self.num_particles
+        warn_of_few_particles(m, info.size)
+        # Without the block the model's own sites would be recorded in the guide's trace.
+        with handlers.block():
+            potential = Potential(self.model, info, {}, args, kwargs)
+            modes = modes_of_start(self.given, self.searches, self.model, potential)
+            key = _key()
+            if modes is not None:
+                params = draw_params(random.fold_in(key, 0), self.model, info, args, kwargs)
+                potential = Potential(self.model, info, params, args, kwargs)
+                x, groups = draw_at_modes(random.fold_in(key, 1), modes, m, potential)
+                return x, groups, info.unravel(x[0])
         how: dict[str, Any] = {"init_strategy": self.init_loc_fn, "validate_grad": True}
 
         def draw(rng_key: Array) -> tuple[Array, Sites, Any]:
@@ -119,15 +162,13 @@ class AutoParticles(ContinuousGuide):
                 x = x + self.init_scale * random.normal(key_noise, x.shape, x.dtype)
             return x, {n: v[0] for n, v in z.items()}, (params, z, rows, potential)
 
-        # Without the block the model's own sites would be recorded in the guide's trace.
         with handlers.block():
-            x, self._first, (params, *start) = run_once(draw, _key())
+            x, first, (params, *start) = run_once(draw, key)
             Potential(self.model, info, params, args, kwargs).check_start(*start)
-        warn_of_few_particles(*x.shape)
-        return x
+        return x, None, first
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites]:
-        return _key(), self._first
+        return _key(), self.prepared[2]
 
     def latent_distribution(self) -> Any:
         raise IntractableDensityError(f"{_NO_DENSITY}; use particles(params) or sample_posterior.")
@@ -136,14 +177,22 @@ class AutoParticles(ContinuousGuide):
         return self.latent_distribution()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Sites:
+        is_new = self.prototype_trace is None
         self.set_up(*args, **kwargs)
-        x = jnp.asarray(numpyro.param(self.param_name, self.prepared))
+        known: Any = numpyro.param(self.param_name)
+        if known is None:
+            start = self.prepared if is_new else self.prepare(*args, **kwargs)
+        else:  # with modes of their own, if any
+            start = known, jnp.ones((self.num_particles, 1)) if self.at_modes else None
+        groups, x = start[1], jnp.asarray(numpyro.param(self.param_name, start[0]))
         if x.shape != (self.num_particles, self.latent_dim):
             raise ValueError(
                 f"{self.param_name} has shape {x.shape}; it must be ({self.num_particles},"
                 f" {self.latent_dim}): num_particles rows of the model's unconstrained latents."
             )
         check_distinct(x, "give init_scale > 0, or another init_loc_fn such as init_to_uniform.")
+        if groups is not None and (known is not None or groups.shape[1] > 1):
+            numpyro.param(f"{self.prefix}_modes", groups)
         if self.count_steps:
             mutable(f"{self.prefix}_step", jnp.zeros((), int))
 

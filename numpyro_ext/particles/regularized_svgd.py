@@ -37,12 +37,13 @@ class RegularizedSVGD(ParticleField):
 
     **Bias.** With 100 particles in 25 dimensions the standard deviations are within 2 % of the
     posterior's on average (``benchmarks/particles``, German credit). Every field makes them too
-    small for d > m / 2. If the posterior has separate modes, each keeps the share of the particles
-    that start near it. In a tail that falls like an exponential, such as that of the logarithm of a
-    scale with a heavy-tailed prior, a few particles may be too far out; they change the standard
-    deviation of that scale more than its quantiles. A funnel is not filled. The implied sd ratio
-    detects none of these three errors. ``diagnose`` does, because it moves each particle by a short
-    Markov chain, and it says where the share of a mode is only that of the start.
+    small for d > m / 2. If the posterior has separate modes, each keeps its share of the particles
+    where these begin at the modes, as they do by default; from another start, steps carry some of
+    them from mode to mode. In a tail that falls like an exponential, such as that of the logarithm
+    of a scale with a heavy-tailed prior, a few particles may be too far out; they change the
+    standard deviation of that scale more than its quantiles. A funnel is not filled. The implied sd
+    ratio detects none of these three errors. ``diagnose`` does, because it moves each particle by a
+    short Markov chain, and it says where the share of a mode is only that of the start.
 
     **Conventions.** The field has no factor 1/m, so its steps are those of the Wasserstein fields.
     The :math:`\nu` of He et al. is :math:`\eta / (m + \eta)`, and their field is
@@ -79,7 +80,7 @@ class RegularizedSVGD(ParticleField):
         >>> from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
         >>> def model():
         ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
-        >>> guide = AutoParticles(model, 50)
+        >>> guide = AutoParticles(model, 50, init_from=None)
         >>> svi = SVI(model, guide, particle_step(300), loss=RegularizedSVGD())
         >>> result = svi.run(jax.random.key(0), 300, progress_bar=False)
         >>> w = guide.particles(result.params)["w"]

@@ -1,14 +1,62 @@
-"""Checks of the particles at the start: their number, and that they differ."""
+"""The start of the particles: at the modes, enough of them, and no two at one point."""
 
 import warnings
 
+import jax
 from jax import Array
 from jax.core import Tracer
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.init_from import check_sites, is_searched, searched_modes
+from numpyro_ext._model.modes import Modes
+from numpyro_ext._model.operations import run_once
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._typing import Float, Model
 
-__all__ = ["check_distinct", "warn_of_few_particles"]
+__all__ = ["check_distinct", "draw_at_modes", "modes_of_start", "warn_of_few_particles"]
+
+_PER_DIMENSION = 2  # particles of a mode, with which a field has the right spread
+
+
+def modes_of_start(
+    given: Modes | None, searches: bool, model: Model, potential: Potential
+) -> Modes | None:
+    """The modes where particles begin; None for NumPyro's start.
+
+    :param given: those of the argument ``init_from``.
+    :param bool searches: whether they are searched where none are given.
+    """
+    info = potential.info
+    if given is not None:
+        check_sites(given, info)
+    elif searches and is_searched(info.size, info.params, bool(info.mutable)):
+        return searched_modes(model, *potential.arguments, who="the particles begin")
+    return given
+
+
+def draw_at_modes(
+    rng_key: Array, modes: Modes, num: int, potential: Potential
+) -> tuple[Float[Array, "m d"], Float[Array, "m K"]]:
+    """A draw at one of the modes for each particle, and at which. A mode has its share of them.
+
+    What is not finite on the first rows lies a tenth as far from its mode. There is one group where
+    the particles are too few for several.
+    """
+    which = modes.apportion(num)
+
+    def draw(rng_key: Array) -> Array:
+        x, near = (modes.sample_at(rng_key, which, scale) for scale in (1.0, 0.1))
+        rows = potential.first_rows()
+        value, grad = jax.vmap(lambda x: potential.value_and_grad_flat(x, rows))(x)
+        finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(grad), axis=1)
+        return jnp.where(finite[:, None], x, near)
+
+    K = len(modes.modes)
+    several = num >= _PER_DIMENSION * K * modes.size
+    groups = which[:, None] == np.arange(K) if several else np.ones((num, 1))
+    return run_once(draw, rng_key), jnp.asarray(groups, float)
 
 
 def check_distinct(x: Array, remedy: str) -> None:
@@ -28,7 +76,7 @@ def check_distinct(x: Array, remedy: str) -> None:
 
 def warn_of_few_particles(m: int, d: int) -> None:
     """Warn where d > m / 2, because every field then makes the spread too small."""
-    if 1 < m < 2 * d:
+    if 1 < m < _PER_DIMENSION * d:
         network = (
             " With so few, precondition='covariance', the default of some fields, can diverge on"
             " minibatches; take precondition=None with optax.adam, as for a network."

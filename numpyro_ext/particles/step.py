@@ -65,7 +65,7 @@ def particle_step(
         >>> def model():
         ...     numpyro.sample("w", dist.Normal(300.0, 100.0))
         ...     numpyro.sample("v", dist.Normal(0.0, 1e-2))
-        >>> guide = AutoParticles(model, 50)
+        >>> guide = AutoParticles(model, 50, init_from=None)
         >>> svi = SVI(model, guide, particle_step(500), loss=RegularizedSVGD())
         >>> result = svi.run(jax.random.key(0), 500, progress_bar=False)
         >>> values = guide.particles(result.params)

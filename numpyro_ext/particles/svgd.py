@@ -85,7 +85,7 @@ class SVGD(ParticleField):
         >>> from numpyro_ext.particles import SVGD, AutoParticles
         >>> def model():
         ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
-        >>> guide = AutoParticles(model, 50)
+        >>> guide = AutoParticles(model, 50, init_from=None)
         >>> svi = SVI(model, guide, optax.adagrad(0.5), loss=SVGD())
         >>> result = svi.run(jax.random.key(0), 500, progress_bar=False)
         >>> w = guide.particles(result.params)["w"]

@@ -1,16 +1,18 @@
 """Coordinates in which a set of particles has the identity as its (shrunk) covariance."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax import Array
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_ext._typing import Float
+from numpyro_ext._typing import Bool, Float
 from numpyro_ext.scores._points import matmul
 
-__all__ = ["UnitSpread"]
+__all__ = ["GroupSpread", "UnitSpread"]
+
+_APART = 100.0  # times the root of the dimension, in units of a group's spread
 
 
 class UnitSpread(NamedTuple):
@@ -33,14 +35,20 @@ class UnitSpread(NamedTuple):
     """``u @ inv(root).T``."""
 
     @classmethod
-    def of(cls, x: Float[Array, "m d"]) -> "UnitSpread":
-        """The map that the particles themselves define."""
+    def of(cls, x: Float[Array, "m d"], where: Any = None) -> "UnitSpread":
+        """The map that the particles themselves define.
+
+        :param where: ``(m,)``, True for those that do, more than d; None for all.
+        """
         m, d = x.shape
-        mean, sd = jnp.mean(x, axis=0), jnp.std(x, axis=0)
+        here = True if where is None else where[:, None]
+        mean, sd = jnp.mean(x, axis=0, where=here), jnp.std(x, axis=0, where=here)
         scale = jnp.where(sd > 0, sd, 1.0)
         # Correlations first: their root keeps its digits whatever the units are.
         u = (x - mean) / scale
-        if d > m:
+        if where is not None:
+            u, m = jnp.where(here, u, 0), jnp.sum(where)
+        elif d > m:
             # A coordinate without spread has the shrunk variance lambda instead of 1.
             scale = jnp.where(sd > 0, scale, ((d + m) / d) ** 0.5)
             times, solve = _low_rank_root(u)
@@ -70,6 +78,52 @@ class UnitSpread(NamedTuple):
     def speed(self, v: Array) -> Float[Array, " m"]:
         """Root mean square over the coordinates of each velocity, in units of the spread."""
         return jnp.sqrt(jnp.mean(self.solve_root(v / self.scale) ** 2, axis=1))
+
+
+class GroupSpread(NamedTuple):
+    """The map of each particle that its own group defines.
+
+    Groups do not see each other: in the new coordinates they are so far apart that a kernel of the
+    distance vanishes between them. One of at most d particles, which has no covariance, rests.
+    """
+
+    groups: Bool[Array, "m K"]
+    """True where a particle belongs to a group."""
+    units: tuple[UnitSpread, ...]
+
+    @classmethod
+    def of(cls, x: Float[Array, "m d"], groups: Float[Array, "m K"]) -> "GroupSpread":
+        """The maps that the particles of each group define, which is where a row is largest."""
+        groups = jnp.argmax(groups, axis=1)[:, None] == jnp.arange(groups.shape[1])
+        # Of few particles that of all stands in, which keeps numbers finite that no one sees.
+        few = jnp.sum(groups, axis=0) <= x.shape[1]
+        return cls(groups, tuple(UnitSpread.of(x, g) for g in jnp.where(few, True, groups).T))
+
+    def points(self, x: Array) -> Float[Array, "m d"]:
+        """The particles in the new coordinates, those of all groups around 0."""
+        return self._each(lambda units: units.points(x))
+
+    def gradients(self, g: Array) -> Float[Array, "m d"]:
+        """Gradients with respect to the new coordinates."""
+        return self._each(lambda units: units.gradients(g))
+
+    def velocities(self, v: Array) -> Float[Array, "m d"]:
+        """Velocities of the new coordinates as velocities of the old ones, at most 1 in units of
+        the group, because a step is in units of the spread of all."""
+        speed = jnp.sqrt(jnp.mean(v**2, axis=1, keepdims=True))
+        few = jnp.sum(self.groups, axis=0) <= v.shape[1]
+        rests = jnp.any(self.groups & few, axis=1, keepdims=True)
+        v = jnp.where(rests, 0, v / jnp.maximum(1.0, speed))
+        return self._each(lambda units: units.velocities(v))
+
+    def apart(self, y: Array) -> Float[Array, "m d"]:
+        """The particles in the new coordinates, with the groups apart."""
+        place = jnp.argmax(self.groups, axis=1).astype(y.dtype)
+        return y.at[:, 0].add(_APART * y.shape[1] ** 0.5 * place)
+
+    def _each(self, fn: Callable[[UnitSpread], Array]) -> Array:
+        parts = [fn(units) for units in self.units]
+        return jnp.select([here[:, None] for here in self.groups.T], parts)
 
 
 def _low_rank_root(

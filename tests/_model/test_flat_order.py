@@ -78,7 +78,7 @@ def test_flow_has_it():
 
 def test_particles_have_it():
     """Numbers given as particles come back as those sites, and as those columns."""
-    guide = AutoParticles(model, 14)
+    guide = AutoParticles(model, 14, init_from=None)
     (name,) = start(guide, SVGD())
     sites, x = draws(14)
     found = guide.particles({name: x})

@@ -219,8 +219,12 @@ ROOMS = {
     "kernel": lambda *args: chain(SGHMC(few), *args),
     "kernel with a step": lambda *args: chain(SGLD(few, 0.1), *args),
     "modes": lambda *args: find_modes(few, *args),
-    "ensemble": lambda *args: chain(ParVI(few), *args, num_chains=3, chain_method="vectorized"),
-    "particles": lambda *args: fit(AutoParticles(few, num_particles=3), SVGD(), *args),
+    "ensemble": lambda *args: chain(
+        ParVI(few, init_from=None), *args, num_chains=3, chain_method="vectorized"
+    ),
+    "particles": lambda *args: fit(
+        AutoParticles(few, num_particles=3, init_from=None), SVGD(), *args
+    ),
     "guide": lambda *args: fit(AutoRealNVPNormal(few, init_from=None), Trace_ELBO(), *args),
     "objective": lambda *args: VRELBO(0.5).loss(random.key(0), {}, few, of_few, *args),
     "proxy": lambda *args: taylor_proxy(few, *args),

@@ -308,7 +308,7 @@ def two(x):
 
 
 def test_the_implied_sd_ratio_of_particles_is_the_right_one_on_a_gaussian():
-    guide = AutoParticles(two, num_particles=20)
+    guide = AutoParticles(two, num_particles=20, init_from=None)
     svi = SVI(two, guide, optax.adam(0.1), SVGD())
     params = svi.get_params(svi.init(random.key(0), 0.3))
     noise = np.random.default_rng(0).normal(size=(20, 2))
@@ -333,7 +333,7 @@ def test_the_implied_sd_ratio_of_particles_is_the_right_one_on_a_gaussian():
 
 @pytest.mark.filterwarnings("ignore:3 particles for 2", "ignore:the particles have not conv")
 def test_an_ensemble_of_too_few_particles():
-    mcmc = run(ParVI(two, SVGD()), 0.3, num_chains=3, num_samples=1, num_warmup=5)
+    mcmc = run(ParVI(two, SVGD(), init_from=None), 0.3, num_chains=3, num_samples=1, num_warmup=5)
     found = diagnose(mcmc, num_moves=0)
     assert "number of particles" in wrong(found)
     assert "squared KSD" in rows_of(found)

@@ -131,7 +131,7 @@ def test_particles_are_judged():
         numpyro.sample("a", dist.Normal(0.0, 3.0))
 
     mcmc = MCMC(
-        ParVI(wide),
+        ParVI(wide, init_from=None),
         num_warmup=1,
         num_samples=1,
         num_chains=20,

@@ -47,7 +47,7 @@ def sgld(keys, **options):
 
 def particles(keys):
     options = {"num_samples": 1, "num_chains": 20, "chain_method": "vectorized"}
-    return run(ParVI(shifted), keys, **options)
+    return run(ParVI(shifted, init_from=None), keys, **options)
 
 
 TWO = {"num_chains": 2, "chain_method": "sequential"}

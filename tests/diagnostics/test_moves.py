@@ -136,7 +136,7 @@ def judge(x, **kwargs):
 
 @functools.cache
 def svi_of_schools():
-    svi = SVI(schools, AutoParticles(schools, 100), optax.adam(0.1), SVGD())
+    svi = SVI(schools, AutoParticles(schools, 100, init_from=None), optax.adam(0.1), SVGD())
     return svi, svi.get_params(svi.init(random.key(0)))
 
 

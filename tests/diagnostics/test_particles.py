@@ -30,7 +30,7 @@ def model(x, batch=None):
 @functools.cache
 def judged(shift, batch=BATCH):
     """Particles with all quantiles of the posterior, moved by ``shift`` of its sds."""
-    svi = SVI(model, AutoParticles(model, M), optax.adam(0.1), RegularizedSVGD())
+    svi = SVI(model, AutoParticles(model, M, init_from=None), optax.adam(0.1), RegularizedSVGD())
     params = svi.get_params(svi.init(random.key(0), X))
     quantiles = dist.Normal().icdf((jnp.arange(M) + 0.5) / M)
     params["auto_particles"] = (MEAN + SD * (quantiles + shift))[:, None]
@@ -77,7 +77,7 @@ def test_the_tree_says_the_same():
 
 
 def test_an_ensemble_warns_of_the_noise_that_its_particles_share():
-    kernel = ParVI(model)
+    kernel = ParVI(model, init_from=None)
     how = {"num_warmup": 300, "num_samples": 1, "num_chains": 20, "chain_method": "vectorized"}
     mcmc = MCMC(kernel, progress_bar=False, **how)
 
@@ -111,7 +111,9 @@ def normal():
 
 def diagnosed(model, low, high, gap):
     """All quantiles of two normals, so many of each: all that gradients can say is right."""
-    svi = SVI(model, AutoParticles(model, low + high), optax.adam(0.1), RegularizedSVGD())
+    svi = SVI(
+        model, AutoParticles(model, low + high, init_from=None), optax.adam(0.1), RegularizedSVGD()
+    )
     params = svi.get_params(svi.init(random.key(0)))
     halves = [dist.Normal().icdf((jnp.arange(n) + 0.5) / n) for n in (low, high)]
     params["auto_particles"] = jnp.concatenate([halves[0] - gap, halves[1] + gap])[:, None]

@@ -177,7 +177,7 @@ def test_a_fit_that_was_stopped_early():
 
 @pytest.mark.filterwarnings("ignore:the particles have not converged")
 def test_particles_that_are_still_on_their_way():
-    mcmc = run(ParVI(normal_mean), MANY, num_warmup=3, num_samples=1, num_chains=10)
+    mcmc = run(ParVI(normal_mean, init_from=None), MANY, num_warmup=3, num_samples=1, num_chains=10)
     assert {"implied sd ratio, worst", "shift in sds"} <= set(wrong(diagnose(mcmc, num_moves=0)))
     warned = warned_of(mcmc)
     assert any(text.startswith("the implied sd ratio, worst is ") for text in warned)

@@ -66,7 +66,7 @@ def test_stochastic_gradient_hmc_on_minibatches():
 
 
 def test_particles_moved_by_svgd():
-    guide = AutoParticles(model, num_particles=12)
+    guide = AutoParticles(model, num_particles=12, init_from=None)
     svi = SVI(model, guide, optax.adam(0.05), SVGD(), batch=20)
     result = svi.run(random.key(4), 200, X, Y, progress_bar=False)
     with pytest.warns(InferenceWarning, match="implied sd ratio|shift in sds"):  # so early

@@ -157,7 +157,7 @@ def test_a_minibatch_inside_a_loop_is_refused():
         (lambda m: SGLD(m, 0.1), "sgmcmc"),
         (lambda m: SGHMC(m, 0.1), "sgmcmc"),
         (lambda m: KernelHMC(m, 0.1, score=jnp.zeros_like), "mcmc"),
-        (lambda m: ParVI(m), "particles"),
+        (lambda m: ParVI(m, init_from=None), "particles"),
         (lambda m: AIES(m, moves={AIES.DEMove(): 1.0}), "mcmc"),
     ],
     ids=["SGLD", "SGHMC", "KernelHMC", "ParVI", "AIES"],

@@ -117,7 +117,7 @@ def test_everything_else_is_that_of_the_guide():
 
 
 def test_protocols_of_the_guide_are_kept():
-    particles = with_critic(AutoParticles(two_sites, 5), hidden_dims=(4,))
+    particles = with_critic(AutoParticles(two_sites, 5, init_from=None), hidden_dims=(4,))
     assert isinstance(particles, SamplesLatent) and isinstance(particles, HasCritic)
     params = params_of(particles)
     assert particles.sample_latent(random.key(0), params).shape == (5, 2)

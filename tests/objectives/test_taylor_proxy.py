@@ -24,9 +24,9 @@ import pytest
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model import taylor
+from numpyro_ext._model.init_from import given_modes
 from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext.guides import AutoRealNVPNormal, Implicit
-from numpyro_ext.guides.init_from import given_start
 from numpyro_ext.mcmc import ControlVariate
 from numpyro_ext.objectives import (
     IWELBO,
@@ -45,6 +45,7 @@ from numpyro_ext.objectives import (
     ThermodynamicELBO,
     taylor_proxy,
 )
+from numpyro_ext.optim import find_modes
 from numpyro_ext.scores import LogisticRatio
 from tests.objectives.compare import assert_refuses, assert_same
 from tests.objectives.models import NONE, mixed_model
@@ -413,9 +414,9 @@ def test_guides_start_at_the_center_with_its_covariance():
         given_others = np.diag(precision) ** -0.5
         expected = proxy.factor if scale.ndim == 2 else given_others
         np.testing.assert_allclose(scale, expected, rtol=1e-3, atol=1e-4)
-    start = given_start(proxy)
-    assert list(start.shapes.items()) == [("w", (2,)), ("rate", ())]
-    np.testing.assert_allclose(start.roots[0], proxy.factor)
+    modes = given_modes(proxy)
+    assert modes.shapes == (("w", (2,)), ("rate", ()))
+    np.testing.assert_allclose(modes.heaviest.factor, proxy.factor)
     with pytest.raises(TypeError, match="guide is a AutoDelta; it must be one of AutoMulti"):
         proxy.init_params(AutoDelta(counts))
 
@@ -467,6 +468,17 @@ def run_of(model, loss, *args):
 @cache
 def proxy_of_means():
     return taylor_proxy(mean_of, jnp.asarray(MEANS), 1.0, center={"mean": 3.0})
+
+
+def test_modes_found_once_are_a_center():
+    """The posterior of the mean is N(mean, 1 / 1000) but for a prior of scale 10."""
+    modes = find_modes(mean_of, jnp.asarray(MEANS), 1.0)
+    proxy = taylor_proxy(mean_of, jnp.asarray(MEANS), 1.0, center=modes)
+    exact = MEANS.mean(dtype=float) / (1 + 1 / 1e5)
+    assert abs(float(proxy.location[0]) - exact) < 0.1 * 1000**-0.5
+    assert float(proxy.factor[0, 0]) == pytest.approx(1000**-0.5, rel=1e-3)
+    with pytest.raises(ValueError, match="center has the unconstrained latent sites"):
+        taylor_proxy(slope, center=modes)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,13 @@ def test_draws_are_those_of_the_mixture_in_the_flat_order():
     assert modes.sample(random.key(1)).shape == (2,)
 
 
+@pytest.mark.parametrize(("num", "heavier"), [(1, 1), (2, 1), (3, 2), (4, 3), (50, 33), (200, 132)])
+def test_each_mode_has_its_share_of_what_begins_there(num, heavier):
+    """By the largest remainders of .66 and .34: of two, .68 is more than .32."""
+    which = found().apportion(num)
+    assert len(which) == num and np.sum(which == 0) == heavier
+
+
 def test_the_problems_have_a_kind_and_the_record_is_a_table_and_pickles():
     modes = pickle.loads(pickle.dumps(found()))
     assert [problem.kind for problem in modes.problems] == ["several modes"]

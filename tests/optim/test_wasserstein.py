@@ -184,7 +184,7 @@ def straight(name):
     """Twenty steps of SVI in which only the particles are accelerated."""
     labels = {"auto_particles": "particles", "theta": "model"}
     optim = optax.multi_transform({"particles": OPTIMS[name], "model": optax.sgd(0.01)}, labels)
-    guide = AutoParticles(model, 8)
+    guide = AutoParticles(model, 8, init_from=None)
     svi = SVI(model, guide, optim, SVGD())
     return svi, svi.run(random.key(0), 20, progress_bar=False)
 
@@ -216,7 +216,7 @@ def test_only_the_labelled_parameters_are_accelerated(name):
 
 
 def test_svi_moves_particles_as_the_recursion_does():
-    guide = AutoParticles(model, 8)
+    guide = AutoParticles(model, 8, init_from=None)
     svi = SVI(model, guide, wnes(0.1, mu=1.0), SVGD())
     state = svi.init(random.key(0))
     params = svi.get_params(state)
@@ -243,7 +243,9 @@ def one_normal():
 
 
 def test_parvi_takes_it_and_pickles():
-    kernel = pickle.loads(pickle.dumps(ParVI(one_normal, SVGD(), partial(wnes, 0.5, mu=0.2))))
+    kernel = pickle.loads(
+        pickle.dumps(ParVI(one_normal, SVGD(), partial(wnes, 0.5, mu=0.2), init_from=None))
+    )
     mcmc = MCMC(
         kernel,
         num_warmup=200,

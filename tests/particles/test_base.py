@@ -55,7 +55,7 @@ def score(x, shift=0.3, width=1.5):
 @cache
 def five(**options):
     """Guides are set up once: what they remember of the model is the same for all tests."""
-    return AutoParticles(model, 5, **options)
+    return AutoParticles(model, 5, **options, init_from=None)
 
 
 class Given:
@@ -292,11 +292,11 @@ def test_models_that_particles_cannot_run_on_are_errors(bad, words):
     with pytest.raises(ValueError, match=words):
         loss_of(bad, jnp.ones((5, 2)))
     with pytest.raises(ValueError, match=words):
-        handlers.seed(AutoParticles(bad, 5), 0)()
+        handlers.seed(AutoParticles(bad, 5, init_from=None), 0)()
 
 
 def test_data_that_are_not_finite_are_named():
-    guide = AutoParticles(model, 5)
+    guide = AutoParticles(model, 5, init_from=None)
     with pytest.raises(ValueError, match="see site 'obs'"):
         handlers.seed(guide, 0)(DATA.at[2].set(jnp.nan))
 
@@ -306,7 +306,13 @@ def test_data_that_are_not_finite_are_named():
 
     params = {"auto_particles": jnp.ones((5, 1))}
     with pytest.raises(ValueError, match="observed site 'y' have 1 NaN"):
-        SVGD().loss(random.key(0), params, whole, AutoParticles(whole, 5), DATA.at[2].set(jnp.nan))
+        SVGD().loss(
+            random.key(0),
+            params,
+            whole,
+            AutoParticles(whole, 5, init_from=None),
+            DATA.at[2].set(jnp.nan),
+        )
 
 
 @pytest.mark.parametrize("field", [SVGD, RegularizedSVGD, RiemannianSVGD, SteinNewton])
@@ -342,7 +348,7 @@ def test_non_finite_velocity_leaves_the_state_of_a_stable_update():
         x = numpyro.sample("x", dist.Normal())
         numpyro.factor("hole", jnp.where(x > 1.0, jnp.nan, 0.0))
 
-    guide = AutoParticles(bad, 3)
+    guide = AutoParticles(bad, 3, init_from=None)
     svi = SVI(bad, guide, optax.sgd(0.1), SVGD())
     x = jnp.array([[0.5], [0.1], [2.0]])
     state = svi.init(random.key(0), init_params={"auto_particles": x})
@@ -366,7 +372,7 @@ def test_a_field_of_ones_own_needs_only_its_velocity():
 
 
 def test_a_class_in_place_of_a_loss_and_the_summary_of_one():
-    guide = AutoParticles(model, 5)
+    guide = AutoParticles(model, 5, init_from=None)
     svi = SVI(model, guide, optax.sgd(0.1), SVGD)
     state = svi.init(random.key(0), DATA)
     for call in (svi.update, svi.evaluate):

@@ -116,7 +116,7 @@ def test_bad_arrays_are_errors():
 @cache
 def fitted(make):
     """One SVI run on minibatches, which several claims look at."""
-    guide = AutoParticles(model, 30)
+    guide = AutoParticles(model, 30, init_from=None)
     svi = SVI(model, guide, particle_step(NUM_STEPS), make(precondition="covariance"))
     result = svi.run(
         random.key(0), NUM_STEPS, INPUTS, TARGETS, subsample_size=20, progress_bar=False
@@ -187,7 +187,13 @@ class TestSVI:
 def ensemble(sharding=None):
     # A jitted subsample_size would be traced, so it is bound beforehand.
     minibatches = partial(model, subsample_size=20)
-    kernel = ParVI(minibatches, RegularizedSVGD(), partial(optax.adagrad, 0.1), sharding=sharding)
+    kernel = ParVI(
+        minibatches,
+        RegularizedSVGD(),
+        partial(optax.adagrad, 0.1),
+        sharding=sharding,
+        init_from=None,
+    )
     mcmc = MCMC(
         kernel,
         num_warmup=4,

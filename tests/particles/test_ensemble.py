@@ -73,7 +73,7 @@ def ensemble(kernel, *args, num_warmup=None, num_samples=1, num_chains=5, extra_
 def test_takes_the_steps_of_its_field_and_optimiser(tol):
     field = SVGD(temperature=2.0, annealing=lambda i: (i + 1.0) / 4.0)
     optim = optax.adam(0.1)
-    kernel = ParVI(model, field, optim, steps_per_sample=2)
+    kernel = ParVI(model, field, optim, steps_per_sample=2, init_from=None)
     mcmc = ensemble(
         kernel,
         num_samples=2,
@@ -101,7 +101,7 @@ def test_takes_the_steps_of_its_field_and_optimiser(tol):
 
 
 def test_minibatch_is_drawn_anew_at_every_step_and_shared_by_all_particles():
-    kernel = ParVI(model, optim=optax.sgd(0.0))
+    kernel = ParVI(model, optim=optax.sgd(0.0), init_from=None)
     fields = ("potential_energy", "z_grad", "mean_grad", "implied_sd_ratio")
     mcmc = ensemble(kernel, DATA, 3, num_samples=12, init_params=STARTS, extra_fields=fields)
     found = mcmc.get_extra_fields(group_by_chain=True)
@@ -138,7 +138,7 @@ def test_default_is_right_on_a_potential_function_and_comes_to_rest(capsys):
         numpyro.factor("U", -energy)
 
     start = {"a": jnp.linspace(-1.0, 1.0, 60), "b": random.normal(random.key(1), (60, 1))}
-    kernel = ParVI(potential)
+    kernel = ParVI(potential, init_from=None)
     mcmc = ensemble(
         kernel,
         num_chains=60,
@@ -163,20 +163,20 @@ def test_default_is_right_on_a_potential_function_and_comes_to_rest(capsys):
 
 
 def test_particles_that_have_not_converged_are_a_warning_that_names_the_site():
-    kernel = ParVI(model, RegularizedSVGD())
+    kernel = ParVI(model, RegularizedSVGD(), init_from=None)
     with pytest.warns(InferenceWarning, match="have not converged.*of site 'scale' is"):
         jax.block_until_ready(ensemble(kernel, num_warmup=1, init_params=STARTS).last_state)
 
 
 def test_few_particles_are_a_warning():
     with pytest.warns(InferenceWarning, match=r"3 particles for 2 latent dimensions.*give 4"):
-        ParVI(model).init(random.split(random.key(0), 3), 1)
+        ParVI(model, init_from=None).init(random.split(random.key(0), 3), 1)
     with pytest.warns(InferenceWarning, match="give 60 particles.*precondition=None"):
         warn_of_few_particles(2, 30)
 
 
 def test_heat_equation_bandwidth_is_searched_from_that_of_the_last_step():
-    kernel = ParVI(model, SVGD(RBF("he")), optax.sgd(0.1))
+    kernel = ParVI(model, SVGD(RBF("he")), optax.sgd(0.1), init_from=None)
     mcmc = ensemble(
         kernel, num_samples=2, init_params=STARTS, extra_fields=("bandwidth", "z.scale")
     )
@@ -192,7 +192,7 @@ def test_heat_equation_bandwidth_is_searched_from_that_of_the_last_step():
 
 def test_dynamics_keep_the_momenta_in_the_state():
     dynamics = PSGHMC(0.05, flow="fgh", friction=0.5, mass=2.0)
-    kernel = ParVI(model, optim=dynamics)
+    kernel = ParVI(model, optim=dynamics, init_from=None)
     assert isinstance(kernel.field, Blob)
     mcmc = ensemble(kernel, init_params=STARTS)
     key = random.split(random.split(random.key(0), 5)[0], 4)[2]
@@ -210,7 +210,7 @@ def test_non_finite_step_is_refused_and_flagged():
         numpyro.factor("U", z - 1e-6 * jnp.sqrt(2.5 - z))  # its gradient is NaN above 2.5
 
     start = {"z": jnp.array([0.0, 1.0, 2.0])}
-    kernel = ParVI(hole, SVGD(), optax.sgd(0.3))
+    kernel = ParVI(hole, SVGD(), optax.sgd(0.3), init_from=None)
     mcmc = ensemble(kernel, num_chains=3, num_samples=12, init_params=start)
     z = mcmc.get_samples(group_by_chain=True)["z"]
     diverging = mcmc.get_extra_fields(group_by_chain=True)["diverging"]
@@ -224,7 +224,7 @@ def test_non_finite_step_is_refused_and_flagged():
 def test_other_chain_methods_are_errors_that_name_vectorized(chain_method):
     num_chains = 1 if chain_method == "vectorized" else 2
     mcmc = MCMC(
-        ParVI(model),
+        ParVI(model, init_from=None),
         num_warmup=1,
         num_samples=1,
         num_chains=num_chains,
@@ -236,11 +236,15 @@ def test_other_chain_methods_are_errors_that_name_vectorized(chain_method):
 
 
 def test_pickling_keeps_the_samples_and_an_optimiser_that_pickle_can_store():
-    mcmc = ensemble(ParVI(model, optim=partial(optax.sgd, 0.1)), num_samples=2, init_params=STARTS)
+    mcmc = ensemble(
+        ParVI(model, optim=partial(optax.sgd, 0.1), init_from=None),
+        num_samples=2,
+        init_params=STARTS,
+    )
     saved = pickle.loads(pickle.dumps(mcmc))
     np.testing.assert_array_equal(saved.get_samples()["scale"], mcmc.get_samples()["scale"])
-    assert pickle.loads(pickle.dumps(ParVI(model))).optim is None
-    closure = pickle.loads(pickle.dumps(ParVI(model, optim=optax.sgd(0.1))))
+    assert pickle.loads(pickle.dumps(ParVI(model, init_from=None))).optim is None
+    closure = pickle.loads(pickle.dumps(ParVI(model, optim=optax.sgd(0.1), init_from=None)))
     with pytest.raises(ValueError, match=r"unpickled without its optim.*functools\.partial"):
         ensemble(closure, init_params=STARTS)
 
@@ -271,7 +275,7 @@ def far():
 
 def test_init_params_need_no_other_start_and_gradients_are_in_the_order_of_the_model():
     start = {"a": jnp.array([1.0, -2.0, 0.5, 0.0]), "b": jnp.array([11.0, 14.0, 15.0, 12.0])}
-    kernel = ParVI(far, optim=optax.sgd(0.1))
+    kernel = ParVI(far, optim=optax.sgd(0.1), init_from=None)
     state = kernel.init(random.split(random.key(0), 4), 0, start)
     g = jnp.stack([-(start["b"] - 12.0) / 9.0, -start["a"] / 0.25], axis=1)
     np.testing.assert_allclose(state.z_grad, g, rtol=1e-5)
@@ -281,7 +285,9 @@ def test_init_params_need_no_other_start_and_gradients_are_in_the_order_of_the_m
 
 def test_data_that_are_not_finite_are_named():
     with pytest.raises(ValueError, match="not finite at the initial point: see site 'obs'"):
-        ParVI(model).init(random.split(random.key(0), 4), 1, None, (DATA.at[1].set(jnp.nan), 6))
+        ParVI(model, init_from=None).init(
+            random.split(random.key(0), 4), 1, None, (DATA.at[1].set(jnp.nan), 6)
+        )
 
 
 def test_forward_mode_differentiates_a_while_loop():
@@ -315,45 +321,53 @@ def test_counts_may_be_numpy_integers():
         (lambda: unchecked(potential_fn=lambda z: z), TypeError, "unexpected.*'potential_fn'"),
         (lambda: unchecked(model, optax.adam(0.1)), TypeError, r"such as SVGD\(\)"),
         (lambda: unchecked(model, None, numpyro.optim.Adam(0.1)), TypeError, "optax transform"),
-        (lambda: ParVI(model, SteinNewton()), TypeError, "needs Hessians.*loss of SVI"),
         (
-            lambda: ParVI(model, SVGD(), PSGHMC(0.1)),
+            lambda: ParVI(model, SteinNewton(), init_from=None),
+            TypeError,
+            "needs Hessians.*loss of SVI",
+        ),
+        (
+            lambda: ParVI(model, SVGD(), PSGHMC(0.1), init_from=None),
             TypeError,
             r"SVGD.*use Blob\(\), GFSD\(\) or GFSF\(\)",
         ),
         (
-            lambda: ensemble(ParVI(model), num_warmup=0),
+            lambda: ensemble(ParVI(model, init_from=None), num_warmup=0),
             ValueError,
             "num_warmup is 0.*num_samples=1, or give optim",
         ),
-        (lambda: ParVI(model, steps_per_sample=0), ValueError, "steps_per_sample is 0"),
+        (
+            lambda: ParVI(model, steps_per_sample=0, init_from=None),
+            ValueError,
+            "steps_per_sample is 0",
+        ),
         (
             lambda: ensemble(ParVI(model, init_strategy=init_to_feasible)),
             ValueError,
             r"same point.*init_strategy",
         ),
         (
-            lambda: ensemble(ParVI(model), init_params={"loc": jnp.arange(5.0)}),
+            lambda: ensemble(ParVI(model, init_from=None), init_params={"loc": jnp.arange(5.0)}),
             ValueError,
             r"\['loc', 'scale'\]",
         ),
         (
-            lambda: ensemble(ParVI(lambda: numpyro.sample("k", dist.Poisson(2.0)))),
+            lambda: ensemble(ParVI(lambda: numpyro.sample("k", dist.Poisson(2.0)), init_from=None)),
             ValueError,
             "latent site 'k' is discrete",
         ),
         (
-            lambda: ensemble(ParVI(model), DATA, 7),
+            lambda: ensemble(ParVI(model, init_from=None), DATA, 7),
             ValueError,
             "subsample_size 7 but only 6 rows",
         ),
         (
-            lambda: ensemble(ParVI(local_latents)),
+            lambda: ensemble(ParVI(local_latents, init_from=None)),
             ValueError,
             "'z' is local to the subsampled plate 'rows'",
         ),
         (
-            lambda: ensemble(ParVI(minibatch_in_scan)),
+            lambda: ensemble(ParVI(minibatch_in_scan, init_from=None)),
             ValueError,
             "plate 'rows' takes a minibatch of 2 of 6 rows inside scan",
         ),

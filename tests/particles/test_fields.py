@@ -274,7 +274,7 @@ def test_constrained_site_has_the_right_moments(make):
     def model():
         numpyro.sample("rate", dist.Gamma(3.0, 1.0))
 
-    guide = AutoParticles(model, 100)
+    guide = AutoParticles(model, 100, init_from=None)
     svi = SVI(model, guide, particle_step(300), make(precondition="covariance"))
     rate = guide.particles(svi.run(random.key(0), 300, progress_bar=False).params)["rate"]
     assert abs(rate.mean() - 3.0) < 0.1

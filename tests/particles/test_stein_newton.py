@@ -63,7 +63,7 @@ def test_is_a_loss_that_computes_its_hessians():
         return prior + dist.Normal(z[0], jnp.exp(z[1])).log_prob(y).sum()
 
     y = jnp.array([2.9, 3.3, 3.1])
-    guide = AutoParticles(model, 5)
+    guide = AutoParticles(model, 5, init_from=None)
     svi = SVI(model, guide, optax.sgd(1.0), SteinNewton(temperature=2.0))
     x = jnp.array([[2.0, 0.1], [3.0, -0.2], [3.5, 0.4], [2.5, 0.0], [4.0, 0.3]])
     state = svi.init(random.key(0), y, init_params={"auto_particles": x})

@@ -1,0 +1,195 @@
+"""Where particles begin: at the modes of their posterior, each of which keeps its share of them."""
+
+from functools import cache
+import pickle
+import warnings
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, SVI, init_to_sample
+import pytest
+
+from numpyro_ext.diagnostics import InferenceWarning
+from numpyro_ext.optim import find_modes
+from numpyro_ext.particles import AutoParticles, ParVI, RegularizedSVGD, particle_step
+from numpyro_ext.scores import RBF
+
+M, STEPS = 50, 200
+SHARES, LOCS, SDS = np.array([0.66, 0.34]), np.array([-2.0, 2.0]), np.array([0.3, 0.15])
+
+
+def two_modes():
+    """13 standard deviations apart, and one twice as narrow."""
+    parts = dist.Normal(jnp.array(LOCS), jnp.array(SDS))
+    z = numpyro.sample("z", dist.MixtureSameFamily(dist.Categorical(jnp.array(SHARES)), parts))
+    numpyro.sample("a", dist.Normal(3 * z, 0.5))
+
+
+@cache
+def modes():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return find_modes(two_modes, starts=16)  # most points lead to the wider one
+
+
+@cache
+def fitted():
+    guide = AutoParticles(two_modes, M, init_from=modes())
+    svi = SVI(two_modes, guide, particle_step(STEPS), loss=RegularizedSVGD())
+    return svi, svi.run(random.key(0), STEPS, progress_bar=False)
+
+
+def by_loss():
+    svi, result = fitted()
+    return svi.guide.particles(result.params)
+
+
+def by_ensemble():
+    kernel = ParVI(two_modes, init_from=modes())
+    options = {"num_chains": M, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = MCMC(kernel, num_warmup=STEPS, num_samples=1, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mcmc.run(random.key(0))
+    return mcmc.get_samples()
+
+
+@pytest.mark.parametrize("fit", [by_loss, by_ensemble])
+def test_each_mode_keeps_its_share_of_the_particles(fit):
+    """33 of 50; moved by one field in units of all, a fifth of those change sides."""
+    sites = {name: np.asarray(x) for name, x in fit().items()}
+    left = sites["z"] < 0
+    assert np.sum(left) == 33
+    for here, loc, sd in ((left, LOCS[0], SDS[0]), (~left, LOCS[1], SDS[1])):
+        assert np.mean(sites["z"][here]) == pytest.approx(loc, abs=0.1 * sd)
+        assert np.std(sites["z"][here]) == pytest.approx(sd, rel=0.1)
+        assert np.std((sites["a"] - 3 * sites["z"])[here]) == pytest.approx(0.5, rel=0.15)
+
+
+def test_a_run_goes_on_with_its_modes_and_pickles():
+    svi, result = fitted()
+    groups = np.asarray(result.params["auto_modes"])
+    np.testing.assert_array_equal(groups.sum(0), [33, 17])
+    states = (
+        svi.run(random.key(1), 2, init_state=result.state, progress_bar=False).state,
+        svi.init(random.key(1), init_params=result.params),
+        pickle.loads(pickle.dumps(result.state)),
+    )
+    for state in states:
+        np.testing.assert_array_equal(svi.get_params(state)["auto_modes"], groups)
+    # Particles of no search have no modes.
+    moved = {"auto_particles": result.params["auto_particles"] + 1.0}
+    params = svi.get_params(svi.init(random.key(1), init_params=moved))
+    assert params["auto_modes"].shape == (M, 1)
+
+
+def test_particles_of_each_mode_move_as_if_alone_and_one_of_few_rests():
+    """With a step of at most 1 in units of their own spread."""
+    keys = random.split(random.key(0), 2)
+    x = random.normal(keys[0], (40, 2)) * jnp.array([0.1, 30.0])
+    x = x.at[20:].multiply(5.0).at[20:].add(jnp.array([0.2, 3.0]))
+    g = 3.0 * random.normal(keys[1], (40, 2)) / jnp.array([0.1, 30.0])
+    field = RegularizedSVGD(RBF(0.7))
+    which = np.repeat([0, 1, 2], [19, 19, 2])
+    v = jax.jit(field.tempered_velocity)(x, g, 0, groups=jnp.eye(3)[which])
+    alone_of = jax.jit(field.velocity)
+    for k in range(2):
+        here = which == k
+        alone = np.asarray(alone_of(x[here], g[here]))
+        c, m = np.cov(np.asarray(x[here], float).T, bias=True), np.sum(here)
+        shrunk = m / (m + 2) * c + 2 / (m + 2) * np.diag(np.diag(c))
+        speed = np.sqrt(np.mean(np.linalg.solve(np.linalg.cholesky(shrunk), alone.T) ** 2, 0))
+        limited = alone / np.maximum(1, speed)[:, None]
+        assert np.max(speed) > 1.2
+        np.testing.assert_allclose((v[here] - limited) / np.sqrt(np.diag(c)), 0, atol=2e-3)
+    np.testing.assert_array_equal(v[which == 2], 0)
+
+
+def mean_of(x):
+    w = numpyro.sample("w", dist.Normal(0.0, 1e6).expand([2]).to_event(1))
+    numpyro.sample("x", dist.Normal(w, 1e-3).expand(x.shape).to_event(2), obs=x)
+
+
+def test_a_second_init_on_other_data_begins_at_their_mode_and_keys_differ():
+    """Draws of the posterior, which is normal around the mean of the rows with scale 5e-4."""
+    x, svi = jnp.array([[3.0, -70.0]] * 4), by_default(mean_of, 500)
+    svi.init(random.key(0), x)
+    keys = random.split(random.key(0), 2)
+    for rows in (x, x - 4.0):
+        many = jax.vmap(lambda key, rows=rows: svi.init(key, rows))(keys)
+        start = np.asarray(svi.get_params(many)["auto_particles"], float)
+        xi = (start - np.asarray(rows[0], float)) / 5e-4
+        # 500 draws know a mean to .045 and a deviation to .032.
+        np.testing.assert_allclose(xi.mean(1), 0, atol=0.25)
+        np.testing.assert_allclose(xi.std(1), 1, atol=0.2)
+        assert np.mean(start[0] == start[1]) < 0.2  # by rounding some are
+    sites = pickle.loads(pickle.dumps(svi.guide)).particles(svi.get_params(svi.init(keys[0], x)))
+    assert sites["w"].shape == (500, 2)
+
+
+def by_default(model, num, **options):
+    guide = AutoParticles(model, num, **options)
+    return SVI(model, guide, particle_step(1), loss=RegularizedSVGD())
+
+
+def plain():
+    numpyro.sample("z", dist.Normal(300.0, 1.0))
+
+
+def wide():
+    numpyro.sample("z", dist.Normal().expand([513]).to_event(1))
+
+
+@pytest.mark.filterwarnings("ignore:4 particles for 513 latent dimensions")
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (plain, {"init_from": None}),
+        (plain, {"init_scale": 0.1}),
+        (plain, {"init_loc_fn": init_to_sample}),
+        (wide, {}),
+    ],
+)
+def test_without_a_search_particles_begin_as_numpyro_has_it(model, options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", InferenceWarning)
+        warnings.filterwarnings("ignore", "4 particles for 513")
+        svi = by_default(model, 4, **options)
+        params = svi.get_params(svi.init(random.key(0)))
+    assert list(params) == ["auto_particles"]
+    z = np.asarray(params["auto_particles"])
+    assert np.all(np.abs(z - 300) < 6) if "init_loc_fn" in options else np.all(np.abs(z) < 3)
+
+
+def test_traced_arguments_warn_and_begin_as_numpyro_has_it():
+    svi = by_default(mean_of, 5)
+    with pytest.warns(InferenceWarning, match=r"particles begin at NumPyro's start.*are traced"):
+        state = jax.jit(svi.init)(random.key(0), jnp.full((4, 2), 7.0))
+    assert np.all(np.abs(svi.get_params(state)["auto_particles"]) < 2.0)
+
+
+@pytest.mark.parametrize("make", [AutoParticles, ParVI])
+def test_what_was_found_once_starts_particles_and_is_compared_with_the_model(make):
+    def start(model):
+        given = make(model, init_from=modes())
+        if make is ParVI:
+            return given.init(random.split(random.key(0), 10), 5).modes
+        svi = SVI(model, given, particle_step(1), loss=RegularizedSVGD())
+        return svi.get_params(svi.init(random.key(0)))["auto_modes"]
+
+    groups = np.asarray(start(two_modes))
+    assert groups.sum(0)[0] == round(0.66 * len(groups))
+    with pytest.raises(ValueError, match="init_from has the unconstrained latent sites"):
+        start(plain)
+    with pytest.raises(TypeError, match="init_from is str; it must be a pair"):
+        make(plain, init_from="mode")
+
+
+def test_a_mode_of_few_particles_is_no_group():
+    """Of 4 particles in 2 dimensions all move together."""
+    svi = by_default(two_modes, 4, init_from=modes())
+    assert list(svi.get_params(svi.init(random.key(0)))) == ["auto_particles"]
