@@ -1,4 +1,4 @@
-"""A fitted normal as the prior of a model's latent sites: yesterday's posterior is today's prior."""
+"""A fitted normal as the prior of the latent sites: yesterday's posterior is today's prior."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

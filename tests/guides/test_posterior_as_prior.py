@@ -30,7 +30,7 @@ Y = jnp.array([0.3, -1.2, 0.8])
 
 
 def model(y=None, n=3):
-    """Supports of every kind, not in the order of the alphabet, in a plate and with a masked part."""
+    """Supports of every kind, not in the order of the alphabet, in a plate and partly masked."""
     numpyro.sample("scale", dist.HalfNormal(2.0))
     numpyro.sample("parts", dist.Dirichlet(jnp.ones(3)))
     with numpyro.plate("effects", 2), numpyro.handlers.scale(scale=3.0):
