@@ -313,8 +313,8 @@ class DAEP(_SitePerPart):
     :param float tol: the residual, here the change of q by an update, below which ``run`` stops; at
         least 3e-5 in float32.
 
-    **Reference:** Li (2018), algorithm 8, and appendix B (eq. B.8: L); Dehaene, Barthelme, *Expectation propagation in the
-    large-data limit* (JRSS B 2018).
+    **Reference:** Li (2018), algorithm 8, and appendix B (eq. B.8: L); Dehaene, Barthelme,
+    *Expectation propagation in the large-data limit* (JRSS B 2018).
 
     .. doctest::
 

@@ -244,7 +244,7 @@ class Full:
         m, V = q
 
         def one(A: Array, site: Site) -> Site:
-            """g and M of a tilted mean m + V A^T g and covariance V - V A^T G A V, M = G - g g^T."""
+            """g, and M = G - g g^T, of a tilted mean m + V A^T g and covariance V - V A^T G A V."""
             v, T = power * site.shift, power * site.precision
             S = symmetric(A @ V @ A.T)
             ones = jnp.eye(len(v), dtype=S.dtype)
