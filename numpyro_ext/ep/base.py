@@ -20,6 +20,7 @@ from tqdm import tqdm
 from numpyro_ext._checks import InferenceWarning, check_choice, check_count, summary
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.factors import Factors
+from numpyro_ext._model.posterior_as_prior import posterior_as_prior
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.ep.factor_table import Plan, Prior, Reading, Table, find_table, read_prior
 from numpyro_ext.ep.guide import fits, guide_of, start_guide
@@ -82,6 +83,11 @@ class EPEngine(ABC):
         of all coordinates.
     :param str data_plate: the plate whose rows are the factors, if observed sites are in several.
     :param str prefix: prefix of the names of the guide's parameters.
+    :param tuple prior: yesterday's fit, ``(engine, result)``, ``(svi, result)`` or ``(guide,
+        params)`` of a normal guide, whose posterior replaces the priors of its sites: ``model``
+        becomes that of :func:`~numpyro_ext.guides.posterior_as_prior`. None for those of the model.
+    :param float forgetting_factor: the power in (0, 1] of that posterior; 1 forgets nothing. On a
+        first day, without a prior, there is nothing to forget.
     """
 
     model: Model = field(kw_only=False)
@@ -90,6 +96,8 @@ class EPEngine(ABC):
     max_rank: int = 3
     data_plate: str | None = None
     prefix: str = "auto"
+    prior: tuple[Any, Any] | None = None
+    forgetting_factor: float = 1.0
 
     power: ClassVar[float] = 1.0
     """The power alpha of the factors of the data."""
@@ -101,6 +109,10 @@ class EPEngine(ABC):
     def __post_init__(self) -> None:
         if not callable(self.model):
             raise TypeError(f"model is {self.model!r}; it must be a callable, a NumPyro model.")
+        if self.prior is not None:
+            self.model = posterior_as_prior(self.model, self.prior, self.forgetting_factor)
+            # The model has the numbers; a day would otherwise hold all days before it.
+            self.prior, self.forgetting_factor = None, 1.0
         check_choice("family", self.family, tuple(FAMILIES))
         if self.projection is not None and not isinstance(self.projection, Projection):
             raise TypeError(
@@ -156,7 +168,7 @@ class EPEngine(ABC):
         start_guide(self.guide, locs, list(self.local_sites), args, kwargs)
         kind = self._plan.kinds[0]
         projection = kind.projection if kind.local else None
-        self.guide.of_fit(reading.factors, projection, args, kwargs)
+        self.guide.of_fit(reading.factors, projection, self._reader.given, args, kwargs)
         family = FAMILIES[self.family]
         normal = prior.normal
         if self.family == "diagonal":

@@ -286,15 +286,35 @@ class DAEP(_SitePerPart):
     :class:`DSEP` for small steps, without its noise. One ``update`` is a pass over all the data.
     With a single part it is averaged EP, with one row to a part :class:`EP`.
 
+    **Distributed black-box alpha** is ``mean="moments"``: the new site of a part has the mean of
+    the *moments* of its tilted distributions, in place of the mean of their sites. Its fixed points
+    are the stationary points in all :math:`\lambda_j` of the energy
+
+    .. math::
+
+        L = \Phi(\lambda_q) - \Phi(\lambda_0) + \frac1\alpha \sum_j \sum_{n \in \text{part } j}
+        \log \mathrm E_q \left[ \left( f_n / \tilde f_j \right)^\alpha \right], \qquad
+        \mathrm E_q[t] = \frac1{N_j} \sum_{n \in \text{part } j} \mathrm E_{\hat p_n}[t] \quad
+        \text{for all } j,
+
+    with the site :math:`\tilde f_j`, the moments t of a normal, and :math:`\hat p_n \propto q\,
+    (f_n / \tilde f_j)^\alpha`; minus L is the loss of an update. With a single part L is that of
+    :class:`~numpyro_ext.objectives.BBAlphaELBO` for a normal guide, and with one row to a part that
+    of :class:`EP`. For several parts its stationary points are saddle points, so that no optimiser
+    finds them, and an engine does. At power 0 both means are Gaussian variational inference. The
+    rows of a part that disagree make the new site depend on q, so that whole steps may diverge, and
+    ``step=None`` is 1/2.
+
     :param model: Python callable with NumPyro primitives, with continuous latent sites.
     :param partition: the number J of parts, or a vector of labels, as in :class:`DistributedEP`.
     :param step: the share in (0, 1] of the new site, or a function of the number of the update;
-        None for 1.
+        None for 1, and for 1/2 by moments.
+    :param str mean: ``"sites"``, or ``"moments"`` for distributed black-box alpha.
     :param float tol: the residual, here the change of q by an update, below which ``run`` stops; at
         least 3e-5 in float32.
 
-    **Reference:** Li (2018), algorithm 8; Dehaene, Barthelme, *Expectation propagation in the
-    large-data limit* (JRSS B 2018).
+    **Reference:** Li (2018), algorithm 8, and appendix B (eq. B.8: L); Dehaene, Barthelme,
+    *Expectation propagation in the large-data limit* (JRSS B 2018).
 
     .. doctest::
 
@@ -308,17 +328,20 @@ class DAEP(_SitePerPart):
     """
 
     partition: Any = field(kw_only=False)
+    mean: str = "sites"
     tol: float = 1e-6
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.partition = check_partition(self.partition)
+        check_choice("mean", self.mean, ("sites", "moments"))
         check_positive("tol", self.tol)
 
     def sweep(
         self, plan: Plan, state: EPState, arrays: list[Array], **options: Any
     ) -> tuple[EPState, Array]:
         items = self.all_rows(plan.reading.factors.size)
-        items = items._replace(rate=self.rate(state.i, 1.0) * items.rate)
-        setting = TiedSetting(self.family, False, float(self.tol))
+        moments = self.mean == "moments"
+        items = items._replace(rate=self.rate(state.i, 0.5 if moments else 1.0) * items.rate)
+        setting = TiedSetting(self.family, False, float(self.tol), moments)
         return tied_sweep(plan, setting, state, arrays, items)

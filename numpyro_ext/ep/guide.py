@@ -49,6 +49,8 @@ class _Known(AutoContinuous):
     """What draws the local sites of a row with several coordinates; None if no row has them."""
     arguments: tuple[tuple, dict[str, Any]] | None = None
     """Of the last fit; None if they were traced."""
+    given: tuple = ()
+    """What the factors take before the arguments of the model."""
     several: bool = False
     """Whether there were fits to others."""
 
@@ -59,15 +61,16 @@ class _Known(AutoContinuous):
         self,
         factors: Factors,
         projection: Projection | None,
+        given: tuple,
         args: tuple,
         kwargs: dict[str, Any],
     ) -> None:
         """Take the factors and the arguments of a fit."""
-        given, first = (args, kwargs), self.factors is None
-        self.factors, self.projection = factors, projection
-        traced = is_traced(given)
-        self.several |= not first and (traced or not _same(self.arguments, given))
-        self.arguments = self.arguments if traced else given
+        now, first = (args, kwargs), self.factors is None
+        self.factors, self.projection, self.given = factors, projection, given
+        traced = is_traced(now)
+        self.several |= not first and (traced or not _same(self.arguments, now))
+        self.arguments = self.arguments if traced else now
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
         if self.factors is None or not self.factors.axes:
@@ -133,6 +136,7 @@ class _Known(AutoContinuous):
     def _drawn(self, x: Array, rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> Drawn:
         assert self.factors is not None
         with block():
+            args = (*self.given, *args)
             return draw_sites(self.factors, x, rng_key, self._draw_many, args, kwargs)
 
     def _draw_many(

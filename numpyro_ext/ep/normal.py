@@ -111,6 +111,10 @@ class Family(Protocol):
         """The product of n sites in the coordinates x."""
         ...
 
+    def of_mean(self, q: Moments, A: Array, sites: Site, good: Array, power: float) -> Site:
+        """The site whose tilted distribution has the mean of the moments of those of n sites."""
+        ...
+
     def include(self, q: Moments, A: Array, change: Site, d: float | Array) -> tuple[Any, ...]:
         """q after d times a change of a site, d, and the number of times that d was halved so that
         q stays a distribution; d is 0 if 10 times were not enough."""
@@ -236,6 +240,26 @@ class Full:
         rows = A.reshape(-1, D)
         return Site(rows.T @ site.shift.reshape(-1), symmetric(rows.T @ left))
 
+    def of_mean(self, q: Moments, A: Array, sites: Site, good: Array, power: float) -> Site:
+        m, V = q
+
+        def one(A: Array, site: Site) -> Site:
+            """g, and M = G - g g^T, of a tilted mean m + V A^T g and covariance V - V A^T G A V."""
+            v, T = power * site.shift, power * site.precision
+            S = symmetric(A @ V @ A.T)
+            ones = jnp.eye(len(v), dtype=S.dtype)
+            G = symmetric(jnp.linalg.solve(ones + T @ S, T))
+            g = (ones - G @ S) @ (v - T @ (A @ m))
+            return Site(g, G - jnp.outer(g, g))
+
+        share = good / jnp.maximum(jnp.sum(good), 1)
+        each = jax.vmap(one)(A, sites)
+        weighted = [share.reshape(-1, *[1] * (x.ndim - 1)) * x for x in each]
+        g, M = self.total(A, Site(*weighted))
+        H = M + jnp.outer(g, g)  # V - V H V is the covariance of the mixture
+        P = symmetric(jnp.linalg.solve(jnp.eye(len(m), dtype=V.dtype) - H @ V, H))
+        return Site((P @ (m + V @ g) + g) / power, P / power)
+
     def include(self, q: Moments, A: Array, change: Site, d: float | Array) -> tuple[Any, ...]:
         B = q.cov @ A.T  # (D, r)
         m, S = A @ q.mean, symmetric(A @ B)
@@ -306,6 +330,17 @@ class Diagonal:
 
     def total(self, A: Array, site: Site) -> Site:
         return Site(jnp.sum(site.shift, 0), jnp.sum(site.precision, 0))
+
+    def of_mean(self, q: Moments, A: Array, sites: Site, good: Array, power: float) -> Site:
+        m, V = q
+        s, t = power * sites.shift, power * sites.precision
+        share = good / jnp.maximum(jnp.sum(good), 1)
+        V_n = V / (1 + V * t)
+        moved = V_n * (s - t * m)
+        g = share @ moved
+        less = share @ (V * V_n * t) - share @ (moved - g) ** 2  # V minus that of the mixture
+        P = less / V / (V - less)
+        return Site((P * (m + g) + g / V) / power, P / power)
 
     def include(self, q: Moments, A: Array, change: Site, d: float | Array) -> tuple[Any, ...]:
         m, V = q

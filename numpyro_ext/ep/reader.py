@@ -10,6 +10,7 @@ import numpy as np
 from numpyro_ext._model.arguments import Arguments, split_arguments
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.fingerprint import fingerprint
+from numpyro_ext._model.posterior_as_prior import PosteriorAsPrior
 from numpyro_ext._typing import Model
 from numpyro_ext.ep.factor_table import Reading
 
@@ -24,6 +25,11 @@ class Reader:
     """
 
     def __init__(self, model: Model, data_plate: str | None) -> None:
+        self.given: tuple = ()
+        """What the arguments of the model that is read begin with: the numbers of a prior, which
+        change with every fit, so that no program holds them."""
+        if isinstance(model, PosteriorAsPrior):
+            self.given, model = (model.numbers,), model.of_numbers
         self.model = model
         self.data_plate = data_plate
         self._known: dict[Any, tuple[str, Factors]] = {}
@@ -35,25 +41,27 @@ class Reader:
         def is_float(x: Any) -> bool:
             return isinstance(x, float | np.floating) and not self._holds
 
-        both = jax.tree.map(lambda x: jnp.asarray(x) if is_float(x) else x, (args, kwargs))
+        whole = (*self.given, *args), kwargs
+        both = jax.tree.map(lambda x: jnp.asarray(x) if is_float(x) else x, whole)
         return split_arguments(*both, hold=self._holds)
 
     def read(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Reading, list[Array]]:
         """The model on these arguments, after checks of their numbers, and the arrays in them."""
         arguments, arrays = self.split(args, kwargs)
+        whole = (*self.given, *args), kwargs
         shapes = tuple((np.shape(x), jnp.result_type(x)) for x in arrays)
         known, factors = self._known.get((arguments, shapes), (None, None))
         if factors is not None:
-            factors.on(args, kwargs).check()
+            factors.on(*whole).check()
         else:
-            factors = Factors(self.model, args, kwargs, data_plate=self.data_plate)
+            factors = Factors(self.model, *whole, data_plate=self.data_plate)
             if not self._holds and not _runs_on_traced(factors, arguments, arrays):
                 self._holds = True  # each data set is then compiled for itself
                 return self.read(args, kwargs)
         held = fingerprint(self.model, arguments, arrays)
         if known is not None and known != held:
-            factors = Factors(self.model, args, kwargs, data_plate=self.data_plate)
-        factors.on(args, kwargs).check_masks()
+            factors = Factors(self.model, *whole, data_plate=self.data_plate)
+        factors.on(*whole).check_masks()
         self._known[arguments, shapes] = held, factors
         return Reading(self.model, (*factors.key, held), arguments, factors), arrays
 

@@ -73,11 +73,14 @@ class TiedSetting(NamedTuple):
 
     - **serial** - whether each cavity is taken from the q that the one before has left.
     - **tol** - the residual below which it has converged; 0 where the factors are random.
+    - **moments** - whether F of the factors is that of the mean of their moments, in place of the
+      mean of their F.
     """
 
     family: str
     serial: bool
     tol: float
+    moments: bool = False
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -177,6 +180,7 @@ def _visit_rows(
     index: Array,
     mask: Array,
     rng_key: Array,
+    moments: bool = False,
 ) -> tuple[Site, Array, Visit, Array]:
     """The sum of F over rows with one cavity, the number of good rows, what was seen, the bases."""
     q = family.moments(total)
@@ -203,7 +207,11 @@ def _visit_rows(
     def of_good(x: Array) -> Array:
         return jnp.where(good.reshape(-1, *[1] * (x.ndim - 1)), x, 0.0)
 
-    F = family.total(A, jax.tree.map(of_good, found.site))
+    sites = jax.tree.map(of_good, found.site)
+    F = family.total(A, sites)
+    if moments and power > 0:  # the limit at power 0 is that of the sites
+        mean = family.of_mean(cavity, A, sites, good, power)
+        F = jax.tree.map(lambda x: jnp.sum(good) * x, mean)
     flags = Visit(
         found.site,
         jnp.where(mask, found.log_z + jnp.where(proper, gain, 0.0), 0.0),
@@ -278,7 +286,7 @@ def tied_sweep(
         shared = _at(tied, item.slot)
         F, good, found, _ = _visit_rows(
             *(family, factors, kind, group, state.table.center, total, shared),
-            *(item.amount, item.index, item.mask, key),
+            *(item.amount, item.index, item.mask, key, setting.moments),
         )
         # The mean over the good rows, with the rate of all of them.
         scale = item.rate * jnp.sum(item.mask) / jnp.maximum(good, 1)

@@ -1,6 +1,7 @@
 """Guides for ``SVI(model, guide, ...)`` beyond NumPyro's own."""
 
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
+from numpyro_ext._model.posterior_as_prior import posterior_as_prior
 from numpyro_ext.guides.auxiliary import AutoAuxiliary
 from numpyro_ext.guides.base import AutoAtModes, AutoJoint
 from numpyro_ext.guides.critic import with_critic
@@ -57,6 +58,7 @@ __all__ = [
     "init_to_fan_in",
     "linear",
     "local_reparam",
+    "posterior_as_prior",
     "with_critic",
     "with_reverse",
 ]

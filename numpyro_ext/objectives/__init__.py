@@ -15,6 +15,7 @@ from numpyro_ext.objectives.implicit import ImplicitELBO
 from numpyro_ext.objectives.kl_weights import KLWeightedELBO, minibatch_kl_weights
 from numpyro_ext.objectives.mixture import MixtureELBO
 from numpyro_ext.objectives.nested import NestedVRELBO
+from numpyro_ext.objectives.posterior_regularized import PosteriorRegularizedELBO
 from numpyro_ext.objectives.renyi import IWELBO, VRELBO
 from numpyro_ext.objectives.semi_implicit import SemiImplicitELBO
 from numpyro_ext.objectives.stein_discrepancy import SteinDiscrepancy
@@ -37,6 +38,7 @@ __all__ = [
     "MixtureELBO",
     "NestedVRELBO",
     "Objective",
+    "PosteriorRegularizedELBO",
     "SemiImplicitELBO",
     "SteinDiscrepancy",
     "TailAdaptive",

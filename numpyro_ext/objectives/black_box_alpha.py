@@ -35,6 +35,23 @@ class BBAlphaELBO(Objective):
         \hat L = \frac{1}{K} \sum_k \log \frac{p_0(\theta_k)}{q(\theta_k)} + \frac{N}{M} \sum_m
         \frac{1}{\alpha} \log \frac{1}{K} \sum_k e^{\alpha \ell_{k,m}}.
 
+    **Local latents with a recognition network** stand inside the energy, as in power EP: with a
+    site :math:`z_n` in the data plate, and in the guide from a network of the row, the factor of a
+    datum is
+
+    .. math::
+        E_{q(\theta)\, q(z_n | x_n, \theta)} \Big[\Big( \frac{p(x_n, z_n | \theta)}{q(z_n | x_n,
+        \theta)} \Big(\frac{p_0(\theta)}{q(\theta)}\Big)^{1/N} \Big)^{\alpha}\Big].
+
+    For alpha up to 1 this L is at most the one with :math:`p(x_n | \theta)`, where :math:`z_n` is
+    integrated out, so that it trains the network. The two are equal if the network gives
+    :math:`p(z_n | x_n, \theta)`, draw by draw, and at alpha = 1 for every network.
+
+    **One site, or several.** The tied factor is one for all data. With a factor for the data of
+    each part this is distributed black-box alpha, whose stationary points are saddle points. For
+    normal guides the engine ``DAEP(model, partition, power=alpha, mean="moments")`` of
+    :mod:`numpyro_ext.ep` finds them, and with one part the optimum of this L.
+
     **Convention.** ``alpha`` is the order of power EP: ``alpha`` -> 0 is the ELBO (0 itself is
     allowed, negative values too) and 1 is EP-like. :class:`VRELBO` counts the other way: ``alpha_VR
     = 1 - alpha_BB`` for a single datum, ``1 - alpha_BB / N`` for a factor tied over N data. K = 1
@@ -64,6 +81,8 @@ class BBAlphaELBO(Objective):
        energy is :math:`-L`).
     2. *Dropout inference in Bayesian neural networks with alpha-divergences*, Yingzhen Li, Yarin
        Gal, ICML 2017 (eq. 5).
+    3. *Approximate inference: new visions*, Yingzhen Li, PhD thesis, 2018, appendix B (eqs. B.8,
+       B.14, B.19, B.20: parts, and recognition networks).
 
     .. doctest::
 

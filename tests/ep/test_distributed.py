@@ -3,6 +3,9 @@
 from jax import random
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer.autoguide import AutoNormal
 import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning
@@ -14,11 +17,21 @@ from numpyro_ext.ep import (
     NUTSProjection,
     StochasticDistributedEP,
 )
+from numpyro_ext.objectives import BBAlphaELBO
 from tests.ep.models import LOGISTIC, linear, logistic
 
 PARTS = np.array([0, 0, 0, 1, 1, 2, 2])
 X_LINEAR = jnp.array([[1.0, 0.3], [-0.4, 2.0], [0.8, -1.1], [2.0, 0.5], [0.1, 0.9]])
 Y_LINEAR = jnp.array([0.7, -2.9, 1.5, 0.2, -1.4])
+
+
+MEANS = "sites", "moments"
+
+
+def normal_rows(y):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", len(y)) as idx:
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y[idx])
 
 
 def fit(engine, *args, num_steps=80):
@@ -208,3 +221,79 @@ def test_bad_arguments():
     ):
         with pytest.raises(ValueError, match=words):
             engine.update(state, *LOGISTIC, indices=jnp.array(indices))
+
+
+def on_a_grid(result, parts, power):
+    """Of each part, the mean of the moments of its tilted distributions, those of q, and L: on a
+    grid of the fixture's two coefficients, in double precision."""
+    state = result.state
+    eta, Lam = np.asarray(state.shift, float), np.asarray(state.precision, float)
+    X, y = (np.asarray(x, float) for x in LOGISTIC)
+    cov = np.linalg.inv(Lam)
+    m, sd = cov @ eta, np.sqrt(np.diag(cov))
+    axes = [np.linspace(m[k] - 9 * sd[k], m[k] + 9 * sd[k], 401) for k in range(2)]
+    w = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
+    area = np.prod([axis[1] - axis[0] for axis in axes])
+
+    def log_normal(eta, Lam):
+        """Without its normaliser."""
+        return w @ eta - np.einsum("wi,ij,wj->w", w, Lam, w) / 2
+
+    q = np.exp(log_normal(eta, Lam) - log_normal(eta, Lam).max())
+    log_lik = -np.logaddexp(0, np.where(y > 0, -1, 1)[:, None] * (X @ w.T))
+    t = np.concatenate([w, (w[:, :, None] * w[:, None]).reshape(-1, 4)], 1)
+    found, energy = [], 0.0
+    shifts, precisions = np.asarray(state.site_shift[0]), np.asarray(state.site_precision[0])
+    for j in range(max(parts) + 1):
+        site = log_normal(shifts[j].astype(float), precisions[j].astype(float))
+        tilted = [q * np.exp(power * (log_lik[n] - site)) for n in np.flatnonzero(parts == j)]
+        found.append(np.mean([(p @ t) / p.sum() for p in tilted], 0))
+        energy += sum(np.log(p.sum() / q.sum()) for p in tilted) / power
+    energy += np.log(np.sum(np.exp(log_normal(eta, Lam))) * area)
+    of_prior = np.asarray(state.prior_shift, float)
+    wide = np.linalg.inv(np.asarray(state.prior_precision, float))
+    energy -= of_prior @ wide @ of_prior / 2 + np.linalg.slogdet(2 * np.pi * wide)[1] / 2
+    return np.stack(found), (q @ t) / q.sum(), energy
+
+
+@pytest.mark.parametrize("parts", [np.zeros(7, int), PARTS, np.arange(7)], ids=["1", "3", "7"])
+def test_distributed_black_box_alpha_has_the_moments_of_each_part(parts):
+    """The moments of q are the mean of the tilted ones in every part, which is what its energy is
+    stationary at; minus the energy is the loss."""
+    for power in (0.5, 1.0):
+        engine = DAEP(logistic, parts, power=power, mean="moments")
+        result = fit(engine, *LOGISTIC)
+        assert result.state.report.converged
+        found, q, energy = on_a_grid(result, parts, power)
+        np.testing.assert_allclose(found, np.broadcast_to(q, found.shape), atol=2e-3)
+        np.testing.assert_allclose(-result.losses[-1], energy, atol=1e-3)
+    sites = fit(DAEP(logistic, parts, power=1.0), *LOGISTIC)
+    same = np.allclose(sites.params["auto_loc"], result.params["auto_loc"], atol=1e-3)
+    assert same == (len(set(parts)) == 7)  # where both are EP
+
+
+def test_one_part_by_moments_is_black_box_alpha():
+    """Prior N(0, 1), data -1 and 1 of unit noise, q = N(0, 1/p): the tilted precision is P = p +
+    alpha (1 - (p - 1) / 2), and 1/P + (alpha / P)^2 = 1/p, as at the optimum of BBAlphaELBO."""
+    y = jnp.array([-1.0, 1.0])
+    for power, precision in ((0.5, 2.09717), (1.0, 1.60555)):
+        for family in ("full", "diagonal"):
+            engine = DAEP(normal_rows, 1, power=power, mean="moments", family=family)
+            result = fit(engine, y)
+            np.testing.assert_allclose(result.params["auto_loc"], [0.0], atol=1e-4)
+            if family == "full":
+                found = result.params["auto_scale_tril"][0, 0] ** -2
+            else:
+                found = result.params["auto_scale"][0] ** -2
+            np.testing.assert_allclose(found, precision, rtol=1e-3)
+    loss = BBAlphaELBO(1.0, 100_000)
+    guide = AutoNormal(normal_rows)
+    numpyro.handlers.seed(guide, 0)(y)
+    params = {"theta_auto_loc": jnp.array(0.0), "theta_auto_scale": result.params["auto_scale"][0]}
+    of_draws = loss.loss(random.key(1), params, normal_rows, guide, y)
+    np.testing.assert_allclose(of_draws, result.losses[-1], atol=0.02)  # errors of .003
+
+
+def test_both_means_are_variational_inference_at_power_0():
+    one, other = (fit(DAEP(logistic, PARTS, power=0, mean=m), *LOGISTIC) for m in MEANS)
+    np.testing.assert_allclose(one.params["auto_loc"], other.params["auto_loc"], atol=1e-4)

@@ -31,10 +31,16 @@ from numpyro_ext.objectives import (
     KLWeightedELBO,
     MixtureELBO,
     NestedVRELBO,
+    PosteriorRegularizedELBO,
     SteinDiscrepancy,
     ThermodynamicELBO,
 )
 from numpyro_ext.scores import LogisticRatio
+
+
+def hinge(mean):
+    return jax.nn.relu(2.0 - mean)
+
 
 OBJECTIVES = {
     "VRELBO": lambda **kwargs: VRELBO(0.5, 3, **kwargs),
@@ -55,6 +61,9 @@ OBJECTIVES = {
     "AmortizedMCMC": lambda **kwargs: AmortizedMCMC(3, 2, transition="mala", **kwargs),
     "KLWeightedELBO": lambda **kwargs: KLWeightedELBO(0.5, Trace_ELBO(3, **kwargs)),
     "MixtureELBO": lambda **kwargs: MixtureELBO(3, **kwargs),
+    "PosteriorRegularizedELBO": lambda **kwargs: PosteriorRegularizedELBO(
+        Trace_ELBO(3, **kwargs), {"ratio": hinge}, 3, **kwargs
+    ),
     "CurvatureELBO": lambda **kwargs: CurvatureELBO("fisher", 3, **kwargs),
 }
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])

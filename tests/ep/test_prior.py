@@ -1,0 +1,180 @@
+"""Yesterday's posterior is today's prior, by one argument of every engine."""
+
+import pickle
+
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import Predictive
+from numpyro.infer.autoguide import AutoMultivariateNormal
+import pytest
+
+from numpyro_ext.diagnostics import pareto_khat
+from numpyro_ext.ep import ADF, DAEP, DSEP, EP, DistributedEP, StochasticEP
+from numpyro_ext.ep.ep import _serial
+from numpyro_ext.guides import posterior_as_prior
+from tests.ep.models import LOGISTIC, Y_SCALE, logistic, unknown_scale
+
+X = random.normal(random.key(0), (12, 2))
+Y = X @ jnp.array([1.0, 2.0]) + 0.8 * random.normal(random.key(1), (12,))
+DAYS = [(X[:4], Y[:4]), (X[4:8], Y[4:8]), (X[8:], Y[8:])]
+
+
+def linear(X, y):
+    """Two sites, not in the order of the alphabet, whose posterior is correlated."""
+    b = numpyro.sample("b", dist.Normal(0.5, 2.0))
+    a = numpyro.sample("a", dist.Normal(jnp.array([0.4, -1.0]), jnp.array([1.5, 0.7])).to_event(1))
+    with numpyro.plate("rows", len(X)) as idx:
+        numpyro.sample("y", dist.Normal(X[idx] @ a + b, 0.8), obs=y[idx])
+
+
+def exact(days, factor=1.0):
+    """Mean and precision where the precision of each evening is multiplied by the factor."""
+    precision, shift = jnp.diag(jnp.array([4.0, 2.25, 0.49]) ** -1), 0.0
+    shift = precision @ jnp.array([0.5, 0.4, -1.0])
+    for k, (x, y) in enumerate(days):
+        power = factor if k else 1.0
+        rows = jnp.concatenate([jnp.ones((len(x), 1)), x], 1)
+        precision = power * precision + rows.T @ rows / 0.64
+        shift = power * shift + rows.T @ y / 0.64
+    return jnp.linalg.solve(precision, shift), precision
+
+
+def stream(make, factor=1.0, steps=1):
+    fit, total = None, 0.0
+    for day in DAYS:
+        engine = make(linear, prior=fit, forgetting_factor=factor)
+        fit = engine, engine.run(random.key(0), steps, *day, progress_bar=False)
+        total += float(engine.log_evidence(fit[1].state, *day))
+    return fit, total
+
+
+ENGINES = {
+    "EP": (EP, 2),
+    "ADF": (ADF, 1),
+    "averaged EP": (lambda model, **kw: StochasticEP(model, batch_size=4, average=0, **kw), 1),
+    "DistributedEP": (lambda model, **kw: DistributedEP(model, 2, **kw), 3),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*has not converged")
+@pytest.mark.parametrize("name", ENGINES)
+def test_days_have_the_posterior_of_all_rows(name):
+    """Of normal rows, for which a step or two are exact."""
+    (_, result), _ = stream(ENGINES[name][0], steps=ENGINES[name][1])
+    mean, precision = exact(DAYS)
+    root = result.params["auto_scale_tril"]
+    np.testing.assert_allclose(result.params["auto_loc"], mean, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(root @ root.T, jnp.linalg.inv(precision), rtol=1e-4, atol=1e-5)
+
+
+def test_evidences_of_the_days_add_up():
+    _, total = stream(EP, steps=2)
+    whole = EP(linear)
+    state = whole.run(random.key(0), 2, X, Y, progress_bar=False).state
+    rows = jnp.concatenate([jnp.ones((12, 1)), X], 1)
+    cov = 0.64 * jnp.eye(12) + rows * jnp.array([4.0, 2.25, 0.49]) @ rows.T
+    log_z = dist.MultivariateNormal(rows @ jnp.array([0.5, 0.4, -1.0]), cov).log_prob(Y)
+    np.testing.assert_allclose([total, whole.log_evidence(state, X, Y)], log_z, rtol=1e-4)
+
+
+def test_a_day_is_forgotten_by_the_power_of_its_posterior():
+    (_, result), _ = stream(EP, 0.6, 2)
+    mean, precision = exact(DAYS, 0.6)
+    root = result.params["auto_scale_tril"]
+    np.testing.assert_allclose(result.params["auto_loc"], mean, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(root @ root.T, jnp.linalg.inv(precision), rtol=1e-4, atol=1e-5)
+
+
+def test_a_constrained_site_is_normal_where_it_is_unconstrained():
+    """The second day has an exact normal prior, and no factors of it, whatever the first one had;
+    a HalfNormal, here, is a factor that EP approximates."""
+    first = EP(unknown_scale)
+    params = first.get_params(first.init(random.key(0), Y_SCALE, True))
+    second = EP(unknown_scale, prior=(first, params), forgetting_factor=0.5)
+    state = second.init(random.key(0), Y_SCALE[:2] + 1, True)
+    assert [len(group.index) for group in state.table.groups] == [2]
+    root = params["auto_scale_tril"]
+    half = jnp.linalg.inv(root @ root.T) / 2
+    np.testing.assert_allclose(state.prior_precision, half, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(state.prior_shift, half @ params["auto_loc"], atol=1e-4)
+
+
+def test_a_third_day_compiles_nothing():
+    stream(EP, 0.9, 2)
+    before = _serial._cache_size()
+    stream(EP, 0.7, 2)
+    assert _serial._cache_size() == before
+
+
+def test_the_engine_has_the_model_of_today():
+    """For weights, predictions and pickles; and a copy of the engine keeps its prior."""
+    (engine, result), _ = stream(EP, steps=2)
+    assert engine.prior is None
+    assert engine.model.model is linear
+    found = pareto_khat(engine, result, model_args=DAYS[2], num_samples=200)
+    assert float(jnp.std(found.log_weights)) < 0.01  # the posterior is normal
+    draws = Predictive(engine.model, num_samples=2000)(random.key(0), *DAYS[2])
+    mean, _ = exact(DAYS[:2])
+    np.testing.assert_allclose(jnp.mean(draws["a"], 0), mean[1:], atol=0.1)
+    again = pickle.loads(pickle.dumps(engine))
+    other = again.run(random.key(0), 2, *DAYS[2], progress_bar=False)
+    np.testing.assert_allclose(other.params["auto_loc"], result.params["auto_loc"], rtol=1e-5)
+
+
+def test_a_diagonal_fit_and_parts():
+    """Yesterday's diagonal normal is a normal prior of a diagonal fit, for DSEP and DAEP too."""
+    first = EP(linear, family="diagonal")
+    fit = first, first.run(random.key(0), 40, *DAYS[0], progress_bar=False)
+    for make in (DSEP, DAEP):
+        engine = make(linear, 2, family="diagonal", prior=fit)
+        state = engine.init(random.key(0), *DAYS[1])
+        np.testing.assert_allclose(
+            state.prior_precision, fit[1].params["auto_scale"] ** -2.0, rtol=1e-4
+        )
+
+
+def test_local_sites_of_today_are_drawn_with_the_prior_of_today():
+    """y ~ N(z, .6^2), z ~ N(theta, 1.5^2): rows of other days are rows of theta's posterior."""
+
+    def local(y):
+        theta = numpyro.sample("theta", dist.Normal(0.4, 2.0))
+        with numpyro.plate("rows", len(y)) as idx:
+            z = numpyro.sample("z", dist.Normal(theta, 1.5))
+            numpyro.sample("y", dist.Normal(z, 0.6), obs=y[idx])
+
+    y = jnp.array([1.5, 4.0, 1.0])
+    yesterday = EP(local)
+    yesterday.init(random.key(0), y)
+    params = {"auto_loc": jnp.array([0.8]), "auto_scale_tril": jnp.array([[0.5]])}
+    engine = EP(local, prior=(yesterday, params))
+    result = engine.run(random.key(0), 5, y, progress_bar=False)
+    precision = 1 / 0.5**2 + 3 / (1.5**2 + 0.6**2)
+    mean = (0.8 / 0.5**2 + jnp.sum(y) / (1.5**2 + 0.6**2)) / precision
+    np.testing.assert_allclose(result.params["auto_loc"], [mean], rtol=1e-4)
+    draws = engine.guide.sample_posterior(random.key(1), result.params, sample_shape=(4000,))
+    share = 1.5**2 / (1.5**2 + 0.6**2)
+    expected = share * y + (1 - share) * mean  # sd .6, so that a standard error is .01
+    np.testing.assert_allclose(draws["z"].mean(0), expected, atol=0.05)
+
+
+def test_a_fit_of_svi_is_a_prior_too():
+    """Given parameters in place of a training: the prior is their normal."""
+    guide = AutoMultivariateNormal(logistic)
+    numpyro.handlers.seed(guide, 0)(*LOGISTIC)
+    tril = jnp.array([[0.9, 0.0], [0.3, 0.5]])
+    params = {"auto_loc": jnp.array([0.1, -0.4]), "auto_scale_tril": tril}
+    for engine in (
+        EP(logistic, prior=(guide, params)),
+        EP(posterior_as_prior(logistic, (guide, params))),
+    ):
+        state = engine.init(random.key(0), *LOGISTIC)
+        expected = jnp.linalg.inv(tril @ tril.T)
+        np.testing.assert_allclose(state.prior_precision, expected, rtol=1e-4)
+
+
+def test_a_prior_that_is_no_fit_is_refused():
+    with pytest.raises(TypeError, match="must be a pair"):
+        EP(linear, prior={"auto_loc": jnp.zeros(3)})

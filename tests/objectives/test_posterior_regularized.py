@@ -1,0 +1,249 @@
+"""A penalty of expectations under q, around any loss: closed forms of normal guides."""
+
+from functools import partial
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
+import optax
+import pytest
+
+from numpyro_ext.objectives import (
+    VRELBO,
+    BBAlphaELBO,
+    PosteriorRegularizedELBO,
+    count_steps,
+)
+
+PARAMS = {"m": jnp.array(0.4), "s": jnp.array(0.7)}
+S = 4
+
+
+def model(factor=None):
+    z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    f = numpyro.deterministic("f", 2.0 * z - 1.0)  # N(-0.2, 1.4^2) under the guide
+    if factor is not None:
+        numpyro.factor("penalty", -factor(f))
+
+
+def guide(factor=None):
+    m = numpyro.param("m", 0.0)
+    numpyro.sample("z", dist.Normal(m, numpyro.param("s", 1.0)))
+
+
+MEAN, SD = -0.2, 1.4
+
+
+class Nothing(Trace_ELBO):
+    """A base of 0, so that the penalty is seen alone."""
+
+    def loss_with_mutable_state(self, *args, **kwargs):
+        return {"loss": jnp.zeros(()), "mutable_state": None}
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def values(loss, factor=None):
+    """Mean and standard error of the loss and of its gradient in m and s, over 20,000 keys."""
+
+    def one(key):
+        value, grad = jax.value_and_grad(
+            lambda p: loss.loss(key, p, model, guide, **({"factor": factor} if factor else {}))
+        )(PARAMS)
+        return jnp.stack([value, grad["m"], grad["s"]])
+
+    found = jax.vmap(one)(random.split(random.key(0), 20_000))
+    return found.mean(0), found.std(0) / 20_000**0.5
+
+
+def is_near(found, expected):
+    """Within 5 standard errors."""
+    mean, error = map(np.asarray, found)
+    assert np.all(np.abs(mean - expected) < 5 * error + 1e-5), (mean, expected, error)
+
+
+def square(e):
+    return 3.0 * e**2
+
+
+def hinge(e):
+    return 3.0 * jax.nn.relu(0.5 - e)
+
+
+def line(e):
+    return 3.0 * e
+
+
+def test_a_quadratic_penalty_has_the_gradient_of_the_mean_alone():
+    """d/dm 3 (2 m - 1)^2, and 0 in s; the value is too large by 3 Var f / S."""
+    found = values(PosteriorRegularizedELBO(Nothing(), {"f": square}, S))
+    is_near(found, [3 * MEAN**2 + 3 * SD**2 / S, 6 * MEAN * 2, 0.0])
+
+
+def test_a_hinge_has_the_bias_that_is_stated():
+    """Mean and slope of 3 relu(.5 - e) at e ~ N(-.2, 1.4^2 / S), which is a hinge that is rounded
+    by the noise of the mean; the slope is that at the mean of the S - 1 other draws."""
+    found = values(PosteriorRegularizedELBO(Nothing(), {"f": hinge}, S))
+    normal = dist.Normal(0.0, 1.0)
+    noise = SD / S**0.5
+    u = (0.5 - MEAN) / noise
+    value = 3 * noise * (jnp.exp(normal.log_prob(u)) + u * normal.cdf(u))
+    assert value - 3 * (0.5 - MEAN) < 0.4 * 3 * noise
+    slope = -3 * 2 * normal.cdf((0.5 - MEAN) / (SD / (S - 1) ** 0.5))
+    is_near(found, [value, slope, 0.0])
+
+
+def test_the_mean_of_a_hinge_is_another_penalty():
+    """By a factor of the model it is larger, and narrows the guide: its slope in s is not 0."""
+    plain, _ = values(VRELBO(1.0, S))
+    with_factor, error = values(VRELBO(1.0, S), hinge)
+    u = (0.5 - MEAN) / SD
+    normal = dist.Normal(0.0, 1.0)
+    density = jnp.exp(normal.log_prob(u))
+    expected = [3 * SD * (density + u * normal.cdf(u)), -6 * normal.cdf(u), 6 * density]
+    is_near((with_factor - plain, 2 * error), expected)
+
+
+def test_a_linear_penalty_is_a_factor():
+    plain, error = values(VRELBO(1.0, S))
+    ours, _ = values(PosteriorRegularizedELBO(VRELBO(1.0, S), {"f": line}, S))
+    with_factor, _ = values(VRELBO(1.0, S), line)
+    is_near((ours - plain, 3 * error), [3 * MEAN, 6.0, 0.0])
+    is_near((with_factor - plain, 3 * error), [3 * MEAN, 6.0, 0.0])
+
+
+@pytest.mark.parametrize("base", [Trace_ELBO(3), BBAlphaELBO(0.5, 3)])
+def test_a_penalty_of_zero_is_the_base(base):
+    """Value and gradient, of the same key and minibatch."""
+
+    def rows(y):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", 6, subsample_size=2):
+            numpyro.sample("y", dist.Normal(z, 1.0), obs=numpyro.subsample(y, 0))
+
+    def q(y):
+        return guide()
+
+    @jax.jit
+    def both(params, y):
+        loss = PosteriorRegularizedELBO(base, {"z": lambda e: 0.0 * e}, 2)
+        return [
+            jax.value_and_grad(lambda p, x=x: x.loss(random.key(3), p, rows, q, y))(params)
+            for x in (base, loss)
+        ]
+
+    found = both(PARAMS, jnp.arange(6.0))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), *found)
+
+
+def test_rows_of_a_minibatch_stand_for_all():
+    """Of constants per row, the same in all minibatches; of others, on average (5 errors)."""
+    y = jnp.array([0.3, -1.0, 2.0, 0.1, 1.3, -0.4])
+
+    def rows(y):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", 6, subsample_size=4):
+            batch = numpyro.subsample(y, 0)
+            numpyro.deterministic("one", z + 0 * batch)
+            numpyro.deterministic("margin", z * batch)
+            numpyro.sample("y", dist.Normal(z, 1.0), obs=batch)
+
+    def q(y):
+        numpyro.sample("z", dist.Delta(numpyro.param("m", 1.0)))
+
+    loss = PosteriorRegularizedELBO(Nothing(), {"one": jnp.square, "margin": hinge}, 2)
+    keys = random.split(random.key(0), 4000)
+    found = jax.vmap(lambda key: loss.loss(key, {"m": jnp.array(0.7)}, rows, q, y))(keys)
+    expected = 6 * 0.7**2 + jnp.sum(hinge(0.7 * y))
+    is_near((found.mean(), found.std() / 4000**0.5), expected)
+    one = PosteriorRegularizedELBO(Nothing(), {"one": jnp.square}, 2)
+    value = one.loss(random.key(1), {"m": jnp.array(0.7)}, rows, q, y)
+    assert value == pytest.approx(6 * 0.7**2)
+
+
+def test_the_optimum_moves_the_mean_and_keeps_the_variance():
+    """Prior N(0, 1), datum 1 of unit noise: posterior N(.5, .5). With 9 relu(2 - E z) the optimum
+    is N(2, .5); with 1 relu(2 - E z) the slope 1 wins before: m - .5 = 1 / 2, N(1, .5)."""
+
+    def one(y):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    @jax.jit
+    def fit(strength):
+        loss = PosteriorRegularizedELBO(
+            VRELBO(1.0, 8, gradient="stl"), {"z": lambda e: strength * jax.nn.relu(2.0 - e)}, 64
+        )
+        adam = optax.adam(optax.cosine_decay_schedule(0.05, 800))
+        svi = SVI(one, AutoNormal(one), adam, loss)
+        state = svi.init(random.key(0), 1.0)
+        state, _ = jax.lax.scan(lambda s, _: svi.update(s, 1.0), state, None, length=800)
+        params = svi.get_params(state)
+        return params["z_auto_loc"], params["z_auto_scale"]
+
+    for strength, mean in ((9.0, 2.0), (1.0, 1.0)):
+        loc, scale = fit(strength)
+        # The corner is rounded over sd / 8, of which 1/6 of the slope 9 holds the mean.
+        assert loc == pytest.approx(mean, abs=0.15)
+        assert scale == pytest.approx(0.5**0.5, rel=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:the loss is NaN")
+def test_the_state_is_that_of_the_base_and_a_step_is_none_as_a_whole():
+    loss = PosteriorRegularizedELBO(
+        VRELBO(lambda i: jnp.minimum(i / 10, 1.0), 3), {"f": lambda e: jnp.nan * e}, 3
+    )
+    svi = SVI(model, count_steps(guide), optax.adam(0.1), loss)
+    state = svi.init(random.key(0))
+    state, value = svi.update(state)
+    assert jnp.isnan(value)
+    assert svi.get_params(state)["m"] == 0.0
+    fine = PosteriorRegularizedELBO(loss.base, {"f": square}, 3)
+    svi = SVI(model, count_steps(guide), optax.adam(0.1), fine)
+    state = svi.init(random.key(0))
+    for _ in range(2):
+        state, value = svi.update(state)
+    assert state.mutable_state["_objective_step"]["step"] == 2
+
+
+def test_wrong_calls_are_sentences():
+    with pytest.raises(TypeError, match="base is the class Trace_ELBO"):
+        PosteriorRegularizedELBO(Trace_ELBO, {"f": square})
+    with pytest.raises(TypeError, match="must be a dict of functions"):
+        PosteriorRegularizedELBO(Trace_ELBO(), square)
+    with pytest.raises(TypeError, match="it must be a function"):
+        PosteriorRegularizedELBO(Trace_ELBO(), {"f": 2.0})
+    with pytest.raises(ValueError, match="the penalty of the mean is the mean of the penalty"):
+        PosteriorRegularizedELBO(Trace_ELBO(), {"f": square}, 1)
+    other = PosteriorRegularizedELBO(Trace_ELBO(), {"g": square})
+    with pytest.raises(ValueError, match=r"numpyro.deterministic\('g', ...\) there"):
+        other.loss(random.key(0), PARAMS, model, guide)
+
+    def discrete():
+        numpyro.sample("k", dist.Bernoulli(0.5))
+
+    def q():
+        numpyro.sample("k", dist.Bernoulli(numpyro.param("p", 0.5)))
+
+    with pytest.raises(ValueError, match="is not reparameterised"):
+        PosteriorRegularizedELBO(Trace_ELBO(), {"k": square}).loss(
+            random.key(0), {"p": 0.5}, discrete, q
+        )
+
+    def one_for_all(y):
+        z = numpyro.sample("z", dist.Normal())
+        with numpyro.plate("rows", 6, subsample_size=2):
+            numpyro.deterministic("f", z)
+            numpyro.sample("y", dist.Normal(z), obs=numpyro.subsample(y, 0))
+
+    auto = AutoDelta(one_for_all)
+    svi = SVI(
+        one_for_all, auto, optax.adam(0.1), PosteriorRegularizedELBO(Trace_ELBO(), {"f": square})
+    )
+    state = svi.init(random.key(0), jnp.zeros(6))
+    with pytest.raises(ValueError, match="must have a number for each row"):
+        svi.update(state, jnp.zeros(6))
