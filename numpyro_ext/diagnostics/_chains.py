@@ -6,16 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from numpyro_ext._model.mode_search import Problem
 from numpyro_ext.diagnostics.table import Row, equally_spaced, judged, shown
 
 __all__ = [
     "AGREEMENT",
-    "SEVERAL_MODES",
     "chain_rows",
     "hmc_rows",
     "restart_rows",
     "settings_rows",
     "sgmcmc_rows",
+    "tells_of_modes",
 ]
 
 OFF = 0.1
@@ -26,8 +27,6 @@ COORDINATES = 1000
 """At most so many coordinates are looked at, equally spaced."""
 SLOWER = 20
 """Measured over predicted transitions per independent draw that is still near normal."""
-SEVERAL_MODES = "ended at different modes"
-"""In the sentence of settings about a posterior with several modes."""
 _NOT_KNOWN = (
     "not judged: the value is outside of its limits, and its error is larger than they are; look at"
     " the other lines, or draw more."
@@ -98,11 +97,16 @@ def settings_rows(facts: dict[str, Any], *, visits_modes: bool = False) -> list[
         return []
     # An attribute of a single string loses its list in some file formats.
     problems = [problems] if isinstance(problems, str) else list(problems)
-    name, several = "problems of the settings", [p for p in problems if SEVERAL_MODES in p]
-    if visits_modes and several == problems:
-        verdict = f"{several[0][:-1]}: here the chains agree, and no mode was found without draws."
+    name = "problems of the settings"
+    if visits_modes and all(tells_of_modes(problem) for problem in problems):
+        verdict = f"{problems[0][:-1]}: here the chains agree, and no mode was found without draws."
         return [Row(name, len(problems), None, "", None, verdict)]
     return [Row(name, len(problems), None, "0", False, " ".join(problems))]
+
+
+def tells_of_modes(problem: str) -> bool:
+    """Whether a sentence of the settings is that the posterior has several modes."""
+    return isinstance(problem, Problem) and problem.kind == "several modes"
 
 
 def _kinetic_temperature(x: np.ndarray, T: float, facts: dict[str, Any]) -> Row:

@@ -13,7 +13,6 @@ from numpyro_ext._model.operations import FEW, count_operations, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, model_info, sample_sites
 from numpyro_ext._typing import Params, Sites, Trace
-from numpyro_ext.diagnostics._descent import GRADIENTS
 from numpyro_ext.diagnostics._evaluate import Evaluate, Prototype, count_of, default_block_size
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics._moved import GUIDE, PARTICLES, left_out, moved_rows
@@ -35,6 +34,9 @@ MOST = 10**9
 MOST_OPERATIONS = 2 * 10**10
 """So many numbers are computed for a guide without being asked: a few seconds of a core."""
 DRAWS, STARTS, FEWEST_STARTS = 10_000, 1000, 128
+EACH, STEPS = 8, 80
+"""A search for other modes has so many starts of each of four kinds, and steps from each of them,
+of two gradients."""
 MOST_WATCHED = 100
 """Numbers up to which a deterministic site is compared too."""
 
@@ -121,7 +123,9 @@ def planned(fit: Fit, trace: Trace, num_moves: int | None) -> Plan | str:
     if num_moves is None and starts * each > MOST_OPERATIONS:
         return _dear(starts, "draw", f"{starts * each:.1g} operations")
     options = quick_options(starts * each)
-    searches = num_moves is not None or starts * each + GRADIENTS * one <= MOST_OPERATIONS
+    searches = (
+        num_moves is not None or starts * each + 4 * EACH * 2 * STEPS * one <= MOST_OPERATIONS
+    )
     return Plan(starts, MOVES if num_moves is None else num_moves, options, searches)
 
 

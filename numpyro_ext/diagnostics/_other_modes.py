@@ -1,6 +1,7 @@
 """Modes of a posterior in which no draw lies, and the mass that they have."""
 
 from collections.abc import Callable
+from dataclasses import replace
 import math
 from typing import Any, NamedTuple
 
@@ -8,15 +9,16 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
+import optax
 from scipy import linalg, special
 
+from numpyro_ext._model.mode_search import Mode, mode_search
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import model_info
 from numpyro_ext._typing import Params, Sites, Trace
-from numpyro_ext.diagnostics._descent import EACH, SEARCHES, End, descend
 from numpyro_ext.diagnostics._evaluate import Prototype, default_block_size, model_trace_of
 from numpyro_ext.diagnostics._fit import Fit
-from numpyro_ext.diagnostics._moves import Plan, name_of
+from numpyro_ext.diagnostics._moves import EACH, STEPS, Plan, name_of
 from numpyro_ext.diagnostics._points import flat_draws, in_place_of_lost, potential_of
 from numpyro_ext.diagnostics._spread import unit_root
 from numpyro_ext.diagnostics.table import Row
@@ -27,12 +29,16 @@ MOST_LATENTS, FEWEST_DRAWS = 100, 100
 """Coordinates up to which, and draws from which on, there is a search."""
 SHARE = 0.02
 """Of the mass, from which on a mode is named."""
+_NEAR, _CAME = 0.02, 0.3
+"""Gradients, in units of the draws, at which a descent ends, and up to which it has found a
+mode."""
 _WIDTHS = 2.0, 20.0
 """Of the points around the draws, in their standard deviations."""
 _AT_MOST = 10.0
 """Nats by which the potential of a mode may be above that of half of the draws."""
-_DECREMENT, _SAME = 0.2, 1.0
-_LOOKED_AT = 3
+_SAME, _LOOKED_AT = 1.0, 3
+_WIDEST = 100.0
+"""Standard deviations of the draws above which a mode is flat, so that it has no mass to tell."""
 _NORMAL_DRAWS, _BETWEEN, _NEAREST = 256, 24, 8
 _BARRIER = 2.0
 """Nats below which the draws at one side of a barrier reach the other."""
@@ -40,12 +46,15 @@ _OF_SHARE = 0.1
 QUANTITY = "mass of a mode without draws"
 
 
-class _Mode(NamedTuple):
-    x: np.ndarray
+class End(NamedTuple):
+    """Where a descent ended."""
+
+    x: Any
     """``(d,)``"""
-    value: float
-    """The potential."""
-    log_mass: float
+    value: Any
+    """Of the potential; no number where the start has none."""
+    gradient: Any
+    """Its length, in units of the draws."""
 
 
 def other_modes_rows(
@@ -59,12 +68,12 @@ def other_modes_rows(
     """The line of the mode of most mass that has no draws, if such a mode is found; None where
     descents do not show the modes.
 
-    Descents from draws, from points around them and near 0, and from draws of the prior end at
-    modes. A mode to which the potential rises by 2 nats at least, on straight lines from the draws
-    nearest to it, and in whose normal approximation (nearly) no draw lies, has been missed. Its
-    mass is that of the approximation, or what importance sampling makes of it where that is less;
-    that of the draws is :math:`e^{m/2 - U} |2 \\pi \\Sigma|^{1/2}` with the medians U of their
-    potential and m of the chi-square law.
+    Descents from draws, from points around them and near 0, and from draws of the prior end near
+    modes, at which Newton's method comes to rest. A mode to which the potential rises by 2 nats at
+    least, on straight lines from the draws nearest to it, and in whose normal approximation
+    (nearly) no draw lies, has been missed. Its mass is that of the approximation, or what
+    importance sampling makes of it where that is less; that of the draws is :math:`e^{m/2 - U} |2
+    \\pi \\Sigma|^{1/2}` with the medians U of their potential and m of the chi-square law.
 
     :param draws: constrained, ``(m, *site)``.
     :param potentials: ``(m,)`` values of U at these draws; None where they are not known.
@@ -83,28 +92,31 @@ def other_modes_rows(
         return None
     potentials = np.where(fine, potentials, np.nan)
     middle = float(np.nanmedian(potentials))
-    xi = _solved(root, ends.x - mean)
-    chosen, known = _chosen(xi, ends, middle + _AT_MOST)
+    chosen, known = _chosen(_solved(root, ends.x - mean), ends, middle + _AT_MOST)
     if not known.size:
         return None
     if not chosen:
         return []
     # Of a normal, whose U has the median of half a chi-square above the mode.
     of_draws = -middle + 0.5 * special.chdtri(info.size, 0.5) + _log_volume(root)
-    curvatures = _curvatures(target, ends.x[chosen], plan)
-    modes = _without_draws(at, x, potentials, root, ends.x[chosen], curvatures, of_draws, key_mass)
+    search = mode_search(rng_key, target.traced_once(), adam=False)
+    modes = []
+    for mode in search(ends.x[chosen]):
+        if mode.at_mode and all(mode.distance(other.center) >= _SAME for other in modes):
+            modes.append(mode)
+    modes = _without_draws(at, x, potentials, root, modes, of_draws, key_mass)
     if not modes:
         return []
-    masses = np.array([of_draws, *(mode.log_mass for mode in modes)])
+    masses = np.array([of_draws, *(mode.log_evidence for mode in modes)])
     shares = np.exp(masses - np.logaddexp.reduce(masses))[1:]
     largest = int(np.argmax(shares))
     if not shares[largest] >= SHARE:
         return []
     mode, share = modes[largest], float(shares[largest])
-    where = _place(target, mode.x, draws, name_of(proto.trace))
-    lowest = float(np.min(ends.value[known]))
+    where = _place(target, mode.center, draws, name_of(proto.trace))
+    lowest, value = float(np.min(ends.value[known])), float(at(np.asarray(mode.center)[None])[0])
     rounding = 256 * float(np.finfo(found[0].dtype).eps) * max(1.0, abs(lowest))
-    if abs(mode.value - lowest) <= max(0.01, rounding):
+    if abs(value - lowest) <= max(0.01, rounding):
         verdict = (
             f"not judged: no draw has found a mode at {where}, of the same height as that of the"
             " draws; if it is the same answer with other labels or signs, order or constrain them"
@@ -160,27 +172,43 @@ def _search(fit: Fit, trace: Trace, plan: Plan, draws: Any, rng_key: Array) -> A
         def to_x(xi: Array) -> Array:
             return mean + jnp.matmul(root, xi, precision="highest")
 
-        def value_and_grad(xi: Array) -> tuple[Array, Array]:
-            value, grad = target.value_and_grad_flat(to_x(xi), {})
-            return value, jnp.matmul(root.T, grad, precision="highest")
+        def value(xi: Array) -> Array:
+            return target(info.unravel(to_x(xi)), {})
 
         # A power of two, so that the blocks are all of one size.
-        at_once = 2 ** int(math.log2(min(block, SEARCHES)))
-        ends = lax.map(lambda xi: descend(value_and_grad, xi), xi, batch_size=at_once)
+        at_once = 2 ** int(math.log2(min(block, len(xi))))
+        ends = lax.map(lambda xi: _descend(value, xi), xi, batch_size=at_once)
         return x, mean, root, ends._replace(x=jax.vmap(to_x)(ends.x))
 
     return jax.jit(run, compiler_options=plan.options)(fit.params[0], draws, rng_key)
 
 
+def _descend(value: Callable[[Array], Array], start: Array) -> End:
+    """L-BFGS from one start, in coordinates in which a curvature of 1 is usual."""
+    optim, value = optax.lbfgs(), jax.jit(value)  # traced once, though it is taken often
+
+    def goes_on(state: Any) -> Array:
+        k, _, U, g, _ = state
+        return (k < STEPS) & jnp.isfinite(U) & (jnp.linalg.norm(g) > _NEAR)
+
+    def step(state: Any) -> Any:
+        k, x, U, g, memory = state
+        move, memory = optim.update(g, memory, x, value=U, grad=g, value_fn=value)
+        U, g = (optax.tree_utils.tree_get(memory, name) for name in ("value", "grad"))
+        return k + 1, x + move, U, g, memory
+
+    state = jnp.zeros((), int), start, *jax.value_and_grad(value)(start), optim.init(start)
+    _, x, U, g, _ = lax.while_loop(goes_on, step, state)
+    return End(x, U, jnp.linalg.norm(g))
+
+
 def _chosen(xi: np.ndarray, ends: End, highest: float) -> tuple[list[int], np.ndarray]:
-    """A few modes that descents from draws have not found, the lowest first; and those that they
-    have found."""
+    """A few ends that are not those of descents from draws, the lowest first; and the latter."""
     d = xi.shape[1]
-    fine = np.isfinite(ends.value) & (ends.value <= highest) & (ends.decrement <= _DECREMENT)
-    fine &= np.all(np.isfinite(xi), 1)
+    fine = np.isfinite(ends.value) & (ends.value <= highest) & np.all(np.isfinite(xi), 1)
     # A first step may be a long one, into another mode.
     stayed = np.sum(xi[:EACH] ** 2, 1) <= d + 4 * math.sqrt(2 * d)
-    known = np.flatnonzero(fine[:EACH] & stayed)
+    known = np.flatnonzero(fine[:EACH] & stayed & (ends.gradient[:EACH] <= _CAME))
     chosen: list[int] = []
     for k in np.argsort(np.where(fine, ends.value, np.inf)).tolist():
         others = np.concatenate([known, np.array(chosen, int)])
@@ -205,28 +233,16 @@ def _values_of(target: Potential, plan: Plan, block: int) -> Callable[[np.ndarra
     return at
 
 
-def _curvatures(target: Potential, x: np.ndarray, plan: Plan) -> np.ndarray:
-    """The ``(k, d, d)`` second derivatives of U at ``(k, d)`` points."""
-
-    def curvature(x: Array) -> Array:
-        return jax.jacfwd(lambda x: target.value_and_grad_flat(x, {})[1])(x)
-
-    compiled = jax.jit(lambda x: lax.map(curvature, x), compiler_options=plan.options)
-    H = np.asarray(compiled(jnp.asarray(x, jnp.result_type(float))), np.float64)
-    return (H + H.transpose(0, 2, 1)) / 2
-
-
 def _without_draws(
     at: Callable[[np.ndarray], np.ndarray],
     x: np.ndarray,
     potentials: np.ndarray,
     root: np.ndarray,
-    ends: np.ndarray,
-    curvatures: np.ndarray,
+    modes: list[Mode],
     of_draws: float,
     rng_key: Array,
-) -> list[_Mode]:
-    """Those of the ``(k, d)`` points ``ends`` that are modes with hardly a draw, with their masses.
+) -> list[Mode]:
+    """Those of the modes in which there is hardly a draw, with the evidence that they have.
 
     :param at: values of U.
     :param x: ``(m, d)`` draws, and their ``potentials``.
@@ -234,41 +250,33 @@ def _without_draws(
     """
     d = x.shape[1]
     e = np.asarray(random.normal(rng_key, (_NORMAL_DRAWS, d)), np.float64)
-    found: list[_Mode] = []
+    found: list[Mode] = []
     steps = np.linspace(0, 1, _BETWEEN + 2)[1:]  # from a draw to the mode, which is the last one
-    for mode, H in zip(ends, curvatures, strict=True):
-        scaled = root.T @ H @ root
-        if not (np.all(np.isfinite(scaled)) and np.min(np.linalg.eigvalsh(scaled)) > 1e-4):
+    for mode in modes:
+        center, factor = (np.asarray(y, np.float64) for y in (mode.center, mode.factor))
+        if not np.linalg.norm(_solved(root, factor.T), 2) < _WIDEST:
             continue
-        L = np.linalg.cholesky(scaled)
-        factor = _solved(L, root)  # its square is the inverse curvature
-        distances = np.sum((_solved(root, x - mode) @ L) ** 2, 1)
-        if any(np.linalg.norm(_solved(root, mode - other.x) @ L) < _SAME for other in found):
-            continue
+        distances = np.sum(_solved(factor, x - center) ** 2, 1)
         distances = np.where(np.isfinite(potentials), distances, np.inf)
         nearest = np.argsort(distances)[:_NEAREST]
-        lines = x[nearest, None] + steps[:, None] * (mode - x[nearest, None])
-        points = np.concatenate([mode + e @ factor.T, lines.reshape(-1, d)])
-        U = at(points)
-        lines, value = U[_NORMAL_DRAWS:].reshape(_NEAREST, -1), float(U[-1])
-        barrier = np.min(lines.max(1) - np.maximum(potentials[nearest], value))
-        normal = _log_volume(root) - float(np.sum(np.log(np.diagonal(L))))
+        lines = x[nearest, None] + steps[:, None] * (center - x[nearest, None])
+        U = at(np.concatenate([center + e @ factor.T, lines.reshape(-1, d)]))
+        lines = U[_NORMAL_DRAWS:].reshape(_NEAREST, -1)
+        barrier = np.min(lines.max(1) - np.maximum(potentials[nearest], U[-1]))
         weights = -U[:_NORMAL_DRAWS] + 0.5 * np.sum(e**2, 1)
-        mean_weight = np.logaddexp.reduce(weights) - math.log(_NORMAL_DRAWS)
-        mass = normal + min(-value, float(mean_weight))
+        sampled = np.logaddexp.reduce(weights) - math.log(_NORMAL_DRAWS) + _log_volume(factor)
+        mass = min(mode.log_evidence, float(sampled))
         share = 1 / (1 + math.exp(min(of_draws - mass, 700.0)))
         inside = float(np.mean(distances <= d + 4 * math.sqrt(2 * d)))
         if barrier >= _BARRIER and inside < _OF_SHARE * share:
-            found.append(_Mode(mode, value, mass))
+            found.append(replace(mode, log_evidence=mass))
     return found
 
 
-def _place(
-    target: Potential, x: np.ndarray, draws: dict[str, Any], name: Callable[[int], str]
-) -> str:
+def _place(target: Potential, x: Array, draws: dict[str, Any], name: Callable[[int], str]) -> str:
     """The two numbers of the latent sites that are farthest from the draws there."""
     info = target.info
-    values = target.postprocess()(info.unravel(jnp.asarray(x, jnp.result_type(float))))
+    values = target.postprocess()(info.unravel(x))
     here = np.concatenate([np.ravel(values[n]) for n in info.latents])
     flat = np.concatenate([np.reshape(draws[n], (len(draws[n]), -1)) for n in info.latents], 1)
     away = np.abs(here - flat.mean(0)) / np.maximum(flat.std(0), 1e-30)

@@ -10,7 +10,7 @@ from numpyro_ext._checks import check_count
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.diagnostics._by_proxy import by_proxy, proxy_of
 from numpyro_ext.diagnostics._chain_moves import chain_moves_rows
-from numpyro_ext.diagnostics._chains import SEVERAL_MODES
+from numpyro_ext.diagnostics._chains import tells_of_modes
 from numpyro_ext.diagnostics._evaluate import evaluator, prototype, warn_of_lost_draws
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, restarts_of
 from numpyro_ext.diagnostics._guides import (
@@ -269,7 +269,7 @@ def _of_fit(
         if facts["inference_method"] == "sgmcmc" and fit.model is not None:
             key_prototype, key_moves = jax.random.split(rng_key)
             proto = prototype(fit, key_prototype)
-            several = any(SEVERAL_MODES in text for text in facts.get("settings_problems", []))
+            several = any(tells_of_modes(p) for p in facts.get("settings_problems", []))
             moved, no_other = chain_moves_rows(
                 fit, proto, draws, stats, facts, num_moves, key_moves, seek_modes=several
             )
