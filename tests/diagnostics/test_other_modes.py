@@ -16,11 +16,10 @@ import pytest
 from numpyro_ext._model.mode_search import Mode, Problem
 from numpyro_ext._model.modes import _several
 from numpyro_ext.diagnostics import diagnose
-from numpyro_ext.diagnostics._chains import tells_of_modes
-from numpyro_ext.diagnostics._evaluate import prototype
+from numpyro_ext.diagnostics._facts import Facts, several_modes
 from numpyro_ext.diagnostics._fit import fit_of
-from numpyro_ext.diagnostics._moves import planned
-from numpyro_ext.diagnostics._other_modes import QUANTITY, _descend, other_modes_rows
+from numpyro_ext.diagnostics.judges.other_modes import QUANTITY, _descend, unvisited_rows
+from numpyro_ext.diagnostics.subject import OfFit
 from tests.diagnostics.drawn import visited
 
 LOCS = np.array([[3.0, -200.0], [5.0, -170.0]])
@@ -54,10 +53,9 @@ def drawing(model, sites):
 def lines(model, draws, *args):
     """Those of draws of any law."""
     shapes = {name: (jnp.zeros(x.shape[1:]), 1.0) for name, x in draws.items()}
-    fit = fit_of(drawing(model, shapes), {}, args, None)
-    proto = prototype(fit, random.key(0))
-    plan = planned(fit, proto.trace, None)
-    return other_modes_rows(fit, proto, draws, None, plan, random.key(1))
+    svi = drawing(model, shapes)
+    subject = OfFit(svi, fit_of(svi, {}, args, None), {}, random.key(0))
+    return unvisited_rows(subject, draws, None, random.key(1))
 
 
 @pytest.mark.x64
@@ -164,5 +162,6 @@ def test_chains_that_have_not_are_told_so_twice():
 
 def test_the_problem_of_several_modes_is_known_by_its_kind():
     modes = [Mode(jnp.array([x]), jnp.ones(1), log_evidence=0.0) for x in (0.0, 20.0)]
-    assert all(tells_of_modes(problem) for problem in _several(modes, 4))
-    assert not tells_of_modes(str(SEVERAL))
+    problems = list(_several(modes, 4))
+    assert len(problems) == 1
+    assert several_modes(Facts(settings_problems=[*problems, str(SEVERAL)])) == problems

@@ -1,4 +1,7 @@
-"""Modes of a posterior in which no draw lies, and the mass that they have."""
+"""Modes of a posterior in which no draw lies, and the mass that they have.
+
+It takes draws that no line has found wrong, in up to 100 coordinates, and searches from 32 points.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,19 +19,23 @@ from numpyro_ext._model.mode_search import Mode, mode_search
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import model_info
 from numpyro_ext._typing import Params, Sites, Trace
-from numpyro_ext.diagnostics._evaluate import Prototype, default_block_size, model_trace_of
+from numpyro_ext.diagnostics import limits
+from numpyro_ext.diagnostics._evaluate import default_block_size, model_trace_of
+from numpyro_ext.diagnostics._facts import several_modes
 from numpyro_ext.diagnostics._fit import Fit
-from numpyro_ext.diagnostics._moves import EACH, STEPS, Plan, name_of
 from numpyro_ext.diagnostics._points import flat_draws, in_place_of_lost, potential_of
 from numpyro_ext.diagnostics._spread import unit_root
+from numpyro_ext.diagnostics.judges.exact_moves import QUANTITY as MOVED
+from numpyro_ext.diagnostics.judges.exact_moves import Plan, name_of, plan_of
+from numpyro_ext.diagnostics.subject import OfFit
 from numpyro_ext.diagnostics.table import Row
 
-__all__ = ["other_modes_rows"]
+__all__ = ["QUANTITY", "of_chains", "other_modes", "unvisited_rows"]
 
 MOST_LATENTS, FEWEST_DRAWS = 100, 100
 """Coordinates up to which, and draws from which on, there is a search."""
-SHARE = 0.02
-"""Of the mass, from which on a mode is named."""
+EACH, STEPS = 8, 80
+"""Starts of each of four kinds, and steps from each of them, of two gradients."""
 _NEAR, _CAME = 0.02, 0.3
 """Gradients, in units of the draws, at which a descent ends, and up to which it has found a
 mode."""
@@ -44,6 +51,10 @@ _BARRIER = 2.0
 """Nats below which the draws at one side of a barrier reach the other."""
 _OF_SHARE = 0.1
 QUANTITY = "mass of a mode without draws"
+_NOT_ASKED = "losses", "proxy", "networks", "other modes"
+"""Judges whose lines do not keep the search from being made."""
+SEARCHED = 1000
+"""So many draws of chains are compared with the modes that a search finds."""
 
 
 class End(NamedTuple):
@@ -57,13 +68,32 @@ class End(NamedTuple):
     """Its length, in units of the draws."""
 
 
-def other_modes_rows(
-    fit: Fit,
-    proto: Prototype,
-    draws: dict[str, Any],
-    potentials: np.ndarray | None,
-    plan: Plan,
-    rng_key: Array,
+def other_modes(subject: OfFit) -> list[Row]:
+    """The line of modes without draws, where no line has found the draws wrong; of chains where
+    the settings say that there are several, and the moves nothing."""
+    if subject.kind == "chains":
+        return subject.once(of_chains) or []
+    wrong = any(row.ok is False for row in subject.others(*_NOT_ASKED))
+    if wrong or not subject.has_moves or subject.num_moves == 0:
+        return []
+    potentials, key = -subject.stats["lp"][0], random.fold_in(subject.rng_key, 2)
+    return unvisited_rows(subject, subject.first, potentials, key) or []
+
+
+def of_chains(subject: OfFit) -> list[Row] | None:
+    """The same of chains; None where there was no search."""
+    if not several_modes(subject.facts) or subject.facts.temperature != 1:
+        return None
+    moved = subject.lines("exact moves")
+    judged = any(row.quantity == MOVED and not math.isnan(row.value) for row in moved)
+    if not judged or any(row.ok is False for row in moved):
+        return None
+    some = {name: x[:SEARCHED] for name, x in subject.mixed[0].items()}
+    return unvisited_rows(subject, some, None, random.fold_in(subject.key_moves, 1))
+
+
+def unvisited_rows(
+    subject: OfFit, draws: dict[str, Any], potentials: np.ndarray | None, rng_key: Array
 ) -> list[Row] | None:
     """The line of the mode of most mass that has no draws, if such a mode is found; None where
     descents do not show the modes.
@@ -78,8 +108,12 @@ def other_modes_rows(
     :param draws: constrained, ``(m, *site)``.
     :param potentials: ``(m,)`` values of U at these draws; None where they are not known.
     """
-    info, m = model_info(proto.trace), len(next(iter(draws.values())))
-    if not plan.searches or m < FEWEST_DRAWS or info.size > min(MOST_LATENTS, m // 2):
+    fit, proto, info, plan = subject.fit, subject.proto, subject.info, plan_of(subject)
+    m = len(next(iter(draws.values())))
+    if isinstance(plan, str) or m < FEWEST_DRAWS or info.size > min(MOST_LATENTS, m // 2):
+        return None
+    cost = plan.operations + 4 * EACH * 2 * STEPS * (subject.gradient_cost or 0.0)
+    if subject.num_moves is None and cost > limits.MOST_OPERATIONS:
         return None
     key_search, key_mass = random.split(rng_key)
     found = _search(fit, proto.trace, plan, {n: draws[n] for n in info.latents}, key_search)
@@ -110,7 +144,7 @@ def other_modes_rows(
     masses = np.array([of_draws, *(mode.log_evidence for mode in modes)])
     shares = np.exp(masses - np.logaddexp.reduce(masses))[1:]
     largest = int(np.argmax(shares))
-    if not shares[largest] >= SHARE:
+    if not shares[largest] >= limits.UNVISITED:
         return []
     mode, share = modes[largest], float(shares[largest])
     where = _place(target, mode.center, draws, name_of(proto.trace))
@@ -122,13 +156,13 @@ def other_modes_rows(
             " draws; if it is the same answer with other labels or signs, order or constrain them"
             " in the model, and if not, take AutoMixtureNormal."
         )
-        return [Row(QUANTITY, share, None, f"{SHARE}", None, verdict)]
+        return [Row(QUANTITY, share, None, f"{limits.UNVISITED}", None, verdict)]
     verdict = (
         f"no draw has found a mode at {where}, which has this share of the mass by its normal"
         " approximation; take AutoMixtureNormal, or keep the best loss of several restarts, or run"
         " chains from dispersed starts."
     )
-    return [Row(QUANTITY, share, None, f"{SHARE}", False, verdict)]
+    return [Row(QUANTITY, share, None, f"{limits.UNVISITED}", False, verdict)]
 
 
 def _solved(L: np.ndarray, x: np.ndarray) -> np.ndarray:
