@@ -20,16 +20,21 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import model_info, sample_sites
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics import limits
-from numpyro_ext.diagnostics._combined import worst_combinations
 from numpyro_ext.diagnostics._evaluate import count_of, default_block_size
-from numpyro_ext.diagnostics._modes import NUMBERS, least_crossing
 from numpyro_ext.diagnostics._points import (
     flat_draws,
     in_place_of_lost,
     name_in,
     potential_of,
 )
-from numpyro_ext.diagnostics._spread import LEAPS, Spread, spread_after_moves
+from numpyro_ext.diagnostics._spread import (
+    LEAPS,
+    NUMBERS,
+    Spread,
+    least_crossing,
+    spread_after_moves,
+    worst_combinations,
+)
 from numpyro_ext.diagnostics.limits import (
     CROSSING,
     FEWEST_EFFECTIVE,

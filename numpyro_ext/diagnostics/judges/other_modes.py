@@ -17,16 +17,14 @@ from scipy import linalg, special
 
 from numpyro_ext._model.mode_search import Mode, mode_search
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import model_info
-from numpyro_ext._typing import Params, Sites, Trace
+from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics import limits
 from numpyro_ext.diagnostics._evaluate import default_block_size, model_trace_of
 from numpyro_ext.diagnostics._facts import several_modes
-from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics._points import flat_draws, in_place_of_lost, potential_of
 from numpyro_ext.diagnostics._spread import unit_root
 from numpyro_ext.diagnostics.judges.exact_moves import QUANTITY as MOVED
-from numpyro_ext.diagnostics.judges.exact_moves import Plan, name_of, plan_of
+from numpyro_ext.diagnostics.judges.exact_moves import name_of, plan_of
 from numpyro_ext.diagnostics.subject import OfFit
 from numpyro_ext.diagnostics.table import Row
 
@@ -108,18 +106,17 @@ def unvisited_rows(
     :param draws: constrained, ``(m, *site)``.
     :param potentials: ``(m,)`` values of U at these draws; None where they are not known.
     """
-    fit, proto, info, plan = subject.fit, subject.proto, subject.info, plan_of(subject)
-    m = len(next(iter(draws.values())))
+    info, plan, m = subject.info, plan_of(subject), len(next(iter(draws.values())))
     if isinstance(plan, str) or m < FEWEST_DRAWS or info.size > min(MOST_LATENTS, m // 2):
         return None
     cost = plan.operations + 4 * EACH * 2 * STEPS * (subject.gradient_cost or 0.0)
     if subject.num_moves is None and cost > limits.MOST_OPERATIONS:
         return None
     key_search, key_mass = random.split(rng_key)
-    found = _search(fit, proto.trace, plan, {n: draws[n] for n in info.latents}, key_search)
+    found = _search(subject, {name: draws[name] for name in info.latents}, key_search)
+    eps = float(np.finfo(found[0].dtype).eps)
     x, mean, root, ends = jax.tree.map(lambda y: np.asarray(y, np.float64), found)
-    target = potential_of(fit, proto.trace, fit.params[0])
-    at = _values_of(target, plan, default_block_size(proto.trace))
+    at = _values_of(subject)
     potentials = at(x) if potentials is None else potentials
     fine = np.isfinite(potentials) & np.all(np.isfinite(x), 1)
     if not (fine.mean() > 0.9 and np.all(np.isfinite(root))):
@@ -133,12 +130,12 @@ def unvisited_rows(
         return []
     # Of a normal, whose U has the median of half a chi-square above the mode.
     of_draws = -middle + 0.5 * special.chdtri(info.size, 0.5) + _log_volume(root)
-    search = mode_search(rng_key, target.traced_once(), adam=False)
-    modes = []
-    for mode in search(ends.x[chosen]):
+    target = potential_of(subject.fit, subject.proto.trace, subject.fit.params[0])
+    modes: list[Mode] = []
+    for mode in mode_search(rng_key, target.traced_once(), adam=False)(ends.x[chosen]):
         if mode.at_mode and all(mode.distance(other.center) >= _SAME for other in modes):
             modes.append(mode)
-    modes = _without_draws(at, x, potentials, root, modes, of_draws, key_mass)
+    modes = _without_draws(at, _Drawn(x, potentials, root, of_draws), modes, key_mass)
     if not modes:
         return []
     masses = np.array([of_draws, *(mode.log_evidence for mode in modes)])
@@ -147,9 +144,9 @@ def unvisited_rows(
     if not shares[largest] >= limits.UNVISITED:
         return []
     mode, share = modes[largest], float(shares[largest])
-    where = _place(target, mode.center, draws, name_of(proto.trace))
+    where = _place(target, mode.center, draws, name_of(subject.proto.trace))
     lowest, value = float(np.min(ends.value[known])), float(at(np.asarray(mode.center)[None])[0])
-    rounding = 256 * float(np.finfo(found[0].dtype).eps) * max(1.0, abs(lowest))
+    rounding = 256 * eps * max(1.0, abs(lowest))
     if abs(value - lowest) <= max(0.01, rounding):
         verdict = (
             f"not judged: no draw has found a mode at {where}, of the same height as that of the"
@@ -175,10 +172,11 @@ def _log_volume(root: np.ndarray) -> float:
     return float(np.sum(np.log(np.diagonal(root)))) + 0.5 * len(root) * math.log(2 * math.pi)
 
 
-def _search(fit: Fit, trace: Trace, plan: Plan, draws: Any, rng_key: Array) -> Any:
+def _search(subject: OfFit, draws: Sites, rng_key: Array) -> Any:
     """Unconstrained draws with their mean and the root of their covariance, and the ends of the
     descents: first those from draws."""
-    info, block = model_info(trace), default_block_size(trace)
+    fit, trace, info = subject.fit, subject.proto.trace, subject.info
+    block = default_block_size(trace)
 
     def run(params: Params, draws: Sites, rng_key: Array) -> tuple[Array, Array, Array, End]:
         target = potential_of(fit, trace, params)
@@ -214,7 +212,13 @@ def _search(fit: Fit, trace: Trace, plan: Plan, draws: Any, rng_key: Array) -> A
         ends = lax.map(lambda xi: _descend(value, xi), xi, batch_size=at_once)
         return x, mean, root, ends._replace(x=jax.vmap(to_x)(ends.x))
 
-    return jax.jit(run, compiler_options=plan.options)(fit.params[0], draws, rng_key)
+    return jax.jit(run, compiler_options=_options(subject))(fit.params[0], draws, rng_key)
+
+
+def _options(subject: OfFit) -> dict[str, int] | None:
+    """Of the compiler, those of the moves."""
+    plan = plan_of(subject)
+    return None if isinstance(plan, str) else plan.options
 
 
 def _descend(value: Callable[[Array], Array], start: Array) -> End:
@@ -252,13 +256,15 @@ def _chosen(xi: np.ndarray, ends: End, highest: float) -> tuple[list[int], np.nd
     return (chosen, known) if known.size else ([], known)
 
 
-def _values_of(target: Potential, plan: Plan, block: int) -> Callable[[np.ndarray], np.ndarray]:
+def _values_of(subject: OfFit) -> Callable[[np.ndarray], np.ndarray]:
     """U at ``(n, d)`` points, inf where it is no number."""
+    fit, trace = subject.fit, subject.proto.trace
+    target, block = potential_of(fit, trace, fit.params[0]), default_block_size(trace)
 
     def values(points: Array) -> Array:
         return lax.map(lambda x: target(target.info.unravel(x), {}), points, batch_size=block)
 
-    compiled, dtype = jax.jit(values, compiler_options=plan.options), jnp.result_type(float)
+    compiled, dtype = jax.jit(values, compiler_options=_options(subject)), jnp.result_type(float)
 
     def at(points: np.ndarray) -> np.ndarray:
         found = np.asarray(compiled(jnp.asarray(points, dtype)), np.float64)
@@ -267,22 +273,26 @@ def _values_of(target: Potential, plan: Plan, block: int) -> Callable[[np.ndarra
     return at
 
 
+class _Drawn(NamedTuple):
+    """Draws in unconstrained space."""
+
+    x: np.ndarray
+    """``(m, d)``"""
+    potentials: np.ndarray
+    """``(m,)`` values of U there, NaN where it has none."""
+    root: np.ndarray
+    """Of their covariance."""
+    log_mass: float
+
+
 def _without_draws(
-    at: Callable[[np.ndarray], np.ndarray],
-    x: np.ndarray,
-    potentials: np.ndarray,
-    root: np.ndarray,
-    modes: list[Mode],
-    of_draws: float,
-    rng_key: Array,
+    at: Callable[[np.ndarray], np.ndarray], drawn: _Drawn, modes: list[Mode], rng_key: Array
 ) -> list[Mode]:
     """Those of the modes in which there is hardly a draw, with the evidence that they have.
 
     :param at: values of U.
-    :param x: ``(m, d)`` draws, and their ``potentials``.
-    :param of_draws: logarithm of the mass of the draws.
     """
-    d = x.shape[1]
+    (x, potentials, root, of_draws), d = drawn, drawn.x.shape[1]
     e = np.asarray(random.normal(rng_key, (_NORMAL_DRAWS, d)), np.float64)
     found: list[Mode] = []
     steps = np.linspace(0, 1, _BETWEEN + 2)[1:]  # from a draw to the mode, which is the last one
