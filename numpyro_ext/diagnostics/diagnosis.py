@@ -1,7 +1,6 @@
 """One table that says whether a result can be trusted, and what to do if not."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.taylor import TaylorProxy
@@ -13,42 +12,34 @@ from numpyro_ext.diagnostics.judges.losses import losses
 from numpyro_ext.diagnostics.judges.networks import networks
 from numpyro_ext.diagnostics.judges.other_modes import other_modes
 from numpyro_ext.diagnostics.judges.points import points
-from numpyro_ext.diagnostics.judges.stein import discrepancy, stein
+from numpyro_ext.diagnostics.judges.stein import discrepancy, particles, stein
 from numpyro_ext.diagnostics.judges.stochastic_gradients import settings, stochastic_gradients
 from numpyro_ext.diagnostics.judges.weights import weights
-from numpyro_ext.diagnostics.subject import Kind, OfFit, OfTree, Subject
-from numpyro_ext.diagnostics.table import Diagnosis, Row
+from numpyro_ext.diagnostics.subject import Judge, OfFit, OfTree, Subject
+from numpyro_ext.diagnostics.table import Diagnosis
 
-__all__ = ["JUDGES", "Judge", "diagnose"]
-
-
-class Judge(NamedTuple):
-    """What reads a :class:`Subject` and yields lines."""
-
-    lines: Callable[[Any], list[Row]]
-    of: tuple[Kind, ...]
-    needs_fit: bool = True
-    """Whether a ``DataTree`` alone is not enough."""
+__all__ = ["JUDGES", "diagnose"]
 
 
 # In the order of the lines. A judge is asked when its lines are, and may ask for those of others:
 # losses are for information where the draws are right, and other modes are searched for where
-# nothing is wrong.
+# nothing is wrong. A new check is a function and an entry here.
 JUDGES = {
-    "proxy": Judge(lambda subject: subject.proxy_lines, ("guide",)),
-    "losses": Judge(losses, ("guide",)),
-    "local inference": Judge(local_inference, ("guide",)),
-    "stochastic gradients": Judge(stochastic_gradients, ("chains",), needs_fit=False),
-    "divergences": Judge(divergences, ("chains",), needs_fit=False),
-    "settings": Judge(settings, ("chains",), needs_fit=False),
-    "agreement": Judge(agreement, ("chains", "guide"), needs_fit=False),
-    "points": Judge(points, ("guide",)),
-    "weights": Judge(weights, ("guide",), needs_fit=False),
-    "stein": Judge(stein, ("guide", "particles"), needs_fit=False),
-    "exact moves": Judge(exact_moves, ("chains", "guide", "particles")),
-    "other modes": Judge(other_modes, ("chains", "guide")),
-    "discrepancy": Judge(discrepancy, ("particles",)),
-    "networks": Judge(networks, ("chains", "guide", "particles")),
+    "proxy": Judge(lambda subject: subject.proxy_lines, ("guide",), ("is_fit",)),
+    "losses": Judge(losses, ("guide",), ("is_fit",)),
+    "local inference": Judge(local_inference, ("guide",), ("is_fit",)),
+    "stochastic gradients": Judge(stochastic_gradients, ("chains",), ("is_biased",)),
+    "divergences": Judge(divergences, ("chains",), ("is_exact",)),
+    "settings": Judge(settings, ("chains",)),
+    "agreement": Judge(agreement, ("chains", "guide"), ("has_chains",)),
+    "points": Judge(points, ("guide",), ("is_fit",)),
+    "weights": Judge(weights, ("guide",)),
+    "stein": Judge(stein, ("guide",), ("is_fit", "is_implicit", "has_moves")),
+    "particles": Judge(particles, ("particles",)),
+    "exact moves": Judge(exact_moves, ("chains", "guide", "particles"), ("is_fit",)),
+    "other modes": Judge(other_modes, ("chains", "guide"), ("is_fit", "nothing_wrong")),
+    "discrepancy": Judge(discrepancy, ("particles",), ("is_fit", "has_gradient")),
+    "networks": Judge(networks, ("chains", "guide", "particles"), ("is_fit",)),
 }
 
 
@@ -251,7 +242,5 @@ def diagnose(
     else:
         fit, numbers = fit_of(obj, result, model_args, model_kwargs), (num_samples, num_moves)
         subject = OfFit(obj, fit, result, rng_key, *numbers, proxy)
-    for name, judge in JUDGES.items():
-        if subject.kind in judge.of and (isinstance(subject, OfFit) or not judge.needs_fit):
-            subject.judges[name] = judge.lines
+    subject.judges = {n: judge for n, judge in JUDGES.items() if subject.kind in judge.of}
     return Diagnosis(subject.title, tuple(subject.lines(*subject.judges)))

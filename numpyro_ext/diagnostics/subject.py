@@ -6,7 +6,7 @@ Each part is computed when a judge asks for it, once.
 from collections.abc import Callable
 from functools import cached_property
 import math
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 from jax import Array
@@ -39,7 +39,7 @@ from numpyro_ext.diagnostics._points import (
 from numpyro_ext.diagnostics.full_data import minibatch_plates
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
-__all__ = ["Kind", "OfFit", "OfTree", "Subject", "title_of"]
+__all__ = ["Judge", "Kind", "OfFit", "OfTree", "Subject", "title_of"]
 
 T = TypeVar("T")
 Kind = Literal["chains", "guide", "particles"]
@@ -50,6 +50,15 @@ _MOST_DRAWS = 10_000
 def title_of(facts: Facts, size: str) -> str:
     """Its class and how many draws: of a kernel, an engine, or a guide by a loss."""
     return f"{facts.kernel or facts.engine or f'{facts.guide} by {facts.loss}'}, {size}"
+
+
+class Judge(NamedTuple):
+    """What reads a :class:`Subject` and yields lines."""
+
+    lines: Callable[[Any], list[Row]]
+    of: tuple[Kind, ...]
+    needs: tuple[str, ...] = ()
+    """What must be true of the subject, asked in this order."""
 
 
 class Subject:
@@ -67,6 +76,7 @@ class Subject:
     """``(chain, draw, *units)``"""
     num_points: int
     """Particles."""
+    is_fit: bool = False
     has_moves: bool = False
     """Whether draws of a guide have a gradient, and are no points."""
     cause: str | None = None
@@ -75,7 +85,7 @@ class Subject:
     """Sites that have to move."""
 
     def __init__(self) -> None:
-        self.judges: dict[str, Callable[[Any], list[Row]]] = {}
+        self.judges: dict[str, Judge] = {}
         self._known: dict[Callable[[Any], Any], Any] = {}
 
     def once(self, of: Callable[[Any], T]) -> T:
@@ -85,9 +95,10 @@ class Subject:
         return self._known[of]
 
     def lines(self, *names: str) -> list[Row]:
-        """The lines of these judges, each of which is asked once; none of judges who do not sit."""
+        """The lines of these judges, each of which is asked once; none of those who do not sit."""
         judges = [self.judges[name] for name in names if name in self.judges]
-        return [row for judge in judges for row in self.once(judge)]
+        asked = (one for one in judges if all(getattr(self, need) for need in one.needs))
+        return [row for judge in asked for row in self.once(judge.lines)]
 
     def others(self, *names: str) -> list[Row]:
         """The lines of all judges but these."""
@@ -97,6 +108,25 @@ class Subject:
         """The unit of every number of a site, by which the weights of a draw are split; -1 for a
         number outside of all."""
         raise NotImplementedError
+
+    @property
+    def is_biased(self) -> bool:
+        """Chains whose stationary law is not the posterior."""
+        return self.facts.inference_method == "sgmcmc"
+
+    @property
+    def is_exact(self) -> bool:
+        return not self.is_biased
+
+    @property
+    def is_implicit(self) -> bool:
+        """Draws without a density."""
+        return self.density == "none"
+
+    @property
+    def has_chains(self) -> bool:
+        """Chains, or several restarts, which are judged as chains are."""
+        return self.kind == "chains" or len(next(iter(self.draws.values()))) > 1
 
     @property
     def title(self) -> str:
@@ -168,6 +198,7 @@ class OfFit(Subject):
         proxy: TaylorProxy | None = None,
     ) -> None:
         super().__init__()
+        self.is_fit = True
         self.obj, self.results, self.rng_key = obj, restarts_of(result), rng_key
         self.num_samples, self.num_moves = num_samples, num_moves
         self.fit, self.proxy_lines = by_proxy(fit, obj, proxy_of(obj, proxy), rng_key)
@@ -292,8 +323,16 @@ class OfFit(Subject):
     def has_moves(self) -> bool:
         # Where a density has collapsed to a point, moves say how far.
         points = self.lines("points")
-        is_estimate = self.density == "none" and any(row.ok is None for row in points)
+        is_estimate = self.is_implicit and any(row.ok is None for row in points)
         return self.has_gradient and not is_estimate
+
+    @property
+    def nothing_wrong(self) -> bool:
+        """Whether no line has found the draws wrong, so that what they miss is worth a search."""
+        names = ("exact moves",)
+        if self.kind == "guide":
+            names = ("local inference", "agreement", "points", "weights", "stein", *names)
+        return all(row.ok is not False for row in self.lines(*names))
 
     @cached_property
     def points(self) -> Points:

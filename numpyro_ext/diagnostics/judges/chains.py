@@ -20,11 +20,11 @@ COORDINATES = 1000
 """At most so many coordinates are looked at, equally spaced."""
 
 
-def hmc_rows(stats: Numbers) -> list[Row]:
-    """The divergences of ``HMC`` and ``NUTS``; none where they were not collected."""
-    if "diverging" not in stats:
+def divergences(subject: Subject) -> list[Row]:
+    """The line of ``HMC`` and ``NUTS``; none where divergences were not collected."""
+    if "diverging" not in subject.stats:
         return []
-    value = float(np.sum(stats["diverging"]))
+    value = float(np.sum(subject.stats["diverging"]))
     row = judged(
         "divergences",
         value,
@@ -37,18 +37,11 @@ def hmc_rows(stats: Numbers) -> list[Row]:
     return [row]
 
 
-def divergences(subject: Subject) -> list[Row]:
-    """The line of kernels with trajectories."""
-    is_exact = subject.facts.inference_method != "sgmcmc"
-    return hmc_rows(subject.stats) if is_exact else []
-
-
 def agreement(subject: Subject) -> list[Row]:
     """The lines of chains, or of several restarts of a guide."""
     if subject.kind == "chains":
         return chain_rows(subject.draws, subject.stats, subject.facts, subject.moving)
-    several = len(next(iter(subject.draws.values()))) > 1
-    return restart_rows(subject.draws, subject.facts) if several else []
+    return restart_rows(subject.draws, subject.facts)
 
 
 class _Agreement:

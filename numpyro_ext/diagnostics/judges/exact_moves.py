@@ -115,8 +115,8 @@ def exact_moves(subject: OfFit) -> list[Row]:
         return _of_particles(subject)
     if subject.kind == "guide":
         return _of_guide(subject) if subject.has_moves and subject.num_moves != 0 else []
-    # Other chains are exact, and a chain without a model has no potential to move by.
-    if subject.facts.inference_method != "sgmcmc" or subject.fit.model is None:
+    # A chain without a model has no potential to move by.
+    if subject.is_exact or subject.fit.model is None:
         return []
     return [*subject.proxy_lines, *(_of_chains(subject) if subject.num_moves != 0 else [])]
 

@@ -49,8 +49,6 @@ _BARRIER = 2.0
 """Nats below which the draws at one side of a barrier reach the other."""
 _OF_SHARE = 0.1
 QUANTITY = "mass of a mode without draws"
-_NOT_ASKED = "losses", "proxy", "networks", "other modes"
-"""Judges whose lines do not keep the search from being made."""
 SEARCHED = 1000
 """So many draws of chains are compared with the modes that a search finds."""
 
@@ -71,8 +69,7 @@ def other_modes(subject: OfFit) -> list[Row]:
     the settings say that there are several, and the moves nothing."""
     if subject.kind == "chains":
         return subject.once(of_chains) or []
-    wrong = any(row.ok is False for row in subject.others(*_NOT_ASKED))
-    if wrong or not subject.has_moves or subject.num_moves == 0:
+    if not subject.has_moves or subject.num_moves == 0:
         return []
     potentials, key = -subject.stats["lp"][0], random.fold_in(subject.rng_key, 2)
     return unvisited_rows(subject, subject.first, potentials, key) or []
@@ -84,7 +81,7 @@ def of_chains(subject: OfFit) -> list[Row] | None:
         return None
     moved = subject.lines("exact moves")
     judged = any(row.quantity == MOVED and not math.isnan(row.value) for row in moved)
-    if not judged or any(row.ok is False for row in moved):
+    if not judged or not subject.nothing_wrong:
         return None
     some = {name: x[:SEARCHED] for name, x in subject.mixed[0].items()}
     return unvisited_rows(subject, some, None, random.fold_in(subject.key_moves, 1))

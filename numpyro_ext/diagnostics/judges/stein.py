@@ -20,7 +20,8 @@ from numpyro_ext.diagnostics.table import Row, equally_spaced
 from numpyro_ext.scores.discrepancy import squared_ksd
 from numpyro_ext.scores.implied_sd import implied_sd_ratio
 
-__all__ = ["discrepancy", "draw_rows", "particle_facts", "particle_rows", "stein"]
+__all__ = ["discrepancy", "draw_rows", "particle_facts", "particle_rows", "particles"]
+__all__ += ["stein"]
 
 POINTS = 2000
 """At most so many points enter the Stein discrepancy, equally spaced."""
@@ -28,30 +29,31 @@ POINTS = 2000
 _ratios_of = jax.jit(implied_sd_ratio)
 
 
-def stein(subject: Subject) -> list[Row]:
-    """The lines of particles, or of draws without a density.
+def particles(subject: Subject) -> list[Row]:
+    """The lines of particles.
 
     Gradients do not see how many particles belong to a mode, which chains leave open that are too
-    short; otherwise the lines say whether the draws are those of the posterior.
+    short; otherwise the lines say whether the particles are those of the posterior.
     """
+    m = subject.num_points
     if not isinstance(subject, OfFit):
-        of_particles = subject.kind == "particles"
-        return particle_rows(subject.num_points, subject.facts) if of_particles else []
-    if subject.kind == "guide":
-        if not subject.has_moves or subject.proto.density != "none":
-            return []
-        return [row._replace(of_draws=True) for row in draw_rows(subject.points)]
+        return particle_rows(m, subject.facts)
     if not subject.has_gradient:
-        return particle_rows(subject.num_points, Facts(num_latents=subject.num_latents))
-    number, *rest = particle_rows(subject.num_points, particle_facts(subject.points))
+        return particle_rows(m, Facts(num_latents=subject.num_latents))
+    number, *rest = particle_rows(m, particle_facts(subject.points))
     moved = subject.lines("exact moves")
     short = any(row.not_judged and np.isfinite(row.value) for row in moved)
     return [number, *(row._replace(of_draws=not short) for row in rest)]
 
 
+def stein(subject: OfFit) -> list[Row]:
+    """The lines of draws without a density."""
+    return [row._replace(of_draws=True) for row in draw_rows(subject.points)]
+
+
 def discrepancy(subject: OfFit) -> list[Row]:
     """The Stein discrepancy of particles."""
-    return [ksd_row(subject.points)] if subject.has_gradient else []
+    return [ksd_row(subject.points)]
 
 
 def worst_of(ratios: np.ndarray, limits: tuple[float, float]) -> int:

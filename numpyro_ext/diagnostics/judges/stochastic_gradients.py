@@ -18,9 +18,8 @@ __all__ = ["settings", "sgmcmc_rows", "stochastic_gradients"]
 
 
 def stochastic_gradients(subject: Subject) -> list[Row]:
-    """The lines of kernels whose draws have a bias; none of others."""
-    is_sgmcmc = subject.facts.inference_method == "sgmcmc"
-    return sgmcmc_rows(subject.stats, subject.facts) if is_sgmcmc else []
+    """The lines of kernels whose draws have a bias."""
+    return sgmcmc_rows(subject.stats, subject.facts)
 
 
 def settings(subject: Subject) -> list[Row]:
