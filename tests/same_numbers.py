@@ -1,10 +1,10 @@
 """The numbers of all constructors of the contract tables at fixed keys, to compare others with.
 
 ``python tests/same_numbers.py write FILE.npz`` runs kernels, losses, guides, particles and
-structured auto-encoders for a few steps and writes what they give. ``python tests/same_numbers.py
-compare FILE.npz`` runs them again and says which arrays differ, and by how much; it exits with 1 if
-one differs by more than rounding does. A word after the file chooses a part: ``compare FILE.npz
-mcmc``. A refactor that changes no number has only equal arrays.
+structured auto-encoders for a few steps, diagnoses fits of every kind, and writes what they give.
+``python tests/same_numbers.py compare FILE.npz`` runs them again and says which arrays differ, and
+by how much; it exits with 1 if one differs by more than rounding does. A word after the file
+chooses a part: ``compare FILE.npz mcmc``. A refactor that changes no number has only equal arrays.
 """
 
 from functools import partial
@@ -22,12 +22,17 @@ from jax import random
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer import MCMC, SVI
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
 import optax
 
+from numpyro_ext.diagnostics import diagnose, to_arviz
+from numpyro_ext.ep import EP
+from numpyro_ext.guides import AutoRealNVPNormal
 from numpyro_ext.mcmc import PSGLD, SGHMC, SGLD, SGNHT, SGRLD
-from numpyro_ext.particles import PSGHMC, AutoParticles, ParVI, RiemannianSVGD, SteinNewton
-from numpyro_ext.svae import SVAEELBO, GMMMeanField, HMMMeanField
+from numpyro_ext.particles import SVGD, PSGHMC, AutoParticles, ParVI, RiemannianSVGD, SteinNewton
+from numpyro_ext.svae import GMMEP, SVAEELBO, GMMMeanField, HMMMeanField
+from tests.diagnostics import test_by_proxy as by_proxy, test_contract as fits, test_other_modes
 from tests.guides import test_contract as guides
 from tests.mcmc import models, test_contract as kernels
 from tests.objectives import test_contract as objectives
@@ -156,12 +161,90 @@ def structured_guides():
         yield f"{name}, draws", jax.jit(partial(guide.sample_posterior, KEY))(params, y)
 
 
+def diagnoses():
+    """``(name, what diagnose takes)``: an answer of every kind, by fits of a few steps."""
+    args = {"model_args": (fits.Y,)}
+
+    def svi_of(guide, steps, model=fits.model, data=(fits.Y,), optim=None, loss=None):
+        svi = SVI(model, guide, optim or optax.adam(0.02), loss or Trace_ELBO())
+        return svi, svi.run(KEY, steps, *data, progress_bar=False)
+
+    def chains_of(kernel, *data, draws, chains=2, fields=()):
+        mcmc = MCMC(
+            kernel,
+            num_warmup=200,
+            num_samples=draws,
+            num_chains=chains,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+        mcmc.run(KEY, *data, extra_fields=fields)
+        return mcmc
+
+    yield "NUTS", chains_of(NUTS(fits.model), fits.Y, draws=300, fields=("num_steps",)), {}
+    fields = ("kinetic_temperature", "diverging")
+    found = chains_of(SGHMC(fits.model), fits.Y, 10, draws=1000, fields=fields)
+    yield "SGHMC, found", found, {}
+    given = chains_of(SGLD(fits.model, 1e-3), fits.Y, 10, draws=200)
+    yield "SGLD, given", given, {}
+    guide = AutoNormal(fits.model)
+    svi, early = svi_of(guide, 1000)
+    late = svi.run(random.key(5), 2000, fits.Y, progress_bar=False)
+    yield "AutoNormal", svi, {"result": late, **args}
+    yield "AutoNormal, restarts", svi, {"result": [late, early], "num_moves": 0, **args}
+    yield "AutoDelta", (delta := svi_of(AutoDelta(fits.model), 50))[0], {"result": delta[1], **args}
+    flow, result = svi_of(AutoRealNVPNormal(fits.model), 300)
+    yield "AutoRealNVPNormal", flow, {"result": result, **args}
+    yield "no density", *(fit := fits.FITS["implicit guide"]())[:1], {"result": fit[1], **args}
+    particles = AutoParticles(fits.model, 30)
+    swarm, result = svi_of(particles, 200, data=(fits.Y, 5), loss=SVGD(), optim=optax.adagrad(0.1))
+    yield "AutoParticles", swarm, {"result": result, "model_args": (fits.Y, 5)}
+    ensemble = chains_of(ParVI(fits.model), fits.Y, draws=4, chains=12)
+    yield "ParVI", ensemble, {}
+    ep = EP(fits.model)
+    yield "EP", ep, {"result": ep.run(KEY, 10, fits.Y, progress_bar=False), **args}
+    by_all, params, data, _ = by_proxy.fitted()
+    yield "by proxy", by_all, {"result": params, "model_args": data, "num_samples": 100}
+    one = {"z": (test_other_modes.LOCS[0], test_other_modes.SDS[0])}
+    modes = test_other_modes.drawing(test_other_modes.two_modes, one)
+    yield "another mode", modes, {"result": {}, "model_args": (0.2,)}
+    local, svae_args = svae.guide_of(GMMEP()), (svae.Y,)
+    coded, result = svi_of(local, 3, svae.mixture, svae_args, optax.sgd(0.01), SVAEELBO())
+    yield "SVAE", coded, {"result": result, "model_args": svae_args, "num_samples": 100}
+    fit = {"result": late, **args}
+    for name, obj, given in (
+        ("SGHMC alone", found, {}),
+        ("AutoNormal alone", svi, fit),
+        ("restarts alone", svi, {**fit, "result": [late, early]}),
+        ("particles alone", ensemble, {}),
+    ):
+        yield name, to_arviz(obj, rng_key=KEY, log_likelihood=False, **given), {}
+
+
+def tables():
+    for name, obj, given in diagnoses():
+        table = diagnose(obj, rng_key=KEY, **given) if given else diagnose(obj)
+        numbers = {
+            f"{k} {row.quantity}": np.array(
+                [
+                    row.value,
+                    np.nan if row.error is None else row.error,
+                    *(row.ok is x for x in (True, False)),
+                ],
+                float,
+            )
+            for k, row in enumerate(table.rows)
+        }
+        yield name, {**numbers, "text": np.frombuffer(str(table).encode(), np.uint8)}
+
+
 PARTS = {
     "mcmc": chains_of_kernels,
     "objectives": losses,
     "guides": draws_of_guides,
     "particles": moves_of_particles,
     "svae": structured_guides,
+    "diagnostics": tables,
 }
 
 

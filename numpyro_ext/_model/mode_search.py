@@ -191,13 +191,15 @@ def starts_of(rng_key: Array, first: Array, num: int = 4) -> np.ndarray:
     return np.asarray(run_once(draw, rng_key, first))
 
 
-def mode_search(rng_key: Array, potential: Potential) -> Callable[[Any], Iterator[Mode]]:
+def mode_search(
+    rng_key: Array, potential: Potential, *, adam: bool = True
+) -> Callable[[Any], Iterator[Mode]]:
     """
     What finds the modes from given points, one after another, ``search(starts)``: by Adam on
     minibatch gradients, then damped Newton steps with the gradient of all rows, of which a search
     takes ``MOST_PASSES`` at most. The programs are compiled while the caller goes on.
 
-    ``starts`` are ``(n,)`` each, where to begin.
+    ``starts`` are ``(n,)`` each, where to begin; if they are near modes, ``adam`` can be left out.
     """
     import optax  # not imported by NumPyro itself
 
@@ -208,15 +210,17 @@ def mode_search(rng_key: Array, potential: Potential) -> Callable[[Any], Iterato
     moments = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), empty)
     options = _options(potential, like, _SEARCHES * all_rows / batch_rows(potential))
     zero = np.zeros((), np.int32)
-    adam = partial(_adam, potential), like, (moments, like), rng_key, zero, zero
-    piece = compile_ahead(*adam, options=options)
+    pieces = _ADAM_PIECES if adam else 0
+    if adam:
+        first = partial(_adam, potential), like, (moments, like), rng_key, zero, zero
+        piece = compile_ahead(*first, options=options)
     newton = compile_ahead(partial(_newton, potential), like, *unknown, options=options)
 
     def search(starts: Any) -> Iterator[Mode]:
         for which, start in enumerate(jnp.asarray(x, like.dtype) for x in starts):
-            with _bar(_ADAM_PIECES + _NEWTON_STEPS, "finding the mode") as advance:
+            with _bar(pieces + _NEWTON_STEPS, "finding the mode") as advance:
                 x, spent, state = start, 0, (moments, start)
-                for k in range(_ADAM_PIECES):
+                for k in range(pieces):
                     x, state = piece(x, state, rng_key, np.int32(which), np.int32(k))
                     spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
                     advance()

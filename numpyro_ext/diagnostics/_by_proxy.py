@@ -18,12 +18,11 @@ from numpyro_ext._numpyro import at_unconstrained
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import guide_trace_of, model_trace_of, prototype
 from numpyro_ext.diagnostics._fit import Fit
+from numpyro_ext.diagnostics.limits import PROXY_NOISE
 from numpyro_ext.diagnostics.table import Row
 
 __all__ = ["by_proxy", "proxy_of"]
 
-LARGEST = 0.1
-"""Nats of noise up to which some rows stand in for all: the means move by as many sds at most."""
 OVER = 10_000
 """Rows up to which a fit takes them all."""
 _DRAWS = 64
@@ -57,8 +56,8 @@ def by_proxy(
             raise
         verdict = f"of another model or of other data; the fit was trained with it: {error}"
         return fit, [Row("proxy of the loss", math.nan, None, "of these data", False, verdict)]
-    what, limit = "noise of the proxy in nats", f"{LARGEST}"
-    if noise <= LARGEST:
+    what, limit = "noise of the proxy in nats", f"{PROXY_NOISE}"
+    if noise <= PROXY_NOISE:
         verdict = (
             f"{rows_for(proxy):,} rows and the proxy stand in for {proxy.size:,} rows in the"
             " lines on weights and moves."

@@ -22,9 +22,9 @@ from numpyro_ext._model.read import (
 )
 from numpyro_ext._model.units import Layout
 from numpyro_ext._typing import Params, Sites, Trace
-from numpyro_ext.diagnostics._match import union
 
 __all__ = ["coordinates", "density_of", "log_weight", "reference_of", "total_of", "total_parts"]
+__all__ += ["union"]
 
 Reference = tuple[dict[str, Array], dict[str, Array]]
 """Log probabilities of the sites of the model and of the guide at one draw, row by row."""
@@ -212,3 +212,9 @@ def total_of(parts: Any, units: Layout | None) -> np.ndarray:
         return sum(wide if units else map(np.sum, wide))
 
     return add(parts[0]) - add(parts[1])
+
+
+def union(sources: Any) -> frozenset[str]:
+    """All that any array of a tree depends on, by ``eval_provenance``."""
+    leaves = jax.tree.leaves(sources, is_leaf=lambda x: isinstance(x, frozenset))
+    return frozenset[str]().union(*leaves)

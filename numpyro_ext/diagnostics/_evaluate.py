@@ -11,6 +11,7 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 from numpyro.handlers import seed, substitute, uncondition
+from numpyro.infer import init_to_sample
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import InferenceWarning
@@ -31,9 +32,9 @@ from numpyro_ext.diagnostics._density import (
     reference_of,
     total_of,
     total_parts,
+    union,
 )
 from numpyro_ext.diagnostics._fit import Fit
-from numpyro_ext.diagnostics._match import check_known, check_size, union
 
 __all__ = ["Evaluate", "Prototype", "evaluator", "prototype", "warn_of_lost_draws"]
 
@@ -70,7 +71,7 @@ def model_trace_of(fit: Fit, params: Params, latents: Sites, key: Array) -> Trac
         is_latent = site["type"] == "sample" and not site["is_observed"]
         value = latents.get(site["name"]) if is_latent else None
         if value is not None:
-            check_size(site, value)
+            _check_size(site, value)
         return value
 
     model = substitute(substitute(fit.model, data=params), substitute_fn=value_of)
@@ -101,7 +102,7 @@ def prototype(fit: Fit, rng_key: Array, *, needs_latents: bool = True) -> Protot
         check_observed(model_trace)
 
     jax.eval_shape(look)
-    check_known(fit, model_trace, guide_trace)
+    _check_known(fit, model_trace, guide_trace)
     latents = [site["name"] for site in latent_sites(model_trace)]
     if needs_latents and not latents:
         raise ValueError(
@@ -138,6 +139,72 @@ def prototype(fit: Fit, rng_key: Array, *, needs_latents: bool = True) -> Protot
         marginalized=marginalized,
         left_out=_depending(fit, model_trace, marginalized, key_model) if missing else [],
     )
+
+
+def _check_size(site: Site, value: Array) -> None:
+    """An error if a latent site of the model has another size than its draws."""
+    shape = site["kwargs"].get("sample_shape", ()) + tuple(site["fn"].shape())
+    drawn = jnp.shape(value)
+    # Inside a loop a value has an axis more, that of its steps.
+    if len(drawn) == len(shape) and jnp.size(value) != math.prod(shape):
+        raise ValueError(
+            f"the draws of latent site '{site['name']}' have shape {drawn}, but on these arguments"
+            f" the model gives it the shape {shape}: it is known for the rows of the training data"
+            " alone; pass these as model_args, or fit a guide that infers it from the data."
+        )
+
+
+def _check_known(fit: Fit, model_trace: Trace, guide_trace: Trace) -> None:
+    """An error that names a parameter or a mutable site of which the fit does not hold the value.
+
+    NumPyro would start it anew, and so evaluate another model. A parameter of the model that starts
+    at a constant may be missing: it was not trained, or is substituted in the model.
+    """
+    is_chain = "kernel" in fit.attributes
+    missing = []
+    for name, site in {**guide_trace, **model_trace}.items():
+        if site["type"] not in ("param", "mutable") or name in fit.params[0]:
+            continue
+        if site["type"] == "param" and name in guide_trace:
+            raise ValueError(
+                f"the result has no parameter '{name}' of the guide, but {sorted(fit.params[0])};"
+                " pass the result of a fit with this guide."
+            )
+        # Names that begin with an underscore are the counters of an objective.
+        if site["type"] == "mutable" and not is_chain and not name.startswith("_"):
+            raise ValueError(
+                f"the mutable site '{name}' has a value in the state of the SVI, which a params"
+                " dict such as svi.get_params(state) does not hold; pass result=state, or what"
+                " run() returned."
+            )
+        if site["type"] == "param":
+            missing.append(name)
+    for name in _random_starts(fit, missing):
+        remedy = "pass the result of its own fit"
+        if is_chain:
+            remedy = (
+                "run NUTS, HMC or a kernel of numpyro_ext.mcmc with chain_method='sequential' or"
+                " 'vectorized'"
+            )
+        raise ValueError(
+            f"parameter '{name}' of the model starts at random, and the value that it had in this"
+            f" fit is not known; {remedy}, or put the value into the model by"
+            " numpyro.handlers.substitute."
+        )
+
+
+def _random_starts(fit: Fit, names: list[str]) -> list[str]:
+    """Those of these parameters of the model whose start depends on the key."""
+    if not names:
+        return []
+
+    def starts(key: Array) -> dict[str, Any]:
+        model: Any = substitute(seed(fit.model, key), substitute_fn=init_to_sample)
+        trace = trace_of(model, fit.args, fit.kwargs)
+        return {name: trace[name]["value"] for name in names}
+
+    found = eval_provenance(starts, key=random.key(0))
+    return [name for name in names if union(found[name])]
 
 
 def _depending(fit: Fit, trace: Trace, hidden: list[str], key: Array) -> list[str]:

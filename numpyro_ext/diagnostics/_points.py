@@ -1,4 +1,4 @@
-"""Points with the gradients of their log density, and the lines that these give."""
+"""Points in unconstrained space, with the gradients of their log density on all data."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
-import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_ext._model.potential import Potential
@@ -16,21 +15,13 @@ from numpyro_ext._model.read import model_info, read_model
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import Prototype, default_block_size
 from numpyro_ext.diagnostics._fit import Fit
-from numpyro_ext.diagnostics.table import Row, equally_spaced, judged
-from numpyro_ext.scores.discrepancy import squared_ksd
-from numpyro_ext.scores.implied_sd import implied_sd_ratio
+from numpyro_ext.diagnostics.table import equally_spaced
 
-__all__ = ["Points", "draw_rows", "has_gradient", "ksd_row", "particle_facts", "particle_rows"]
+__all__ = ["Points", "flat_draws", "has_gradient", "name_in", "particles_of", "points_and_score"]
+__all__ += ["potential_of", "scored"]
 
-SD_RATIO = (0.85, 1.2)
-SHIFT = 0.1
-"""Of as many particles as make the error of m independent draws, 1 / sqrt(m), smaller."""
 _BATCHES, _AT = 32, 8
 """Minibatches from which the noise of the mean gradient is known, and particles in that mean."""
-POINTS = 2000
-"""At most so many points enter the Stein discrepancy, equally spaced."""
-
-_ratios_of = jax.jit(implied_sd_ratio)
 
 
 class Points(NamedTuple):
@@ -41,7 +32,7 @@ class Points(NamedTuple):
     score: Array
     name: Callable[[int], str]
     """The name of a coordinate."""
-    noise: float | None = None
+    noise: Any = None
     """Of the mean gradient of a minibatch, in the units of the shift; None without minibatches."""
 
 
@@ -141,121 +132,3 @@ def name_in(slices: dict[str, slice], k: int) -> str:
     """The name of number k of the sites."""
     site, at = next((n, at) for n, at in slices.items() if at.start <= k < at.stop)
     return site if at.stop - at.start == 1 else f"{site}[{k - at.start}]"
-
-
-def worst_of(ratios: np.ndarray, limits: tuple[float, float]) -> int:
-    """The index of the ratio farthest from 1, in units of the limit on its side, or NaN."""
-    low, high = np.log(limits)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        distance = np.maximum(np.log(ratios) / low, np.log(ratios) / high)
-    return int(np.argmax(np.where(np.isnan(distance), np.inf, distance)))
-
-
-def number_row(m: int, d: int) -> Row:
-    """The number of particles against the dimension."""
-    return judged(
-        "number of particles",
-        m,
-        f"{2 * d}",
-        m >= 2 * d,
-        f"there are enough for {d} dimensions.",
-        f"{d} dimensions need twice as many particles at least, or their spread is too narrow (and"
-        " with no more than d it cannot be judged); take more particles.",
-    )
-
-
-def particle_facts(found: Points) -> dict[str, Any]:
-    """Attributes that the gradients of points give; NaN without more than d of them."""
-    ratios, shift = (np.asarray(y, float) for y in _ratios_of(found.x, found.score))
-    worst = worst_of(ratios, SD_RATIO)
-    x, g = (np.asarray(y, np.float64) for y in found[:2])
-    # The shift is the root of b^T C b / d, b the mean gradient and C the covariance of the points.
-    slope = np.mean((x - x.mean(0)) * ((x - x.mean(0)) @ g.mean(0))[:, None], 0)
-    error = np.std(g @ slope) / (math.sqrt(len(x)) * len(ratios) * max(float(shift), 1e-30))
-    noise = {} if found.noise is None else {"minibatch_noise": found.noise}
-    return {
-        **noise,
-        "num_latents": len(ratios),
-        "implied_sd_ratio": float(ratios[worst]),
-        "implied_sd_ratio_of": found.name(worst),
-        "shift": float(shift),
-        "shift_error": float(error),
-    }
-
-
-def particle_rows(m: int, facts: dict[str, Any]) -> list[Row]:
-    """The number of particles and, by their gradients, their spread and their mean.
-
-    :param facts: those of :func:`particle_facts`, as far as they are known.
-    """
-    d = facts["num_latents"]
-    if m <= d or "implied_sd_ratio" not in facts:
-        return [number_row(m, d)]
-    remedy = "run longer, take more particles, or another field"
-    limit = max(SHIFT, 1 / math.sqrt(m))
-    return [number_row(m, d), *_stein_rows(facts, "particles", remedy, limit)]
-
-
-def draw_rows(found: Points) -> list[Row]:
-    """The same of independent draws, whose mean has an error of its own; none of equal draws."""
-    m, d = found.x.shape
-    if m <= d or not bool(jnp.all(jnp.any(found.x != found.x[0], 0))):
-        return []
-    remedy = "train longer, or take a richer guide"
-    rows = _stein_rows(particle_facts(found), "draws", remedy, SHIFT + 3 / math.sqrt(m))
-    return [*rows, ksd_row(found)]
-
-
-def _stein_rows(facts: dict[str, Any], what: str, remedy: str, limit: float) -> list[Row]:
-    ratio, shift = facts["implied_sd_ratio"], facts["shift"]
-    low, high = SD_RATIO
-    limits = f"{low} to {high}"
-    spread = judged(
-        "implied sd ratio, worst",
-        ratio,
-        limits,
-        low <= ratio <= high,
-        f"the {what} are as wide as their gradients say.",
-        f"the {what} are not as wide as their gradients say that the posterior is, most of all in"
-        f" {facts['implied_sd_ratio_of']}; {remedy}.",
-    )
-    if math.isnan(ratio):
-        verdict = (
-            f"not judged: along {facts['implied_sd_ratio_of']} the gradients do not point back to"
-            f" the mean of the {what}, so they imply no spread; see the other lines."
-        )
-        spread = Row("implied sd ratio, worst", ratio, None, limits, None, verdict)
-    noise = facts.get("minibatch_noise", 0.0)
-    if noise > shift:
-        remedy = (
-            "the gradients of a minibatch, which all of them share, are farther off, so take a"
-            " larger batch, or more steps whose size falls to 0, as that of particle_step"
-        )
-    error = facts.get("shift_error", 0.0)
-    mean = judged(
-        "shift in sds",
-        shift,
-        f"{limit:.2g}",
-        shift - error <= limit,
-        f"the mean of the {what} has come to rest.",
-        f"the mean of the {what} is not where the gradients of all data cancel; {remedy}.",
-        error,
-    )
-    if math.isnan(shift) or math.isnan(error):
-        verdict = "not judged: a gradient is not a number at some of them; see the other lines."
-        mean = mean._replace(ok=None, verdict=verdict)
-    if not noise:
-        return [spread, mean]
-    verdict = (
-        f"the mean gradient of one minibatch is off by so much; the mean of the {what} follows it"
-        f" where the steps are large{'' if noise > shift else ', which is not the cause here'}."
-    )
-    return [spread, mean, Row("noise of a minibatch in sds", noise, None, "", None, verdict)]
-
-
-def ksd_row(found: Points) -> Row:
-    """The Stein discrepancy, for information."""
-    chosen = equally_spaced(len(found.x), POINTS)
-    ksd = float(squared_ksd(found.x[chosen], found.score[chosen], statistic="v"))
-    verdict = "for comparison with other runs of this model; smaller is better."
-    return Row("squared KSD", ksd, None, "", None, verdict)

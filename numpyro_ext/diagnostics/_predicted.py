@@ -21,8 +21,9 @@ from numpyro_ext.diagnostics._evaluate import (
     model_trace_of,
     prototype,
 )
+from numpyro_ext.diagnostics._facts import Facts
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, refuse_nan
-from numpyro_ext.diagnostics._tables import title
+from numpyro_ext.diagnostics.subject import title_of
 
 __all__ = ["OfFit", "Predicted", "is_fit", "labels_of", "of_distribution", "of_fit", "of_samples"]
 
@@ -113,7 +114,7 @@ def of_fit(
     several = f"{len(pieces)} x " if len(pieces) > 1 else ""
     draws = f"{several}{size:,} draw{'s' * (size > 1)}"
     draws += " of the linearised network" * (fit.linearised is not None)
-    return _gathered(title(fit.attributes, draws), name, kind, data, found)
+    return _gathered(title_of(Facts.of(fit.attributes), draws), name, kind, data, found)
 
 
 def _site_of(trace: Trace, name: str | None) -> str:

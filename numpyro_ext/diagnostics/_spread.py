@@ -1,4 +1,5 @@
-"""The spread of particles, or of draws, before and after a Markov chain moves them.
+"""The spread of particles, or of draws, before and after a Markov chain moves them; linear
+combinations of coordinates that change most; and modes between which no chain moves.
 
 Reference: Neal, *MCMC using Hamiltonian dynamics* (Handbook of MCMC, 2011), section 5.3.
 """
@@ -10,12 +11,14 @@ from typing import Any, NamedTuple
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
+import numpy as np
+from scipy import linalg
 
-from numpyro_ext.diagnostics._modes import NUMBERS
 from numpyro_ext.diagnostics._ranges import LEVELS, as_widths, inside, is_heavy, tail_size
 from numpyro_ext.diagnostics.table import equally_spaced
 
-__all__ = ["LEAPS", "Spread", "least_spread", "spread_after_moves", "unit_root"]
+__all__ = ["LEAPS", "NUMBERS", "Spread", "least_crossing", "least_spread", "spread_after_moves"]
+__all__ += ["unit_root", "worst_combinations"]
 
 LEAPS = 4
 """Leapfrog steps of a trajectory: the fewer, the longer a point in a narrow place takes."""
@@ -29,6 +32,13 @@ _SORTED = 2 * 10**6
 """Numbers of draws that are sorted for their quantiles."""
 _ROUNDED = 4.0
 """Standard deviations in units of rounding above which a number has moved."""
+NUMBERS = 1000
+"""At most so many numbers are looked at, equally spaced."""
+FEWEST_ON_A_SIDE = 5
+WELL_MIXED = 1.9
+"""Chains over those on the smaller side: if all cross, 2 do where it holds half of them."""
+CUTS = 20
+"""So many places where few chains pass are looked at closely."""
 
 
 class Spread(NamedTuple):
@@ -237,3 +247,144 @@ def unit_root(x: Array) -> Array:
     # The correlations are shrunk, as those of the particles' own step are.
     shrunk = jnp.matmul(u.T, u, precision="highest") / (m + d)
     return scale[:, None] * jnp.linalg.cholesky(jnp.fill_diagonal(shrunk, 1.0, inplace=False))
+
+
+class Combined(NamedTuple):
+    """Of the narrowest and the widest combination, and of the one that moves farthest."""
+
+    ratios: np.ndarray
+    """``(2,)`` as of single numbers."""
+    errors: np.ndarray
+    shift: np.ndarray
+    """``(1,)``"""
+    shift_error: np.ndarray
+    coordinates: np.ndarray
+    """``(3, 2)`` the two coordinates that have most of each."""
+
+
+def worst_combinations(found: Spread) -> Combined | None:
+    """The extreme eigenvectors of the moved covariance where the points have unit covariance.
+
+    Of the largest of many eigenvalues chance makes a large one. So one half of the chains chooses
+    the combination, and the other half says how it is spread; both ways, and the mean of both. None
+    for a single coordinate, or too many.
+    """
+    if found.root is None or found.root.shape[0] < 2 or len(found.later) < 8:
+        return None
+    root, x, later = (np.asarray(y, np.float64) for y in (found.root, found.points, found.later))
+    if not all(np.all(np.isfinite(y)) for y in (root, x, later)):
+        return None
+    d = len(root)
+
+    def whitened(y: np.ndarray) -> np.ndarray:
+        flat = (y - x.mean(0)).reshape(-1, d).T
+        return linalg.solve_triangular(root, flat, lower=True).T.reshape(y.shape)
+
+    before, after = whitened(x), whitened(later)
+    pieces, chosen = [], []
+    for first in (0, 1):
+        choosing, judging = after[first::2], after[1 - first :: 2]
+        flat = choosing.reshape(-1, d)
+        directions = linalg.eigh(np.cov(flat.T))[1][:, [0, -1]]
+        away = flat.mean(0) / max(float(np.linalg.norm(flat.mean(0))), 1e-300)
+        directions = np.column_stack([directions, away])
+        pieces.append(_compared(before @ directions, judging @ directions, float(found.draws_each)))
+        weights = np.abs(linalg.solve_triangular(root, directions, lower=True, trans=1))
+        chosen.append(np.argsort(-weights * x.std(0)[:, None], 0)[:2].T)
+    log_ratio, relative, shift, shift_error = (np.stack(both) for both in zip(*pieces, strict=True))
+    ratios = np.exp(log_ratio.mean(0))[:2]
+    return Combined(
+        ratios,
+        ratios * (np.sqrt(np.sum(relative**2, 0)) / 2)[:2],
+        np.abs(shift.mean(0))[2:],
+        (np.sqrt(np.sum(shift_error**2, 0)) / 2)[2:],
+        chosen[0],
+    )
+
+
+def _compared(
+    x: np.ndarray, y: np.ndarray, draws_each: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """``(3,)`` log ratios of the sds of ``(m, 3)`` draws to those of ``(chain, k, 3)`` later ones,
+    shifts in sds of the draws, and the errors of both; NaN of a heavy tail."""
+    m = len(x)
+    centre, mean = x.mean(0), y.mean((0, 1))
+    variance, later = x.var(0), np.mean((y - mean) ** 2, (0, 1))
+    of_draws = draws_each * np.var((x - centre) ** 2 / variance, 0) / m
+    of_chains = np.var(np.mean((y - mean) ** 2, 1) / later, 0) / len(y)
+    distances = np.sort(np.abs(x - np.median(x, 0)), 0)[::-1][: tail_size(m) + 1]
+    light = ~is_heavy(distances, m)
+    error = np.sqrt(draws_each / m + np.var(y.mean(1), 0) / len(y) / variance)
+    return (
+        np.where(light, 0.5 * np.log(variance / later), np.nan),
+        np.where(light, 0.5 * np.sqrt(of_draws + of_chains), 0.0),
+        np.where(light, (mean - centre) / np.sqrt(variance), np.nan),
+        np.where(light, error, 0.0),
+    )
+
+
+def least_crossing(start: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[float, int]:
+    """Of all places between two modes of a number, the one with the fewest crossings.
+
+    It is the share of the chains on the smaller side that is seen to change sides, with 95 %
+    confidence at most, and the number; inf where there is no such place. A place lies between two
+    modes if in an interval of the width in which half of the chains on the smaller side start there
+    are less than half as many.
+
+    :param start: ``(chain, n)`` numbers at the start of the chains.
+    :param low: the least that they are later, and ``high`` the largest.
+    """
+    m, n = start.shape
+    fewest = max(FEWEST_ON_A_SIDE, m // 50)
+    if m < 2 * fewest or not n:
+        return math.inf, 0
+    several = math.log(n)  # the least of n counts may be less
+    columns = zip(start.T, low.T, high.T, strict=True)
+    found = [_of_number(x, least, most, fewest, several) for x, least, most in columns]
+    least = int(np.argmin(found))
+    return float(found[least]), least
+
+
+def _of_number(
+    start: np.ndarray, low: np.ndarray, high: np.ndarray, fewest: int, several: float
+) -> float:
+    if not np.all(np.isfinite([start, low, high])):
+        return math.inf
+    order = np.argsort(start)
+    start, low, high = start[order], low[order], high[order]
+    m = len(start)
+    left = np.arange(fewest, m - fewest + 1)
+    cuts = 0.5 * (start[left - 1] + start[left])
+    # Of both sides together; where it is least, the chains of the smaller side are counted.
+    across = np.searchsorted(np.sort(low), cuts) - np.searchsorted(np.sort(high), cuts)
+    # Equal numbers cannot be cut.
+    share = np.where(start[left - 1] < start[left], across / np.minimum(left, m - left), np.inf)
+    found = math.inf
+    if np.min(share) >= WELL_MIXED:
+        return found
+    least = np.argsort(share, kind="stable")[:CUTS]
+    for left_of, cut in zip(left[least].tolist(), cuts[least].tolist(), strict=True):
+        found = min(found, _at(start, low, high, left_of, cut, several))
+    return found
+
+
+def _at(
+    start: np.ndarray, low: np.ndarray, high: np.ndarray, left: int, cut: float, several: float
+) -> float:
+    """The share at one place, with so many chains to its left."""
+    m = len(start)
+    is_left = left <= m - left
+    side = slice(0, left) if is_left else slice(left, m)
+    there = start[side]
+    half = (len(there) + 1) // 2
+    width = np.min(there[half - 1 :] - there[: len(there) - half + 1])
+    near = int(np.diff(np.searchsorted(start, [cut - width / 2, cut + width / 2]))[0])
+    if _at_most(near) + several >= half / 2:
+        return math.inf
+    crossing = int(np.sum(high[side] >= cut) if is_left else np.sum(low[side] < cut))
+    return (_at_most(crossing) + several) / len(there)
+
+
+def _at_most(count: float) -> float:
+    """The 95 % limit of the mean of a Poisson number, about: 3 if none was seen."""
+    return count + 2 * math.sqrt(count) + 3

@@ -11,7 +11,6 @@ from numpyro.infer import MCMC
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.read import Site, is_data
-from numpyro_ext.diagnostics._chains import sgmcmc_rows
 from numpyro_ext.diagnostics._evaluate import (
     Prototype,
     count_of,
@@ -19,15 +18,11 @@ from numpyro_ext.diagnostics._evaluate import (
     prototype,
     warn_of_lost_draws,
 )
+from numpyro_ext.diagnostics._facts import Facts, chains_of, facts_of, mcmc_stats
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
-from numpyro_ext.diagnostics._points import (
-    has_gradient,
-    particle_facts,
-    particle_rows,
-    particles_of,
-    scored,
-)
-from numpyro_ext.diagnostics._run import chains_of, facts_of, mcmc_stats
+from numpyro_ext.diagnostics._points import has_gradient, particles_of, scored
+from numpyro_ext.diagnostics.judges.stein import particle_facts, particle_rows
+from numpyro_ext.diagnostics.judges.stochastic_gradients import sgmcmc_rows
 from numpyro_ext.diagnostics.table import warn_of
 
 if TYPE_CHECKING:
@@ -158,7 +153,7 @@ def _judged(obj: Any, fit: Fit, proto: Prototype) -> dict[str, Any]:
     found = scored(fit, proto, particles_of(obj, fit))
     facts = particle_facts(found)
     warn_of(particle_rows(len(found.x), facts), stacklevel=3)
-    return facts
+    return facts.known()
 
 
 def _check_names(what: str, names: Names | None, known: set[str]) -> None:
@@ -297,9 +292,9 @@ def to_arviz(
     attributes = {**fit.attributes, "density": "none"}
     method = attributes["inference_method"]
     if method in ("sgmcmc", "mcmc"):
-        attributes |= facts_of(obj, fit)
+        attributes |= facts_of(obj, fit).known()
     if method == "sgmcmc":
-        warn_of(sgmcmc_rows(stats, attributes), stacklevel=2)
+        warn_of(sgmcmc_rows(stats, Facts.of(attributes)), stacklevel=2)
     user_dims = {name: list(names) for name, names in (dims or {}).items()}
     if fit.model is None:
         draws = chains_of(fit)

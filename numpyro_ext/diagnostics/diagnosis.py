@@ -2,49 +2,45 @@
 
 from typing import Any
 
-import jax
-import numpy as np
-from numpyro.infer import MCMC
-
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext.diagnostics._by_proxy import by_proxy, proxy_of
-from numpyro_ext.diagnostics._chain_moves import chain_moves_rows
-from numpyro_ext.diagnostics._chains import SEVERAL_MODES
-from numpyro_ext.diagnostics._evaluate import evaluator, prototype, warn_of_lost_draws
-from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, restarts_of
-from numpyro_ext.diagnostics._guides import (
-    local_rows,
-    minibatch_cause,
-    network_rows,
-    point_rows,
-    run_rows,
-)
-from numpyro_ext.diagnostics._moved import left_out
-from numpyro_ext.diagnostics._moves import guide_moves_row, moves_row, planned
-from numpyro_ext.diagnostics._other_modes import other_modes_rows
-from numpyro_ext.diagnostics._points import (
-    draw_rows,
-    has_gradient,
-    ksd_row,
-    particle_facts,
-    particle_rows,
-    particles_of,
-    scored,
-)
-from numpyro_ext.diagnostics._run import chains_of, facts_of, mcmc_stats
-from numpyro_ext.diagnostics._tables import (
-    of_tree,
-    restarts_rows,
-    size_of,
-    table_of_chains,
-    title,
-    weighed,
-)
-from numpyro_ext.diagnostics._weights import reweighted_rows, units_of
-from numpyro_ext.diagnostics.table import Diagnosis, Row
+from numpyro_ext.diagnostics._fit import check_key, fit_of
+from numpyro_ext.diagnostics.judges.chains import agreement, divergences
+from numpyro_ext.diagnostics.judges.exact_moves import exact_moves
+from numpyro_ext.diagnostics.judges.local_inference import local_inference
+from numpyro_ext.diagnostics.judges.losses import losses
+from numpyro_ext.diagnostics.judges.networks import networks
+from numpyro_ext.diagnostics.judges.other_modes import other_modes
+from numpyro_ext.diagnostics.judges.points import points
+from numpyro_ext.diagnostics.judges.stein import discrepancy, particles, stein
+from numpyro_ext.diagnostics.judges.stochastic_gradients import settings, stochastic_gradients
+from numpyro_ext.diagnostics.judges.weights import weights
+from numpyro_ext.diagnostics.subject import Judge, OfFit, OfTree, Subject
+from numpyro_ext.diagnostics.table import Diagnosis
 
-__all__ = ["diagnose"]
+__all__ = ["JUDGES", "diagnose"]
+
+
+# In the order of the lines. A judge is asked when its lines are, and may ask for those of others:
+# losses are for information where the draws are right, and other modes are searched for where
+# nothing is wrong. A new check is a function and an entry here.
+JUDGES = {
+    "proxy": Judge(lambda subject: subject.proxy_lines, ("guide",), ("is_fit",)),
+    "losses": Judge(losses, ("guide",), ("is_fit",)),
+    "local inference": Judge(local_inference, ("guide",), ("is_fit",)),
+    "stochastic gradients": Judge(stochastic_gradients, ("chains",), ("is_biased",)),
+    "divergences": Judge(divergences, ("chains",), ("is_exact",)),
+    "settings": Judge(settings, ("chains",)),
+    "agreement": Judge(agreement, ("chains", "guide"), ("has_chains",)),
+    "points": Judge(points, ("guide",), ("is_fit",)),
+    "weights": Judge(weights, ("guide",)),
+    "stein": Judge(stein, ("guide",), ("is_fit", "is_implicit", "has_moves")),
+    "particles": Judge(particles, ("particles",)),
+    "exact moves": Judge(exact_moves, ("chains", "guide", "particles"), ("is_fit",)),
+    "other modes": Judge(other_modes, ("chains", "guide"), ("is_fit", "nothing_wrong")),
+    "discrepancy": Judge(discrepancy, ("particles",), ("is_fit", "has_gradient")),
+    "networks": Judge(networks, ("chains", "guide", "particles"), ("is_fit",)),
+}
 
 
 def diagnose(
@@ -242,104 +238,9 @@ def diagnose(
     from xarray import DataTree
 
     if isinstance(obj, DataTree):
-        return of_tree(obj)
-    fit = fit_of(obj, result, model_args, model_kwargs)
-    found = _of_fit(obj, fit, result, num_samples, num_moves, rng_key, proxy)
-    return found._replace(rows=(*found.rows, *network_rows(fit)))
-
-
-def _of_fit(
-    obj: Any,
-    fit: Fit,
-    result: Any,
-    num_samples: int,
-    num_moves: int | None,
-    rng_key: Any,
-    proxy: TaylorProxy | None,
-) -> Diagnosis:
-    """The lines of a fit of any kind."""
-    fit, of_proxy = by_proxy(fit, obj, proxy_of(obj, proxy), rng_key)
-    if fit.attributes["inference_method"] == "particles":
-        return _of_particles(obj, fit, num_moves, rng_key)
-    if isinstance(obj, MCMC):
-        draws, facts = chains_of(fit), {**fit.attributes, **facts_of(obj, fit)}
-        z = getattr(obj.last_state, "z", None)
-        latents = set(z) if isinstance(z, dict) else set(draws)
-        stats, moved, no_other = mcmc_stats(obj, fit), [], False
-        if facts["inference_method"] == "sgmcmc" and fit.model is not None:
-            key_prototype, key_moves = jax.random.split(rng_key)
-            proto = prototype(fit, key_prototype)
-            several = any(SEVERAL_MODES in text for text in facts.get("settings_problems", []))
-            moved, no_other = chain_moves_rows(
-                fit, proto, draws, stats, facts, num_moves, key_moves, seek_modes=several
-            )
-            moved = [*of_proxy, *moved]
-        return table_of_chains(draws, stats, facts, latents, moved, no_other_modes=no_other)
-    found = _of_guide(obj, fit, result, num_samples, num_moves, rng_key)
-    return found._replace(rows=(*of_proxy, *found.rows))
-
-
-def _of_guide(
-    obj: Any, fit: Fit, result: Any, num_samples: int, num_moves: int | None, rng_key: Any
-) -> Diagnosis:
-    """The fit of an ``SVI`` or an engine, from draws of its guide."""
-    key_prototype, key_draws = jax.random.split(rng_key)
-    proto = prototype(fit, key_prototype)
-    evaluate = evaluator(fit, proto, lp=True)
-    out = evaluate(key_draws, num_samples)
-    warn_of_lost_draws(out)
-    draws = {**out["latent"], **out["deterministic"]}
-    rows = [
-        *local_rows(obj.guide, fit, draws, jax.random.fold_in(rng_key, 1)),
-        *restarts_rows(draws, fit.attributes),
-        *(points := point_rows(proto, out["latent"])),
-    ]
-    cause = minibatch_cause(obj, fit, proto)
-    one = {name: x[0] for name, x in out["latent"].items()}
-    # Where a density has collapsed to a point, moves say how far.
-    is_estimate = proto.density == "none" and any(row.ok is None for row in points)
-    has_moves = has_gradient(proto) and not is_estimate
-    weights, usable = weighed(out["stats"].get("log_weight"), proto.density, has_moves, cause)
-    rows += weights
-    if usable is not None:
-        every = {name: x.reshape(-1, *x.shape[2:]) for name, x in out["latent"].items()}
-        rows += reweighted_rows(every, usable, units_of(proto.units, proto.trace), cause)
-    if has_moves:
-        if proto.density == "none":
-            rows += _on_draws(draw_rows(scored(fit, proto, one)))
-    if has_moves and num_moves != 0:
-        plan, known = planned(fit, proto.trace, num_moves), usable is not None
-        rows += guide_moves_row(
-            fit, proto, evaluate, one, plan, rng_key, remedy=cause, shares_known=known
-        )
-        if not isinstance(plan, str) and all(row.ok is not False for row in rows):
-            potentials = -out["stats"]["lp"][0]
-            key_modes = jax.random.fold_in(rng_key, 2)
-            rows += other_modes_rows(fit, proto, one, potentials, plan, key_modes) or []
-    of_draws = [row.ok for row in rows if row.of_draws]
-    is_right = True in of_draws and False not in of_draws
-    first = run_rows(obj, restarts_of(result), is_right)
-    return Diagnosis(title(fit.attributes, size_of(draws)), (*first, *rows))
-
-
-def _of_particles(obj: Any, fit: Fit, num_moves: int | None, rng_key: Any) -> Diagnosis:
-    proto, last = prototype(fit, rng_key), particles_of(obj, fit)
-    m = len(next(iter(last.values())))
-    if has_gradient(proto):
-        found = scored(fit, proto, last)
-        number, *rest = particle_rows(m, particle_facts(found))
-        moved = moves_row(fit, proto, found, num_moves, rng_key)
-        # Gradients do not see how many particles belong to a mode, which chains leave open that are
-        # too short.
-        short = any(row.not_judged and np.isfinite(row.value) for row in moved)
-        rows = [number, *(rest if short else _on_draws(rest)), *moved, ksd_row(found)]
+        subject: Subject = OfTree(obj)
     else:
-        d = sum(int(np.prod(x.shape[1:])) for x in last.values())
-        rows = particle_rows(m, {"num_latents": d})
-        rows += left_out("not judged: a site was summed out, or has no gradient.")
-    return Diagnosis(title(fit.attributes, f"{m} particles"), tuple(rows))
-
-
-def _on_draws(rows: list[Row]) -> list[Row]:
-    """These lines say whether the draws are those of the posterior."""
-    return [row._replace(of_draws=True) for row in rows]
+        fit, numbers = fit_of(obj, result, model_args, model_kwargs), (num_samples, num_moves)
+        subject = OfFit(obj, fit, result, rng_key, *numbers, proxy)
+    subject.judges = {n: judge for n, judge in JUDGES.items() if subject.kind in judge.of}
+    return Diagnosis(subject.title, tuple(subject.lines(*subject.judges)))

@@ -12,7 +12,7 @@ from numpyro_ext._checks import InferenceWarning
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Diagnosis", "Row", "equally_spaced", "judged", "shown", "warn_of"]
+__all__ = ["Diagnosis", "Row", "equally_spaced", "shown", "warn_of"]
 
 _WIDTH = 100
 _MARKS = {True: "ok", False: "!!", None: ""}
@@ -51,21 +51,6 @@ class Row(NamedTuple):
         if self.error is None or not math.isfinite(self.error):
             return shown(self.value)
         return f"{shown(self.value)} +- {shown(self.error, 2)}"
-
-
-def judged(
-    quantity: str,
-    value: float,
-    limit: str,
-    ok: bool,
-    right: str,
-    wrong: str,
-    error: float | None = None,
-    *,
-    of_draws: bool = False,
-) -> Row:
-    """A line with one of two verdicts."""
-    return Row(quantity, value, error, limit, ok, right if ok else wrong, of_draws)
 
 
 class Diagnosis(NamedTuple):

@@ -15,7 +15,7 @@ import pytest
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model import stand_in
-from numpyro_ext.diagnostics import _by_proxy, _moves, diagnose, pareto_khat
+from numpyro_ext.diagnostics import _by_proxy, diagnose, limits, pareto_khat
 from numpyro_ext.diagnostics.psis import log_weights_of
 from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.objectives import VRELBO, taylor_proxy
@@ -66,10 +66,10 @@ def test_weights_are_those_of_all_rows():
 
 def test_moves_that_all_rows_make_too_dear_are_judged(monkeypatch):
     svi, params, data, _ = fitted()
-    monkeypatch.setattr(_moves, "MOST_OPERATIONS", MOST)
+    monkeypatch.setattr(limits, "MOST_OPERATIONS", MOST)
     judged = {}
     for name, proxy_of in (("by all", lambda *_: None), ("by some", _by_proxy.proxy_of)):
-        monkeypatch.setattr("numpyro_ext.diagnostics.diagnosis.proxy_of", proxy_of)
+        monkeypatch.setattr("numpyro_ext.diagnostics.subject.proxy_of", proxy_of)
         found = diagnose(svi, params, model_args=data, num_samples=200)
         judged[name] = {row.quantity: row.ok for row in found.rows}
     assert judged["by some"]["noise of the proxy in nats"] is True
@@ -81,7 +81,7 @@ def test_moves_that_all_rows_make_too_dear_are_judged(monkeypatch):
 
 def test_chains_are_judged_by_the_proxy_that_is_given(monkeypatch):
     _, _, data, proxy = fitted()
-    monkeypatch.setattr(_moves, "MOST_OPERATIONS", MOST)
+    monkeypatch.setattr(limits, "MOST_OPERATIONS", MOST)
     kernel = SGHMC(model, steps_per_sample=10)
     mcmc = MCMC(kernel, num_warmup=100, num_samples=1000, progress_bar=False)
     mcmc.run(random.key(0), *data)

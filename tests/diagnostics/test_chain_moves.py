@@ -92,7 +92,7 @@ def test_what_is_not_judged_says_why(monkeypatch):
     assert changing.ok is None and "no temperature, or several" in changing.verdict
     few = row(draws={"size": 20})
     assert few.ok is None and "below 50" in few.verdict
-    monkeypatch.setattr("numpyro_ext.diagnostics._moves.MOST_OPERATIONS", 1000)
+    monkeypatch.setattr("numpyro_ext.diagnostics.limits.MOST_OPERATIONS", 1000)
     dear = row()
     assert dear.ok is None and "num_moves=40 runs them" in dear.verdict
 

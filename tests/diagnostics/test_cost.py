@@ -11,9 +11,9 @@ from numpyro.infer import MCMC, NUTS, BarkerMH
 import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning, diagnose, to_arviz
-from numpyro_ext.diagnostics._chains import chain_rows
+from numpyro_ext.diagnostics._facts import Facts, cost_of, rows_of
 from numpyro_ext.diagnostics._fit import Fit
-from numpyro_ext.diagnostics._run import cost_of, rows_of
+from numpyro_ext.diagnostics.judges.chains import chain_rows
 from numpyro_ext.mcmc import PSGLD, SGLD, SVRG, ControlVariate, MinibatchGradient
 
 X = jnp.linspace(-1.0, 1.0, 200)
@@ -97,7 +97,10 @@ def test_rows_are_those_of_the_likelihood():
 
 
 def test_nuts_says_how_to_see_its_gradients_and_one_gradient_is_one_of_barker():
-    assert cost_of(ran(NUTS(model)), FIT) == {"transitions_per_draw": 2, "takes_leapfrogs": 1}
-    (row,) = chain_rows(DRAWS, {}, {"takes_leapfrogs": 1}, set())[2:]
+    assert cost_of(ran(NUTS(model)), FIT).known() == {
+        "transitions_per_draw": 2,
+        "takes_leapfrogs": 1,
+    }
+    (row,) = chain_rows(DRAWS, {}, Facts(takes_leapfrogs=1), set())[2:]
     assert "num_steps" in row.verdict
-    assert cost_of(ran(BarkerMH(model)), FIT)["gradients_per_draw"] == 2
+    assert cost_of(ran(BarkerMH(model)), FIT).gradients_per_draw == 2

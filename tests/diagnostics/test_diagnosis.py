@@ -17,7 +17,8 @@ import optax
 import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning, diagnose, to_arviz
-from numpyro_ext.diagnostics._chains import sgmcmc_rows
+from numpyro_ext.diagnostics._facts import Facts
+from numpyro_ext.diagnostics.judges.stochastic_gradients import sgmcmc_rows
 from numpyro_ext.mcmc import SGHMC, SGLD, Settings
 from numpyro_ext.particles import SVGD, AutoParticles, ParVI
 
@@ -156,7 +157,7 @@ def test_a_level_outside_of_its_limit_by_less_than_its_error_is_not_judged(
     """The error of independent values is their standard deviation over the root of their number."""
     x = np.random.default_rng(0).lognormal(0, spread, (2, num))
     x = mean * x / np.mean(x)
-    (found,) = sgmcmc_rows({name: x}, {"temperature": 1.0})
+    (found,) = sgmcmc_rows({name: x}, Facts(temperature=1.0))
     assert found.ok is ok, found
     assert found.value == pytest.approx(mean)
     assert found.error == pytest.approx(np.std(x) / x.size**0.5, rel=0.3)

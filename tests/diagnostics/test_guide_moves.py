@@ -15,8 +15,8 @@ import optax
 import pytest
 
 from numpyro_ext.diagnostics import diagnose, pareto_khat
-from numpyro_ext.diagnostics._moved import GUIDE, moved_rows
 from numpyro_ext.diagnostics._spread import Spread
+from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, moved_rows
 from numpyro_ext.guides import FlowGuide, ImplicitGuide
 
 QUANTITY = "sd ratio after moves, worst"
@@ -116,7 +116,7 @@ def test_moves_of_a_guide_can_be_left_out_and_are_not_run_where_they_would_cost_
     monkeypatch,
 ):
     assert QUANTITY not in [row.quantity for row in judge(FlowGuide, 1.0, num_moves=0).rows]
-    monkeypatch.setattr("numpyro_ext.diagnostics._moves.MOST_OPERATIONS", 1000)
+    monkeypatch.setattr("numpyro_ext.diagnostics.limits.MOST_OPERATIONS", 1000)
     row = row_of(judge(FlowGuide, 1.0))
     assert row.not_judged
     assert "operations; num_moves=40 runs them" in row.verdict

@@ -14,9 +14,9 @@ import optax
 import pytest
 
 from numpyro_ext.diagnostics import Diagnosis, diagnose, to_arviz
-from numpyro_ext.diagnostics._moved import GUIDE, moved_rows
 from numpyro_ext.diagnostics._spread import Spread
-from numpyro_ext.diagnostics._weights import khat_rows, reweighted_rows
+from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, moved_rows
+from numpyro_ext.diagnostics.judges.weights import khat_rows, reweighted_rows
 from numpyro_ext.diagnostics.table import Row
 from numpyro_ext.guides import AutoMixtureNormal
 from numpyro_ext.objectives import VRELBO, BBAlphaELBO

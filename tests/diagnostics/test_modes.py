@@ -8,9 +8,8 @@ import pytest
 from scipy.special import ndtri
 
 from numpyro_ext.diagnostics import Diagnosis
-from numpyro_ext.diagnostics._modes import least_crossing
-from numpyro_ext.diagnostics._moved import GUIDE, PARTICLES, moved_rows
-from numpyro_ext.diagnostics._spread import Spread
+from numpyro_ext.diagnostics._spread import Spread, least_crossing
+from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, PARTICLES, moved_rows
 
 TWO = np.concatenate([np.linspace(-5, -3, 300), np.linspace(3, 5, 100)])[:, None]
 ONE = ndtri((np.arange(400) + 0.5) / 400)[:, None]

@@ -14,8 +14,8 @@ import pytest
 from scipy.stats import norm
 
 from numpyro_ext.diagnostics import diagnose
-from numpyro_ext.diagnostics._moved import PARTICLES, moved_rows
 from numpyro_ext.diagnostics._spread import spread_after_moves
+from numpyro_ext.diagnostics.judges.exact_moves import PARTICLES, moved_rows
 from numpyro_ext.particles import SVGD, AutoParticles
 
 QUANTITY = "sd ratio after moves, worst"
@@ -163,7 +163,7 @@ def test_eight_schools_is_found_wrong(particles, low, high):
 def test_moves_can_be_left_out_and_are_not_run_where_they_would_cost_too_much(monkeypatch):
     quantities = [row.quantity for row in judge(exact_draws(), num_moves=0).rows]
     assert QUANTITY not in quantities
-    monkeypatch.setattr("numpyro_ext.diagnostics._moves.MOST", 1000)
+    monkeypatch.setattr("numpyro_ext.diagnostics.limits.MOST_DENSITIES", 1000)
     row = row_of(judge(exact_draws()))
     assert row.not_judged and row.verdict.startswith("not judged: ")
     assert "num_moves=40 runs them" in row.verdict

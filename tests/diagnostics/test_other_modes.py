@@ -13,14 +13,13 @@ from numpyro.infer import SVI, Trace_ELBO
 import optax
 import pytest
 
-from numpyro_ext._model.mode_search import Mode
+from numpyro_ext._model.mode_search import Mode, Problem
 from numpyro_ext._model.modes import _several
 from numpyro_ext.diagnostics import diagnose
-from numpyro_ext.diagnostics._descent import descend
-from numpyro_ext.diagnostics._evaluate import prototype
+from numpyro_ext.diagnostics._facts import Facts, several_modes
 from numpyro_ext.diagnostics._fit import fit_of
-from numpyro_ext.diagnostics._moves import planned
-from numpyro_ext.diagnostics._other_modes import QUANTITY, other_modes_rows
+from numpyro_ext.diagnostics.judges.other_modes import QUANTITY, _descend, unvisited_rows
+from numpyro_ext.diagnostics.subject import OfFit
 from tests.diagnostics.drawn import visited
 
 LOCS = np.array([[3.0, -200.0], [5.0, -170.0]])
@@ -54,10 +53,9 @@ def drawing(model, sites):
 def lines(model, draws, *args):
     """Those of draws of any law."""
     shapes = {name: (jnp.zeros(x.shape[1:]), 1.0) for name, x in draws.items()}
-    fit = fit_of(drawing(model, shapes), {}, args, None)
-    proto = prototype(fit, random.key(0))
-    plan = planned(fit, proto.trace, None)
-    return other_modes_rows(fit, proto, draws, None, plan, random.key(1))
+    svi = drawing(model, shapes)
+    subject = OfFit(svi, fit_of(svi, {}, args, None), {}, random.key(0))
+    return unvisited_rows(subject, draws, None, random.key(1))
 
 
 @pytest.mark.x64
@@ -65,23 +63,21 @@ def test_a_descent_ends_at_the_minimum():
     """Of a quadratic it is A^{-1} b; Rosenbrock's valley ends at (1, 1)."""
     A = jnp.array([[2.0, 0.9, 0.0], [0.9, 1.0, 0.2], [0.0, 0.2, 50.0]])
     b = jnp.array([1.0, -2.0, 30.0])
-    of_quadratic = jax.vmap(partial(descend, jax.value_and_grad(lambda x: x @ A @ x / 2 - b @ x)))
+    of_quadratic = jax.vmap(partial(_descend, lambda x: x @ A @ x / 2 - b @ x))
     end = jax.jit(of_quadratic)(30 * random.normal(random.key(0), (8, 3)))
-    minimum = np.linalg.solve(A, b)
-    assert np.all(end.decrement <= 0.02)
-    away = np.asarray(end.x) - minimum
-    # Of a quadratic the decrement is the distance, as far as the steps have shown the curvature.
-    assert np.all(np.sqrt(np.einsum("ki,ij,kj->k", away, A, away)) < 0.1)
+    away = np.asarray(end.x) - np.linalg.solve(A, b)
+    # The gradient is A times the distance.
+    assert np.all(end.gradient < 0.1)
+    np.testing.assert_allclose(np.linalg.norm(away @ A, axis=1), end.gradient, atol=0.01)
 
-    valley = jax.value_and_grad(lambda x: 100 * (x[1] - x[0] ** 2) ** 2 + (1 - x[0]) ** 2)
     starts = jnp.array([[-1.2, 1.0], [2.0, 5.0], [-3.0, -4.0]])
-    end = jax.jit(jax.vmap(partial(descend, valley)))(starts)
-    np.testing.assert_allclose(end.x, 1.0, atol=0.1)
+    valley = partial(_descend, lambda x: 100 * (x[1] - x[0] ** 2) ** 2 + (1 - x[0]) ** 2)
+    np.testing.assert_allclose(jax.jit(jax.vmap(valley))(starts).x, 1.0, atol=0.1)
 
 
 def test_a_start_without_a_number_has_no_end():
-    end = descend(jax.value_and_grad(lambda x: jnp.sum(jnp.log(x))), jnp.array([-1.0, 2.0]))
-    assert end.value == jnp.inf
+    end = _descend(lambda x: jnp.sum(jnp.log(x)), jnp.array([-1.0, 2.0]))
+    assert not np.isfinite(end.value)
 
 
 def test_a_mode_without_draws_is_named_with_its_mass():
@@ -139,7 +135,7 @@ def test_a_funnel_and_a_bound_have_no_mode_to_name():
     assert not lines(model, draws, jnp.asarray(y, float))
 
 
-SENTENCE = "searches from 4 points ended at different modes, 20 standard deviations apart."
+SEVERAL = Problem("searches from 4 points ended at different modes.", "several modes")
 
 
 def chains(draws, share):
@@ -149,7 +145,7 @@ def chains(draws, share):
         variance_ratio=1.0,
         kinetic_temperature=(1.0, 1.0),
         transitions=1.0,
-        problems=(SENTENCE,),
+        problems=(SEVERAL,),
     )
     return {row.quantity: row for row in diagnose(mcmc).rows}
 
@@ -164,7 +160,8 @@ def test_chains_that_have_not_are_told_so_twice():
     assert rows["problems of the settings"].ok is False and rows[QUANTITY].ok is False
 
 
-def test_the_sentence_of_settings_is_the_one_that_is_looked_for():
+def test_the_problem_of_several_modes_is_known_by_its_kind():
     modes = [Mode(jnp.array([x]), jnp.ones(1), log_evidence=0.0) for x in (0.0, 20.0)]
-    (problem,) = _several(modes, 4)
-    assert problem.split(",")[0] == SENTENCE.split(",")[0]
+    problems = list(_several(modes, 4))
+    assert len(problems) == 1
+    assert several_modes(Facts(settings_problems=[*problems, str(SEVERAL)])) == problems

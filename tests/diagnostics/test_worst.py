@@ -14,11 +14,12 @@ import pytest
 from scipy.stats import norm, t
 
 from numpyro_ext.diagnostics import diagnose
-from numpyro_ext.diagnostics._moved import GUIDE, moved_rows
-from numpyro_ext.diagnostics._points import particle_rows
+from numpyro_ext.diagnostics._facts import Facts
 from numpyro_ext.diagnostics._spread import Spread
-from numpyro_ext.diagnostics._weights import khat_rows, reweighted_rows
-from numpyro_ext.diagnostics._worst import decide
+from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, moved_rows
+from numpyro_ext.diagnostics.judges.stein import particle_rows
+from numpyro_ext.diagnostics.judges.weights import khat_rows, reweighted_rows
+from numpyro_ext.diagnostics.limits import decide
 
 SD, SHAPE, GAP = (
     "sd ratio after moves, worst",
@@ -74,8 +75,8 @@ def test_chains_that_do_not_move_judge_nothing(accepted, between, error, ok):
 
 
 def test_a_gradient_that_is_no_number_does_not_mark_the_mean():
-    facts = {"num_latents": 2, "implied_sd_ratio": 1.0, "implied_sd_ratio_of": "z"}
-    rows = particle_rows(50, {**facts, "shift": 0.01, "shift_error": np.nan})
+    of_points = {"implied_sd_ratio": 1.0, "implied_sd_ratio_of": "z", "shift": 0.01}
+    rows = particle_rows(50, Facts(num_latents=2, shift_error=np.nan, **of_points))
     assert [row.ok for row in rows] == [True, True, None]
 
 

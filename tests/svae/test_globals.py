@@ -5,7 +5,7 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext.diagnostics._guides import narrow_rows, states_row
+from numpyro_ext.diagnostics.judges.local_inference import narrow_rows, states_row
 from numpyro_ext.expfam import MNIW, NIW
 from numpyro_ext.svae import GMMEP, LDS, SVAEGuide, recognition_network
 from tests.svae.models import CONCENTRATION, PARTS, K, N, Y, guide_of

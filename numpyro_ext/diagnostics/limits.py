@@ -1,4 +1,9 @@
-"""The one rule by which many numbers, each with a Monte Carlo error, are right or wrong."""
+"""Every threshold of :func:`diagnose`, and the rules by which a value with an error is right.
+
+A value is **wrong** if it is beyond its limit by more than its Monte Carlo error makes of it by
+chance, **right** if it is within and known, **not judged** if its error is larger than that or no
+number, and **for information** if it has no limit.
+"""
 
 from collections.abc import Callable
 import math
@@ -8,12 +13,114 @@ import numpy as np
 
 from numpyro_ext.diagnostics.table import Row
 
-__all__ = ["decide", "judged_ranges", "judged_ratios", "judged_shifts", "together"]
+__all__ = ["decide", "judged", "judged_mean", "judged_ranges", "judged_ratios", "judged_shifts"]
+__all__ += ["together"]
 
-_KNOWN = 0.1
-"""The largest error of a ratio that is judged."""
-RANGE, _RANGE_KNOWN = (0.8, 1.25), 0.22
+TEMPERATURE = 0.1
+"""Relative error of a temperature or of an implied variance that is still fine."""
+DIVERGING = 0.01
+RHAT = 1.01
+ESS, ESS_EACH = 400, 100
+"""The limit of the effective sample size, and that of it per chain where this is less."""
+SLOWER = 20
+"""Measured over predicted transitions per independent draw that is still near normal."""
+
+FALL, LOST = 0.1, 0.01
+"""Nats by which the losses may still fall over the last fifth, and the share of the last ones that
+may not be finite."""
+STEP_NOISE = 0.1
+PROXY_NOISE = 0.1
+"""Nats of noise up to which some rows stand in for all: the means move by as many sds at most."""
+
+BAD_UNITS, NO_DENSITY = 0.05, 0.1
+"""Shares of units with a large k-hat, and of draws without a density under the model."""
+WEIGHTED_RATIO, WEIGHTED_SHIFT = (0.85, 1.2), 0.2
+GAP, GAP_EACH = 0.5, 0.05
+"""Nats, and more for each number: .02 to .05 is what a number at the limits of its mean and its
+standard deviation adds to the Kullback-Leibler divergence."""
+
+IMPLIED_RATIO, IMPLIED_SHIFT = (0.85, 1.2), 0.1
+"""The shift of as many particles as make the error of m independent draws, 1 / sqrt(m), smaller."""
+
+PARTICLES_RATIO, PARTICLES_SHIFT = (0.8, 1.2), 0.3
+"""The mean of 100 particles that are random draws is off by .1, and the worst of ten by more."""
+MOVED_RATIO, MOVED_SHIFT = (0.85, 1.15), 0.2
+"""As of the implied ratio: chains that are short have not left all of their bias behind."""
+RANGE, RANGE_KNOWN = (0.8, 1.25), 0.22
 """Of ranges, whose error is larger than that of a standard deviation: as large as the limit."""
+RATIO_KNOWN = 0.1
+"""The largest error of a ratio that is judged."""
+CROSSING = 0.6
+"""Of chains that are slow but have one mode more change sides: 0.67 and more in a banana whose
+width is a tenth of its length, and at most 0.6 with modes 8 standard deviations apart."""
+STAY = 0.4
+"""Share of the variance that is between chains above which they are too short to judge alone."""
+STUCK, FREE = 0.1, 0.995
+"""Share of accepted trajectories below which the points are stuck, and above which the steps are so
+small that they say nothing."""
+MOST_DENSITIES, MOST_OPERATIONS = 10**9, 2 * 10**10
+"""So many log densities of sites for particles, and numbers for draws, which is a few seconds of a
+core, are computed for moves without being asked."""
+FEWEST_EFFECTIVE = 50
+"""Draws of chains below which moves would say nothing that the effective size does not."""
+UNVISITED = 0.02
+"""Share of the mass from which on a mode without draws is named."""
+
+UNCONVERGED, COLLAPSED = 0.01, 0.99
+"""Shares of the data whose local inference may stop early, and that may be in one state."""
+NARROW = 0.86
+"""Of normals whose standard deviation is 0.8 of the right one."""
+MANY_WEIGHTS = 30
+"""Numbers in matrices from which on these may be the weights of a network."""
+
+
+def judged(
+    quantity: str,
+    value: float,
+    limit: str,
+    ok: bool,
+    right: str,
+    wrong: str,
+    error: float | None = None,
+    *,
+    of_draws: bool = False,
+) -> Row:
+    """A line with one of two verdicts."""
+    return Row(quantity, value, error, limit, ok, right if ok else wrong, of_draws)
+
+
+def judged_mean(
+    quantity: str,
+    x: np.ndarray,
+    limit: str,
+    bounds: tuple[float, float],
+    allowed: float,
+    right: str,
+    wrong: Callable[[float], str],
+) -> Row:
+    """The line of the mean of ``(chain, draw)`` numbers, which may be outside of the bounds by what
+    is allowed, or by three errors; not judged where there are too few draws to know this.
+
+    :param wrong: the sentence about this mean.
+    """
+    from arviz_stats.base.array import array_stats
+
+    x = np.asarray(x, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: Any = array_stats.mcse(x, chain_axis=0, draw_axis=1, method="mean")
+    value, error = float(np.mean(x)), float(found)
+    excess = max(bounds[0] - value, value - bounds[1])
+    if math.isfinite(value) and math.isnan(error):
+        verdict = "its error takes 4 draws of each chain, so it is not judged; draw more."
+        return Row(quantity, value, None, limit, None, verdict, True)
+    if allowed < excess <= 3 * error and error > allowed:
+        verdict = (
+            "not judged: the value is outside of its limits, and its error is larger than they are;"
+            " look at the other lines, or draw more."
+        )
+        return Row(quantity, value, error, limit, None, verdict, True)
+    ok = not (excess > allowed and excess > 3 * error) and math.isfinite(value)
+    return Row(quantity, value, error, limit, ok, right if ok else wrong(value), True)
 
 
 def decide(
@@ -58,7 +165,7 @@ def judged_ratios(
     limits: tuple[float, float],
     right: str,
     wrong: Callable[[int, float], str],
-    known: float = _KNOWN,
+    known: float = RATIO_KNOWN,
 ) -> Row:
     """The line of the ratio that is farthest from 1; NaN where a number does not vary.
 
@@ -98,7 +205,7 @@ def judged_ranges(
             f"{begins} the range of {share[k // n]} of the draws of {name(k % n)} {1 / by:.2g}"
             f" times what it is (in sds of a normal), so the shape is another one; {end}"
         ),
-        known=_RANGE_KNOWN,
+        known=RANGE_KNOWN,
     )
 
 

@@ -1,39 +1,48 @@
-"""Lines about importance weights: whether they may be used, and what they change if so."""
+"""Whether the importance weights of a guide may be used, and what they change if so.
+
+It takes log densities of draws under model and guide, which the draws come with, and costs nothing
+more. The shape k-hat says whether the weights may be used, and nothing else: large values are
+common for good guides in many dimensions. If they may, means, standard deviations and ranges with
+the weights and without are compared, which finds modes of the wrong share; the gap of the ELBO sees
+the whole guide, with the dependence between its numbers.
+"""
 
 from collections.abc import Callable
 import math
 from typing import Any
 
-import jax.numpy as jnp
 from jax.scipy.special import ndtr
 import numpy as np
 
-from numpyro_ext._model.units import Layout
-from numpyro_ext._typing import Trace
 from numpyro_ext.diagnostics._ranges import LEVELS, as_widths, inside, is_heavy, tail_size
 from numpyro_ext.diagnostics._spread import least_spread
-from numpyro_ext.diagnostics._worst import judged_ranges, judged_ratios, judged_shifts, together
 from numpyro_ext.diagnostics.evidence import evidence_bounds
+from numpyro_ext.diagnostics.limits import (
+    BAD_UNITS,
+    GAP,
+    GAP_EACH,
+    NO_DENSITY,
+    WEIGHTED_RATIO,
+    WEIGHTED_SHIFT,
+    judged_ranges,
+    judged_ratios,
+    judged_shifts,
+    together,
+)
 from numpyro_ext.diagnostics.psis import ParetoKhat, khat_error, pareto_khat
+from numpyro_ext.diagnostics.subject import Subject
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
-__all__ = ["khat_rows", "reweighted_rows", "units_of", "units_of_dims"]
+__all__ = ["khat_rows", "reweighted_rows", "weights"]
 
 UNITS = 1000
 """At most so many units get a k-hat of their own, equally spaced."""
-BAD_UNITS = 0.05
-SD_RATIO, SHIFT = (0.85, 1.2), 0.2
 NUMBERS = 10**6
 """So many numbers of draws are in memory in double precision."""
 QUANTITY, OF_SHIFT = "sd ratio to reweighted, worst", "shift by reweighting, worst"
 OF_RANGE, OF_GAP = "shape by reweighting, worst", "gap of the ELBO in nats"
-GAP, GAP_EACH = 0.5, 0.05
-"""Nats, and more for each number: .02 to .05 is what a number at the limits of its mean and its
-standard deviation adds to the Kullback-Leibler divergence."""
 _ROUNDING = 1e-6
 """What is left of an error where all weights are equal, which is no lack of evidence."""
-LOST = 0.1
-"""Share of draws without a density under the model above which the guide leaves its support."""
 
 
 class Usable:
@@ -67,6 +76,24 @@ def _gap(log_w: np.ndarray) -> tuple[float, float] | None:
     return float(np.sum(np.log(w.mean(0)) - x.mean(0))), float(np.std(each)) / math.sqrt(size)
 
 
+def weights(subject: Subject) -> list[Row]:
+    """The lines of the weights of a guide, if it has a density."""
+    log_weight = subject.log_weight
+    if log_weight is None:
+        more = "the next lines look at its draws" if subject.has_moves else "compare it with MCMC"
+        verdict = (
+            "the guide has no density, so neither k-hat nor bounds of the evidence can be"
+            f" computed; {more}."
+        )
+        return [Row("k-hat", np.nan, None, "0.7", None, verdict, of_draws=True)]
+    log_w = log_weight.reshape(-1, *log_weight.shape[2:])
+    rows, usable = khat_rows(log_w, auxiliary=subject.density == "bound", cause=subject.cause)
+    if usable is None:
+        return rows
+    every = {name: x.reshape(-1, *x.shape[2:]) for name, x in subject.latent.items()}
+    return [*rows, *reweighted_rows(every, usable, subject.unit_of, subject.cause)]
+
+
 def khat_rows(
     log_w: np.ndarray, *, auxiliary: bool, cause: str | None = None
 ) -> tuple[list[Row], Usable | None]:
@@ -86,7 +113,7 @@ def khat_rows(
         )
         return [Row("k-hat", np.nan, None, "", False, verdict)], None
     lost = float(np.max(np.mean(units == -np.inf, 0)))
-    if lost > LOST:
+    if lost > NO_DENSITY:
         share = "no draw has" if lost == 1 else f"{lost:.0%} of the draws do not have"
         verdict = (
             f"{share} a density under the model, because the guide leaves its support; fit again"
@@ -135,37 +162,6 @@ def khat_rows(
     return rows, Usable(found, units, chosen, auxiliary=auxiliary) if ok else None
 
 
-def units_of(units: Layout | None, trace: Trace) -> Callable[[str], np.ndarray]:
-    """For a site of the model, the unit of every one of its numbers."""
-
-    def of(name: str) -> np.ndarray:
-        site = trace[name]
-        if units is None:
-            return np.zeros(math.prod(jnp.shape(site["value"])), int)
-        count = jnp.arange(math.prod(units.shape)).reshape(units.shape)
-        return np.ravel(np.broadcast_to(units.along(site, count), jnp.shape(site["value"])))
-
-    return of
-
-
-def units_of_dims(
-    units: dict[str, int], dims: dict[str, dict[str, int]]
-) -> Callable[[str], np.ndarray]:
-    """The same by the names and sizes of dimensions; -1 outside those of the units."""
-
-    def of(name: str) -> np.ndarray:
-        sizes = dims[name]
-        if not set(units) <= set(sizes):
-            return np.full(math.prod(sizes.values()), -1)
-        count = np.arange(math.prod(units.values())).reshape(tuple(units.values()))
-        order = [list(units).index(d) for d in sizes if d in units]
-        shape = [size if d in units else 1 for d, size in sizes.items()]
-        placed = count.transpose(order).reshape(shape)
-        return np.ravel(np.broadcast_to(placed, tuple(sizes.values())))
-
-    return of
-
-
 def reweighted_rows(
     draws: dict[str, np.ndarray],
     usable: Usable,
@@ -207,7 +203,7 @@ def reweighted_rows(
             OF_SHIFT,
             shift,
             shift_error,
-            SHIFT,
+            WEIGHTED_SHIFT,
             "the importance weights leave the means where they are.",
             lambda k, by: (
                 f"the importance weights move the mean of {names[k]} by {by:.2g} of its standard"
@@ -218,7 +214,7 @@ def reweighted_rows(
             QUANTITY,
             ratio,
             error,
-            SD_RATIO,
+            WEIGHTED_RATIO,
             "the importance weights leave the standard deviations as they are.",
             lambda k, by: (
                 f"the importance weights make the standard deviation of {names[k]} {1 / by:.2g}"

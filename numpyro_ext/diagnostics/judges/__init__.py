@@ -1,0 +1,1 @@
+"""Judges of :func:`diagnose`: each reads a subject and yields lines."""

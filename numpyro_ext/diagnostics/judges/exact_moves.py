@@ -1,0 +1,415 @@
+"""Whether exact Markov chains on all data leave the draws, or the particles, as they are.
+
+Each particle, or up to 1,000 of 10,000 draws, starts a chain of 40 trajectories of Hamiltonian
+Monte Carlo, of 4 gradients on all data each. The numbers, or linear combinations, whose spread and
+mean the chains change most are shown. This finds what weights and gradients do not: a guide that is
+a little too narrow, a single particle far out in a tail, a funnel that is not filled.
+"""
+
+from collections.abc import Callable
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array, random
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_ext._model.operations import FEW, quick_options
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import model_info, sample_sites
+from numpyro_ext._typing import Params, Sites, Trace
+from numpyro_ext.diagnostics import limits
+from numpyro_ext.diagnostics._evaluate import count_of, default_block_size
+from numpyro_ext.diagnostics._points import (
+    flat_draws,
+    in_place_of_lost,
+    name_in,
+    potential_of,
+)
+from numpyro_ext.diagnostics._spread import (
+    LEAPS,
+    NUMBERS,
+    Spread,
+    least_crossing,
+    spread_after_moves,
+    worst_combinations,
+)
+from numpyro_ext.diagnostics.limits import (
+    CROSSING,
+    FEWEST_EFFECTIVE,
+    FREE,
+    MOVED_RATIO,
+    MOVED_SHIFT,
+    PARTICLES_RATIO,
+    PARTICLES_SHIFT,
+    STAY,
+    STUCK,
+    judged_ranges,
+    judged_ratios,
+    judged_shifts,
+    together,
+)
+from numpyro_ext.diagnostics.subject import OfFit
+from numpyro_ext.diagnostics.table import Row, equally_spaced
+
+__all__ = [
+    "GUIDE",
+    "PARTICLES",
+    "Plan",
+    "Wording",
+    "exact_moves",
+    "moved_rows",
+    "name_of",
+    "plan_of",
+]
+
+MOVES = 40
+DRAWS, STARTS, FEWEST_STARTS = 10_000, 1000, 128
+MOST_WATCHED = 100
+"""Numbers up to which a deterministic site is compared too."""
+QUANTITY = "sd ratio after moves, worst"
+OF_SHIFT = "shift after moves, worst"
+OF_RANGE = "shape after moves, worst"
+OF_SIDES = "chains that change sides, least"
+
+
+class Wording(NamedTuple):
+    """The words and the limits for one kind of points."""
+
+    what: str
+    remedy: str
+    limits: tuple[float, float]
+    shift: float
+    shares: str
+    """What the shares of modes are, and the remedy; empty if another line judges them."""
+
+
+PARTICLES = Wording(
+    "particles",
+    "take twice as many particles, reparametrise the model, or compare with NUTS",
+    PARTICLES_RATIO,
+    PARTICLES_SHIFT,
+    "as many particles are on a side as began there; take AutoMixtureNormal, whose importance"
+    " weights check the shares",
+)
+GUIDE = Wording(
+    "draws",
+    "reparametrise the model, train longer, take a richer guide, or compare with NUTS",
+    MOVED_RATIO,
+    MOVED_SHIFT,
+    "the share of each side is that of the guide; train longer, or take AutoMixtureNormal until its"
+    " weights may be used and check the shares",
+)
+# Chains have moved between modes or have not, so that R-hat judges the shares.
+CHAINS = GUIDE._replace(
+    remedy="take a smaller step (or max_bias), reparametrise the model, or compare with NUTS",
+    shares="",
+)
+_NO_GRADIENT = "not judged: a site was summed out, or has no gradient."
+
+
+def exact_moves(subject: OfFit) -> list[Row]:
+    """The lines of the worst numbers after moves, or why the draws were not moved."""
+    if subject.kind == "particles":
+        return _of_particles(subject)
+    if subject.kind == "guide":
+        return _of_guide(subject) if subject.has_moves and subject.num_moves != 0 else []
+    # A chain without a model has no potential to move by.
+    if subject.is_exact or subject.fit.model is None:
+        return []
+    return [*subject.proxy_lines, *(_of_chains(subject) if subject.num_moves != 0 else [])]
+
+
+def _of_particles(subject: OfFit) -> list[Row]:
+    """None for as many coordinates as particles, or without moves."""
+    if not subject.has_gradient:
+        return _left_out(_NO_GRADIENT)
+    trace, x, num_moves = subject.proto.trace, subject.points.x, subject.num_moves
+    m, d = x.shape
+    if m <= d or num_moves == 0:
+        return []
+    count = m * MOVES * LEAPS * sum(count_of(site) for site in sample_sites(trace))
+    if num_moves is None and count > limits.MOST_DENSITIES:
+        return _left_out(_dear(m, "particle", f"{count:.1g} log densities"))
+    plan = Plan(m, MOVES if num_moves is None else num_moves, None)
+    # They follow each other, so that they are no independent draws.
+    found = _moved(subject, plan, x, subject.rng_key, independent=False)
+    return moved_rows(found, name_of(trace), PARTICLES, coordinate_of(trace))
+
+
+def _of_guide(subject: OfFit) -> list[Row]:
+    """Of draws of the first restart and more like them."""
+    plan = plan_of(subject)
+    if isinstance(plan, str):
+        return _left_out(plan)
+    trace = subject.proto.trace
+    key_draws, key_moves = random.split(subject.rng_key)
+    found = _moved(subject, plan, _more(subject, key_draws), key_moves)
+    kind = GUIDE if subject.cause is None else GUIDE._replace(remedy=subject.cause)
+    # Where the weights may be used, they have judged the draws, and with them the shares of modes.
+    known = subject.lines("weights")[0].ok is True
+    return moved_rows(found, name_of(trace), kind, coordinate_of(trace), shares_known=known)
+
+
+def _of_chains(subject: OfFit) -> list[Row]:
+    """Of draws of kernels whose stationary law is not the posterior.
+
+    Chains that are far from the posterior agree with each other, and a momentum may have its
+    temperature where the coordinates have not: only exact moves on all data say so.
+    """
+    if (temperature := subject.facts.temperature) is None:
+        return _left_out("not judged: the draws have no temperature, or several of them.")
+    if not subject.has_gradient:
+        return _left_out(_NO_GRADIENT)
+    mixed, sizes = subject.mixed
+    if not np.min(sizes) >= FEWEST_EFFECTIVE:
+        return _left_out(
+            f"not judged: the effective sample size of the draws is below {FEWEST_EFFECTIVE}."
+        )
+    plan = plan_of(subject)
+    if isinstance(plan, str):
+        return _left_out(plan)
+    trace, total = subject.proto.trace, len(next(iter(mixed.values())))
+    derived = sum(jnp.size(trace[name]["value"]) for name in watched(trace))
+    sizes = np.append(sizes, np.full(derived, np.min(sizes)))
+    inflation = jnp.asarray(np.maximum(total / sizes, 1.0), float)
+    draws = {name: jnp.asarray(y) for name, y in mixed.items()}
+    found = _moved(subject, plan, draws, subject.key_moves, T=temperature, independent=inflation)
+    return moved_rows(found, name_of(trace), CHAINS, coordinate_of(trace))
+
+
+class Plan(NamedTuple):
+    """Moves that are not too dear."""
+
+    starts: int
+    num_moves: int
+    options: dict[str, int] | None
+    """Of the compiler."""
+    operations: float = 0.0
+    """Numbers that they compute."""
+
+
+def plan_of(subject: OfFit) -> Plan | str:
+    """The moves of draws, by what a gradient on all data costs; or why there are none."""
+    cost, num_moves = subject.gradient_cost, subject.num_moves
+    if cost is None:
+        return "the model has no gradient in reverse mode, which a Markov chain needs here."
+    each = (MOVES if num_moves is None else num_moves) * LEAPS * cost
+    starts = int(np.clip(FEW / each, FEWEST_STARTS, STARTS))
+    if num_moves is None and starts * each > limits.MOST_OPERATIONS:
+        return _dear(starts, "draw", f"{starts * each:.1g} operations")
+    options = quick_options(starts * each)
+    return Plan(starts, MOVES if num_moves is None else num_moves, options, starts * each)
+
+
+def _dear(starts: int, what: str, cost: str) -> str:
+    return (
+        f"not judged: Markov chains of {MOVES} moves from each of {starts} {what}s would take"
+        f" {cost}; num_moves={MOVES} runs them."
+    )
+
+
+def _left_out(verdict: str) -> list[Row]:
+    """The line that says why the points were not judged by moves."""
+    low, high = MOVED_RATIO
+    return [Row(QUANTITY, math.nan, None, f"{low} to {high}", None, verdict, True)]
+
+
+def _moved(
+    subject: OfFit,
+    plan: Plan,
+    draws: Sites | Array,
+    rng_key: Array,
+    *,
+    T: float = 1.0,
+    independent: Array | bool = True,
+) -> Spread:
+    """The first of the constrained draws ``(m, *site)``, or of ``(m, d)`` points, before and after
+    moves with the density p^(1/T)."""
+    fit, trace = subject.fit, subject.proto.trace
+    block = default_block_size(trace)
+
+    def run(params: Params, x: Any, independent: Array | bool, rng_key: Array) -> Spread:
+        target = potential_of(fit, trace, params, watched(trace))
+        total = len(jax.tree.leaves(x)[0])
+        if isinstance(x, dict):
+            x = in_place_of_lost(flat_draws(target, x, block))
+        energy, numbers = _energy(target, T), _numbers(target)
+        starts = min(plan.starts, total)
+        return spread_after_moves(
+            energy, numbers, x, rng_key, plan.num_moves, block, starts, independent
+        )
+
+    compiled = jax.jit(run, compiler_options=plan.options)
+    return compiled(fit.params[0], draws, independent, rng_key)
+
+
+def _more(subject: OfFit, rng_key: Array) -> Sites:
+    """The draws of latent sites and others like them, by the program that made them."""
+    info = subject.info
+    chosen = {name: subject.first[name] for name in info.latents}
+    size = len(next(iter(chosen.values())))
+    # Some numbers have so heavy a tail that 1,000 draws do not tell their spread.
+    times = min(DRAWS, 10**7 // info.size) // size - 1
+    pieces = [chosen]
+    for key in random.split(rng_key, max(0, min(times, 9))):
+        latent = subject.evaluate(key, size, [subject.fit.params[0]])["latent"]
+        pieces.append({name: latent[name][0] for name in chosen})
+    return {name: jnp.concatenate([piece[name] for piece in pieces]) for name in chosen}
+
+
+def _energy(target: Potential, T: float = 1.0) -> Callable[[Array], tuple[Array, Array]]:
+    """The potential of a vector and its gradient, over T."""
+    if T == 1.0:
+        return lambda x: target.value_and_grad_flat(x, {})
+    return lambda x: jax.tree.map(lambda y: y / T, target.value_and_grad_flat(x, {}))
+
+
+def _numbers(target: Potential) -> Callable[[Array], Array]:
+    """The numbers of the latent sites at a vector, constrained, and of its deterministic ones."""
+    constrain, info = target.postprocess(), target.info
+
+    def numbers(x: Array) -> Array:
+        values = constrain(info.unravel(x))
+        names = [*info.latents, *info.deterministic]
+        return jnp.concatenate([jnp.ravel(values[name]) for name in names])
+
+    return numbers
+
+
+def watched(trace: Trace) -> tuple[str, ...]:
+    """The deterministic sites whose numbers are compared too.
+
+    A guide that is right where it is wide may be wrong in what users read, such as a scale that is
+    computed from a precision near 0.
+    """
+    return tuple(
+        name
+        for name, site in trace.items()
+        if site["type"] == "deterministic"
+        and jnp.issubdtype(jnp.result_type(site["value"]), jnp.floating)
+        and jnp.size(site["value"]) <= MOST_WATCHED
+    )
+
+
+def name_of(trace: Trace) -> Callable[[int], str]:
+    """The name of a number of the latent sites, or of the deterministic ones after them."""
+    latents = model_info(trace).latents.items()
+    sizes = {name: math.prod(latent.constrained.shape) for name, latent in latents}
+    sizes |= {name: jnp.size(trace[name]["value"]) for name in watched(trace)}
+    ends = np.cumsum(list(sizes.values())).tolist()
+    slices = dict(zip(sizes, map(slice, [0, *ends[:-1]], ends), strict=True))
+    return lambda k: name_in(slices, k)
+
+
+def coordinate_of(trace: Trace) -> Callable[[int], str]:
+    """The name of a coordinate of a latent vector."""
+    slices = model_info(trace).slices
+    return lambda k: name_in(slices, k)
+
+
+def moved_rows(
+    found: Spread,
+    name: Callable[[int], str],
+    kind: Wording,
+    coordinate: Callable[[int], str] = str,
+    *,
+    shares_known: bool = False,
+) -> list[Row]:
+    """The lines of the worst numbers: their spread, mean and shape, and modes that no chain leaves.
+
+    :param name: the name of a number.
+    :param coordinate: the name of a coordinate.
+    :param shares_known: true if weights have judged the draws, and with them the shares of modes.
+    """
+    ratios, errors, shifts, shift_errors, between = (np.asarray(x, float) for x in found[:5])
+    what, remedy, limits, farthest, shares = kind
+    accepted, n = float(found.accepted), len(ratios)
+    if accepted < STUCK:
+        ratio, limit = float(np.nanmin(np.append(ratios, np.inf))), f"{limits[0]} to {limits[1]}"
+        verdict = (
+            f"a Markov chain on all data does not leave the {what}, so nothing can be said of"
+            " their spread; the density may be rough, or not a number near some of them."
+        )
+        return [Row(QUANTITY, ratio, None, limit, False, verdict, True)]
+    combined = worst_combinations(found)
+    pairs = np.zeros((0, 2), int) if combined is None else combined.coordinates
+
+    def number(k: int, of: int) -> str:
+        if k < n:
+            return name(k)
+        first, second = sorted(pairs[of + k - n].tolist())
+        return f"a linear combination of {coordinate(first)} and {coordinate(second)} most of all"
+
+    begins = f"a Markov chain on all data that starts from each of the {what}"
+    end = f"{remedy}."
+
+    def lines(*given: np.ndarray) -> list[Row]:
+        ratios, errors, shifts, shift_errors = given
+        return [
+            judged_ratios(
+                QUANTITY,
+                ratios,
+                errors,
+                limits,
+                f"a Markov chain on all data leaves the {what} as wide as they are; it is too short"
+                " to find another mode.",
+                lambda k, by: (
+                    f"{begins} makes the standard deviation of {number(k, 0)} {1 / by:.2g} times"
+                    f" what it is; {end}"
+                ),
+            ),
+            judged_shifts(
+                OF_SHIFT,
+                shifts,
+                shift_errors,
+                farthest,
+                f"a Markov chain on all data leaves the mean of the {what} where it is.",
+                lambda k, by: (
+                    f"{begins} moves the mean of {number(k, 2)} by {by:.2g} of its standard"
+                    f" deviations; {end}"
+                ),
+            ),
+        ]
+
+    single = ratios, errors, shifts, shift_errors
+    rows = lines(*single)
+    if combined is not None:
+        both = zip(single, combined[:4], strict=True)
+        with_combinations = lines(*(np.append(one, other) for one, other in both))
+        # The worst of so many is known less well, and says something only where it is wrong.
+        if any(row.ok is False for row in with_combinations):
+            rows = with_combinations
+    stays = int(np.argmax(np.nan_to_num(between)))
+    why = None
+    if accepted > FREE:
+        why = (
+            f"of the steps of the Markov chains {accepted:.1%} are accepted, so they are too small"
+            " for the density, or it is the same everywhere"
+        )
+    elif not shares_known and between[stays] > STAY:
+        why = (
+            f"the Markov chains are too short for {name(stays)}, of whose variance"
+            f" {between[stays]:.0%} is between them; a larger num_moves makes them longer"
+        )
+    if why and all(row.ok for row in rows):
+        rows = [row._replace(ok=None, verdict=f"not judged: {why}.") for row in rows]
+    rows = together(rows)
+    # Where the draws lie elsewhere, the ranges have other shares in any case.
+    if found.range_ratio is not None and rows[1].ok is not False:
+        ranges = found.range_ratio, found.range_error
+        row = judged_ranges(OF_RANGE, *ranges, name, f"{begins} makes", end)
+        # Few draws may be enough for a mean, and not for a shape; but not the other way round.
+        rows.append(together([*rows, row])[-1])
+    known = shares_known or not shares
+    ends = np.asarray(found.ends, float)
+    value, least = (math.inf, 0) if known else least_crossing(*ends)
+    if value < CROSSING:
+        least = int(equally_spaced(n, NUMBERS)[least])
+        verdict = (
+            f"the {what} lie on two sides of a value of {name(least)} that hardly any Markov chain"
+            f" crosses, so nothing has checked how many belong on each: {shares}."
+        )
+        rows.append(Row(OF_SIDES, value, None, f"{CROSSING}", False, verdict, True))
+    return rows

@@ -1,0 +1,173 @@
+"""Whether particles, or draws without a density, are as wide as their gradients say, and at rest.
+
+It takes points with the gradients of all data, one of each. Of the identity
+:math:`E[(x - \bar x) g^\top] = -I` it makes the sd that the gradients imply. With C the covariance
+of the points x and :math:`M = -\tfrac1m \\sum_i (x_i - \bar x) g_i^\top` the implied sd ratio is
+:math:`\\mathrm{sd}(x_a) / \\sqrt{(M^{-1} C)_{aa}}`.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_ext.diagnostics._facts import Facts
+from numpyro_ext.diagnostics._points import Points
+from numpyro_ext.diagnostics.limits import IMPLIED_RATIO, IMPLIED_SHIFT, judged
+from numpyro_ext.diagnostics.subject import OfFit, Subject
+from numpyro_ext.diagnostics.table import Row, equally_spaced
+from numpyro_ext.scores.discrepancy import squared_ksd
+from numpyro_ext.scores.implied_sd import implied_sd_ratio
+
+__all__ = ["discrepancy", "draw_rows", "particle_facts", "particle_rows", "particles"]
+__all__ += ["stein"]
+
+POINTS = 2000
+"""At most so many points enter the Stein discrepancy, equally spaced."""
+
+_ratios_of = jax.jit(implied_sd_ratio)
+
+
+def particles(subject: Subject) -> list[Row]:
+    """The lines of particles.
+
+    Gradients do not see how many particles belong to a mode, which chains leave open that are too
+    short; otherwise the lines say whether the particles are those of the posterior.
+    """
+    m = subject.num_points
+    if not isinstance(subject, OfFit):
+        return particle_rows(m, subject.facts)
+    if not subject.has_gradient:
+        return particle_rows(m, Facts(num_latents=subject.num_latents))
+    number, *rest = particle_rows(m, particle_facts(subject.points))
+    moved = subject.lines("exact moves")
+    short = any(row.not_judged and np.isfinite(row.value) for row in moved)
+    return [number, *(row._replace(of_draws=not short) for row in rest)]
+
+
+def stein(subject: OfFit) -> list[Row]:
+    """The lines of draws without a density."""
+    return [row._replace(of_draws=True) for row in draw_rows(subject.points)]
+
+
+def discrepancy(subject: OfFit) -> list[Row]:
+    """The Stein discrepancy of particles."""
+    return [ksd_row(subject.points)]
+
+
+def worst_of(ratios: np.ndarray, limits: tuple[float, float]) -> int:
+    """The index of the ratio farthest from 1, in units of the limit on its side, or NaN."""
+    low, high = np.log(limits)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        distance = np.maximum(np.log(ratios) / low, np.log(ratios) / high)
+    return int(np.argmax(np.where(np.isnan(distance), np.inf, distance)))
+
+
+def number_row(m: int, d: int) -> Row:
+    """The number of particles against the dimension."""
+    return judged(
+        "number of particles",
+        m,
+        f"{2 * d}",
+        m >= 2 * d,
+        f"there are enough for {d} dimensions.",
+        f"{d} dimensions need twice as many particles at least, or their spread is too narrow (and"
+        " with no more than d it cannot be judged); take more particles.",
+    )
+
+
+def particle_facts(found: Points) -> Facts:
+    """Attributes that the gradients of points give; NaN without more than d of them."""
+    ratios, shift = (np.asarray(y, float) for y in _ratios_of(found.x, found.score))
+    worst = worst_of(ratios, IMPLIED_RATIO)
+    x, g = (np.asarray(y, np.float64) for y in found[:2])
+    # The shift is the root of b^T C b / d, b the mean gradient and C the covariance of the points.
+    slope = np.mean((x - x.mean(0)) * ((x - x.mean(0)) @ g.mean(0))[:, None], 0)
+    error = np.std(g @ slope) / (math.sqrt(len(x)) * len(ratios) * max(float(shift), 1e-30))
+    return Facts(
+        num_latents=len(ratios),
+        implied_sd_ratio=float(ratios[worst]),
+        implied_sd_ratio_of=found.name(worst),
+        shift=float(shift),
+        shift_error=float(error),
+        minibatch_noise=found.noise,
+    )
+
+
+def particle_rows(m: int, facts: Facts) -> list[Row]:
+    """The number of particles and, by their gradients, their spread and their mean.
+
+    :param facts: those of :func:`particle_facts`, as far as they are known.
+    """
+    d = facts.num_latents
+    if m <= d or facts.implied_sd_ratio is None:
+        return [number_row(m, d)]
+    remedy = "run longer, take more particles, or another field"
+    limit = max(IMPLIED_SHIFT, 1 / math.sqrt(m))
+    return [number_row(m, d), *_stein_rows(facts, "particles", remedy, limit)]
+
+
+def draw_rows(found: Points) -> list[Row]:
+    """The same of independent draws, whose mean has an error of its own; none of equal draws."""
+    m, d = found.x.shape
+    if m <= d or not bool(jnp.all(jnp.any(found.x != found.x[0], 0))):
+        return []
+    remedy = "train longer, or take a richer guide"
+    rows = _stein_rows(particle_facts(found), "draws", remedy, IMPLIED_SHIFT + 3 / math.sqrt(m))
+    return [*rows, ksd_row(found)]
+
+
+def _stein_rows(facts: Facts, what: str, remedy: str, limit: float) -> list[Row]:
+    ratio, shift = facts.implied_sd_ratio, facts.shift
+    low, high = IMPLIED_RATIO
+    limits = f"{low} to {high}"
+    spread = judged(
+        "implied sd ratio, worst",
+        ratio,
+        limits,
+        low <= ratio <= high,
+        f"the {what} are as wide as their gradients say.",
+        f"the {what} are not as wide as their gradients say that the posterior is, most of all in"
+        f" {facts.implied_sd_ratio_of}; {remedy}.",
+    )
+    if math.isnan(ratio):
+        verdict = (
+            f"not judged: along {facts.implied_sd_ratio_of} the gradients do not point back to"
+            f" the mean of the {what}, so they imply no spread; see the other lines."
+        )
+        spread = Row("implied sd ratio, worst", ratio, None, limits, None, verdict)
+    noise = facts.minibatch_noise or 0.0
+    if noise > shift:
+        remedy = (
+            "the gradients of a minibatch, which all of them share, are farther off, so take a"
+            " larger batch, or more steps whose size falls to 0, as that of particle_step"
+        )
+    error = facts.shift_error or 0.0
+    mean = judged(
+        "shift in sds",
+        shift,
+        f"{limit:.2g}",
+        shift - error <= limit,
+        f"the mean of the {what} has come to rest.",
+        f"the mean of the {what} is not where the gradients of all data cancel; {remedy}.",
+        error,
+    )
+    if math.isnan(shift) or math.isnan(error):
+        verdict = "not judged: a gradient is not a number at some of them; see the other lines."
+        mean = mean._replace(ok=None, verdict=verdict)
+    if not noise:
+        return [spread, mean]
+    verdict = (
+        f"the mean gradient of one minibatch is off by so much; the mean of the {what} follows it"
+        f" where the steps are large{'' if noise > shift else ', which is not the cause here'}."
+    )
+    return [spread, mean, Row("noise of a minibatch in sds", noise, None, "", None, verdict)]
+
+
+def ksd_row(found: Points) -> Row:
+    """The Stein discrepancy, for information."""
+    chosen = equally_spaced(len(found.x), POINTS)
+    ksd = float(squared_ksd(found.x[chosen], found.score[chosen], statistic="v"))
+    verdict = "for comparison with other runs of this model; smaller is better."
+    return Row("squared KSD", ksd, None, "", None, verdict)
