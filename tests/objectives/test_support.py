@@ -65,6 +65,7 @@ OF_OTHER_GUIDES = {
     "DensityRatioELBO",
     "ImplicitELBO",
     "MixtureELBO",
+    "PosteriorRegularizedELBO",
     "SemiImplicitELBO",
     "SteinDiscrepancy",
 }
