@@ -3,10 +3,10 @@
 """
 
 import sys
+import warnings
 
 import jax
 from jax import random
-import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -44,20 +44,17 @@ def key():
 
 
 def by_engine(engine, data):
-    state, losses = engine.init(key(), *data), []
-    for _ in range(SWEEPS):
-        state, loss = engine.update(state, *data)
-        losses.append(loss)
-    return {
-        "losses": jnp.stack(losses),
-        "log_evidence": engine.log_evidence(state, *data),
-        **engine.get_params(state),
-    }, state
+    with warnings.catch_warnings():  # of so few sweeps
+        warnings.simplefilter("ignore")
+        params, state, losses = engine.run(key(), SWEEPS, *data, progress_bar=False)
+    return {"losses": losses, **params}, state
 
 
 def by_svi(guide, loss, data):
     svi = SVI(of_few, guide, optax.adam(0.02), loss)
-    result = svi.run(key(), 10, *data, progress_bar=False)
+    with warnings.catch_warnings():  # of the noise of a minibatch
+        warnings.simplefilter("ignore")
+        result = svi.run(key(), 10, *data, progress_bar=False)
     return {"losses": result.losses, **result.params}
 
 
@@ -72,7 +69,9 @@ def by_kernel(data):
         progress_bar=False,
         jit_model_args=True,
     )
-    mcmc.run(keys, *data)
+    with warnings.catch_warnings():  # of so few steps
+        warnings.simplefilter("ignore")
+        mcmc.run(keys, *data)
     return mcmc.get_samples()
 
 
@@ -87,7 +86,7 @@ def fits(data):
     }
     runs = {name: by_engine(engine, data) for name, engine in engines.items()}
     found = {name: values for name, (values, _) in runs.items()} | {
-        "AutoParticles": by_svi(AutoParticles(of_few, 8), RegularizedSVGD(), data),
+        "AutoParticles": by_svi(AutoParticles(of_few, 8, init_from=proxy), RegularizedSVGD(), data),
         "ParVI": by_kernel(data),
         "flow": by_svi(AutoRealNVPNormal(of_few, init_from=None, **flow), VRELBO(0.5, 3), data),
         "flow with a proxy": by_svi(
