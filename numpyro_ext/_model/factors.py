@@ -41,6 +41,7 @@ from numpyro_ext._model.read import (
     shape_trace,
     trace_of,
 )
+from numpyro_ext._model.sharding import num_devices, sharding_of_rows
 from numpyro_ext._numpyro import at_unconstrained, default_key, mask_of, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
@@ -79,6 +80,8 @@ class Factors:
      - **local** - the continuous local sites in one row: zeros of their unconstrained shapes.
      - **states** - the joint states of the discrete ones: arrays with a leading axis.
      - **axes** - the axis of the data plate in each of them, in unconstrained space.
+     - **sharding, blocks** - the devices over which the rows of the arguments are spread, or None,
+       and the number of blocks of rows that are computed each by itself.
 
     :param model: Python callable containing NumPyro primitives.
     :param args: arguments of the model.
@@ -114,6 +117,8 @@ class Factors:
         self.states = _joint_states(discrete, self.plate)
         masked = (*inside, *discrete)
         self._masked = sorted(n for n in masked if mask_of(trace[n]["fn"]) is not None)
+        self.sharding = sharding_of_rows(self._arguments, self.size)
+        self.blocks = num_devices(self.sharding)
         self._way = self._find_way()
         # One program for all data, which are its arguments.
         self._is_right_on = jax.jit(
@@ -222,7 +227,7 @@ class Factors:
             (name, latent.unconstrained.shape) for name, latent in self.info.latents.items()
         )
         local = tuple(self.local), tuple(self.states)
-        return self.plate, self.size, sites, local, self._way.__name__
+        return self.plate, self.size, self.blocks, sites, local, self._way.__name__
 
     def on(self, args: tuple, kwargs: dict[str, Any]) -> "Factors":
         """The same factors of other arguments of the same shapes, which may be traced."""
@@ -230,6 +235,34 @@ class Factors:
         other._arguments = args, kwargs
         other._way = getattr(other, self._way.__name__)
         return other
+
+    def by_blocks(self, fn: Callable[..., Any], arrays: Any) -> Any:
+        """``fn(factors, arrays)`` on each block of rows, where its rows are counted from 0.
+
+        A block sees its own part of the arguments alone, so that none leaves its device.
+
+        :param arrays: a tree of arrays with a row, or an equal share of rows, for each of n.
+        :return: what ``fn`` returns, with the leading axes of the blocks joined.
+        """
+        if self.blocks == 1:
+            return fn(self, arrays)
+        leaves, tree = jax.tree.flatten(self._arguments)
+        of_rows = {k: jnp.asarray(x) for k, x in enumerate(leaves) if self._has_rows(x)}
+
+        def of_block(parts: dict[int, Array], arrays: Any) -> Any:
+            here = [parts.get(k, x) for k, x in enumerate(leaves)]
+            there = self.on(*jax.tree.unflatten(tree, here))
+            there.size, there.blocks = self.size // self.blocks, 1
+            return fn(there, arrays)
+
+        def split(x: Array) -> Array:
+            return x.reshape(self.blocks, len(x) // self.blocks, *x.shape[1:])
+
+        found = jax.vmap(of_block)(*jax.tree.map(split, (of_rows, arrays)))
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
+
+    def _has_rows(self, leaf: Any) -> bool:
+        return jnp.shape(leaf)[:1] == (self.size,)
 
     def elements(self, x: Array, names: Collection[str]) -> Array:
         """The terms of these sites at ``x``, one after the other: a vector."""
@@ -276,13 +309,15 @@ class Factors:
         pass over all."""
         # Its errors are those of the model.
         jax.eval_shape(partial(self._is_right, self._by_all_rows))
-        for way in (self._by_plate, self._by_arguments):
-            try:
-                agrees = jax.jit(partial(self._is_right, way))()
-            except (TypeError, ValueError):  # what is not indexed may not broadcast with one row
-                continue
-            if agrees:
-                return way
+        for blocks in sorted({self.blocks, 1}, reverse=True):
+            self.blocks = blocks
+            for way in (self._by_plate, self._by_arguments):
+                try:
+                    agrees = jax.jit(partial(self._is_right, way))()
+                except (TypeError, ValueError):  # what is not indexed may not broadcast with a row
+                    continue
+                if agrees:
+                    return way
         problem = (
             f"no row of the plate '{self.plate}' can be computed alone, because the model does not"
             f" use the plate's indices; {self._remedy}"
@@ -306,8 +341,14 @@ class Factors:
         x = jnp.asarray(generator.uniform(-1, 1, (2, self.info.size)), float)
         local, n = {**self.local, **self._first_states()}, jnp.arange(self.size)
         expected = jax.vmap(lambda x: self._log_lik(x, n, self._arguments, local))(x)
-        each = jax.vmap(partial(way, local=local), (0, None))  # some rows at a time, at all points
-        found = lax.map(lambda n: each(x, n)[:, 0], n, batch_size=_BLOCK).swapaxes(0, 1)
+        self._way = way
+
+        def alone(there: Factors, n: Array) -> Array:
+            each = jax.vmap(partial(there._way, local=local), (0, None))
+            n = n % there.size  # some rows at a time, at all points
+            return lax.map(lambda n: each(x, n)[:, 0], n, batch_size=_BLOCK)
+
+        found = self.by_blocks(alone, n).swapaxes(0, 1)
         if found.shape != expected.shape:
             return False
         return jnp.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
@@ -317,7 +358,7 @@ class Factors:
 
     def _by_arguments(self, x: Array, n: Array, local: Sites) -> Array:
         def of_row(leaf: Any) -> Any:
-            return jnp.asarray(leaf)[n][None] if jnp.shape(leaf)[:1] == (self.size,) else leaf
+            return jnp.asarray(leaf)[n][None] if self._has_rows(leaf) else leaf
 
         sliced = jax.tree.map(of_row, self._arguments)
         return self._log_lik(x, jnp.zeros(1, int), sliced, local)

@@ -7,7 +7,8 @@ from typing import Any
 import jax
 from jax import Array
 from jax.core import Tracer
-from jax.sharding import AxisType, NamedSharding
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 def num_devices(sharding: NamedSharding | None) -> int:
@@ -40,6 +41,31 @@ def check_batches(plates: dict[str, tuple[int, int]], devices: int) -> None:
                 f"plate '{name}' has subsample_size {batch_size}; spread over {devices} devices it"
                 f" must be a multiple of {devices}."
             )
+
+
+def sharding_of_rows(tree: Any, size: int) -> NamedSharding | None:
+    """The sharding of a first axis over which arrays of so many rows are spread; None if none is
+    spread evenly."""
+    for x in jax.tree.leaves(tree):
+        if isinstance(x, Array) and not isinstance(x, Tracer) and jnp.shape(x)[:1] == (size,):
+            sharding = x.sharding
+            if isinstance(sharding, NamedSharding) and any(sharding.spec[:1]):
+                found = NamedSharding(sharding.mesh, PartitionSpec(sharding.spec[0]))
+                return found if num_devices(found) > 1 else None
+    return None
+
+
+def placed(tree: Any, size: int, sharding: NamedSharding | None) -> Any:
+    """The arrays of so many rows on their devices, and the others on all of them: so that a step,
+    which returns them there, is compiled once."""
+    if sharding is None:
+        return tree
+    everywhere = NamedSharding(sharding.mesh, PartitionSpec())
+
+    def place(x: Any) -> Array:
+        return jax.device_put(x, sharding if jnp.shape(x)[:1] == (size,) else everywhere)
+
+    return jax.tree.map(place, tree)
 
 
 def spread_arrays(

@@ -21,6 +21,7 @@ from numpyro_ext._checks import InferenceWarning, check_choice, check_count, sum
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.posterior_as_prior import posterior_as_prior
+from numpyro_ext._model.sharding import placed
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.ep.factor_table import Plan, Prior, Reading, Table, find_table, read_prior
 from numpyro_ext.ep.guide import fits, guide_of, start_guide
@@ -187,7 +188,7 @@ class EPEngine(ABC):
         # Types are given: a weak one would have the next step compiled anew.
         of_run = jnp.asarray(jnp.inf, float), zero, jnp.zeros((), bool)
         report = Report(*of_run, *[zero] * 6, noise=jnp.asarray(jnp.nan, float))
-        return EPState(
+        state = EPState(
             i=zero,
             shift=q.shift,
             precision=q.precision,
@@ -201,6 +202,10 @@ class EPEngine(ABC):
             table=table,
             rng_key=key_state,
         )
+        # A site where the rows of its factor are.
+        in_blocks = self._plan.kinds[0].blocks
+        size = len(table.groups[0].index) if in_blocks else -1
+        return placed(state, size, reading.factors.sharding)
 
     def update(self, state: EPState, *args: Any, **kwargs: Any) -> tuple[EPState, Array]:
         """One step: the next state, and the loss. A pure function, once ``init`` was called.

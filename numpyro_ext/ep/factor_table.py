@@ -17,6 +17,7 @@ import numpy as np
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.arguments import Arguments
 from numpyro_ext._model.factors import Factors
+from numpyro_ext._model.sharding import placed
 from numpyro_ext._typing import Model
 from numpyro_ext.ep.importance_sampling import ImportanceSampling
 from numpyro_ext.ep.normal import Site
@@ -24,7 +25,17 @@ from numpyro_ext.ep.projections import Projection
 from numpyro_ext.ep.quadrature import Quadrature
 from numpyro_ext.ep.subspaces import Subspace, basis_of, find_subspace
 
-__all__ = ["Group", "Kind", "Plan", "Prior", "Reading", "Table", "by_factors", "find_table"]
+__all__ = [
+    "Group",
+    "Kind",
+    "Plan",
+    "Prior",
+    "Reading",
+    "Table",
+    "by_factors",
+    "by_rows",
+    "find_table",
+]
 
 ONCE = {"xla_backend_optimization_level": 0}
 """Of programs that run once, where compilation is nearly all of the time."""
@@ -57,6 +68,8 @@ class Kind:
     - **batch_size** - factors that are computed at a time.
     - **local** - coordinates of the local sites that the projection integrates over; 0 if the
       factor does so itself.
+    - **blocks** - whether the factors are those of the rows in order, so that the ones of each
+      block of rows may be computed where these are.
     - **rank** - the r of rows whose directions are found when they are visited, so that no array
       has a row for each; D if they are taken in all coordinates. None if the group has the bases.
     """
@@ -67,6 +80,7 @@ class Kind:
     batch_size: int
     local: int = 0
     rank: int | None = None
+    blocks: bool = False
 
     def log_factor(self, factors: Factors, index: Array, x: Array, z: Array | None = None) -> Array:
         """l of the factor of this index, at the flat vector x, and at local sites z if given."""
@@ -169,6 +183,29 @@ def by_factors(fn: Callable[..., Any], arrays: Any, batch_size: int) -> Any:
     return jax.tree.map(lambda x: x.reshape(batches * size, *x.shape[2:])[:n], found)
 
 
+def by_rows(
+    fn: Callable[..., Any], factors: Factors, kind: Kind, index: Array, arrays: tuple[Any, ...]
+) -> Any:
+    """``fn(factors, index, *arrays)`` of each factor of a kind, where its rows are."""
+
+    def of_block(there: Factors, arrays: tuple[Any, ...]) -> Any:
+        return by_factors(partial(fn, there), arrays, kind.batch_size)
+
+    if not kind.blocks:
+        return of_block(factors, (index, *arrays))
+    inside = jnp.where(index < 0, index, index % (factors.size // factors.blocks))
+    return factors.by_blocks(of_block, (inside, *arrays))
+
+
+def _are_in_blocks(factors: Factors, rows: np.ndarray) -> bool:
+    """Whether each block of rows has the rows of an equal share of the factors, in order."""
+    if factors.blocks == 1 or len(rows) % factors.blocks:
+        return False
+    block = np.repeat(np.arange(factors.blocks), len(rows) // factors.blocks)
+    found = rows.reshape(len(rows), -1)
+    return bool(np.all((found < 0) | (found // (factors.size // factors.blocks) == block[:, None])))
+
+
 @partial(jax.jit, static_argnums=0, compiler_options=ONCE)
 def _terms_of_prior(reading: Reading, arrays: list[Array], rng_key: Array) -> tuple[Any, ...]:
     """Draws, and of the sum of the terms of each site value and gradient at the center, values at
@@ -234,11 +271,11 @@ def _subspaces(
 ) -> Subspace:
     factors = reading.on(arrays)
 
-    def find(n: Array) -> Subspace:
+    def find(factors: Factors, n: Array) -> Subspace:
         log_factor = partial(kind.log_factor, factors, n)
         return find_subspace(log_factor, *prior, rng_key=random.key(1), max_rank=max_rank)
 
-    return by_factors(find, (index,), kind.batch_size)
+    return by_rows(find, factors, kind, index, ())
 
 
 @partial(jax.jit, static_argnums=0)
@@ -289,7 +326,9 @@ def find_table(
         if local:
             _check_local(reading.factors, alpha, given, index.size > len(index))
         elif max_rank > 0 and not (given is not None and given.whole):
-            probe = Kind(names, alpha, defaults[0], max(1, _LARGEST // (2**7 * inside)))
+            blocks = names is None and _are_in_blocks(reading.factors, np.asarray(index))
+            size = max(1, _LARGEST // (2**7 * inside))
+            probe = Kind(names, alpha, defaults[0], size, blocks=blocks)
             found = _subspaces(reading, probe, max_rank, arrays, index, *prior.center)
             rank, directions = np.asarray(found.rank), found.directions
             if np.any(rank < 0) and (given is None or given.max_rank is not None):
@@ -307,8 +346,12 @@ def find_table(
                 )
                 whole = jnp.eye(D, dtype=prior.center.mean.dtype)
                 basis = jnp.broadcast_to(whole, (len(at), D, D))
-            kinds.append(Kind(names, alpha, chosen, _batch_size(chosen, r, inside), local))
-            groups.append(Group(index[at], basis))
+            # What takes the number of a row takes it among all rows.
+            blocks = names is None and not chosen.whole
+            blocks = blocks and _are_in_blocks(reading.factors, np.asarray(index)[at])
+            size, group = _batch_size(chosen, r, inside), Group(index[at], basis)
+            kinds.append(Kind(names, alpha, chosen, size, local, blocks=blocks))
+            groups.append(placed(group, len(at), reading.factors.sharding) if blocks else group)
     table = Table(tuple(groups), jnp.asarray(prior.constant, float), Center(*prior.center))
     return Plan(reading, tuple(kinds), prior.normal_names), table
 

@@ -50,6 +50,8 @@ class Reader:
         arguments, arrays = self.split(args, kwargs)
         whole = (*self.given, *args), kwargs
         shapes = tuple((np.shape(x), jnp.result_type(x)) for x in arrays)
+        spread = [x.sharding for x in arrays if isinstance(x, Array)]
+        shapes = (*shapes, *(x for x in spread if len(x.device_set) > 1))
         known, factors = self._known.get((arguments, shapes), (None, None))
         if factors is not None:
             factors.on(*whole).check()

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._model.factors import Factors
-from numpyro_ext.ep.factor_table import ONCE, Group, Kind, Plan, Table, by_factors
+from numpyro_ext.ep.factor_table import ONCE, Group, Kind, Plan, Table, by_rows
 from numpyro_ext.ep.normal import FAMILIES, Family, Moments, Site, distance, variances
 from numpyro_ext.ep.start import change_of, natural
 from numpyro_ext.ep.state import EPState, prior_of
@@ -108,12 +108,12 @@ def _bases_fit(plan: Plan, q: Moments, table: Table, arrays: list[Array]) -> Arr
         n, r, D = group.basis.shape
         if n == 0 or r == D:
             continue
-        one = partial(_fits, factors, kind, points, sd)
-        fit &= jnp.all(by_factors(one, tuple(group), kind.batch_size))
+        one = partial(_fits, kind, points, sd)
+        fit &= jnp.all(by_rows(one, factors, kind, group.index, (group.basis,)))
     return fit
 
 
-def _fits(factors: Factors, kind: Kind, points: Array, sd: Array, index: Array, A: Array) -> Array:
+def _fits(kind: Kind, points: Array, sd: Array, factors: Factors, index: Array, A: Array) -> Array:
     """Whether the gradient of a factor at these points is in the rows of A."""
     g = sd * jax.vmap(jax.grad(partial(kind.log_factor, factors, index)))(points)
     known = jnp.all(jnp.isfinite(g), -1)

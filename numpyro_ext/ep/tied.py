@@ -234,7 +234,7 @@ def untied(
     index, basis, shift, precision = (
         x.reshape(-1, *x.shape[2:])[some] for x in (index, bases, *sites)
     )
-    plan = replace(plan, kinds=(replace(plan.kinds[0], rank=None), *plan.kinds[1:]))
+    plan = replace(plan, kinds=(replace(plan.kinds[0], rank=None, blocks=False), *plan.kinds[1:]))
     table = state.table._replace(groups=(Group(index, basis), *state.table.groups[1:]))
     own = Site(shift, precision), *sites_of(state)[1:]
     total = total_of(FAMILIES[family], prior_of(state), table, own, None)

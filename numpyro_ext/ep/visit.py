@@ -7,7 +7,7 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 
 from numpyro_ext._model.factors import Factors
-from numpyro_ext.ep.factor_table import Group, Kind, by_factors
+from numpyro_ext.ep.factor_table import Group, Kind, by_rows
 from numpyro_ext.ep.normal import Family, Moments, Site
 
 __all__ = ["Visit", "visit", "visit_all"]
@@ -120,10 +120,10 @@ def visit_all(
     """All factors of a group, from one q."""
     keys = keys_of(kind, rng_key, len(group.basis))
 
-    def one(index: Array, A: Array, site: Site, key: Array | None) -> Visit:
+    def one(factors: Factors, index: Array, A: Array, site: Site, key: Array | None) -> Visit:
         return visit(family, factors, kind, q, index, A, site, key)
 
-    return by_factors(one, (group.index, group.basis, sites, keys), kind.batch_size)
+    return by_rows(one, factors, kind, group.index, (group.basis, sites, keys))
 
 
 def keys_of(kind: Kind, rng_key: Array, n: int) -> Array | None:

@@ -127,6 +127,28 @@ def test_factors_sum_to_minus_the_potential_of_all_rows(name, tol):
     assert factors._way.__name__ == f"_by_{way}"
 
 
+@pytest.mark.parametrize(("centred", "blocks"), [(False, 2), (True, 1)])
+def test_spread_rows_are_computed_in_blocks_unless_they_need_one_another(centred, blocks):
+    def model(x, y):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", len(y)) as idx:
+            loc = w * (x - jnp.mean(x) if centred else x)[idx]
+            numpyro.sample("y", dist.Normal(loc, 1.0), obs=y[idx])
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("rows",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
+    x, y = np.asarray(X[:, 0]), np.asarray(data())
+    factors = Factors(model, tuple(jax.device_put(a, sharding) for a in (x, y)))
+    assert factors.blocks == blocks
+
+    def alone(there, n):
+        return jax.vmap(there.row, (None, 0))(jnp.array([0.8]), n % there.size)
+
+    expected = stats.norm.logpdf(y, 0.8 * (x - np.mean(x) if centred else x))
+    found = jax.jit(lambda n: factors.by_blocks(alone, n))(jnp.arange(ROWS))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_each_row_is_right_at_a_latent_vector_of_its_own(tol):
     """Rows in any order, some of them twice, against SciPy's densities row by row."""
     factors = factors_of("horseshoe")

@@ -21,10 +21,10 @@ def expected():
     return draws(chain_keys(), linear_data()), fit(linear_data())
 
 
-def start(devices, *arguments):
+def start(devices, *arguments, module="tests.mcmc.spread"):
     flags = f"--xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.mcmc.spread", *map(str, arguments)],
+        [sys.executable, "-m", module, *map(str, arguments)],
         cwd=ROOT,
         env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
         stdout=subprocess.PIPE,
