@@ -385,3 +385,24 @@ def test_natural_parameters_that_an_ordinary_optimiser_steps_are_said():
     jax.eval_shape(svi.evaluate, state, Y)
     with pytest.warns(InferenceWarning, match="'svae_natural', but the optimiser has no natural_g"):
         jax.eval_shape(svi.update, state, Y)
+
+
+def test_a_step_that_is_not_finite_leaves_the_parameters():
+    """A minibatch with a row of NaN: natural parameters and networks stay, and the fit goes on."""
+    guide = guide_of(GMMEP())
+    optim = optax.multi_transform(
+        {"natural": natural_gradient(0.5, guide.domain), "network": optax.sgd(0.1)},
+        guide.param_labels,
+    )
+    svi = SVI(mixture, guide, optim, SVAEELBO())
+    state, update = svi.init(random.key(0), Y), jax.jit(svi.update)
+    with pytest.warns(InferenceWarning, match="gradient not finite in a step"):
+        after, loss = jax.block_until_ready(update(state, Y.at[3].set(jnp.nan)))
+    assert jnp.isnan(loss)
+    before, kept = svi.get_params(state), svi.get_params(after)
+    jax.tree.map(np.testing.assert_array_equal, kept, before)
+    later, loss = update(after, Y)
+    assert jnp.isfinite(loss)
+    for name, moved in svi.get_params(later).items():
+        pairs = zip(jax.tree.leaves(moved), jax.tree.leaves(kept[name]), strict=True)
+        assert any(bool(jnp.any(a != b)) for a, b in pairs)
