@@ -376,7 +376,7 @@ class ParticleField(ELBO, ABC):
         terms = (jnp.sum(lax.stop_gradient(g) * p) for g, p in zip(grad_own, leaves, strict=True))
         surrogate = -jnp.sum(v * lost.kept(z, x)) - sum(terms) / x.shape[0]
         # The difference is 0, so that the value keeps its digits when the surrogate is large.
-        mean = jnp.mean(log_p, where=~lost.where | jnp.all(lost.where))
+        mean = jnp.mean(log_p, where=~lost.where)
         return -mean + (surrogate - lax.stop_gradient(surrogate))
 
 

@@ -322,7 +322,7 @@ class ParVI(MCMCKernel):
         seen.warn()
         if potential.plates:
             weight = jnp.maximum(_NEW, 1.0 / (state.i + 2)).astype(g.dtype)
-            change = seen.kept(g, state.mean_grad) - state.mean_grad
+            change = jnp.where(jnp.isfinite(g), g - state.mean_grad, 0.0)
             mean = state.mean_grad + weight * change
             off = (x - jnp.mean(x, 0)) @ jnp.mean(change, 0)
             # Of fewer steps, because it is in units of a spread that changes.

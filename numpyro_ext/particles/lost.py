@@ -32,13 +32,17 @@ class Lost(NamedTuple):
 
     @classmethod
     def of(cls, log_p: Array, *derivatives: Array | None) -> "Lost":
-        """Those whose log density is NaN, or one of whose derivatives is not finite."""
+        """Those whose log density is NaN, or one of whose derivatives is not finite.
+
+        Where that holds of all, none is lost, and the step itself is not finite.
+        """
         where, m = jnp.isnan(log_p), log_p.shape[0]
         for g in derivatives:
             if g is not None:
                 where |= ~jnp.all(jnp.isfinite(g).reshape(m, -1), axis=1)
+        where &= ~jnp.all(where)
         others = jnp.argsort(where, stable=True)
-        turn = (jnp.cumsum(where) - 1) % jnp.maximum(m - jnp.sum(where), 1)
+        turn = (jnp.cumsum(where) - 1) % (m - jnp.sum(where))
         return cls(where, jnp.where(where, others[turn], jnp.arange(m)))
 
     def replaced(self, tree: Any) -> Any:
