@@ -331,8 +331,8 @@ class ParVI(MCMCKernel):
             noise = jnp.sqrt(square)
             # A mean with falling weights keeps this share of the noise of each minibatch.
             error = self.field.tempered((weight / (2 - weight)) ** 0.5 * noise, state.i)
-        aim = seen.replaced((x, self.field.tempered(mean, state.i)))
-        ratio = implied_ratios(*aim, state.i + 1, self.num_steps, potential.info, error)
+        x_seen, aim = seen.replaced((x, self.field.tempered(mean, state.i)))
+        ratio = implied_ratios(x_seen, aim, state.i + 1, self.num_steps, potential.info, error)
         return ParVIState(
             i=state.i + 1,
             z=jax.vmap(potential.info.unravel)(x),
