@@ -39,7 +39,7 @@ from numpyro_ext.ep.refresh import (
     total_of,
 )
 from numpyro_ext.ep.start import is_positive, natural, start_sites
-from numpyro_ext.ep.state import EPRunResult, EPState, Report, limit_of, prior_of
+from numpyro_ext.ep.state import EPRunResult, EPState, Report, limit_of, prior_of, with_q
 
 __all__ = ["EPEngine"]
 
@@ -339,15 +339,8 @@ class EPEngine(ABC):
             total = jax.tree.map(lambda q, a, b: q + (a - b), q, total, inside)
         if not is_positive(total):
             return new
-        return old._replace(
-            shift=total.shift,
-            precision=total.precision,
-            site_shift=tuple(site.shift for site in sites),
-            site_precision=tuple(site.precision for site in sites),
-            prior_shift=new.prior_shift,
-            prior_precision=new.prior_precision,
-            table=new.table,
-        )
+        of_data = {n: getattr(new, n) for n in ("prior_shift", "prior_precision", "table")}
+        return with_q(old, total, sites)._replace(**of_data)
 
     def _table(self, reading: Reading, arrays: list[Array], prior: Prior) -> tuple[Plan, Table]:
         return find_table(

@@ -31,6 +31,7 @@ from numpyro_ext.ep.normal import (
     halved,
     is_finite,
     is_near,
+    plus,
 )
 from numpyro_ext.ep.start import change_of, natural
 from numpyro_ext.ep.state import EPState, Report, limit_of, next_state, prior_of
@@ -232,10 +233,6 @@ def _mix(d: Array, old: Any, new: Any) -> Any:
     return jax.tree.map(lambda a, b: (1 - d) * a + d * b, old, new)
 
 
-def _plus(a: Site, b: Site) -> Site:
-    return jax.tree.map(jnp.add, a, b)
-
-
 @partial(jax.jit, static_argnums=(0, 1))
 def _parallel(
     plan: Plan, setting: Setting, state: EPState, arrays: list[Array]
@@ -255,7 +252,7 @@ def _parallel(
     log_z = table.constant + family.log_partition(total) + sum(jnp.sum(v.log_z) for v in visits)
     proposal = tuple(v.site for v in visits)
     change = change_of(family, table, proposal, old)
-    residual = distance(q, family.moments(_plus(total, change)), change)
+    residual = distance(q, family.moments(plus(total, change)), change)
 
     d = state.damping
     if setting.adaptive:
@@ -264,7 +261,7 @@ def _parallel(
         d = jnp.where(state.i == 0, state.damping, d)
 
     def at(d: Array) -> Site:
-        return _plus(total, jax.tree.map(lambda x: d * x, change))
+        return plus(total, change, d)
 
     used, halvings = halved(family, at, d)
     if setting.adaptive:
@@ -312,14 +309,14 @@ def _serial(
         halvings += jnp.sum(count)
         if setting.forgets and kind.names is None:
             added = family.total(group.basis, new)
-            rest = _plus(rest, added)
+            rest = plus(rest, added)
             new = site
         sites.append(new)
 
     new = natural(family, rest, table, sites)
     good = is_finite(family.moments(new))
     change = change_of(family, table, proposal, old)
-    residual = distance(start, family.moments(_plus(total, change)), change)
+    residual = distance(start, family.moments(plus(total, change)), change)
     parts = sum(jnp.sum(v.log_z) for v in visits)
     if setting.forgets:
         first = table.constant + family.log_partition(total) + parts

@@ -155,6 +155,11 @@ def is_near(q: Moments, new: Moments) -> Array:
     return (moved < FARTHEST) & (jnp.max(ratio) < WIDEST**2) & (jnp.min(ratio) > WIDEST**-2)
 
 
+def plus(a: Any, b: Any, times: Any = 1.0) -> Any:
+    """The sum of a tree of arrays and a multiple of another one."""
+    return jax.tree.map(lambda x, y: x + times * y, a, b)
+
+
 def choose(good: Array, new: Any, old: Any) -> Any:
     """One of two trees of arrays."""
     return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)

@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_ext.ep.normal import Moments, Site, variances
 
-__all__ = ["EPRunResult", "EPState", "Report", "limit_of", "next_state", "prior_of"]
+__all__ = ["EPRunResult", "EPState", "Report", "limit_of", "next_state", "prior_of", "with_q"]
 
 EPRunResult = namedtuple("EPRunResult", ["params", "state", "losses"])
 """
@@ -98,6 +98,16 @@ def prior_of(state: EPState) -> Site:
     return Site(state.prior_shift, state.prior_precision)
 
 
+def with_q(state: EPState, total: Site, sites: Sequence[Site]) -> EPState:
+    """The state with another q and the sites that it is made of."""
+    return state._replace(
+        shift=total.shift,
+        precision=total.precision,
+        site_shift=tuple(site.shift for site in sites),
+        site_precision=tuple(site.precision for site in sites),
+    )
+
+
 def next_state(
     state: EPState,
     total: Site,
@@ -108,12 +118,8 @@ def next_state(
     d: Array | None = None,
 ) -> EPState:
     """The state after a step; ``d`` is its damping, None for that of the last."""
-    return state._replace(
+    return with_q(state, total, sites)._replace(
         i=state.i + 1,
-        shift=total.shift,
-        precision=total.precision,
-        site_shift=tuple(site.shift for site in sites),
-        site_precision=tuple(site.precision for site in sites),
         report=report,
         log_evidence=log_z,
         damping=state.damping if d is None else jnp.asarray(d, state.damping.dtype),

@@ -36,6 +36,7 @@ from numpyro_ext.ep.normal import (
     distance,
     halved,
     is_finite,
+    plus,
 )
 from numpyro_ext.ep.refresh import evidence, sites_of, total_of
 from numpyro_ext.ep.state import EPState, Report, limit_of, next_state, prior_of
@@ -154,10 +155,6 @@ def rate_of(step: float | Callable[[Array], Array] | None, i: Array, default: An
     return step(i) if callable(step) else step
 
 
-def _plus(a: Any, b: Any, times: Any = 1.0) -> Any:
-    return jax.tree.map(lambda x, y: x + times * y, a, b)
-
-
 def _at(tied: Site, s: Array) -> Site:
     return jax.tree.map(lambda x: x[s], tied)
 
@@ -165,7 +162,7 @@ def _at(tied: Site, s: Array) -> Site:
 def _settle(family: Family, total: Site, change: Site) -> tuple[Array, Array]:
     """The share of a change of q by which it stays a distribution, and how many halvings."""
     whole = jnp.ones((), total.shift.dtype)
-    return halved(family, lambda d: _plus(total, change, d), whole)
+    return halved(family, lambda d: plus(total, change, d), whole)
 
 
 def _visit_rows(
@@ -185,7 +182,7 @@ def _visit_rows(
     """The sum of F over rows with one cavity, the number of good rows, what was seen, the bases."""
     q = family.moments(total)
     power = kind.power
-    left = _plus(total, shared, -power * amount)
+    left = plus(total, shared, -power * amount)
     cavity = family.moments(left)
     proper = is_finite(cavity)
     cavity = choose(proper, cavity, q)
@@ -299,7 +296,7 @@ def tied_sweep(
         change, found = change_of(tied, total, item, key)
         times = W[item.slot]
         d, halvings = _settle(family, total, jax.tree.map(lambda x: times * x, change))
-        total = _plus(total, change, d * times)
+        total = plus(total, change, d * times)
         tied = jax.tree.map(lambda x, c: x.at[item.slot].add(d * c), tied, change)
         return (tied, total), (found, halvings)
 
@@ -317,7 +314,7 @@ def tied_sweep(
         by_slot = jax.tree.map(lambda x, c: jnp.zeros_like(x).at[items.slot].add(c), tied, change)
         in_q = jax.tree.map(lambda x: jnp.tensordot(W, x, 1), by_slot)
         d, halvings = _settle(family, total, in_q)
-        tied, after = _plus(tied, by_slot, d), _plus(total, in_q, d)
+        tied, after = plus(tied, by_slot, d), plus(total, in_q, d)
     log_z = jnp.sum(items.weight[:, None] * found.log_z)
 
     base = after if setting.serial else total
@@ -325,11 +322,11 @@ def tied_sweep(
     for number, (k, site, key) in enumerate(zip(plan.kinds[1:], prior_sites, keys, strict=True)):
         part = state.table.groups[number + 1]
         seen = visit_all(family, factors, k, family.moments(base), part, site, key)
-        change = _plus(seen.site, site, -1.0)
+        change = plus(seen.site, site, -1.0)
         change = jax.tree.map(lambda x: _PRIOR_DAMPING * x, change)
         d, more = _settle(family, after, family.total(part.basis, change))
-        site = _plus(site, change, d)
-        after = _plus(after, family.total(part.basis, change), d)
+        site = plus(site, change, d)
+        after = plus(after, family.total(part.basis, change), d)
         halvings = halvings + more
         sites.append(site)
         visits.append(seen)

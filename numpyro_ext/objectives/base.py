@@ -25,6 +25,7 @@ from numpyro.infer import ELBO, init_to_uniform
 
 from numpyro_ext._checks import check_count, of_an_object, summary
 from numpyro_ext._model.density import log_prob
+from numpyro_ext._model.finite_steps import finite_step
 from numpyro_ext._model.handlers import rows, same_plates, seed_plates, valid_plates
 from numpyro_ext._model.mapping import map_over
 from numpyro_ext._model.mistakes import check_rows
@@ -39,7 +40,6 @@ from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._model.units import Layout, check_traces, drawn_sites, find_layout
 from numpyro_ext._numpyro import at_unconstrained, without_rsample_stop_gradient
 from numpyro_ext._typing import Model, Params, Sites, Trace
-from numpyro_ext.objectives.finite_steps import finite_step
 from numpyro_ext.objectives.refusals import refuse, refuse_hidden_gradient
 from numpyro_ext.objectives.zero_weight import weightless_dropped
 
@@ -144,7 +144,9 @@ class Objective(ELBO, ABC):
         """The loss, and the mutable state that the first particle leaves, one step further."""
 
         def of(params: Params) -> tuple[Any, State]:
-            return self.estimate(Draws(self, rng_key, params, model, guide, args, kwargs))
+            draws = Draws(self, rng_key, params, model, guide, args, kwargs)
+            loss, state = self.estimate(draws)
+            return loss, jax.tree.map(lambda x: x[0], state)
 
         loss, first = finite_step(of, param_map)
         if STEP in first:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from numpyro.infer import ELBO
 
 from numpyro_ext._checks import check_several, of_an_object
+from numpyro_ext._model.finite_steps import finite_step
 from numpyro_ext._model.read import Site, frames
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
-from numpyro_ext.objectives.finite_steps import finite_step
 
 __all__ = ["PosteriorRegularizedELBO"]
 
@@ -149,8 +149,7 @@ class PosteriorRegularizedELBO(Objective):
                 )
             draws = Draws(self, key_penalty, params, model, guide, args, kwargs)
             penalty, _ = self.estimate(draws)
-            state = jax.tree.map(lambda x: jnp.asarray(x)[None], found["mutable_state"] or {})
-            return found["loss"] + penalty, state
+            return found["loss"] + penalty, found["mutable_state"] or {}
 
         loss, state = finite_step(of, param_map)
         return {"loss": loss, "mutable_state": state or None}

@@ -26,12 +26,14 @@ from numpyro_ext._checks import (
     of_an_object,
     summary,
 )
+from numpyro_ext._model.finite_steps import finite_step
 from numpyro_ext._model.handlers import refuse_mutable
 from numpyro_ext._model.mistakes import read_global
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Float, Model, Params, SamplesLatent, Sites
+from numpyro_ext.particles.lost import Lost
 from numpyro_ext.particles.unit_spread import GroupSpread, UnitSpread
 from numpyro_ext.scores import RBF, Linear, MatrixRBF, RadialKernel, as_kernel
 from numpyro_ext.scores._points import by_rows
@@ -71,6 +73,10 @@ class ParticleField(ELBO, ABC):
     change from step to step. All particles share a minibatch, so that their mean follows its noise
     where the steps are large; ``diagnose`` shows the noise and the shift, and a larger batch makes
     both smaller.
+
+    **Lost particles.** A particle at which the log density is NaN or a derivative of it not finite
+    has no velocity, with a warning, and the others move without it; the value is the mean over
+    them. A step that is not finite for another reason leaves all parameters as they are.
 
     **Preconditioning.** ``precondition="covariance"`` evaluates the field in the coordinates
     :math:`y = (x - \bar x) L^{-\top}`, :math:`g_y = g L`, and maps it back as :math:`V L^\top`,
@@ -310,36 +316,68 @@ class ParticleField(ELBO, ABC):
                 " AutoParticles(model, count_steps=True)."
             )
         step = param_map.get(counter, 0)
+
+        def of(param_map: Params) -> tuple[Array, dict[str, Any]]:
+            return self._loss(rng_key, step, param_map, model, guide, args, kwargs), {}
+
+        loss, _ = finite_step(of, param_map)
+        mutable_state = {counter: step + 1} if counter in param_map else None
+        return {"loss": loss, "mutable_state": mutable_state}
+
+    loss = of_an_object(ELBO.loss)
+
+    def _loss(
+        self,
+        rng_key: Array,
+        step: Any,
+        param_map: Params,
+        model: Model,
+        guide: Any,
+        args: tuple,
+        kwargs: dict[str, Any],
+    ) -> Array:
         key_minibatch, key_guide = random.split(rng_key)
         num_particles = self.num_particles or getattr(guide, "num_particles", 100)
         z = guide.sample_latent(key_guide, param_map, num_particles)
         # No gradient flows through the particles but that of the surrogate.
         x, params = lax.stop_gradient((z, param_map))
-
         info = read_for_particles(substitute(model, data=params), args, kwargs)
         unpack = _unpacking(guide, info, z)
         # The rows of the minibatch, drawn once for all particles.
         idx = Potential(model, info, params, args, kwargs).draw_rows(key_minibatch)
 
-        def log_prob(x: Array, params: Params) -> Array:
-            return -Potential(model, info, params, args, kwargs)(unpack(x), idx)
+        own = {n: params[n] for n in info.params if n in params}
 
-        # One evaluation gives the gradients of the particles and of the model's parameters.
-        log_p, vjp = jax.vjp(jax.vmap(log_prob, in_axes=(0, None)), x, params)
-        g, grad_params = vjp(jnp.ones_like(log_p))
+        def log_prob(x: Array, own: Params) -> Array:
+            return -Potential(model, info, {**params, **own}, args, kwargs)(unpack(x), idx)
 
-        hessian = (
-            jax.vmap(jax.hessian(log_prob), (0, None))(x, params) if self.needs_hessian else None
-        )
+        def gradients(x: Array) -> tuple[Array, Array, list[Array]]:
+            # One evaluation gives those of the particles and of the model's parameters.
+            log_p, vjp = jax.vjp(jax.vmap(log_prob, in_axes=(0, None)), x, own)
+            g, grad_own = vjp(jnp.ones_like(log_p))
+            return log_p, g, [g for g in jax.tree.leaves(grad_own) if g.dtype != jax.dtypes.float0]
+
+        found = gradients(x)
+        hessian = jax.vmap(jax.hessian(log_prob), (0, None))(x, own) if self.needs_hessian else None
         groups = params.get(f"{getattr(guide, 'prefix', 'auto')}_modes")
-        v = lax.stop_gradient(self.tempered_velocity(x, g, step, hessian, groups))
-        surrogate = -jnp.sum(v * z) - _inner(grad_params, param_map) / x.shape[0]
+        lost = Lost.of(*found[:2], hessian)
+        lost.warn()
+        x, log_p, g, hessian, groups = lost.replaced((x, *found[:2], hessian, groups))
+        grad_own = found[2]
+        if grad_own:  # sums over the particles, of which no part can be taken back
+            grad_own = lax.cond(
+                jnp.any(lost.where), lambda x: gradients(x)[2], lambda _: found[2], x
+            )
+        v = self.tempered_velocity(x, g, step, hessian, groups)
+        v = lax.stop_gradient(lost.kept(v, jnp.zeros_like(v)))
+        # Integers and keys have no gradient.
+        leaves = jax.tree.leaves({n: param_map[n] for n in own})
+        leaves = [p for p in leaves if jnp.issubdtype(jnp.result_type(p), jnp.inexact)]
+        terms = (jnp.sum(lax.stop_gradient(g) * p) for g, p in zip(grad_own, leaves, strict=True))
+        surrogate = -jnp.sum(v * lost.kept(z, x)) - sum(terms) / x.shape[0]
         # The difference is 0, so that the value keeps its digits when the surrogate is large.
-        loss = -jnp.mean(log_p) + (surrogate - lax.stop_gradient(surrogate))
-        mutable_state = {counter: step + 1} if counter in param_map else None
-        return {"loss": loss, "mutable_state": mutable_state}
-
-    loss = of_an_object(ELBO.loss)
+        mean = jnp.mean(log_p, where=~lost.where)
+        return -mean + (surrogate - lax.stop_gradient(surrogate))
 
 
 def read_for_particles(model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
@@ -365,10 +403,3 @@ def _unpacking(guide: Any, info: ModelInfo, z: Array) -> Callable[[Array], Sites
             f" latent sites {', '.join(info.latents)} take {info.size} unconstrained numbers."
         )
     return info.unravel
-
-
-def _inner(grads: Any, params: Any) -> Array:
-    """Inner product over the floating-point leaves; integers and keys have no gradient."""
-    pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(params), strict=True)
-    terms = [jnp.sum(lax.stop_gradient(g) * p) for g, p in pairs if g.dtype != jax.dtypes.float0]
-    return jnp.sum(jnp.stack(terms))

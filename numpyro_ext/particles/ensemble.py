@@ -29,6 +29,7 @@ from numpyro_ext.particles.base import ParticleField, read_for_particles
 from numpyro_ext.particles.blob import Blob
 from numpyro_ext.particles.convergence import implied_ratios
 from numpyro_ext.particles.dynamics import PSGHMC
+from numpyro_ext.particles.lost import Lost
 from numpyro_ext.particles.regularized_svgd import RegularizedSVGD
 from numpyro_ext.particles.start import (
     check_distinct,
@@ -78,7 +79,8 @@ A :func:`~collections.namedtuple` with these entries, m being the number of part
  - **implied_sd_ratio** - ``(m, d)``, for each particle the standard deviation of each coordinate
    over the one that the gradients imply, as :func:`~numpyro_ext.scores.implied_sd_ratio` has it;
    NaN during warmup and for m <= d. Near 1 where the particles have converged.
- - **diverging** - ``(m,)``, true if the last step was refused because something was not finite.
+ - **diverging** - ``(m,)``, true for a particle that the last step left in place because something
+   was not finite.
  - **rng_key** - random number generator seed of the next steps.
 """
 
@@ -121,9 +123,10 @@ class ParVI(MCMCKernel):
     ``JaxRuntimeError``, which quotes it.
 
     **Bias.** It is that of the field. The draws of one chain are the path of an optimisation, not a
-    Markov chain: R-hat and effective sample size mean nothing here. A step at which something is
-    not finite is refused: the particles stay where they are and ``diverging`` is set, which
-    ``MCMC`` collects.
+    Markov chain: R-hat and effective sample size mean nothing here. A particle at
+    which the log density is NaN or its gradient not finite stays where it is, with a warning, and
+    the others move without it; a step that is not finite itself moves none. ``diverging`` shows
+    both, which ``MCMC`` collects.
 
     :param model: a NumPyro model with continuous latents. For a potential energy write one that
         samples from ``dist.ImproperUniform`` and adds ``numpyro.factor("U", -potential_fn(z))``.
@@ -304,7 +307,8 @@ class ParVI(MCMCKernel):
     def _moved(self, state: ParVIState, potential: Potential) -> ParVIState:
         rng_key, key_minibatch = random.split(state.rng_key)
         x = jax.vmap(potential.info.ravel)(state.z)
-        new_x, optim_state, bandwidth = self._advance(x, state)
+        lost = Lost.of(state.potential_energy, state.z_grad)
+        new_x, optim_state, bandwidth = self._advance(x, state, lost)
         fine = jnp.all(jnp.isfinite(new_x))
         x, optim_state, bandwidth = jax.tree.map(
             lambda new, old: jnp.where(fine, new, old),
@@ -314,18 +318,21 @@ class ParVI(MCMCKernel):
         x = self._spread(x)
         energy, grad, _ = _evaluate(potential, key_minibatch, x)
         g, mean, noise, error = -grad, -grad, None, None
+        seen = Lost.of(energy, g)
+        seen.warn()
         if potential.plates:
             weight = jnp.maximum(_NEW, 1.0 / (state.i + 2)).astype(g.dtype)
-            mean = state.mean_grad + weight * (g - state.mean_grad)
-            off = (x - jnp.mean(x, 0)) @ jnp.mean(g - state.mean_grad, 0)
+            change = jnp.where(jnp.isfinite(g), g - state.mean_grad, 0.0)
+            mean = state.mean_grad + weight * change
+            off = (x - jnp.mean(x, 0)) @ jnp.mean(change, 0)
             # Of fewer steps, because it is in units of a spread that changes.
             new = jnp.maximum(5 * _NEW, 1.0 / (state.i + 2)).astype(g.dtype)
             square = (1 - new) * state.minibatch_noise**2 + new * jnp.mean(off**2) / x.shape[1]
             noise = jnp.sqrt(square)
             # A mean with falling weights keeps this share of the noise of each minibatch.
             error = self.field.tempered((weight / (2 - weight)) ** 0.5 * noise, state.i)
-        aim = self.field.tempered(mean, state.i)
-        ratio = implied_ratios(x, aim, state.i + 1, self.num_steps, potential.info, error)
+        x_seen, aim = seen.replaced((x, self.field.tempered(mean, state.i)))
+        ratio = implied_ratios(x_seen, aim, state.i + 1, self.num_steps, potential.info, error)
         return ParVIState(
             i=state.i + 1,
             z=jax.vmap(potential.info.unravel)(x),
@@ -337,7 +344,7 @@ class ParVI(MCMCKernel):
             minibatch_noise=noise,
             bandwidth=jnp.broadcast_to(bandwidth, energy.shape),
             implied_sd_ratio=jnp.broadcast_to(ratio, x.shape),
-            diverging=jnp.broadcast_to(~fine, energy.shape),
+            diverging=lost.where | ~fine,
             rng_key=rng_key,
         )
 
@@ -361,18 +368,19 @@ class ParVI(MCMCKernel):
             return self.optim.init(rng_key, x)
         return self._transformation().init(x)
 
-    def _advance(self, x: Array, state: ParVIState) -> tuple[Array, Any, Array]:
+    def _advance(self, x: Array, state: ParVIState, lost: Lost) -> tuple[Array, Any, Array]:
         """Particles, state of the optimiser and bandwidth after one step, finite or not."""
+        seen, g, modes = lost.replaced((x, state.z_grad, state.modes))
         if isinstance(self.optim, PSGHMC):
-            g = self.field.tempered(state.z_grad, state.i)
-            return *self.optim.step(x, state.optim_state, g, self.field), state.bandwidth[0]
-        v, bandwidth = self.field.warm_started_velocity(
-            x, state.z_grad, state.i, state.bandwidth[0], state.modes
-        )
-        updates, optim_state = self._transformation().update(-v, state.optim_state, x)
+            g, r = self.field.tempered(g, state.i), state.optim_state
+            new = self.optim.step(seen, lost.replaced(r), g, self.field)
+            return *lost.kept(new, (x, r)), state.bandwidth[0]
+        v, bandwidth = self.field.warm_started_velocity(seen, g, state.i, state.bandwidth[0], modes)
+        v = lost.kept(v, jnp.zeros_like(v))
+        updates, optim_state = self._transformation().update(-v, state.optim_state, seen)
         # An optimiser may clip what is not finite.
-        new_x = jnp.where(jnp.all(jnp.isfinite(v)), x + cast(Array, updates), jnp.nan)
-        return new_x, optim_state, bandwidth
+        new_x = jnp.where(jnp.all(jnp.isfinite(v)), seen + cast(Array, updates), jnp.nan)
+        return lost.kept(new_x, x), optim_state, bandwidth
 
     def _start(
         self, rng_key: Array, num_particles: int, init_params: Any, args: tuple, kwargs: dict

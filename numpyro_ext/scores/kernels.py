@@ -34,6 +34,10 @@ class RadialKernel(BaseKernel):
         \mathrm{tr}\,\partial_x\partial_y k = -2 d\,\phi'(s) - 4 s\,\phi''(s).
 
     They are pytrees: the numbers are leaves, a rule or a callable belongs to the structure.
+
+    :param bandwidth: the length :math:`h`: a positive number, one of the rules ``"median"`` and
+        ``"median_distance"`` (see :func:`median_bandwidth`), or a callable ``x -> h``.
+    :param float factor: multiplies the bandwidth, also that of a rule.
     """
 
     rules: ClassVar[tuple[str, ...]] = BANDWIDTH_RULES

@@ -21,6 +21,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_ext._checks import InferenceWarning, check_choice
 from numpyro_ext._model.density import log_prob, scaled
+from numpyro_ext._model.finite_steps import finite_step
 from numpyro_ext._model.handlers import (
     same_plates,
     seed_plates,
@@ -77,7 +78,8 @@ class SVAEELBO(ELBO):
     The guide may stand inside NumPyro's handlers, but not inside a function of its own. A
     ``numpyro.handlers.scale`` of latent sites must be the same in the model and in the guide, and
     one for all global and one for all local sites: it multiplies their divergence. Scales that are
-    computed under ``jax.jit`` and differ make the loss NaN.
+    computed under ``jax.jit`` and differ make the loss NaN. A step whose loss is NaN or whose
+    gradient is not finite leaves the parameters as they are, and warns.
 
     **When it fails.** The densities of latent sites are those that the guide stands for. A model
     with other ones is not noticed here, but by :meth:`SVAEGuide.check`; a parameter of the model
@@ -120,11 +122,28 @@ class SVAEELBO(ELBO):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """The loss; with one particle, and all rows, it has the draws of ``Trace_ELBO``."""
+
+        def of(params: Params) -> tuple[Array, dict[str, Any]]:
+            return self._estimate(rng_key, params, model, guide, args, kwargs)
+
+        loss, state = finite_step(of, param_map)
+        _warn_of_other_steps(guide, param_map)
+        return {"loss": loss, "mutable_state": state or None}
+
+    def _estimate(
+        self,
+        rng_key: Array,
+        param_map: Params,
+        model: Model,
+        guide: Model,
+        args: tuple,
+        kwargs: dict[str, Any],
+    ) -> tuple[Array, dict[str, Any]]:
+        """The loss, and the mutable sites that its first particle leaves."""
         model_key, guide_key = random.split(rng_key)
         terms = partial(_natural_terms, self.implicit == "explicit_only")
         running = seed_plates(_running(guide, terms), guide_key)
         run = substitute(seed(running, guide_key), data=param_map)
-        _warn_of_other_steps(guide, param_map)
         with valid_plates():
             found, guide_trace = call_and_trace(run, args, kwargs)
 
@@ -150,7 +169,7 @@ class SVAEELBO(ELBO):
         )
         kl_local = jnp.sum(scale_local * found.kl_local)
         loss = scale_global * found.kl_global + kl_local - log_lik
-        return {"loss": loss, "mutable_state": {**_mutable(guide_trace), **state} or None}
+        return loss, {**_mutable(guide_trace), **state}
 
     def _model_trace(
         self,

@@ -98,7 +98,10 @@ class CycleEP(_Cycle):
     The global factors are ``pi``, Beta of batch ``(K,)``, and ``components``, NIW of batch
     ``(2, 2)``. Potentials have batch ``(B, K)``.
 
-    The arguments are those of :func:`cycle_bp`.
+    :param str schedule: ``"closed_form"``, the fixed point itself; or sweeps of all messages at
+        once (``"parallel"``) or one after the other (``"serial"``).
+    :param float tol: sweeps end when messages move by less; None as for ``fixed_point``.
+    :param int max_iter: at most so many sweeps.
 
     References: So, *EP Structured Variational Auto-Encoders* (2018).
 

@@ -7,6 +7,7 @@ with a gradient that is right, that of the particles whose weights are not zero.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 import warnings
 
@@ -19,20 +20,26 @@ import jax.numpy as jnp
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._typing import Params
 
-__all__ = ["finite_step"]
+__all__ = ["finite_step", "warn_if"]
+
+_LOST = (
+    "the loss is NaN or its gradient not finite in a step, which leaves the parameters as they"
+    " are. If there are more than a few, take a smaller learning rate, or a guide that starts"
+    " nearer to the posterior."
+)
 
 
 def finite_step(
     step: Callable[[Params], tuple[Any, Any]], params: Params
 ) -> tuple[Any, dict[str, Any]]:
-    """The loss of ``step(params)`` and the mutable sites that its first particle leaves, without an
-    effect if the step is none.
+    """The loss of ``step(params)`` and the mutable sites that it leaves, without an effect if the
+    step is none.
 
     A loss that is a dict of parts is for a look at a fit, and is what it is.
     """
     guarded, zero = _guard(params)
     loss, state = step(guarded)
-    state = jax.tree.map(lambda x: stop_gradient(x[0].astype(jnp.result_type(x))), state)
+    state = stop_gradient(jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.result_type(x)), state))
     if isinstance(loss, dict):
         return loss, state
     is_none = jnp.isnan(loss)
@@ -48,7 +55,7 @@ def _guard(params: Params) -> tuple[Params, Array]:
 
     def transpose(_: Any, ct: Array) -> Array:
         lost = ~jnp.all(jnp.isfinite(ct))
-        _say(lost)
+        warn_if(lost, _LOST)
         return jnp.where(lost, 0.0, ct)
 
     # As in zero_weight.py; one vector, since the rule for forward mode asks for every tangent.
@@ -65,26 +72,30 @@ def _finite_or_before(new: Any, before: Any, is_none: Array) -> Any:
     """What a step computes, or what was before it where that is not finite, or the step none."""
     if jax.tree.structure(new) != jax.tree.structure(before):  # of a loss that is called alone
         return new
-    fine = jnp.array([~is_none, *(jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(new))])
+    real = [x for x in jax.tree.leaves(new) if _is_real(x)]
+    fine = jnp.array([~is_none, *(jnp.all(jnp.isfinite(x)) for x in real)])
     return jax.tree.map(lambda a, b: jnp.where(jnp.all(fine), a, b), new, before)
 
 
-@jax.custom_batching.custom_vmap
-def _say(lost: Array) -> Array:
-    lax.cond(lost, lambda: jax.debug.callback(_warn), lambda: None)
-    return lost
+def warn_if(count: Array, message: str) -> None:
+    """An ``InferenceWarning`` while a compiled program runs, if the count is not zero.
+
+    :param count: a number, or whether there is anything to say; ``{count}`` in the message.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def say(count: Array) -> Array:
+        callback = partial(jax.debug.callback, partial(_warn, message), count)
+        lax.cond(count > 0, callback, lambda: None)
+        return count
+
+    @say.def_vmap
+    def _(axis_size: int, in_batched: list[bool], count: Array) -> tuple[Array, bool]:
+        # One question for all: under vmap the callback itself would be made in every step.
+        return jnp.broadcast_to(say(jnp.max(count)), (axis_size,)), True
+
+    say(jnp.asarray(count, jnp.int32))
 
 
-@_say.def_vmap
-def _(axis_size: int, in_batched: list[bool], lost: Array) -> tuple[Array, bool]:
-    # One question for all: under vmap the callback itself would be made in every step.
-    return jnp.broadcast_to(_say(jnp.any(lost)), (axis_size,)), True
-
-
-def _warn() -> None:
-    message = (
-        "the loss is NaN or its gradient not finite in a step, which leaves the parameters as they"
-        " are. If there are more than a few, take a smaller learning rate, or a guide that starts"
-        " nearer to the posterior."
-    )
-    warnings.warn(InferenceWarning(message), stacklevel=2)
+def _warn(message: str, count: Any) -> None:
+    warnings.warn(InferenceWarning(message.format(count=int(count))), stacklevel=2)
