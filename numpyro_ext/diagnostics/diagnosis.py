@@ -171,8 +171,8 @@ def diagnose(
     tail, a funnel that is not filled. Where the posterior is far wider than the points are, the
     chains show that it is wider, but not by how much. Where the draws lie in two modes and (nearly)
     no chain goes from one to the other, the chains keep the share of each; if no weights may be
-    used, nothing has judged it, and a line says so. Chains that differ, and particles, that began at
-    several modes are compared, and moved, at each mode by itself; the *shares of the modes* are
+    used, nothing has judged it, and a line says so. Chains that differ, and particles, that began
+    at several modes are compared, and moved, at each mode by itself; the *shares of the modes* are
     then those of the draws there, wherever they began, against Laplace's evidence. With shares q in
     place of p no mean is farther off than the root of the sum of :math:`(q - p)^2 / p`, in sds. The
     line is not judged, and nor is a mode by itself, where the posterior is far from normal at a
