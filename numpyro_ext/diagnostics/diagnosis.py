@@ -73,6 +73,7 @@ def diagnose(
     share of draws not finite           draws outside of the support     0            smaller step
     sites that never move               sites stuck at their start       0            another start
     largest R-hat                       disagreement of the chains       1.01         run longer
+    shares of the modes, off in sds     those of the draws, by evidence  .2           more chains
     smallest ESS                        number of independent draws      100 a chain  run longer
     ESS per gradient, per pass          price of an independent draw                  compare
     transitions per independent draw    compared with the kernel's law   20 times     reparametrise
@@ -122,6 +123,7 @@ def diagnose(
     shift after moves, worst            mean of moved ones, in sds       .3           twice as many
     shape after moves, worst            ranges over those of moved ones  .8 to 1.25   twice as many
     chains that change sides, least     exchange between two modes       .6           see the line
+    shares of the modes, off in sds     those of particles, by evidence  .2           more of them
     squared KSD                         kernel Stein discrepancy                      compare
     ==================================  ===============================  ===========  ==============
 
@@ -169,7 +171,12 @@ def diagnose(
     tail, a funnel that is not filled. Where the posterior is far wider than the points are, the
     chains show that it is wider, but not by how much. Where the draws lie in two modes and (nearly)
     no chain goes from one to the other, the chains keep the share of each; if no weights may be
-    used, nothing has judged it, and a line says so. **Modes** without draws are searched for in up
+    used, nothing has judged it, and a line says so. Chains that differ, and particles, that began
+    at several modes are compared, and moved, at each mode by itself; the *shares of the modes* are
+    then those of the draws there, wherever they began, against Laplace's evidence. With shares q in
+    place of p no mean is farther off than the root of the sum of :math:`(q - p)^2 / p`, in sds. The
+    line is not judged, and nor is a mode by itself, where the posterior is far from normal at a
+    mode. **Modes** without draws are searched for in up
     to 100 coordinates, from 32 points, where no line has found the draws wrong; of chains where the
     settings say that there are several, which is for information if none is found without draws and
     the chains agree. A mode of the same height may be a copy with other labels or signs, so it is

@@ -14,7 +14,7 @@ import numpy as np
 from numpyro_ext.diagnostics.table import Row
 
 __all__ = ["decide", "judged", "judged_mean", "judged_ranges", "judged_ratios", "judged_shifts"]
-__all__ += ["together"]
+__all__ += ["together", "worst_rows"]
 
 TEMPERATURE = 0.1
 """Relative error of a temperature or of an implied variance that is still fine."""
@@ -65,6 +65,12 @@ FEWEST_EFFECTIVE = 50
 """Draws of chains below which moves would say nothing that the effective size does not."""
 UNVISITED = 0.02
 """Share of the mass from which on a mode without draws is named."""
+
+SHARES = 0.2
+"""Standard deviations by which means may be off because modes have other shares of the draws."""
+DEPARTURE, ELSEWHERE = 0.3, 0.1
+"""Of the posterior from a normal at a mode, above which the evidence of Laplace's formula is
+doubtful, and the share of draws that may be at no mode that is known."""
 
 UNCONVERGED, COLLAPSED = 0.01, 0.99
 """Shares of the data whose local inference may stop early, and that may be in one state."""
@@ -256,3 +262,14 @@ def together(rows: list[Row]) -> list[Row]:
         return rows
     why = "not judged, since another line of this check could not be; the number is in its limits."
     return [row._replace(ok=None, verdict=why) if row.ok else row for row in rows]
+
+
+def worst_rows(groups: list[list[Row]]) -> list[Row]:
+    """Of the same lines of several groups the worst of each: wrong, not judged, or right."""
+    found: dict[str, Row] = {}
+    rank = {False: 0, None: 1, True: 2}
+    for row in (row for rows in groups for row in rows):
+        known = found.setdefault(row.quantity, row)
+        if rank[row.ok] < rank[known.ok]:
+            found[row.quantity] = row
+    return list(found.values())

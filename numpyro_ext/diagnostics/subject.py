@@ -252,17 +252,22 @@ class OfFit(Subject):
 
     @cached_property
     def mixed(self) -> tuple[Numbers, np.ndarray]:
-        """Draws ``{site: (m, *site)}`` of all of a run in a random order, of which the first ones
-        are moved, and the effective sample sizes of their numbers."""
-        from arviz_stats.base.array import array_stats
-
+        """Those of all of a run."""
         draws = {name: self.draws[name] for name in self.info.latents}
         kept = np.all([np.isfinite(y).all((0, *range(2, y.ndim))) for y in draws.values()], 0)
         if "sampling" in self.stats:
             kept &= np.asarray(self.stats["sampling"], bool).all(0)
+        return self.mix({name: y[:, kept] for name, y in draws.items()})
+
+    def mix(self, draws: Numbers) -> tuple[Numbers, np.ndarray]:
+        """Draws ``{site: (m, *site)}`` of chains in a random order, of which the first ones are
+        moved, and the effective sample sizes of their numbers."""
+        from arviz_stats.base.array import array_stats
+
         chains, total = len(next(iter(draws.values()))), sum(y[0, 0].size for y in draws.values())
         most = min(_MOST_DRAWS, 10**7 // max(total, 1)) // chains
-        chosen = np.flatnonzero(kept)[equally_spaced(int(kept.sum()), max(most, 1))]
+        length = next(iter(draws.values())).shape[1]
+        chosen = equally_spaced(length, max(most, 1))
         draws = {name: y[:, chosen] for name, y in draws.items()}
         shape = chains, len(chosen)
         order = np.random.default_rng(0).permutation(math.prod(shape))

@@ -9,11 +9,12 @@ import math
 import numpy as np
 
 from numpyro_ext.diagnostics._facts import Facts, Numbers
+from numpyro_ext.diagnostics.judges.shares import AtModes, at_modes
 from numpyro_ext.diagnostics.limits import ESS, ESS_EACH, RHAT, SLOWER, judged
 from numpyro_ext.diagnostics.subject import Subject
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
-__all__ = ["AGREEMENT", "agreement", "chain_rows", "divergences"]
+__all__ = ["AGREEMENT", "agreement", "by_mode", "chain_rows", "divergences"]
 
 AGREEMENT = "largest R-hat"
 COORDINATES = 1000
@@ -40,8 +41,30 @@ def divergences(subject: Subject) -> list[Row]:
 def agreement(subject: Subject) -> list[Row]:
     """The lines of chains, or of several restarts of a guide."""
     if subject.kind == "chains":
-        return chain_rows(subject.draws, subject.stats, subject.facts, subject.moving)
+        facts, rows = subject.facts, []
+        within = by_mode(subject)
+        if (at := subject.once(at_modes)) is not None and not _agree(subject):
+            rows = [at.row]
+        return [*chain_rows(subject.draws, subject.stats, facts, subject.moving, within), *rows]
     return restart_rows(subject.draws, subject.facts)
+
+
+def by_mode(subject: Subject) -> AtModes | None:
+    """The draws at each mode, where there are several with known shares; None where they are judged
+    together, as those of chains that agree are, whatever modes they visit."""
+    at = subject.once(at_modes)
+    if at is None or at.row.ok is None or (subject.kind == "chains" and _agree(subject)):
+        return None
+    return at
+
+
+def _agree(subject: Subject) -> bool:
+    return subject.once(_rhat_of_all) <= RHAT
+
+
+def _rhat_of_all(subject: Subject) -> float:
+    found = _Agreement(subject.draws)
+    return found.worst(found.rhat, largest=True)[0]
 
 
 class _Agreement:
@@ -78,6 +101,18 @@ class _Agreement:
             self.rhat = np.asarray(array_stats.rhat(halves, chain_axis=0, draw_axis=1))
             self.ess = np.asarray(array_stats.ess(x, chain_axis=0, draw_axis=1))
 
+    def of_groups(self, groups: list["_Agreement"]) -> None:
+        """Take the largest R-hat of several groups, and the sum of their effective sizes."""
+        ess = dict.fromkeys(self.names, 0.0)
+        rhat = dict.fromkeys(self.names, math.nan)
+        for group in groups:
+            for name, size, value in zip(group.names, group.ess, group.rhat, strict=True):
+                ess[name] += float(size)
+                rhat[name] = float(np.fmax(rhat[name], value))
+        # A number that is the same at each mode has no effective size within any.
+        self.ess = np.array([size or math.nan for size in ess.values()])
+        self.rhat = np.array(list(rhat.values()))
+
     def worst(self, values: np.ndarray, largest: bool) -> tuple[float, str]:
         known = np.flatnonzero(~np.isnan(values))
         if not len(known):
@@ -104,10 +139,12 @@ def _moving(found: _Agreement) -> list[Row]:
     return rows
 
 
-def _rhat(found: _Agreement, restarts: bool) -> Row:
+def _rhat(found: _Agreement, restarts: bool, where: str = "") -> Row:
     value, name = found.worst(found.rhat, largest=True)
     what = "restarts" if restarts else "chains" if found.chains > 1 else "halves of the chain"
-    wrong = f"the {what} differ, most of all in {name}; run longer, or reparametrise the model."
+    wrong = (
+        f"the {what} differ{where}, most of all in {name}; run longer, or reparametrise the model."
+    )
     if math.isnan(value):
         wrong = (
             f"it cannot be computed, which takes 4 finite draws of each of the {what}; draw more."
@@ -117,7 +154,7 @@ def _rhat(found: _Agreement, restarts: bool) -> Row:
             f"the restarts are different optima, most of all in {name}; keep the one of the lowest"
             " loss, or take a guide with several modes."
         )
-    right = f"the {what} agree."
+    right = f"the {what} agree{where}."
     return judged(AGREEMENT, value, f"{RHAT}", value <= RHAT, right, wrong)
 
 
@@ -141,13 +178,18 @@ def chain_rows(
     stats: Numbers,
     facts: Facts,
     latents: Collection[str],
+    within: AtModes | None = None,
 ) -> list[Row]:
     """The lines of a run of MCMC: R-hat, effective draws and their price.
 
     :param latents: sites that have to move; deterministic ones need not.
+    :param within: the mode of each draw, where chains are compared at each mode.
     """
-    found = _Agreement(draws, latents)
-    rows = [*_moving(found), _rhat(found, restarts=False)]
+    found, where = _Agreement(draws, latents), ""
+    if within is not None:
+        found.of_groups([_Agreement(group) for group in within.within(draws).values()])
+        where = " at a mode"
+    rows = [*_moving(found), _rhat(found, restarts=False, where=where)]
     ess, name = found.worst(found.ess, largest=False)
     limit = min(ESS, ESS_EACH * found.chains)
     enough = judged(

@@ -21,6 +21,7 @@ from numpyro_ext._model.read import model_info, sample_sites
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics import limits
 from numpyro_ext.diagnostics._evaluate import count_of, default_block_size
+from numpyro_ext.diagnostics._facts import Numbers
 from numpyro_ext.diagnostics._points import (
     flat_draws,
     in_place_of_lost,
@@ -35,6 +36,8 @@ from numpyro_ext.diagnostics._spread import (
     spread_after_moves,
     worst_combinations,
 )
+from numpyro_ext.diagnostics.judges.chains import by_mode
+from numpyro_ext.diagnostics.judges.shares import AtModes, place_in
 from numpyro_ext.diagnostics.limits import (
     CROSSING,
     FEWEST_EFFECTIVE,
@@ -49,6 +52,7 @@ from numpyro_ext.diagnostics.limits import (
     judged_ratios,
     judged_shifts,
     together,
+    worst_rows,
 )
 from numpyro_ext.diagnostics.subject import OfFit
 from numpyro_ext.diagnostics.table import Row, equally_spaced
@@ -71,6 +75,7 @@ MOST_WATCHED = 100
 QUANTITY = "sd ratio after moves, worst"
 OF_SHIFT = "shift after moves, worst"
 OF_RANGE = "shape after moves, worst"
+_FEW = 10  # particles at a mode, whose spread says nothing
 OF_SIDES = "chains that change sides, least"
 
 
@@ -133,6 +138,20 @@ def _of_particles(subject: OfFit) -> list[Row]:
     if num_moves is None and count > limits.MOST_DENSITIES:
         return _left_out(_dear(m, "particle", f"{count:.1g} log densities"))
     plan = Plan(m, MOVES if num_moves is None else num_moves, None)
+    if (at := by_mode(subject)) is not None:
+        # Too few at a mode for their spread have too few of all to matter.
+        groups = [np.flatnonzero(at.which[0] == k) for k in range(len(at.modes))]
+        large = {k: here for k, here in enumerate(groups) if len(here) > max(d, _FEW)}
+        if sum(map(len, large.values())) < 0.9 * m:
+            return _left_out("not judged: at a mode there are too few particles.")
+        rows = []
+        for k, here in large.items():
+            name, coordinate = (_at(of(trace), (at, k)) for of in (name_of, coordinate_of))
+            found = _moved(
+                subject, plan, x[here], subject.rng_key, independent=False, group=(at, k)
+            )
+            rows.append(moved_rows(found, name, PARTICLES, coordinate))
+        return worst_rows(rows)
     # They follow each other, so that they are no independent draws.
     found = _moved(subject, plan, x, subject.rng_key, independent=False)
     return moved_rows(found, name_of(trace), PARTICLES, coordinate_of(trace))
@@ -162,7 +181,23 @@ def _of_chains(subject: OfFit) -> list[Row]:
         return _left_out("not judged: the draws have no temperature, or several of them.")
     if not subject.has_gradient:
         return _left_out(_NO_GRADIENT)
-    mixed, sizes = subject.mixed
+    if (at := by_mode(subject)) is None:
+        return _of_mixed(subject, *subject.mixed, temperature)
+    draws = {name: subject.draws[name] for name in subject.info.latents}
+    groups = at.within(draws).items()
+    return worst_rows(
+        [_of_mixed(subject, *subject.mix(x), temperature, (at, k)) for k, x in groups]
+    )
+
+
+def _of_mixed(
+    subject: OfFit,
+    mixed: Numbers,
+    sizes: np.ndarray,
+    temperature: float,
+    group: tuple[AtModes, int] | None = None,
+) -> list[Row]:
+    """The lines of draws of chains in a random order, of one mode where one is given."""
     if not np.min(sizes) >= FEWEST_EFFECTIVE:
         return _left_out(
             f"not judged: the effective sample size of the draws is below {FEWEST_EFFECTIVE}."
@@ -175,8 +210,17 @@ def _of_chains(subject: OfFit) -> list[Row]:
     sizes = np.append(sizes, np.full(derived, np.min(sizes)))
     inflation = jnp.asarray(np.maximum(total / sizes, 1.0), float)
     draws = {name: jnp.asarray(y) for name, y in mixed.items()}
-    found = _moved(subject, plan, draws, subject.key_moves, T=temperature, independent=inflation)
-    return moved_rows(found, name_of(trace), CHAINS, coordinate_of(trace))
+    how: dict[str, Any] = {"T": temperature, "independent": inflation, "group": group}
+    found = _moved(subject, plan, draws, subject.key_moves, **how)
+    return moved_rows(found, _at(name_of(trace), group), CHAINS, _at(coordinate_of(trace), group))
+
+
+def _at(name: Callable[[int], str], group: tuple[AtModes, int] | None) -> Callable[[int], str]:
+    """The name of a number, and the mode at which its draws are compared."""
+    if group is None:
+        return name
+    at, which = group
+    return lambda k: f"{name(k)} (at {at.places[which]})"
 
 
 class Plan(NamedTuple):
@@ -224,9 +268,10 @@ def _moved(
     *,
     T: float = 1.0,
     independent: Array | bool = True,
+    group: tuple[AtModes, int] | None = None,
 ) -> Spread:
     """The first of the constrained draws ``(m, *site)``, or of ``(m, d)`` points, before and after
-    moves with the density p^(1/T)."""
+    moves with the density p^(1/T), which do not leave the mode of a group."""
     fit, trace = subject.fit, subject.proto.trace
     block = default_block_size(trace)
 
@@ -235,7 +280,7 @@ def _moved(
         total = len(jax.tree.leaves(x)[0])
         if isinstance(x, dict):
             x = in_place_of_lost(flat_draws(target, x, block))
-        energy, numbers = _energy(target, T), _numbers(target)
+        energy, numbers = _energy(target, T, group), _numbers(target)
         starts = min(plan.starts, total)
         return spread_after_moves(
             energy, numbers, x, rng_key, plan.num_moves, block, starts, independent
@@ -259,8 +304,19 @@ def _more(subject: OfFit, rng_key: Array) -> Sites:
     return {name: jnp.concatenate([piece[name] for piece in pieces]) for name in chosen}
 
 
-def _energy(target: Potential, T: float = 1.0) -> Callable[[Array], tuple[Array, Array]]:
-    """The potential of a vector and its gradient, over T."""
+def _energy(
+    target: Potential, T: float = 1.0, group: tuple[AtModes, int] | None = None
+) -> Callable[[Array], tuple[Array, Array]]:
+    """The potential of a vector and its gradient, over T; infinite where it is not at the mode."""
+    if group is not None:
+        at, k = group
+        place, energy = place_in(at.modes), _energy(target, T)
+
+        def walled(x: Array) -> tuple[Array, Array]:
+            U, gradient = energy(x)
+            return jnp.where(place(x)[0] == k, U, jnp.inf), gradient
+
+        return walled
     if T == 1.0:
         return lambda x: target.value_and_grad_flat(x, {})
     return lambda x: jax.tree.map(lambda y: y / T, target.value_and_grad_flat(x, {}))

@@ -6,6 +6,7 @@ of the points x and :math:`M = -\tfrac1m \\sum_i (x_i - \bar x) g_i^\top` the im
 :math:`\\mathrm{sd}(x_a) / \\sqrt{(M^{-1} C)_{aa}}`.
 """
 
+from collections.abc import Iterator
 import math
 
 import jax
@@ -13,8 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext.diagnostics._facts import Facts
-from numpyro_ext.diagnostics._points import Points
-from numpyro_ext.diagnostics.limits import IMPLIED_RATIO, IMPLIED_SHIFT, judged
+from numpyro_ext.diagnostics._fit import Fit
+from numpyro_ext.diagnostics._points import Points, minibatch_noise
+from numpyro_ext.diagnostics.judges.chains import by_mode
+from numpyro_ext.diagnostics.judges.shares import AtModes, at_modes
+from numpyro_ext.diagnostics.limits import IMPLIED_RATIO, IMPLIED_SHIFT, judged, worst_rows
 from numpyro_ext.diagnostics.subject import OfFit, Subject
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 from numpyro_ext.scores.discrepancy import squared_ksd
@@ -40,10 +44,25 @@ def particles(subject: Subject) -> list[Row]:
         return particle_rows(m, subject.facts)
     if not subject.has_gradient:
         return particle_rows(m, Facts(num_latents=subject.num_latents))
-    number, *rest = particle_rows(m, particle_facts(subject.points))
+    at, points = by_mode(subject), subject.points
+    number, *rest = particle_rows(m, particle_facts(points))
+    if at is not None:
+        rest = worst_rows([particle_rows(*one)[1:] for one in _groups(subject.fit, points, at)])
     moved = subject.lines("exact moves")
     short = any(row.not_judged and np.isfinite(row.value) for row in moved)
-    return [number, *(row._replace(of_draws=not short) for row in rest)]
+    known = subject.once(at_modes)
+    shares = [] if known is None else [known.row]
+    return [number, *(row._replace(of_draws=not short) for row in rest), *shares]
+
+
+def _groups(fit: Fit, points: Points, at: AtModes) -> Iterator[tuple[int, Facts]]:
+    """The number of particles at each mode with their facts, where there are enough."""
+    for k in range(len(at.modes)):
+        here = at.which[0] == k
+        if (m := int(here.sum())) > points.x.shape[1]:
+            x, score = points.x[here], points.score[here]
+            noise = None if fit.minibatch is None else minibatch_noise(fit, x)
+            yield m, particle_facts(Points(x, score, points.name, noise))
 
 
 def stein(subject: OfFit) -> list[Row]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpyro_ext.diagnostics._facts import Facts, Numbers, several_modes
 from numpyro_ext.diagnostics.judges.chains import AGREEMENT
 from numpyro_ext.diagnostics.judges.other_modes import of_chains
+from numpyro_ext.diagnostics.judges.shares import SHARE
 from numpyro_ext.diagnostics.limits import DIVERGING, TEMPERATURE, judged, judged_mean
 from numpyro_ext.diagnostics.subject import OfFit, Subject
 from numpyro_ext.diagnostics.table import Row, shown
@@ -23,18 +24,21 @@ def stochastic_gradients(subject: Subject) -> list[Row]:
 
 
 def settings(subject: Subject) -> list[Row]:
-    """The line of settings that a kernel has found; chains that agree, where a search finds no mode
-    without draws, make that there are several an information."""
-    agree = any(row.ok for row in subject.lines("agreement") if row.quantity == AGREEMENT)
-    visits = agree and isinstance(subject, OfFit) and subject.once(of_chains) == []
-    return settings_rows(subject.facts, visits_modes=visits)
+    """The line of settings that a kernel has found; chains that agree, where each mode has its
+    share or a search finds no mode without draws, make that there are several an information."""
+    right = [row.quantity for row in subject.lines("agreement") if row.ok]
+    fine = None
+    if AGREEMENT in right and SHARE in right:
+        fine = "here the chains at each mode agree, and each mode has its share of the draws"
+    elif AGREEMENT in right and isinstance(subject, OfFit) and subject.once(of_chains) == []:
+        fine = "here the chains agree, and no mode was found without draws"
+    return settings_rows(subject.facts, fine)
 
 
-def settings_rows(facts: Facts, *, visits_modes: bool = False) -> list[Row]:
+def settings_rows(facts: Facts, fine: str | None = None) -> list[Row]:
     """The assumptions that did not hold where the kernel found its settings.
 
-    :param visits_modes: whether the chains have been found in all modes, so that the sentence about
-        several of them is for information.
+    :param fine: why the sentence about several modes is for information, if it is.
     """
     problems = facts.settings_problems
     if not problems:
@@ -42,8 +46,8 @@ def settings_rows(facts: Facts, *, visits_modes: bool = False) -> list[Row]:
     # An attribute of a single string loses its list in some file formats.
     problems = [problems] if isinstance(problems, str) else list(problems)
     name = "problems of the settings"
-    if visits_modes and several_modes(facts) == problems:
-        verdict = f"{problems[0][:-1]}: here the chains agree, and no mode was found without draws."
+    if fine and several_modes(facts) == problems:
+        verdict = f"{problems[0][:-1]}: {fine}."
         return [Row(name, len(problems), None, "", None, verdict)]
     return [Row(name, len(problems), None, "0", False, " ".join(problems))]
 
