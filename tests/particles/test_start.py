@@ -193,3 +193,19 @@ def test_a_mode_of_few_particles_is_no_group():
     """Of 4 particles in 2 dimensions all move together."""
     svi = by_default(two_modes, 4, init_from=modes())
     assert list(svi.get_params(svi.init(random.key(0)))) == ["auto_particles"]
+
+
+def test_particles_far_from_zero_may_coincide_by_rounding():
+    """Single precision has 126 numbers in a standard deviation of this posterior."""
+    y = 1000.0 + 0.05 * np.linspace(-1.5, 1.5, 40)
+
+    def far(y):
+        mean = numpyro.sample("mean", dist.Normal(900, 200))
+        numpyro.sample("y", dist.Normal(mean, 0.05).expand([40]).to_event(1), obs=y)
+
+    guide = AutoParticles(far, 200)
+    svi = SVI(far, guide, particle_step(100), loss=RegularizedSVGD())
+    found = guide.particles(svi.run(random.key(0), 100, y, progress_bar=False).params)["mean"]
+    sd = 0.05 / 40**0.5
+    assert abs(np.mean(np.asarray(found, np.float64)) - 1000) < 0.1 * sd
+    assert np.std(found) == pytest.approx(sd, rel=0.1)
