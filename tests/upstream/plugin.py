@@ -37,7 +37,7 @@ KINDS = "passed", "skipped", "refused", "allowed", "host's names", "not installe
 
 def elbo(num_particles: int = 1, **options: Any) -> VRELBO:
     """``VRELBO`` at order 1, which is the evidence lower bound, called as ``Trace_ELBO`` is."""
-    return VRELBO(1.0, num_particles, **options)
+    return VRELBO(1.0, num_particles, **{"gradient": "standard"} | options)
 
 
 def renyi(alpha: float = 0, num_particles: int = 2) -> VRELBO:
