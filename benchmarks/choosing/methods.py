@@ -17,7 +17,6 @@ from numpyro_ext.ep import EP
 from numpyro_ext.guides import AutoImplicit, AutoMarkov, AutoMixtureNormal, AutoRealNVPNormal
 from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.objectives import VRELBO, ImplicitELBO, MixtureELBO, NestedVRELBO, taylor_proxy
-from numpyro_ext.optim import whitened
 from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
 
 Model = Callable[..., None]
@@ -43,10 +42,9 @@ def of_guide(began: float, obj: Any, fit: Any, data: tuple, options: dict) -> Fi
 def proxy(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
     began = time.perf_counter()
     near = taylor_proxy(model, *data, **batch)
-    guide = AutoMultivariateNormal(model)
-    start = near.init_params(guide)
-    svi = SVI(model, guide, whitened(falling(1e-2, 1000), start), VRELBO(1.0, proxy=near))
-    fit = svi.run(key, 1000, *data, init_params=start, progress_bar=False, **batch)
+    guide = AutoRealNVPNormal(model, init_from=near)
+    svi = SVI(model, guide, falling(2e-3, 1000), VRELBO(1.0, 4, proxy=near))
+    fit = svi.run(key, 1000, *data, progress_bar=False, **batch)
     found = of_guide(began, svi, fit, data, batch)
     return found._replace(evidence=partial(found.evidence, proxy=near))
 
@@ -54,7 +52,7 @@ def proxy(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
 def flow(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
     began = time.perf_counter()
     guide = AutoRealNVPNormal(model)
-    svi = SVI(model, guide, falling(2e-3, 5000), VRELBO(1.0, 4, gradient="stl"))
+    svi = SVI(model, guide, falling(2e-3, 5000), VRELBO(1.0, 4))
     fit = svi.run(key, 5000, *data, progress_bar=False)
     return of_guide(began, svi, fit, data, batch)
 
@@ -115,7 +113,7 @@ METHODS: dict[str, Callable[..., Fit]] = {
     "EP": ep,
     "mixture": by_svi(AutoMixtureNormal, 5e-3, MixtureELBO()),
     "nested": by_svi(AutoNormal, 1e-2, NestedVRELBO(0.0, num_inner=10)),
-    "banded": by_svi(AutoMarkov, 1e-2, VRELBO(1.0, 4, gradient="stl")),
+    "banded": by_svi(AutoMarkov, 1e-2, VRELBO(1.0, 4)),
     "only draws": by_svi(AutoImplicit, 1e-2, ImplicitELBO(200)),
     "particles": particles,
     "SGHMC": sghmc,
