@@ -155,11 +155,11 @@ class TestSVI:
             TRACES["model"] = 0
             return svi.run(random.key(4), num_steps, INPUTS, TARGETS, **options)
 
-        plain = run(12, progress_bar=False)
-        assert TRACES["model"] < 8
+        plain = run(24, progress_bar=False)
+        assert TRACES["model"] < 12
         state = run(4, progress_bar=False).state
-        resumed = run(8, progress_bar=True, stable_update=True, init_state=state)
-        assert TRACES["model"] < 8
+        resumed = run(20, progress_bar=True, stable_update=True, init_state=state)
+        assert TRACES["model"] < 12
         np.testing.assert_allclose(resumed.losses, plain.losses[4:], rtol=1e-5)
         for name, value in plain.params.items():
             np.testing.assert_allclose(resumed.params[name], value, atol=1e-5)
