@@ -151,7 +151,8 @@ def documented(doc):
 
 def inherit_arguments(app, what, name, obj, options, lines):
     """The page of a class describes all its arguments, also those that a base describes."""
-    if what != "class" or issubclass(obj, Exception):
+    of_this = what == "class" and obj.__module__.startswith("numpyro_ext")
+    if not of_this or issubclass(obj, Exception):
         return
     own, bases = documented("\n".join(lines)), {}
     for base in obj.__mro__[1:]:
