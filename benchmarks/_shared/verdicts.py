@@ -127,6 +127,11 @@ class Line(NamedTuple):
     false_alarm: bool
     silent: bool
 
+    @classmethod
+    def of(cls, text: str, verdict: Verdict) -> "Line":
+        flags = verdict.right, verdict.false_alarm, verdict.silent
+        return cls(text, *map(bool, flags))
+
 
 def kept(folder: Path, label: str, row: Callable[[], tuple[str, Verdict] | Line]) -> Line:
     """Prints a row of a table: that in ``folder / "rows"`` if an earlier run has made it, so that a
@@ -136,12 +141,7 @@ def kept(folder: Path, label: str, row: Callable[[], tuple[str, Verdict] | Line]
         line = Line(**json.loads(path.read_text()))
     else:
         made = row()
-        if isinstance(made, Line):
-            line = made
-        else:
-            text, verdict = made
-            flags = (verdict.right, verdict.false_alarm, verdict.silent)
-            line = Line(text, *map(bool, flags))
+        line = made if isinstance(made, Line) else Line.of(*made)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(line._asdict()))
     print(line.text, flush=True)

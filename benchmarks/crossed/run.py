@@ -26,6 +26,8 @@ import warnings
 import jax
 from jax import random
 import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoMultivariateNormal
 import optax
@@ -35,7 +37,6 @@ from numpyro_ext.ep import DSEP, EP, StochasticEP
 from numpyro_ext.guides import AutoRealNVPNormal, AutoSplineNormal
 from numpyro_ext.mcmc import SGHMC, SGLD, SGNHT, SVRG
 from numpyro_ext.objectives import VRELBO, taylor_proxy
-from numpyro_ext.optim import find_modes
 from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -71,7 +72,9 @@ def by_guide(kind: str, problem: Crossed) -> Any:
         start = {} if proxy is None else {"init_params": proxy.init_params(guide)}
         loss = VRELBO(0.5, 10, proxy=proxy)
     else:
-        one = len(find_modes(model, *data).modes[0].center) == 1
+        trace = handlers.trace(handlers.seed(model, 0)).get_trace(*data)
+        latents = (x for x in trace.values() if x["type"] == "sample" and not x["is_observed"])
+        one = sum(np.size(x["value"]) for x in latents) == 1
         guide, start = (AutoSplineNormal if one else AutoRealNVPNormal)(model), {}
         loss = VRELBO(1.0, 4, proxy=proxy)
     svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(5e-3, STEPS)), loss)

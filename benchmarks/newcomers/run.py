@@ -102,7 +102,8 @@ def fit(problem: Unseen, method: str, truth: Truth, seed: int) -> tuple[Errors, 
     return error, Verdict(error.right(), found.found), before + found.seconds
 
 
-def line(name: str, method: str, out: Path, seed: int) -> tuple[str, Verdict]:
+def line(name: str, method: str, out: Path, seed: int) -> tuple[Line, float]:
+    """A row without its last cell, and its seconds."""
     problem = MODELS[name]()
     truth, sizes = problem.truth(out, name), ["-", "-"]
     with warnings.catch_warnings():
@@ -113,7 +114,8 @@ def line(name: str, method: str, out: Path, seed: int) -> tuple[str, Verdict]:
         except (ValueError, RuntimeError) as refusal:
             verdict = Verdict(False, told=f"refused: {' '.join(str(refusal).split())}")
             seconds = np.nan
-    return f"| {' | '.join([name, method, *sizes, *verdict.cells, f'{seconds:.1f}'])}", verdict
+    cells = [name, method, *sizes, *verdict.cells, f"{seconds:.1f}"]
+    return Line.of(f"| {' | '.join(cells)}", verdict), seconds
 
 
 def in_a_process(name: str, method: str, out: Path, seed: int) -> Any:
@@ -128,23 +130,23 @@ def nuts_seconds(name: str, out: Path) -> float:
     """Kept beside the truth."""
     path = out / f"seconds_of_nuts_{name.replace(' ', '_').replace(',', '')}.json"
     if not path.is_file():
+        out.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(in_a_process(name, "NUTS", out, 1)))
     return json.loads(path.read_text())
 
 
 def with_ratio(name: str, method: str, out: Path, seed: int, of_nuts: float) -> Line:
-    text, *flags = in_a_process(name, method, out, seed)
-    seconds = float(text.rsplit("|", 1)[1])
-    return Line(f"{text} | {seconds / of_nuts:.2f} |", *flags)
+    made, seconds = in_a_process(name, method, out, seed)
+    line = Line(*made)
+    return line._replace(text=f"{line.text} | {seconds / of_nuts:.2f} |")
 
 
 def one(name: str, method: str, out: Path, seed: int) -> Any:
-    """A row as it is kept, or the seconds of NUTS."""
+    """What :func:`line` gives, or the seconds of NUTS."""
     if method == "NUTS":
         problem = MODELS[name]()
         return by_nuts(problem.model, problem.rows, problem.compared, LEAST_ESS)
-    text, verdict = line(name, method, out, seed)
-    return [text, bool(verdict.right), bool(verdict.false_alarm), bool(verdict.silent)]
+    return line(name, method, out, seed)
 
 
 def report_truth(folder: Path, name: str, truth: Truth) -> None:
