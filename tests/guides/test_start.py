@@ -27,6 +27,7 @@ from numpyro_ext.guides import (
 )
 from numpyro_ext.objectives import SemiImplicitELBO
 from numpyro_ext.optim import find_modes
+from tests.two_modes import in_raw_units as two_modes
 
 small = partial(AutoRealNVPNormal, num_flows=2, hidden_dims=(4,))
 ROOT = np.array([[2.0, 0.0, 0.0], [95.0, 31.0, 0.0], [0.0, 0.0, 1e-4]])
@@ -188,14 +189,6 @@ def test_traced_arguments_and_a_search_that_fails_warn_and_begin_as_usual():
     with pytest.warns(InferenceWarning, match=r"search for a mode failed: .*forward-mode"):
         result = svi.run(random.key(0), 2, progress_bar=False)
     assert np.all(np.isfinite(result.losses))
-
-
-def two_modes():
-    """Far from each other, and a second site in other units."""
-    parts = dist.Normal(jnp.array([-2.0, 2.0]), jnp.array([0.3, 0.15]))
-    shares = dist.Categorical(jnp.array([0.66, 0.34]))
-    z = numpyro.sample("z", dist.MixtureSameFamily(shares, parts))
-    numpyro.sample("a", dist.Normal(300 * z, 50.0))
 
 
 @cache

@@ -17,6 +17,7 @@ from scipy import optimize, special
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.mcmc import SGHMC, SGLD
 from numpyro_ext.optim import find_modes
+from tests.two_modes import two_modes
 
 
 def weibull(x, time, event, unit=1.8):
@@ -138,14 +139,6 @@ def test_a_model_that_is_finite_nowhere_is_refused_by_the_name_of_its_site():
 
     with pytest.raises(ValueError, match="not finite at the initial point: see site 'never'"):
         SGHMC(model).init(random.key(0), 10, None)
-
-
-def two_modes():
-    """13 standard deviations apart, and one twice as narrow."""
-    parts = dist.Normal(jnp.array([-2.0, 2.0]), jnp.array([0.3, 0.15]))
-    shares = dist.Categorical(jnp.array([0.66, 0.34]))
-    z = numpyro.sample("z", dist.MixtureSameFamily(shares, parts))
-    numpyro.sample("a", dist.Normal(3 * z, 0.5))
 
 
 @cache

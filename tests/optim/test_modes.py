@@ -15,15 +15,12 @@ import pytest
 from numpyro_ext._model import operations
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.optim import Modes, find_modes
-
-SHARES, LOCS, SDS = np.array([0.66, 0.34]), np.array([-2.0, 2.0]), np.array([0.3, 0.15])
+from tests.two_modes import LOCS, SDS, SHARES, in_raw_units
 
 
 def two_modes():
     """Two sites whose order is not the alphabet's, in raw units; log of the mass is 1.5."""
-    parts = dist.Normal(LOCS, SDS)
-    z = numpyro.sample("z", dist.MixtureSameFamily(dist.Categorical(jnp.array(SHARES)), parts))
-    numpyro.sample("a", dist.Normal(300 * z, 50.0))
+    in_raw_units()
     numpyro.factor("mass", 1.5)
 
 

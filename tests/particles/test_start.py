@@ -17,16 +17,9 @@ from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.optim import find_modes
 from numpyro_ext.particles import AutoParticles, ParVI, RegularizedSVGD, particle_step
 from numpyro_ext.scores import RBF
+from tests.two_modes import LOCS, SDS, two_modes
 
 M, STEPS = 50, 200
-SHARES, LOCS, SDS = np.array([0.66, 0.34]), np.array([-2.0, 2.0]), np.array([0.3, 0.15])
-
-
-def two_modes():
-    """13 standard deviations apart, and one twice as narrow."""
-    parts = dist.Normal(jnp.array(LOCS), jnp.array(SDS))
-    z = numpyro.sample("z", dist.MixtureSameFamily(dist.Categorical(jnp.array(SHARES)), parts))
-    numpyro.sample("a", dist.Normal(3 * z, 0.5))
 
 
 @cache
