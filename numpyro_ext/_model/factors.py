@@ -341,7 +341,7 @@ class Factors:
         x = jnp.asarray(generator.uniform(-1, 1, (2, self.info.size)), float)
         local, n = {**self.local, **self._first_states()}, jnp.arange(self.size)
         expected = jax.vmap(lambda x: self._log_lik(x, n, self._arguments, local))(x)
-        self._way = way
+        self._way = way  # which `on` takes along to each block
 
         def alone(there: Factors, n: Array) -> Array:
             each = jax.vmap(partial(there._way, local=local), (0, None))

@@ -11,7 +11,7 @@ from numpyro.handlers import block
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.arguments import is_traced
-from numpyro_ext._model.mode_search import DENSE_UP_TO, Mode
+from numpyro_ext._model.mode_search import DENSE_UP_TO, Mode, of_kind
 from numpyro_ext._model.modes import Modes, modes_of
 from numpyro_ext._model.read import ModelInfo, latent_sites, unconstrained_shape
 from numpyro_ext._model.taylor import TaylorProxy
@@ -104,7 +104,7 @@ def searched_modes(
             " Give init_from=None to be silent."
         )
         return None
-    far = [problem for problem in modes.problems if problem.kind == "several modes"]
+    far = of_kind(modes.problems, "several modes")
     if far and room is not None and len(modes.modes) > room:
         _warn(f"{who} at the heaviest of several modes: {' '.join(far)}")
     return modes

@@ -1,6 +1,6 @@
 """The search for a mode of a posterior from a given point, and the curvature there."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +35,7 @@ __all__ = [
     "batch_rows",
     "draw_batch",
     "mode_search",
+    "of_kind",
     "some_rows",
     "starts_of",
 ]
@@ -65,6 +66,11 @@ class Problem(str):
         self = super().__new__(cls, sentence)
         self.kind = kind
         return self
+
+
+def of_kind(problems: Iterable[Any], kind: str) -> list[Problem]:
+    """Those of a kind; sentences alone are of none."""
+    return [one for one in problems if isinstance(one, Problem) and one.kind == kind]
 
 
 @dataclass(frozen=True)

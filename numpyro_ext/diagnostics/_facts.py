@@ -10,7 +10,7 @@ import numpy as np
 from numpyro.infer import HMC, MCMC, BarkerMH
 
 from numpyro_ext._model.handlers import every_row, valid_plates
-from numpyro_ext._model.mode_search import Problem
+from numpyro_ext._model.mode_search import of_kind
 from numpyro_ext._model.read import sample_sites
 from numpyro_ext._numpyro import max_tree_depth, mcmc_arguments
 from numpyro_ext._typing import Diagnosable, Model
@@ -183,8 +183,7 @@ def cost_of(mcmc: MCMC, fit: Fit) -> Facts:
 
 def several_modes(facts: Facts) -> list[str]:
     """The sentences of the settings that say that the posterior has several modes."""
-    problems = facts.settings_problems or []
-    return [p for p in problems if isinstance(p, Problem) and p.kind == "several modes"]
+    return list(of_kind(facts.settings_problems or [], "several modes"))
 
 
 def rows_of(model: Model, args: tuple, kwargs: dict[str, Any]) -> tuple[int, int]:

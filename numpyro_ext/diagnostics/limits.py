@@ -13,8 +13,8 @@ import numpy as np
 
 from numpyro_ext.diagnostics.table import Row
 
-__all__ = ["decide", "judged", "judged_mean", "judged_ranges", "judged_ratios", "judged_shifts"]
-__all__ += ["together", "worst_rows"]
+__all__ = ["decide", "farthest", "judged", "judged_mean", "judged_ranges", "judged_ratios"]
+__all__ += ["judged_shifts", "together", "worst_rows"]
 
 TEMPERATURE = 0.1
 """Relative error of a temperature or of an implied variance that is still fine."""
@@ -78,6 +78,12 @@ NARROW = 0.86
 """Of normals whose standard deviation is 0.8 of the right one."""
 MANY_WEIGHTS = 30
 """Numbers in matrices from which on these may be the weights of a network."""
+
+
+def farthest(d: int) -> float:
+    """The square of the distance from the center of N(0, I) in d dimensions within which nearly all
+    draws lie: four standard deviations above its mean."""
+    return d + 4 * math.sqrt(2 * d)
 
 
 def judged(

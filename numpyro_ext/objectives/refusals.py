@@ -76,12 +76,10 @@ def refuse_hidden_gradient(draws: Any, key: Array, drawn: Sites) -> None:
             continue
         site = draws.guide_trace(key)[name]
         kind = "a Delta" if is_delta(site) else "observed" if is_data(site) else "a factor"
-        what = (
-            f"is {kind} and depends on a parameter, so log q cannot be evaluated at a given value"
-        )
+        why = f"is {kind} and depends on a parameter, so log q cannot be evaluated at a given value"
         if name in drawn:
-            what = "has a support that depends on a parameter, so the mean of its score is not zero"
+            why = "has a support that depends on a parameter, so the mean of its score is not zero"
         raise ValueError(
-            f"{type(draws.objective).__name__}: site '{name}' of the guide {what}; use"
+            f"{type(draws.objective).__name__}: site '{name}' of the guide {why}; use"
             f" {draws.objective.without_log_q}."
         )

@@ -242,7 +242,7 @@ def _chosen(xi: np.ndarray, ends: End, highest: float) -> tuple[list[int], np.nd
     d = xi.shape[1]
     fine = np.isfinite(ends.value) & (ends.value <= highest) & np.all(np.isfinite(xi), 1)
     # A first step may be a long one, into another mode.
-    stayed = np.sum(xi[:EACH] ** 2, 1) <= d + 4 * math.sqrt(2 * d)
+    stayed = np.sum(xi[:EACH] ** 2, 1) <= limits.farthest(d)
     known = np.flatnonzero(fine[:EACH] & stayed & (ends.gradient[:EACH] <= _CAME))
     chosen: list[int] = []
     for k in np.argsort(np.where(fine, ends.value, np.inf)).tolist():
@@ -308,7 +308,7 @@ def _without_draws(
         sampled = np.logaddexp.reduce(weights) - math.log(_NORMAL_DRAWS) + _log_volume(factor)
         mass = min(mode.log_evidence, float(sampled))
         share = 1 / (1 + math.exp(min(of_draws - mass, 700.0)))
-        inside = float(np.mean(distances <= d + 4 * math.sqrt(2 * d)))
+        inside = float(np.mean(distances <= limits.farthest(d)))
         if barrier >= _BARRIER and inside < _OF_SHARE * share:
             found.append(replace(mode, log_evidence=mass))
     return found

@@ -6,7 +6,6 @@ particles. Draws are compared with the normal at each mode, wherever they began.
 
 from collections.abc import Callable
 from dataclasses import replace
-import math
 from typing import NamedTuple
 
 import jax
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_ext._model.mode_search import Mode, mode_search
+from numpyro_ext._model.mode_search import Mode, mode_search, of_kind
 from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.normal_fit import shape_measure
 from numpyro_ext._model.potential import Potential
@@ -23,7 +22,14 @@ from numpyro_ext._typing import Sites
 from numpyro_ext.diagnostics._evaluate import default_block_size
 from numpyro_ext.diagnostics._facts import Numbers
 from numpyro_ext.diagnostics._points import flat_draws, potential_of
-from numpyro_ext.diagnostics.limits import DEPARTURE, ELSEWHERE, FEWEST_EFFECTIVE, SHARES, judged
+from numpyro_ext.diagnostics.limits import (
+    DEPARTURE,
+    ELSEWHERE,
+    FEWEST_EFFECTIVE,
+    SHARES,
+    farthest,
+    judged,
+)
 from numpyro_ext.diagnostics.subject import OfFit, Subject
 from numpyro_ext.diagnostics.table import Row
 
@@ -79,12 +85,17 @@ def place_in(modes: list[Mode]) -> Callable[[Array], tuple[Array, Array]]:
 
 def at_modes(subject: Subject) -> AtModes | None:
     """Where the draws are; None where no several modes are known."""
-    if not isinstance(subject, OfFit) or subject.kind == "guide" or not subject.has_gradient:
+    if not isinstance(subject, OfFit) or subject.kind == "guide":
+        return None
+    particles = subject.kind == "particles"
+    # First what costs nothing: most fits know no several modes.
+    modes, groups = ([], _groups(subject)) if particles else (_of_kernel(subject), None)
+    if (len(modes) < 2 and groups is None) or not subject.has_gradient:
         return None
     fit, trace = subject.fit, subject.proto.trace
     target = potential_of(fit, trace, fit.params[0] if fit.params else {})
-    particles = subject.kind == "particles"
-    modes = _of_particles(subject, target) if particles else _of_kernel(subject)
+    if groups is not None:
+        modes = _of_particles(subject, target, groups)
     if len(modes) < 2 or len(modes[0].center) != target.info.size:
         return None
     place, block = place_in(modes), default_block_size(trace)
@@ -113,24 +124,26 @@ def _of_kernel(subject: OfFit) -> list[Mode]:
     modes = getattr(subject.obj.sampler, "modes", None)
     if not isinstance(modes, Modes) or subject.facts.temperature not in (None, 1):
         return []
-    apart = any(getattr(problem, "kind", "") == "several modes" for problem in modes.problems)
-    return list(modes.modes) if apart else []
+    return list(modes.modes) if of_kind(modes.problems, "several modes") else []
 
 
-def _of_particles(subject: OfFit, target: Potential) -> list[Mode]:
-    """The modes near the means of groups of particles, with their shares; none where groups are not
-    known, or have come to the same mode."""
+def _groups(subject: OfFit) -> np.ndarray | None:
+    """``(m, K)``, 1 for the one of several modes at which a particle began; None if unknown."""
     if isinstance(subject.obj, MCMC):
         groups = getattr(subject.obj.last_state, "modes", None)
     else:
         prefix = getattr(subject.obj.guide, "prefix", "auto")
         groups = subject.fit.params[0].get(f"{prefix}_modes")
+    return None if groups is None or np.shape(groups)[1] < 2 else np.asarray(groups)
+
+
+def _of_particles(subject: OfFit, target: Potential, groups: np.ndarray) -> list[Mode]:
+    """The modes near the means of groups of particles, with their shares; none where groups have
+    come to the same mode."""
     x = np.asarray(subject.points.x)
-    if groups is None or np.shape(groups)[0] != len(x) or np.shape(groups)[1] < 2:
+    if len(groups) != len(x) or not np.all(np.isfinite(x)):
         return []
-    if not np.all(np.isfinite(x)):
-        return []
-    starts = [x[here > 0.5].mean(0) for here in np.asarray(groups).T if np.any(here > 0.5)]
+    starts = [x[here > 0.5].mean(0) for here in groups.T if np.any(here > 0.5)]
     target = target.traced_once()
     modes = list(mode_search(subject.rng_key, target, adam=False)(starts))
     if any(
@@ -185,7 +198,7 @@ def _row(
         for k in range(min(len(p), 4))
     )
     d = len(modes[0].center)
-    far = float(np.mean(away[which >= 0] > d + 4 * math.sqrt(2 * d))) if counts.sum() else 1.0
+    far = float(np.mean(away[which >= 0] > farthest(d))) if counts.sum() else 1.0
     shape = max(mode.departure if mode.share >= SHARES**2 else 0.0 for mode in modes)
     root = np.arange(len(p))
     for k, mode in enumerate(modes):
