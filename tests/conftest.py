@@ -1,5 +1,5 @@
-"""Test set-up: two CPU devices, what makes compiling cheap, the tolerances of the two legs, and the
-suite at other random keys (``--shift-keys``).
+"""Test set-up: two CPU devices, what makes compiling cheap, the tolerances of the two legs, the
+suite at other random keys (``--shift-keys``), and no more programs than a process can hold.
 """
 
 import gc
@@ -31,6 +31,9 @@ import pytest
 from tests import legs, touched
 
 TESTS = str(Path(__file__).resolve().parent) + os.sep
+MAPPINGS = Path("/proc/self/maps")
+# Of Linux's 65,530. Each compiled program takes some, and without another the compiler dies.
+MOST_MAPPINGS = 25_000
 
 
 def pytest_addoption(parser):
@@ -45,6 +48,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    config.pluginmanager.register(FewPrograms())
     if config.getoption("--record-seconds"):
         config.pluginmanager.register(legs.Recorder())
     if config.getoption("--touch-all"):
@@ -53,6 +57,19 @@ def pytest_configure(config):
         for module, names in ((jax.random, ("key", "PRNGKey")), (np.random, ("default_rng",))):
             for name in names:
                 setattr(module, name, shifted(getattr(module, name), shift))
+
+
+class FewPrograms:
+    """Forgets what is compiled between two files, once it is much."""
+
+    def pytest_runtest_teardown(self, item, nextitem):
+        if nextitem is None or nextitem.path == item.path or not MAPPINGS.exists():
+            return
+        with MAPPINGS.open("rb") as lines:
+            mappings = sum(1 for _ in lines)
+        if mappings > MOST_MAPPINGS:
+            jax.clear_caches()
+            gc.collect()
 
 
 def shifted(make_key, shift):

@@ -38,7 +38,8 @@ class Touched:
         self.names.update(map(name_of, (x if isinstance(x, type) else type(x)).__mro__))
 
     def pytest_testnodedown(self, node, error):
-        self.names.update(node.workeroutput.get("touched", ()))
+        # A worker that died has left nothing.
+        self.names.update(getattr(node, "workeroutput", {}).get("touched", ()))
 
     def pytest_sessionfinish(self, session):
         sys.monitoring.set_events(TOOL, 0)
