@@ -22,7 +22,8 @@ quickstart: $(VENV)/installed-examples
 
 # A worker takes whole files, whose fixtures and compilations it then makes once, the dearest first.
 # Compiled sources are kept even where the environment forbids it: collecting takes half the time.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=10
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile \
+	--no-loadscope-reorder --max-worker-restart=2 --durations=10
 
 # In single precision, what takes no more than some processor seconds (tests/legs.py); every public
 # class and function is called.
