@@ -5,6 +5,7 @@ import importlib
 from pathlib import Path
 import re
 
+from docs.quantities import QUANTITIES, with_tables
 import numpyro_ext
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,6 +39,25 @@ def test_pictures_of_the_pages_are_small_and_shown():
     pictures = {path.name: path.stat().st_size for path in (DOCS / "pictures").iterdir()}
     wrong = [x for x, size in pictures.items() if size > 60_000 or f"pictures/{x})" not in text]
     assert wrong == []
+
+
+def test_the_page_on_diagnose_has_every_line_with_its_limit():
+    """Which are those of the code: `python docs/quantities.py` writes them."""
+    page = (DOCS / "diagnose.md").read_text()
+    assert with_tables(page) == page
+    names = {line[0] for lines in QUANTITIES.values() for line in lines}
+    used = set()
+    for path in (ROOT / "numpyro_ext/diagnostics").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant | ast.JoinedStr):
+                parts = getattr(node, "values", [node])
+                text = [str(x.value) if isinstance(x, ast.Constant) else "..." for x in parts]
+                used.add("".join(text).replace("'...'", "..."))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                if node.func.id == "Row" or node.func.id.startswith("judged"):
+                    first = node.args[0]
+                    assert not isinstance(first, ast.Constant) or first.value in names
+    assert names <= used, names - used
 
 
 def test_every_example_begins_with_a_title():

@@ -1,0 +1,166 @@
+"""Writes the tables of ``docs/diagnose.md``, whose limits are those of the code, when it is run."""
+
+from pathlib import Path
+import re
+
+from numpyro_ext.diagnostics import limits
+
+PAGE = Path(__file__).with_name("diagnose.md")
+
+Line = tuple[str, str, str, str]
+
+
+def within(bounds: tuple[float, float]) -> str:
+    return f"{bounds[0]} to {bounds[1]}"
+
+
+def after_moves(ratio: tuple[float, float], shift: float, remedy: str) -> list[Line]:
+    shape = within(limits.RANGE)
+    return [
+        ("sd ratio after moves, worst", "sd over that of moved draws", within(ratio), remedy),
+        ("shift after moves, worst", "mean of moved draws, in sds", f"{shift}", remedy),
+        ("shape after moves, worst", "ranges over those of moved draws", shape, remedy),
+    ]
+
+
+RATIO, SHIFT, SHARES = limits.WEIGHTED_RATIO, f"{limits.WEIGHTED_SHIFT}", f"{limits.SHARES}"
+GAP = f"{limits.GAP} + {limits.GAP_EACH} n"
+SHAPE, SIDES = within(limits.RANGE), "chains that change sides, least"
+# In the order of the lines; `...` stands for a number or for the name of a site.
+QUANTITIES: dict[str, list[Line]] = {
+    "stochastic gradients": [
+        ("kinetic temperature", "that of the momentum", f"T, {limits.TEMPERATURE}", "smaller step"),
+        ("gradient noise over injected noise", "noise not corrected for", "1", "more friction"),
+        (
+            "implied variance ratio",
+            "variance over the right one",
+            f"{1 + limits.TEMPERATURE}",
+            "smaller step",
+        ),
+        ("share of diverging draws", "refused transitions", f"{limits.DIVERGING}", "smaller step"),
+        ("step scale after warmup", "the step was halved in warmup", "1", "smaller step"),
+        ("problems of the settings", "assumptions that did not hold", "0", "see the line"),
+    ],
+    "chains": [
+        ("divergences", "trajectories of HMC and NUTS that diverged", "0", "reparametrise"),
+        ("share of draws not finite", "draws outside of the support", "0", "smaller step"),
+        ("sites that never move", "sites stuck at their start", "0", "another start"),
+        ("largest R-hat", "disagreement of the chains", f"{limits.RHAT}", "run longer"),
+        ("shares of the modes, off in sds", "those of the draws", SHARES, "more chains"),
+        (
+            "smallest ESS",
+            "number of independent draws",
+            f"{limits.ESS_EACH} a chain, at most {limits.ESS}",
+            "run longer",
+        ),
+        ("ESS per gradient", "price of an independent draw", "", "compare"),
+        ("ESS per transition", "the same, of a kernel without gradients", "", "compare"),
+        ("ESS per pass over the data", "the same, for minibatches", "", "compare"),
+        (
+            "transitions per independent draw",
+            "against the law of the kernel",
+            f"{limits.SLOWER} times",
+            "reparametrise",
+        ),
+        *after_moves(limits.MOVED_RATIO, limits.MOVED_SHIFT, "smaller step"),
+        (SIDES, "exchange between two modes", f"{limits.CROSSING}", "see the line"),
+        (
+            "mass of a mode without draws",
+            "found by a search",
+            f"{limits.UNVISITED}",
+            "see the line",
+        ),
+    ],
+    "guides": [
+        (
+            "change of the loss",
+            "in the last fifth of the steps",
+            f"{limits.FALL} or 3 errors",
+            "train longer",
+        ),
+        ("spread of the draws", "0 of a point estimate", "> 0", "another guide"),
+        ("sites that do not vary", "sites of which draws are equal", "0", "no Delta"),
+        ("proxy of the loss", "shown if not of these data", "of these data", "another one"),
+        (
+            "noise of the proxy in nats",
+            "of rows that stand in for all",
+            f"{limits.PROXY_NOISE}",
+            "move it",
+        ),
+        ("k-hat", "may the weights be used?", "0.7 or a little less", "other lines"),
+        (
+            "share of units with k-hat > ...",
+            "the same, of independent units",
+            f"{limits.BAD_UNITS}",
+            "other lines",
+        ),
+        ("ELBO (order 1)", "bound of the log evidence", "", "compare"),
+        ("bound of order 0", "estimate of the log evidence", "", "compare"),
+        ("shift by reweighting, worst", "mean by the weights, in sds", SHIFT, "richer guide"),
+        ("sd ratio to reweighted, worst", "sd over that by weights", within(RATIO), "richer guide"),
+        ("shape by reweighting, worst", "ranges over those by weights", SHAPE, "richer guide"),
+        ("gap of the ELBO in nats", "below the bound of order 0, n numbers", GAP, "richer guide"),
+        *after_moves(limits.MOVED_RATIO, limits.MOVED_SHIFT, "richer guide"),
+        (SIDES, "exchange between two modes", f"{limits.CROSSING}", "see the line"),
+        (
+            "mass of a mode without draws",
+            "found by a search",
+            f"{limits.UNVISITED}",
+            "see the line",
+        ),
+        ("different restarts", "shown where restarts may differ", "", "compare"),
+        ("latent numbers in matrices", "perhaps weights of a network", "", "score predictions"),
+    ],
+    "engines": [
+        ("residual", "largest change by a further sweep", "given to the engine", "run longer"),
+        ("noise of the steps", "of rows drawn, in sds", f"{limits.STEP_NOISE}", "more rows"),
+        ("factors skipped", "in the last step", "0", "see the line"),
+        ("nodes too few", "quadratures that did not resolve a factor", "", "more nodes"),
+    ],
+    "local inference": [
+        (
+            "local inference not converged",
+            "share of the data",
+            f"{limits.UNCONVERGED}",
+            "raise max_iter",
+        ),
+        ("largest share of ...", "data in one state", f"{limits.COLLAPSED}", "another start"),
+        ("states of ... in use", "states with data", "5 % of the prior", "another start"),
+        ("sd ratio of ... to a Gibbs step", "sd over that after it", f"{limits.NARROW}", "NUTS"),
+    ],
+    "particles": [
+        ("number of particles", "against the dimension d", "2 d", "more particles"),
+        (
+            "implied sd ratio, worst",
+            "sd over that of the gradients",
+            within(limits.IMPLIED_RATIO),
+            "run longer",
+        ),
+        (
+            "shift in sds",
+            "mean of the gradients",
+            f"{limits.IMPLIED_SHIFT} or 1 / sqrt(m)",
+            "run longer",
+        ),
+        ("noise of a minibatch in sds", "the same, of one minibatch", "", "larger batch"),
+        *after_moves(limits.PARTICLES_RATIO, limits.PARTICLES_SHIFT, "twice as many"),
+        (SIDES, "exchange between two modes", f"{limits.CROSSING}", "see the line"),
+        ("shares of the modes, off in sds", "those of particles", SHARES, "more of them"),
+        ("squared KSD", "kernel Stein discrepancy", "", "compare"),
+    ],
+}
+
+
+def with_tables(text: str) -> str:
+    """The page, with a table after each comment that names one."""
+    for of, lines in QUANTITIES.items():
+        rows = [("quantity", "meaning", "limit", "what to do"), ("---",) * 4, *lines]
+        table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        mark = f"<!-- {of} -->"
+        assert mark in text, of
+        text = re.sub(rf"{re.escape(mark)}\n\n(\|.*\n)*\n?", f"{mark}\n\n{table}\n\n", text)
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text()))
