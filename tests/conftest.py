@@ -6,6 +6,7 @@ import gc
 import os
 from pathlib import Path
 import sys
+import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of a test's time is the compiler's.
@@ -60,11 +61,16 @@ def pytest_configure(config):
 
 
 class FewPrograms:
-    """Forgets what is compiled between two files, once it is much."""
+    """Forgets what is compiled between two tests, once it is much."""
 
-    def pytest_runtest_teardown(self, item, nextitem):
-        if nextitem is None or nextitem.path == item.path or not MAPPINGS.exists():
+    def __init__(self):
+        self.last = time.monotonic()
+
+    def pytest_runtest_teardown(self):
+        # Counting takes some hundredths of a second.
+        if not MAPPINGS.exists() or time.monotonic() < self.last + 10:
             return
+        self.last = time.monotonic()
         with MAPPINGS.open("rb") as lines:
             mappings = sum(1 for _ in lines)
         if mappings > MOST_MAPPINGS:
