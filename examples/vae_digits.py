@@ -73,14 +73,20 @@ def network(outputs: int) -> Any:
     return stax.serial(stax.Dense(WIDTH), stax.Tanh, stax.Dense(outputs))
 
 
-def model(given: Array, image: Array, batch: int | None = None) -> None:
-    """``given`` and ``image`` are pixels of the same rows, ``(n, g)`` and ``(n, p)``."""
-    decode = numpyro.module("decoder", network(image.shape[1]), (LATENT + given.shape[1],))
-    with numpyro.plate("images", len(image), subsample_size=batch):
-        z = numpyro.sample("z", dist.Normal().expand([LATENT]).to_event(1))
-        given, image = (numpyro.subsample(x, event_dim=1) for x in (given, image))
-        logits = decode(jnp.concatenate([z, given], axis=-1))
-        numpyro.sample("image", dist.Bernoulli(logits=logits).to_event(1), obs=image)
+def auto_encoder(latent: int) -> Any:
+    def model(given: Array, image: Array, batch: int | None = None) -> None:
+        """``given`` and ``image`` are those of the same rows, ``(n, g)`` and ``(n, p)``."""
+        decode = numpyro.module("decoder", network(image.shape[1]), (latent + given.shape[1],))
+        with numpyro.plate("images", len(image), subsample_size=batch):
+            z = numpyro.sample("z", dist.Normal().expand([latent]).to_event(1))
+            given, image = (numpyro.subsample(x, event_dim=1) for x in (given, image))
+            logits = decode(jnp.concatenate([z, given], axis=-1))
+            numpyro.sample("image", dist.Bernoulli(logits=logits).to_event(1), obs=image)
+
+    return model
+
+
+model = auto_encoder(LATENT)
 
 
 def without_latents(given: Array, image: Array, batch: int | None = None) -> None:
@@ -103,8 +109,8 @@ def encoder(Guide: Any, outputs: int, of: Any = model, **kwargs: Any) -> Any:
     return Guide(of, network(outputs), plate="images", features=pixels, **kwargs)
 
 
-def normal(of: Any = model) -> Any:
-    return encoder(FlowGuide, 2 * LATENT, of, num_flows=0)
+def normal(of: Any = model, latent: int = LATENT) -> Any:
+    return encoder(FlowGuide, 2 * latent, of, num_flows=0)
 
 
 class Images(NamedTuple):
@@ -115,8 +121,12 @@ class Images(NamedTuple):
     test: tuple[Array, Array]
 
 
-def digits(given: int) -> Images:
-    images = (load_digits().data > 7.5).astype(float)
+def digits(given: int, labels: bool = False) -> Images:
+    """The first so many pixels are given, or the labels are (one-hot)."""
+    images, classes = load_digits(return_X_y=True)
+    images = (images > 7.5).astype(float)
+    if labels:
+        images, given = np.concatenate([np.eye(10)[classes], images], axis=1), 10
     order = np.random.default_rng(0).permutation(len(images))
     parts = np.split(images[order], [1200, 1400])
     return Images(*((jnp.asarray(x[:, :given]), jnp.asarray(x[:, given:])) for x in parts))
@@ -196,6 +206,21 @@ def ahead(one: Fit, other: Fit) -> bool:
     return bool(difference.mean() > 2 * difference.std(ddof=1) / np.sqrt(len(difference)))
 
 
+def by_size(sizes: list[int], steps: int, draws: int) -> None:
+    """Auto-encoders that are given the label beside those that are not."""
+    print(f"{'latent numbers':16}{'no label':>16} {'given the label':>16} {'gain':>15}")
+    for latent in sizes:
+        of = auto_encoder(latent)
+        guide = normal(of, latent)
+        score = log_likelihood(of, guide)
+        without, given = (
+            fit(of, guide, Trace_ELBO(10), digits(0, labels), steps, score, draws)
+            for labels in (False, True)
+        )
+        scores = f"{show(without.scores):>16} {show(given.scores):>16}"
+        print(f"{latent:<16}{scores} {show(given.scores - without.scores):>15}", flush=True)
+
+
 def draw_picture(images: Images, params: Params, net: Params, path: Path) -> None:
     """Held-out digits, what the network says of their lower half, and three completions."""
     given, below = (np.asarray(x[:12]) for x in images.test)
@@ -222,8 +247,14 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--draws", type=int, default=5000)
     parser.add_argument("--half", action="store_true", help="the conditional models alone")
+    help = "so many latent numbers, with and without the label, in place of the other tables"
+    parser.add_argument("--sizes", type=int, nargs="+", help=help)
     parser.add_argument("--out", type=Path, default=Path("out/vae_digits.png"))
     args = parser.parse_args()
+
+    if args.sizes:
+        by_size(args.sizes, args.steps, args.draws)
+        return 0
 
     def vae(guide: Any, loss: Any, images: Images) -> Fit:
         score = log_likelihood(model, guide)

@@ -39,9 +39,10 @@ import numpy as np
 sys.path.append(str(Path(__file__).parents[1]))
 from _shared.figures import figures
 from _shared.uci import uci_regression
-from methods import METHODS, Method
+from methods import HIDDEN, METHODS, Method
 
 from numpyro_ext.diagnostics import regression_calibration
+from numpyro_ext.ep import PBP
 from numpyro_ext.targets import RegressionSplit, regression_data
 
 SETS = ["yacht", "boston", "energy", "concrete", "kin8nm"]
@@ -85,6 +86,15 @@ def shown(values: np.ndarray) -> str:
     return f"{values.mean():.3f} ± {values.std(ddof=1) / len(values) ** 0.5:.3f}"
 
 
+def memory(name: str, split: RegressionSplit) -> None:
+    """What a state of PBP takes, besides the data."""
+    X, y = (jnp.asarray(x, jnp.float32) for x in split[:2])
+    for method in ("adf", "sep", "ep"):
+        state = PBP([X.shape[1], HIDDEN, 1], method=method).init(random.key(0), X, y)
+        size = sum(x.nbytes for x in jax.tree.leaves(state)) / 2**20
+        print(f"| {name} | {len(X):,} | {method} | {size:,.3f} |", flush=True)
+
+
 def of_others(kind: str, name: str, title: str) -> str:
     """The figure of a method with exactly these settings, or else with its own."""
     found = figures(kind)
@@ -100,8 +110,14 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, nargs="+", default=[40])
     parser.add_argument("--seed", type=int, default=0, help="of the keys of all fits")
     parser.add_argument("--quick", action="store_true", help="three splits")
+    parser.add_argument("--memory", action="store_true", help="of states of PBP, and no fits")
     args = parser.parse_args()
     load = partial(uci_regression, args.data_dir / "uci") if args.data_dir else regression_data
+    if args.memory:
+        print("| set | rows | method | MiB |\n|---|---|---|---|")
+        for name in args.sets:
+            memory(name, load(name, 0))
+        return
     columns = "set | method | epochs | RMSE | pointwise | joint | calibration | seconds (first)"
     print(f"| {columns} | published | re-run |\n|" + "---|" * 10, flush=True)
     for name in args.sets if args.data_dir else ["diabetes"]:
