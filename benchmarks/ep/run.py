@@ -7,6 +7,8 @@
 - `synthetic`: KL of the normal distribution with the moments of the posterior from q, for probit
   regression with 4 coefficients. The moments are those of importance sampling from EP's own q.
   In (a) the inputs are N(0, I), in (b) they come from 5 clusters, which are the parts of DSEP.
+- `batches`: the same in (a), by minibatches of stochastic EP, and in 20 random parts by DSEP; with
+  the moments of 40,000 draws of NUTS.
 - `xor`: kernel probit regression on four clusters, the parts of DSEP.
 - `mixture`: the means of a mixture of four normal distributions (see `mixture.py`).
 - `hierarchy`: regressions of 20 groups, which are the parts of DEP (see `hierarchy.py`).
@@ -26,7 +28,7 @@ import sys
 import time
 from typing import Any
 
-from fits import Moments, Table, fit, of_params, passes
+from fits import Moments, Table, fit, of_draws, of_params, passes
 from hierarchy import run_hierarchy
 import jax
 from jax import Array, random
@@ -45,7 +47,7 @@ import optax
 sys.path.append(str(Path(__file__).parents[1]))
 from _shared.figures import figures
 
-from numpyro_ext.ep import ADF, DSEP, EP
+from numpyro_ext.ep import ADF, DSEP, EP, StochasticEP
 
 
 def probit(X: Array, y: Array) -> None:
@@ -164,17 +166,23 @@ def exact_moments(q: Moments, X: Array, y: Array) -> Moments:
     return mean, (w - mean).T @ (p[:, None] * (w - mean))
 
 
+def synthetic(case: str, seed: int, N: int) -> tuple[Array, Array, np.ndarray]:
+    """Inputs, classes and the labels of the clusters, which are five."""
+    keys = random.split(random.key(seed), 5)
+    theta = random.normal(keys[0], (4,))
+    X, labels = random.normal(keys[1], (N, 4)), np.arange(N) % 5
+    if case == "b":
+        X = 2 * random.normal(keys[2], (5, 4))[labels] + 0.5 * X
+    y = jnp.where(X @ theta + random.normal(keys[3], (N,)) > 0, 1.0, -1.0)
+    return X, y, labels
+
+
 def run_synthetic(args: argparse.Namespace) -> None:
     N = args.rows
     rows = Table("case", "key", "EP", "SEP", "SEP, last", "DSEP", "ADF, 10 passes")
     for case in ("a", "b"):
         for seed in range(args.repeats):
-            keys = random.split(random.key(seed), 5)
-            theta = random.normal(keys[0], (4,))
-            X, labels = random.normal(keys[1], (N, 4)), np.arange(N) % 5
-            if case == "b":
-                X = 2 * random.normal(keys[2], (5, 4))[labels] + 0.5 * X
-            y = jnp.where(X @ theta + random.normal(keys[3], (N,)) > 0, 1.0, -1.0)
+            X, y, labels = synthetic(case, seed, N)
             ep = of_params(fit(EP(probit, tol=1e-12), 5, X, y).params)
             exact = exact_moments(ep, X, y)
             sep, last = passes(DSEP(probit, 1), 20 * N, X, y)
@@ -182,6 +190,37 @@ def run_synthetic(args: argparse.Namespace) -> None:
             adf = of_params(fit(ADF(probit), 10, X, y).params)
             found = [kl(exact, q) for q in (ep, sep, last, dsep, adf)]
             rows.append([case, seed, *(f"{x:.4f}" for x in found)])
+
+
+def run_batches(args: argparse.Namespace) -> None:
+    N = args.rows
+    rows = Table("method", "rows in a step", "steps", *(f"key {i}" for i in range(args.repeats)))
+    parts = np.random.default_rng(0).permutation(np.arange(N) % 20)
+    stochastic = {
+        ("SEP", M): (StochasticEP(probit, batch_size=M), 20 * N // M) for M in (1, 10, 100, 1000)
+    }
+    engines = {**stochastic, ("DSEP, 20 random parts", 20): (DSEP(probit, parts), N)}
+    sets = [synthetic("a", seed, N)[:2] for seed in range(args.repeats)]
+    mcmc = MCMC(NUTS(probit), num_warmup=500, num_samples=40_000, progress_bar=False)
+    exact = []
+    for X, y in sets:
+        mcmc.run(random.key(0), X, y)
+        exact.append(of_draws(mcmc.get_samples()["w"]))
+
+    def append(*head: Any, found: list[Moments]) -> None:
+        rows.append([*head, *(f"{kl(p, q):.4f}" for p, q in zip(exact, found, strict=True))])
+
+    ep = EP(probit, tol=1e-12)
+    append("EP", "", 5, found=[of_params(fit(ep, 5, *data).params) for data in sets])
+    append("ADF", "", 1, found=[of_params(fit(ADF(probit), 1, *data).params) for data in sets])
+    for (name, M), (engine, steps) in engines.items():
+        found = [passes(engine, steps, *data) for data in sets]
+        append(name, M, f"{steps:,}", found=[mean for mean, _ in found])
+        append(f"{name}, last", M, f"{steps:,}", found=[last for _, last in found])
+    averaged = StochasticEP(probit, batch_size=N)
+    append(
+        "averaged EP", N, 200, found=[of_params(fit(averaged, 200, *data).params) for data in sets]
+    )
 
 
 def run_xor(args: argparse.Namespace) -> None:
@@ -331,6 +370,7 @@ def _cost(model: Callable[..., None], X: Array, y: Array) -> list[Any]:
 PARTS = {
     "probit": run_probit,
     "synthetic": run_synthetic,
+    "batches": run_batches,
     "xor": run_xor,
     "mixture": run_mixture,
     "hierarchy": run_hierarchy,
