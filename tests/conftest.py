@@ -50,6 +50,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.pluginmanager.register(FewPrograms())
+    if end := os.environ.get("TESTS_END"):
+        config.pluginmanager.register(legs.Deadline(float(end)))
     if config.getoption("--record-seconds"):
         config.pluginmanager.register(legs.Recorder())
     if config.getoption("--touch-all"):
