@@ -8,9 +8,9 @@ One name is swapped. Guides run for 5,000 steps of `optax.adam(5e-3)`, NumPyro's
 `Trace_ELBO(4)`, flows with `VRELBO(1., 4)` and `AutoMixtureNormal` with `MixtureELBO()`, and give
 4,000 draws; particles are 200, for 500 steps; kernels are built as `Kernel(model,
 steps_per_sample=20)` and run for 2 chains of 200 + 2,500 draws. The two models of many rows have
-minibatches of 200 and 300 rows for all methods, and the flows' loss the proxy. The truth is exact
-by quadrature, or NUTS in double precision (4 chains of 2,000 + 5,000 draws), kept under `--out`;
-`--truth` makes it and fits nothing.
+minibatches of 200 and 300 rows for all methods, flows and particles with the proxy. The truth is
+exact by quadrature, or NUTS in double precision (4 chains of 2,000 + 5,000 draws), kept under
+`--out`; `--truth` makes it and fits nothing.
 
 `worst mean` is the largest error of a mean in standard deviations, `sd ratio` the mean, and
 [least, largest], of the standard deviations over the right ones, over all numbers of the compared
@@ -86,16 +86,18 @@ def fit(problem: Unseen, method: str, truth: Truth, seed: int) -> tuple[Errors, 
     adam, before = optax.adam(5e-3), 0.0
     if method in STOCK:
         found = by_guide(model, data, STOCK[method](model), Trace_ELBO(4), adam, seed)
-    elif method in FLOWS:
+    elif method in FLOWS or method in FIELDS:
         began = time.perf_counter()
         proxy = None if problem.batch is None else taylor_proxy(model, *data)
         before = time.perf_counter() - began
-        loss = VRELBO(1.0, 4, proxy=proxy)
-        found = by_guide(model, data, FLOWS[method](model), loss, adam, seed)
+        if method in FLOWS:
+            loss = VRELBO(1.0, 4, proxy=proxy)
+            found = by_guide(model, data, FLOWS[method](model), loss, adam, seed)
+        else:
+            field = partial(FIELDS[method], proxy=proxy)
+            found = by_particles(model, data, field, seed, PARTICLES)
     elif method == "AutoMixtureNormal":
         found = by_guide(model, data, AutoMixtureNormal(model), MixtureELBO(), adam, seed)
-    elif method in FIELDS:
-        found = by_particles(model, data, FIELDS[method], seed, PARTICLES)
     else:
         found = by_parvi(model, data, seed, PARTICLES)
     error = errors(found.draws, truth)

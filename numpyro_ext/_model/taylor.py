@@ -22,6 +22,7 @@ from numpyro.handlers import block, seed
 
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import first_rows, rows
+from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import (
     frames,
     latent_sites,
@@ -277,6 +278,29 @@ class TaylorProxy:
         object.__setattr__(self, "compared", leaves)
         return True
 
+    def of_potential(self, name: str, potential: Potential, *, compare: bool) -> "ProxyPotential":
+        """The potential with this expansion of its rows; an error unless it is one of them.
+
+        :param str name: who asks.
+        :param compare: whether a value is NaN where its rows are not those of the proxy.
+        """
+        info = potential.info
+        if info.params:
+            raise ValueError(
+                f"{name} with a proxy has the param site '{info.params[0]}', with which the rows at"
+                " the center move; leave proxy out."
+            )
+        if info.shapes != self.shapes or {n: N for n, (N, _) in info.plates.items()} != {
+            self.plate: self.size
+        }:
+            raise ValueError(
+                f"the model has the unconstrained latent sites {dict(info.shapes)} and minibatches"
+                f" {dict(info.plates)}, but the proxy has {dict(self.shapes)} and {self.size} rows"
+                f" of '{self.plate}'; make it by taylor_proxy(model, *args) with this model and the"
+                " arguments of this run."
+            )
+        return ProxyPotential(self, potential, compare)
+
     def of_run(
         self, model: Model, args: tuple, kwargs: dict[str, Any], power: Any, num: int, *, once: bool
     ) -> "ProxyOfRun":
@@ -316,6 +340,30 @@ class ProxyOfRun(NamedTuple):
         share = 0.5 * jnp.clip(a, 0.0, 2.0) * (1 - 1 / self.num)
         mass = share * total_variance(jnp.var(residuals, ddof=1), self.proxy.size, batch)
         return jnp.where(jnp.isfinite(mass), log_p - mass, -jnp.inf)
+
+
+class ProxyPotential(Potential):
+    """A potential of all rows: those of a minibatch, and the expansion of the others."""
+
+    def __init__(self, proxy: TaylorProxy, potential: Potential, compare: bool) -> None:
+        vars(self).update(vars(potential))
+        self._proxy, self._compare, self._plain = proxy, compare, potential
+        self._gradient = self._differentiate
+
+    def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
+        args, kwargs = self.arguments
+        proxy, rows = self._proxy, idx[self._proxy.plate]
+
+        def rows_at(x: Array) -> Array:
+            return rows_of(self._model, proxy.unravel(x), idx, self.plates)(*args, **kwargs)
+
+        t = self.info.ravel(z)
+        at_t = rows_at(t)
+        change, _, at_center = proxy.change(t, at_t, rows_at)
+        if self._compare:
+            same = _are_same(at_center, proxy.rows[rows], SAME_IN_A_STEP)
+            change = jnp.where(same, change, jnp.nan)
+        return self._plain(z, idx) + proxy.size * jnp.mean(at_t) - proxy.value - change
 
 
 def rows_of(

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import jax
 from jax import Array, lax, random
+from jax.core import Tracer
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from numpyro.handlers import substitute
@@ -31,6 +32,7 @@ from numpyro_ext._model.handlers import refuse_mutable
 from numpyro_ext._model.mistakes import read_global
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Float, Model, Params, SamplesLatent, Sites
 from numpyro_ext.particles.lost import Lost
@@ -71,8 +73,8 @@ class ParticleField(ELBO, ABC):
     be compared by it. The bias of the particles is that of the subclass, whose docstring states it.
     Latent sites inside a plate with a ``subsample_size`` are refused, because the rows of the plate
     change from step to step. All particles share a minibatch, so that their mean follows its noise
-    where the steps are large; ``diagnose`` shows the noise and the shift, and a larger batch makes
-    both smaller.
+    where the steps are large: give ``proxy=taylor_proxy(model, *args)``, which takes nearly all of
+    it away. ``diagnose`` shows the noise of a minibatch, and the shift.
 
     **Lost particles.** A particle at which the log density is NaN or a derivative of it not finite
     has no velocity, with a warning, and the others move without it; the value is the mean over
@@ -100,6 +102,8 @@ class ParticleField(ELBO, ABC):
     :param int block_size: rows of the kernel matrix at a time; None means all of them up to
         m = 2048, and 512 above.
     :param str precondition: ``"covariance"``, which takes at least two particles, or None.
+    :param proxy: the result of :func:`~numpyro_ext.objectives.taylor_proxy` for this model and its
+        arguments, of whose rows a minibatch then corrects the expansion; or None.
 
     .. doctest::
 
@@ -130,6 +134,7 @@ class ParticleField(ELBO, ABC):
     annealing: Callable[[Array], ArrayLike] | None = None
     block_size: int | None = None
     precondition: str | None = None
+    proxy: TaylorProxy | None = None
 
     def __post_init__(self) -> None:
         ELBO.__init__(self, self.num_particles)  # type: ignore[arg-type]
@@ -140,6 +145,7 @@ class ParticleField(ELBO, ABC):
         if self.precondition is not None:
             check_choice("precondition", self.precondition, ("covariance",))
         check_positive("temperature", self.temperature)
+        check_proxy(self.proxy)
         if self.annealing is not None and not callable(self.annealing):
             raise TypeError(
                 f"annealing is {self.annealing!r}; it must be a function of the step that gives a"
@@ -290,6 +296,24 @@ class ParticleField(ELBO, ABC):
         """
         return by_rows(fn, self.rows_at_a_time(len(arrays[0])), *arrays)
 
+    def with_proxy(
+        self,
+        potential: Potential,
+        model: Model,
+        args: tuple,
+        kwargs: dict[str, Any],
+        *,
+        fresh: bool = True,
+    ) -> Potential:
+        """The potential, by the proxy where there is one and the model takes minibatches.
+
+        :param fresh: whether a program is made of it, for which all rows are compared again.
+        """
+        if self.proxy is None or not potential.plates:
+            return potential
+        compared = self.proxy.check_data(model, args, kwargs, once=not fresh)
+        return self.proxy.of_potential(type(self).__name__, potential, compare=not compared)
+
     @of_an_object
     def loss_with_mutable_state(
         self,
@@ -343,13 +367,17 @@ class ParticleField(ELBO, ABC):
         x, params = lax.stop_gradient((z, param_map))
         info = read_for_particles(substitute(model, data=params), args, kwargs)
         unpack = _unpacking(guide, info, z)
+        potential = Potential(model, info, params, args, kwargs)
         # The rows of the minibatch, drawn once for all particles.
-        idx = Potential(model, info, params, args, kwargs).draw_rows(key_minibatch)
-
+        idx = potential.draw_rows(key_minibatch)
+        fresh = isinstance(rng_key, Tracer)
+        by_proxy = self.with_proxy(potential, model, args, kwargs, fresh=fresh)
         own = {n: params[n] for n in info.params if n in params}
 
         def log_prob(x: Array, own: Params) -> Array:
-            return -Potential(model, info, {**params, **own}, args, kwargs)(unpack(x), idx)
+            if own:  # of which there is no proxy
+                return -Potential(model, info, {**params, **own}, args, kwargs)(unpack(x), idx)
+            return -by_proxy(unpack(x), idx)
 
         def gradients(x: Array) -> tuple[Array, Array, list[Array]]:
             # One evaluation gives those of the particles and of the model's parameters.

@@ -272,7 +272,7 @@ class ParVI(MCMCKernel):
         self._check_sharding(num_particles)
         rng_key, key_init, key_optim, key_minibatch = random.split(rng_key[0], 4)
         z, modes = self._start(key_init, num_particles, init_params, args, kwargs)
-        z, potential = self._spread(z), self._potential(args, kwargs)
+        z, potential = self._spread(z), self._by_proxy(args, kwargs)
         x = jax.vmap(potential.info.ravel)(z)
         check_distinct(x, "use init_strategy=init_to_uniform, or init_params that differ.")
         warn_of_few_particles(*x.shape)
@@ -297,7 +297,7 @@ class ParVI(MCMCKernel):
     def sample(
         self, state: ParVIState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
     ) -> ParVIState:
-        potential = self._potential(model_args, model_kwargs or {})
+        potential = self._by_proxy(model_args, model_kwargs or {})
         if self.steps_per_sample == 1:
             return self._moved(state, potential)
         return lax.fori_loop(
@@ -410,6 +410,9 @@ class ParVI(MCMCKernel):
         info = read_for_particles(substitute(self.model, data=self.params), args, kwargs)
         forward_mode = self.forward_mode_differentiation
         return Potential(self.model, info, self.params, args, kwargs, forward_mode=forward_mode)
+
+    def _by_proxy(self, args: tuple, kwargs: dict[str, Any]) -> Potential:
+        return self.field.with_proxy(self._potential(args, kwargs), self.model, args, kwargs)
 
     def _transformation(self) -> optax.GradientTransformation:
         if self.lost_optim:
