@@ -26,7 +26,7 @@ from numpyro.infer.initialization import init_to_median, init_to_value
 import optax
 from sklearn.datasets import load_diabetes
 
-from numpyro_ext.diagnostics import diagnose
+from numpyro_ext.diagnostics import diagnose, plot_diagnosis
 from numpyro_ext.mcmc import SGHMC, ControlVariate
 
 
@@ -103,7 +103,7 @@ def linear(x, y):
 table = load_diabetes(as_frame=True, scaled=False).frame[[*COLUMNS, "target"]]
 table = jnp.asarray((table - table.mean()) / table.std(), jnp.float32)
 data = table[:, :-1], table[:, -1]
-fits = {}
+fits, pictures = {}, {}
 for guide_class in (AutoNormal, AutoMultivariateNormal):
     guide = guide_class(linear, init_loc_fn=init_to_median)
     optim = optax.adam(optax.cosine_decay_schedule(0.02, 5000))
@@ -111,6 +111,7 @@ for guide_class in (AutoNormal, AutoMultivariateNormal):
     result = svi.run(jax.random.key(1), 5000, *data, progress_bar=False)
     diagnosis = diagnose(svi, result=result, model_args=data)
     print(f"{diagnosis}\n")
+    pictures["right" if diagnosis.ok else "wrong"] = plot_diagnosis(diagnosis)["means"].figure
     draws = guide.sample_posterior(jax.random.key(2), result.params, sample_shape=(2000,))
     moved = diagnosis.to_frame().loc["sd ratio after moves, worst"]
     fits[guide_class.__name__] = np.asarray(draws["weights"]), moved
@@ -135,3 +136,5 @@ right.set(title="SVI: two guides", ylim=(-0.55, 0.25))
 right.legend(frameon=False, markerscale=4, loc="upper right")
 Path("out").mkdir(exist_ok=True)
 fig.savefig("out/is_my_result_wrong.png", dpi=120)
+for name, shown in pictures.items():
+    shown.savefig(f"out/is_my_result_wrong_{name}.png", dpi=120)

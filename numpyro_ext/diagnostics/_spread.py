@@ -77,8 +77,13 @@ class Spread(NamedTuple):
     """``(chain, k, d)`` places in the second half of the chains."""
     root: Any = None
     """``(d, d)`` :func:`unit_root` of the points."""
+    before: Any = None
+    """``(m, n)`` numbers at the points, and ``(chain, k, n)`` at the later places."""
+    after: Any = None
     draws_each: Any = 1.0
     """Points that are worth an independent one."""
+    combined: Any = None
+    """The :func:`worst_combinations`, where they were looked for already."""
 
 
 def least_spread(centre: Any, eps: Any) -> Any:
@@ -137,7 +142,7 @@ def spread_after_moves(
         value, grad = potential(x)
         return x, -value, times(root.T, -grad)
 
-    def move(state: Any, inputs: tuple[Array, Array]) -> tuple[Any, Array]:
+    def move(state: Any, inputs: tuple[Array, Array]) -> tuple[Any, tuple[Array, Array]]:
         here, log_h, sums, accepted = state
         i, (key_momentum, key_uniform) = inputs
         length, threshold = random.uniform(key_uniform, (2,), x.dtype)
@@ -168,9 +173,12 @@ def spread_after_moves(
         )
         sums = *seen, jnp.minimum(sums[3], y), jnp.maximum(sums[4], y)
         accepted = accepted + jnp.where(counts, chance, 0.0)
-        return (here, log_h, sums, accepted), here[0] if root.ndim == 2 else here[0][:0]
+        at_place = here[0], now
+        if root.ndim < 2:
+            at_place = here[0][:0], now[:0]
+        return (here, log_h, sums, accepted), at_place
 
-    def one(inputs: tuple[Array, Array, Array]) -> tuple[Any, Array, list[Array], Array]:
+    def one(inputs: tuple[Array, Array, Array]) -> tuple[Any, Array, list[Array], Any]:
         start, y, key = inputs
         nothing = jnp.zeros_like(centre)
         log_h = jnp.asarray(math.log(1.6 * d ** (-1 / 6)), x.dtype)
@@ -181,13 +189,13 @@ def spread_after_moves(
         (_, _, (*sums, least, most), accepted), places = lax.scan(move, state, steps)
         means = jax.tree.map(lambda a: a / (num_moves - half), (sums, accepted))
         kept = half + 1 + equally_spaced(num_moves - half, _LATER)
-        return *means, [least, most], places[kept]
+        return *means, [least, most], jax.tree.map(lambda y: y[kept], places)
 
     starts = x if num_starts is None else x[:num_starts]
     # What the chains still know of their starts is no news: it is off by what the starts are.
     known = (before[: len(starts)] - centre) / unit
     inputs = starts, known, random.split(rng_key, len(starts))
-    (first, second, shares), accepted, ends, later = lax.map(one, inputs, batch_size=block)
+    (first, second, shares), accepted, ends, (later, after) = lax.map(one, inputs, batch_size=block)
     mean = jnp.mean(first, axis=0)
     variance = jnp.mean(second, axis=0) - mean**2
     ratio = 1 / jnp.sqrt(variance)
@@ -232,6 +240,8 @@ def spread_after_moves(
         points=x if root.ndim == 2 else None,
         later=later if root.ndim == 2 else None,
         root=root if root.ndim == 2 else None,
+        before=before if root.ndim == 2 else None,
+        after=after if root.ndim == 2 else None,
         draws_each=jnp.max(draws_each),
     )
 

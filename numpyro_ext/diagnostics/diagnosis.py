@@ -15,6 +15,7 @@ from numpyro_ext.diagnostics.judges.points import points
 from numpyro_ext.diagnostics.judges.stein import discrepancy, particles, stein
 from numpyro_ext.diagnostics.judges.stochastic_gradients import settings, stochastic_gradients
 from numpyro_ext.diagnostics.judges.weights import weights
+from numpyro_ext.diagnostics.seen import seen_of
 from numpyro_ext.diagnostics.subject import Judge, OfFit, OfTree, Subject
 from numpyro_ext.diagnostics.table import Diagnosis
 
@@ -87,8 +88,8 @@ def diagnose(
         of the loss if None. Of more than 10,000 rows, 2,000 random ones and the proxy then
         stand in for all, in the lines on weights and moves. A line has the noise that this leaves;
         above 0.1 nats these lines are those of all rows.
-    :return: a :class:`Diagnosis`. ``mcmc.run`` may return before its chains have ended, and then
-        the first call waits for them.
+    :return: a :class:`Diagnosis`; :func:`plot_diagnosis` makes a picture of it. ``mcmc.run`` may
+        return before its chains have ended, and then the first call waits for them.
 
     **References**
 
@@ -127,4 +128,5 @@ def diagnose(
         fit, numbers = fit_of(obj, result, model_args, model_kwargs), (num_samples, num_moves)
         subject = OfFit(obj, fit, result, rng_key, *numbers, proxy)
     subject.judges = {n: judge for n, judge in JUDGES.items() if subject.kind in judge.of}
-    return Diagnosis(subject.title, tuple(subject.lines(*subject.judges)))
+    rows = tuple(subject.lines(*subject.judges))
+    return Diagnosis(subject.title, rows, seen_of(subject))

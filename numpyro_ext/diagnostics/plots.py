@@ -1,7 +1,9 @@
-"""Pictures that ArviZ does not have: calibration, reliability, and particles."""
+"""Pictures that ArviZ does not have: a diagnosis, calibration, reliability, and particles."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 import re
+import textwrap
 from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
@@ -12,11 +14,13 @@ from numpyro_ext._checks import check_count
 from numpyro_ext.diagnostics._predicted import OfFit
 from numpyro_ext.diagnostics.calibration import Calibration
 from numpyro_ext.diagnostics.classification import bins_of, error_of, probs_and_labels
+from numpyro_ext.diagnostics.limits import RHAT
+from numpyro_ext.diagnostics.table import Diagnosis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_calibration", "plot_particles", "plot_reliability"]
+__all__ = ["plot_calibration", "plot_diagnosis", "plot_particles", "plot_reliability"]
 
 GRID = 80
 """Points of a contour along each axis."""
@@ -24,10 +28,8 @@ MARGIN = 0.15
 """Of the range of the particles, left free around them."""
 
 
-def _axes(ax: Any) -> Any:
-    """The given axes, or new ones; matplotlib is asked for here and nowhere else."""
-    if ax is not None:
-        return ax
+def _pyplot() -> Any:
+    """matplotlib is asked for here and nowhere else."""
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
@@ -35,7 +37,202 @@ def _axes(ax: Any) -> Any:
             "this picture needs matplotlib; install it by pip install"
             " 'numpyro-ext-inference[examples]'."
         ) from error
-    return plt.subplots(figsize=(4.5, 4.5), layout="constrained")[1]
+    return plt
+
+
+def _axes(ax: Any) -> Any:
+    """The given axes, or new ones."""
+    if ax is not None:
+        return ax
+    return _pyplot().subplots(figsize=(4.5, 4.5), layout="constrained")[1]
+
+
+def plot_diagnosis(diagnosis: Diagnosis, panels: Sequence[str] | None = None) -> "dict[str, Axes]":
+    """What :func:`diagnose` has found, as a picture: a title is red where its line is wrong.
+
+    A panel that the fit has nothing for is left out:
+
+    - ``means``, ``sds``: means after exact moves, in standard deviations, and standard deviations
+      over those after them, of the ten numbers that change most and of linear combinations that are
+      wrong. Right ones lie in the band. The bars are two Monte Carlo errors.
+    - ``weights``: the largest importance weights, and the Pareto tail fitted to them (the line). A
+      straight fall to the right end means that a few draws carry everything. Of many independent
+      units there is a histogram of their k-hat.
+    - ``losses``: the loss at each step, in nats above the end, and its running mean.
+    - ``chains``: R-hat and effective sample size of each number, of chains or of restarts. Right
+      ones lie below the line.
+    - the name of a number: its draws (filled), and the moved ones (the line), of the three numbers
+      that change most, where there are at most 300 coordinates.
+    - two names, ``"a, b"``: the coordinates of a linear combination that is wrong.
+
+    :param diagnosis: what :func:`diagnose` returned, with the moves for the panels that need them.
+    :param panels: the names of the panels to draw; default: all that there are.
+    :return: the axes by the name of their panel; nothing is shown or saved.
+    :raises ImportError: matplotlib is not installed.
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI, Trace_ELBO
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_ext.diagnostics import diagnose, plot_diagnosis
+        >>> def model(x):
+        ...     loc = numpyro.sample("loc", dist.Normal(0, 10))
+        ...     numpyro.sample("x", dist.Normal(loc).expand([3]).to_event(1), obs=x)
+        >>> x = jnp.array([0.5, -1.0, 2.0])
+        >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.001), Trace_ELBO())
+        >>> early = svi.run(jax.random.key(0), 200, x, progress_bar=False)
+        >>> axes = plot_diagnosis(diagnose(svi, early, model_args=(x,)))
+        >>> list(axes)
+        ['means', 'sds', 'weights', 'losses', 'loc']
+        >>> axes["means"].figure.savefig("diagnosis.png")                     # doctest: +SKIP
+    """
+    if not isinstance(diagnosis, Diagnosis):
+        raise TypeError(
+            f"diagnosis is a {type(diagnosis).__name__}; it must be what diagnose(...) returned."
+        )
+    drawn = _panels(diagnosis)
+    wanted = list(drawn) if panels is None else list(panels)
+    if not wanted or (missing := [name for name in wanted if name not in drawn]):
+        what = f"no panel {missing[0]!r}" if wanted else "no panel"
+        raise ValueError(
+            f"this diagnosis has {what}, but {list(drawn)}; diagnose the fit itself, with"
+            " num_moves=40 where its moves were left out."
+        )
+    columns = min(len(wanted), 3 if len(wanted) in (3, 5, 6) else 4)
+    lines = -(-len(wanted) // columns)
+    size = (3.6 * columns, 3.0 * lines + 0.4)
+    figure, grid = _pyplot().subplots(
+        lines, columns, figsize=size, squeeze=False, layout="constrained"
+    )
+    axes = dict(zip(wanted, grid.flat, strict=False))
+    for ax in grid.flat[len(wanted) :]:
+        ax.remove()
+    if "means" in axes and "sds" in axes:
+        axes["sds"].tick_params(labelleft=False)
+    for name, ax in axes.items():
+        draw, quantities = drawn[name]
+        draw(ax)
+        row = next((row for row in diagnosis.rows if row.quantity.startswith(quantities)), None)
+        if row is not None and quantities:
+            limit = f" (limit {row.limit})" if row.limit else ""
+            said = {"color": "C3"} if row.ok is False else {}
+            ax.set_title(f"{row.quantity}\n{row.shown}{limit}", fontsize=9, **said)
+    title = textwrap.fill(str(diagnosis).split("\n")[0], 36 * columns)
+    figure.suptitle(title, fontsize=11)
+    return axes
+
+
+def _panels(diagnosis: Diagnosis) -> dict[str, tuple[Callable[[Any], None], tuple[str, ...]]]:
+    """How each panel is drawn, and how the line of the table that is its title begins."""
+    found: dict[str, tuple[Callable[[Any], None], tuple[str, ...]]] = {}
+    if (seen := diagnosis.seen) is None:
+        return found
+    if (moves := seen.moves) is not None:
+        band = -moves.farthest, moves.farthest
+        of_means = moves.names, moves.shift, moves.shift_error, band, 0.0
+        of_sds = moves.names, moves.ratio, moves.ratio_error, moves.limits, 1.0
+        found["means"] = partial(_dots, *of_means), ("shift after moves",)
+        found["sds"] = partial(_dots, *of_sds), ("sd ratio after moves",)
+    if seen.tail is not None:
+        found["weights"] = partial(_tail, seen.tail), ("k-hat", "share of units")
+    if seen.losses:
+        found["losses"] = partial(_losses, seen.losses), ("change of the loss", "residual")
+    if seen.chains is not None:
+        found["chains"] = partial(_chains, seen.chains), ("largest R-hat",)
+    if moves is not None:
+        for name, both in moves.draws.items():
+            found[name] = partial(_posterior, name, *both), ()
+        for pair, both in moves.pairs.items():
+            found[", ".join(pair)] = partial(_pair, *pair, *both), ()
+    return found
+
+
+def _dots(
+    names: list[str],
+    values: np.ndarray,
+    errors: np.ndarray,
+    band: tuple[float, float],
+    right: float,
+    ax: Any,
+) -> None:
+    """One line for each number, the worst at the top, and a band of what is right."""
+    place = np.arange(len(names))[::-1]
+    beyond = (values < band[0]) | (values > band[1])
+    ax.axvspan(*band, color="C2", alpha=0.15, linewidth=0)
+    ax.axvline(right, color="0.5", linewidth=1)
+    for some, colour in ((~beyond, "C0"), (beyond, "C3")):
+        bars = 2 * errors[some]
+        ax.errorbar(values[some], place[some], xerr=bars, fmt="o", ms=4, lw=1, color=colour)
+    ax.set_yticks(place, names, fontsize=8)
+    ax.set_ylim(-0.6, len(names) - 0.4)
+
+
+def _tail(tail: Any, ax: Any) -> None:
+    """The largest fifth of the weights, or one k-hat for each unit."""
+    limit = tail.found.threshold
+    if tail.log_w.ndim > 1:
+        khat = np.ravel(tail.found.khat)
+        ax.hist(np.clip(khat, -1, 2), bins=30, color="C0")
+        ax.axvline(limit, color="C3", linewidth=1)
+        ax.set(xlabel="k-hat of a unit", ylabel="units")
+        return
+    log_w = np.sort(tail.log_w.astype(np.float64))[::-1]
+    smoothed = np.sort(tail.found.log_weights)[::-1]
+    size, last = len(log_w), np.sum(log_w > -np.inf) - 1
+    smoothed += log_w[last] - smoothed[last]  # only the tail differs
+    total = np.logaddexp.reduce(log_w)
+    shown = slice(0, max(25, size // 5))
+    rank = np.arange(1, size + 1)[shown]
+    ax.loglog(rank, np.exp(log_w - total)[shown] * size, "o", ms=3, label="weights")
+    ax.loglog(rank, np.exp(smoothed - total)[shown] * size, color="C1", label="Pareto tail")
+    ax.set(xlabel="rank of the draw", ylabel="weight over the mean")
+    ax.legend(frameon=False, fontsize=8)
+
+
+def _losses(losses: list[np.ndarray], ax: Any) -> None:
+    """The second half decides the height, or the start would hide the rest."""
+    ends = []
+    for k, one in enumerate(losses):
+        y = np.asarray(one, np.float64)
+        y = y - np.nanmedian(y[-max(1, len(y) // 5) :])
+        window = max(1, len(y) // 50)
+        mean = np.convolve(y, np.ones(window) / window, "valid")
+        some = np.arange(0, len(y), max(1, len(y) // 2000))
+        ax.plot(some, y[some], ".", ms=1.5, alpha=0.4, color=f"C{k}")
+        ax.plot(np.arange(len(mean)) + window // 2, mean, lw=1.2, color=f"C{k}")
+        late = y[len(y) // 2 :]
+        ends.append(np.quantile(late[np.isfinite(late)], [0.01, 0.99]))
+    low, high = np.min(ends, 0)[0], np.max(ends, 0)[1]
+    room = 0.5 * (high - low) or 1.0
+    ax.set(xlabel="step", ylabel="loss above the end (nats)", ylim=(low - room, high + room))
+
+
+def _chains(chains: Any, ax: Any) -> None:
+    ax.plot(chains.ess, chains.rhat, "o", ms=4)
+    ax.axhline(RHAT, color="C3", linewidth=1)
+    if np.any(np.isfinite(chains.rhat)):
+        worst = int(np.nanargmax(chains.rhat))
+        where = chains.ess[worst], chains.rhat[worst]
+        ax.annotate(chains.names[worst], where, (4, 4), textcoords="offset points", fontsize=8)
+    ax.set(xscale="log", xlabel="effective sample size", ylabel="R-hat")
+    ax.tick_params(which="minor", labelbottom=False)
+
+
+def _posterior(name: str, before: np.ndarray, after: np.ndarray, ax: Any) -> None:
+    low, high = np.quantile(np.concatenate([before, after]), [0.005, 0.995])
+    bins = np.linspace(low, high, 31) if high > low else 10
+    ax.hist(before, bins, density=True, color="C0", alpha=0.45, label="draws")
+    ax.hist(after, bins, density=True, color="C1", histtype="step", lw=1.5, label="moved")
+    ax.set(xlabel=name, yticks=[])
+    ax.legend(frameon=False, fontsize=8)
+
+
+def _pair(x: str, y: str, before: np.ndarray, after: np.ndarray, ax: Any) -> None:
+    ax.plot(*after.T, ".", ms=2, color="C1", label="moved")
+    ax.plot(*before.T, ".", ms=2, color="C0", label="draws")
+    ax.set(xlabel=f"{x} (unconstrained)", ylabel=f"{y} (unconstrained)")
+    ax.legend(frameon=False, fontsize=8, markerscale=4)
 
 
 def plot_calibration(

@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 import warnings
 
 import numpy as np
@@ -60,6 +60,8 @@ class Diagnosis(NamedTuple):
     """The kernel, or the guide and its loss, and the number of draws."""
     rows: tuple[Row, ...]
     """The lines of the table: ``quantity, value, error, limit, ok, verdict, of_draws``."""
+    seen: Any = None
+    """What :func:`plot_diagnosis` draws: arrays that the lines were made of."""
 
     @property
     def ok(self) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from numpyro_ext.diagnostics import InferenceWarning, diagnose, to_arviz
 from numpyro_ext.diagnostics._facts import Facts, cost_of, rows_of
 from numpyro_ext.diagnostics._fit import Fit
-from numpyro_ext.diagnostics.judges.chains import chain_rows
+from numpyro_ext.diagnostics.judges.chains import Agreement, chain_rows
 from numpyro_ext.mcmc import PSGLD, SGLD, SVRG, ControlVariate, MinibatchGradient
 
 X = jnp.linspace(-1.0, 1.0, 200)
@@ -101,6 +101,6 @@ def test_nuts_says_how_to_see_its_gradients_and_one_gradient_is_one_of_barker():
         "transitions_per_draw": 2,
         "takes_leapfrogs": 1,
     }
-    (row,) = chain_rows(DRAWS, {}, Facts(takes_leapfrogs=1), set())[2:]
+    (row,) = chain_rows(Agreement(DRAWS), {}, Facts(takes_leapfrogs=1))[2:]
     assert "num_steps" in row.verdict
     assert cost_of(ran(BarkerMH(model)), FIT).gradients_per_draw == 2

@@ -121,7 +121,7 @@ def test_independent_normals_for_correlated_ones_are_wrong():
 
 
 def weighed(log_w, x):
-    rows, usable = khat_rows(log_w, auxiliary=False)
+    rows, usable, *_ = khat_rows(log_w, auxiliary=False)
     rows += reweighted_rows({"x": x}, usable, lambda name: np.zeros(x.shape[1], int))
     return {row.quantity: row for row in rows}
 
@@ -145,7 +145,7 @@ def test_weights_that_are_all_but_one_zero_are_wrong():
     one[3] = 0.0
     some = np.where(np.arange(1000) < 300, -np.inf, 0.0)
     for log_w, said in ((one, "all weights but one are 0"), (some, "30% of the draws do not")):
-        (row,), usable = khat_rows(log_w, auxiliary=False)
+        (row,), usable, *_ = khat_rows(log_w, auxiliary=False)
         assert row.ok is False and said in row.verdict and usable is None
 
 

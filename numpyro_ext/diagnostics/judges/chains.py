@@ -14,7 +14,8 @@ from numpyro_ext.diagnostics.limits import ESS, ESS_EACH, RHAT, SLOWER, judged
 from numpyro_ext.diagnostics.subject import Subject
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
-__all__ = ["AGREEMENT", "agreement", "by_mode", "chain_rows", "divergences"]
+__all__ = ["AGREEMENT", "Agreement", "agreement", "by_mode", "chain_rows", "compared"]
+__all__ += ["divergences"]
 
 AGREEMENT = "largest R-hat"
 COORDINATES = 1000
@@ -41,12 +42,19 @@ def divergences(subject: Subject) -> list[Row]:
 def agreement(subject: Subject) -> list[Row]:
     """The lines of chains, or of several restarts of a guide."""
     if subject.kind == "chains":
-        facts, rows = subject.facts, []
-        within = by_mode(subject)
-        if (at := subject.once(at_modes)) is not None and not _agree(subject):
-            rows = [at.row]
-        return [*chain_rows(subject.draws, subject.stats, facts, subject.moving, within), *rows]
-    return restart_rows(subject.draws, subject.facts)
+        at, where = subject.once(at_modes), "" if by_mode(subject) is None else " at a mode"
+        rows = [] if at is None or _agree(subject) else [at.row]
+        return [*chain_rows(subject.once(compared), subject.stats, subject.facts, where), *rows]
+    return restart_rows(subject.once(compared), subject.draws, subject.facts)
+
+
+def compared(subject: Subject) -> "Agreement":
+    """All numbers of chains, or of restarts; where chains differ, those of each mode by itself."""
+    is_chains = subject.kind == "chains"
+    found = Agreement(subject.draws, subject.moving if is_chains else ())
+    if is_chains and (within := by_mode(subject)) is not None:
+        found.of_groups([Agreement(group) for group in within.within(subject.draws).values()])
+    return found
 
 
 def by_mode(subject: Subject) -> AtModes | None:
@@ -63,11 +71,11 @@ def _agree(subject: Subject) -> bool:
 
 
 def _rhat_of_all(subject: Subject) -> float:
-    found = _Agreement(subject.draws)
+    found = Agreement(subject.draws)
     return found.worst(found.rhat, largest=True)[0]
 
 
-class _Agreement:
+class Agreement:
     """R-hat and effective sample sizes of draws ``{site: (chain, draw, *site)}``."""
 
     def __init__(self, draws: Numbers, latents: Collection[str] = ()) -> None:
@@ -101,7 +109,7 @@ class _Agreement:
             self.rhat = np.asarray(array_stats.rhat(halves, chain_axis=0, draw_axis=1))
             self.ess = np.asarray(array_stats.ess(x, chain_axis=0, draw_axis=1))
 
-    def of_groups(self, groups: list["_Agreement"]) -> None:
+    def of_groups(self, groups: list["Agreement"]) -> None:
         """Take the largest R-hat of several groups, and the sum of their effective sizes."""
         ess = dict.fromkeys(self.names, 0.0)
         rhat = dict.fromkeys(self.names, math.nan)
@@ -121,7 +129,7 @@ class _Agreement:
         return float(values[k]), self.names[k]
 
 
-def _moving(found: _Agreement) -> list[Row]:
+def _moving(found: Agreement) -> list[Row]:
     rows = []
     if found.lost:
         verdict = (
@@ -139,7 +147,7 @@ def _moving(found: _Agreement) -> list[Row]:
     return rows
 
 
-def _rhat(found: _Agreement, restarts: bool, where: str = "") -> Row:
+def _rhat(found: Agreement, restarts: bool, where: str = "") -> Row:
     value, name = found.worst(found.rhat, largest=True)
     what = "restarts" if restarts else "chains" if found.chains > 1 else "halves of the chain"
     wrong = (
@@ -158,9 +166,8 @@ def _rhat(found: _Agreement, restarts: bool, where: str = "") -> Row:
     return judged(AGREEMENT, value, f"{RHAT}", value <= RHAT, right, wrong)
 
 
-def restart_rows(draws: Numbers, facts: Facts) -> list[Row]:
+def restart_rows(found: Agreement, draws: Numbers, facts: Facts) -> list[Row]:
     """The lines of several restarts of one fit, whose draws are the chains."""
-    found = _Agreement(draws)
     if facts.distinct_restarts is not None:
         verdict = (
             "restarts of the same parameters say nothing about other optima; make them by"
@@ -173,22 +180,11 @@ def restart_rows(draws: Numbers, facts: Facts) -> list[Row]:
     return [*_moving(found), _rhat(found, restarts=True)]
 
 
-def chain_rows(
-    draws: Numbers,
-    stats: Numbers,
-    facts: Facts,
-    latents: Collection[str],
-    within: AtModes | None = None,
-) -> list[Row]:
+def chain_rows(found: Agreement, stats: Numbers, facts: Facts, where: str = "") -> list[Row]:
     """The lines of a run of MCMC: R-hat, effective draws and their price.
 
-    :param latents: sites that have to move; deterministic ones need not.
-    :param within: the mode of each draw, where chains are compared at each mode.
+    :param where: the words for draws at a mode, where chains are compared there.
     """
-    found, where = _Agreement(draws, latents), ""
-    if within is not None:
-        found.of_groups([_Agreement(group) for group in within.within(draws).values()])
-        where = " at a mode"
     rows = [*_moving(found), _rhat(found, restarts=False, where=where)]
     ess, name = found.worst(found.ess, largest=False)
     limit = min(ESS, ESS_EACH * found.chains)

@@ -60,9 +60,11 @@ from numpyro_ext.diagnostics.table import Row, equally_spaced
 __all__ = [
     "GUIDE",
     "PARTICLES",
+    "Moved",
     "Plan",
     "Wording",
     "exact_moves",
+    "moved",
     "moved_rows",
     "name_of",
     "plan_of",
@@ -114,80 +116,99 @@ CHAINS = GUIDE._replace(
 _NO_GRADIENT = "not judged: a site was summed out, or has no gradient."
 
 
+class Moved(NamedTuple):
+    """Points before and after moves, and what their numbers are called."""
+
+    found: Spread
+    name: Callable[[int], str]
+    kind: Wording
+    coordinate: Callable[[int], str]
+    shares_known: bool = False
+
+
 def exact_moves(subject: OfFit) -> list[Row]:
     """The lines of the worst numbers after moves, or why the draws were not moved."""
+    groups = subject.once(moved)
+    rows = worst_rows([_left_out(x) if isinstance(x, str) else moved_rows(*x) for x in groups])
+    return [*subject.proxy_lines, *rows] if _are_biased(subject) else rows
+
+
+def _are_biased(subject: OfFit) -> bool:
+    # A chain without a model has no potential to move by.
+    return subject.is_biased and subject.fit.model is not None
+
+
+def moved(subject: OfFit) -> list[Moved | str]:
+    """The points of each group that is compared by itself, or why they were not moved."""
     if subject.kind == "particles":
         return _of_particles(subject)
-    if subject.kind == "guide":
-        return _of_guide(subject) if subject.has_moves and subject.num_moves != 0 else []
-    # A chain without a model has no potential to move by.
-    if subject.is_exact or subject.fit.model is None:
+    if subject.num_moves == 0:
         return []
-    return [*subject.proxy_lines, *(_of_chains(subject) if subject.num_moves != 0 else [])]
+    if subject.kind == "guide":
+        return [_of_guide(subject)] if subject.has_moves else []
+    return _of_chains(subject) if _are_biased(subject) else []
 
 
-def _of_particles(subject: OfFit) -> list[Row]:
+def _of_particles(subject: OfFit) -> list[Moved | str]:
     """None for as many coordinates as particles, or without moves."""
     if not subject.has_gradient:
-        return _left_out(_NO_GRADIENT)
+        return [_NO_GRADIENT]
     trace, x, num_moves = subject.proto.trace, subject.points.x, subject.num_moves
     m, d = x.shape
     if m <= d or num_moves == 0:
         return []
     count = m * MOVES * LEAPS * sum(count_of(site) for site in sample_sites(trace))
     if num_moves is None and count > limits.MOST_DENSITIES:
-        return _left_out(_dear(m, "particle", f"{count:.1g} log densities"))
+        return [_dear(m, "particle", f"{count:.1g} log densities")]
     plan = Plan(m, MOVES if num_moves is None else num_moves, None)
     if (at := by_mode(subject)) is not None:
         # Too few at a mode for their spread have too few of all to matter.
         groups = [np.flatnonzero(at.which[0] == k) for k in range(len(at.modes))]
         large = {k: here for k, here in enumerate(groups) if len(here) > max(d, _FEW)}
         if sum(map(len, large.values())) < 0.9 * m:
-            return _left_out("not judged: at a mode there are too few particles.")
-        rows = []
-        for k, here in large.items():
-            name, coordinate = (_at(of(trace), (at, k)) for of in (name_of, coordinate_of))
-            found = _moved(
-                subject, plan, x[here], subject.rng_key, independent=False, group=(at, k)
-            )
-            rows.append(moved_rows(found, name, PARTICLES, coordinate))
-        return worst_rows(rows)
-    # They follow each other, so that they are no independent draws.
-    found = _moved(subject, plan, x, subject.rng_key, independent=False)
-    return moved_rows(found, name_of(trace), PARTICLES, coordinate_of(trace))
+            return ["not judged: at a mode there are too few particles."]
+        groups = [(x[here], (at, k)) for k, here in large.items()]
+    else:
+        groups = [(x, None)]
+
+    def of(x: Array, group: tuple[AtModes, int] | None) -> Moved:
+        # They follow each other, so that they are no independent draws.
+        found = _moved(subject, plan, x, subject.rng_key, independent=False, group=group)
+        name, coordinate = (_at(of(trace), group) for of in (name_of, coordinate_of))
+        return Moved(found, name, PARTICLES, coordinate)
+
+    return [of(*one) for one in groups]
 
 
-def _of_guide(subject: OfFit) -> list[Row]:
+def _of_guide(subject: OfFit) -> Moved | str:
     """Of draws of the first restart and more like them."""
     plan = plan_of(subject)
     if isinstance(plan, str):
-        return _left_out(plan)
+        return plan
     trace = subject.proto.trace
     key_draws, key_moves = random.split(subject.rng_key)
     found = _moved(subject, plan, _more(subject, key_draws), key_moves)
     kind = GUIDE if subject.cause is None else GUIDE._replace(remedy=subject.cause)
     # Where the weights may be used, they have judged the draws, and with them the shares of modes.
     known = subject.lines("weights")[0].ok is True
-    return moved_rows(found, name_of(trace), kind, coordinate_of(trace), shares_known=known)
+    return Moved(found, name_of(trace), kind, coordinate_of(trace), known)
 
 
-def _of_chains(subject: OfFit) -> list[Row]:
+def _of_chains(subject: OfFit) -> list[Moved | str]:
     """Of draws of kernels whose stationary law is not the posterior.
 
     Chains that are far from the posterior agree with each other, and a momentum may have its
     temperature where the coordinates have not: only exact moves on all data say so.
     """
     if (temperature := subject.facts.temperature) is None:
-        return _left_out("not judged: the draws have no temperature, or several of them.")
+        return ["not judged: the draws have no temperature, or several of them."]
     if not subject.has_gradient:
-        return _left_out(_NO_GRADIENT)
+        return [_NO_GRADIENT]
     if (at := by_mode(subject)) is None:
-        return _of_mixed(subject, *subject.mixed, temperature)
+        return [_of_mixed(subject, *subject.mixed, temperature)]
     draws = {name: subject.draws[name] for name in subject.info.latents}
     groups = at.within(draws).items()
-    return worst_rows(
-        [_of_mixed(subject, *subject.mix(x), temperature, (at, k)) for k, x in groups]
-    )
+    return [_of_mixed(subject, *subject.mix(x), temperature, (at, k)) for k, x in groups]
 
 
 def _of_mixed(
@@ -196,15 +217,13 @@ def _of_mixed(
     sizes: np.ndarray,
     temperature: float,
     group: tuple[AtModes, int] | None = None,
-) -> list[Row]:
-    """The lines of draws of chains in a random order, of one mode where one is given."""
+) -> Moved | str:
+    """Draws of chains in a random order, of one mode where one is given."""
     if not np.min(sizes) >= FEWEST_EFFECTIVE:
-        return _left_out(
-            f"not judged: the effective sample size of the draws is below {FEWEST_EFFECTIVE}."
-        )
+        return f"not judged: the effective sample size of the draws is below {FEWEST_EFFECTIVE}."
     plan = plan_of(subject)
     if isinstance(plan, str):
-        return _left_out(plan)
+        return plan
     trace, total = subject.proto.trace, len(next(iter(mixed.values())))
     derived = sum(jnp.size(trace[name]["value"]) for name in watched(trace))
     sizes = np.append(sizes, np.full(derived, np.min(sizes)))
@@ -212,7 +231,7 @@ def _of_mixed(
     draws = {name: jnp.asarray(y) for name, y in mixed.items()}
     how: dict[str, Any] = {"T": temperature, "independent": inflation, "group": group}
     found = _moved(subject, plan, draws, subject.key_moves, **how)
-    return moved_rows(found, _at(name_of(trace), group), CHAINS, _at(coordinate_of(trace), group))
+    return Moved(found, _at(name_of(trace), group), CHAINS, _at(coordinate_of(trace), group))
 
 
 def _at(name: Callable[[int], str], group: tuple[AtModes, int] | None) -> Callable[[int], str]:
@@ -287,7 +306,8 @@ def _moved(
         )
 
     compiled = jax.jit(run, compiler_options=plan.options)
-    return compiled(fit.params[0], draws, independent, rng_key)
+    found = compiled(fit.params[0], draws, independent, rng_key)
+    return found._replace(combined=worst_combinations(found))
 
 
 def _more(subject: OfFit, rng_key: Array) -> Sites:
@@ -370,7 +390,6 @@ def moved_rows(
     name: Callable[[int], str],
     kind: Wording,
     coordinate: Callable[[int], str] = str,
-    *,
     shares_known: bool = False,
 ) -> list[Row]:
     """The lines of the worst numbers: their spread, mean and shape, and modes that no chain leaves.
@@ -389,7 +408,7 @@ def moved_rows(
             " their spread; the density may be rough, or not a number near some of them."
         )
         return [Row(QUANTITY, ratio, None, limit, False, verdict, True)]
-    combined = worst_combinations(found)
+    combined = found.combined or worst_combinations(found)
     pairs = np.zeros((0, 2), int) if combined is None else combined.coordinates
 
     def number(k: int, of: int) -> str:

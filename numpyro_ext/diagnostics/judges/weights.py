@@ -9,7 +9,7 @@ the whole guide, with the dependence between its numbers.
 
 from collections.abc import Callable
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.scipy.special import ndtr
 import numpy as np
@@ -33,7 +33,7 @@ from numpyro_ext.diagnostics.psis import ParetoKhat, khat_error, pareto_khat
 from numpyro_ext.diagnostics.subject import Subject
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
-__all__ = ["khat_rows", "reweighted_rows", "weights"]
+__all__ = ["Weighed", "khat_rows", "reweighted_rows", "weighed", "weights"]
 
 UNITS = 1000
 """At most so many units get a k-hat of their own, equally spaced."""
@@ -65,6 +65,17 @@ class Usable:
         self.gap = None if auxiliary else _gap(log_w[:, chosen[fine]])
 
 
+class Weighed(NamedTuple):
+    """What is known of weights before they are compared with anything."""
+
+    rows: list[Row]
+    usable: Usable | None = None
+    log_w: np.ndarray | None = None
+    """``(S,)`` or ``(S, units)`` log weights of at most so many units, and the fit to their tail;
+    None where there is no such fit."""
+    found: ParetoKhat | None = None
+
+
 def _gap(log_w: np.ndarray) -> tuple[float, float] | None:
     """The bound of order 0 minus the ELBO, of ``(S, units)`` log weights, and its error; None where
     a few draws without a density make it infinite."""
@@ -76,27 +87,30 @@ def _gap(log_w: np.ndarray) -> tuple[float, float] | None:
     return float(np.sum(np.log(w.mean(0)) - x.mean(0))), float(np.std(each)) / math.sqrt(size)
 
 
+def weighed(subject: Subject) -> Weighed | None:
+    """The weights of a guide, if it has a density."""
+    if (log_weight := subject.log_weight) is None:
+        return None
+    log_w = log_weight.reshape(-1, *log_weight.shape[2:])
+    return khat_rows(log_w, auxiliary=subject.density == "bound", cause=subject.cause)
+
+
 def weights(subject: Subject) -> list[Row]:
     """The lines of the weights of a guide, if it has a density."""
-    log_weight = subject.log_weight
-    if log_weight is None:
+    if (known := subject.once(weighed)) is None:
         more = "the next lines look at its draws" if subject.has_moves else "compare it with MCMC"
         verdict = (
             "the guide has no density, so neither k-hat nor bounds of the evidence can be"
             f" computed; {more}."
         )
         return [Row("k-hat", np.nan, None, "0.7", None, verdict, of_draws=True)]
-    log_w = log_weight.reshape(-1, *log_weight.shape[2:])
-    rows, usable = khat_rows(log_w, auxiliary=subject.density == "bound", cause=subject.cause)
-    if usable is None:
-        return rows
+    if known.usable is None:
+        return known.rows
     every = {name: x.reshape(-1, *x.shape[2:]) for name, x in subject.latent.items()}
-    return [*rows, *reweighted_rows(every, usable, subject.unit_of, subject.cause)]
+    return [*known.rows, *reweighted_rows(every, known.usable, subject.unit_of, subject.cause)]
 
 
-def khat_rows(
-    log_w: np.ndarray, *, auxiliary: bool, cause: str | None = None
-) -> tuple[list[Row], Usable | None]:
+def khat_rows(log_w: np.ndarray, *, auxiliary: bool, cause: str | None = None) -> Weighed:
     """Pareto shapes of ``(S, *units)`` log weights, the bounds of the evidence, and the weights.
 
     A large shape is no verdict on the draws: it says that their weights may not be used.
@@ -111,7 +125,7 @@ def khat_rows(
             "there are too few weights or some are not numbers, because the guide leaves the"
             " support of the model; pass more num_samples, or fit again with another guide."
         )
-        return [Row("k-hat", np.nan, None, "", False, verdict)], None
+        return Weighed([Row("k-hat", np.nan, None, "", False, verdict)])
     lost = float(np.max(np.mean(units == -np.inf, 0)))
     if lost > NO_DENSITY:
         share = "no draw has" if lost == 1 else f"{lost:.0%} of the draws do not have"
@@ -119,14 +133,15 @@ def khat_rows(
             f"{share} a density under the model, because the guide leaves its support; fit again"
             " with another guide."
         )
-        return [Row("k-hat", np.inf, None, "", False, verdict)], None
+        return Weighed([Row("k-hat", np.inf, None, "", False, verdict)])
     if log_w.ndim == 1 and np.sum(np.exp(log_w.astype(np.float64) - np.max(log_w)) > 0) == 1:
         verdict = (
             "all weights but one are 0: the guide has collapsed, or lies where the posterior has no"
             " mass; fit again with another loss or another guide."
         )
-        return [Row("k-hat", np.inf, None, "", False, verdict)], None
-    found = pareto_khat(units[:, chosen] if log_w.ndim > 1 else units[:, 0])
+        return Weighed([Row("k-hat", np.inf, None, "", False, verdict)])
+    some = units[:, chosen] if log_w.ndim > 1 else units[:, 0]
+    found = pareto_khat(some)
     errors, limit = khat_error(found.khat, len(log_w)), found.threshold
     if log_w.ndim == 1:
         what, value, error, at_most = "k-hat", float(found.khat), float(errors), f"{limit:.2f}"
@@ -159,7 +174,8 @@ def khat_rows(
     if np.min(bounds.effective_sample_size) < 50:
         verdict = "a few draws carry it, so it says little about the log evidence."
     rows.append(Row("bound of order 0", log_evidence, se0, "", None, verdict))
-    return rows, Usable(found, units, chosen, auxiliary=auxiliary) if ok else None
+    usable = Usable(found, units, chosen, auxiliary=auxiliary) if ok else None
+    return Weighed(rows, usable, some, found)
 
 
 def reweighted_rows(

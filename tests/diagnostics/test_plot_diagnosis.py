@@ -1,0 +1,208 @@
+"""The picture of a diagnosis shows what was compared, and a panel without data is left out."""
+
+import pickle
+
+from jax import random
+import jax.numpy as jnp
+from matplotlib import pyplot as plt
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+import pytest
+
+from numpyro_ext.diagnostics import Diagnosis, diagnose, plot_diagnosis, to_arviz
+from numpyro_ext.diagnostics._spread import Spread, worst_combinations
+from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, Moved
+from numpyro_ext.diagnostics.psis import pareto_khat
+from numpyro_ext.diagnostics.seen import Chains, Seen, Tail, _moves
+from numpyro_ext.diagnostics.table import Row
+from numpyro_ext.ep import EP
+from numpyro_ext.mcmc import SGHMC
+from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
+
+RNG = np.random.default_rng(0)
+X = jnp.asarray(RNG.multivariate_normal([0, 0], [[1, 0.95], [0.95, 1]], 200))
+Y = X @ jnp.array([1.0, -1.0]) + jnp.asarray(RNG.normal(size=200))
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    plt.close("all")
+
+
+def group(ratio, shift, names, found=GUIDE, **more):
+    ratio, shift = np.array(ratio), np.array(shift)
+    error, n = np.full(len(ratio), 0.01), np.zeros((3, 10, len(ratio)))
+    spread = Spread(ratio, error, shift, 2 * error, error, n, np.array(0.7), **more)
+    return Moved(
+        spread._replace(combined=worst_combinations(spread)), names.__getitem__, found, str
+    )
+
+
+def rows(**ok):
+    begins = {"shift": "shift after moves, worst", "sd": "sd ratio after moves, worst"}
+    return tuple(Row(begins[k], 1.0, 0.1, "0.2", x, "so.") for k, x in ok.items())
+
+
+def seen(**parts):
+    return Seen(*({"moves": None, "tail": None, "losses": [], "chains": None} | parts).values())
+
+
+def dots(ax):
+    """``(place, value, error)`` of every line, from the top."""
+    found = []
+    for bar in ax.containers:
+        line, _, (bars,) = bar.lines
+        half = [np.ptp(x[:, 0]) / 2 for x in bars.get_segments()]
+        found += zip(line.get_ydata(), line.get_xdata(), half, strict=True)
+    return np.array(sorted(found, reverse=True))
+
+
+def test_the_numbers_that_move_most_are_shown_with_the_worst_at_the_top():
+    ratio, shift = [0.99, 0.5, 1.05, np.nan], [0.02, 0.1, -0.7, np.nan]
+    draws, after = RNG.normal(size=(50, 4)), RNG.normal(size=(8, 4, 4))
+    moves = _moves([group(ratio, shift, "abcd", before=draws, after=after)])
+    found = Diagnosis("title", rows(shift=False, sd=True), seen(moves=moves))
+    axes = plot_diagnosis(found)
+    # log .5 / log .85 = 4.3, .7 / .2 = 3.5 and .1; what does not vary is left out.
+    assert list(axes) == ["means", "sds", "b", "c", "a"]
+    labels = [text.get_text() for text in axes["means"].get_yticklabels()]
+    assert labels == ["b", "c", "a"]
+    np.testing.assert_allclose(
+        dots(axes["means"])[:, 1:], [[0.1, 0.04], [-0.7, 0.04], [0.02, 0.04]]
+    )
+    np.testing.assert_allclose(dots(axes["sds"])[:, 1:], [[0.5, 0.02], [1.05, 0.02], [0.99, 0.02]])
+    assert axes["means"].title.get_color() == "C3" != axes["sds"].title.get_color()
+    one, other = moves.draws["b"]
+    np.testing.assert_array_equal(one, draws[:, 1])
+    np.testing.assert_array_equal(other, after[..., 1].ravel())
+    assert list(plot_diagnosis(found, ["sds"])) == ["sds"]
+
+
+def test_a_combination_that_is_wrong_has_a_line_and_a_panel():
+    """Of points without the correlation of .95 that the chains have."""
+    points = RNG.normal(size=(2000, 2))
+    later = RNG.multivariate_normal([0, 0], [[1, 0.95], [0.95, 1]], (500, 4))
+    one = {"points": points, "later": later, "root": np.eye(2), "draws_each": 1.0}
+    moves = _moves([group([1.0, 1.0], [0.0, 0.0], "ab", **one)])
+    axes = plot_diagnosis(Diagnosis("title", (), seen(moves=moves)))
+    assert list(axes) == ["means", "sds", "0, 1"]
+    assert moves.names == ["a", "b", "0 with 1"]
+    assert moves.ratio[-1] == pytest.approx(0.05**-0.5, rel=0.1)
+    drawn = [line.get_xydata() for line in axes["0, 1"].get_lines()]
+    np.testing.assert_array_equal(drawn[0], later.reshape(-1, 2))
+    np.testing.assert_array_equal(drawn[1], points)
+    one["later"] = RNG.normal(size=(500, 4, 2))
+    right = _moves([group([1.0, 1.0], [0.0, 0.0], "ab", **one)])
+    assert not right.pairs and right.names == ["a", "b"]
+
+
+def test_weights_and_their_tail_losses_and_chains():
+    log_w = RNG.standard_t(4, 500)
+    tail = Tail(log_w, pareto_khat(log_w))
+    losses = [100.0 - np.minimum(np.arange(500), 90), np.full(500, 9.0)]
+    chains = Chains(["a", "b"], np.array([1.0, 1.3]), np.array([900.0, 12.0]))
+    k_hat = Row("k-hat", 0.7, 0.1, "0.63", None, "so.")
+    found = Diagnosis("x", (k_hat,), seen(tail=tail, losses=losses, chains=chains))
+    axes = plot_diagnosis(found)
+    assert list(axes) == ["weights", "losses", "chains"]
+    raw, fitted = axes["weights"].get_lines()
+    w = np.sort(np.exp(log_w))[::-1]
+    np.testing.assert_allclose(raw.get_ydata(), (w / w.mean())[:100])
+    smoothed = np.sort(np.exp(tail.found.log_weights))[::-1]
+    smoothed *= w[-1] / smoothed[-1]  # below the tail they are the weights
+    np.testing.assert_allclose(fitted.get_ydata(), (smoothed / w.mean())[:100])
+    np.testing.assert_allclose(fitted.get_ydata()[-1], raw.get_ydata()[-1])
+    assert axes["weights"].get_title() == "k-hat\n0.7 +- 0.1 (limit 0.63)"
+    first = axes["losses"].get_lines()[0].get_ydata()
+    np.testing.assert_array_equal(first, losses[0] - 10)
+    assert axes["losses"].get_ylim()[1] < 60
+    np.testing.assert_array_equal(axes["chains"].get_lines()[0].get_ydata(), [1.0, 1.3])
+    assert [text.get_text() for text in axes["chains"].texts] == ["b"]
+    units = RNG.standard_t(4, (500, 40))
+    of_units = Diagnosis("x", (), seen(tail=Tail(units, pareto_khat(units))))
+    bars = plot_diagnosis(of_units)["weights"].patches
+    assert sum(bar.get_height() for bar in bars) == 40
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "panels", "error", "words"),
+    [
+        ("a table", None, TypeError, "diagnosis is a str; it must be what diagnose"),
+        (Diagnosis("x", ()), None, ValueError, "no panel, but .*diagnose the fit itself"),
+        (
+            Diagnosis("x", (), seen(losses=[Y])),
+            ["means"],
+            ValueError,
+            "no panel 'means', but .*losses",
+        ),
+    ],
+)
+def test_what_cannot_be_drawn_is_a_sentence(diagnosis, panels, error, words):
+    with pytest.raises(error, match=words):
+        plot_diagnosis(diagnosis, panels)
+
+
+def model(x, y, batch=None):
+    w = numpyro.sample("w", dist.Normal(0, 10).expand([2]).to_event(1))
+    with numpyro.plate("rows", len(x), subsample_size=batch) as i:
+        numpyro.sample("y", dist.Normal(x[i] @ w, 1.0), obs=y[i])
+
+
+def by_svi(guide, optim, loss, steps):
+    svi = SVI(model, guide, optim, loss)
+    return diagnose(svi, svi.run(random.key(0), steps, X, Y, progress_bar=False), model_args=(X, Y))
+
+
+def by_mcmc(kernel, **batch):
+    mcmc = MCMC(kernel, num_warmup=100, num_samples=500, progress_bar=False)
+    mcmc.run(random.key(0), X, Y, **batch)
+    return diagnose(mcmc)
+
+
+def by_ep():
+    ep = EP(model)
+    return diagnose(ep, ep.run(random.key(0), 10, X, Y, progress_bar=False), model_args=(X, Y))
+
+
+def by_tree():
+    svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.02), Trace_ELBO())
+    fit = svi.run(random.key(0), 100, X, Y, progress_bar=False)
+    return diagnose(to_arviz(svi, fit, model_args=(X, Y)))
+
+
+MOVED = ["means", "sds"]
+OF_W = ["w[0]", "w[1]"]
+FITS = {
+    "guide": (
+        lambda: by_svi(AutoNormal(model), numpyro.optim.Adam(0.02), Trace_ELBO(), 1500),
+        [*MOVED, "weights", "losses"],
+    ),
+    "particles": (
+        lambda: by_svi(AutoParticles(model, 50), particle_step(100), RegularizedSVGD(), 100),
+        MOVED,
+    ),
+    "NUTS": (lambda: by_mcmc(NUTS(model)), ["chains"]),
+    "SGHMC": (lambda: by_mcmc(SGHMC(model, steps_per_sample=10), batch=50), [*MOVED, "chains"]),
+    "EP": (by_ep, [*MOVED, "weights", "losses"]),
+    "tree": (by_tree, ["weights"]),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_every_kind_of_fit_has_its_panels(name):
+    make, panels = FITS[name]
+    found = make()
+    copy = pickle.loads(pickle.dumps(found))
+    assert str(copy) == str(found)
+    axes = plot_diagnosis(copy)
+    wanted = [*panels, *(sorted(OF_W) if "means" in panels else [])]
+    assert sorted(set(axes) - {"w[0], w[1]"}) == sorted(wanted)
+    # A guide without correlations is too narrow along the ridge of two columns.
+    assert ("w[0], w[1]" in axes) is (name == "guide")
+    if "means" in panels:
+        row = next(row for row in found.rows if row.quantity.startswith("sd ratio after"))
+        assert np.nanmin(np.abs(found.seen.moves.ratio - row.value)) < 1e-6
