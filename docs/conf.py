@@ -172,8 +172,21 @@ def adapt_markdown(app, docname, source):
     source[0] = re.sub(r"!\[[^\]]*\]", lambda match: match[0].replace("\n", " "), text)
 
 
+def break_paths(app, pagename, templatename, context, doctree):
+    """A path in a table may go on in the next line behind a slash or an underscore, and nowhere
+    else."""
+
+    def broken(path):
+        return f"{path[1]}{re.sub(r'(?<=[/_])(?=.)', '<wbr>', path[2])}</span>"
+
+    if pagename == "evidence":
+        path = r'(<span class="pre">)([\w.]*/[\w./]*)</span>'
+        context["body"] = re.sub(path, broken, context["body"])
+
+
 def setup(app):
     app.connect("doctree-read", link_public_names)
     app.connect("autodoc-process-signature", sign_classes)
     app.connect("autodoc-process-docstring", inherit_arguments)
     app.connect("source-read", adapt_markdown)
+    app.connect("html-page-context", break_paths)
