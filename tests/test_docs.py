@@ -5,7 +5,10 @@ import importlib
 from pathlib import Path
 import re
 
-from docs.quantities import QUANTITIES, with_tables
+import pytest
+
+from docs.tables import PAGES as TABLES
+from docs.tables import QUANTITIES
 import numpyro_ext
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,10 +44,14 @@ def test_pictures_of_the_pages_are_small_and_shown():
     assert wrong == []
 
 
-def test_the_page_on_diagnose_has_every_line_with_its_limit():
-    """Which are those of the code: `python docs/quantities.py` writes them."""
-    page = (DOCS / "diagnose.md").read_text()
-    assert with_tables(page) == page
+@pytest.mark.parametrize("page", TABLES)
+def test_the_tables_are_those_that_a_script_writes(page):
+    """`python docs/tables.py` does."""
+    text = (DOCS / page).read_text()
+    assert TABLES[page](text) == text
+
+
+def test_the_page_on_diagnose_has_every_line():
     names = {line[0] for lines in QUANTITIES.values() for line in lines}
     used = set()
     for path in (ROOT / "numpyro_ext/diagnostics").rglob("*.py"):

@@ -1,11 +1,21 @@
-"""Writes the tables of ``docs/diagnose.md``, whose limits are those of the code, when it is run."""
+"""Writes what the pages and the code, or two pages, would otherwise say twice, when it is run.
 
+The tables of ``docs/diagnose.md`` have the limits of the code. Those of ``docs/algorithms.md`` and
+``docs/evidence.md`` are made of ``docs/catalogue.tsv``, which has a line for each public name: its
+three cells in the catalogue, what was found, and by which commands. A name without evidence has two
+empty cells there.
+"""
+
+from functools import partial
+import importlib
+import inspect
 from pathlib import Path
 import re
 
+import numpyro_ext
 from numpyro_ext.diagnostics import limits
 
-PAGE = Path(__file__).with_name("diagnose.md")
+DOCS = Path(__file__).parent
 
 Line = tuple[str, str, str, str]
 
@@ -151,7 +161,7 @@ QUANTITIES: dict[str, list[Line]] = {
 }
 
 
-def with_tables(text: str) -> str:
+def of_diagnose(text: str) -> str:
     """The page, with a table after each comment that names one."""
     for of, lines in QUANTITIES.items():
         rows = [("quantity", "meaning", "limit", "what to do"), ("---",) * 4, *lines]
@@ -162,5 +172,45 @@ def with_tables(text: str) -> str:
     return text
 
 
+def catalogue() -> dict[str, dict[str, list[str]]]:
+    """The cells of each name, by module."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for line in (DOCS / "catalogue.tsv").read_text().splitlines():
+        module, name, *cells = line.split("\t")
+        found.setdefault(module, {})[name] = cells
+    return found
+
+
+def file_of(module: str, name: str) -> str:
+    """The path in the package in which a public name is defined."""
+    what = inspect.unwrap(getattr(importlib.import_module(f"numpyro_ext.{module}"), name))
+    path = Path(inspect.getfile(what)).resolve()
+    return str(path.relative_to(Path(numpyro_ext.__file__).parent.resolve()))
+
+
+def of_catalogue(text: str, *, evidence: bool) -> str:
+    """The page, with the rows below the head of the table of each module."""
+    for module, names in catalogue().items():
+        rows = ""
+        for name, (what, bias, cost, found, measured) in names.items():
+            cells = (
+                [found, measured, f"`{file_of(module, name)}`"] if evidence else [what, bias, cost]
+            )
+            if cells[0]:
+                rows += f"| `{name}` | {' | '.join(cells)} |\n"
+        head = rf"(^## {module}\n(?:(?!## |\|).*\n)*\|.*\n\|[-|]+\n)(?:\|.*\n)*"
+        assert re.search(head, text, re.M), module
+        text = re.sub(head, lambda match, rows=rows: match[1] + rows, text, flags=re.M)
+    return text
+
+
+PAGES = {
+    "diagnose.md": of_diagnose,
+    "algorithms.md": partial(of_catalogue, evidence=False),
+    "evidence.md": partial(of_catalogue, evidence=True),
+}
+
 if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text()))
+    for page, written in PAGES.items():
+        path = DOCS / page
+        path.write_text(written(path.read_text()))
