@@ -195,17 +195,20 @@ def _losses(losses: list[np.ndarray], ax: Any) -> None:
     ends = []
     for k, one in enumerate(losses):
         y = np.asarray(one, np.float64)
-        y = y - np.nanmedian(y[-max(1, len(y) // 5) :])
+        last = y[-max(1, len(y) // 5) :]
+        y = y - np.median(last[np.isfinite(last)]) if np.isfinite(last).any() else y
         window = max(1, len(y) // 50)
         mean = np.convolve(y, np.ones(window) / window, "valid")
         some = np.arange(0, len(y), max(1, len(y) // 2000))
         ax.plot(some, y[some], ".", ms=1.5, alpha=0.4, color=f"C{k}")
         ax.plot(np.arange(len(mean)) + window // 2, mean, lw=1.2, color=f"C{k}")
         late = y[len(y) // 2 :]
-        ends.append(np.quantile(late[np.isfinite(late)], [0.01, 0.99]))
-    low, high = np.min(ends, 0)[0], np.max(ends, 0)[1]
-    room = 0.5 * (high - low) or 1.0
-    ax.set(xlabel="step", ylabel="loss above the end (nats)", ylim=(low - room, high + room))
+        ends.append(late[np.isfinite(late)])
+    ax.set(xlabel="step", ylabel="loss above the end (nats)")
+    if finite := [np.quantile(late, [0.01, 0.99]) for late in ends if len(late)]:
+        low, high = np.min(finite, 0)[0], np.max(finite, 0)[1]
+        room = 0.5 * (high - low) or 1.0
+        ax.set_ylim(low - room, high + room)
 
 
 def _chains(chains: Any, ax: Any) -> None:

@@ -100,6 +100,13 @@ def test_a_combination_that_is_wrong_has_a_line_and_a_panel():
     assert not right.pairs and right.names == ["a", "b"]
 
 
+@pytest.mark.parametrize("losses", [np.full(20, np.nan), np.r_[np.ones(9), np.inf, np.ones(10)]])
+def test_losses_that_are_not_finite_are_drawn_as_far_as_they_are(losses):
+    axes = plot_diagnosis(Diagnosis("x", (), seen(losses=[losses])))
+    drawn = axes["losses"].get_lines()[0].get_ydata()
+    np.testing.assert_array_equal(np.isfinite(drawn), np.isfinite(losses))
+
+
 def test_weights_and_their_tail_losses_and_chains():
     log_w = RNG.standard_t(4, 500)
     tail = Tail(log_w, pareto_khat(log_w))
