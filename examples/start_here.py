@@ -95,16 +95,6 @@ def lap(name, since):
     print(f"[{name}: {seconds[name]:.0f} s]", flush=True)
 
 
-def picture(name):
-    """Two panels: the first is empty, the second has the posterior of one number."""
-    pictures[name], (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
-    for fit, colour in {"NUTS": "0.6", name: "0.6" if name == "NUTS" else "C0"}.items():
-        right.ecdf(tree[fit].posterior["spread"].values.ravel(), color=colour, lw=2, label=fit)
-    right.set(xlabel="spread of the levels", ylabel="share of the draws below")
-    right.legend(frameon=False, loc="lower right")
-    return left
-
-
 start = time.perf_counter()
 nuts = MCMC(NUTS(model), num_warmup=500, num_samples=options.draws, **chains)
 nuts.run(jax.random.key(0), *data, extra_fields=("num_steps",))
@@ -115,10 +105,6 @@ tree["NUTS"] = in_arviz(nuts)
 lap("NUTS, diagnose and to_arviz", start)
 print(verdict["NUTS"])
 print(az.summary(tree["NUTS"]))
-
-left = picture("NUTS")
-left.plot(tree["NUTS"].posterior["spread"].values.T, lw=0.5)
-left.set(xlabel="draw", ylabel="spread of the levels", title="NUTS: two chains")
 
 # %%
 # A flow on minibatches. The proxy is found by one search for the mode. The flow starts there with
@@ -139,10 +125,6 @@ tree["flow"] = in_arviz(svi, **of_fit, num_samples=2 * options.draws)
 lap("flow, diagnose and to_arviz", start)
 print(verdict["flow"])
 
-left = picture("flow")
-left.plot(np.asarray(fit.losses) - np.median(fit.losses[-options.steps // 5 :]), ".", ms=1)
-left.set(xlabel="step", ylabel="loss - that of the end (nats)", title="The flow: its loss")
-
 # %%
 # ``SGHMC`` on minibatches, whose settings are found before it starts: 20 transitions for a draw.
 
@@ -156,10 +138,6 @@ tree["SGHMC"] = in_arviz(sghmc)
 lap("SGHMC, diagnose and to_arviz", start)
 print(sghmc.sampler.settings)
 print(verdict["SGHMC"])
-
-left = picture("SGHMC")
-left.plot(tree["SGHMC"].posterior["spread"].values.T, lw=0.5)
-left.set(xlabel="draw", ylabel="spread of the levels", title="SGHMC: two chains")
 
 # %%
 # Particles, first on minibatches, which ``diagnose`` finds wrong, and then on all rows.
@@ -179,18 +157,6 @@ for name, how in {"particles, 256 rows": minibatch, "particles": {}}.items():
         tree[name] = in_arviz(svi_points, **of_points)
     lap(f"{name}, diagnose and to_arviz", start)
     print(verdict[name])
-
-left = picture("particles")
-for name, style in {
-    "NUTS": {"color": "0.8", "ms": 2},
-    "particles, 256 rows": {"color": "C1", "ms": 4},
-    "particles": {"color": "C0", "ms": 4},
-}.items():
-    draws = tree[name].posterior
-    slope, level = draws["slope"].sel(feature="tenure"), draws["level"].sel(region="Esk")
-    left.plot(slope.values.ravel(), level.values.ravel(), ".", **style, label=name)
-left.set(xlabel="slope of tenure", ylabel="level of Esk", title="Particles on 256 and on all rows")
-left.legend(loc="upper left", markerscale=2)
 
 # %%
 # All of them in one forest. ArviZ leaves out, without an error, the fits that have fewer draws than
