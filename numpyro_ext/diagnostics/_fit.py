@@ -35,7 +35,7 @@ from numpyro_ext._typing import (
 )
 from numpyro_ext.diagnostics.full_data import check_full_arrays, minibatch_plates, on_all_rows
 
-__all__ = ["Fit", "check_arguments", "check_key", "fit_of", "refuse_nan", "restarts_of"]
+__all__ = ["Fit", "check_arguments", "check_key", "fit_of", "refuse_nan", "restarts_of", "sampled"]
 
 
 class Fit(NamedTuple):
@@ -333,6 +333,21 @@ def fit_of(
         f"obj is a {_name_of(type(obj))}; it must be a numpyro.infer.SVI, a numpyro.infer.MCMC that"
         f" has run, or an engine with model, guide and run(){_instead_of(obj)}."
     )
+
+
+def sampled(fit: Fit, obj: Any) -> Fit:
+    """Without the draws that a cyclical schedule marks as exploration: they are a descent."""
+    marks = obj.get_extra_fields().get("sampling") if isinstance(obj, MCMC) else None
+    if marks is None:
+        return fit
+    kept = np.asarray(marks, bool)
+    if not kept.any():
+        raise ValueError(
+            f"all {kept.size} draws belong to the exploration of the cyclical schedule, which"
+            " predicts nothing; draw a whole cycle: num_samples times steps_per_sample transitions,"
+            " of which cycle_length are one."
+        )
+    return fit._replace(draws=[{n: x[kept] for n, x in one.items()} for one in fit.draws])
 
 
 def refuse_nan(fit: Fit) -> None:

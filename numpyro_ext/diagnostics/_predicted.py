@@ -22,7 +22,7 @@ from numpyro_ext.diagnostics._evaluate import (
     prototype,
 )
 from numpyro_ext.diagnostics._facts import Facts
-from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, refuse_nan
+from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, refuse_nan, sampled
 from numpyro_ext.diagnostics.subject import title_of
 
 __all__ = ["OfFit", "Predicted", "is_fit", "labels_of", "of_distribution", "of_fit", "of_samples"]
@@ -83,7 +83,7 @@ def of_fit(
     """The predictions of a fit for the observed site of the model at these arguments."""
     num_samples = check_count("num_samples", num_samples)
     key_prototype, key_draws = random.split(check_key(rng_key))
-    fit = fit_of(obj, result, model_args, model_kwargs)
+    fit = sampled(fit_of(obj, result, model_args, model_kwargs), obj)
     if fit.model is None:
         raise TypeError("the MCMC runs on a potential function; a prediction needs a model.")
     refuse_nan(fit)

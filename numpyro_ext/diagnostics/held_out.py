@@ -33,7 +33,7 @@ from numpyro_ext.diagnostics._evaluate import (
     model_trace_of,
     prototype,
 )
-from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, refuse_nan
+from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, refuse_nan, sampled
 from numpyro_ext.diagnostics.full_data import shapes_of
 
 __all__ = ["held_out_log_likelihood", "log_mean_exp", "log_weights_of"]
@@ -133,7 +133,7 @@ def log_weights_of(
     """``(S, *rows)``: what :func:`held_out_log_likelihood` takes the mean of, in logs."""
     num_samples = check_count("num_samples", num_samples)
     key_prototype, key_draws = random.split(check_key(rng_key))
-    fit = fit_of(obj, result, model_args, model_kwargs)
+    fit = sampled(fit_of(obj, result, model_args, model_kwargs), obj)
     if fit.model is None:
         raise TypeError("the MCMC runs on a potential function; held-out data need a model.")
     refuse_nan(fit)

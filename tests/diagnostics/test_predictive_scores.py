@@ -30,6 +30,7 @@ from numpyro_ext.diagnostics import (
 )
 from numpyro_ext.mcmc import SGLD
 from numpyro_ext.particles import SVGD, AutoParticles
+from tests.diagnostics.drawn import visited
 
 LOC, SD, NOISE = 1.3, 0.4, 0.5
 X = jnp.linspace(-2.0, 3.0, 40)
@@ -154,6 +155,21 @@ def test_fewer_rows_than_the_minibatch_and_every_kind_of_fit(exact):
         assert scores.title == f"{what}: numbers 'y', 13 observations"
         for name, value in expected.items():
             assert getattr(scores, name) == pytest.approx(value, rel=0.06, abs=0.03), (what, name)
+
+
+def test_the_exploration_of_a_cyclical_schedule_predicts_nothing():
+    slopes = np.array([100.0, 2.0, -50.0, 2.5])
+    sampling = jnp.array([False, True, False, True])
+    mcmc = visited(line, {"slope": slopes}, X, Y, sampling=sampling)
+    whole = visited(line, {"slope": slopes[1::2]}, X, Y)
+    for score in (predictive_scores, held_out_log_likelihood):
+        found, expected = (score(one, model_args=(X, Y)) for one in (mcmc, whole))
+        assert np.allclose(
+            np.array(found[1:], float), np.array(expected[1:], float), equal_nan=True
+        )
+    lost = visited(line, {"slope": slopes}, X, Y, sampling=~sampling & sampling)
+    with pytest.raises(ValueError, match="all 4 draws belong to the exploration of the cyclical"):
+        predictive_scores(lost, model_args=(X, Y))
 
 
 def test_points_are_evaluated_once_and_a_list_of_them_is_an_ensemble():
