@@ -59,6 +59,7 @@ RUN = [
     "choosing_a_step_size",
     "is_my_result_wrong",
     "large_data",
+    "networks",
     "comparing_variational_and_mcmc",
     "welling_teh_mixture",
     "kernel_hmc_banana",
