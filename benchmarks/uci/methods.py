@@ -1,12 +1,14 @@
-"""The methods of the table, each as a user writes it on `bayesian_mlp`.
+"""The methods of the tables, each as a user writes it on `bayesian_mlp`.
 
-All but PBP and the rows with fixed numbers in their name learn the precision of the noise, with the
-prior Gamma(1, 0.1) (Gamma(6, 6), the default of the model, keeps the standard deviation of the
-noise of 277 rows above a fifth of that of y, and on yacht it is a twentieth), and have the prior
-N(0, 1) of weights. They start at `init_to_fan_in()`, draw a minibatch for each step (32 rows, 128
-of sets of more than 5,000), and have a rate that falls along a cosine; that of Adam begins at 0.02,
-so that its mean is the 0.01 of the protocol. A fit is one compiled function of the key and of the
-arrays, so the splits of a set, whose shapes are the same, share its program.
+A method takes a key, the training rows, the inputs to predict, the number of epochs, and that of
+classes, None for a number. All but PBP and the rows with fixed numbers in their name learn the
+precision of the noise, with the prior Gamma(1, 0.1) (Gamma(6, 6), the default of the model, keeps
+the standard deviation of the noise of 277 rows above a fifth of that of y, and on yacht it is a
+twentieth), and have the prior N(0, 1) of weights. They start at `init_to_fan_in()`, draw a
+minibatch for each step (32 rows, 128 of sets of more than 5,000), and have a rate that falls along
+a cosine; that of Adam begins at 0.02, so that its mean is the 0.01 of the protocol. A fit by `SVI`
+is one compiled function of the key and of the arrays, so the splits of a set, whose shapes are the
+same, share its program.
 """
 
 from collections.abc import Callable
@@ -25,27 +27,21 @@ import optax
 
 from numpyro_ext.ep import PBP
 from numpyro_ext.guides import AutoDropout, AutoLaplaceGGN, init_to_fan_in
-from numpyro_ext.mcmc import SGHMC
+from numpyro_ext.mcmc import SGHMC, CyclicalSchedule
 from numpyro_ext.objectives import VRELBO, BBAlphaELBO, CurvatureELBO
 from numpyro_ext.optim import ivon, vadam, von
 from numpyro_ext.particles import SVGD, AutoParticles, RegularizedSVGD
 from numpyro_ext.targets import bayesian_mlp
 
-HIDDEN, DRAWS, NETWORKS = 50, 100, 5
+HIDDEN, DRAWS, NETWORKS, KEPT = 50, 100, 5, 33
 START = init_to_fan_in()
 
 
-class Prediction(NamedTuple):
-    """Normal distributions of each test row under T draws of the network, (T, n) each.
+Method = Callable[[Array, Array, Array, Array, int, int | None], dist.Distribution]
+"""It returns the prediction of each test row under T draws of the network, ``(T, n)``.
 
-    A closed form is one draw, whose joint density is not known.
-    """
-
-    mean: Array
-    variance: Array
-
-
-Method = Callable[[Array, Array, Array, Array, int], Prediction]
+A closed form is one draw, whose joint density is not known.
+"""
 
 
 class Budget(NamedTuple):
@@ -61,24 +57,27 @@ def budget(X: Array, epochs: int) -> Budget:
     return Budget(len(X), batch, max(1, epochs * (len(X) // batch)))
 
 
-def network(log_noise: float | None = None, log_prior: float = 0.0) -> Callable[..., None]:
+def network(
+    classes: int | None = None, log_noise: float | None = None, log_prior: float = 0.0
+) -> Callable[..., None]:
     """The model; with the logarithms of the precisions of noise and weights, or a learnt noise."""
-    return partial(
-        bayesian_mlp,
-        hidden=(HIDDEN,),
-        weight_prior=dist.Normal(0.0, exp(-log_prior / 2)),
-        noise_prior=dist.Gamma(1.0, 0.1) if log_noise is None else exp(log_noise),
-    )
+    prior = dist.Normal(0.0, exp(-log_prior / 2))
+    model = partial(bayesian_mlp, hidden=(HIDDEN,), weight_prior=prior)
+    if classes is not None:
+        return partial(model, num_classes=classes)
+    noise = dist.Gamma(1.0, 0.1) if log_noise is None else exp(log_noise)
+    return partial(model, noise_prior=noise)
 
 
-def of_draws(model: Callable[..., None], draws: dict[str, Array], X: Array) -> Prediction:
-    count = len(draws["w0"])
+def of_draws(model: Callable[..., None], draws: dict[str, Array], X: Array) -> dist.Distribution:
     f = Predictive(model, draws, return_sites=["f"])(random.key(0), X)["f"]
+    if f.ndim == 3:
+        return dist.Categorical(logits=f)
     if "noise_precision" in draws:
         precision = draws["noise_precision"]
     else:
-        precision = jnp.full(count, model.keywords["noise_prior"])  # type: ignore[attr-defined]
-    return Prediction(f, jnp.broadcast_to(1 / precision[:, None], f.shape))
+        precision = jnp.full(len(f), model.keywords["noise_prior"])  # type: ignore[attr-defined]
+    return dist.Normal(f, precision[:, None] ** -0.5)
 
 
 class Recipe(NamedTuple):
@@ -88,81 +87,128 @@ class Recipe(NamedTuple):
     optim: Callable[[Budget], Any]
     loss: Any
     networks: int = 1
-    model: Callable[..., None] = network()
+    model: Callable[..., Any] = network
 
 
-@partial(jax.jit, static_argnums=(0, 5))
+@partial(jax.jit, static_argnums=(0, 5, 6))
 def by_svi(
-    recipe: Recipe, rng_key: Array, X: Array, y: Array, X_test: Array, epochs: int
-) -> Prediction:
-    size = budget(X, epochs)
+    recipe: Recipe,
+    rng_key: Array,
+    X: Array,
+    y: Array,
+    X_test: Array,
+    epochs: int,
+    classes: int | None,
+) -> dist.Distribution:
+    size, model = budget(X, epochs), recipe.model(classes)
 
     def one(rng_key: Array) -> dict[str, Array]:
-        guide = recipe.guide(recipe.model)
-        svi = SVI(recipe.model, guide, recipe.optim(size), recipe.loss)
+        guide = recipe.guide(model)
+        svi = SVI(model, guide, recipe.optim(size), recipe.loss)
         fit_key, draw_key = random.split(rng_key)
         data = {"subsample_size": size.batch, "progress_bar": False}
         params = svi.run(fit_key, size.steps, X, y, **data).params
         if isinstance(guide, AutoParticles):
             return guide.particles(params)
-        shape = (DRAWS if recipe.networks == 1 else 1,)
+        shape = (DRAWS // recipe.networks,)
         draws: dict[str, Array] = guide.sample_posterior(draw_key, params, sample_shape=shape)
         return draws
 
     draws = jax.vmap(one)(random.split(rng_key, recipe.networks))
     draws = {name: x.reshape(-1, *x.shape[2:]) for name, x in draws.items()}
-    return of_draws(recipe.model, draws, X_test)
+    return of_draws(model, draws, X_test)
 
 
 def by_laplace(
-    structure: str, rng_key: Array, X: Array, y: Array, X_test: Array, epochs: int
-) -> Prediction:
+    structure: str,
+    rng_key: Array,
+    X: Array,
+    y: Array,
+    X_test: Array,
+    epochs: int,
+    classes: int | None,
+) -> dist.Distribution:
     """The curvature is taken outside of the compiled training: the guide wants data with values."""
-    model = network()
+    model = network(classes)
     guide = AutoLaplaceGGN(model, structure=structure, init_loc_fn=START)
     SVI(model, guide, optax.adam(0.01), Trace_ELBO()).init(rng_key, X, y)
-    params = mode(rng_key, X, y, epochs)
-    f = guide.linearised_predictive(params, X_test)
-    noise = 1 / guide.median(params)["noise_precision"]
-    return Prediction(f.mean[None], (f.variance + noise)[None])
+    params = mode(rng_key, X, y, epochs, classes)
+    if classes is None:
+        f = guide.linearised_predictive(params, X_test)
+        noise = 1 / guide.median(params)["noise_precision"]
+        return dist.Normal(f.mean[None], jnp.sqrt(f.variance + noise)[None])
+    drawn, (params,) = guide.as_normal([params])  # of which predictive_scores takes draws too
+
+    def logits(key: Array) -> Array:
+        return drawn.linearised_site(key, params, "y", (X_test,), {})["fn"].logits
+
+    return dist.Categorical(logits=jax.vmap(logits)(random.split(rng_key, DRAWS)))
 
 
-@partial(jax.jit, static_argnums=3)
-def mode(rng_key: Array, X: Array, y: Array, epochs: int) -> dict[str, Array]:
-    size, model = budget(X, epochs), network()
+@partial(jax.jit, static_argnums=(3, 4))
+def mode(rng_key: Array, X: Array, y: Array, epochs: int, classes: int | None) -> dict[str, Array]:
+    size, model = budget(X, epochs), network(classes)
     svi = SVI(model, AutoLaplaceGGN(model, init_loc_fn=START), adam(size), Trace_ELBO())
     data = {"subsample_size": size.batch, "progress_bar": False}
     params: dict[str, Array] = svi.run(rng_key, size.steps, X, y, **data).params
     return params
 
 
-def by_sghmc(rng_key: Array, X: Array, y: Array, X_test: Array, epochs: int) -> Prediction:
-    """Half of the steps are warmup."""
-    size, model = budget(X, epochs), network()
-    half = max(1, size.steps // 2)
-    kernel = SGHMC(model, init_strategy=START)
-    mcmc = MCMC(kernel, num_warmup=half, num_samples=half, progress_bar=False)
-    mcmc.run(rng_key, X, y, subsample_size=size.batch)
-    keep = max(1, half // DRAWS)
-    draws = {name: x[::keep] for name, x in mcmc.get_samples().items()}
+def by_sghmc(
+    cyclical: bool,
+    rng_key: Array,
+    X: Array,
+    y: Array,
+    X_test: Array,
+    epochs: int,
+    classes: int | None,
+) -> dist.Distribution:
+    """Half of the steps are warmup; of the cyclical one a fifth, which is the first of five cycles.
+
+    The peak of a cycle is a length in the standardised space of the weights: 0.3 posterior standard
+    deviations of a weight that the rows determine as they do a mean.
+    """
+    size, model = budget(X, epochs), network(classes)
+    if cyclical:
+        inner = max(1, size.steps // (5 * KEPT))  # transitions of a draw
+        schedule = CyclicalSchedule(0.3 / size.rows**0.5, KEPT * inner)
+        kernel = SGHMC(model, schedule, friction=10.0, steps_per_sample=inner, init_strategy=START)
+        mcmc = MCMC(kernel, num_warmup=KEPT, num_samples=4 * KEPT, progress_bar=False)
+        mcmc.run(rng_key, X, y, subsample_size=size.batch)
+        kept = mcmc.get_extra_fields()["sampling"]
+    else:
+        half = max(1, size.steps // 2)
+        kernel = SGHMC(model, init_strategy=START)
+        mcmc = MCMC(kernel, num_warmup=half, num_samples=half, progress_bar=False)
+        mcmc.run(rng_key, X, y, subsample_size=size.batch)
+        kept = slice(None, None, max(1, half // DRAWS))
+    draws = {name: x[kept] for name, x in mcmc.get_samples().items()}
     return of_draws(model, draws, X_test)
 
 
 def by_pbp(
-    method: str, rng_key: Array, X: Array, y: Array, X_test: Array, epochs: int
-) -> Prediction:
+    method: str,
+    rng_key: Array,
+    X: Array,
+    y: Array,
+    X_test: Array,
+    epochs: int,
+    classes: int | None,
+) -> dist.Distribution:
     engine = PBP([X.shape[1], HIDDEN, 1], method=method)
     params = engine.run(rng_key, epochs, X, y, progress_bar=False).params
     mean, variance = engine.predict(params, X_test)
-    return Prediction(mean[None], variance[None])
+    return dist.Normal(mean[None], jnp.sqrt(variance)[None])
 
 
-def ridge(rng_key: Array, X: Array, y: Array, X_test: Array, epochs: int) -> Prediction:
+def ridge(
+    rng_key: Array, X: Array, y: Array, X_test: Array, epochs: int, classes: int | None
+) -> dist.Distribution:
     """A linear regression with weights N(0, 1), whose noise is the residual of training."""
     A, A_test = (jnp.pad(x, ((0, 0), (0, 1)), constant_values=1.0) for x in (X, X_test))
     w = jnp.linalg.solve(A.T @ A + jnp.eye(A.shape[1]), A.T @ y)
     mean = (A_test @ w)[None]
-    return Prediction(mean, jnp.full(mean.shape, jnp.mean((y - A @ w) ** 2)))
+    return dist.Normal(mean, jnp.sqrt(jnp.mean((y - A @ w) ** 2)))
 
 
 def adam(size: Budget) -> Any:
@@ -209,7 +255,8 @@ SQUARES = CurvatureELBO("squared_gradient", 10)
 def vadam_at(log_noise: float, log_prior: float) -> Recipe:
     guide = partial(mean_field, scale=exp(-log_prior / 2))
     optim = partial(perturbed, log_prior=log_prior, constant=True)
-    return Recipe(guide, optim, SQUARES, model=network(log_noise, log_prior))
+    model = partial(network, log_noise=log_noise, log_prior=log_prior)
+    return Recipe(guide, optim, SQUARES, model=model)
 
 
 RECIPES = {
@@ -217,6 +264,7 @@ RECIPES = {
     "ensemble of five MAP": Recipe(POINT, adam, Trace_ELBO(), NETWORKS),
     "mean field, Adam": Recipe(mean_field, adam, Trace_ELBO(4)),
     "mean field, ivon": Recipe(mean_field, natural, Trace_ELBO(4)),
+    "ensemble of five ivon": Recipe(mean_field, natural, Trace_ELBO(4), NETWORKS),
     "VRELBO(0.5)": Recipe(mean_field, adam, VRELBO(0.5, 10)),
     "BBAlphaELBO(0.5)": Recipe(mean_field, adam, BBAlphaELBO(0.5, 10)),
     "VOGN": Recipe(mean_field, newton, CurvatureELBO("empirical_fisher", 4)),
@@ -234,7 +282,8 @@ METHODS: dict[str, Method] = {
     **{name: partial(by_svi, recipe) for name, recipe in RECIPES.items()},
     "last-layer Laplace": partial(by_laplace, "last_layer"),
     "AutoLaplaceGGN, diag": partial(by_laplace, "diag"),
-    "SGHMC": by_sghmc,
+    "SGHMC": partial(by_sghmc, False),
+    "SGHMC, cyclical": partial(by_sghmc, True),
     "PBP": partial(by_pbp, "adf"),
     "PBP, EP": partial(by_pbp, "ep"),
     "PBP, SEP": partial(by_pbp, "sep"),
