@@ -1,7 +1,7 @@
 """The numbers of all constructors of the contract tables at fixed keys, to compare others with.
 
-``python tests/same_numbers.py write FILE.npz`` runs kernels, losses, guides, particles and
-structured auto-encoders for a few steps, diagnoses fits of every kind, and writes what they give.
+``python tests/same_numbers.py write FILE.npz`` runs kernels, losses, guides, particles, structured
+auto-encoders and engines for a few steps, diagnoses fits of every kind, and writes what they give.
 ``python tests/same_numbers.py compare FILE.npz`` runs them again and says which arrays differ, and
 by how much; it exits with 1 if one differs by more than rounding does. A word after the file
 chooses a part: ``compare FILE.npz mcmc``. A refactor that changes no number has only equal arrays.
@@ -27,12 +27,25 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 import optax
 
 from numpyro_ext.diagnostics import diagnose, to_arviz
-from numpyro_ext.ep import EP
+from numpyro_ext.ep import (
+    ADF,
+    DAEP,
+    DSEP,
+    EP,
+    PBP,
+    ClosedForm,
+    DistributedEP,
+    ImportanceSampling,
+    NUTSProjection,
+    StochasticDistributedEP,
+    StochasticEP,
+)
 from numpyro_ext.guides import AutoRealNVPNormal
 from numpyro_ext.mcmc import PSGLD, SGHMC, SGLD, SGNHT, SGRLD
 from numpyro_ext.particles import SVGD, PSGHMC, AutoParticles, ParVI, RiemannianSVGD, SteinNewton
 from numpyro_ext.svae import GMMEP, SVAEELBO, GMMMeanField, HMMMeanField
 from tests.diagnostics import test_by_proxy as by_proxy, test_contract as fits, test_other_modes
+from tests.ep import models as ep, test_distributed as parts, test_local as local
 from tests.guides import test_contract as guides
 from tests.mcmc import models, test_contract as kernels
 from tests.objectives import test_contract as objectives
@@ -161,6 +174,72 @@ def structured_guides():
         yield f"{name}, draws", jax.jit(partial(guide.sample_posterior, KEY))(params, y)
 
 
+def engines():
+    """Runs of few steps, then the evidence, a step on other data and a run from there."""
+    probit, logistic = (ep.probit, *ep.PROBIT), (ep.logistic, *ep.LOGISTIC)
+    scale, half = (ep.unknown_scale, ep.Y_SCALE), (ep.unknown_scale, ep.Y_SCALE, True)
+    schools, few = (ep.schools, *ep.SCHOOLS), ImportanceSampling(num_samples=64)
+    nuts = NUTSProjection(num_warmup=100, num_samples=200)
+
+    def closed(shift, precision, index, power):
+        cov = jnp.linalg.inv(precision + power * jnp.eye(len(shift)))
+        return cov @ (shift + power * index), cov, jnp.nan
+
+    moments = partial(DAEP, partition=parts.PARTS, mean="moments")
+    for name, make, (model, *args) in (
+        ("EP", EP, probit),
+        ("EP rank 2", EP, half),
+        ("EP schools", EP, schools),
+        ("EP power 0", partial(EP, power=0.0), logistic),
+        ("EP power 2", partial(EP, power=2.0, schedule="parallel"), probit),
+        ("EP diagonal", partial(EP, family="diagonal"), logistic),
+        ("EP parallel", partial(EP, schedule="parallel"), scale),
+        ("EP parallel schools", partial(EP, schedule="parallel", damping=0.7), schools),
+        ("EP parallel diagonal", partial(EP, family="diagonal", schedule="parallel"), half),
+        ("EP points", partial(EP, projection=few, max_rank=0), logistic),
+        ("EP points power 0", partial(EP, projection=few, power=0.0), scale),
+        ("EP closed form", partial(EP, projection=ClosedForm(closed)), logistic),
+        ("EP labels", EP, (local.labelled,)),
+        ("EP local", partial(EP, schedule="parallel"), (local.effects, local.Y)),
+        ("EP two local", partial(EP, projection=few), (local.effects, local.Y, 2)),
+        ("ADF", ADF, half),
+        ("ADF diagonal", partial(ADF, family="diagonal"), logistic),
+        ("SEP", partial(StochasticEP, batch_size=2), probit),
+        ("SEP schools", StochasticEP, schools),
+        ("SEP power 0, diagonal", partial(StochasticEP, power=0.0, family="diagonal"), logistic),
+        ("SEP points", partial(StochasticEP, projection=few, max_rank=0, average=0.0), logistic),
+        ("AEP", partial(StochasticEP, batch_size=6, step=0.5), half),
+        ("DEP", partial(DistributedEP, partition=parts.PARTS), logistic),
+        ("DEP NUTS", partial(DistributedEP, partition=2, projection=nuts), logistic),
+        ("SDEP", partial(StochasticDistributedEP, partition=2, schedule="serial"), half),
+        ("ADEP", partial(StochasticDistributedEP, partition=parts.PARTS, power=0.5), logistic),
+        ("DSEP", partial(DSEP, partition=parts.PARTS), logistic),
+        ("DSEP rank 2", partial(DSEP, partition=2, step=lambda i: 1 / (i + 2)), half),
+        ("DAEP", partial(DAEP, partition=3, family="diagonal"), half),
+        ("DAEP moments", moments, logistic),
+        ("DAEP moments diagonal", partial(moments, family="diagonal", power=0.5), logistic),
+    ):
+        engine = make(model)
+        first = engine.run(KEY, 6, *args, progress_bar=False)
+        numbers = {"first": first, "convergence": engine.convergence(first.state)}
+        numbers["evidence"] = engine.log_evidence(first.state, *args)
+        numbers["draws"] = engine.guide.sample_posterior(KEY, first.params, sample_shape=(3,))
+        if args:
+            other = (args[0] * 0.9, *args[1:])
+            numbers["update"] = engine.update(first.state, *other)
+            again = {"init_state": first.state, "progress_bar": False}
+            numbers["second"] = engine.run(KEY, 3, *other, **again)
+        yield name, numbers
+    x = jnp.linspace(-2, 2, 12)[:, None]
+    for method in ("adf", "ep", "sep"):
+        pbp = PBP([1, 5, 1], method=method, damping=1.0 if method == "adf" else 0.5)
+        result = pbp.run(KEY, 3, x, jnp.abs(x[:, 0]), progress_bar=False)
+        drawn = pbp.guide.sample_posterior(KEY, result.params, sample_shape=(3,))
+        quantiles = pbp.guide.quantiles(result.params, jnp.array([0.1, 0.9]))
+        predicted = pbp.predict(result.params, x)
+        yield f"PBP {method}", {"run": result, "draws": (drawn, quantiles, predicted)}
+
+
 def diagnoses():
     """``(name, what diagnose takes)``: an answer of every kind, by fits of a few steps."""
     args = {"model_args": (fits.Y,)}
@@ -244,6 +323,7 @@ PARTS = {
     "guides": draws_of_guides,
     "particles": moves_of_particles,
     "svae": structured_guides,
+    "ep": engines,
     "diagnostics": tables,
 }
 
@@ -253,6 +333,8 @@ def numbers_of(part):
     start, found = time.time(), {}
     for name, tree in PARTS[part]():
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            if hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                leaf = random.key_data(leaf)
             found[f"{part}: {name}{jax.tree_util.keystr(path)}"] = np.asarray(leaf)
     print(f"{part}: {len(found)} arrays, {time.time() - start:.0f} s", flush=True)
     return found
