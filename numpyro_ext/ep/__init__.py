@@ -4,11 +4,10 @@ from numpyro_ext.ep.base import EPEngine
 from numpyro_ext.ep.closed_form import ClosedForm
 from numpyro_ext.ep.distributed import DAEP, DSEP, DistributedEP, StochasticDistributedEP
 from numpyro_ext.ep.ep import ADF, EP
-from numpyro_ext.ep.importance_sampling import ImportanceSampling
-from numpyro_ext.ep.nuts_projection import NUTSProjection
 from numpyro_ext.ep.pbp import PBP, PBPRunResult, PBPState
-from numpyro_ext.ep.projections import Projected, Projection
+from numpyro_ext.ep.projection import Projected, Projection
 from numpyro_ext.ep.quadrature import Quadrature
+from numpyro_ext.ep.sampling import ImportanceSampling, NUTSProjection
 from numpyro_ext.ep.state import EPRunResult, EPState, Report
 from numpyro_ext.ep.stochastic import StochasticEP
 

@@ -25,9 +25,8 @@ from numpyro_ext._model.sharding import placed
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.ep.factor_table import Plan, Prior, Reading, Table, find_table, read_prior
 from numpyro_ext.ep.guide import fits, guide_of, start_guide
-from numpyro_ext.ep.importance_sampling import ImportanceSampling
 from numpyro_ext.ep.normal import FAMILIES, Site
-from numpyro_ext.ep.projections import Projection
+from numpyro_ext.ep.projection import Projection
 from numpyro_ext.ep.quadrature import Quadrature
 from numpyro_ext.ep.reader import Reader
 from numpyro_ext.ep.refresh import (
@@ -38,6 +37,7 @@ from numpyro_ext.ep.refresh import (
     sites_of,
     total_of,
 )
+from numpyro_ext.ep.sampling import ImportanceSampling
 from numpyro_ext.ep.start import is_positive, natural, start_sites
 from numpyro_ext.ep.state import EPRunResult, EPState, Report, limit_of, prior_of, with_q
 

@@ -7,8 +7,15 @@ from typing import Any
 from jax import Array
 import jax.numpy as jnp
 
-from numpyro_ext.ep.importance_sampling import ImportanceSampling
-from numpyro_ext.ep.projections import LogFactor, Projected, Projection, inverse, smallest
+from numpyro_ext.ep.projection import (
+    LogFactor,
+    Projected,
+    Projection,
+    are_finite,
+    inverse,
+    smallest,
+)
+from numpyro_ext.ep.sampling import ImportanceSampling
 from numpyro_ext.expfam.linalg import matvec, symmetric
 
 
@@ -69,11 +76,9 @@ class ClosedForm(Projection):
         tilted = inverse(S)
         T = symmetric(tilted - precision) / power
         v = (matvec(tilted, m) - shift) / power
-        ok = jnp.all(jnp.isfinite(v)) & jnp.all(jnp.isfinite(T)) & (smallest(S) > 0)
+        ok = are_finite(v, T) & (smallest(S) > 0)
         no = jnp.array(False)
         return Projected(v, T, jnp.asarray(log_normaliser), ok, no, no)
 
-    def draw(
-        self, log_density: Callable[[Array], Array], size: int, rng_key: Array
-    ) -> tuple[Array, Array]:
+    def draw(self, log_density: LogFactor, size: int, rng_key: Array) -> tuple[Array, Array]:
         return ImportanceSampling(num_samples=2048).draw(log_density, size, rng_key)

@@ -19,10 +19,10 @@ from numpyro_ext._model.arguments import Arguments
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.sharding import placed
 from numpyro_ext._typing import Model
-from numpyro_ext.ep.importance_sampling import ImportanceSampling
 from numpyro_ext.ep.normal import Site
-from numpyro_ext.ep.projections import Projection
+from numpyro_ext.ep.projection import Projection
 from numpyro_ext.ep.quadrature import Quadrature
+from numpyro_ext.ep.sampling import ImportanceSampling
 from numpyro_ext.ep.subspaces import Subspace, basis_of, find_subspace
 
 __all__ = [

@@ -24,7 +24,7 @@ from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.read import call_and_trace, frames, latent_sites
 from numpyro_ext._numpyro import StartGiven
 from numpyro_ext._typing import Model, Params, Sites
-from numpyro_ext.ep.projections import Projection
+from numpyro_ext.ep.projection import Projection
 
 __all__ = ["guide_of"]
 

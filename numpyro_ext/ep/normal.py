@@ -19,7 +19,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext.ep.projections import Projected
+from numpyro_ext.ep.projection import Projected
 from numpyro_ext.expfam.linalg import (
     cholesky,
     half_logdet,

@@ -12,15 +12,11 @@ from jax.scipy.special import logsumexp
 import numpy as np
 
 from numpyro_ext._checks import check_count
-from numpyro_ext.ep.projections import (
+from numpyro_ext.ep.projection import (
+    Expected,
     LogFactor,
-    Projected,
     Projection,
-    from_moments,
-    from_scores,
-    in_factor,
-    inverse,
-    root,
+    Tilted,
     smallest,
     weighted_moments,
 )
@@ -90,17 +86,8 @@ class Quadrature(Projection):
     def __post_init__(self) -> None:
         check_count("num_points", self.num_points, 11)
 
-    def project(
-        self,
-        log_factor: LogFactor,
-        mean: Array,
-        cov: Array,
-        power: float,
-        rng_key: Array | None = None,
-        index: Array | None = None,
-    ) -> Projected:
-        L = root(cov)
-        e, log_w, log_f, g = self._at_nodes(log_factor, mean, L, power)
+    def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Tilted:
+        e, log_w, log_f, g = self._at_nodes(f, r)
         log_tilted = log_w + log_f
         m, S = weighted_moments(log_tilted, e)
         w = jax.nn.softmax(log_tilted)
@@ -108,15 +95,13 @@ class Quadrature(Projection):
         K = symmetric(matmul((e - m).T, w[:, None] * (g - gbar)))
 
         # Narrow factors are for the moments; so are jumps, which the derivatives do not see.
-        eye = jnp.eye(m.shape[0])
+        eye = jnp.eye(r)
         noise = 100 * jnp.finfo(S.dtype).eps + 1e-8
         error = jnp.max(jnp.abs(eye + K - S)) - AGREEMENT * jnp.max(jnp.abs(S - eye))
         agree = (error < noise) & (jnp.max(jnp.abs(gbar - m)) < DIFFERENCE)
         by_scores = (smallest(S) > 0.5) & agree
-        scores, differences = from_scores(gbar, K, power), from_moments(m, inverse(S), power)
-        v, T = (jnp.where(by_scores, a, b) for a, b in zip(scores, differences, strict=True))
 
-        half = log_tilted + self._every_second(m.shape[0])
+        half = log_tilted + self._every_second(r)
         m_half, S_half = weighted_moments(half, e)
         sd = jnp.sqrt(jnp.diagonal(S))
         moved = jnp.abs(m_half - m) / sd
@@ -124,47 +109,27 @@ class Quadrature(Projection):
         inaccurate = ~(jnp.max(jnp.maximum(moved, widened)) < DIFFERENCE)
         # A tilted distribution beyond the last nodes is not seen at all.
         inside = jnp.sum(jnp.where(jnp.max(jnp.abs(e), -1) > REACH - 1, w, 0.0)) < 1e-3
-        v, T = in_factor(v, T, mean, L)
-        finite = jnp.all(jnp.isfinite(v)) & jnp.all(jnp.isfinite(T))
-        ok = finite & (smallest(S) > 0) & inside
-        return Projected(v, T, logsumexp(log_tilted), ok, inaccurate, jnp.array(False))
+        scores = gbar, K, by_scores
+        return Tilted(m, S, logsumexp(log_tilted), scores, inside, inaccurate)
 
-    def project_exclusive(
-        self,
-        log_factor: LogFactor,
-        mean: Array,
-        cov: Array,
-        rng_key: Array | None = None,
-        index: Array | None = None,
-    ) -> Projected:
-        L = root(cov)
-        e, log_w, log_f, g = self._at_nodes(log_factor, mean, L, 1.0)
+    def expected(self, f: LogFactor, r: int, rng_key: Array | None) -> Expected:
+        e, log_w, log_f, g = self._at_nodes(f, r)
         known = jnp.isfinite(log_f)
         w = jnp.exp(log_w)
-        v = jnp.tensordot(w, g, 1)
-        T = -symmetric(matmul(e.T, w[:, None] * (g - v)))
+        mean_g = jnp.tensordot(w, g, 1)
         mean_log = jnp.sum(w * jnp.where(known, log_f, 0.0))
         # A point of q's mass at which l is not finite makes its mean minus infinity.
-        v, T = in_factor(v, T, mean, L)
-        finite = jnp.all(jnp.isfinite(v)) & jnp.all(jnp.isfinite(T))
         lost = jnp.sum(jnp.where(known, 0.0, w))
-        half = jnp.sum(jnp.exp(log_w + self._every_second(mean.shape[0])))
+        half = jnp.sum(jnp.exp(log_w + self._every_second(r)))
         inaccurate = ~(jnp.abs(half - 1) < DIFFERENCE)
-        return Projected(v, T, mean_log, finite & (lost < 1e-6), inaccurate, jnp.array(False))
+        H = symmetric(matmul(e.T, w[:, None] * (g - mean_g)))
+        return Expected(mean_log, mean_g, H, lost < 1e-6, inaccurate)
 
-    def _at_nodes(
-        self, log_factor: LogFactor, mean: Array, L: Array, power: float
-    ) -> tuple[Array, Array, Array, Array]:
-        """Nodes e ``(n, r)``, their log weights under N(0, I), and alpha l with its gradient.
+    def _at_nodes(self, f: LogFactor, r: int) -> tuple[Array, Array, Array, Array]:
+        """Nodes e ``(n, r)``, their log weights under N(0, I), and f with its gradient.
 
         A node at which one of them is not finite has no weight.
         """
-
-        r = mean.shape[0]
-
-        def f(e: Array) -> Array:
-            return power * log_factor(mean + matvec(L, e))
-
         e, log_w = nodes(f, r, self._per_axis(r), SEARCH[r])
         # Each is computed once, and not again in all that it is used for. A derivative of the
         # normaliser is that of the sum at these nodes.

@@ -4,11 +4,10 @@ r"""The step of expectation propagation in which a factor meets its cavity.
     \hat S^{-1} = S^{-1} + \alpha T, \quad \hat S^{-1} \hat m = S^{-1} m + \alpha v
 
 in the r coordinates u that the factor depends on. (v, T) are the natural parameters of the new
-site. A projection computes them in the coordinates e of the cavity, :math:`u = m + L e` with
+site. A projection finds the moments in the coordinates e of the cavity, :math:`u = m + L e` with
 :math:`S = L L^\top`, where the cavity is standard normal.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 
 from numpyro_ext.expfam.linalg import cholesky, inverse_root, matmul, matvec, symmetric, transpose
 
-__all__ = ["LogFactor", "Projected", "Projection"]
+__all__ = ["Expected", "LogFactor", "Projected", "Projection", "Tilted"]
 
 LogFactor = Callable[[Array], Array]
 """The logarithm l of a factor at u, of shape ``(r,)``: a number. It is differentiable."""
@@ -45,10 +44,40 @@ class Projected(NamedTuple):
     low_ess: Array
 
 
-class Projection(ABC):
+class Tilted(NamedTuple):
+    """The tilted distribution in coordinates e, as a member finds it.
+
+    - **mean, cov** - ``(r,)`` and ``(r, r)``.
+    - **log_normaliser** - log Z.
+    - **scores** - the arguments g and K of :func:`from_scores`, and whether the site is to be that
+      of these; None for that of the moments.
+    - **ok, inaccurate, low_ess** - as in :class:`Projected`; ok is about the mass alone.
+    """
+
+    mean: Array
+    cov: Array
+    log_normaliser: Array
+    scores: tuple[Array, Array, Array] | None = None
+    ok: Array | bool = True
+    inaccurate: Array | bool = False
+    low_ess: Array | bool = False
+
+
+class Expected(NamedTuple):
+    """Means under N(0, I): of l, of its gradient and its Hessian; and as in :class:`Projected`."""
+
+    log_factor: Array
+    gradient: Array
+    hessian: Array
+    ok: Array | bool = True
+    inaccurate: Array | bool = False
+
+
+class Projection:
     """The base of the ways to compute the moments of a factor times its cavity.
 
-    A subclass supplies :meth:`project`, and :meth:`project_exclusive` if it can. Both are traced,
+    A subclass supplies :meth:`tilted`, and :meth:`expected` if it can, in coordinates in which the
+    cavity is standard normal; or :meth:`project` itself, in those of the factor. All are traced,
     and mapped over factors by ``jax.vmap``.
     """
 
@@ -57,7 +86,7 @@ class Projection(ABC):
     has_normaliser = True
     """Whether ``log_normaliser`` is computed."""
     exclusive = True
-    """Whether there is :meth:`project_exclusive`."""
+    """Whether there is :meth:`expected`."""
     whole = False
     """Whether a factor is in all the coordinates of the model, and ``index`` is needed."""
     max_rank: int | None = None
@@ -66,7 +95,29 @@ class Projection(ABC):
     """Whether it integrates over local sites too, so that ``local`` may be positive; it then has
     :meth:`draw`."""
 
-    @abstractmethod
+    def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Tilted:
+        """Moments of N(0, I) times exp(f), for f of r coordinates and of ``local`` ones after them.
+
+        :param f: the log factor times the power.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has neither `tilted` nor `project`.")
+
+    def expected(self, f: LogFactor, r: int, rng_key: Array | None) -> Expected:
+        """Means under N(0, I), for power 0."""
+        name = type(self).__name__
+        raise ValueError(
+            f"power is 0, and {name} has no expectations under the approximation itself; use a"
+            " power above 0, or projection=Quadrature() or ImportanceSampling()."
+        )
+
+    def draw(self, log_density: LogFactor, size: int, rng_key: Array) -> tuple[Array, Array]:
+        """A draw of local sites, and the logarithm of the integral over them, or an estimate whose
+        exponential has no bias; NaN without :attr:`has_normaliser`.
+
+        :param log_density: of ``(size,)`` coordinates, up to a constant.
+        """
+        raise NotImplementedError(f"{type(self).__name__} draws no local sites.")
+
     def project(
         self,
         log_factor: LogFactor,
@@ -74,7 +125,7 @@ class Projection(ABC):
         cov: Array,
         power: float,
         rng_key: Array | None = None,
-        index: Array | None = None,
+        index: Array | int | None = None,
         local: int = 0,
     ) -> Projected:
         """The site of a factor to the given power, times its cavity.
@@ -88,16 +139,23 @@ class Projection(ABC):
         :param index: number of the factor, where :attr:`whole`.
         :param int local: number of the coordinates of z, where :attr:`takes_local`.
         """
+        self._check_key(rng_key)
+        r, L = mean.shape[0], root(cov)
 
-    def draw(
-        self, log_density: Callable[[Array], Array], size: int, rng_key: Array
-    ) -> tuple[Array, Array]:
-        """A draw of local sites, and the logarithm of the integral over them, or an estimate whose
-        exponential has no bias; NaN without :attr:`has_normaliser`.
+        def f(e: Array) -> Array:
+            z = [e[r:]] if local else []
+            return power * log_factor(mean + matvec(L, e[:r]), *z)
 
-        :param log_density: of ``(size,)`` coordinates, up to a constant.
-        """
-        raise NotImplementedError(f"{type(self).__name__} draws no local sites.")
+        found = self.tilted(f, r, rng_key, local)
+        v, T = from_moments(found.mean, inverse(found.cov), power)
+        if found.scores is not None:
+            g, K, by_scores = found.scores
+            scores = from_scores(g, K, power)
+            v, T = (jnp.where(by_scores, a, b) for a, b in zip(scores, (v, T), strict=True))
+        v, T = in_factor(v, T, mean, L)
+        ok = are_finite(v, T) & (smallest(found.cov) > 0) & found.ok
+        flags = jnp.asarray(found.inaccurate), jnp.asarray(found.low_ess)
+        return Projected(v, T, found.log_normaliser, ok, *flags)
 
     def project_exclusive(
         self,
@@ -111,16 +169,26 @@ class Projection(ABC):
 
         .. math:: T = -\mathbb E_q[\nabla^2 l], \qquad v = \mathbb E_q[\nabla l] + T m
         """
-        name = type(self).__name__
-        raise ValueError(
-            f"power is 0, and {name} has no expectations under the approximation itself; use a"
-            " power above 0, or projection=Quadrature() or ImportanceSampling()."
-        )
+        self._check_key(rng_key)
+        L = root(cov)
+        found = self.expected(lambda e: log_factor(mean + matvec(L, e)), mean.shape[0], rng_key)
+        v, T = in_factor(found.gradient, -found.hessian, mean, L)
+        flags = are_finite(v, T) & found.ok, jnp.asarray(found.inaccurate), jnp.array(False)
+        return Projected(v, T, found.log_factor, *flags)
+
+    def _check_key(self, rng_key: Array | None) -> None:
+        if self.needs_key and rng_key is None:
+            name = type(self).__name__
+            raise ValueError(f"{name} draws at random; give it a random key, rng_key=.")
 
 
 def root(cov: Array) -> Array:
     """L, lower, with ``cov = L L^T``."""
     return jnp.sqrt(cov) if cov.shape[-1] == 1 else cholesky(symmetric(cov))
+
+
+def are_finite(v: Array, T: Array) -> Array:
+    return jnp.all(jnp.isfinite(v)) & jnp.all(jnp.isfinite(T))
 
 
 def smallest(M: Array) -> Array:

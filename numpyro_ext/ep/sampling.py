@@ -1,8 +1,9 @@
-"""Moments of a factor times its cavity by importance sampling."""
+"""Moments of a factor times its cavity from draws: by importance sampling, and by NUTS."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import jax
 from jax import Array, lax, random
@@ -10,16 +11,14 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 from jax.scipy.stats import norm
 import numpy as np
+from numpyro.infer.hmc import hmc
 
 from numpyro_ext._checks import check_count
-from numpyro_ext.ep.projections import (
+from numpyro_ext.ep.projection import (
+    Expected,
     LogFactor,
-    Projected,
     Projection,
-    from_moments,
-    from_scores,
-    in_factor,
-    inverse,
+    Tilted,
     root,
     smallest,
     weighted_moments,
@@ -88,22 +87,7 @@ class ImportanceSampling(Projection):
         if not 0 < self.min_ess < 1:
             raise ValueError(f"min_ess is {self.min_ess!r}; it must be a number between 0 and 1.")
 
-    def project(
-        self,
-        log_factor: LogFactor,
-        mean: Array,
-        cov: Array,
-        power: float,
-        rng_key: Array | None = None,
-        index: Array | None = None,
-        local: int = 0,
-    ) -> Projected:
-        r, L = mean.shape[0], root(cov)
-
-        def f(e: Array) -> Array:
-            z = [e[r:]] if local else []
-            return power * log_factor(mean + matvec(L, e[:r]), *z)
-
+    def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Tilted:
         points = self._normal_points(rng_key, r + local)
         if local:
             first = with_local(f, points, jnp.zeros(r), jnp.eye(r))
@@ -120,8 +104,7 @@ class ImportanceSampling(Projection):
         log_f = jax.vmap(f)(e)
         log_w += jnp.where(jnp.isfinite(log_f), log_f - lax.stop_gradient(log_f), 0.0)
 
-        m, S = weighted_moments(log_w, e[:, :r])
-        v, T = from_moments(m, inverse(S), power)
+        (m, S), scores = weighted_moments(log_w, e[:, :r]), None
         if r <= LARGEST_HESSIAN:
             g, H = jax.vmap(jax.grad(f))(e), jax.vmap(jax.hessian(f))(e)
             # With local sites, too, these give the derivatives of the integral over them.
@@ -129,17 +112,18 @@ class ImportanceSampling(Projection):
             g, H = (jnp.where(jnp.isfinite(x), x, 0.0) for x in (g, H))
             gbar, cov_g = weighted_moments(log_w, g)
             K = jnp.tensordot(jax.nn.softmax(log_w), H, 1) + cov_g
-            by_scores = smallest(S) > 0.5
-            scores = from_scores(gbar, K, power)
-            v, T = (jnp.where(by_scores, a, b) for a, b in zip(scores, (v, T), strict=True))
-        v, T = in_factor(v, T, mean, L)
+            scores = gbar, K, smallest(S) > 0.5
         log_normaliser = logsumexp(log_w) - jnp.log(self.num_samples)
-        ok = jnp.all(jnp.isfinite(v)) & jnp.all(jnp.isfinite(T)) & (smallest(S) > 0)
-        return Projected(v, T, log_normaliser, ok, jnp.array(False), ~(ess(log_w) >= self.min_ess))
+        low_ess = ~(ess(log_w) >= self.min_ess)
+        return Tilted(m, S, log_normaliser, scores, low_ess=low_ess)
 
-    def draw(
-        self, log_density: Callable[[Array], Array], size: int, rng_key: Array
-    ) -> tuple[Array, Array]:
+    def expected(self, f: LogFactor, r: int, rng_key: Array | None) -> Expected:
+        e = self._normal_points(rng_key, r)
+        mean_log = jnp.mean(jax.vmap(f)(e))
+        g, H = (jnp.mean(jax.vmap(of(f))(e), 0) for of in (jax.grad, jax.hessian))
+        return Expected(mean_log, g, H, jnp.isfinite(mean_log))
+
+    def draw(self, log_density: LogFactor, size: int, rng_key: Array) -> tuple[Array, Array]:
         """One of the points around a mode, by their weights; NaN if these are too uneven."""
         key_points, key_chosen = random.split(rng_key)
         points = self._normal_points(key_points, size)
@@ -149,34 +133,96 @@ class ImportanceSampling(Projection):
         enough = ess(log_w) * self.num_samples >= FEWEST
         return jnp.where(enough, chosen, jnp.nan), logsumexp(log_w) - jnp.log(self.num_samples)
 
-    def project_exclusive(
-        self,
-        log_factor: LogFactor,
-        mean: Array,
-        cov: Array,
-        rng_key: Array | None = None,
-        index: Array | None = None,
-    ) -> Projected:
-        L = root(cov)
-
-        def f(e: Array) -> Array:
-            return log_factor(mean + matvec(L, e))
-
-        z = self._normal_points(rng_key, mean.shape[0])
-        mean_log = jnp.mean(jax.vmap(f)(z))
-        T = -jnp.mean(jax.vmap(jax.hessian(f))(z), 0)
-        v, T = in_factor(jnp.mean(jax.vmap(jax.grad(f))(z), 0), T, mean, L)
-        ok = jnp.isfinite(mean_log) & jnp.all(jnp.isfinite(v)) & jnp.all(jnp.isfinite(T))
-        return Projected(v, T, mean_log, ok, jnp.array(False), jnp.array(False))
-
     def _normal_points(self, rng_key: Array | None, r: int) -> Array:
         """``(num_samples, r)`` standard normal points."""
-        if rng_key is None:
-            raise ValueError("ImportanceSampling draws points; give it a random key, rng_key=.")
+        assert rng_key is not None
         u = sobol(self.num_samples, r) + random.uniform(rng_key, (r,))
         u = u - jnp.floor(u)
         eps = jnp.finfo(u.dtype).eps
         return norm.ppf(jnp.clip(u, eps, 1 - eps))
+
+
+@dataclass(eq=False)
+class NUTSProjection(Projection):
+    r"""Moments by NUTS on the tilted distribution, for parts of many data or coordinates.
+
+    .. math:: \hat S^{-1} = \frac{S - r - 2}{S - 1}\, \widehat{\operatorname{Cov}}^{-1}
+
+    from S draws, where the covariance is divided by S - 1: for independent draws of a normal
+    distribution, the mean of this precision is the true one. Draws of a chain are not independent,
+    and S should be many times r. The sampler starts at the mean of the cavity, in coordinates in
+    which the cavity is standard normal.
+
+    The site is noise plus the difference to the precision of the cavity, so the factor should be a
+    part of the data that says something, not one datum; and sites do not settle below their noise.
+    There is no log evidence, and no exclusive form for power 0.
+
+    :param int num_warmup: steps of each chain that adapt the sampler.
+    :param int num_samples: draws of each chain.
+    :param int num_chains: number of chains, which run together.
+
+    **Reference:** *Expectation propagation as a way of life*, Andrew Gelman et al., JMLR 2020
+    (section 4.3).
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_ext.ep import NUTSProjection
+        >>> factor = lambda u: -3 * (u[0] - 1)**2 / 2                   # a precision of 3
+        >>> found = NUTSProjection(num_warmup=100, num_samples=2000).project(
+        ...     factor, jnp.zeros(1), jnp.eye(1), 1.0, jax.random.key(0))
+        >>> bool(abs(found.site_precision[0, 0] - 3) < 1)
+        True
+    """
+
+    num_warmup: int = 200
+    num_samples: int = 400
+    num_chains: int = 1
+
+    needs_key = True
+    has_normaliser = False
+    takes_local = True
+    exclusive = False
+
+    def __post_init__(self) -> None:
+        check_count("num_warmup", self.num_warmup)
+        check_count("num_samples", self.num_samples, 2)
+        check_count("num_chains", self.num_chains)
+
+    def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Tilted:
+        S = self.num_samples * self.num_chains
+        if S <= r + 2:
+            raise ValueError(
+                f"NUTSProjection takes {S} draws of {r} coordinates; it needs more than {r + 2}"
+                " (num_samples times num_chains) for a precision."
+            )
+        assert rng_key is not None
+
+        def chain(rng_key: Array) -> Array:
+            def log_density(w: Array) -> Array:
+                return f(w) - jnp.sum(w[:r] ** 2) / 2
+
+            return self._chain(log_density, r + local, self.num_samples, rng_key)
+
+        draws = jax.vmap(chain)(random.split(rng_key, self.num_chains)).reshape(S, -1)[:, :r]
+        m, C = weighted_moments(jnp.zeros(S), draws)
+        return Tilted(m, C * S / (S - r - 2), jnp.array(jnp.nan))
+
+    def draw(self, log_density: LogFactor, size: int, rng_key: Array) -> tuple[Array, Array]:
+        """The last state of a chain of its own."""
+        return self._chain(log_density, size, 1, rng_key)[-1], jnp.array(jnp.nan)
+
+    def _chain(self, log_density: LogFactor, size: int, num_samples: int, rng_key: Array) -> Array:
+        """``(num_samples, size)`` draws after the warmup, from 0."""
+        init, step = hmc(lambda w: -log_density(w), algo="NUTS")
+
+        def draw(state: Any, _: None) -> tuple[Any, Array]:
+            state = step(state)
+            return state, state.z
+
+        state = init(jnp.zeros(size), self.num_warmup, rng_key=rng_key)
+        state = lax.fori_loop(0, self.num_warmup, lambda _, state: step(state), state)
+        return lax.scan(draw, state, length=num_samples)[1]
 
 
 def at_mode(f: Callable[[Array], Array], points: Array, log_w: Array) -> tuple[Array, Array]:
