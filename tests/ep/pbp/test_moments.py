@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from numpyro_ext.ep.network_moments import gamma_update
-from numpyro_ext.ep.pbp import (
+from numpyro_ext.ep.pbp.moments import (
     forward_moments,
+    gamma_update,
     likelihood_update,
     prior_update,
     rectified_normal_moments,

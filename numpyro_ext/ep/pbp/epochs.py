@@ -7,7 +7,7 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 
-from numpyro_ext.ep.network_moments import gamma_update, normal_update, prior_update
+from numpyro_ext.ep.pbp.moments import gamma_update, normal_update, prior_update
 
 __all__ = [
     "Belief",

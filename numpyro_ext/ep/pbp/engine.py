@@ -29,34 +29,12 @@ from numpyro_ext._checks import (
 )
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Params
-from numpyro_ext.ep.network import Network, NetworkGuide, Priors, network_guide
-from numpyro_ext.ep.network_data import data_of, inputs_of, scaling_of
-from numpyro_ext.ep.network_moments import (
-    forward_moments,
-    likelihood_update,
-    prior_update,
-    rectified_normal_moments,
-)
-from numpyro_ext.ep.network_sites import (
-    CHUNK,
-    Belief,
-    Counts,
-    Known,
-    PBPState,
-    epochs,
-    left_out,
-)
-from numpyro_ext.ep.network_start import start_state
+from numpyro_ext.ep.pbp.epochs import CHUNK, Belief, Counts, Known, PBPState, epochs, left_out
+from numpyro_ext.ep.pbp.moments import forward_moments
+from numpyro_ext.ep.pbp.network import Network, NetworkGuide, Priors, network_guide
+from numpyro_ext.ep.pbp.start import data_of, inputs_of, scaling_of, start_state
 
-__all__ = [
-    "PBP",
-    "PBPRunResult",
-    "PBPState",
-    "forward_moments",
-    "likelihood_update",
-    "prior_update",
-    "rectified_normal_moments",
-]
+__all__ = ["PBP", "PBPRunResult"]
 
 PBPRunResult = namedtuple("PBPRunResult", ["params", "state", "losses"])
 """

@@ -1,0 +1,1 @@
+"""Probabilistic backpropagation for rectifier networks."""
