@@ -73,8 +73,6 @@ class AutoFlowNormal(AutoAtModes):
     Training is not convex, and the KL that is reached depends on the learning rate: take
     ``VRELBO(1., 4)``, or ``num_particles`` of 8 or more and a falling rate.
 
-    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
-        plate.
     :param int num_flows: the number F of flows.
 
     The other arguments are those of :class:`AutoAtModes`.

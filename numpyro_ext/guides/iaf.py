@@ -50,7 +50,6 @@ class AutoGatedIAFNormal(AutoFlowNormal):
     wide parts of the posterior have to come from ``scale``. Losses that evaluate :math:`\log q` at
     given points are slow.
 
-    :param int num_flows: the number F of flows.
     :param hidden_dims: widths of the hidden layers of each network (ELU).
 
     The other arguments are those of :class:`AutoFlowNormal`.

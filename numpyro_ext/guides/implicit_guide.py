@@ -57,7 +57,6 @@ class ImplicitGuide(AmortizedGuide):
     :param global_guide: guide of the latents outside the plate: a class of Auto guides or a
         ``functools.partial`` of one (``AutoNormal`` by default), which is given the model without
         the plate's sites, or a guide of your own for them.
-    :param str prefix: the first part of the names of the guide's own sites.
 
     **References**
 

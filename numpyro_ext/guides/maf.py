@@ -42,7 +42,6 @@ class AutoMAFNormal(AutoFlowNormal):
     *Where it fails.* Steps are slow above some tens of dimensions. Each flow stretches a coordinate
     by at most :math:`e^{clamp}`.
 
-    :param int num_flows: the number F of flows.
     :param hidden_dims: widths of the hidden layers of each network (ELU).
     :param float clamp: bound of the log-scales; wider than that of the couplings, as fewer flows
         have to reach the neck of a funnel.

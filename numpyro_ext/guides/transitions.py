@@ -61,10 +61,7 @@ class Langevin(LearntTransition):
     second derivatives of the model. There is no acceptance step: steps too long for the posterior
     diverge.
 
-    :param int num_steps: number T of steps.
     :param float step_size: the initial :math:`\zeta`, in units of length squared.
-    :param bool trajectory: if True, ``ImplicitELBO`` is the mean over all T states and not only the
-        bound of the last one.
 
     .. doctest::
 
@@ -109,11 +106,8 @@ class NNSampler(LearntTransition):
     their number, its weights, under the name ``{prefix}_sampler$params``, can be used for another
     model (pass them in ``init_params``).
 
-    :param int num_steps: number T of steps.
     :param float step_size: :math:`\zeta`, in units of length squared.
     :param int hidden_dim: number of hidden units.
-    :param bool trajectory: if True, ``ImplicitELBO`` is the mean over all T states and not only the
-        bound of the last one.
 
     **Reference:** *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner,
     ICLR 2018 (section 5.2).

@@ -116,7 +116,6 @@ class SGMCMCKernel(ModelKernel):
     :param sharding: a ``NamedSharding`` over the mesh axis (of type ``Auto``) along which the rows
         of the model's arguments are sharded; every device then takes its share of the batch. Use
         ``MCMC(..., jit_model_args=True)``.
-    :param init_strategy: a per-site initialization function.
     :param bool forward_mode_differentiation: whether to differentiate the potential in forward
         mode, as models with a ``while_loop`` require.
     """

@@ -61,7 +61,6 @@ class KernelHMC(ModelKernel):
     draw marks it ``diverging``. All data are used: no subsampled plates. There is no adaptation of
     the step size (aim at an ``accept_prob`` of 0.6 to 0.9), and f is not refitted.
 
-    :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule :math:`\epsilon`, of the order of a posterior
         standard deviation; None has it found in whitened coordinates, as that of the largest
         expected squared jump.
@@ -74,7 +73,6 @@ class KernelHMC(ModelKernel):
     :param int num_leapfrog: L.
     :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
     :param int steps_per_sample: transitions per draw, all in one dispatch.
-    :param init_strategy: a per-site initialization function.
 
     **References:**
 

@@ -68,7 +68,6 @@ class PSGLD(SGMCMCKernel):
     G is about :math:`1/|g|`, not the inverse curvature: where gradient noise dominates, it evens
     out the noise.
 
-    :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule, in units of the latent; None has it found, in
         whitened coordinates.
     :param float decay: :math:`\beta`, in (0, 1).

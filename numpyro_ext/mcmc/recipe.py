@@ -54,7 +54,6 @@ class RecipeKernel(SGMCMCKernel):
     adds :math:`\epsilon^2 (D + Q) s^2 (D + Q)^\top`. Dense: O(m^2) per step, O(m^3) for the square
     root of a matrix D and for the derivatives.
 
-    :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule; it is not found from the model.
     :param diffusion: D, a callable from x to a scalar, to ``(m,)`` (a diagonal) or to ``(m, m)``;
         it may be singular.

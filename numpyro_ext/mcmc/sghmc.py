@@ -109,7 +109,6 @@ class SGHMC(SGMCMCKernel):
     shows it. The splittings diverge for :math:`\epsilon^2 h / M > 4`, where h is the largest
     curvature.
 
-    :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule, in units of time; with None the kernel finds it,
         together with the friction, in whitened coordinates.
     :param float friction: rate C; by default 1, or found together with the step size.

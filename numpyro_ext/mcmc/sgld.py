@@ -59,7 +59,6 @@ class SGLD(SGMCMCKernel):
     the right ones. The chain diverges for :math:`\epsilon h > 2`, so sites of unequal scale mix at
     unequal speed.
 
-    :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule, in units of the squared latent; with None the
         kernel finds it, in whitened coordinates.
 

@@ -67,7 +67,6 @@ class SGNHT(SGMCMCKernel):
     smaller :math:`\sigma` it takes :math:`\sigma^{-2}` times as many, so pass ``thermal_mass``
     :math:`= \sigma^2 \max(n_g, 10)`, or warm up longer.
 
-    :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule, in units of time; None has it found, with the
         friction, in whitened coordinates.
     :param float friction: C, the injected noise level, a rate in 1/time; by default it is found

@@ -52,7 +52,6 @@ class SGRLD(SGMCMCKernel):
     A diagonal metric costs n forward passes of the metric for :math:`\Gamma`, a dense one its whole
     ``(n, n, n)`` Jacobian and a Cholesky factor; ``correction`` replaces the first.
 
-    :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule, in units of the squared latent times the metric;
         None has it found, without a whitening, as G is a function of the coordinates in which the
         kernel moves.

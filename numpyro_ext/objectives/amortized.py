@@ -63,8 +63,6 @@ class AmortizedMCMC(Objective):
         minibatch and ``z`` holds the vectors of all units.
     :param float step_size: :math:`\epsilon`, in units of length squared.
     :param str loss: ``"energy"`` or ``"kl"``.
-    :param vectorize_particles: as in :class:`Objective`.
-    :param proxy: as in :class:`VRELBO`.
 
     **References:**
 

@@ -36,11 +36,8 @@ class AuxiliaryELBO(Objective):
     If plates enclose every site of model, guide and reverse model, each of their elements has its
     own bound.
 
-    :param int num_particles: number of particles K.
     :param bool importance_weighted: True for the mean of the weights in place of the mean of their
         logarithms.
-    :param vectorize_particles: as in :class:`Objective`.
-    :param proxy: as in :class:`VRELBO`.
 
     **References:**
 

@@ -69,8 +69,6 @@ class BBAlphaELBO(Objective):
 
     :param alpha: order, a finite number, a traced scalar, or a callable of the step (with
         :func:`count_steps` around the guide).
-    :param int num_particles: number of particles K.
-    :param vectorize_particles: as in :class:`Objective`.
     :param bool approximate_kl: True for the second form. Without a global latent site both are the
         same.
 

@@ -47,10 +47,8 @@ class ChiUpperBound(Objective):
 
     :param float order: n, a number of at least 1.
     :param int num_particles: number of particles K, at least 2.
-    :param vectorize_particles: as in :class:`Objective`.
     :param str gradient: ``"standard"``, the formula above, or ``"dreg"``, doubly reparameterised,
         as in :class:`VRELBO`.
-    :param proxy: as in :class:`VRELBO`.
 
     **Reference:** *Variational inference via chi upper bound minimization*, Adji B. Dieng, Dustin
     Tran, Rajesh Ranganath, John Paisley, David M. Blei, NIPS 2017 (eqs. 2-5).

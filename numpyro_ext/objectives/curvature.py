@@ -79,7 +79,6 @@ class CurvatureELBO(Objective):
 
     :param str curvature: one of the above.
     :param int num_particles: number of draws K, over which gradients and curvatures are averaged.
-    :param vectorize_particles: as in :class:`Objective`.
     :param int block_size: rows whose gradients are kept at once; None for all of the minibatch.
 
     **References:**

@@ -92,8 +92,6 @@ class DensityRatioELBO(Objective):
     :param contrast: ``"adaptive"``, ``"adaptive_full"``, ``"prior"``, or a distribution with event
         shape ``(d,)``.
     :param ratio: ``"critic"``, ``KernelRatio()`` or ``LogisticRatio()``.
-    :param vectorize_particles: as in :class:`Objective`.
-    :param proxy: as in :class:`VRELBO`.
 
     **References:**
 

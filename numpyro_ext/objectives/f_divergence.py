@@ -137,9 +137,6 @@ class FDivergence(Objective):
 
     :param f: ``"kl_qp"``, ``"kl_pq"``, ``"chi2"``, ``"hellinger"``, a convex callable, or
         :class:`TailAdaptive`.
-    :param int num_particles: number of particles K.
-    :param vectorize_particles: as in :class:`Objective`.
-    :param proxy: as in :class:`VRELBO`.
 
     **Reference:** *Variational inference with tail-adaptive f-divergence*, Dilin Wang, Hao Liu,
     Qiang Liu, NeurIPS 2018 (Proposition 3.1 and Algorithm 1; its :math:`\gamma_f`).

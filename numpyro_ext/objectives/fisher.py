@@ -58,8 +58,6 @@ class FisherDivergence(Objective):
 
     :param int num_particles: number of draws K.
     :param str form: ``"explicit"`` or ``"minimax"``.
-    :param vectorize_particles: as in :class:`Objective`.
-    :param proxy: as in :class:`VRELBO`.
 
     **References:**
 

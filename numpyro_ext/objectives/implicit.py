@@ -59,8 +59,6 @@ class ImplicitELBO(Objective):
         vectors that gives ``(K, d)`` scores; defaults to ``SteinScore()``. With
         ``DenoisingScore(sigma)`` the guide has to be ``with_critic(guide, output_dim=d)``: the
         critic is :math:`(v(x) - x) / \sigma`, trained on the draws of each step beside the guide.
-    :param vectorize_particles: as in :class:`Objective`.
-    :param proxy: as in :class:`VRELBO`.
 
     **Reference:** *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner,
     ICLR 2018 (sections 2 and 3).

@@ -52,7 +52,6 @@ class MixtureELBO(Objective):
         normal.
     :param vectorize_particles: as in :class:`Objective`; the C components of one particle are
         always evaluated at once.
-    :param proxy: as in :class:`VRELBO`.
 
     **References:**
 

@@ -62,7 +62,6 @@ class PosteriorRegularizedELBO(Objective):
     :param base: the loss, any ``ELBO`` of NumPyro or of this module.
     :param penalties: the functions h by the names of the sites f.
     :param int num_particles: the number of draws S of the expectations, at least 2.
-    :param vectorize_particles: as in :class:`Objective`.
 
     **References:**
 

@@ -198,8 +198,6 @@ class VRELBO(Objective):
     that of the first particle.
 
     :param alpha: order, a number in [-inf, inf], a traced finite scalar, or a callable of the step.
-    :param int num_particles: number of particles K.
-    :param vectorize_particles: as in :class:`Objective`.
     :param str gradient: ``"standard"``, ``"single"``, ``"stl"`` or ``"dreg"``, or None as above.
     :param proxy: the result of :func:`taylor_proxy`, with which a minibatch of data that share all
         latent sites is as good as all data.
@@ -280,11 +278,8 @@ class IWELBO(VRELBO):
     ``gradient="dreg"`` is not. Minibatches of data that share their latent sites make the guide far
     too wide without a ``proxy``, as in :class:`VRELBO`.
 
-    :param int num_particles: number of particles K.
-    :param vectorize_particles: as in :class:`VRELBO`.
     :param str gradient: ``"standard"``, ``"single"``, ``"stl"`` or ``"dreg"``, as in
         :class:`VRELBO`.
-    :param proxy: as in :class:`VRELBO`.
 
     **Reference:** *Importance weighted autoencoders*, Yuri Burda, Roger Grosse, Ruslan
     Salakhutdinov, ICLR 2016 (eq. 8).

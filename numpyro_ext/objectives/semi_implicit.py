@@ -42,11 +42,9 @@ class SemiImplicitELBO(Objective):
     A step takes K runs of the model, J + K network passes and K (J + 1) normal densities. With a
     minibatch the bound is unbiased; the guide refuses latent sites in a subsampled plate.
 
-    :param int num_particles: number of particles K.
     :param int num_aux: number J of fresh draws, at least 1 for ``"upper"`` and ``"sandwich"``.
     :param str bound: ``"lower"``, ``"upper"`` or ``"sandwich"``.
     :param vectorize_particles: as in :class:`Objective`; ``False`` for evaluations with large J.
-    :param proxy: as in :class:`VRELBO`.
 
     **References:**
 

@@ -70,8 +70,6 @@ class SteinDiscrepancy(Objective):
         rule is resolved on the draws, without a gradient. ``"critic"``: see above.
     :param str statistic: ``"u"`` or ``"v"``; not used with a critic.
     :param float critic_penalty: :math:`\lambda`, positive; larger keeps the critic smaller.
-    :param vectorize_particles: as in :class:`Objective`.
-    :param proxy: as in :class:`VRELBO`.
 
     **References:**
 

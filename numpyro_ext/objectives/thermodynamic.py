@@ -62,9 +62,7 @@ class ThermodynamicELBO(Objective):
     :param float beta_min: the first point after 0, between 0 and 1.
     :param betas: the points themselves, increasing from 0 to 1, instead of the two above.
     :param str bound: ``"lower"`` or ``"upper"``.
-    :param vectorize_particles: as in :class:`Objective`.
     :param str gradient: ``"covariance"`` or ``"pathwise"``.
-    :param proxy: as in :class:`VRELBO`.
 
     **Reference:** *The thermodynamic variational objective*, Vaden Masrani, Tuan Anh Le, Frank
     Wood, NeurIPS 2019 (eqs. 7-9; its covariance gradient estimator, Section 4).

@@ -52,9 +52,7 @@ class VIMCO(Objective):
     :param alpha: order, a finite number, a traced scalar, or a callable of the step (with
         :func:`count_steps` around the guide).
     :param int num_particles: number of particles K, at least 2.
-    :param vectorize_particles: as in :class:`Objective`.
     :param str baseline: ``"arithmetic"`` or ``"geometric"``.
-    :param proxy: as in :class:`VRELBO`.
 
     **References:**
 

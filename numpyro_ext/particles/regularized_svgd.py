@@ -55,13 +55,8 @@ class RegularizedSVGD(ParticleField):
 
     :param kernel: a positive definite kernel; defaults to ``RBF("median_distance")``.
     :param float eta: :math:`\eta`, positive.
-    :param int num_particles: particles to ask of the guide; ``AutoParticles`` has its own number,
-        and other guides draw 100 if None.
-    :param float temperature: T, positive.
     :param annealing: a function of the step with values in (0, 1] that multiplies the gradients and
         ends at 1, or None.
-    :param int block_size: rows of the kernel matrix at a time; None means all of them up to
-        m = 2048, and 512 above.
     :param str precondition: ``"covariance"`` for coordinates in which particles have unit spread
         (see :class:`ParticleField`), which takes at least two particles, or None.
 

@@ -51,13 +51,8 @@ class RiemannianSVGD(ParticleField, _WithMetric):
         symmetric and positive definite.
     :param kernel: a :class:`~numpyro_ext.scores.RadialKernel`; defaults to
         ``RBF("median_distance")``.
-    :param int num_particles: particles to ask of the guide; ``AutoParticles`` has its own number,
-        and other guides draw 100 if None.
-    :param float temperature: T, positive.
     :param annealing: a function of the step with values in (0, 1] that multiplies the gradients and
         ends at 1, or None.
-    :param int block_size: rows of the kernel matrix at a time; None means all of them up to
-        m = 2048, and 512 above.
 
     **Reference:** Liu and Zhu, *Riemannian Stein variational gradient descent for Bayesian
     inference* (AAAI 2018), eq. 6 and 7.

@@ -50,9 +50,6 @@ class SteinNewton(ParticleField):
     :param kernel: a :class:`~numpyro_ext.scores.RadialKernel` of the distances in the metric A;
         defaults to the one above.
     :param float damping: the least eigenvalue of a :math:`N_j`, positive.
-    :param int num_particles: particles to ask of the guide; ``AutoParticles`` has its own number,
-        and other guides draw 100 if None.
-    :param float temperature: T, positive.
 
     **Reference:** Detommaso, Cui, Spantini, Marzouk and Scheichl, *A Stein variational Newton
     method* (NeurIPS 2018), algorithm 1 with the block-diagonal approximation of section 3.

@@ -53,9 +53,6 @@ class SVGD(ParticleField):
 
     :param kernel: a kernel of :mod:`numpyro_ext.scores`, or a function of ``(n, d)`` and ``(m, d)``
         points that gives an ``(n, m)`` matrix; defaults to ``RBF("median_distance")``.
-    :param int num_particles: particles to ask of the guide; ``AutoParticles`` has its own number,
-        and other guides draw 100 if None.
-    :param float temperature: T, positive.
     :param annealing: a function of the step t with values in (0, 1] that multiplies the gradients,
         such as ``lambda t: jnp.tanh((1.3 * (t + 1) / 1000) ** 5)`` for 1000 steps; it must end at
         1. ``SVI`` needs ``AutoParticles(model, count_steps=True)`` for it.

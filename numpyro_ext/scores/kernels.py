@@ -144,7 +144,6 @@ class RBF(RadialKernel):
     :param bandwidth: the length :math:`h`: a positive number, one of the rules ``"median"`` and
         ``"median_distance"`` (see :func:`median_bandwidth`) and ``"he"`` (see
         :func:`he_bandwidth`), or a callable ``x -> h``.
-    :param float factor: multiplies the bandwidth, also that of a rule.
 
     .. doctest::
 
@@ -178,7 +177,6 @@ class IMQ(RadialKernel):
     :param bandwidth: the length :math:`h`, as that of :class:`RBF`, without the rule ``"he"``.
     :param float c: the offset, positive.
     :param float beta: the power, in (-1, 0).
-    :param float factor: multiplies the bandwidth, also that of a rule.
 
     .. doctest::
 
@@ -222,7 +220,6 @@ class Cauchy(RadialKernel):
     parametric Stein estimator that an :class:`IMQ` does not have.
 
     :param bandwidth: the length :math:`h`, as that of :class:`RBF`, without the rule ``"he"``.
-    :param float factor: multiplies the bandwidth, also that of a rule.
 
     .. doctest::
 
@@ -253,7 +250,6 @@ class Epanechnikov(RadialKernel):
     take it. What score matching makes of it is the score of an isotropic Gaussian.
 
     :param bandwidth: None for :math:`h = \sqrt d`, or as that of :class:`IMQ`.
-    :param float factor: multiplies the bandwidth, also that of a rule.
 
     .. doctest::
 

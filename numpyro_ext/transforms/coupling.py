@@ -104,7 +104,6 @@ class AdditiveCoupling(Coupling):
 
     :param net: a callable from ``(*batch, split)`` to ``(*batch, d - split)``. What
         ``numpyro.module`` returns will do.
-    :param int split: the number of coordinates that stay; at least 1 and below :math:`d`.
 
     **References**
 
@@ -152,7 +151,6 @@ class AffineCoupling(Coupling):
 
     :param net: a callable from ``(*batch, split)`` to ``(*batch, 2 * (d - split))``:
         :math:`s_{raw}` and :math:`t` concatenated. What ``numpyro.module`` returns will do.
-    :param int split: the number of coordinates that stay; at least 1 and below :math:`d`.
     :param float clamp: the bound :math:`c > 0` of :math:`|s|`.
 
     **References**

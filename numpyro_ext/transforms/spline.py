@@ -186,7 +186,6 @@ class SplineCoupling(Coupling):
 
     :param net: a callable from ``(*batch, split)`` to
         ``(*batch, (d - split) * (3 * num_bins - 1))``.
-    :param int split: the number of coordinates that stay; at least 1 and below :math:`d`.
     :param int num_bins: bins of each spline, at least 2.
     :param float bound: :math:`B > 0`.
 
