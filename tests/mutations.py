@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FORMULAS = [
     ("_model/density.py", "total + jnp.sum(transform.log_abs", "total - jnp.sum(transform.log_abs"),
     ("diagnostics/weighted_ess.py", "squares = w**2", "squares = w"),
-    ("ep/visit.py", "(found.log_normaliser + cavity.gain)", "(found.log_normaliser - cavity.gain)"),
+    ("ep/sweep.py", "(found.log_normaliser + cavity.gain)", "(found.log_normaliser - cavity.gain)"),
     ("expfam/gaussian.py", "axis=-1) / 2 - half_logdet(L)", "axis=-1) / 2 + half_logdet(L)"),
     ("guides/normal_mixture.py", "norm.logpdf(x) - jnp.log(scale)", "norm.logpdf(x)"),
     ("mcmc/sgld.py", "jnp.sqrt(2 * eps * T)", "jnp.sqrt(eps * T)"),

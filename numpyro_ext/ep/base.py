@@ -7,6 +7,7 @@ propagation for approximate Bayesian inference* (UAI 2001) and *Power EP* (2004)
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ import warnings
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
+import numpy as np
 from tqdm import tqdm
 
 from numpyro_ext._checks import InferenceWarning, check_choice, check_count, summary
@@ -23,25 +25,30 @@ from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.posterior_as_prior import posterior_as_prior
 from numpyro_ext._model.sharding import placed
 from numpyro_ext._typing import Model, Params
-from numpyro_ext.ep.factor_table import Plan, Prior, Reading, Table, find_table, read_prior
+from numpyro_ext.ep.factors import Plan, Table, find_table
 from numpyro_ext.ep.guide import fits, guide_of, start_guide
-from numpyro_ext.ep.normal import FAMILIES, Site
+from numpyro_ext.ep.normal import FAMILIES, Family, Site
 from numpyro_ext.ep.projection import Projection
 from numpyro_ext.ep.quadrature import Quadrature
-from numpyro_ext.ep.reader import Reader
-from numpyro_ext.ep.refresh import (
+from numpyro_ext.ep.reader import Prior, Reader, Reading, read_prior
+from numpyro_ext.ep.sampling import ImportanceSampling
+from numpyro_ext.ep.sites import (
+    EPRunResult,
+    EPState,
+    Report,
     carried,
-    evidence,
+    is_positive,
+    limit_of,
     on_arguments,
     on_arguments_once,
-    sites_of,
+    start_sites,
     total_of,
+    with_forgotten,
+    zeros_of,
 )
-from numpyro_ext.ep.sampling import ImportanceSampling
-from numpyro_ext.ep.start import is_positive, natural, start_sites
-from numpyro_ext.ep.state import EPRunResult, EPState, Report, limit_of, prior_of, with_q
+from numpyro_ext.ep.sweep import evidence
 
-__all__ = ["EPEngine"]
+__all__ = ["EPEngine", "follow"]
 
 FAR = 0.3
 """The residual of sites above which their estimate of the evidence is said to be off."""
@@ -52,6 +59,23 @@ def default_projections() -> tuple[Quadrature, ImportanceSampling, ImportanceSam
     """One object for all engines, so that they share what is compiled; the last is for rows with
     local sites, of which each place has one value, so that it takes more of them."""
     return Quadrature(), ImportanceSampling(), ImportanceSampling(num_samples=2048)
+
+
+def follow(
+    steps: Iterable[tuple[Any, Any, str]], num_steps: int, progress_bar: bool
+) -> tuple[Any, Array]:
+    """The last state of a run and its losses, with a progress bar.
+
+    :param steps: a state, the losses of the steps that led to it, and what else the bar shows.
+    """
+    last, losses = None, []
+    with tqdm(total=num_steps, disable=not progress_bar) as bar:
+        for state, some, note in steps:
+            last, some = state, np.atleast_1d(some)
+            losses.append(some)
+            bar.update(len(some))
+            bar.set_postfix_str(f"loss: {some.mean():.4f}{note}")
+    return last, jnp.asarray(np.concatenate(losses))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -132,6 +156,11 @@ class EPEngine(ABC):
     def __repr__(self) -> str:
         return summary(self)
 
+    @property
+    def normals(self) -> Family:
+        """The arithmetic of normal distributions of the family."""
+        return FAMILIES[self.family]
+
     def __getstate__(self) -> dict[str, Any]:
         # What reads the model holds closures; it is made again by the next init.
         fresh = guide_of(self.model, self.family, self.prefix)
@@ -139,9 +168,7 @@ class EPEngine(ABC):
         return {**vars(self), "guide": fresh, "_plan": None, "_reader": reader}
 
     @abstractmethod
-    def sweep(
-        self, plan: Plan, state: EPState, arrays: list[Array], **options: Any
-    ) -> tuple[EPState, Array]:
+    def sweep(self, plan: Plan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
         """The next state, and the loss; a compiled function of state and arrays."""
 
     def rows_of(self, factors: Factors) -> Array:
@@ -161,7 +188,7 @@ class EPEngine(ABC):
         key_prior, key_state = random.split(rng_key)
         reading, arrays = self._reader.read(args, kwargs)
         prior = read_prior(reading, arrays, key_prior, self.family == "diagonal")
-        self._plan, table = self._table(reading, arrays, prior)
+        self._plan, table = self.table_of(reading, arrays, prior)
         info = reading.factors.info
         locs = info.unravel(prior.center.mean)
         if not fits(self.guide, locs):
@@ -170,38 +197,35 @@ class EPEngine(ABC):
         kind = self._plan.kinds[0]
         projection = kind.projection if kind.local else None
         self.guide.of_fit(reading.factors, projection, self._reader.given, args, kwargs)
-        family = FAMILIES[self.family]
-        normal = prior.normal
+        family, normal = self.normals, prior.normal
         if self.family == "diagonal":
             normal = Site(normal.shift, jnp.diagonal(normal.precision))
-        sites = tuple(family.zeros(group.basis) for group in table.groups)
+        sites = zeros_of(family, table)
         if not is_positive(normal):
-            sites = start_sites(self.family, self._plan, table, prior)
-            if not is_positive(natural(family, normal, table, sites)):
+            sites = start_sites(self.family, self._plan, table, prior, sites)
+            if not is_positive(total_of(family, normal, table, sites)):
                 raise ValueError(
                     "the prior has no normal approximation with moments of its draws: some"
                     " direction of the latent sites has no proper prior; give each latent site a"
                     " proper prior."
                 )
-        q = natural(family, normal, table, sites)
         zero = jnp.zeros((), jnp.int32)
         # Types are given: a weak one would have the next step compiled anew.
         of_run = jnp.asarray(jnp.inf, float), zero, jnp.zeros((), bool)
-        report = Report(*of_run, *[zero] * 6, noise=jnp.asarray(jnp.nan, float))
         state = EPState(
             i=zero,
-            shift=q.shift,
-            precision=q.precision,
-            site_shift=tuple(site.shift for site in sites),
-            site_precision=tuple(site.precision for site in sites),
+            shift=normal.shift,
+            precision=normal.precision,
+            site_shift=(),
+            site_precision=(),
             prior_shift=normal.shift,
             prior_precision=normal.precision,
-            report=report,
+            report=Report(*of_run, *[zero] * 6, noise=jnp.asarray(jnp.nan, float)),
             log_evidence=jnp.asarray(jnp.nan, float),
             damping=jnp.asarray(self.start_damping(), float),
             table=table,
             rng_key=key_state,
-        )
+        ).holding(total_of(family, normal, table, sites), sites)
         # A site where the rows of its factor are.
         in_blocks = self._plan.kinds[0].blocks
         size = len(table.groups[0].index) if in_blocks else -1
@@ -236,23 +260,27 @@ class EPEngine(ABC):
         """
         check_count("num_steps", num_steps)
         plan, state, arrays = self._begin(rng_key, init_state, args, kwargs)
-        losses = []
-        with tqdm(range(num_steps), disable=not progress_bar) as bar:
-            for _ in bar:
-                state, loss = self.sweep(plan, state, arrays)
-                losses.append(loss)
-                self._check(state)
-                report = jax.device_get(state.report)
-                bar.set_postfix_str(f"loss: {loss:.4f}, residual: {report.residual:.1e}")
-                if report.converged:
-                    break
-        self._warn(state)
-        return EPRunResult(self.get_params(state), state, jnp.stack(losses))
+        before, steps = state.report, self.steps(plan, state, arrays, num_steps)
+        state, losses = follow(steps, num_steps, progress_bar)
+        self._warn(before, state, num_steps)
+        return EPRunResult(self.get_params(state), state, losses)
+
+    def steps(
+        self, plan: Plan, state: EPState, arrays: list[Array], num_steps: int
+    ) -> Iterator[tuple[EPState, Any, str]]:
+        """The states of a run, each with the losses of the steps to it, and a note on it."""
+        for _ in range(num_steps):
+            state, loss = self.sweep(plan, state, arrays)
+            report = jax.device_get(state.report)
+            self._check(int(state.i), report)
+            yield state, loss, f", residual: {report.residual:.1e}"
+            if report.converged:
+                return
 
     def get_params(self, state: EPState) -> Params:
         """The parameters of the guide: ``{prefix}_loc``, and ``{prefix}_scale_tril`` or
         ``{prefix}_scale``."""
-        q = FAMILIES[self.family].moments(Site(state.shift, state.precision))
+        q = self.normals.moments(state.total)
         if self.family == "diagonal":
             return {f"{self.prefix}_loc": q.mean, f"{self.prefix}_scale": jnp.sqrt(q.cov)}
         root = jnp.linalg.cholesky(q.cov)
@@ -273,7 +301,7 @@ class EPEngine(ABC):
         ``jax.jit`` means that rows depend on other directions than the state knows.
         """
         plan, state, arrays = self._on(lax.stop_gradient(state), args, kwargs)
-        log_z, residual = self._evidence(plan, state, arrays)
+        log_z, residual = self.evidence_of(plan, state, arrays)
         if not is_traced((log_z, residual)) and jnp.isfinite(log_z) and not residual < FAR:
             warnings.warn(
                 InferenceWarning(
@@ -286,9 +314,9 @@ class EPEngine(ABC):
             )
         return log_z
 
-    def _evidence(self, plan: Plan, state: EPState, arrays: list[Array]) -> tuple[Array, Array]:
+    def evidence_of(self, plan: Plan, state: EPState, arrays: list[Array]) -> tuple[Array, Array]:
         """The estimate, and the residual of its sites."""
-        return evidence(plan, self.family, state, arrays)
+        return evidence(plan, self.normals, state, arrays)
 
     def evaluate(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
         """The loss at a state: minus :meth:`log_evidence`."""
@@ -305,17 +333,13 @@ class EPEngine(ABC):
     def convergence(self, state: EPState) -> dict[str, float]:
         """What :func:`~numpyro_ext.diagnostics.diagnose` shows of the report of a state."""
         report = jax.device_get(state.report)
-        q = FAMILIES[self.family].moments(Site(state.shift, state.precision))
+        q = self.normals.moments(state.total)
         return {
             "residual": float(report.residual),
             "limit": float(limit_of(getattr(self, "tol", 0.0), q)),
             "skipped": int(report.skipped),
             "inaccurate": int(report.num_inaccurate),
         }
-
-    def times(self, size: int) -> Array | None:
-        """How often each shared site stands in q, for so many rows; None if none is shared."""
-        return None
 
     def _begin(
         self, rng_key: Array, init_state: EPState | None, args: tuple, kwargs: dict[str, Any]
@@ -329,20 +353,16 @@ class EPEngine(ABC):
 
     def _resumed(self, old: EPState, new: EPState) -> EPState:
         """An old state on the data of a new one."""
-        assert self._plan is not None
-        family, times = FAMILIES[self.family], self.times(self._plan.reading.factors.size)
-        sites = carried(old, new, times is not None)
-        total = total_of(family, prior_of(new), new.table, sites, times)
+        sites = carried(old, new)
+        total = total_of(self.normals, new.prior, new.table, sites)
         if self.forgets:
-            inside = total_of(family, prior_of(old), old.table, sites_of(old), times)
-            q = Site(old.shift, old.precision)
-            total = jax.tree.map(lambda q, a, b: q + (a - b), q, total, inside)
+            total = with_forgotten(self.normals, old, total)
         if not is_positive(total):
             return new
-        of_data = {n: getattr(new, n) for n in ("prior_shift", "prior_precision", "table")}
-        return with_q(old, total, sites)._replace(**of_data)
+        return old.holding(total, sites, new.prior, table=new.table)
 
-    def _table(self, reading: Reading, arrays: list[Array], prior: Prior) -> tuple[Plan, Table]:
+    def table_of(self, reading: Reading, arrays: list[Array], prior: Prior) -> tuple[Plan, Table]:
+        """The factors of the model."""
         return find_table(
             reading,
             arrays,
@@ -365,10 +385,9 @@ class EPEngine(ABC):
                 " arguments first."
             )
         arguments, arrays = self._reader.split(args, kwargs)
-        plan, reading = self._plan, self._plan.reading
+        plan, given = self._plan, (self._plan, self.normals, self.forgets, state, arrays)
         same = len(state.table.groups) == len(plan.kinds)
-        same = same and self._reader.serves(reading, arguments, arrays)
-        given = state, arrays, self.times(reading.factors.size)
+        same = same and self._reader.serves(plan.reading, arguments, arrays)
         if is_traced((state, args, kwargs)):
             if not same:
                 raise ValueError(
@@ -376,25 +395,24 @@ class EPEngine(ABC):
                     " in their arrays, or the model reads other data from outside; call init with"
                     " these arguments first."
                 )
-            state, fit = on_arguments(plan, self.family, self.forgets, *given)
+            state, fit = on_arguments(*given)
             lost = jnp.where(fit, 0.0, jnp.nan)
             return plan, state._replace(shift=state.shift + lost), arrays
         if same:
-            new, fit = on_arguments_once(plan, self.family, self.forgets, *given)
+            new, fit = on_arguments_once(*given)
             if fit:
                 return plan, new, arrays
         return self._begin(state.rng_key, state, args, kwargs)
 
-    def _check(self, state: EPState) -> None:
-        bad = jax.device_get(state.report)
-        total = int(bad.visited)
-        if bad.skipped == total:
+    def _check(self, step: int, report: Report) -> None:
+        total = int(report.visited)
+        if report.skipped == total:
             raise RuntimeError(
-                f"in step {int(state.i)} none of the {total} factors could be updated, from factor"
-                f" 0 on ({int(bad.num_improper)} improper cavities, {int(bad.num_skipped)} without"
-                " tilted moments); the state before is the last one. Check the data and the prior,"
-                " or use projection=ImportanceSampling()."
+                f"in step {step} none of the {total} factors could be updated, from factor"
+                f" 0 on ({int(report.num_improper)} improper cavities, {int(report.num_skipped)}"
+                " without tilted moments); the state before is the last one. Check the data and the"
+                " prior, or use projection=ImportanceSampling()."
             )
 
-    def _warn(self, state: EPState) -> None:  # noqa: B027 - not every engine can tell
-        """Say that the fit has not converged."""
+    def _warn(self, before: Report, state: EPState, num_steps: int) -> None:  # noqa: B027
+        """Say that the fit has not converged, if the engine can tell."""

@@ -12,20 +12,35 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._checks import check_choice, check_positive
+from numpyro_ext._checks import check_choice, check_count, check_positive
 from numpyro_ext._model.factors import Factors
 from numpyro_ext.ep.ep import EP
-from numpyro_ext.ep.factor_table import Plan
-from numpyro_ext.ep.partition import check_partition, split_rows
-from numpyro_ext.ep.state import EPState
+from numpyro_ext.ep.factors import Plan
+from numpyro_ext.ep.shared_sites import Items, SharedSitesEngine, rate_of, shared_sweep
+from numpyro_ext.ep.sites import EPState
 from numpyro_ext.ep.stochastic import RandomRowsEngine
-from numpyro_ext.ep.tied import Items, TiedEngine, TiedSetting, rate_of, tied_sweep
+from numpyro_ext.ep.sweep import Setting
 
 __all__ = ["DAEP", "DSEP", "DistributedEP", "StochasticDistributedEP"]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class DistributedEP(EP):
+class _InParts:
+    """What engines on parts of the data share.
+
+    :param partition: the number J of parts, contiguous and of nearly one size, or an integer vector
+        of labels 0, ..., J - 1, one for each row.
+    """
+
+    partition: Any = field(kw_only=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # pyright: ignore[reportAttributeAccessIssue]
+        self.partition = check_partition(self.partition)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class DistributedEP(_InParts, EP):
     r"""Expectation propagation whose factors are parts of the data.
 
     .. math:: f_j(x) = \exp \sum_{n \in \text{part } j} l_n(x), \qquad q(x) = f_0(x) \prod_j
@@ -40,9 +55,6 @@ class DistributedEP(EP):
     ``ImportanceSampling()``, or by ``projection=NUTSProjection()``, which has no evidence and
     leaves noise in the sites, so that the residual stays above ``tol``.
 
-    :param model: Python callable with NumPyro primitives, with continuous latent sites.
-    :param partition: the number J of parts, contiguous and of nearly one size, or an integer vector
-        of labels 0, ..., J - 1, one for each row.
     :param str schedule: ``"parallel"``, all parts from one q, or ``"serial"``.
 
     **Reference:** Gelman et al. (2020), algorithm 1.
@@ -58,19 +70,14 @@ class DistributedEP(EP):
         0.3750
     """
 
-    partition: Any = field(kw_only=False)
     schedule: str = "parallel"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.partition = check_partition(self.partition)
 
     def rows_of(self, factors: Factors) -> Array:
         return jnp.asarray(split_rows(self.partition, factors.size))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class StochasticDistributedEP(TiedEngine):
+class StochasticDistributedEP(_InParts, SharedSitesEngine):
     r"""Stochastic expectation propagation on parts of the data: one site for all rows.
 
     .. math:: \lambda_q = \lambda_0 + N \lambda, \qquad \lambda \leftarrow (1 - N_j \epsilon)
@@ -88,8 +95,6 @@ class StochasticDistributedEP(TiedEngine):
     The loss is minus the estimate of the evidence of :class:`EP` with the shared site for each. It
     is a monitor: ``log_evidence`` takes the site of each part.
 
-    :param model: Python callable with NumPyro primitives, with continuous latent sites.
-    :param partition: the number J of parts, or a vector of labels, as in :class:`DistributedEP`.
     :param str schedule: ``"serial"`` for SDEP, ``"parallel"`` for ADEP.
     :param step: epsilon in (0, 1], or a function of the number of the update; None for 1 / N.
     :param float tol: the residual, here the change of q by an update, below which ``run`` stops; at
@@ -108,18 +113,19 @@ class StochasticDistributedEP(TiedEngine):
         0.3750
     """
 
-    partition: Any = field(kw_only=False)
     schedule: str = "parallel"
     tol: float = 1e-6
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.partition = check_partition(self.partition)
         check_choice("schedule", self.schedule, ("serial", "parallel"))
         check_positive("tol", self.tol)
 
     def rows_of(self, factors: Factors) -> Array:
         return jnp.asarray(split_rows(self.partition, factors.size))
+
+    def times(self, size: int) -> Array:
+        return jnp.full(1, size, float)
 
     def all_rows(self, size: int) -> Items:
         """All parts, with a rate of 1."""
@@ -131,17 +137,14 @@ class StochasticDistributedEP(TiedEngine):
             weight=jnp.ones(J),
             index=np.arange(J)[:, None],
             mask=np.ones((J, 1), bool),
-            multiplicity=self.times(size),
         )
 
-    def sweep(
-        self, plan: Plan, state: EPState, arrays: list[Array], **options: Any
-    ) -> tuple[EPState, Array]:
+    def sweep(self, plan: Plan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
         N = plan.reading.factors.size
         items = self.all_rows(N)
-        items = items._replace(rate=self.rate(state.i, 1 / N) * items.rate)
-        setting = TiedSetting(self.family, self.schedule == "serial", float(self.tol))
-        return tied_sweep(plan, setting, state, arrays, items)
+        items = items._replace(rate=rate_of(self.step, state.i, 1 / N) * items.rate)
+        setting = Setting(self.normals, self.schedule == "serial", float(self.tol))
+        return shared_sweep(plan, setting, state, arrays, items)
 
 
 def _sizes(rows: np.ndarray) -> tuple[Array, int]:
@@ -149,13 +152,8 @@ def _sizes(rows: np.ndarray) -> tuple[Array, int]:
     return jnp.asarray((rows >= 0).sum(-1), float), len(rows)
 
 
-class _SitePerPart(TiedEngine):
+class _SitePerPart(_InParts, SharedSitesEngine):
     """A site for the rows of each part."""
-
-    partition: Any
-
-    def num_slots(self, size: int) -> int:
-        return len(split_rows(self.partition, size))
 
     def times(self, size: int) -> Array:
         return _sizes(split_rows(self.partition, size))[0]
@@ -171,7 +169,6 @@ class _SitePerPart(TiedEngine):
             weight=jnp.ones(J),
             index=np.maximum(rows, 0),
             mask=rows >= 0,
-            multiplicity=sizes,
         )
 
 
@@ -191,8 +188,6 @@ class DSEP(_SitePerPart, RandomRowsEngine):
     A constant step leaves noise in the sites, with a variance in proportion to the step, and a bias
     where factors are not normal. ``run`` returns the mean of the states of its last half.
 
-    :param model: Python callable with NumPyro primitives, with continuous latent sites.
-    :param partition: the number J of parts, or a vector of labels, as in :class:`DistributedEP`.
     :param step: epsilon in (0, 1], or a function of the number of the update; None for 1 / N_j.
     :param average: the share of the run, its last part, over which ``run`` averages the sites; 0
         for the last state; None for 1/2, and for 0 where each part has one row.
@@ -210,12 +205,6 @@ class DSEP(_SitePerPart, RandomRowsEngine):
         0.3750
     """
 
-    partition: Any = field(kw_only=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.partition = check_partition(self.partition)
-
     def update(self, state: EPState, *args: Any, indices: Any = None, **kwargs: Any) -> Any:
         """One row of every part: the next state, and the loss.
 
@@ -228,10 +217,10 @@ class DSEP(_SitePerPart, RandomRowsEngine):
 
     @property
     def draws(self) -> "FromParts":
-        return FromParts(TiedSetting(self.family, True, 0.0), self.step)
+        return FromParts(Setting(self.normals, serial=True), self.step)
 
     def draws_all(self, size: int) -> bool:
-        return self.num_slots(size) == size
+        return len(self.times(size)) == size
 
     def parts(self, size: int) -> Any:
         rows = split_rows(self.partition, size)
@@ -255,7 +244,7 @@ class DSEP(_SitePerPart, RandomRowsEngine):
 class FromParts(NamedTuple):
     """A row from each part."""
 
-    tied: TiedSetting
+    setting: Setting
     step: float | Callable[[Array], Array] | None
 
     def items(self, size: int, i: Array, rng_key: Array, indices: Any, parts: Any) -> Items:
@@ -271,7 +260,6 @@ class FromParts(NamedTuple):
             weight=sizes,
             index=jnp.asarray(indices)[:, None],
             mask=jnp.ones((J, 1), bool),
-            multiplicity=sizes,
         )
 
 
@@ -305,8 +293,6 @@ class DAEP(_SitePerPart):
     rows of a part that disagree make the new site depend on q, so that whole steps may diverge, and
     ``step=None`` is 1/2.
 
-    :param model: Python callable with NumPyro primitives, with continuous latent sites.
-    :param partition: the number J of parts, or a vector of labels, as in :class:`DistributedEP`.
     :param step: the share in (0, 1] of the new site, or a function of the number of the update;
         None for 1, and for 1/2 by moments.
     :param str mean: ``"sites"``, or ``"moments"`` for distributed black-box alpha.
@@ -327,21 +313,59 @@ class DAEP(_SitePerPart):
         0.3750
     """
 
-    partition: Any = field(kw_only=False)
     mean: str = "sites"
     tol: float = 1e-6
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.partition = check_partition(self.partition)
         check_choice("mean", self.mean, ("sites", "moments"))
         check_positive("tol", self.tol)
 
-    def sweep(
-        self, plan: Plan, state: EPState, arrays: list[Array], **options: Any
-    ) -> tuple[EPState, Array]:
+    def sweep(self, plan: Plan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
         items = self.all_rows(plan.reading.factors.size)
         moments = self.mean == "moments"
-        items = items._replace(rate=self.rate(state.i, 0.5 if moments else 1.0) * items.rate)
-        setting = TiedSetting(self.family, False, float(self.tol), moments)
-        return tied_sweep(plan, setting, state, arrays, items)
+        rate = rate_of(self.step, state.i, 0.5 if moments else 1.0)
+        items = items._replace(rate=rate * items.rate)
+        setting = Setting(self.normals, tol=float(self.tol), moments=moments)
+        return shared_sweep(plan, setting, state, arrays, items)
+
+
+def check_partition(partition: Any) -> Any:
+    """An int, or labels as a NumPy array; or an error."""
+    if np.ndim(partition) == 0:
+        return check_count("partition", partition)
+    labels = np.asarray(partition)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(
+            f"partition has shape {labels.shape} and type {labels.dtype}; it must be the number of"
+            " parts, or a vector of integer labels, one for each row."
+        )
+    missing = np.setdiff1d(np.arange(labels.max(initial=0) + 1), labels)
+    if len(missing) or labels.min(initial=0) < 0:
+        raise ValueError(
+            f"partition has labels from {labels.min()} to {labels.max()}, without"
+            f" {missing.tolist()}; they must be 0, 1, ... up to the number of parts less one."
+        )
+    return labels
+
+
+def split_rows(partition: Any, size: int) -> np.ndarray:
+    """The rows of each of J parts of ``size`` rows: ``(J, M)``, filled up with -1.
+
+    :param partition: number of parts, contiguous and of nearly one size; or a label for each row.
+    """
+    if isinstance(partition, int):
+        if partition > size:
+            raise ValueError(f"partition is {partition}, and there are only {size} rows.")
+        labels = np.repeat(
+            np.arange(partition), [len(x) for x in np.array_split(np.arange(size), partition)]
+        )
+    else:
+        labels = partition
+        if len(labels) != size:
+            raise ValueError(
+                f"partition has {len(labels)} labels, and there are {size} rows; give one for each."
+            )
+    members = [np.flatnonzero(labels == j) for j in range(labels.max() + 1)]
+    M = max(map(len, members))
+    return np.stack([np.pad(x, (0, M - len(x)), constant_values=-1) for x in members])

@@ -5,42 +5,19 @@ References: Minka, *Expectation propagation for approximate Bayesian inference* 
 """
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 import warnings
 
-import jax
-from jax import Array, lax, random
-import jax.numpy as jnp
+from jax import Array
 
-from numpyro_ext._checks import (
-    InferenceWarning,
-    check_choice,
-    check_nonnegative,
-    check_positive,
-)
+from numpyro_ext._checks import InferenceWarning, check_choice, check_nonnegative, check_positive
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext.ep.base import EPEngine
-from numpyro_ext.ep.factor_table import Plan
-from numpyro_ext.ep.normal import (
-    FAMILIES,
-    Moments,
-    Site,
-    choose,
-    distance,
-    halved,
-    is_finite,
-    is_near,
-    plus,
-)
-from numpyro_ext.ep.start import change_of, natural
-from numpyro_ext.ep.state import EPState, Report, limit_of, next_state, prior_of
-from numpyro_ext.ep.visit import Visit, keys_of, visit, visit_all
+from numpyro_ext.ep.factors import Plan
+from numpyro_ext.ep.sites import EPState, Report
+from numpyro_ext.ep.sweep import Setting, sweep
 
 __all__ = ["ADF", "EP"]
-
-_LEAST = 0.02
-"""The least d of adaptive damping."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -80,7 +57,6 @@ class EP(EPEngine):
     With a power above 1, a factor that holds more than 1 / power of the precision of q has an
     improper cavity, and the loss is NaN.
 
-    :param model: Python callable with NumPyro primitives, with continuous latent sites.
     :param float power: alpha, at least 0.
     :param str schedule: ``"serial"``, one factor after the other, the prior's last; or
         ``"parallel"``, all from one q, which is faster where there are many.
@@ -144,19 +120,13 @@ class EP(EPEngine):
     def start_damping(self) -> float:
         return 1.0 if self.damping is None else float(self.damping)
 
-    def sweep(
-        self, plan: Plan, state: EPState, arrays: list[Array], **options: Any
-    ) -> tuple[EPState, Array]:
-        one = _serial if self.schedule == "serial" else _parallel
-        return one(plan, self._setting, state, arrays)
+    def sweep(self, plan: Plan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
+        serial = self.schedule == "serial"
+        adaptive = self.damping is None and not serial
+        return sweep(plan, Setting(self.normals, serial, float(self.tol), adaptive), state, arrays)
 
-    @property
-    def _setting(self) -> "Setting":
-        adaptive = self.damping is None and self.schedule == "parallel"
-        return Setting(self.family, float(self.tol), adaptive, False)
-
-    def _warn(self, state: EPState) -> None:
-        report = jax.device_get(state.report)
+    def _warn(self, before: Report, state: EPState, num_steps: int) -> None:
+        report = state.report
         serial = ", or with schedule='serial'" if self.schedule == "parallel" else ""
         plan = self._plan
         if plan is not None and any(kind.projection.needs_key for kind in plan.kinds):
@@ -200,10 +170,8 @@ class ADF(EPEngine):
 
     forgets: ClassVar[bool] = True
 
-    def sweep(
-        self, plan: Plan, state: EPState, arrays: list[Array], **options: Any
-    ) -> tuple[EPState, Array]:
-        return _serial(plan, Setting(self.family, 0.0, False, True), state, arrays)
+    def sweep(self, plan: Plan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
+        return sweep(plan, Setting(self.normals, serial=True, forgets=True), state, arrays)
 
     def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
         """The estimate of log p(y) that the first pass has collected; with arguments of the model,
@@ -217,153 +185,3 @@ class ADF(EPEngine):
             )
         fresh = self.init(state.rng_key, *args, **kwargs)
         return -self.update(fresh, *args, **kwargs)[1]
-
-
-class Setting(NamedTuple):
-    """What is static in a sweep, beside the plan."""
-
-    family: str
-    tol: float
-    adaptive: bool
-    forgets: bool
-    """Whether sites of the data are included and forgotten."""
-
-
-def _mix(d: Array, old: Any, new: Any) -> Any:
-    return jax.tree.map(lambda a, b: (1 - d) * a + d * b, old, new)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _parallel(
-    plan: Plan, setting: Setting, state: EPState, arrays: list[Array]
-) -> tuple[EPState, Array]:
-    """All factors from one q."""
-    family, factors = FAMILIES[setting.family], plan.reading.on(arrays)
-    prior, table = prior_of(state), state.table
-    total = Site(state.shift, state.precision)
-    q = family.moments(total)
-    # The same draws in every sweep, so that there is a fixed point.
-    keys = random.split(state.rng_key, len(plan.kinds))
-    old = tuple(map(Site, state.site_shift, state.site_precision))
-    visits = [
-        visit_all(family, factors, kind, q, group, site, key)
-        for kind, group, site, key in zip(plan.kinds, table.groups, old, keys, strict=True)
-    ]
-    log_z = table.constant + family.log_partition(total) + sum(jnp.sum(v.log_z) for v in visits)
-    proposal = tuple(v.site for v in visits)
-    change = change_of(family, table, proposal, old)
-    residual = distance(q, family.moments(plus(total, change)), change)
-
-    d = state.damping
-    if setting.adaptive:
-        grown = (residual > state.report.residual) | ~jnp.isfinite(residual)
-        d = jnp.where(grown, jnp.maximum(d / 2, _LEAST), jnp.minimum(1.1 * d, 1.0))
-        d = jnp.where(state.i == 0, state.damping, d)
-
-    def at(d: Array) -> Site:
-        return plus(total, change, d)
-
-    used, halvings = halved(family, at, d)
-    if setting.adaptive:
-        used, shortened = halved(family, at, used, partial(is_near, q), 30)
-        d = jnp.where(shortened > 0, state.damping, d)
-    sites = _mix(used, old, proposal)
-    new = natural(family, prior, table, sites)
-    good = (used > 0) & is_finite(family.moments(new))
-    sites, new = choose(good, sites, old), choose(good, new, total)
-    report = _report(plan, setting, state, q, visits, residual, halvings, good)
-    return next_state(state, new, sites, report, log_z, state.rng_key, d), -log_z
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _serial(
-    plan: Plan, setting: Setting, state: EPState, arrays: list[Array]
-) -> tuple[EPState, Array]:
-    """One factor after the other, each from the q that the last one has left."""
-    family, factors = FAMILIES[setting.family], plan.reading.on(arrays)
-    table, total = state.table, Site(state.shift, state.precision)
-    start = q = family.moments(total)
-    keys = random.split(state.rng_key, len(plan.kinds))
-    old = tuple(map(Site, state.site_shift, state.site_precision))
-    # What is not in the sites: the prior and, if they are forgotten, those of passes before.
-    rest = prior_of(state)
-    if setting.forgets:
-        inside = natural(family, jax.tree.map(jnp.zeros_like, rest), table, old)
-        rest = jax.tree.map(jnp.subtract, total, inside)
-    visits, sites, proposal, halvings = [], [], [], jnp.array(0)
-    for kind, group, site, key in zip(plan.kinds, table.groups, old, keys, strict=True):
-
-        def one(q: Moments, xs: Any, kind: Any = kind) -> tuple[Moments, Any]:
-            index, A, site, key = xs
-            found = visit(family, factors, kind, q, index, A, site, key)
-            change = jax.tree.map(jnp.subtract, found.site, site)
-            new, d, halvings = family.include(q, A, change, state.damping)
-            good = is_finite(new) & (d > 0)
-            q = choose(good, new, q)
-            return q, (found, choose(good, _mix(d, site, found.site), site), halvings)
-
-        each = (group.index, group.basis, site, keys_of(kind, key, len(group.basis)))
-        q, (found, new, count) = lax.scan(one, q, each)
-        visits.append(found)
-        proposal.append(found.site)
-        halvings += jnp.sum(count)
-        if setting.forgets and kind.names is None:
-            added = family.total(group.basis, new)
-            rest = plus(rest, added)
-            new = site
-        sites.append(new)
-
-    new = natural(family, rest, table, sites)
-    good = is_finite(family.moments(new))
-    change = change_of(family, table, proposal, old)
-    residual = distance(start, family.moments(plus(total, change)), change)
-    parts = sum(jnp.sum(v.log_z) for v in visits)
-    if setting.forgets:
-        first = table.constant + family.log_partition(total) + parts
-        log_z = jnp.where(state.i == 0, first, state.log_evidence)
-        loss = -jnp.where(state.i == 0, first, parts)
-    else:
-        log_z = table.constant + family.log_partition(new) + parts
-        loss = -log_z
-    sites, new = choose(good, tuple(sites), old), choose(good, new, total)
-    report = _report(plan, setting, state, start, visits, residual, halvings, good)
-    return next_state(state, new, sites, report, log_z, state.rng_key), loss
-
-
-def _report(
-    plan: Plan,
-    setting: Setting,
-    state: EPState,
-    q: Moments,
-    visits: list[Visit],
-    residual: Array,
-    halvings: Array,
-    good: Array,
-) -> Report:
-    before = state.report
-    # The cavity of what makes q proper is flat until the other factors have spoken.
-    early = (state.i == 0) | (before.skipped > 0)
-
-    def count(name: str) -> Array:
-        numbers = []
-        for kind, found in zip(plan.kinds, visits, strict=True):
-            number = jnp.sum(getattr(found, name), dtype=jnp.int32)
-            of_prior = name == "improper" and kind.names is not None
-            numbers.append(jnp.where(early, 0, number) if of_prior else number)
-        return jnp.sum(jnp.stack(numbers))
-
-    left = [jnp.sum(v.improper | v.skipped | v.low_ess, dtype=jnp.int32) for v in visits]
-    left = jnp.sum(jnp.stack(left))
-    tol = limit_of(setting.tol, q)
-    return Report(
-        residual,
-        left,
-        good & (residual < tol) & (left == 0),
-        before.num_improper + count("improper"),
-        before.num_skipped + count("skipped"),
-        before.num_low_ess + count("low_ess"),
-        before.num_inaccurate + count("inaccurate"),
-        before.num_halvings + halvings.astype(jnp.int32),
-        jnp.asarray(sum(len(v.log_z) for v in visits), jnp.int32),
-        before.noise,
-    )

@@ -12,7 +12,7 @@ diagonal one D shifts and D precisions. Functions take one factor and are mapped
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array, lax
@@ -80,47 +80,6 @@ class Cavity(NamedTuple):
     whole: Moments | None = None
 
 
-class Family(Protocol):
-    """How a family of normal distributions removes, projects and includes one site."""
-
-    def zeros(self, basis: Array) -> Site:
-        """Sites of zero for factors with these ``(n, r, D)`` bases."""
-        ...
-
-    def moments(self, total: Site) -> Moments:
-        """Mean and covariance; NaN if the precision is not positive definite."""
-        ...
-
-    def log_partition(self, total: Site) -> Array: ...
-
-    def marginal(self, q: Moments, A: Array) -> Moments:
-        """q in the coordinates u."""
-        ...
-
-    def cavity(self, q: Moments, A: Array, site: Site, power: float) -> Cavity: ...
-
-    def site(self, A: Array, cavity: Cavity, found: Projected, power: float) -> Site:
-        """The site of a projection, which is in u, in the coordinates of the family."""
-        ...
-
-    def expected(self, q: Moments, A: Array, site: Site) -> Array:
-        """The mean of the log of a site under q."""
-        ...
-
-    def total(self, A: Array, site: Site) -> Site:
-        """The product of n sites in the coordinates x."""
-        ...
-
-    def of_mean(self, q: Moments, A: Array, sites: Site, good: Array, power: float) -> Site:
-        """The site whose tilted distribution has the mean of the moments of those of n sites."""
-        ...
-
-    def include(self, q: Moments, A: Array, change: Site, d: float | Array) -> tuple[Any, ...]:
-        """q after d times a change of a site, d, and the number of times that d was halved so that
-        q stays a distribution; d is 0 if 10 times were not enough."""
-        ...
-
-
 def is_finite(q: Moments) -> Array:
     """Whether q is a distribution."""
     return jnp.all(jnp.isfinite(q.mean)) & jnp.all(jnp.isfinite(q.cov))
@@ -166,7 +125,7 @@ def choose(good: Array, new: Any, old: Any) -> Any:
 
 
 def halved(
-    family: Family,
+    family: "Family",
     at: Callable[[Array], Site],
     d: Array,
     is_good: Callable[[Moments], Array] = is_finite,
@@ -193,13 +152,15 @@ def _halved(smallest: Array, d: float | Array) -> tuple[Array, Array]:
 
 class Full:
     """Full precision matrices: ``shift`` is ``(D,)``, ``precision`` ``(D, D)``; a site has v
-    ``(r,)`` and T ``(r, r)``."""
+    ``(r,)`` and T ``(r, r)``. A family removes, projects and includes one site."""
 
     def zeros(self, basis: Array) -> Site:
+        """Sites of zero for factors with these ``(n, r, D)`` bases."""
         n, r, _ = basis.shape
         return Site(jnp.zeros((n, r), basis.dtype), jnp.zeros((n, r, r), basis.dtype))
 
     def moments(self, total: Site) -> Moments:
+        """Mean and covariance; NaN if the precision is not positive definite."""
         L = cholesky(total.precision)
         return Moments(solve(L, total.shift), inverse(L))
 
@@ -209,6 +170,7 @@ class Full:
         return square / 2 - half_logdet(L) + len(total.shift) / 2 * np.log(2 * np.pi)
 
     def marginal(self, q: Moments, A: Array) -> Moments:
+        """q in the coordinates u."""
         return Moments(A @ q.mean, symmetric(A @ q.cov @ A.T))
 
     def cavity(self, q: Moments, A: Array, site: Site, power: float) -> Cavity:
@@ -232,20 +194,24 @@ class Full:
         return Cavity(jnp.where(proper, m_c, m), jnp.where(proper, S_c, S), proper, gain / 2)
 
     def site(self, A: Array, cavity: Cavity, found: Projected, power: float) -> Site:
+        """The site of a projection, which is in u, in the coordinates of the family."""
         return Site(found.site_shift, symmetric(found.site_precision))
 
     def expected(self, q: Moments, A: Array, site: Site) -> Array:
+        """The mean of the log of a site under q."""
         m, S = self.marginal(q, A)
         v, T = site
         return v @ m - (m @ T @ m + jnp.sum(T * S)) / 2
 
     def total(self, A: Array, site: Site) -> Site:
+        """The product of n sites in the coordinates x."""
         D = A.shape[-1]
         left = jnp.einsum("nrs,nrd->nsd", site.precision, A).reshape(-1, D)
         rows = A.reshape(-1, D)
         return Site(rows.T @ site.shift.reshape(-1), symmetric(rows.T @ left))
 
     def of_mean(self, q: Moments, A: Array, sites: Site, good: Array, power: float) -> Site:
+        """The site whose tilted distribution has the mean of the moments of those of n sites."""
         m, V = q
 
         def one(A: Array, site: Site) -> Site:
@@ -266,6 +232,8 @@ class Full:
         return Site((P @ (m + V @ g) + g) / power, P / power)
 
     def include(self, q: Moments, A: Array, change: Site, d: float | Array) -> tuple[Any, ...]:
+        """q after d times a change of a site, d, and the number of times that d was halved so that
+        q stays a distribution; d is 0 if 10 times were not enough."""
         B = q.cov @ A.T  # (D, r)
         m, S = A @ q.mean, symmetric(A @ B)
         v, T = change
@@ -284,8 +252,8 @@ class Full:
 
 
 class Diagonal:
-    """Diagonal precisions: ``shift`` and ``precision`` are ``(D,)``, and so are those of a
-    site."""
+    """The same for diagonal precisions: ``shift`` and ``precision`` are ``(D,)``, and so are those
+    of a site."""
 
     def zeros(self, basis: Array) -> Site:
         n, _, D = basis.shape
@@ -355,4 +323,5 @@ class Diagonal:
         return Moments(m + V_new * (s - t * m), V_new), d, halvings
 
 
+Family = Full | Diagonal
 FAMILIES: dict[str, Family] = {"full": Full(), "diagonal": Diagonal()}

@@ -6,7 +6,7 @@ EP.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 import math
@@ -18,14 +18,15 @@ from jax import Array, lax, random
 from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.factors import Factors
-from numpyro_ext.ep.factor_table import Group, Plan, Prior, Reading, Table
-from numpyro_ext.ep.normal import FAMILIES, Site, variances
-from numpyro_ext.ep.state import EPRunResult, EPState
-from numpyro_ext.ep.tied import Items, TiedEngine, TiedSetting, rate_of, tied_sweep
+from numpyro_ext.ep.factors import Group, Plan, Table
+from numpyro_ext.ep.normal import variances
+from numpyro_ext.ep.reader import Prior, Reading
+from numpyro_ext.ep.shared_sites import Items, SharedSitesEngine, rate_of, shared_sweep
+from numpyro_ext.ep.sites import EPState, Report
+from numpyro_ext.ep.sweep import Setting
 
 __all__ = ["RandomRowsEngine", "StochasticEP"]
 
@@ -42,7 +43,7 @@ _NOISY = 0.1
 class Draws(Protocol):
     """How the rows of a step are drawn, and with what rate: static in a step."""
 
-    tied: TiedSetting
+    setting: Setting
 
     def items(
         self, size: int, i: Array, rng_key: Array, indices: Array | None, parts: Any
@@ -50,7 +51,7 @@ class Draws(Protocol):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class RandomRowsEngine(TiedEngine):
+class RandomRowsEngine(SharedSitesEngine):
     """The base of engines whose steps take random rows, and whose result is a mean of states.
 
     :param average: the share of the run, its last part, over which ``run`` averages the sites; 0
@@ -80,38 +81,22 @@ class RandomRowsEngine(TiedEngine):
         """Arrays that the draws need."""
 
     def sweep(
-        self, plan: Plan, state: EPState, arrays: list[Array], **options: Any
+        self, plan: Plan, state: EPState, arrays: list[Array], indices: Any = None
     ) -> tuple[EPState, Array]:
         parts = self.parts(plan.reading.factors.size)
-        return _one(plan, self.draws, state, arrays, options.get("indices"), parts)
+        return _step(plan, self.draws, state, arrays, indices, parts)[:2]
 
-    def run(
-        self,
-        rng_key: Array,
-        num_steps: int,
-        *args: Any,
-        progress_bar: bool = True,
-        init_state: EPState | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """``num_steps`` steps.
+    def steps(
+        self, plan: Plan, state: EPState, arrays: list[Array], num_steps: int
+    ) -> Iterator[tuple[EPState, Any, str]]:
+        """The states after every 256 steps; the last one is the average over those of the last part
+        of the run.
 
         The noise of the result is estimated from the means over 16 parts of the averaged steps, and
         is ``noise`` in ``state.report``: above .1 standard deviations an ``InferenceWarning`` says
         how many steps would be enough.
-
-        :param args: arguments of the model.
-        :param bool progress_bar: whether to show the loss as the fit goes.
-        :param init_state: the state to go on from; None for a new start. The prior and the
-            factors are read again.
-        :param kwargs: keyword arguments of the model.
-        :return: an :data:`EPRunResult`, whose state is the average over the last part of the run.
         """
-        check_count("num_steps", num_steps)
-        plan, state, arrays = self._begin(rng_key, init_state, args, kwargs)
-        before, size = state.report, plan.reading.factors.size
-        is_random = not self.draws_all(size) or any(k.projection.needs_key for k in plan.kinds)
-        share = (0.5 if is_random else 0.0) if self.average is None else self.average
+        size, share = plan.reading.factors.size, self._share(plan)
         averaged = max(1, round((share or 0.5) * num_steps))
         first = state.i + num_steps - averaged
         seen = _Seen(
@@ -120,38 +105,49 @@ class RandomRowsEngine(TiedEngine):
             jnp.zeros(_PARTS),
             jnp.zeros(()),
         )
-        losses = []
-        with tqdm(total=num_steps, disable=not progress_bar) as bar:
-            for done in range(0, num_steps, _CHUNK):
-                n = min(_CHUNK, num_steps - done)
-                state, seen, some = _many(
-                    *(plan, self.draws, state, arrays, self.parts(size), seen),
-                    *(first, jnp.asarray(averaged), n),
-                )
-                losses.append(some[:n])
-                bar.update(n)
-                bar.set_postfix_str(f"loss: {float(jnp.mean(some[:n])):.4f}")
-        if share > 0:
-            state = state._replace(**jax.tree.map(lambda x: x / averaged, seen.total))
-        if is_random:
-            noise = self._noise(state, seen, averaged, share > 0)
-            state = state._replace(report=state.report._replace(noise=noise))
-            self._warn_of_noise(float(noise), share > 0, num_steps)
-        self._warn_of_skipped(before, state, num_steps)
-        return EPRunResult(self.get_params(state), state, jnp.concatenate(losses))
+        for done in range(0, num_steps, _CHUNK):
+            n = min(_CHUNK, num_steps - done)
+            state, seen, losses = _many(
+                *(plan, self.draws, state, arrays, self.parts(size), seen),
+                *(first, jnp.asarray(averaged), n),
+            )
+            if done + n == num_steps:
+                if share > 0:
+                    state = state._replace(**jax.tree.map(lambda x: x / averaged, seen.total))
+                if self._is_random(plan):
+                    noise = self._noise(state, seen, averaged, share > 0)
+                    state = state._replace(report=state.report._replace(noise=noise))
+            yield state, losses[:n], ""
+
+    def _is_random(self, plan: Plan) -> bool:
+        all_rows = self.draws_all(plan.reading.factors.size)
+        return not all_rows or any(kind.projection.needs_key for kind in plan.kinds)
+
+    def _share(self, plan: Plan) -> float:
+        """The share of the run over which sites are averaged."""
+        if self.average is None:
+            return 0.5 if self._is_random(plan) else 0.0
+        return self.average
 
     def convergence(self, state: EPState) -> dict[str, float]:
         return {**super().convergence(state), "noise": float(state.report.noise)}
 
     def _noise(self, state: EPState, seen: "_Seen", steps: int, is_mean: bool) -> Array:
         """The largest standard error of a result, in standard deviations."""
-        sd = jnp.sqrt(variances(FAMILIES[self.family].moments(Site(state.shift, state.precision))))
+        sd = jnp.sqrt(variances(self.normals.moments(state.total)))
         if steps < _PARTS:
             return jnp.asarray(jnp.inf, sd.dtype)
         means = seen.moments / seen.count[:, None, None]
         scatter = jnp.max(jnp.std(means, 0, ddof=1) / jnp.stack([sd, jnp.full_like(sd, 2)]))
         scale = scale_of_error(float(seen.rate / steps), steps, _PARTS, is_mean)
         return jnp.asarray(scatter * scale, sd.dtype)
+
+    def _warn(self, before: Report, state: EPState, num_steps: int) -> None:
+        assert self._plan is not None
+        if self._is_random(self._plan):
+            noise = float(state.report.noise)
+            self._warn_of_noise(noise, self._share(self._plan) > 0, num_steps)
+        self._warn_of_skipped(before, state.report, num_steps)
 
     def _warn_of_noise(self, noise: float, is_mean: bool, num_steps: int) -> None:
         if noise <= _NOISY:
@@ -167,13 +163,13 @@ class RandomRowsEngine(TiedEngine):
                 f"the result of {num_steps} steps is noisy: its standard error is {noise:.2g}"
                 f" standard deviations of the posterior; {remedy}."
             ),
-            stacklevel=3,
+            stacklevel=4,
         )
 
-    def _warn_of_skipped(self, before: Any, state: EPState, num_steps: int) -> None:
+    def _warn_of_skipped(self, before: Report, report: Report, num_steps: int) -> None:
         names = ("num_improper", "num_skipped", "num_low_ess")
-        left = sum(int(getattr(state.report, x)) - int(getattr(before, x)) for x in names)
-        visits = num_steps * int(state.report.visited)
+        left = sum(int(getattr(report, x)) - int(getattr(before, x)) for x in names)
+        visits = num_steps * int(report.visited)
         if left > 0.01 * visits:
             warnings.warn(
                 InferenceWarning(
@@ -181,7 +177,7 @@ class RandomRowsEngine(TiedEngine):
                     " improper or the moments were not found; use a smaller step, a larger"
                     " batch_size, or projection=ImportanceSampling()."
                 ),
-                stacklevel=3,
+                stacklevel=4,
             )
 
 
@@ -229,13 +225,8 @@ class StochasticEP(RandomRowsEngine):
     the shared site for each row, from the minibatch: a monitor, which has no extremum at the fixed
     point.
 
-    :param model: Python callable with NumPyro primitives, with continuous latent sites.
-    :param float power: alpha, at least 0.
     :param int batch_size: M, from 1 to N.
     :param step: :math:`\epsilon` in (0, 1], or a function of the number of the step; None for M/N.
-    :param average: the share of the run, its last part, over which ``run`` averages the sites; 0
-        for the last state; None for 1/2, and for 0 where nothing is random because all rows are
-        taken.
 
     **References:** Li et al. (2015), algorithm 1 and section 4.
 
@@ -265,9 +256,9 @@ class StochasticEP(RandomRowsEngine):
             )
         return jnp.asarray(np.unique(np.linspace(0, factors.size - 1, _LOOKED_AT).astype(int)))
 
-    def _table(self, reading: Reading, arrays: list[Array], prior: Prior) -> tuple[Plan, Table]:
+    def table_of(self, reading: Reading, arrays: list[Array], prior: Prior) -> tuple[Plan, Table]:
         """As of the rows that are looked at, without what belongs to each of them."""
-        plan, table = super()._table(reading, arrays, prior)
+        plan, table = super().table_of(reading, arrays, prior)
         index, basis = table.groups[0]
         kinds = (replace(plan.kinds[0], rank=basis.shape[1]), *plan.kinds[1:])
         groups = (Group(index[:0], basis[:0]), *table.groups[1:])
@@ -275,10 +266,13 @@ class StochasticEP(RandomRowsEngine):
 
     @property
     def draws(self) -> "FromAll":
-        return FromAll(TiedSetting(self.family, False, 0.0), self.batch_size, self.step)
+        return FromAll(Setting(self.normals), self.batch_size, self.step)
 
     def draws_all(self, size: int) -> bool:
         return self.batch_size == size
+
+    def times(self, size: int) -> Array:
+        return jnp.full(1, size, float)
 
     def all_rows(self, size: int) -> Items:
         indices = np.arange(size)
@@ -302,7 +296,7 @@ class StochasticEP(RandomRowsEngine):
 class FromAll(NamedTuple):
     """A batch from all rows."""
 
-    tied: TiedSetting
+    setting: Setting
     batch_size: int
     step: float | Callable[[Array], Array] | None
 
@@ -319,7 +313,6 @@ class FromAll(NamedTuple):
             weight=jnp.full(1, size / M),
             index=indices[None],
             mask=np.ones((1, M), bool),
-            multiplicity=jnp.full(1, size, float),
         )
 
 
@@ -352,18 +345,14 @@ class _Seen(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _one(
-    plan: Plan,
-    draws: Draws,
-    state: EPState,
-    arrays: list[Array],
-    indices: Array | None,
-    parts: Any,
-) -> tuple[EPState, Array]:
-    """A step on these rows, or on random ones."""
+def _step(
+    plan: Plan, draws: Draws, state: EPState, arrays: list[Array], indices: Any, parts: Any
+) -> tuple[EPState, Array, Items]:
+    """A step on these rows, or on random ones: the state, the loss, and what was visited."""
     key_rows, rng_key = random.split(state.rng_key)
     items = draws.items(plan.reading.factors.size, state.i, key_rows, indices, parts)
-    return tied_sweep(plan, draws.tied, state._replace(rng_key=rng_key), arrays, items)
+    state = state._replace(rng_key=rng_key)
+    return *shared_sweep(plan, draws.setting, state, arrays, items), items
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -379,16 +368,14 @@ def _many(
     n: Array,
 ) -> tuple[EPState, _Seen, Array]:
     """``n`` steps, their losses, and the sums over those of the ``averaged`` after ``first``."""
-    family = FAMILIES[draws.tied.family]
+    family = draws.setting.family
 
     def body(k: Array, carry: Any) -> Any:
         state, seen, losses = carry
-        key_rows, rng_key = random.split(state.rng_key)
-        items = draws.items(plan.reading.factors.size, state.i, key_rows, None, parts)
-        state, loss = tied_sweep(plan, draws.tied, state._replace(rng_key=rng_key), arrays, items)
+        state, loss, items = _step(plan, draws, state, arrays, None, parts)
         counts = state.i > first
         at = jnp.clip((state.i - first - 1) * _PARTS // averaged, 0, _PARTS - 1)
-        q = family.moments(Site(state.shift, state.precision))
+        q = family.moments(state.total)
         moments = jnp.stack([q.mean, jnp.log(variances(q))])
         seen = _Seen(
             jax.tree.map(lambda a, b: a + jnp.where(counts, b, 0), seen.total, _parameters(state)),

@@ -10,8 +10,8 @@ import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.ep import ADF, EP
-from numpyro_ext.ep.ep import _parallel
 from numpyro_ext.ep.normal import FAMILIES, Site
+from numpyro_ext.ep.sweep import sweep
 from tests.ep.models import (
     LOGISTIC,
     PROBIT,
@@ -363,11 +363,11 @@ def test_another_fit_of_the_same_shape_compiles_nothing():
     ep = EP(logistic, schedule="parallel")
     X, y = LOGISTIC
     fit(ep, X, y)
-    before = _parallel._cache_size()
+    before = sweep._cache_size()
     for k in range(3):
         fit(ep, jnp.roll(X, k, 0), 1 - y)
     fit(EP(logistic, schedule="parallel"), X, y)
-    assert _parallel._cache_size() == before
+    assert sweep._cache_size() == before
 
 
 def test_a_saved_state_goes_on():

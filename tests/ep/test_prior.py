@@ -13,7 +13,7 @@ import pytest
 
 from numpyro_ext.diagnostics import pareto_khat
 from numpyro_ext.ep import ADF, DAEP, DSEP, EP, DistributedEP, StochasticEP
-from numpyro_ext.ep.ep import _serial
+from numpyro_ext.ep.sweep import sweep
 from numpyro_ext.guides import posterior_as_prior
 from tests.ep.models import LOGISTIC, Y_SCALE, logistic, unknown_scale
 
@@ -104,9 +104,9 @@ def test_a_constrained_site_is_normal_where_it_is_unconstrained():
 
 def test_a_third_day_compiles_nothing():
     stream(EP, 0.9, 2)
-    before = _serial._cache_size()
+    before = sweep._cache_size()
     stream(EP, 0.7, 2)
-    assert _serial._cache_size() == before
+    assert sweep._cache_size() == before
 
 
 def test_the_engine_has_the_model_of_today():

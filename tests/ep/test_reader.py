@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.ep import EP
-from numpyro_ext.ep.ep import _parallel
+from numpyro_ext.ep.sweep import sweep
 
 Y = np.array([1.0, 2.0, 1.5], np.float32)  # of float64, JAX itself keeps what it has converted
 
@@ -63,10 +63,10 @@ def test_what_a_model_reads_from_outside_is_that_of_the_call():
 def test_what_has_not_changed_is_not_compiled_again():
     model = Held(Y, 1.0)
     fit(EP(model, schedule="parallel"))
-    before = _parallel._cache_size()
+    before = sweep._cache_size()
     model.y = Y.copy()
     fit(EP(model, schedule="parallel"))
-    assert _parallel._cache_size() == before
+    assert sweep._cache_size() == before
 
 
 def test_a_traced_value_from_outside_is_refused():
@@ -89,6 +89,6 @@ def test_floats_are_arguments_of_the_program():
 
     ep = EP(scaled, schedule="parallel")
     close(fit(ep, jnp.asarray(Y), 1.0), exact(Y, 1.0))
-    before = _parallel._cache_size()
+    before = sweep._cache_size()
     close(fit(ep, jnp.asarray(Y), 2.0), exact(Y, 2.0))
-    assert _parallel._cache_size() == before
+    assert sweep._cache_size() == before

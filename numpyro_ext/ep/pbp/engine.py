@@ -6,7 +6,7 @@ propagation* (NeurIPS 2015), section 5.
 """
 
 from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -17,7 +17,6 @@ from jax import Array
 from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
 from numpyro_ext._checks import (
     InferenceWarning,
@@ -29,6 +28,7 @@ from numpyro_ext._checks import (
 )
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Params
+from numpyro_ext.ep.base import follow
 from numpyro_ext.ep.pbp.epochs import CHUNK, Belief, Counts, Known, PBPState, epochs, left_out
 from numpyro_ext.ep.pbp.moments import forward_moments
 from numpyro_ext.ep.pbp.network import Network, NetworkGuide, Priors, network_guide
@@ -263,18 +263,19 @@ class PBP:
         check_count("num_steps", num_steps)
         state = self.init(rng_key, X, y) if init_state is None else init_state
         X, y = self._data(X, y, state)
-        before, losses = state.counts, []
-        most = 1 if progress_bar else CHUNK
-        with tqdm(total=num_steps, disable=not progress_bar) as bar:
-            for done in range(0, num_steps, most):
-                n = min(most, num_steps - done)
-                state, some = epochs(self.method, self._known, state, X, y, n)
-                losses.append(some[:n])
-                bar.update(n)
-                if progress_bar:
-                    bar.set_postfix_str(f"loss: {float(some[n - 1]):.4f}")
+        before = state.counts
+        steps = self._steps(state, X, y, num_steps, 1 if progress_bar else CHUNK)
+        state, losses = follow(steps, num_steps, progress_bar)
         self._warn(before, state, num_steps * len(X))
-        return PBPRunResult(self.get_params(state), state, jnp.concatenate(losses))
+        return PBPRunResult(self.get_params(state), state, losses)
+
+    def _steps(
+        self, state: PBPState, X: Array, y: Array, num_steps: int, most: int
+    ) -> Iterator[tuple[PBPState, Array, str]]:
+        for done in range(0, num_steps, most):
+            n = min(most, num_steps - done)
+            state, losses = epochs(self.method, self._known, state, X, y, n)
+            yield state, losses[:n], ""
 
     def get_params(self, state: PBPState) -> Params:
         """The parameters of the guide at a state, and the scaling of the data.

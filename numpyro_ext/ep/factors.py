@@ -1,11 +1,8 @@
-"""The factors of a model as expectation propagation takes them: a normal prior, and groups of
-factors of one rank.
-"""
+"""The factors of a model as expectation propagation takes them: groups of factors of one rank."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-import math
 from typing import Any, NamedTuple
 import warnings
 
@@ -15,47 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.arguments import Arguments
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.sharding import placed
-from numpyro_ext._typing import Model
-from numpyro_ext.ep.normal import Site
 from numpyro_ext.ep.projection import Projection
 from numpyro_ext.ep.quadrature import Quadrature
+from numpyro_ext.ep.reader import ONCE, Center, Prior, Reading
 from numpyro_ext.ep.sampling import ImportanceSampling
 from numpyro_ext.ep.subspaces import Subspace, basis_of, find_subspace
 
-__all__ = [
-    "Group",
-    "Kind",
-    "Plan",
-    "Prior",
-    "Reading",
-    "Table",
-    "by_factors",
-    "by_rows",
-    "find_table",
-]
+__all__ = ["Group", "Kind", "Plan", "Table", "by_factors", "by_rows", "find_table"]
 
-ONCE = {"xla_backend_optimization_level": 0}
-"""Of programs that run once, where compilation is nearly all of the time."""
-_DRAWS, _LOOKED_AT = 1024, 64
 _LARGEST = 2**25
 """Numbers that an array over factors and points may hold."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A model read on given arguments: static, and equal for other data of the same shapes."""
-
-    model: Model
-    key: tuple
-    arguments: Arguments
-    factors: Factors = field(compare=False)
-
-    def on(self, arrays: list[Array]) -> Factors:
-        """The factors on these arrays, which may be traced."""
-        return self.factors.on(*self.arguments.whole(arrays))
 
 
 @dataclass(frozen=True)
@@ -128,42 +96,20 @@ class Group(NamedTuple):
     basis: Array
 
 
-class Center(NamedTuple):
-    """Where the prior is, and how wide: ``(D,)`` each."""
-
-    mean: Array
-    sd: Array
-
-
 class Table(NamedTuple):
     """The factors on given data.
 
     - **groups** - as many as the plan has kinds, the rows of the data first.
     - **constant** - log of the normal part of the prior at 0.
     - **center** - the scale of the latent vector.
+    - **times** - ``(S,)``, how often each of S sites, which the rows of the data share, stands in
+      q; None if each factor has its own.
     """
 
     groups: tuple[Group, ...]
     constant: Array
     center: Center
-
-
-class Prior(NamedTuple):
-    """The prior in unconstrained space.
-
-    - **normal** - shift and precision of all its terms with a constant Hessian.
-    - **draws** - ``(1024, D)``; **center** - their medians, and interquartile ranges over 1.349.
-    - **normal_names, names** - the sites of these terms, and of the others.
-    - **owners** - for each other term, the places in x of the site's own value, or -1.
-    """
-
-    normal: Site
-    constant: Array
-    draws: Array
-    center: Center
-    normal_names: tuple[str, ...]
-    names: tuple[str, ...]
-    owners: np.ndarray
+    times: Array | None = None
 
 
 def by_factors(fn: Callable[..., Any], arrays: Any, batch_size: int) -> Any:
@@ -204,65 +150,6 @@ def _are_in_blocks(factors: Factors, rows: np.ndarray) -> bool:
     block = np.repeat(np.arange(factors.blocks), len(rows) // factors.blocks)
     found = rows.reshape(len(rows), -1)
     return bool(np.all((found < 0) | (found // (factors.size // factors.blocks) == block[:, None])))
-
-
-@partial(jax.jit, static_argnums=0, compiler_options=ONCE)
-def _terms_of_prior(reading: Reading, arrays: list[Array], rng_key: Array) -> tuple[Any, ...]:
-    """Draws, and of the sum of the terms of each site value and gradient at the center, values at
-    some draws, and Hessians at three points."""
-    factors = reading.on(arrays)
-    key_draws, key_points = random.split(rng_key)
-    x = factors.draw_prior(key_draws, _DRAWS)
-    low, mean, high = jnp.nanquantile(x, jnp.array([0.25, 0.5, 0.75]), axis=0)
-    sd = (high - low) / 1.349
-    sd = jnp.where((sd > 0) & jnp.isfinite(sd), sd, 1.0)
-    mean = jnp.where(jnp.isfinite(mean), mean, 0.0)
-
-    def sums(x: Array) -> dict[str, Array]:
-        return {name: jnp.sum(term) for name, term in factors.terms(x).items()}
-
-    points = mean + sd * random.normal(key_points, (3, len(mean)), mean.dtype)
-    there = jax.vmap(sums)(x[:_LOOKED_AT]), jax.vmap(jax.hessian(sums))(points)
-    return x, mean, sd, sums(mean), jax.jacrev(sums)(mean), *there
-
-
-def read_prior(
-    reading: Reading, arrays: list[Array], rng_key: Array, diagonal: bool = False
-) -> Prior:
-    """The normal part of the prior, and what the start needs of the rest.
-
-    :param bool diagonal: whether a term must have a diagonal Hessian to be part of it.
-    """
-    factors = reading.on(arrays)
-    found = jax.device_get(_terms_of_prior(reading, arrays, rng_key))
-    draws, mean, sd, value, grad, values, hessian = found
-    x64 = mean.dtype == np.float64
-
-    def is_normal(name: str) -> bool:
-        H = hessian[name] * sd * sd[:, None]
-        target = np.diag(np.diag(H[0])) if diagonal else H[0]
-        close = np.abs(H - target) <= (1e-8 if x64 else 1e-4) * np.max(np.abs(H), initial=1e-3)
-        # A term with a kink, such as Laplace's, has a constant Hessian beside it.
-        z = (draws[:_LOOKED_AT] - mean) / sd
-        expected = value[name] + z @ (sd * grad[name]) + np.sum(z @ H[0] * z, -1) / 2
-        off = np.abs(values[name] - expected) > 1e-2 * (1 + np.abs(expected))
-        return bool(np.all(np.isfinite(H)) and np.all(close) and not np.any(off))
-
-    normal = [name for name in hessian if is_normal(name)]
-    zero = np.zeros_like(mean)
-    Lam = -sum((hessian[name][0] for name in normal), np.zeros((len(mean), len(mean)), mean.dtype))
-    Lam = np.asarray(Lam + Lam.T) / 2
-    eta = sum((grad[name] for name in normal), zero) + Lam @ mean
-    constant = sum((value[name] for name in normal), mean.dtype.type(0))
-    constant = constant - eta @ mean + mean @ Lam @ mean / 2
-    shapes = jax.eval_shape(factors.terms, mean)
-    names = tuple(name for name in shapes if name not in normal)
-    places = [factors.owners(name, math.prod(shapes[name].shape)) for name in names]
-    width = max((x.shape[1] for x in places), default=0)
-    padded = [np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=-1) for x in places]
-    owners = np.concatenate([np.zeros((0, width), int), *padded])
-    center, normal_part = Center(mean, sd), Site(jnp.asarray(eta), jnp.asarray(Lam))
-    return Prior(normal_part, constant, draws, center, tuple(normal), names, owners)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=ONCE)

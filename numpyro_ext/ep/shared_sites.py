@@ -1,0 +1,288 @@
+r"""Expectation propagation with sites that several factors share.
+
+.. math:: \lambda_q = \lambda_0 + \sum_s W_s \lambda_s, \qquad
+    \lambda_s \leftarrow \lambda_s + \epsilon \sum_{n} (F_n - c \lambda_s), \qquad
+    F_n = \frac 1 \alpha \left( \lambda_{\mathrm{proj}[q^{\setminus s} f_n^\alpha]}
+    - \lambda_{q^{\setminus s}} \right), \qquad \lambda_{q^{\setminus s}} = \lambda_q - \alpha c
+    \lambda_s
+
+where the site s stands W times in q, and c times in place of one factor. A shared site has all
+coordinates. Its cavity is therefore a difference of natural parameters, the same for all rows,
+where the cavity of a factor with a site of its own is computed in the r directions of this factor.
+
+References: Li, Hernandez-Lobato, Turner, *Stochastic expectation propagation* (NeurIPS 2015); Li,
+*Approximate inference: new visions* (2018), algorithms 5 to 8; Dehaene, Barthelme, *Expectation
+propagation in the large-data limit* (JRSS B 2018).
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+from jax import Array, lax, random
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_ext._checks import check_nonnegative, check_positive
+from numpyro_ext._model.factors import Factors
+from numpyro_ext.ep.base import EPEngine
+from numpyro_ext.ep.factors import Group, Plan, Table, by_factors
+from numpyro_ext.ep.normal import Family, Site, choose, distance, halved, is_finite, plus
+from numpyro_ext.ep.reader import Prior, Reading
+from numpyro_ext.ep.sites import EPState, total_of
+from numpyro_ext.ep.sweep import (
+    Setting,
+    Update,
+    evidence,
+    keys_of,
+    next_state,
+    site_update,
+    update_group,
+)
+
+__all__ = ["Items", "SharedSitesEngine", "rate_of", "shared_sweep"]
+
+_PRIOR_DAMPING = 0.8
+"""The d of the factors of the prior, which are updated from one q."""
+
+
+class Items(NamedTuple):
+    """What one step visits: G cavities, and M factors from each.
+
+    - **slot** - ``(G,)``, the site s that is taken out.
+    - **amount** - ``(G,)``, c.
+    - **rate** - ``(G,)``, epsilon; it is raised where factors are left out, so that they are out of
+      the mean.
+    - **weight** - ``(G,)``, how many factors each of the M stands for in the evidence.
+    - **index, mask** - ``(G, M)``, the factors, and which of them count.
+    """
+
+    slot: Array
+    amount: Array
+    rate: Array
+    weight: Array
+    index: Any  # of NumPy where they are all rows
+    mask: Any
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class SharedSitesEngine(EPEngine):
+    r"""The base of engines whose factors share sites.
+
+    **Evidence.** The estimate of :class:`EP`, which is stationary at its own sites, is off to first
+    order if the shared site stands for each of them: by 1 to 2 nats where rows differ. Therefore
+    ``log_evidence`` visits all rows once, and is EP's estimate with the site :math:`F_n` of each,
+    which is off to second order. The loss of a step has the shared sites: it is a monitor, and no
+    estimate of the evidence.
+
+    :param float power: alpha, at least 0.
+    :param step: epsilon in (0, 1], or a function of the number of the step; None for the inverse of
+        the number of factors that share a site.
+    """
+
+    largest_share: ClassVar[float] = 0.0
+
+    power: float = 1.0
+    step: float | Callable[[Array], Array] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_nonnegative("power", self.power)
+        if self.step is None or callable(self.step):
+            return
+        check_positive("step", self.step)
+        if self.step > 1:
+            raise ValueError(
+                f"step is {self.step!r}; it must be in (0, 1], a function of the number of the"
+                " step, or None."
+            )
+
+    @abstractmethod
+    def times(self, size: int) -> Array:
+        """``(S,)``, how often each of the shared sites stands in q, for ``size`` rows."""
+
+    @abstractmethod
+    def all_rows(self, size: int) -> Items:
+        """All factors of the data, each once, with the site that they share."""
+
+    def table_of(self, reading: Reading, arrays: list[Array], prior: Prior) -> tuple[Plan, Table]:
+        plan, table = super().table_of(reading, arrays, prior)
+        return plan, table._replace(times=self.times(reading.factors.size))
+
+    def evidence_of(self, plan: Plan, state: EPState, arrays: list[Array]) -> tuple[Array, Array]:
+        items = self.all_rows(plan.reading.factors.size)
+        plan, state = with_own_sites(plan, self.normals, state, arrays, items)
+        return evidence(plan, self.normals, state, arrays)
+
+
+def rate_of(step: float | Callable[[Array], Array] | None, i: Array, default: Any) -> Any:
+    """epsilon of step ``i``."""
+    if step is None:
+        return default
+    return step(i) if callable(step) else step
+
+
+def _settled(family: Family, total: Site, change: Site) -> tuple[Array, Array]:
+    """The share of a change of q by which it stays a distribution, and how many halvings."""
+    whole = jnp.ones((), total.shift.dtype)
+    return halved(family, lambda d: plus(total, change, d), whole)
+
+
+class _Rows(NamedTuple):
+    """What rows that share a cavity say: the sum of F over the good ones, how many these are, the
+    update of each, and its basis."""
+
+    F: Site
+    good: Array
+    updates: Update
+    bases: Array
+
+
+def _update_rows(
+    plan: Plan,
+    setting: Setting,
+    factors: Factors,
+    table: Table,
+    total: Site,
+    shared: Site,
+    item: Items,
+    rng_key: Array,
+) -> _Rows:
+    """The rows of one item, whose cavity is q without its share of a site."""
+    family, kind, group = setting.family, plan.kinds[0], table.groups[0]
+    q = family.moments(total)
+    power = kind.power
+    left = plus(total, shared, -power * item.amount)
+    cavity = family.moments(left)
+    proper = is_finite(cavity)
+    cavity = choose(proper, cavity, q)
+    if power == 0:
+        D = q.mean.shape[0]
+        gain = -item.amount * family.expected(q, jnp.eye(D, dtype=q.mean.dtype), shared)
+    else:
+        gain = (family.log_partition(left) - family.log_partition(total)) / power
+
+    def one(n: Array, key: Array | None) -> tuple[Update, Array]:
+        A = kind.basis(factors, group, table.center, n)
+        none = jax.tree.map(lambda x: x[0], family.zeros(A[None]))
+        number = kind.number(group, n)
+        return site_update(family, factors, kind, cavity, number, A, none, key), A
+
+    each = item.index, keys_of(kind, rng_key, len(item.index))
+    found, A = by_factors(one, each, kind.batch_size)
+    mask = item.mask
+    good = mask & proper & ~(found.improper | found.skipped | found.low_ess)
+
+    def of_good(x: Array) -> Array:
+        return jnp.where(good.reshape(-1, *[1] * (x.ndim - 1)), x, 0.0)
+
+    sites = jax.tree.map(of_good, found.site)
+    F = family.total(A, sites)
+    if setting.moments and power > 0:  # the limit at power 0 is that of the sites
+        mean = family.of_mean(cavity, A, sites, good, power)
+        F = jax.tree.map(lambda x: jnp.sum(good) * x, mean)
+    names = "skipped", "low_ess", "inaccurate"
+    updates = found._replace(
+        log_z=jnp.where(mask, found.log_z + jnp.where(proper, gain, 0.0), 0.0),
+        improper=mask & (found.improper | ~proper),
+        **{name: mask & proper & getattr(found, name) for name in names},
+    )
+    return _Rows(F, jnp.sum(good), updates, A)
+
+
+def with_own_sites(
+    plan: Plan, family: Family, state: EPState, arrays: list[Array], items: Items
+) -> tuple[Plan, EPState]:
+    """A state of EP with the site that each factor has in the cavity of the shared one."""
+    sites, bases = _own_sites(plan, family, lax.stop_gradient(state), arrays, items)
+    some, index = np.flatnonzero(items.mask), items.index
+    if plan.kinds[0].rank is None:
+        index = state.table.groups[0].index[index]
+    index, basis, *own = (x.reshape(-1, *x.shape[2:])[some] for x in (index, bases, *sites))
+    plan = replace(plan, kinds=(replace(plan.kinds[0], rank=None, blocks=False), *plan.kinds[1:]))
+    groups = Group(index, basis), *state.table.groups[1:]
+    table, sites = state.table._replace(groups=groups, times=None), (Site(*own), *state.sites[1:])
+    total = total_of(family, state.prior, table, sites)
+    return plan, state.holding(total, sites, table=table)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _own_sites(
+    plan: Plan, family: Family, state: EPState, arrays: list[Array], items: Items
+) -> tuple[Site, Array]:
+    """``(G, M, ...)``, the site F of each factor, zero where it is not found, and its basis."""
+    factors = plan.reading.on(lax.stop_gradient(arrays))
+
+    def of(xs: tuple[Items, Array]) -> tuple[Site, Array]:
+        item, key = xs
+        shared = jax.tree.map(lambda x: x[item.slot], state.sites[0])
+        given = Setting(family), factors, state.table, state.total, shared
+        rows = _update_rows(plan, *given, item, key)
+        return rows.updates.site, rows.bases
+
+    return lax.map(of, (items, random.split(state.rng_key, len(items.slot))))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def shared_sweep(
+    plan: Plan, setting: Setting, state: EPState, arrays: list[Array], items: Items
+) -> tuple[EPState, Array]:
+    """One step: the sites that the items share, and then the factors of the prior."""
+    family, factors, table = setting.family, plan.reading.on(arrays), state.table
+    shared, *prior_sites = state.sites
+    total, W = state.total, table.times
+    assert W is not None
+    rng_key, key_items, *keys = random.split(state.rng_key, len(plan.kinds) + 1)
+
+    def change_of(shared: Site, total: Site, item: Items, key: Array) -> tuple[Site, Update]:
+        site = jax.tree.map(lambda x: x[item.slot], shared)
+        rows = _update_rows(plan, setting, factors, table, total, site, item, key)
+        # The mean over the good rows, with the rate of all of them.
+        scale = item.rate * jnp.sum(item.mask) / jnp.maximum(rows.good, 1)
+        taken = rows.good * item.amount
+        return jax.tree.map(lambda f, x: scale * (f - taken * x), rows.F, site), rows.updates
+
+    def serial(carry: Any, xs: Any) -> tuple[Any, Any]:
+        shared, total = carry
+        item, key = xs
+        change, found = change_of(shared, total, item, key)
+        times = W[item.slot]
+        d, halvings = _settled(family, total, jax.tree.map(lambda x: times * x, change))
+        total = plus(total, change, d * times)
+        shared = jax.tree.map(lambda x, c: x.at[item.slot].add(d * c), shared, change)
+        return (shared, total), (found, halvings)
+
+    each = items, random.split(key_items, len(items.slot))
+    if setting.serial:
+        (shared, after), (found, halvings) = lax.scan(serial, (shared, total), each)
+        base, halvings = after, jnp.sum(halvings)
+    else:
+        change, found = lax.map(lambda xs: change_of(shared, total, *xs), each)
+        by_slot = jax.tree.map(lambda x, c: jnp.zeros_like(x).at[items.slot].add(c), shared, change)
+        in_q = jax.tree.map(lambda x: jnp.tensordot(W, x, 1), by_slot)
+        d, halvings = _settled(family, total, in_q)
+        shared, after, base = plus(shared, by_slot, d), plus(total, in_q, d), total
+    log_z = jnp.sum(items.weight[:, None] * found.log_z)
+
+    updates, sites = [found], [shared]
+    rest = zip(plan.kinds[1:], table.groups[1:], prior_sites, keys, strict=True)
+    for kind, group, site, key in rest:
+        seen = update_group(family, factors, kind, family.moments(base), group, site, key)
+        change = plus(seen.site, site, -1.0)
+        change = jax.tree.map(lambda x: _PRIOR_DAMPING * x, change)
+        in_q = family.total(group.basis, change)
+        d, more = _settled(family, after, in_q)
+        after, halvings = plus(after, in_q, d), halvings + more
+        sites.append(plus(site, change, d))
+        updates.append(seen)
+        log_z = log_z + jnp.sum(seen.log_z)
+    log_z = log_z + table.constant + family.log_partition(base)
+
+    new = total_of(family, state.prior, table, sites)
+    residual = distance(family.moments(total), family.moments(new))
+    seen = updates, residual, halvings
+    others = {"early": state.i == 0, "rng_key": rng_key}
+    return next_state(plan, setting, state, new, tuple(sites), log_z, *seen, **others), -log_z

@@ -1,0 +1,337 @@
+r"""One step of expectation propagation: a factor's new site, and sweeps over all factors.
+
+A sweep over sites that factors share is in ``shared_sites.py``.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array, lax, random
+import jax.numpy as jnp
+
+from numpyro_ext._model.factors import Factors
+from numpyro_ext.ep.factors import Group, Kind, Plan, by_rows
+from numpyro_ext.ep.normal import (
+    Family,
+    Moments,
+    Site,
+    choose,
+    distance,
+    halved,
+    is_finite,
+    is_near,
+    plus,
+)
+from numpyro_ext.ep.sites import EPState, Report, change_of, limit_of, total_of
+
+__all__ = ["Setting", "Update", "evidence", "next_state", "site_update", "sweep", "update_group"]
+
+_LEAST = 0.02
+"""The least d of adaptive damping."""
+
+
+class Setting(NamedTuple):
+    """What is static in a step, beside the plan.
+
+    - **serial** - whether each factor is visited from the q that the one before has left.
+    - **tol** - the residual below which a fit has converged; 0 where the factors are random.
+    - **adaptive** - whether d follows the residual.
+    - **forgets** - whether sites of the data are included and forgotten.
+    - **moments** - whether a shared site is that of the mean of the moments of its factors, in
+      place of the mean of their sites.
+    """
+
+    family: Family
+    serial: bool = False
+    tol: float = 0.0
+    adaptive: bool = False
+    forgets: bool = False
+    moments: bool = False
+
+
+class Update(NamedTuple):
+    r"""The result for one factor, or for n of them.
+
+    - **site** - its new site; the old one where it could not be computed.
+    - **log_z** - its part of the log evidence,
+      :math:`\frac1\alpha[\log \mathbb E_{cav}\, e^{\alpha l} + \Phi_{cav} - \Phi_q]`, which is
+      :math:`\mathbb E_q[l] - \mathbb E_q[\log f]` at power 0, f being the site. Where the cavity is
+      improper or the moments are not found, l and f are taken at the mean of q, and it is NaN where
+      l is not known there: with local sites that the projection integrates over.
+    - **improper, skipped, low_ess, inaccurate** - what went wrong, if anything.
+    """
+
+    site: Site
+    log_z: Array
+    improper: Array
+    skipped: Array
+    low_ess: Array
+    inaccurate: Array
+
+
+def site_update(
+    family: Family,
+    factors: Factors,
+    kind: Kind,
+    q: Moments,
+    index: Array,
+    A: Array,
+    site: Site,
+    rng_key: Array | None,
+) -> Update:
+    """One factor, given q and the site that is in q.
+
+    A point u is looked at where the cavity's mean of x given u is. Where only u differed from the
+    mean of q, a coordinate in small units would be moved by the rounding of A in large ones. And
+    derivatives by arguments of the model, which may change the directions A, have the right mean.
+    """
+    power, projection = kind.power, kind.projection
+    cavity = family.cavity(q, A, site, power)
+    whole = q if cavity.whole is None else cavity.whole
+    m, B = lax.stop_gradient(_lift(family, whole, A))
+    mean = lax.stop_gradient(whole.mean)
+
+    def log_factor(u: Array, z: Array | None = None) -> Array:
+        return kind.log_factor(factors, index, mean + (u - m) @ B, z)
+
+    number = index if projection.whole else None
+    if power == 0:
+        found = projection.project_exclusive(
+            log_factor, cavity.mean, cavity.cov, rng_key=rng_key, index=number
+        )
+        log_z = found.log_normaliser - family.expected(q, A, site)
+    else:
+        local = {"local": kind.local} if kind.local else {}
+        found = projection.project(
+            log_factor, cavity.mean, cavity.cov, power, rng_key=rng_key, index=number, **local
+        )
+        log_z = (found.log_normaliser + cavity.gain) / power
+    new = family.site(A, cavity, found, power)
+    finite = jnp.all(jnp.isfinite(new.shift)) & jnp.all(jnp.isfinite(new.precision))
+    good = cavity.proper & found.ok & ~found.low_ess & finite
+    new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, site)
+    if kind.local or not projection.has_normaliser:
+        at_mean = jnp.full_like(log_z, jnp.nan)
+    else:
+        place = Moments(q.mean, jnp.zeros_like(q.cov))
+        at_mean = log_factor(A @ q.mean) - family.expected(place, A, site)
+        if power > 1:  # there is no evidence without its cavities
+            at_mean = jnp.where(cavity.proper, at_mean, jnp.nan)
+    return Update(
+        new,
+        jnp.where(good, log_z, at_mean),
+        ~cavity.proper,
+        cavity.proper & ~(found.ok & finite),
+        cavity.proper & found.low_ess,
+        cavity.proper & found.inaccurate,
+    )
+
+
+def _lift(family: Family, q: Moments, A: Array) -> tuple[Array, Array]:
+    """The mean of u, and ``(r, D)`` B by which the mean of x given u changes, so that A B^T = I."""
+    m, S = family.marginal(q, A)
+    if A.shape[0] == A.shape[1]:
+        return m, A
+    sd = jnp.sqrt(jnp.diagonal(S))
+    C = (A * q.cov if q.cov.ndim == 1 else A @ q.cov) / sd[:, None]
+    if len(m) > 1:
+        C = jnp.linalg.solve(S / sd / sd[:, None], C)
+    C = C / sd[:, None]
+    # What the solution lacks, in units of u; rows without directions, and nearly dependent ones,
+    # are moved by A itself.
+    left = jnp.eye(len(m), dtype=S.dtype) - C @ A.T
+    near = jnp.max(jnp.abs(left * sd[:, None] / sd)) < 0.1
+    return m, jnp.where(near, C + left @ C, A)
+
+
+def update_group(
+    family: Family,
+    factors: Factors,
+    kind: Kind,
+    q: Moments,
+    group: Group,
+    sites: Site,
+    rng_key: Array,
+) -> Update:
+    """All factors of a group, from one q."""
+    keys = keys_of(kind, rng_key, len(group.basis))
+
+    def one(factors: Factors, index: Array, A: Array, site: Site, key: Array | None) -> Update:
+        return site_update(family, factors, kind, q, index, A, site, key)
+
+    return by_rows(one, factors, kind, group.index, (group.basis, sites, keys))
+
+
+def keys_of(kind: Kind, rng_key: Array, n: int) -> Array | None:
+    """A key for each factor, where the projection takes one."""
+    return random.split(rng_key, n) if kind.projection.needs_key else None
+
+
+def _from_one_q(
+    plan: Plan, family: Family, state: EPState, arrays: list[Array]
+) -> tuple[list[Update], Site, Array, Array]:
+    """All factors from one q: their updates, the change of q, the evidence and the residual."""
+    factors, table, total = plan.reading.on(arrays), state.table, state.total
+    q = family.moments(total)
+    # The same draws in every sweep, so that there is a fixed point.
+    keys = random.split(state.rng_key, len(plan.kinds))
+    updates = [
+        update_group(family, factors, kind, q, group, site, key)
+        for kind, group, site, key in zip(plan.kinds, table.groups, state.sites, keys, strict=True)
+    ]
+    log_z = table.constant + family.log_partition(total) + sum(jnp.sum(v.log_z) for v in updates)
+    change = change_of(family, table, [v.site for v in updates], state.sites)
+    residual = distance(q, family.moments(plus(total, change)), change)
+    return updates, change, log_z, residual
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def evidence(
+    plan: Plan, family: Family, state: EPState, arrays: list[Array]
+) -> tuple[Array, Array]:
+    """The estimate of log p(y) with the sites of a state, and the residual of a sweep from it."""
+    *_, log_z, residual = _from_one_q(plan, family, state, arrays)
+    return log_z, lax.stop_gradient(residual)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def sweep(
+    plan: Plan, setting: Setting, state: EPState, arrays: list[Array]
+) -> tuple[EPState, Array]:
+    """All factors once, each with a site of its own: the next state, and the loss."""
+    return (_serial if setting.serial else _parallel)(plan, setting, state, arrays)
+
+
+def _parallel(
+    plan: Plan, setting: Setting, state: EPState, arrays: list[Array]
+) -> tuple[EPState, Array]:
+    """All factors from one q."""
+    family, total = setting.family, state.total
+    updates, change, log_z, residual = _from_one_q(plan, family, state, arrays)
+    d = state.damping
+    if setting.adaptive:
+        grown = (residual > state.report.residual) | ~jnp.isfinite(residual)
+        d = jnp.where(grown, jnp.maximum(d / 2, _LEAST), jnp.minimum(1.1 * d, 1.0))
+        d = jnp.where(state.i == 0, state.damping, d)
+
+    def at(d: Array) -> Site:
+        return plus(total, change, d)
+
+    used, halvings = halved(family, at, d)
+    if setting.adaptive:
+        near = partial(is_near, family.moments(total))
+        used, shortened = halved(family, at, used, near, 30)
+        d = jnp.where(shortened > 0, state.damping, d)
+    sites = _mix(used, state.sites, tuple(v.site for v in updates))
+    new = total_of(family, state.prior, state.table, sites)
+    found = updates, residual, halvings
+    state = next_state(plan, setting, state, new, sites, log_z, *found, good=used > 0, damping=d)
+    return state, -log_z
+
+
+def _serial(
+    plan: Plan, setting: Setting, state: EPState, arrays: list[Array]
+) -> tuple[EPState, Array]:
+    """One factor after the other, each from the q that the last one has left."""
+    family, factors = setting.family, plan.reading.on(arrays)
+    table, total = state.table, state.total
+    start = q = family.moments(total)
+    keys = random.split(state.rng_key, len(plan.kinds))
+    # What is not in the sites: the prior and, if they are forgotten, those of passes before.
+    rest = state.prior
+    if setting.forgets:
+        inside = total_of(family, jax.tree.map(jnp.zeros_like, rest), table, state.sites)
+        rest = jax.tree.map(jnp.subtract, total, inside)
+    updates, sites, halvings = [], [], jnp.array(0)
+    for kind, group, site, key in zip(plan.kinds, table.groups, state.sites, keys, strict=True):
+
+        def one(q: Moments, xs: Any, kind: Any = kind) -> tuple[Moments, Any]:
+            index, A, site, key = xs
+            found = site_update(family, factors, kind, q, index, A, site, key)
+            change = jax.tree.map(jnp.subtract, found.site, site)
+            new, d, halvings = family.include(q, A, change, state.damping)
+            good = is_finite(new) & (d > 0)
+            q = choose(good, new, q)
+            return q, (found, choose(good, _mix(d, site, found.site), site), halvings)
+
+        each = (group.index, group.basis, site, keys_of(kind, key, len(group.basis)))
+        q, (found, new, count) = lax.scan(one, q, each)
+        updates.append(found)
+        halvings += jnp.sum(count)
+        if setting.forgets and kind.names is None:
+            rest = plus(rest, family.total(group.basis, new))
+            new = site
+        sites.append(new)
+
+    new = total_of(family, rest, table, sites)
+    change = change_of(family, table, [v.site for v in updates], state.sites)
+    residual = distance(start, family.moments(plus(total, change)), change)
+    parts = sum(jnp.sum(v.log_z) for v in updates)
+    if setting.forgets:
+        first = table.constant + family.log_partition(total) + parts
+        log_z = jnp.where(state.i == 0, first, state.log_evidence)
+        loss = -jnp.where(state.i == 0, first, parts)
+    else:
+        log_z = table.constant + family.log_partition(new) + parts
+        loss = -log_z
+    found = updates, residual, halvings
+    return next_state(plan, setting, state, new, tuple(sites), log_z, *found), loss
+
+
+def _mix(d: Array, old: Any, new: Any) -> Any:
+    return jax.tree.map(lambda a, b: (1 - d) * a + d * b, old, new)
+
+
+def next_state(
+    plan: Plan,
+    setting: Setting,
+    state: EPState,
+    new: Site,
+    sites: tuple[Site, ...],
+    log_z: Array,
+    updates: list[Update],
+    residual: Array,
+    halvings: Array,
+    good: Any = True,
+    early: Array | None = None,
+    **others: Any,
+) -> EPState:
+    """The state after a step: with these sites if they are ``good`` and their q is one.
+
+    :param early: while the cavities of what makes q proper are flat, because the other factors have
+        not spoken; None for as long as factors are skipped.
+    """
+    family, before = setting.family, state.report
+    good = good & is_finite(family.moments(new))
+    early = (state.i == 0) | (before.skipped > 0) if early is None else early
+
+    def counts(*names: str) -> list[Array]:
+        """Of each kind, how many factors have one of these flags."""
+        flags = [[getattr(found, name) for name in names] for found in updates]
+        return [jnp.sum(jnp.any(jnp.stack(x), 0), dtype=jnp.int32) for x in flags]
+
+    def total(numbers: list[Array]) -> Array:
+        return jnp.sum(jnp.stack(numbers))
+
+    left = total(counts("improper", "skipped", "low_ess"))
+    improper = [
+        number if kind.names is None else jnp.where(early, 0, number)
+        for kind, number in zip(plan.kinds, counts("improper"), strict=True)
+    ]
+    limit = limit_of(setting.tol, family.moments(state.total))
+    report = Report(
+        residual,
+        left,
+        good & (residual < limit) & (left == 0),
+        before.num_improper + total(improper),
+        before.num_skipped + total(counts("skipped")),
+        before.num_low_ess + total(counts("low_ess")),
+        before.num_inaccurate + total(counts("inaccurate")),
+        before.num_halvings + halvings.astype(jnp.int32),
+        jnp.asarray(sum(found.log_z.size for found in updates), jnp.int32),
+        before.noise,
+    )
+    sites, new = choose(good, sites, state.sites), choose(good, new, state.total)
+    others = {"report": report, "log_evidence": log_z, **others}
+    return state.holding(new, sites, i=state.i + 1, **others)
