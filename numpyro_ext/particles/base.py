@@ -98,10 +98,12 @@ class ParticleField(ELBO, ABC):
     :param int num_particles: particles to ask of the guide; ``AutoParticles`` has its own number,
         and other guides draw 100 if None.
     :param float temperature: T, positive.
-    :param annealing: :math:`\gamma`, a function of the step with values in (0, 1], or None.
+    :param annealing: :math:`\gamma`, a function of the step with values in (0, 1] that multiplies
+        the gradients and ends at 1, or None.
     :param int block_size: rows of the kernel matrix at a time; None means all of them up to
         m = 2048, and 512 above.
-    :param str precondition: ``"covariance"``, which takes at least two particles, or None.
+    :param str precondition: ``"covariance"`` for coordinates in which particles have unit spread,
+        which takes at least two particles, or None.
     :param proxy: the result of :func:`~numpyro_ext.objectives.taylor_proxy` for this model and its
         arguments, of whose rows a minibatch then corrects the expansion; or None.
 

@@ -43,10 +43,6 @@ class Blob(ParticleField):
 
     :param kernel: ``RBF`` or ``IMQ``, or another :class:`~numpyro_ext.scores.RadialKernel`;
         defaults to ``RBF("median")``.
-    :param annealing: a function of the step with values in (0, 1] that multiplies the gradients and
-        ends at 1, or None.
-    :param str precondition: ``"covariance"`` for coordinates in which particles have unit spread
-        (see :class:`ParticleField`), or None.
 
     **Reference:** Chen, Zhang, Wang, Li and Chen, *A unified particle-optimization framework for
     scalable Bayesian sampling* (UAI 2018), section 3.

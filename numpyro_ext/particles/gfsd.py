@@ -39,10 +39,6 @@ class GFSD(ParticleField):
     Cost of a step: m gradients of the model and O(m^2 d).
 
     :param kernel: a kernel that is positive everywhere; defaults to ``RBF("median")``.
-    :param annealing: a function of the step with values in (0, 1] that multiplies the gradients and
-        ends at 1, or None.
-    :param str precondition: ``"covariance"`` for coordinates in which particles have unit spread
-        (see :class:`ParticleField`), or None.
 
     **Reference:** Liu, Zhuo, Cheng, Zhang, Zhu and Carin, *Understanding and accelerating
     particle-based variational inference* (ICML 2019), section 3.2.

@@ -46,10 +46,6 @@ class GFSF(ParticleField):
 
     :param kernel: a positive definite kernel; defaults to ``RBF("median_distance")``.
     :param float eta: :math:`\eta`, positive.
-    :param annealing: a function of the step with values in (0, 1] that multiplies the gradients and
-        ends at 1, or None.
-    :param str precondition: ``"covariance"`` for coordinates in which particles have unit spread
-        (see :class:`ParticleField`), or None.
 
     **Reference:** Liu, Zhuo, Cheng, Zhang, Zhu and Carin, *Understanding and accelerating
     particle-based variational inference* (ICML 2019), section 3.3.

@@ -51,8 +51,6 @@ class RiemannianSVGD(ParticleField, _WithMetric):
         symmetric and positive definite.
     :param kernel: a :class:`~numpyro_ext.scores.RadialKernel`; defaults to
         ``RBF("median_distance")``.
-    :param annealing: a function of the step with values in (0, 1] that multiplies the gradients and
-        ends at 1, or None.
 
     **Reference:** Liu and Zhu, *Riemannian Stein variational gradient descent for Bayesian
     inference* (AAAI 2018), eq. 6 and 7.

@@ -58,8 +58,6 @@ class SVGD(ParticleField):
         1. ``SVI`` needs ``AutoParticles(model, count_steps=True)`` for it.
     :param int block_size: rows of the kernel matrix at a time, memory O(m (block_size + d)); None
         means all of them up to m = 2048, and 512 above.
-    :param str precondition: ``"covariance"`` for coordinates in which particles have unit spread
-        (see :class:`ParticleField`), or None.
     :param blocks: pairs ``(coordinates, neighbourhood)`` of positions in the flat latent vector:
         the coordinates are moved with a kernel of the neighbourhood alone, which contains them and
         what they depend on directly, at its own bandwidth (message passing). Every coordinate is in
