@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import Array, lax, random
+from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from numpyro_ext.ep.pbp.moments import gamma_update, normal_update, prior_update
@@ -224,18 +225,6 @@ def _pass(
     return q, site, jnp.sum(log_z), counts
 
 
-def _flat(layers: list[Array]) -> Array:
-    return jnp.concatenate([jnp.ravel(x) for x in layers])
-
-
-def _layers(flat: Array, like: list[Array]) -> list[Array]:
-    found, start = [], 0
-    for x in like:
-        found.append(flat[start : start + x.size].reshape(x.shape))
-        start += x.size
-    return found
-
-
 def _refine(q: Belief, weight: Gamma, prior: PriorSites) -> tuple[Belief, Gamma, PriorSites, Array]:
     """One sweep over the priors of the weights, in the flat order: EP, whose sites have mean 0."""
 
@@ -256,9 +245,10 @@ def _refine(q: Belief, weight: Gamma, prior: PriorSites) -> tuple[Belief, Gamma,
         site = _where(Gamma(moved, moved), Gamma(a_new - a, b_new - b), site)
         return weight, (m, v, PriorSites(precision, site), ~good)
 
-    xs = _flat(q.means), _flat(q.variances), prior
+    (means, layers), (variances, _) = ravel_pytree(q.means), ravel_pytree(q.variances)
+    xs = means, variances, prior
     weight, (m, v, prior, left) = lax.scan(one, weight, xs)
-    q = Belief(_layers(m, q.means), _layers(v, q.variances), q.noise)
+    q = Belief(layers(m), layers(v), q.noise)
     return q, weight, prior, jnp.sum(left, dtype=jnp.int32)
 
 

@@ -19,7 +19,6 @@ from jax.scipy.stats import norm
 __all__ = [
     "forward_moments",
     "gamma_update",
-    "likelihood_update",
     "normal_update",
     "prior_update",
     "rectified_normal_moments",
@@ -143,7 +142,8 @@ def normal_update(
     """The weights after one datum of known noise variance.
 
     :return: new means and variances, the log evidence log N(y; mean, variance + noise variance),
-        the squared residual, and the variance of the network's output before.
+        the squared residual, and the variance of the network's output before. A variance may come
+        out negative; who calls it decides what then stays as it was.
     """
 
     def log_evidence(means: Layers, variances: Layers) -> tuple[Array, tuple[Array, Array]]:
@@ -158,15 +158,3 @@ def normal_update(
         new_means.append(m + v * dm)
         new_variances.append(v - v * v * (dm * dm - 2 * dv))
     return new_means, new_variances, log_z, r2, s2
-
-
-def likelihood_update(
-    means: Layers, variances: Layers, a: Array, b: Array, x: Array, y: Array
-) -> tuple[list[Array], list[Array], Array, Array, Array]:
-    """The weights and the Gamma(a, b) of the noise precision after one datum.
-
-    :return: new means, new variances, a, b and the log evidence of the datum. A variance may come
-        out negative; who calls it decides what then stays as it was.
-    """
-    new_means, new_variances, log_z, r2, s2 = normal_update(means, variances, b / (a - 1), x, y)
-    return new_means, new_variances, *gamma_update(a, b, r2, s2), log_z
