@@ -9,7 +9,6 @@ propagation for approximate Bayesian inference* (UAI 2001) and *Power EP* (2004)
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, ClassVar
 import warnings
 
@@ -29,9 +28,7 @@ from numpyro_ext.ep.factors import Plan, Table, find_table
 from numpyro_ext.ep.guide import fits, guide_of, start_guide
 from numpyro_ext.ep.normal import FAMILIES, Family, Site
 from numpyro_ext.ep.projection import Projection
-from numpyro_ext.ep.quadrature import Quadrature
 from numpyro_ext.ep.reader import Prior, Reader, Reading, read_prior
-from numpyro_ext.ep.sampling import ImportanceSampling
 from numpyro_ext.ep.sites import (
     EPRunResult,
     EPState,
@@ -52,13 +49,6 @@ __all__ = ["EPEngine", "follow"]
 
 FAR = 0.3
 """The residual of sites above which their estimate of the evidence is said to be off."""
-
-
-@cache
-def default_projections() -> tuple[Quadrature, ImportanceSampling, ImportanceSampling]:
-    """One object for all engines, so that they share what is compiled; the last is for rows with
-    local sites, of which each place has one value, so that it takes more of them."""
-    return Quadrature(), ImportanceSampling(), ImportanceSampling(num_samples=2048)
 
 
 def follow(
@@ -252,7 +242,7 @@ class EPEngine(ABC):
         """At most ``num_steps`` steps, fewer if the fit converges.
 
         :param args: arguments of the model.
-        :param bool progress_bar: whether to show the residual as the fit goes.
+        :param bool progress_bar: whether to show the loss, and the residual, as the fit goes.
         :param init_state: the state to go on from; None for a new start. The prior and the
             factors are read again. Sites are kept as a start where there are as many factors.
         :param kwargs: keyword arguments of the model.
@@ -272,7 +262,7 @@ class EPEngine(ABC):
         for _ in range(num_steps):
             state, loss = self.sweep(plan, state, arrays)
             report = jax.device_get(state.report)
-            self._check(int(state.i), report)
+            self._check(state, report)
             yield state, loss, f", residual: {report.residual:.1e}"
             if report.converged:
                 return
@@ -370,7 +360,6 @@ class EPEngine(ABC):
             self.rows_of(reading.factors),
             power=float(self.power),
             projection=self.projection,
-            defaults=default_projections(),
             max_rank=self.max_rank,
             largest_share=self.largest_share,
         )
@@ -404,11 +393,11 @@ class EPEngine(ABC):
                 return plan, new, arrays
         return self._begin(state.rng_key, state, args, kwargs)
 
-    def _check(self, step: int, report: Report) -> None:
+    def _check(self, state: EPState, report: Report) -> None:
         total = int(report.visited)
         if report.skipped == total:
             raise RuntimeError(
-                f"in step {step} none of the {total} factors could be updated, from factor"
+                f"in step {int(state.i)} none of the {total} factors could be updated, from factor"
                 f" 0 on ({int(report.num_improper)} improper cavities, {int(report.num_skipped)}"
                 " without tilted moments); the state before is the last one. Check the data and the"
                 " prior, or use projection=ImportanceSampling()."

@@ -189,8 +189,6 @@ class DSEP(_SitePerPart, RandomRowsEngine):
     where factors are not normal. ``run`` returns the mean of the states of its last half.
 
     :param step: epsilon in (0, 1], or a function of the number of the update; None for 1 / N_j.
-    :param average: the share of the run, its last part, over which ``run`` averages the sites; 0
-        for the last state; None for 1/2, and for 0 where each part has one row.
 
     **Reference:** Li (2018), algorithm 7.
 

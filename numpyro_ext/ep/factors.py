@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 import warnings
 
@@ -176,6 +176,13 @@ def _batch_size(projection: Projection, r: int, inside: int) -> int:
     return max(1, _LARGEST // (points * inside))
 
 
+@cache
+def _default_projections() -> tuple[Quadrature, ImportanceSampling, ImportanceSampling]:
+    """One object for all engines, so that they share what is compiled; the last is for rows with
+    local sites, of which each place has one value, so that it takes more of them."""
+    return Quadrature(), ImportanceSampling(), ImportanceSampling(num_samples=2048)
+
+
 def find_table(
     reading: Reading,
     arrays: list[Array],
@@ -184,7 +191,6 @@ def find_table(
     *,
     power: float,
     projection: Projection | None,
-    defaults: tuple[Quadrature, ImportanceSampling, ImportanceSampling],
     max_rank: int,
     largest_share: float,
 ) -> tuple[Plan, Table]:
@@ -195,9 +201,8 @@ def find_table(
     :param projection: that of the rows; None for quadrature where the rank allows it.
     :param float largest_share: the share of factors of the data without a low rank, above which all
         are taken as factors of all coordinates.
-    :param defaults: the projections that are taken where none is given.
     """
-    D = len(prior.center.mean)
+    defaults, D = _default_projections(), len(prior.center.mean)
     inside = max(D, reading.factors.points)
     kinds, groups = [], []
     elements = jnp.arange(len(prior.owners))
@@ -226,11 +231,9 @@ def find_table(
                 some = directions if len(at) == len(rank) else directions[at]
                 basis = _bases(r, some, prior.center.sd)
             else:
-                chosen = (
-                    given
-                    if given is not None and given.max_rank is None
-                    else defaults[2 if local else 1]
-                )
+                chosen = defaults[2 if local else 1]
+                if given is not None and given.max_rank is None:
+                    chosen = given
                 whole = jnp.eye(D, dtype=prior.center.mean.dtype)
                 basis = jnp.broadcast_to(whole, (len(at), D, D))
             # What takes the number of a row takes it among all rows.

@@ -178,8 +178,8 @@ def read_prior(
     normal = [name for name in hessian if is_normal(name)]
     zeros = mean.dtype.type(0), np.zeros_like(mean), np.zeros((len(mean),) * 2, mean.dtype)
     parts = [(value[name], grad[name], hessian[name][0]) for name in normal]
-    value, gradient, H = map(sum, zip(zeros, *parts, strict=True))
-    normal_part, constant = _expanded(value, gradient, H, mean)
+    log_p, gradient, curvature = map(sum, zip(zeros, *parts, strict=True))
+    normal_part, constant = _expanded(log_p, gradient, curvature, mean)
     shapes = jax.eval_shape(factors.terms, mean)
     names = tuple(name for name in shapes if name not in normal)
     places = [factors.owners(name, math.prod(shapes[name].shape)) for name in names]

@@ -43,7 +43,7 @@ EPRunResult = namedtuple("EPRunResult", ["params", "state", "losses"])
 A :func:`~collections.namedtuple` with these entries, those of ``SVIRunResult``:
 
  - **params** - the parameters of the engine's guide.
- - **state** - the last :data:`EPState`.
+ - **state** - the last :class:`EPState`.
  - **losses** - the loss of each step that was taken.
 """
 

@@ -55,7 +55,9 @@ class RandomRowsEngine(SharedSitesEngine):
     """The base of engines whose steps take random rows, and whose result is a mean of states.
 
     :param average: the share of the run, its last part, over which ``run`` averages the sites; 0
-        for the last state; None for 1/2, and for 0 where nothing is random.
+        for the last state; None for 1/2, and for 0 where nothing is random. ``state.report`` has
+        the ``noise`` of the result, estimated from the means over 16 parts of these steps: above
+        0.1 standard deviations an ``InferenceWarning`` says how many steps would be enough.
     """
 
     average: float | None = None
@@ -89,13 +91,7 @@ class RandomRowsEngine(SharedSitesEngine):
     def steps(
         self, plan: Plan, state: EPState, arrays: list[Array], num_steps: int
     ) -> Iterator[tuple[EPState, Any, str]]:
-        """The states after every 256 steps; the last one is the average over those of the last part
-        of the run.
-
-        The noise of the result is estimated from the means over 16 parts of the averaged steps, and
-        is ``noise`` in ``state.report``: above .1 standard deviations an ``InferenceWarning`` says
-        how many steps would be enough.
-        """
+        """The states after every 256 steps, and the average in place of the last one."""
         size, share = plan.reading.factors.size, self._share(plan)
         averaged = max(1, round((share or 0.5) * num_steps))
         first = state.i + num_steps - averaged
