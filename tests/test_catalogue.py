@@ -123,7 +123,7 @@ def test_every_algorithm_is_named_in_a_test_of_its_module():
         module: set(
             re.findall(
                 r"\w+",
-                " ".join(path.read_text() for path in (ROOT / "tests" / module).glob("test_*.py")),
+                " ".join(path.read_text() for path in (ROOT / "tests" / module).rglob("test_*.py")),
             )
         )
         for module in MODULES

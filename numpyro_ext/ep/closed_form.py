@@ -11,6 +11,7 @@ from numpyro_ext.ep.projection import (
     LogFactor,
     Projected,
     Projection,
+    Tilted,
     are_finite,
     inverse,
     smallest,
@@ -59,6 +60,9 @@ class ClosedForm(Projection):
             raise TypeError(
                 f"fn is {self.fn!r}; it must be a function of (shift, precision, index, power)."
             )
+
+    def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Tilted:
+        raise NotImplementedError("ClosedForm has moments in all coordinates; call project.")
 
     def project(
         self,

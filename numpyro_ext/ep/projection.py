@@ -8,6 +8,7 @@ site. A projection finds the moments in the coordinates e of the cavity, :math:`
 :math:`S = L L^\top`, where the cavity is standard normal.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -73,12 +74,12 @@ class Expected(NamedTuple):
     inaccurate: Array | bool = False
 
 
-class Projection:
+class Projection(ABC):
     """The base of the ways to compute the moments of a factor times its cavity.
 
     A subclass supplies :meth:`tilted`, and :meth:`expected` if it can, in coordinates in which the
-    cavity is standard normal; or :meth:`project` itself, in those of the factor. All are traced,
-    and mapped over factors by ``jax.vmap``.
+    cavity is standard normal; one that works in those of the factor replaces :meth:`project`. All
+    are traced, and mapped over factors by ``jax.vmap``.
     """
 
     needs_key = False
@@ -95,12 +96,12 @@ class Projection:
     """Whether it integrates over local sites too, so that ``local`` may be positive; it then has
     :meth:`draw`."""
 
+    @abstractmethod
     def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Tilted:
         """Moments of N(0, I) times exp(f), for f of r coordinates and of ``local`` ones after them.
 
         :param f: the log factor times the power.
         """
-        raise NotImplementedError(f"{type(self).__name__} has neither `tilted` nor `project`.")
 
     def expected(self, f: LogFactor, r: int, rng_key: Array | None) -> Expected:
         """Means under N(0, I), for power 0."""
