@@ -170,7 +170,8 @@ class Projection(ABC):
 
         .. math:: T = -\mathbb E_q[\nabla^2 l], \qquad v = \mathbb E_q[\nabla l] + T m
         """
-        self._check_key(rng_key)
+        if self.exclusive:
+            self._check_key(rng_key)
         L = root(cov)
         found = self.expected(lambda e: log_factor(mean + matvec(L, e)), mean.shape[0], rng_key)
         v, T = in_factor(found.gradient, -found.hessian, mean, L)

@@ -329,13 +329,14 @@ def test_arguments_that_a_field_does_not_take_are_pythons_own_error(field):
 
 def test_shared_arguments_are_in_the_signature_of_every_field():
     """Those that a field has no use for are left out, and the first arguments may be positional."""
-    shared = ["kernel", "num_particles", "temperature", "annealing", "block_size", "precondition"]
+    shared = ["kernel", "num_particles", "temperature", "annealing", "proxy"]
+    shared += ["block_size", "precondition"]
     for field, names in {
         ParticleField: shared,
         SVGD: [*shared, "blocks"],
         RegularizedSVGD: [*shared, "eta"],
-        SteinNewton: [*shared[:4], "damping"],
-        RiemannianSVGD: ["metric_fn", *shared[:5]],
+        SteinNewton: [*shared[:5], "damping"],
+        RiemannianSVGD: ["metric_fn", *shared[:6]],
     }.items():
         parameters = inspect.signature(field).parameters
         assert sorted(parameters) == sorted(names)
