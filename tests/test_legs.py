@@ -34,3 +34,9 @@ def test_what_is_not_fast_is_slow(arranged):
 
 def test_the_dearest_file_comes_first_and_files_stay_whole(arranged):
     assert arranged(None) == ["c::dearer", "b::dear", "b::new", "a::new", "a::cheap"]
+
+
+def test_what_has_not_begun_by_the_end_is_skipped_and_said():
+    legs.Deadline(float("inf")).pytest_runtest_setup()
+    with pytest.raises(pytest.skip.Exception, match="before the time of TESTS_END"):
+        legs.Deadline(0.0).pytest_runtest_setup()
