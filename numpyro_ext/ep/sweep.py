@@ -312,7 +312,7 @@ def next_state(
         return [jnp.sum(jnp.any(jnp.stack(x), 0), dtype=jnp.int32) for x in flags]
 
     def total(numbers: list[Array]) -> Array:
-        return jnp.sum(jnp.stack(numbers))
+        return jnp.sum(jnp.stack(numbers), dtype=jnp.int32)
 
     left = total(counts("improper", "skipped", "low_ess"))
     improper = [
