@@ -167,22 +167,22 @@ class TaylorProxy:
         def rows_at(x: Array) -> Array:
             return row_log_lik(run(self.unravel(x)), self.plate)
 
-        change, residuals, at_center = self.change(
-            jnp.concatenate(t), row_log_lik(trace, self.plate), rows_at
-        )
-        if compare:
-            same = _are_same(at_center, self.rows[trace[self.plate]["value"]], SAME_IN_A_STEP)
-            change = jnp.where(same, change, jnp.nan)
-        return change, residuals
+        index = trace[self.plate]["value"] if compare else None
+        return self.change(jnp.concatenate(t), row_log_lik(trace, self.plate), rows_at, index)
 
     def change(
-        self, t: Array, at_t: Array, rows_at: Callable[[Array], Array]
-    ) -> tuple[Array, Array, Array]:
-        """The log likelihood of all rows at a ``(d,)`` vector less L, the residuals, and the log
-        likelihood of the M rows at the center.
+        self,
+        t: Array,
+        at_t: Array,
+        rows_at: Callable[[Array], Array],
+        index: Array | None = None,
+    ) -> tuple[Array, Array]:
+        """The log likelihood of all rows at a ``(d,)`` vector less L, and the residuals.
 
         :param at_t: the log likelihood of M rows there.
         :param rows_at: that of the same rows at any vector.
+        :param index: which rows they are, for a change that is NaN where these are not those of the
+            proxy; None does not compare them.
         """
         v = t - self.location
 
@@ -199,7 +199,11 @@ class TaylorProxy:
             known = known + jnp.einsum("i,ij,j", v, self.hessian, v, precision="highest") / 2
         # Row by row, since the sums would lose the digits of their difference.
         residuals = (at_t - at_center) - slope
-        return known + self.size * jnp.mean(residuals), residuals, at_center
+        change = known + self.size * jnp.mean(residuals)
+        if index is not None:
+            same = _are_same(at_center, self.rows[index], SAME_IN_A_STEP)
+            change = jnp.where(same, change, jnp.nan)
+        return change, residuals
 
     def check(self, name: str, layout: Layout, model_trace: Trace) -> None:
         """An error unless the proxy is one of this model's latent sites and of as many rows.
@@ -352,17 +356,14 @@ class ProxyPotential(Potential):
 
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
         args, kwargs = self.arguments
-        proxy, rows = self._proxy, idx[self._proxy.plate]
+        proxy = self._proxy
 
         def rows_at(x: Array) -> Array:
             return rows_of(self._model, proxy.unravel(x), idx, self.plates)(*args, **kwargs)
 
         t = self.info.ravel(z)
         at_t = rows_at(t)
-        change, _, at_center = proxy.change(t, at_t, rows_at)
-        if self._compare:
-            same = _are_same(at_center, proxy.rows[rows], SAME_IN_A_STEP)
-            change = jnp.where(same, change, jnp.nan)
+        change, _ = proxy.change(t, at_t, rows_at, idx[proxy.plate] if self._compare else None)
         return self._plain(z, idx) + proxy.size * jnp.mean(at_t) - proxy.value - change
 
 
