@@ -25,17 +25,28 @@ def within(bounds: tuple[float, float]) -> str:
 
 
 def after_moves(ratio: tuple[float, float], shift: float, remedy: str) -> list[Line]:
-    shape = within(limits.RANGE)
     return [
         ("sd ratio after moves, worst", "sd over that of moved draws", within(ratio), remedy),
         ("shift after moves, worst", "mean of moved draws, in sds", f"{shift}", remedy),
-        ("shape after moves, worst", "ranges over those of moved draws", shape, remedy),
+        ("shape after moves, worst", "ranges over those of moved draws", SHAPE, remedy),
+        (
+            "chains that change sides, least",
+            "exchange between two modes",
+            f"{limits.CROSSING}",
+            "see the line",
+        ),
     ]
 
 
 RATIO, SHIFT, SHARES = limits.WEIGHTED_RATIO, f"{limits.WEIGHTED_SHIFT}", f"{limits.SHARES}"
 GAP = f"{limits.GAP} + {limits.GAP_EACH} n"
-SHAPE, SIDES = within(limits.RANGE), "chains that change sides, least"
+SHAPE = within(limits.RANGE)
+UNVISITED = (
+    "mass of a mode without draws",
+    "found by a search",
+    f"{limits.UNVISITED}",
+    "see the line",
+)
 # In the order of the lines; `...` stands for a number or for the name of a site.
 QUANTITIES: dict[str, list[Line]] = {
     "stochastic gradients": [
@@ -73,13 +84,7 @@ QUANTITIES: dict[str, list[Line]] = {
             "reparametrise",
         ),
         *after_moves(limits.MOVED_RATIO, limits.MOVED_SHIFT, "smaller step"),
-        (SIDES, "exchange between two modes", f"{limits.CROSSING}", "see the line"),
-        (
-            "mass of a mode without draws",
-            "found by a search",
-            f"{limits.UNVISITED}",
-            "see the line",
-        ),
+        UNVISITED,
     ],
     "guides": [
         (
@@ -111,13 +116,7 @@ QUANTITIES: dict[str, list[Line]] = {
         ("shape by reweighting, worst", "ranges over those by weights", SHAPE, "richer guide"),
         ("gap of the ELBO in nats", "below the bound of order 0, n numbers", GAP, "richer guide"),
         *after_moves(limits.MOVED_RATIO, limits.MOVED_SHIFT, "richer guide"),
-        (SIDES, "exchange between two modes", f"{limits.CROSSING}", "see the line"),
-        (
-            "mass of a mode without draws",
-            "found by a search",
-            f"{limits.UNVISITED}",
-            "see the line",
-        ),
+        UNVISITED,
         ("different restarts", "shown where restarts may differ", "", "compare"),
         ("latent numbers in matrices", "perhaps weights of a network", "", "score predictions"),
     ],
@@ -154,7 +153,6 @@ QUANTITIES: dict[str, list[Line]] = {
         ),
         ("noise of a minibatch in sds", "the same, of one minibatch", "", "larger batch"),
         *after_moves(limits.PARTICLES_RATIO, limits.PARTICLES_SHIFT, "twice as many"),
-        (SIDES, "exchange between two modes", f"{limits.CROSSING}", "see the line"),
         ("shares of the modes, off in sds", "those of particles", SHARES, "more of them"),
         ("squared KSD", "kernel Stein discrepancy", "", "compare"),
     ],
