@@ -39,6 +39,7 @@ import numpyro.distributions as dist
 from sklearn.datasets import load_digits
 
 sys.path.append(str(Path(__file__).parents[1]))
+from _shared import german_credit
 from _shared.figures import figures
 from _shared.uci import uci_regression
 from methods import HIDDEN, METHODS, Method
@@ -71,8 +72,8 @@ def load(data_dir: Path | None, name: str, split: int) -> RegressionSplit:
     if name == "digits":
         X, y = load_digits(return_X_y=True)
     else:
-        table = np.loadtxt(data_dir / "german_credit" / "german.data-numeric")
-        X, y = table[:, :-1], table[:, -1].astype(int) - 1
+        X, bad = german_credit.read(data_dir or Path("data"))
+        y = bad.astype(int)
     order = np.random.default_rng(split).permutation(len(y))
     test, train = np.split(order, [round(0.1 * len(y))])
     return RegressionSplit(X[train], y[train], X[test], y[test])
