@@ -1,5 +1,6 @@
 """The table that ``diagnose`` returns, and its lines."""
 
+from dataclasses import dataclass, field
 import math
 import textwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,15 +54,16 @@ class Row(NamedTuple):
         return f"{shown(self.value)} +- {shown(self.error, 2)}"
 
 
-class Diagnosis(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class Diagnosis:
     """The result of :func:`diagnose`; it prints as a table."""
 
     title: str
     """The kernel, or the guide and its loss, and the number of draws."""
     rows: tuple[Row, ...]
     """The lines of the table: ``quantity, value, error, limit, ok, verdict, of_draws``."""
-    seen: Any = None
-    """What :func:`plot_diagnosis` draws: arrays that the lines were made of."""
+    seen: Any = field(default=None, compare=False)
+    """What :func:`plot_diagnosis` draws: arrays that the lines were made of. Not compared."""
 
     @property
     def ok(self) -> bool:
