@@ -26,11 +26,11 @@ def within(bounds: tuple[float, float]) -> str:
 
 def after_moves(ratio: tuple[float, float], shift: float, remedy: str) -> list[Line]:
     return [
-        ("sd ratio after moves, worst", "sd over that of moved draws", within(ratio), remedy),
-        ("shift after moves, worst", "mean of moved draws, in sds", f"{shift}", remedy),
-        ("shape after moves, worst", "ranges over those of moved draws", SHAPE, remedy),
+        ("sd against exact moves, worst", "sd over that of moved draws", within(ratio), remedy),
+        ("shift against exact moves, worst", "mean of moved draws, in sds", f"{shift}", remedy),
+        ("shape against exact moves, worst", "ranges over those of moved draws", SHAPE, remedy),
         (
-            "chains that change sides, least",
+            "crossing rate between modes",
             "exchange between two modes",
             f"{limits.CROSSING}",
             "see the line",
@@ -42,7 +42,7 @@ RATIO, SHIFT, SHARES = limits.WEIGHTED_RATIO, f"{limits.WEIGHTED_SHIFT}", f"{lim
 GAP = f"{limits.GAP} + {limits.GAP_EACH} n"
 SHAPE = within(limits.RANGE)
 UNVISITED = (
-    "mass of a mode without draws",
+    "mass of an unvisited mode",
     "found by a search",
     f"{limits.UNVISITED}",
     "see the line",

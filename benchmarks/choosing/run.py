@@ -177,7 +177,7 @@ def line(name: str, method: str, problem: Problem, truth: Truth) -> tuple[str, V
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", nargs="*", choices=PROBLEMS, default=list(PROBLEMS))
-    parser.add_argument("--out", type=Path, default=Path("choosing"))
+    parser.add_argument("--out", type=Path, default=Path("out/choosing"))
     args = parser.parse_args()
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     lines = []

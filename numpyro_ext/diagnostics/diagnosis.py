@@ -112,8 +112,8 @@ def diagnose(
         >>> diagnosis = diagnose(svi, result=early, model_args=(x,))
         >>> diagnosis.ok
         False
-        >>> "sd ratio after moves, worst" in [row.quantity for row in diagnosis.rows if not row.ok]
-        True
+        >>> diagnosis.to_frame().loc["sd against exact moves, worst", "ok"]
+        False
     """
     num_samples = check_count("num_samples", num_samples)
     if num_moves is not None:

@@ -132,8 +132,8 @@ def _panels(diagnosis: Diagnosis) -> dict[str, tuple[Callable[[Any], None], tupl
         band = -moves.farthest, moves.farthest
         of_means = moves.names, moves.shift, moves.shift_error, band, 0.0
         of_sds = moves.names, moves.ratio, moves.ratio_error, moves.limits, 1.0
-        found["means"] = partial(_dots, *of_means), ("shift after moves",)
-        found["sds"] = partial(_dots, *of_sds), ("sd ratio after moves",)
+        found["means"] = partial(_dots, *of_means), ("shift against exact moves",)
+        found["sds"] = partial(_dots, *of_sds), ("sd against exact moves",)
     if seen.tail is not None:
         found["weights"] = partial(_tail, seen.tail), ("k-hat", "share of units")
     if seen.losses:

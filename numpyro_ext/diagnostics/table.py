@@ -89,7 +89,7 @@ class Diagnosis:
         left = sum(row.not_judged for row in self.rows)
         of_draws = any(row.of_draws for row in self.rows)
         are = "is" if wrong == 1 else "are"
-        found = "nothing was found wrong"
+        found = "no problems found"
         if wrong:
             found = f"{wrong} of {len(self.rows)} {are} wrong"
         elif not self.ok:

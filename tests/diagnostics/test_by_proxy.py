@@ -73,9 +73,9 @@ def test_moves_that_all_rows_make_too_dear_are_judged(monkeypatch):
         found = diagnose(svi, params, model_args=data, num_samples=200)
         judged[name] = {row.quantity: row.ok for row in found.rows}
     assert judged["by some"]["noise of the proxy in nats"] is True
-    assert judged["by some"]["sd ratio after moves, worst"] is True
+    assert judged["by some"]["sd against exact moves, worst"] is True
     assert "noise of the proxy in nats" not in judged["by all"]
-    assert judged["by all"]["sd ratio after moves, worst"] is None
+    assert judged["by all"]["sd against exact moves, worst"] is None
     assert not any("minibatch" in row.verdict for row in found.rows)
 
 
@@ -89,7 +89,7 @@ def test_chains_are_judged_by_the_proxy_that_is_given(monkeypatch):
         {row.quantity: row.ok for row in diagnose(mcmc, proxy=given).rows}
         for given in (None, proxy)
     ]
-    assert [rows["sd ratio after moves, worst"] for rows in judged] == [None, True]
+    assert [rows["sd against exact moves, worst"] for rows in judged] == [None, True]
     assert "noise of the proxy in nats" not in judged[0]
     assert judged[1]["noise of the proxy in nats"] is True
 

@@ -115,9 +115,9 @@ def test_a_good_run_is_fine_and_its_tree_says_the_same():
         "largest R-hat",
         "smallest ESS",
         "ESS per gradient",
-        "sd ratio after moves, worst",
-        "shift after moves, worst",
-        "shape after moves, worst",
+        "sd against exact moves, worst",
+        "shift against exact moves, worst",
+        "shape against exact moves, worst",
     ]
     assert rows_of(found)["ESS per gradient"].value == pytest.approx(1 / 3, rel=0.6)
     again = diagnose(to_arviz(mcmc))
@@ -273,7 +273,7 @@ def test_losses_that_fall_rise_or_are_lost():
 def test_a_narrow_guide_has_bad_weights_and_different_restarts_a_large_rhat():
     narrow = {**EXACT, "z_auto_scale": jnp.array(0.1)}
     found = of_svi(narrow)
-    assert wrong(found) == ["sd ratio after moves, worst", "shape after moves, worst"]
+    assert wrong(found) == ["sd against exact moves, worst", "shape against exact moves, worst"]
     assert rows_of(found)["k-hat"].ok is None
     # Log weights with a standard deviation of (3 - .375) / .5 = 5.25: one draw carries the sum.
     far = {**EXACT, "z_auto_loc": jnp.array(3.0)}
@@ -324,7 +324,7 @@ def test_the_implied_sd_ratio_of_particles_is_the_right_one_on_a_gaussian():
         assert (row.ok, found.ok) == (ok, ok)
     shifted = jnp.asarray(mean + noise * sd + 2 * sd, float)
     found = diagnose(svi, result={**params, "auto_particles": shifted}, model_args=(0.3,))
-    assert wrong(found) == ["shift in sds", "shift after moves, worst"]
+    assert wrong(found) == ["shift in sds", "shift against exact moves, worst"]
     assert rows_of(found)["shift in sds"].value == pytest.approx(2.0, rel=1e-3)
     with pytest.warns(InferenceWarning, match="the shift in sds is 2"):
         tree = to_arviz(svi, result={**params, "auto_particles": shifted}, model_args=(0.3,))
@@ -357,7 +357,7 @@ def test_the_table_prints_converts_and_pickles():
     assert all(len(line) <= 100 for line in text.splitlines())
     frame = found.to_frame()
     assert list(frame.index) == [row.quantity for row in found.rows]
-    assert not frame.loc["sd ratio after moves, worst", "ok"]
+    assert not frame.loc["sd against exact moves, worst", "ok"]
     assert pickle.loads(pickle.dumps(found)) == found
 
 

@@ -19,7 +19,7 @@ from numpyro_ext.diagnostics._spread import Spread
 from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, moved_rows
 from numpyro_ext.guides import FlowGuide, ImplicitGuide
 
-QUANTITY = "sd ratio after moves, worst"
+QUANTITY = "sd against exact moves, worst"
 PRIOR, NOISE = np.array([20.0, -3.0]), 0.7
 # The rows are orthogonal, so that both latents of a row are independent given its data.
 W = np.array([[1.0, 0.5, 0.0], [-0.05, 0.1, 0.03]])

@@ -22,7 +22,7 @@ from numpyro_ext.guides import AutoMixtureNormal
 from numpyro_ext.objectives import VRELBO, BBAlphaELBO
 
 SHIFT, RATIO = "shift by reweighting, worst", "sd ratio to reweighted, worst"
-MOVED, SIDES = "sd ratio after moves, worst", "chains that change sides, least"
+MOVED, SIDES = "sd against exact moves, worst", "crossing rate between modes"
 APART = 8.0
 
 
@@ -145,11 +145,11 @@ def row(ok, limit="1", of_draws=True):
 
 def test_silence_is_no_verdict():
     for rows, ok, text in (
-        ([row(True)], True, "nothing was found wrong"),
+        ([row(True)], True, "no problems found"),
         ([row(None)], False, "the draws could not be judged, 1 not judged"),
-        ([row(None), row(True)], True, "nothing was found wrong, 1 not judged"),
+        ([row(None), row(True)], True, "no problems found, 1 not judged"),
         ([row(None), row(True, of_draws=False)], False, "the draws could not be judged, 1 not"),
-        ([row(None, limit=""), row(True, of_draws=False)], True, "nothing was found wrong"),
+        ([row(None, limit=""), row(True, of_draws=False)], True, "no problems found"),
         ([row(None, of_draws=False)], False, "nothing could be judged"),
         ([row(None, limit="")], False, "the draws could not be judged"),
         ([], False, "nothing could be judged"),

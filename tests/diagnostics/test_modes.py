@@ -56,6 +56,6 @@ def test_chains_that_are_too_short_judge_nothing_unless_weights_do():
 @pytest.mark.parametrize(("kind", "words"), [(GUIDE, "of the guide"), (PARTICLES, "began there")])
 def test_shares_of_modes_that_nothing_has_checked_are_wrong(kind, words):
     row = moved_rows(spread(TWO, 0.95), str, kind)[-1]
-    assert row.quantity == "chains that change sides, least" and row.ok is False
+    assert row.quantity == "crossing rate between modes" and row.ok is False
     assert words in row.verdict
     assert len(moved_rows(spread(TWO, 0.95), str, kind, shares_known=True)) == 2

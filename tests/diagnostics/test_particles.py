@@ -127,13 +127,13 @@ def side_by_side(model, low, high):
 def test_particles_that_keep_the_shares_of_their_start_say_so():
     """A share of .3 where .05 belongs; no short chain crosses the 60 sds between the modes."""
     rows = side_by_side(two_modes_at(30.0), 70, 30)
-    row = rows["chains that change sides, least"]
+    row = rows["crossing rate between modes"]
     assert row.ok is False
     assert "as many particles are on a side as began there" in row.verdict
     assert rows["shift in sds"].ok
     # Where the chains cross, they say that the posterior is not that.
     wide = side_by_side(normal, 50, 50)
-    assert "chains that change sides, least" not in wide
+    assert "crossing rate between modes" not in wide
 
 
 def test_shares_that_short_chains_leave_open_are_not_called_right():

@@ -43,7 +43,7 @@ def group(ratio, shift, names, found=GUIDE, **more):
 
 
 def rows(**ok):
-    begins = {"shift": "shift after moves, worst", "sd": "sd ratio after moves, worst"}
+    begins = {"shift": "shift against exact moves, worst", "sd": "sd against exact moves, worst"}
     return tuple(Row(begins[k], 1.0, 0.1, "0.2", x, "so.") for k, x in ok.items())
 
 

@@ -170,7 +170,7 @@ def test_a_fit_that_was_stopped_early():
     svi = SVI(normal_mean, guide, numpyro.optim.Adam(0.001), Trace_ELBO())
     result = svi.run(random.key(0), 1000, MANY, progress_bar=False)
     found = diagnose(svi, result, model_args=(MANY,))
-    moved = ["sd ratio after moves, worst", "shift after moves, worst"]
+    moved = ["sd against exact moves, worst", "shift against exact moves, worst"]
     assert wrong(found) == ["change of the loss", *moved]
     assert "still falling" in rows_of(found)["change of the loss"].verdict
 

@@ -19,7 +19,7 @@ from numpyro_ext.particles import AutoParticles, RegularizedSVGD
 from tests.diagnostics.drawn import Drawn
 
 LOCS, SDS, SHARES = np.array([-2.0, 2.0]), np.array([0.3, 0.15]), np.array([0.75, 0.25])
-RHAT, MOVED, SIDES = "largest R-hat", "sd ratio after moves, worst", "chains that change sides"
+RHAT, MOVED, SIDES = "largest R-hat", "sd against exact moves, worst", "crossing rate"
 
 
 def model():

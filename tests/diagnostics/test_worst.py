@@ -22,8 +22,8 @@ from numpyro_ext.diagnostics.judges.weights import khat_rows, reweighted_rows
 from numpyro_ext.diagnostics.limits import decide
 
 SD, SHAPE, GAP = (
-    "sd ratio after moves, worst",
-    "shape after moves, worst",
+    "sd against exact moves, worst",
+    "shape against exact moves, worst",
     "gap of the ELBO in nats",
 )
 MEAN, RHO = np.array([1.0, -2.0]), 0.95

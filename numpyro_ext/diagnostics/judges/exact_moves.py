@@ -74,11 +74,11 @@ MOVES = 40
 DRAWS, STARTS, FEWEST_STARTS = 10_000, 1000, 128
 MOST_WATCHED = 100
 """Numbers up to which a deterministic site is compared too."""
-QUANTITY = "sd ratio after moves, worst"
-OF_SHIFT = "shift after moves, worst"
-OF_RANGE = "shape after moves, worst"
+QUANTITY = "sd against exact moves, worst"
+OF_SHIFT = "shift against exact moves, worst"
+OF_RANGE = "shape against exact moves, worst"
 _FEW = 10  # particles at a mode, whose spread says nothing
-OF_SIDES = "chains that change sides, least"
+OF_SIDES = "crossing rate between modes"
 
 
 class Wording(NamedTuple):

@@ -48,7 +48,7 @@ _NORMAL_DRAWS, _BETWEEN, _NEAREST = 256, 24, 8
 _BARRIER = 2.0
 """Nats below which the draws at one side of a barrier reach the other."""
 _OF_SHARE = 0.1
-QUANTITY = "mass of a mode without draws"
+QUANTITY = "mass of an unvisited mode"
 SEARCHED = 1000
 """So many draws of chains are compared with the modes that a search finds."""
 
