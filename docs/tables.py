@@ -1,9 +1,10 @@
 """Writes what the pages and the code, or two pages, would otherwise say twice, when it is run.
 
-The tables of ``docs/diagnose.md`` have the limits of the code. Those of ``docs/algorithms.md`` and
-``docs/evidence.md`` are made of ``docs/catalogue.tsv``, which has a line for each public name: its
-three cells in the catalogue, what was found, and by which commands. A name without evidence has two
-empty cells there.
+The tables of ``docs/diagnose.md`` have the limits of the code. All else is made of
+``docs/catalogue.tsv``, which has a line for each public name, in the order in which to try them: a
+line of :class:`Entry`. From it come the tables of ``docs/algorithms.md`` and ``docs/evidence.md``,
+the dictionary of ``docs/how_to_choose.md`` and the lists of names of ``docs/api``. A comment on the
+page names the module, or the group, whose lines follow it.
 """
 
 from functools import partial
@@ -11,6 +12,8 @@ import importlib
 import inspect
 from pathlib import Path
 import re
+import textwrap
+from typing import NamedTuple
 
 import numpyro_ext
 from numpyro_ext.diagnostics import limits
@@ -159,24 +162,50 @@ QUANTITIES: dict[str, list[Line]] = {
 }
 
 
+class Entry(NamedTuple):
+    """A line of the catalogue behind its module and name; cells without a text are empty."""
+
+    group: str
+    """Heading of its list on the page of the module, empty for the list that has none."""
+    what: str
+    biased_by: str
+    cost: str
+    choice: str
+    """When to use it; ``+`` if the entry above says that of both."""
+    compared: str
+    """``problem; reference; mean error; sd ratio``, separated by ``|`` if there are several."""
+    found: str
+    measured_by: str
+
+
+def catalogue() -> dict[str, dict[str, Entry]]:
+    """The entry of each name, by module."""
+    found: dict[str, dict[str, Entry]] = {}
+    for line in (DOCS / "catalogue.tsv").read_text().splitlines():
+        module, name, *cells = line.split("\t")
+        found.setdefault(module, {})[name] = Entry(*cells)
+    return found
+
+
+def in_order(names: dict[str, Entry]) -> list[tuple[str, Entry]]:
+    return sorted(names.items(), key=lambda item: item[0].lower())
+
+
+def after(mark: str, lines: str, text: str, old: str) -> str:
+    """The page with these lines behind a comment, in place of those that match."""
+    comment = f"<!-- {mark} -->"
+    assert text.count(f"{comment}\n") == 1, comment
+    pattern = rf"{re.escape(comment)}\n(?:\n(?:{old})+)?"
+    return re.sub(pattern, lambda _: f"{comment}\n\n{lines}", text)
+
+
 def of_diagnose(text: str) -> str:
     """The page, with a table after each comment that names one."""
     for of, lines in QUANTITIES.items():
         rows = [("quantity", "meaning", "limit", "what to do"), ("---",) * 4, *lines]
-        table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-        mark = f"<!-- {of} -->"
-        assert mark in text, of
-        text = re.sub(rf"{re.escape(mark)}\n\n(\|.*\n)*\n?", f"{mark}\n\n{table}\n\n", text)
+        table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        text = after(of, table, text, r"\|.*\n")
     return text
-
-
-def catalogue() -> dict[str, dict[str, list[str]]]:
-    """The cells of each name, by module."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for line in (DOCS / "catalogue.tsv").read_text().splitlines():
-        module, name, *cells = line.split("\t")
-        found.setdefault(module, {})[name] = cells
-    return found
 
 
 def file_of(module: str, name: str) -> str:
@@ -186,14 +215,14 @@ def file_of(module: str, name: str) -> str:
     return str(path.relative_to(Path(numpyro_ext.__file__).parent.resolve()))
 
 
-def of_catalogue(text: str, *, evidence: bool) -> str:
+def of_modules(text: str, *, evidence: bool) -> str:
     """The page, with the rows below the head of the table of each module."""
     for module, names in catalogue().items():
         rows = ""
-        for name, (what, bias, cost, found, measured) in names.items():
-            cells = (
-                [found, measured, f"`{file_of(module, name)}`"] if evidence else [what, bias, cost]
-            )
+        for name, entry in in_order(names):
+            cells = entry.what, entry.biased_by, entry.cost
+            if evidence:
+                cells = entry.found, entry.measured_by, f"`{file_of(module, name)}`"
             if cells[0]:
                 rows += f"| `{name}` | {' | '.join(cells)} |\n"
         head = rf"(^## {module}\n(?:(?!## |\|).*\n)*\|.*\n\|[-|]+\n)(?:\|.*\n)*"
@@ -202,10 +231,67 @@ def of_catalogue(text: str, *, evidence: bool) -> str:
     return text
 
 
+def of_evidence(text: str) -> str:
+    """The same, and what was compared with a posterior that is known."""
+    names = {name: entry for names in catalogue().values() for name, entry in names.items()}
+    rows = "| name | problem | reference | mean error | sd ratio |\n|---|---|---|---|---|\n"
+    for name, entry in in_order(names):
+        for compared in filter(None, entry.compared.split(" | ")):
+            rows += f"| `{name}` | {' | '.join(compared.split('; '))} |\n"
+    return after("compared", rows, of_modules(text, evidence=True), r"\|.*\n")
+
+
+def filled(text: str) -> str:
+    """A line of a list, in lines of 100 columns that do not break a piece of code."""
+    whole = re.sub("`[^`]*`", lambda match: match[0].replace(" ", "\0"), text)
+    options = {"break_long_words": False, "break_on_hyphens": False}
+    lines = textwrap.fill(whole, 100, initial_indent="- ", subsequent_indent="  ", **options)
+    return lines.replace("\0", " ") + "\n"
+
+
+def of_choices(text: str) -> str:
+    """The page, with the lines of a dictionary of each module, or of a group of one."""
+    for module, names in catalogue().items():
+        marks = re.findall(rf"^<!-- ({module}(?:: .*)?) -->$", text, re.M)
+        assert marks or not any(entry.choice for entry in names.values()), module
+        for mark in marks:
+            lines: list[tuple[list[str], str]] = []
+            for name, entry in names.items():
+                if entry.choice and mark in (module, f"{module}: {entry.group}"):
+                    if entry.choice == "+":
+                        lines[-1][0].append(f"`{name}`")
+                    else:
+                        lines.append(([f"`{name}`"], entry.choice))
+            written = "".join(filled(f"{', '.join(of)}: {choice}") for of, choice in lines)
+            text = after(mark, written, text, r"(?:- |  ).*\n")
+    return text
+
+
+def of_api(text: str, *, module: str) -> str:
+    """The page, with the lists of the names of a module, and the states and results in full."""
+    groups: dict[str, list[str]] = {}
+    for name, entry in catalogue()[module].items():
+        groups.setdefault(entry.group, []).append(name)
+    for group, names in groups.items():
+        lines = [f".. currentmodule:: numpyro_ext.{module}", ""]
+        if group.startswith(("States", "Results")):
+            members = ["   :members:"] if module == "diagnostics" else []
+            for name in names:
+                lines += [f".. autoclass:: {name}", *members]
+        else:
+            lines += [".. autosummary::", f"   :toctree: {module}", "   :nosignatures:", ""]
+            lines += [f"   {name}" for name in names]
+        written = "\n".join(["```{eval-rst}", *lines, "```\n"])
+        text = after(group or "table", written, text, r"```\{eval-rst\}\n(?:(?!```).*\n)*```\n")
+    return text
+
+
 PAGES = {
     "diagnose.md": of_diagnose,
-    "algorithms.md": partial(of_catalogue, evidence=False),
-    "evidence.md": partial(of_catalogue, evidence=True),
+    "algorithms.md": partial(of_modules, evidence=False),
+    "evidence.md": of_evidence,
+    "how_to_choose.md": of_choices,
+    **{f"api/{module}.md": partial(of_api, module=module) for module in catalogue()},
 }
 
 if __name__ == "__main__":

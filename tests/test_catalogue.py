@@ -45,14 +45,16 @@ PUBLIC = {
 }
 
 
-def is_algorithm(value) -> bool:
+def is_algorithm(module: str, name: str, value) -> bool:
     """States and results are described where their algorithm is; errors need no example."""
+    if catalogue()[module][name].group.startswith(("States", "Results")):
+        return False
     if inspect.isclass(value):
         return not issubclass(value, (tuple, Exception)) and not inspect.isabstract(value)
     return inspect.isfunction(value)
 
 
-ALGORITHMS = {where: value for where, value in PUBLIC.items() if is_algorithm(value)}
+ALGORITHMS = {where: value for where, value in PUBLIC.items() if is_algorithm(*where, value)}
 
 
 def report(found: list[str]) -> None:
@@ -133,11 +135,13 @@ def test_every_algorithm_is_named_in_a_test_of_its_module():
 
 def test_the_evidence_says_of_each_algorithm_what_was_run():
     """With its file, which `docs/tables.py` finds."""
-    rows = {n: cells[3:] for names in catalogue().values() for n, cells in names.items()}
-    found = [f"no result of {name}" for _, name in ALGORITHMS if not rows[name][0]]
-    for name, (result, measured) in rows.items():
-        ran = re.findall(r"`([\w/.]+)", measured)
-        found += [] if ran or not result else [f"{name}: nothing was run"]
+    rows = {n: entry for names in catalogue().values() for n, entry in names.items()}
+    found = [f"no result of {name}" for _, name in ALGORITHMS if not rows[name].found]
+    for name, entry in rows.items():
+        ran = re.findall(r"`([\w/.]+)", entry.measured_by)
+        found += [] if ran or not entry.found else [f"{name}: nothing was run"]
+        compared = filter(None, entry.compared.split(" | "))
+        found += [f"{name}: {x}" for x in compared if x.count("; ") != 3]
         found += [f"{name}: there is no {x}" for x in ran if not (ROOT / x).is_file()]
     report(found)
 
