@@ -1,6 +1,6 @@
 """Draws of a fit, run through the model on all of its data; and the kind of their density."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, reduce
 import math
 from typing import Any, NamedTuple
@@ -36,7 +36,8 @@ from numpyro_ext.diagnostics._density import (
 )
 from numpyro_ext.diagnostics._fit import Fit
 
-__all__ = ["Evaluate", "Prototype", "evaluator", "prototype", "warn_of_lost_draws"]
+__all__ = ["Evaluate", "Prototype", "concatenated", "evaluator", "of_each_fit", "prototype"]
+__all__ += ["warn_of_lost_draws"]
 
 BLOCK = 10**6
 """Log densities in a block of draws, unless the user says otherwise: 4 MB in float32."""
@@ -326,20 +327,45 @@ def evaluator(
         rng_key: Array, num_samples: int, params: Sequence[Params] = fit.params
     ) -> dict[str, Any]:
         pieces, observed = [], {}
-        for i, key in enumerate(random.split(rng_key, len(params))):
-            draws = {name: fit.draws[i][name] for name in proto.latents} if fit.draws else None
-            size = num_samples if draws is None else next(iter(draws.values())).shape[0]
-            given = params[i], draws, random.split(key, (size, 3))
-            out, observed, total = jax.device_get(run(*given))
+        each = of_each_fit(run, fit._replace(params=params), rng_key, num_samples, 3, proto.latents)
+        for out, data, total in each:
+            observed = data
             if weighs:
                 weight = out["stats"]["log_weight"]
                 out["stats"]["log_weight"] = weight + total_of(total, proto.units)
-            shape = (fit.num_chains, size // fit.num_chains)
+            shape = (fit.num_chains, -1)
             pieces.append(jax.tree.map(lambda x, shape=shape: x.reshape(shape + x.shape[1:]), out))
-        whole = jax.tree.map(lambda *xs: np.concatenate(xs), *pieces)
-        return {**whole, "observed": observed}
+        return {**concatenated(pieces), "observed": observed}
 
     return evaluate
+
+
+def of_each_fit(
+    run: Callable[[Params, Sites | None, Array], Any],
+    fit: Fit,
+    rng_key: Array,
+    num_samples: int,
+    num_keys: int,
+    latents: Iterable[str] | None = None,
+) -> Iterator[Any]:
+    """Results of ``run(params, draws, keys)``, of each set of parameters with keys of its own.
+
+    :param num_samples: the number of draws where the fit has none, which are then None.
+    :param num_keys: keys of a draw.
+    :param latents: the sites that are taken of draws; all if None.
+    """
+    for i, key in enumerate(random.split(rng_key, len(fit.params))):
+        draws = dict(fit.draws[i]) if fit.draws else None
+        if draws is not None:
+            num_samples = next(iter(draws.values())).shape[0]
+            draws = {name: draws[name] for name in latents or draws}
+        keys = random.split(key, (num_samples, num_keys))
+        yield jax.device_get(run(fit.params[i], draws, keys))
+
+
+def concatenated(pieces: Sequence[Any]) -> Any:
+    """One tree of arrays for several, along the leading axis."""
+    return jax.tree.map(lambda *xs: np.concatenate(xs), *pieces)
 
 
 def _densities(sites: Trace, guide_sites: Trace, proto: Prototype) -> dict[str, Array]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 import inspect
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 import warnings
 
 import jax
@@ -22,20 +22,55 @@ from numpyro_ext._model.local_draws import latents_unmasked
 from numpyro_ext._model.mistakes import check_rows
 from numpyro_ext._model.read import set_up
 from numpyro_ext._numpyro import mcmc_arguments, params_of_hmc, posterior_guide
-from numpyro_ext._typing import (
-    BecomesNormal,
-    Diagnosable,
-    DiagnosableParticles,
-    Engine,
-    HasModelParams,
-    HasParticles,
-    Model,
-    Params,
-    Sites,
-)
+from numpyro_ext._typing import Diagnosable, Engine, Model, Params, Sites
 from numpyro_ext.diagnostics.full_data import check_full_arrays, minibatch_plates, on_all_rows
 
 __all__ = ["Fit", "check_arguments", "check_key", "fit_of", "refuse_nan", "restarts_of", "sampled"]
+
+
+@runtime_checkable
+class BecomesNormal(Protocol):
+    """A guide that is a point while it is trained, and a normal afterwards."""
+
+    def as_normal(self, params: Sequence[Params]) -> tuple[Model, list[Params]]:
+        """A guide whose every call draws from the normal, and its parameters."""
+        ...
+
+    def linearised_site(
+        self, rng_key: Array, params: Params, name: str, args: tuple, kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """An observed site under one draw, with a linear predictor that is linear in the draw."""
+        ...
+
+
+@runtime_checkable
+class DiagnosableParticles(Diagnosable, Protocol):
+    """A :class:`Diagnosable` kernel whose chains are particles that move together."""
+
+    params: Params
+    """Values of the ``numpyro.param`` sites of the model in the run."""
+    forward_mode_differentiation: bool
+    """True if the model is differentiated in forward mode."""
+
+
+@runtime_checkable
+class HasModelParams(Protocol):
+    """A kernel that knows the parameters of its model, as ``param`` sites with a random start."""
+
+    @property
+    def params(self) -> Params:
+        """Values of the ``param`` and ``mutable`` sites of the model in the last run."""
+        ...
+
+
+@runtime_checkable
+class HasParticles(Protocol):
+    """A guide whose parameters are particles, which are its draws."""
+
+    def particles(self, params: Params) -> Sites:
+        """The particles: constrained values of the latent sites, with a leading axis of length
+        m."""
+        ...
 
 
 class Fit(NamedTuple):

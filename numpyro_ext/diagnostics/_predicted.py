@@ -17,8 +17,10 @@ from numpyro_ext._model.read import Site, frames, is_data, latent_sites
 from numpyro_ext._typing import Engine, Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import (
     BLOCK,
+    concatenated,
     guide_trace_of,
     model_trace_of,
+    of_each_fit,
     prototype,
 )
 from numpyro_ext.diagnostics._facts import Facts
@@ -105,16 +107,12 @@ def of_fit(
     if not fit.draws and not _is_random(fit, name):
         size = 1  # a point, as each member of a deep ensemble is
     _refuse_large(4.0 * numbers * size * len(fit.params), size * len(fit.params), shape)
-    pieces, data = [], {}
-    for i, key in enumerate(random.split(key_draws, len(fit.params))):
-        draws = dict(fit.draws[i]) if fit.draws else None
-        out, data = jax.device_get(run(fit.params[i], draws, random.split(key, (size, 3))))
-        pieces.append(out)
-    found = {key: np.concatenate([one[key] for one in pieces]) for key in pieces[0]}
+    pieces, data = zip(*of_each_fit(run, fit, key_draws, size, 3), strict=True)
+    found = concatenated(pieces)
     several = f"{len(pieces)} x " if len(pieces) > 1 else ""
     draws = f"{several}{size:,} draw{'s' * (size > 1)}"
     draws += " of the linearised network" * (fit.linearised is not None)
-    return _gathered(title_of(Facts.of(fit.attributes), draws), name, kind, data, found)
+    return _gathered(title_of(Facts.of(fit.attributes), draws), name, kind, data[-1], found)
 
 
 def _site_of(trace: Trace, name: str | None) -> str:

@@ -28,9 +28,11 @@ from numpyro_ext._model.units import Layout, find_layout
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import (
     BLOCK,
+    concatenated,
     density_of,
     guide_trace_of,
     model_trace_of,
+    of_each_fit,
     prototype,
 )
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, refuse_nan, sampled
@@ -139,12 +141,8 @@ def log_weights_of(
     refuse_nan(fit)
     _refuse_fixed_rows(obj, fit, key_prototype)
     weights_of = _compiled(fit, key_prototype)
-    pieces = []
-    for i, key in enumerate(random.split(key_draws, len(fit.params))):
-        draws = dict(fit.draws[i]) if fit.draws else None
-        size = num_samples if draws is None else next(iter(draws.values())).shape[0]
-        pieces.append(np.asarray(weights_of(fit.params[i], draws, random.split(key, (size, 2)))))
-    found = np.concatenate(pieces).astype(np.float64)
+    pieces = list(of_each_fit(weights_of, fit, key_draws, num_samples, 2))
+    found = concatenated(pieces).astype(np.float64)
     if np.any(np.isnan(found) | np.isposinf(found)):
         bad = int(np.sum(np.any(np.isnan(found) | np.isposinf(found), tuple(range(1, found.ndim)))))
         raise ValueError(

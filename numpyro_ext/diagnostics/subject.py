@@ -6,7 +6,7 @@ Each part is computed when a judge asks for it, once.
 from collections.abc import Callable
 from functools import cached_property
 import math
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 from jax import Array
@@ -18,7 +18,7 @@ from numpyro_ext._model.handlers import subsampled_plates
 from numpyro_ext._model.operations import count_operations
 from numpyro_ext._model.read import ModelInfo, model_info
 from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext._typing import Params, ReadsMinibatches, Sites
+from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics._by_proxy import by_proxy, proxy_of
 from numpyro_ext.diagnostics._evaluate import (
     Evaluate,
@@ -45,6 +45,17 @@ T = TypeVar("T")
 Kind = Literal["chains", "guide", "particles"]
 _MOST_DRAWS = 10_000
 """Draws of chains of which some are moved."""
+
+
+@runtime_checkable
+class ReadsMinibatches(Protocol):
+    """A loss that says of itself how it takes the rows of a minibatch."""
+
+    linear: bool
+    """True if it is linear in the log joint, so that its mean over minibatches is that of all
+    rows."""
+    per_datum: bool
+    """True if each row has a term of its own, and latent sites may be shared by all rows."""
 
 
 def title_of(facts: Facts, size: str) -> str:

@@ -26,6 +26,7 @@ from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.guides.arguments import check_call, check_model, check_params
 from numpyro_ext.guides.base import NUM_QUANTILE_DRAWS
+from numpyro_ext.guides.draws import draws_of, levels_of
 
 __all__ = ["AmortizedGuide"]
 
@@ -161,8 +162,7 @@ class AmortizedGuide(AutoGuide):
 
         if not sample_shape:
             return one(rng_key)
-        draws = lax.map(one, random.split(rng_key, math.prod(sample_shape)))
-        return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
+        return draws_of(one, rng_key, sample_shape)
 
     def median(self, params: Params, *args: Any, **kwargs: Any) -> Sites:
         """The 0.5 quantiles, see :meth:`quantiles`."""
@@ -178,7 +178,7 @@ class AmortizedGuide(AutoGuide):
         """
         key, shape = random.key(0), (NUM_QUANTILE_DRAWS,)
         draws = self.sample_posterior(key, params, *args, sample_shape=shape, **kwargs)
-        q = jnp.asarray(quantiles, dtype=jnp.result_type(float))
+        q = levels_of(quantiles)
         values = {}
         for name, support in self.supports.items():
             T = biject_to(support)

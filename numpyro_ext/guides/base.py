@@ -18,7 +18,6 @@ from numpyro.distributions.transforms import (
 )
 from numpyro.handlers import block, seed, substitute
 from numpyro.infer.initialization import init_to_uniform
-from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.init_from import (
@@ -36,6 +35,7 @@ from numpyro_ext._model.start import guide_start
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.guides.arguments import check_model, check_params
+from numpyro_ext.guides.draws import levels_of
 
 __all__ = [
     "AutoAtModes",
@@ -191,9 +191,7 @@ class AutoJoint(ContinuousGuide):
         :param quantiles: a number or a list of numbers between 0 and 1.
         :return: a dict of arrays, the axis of a list leading.
         """
-        q = jnp.asarray(quantiles, dtype=jnp.result_type(float))
-        if not_jax_tracer(q) and not bool(((q >= 0) & (q <= 1)).all()):
-            raise ValueError(f"quantiles is {quantiles!r}; every entry must be between 0 and 1.")
+        q = levels_of(quantiles)
         draws = self.sample_latent(random.key(0), params, NUM_QUANTILE_DRAWS)
         return self.constrain(jnp.quantile(draws, q, axis=0), params)
 

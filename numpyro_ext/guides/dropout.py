@@ -6,12 +6,10 @@ Bayesian neural networks with alpha-divergences" (ICML 2017).
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-import math
 from numbers import Integral, Real
 from typing import Any, ClassVar, NamedTuple
 import warnings
 
-import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +27,7 @@ from numpyro_ext._model.start import guide_start
 from numpyro_ext._numpyro import StartGiven
 from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.guides.arguments import check_model, check_params
+from numpyro_ext.guides.draws import draws_of, levels_of
 from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
 
 __all__ = ["AutoDropout"]
@@ -281,9 +280,7 @@ class AutoDropout(StartGiven):
             dropped = {name: self._drop(name, locs[name], key)[0] for name, key in keys.items()}
             return self._with_deterministic({**locs, **dropped}, params, args, kwargs)
 
-        keys = random.split(rng_key, math.prod(sample_shape))
-        draws = lax.map(draw, keys)
-        return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
+        return draws_of(draw, rng_key, sample_shape)
 
     def median(self, params: Params) -> Sites:
         """The 0.5 quantiles, see :meth:`quantiles`."""
@@ -296,7 +293,7 @@ class AutoDropout(StartGiven):
         :param quantiles: a number or a list of numbers between 0 and 1.
         :return: a dict of arrays, the axis of a list leading.
         """
-        q = jnp.asarray(quantiles, jnp.result_type(float))
+        q = levels_of(quantiles)
         locs = self._locs(params)
 
         def at(q: Array) -> Sites:

@@ -6,11 +6,10 @@ Salimans, Kingma, Welling, "Markov chain Monte Carlo and variational inference: 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-import math
 from typing import Any, cast
 
 import jax
-from jax import Array, lax, random
+from jax import Array, lax
 import jax.numpy as jnp
 import numpyro
 from numpyro.distributions import Normal, constraints
@@ -25,6 +24,7 @@ from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.guides.base import back, onwards, through
 from numpyro_ext.guides.conditional import bounded, conditional_mlp, mean_and_scale
+from numpyro_ext.guides.draws import draws_of
 from numpyro_ext.guides.networks import check_widths, flat_module
 from numpyro_ext.guides.without_density import AutoWithoutDensity
 from numpyro_ext.transforms import LeapfrogTransform
@@ -171,10 +171,8 @@ class AutoHVI(AutoWithoutDensity):
             fn: Any = substitute(seed(self.sample_vector, key), params)
             return fn((), args, kwargs or {})
 
-        keys = random.split(rng_key, math.prod(sample_shape))
         with block():
-            z = lax.map(one, keys, batch_size=min(_DRAWS_AT_A_TIME, len(keys)))
-        return z.reshape(*sample_shape, self.latent_dim)
+            return draws_of(one, rng_key, sample_shape, _DRAWS_AT_A_TIME)
 
     def reverse_log_prob(
         self, params: Params, aux: Sites, latents: Sites, *args: Any, **kwargs: Any

@@ -29,6 +29,7 @@ from numpyro_ext._model.read import Site, read_model
 from numpyro_ext._model.start import params_in_scope
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.guides.base import AutoJoint
+from numpyro_ext.guides.draws import levels_of
 from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
 from numpyro_ext.guides.linearised import Linearised
 
@@ -211,7 +212,7 @@ class AutoLaplaceGGN(AutoJoint):
         coords, root = self._normal(params)
         loc = params[f"{self.prefix}_loc"]
         sd = root if root.ndim == 1 else jnp.linalg.norm(root, axis=1)
-        z = dist.Normal().icdf(jnp.asarray(quantiles, loc.dtype))
+        z = dist.Normal().icdf(levels_of(quantiles).astype(loc.dtype))
         return self.constrain(loc + z[..., None] * jnp.zeros_like(loc).at[coords].set(sd), params)
 
     def linearised_predictive(self, params: Params, *args: Any, **kwargs: Any) -> Any:

@@ -1,14 +1,27 @@
 """The bound for guides with auxiliary variables and a reverse model (Ranganath et al., 2016)."""
 
+from typing import Any, Protocol, runtime_checkable
+
 from jax import Array
 
 from numpyro_ext._model.read import sample_sites
 from numpyro_ext._model.reverse import split_auxiliary
 from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext._typing import HasReverse
+from numpyro_ext._typing import Params, Sites
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 from numpyro_ext.objectives.power_mean import surrogate
 from numpyro_ext.objectives.protocols import guide_with
+
+
+@runtime_checkable
+class HasReverse(Protocol):
+    """A guide with auxiliary variables a, and the density ``r(a | z)`` with which they are paid."""
+
+    def reverse_log_prob(
+        self, params: Params, aux: Sites, latents: Sites, *args: Any, **kwargs: Any
+    ) -> Array:
+        """``log r(aux | latents)``, a number."""
+        ...
 
 
 class AuxiliaryELBO(Objective):

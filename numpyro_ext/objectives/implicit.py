@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 import jax
 from jax import Array, random
@@ -11,11 +11,19 @@ import jax.numpy as jnp
 
 from numpyro_ext._checks import check_several
 from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext._typing import ScoreEstimator
+from numpyro_ext._typing import Float
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.protocols import critic_of
 from numpyro_ext.objectives.samples import Samples, Vectors
 from numpyro_ext.scores import DenoisingScore, SteinScore
+
+
+@runtime_checkable
+class ScoreEstimator(Protocol):
+    """Estimates ``grad log q`` from samples of q."""
+
+    def __call__(self, x: Float[Array, "k d"]) -> Float[Array, "k d"]: ...
+    def fit(self, x: Float[Array, "k d"]) -> Callable[[Array], Array]: ...
 
 
 class ImplicitELBO(Objective):

@@ -1,6 +1,6 @@
 """The evidence lower bound of a mixture, one stratum for each component."""
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jax import Array, random
@@ -10,10 +10,19 @@ import numpyro.distributions as dist
 from numpyro_ext._checks import check_choice
 from numpyro_ext._model.read import base_distribution, sample_sites
 from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext._typing import Mixture
+from numpyro_ext._typing import Params
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.protocols import guide_with
 from numpyro_ext.objectives.samples import Samples
+
+
+@runtime_checkable
+class Mixture(Protocol):
+    """A guide ``q(z) = sum_c w_c q_c(z)``, in unconstrained space."""
+
+    def components(self, params: Params) -> tuple[Array, dist.Distribution]:
+        """Weights ``(C,)``, and a distribution of batch ``(C,)`` and event ``(latent_dim,)``."""
+        ...
 
 
 class MixtureELBO(Objective):

@@ -1,18 +1,28 @@
 """Access to methods that only some guides have, among them a critic, with an error otherwise."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from jax import Array
 import jax.numpy as jnp
 
 from numpyro_ext._model.handlers import inside_plates
-from numpyro_ext._typing import HasCritic, Params
+from numpyro_ext._typing import Params
 from numpyro_ext.objectives.base import Draws
 from numpyro_ext.objectives.site_groups import SiteGroup
 
 Critic = Callable[[Params, Array], Array]
 """``(params, z)`` to the critic at the points ``z``, ``(..., d)``."""
+
+
+@runtime_checkable
+class HasCritic(Protocol):
+    """A guide that carries the parameters of a critic, a network that its loss trains."""
+
+    def critic(self, params: Params, z: Array) -> Array:
+        """The critic at unconstrained points ``(..., latent_dim)``: ``(...)``, or ``(...,
+        output_dim)`` if that is larger than 1."""
+        ...
 
 
 def unwrapped(guide: Any, protocol: type) -> Any:

@@ -9,7 +9,7 @@ descent* (2021).
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 from jax import Array, lax, random
@@ -34,7 +34,7 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._numpyro import unpacking_of
-from numpyro_ext._typing import Float, Model, Params, SamplesLatent, Sites
+from numpyro_ext._typing import Float, Model, Params, Sites
 from numpyro_ext.particles.lost import Lost
 from numpyro_ext.particles.unit_spread import GroupSpread, UnitSpread
 from numpyro_ext.scores import RBF, Linear, MatrixRBF, RadialKernel, as_kernel
@@ -45,6 +45,17 @@ __all__ = ["ParticleField", "read_for_particles"]
 # Up to this many particles the m x m matrices are small enough to be built at once.
 _DENSE_UP_TO = 2048
 _ROWS_AT_A_TIME = 512
+
+
+@runtime_checkable
+class SamplesLatent(Protocol):
+    """A guide whose latent vector can be drawn, whether or not it has a density."""
+
+    def sample_latent(
+        self, rng_key: Array, params: Params, num_samples: int | None = None
+    ) -> Array:
+        """``(num_samples, latent_dim)`` unconstrained draws, differentiable in ``params``."""
+        ...
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -25,7 +25,6 @@ import optax
 import pytest
 
 from numpyro_ext._numpyro import unpacking_of
-from numpyro_ext._typing import SamplesLatent
 from numpyro_ext.guides import (
     AutoAuxiliary,
     AutoGatedIAFNormal,
@@ -45,6 +44,7 @@ from numpyro_ext.guides import (
     with_critic,
 )
 from numpyro_ext.objectives import DensityRatioELBO, ImplicitELBO, SemiImplicitELBO
+from numpyro_ext.particles.base import SamplesLatent
 
 
 def net_init(rng_key, input_shape):

@@ -17,9 +17,11 @@ from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
 import optax
 import pytest
 
-from numpyro_ext._typing import HasCritic, SamplesLatent, SemiImplicit
+from numpyro_ext._typing import SemiImplicit
 from numpyro_ext.guides import AutoPlanarNormal, Implicit, with_critic
+from numpyro_ext.objectives.protocols import HasCritic
 from numpyro_ext.particles import AutoParticles
+from numpyro_ext.particles.base import SamplesLatent
 
 X = jnp.array([[0.5, 1.0], [-1.0, 2.0], [2.0, 0.3], [0.1, -0.7], [1.3, 0.2]])
 

@@ -13,9 +13,10 @@ from numpyro.infer.reparam import NeuTraReparam
 import optax
 import pytest
 
-from numpyro_ext._typing import Mixture, SamplesLatent
 from numpyro_ext.guides import AutoMixtureNormal
 from numpyro_ext.guides.normal_mixture import DiagonalNormalMixture
+from numpyro_ext.objectives.mixture import Mixture
+from numpyro_ext.particles.base import SamplesLatent
 
 # Off the origin, overlapping, of unequal weights and scales.
 PARAMS = {

@@ -15,9 +15,9 @@ import pytest
 
 from numpyro_ext._model.handlers import seed_plates
 from numpyro_ext._model.read import trace_of
-from numpyro_ext._typing import HasReverse
 from numpyro_ext.guides import with_reverse
 from numpyro_ext.objectives import IWELBO, VRELBO, AuxiliaryELBO
+from numpyro_ext.objectives.auxiliary import HasReverse
 from tests.objectives.compare import assert_refuses, assert_same
 
 # E_q log p - E_q log q for the marginal q = N(0, 1.25) and p = N(0, 1):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext._typing import ScoreEstimator
+from numpyro_ext.objectives.implicit import ScoreEstimator
 from numpyro_ext.scores import (
     IMQ,
     RBF,

@@ -4,7 +4,7 @@ It takes the draws of a guide with a deterministic site ``..._converged``, and r
 on all data, 200 draws of the prior and, where the guide knows its conjugate posterior, one step.
 """
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jax import Array, lax, random
@@ -13,7 +13,7 @@ import numpy as np
 from numpyro.handlers import seed, substitute
 
 from numpyro_ext._model.read import latent_sites, shape_trace, trace_of
-from numpyro_ext._typing import HasConjugate, Params, Sites
+from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.limits import COLLAPSED, NARROW, UNCONVERGED, judged
 from numpyro_ext.diagnostics.subject import OfFit
@@ -24,6 +24,15 @@ __all__ = ["local_inference", "narrow_rows", "states_row"]
 DRAWS, BLOCK, PRIOR_DRAWS = 50, 50, 200
 """Draws that are looked at, those whose statistics are in memory together, and those of the
 prior."""
+
+
+@runtime_checkable
+class HasConjugate(Protocol):
+    """A guide of a model whose global sites are conjugate to its local ones."""
+
+    def sample_globals(self, rng_key: Array, sites: Sites) -> Sites:
+        """The global sites, drawn from the model given these values of the local ones."""
+        ...
 
 
 def local_inference(subject: OfFit) -> list[Row]:

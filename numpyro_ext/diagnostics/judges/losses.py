@@ -4,16 +4,26 @@ It takes what ``run`` returned, and costs nothing.
 """
 
 import math
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from numpyro_ext._typing import Converges
 from numpyro_ext.diagnostics.limits import FALL, LOST, STEP_NOISE, judged
 from numpyro_ext.diagnostics.subject import OfFit
 from numpyro_ext.diagnostics.table import Row
 
 __all__ = ["convergence_rows", "loss_rows", "losses"]
+
+
+@runtime_checkable
+class Converges(Protocol):
+    """An :class:`Engine` that solves equations, so that its losses say nothing about its end."""
+
+    def convergence(self, state: Any) -> dict[str, float]:
+        """``residual``, ``limit`` (0 if the residual is not compared), ``skipped`` (factors left
+        out in the last step) and ``inaccurate`` (factors whose moments were not resolved); where
+        rows are random, ``noise`` (the result's standard error in standard deviations)."""
+        ...
 
 
 def losses(subject: OfFit) -> list[Row]:
