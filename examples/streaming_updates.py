@@ -7,7 +7,7 @@ the old rows again. Three ways, on a logistic regression with 500 new rows a day
 
 * **StochasticEP**: the normal distribution of yesterday is the prior of today, by ``prior=fit``,
   and only today's rows are read, all of them in each of 12 steps. (Steps on 50 of them leave
-  a little noise in every evening's mean, which 20 days add up to .4 standard deviations.) From the
+  a little noise in every evening's mean, which 20 days add up to 0.4 standard deviations.) From the
   third day on nothing is compiled.
 * **SVI** with ``AutoMultivariateNormal``: the same by ``posterior_as_prior(model, (svi, fit))``,
   which is a model as any other, from yesterday's parameters. ``SVI.run`` compiles its steps anew

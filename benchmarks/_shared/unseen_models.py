@@ -206,8 +206,8 @@ def linnerud() -> Unseen:
 
 
 def clumps() -> Unseen:
-    """Location and scale of Cauchy noise on seven measurements that disagree: modes of .95 and
-    .05, where the density between them is a tenth of that at the lower one."""
+    """Location and scale of Cauchy noise on seven measurements that disagree: modes of 0.95 and
+    0.05, where the density between them is a tenth of that at the lower one."""
     y = np.array([-2.3, -2.1, -1.7, 1.9, 2.1, 2.4, 3.0])
     usual, log_sd = 0.45, 0.3
 
@@ -230,9 +230,9 @@ def clumps() -> Unseen:
 
 
 def components(rows: int, seed: int) -> Unseen:
-    """The locations of two components of shares .6 and .4, simulated: the exchanged pair is a
-    second mode, of less weight. With 20 rows it has .16 of the mass, 4 nats above the saddle; with
-    40 it has .14, and 16 nats lie between: who starts in one mode does not find the other."""
+    """The locations of two components of shares 0.6 and 0.4, simulated: the exchanged pair is a
+    second mode, of less weight. With 20 rows it has 0.16 of the mass, 4 nats above the saddle; with
+    40 it has 0.14, and 16 nats lie between: who starts in one mode does not find the other."""
     rng = np.random.default_rng(seed)
     y = np.where(rng.random(rows) < 0.4, 3.0, 0.0) + rng.standard_normal(rows)
     share = np.array([0.6, 0.4])

@@ -3,7 +3,7 @@
 Nothing is tuned: a method is the three lines of `methods.py`, the same on every problem. The truth
 is exact by quadrature, or NUTS (4 chains, kept under `--out`). `worst mean` is the largest error of
 a mean in standard deviations, `sd ratio` the mean, and [least, largest], of the standard deviations
-over the right ones. `right`: each mean is within .2 sd, and each sd within 20 %. `says` is what
+over the right ones. `right`: each mean is within 0.2 sd, and each sd within 20 %. `says` is what
 `diagnose` finds wrong or could not judge, or `ok`; for NUTS of one chain it is R-hat and ESS.
 `seconds` are those of fit and draws, compilation included, without `diagnose`. Rows are kept under
 `--out`, so that a table which was stopped goes on.
@@ -70,7 +70,7 @@ def curved() -> Problem:
 
 
 def several_modes() -> Problem:
-    """Measurements that disagree: two modes, of .95 and .05."""
+    """Measurements that disagree: two modes, of 0.95 and 0.05."""
     of = clumps()
     names = "mixture", "particles", "only draws", "AutoMultivariateNormal", "NUTS"
     return Problem(of.model, of.data, of.compared, names, exact=of.exact)

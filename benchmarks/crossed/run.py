@@ -9,7 +9,7 @@ its own default; there are 200 particles, for
 without them. The truth is NUTS in double precision (4 chains of 2,000 + 10,000 draws), kept under
 `--out`.
 
-The columns are those of `benchmarks/newcomers/run.py`. `right`: each mean is within .2 sd and each
+The columns are those of `benchmarks/newcomers/run.py`. `right`: each mean is within 0.2 sd and each
 sd within 20 %. A row that was refused with a sentence is not right and not silent. `--x64` fits in
 double precision.
 """

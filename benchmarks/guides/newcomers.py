@@ -5,7 +5,7 @@ Adam at 5e-3 falling along a cosine for all, and starts where it starts by defau
 NUTS: 4 chains of 1,000 + 2,000 draws, kept under `out/`. `sd ratio` is the mean, and
 [least, largest], of the standard deviation of 4,000 draws over that of NUTS, over all numbers of
 the compared sites; `worst mean` the largest distance of the means in standard deviations of NUTS.
-`right` is whether every mean is within .2 and every ratio within 20 % of 1. `ELBO` (± Monte Carlo
+`right` is whether every mean is within 0.2 and every ratio within 20 % of 1. `ELBO` (± Monte Carlo
 error, 1,000 draws) and `k-hat` are those of `diagnose`; `says` is what it finds wrong or could not
 judge, `judged by` has the quantities with a verdict about the draws, and a `false alarm` is a right
 row that it finds wrong. `seconds` are those of everything, compilation included. Rows are kept

@@ -14,7 +14,7 @@ exact by quadrature, or NUTS in double precision (4 chains of 2,000 + 5,000 draw
 
 `worst mean` is the largest error of a mean in standard deviations, `sd ratio` the mean, and
 [least, largest], of the standard deviations over the right ones, over all numbers of the compared
-sites. `right`: each mean is within .2 sd and each sd within 20 %; of kernels within .1 and 10 %,
+sites. `right`: each mean is within 0.2 sd and each sd within 20 %; of kernels within 0.1 and 10 %,
 or three Monte Carlo errors more. `says` is what `diagnose` finds wrong or could not judge, and
 warnings; `judged by` has the quantities with a verdict about the draws; a `false alarm` is a right
 row that `diagnose` finds wrong.

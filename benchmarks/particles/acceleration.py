@@ -1,17 +1,17 @@
 """Wasserstein acceleration on Bayesian neural network regression, with published settings.
 
 The network has one hidden layer of 50 ReLU units, weights N(0, 1 / lambda) with lambda ~ Gamma(1,
-rate .1), a noise precision ~ Gamma(1, rate .1), and standardised targets. 20 particles take 8,000
+rate 0.1), a noise precision ~ Gamma(1, rate 0.1), and standardised targets. 20 particles take 8,000
 steps on batches of 100 rows. The settings are those that Liu et al. (2019) published for kin8nm:
 
-- SVGD: plain descent with gradients divided by their RMS (decay .9), learning rate 1e-3; PO 1e-4
-  with decay .6 and noise 1e-7; WAG 1e-6 with alpha 3.6; WNes 1e-4 with mu 1,000 and beta .2.
-- the other fields: e k^-.5 in step k with e = 3e-5 plain; PO 3e-5 with decay .8; WAG 1e-5 with
-  alpha 3.5; WNes 1e-4 k^-.6 with mu 3,000 and beta .2; the ridge of GFSF is .01.
+- SVGD: plain descent with gradients divided by their RMS (decay 0.9), learning rate 1e-3; PO 1e-4
+  with decay 0.6 and noise 1e-7; WAG 1e-6 with alpha 3.6; WNes 1e-4 with mu 1,000 and beta 0.2.
+- the other fields: e k^-0.5 in step k with e = 3e-5 plain; PO 3e-5 with decay 0.8; WAG 1e-5 with
+  alpha 3.5; WNes 1e-4 k^-0.6 with mu 3,000 and beta 0.2; the ridge of GFSF is 0.01.
 
 The learning rates are multiplied by the best factor of a grid, as judged by the log-likelihood of
 the last split, which is not in the means. There are two other differences from the paper:
-unconstrained particles start uniform in (-.3, .3), and there are `--splits` random 90/10 splits
+unconstrained particles start uniform in (-0.3, 0.3), and there are `--splits` random 90/10 splits
 instead of 20. The table has the means over the splits of the test RMSE (in units of the target) and
 of the test log-likelihood of the mixture of the particles, and the share of the steps after which
 the log-likelihood is as high as that of plain descent at the end. The answer of WAG and WNes is

@@ -5,7 +5,7 @@ and `ParVI` as `MCMC(ParVI(model), num_warmup=500, num_samples=1, num_chains=100
 NUTS: 4 chains of 1,000 + 2,000 draws, kept under `out/`. `worst mean` is the largest distance
 between the means of particles and NUTS in standard deviations of NUTS, `sd ratio` the mean, and
 [least, largest], of the standard deviation of the particles over that of NUTS, over all numbers of
-the compared sites. `right` is whether every mean is within .2 and every ratio within 20 % of 1.
+the compared sites. `right` is whether every mean is within 0.2 and every ratio within 20 % of 1.
 `says` is what `diagnose` finds wrong or could not judge, `judged by` has the quantities with a
 verdict about the draws, and a `false alarm` is a right row that it finds wrong. `seconds` are those
 of everything, compilation included. Rows are kept under `--out` too, so that a table which was

@@ -2,10 +2,10 @@
 
 The density of Liu et al. (2019), figure 2: a ring of radius 3 with two bright sides,
 
-    U(z) = ((|z| - 3) / .5)^2 / 2 - log(exp(-((z1 - 3) / .5)^2 / 2) + exp(-((z1 + 3) / .5)^2 / 2)).
+    U(z) = 2 (|z| - 3)^2 - log(exp(-2 (z1 - 3)^2) + exp(-2 (z1 + 3)^2)).
 
-200 particles start at N(0, I) and take 400 plain steps: .3 for SVGD, .01 for the other fields; the
-ridge of GFSF is .01. The heat-equation rule takes one step of its search in each step of the
+200 particles start at N(0, I) and take 400 plain steps: 0.3 for SVGD, 0.01 for the other fields;
+the ridge of GFSF is 0.01. The heat-equation rule takes one step of its search in each step of the
 particles, from the bandwidth of the last. `energy distance` is that to 20,000 exact draws (from a
 grid), the mean over the seeds with its standard error; that of 200 exact draws is in the last row.
 Each row of the picture is a rule.

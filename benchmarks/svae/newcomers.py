@@ -10,7 +10,7 @@ form; `R-hat` is the largest of the compared numbers. Components and states are 
 their locations, in each draw. `worst mean` is the largest distance of the means in standard
 deviations of NUTS; `globals` and `x` are the mean, and [least, largest], of the standard deviation
 of 4,000 draws over that of NUTS; `P(z)` is the largest error of a probability of a component or a
-state. `right` is whether every mean is within .2 and every ratio within 20 % of 1. `k-hat` is that
+state. `right` is whether every mean is within 0.2 and every ratio within 20 % of 1. `k-hat` is that
 of `diagnose`; `says` is what it finds wrong or could not judge, `judged by` has the quantities with
 a verdict about the draws, and a `false alarm` is a right row that it finds wrong. `seconds` are
 those of everything, compilation included. Rows are kept under `--out` too, so that a table which

@@ -174,7 +174,7 @@ def log_weight(
     r"""``(*units)`` values of :math:`\log p - \log q` minus that of the reference.
 
     The rows are compared before they are added up. Of the sum over half a million of them single
-    precision knows no more than .06, and rounding on the way there makes it worse.
+    precision knows no more than 0.06, and rounding on the way there makes it worse.
     """
 
     def part(trace: Trace, at: dict[str, Array]) -> Array:

@@ -18,7 +18,7 @@ __all__ = ["HEAVY", "LEVELS", "as_widths", "inside", "is_heavy", "tail_size"]
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 HEAVY = 0.3
 """Tail index from which on standard deviations are not compared: without a fourth moment, which
-exists below 1/4, their error is not known. It is estimated with an error of .06 or more."""
+exists below 1/4, their error is not known. It is estimated with an error of 0.06 or more."""
 _FEWEST = 1000
 """Draws from which on the index is known well enough."""
 _NEARLY = 0.02
@@ -61,7 +61,7 @@ def as_widths(
     """Shares of draws and of what they became, in the units of normals that have these shares.
 
     A normal has 90 % of its draws in the interval; if 96 % of what they became are in it, the sd of
-    these is .8 of theirs. A number that has one value in most of the draws has no such ratio.
+    these is 0.8 of theirs. A number that has one value in most of the draws has no such ratio.
 
     :param before: ``(3, n)`` shares of :func:`inside`, and ``after`` the later ones.
     :param least: a share that is smaller cannot be told from 0, nor one as near to 1 from 1.

@@ -115,7 +115,7 @@ def expected_calibration_error(
     over the bins of :func:`reliability_bins`, between 0 and 1.
 
     **Biased upwards**: the error of a perfect model is the noise of its bins, and not zero. With 3
-    classes and 15 bins it is .074, .034 and .011 on 200, 1,000 and 10,000 rows;
+    classes and 15 bins it is 0.074, 0.034 and 0.011 on 200, 1,000 and 10,000 rows;
     :func:`predictive_scores` prints that of a perfect model with the same probabilities beside it.
     **It fails** to see the classes below the most probable one, and whether the model separates the
     rows at all: the shares of the classes, the same for every row, have an error near 0.

@@ -36,14 +36,14 @@ BAD_UNITS, NO_DENSITY = 0.05, 0.1
 """Shares of units with a large k-hat, and of draws without a density under the model."""
 WEIGHTED_RATIO, WEIGHTED_SHIFT = (0.85, 1.2), 0.2
 GAP, GAP_EACH = 0.5, 0.05
-"""Nats, and more for each number: .02 to .05 is what a number at the limits of its mean and its
+"""Nats, and more for each number: 0.02 to 0.05 is what a number at the limits of its mean and its
 standard deviation adds to the Kullback-Leibler divergence."""
 
 IMPLIED_RATIO, IMPLIED_SHIFT = (0.85, 1.2), 0.1
 """The shift of as many particles as make the error of m independent draws, 1 / sqrt(m), smaller."""
 
 PARTICLES_RATIO, PARTICLES_SHIFT = (0.8, 1.2), 0.3
-"""The mean of 100 particles that are random draws is off by .1, and the worst of ten by more."""
+"""The mean of 100 particles that are random draws is off by 0.1, and the worst of ten by more."""
 MOVED_RATIO, MOVED_SHIFT = (0.85, 1.15), 0.2
 """As of the implied ratio: chains that are short have not left all of their bias behind."""
 RANGE, RANGE_KNOWN = (0.8, 1.25), 0.22

@@ -108,9 +108,9 @@ def simulation_based_calibration(
     **What it does not say.** It tests the fits on data sets that the *prior* makes, which may be
     unlike the one at hand: those of a network with a wide prior are far from standardised, and
     learning rates have to suit all of them. A large p-value of few simulations says little: with
-    200, and 50 draws of each, half the posterior's standard deviation is always found, and .8 of it
-    in 70 % of runs. The p-value of all components together is below .05 in at most 5 % of runs of
-    an exact method.
+    200, and 50 draws of each, half the posterior's standard deviation is always found, and 0.8 of
+    it in 70 % of runs. The p-value of all components together is below 0.05 in at most 5 % of runs
+    of an exact method.
 
     The data of the model must be used as ``obs=`` alone; an argument that holds data and is read
     elsewhere too is refused. (Data that the model does not have from its arguments cannot be looked

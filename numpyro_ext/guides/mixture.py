@@ -42,7 +42,7 @@ class AutoMixtureNormal(AutoAtModes):
     At ``svi.init`` the modes of the posterior are found, by 16 searches. Each mode has at least one
     component, and more by its share of the mass, which is the sum of their weights. A component
     that is alone starts as the normal approximation at its mode (with ``covariance="diag"`` as the
-    diagonal one of least KL from it), and several start around it, at .7 of its scale. What is
+    diagonal one of least KL from it), and several start around it, at 0.7 of its scale. What is
     trained are :math:`m_c` and :math:`S_c` in units of that approximation: ``{prefix}_loc`` starts
     near 0 and ``{prefix}_scale`` near 1, while ``{prefix}_center`` and ``{prefix}_root`` are fixed.
 

@@ -109,7 +109,7 @@ class CurvatureELBO(Objective):
         >>> data = jnp.ones(3), jnp.array([1.0, 2.0, 3.0])
         >>> params = svi.run(jax.random.key(0), 1000, *data, progress_bar=False).params
         >>> loc, sd = params["w_auto_loc"], params["w_auto_scale"]
-        >>> # The posterior is N(1.959, .286^2), with .286 = (1 / 4 + 3 / .25)^-.5.
+        >>> # The posterior is N(1.959, 0.286^2), with 0.286 = (1 / 4 + 3 / 0.25)^-0.5.
         >>> bool(abs(loc - 1.96) < 0.2), bool(abs(sd - 0.286) < 0.06)
         (True, True)
     """

@@ -83,7 +83,7 @@ class MixtureELBO(Objective):
         >>> svi = SVI(model, guide, optax.adam(0.02), MixtureELBO())
         >>> params = svi.run(jax.random.key(0), 1000, progress_bar=False).params
         >>> z = guide.sample_posterior(jax.random.key(1), params, sample_shape=(2000,))["z"]
-        >>> bool(0.5 < (z > 0).mean() < 0.99)  # the two modes have .88 and .12 of the mass
+        >>> bool(0.5 < (z > 0).mean() < 0.99)  # the two modes have 0.88 and 0.12 of the mass
         True
     """
 

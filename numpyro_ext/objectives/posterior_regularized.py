@@ -81,7 +81,7 @@ class PosteriorRegularizedELBO(Objective):
         >>> def model(x):
         ...     z = numpyro.sample("z", dist.Normal(0.0, 1.0))
         ...     numpyro.sample("x", dist.Normal(z, 1.0), obs=x)
-        >>> # The posterior is N(.5, .5). The mean is pulled to at least 2, the variance is not.
+        >>> # The posterior is N(0.5, 0.5). The mean is pulled to at least 2, the variance is not.
         >>> loss = PosteriorRegularizedELBO(
         ...     Trace_ELBO(10), {"z": lambda mean: 9.0 * jax.nn.relu(2.0 - mean)})
         >>> guide = AutoNormal(model)

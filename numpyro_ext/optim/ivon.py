@@ -79,7 +79,7 @@ def ivon(
         >>> y = jnp.array([1.0, 2.0, 3.0])
         >>> params = svi.run(jax.random.key(0), 1000, y, progress_bar=False).params
         >>> loc, sd = params["mu_auto_loc"], params["mu_auto_scale"]
-        >>> # The posterior is N(1.959, .286^2), with .286 = (1 / 4 + 3 / .25)^-.5.
+        >>> # The posterior is N(1.959, 0.286^2), with 0.286 = (1 / 4 + 3 / 0.25)^-0.5.
         >>> bool(abs(loc - 1.96) < 0.2), bool(abs(sd - 0.286) < 0.06)
         (True, True)
     """

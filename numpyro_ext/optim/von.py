@@ -48,7 +48,7 @@ def von(
 
     **When it fails.** The curvature that one draw of ``Trace_ELBO`` estimates is noisy and may be
     negative: from a wide start (``init_scale=1``) it can throw the mean far off for thousands of
-    steps. The default ``init_scale=0.1``, a step size of .05 or less and 8 particles are safe.
+    steps. The default ``init_scale=0.1``, a step size of 0.05 or less and 8 particles are safe.
     :func:`~numpyro_ext.optim.ivon`, which has a rate for each of the two, converges faster.
 
     :param step_size: rho, positive, or a schedule of the number of steps.

@@ -146,8 +146,8 @@ def narrow_rows(guide: HasConjugate, draws: dict[str, Any], rng_key: Array) -> l
 
     If q is a product, the variance of a global number is that given the local ones. The step adds
     the variance that comes of theirs, and makes it 1 + R times as large; in the posterior it is
-    1 / (1 - R) times as large, which is exact for normals. So a ratio of .86 after the step says
-    that the right one is .8. A quarter of the numbers of a site have a smaller one.
+    1 / (1 - R) times as large, which is exact for normals. So a ratio of 0.86 after the step says
+    that the right one is 0.8. A quarter of the numbers of a site have a smaller one.
     """
 
     @jax.jit
