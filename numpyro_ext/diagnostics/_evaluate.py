@@ -36,7 +36,7 @@ from numpyro_ext.diagnostics._density import (
 )
 from numpyro_ext.diagnostics._fit import Fit
 
-__all__ = ["Evaluate", "Prototype", "concatenated", "evaluator", "of_each_fit", "prototype"]
+__all__ = ["Evaluate", "Prototype", "concatenate", "evaluator", "run_each_fit", "prototype"]
 __all__ += ["warn_of_lost_draws"]
 
 BLOCK = 10**6
@@ -327,7 +327,9 @@ def evaluator(
         rng_key: Array, num_samples: int, params: Sequence[Params] = fit.params
     ) -> dict[str, Any]:
         pieces, observed = [], {}
-        each = of_each_fit(run, fit._replace(params=params), rng_key, num_samples, 3, proto.latents)
+        each = run_each_fit(
+            run, fit._replace(params=params), rng_key, num_samples, 3, proto.latents
+        )
         for out, data, total in each:
             observed = data
             if weighs:
@@ -335,12 +337,12 @@ def evaluator(
                 out["stats"]["log_weight"] = weight + total_of(total, proto.units)
             shape = (fit.num_chains, -1)
             pieces.append(jax.tree.map(lambda x, shape=shape: x.reshape(shape + x.shape[1:]), out))
-        return {**concatenated(pieces), "observed": observed}
+        return {**concatenate(pieces), "observed": observed}
 
     return evaluate
 
 
-def of_each_fit(
+def run_each_fit(
     run: Callable[[Params, Sites | None, Array], Any],
     fit: Fit,
     rng_key: Array,
@@ -363,7 +365,7 @@ def of_each_fit(
         yield jax.device_get(run(fit.params[i], draws, keys))
 
 
-def concatenated(pieces: Sequence[Any]) -> Any:
+def concatenate(pieces: Sequence[Any]) -> Any:
     """One tree of arrays for several, along the leading axis."""
     return jax.tree.map(lambda *xs: np.concatenate(xs), *pieces)
 

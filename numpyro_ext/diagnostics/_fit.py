@@ -25,7 +25,15 @@ from numpyro_ext._numpyro import mcmc_arguments, params_of_hmc, posterior_guide
 from numpyro_ext._typing import Diagnosable, Engine, Model, Params, Sites
 from numpyro_ext.diagnostics.full_data import check_full_arrays, minibatch_plates, on_all_rows
 
-__all__ = ["Fit", "check_arguments", "check_key", "fit_of", "refuse_nan", "restarts_of", "sampled"]
+__all__ = [
+    "Fit",
+    "check_arguments",
+    "check_key",
+    "fit_of",
+    "refuse_nan",
+    "restarts_of",
+    "drop_exploration",
+]
 
 
 @runtime_checkable
@@ -366,11 +374,11 @@ def fit_of(
         return _fit_of_optimised(obj, result, model_args, model_kwargs)
     raise TypeError(
         f"obj is a {_name_of(type(obj))}; it must be a numpyro.infer.SVI, a numpyro.infer.MCMC that"
-        f" has run, or an engine with model, guide and run(){_instead_of(obj)}."
+        f" has run, or an engine with model, guide and run(){_advice_for(obj)}."
     )
 
 
-def sampled(fit: Fit, obj: Any) -> Fit:
+def drop_exploration(fit: Fit, obj: Any) -> Fit:
     """Without the draws that a cyclical schedule marks as exploration: they are a descent."""
     marks = obj.get_extra_fields().get("sampling") if isinstance(obj, MCMC) else None
     if marks is None:
@@ -397,7 +405,7 @@ def refuse_nan(fit: Fit) -> None:
                 )
 
 
-def _instead_of(obj: Any) -> str:
+def _advice_for(obj: Any) -> str:
     """The advice for an object that is near a fit."""
     if hasattr(obj, "params") and hasattr(obj, "losses"):
         return ": pass the SVI, and this as result="

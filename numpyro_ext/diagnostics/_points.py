@@ -18,7 +18,7 @@ from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.table import equally_spaced
 
 __all__ = ["Points", "flat_draws", "has_gradient", "name_in", "particles_of", "points_and_score"]
-__all__ += ["potential_of", "scored"]
+__all__ += ["potential_of", "score_points"]
 
 _BATCHES, _AT = 32, 8
 """Minibatches from which the noise of the mean gradient is known, and particles in that mean."""
@@ -68,7 +68,7 @@ def flat_draws(target: Potential, draws: Sites, block: int) -> Array:
     return lax.map(lambda draw: ravel(unconstrain("x", draw)), draws, batch_size=block)
 
 
-def in_place_of_lost(x: Array) -> Array:
+def replace_nonfinite(x: Array) -> Array:
     """Points with the first finite one in place of those that are not: a transform that is
     saturated has no finite inverse."""
     fine = jnp.all(jnp.isfinite(x), 1)
@@ -92,7 +92,7 @@ def points_and_score(fit: Fit, trace: Trace, draws: dict[str, Any]) -> tuple[Arr
     return run(fit.params[0], given)
 
 
-def scored(fit: Fit, proto: Prototype, draws: dict[str, Any]) -> Points:
+def score_points(fit: Fit, proto: Prototype, draws: dict[str, Any]) -> Points:
     """Constrained draws as points with their score."""
     slices = model_info(proto.trace).slices
     x, score = points_and_score(fit, proto.trace, draws)

@@ -17,17 +17,25 @@ from numpyro_ext._model.read import Site, frames, is_data, latent_sites
 from numpyro_ext._typing import Engine, Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import (
     BLOCK,
-    concatenated,
+    concatenate,
     guide_trace_of,
     model_trace_of,
-    of_each_fit,
     prototype,
+    run_each_fit,
 )
 from numpyro_ext.diagnostics._facts import Facts
-from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, refuse_nan, sampled
+from numpyro_ext.diagnostics._fit import Fit, check_key, drop_exploration, fit_of, refuse_nan
 from numpyro_ext.diagnostics.subject import title_of
 
-__all__ = ["OfFit", "Predicted", "is_fit", "labels_of", "of_distribution", "of_fit", "of_samples"]
+__all__ = [
+    "OfFit",
+    "Predicted",
+    "is_fit",
+    "labels_of",
+    "predictions_of_distribution",
+    "predictions_of_fit",
+    "predictions_of_samples",
+]
 
 LARGEST = 1e9
 """The largest predictions, in bytes, that are computed."""
@@ -72,7 +80,7 @@ def is_fit(obj: Any) -> bool:
     return isinstance(obj, MCMC | Engine)
 
 
-def of_fit(
+def predictions_of_fit(
     obj: Any,
     result: Any = None,
     *,
@@ -85,7 +93,7 @@ def of_fit(
     """The predictions of a fit for the observed site of the model at these arguments."""
     num_samples = check_count("num_samples", num_samples)
     key_prototype, key_draws = random.split(check_key(rng_key))
-    fit = sampled(fit_of(obj, result, model_args, model_kwargs), obj)
+    fit = drop_exploration(fit_of(obj, result, model_args, model_kwargs), obj)
     if fit.model is None:
         raise TypeError("the MCMC runs on a potential function; a prediction needs a model.")
     refuse_nan(fit)
@@ -103,16 +111,16 @@ def of_fit(
     size = len(next(iter(fit.draws[0].values()))) if fit.draws else num_samples
     shape = np.broadcast_shapes(np.shape(observed["value"]), observed["fn"].shape())
     numbers = math.prod(shape) * (num_classes(observed) if kind == "classes" else 4)
-    run = _compiled(fit, name, numbers)
+    run = _compile(fit, name, numbers)
     if not fit.draws and not _is_random(fit, name):
         size = 1  # a point, as each member of a deep ensemble is
     _refuse_large(4.0 * numbers * size * len(fit.params), size * len(fit.params), shape)
-    pieces, data = zip(*of_each_fit(run, fit, key_draws, size, 3), strict=True)
-    found = concatenated(pieces)
+    pieces, data = zip(*run_each_fit(run, fit, key_draws, size, 3), strict=True)
+    found = concatenate(pieces)
     several = f"{len(pieces)} x " if len(pieces) > 1 else ""
     draws = f"{several}{size:,} draw{'s' * (size > 1)}"
     draws += " of the linearised network" * (fit.linearised is not None)
-    return _gathered(title_of(Facts.of(fit.attributes), draws), name, kind, data[-1], found)
+    return _assemble(title_of(Facts.of(fit.attributes), draws), name, kind, data[-1], found)
 
 
 def _site_of(trace: Trace, name: str | None) -> str:
@@ -151,7 +159,7 @@ def _refuse_large(size: float, num_draws: int, shape: tuple[int, ...]) -> None:
         )
 
 
-def _one(fit: Fit, name: str, params: Params, draw: Sites | None, keys: Array) -> Site:
+def _predict_draw(fit: Fit, name: str, params: Params, draw: Sites | None, keys: Array) -> Site:
     """The observed site under one draw."""
     if fit.linearised is not None:
         return fit.linearised.linearised_site(keys[0], params, name, fit.args, fit.kwargs)
@@ -161,16 +169,16 @@ def _one(fit: Fit, name: str, params: Params, draw: Sites | None, keys: Array) -
     return model_trace_of(fit, params, draw, keys[1])[name]
 
 
-def _compiled(fit: Fit, name: str, numbers: int) -> Any:
+def _compile(fit: Fit, name: str, numbers: int) -> Any:
     """The jitted predictions of draws, each ``(S, ...)``, and the data of the site."""
     block = max(1, BLOCK // max(1, numbers))
 
     @jax.jit
     def run(params: Params, draws: Sites | None, keys: Array) -> Any:
         def fn(draw: Sites | None, key: Array) -> dict[str, Array]:
-            return predicted(_one(fit, name, params, draw, key), key[2])
+            return predicted(_predict_draw(fit, name, params, draw, key), key[2])
 
-        site = _one(fit, name, params, jax.tree.map(lambda x: x[0], draws), keys[0])
+        site = _predict_draw(fit, name, params, jax.tree.map(lambda x: x[0], draws), keys[0])
         data = {"y": jnp.asarray(site["value"]), "seen": seen(site)}
         if keys.shape[0] <= block:
             return jax.vmap(fn)(draws, keys), data
@@ -184,13 +192,13 @@ def _is_random(fit: Fit, name: str) -> bool:
 
     def prediction(data: Array) -> dict[str, Array]:
         keys = random.wrap_key_data(data)
-        return predicted(_one(fit, name, fit.params[0], None, keys), random.key(0))
+        return predicted(_predict_draw(fit, name, fit.params[0], None, keys), random.key(0))
 
     data = random.key_data(random.split(random.key(0), 3))
     return any(eval_provenance(prediction, data=data).values())
 
 
-def of_distribution(fn: Distribution, y: Any, rng_key: Any = None) -> Predicted:
+def predictions_of_distribution(fn: Distribution, y: Any, rng_key: Any = None) -> Predicted:
     """The predictions of a distribution whose first axis is that of draws, or of a single one."""
     y = _observations(y)
     if len(fn.shape()) == y.ndim:
@@ -207,10 +215,10 @@ def of_distribution(fn: Distribution, y: Any, rng_key: Any = None) -> Predicted:
     found = jax.device_get(predicted(site, check_key(rng_key)))
     data = {"y": y, "seen": jax.device_get(seen(site))[0]}
     title = f"{type(fn).__name__}, {fn.shape()[0]:,} draws"
-    return _gathered(title, "y", kind, data, found)
+    return _assemble(title, "y", kind, data, found)
 
 
-def of_samples(draws: dict[str, Any], y: Any, site: str | None = None) -> Predicted:
+def predictions_of_samples(draws: dict[str, Any], y: Any, site: str | None = None) -> Predicted:
     """The predictions of draws of the observed site itself, as ``Predictive`` gives them."""
     y = _observations(y)
     fitting = [name for name, x in draws.items() if np.shape(x)[1:] == y.shape]
@@ -273,7 +281,7 @@ def _refuse_nan(site: str, x: np.ndarray) -> None:
         )
 
 
-def _gathered(
+def _assemble(
     title: str, site: str, kind: str, data: dict[str, Any], found: dict[str, np.ndarray]
 ) -> Predicted:
     """Everything in double precision, without the entries that a mask leaves out."""

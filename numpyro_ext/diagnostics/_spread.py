@@ -298,7 +298,7 @@ def worst_combinations(found: Spread) -> Combined | None:
         directions = linalg.eigh(np.cov(flat.T))[1][:, [0, -1]]
         away = flat.mean(0) / max(float(np.linalg.norm(flat.mean(0))), 1e-300)
         directions = np.column_stack([directions, away])
-        pieces.append(_compared(before @ directions, judging @ directions, float(found.draws_each)))
+        pieces.append(_compare(before @ directions, judging @ directions, float(found.draws_each)))
         weights = np.abs(linalg.solve_triangular(root, directions, lower=True, trans=1))
         chosen.append(np.argsort(-weights * x.std(0)[:, None], 0)[:2].T)
     log_ratio, relative, shift, shift_error = (np.stack(both) for both in zip(*pieces, strict=True))
@@ -312,7 +312,7 @@ def worst_combinations(found: Spread) -> Combined | None:
     )
 
 
-def _compared(
+def _compare(
     x: np.ndarray, y: np.ndarray, draws_each: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """``(3,)`` log ratios of the sds of ``(m, 3)`` draws to those of ``(chain, k, 3)`` later ones,
@@ -350,12 +350,12 @@ def least_crossing(start: np.ndarray, low: np.ndarray, high: np.ndarray) -> tupl
         return math.inf, 0
     several = math.log(n)  # the least of n counts may be less
     columns = zip(start.T, low.T, high.T, strict=True)
-    found = [_of_number(x, least, most, fewest, several) for x, least, most in columns]
+    found = [_crossings_of(x, least, most, fewest, several) for x, least, most in columns]
     least = int(np.argmin(found))
     return float(found[least]), least
 
 
-def _of_number(
+def _crossings_of(
     start: np.ndarray, low: np.ndarray, high: np.ndarray, fewest: int, several: float
 ) -> float:
     if not np.all(np.isfinite([start, low, high])):
@@ -374,11 +374,11 @@ def _of_number(
         return found
     least = np.argsort(share, kind="stable")[:CUTS]
     for left_of, cut in zip(left[least].tolist(), cuts[least].tolist(), strict=True):
-        found = min(found, _at(start, low, high, left_of, cut, several))
+        found = min(found, _crossings_at(start, low, high, left_of, cut, several))
     return found
 
 
-def _at(
+def _crossings_at(
     start: np.ndarray, low: np.ndarray, high: np.ndarray, left: int, cut: float, several: float
 ) -> float:
     """The share at one place, with so many chains to its left."""
@@ -389,12 +389,12 @@ def _at(
     half = (len(there) + 1) // 2
     width = np.min(there[half - 1 :] - there[: len(there) - half + 1])
     near = int(np.diff(np.searchsorted(start, [cut - width / 2, cut + width / 2]))[0])
-    if _at_most(near) + several >= half / 2:
+    if _upper_limit(near) + several >= half / 2:
         return math.inf
     crossing = int(np.sum(high[side] >= cut) if is_left else np.sum(low[side] < cut))
-    return (_at_most(crossing) + several) / len(there)
+    return (_upper_limit(crossing) + several) / len(there)
 
 
-def _at_most(count: float) -> float:
+def _upper_limit(count: float) -> float:
     """The 95 % limit of the mean of a Poisson number, about: 3 if none was seen."""
     return count + 2 * math.sqrt(count) + 3

@@ -20,7 +20,7 @@ from numpyro_ext.diagnostics._evaluate import (
 )
 from numpyro_ext.diagnostics._facts import Facts, chains_of, facts_of, mcmc_stats
 from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
-from numpyro_ext.diagnostics._points import has_gradient, particles_of, scored
+from numpyro_ext.diagnostics._points import has_gradient, particles_of, score_points
 from numpyro_ext.diagnostics.judges.stein import particle_facts, particle_rows
 from numpyro_ext.diagnostics.judges.stochastic_gradients import sgmcmc_rows
 from numpyro_ext.diagnostics.table import warn_of
@@ -150,7 +150,7 @@ def _judged(obj: Any, fit: Fit, proto: Prototype) -> dict[str, Any]:
     """The facts about particles that their gradients give, and a warning where they are bad."""
     if not has_gradient(proto):
         return {}
-    found = scored(fit, proto, particles_of(obj, fit))
+    found = score_points(fit, proto, particles_of(obj, fit))
     facts = particle_facts(found)
     warn_of(particle_rows(len(found.x), facts), stacklevel=3)
     return facts.known()

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from numpyro_ext._checks import check_choice
-from numpyro_ext.diagnostics._predicted import OfFit, Predicted, is_fit, of_fit
+from numpyro_ext.diagnostics._predicted import OfFit, Predicted, is_fit, predictions_of_fit
 
 __all__ = ["Calibration", "calibration_of", "regression_calibration"]
 
@@ -107,7 +107,7 @@ def regression_calibration(
     if is_fit(y):
         if sources:
             raise ValueError(f"y is a fit, which predicts by itself; leave out {sources[0]}.")
-        return calibration_of(of_fit(y, result, **of_a_fit), grid, kind)
+        return calibration_of(predictions_of_fit(y, result, **of_a_fit), grid, kind)
     if of_a_fit or result is not None:
         named = [*of_a_fit, *(["result"] if result is not None else [])]
         raise TypeError(f"{named[0]} belongs to a fit, and y is a {type(y).__name__}.")
@@ -122,7 +122,7 @@ def regression_calibration(
         observed = np.asarray(y, np.float64)
         if not np.isfinite(observed).all():
             raise ValueError("y has entries that are not finite; drop these rows.")
-        u, sharpness = _of_arrays(observed, samples, loc, scale)
+        u, sharpness = _pit_of_arrays(observed, samples, loc, scale)
     if not u.size or not ((u >= 0) & (u <= 1)).all():
         raise ValueError("the pit must hold probabilities in [0, 1], one at least, and no NaN.")
     return _calibration(u, sharpness, grid, kind)
@@ -150,7 +150,7 @@ def _levels(levels: Sequence[float] | None) -> np.ndarray:
     return grid
 
 
-def _of_arrays(y: np.ndarray, samples: Any, loc: Any, scale: Any) -> tuple[np.ndarray, float]:
+def _pit_of_arrays(y: np.ndarray, samples: Any, loc: Any, scale: Any) -> tuple[np.ndarray, float]:
     """The flat pit, and the mean variance, of draws or of a normal."""
     if samples is not None:
         x = np.asarray(samples, np.float64)

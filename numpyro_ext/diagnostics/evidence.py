@@ -20,7 +20,7 @@ from numpyro_ext._model.taylor import LARGEST_NOISE, TaylorProxy, sd_over_miniba
 from numpyro_ext._model.units import find_layout
 from numpyro_ext._numpyro import at_unconstrained
 from numpyro_ext._typing import Params, Sites, Trace
-from numpyro_ext.diagnostics._evaluate import concatenated, guide_trace_of, model_trace_of
+from numpyro_ext.diagnostics._evaluate import concatenate, guide_trace_of, model_trace_of
 from numpyro_ext.diagnostics.full_data import minibatch_plates
 from numpyro_ext.diagnostics.psis import fit_with_density, log_weights_of
 
@@ -200,7 +200,7 @@ def _log_weights_by(
 
     keys = random.split(key_draws, (len(fit.params), check_count("num_samples", num_samples)))
     pieces = [jax.device_get(draws(*each)) for each in zip(fit.params, keys, strict=True)]
-    lw, variances = (x.astype(np.float64) for x in concatenated(pieces))
+    lw, variances = (x.astype(np.float64) for x in concatenate(pieces))
     noise = sd_over_minibatches(variances, proxy.size, proxy.batch)
     if not noise <= LARGEST_NOISE:
         message = too_far(noise, proxy.batch, proxy.size)

@@ -28,14 +28,14 @@ from numpyro_ext._model.units import Layout, find_layout
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import (
     BLOCK,
-    concatenated,
+    concatenate,
     density_of,
     guide_trace_of,
     model_trace_of,
-    of_each_fit,
     prototype,
+    run_each_fit,
 )
-from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of, refuse_nan, sampled
+from numpyro_ext.diagnostics._fit import Fit, check_key, drop_exploration, fit_of, refuse_nan
 from numpyro_ext.diagnostics.full_data import shapes_of
 
 __all__ = ["held_out_log_likelihood", "log_mean_exp", "log_weights_of"]
@@ -135,14 +135,14 @@ def log_weights_of(
     """``(S, *rows)``: what :func:`held_out_log_likelihood` takes the mean of, in logs."""
     num_samples = check_count("num_samples", num_samples)
     key_prototype, key_draws = random.split(check_key(rng_key))
-    fit = sampled(fit_of(obj, result, model_args, model_kwargs), obj)
+    fit = drop_exploration(fit_of(obj, result, model_args, model_kwargs), obj)
     if fit.model is None:
         raise TypeError("the MCMC runs on a potential function; held-out data need a model.")
     refuse_nan(fit)
     _refuse_fixed_rows(obj, fit, key_prototype)
-    weights_of = _compiled(fit, key_prototype)
-    pieces = list(of_each_fit(weights_of, fit, key_draws, num_samples, 2))
-    found = concatenated(pieces).astype(np.float64)
+    weights_of = _compile(fit, key_prototype)
+    pieces = list(run_each_fit(weights_of, fit, key_draws, num_samples, 2))
+    found = concatenate(pieces).astype(np.float64)
     if np.any(np.isnan(found) | np.isposinf(found)):
         bad = int(np.sum(np.any(np.isnan(found) | np.isposinf(found), tuple(range(1, found.ndim)))))
         raise ValueError(
@@ -158,8 +158,8 @@ def _refuse_fixed_rows(obj: Any, fit: Fit, rng_key: Array) -> None:
     assert fit.model is not None
     trace = shapes_of(fit.model, fit.args, fit.kwargs)
     layout = find_layout(trace, {}, per_datum=True)
-    inferred = _reading_the_data(fit, rng_key)
-    by_row = _as_long_as_the_data(fit, layout, trace)
+    inferred = _sites_reading_data(fit, rng_key)
+    by_row = _sites_along_data(fit, layout, trace)
     for site in latent_sites(trace):
         name = site["name"]
         fixed = fit.draws or (isinstance(obj.guide, AutoGuide) and name not in inferred)
@@ -178,7 +178,7 @@ def _refuse_fixed_rows(obj: Any, fit: Fit, rng_key: Array) -> None:
             )
 
 
-def _reading_the_data(fit: Fit, rng_key: Array) -> set[str]:
+def _sites_reading_data(fit: Fit, rng_key: Array) -> set[str]:
     """The guide's latent sites whose draws depend on arrays among the arguments."""
     if fit.draws:
         return set()
@@ -197,7 +197,7 @@ def _reading_the_data(fit: Fit, rng_key: Array) -> set[str]:
     return {name for name, found in sources.items() if found}
 
 
-def _as_long_as_the_data(fit: Fit, layout: Layout, trace: Trace) -> set[str]:
+def _sites_along_data(fit: Fit, layout: Layout, trace: Trace) -> set[str]:
     """Latent sites whose shape changes where the last row of the data is left out."""
     assert fit.model is not None
     num_rows = layout.size
@@ -221,7 +221,7 @@ def _as_long_as_the_data(fit: Fit, layout: Layout, trace: Trace) -> set[str]:
     return {name for name in before.keys() & after.keys() if before[name] != after[name]}
 
 
-def _compiled(fit: Fit, rng_key: Array) -> Callable[..., Array]:
+def _compile(fit: Fit, rng_key: Array) -> Callable[..., Array]:
     """The jitted log weights ``(S, *rows)`` of draws, which are made by the guide or given."""
     trace = prototype(fit, rng_key, needs_latents=False).trace
     layout, category = _look(fit, trace, rng_key)

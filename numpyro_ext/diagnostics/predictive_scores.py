@@ -8,9 +8,9 @@ from numpyro.distributions import Distribution
 from numpyro_ext.diagnostics._predicted import (
     Predicted,
     is_fit,
-    of_distribution,
-    of_fit,
-    of_samples,
+    predictions_of_distribution,
+    predictions_of_fit,
+    predictions_of_samples,
 )
 from numpyro_ext.diagnostics.calibration import calibration_of
 from numpyro_ext.diagnostics.classification import (
@@ -274,7 +274,7 @@ def predictive_scores(
                 "y is for a distribution or draws; pass the observations to the model, as in"
                 " model_args=(X_test, y_test)."
             )
-        found = of_fit(
+        found = predictions_of_fit(
             obj,
             result,
             model_args=model_args,
@@ -284,9 +284,9 @@ def predictive_scores(
             rng_key=rng_key,
         )
     elif isinstance(obj, Distribution):
-        found = of_distribution(obj, y, rng_key)
+        found = predictions_of_distribution(obj, y, rng_key)
     elif isinstance(obj, dict):
-        found = of_samples(obj, y, site)
+        found = predictions_of_samples(obj, y, site)
     else:
         raise TypeError(
             f"obj is a {type(obj).__name__}; it must be a numpyro.infer.SVI with its result, an"

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpyro_ext.diagnostics.judges.chains import compared
-from numpyro_ext.diagnostics.judges.exact_moves import Moved, moved
-from numpyro_ext.diagnostics.judges.weights import weighed
+from numpyro_ext.diagnostics.judges.chains import compare_chains
+from numpyro_ext.diagnostics.judges.exact_moves import Moved, move_draws
+from numpyro_ext.diagnostics.judges.weights import weigh_draws
 from numpyro_ext.diagnostics.limits import RATIO_KNOWN, decide
 from numpyro_ext.diagnostics.psis import ParetoKhat
 from numpyro_ext.diagnostics.subject import OfFit, Subject
@@ -70,15 +70,15 @@ def seen_of(subject: Subject) -> Seen:
     """What the judges of a subject have seen, after they were asked."""
     groups, losses, tail, chains = [], [], None, None
     if isinstance(subject, OfFit):
-        groups = [x for x in subject.once(moved) if isinstance(x, Moved)]
+        groups = [x for x in subject.once(move_draws) if isinstance(x, Moved)]
         if subject.kind == "guide":
             every = [np.asarray(getattr(one, "losses", ())) for one in subject.results]
             losses = [one for one in every if one.ndim == 1 and len(one) > 1]
-    if subject.kind == "guide" and (known := subject.once(weighed)) is not None:
+    if subject.kind == "guide" and (known := subject.once(weigh_draws)) is not None:
         if known.log_w is not None and known.found is not None:
             tail = Tail(known.log_w, known.found)
     if subject.kind != "particles" and subject.has_chains:
-        found = subject.once(compared)
+        found = subject.once(compare_chains)
         chains = Chains(found.names, found.rhat, found.ess) if len(found.names) else None
     return Seen(_moves(groups) if groups else None, tail, losses, chains)
 

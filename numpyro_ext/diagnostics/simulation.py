@@ -183,7 +183,7 @@ def simulation_based_calibration(
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", InferenceWarning)
             draws = fit(key, simulator.model, there, named)
-        messages += _passed_on(caught)
+        messages += _pass_on_warnings(caught)
         counted.add(i, truth, draws)
     ranks, pit = counted.result()
     if messages:
@@ -223,7 +223,7 @@ def _simulate(simulator: Simulator, rng_key: Array, size: int) -> Simulated:
     return found
 
 
-def _passed_on(caught: list[warnings.WarningMessage]) -> list[str]:
+def _pass_on_warnings(caught: list[warnings.WarningMessage]) -> list[str]:
     """The first of the warnings about the result of one fit; the others are given again."""
     found = [str(one.message) for one in caught if issubclass(one.category, InferenceWarning)]
     for one in caught:

@@ -103,7 +103,7 @@ def fit_svi(
 
     def run(rng_key: Array, model: Model, args: tuple, kwargs: dict[str, Any]) -> Sites:
         key_fit, key_draws = random.split(rng_key)
-        made = _with_arguments(guide(model), model)
+        made = _bind_arguments(guide(model), model)
         svi = SVI(model, made, optim, loss)
 
         def step(state: Any, _: None) -> tuple[Any, None]:
@@ -226,7 +226,7 @@ def _check_factory(name: str, value: Any, example: str) -> None:
         )
 
 
-def _with_arguments(guide: Any, model: Model) -> Any:
+def _bind_arguments(guide: Any, model: Model) -> Any:
     """The guide on the arguments of a simulated model: an automatic guide passes all of them to its
     model, any other takes the user's own."""
     inner = guide

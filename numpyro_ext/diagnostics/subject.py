@@ -34,7 +34,7 @@ from numpyro_ext.diagnostics._points import (
     has_gradient,
     particles_of,
     potential_of,
-    scored,
+    score_points,
 )
 from numpyro_ext.diagnostics.full_data import minibatch_plates
 from numpyro_ext.diagnostics.table import Row, equally_spaced
@@ -353,7 +353,7 @@ class OfFit(Subject):
     @cached_property
     def points(self) -> Points:
         """The first draws in unconstrained space, with their score."""
-        return scored(self.fit, self.proto, self.first)
+        return score_points(self.fit, self.proto, self.first)
 
     @cached_property
     def gradient_cost(self) -> float | None:

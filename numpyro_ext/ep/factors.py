@@ -20,7 +20,7 @@ from numpyro_ext.ep.reader import ONCE, Center, Prior, Reading
 from numpyro_ext.ep.sampling import ImportanceSampling
 from numpyro_ext.ep.subspaces import Subspace, basis_of, find_subspace
 
-__all__ = ["Group", "Kind", "Plan", "Table", "by_factors", "by_rows", "find_table"]
+__all__ = ["Group", "Kind", "Plan", "Table", "map_factors", "map_rows", "find_table"]
 
 _LARGEST = 2**25
 """Numbers that an array over factors and points may hold."""
@@ -112,7 +112,7 @@ class Table(NamedTuple):
     times: Array | None = None
 
 
-def by_factors(fn: Callable[..., Any], arrays: Any, batch_size: int) -> Any:
+def map_factors(fn: Callable[..., Any], arrays: Any, batch_size: int) -> Any:
     """``fn`` of each factor: vectorised, at most ``batch_size`` of them at a time."""
     n = len(jax.tree.leaves(arrays)[0])
     if n <= batch_size:
@@ -129,13 +129,13 @@ def by_factors(fn: Callable[..., Any], arrays: Any, batch_size: int) -> Any:
     return jax.tree.map(lambda x: x.reshape(batches * size, *x.shape[2:])[:n], found)
 
 
-def by_rows(
+def map_rows(
     fn: Callable[..., Any], factors: Factors, kind: Kind, index: Array, arrays: tuple[Any, ...]
 ) -> Any:
     """``fn(factors, index, *arrays)`` of each factor of a kind, where its rows are."""
 
     def of_block(there: Factors, arrays: tuple[Any, ...]) -> Any:
-        return by_factors(partial(fn, there), arrays, kind.batch_size)
+        return map_factors(partial(fn, there), arrays, kind.batch_size)
 
     if not kind.blocks:
         return of_block(factors, (index, *arrays))
@@ -162,7 +162,7 @@ def _subspaces(
         log_factor = partial(kind.log_factor, factors, n)
         return find_subspace(log_factor, *prior, rng_key=random.key(1), max_rank=max_rank)
 
-    return by_rows(find, factors, kind, index, ())
+    return map_rows(find, factors, kind, index, ())
 
 
 @partial(jax.jit, static_argnums=0)

@@ -179,7 +179,7 @@ def read_prior(
     zeros = mean.dtype.type(0), np.zeros_like(mean), np.zeros((len(mean),) * 2, mean.dtype)
     parts = [(value[name], grad[name], hessian[name][0]) for name in normal]
     log_p, gradient, curvature = map(sum, zip(zeros, *parts, strict=True))
-    normal_part, constant = _expanded(log_p, gradient, curvature, mean)
+    normal_part, constant = _expand(log_p, gradient, curvature, mean)
     shapes = jax.eval_shape(factors.terms, mean)
     names = tuple(name for name in shapes if name not in normal)
     places = [factors.owners(name, math.prod(shapes[name].shape)) for name in names]
@@ -200,10 +200,10 @@ def normal_part(
         terms = factors.terms(x)
         return sum((jnp.sum(terms[name]) for name in names), jnp.zeros((), x.dtype))
 
-    return _expanded(*jax.value_and_grad(log_p)(mean), jax.hessian(log_p)(mean), mean)
+    return _expand(*jax.value_and_grad(log_p)(mean), jax.hessian(log_p)(mean), mean)
 
 
-def _expanded(value: Any, gradient: Any, hessian: Any, mean: Any) -> tuple[Site, Any]:
+def _expand(value: Any, gradient: Any, hessian: Any, mean: Any) -> tuple[Site, Any]:
     """The natural parameters of a normal term and its log at 0, by its derivatives at a point."""
     Lam = -(hessian + hessian.T) / 2
     eta = gradient + Lam @ mean

@@ -29,7 +29,7 @@ import numpy as np
 from numpyro_ext._checks import check_nonnegative, check_positive
 from numpyro_ext._model.factors import Factors
 from numpyro_ext.ep.base import EPEngine
-from numpyro_ext.ep.factors import Group, Plan, Table, by_factors
+from numpyro_ext.ep.factors import Group, Plan, Table, map_factors
 from numpyro_ext.ep.normal import Family, Site, choose, distance, halved, is_finite, plus
 from numpyro_ext.ep.reader import Prior, Reading
 from numpyro_ext.ep.sites import EPState, total_of
@@ -172,7 +172,7 @@ def _update_rows(
         return site_update(family, factors, kind, cavity, number, A, none, key), A
 
     each = item.index, keys_of(kind, rng_key, len(item.index))
-    found, A = by_factors(one, each, kind.batch_size)
+    found, A = map_factors(one, each, kind.batch_size)
     mask = item.mask
     good = mask & proper & ~(found.improper | found.skipped | found.low_ess)
 

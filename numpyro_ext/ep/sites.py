@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._model.factors import Factors
-from numpyro_ext.ep.factors import Group, Kind, Plan, Table, by_rows
+from numpyro_ext.ep.factors import Group, Kind, Plan, Table, map_rows
 from numpyro_ext.ep.normal import Family, Moments, Site, plus, variances
 from numpyro_ext.ep.reader import ONCE, Prior, normal_part
 
@@ -277,7 +277,7 @@ def _bases_fit(plan: Plan, q: Moments, table: Table, arrays: list[Array]) -> Arr
         if n == 0 or r == D:
             continue
         one = partial(_fits, kind, points, sd)
-        fit &= jnp.all(by_rows(one, factors, kind, group.index, (group.basis,)))
+        fit &= jnp.all(map_rows(one, factors, kind, group.index, (group.basis,)))
     return fit
 
 

@@ -11,7 +11,7 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 
 from numpyro_ext._model.factors import Factors
-from numpyro_ext.ep.factors import Group, Kind, Plan, by_rows
+from numpyro_ext.ep.factors import Group, Kind, Plan, map_rows
 from numpyro_ext.ep.normal import (
     Family,
     Moments,
@@ -160,7 +160,7 @@ def update_group(
     def one(factors: Factors, index: Array, A: Array, site: Site, key: Array | None) -> Update:
         return site_update(family, factors, kind, q, index, A, site, key)
 
-    return by_rows(one, factors, kind, group.index, (group.basis, sites, keys))
+    return map_rows(one, factors, kind, group.index, (group.basis, sites, keys))
 
 
 def keys_of(kind: Kind, rng_key: Array, n: int) -> Array | None:

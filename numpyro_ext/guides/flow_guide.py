@@ -26,7 +26,7 @@ from numpyro_ext._networks import output_shape
 from numpyro_ext._typing import Params
 from numpyro_ext.guides.amortized import AmortizedGuide, LocalSite
 from numpyro_ext.guides.arguments import check_params
-from numpyro_ext.guides.flows import other_halves, permuted_between
+from numpyro_ext.guides.flows import other_halves, permute_between
 from numpyro_ext.guides.masked import masked_mlp
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.transforms import AffineCoupling, MaskedAffineAutoregressive
@@ -156,7 +156,7 @@ class FlowGuide(AmortizedGuide):
             other_halves(L, i) if self.flow == "realnvp" else np.arange(L)[::-1]
             for i in range(self.num_flows - 1)
         ]
-        flows = permuted_between([self._layer(i, context) for i in range(self.num_flows)], steps)
+        flows = permute_between([self._layer(i, context) for i in range(self.num_flows)], steps)
         affine = IndependentTransform(AffineTransform(shift, scale), 1)
         base = dist.Normal(jnp.zeros_like(shift), 1).to_event(1)
         return dist.TransformedDistribution(base, [*flows, affine])

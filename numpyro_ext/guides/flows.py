@@ -31,7 +31,7 @@ __all__ = [
     "CouplingFlowNormal",
     "QuickPositive",
     "other_halves",
-    "permuted_between",
+    "permute_between",
 ]
 
 
@@ -98,7 +98,7 @@ class AutoFlowNormal(AutoAtModes):
     def latent_distribution(self) -> dist.TransformedDistribution:
         flows = [self.flow(i) for i in range(self.num_flows)]
         steps = [self.permutation(i) for i in range(self.num_flows - 1)]
-        parts = [*permuted_between(flows, steps), *self.last_layers()]
+        parts = [*permute_between(flows, steps), *self.last_layers()]
         return dist.TransformedDistribution(self.get_base_dist(), parts)
 
     def last_layers(self) -> list[Transform]:
@@ -116,7 +116,7 @@ class AutoFlowNormal(AutoAtModes):
         return [IndependentTransform(AffineTransform(zero, scale), 1), shift, *fixed]
 
 
-def permuted_between(flows: Sequence[Transform], steps: Sequence[np.ndarray]) -> list[Transform]:
+def permute_between(flows: Sequence[Transform], steps: Sequence[np.ndarray]) -> list[Transform]:
     """The flows with a permutation after each but the last, and then the order of the start."""
     transforms, order = [], np.arange(len(steps[0]) if steps else 0)
     in_order = order

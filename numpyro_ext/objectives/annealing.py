@@ -14,7 +14,7 @@ from numpyro.primitives import mutable
 
 from numpyro_ext._typing import Model
 from numpyro_ext.objectives.base import STEP
-from numpyro_ext.objectives.protocols import unwrapped
+from numpyro_ext.objectives.protocols import unwrap
 
 Order = float | Array | Callable[[Array], Any]
 """An order: a number, a traced scalar, or a schedule ``step -> alpha``."""
@@ -73,7 +73,7 @@ def alpha_at(alpha: Any, step: Any, name: str = "alpha") -> Any:
 
 def counts_steps(guide: Any) -> bool:
     """Return whether :func:`count_steps` wraps a guide, or what is under the handlers around it."""
-    return unwrapped(guide, _StepCounted) is not None
+    return unwrap(guide, _StepCounted) is not None
 
 
 class _StepCounted:

@@ -196,7 +196,7 @@ class DensityRatioELBO(Objective):
 
     def _estimator(self, draws: Draws, samples: Samples) -> Estimate:
         if self.ratio != "critic":
-            return _by_fit(self.ratio)
+            return _fit_ratio(self.ratio)
         critic = critic_of(draws, samples.groups, "DensityRatioELBO(ratio=LogisticRatio())")
 
         def estimate(x: Array, y: Array) -> tuple[Array, Array]:
@@ -238,7 +238,7 @@ def _whiten_fully(x: Array) -> tuple[Array, Array]:
     return u, jnp.sum(jnp.log(jnp.diagonal(factor)))
 
 
-def _by_fit(ratio: Any) -> Estimate:
+def _fit_ratio(ratio: Any) -> Estimate:
     """The estimate of a ratio that is fitted to the draws of each row of the plates."""
 
     def of_row(x: Array, y: Array) -> Array:

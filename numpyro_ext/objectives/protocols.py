@@ -25,7 +25,7 @@ class HasCritic(Protocol):
         ...
 
 
-def unwrapped(guide: Any, protocol: type) -> Any:
+def unwrap(guide: Any, protocol: type) -> Any:
     """The guide, or the one inside the handlers around it, that satisfies a Protocol; or None."""
     while not isinstance(guide, protocol):
         if not hasattr(guide, "fn"):
@@ -37,7 +37,7 @@ def unwrapped(guide: Any, protocol: type) -> Any:
 def guide_with(draws: Draws, protocol: type, methods: str, example: str) -> Any:
     """The guide, or the one inside a handler around it, that satisfies a Protocol; or an error,
     which says what ``methods`` are missing and gives an ``example`` that has them."""
-    guide = unwrapped(draws.guide, protocol)
+    guide = unwrap(draws.guide, protocol)
     if guide is None:
         guide = draws.guide
         while hasattr(guide, "fn"):
@@ -59,7 +59,7 @@ def critic_of(
     :param bool field: True for a critic that returns a vector for each point, and not a number.
     """
     name = type(draws.objective).__name__
-    guide, group = unwrapped(draws.guide, HasCritic), groups[0]
+    guide, group = unwrap(draws.guide, HasCritic), groups[0]
     dim = group.dim if field else 1
     wrapped = f"with_critic(guide{f', output_dim={dim}' if field else ''})"
     if guide is None:

@@ -127,7 +127,7 @@ class ThermodynamicELBO(Objective):
 
         lw, log_q_score, state = draws.map(densities, draws.keys)
         b = jnp.asarray(self.betas[1:] if upper else self.betas[:-1], lw.dtype)
-        value, weights, deviation = jax.vmap(_tempered, (None, 0))(stop_gradient(lw), b)
+        value, weights, deviation = jax.vmap(_temper, (None, 0))(stop_gradient(lw), b)
 
         # Over k the coefficients of grad lw_k and of grad log q(z_k), summed over the partition:
         # b log p + (1 - b) log q = b lw + log q.
@@ -145,7 +145,7 @@ class ThermodynamicELBO(Objective):
         return draws.total(losses), state
 
 
-def _tempered(lw: Array, b: Array) -> tuple[Array, Array, Array]:
+def _temper(lw: Array, b: Array) -> tuple[Array, Array, Array]:
     """The mean of ``lw`` under ``softmax(b lw)``, these weights, and the deviations from the mean.
 
     Where the mean is infinite the weights are 0, and so are the deviations where a weight is.

@@ -7,7 +7,7 @@ import optax
 
 from numpyro_ext._checks import check_positive, check_share
 from numpyro_ext.optim.heavy_ball import check_learning_rate, rate_at
-from numpyro_ext.optim.mean_field import Gradient, mean_field_optimiser, retracted
+from numpyro_ext.optim.mean_field import Gradient, mean_field_optimiser, retract
 
 
 def ivon(
@@ -92,7 +92,7 @@ def ivon(
         return jnp.zeros_like(mean)
 
     def rule(count: Array, g: Gradient, momentum: Array) -> tuple[Array, Array, Array]:
-        precision = retracted(g.precision, precision_rate * g.of_precision)
+        precision = retract(g.precision, precision_rate * g.of_precision)
         momentum = b1 * momentum + (1 - b1) * g.of_mean
         unbiased = momentum / (1 - b1 ** (count + 1.0))
         return g.mean - rate_at(rate, count) * unbiased / precision, precision, momentum

@@ -123,7 +123,7 @@ def scale_of(name: str) -> str:
     return name.removesuffix(LOC) + SCALE
 
 
-def retracted(precision: Array, step: Array) -> Array:
+def retract(precision: Array, step: Array) -> Array:
     """``precision + step`` with the term of second order that keeps it above half of what it was.
 
     References: Lin, Schmidt and Khan, *Handling the positive-definite constraint in the Bayesian

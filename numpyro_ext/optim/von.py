@@ -8,7 +8,7 @@ import optax
 
 from numpyro_ext._checks import check_choice, check_share
 from numpyro_ext.optim.heavy_ball import check_learning_rate, rate_at
-from numpyro_ext.optim.mean_field import Gradient, mean_field_optimiser, retracted
+from numpyro_ext.optim.mean_field import Gradient, mean_field_optimiser, retract
 
 
 class LastNormal(NamedTuple):
@@ -90,7 +90,7 @@ def von(
         rho = rate_at(step_size, count)
         before = last.precision if natural else g.precision
         step = rho * g.of_precision + momentum * (g.precision - before)
-        precision = retracted(g.precision, step) if retraction else g.precision + step
+        precision = retract(g.precision, step) if retraction else g.precision + step
         kept = (precision > 0) | (precision != precision)  # a negative one is left as it was
         divisor = precision * kept + g.precision * ~kept
         ball = momentum * before / divisor * (g.mean - last.mean)

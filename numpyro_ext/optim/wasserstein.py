@@ -78,7 +78,7 @@ def wag(learning_rate: optax.ScalarOrSchedule, alpha: float = 3.5) -> optax.Grad
     def coefficients(k: Array, eps: Array) -> tuple[Array, Array]:
         return (k + alpha - 2) / k, (k - 1) / k
 
-    return _accelerated(learning_rate, coefficients)
+    return _accelerate(learning_rate, coefficients)
 
 
 def wnes(
@@ -151,7 +151,7 @@ def wnes(
             c = (2 - s + b) / (2 + s + b)
         return c, c
 
-    return _accelerated(learning_rate, coefficients)
+    return _accelerate(learning_rate, coefficients)
 
 
 def wasserstein_eval_params(opt_state: Any, params: Any) -> Any:
@@ -207,7 +207,7 @@ def wasserstein_eval_params(opt_state: Any, params: Any) -> Any:
     return params
 
 
-def _accelerated(
+def _accelerate(
     learning_rate: optax.ScalarOrSchedule,
     coefficients: Callable[[Array, Array], tuple[Array, Array]],
 ) -> optax.GradientTransformation:

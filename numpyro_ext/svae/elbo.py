@@ -148,7 +148,7 @@ class SVAEELBO(ELBO):
             found, guide_trace = call_and_trace(run, args, kwargs)
 
         def expected_log_lik(key: Array | None) -> tuple[Array, tuple[Params, Params]]:
-            drawn = guide_trace if key is None else _redrawn(guide_trace, found.vectors, key)
+            drawn = guide_trace if key is None else _redraw(guide_trace, found.vectors, key)
             trace = self._model_trace(model, model_key, drawn, param_map, args, kwargs)
             log_lik = sum(map(_scaled_log_prob, _observed(trace)), jnp.zeros(()))
             scales = {s["name"]: jnp.asarray(scale_of(s)) for s in latent_sites(trace)}
@@ -313,7 +313,7 @@ def _natural_terms(
     return GlobalTerms(mean, inner, kl)
 
 
-def _redrawn(guide_trace: Trace, vectors: tuple[str, ...], rng_key: Array) -> Trace:
+def _redraw(guide_trace: Trace, vectors: tuple[str, ...], rng_key: Array) -> Trace:
     """The trace with new draws of the continuous local sites."""
     trace = dict(guide_trace)
     for name in vectors:

@@ -9,7 +9,7 @@ from scipy.special import ndtri
 
 from numpyro_ext.diagnostics import Diagnosis
 from numpyro_ext.diagnostics._spread import Spread, least_crossing
-from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, PARTICLES, moved_rows
+from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, PARTICLES, rows_of_moves
 
 TWO = np.concatenate([np.linspace(-5, -3, 300), np.linspace(3, 5, 100)])[:, None]
 ONE = ndtri((np.arange(400) + 0.5) / 400)[:, None]
@@ -44,18 +44,18 @@ def spread(x, between):
 
 def test_chains_that_are_too_short_judge_nothing_unless_weights_do():
     for between, known, ok in ((0.9, False, None), (0.9, True, True), (0.2, False, True)):
-        rows = moved_rows(spread(ONE, between), str, GUIDE, shares_known=known)
+        rows = rows_of_moves(spread(ONE, between), str, GUIDE, shares_known=known)
         assert [row.ok for row in rows] == [ok, ok]
         assert Diagnosis("", tuple(rows)).ok is bool(ok)
     assert (
         "too short for 0, of whose variance 90% is"
-        in moved_rows(spread(ONE, 0.9), str, GUIDE)[0].verdict
+        in rows_of_moves(spread(ONE, 0.9), str, GUIDE)[0].verdict
     )
 
 
 @pytest.mark.parametrize(("kind", "words"), [(GUIDE, "of the guide"), (PARTICLES, "began there")])
 def test_shares_of_modes_that_nothing_has_checked_are_wrong(kind, words):
-    row = moved_rows(spread(TWO, 0.95), str, kind)[-1]
+    row = rows_of_moves(spread(TWO, 0.95), str, kind)[-1]
     assert row.quantity == "crossing rate between modes" and row.ok is False
     assert words in row.verdict
-    assert len(moved_rows(spread(TWO, 0.95), str, kind, shares_known=True)) == 2
+    assert len(rows_of_moves(spread(TWO, 0.95), str, kind, shares_known=True)) == 2

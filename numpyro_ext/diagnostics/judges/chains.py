@@ -9,12 +9,12 @@ import math
 import numpy as np
 
 from numpyro_ext.diagnostics._facts import Facts, Numbers
-from numpyro_ext.diagnostics.judges.shares import AtModes, at_modes
+from numpyro_ext.diagnostics.judges.shares import AtModes, draws_at_modes
 from numpyro_ext.diagnostics.limits import ESS, ESS_EACH, RHAT, SLOWER, judged
 from numpyro_ext.diagnostics.subject import Subject
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
-__all__ = ["AGREEMENT", "Agreement", "agreement", "by_mode", "chain_rows", "compared"]
+__all__ = ["AGREEMENT", "Agreement", "agreement", "split_by_mode", "chain_rows", "compare_chains"]
 __all__ += ["divergences"]
 
 AGREEMENT = "largest R-hat"
@@ -42,25 +42,31 @@ def divergences(subject: Subject) -> list[Row]:
 def agreement(subject: Subject) -> list[Row]:
     """The lines of chains, or of several restarts of a guide."""
     if subject.kind == "chains":
-        at, where = subject.once(at_modes), "" if by_mode(subject) is None else " at a mode"
+        at, where = (
+            subject.once(draws_at_modes),
+            "" if split_by_mode(subject) is None else " at a mode",
+        )
         rows = [] if at is None or _agree(subject) else [at.row]
-        return [*chain_rows(subject.once(compared), subject.stats, subject.facts, where), *rows]
-    return restart_rows(subject.once(compared), subject.draws, subject.facts)
+        return [
+            *chain_rows(subject.once(compare_chains), subject.stats, subject.facts, where),
+            *rows,
+        ]
+    return restart_rows(subject.once(compare_chains), subject.draws, subject.facts)
 
 
-def compared(subject: Subject) -> "Agreement":
+def compare_chains(subject: Subject) -> "Agreement":
     """All numbers of chains, or of restarts; where chains differ, those of each mode by itself."""
     is_chains = subject.kind == "chains"
     found = Agreement(subject.draws, subject.moving if is_chains else ())
-    if is_chains and (within := by_mode(subject)) is not None:
+    if is_chains and (within := split_by_mode(subject)) is not None:
         found.of_groups([Agreement(group) for group in within.within(subject.draws).values()])
     return found
 
 
-def by_mode(subject: Subject) -> AtModes | None:
+def split_by_mode(subject: Subject) -> AtModes | None:
     """The draws at each mode, where there are several with known shares; None where they are judged
     together, as those of chains that agree are, whatever modes they visit."""
-    at = subject.once(at_modes)
+    at = subject.once(draws_at_modes)
     if at is None or at.row.ok is None or (subject.kind == "chains" and _agree(subject)):
         return None
     return at

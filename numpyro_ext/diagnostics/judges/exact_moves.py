@@ -24,9 +24,9 @@ from numpyro_ext.diagnostics._evaluate import count_of, default_block_size
 from numpyro_ext.diagnostics._facts import Numbers
 from numpyro_ext.diagnostics._points import (
     flat_draws,
-    in_place_of_lost,
     name_in,
     potential_of,
+    replace_nonfinite,
 )
 from numpyro_ext.diagnostics._spread import (
     LEAPS,
@@ -36,7 +36,7 @@ from numpyro_ext.diagnostics._spread import (
     spread_after_moves,
     worst_combinations,
 )
-from numpyro_ext.diagnostics.judges.chains import by_mode
+from numpyro_ext.diagnostics.judges.chains import split_by_mode
 from numpyro_ext.diagnostics.judges.shares import AtModes, place_in
 from numpyro_ext.diagnostics.limits import (
     CROSSING,
@@ -64,8 +64,8 @@ __all__ = [
     "Plan",
     "Wording",
     "exact_moves",
-    "moved",
-    "moved_rows",
+    "move_draws",
+    "rows_of_moves",
     "name_of",
     "plan_of",
 ]
@@ -128,8 +128,10 @@ class Moved(NamedTuple):
 
 def exact_moves(subject: OfFit) -> list[Row]:
     """The lines of the worst numbers after moves, or why the draws were not moved."""
-    groups = subject.once(moved)
-    rows = worst_rows([_left_out(x) if isinstance(x, str) else moved_rows(*x) for x in groups])
+    groups = subject.once(move_draws)
+    rows = worst_rows(
+        [_unmoved_row(x) if isinstance(x, str) else rows_of_moves(*x) for x in groups]
+    )
     return [*subject.proxy_lines, *rows] if _are_biased(subject) else rows
 
 
@@ -138,18 +140,18 @@ def _are_biased(subject: OfFit) -> bool:
     return subject.is_biased and subject.fit.model is not None
 
 
-def moved(subject: OfFit) -> list[Moved | str]:
+def move_draws(subject: OfFit) -> list[Moved | str]:
     """The points of each group that is compared by itself, or why they were not moved."""
     if subject.kind == "particles":
-        return _of_particles(subject)
+        return _group_of_particles(subject)
     if subject.num_moves == 0:
         return []
     if subject.kind == "guide":
-        return [_of_guide(subject)] if subject.has_moves else []
-    return _of_chains(subject) if _are_biased(subject) else []
+        return [_group_of_guide(subject)] if subject.has_moves else []
+    return _groups_of_chains(subject) if _are_biased(subject) else []
 
 
-def _of_particles(subject: OfFit) -> list[Moved | str]:
+def _group_of_particles(subject: OfFit) -> list[Moved | str]:
     """None for as many coordinates as particles, or without moves."""
     if not subject.has_gradient:
         return [_NO_GRADIENT]
@@ -161,7 +163,7 @@ def _of_particles(subject: OfFit) -> list[Moved | str]:
     if num_moves is None and count > limits.MOST_DENSITIES:
         return [_dear(m, "particle", f"{count:.1g} log densities")]
     plan = Plan(m, MOVES if num_moves is None else num_moves, None)
-    if (at := by_mode(subject)) is not None:
+    if (at := split_by_mode(subject)) is not None:
         # Too few at a mode for their spread have too few of all to matter.
         groups = [np.flatnonzero(at.which[0] == k) for k in range(len(at.modes))]
         large = {k: here for k, here in enumerate(groups) if len(here) > max(d, _FEW)}
@@ -173,28 +175,28 @@ def _of_particles(subject: OfFit) -> list[Moved | str]:
 
     def of(x: Array, group: tuple[AtModes, int] | None) -> Moved:
         # They follow each other, so that they are no independent draws.
-        found = _moved(subject, plan, x, subject.rng_key, independent=False, group=group)
-        name, coordinate = (_at(of(trace), group) for of in (name_of, coordinate_of))
+        found = _move(subject, plan, x, subject.rng_key, independent=False, group=group)
+        name, coordinate = (_name_at(of(trace), group) for of in (name_of, coordinate_of))
         return Moved(found, name, PARTICLES, coordinate)
 
     return [of(*one) for one in groups]
 
 
-def _of_guide(subject: OfFit) -> Moved | str:
+def _group_of_guide(subject: OfFit) -> Moved | str:
     """Of draws of the first restart and more like them."""
     plan = plan_of(subject)
     if isinstance(plan, str):
         return plan
     trace = subject.proto.trace
     key_draws, key_moves = random.split(subject.rng_key)
-    found = _moved(subject, plan, _more(subject, key_draws), key_moves)
+    found = _move(subject, plan, _more(subject, key_draws), key_moves)
     kind = GUIDE if subject.cause is None else GUIDE._replace(remedy=subject.cause)
     # Where the weights may be used, they have judged the draws, and with them the shares of modes.
     known = subject.lines("weights")[0].ok is True
     return Moved(found, name_of(trace), kind, coordinate_of(trace), known)
 
 
-def _of_chains(subject: OfFit) -> list[Moved | str]:
+def _groups_of_chains(subject: OfFit) -> list[Moved | str]:
     """Of draws of kernels whose stationary law is not the posterior.
 
     Chains that are far from the posterior agree with each other, and a momentum may have its
@@ -204,14 +206,14 @@ def _of_chains(subject: OfFit) -> list[Moved | str]:
         return ["not judged: the draws have no temperature, or several of them."]
     if not subject.has_gradient:
         return [_NO_GRADIENT]
-    if (at := by_mode(subject)) is None:
-        return [_of_mixed(subject, *subject.mixed, temperature)]
+    if (at := split_by_mode(subject)) is None:
+        return [_group_of_chains(subject, *subject.mixed, temperature)]
     draws = {name: subject.draws[name] for name in subject.info.latents}
     groups = at.within(draws).items()
-    return [_of_mixed(subject, *subject.mix(x), temperature, (at, k)) for k, x in groups]
+    return [_group_of_chains(subject, *subject.mix(x), temperature, (at, k)) for k, x in groups]
 
 
-def _of_mixed(
+def _group_of_chains(
     subject: OfFit,
     mixed: Numbers,
     sizes: np.ndarray,
@@ -225,16 +227,18 @@ def _of_mixed(
     if isinstance(plan, str):
         return plan
     trace, total = subject.proto.trace, len(next(iter(mixed.values())))
-    derived = sum(jnp.size(trace[name]["value"]) for name in watched(trace))
+    derived = sum(jnp.size(trace[name]["value"]) for name in watched_sites(trace))
     sizes = np.append(sizes, np.full(derived, np.min(sizes)))
     inflation = jnp.asarray(np.maximum(total / sizes, 1.0), float)
     draws = {name: jnp.asarray(y) for name, y in mixed.items()}
     how: dict[str, Any] = {"T": temperature, "independent": inflation, "group": group}
-    found = _moved(subject, plan, draws, subject.key_moves, **how)
-    return Moved(found, _at(name_of(trace), group), CHAINS, _at(coordinate_of(trace), group))
+    found = _move(subject, plan, draws, subject.key_moves, **how)
+    return Moved(
+        found, _name_at(name_of(trace), group), CHAINS, _name_at(coordinate_of(trace), group)
+    )
 
 
-def _at(name: Callable[[int], str], group: tuple[AtModes, int] | None) -> Callable[[int], str]:
+def _name_at(name: Callable[[int], str], group: tuple[AtModes, int] | None) -> Callable[[int], str]:
     """The name of a number, and the mode at which its draws are compared."""
     if group is None:
         return name
@@ -273,13 +277,13 @@ def _dear(starts: int, what: str, cost: str) -> str:
     )
 
 
-def _left_out(verdict: str) -> list[Row]:
+def _unmoved_row(verdict: str) -> list[Row]:
     """The line that says why the points were not judged by moves."""
     low, high = MOVED_RATIO
     return [Row(QUANTITY, math.nan, None, f"{low} to {high}", None, verdict, True)]
 
 
-def _moved(
+def _move(
     subject: OfFit,
     plan: Plan,
     draws: Sites | Array,
@@ -295,10 +299,10 @@ def _moved(
     block = default_block_size(trace)
 
     def run(params: Params, x: Any, independent: Array | bool, rng_key: Array) -> Spread:
-        target = potential_of(fit, trace, params, watched(trace))
+        target = potential_of(fit, trace, params, watched_sites(trace))
         total = len(jax.tree.leaves(x)[0])
         if isinstance(x, dict):
-            x = in_place_of_lost(flat_draws(target, x, block))
+            x = replace_nonfinite(flat_draws(target, x, block))
         energy, numbers = _energy(target, T, group), _numbers(target)
         starts = min(plan.starts, total)
         return spread_after_moves(
@@ -354,7 +358,7 @@ def _numbers(target: Potential) -> Callable[[Array], Array]:
     return numbers
 
 
-def watched(trace: Trace) -> tuple[str, ...]:
+def watched_sites(trace: Trace) -> tuple[str, ...]:
     """The deterministic sites whose numbers are compared too.
 
     A guide that is right where it is wide may be wrong in what users read, such as a scale that is
@@ -373,7 +377,7 @@ def name_of(trace: Trace) -> Callable[[int], str]:
     """The name of a number of the latent sites, or of the deterministic ones after them."""
     latents = model_info(trace).latents.items()
     sizes = {name: math.prod(latent.constrained.shape) for name, latent in latents}
-    sizes |= {name: jnp.size(trace[name]["value"]) for name in watched(trace)}
+    sizes |= {name: jnp.size(trace[name]["value"]) for name in watched_sites(trace)}
     ends = np.cumsum(list(sizes.values())).tolist()
     slices = dict(zip(sizes, map(slice, [0, *ends[:-1]], ends), strict=True))
     return lambda k: name_in(slices, k)
@@ -385,7 +389,7 @@ def coordinate_of(trace: Trace) -> Callable[[int], str]:
     return lambda k: name_in(slices, k)
 
 
-def moved_rows(
+def rows_of_moves(
     found: Spread,
     name: Callable[[int], str],
     kind: Wording,

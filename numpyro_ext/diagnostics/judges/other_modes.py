@@ -21,14 +21,14 @@ from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics import limits
 from numpyro_ext.diagnostics._evaluate import default_block_size, model_trace_of
 from numpyro_ext.diagnostics._facts import several_modes
-from numpyro_ext.diagnostics._points import flat_draws, in_place_of_lost, potential_of
+from numpyro_ext.diagnostics._points import flat_draws, potential_of, replace_nonfinite
 from numpyro_ext.diagnostics._spread import unit_root
 from numpyro_ext.diagnostics.judges.exact_moves import QUANTITY as MOVED
 from numpyro_ext.diagnostics.judges.exact_moves import name_of, plan_of
 from numpyro_ext.diagnostics.subject import OfFit
 from numpyro_ext.diagnostics.table import Row
 
-__all__ = ["QUANTITY", "of_chains", "other_modes", "unvisited_rows"]
+__all__ = ["QUANTITY", "search_of_chains", "other_modes", "unvisited_rows"]
 
 MOST_LATENTS, FEWEST_DRAWS = 100, 100
 """Coordinates up to which, and draws from which on, there is a search."""
@@ -68,14 +68,14 @@ def other_modes(subject: OfFit) -> list[Row]:
     """The line of modes without draws, where no line has found the draws wrong; of chains where
     the settings say that there are several, and the moves nothing."""
     if subject.kind == "chains":
-        return subject.once(of_chains) or []
+        return subject.once(search_of_chains) or []
     if not subject.has_moves or subject.num_moves == 0:
         return []
     potentials, key = -subject.stats["lp"][0], random.fold_in(subject.rng_key, 2)
     return unvisited_rows(subject, subject.first, potentials, key) or []
 
 
-def of_chains(subject: OfFit) -> list[Row] | None:
+def search_of_chains(subject: OfFit) -> list[Row] | None:
     """The same of chains; None where there was no search."""
     if not several_modes(subject.facts) or subject.facts.temperature != 1:
         return None
@@ -120,7 +120,7 @@ def unvisited_rows(
         return None
     potentials = np.where(fine, potentials, np.nan)
     middle = float(np.nanmedian(potentials))
-    chosen, known = _chosen(_solved(root, ends.x - mean), ends, middle + _AT_MOST)
+    chosen, known = _choose_ends(_solve(root, ends.x - mean), ends, middle + _AT_MOST)
     if not known.size:
         return None
     if not chosen:
@@ -132,7 +132,7 @@ def unvisited_rows(
     for mode in mode_search(rng_key, target.traced_once(), adam=False)(ends.x[chosen]):
         if mode.at_mode and all(mode.distance(other.center) >= _SAME for other in modes):
             modes.append(mode)
-    modes = _without_draws(at, _Drawn(x, potentials, root, of_draws), modes, key_mass)
+    modes = _unvisited_modes(at, _Drawn(x, potentials, root, of_draws), modes, key_mass)
     if not modes:
         return []
     masses = np.array([of_draws, *(mode.log_evidence for mode in modes)])
@@ -159,7 +159,7 @@ def unvisited_rows(
     return [Row(QUANTITY, share, None, f"{limits.UNVISITED}", False, verdict)]
 
 
-def _solved(L: np.ndarray, x: np.ndarray) -> np.ndarray:
+def _solve(L: np.ndarray, x: np.ndarray) -> np.ndarray:
     """``(n, d)`` points times the transposed inverse of a lower triangular matrix."""
     return linalg.solve_triangular(L, x.T, lower=True, check_finite=False).T
 
@@ -184,7 +184,7 @@ def _search(subject: OfFit, draws: Sites, rng_key: Array) -> Any:
             return info.ravel(target.unconstrain("x", drawn))
 
         x = flat_draws(target, draws, block)
-        kept = in_place_of_lost(x)
+        kept = replace_nonfinite(x)
         mean, root = jnp.mean(kept, 0), unit_root(kept)
         keys = random.split(rng_key, 4)
         widths = jnp.geomspace(*_WIDTHS, EACH, dtype=x.dtype)[:, None]
@@ -237,7 +237,7 @@ def _descend(value: Callable[[Array], Array], start: Array) -> End:
     return End(x, U, jnp.linalg.norm(g))
 
 
-def _chosen(xi: np.ndarray, ends: End, highest: float) -> tuple[list[int], np.ndarray]:
+def _choose_ends(xi: np.ndarray, ends: End, highest: float) -> tuple[list[int], np.ndarray]:
     """A few ends that are not those of descents from draws, the lowest first; and the latter."""
     d = xi.shape[1]
     fine = np.isfinite(ends.value) & (ends.value <= highest) & np.all(np.isfinite(xi), 1)
@@ -282,7 +282,7 @@ class _Drawn(NamedTuple):
     log_mass: float
 
 
-def _without_draws(
+def _unvisited_modes(
     at: Callable[[np.ndarray], np.ndarray], drawn: _Drawn, modes: list[Mode], rng_key: Array
 ) -> list[Mode]:
     """Those of the modes in which there is hardly a draw, with the evidence that they have.
@@ -295,9 +295,9 @@ def _without_draws(
     steps = np.linspace(0, 1, _BETWEEN + 2)[1:]  # from a draw to the mode, which is the last one
     for mode in modes:
         center, factor = (np.asarray(y, np.float64) for y in (mode.center, mode.factor))
-        if not np.linalg.norm(_solved(root, factor.T), 2) < _WIDEST:
+        if not np.linalg.norm(_solve(root, factor.T), 2) < _WIDEST:
             continue
-        distances = np.sum(_solved(factor, x - center) ** 2, 1)
+        distances = np.sum(_solve(factor, x - center) ** 2, 1)
         distances = np.where(np.isfinite(potentials), distances, np.inf)
         nearest = np.argsort(distances)[:_NEAREST]
         lines = x[nearest, None] + steps[:, None] * (center - x[nearest, None])

@@ -33,7 +33,7 @@ from numpyro_ext.diagnostics.limits import (
 from numpyro_ext.diagnostics.subject import OfFit, Subject
 from numpyro_ext.diagnostics.table import Row
 
-__all__ = ["SHARE", "AtModes", "at_modes", "place_in"]
+__all__ = ["SHARE", "AtModes", "draws_at_modes", "place_in"]
 
 SHARE = "shares of the modes, off in sds"
 _DISTINCT = 1.0
@@ -83,19 +83,19 @@ def place_in(modes: list[Mode]) -> Callable[[Array], tuple[Array, Array]]:
     return place
 
 
-def at_modes(subject: Subject) -> AtModes | None:
+def draws_at_modes(subject: Subject) -> AtModes | None:
     """Where the draws are; None where no several modes are known."""
     if not isinstance(subject, OfFit) or subject.kind == "guide":
         return None
     particles = subject.kind == "particles"
     # First what costs nothing: most fits know no several modes.
-    modes, groups = ([], _groups(subject)) if particles else (_of_kernel(subject), None)
+    modes, groups = ([], _groups(subject)) if particles else (_modes_of_kernel(subject), None)
     if (len(modes) < 2 and groups is None) or not subject.has_gradient:
         return None
     fit, trace = subject.fit, subject.proto.trace
     target = potential_of(fit, trace, fit.params[0] if fit.params else {})
     if groups is not None:
-        modes = _of_particles(subject, target, groups)
+        modes = _modes_of_particles(subject, target, groups)
     if len(modes) < 2 or len(modes[0].center) != target.info.size:
         return None
     place, block = place_in(modes), default_block_size(trace)
@@ -119,7 +119,7 @@ def at_modes(subject: Subject) -> AtModes | None:
     return AtModes(modes, which, places, _row(modes, which, away, places, particles=particles))
 
 
-def _of_kernel(subject: OfFit) -> list[Mode]:
+def _modes_of_kernel(subject: OfFit) -> list[Mode]:
     """The modes that a kernel has found, if they are several that lie apart."""
     modes = getattr(subject.obj.sampler, "modes", None)
     if not isinstance(modes, Modes) or subject.facts.temperature not in (None, 1):
@@ -137,7 +137,7 @@ def _groups(subject: OfFit) -> np.ndarray | None:
     return None if groups is None or np.shape(groups)[1] < 2 else np.asarray(groups)
 
 
-def _of_particles(subject: OfFit, target: Potential, groups: np.ndarray) -> list[Mode]:
+def _modes_of_particles(subject: OfFit, target: Potential, groups: np.ndarray) -> list[Mode]:
     """The modes near the means of groups of particles, with their shares; none where groups have
     come to the same mode."""
     x = np.asarray(subject.points.x)

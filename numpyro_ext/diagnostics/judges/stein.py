@@ -16,8 +16,8 @@ import numpy as np
 from numpyro_ext.diagnostics._facts import Facts
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics._points import Points, minibatch_noise
-from numpyro_ext.diagnostics.judges.chains import by_mode
-from numpyro_ext.diagnostics.judges.shares import AtModes, at_modes
+from numpyro_ext.diagnostics.judges.chains import split_by_mode
+from numpyro_ext.diagnostics.judges.shares import AtModes, draws_at_modes
 from numpyro_ext.diagnostics.limits import IMPLIED_RATIO, IMPLIED_SHIFT, judged, worst_rows
 from numpyro_ext.diagnostics.subject import OfFit, Subject
 from numpyro_ext.diagnostics.table import Row, equally_spaced
@@ -44,13 +44,13 @@ def particles(subject: Subject) -> list[Row]:
         return particle_rows(m, subject.facts)
     if not subject.has_gradient:
         return particle_rows(m, Facts(num_latents=subject.num_latents))
-    at, points = by_mode(subject), subject.points
+    at, points = split_by_mode(subject), subject.points
     number, *rest = particle_rows(m, particle_facts(points))
     if at is not None:
         rest = worst_rows([particle_rows(*one)[1:] for one in _groups(subject.fit, points, at)])
     moved = subject.lines("exact moves")
     short = any(row.not_judged and np.isfinite(row.value) for row in moved)
-    known = subject.once(at_modes)
+    known = subject.once(draws_at_modes)
     shares = [] if known is None else [known.row]
     return [number, *(row._replace(of_draws=not short) for row in rest), *shares]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_ext.diagnostics._facts import Facts, Numbers, several_modes
 from numpyro_ext.diagnostics.judges.chains import AGREEMENT
-from numpyro_ext.diagnostics.judges.other_modes import of_chains
+from numpyro_ext.diagnostics.judges.other_modes import search_of_chains
 from numpyro_ext.diagnostics.judges.shares import SHARE
 from numpyro_ext.diagnostics.limits import DIVERGING, TEMPERATURE, judged, judged_mean
 from numpyro_ext.diagnostics.subject import OfFit, Subject
@@ -30,7 +30,7 @@ def settings(subject: Subject) -> list[Row]:
     fine = None
     if AGREEMENT in right and SHARE in right:
         fine = "here the chains at each mode agree, and each mode has its share of the draws"
-    elif AGREEMENT in right and isinstance(subject, OfFit) and subject.once(of_chains) == []:
+    elif AGREEMENT in right and isinstance(subject, OfFit) and subject.once(search_of_chains) == []:
         fine = "here the chains agree, and no mode was found without draws"
     return settings_rows(subject.facts, fine)
 

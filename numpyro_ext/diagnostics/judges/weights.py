@@ -33,7 +33,7 @@ from numpyro_ext.diagnostics.psis import ParetoKhat, khat_error, pareto_khat
 from numpyro_ext.diagnostics.subject import Subject
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
-__all__ = ["Weighed", "khat_rows", "reweighted_rows", "weighed", "weights"]
+__all__ = ["Weighed", "khat_rows", "reweighted_rows", "weigh_draws", "weights"]
 
 UNITS = 1000
 """At most so many units get a k-hat of their own, equally spaced."""
@@ -87,7 +87,7 @@ def _gap(log_w: np.ndarray) -> tuple[float, float] | None:
     return float(np.sum(np.log(w.mean(0)) - x.mean(0))), float(np.std(each)) / math.sqrt(size)
 
 
-def weighed(subject: Subject) -> Weighed | None:
+def weigh_draws(subject: Subject) -> Weighed | None:
     """The weights of a guide, if it has a density."""
     if (log_weight := subject.log_weight) is None:
         return None
@@ -97,7 +97,7 @@ def weighed(subject: Subject) -> Weighed | None:
 
 def weights(subject: Subject) -> list[Row]:
     """The lines of the weights of a guide, if it has a density."""
-    if (known := subject.once(weighed)) is None:
+    if (known := subject.once(weigh_draws)) is None:
         more = "the next lines look at its draws" if subject.has_moves else "compare it with MCMC"
         verdict = (
             "the guide has no density, so neither k-hat nor bounds of the evidence can be"
@@ -204,7 +204,7 @@ def reweighted_rows(
             if not len(here):
                 continue
             given = flat[:, start + here], usable.weights, column[some][here]
-            for rest, found in zip((shifts, ratios, ranges), _compared(*given), strict=True):
+            for rest, found in zip((shifts, ratios, ranges), _compare(*given), strict=True):
                 rest.append(found)
             size = flat.shape[1]
             names += [f"{site}[{k}]" if size > 1 else site for k in (start + here).tolist()]
@@ -275,7 +275,7 @@ def _gap_rows(usable: Usable, ratios: np.ndarray, remedy: str) -> list[Row]:
     return [row._replace(limit=f"{limit:.3g}")]
 
 
-def _compared(
+def _compare(
     x: np.ndarray, weights: np.ndarray, column: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Shifts in sds ``(2, n)``, sds over those by the weights ``(2, n)``, and the same of ranges

@@ -165,7 +165,7 @@ def _filter(q: Belief, known: Known, x: Array, y: Array) -> tuple[Belief, Array,
     return _where(sound, new, q), log_z, _count(sound, jnp.array(True))
 
 
-def _visit(
+def _site_update(
     q: Belief, known: Known, site: Site, x: Array, y: Array
 ) -> tuple[Belief, Site, Array, Counts]:
     """One datum, in the context of q without its site: new q, the change of the site, log Z.
@@ -203,13 +203,13 @@ def _pass(
 
     def ep(q: Belief, xs: Any) -> Any:
         *datum, f = xs
-        q, change, log_z, counts = _visit(q, known, f, *datum)
+        q, change, log_z, counts = _site_update(q, known, f, *datum)
         return q, (log_z, counts, jax.tree.map(jnp.add, f, change))
 
     def sep(carry: Any, xs: Any) -> Any:
         q, total = carry
         f = jax.tree.map(lambda x: x / len(X), total)
-        q, change, log_z, counts = _visit(q, known, f, *xs)
+        q, change, log_z, counts = _site_update(q, known, f, *xs)
         return (q, jax.tree.map(jnp.add, total, change)), (log_z, counts)
 
     data = X[order], y[order]

@@ -89,7 +89,7 @@ def cycle_bp(
         )
     factors = log_odds, log_pair
     if schedule == "closed_form":
-        a, b = _solved(factors)
+        a, b = _solve(factors)
         info = no_iterations(jnp.zeros(()))
     else:
         sweep = _parallel_sweep if schedule == "parallel" else _serial_sweep
@@ -150,7 +150,7 @@ def _serial_sweep(factors: Factors, messages: Messages) -> Messages:
     return lax.fori_loop(0, K, step, messages)
 
 
-def _solved(factors: Factors) -> Messages:
+def _solve(factors: Factors) -> Messages:
     """The messages into variable 0 as eigenvectors, and all others by one pass."""
     odds, phi = factors
     transfer = phi + jnp.stack([jnp.zeros_like(odds), odds], -1)[..., None]
