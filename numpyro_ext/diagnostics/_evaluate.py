@@ -47,7 +47,7 @@ class Prototype(NamedTuple):
     """The common structure of all draws, read off one of them without arithmetic."""
 
     trace: Trace
-    """Of the model; only names, kinds, shapes and types mean anything."""
+    """A trace of the model, in which only names, kinds, shapes and types mean anything."""
     latents: list[str]
     """The latent sites that are drawn, in the order of the model."""
     density: str
@@ -195,7 +195,7 @@ def _check_known(fit: Fit, model_trace: Trace, guide_trace: Trace) -> None:
 
 
 def _random_starts(fit: Fit, names: list[str]) -> list[str]:
-    """Those of these parameters of the model whose start depends on the key."""
+    """The names of the parameters, among these, whose start depends on the key."""
     if not names:
         return []
 

@@ -74,12 +74,12 @@ class Facts:
 
     @classmethod
     def of(cls, *attributes: Mapping[str, Any]) -> Self:
-        """Those of attributes, of which there may be others."""
+        """The facts among attributes, of which there may be others."""
         names = {field.name for field in fields(cls)}
         return cls(**{n: x for one in attributes for n, x in one.items() if n in names})
 
     def known(self) -> dict[str, Any]:
-        """As attributes."""
+        """The facts that are known, as attributes."""
         each = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in each.items() if value is not None}
 

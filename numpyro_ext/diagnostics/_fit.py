@@ -379,7 +379,7 @@ def fit_of(
 
 
 def drop_exploration(fit: Fit, obj: Any) -> Fit:
-    """Without the draws that a cyclical schedule marks as exploration: they are a descent."""
+    """The fit without the draws that a cyclical schedule marks as exploration, a descent."""
     marks = obj.get_extra_fields().get("sampling") if isinstance(obj, MCMC) else None
     if marks is None:
         return fit

@@ -33,7 +33,7 @@ class Points(NamedTuple):
     name: Callable[[int], str]
     """The name of a coordinate."""
     noise: Any = None
-    """Of the mean gradient of a minibatch, in the units of the shift; None without minibatches."""
+    """Noise of a minibatch's mean gradient, in units of the shift; None without minibatches."""
 
 
 def particles_of(obj: Any, fit: Fit) -> Sites:

@@ -26,7 +26,7 @@ _NEARLY = 0.02
 
 
 def tail_size(m: int) -> int:
-    """So many of the draws that are farthest from their median make the tail."""
+    """The number of draws, farthest from their median, that make the tail."""
     return math.ceil(3 * math.sqrt(m))
 
 

@@ -33,12 +33,12 @@ _SORTED = 2 * 10**6
 _ROUNDED = 4.0
 """Standard deviations in units of rounding above which a number has moved."""
 NUMBERS = 1000
-"""At most so many numbers are looked at, equally spaced."""
+"""The largest number of numbers, equally spaced, that are looked at."""
 FEWEST_ON_A_SIDE = 5
 WELL_MIXED = 1.9
 """Chains over those on the smaller side: if all cross, 2 do where it holds half of them."""
 CUTS = 20
-"""So many places where few chains pass are looked at closely."""
+"""The number of places where few chains pass that are looked at closely."""
 
 
 class Spread(NamedTuple):
@@ -260,7 +260,7 @@ def unit_root(x: Array) -> Array:
 
 
 class Combined(NamedTuple):
-    """Of the narrowest and the widest combination, and of the one that moves farthest."""
+    """Results for the narrowest and the widest combination, and for the one that moves farthest."""
 
     ratios: np.ndarray
     """``(2,)`` as of single numbers."""
@@ -334,7 +334,7 @@ def _compare(
 
 
 def least_crossing(start: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[float, int]:
-    """Of all places between two modes of a number, the one with the fewest crossings.
+    """The place between two modes of a number that the fewest chains cross.
 
     It is the share of the chains on the smaller side that is seen to change sides, with 95 %
     confidence at most, and the number; inf where there is no such place. A place lies between two

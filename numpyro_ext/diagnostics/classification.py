@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 SUM = 1e-3
-"""By so much the probabilities of a row may miss the sum of 1."""
+"""The largest distance from 1 of the sum of the probabilities of a row."""
 
 
 class ReliabilityBins(NamedTuple):

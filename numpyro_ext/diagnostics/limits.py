@@ -45,9 +45,9 @@ IMPLIED_RATIO, IMPLIED_SHIFT = (0.85, 1.2), 0.1
 PARTICLES_RATIO, PARTICLES_SHIFT = (0.8, 1.2), 0.3
 """The mean of 100 particles that are random draws is off by 0.1, and the worst of ten by more."""
 MOVED_RATIO, MOVED_SHIFT = (0.85, 1.15), 0.2
-"""As of the implied ratio: chains that are short have not left all of their bias behind."""
+"""The same limits as of the implied ratio: short chains have not left all of their bias behind."""
 RANGE, RANGE_KNOWN = (0.8, 1.25), 0.22
-"""Of ranges, whose error is larger than that of a standard deviation: as large as the limit."""
+"""Limits of ranges, and the largest error of one that is judged, which is as large as the limit."""
 RATIO_KNOWN = 0.1
 """The largest error of a ratio that is judged."""
 CROSSING = 0.6
@@ -59,23 +59,23 @@ STUCK, FREE = 0.1, 0.995
 """Share of accepted trajectories below which the points are stuck, and above which the steps are so
 small that they say nothing."""
 MOST_DENSITIES, MOST_OPERATIONS = 10**9, 2 * 10**10
-"""So many log densities of sites for particles, and numbers for draws, which is a few seconds of a
-core, are computed for moves without being asked."""
+"""The most log densities of sites for particles, and the most floats for draws, that moves compute
+without being asked: a few seconds of a core."""
 FEWEST_EFFECTIVE = 50
 """Draws of chains below which moves would say nothing that the effective size does not."""
 UNVISITED = 0.02
-"""Share of the mass from which on a mode without draws is named."""
+"""The smallest share of the mass at which an unvisited mode is named."""
 
 SHARES = 0.2
 """Standard deviations by which means may be off because modes have other shares of the draws."""
 DEPARTURE, ELSEWHERE = 0.3, 0.1
-"""Of the posterior from a normal at a mode, above which the evidence of Laplace's formula is
-doubtful, and the share of draws that may be at no mode that is known."""
+"""The distance of the posterior from a normal at a mode above which Laplace's evidence is doubtful,
+and the share of draws that may be at no known mode."""
 
 UNCONVERGED, COLLAPSED = 0.01, 0.99
 """Shares of the data whose local inference may stop early, and that may be in one state."""
 NARROW = 0.86
-"""Of normals whose standard deviation is 0.8 of the right one."""
+"""The ratio to a Gibbs step of normals whose standard deviation is 0.8 of the right one."""
 MANY_WEIGHTS = 30
 """Numbers in matrices from which on these may be the weights of a network."""
 
@@ -271,7 +271,7 @@ def together(rows: list[Row]) -> list[Row]:
 
 
 def worst_rows(groups: list[list[Row]]) -> list[Row]:
-    """Of the same lines of several groups the worst of each: wrong, not judged, or right."""
+    """The worst line of each quantity in several groups: wrong, then not judged, then right."""
     found: dict[str, Row] = {}
     rank = {False: 0, None: 1, True: 2}
     for row in (row for rows in groups for row in rows):

@@ -25,7 +25,7 @@ __all__ = ["plot_calibration", "plot_diagnosis", "plot_particles", "plot_reliabi
 GRID = 80
 """Points of a contour along each axis."""
 MARGIN = 0.15
-"""Of the range of the particles, left free around them."""
+"""Share of the range of the particles that is left free around them."""
 
 
 def _pyplot() -> Any:

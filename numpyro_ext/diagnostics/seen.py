@@ -18,7 +18,7 @@ from numpyro_ext.diagnostics.subject import OfFit, Subject
 __all__ = ["Chains", "Moves", "Seen", "Tail", "seen_of"]
 
 SHOWN, DRAWN = 10, 3
-"""So many numbers have a line of their own, and so many of them their draws."""
+"""The largest number of quantities with a line of their own, and with their draws."""
 _DRAWS = 2000
 
 
@@ -32,11 +32,11 @@ class Moves(NamedTuple):
     ratio: np.ndarray
     ratio_error: np.ndarray
     total: int
-    """Of how many numbers these are the worst."""
+    """The number of quantities of which these are the worst."""
     farthest: float
     limits: tuple[float, float]
     draws: dict[str, tuple[np.ndarray, np.ndarray]]
-    """Of a few of them: ``(m,)`` draws, and ``(n,)`` moved ones."""
+    """Draws of a few of them, ``(m,)``, and moved ones, ``(n,)``."""
     pairs: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]
     """The coordinates of a linear combination that is wrong: ``(m, 2)``, and ``(n, 2)``."""
 
@@ -62,7 +62,7 @@ class Seen(NamedTuple):
     moves: Moves | None
     tail: Tail | None
     losses: list[np.ndarray]
-    """Of each restart."""
+    """The losses of each restart."""
     chains: Chains | None
 
 

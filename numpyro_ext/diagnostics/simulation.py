@@ -44,7 +44,7 @@ class SBCResult(NamedTuple):
 
     @property
     def p_value(self) -> float:
-        """Of all components together: the least p-value times their number (Bonferroni)."""
+        """The p-value of all components together: the least one times their number (Bonferroni)."""
         each = np.concatenate([np.ravel(p) for p in self.p_values.values()])
         each = each[~np.isnan(each)]
         return float(min(1.0, np.min(each) * len(each))) if len(each) else math.nan

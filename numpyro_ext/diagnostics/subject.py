@@ -78,10 +78,10 @@ class Subject:
     kind: Kind
     facts: Facts
     draws: Numbers
-    """Of the sites, deterministic ones too."""
+    """Values of all sites, deterministic ones too."""
     stats: Numbers
     latent: Numbers
-    """Of the sites that weights are compared at."""
+    """Values of the sites at which weights are compared."""
     density: str
     log_weight: np.ndarray | None
     """``(chain, draw, *units)``"""
@@ -263,7 +263,7 @@ class OfFit(Subject):
 
     @cached_property
     def mixed(self) -> tuple[Numbers, np.ndarray]:
-        """Those of all of a run."""
+        """The draws of all chains of a run together."""
         draws = {name: self.draws[name] for name in self.info.latents}
         kept = np.all([np.isfinite(y).all((0, *range(2, y.ndim))) for y in draws.values()], 0)
         if "sampling" in self.stats:

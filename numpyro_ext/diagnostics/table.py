@@ -127,5 +127,5 @@ def warn_of(rows: list[Row], stacklevel: int) -> None:
 
 
 def equally_spaced(size: int, most: int) -> np.ndarray:
-    """At most so many of the numbers ``0 .. size - 1``, the first and the last among them."""
+    """At most ``most`` of the numbers ``0 .. size - 1``, the first and the last among them."""
     return np.unique(np.linspace(0, size - 1, min(most, size)).astype(int))

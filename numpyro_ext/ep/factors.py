@@ -171,7 +171,7 @@ def _bases(r: int, directions: Array, sd: Array) -> Array:
 
 
 def _batch_size(projection: Projection, r: int, inside: int) -> int:
-    """How many factors at a time, of each of which a point takes so many numbers."""
+    """Factors per batch, given the floats that one point of a factor needs."""
     points = {1: 128, 2: 2**12, 3: 2**17}.get(r, 2**11) if projection.max_rank else 2**11
     return max(1, _LARGEST // (points * inside))
 

@@ -44,11 +44,11 @@ class _Known(AutoContinuous):
     locs: Sites | None = None
     """The start: unconstrained sites in the order in which the model samples them."""
     factors: Factors | None = None
-    """Those of the fit."""
+    """The factors of the fit."""
     projection: Projection | None = None
     """What draws the local sites of a row with several coordinates; None if no row has them."""
     arguments: tuple[tuple, dict[str, Any]] | None = None
-    """Of the last fit; None if they were traced."""
+    """Arguments of the last fit; None if they were traced."""
     given: tuple = ()
     """What the factors take before the arguments of the model."""
     several: bool = False

@@ -20,7 +20,7 @@ from numpyro_ext.ep.normal import Site
 __all__ = ["ONCE", "Center", "Prior", "Reader", "Reading", "normal_part", "read_prior"]
 
 ONCE = {"xla_backend_optimization_level": 0}
-"""Of programs that run once, where compilation is nearly all of the time."""
+"""Options of programs that run once, in which compilation takes nearly all of the time."""
 _DRAWS, _LOOKED_AT = 1024, 64
 
 

@@ -256,7 +256,7 @@ def on_arguments(
 
 
 on_arguments_once = jax.jit(on_arguments, static_argnums=(0, 1, 2), compiler_options=ONCE)
-"""The same for one call, of which compilation would be all of the time."""
+"""The same for a single call, in which compilation would take nearly all of the time."""
 
 
 def with_forgotten(family: Family, state: EPState, total: Site) -> Site:

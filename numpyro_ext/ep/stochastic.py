@@ -253,7 +253,7 @@ class StochasticEP(RandomRowsEngine):
         return jnp.asarray(np.unique(np.linspace(0, factors.size - 1, _LOOKED_AT).astype(int)))
 
     def table_of(self, reading: Reading, arrays: list[Array], prior: Prior) -> tuple[Plan, Table]:
-        """As of the rows that are looked at, without what belongs to each of them."""
+        """The plan of the rows that are looked at, without what belongs to each of them."""
         plan, table = super().table_of(reading, arrays, prior)
         index, basis = table.groups[0]
         kinds = (replace(plan.kinds[0], rank=basis.shape[1]), *plan.kinds[1:])

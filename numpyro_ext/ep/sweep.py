@@ -307,7 +307,7 @@ def next_state(
     early = (state.i == 0) | (before.skipped > 0) if early is None else early
 
     def counts(*names: str) -> list[Array]:
-        """Of each kind, how many factors have one of these flags."""
+        """The number of factors of each kind that have one of these flags."""
         flags = [[getattr(found, name) for name in names] for found in updates]
         return [jnp.sum(jnp.any(jnp.stack(x), 0), dtype=jnp.int32) for x in flags]
 

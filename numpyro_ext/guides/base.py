@@ -225,7 +225,7 @@ class AutoAtModes(AutoJoint):
     init_from: InitFrom = SEARCH
 
     num_searches, num_modes = 4, 1
-    """How many searches there are, and at how many modes the guide can begin."""
+    """The number of searches, and of modes at which the guide can begin."""
     start_arguments = ("init_loc_fn", "init_scale")
     """Arguments that say where NumPyro's start is, so that giving one of them means no search."""
 

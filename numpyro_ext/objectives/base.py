@@ -341,7 +341,7 @@ class Particle:
         return self._draws.model_trace(self._key, self._seen, self._params)
 
     def at(self, values: Sites) -> "Particle":
-        """The same particle, where the model sees ``values``; log q stays that of the draw."""
+        """The same particle with ``values`` in the model; log q stays that of the draw."""
         moved = {name: {**self.guide_trace[name], "value": x} for name, x in values.items()}
         seen = {**self.guide_trace, **moved}
         return Particle(self._draws, self._key, self._params, self.guide_trace, seen)

@@ -18,7 +18,7 @@ from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 __all__ = ["PosteriorRegularizedELBO"]
 
 Penalty = Callable[[Array], Array]
-"""Of the expectation of a site, in its shape; what it returns is summed."""
+"""A function of the expectation of a site, in its shape; what it returns is summed."""
 
 
 class PosteriorRegularizedELBO(Objective):

@@ -32,7 +32,7 @@ class Lost(NamedTuple):
 
     @classmethod
     def of(cls, log_p: Array, *derivatives: Array | None) -> "Lost":
-        """Those whose log density is NaN, or one of whose derivatives is not finite.
+        """The particles whose log density is NaN, or one of whose derivatives is not finite.
 
         Where that holds of all, none is lost, and the step itself is not finite.
         """

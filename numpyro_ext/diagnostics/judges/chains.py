@@ -19,7 +19,7 @@ __all__ += ["divergences"]
 
 AGREEMENT = "largest R-hat"
 COORDINATES = 1000
-"""At most so many coordinates are looked at, equally spaced."""
+"""The largest number of coordinates, equally spaced, that are looked at."""
 
 
 def divergences(subject: Subject) -> list[Row]:

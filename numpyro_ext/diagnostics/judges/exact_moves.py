@@ -152,7 +152,7 @@ def move_draws(subject: OfFit) -> list[Moved | str]:
 
 
 def _group_of_particles(subject: OfFit) -> list[Moved | str]:
-    """None for as many coordinates as particles, or without moves."""
+    """The group of all particles; none if there are as many coordinates, or no moves."""
     if not subject.has_gradient:
         return [_NO_GRADIENT]
     trace, x, num_moves = subject.proto.trace, subject.points.x, subject.num_moves
@@ -183,7 +183,7 @@ def _group_of_particles(subject: OfFit) -> list[Moved | str]:
 
 
 def _group_of_guide(subject: OfFit) -> Moved | str:
-    """Of draws of the first restart and more like them."""
+    """The group of the draws of the first restart, and of more draws of its guide."""
     plan = plan_of(subject)
     if isinstance(plan, str):
         return plan
@@ -197,7 +197,7 @@ def _group_of_guide(subject: OfFit) -> Moved | str:
 
 
 def _groups_of_chains(subject: OfFit) -> list[Moved | str]:
-    """Of draws of kernels whose stationary law is not the posterior.
+    """The groups of draws of kernels whose stationary law is not the posterior.
 
     Chains that are far from the posterior agree with each other, and a momentum may have its
     temperature where the coordinates have not: only exact moves on all data say so.
@@ -252,7 +252,7 @@ class Plan(NamedTuple):
     starts: int
     num_moves: int
     options: dict[str, int] | None
-    """Of the compiler."""
+    """Options of the compiler."""
     operations: float = 0.0
     """Numbers that they compute."""
 

@@ -38,7 +38,7 @@ _NEAR, _CAME = 0.02, 0.3
 """Gradients, in units of the draws, at which a descent ends, and up to which it has found a
 mode."""
 _WIDTHS = 2.0, 20.0
-"""Of the points around the draws, in their standard deviations."""
+"""Width of the points around the draws, in standard deviations of the draws."""
 _AT_MOST = 10.0
 """Nats by which the potential of a mode may be above that of half of the draws."""
 _SAME, _LOOKED_AT = 1.0, 3
@@ -50,7 +50,7 @@ _BARRIER = 2.0
 _OF_SHARE = 0.1
 QUANTITY = "mass of an unvisited mode"
 SEARCHED = 1000
-"""So many draws of chains are compared with the modes that a search finds."""
+"""The number of draws of chains that are compared with the modes that a search finds."""
 
 
 class End(NamedTuple):
@@ -76,7 +76,7 @@ def other_modes(subject: OfFit) -> list[Row]:
 
 
 def search_of_chains(subject: OfFit) -> list[Row] | None:
-    """The same of chains; None where there was no search."""
+    """The lines of a search from the draws of chains; None where there was no search."""
     if not several_modes(subject.facts) or subject.facts.temperature != 1:
         return None
     moved = subject.lines("exact moves")
@@ -213,7 +213,7 @@ def _search(subject: OfFit, draws: Sites, rng_key: Array) -> Any:
 
 
 def _options(subject: OfFit) -> dict[str, int] | None:
-    """Of the compiler, those of the moves."""
+    """Options of the compiler, which are those of the moves."""
     plan = plan_of(subject)
     return None if isinstance(plan, str) else plan.options
 
@@ -278,14 +278,14 @@ class _Drawn(NamedTuple):
     potentials: np.ndarray
     """``(m,)`` values of U there, NaN where it has none."""
     root: np.ndarray
-    """Of their covariance."""
+    """A root of their covariance."""
     log_mass: float
 
 
 def _unvisited_modes(
     at: Callable[[np.ndarray], np.ndarray], drawn: _Drawn, modes: list[Mode], rng_key: Array
 ) -> list[Mode]:
-    """Those of the modes in which there is hardly a draw, with the evidence that they have.
+    """The modes in which there is hardly a draw, with the evidence that they have.
 
     :param at: values of U.
     """

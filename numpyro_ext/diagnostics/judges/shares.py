@@ -160,7 +160,7 @@ def _modes_of_particles(subject: OfFit, target: Potential, groups: np.ndarray) -
 
 
 def _places(target: Potential, modes: list[Mode]) -> list[str]:
-    """Of each mode the coordinate in which they are farthest apart, in units of their width."""
+    """For each mode, the coordinate in which the modes are farthest apart, in their widths."""
     centers = np.stack([np.asarray(mode.center, np.float64) for mode in modes])
     roots = (np.asarray(mode.factor, np.float64) for mode in modes)
     sds = np.stack([np.abs(A) if A.ndim == 1 else np.linalg.norm(A, axis=1) for A in roots])

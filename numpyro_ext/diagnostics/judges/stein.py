@@ -28,7 +28,7 @@ __all__ = ["discrepancy", "draw_rows", "particle_facts", "particle_rows", "parti
 __all__ += ["stein"]
 
 POINTS = 2000
-"""At most so many points enter the Stein discrepancy, equally spaced."""
+"""The largest number of points, equally spaced, in the Stein discrepancy."""
 
 _ratios_of = jax.jit(implied_sd_ratio)
 
@@ -128,7 +128,7 @@ def particle_rows(m: int, facts: Facts) -> list[Row]:
 
 
 def draw_rows(found: Points) -> list[Row]:
-    """The same of independent draws, whose mean has an error of its own; none of equal draws."""
+    """The same for independent draws, whose mean has an error of its own; none if all are equal."""
     m, d = found.x.shape
     if m <= d or not bool(jnp.all(jnp.any(found.x != found.x[0], 0))):
         return []

@@ -36,9 +36,9 @@ from numpyro_ext.diagnostics.table import Row, equally_spaced
 __all__ = ["Weighed", "khat_rows", "reweighted_rows", "weigh_draws", "weights"]
 
 UNITS = 1000
-"""At most so many units get a k-hat of their own, equally spaced."""
+"""The largest number of units, equally spaced, that get a k-hat of their own."""
 NUMBERS = 10**6
-"""So many numbers of draws are in memory in double precision."""
+"""The largest number of floats of draws in memory in double precision."""
 QUANTITY, OF_SHIFT = "sd ratio to reweighted, worst", "shift by reweighting, worst"
 OF_RANGE, OF_GAP = "shape by reweighting, worst", "gap of the ELBO in nats"
 _ROUNDING = 1e-6
