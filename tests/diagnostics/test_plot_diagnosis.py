@@ -211,5 +211,5 @@ def test_every_kind_of_fit_has_its_panels(name):
     # A guide without correlations is too narrow along the ridge of two columns.
     assert ("w[0], w[1]" in axes) is (name == "guide")
     if "means" in panels:
-        row = next(row for row in found.rows if row.quantity.startswith("sd ratio after"))
+        row = next(row for row in found.rows if row.quantity.startswith("sd against exact"))
         assert np.nanmin(np.abs(found.seen.moves.ratio - row.value)) < 1e-6
