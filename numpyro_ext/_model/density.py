@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from numpyro.distributions import Independent, biject_to
 from numpyro.distributions.util import is_identically_one
 
-from numpyro_ext._model.read import Site, frames, is_data, sample_sites
+from numpyro_ext._model.read import Site, frames, is_data, layers, sample_sites
 from numpyro_ext._numpyro import mask_of, site_of_log_det
 from numpyro_ext._typing import Trace
 
@@ -18,10 +18,12 @@ __all__ = [
     "log_abs_det",
     "log_density",
     "log_prob",
+    "num_seen",
     "row_log_lik",
     "row_log_prob",
     "scaled",
     "scales_rooted",
+    "seen",
     "without_mask",
 ]
 
@@ -133,3 +135,21 @@ def log_abs_det(trace: Trace, names: Collection[str]) -> Array:
             u = transform.inv(value)
             total = total + jnp.sum(transform.log_abs_det_jacobian(u, value))
     return total
+
+
+def seen(site: Site) -> Array:
+    """Which entries of a site the model does not leave out by a mask."""
+    shape = jnp.broadcast_shapes(jnp.shape(site["value"]), site["fn"].shape())
+    found = jnp.ones(shape, bool)
+    for layer in layers(site["fn"]):
+        mask = mask_of(layer)
+        if mask is not None:
+            # A mask has the axes of a batch, without those of an event.
+            mask = jnp.reshape(mask, jnp.shape(mask) + (1,) * layer.event_dim)
+            found = found & jnp.broadcast_to(mask, shape)
+    return found
+
+
+def num_seen(site: Site) -> Array:
+    """How many numbers of each row of a site no mask leaves out, with the axes of its batch."""
+    return jnp.sum(seen(site), tuple(range(-site["fn"].event_dim, 0)))

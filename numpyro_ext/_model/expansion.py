@@ -13,9 +13,9 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.util import unconstrain_fn
 
 from numpyro_ext._checks import InferenceWarning, check_count
+from numpyro_ext._model.checks import check_observed
 from numpyro_ext._model.handlers import first_rows, refuse_noise, valid_plates
 from numpyro_ext._model.init_from import check_sites
-from numpyro_ext._model.mistakes import check_observed
 from numpyro_ext._model.mode_search import (
     DENSE_UP_TO,
     Mode,

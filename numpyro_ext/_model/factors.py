@@ -17,9 +17,7 @@ import warnings
 
 import jax
 from jax import Array, lax, random
-from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
-from jax.scipy.special import logsumexp
 import numpy as np
 from numpyro.distributions import biject_to
 from numpyro.handlers import seed, substitute
@@ -27,10 +25,9 @@ from numpyro.infer import init_to_uniform
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.arguments import split_arguments
+from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import every_row, rows
-from numpyro_ext._model.integral import NUM_NODES, log_integral
-from numpyro_ext._model.mistakes import valid_data
 from numpyro_ext._model.read import (
     Latent,
     Site,
@@ -64,9 +61,8 @@ class Factors:
     factors is minus NumPyro's potential of all rows.
 
     A latent site inside the data plate is local. It is no part of x: :meth:`row` takes its value in
-    that row and adds its log prior, and :meth:`marginal` integrates it out. A row in which it is
-    masked, as the unobserved value of an ``obs_mask`` is in observed rows, has it with its prior,
-    so that its integral there is 1.
+    that row and adds its log prior. A row in which it is masked, as the unobserved value of an
+    ``obs_mask`` is in observed rows, has it with its prior, so that its integral there is 1.
 
     A row is computed alone by the plate's indices where the model uses them, otherwise on arguments
     of which only that row is passed, and at worst by a pass over all rows; the first way that gives
@@ -138,46 +134,10 @@ class Factors:
         """
         return self._way(x, n, {**self._first_states(), **(local or {})})[0]
 
-    def marginal(self, x: Array, n: Array, z: Array | None = None) -> Array:
-        """:meth:`row` without the local sites: discrete ones are summed out, and a continuous one
-        of a single coordinate is integrated by quadrature.
-
-        :param z: ``(local_size,)``, values of the continuous local sites, unconstrained and flat,
-            of which the result is then a function too; None to integrate.
-        """
-        if z is None and self.local_size > 1:
-            raise ValueError(
-                f"a row has {self.local_size} coordinates of the local latent sites"
-                f" {sorted(self.local)}, and at most one can be integrated out by quadrature. Use"
-                " ImportanceSampling() or NUTSProjection(), or move sites out of the plate"
-                f" '{self.plate}', as in theta = sample(..., dist.Normal(mu, tau).expand([N]))"
-                " before the plate."
-            )
-        if not self.states:
-            return self._in_state(x, n, {}, z)
-        each = jax.vmap(lambda state: self._in_state(x, n, state, z))(self.states)
-        return logsumexp(each)
-
-    def _in_state(self, x: Array, n: Array, state: Sites, z: Array | None) -> Array:
-        flat, unravel = ravel_pytree(self.local)
-
-        def at(z: Array, x: Array) -> Array:
-            return self.row(x, n, {**state, **unravel(z.reshape(flat.shape))})
-
-        if self.local and z is None:
-            return log_integral(at, x)
-        return at(flat if z is None else z, x)
-
     @property
     def local_size(self) -> int:
         """The number of coordinates of the continuous local sites of a row."""
         return sum(math.prod(z.shape) for z in self.local.values())
-
-    @property
-    def points(self) -> int:
-        """The number of places at which :meth:`marginal` evaluates a row."""
-        states = len(next(iter(self.states.values()), [0]))
-        return states * (NUM_NODES if self.local_size == 1 else 1)
 
     def _first_states(self) -> Sites:
         return {name: values[0] for name, values in self.states.items()}

@@ -15,7 +15,7 @@ from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.arguments import is_traced
-from numpyro_ext._model.mistakes import check_rows, read_global
+from numpyro_ext._model.checks import check_rows, read_global
 from numpyro_ext._model.mode_search import (
     DENSE_UP_TO,
     Mode,

@@ -46,8 +46,9 @@ __all__ = [
     "read_model",
     "sample_sites",
     "set_up",
-    "shared_plates",
     "shape_trace",
+    "shared_plates",
+    "split_auxiliary",
     "trace_of",
     "unconstrained_shape",
     "unravel",
@@ -119,6 +120,15 @@ def base_distribution(fn: Any) -> Any:
     """The innermost layer."""
     *_, innermost = layers(fn)
     return innermost
+
+
+def split_auxiliary(guide_trace: Trace) -> tuple[Sites, Sites]:
+    """Values of the sites marked ``is_auxiliary``, and of the other latent sites."""
+    aux, latents = {}, {}
+    for site in latent_sites(guide_trace):
+        is_auxiliary = site["infer"].get("is_auxiliary", False)
+        (aux if is_auxiliary else latents)[site["name"]] = site["value"]
+    return aux, latents
 
 
 def is_delta(site: Site) -> bool:

@@ -15,8 +15,8 @@ from numpyro.infer import init_to_median, init_to_uniform
 from numpyro.infer.util import initialize_model
 
 from numpyro_ext._model.arguments import indexed
+from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.handlers import first_rows
-from numpyro_ext._model.mistakes import check_rows
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, trace_of

@@ -16,10 +16,9 @@ from jax.tree_util import register_static
 import numpy as np
 from numpyro.util import check_model_guide_match
 
-from numpyro_ext._model.density import log_prob, scaled
+from numpyro_ext._model.checks import check_observed, check_supports
+from numpyro_ext._model.density import log_prob, num_seen, scaled
 from numpyro_ext._model.handlers import subsampled_plates
-from numpyro_ext._model.mistakes import check_observed, check_supports
-from numpyro_ext._model.predictive import num_seen
 from numpyro_ext._model.read import (
     Site,
     frames,

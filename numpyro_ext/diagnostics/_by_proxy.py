@@ -7,15 +7,16 @@ import jax
 from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
-from numpyro.handlers import seed
+import numpyro
+from numpyro.handlers import block, seed
 from numpyro.infer import MCMC
 
-from numpyro_ext._model.read import trace_of
-from numpyro_ext._model.stand_in import on_rows, rows_for, stand_in
+from numpyro_ext._model.handlers import rows
+from numpyro_ext._model.read import Site, call_and_trace, frames, trace_of
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy, sd_over_minibatches
 from numpyro_ext._model.units import find_layout
 from numpyro_ext._numpyro import at_unconstrained
-from numpyro_ext._typing import Params, Sites, Trace
+from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import guide_trace_of, model_trace_of, prototype
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.limits import PROXY_NOISE
@@ -25,6 +26,8 @@ __all__ = ["by_proxy", "proxy_of"]
 
 OVER = 10_000
 """Rows up to which a fit takes them all."""
+ROWS = 2000
+"""Rows that stand in for more; one of them costs as much as several without the expansion."""
 _DRAWS = 64
 
 
@@ -103,3 +106,43 @@ def _noise(fit: Fit, model: Any, proxy: TaylorProxy, rng_key: Array) -> float:
         draws = {n: x[np.linspace(0, total - 1, _DRAWS).astype(int)] for n, x in some.items()}
     found = variances(fit.params[0], random.split(key_draws, _DRAWS), draws)
     return sd_over_minibatches(found, proxy.size, rows_for(proxy))
+
+
+def rows_for(proxy: TaylorProxy) -> int:
+    """How many rows stand in for all."""
+    return min(proxy.size, ROWS)
+
+
+def on_rows(model: Model, proxy: TaylorProxy) -> Model:
+    """The model on so many rows, the same random ones in every run."""
+    chosen = np.random.default_rng(0).choice(proxy.size, rows_for(proxy), replace=False)
+    known = {proxy.plate: (proxy.size, proxy.batch)}
+    return rows(model, {proxy.plate: jnp.asarray(np.sort(chosen))}, known)
+
+
+def stand_in(model: Model, proxy: TaylorProxy) -> Model:
+    """The model with the log likelihood of its rows by a proxy and :data:`ROWS` of them. Its latent
+    sites are those of the model, and its arguments too.
+
+    The rows are the same in every run, so it is a density of its own, whose logarithm differs from
+    that of all rows by a function of the latent sites.
+    """
+    some = on_rows(model, proxy)
+
+    def of_rows(site: Site) -> bool:
+        observed = site["type"] == "sample" and site["is_observed"]
+        return site["name"] == proxy.plate or (observed and proxy.plate in frames(site))
+
+    def with_proxy(*args: Any, **kwargs: Any) -> None:
+        with block(hide_fn=of_rows):
+            _, found = call_and_trace(some, args, kwargs)
+
+        def run(z: Sites) -> Trace:
+            with block():
+                return trace_of(seed(at_unconstrained(some, z), random.key(0)), args, kwargs)
+
+        # Two sites, because float32 would round the change to the digits of the sum.
+        numpyro.factor(f"{proxy.plate}, change from the center", proxy.log_lik(found, run)[0])
+        numpyro.factor(f"{proxy.plate}, at the center", jnp.asarray(proxy.value, float))
+
+    return with_proxy

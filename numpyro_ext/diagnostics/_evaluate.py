@@ -15,8 +15,8 @@ from numpyro.infer import init_to_sample
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.checks import check_observed
 from numpyro_ext._model.density import log_abs_det, log_density, log_prob
-from numpyro_ext._model.mistakes import check_observed
 from numpyro_ext._model.read import (
     Site,
     is_data,

@@ -12,7 +12,7 @@ from numpyro.infer import MCMC
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._model.predictive import kind_of, num_classes, predicted, seen
+from numpyro_ext._model.density import seen
 from numpyro_ext._model.read import Site, frames, is_data, latent_sites
 from numpyro_ext._typing import Engine, Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import (
@@ -25,6 +25,7 @@ from numpyro_ext.diagnostics._evaluate import (
 )
 from numpyro_ext.diagnostics._facts import Facts
 from numpyro_ext.diagnostics._fit import Fit, check_key, drop_exploration, fit_of, refuse_nan
+from numpyro_ext.diagnostics._observed import kind_of, num_classes, predicted
 from numpyro_ext.diagnostics.subject import title_of
 
 __all__ = [

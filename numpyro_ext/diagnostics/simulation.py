@@ -14,9 +14,9 @@ from jax import Array, random
 import numpy as np
 
 from numpyro_ext._checks import InferenceWarning, check_count
-from numpyro_ext._model.simulate import Simulated, Simulator
 from numpyro_ext._typing import Model
 from numpyro_ext.diagnostics._fit import check_arguments, check_key
+from numpyro_ext.diagnostics._simulate import Simulated, Simulator
 from numpyro_ext.diagnostics.simulation_fits import Fit
 
 if TYPE_CHECKING:

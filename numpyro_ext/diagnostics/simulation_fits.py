@@ -13,9 +13,9 @@ from numpyro_ext._checks import check_count
 from numpyro_ext._model.arguments import split_arguments
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.read import latent_sites, trace_of
-from numpyro_ext._model.simulate import SimulatedModel
 from numpyro_ext._numpyro import posterior_guide
 from numpyro_ext._typing import Diagnosable, Engine, Model, Params, Sites
+from numpyro_ext.diagnostics._simulate import SimulatedModel
 from numpyro_ext.diagnostics.full_data import minibatch_plates, on_all_rows
 
 __all__ = ["Fit", "fit_engine", "fit_mcmc", "fit_svi"]

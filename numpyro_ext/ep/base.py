@@ -22,9 +22,8 @@ from numpyro_ext._checks import InferenceWarning, check_choice, check_count, sum
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.posterior_as_prior import posterior_as_prior
-from numpyro_ext._model.sharding import placed
 from numpyro_ext._typing import Model, Params
-from numpyro_ext.ep.factors import Plan, Table, find_table
+from numpyro_ext.ep.factors import Plan, Table, find_table, placed
 from numpyro_ext.ep.guide import fits, guide_of, start_guide
 from numpyro_ext.ep.normal import FAMILIES, Family, Site
 from numpyro_ext.ep.projection import Projection

@@ -9,18 +9,19 @@ import warnings
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.factors import Factors
-from numpyro_ext._model.sharding import placed
+from numpyro_ext.ep.local_sites import marginal, num_points
 from numpyro_ext.ep.projection import Projection
 from numpyro_ext.ep.quadrature import Quadrature
 from numpyro_ext.ep.reader import ONCE, Center, Prior, Reading
 from numpyro_ext.ep.sampling import ImportanceSampling
 from numpyro_ext.ep.subspaces import Subspace, basis_of, find_subspace
 
-__all__ = ["Group", "Kind", "Plan", "Table", "map_factors", "map_rows", "find_table"]
+__all__ = ["Group", "Kind", "Plan", "Table", "map_factors", "map_rows", "find_table", "placed"]
 
 _LARGEST = 2**25
 """Numbers that an array over factors and points may hold."""
@@ -54,8 +55,8 @@ class Kind:
         """l of the factor of this index, at the flat vector x, and at local sites z if given."""
         if self.names is None:
             if index.size == 1:
-                return factors.marginal(x, index.reshape(()), z)
-            each = jax.vmap(factors.marginal, (None, 0))(x, jnp.maximum(index, 0))
+                return marginal(factors, x, index.reshape(()), z)
+            each = jax.vmap(partial(marginal, factors), (None, 0))(x, jnp.maximum(index, 0))
             return jnp.sum(jnp.where(index >= 0, each, 0))
         return factors.elements(x, self.names)[index]
 
@@ -203,7 +204,7 @@ def find_table(
         are taken as factors of all coordinates.
     """
     defaults, D = _default_projections(), len(prior.center.mean)
-    inside = max(D, reading.factors.points)
+    inside = max(D, num_points(reading.factors))
     kinds, groups = [], []
     elements = jnp.arange(len(prior.owners))
     for names, index, alpha, given in (
@@ -304,3 +305,16 @@ def _warn_of_ranks(names: Any, rank: np.ndarray, max_rank: int) -> None:
         ),
         stacklevel=6,
     )
+
+
+def placed(tree: Any, size: int, sharding: NamedSharding | None) -> Any:
+    """The arrays of so many rows on their devices, and the others on all of them: so that a step,
+    which returns them there, is compiled once."""
+    if sharding is None:
+        return tree
+    everywhere = NamedSharding(sharding.mesh, PartitionSpec())
+
+    def place(x: Any) -> Array:
+        return jax.device_put(x, sharding if jnp.shape(x)[:1] == (size,) else everywhere)
+
+    return jax.tree.map(place, tree)

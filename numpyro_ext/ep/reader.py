@@ -12,9 +12,9 @@ import numpy as np
 
 from numpyro_ext._model.arguments import Arguments, split_arguments
 from numpyro_ext._model.factors import Factors
-from numpyro_ext._model.fingerprint import fingerprint
 from numpyro_ext._model.posterior_as_prior import PosteriorAsPrior
 from numpyro_ext._typing import Model
+from numpyro_ext.ep.fingerprint import fingerprint
 from numpyro_ext.ep.normal import Site
 
 __all__ = ["ONCE", "Center", "Prior", "Reader", "Reading", "normal_part", "read_prior"]

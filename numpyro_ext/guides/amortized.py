@@ -19,8 +19,8 @@ from numpyro.handlers import block, seed, substitute
 from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoGuide, AutoNormal
 
+from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.handlers import every_row, first_rows, valid_plates
-from numpyro_ext._model.mistakes import valid_data
 from numpyro_ext._model.read import continuous_latents, frames, shape_trace, trace_of
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Model, Params, Sites

@@ -20,6 +20,7 @@ from numpyro.handlers import block, seed, substitute
 from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext._checks import check_count, check_positive
+from numpyro_ext._model.checks import read_global
 from numpyro_ext._model.init_from import (
     SEARCH,
     InitFrom,
@@ -28,7 +29,6 @@ from numpyro_ext._model.init_from import (
     is_searched,
     searched_modes,
 )
-from numpyro_ext._model.mistakes import read_global
 from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.read import ModelInfo, call_and_trace
 from numpyro_ext._model.start import guide_start

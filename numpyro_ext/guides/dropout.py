@@ -20,8 +20,7 @@ from numpyro.handlers import block, seed, substitute
 from numpyro.infer.util import constrain_fn
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.mistakes import read_global
-from numpyro_ext._model.priors import normal_priors
+from numpyro_ext._model.checks import read_global
 from numpyro_ext._model.read import latent_sites
 from numpyro_ext._model.start import guide_start
 from numpyro_ext._numpyro import StartGiven
@@ -29,6 +28,7 @@ from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.guides.arguments import check_model, check_params
 from numpyro_ext.guides.draws import draws_of, levels_of
 from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
+from numpyro_ext.guides.priors import normal_priors
 
 __all__ = ["AutoDropout"]
 

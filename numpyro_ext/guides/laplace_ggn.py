@@ -24,12 +24,12 @@ from numpyro.handlers import block, substitute
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.arguments import is_traced, split_arguments
 from numpyro_ext._model.handlers import refuse_mutable, refuse_noise
-from numpyro_ext._model.outputs import Outputs, whole_trace
 from numpyro_ext._model.read import Site, read_model
 from numpyro_ext._model.start import params_in_scope
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.guides.base import AutoJoint
 from numpyro_ext.guides.draws import levels_of
+from numpyro_ext.guides.gauss_newton import Outputs, whole_trace
 from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
 from numpyro_ext.guides.linearised import Linearised
 

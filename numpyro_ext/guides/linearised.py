@@ -7,8 +7,8 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 
-from numpyro_ext._model.likelihoods import like, predictor, with_predictor
 from numpyro_ext._model.read import Site
+from numpyro_ext.guides.likelihoods import like, predictor, with_predictor
 
 __all__ = ["Linearised", "LinearisedPredictive"]
 

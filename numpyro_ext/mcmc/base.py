@@ -15,11 +15,12 @@ from numpyro.util import is_prng_key
 from numpyro_ext._checks import check_choice, check_nonnegative, check_positive
 from numpyro_ext._model.minibatch import draw_indices, start_plates
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.sharding import check_batches, num_devices
+from numpyro_ext._model.sharding import num_devices
 from numpyro_ext._typing import GradientEstimator, Sites
 from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient, warn_if_far
 from numpyro_ext.mcmc.model_kernel import ModelKernel, Schedule
 from numpyro_ext.mcmc.schedules import ConstantSchedule
+from numpyro_ext.mcmc.sharding import check_batches
 from numpyro_ext.mcmc.state import Estimate, Transition
 
 __all__ = ["GradFn", "SGMCMCKernel", "next_draw"]

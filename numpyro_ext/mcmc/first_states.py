@@ -13,9 +13,9 @@ from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.operations import quick_options
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.sharding import spread_arrays
 from numpyro_ext._model.start import draw_start
 from numpyro_ext._typing import Sites
+from numpyro_ext.mcmc.sharding import spread_arrays
 
 __all__ = ["first_states"]
 

@@ -21,19 +21,19 @@ from numpyro.util import identity, is_prng_key
 
 from numpyro_ext._checks import check_count, check_positive, summary
 from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.checks import check_rows, read_global
 from numpyro_ext._model.init_from import check_sites
-from numpyro_ext._model.mistakes import check_rows, read_global
 from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
-from numpyro_ext._model.sharding import spread_arrays
 from numpyro_ext._model.start import draw_params
 from numpyro_ext._model.whitening import UNCHANGED, Unchanged, Whitening
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.mcmc.first_states import first_states
 from numpyro_ext.mcmc.schedules import ConstantSchedule
 from numpyro_ext.mcmc.settings import NO_LOCAL_SITES, Fitness, Settings, check_resumed, find
+from numpyro_ext.mcmc.sharding import spread_arrays
 from numpyro_ext.mcmc.state import shown_fields
 
 __all__ = ["ModelKernel", "Schedule"]

@@ -4,8 +4,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from jax import Array
 
-from numpyro_ext._model.read import sample_sites
-from numpyro_ext._model.reverse import split_auxiliary
+from numpyro_ext._model.read import sample_sites, split_auxiliary
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State

@@ -24,11 +24,11 @@ from numpyro.handlers import replay, seed, substitute
 from numpyro.infer import ELBO, init_to_uniform
 
 from numpyro_ext._checks import check_count, of_an_object, summary
+from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.finite_steps import finite_step
 from numpyro_ext._model.handlers import rows, same_plates, seed_plates, valid_plates
 from numpyro_ext._model.mapping import map_over
-from numpyro_ext._model.mistakes import check_rows
 from numpyro_ext._model.read import (
     Site,
     latent_sites,

@@ -12,8 +12,7 @@ from numpyro.distributions import Normal
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import check_choice, check_count
-from numpyro_ext._model.density import labels_drawn, row_log_lik, scales_rooted
-from numpyro_ext._model.predictive import seen
+from numpyro_ext._model.density import labels_drawn, row_log_lik, scales_rooted, seen
 from numpyro_ext._model.read import Site, base_distribution, sample_sites
 from numpyro_ext._model.units import drawn_sites
 from numpyro_ext._typing import Sites

@@ -27,9 +27,9 @@ from numpyro_ext._checks import (
     of_an_object,
     summary,
 )
+from numpyro_ext._model.checks import read_global
 from numpyro_ext._model.finite_steps import finite_step
 from numpyro_ext._model.handlers import refuse_mutable
-from numpyro_ext._model.mistakes import read_global
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy

@@ -20,6 +20,7 @@ from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 
 from numpyro_ext._checks import InferenceWarning, check_choice
+from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.density import log_prob, scaled
 from numpyro_ext._model.finite_steps import finite_step
 from numpyro_ext._model.handlers import (
@@ -29,7 +30,6 @@ from numpyro_ext._model.handlers import (
     valid_plates,
 )
 from numpyro_ext._model.mapping import map_over
-from numpyro_ext._model.mistakes import valid_data
 from numpyro_ext._model.read import (
     Site,
     call_and_trace,

@@ -1,87 +1,261 @@
-"""Checks of arguments: NumPy's numbers pass, and a refusal says what is allowed."""
+"""The sentence for each common mistake in a program or its data."""
 
 import jax
+from jax import random
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.infer import init_to_uniform
 import pytest
 
-from numpyro_ext._checks import (
-    check_choice,
-    check_count,
-    check_nonnegative,
-    check_positive,
-    summary,
+from numpyro_ext._model.checks import (
+    check_observed,
+    check_rows,
+    check_supports,
+    valid_data,
 )
+from numpyro_ext._model.implicit import Implicit
+from numpyro_ext._model.read import shape_trace
+
+Y = jnp.arange(10.0)
 
 
-@pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
-def test_counts_may_be_numpy_integers(value):
-    count = check_count("num_particles", value)
-    assert count == 3
-    assert type(count) is int
+def trace(fn, *args):
+    return shape_trace(handlers.seed(fn, random.key(0)), args)
 
 
-@pytest.mark.parametrize("value", [0, -1, 2.0, np.float32(2), True, "3", None, jnp.arange(2)])
-def test_other_counts_are_refused(value):
-    with pytest.raises(ValueError, match=r"num_particles is .* must be an integer of at least 1"):
-        check_count("num_particles", value)
+def one_site(fn):
+    return trace(lambda: numpyro.sample("z", fn))
 
 
-def test_a_count_may_have_another_minimum():
-    assert check_count("refresh_every", 0, 0) == 0
-    with pytest.raises(ValueError, match="at least 2"):
-        check_count("num_steps", 1, 2)
+def normal(*shape):
+    return dist.Normal(np.zeros(shape), 1.0).to_event(len(shape))
 
 
-@pytest.mark.parametrize("value", [1, 0.5, np.float32(2), np.int32(4), jnp.float32(0.1)])
-def test_positive_numbers_pass(value):
-    check_positive("step_size", value)
-    check_nonnegative("step_size", value)
+def on(support, base):
+    return dist.TransformedDistribution(base, dist.biject_to(support))
 
 
-@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), np.float32(-2)])
-def test_numbers_that_are_not_positive_are_refused(value):
-    with pytest.raises(ValueError, match=r"step_size is .* must be a positive, finite number"):
-        check_positive("step_size", value)
+POSITIVE, SHARE = dist.HalfNormal(1.0), dist.Dirichlet(np.ones(3))
+CHOLESKY = dist.LKJCholesky(3)
+DENSE = dist.MultivariateNormal(np.zeros(3), scale_tril=np.eye(3))
+ORDERED = dist.TransformedDistribution(normal(3), dist.transforms.OrderedTransform())
 
 
-@pytest.mark.parametrize("value", ["0.1", None, [0.1, 0.2], np.ones(2)])
-def test_what_is_not_a_number_is_refused(value):
-    """A string of digits is not a number, though ``float`` would take it."""
-    with pytest.raises(TypeError, match=r"temperature is .* must be a non-negative number"):
-        check_nonnegative("temperature", value)
+@pytest.mark.parametrize(
+    ("model", "guide", "word"),
+    [
+        (POSITIVE, normal(), "positive"),
+        (dist.Pareto(2.0, 1.0), dist.StudentT(3.0), "greater than"),
+        (dist.Beta(1.0, 1.0), normal(), "unit interval"),
+        (dist.Uniform(-1.0, 4.0), dist.Normal(0.0, 1.0).mask(True), "interval"),
+        (POSITIVE.expand([3]).to_event(1), normal(3), "positive"),
+        (POSITIVE.expand([3]).to_event(1), DENSE, ""),
+        (SHARE, normal(3), "simplex"),
+        (CHOLESKY, normal(3, 3), "corr cholesky"),
+        (ORDERED, normal(3), "ordered vector"),
+    ],
+)
+def test_real_numbers_for_a_constrained_site_are_refused(model, guide, word):
+    with pytest.raises(ValueError, match=f"site 'z' has the support {word}.*from .*AutoNormal"):
+        check_supports(one_site(model), one_site(guide))
 
 
-def test_zero_is_not_negative():
-    check_nonnegative("temperature", 0)
-    with pytest.raises(ValueError, match="non-negative"):
-        check_nonnegative("temperature", -1e-9)
+@pytest.mark.parametrize(
+    ("model", "guide"),
+    [
+        (POSITIVE, dist.LogNormal(0.0, 1.0)),
+        (POSITIVE, dist.Gamma(2.0, 1.0)),
+        (POSITIVE, dist.Uniform(0.5, 1.0)),
+        (POSITIVE, on(constraints.positive, normal())),
+        (POSITIVE, dist.Delta(1.0)),
+        (POSITIVE, dist.Delta(jnp.ones(3), event_dim=1)),
+        (POSITIVE, Implicit(jnp.array(1.0))),
+        (POSITIVE, dist.TruncatedNormal(low=0.0)),
+        (dist.Beta(1.0, 1.0), dist.Kumaraswamy(1.0, 1.0)),
+        (SHARE, on(constraints.simplex, normal(2))),
+        (CHOLESKY, on(constraints.corr_cholesky, normal(3))),
+        (normal(), POSITIVE),
+        (normal(3), DENSE),
+        (dist.HalfNormal(1.0).mask(False), normal()),
+        (dist.ZeroSumNormal(1.0, (3,)), normal(3)),
+    ],
+)
+def test_other_pairs_of_supports_pass(model, guide):
+    check_supports(one_site(model), one_site(guide))
 
 
-def test_traced_values_pass():
-    @jax.jit
-    def run(x):
-        check_positive("step_size", x)
-        check_nonnegative("temperature", x)
-        return x
-
-    assert run(-1.0) == -1.0
+def model(y, size=10, batch=None, *, scan=None):
+    with numpyro.plate("n", size, subsample_size=batch):
+        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
 
 
-def test_choices_are_listed():
-    check_choice("gradient", "stl", ("stl", "dreg"))
-    with pytest.raises(ValueError, match="gradient is 'best'; it must be one of 'stl', 'dreg'"):
-        check_choice("gradient", "best", ("stl", "dreg"))
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (
+            (Y, 8),
+            r"'y' have shape \(10,\).* shape \(8,\) in the plate 'n' of 8 rows; give the plate",
+        ),
+        ((Y, 10, 4), r"\(4,\) in the plate 'n' of 4 of 10 rows; .*numpyro.subsample\(data"),
+        ((Y, 10, 1), r"\(1,\) in the plate 'n' of 1 of 10 rows; .*numpyro.subsample\(data"),
+        ((Y[:, None],), r"shape \(10, 1\), .*shape \(10,\) .*drop the axis of length 1"),
+    ],
+)
+def test_data_that_do_not_fit_their_plate_are_named(args, words):
+    with pytest.raises(ValueError, match=words):
+        check_observed(trace(model, *args))
+    with pytest.raises(ValueError, match=words):
+        trace(valid_data(model), *args)
 
 
-def test_a_summary_names_the_arguments_and_no_numbers_of_an_array():
-    class Made:
-        def __init__(self, alpha, x, f=None, *, flag=True, other=3, **options):
-            self.alpha, self.x, self.f, self.flag = alpha, x, f, flag
+def test_data_that_do_not_fit_their_distribution_are_named():
+    fn = dist.Normal(jnp.zeros(8), 1.0)
+    with pytest.raises(ValueError, match=r"'y' have shape \(10,\).*\(8,\); give both the same"):
+        check_observed(trace(lambda: numpyro.sample("y", fn, obs=Y)))
 
-    assert summary(Made(0.5, jnp.ones(1000))) == "Made(alpha=0.5, x=<array of shape (1000,)>)"
-    named = summary(Made(jnp.array(2), "a", abs, flag=False))
-    assert named == "Made(alpha=2, x='a', f=abs, flag=False)"
-    seen = []
-    jax.eval_shape(lambda alpha: seen.append(summary(Made(alpha, 1))), 1.0)
-    assert seen == ["Made(alpha=<traced>, x=1)"]
+
+def fitting():
+    numpyro.sample("scalar", normal(), obs=1.5)
+    numpyro.sample("no plate", normal(), obs=Y)
+    numpyro.sample("event", normal(10).expand([3]), obs=Y)
+    with numpyro.plate("n", 10, subsample_size=4) as idx:
+        numpyro.sample("batch", normal(), obs=Y[idx])
+        numpyro.sample("one for all", normal(), obs=1.5)
+        numpyro.sample("vector", normal(3), obs=jnp.ones((4, 3)))
+        numpyro.factor("factor", jnp.zeros(4))
+    with numpyro.plate("a", 3, dim=-2), numpyro.plate("b", 10, dim=-1):
+        numpyro.sample("column", normal(), obs=jnp.ones((3, 1)))
+        numpyro.sample("full", normal(), obs=jnp.ones((3, 10)))
+    with numpyro.plate("c", 10):
+        numpyro.sample("more", normal(), obs=jnp.ones((3, 10)))
+        numpyro.sample("class", dist.Categorical(jnp.ones(3) / 3), obs=jnp.zeros(10, int))
+
+
+def test_data_that_fit_pass():
+    check_observed(trace(fitting))
+    trace(valid_data(fitting))
+
+
+def test_lists_and_frames_are_named():
+    pandas = pytest.importorskip("pandas")
+    series = pandas.Series([1.0, 2.0, 3.0])
+    for data, word in (
+        ([1.0, 2.0, 3.0], r"a list; .*jnp.array\(data\)"),
+        (series, r"a pandas Series; .*data.to_numpy\(\)"),
+        (series.to_frame(), r"a pandas DataFrame; .*data.to_numpy\(\)"),
+    ):
+        with pytest.raises(TypeError, match=f"observed site 'y' are {word}"):
+            check_observed(trace(lambda y: model(y, 3), data))
+
+
+class Missing(dist.Normal):
+    """A distribution of a user that knows what to do with NaN."""
+
+
+def test_missing_data_are_named_unless_the_model_may_take_care_of_them():
+    missing = Y.at[jnp.array([2, 5])].set(jnp.nan)
+
+    def no_mask(y):
+        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
+
+    for data in (missing, np.asarray(missing)):
+        with pytest.raises(
+            ValueError, match=r"observed site 'y' have 2 NaN among 10 numbers.*mask"
+        ):
+            check_observed(trace(no_mask, data))
+
+    def own(y):
+        numpyro.sample("y", Missing(0.0, 1.0), obs=y)
+
+    check_observed(trace(own, missing))
+    check_observed(trace(handlers.mask(no_mask, mask=~jnp.isnan(missing)), missing))
+    # Under jit the data are traced, and nothing is looked at.
+    jax.eval_shape(lambda y: check_observed(trace(no_mask, y)), missing)
+
+
+def rate(fn, y, batch=None, seen=None):
+    r = numpyro.sample("r", dist.Gamma(2.0, 2.0))
+    with numpyro.plate("n", len(y), subsample_size=batch) as idx:
+        of_rows = fn(r) if seen is None else fn(r).mask(seen[idx])
+        numpyro.sample("y", of_rows, obs=y[idx])
+
+
+def check(fn, y, seen=None):
+    check_rows(rate, (fn, jnp.asarray(y), 2, seen), {}, init_to_uniform)
+
+
+COUNTS = {
+    "poisson": dist.Poisson,
+    "negative binomial": lambda r: dist.NegativeBinomial2(r, 2.0),
+    "zero inflated": lambda r: dist.ZeroInflatedPoisson(0.2, r),
+    "geometric": lambda r: dist.Geometric(logits=r),
+    "binomial": lambda r: dist.Binomial(4, logits=r),
+    "bernoulli": lambda r: dist.Bernoulli(logits=r),
+    "categorical": lambda r: dist.Categorical(logits=jnp.stack([r, 0 * r])),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_count_that_has_no_density_is_named_also_outside_of_the_minibatch(name):
+    y = [0, 1, 1, 0, 0, 1]
+    check(COUNTS[name], y)
+    with pytest.raises(ValueError, match=r"site 'y' has no density at 1 of its 6 values.* as -1,"):
+        check(COUNTS[name], [*y[:5], -1])
+    if name in ("binomial", "bernoulli", "categorical"):
+        with pytest.raises(ValueError, match="such as 5, which is outside of its support"):
+            check(COUNTS[name], [*y[:5], 5])
+
+
+@pytest.mark.parametrize(
+    ("fn", "bad"),
+    [
+        (dist.Exponential, -1.0),
+        (dist.HalfNormal, -1.0),
+        (lambda r: dist.Gamma(1.5 + r, 1.0), 0.0),
+        (lambda r: dist.LogNormal(r, 1.0), 0.0),
+        (lambda r: dist.Beta(1.5 + r, 1.0), 1.5),
+        (lambda r: dist.Uniform(0.0, 1.0 + 0 * r), 1.5),
+        (lambda r: dist.Pareto(0.1, r), 0.05),
+        (lambda r: dist.Exponential(jnp.stack([r, r])).to_event(1), -1.0),
+    ],
+)
+def test_a_number_that_has_no_density_is_named(fn, bad):
+    y = jnp.full((4, *fn(jnp.array(1.0)).event_shape), 0.4)
+    check(fn, y)
+    with pytest.raises(ValueError, match=f"has no density at 1 of its {y.size} values.* as {bad}"):
+        check(fn, y.at[3 if y.ndim == 1 else (3, 1)].set(bad))
+
+
+@pytest.mark.parametrize(
+    ("fn", "y", "seen"),
+    [
+        (dist.Poisson, [1.0, 2.5, 3.0], None),
+        (dist.Exponential, [0.0, 1.0, 2.0], None),
+        (lambda r: dist.Bernoulli(logits=r), [0.2, 0.9, 1.0], None),
+        (lambda r: dist.Uniform(0.0, r), [0.1, 0.5, 9.0], None),
+        (lambda r: dist.VonMises(0.0, r), [0.1, 6.0, -5.0], None),
+        (dist.Poisson, [1, -1, 3], jnp.array([True, False, True])),
+        (lambda r: dist.Dirichlet(jnp.ones(2) + r), [[0.3, 0.7], [0.5, 0.5001]], None),
+        (lambda r: dist.Normal(r, 1.0), [-1.0, 0.0, 1.0], None),
+    ],
+    ids=["halves", "zeros", "soft labels", "latent bound", "angles", "mask", "rounding", "real"],
+)
+def test_numbers_that_have_a_density_all_the_same_pass(fn, y, seen):
+    check(fn, y, seen)
+
+
+def test_data_that_are_traced_are_not_looked_at():
+    def of(y):
+        check_rows(rate, (dist.Poisson, y, 2), {}, init_to_uniform)
+        held = lambda: rate(dist.Poisson, y)  # noqa: E731
+        check_rows(held, (), {}, init_to_uniform)
+        return y
+
+    jax.jit(of)(jnp.array([1, -1]))
+    held = lambda: rate(dist.Poisson, jnp.array([1, -1]))  # noqa: E731
+    with pytest.raises(ValueError, match="no density at 1 of its 2 values"):
+        check_rows(held, (), {}, init_to_uniform)

@@ -13,7 +13,7 @@ from numpyro.infer.autoguide import AutoDiagonalNormal
 import optax
 import pytest
 
-from numpyro_ext._model.mistakes import read_global
+from numpyro_ext._model.checks import read_global
 from numpyro_ext._model.read import (
     frames,
     is_data,

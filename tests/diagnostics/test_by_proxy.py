@@ -14,7 +14,6 @@ import optax
 import pytest
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model import stand_in
 from numpyro_ext.diagnostics import _by_proxy, diagnose, limits, pareto_khat
 from numpyro_ext.diagnostics.psis import log_weights_of
 from numpyro_ext.mcmc import SGHMC
@@ -25,7 +24,7 @@ ROWS, MOST = 12_000, 4e9
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch):
-    monkeypatch.setattr(stand_in, "ROWS", 500)
+    monkeypatch.setattr(_by_proxy, "ROWS", 500)
 
 
 def model(x, y, batch=100):

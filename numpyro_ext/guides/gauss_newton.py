@@ -11,10 +11,10 @@ from numpyro.handlers import seed, substitute
 
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.handlers import every_row
-from numpyro_ext._model.likelihoods import predictor, whitened
 from numpyro_ext._model.read import Site, frames, sample_sites, trace_of
 from numpyro_ext._numpyro import at_unconstrained, default_key
 from numpyro_ext._typing import Model, Params, Trace
+from numpyro_ext.guides.likelihoods import predictor, whitened
 
 __all__ = ["Outputs", "whole_trace"]
 
@@ -28,7 +28,7 @@ class Outputs(Factors):
     r"""The whitened parameters of the likelihood of each row, in place of its log density.
 
     ``row(x, n)`` is the vector :math:`R_n(\theta_n)\,\theta_n` of
-    :mod:`numpyro_ext._model.likelihoods`, in which only the last factor has a derivative.
+    :mod:`numpyro_ext.guides.likelihoods`, in which only the last factor has a derivative.
     """
 
     _of_site = staticmethod(whitened)

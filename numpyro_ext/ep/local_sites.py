@@ -1,4 +1,4 @@
-"""The latent sites inside the plate of the data, drawn given those outside and the data."""
+"""The latent sites inside the plate of the data: integrated out, and drawn given those outside."""
 
 from collections.abc import Callable
 import copy
@@ -11,11 +11,9 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 from numpyro.handlers import block, seed, substitute
 from numpyro.infer import init_to_uniform
-from numpyro.primitives import Messenger
 
-from numpyro_ext._model import integral
 from numpyro_ext._model.arguments import is_traced
-from numpyro_ext._model.density import row_log_lik, without_mask
+from numpyro_ext._model.density import row_log_lik
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.read import (
     Site,
@@ -26,10 +24,11 @@ from numpyro_ext._model.read import (
     shape_trace,
     trace_of,
 )
-from numpyro_ext._numpyro import at_unconstrained, mask_of, site_of_log_det
-from numpyro_ext._typing import Model, Sites
+from numpyro_ext._numpyro import at_unconstrained, site_of_log_det
+from numpyro_ext._typing import Sites
+from numpyro_ext.ep import integral
 
-__all__ = ["Drawn", "draw_sites", "latents_unmasked"]
+__all__ = ["Drawn", "draw_sites", "marginal", "num_points"]
 
 DrawMany = Callable[[Callable[[Array], Array], int, Array], tuple[Array, Array]]
 """``(log_density, size, rng_key)`` to a draw of so many coordinates, and the log integral."""
@@ -37,22 +36,42 @@ _POINTS = 2**14
 """Places of rows at which a row is evaluated at a time, for one draw."""
 
 
-class latents_unmasked(Messenger):
-    """Give latent sites their prior where an array masks them, as an ``obs_mask`` does in rows that
-    are observed: what has no density is not drawn."""
+def marginal(factors: Factors, x: Array, n: Array, z: Array | None = None) -> Array:
+    """The log likelihood of row ``n`` at ``x`` without the local sites: discrete ones are summed
+    out, and a continuous one of a single coordinate is integrated by quadrature.
 
-    def __init__(self, fn: Model) -> None:
-        super().__init__(fn)
-        self.names: set[str] = set()
+    :param z: ``(local_size,)``, values of the continuous local sites, unconstrained and flat,
+        of which the result is then a function too; None to integrate.
+    """
+    if z is None and factors.local_size > 1:
+        raise ValueError(
+            f"a row has {factors.local_size} coordinates of the local latent sites"
+            f" {sorted(factors.local)}, and at most one can be integrated out by quadrature. Use"
+            " ImportanceSampling() or NUTSProjection(), or move sites out of the plate"
+            f" '{factors.plate}', as in theta = sample(..., dist.Normal(mu, tau).expand([N]))"
+            " before the plate."
+        )
+    if not factors.states:
+        return _in_state(factors, x, n, {}, z)
+    each = jax.vmap(lambda state: _in_state(factors, x, n, state, z))(factors.states)
+    return logsumexp(each)
 
-    def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] != "sample":
-            return
-        mask = mask_of(msg["fn"])
-        if not msg["is_observed"] and mask is not None and jnp.ndim(mask) > 0:
-            self.names.add(msg["name"])
-        if site_of_log_det(msg["name"], self.names) in self.names:
-            msg["fn"] = without_mask(msg["fn"])
+
+def _in_state(factors: Factors, x: Array, n: Array, state: Sites, z: Array | None) -> Array:
+    flat, unravel = ravel_pytree(factors.local)
+
+    def at(z: Array, x: Array) -> Array:
+        return factors.row(x, n, {**state, **unravel(z.reshape(flat.shape))})
+
+    if factors.local and z is None:
+        return integral.log_integral(at, x)
+    return at(flat if z is None else z, x)
+
+
+def num_points(factors: Factors) -> int:
+    """The number of places at which :func:`marginal` evaluates a row."""
+    states = len(next(iter(factors.states.values()), [0]))
+    return states * (integral.NUM_NODES if factors.local_size == 1 else 1)
 
 
 class Drawn(NamedTuple):
@@ -163,7 +182,7 @@ def _draw_rows(
             return z, log_p(k, z)
 
         if size > 1:
-            z, log_z = draw_many(lambda z: factors.marginal(x, n, z), size, key_z)
+            z, log_z = draw_many(lambda z: marginal(factors, x, n, z), size, key_z)
         else:
             z = flat
         each, logits = jax.vmap(one)(jnp.arange(number))
@@ -175,7 +194,7 @@ def _draw_rows(
         return local, log_z
 
     keys = random.split(rng_key, factors.size)
-    block_size = max(1, _POINTS // (2048 if size > 1 else 4 * factors.points))
+    block_size = max(1, _POINTS // (2048 if size > 1 else 4 * num_points(factors)))
     if factors.size <= block_size:
         found, log_z = jax.vmap(of_row)(jnp.arange(factors.size), keys)
     else:

@@ -16,20 +16,18 @@ from numpyro.distributions import (
 
 from numpyro_ext._model.density import log_prob, row_log_prob
 from numpyro_ext._model.read import Site, layers
-from numpyro_ext._numpyro import mask_of
 
-__all__ = ["NOISE_DRAWS", "kind_of", "num_classes", "num_seen", "predicted", "seen"]
+__all__ = ["NOISE_DRAWS", "kind_of", "num_classes", "predicted"]
 
 NOISE_DRAWS = 100
 """Draws of a distribution, where it has no cdf or no moments in closed form."""
 _CLASSES = BernoulliLogits, BernoulliProbs, CategoricalLogits, CategoricalProbs
+_WRAPPERS = ExpandedDistribution, Independent, MaskedDistribution
 
 
 def _elementwise(fn: Any) -> Any:
     """The distribution of a single number or vector, without the wrappers of shape and mask."""
-    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
-        fn = fn.base_dist
-    return fn
+    return next(layer for layer in layers(fn) if not isinstance(layer, _WRAPPERS))
 
 
 def kind_of(site: Site) -> str:
@@ -64,19 +62,20 @@ def predicted(site: Site, rng_key: Array) -> dict[str, Array]:
     """
     value, fn = jnp.asarray(site["value"]), _elementwise(site["fn"])
     shape = jnp.broadcast_shapes(value.shape, site["fn"].shape())
-    kind = kind_of(site)
+    kind, inner = kind_of(site), {**site, "fn": fn, "value": value, "intermediates": []}
     whole = log_prob(site)
     # Without a plate, `to_event` may have declared all rows one event.
     log_lik = row_log_prob(site) if whole.ndim == 0 and fn.event_dim == 0 else whole
     out = {"log_lik": log_lik}
     if kind == "classes":
         support = jnp.reshape(fn.enumerate_support(expand=False), (-1,) + (1,) * len(shape))
-        probs = jnp.exp(fn.log_prob(jnp.broadcast_to(support, (support.shape[0], *shape))))
+        each = jnp.broadcast_to(support, (support.shape[0], *shape))
+        probs = jnp.exp(log_prob({**inner, "value": each}))
         # Of logits that are NaN, NumPyro's Bernoulli makes the probabilities 1 and 0.
         own = jnp.isnan(fn.probs)
         own = jnp.any(own, -1) if own.ndim > len(fn.batch_shape) else own
         return {**out, "probs": jnp.moveaxis(jnp.where(own, jnp.nan, probs), 0, -1)}
-    found = _closed_forms(fn, value, kind)
+    found = _closed_forms(inner, kind)
     if len(found) < 3:
         draws = fn.sample(rng_key, (NOISE_DRAWS, *shape[: len(shape) - len(fn.shape())]))
         below = jnp.mean((draws < value) + 0.5 * (draws == value), 0)
@@ -84,35 +83,18 @@ def predicted(site: Site, rng_key: Array) -> dict[str, Array]:
     return out | {name: jnp.broadcast_to(x, shape) for name, x in found.items()}
 
 
-def _closed_forms(fn: Any, value: Array, kind: str) -> dict[str, Array]:
+def _closed_forms(site: Site, kind: str) -> dict[str, Array]:
     """Those of ``mean``, ``variance`` and ``cdf`` that the distribution has."""
     found: dict[str, Array] = {}
+    fn = site["fn"]
     for name in ("mean", "variance"):
         try:
             found[name] = getattr(fn, name)
         except (NotImplementedError, AttributeError):
             continue
     try:
-        cdf = fn.cdf(value)
+        cdf = fn.cdf(site["value"])
     except (NotImplementedError, AttributeError):
         return found
-    half = 0.5 * jnp.exp(fn.log_prob(value)) if kind == "counts" else 0.0
+    half = 0.5 * jnp.exp(log_prob(site)) if kind == "counts" else 0.0
     return {**found, "cdf": cdf - half}
-
-
-def seen(site: Site) -> Array:
-    """Which entries of a site the model does not leave out by a mask."""
-    shape = jnp.broadcast_shapes(jnp.shape(site["value"]), site["fn"].shape())
-    found = jnp.ones(shape, bool)
-    for layer in layers(site["fn"]):
-        mask = mask_of(layer)
-        if mask is not None:
-            # A mask has the axes of a batch, without those of an event.
-            mask = jnp.reshape(mask, jnp.shape(mask) + (1,) * layer.event_dim)
-            found = found & jnp.broadcast_to(mask, shape)
-    return found
-
-
-def num_seen(site: Site) -> Array:
-    """How many numbers of each row of a site no mask leaves out, with the axes of its batch."""
-    return jnp.sum(seen(site), tuple(range(-site["fn"].event_dim, 0)))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions.util import clamp_probs
 
-from numpyro_ext._model.read import Site
+from numpyro_ext._model.read import Site, layers
 from numpyro_ext._numpyro import mask_of
 
 __all__ = ["like", "predictor", "whitened", "with_predictor"]
@@ -98,12 +98,13 @@ def _read(site: Site) -> tuple[Any, _Family, Array]:
     fn = site["fn"]
     shape = fn.batch_shape + fn.event_shape
     mask = jnp.ones(shape, bool)
-    while isinstance(fn, _WRAPPERS):
+    for fn in layers(site["fn"]):
+        if not isinstance(fn, _WRAPPERS):
+            break
         own = mask_of(fn)
         if own is not None:
             events = (1,) * len(fn.event_shape)
             mask &= jnp.reshape(jnp.asarray(own), jnp.shape(own) + events)
-        fn = fn.base_dist
     if type(fn) not in _FAMILIES:
         what = "a numpyro.factor" if isinstance(fn, dist.Unit) else f"{type(fn).__name__}"
         known = "Normal, Bernoulli, Binomial, Categorical and Poisson"

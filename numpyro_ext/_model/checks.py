@@ -16,9 +16,9 @@ from numpyro.handlers import block, seed, substitute
 from numpyro.infer import init_to_uniform
 from numpyro.primitives import Messenger
 
+from numpyro_ext._model.density import seen
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.implicit import has_density
-from numpyro_ext._model.predictive import seen
 from numpyro_ext._model.read import (
     ModelInfo,
     Site,

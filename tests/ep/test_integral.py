@@ -8,7 +8,7 @@ from jax.scipy.special import gammaln
 import numpy as np
 import pytest
 
-from numpyro_ext._model.integral import draw, log_integral
+from numpyro_ext.ep.integral import draw, log_integral
 
 DENSITIES = {
     "normal, far and narrow": lambda z, a: stats.norm.logpdf(z, 300.0 + a, 0.01),

@@ -12,8 +12,8 @@ import numpy as np
 from numpyro.handlers import condition, seed, uncondition
 from numpyro.ops.provenance import eval_provenance
 
+from numpyro_ext._model.checks import check_observed
 from numpyro_ext._model.handlers import every_row, valid_plates
-from numpyro_ext._model.mistakes import check_observed
 from numpyro_ext._model.read import is_data, latent_sites, sample_sites, shape_trace, trace_of
 from numpyro_ext._typing import Model, Sites, Trace
 
