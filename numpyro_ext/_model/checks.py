@@ -19,6 +19,7 @@ from numpyro.primitives import Messenger
 from numpyro_ext._model.density import seen
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.implicit import has_density
+from numpyro_ext._model.program import read_model, trace_of
 from numpyro_ext._model.read import (
     ModelInfo,
     Site,
@@ -27,8 +28,6 @@ from numpyro_ext._model.read import (
     is_delta,
     latent_sites,
     layers,
-    read_model,
-    trace_of,
 )
 from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Model, Trace

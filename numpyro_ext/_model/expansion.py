@@ -25,14 +25,8 @@ from numpyro_ext._model.mode_search import (
 )
 from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import (
-    ModelInfo,
-    frames,
-    model_info,
-    sample_sites,
-    set_up,
-    trace_of,
-)
+from numpyro_ext._model.program import set_up, trace_of
+from numpyro_ext._model.read import ModelInfo, frames, model_info, sample_sites
 from numpyro_ext._model.start import draw_start, start_near_median
 from numpyro_ext._model.taylor import (
     BLOCK,

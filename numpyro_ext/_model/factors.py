@@ -28,16 +28,8 @@ from numpyro_ext._model.arguments import split_arguments
 from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import every_row, rows
-from numpyro_ext._model.read import (
-    Latent,
-    Site,
-    frames,
-    model_info,
-    plate_sizes,
-    sample_sites,
-    shape_trace,
-    trace_of,
-)
+from numpyro_ext._model.program import shape_trace, trace_of
+from numpyro_ext._model.read import Latent, Site, frames, model_info, plate_sizes, sample_sites
 from numpyro_ext._model.sharding import num_devices, sharding_of_rows
 from numpyro_ext._numpyro import at_unconstrained, default_key, mask_of, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites, Trace

@@ -1,28 +1,20 @@
 """The contents of a NumPyro program: sites, plates, parameters, and the flat order of latents."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 import math
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array, random
+from jax import Array
 from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import Delta, Unit, biject_to, constraints
-from numpyro.handlers import block, seed, substitute, trace
-from numpyro.infer import init_to_uniform
-from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.handlers import (
-    first_rows,
-    plates_have_rows,
-    says_as_array,
     subsampled_plates,
-    valid_plates,
 )
 from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Model, Sites, Trace
@@ -32,7 +24,6 @@ __all__ = [
     "ModelInfo",
     "Site",
     "base_distribution",
-    "call_and_trace",
     "continuous_latents",
     "frames",
     "is_data",
@@ -43,60 +34,15 @@ __all__ = [
     "model_info",
     "not_reparameterized",
     "plate_sizes",
-    "read_model",
     "sample_sites",
-    "set_up",
-    "shape_trace",
     "shared_plates",
     "split_auxiliary",
-    "trace_of",
     "unconstrained_shape",
     "unravel",
 ]
 
 Site = dict[str, Any]
 """One entry of a trace."""
-
-
-def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
-    """The trace of one run."""
-    with plates_have_rows(), says_as_array():
-        return trace(fn).get_trace(*indexed(args), **indexed(kwargs or {}))
-
-
-def call_and_trace(fn: Model, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Trace]:
-    """The result of ``fn`` and the trace of that run, whose sites outer handlers see too."""
-    with trace() as recorded:
-        result = fn(*args, **kwargs)
-    return result, recorded
-
-
-def shape_trace(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
-    """The trace of a run without arithmetic, in which values have only a shape and a type."""
-    box: Trace = {}
-
-    def run() -> None:
-        with block():  # a guide that reads its model is traced itself
-            box.update(trace_of(fn, args, kwargs))
-
-    jax.eval_shape(run)
-    return box
-
-
-def set_up(guide: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> None:
-    """Call an auto guide that was never called, so that it does not read its model in a trace."""
-    if isinstance(guide, type):
-        name = guide.__name__
-        raise TypeError(
-            f"the guide is the class {name}; give SVI an instance: SVI(model, {name}(model), ...)."
-        )
-    while not isinstance(guide, AutoGuide):
-        if not hasattr(guide, "fn"):  # of a handler, or of another wrapper
-            return
-        guide = guide.fn  # type: ignore[attr-defined] - looked at just above
-    if guide.prototype_trace is None:
-        with block(), jax.ensure_compile_time_eval():
-            seed(getattr(guide, "set_up", guide), 0)(*args, **(kwargs or {}))
 
 
 def sample_sites(trace: Trace) -> Iterator[Site]:
@@ -354,18 +300,6 @@ def _check_shapes(
                 f"{what} has shape {jnp.shape(values[name])} at site '{name}'; it must be {shape}."
             )
     return {name: jnp.asarray(values[name], expected.dtype) for name, expected in like.items()}
-
-
-def read_model(
-    model: Model,
-    args: tuple = (),
-    kwargs: dict[str, Any] | None = None,
-    *,
-    init_strategy: Callable[..., Any] = init_to_uniform,
-) -> ModelInfo:
-    """Run the model once on shapes alone; an error names a site that no method here can handle."""
-    seeded = valid_plates(first_rows(seed(model, random.key(0))))
-    return model_info(shape_trace(substitute(seeded, substitute_fn=init_strategy), args, kwargs))
 
 
 def model_info(trace: Trace) -> ModelInfo:

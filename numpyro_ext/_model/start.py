@@ -19,7 +19,8 @@ from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.handlers import first_rows
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import ModelInfo, trace_of
+from numpyro_ext._model.program import trace_of
+from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._typing import Model, Params, Sites
 
 __all__ = [

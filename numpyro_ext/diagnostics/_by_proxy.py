@@ -12,7 +12,8 @@ from numpyro.handlers import block, seed
 from numpyro.infer import MCMC
 
 from numpyro_ext._model.handlers import rows
-from numpyro_ext._model.read import Site, call_and_trace, frames, trace_of
+from numpyro_ext._model.program import call_and_trace, trace_of
+from numpyro_ext._model.read import Site, frames
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy, sd_over_minibatches
 from numpyro_ext._model.units import find_layout
 from numpyro_ext._numpyro import at_unconstrained

@@ -15,7 +15,7 @@ from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.density import log_density
 from numpyro_ext._model.handlers import rows
 from numpyro_ext._model.minibatch import replace_indices
-from numpyro_ext._model.read import trace_of
+from numpyro_ext._model.program import trace_of
 from numpyro_ext._model.taylor import LARGEST_NOISE, TaylorProxy, sd_over_minibatches, too_far
 from numpyro_ext._model.units import find_layout
 from numpyro_ext._numpyro import at_unconstrained

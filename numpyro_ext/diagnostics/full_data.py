@@ -10,7 +10,8 @@ from numpyro.primitives import Messenger
 
 from numpyro_ext._model.density import without_mask
 from numpyro_ext._model.handlers import every_row, valid_plates
-from numpyro_ext._model.read import sample_sites, shape_trace
+from numpyro_ext._model.program import shape_trace
+from numpyro_ext._model.read import sample_sites
 from numpyro_ext._numpyro import mask_of, site_of_log_det
 from numpyro_ext._typing import Model, Trace
 

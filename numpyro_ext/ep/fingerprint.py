@@ -16,7 +16,8 @@ from numpyro.handlers import block, seed
 from numpyro_ext._model.arguments import Arguments
 from numpyro_ext._model.density import log_prob, scaled
 from numpyro_ext._model.handlers import every_row
-from numpyro_ext._model.read import plate_sizes, sample_sites, trace_of
+from numpyro_ext._model.program import trace_of
+from numpyro_ext._model.read import plate_sizes, sample_sites
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model
 

@@ -15,15 +15,8 @@ from numpyro.infer import init_to_uniform
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.density import row_log_lik
 from numpyro_ext._model.factors import Factors
-from numpyro_ext._model.read import (
-    Site,
-    frames,
-    latent_sites,
-    plate_sizes,
-    sample_sites,
-    shape_trace,
-    trace_of,
-)
+from numpyro_ext._model.program import shape_trace, trace_of
+from numpyro_ext._model.read import Site, frames, latent_sites, plate_sizes, sample_sites
 from numpyro_ext._numpyro import at_unconstrained, site_of_log_det
 from numpyro_ext._typing import Sites
 from numpyro_ext.ep import integral

@@ -30,7 +30,8 @@ from numpyro_ext._model.init_from import (
     searched_modes,
 )
 from numpyro_ext._model.modes import Modes
-from numpyro_ext._model.read import ModelInfo, call_and_trace
+from numpyro_ext._model.program import call_and_trace
+from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import guide_start
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Model, Params, Sites

@@ -11,7 +11,8 @@ from numpyro.handlers import seed, substitute
 
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.handlers import every_row
-from numpyro_ext._model.read import Site, frames, sample_sites, trace_of
+from numpyro_ext._model.program import trace_of
+from numpyro_ext._model.read import Site, frames, sample_sites
 from numpyro_ext._numpyro import at_unconstrained, default_key
 from numpyro_ext._typing import Model, Params, Trace
 from numpyro_ext.guides.likelihoods import predictor, whitened

@@ -24,7 +24,8 @@ from numpyro.handlers import block, substitute
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.arguments import is_traced, split_arguments
 from numpyro_ext._model.handlers import refuse_mutable, refuse_noise
-from numpyro_ext._model.read import Site, read_model
+from numpyro_ext._model.program import read_model
+from numpyro_ext._model.read import Site
 from numpyro_ext._model.start import params_in_scope
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.guides.base import AutoJoint

@@ -13,7 +13,8 @@ from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._model.arguments import split_arguments
 from numpyro_ext._model.handlers import first_rows
-from numpyro_ext._model.read import ModelInfo, layers, shape_trace, trace_of
+from numpyro_ext._model.program import shape_trace, trace_of
+from numpyro_ext._model.read import ModelInfo, layers
 from numpyro_ext._model.start import draw_params
 from numpyro_ext._numpyro import at_unconstrained
 from numpyro_ext._typing import Model, Params, Sites
@@ -84,6 +85,5 @@ def normal_priors(
 
 def _word(fn: Any) -> str:
     """The kind of a distribution, without ``expand`` and ``to_event``."""
-    while isinstance(fn, (dist.ExpandedDistribution, dist.Independent)):
-        fn = fn.base_dist
-    return type(fn).__name__
+    wrappers = dist.ExpandedDistribution, dist.Independent
+    return next(type(layer).__name__ for layer in layers(fn) if not isinstance(layer, wrappers))

@@ -29,13 +29,8 @@ from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.finite_steps import finite_step
 from numpyro_ext._model.handlers import rows, same_plates, seed_plates, valid_plates
 from numpyro_ext._model.mapping import map_over
-from numpyro_ext._model.read import (
-    Site,
-    latent_sites,
-    sample_sites,
-    set_up,
-    trace_of,
-)
+from numpyro_ext._model.program import set_up, trace_of
+from numpyro_ext._model.read import Site, latent_sites, sample_sites
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._model.units import Layout, check_traces, drawn_sites, find_layout
 from numpyro_ext._numpyro import at_unconstrained, without_rsample_stop_gradient

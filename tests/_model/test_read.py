@@ -14,6 +14,7 @@ import optax
 import pytest
 
 from numpyro_ext._model.checks import read_global
+from numpyro_ext._model.program import read_model, trace_of
 from numpyro_ext._model.read import (
     frames,
     is_data,
@@ -21,8 +22,6 @@ from numpyro_ext._model.read import (
     model_info,
     not_reparameterized,
     plate_sizes,
-    read_model,
-    trace_of,
 )
 from tests._model.models import ORDER, ROWS, SIZE, data, unordered
 from tests.mcmc.models import arrays_of_size

@@ -14,7 +14,7 @@ from numpyro.infer.autoguide import AutoNormal
 import pytest
 
 from numpyro_ext._model.handlers import seed_plates
-from numpyro_ext._model.read import trace_of
+from numpyro_ext._model.program import trace_of
 from numpyro_ext.guides import with_reverse
 from numpyro_ext.objectives import IWELBO, VRELBO, AuxiliaryELBO
 from numpyro_ext.objectives.auxiliary import HasReverse

@@ -16,7 +16,7 @@ import optax
 import pytest
 
 from numpyro_ext._model.handlers import seed_plates
-from numpyro_ext._model.read import trace_of
+from numpyro_ext._model.program import trace_of
 from numpyro_ext._typing import SemiImplicit
 from numpyro_ext.guides import AutoSemiImplicit
 from numpyro_ext.objectives import SemiImplicitELBO

@@ -1,0 +1,142 @@
+"""A model on its arguments, and the one way in which it is run at given values on given rows."""
+
+from collections.abc import Callable
+import copy
+from typing import Any
+
+import jax
+from jax import Array, random
+import jax.numpy as jnp
+from numpyro.handlers import block, seed, substitute, trace
+from numpyro.infer import init_to_uniform
+from numpyro.infer.autoguide import AutoGuide
+
+from numpyro_ext._model import handlers
+from numpyro_ext._model.arguments import indexed
+from numpyro_ext._model.density import log_density, row_log_lik
+from numpyro_ext._model.handlers import first_rows, plates_have_rows, says_as_array, valid_plates
+from numpyro_ext._model.read import ModelInfo, model_info
+from numpyro_ext._numpyro import at_unconstrained
+from numpyro_ext._typing import Model, Params, Sites, Trace
+
+__all__ = ["Program", "call_and_trace", "read_model", "set_up", "shape_trace", "trace_of"]
+
+
+class Program:
+    """A model on its arguments.
+
+    * ``model`` - the model with its parameters in place.
+    * ``arguments`` - positional and keyword arguments.
+    * ``plates`` - ``{plate: (size, subsample_size)}`` of the plates whose rows can be chosen.
+
+    :param model: Python callable containing NumPyro primitives.
+    :param args: arguments of the model.
+    :param kwargs: keyword arguments of the model.
+    :param dict params: values of the model's ``param`` and ``mutable`` sites.
+    :param dict plates: as the model was read.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+        params: Params | None = None,
+        *,
+        plates: dict[str, tuple[int, int]] | None = None,
+    ) -> None:
+        self.model = substitute(model, data=params) if params else model
+        self.plates = plates or {}
+        self.arguments: tuple[tuple, dict[str, Any]] = indexed((args, kwargs or {}))
+
+    def on(self, args: tuple, kwargs: dict[str, Any]) -> "Program":
+        """The same model on other arguments, which may be traced."""
+        other = copy.copy(self)
+        other.arguments = indexed((args, kwargs))
+        return other
+
+    def trace(
+        self,
+        z: Sites | None = None,
+        rows: dict[str, Array] | None = None,
+        *,
+        values: Sites | Callable[[Any], Array | None] | None = None,
+        rng_key: Array | None = None,
+    ) -> Trace:
+        """One run.
+
+        :param dict z: unconstrained values of latent sites; each log Jacobian is a factor.
+        :param dict rows: indices of any number for plates; None for those that the model has.
+        :param values: values of sites as they are, a dict or a function of a site.
+        :param rng_key: for what no value is given of.
+        """
+        fn = self.model
+        if rows is not None:
+            fn = handlers.rows(fn, {n: jnp.asarray(i) for n, i in rows.items()}, self.plates)
+        if values is not None:
+            given = {"substitute_fn" if callable(values) else "data": values}
+            fn = substitute(fn, **given)
+        fn = fn if z is None else at_unconstrained(fn, z)
+        return trace_of(fn if rng_key is None else seed(fn, rng_key), *self.arguments)
+
+    def potential(self, z: Sites, rows: dict[str, Array] | None = None) -> Array:
+        """Minus the log density at unconstrained values, Jacobian included."""
+        return -log_density(self.trace(z, rows))
+
+    def rows_log_lik(self, z: Sites, rows: dict[str, Array]) -> Array:
+        """The log likelihood of each of these rows of one plate, without the plate's scale."""
+        (plate,) = rows
+        return row_log_lik(self.trace(z, rows), plate)
+
+
+def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
+    """The trace of one run."""
+    with plates_have_rows(), says_as_array():
+        return trace(fn).get_trace(*indexed(args), **indexed(kwargs or {}))
+
+
+def call_and_trace(fn: Model, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Trace]:
+    """The result of ``fn`` and the trace of that run, whose sites outer handlers see too."""
+    with trace() as recorded:
+        result = fn(*args, **kwargs)
+    return result, recorded
+
+
+def shape_trace(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
+    """The trace of a run without arithmetic, in which values have only a shape and a type."""
+    box: Trace = {}
+
+    def run() -> None:
+        with block():  # a guide that reads its model is traced itself
+            box.update(trace_of(fn, args, kwargs))
+
+    jax.eval_shape(run)
+    return box
+
+
+def set_up(guide: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> None:
+    """Call an auto guide that was never called, so that it does not read its model in a trace."""
+    if isinstance(guide, type):
+        name = guide.__name__
+        raise TypeError(
+            f"the guide is the class {name}; give SVI an instance: SVI(model, {name}(model), ...)."
+        )
+    while not isinstance(guide, AutoGuide):
+        if not hasattr(guide, "fn"):  # of a handler, or of another wrapper
+            return
+        guide = guide.fn  # type: ignore[attr-defined] - looked at just above
+    if guide.prototype_trace is None:
+        with block(), jax.ensure_compile_time_eval():
+            seed(getattr(guide, "set_up", guide), 0)(*args, **(kwargs or {}))
+
+
+def read_model(
+    model: Model,
+    args: tuple = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    init_strategy: Callable[..., Any] = init_to_uniform,
+) -> ModelInfo:
+    """Run the model once on shapes alone; an error names a site that no method here can handle."""
+    seeded = valid_plates(first_rows(seed(model, random.key(0))))
+    return model_info(shape_trace(substitute(seeded, substitute_fn=init_strategy), args, kwargs))
