@@ -141,28 +141,42 @@ def test_no_file_imports_itself_in_a_circle():
     report(found)
 
 
-def test_only_the_reader_traces_a_model():
-    """No ``handlers.trace``, ``base_dist`` or reading function of NumPyro outside ``_model``."""
+def test_only_a_program_runs_a_model():
+    """One file has ``handlers.trace``, unconstrained values and reading functions of NumPyro."""
+    program = PACKAGE / "_model" / "program.py"
+    # Where NumPyro's kernels and guides start.
+    allowed = {PACKAGE / "_model" / "start.py": {"initialize_model"}}
     found = []
-    for path in FILES:
-        if part_of(path) == "_model":
-            continue
+    for path in set(FILES) - {program}:
+        readers = READERS - allowed.get(path, set())
         for node, module, names in imports_of(path):
+            taken = set(names) & {"at_unconstrained"}
             if module.split(".")[0] == "numpyro":
-                taken = set(names) & (READERS | ({"trace"} if "handlers" in module else set()))
-                found += [f"{place(path, node)} imports {name}" for name in sorted(taken)]
+                taken |= set(names) & (readers | ({"trace"} if "handlers" in module else set()))
+            found += [f"{place(path, node)} imports {name}" for name in sorted(taken)]
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Attribute):
                 text = ast.unparse(node)
                 numpyros = text.startswith(("numpyro.", "infer.", "util."))
                 if (
-                    node.attr in {"get_trace", "base_dist"}
+                    node.attr == "get_trace"
                     or text.endswith("handlers.trace")
-                    or (node.attr in READERS and numpyros)
+                    or (node.attr in readers and numpyros)
                 ):
                     found.append(f"{place(path, node)} uses {text}")
-            elif isinstance(node, ast.Constant) and node.value in ("base_dist", "get_trace"):
+            elif isinstance(node, ast.Constant) and node.value == "get_trace":
                 found.append(f"{place(path, node)} uses {node.value!r}")
+    report(sorted(found))
+
+
+def test_only_the_reader_looks_under_a_distribution():
+    """No ``base_dist`` outside ``_model``."""
+    found = []
+    for path in FILES:
+        for node in ast.walk(tree_of(path)) if part_of(path) != "_model" else ():
+            name = getattr(node, "attr", getattr(node, "value", None))
+            if isinstance(node, ast.Attribute | ast.Constant) and name == "base_dist":
+                found.append(f"{place(path, node)} uses {ast.unparse(node)}")
     report(found)
 
 

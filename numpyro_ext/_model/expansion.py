@@ -32,7 +32,6 @@ from numpyro_ext._model.taylor import (
     BLOCK,
     LARGEST_NOISE,
     TaylorProxy,
-    rows_of,
     sd_over_minibatches,
     too_far,
 )
@@ -136,11 +135,9 @@ class Rows:
         object.__setattr__(proxy, "origin", self)
         return proxy
 
-    def at(self, x: Array, idx: Array) -> Array:
+    def _log_lik(self, x: Array, idx: Array) -> Array:
         """The log likelihood of the rows ``idx`` at a flat vector."""
-        args, kwargs = self.arguments
-        z = self.info.unravel(x)
-        return rows_of(self.model, z, {self.plate: idx}, self.info.plates)(*args, **kwargs)
+        return self.potential.rows_log_lik(self.info.unravel(x), {self.plate: idx})
 
     def _find_center(self, rng_key: Array, center: Any) -> tuple[Array, Mode | None]:
         """The flat vector of the center, and what a search found if there was one."""
@@ -213,7 +210,7 @@ class Rows:
         """An error where a step could not take the derivatives of the rows along a line."""
 
         def slope(x: Array) -> Array:
-            return jax.jvp(lambda x: self.at(x, jnp.arange(self.batch)), (x,), (x,))[1]
+            return jax.jvp(lambda x: self._log_lik(x, jnp.arange(self.batch)), (x,), (x,))[1]
 
         try:
             jax.eval_shape(lambda x: jax.jvp(slope, (x,), (x,)), x)
@@ -239,7 +236,7 @@ class Rows:
 
         @jax.jit
         def of(x: Array, idx: Array, directions: Array | None) -> tuple[Array, Array, Array | None]:
-            grad = jax.grad(lambda x: jnp.sum(self.at(x, idx)))
+            grad = jax.grad(lambda x: jnp.sum(self._log_lik(x, idx)))
 
             def column(direction: Array) -> Array:
                 return jax.jvp(grad, (x,), (direction,))[1]
@@ -247,7 +244,7 @@ class Rows:
             hessian = None
             if directions is not None:
                 hessian = lax.map(column, directions.T, batch_size=32)
-            return self.at(x, idx), grad(x), hessian
+            return self._log_lik(x, idx), grad(x), hessian
 
         # Totals in double precision: float32 would round a sum of many rows to its own digits.
         values, grad, hessian = [], np.zeros(len(x)), np.zeros(())
@@ -301,7 +298,7 @@ class Rows:
         @jax.jit
         def variances(rng_key: Array) -> Array:
             def rows_at(x: Array) -> Array:
-                return self.at(x, idx)
+                return self._log_lik(x, idx)
 
             def at(xi: Array) -> Array:
                 t = nearest + (factor @ xi if factor.ndim == 2 else factor * xi)

@@ -27,11 +27,11 @@ from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.arguments import split_arguments
 from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
-from numpyro_ext._model.handlers import every_row, rows
-from numpyro_ext._model.program import shape_trace, trace_of
+from numpyro_ext._model.handlers import every_row
+from numpyro_ext._model.program import Program, shape_trace
 from numpyro_ext._model.read import Latent, Site, frames, model_info, plate_sizes, sample_sites
 from numpyro_ext._model.sharding import num_devices, sharding_of_rows
-from numpyro_ext._numpyro import at_unconstrained, default_key, mask_of, site_of_log_det
+from numpyro_ext._numpyro import default_key, mask_of, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
 LARGEST_STATES = 64
@@ -63,7 +63,7 @@ class Factors:
      - **info** - what is static in the model, as :class:`ModelInfo`, with its global latent sites
        alone; ``info.size`` is the length D of the flat vector x, and ``info.ravel(z)`` and
        ``info.unravel(x)`` go from sites to x and back.
-     - **program** - the model, on all rows of its plates.
+     - **program** - the :class:`Program` of the model, on all rows of its plates.
      - **plate, size** - the data plate and the number N of its rows.
      - **local** - the continuous local sites in one row: zeros of their unconstrained shapes.
      - **states** - the joint states of the discrete ones: arrays with a leading axis.
@@ -87,10 +87,9 @@ class Factors:
         data_plate: str | None = None,
         params: Params | None = None,
     ) -> None:
-        self.program = every_row(default_key(substitute(model, data=params or {})))
-        self._arguments = args, kwargs or {}
-        fn = seed(valid_data(self.program), random.key(0))
-        trace = shape_trace(substitute(fn, substitute_fn=init_to_uniform), *self._arguments)
+        self.program = Program(default_key(model), args, kwargs, params)
+        self.program.model = every_row(self.program.model)
+        trace = self._valid_trace()
         self.plate = _data_plate(trace, data_plate)
         self.size = plate_sizes(trace)[self.plate][0]
         discrete = {n: x for n, x in trace.items() if self._is_discrete(x)}
@@ -105,13 +104,18 @@ class Factors:
         self.states = _joint_states(discrete, self.plate)
         masked = (*inside, *discrete)
         self._masked = sorted(n for n in masked if mask_of(trace[n]["fn"]) is not None)
-        self.sharding = sharding_of_rows(self._arguments, self.size)
+        self.sharding = sharding_of_rows(self.program.arguments, self.size)
         self.blocks = num_devices(self.sharding)
         self._way = self._find_way()
         # One program for all data, which are its arguments.
         self._is_right_on = jax.jit(
             lambda words, arrays: self.on(*words.whole(arrays))._way_is_right(), static_argnums=0
         )
+
+    def _valid_trace(self) -> Trace:
+        fn = seed(valid_data(self.program.model), random.key(0))
+        fn = substitute(fn, substitute_fn=init_to_uniform)
+        return shape_trace(fn, *self.program.arguments)
 
     def _way_is_right(self) -> Array | bool:
         return self._is_right(self._way)
@@ -141,9 +145,8 @@ class Factors:
     def check(self) -> None:
         """An error that names the site if the data do not fit the model, and one if the way to a
         row, which was found on other data, is wrong on these."""
-        fn = seed(valid_data(self.program), random.key(0))
-        shape_trace(substitute(fn, substitute_fn=init_to_uniform), *self._arguments)
-        if not self._is_right_on(*split_arguments(*self._arguments)):
+        self._valid_trace()
+        if not self._is_right_on(*split_arguments(*self.program.arguments)):
             raise ValueError(
                 f"on these data a row of the plate '{self.plate}' computed alone differs from that"
                 f" of a pass over all, which it did not on the data before; {self._remedy}, or make"
@@ -158,7 +161,7 @@ class Factors:
         first = {**self.local, **self._first_states()}
 
         def at(local: Sites, unmasked: Collection[str] = ()) -> Array:
-            trace = self._trace(x, jnp.arange(self.size), self._arguments, local)
+            trace = self._trace(x, jnp.arange(self.size), local)
             return row_log_lik(trace, self.plate, unmasked)
 
         for name in self._masked:  # one after the other: each row may have another one masked
@@ -184,7 +187,7 @@ class Factors:
     def on(self, args: tuple, kwargs: dict[str, Any]) -> "Factors":
         """The same factors of other arguments of the same shapes, which may be traced."""
         other = copy.copy(self)
-        other._arguments = args, kwargs
+        other.program = Program(self.program.model, args, kwargs)
         other._way = getattr(other, self._way.__name__)
         return other
 
@@ -198,7 +201,7 @@ class Factors:
         """
         if self.blocks == 1:
             return fn(self, arrays)
-        leaves, tree = jax.tree.flatten(self._arguments)
+        leaves, tree = jax.tree.flatten(self.program.arguments)
         of_rows = {k: jnp.asarray(x) for k, x in enumerate(leaves) if self._has_rows(x)}
 
         def of_block(parts: dict[int, Array], arrays: Any) -> Any:
@@ -238,7 +241,7 @@ class Factors:
         """
         found: dict[str, Array] = {}
         local = {**self.local, **self._first_states()}
-        trace = self._trace(x, jnp.arange(self.size), self._arguments, local)
+        trace = self._trace(x, jnp.arange(self.size), local)
         for site in sample_sites(trace):
             if self.plate not in frames(site):
                 name = site_of_log_det(site["name"], self.info.latents)
@@ -249,7 +252,7 @@ class Factors:
         """Draws of the prior, ``(num_samples, D)``."""
 
         def draw(rng_key: Array) -> Array:
-            trace = trace_of(seed(self.program, rng_key), *self._arguments)
+            trace = self.program.trace(rng_key=rng_key)
             sites = {name: trace[name] for name in self.info.latents}
             z = {n: biject_to(site["fn"].support).inv(site["value"]) for n, site in sites.items()}
             return self.info.ravel(z)
@@ -292,7 +295,7 @@ class Factors:
         generator = np.random.default_rng(0)  # which compiles nothing
         x = jnp.asarray(generator.uniform(-1, 1, (2, self.info.size)), float)
         local, n = {**self.local, **self._first_states()}, jnp.arange(self.size)
-        expected = jax.vmap(lambda x: self._log_lik(x, n, self._arguments, local))(x)
+        expected = jax.vmap(lambda x: self._log_lik(x, n, local))(x)
         self._way = way  # which `on` takes along to each block
 
         def alone(there: Factors, n: Array) -> Array:
@@ -306,31 +309,34 @@ class Factors:
         return jnp.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
 
     def _by_plate(self, x: Array, n: Array, local: Sites) -> Array:
-        return self._log_lik(x, n[None], self._arguments, local)
+        return self._log_lik(x, n[None], local)
 
     def _by_arguments(self, x: Array, n: Array, local: Sites) -> Array:
         def of_row(leaf: Any) -> Any:
             return jnp.asarray(leaf)[n][None] if self._has_rows(leaf) else leaf
 
-        sliced = jax.tree.map(of_row, self._arguments)
-        return self._log_lik(x, jnp.zeros(1, int), sliced, local)
+        there = self.on(*jax.tree.map(of_row, self.program.arguments))
+        return there._log_lik(x, jnp.zeros(1, int), local)
 
     def _by_all_rows(self, x: Array, n: Array, local: Sites) -> Array:
-        return self._log_lik(x, jnp.arange(self.size), self._arguments, local)[n[None]]
+        return self._log_lik(x, jnp.arange(self.size), local)[n[None]]
 
-    def _log_lik(self, x: Array, idx: Array, arguments: tuple, local: Sites) -> Array:
+    def _log_lik(self, x: Array, idx: Array, local: Sites) -> Array:
         """The log likelihood of each of the rows that the model has at ``idx``."""
         # A mask that takes a local site out of a row takes its integral out: it has its own prior,
         # which integrates to 1.
-        return row_log_lik(self._trace(x, idx, arguments, local), self.plate, local)
+        return row_log_lik(self._trace(x, idx, local), self.plate, local)
 
-    def _trace(self, x: Array, idx: Array, arguments: tuple, local: Sites) -> Trace:
-        fn = rows(self.program, {self.plate: idx}, {self.plate: (self.size, self.size)})
-        states = {name: z for name, z in local.items() if name in self.states}
-        if states:
-            fn = substitute(fn, data=states)
-        z = {**self.info.unravel(x), **{k: z for k, z in local.items() if k not in states}}
-        return trace_of(at_unconstrained(fn, z), *arguments)
+    def _trace(self, x: Array, idx: Array, local: Sites) -> Trace:
+        z, states = self.values_at(x, local)
+        return self.program.trace(z, {self.plate: idx}, values=states)
+
+    def values_at(self, x: Array, local: Sites) -> tuple[Sites, Sites]:
+        """Unconstrained values of the continuous sites, and those of the discrete ones."""
+        z, states = self.info.unravel(x), {}
+        for name, value in local.items():
+            (states if name in self.states else z)[name] = value
+        return z, states
 
 
 def _joint_states(discrete: dict[str, Site], plate: str) -> Sites:

@@ -9,21 +9,17 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
-from numpyro.handlers import seed, substitute
-from numpyro.infer.util import (
-    compute_log_probs,
-    constrain_fn,
-    potential_energy,
-    transform_fn,
-    unconstrain_fn,
-)
+from numpyro.handlers import seed
+from numpyro.infer.util import constrain_fn, transform_fn, unconstrain_fn
 
 from numpyro_ext._model.arguments import indexed, is_traced
-from numpyro_ext._model.handlers import first_rows, latents_only, rows
+from numpyro_ext._model.density import log_density, log_prob
+from numpyro_ext._model.handlers import first_rows, latents_only
 from numpyro_ext._model.minibatch import plate_indices
 from numpyro_ext._model.operations import traced_once
-from numpyro_ext._model.read import ModelInfo
-from numpyro_ext._numpyro import default_key
+from numpyro_ext._model.program import Program
+from numpyro_ext._model.read import ModelInfo, sample_sites
+from numpyro_ext._numpyro import default_key, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites
 
 __all__ = ["Potential", "value_and_grad"]
@@ -43,7 +39,7 @@ def value_and_grad(
     return lambda z: jax.jacfwd(twice, has_aux=True)(z)[::-1]
 
 
-class Potential:
+class Potential(Program):
     r"""
     The potential :math:`U(z) = -\log p(x, z)` of a model on given data, and its gradient.
 
@@ -98,16 +94,15 @@ class Potential:
         *,
         forward_mode: bool = False,
     ) -> None:
+        args, kwargs = indexed((args, kwargs))
+        super().__init__(default_key(model), args, kwargs, params, plates=info.plates)
         self.info = info
-        self.plates = info.plates
-        self._model = default_key(substitute(model, data=params))
-        self.arguments: tuple[tuple, dict[str, Any]] = indexed((args, kwargs))
         self._forward_mode = forward_mode
         self._gradient: Callable[..., tuple[Array, Sites]] = self._differentiate
 
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
         """U at ``z`` on the rows ``idx``."""
-        return jnp.asarray(potential_energy(self._on(idx), *self.arguments, z))
+        return -log_density(self.trace(z, idx))
 
     def value_and_grad(self, z: Sites, idx: dict[str, Array]) -> tuple[Array, Sites]:
         """U and its gradient: one minibatch."""
@@ -179,14 +174,14 @@ class Potential:
     def prior(self) -> "Potential":
         """The same without the observed sites: minus the log prior, Jacobian included."""
         other = copy.copy(self)
-        other._model = latents_only(self._model)
+        other.model = latents_only(self.model)
         other._gradient = other._differentiate
         return other
 
     def unconstrain(self, what: str, values: Sites) -> Sites:
         """Constrained values of all latent sites, unconstrained; ``what`` is for an error."""
         values = self.info.check_constrained(what, values)
-        fn = seed(first_rows(self._model), random.key(0))
+        fn = seed(first_rows(self.model), random.key(0))
         return self.info.check_unconstrained(what, unconstrain_fn(fn, *self.arguments, values))
 
     def postprocess(self) -> Callable[[Sites], Sites]:
@@ -197,7 +192,7 @@ class Potential:
         if fixed and not self.info.deterministic:
             transforms = {name: biject_to(support) for name, support in supports.items()}
             return lambda z: transform_fn(transforms, z)
-        fn = first_rows(self._model)
+        fn = first_rows(self.model)
         return lambda z: constrain_fn(fn, *self.arguments, z, return_deterministic=True)
 
     def check_start(
@@ -229,13 +224,10 @@ class Potential:
                 )
 
     def _nonfinite_site(self, z: Sites, idx: dict[str, Array]) -> str | None:
-        fn = seed(self._on(idx), random.key(0))
-
         def at(z: Sites) -> dict[str, Array]:
-            return compute_log_probs(fn, *self.arguments, constrain_fn(fn, *self.arguments, z))[0]
+            sites = {site["name"]: site for site in sample_sites(self.trace(z, idx))}
+            own = [n for n in sites if site_of_log_det(n, self.info.latents) == n]
+            return {name: jnp.sum(log_prob(sites[name])) for name in own}
 
         log_probs = jax.jit(at)(z)  # traced, or values out of the support would warn first
         return next((name for name, value in log_probs.items() if not jnp.isfinite(value)), None)
-
-    def _on(self, idx: dict[str, Array]) -> Model:
-        return rows(self._model, {name: jnp.asarray(i) for name, i in idx.items()}, self.plates)

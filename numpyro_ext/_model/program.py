@@ -1,7 +1,6 @@
 """A model on its arguments, and the one way in which it is run at given values on given rows."""
 
 from collections.abc import Callable
-import copy
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_ext._model import handlers
 from numpyro_ext._model.arguments import indexed
-from numpyro_ext._model.density import log_density, row_log_lik
+from numpyro_ext._model.density import row_log_lik
 from numpyro_ext._model.handlers import first_rows, plates_have_rows, says_as_array, valid_plates
 from numpyro_ext._model.read import ModelInfo, model_info
 from numpyro_ext._numpyro import at_unconstrained
@@ -47,13 +46,7 @@ class Program:
     ) -> None:
         self.model = substitute(model, data=params) if params else model
         self.plates = plates or {}
-        self.arguments: tuple[tuple, dict[str, Any]] = indexed((args, kwargs or {}))
-
-    def on(self, args: tuple, kwargs: dict[str, Any]) -> "Program":
-        """The same model on other arguments, which may be traced."""
-        other = copy.copy(self)
-        other.arguments = indexed((args, kwargs))
-        return other
+        self.arguments: tuple[tuple, dict[str, Any]] = args, kwargs or {}
 
     def trace(
         self,
@@ -73,15 +66,11 @@ class Program:
         fn = self.model
         if rows is not None:
             fn = handlers.rows(fn, {n: jnp.asarray(i) for n, i in rows.items()}, self.plates)
-        if values is not None:
+        if values:
             given = {"substitute_fn" if callable(values) else "data": values}
             fn = substitute(fn, **given)
         fn = fn if z is None else at_unconstrained(fn, z)
         return trace_of(fn if rng_key is None else seed(fn, rng_key), *self.arguments)
-
-    def potential(self, z: Sites, rows: dict[str, Array] | None = None) -> Array:
-        """Minus the log density at unconstrained values, Jacobian included."""
-        return -log_density(self.trace(z, rows))
 
     def rows_log_lik(self, z: Sites, rows: dict[str, Array]) -> Array:
         """The log likelihood of each of these rows of one plate, without the plate's scale."""

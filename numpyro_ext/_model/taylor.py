@@ -21,20 +21,19 @@ from numpyro.distributions import biject_to
 from numpyro.handlers import block, seed
 
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
-from numpyro_ext._model.handlers import first_rows, rows
+from numpyro_ext._model.handlers import first_rows
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.program import shape_trace, trace_of
+from numpyro_ext._model.program import Program, shape_trace
 from numpyro_ext._model.read import frames, latent_sites, sample_sites, unconstrained_shape, unravel
 from numpyro_ext._model.units import Layout
 from numpyro_ext._model.whitening import Whitening
-from numpyro_ext._numpyro import at_unconstrained, default_key
+from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
 __all__ = [
     "LARGEST_NOISE",
     "TaylorProxy",
     "check_proxy",
-    "rows_of",
     "sd_over_minibatches",
     "too_far",
     "total_variance",
@@ -254,10 +253,11 @@ class TaylorProxy:
         with block():
             self._check_size(shape_trace(fn, args, kwargs), [])
         plates = {self.plate: (self.size, self.batch)}
+        program = Program(default_key(model), args, kwargs, plates=plates)
         # Evaluated now, also where a step is being traced.
         with jax.ensure_compile_time_eval(), block(), jax.default_matmul_precision("highest"):
             z = self.unravel(self.location)
-            each = jax.jit(lambda i: rows_of(model, z, {self.plate: i}, plates)(*args, **kwargs))
+            each = jax.jit(lambda i: program.rows_log_lik(z, {self.plate: i}))
             blocks = [
                 each(jnp.arange(start, min(start + BLOCK, self.size)))
                 for start in range(0, self.size, BLOCK)
@@ -348,29 +348,15 @@ class ProxyPotential(Potential):
         self._gradient = self._differentiate
 
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
-        args, kwargs = self.arguments
         proxy = self._proxy
 
         def rows_at(x: Array) -> Array:
-            return rows_of(self._model, proxy.unravel(x), idx, self.plates)(*args, **kwargs)
+            return self.rows_log_lik(proxy.unravel(x), idx)
 
         t = self.info.ravel(z)
         at_t = rows_at(t)
         change, _ = proxy.change(t, at_t, rows_at, idx[proxy.plate] if self._compare else None)
         return self._plain(z, idx) + proxy.size * jnp.mean(at_t) - proxy.value - change
-
-
-def rows_of(
-    model: Model, z: Sites, idx: dict[str, Array], plates: dict[str, tuple[int, int]]
-) -> Callable[..., Array]:
-    """The log likelihood of some rows of a plate at unconstrained sites, of a model's arguments."""
-    ((plate, _),) = idx.items()
-
-    def of(*args: Any, **kwargs: Any) -> Array:
-        fn = rows(at_unconstrained(default_key(model), z), idx, plates)
-        return row_log_lik(trace_of(fn, args, kwargs), plate)
-
-    return of
 
 
 def _are_same(found: Any, known: Any, tolerance: float) -> Any:

@@ -1,5 +1,6 @@
 """A fit to more rows than its draws can be run through, by a proxy of these rows."""
 
+from functools import partial
 import math
 from typing import Any
 
@@ -8,15 +9,14 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from numpyro.handlers import block, seed
+from numpyro.handlers import block
 from numpyro.infer import MCMC
 
 from numpyro_ext._model.handlers import rows
-from numpyro_ext._model.program import call_and_trace, trace_of
+from numpyro_ext._model.program import Program, call_and_trace
 from numpyro_ext._model.read import Site, frames
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy, sd_over_minibatches
 from numpyro_ext._model.units import find_layout
-from numpyro_ext._numpyro import at_unconstrained
 from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import guide_trace_of, model_trace_of, prototype
 from numpyro_ext.diagnostics._fit import Fit
@@ -80,7 +80,8 @@ def _noise(fit: Fit, model: Any, proxy: TaylorProxy, rng_key: Array) -> float:
     """The standard deviation of the log density at draws over sets of so many rows, in nats."""
     key_prototype, key_draws = random.split(rng_key)
     proto = prototype(fit, key_prototype)
-    model = on_rows(model, proxy)
+    fit = fit._replace(model=on_rows(model, proxy))
+    program = Program(fit.model, fit.args, fit.kwargs)
 
     @jax.jit
     def variances(params: Params, keys: Array, draws: Sites | None) -> Array:
@@ -89,13 +90,10 @@ def _noise(fit: Fit, model: Any, proxy: TaylorProxy, rng_key: Array) -> float:
             guide_trace = {} if draw is not None else guide_trace_of(fit, params, key)
             if draw is None:
                 draw = {name: guide_trace[name]["value"] for name in proto.latents}
-            trace = model_trace_of(fit._replace(model=model), params, draw, key)
+            trace = model_trace_of(fit, params, draw, key)
             layout = find_layout(trace, guide_trace or trace, per_datum=False)
             proxy.check("diagnose", layout, trace)
-
-            def run(z: Sites) -> Trace:
-                return trace_of(seed(at_unconstrained(model, z), key), fit.args, fit.kwargs)
-
+            run = partial(program.trace, rng_key=key)
             return jnp.var(proxy.log_lik(trace, run)[1], ddof=1)
 
         return jax.lax.map(one, (keys, draws), batch_size=8)
@@ -137,10 +135,11 @@ def stand_in(model: Model, proxy: TaylorProxy) -> Model:
     def with_proxy(*args: Any, **kwargs: Any) -> None:
         with block(hide_fn=of_rows):
             _, found = call_and_trace(some, args, kwargs)
+        program = Program(some, args, kwargs)
 
         def run(z: Sites) -> Trace:
             with block():
-                return trace_of(seed(at_unconstrained(some, z), random.key(0)), args, kwargs)
+                return program.trace(z, rng_key=random.key(0))
 
         # Two sites, because float32 would round the change to the digits of the sum.
         numpyro.factor(f"{proxy.plate}, change from the center", proxy.log_lik(found, run)[0])

@@ -17,7 +17,7 @@ from numpyro.ops.provenance import eval_provenance
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.checks import check_observed
 from numpyro_ext._model.density import log_abs_det, log_density, log_prob
-from numpyro_ext._model.program import trace_of
+from numpyro_ext._model.program import Program, trace_of
 from numpyro_ext._model.read import Site, is_data, latent_sites, sample_sites
 from numpyro_ext._model.units import Layout, find_layout
 from numpyro_ext._typing import Params, Sites, Trace
@@ -70,8 +70,8 @@ def model_trace_of(fit: Fit, params: Params, latents: Sites, key: Array) -> Trac
             _check_size(site, value)
         return value
 
-    model = substitute(substitute(fit.model, data=params), substitute_fn=value_of)
-    return trace_of(seed(model, key), fit.args, fit.kwargs)
+    program = Program(fit.model, fit.args, fit.kwargs, params)
+    return program.trace(values=value_of, rng_key=key)
 
 
 def _predictive_trace(fit: Fit, params: Params, latents: Sites, key: Array) -> Trace:

@@ -1,6 +1,7 @@
 """Bounds of the log evidence from the importance weights of a fitted guide."""
 
 from collections.abc import Sequence
+from functools import partial
 import math
 from typing import Any, NamedTuple
 import warnings
@@ -9,17 +10,15 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
-from numpyro.handlers import seed
 
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.density import log_density
 from numpyro_ext._model.handlers import rows
 from numpyro_ext._model.minibatch import replace_indices
-from numpyro_ext._model.program import trace_of
+from numpyro_ext._model.program import Program
 from numpyro_ext._model.taylor import LARGEST_NOISE, TaylorProxy, sd_over_minibatches, too_far
 from numpyro_ext._model.units import find_layout
-from numpyro_ext._numpyro import at_unconstrained
-from numpyro_ext._typing import Params, Sites, Trace
+from numpyro_ext._typing import Params
 from numpyro_ext.diagnostics._evaluate import concatenate, guide_trace_of, model_trace_of
 from numpyro_ext.diagnostics.full_data import minibatch_plates
 from numpyro_ext.diagnostics.psis import fit_with_density, log_weights_of
@@ -180,16 +179,13 @@ def _log_weights_by(
     def one(params: Params, rng_key: Array) -> tuple[Array, Array]:
         key_guide, key_rows, key_model = random.split(rng_key, 3)
         idx = {proxy.plate: replace_indices(key_rows, proxy.size, num_rows)}
-        model = rows(obj.model, idx, plates)
+        here = fit._replace(model=rows(obj.model, idx, plates))
         guide_trace = guide_trace_of(fit, params, key_guide)
         draw = {name: guide_trace[name]["value"] for name in proto.latents}
-        trace = model_trace_of(fit._replace(model=model), params, draw, key_model)
+        trace = model_trace_of(here, params, draw, key_model)
         layout = find_layout(trace, guide_trace, per_datum=False)
         proxy.check("evidence_bounds", layout, trace)
-
-        def run(z: Sites) -> Trace:
-            return trace_of(seed(at_unconstrained(model, z), key_model), fit.args, fit.kwargs)
-
+        run = partial(Program(here.model, fit.args, fit.kwargs).trace, rng_key=key_model)
         log_p, residuals = proxy.log_joint(trace, run)
         return log_p - log_density(guide_trace), jnp.var(residuals, ddof=1)
 

@@ -11,12 +11,12 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal  # pyright: ignore[reportPrivateImportUsage]
 import jax.numpy as jnp
 import numpy as np
-from numpyro.handlers import block, seed
+from numpyro.handlers import block
 
 from numpyro_ext._model.arguments import Arguments
 from numpyro_ext._model.density import log_prob, scaled
 from numpyro_ext._model.handlers import every_row
-from numpyro_ext._model.program import trace_of
+from numpyro_ext._model.program import Program
 from numpyro_ext._model.read import plate_sizes, sample_sites
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model
@@ -32,9 +32,9 @@ def fingerprint(model: Model, arguments: Arguments, arrays: list[Any]) -> str:
     """
 
     def run(arrays: list[Any], rng_key: Array) -> Any:
-        fn = seed(every_row(default_key(model)), rng_key)
+        program = Program(every_row(default_key(model)), *arguments.whole(arrays))
         with block():
-            trace = trace_of(fn, *arguments.whole(arrays))
+            trace = program.trace(rng_key=rng_key)
         sites = {x["name"]: (x["value"], scaled(x, log_prob(x))) for x in sample_sites(trace)}
         return sites, plate_sizes(trace)
 

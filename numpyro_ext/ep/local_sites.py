@@ -15,9 +15,9 @@ from numpyro.infer import init_to_uniform
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.density import row_log_lik
 from numpyro_ext._model.factors import Factors
-from numpyro_ext._model.program import shape_trace, trace_of
+from numpyro_ext._model.program import Program, shape_trace
 from numpyro_ext._model.read import Site, frames, latent_sites, plate_sizes, sample_sites
-from numpyro_ext._numpyro import at_unconstrained, site_of_log_det
+from numpyro_ext._numpyro import site_of_log_det
 from numpyro_ext._typing import Sites
 from numpyro_ext.ep import integral
 
@@ -86,7 +86,7 @@ def on_rows_of(factors: Factors, args: tuple, kwargs: dict[str, Any]) -> Factors
     nothing: it is left out.
     """
     found = factors.on(args, kwargs)
-    fn = seed(factors.program, random.key(0))
+    fn = seed(factors.program.model, random.key(0))
     trace = shape_trace(substitute(fn, substitute_fn=init_to_uniform), args, kwargs)
     inside = [site for site in sample_sites(trace) if factors.plate in frames(site)]
     if not any(site["is_observed"] for site in inside):
@@ -99,7 +99,7 @@ def on_rows_of(factors: Factors, args: tuple, kwargs: dict[str, Any]) -> Factors
     found = copy.copy(found)
     found.size = size
     if predicted:
-        found.program = block(fn, hide=predicted)  # type: ignore[assignment] - a handler too
+        found.program.model = block(fn, hide=predicted)
     if not is_traced((args, kwargs)):
         # Of traced arguments a row is computed in the way of the fit.
         with jax.ensure_compile_time_eval():
@@ -126,10 +126,9 @@ def draw_sites(
     there = on_rows_of(factors, args, kwargs) if factors.axes else None
     if there is not None:
         local, log_z = _draw_rows(there, x, key_local, draw_many)
-    states = {name: z for name, z in local.items() if name in factors.states}
-    fn = seed(substitute(factors.program, data=states), key_model)
-    z = {n: v for n, v in {**factors.info.unravel(x), **local}.items() if n not in states}
-    trace = trace_of(at_unconstrained(fn, z), args, kwargs)
+    z, states = factors.values_at(x, local)
+    fn = seed(substitute(factors.program.model, data=states), key_model)
+    trace = Program(fn, args, kwargs).trace(z)
     known = {*factors.info.latents, *factors.axes}
     sites = {
         name: site

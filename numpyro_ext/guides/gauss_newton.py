@@ -7,17 +7,14 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
-from numpyro.handlers import seed, substitute
+from numpyro.handlers import substitute
 
 from numpyro_ext._model.factors import Factors
-from numpyro_ext._model.handlers import every_row
-from numpyro_ext._model.program import trace_of
 from numpyro_ext._model.read import Site, frames, sample_sites
-from numpyro_ext._numpyro import at_unconstrained, default_key
-from numpyro_ext._typing import Model, Params, Trace
+from numpyro_ext._typing import Params
 from numpyro_ext.guides.likelihoods import predictor, whitened
 
-__all__ = ["Outputs", "whole_trace"]
+__all__ = ["Outputs"]
 
 _NUMBERS = 4_000_000
 """Numbers of a Jacobian that are in memory together."""
@@ -37,10 +34,8 @@ class Outputs(Factors):
     def with_params(self, params: Params, args: tuple, kwargs: dict[str, Any]) -> "Outputs":
         """The same with other values of the model's ``param`` sites and of its arguments, of the
         same shapes, which may be traced."""
-        other = copy.copy(self)
-        other.program = substitute(self.program, data=params)
-        other._arguments = args, kwargs
-        other._way = getattr(other, self._way.__name__)
+        other = self.on(args, kwargs)
+        other.program.model = substitute(self.program.model, data=params)
         return other
 
     def predictors(self) -> "Outputs":
@@ -50,8 +45,8 @@ class Outputs(Factors):
         other._way = getattr(other, self._way.__name__)
         return other
 
-    def _log_lik(self, x: Array, idx: Array, arguments: tuple, local: Any) -> Array:
-        trace = self._trace(x, idx, arguments, local)
+    def _log_lik(self, x: Array, idx: Array, local: Any) -> Array:
+        trace = self._trace(x, idx, local)
         size, batch = trace[self.plate]["args"]
         share = size / (size if batch is None else batch)
         found = [self._rows(site, share) for site in sample_sites(trace) if self._is_data(site)]
@@ -149,9 +144,3 @@ class Outputs(Factors):
 
         found = [name for name in info.latents if is_affine([name])]
         return found if is_affine(found) else []
-
-
-def whole_trace(model: Model, z: dict[str, Array], args: tuple, kwargs: dict[str, Any]) -> Trace:
-    """The model on all rows of its arguments, at unconstrained values of its latent sites."""
-    fn = seed(every_row(default_key(model)), random.key(0))
-    return trace_of(at_unconstrained(fn, z), args, kwargs)

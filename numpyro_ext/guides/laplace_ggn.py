@@ -19,18 +19,19 @@ from numpyro.distributions.transforms import (
     Transform,
 )
 from numpyro.distributions.util import cholesky_of_inverse
-from numpyro.handlers import block, substitute
+from numpyro.handlers import block, seed
 
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.arguments import is_traced, split_arguments
-from numpyro_ext._model.handlers import refuse_mutable, refuse_noise
-from numpyro_ext._model.program import read_model
+from numpyro_ext._model.handlers import every_row, refuse_mutable, refuse_noise
+from numpyro_ext._model.program import Program, read_model
 from numpyro_ext._model.read import Site
 from numpyro_ext._model.start import params_in_scope
+from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.guides.base import AutoJoint
 from numpyro_ext.guides.draws import levels_of
-from numpyro_ext.guides.gauss_newton import Outputs, whole_trace
+from numpyro_ext.guides.gauss_newton import Outputs
 from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
 from numpyro_ext.guides.linearised import Linearised
 
@@ -280,10 +281,11 @@ class AutoLaplaceGGN(AutoJoint):
         self, params: Params, coords: np.ndarray, name: str, args: tuple, kwargs: dict[str, Any]
     ) -> Linearised:
         loc = jnp.asarray(params[f"{self.prefix}_loc"])
-        model = substitute(self.model, data=self._known(params))
 
         def site(v: Array) -> Site:
-            return whole_trace(model, self.unpack(loc.at[coords].set(v)), args, kwargs)[name]
+            model = seed(every_row(default_key(self.model)), random.key(0))
+            program = Program(model, args, kwargs, self._known(params))
+            return program.trace(self.unpack(loc.at[coords].set(v)))[name]
 
         return Linearised(site, loc[coords])
 

@@ -13,10 +13,9 @@ from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._model.arguments import split_arguments
 from numpyro_ext._model.handlers import first_rows
-from numpyro_ext._model.program import shape_trace, trace_of
+from numpyro_ext._model.program import Program, shape_trace
 from numpyro_ext._model.read import ModelInfo, layers
 from numpyro_ext._model.start import draw_params
-from numpyro_ext._numpyro import at_unconstrained
 from numpyro_ext._typing import Model, Params, Sites
 
 __all__ = ["NormalPrior", "normal_priors"]
@@ -55,9 +54,8 @@ def normal_priors(
 
     def moments(latents: Sites, params: Params, data: list[Any]) -> dict[str, Any]:
         fn = seed(first_rows(substitute(model, data=params)), random.key(0))
-        again, kwargs = words.whole(data)
         with block():
-            found = trace_of(at_unconstrained(fn, latents), again, kwargs)
+            found = Program(fn, *words.whole(data)).trace(latents)
         return {n: (found[n]["fn"].mean, found[n]["fn"].variance) for n in normal}
 
     z = {name: jnp.zeros(latent.unconstrained.shape) for name, latent in info.latents.items()}

@@ -27,13 +27,13 @@ from numpyro_ext._checks import check_count, of_an_object, summary
 from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.finite_steps import finite_step
-from numpyro_ext._model.handlers import rows, same_plates, seed_plates, valid_plates
+from numpyro_ext._model.handlers import same_plates, seed_plates, valid_plates
 from numpyro_ext._model.mapping import map_over
-from numpyro_ext._model.program import set_up, trace_of
+from numpyro_ext._model.program import Program, set_up, trace_of
 from numpyro_ext._model.read import Site, latent_sites, sample_sites
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._model.units import Layout, check_traces, drawn_sites, find_layout
-from numpyro_ext._numpyro import at_unconstrained, without_rsample_stop_gradient
+from numpyro_ext._numpyro import without_rsample_stop_gradient
 from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.objectives.refusals import refuse, refuse_hidden_gradient
 from numpyro_ext.objectives.zero_weight import weightless_dropped
@@ -278,22 +278,21 @@ class Draws:
 
     def rerun_model(self, key: Array, model_trace: Trace, z: Sites) -> Trace:
         """The model on the rows of a trace, at these unconstrained values of its latent sites."""
-        model_key, _ = random.split(key)
         drawn = {n: site["value"] for n, site in model_trace.items() if site["type"] == "plate"}
         with valid_plates():
-            model = at_unconstrained(seed(self._model, model_key), z)
-            return trace_of(substitute(model, data=drawn), self.args, self.kwargs)
+            return self._program(key, drawn).trace(z)
 
     def row_trace(self, key: Array, plate: str, values: Sites, n: Array) -> Trace:
         """The model on row ``n`` of a plate alone, at these values of the latent sites."""
-        model_key, _ = random.split(key)
-        size = self.layout.size
-        data = {**self.stopped, **values}
+        sizes = {plate: (self.layout.size, self.layout.size)}
         with valid_plates():
-            model = substitute(seed(self._model, model_key), data=data)
-            return trace_of(
-                rows(model, {plate: n[None]}, {plate: (size, size)}), self.args, self.kwargs
-            )
+            program = self._program(key, {**self.stopped, **values}, sizes)
+            return program.trace(rows={plate: n[None]})
+
+    def _program(self, key: Array, data: Sites, plates: Any = None) -> Program:
+        """The model with the key of a particle, at these values of its sites."""
+        model = seed(self._model, random.split(key)[0])
+        return Program(model, self.args, self.kwargs, data, plates=plates)
 
     def _read(self) -> Layout:
         """The layout, from one run on shapes alone; an error if the objective does not take it."""
