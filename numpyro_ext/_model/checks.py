@@ -78,7 +78,7 @@ def check_supports(model_trace: Trace, guide_trace: Trace) -> None:
         ):
             drawn = type(base_distribution(ours["fn"])).__name__
             raise ValueError(
-                f"site '{name}' has the support {_word(support)} in the model, but the guide draws"
+                f"site '{name}' has the support {_kind(support)} in the model, but the guide draws"
                 f" it from {drawn} with the support real; use a distribution with that support,"
                 " such as dist.TransformedDistribution(dist.Normal(...),"
                 " dist.biject_to(support)), or a guide that makes it, such as AutoNormal(model)."
@@ -91,7 +91,7 @@ def _elementwise(support: Any) -> Any:
     return support
 
 
-def _word(support: Any) -> str:
+def _kind(support: Any) -> str:
     """The kind of a constraint, without its bounds, which may be traced."""
     name = type(support).__name__.lstrip("_")
     return "".join(f" {c.lower()}" if c.isupper() else c for c in name).strip()
@@ -184,10 +184,10 @@ def _check_nan(name: str, site: Site) -> None:
         return
     missing = int(np.isnan(data).sum())
     if missing:
-        raise ValueError(_nan_in(name, missing, data.size))
+        raise ValueError(_nan_message(name, missing, data.size))
 
 
-def _nan_in(name: str, missing: int, size: int) -> str:
+def _nan_message(name: str, missing: int, size: int) -> str:
     return (
         f"the data of the observed site '{name}' have {missing} NaN among {size} numbers, so the"
         " log density is NaN; drop these rows, or leave them out by"
@@ -231,26 +231,26 @@ def check_rows(
     the data alone finds out. Data that are traced cannot be looked at.
     """
     leaves = jax.tree.leaves((args, kwargs))
-    each = partial(_of_all_rows, model, args, kwargs)
+    each = partial(_look_at_rows, model, args, kwargs)
     with jax.ensure_compile_time_eval():
         has_nan = any(_has_nan(x) for x in leaves)
     counted = each(_count_nan, init_strategy) if has_nan else {}
     for name, (rows, num_rows, missing, size) in counted.items():
         if rows and missing:
-            raise ValueError(_nan_in(name, missing, size))
+            raise ValueError(_nan_message(name, missing, size))
         if rows:
             raise ValueError(
                 f"the log density of the observed site '{name}' is NaN in {rows} of {num_rows}"
                 " rows, and the arguments of the model hold NaN; drop these rows, or leave them out"
                 " by numpyro.handlers.mask(mask=~jnp.isnan(...))."
             )
-    if any(each(_any_outside, init_strategy).values()):
+    if any(each(_is_outside, init_strategy).values()):
         # A support may depend on latent sites, which a strategy may set.
-        look = _outside_and_density
+        look = _compare_densities
         _refuse_outside(each(look, init_strategy), each(look, init_to_uniform, seed_of=1))
 
 
-def _of_all_rows(
+def _look_at_rows(
     model: Model,
     args: tuple,
     kwargs: dict[str, Any],
@@ -283,11 +283,11 @@ def _count_nan(site: Site) -> tuple[Any, ...]:
     fn, value = site["fn"], jnp.asarray(site["value"], float)
     log_p, missing = fn.log_prob(site["value"]), jnp.isnan(value)
     # NumPyro may make -inf of what is out of the support, as NaN is.
-    gone = jnp.any(missing, _events(site)) & ~jnp.isfinite(log_p)
+    gone = jnp.any(missing, _event_axes(site)) & ~jnp.isfinite(log_p)
     return jnp.sum(jnp.isnan(log_p) | gone), log_p.size, jnp.sum(missing), value.size
 
 
-def _outside(site: Site) -> Array | None:
+def _find_outside(site: Site) -> Array | None:
     """Which numbers, or vectors, are no inner points of the support; None if all numbers are."""
     support = _elementwise(getattr(site["fn"], "support", None))
     if support is None or support in (constraints.real, constraints.circular, constraints.complex):
@@ -302,8 +302,8 @@ def _outside(site: Site) -> Array | None:
     return found & there
 
 
-def _any_outside(site: Site) -> Array | None:
-    found = _outside(site)
+def _is_outside(site: Site) -> Array | None:
+    found = _find_outside(site)
     return None if found is None else jnp.any(found)
 
 
@@ -314,10 +314,10 @@ def _bounds(support: Any) -> tuple[Any, Any]:
     return getattr(support, "lower_bound", -np.inf), getattr(support, "upper_bound", np.inf)
 
 
-def _outside_and_density(site: Site) -> tuple[Array, ...] | None:
-    """``_outside``; where the number has no density, by NumPyro's formula or by the bounds of the
-    support; the value; and these bounds."""
-    outside, support = _outside(site), _elementwise(site["fn"].support)
+def _compare_densities(site: Site) -> tuple[Array, ...] | None:
+    """``_find_outside``; where the number has no density, by NumPyro's formula or by the bounds of
+    the support; the value; and these bounds."""
+    outside, support = _find_outside(site), _elementwise(site["fn"].support)
     if outside is None:
         return None
     value, none = jnp.asarray(site["value"]), ~jnp.isfinite(site["fn"].log_prob(site["value"]))
@@ -345,7 +345,7 @@ def _refuse_outside(here: dict[str, Any], there: dict[str, Any]) -> None:
             )
 
 
-def _events(site: Site) -> tuple[int, ...]:
+def _event_axes(site: Site) -> tuple[int, ...]:
     return tuple(range(-site["fn"].event_dim, 0))
 
 

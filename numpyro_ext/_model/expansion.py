@@ -32,8 +32,8 @@ from numpyro_ext._model.taylor import (
     BLOCK,
     LARGEST_NOISE,
     TaylorProxy,
+    noise_message,
     sd_over_minibatches,
-    too_far,
 )
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Trace
@@ -117,7 +117,7 @@ class Rows:
         if factor is not None:
             proxy = replace(proxy, noise=self._noise(proxy, nearest, factor))
             if not proxy.noise <= LARGEST_NOISE:
-                _warn(too_far(proxy.noise, self.batch, self.size))
+                _warn(noise_message(proxy.noise, self.batch, self.size))
         if mode is not None and not off < _OFF:
             _warn(
                 f"the search for a mode did not end at one{mode.budget}, so the center of the proxy"

@@ -98,8 +98,8 @@ class Factors:
         outside = {n: x for n, x in info.latents.items() if n not in inside}
         self.info = replace(info, latents=outside)
         dims = {n: frames(trace[n])[self.plate] for n in inside}
-        self.local = {n: jnp.zeros(_in_row(x, dims[n])) for n, x in inside.items()}
-        self.axes = {n: _axis_of(x, dims[n]) for n, x in inside.items()}
+        self.local = {n: jnp.zeros(_row_shape(x, dims[n])) for n, x in inside.items()}
+        self.axes = {n: _plate_axis(x, dims[n]) for n, x in inside.items()}
         self.axes |= {n: frames(x)[self.plate] for n, x in discrete.items()}
         self.states = _joint_states(discrete, self.plate)
         masked = (*inside, *discrete)
@@ -370,14 +370,14 @@ def _joint_states(discrete: dict[str, Site], plate: str) -> Sites:
     return found
 
 
-def _axis_of(latent: Latent, dim: int) -> int:
+def _plate_axis(latent: Latent, dim: int) -> int:
     """The axis of the plate at ``dim`` in an unconstrained value."""
     return len(latent.constrained.shape) - latent.support.event_dim + dim
 
 
-def _in_row(latent: Latent, dim: int) -> tuple[int, ...]:
+def _row_shape(latent: Latent, dim: int) -> tuple[int, ...]:
     """The unconstrained shape of a site in one row of the plate at ``dim``."""
-    axis, shape = _axis_of(latent, dim), latent.unconstrained.shape
+    axis, shape = _plate_axis(latent, dim), latent.unconstrained.shape
     return (*shape[:axis], 1, *shape[axis + 1 :])
 
 

@@ -44,7 +44,7 @@ def finite_step(
         return loss, state
     is_none = jnp.isnan(loss)
     loss = loss + zero.astype(loss.dtype) * jnp.where(is_none, jnp.nan, 0.0)
-    return loss, {n: _finite_or_before(x, params.get(n), is_none) for n, x in state.items()}
+    return loss, {n: _keep_finite(x, params.get(n), is_none) for n, x in state.items()}
 
 
 def _guard(params: Params) -> tuple[Params, Array]:
@@ -68,7 +68,7 @@ def _is_real(x: Any) -> bool:
     return all(jnp.issubdtype(jnp.result_type(leaf), jnp.floating) for leaf in jax.tree.leaves(x))
 
 
-def _finite_or_before(new: Any, before: Any, is_none: Array) -> Any:
+def _keep_finite(new: Any, before: Any, is_none: Array) -> Any:
     """What a step computes, or what was before it where that is not finite, or the step none."""
     if jax.tree.structure(new) != jax.tree.structure(before):  # of a loss that is called alone
         return new

@@ -107,13 +107,13 @@ class same_plates(Messenger):
         )
         if ours != theirs:
             raise ValueError(
-                f"plate '{msg['name']}' has {_rows(*ours)} in the model but {_rows(*theirs)} in the"
-                " guide, whose rows the model would take; give both the same size and"
+                f"plate '{msg['name']}' has {_sizes(*ours)} in the model but {_sizes(*theirs)} in"
+                " the guide, whose rows the model would take; give both the same size and"
                 " subsample_size."
             )
 
 
-def _rows(size: int, batch: int) -> str:
+def _sizes(size: int, batch: int) -> str:
     return f"{size} rows" if batch == size else f"{batch} of {size} rows"
 
 

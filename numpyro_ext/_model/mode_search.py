@@ -300,7 +300,7 @@ def _newton(potential: Potential, x: Array, value: Array, g: Array) -> tuple[Any
         return _curvature(potential, some_rows(potential), x), prior
 
     shapes = jax.eval_shape(curvatures)
-    H, prior = lax.cond(known, curvatures, lambda: jax.tree.map(_ones_of, shapes))
+    H, prior = lax.cond(known, curvatures, lambda: jax.tree.map(_make_ones, shapes))
     if H.ndim == 2:
         # With a unit diagonal, so that float32 resolves coordinates of very unequal scale.
         unit = 1 / jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(H)), jnp.abs(jnp.diagonal(prior))))
@@ -342,7 +342,7 @@ def _is_slow(decrements: list[float]) -> bool:
     return len(last) > _TWICE_AS_NEAR_IN and last[-1] > last[-1 - _TWICE_AS_NEAR_IN] / 2
 
 
-def _ones_of(shape: Any) -> Array:
+def _make_ones(shape: Any) -> Array:
     one = jnp.eye(*shape.shape) if len(shape.shape) == 2 else jnp.ones(shape.shape)
     return one.astype(shape.dtype)
 

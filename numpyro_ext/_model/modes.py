@@ -289,7 +289,7 @@ def search_modes(
         lowest potential is taken where the search from the first one has led nowhere.
     """
     info = potential.info
-    key_start, key_mode, key_svi, key_shape = run_once(_four, rng_key)
+    key_start, key_mode, key_svi, key_shape = run_once(_split_in_four, rng_key)
     search_from = mode_search(key_mode, potential)
     with_shape = shape_measure(key_shape, potential, factor_like(info))
     # Of many dimensions a posterior is seldom near normal at its mode.
@@ -331,11 +331,11 @@ def search_modes(
     found, x = [mode], info.ravel(start)
     spent = in_vain + sum(end.row_gradients for end in ends)
     if mode.at_mode:
-        found = [with_shape(one) for one in _distinct(ends)]
+        found = [with_shape(one) for one in _merge_ends(ends)]
         mode = found[0]
     if len(found) > 1:
         x = mode.center  # from elsewhere a fit might end in another mode
-    problems = _several(found, len(ends))
+    problems = _several_problem(found, len(ends))
     if not mode.at_mode or mode.departure > _NORMAL_MODE:
         if not np.isfinite(mode.decrement):
             # The search leaves out minibatches whose gradient is not finite; all rows are in here.
@@ -347,17 +347,17 @@ def search_modes(
         fit = replace(fit, **mass, problems=(*mode.problems, *fit.problems))
         if mode.at_mode and mode.departure <= fit.departure:
             fit = replace(mode, problems=fit.problems)
-        problems += _not_near(mode, fit, advice(info))
+        problems += _distance_problem(mode, fit, advice(info))
         found[0] = fit
     problems = (*(problem for one in found for problem in one.problems), *problems)
     return Modes(tuple(found), info.shapes, spent, tuple(dict.fromkeys(problems)))
 
 
-def _four(rng_key: Array) -> tuple[Array, ...]:
+def _split_in_four(rng_key: Array) -> tuple[Array, ...]:
     return tuple(random.split(rng_key, 4))
 
 
-def _distinct(ends: list[Mode]) -> list[Mode]:
+def _merge_ends(ends: list[Mode]) -> list[Mode]:
     """The modes among the ends of searches, with their shares, the heaviest first."""
     known = [end for end in ends if end.at_mode and np.isfinite(end.log_evidence)]
     kept: list[Mode] = []
@@ -396,7 +396,7 @@ def _is_copy(mode: Mode, other: Mode) -> bool:
     return bool(near and abs(mode.log_evidence - other.log_evidence) < _SAME_HEIGHT)
 
 
-def _several(found: list[Mode], num: int) -> tuple[Problem, ...]:
+def _several_problem(found: list[Mode], num: int) -> tuple[Problem, ...]:
     best, *others = found
     apart = max((best.distance(other.center) for other in others), default=0.0)
     if apart <= 3 + math.sqrt(len(best.center)):
@@ -414,7 +414,7 @@ def _several(found: list[Mode], num: int) -> tuple[Problem, ...]:
     return (Problem(sentence, "several modes"),)
 
 
-def _not_near(mode: Mode, fit: Mode, advice: str) -> tuple[Problem, ...]:
+def _distance_problem(mode: Mode, fit: Mode, advice: str) -> tuple[Problem, ...]:
     """What is said where a search has not ended at a mode that is near normal."""
     if not mode.at_mode:
         what = "the search for a mode ended where the gradient of all rows is not finite"

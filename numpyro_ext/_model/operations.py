@@ -39,7 +39,7 @@ def count_operations(fn: Callable[..., Any], *args: Any) -> float:
     It is read off the program without running it, so the same on every machine. A loop of unknown
     length counts once, and of two branches the longer one.
     """
-    return _of(jax.make_jaxpr(fn)(*args).jaxpr)
+    return _count_program(jax.make_jaxpr(fn)(*args).jaxpr)
 
 
 def quick_options(operations: float = 0.0, few: float = FEW) -> dict[str, int] | None:
@@ -76,7 +76,7 @@ def compile_ahead(
     structure = jax.tree.structure(shapes)
     consts = [jnp.asarray(x) for x in closed.consts]
 
-    program = jax.jit(_open(closed), compiler_options=options)
+    program = jax.jit(_unwrap(closed), compiler_options=options)
     lowered = program.lower(consts, jax.tree.leaves(args))
     text = f"{lowered.as_text()}{options}{[x.sharding for x in consts]}{jax.default_backend()}"
     known = hashlib.sha256(text.encode()).digest()
@@ -109,14 +109,14 @@ def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
             closed, out = jax.make_jaxpr(fn, return_shape=True)(*jax.tree.unflatten(tree, shapes))
             if is_traced(closed.consts):  # they die with the program around this one
                 return fn(*args)
-            known[tree, like] = closed.consts, jax.tree.structure(out), jax.jit(_open(closed))
+            known[tree, like] = closed.consts, jax.tree.structure(out), jax.jit(_unwrap(closed))
         consts, structure, program = known[tree, like]
         return jax.tree.unflatten(structure, program(consts, leaves))
 
     return call
 
 
-def _open(closed: Any) -> Callable[[list[Any], list[Any]], list[Any]]:
+def _unwrap(closed: Any) -> Callable[[list[Any], list[Any]], list[Any]]:
     """A traced program whose constants are arguments."""
     return lambda consts, leaves: jaxpr_as_fun(closed.replace(consts=consts))(*leaves)
 
@@ -130,18 +130,18 @@ def _compilers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(2, "compile")
 
 
-def _of(jaxpr: Any) -> float:
-    return sum(_of_equation(equation) for equation in jaxpr.eqns)
+def _count_program(jaxpr: Any) -> float:
+    return sum(_count_equation(equation) for equation in jaxpr.eqns)
 
 
-def _of_equation(equation: Any) -> float:
+def _count_equation(equation: Any) -> float:
     name, params = equation.primitive.name, equation.params
     if name == "cond":
-        return max(_of(branch.jaxpr) for branch in params["branches"])
+        return max(_count_program(branch.jaxpr) for branch in params["branches"])
     inner = [_inner(value) for value in jax.tree.leaves(params, is_leaf=_is_program)]
     if any(one is not None for one in inner):
         repeats = params.get("length", 1) if name == "scan" else 1
-        return repeats * sum(_of(one) for one in inner if one is not None)
+        return repeats * sum(_count_program(one) for one in inner if one is not None)
     size = float(sum(math.prod(jnp.shape(out.aval)) for out in equation.outvars))
     shape = list(equation.invars[0].aval.shape) if equation.invars else []
     if name == "dot_general":

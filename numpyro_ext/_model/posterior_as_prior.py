@@ -110,7 +110,7 @@ def posterior_as_prior(
         site["name"]: unconstrained_shape(site["fn"].support, jnp.shape(site["value"]))
         for site in latent_sites(trace)
     }
-    names = _chosen(trace, list(shapes), sites)
+    names = _choose_sites(trace, list(shapes), sites)
     place, start = {}, 0
     for name, shape in shapes.items():
         place[name] = np.arange(start, start + math.prod(shape))
@@ -138,7 +138,7 @@ def _guide_and_params(fit: Any) -> tuple[Any, Params]:
     )
 
 
-def _chosen(trace: Any, known: list[str], given: Sequence[str] | None) -> list[str]:
+def _choose_sites(trace: Any, known: list[str], given: Sequence[str] | None) -> list[str]:
     """The sites whose priors are replaced, in the order of the model."""
     observed = [site for site in sample_sites(trace) if site["is_observed"]]
     plates = {name for site in observed for name in frames(site)}
@@ -198,7 +198,7 @@ class WithPrior:
     shapes: Shapes
 
     def __call__(self, numbers: tuple[Array, Array], *args: Any, **kwargs: Any) -> Any:
-        replaced = _replaced(self.model, self.shapes, *numbers)
+        replaced = _replace_sites(self.model, self.shapes, *numbers)
         result = replaced(*args, **kwargs)
         replaced.check_all()
         return result
@@ -220,7 +220,7 @@ class _WithSupport(dist.TransformedDistribution):
         return constraints.independent(self.of_site, more) if more else self.of_site
 
 
-class _replaced(Messenger):
+class _replace_sites(Messenger):
     r"""Give site after site its distribution given those before it, from one joint normal.
 
     With the root L of the covariance, :math:`x_k = m_k + L_{k, <k} e_{<k} + L_{kk} e_k`.

@@ -35,7 +35,7 @@ __all__ = [
     "TaylorProxy",
     "check_proxy",
     "sd_over_minibatches",
-    "too_far",
+    "noise_message",
     "total_variance",
 ]
 
@@ -193,7 +193,7 @@ class TaylorProxy:
         residuals = (at_t - at_center) - slope
         change = known + self.size * jnp.mean(residuals)
         if index is not None:
-            same = _are_same(at_center, self.rows[index], SAME_IN_A_STEP)
+            same = _agree(at_center, self.rows[index], SAME_IN_A_STEP)
             change = jnp.where(same, change, jnp.nan)
         return change, residuals
 
@@ -264,7 +264,7 @@ class TaylorProxy:
             ]
             found = np.concatenate(jax.device_get(blocks))
         known = np.asarray(self.rows)
-        if not _are_same(found, known, SAME):
+        if not _agree(found, known, SAME):
             off = ~(np.abs(found - known) <= SAME * (1 + np.abs(known)))
             raise ValueError(
                 "the model and its arguments hold other data than those of which the proxy is one:"
@@ -359,7 +359,7 @@ class ProxyPotential(Potential):
         return self._plain(z, idx) + proxy.size * jnp.mean(at_t) - proxy.value - change
 
 
-def _are_same(found: Any, known: Any, tolerance: float) -> Any:
+def _agree(found: Any, known: Any, tolerance: float) -> Any:
     mean = np.mean if isinstance(found, np.ndarray) else jnp.mean
     return mean(((found - known) / (1 + abs(known))) ** 2) <= tolerance**2
 
@@ -393,7 +393,7 @@ def sd_over_minibatches(variances: Any, size: int, batch: int) -> float:
     return float(np.sqrt(total_variance(variance, size, batch)))
 
 
-def too_far(noise: float, batch: int, size: int) -> str:
+def noise_message(noise: float, batch: int, size: int) -> str:
     """The sentence about a proxy whose noise is too large."""
     return (
         f"with the proxy the log likelihood has a standard deviation of {noise:.2g} nats over"

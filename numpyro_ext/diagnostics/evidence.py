@@ -16,7 +16,7 @@ from numpyro_ext._model.density import log_density
 from numpyro_ext._model.handlers import rows
 from numpyro_ext._model.minibatch import replace_indices
 from numpyro_ext._model.program import Program
-from numpyro_ext._model.taylor import LARGEST_NOISE, TaylorProxy, sd_over_minibatches, too_far
+from numpyro_ext._model.taylor import LARGEST_NOISE, TaylorProxy, noise_message, sd_over_minibatches
 from numpyro_ext._model.units import find_layout
 from numpyro_ext._typing import Params
 from numpyro_ext.diagnostics._evaluate import concatenate, guide_trace_of, model_trace_of
@@ -199,7 +199,7 @@ def _log_weights_by(
     lw, variances = (x.astype(np.float64) for x in concatenate(pieces))
     noise = sd_over_minibatches(variances, proxy.size, proxy.batch)
     if not noise <= LARGEST_NOISE:
-        message = too_far(noise, proxy.batch, proxy.size)
+        message = noise_message(noise, proxy.batch, proxy.size)
         warnings.warn(InferenceWarning(message), stacklevel=3)
     # Added here, because float32 would round the weights to the digits of the sum.
     return float(proxy.value) + lw

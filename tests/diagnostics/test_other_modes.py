@@ -14,7 +14,7 @@ import optax
 import pytest
 
 from numpyro_ext._model.mode_search import Mode, Problem
-from numpyro_ext._model.modes import _several
+from numpyro_ext._model.modes import _several_problem
 from numpyro_ext.diagnostics import diagnose
 from numpyro_ext.diagnostics._facts import Facts, several_modes
 from numpyro_ext.diagnostics._fit import fit_of
@@ -162,6 +162,6 @@ def test_chains_that_have_not_are_told_so_twice():
 
 def test_the_problem_of_several_modes_is_known_by_its_kind():
     modes = [Mode(jnp.array([x]), jnp.ones(1), log_evidence=0.0) for x in (0.0, 20.0)]
-    problems = list(_several(modes, 4))
+    problems = list(_several_problem(modes, 4))
     assert len(problems) == 1
     assert several_modes(Facts(settings_problems=[*problems, str(SEVERAL)])) == problems
