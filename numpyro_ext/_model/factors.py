@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 import math
-from typing import Any
+from typing import Any, Self
 import warnings
 
 import jax
@@ -184,7 +184,7 @@ class Factors:
         local = tuple(self.local), tuple(self.states)
         return self.plate, self.size, self.blocks, sites, local, self._way.__name__
 
-    def on(self, args: tuple, kwargs: dict[str, Any]) -> "Factors":
+    def on(self, args: tuple, kwargs: dict[str, Any]) -> Self:
         """The same factors of other arguments of the same shapes, which may be traced."""
         other = copy.copy(self)
         other.program = Program(self.program.model, args, kwargs)

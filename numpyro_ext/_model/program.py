@@ -67,7 +67,7 @@ class Program:
         if rows is not None:
             fn = handlers.rows(fn, {n: jnp.asarray(i) for n, i in rows.items()}, self.plates)
         if values:
-            given = {"substitute_fn" if callable(values) else "data": values}
+            given: dict[str, Any] = {"substitute_fn" if callable(values) else "data": values}
             fn = substitute(fn, **given)
         fn = fn if z is None else at_unconstrained(fn, z)
         return trace_of(fn if rng_key is None else seed(fn, rng_key), *self.arguments)

@@ -80,8 +80,8 @@ def _noise(fit: Fit, model: Any, proxy: TaylorProxy, rng_key: Array) -> float:
     """The standard deviation of the log density at draws over sets of so many rows, in nats."""
     key_prototype, key_draws = random.split(rng_key)
     proto = prototype(fit, key_prototype)
-    fit = fit._replace(model=on_rows(model, proxy))
-    program = Program(fit.model, fit.args, fit.kwargs)
+    model = on_rows(model, proxy)
+    fit, program = fit._replace(model=model), Program(model, fit.args, fit.kwargs)
 
     @jax.jit
     def variances(params: Params, keys: Array, draws: Sites | None) -> Array:

@@ -70,8 +70,8 @@ def model_trace_of(fit: Fit, params: Params, latents: Sites, key: Array) -> Trac
             _check_size(site, value)
         return value
 
-    program = Program(fit.model, fit.args, fit.kwargs, params)
-    return program.trace(values=value_of, rng_key=key)
+    model: Any = fit.model
+    return Program(model, fit.args, fit.kwargs, params).trace(values=value_of, rng_key=key)
 
 
 def _predictive_trace(fit: Fit, params: Params, latents: Sites, key: Array) -> Trace:

@@ -179,13 +179,13 @@ def _log_weights_by(
     def one(params: Params, rng_key: Array) -> tuple[Array, Array]:
         key_guide, key_rows, key_model = random.split(rng_key, 3)
         idx = {proxy.plate: replace_indices(key_rows, proxy.size, num_rows)}
-        here = fit._replace(model=rows(obj.model, idx, plates))
+        model = rows(obj.model, idx, plates)
         guide_trace = guide_trace_of(fit, params, key_guide)
         draw = {name: guide_trace[name]["value"] for name in proto.latents}
-        trace = model_trace_of(here, params, draw, key_model)
+        trace = model_trace_of(fit._replace(model=model), params, draw, key_model)
         layout = find_layout(trace, guide_trace, per_datum=False)
         proxy.check("evidence_bounds", layout, trace)
-        run = partial(Program(here.model, fit.args, fit.kwargs).trace, rng_key=key_model)
+        run = partial(Program(model, fit.args, fit.kwargs).trace, rng_key=key_model)
         log_p, residuals = proxy.log_joint(trace, run)
         return log_p - log_density(guide_trace), jnp.var(residuals, ddof=1)
 
