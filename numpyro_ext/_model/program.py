@@ -56,12 +56,12 @@ class Program:
         values: Sites | Callable[[Any], Array | None] | None = None,
         rng_key: Array | None = None,
     ) -> Trace:
-        """One run.
+        """The trace of one run.
 
         :param dict z: unconstrained values of latent sites; each log Jacobian is a factor.
         :param dict rows: indices of any number for plates; None for those that the model has.
         :param values: values of sites as they are, a dict or a function of a site.
-        :param rng_key: for what no value is given of.
+        :param rng_key: the key of all that is drawn, where the model has none.
         """
         fn = self.model
         if rows is not None:
