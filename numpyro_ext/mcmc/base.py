@@ -16,6 +16,7 @@ from numpyro_ext._checks import check_choice, check_nonnegative, check_positive
 from numpyro_ext._model.minibatch import draw_indices, start_plates
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.sharding import num_devices
+from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import GradientEstimator, Sites
 from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient, warn_if_far
 from numpyro_ext.mcmc.model_kernel import ModelKernel, Schedule
@@ -61,13 +62,12 @@ class GradFn:
     def _estimate(self, rng_key: Array, idx: dict[str, Array], z: Array) -> tuple[Array, Estimate]:
         potential, coordinates, state = self.potential, self.kernel.coordinates, self.state
         x = coordinates.to_z(z)
-        if self.kernel.gradient is None:
-            U, grad = potential.value_and_grad_flat(x, idx)
+        estimator, sites = self.kernel.in_use("gradient"), potential.info.unravel(x)
+        if estimator is None:
+            U, by_site = potential.value_and_grad(sites, idx)
         else:
-            estimate, sites = self.kernel.gradient.estimate, potential.info.unravel(x)
-            U, by_site, state = estimate(rng_key, self.i, sites, idx, potential, state)
-            grad = potential.info.ravel(by_site)
-        g = coordinates.pull(grad).astype(z.dtype)
+            U, by_site, state = estimator.estimate(rng_key, self.i, sites, idx, potential, state)
+        g = coordinates.pull(potential.info.ravel(by_site)).astype(z.dtype)
         if self.bound is not None:
             g = jnp.clip(g, -self.bound, self.bound)
         return g, Estimate(U, g, state)
@@ -140,7 +140,9 @@ class SGMCMCKernel(ModelKernel):
         if not callable(self.temperature):
             check_nonnegative("temperature", self.temperature)
         check_positive("max_bias", self.max_bias)
-        if isinstance(self.gradient, type) or not isinstance(self.estimator, GradientEstimator):
+        if isinstance(self.gradient, type) or not isinstance(
+            self.gradient, GradientEstimator | None
+        ):
             raise TypeError(
                 f"gradient is {self.gradient!r}; it must be an object with the methods init and"
                 " estimate, such as ControlVariate(center)."
@@ -187,17 +189,19 @@ class SGMCMCKernel(ModelKernel):
 
     def check_state(self, states: Any, grads: Sites | None) -> None:
         # A draw in coordinates without a scale says nothing, and one around the center is near.
-        whitened, center = self.whitening is not None, isinstance(self.gradient, ControlVariate)
+        center = isinstance(self.estimator, ControlVariate)
+        whitened = isinstance(self.coordinates, Whitening)
         if grads and center and (self._start_is_given or (whitened and not self._starts_near)):
             warn_if_far(states, grads, self.flatten, whitened)
 
     @property
     def estimator(self) -> GradientEstimator:
         """The gradient estimator in use."""
-        return MinibatchGradient() if self.gradient is None else self.gradient
+        given = self.in_use("gradient")
+        return MinibatchGradient() if given is None else given
 
     def gradients_per_transition(self, rows: float) -> float:
-        cost: Any = getattr(self.gradient, "cost", None)
+        cost: Any = getattr(self.estimator, "cost", None)
         return 1.0 if cost is None else float(cost(rows))
 
     def sampling_at(self, i: Any) -> Array:
@@ -321,7 +325,7 @@ class SGMCMCKernel(ModelKernel):
 
     def resume(self, state: Any, resumed: Array, potential: Potential) -> Any:
         old = place = state.gradient
-        refresh = getattr(self.gradient, "refresh", None)
+        refresh = getattr(self.in_use("gradient"), "refresh", None)
         if state.settings is not self.settings:  # those of another kernel, with their own center
             refresh, place = self.estimator.init, state.z
         if refresh is None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.whitening import Unchanged, Whitening
 from numpyro_ext._typing import Sites
 from numpyro_ext.mcmc.base import next_draw
 from numpyro_ext.mcmc.geometry import VectorFn, check_shape, values_at
@@ -131,17 +132,17 @@ class KernelHMC(ModelKernel):
 
     def choose(self, noise: np.ndarray, normal: Mode, potential: Potential) -> Settings:
         """The step of the largest expected squared jump, from draws of the normal approximation."""
-        self.whitening = normal.whitening
-        self._fit_score(potential)
+        map_ = normal.whitening
+        f = self._fit_score(potential, map_)
         n, dtype = normal.whitening.size, normal.center.dtype
         keys = random.split(random.key(1), 2)
         z, r = (random.normal(key, (_PILOT, n), dtype) for key in keys)
 
         def jump(eps: Array) -> Array:
             def one(z: Array, r: Array) -> Array:
-                z_new, r_new = self._trajectory(z, r, eps)
+                z_new, r_new = self._trajectory(f, z, r, eps)
                 energies = [
-                    potential(self.unflatten(x), {}) + jnp.vdot(v, v) / 2
+                    potential(self.info.unravel(map_.to_z(x)), {}) + jnp.vdot(v, v) / 2
                     for x, v in ((z, r), (z_new, r_new))
                 ]
                 accept = jnp.exp(jnp.minimum(energies[0] - energies[1], 0))
@@ -165,13 +166,13 @@ class KernelHMC(ModelKernel):
                 " all data; drop subsample_size, or use SGHMC."
             )
         super().setup(potential)
-        self._fit_score(potential)
+        self._fitted = self._fit_score(potential, self.coordinates)
 
-    def _fit_score(self, potential: Potential) -> None:
+    def _fit_score(self, potential: Potential, map_: Whitening | Unchanged) -> VectorFn:
+        """f in these coordinates."""
         if self.training_samples is None:
-            map_, score = self.coordinates, self.score
-            self._fitted = lambda xi: map_.pull(jnp.asarray(score(map_.to_z(xi))))
-            return
+            score = self.score
+            return lambda xi: map_.pull(jnp.asarray(score(map_.to_z(xi)), xi.dtype))
         samples = {name: jnp.asarray(x) for name, x in self.training_samples.items()}
         lengths = {x.shape[:1] for x in samples.values()}
         if len(lengths) > 1 or () in lengths:
@@ -186,15 +187,17 @@ class KernelHMC(ModelKernel):
         @jax.jit
         @jax.vmap
         def flatten(draw: Sites) -> Array:
-            return self.flatten(potential.unconstrain("one draw of training_samples", draw))
+            z = potential.unconstrain("one draw of training_samples", draw)
+            return map_.to_xi(self.info.ravel(z))
 
         predict = self.score.fit(flatten(samples))
-        self._fitted = lambda z: predict(z[None])[0]
+        return lambda xi: jnp.asarray(predict(xi[None])[0], xi.dtype)
 
-    def _f(self, z: Array) -> Array:
+    @property
+    def _f(self) -> VectorFn:
         """f in the coordinates of a step."""
         assert self._fitted is not None
-        return jnp.asarray(self._fitted(z), z.dtype)
+        return self._fitted
 
     def start(
         self, potential: Potential, rng_key: Array, key_plates: Array, key_start: Array, z: Sites
@@ -233,8 +236,8 @@ class KernelHMC(ModelKernel):
         key_momentum, key_accept = random.split(key_step)
         eps = self.step_size_at(state.i, dtype)
         r = random.normal(key_momentum, z.shape, dtype)
-        f = self._f(z)
-        z_new, r_new = self._trajectory(z, r, eps)
+        f = self._f
+        z_new, r_new = self._trajectory(f, z, r, eps)
         U, U_new = state.potential_energy, potential(self.unflatten(z_new), {}).astype(dtype)
         # The difference of squares as a product keeps the digits of a small difference.
         log_ratio = U - U_new + jnp.vdot(r - r_new, r + r_new) / 2
@@ -246,21 +249,21 @@ class KernelHMC(ModelKernel):
             z=jnp.where(accept, z_new, z),
             potential_energy=jnp.where(accept, U_new, U),
             step_size=eps,
-            diverging=state.diverging | ~jnp.all(jnp.isfinite(f)),
+            diverging=state.diverging | ~jnp.all(jnp.isfinite(f(z))),
             accept_prob=accept_prob,
             num_accepted=state.num_accepted + accept,
             rng_key=rng_key,
         )
 
-    def _trajectory(self, z: Array, r: Array, eps: Array) -> tuple[Array, Array]:
+    def _trajectory(self, f: VectorFn, z: Array, r: Array, eps: Array) -> tuple[Array, Array]:
         def leapfrog(_: Any, at: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            z, r, f = at
-            r = r + eps / 2 * f
+            z, r, g = at
+            r = r + eps / 2 * g
             z = z + eps * r
-            f = self._f(z)
-            return z, r + eps / 2 * f, f
+            g = f(z)
+            return z, r + eps / 2 * g, g
 
-        z, r, _ = lax.fori_loop(0, self.num_leapfrog, leapfrog, (z, r, self._f(z)))
+        z, r, _ = lax.fori_loop(0, self.num_leapfrog, leapfrog, (z, r, f(z)))
         return z, r
 
     def resume(self, state: Any, resumed: Array, potential: Potential) -> Any:

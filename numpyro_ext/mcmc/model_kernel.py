@@ -64,7 +64,8 @@ class ModelKernel(MCMCKernel):
 
     A subclass supplies :meth:`start`, :meth:`transition`, :meth:`resume` and ``sample``. The first
     three see a single chain and are traced; this class maps the start over chains and compiles it
-    in one call. Fields hold the arguments that are in use, also after settings were found.
+    in one call. Fields hold the arguments that were given; what a chain moves by, found settings
+    in place of those that were left out, is :meth:`in_use`.
 
     :param model: Python callable containing NumPyro primitives.
     :param step_size: positive float or schedule; :meth:`init` finds one if it is None.
@@ -101,28 +102,22 @@ class ModelKernel(MCMCKernel):
             )
         if isinstance(self.step_size, ConstantSchedule):
             self.step_size = self.step_size.value
-        if self.step_size is None and type(self).choose is ModelKernel.choose:
+        if self.finds_settings and type(self).choose is ModelKernel.choose:
             raise ValueError(
                 f"step_size is None, but {type(self).__name__} has no law by which a step could be"
                 " found; give step_size."
             )
         if self.step_size is not None and not callable(self.step_size):
             check_positive("step_size", self.step_size)
-        self._given_modes: Modes | None = None
-        if isinstance(self.whitening, Modes):
-            self._given_modes = self.whitening
-            self.whitening = self._given_modes.whitening if self.finds_whitening else None
-        if self.whitening is not None and not isinstance(self.whitening, Whitening):
+        if not isinstance(self.whitening, Whitening | Modes | None):
             raise TypeError(
                 f"whitening is {self.whitening!r}; it must be a Whitening, such as"
                 " Whitening.from_guide(guide, params), or the result of find_modes(model, *args)."
             )
         self.steps_per_sample = check_count("steps_per_sample", self.steps_per_sample)
-        self.finds_settings = self.step_size is None
         self.settings: Settings | None = None
-        self._given: dict[str, Any] = {}
         self._fitness: Fitness | None = None
-        self._modes = self._given_modes
+        self._modes = self.given_modes
         self._num_modes = 1
         self.chains_at: np.ndarray | None = None
         self._starts_near = self._start_is_given = False
@@ -195,12 +190,36 @@ class ModelKernel(MCMCKernel):
 
     def step_size_at(self, i: Any, dtype: Any = float) -> Array:
         """Step size of transition ``i``."""
-        return jnp.asarray(self.step_size(i) if callable(self.step_size) else self.step_size, dtype)
+        eps = self.in_use("step_size")
+        return jnp.asarray(eps(i) if callable(eps) else eps, dtype)
+
+    @property
+    def finds_settings(self) -> bool:
+        """True if :meth:`init` finds the step size, and what belongs to it."""
+        return self.step_size is None
+
+    def in_use(self, argument: str) -> Any:
+        """What a chain takes for an argument: what was found for it, or else what was given."""
+        found = {} if self.settings is None else self.settings.arguments
+        return found[argument] if argument in found else getattr(self, argument)
+
+    @property
+    def given_modes(self) -> Modes | None:
+        """The result of ``find_modes``, if that was given as the whitening."""
+        return self.whitening if isinstance(self.whitening, Modes) else None
+
+    @property
+    def given_whitening(self) -> Whitening | None:
+        """The coordinates that were given, by themselves or by modes."""
+        if isinstance(self.whitening, Modes):
+            return self.whitening.whitening if self.finds_whitening else None
+        return self.whitening
 
     @property
     def coordinates(self) -> Whitening | Unchanged:
         """The map between the flat vector of the sites and the coordinates of a step."""
-        return self.whitening if isinstance(self.whitening, Whitening) else UNCHANGED
+        found = self.given_whitening if self.settings is None else self.settings.whitening
+        return UNCHANGED if found is None else found
 
     def flatten(self, z: Sites) -> Array:
         """Unconstrained sites as the ``(n,)`` vector in which a step moves."""
@@ -338,15 +357,16 @@ class ModelKernel(MCMCKernel):
             if is_traced(first):
                 first = None  # of parallel chains, while the search is on numbers
             self._find(potential, first, first_key, resumes, 1 if single else len(rng_key))
-        if self.whitening is not None and self.whitening.size != info.size:
+        coordinates = self.coordinates
+        if isinstance(coordinates, Whitening) and coordinates.size != info.size:
             raise ValueError(
-                f"whitening has {self.whitening.size} coordinates, but the model's latent sites"
+                f"whitening has {coordinates.size} coordinates, but the model's latent sites"
                 f" have {info.size}; make it for this model and these arguments."
             )
         if goes_on:
             return None
-        if self._given_modes is not None:
-            check_sites(self._given_modes, info, "whitening")
+        if self.given_modes is not None:
+            check_sites(self.given_modes, info, "whitening")
         near = self._modes if init_params is None else None
         if not resumes:
             num_chains = 1 if single else len(rng_key)
@@ -389,7 +409,7 @@ class ModelKernel(MCMCKernel):
             fit = "other" if self._fitness is None else self._fitness.of(potential)
             if resumes and self._fitness is not None:
                 return check_resumed(fit, compiled=self._seen(*potential.arguments))
-            modes = self._modes if fit == "same" else self._given_modes
+            modes = self._modes if fit == "same" else self.given_modes
             # Of more chains some may start at a mode for which the step was not found.
             if fit == "same" and modes and modes.num_taken(num_chains) <= self._num_modes:
                 return
@@ -397,13 +417,9 @@ class ModelKernel(MCMCKernel):
                 # Another object, for which `MCMC` compiles the chain, and its data, again.
                 self.settings = replace(self.settings)
                 return
-            vars(self).update(self._given)
-            before = dict(vars(self))
             found = find(self, potential, start, rng_key, modes, num_chains)
             self.settings, self._modes, self._fitness = found
             self._num_modes = self._modes.num_taken(num_chains)
-        self._given = {name: before[name] for name in self.settings.arguments}
-        vars(self).update(self.settings.arguments)
 
     def wrap_model(self, wrapper: Callable[[Model], Model]) -> Self:
         kernel = copy.copy(self)

@@ -227,7 +227,7 @@ def find(
         )
     potential = potential.traced_once()
     key_normal, key_noise = run_once(lambda key: tuple(random.split(key)), random.key(0))
-    given: Whitening | None = kernel.whitening
+    given: Whitening | None = kernel.given_whitening
     known = given if modes is None else modes.whitening
     factor: Any = factor_like(potential.info) if known is None else known.factor.astype(float)
     look_around = noise_measure(key_noise, potential, kernel.gradient, factor)

@@ -187,7 +187,8 @@ class SGHMC(SGMCMCKernel):
     @property
     def _friction(self) -> float:
         """The friction in use."""
-        return 1.0 if self.friction is None else self.friction
+        C = self.in_use("friction")
+        return 1.0 if C is None else C
 
     def setup(self, potential: Potential) -> None:
         super().setup(potential)
@@ -195,7 +196,7 @@ class SGHMC(SGMCMCKernel):
             raise ValueError("noise_variance is 'warmup' but num_warmup is 0; give it some draws.")
         jax.eval_shape(lambda: self.ravel_sites("mass", self.mass))
         jax.eval_shape(lambda: self.ravel_sites("noise_variance", self._known_variance))
-        eps, T = self.step_size, self.temperature
+        eps, T = self.in_use("step_size"), self.temperature
         if callable(eps) or callable(T) or isinstance(self._friction, Tracer):
             return
         for site in self.info.latents:

@@ -118,12 +118,17 @@ class SGNHT(SGMCMCKernel):
         if self.thermal_mass is not None:
             check_positive("thermal_mass", self.thermal_mass)
 
+    @property
+    def _friction(self) -> float:
+        """The friction in use."""
+        C = self.in_use("friction")
+        return 1.0 if C is None else C
+
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         shape = {"scalar": (), "per_site": (len(self._sizes()),), "per_parameter": z.shape}
-        C = 1.0 if self.friction is None else self.friction
         return {
             "r": self.draw_momentum(rng_key, z, self.temperature_at(0, z.dtype)),
-            "thermostat": jnp.full(shape[self.thermostat], C, z.dtype),
+            "thermostat": jnp.full(shape[self.thermostat], self._friction, z.dtype),
             "kinetic_temperature": jnp.zeros((), z.dtype),
         }
 
@@ -140,7 +145,7 @@ class SGNHT(SGMCMCKernel):
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
     ) -> Transition:
         xi = state.thermostat
-        C = jnp.asarray(1.0 if self.friction is None else self.friction, z.dtype)
+        C = jnp.asarray(self._friction, z.dtype)
         estimate = grad_fn(z)
         zeta = random.normal(rng_key, z.shape, z.dtype)
         c = jnp.exp(-self._spread(xi, z) * eps)

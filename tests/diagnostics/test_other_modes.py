@@ -1,7 +1,6 @@
 """Modes without draws: what a search finds, how much mass it gives them, and what it leaves."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import jax
 from jax import random
@@ -20,6 +19,7 @@ from numpyro_ext.diagnostics._facts import Facts, several_modes
 from numpyro_ext.diagnostics._fit import fit_of
 from numpyro_ext.diagnostics.judges.other_modes import QUANTITY, _descend, unvisited_rows
 from numpyro_ext.diagnostics.subject import OfFit
+from numpyro_ext.mcmc import Settings
 from tests.diagnostics.drawn import visited
 
 LOCS = np.array([[3.0, -200.0], [5.0, -170.0]])
@@ -140,13 +140,7 @@ SEVERAL = Problem("searches from 4 points ended at different modes.", "several m
 
 def chains(draws, share):
     mcmc = visited(partial(two_modes, share), draws)
-    mcmc.sampler.settings = SimpleNamespace(
-        step_size=0.1,
-        variance_ratio=1.0,
-        kinetic_temperature=(1.0, 1.0),
-        transitions=1.0,
-        problems=(SEVERAL,),
-    )
+    mcmc.sampler.settings = Settings(0.1, problems=(SEVERAL,))
     return {row.quantity: row for row in diagnose(mcmc).rows}
 
 

@@ -171,4 +171,4 @@ def test_parallel_chains_find_settings_where_starts_are_given():
     x = gaussian_mean_data()
     mcmc.run(random.key(0), x, init_params={"loc": jnp.array([0.5, 0.9])})
     exact = x.sum() / (len(x) + 0.1)
-    assert abs(kernel.whitening.center[0] - exact) < 1e-3
+    assert abs(kernel.settings.whitening.center[0] - exact) < 1e-3
