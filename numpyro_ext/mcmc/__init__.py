@@ -3,6 +3,7 @@
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext.mcmc.base import SGMCMCKernel
+from numpyro_ext.mcmc.chain import Estimate, Transition, kernel_state
 from numpyro_ext.mcmc.geometry import ExpandedMean
 from numpyro_ext.mcmc.gradients import SVRG, ControlVariate, MinibatchGradient
 from numpyro_ext.mcmc.kernel_hmc import KernelHMC, KernelHMCState
@@ -15,7 +16,6 @@ from numpyro_ext.mcmc.sgld import SGLD, SGLDState
 from numpyro_ext.mcmc.sgnht import SGNHT, SGNHTState
 from numpyro_ext.mcmc.sgrld import SGRLD
 from numpyro_ext.mcmc.simplex import GammaSimplexReparam, simplex_langevin_step
-from numpyro_ext.mcmc.state import Estimate, Transition, kernel_state
 
 __all__ = [
     "ConstantSchedule",

@@ -1,76 +1,205 @@
-"""What all stochastic-gradient kernels share: minibatches, gradients, transitions, divergence."""
+"""The bases of kernels: arguments that kernels share, and what a kernel supplies."""
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 import jax
-from jax import Array, lax, random
+from jax import Array, random
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 import numpy as np
-from numpyro.util import is_prng_key
+from numpyro.infer import init_to_uniform
 
-from numpyro_ext._checks import check_choice, check_nonnegative, check_positive
-from numpyro_ext._model.minibatch import draw_indices, start_plates
+from numpyro_ext._checks import check_choice, check_count, check_nonnegative, check_positive
+from numpyro_ext._model.mode_search import Mode
+from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.sharding import num_devices
-from numpyro_ext._model.whitening import Whitening
-from numpyro_ext._typing import GradientEstimator, Sites
-from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient, warn_if_far
-from numpyro_ext.mcmc.model_kernel import ModelKernel, Schedule
+from numpyro_ext._model.whitening import UNCHANGED, Unchanged, Whitening
+from numpyro_ext._typing import GradientEstimator, Model, Sites
+from numpyro_ext.mcmc.adapter import Adapter
+from numpyro_ext.mcmc.chain import GradFn, GradientChain, Transition
+from numpyro_ext.mcmc.gradients import ControlVariate, warn_if_far
 from numpyro_ext.mcmc.schedules import ConstantSchedule
+from numpyro_ext.mcmc.settings import Settings
 from numpyro_ext.mcmc.sharding import check_batches
-from numpyro_ext.mcmc.state import Estimate, Transition
 
-__all__ = ["GradFn", "SGMCMCKernel", "next_draw"]
+__all__ = ["GradFn", "ModelKernel", "SGMCMCKernel", "Schedule"]
+
+Schedule = Callable[[Any], Any]
+"""A number for every transition ``i``, counted from 0."""
+
+_ADAPTS = (
+    "takes no {name}, which adapts a kernel with an accept step; leave it out: without a step_size"
+    " the settings are found from the model."
+)
+_INSTEAD = {
+    "potential_fn": "takes a model and no potential_fn; write a model that samples from"
+    " dist.ImproperUniform and adds numpyro.factor('U', -potential_fn(z)).",
+    "adapt_mass_matrix": _ADAPTS,
+    "adapt_step_size": _ADAPTS,
+    "dense_mass": _ADAPTS,
+    "max_tree_depth": _ADAPTS,
+    "target_accept_prob": _ADAPTS,
+    "trajectory_length": _ADAPTS,
+}
 
 
-@dataclass(frozen=True)
-class GradFn:
+@dataclass(kw_only=True, eq=False, repr=False)
+class ModelKernel(Adapter):
     """
-    The gradient estimate as a step sees it: a function of the flat vector.
+    Base of the kernels whose chains move on the flat latent vector of a model.
 
-    Batch, keys and the estimator's state are those of the transition. Nothing is changed by a
-    call, so a step may call it any number of times, also inside a JAX loop.
+    A subclass supplies :meth:`chain`. Fields hold the arguments that were given; what a chain moves
+    by, found settings in place of those that were left out, is :meth:`in_use`.
+
+    :param model: Python callable containing NumPyro primitives.
+    :param step_size: positive float or schedule; :meth:`init` finds one if it is None.
+    :param whitening: the coordinates in which a step moves, those of the sites by default. Of
+        ``Modes`` they are those of the heaviest one, and chains start at them.
+    :param int steps_per_sample: transitions per draw.
+    :param init_strategy: a per-site initialization function.
     """
 
-    kernel: "SGMCMCKernel"
-    potential: Potential
-    i: Array
-    idx: dict[str, Array]
-    rng_key: Array
-    state: Any
-    bound: Array | None = None
+    model: Model = field(kw_only=False)
+    step_size: float | Schedule | None = field(default=None, kw_only=False)
+    whitening: Whitening | Modes | None = None
+    steps_per_sample: int = 1
+    init_strategy: Callable[..., Any] = init_to_uniform
 
-    def __call__(self, z: Array) -> Estimate:
-        """The estimate at ``z`` from the batch of the transition."""
-        return self._estimate(self.rng_key, self.idx, z)[1]
+    state_class: ClassVar[Any]
+    last_step_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that only the last transition of a draw computes, because no other one reads them."""
+    finds_whitening: ClassVar[bool] = True
+    """True if steps are taken in the coordinates that ``step_size=None`` finds."""
+    inference_method: ClassVar[str] = "mcmc"
+    """The name by which a diagnosis calls the method, ``"mcmc"`` or ``"sgmcmc"``."""
+    forward_mode_differentiation = False
 
-    def with_hvp(self, z: Array, v: Array) -> tuple[Estimate, Array]:
-        """The estimate at ``z``, and the product of its Jacobian (the Hessian of U) with ``v``."""
-        estimate = partial(self._estimate, self.rng_key, self.idx)
-        _, hvp, found = jax.jvp(estimate, (z,), (v,), has_aux=True)
-        return found, hvp
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        for name in _INSTEAD.keys() & kwargs:
+            raise TypeError(f"{cls.__name__} {_INSTEAD[name].format(name=name)}")
+        return super().__new__(cls)
 
-    def independent(self, rng_key: Array, z: Array) -> Estimate:
-        """The estimate at ``z`` from a batch of its own, independent of the transition's."""
-        key_batch, key_gradient = random.split(rng_key)
-        return self._estimate(key_gradient, self.kernel.new_batch(key_batch, self.potential), z)[1]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.model):
+            raise TypeError(
+                f"model is {self.model!r}; it must be a callable with NumPyro primitives."
+            )
+        if isinstance(self.step_size, ConstantSchedule):
+            self.step_size = self.step_size.value
+        if self.finds_settings and type(self).choose is ModelKernel.choose:
+            raise ValueError(
+                f"step_size is None, but {type(self).__name__} has no law by which a step could be"
+                " found; give step_size."
+            )
+        if self.step_size is not None and not callable(self.step_size):
+            check_positive("step_size", self.step_size)
+        if not isinstance(self.whitening, Whitening | Modes | None):
+            raise TypeError(
+                f"whitening is {self.whitening!r}; it must be a Whitening, such as"
+                " Whitening.from_guide(guide, params), or the result of find_modes(model, *args)."
+            )
+        self.steps_per_sample = check_count("steps_per_sample", self.steps_per_sample)
 
-    def _estimate(self, rng_key: Array, idx: dict[str, Array], z: Array) -> tuple[Array, Estimate]:
-        potential, coordinates, state = self.potential, self.kernel.coordinates, self.state
-        x = coordinates.to_z(z)
-        estimator, sites = self.kernel.in_use("gradient"), potential.info.unravel(x)
-        if estimator is None:
-            U, by_site = potential.value_and_grad(sites, idx)
-        else:
-            U, by_site, state = estimator.estimate(rng_key, self.i, sites, idx, potential, state)
-        g = coordinates.pull(potential.info.ravel(by_site)).astype(z.dtype)
-        if self.bound is not None:
-            g = jnp.clip(g, -self.bound, self.bound)
-        return g, Estimate(U, g, state)
+    def setup(self, potential: Potential) -> None:
+        """Checks that need the model's sites, supports or plates; :meth:`init` calls it before
+        chains start."""
+        if callable(self.step_size):
+            at_start = jax.jit(self.step_size)(np.zeros((), np.int32))
+            check_positive("step_size at i = 0", at_start)
+
+    def check_state(self, states: Any, grads: Sites | None) -> None:
+        """Checks of the first states and of the gradients there, stacked over chains; it is not
+        called under a transform."""
+        return
+
+    def choose(self, noise: np.ndarray, normal: Mode, potential: Potential) -> Settings:
+        """
+        The step, and what the kernel's law on a Gaussian predicts for it.
+
+        Without this method ``step_size`` is required.
+
+        :param noise: ``(n,)`` variances of the gradient's noise over the temperature, in the
+            coordinates of ``normal.whitening``.
+        :param normal: the normal approximation of the posterior.
+        :param potential: that of the model.
+        """
+        raise NotImplementedError
+
+    def gradients_per_transition(self, rows: float) -> float | None:
+        """
+        Minibatch gradients that one transition takes, None if that number is not known.
+
+        :param float rows: the number of minibatch gradients that the gradient of all rows takes.
+        """
+        return None
+
+    def temperature_at(self, i: Any, dtype: Any = float) -> Array | None:
+        """Temperature of transition ``i``, None for a kernel without one."""
+        return None
+
+    def noise_share(self, state: Any) -> float | None:
+        """The share of the injected noise that is left out because gradients have noise of their
+        own, None for a kernel that does not correct for it."""
+        return None
+
+    def step_size_at(self, i: Any, dtype: Any = float) -> Array:
+        """Step size of transition ``i``."""
+        eps = self.in_use("step_size")
+        return jnp.asarray(eps(i) if callable(eps) else eps, dtype)
+
+    @property
+    def finds_settings(self) -> bool:
+        """True if :meth:`init` finds the step size, and what belongs to it."""
+        return self.step_size is None
+
+    def in_use(self, argument: str) -> Any:
+        """What a chain takes for an argument: what was found for it, or else what was given."""
+        found = {} if self.settings is None else self.settings.arguments
+        return found[argument] if argument in found else getattr(self, argument)
+
+    @property
+    def given_modes(self) -> Modes | None:
+        """The result of ``find_modes``, if that was given as the whitening."""
+        return self.whitening if isinstance(self.whitening, Modes) else None
+
+    @property
+    def given_whitening(self) -> Whitening | None:
+        """The coordinates that were given, by themselves or by modes."""
+        if isinstance(self.whitening, Modes):
+            return self.whitening.whitening if self.finds_whitening else None
+        return self.whitening
+
+    @property
+    def coordinates(self) -> Whitening | Unchanged:
+        """The map between the flat vector of the sites and the coordinates of a step."""
+        found = self.given_whitening if self.settings is None else self.settings.whitening
+        return UNCHANGED if found is None else found
+
+    def flatten(self, z: Sites) -> Array:
+        """Unconstrained sites as the ``(n,)`` vector in which a step moves."""
+        return self.coordinates.to_xi(self.info.ravel(z))
+
+    def unflatten(self, x: Array) -> Sites:
+        """The inverse of :meth:`flatten`."""
+        return self.info.unravel(self.coordinates.to_z(x))
+
+    def ravel_sites(self, what: str, value: Any, dtype: Any = float) -> Array:
+        """A float as it is; a dict of per-site floats or arrays as ``(n,)``, in the flat order."""
+        if not isinstance(value, dict):
+            return jnp.asarray(value, dtype)
+        self.info.check_names(what, value)
+        full = {
+            name: jnp.full(self.info.latents[name].unconstrained.shape, x)
+            if jnp.ndim(x) == 0
+            else x
+            for name, x in value.items()
+        }
+        return self.info.ravel(self.info.check_unconstrained(what, full)).astype(dtype)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -181,7 +310,7 @@ class SGMCMCKernel(ModelKernel):
     def setup(self, potential: Potential) -> None:
         super().setup(potential)
         far = self.momentum is not None and not self._starts_near
-        self._num_descent = self._num_adapt // 2 if far else 0
+        self.num_descent = self.num_adapt // 2 if far else 0
         check_batches(potential.plates, num_devices(self.sharding))
         if callable(self.temperature):
             at_start = jax.jit(self.temperature)(np.zeros((), np.int32))
@@ -189,19 +318,13 @@ class SGMCMCKernel(ModelKernel):
 
     def check_state(self, states: Any, grads: Sites | None) -> None:
         # A draw in coordinates without a scale says nothing, and one around the center is near.
-        center = isinstance(self.estimator, ControlVariate)
+        center = isinstance(self.in_use("gradient"), ControlVariate)
         whitened = isinstance(self.coordinates, Whitening)
         if grads and center and (self._start_is_given or (whitened and not self._starts_near)):
             warn_if_far(states, grads, self.flatten, whitened)
 
-    @property
-    def estimator(self) -> GradientEstimator:
-        """The gradient estimator in use."""
-        given = self.in_use("gradient")
-        return MinibatchGradient() if given is None else given
-
     def gradients_per_transition(self, rows: float) -> float:
-        cost: Any = getattr(self.estimator, "cost", None)
+        cost: Any = getattr(self.in_use("gradient"), "cost", None)
         return 1.0 if cost is None else float(cost(rows))
 
     def sampling_at(self, i: Any) -> Array:
@@ -213,133 +336,12 @@ class SGMCMCKernel(ModelKernel):
         T = self.temperature(i) if callable(self.temperature) else self.temperature
         return jnp.where(self.sampling_at(i), jnp.asarray(T, dtype), 0)
 
-    def start(
-        self, potential: Potential, rng_key: Array, key_plates: Array, key_start: Array, z: Sites
-    ) -> tuple[Any, dict[str, Array], Sites | None]:
-        i, flat = jnp.zeros((), int), self.flatten(z)
-        key_index, key_gradient, key_fields = random.split(key_start, 3)
-        plates = start_plates(key_plates, potential.plates, self.minibatch)
-        idx, _ = draw_indices(key_index, plates, potential.plates, self.sharding)
-        gradient = jax.tree.map(jnp.asarray, self.estimator.init(z, potential))
-        U, grad, _ = self.estimator.estimate(key_gradient, i, z, idx, potential, gradient)
-        pulled = self.coordinates.pull(self.info.ravel(grad))
-        state = self.state_class(
-            i=i,
-            z=z,
-            potential_energy=jnp.asarray(U, flat.dtype),
-            grad_norm=jnp.linalg.norm(pulled).astype(flat.dtype),
-            step_size=self.step_size_at(i, flat.dtype),
-            diverging=jnp.zeros((), bool),
-            sampling=self.sampling_at(i),
-            gradient=gradient,
-            plates=plates,
-            step_scale=jnp.ones((), flat.dtype),
-            settings=self.settings,
-            best=(jnp.asarray(U, flat.dtype), flat),
-            **self.init_state(key_fields, flat),
-            resumed=jnp.zeros((), bool),
-            rng_key=rng_key,
-        )
-        return state, idx, grad
-
-    def sample(
-        self, state: Any, model_args: tuple = (), model_kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return next_draw(self, state, self.potential(model_args, model_kwargs))
-
-    def transition(self, state: Any, potential: Potential) -> Any:
-        i, dtype = state.i, state.z.dtype
-        rng_key, key_index, key_step = random.split(state.rng_key, 3)
-        # Drawn only where they are used, which is seldom; far from the counters of the split.
-        key_gradient, key_redraw = (random.fold_in(state.rng_key, 1000 + k) for k in range(2))
-        idx, plates = draw_indices(key_index, state.plates, potential.plates, self.sharding)
-        eps = self.step_size_at(i, dtype) * state.step_scale
-        T = self.temperature_at(i, dtype)
-        grad_fn = GradFn(self, potential, i, idx, key_gradient, state.gradient)
-        step = self._descend if self._num_descent else self.step
-        z, (U, grad, gradient), fields = step(key_step, state, state.z, grad_fn, eps, T)
-        # What only the last step shows, and what did not change, need not be looked at in all.
-        shown = [
-            x
-            for name, x in fields.items()
-            if name not in self.last_step_fields and x is not getattr(state, name)
-        ]
-        finite = _all_finite((z, grad, shown))
-        new = fields | {
-            "z": z,
-            "potential_energy": U,
-            "grad_norm": jnp.sqrt(jnp.vdot(grad, grad)),
-            "gradient": gradient,
-        }
-        old = {name: getattr(state, name) for name in new}
-        new = jax.tree.map(
-            lambda a, b: b if a is b else jnp.where(finite, a, b).astype(b.dtype), new, old
-        )
-        if self._num_adapt:
-            # Far from the mode the last finite state may be anywhere: back to the best one. The
-            # potential is that of the old z, or of half a step from it.
-            warm = i < self._num_adapt
-            lower, back = warm & finite & (state.best[0] > U), warm & ~finite
-            new["best"] = jax.tree.map(partial(jnp.where, lower), (U, state.z), state.best)
-            new["z"] = jnp.where(back, state.best[1], new["z"])
-            new["step_scale"] = jnp.where(back, 0.5, 1.0).astype(dtype) * state.step_scale
-        if self.momentum:
-            r = new[self.momentum]
-            redraw = partial(self.draw_momentum, key_redraw, state.z, T)
-            new[self.momentum] = lax.cond(finite, lambda: r, redraw)
-        return state._replace(
-            i=i + 1,
-            step_size=eps,
-            diverging=state.diverging | ~finite,
-            sampling=self.sampling_at(i),
-            plates=plates,
-            resumed=state.resumed,
-            rng_key=rng_key,
-            **new,
-        )
-
-    def _descend(
-        self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
-    ) -> Transition:
-        """A step without noise, with gradient and momentum kept below their thermal size, as long
-        as ``i`` is in the first half of warmup; the kernel's own fields begin anew at its end."""
-        descending = state.i < self._num_descent
-        scale = self.momentum_scale(jnp.where(T > 0, T, 1))
-        grad_fn = replace(grad_fn, bound=jnp.where(descending, scale / eps, jnp.inf))
-        T = jnp.where(descending, 0, T)
-        z, estimate, fields = self.step(rng_key, state, z, grad_fn, eps, T)
-        bound = jnp.where(descending, scale, jnp.inf)
-        assert self.momentum is not None
-        fields = fields | {self.momentum: jnp.clip(fields[self.momentum], -bound, bound)}
-        fresh = partial(self.init_state, random.fold_in(rng_key, 1), z)
-        names = jax.eval_shape(fresh)
-        kept = {name: fields.get(name, getattr(state, name)) for name in names}
-        last = state.i + 1 == self._num_descent
-        return Transition(z, estimate, lax.cond(last, fresh, lambda: kept))
-
-    def finish(self, state: Any, potential: Potential) -> Any:
-        if potential.plates:
-            return state
-        U = potential(self.unflatten(state.z), {})
-        return state._replace(potential_energy=U.astype(state.potential_energy.dtype))
-
-    def resume(self, state: Any, resumed: Array, potential: Potential) -> Any:
-        old = place = state.gradient
-        refresh = getattr(self.in_use("gradient"), "refresh", None)
-        if state.settings is not self.settings:  # those of another kernel, with their own center
-            refresh, place = self.estimator.init, state.z
-        if refresh is None:
-            return state
-
-        def again() -> Any:
-            new = refresh(place, potential)
-            return jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), new, old)
-
-        return state._replace(gradient=lax.cond(resumed, again, lambda: old))
+    def chain(self, potential: Potential) -> GradientChain:
+        return GradientChain(self, potential, self.coordinates, self.in_use("gradient"))
 
     def refresh(self, state: Any, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
-        potential = self.potential(model_args, model_kwargs)
-        return state._replace(gradient=self.estimator.init(state.z, potential))
+        chain = self.chain(self.potential(model_args, model_kwargs))
+        return state._replace(gradient=chain.init_gradient(state.z))
 
     def estimate_gradient(
         self,
@@ -351,55 +353,8 @@ class SGMCMCKernel(ModelKernel):
         """One draw of the gradient estimate at unconstrained sites z: ``(potential, grad)``."""
         kwargs = model_kwargs or {}
         info, params = self._read(None, model_args, kwargs)
-        potential = self._potential(info, params, model_args, kwargs)
+        chain = self.chain(self._potential(info, params, model_args, kwargs))
         z = info.check_unconstrained("z", z)
         key_batch, key_gradient = random.split(rng_key)
-        idx = self.new_batch(key_batch, potential)
-        state, i = self.estimator.init(z, potential), jnp.zeros((), int)
-        return self.estimator.estimate(key_gradient, i, z, idx, potential, state)[:2]
-
-    def new_batch(self, rng_key: Array, potential: Potential) -> dict[str, Array]:
-        """One batch of the law of the chain's batches, apart from its passes over the data."""
-        key_plates, key_index = random.split(rng_key)
-        plates = start_plates(key_plates, potential.plates, self.minibatch)
-        return draw_indices(key_index, plates, potential.plates, self.sharding)[0]
-
-
-def next_draw(kernel: ModelKernel, state: Any, potential: Potential) -> Any:
-    """The state of one chain, or of several, after ``steps_per_sample`` transitions."""
-    draw = partial(_transitions, kernel, potential)
-    if is_prng_key(state.rng_key):
-        return draw(state.i, state.resumed, state)
-    # All chains share these. Out of vmap, a lax.cond on them stays a branch.
-    i, resumed = state.i[0], state.resumed[0]
-    return jax.vmap(partial(draw, i, resumed))(state._replace(i=None, resumed=None))
-
-
-def _transitions(
-    kernel: ModelKernel, potential: Potential, i: Array, resumed: Array, state: Any
-) -> Any:
-    state = kernel.resume(state, resumed, potential)
-    false = jnp.zeros((), bool)
-    state = state._replace(i=i, z=kernel.flatten(state.z), diverging=false, resumed=false)
-    inner = kernel.steps_per_sample - 1
-
-    def not_shown(_: Any, state: Any) -> Any:
-        # Left as they are, so that XLA need not compute what no draw shows.
-        kept = {name: getattr(state, name) for name in kernel.last_step_fields}
-        return kernel.transition(state, potential)._replace(**kept)
-
-    def all_transitions(carry: tuple[Any, Any]) -> tuple[Any, Any]:
-        state = lax.fori_loop(0, inner, not_shown, carry[1]) if inner else carry[1]
-        return jnp.zeros((), bool), kernel.transition(state, potential)
-
-    # A loop of one turn, though XLA cannot know that: on CPU it makes one function of a small loop,
-    # but hands loose operations to its threads one by one, which takes longer than a transition.
-    true = (i | 1) != 0
-    _, state = lax.while_loop(lambda carry: carry[0], all_transitions, (true, state))
-    state = kernel.finish(state, potential)
-    return state._replace(z=kernel.unflatten(state.z))
-
-
-def _all_finite(tree: Any) -> Array:
-    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
-    return jnp.all(jnp.isfinite(jnp.concatenate([jnp.ravel(x) for x in leaves])))
+        idx, i, state = chain.new_batch(key_batch), jnp.zeros((), int), chain.init_gradient(z)
+        return chain.estimate(key_gradient, i, z, idx, state)[:2]

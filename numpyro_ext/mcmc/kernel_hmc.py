@@ -14,11 +14,10 @@ from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.whitening import Unchanged, Whitening
 from numpyro_ext._typing import Sites
-from numpyro_ext.mcmc.base import next_draw
+from numpyro_ext.mcmc.base import ModelKernel
+from numpyro_ext.mcmc.chain import Chain, state_class
 from numpyro_ext.mcmc.geometry import VectorFn, check_shape, values_at
-from numpyro_ext.mcmc.model_kernel import ModelKernel
 from numpyro_ext.mcmc.settings import Settings
-from numpyro_ext.mcmc.state import state_class
 
 _PILOT = 64
 
@@ -128,7 +127,7 @@ class KernelHMC(ModelKernel):
                 " it out."
             )
         self.num_leapfrog = check_count("num_leapfrog", self.num_leapfrog)
-        self._fitted: VectorFn | None = None
+        self.fitted: VectorFn | None = None
 
     def choose(self, noise: np.ndarray, normal: Mode, potential: Potential) -> Settings:
         """The step of the largest expected squared jump, from draws of the normal approximation."""
@@ -140,7 +139,7 @@ class KernelHMC(ModelKernel):
 
         def jump(eps: Array) -> Array:
             def one(z: Array, r: Array) -> Array:
-                z_new, r_new = self._trajectory(f, z, r, eps)
+                z_new, r_new = self.trajectory(f, z, r, eps)
                 energies = [
                     potential(self.info.unravel(map_.to_z(x)), {}) + jnp.vdot(v, v) / 2
                     for x, v in ((z, r), (z_new, r_new))
@@ -166,7 +165,7 @@ class KernelHMC(ModelKernel):
                 " all data; drop subsample_size, or use SGHMC."
             )
         super().setup(potential)
-        self._fitted = self._fit_score(potential, self.coordinates)
+        self.fitted = self._fit_score(potential, self.coordinates)
 
     def _fit_score(self, potential: Potential, map_: Whitening | Unchanged) -> VectorFn:
         """f in these coordinates."""
@@ -193,52 +192,70 @@ class KernelHMC(ModelKernel):
         predict = self.score.fit(flatten(samples))
         return lambda xi: jnp.asarray(predict(xi[None])[0], xi.dtype)
 
-    @property
-    def _f(self) -> VectorFn:
-        """f in the coordinates of a step."""
-        assert self._fitted is not None
-        return self._fitted
-
-    def start(
-        self, potential: Potential, rng_key: Array, key_plates: Array, key_start: Array, z: Sites
-    ) -> tuple[Any, dict[str, Array], Sites | None]:
-        i, flat = jnp.zeros((), int), self.flatten(z)
-        check_shape("score", self._f, flat, (1,))
-        state = KernelHMCState(
-            i=i,
-            z=z,
-            potential_energy=potential(z, {}).astype(flat.dtype),
-            step_size=self.step_size_at(i, flat.dtype),
-            diverging=jnp.zeros((), bool),
-            accept_prob=jnp.zeros((), flat.dtype),
-            num_accepted=jnp.zeros((), int),
-            settings=self.settings,
-            resumed=jnp.zeros((), bool),
-            rng_key=rng_key,
-        )
-        return state, {}, None
-
-    def sample(
-        self, state: Any, model_args: tuple = (), model_kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return next_draw(self, state, self.potential(model_args, model_kwargs))
+    def chain(self, potential: Potential) -> "HMCChain":
+        return HMCChain(self, potential, self.coordinates)
 
     def check_state(self, states: Any, grads: Sites | None) -> None:
-        if not np.all(np.isfinite(values_at(self._f, jax.vmap(self.flatten)(states.z)))):
+        assert self.fitted is not None
+        if not np.all(np.isfinite(values_at(self.fitted, jax.vmap(self.flatten)(states.z)))):
             raise ValueError(
                 "the score is not finite at the initial point; check the samples that it was fitted"
                 " to, or give init_params."
             )
 
-    def transition(self, state: Any, potential: Potential) -> Any:
+    def trajectory(self, f: VectorFn, z: Array, r: Array, eps: Array) -> tuple[Array, Array]:
+        def leapfrog(_: Any, at: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            z, r, g = at
+            r = r + eps / 2 * g
+            z = z + eps * r
+            g = f(z)
+            return z, r + eps / 2 * g, g
+
+        z, r, _ = lax.fori_loop(0, self.num_leapfrog, leapfrog, (z, r, f(z)))
+        return z, r
+
+    def refresh(self, state: Any, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
+        chain = self.chain(self.potential(model_args, model_kwargs))
+        return chain.resume(state, jnp.ones((), bool))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"fitted": None}
+
+
+class HMCChain(Chain):
+    """The chain of :class:`KernelHMC`, whose proposals are accepted or not."""
+
+    def start(
+        self, rng_key: Array, key_plates: Array, key_start: Array, z: Sites
+    ) -> tuple[Any, dict[str, Array], Sites | None]:
+        i, flat = jnp.zeros((), int), self.kernel.flatten(z)
+        check_shape("score", self.kernel.fitted, flat, (1,))
+        state = KernelHMCState(
+            i=i,
+            z=z,
+            potential_energy=self.potential(z, {}).astype(flat.dtype),
+            step_size=self.kernel.step_size_at(i, flat.dtype),
+            diverging=jnp.zeros((), bool),
+            accept_prob=jnp.zeros((), flat.dtype),
+            num_accepted=jnp.zeros((), int),
+            settings=self.kernel.settings,
+            resumed=jnp.zeros((), bool),
+            rng_key=rng_key,
+        )
+        return state, {}, None
+
+    def transition(self, state: Any) -> Any:
         z, dtype = state.z, state.z.dtype
         rng_key, _, key_step = random.split(state.rng_key, 3)
         key_momentum, key_accept = random.split(key_step)
-        eps = self.step_size_at(state.i, dtype)
+        eps = self.kernel.step_size_at(state.i, dtype)
         r = random.normal(key_momentum, z.shape, dtype)
-        f = self._f
-        z_new, r_new = self._trajectory(f, z, r, eps)
-        U, U_new = state.potential_energy, potential(self.unflatten(z_new), {}).astype(dtype)
+        f = self.kernel.fitted
+        z_new, r_new = self.kernel.trajectory(f, z, r, eps)
+        U, U_new = (
+            state.potential_energy,
+            self.potential(self.kernel.unflatten(z_new), {}).astype(dtype),
+        )
         # The difference of squares as a product keeps the digits of a small difference.
         log_ratio = U - U_new + jnp.vdot(r - r_new, r + r_new) / 2
         finite = jnp.isfinite(U_new) & jnp.all(jnp.isfinite(z_new)) & jnp.isfinite(log_ratio)
@@ -255,24 +272,7 @@ class KernelHMC(ModelKernel):
             rng_key=rng_key,
         )
 
-    def _trajectory(self, f: VectorFn, z: Array, r: Array, eps: Array) -> tuple[Array, Array]:
-        def leapfrog(_: Any, at: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            z, r, g = at
-            r = r + eps / 2 * g
-            z = z + eps * r
-            g = f(z)
-            return z, r + eps / 2 * g, g
-
-        z, r, _ = lax.fori_loop(0, self.num_leapfrog, leapfrog, (z, r, f(z)))
-        return z, r
-
-    def resume(self, state: Any, resumed: Array, potential: Potential) -> Any:
+    def resume(self, state: Any, resumed: Array) -> Any:
         old = state.potential_energy
-        U = lax.cond(resumed, lambda: potential(state.z, {}).astype(old.dtype), lambda: old)
+        U = lax.cond(resumed, lambda: self.potential(state.z, {}).astype(old.dtype), lambda: old)
         return state._replace(potential_energy=U)
-
-    def refresh(self, state: Any, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
-        return self.resume(state, jnp.ones((), bool), self.potential(model_args, model_kwargs))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_fitted": None}

@@ -11,10 +11,10 @@ from numpyro_ext._checks import check_choice, check_nonnegative
 from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel
+from numpyro_ext.mcmc.chain import Transition, kernel_state
 from numpyro_ext.mcmc.laws import choose_psgld, choose_sgld
 from numpyro_ext.mcmc.settings import Settings
 from numpyro_ext.mcmc.sgld import IMPLIED, implied_variance_ratio
-from numpyro_ext.mcmc.state import Transition, kernel_state
 
 __all__ = ["PSGLD", "PSGLDState"]
 
@@ -117,7 +117,7 @@ class PSGLD(SGMCMCKernel):
 
     def setup(self, potential: Potential) -> None:
         super().setup(potential)
-        if self.adapt == "warmup" and self._num_adapt == 0:
+        if self.adapt == "warmup" and self.num_adapt == 0:
             raise ValueError(
                 "adapt is 'warmup' but num_warmup is 0; give it some draws, or use adapt='always'."
             )
@@ -178,7 +178,7 @@ class PSGLD(SGMCMCKernel):
         if self.adapt == "always":
             G, V, Gam = adapt()
         else:
-            G, V, Gam = lax.cond(state.i < self._num_adapt, adapt, keep)
+            G, V, Gam = lax.cond(state.i < self.num_adapt, adapt, keep)
         zeta = random.normal(rng_key, z.shape, z.dtype)
         z = z - eps * (G * g - T * Gam) + jnp.sqrt(2 * eps * T * G) * zeta
         fields = {"preconditioner": G, "second_moment": V}

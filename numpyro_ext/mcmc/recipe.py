@@ -10,7 +10,8 @@ import numpy as np
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._typing import Sites
-from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel
+from numpyro_ext.mcmc.base import GradFn, Schedule, SGMCMCKernel
+from numpyro_ext.mcmc.chain import Transition, kernel_state
 from numpyro_ext.mcmc.geometry import (
     VectorFn,
     check_correction,
@@ -19,8 +20,6 @@ from numpyro_ext.mcmc.geometry import (
     recipe_correction,
     values_at,
 )
-from numpyro_ext.mcmc.model_kernel import Schedule
-from numpyro_ext.mcmc.state import Transition, kernel_state
 
 RecipeKernelState = kernel_state(
     "RecipeKernelState",

@@ -1,5 +1,6 @@
 """Settings that a kernel finds by itself: coordinates of unit scale, and a step in them."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -8,6 +9,7 @@ import warnings
 import jax
 from jax import Array, random
 from jax.core import Tracer
+import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import solve_triangular
 
@@ -25,9 +27,9 @@ from numpyro_ext.mcmc.gradients import ControlVariate
 __all__ = [
     "NO_LOCAL_SITES",
     "Fitness",
+    "Found",
     "Settings",
-    "check_resumed",
-    "find",
+    "settings_for",
 ]
 
 NO_LOCAL_SITES = "a chain holds one value of it while the rows change at every step"
@@ -173,7 +175,7 @@ def _batches(potential: Potential) -> dict[str, int]:
     return {name: batch for name, (_, batch) in potential.plates.items()}
 
 
-def check_resumed(fit: str, compiled: bool) -> None:
+def _check_resumed(fit: str, compiled: bool) -> None:
     """A ``ValueError`` if a chain goes on with data that its settings do not fit.
 
     :param bool compiled: True for the arguments on which the chain was compiled, which keeps the
@@ -188,17 +190,69 @@ def check_resumed(fit: str, compiled: bool) -> None:
         )
 
 
-def find(
+@dataclass(frozen=True)
+class Found:
+    """
+    What a search gave.
+
+    :param settings: the settings.
+    :param modes: those at which chains start.
+    :param int num_modes: modes for which the step was found, the heaviest ones.
+    :param fitness: by which other data are told from these.
+    """
+
+    settings: Settings
+    modes: Modes
+    num_modes: int
+    fitness: Fitness
+
+
+def settings_for(
+    kernel: Any,
+    known: Found | None,
+    potential: Potential,
+    start: Sites | None,
+    rng_key: Array,
+    resumes: bool,
+    num_chains: int,
+) -> Found:
+    """
+    What is known, if it fits these data and the modes at which so many chains start; else what a
+    search finds, see :func:`_find`.
+
+    :param known: of an earlier run of the kernel.
+    :param bool resumes: True for a chain that goes on, which keeps what it has.
+    """
+    # A chain may start where a program is traced; the search is on numbers all the same. Elsewhere
+    # this would compile each constant of the model by itself.
+    traced = isinstance(jnp.zeros(()), Tracer)
+    with jax.ensure_compile_time_eval() if traced else nullcontext():
+        if known is None:
+            return _find(kernel, potential, start, rng_key, kernel.given_modes, num_chains)
+        fit = known.fitness.of(potential)
+        if resumes:
+            _check_resumed(fit, compiled=kernel.has_read(*potential.arguments))
+            return known
+        # Of more chains some may start at a mode for which the step was not found.
+        if fit == "same" and known.modes.num_taken(num_chains) <= known.num_modes:
+            return known
+        if fit == "near":
+            # Another object, for which `MCMC` compiles the chain, and its data, again.
+            return replace(known, settings=replace(known.settings))
+        modes = known.modes if fit == "same" else kernel.given_modes
+        return _find(kernel, potential, start, rng_key, modes, num_chains)
+
+
+def _find(
     kernel: Any,
     potential: Potential,
     start: Sites | None,
     rng_key: Array,
     modes: Modes | None,
     num_chains: int,
-) -> tuple[Settings, Modes, Fitness]:
+) -> Found:
     """
-    Settings of a kernel with ``step_size=None``, the modes to start at, and by what other data are
-    told from these.
+    Settings of a kernel with ``step_size=None``.
 
     :param kernel: a :class:`ModelKernel`; it says what its law allows by ``choose``.
     :param start: unconstrained sites where the search begins.
@@ -295,7 +349,8 @@ def find(
         row_gradients=spent + estimates * batch_rows(potential),
         problems=problems,
     )
-    return settings, modes, Fitness(normal.whitening, _batches(potential), gradients)
+    fitness = Fitness(normal.whitening, _batches(potential), gradients)
+    return Found(settings, modes, taken, fitness)
 
 
 def _stiffest(modes: tuple[Mode, ...]) -> float:

@@ -15,9 +15,9 @@ from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
 from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel
+from numpyro_ext.mcmc.chain import Estimate, Transition, kernel_state
 from numpyro_ext.mcmc.laws import choose_sghmc
 from numpyro_ext.mcmc.settings import Settings
-from numpyro_ext.mcmc.state import Estimate, Transition, kernel_state
 
 __all__ = ["SGHMC", "SGHMCState"]
 
@@ -192,7 +192,7 @@ class SGHMC(SGMCMCKernel):
 
     def setup(self, potential: Potential) -> None:
         super().setup(potential)
-        if self._from_warmup and self._num_adapt == 0:
+        if self._from_warmup and self.num_adapt == 0:
             raise ValueError("noise_variance is 'warmup' but num_warmup is 0; give it some draws.")
         jax.eval_shape(lambda: self.ravel_sites("mass", self.mass))
         jax.eval_shape(lambda: self.ravel_sites("noise_variance", self._known_variance))
@@ -302,10 +302,10 @@ class SGHMC(SGMCMCKernel):
 
         def update() -> Array:
             other = grad_fn.independent(rng_key, z).grad
-            num = state.i - self._num_descent + 1
+            num = state.i - self.num_descent + 1
             return V + ((g - other) ** 2 / 2 - V) / jnp.maximum(num, 1).astype(V.dtype)
 
-        return lax.cond(state.i < self._num_adapt, update, lambda: V)
+        return lax.cond(state.i < self.num_adapt, update, lambda: V)
 
 
 def _sqrt(variance: Array) -> Array:

@@ -13,6 +13,7 @@ from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
 from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel
+from numpyro_ext.mcmc.chain import Transition
 from numpyro_ext.mcmc.geometry import (
     ExpandedMean,
     VectorFn,
@@ -24,7 +25,6 @@ from numpyro_ext.mcmc.geometry import (
 from numpyro_ext.mcmc.laws import choose_linear
 from numpyro_ext.mcmc.settings import Settings
 from numpyro_ext.mcmc.sgld import SGLDState, implied_variance_ratio
-from numpyro_ext.mcmc.state import Transition
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -179,7 +179,7 @@ def test_estimator_is_fitted_once_in_unconstrained_space():
     mcmc.run(random.key(0), init_params=starts, extra_fields=("accept_prob",))
     assert score.fits == [(300, 3)]
     np.testing.assert_allclose(
-        kernel._fitted(jnp.zeros(3)),
+        kernel.fitted(jnp.zeros(3)),
         Fit().fit(jnp.concatenate([jnp.log(samples["a"])[:, None], samples["b"]], 1))(
             jnp.zeros((1, 3))
         )[0],
