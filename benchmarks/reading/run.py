@@ -4,9 +4,9 @@ Each row uses one class once on a small model, and records which functions of th
 enters while it does so. `files` are the files with at least one such function, `lines` are all
 lines of these files, docstrings included, and `functions` are the lines of the recorded functions
 alone. Imports are left out, because the whole package is imported before the recording begins, and
-so is the construction of what the row uses. A process of its own for each row leaves nothing
-compiled from the row before. No file is listed by hand, so two versions of the package can be
-compared by the same command.
+so is the construction of what the row uses; a draw does without the reading of the model and the
+start of the chain. A process of its own for each row leaves nothing compiled from the row before.
+No file is listed by hand, so two versions of the package can be compared by the same command.
 """
 
 import argparse
@@ -58,6 +58,12 @@ def a_chain(kernel) -> Use:
     return lambda: mcmc.run(random.key(0), X, batch=5)
 
 
+def a_draw(kernel) -> Use:
+    data: tuple = (X,), {"batch": 5}
+    state = kernel.init(random.key(0), 2, None, *data)
+    return lambda: kernel.sample(state, *data)
+
+
 def a_fit(guide, loss, model=model, optim=None, data=X) -> Use:
     svi = SVI(model, guide, optax.adam(0.01) if optim is None else optim, loss)
     return lambda: svi.run(random.key(0), 2, data, progress_bar=False)
@@ -94,6 +100,7 @@ def a_diagnosis() -> Use:
 
 ROWS: dict[str, Callable[[], Use]] = {
     "`SGHMC(model, 0.1)`": lambda: a_chain(SGHMC(model, 0.1)),
+    "`SGHMC(model, 0.1)`, a draw": lambda: a_draw(SGHMC(model, 0.1)),
     "`SGHMC(model)`, settings found": lambda: a_chain(SGHMC(model)),
     "`VRELBO(0.5)`, `AutoNormal`": lambda: a_fit(AutoNormal(model), VRELBO(0.5)),
     "`SVGD()`, `AutoParticles`": lambda: a_fit(AutoParticles(model, 10), SVGD()),

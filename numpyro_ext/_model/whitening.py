@@ -15,7 +15,7 @@ from numpyro_ext._model.program import set_up
 from numpyro_ext._numpyro import normal_of_guide, params_of_normal
 from numpyro_ext._typing import Params
 
-__all__ = ["UNCHANGED", "Unchanged", "Whitening"]
+__all__ = ["Whitening"]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["center", "factor"], meta_fields=[])
@@ -137,15 +137,3 @@ class Whitening:
         """:math:`A \\xi`, a step in the old coordinates."""
         factor = self.factor.astype(xi.dtype)
         return factor @ xi if factor.ndim == 2 else factor * xi
-
-
-class Unchanged:
-    """The coordinates of the sites themselves, in which a kernel without a whitening moves."""
-
-    def to_z(self, xi: Array) -> Array:
-        return xi
-
-    to_xi = pull = to_z
-
-
-UNCHANGED = Unchanged()

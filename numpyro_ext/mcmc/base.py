@@ -17,10 +17,10 @@ from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.sharding import num_devices
-from numpyro_ext._model.whitening import UNCHANGED, Unchanged, Whitening
+from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import GradientEstimator, Model, Sites
 from numpyro_ext.mcmc.adapter import Adapter
-from numpyro_ext.mcmc.chain import GradFn, GradientChain, Transition
+from numpyro_ext.mcmc.chain import GradFn, GradientChain, Transition, Unchanged
 from numpyro_ext.mcmc.gradients import ControlVariate, warn_if_far
 from numpyro_ext.mcmc.schedules import ConstantSchedule
 from numpyro_ext.mcmc.settings import Settings
@@ -178,7 +178,7 @@ class ModelKernel(Adapter):
     def coordinates(self) -> Whitening | Unchanged:
         """The map between the flat vector of the sites and the coordinates of a step."""
         found = self.given_whitening if self.settings is None else self.settings.whitening
-        return UNCHANGED if found is None else found
+        return Unchanged() if found is None else found
 
     def flatten(self, z: Sites) -> Array:
         """Unconstrained sites as the ``(n,)`` vector in which a step moves."""

@@ -16,7 +16,7 @@ from numpyro.util import is_prng_key
 
 from numpyro_ext._model.minibatch import draw_indices, start_plates
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.whitening import Unchanged, Whitening
+from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import GradientEstimator, Sites
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "GradFn",
     "GradientChain",
     "Transition",
+    "Unchanged",
     "kernel_state",
     "shown_fields",
     "state_class",
@@ -136,6 +137,15 @@ def shown_fields(cls: Any, schedule: Any) -> tuple[str, ...]:
     shown = ("z", *(name for name in _REPORTED if name in cls._fields))
     cyclical = hasattr(schedule, "sampling") and "sampling" in cls._fields
     return (*shown, "sampling") if cyclical else shown
+
+
+class Unchanged:
+    """The coordinates of the sites themselves, in which a kernel without a whitening moves."""
+
+    def to_z(self, xi: Array) -> Array:
+        return xi
+
+    to_xi = pull = to_z
 
 
 @dataclass(frozen=True)

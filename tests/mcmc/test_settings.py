@@ -360,7 +360,10 @@ def test_settings_are_arguments_of_another_kernel():
     found = run(SGHMC).sampler
     again = SGHMC(badly_scaled, steps_per_sample=20, **found.settings.arguments)
     assert found.finds_settings and not again.finds_settings
-    assert repr(again) == repr(found)
+    for name in found.settings.arguments:
+        assert getattr(found, name) is None, "what was found is not written over what was given"
+        assert type(getattr(again, name)) is type(found.in_use(name))
+    assert repr(found) == "SGHMC(model=badly_scaled, steps_per_sample=20)"
     assert "gradient=ControlVariate" in repr(again) and "friction=" in repr(again)
 
 
