@@ -121,6 +121,12 @@ class Mode:
         return Whitening(self.center, self.factor)
 
     @property
+    def conditional_sds(self) -> np.ndarray:
+        """The standard deviation of each coordinate given the others, ``(n,)``."""
+        root = np.asarray(self.factor, float)
+        return np.abs(root) if root.ndim == 1 else 1 / np.linalg.norm(np.linalg.inv(root), axis=0)
+
+    @property
     def budget(self) -> str:
         """The end of a sentence on where the search ended."""
         spent = f", when its budget of {MOST_PASSES} gradients of all rows was spent"

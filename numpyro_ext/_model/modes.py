@@ -28,13 +28,15 @@ from numpyro_ext._model.normal_fit import factor_like, shape_measure, variationa
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import unravel
-from numpyro_ext._model.start import draw_params, draw_start, start_near_median
+from numpyro_ext._model.start import draw_params, draw_start, prior_center, start_near_median
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import Model, Sites
 
 __all__ = ["Modes", "find_modes", "modes_of", "search_modes"]
 
 _NORMAL_MODE, _NORMAL_FIT = 0.3, 0.1
+_FAR_AWAY = 100.0
+"""The departure of a fit that has not come near the posterior: gradients ten times too large."""
 """Departures up to which a mode, and a variational fit in its place, are taken without a warning;
 a fit has come as near as a normal can, so what it leaves is of another kind."""
 _REDRAWN = 8  # starts, of up to 100 tries each
@@ -341,8 +343,13 @@ def search_modes(
             # The search leaves out minibatches whose gradient is not finite; all rows are in here.
             rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
             potential.check_start(start, rows, *jax.jit(potential.full_value_and_grad)(start))
-        fit = with_shape((vary or variational_fit(key_svi, potential))(x))
+        vary = vary or variational_fit(key_svi, potential)
+        fit = with_shape(vary(x))
         spent += fit.row_gradients
+        if fit.departure > _FAR_AWAY and not given:  # from where the prior is, in its units
+            again = with_shape(vary(*prior_center(key_start, model, potential)))
+            spent += again.row_gradients
+            fit = min(fit, again, key=lambda fit: fit.departure)
         mass = {"share": mode.share, "log_evidence": mode.log_evidence}
         fit = replace(fit, **mass, problems=(*mode.problems, *fit.problems))
         if mode.at_mode and mode.departure <= fit.departure:

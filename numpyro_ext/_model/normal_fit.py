@@ -112,10 +112,14 @@ def at_normal(measure: Callable[..., Any], rng_key: Array, factor: Any) -> Calla
     return compile_ahead(measure, rng_key, center, factor, options=quick_options())
 
 
-def variational_fit(rng_key: Array, potential: Potential) -> Callable[[Array], Mode]:
+def variational_fit(rng_key: Array, potential: Potential) -> Callable[..., Mode]:
     """What finds the normal of least KL divergence from the posterior, by Adam on the same
-    minibatches, from a start. In one program, because `SVI` with a guide takes some
-    seconds to compile hundreds of small ones."""
+    minibatches, from a start, ``vary(x, sds)``. In one program, because `SVI` with a guide takes
+    some seconds to compile hundreds of small ones.
+
+    Without ``sds`` it begins narrow, in coordinates as they are; ``sds`` are units ``(n,)``, in
+    which it begins half as wide.
+    """
     import optax  # not imported by NumPyro itself
 
     n = potential.info.size
@@ -129,13 +133,13 @@ def variational_fit(rng_key: Array, potential: Potential) -> Callable[[Array], M
     def gradient(z: Array, key: Array) -> Array:
         return potential.value_and_grad_flat(z, draw_batch(key, potential))[1]
 
-    def step(carry: Any, key: Array) -> tuple[Any, None]:
+    def step(units: Array, carry: Any, key: Array) -> tuple[Any, None]:
         (loc, shape), state = carry
         A, pull = jax.vjp(factor, *shape)
         key_xi, key_batches = random.split(key)
         xi = random.normal(key_xi, (_PARTICLES, n), loc.dtype)
-        z = loc + (xi @ A.T if dense else xi * A)
-        g = jax.vmap(gradient)(z, random.split(key_batches, _PARTICLES))
+        z = units * (loc + (xi @ A.T if dense else xi * A))
+        g = units * jax.vmap(gradient)(z, random.split(key_batches, _PARTICLES))
         log_scale, below = pull(g.T @ xi / _PARTICLES if dense else jnp.mean(g * xi, 0))
         slope = jnp.mean(g, 0), (log_scale - 1, below)  # the entropy is the sum of log scales
         fine = jnp.all(jnp.isfinite(g * g))
@@ -143,21 +147,25 @@ def variational_fit(rng_key: Array, potential: Potential) -> Callable[[Array], M
         moved = optax.apply_updates(carry[0], update), new
         return jax.tree.map(partial(jnp.where, fine), moved, carry), None
 
-    def fit(rng_key: Array, x: Array) -> tuple[Array, Array]:
+    def fit(rng_key: Array, x: Array, units: Array, width: Array) -> tuple[Array, Array]:
         below = jnp.zeros((n, n), x.dtype) if dense else None
-        params: Any = x, (jnp.full_like(x, np.log(0.05)), below)
-        (loc, shape), _ = lax.scan(
-            step, (params, adam.init(params)), random.split(rng_key, _SVI_STEPS)
-        )[0]
-        return loc, factor(*shape)
+        params: Any = x / units, (jnp.full_like(x, jnp.log(width)), below)
+        begin, keys = (params, adam.init(params)), random.split(rng_key, _SVI_STEPS)
+        (loc, shape), _ = lax.scan(partial(step, units), begin, keys)[0]
+        A = factor(*shape)
+        return units * loc, (units[:, None] if dense else units) * A
 
     start = jax.ShapeDtypeStruct((n,), jnp.result_type(float))
     one = count_operations(potential.value_and_grad_flat, start, potential.first_rows())
     options = quick_options(one * _PARTICLES * _SVI_STEPS, WORTH_OPTIMISING)
-    run = compile_ahead(fit, rng_key, start, options=options)
+    width = jax.ShapeDtypeStruct((), start.dtype)
+    run = compile_ahead(fit, rng_key, start, start, width, options=options)
 
-    def vary(x: Array) -> Mode:
-        center, A = run(rng_key, x.astype(start.dtype))
+    def vary(x: Array, sds: Array | None = None) -> Mode:
+        units = jnp.ones(n) if sds is None else sds
+        first = 0.05 if sds is None else 0.5
+        given = (jnp.asarray(value, start.dtype) for value in (x, units, first))
+        center, A = run(rng_key, *given)
         spent = _PARTICLES * _SVI_STEPS * batch_rows(potential)
         return Mode(center, A, row_gradients=spent, variational=True)
 

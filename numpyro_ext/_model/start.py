@@ -21,13 +21,14 @@ from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.program import trace_of
 from numpyro_ext._model.read import ModelInfo
-from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext._typing import Model, Params, Sites, Trace
 
 __all__ = [
     "draw_params",
     "draw_start",
     "guide_start",
     "params_in_scope",
+    "prior_center",
     "start_near_median",
 ]
 
@@ -132,11 +133,7 @@ def start_near_median(
 
     def find(rng_key: Array) -> tuple[Array, Array, Array]:
         key_median, key_moves = random.split(rng_key)
-        fn = substitute(seed(first_rows(model), key_median), substitute_fn=_to_median)
-        trace = trace_of(fn, *potential.arguments)
-        median = info.ravel(
-            {n: biject_to(trace[n]["fn"].support).inv(trace[n]["value"]) for n in info.latents}
-        )
+        median = _medians(key_median, model, potential)[0]
         moves = random.uniform(key_moves, (_TRIES, info.size), median.dtype, -1, 1)
         widths = jnp.asarray(_HALF_WIDTHS, median.dtype)
         around = (widths[:, None, None] * moves).reshape(-1, info.size)
@@ -153,6 +150,37 @@ def start_near_median(
 
     x, value, grad = jax.jit(find)(random.fold_in(rng_key, 0))
     return info.unravel(x), value, info.unravel(grad)
+
+
+def prior_center(rng_key: Array, model: Model, potential: Potential) -> tuple[Array, Array]:
+    """The prior's median and standard deviations, ``(n,)``, of each site given those before it."""
+
+    def spread(site: dict[str, Any], key: Array) -> Array:
+        transform = biject_to(site["fn"].support)
+        try:
+            draws = transform.inv(site["fn"].sample(key, (_PRIOR_DRAWS,)))
+        except NotImplementedError:  # an improper prior
+            return jnp.ones_like(transform.inv(site["value"]))
+        low, high = jnp.quantile(draws, jnp.array([0.25, 0.75]), axis=0)
+        return (high - low) / 1.349  # of a normal, the standard deviation
+
+    def find(rng_key: Array) -> tuple[Array, Array]:
+        key_median, key_spread = random.split(rng_key)
+        median, trace = _medians(key_median, model, potential)
+        info = potential.info
+        sds = info.ravel({n: spread(trace[n], key_spread) for n in info.latents})
+        return median, jnp.where(jnp.isfinite(sds) & (sds > 0), sds, 1)
+
+    return jax.jit(find)(rng_key)
+
+
+def _medians(rng_key: Array, model: Model, potential: Potential) -> tuple[Array, Trace]:
+    """The flat median of the prior, and the trace there."""
+    fn = substitute(seed(first_rows(model), rng_key), substitute_fn=_to_median)
+    trace = trace_of(fn, *potential.arguments)
+    latents = potential.info.latents
+    z = {n: biject_to(trace[n]["fn"].support).inv(trace[n]["value"]) for n in latents}
+    return potential.info.ravel(z), trace
 
 
 def _to_median(site: dict[str, Any]) -> Array | None:

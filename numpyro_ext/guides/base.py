@@ -29,6 +29,7 @@ from numpyro_ext._model.init_from import (
     is_searched,
     searched_modes,
 )
+from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.program import call_and_trace
 from numpyro_ext._model.read import ModelInfo
@@ -313,20 +314,29 @@ class AutoAtModes(AutoJoint):
     def begin(self) -> tuple[Array, Array, list[Transform]]:
         """Where what is trained begins, a location and standard deviations ``(latent_dim,)``; and
         the fixed map after it, if there is one."""
+        return self.begin_at_mode()[:3]
+
+    def begin_at_mode(self) -> tuple[Array, Array, list[Transform], Mode | None]:
+        """The same, and the mode of which the map is, where it was found in this call."""
         d = self.latent_dim
         usual = self.init_latent, jnp.full(d, self.init_scale)
         if not self.is_mapped:
-            return *usual, []
-        loc, scale = jnp.zeros(d), jnp.ones(d)
+            return *usual, [], None
+        loc, scale, mode = jnp.zeros(d), jnp.ones(d), None
         known = self.known_map()
         if known is None:
             modes = self.found()
             if modes is None:
                 (loc, scale), x, A = usual, jnp.zeros(d), jnp.eye(d)
             else:
-                x, A = modes.heaviest.center, modes.heaviest.factor
+                mode = modes.heaviest
+                x, A = mode.center, self.units(mode)
             known = self.new_map(x, A)
-        return loc, scale, [fixed_map(*known)]
+        return loc, scale, [fixed_map(*known)], mode
+
+    def units(self, mode: Mode) -> Array:
+        """The factor of the fixed map, or its diagonal."""
+        return mode.factor
 
 
 def through(fn: dist.Distribution, fixed: Sequence[Transform]) -> dist.Distribution:

@@ -23,8 +23,9 @@ from numpyro.distributions.transforms import (
 )
 
 from numpyro_ext._checks import check_count
+from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.read import ModelInfo
-from numpyro_ext.guides.base import AutoJoint
+from numpyro_ext.guides.base import AutoAtModes
 from numpyro_ext.transforms import VectorTransform
 
 __all__ = ["AutoMarkov"]
@@ -92,7 +93,7 @@ class MarkovTransform(VectorTransform):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class AutoMarkov(AutoJoint):
+class AutoMarkov(AutoAtModes):
     r"""A normal over sequences, in which a time step depends on the next ``order`` ones alone.
 
     Let :math:`z_t \in R^D` be what the sequence sites have at time :math:`t = 1 \dots T`, in
@@ -107,9 +108,13 @@ class AutoMarkov(AutoJoint):
 
     backwards in time, with terms beyond T left out. This is any normal whose precision
     :math:`\Lambda = B B^T` has ``order`` blocks beside the diagonal one:
-    :math:`B_{tt} = L_t^{-T}` and :math:`B_{t+j,t} = -A_{tj}^T L_t^{-T}`. The weights A have no
-    units, and they start at 0 and L at ``init_scale`` times the identity, so that the guide starts
-    at :math:`N(init\_loc, init\_scale^2 I)`. All other latents get an independent normal each.
+    :math:`B_{tt} = L_t^{-T}` and :math:`B_{t+j,t} = -A_{tj}^T L_t^{-T}`. All other latents get an
+    independent normal each.
+
+    The guide begins at the modes of the posterior (below), with the conditional means and
+    covariances of each time given the next ones by the covariance there. What is trained is in the
+    units of the mode, one for each number, since a fixed matrix would mix the times. Where there is
+    no search, the weights A start at 0 and L at ``init_scale`` times the identity.
 
     A draw takes T sequential steps, and the density of a given point takes none; both cost
     :math:`O(T D^2)` for each of the ``order`` blocks, in memory too. There is never a matrix of all
@@ -132,7 +137,7 @@ class AutoMarkov(AutoJoint):
         (the longest of those).
     :param int order: the number of next time steps on which a time step depends; below T.
 
-    The other arguments are those of :class:`AutoJoint`.
+    The other arguments are those of :class:`AutoAtModes`.
 
     **References**
 
@@ -179,25 +184,59 @@ class AutoMarkov(AutoJoint):
 
     def latent_distribution(self) -> dist.TransformedDistribution:
         chain: Chain = self.prepared
-        T, D, order = chain
-        loc: Any = numpyro.param(f"{self.prefix}_loc", self.init_latent)
+        init_loc, init_scale, fixed, mode = self.begin_at_mode()
+        loc: Any = numpyro.param(f"{self.prefix}_loc", init_loc)
+        first = self.first_band(init_scale, mode)
         factor: Any = numpyro.param(
             f"{self.prefix}_scale_tril",
-            jnp.broadcast_to(self.init_scale * jnp.eye(D), (T, D, D)),
+            first.factor,
             constraint=constraints.scaled_unit_lower_cholesky,
         )
-        weights: Any = jnp.zeros((T, self.order, D, D))
+        weights: Any = first.weights
         if self.order:
             weights = numpyro.param(f"{self.prefix}_weights", weights)
-        scale: Any = jnp.full(self.latent_dim - T * D, self.init_scale)
+        scale: Any = first.scale
         if scale.size:
             scale = numpyro.param(
                 f"{self.prefix}_scale", scale, constraint=constraints.softplus_positive
             )
         shift = IndependentTransform(AffineTransform(loc, jnp.ones_like(loc)), 1)
-        back: Any = PermuteTransform(np.argsort(order))  # pyright: ignore[reportArgumentType]
-        parts = [MarkovTransform(factor, weights, scale), back, shift]
+        back: Any = PermuteTransform(np.argsort(chain.order))  # pyright: ignore[reportArgumentType]
+        parts = [MarkovTransform(factor, weights, scale), back, shift, *fixed]
         return dist.TransformedDistribution(self.get_base_dist(), parts)
+
+    def units(self, mode: Mode) -> Array:
+        return jnp.asarray(mode.conditional_sds)
+
+    def first_band(self, scale: Array, mode: Mode | None) -> MarkovTransform:
+        """Where the band begins: that of the covariance at the mode, or independent."""
+        T, D, order = self.prepared
+        chain = order[: T * D]
+        factor: Any = scale[chain].reshape(T, D)[..., None] * jnp.eye(D)
+        weights: Any = jnp.zeros((T, self.order, D, D))
+        if mode is not None and mode.factor.ndim == 2:
+            root = np.asarray(mode.factor, float) / mode.conditional_sds[:, None]
+            found = band_of(root[chain].reshape(T, D, -1), self.order)
+            factor, weights = (jnp.asarray(x, scale.dtype) for x in found)
+        return MarkovTransform(factor, weights, scale[order[T * D :]])
+
+
+def band_of(root: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray]:
+    """``L (T, D, D)`` and ``A (T, order, D, D)`` of each time given the next ones, where the
+    covariance of all is ``root root^T``.
+
+    :param root: ``(T, D, n)``.
+    """
+    T, D, n = root.shape
+    factor, weights = np.empty((T, D, D)), np.zeros((T, order, D, D))
+    for t, here in enumerate(root):
+        later = root[t + 1 : t + 1 + order].reshape(-1, n)
+        A = np.linalg.lstsq(later.T, here.T)[0].T
+        left = here - A @ later
+        factor[t] = np.linalg.cholesky(left @ left.T)
+        A = A.reshape(D, -1, D).swapaxes(0, 1)
+        weights[t, : len(A)] = A
+    return factor, weights
 
 
 def find_chain(info: ModelInfo, sites: Sequence[str] | None) -> Chain:

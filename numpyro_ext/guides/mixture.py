@@ -216,8 +216,8 @@ def _at_modes(found: Modes, C: int, *, full: bool) -> tuple[_Start, Array, Array
     if roots.ndim == 2:
         roots = roots[..., None] * np.eye(roots.shape[1])
     units = roots
-    if not full:  # the standard deviation of each coordinate given the others
-        units = 1 / np.linalg.norm(np.linalg.inv(roots), axis=1)
+    if not full:
+        units = np.stack([mode.conditional_sds for mode in modes])
     several = counts[which] > 1
     spread = np.where(several, SPREAD, 0.0)[:, None]
 

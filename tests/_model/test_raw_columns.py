@@ -1,4 +1,4 @@
-"""The search for the center of a proxy, on columns as they come."""
+"""The searches for a center, on columns and on a sequence as they come."""
 
 import warnings
 
@@ -6,12 +6,15 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 from numpyro.infer import init_to_value
 from numpyro.infer.autoguide import AutoNormal
 import pytest
 
+from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.objectives import taylor_proxy
+from numpyro_ext.optim import find_modes
 
 RNG = np.random.default_rng(0)
 SCALES = np.array([1.0, 10.0, 100.0, 300.0])
@@ -88,3 +91,28 @@ def test_a_guide_that_finds_no_start_is_told_of_the_center():
         proxy.init_params(AutoNormal(model))
     at_center = AutoNormal(model, init_loc_fn=init_to_value(values=proxy.center))
     assert "w_auto_loc" in proxy.init_params(at_center)
+
+
+def local_level(y):
+    """A path in raw units whose steps have an unknown width: its density has no mode."""
+    step_sd = numpyro.sample("step_sd", dist.HalfNormal(100))
+    noise_sd = numpyro.sample("noise_sd", dist.HalfNormal(300))
+
+    def step(z, y):
+        z = numpyro.sample("z", dist.Normal(z, step_sd))
+        numpyro.sample("y", dist.Normal(z, noise_sd), obs=y)
+        return z, None
+
+    scan(step, numpyro.sample("start", dist.Normal(1000, 300)), y)
+
+
+def test_a_fit_that_has_not_come_near_begins_again_in_units_of_the_prior():
+    rng = np.random.default_rng(0)
+    level = 1100 + np.cumsum(40 * rng.standard_normal(60))
+    y = jnp.asarray(level + 120 * rng.standard_normal(60))
+    with pytest.warns(InferenceWarning, match="come from a variational fit instead"):
+        modes = find_modes(local_level, y)
+    z = modes.unravel(modes.heaviest.center)
+    assert modes.heaviest.departure < 1
+    assert np.sqrt(np.mean((np.asarray(z["z"]) - level) ** 2)) < 100
+    assert 15 < jnp.exp(z["step_sd"]) < 100 and 80 < jnp.exp(z["noise_sd"]) < 180

@@ -69,7 +69,7 @@ FLOWS = {
 }
 GUIDES = FLOWS | {
     "mixture": partial(AutoMixtureNormal, num_components=2, init_spread=1e-3),
-    "Markov": AutoMarkov,  # the sites of two rows are its sequence
+    "Markov": partial(AutoMarkov, init_from=None),  # the sites of two rows are its sequence
     "Laplace GGN": AutoLaplaceGGN,
     "implicit": partial(AutoImplicit, hidden_dims=(8,), init_from=None),
     # These have no density of the latent vector alone; HVI starts at a normal if steps are short.

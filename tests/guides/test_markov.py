@@ -48,7 +48,7 @@ def exact():
 
 
 def run(model, num_steps=2000, rate=2e-2, num_particles=32, **kwargs):
-    guide = AutoMarkov(model, **kwargs)
+    guide = AutoMarkov(model, init_from=None, **kwargs)
     optim = optax.adam(optax.cosine_decay_schedule(rate, num_steps))
     svi = SVI(model, guide, optim, Trace_ELBO(num_particles))
     return guide, svi.run(random.key(0), num_steps, progress_bar=False).params
@@ -80,6 +80,33 @@ def test_reaches_the_evidence_of_a_linear_state_space_model():
     assert jnp.abs(elbo(loc, S) - log_evidence) < 2e-3
     assert jnp.allclose(loc, mean, atol=0.01)
     assert jnp.allclose(S, cov, atol=0.005)
+
+
+def in_the_hundreds():
+    """The same around 900 and a hundred times as wide, with a number beside the path."""
+    numpyro.sample("beside", dist.Normal(-40.0, 7.0))
+
+    def step(carry, y):
+        z, scale = carry
+        z = numpyro.sample("z", dist.Normal(900 + 0.9 * (z - 900), scale))
+        numpyro.sample("y", dist.Normal(z, 40.0), obs=y)
+        return (z, 50.0), None
+
+    scan(step, (900.0, 100.0), 900 + 100 * OBSERVED)
+
+
+def test_begins_at_the_posterior_of_a_linear_model_in_raw_units(tol):
+    _, mean, cov = exact()
+    guide = AutoMarkov(in_the_hundreds)
+    svi = SVI(in_the_hundreds, guide, optax.adam(1e-2), Trace_ELBO())
+    params = svi.get_params(svi.init(random.key(0)))
+    transform = guide.get_transform(params)
+    loc, J = jax.jit(lambda e: (transform(e), jax.jacobian(transform)(e)))(jnp.zeros(5))
+    assert jnp.allclose(loc[1:], 900 + 100 * mean, atol=tol(0.5, 0.01))
+    S = J @ J.T
+    assert jnp.allclose(S[1:, 1:] / 1e4, cov, atol=tol(1e-4, 1e-6))
+    assert jnp.allclose(S[0], jnp.array([49.0, 0, 0, 0, 0]), atol=tol(1e-2, 1e-5))
+    assert params["auto_root"].shape == (5,)  # a matrix would mix the times
 
 
 def test_order_0_is_mean_field():
