@@ -88,7 +88,8 @@ def svi_of(model, method):
 
 
 def sghmc(model, rows):
-    schedule = CyclicalSchedule(0.3 / rows**0.5, cycle_length=500)
+    """The first factor is 0.3 of the noise of a row, as a share of the spread of y."""
+    schedule = CyclicalSchedule(0.2 / rows**0.5, cycle_length=500)
     start = init_to_fan_in()
     kernel = SGHMC(model, schedule, friction=10.0, steps_per_sample=10, init_strategy=start)
     return MCMC(kernel, num_warmup=50, num_samples=200, progress_bar=False)
@@ -115,8 +116,12 @@ def split(x, y):
     return (x, y), (x_test, y_test)
 
 
-x, y = load_diabetes(return_X_y=True)
-diabetes = split(*((a - a.mean(0)) / a.std(0) for a in (x, y)))
+train, test = split(*load_diabetes(return_X_y=True))
+units = [(a.mean(0), a.std(0)) for a in train]  # of the rows of the fit alone
+diabetes = [
+    tuple((a - mean) / sd for a, (mean, sd) in zip(rows, units, strict=True))
+    for rows in (train, test)
+]
 x, y = load_digits(return_X_y=True)
 digits = split(x / 16, y)
 
