@@ -53,6 +53,13 @@ def test_chains_that_are_too_short_judge_nothing_unless_weights_do():
     )
 
 
+def test_draws_far_away_are_to_begin_elsewhere_and_not_to_be_trained_longer():
+    near = spread(ONE, 0.2)
+    for shift, words in ((2.0, "train longer"), (-30.0, "elsewhere: begin at the modes")):
+        row = rows_of_moves(near._replace(shift=jnp.array([shift])), str, GUIDE)[1]
+        assert row.ok is False and words in row.verdict
+
+
 @pytest.mark.parametrize(("kind", "words"), [(GUIDE, "of the guide"), (PARTICLES, "began there")])
 def test_shares_of_modes_that_nothing_has_checked_are_wrong(kind, words):
     row = rows_of_moves(spread(TWO, 0.95), str, kind)[-1]

@@ -77,6 +77,7 @@ MOST_WATCHED = 100
 QUANTITY = "sd against exact moves, worst"
 OF_SHIFT = "shift against exact moves, worst"
 OF_RANGE = "shape against exact moves, worst"
+_ELSEWHERE = 10.0  # standard deviations
 _FEW = 10  # particles at a mode, whose spread says nothing
 OF_SIDES = "crossing rate between modes"
 
@@ -423,6 +424,7 @@ def rows_of_moves(
 
     begins = f"a Markov chain on all data that starts from each of the {what}"
     end = f"{remedy}."
+    elsewhere = f"the {what} are elsewhere: begin at the modes, find_modes(model, *args)."
 
     def lines(*given: np.ndarray) -> list[Row]:
         ratios, errors, shifts, shift_errors = given
@@ -447,7 +449,7 @@ def rows_of_moves(
                 f"a Markov chain on all data leaves the mean of the {what} where it is.",
                 lambda k, by: (
                     f"{begins} moves the mean of {number(k, 2)} by {by:.2g} of its standard"
-                    f" deviations; {end}"
+                    f" deviations; {elsewhere if abs(by) > _ELSEWHERE else end}"
                 ),
             ),
         ]
