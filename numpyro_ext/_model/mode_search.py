@@ -121,6 +121,12 @@ class Mode:
         return Whitening(self.center, self.factor)
 
     @property
+    def sds(self) -> np.ndarray:
+        """The standard deviation of each coordinate, ``(n,)``."""
+        root = np.asarray(self.factor, float)
+        return np.abs(root) if root.ndim == 1 else np.linalg.norm(root, axis=1)
+
+    @property
     def conditional_sds(self) -> np.ndarray:
         """The standard deviation of each coordinate given the others, ``(n,)``."""
         root = np.asarray(self.factor, float)

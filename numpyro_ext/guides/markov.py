@@ -206,7 +206,7 @@ class AutoMarkov(AutoAtModes):
         return dist.TransformedDistribution(self.get_base_dist(), parts)
 
     def units(self, mode: Mode) -> Array:
-        return jnp.asarray(mode.conditional_sds)
+        return jnp.asarray(mode.sds)
 
     def first_band(self, scale: Array, mode: Mode | None) -> MarkovTransform:
         """Where the band begins: that of the covariance at the mode, or independent."""
@@ -215,9 +215,10 @@ class AutoMarkov(AutoAtModes):
         factor: Any = scale[chain].reshape(T, D)[..., None] * jnp.eye(D)
         weights: Any = jnp.zeros((T, self.order, D, D))
         if mode is not None and mode.factor.ndim == 2:
-            root = np.asarray(mode.factor, float) / mode.conditional_sds[:, None]
+            root = np.asarray(mode.factor, float) / mode.sds[:, None]
             found = band_of(root[chain].reshape(T, D, -1), self.order)
             factor, weights = (jnp.asarray(x, scale.dtype) for x in found)
+            scale = jnp.asarray(mode.conditional_sds / mode.sds, scale.dtype)
         return MarkovTransform(factor, weights, scale[order[T * D :]])
 
 
