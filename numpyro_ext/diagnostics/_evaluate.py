@@ -330,8 +330,12 @@ def evaluator(
             if weighs:
                 weight = out["stats"]["log_weight"]
                 out["stats"]["log_weight"] = weight + total_of(total, proto.units)
-            shape = (fit.num_chains, -1)
-            pieces.append(jax.tree.map(lambda x, shape=shape: x.reshape(shape + x.shape[1:]), out))
+            chains = fit.num_chains
+            pieces.append(
+                jax.tree.map(
+                    lambda x, chains=chains: x.reshape(chains, len(x) // chains, *x.shape[1:]), out
+                )
+            )
         return {**concatenate(pieces), "observed": observed}
 
     return evaluate

@@ -107,7 +107,7 @@ class Diagnosis:
         lines = [f"{self.title}: {found}"]
         for row, text in zip(cells, texts, strict=True):
             left = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            wrapped = textwrap.wrap(text, max(28, _WIDTH - indent))
+            wrapped = textwrap.wrap(text, max(20, _WIDTH - indent))
             lines += [f"  {left}  {wrapped[0]}", *(" " * indent + line for line in wrapped[1:])]
         return "\n".join(line.rstrip() for line in lines)
 
