@@ -393,10 +393,9 @@ def _is_copy(mode: Mode, other: Mode) -> bool:
     """True if the two are as high, and their coordinates the same but for signs and places."""
 
     def places(mode: Mode) -> tuple[np.ndarray, np.ndarray]:
-        center, A = (np.asarray(x, np.float64) for x in (mode.center, mode.factor))
+        center = np.asarray(mode.center, np.float64)
         order = np.argsort(abs(center))
-        sd = A if A.ndim == 1 else np.linalg.norm(A, axis=1)
-        return abs(center)[order], sd[order]
+        return abs(center)[order], mode.sds[order]
 
     (x, sd), (y, _) = places(mode), places(other)
     near = np.all(abs(x - y) < _SAME_PLACE * sd)

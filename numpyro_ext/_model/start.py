@@ -158,10 +158,9 @@ def prior_center(rng_key: Array, model: Model, potential: Potential) -> tuple[Ar
     def spread(site: dict[str, Any], key: Array) -> Array:
         transform = biject_to(site["fn"].support)
         try:
-            draws = transform.inv(site["fn"].sample(key, (_PRIOR_DRAWS,)))
+            low, _, high = _quartiles(site["fn"], key)
         except NotImplementedError:  # an improper prior
             return jnp.ones_like(transform.inv(site["value"]))
-        low, high = jnp.quantile(draws, jnp.array([0.25, 0.75]), axis=0)
         return (high - low) / 1.349  # of a normal, the standard deviation
 
     def find(rng_key: Array) -> tuple[Array, Array]:
@@ -191,14 +190,19 @@ def _to_median(site: dict[str, Any]) -> Array | None:
     fn, shape = site["fn"], site["kwargs"].get("sample_shape", ())
     transform = biject_to(fn.support)
     try:
-        draws = transform.inv(fn(rng_key=site["kwargs"]["rng_key"], sample_shape=(_PRIOR_DRAWS,)))
-        low, median, high = jnp.quantile(draws, jnp.array([0.25, 0.5, 0.75]), axis=0)
+        low, median, high = _quartiles(fn, site["kwargs"]["rng_key"])
         mean = transform.inv(jnp.broadcast_to(fn.mean, shape + fn.batch_shape + fn.event_shape))
         near = jnp.abs(mean - median) < (high - low) / 4
         return transform(jnp.where(near, mean, median))
     except NotImplementedError:  # an improper prior, or one without a mean
         value: Any = init_to_median(site, num_samples=_PRIOR_DRAWS)
         return value
+
+
+def _quartiles(fn: Any, rng_key: Array) -> Array:
+    """``(3, ...)`` of draws of a distribution, in unconstrained space."""
+    draws = biject_to(fn.support).inv(fn(rng_key=rng_key, sample_shape=(_PRIOR_DRAWS,)))
+    return jnp.quantile(draws, jnp.array([0.25, 0.5, 0.75]), axis=0)
 
 
 def guide_start(

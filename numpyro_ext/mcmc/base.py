@@ -295,6 +295,12 @@ class SGMCMCKernel(ModelKernel):
         :param T: temperature.
         """
 
+    @property
+    def _friction(self) -> float:
+        """The friction in use, of kernels that have one."""
+        C = self.in_use("friction")
+        return 1.0 if C is None else C
+
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         """The kernel's own fields at the start of one chain, at the flat ``z``."""
         return {}

@@ -184,12 +184,6 @@ class SGHMC(SGMCMCKernel):
                 " cannot correct for it; use 'aboba' or 'euler'."
             )
 
-    @property
-    def _friction(self) -> float:
-        """The friction in use."""
-        C = self.in_use("friction")
-        return 1.0 if C is None else C
-
     def setup(self, potential: Potential) -> None:
         super().setup(potential)
         if self._from_warmup and self.num_adapt == 0:

@@ -118,12 +118,6 @@ class SGNHT(SGMCMCKernel):
         if self.thermal_mass is not None:
             check_positive("thermal_mass", self.thermal_mass)
 
-    @property
-    def _friction(self) -> float:
-        """The friction in use."""
-        C = self.in_use("friction")
-        return 1.0 if C is None else C
-
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         shape = {"scalar": (), "per_site": (len(self._sizes()),), "per_parameter": z.shape}
         return {

@@ -162,8 +162,7 @@ def _modes_of_particles(subject: OfFit, target: Potential, groups: np.ndarray) -
 def _places(target: Potential, modes: list[Mode]) -> list[str]:
     """For each mode, the coordinate in which the modes are farthest apart, in their widths."""
     centers = np.stack([np.asarray(mode.center, np.float64) for mode in modes])
-    roots = (np.asarray(mode.factor, np.float64) for mode in modes)
-    sds = np.stack([np.abs(A) if A.ndim == 1 else np.linalg.norm(A, axis=1) for A in roots])
+    sds = np.stack([mode.sds for mode in modes])
     k = int(np.argmax(np.ptp(centers, 0) / sds.mean(0)))
     constrain, info = target.postprocess(), target.info
     site, at = next((n, s) for n, s in info.slices.items() if s.start <= k < s.stop)
