@@ -31,8 +31,9 @@ import optax
 
 import numpyro_ext
 from numpyro_ext.diagnostics import diagnose
+from numpyro_ext.ep import EP
 from numpyro_ext.expfam import NIW, Dirichlet
-from numpyro_ext.guides import AutoRealNVPNormal
+from numpyro_ext.guides import AutoLaplaceGGN, AutoRealNVPNormal
 from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.objectives import VRELBO
 from numpyro_ext.optim import natural_gradient
@@ -91,6 +92,22 @@ def structured() -> Use:
     return a_fit(guide, SVAEELBO("explicit_only"), mixture, optim, jnp.stack([X, -X], -1))
 
 
+def a_run_of_ep() -> Use:
+    engine = EP(model)
+    return lambda: engine.run(random.key(0), 2, X, progress_bar=False)
+
+
+def a_laplace() -> Use:
+    guide = AutoLaplaceGGN(model)
+    svi = SVI(model, guide, optax.adam(0.01), Trace_ELBO())
+
+    def use() -> object:
+        params = svi.run(random.key(0), 2, X, progress_bar=False).params
+        return guide.sample_posterior(random.key(1), params, X, sample_shape=(2,))
+
+    return use
+
+
 def a_diagnosis() -> Use:
     guide = AutoNormal(model)
     svi = SVI(model, guide, optax.adam(0.01), Trace_ELBO())
@@ -105,6 +122,8 @@ ROWS: dict[str, Callable[[], Use]] = {
     "`VRELBO(0.5)`, `AutoNormal`": lambda: a_fit(AutoNormal(model), VRELBO(0.5)),
     "`SVGD()`, `AutoParticles`": lambda: a_fit(AutoParticles(model, 10), SVGD()),
     "`AutoRealNVPNormal`": lambda: a_fit(AutoRealNVPNormal(model), Trace_ELBO()),
+    "`AutoLaplaceGGN`": a_laplace,
+    "`EP`": a_run_of_ep,
     "`GMMEP`, `SVAEGuide`, `SVAEELBO`": structured,
     "`diagnose(svi)`": a_diagnosis,
 }

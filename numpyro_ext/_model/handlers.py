@@ -20,12 +20,11 @@ __all__ = [
     "inside_plates",
     "latents_only",
     "no_more_rows",
-    "plates_have_rows",
+    "plain_errors",
     "refuse_mutable",
     "refuse_noise",
     "rows",
     "same_plates",
-    "says_as_array",
     "seed_plates",
     "subsampled_plates",
     "valid_plates",
@@ -269,8 +268,9 @@ class seed_plates(Messenger):
             msg["value"] = plate_indices(self.rng_key, msg["name"], *msg["args"])
 
 
-class plates_have_rows(Messenger):
-    """A sentence where a plate has no rows, and where its minibatch has none."""
+class plain_errors(Messenger):
+    """A sentence where a plate or its minibatch has no rows, and what to do about a NumPy array
+    that meets a traced value, added to JAX's own error."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "plate":
@@ -284,18 +284,10 @@ class plates_have_rows(Messenger):
                 "a plate of the model has no rows; pass data with at least one row, or leave the"
                 " plate out of the model where there are none."
             ) from exc_value
-
-
-@contextmanager
-def says_as_array() -> Iterator[None]:
-    """What to do about a NumPy array that meets a traced value, added to JAX's own error."""
-    try:
-        yield
-    except TracerArrayConversionError as error:
-        # A note, because others ask for the kind of the error.
-        error.add_note(
-            "The model indexes a NumPy array that is not one of its arguments by the indices of a"
-            " plate, as in X[idx], or gives them to a NumPy function; make X = jnp.asarray(X)"
-            " outside of the model, or use jnp in place of np."
-        )
-        raise
+        if isinstance(exc_value, TracerArrayConversionError):
+            # A note, because others ask for the kind of the error.
+            exc_value.add_note(
+                "The model indexes a NumPy array that is not one of its arguments by the indices of"
+                " a plate, as in X[idx], or gives them to a NumPy function; make X ="
+                " jnp.asarray(X) outside of the model, or use jnp in place of np."
+            )

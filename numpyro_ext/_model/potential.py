@@ -13,7 +13,7 @@ from numpyro.handlers import seed
 from numpyro.infer.util import constrain_fn, transform_fn, unconstrain_fn
 
 from numpyro_ext._model.arguments import indexed, is_traced
-from numpyro_ext._model.density import log_density, log_prob
+from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.handlers import first_rows, latents_only
 from numpyro_ext._model.minibatch import plate_indices
 from numpyro_ext._model.operations import traced_once
@@ -102,7 +102,7 @@ class Potential(Program):
 
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
         """U at ``z`` on the rows ``idx``."""
-        return -log_density(self.trace(z, idx))
+        return self.potential(z, idx)
 
     def value_and_grad(self, z: Sites, idx: dict[str, Array]) -> tuple[Array, Sites]:
         """U and its gradient: one minibatch."""

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from numpyro.handlers import block, seed, substitute, trace
 from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoGuide
+from numpyro.infer.util import potential_energy
 
 from numpyro_ext._model import handlers
 from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.density import row_log_lik
-from numpyro_ext._model.handlers import first_rows, plates_have_rows, says_as_array, valid_plates
+from numpyro_ext._model.handlers import first_rows, plain_errors, valid_plates
 from numpyro_ext._model.read import ModelInfo, model_info
 from numpyro_ext._numpyro import at_unconstrained
 from numpyro_ext._typing import Model, Params, Sites, Trace
@@ -63,24 +64,34 @@ class Program:
         :param values: values of sites as they are, a dict or a function of a site.
         :param rng_key: the key of all that is drawn, where the model has none.
         """
-        fn = self.model
-        if rows is not None:
-            fn = handlers.rows(fn, {n: jnp.asarray(i) for n, i in rows.items()}, self.plates)
+        fn = self._on(rows)
         if values:
             given: dict[str, Any] = {"substitute_fn" if callable(values) else "data": values}
             fn = substitute(fn, **given)
         fn = fn if z is None else at_unconstrained(fn, z)
         return trace_of(fn if rng_key is None else seed(fn, rng_key), *self.arguments)
 
+    def potential(self, z: Sites, rows: dict[str, Array] | None = None) -> Array:
+        """NumPyro's potential at unconstrained values of all latent sites."""
+        args, kwargs = self.arguments
+        with plain_errors():
+            U = potential_energy(self._on(rows), indexed(args), indexed(kwargs), z)
+        return jnp.asarray(U)
+
     def rows_log_lik(self, z: Sites, rows: dict[str, Array]) -> Array:
         """The log likelihood of each of these rows of one plate, without the plate's scale."""
         (plate,) = rows
         return row_log_lik(self.trace(z, rows), plate)
 
+    def _on(self, rows: dict[str, Array] | None) -> Model:
+        if rows is None:
+            return self.model
+        return handlers.rows(self.model, {n: jnp.asarray(i) for n, i in rows.items()}, self.plates)
+
 
 def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
     """The trace of one run."""
-    with plates_have_rows(), says_as_array():
+    with plain_errors():
         return trace(fn).get_trace(*indexed(args), **indexed(kwargs or {}))
 
 

@@ -311,13 +311,9 @@ class AutoAtModes(AutoJoint):
         )
         return lax.stop_gradient((center, root))
 
-    def begin(self) -> tuple[Array, Array, list[Transform]]:
-        """Where what is trained begins, a location and standard deviations ``(latent_dim,)``; and
-        the fixed map after it, if there is one."""
-        return self.begin_at_mode()[:3]
-
-    def begin_at_mode(self) -> tuple[Array, Array, list[Transform], Mode | None]:
-        """The same, and the mode of which the map is, where it was found in this call."""
+    def begin(self) -> tuple[Array, Array, list[Transform], Mode | None]:
+        """Where what is trained begins, a location and standard deviations ``(latent_dim,)``; the
+        fixed map after it, if there is one; and its mode, if that was found in this call."""
         d = self.latent_dim
         usual = self.init_latent, jnp.full(d, self.init_scale)
         if not self.is_mapped:

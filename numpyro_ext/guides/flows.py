@@ -104,7 +104,7 @@ class AutoFlowNormal(AutoAtModes):
     def last_layers(self) -> list[Transform]:
         """The maps ``scale e``, or ``L e`` inside a map with a full factor; ``loc + e``; and the
         fixed map, if there is one."""
-        loc, scale, fixed = self.begin()
+        loc, scale, fixed, _ = self.begin()
         loc: Any = numpyro.param(f"{self.prefix}_loc", loc)
         zero = jnp.zeros_like(loc)
         shift = IndependentTransform(AffineTransform(loc, jnp.ones_like(loc)), 1)

@@ -132,7 +132,7 @@ class AutoImplicit(AutoWithoutDensity):
     ) -> Array:
         d = self.latent_dim
         n = self.noise_dim or d
-        loc, scale, fixed = self.begin()
+        loc, scale, fixed, _ = self.begin()
         loc: Any = numpyro.param(f"{self.prefix}_loc", loc)
         eps = self._noise("noise", (*sample_shape, n), 1)
         pair = self.network or mlp(self.hidden_dims, d)

@@ -184,7 +184,7 @@ class AutoMarkov(AutoAtModes):
 
     def latent_distribution(self) -> dist.TransformedDistribution:
         chain: Chain = self.prepared
-        init_loc, init_scale, fixed, mode = self.begin_at_mode()
+        init_loc, init_scale, fixed, mode = self.begin()
         loc: Any = numpyro.param(f"{self.prefix}_loc", init_loc)
         first = self.first_band(init_scale, mode)
         factor: Any = numpyro.param(

@@ -110,7 +110,7 @@ class AutoSemiImplicit(AutoWithoutDensity):
         size = 2 * d if conditional else d
         pair = self.network or mlp(self.hidden_dims, size)
         net = flat_module(f"{prefix}_net$params", pair, noise.shape[-1:])
-        loc, scale, fixed = self.begin()
+        loc, scale, fixed, _ = self.begin()
         floor = FLOOR * (1.0 if fixed else self.init_scale)
         loc: Any = numpyro.param(f"{prefix}_loc", loc)
         scale: Any = numpyro.param(

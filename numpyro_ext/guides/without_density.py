@@ -30,7 +30,7 @@ class AutoWithoutDensity(AutoAtModes):
 
     def loc_and_scale(self) -> tuple[Any, Any, list[Transform]]:
         """The trained location and standard deviations, and the fixed map after them, if any."""
-        loc, scale, fixed = self.begin()
+        loc, scale, fixed, _ = self.begin()
         loc, positive = numpyro.param(f"{self.prefix}_loc", loc), constraints.softplus_positive
         return loc, numpyro.param(f"{self.prefix}_scale", scale, constraint=positive), fixed
 

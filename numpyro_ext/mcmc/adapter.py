@@ -27,12 +27,12 @@ from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.operations import quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.sharding import spread_arrays
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.mcmc.chain import Chain, Unchanged, shown_fields
 from numpyro_ext.mcmc.settings import NO_LOCAL_SITES, Found, Settings, settings_for
-from numpyro_ext.mcmc.sharding import spread_arrays
 
 __all__ = ["Adapter"]
 

@@ -16,7 +16,7 @@ from numpyro_ext._checks import check_choice, check_count, check_nonnegative, ch
 from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.sharding import num_devices
+from numpyro_ext._model.sharding import check_batches, num_devices
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import GradientEstimator, Model, Sites
 from numpyro_ext.mcmc.adapter import Adapter
@@ -24,7 +24,6 @@ from numpyro_ext.mcmc.chain import GradFn, GradientChain, Transition, Unchanged
 from numpyro_ext.mcmc.gradients import ControlVariate, warn_if_far
 from numpyro_ext.mcmc.schedules import ConstantSchedule
 from numpyro_ext.mcmc.settings import Settings
-from numpyro_ext.mcmc.sharding import check_batches
 
 __all__ = ["GradFn", "ModelKernel", "SGMCMCKernel", "Schedule"]
 
