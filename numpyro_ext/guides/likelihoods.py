@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions.util import clamp_probs
 
+from numpyro_ext._model.density import seen
 from numpyro_ext._model.read import Site, layers
 from numpyro_ext._numpyro import mask_of
 
@@ -95,16 +96,7 @@ _WRAPPERS = (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistributio
 def _read(site: Site) -> tuple[Any, _Family, Array]:
     """The innermost distribution of an observed site, its family, and a mask of the shape of the
     site."""
-    fn = site["fn"]
-    shape = fn.batch_shape + fn.event_shape
-    mask = jnp.ones(shape, bool)
-    for fn in layers(site["fn"]):
-        if not isinstance(fn, _WRAPPERS):
-            break
-        own = mask_of(fn)
-        if own is not None:
-            events = (1,) * len(fn.event_shape)
-            mask &= jnp.reshape(jnp.asarray(own), jnp.shape(own) + events)
+    fn = next(fn for fn in layers(site["fn"]) if not isinstance(fn, _WRAPPERS))
     if type(fn) not in _FAMILIES:
         what = "a numpyro.factor" if isinstance(fn, dist.Unit) else f"{type(fn).__name__}"
         known = "Normal, Bernoulli, Binomial, Categorical and Poisson"
@@ -112,7 +104,7 @@ def _read(site: Site) -> tuple[Any, _Family, Array]:
             f"the observed site '{site['name']}' is {what}; the linear predictor is known of"
             f" {known}. Use AutoLaplaceApproximation, which takes the Hessian, or AutoNormal."
         )
-    return fn, _FAMILIES[type(fn)], mask
+    return fn, _FAMILIES[type(fn)], seen(site)
 
 
 def predictor(site: Site) -> Array:
@@ -133,7 +125,9 @@ def with_predictor(site: Site, eta: Array) -> Any:
 
 def like(site: Site, eta: Array) -> Any:
     """:func:`with_predictor`, with the mask and the events of the site."""
-    fn = with_predictor(site, eta).mask(_read(site)[2])
+    fn = with_predictor(site, eta)
+    if any(mask_of(layer) is not None for layer in layers(site["fn"])):
+        fn = fn.mask(seen(site))
     return fn.to_event(site["fn"].event_dim - fn.event_dim)
 
 
