@@ -442,7 +442,8 @@ def _distance_problem(mode: Mode, fit: Mode, advice: str) -> tuple[Problem, ...]
             error = "at half of the points they are not finite"
         sentence = (
             f"gradients around the center are far from those of a normal posterior ({error}), so"
-            f" the scales found do not hold in all of it; {advice}, or use NUTS."
+            " the scales found do not hold in all of it. A flow, which bends, may be right; for a"
+            f" kernel, a proxy or a normal guide {advice}, or use NUTS."
         )
         return (Problem(sentence, "far from normal"),)
     return ()
