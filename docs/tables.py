@@ -194,7 +194,12 @@ def in_order(names: dict[str, Entry]) -> list[tuple[str, Entry]]:
 def after(mark: str, lines: str, text: str, old: str) -> str:
     """The page with these lines behind a comment, in place of those that match."""
     comment = f"<!-- {mark} -->"
-    assert text.count(f"{comment}\n") == 1, comment
+    if text.count(f"{comment}\n") != 1:
+        marks = ", ".join(re.findall(r"<!-- (.*?) -->", text))
+        raise ValueError(
+            f"a page has no place {comment} for what the catalogue has there; its places, which are"
+            f" groups of docs/catalogue.tsv, are: {marks}."
+        )
     pattern = rf"{re.escape(comment)}\n(?:\n(?:{old})+)?"
     return re.sub(pattern, lambda _: f"{comment}\n\n{lines}", text)
 
