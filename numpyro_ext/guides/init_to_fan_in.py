@@ -27,7 +27,9 @@ def init_to_fan_in(site: dict[str, Any] | None = None, in_axis: InAxis = None) -
         f = \prod_{i \ne \text{out}} d_i, \qquad k \ge 2,
 
     where f is the fan-in, the number of inputs of one output, and at 0 if it is a vector
-    (:math:`k = 1`). Numbers and constrained sites, such as a noise precision, start at
+    (:math:`k = 1`). A vector in a plate, such as the factors of each user or an embedding, is drawn
+    too, with f its length, because a product of factors has no gradient at 0. Numbers and
+    constrained sites, such as a noise precision, start at
     :func:`~numpyro.infer.initialization.init_to_median`.
 
     NumPyro's default, ``init_to_uniform``, draws every weight from +-2. The outputs of a network
@@ -80,7 +82,7 @@ def init_to_fan_in(site: dict[str, Any] | None = None, in_axis: InAxis = None) -
         return init_to_median(site)
     full = (*site["kwargs"].get("sample_shape", ()), *site["fn"].shape())
     own, _, last = site["name"].rpartition("/")[2].rpartition(".")
-    if len(shape) == 1 or last.endswith("bias"):
+    if last.endswith("bias") or (len(shape) == 1 and not site["cond_indep_stack"]):
         normalises = "/" in site["name"] and last in ("scale", "weight") and bool(own)
         return jnp.full(full, float(normalises and len(shape) == 1))
     bound = 1 / math.sqrt(_fan_in(site, shape, in_axis))
@@ -93,8 +95,10 @@ def _uniform(rng_key: Array, bound: float, shape: tuple[int, ...]) -> Array:
 
 
 def _fan_in(site: dict[str, Any], shape: tuple[int, ...], in_axis: InAxis) -> int:
-    """The product of all axes but that of the outputs."""
+    """The product of all axes but that of the outputs; the length of a vector."""
     name = site["name"]
+    if len(shape) == 1:
+        return max(1, shape[0])
     given = in_axis.get(name) if isinstance(in_axis, Mapping) else in_axis
     if given is None:
         given = site["infer"].get("in_axis")

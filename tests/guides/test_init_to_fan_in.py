@@ -127,7 +127,8 @@ def test_the_fan_in_is_that_of_the_layer():
     fan_in = {"kernel": 100, "weight": 4, "conv.kernel": 100, "conv.weight": 100, "told": 4}
     for name, inputs in (fan_in | {"independent": 100, "several": 25}).items():
         assert 0.9 < jnp.max(jnp.abs(found[name])) * inputs**0.5 <= 1, name
-    for name in ("conv.bias", "vectors", "vector"):
+    assert 0.6 < jnp.max(jnp.abs(found["vectors"])) * 5**0.5 <= 1  # 30 numbers
+    for name in ("conv.bias", "vector"):
         assert not jnp.any(found[name]), name
     assert jnp.all(found["scales"] > 0.1) and float(found["simplex"].sum()) == pytest.approx(1)
 
@@ -174,3 +175,20 @@ def test_nuts_takes_it():
     mcmc = MCMC(kernel, num_warmup=0, num_samples=1, progress_bar=False)
     mcmc.run(random.key(0), X, jnp.ones(4))
     assert mcmc.get_samples()["nn/Dense_0.kernel"].shape == (1, 3, 16)
+
+
+def test_vectors_in_a_plate_do_not_start_at_the_saddle_of_their_products():
+    def model(ratings):
+        with numpyro.plate("users", 50):
+            u = numpyro.sample("u", dist.Normal().expand([8]).to_event(1))
+            numpyro.sample("user_bias", dist.Normal().expand([2]).to_event(1))
+        with numpyro.plate("items", 40):
+            v = numpyro.sample("v", dist.Normal().expand([8]).to_event(1))
+        numpyro.sample("ratings", dist.Normal(u @ v.T, 1).to_event(2), obs=ratings)
+
+    svi = SVI(model, AutoDelta(model, init_loc_fn=init_to_fan_in()), optax.sgd(1.0), Trace_ELBO())
+    start = svi.get_params(svi.init(random.key(0), jnp.ones((50, 40))))
+    assert jnp.all(start["user_bias_auto_loc"] == 0)
+    for name in ("u_auto_loc", "v_auto_loc"):
+        assert 0.9 / 8**0.5 < jnp.max(jnp.abs(start[name])) <= 1 / 8**0.5
+        assert len(jnp.unique(start[name])) == start[name].size
