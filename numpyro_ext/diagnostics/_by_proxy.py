@@ -34,9 +34,8 @@ _DRAWS = 64
 
 def proxy_of(obj: Any, proxy: Any) -> TaylorProxy | None:
     """The proxy that is given, or that of the loss of an ``SVI``."""
-    return check_proxy(
-        getattr(getattr(obj, "loss", None), "proxy", None) if proxy is None else proxy
-    )
+    found = getattr(getattr(obj, "loss", None), "proxy", None) if proxy is None else proxy
+    return None if found is None else check_proxy(found)
 
 
 def by_proxy(

@@ -7,13 +7,22 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
-from numpyro.distributions import Distribution
+from numpyro.distributions import (
+    BernoulliLogits,
+    BernoulliProbs,
+    CategoricalLogits,
+    CategoricalProbs,
+    Distribution,
+    ExpandedDistribution,
+    Independent,
+    MaskedDistribution,
+)
 from numpyro.infer import MCMC
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._model.density import seen
-from numpyro_ext._model.read import Site, frames, is_data, latent_sites
+from numpyro_ext._model.density import log_prob, row_log_prob, seen
+from numpyro_ext._model.read import Site, frames, is_data, latent_sites, layers
 from numpyro_ext._typing import Engine, Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import (
     BLOCK,
@@ -25,7 +34,6 @@ from numpyro_ext.diagnostics._evaluate import (
 )
 from numpyro_ext.diagnostics._facts import Facts
 from numpyro_ext.diagnostics._fit import Fit, check_key, drop_exploration, fit_of, refuse_nan
-from numpyro_ext.diagnostics._observed import kind_of, num_classes, predicted
 from numpyro_ext.diagnostics.subject import title_of
 
 __all__ = [
@@ -40,6 +48,10 @@ __all__ = [
 
 LARGEST = 1e9
 """The largest predictions, in bytes, that are computed."""
+NOISE_DRAWS = 100
+"""Draws of a distribution, where it has no cdf or no moments in closed form."""
+_CLASSES = BernoulliLogits, BernoulliProbs, CategoricalLogits, CategoricalProbs
+_WRAPPERS = ExpandedDistribution, Independent, MaskedDistribution
 
 
 class OfFit(TypedDict, total=False):
@@ -122,6 +134,81 @@ def predictions_of_fit(
     draws = f"{several}{size:,} draw{'s' * (size > 1)}"
     draws += " of the linearised network" * (fit.linearised is not None)
     return _assemble(title_of(Facts.of(fit.attributes), draws), name, kind, data[-1], found)
+
+
+def _elementwise(fn: Any) -> Any:
+    """The distribution of a single number or vector, without the wrappers of shape and mask."""
+    return next(layer for layer in layers(fn) if not isinstance(layer, _WRAPPERS))
+
+
+def kind_of(site: Site) -> str:
+    """``"classes"``, ``"counts"`` or ``"numbers"``, by the support of a site; or an error."""
+    fn = _elementwise(site["fn"])
+    if isinstance(fn, _CLASSES):
+        return "classes"
+    if not fn.support.is_discrete:
+        return "numbers"
+    if fn.event_dim == 0:
+        return "counts"
+    raise ValueError(
+        f"site '{site['name']}' is a {type(fn).__name__}, whose value is neither one class nor"
+        " numbers; its score is log_predictive_density, and that of classes needs a Categorical."
+    )
+
+
+def num_classes(site: Site) -> int:
+    """C of a site of classes."""
+    return jnp.shape(_elementwise(site["fn"]).enumerate_support(expand=False))[0]
+
+
+def predicted(site: Site, rng_key: Array) -> dict[str, Array]:
+    """The prediction of one draw of the latent sites, at every entry of an observed site.
+
+    * ``log_lik`` - the log density of every row, without scales.
+    * ``probs`` - of classes: ``(*entries, C)``.
+    * ``mean``, ``variance``, ``cdf`` - of counts and numbers: ``(*entries,)``, the cdf at the
+      observation, of counts with half of its own probability.
+
+    :param site: of a fit, or made of a distribution, whose first axis may be that of draws.
+    """
+    value, fn = jnp.asarray(site["value"]), _elementwise(site["fn"])
+    shape = jnp.broadcast_shapes(value.shape, site["fn"].shape())
+    kind, inner = kind_of(site), {**site, "fn": fn, "value": value, "intermediates": []}
+    whole = log_prob(site)
+    # Without a plate, `to_event` may have declared all rows one event.
+    log_lik = row_log_prob(site) if whole.ndim == 0 and fn.event_dim == 0 else whole
+    out = {"log_lik": log_lik}
+    if kind == "classes":
+        support = jnp.reshape(fn.enumerate_support(expand=False), (-1,) + (1,) * len(shape))
+        each = jnp.broadcast_to(support, (support.shape[0], *shape))
+        probs = jnp.exp(log_prob({**inner, "value": each}))
+        # Of logits that are NaN, NumPyro's Bernoulli makes the probabilities 1 and 0.
+        own = jnp.isnan(fn.probs)
+        own = jnp.any(own, -1) if own.ndim > len(fn.batch_shape) else own
+        return {**out, "probs": jnp.moveaxis(jnp.where(own, jnp.nan, probs), 0, -1)}
+    found = _closed_forms(inner, kind)
+    if len(found) < 3:
+        draws = fn.sample(rng_key, (NOISE_DRAWS, *shape[: len(shape) - len(fn.shape())]))
+        below = jnp.mean((draws < value) + 0.5 * (draws == value), 0)
+        found = {"mean": jnp.mean(draws, 0), "variance": jnp.var(draws, 0), "cdf": below} | found
+    return out | {name: jnp.broadcast_to(x, shape) for name, x in found.items()}
+
+
+def _closed_forms(site: Site, kind: str) -> dict[str, Array]:
+    """Those of ``mean``, ``variance`` and ``cdf`` that the distribution has."""
+    found: dict[str, Array] = {}
+    fn = site["fn"]
+    for name in ("mean", "variance"):
+        try:
+            found[name] = getattr(fn, name)
+        except (NotImplementedError, AttributeError):
+            continue
+    try:
+        cdf = fn.cdf(site["value"])
+    except (NotImplementedError, AttributeError):
+        return found
+    half = 0.5 * jnp.exp(log_prob(site)) if kind == "counts" else 0.0
+    return {**found, "cdf": cdf - half}
 
 
 def _site_of(trace: Trace, name: str | None) -> str:

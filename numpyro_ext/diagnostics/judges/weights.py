@@ -14,8 +14,14 @@ from typing import Any, NamedTuple
 from jax.scipy.special import ndtr
 import numpy as np
 
-from numpyro_ext.diagnostics._ranges import LEVELS, as_widths, inside, is_heavy, tail_size
-from numpyro_ext.diagnostics._spread import least_spread
+from numpyro_ext.diagnostics._spread import (
+    LEVELS,
+    as_widths,
+    inside,
+    is_heavy,
+    least_spread,
+    tail_size,
+)
 from numpyro_ext.diagnostics.evidence import evidence_bounds
 from numpyro_ext.diagnostics.limits import (
     BAD_UNITS,
