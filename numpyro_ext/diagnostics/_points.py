@@ -18,8 +18,8 @@ from numpyro_ext.diagnostics._evaluate import Prototype, default_block_size
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.table import equally_spaced
 
-__all__ = ["Points", "flat_draws", "has_gradient", "name_in", "particles_of", "points_and_score"]
-__all__ += ["potential_of", "score_points"]
+__all__ = ["Points", "flat_draws", "has_gradient", "minibatch_noise", "names_in", "particles_of"]
+__all__ += ["points_and_score", "potential_of", "replace_nonfinite", "score_points"]
 
 _BATCHES, _AT = 32, 8
 """Minibatches from which the noise of the mean gradient is known, and particles in that mean."""
@@ -95,19 +95,18 @@ def points_and_score(fit: Fit, trace: Trace, draws: dict[str, Any]) -> tuple[Arr
 
 def score_points(fit: Fit, proto: Prototype, draws: dict[str, Any]) -> Points:
     """Constrained draws as points with their score."""
-    slices = model_info(proto.trace).slices
     x, score = points_and_score(fit, proto.trace, draws)
-    noise = None if fit.minibatch is None else minibatch_noise(fit, x)
-    return Points(x, score, lambda k: name_in(slices, k), noise)
+    return Points(x, score, names_in(model_info(proto.trace).slices), minibatch_noise(fit, x))
 
 
-def minibatch_noise(fit: Fit, x: Array) -> float:
-    """The shift by which the mean gradient of a minibatch differs from that of all data.
+def minibatch_noise(fit: Fit, x: Array) -> float | None:
+    """The shift by which the mean gradient of a minibatch differs from that of all data; None
+    without minibatches.
 
     All particles share their minibatch, so their mean follows it and not the spread of them alone.
     """
-    assert fit.minibatch is not None
-    model = fit.minibatch
+    if (model := fit.minibatch) is None:
+        return None
     info = replace(read_model(model, fit.args, fit.kwargs), deterministic=())
     forward = {"forward_mode": fit.forward_mode}
 
@@ -129,7 +128,11 @@ def minibatch_noise(fit: Fit, x: Array) -> float:
     return float(run(fit.params[0], x)) * math.sqrt(_BATCHES / (_BATCHES - 1))
 
 
-def name_in(slices: dict[str, slice], k: int) -> str:
-    """The name of number k of the sites."""
-    site, at = next((n, at) for n, at in slices.items() if at.start <= k < at.stop)
-    return site if at.stop - at.start == 1 else f"{site}[{k - at.start}]"
+def names_in(slices: dict[str, slice]) -> Callable[[int], str]:
+    """The name of number k of the sites, as a function of k."""
+
+    def name(k: int) -> str:
+        site, at = next((n, at) for n, at in slices.items() if at.start <= k < at.stop)
+        return site if at.stop - at.start == 1 else f"{site}[{k - at.start}]"
+
+    return name

@@ -16,6 +16,7 @@ from numpyro.infer import MCMC
 
 from numpyro_ext._model.handlers import subsampled_plates
 from numpyro_ext._model.operations import count_operations
+from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, model_info
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._typing import Params, Sites
@@ -23,6 +24,7 @@ from numpyro_ext.diagnostics._by_proxy import by_proxy, proxy_of
 from numpyro_ext.diagnostics._evaluate import (
     Evaluate,
     Prototype,
+    default_block_size,
     evaluator,
     prototype,
     warn_of_lost_draws,
@@ -331,6 +333,18 @@ class OfFit(Subject):
         count = jnp.arange(math.prod(units.shape)).reshape(units.shape)
         return np.ravel(np.broadcast_to(units.along(site, count), jnp.shape(site["value"])))
 
+    def potential(
+        self, params: Params | None = None, deterministic: tuple[str, ...] = ()
+    ) -> Potential:
+        """The potential on all data, of a latent vector; by default of the first restart."""
+        params = self.fit.params[0] if params is None else params
+        return potential_of(self.fit, self.proto.trace, params, deterministic)
+
+    @cached_property
+    def block(self) -> int:
+        """Draws that are run through the model at a time."""
+        return default_block_size(self.proto.trace)
+
     @cached_property
     def has_gradient(self) -> bool:
         return has_gradient(self.proto)
@@ -361,7 +375,7 @@ class OfFit(Subject):
         mode."""
 
         def gradient(params: Params, x: Array) -> tuple[Array, Array]:
-            return potential_of(self.fit, self.proto.trace, params).value_and_grad_flat(x, {})
+            return self.potential(params).value_and_grad_flat(x, {})
 
         x = jax.ShapeDtypeStruct((self.info.size,), jnp.result_type(float))
         try:

@@ -16,7 +16,7 @@ import pytest
 
 from numpyro_ext.diagnostics import diagnose, pareto_khat
 from numpyro_ext.diagnostics._spread import Spread
-from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, rows_of_moves
+from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, Moved, rows_of_moves
 from numpyro_ext.guides import FlowGuide, ImplicitGuide
 
 QUANTITY = "sd against exact moves, worst"
@@ -146,7 +146,7 @@ def test_a_ratio_within_its_error_is_no_reason_to_complain():
         ratio, zero = jnp.array([worst, 1.0, 0.8]), jnp.zeros(3)
         ends = jnp.zeros((3, 1, 3))
         found = Spread(ratio, jnp.array(errors), zero, zero, zero, ends, jnp.array(0.7))
-        return rows_of_moves(found, lambda k: "abc"[k], GUIDE)[0]
+        return rows_of_moves(Moved(found, lambda k: "abc"[k], GUIDE))[0]
 
     # Of 3 numbers: 1 + sqrt(2 log 3) = 2.48 errors.
     assert math.isclose(row(0.13, 0.01, 0.08).value, 0.6, rel_tol=1e-6)

@@ -15,7 +15,7 @@ import pytest
 
 from numpyro_ext.diagnostics import Diagnosis, diagnose, to_arviz
 from numpyro_ext.diagnostics._spread import Spread
-from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, rows_of_moves
+from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, Moved, rows_of_moves
 from numpyro_ext.diagnostics.judges.weights import khat_rows, reweighted_rows
 from numpyro_ext.diagnostics.table import Row
 from numpyro_ext.guides import AutoMixtureNormal
@@ -195,7 +195,7 @@ def test_a_spread_that_a_few_draws_make_is_not_judged(ratio, error, ok):
         ends=still,
         accepted=np.array(0.7),
     )
-    rows = rows_of_moves(spread, str, GUIDE, shares_known=True)
+    rows = rows_of_moves(Moved(spread, str, GUIDE, shares_known=True))
     assert [row.ok for row in rows] == [ok, None if ok is None else True]
     assert Diagnosis("", tuple(rows)).ok is (ok is True)
 

@@ -9,7 +9,7 @@ from scipy.special import ndtri
 
 from numpyro_ext.diagnostics import Diagnosis
 from numpyro_ext.diagnostics._spread import Spread, least_crossing
-from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, PARTICLES, rows_of_moves
+from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, PARTICLES, Moved, rows_of_moves
 
 TWO = np.concatenate([np.linspace(-5, -3, 300), np.linspace(3, 5, 100)])[:, None]
 ONE = ndtri((np.arange(400) + 0.5) / 400)[:, None]
@@ -44,25 +44,25 @@ def spread(x, between):
 
 def test_chains_that_are_too_short_judge_nothing_unless_weights_do():
     for between, known, ok in ((0.9, False, None), (0.9, True, True), (0.2, False, True)):
-        rows = rows_of_moves(spread(ONE, between), str, GUIDE, shares_known=known)
+        rows = rows_of_moves(Moved(spread(ONE, between), str, GUIDE, shares_known=known))
         assert [row.ok for row in rows] == [ok, ok]
         assert Diagnosis("", tuple(rows)).ok is bool(ok)
     assert (
         "too short for 0, of whose variance 90% is"
-        in rows_of_moves(spread(ONE, 0.9), str, GUIDE)[0].verdict
+        in rows_of_moves(Moved(spread(ONE, 0.9), str, GUIDE))[0].verdict
     )
 
 
 def test_draws_far_away_are_to_begin_elsewhere_and_not_to_be_trained_longer():
     near = spread(ONE, 0.2)
     for shift, words in ((2.0, "train longer"), (-30.0, "elsewhere: begin at the modes")):
-        row = rows_of_moves(near._replace(shift=jnp.array([shift])), str, GUIDE)[1]
+        row = rows_of_moves(Moved(near._replace(shift=jnp.array([shift])), str, GUIDE))[1]
         assert row.ok is False and words in row.verdict
 
 
 @pytest.mark.parametrize(("kind", "words"), [(GUIDE, "of the guide"), (PARTICLES, "began there")])
 def test_shares_of_modes_that_nothing_has_checked_are_wrong(kind, words):
-    row = rows_of_moves(spread(TWO, 0.95), str, kind)[-1]
+    row = rows_of_moves(Moved(spread(TWO, 0.95), str, kind))[-1]
     assert row.quantity == "crossing rate between modes" and row.ok is False
     assert words in row.verdict
-    assert len(rows_of_moves(spread(TWO, 0.95), str, kind, shares_known=True)) == 2
+    assert len(rows_of_moves(Moved(spread(TWO, 0.95), str, kind, shares_known=True))) == 2

@@ -16,7 +16,7 @@ from scipy.stats import norm, t
 from numpyro_ext.diagnostics import diagnose
 from numpyro_ext.diagnostics._facts import Facts
 from numpyro_ext.diagnostics._spread import Spread
-from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, rows_of_moves
+from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, Moved, rows_of_moves
 from numpyro_ext.diagnostics.judges.stein import particle_rows
 from numpyro_ext.diagnostics.judges.weights import khat_rows, reweighted_rows
 from numpyro_ext.diagnostics.limits import decide
@@ -70,7 +70,7 @@ def still(accepted, between, error):
     ids=["moved", "steps that are too small", "chains that stay", "no error"],
 )
 def test_chains_that_do_not_move_judge_nothing(accepted, between, error, ok):
-    rows = rows_of_moves(still(accepted, between, error), str, GUIDE)
+    rows = rows_of_moves(Moved(still(accepted, between, error), str, GUIDE))
     assert [row.ok for row in rows] == [ok, ok]
 
 

@@ -20,14 +20,9 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import model_info, sample_sites
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics import limits
-from numpyro_ext.diagnostics._evaluate import count_of, default_block_size
+from numpyro_ext.diagnostics._evaluate import count_of
 from numpyro_ext.diagnostics._facts import Numbers
-from numpyro_ext.diagnostics._points import (
-    flat_draws,
-    name_in,
-    potential_of,
-    replace_nonfinite,
-)
+from numpyro_ext.diagnostics._points import flat_draws, names_in, replace_nonfinite
 from numpyro_ext.diagnostics._spread import (
     LEAPS,
     NUMBERS,
@@ -57,18 +52,8 @@ from numpyro_ext.diagnostics.limits import (
 from numpyro_ext.diagnostics.subject import OfFit
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
-__all__ = [
-    "GUIDE",
-    "PARTICLES",
-    "Moved",
-    "Plan",
-    "Wording",
-    "exact_moves",
-    "move_draws",
-    "rows_of_moves",
-    "name_of",
-    "plan_of",
-]
+__all__ = ["GUIDE", "PARTICLES", "Moved", "exact_moves", "move_draws", "name_of", "plan_of"]
+__all__ += ["rows_of_moves"]
 
 MOVES = 40
 DRAWS, STARTS, FEWEST_STARTS = 10_000, 1000, 128
@@ -80,6 +65,9 @@ OF_RANGE = "shape against exact moves, worst"
 _ELSEWHERE = 10.0  # standard deviations
 _FEW = 10  # particles at a mode, whose spread says nothing
 OF_SIDES = "crossing rate between modes"
+
+Group = tuple[AtModes, int]
+"""Where the draws are, and the mode of which those that are there are compared by themselves."""
 
 
 class Wording(NamedTuple):
@@ -122,17 +110,18 @@ class Moved(NamedTuple):
 
     found: Spread
     name: Callable[[int], str]
+    """The name of a number."""
     kind: Wording
-    coordinate: Callable[[int], str]
+    coordinate: Callable[[int], str] = str
+    """The name of a coordinate."""
     shares_known: bool = False
+    """True if weights have judged the draws, and with them the shares of modes."""
 
 
 def exact_moves(subject: OfFit) -> list[Row]:
     """The lines of the worst numbers after moves, or why the draws were not moved."""
     groups = subject.once(move_draws)
-    rows = worst_rows(
-        [_unmoved_row(x) if isinstance(x, str) else rows_of_moves(*x) for x in groups]
-    )
+    rows = worst_rows([_unmoved_row(x) if isinstance(x, str) else rows_of_moves(x) for x in groups])
     return [*subject.proxy_lines, *rows] if _are_biased(subject) else rows
 
 
@@ -144,7 +133,7 @@ def _are_biased(subject: OfFit) -> bool:
 def move_draws(subject: OfFit) -> list[Moved | str]:
     """The points of each group that is compared by itself, or why they were not moved."""
     if subject.kind == "particles":
-        return _group_of_particles(subject)
+        return _groups_of_particles(subject)
     if subject.num_moves == 0:
         return []
     if subject.kind == "guide":
@@ -152,49 +141,42 @@ def move_draws(subject: OfFit) -> list[Moved | str]:
     return _groups_of_chains(subject) if _are_biased(subject) else []
 
 
-def _group_of_particles(subject: OfFit) -> list[Moved | str]:
+def _groups_of_particles(subject: OfFit) -> list[Moved | str]:
     """The group of all particles; none if there are as many coordinates, or no moves."""
     if not subject.has_gradient:
         return [_NO_GRADIENT]
-    trace, x, num_moves = subject.proto.trace, subject.points.x, subject.num_moves
+    x, num_moves = subject.points.x, subject.num_moves
     m, d = x.shape
     if m <= d or num_moves == 0:
         return []
-    count = m * MOVES * LEAPS * sum(count_of(site) for site in sample_sites(trace))
+    count = m * MOVES * LEAPS * sum(map(count_of, sample_sites(subject.proto.trace)))
     if num_moves is None and count > limits.MOST_DENSITIES:
         return [_dear(m, "particle", f"{count:.1g} log densities")]
     plan = Plan(m, MOVES if num_moves is None else num_moves, None)
-    if (at := split_by_mode(subject)) is not None:
-        # Too few at a mode for their spread have too few of all to matter.
-        groups = [np.flatnonzero(at.which[0] == k) for k in range(len(at.modes))]
-        large = {k: here for k, here in enumerate(groups) if len(here) > max(d, _FEW)}
-        if sum(map(len, large.values())) < 0.9 * m:
-            return ["not judged: at a mode there are too few particles."]
-        groups = [(x[here], (at, k)) for k, here in large.items()]
-    else:
-        groups = [(x, None)]
 
-    def of(x: Array, group: tuple[AtModes, int] | None) -> Moved:
+    def moved(x: Array, group: Group | None) -> Moved:
         # They follow each other, so that they are no independent draws.
-        found = _move(subject, plan, x, subject.rng_key, independent=False, group=group)
-        name, coordinate = (_name_at(of(trace), group) for of in (name_of, coordinate_of))
-        return Moved(found, name, PARTICLES, coordinate)
+        return _moved(subject, plan, x, subject.rng_key, PARTICLES, False, group)
 
-    return [of(*one) for one in groups]
+    if (at := split_by_mode(subject)) is None:
+        return [moved(x, None)]
+    # Too few at a mode for their spread have too few of all to matter.
+    groups = [np.flatnonzero(at.which[0] == k) for k in range(len(at.modes))]
+    large = {k: here for k, here in enumerate(groups) if len(here) > max(d, _FEW)}
+    if sum(map(len, large.values())) < 0.9 * m:
+        return ["not judged: at a mode there are too few particles."]
+    return [moved(x[here], (at, k)) for k, here in large.items()]
 
 
 def _group_of_guide(subject: OfFit) -> Moved | str:
     """The group of the draws of the first restart, and of more draws of its guide."""
-    plan = plan_of(subject)
-    if isinstance(plan, str):
+    if isinstance(plan := plan_of(subject), str):
         return plan
-    trace = subject.proto.trace
     key_draws, key_moves = random.split(subject.rng_key)
-    found = _move(subject, plan, _more(subject, key_draws), key_moves)
     kind = GUIDE if subject.cause is None else GUIDE._replace(remedy=subject.cause)
+    found = _moved(subject, plan, _more(subject, key_draws), key_moves, kind)
     # Where the weights may be used, they have judged the draws, and with them the shares of modes.
-    known = subject.lines("weights")[0].ok is True
-    return Moved(found, name_of(trace), kind, coordinate_of(trace), known)
+    return found._replace(shares_known=subject.lines("weights")[0].ok is True)
 
 
 def _groups_of_chains(subject: OfFit) -> list[Moved | str]:
@@ -203,48 +185,31 @@ def _groups_of_chains(subject: OfFit) -> list[Moved | str]:
     Chains that are far from the posterior agree with each other, and a momentum may have its
     temperature where the coordinates have not: only exact moves on all data say so.
     """
-    if (temperature := subject.facts.temperature) is None:
+    if subject.facts.temperature is None:
         return ["not judged: the draws have no temperature, or several of them."]
     if not subject.has_gradient:
         return [_NO_GRADIENT]
     if (at := split_by_mode(subject)) is None:
-        return [_group_of_chains(subject, *subject.mixed, temperature)]
+        return [_group_of_chains(subject, *subject.mixed)]
     draws = {name: subject.draws[name] for name in subject.info.latents}
     groups = at.within(draws).items()
-    return [_group_of_chains(subject, *subject.mix(x), temperature, (at, k)) for k, x in groups]
+    return [_group_of_chains(subject, *subject.mix(x), (at, k)) for k, x in groups]
 
 
 def _group_of_chains(
-    subject: OfFit,
-    mixed: Numbers,
-    sizes: np.ndarray,
-    temperature: float,
-    group: tuple[AtModes, int] | None = None,
+    subject: OfFit, mixed: Numbers, sizes: np.ndarray, group: Group | None = None
 ) -> Moved | str:
     """Draws of chains in a random order, of one mode where one is given."""
     if not np.min(sizes) >= FEWEST_EFFECTIVE:
         return f"not judged: the effective sample size of the draws is below {FEWEST_EFFECTIVE}."
-    plan = plan_of(subject)
-    if isinstance(plan, str):
+    if isinstance(plan := plan_of(subject), str):
         return plan
     trace, total = subject.proto.trace, len(next(iter(mixed.values())))
     derived = sum(jnp.size(trace[name]["value"]) for name in watched_sites(trace))
     sizes = np.append(sizes, np.full(derived, np.min(sizes)))
     inflation = jnp.asarray(np.maximum(total / sizes, 1.0), float)
     draws = {name: jnp.asarray(y) for name, y in mixed.items()}
-    how: dict[str, Any] = {"T": temperature, "independent": inflation, "group": group}
-    found = _move(subject, plan, draws, subject.key_moves, **how)
-    return Moved(
-        found, _name_at(name_of(trace), group), CHAINS, _name_at(coordinate_of(trace), group)
-    )
-
-
-def _name_at(name: Callable[[int], str], group: tuple[AtModes, int] | None) -> Callable[[int], str]:
-    """The name of a number, and the mode at which its draws are compared."""
-    if group is None:
-        return name
-    at, which = group
-    return lambda k: f"{name(k)} (at {at.places[which]})"
+    return _moved(subject, plan, draws, subject.key_moves, CHAINS, inflation, group)
 
 
 class Plan(NamedTuple):
@@ -260,15 +225,15 @@ class Plan(NamedTuple):
 
 def plan_of(subject: OfFit) -> Plan | str:
     """The moves of draws, by what a gradient on all data costs; or why there are none."""
-    cost, num_moves = subject.gradient_cost, subject.num_moves
-    if cost is None:
+    if (cost := subject.gradient_cost) is None:
         return "the model has no gradient in reverse mode, which a Markov chain needs here."
-    each = (MOVES if num_moves is None else num_moves) * LEAPS * cost
+    num_moves = MOVES if subject.num_moves is None else subject.num_moves
+    each = num_moves * LEAPS * cost
     starts = int(np.clip(FEW / each, FEWEST_STARTS, STARTS))
-    if num_moves is None and starts * each > limits.MOST_OPERATIONS:
-        return _dear(starts, "draw", f"{starts * each:.1g} operations")
-    options = quick_options(starts * each)
-    return Plan(starts, MOVES if num_moves is None else num_moves, options, starts * each)
+    operations = starts * each
+    if subject.num_moves is None and operations > limits.MOST_OPERATIONS:
+        return _dear(starts, "draw", f"{operations:.1g} operations")
+    return Plan(starts, num_moves, quick_options(operations), operations)
 
 
 def _dear(starts: int, what: str, cost: str) -> str:
@@ -284,35 +249,35 @@ def _unmoved_row(verdict: str) -> list[Row]:
     return [Row(QUANTITY, math.nan, None, f"{low} to {high}", None, verdict, True)]
 
 
-def _move(
+def _moved(
     subject: OfFit,
     plan: Plan,
     draws: Sites | Array,
     rng_key: Array,
-    *,
-    T: float = 1.0,
+    kind: Wording,
     independent: Array | bool = True,
-    group: tuple[AtModes, int] | None = None,
-) -> Spread:
+    group: Group | None = None,
+) -> Moved:
     """The first of the constrained draws ``(m, *site)``, or of ``(m, d)`` points, before and after
     moves with the density p^(1/T), which do not leave the mode of a group."""
-    fit, trace = subject.fit, subject.proto.trace
-    block = default_block_size(trace)
+    trace = subject.proto.trace
 
     def run(params: Params, x: Any, independent: Array | bool, rng_key: Array) -> Spread:
-        target = potential_of(fit, trace, params, watched_sites(trace))
-        total = len(jax.tree.leaves(x)[0])
+        target = subject.potential(params, watched_sites(trace))
+        starts = min(plan.starts, len(jax.tree.leaves(x)[0]))
         if isinstance(x, dict):
-            x = replace_nonfinite(flat_draws(target, x, block))
-        energy, numbers = _energy(target, T, group), _numbers(target)
-        starts = min(plan.starts, total)
+            x = replace_nonfinite(flat_draws(target, x, subject.block))
+        energy, numbers = _energy(subject, target, group), _numbers(target)
         return spread_after_moves(
-            energy, numbers, x, rng_key, plan.num_moves, block, starts, independent
+            energy, numbers, x, rng_key, plan.num_moves, subject.block, starts, independent
         )
 
     compiled = jax.jit(run, compiler_options=plan.options)
-    found = compiled(fit.params[0], draws, independent, rng_key)
-    return found._replace(combined=worst_combinations(found))
+    found = compiled(subject.fit.params[0], draws, independent, rng_key)
+    found = found._replace(combined=worst_combinations(found))
+    where = "" if group is None else f" (at {group[0].places[group[1]]})"
+    name, coordinate = name_of(trace), names_in(subject.info.slices)
+    return Moved(found, lambda k: name(k) + where, kind, lambda k: coordinate(k) + where)
 
 
 def _more(subject: OfFit, rng_key: Array) -> Sites:
@@ -330,21 +295,22 @@ def _more(subject: OfFit, rng_key: Array) -> Sites:
 
 
 def _energy(
-    target: Potential, T: float = 1.0, group: tuple[AtModes, int] | None = None
+    subject: OfFit, target: Potential, group: Group | None
 ) -> Callable[[Array], tuple[Array, Array]]:
-    """The potential of a vector and its gradient, over T; infinite where it is not at the mode."""
-    if group is not None:
-        at, k = group
-        place, energy = place_in(at.modes), _energy(target, T)
+    """The potential of a vector and its gradient, over the temperature of chains; infinite where it
+    is not at the mode of the group."""
+    T = subject.facts.temperature if subject.kind == "chains" else 1.0
 
-        def walled(x: Array) -> tuple[Array, Array]:
-            U, gradient = energy(x)
-            return jnp.where(place(x)[0] == k, U, jnp.inf), gradient
+    def energy(x: Array) -> tuple[Array, Array]:
+        U, gradient = target.value_and_grad_flat(x, {})
+        if T != 1.0:
+            U, gradient = U / T, gradient / T
+        if group is not None:
+            at, k = group
+            U = jnp.where(place_in(at.modes)(x)[0] == k, U, jnp.inf)
+        return U, gradient
 
-        return walled
-    if T == 1.0:
-        return lambda x: target.value_and_grad_flat(x, {})
-    return lambda x: jax.tree.map(lambda y: y / T, target.value_and_grad_flat(x, {}))
+    return energy
 
 
 def _numbers(target: Potential) -> Callable[[Array], Array]:
@@ -381,28 +347,13 @@ def name_of(trace: Trace) -> Callable[[int], str]:
     sizes |= {name: jnp.size(trace[name]["value"]) for name in watched_sites(trace)}
     ends = np.cumsum(list(sizes.values())).tolist()
     slices = dict(zip(sizes, map(slice, [0, *ends[:-1]], ends), strict=True))
-    return lambda k: name_in(slices, k)
+    return names_in(slices)
 
 
-def coordinate_of(trace: Trace) -> Callable[[int], str]:
-    """The name of a coordinate of a latent vector."""
-    slices = model_info(trace).slices
-    return lambda k: name_in(slices, k)
-
-
-def rows_of_moves(
-    found: Spread,
-    name: Callable[[int], str],
-    kind: Wording,
-    coordinate: Callable[[int], str] = str,
-    shares_known: bool = False,
-) -> list[Row]:
-    """The lines of the worst numbers: their spread, mean and shape, and modes that no chain leaves.
-
-    :param name: the name of a number.
-    :param coordinate: the name of a coordinate.
-    :param shares_known: true if weights have judged the draws, and with them the shares of modes.
-    """
+def rows_of_moves(group: Moved) -> list[Row]:
+    """The lines of the worst numbers: their spread, mean and shape, and modes that no chain
+    leaves."""
+    found, name, kind, coordinate, shares_known = group
     ratios, errors, shifts, shift_errors, between = (np.asarray(x, float) for x in found[:5])
     what, remedy, limits, farthest, shares = kind
     accepted, n = float(found.accepted), len(ratios)
@@ -413,7 +364,7 @@ def rows_of_moves(
             " their spread; the density may be rough, or not a number near some of them."
         )
         return [Row(QUANTITY, ratio, None, limit, False, verdict, True)]
-    combined = found.combined or worst_combinations(found)
+    combined = found.combined
     pairs = np.zeros((0, 2), int) if combined is None else combined.coordinates
 
     def number(k: int, of: int) -> str:

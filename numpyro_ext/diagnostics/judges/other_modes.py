@@ -19,9 +19,9 @@ from numpyro_ext._model.mode_search import Mode, mode_search
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics import limits
-from numpyro_ext.diagnostics._evaluate import default_block_size, model_trace_of
+from numpyro_ext.diagnostics._evaluate import model_trace_of
 from numpyro_ext.diagnostics._facts import several_modes
-from numpyro_ext.diagnostics._points import flat_draws, potential_of, replace_nonfinite
+from numpyro_ext.diagnostics._points import flat_draws, replace_nonfinite
 from numpyro_ext.diagnostics._spread import unit_root
 from numpyro_ext.diagnostics.judges.exact_moves import QUANTITY as MOVED
 from numpyro_ext.diagnostics.judges.exact_moves import name_of, plan_of
@@ -110,10 +110,11 @@ def unvisited_rows(
     if subject.num_moves is None and cost > limits.MOST_OPERATIONS:
         return None
     key_search, key_mass = random.split(rng_key)
-    found = _search(subject, {name: draws[name] for name in info.latents}, key_search)
+    latent = {name: draws[name] for name in info.latents}
+    found = _search(subject, latent, key_search, plan.options)
     eps = float(np.finfo(found[0].dtype).eps)
     x, mean, root, ends = jax.tree.map(lambda y: np.asarray(y, np.float64), found)
-    at = _values_of(subject)
+    at = _values_of(subject, plan.options)
     potentials = at(x) if potentials is None else potentials
     fine = np.isfinite(potentials) & np.all(np.isfinite(x), 1)
     if not (fine.mean() > 0.9 and np.all(np.isfinite(root))):
@@ -127,7 +128,7 @@ def unvisited_rows(
         return []
     # Of a normal, whose U has the median of half a chi-square above the mode.
     of_draws = -middle + 0.5 * special.chdtri(info.size, 0.5) + _log_volume(root)
-    target = potential_of(subject.fit, subject.proto.trace, subject.fit.params[0])
+    target = subject.potential()
     modes: list[Mode] = []
     for mode in mode_search(rng_key, target.traced_once(), adam=False)(ends.x[chosen]):
         if mode.at_mode and all(mode.distance(other.center) >= _SAME for other in modes):
@@ -169,14 +170,13 @@ def _log_volume(root: np.ndarray) -> float:
     return float(np.sum(np.log(np.diagonal(root)))) + 0.5 * len(root) * math.log(2 * math.pi)
 
 
-def _search(subject: OfFit, draws: Sites, rng_key: Array) -> Any:
+def _search(subject: OfFit, draws: Sites, rng_key: Array, options: dict[str, int] | None) -> Any:
     """Unconstrained draws with their mean and the root of their covariance, and the ends of the
     descents: first those from draws."""
-    fit, trace, info = subject.fit, subject.proto.trace, subject.info
-    block = default_block_size(trace)
+    fit, info, block = subject.fit, subject.info, subject.block
 
     def run(params: Params, draws: Sites, rng_key: Array) -> tuple[Array, Array, Array, End]:
-        target = potential_of(fit, trace, params)
+        target = subject.potential(params)
 
         def of_prior(key: Array) -> Array:
             sites = model_trace_of(fit, params, {}, key)
@@ -209,13 +209,7 @@ def _search(subject: OfFit, draws: Sites, rng_key: Array) -> Any:
         ends = lax.map(lambda xi: _descend(value, xi), xi, batch_size=at_once)
         return x, mean, root, ends._replace(x=jax.vmap(to_x)(ends.x))
 
-    return jax.jit(run, compiler_options=_options(subject))(fit.params[0], draws, rng_key)
-
-
-def _options(subject: OfFit) -> dict[str, int] | None:
-    """Options of the compiler, which are those of the moves."""
-    plan = plan_of(subject)
-    return None if isinstance(plan, str) else plan.options
+    return jax.jit(run, compiler_options=options)(fit.params[0], draws, rng_key)
 
 
 def _descend(value: Callable[[Array], Array], start: Array) -> End:
@@ -253,15 +247,16 @@ def _choose_ends(xi: np.ndarray, ends: End, highest: float) -> tuple[list[int], 
     return (chosen, known) if known.size else ([], known)
 
 
-def _values_of(subject: OfFit) -> Callable[[np.ndarray], np.ndarray]:
+def _values_of(
+    subject: OfFit, options: dict[str, int] | None
+) -> Callable[[np.ndarray], np.ndarray]:
     """U at ``(n, d)`` points, inf where it is no number."""
-    fit, trace = subject.fit, subject.proto.trace
-    target, block = potential_of(fit, trace, fit.params[0]), default_block_size(trace)
+    target, block = subject.potential(), subject.block
 
     def values(points: Array) -> Array:
         return lax.map(lambda x: target(target.info.unravel(x), {}), points, batch_size=block)
 
-    compiled, dtype = jax.jit(values, compiler_options=_options(subject)), jnp.result_type(float)
+    compiled, dtype = jax.jit(values, compiler_options=options), jnp.result_type(float)
 
     def at(points: np.ndarray) -> np.ndarray:
         found = np.asarray(compiled(jnp.asarray(points, dtype)), np.float64)

@@ -19,9 +19,8 @@ from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.normal_fit import shape_measure
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
-from numpyro_ext.diagnostics._evaluate import default_block_size
 from numpyro_ext.diagnostics._facts import Numbers
-from numpyro_ext.diagnostics._points import flat_draws, potential_of
+from numpyro_ext.diagnostics._points import flat_draws
 from numpyro_ext.diagnostics.limits import (
     DEPARTURE,
     ELSEWHERE,
@@ -92,13 +91,12 @@ def draws_at_modes(subject: Subject) -> AtModes | None:
     modes, groups = ([], _groups(subject)) if particles else (_modes_of_kernel(subject), None)
     if (len(modes) < 2 and groups is None) or not subject.has_gradient:
         return None
-    fit, trace = subject.fit, subject.proto.trace
-    target = potential_of(fit, trace, fit.params[0] if fit.params else {})
+    target = subject.potential()
     if groups is not None:
         modes = _modes_of_particles(subject, target, groups)
     if len(modes) < 2 or len(modes[0].center) != target.info.size:
         return None
-    place, block = place_in(modes), default_block_size(trace)
+    place, block = place_in(modes), subject.block
     if particles:
         kept = np.ones((1, subject.num_points), bool)
         which, away = jax.jit(jax.vmap(place))(subject.points.x)

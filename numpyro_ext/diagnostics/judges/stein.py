@@ -61,8 +61,7 @@ def _groups(fit: Fit, points: Points, at: AtModes) -> Iterator[tuple[int, Facts]
         here = at.which[0] == k
         if (m := int(here.sum())) > points.x.shape[1]:
             x, score = points.x[here], points.score[here]
-            noise = None if fit.minibatch is None else minibatch_noise(fit, x)
-            yield m, particle_facts(Points(x, score, points.name, noise))
+            yield m, particle_facts(Points(x, score, points.name, minibatch_noise(fit, x)))
 
 
 def stein(subject: OfFit) -> list[Row]:
