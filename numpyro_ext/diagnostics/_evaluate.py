@@ -31,8 +31,8 @@ from numpyro_ext.diagnostics._density import (
 )
 from numpyro_ext.diagnostics._fit import Fit
 
-__all__ = ["Evaluate", "Prototype", "concatenate", "evaluator", "run_each_fit", "prototype"]
-__all__ += ["warn_of_lost_draws"]
+__all__ = ["Evaluate", "Prototype", "compile_draws", "concatenate", "drawn", "evaluator"]
+__all__ += ["prototype", "run_each_fit", "warn_of_lost_draws"]
 
 BLOCK = 10**6
 """Log densities in a block of draws, unless the user says otherwise: 4 MB in float32."""
@@ -60,6 +60,15 @@ class Prototype(NamedTuple):
 def guide_trace_of(fit: Fit, params: Params, key: Array, values: Sites | None = None) -> Trace:
     guide = seed(substitute(fit.guide, data={**params, **(values or {})}), key)
     return trace_of(guide, fit.args, fit.kwargs)
+
+
+def drawn(fit: Fit, params: Params, draw: Sites | None, key: Array) -> tuple[Trace, Sites]:
+    """A trace of the guide and the values of its sites; of a draw that exists already no trace, and
+    the draw itself."""
+    if draw is not None:
+        return {}, draw
+    trace = guide_trace_of(fit, params, key)
+    return trace, {name: site["value"] for name, site in trace.items()}
 
 
 def model_trace_of(fit: Fit, params: Params, latents: Sites, key: Array) -> Trace:
@@ -261,16 +270,12 @@ def evaluator(
     """
     block = default_block_size(proto.trace) if block_size is None else block_size
 
-    def latents_of(params: Params, draw: Sites | None, key: Array) -> tuple[Trace, Sites]:
-        trace = {} if draw is not None else guide_trace_of(fit, params, key)
-        draw = {name: site["value"] for name, site in trace.items()} if draw is None else draw
-        return trace, {name: draw[name] for name in proto.latents}
-
     def data_of(sites: Trace) -> dict[str, Site]:
         return {name: s for name, s in sites.items() if is_data(s) and name not in proto.left_out}
 
     def traces_of(params: Params, draw: Sites | None, keys: Array) -> tuple[Trace, Sites, Trace]:
-        guide_sites, draw = latents_of(params, draw, keys[0])
+        guide_sites, values = drawn(fit, params, draw, keys[0])
+        draw = {name: values[name] for name in proto.latents}
         return guide_sites, draw, model_trace_of(fit, params, draw, keys[1])
 
     weighs = lp and not proto.marginalized and proto.density != "none"
@@ -296,19 +301,12 @@ def evaluator(
             out["posterior_predictive"] = {name: replayed[name]["value"] for name in data_of(sites)}
         return out
 
-    @jax.jit
-    def run(params: Params, draws: Sites | None, keys: Array) -> tuple[dict[str, Any], Sites, Any]:
-        first = jax.tree.map(lambda x: x[0], draws)
-        guide_sites, _, sites = traces_of(params, first, keys[0])
+    def prepare(params: Params, first: Sites | None, keys: Array) -> tuple[Any, Any]:
+        guide_sites, _, sites = traces_of(params, first, keys)
         reference, total = None, None
         if weighs:
             reference = reference_of(sites, guide_sites, proto.units)
             total = total_parts(sites, guide_sites, proto.units, reference)
-        fn = partial(one, params, reference)
-        if keys.shape[0] <= block:
-            out = jax.vmap(fn)(draws, keys)
-        else:
-            out = lax.map(lambda x: fn(*x), (draws, keys), batch_size=block)
         observed = {
             name: jnp.broadcast_to(
                 s["value"], jnp.broadcast_shapes(jnp.shape(s["value"]), s["fn"].shape())
@@ -316,17 +314,17 @@ def evaluator(
             for name, s in sites.items()
             if is_data(s)
         }
-        return out, observed, total
+        return partial(one, params, reference), (observed, total)
+
+    run = compile_draws(prepare, block)
 
     def evaluate(
         rng_key: Array, num_samples: int, params: Sequence[Params] = fit.params
     ) -> dict[str, Any]:
         pieces, observed = [], {}
-        each = run_each_fit(
-            run, fit._replace(params=params), rng_key, num_samples, 3, proto.latents
-        )
-        for out, data, total in each:
-            observed = data
+        there = fit._replace(params=params)
+        each = run_each_fit(run, there, rng_key, num_samples, 3, proto.latents)
+        for out, (observed, total) in each:  # noqa: B007 - those of the last are returned
             if weighs:
                 weight = out["stats"]["log_weight"]
                 out["stats"]["log_weight"] = weight + total_of(total, proto.units)
@@ -339,6 +337,25 @@ def evaluator(
         return {**concatenate(pieces), "observed": observed}
 
     return evaluate
+
+
+def compile_draws(
+    prepare: Callable[[Params, Sites | None, Array], tuple[Any, Any]], block: int
+) -> Callable[[Params, Sites | None, Array], Any]:
+    """A compiled function of parameters, draws and the keys of each, which are mapped in blocks.
+
+    :param prepare: takes parameters, the first draw and its keys to a function of a draw and its
+        keys, and to what is the same for all draws, which is returned beside its results.
+    """
+
+    @jax.jit
+    def run(params: Params, draws: Sites | None, keys: Array) -> Any:
+        one, shared = prepare(params, jax.tree.map(lambda x: x[0], draws), keys[0])
+        if keys.shape[0] <= block:
+            return jax.vmap(one)(draws, keys), shared
+        return lax.map(lambda x: one(*x), (draws, keys), batch_size=block), shared
+
+    return run
 
 
 def run_each_fit(

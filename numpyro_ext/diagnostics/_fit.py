@@ -29,15 +29,7 @@ from numpyro_ext.diagnostics.full_data import (
     on_all_rows,
 )
 
-__all__ = [
-    "Fit",
-    "check_arguments",
-    "check_key",
-    "fit_of",
-    "refuse_nan",
-    "restarts_of",
-    "drop_exploration",
-]
+__all__ = ["Fit", "check_arguments", "check_key", "fit_of", "predicting_fit", "restarts_of"]
 
 
 @runtime_checkable
@@ -382,23 +374,33 @@ def fit_of(
     )
 
 
-def drop_exploration(fit: Fit, obj: Any) -> Fit:
-    """The fit without the draws that a cyclical schedule marks as exploration, a descent."""
+def predicting_fit(
+    obj: Any,
+    result: Any,
+    model_args: tuple | None,
+    model_kwargs: dict[str, Any] | None,
+    why: str,
+) -> Fit:
+    """The fit with a model, without the draws that a cyclical schedule marks as exploration, a
+    descent.
+
+    An error if draws are NaN, of which some log densities are finite all the same.
+
+    :param why: the words before "a model" in the error about an ``MCMC`` without one.
+    """
+    fit = fit_of(obj, result, model_args, model_kwargs)
     marks = obj.get_extra_fields().get("sampling") if isinstance(obj, MCMC) else None
-    if marks is None:
-        return fit
-    kept = np.asarray(marks, bool)
-    if not kept.any():
-        raise ValueError(
-            f"all {kept.size} draws belong to the exploration of the cyclical schedule, which"
-            " predicts nothing; draw a whole cycle: num_samples times steps_per_sample transitions,"
-            " of which cycle_length are one."
-        )
-    return fit._replace(draws=[{n: x[kept] for n, x in one.items()} for one in fit.draws])
-
-
-def refuse_nan(fit: Fit) -> None:
-    """An error if draws are NaN, of which some log densities are finite all the same."""
+    if marks is not None:
+        kept = np.asarray(marks, bool)
+        if not kept.any():
+            raise ValueError(
+                f"all {kept.size} draws belong to the exploration of the cyclical schedule, which"
+                " predicts nothing; draw a whole cycle: num_samples times steps_per_sample"
+                " transitions, of which cycle_length are one."
+            )
+        fit = fit._replace(draws=[{n: x[kept] for n, x in one.items()} for one in fit.draws])
+    if fit.model is None:
+        raise TypeError(f"the MCMC runs on a potential function; {why} a model.")
     for draws in fit.draws:
         for name, x in draws.items():
             bad = int(np.sum(np.isnan(np.asarray(x, np.float64)).reshape(len(x), -1).any(1)))
@@ -407,6 +409,7 @@ def refuse_nan(fit: Fit) -> None:
                     f"{bad} of {len(x)} draws of site '{name}' are NaN, so they predict nothing;"
                     " leave out the chains that diverged, or run again with a smaller step."
                 )
+    return fit
 
 
 def _advice_for(obj: Any) -> str:

@@ -4,7 +4,7 @@ import math
 from typing import Any, NamedTuple, TypedDict
 
 import jax
-from jax import Array, lax, random
+from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import (
@@ -26,14 +26,15 @@ from numpyro_ext._model.read import Site, frames, is_data, latent_sites, layers
 from numpyro_ext._typing import Engine, Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import (
     BLOCK,
+    compile_draws,
     concatenate,
-    guide_trace_of,
+    drawn,
     model_trace_of,
     prototype,
     run_each_fit,
 )
 from numpyro_ext.diagnostics._facts import Facts
-from numpyro_ext.diagnostics._fit import Fit, check_key, drop_exploration, fit_of, refuse_nan
+from numpyro_ext.diagnostics._fit import Fit, check_key, predicting_fit
 from numpyro_ext.diagnostics.subject import title_of
 
 __all__ = [
@@ -106,10 +107,7 @@ def predictions_of_fit(
     """The predictions of a fit for the observed site of the model at these arguments."""
     num_samples = check_count("num_samples", num_samples)
     key_prototype, key_draws = random.split(check_key(rng_key))
-    fit = drop_exploration(fit_of(obj, result, model_args, model_kwargs), obj)
-    if fit.model is None:
-        raise TypeError("the MCMC runs on a potential function; a prediction needs a model.")
-    refuse_nan(fit)
+    fit = predicting_fit(obj, result, model_args, model_kwargs, "a prediction needs")
     proto = prototype(fit, key_prototype, needs_latents=False)
     name = _site_of(proto.trace, site)
     if name in proto.left_out:
@@ -251,28 +249,20 @@ def _predict_draw(fit: Fit, name: str, params: Params, draw: Sites | None, keys:
     """The observed site under one draw."""
     if fit.linearised is not None:
         return fit.linearised.linearised_site(keys[0], params, name, fit.args, fit.kwargs)
-    if draw is None:
-        trace = guide_trace_of(fit, params, keys[0])
-        draw = {site["name"]: site["value"] for site in latent_sites(trace)}
-    return model_trace_of(fit, params, draw, keys[1])[name]
+    return model_trace_of(fit, params, drawn(fit, params, draw, keys[0])[1], keys[1])[name]
 
 
 def _compile(fit: Fit, name: str, numbers: int) -> Any:
     """The jitted predictions of draws, each ``(S, ...)``, and the data of the site."""
-    block = max(1, BLOCK // max(1, numbers))
 
-    @jax.jit
-    def run(params: Params, draws: Sites | None, keys: Array) -> Any:
-        def fn(draw: Sites | None, key: Array) -> dict[str, Array]:
-            return predicted(_predict_draw(fit, name, params, draw, key), key[2])
+    def prepare(params: Params, first: Sites | None, keys: Array) -> tuple[Any, Any]:
+        def one(draw: Sites | None, keys: Array) -> dict[str, Array]:
+            return predicted(_predict_draw(fit, name, params, draw, keys), keys[2])
 
-        site = _predict_draw(fit, name, params, jax.tree.map(lambda x: x[0], draws), keys[0])
-        data = {"y": jnp.asarray(site["value"]), "seen": seen(site)}
-        if keys.shape[0] <= block:
-            return jax.vmap(fn)(draws, keys), data
-        return lax.map(lambda x: fn(*x), (draws, keys), batch_size=block), data
+        site = _predict_draw(fit, name, params, first, keys)
+        return one, {"y": jnp.asarray(site["value"]), "seen": seen(site)}
 
-    return run
+    return compile_draws(prepare, max(1, BLOCK // max(1, numbers)))
 
 
 def _is_random(fit: Fit, name: str) -> bool:

@@ -19,7 +19,7 @@ from numpyro_ext._model.program import Program
 from numpyro_ext._model.taylor import LARGEST_NOISE, TaylorProxy, noise_message, sd_over_minibatches
 from numpyro_ext._model.units import find_layout
 from numpyro_ext._typing import Params
-from numpyro_ext.diagnostics._evaluate import concatenate, guide_trace_of, model_trace_of
+from numpyro_ext.diagnostics._evaluate import concatenate, drawn, model_trace_of
 from numpyro_ext.diagnostics.full_data import minibatch_plates
 from numpyro_ext.diagnostics.psis import fit_with_density, log_weights_of
 
@@ -171,7 +171,7 @@ def _log_weights_by(
     rng_key: Any,
 ) -> np.ndarray:
     """``(S,)`` log weights of a fit, each draw on rows of its own."""
-    fit, proto, key_draws = fit_with_density(obj, result, model_args, model_kwargs, rng_key)
+    fit, _, key_draws = fit_with_density(obj, result, model_args, model_kwargs, rng_key)
     proxy.check_data(obj.model, fit.args, fit.kwargs)
     plates = minibatch_plates(obj.model, fit.args, fit.kwargs)
     num_rows = min(proxy.size, max(proxy.batch, _ROWS))
@@ -180,8 +180,7 @@ def _log_weights_by(
         key_guide, key_rows, key_model = random.split(rng_key, 3)
         idx = {proxy.plate: replace_indices(key_rows, proxy.size, num_rows)}
         model = rows(obj.model, idx, plates)
-        guide_trace = guide_trace_of(fit, params, key_guide)
-        draw = {name: guide_trace[name]["value"] for name in proto.latents}
+        guide_trace, draw = drawn(fit, params, None, key_guide)
         trace = model_trace_of(fit._replace(model=model), params, draw, key_model)
         layout = find_layout(trace, guide_trace, per_datum=False)
         proxy.check("evidence_bounds", layout, trace)

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 import jax
-from jax import Array, lax, random
+from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import (
@@ -28,6 +28,7 @@ from numpyro_ext._model.units import Layout, find_layout
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import (
     BLOCK,
+    compile_draws,
     concatenate,
     density_of,
     guide_trace_of,
@@ -35,7 +36,7 @@ from numpyro_ext.diagnostics._evaluate import (
     prototype,
     run_each_fit,
 )
-from numpyro_ext.diagnostics._fit import Fit, check_key, drop_exploration, fit_of, refuse_nan
+from numpyro_ext.diagnostics._fit import Fit, check_key, predicting_fit
 from numpyro_ext.diagnostics.full_data import shapes_of
 
 __all__ = ["held_out_log_likelihood", "log_mean_exp", "log_weights_of"]
@@ -135,14 +136,11 @@ def log_weights_of(
     """``(S, *rows)``: what :func:`held_out_log_likelihood` takes the mean of, in logs."""
     num_samples = check_count("num_samples", num_samples)
     key_prototype, key_draws = random.split(check_key(rng_key))
-    fit = drop_exploration(fit_of(obj, result, model_args, model_kwargs), obj)
-    if fit.model is None:
-        raise TypeError("the MCMC runs on a potential function; held-out data need a model.")
-    refuse_nan(fit)
+    fit = predicting_fit(obj, result, model_args, model_kwargs, "held-out data need")
     _refuse_fixed_rows(obj, fit, key_prototype)
     weights_of = _compile(fit, key_prototype)
-    pieces = list(run_each_fit(weights_of, fit, key_draws, num_samples, 2))
-    found = concatenate(pieces).astype(np.float64)
+    pieces = run_each_fit(weights_of, fit, key_draws, num_samples, 2)
+    found = concatenate([one for one, _ in pieces]).astype(np.float64)
     if np.any(np.isnan(found) | np.isposinf(found)):
         bad = int(np.sum(np.any(np.isnan(found) | np.isposinf(found), tuple(range(1, found.ndim)))))
         raise ValueError(
@@ -221,7 +219,7 @@ def _sites_along_data(fit: Fit, layout: Layout, trace: Trace) -> set[str]:
     return {name for name in before.keys() & after.keys() if before[name] != after[name]}
 
 
-def _compile(fit: Fit, rng_key: Array) -> Callable[..., Array]:
+def _compile(fit: Fit, rng_key: Array) -> Callable[..., Any]:
     """The jitted log weights ``(S, *rows)`` of draws, which are made by the guide or given."""
     trace = prototype(fit, rng_key, needs_latents=False).trace
     layout, category = _look(fit, trace, rng_key)
@@ -254,14 +252,7 @@ def _compile(fit: Fit, rng_key: Array) -> Callable[..., Array]:
             log_p, log_q = jax.tree.map(partial(jax.nn.logsumexp, axis=0), jax.vmap(at)(support))
         return log_p - log_q
 
-    @jax.jit
-    def run(params: Params, draws: Sites | None, keys: Array) -> Array:
-        fn = partial(one, params)
-        if keys.shape[0] <= block:
-            return jax.vmap(fn)(draws, keys)
-        return lax.map(lambda x: fn(*x), (draws, keys), batch_size=block)
-
-    return run
+    return compile_draws(lambda params, *_: (partial(one, params), None), block)
 
 
 def _look(
