@@ -24,8 +24,7 @@ from numpyro_ext.diagnostics.table import Row, equally_spaced
 from numpyro_ext.scores.discrepancy import squared_ksd
 from numpyro_ext.scores.implied_sd import implied_sd_ratio
 
-__all__ = ["discrepancy", "draw_rows", "particle_facts", "particle_rows", "particles"]
-__all__ += ["stein"]
+__all__ = ["discrepancy", "particle_facts", "particle_rows", "particles", "stein"]
 
 POINTS = 2000
 """The largest number of points, equally spaced, in the Stein discrepancy."""
@@ -65,13 +64,24 @@ def _groups(fit: Fit, points: Points, at: AtModes) -> Iterator[tuple[int, Facts]
 
 
 def stein(subject: OfFit) -> list[Row]:
-    """The lines of draws without a density."""
-    return [row._replace(of_draws=True) for row in draw_rows(subject.points)]
+    """The lines of draws without a density, which are independent, so that their mean has an error
+    of its own; none if all are equal."""
+    found = subject.points
+    m, d = found.x.shape
+    if m <= d or not bool(jnp.all(jnp.any(found.x != found.x[0], 0))):
+        return []
+    remedy = "train longer, or take a richer guide"
+    rows = _stein_rows(particle_facts(found), "draws", remedy, IMPLIED_SHIFT + 3 / math.sqrt(m))
+    return [row._replace(of_draws=True) for row in [*rows, *discrepancy(subject)]]
 
 
 def discrepancy(subject: OfFit) -> list[Row]:
-    """The Stein discrepancy of particles."""
-    return [ksd_row(subject.points)]
+    """The Stein discrepancy, for information."""
+    x, score, *_ = subject.points
+    chosen = equally_spaced(len(x), POINTS)
+    ksd = float(squared_ksd(x[chosen], score[chosen], statistic="v"))
+    verdict = "for comparison with other runs of this model; smaller is better."
+    return [Row("squared KSD", ksd, None, "", None, verdict)]
 
 
 def worst_of(ratios: np.ndarray, limits: tuple[float, float]) -> int:
@@ -80,19 +90,6 @@ def worst_of(ratios: np.ndarray, limits: tuple[float, float]) -> int:
     with np.errstate(divide="ignore", invalid="ignore"):
         distance = np.maximum(np.log(ratios) / low, np.log(ratios) / high)
     return int(np.argmax(np.where(np.isnan(distance), np.inf, distance)))
-
-
-def number_row(m: int, d: int) -> Row:
-    """The number of particles against the dimension."""
-    return judged(
-        "number of particles",
-        m,
-        f"{2 * d}",
-        m >= 2 * d,
-        f"there are enough for {d} dimensions.",
-        f"{d} dimensions need twice as many particles at least, or their spread is too narrow (and"
-        " with no more than d it cannot be judged); take more particles.",
-    )
 
 
 def particle_facts(found: Points) -> Facts:
@@ -119,21 +116,19 @@ def particle_rows(m: int, facts: Facts) -> list[Row]:
     :param facts: those of :func:`particle_facts`, as far as they are known.
     """
     d = facts.num_latents
+    number = judged(
+        "number of particles",
+        m,
+        f"{2 * d}",
+        m >= 2 * d,
+        f"there are enough for {d} dimensions.",
+        f"{d} dimensions need twice as many particles at least, or their spread is too narrow (and"
+        " with no more than d it cannot be judged); take more particles.",
+    )
     if m <= d or facts.implied_sd_ratio is None:
-        return [number_row(m, d)]
+        return [number]
     remedy = "run longer, take more particles, or another field"
-    limit = max(IMPLIED_SHIFT, 1 / math.sqrt(m))
-    return [number_row(m, d), *_stein_rows(facts, "particles", remedy, limit)]
-
-
-def draw_rows(found: Points) -> list[Row]:
-    """The same for independent draws, whose mean has an error of its own; none if all are equal."""
-    m, d = found.x.shape
-    if m <= d or not bool(jnp.all(jnp.any(found.x != found.x[0], 0))):
-        return []
-    remedy = "train longer, or take a richer guide"
-    rows = _stein_rows(particle_facts(found), "draws", remedy, IMPLIED_SHIFT + 3 / math.sqrt(m))
-    return [*rows, ksd_row(found)]
+    return [number, *_stein_rows(facts, "particles", remedy, max(IMPLIED_SHIFT, 1 / math.sqrt(m)))]
 
 
 def _stein_rows(facts: Facts, what: str, remedy: str, limit: float) -> list[Row]:
@@ -181,11 +176,3 @@ def _stein_rows(facts: Facts, what: str, remedy: str, limit: float) -> list[Row]
         f" where the steps are large{'' if noise > shift else ', which is not the cause here'}."
     )
     return [spread, mean, Row("noise of a minibatch in sds", noise, None, "", None, verdict)]
-
-
-def ksd_row(found: Points) -> Row:
-    """The Stein discrepancy, for information."""
-    chosen = equally_spaced(len(found.x), POINTS)
-    ksd = float(squared_ksd(found.x[chosen], found.score[chosen], statistic="v"))
-    verdict = "for comparison with other runs of this model; smaller is better."
-    return Row("squared KSD", ksd, None, "", None, verdict)

@@ -24,29 +24,22 @@ def stochastic_gradients(subject: Subject) -> list[Row]:
 
 
 def settings(subject: Subject) -> list[Row]:
-    """The line of settings that a kernel has found; chains that agree, where each mode has its
-    share or a search finds no mode without draws, make that there are several an information."""
+    """The assumptions that did not hold where the kernel found its settings; chains that agree,
+    where each mode has its share or a search finds no mode without draws, make that there are
+    several an information."""
+    problems = subject.facts.settings_problems
+    if not problems:
+        return []
+    # An attribute of a single string loses its list in some file formats.
+    problems = [problems] if isinstance(problems, str) else list(problems)
     right = [row.quantity for row in subject.lines("agreement") if row.ok]
     fine = None
     if AGREEMENT in right and SHARE in right:
         fine = "here the chains at each mode agree, and each mode has its share of the draws"
     elif AGREEMENT in right and isinstance(subject, OfFit) and subject.once(search_of_chains) == []:
         fine = "here the chains agree, and no mode was found without draws"
-    return settings_rows(subject.facts, fine)
-
-
-def settings_rows(facts: Facts, fine: str | None = None) -> list[Row]:
-    """The assumptions that did not hold where the kernel found its settings.
-
-    :param fine: why the sentence about several modes is for information, if it is.
-    """
-    problems = facts.settings_problems
-    if not problems:
-        return []
-    # An attribute of a single string loses its list in some file formats.
-    problems = [problems] if isinstance(problems, str) else list(problems)
     name = "problems of the settings"
-    if fine and several_modes(facts) == problems:
+    if fine and several_modes(subject.facts) == problems:
         verdict = f"{problems[0][:-1]}: {fine}."
         return [Row(name, len(problems), None, "", None, verdict)]
     return [Row(name, len(problems), None, "0", False, " ".join(problems))]
