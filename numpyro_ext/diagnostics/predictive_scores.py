@@ -23,18 +23,14 @@ from numpyro_ext.diagnostics.classification import (
 )
 from numpyro_ext.diagnostics.held_out import log_mean_exp
 from numpyro_ext.diagnostics.predictive_density import gaussian_log_density_bound
-from numpyro_ext.diagnostics.table import shown
+from numpyro_ext.diagnostics.table import in_columns, shown
 
 __all__ = ["ClassificationScores", "RegressionScores", "predictive_scores"]
 
-Line = tuple[str, str, str]
 
-
-def _table(title: str, lines: list[Line]) -> str:
+def _table(title: str, lines: list[tuple[str, str, str]]) -> str:
     """A title, and columns of a quantity, its value, and what it has to be compared with."""
-    widths = [max(len(line[k]) for line in lines) for k in range(2)]
-    rows = [f"  {name:{widths[0]}}  {value:{widths[1]}}  {text}" for name, value, text in lines]
-    return "\n".join([title, *(row.rstrip() for row in rows)])
+    return "\n".join([title, *(f"  {line}".rstrip() for line in in_columns(lines))])
 
 
 def _number(x: float, error: float | None = None) -> str:

@@ -18,6 +18,7 @@ from numpyro_ext._typing import Model
 from numpyro_ext.diagnostics._fit import check_arguments, check_key
 from numpyro_ext.diagnostics._simulate import Simulated, Simulator
 from numpyro_ext.diagnostics.simulation_fits import Fit
+from numpyro_ext.diagnostics.table import in_columns
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -71,9 +72,8 @@ class SBCResult(NamedTuple):
             cells.append((name, f"{p.size}", f"{np.nanmin(p):.2g}", shape))
         together = f"{self.p_value:.2g}"
         cells.append(("all", f"{count}", together, "(times their number: Bonferroni)"))
-        widths = [max(len(row[k]) for row in cells) for k in range(4)]
-        lines = ["  ".join(x.ljust(n) for x, n in zip(row, widths, strict=True)) for row in cells]
-        return "\n".join([title, *(f"  {line}".rstrip() for line in lines), *self.notes])
+        lines = [f"  {line}".rstrip() for line in in_columns(cells)]
+        return "\n".join([title, *lines, *self.notes])
 
 
 def simulation_based_calibration(

@@ -1,5 +1,6 @@
 """The table that ``diagnose`` returns, and its lines."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 import math
 import textwrap
@@ -13,7 +14,7 @@ from numpyro_ext._checks import InferenceWarning
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Diagnosis", "Row", "equally_spaced", "shown", "warn_of"]
+__all__ = ["Diagnosis", "Row", "equally_spaced", "in_columns", "shown", "warn_of"]
 
 _WIDTH = 100
 _MARKS = {True: "ok", False: "!!", None: ""}
@@ -95,24 +96,26 @@ class Diagnosis:
         elif not self.ok:
             found = "the draws could not be judged" if of_draws else "nothing could be judged"
         found += f", {left} not judged" if left and (of_draws or self.ok or wrong) else ""
-        marks = ["?" if row.not_judged else _MARKS[row.ok] for row in self.rows]
-        cells = [
-            (row.quantity, row.shown, row.limit, mark)
-            for row, mark in zip(self.rows, marks, strict=True)
-        ]
-        cells = [("quantity", "value", "limit", ""), *cells]
-        widths = [max(len(row[k]) for row in cells) for k in range(4)]
+        cells = [("quantity", "value", "limit", "")]
+        for row in self.rows:
+            mark = "?" if row.not_judged else _MARKS[row.ok]
+            cells.append((row.quantity, row.shown, row.limit, mark))
         texts = ["verdict", *(row.verdict for row in self.rows)]
-        indent = sum(widths) + 10
         lines = [f"{self.title}: {found}"]
-        for row, text in zip(cells, texts, strict=True):
-            left = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for left, text in zip(in_columns(cells), texts, strict=True):
+            indent = len(left) + 4
             wrapped = textwrap.wrap(text, max(20, _WIDTH - indent))
             lines += [f"  {left}  {wrapped[0]}", *(" " * indent + line for line in wrapped[1:])]
         return "\n".join(line.rstrip() for line in lines)
 
     def __repr__(self) -> str:
         return str(self)
+
+
+def in_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """A line for each row, with its cells as wide as the widest of their column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(x.ljust(n) for x, n in zip(row, widths, strict=True)) for row in rows]
 
 
 def warn_of(rows: list[Row], stacklevel: int) -> None:

@@ -4,6 +4,7 @@ It takes draws and statistics, and costs nothing. Restarts of a guide are judged
 """
 
 from collections.abc import Collection
+from copy import copy
 import math
 
 import numpy as np
@@ -41,25 +42,20 @@ def divergences(subject: Subject) -> list[Row]:
 
 def agreement(subject: Subject) -> list[Row]:
     """The lines of chains, or of several restarts of a guide."""
-    if subject.kind == "chains":
-        at, where = (
-            subject.once(draws_at_modes),
-            "" if split_by_mode(subject) is None else " at a mode",
-        )
-        rows = [] if at is None or _agree(subject) else [at.row]
-        return [
-            *chain_rows(subject.once(compare_chains), subject.stats, subject.facts, where),
-            *rows,
-        ]
-    return restart_rows(subject.once(compare_chains), subject.draws, subject.facts)
+    found = subject.once(compare_chains)
+    if subject.kind != "chains":
+        return restart_rows(found, subject.draws, subject.facts)
+    where = "" if split_by_mode(subject) is None else " at a mode"
+    rows = chain_rows(found, subject.stats, subject.facts, where)
+    at = subject.once(draws_at_modes)
+    return rows if at is None or _agree(subject) else [*rows, at.row]
 
 
 def compare_chains(subject: Subject) -> "Agreement":
     """All numbers of chains, or of restarts; where chains differ, those of each mode by itself."""
-    is_chains = subject.kind == "chains"
-    found = Agreement(subject.draws, subject.moving if is_chains else ())
-    if is_chains and (within := split_by_mode(subject)) is not None:
-        found.of_groups([Agreement(group) for group in within.within(subject.draws).values()])
+    found = subject.once(_all_together)
+    if subject.kind == "chains" and (at := split_by_mode(subject)) is not None:
+        return found.of_groups([Agreement(x) for x in at.within(subject.draws).values()])
     return found
 
 
@@ -73,12 +69,12 @@ def split_by_mode(subject: Subject) -> AtModes | None:
 
 
 def _agree(subject: Subject) -> bool:
-    return subject.once(_rhat_of_all) <= RHAT
+    found = subject.once(_all_together)
+    return found.worst(found.rhat, largest=True)[0] <= RHAT
 
 
-def _rhat_of_all(subject: Subject) -> float:
-    found = Agreement(subject.draws)
-    return found.worst(found.rhat, largest=True)[0]
+def _all_together(subject: Subject) -> "Agreement":
+    return Agreement(subject.draws, subject.moving if subject.kind == "chains" else ())
 
 
 class Agreement:
@@ -115,8 +111,8 @@ class Agreement:
             self.rhat = np.asarray(array_stats.rhat(halves, chain_axis=0, draw_axis=1))
             self.ess = np.asarray(array_stats.ess(x, chain_axis=0, draw_axis=1))
 
-    def of_groups(self, groups: list["Agreement"]) -> None:
-        """Take the largest R-hat of several groups, and the sum of their effective sizes."""
+    def of_groups(self, groups: list["Agreement"]) -> "Agreement":
+        """With the largest R-hat of several groups, and the sum of their effective sizes."""
         ess = dict.fromkeys(self.names, 0.0)
         rhat = dict.fromkeys(self.names, math.nan)
         for group in groups:
@@ -124,8 +120,10 @@ class Agreement:
                 ess[name] += float(size)
                 rhat[name] = float(np.fmax(rhat[name], value))
         # A number that is the same at each mode has no effective size within any.
-        self.ess = np.array([size or math.nan for size in ess.values()])
-        self.rhat = np.array(list(rhat.values()))
+        found = copy(self)
+        found.ess = np.array([size or math.nan for size in ess.values()])
+        found.rhat = np.array(list(rhat.values()))
+        return found
 
     def worst(self, values: np.ndarray, largest: bool) -> tuple[float, str]:
         known = np.flatnonzero(~np.isnan(values))
