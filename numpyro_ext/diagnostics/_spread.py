@@ -309,6 +309,8 @@ def spread_after_moves(
     def of(by_moments: Array, by_ranges: Array, otherwise: float = jnp.nan) -> Array:
         return jnp.where(judged, jnp.where(heavy, by_ranges, by_moments), otherwise)
 
+    kept = {"points": x, "later": later, "root": root, "before": before, "after": after}
+    kept = kept if root.ndim == 2 else {}
     return Spread(
         ratio=of(ratio, widths[0]),
         error=of(ratio_error, of_widths[0], 0.0),
@@ -319,12 +321,8 @@ def spread_after_moves(
         accepted=jnp.mean(accepted),
         range_ratio=jnp.where(varies, widths, jnp.nan),
         range_error=jnp.where(varies, of_widths, 0.0),
-        points=x if root.ndim == 2 else None,
-        later=later if root.ndim == 2 else None,
-        root=root if root.ndim == 2 else None,
-        before=before if root.ndim == 2 else None,
-        after=after if root.ndim == 2 else None,
         draws_each=jnp.max(draws_each),
+        **kept,
     )
 
 
