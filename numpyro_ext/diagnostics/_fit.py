@@ -29,7 +29,15 @@ from numpyro_ext.diagnostics.full_data import (
     on_all_rows,
 )
 
-__all__ = ["Fit", "check_arguments", "check_key", "fit_of", "predicting_fit", "restarts_of"]
+__all__ = [
+    "Asked",
+    "Fit",
+    "check_arguments",
+    "check_key",
+    "fit_of",
+    "predicting_fit",
+    "restarts_of",
+]
 
 
 @runtime_checkable
@@ -374,13 +382,24 @@ def fit_of(
     )
 
 
-def predicting_fit(
-    obj: Any,
-    result: Any,
-    model_args: tuple | None,
-    model_kwargs: dict[str, Any] | None,
-    why: str,
-) -> Fit:
+class Asked(NamedTuple):
+    """What a user gives for the draws of a fit, with the defaults of all functions."""
+
+    obj: Any
+    result: Any = None
+    model_args: tuple | None = None
+    model_kwargs: dict[str, Any] | None = None
+    num_samples: int = 1000
+    rng_key: Any = None
+    site: str | None = None
+    """The observed site, where it matters which."""
+
+    def fit(self) -> Fit:
+        """The fit that the object holds."""
+        return fit_of(*self[:4])
+
+
+def predicting_fit(asked: Asked, why: str) -> Fit:
     """The fit with a model, without the draws that a cyclical schedule marks as exploration, a
     descent.
 
@@ -388,7 +407,7 @@ def predicting_fit(
 
     :param why: the words before "a model" in the error about an ``MCMC`` without one.
     """
-    fit = fit_of(obj, result, model_args, model_kwargs)
+    fit, obj = asked.fit(), asked.obj
     marks = obj.get_extra_fields().get("sampling") if isinstance(obj, MCMC) else None
     if marks is not None:
         kept = np.asarray(marks, bool)

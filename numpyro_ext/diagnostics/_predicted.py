@@ -34,7 +34,7 @@ from numpyro_ext.diagnostics._evaluate import (
     run_each_fit,
 )
 from numpyro_ext.diagnostics._facts import Facts
-from numpyro_ext.diagnostics._fit import Fit, check_key, predicting_fit
+from numpyro_ext.diagnostics._fit import Asked, Fit, check_key, predicting_fit
 from numpyro_ext.diagnostics.subject import title_of
 
 __all__ = [
@@ -94,22 +94,13 @@ def is_fit(obj: Any) -> bool:
     return isinstance(obj, MCMC | Engine)
 
 
-def predictions_of_fit(
-    obj: Any,
-    result: Any = None,
-    *,
-    model_args: tuple | None = None,
-    model_kwargs: dict[str, Any] | None = None,
-    site: str | None = None,
-    num_samples: int = 1000,
-    rng_key: Any = None,
-) -> Predicted:
+def predictions_of_fit(asked: Asked) -> Predicted:
     """The predictions of a fit for the observed site of the model at these arguments."""
-    num_samples = check_count("num_samples", num_samples)
-    key_prototype, key_draws = random.split(check_key(rng_key))
-    fit = predicting_fit(obj, result, model_args, model_kwargs, "a prediction needs")
+    num_samples = check_count("num_samples", asked.num_samples)
+    key_prototype, key_draws = random.split(check_key(asked.rng_key))
+    fit = predicting_fit(asked, "a prediction needs")
     proto = prototype(fit, key_prototype, needs_latents=False)
-    name = _site_of(proto.trace, site)
+    name = _site_of(proto.trace, asked.site)
     if name in proto.left_out:
         raise ValueError(
             f"the prediction of '{name}' depends on {proto.marginalized}, which the run summed out;"

@@ -11,6 +11,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from numpyro_ext._checks import check_choice
+from numpyro_ext.diagnostics._fit import Asked
 from numpyro_ext.diagnostics._predicted import OfFit, Predicted, is_fit, predictions_of_fit
 
 __all__ = ["Calibration", "calibration_of", "regression_calibration"]
@@ -107,7 +108,7 @@ def regression_calibration(
     if is_fit(y):
         if sources:
             raise ValueError(f"y is a fit, which predicts by itself; leave out {sources[0]}.")
-        return calibration_of(predictions_of_fit(y, result, **of_a_fit), grid, kind)
+        return calibration_of(predictions_of_fit(Asked(y, result, **of_a_fit)), grid, kind)
     if of_a_fit or result is not None:
         named = [*of_a_fit, *(["result"] if result is not None else [])]
         raise TypeError(f"{named[0]} belongs to a fit, and y is a {type(y).__name__}.")

@@ -9,6 +9,7 @@ import numpy as np
 from scipy.special import entr
 
 from numpyro_ext._checks import check_count
+from numpyro_ext.diagnostics._fit import Asked
 from numpyro_ext.diagnostics._predicted import (
     OfFit,
     Predicted,
@@ -230,7 +231,7 @@ def predictive_uncertainty(
         ['0.6109', '0.5091', '0.1017']
     """
     if is_fit(probs):
-        p = classes_of(predictions_of_fit(probs, result, **of_a_fit))[0]
+        p = classes_of(predictions_of_fit(Asked(probs, result, **of_a_fit)))[0]
     else:
         _refuse_arguments("result" if result is not None else None, of_a_fit)
         p = np.asarray(probs, np.float64)
@@ -255,7 +256,7 @@ def probs_and_labels(
 ) -> tuple[np.ndarray, np.ndarray]:
     """``(N, C)`` probabilities, the mean of all draws, and ``(N,)`` labels, of arrays or a fit."""
     if is_fit(probs):
-        p, y = classes_of(predictions_of_fit(probs, labels, **of_a_fit))
+        p, y = classes_of(predictions_of_fit(Asked(probs, labels, **of_a_fit)))
         return p.mean(0), y
     _refuse_arguments(None, of_a_fit)
     p, y = np.asarray(probs, np.float64), np.asarray(labels)

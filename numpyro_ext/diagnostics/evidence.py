@@ -20,6 +20,7 @@ from numpyro_ext._model.taylor import LARGEST_NOISE, TaylorProxy, noise_message,
 from numpyro_ext._model.units import find_layout
 from numpyro_ext._typing import Params
 from numpyro_ext.diagnostics._evaluate import concatenate, drawn, model_trace_of
+from numpyro_ext.diagnostics._fit import Asked
 from numpyro_ext.diagnostics.full_data import minibatch_plates
 from numpyro_ext.diagnostics.psis import fit_with_density, log_weights_of
 
@@ -131,8 +132,8 @@ def evidence_bounds(
         >>> print(f"{bounds.effective_sample_size:.1f} draws in effect, of 6")
         3.0 draws in effect, of 6
     """
-    arguments = obj, result, model_args, model_kwargs, num_samples, rng_key
-    lw = log_weights_of(*arguments) if proxy is None else _log_weights_by(proxy, *arguments)
+    asked = Asked(obj, result, model_args, model_kwargs, num_samples, rng_key)
+    lw = log_weights_of(asked) if proxy is None else _log_weights_by(proxy, asked)
     lw = lw.astype(np.float64)
     if lw.ndim == 0 or lw.shape[0] < 2:
         raise ValueError(
@@ -161,25 +162,18 @@ def evidence_bounds(
     )
 
 
-def _log_weights_by(
-    proxy: TaylorProxy,
-    obj: Any,
-    result: Any,
-    model_args: tuple | None,
-    model_kwargs: dict[str, Any] | None,
-    num_samples: int,
-    rng_key: Any,
-) -> np.ndarray:
+def _log_weights_by(proxy: TaylorProxy, asked: Asked) -> np.ndarray:
     """``(S,)`` log weights of a fit, each draw on rows of its own."""
-    fit, _, key_draws = fit_with_density(obj, result, model_args, model_kwargs, rng_key)
-    proxy.check_data(obj.model, fit.args, fit.kwargs)
-    plates = minibatch_plates(obj.model, fit.args, fit.kwargs)
+    fit, _, key_draws = fit_with_density(asked)
+    on_batches = asked.obj.model
+    proxy.check_data(on_batches, fit.args, fit.kwargs)
+    plates = minibatch_plates(on_batches, fit.args, fit.kwargs)
     num_rows = min(proxy.size, max(proxy.batch, _ROWS))
 
     def one(params: Params, rng_key: Array) -> tuple[Array, Array]:
         key_guide, key_rows, key_model = random.split(rng_key, 3)
         idx = {proxy.plate: replace_indices(key_rows, proxy.size, num_rows)}
-        model = rows(obj.model, idx, plates)
+        model = rows(on_batches, idx, plates)
         guide_trace, draw = drawn(fit, params, None, key_guide)
         trace = model_trace_of(fit._replace(model=model), params, draw, key_model)
         layout = find_layout(trace, guide_trace, per_datum=False)
@@ -193,7 +187,7 @@ def _log_weights_by(
         block = max(1, _TERMS // num_rows)
         return lax.map(lambda key: one(params, key), keys, batch_size=block)
 
-    keys = random.split(key_draws, (len(fit.params), check_count("num_samples", num_samples)))
+    keys = random.split(key_draws, (len(fit.params), check_count("num_samples", asked.num_samples)))
     pieces = [jax.device_get(draws(*each)) for each in zip(fit.params, keys, strict=True)]
     lw, variances = (x.astype(np.float64) for x in concatenate(pieces))
     noise = sd_over_minibatches(variances, proxy.size, proxy.batch)

@@ -36,7 +36,7 @@ from numpyro_ext.diagnostics._evaluate import (
     prototype,
     run_each_fit,
 )
-from numpyro_ext.diagnostics._fit import Fit, check_key, predicting_fit
+from numpyro_ext.diagnostics._fit import Asked, Fit, check_key, predicting_fit
 from numpyro_ext.diagnostics.full_data import shapes_of
 
 __all__ = ["held_out_log_likelihood", "log_mean_exp", "log_weights_of"]
@@ -121,23 +121,16 @@ def held_out_log_likelihood(
         >>> print([f"{value:.3f}" for value in found])  # log N(y | 0, 2)
         ['-1.266', '-3.516']
     """
-    found = log_weights_of(obj, result, model_args, model_kwargs, num_samples, rng_key)
-    return log_mean_exp(found)
+    asked = Asked(obj, result, model_args, model_kwargs, num_samples, rng_key)
+    return log_mean_exp(log_weights_of(asked))
 
 
-def log_weights_of(
-    obj: Any,
-    result: Any,
-    model_args: tuple | None,
-    model_kwargs: dict[str, Any] | None,
-    num_samples: int,
-    rng_key: Any,
-) -> np.ndarray:
+def log_weights_of(asked: Asked) -> np.ndarray:
     """``(S, *rows)``: what :func:`held_out_log_likelihood` takes the mean of, in logs."""
-    num_samples = check_count("num_samples", num_samples)
-    key_prototype, key_draws = random.split(check_key(rng_key))
-    fit = predicting_fit(obj, result, model_args, model_kwargs, "held-out data need")
-    _refuse_fixed_rows(obj, fit, key_prototype)
+    num_samples = check_count("num_samples", asked.num_samples)
+    key_prototype, key_draws = random.split(check_key(asked.rng_key))
+    fit = predicting_fit(asked, "held-out data need")
+    _refuse_fixed_rows(asked.obj, fit, key_prototype)
     weights_of = _compile(fit, key_prototype)
     pieces = run_each_fit(weights_of, fit, key_draws, num_samples, 2)
     found = concatenate([one for one, _ in pieces]).astype(np.float64)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_ext._checks import check_choice, check_nonnegative
+from numpyro_ext.diagnostics._fit import Asked
 from numpyro_ext.diagnostics._predicted import is_fit
 from numpyro_ext.diagnostics.held_out import log_mean_exp, log_weights_of
 
@@ -72,7 +73,8 @@ def log_predictive_density(
     """
     check_choice("kind", kind, ("pointwise", "joint"))
     if is_fit(log_lik):
-        found = log_weights_of(log_lik, result, model_args, model_kwargs, num_samples, rng_key)
+        asked = Asked(log_lik, result, model_args, model_kwargs, num_samples, rng_key)
+        found = log_weights_of(asked)
         found = found.reshape(len(found), -1)
     else:
         _refuse_arguments(result, model_args)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpyro.distributions import Distribution
 
+from numpyro_ext.diagnostics._fit import Asked
 from numpyro_ext.diagnostics._predicted import (
     Predicted,
     is_fit,
@@ -270,15 +271,8 @@ def predictive_scores(
                 "y is for a distribution or draws; pass the observations to the model, as in"
                 " model_args=(X_test, y_test)."
             )
-        found = predictions_of_fit(
-            obj,
-            result,
-            model_args=model_args,
-            model_kwargs=model_kwargs,
-            site=site,
-            num_samples=num_samples,
-            rng_key=rng_key,
-        )
+        asked = Asked(obj, result, model_args, model_kwargs, num_samples, rng_key, site)
+        found = predictions_of_fit(asked)
     elif isinstance(obj, Distribution):
         found = predictions_of_distribution(obj, y, rng_key)
     elif isinstance(obj, dict):

@@ -19,7 +19,7 @@ from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.diagnostics._by_proxy import by_proxy, proxy_of
 from numpyro_ext.diagnostics._evaluate import Prototype, evaluator, prototype
-from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
+from numpyro_ext.diagnostics._fit import Asked, Fit, check_key
 
 __all__ = ["ParetoKhat", "fit_with_density", "khat_error", "log_weights_of", "pareto_khat"]
 
@@ -131,8 +131,8 @@ def pareto_khat(
         >>> narrow.khat > narrow.threshold, wide.khat < 0
         (True, True)
     """
-    proxy = proxy_of(obj, proxy)
-    log_w = log_weights_of(obj, result, model_args, model_kwargs, num_samples, rng_key, proxy)
+    asked = Asked(obj, result, model_args, model_kwargs, num_samples, rng_key)
+    log_w = log_weights_of(asked, proxy_of(obj, proxy))
     if not np.issubdtype(log_w.dtype, np.floating):
         log_w = log_w.astype(float)
     precision = np.finfo(log_w.dtype).eps
@@ -215,19 +215,12 @@ def _fit_positive(log_w: np.ndarray, precision: float) -> tuple[float, np.ndarra
     return (np.inf if np.isnan(khat) else float(khat)), smoothed
 
 
-def log_weights_of(
-    obj: Any,
-    result: Any,
-    model_args: tuple | None,
-    model_kwargs: dict[str, Any] | None,
-    num_samples: int,
-    rng_key: Any,
-    proxy: TaylorProxy | None = None,
-) -> np.ndarray:
+def log_weights_of(asked: Asked, proxy: TaylorProxy | None = None) -> np.ndarray:
     """``(S, *units)`` log weights of arrays, a ``DataTree`` or its part, an ``SVI`` or an engine.
 
     Chains and restarts are put one after the other.
     """
+    obj = asked.obj
     if isinstance(obj, np.ndarray | jax.Array | list | tuple | float):
         if not hasattr(obj, "_fields"):
             return np.asarray(obj)
@@ -249,30 +242,22 @@ def log_weights_of(
             return obj.to_numpy()
         weight = obj.transpose("chain", "draw", ...).to_numpy()
     else:
-        num_samples = check_count("num_samples", num_samples)
-        arguments = obj, result, model_args, model_kwargs, rng_key
-        fit, proto, key_draws = fit_with_density(*arguments, proxy=proxy)
+        num_samples = check_count("num_samples", asked.num_samples)
+        fit, proto, key_draws = fit_with_density(asked, proxy)
         evaluate = evaluator(fit, proto, lp=True)
         weight = evaluate(key_draws, num_samples)["stats"]["log_weight"]
     return weight.reshape(-1, *weight.shape[2:])
 
 
 def fit_with_density(
-    obj: Any,
-    result: Any,
-    model_args: tuple | None,
-    model_kwargs: dict[str, Any] | None,
-    rng_key: Any,
-    *,
-    proxy: TaylorProxy | None = None,
+    asked: Asked, proxy: TaylorProxy | None = None
 ) -> tuple[Fit, Prototype, Array]:
     """The fit of an ``SVI`` or an engine whose draws have a density, and a key for its draws.
 
     :param proxy: that by which some rows stand in for all.
     """
-    rng_key = check_key(rng_key)
-    fit = fit_of(obj, result, model_args, model_kwargs)
-    fit, lines = by_proxy(fit, obj, proxy, rng_key)
+    rng_key = check_key(asked.rng_key)
+    fit, lines = by_proxy(asked.fit(), asked.obj, proxy, rng_key)
     for line in lines:
         if not line.ok:
             warnings.warn(InferenceWarning(f"proxy is {line.verdict}"), stacklevel=5)

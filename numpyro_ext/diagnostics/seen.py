@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpyro_ext.diagnostics.judges.chains import compare_chains
+from numpyro_ext.diagnostics.judges.chains import Agreement, compare_chains
 from numpyro_ext.diagnostics.judges.exact_moves import Moved, move_draws
-from numpyro_ext.diagnostics.judges.weights import weigh_draws
+from numpyro_ext.diagnostics.judges.weights import Weighed, weigh_draws
 from numpyro_ext.diagnostics.limits import RATIO_KNOWN, decide
-from numpyro_ext.diagnostics.psis import ParetoKhat
 from numpyro_ext.diagnostics.subject import OfFit, Subject
 
-__all__ = ["Chains", "Moves", "Seen", "Tail", "seen_of"]
+__all__ = ["Moves", "Seen", "seen_of"]
 
 SHOWN, DRAWN = 10, 3
 """The largest number of quantities with a line of their own, and with their draws."""
@@ -41,29 +40,15 @@ class Moves(NamedTuple):
     """The coordinates of a linear combination that is wrong: ``(m, 2)``, and ``(n, 2)``."""
 
 
-class Tail(NamedTuple):
-    """``(S,)`` or ``(S, units)`` log weights and the fit to their tail."""
-
-    log_w: np.ndarray
-    found: ParetoKhat
-
-
-class Chains(NamedTuple):
-    """R-hat and effective sample size of every number."""
-
-    names: list[str]
-    rhat: np.ndarray
-    ess: np.ndarray
-
-
 class Seen(NamedTuple):
     """The parts of a picture; None, or empty, where a fit does not have one."""
 
     moves: Moves | None
-    tail: Tail | None
+    tail: Weighed | None
+    """The log weights, and the fit to their tail."""
     losses: list[np.ndarray]
     """The losses of each restart."""
-    chains: Chains | None
+    chains: Agreement | None
 
 
 def seen_of(subject: Subject) -> Seen:
@@ -75,11 +60,10 @@ def seen_of(subject: Subject) -> Seen:
             every = [np.asarray(getattr(one, "losses", ())) for one in subject.results]
             losses = [one for one in every if one.ndim == 1 and len(one) > 1]
     if subject.kind == "guide" and (known := subject.once(weigh_draws)) is not None:
-        if known.log_w is not None and known.found is not None:
-            tail = Tail(known.log_w, known.found)
+        tail = None if known.found is None else known._replace(usable=None)
     if subject.kind != "particles" and subject.has_chains:
         found = subject.once(compare_chains)
-        chains = Chains(found.names, found.rhat, found.ess) if len(found.names) else None
+        chains = found if found.names else None
     return Seen(_moves(groups) if groups else None, tail, losses, chains)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext.diagnostics import _by_proxy, diagnose, limits, pareto_khat
+from numpyro_ext.diagnostics._fit import Asked
 from numpyro_ext.diagnostics.psis import log_weights_of
 from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.objectives import VRELBO, taylor_proxy
@@ -53,8 +54,8 @@ def test_weights_are_those_of_all_rows():
     farthest have the largest errors."""
     svi, params, data, proxy = fitted()
     params = {**params, "auto_scale_tril": 1.5 * params["auto_scale_tril"]}
-    arguments = svi, params, data, {}, 500, random.key(0)
-    by_all, by_some = (log_weights_of(*arguments, proxy=p) for p in (None, proxy))
+    asked = Asked(svi, params, data, {}, 500, random.key(0))
+    by_all, by_some = (log_weights_of(asked, p) for p in (None, proxy))
     difference = by_some - by_all
     assert np.std(by_all) > 0.3
     assert np.std(difference) < 0.05

@@ -14,9 +14,11 @@ import pytest
 
 from numpyro_ext.diagnostics import Diagnosis, diagnose, plot_diagnosis, to_arviz
 from numpyro_ext.diagnostics._spread import Spread, worst_combinations
+from numpyro_ext.diagnostics.judges.chains import Agreement
 from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, Moved
+from numpyro_ext.diagnostics.judges.weights import Weighed
 from numpyro_ext.diagnostics.psis import pareto_khat
-from numpyro_ext.diagnostics.seen import Chains, Seen, Tail, _moves
+from numpyro_ext.diagnostics.seen import Seen, _moves
 from numpyro_ext.diagnostics.table import Row
 from numpyro_ext.ep import EP
 from numpyro_ext.mcmc import SGHMC
@@ -109,9 +111,10 @@ def test_losses_that_are_not_finite_are_drawn_as_far_as_they_are(losses):
 
 def test_weights_and_their_tail_losses_and_chains():
     log_w = RNG.standard_t(4, 500)
-    tail = Tail(log_w, pareto_khat(log_w))
+    tail = Weighed([], None, log_w, pareto_khat(log_w))
     losses = [100.0 - np.minimum(np.arange(500), 90), np.full(500, 9.0)]
-    chains = Chains(["a", "b"], np.array([1.0, 1.3]), np.array([900.0, 12.0]))
+    chains = Agreement({"a": RNG.normal(size=(2, 9)), "b": RNG.normal(size=(2, 9))})
+    chains.rhat, chains.ess = np.array([1.0, 1.3]), np.array([900.0, 12.0])
     k_hat = Row("k-hat", 0.7, 0.1, "0.63", None, "so.")
     found = Diagnosis("x", (k_hat,), seen(tail=tail, losses=losses, chains=chains))
     axes = plot_diagnosis(found)
@@ -130,7 +133,7 @@ def test_weights_and_their_tail_losses_and_chains():
     np.testing.assert_array_equal(axes["chains"].get_lines()[0].get_ydata(), [1.0, 1.3])
     assert [text.get_text() for text in axes["chains"].texts] == ["b"]
     units = RNG.standard_t(4, (500, 40))
-    of_units = Diagnosis("x", (), seen(tail=Tail(units, pareto_khat(units))))
+    of_units = Diagnosis("x", (), seen(tail=Weighed([], None, units, pareto_khat(units))))
     bars = plot_diagnosis(of_units)["weights"].patches
     assert sum(bar.get_height() for bar in bars) == 40
 
