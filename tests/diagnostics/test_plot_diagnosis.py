@@ -113,7 +113,8 @@ def test_weights_and_their_tail_losses_and_chains():
     log_w = RNG.standard_t(4, 500)
     tail = Weighed([], None, log_w, pareto_khat(log_w))
     losses = [100.0 - np.minimum(np.arange(500), 90), np.full(500, 9.0)]
-    chains = Agreement({"a": RNG.normal(size=(2, 9)), "b": RNG.normal(size=(2, 9))})
+    x = np.random.default_rng(1).normal(size=(2, 2, 9))
+    chains = Agreement(dict(zip("ab", x, strict=True)))
     chains.rhat, chains.ess = np.array([1.0, 1.3]), np.array([900.0, 12.0])
     k_hat = Row("k-hat", 0.7, 0.1, "0.63", None, "so.")
     found = Diagnosis("x", (k_hat,), seen(tail=tail, losses=losses, chains=chains))
