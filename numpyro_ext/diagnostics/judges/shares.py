@@ -87,14 +87,12 @@ def draws_at_modes(subject: Subject) -> AtModes | None:
     if not isinstance(subject, OfFit) or subject.kind == "guide":
         return None
     particles = subject.kind == "particles"
-    # First what costs nothing: most fits know no several modes.
-    modes, groups = ([], _groups(subject)) if particles else (_modes_of_kernel(subject), None)
-    if (len(modes) < 2 and groups is None) or not subject.has_gradient:
+    # Most fits know no several modes, and then nothing is computed.
+    modes = _modes_of_particles(subject) if particles else _modes_of_kernel(subject)
+    if len(modes) < 2 or not subject.has_gradient:
         return None
     target = subject.potential()
-    if groups is not None:
-        modes = _modes_of_particles(subject, target, groups)
-    if len(modes) < 2 or len(modes[0].center) != target.info.size:
+    if len(modes[0].center) != target.info.size:
         return None
     place, block = place_in(modes), subject.block
     if particles:
@@ -135,14 +133,17 @@ def _groups(subject: OfFit) -> np.ndarray | None:
     return None if groups is None or np.shape(groups)[1] < 2 else np.asarray(groups)
 
 
-def _modes_of_particles(subject: OfFit, target: Potential, groups: np.ndarray) -> list[Mode]:
-    """The modes near the means of groups of particles, with their shares; none where groups have
-    come to the same mode."""
+def _modes_of_particles(subject: OfFit) -> list[Mode]:
+    """The modes near the means of groups of particles, with their shares; none where groups are not
+    known or have come to the same mode."""
+    groups = _groups(subject)
+    if groups is None or not subject.has_gradient:
+        return []
     x = np.asarray(subject.points.x)
     if len(groups) != len(x) or not np.all(np.isfinite(x)):
         return []
     starts = [x[here > 0.5].mean(0) for here in groups.T if np.any(here > 0.5)]
-    target = target.traced_once()
+    target = subject.potential().traced_once()
     modes = list(mode_search(subject.rng_key, target, adam=False)(starts))
     if any(
         one.distance(two.center) < _DISTINCT for one in modes for two in modes if one is not two
