@@ -24,7 +24,7 @@ from scipy import linalg
 from numpyro_ext.diagnostics.table import equally_spaced
 
 __all__ = ["LEAPS", "LEVELS", "NUMBERS", "Spread", "as_widths", "inside", "is_heavy"]
-__all__ += ["least_crossing", "least_spread", "spread_after_moves", "tail_size", "unit_root"]
+__all__ += ["least_crossing", "least_spread", "spread_after_moves", "unit_root"]
 __all__ += ["worst_combinations"]
 
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -56,19 +56,16 @@ CUTS = 20
 """The number of places where few chains pass that are looked at closely."""
 
 
-def tail_size(m: int) -> int:
-    """The number of draws, farthest from their median, that make the tail."""
-    return math.ceil(3 * math.sqrt(m))
-
-
-def is_heavy(farthest: Any, m: int) -> Any:
-    """``(n,)``: whether a tail is so heavy that its standard deviation has no error.
-
-    :param farthest: ``(k + 1, n)`` largest distances of ``m`` draws from their median, the largest
-        first.
-    """
+def is_heavy(x: Any, median: Any) -> Any:
+    """``(n,)``: whether the tail of ``(m, n)`` draws, far from their median, is so heavy that its
+    standard deviation has no error."""
+    m = len(x)
+    size = min(math.ceil(3 * math.sqrt(m)) + 1, m)
     # In the precision of the distances: in a smaller one, those of a collapse would overflow.
-    xp: Any = np if isinstance(farthest, np.ndarray) else jnp
+    if isinstance(x, np.ndarray):
+        xp, farthest = np, np.sort(np.abs(x - median), 0)[::-1][:size]
+    else:
+        xp, farthest = jnp, lax.top_k(jnp.abs(x - median).T, size)[0].T
     with np.errstate(divide="ignore", invalid="ignore"):
         e = xp.log(farthest[:-1] / farthest[-1])
         first, second = xp.mean(e, 0), xp.mean(e**2, 0)
@@ -213,9 +210,7 @@ def spread_after_moves(
     some = before[: max(1000, _SORTED // max(n, 1))]
     ranked = jnp.sort(some, axis=0)
     levels = ranked[jnp.round(jnp.array(LEVELS) * (len(some) - 1)).astype(int)]
-    distances = jnp.abs(some - levels[2]).T
-    farthest = lax.top_k(distances, min(tail_size(len(some)) + 1, len(some)))[0].T
-    heavy = is_heavy(farthest, len(some))
+    heavy = is_heavy(some, levels[2])
 
     def times(root: Array, v: Array) -> Array:
         return root * v if root.ndim == 1 else jnp.matmul(root, v, precision="highest")
@@ -402,8 +397,7 @@ def _compare(
     variance, later = x.var(0), np.mean((y - mean) ** 2, (0, 1))
     of_draws = draws_each * np.var((x - centre) ** 2 / variance, 0) / m
     of_chains = np.var(np.mean((y - mean) ** 2, 1) / later, 0) / len(y)
-    distances = np.sort(np.abs(x - np.median(x, 0)), 0)[::-1][: tail_size(m) + 1]
-    light = ~is_heavy(distances, m)
+    light = ~is_heavy(x, np.median(x, 0))
     error = np.sqrt(draws_each / m + np.var(y.mean(1), 0) / len(y) / variance)
     return (
         np.where(light, 0.5 * np.log(variance / later), np.nan),

@@ -14,14 +14,7 @@ from typing import Any, NamedTuple
 from jax.scipy.special import ndtr
 import numpy as np
 
-from numpyro_ext.diagnostics._spread import (
-    LEVELS,
-    as_widths,
-    inside,
-    is_heavy,
-    least_spread,
-    tail_size,
-)
+from numpyro_ext.diagnostics._spread import LEVELS, as_widths, inside, is_heavy, least_spread
 from numpyro_ext.diagnostics.evidence import evidence_bounds
 from numpyro_ext.diagnostics.limits import (
     BAD_UNITS,
@@ -314,9 +307,7 @@ def _compare(
     widths, of_widths, median, of_median = (
         np.asarray(z, np.float64) for z in as_widths(held, no_error, *moved(shares), _ROUNDING)
     )
-    distances = np.sort(np.abs(x - levels[2]), 0)[::-1][: tail_size(size) + 1]
-    heavy = is_heavy(distances, size)
-
+    heavy = is_heavy(x, levels[2])
     no_widths = np.array([np.nan, 0.0])[:, None, None]
 
     def of(by_moments: Any, by_ranges: Any) -> np.ndarray:
