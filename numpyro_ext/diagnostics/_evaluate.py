@@ -1,6 +1,6 @@
 """Draws of a fit, run through the model on all of its data; and the kind of their density."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
 import math
 from typing import Any, NamedTuple
@@ -31,8 +31,8 @@ from numpyro_ext.diagnostics._density import (
 )
 from numpyro_ext.diagnostics._fit import Fit
 
-__all__ = ["Evaluate", "Prototype", "compile_draws", "concatenate", "drawn", "evaluator"]
-__all__ += ["prototype", "run_each_fit", "warn_of_lost_draws"]
+__all__ = ["Evaluate", "Prototype", "concatenate", "drawn", "evaluator", "over_draws"]
+__all__ += ["prototype", "warn_of_lost_draws"]
 
 BLOCK = 10**6
 """Log densities in a block of draws, unless the user says otherwise: 4 MB in float32."""
@@ -316,36 +316,39 @@ def evaluator(
         }
         return partial(one, params, reference), (observed, total)
 
-    run = compile_draws(prepare, block)
+    each = over_draws(fit, prepare, block, 3)
+
+    def by_chain(x: np.ndarray) -> np.ndarray:
+        return x.reshape(fit.num_chains, len(x) // fit.num_chains, *x.shape[1:])
 
     def evaluate(
         rng_key: Array, num_samples: int, params: Sequence[Params] = fit.params
     ) -> dict[str, Any]:
         pieces, observed = [], {}
-        there = fit._replace(params=params)
-        each = run_each_fit(run, there, rng_key, num_samples, 3, proto.latents)
-        for out, (observed, total) in each:  # noqa: B007 - those of the last are returned
+        for out, (data, total) in each(rng_key, num_samples, params):
+            observed = data
             if weighs:
                 weight = out["stats"]["log_weight"]
                 out["stats"]["log_weight"] = weight + total_of(total, proto.units)
-            chains = fit.num_chains
-            pieces.append(
-                jax.tree.map(
-                    lambda x, chains=chains: x.reshape(chains, len(x) // chains, *x.shape[1:]), out
-                )
-            )
+            pieces.append(jax.tree.map(by_chain, out))
         return {**concatenate(pieces), "observed": observed}
 
     return evaluate
 
 
-def compile_draws(
-    prepare: Callable[[Params, Sites | None, Array], tuple[Any, Any]], block: int
-) -> Callable[[Params, Sites | None, Array], Any]:
-    """A compiled function of parameters, draws and the keys of each, which are mapped in blocks.
+def over_draws(
+    fit: Fit,
+    prepare: Callable[[Params, Sites | None, Array], tuple[Any, Any]],
+    block: int,
+    num_keys: int,
+) -> Callable[..., Iterator[Any]]:
+    """A function ``(rng_key, num_samples, params=fit.params)`` that maps a compiled function over
+    draws, of the guide or given, in blocks; it yields host arrays for each set of parameters, whose
+    keys are its own. The number of samples is that of draws of the guide.
 
-    :param prepare: takes parameters, the first draw and its keys to a function of a draw and its
-        keys, and to what is the same for all draws, which is returned beside its results.
+    :param prepare: takes parameters, the first draw (None of a guide) and its keys to a function of
+        a draw and its keys, and to what is the same for all draws, which is yielded beside.
+    :param num_keys: keys of a draw.
     """
 
     @jax.jit
@@ -355,30 +358,15 @@ def compile_draws(
             return jax.vmap(one)(draws, keys), shared
         return lax.map(lambda x: one(*x), (draws, keys), batch_size=block), shared
 
-    return run
+    def each(
+        rng_key: Array, num_samples: int, params: Sequence[Params] = fit.params
+    ) -> Iterator[Any]:
+        for i, key in enumerate(random.split(rng_key, len(params))):
+            draws = dict(fit.draws[i]) if fit.draws else None
+            size = num_samples if draws is None else len(next(iter(draws.values())))
+            yield jax.device_get(run(params[i], draws, random.split(key, (size, num_keys))))
 
-
-def run_each_fit(
-    run: Callable[[Params, Sites | None, Array], Any],
-    fit: Fit,
-    rng_key: Array,
-    num_samples: int,
-    num_keys: int,
-    latents: Iterable[str] | None = None,
-) -> Iterator[Any]:
-    """Results of ``run(params, draws, keys)``, of each set of parameters with keys of its own.
-
-    :param num_samples: the number of draws where the fit has none, which are then None.
-    :param num_keys: keys of a draw.
-    :param latents: the sites that are taken of draws; all if None.
-    """
-    for i, key in enumerate(random.split(rng_key, len(fit.params))):
-        draws = dict(fit.draws[i]) if fit.draws else None
-        if draws is not None:
-            num_samples = next(iter(draws.values())).shape[0]
-            draws = {name: draws[name] for name in latents or draws}
-        keys = random.split(key, (num_samples, num_keys))
-        yield jax.device_get(run(fit.params[i], draws, keys))
+    return each
 
 
 def concatenate(pieces: Sequence[Any]) -> Any:

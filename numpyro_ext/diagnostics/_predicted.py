@@ -1,5 +1,6 @@
 """The predictions of a fit at given data, draw by draw, from which all scores are computed."""
 
+from collections.abc import Callable, Iterator
 import math
 from typing import Any, NamedTuple, TypedDict
 
@@ -26,12 +27,11 @@ from numpyro_ext._model.read import Site, frames, is_data, latent_sites, layers
 from numpyro_ext._typing import Engine, Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import (
     BLOCK,
-    compile_draws,
     concatenate,
     drawn,
     model_trace_of,
+    over_draws,
     prototype,
-    run_each_fit,
 )
 from numpyro_ext.diagnostics._facts import Facts
 from numpyro_ext.diagnostics._fit import Asked, Fit, check_key, predicting_fit
@@ -117,7 +117,7 @@ def predictions_of_fit(asked: Asked) -> Predicted:
     if not fit.draws and not _is_random(fit, name):
         size = 1  # a point, as each member of a deep ensemble is
     _refuse_large(4.0 * numbers * size * len(fit.params), size * len(fit.params), shape)
-    pieces, data = zip(*run_each_fit(run, fit, key_draws, size, 3), strict=True)
+    pieces, data = zip(*run(key_draws, size), strict=True)
     found = concatenate(pieces)
     several = f"{len(pieces)} x " if len(pieces) > 1 else ""
     draws = f"{several}{size:,} draw{'s' * (size > 1)}"
@@ -243,8 +243,8 @@ def _predict_draw(fit: Fit, name: str, params: Params, draw: Sites | None, keys:
     return model_trace_of(fit, params, drawn(fit, params, draw, keys[0])[1], keys[1])[name]
 
 
-def _compile(fit: Fit, name: str, numbers: int) -> Any:
-    """The jitted predictions of draws, each ``(S, ...)``, and the data of the site."""
+def _compile(fit: Fit, name: str, numbers: int) -> Callable[..., Iterator[Any]]:
+    """The compiled predictions of draws, each ``(S, ...)``, and the data of the site."""
 
     def prepare(params: Params, first: Sites | None, keys: Array) -> tuple[Any, Any]:
         def one(draw: Sites | None, keys: Array) -> dict[str, Array]:
@@ -253,7 +253,7 @@ def _compile(fit: Fit, name: str, numbers: int) -> Any:
         site = _predict_draw(fit, name, params, first, keys)
         return one, {"y": jnp.asarray(site["value"]), "seen": seen(site)}
 
-    return compile_draws(prepare, max(1, BLOCK // max(1, numbers)))
+    return over_draws(fit, prepare, max(1, BLOCK // max(1, numbers)), 3)
 
 
 def _is_random(fit: Fit, name: str) -> bool:

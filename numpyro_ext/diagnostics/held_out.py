@@ -3,7 +3,7 @@
 Burda, Grosse, Salakhutdinov, "Importance weighted autoencoders" (2016).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 import math
 from typing import Any
@@ -28,13 +28,12 @@ from numpyro_ext._model.units import Layout, find_layout
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import (
     BLOCK,
-    compile_draws,
     concatenate,
     density_of,
     guide_trace_of,
     model_trace_of,
+    over_draws,
     prototype,
-    run_each_fit,
 )
 from numpyro_ext.diagnostics._fit import Asked, Fit, check_key, predicting_fit
 from numpyro_ext.diagnostics.full_data import shapes_of
@@ -131,8 +130,7 @@ def log_weights_of(asked: Asked) -> np.ndarray:
     key_prototype, key_draws = random.split(check_key(asked.rng_key))
     fit = predicting_fit(asked, "held-out data need")
     _refuse_fixed_rows(asked.obj, fit, key_prototype)
-    weights_of = _compile(fit, key_prototype)
-    pieces = run_each_fit(weights_of, fit, key_draws, num_samples, 2)
+    pieces = _compile(fit, key_prototype)(key_draws, num_samples)
     found = concatenate([one for one, _ in pieces]).astype(np.float64)
     if np.any(np.isnan(found) | np.isposinf(found)):
         bad = int(np.sum(np.any(np.isnan(found) | np.isposinf(found), tuple(range(1, found.ndim)))))
@@ -212,8 +210,8 @@ def _sites_along_data(fit: Fit, layout: Layout, trace: Trace) -> set[str]:
     return {name for name in before.keys() & after.keys() if before[name] != after[name]}
 
 
-def _compile(fit: Fit, rng_key: Array) -> Callable[..., Any]:
-    """The jitted log weights ``(S, *rows)`` of draws, which are made by the guide or given."""
+def _compile(fit: Fit, rng_key: Array) -> Callable[..., Iterator[Any]]:
+    """The compiled log weights ``(S, *rows)`` of draws, which are made by the guide or given."""
     trace = prototype(fit, rng_key, needs_latents=False).trace
     layout, category = _look(fit, trace, rng_key)
     numbers = sum(math.prod(jnp.shape(site["value"])) for site in sample_sites(trace))
@@ -245,7 +243,7 @@ def _compile(fit: Fit, rng_key: Array) -> Callable[..., Any]:
             log_p, log_q = jax.tree.map(partial(jax.nn.logsumexp, axis=0), jax.vmap(at)(support))
         return log_p - log_q
 
-    return compile_draws(lambda params, *_: (partial(one, params), None), block)
+    return over_draws(fit, lambda params, *_: (partial(one, params), None), block, 2)
 
 
 def _look(
