@@ -12,7 +12,7 @@ from numpyro.infer import MCMC
 
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.program import read_model
-from numpyro_ext._model.read import model_info
+from numpyro_ext._model.read import ModelInfo, model_info
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import Prototype, default_block_size
 from numpyro_ext.diagnostics._fit import Fit
@@ -54,12 +54,12 @@ def has_gradient(proto: Prototype) -> bool:
 
 
 def potential_of(
-    fit: Fit, trace: Trace, params: Params, deterministic: tuple[str, ...] = ()
+    fit: Fit, info: ModelInfo, params: Params, deterministic: tuple[str, ...] = ()
 ) -> Potential:
-    """The potential on all data, of a latent vector; other deterministic sites are left out."""
+    """The potential of a model, of a latent vector; other deterministic sites are left out."""
     assert fit.model is not None
     # They would only take another run of the model at each point.
-    info = replace(model_info(trace), deterministic=deterministic)
+    info = replace(info, deterministic=deterministic)
     return Potential(fit.model, info, params, fit.args, fit.kwargs, forward_mode=fit.forward_mode)
 
 
@@ -78,18 +78,19 @@ def replace_nonfinite(x: Array) -> Array:
 
 def points_and_score(fit: Fit, trace: Trace, draws: dict[str, Any]) -> tuple[Array, Array]:
     """Draws in unconstrained space, and there minus the gradient of the potential."""
+    info = model_info(trace)
 
     @jax.jit
     def run(params: Params, draws: Sites) -> tuple[Array, Array]:
-        potential = potential_of(fit, trace, params)
+        potential = potential_of(fit, info, params)
 
         def one(draw: Sites) -> tuple[Array, Array]:
-            x = potential.info.ravel(potential.unconstrain("x", draw))
+            x = info.ravel(potential.unconstrain("x", draw))
             return x, -potential.value_and_grad_flat(x, {})[1]
 
         return lax.map(one, draws, batch_size=default_block_size(trace))
 
-    given = {name: jnp.asarray(draws[name]) for name in model_info(trace).latents}
+    given = {name: jnp.asarray(draws[name]) for name in info.latents}
     return run(fit.params[0], given)
 
 
@@ -105,14 +106,13 @@ def minibatch_noise(fit: Fit, x: Array) -> float | None:
 
     All particles share their minibatch, so their mean follows it and not the spread of them alone.
     """
-    if (model := fit.minibatch) is None:
+    if fit.minibatch is None:
         return None
-    info = replace(read_model(model, fit.args, fit.kwargs), deterministic=())
-    forward = {"forward_mode": fit.forward_mode}
+    info = read_model(fit.minibatch, fit.args, fit.kwargs)
 
     @jax.jit
     def run(params: Params, x: Array) -> Array:
-        target = Potential(model, info, params, fit.args, fit.kwargs, **forward)
+        target = potential_of(fit._replace(model=fit.minibatch), info, params)
         some = x[equally_spaced(len(x), _AT)]
 
         def mean_gradient(key: Array) -> Array:

@@ -338,7 +338,7 @@ class OfFit(Subject):
     ) -> Potential:
         """The potential on all data, of a latent vector; by default of the first restart."""
         params = self.fit.params[0] if params is None else params
-        return potential_of(self.fit, self.proto.trace, params, deterministic)
+        return potential_of(self.fit, self.info, params, deterministic)
 
     @cached_property
     def block(self) -> int:

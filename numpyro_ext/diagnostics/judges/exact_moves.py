@@ -52,8 +52,8 @@ from numpyro_ext.diagnostics.limits import (
 from numpyro_ext.diagnostics.subject import OfFit
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
-__all__ = ["GUIDE", "PARTICLES", "Moved", "exact_moves", "move_draws", "name_of", "plan_of"]
-__all__ += ["rows_of_moves"]
+__all__ = ["GUIDE", "PARTICLES", "Moved", "exact_moves", "move_draws", "name_of"]
+__all__ += ["numbers_of", "plan_of", "rows_of_moves"]
 
 MOVES = 40
 DRAWS, STARTS, FEWEST_STARTS = 10_000, 1000, 128
@@ -267,7 +267,7 @@ def _moved(
         starts = min(plan.starts, len(jax.tree.leaves(x)[0]))
         if isinstance(x, dict):
             x = replace_nonfinite(flat_draws(target, x, subject.block))
-        energy, numbers = _energy(subject, target, group), _numbers(target)
+        energy, numbers = _energy(subject, target, group), numbers_of(target)
         return spread_after_moves(
             energy, numbers, x, rng_key, plan.num_moves, subject.block, starts, independent
         )
@@ -313,7 +313,7 @@ def _energy(
     return energy
 
 
-def _numbers(target: Potential) -> Callable[[Array], Array]:
+def numbers_of(target: Potential) -> Callable[[Array], Array]:
     """The numbers of the latent sites at a vector, constrained, and of its deterministic ones."""
     constrain, info = target.postprocess(), target.info
 

@@ -24,7 +24,7 @@ from numpyro_ext.diagnostics._facts import several_modes
 from numpyro_ext.diagnostics._points import flat_draws, replace_nonfinite
 from numpyro_ext.diagnostics._spread import unit_root
 from numpyro_ext.diagnostics.judges.exact_moves import QUANTITY as MOVED
-from numpyro_ext.diagnostics.judges.exact_moves import name_of, plan_of
+from numpyro_ext.diagnostics.judges.exact_moves import name_of, numbers_of, plan_of
 from numpyro_ext.diagnostics.subject import OfFit
 from numpyro_ext.diagnostics.table import Row
 
@@ -311,10 +311,9 @@ def _unvisited_modes(
 
 def _place(target: Potential, x: Array, draws: dict[str, Any], name: Callable[[int], str]) -> str:
     """The two numbers of the latent sites that are farthest from the draws there."""
-    info = target.info
-    values = target.postprocess()(info.unravel(x))
-    here = np.concatenate([np.ravel(values[n]) for n in info.latents])
-    flat = np.concatenate([np.reshape(draws[n], (len(draws[n]), -1)) for n in info.latents], 1)
+    here = np.asarray(numbers_of(target)(x))
+    flat = [np.reshape(draws[n], (len(draws[n]), -1)) for n in target.info.latents]
+    flat = np.concatenate(flat, 1)
     away = np.abs(here - flat.mean(0)) / np.maximum(flat.std(0), 1e-30)
     first = np.sort(np.argsort(-away)[:2])
     return ", ".join(f"{name(int(k))} = {here[k]:.3g}" for k in first)
