@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 import inspect
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypedDict, runtime_checkable
 import warnings
 
 import jax
@@ -380,6 +380,16 @@ def fit_of(
         f"obj is a {_name_of(type(obj))}; it must be a numpyro.infer.SVI, a numpyro.infer.MCMC that"
         f" has run, or an engine with model, guide and run(){_advice_for(obj)}."
     )
+
+
+class FitArguments(TypedDict, total=False):
+    """What a score takes besides a fit and its result, as keywords: fields of :class:`Asked`."""
+
+    model_args: tuple | None
+    model_kwargs: dict[str, Any] | None
+    num_samples: int
+    rng_key: Any
+    site: str | None
 
 
 class Asked(NamedTuple):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 import math
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array, random
@@ -38,7 +38,6 @@ from numpyro_ext.diagnostics._fit import Asked, Fit, check_key, predicting_fit
 from numpyro_ext.diagnostics.subject import title_of
 
 __all__ = [
-    "OfFit",
     "Predicted",
     "is_fit",
     "labels_of",
@@ -53,16 +52,6 @@ NOISE_DRAWS = 100
 """Draws of a distribution, where it has no cdf or no moments in closed form."""
 _CLASSES = BernoulliLogits, BernoulliProbs, CategoricalLogits, CategoricalProbs
 _WRAPPERS = ExpandedDistribution, Independent, MaskedDistribution
-
-
-class OfFit(TypedDict, total=False):
-    """What a score takes besides a fit and its result."""
-
-    model_args: tuple | None
-    model_kwargs: dict[str, Any] | None
-    site: str | None
-    num_samples: int
-    rng_key: Any
 
 
 class Predicted(NamedTuple):

@@ -11,8 +11,8 @@ import numpy as np
 from scipy.special import ndtr
 
 from numpyro_ext._checks import check_choice
-from numpyro_ext.diagnostics._fit import Asked
-from numpyro_ext.diagnostics._predicted import OfFit, Predicted, is_fit, predictions_of_fit
+from numpyro_ext.diagnostics._fit import Asked, FitArguments
+from numpyro_ext.diagnostics._predicted import Predicted, is_fit, predictions_of_fit
 
 __all__ = ["Calibration", "calibration_of", "regression_calibration"]
 
@@ -50,7 +50,7 @@ def regression_calibration(
     scale: Any = None,
     levels: Sequence[float] | None = None,
     kind: str = "central",
-    **of_a_fit: Unpack[OfFit],
+    **of_a_fit: Unpack[FitArguments],
 ) -> Calibration:
     r"""Whether predictive intervals hold as many observations as they say.
 

@@ -9,9 +9,8 @@ import numpy as np
 from scipy.special import entr
 
 from numpyro_ext._checks import check_count
-from numpyro_ext.diagnostics._fit import Asked
+from numpyro_ext.diagnostics._fit import Asked, FitArguments
 from numpyro_ext.diagnostics._predicted import (
-    OfFit,
     Predicted,
     is_fit,
     labels_of,
@@ -61,7 +60,7 @@ class PredictiveUncertainty(NamedTuple):
 
 
 def reliability_bins(
-    probs: Any, labels: Any = None, num_bins: int = 15, **of_a_fit: Unpack[OfFit]
+    probs: Any, labels: Any = None, num_bins: int = 15, **of_a_fit: Unpack[FitArguments]
 ) -> ReliabilityBins:
     r"""Confidence, accuracy and number of rows in bins of equal width of the confidence.
 
@@ -113,7 +112,7 @@ def error_of(bins: ReliabilityBins) -> float:
 
 
 def expected_calibration_error(
-    probs: Any, labels: Any = None, num_bins: int = 15, **of_a_fit: Unpack[OfFit]
+    probs: Any, labels: Any = None, num_bins: int = 15, **of_a_fit: Unpack[FitArguments]
 ) -> float:
     r"""Expected calibration error of the most probable class.
 
@@ -159,7 +158,7 @@ def perfect_calibration_error(
     return float(np.mean([error_of(_binned(confidence, right, num_bins)) for right in repeats]))
 
 
-def brier_score(probs: Any, labels: Any = None, **of_a_fit: Unpack[OfFit]) -> float:
+def brier_score(probs: Any, labels: Any = None, **of_a_fit: Unpack[FitArguments]) -> float:
     r"""Brier score over all classes, between 0 and 2, lower being better.
 
     .. math:: \frac1N \sum_{n=1}^N \sum_{c=1}^C (p_{nc} - 1[y_n = c])^2.
@@ -197,7 +196,7 @@ def brier_of(probs: np.ndarray, labels: np.ndarray) -> float:
 
 
 def predictive_uncertainty(
-    probs: Any, result: Any = None, **of_a_fit: Unpack[OfFit]
+    probs: Any, result: Any = None, **of_a_fit: Unpack[FitArguments]
 ) -> PredictiveUncertainty:
     r"""The entropy of a predicted class, split into noise of the label and doubt between draws.
 
@@ -252,7 +251,7 @@ def uncertainty_of(probs: np.ndarray) -> PredictiveUncertainty:
 
 
 def probs_and_labels(
-    probs: Any, labels: Any, **of_a_fit: Unpack[OfFit]
+    probs: Any, labels: Any, **of_a_fit: Unpack[FitArguments]
 ) -> tuple[np.ndarray, np.ndarray]:
     """``(N, C)`` probabilities, the mean of all draws, and ``(N,)`` labels, of arrays or a fit."""
     if is_fit(probs):
@@ -272,7 +271,7 @@ def probs_and_labels(
     return p, labels_of("labels", y, p.shape[-1])
 
 
-def _refuse_arguments(name: str | None, of_a_fit: OfFit) -> None:
+def _refuse_arguments(name: str | None, of_a_fit: FitArguments) -> None:
     named = name or next(iter(of_a_fit), None)
     if named is not None:
         raise TypeError(

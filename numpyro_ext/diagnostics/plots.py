@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_count
-from numpyro_ext.diagnostics._predicted import OfFit
+from numpyro_ext.diagnostics._fit import FitArguments
 from numpyro_ext.diagnostics.calibration import Calibration
 from numpyro_ext.diagnostics.classification import bins_of, error_of, probs_and_labels
 from numpyro_ext.diagnostics.limits import RHAT
@@ -316,7 +316,7 @@ def plot_reliability(
     labels: Any = None,
     num_bins: int = 15,
     ax: Any = None,
-    **of_a_fit: Unpack[OfFit],
+    **of_a_fit: Unpack[FitArguments],
 ) -> "Axes":
     """Accuracy of the most probable class against its probability, in bins, with their counts.
 
