@@ -156,7 +156,8 @@ def _groups_of_particles(subject: OfFit) -> list[Moved | str]:
 
     def moved(x: Array, group: Group | None) -> Moved:
         # They follow each other, so that they are no independent draws.
-        return _moved(subject, plan, x, subject.rng_key, PARTICLES, False, group)
+        key = subject.rng_key
+        return _moved(subject, plan, x, key, PARTICLES, independent=False, group=group)
 
     if (at := split_by_mode(subject)) is None:
         return [moved(x, None)]
@@ -209,7 +210,8 @@ def _group_of_chains(
     sizes = np.append(sizes, np.full(derived, np.min(sizes)))
     inflation = jnp.asarray(np.maximum(total / sizes, 1.0), float)
     draws = {name: jnp.asarray(y) for name, y in mixed.items()}
-    return _moved(subject, plan, draws, subject.key_moves, CHAINS, inflation, group)
+    key = subject.key_moves
+    return _moved(subject, plan, draws, key, CHAINS, independent=inflation, group=group)
 
 
 class Plan(NamedTuple):
