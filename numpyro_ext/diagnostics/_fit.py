@@ -29,15 +29,8 @@ from numpyro_ext.diagnostics.full_data import (
     on_all_rows,
 )
 
-__all__ = [
-    "Asked",
-    "Fit",
-    "check_arguments",
-    "check_key",
-    "fit_of",
-    "predicting_fit",
-    "restarts_of",
-]
+__all__ = ["Asked", "Fit", "FitArguments", "check_arguments", "check_key", "fit_of", "is_fit"]
+__all__ += ["predicting_fit", "restarts_of"]
 
 
 @runtime_checkable
@@ -380,6 +373,11 @@ def fit_of(
         f"obj is a {_name_of(type(obj))}; it must be a numpyro.infer.SVI, a numpyro.infer.MCMC that"
         f" has run, or an engine with model, guide and run(){_advice_for(obj)}."
     )
+
+
+def is_fit(obj: Any) -> bool:
+    """True for an ``MCMC``, an ``SVI`` or an engine."""
+    return isinstance(obj, MCMC | Engine)
 
 
 class FitArguments(TypedDict, total=False):

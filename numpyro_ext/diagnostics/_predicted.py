@@ -18,13 +18,12 @@ from numpyro.distributions import (
     Independent,
     MaskedDistribution,
 )
-from numpyro.infer import MCMC
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.density import log_prob, row_log_prob, seen
 from numpyro_ext._model.read import Site, frames, is_data, latent_sites, layers
-from numpyro_ext._typing import Engine, Params, Sites, Trace
+from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import (
     BLOCK,
     concatenate,
@@ -39,7 +38,6 @@ from numpyro_ext.diagnostics.subject import title_of
 
 __all__ = [
     "Predicted",
-    "is_fit",
     "labels_of",
     "predictions_of_distribution",
     "predictions_of_fit",
@@ -76,11 +74,6 @@ class Predicted(NamedTuple):
     """``(n,)``, the predictive probability of a value below y."""
     probs: np.ndarray | None = None
     """``(S, n, C)``, of classes."""
-
-
-def is_fit(obj: Any) -> bool:
-    """True for an ``MCMC``, an ``SVI`` or an engine."""
-    return isinstance(obj, MCMC | Engine)
 
 
 def predictions_of_fit(asked: Asked) -> Predicted:

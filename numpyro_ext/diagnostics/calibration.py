@@ -11,8 +11,8 @@ import numpy as np
 from scipy.special import ndtr
 
 from numpyro_ext._checks import check_choice
-from numpyro_ext.diagnostics._fit import Asked, FitArguments
-from numpyro_ext.diagnostics._predicted import Predicted, is_fit, predictions_of_fit
+from numpyro_ext.diagnostics._fit import Asked, FitArguments, is_fit
+from numpyro_ext.diagnostics._predicted import Predicted, predictions_of_fit
 
 __all__ = ["Calibration", "calibration_of", "regression_calibration"]
 

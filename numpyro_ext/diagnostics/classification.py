@@ -9,13 +9,8 @@ import numpy as np
 from scipy.special import entr
 
 from numpyro_ext._checks import check_count
-from numpyro_ext.diagnostics._fit import Asked, FitArguments
-from numpyro_ext.diagnostics._predicted import (
-    Predicted,
-    is_fit,
-    labels_of,
-    predictions_of_fit,
-)
+from numpyro_ext.diagnostics._fit import Asked, FitArguments, is_fit
+from numpyro_ext.diagnostics._predicted import Predicted, labels_of, predictions_of_fit
 
 __all__ = [
     "PredictiveUncertainty",

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_ext._checks import check_choice, check_nonnegative
-from numpyro_ext.diagnostics._fit import Asked
-from numpyro_ext.diagnostics._predicted import is_fit
+from numpyro_ext.diagnostics._fit import Asked, is_fit
 from numpyro_ext.diagnostics.held_out import log_mean_exp, log_weights_of
 
 __all__ = ["gaussian_log_density_bound", "log_predictive_density"]

@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpyro.distributions import Distribution
 
-from numpyro_ext.diagnostics._fit import Asked
+from numpyro_ext.diagnostics._fit import Asked, is_fit
 from numpyro_ext.diagnostics._predicted import (
     Predicted,
-    is_fit,
     predictions_of_distribution,
     predictions_of_fit,
     predictions_of_samples,
