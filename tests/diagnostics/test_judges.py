@@ -17,6 +17,7 @@ from numpyro_ext.diagnostics import Diagnosis, diagnose, to_arviz
 from numpyro_ext.diagnostics._spread import Spread
 from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, Moved, rows_of_moves
 from numpyro_ext.diagnostics.judges.weights import khat_rows, reweighted_rows
+from numpyro_ext.diagnostics.subject import Judge, OfFit, Subject
 from numpyro_ext.diagnostics.table import Row
 from numpyro_ext.guides import AutoMixtureNormal
 from numpyro_ext.objectives import VRELBO, BBAlphaELBO
@@ -250,3 +251,16 @@ def test_weights_with_auxiliary_variables_are_those_of_the_latent_sites():
     found = rows_of(judge(svi, {"s": jnp.array(1.3)}, model_args=(), num_moves=0))
     assert found[RATIO].value == pytest.approx(1.3, abs=5 * found[RATIO].error)
     assert found[RATIO].ok is False and found[RATIO].error < 0.04
+
+
+def test_a_judge_of_guides_ends_the_search_for_other_modes_without_being_named():
+    subject = OfFit.__new__(OfFit)
+    Subject.__init__(subject)
+    subject.kind = "guide"
+    for ok in (True, None, False):
+        line = Row("effective number of rows", 1.0, None, "2", ok, "so.")
+        subject.judges = {
+            "other modes": Judge(lambda _, ok=ok: [ok], ("guide",), ("nothing_wrong",)),
+            "rows": Judge(lambda _, line=line: [line], ("guide",)),
+        }
+        assert subject.lines("other modes") == ([] if ok is False else [ok])
