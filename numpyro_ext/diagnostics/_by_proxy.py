@@ -18,7 +18,7 @@ from numpyro_ext._model.read import Site, frames
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy, sd_over_minibatches
 from numpyro_ext._model.units import find_layout
 from numpyro_ext._typing import Model, Params, Sites, Trace
-from numpyro_ext.diagnostics._evaluate import drawn, model_trace_of, prototype
+from numpyro_ext.diagnostics._evaluate import draw_of, model_trace_of, prototype
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.limits import PROXY_NOISE
 from numpyro_ext.diagnostics.table import Row
@@ -86,7 +86,7 @@ def _noise(fit: Fit, model: Any, proxy: TaylorProxy, rng_key: Array) -> float:
     def variances(params: Params, keys: Array, draws: Sites | None) -> Array:
         def one(inputs: tuple[Array, Sites | None]) -> Array:
             key, draw = inputs
-            guide_trace, values = drawn(fit, params, draw, key)
+            guide_trace, values = draw_of(fit, params, draw, key)
             trace = model_trace_of(fit, params, values, key)
             layout = find_layout(trace, guide_trace or trace, per_datum=False)
             proxy.check("diagnose", layout, trace)

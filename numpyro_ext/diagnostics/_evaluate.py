@@ -31,7 +31,7 @@ from numpyro_ext.diagnostics._density import (
 )
 from numpyro_ext.diagnostics._fit import Fit
 
-__all__ = ["Evaluate", "Prototype", "concatenate", "drawn", "evaluator", "over_draws"]
+__all__ = ["Evaluate", "Prototype", "concatenate", "draw_of", "evaluator", "over_draws"]
 __all__ += ["prototype", "warn_of_lost_draws"]
 
 BLOCK = 10**6
@@ -62,7 +62,7 @@ def guide_trace_of(fit: Fit, params: Params, key: Array, values: Sites | None = 
     return trace_of(guide, fit.args, fit.kwargs)
 
 
-def drawn(fit: Fit, params: Params, draw: Sites | None, key: Array) -> tuple[Trace, Sites]:
+def draw_of(fit: Fit, params: Params, draw: Sites | None, key: Array) -> tuple[Trace, Sites]:
     """A trace of the guide and the values of its sites; of a draw that exists already no trace, and
     the draw itself."""
     if draw is not None:
@@ -274,7 +274,7 @@ def evaluator(
         return {name: s for name, s in sites.items() if is_data(s) and name not in proto.left_out}
 
     def traces_of(params: Params, draw: Sites | None, keys: Array) -> tuple[Trace, Sites, Trace]:
-        guide_sites, values = drawn(fit, params, draw, keys[0])
+        guide_sites, values = draw_of(fit, params, draw, keys[0])
         draw = {name: values[name] for name in proto.latents}
         return guide_sites, draw, model_trace_of(fit, params, draw, keys[1])
 

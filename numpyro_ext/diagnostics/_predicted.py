@@ -27,7 +27,7 @@ from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import (
     BLOCK,
     concatenate,
-    drawn,
+    draw_of,
     model_trace_of,
     over_draws,
     prototype,
@@ -222,7 +222,7 @@ def _predict_draw(fit: Fit, name: str, params: Params, draw: Sites | None, keys:
     """The observed site under one draw."""
     if fit.linearised is not None:
         return fit.linearised.linearised_site(keys[0], params, name, fit.args, fit.kwargs)
-    return model_trace_of(fit, params, drawn(fit, params, draw, keys[0])[1], keys[1])[name]
+    return model_trace_of(fit, params, draw_of(fit, params, draw, keys[0])[1], keys[1])[name]
 
 
 def _compile(fit: Fit, name: str, numbers: int) -> Callable[..., Iterator[Any]]:

@@ -19,7 +19,7 @@ from numpyro_ext._model.program import Program
 from numpyro_ext._model.taylor import LARGEST_NOISE, TaylorProxy, noise_message, sd_over_minibatches
 from numpyro_ext._model.units import find_layout
 from numpyro_ext._typing import Params
-from numpyro_ext.diagnostics._evaluate import concatenate, drawn, model_trace_of
+from numpyro_ext.diagnostics._evaluate import concatenate, draw_of, model_trace_of
 from numpyro_ext.diagnostics._fit import Asked
 from numpyro_ext.diagnostics.full_data import minibatch_plates
 from numpyro_ext.diagnostics.psis import fit_with_density, log_weights_of
@@ -174,7 +174,7 @@ def _log_weights_by(proxy: TaylorProxy, asked: Asked) -> np.ndarray:
         key_guide, key_rows, key_model = random.split(rng_key, 3)
         idx = {proxy.plate: replace_indices(key_rows, proxy.size, num_rows)}
         model = rows(on_batches, idx, plates)
-        guide_trace, draw = drawn(fit, params, None, key_guide)
+        guide_trace, draw = draw_of(fit, params, None, key_guide)
         trace = model_trace_of(fit._replace(model=model), params, draw, key_model)
         layout = find_layout(trace, guide_trace, per_datum=False)
         proxy.check("evidence_bounds", layout, trace)
