@@ -36,6 +36,7 @@ __all__ = [
     "draw_batch",
     "mode_search",
     "of_kind",
+    "progress_bar",
     "some_rows",
     "starts_of",
 ]
@@ -236,7 +237,7 @@ def mode_search(
 
     def search(starts: Any) -> Iterator[Mode]:
         for which, start in enumerate(jnp.asarray(x, like.dtype) for x in starts):
-            with _bar(pieces + _NEWTON_STEPS, "finding the mode") as advance:
+            with progress_bar(pieces + _NEWTON_STEPS, "finding the mode") as advance:
                 x, spent, state = start, 0, (moments, start)
                 for k in range(pieces):
                     x, state = piece(x, state, rng_key, np.int32(which), np.int32(k))
@@ -360,7 +361,7 @@ def _make_ones(shape: Any) -> Array:
 
 
 @contextmanager
-def _bar(total: int, description: str) -> Iterator[Callable[[], Any]]:
+def progress_bar(total: int, description: str) -> Iterator[Callable[[], Any]]:
     """A progress bar that appears after a second, and only on a terminal."""
     with tqdm(total=total, desc=description, delay=1.0, disable=None, leave=False) as bar:
         yield bar.update

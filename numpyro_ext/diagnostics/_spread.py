@@ -17,9 +17,8 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 from jax.scipy.special import ndtri
-from jax.scipy.stats import norm
 import numpy as np
-from scipy import linalg
+from scipy import linalg, special
 
 from numpyro_ext.diagnostics.table import equally_spaced
 
@@ -80,12 +79,13 @@ def inside(y: Any, levels: Any) -> Any:
     """
     low, quarter, middle, three_quarters, high = levels
     half, most = (y >= quarter) & (y <= three_quarters), (y >= low) & (y <= high)
-    return jnp.stack([half, most, y <= middle]).astype(float)
+    xp = np if isinstance(half, np.ndarray) else jnp
+    return xp.stack([half, most, y <= middle]).astype(float)
 
 
 def as_widths(
     before: Any, error: Any, after: Any, error_after: Any, least: float
-) -> tuple[Array, Array, Array, Array]:
+) -> tuple[Any, Any, Any, Any]:
     """Shares of draws and of what they became, in the units of normals that have these shares.
 
     A normal has 90 % of its draws in the interval; if 96 % of what they became are in it, the sd of
@@ -97,26 +97,31 @@ def as_widths(
         shifts of the median in standard deviations, and their errors.
     """
     spread, middle = slice(0, 2), 2
+    # On numbers of the host nothing is to be compiled.
+    xp, quantile = (np, special.ndtri) if isinstance(before, np.ndarray) else (jnp, ndtri)
 
-    def half_width(share: Any, error: Any) -> tuple[Array, Array]:
-        c = ndtri(0.5 + 0.5 * jnp.clip(share[spread], least, 1 - least))
-        return c, error[spread] / (2 * norm.pdf(c) * c)
+    def density(z: Any) -> Any:
+        return xp.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
 
-    def place(share: Any, error: Any) -> tuple[Array, Array]:
-        z = ndtri(jnp.clip(share[middle], least, 1 - least))
-        return z, error[middle] / norm.pdf(z)
+    def half_width(share: Any, error: Any) -> tuple[Any, Any]:
+        c = quantile(0.5 + 0.5 * xp.clip(share[spread], least, 1 - least))
+        return c, error[spread] / (2 * density(c) * c)
 
-    error_after = jnp.maximum(error_after, least)
+    def place(share: Any, error: Any) -> tuple[Any, Any]:
+        z = quantile(xp.clip(share[middle], least, 1 - least))
+        return z, error[middle] / density(z)
+
+    error_after = xp.maximum(error_after, least)
     (c, e), (c_after, e_after) = half_width(before, error), half_width(after, error_after)
     (z, f), (z_after, f_after) = place(before, error), place(after, error_after)
     ratio = c_after / c
     known = (before > _NEARLY) & (before < 1 - _NEARLY)
-    ratio_error = ratio * jnp.sqrt(e**2 + e_after**2)
+    ratio_error = ratio * xp.sqrt(e**2 + e_after**2)
     return (
-        jnp.where(known[spread], ratio, jnp.nan),
-        jnp.where(known[spread], ratio_error, 0.0),
-        jnp.where(known[middle], z - z_after, jnp.nan),
-        jnp.where(known[middle], jnp.sqrt(f**2 + f_after**2), 0.0),
+        xp.where(known[spread], ratio, xp.nan),
+        xp.where(known[spread], ratio_error, 0.0),
+        xp.where(known[middle], z - z_after, xp.nan),
+        xp.where(known[middle], xp.sqrt(f**2 + f_after**2), 0.0),
     )
 
 

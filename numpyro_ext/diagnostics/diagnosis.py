@@ -3,6 +3,7 @@
 from typing import Any
 
 from numpyro_ext._checks import check_count
+from numpyro_ext._model.mode_search import progress_bar
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.diagnostics._fit import check_key, fit_of
 from numpyro_ext.diagnostics.judges.chains import agreement, divergences
@@ -128,5 +129,6 @@ def diagnose(
         fit, numbers = fit_of(obj, result, model_args, model_kwargs), (num_samples, num_moves)
         subject = OfFit(obj, fit, result, rng_key, *numbers, proxy)
     subject.judges = {n: judge for n, judge in JUDGES.items() if subject.kind in judge.of}
-    rows = tuple(subject.lines(*subject.judges))
+    with progress_bar(len(subject.judges), "diagnosing") as subject.answered:
+        rows = tuple(subject.lines(*subject.judges))
     return Diagnosis(subject.title, rows, seen_of(subject))

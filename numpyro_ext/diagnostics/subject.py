@@ -99,6 +99,8 @@ class Subject:
 
     def __init__(self) -> None:
         self.judges: dict[str, Judge] = {}
+        self.answered: Callable[[], Any] = lambda: None
+        """Called after each judge, for a progress bar."""
         self._known: dict[Callable[[Any], Any], Any] = {}
 
     def once(self, of: Callable[[Any], T]) -> T:
@@ -111,7 +113,13 @@ class Subject:
         """The lines of these judges, each of which is asked once; none of those who do not sit."""
         judges = [self.judges[name] for name in names if name in self.judges]
         asked = (one for one in judges if all(getattr(self, need) for need in one.needs))
-        return [row for judge in asked for row in self.once(judge.lines)]
+        rows: list[Row] = []
+        for judge in asked:
+            new = judge.lines not in self._known
+            rows += self.once(judge.lines)
+            if new:
+                self.answered()
+        return rows
 
     def others(self, *names: str) -> list[Row]:
         """The lines of all judges but these."""

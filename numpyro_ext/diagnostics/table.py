@@ -52,7 +52,13 @@ class Row(NamedTuple):
         """The value with its error."""
         if self.error is None or not math.isfinite(self.error):
             return shown(self.value)
-        return f"{shown(self.value)} +- {shown(self.error, 2)}"
+        digits = 4
+        if (
+            self.error and self.value and math.isfinite(self.value)
+        ):  # down to the place of the error
+            digits = 1 + math.floor(math.log10(abs(self.value)))
+            digits = max(4, digits - math.floor(math.log10(abs(self.error))))
+        return f"{shown(self.value, digits)} +- {shown(self.error, 2)}"
 
 
 @dataclass(frozen=True, repr=False)

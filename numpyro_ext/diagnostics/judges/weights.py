@@ -302,11 +302,9 @@ def _compare(
     error = 0.5 * ratio * np.sqrt(np.sum(of_ratio**2, 0))
     ranked = np.sort(x, 0)
     levels = ranked[np.round(np.array(LEVELS) * (size - 1)).astype(int)]
-    shares = np.asarray(inside(x, levels), np.float64)
+    shares = inside(x, levels)
     held, no_error = shares.mean(1), np.zeros((3, x.shape[1]))
-    widths, of_widths, median, of_median = (
-        np.asarray(z, np.float64) for z in as_widths(held, no_error, *moved(shares), _ROUNDING)
-    )
+    widths, of_widths, median, of_median = as_widths(held, no_error, *moved(shares), _ROUNDING)
     heavy = is_heavy(x, levels[2])
     no_widths = np.array([np.nan, 0.0])[:, None, None]
 
