@@ -1,0 +1,553 @@
+"""Systems that are more than one name of a script, nothing tuned, on models that are in no page,
+example, test or other benchmark.
+
+- *conjugate*: coordinate ascent by `numpyro_ext.expfam`, 200 sweeps, or 300 steps of 0.5 of
+  `natural_gradient`, on a factorised q. The ten pumps (gamma rates of Poisson counts, whose own
+  rate is gamma), dyestuff (six batches; three inverse gammas and normals), and heads of brothers
+  (a normal of four columns, Wishart precision).
+- *regularised*: `PosteriorRegularizedELBO(VRELBO(1., 4), ...)` around `AutoRealNVPNormal`, on the
+  counts of six insecticides: a mean rate below 3 costs 5 times the square of what is missing.
+  The best q is the posterior times exp(slope x rate), with the slope at its own mean.
+- *streaming*: six days of 1,061 rows of `fair`, with `forgetting_factor=0.9`, by `EP(model,
+  prior=fit)` and by SVI, `AutoMultivariateNormal` and `posterior_as_prior`. The truth is the
+  posterior in which the rows of k days ago count 0.9^k times, and so does the first prior.
+- *distributed*: `DAEP(model, 4, power=0.5, mean="moments")`, Weibull durations of 62 strikes.
+- *local*: `BBAlphaELBO(0.5)` with a `FlowGuide`, whose network sees a row's columns and its
+  logarithm of the count, on 300 rows of `randhie`: Poisson visits, with an effect of each row.
+- *sequence*: `AutoMarkov` with `VRELBO(1., 4)` on 203 quarters of inflation: a level that is a
+  random walk under noise of Student's t, with two scales.
+- *hierarchical*: `AutoAuxiliary`, `AutoHVI` (`Trace_ELBO(8)`) and `AutoSemiImplicit`
+  (`SemiImplicitELBO()`) on the oxygen demand of six bottles, an asymptote that six points hardly
+  show.
+
+Guides run for 5,000 steps of `optax.adam(5e-3)`, engines for 50. The truth is NUTS in double
+precision (4 chains of 2,000 + 5,000), kept under `--out`, or 40,000 draws of a Gibbs sampler for
+dyestuff and heads, or a quadrature for the pumps. The columns are those of `run.py`.
+
+    python benchmarks/newcomers/systems.py
+    python benchmarks/newcomers/systems.py --only conjugate streaming
+"""
+
+import argparse
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+import sys
+import time
+from typing import Any
+import warnings
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import SVI, Predictive, Trace_ELBO
+from numpyro.infer.autoguide import AutoMultivariateNormal
+import optax
+from scipy.optimize import brentq
+from scipy.stats import wishart
+import statsmodels.api as sm
+
+from numpyro_ext.diagnostics import diagnose
+from numpyro_ext.ep import DAEP, EP
+from numpyro_ext.expfam import (
+    Gamma,
+    GammaNatural,
+    Gaussian,
+    GaussianNatural,
+    InverseGamma,
+    InverseGammaNatural,
+    Poisson,
+    Wishart,
+    WishartNatural,
+    multiply,
+    straight_through_kl,
+    straight_through_mean,
+)
+from numpyro_ext.guides import (
+    AutoAuxiliary,
+    AutoHVI,
+    AutoMarkov,
+    AutoRealNVPNormal,
+    AutoSemiImplicit,
+    FlowGuide,
+    posterior_as_prior,
+)
+from numpyro_ext.objectives import (
+    VRELBO,
+    BBAlphaELBO,
+    PosteriorRegularizedELBO,
+    SemiImplicitELBO,
+)
+from numpyro_ext.optim import natural_gradient
+
+sys.path.append(str(Path(__file__).parents[1]))
+from _shared.methods import GUIDE_DRAWS, Fit, by_guide
+from _shared.nuts import nuts
+from _shared.unseen_models import NUTS_DRAWS, standardised, table
+from _shared.verdicts import HEADS, Line, Truth, Verdict, counted, errors, kept, moments
+
+COLUMNS = ("system", "model", "compared", "worst mean", "sd ratio", *HEADS, "seconds")
+Found = tuple[Fit, Truth]
+ADAM = optax.adam(5e-3)
+
+
+def by_nuts(out: Path, name: str, model: Any, data: Any, sites: tuple[str, ...]) -> Any:
+    return nuts(out, name, model, data, sites, **NUTS_DRAWS)
+
+
+def single(data: Any) -> Any:
+    return jax.tree.map(jnp.asarray, data)
+
+
+def by_naturals(model: Any, guide: Any, q: Any, data: tuple[Any, ...], began: float) -> Fit:
+    """A factorised q as the guide of the model that it belongs to."""
+    svi = SVI(model, guide, ADAM, Trace_ELBO())
+    draws = Predictive(guide, params={"q": q}, num_samples=GUIDE_DRAWS)(random.key(1), *data)
+    draws = jax.device_get(draws)
+    seconds = time.perf_counter() - began
+    return Fit(draws, diagnose(svi, result={"q": q}, model_args=data), seconds)
+
+
+def swept(step: Callable[[Any], Any], q: Any, sweeps: int = 200) -> Any:
+    return jax.jit(lambda q: jax.lax.fori_loop(0, sweeps, lambda _, q: step(q), q))(q)
+
+
+PUMPS = """
+5 1 5 14 3 19 1 1 4 22
+94.32 15.72 62.88 125.76 5.24 31.44 1.048 1.048 2.096 10.48
+"""
+
+
+def pumps(by_gradient: bool, out: Path) -> Found:
+    """Failures of ten pumps (Gaver and O'Muircheartaigh 1987)."""
+    x, t = single(table(PUMPS))
+    prior, shape = Gamma.from_standard(0.1, 1.0), 0.8
+
+    def model(x: Any, t: Any) -> None:
+        beta = numpyro.sample("beta", dist.Gamma(0.1, 1.0))
+        with numpyro.plate("pumps", len(t)):
+            theta = numpyro.sample("theta", dist.Gamma(shape, beta))
+            numpyro.sample("x", dist.Poisson(theta * t), obs=x)
+
+    def guide(x: Any, t: Any) -> None:
+        q: Any = numpyro.param("q", q0)
+        numpyro.sample("beta", Gamma.to_distribution(q["beta"]))
+        with numpyro.plate("pumps", len(t)):
+            numpyro.sample("theta", Gamma.to_distribution(q["theta"]))
+
+    def step(q: Any) -> Any:
+        rate = -Gamma.mean(q["beta"]).neg_value
+        theta = GammaNatural(shape + x, rate + t)
+        mean = -Gamma.mean(theta).neg_value
+        beta = multiply(prior, GammaNatural(shape * len(x), mean.sum()))
+        return {"beta": beta, "theta": theta}
+
+    def loss(q: Any) -> Any:
+        beta, theta = (straight_through_mean(Gamma, q[name]) for name in ("beta", "theta"))
+        kl = straight_through_kl(Gamma, q["beta"], prior, beta)
+        # The entropy of theta, and its expected prior and likelihood, linear in each mean.
+        kl += jnp.sum(straight_through_kl(Gamma, q["theta"], flat, theta))
+        prior_theta = shape * beta.log_value + (shape - 1) * theta.log_value
+        prior_theta += beta.neg_value * -theta.neg_value
+        lik = Poisson.log_base_measure(x) + x * (theta.log_value + jnp.log(t))
+        lik += t * theta.neg_value
+        return kl - jnp.sum(prior_theta + lik - Gamma.inner(flat, theta) + theta.log_value)
+
+    began = time.perf_counter()
+    flat = GammaNatural(jnp.ones(10), jnp.ones(10))
+    q0 = {"beta": prior, "theta": flat}
+    if by_gradient:
+        optim = natural_gradient(0.5)
+
+        def move(carry: Any) -> Any:
+            q, state = carry
+            moves, state = optim.update(jax.grad(loss)(q), state, q)
+            return jax.tree.map(jnp.add, q, moves), state
+
+        q = swept(move, (q0, optim.init(q0)), 300)[0]
+    else:
+        q = swept(step, q0)
+    fit = by_naturals(model, guide, q, (x, t), began)
+    x, t = table(PUMPS)
+    beta = np.exp(np.linspace(-6, 4, 20001))
+    log_p = (0.1 + shape * 10) * np.log(beta) - beta  # times beta, for the grid in its log
+    log_p -= np.sum((shape + x) * np.log(beta[:, None] + t), 1)
+    w = np.exp(log_p - log_p.max())
+    w /= w.sum()
+    mean, second = ((shape + x) / (beta[:, None] + t) for _ in range(2))
+    second = mean**2 + mean / (beta[:, None] + t)
+    mean, second = w @ mean, w @ second
+    m = w @ beta
+    truth = {
+        "theta": (mean, np.sqrt(second - mean**2)),
+        "beta": (m, np.sqrt(w @ (beta - m) ** 2)),
+    }
+    return fit, truth
+
+
+DYESTUFF = """
+1545 1440 1440 1520 1580
+1540 1555 1490 1560 1495
+1595 1550 1605 1510 1560
+1445 1440 1595 1465 1545
+1595 1630 1515 1635 1625
+1520 1455 1450 1480 1445
+"""
+
+
+def dyestuff(out: Path) -> Found:
+    """Yields of six batches (Davies 1949), in units of 50 grams."""
+    rows = (table(DYESTUFF) - 1527.5) / 50
+    y, (J, n) = jnp.asarray(rows), rows.shape
+    prior = InverseGamma.from_standard(2.0, 1.0)
+
+    def model(y: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 10))
+        between = numpyro.sample("between", dist.InverseGamma(2.0, 1.0))
+        within = numpyro.sample("within", dist.InverseGamma(2.0, 1.0))
+        with numpyro.plate("batches", J):
+            m = numpyro.sample("m", dist.Normal(mu, jnp.sqrt(between)))
+        numpyro.sample("y", dist.Normal(m[:, None], jnp.sqrt(within)), obs=y)
+
+    def normal(q: GaussianNatural) -> Any:
+        loc, covariance = Gaussian.to_standard(q)
+        return loc[..., 0], covariance[..., 0, 0]
+
+    def guide(y: Any) -> None:
+        q: Any = numpyro.param("q", q0)
+        for name in ("mu", "m"):
+            loc, variance = normal(q[name])
+            with numpyro.plate("batches", J) if name == "m" else nullcontext():
+                numpyro.sample(name, dist.Normal(loc, jnp.sqrt(variance)))
+        for name in ("between", "within"):
+            numpyro.sample(name, InverseGamma.to_distribution(q[name]))
+
+    def of(h: Any, precision: Any) -> GaussianNatural:
+        return GaussianNatural(h[..., None], -precision[..., None, None] / 2)
+
+    def step(q: Any) -> Any:
+        a, b = (-InverseGamma.mean(q[name]).neg_inverse for name in ("between", "within"))
+        loc, variance = normal(q["m"])
+        mu = of(a * loc.sum(), a * J + 0.01)
+        m_mu, v_mu = normal(mu)
+        m = of(a * m_mu + b * y.sum(1), jnp.broadcast_to(a + b * n, (J,)))
+        loc, variance = normal(m)
+        squares = jnp.sum((loc - m_mu) ** 2 + variance + v_mu)
+        errors = jnp.sum((y - loc[:, None]) ** 2 + variance[:, None])
+        between = multiply(prior, InverseGammaNatural(J / 2, squares / 2))
+        within = multiply(prior, InverseGammaNatural(J * n / 2, errors / 2))
+        return {"mu": mu, "m": m, "between": between, "within": within}
+
+    began = time.perf_counter()
+    unit = GaussianNatural(jnp.zeros(1), -jnp.eye(1) / 2)
+    several = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (J, *leaf.shape)), unit)
+    q0 = {"mu": unit, "m": several, "between": prior, "within": prior}
+    fit = by_naturals(model, guide, swept(step, q0), (y,), began)
+    rng, mu, between, within, kept_draws = np.random.default_rng(0), 0.0, 1.0, 1.0, []
+    for _ in range(41_000):
+        precision = 1 / between + n / within
+        m = (mu / between + rows.sum(1) / within) / precision
+        m += rng.standard_normal(J) / precision**0.5
+        precision = J / between + 0.01
+        mu = m.sum() / between / precision + rng.standard_normal() / precision**0.5
+        between = (1 + np.sum((m - mu) ** 2) / 2) / rng.gamma(2 + J / 2)
+        within = (1 + np.sum((rows - m[:, None]) ** 2) / 2) / rng.gamma(2 + J * n / 2)
+        kept_draws.append((mu, between, within, *m))
+    draws = np.array(kept_draws[1000:])
+    named = {"mu": draws[:, 0], "between": draws[:, 1], "within": draws[:, 2], "m": draws[:, 3:]}
+    return fit, moments(named)
+
+
+HEADS_OF_BROTHERS = """
+191 195 181 183 176 208 189 197 188 192 179 183 174 190 188 163 195 186 181 175 192 174 176 197 190
+155 149 148 153 144 157 150 159 152 150 158 147 150 159 151 137 155 153 145 140 154 143 139 167 163
+179 201 185 188 171 192 190 189 197 187 186 174 185 195 187 161 183 173 182 165 185 178 176 200 187
+145 152 149 149 142 152 149 152 159 151 148 147 152 157 158 130 158 148 146 137 152 147 143 158 150
+"""
+
+
+def heads(out: Path) -> Found:
+    """Length and breadth of the heads of first and second sons (Frets 1921), less 170, by 10."""
+    rows = (table(HEADS_OF_BROTHERS).T - 170) / 10
+    y, (n, d) = jnp.asarray(rows), rows.shape
+    prior = Wishart.from_standard(df=6.0, rate_matrix=3 * jnp.eye(d))
+
+    def model(y: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 3).expand([d]).to_event(1))
+        precision = numpyro.sample("precision", dist.Wishart(6.0, rate_matrix=3 * jnp.eye(d)))
+        normal = dist.MultivariateNormal(mu, precision_matrix=precision)
+        with numpyro.plate("rows", n):
+            numpyro.sample("y", normal, obs=y)
+
+    def guide(y: Any) -> None:
+        q: Any = numpyro.param("q", q0)
+        numpyro.sample("mu", Gaussian.to_distribution(q["mu"]))
+        numpyro.sample("precision", Wishart.to_distribution(q["precision"]))
+
+    def step(q: Any) -> Any:
+        P = -2 * Wishart.mean(q["precision"]).neg_half_precision
+        mu = GaussianNatural(P @ y.sum(0), -(n * P + jnp.eye(d) / 9) / 2)
+        mean = Gaussian.mean(mu)
+        cross = jnp.outer(y.sum(0), mean.x)
+        squares = y.T @ y - cross - cross.T + n * mean.xx
+        return {"mu": mu, "precision": multiply(prior, WishartNatural(squares, 1.0 * n))}
+
+    began = time.perf_counter()
+    q0 = {"mu": GaussianNatural(jnp.zeros(d), -jnp.eye(d) / 2), "precision": prior}
+    fit = by_naturals(model, guide, swept(step, q0), (y,), began)
+    rng, mu, found = np.random.default_rng(0), rows.mean(0), []
+    for _ in range(41_000):
+        scale = np.linalg.inv(3 * np.eye(d) + (rows - mu).T @ (rows - mu))
+        P = wishart.rvs(6 + n, scale, random_state=rng)
+        C = np.linalg.inv(n * P + np.eye(d) / 9)
+        mu = C @ P @ rows.sum(0) + np.linalg.cholesky(C) @ rng.standard_normal(d)
+        found.append((mu, P))
+    named = {"mu": np.array([f[0] for f in found[1000:]])}
+    named["precision"] = np.array([f[1] for f in found[1000:]])
+    return fit, moments(named)
+
+
+INSECTS = """
+10 7 20 14 14 12 10 23 17 20 14 13
+11 17 21 11 16 14 17 17 19 21 7 13
+0 1 7 2 3 1 2 1 3 0 1 4
+3 5 12 6 4 3 5 5 5 5 2 4
+3 5 3 5 3 6 1 1 3 2 6 4
+11 9 15 22 15 16 13 10 26 26 24 13
+"""
+FLOOR, PRICE = 3.0, 5.0
+
+
+def insects(out: Path) -> Found:
+    """Insects under six sprays (Beall 1942): negative binomial, log rates of a common normal."""
+
+    def model(y: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(2, 2))
+        tau = numpyro.sample("tau", dist.HalfNormal(2))
+        concentration = numpyro.sample("concentration", dist.LogNormal(2.0, 1.0))
+        with numpyro.plate("sprays", 6):
+            log_rate = numpyro.sample("log_rate", dist.Normal(mu, tau))
+        rate = numpyro.deterministic("rate", jnp.exp(log_rate))
+        numpyro.sample("y", dist.NegativeBinomial2(rate[:, None], concentration), obs=y)
+
+    rows = table(INSECTS).astype(int)
+    shortfall = {"rate": lambda mean: PRICE * jax.nn.relu(FLOOR - mean) ** 2}
+    loss = PosteriorRegularizedELBO(VRELBO(1.0, 4), shortfall)
+    data = single((rows,))
+    fit = by_guide(model, data, AutoRealNVPNormal(model), loss, ADAM)
+    sites = ("mu", "tau", "concentration", "log_rate")
+    draws = by_nuts(out, "insects", model, (rows,), sites)
+    rate = np.exp(draws["log_rate"])
+
+    def tilted(slope: float) -> np.ndarray:
+        w = np.exp(slope * (rate[:, 2] - rate[:, 2].mean()))
+        return w / w.sum()
+
+    slope = brentq(
+        lambda s: s - 2 * PRICE * max(0.0, FLOOR - float(tilted(s) @ rate[:, 2])), 0.0, 20.0
+    )
+    w = tilted(slope)
+    mean = w @ rate
+    print(
+        f"    slope {slope:.2f}: rate of C {rate[:, 2].mean():.3f} to {mean[2]:.3f}, least other"
+        f" {np.delete(mean, 2).min():.2f}, ess {1 / np.sum(w**2):,.0f} of {len(w):,}"
+    )
+    truth = {}
+    for site, x in draws.items():
+        m = np.tensordot(w, x, 1)
+        truth[site] = m, np.sqrt(np.tensordot(w, (x - m) ** 2, 1))
+    return fit, truth
+
+
+KEEP, DAYS = 0.9, 6
+
+
+def fair(by_ep: bool, out: Path) -> Found:
+    """Whether 6,366 readers had an affair (Fair 1978): complementary log-log."""
+    data = sm.datasets.fair.load_pandas().data
+    x = standardised(data[["rate_marriage", "age", "yrs_married", "religious"]].to_numpy())
+    y = (data.affairs.to_numpy() > 0) * 1.0
+    order = np.random.default_rng(0).permutation(len(y))
+    x, y = x[order].reshape(DAYS, -1, 4), y[order].reshape(DAYS, -1)
+
+    def log_lik(eta: Any, y: Any) -> Any:
+        return jnp.where(y > 0, jnp.log(-jnp.expm1(-jnp.exp(eta))), -jnp.exp(eta))
+
+    def model(x: Any, y: Any) -> None:
+        a = numpyro.sample("a", dist.Normal(0, 2))
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([4]).to_event(1))
+        with numpyro.plate("rows", len(y)) as i:
+            p = -jnp.expm1(-jnp.exp(a + x[i] @ b))
+            numpyro.sample("y", dist.Bernoulli(p), obs=y[i])
+
+    def all_days(x: Any, y: Any) -> None:
+        first = KEEP ** (-(DAYS - 1) / 2)
+        a = numpyro.sample("a", dist.Normal(0, 2 * first))
+        b = numpyro.sample("b", dist.Normal(0, first).expand([4]).to_event(1))
+        age = jnp.arange(DAYS - 1, -1, -1)[:, None]
+        numpyro.factor("rows", jnp.sum(KEEP**age * log_lik(a + x @ b, y)))
+
+    began, fit = time.perf_counter(), None
+    for day in range(DAYS):
+        today = single((x[day], y[day]))
+        if by_ep:
+            engine = EP(model, prior=fit, forgetting_factor=KEEP)
+            result = engine.run(random.key(day), 50, *today, progress_bar=False)
+            fit = engine, result
+        else:
+            prior = model if fit is None else posterior_as_prior(model, fit, KEEP)
+            svi = SVI(prior, AutoMultivariateNormal(prior), ADAM, VRELBO(1.0, 4))
+            fit = svi, svi.run(random.key(day), 5000, *today, progress_bar=False)
+    maker, result = fit  # pyright: ignore[reportGeneralTypeIssues]
+    shape = (GUIDE_DRAWS,)
+    draws = maker.guide.sample_posterior(random.key(1), result.params, *today, sample_shape=shape)
+    seconds = time.perf_counter() - began
+    found = diagnose(maker, result=result, model_args=today)
+    truth = moments(by_nuts(out, "fair", all_days, (x, y), ("a", "b")))
+    return Fit(jax.device_get(draws), found, seconds), truth
+
+
+def strikes(out: Path) -> Found:
+    """Days of 62 strikes (Kennan 1985), Weibull on unexpected production."""
+    data = sm.datasets.strikes.load_pandas().data
+    x, y = standardised(data.iprod.to_numpy()), data.duration.to_numpy()
+
+    def model(x: Any, y: Any) -> None:
+        a = numpyro.sample("a", dist.Normal(3, 2))
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        k = numpyro.sample("k", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("rows", len(y)) as i:
+            numpyro.sample("y", dist.Weibull(jnp.exp(a + b * x[i]), k), obs=y[i])
+
+    today, began = single((x, y)), time.perf_counter()
+    engine = DAEP(model, 4, power=0.5, mean="moments")
+    result = engine.run(random.key(1), 50, *today, progress_bar=False)
+    draws = engine.guide.sample_posterior(
+        random.key(1), result.params, *today, sample_shape=(GUIDE_DRAWS,)
+    )
+    seconds = time.perf_counter() - began
+    found = diagnose(engine, result=result, model_args=today)
+    truth = moments(by_nuts(out, "strikes", model, (x, y), ("a", "b", "k")))
+    return Fit(jax.device_get(draws), found, seconds), truth
+
+
+def doctors(out: Path) -> Found:
+    """Visits of 300 persons (the RAND experiment): Poisson, and an effect of each person."""
+    from jax.example_libraries import stax
+
+    data = sm.datasets.randhie.load_pandas().data.iloc[::67][:300]
+    x = standardised(data[["lncoins", "disea", "physlm"]].to_numpy())
+    y = data.mdvis.to_numpy().astype(int)
+
+    def model(x: Any, y: Any) -> None:
+        a = numpyro.sample("a", dist.Normal(0, 2))
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]).to_event(1))
+        s = numpyro.sample("s", dist.HalfNormal(1))
+        with numpyro.plate("rows", len(y)) as i:
+            z = numpyro.sample("z", dist.Normal(0, 1))
+            numpyro.sample("y", dist.Poisson(jnp.exp(a + x[i] @ b + s * z)), obs=y[i])
+
+    net = stax.serial(stax.Dense(32), stax.Elu, stax.Dense(2 + 3))
+    features = lambda x, y: jnp.column_stack([x, jnp.log1p(y)])  # noqa: E731
+    guide = FlowGuide(model, net, plate="rows", features=features)
+    fit = by_guide(model, single((x, y)), guide, BBAlphaELBO(0.5), ADAM)
+    return fit, moments(by_nuts(out, "doctors", model, (x, y), ("a", "b", "s", "z")))
+
+
+def inflation(out: Path) -> Found:
+    """Inflation of the United States, quarterly, 1959 to 2009."""
+    y = sm.datasets.macrodata.load_pandas().data.infl.to_numpy()
+
+    def model(y: Any) -> None:
+        step = numpyro.sample("step", dist.HalfNormal(2))
+        noise = numpyro.sample("noise", dist.HalfNormal(4))
+        level = numpyro.sample("level", dist.GaussianRandomWalk(step, len(y)))
+        numpyro.sample("y", dist.StudentT(4, level, noise), obs=y)
+
+    fit = by_guide(model, single((y,)), AutoMarkov(model), VRELBO(1.0, 4), ADAM)
+    return fit, moments(by_nuts(out, "inflation", model, (y,), ("step", "noise", "level")))
+
+
+def bottles(make: Callable[[Any], Any], loss: Any, out: Path) -> Found:
+    """Oxygen demand on seven days (Marske 1967)."""
+    t, y = np.array([1.0, 2, 3, 4, 5, 7]), np.array([8.3, 10.3, 19.0, 16.0, 15.6, 19.8])
+
+    def model(t: Any, y: Any) -> None:
+        top = numpyro.sample("top", dist.LogNormal(np.log(20.0), 0.7))
+        rate = numpyro.sample("rate", dist.LogNormal(np.log(0.5), 1.0))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(5))
+        numpyro.sample("y", dist.Normal(top * -jnp.expm1(-rate * t), sigma), obs=y)
+
+    fit = by_guide(model, single((t, y)), make(model), loss, ADAM)
+    return fit, moments(by_nuts(out, "bottles", model, (t, y), ("top", "rate", "sigma")))
+
+
+class Case:
+    """A line of the table for each group of sites, from one fit."""
+
+    def __init__(
+        self, system: str, method: str, model: Callable[[Path], Found], *groups: tuple[str, ...]
+    ) -> None:
+        self.system, self.method, self.model, self.groups = system, method, model, groups
+
+    def lines(self, out: Path) -> list[Line]:
+        made: dict[str, Any] = {}
+
+        def line(sites: tuple[str, ...]) -> Line:
+            if not made:
+                with warnings.catch_warnings(record=True) as seen:
+                    warnings.simplefilter("always")
+                    made["fit"] = self.model(out)
+                for one in seen:
+                    print(f"    {one.category.__name__}: {str(one.message)[:300]}")
+            fit, truth = made["fit"]
+            error = errors(fit.draws, {site: truth[site] for site in sites or truth})
+            verdict = Verdict(error.right(), fit.found)
+            cells = (self.method, ", ".join(sites) or "all", f"{error.mean:.2f}", error.spread)
+            text = f"| {self.system} | {' | '.join([*cells, *verdict.cells])} | {fit.seconds:.1f} |"
+            return Line.of(text, verdict)
+
+        return [
+            kept(out, f"{self.system} {self.method} {' '.join(sites)}", partial(line, sites))
+            for sites in self.groups or ((),)
+        ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    hierarchical = {
+        "AutoAuxiliary": (AutoAuxiliary, Trace_ELBO(8)),
+        "AutoHVI": (AutoHVI, Trace_ELBO(8)),
+        "AutoSemiImplicit": (AutoSemiImplicit, SemiImplicitELBO()),
+    }
+    cases = [
+        Case("conjugate", "pumps, ascent", partial(pumps, False)),
+        Case("conjugate", "pumps, natural gradient", partial(pumps, True)),
+        Case("conjugate", "dyestuff, ascent", dyestuff),
+        Case("conjugate", "heads, ascent", heads),
+        Case("regularised", "insects", insects),
+        Case("streaming", "fair, EP", partial(fair, True)),
+        Case("streaming", "fair, SVI", partial(fair, False)),
+        Case("distributed", "strikes", strikes),
+        Case("local", "doctors", doctors, ("a", "b", "s"), ("z",)),
+        Case("sequence", "inflation", inflation, ("level",), ("step", "noise")),
+        *(
+            Case("hierarchical", f"bottles, {name}", partial(bottles, make, loss))
+            for name, (make, loss) in hierarchical.items()
+        ),
+    ]
+    names = list(dict.fromkeys(case.system for case in cases))
+    parser.add_argument("--only", nargs="*", default=names, choices=names)
+    parser.add_argument("--out", type=Path, default=Path("out/systems"))
+    args = parser.parse_args()
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
+    lines = [line for case in cases if case.system in args.only for line in case.lines(args.out)]
+    print(counted(lines))
+
+
+if __name__ == "__main__":
+    main()
