@@ -21,7 +21,7 @@ example, test or other benchmark.
   show.
 
 Guides run for 5,000 steps of `optax.adam(5e-3)`, engines for 50. The truth is NUTS in double
-precision (4 chains of 2,000 + 5,000), kept under `--out`, or 40,000 draws of a Gibbs sampler for
+precision (4 chains of 2,000 + 5,000), kept under `--out`, or 20,000 draws of a Gibbs sampler for
 dyestuff and heads, or a quadrature for the pumps. The columns are those of `run.py`.
 
     python benchmarks/newcomers/systems.py
@@ -93,6 +93,7 @@ from _shared.verdicts import HEADS, Line, Truth, Verdict, counted, errors, kept,
 COLUMNS = ("system", "model", "compared", "worst mean", "sd ratio", *HEADS, "seconds")
 Found = tuple[Fit, Truth]
 ADAM = optax.adam(5e-3)
+DRAWS = 21_000
 
 
 def by_nuts(out: Path, name: str, model: Any, data: Any, sites: tuple[str, ...]) -> Any:
@@ -248,7 +249,7 @@ def dyestuff(out: Path) -> Found:
     q0 = {"mu": unit, "m": several, "between": prior, "within": prior}
     fit = by_naturals(model, guide, swept(step, q0), (y,), began)
     rng, mu, between, within, kept_draws = np.random.default_rng(0), 0.0, 1.0, 1.0, []
-    for _ in range(41_000):
+    for _ in range(DRAWS):
         precision = 1 / between + n / within
         m = (mu / between + rows.sum(1) / within) / precision
         m += rng.standard_normal(J) / precision**0.5
@@ -257,7 +258,7 @@ def dyestuff(out: Path) -> Found:
         between = (1 + np.sum((m - mu) ** 2) / 2) / rng.gamma(2 + J / 2)
         within = (1 + np.sum((rows - m[:, None]) ** 2) / 2) / rng.gamma(2 + J * n / 2)
         kept_draws.append((mu, between, within, *m))
-    draws = np.array(kept_draws[1000:])
+    draws = np.array(kept_draws[DRAWS // 21 :])
     named = {"mu": draws[:, 0], "between": draws[:, 1], "within": draws[:, 2], "m": draws[:, 3:]}
     return fit, moments(named)
 
@@ -300,14 +301,15 @@ def heads(out: Path) -> Found:
     q0 = {"mu": GaussianNatural(jnp.zeros(d), -jnp.eye(d) / 2), "precision": prior}
     fit = by_naturals(model, guide, swept(step, q0), (y,), began)
     rng, mu, found = np.random.default_rng(0), rows.mean(0), []
-    for _ in range(41_000):
+    P_prior = np.eye(d) / 9
+    for _ in range(DRAWS):
         scale = np.linalg.inv(3 * np.eye(d) + (rows - mu).T @ (rows - mu))
         P = wishart.rvs(6 + n, scale, random_state=rng)
-        C = np.linalg.inv(n * P + np.eye(d) / 9)
+        C = np.linalg.inv(n * P + P_prior)
         mu = C @ P @ rows.sum(0) + np.linalg.cholesky(C) @ rng.standard_normal(d)
         found.append((mu, P))
-    named = {"mu": np.array([f[0] for f in found[1000:]])}
-    named["precision"] = np.array([f[1] for f in found[1000:]])
+    named = {"mu": np.array([f[0] for f in found[DRAWS // 21 :]])}
+    named["precision"] = np.array([f[1] for f in found[DRAWS // 21 :]])
     return fit, moments(named)
 
 
