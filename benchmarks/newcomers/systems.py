@@ -21,7 +21,7 @@ example, test or other benchmark.
   show.
 
 Guides run for 5,000 steps of `optax.adam(5e-3)`, engines for 50. The truth is NUTS in double
-precision (4 chains of 2,000 + 5,000), kept under `--out`, or 20,000 draws of a Gibbs sampler for
+precision (4 chains of 1,000 + 2,000), kept under `--out`, or 20,000 draws of a Gibbs sampler for
 dyestuff and heads, or a quadrature for the pumps. The columns are those of `run.py`.
 
     python benchmarks/newcomers/systems.py
@@ -87,7 +87,7 @@ from numpyro_ext.optim import natural_gradient
 sys.path.append(str(Path(__file__).parents[1]))
 from _shared.methods import GUIDE_DRAWS, Fit, by_guide
 from _shared.nuts import nuts
-from _shared.unseen_models import NUTS_DRAWS, standardised, table
+from _shared.unseen_models import standardised, table
 from _shared.verdicts import HEADS, Line, Truth, Verdict, counted, errors, kept, moments
 
 COLUMNS = ("system", "model", "compared", "worst mean", "sd ratio", *HEADS, "seconds")
@@ -97,7 +97,7 @@ DRAWS = 21_000
 
 
 def by_nuts(out: Path, name: str, model: Any, data: Any, sites: tuple[str, ...]) -> Any:
-    return nuts(out, name, model, data, sites, **NUTS_DRAWS)
+    return nuts(out, name, model, data, sites, x64=True)
 
 
 def single(data: Any) -> Any:

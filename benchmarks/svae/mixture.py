@@ -11,7 +11,7 @@
 
 Networks are trained on 1,000 rows by `SVAEELBO`, or on rows that are simulated anew at each step,
 with their x and z, by the mean of log q(z) + log q(x), which is the other Kullback-Leibler
-divergence: 1,000 steps of Adam, 5e-3 and falling along a cosine, on batches of 50 rows or 10
+divergence: 1,000 steps of Adam, 5e-3 and falling along a cosine, on batches of 50 rows or 5
 series. `exact, C = 2` is the likelihood of x itself, which apart from the noise at zero is a
 mixture of two normals, as its potential; `flat` is a potential that says nothing.
 
@@ -164,7 +164,7 @@ def exact(y: np.ndarray, shares: np.ndarray) -> Exact:
 
 def by_elbo(svi: SVI, rng_key: Array, y: Array, steps: int) -> Any:
     """Parameters of the guide."""
-    batch = 10 if y.ndim == 3 else 50
+    batch = 5 if y.ndim == 3 else 50
     update = lambda state, _: svi.update(state, y, batch)  # noqa: E731
     state, _ = lax.scan(update, svi.init(rng_key, y, batch), length=steps)
     return svi.get_params(state)
@@ -177,7 +177,7 @@ def by_simulation(guide: SVAEGuide, rng_key: Array, params: Any, steps: int) -> 
     adam, name = optax.adam(optax.cosine_decay_schedule(5e-3, steps)), "svae_recognition$params"
 
     def loss(phi: Any, key: Array) -> Array:
-        y, z, x = simulated(key, series, 10 * T if series else 50)
+        y, z, x = simulated(key, series, 5 * T if series else 50)
         q = rule.distributions(rule.infer(known, apply(phi, y)))
         return -jnp.mean(q["z"].log_prob(z)) - jnp.mean(q["x"].log_prob(x[..., None]))
 
