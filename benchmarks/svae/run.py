@@ -68,9 +68,8 @@ def components(standard: dict[str, Any]) -> tuple[Array, Array]:
     return Sigma, numpyro.sample("mu", dist.MultivariateNormal(loc, Sigma / kappa))
 
 
-def pinwheel_program(rule: Any, num_components: int | None = None, **options: Any) -> Program:
-    """The model and the guide of experiment 1, with options of the networks; the number of
-    components is that of the potentials."""
+def pinwheel_program(rule: Any, **options: Any) -> Program:
+    """The model and the guide of experiment 1, with options of the networks."""
     concentration = jnp.full(COMPONENTS, 1 + 0.05 / COMPONENTS)
     standard = {
         "loc": jnp.zeros((COMPONENTS, 2)),
@@ -93,7 +92,7 @@ def pinwheel_program(rule: Any, num_components: int | None = None, **options: An
         "pi": Dirichlet.from_standard(concentration),
         "components": NIW.from_standard(**standard),
     }
-    network = recognition_network(2, num_components=num_components, **options)
+    network = recognition_network(2, **options)
     return model, SVAEGuide(prior, network, rule, create_plates=plate_of)
 
 
