@@ -53,8 +53,8 @@ def posterior_as_prior(
     integrated out of the normal and keeps its prior given the others, unless ``sites`` names it.
 
     **Errors add up.** ``diagnose`` judges the fit of today, with yesterday's normal as its prior,
-    and sees no error of the days before. Standard deviations that are a tenth too small each day,
-    which is within its limits, are 0.7 of the right ones after six days of f = 0.9 (``python
+    and sees no error of the days before. Standard deviations that are too small each day, within
+    its limits, are 0.7 of the right ones after six days of f = 0.9 (``python
     benchmarks/newcomers/systems.py --only streaming``: SVI from a new start each day). Begin each
     day at yesterday's parameters, with a falling rate (``examples/streaming_updates.py``), or take
     an engine.
