@@ -59,6 +59,9 @@ class PosteriorRegularizedELBO(Objective):
     The draws are others than those of the base, and so is their minibatch, if the model draws it.
     Sites of the guide have to be reparameterised, whatever the base; they need no density.
 
+    ``diagnose`` knows nothing of penalties and compares q with the posterior of the model, so that
+    it calls wrong what the penalties have moved. Judge by it the fit of the base alone.
+
     :param base: the loss, any ``ELBO`` of NumPyro or of this module.
     :param penalties: the functions h by the names of the sites f.
     :param int num_particles: the number of draws S of the expectations, at least 2.
