@@ -46,7 +46,7 @@ from numpyro_ext.scores import RBF
 
 TOPICS, VOCABULARY, DOCUMENTS, HELD_OUT, LENGTH = 30, 500, 800, 80, 60
 PRIOR, BATCH, PARTICLES, RECORDS = 0.1, 100, 20, 4
-GRID = (0.01, 0.03, 0.1)  # first steps of SGRLD
+GRID = (0.03, 0.1)  # first steps of SGRLD
 
 
 def weights_of_topics(rng_key: Array, topics: Array, words: Array, sweeps: int) -> Array:
