@@ -28,10 +28,17 @@ import optax
 from numpyro_ext.ep import PBP
 from numpyro_ext.guides import AutoDropout, AutoLaplaceGGN, init_to_fan_in
 from numpyro_ext.mcmc import SGHMC, CyclicalSchedule
-from numpyro_ext.objectives import VRELBO, BBAlphaELBO, CurvatureELBO
+from numpyro_ext.objectives import (
+    VRELBO,
+    BBAlphaELBO,
+    CurvatureELBO,
+    KLWeightedELBO,
+    count_steps,
+    minibatch_kl_weights,
+)
 from numpyro_ext.optim import ivon, vadam, von
 from numpyro_ext.particles import SVGD, AutoParticles, RegularizedSVGD
-from numpyro_ext.targets import bayesian_mlp
+from numpyro_ext.targets import bayesian_mlp, scale_mixture
 
 HIDDEN, DRAWS, NETWORKS, KEPT = 50, 100, 5, 33
 START = init_to_fan_in()
@@ -58,10 +65,13 @@ def budget(X: Array, epochs: int) -> Budget:
 
 
 def network(
-    classes: int | None = None, log_noise: float | None = None, log_prior: float = 0.0
+    classes: int | None = None,
+    log_noise: float | None = None,
+    log_prior: float = 0.0,
+    prior: Any = None,
 ) -> Callable[..., None]:
     """The model; with the logarithms of the precisions of noise and weights, or a learnt noise."""
-    prior = dist.Normal(0.0, exp(-log_prior / 2))
+    prior = prior or dist.Normal(0.0, exp(-log_prior / 2))
     model = partial(bayesian_mlp, hidden=(HIDDEN,), weight_prior=prior)
     if classes is not None:
         return partial(model, num_classes=classes)
@@ -81,7 +91,7 @@ def of_draws(model: Callable[..., None], draws: dict[str, Array], X: Array) -> d
 
 
 class Recipe(NamedTuple):
-    """An ``SVI``: guide, optimiser for a budget, and loss."""
+    """An ``SVI``: guide, optimiser for a budget, and loss, which may be a function of it."""
 
     guide: Callable[[Callable[..., None]], Any]
     optim: Callable[[Budget], Any]
@@ -104,7 +114,10 @@ def by_svi(
 
     def one(rng_key: Array) -> dict[str, Array]:
         guide = recipe.guide(model)
-        svi = SVI(model, guide, recipe.optim(size), recipe.loss)
+        weighted = recipe.loss is by_minibatch
+        loss = by_minibatch(size) if weighted else recipe.loss
+        counted = count_steps(guide) if weighted else guide
+        svi = SVI(model, counted, recipe.optim(size), loss)
         fit_key, draw_key = random.split(rng_key)
         data = {"subsample_size": size.batch, "progress_bar": False}
         params = svi.run(fit_key, size.steps, X, y, **data).params
@@ -215,6 +228,10 @@ def adam(size: Budget) -> Any:
     return optax.adam(optax.cosine_decay_schedule(0.02, size.steps))
 
 
+def constant(size: Budget) -> Any:
+    return optax.adam(0.01, b1=0.9, b2=0.99)
+
+
 def natural(size: Budget) -> Any:
     rate = optax.cosine_decay_schedule(0.1, size.steps)
     return ivon(rate, other=adam(size))
@@ -246,9 +263,17 @@ def of_weights(model: Callable[..., None]) -> Any:
     return guide
 
 
+def by_minibatch(size: Budget) -> KLWeightedELBO:
+    """The prior counts in the first minibatches of an epoch, the rows in the last ones."""
+    number = size.rows // size.batch
+    weights = number * minibatch_kl_weights(number)
+    return KLWeightedELBO(lambda i: weights[i % number], Trace_ELBO(20))
+
+
 POINT = partial(AutoDelta, init_loc_fn=START)
 DROPOUT = partial(AutoDropout, keep_prob=0.98, init_loc_fn=START)
 PARTICLES = partial(AutoParticles, num_particles=20, init_loc_fn=START)
+TWENTY = Trace_ELBO(20)
 SQUARES = CurvatureELBO("squared_gradient", 10)
 
 
@@ -257,6 +282,12 @@ def vadam_at(log_noise: float, log_prior: float) -> Recipe:
     optim = partial(perturbed, log_prior=log_prior, constant=True)
     model = partial(network, log_noise=log_noise, log_prior=log_prior)
     return Recipe(guide, optim, SQUARES, model=model)
+
+
+def backprop_at(log_noise: float, prior: Any = None, loss: Any = TWENTY) -> Recipe:
+    """Weights N(0, 1) or another prior, a start at the precision 10, and the rate of Vadam."""
+    model = partial(network, log_noise=log_noise, prior=prior)
+    return Recipe(partial(mean_field, scale=10**-0.5), constant, loss, model=model)
 
 
 RECIPES = {
@@ -276,6 +307,9 @@ RECIPES = {
     "Vadam at e^2, e^2": vadam_at(2, 2),
     "Vadam at e^5, 1": vadam_at(5, 0),
     "Vadam at e^5, e^4": vadam_at(5, 4),
+    "mean field, Adam at e^2, 1": backprop_at(2),
+    "mean field, Adam at e^2, mixture": backprop_at(2, scale_mixture()),
+    "mean field, Adam at e^2, mixture, KL weights": backprop_at(2, scale_mixture(), by_minibatch),
 }
 METHODS: dict[str, Method] = {
     "ridge": ridge,

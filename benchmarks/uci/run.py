@@ -164,7 +164,7 @@ def main() -> None:
     print(f"| {columns} | published | re-run |\n|" + "---|" * 10, flush=True)
     for name in sets:
         for title in args.only:
-            if name in CLASSES and title.startswith(("PBP", "ridge", "Vadam")):
+            if name in CLASSES and (" at " in title or title.startswith(("PBP", "ridge", "Vadam"))):
                 continue  # of numbers alone
             for epochs in args.epochs:
                 found, told = [], 0
