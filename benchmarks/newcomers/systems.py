@@ -226,9 +226,9 @@ def doctors(out: Path) -> Found:
             z = numpyro.sample("z", dist.Normal(0, 1))
             numpyro.sample("y", dist.Poisson(jnp.exp(a + x[i] @ b + s * z)), obs=y[i])
 
-    net = stax.serial(stax.Dense(32), stax.Elu, stax.Dense(2 + 3))
+    net = stax.serial(stax.Dense(32), stax.Elu, stax.Dense(2))
     features = lambda x, y: jnp.column_stack([x, jnp.log1p(y)])  # noqa: E731
-    guide = FlowGuide(model, net, plate="rows", features=features)
+    guide = FlowGuide(model, net, plate="rows", features=features, num_flows=0)
     fit = by_guide(model, single((x, y)), guide, BBAlphaELBO(0.5), ADAM)
     return fit, moments(by_nuts(out, "doctors", model, (x, y), ("a", "b", "s", "z")))
 
