@@ -1,7 +1,6 @@
 """The search for a mode of a posterior from a given point, and the curvature there."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 import math
@@ -12,12 +11,12 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import solve_triangular
-from tqdm.auto import tqdm
 
 from numpyro_ext._model.minibatch import draw_indices
 from numpyro_ext._model.operations import (
     compile_ahead,
     count_operations,
+    progress_bar,
     quick_options,
     run_once,
 )
@@ -36,7 +35,6 @@ __all__ = [
     "draw_batch",
     "mode_search",
     "of_kind",
-    "progress_bar",
     "some_rows",
     "starts_of",
 ]
@@ -358,10 +356,3 @@ def _is_slow(decrements: list[float]) -> bool:
 def _make_ones(shape: Any) -> Array:
     one = jnp.eye(*shape.shape) if len(shape.shape) == 2 else jnp.ones(shape.shape)
     return one.astype(shape.dtype)
-
-
-@contextmanager
-def progress_bar(total: int, description: str) -> Iterator[Callable[[], Any]]:
-    """A progress bar that appears after a second, and only on a terminal."""
-    with tqdm(total=total, desc=description, delay=1.0, disable=None, leave=False) as bar:
-        yield bar.update

@@ -1,8 +1,10 @@
-"""The cost of a program in operations, read off the program; and programs that run once."""
+"""The cost of a program in operations, read off the program; programs that run once; and the bar of
+long work."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 import hashlib
 import math
@@ -13,10 +15,12 @@ from jax import Array
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 import jax.numpy as jnp
+from tqdm.auto import tqdm
 
 from numpyro_ext._model.arguments import is_traced
 
-__all__ = ["FEW", "compile_ahead", "count_operations", "quick_options", "run_once", "traced_once"]
+__all__ = ["FEW", "compile_ahead", "count_operations", "progress_bar", "quick_options"]
+__all__ += ["run_once", "traced_once"]
 
 FEW = 10**9
 """Numbers up to which a program is run in the time that it takes to optimise it."""
@@ -160,3 +164,10 @@ def _inner(value: Any) -> Any:
     """The program in a parameter of an equation, if it holds one."""
     value = getattr(value, "jaxpr", value)
     return value if hasattr(value, "eqns") else None
+
+
+@contextmanager
+def progress_bar(total: int, description: str) -> Iterator[Callable[[], Any]]:
+    """A progress bar that appears after a second, and only on a terminal."""
+    with tqdm(total=total, desc=description, delay=1.0, disable=None, leave=False) as bar:
+        yield bar.update

@@ -3,7 +3,7 @@
 from typing import Any
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._model.mode_search import progress_bar
+from numpyro_ext._model.operations import progress_bar
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.diagnostics._fit import check_key, fit_of
 from numpyro_ext.diagnostics.judges.chains import agreement, divergences
