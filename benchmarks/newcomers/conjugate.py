@@ -119,7 +119,7 @@ def pumps(by_gradient: bool, out: Path) -> Found:
     log_p -= np.sum((shape + x) * np.log(beta[:, None] + t), 1)
     w = np.exp(log_p - log_p.max())
     w /= w.sum()
-    mean, second = ((shape + x) / (beta[:, None] + t) for _ in range(2))
+    mean = (shape + x) / (beta[:, None] + t)
     second = mean**2 + mean / (beta[:, None] + t)
     mean, second = w @ mean, w @ second
     m = w @ beta

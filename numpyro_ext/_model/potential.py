@@ -12,7 +12,7 @@ from numpyro.distributions import biject_to
 from numpyro.handlers import seed
 from numpyro.infer.util import constrain_fn, transform_fn, unconstrain_fn
 
-from numpyro_ext._model.arguments import indexed, is_traced
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.handlers import first_rows, latents_only
 from numpyro_ext._model.minibatch import plate_indices
@@ -94,7 +94,6 @@ class Potential(Program):
         *,
         forward_mode: bool = False,
     ) -> None:
-        args, kwargs = indexed((args, kwargs))
         super().__init__(default_key(model), args, kwargs, params, plates=info.plates)
         self.info = info
         self._forward_mode = forward_mode

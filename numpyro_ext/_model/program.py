@@ -47,7 +47,7 @@ class Program:
     ) -> None:
         self.model = substitute(model, data=params) if params else model
         self.plates = plates or {}
-        self.arguments: tuple[tuple, dict[str, Any]] = args, kwargs or {}
+        self.arguments: tuple[tuple, dict[str, Any]] = indexed(args), indexed(kwargs or {})
 
     def trace(
         self,
@@ -73,9 +73,8 @@ class Program:
 
     def potential(self, z: Sites, rows: dict[str, Array] | None = None) -> Array:
         """NumPyro's potential at unconstrained values of all latent sites."""
-        args, kwargs = self.arguments
         with plain_errors():
-            U = potential_energy(self._on(rows), indexed(args), indexed(kwargs), z)
+            U = potential_energy(self._on(rows), *self.arguments, z)
         return jnp.asarray(U)
 
     def rows_log_lik(self, z: Sites, rows: dict[str, Array]) -> Array:
