@@ -105,6 +105,12 @@ QUANTITIES: dict[str, list[Line]] = {
             f"{limits.PROXY_NOISE}",
             "move it",
         ),
+        (
+            "noise of the penalties in nats",
+            "of expectations under the guide",
+            f"{limits.PENALTY_NOISE}",
+            "see the line",
+        ),
         ("k-hat", "may the weights be used?", "0.7 or a little less", "other lines"),
         (
             "share of units with k-hat > ...",

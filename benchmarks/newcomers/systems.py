@@ -9,8 +9,9 @@ example, test or other benchmark.
   counts of six insecticides: a mean rate below 3 costs 5 times the square of what is missing.
   The best q is the posterior times exp(slope x rate), with the slope at its own mean.
 - *streaming*: six days of 1,061 rows of `fair`, with `forgetting_factor=0.9`, by `EP(model,
-  prior=fit)` and by SVI, `AutoMultivariateNormal` and `posterior_as_prior`. The truth is the
-  posterior in which the rows of k days ago count 0.9^k times, and so does the first prior.
+  prior=fit)` and by SVI, `AutoMultivariateNormal` and `posterior_as_prior`, from yesterday's
+  parameters (`init_params=`) or from a new start each day. The truth is the posterior in which the
+  rows of k days ago count 0.9^k times, and so does the first prior.
 - *distributed*: `DAEP(model, 4, power=0.5, mean="moments")`, Weibull durations of 62 strikes.
 - *local*: `BBAlphaELBO(0.5)` with a `FlowGuide`, whose network sees a row's columns and its
   logarithm of the count, on 300 rows of `randhie`: Poisson visits, with an effect of each row.
@@ -141,7 +142,7 @@ def insects(out: Path) -> Found:
 KEEP, DAYS = 0.9, 6
 
 
-def fair(by_ep: bool, out: Path) -> Found:
+def fair(by: str, out: Path) -> Found:
     """Whether 6,366 readers had an affair (Fair 1978): complementary log-log."""
     data = sm.datasets.fair.load_pandas().data
     x = standardised(data[["rate_marriage", "age", "yrs_married", "religious"]].to_numpy())
@@ -169,14 +170,15 @@ def fair(by_ep: bool, out: Path) -> Found:
     began, fit = time.perf_counter(), None
     for day in range(DAYS):
         today = single((x[day], y[day]))
-        if by_ep:
+        if by == "EP":
             engine = EP(model, prior=fit, forgetting_factor=KEEP)
             result = engine.run(random.key(day), 50, *today, progress_bar=False)
             fit = engine, result
         else:
             prior = model if fit is None else posterior_as_prior(model, fit, KEEP)
             svi = SVI(prior, AutoMultivariateNormal(prior), ADAM, VRELBO(1.0, 4))
-            fit = svi, svi.run(random.key(day), 5000, *today, progress_bar=False)
+            first = fit[1].params if fit and by == "SVI, from yesterday" else None
+            fit = svi, svi.run(random.key(day), 5000, *today, init_params=first, progress_bar=False)
     maker, result = fit  # pyright: ignore[reportGeneralTypeIssues]
     shape = (GUIDE_DRAWS,)
     draws = maker.guide.sample_posterior(random.key(1), result.params, *today, sample_shape=shape)
@@ -305,8 +307,10 @@ def main() -> None:
         Case("conjugate", "dyestuff, ascent", dyestuff),
         Case("conjugate", "heads, ascent", heads),
         Case("regularised", "insects", insects),
-        Case("streaming", "fair, EP", partial(fair, True)),
-        Case("streaming", "fair, SVI", partial(fair, False)),
+        *(
+            Case("streaming", f"fair, {by}", partial(fair, by))
+            for by in ("EP", "SVI, from yesterday", "SVI, from a new start")
+        ),
         Case("distributed", "strikes", strikes),
         Case("local", "doctors", doctors, ("a", "b", "s"), ("z",)),
         Case("sequence", "inflation", inflation, ("level",), ("step", "noise")),

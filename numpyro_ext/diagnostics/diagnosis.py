@@ -27,7 +27,7 @@ __all__ = ["JUDGES", "diagnose"]
 # losses are for information where the draws are right, and other modes are searched for where
 # nothing is wrong. A new check is a function and an entry here.
 JUDGES = {
-    "proxy": Judge(lambda subject: subject.proxy_lines, ("guide",), ("is_fit",)),
+    "target": Judge(lambda subject: subject.target_lines, ("guide",), ("is_fit",)),
     "losses": Judge(losses, ("guide",), ("is_fit",)),
     "local inference": Judge(local_inference, ("guide",), ("is_fit",)),
     "stochastic gradients": Judge(stochastic_gradients, ("chains",), ("is_biased",)),

@@ -29,8 +29,9 @@ FALL, LOST = 0.1, 0.01
 """Nats by which the losses may still fall over the last fifth, and the share of the last ones that
 may not be finite."""
 STEP_NOISE = 0.1
-PROXY_NOISE = 0.1
-"""Nats of noise up to which some rows stand in for all: the means move by as many sds at most."""
+PROXY_NOISE, PENALTY_NOISE = 0.1, 0.1
+"""Nats of noise up to which some rows stand in for all, and draws for the expectations in a
+penalty: the means move by as many sds at most."""
 
 BAD_UNITS, NO_DENSITY = 0.05, 0.1
 """Shares of units with a large k-hat, and of draws without a density under the model."""

@@ -20,6 +20,7 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, model_info
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._typing import Params, Sites
+from numpyro_ext.diagnostics._by_penalties import by_penalties
 from numpyro_ext.diagnostics._by_proxy import by_proxy, proxy_of
 from numpyro_ext.diagnostics._evaluate import (
     Evaluate,
@@ -222,7 +223,9 @@ class OfFit(Subject):
         self.is_fit = True
         self.obj, self.results, self.rng_key = obj, restarts_of(result), rng_key
         self.num_samples, self.num_moves = num_samples, num_moves
-        self.fit, self.proxy_lines = by_proxy(fit, obj, proxy_of(obj, proxy), rng_key)
+        self.fit, self.target_lines = by_penalties(fit, obj, proxy, rng_key)
+        if not self.target_lines:
+            self.fit, self.target_lines = by_proxy(fit, obj, proxy_of(obj, proxy), rng_key)
         particles = fit.attributes["inference_method"] == "particles"
         of_chains = isinstance(obj, MCMC)
         self.kind = "particles" if particles else "chains" if of_chains else "guide"
@@ -368,7 +371,7 @@ class OfFit(Subject):
     def nothing_wrong(self) -> bool:
         """Whether no line has found the draws wrong, so that what they miss is worth a search; of
         chains the lines of exact moves say so."""
-        without = ("proxy", "losses", "other modes")
+        without = ("target", "losses", "other modes")
         rows = self.others(*without) if self.kind == "guide" else self.lines("exact moves")
         return all(row.ok is not False for row in rows)
 

@@ -7,18 +7,32 @@ import jax
 from jax import Array, random
 from jax.lax import stop_gradient
 import jax.numpy as jnp
-from numpyro.infer import ELBO
+import numpyro
+from numpyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 
 from numpyro_ext._checks import check_several, of_an_object
 from numpyro_ext._model.finite_steps import finite_step
+from numpyro_ext._model.program import call_and_trace
 from numpyro_ext._model.read import Site, frames
-from numpyro_ext._typing import Model, Params
+from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext.objectives.auxiliary import AuxiliaryELBO
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
+from numpyro_ext.objectives.curvature import CurvatureELBO
+from numpyro_ext.objectives.density_ratio import DensityRatioELBO
+from numpyro_ext.objectives.implicit import ImplicitELBO
+from numpyro_ext.objectives.mixture import MixtureELBO
+from numpyro_ext.objectives.renyi import VRELBO
+from numpyro_ext.objectives.semi_implicit import SemiImplicitELBO
 
 __all__ = ["PosteriorRegularizedELBO"]
 
 Penalty = Callable[[Array], Array]
 """A function of the expectation of a site, in its shape; what it returns is summed."""
+
+OF_NUMPYRO = (Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO)
+OF_OURS = (AuxiliaryELBO, CurvatureELBO, DensityRatioELBO, ImplicitELBO, MixtureELBO)
+ELBOS = (*OF_NUMPYRO, *OF_OURS, SemiImplicitELBO, VRELBO)
+"""Losses that are minus the ELBO, VRELBO and AuxiliaryELBO where they are ``linear``."""
 
 
 class PosteriorRegularizedELBO(Objective):
@@ -59,8 +73,15 @@ class PosteriorRegularizedELBO(Objective):
     The draws are others than those of the base, and so is their minibatch, if the model draws it.
     Sites of the guide have to be reparameterised, whatever the base; they need no density.
 
-    ``diagnose`` knows nothing of penalties and compares q with the posterior of the model, so that
-    it calls wrong what the penalties have moved. Judge by it the fit of the base alone.
+    **The best guide.** With minus the ELBO as base, the best of all q is known up to its own means,
+
+    .. math:: q(z) \propto p(z \mid x) \exp\Big(-\sum_j \sum_n h_j'\big(E_q[f_{jn}]\big)\,
+        f_{jn}(z)\Big),
+
+    and ``diagnose`` compares q with this, with the slopes :math:`E[h'(\bar f_{-s})]` of the
+    training at the means that q has. A mean of f that is off by e is seen there as
+    :math:`(1 + h''\, \mathrm{Var} f)\, e`. With another base it compares q with the posterior,
+    without penalties.
 
     :param base: the loss, any ``ELBO`` of NumPyro or of this module.
     :param penalties: the functions h by the names of the sites f.
@@ -158,6 +179,37 @@ class PosteriorRegularizedELBO(Objective):
 
     loss = of_an_object(ELBO.loss)
 
+    @property
+    def tilts(self) -> bool:
+        """Whether the best guide is the posterior of :meth:`tilted`."""
+        return isinstance(self.base, ELBOS) and getattr(self.base, "linear", True)
+
+    def tilted(self, model: Model) -> Model:
+        """The model times exp(-slope f), whose slopes are parameters, those of :meth:`slopes`."""
+
+        def with_slopes(*args: Any, **kwargs: Any) -> Any:
+            result, trace = call_and_trace(model, args, kwargs)
+            for name in self.penalties:
+                f = trace[name]["value"]
+                slope = numpyro.param(f"_slope of {name}", jnp.zeros(jnp.shape(f)))
+                numpyro.factor(f"_penalty of {name}", -jnp.sum(slope * f))
+            return result
+
+        return with_slopes
+
+    def slopes(self, values: Sites) -> tuple[Params, float]:
+        """The slopes of the training at draws ``(m, *site)`` of the sites, and the standard
+        deviation of their errors in the log density, in nats."""
+        found, variance = {}, 0.0
+        for name, penalty in self.penalties.items():
+            f = jnp.asarray(values[name])
+            size = min(self.num_particles - 1, len(f))
+            groups = f[: len(f) // size * size].reshape(-1, size, *f.shape[1:])
+            each = jax.vmap(_slope(penalty))(groups.mean(1))
+            found[f"_slope of {name}"] = each.mean(0)
+            variance += float(jnp.sum(each.var(0) / len(each) * f.var(0)))
+        return found, variance**0.5
+
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         """The penalty, without the base."""
         subsampled = {plate: (size, batch) for plate, size, batch in draws.layout.subsampled}
@@ -204,12 +256,14 @@ def _of_mean(penalty: Penalty, values: Array) -> Array:
     """The penalty of the mean over the first axis; its gradient has the means of the other draws
     inside the derivative of the penalty."""
 
-    def total(mean: Array) -> Array:
-        return jnp.sum(penalty(mean))
-
     K = len(values)
     stopped = stop_gradient(values)
     mean = jnp.mean(stopped, 0)
     others = mean + (mean - stopped) / (K - 1)
-    slope = jax.vmap(jax.grad(total))(others)
-    return stop_gradient(total(mean)) + jnp.sum(slope * (values - stopped)) / K
+    slope = jax.vmap(_slope(penalty))(others)
+    return stop_gradient(jnp.sum(penalty(mean))) + jnp.sum(slope * (values - stopped)) / K
+
+
+def _slope(penalty: Penalty) -> Callable[[Array], Array]:
+    """The derivative of the sum in each number of the mean."""
+    return jax.grad(lambda mean: jnp.sum(penalty(mean)))

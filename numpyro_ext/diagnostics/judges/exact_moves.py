@@ -122,7 +122,7 @@ def exact_moves(subject: OfFit) -> list[Row]:
     """The lines of the worst numbers after moves, or why the draws were not moved."""
     groups = subject.once(move_draws)
     rows = worst_rows([_unmoved_row(x) if isinstance(x, str) else rows_of_moves(x) for x in groups])
-    return [*subject.proxy_lines, *rows] if _are_biased(subject) else rows
+    return [*subject.target_lines, *rows] if _are_biased(subject) else rows
 
 
 def _are_biased(subject: OfFit) -> bool:
