@@ -139,6 +139,15 @@ def insects(out: Path) -> Found:
     return fit, truth
 
 
+def judged(maker: Any, result: Any, data: Any, began: float) -> Fit:
+    """Draws of what ran since then, and what ``diagnose`` says of it."""
+    draws = maker.guide.sample_posterior(
+        random.key(1), result.params, *data, sample_shape=(GUIDE_DRAWS,)
+    )
+    seconds = time.perf_counter() - began
+    return Fit(jax.device_get(draws), diagnose(maker, result=result, model_args=data), seconds)
+
+
 KEEP, DAYS = 0.9, 6
 
 
@@ -179,13 +188,8 @@ def fair(by: str, out: Path) -> Found:
             svi = SVI(prior, AutoMultivariateNormal(prior), ADAM, VRELBO(1.0, 4))
             first = fit[1].params if fit and by == "SVI, from yesterday" else None
             fit = svi, svi.run(random.key(day), 5000, *today, init_params=first, progress_bar=False)
-    maker, result = fit  # pyright: ignore[reportGeneralTypeIssues]
-    shape = (GUIDE_DRAWS,)
-    draws = maker.guide.sample_posterior(random.key(1), result.params, *today, sample_shape=shape)
-    seconds = time.perf_counter() - began
-    found = diagnose(maker, result=result, model_args=today)
-    truth = moments(by_nuts(out, "fair", all_days, (x, y), ("a", "b")))
-    return Fit(jax.device_get(draws), found, seconds), truth
+    found = judged(*fit, today, began)
+    return found, moments(by_nuts(out, "fair", all_days, (x, y), ("a", "b")))
 
 
 def strikes(out: Path) -> Found:
@@ -203,13 +207,8 @@ def strikes(out: Path) -> Found:
     today, began = single((x, y)), time.perf_counter()
     engine = DAEP(model, 4, power=0.5, mean="moments")
     result = engine.run(random.key(1), 50, *today, progress_bar=False)
-    draws = engine.guide.sample_posterior(
-        random.key(1), result.params, *today, sample_shape=(GUIDE_DRAWS,)
-    )
-    seconds = time.perf_counter() - began
-    found = diagnose(engine, result=result, model_args=today)
-    truth = moments(by_nuts(out, "strikes", model, (x, y), ("a", "b", "k")))
-    return Fit(jax.device_get(draws), found, seconds), truth
+    found = judged(engine, result, today, began)
+    return found, moments(by_nuts(out, "strikes", model, (x, y), ("a", "b", "k")))
 
 
 def doctors(out: Path) -> Found:
