@@ -43,7 +43,8 @@ def init_to_fan_in(site: dict[str, Any] | None = None, in_axis: InAxis = None) -
     or ``weight`` of a normalising layer inside a module (a name with a ``/``) starts at 1.
 
     **It fails** where the prior is far from a network's: a start near zero says nothing of weights
-    whose prior mean is not zero.
+    whose prior mean is not zero, and factors that begin small may pull a latent spread of theirs to
+    0, and vanish (``ivon`` in ``benchmarks/choosing/factorisation.py``).
 
     :param in_axis: the axis of the inputs, or a dict of these by site; None goes by the name.
     :return: a ``functools.partial``, which NumPyro requires.
