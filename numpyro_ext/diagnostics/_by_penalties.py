@@ -3,6 +3,7 @@
 from typing import Any, Protocol, runtime_checkable
 
 from jax import Array
+import jax.numpy as jnp
 
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.diagnostics._evaluate import evaluator, prototype
@@ -12,7 +13,9 @@ from numpyro_ext.diagnostics.table import Row
 
 __all__ = ["by_penalties"]
 
-_DRAWS = 20_000
+_FEWEST, _MOST, _NUMBERS = 1000, 20_000, 5 * 10**7
+"""Draws, and the numbers that they hold together: 200 MB in float32."""
+_KINDS = "sample", "deterministic"
 
 
 @runtime_checkable
@@ -44,7 +47,10 @@ def by_penalties(fit: Fit, obj: Any, proxy: Any, rng_key: Array) -> tuple[Fit, l
             f"proxy is given, and the loss is a {type(loss).__name__}, whose penalties are of all"
             " rows, which no proxy stands in for; leave out proxy=."
         )
-    drawn = evaluator(fit, prototype(fit, rng_key))(rng_key, _DRAWS)
+    proto = prototype(fit, rng_key)
+    size = sum(jnp.size(site["value"]) for site in proto.trace.values() if site["type"] in _KINDS)
+    num_draws = min(max(_NUMBERS // max(size, 1), _FEWEST), _MOST)
+    drawn = evaluator(fit, proto)(rng_key, num_draws)
     values, params, noise = {**drawn["deterministic"], **drawn["latent"]}, [], 0.0
     for i, one in enumerate(fit.params):
         slopes, error = loss.slopes({name: x[i] for name, x in values.items()})
@@ -52,6 +58,6 @@ def by_penalties(fit: Fit, obj: Any, proxy: Any, rng_key: Array) -> tuple[Fit, l
         noise = max(noise, error)
     verdict = "the lines below are of the posterior times exp(-slope f), as the penalties ask"
     ok = True if noise <= PENALTY_NOISE else None
-    verdict += "." if ok else f", whose slopes are not known well from {_DRAWS:,} draws."
+    verdict += "." if ok else f", whose slopes are not known well from {num_draws:,} draws."
     line = Row("noise of the penalties in nats", noise, None, f"{PENALTY_NOISE}", ok, verdict)
     return fit._replace(model=loss.tilted(fit.model), params=params), [line]

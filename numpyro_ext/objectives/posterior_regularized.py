@@ -199,10 +199,10 @@ class PosteriorRegularizedELBO(Objective):
 
     def slopes(self, values: Sites) -> tuple[Params, float]:
         """The slopes of the training at draws ``(m, *site)`` of the sites, and the standard
-        deviation of their errors in the log density, in nats."""
+        deviation of their errors in the log density, in nats. What is not drawn has none."""
         found, variance = {}, 0.0
-        for name, penalty in self.penalties.items():
-            f = jnp.asarray(values[name])
+        for name in (name for name in self.penalties if name in values):
+            f, penalty = jnp.asarray(values[name]), self.penalties[name]
             size = min(self.num_particles - 1, len(f))
             groups = f[: len(f) // size * size].reshape(-1, size, *f.shape[1:])
             each = jax.vmap(_slope(penalty))(groups.mean(1))
