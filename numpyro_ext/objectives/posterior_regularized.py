@@ -81,7 +81,7 @@ class PosteriorRegularizedELBO(Objective):
     and ``diagnose`` compares q with this, with the slopes :math:`E[h'(\bar f_{-s})]` of the
     training at the means that q has. A mean of f that is off by e is seen there as
     :math:`(1 + h''\, \mathrm{Var} f)\, e`. With another base it compares q with the posterior,
-    without penalties.
+    without penalties, and so does what reads the densities of ``to_arviz``.
 
     :param base: the loss, any ``ELBO`` of NumPyro or of this module.
     :param penalties: the functions h by the names of the sites f.
