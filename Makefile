@@ -30,10 +30,11 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfi
 test: $(VENV)/installed-test
 	$(PYTEST) --leg fast --touch-all
 
-# And the others, and in double precision the files that have something marked for it.
+# And in double precision the files that have something marked for it, and the others: what a slow
+# machine leaves out by TESTS_END is then the end of the longest leg.
 test-all: test
-	$(PYTEST) --leg slow
 	JAX_ENABLE_X64=1 $(PYTEST) -m x64 $$(grep -rl --include='test_*.py' 'mark\.x64' tests)
+	$(PYTEST) --leg slow
 
 # Rewrites tests/seconds.tsv, compiling everything anew. LEG=fast records one leg.
 LEG ?=
