@@ -40,11 +40,16 @@ def by_guide(
     began = time.perf_counter()
     svi = SVI(model, guide, optim, loss)
     result = svi.run(random.key(seed), GUIDE_STEPS, *data, progress_bar=False)
-    shape = (GUIDE_DRAWS,)
+    return judged(svi, result, data, began)
+
+
+def judged(obj: Any, result: Any, data: tuple[Any, ...], began: float, seed: int = 2) -> Fit:
+    """Draws of the guide of an SVI or an engine, and what is said of what ran since then."""
+    guide, shape = obj.guide, (GUIDE_DRAWS,)
     sample = jax.jit(lambda key, p, x: guide.sample_posterior(key, p, *x, sample_shape=shape))
-    draws = jax.device_get(sample(random.key(2), result.params, data))
+    draws = jax.device_get(sample(random.key(seed), result.params, data))
     seconds = time.perf_counter() - began
-    return Fit(draws, diagnose(svi, result=result, model_args=data), seconds)
+    return Fit(draws, diagnose(obj, result=result, model_args=data), seconds)
 
 
 def by_particles(

@@ -12,12 +12,14 @@ row has the levels alone. NUTS is one chain of 300 + 300 draws; the others make 
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 import time
 from typing import Any
 
 import jax
 from jax import Array, random
 import jax.numpy as jnp
+from methods import falling
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -70,10 +72,6 @@ def factors(size: int, fixed: bool) -> Callable[..., None]:
     return model
 
 
-def falling(rate: float, num_steps: int) -> Any:
-    return optax.cosine_decay_schedule(rate, num_steps)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--fixed", action="store_true", help="spreads of 1 in place of latent ones")
@@ -89,13 +87,16 @@ def main() -> None:
         return mcmc, None
 
     def by_svi(guide: Callable[[], Any], optim: Any, num: int = 1, **options: Any) -> Any:
-        make = lambda: SVI(model, guide(), optim, Trace_ELBO(4))  # noqa: E731
+        def make() -> SVI:
+            return SVI(model, guide(), optim, Trace_ELBO(4))
+
         runs = restarts(make, random.key(0), num, args.steps, *fit, progress_bar=False, **options)
         return make(), runs if num > 1 else runs[0]
 
-    adam, natural = optax.adam(falling(1e-2, args.steps)), ivon(falling(0.1, args.steps))
-    normal, from_fan_in = (lambda: AutoNormal(model)), (lambda: AutoNormal(model, **narrow))
-    mode = lambda: AutoDelta(model, init_loc_fn=init_to_fan_in())  # noqa: E731
+    adam = falling(1e-2, args.steps)
+    natural = ivon(optax.cosine_decay_schedule(0.1, args.steps))
+    normal, from_fan_in = partial(AutoNormal, model), partial(AutoNormal, model, **narrow)
+    mode = partial(AutoDelta, model, init_loc_fn=init_to_fan_in())
     methods: dict[str, Callable[[], tuple[Any, Any]]] = {
         "NUTS, levels alone": lambda: by_nuts(levels),
         "NUTS": lambda: by_nuts(model),

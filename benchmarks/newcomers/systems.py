@@ -51,7 +51,6 @@ import optax
 from scipy.optimize import brentq
 import statsmodels.api as sm
 
-from numpyro_ext.diagnostics import diagnose
 from numpyro_ext.ep import DAEP, EP
 from numpyro_ext.guides import (
     AutoAuxiliary,
@@ -70,7 +69,7 @@ from numpyro_ext.objectives import (
 )
 
 sys.path.append(str(Path(__file__).parents[1]))
-from _shared.methods import GUIDE_DRAWS, Fit, by_guide
+from _shared.methods import by_guide, judged
 from _shared.nuts import nuts
 from _shared.unseen_models import standardised, table
 from _shared.verdicts import HEADS, Line, Verdict, counted, errors, kept, moments
@@ -139,15 +138,6 @@ def insects(out: Path) -> Found:
     return fit, truth
 
 
-def judged(maker: Any, result: Any, data: Any, began: float) -> Fit:
-    """Draws of what ran since then, and what ``diagnose`` says of it."""
-    draws = maker.guide.sample_posterior(
-        random.key(1), result.params, *data, sample_shape=(GUIDE_DRAWS,)
-    )
-    seconds = time.perf_counter() - began
-    return Fit(jax.device_get(draws), diagnose(maker, result=result, model_args=data), seconds)
-
-
 KEEP, DAYS = 0.9, 6
 
 
@@ -188,7 +178,7 @@ def fair(by: str, out: Path) -> Found:
             svi = SVI(prior, AutoMultivariateNormal(prior), ADAM, VRELBO(1.0, 4))
             first = fit[1].params if fit and by == "SVI, from yesterday" else None
             fit = svi, svi.run(random.key(day), 5000, *today, init_params=first, progress_bar=False)
-    found = judged(*fit, today, began)
+    found = judged(*fit, today, began, seed=1)
     return found, moments(by_nuts(out, "fair", all_days, (x, y), ("a", "b")))
 
 
@@ -207,7 +197,7 @@ def strikes(out: Path) -> Found:
     today, began = single((x, y)), time.perf_counter()
     engine = DAEP(model, 4, power=0.5, mean="moments")
     result = engine.run(random.key(1), 50, *today, progress_bar=False)
-    found = judged(engine, result, today, began)
+    found = judged(engine, result, today, began, seed=1)
     return found, moments(by_nuts(out, "strikes", model, (x, y), ("a", "b", "k")))
 
 

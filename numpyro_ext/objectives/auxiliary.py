@@ -86,7 +86,7 @@ class AuxiliaryELBO(Objective):
                 f"importance_weighted is {importance_weighted!r}; it must be True or False."
             )
         self.importance_weighted = importance_weighted
-        self.linear = not importance_weighted
+        self.linear = self.minus_elbo = not importance_weighted
         super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
     def noise_power(self, step: Array | None) -> float:

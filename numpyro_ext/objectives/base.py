@@ -55,6 +55,8 @@ class Objective(ELBO, ABC):
 
     * ``linear = False``: whether the loss is linear in the log joint of the minibatch. If not, a
       latent site in a subsampled plate that is not a unit plate is an error.
+    * ``minus_elbo = False``: whether its mean is minus the ELBO, for which the best guide under the
+      penalties of :class:`PosteriorRegularizedELBO` is known.
     * ``can_infer_discrete = False``: whether the loss has a score term. If not, a guide site that
       is not reparameterised is an error.
     * ``upper_bound = False``: whether the loss is an upper bound of the evidence. If so, a
@@ -94,6 +96,7 @@ class Objective(ELBO, ABC):
     """
 
     linear: bool = False
+    minus_elbo: bool = False
     proxy: TaylorProxy | None = None
     upper_bound: bool = False
     per_datum: bool = False

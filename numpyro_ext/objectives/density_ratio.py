@@ -124,6 +124,7 @@ class DensityRatioELBO(Objective):
     """
 
     linear = True
+    minus_elbo = True
 
     def __init__(
         self,

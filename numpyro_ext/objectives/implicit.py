@@ -90,6 +90,7 @@ class ImplicitELBO(Objective):
     """
 
     linear = True
+    minus_elbo = True
 
     def __init__(
         self,

@@ -88,6 +88,7 @@ class MixtureELBO(Objective):
     """
 
     linear = True
+    minus_elbo = True
     can_infer_discrete = True  # the draws are those of the components, not of the guide's sites
 
     def __init__(

@@ -15,24 +15,15 @@ from numpyro_ext._model.finite_steps import finite_step
 from numpyro_ext._model.program import call_and_trace
 from numpyro_ext._model.read import Site, frames
 from numpyro_ext._typing import Model, Params, Sites
-from numpyro_ext.objectives.auxiliary import AuxiliaryELBO
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
-from numpyro_ext.objectives.curvature import CurvatureELBO
-from numpyro_ext.objectives.density_ratio import DensityRatioELBO
-from numpyro_ext.objectives.implicit import ImplicitELBO
-from numpyro_ext.objectives.mixture import MixtureELBO
-from numpyro_ext.objectives.renyi import VRELBO
-from numpyro_ext.objectives.semi_implicit import SemiImplicitELBO
 
 __all__ = ["PosteriorRegularizedELBO"]
 
 Penalty = Callable[[Array], Array]
 """A function of the expectation of a site, in its shape; what it returns is summed."""
 
-OF_NUMPYRO = (Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO)
-OF_OURS = (AuxiliaryELBO, CurvatureELBO, DensityRatioELBO, ImplicitELBO, MixtureELBO)
-ELBOS = (*OF_NUMPYRO, *OF_OURS, SemiImplicitELBO, VRELBO)
-"""Losses that are minus the ELBO, VRELBO and AuxiliaryELBO where they are ``linear``."""
+OF_NUMPYRO = Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
+"""Those of its losses that are minus the ELBO."""
 
 
 class PosteriorRegularizedELBO(Objective):
@@ -182,7 +173,7 @@ class PosteriorRegularizedELBO(Objective):
     @property
     def tilts(self) -> bool:
         """Whether the best guide is the posterior of :meth:`tilted`."""
-        return isinstance(self.base, ELBOS) and getattr(self.base, "linear", True)
+        return getattr(self.base, "minus_elbo", isinstance(self.base, OF_NUMPYRO))
 
     def tilted(self, model: Model) -> Model:
         """The model times exp(-slope f), whose slopes are parameters, those of :meth:`slopes`."""

@@ -241,7 +241,7 @@ class VRELBO(Objective):
     ) -> None:
         refuse_count(self, alpha, num_particles)
         self.alpha = check_alpha(alpha, finite=gradient == "dreg")
-        self.linear = isinstance(self.alpha, float) and self.alpha == 1
+        self.linear = self.minus_elbo = isinstance(self.alpha, float) and self.alpha == 1
         if gradient is None and not (self.linear and sum_sites):
             gradient = "standard"
         elif gradient is not None:

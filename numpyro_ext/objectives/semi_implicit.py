@@ -72,6 +72,7 @@ class SemiImplicitELBO(Objective):
     """
 
     linear = True
+    minus_elbo = True
 
     def __init__(
         self,
