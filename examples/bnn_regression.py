@@ -10,7 +10,8 @@ training rows; the scores are in the targets' own units. 500 epochs do not conve
 published start, so the start is part of the protocol: ``--start published`` has the authors'
 parameters and their start, and ``--start converged`` has a start near the optimum. The script
 prints a table of the mean and standard error over the splits of the negative test log-likelihood
-(pointwise, 100 draws) and of the RMSE beside the published ones, and saves a picture.
+(pointwise, 100 draws) and of the RMSE beside the published ones, and saves a picture. It also saves
+the scores of each fit, from which ``--resume`` goes on.
 
 The first command requires no data files (scikit-learn's diabetes), the second has two of the splits
 of boston, concrete and yacht, and the third has all 20 splits. ::
@@ -202,15 +203,32 @@ def mean_and_error(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(error)
 
 
-def row(name: str, i: int, result: np.ndarray) -> str:
+def saved(path: Path, protocol: str, resume: bool) -> dict[tuple[float, int], list[float]]:
+    """The scores and the seconds of processor time of each ``(alpha, split)`` that an earlier run
+    has left at ``path``, which begins with the protocol."""
+    if not (resume and path.exists()):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(protocol + "\n")
+        return {}
+    first, *lines = path.read_text().splitlines()
+    if first != protocol:
+        raise SystemExit(
+            f"{path} has fits of '{first}' and this run is '{protocol}': give the same options,"
+            " another --out or no --resume."
+        )
+    rows = [line.split() for line in lines]
+    return {(float(alpha), int(k)): [float(x) for x in values] for alpha, k, *values in rows}
+
+
+def row(name: str, alpha: float, result: np.ndarray) -> str:
     """A line of the table: both scores beside the published ones, and the distance of the first in
     standard errors of the difference."""
-    cells = [name, f"{ALPHAS[i]:g}"]
+    cells = [name, f"{alpha:g}"]
     for j in range(2):
-        mean, error = mean_and_error(result[i, :, j])
+        mean, error = mean_and_error(result[:, j])
         cells.append(f"{mean:.2f} +- {error:.2f}")
         if name in PUBLISHED:
-            published, its_error = PUBLISHED[name][i][2 * j : 2 * j + 2]
+            published, its_error = PUBLISHED[name][ALPHAS.index(alpha)][2 * j : 2 * j + 2]
             cells.append(f"{published:.2f} +- {its_error:.2f}")
             if j == 0:
                 cells.append(f"{(mean - published) / np.hypot(error, its_error):+.1f}")
@@ -219,17 +237,18 @@ def row(name: str, i: int, result: np.ndarray) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def draw_picture(results: dict[str, np.ndarray], path: Path) -> None:
+def draw_picture(results: dict[str, np.ndarray], alphas: list[float], path: Path) -> None:
     fig, axes = plt.subplots(
         1, len(results), figsize=(4.2 * len(results), 3.6), squeeze=False, constrained_layout=True
     )
-    positions = np.arange(len(ALPHAS))
+    positions = np.arange(len(alphas))
     for ax, (name, result) in zip(axes[0], results.items(), strict=True):
         nll = result[:, :, 0]
         error = nll.std(1, ddof=1) / np.sqrt(nll.shape[1]) if nll.shape[1] > 1 else None
         ax.errorbar(positions, nll.mean(1), error, fmt="o", capsize=3, label="this run")
         if name in PUBLISHED:
-            published, its_error = np.transpose(PUBLISHED[name])[:2]
+            cells = [PUBLISHED[name][ALPHAS.index(alpha)] for alpha in alphas]
+            published, its_error = np.transpose(cells)[:2]
             ax.errorbar(
                 positions + 0.2,
                 published,
@@ -239,7 +258,7 @@ def draw_picture(results: dict[str, np.ndarray], path: Path) -> None:
                 capsize=3,
                 label="published",
             )
-        ax.set(title=name, xlabel="alpha", xticks=positions, xticklabels=[f"{a:g}" for a in ALPHAS])
+        ax.set(title=name, xlabel="alpha", xticks=positions, xticklabels=[f"{a:g}" for a in alphas])
         ax.spines[["right", "top"]].set_visible(False)
     axes[0, 0].set_ylabel("negative test log-likelihood (nats per row)")
     axes[0, 0].legend()
@@ -252,42 +271,55 @@ def main() -> int:
     parser.add_argument("--data-dir", type=Path, help="holds uci/; without it: diabetes")
     parser.add_argument("--start", choices=["published", "converged"], default="published")
     parser.add_argument("--names", nargs="+", default=None)
+    parser.add_argument("--alphas", nargs="+", type=float, choices=ALPHAS, default=ALPHAS)
     parser.add_argument("--splits", type=int, default=None, help="20 of the stored, 3 of diabetes")
     parser.add_argument("--epochs", type=int, default=500)
     parser.add_argument("--particles", type=int, default=100)
     parser.add_argument("--hidden", type=int, default=50)
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--resume", action="store_true", help="keep the fits saved before")
     parser.add_argument("--out", type=Path, default=Path("out/bnn_regression.png"))
     options = parser.parse_args()
     offline = options.data_dir is None
     names = options.names or (["diabetes"] if offline else list(PUBLISHED))
     num_splits = options.splits or (3 if offline else 20)
 
+    protocol = (
+        f"{options.start} start, {options.epochs} epochs, {options.particles} particles,"
+        f" {options.hidden} units, batches of {options.batch}"
+    )
     print(
-        f"{options.start} start, {num_splits} splits, {options.epochs} epochs,"
-        f" {options.particles} particles: mean +- standard error over the splits;\n"
+        f"{protocol}; {num_splits} splits: mean +- standard error over the splits;\n"
         "apart: distance of the two in standard errors of the difference.\n\n"
         "| data | alpha | neg. test LL | published LL | apart | RMSE | published RMSE |\n"
         "|---|---|---|---|---|---|---|",
         flush=True,
     )
     results = {}
-    start = time.perf_counter()
+    of_processor = 0.0
     for name in names:
         splits = [standardise(*load_split(options.data_dir, name, k)) for k in range(num_splits)]
-        result = np.zeros((len(ALPHAS), num_splits, 2))
-        for i, alpha in enumerate(ALPHAS):
+        path = options.out.with_name(f"{options.out.stem}_{name}.txt")
+        fits = saved(path, protocol, options.resume)
+        for alpha in options.alphas:
             fit = make_fit(alpha, options, splits[0][0][0].shape[0])
             for k, ((x_train, y_train, x_test, y_test), y_loc, y_scale) in enumerate(splits):
+                if (alpha, k) in fits:
+                    continue
+                start = time.process_time()
                 f, noise, loss = fit(random.key(k), x_train, y_train, x_test)
                 if not np.isfinite(loss):
                     raise SystemExit(f"{name}, split {k}, alpha {alpha:g}: the loss is not finite")
-                result[i, k] = scores(f, noise, y_test, y_loc, y_scale)
-            print(row(name, i, result), flush=True)
-        results[name] = result
-        draw_picture(results, options.out)
-    seconds, of_processor = time.perf_counter() - start, time.process_time()
-    print(f"\n{seconds:.0f} s ({of_processor:.0f} s of processor time); picture: {options.out}")
+                values = [*scores(f, noise, y_test, y_loc, y_scale), time.process_time() - start]
+                fits[alpha, k] = values
+                with path.open("a") as file:
+                    print(alpha, k, *values, file=file)
+            result = np.array([fits[alpha, k] for k in range(num_splits)])
+            of_processor += result[:, 2].sum()
+            results.setdefault(name, []).append(result)
+            print(row(name, alpha, result), flush=True)
+        draw_picture({n: np.stack(r) for n, r in results.items()}, options.alphas, options.out)
+    print(f"\n{of_processor:.0f} s of processor time; picture: {options.out}")
     return 0
 
 
