@@ -4,10 +4,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from jax import Array
+import jax
+from jax import Array, lax
 from jax.errors import TracerArrayConversionError
 import jax.numpy as jnp
 import numpyro
+from numpyro.distributions import Delta
 from numpyro.handlers import block, substitute
 from numpyro.primitives import Messenger
 
@@ -15,6 +17,7 @@ from numpyro_ext._model.minibatch import plate_indices
 from numpyro_ext._typing import Model, Trace
 
 __all__ = [
+    "drawn_once",
     "every_row",
     "first_rows",
     "inside_plates",
@@ -225,6 +228,27 @@ class rows(substitute):
             )
         if name in self.idx:
             msg["args"] = (size, len(self.idx[name]))
+
+
+@jax.custom_jvp
+def _apart(x: Array) -> Array:
+    """``x``, computed apart from what reads it; its derivative is one."""
+    return lax.optimization_barrier(x)
+
+
+_apart.defjvp(lambda x, dx: (_apart(*x), *dx))
+
+
+class drawn_once(Messenger):
+    """Keep the compiler from drawing a value anew in every sum that reads it.
+
+    On CPUs it would compute the inverse error function of a normal draw in each of them, one number
+    at a time, which takes as long as the rest of a step of many particles.
+    """
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and not (msg["is_observed"] or isinstance(msg["fn"], Delta)):
+            msg["value"] = jax.tree.map(_apart, msg["value"])
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from numpyro_ext._checks import check_count, of_an_object, summary
 from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.finite_steps import finite_step
-from numpyro_ext._model.handlers import same_plates, seed_plates, valid_plates
+from numpyro_ext._model.handlers import drawn_once, same_plates, seed_plates, valid_plates
 from numpyro_ext._model.mapping import map_over
 from numpyro_ext._model.program import Program, set_up, trace_of
 from numpyro_ext._model.read import Site, latent_sites, sample_sites
@@ -267,7 +267,7 @@ class Draws:
         """One run of the guide; ``values`` replace its draws."""
         guide_key = random.split(key)[1]
         data = {**(self.params if params is None else params), **(values or {})}
-        with valid_plates(), without_rsample_stop_gradient():
+        with valid_plates(), drawn_once(), without_rsample_stop_gradient():
             guide = substitute(seed(self._guide, guide_key), data=data)
             return trace_of(guide, self.args, self.kwargs)
 
