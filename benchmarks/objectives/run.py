@@ -1,10 +1,11 @@
 """Cost, memory and gradient noise of the objectives, compared with those of NumPyro.
 
-There are six tables: the time of a step of ``VRELBO``, ``RenyiELBO`` and ``Trace_ELBO``; that of
-``CurvatureELBO`` and of ``ivon`` on a network (alone: ``--only curvature``); the time of the four
-gradients of ``VRELBO`` on a VAE; the compiled memory with ``vectorize_particles=False``; and the
-standard deviation of the four gradient estimators; and what their noise costs on several guides
-(alone: ``--only defaults``), which decides the default of ``VRELBO``.
+There are six tables: the time of a step of ``VRELBO``, ``RenyiELBO`` and ``Trace_ELBO`` (alone:
+``--only numpyro``); that of ``CurvatureELBO`` and of ``ivon`` on a network (alone: ``--only
+curvature``); the time of the four gradients of ``VRELBO`` on a VAE; the compiled memory with
+``vectorize_particles=False``; and the standard deviation of the four gradient estimators; and what
+their noise costs on several guides (alone: ``--only defaults``), which decides the default of
+``VRELBO``.
 """
 
 import argparse
@@ -104,17 +105,17 @@ def shortest(repeats: int, *runs: Callable[[], Any]) -> list[float]:
 
 
 def against_numpyro(repeats: int, steps: int) -> None:
-    print("\n## A step against NumPyro's objectives (logistic regression, 500 rows, d = 20)\n")
+    print("\n## A step against NumPyro's objectives (logistic regression, 500 rows, d columns)\n")
     print(
-        "| K | Trace_ELBO, us | RenyiELBO, us | VRELBO, us | / RenyiELBO | / Trace_ELBO"
+        "| d | K | Trace_ELBO, us | RenyiELBO, us | VRELBO, us | / RenyiELBO | / Trace_ELBO"
         " | others, us |"
     )
-    print("|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|")
     key_x, key_y = random.split(random.key(0))
-    x = random.normal(key_x, (500, 20))
-    y = random.bernoulli(key_y, jax.nn.sigmoid(x[:, 0])).astype(float)
-    for num in (1, 10, 50):
-        updates = steps * (10 if num == 1 else 1)
+    for d, num in ((20, 1), (20, 10), (20, 50), (500, 10), (500, 100)):
+        x = random.normal(key_x, (500, d))
+        y = random.bernoulli(key_y, jax.nn.sigmoid(x[:, 0])).astype(float)
+        updates = max(1, int(steps * min(10, 200 / (d * num))))
         losses = [
             Trace_ELBO(num),
             RenyiELBO(0.5, num),
@@ -130,7 +131,7 @@ def against_numpyro(repeats: int, steps: int) -> None:
         t = 1e6 * np.median(seconds, axis=0) / updates
         others = f"IWELBO {t[3]:.1f}, BBAlphaELBO {t[4]:.1f}"
         print(
-            f"| {num} | {t[0]:.1f} | {t[1]:.1f} | {t[2]:.1f} | {t[2] / t[1]:.2f}"
+            f"| {d} | {num} | {t[0]:.1f} | {t[1]:.1f} | {t[2]:.1f} | {t[2] / t[1]:.2f}"
             f" | {t[2] / t[0]:.2f} | {others} |"
         )
 
@@ -315,7 +316,9 @@ def main() -> None:
         "--steps", type=int, default=500, help="updates per timed run (10 times as many at K = 1)"
     )
     parser.add_argument("--keys", type=int, default=20_000)
-    parser.add_argument("--only", choices=["curvature", "defaults"], help="this table alone")
+    parser.add_argument(
+        "--only", choices=["numpyro", "curvature", "defaults"], help="this table alone"
+    )
     args = parser.parse_args()
     print(
         f"jax {jax.__version__} on {jax.devices()[0].device_kind}; shortest of {args.repeats} runs"
@@ -323,11 +326,10 @@ def main() -> None:
     )
     if args.only in (None, "defaults"):
         defaults(args.repeats)
-    if args.only == "defaults":
-        return
-    if args.only is None:
+    if args.only in (None, "numpyro"):
         against_numpyro(args.repeats, args.steps)
-    curvatures_of_a_network(args.repeats, args.steps)
+    if args.only in (None, "curvature"):
+        curvatures_of_a_network(args.repeats, args.steps)
     if args.only is not None:
         return
     gradients_of_a_vae(args.repeats, 50)

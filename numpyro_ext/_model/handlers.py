@@ -243,12 +243,13 @@ class drawn_once(Messenger):
     """Keep the compiler from drawing a value anew in every sum that reads it.
 
     On CPUs it would compute the inverse error function of a normal draw in each of them, one number
-    at a time, which takes as long as the rest of a step of many particles.
+    after the other, which can take as long as the rest of a step of many particles.
     """
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "sample" and not (msg["is_observed"] or isinstance(msg["fn"], Delta)):
-            msg["value"] = jax.tree.map(_apart, msg["value"])
+            for part in "value", "intermediates":
+                msg[part] = jax.tree.map(_apart, msg[part])
 
 
 @contextmanager

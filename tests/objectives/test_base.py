@@ -196,13 +196,14 @@ def test_vectorization_does_not_change_the_draws():
         assert_same(other, first, 5e-5)
 
 
-def test_a_draw_is_computed_once_and_not_in_each_sum_that_reads_it():
+@pytest.mark.parametrize(("family", "times"), [(dist.Normal, 1), (dist.LogNormal, 2)])
+def test_a_draw_is_not_computed_in_each_sum_that_reads_it(family, times):
     def model():
-        numpyro.sample("z", dist.Normal(jnp.zeros(7), 1.0).to_event(1))
+        numpyro.sample("z", family(jnp.zeros(7), 1.0).to_event(1))
 
     def guide():
         loc = numpyro.param("loc", jnp.zeros(7))
-        numpyro.sample("z", dist.Normal(loc, 2.0).to_event(1))
+        numpyro.sample("z", family(loc, 2.0).to_event(1))
 
     def operations(fn, *args):
         text = jax.jit(fn).lower(*args).compile().as_text()
@@ -211,7 +212,7 @@ def test_a_draw_is_computed_once_and_not_in_each_sum_that_reads_it():
     key = random.key(0)
     once = operations(lambda key: random.normal(key, (5, 7)), key)
     loss = jax.value_and_grad(lambda loc: VRELBO(0.0, 5).loss(key, {"loc": loc}, model, guide))
-    assert 0 < operations(loss, jnp.zeros(7)) <= 1.2 * once  # the fused sums would make it 4 of it
+    assert 0 < operations(loss, jnp.zeros(7)) <= (times + 0.2) * once  # otherwise 3.9 times
 
 
 def test_pmap_of_draws_inside_draws():
