@@ -13,14 +13,14 @@ import warnings
 
 import jax
 from jax import Array, lax
-from jax.flatten_util import ravel_pytree
 from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.cotangents import change_cotangents
 from numpyro_ext._typing import Params
 
-__all__ = ["finite_step", "warn_if"]
+__all__ = ["finite_step", "reported"]
 
 _LOST = (
     "the loss is NaN or its gradient not finite in a step, which leaves the parameters as they"
@@ -51,17 +51,14 @@ def _guard(params: Params) -> tuple[Params, Array]:
     """The parameters, and a zero to be multiplied and added to the loss. Their gradients become
     zero on the way back if any of them is not finite, that of the zero among them."""
     real = {n: x for n, x in params.items() if _is_real(x)}
-    flat, unravel = ravel_pytree(real)
 
-    def transpose(_: Any, ct: Array) -> Array:
-        lost = ~jnp.all(jnp.isfinite(ct))
-        warn_if(lost, _LOST)
-        return jnp.where(lost, 0.0, ct)
+    def drop(cts: tuple[Params, Array]) -> tuple[Params, Array]:
+        lost = ~jnp.all(jnp.array([jnp.all(jnp.isfinite(ct)) for ct in jax.tree.leaves(cts)]))
+        lost = reported(lost, _LOST) > 0
+        return jax.tree.map(lambda ct: jnp.where(lost, 0.0, ct), cts)
 
-    # As in zero_weight.py; one vector, since the rule for forward mode asks for every tangent.
-    packed = jnp.concatenate([flat, jnp.zeros(1, flat.dtype)])
-    same = lax.custom_linear_solve(lambda x: x, packed, lambda _, b: b, transpose)
-    return {**params, **unravel(same[:-1])}, same[-1]
+    real, zero = change_cotangents((real, jnp.zeros(())), drop)
+    return {**params, **real}, zero
 
 
 def _is_real(x: Any) -> bool:
@@ -77,25 +74,27 @@ def _keep_finite(new: Any, before: Any, is_none: Array) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(jnp.all(fine), a, b), new, before)
 
 
-def warn_if(count: Array, message: str) -> None:
-    """An ``InferenceWarning`` while a compiled program runs, if the count is not zero.
+def reported(count: Array, message: str) -> Array:
+    """The count, and an ``InferenceWarning`` while a compiled program runs if it is not zero. The
+    compiler drops the warning with the count, if that is not used.
 
     :param count: a number, or whether there is anything to say; ``{count}`` in the message.
     """
 
     @jax.custom_batching.custom_vmap
     def say(count: Array) -> Array:
-        callback = partial(jax.debug.callback, partial(_warn, message), count)
-        lax.cond(count > 0, callback, lambda: None)
-        return count
+        # By a callback without effects: the others take every call out of the fast path of JAX.
+        warn = partial(jax.pure_callback, partial(_warn, message), count)
+        return lax.cond(count > 0, lambda: warn(count), lambda: count)
 
     @say.def_vmap
     def _(axis_size: int, in_batched: list[bool], count: Array) -> tuple[Array, bool]:
         # One question for all: under vmap the callback itself would be made in every step.
-        return jnp.broadcast_to(say(jnp.max(count)), (axis_size,)), True
+        return jnp.minimum(count, say(jnp.max(count))), True
 
-    say(jnp.asarray(count, jnp.int32))
+    return say(jnp.asarray(count, jnp.int32))
 
 
-def _warn(message: str, count: Any) -> None:
+def _warn(message: str, count: Any) -> Any:
     warnings.warn(InferenceWarning(message.format(count=int(count))), stacklevel=2)
+    return count

@@ -15,9 +15,10 @@ share, and of latents that several data share where only one of these data has n
 from collections.abc import Callable
 from typing import Any
 
-from jax import Array, lax
+from jax import Array
 import jax.numpy as jnp
 
+from numpyro_ext._model.cotangents import change_cotangents
 from numpyro_ext._model.read import latent_sites
 from numpyro_ext._model.units import Layout
 from numpyro_ext._typing import Trace
@@ -31,19 +32,12 @@ def drop_weightless(
     :param is_weightless: from the cotangents of these zeros to where the value has no weight, with
         a shape that broadcasts against the value's.
     """
-    size = value.size
 
-    def transpose(_: Any, ct: Array) -> Array:
-        ct_value = ct[:size].reshape(value.shape)
-        dropped = is_weightless(ct[size:]) & ~jnp.isfinite(ct_value)
-        return jnp.concatenate([jnp.where(dropped, 0.0, ct_value).ravel(), ct[size:]])
+    def drop(cts: tuple[Array, Array]) -> tuple[Array, Array]:
+        ct, weights = cts
+        return jnp.where(is_weightless(weights) & ~jnp.isfinite(ct), 0.0, ct), weights
 
-    # The one way of JAX to give the transpose of a linear map which works in forward and reverse
-    # mode and under vmap. The map is the identity, its own solution; one vector holds both parts,
-    # since the rule for forward mode asks for a tangent of each.
-    packed = jnp.concatenate([value.ravel(), jnp.zeros(num_zeros, value.dtype)])
-    same = lax.custom_linear_solve(lambda x: x, packed, lambda _, b: b, transpose)
-    return same[:size].reshape(value.shape), same[size:]
+    return change_cotangents((value, jnp.zeros(num_zeros, value.dtype)), drop)
 
 
 def weightless_dropped(trace: Trace, layout: Layout) -> tuple[Trace, Array, Array]:

@@ -401,8 +401,7 @@ class ParticleField(ELBO, ABC):
         found = gradients(x)
         hessian = jax.vmap(jax.hessian(log_prob), (0, None))(x, own) if self.needs_hessian else None
         groups = params.get(f"{getattr(guide, 'prefix', 'auto')}_modes")
-        lost = Lost.of(*found[:2], hessian)
-        lost.warn()
+        lost = Lost.of(*found[:2], hessian).reported()
         x, log_p, g, hessian, groups = lost.replaced((x, *found[:2], hessian, groups))
         grad_own = found[2]
         if grad_own:  # sums over the particles, of which no part can be taken back

@@ -79,8 +79,8 @@ A :func:`~collections.namedtuple` with these entries, m being the number of part
  - **implied_sd_ratio** - ``(m, d)``, for each particle the standard deviation of each coordinate
    over the one that the gradients imply, as :func:`~numpyro_ext.scores.implied_sd_ratio` has it;
    NaN during warmup and for m <= d. Near 1 where the particles have converged.
- - **diverging** - ``(m,)``, true for a particle that the last step left in place because something
-   was not finite.
+ - **diverging** - ``(m,)``, true for a particle at which the log density or its gradient is not
+   finite, or that the last step left in place because something was not.
  - **rng_key** - random number generator seed of the next steps.
 """
 
@@ -318,8 +318,7 @@ class ParVI(MCMCKernel):
         x = self._spread(x)
         energy, grad, _ = _evaluate(potential, key_minibatch, x)
         g, mean, noise, error = -grad, -grad, None, None
-        seen = Lost.of(energy, g)
-        seen.warn()
+        seen = Lost.of(energy, g).reported()
         if potential.plates:
             weight = jnp.maximum(_NEW, 1.0 / (state.i + 2)).astype(g.dtype)
             change = jnp.where(jnp.isfinite(g), g - state.mean_grad, 0.0)
@@ -344,7 +343,7 @@ class ParVI(MCMCKernel):
             minibatch_noise=noise,
             bandwidth=jnp.broadcast_to(bandwidth, energy.shape),
             implied_sd_ratio=jnp.broadcast_to(ratio, x.shape),
-            diverging=lost.where | ~fine,
+            diverging=lost.where | seen.where | ~fine,
             rng_key=rng_key,
         )
 

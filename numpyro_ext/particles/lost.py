@@ -11,7 +11,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from numpyro_ext._model.finite_steps import warn_if
+from numpyro_ext._model.finite_steps import reported
 
 __all__ = ["Lost"]
 
@@ -53,6 +53,7 @@ class Lost(NamedTuple):
         """The new ``(m, d)`` rows, and the old ones of the lost particles."""
         return jax.tree.map(lambda a, b: jnp.where(self.where[:, None], b, a), new, old)
 
-    def warn(self) -> None:
-        """Say while the program runs how many are lost."""
-        warn_if(jnp.sum(self.where), _MESSAGE % self.where.size)
+    def reported(self) -> "Lost":
+        """The same, whose ``where`` says how many are lost while the program runs."""
+        count = reported(jnp.sum(self.where), _MESSAGE % self.where.size)
+        return self._replace(where=self.where & (count > 0))
