@@ -83,9 +83,9 @@ def reported(count: Array, message: str) -> Array:
 
     @jax.custom_batching.custom_vmap
     def say(count: Array) -> Array:
-        # By a callback without effects: the others take every call out of the fast path of JAX.
-        warn = partial(jax.pure_callback, partial(_warn, message), count)
-        return lax.cond(count > 0, lambda: warn(count), lambda: count)
+        # A callback with effects would take every call out of the fast path of JAX.
+        warn, kind = partial(_warn, message), jax.ShapeDtypeStruct((), jnp.int32)
+        return lax.cond(count > 0, lambda: jax.pure_callback(warn, kind, count), lambda: count)
 
     @say.def_vmap
     def _(axis_size: int, in_batched: list[bool], count: Array) -> tuple[Array, bool]:
