@@ -94,8 +94,8 @@ def test_one_fit_of_several_is_skipped_alone():
 
 @pytest.mark.parametrize("loss", [VRELBO(1.0, 3), SVGD()], ids=["VRELBO", "SVGD"])
 def test_a_compiled_update_has_no_effects(loss):
-    """For the warning either: a program with effects takes 0.5 ms longer per call, since JAX calls
-    it from Python."""
+    """Not for the warning either: JAX calls a program with effects from Python, which takes longer
+    than a step of a small model."""
     its_guide = AutoParticles(model, 5, init_from=None) if isinstance(loss, SVGD) else guide
     svi = SVI(model, its_guide, optax.sgd(0.1), loss)
     state = svi.init(random.key(0), None)
