@@ -10,7 +10,7 @@ from numpyro.distributions import Independent, biject_to
 from numpyro.distributions.util import is_identically_one
 
 from numpyro_ext._model.read import Site, frames, is_data, layers, sample_sites
-from numpyro_ext._numpyro import mask_of, site_of_log_det
+from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Trace
 
 __all__ = [
@@ -79,12 +79,9 @@ def log_density(trace: Trace) -> Array:
     return total
 
 
-def row_log_lik(
-    trace: Trace, plate: str, unmasked: Collection[str] = (), *, rooted: bool = False
-) -> Array:
+def row_log_lik(trace: Trace, plate: str, *, rooted: bool = False) -> Array:
     """``(rows,)``, log p of the sites in each row of a plate, without the scale of that plate.
 
-    :param unmasked: latent sites whose own mask is left out, and so is that of their log Jacobian.
     :param bool rooted: whether other scales are those of :func:`scales_rooted`.
     """
     # On sliced arguments the plate may have one row or N, and scales by what it has.
@@ -94,8 +91,6 @@ def row_log_lik(
     total = jnp.zeros(batch)
     for site in sample_sites(trace):
         if plate in frames(site):
-            if site_of_log_det(site["name"], unmasked) in unmasked:
-                site = {**site, "fn": without_mask(site["fn"])}
             log_p = scaled(site, log_prob(site), size / batch)
             axis = log_p.ndim + frames(site)[plate]
             total = total + jnp.sum(log_p, [i for i in range(log_p.ndim) if i != axis])

@@ -15,6 +15,7 @@ from numpyro.infer.util import constrain_fn, transform_fn, unconstrain_fn
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.handlers import first_rows, latents_only
+from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.minibatch import plate_indices
 from numpyro_ext._model.operations import traced_once
 from numpyro_ext._model.program import Program
@@ -94,7 +95,7 @@ class Potential(Program):
         *,
         forward_mode: bool = False,
     ) -> None:
-        super().__init__(default_key(model), args, kwargs, params, plates=info.plates)
+        super().__init__(masks_filled(default_key(model)), args, kwargs, params, plates=info.plates)
         self.info = info
         self._forward_mode = forward_mode
         self._gradient: Callable[..., tuple[Array, Sites]] = self._differentiate

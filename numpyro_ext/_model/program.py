@@ -21,6 +21,9 @@ from numpyro_ext._typing import Model, Params, Sites, Trace
 
 __all__ = ["Program", "call_and_trace", "read_model", "set_up", "shape_trace", "trace_of"]
 
+FILLED = "_of_masked_entries"
+"""The end of the name of what a guide adds for losses of NumPyro alone."""
+
 
 class Program:
     """A model on its arguments.
@@ -91,7 +94,8 @@ class Program:
 def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
     """The trace of one run."""
     with plain_errors():
-        return trace(fn).get_trace(*indexed(args), **indexed(kwargs or {}))
+        sites = trace(fn).get_trace(*indexed(args), **indexed(kwargs or {}))
+    return {name: site for name, site in sites.items() if not name.endswith(FILLED)}
 
 
 def call_and_trace(fn: Model, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Trace]:

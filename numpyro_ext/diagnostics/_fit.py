@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, Protocol, TypedDict, runtime_checkable
 import warnings
 
 import jax
-from jax import Array
+from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
+from numpyro.handlers import seed, substitute
 from numpyro.infer import MCMC, SVI, init_to_sample
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.mcmc import MCMCKernel
@@ -19,12 +20,13 @@ from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.handlers import every_row, no_more_rows
-from numpyro_ext._model.program import set_up
+from numpyro_ext._model.masked import is_masked, masks_filled
+from numpyro_ext._model.program import set_up, shape_trace
+from numpyro_ext._model.read import latent_sites
 from numpyro_ext._numpyro import mcmc_arguments, params_of_hmc, posterior_guide
 from numpyro_ext._typing import Diagnosable, Engine, Model, Params, Sites
 from numpyro_ext.diagnostics.full_data import (
     check_full_arrays,
-    latents_unmasked,
     minibatch_plates,
     on_all_rows,
 )
@@ -288,9 +290,8 @@ def _fit_of_optimised(
     with _arrays_wanted(args, kwargs):
         check_full_arrays(obj.model, args, kwargs)
     check_rows(obj.model, args, kwargs, init_to_sample)
-    model = on_all_rows(obj.model)
-    if not is_svi:  # an engine integrates local sites with their prior
-        model = latents_unmasked(model)
+    but = [] if isinstance(obj.guide, AutoGuide) else _masked_by(obj.guide, params[0], args, kwargs)
+    model = on_all_rows(masks_filled(obj.model, but))
     if isinstance(obj.guide, HasParticles):
         attributes["inference_method"] = "particles"
         particles = obj.guide.particles
@@ -308,6 +309,12 @@ def _fit_of_optimised(
         guide, params = posterior_guide(obj.guide, params, args, kwargs, every_row)
     guide = on_all_rows(guide)
     return Fit(model, args, kwargs, attributes, params, guide=guide, linearised=linearised)
+
+
+def _masked_by(guide: Model, params: Params, args: tuple, kwargs: dict[str, Any]) -> list[str]:
+    """Latent sites that a guide masks too, so that the loss has neither of their densities."""
+    fn = seed(substitute(on_all_rows(guide), data=params), random.key(0))
+    return [site["name"] for site in latent_sites(shape_trace(fn, args, kwargs)) if is_masked(site)]
 
 
 def _fit_of_mcmc(
@@ -338,7 +345,9 @@ def _fit_of_mcmc(
         with _arrays_wanted(args, kwargs):
             check_full_arrays(model, args, kwargs)
         check_rows(model, args, kwargs, init_to_sample)
-        full, plates = on_all_rows(model), minibatch_plates(model, ran_args, ran_kwargs)
+        # NumPyro's kernels leave masked entries flat.
+        full = on_all_rows(masks_filled(model) if isinstance(kernel, Diagnosable) else model)
+        plates = minibatch_plates(model, ran_args, ran_kwargs)
     moves_particles = isinstance(kernel, DiagnosableParticles)
     known = kernel.params if isinstance(kernel, HasModelParams) else params_of_hmc(kernel)
     return Fit(

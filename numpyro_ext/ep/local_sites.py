@@ -147,7 +147,7 @@ def draw_sites(
         return site_of_log_det(name, factors.axes) == name
 
     of_values = {name: site for name, site in trace.items() if counts(site)}
-    return Drawn(sites, row_log_lik(of_values, factors.plate, factors.axes) - log_z)
+    return Drawn(sites, row_log_lik(of_values, factors.plate) - log_z)
 
 
 def _draw_rows(

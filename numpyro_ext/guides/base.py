@@ -29,6 +29,7 @@ from numpyro_ext._model.init_from import (
     is_searched,
     searched_modes,
 )
+from numpyro_ext._model.masked import record_filled
 from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.program import call_and_trace
@@ -93,7 +94,9 @@ class AutoJoint(ContinuousGuide):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.record_plates(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
+        values = super().__call__(*args, **kwargs)
+        record_filled(f"_{self.prefix}", self, values, args, kwargs)
+        return values
 
     def record_plates(self, *args: Any, **kwargs: Any) -> None:
         """Make the plates of ``create_plates``, which are then sites with rows as their values."""

@@ -29,6 +29,7 @@ from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.finite_steps import finite_step
 from numpyro_ext._model.handlers import drawn_once, same_plates, seed_plates, valid_plates
 from numpyro_ext._model.mapping import map_over
+from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.program import Program, set_up, trace_of
 from numpyro_ext._model.read import Site, latent_sites, sample_sites
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
@@ -182,7 +183,7 @@ class Draws:
         self.extra_key = random.fold_in(rng_key, objective.num_particles)
         self.objective, self.params = objective, params
         self.stopped: Params = stop_gradient(params)
-        self._model = seed_plates(model, plate_key)
+        self._model = seed_plates(masks_filled(model), plate_key)
         self._guide = seed_plates(guide, plate_key)
         self.guide, self.args, self.kwargs = guide, args, kwargs
         set_up(guide, args, kwargs)
