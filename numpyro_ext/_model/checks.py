@@ -202,12 +202,14 @@ def read_global(
     *,
     because: str,
     init_strategy: Callable[..., Any] = init_to_uniform,
+    sums: bool = False,
 ) -> ModelInfo:
     """Read a model whose latent sites must all be global; an error names one that is not.
 
     :param str because: why a latent site local to a subsampled plate cannot be taken.
+    :param sums: whether discrete latent sites of few values are summed out, which may be local.
     """
-    info = read_model(valid_data(model), args, kwargs, init_strategy=init_strategy)
+    info = read_model(valid_data(model), args, kwargs, init_strategy=init_strategy, sums=sums)
     for site, latent in info.latents.items():
         for plate in latent.plates:
             if plate in info.plates:

@@ -139,7 +139,12 @@ def read_model(
     kwargs: dict[str, Any] | None = None,
     *,
     init_strategy: Callable[..., Any] = init_to_uniform,
+    sums: bool = False,
 ) -> ModelInfo:
-    """Run the model once on shapes alone; an error names a site that no method here can handle."""
+    """Run the model once on shapes alone; an error names a site that no method here can handle.
+
+    :param sums: whether discrete latent sites of few values are summed out.
+    """
     seeded = valid_plates(first_rows(seed(model, random.key(0))))
-    return model_info(shape_trace(substitute(seeded, substitute_fn=init_strategy), args, kwargs))
+    trace = shape_trace(substitute(seeded, substitute_fn=init_strategy), args, kwargs)
+    return model_info(trace, sums=sums)

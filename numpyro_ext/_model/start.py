@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro.distributions import biject_to
-from numpyro.handlers import block, seed, substitute
+from numpyro.handlers import block, infer_config, seed, substitute
 from numpyro.infer import init_to_median, init_to_uniform
 from numpyro.infer.util import initialize_model
 
 from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.checks import check_rows
+from numpyro_ext._model.enumeration import parallel
 from numpyro_ext._model.handlers import first_rows
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
@@ -92,9 +93,10 @@ def draw_start(
     """
 
     def draw(rng_key: Array) -> tuple[Sites, Array, Params]:
+        fn = first_rows(model)
         found = initialize_model(
             rng_key,
-            first_rows(model),
+            infer_config(fn, parallel) if info.summed else fn,
             init_strategy=init_strategy,
             dynamic_args=True,
             model_args=indexed(args),

@@ -54,7 +54,7 @@ def local(x):
 
 
 def discrete():
-    numpyro.sample("k", dist.Bernoulli(0.3))
+    numpyro.sample("k", dist.Poisson(0.3))
 
 
 def nothing():
@@ -95,7 +95,7 @@ def test_model_must_be_callable():
     ("model", "args", "message"),
     [
         (local, (jnp.zeros(20),), r"'h' is local to the subsampled plate 'data', and a chain"),
-        (discrete, (), r"latent site 'k' is discrete; .*: sum it out of the model\."),
+        (discrete, (), r"latent site 'k' is discrete; .*: sum it out of the model, or"),
         (nothing, (), r"no latent sample site"),
         (gaussian_mean, (jnp.zeros(7),), r"'data' has subsample_size 10 but only 7 rows"),
     ],

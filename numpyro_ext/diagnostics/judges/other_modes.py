@@ -142,7 +142,7 @@ def unvisited_rows(
     if not shares[largest] >= limits.UNVISITED:
         return []
     mode, share = modes[largest], float(shares[largest])
-    where = _place(target, mode.center, draws, name_of(subject.proto.trace))
+    where = _place(target, mode.center, draws, name_of(subject.proto))
     lowest, value = float(np.min(ends.value[known])), float(at(np.asarray(mode.center)[None])[0])
     rounding = 256 * eps * max(1.0, abs(lowest))
     if abs(value - lowest) <= max(0.01, rounding):
