@@ -14,8 +14,8 @@ from numpyro.infer.util import constrain_fn, transform_fn, unconstrain_fn
 
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.density import log_prob
-from numpyro_ext._model.enumeration import depending_on, parallel, summed_potential
-from numpyro_ext._model.handlers import first_rows, latents_only
+from numpyro_ext._model.enumeration import depending_on
+from numpyro_ext._model.handlers import first_rows, latents_only, parallel
 from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.minibatch import plate_indices
 from numpyro_ext._model.operations import traced_once
@@ -108,10 +108,9 @@ class Potential(Program):
 
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
         """U at ``z`` on the rows ``idx``."""
-        if not self.info.summed:
-            return self.potential(z, idx)
-        batches = {n: (N, len(idx[n])) for n, (N, _) in self.plates.items() if len(idx[n]) < N}
-        return summed_potential(self._on(idx), *self.arguments, z, self.info.nesting, batches)
+        if self.info.summed:
+            return self.summed_potential(z, idx, self.info)
+        return self.potential(z, idx)
 
     def value_and_grad(self, z: Sites, idx: dict[str, Array]) -> tuple[Array, Sites]:
         """U and its gradient: one minibatch."""

@@ -6,15 +6,15 @@ from typing import Any
 import jax
 from jax import Array, random
 import jax.numpy as jnp
-from numpyro.handlers import block, seed, substitute, trace
+from numpyro.handlers import block, infer_config, seed, substitute, trace
 from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.util import potential_energy
 
 from numpyro_ext._model import handlers
 from numpyro_ext._model.arguments import indexed
-from numpyro_ext._model.density import row_log_lik
-from numpyro_ext._model.handlers import first_rows, plain_errors, valid_plates
+from numpyro_ext._model.density import row_log_lik, summed_log_density
+from numpyro_ext._model.handlers import first_rows, parallel, plain_errors, valid_plates
 from numpyro_ext._model.read import ModelInfo, model_info
 from numpyro_ext._numpyro import at_unconstrained
 from numpyro_ext._typing import Model, Params, Sites, Trace
@@ -79,6 +79,24 @@ class Program:
         with plain_errors():
             U = potential_energy(self._on(rows), *self.arguments, z)
         return jnp.asarray(U)
+
+    def summed_potential(self, z: Sites, rows: dict[str, Array], info: ModelInfo) -> Array:
+        """NumPyro's potential at values of the continuous sites, summed over those of the others.
+
+        funsor sums as it does for ``NUTS``, also over the values in loops, and where plates have
+        all rows.
+        """
+        from numpyro.contrib.funsor import enum, plate_to_enum_plate
+        from numpyro.contrib.funsor import trace as packed_trace
+
+        batches = {n: (N, len(rows[n])) for n, (N, _) in self.plates.items() if len(rows[n]) < N}
+        fn = enum(infer_config(self._on(rows), parallel), -info.nesting - 1)
+        if not batches:
+            return jnp.asarray(potential_energy(fn, *self.arguments, z, enum=True))
+        args, kwargs = self.arguments
+        with plate_to_enum_plate():
+            sites = packed_trace(at_unconstrained(fn, z)).get_trace(*args, **kwargs)
+        return -summed_log_density(sites, batches)
 
     def rows_log_lik(self, z: Sites, rows: dict[str, Array]) -> Array:
         """The log likelihood of each of these rows of one plate, without the plate's scale."""

@@ -290,7 +290,8 @@ def _fit_of_optimised(
     with _arrays_wanted(args, kwargs):
         check_full_arrays(obj.model, args, kwargs)
     check_rows(obj.model, args, kwargs, init_to_sample)
-    but = [] if isinstance(obj.guide, AutoGuide) else _masked_by(obj.guide, params[0], args, kwargs)
+    masks = not isinstance(obj.guide, AutoGuide | HasParticles)
+    but = _masked_by(obj.guide, params[0], args, kwargs) if masks else []
     model = on_all_rows(masks_filled(obj.model, but))
     if isinstance(obj.guide, HasParticles):
         attributes["inference_method"] = "particles"
