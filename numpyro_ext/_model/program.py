@@ -15,6 +15,7 @@ from numpyro_ext._model import handlers
 from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.density import row_log_lik
 from numpyro_ext._model.handlers import first_rows, plain_errors, valid_plates
+from numpyro_ext._model.lengths import marked_plates, shapes_on_plates
 from numpyro_ext._model.read import ModelInfo, model_info
 from numpyro_ext._numpyro import at_unconstrained
 from numpyro_ext._typing import Model, Params, Sites, Trace
@@ -73,7 +74,7 @@ class Program:
 
     def potential(self, z: Sites, rows: dict[str, Array] | None = None) -> Array:
         """NumPyro's potential at unconstrained values of all latent sites."""
-        with plain_errors():
+        with plain_errors(self.model, *self.arguments):
             U = potential_energy(self._on(rows), *self.arguments, z)
         return jnp.asarray(U)
 
@@ -90,8 +91,9 @@ class Program:
 
 def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
     """The trace of one run."""
-    with plain_errors():
-        return trace(fn).get_trace(*indexed(args), **indexed(kwargs or {}))
+    args, named = indexed(args), indexed(kwargs or {})
+    with plain_errors(fn, args, named):
+        return trace(fn).get_trace(*args, **named)
 
 
 def call_and_trace(fn: Model, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Trace]:
@@ -107,9 +109,9 @@ def shape_trace(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = Non
 
     def run() -> None:
         with block():  # a guide that reads its model is traced itself
-            box.update(trace_of(fn, args, kwargs))
+            box.update(trace_of(marked_plates(fn), args, kwargs))
 
-    jax.eval_shape(run)
+    shapes_on_plates(run)
     return box
 
 
