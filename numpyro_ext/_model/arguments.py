@@ -81,10 +81,17 @@ def indexed(x: Any) -> Any:
 
 
 def refuse_words(model: Any, args: tuple, kwargs: dict[str, Any], error: Exception) -> None:
-    """Name the argument with whose type a model has failed, if there is one without numbers.
+    """Name the argument with whose type a model has failed: a list of numbers, or no numbers.
 
     A model may have such arguments for its own use, so that they are looked at after an error.
     """
+    for name, x in _named(model, args, kwargs).items():
+        numbers = jax.tree.leaves(x) if isinstance(x, list | tuple) else []
+        if numbers and all(isinstance(n, int | float) for n in numbers):
+            raise TypeError(
+                f"the argument '{name}' of the model is a {type(x).__name__}; pass an array, as by"
+                f" jnp.array({name})."
+            ) from error
     for name, x in _named_leaves(model, args, kwargs):
         if _has_words(x):
             what = f"{type(x).__name__} of dtype {getattr(x, 'dtype', 'object')}"
@@ -118,15 +125,20 @@ def check_frames(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
             return
 
 
-def _named_leaves(model: Any, args: tuple, kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The arguments of a model, and what they hold, with their names."""
+def _named(model: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a model by their names."""
     while not inspect.isfunction(model) and hasattr(model, "fn"):
         model = model.fn
     try:
-        named = inspect.signature(model).bind(*args, **kwargs).arguments
+        return inspect.signature(model).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):
-        named = {f"number {i + 1}": x for i, x in enumerate(args)} | kwargs
-    for (name, *path), x in jax.tree_util.tree_flatten_with_path(named)[0]:
+        return {f"number {i + 1}": x for i, x in enumerate(args)} | kwargs
+
+
+def _named_leaves(model: Any, args: tuple, kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The arguments of a model, and what they hold, by their names."""
+    named = jax.tree_util.tree_flatten_with_path(_named(model, args, kwargs))[0]
+    for (name, *path), x in named:
         yield f"{name.key}{jax.tree_util.keystr(tuple(path))}", x
 
 

@@ -318,7 +318,7 @@ class plain_errors(Messenger):
                 "a plate of the model has no rows; pass data with at least one row, or leave the"
                 " plate out of the model where there are none."
             ) from exc_value
-        if isinstance(exc_value, TypeError):
+        if isinstance(exc_value, TypeError | AttributeError):
             refuse_words(self.fn, *self.arguments, exc_value)
         if isinstance(exc_value, TracerArrayConversionError):
             # A note, because others ask for the kind of the error.
