@@ -144,8 +144,8 @@ class refuse_noise(Messenger):
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "prng_key":
             raise ValueError(
-                "the model draws noise by numpyro.prng_key outside its sample sites (as dropout"
-                f" does), {self.because}; draw it at a sample site, or leave it out."
+                "the model draws noise by numpyro.prng_key outside its sample sites (as dropout,"
+                f" or a site that handlers.block hides), {self.because}; draw it at a sample site, or leave it out."
             )
 
 

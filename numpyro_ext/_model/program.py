@@ -16,11 +16,19 @@ from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.density import row_log_lik
 from numpyro_ext._model.handlers import first_rows, plain_errors, valid_plates
 from numpyro_ext._model.lengths import marked_plates, shapes_on_plates
-from numpyro_ext._model.read import ModelInfo, model_info
+from numpyro_ext._model.read import ModelInfo, latent_sites, model_info
 from numpyro_ext._numpyro import at_unconstrained
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
-__all__ = ["Program", "call_and_trace", "read_model", "set_up", "shape_trace", "trace_of"]
+__all__ = [
+    "Program",
+    "call_and_trace",
+    "drawn_names",
+    "read_model",
+    "set_up",
+    "shape_trace",
+    "trace_of",
+]
 
 
 class Program:
@@ -87,6 +95,12 @@ class Program:
         if rows is None:
             return self.model
         return handlers.rows(self.model, {n: jnp.asarray(i) for n, i in rows.items()}, self.plates)
+
+
+def drawn_names(model: Model, args: tuple, kwargs: dict[str, Any]) -> set[str]:
+    """Names of the sites that the model draws on these arguments; no site is refused."""
+    trace = shape_trace(seed(first_rows(model), random.key(0)), args, kwargs)
+    return {site["name"] for site in latent_sites(trace)}
 
 
 def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
