@@ -145,7 +145,8 @@ class refuse_noise(Messenger):
         if msg["type"] == "prng_key":
             raise ValueError(
                 "the model draws noise by numpyro.prng_key outside its sample sites (as dropout,"
-                f" or a site that handlers.block hides), {self.because}; draw it at a sample site, or leave it out."
+                f" or a site that handlers.block hides), {self.because}; draw it at a sample"
+                " site, or leave it out."
             )
 
 

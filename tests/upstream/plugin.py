@@ -68,7 +68,8 @@ def kernel(cls: Callable[..., Any], *args: Any, **options: Any) -> Any:
 def flow(model: Any, **options: Any) -> AutoRealNVPNormal:
     """With a prefix of its own: ``AutoNormal`` may share a list of guides with one of the others,
     while two guides over all latent sites together need two prefixes, those of NumPyro too."""
-    return AutoRealNVPNormal(model, **{"prefix": "flow"} | options)
+    options.setdefault("prefix", "flow")
+    return AutoRealNVPNormal(model, **options)
 
 
 SWAPS = {
