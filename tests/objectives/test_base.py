@@ -472,10 +472,10 @@ def test_a_model_may_leave_the_value_of_a_parameter_to_the_guide():
     def model(x):
         m = numpyro.param("m")
         with numpyro.plate("rows", 2):
-            numpyro.sample("x", dist.Exponential(m), obs=x)
+            numpyro.sample("x", dist.Exponential(2 * m), obs=x)
 
     def guide(x):
-        numpyro.param("m", 0.5, constraint=dist.constraints.positive)
+        numpyro.param("m", 0.25, constraint=dist.constraints.positive)
 
     svi, x = SVI(model, guide, optax.sgd(0.1), VRELBO(1.0, 1)), jnp.array([1.0, 3.0])
     loss = jax.jit(svi.update)(svi.init(random.key(0), x), x)[1]
