@@ -15,11 +15,20 @@ from numpyro_ext._model import handlers
 from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.density import row_log_lik, summed_log_density
 from numpyro_ext._model.handlers import first_rows, parallel, plain_errors, valid_plates
-from numpyro_ext._model.read import ModelInfo, model_info
+from numpyro_ext._model.lengths import marked_plates, shapes_on_plates
+from numpyro_ext._model.read import ModelInfo, latent_sites, model_info
 from numpyro_ext._numpyro import at_unconstrained
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
-__all__ = ["Program", "call_and_trace", "read_model", "set_up", "shape_trace", "trace_of"]
+__all__ = [
+    "Program",
+    "call_and_trace",
+    "drawn_names",
+    "read_model",
+    "set_up",
+    "shape_trace",
+    "trace_of",
+]
 
 FILLED = "_of_masked_entries"
 """The end of the name of what a guide adds for losses of NumPyro alone."""
@@ -76,7 +85,7 @@ class Program:
 
     def potential(self, z: Sites, rows: dict[str, Array] | None = None) -> Array:
         """NumPyro's potential at unconstrained values of all latent sites."""
-        with plain_errors():
+        with plain_errors(self.model, *self.arguments):
             U = potential_energy(self._on(rows), *self.arguments, z)
         return jnp.asarray(U)
 
@@ -91,11 +100,12 @@ class Program:
 
         batches = {n: (N, len(rows[n])) for n, (N, _) in self.plates.items() if len(rows[n]) < N}
         fn = enum(infer_config(self._on(rows), parallel), -info.nesting - 1)
-        if not batches:
-            return jnp.asarray(potential_energy(fn, *self.arguments, z, enum=True))
         args, kwargs = self.arguments
-        with plate_to_enum_plate():
-            sites = packed_trace(at_unconstrained(fn, z)).get_trace(*args, **kwargs)
+        with plain_errors(self.model, args, kwargs):
+            if not batches:
+                return jnp.asarray(potential_energy(fn, args, kwargs, z, enum=True))
+            with plate_to_enum_plate():
+                sites = packed_trace(at_unconstrained(fn, z)).get_trace(*args, **kwargs)
         return -summed_log_density(sites, batches)
 
     def rows_log_lik(self, z: Sites, rows: dict[str, Array]) -> Array:
@@ -109,10 +119,17 @@ class Program:
         return handlers.rows(self.model, {n: jnp.asarray(i) for n, i in rows.items()}, self.plates)
 
 
+def drawn_names(model: Model, args: tuple, kwargs: dict[str, Any]) -> set[str]:
+    """Names of the sites that the model draws on these arguments; no site is refused."""
+    trace = shape_trace(seed(first_rows(model), random.key(0)), args, kwargs)
+    return {site["name"] for site in latent_sites(trace)}
+
+
 def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
     """The trace of one run."""
-    with plain_errors():
-        sites = trace(fn).get_trace(*indexed(args), **indexed(kwargs or {}))
+    args, named = indexed(args), indexed(kwargs or {})
+    with plain_errors(fn, args, named):
+        sites = trace(fn).get_trace(*args, **named)
     return {name: site for name, site in sites.items() if not name.endswith(FILLED)}
 
 
@@ -129,9 +146,9 @@ def shape_trace(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = Non
 
     def run() -> None:
         with block():  # a guide that reads its model is traced itself
-            box.update(trace_of(fn, args, kwargs))
+            box.update(trace_of(marked_plates(fn), args, kwargs))
 
-    jax.eval_shape(run)
+    shapes_on_plates(run)
     return box
 
 

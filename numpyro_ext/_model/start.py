@@ -212,10 +212,18 @@ def guide_start(
     """The start that NumPyro would find for a ``ContinuousGuide``, with its key; None if none."""
     rng_key: Any = numpyro.prng_key()
     model, strategy = guide.model, guide.init_loc_fn
+    forward_mode = getattr(guide, "forward_mode_differentiation", False)
     # Without the block the model's own sites would be recorded in the guide's trace.
     with block():
         z, potential, _ = draw_start(
-            rng_key, model, info, args, kwargs, init_strategy=strategy, validate_grad=True
+            rng_key,
+            model,
+            info,
+            args,
+            kwargs,
+            init_strategy=strategy,
+            forward_mode=forward_mode,
+            validate_grad=True,
         )
     found = isinstance(potential, Tracer) or bool(np.isfinite(potential))
     if not found:  # NumPyro's own error would blame a parameter of a distribution

@@ -1,7 +1,6 @@
 """One record of what was fitted, for SVI, engines and MCMC, and the errors about it."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 import inspect
 from typing import Any, NamedTuple, Protocol, TypedDict, runtime_checkable
 import warnings
@@ -221,35 +220,6 @@ def _check_signature(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         ) from None
 
 
-@contextmanager
-def _arrays_wanted(args: tuple, kwargs: dict[str, Any]) -> Iterator[None]:
-    """An error says that lists, frames and words have to be arrays of numbers where the model fails
-    on them."""
-    try:
-        yield
-    except Exception as error:
-        given = {f"argument {i}": x for i, x in enumerate(args)} | kwargs
-        kinds = {name: type(x) for name, x in given.items()}
-        for name, kind in kinds.items():
-            library = kind.__module__.split(".")[0]
-            if issubclass(kind, list | tuple) or library in ("pandas", "polars", "xarray"):
-                remedy = "jnp.array(data)" if library == "builtins" else "data.to_numpy()"
-                what = kind.__name__ if library == "builtins" else f"{library} {kind.__name__}"
-                raise TypeError(
-                    f"the model does not run on its arguments ({error}), and its {name} is a"
-                    f" {what}; pass an array, as by {remedy}."
-                ) from error
-            if issubclass(kind, np.ndarray) and given[name].dtype.kind in "OSU":
-                words = [x for x in given[name].ravel() if isinstance(x, str | bytes)]
-                held = f" that holds {words[0]!r}" if words else ""
-                raise TypeError(
-                    f"the model does not run on its arguments, and its {name} is an array of"
-                    f" objects{held}; pass numbers: code the words of a column as columns of 0 and"
-                    " 1, or leave it out."
-                ) from error
-        raise
-
-
 def _set_up(guide: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     """Set up an auto guide that was never called, on data of any number of rows."""
     if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
@@ -287,8 +257,7 @@ def _fit_of_optimised(
         **_same_starts(params),
     }
     attributes |= {"loss": _name_of(obj.loss)} if is_svi else {"engine": _name_of(obj)}
-    with _arrays_wanted(args, kwargs):
-        check_full_arrays(obj.model, args, kwargs)
+    check_full_arrays(obj.model, args, kwargs)
     check_rows(obj.model, args, kwargs, init_to_sample)
     masks = not isinstance(obj.guide, AutoGuide | HasParticles)
     but = _masked_by(obj.guide, params[0], args, kwargs) if masks else []
@@ -343,8 +312,7 @@ def _fit_of_mcmc(
     full, plates = None, {}
     if model is not None:
         _check_signature(model, args, kwargs)
-        with _arrays_wanted(args, kwargs):
-            check_full_arrays(model, args, kwargs)
+        check_full_arrays(model, args, kwargs)
         check_rows(model, args, kwargs, init_to_sample)
         # NumPyro's kernels leave masked entries flat.
         full = on_all_rows(masks_filled(model) if isinstance(kernel, Diagnosable) else model)

@@ -16,7 +16,7 @@ from numpyro.handlers import block, seed
 from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMultivariateNormal
 
-from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.arguments import indexed, is_traced
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.implicit import Implicit, Stated
 from numpyro_ext._model.operations import run_once
@@ -190,7 +190,7 @@ def start_guide(
     guide.locs = locs
     if local:
         guide.model = block(seed(guide.model, random.key(0)), hide=local)
-    guide.set_up(*args, **kwargs)
+    guide.set_up(*indexed(args), **indexed(kwargs))
 
 
 def _same(before: Any, now: Any) -> bool:

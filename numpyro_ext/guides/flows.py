@@ -148,7 +148,8 @@ class CouplingFlowNormal(AutoFlowNormal):
     The first :math:`\lfloor d/2 \rfloor` coordinates go through the network; its outputs move the
     others. After the first flow the halves change places; after each other one a new half has
     coordinates of both, since two coordinates that always share a half never move each other, and
-    with two flows a correlation of just these two is not found.
+    with two flows a correlation of just these two is not found. With one latent dimension there is
+    no other half: the guide is the normal distribution, and only ``AutoSplineNormal`` bends it.
 
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
     :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, in place of
@@ -178,12 +179,6 @@ class CouplingFlowNormal(AutoFlowNormal):
 
         :param int outputs: the number of outputs for each of the other coordinates.
         """
-        d = self.latent_dim
-        if d == 1:
-            raise ValueError(
-                "the model has one latent dimension and a coupling needs two halves; use"
-                " AutoSplineNormal, or numpyro's AutoDiagonalNormal."
-            )
-        split = d // 2
-        pair = self.network or mlp(self.hidden_dims, outputs * (d - split))
+        split = self.latent_dim // 2
+        pair = self.network or mlp(self.hidden_dims, outputs * (self.latent_dim - split))
         return flat_module(f"{self.prefix}_net__{i}$params", pair, (split,)), split

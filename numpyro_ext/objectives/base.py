@@ -188,7 +188,8 @@ class Draws:
         self.guide, self.args, self.kwargs = guide, args, kwargs
         set_up(guide, args, kwargs)
         self.layout = cast(Layout, jax.eval_shape(self._read))
-        check_rows(model, args, kwargs, init_to_uniform)
+        runs = substitute(model, substitute_fn=self._value_of_guide)
+        check_rows(runs, args, kwargs, init_to_uniform)
         self.step = params.get(STEP, {"step": 0})["step"] if STEP in self.layout.mutable else None
         self.proxy = None
         if objective.proxy is not None and self.layout.subsampled:
@@ -292,6 +293,11 @@ class Draws:
         with valid_plates():
             program = self._program(key, {**self.stopped, **values}, sizes)
             return program.trace(rows={plate: n[None]})
+
+    def _value_of_guide(self, site: Any) -> Any:
+        """The value of a parameter for which the model itself has none."""
+        lacks = site["type"] == "param" and site["args"] == (None,)
+        return self.stopped.get(site["name"]) if lacks else None
 
     def _program(self, key: Array, data: Sites, plates: Any = None) -> Program:
         """The model with the key of a particle, at these values of its sites."""

@@ -13,6 +13,7 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.primitives import mutable
 
 from numpyro_ext._checks import check_count, check_nonnegative
+from numpyro_ext._model.arguments import check_frames
 from numpyro_ext._model.enumeration import depending_on, without_summed
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._model.init_from import SEARCH, InitFrom, given_modes
@@ -140,6 +141,7 @@ class AutoParticles(ContinuousGuide):
 
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[Array, Array | None, Sites]:
         """The particles at the start, at which mode each of them is, and the first one's sites."""
+        check_frames(self.model, args, kwargs)
         info = read_for_particles(self.model, args, kwargs)
         self.summed = bool(info.summed)
         if self.summed:

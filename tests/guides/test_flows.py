@@ -142,7 +142,7 @@ def test_spline_with_one_dimension_is_better_than_a_normal():
     assert normal > 0.04 and kl < 0.4 * normal + 3 * error
 
 
-@pytest.mark.parametrize("name", ["gated IAF", "MAF", "planar", "radial"])
+@pytest.mark.parametrize("name", ["gated IAF", "MAF", "NICE", "planar", "radial"])
 def test_one_latent_dimension_is_enough(name):
     guide = FLOWS[name](one_dimension, num_flows=2, init_scale=1.0)
     params = start(guide)
@@ -195,11 +195,6 @@ def test_training_of_coupling_flows_never_inverts_and_weights_have_gradients():
 def test_bad_arguments_are_named(make, match):
     with pytest.raises(ValueError, match=match):
         make(correlated)
-
-
-def test_couplings_name_what_works_in_one_dimension():
-    with pytest.raises(ValueError, match="use AutoSplineNormal"):
-        start(AutoNICENormal(one_dimension, init_from=None))
 
 
 @pytest.mark.parametrize("num_flows", [2, 3, 4, 6])

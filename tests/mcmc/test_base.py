@@ -135,8 +135,8 @@ def with_gaps(x):
 @pytest.mark.parametrize(
     ("model", "args", "error", "message"),
     [
-        (whole, ([0.0] * 20,), TypeError, r"the data of the observed site 'x' are a list; obs mu"),
-        (whole, (pd.Series([0.0] * 20),), TypeError, r"'x' are a pandas Series; .*data.to_numpy"),
+        (whole, ([0.0] * 20,), TypeError, r"argument 'x' of the model is a list; pass an array"),
+        (whole, (pd.Series(["a"] * 20),), TypeError, r"'x' of the model is a Series of dtype str,"),
         (whole, (jnp.zeros(19),), ValueError, r"have shape \(19,\), .* in the plate 'data' of 20"),
         (
             lambda x: gaussian_mean(x[:, None]),
