@@ -222,7 +222,7 @@ def mode_search(
 
     all_rows = sum(size for size, _ in potential.plates.values()) or 1
     like = jax.ShapeDtypeStruct((potential.info.size,), jnp.result_type(float))
-    unknown = np.asarray(np.inf, like.dtype), np.zeros(like.shape, like.dtype)
+    unknown = np.asarray([np.inf, 0], like.dtype), np.zeros(like.shape, like.dtype)
     empty = jax.eval_shape(optax.scale_by_adam().init, like)
     moments = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), empty)
     options = _options(potential, like, _SEARCHES * all_rows / batch_rows(potential))
@@ -256,7 +256,8 @@ def mode_search(
                         break
             diagonal = np.diagonal(factor) if factor.ndim == 2 else np.asarray(factor)
             with np.errstate(divide="ignore"):
-                log_evidence = float(np.sum(np.log(_ROOT_2_PI * np.abs(diagonal))) - float(at[0]))
+                volume = float(np.sum(np.log(_ROOT_2_PI * np.abs(diagonal))))
+                log_evidence = volume - float(np.sum(np.asarray(at[0], np.float64)))
             fit = Mode(x, factor, float(decrement), int(num_negative), spent, log_evidence)
             yield replace(fit, out_of_budget=left <= 0)
 
@@ -301,10 +302,11 @@ def _adam(
 def _newton(potential: Potential, x: Array, value: Array, g: Array) -> tuple[Any, ...]:
     """One damped step: ``(x, (value, g), decrement, moved, factor, num_negative, passes)``.
 
-    Where the value is infinite, it and the gradient g are not known yet: the step then has the
-    length 0 and finds them. So they are taken once at each point, and compiled once.
+    The value is a pair, whose sum it is: see :meth:`Potential.full_sums`. Where it is infinite, it
+    and the gradient g are not known yet: the step then has the length 0 and finds them. So they are
+    taken once at each point, and compiled once.
     """
-    known = jnp.isfinite(value)
+    known = jnp.isfinite(value[0])
 
     def curvatures() -> tuple[Array, Array]:
         prior = _curvature(potential.prior(), potential.first_rows(), x)
@@ -329,17 +331,26 @@ def _newton(potential: Potential, x: Array, value: Array, g: Array) -> tuple[Any
     near = known & (decrement < _NEAR)
     most = jnp.where(known, _HALVINGS, 0)
 
+    def change(k: Array, new_value: Array, new_g: Array) -> Array:
+        """Of the potential by a step; where its digits do not show it, by the trapezoidal rule."""
+        seen = jnp.sum(new_value - value)
+        told = -0.5 * 0.5 ** k.astype(x.dtype) * (jnp.vdot(g, step) + jnp.vdot(new_g, step))
+        digits = jnp.finfo(x.dtype).eps * jnp.abs(value[0])
+        return jnp.where(known & (jnp.abs(seen) <= digits), told, seen)
+
     def worse(carry: tuple[Array, Any]) -> Array:
-        k, (new_value, _) = carry
-        return (k < most) & ~(new_value <= value)
+        k, new = carry
+        return (k < most) & ~(change(k, *new) <= 0)
 
     def halve(carry: tuple[Array, Any]) -> tuple[Array, Any]:
         k = carry[0] + 1
-        return k, potential.full_value_and_grad_flat(x - 0.5**k * step)
+        high, low = potential.full_sums(potential.info.unravel(x - 0.5**k * step))
+        ravel = potential.info.ravel
+        return k, (jnp.stack([high[0], low[0]]), ravel(high[1]) + ravel(low[1]))
 
     start = jnp.asarray(-1, jnp.int32), (jnp.where(near, value, jnp.nan), g)
     k, new = lax.while_loop(worse, halve, start)
-    moved = ~near & jnp.isfinite(new[0]) & (new[0] <= value)
+    moved = ~near & jnp.isfinite(new[0][0]) & (change(k, *new) <= 0)
     x = jnp.where(moved, x - 0.5 ** k.astype(x.dtype) * step, x)
     at = jax.tree.map(partial(jnp.where, moved), new, (value, g))
     not_known = jnp.where(moved, jnp.finfo(x.dtype).max, jnp.nan)
