@@ -48,8 +48,7 @@ _HALVINGS, _TWICE_AS_NEAR_IN = 12, 6
 _CURVATURE_ROWS = 10_000
 _ROOT_2_PI = math.sqrt(2 * math.pi)
 _NEAR, _AT_MODE = 0.05, 0.3
-"""Decrements at which a search ends, and up to which its end is a mode: single precision resolves
-the gradient of a million rows to some tenths of a standard deviation and no better."""
+"""Decrements at which a search ends, and up to which its end is a mode."""
 WORTH_OPTIMISING = 2e8
 """Numbers that a search computes, above which an optimised program pays for its compilation."""
 _LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
@@ -182,9 +181,10 @@ def some_rows(potential: Potential) -> dict[str, Array]:
     }
 
 
-def _curvature(potential: Potential, idx: dict[str, Array], x: Array) -> Array:
-    """The Hessian on the rows ``idx``: ``(n, n)``, or the ``(n,)`` diagonal for large n."""
-    dense = len(x) <= DENSE_UP_TO
+def _curvature(potential: Potential, idx: dict[str, Array], x: Array, root: Array) -> Array:
+    """The Hessian on the rows ``idx``: ``(n, n)``, in coordinates of which ``root`` is the matrix;
+    or the ``(n,)`` diagonal for large n."""
+    dense = root.ndim == 2
 
     def grad(x: Array) -> Array:
         return potential.value_and_grad_flat(x, idx)[1]
@@ -193,7 +193,9 @@ def _curvature(potential: Potential, idx: dict[str, Array], x: Array) -> Array:
         slope = jax.jvp(grad, (x,), (direction,))[1]
         return slope if dense else jnp.vdot(slope, direction)
 
-    return lax.map(along, jnp.eye(len(x), dtype=x.dtype), batch_size=32)
+    directions = root.T if dense else jnp.eye(len(x), dtype=x.dtype)
+    slopes = lax.map(along, directions, batch_size=32)
+    return jnp.matmul(slopes, root, precision="highest") if dense else slopes
 
 
 def starts_of(rng_key: Array, first: Array, num: int = 4) -> np.ndarray:
@@ -231,7 +233,9 @@ def mode_search(
     if adam:
         first = partial(_adam, potential), like, (moments, like), rng_key, zero, zero
         piece = compile_ahead(*first, options=options)
-    newton = compile_ahead(partial(_newton, potential), like, *unknown, options=options)
+    shape = like.shape * (2 if potential.info.size <= DENSE_UP_TO else 1)
+    unit = np.asarray(_make_ones(jax.ShapeDtypeStruct(shape, like.dtype)))
+    newton = compile_ahead(partial(_newton, potential), like, *unknown, unit, options=options)
 
     def search(starts: Any) -> Iterator[Mode]:
         for which, start in enumerate(jnp.asarray(x, like.dtype) for x in starts):
@@ -242,16 +246,16 @@ def mode_search(
                     spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
                     advance()
                 fallback = [start, state[1]]  # the latter, where Adam last had a finite gradient
-                left, at, decrements = MOST_PASSES, unknown, []
+                left, at, factor, decrements = MOST_PASSES, unknown, unit, []
                 for _ in range(_NEWTON_STEPS):
-                    x, at, decrement, moved, factor, num_negative, tries = newton(x, *at)
+                    x, at, decrement, moved, factor, num_negative, tries = newton(x, *at, factor)
                     spent, left = spent + int(tries) * all_rows, left - int(tries)
                     decrements.append(float(decrement))
                     advance()
                     if left <= 0 or (factor.ndim == 1 and _is_slow(decrements)):
                         break
                     if fallback and not np.isfinite(decrement):
-                        x, at = fallback.pop(), unknown
+                        x, at, factor = fallback.pop(), unknown, unit
                     elif not bool(moved):
                         break
             diagonal = np.diagonal(factor) if factor.ndim == 2 else np.asarray(factor)
@@ -299,18 +303,21 @@ def _adam(
     return lax.scan(step, (x, state), (k * num + jnp.arange(num), keys))[0]
 
 
-def _newton(potential: Potential, x: Array, value: Array, g: Array) -> tuple[Any, ...]:
+def _newton(potential: Potential, x: Array, value: Array, g: Array, root: Array) -> tuple[Any, ...]:
     """One damped step: ``(x, (value, g), decrement, moved, factor, num_negative, passes)``.
 
     The value is a pair, whose sum it is: see :meth:`Potential.full_sums`. Where it is infinite, it
     and the gradient g are not known yet: the step then has the length 0 and finds them. So they are
     taken once at each point, and compiled once.
+
+    :param root: the factor before, in whose coordinates the curvature is taken, because in float32
+        that of columns as they come would lose its least eigenvalues beside the largest.
     """
     known = jnp.isfinite(value[0])
 
     def curvatures() -> tuple[Array, Array]:
-        prior = _curvature(potential.prior(), potential.first_rows(), x)
-        return _curvature(potential, some_rows(potential), x), prior
+        prior = _curvature(potential.prior(), potential.first_rows(), x, root)
+        return _curvature(potential, some_rows(potential), x, root), prior
 
     shapes = jax.eval_shape(curvatures)
     H, prior = lax.cond(known, curvatures, lambda: jax.tree.map(_make_ones, shapes))
@@ -320,10 +327,10 @@ def _newton(potential: Potential, x: Array, value: Array, g: Array) -> tuple[Any
         w, Q = jnp.linalg.eigh(unit[:, None] * (H + H.T) / 2 * unit)
         least = jnp.einsum("ik,ij,jk->k", Q, unit[:, None] * prior * unit, Q)
         scales = jnp.maximum(jnp.abs(w), jnp.maximum(least, _LEAST_CURVATURE))
-        step = unit * (Q @ ((Q.T @ (unit * g)) / scales))
+        step = root @ (unit * (Q @ ((Q.T @ (unit * (g @ root))) / scales)))
         # A A^T = H^{-1}, lower triangular: the R of a QR of a root.
         R = jnp.linalg.qr((unit[:, None] * Q / jnp.sqrt(scales)).T, mode="r")
-        factor = R.T * jnp.sign(jnp.diagonal(R))
+        factor = root @ (R.T * jnp.sign(jnp.diagonal(R)))
     else:
         w, scales = H, jnp.maximum(jnp.abs(H), jnp.abs(prior))
         step, factor = g / scales, 1 / jnp.sqrt(scales)
