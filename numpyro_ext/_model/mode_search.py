@@ -234,7 +234,7 @@ def mode_search(
         first = partial(_adam, potential), like, (moments, like), rng_key, zero, zero
         piece = compile_ahead(*first, options=options)
     shape = like.shape * (2 if potential.info.size <= DENSE_UP_TO else 1)
-    unit = np.asarray(_make_ones(jax.ShapeDtypeStruct(shape, like.dtype)))
+    unit: Any = np.asarray(_make_ones(jax.ShapeDtypeStruct(shape, like.dtype)))
     newton = compile_ahead(partial(_newton, potential), like, *unknown, unit, options=options)
 
     def search(starts: Any) -> Iterator[Mode]:

@@ -1,7 +1,7 @@
 """The contents of a NumPyro program: sites, plates, parameters, and the flat order of latents."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 import math
 from typing import Any, NamedTuple
@@ -207,6 +207,8 @@ class ModelInfo:
     :param tuple deterministic: names of the deterministic sites.
     :param tuple params: names of the ``param`` sites.
     :param tuple mutable: names of the ``mutable`` sites.
+    :param dict rows: ``{site: (number, scale)}`` of the observed sites: how many log densities it
+        has, and by which number they are scaled; NaN where that is not one number.
     """
 
     latents: dict[str, Latent]
@@ -215,6 +217,7 @@ class ModelInfo:
     deterministic: tuple[str, ...]
     params: tuple[str, ...]
     mutable: tuple[str, ...] = ()
+    rows: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     @cached_property
     def size(self) -> int:
@@ -321,7 +324,15 @@ def model_info(trace: Trace) -> ModelInfo:
         deterministic=tuple(n for n, site in trace.items() if site["type"] == "deterministic"),
         params=tuple(n for n, site in trace.items() if site["type"] == "param"),
         mutable=tuple(n for n, site in trace.items() if site["type"] == "mutable"),
+        rows={name: _rows_of(site) for name, site in trace.items() if is_data(site)},
     )
+
+
+def _rows_of(site: Site) -> tuple[int, float]:
+    fn, shape, scale = site["fn"], jnp.shape(site["value"]), site["scale"]
+    batch = np.broadcast_shapes(shape[: len(shape) - fn.event_dim], fn.batch_shape)
+    is_number = not isinstance(scale, Tracer) and np.size(scale) == 1
+    return math.prod(batch), 1.0 if scale is None else float(scale) if is_number else np.nan
 
 
 def unconstrained_shape(support: constraints.Constraint, shape: tuple[int, ...]) -> tuple[int, ...]:
