@@ -117,8 +117,8 @@ class Diagnosable(Protocol):
     def settings(self) -> Any:
         """The settings that the kernel has found: ``step_size``, ``variance_ratio``,
         ``kinetic_temperature`` (the least and the largest that are predicted, over T),
-        ``transitions`` per independent draw and ``problems``, a sequence of sentences. None if
-        they were given."""
+        ``transitions`` per independent draw, ``problems``, a sequence of sentences, and ``if_hot``,
+        what to do about a chain that is hotter than predicted. None if they were given."""
         ...
 
     def gradients_per_transition(self, rows: float) -> float | None:

@@ -40,8 +40,7 @@ from numpyro_ext._typing import Model, Params, Trace
 
 __all__ = ["Rows"]
 
-_NEAR, _FAR, _REFINED = 0.1, 50.0, 6  # from so many sds to so many, Newton steps in float64
-_OFF = 0.5  # sds between center and mode that are worth a warning
+_OFF, _FAR = 0.5, 50.0  # sds between center and mode that are worth a warning; that are no normal
 _DRAWS_OF_GUIDE = 1000
 _POINTS, _ROWS = 16, 10_000  # at which the noise over minibatches is measured
 
@@ -82,15 +81,10 @@ class Rows:
         if mode is not None and not mode.variational:
             off = mode.decrement + (mode.num_negative > 0)
         self._check_forward_mode(x)
-        for k in range(_REFINED + 1):
-            each, grad, hessian = self._sums(x, None if mode is None else factor)
-            nearest = x
-            if hessian is not None:
-                nearest, factor, off = self._normal(x, grad, hessian)
-            # A search has float32 sums, whose digits are too few for some columns of raw data.
-            if k == _REFINED or mode is None or not _NEAR < off < _FAR or hessian is None:
-                break
-            x = nearest
+        each, grad, hessian = self._sums(x, factor)
+        nearest = x
+        if hessian is not None:
+            nearest, factor, off = self._normal(x, grad, hessian)
         if mode is not None and not off < _FAR:
             factor = None  # a curvature far from any mode is that of no normal to start from
         sites = self.potential.postprocess()(self.info.unravel(x))

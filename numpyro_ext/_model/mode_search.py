@@ -48,8 +48,7 @@ _HALVINGS, _TWICE_AS_NEAR_IN = 12, 6
 _CURVATURE_ROWS = 10_000
 _ROOT_2_PI = math.sqrt(2 * math.pi)
 _NEAR, _AT_MODE = 0.05, 0.3
-"""Decrements at which a search ends, and up to which its end is a mode: single precision resolves
-the gradient of a million rows to some tenths of a standard deviation and no better."""
+"""Decrements at which a search ends, and up to which its end is a mode."""
 WORTH_OPTIMISING = 2e8
 """Numbers that a search computes, above which an optimised program pays for its compilation."""
 _LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
@@ -182,9 +181,10 @@ def some_rows(potential: Potential) -> dict[str, Array]:
     }
 
 
-def _curvature(potential: Potential, idx: dict[str, Array], x: Array) -> Array:
-    """The Hessian on the rows ``idx``: ``(n, n)``, or the ``(n,)`` diagonal for large n."""
-    dense = len(x) <= DENSE_UP_TO
+def _curvature(potential: Potential, idx: dict[str, Array], x: Array, root: Array) -> Array:
+    """The Hessian on the rows ``idx``: ``(n, n)``, in coordinates of which ``root`` is the matrix;
+    or the ``(n,)`` diagonal for large n."""
+    dense = root.ndim == 2
 
     def grad(x: Array) -> Array:
         return potential.value_and_grad_flat(x, idx)[1]
@@ -193,7 +193,9 @@ def _curvature(potential: Potential, idx: dict[str, Array], x: Array) -> Array:
         slope = jax.jvp(grad, (x,), (direction,))[1]
         return slope if dense else jnp.vdot(slope, direction)
 
-    return lax.map(along, jnp.eye(len(x), dtype=x.dtype), batch_size=32)
+    directions = root.T if dense else jnp.eye(len(x), dtype=x.dtype)
+    slopes = lax.map(along, directions, batch_size=32)
+    return jnp.matmul(slopes, root, precision="highest") if dense else slopes
 
 
 def starts_of(rng_key: Array, first: Array, num: int = 4) -> np.ndarray:
@@ -222,7 +224,7 @@ def mode_search(
 
     all_rows = sum(size for size, _ in potential.plates.values()) or 1
     like = jax.ShapeDtypeStruct((potential.info.size,), jnp.result_type(float))
-    unknown = np.asarray(np.inf, like.dtype), np.zeros(like.shape, like.dtype)
+    unknown = np.asarray([np.inf, 0], like.dtype), np.zeros(like.shape, like.dtype)
     empty = jax.eval_shape(optax.scale_by_adam().init, like)
     moments = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), empty)
     options = _options(potential, like, _SEARCHES * all_rows / batch_rows(potential))
@@ -231,7 +233,9 @@ def mode_search(
     if adam:
         first = partial(_adam, potential), like, (moments, like), rng_key, zero, zero
         piece = compile_ahead(*first, options=options)
-    newton = compile_ahead(partial(_newton, potential), like, *unknown, options=options)
+    shape = like.shape * (2 if potential.info.size <= DENSE_UP_TO else 1)
+    unit: Any = np.asarray(_make_ones(jax.ShapeDtypeStruct(shape, like.dtype)))
+    newton = compile_ahead(partial(_newton, potential), like, *unknown, unit, options=options)
 
     def search(starts: Any) -> Iterator[Mode]:
         for which, start in enumerate(jnp.asarray(x, like.dtype) for x in starts):
@@ -242,21 +246,22 @@ def mode_search(
                     spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
                     advance()
                 fallback = [start, state[1]]  # the latter, where Adam last had a finite gradient
-                left, at, decrements = MOST_PASSES, unknown, []
+                left, at, factor, decrements = MOST_PASSES, unknown, unit, []
                 for _ in range(_NEWTON_STEPS):
-                    x, at, decrement, moved, factor, num_negative, tries = newton(x, *at)
+                    x, at, decrement, moved, factor, num_negative, tries = newton(x, *at, factor)
                     spent, left = spent + int(tries) * all_rows, left - int(tries)
                     decrements.append(float(decrement))
                     advance()
                     if left <= 0 or (factor.ndim == 1 and _is_slow(decrements)):
                         break
                     if fallback and not np.isfinite(decrement):
-                        x, at = fallback.pop(), unknown
+                        x, at, factor = fallback.pop(), unknown, unit
                     elif not bool(moved):
                         break
             diagonal = np.diagonal(factor) if factor.ndim == 2 else np.asarray(factor)
             with np.errstate(divide="ignore"):
-                log_evidence = float(np.sum(np.log(_ROOT_2_PI * np.abs(diagonal))) - float(at[0]))
+                volume = float(np.sum(np.log(_ROOT_2_PI * np.abs(diagonal))))
+                log_evidence = volume - float(np.sum(np.asarray(at[0], np.float64)))
             fit = Mode(x, factor, float(decrement), int(num_negative), spent, log_evidence)
             yield replace(fit, out_of_budget=left <= 0)
 
@@ -298,17 +303,21 @@ def _adam(
     return lax.scan(step, (x, state), (k * num + jnp.arange(num), keys))[0]
 
 
-def _newton(potential: Potential, x: Array, value: Array, g: Array) -> tuple[Any, ...]:
+def _newton(potential: Potential, x: Array, value: Array, g: Array, root: Array) -> tuple[Any, ...]:
     """One damped step: ``(x, (value, g), decrement, moved, factor, num_negative, passes)``.
 
-    Where the value is infinite, it and the gradient g are not known yet: the step then has the
-    length 0 and finds them. So they are taken once at each point, and compiled once.
+    The value is a pair, whose sum it is: see :meth:`Potential.full_sums`. Where it is infinite, it
+    and the gradient g are not known yet: the step then has the length 0 and finds them. So they are
+    taken once at each point, and compiled once.
+
+    :param root: the factor before, in whose coordinates the curvature is taken, because in float32
+        that of columns as they come would lose its least eigenvalues beside the largest.
     """
-    known = jnp.isfinite(value)
+    known = jnp.isfinite(value[0])
 
     def curvatures() -> tuple[Array, Array]:
-        prior = _curvature(potential.prior(), potential.first_rows(), x)
-        return _curvature(potential, some_rows(potential), x), prior
+        prior = _curvature(potential.prior(), potential.first_rows(), x, root)
+        return _curvature(potential, some_rows(potential), x, root), prior
 
     shapes = jax.eval_shape(curvatures)
     H, prior = lax.cond(known, curvatures, lambda: jax.tree.map(_make_ones, shapes))
@@ -318,10 +327,10 @@ def _newton(potential: Potential, x: Array, value: Array, g: Array) -> tuple[Any
         w, Q = jnp.linalg.eigh(unit[:, None] * (H + H.T) / 2 * unit)
         least = jnp.einsum("ik,ij,jk->k", Q, unit[:, None] * prior * unit, Q)
         scales = jnp.maximum(jnp.abs(w), jnp.maximum(least, _LEAST_CURVATURE))
-        step = unit * (Q @ ((Q.T @ (unit * g)) / scales))
+        step = root @ (unit * (Q @ ((Q.T @ (unit * (g @ root))) / scales)))
         # A A^T = H^{-1}, lower triangular: the R of a QR of a root.
         R = jnp.linalg.qr((unit[:, None] * Q / jnp.sqrt(scales)).T, mode="r")
-        factor = R.T * jnp.sign(jnp.diagonal(R))
+        factor = root @ (R.T * jnp.sign(jnp.diagonal(R)))
     else:
         w, scales = H, jnp.maximum(jnp.abs(H), jnp.abs(prior))
         step, factor = g / scales, 1 / jnp.sqrt(scales)
@@ -329,17 +338,26 @@ def _newton(potential: Potential, x: Array, value: Array, g: Array) -> tuple[Any
     near = known & (decrement < _NEAR)
     most = jnp.where(known, _HALVINGS, 0)
 
+    def change(k: Array, new_value: Array, new_g: Array) -> Array:
+        """Of the potential by a step; where its digits do not show it, by the trapezoidal rule."""
+        seen = jnp.sum(new_value - value)
+        told = -0.5 * 0.5 ** k.astype(x.dtype) * (jnp.vdot(g, step) + jnp.vdot(new_g, step))
+        digits = jnp.finfo(x.dtype).eps * jnp.abs(value[0])
+        return jnp.where(known & (jnp.abs(seen) <= digits), told, seen)
+
     def worse(carry: tuple[Array, Any]) -> Array:
-        k, (new_value, _) = carry
-        return (k < most) & ~(new_value <= value)
+        k, new = carry
+        return (k < most) & ~(change(k, *new) <= 0)
 
     def halve(carry: tuple[Array, Any]) -> tuple[Array, Any]:
         k = carry[0] + 1
-        return k, potential.full_value_and_grad_flat(x - 0.5**k * step)
+        high, low = potential.full_sums(potential.info.unravel(x - 0.5**k * step))
+        ravel = potential.info.ravel
+        return k, (jnp.stack([high[0], low[0]]), ravel(high[1]) + ravel(low[1]))
 
     start = jnp.asarray(-1, jnp.int32), (jnp.where(near, value, jnp.nan), g)
     k, new = lax.while_loop(worse, halve, start)
-    moved = ~near & jnp.isfinite(new[0]) & (new[0] <= value)
+    moved = ~near & jnp.isfinite(new[0][0]) & (change(k, *new) <= 0)
     x = jnp.where(moved, x - 0.5 ** k.astype(x.dtype) * step, x)
     at = jax.tree.map(partial(jnp.where, moved), new, (value, g))
     not_known = jnp.where(moved, jnp.finfo(x.dtype).max, jnp.nan)

@@ -41,6 +41,12 @@ def value_and_grad(
     return lambda z: jax.jacfwd(twice, has_aux=True)(z)[::-1]
 
 
+def _rounding(a: Array, b: Array, total: Array) -> Array:
+    """What ``total = a + b`` has lost, exactly (Knuth); none of a sum that is not finite."""
+    part = total - a
+    return jnp.where(jnp.isfinite(total), (a - (total - part)) + (b - part), 0)
+
+
 class Potential(Program):
     r"""
     The potential :math:`U(z) = -\log p(x, z)` of a model on given data, and its gradient.
@@ -147,17 +153,27 @@ class Potential(Program):
         Each piece ``c`` of a plate has the whole prior and the scale ``N/|c|``, so the pieces are
         averaged with weights ``|c|/N``; with several plates over all combinations of their pieces.
         """
+        return jax.tree.map(jnp.add, *self.full_sums(z, chunk_size))
+
+    def full_sums(self, z: Sites, chunk_size: int = 10_000) -> tuple[Any, Any]:
+        """:meth:`full_value_and_grad` as two such trees, whose sum it is: the second one holds what
+        the first one lost by rounding, so that in single precision the sum of thousands of pieces
+        is as precise as a piece."""
         zeros = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype),
             jax.eval_shape(self.value_and_grad, z, self.first_rows()),
         )
 
         def add(total: Any, part: Any, weight: float) -> Any:
-            return jax.tree.map(lambda a, b: a + weight * b, total, part)
+            high, low = total
+            part, rest = jax.tree.map(lambda x: weight * x, part)
+            both = jax.tree.map(jnp.add, high, part)
+            lost = jax.tree.map(_rounding, high, part, both)
+            return both, jax.tree.map(lambda a, b, c: a + (b + c), low, rest, lost)
 
         def average(names: list[str], idx: dict[str, Array]) -> Any:
             if not names:
-                return self.value_and_grad(z, idx)
+                return self.value_and_grad(z, idx), zeros
             name, *rest = names
             size = self.plates[name][0]
             chunk = min(chunk_size, size)
@@ -167,7 +183,7 @@ class Potential(Program):
                 here = k * chunk + jnp.arange(chunk)
                 return add(total, average(rest, idx | {name: here}), chunk / size)
 
-            total = lax.fori_loop(0, whole, body, zeros)
+            total = lax.fori_loop(0, whole, body, (zeros, zeros))
             if whole * chunk < size:
                 here = jnp.arange(whole * chunk, size)
                 total = add(total, average(rest, idx | {name: here}), len(here) / size)

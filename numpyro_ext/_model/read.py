@@ -1,7 +1,7 @@
 """The contents of a NumPyro program: sites, plates, parameters, and the flat order of latents."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 import math
@@ -218,6 +218,8 @@ class ModelInfo:
     :param tuple mutable: names of the ``mutable`` sites.
     :param tuple summed: names of the discrete latent sites, which are summed out.
     :param int nesting: the number of axes that plates take.
+    :param dict rows: ``{site: (number, scale)}`` of the observed sites: how many log densities it
+        has, and by which number they are scaled; NaN where that is not one number.
     """
 
     latents: dict[str, Latent]
@@ -228,6 +230,7 @@ class ModelInfo:
     mutable: tuple[str, ...] = ()
     summed: tuple[str, ...] = ()
     nesting: int = 0
+    rows: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     @cached_property
     def size(self) -> int:
@@ -340,7 +343,15 @@ def model_info(trace: Trace, *, sums: bool = False) -> ModelInfo:
         mutable=tuple(n for n, site in trace.items() if site["type"] == "mutable"),
         summed=summed,
         nesting=max(axes, default=0),
+        rows={name: _rows_of(site) for name, site in trace.items() if is_data(site)},
     )
+
+
+def _rows_of(site: Site) -> tuple[int, float]:
+    fn, shape, scale = site["fn"], jnp.shape(site["value"]), site["scale"]
+    batch = np.broadcast_shapes(shape[: len(shape) - fn.event_dim], fn.batch_shape)
+    is_number = not isinstance(scale, Tracer) and np.size(scale) == 1
+    return math.prod(batch), 1.0 if scale is None else float(scale) if is_number else np.nan
 
 
 def unconstrained_shape(support: constraints.Constraint, shape: tuple[int, ...]) -> tuple[int, ...]:

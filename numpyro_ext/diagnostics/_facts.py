@@ -55,6 +55,7 @@ class Facts:
     coldest_predicted: float = _NOT_KNOWN
     hottest_predicted: float = _NOT_KNOWN
     predicted_transitions: float = _NOT_KNOWN
+    if_hot: str = _NOT_KNOWN
     settings_problems: list[str] = _NOT_KNOWN
 
     transitions_per_draw: float = _NOT_KNOWN
@@ -142,6 +143,7 @@ def facts_of(mcmc: MCMC, fit: Fit) -> Facts:
         low, high = settings.kinetic_temperature
         facts.coldest_predicted, facts.hottest_predicted = float(low), float(high)
         facts.predicted_transitions = float(settings.transitions)
+        facts.if_hot = settings.if_hot
         if problems := list(settings.problems):
             facts.settings_problems = problems
     return facts

@@ -18,6 +18,7 @@ from numpyro_ext._model.minibatch import draw_indices, start_plates
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import GradientEstimator, Sites
+from numpyro_ext.mcmc.heat import HEAT, say_if_hot, with_heat
 
 __all__ = [
     "Chain",
@@ -56,6 +57,7 @@ _BEFORE = {
     "step_scale": "factor on the step size: 1, halved at each divergence in warmup.",
     "settings": "``kernel.settings``, None where the step size was given; not an array, so that"
     " ``MCMC`` compiles the chain again for others.",
+    "heat": HEAT,
     "best": "lowest potential estimate of the warmup so far, and the flat vector where it was.",
 }
 
@@ -220,8 +222,12 @@ class Chain(ABC):
     def resume(self, state: Any, resumed: Array) -> Any:
         """The state of a chain that goes on, perhaps on other data, where ``resumed`` is True."""
 
+    def end(self, state: Any) -> Any:
+        """The state at the end of the last transition of a draw."""
+        return state
+
     def finish(self, state: Any) -> Any:
-        """The state as the draw shows it, after its last transition."""
+        """The state as the draw shows it."""
         return state
 
     def draw(self, state: Any) -> Any:
@@ -246,7 +252,7 @@ class Chain(ABC):
 
         def all_transitions(carry: tuple[Any, Any]) -> tuple[Any, Any]:
             state = lax.fori_loop(0, inner, not_shown, carry[1]) if inner else carry[1]
-            return jnp.zeros((), bool), self.transition(state)
+            return jnp.zeros((), bool), self.end(self.transition(state))
 
         # A loop of one turn, though XLA cannot know that: on CPU it makes one function of a small
         # loop, but hands loose operations to its threads one by one, which takes longer than a
@@ -309,6 +315,7 @@ class GradientChain(Chain):
             plates=counters,
             step_scale=jnp.ones((), flat.dtype),
             settings=kernel.settings,
+            heat=jnp.full((), -jnp.inf, flat.dtype),
             best=(jnp.asarray(U, flat.dtype), flat),
             **kernel.init_state(key_fields, flat),
             resumed=jnp.zeros((), bool),
@@ -386,13 +393,18 @@ class GradientChain(Chain):
         last = state.i + 1 == kernel.num_descent
         return Transition(z, estimate, lax.cond(last, fresh, lambda: kept))
 
+    def end(self, state: Any) -> Any:
+        return with_heat(self.kernel, state)
+
     def finish(self, state: Any) -> Any:
+        state = say_if_hot(self.kernel, state)
         if self.potential.plates:
             return state
         U = self.potential(self.kernel.unflatten(state.z), {})
         return state._replace(potential_energy=U.astype(state.potential_energy.dtype))
 
     def resume(self, state: Any, resumed: Array) -> Any:
+        state = state._replace(heat=jnp.where(resumed, -jnp.inf, state.heat))
         old = place = state.gradient
         refresh = getattr(self.gradient, "refresh", None)
         if state.settings is not self.kernel.settings:  # of another kernel, with their own center

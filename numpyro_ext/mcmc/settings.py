@@ -36,6 +36,8 @@ NO_LOCAL_SITES = "a chain holds one value of it while the rows change at every s
 """The reason for which no latent site may be local to a subsampled plate."""
 _TOO_MANY = 10_000
 _NO_NOISE = 1e-6  # of gradients in posterior units, below which a correction has nothing to do
+_NORMAL = 0.1
+"""The departure up to which a correction fails only where rows fit, as they do without noise."""
 _SAME, _NEAR = 1e-4, 0.03
 
 
@@ -71,6 +73,7 @@ class Settings:
     :param bool control_variate: True if the gradient is corrected at the center.
     :param float noise: largest variance of a coordinate of the minibatch gradient, whitened.
     :param float noise_control_variate: the same, corrected at the center.
+    :param str rows: of which rows there was no noise, where no plate takes a minibatch.
     :param int row_gradients: gradients of single rows that were spent on finding all this.
     :param tuple problems: sentences on what did not hold.
 
@@ -103,6 +106,21 @@ class Settings:
     row_gradients: int = 0
     problems: tuple[str, ...] = ()
     kinetic_temperature: tuple[float, float] = (1.0, 1.0)
+    rows: str = ""
+
+    @property
+    def if_hot(self) -> str:
+        """What to do about a chain that is hotter than these settings predict."""
+        if self.rows:
+            return (
+                f"the settings were found on {self.rows}: if each call has other rows, give the"
+                " model all of them, and have numpyro.plate(name, N, subsample_size=B) draw the"
+                " minibatch"
+            )
+        return (
+            "the posterior is not near normal in the coordinates found, so reparametrise the model,"
+            " or take a smaller max_bias"
+        )
 
     @property
     def gradients(self) -> float:
@@ -131,6 +149,8 @@ class Settings:
             ("gradients per independent draw", f"{self.gradients:.3g} (predicted)"),
             ("gradients of a row spent", f"{self.row_gradients:,}"),
         ]
+        if self.rows:
+            lines.append(("found on", self.rows))
         text = "\n".join(f"  {name:<32}{value}" for name, value in lines)
         problems = "".join(f"\n  ! {problem}" for problem in self.problems)
         return f"{self.kernel}: settings found\n{text}{problems}"
@@ -317,7 +337,13 @@ def _find(
             "the gradient is not finite at most points within a standard deviation of the center,"
             " so its noise is not known and the step may be too long; check the data, or use NUTS.",
         )
-    elif len(noises) == 2 and not control_variate and np.max(plain) > _NO_NOISE and taken == 1:
+    elif (
+        len(noises) == 2
+        and not control_variate
+        and np.max(plain) > _NO_NOISE
+        and normal.departure > _NORMAL
+        and taken == 1
+    ):
         problems += (
             "a gradient corrected at the center is about as noisy as the plain one within a"
             " standard deviation of it, so the posterior has several modes or is far from normal,"
@@ -348,9 +374,20 @@ def _find(
         noise_control_variate=float(np.max(corrected)),
         row_gradients=spent + estimates * batch_rows(potential),
         problems=problems,
+        rows=_all_rows(potential),
     )
     fitness = Fitness(normal.whitening, _batches(potential), gradients)
     return Found(settings, modes, taken, fitness)
+
+
+def _all_rows(potential: Potential) -> str:
+    """Which rows are all that there are, where no plate takes a minibatch."""
+    rows = potential.info.rows
+    if potential.plates or not rows:
+        return ""
+    scaled = [f", though '{site}' is scaled by {x:g}" for site, (_, x) in rows.items() if x > 1]
+    num = sum(num for num, _ in rows.values())
+    return f"the {num:,} rows of these arguments, which no plate subsamples{''.join(scaled[:1])}"
 
 
 def _stiffest(modes: tuple[Mode, ...]) -> float:

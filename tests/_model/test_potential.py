@@ -88,6 +88,28 @@ def test_chunks_do_not_change_the_full_pass(chunk_size, tol):
     assert close(*passes(z), tol(1e-5, 1e-12))
 
 
+def test_a_full_pass_of_many_pieces_is_as_precise_as_a_piece():
+    """Of 20,000 numbers that are nearly the same, in float32, one by one in a plate or in two:
+    within four roundings of the sum in float64, where a plain sum is 300 off."""
+    x = 3 + 0.001 * jnp.abs(random.normal(random.key(0), (20_000,)))
+
+    def model(columns):
+        z, each = numpyro.sample("z", dist.Normal(0.0, 1.0)), x.reshape(-1, columns)
+        with (
+            numpyro.plate("rows", len(each), subsample_size=1, dim=-2) as i,
+            numpyro.plate("columns", columns, subsample_size=1, dim=-1) as j,
+        ):
+            numpyro.sample("x", dist.Normal(z, 1.0), obs=each[i][:, j])
+
+    rows, constant = np.asarray(x, np.float64), 0.5 * np.log(2 * np.pi)
+    value = np.sum(0.5 * (rows - 0.1) ** 2 + constant) + 0.5 * 0.1**2 + constant
+    for columns in (1, 2):
+        full = jax.jit(partial(potential_of(model, columns).full_value_and_grad, chunk_size=1))
+        found, grad = full({"z": jnp.asarray(0.1)})
+        assert abs(float(found) / value - 1) < 4 * 2.0**-24
+        assert abs(float(grad["z"]) / (0.1 - np.sum(rows - 0.1)) - 1) < 4 * 2.0**-24
+
+
 def test_full_pass_of_two_plates_takes_all_pairs_of_pieces():
     x = jnp.sin(jnp.arange(12.0)).reshape(3, 4)
     potential = potential_of(crossed, x)

@@ -76,6 +76,23 @@ def test_the_mode_is_found_where_most_starts_overflow(family):
     assert np.sqrt(off @ H @ off) < 0.2
 
 
+def test_a_search_resolves_the_least_curvature_beside_the_largest():
+    """A year in place of a centred one: the eigenvalues are 1 to four million million after a
+    division by the diagonal, so the least one is below the rounding of float32."""
+    x, y, likelihood, derivatives = FAMILIES["years"]
+
+    def model(x, y):
+        b = numpyro.sample("b", dist.Normal(0.0, PRIOR_SD).expand([2]).to_event(1))
+        numpyro.sample("y", likelihood(x @ b).to_event(1), obs=y)
+
+    args = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+    mode = find_modes(model, *args, starts=1).heaviest
+    center, H = mode_of(x, y, derivatives)
+    off = np.asarray(mode.center, np.float64) - center
+    assert np.sqrt(off @ H @ off) < 0.1
+    np.testing.assert_allclose(mode.sds, np.sqrt(np.diag(np.linalg.inv(H))), rtol=0.01)
+
+
 def test_a_guide_that_finds_no_start_is_told_of_the_center():
     """By NumPyro's own search, which tries coefficients within 2 of 0."""
 

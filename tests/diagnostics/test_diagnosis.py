@@ -175,6 +175,14 @@ def test_the_level_of_the_temperature_is_that_of_the_settings_found():
     assert wrong(hot) == ["kinetic temperature"]
 
 
+def test_a_hot_chain_whose_settings_found_no_noise_is_told_of_their_rows():
+    settings = Settings(0.5, rows="the 50 rows of these arguments, which no plate subsamples")
+    hot = diagnose(scripted(heat=600.0, settings=settings, num_samples=2000), num_moves=0)
+    row = rows_of(hot)["kinetic temperature"]
+    assert row.ok is False
+    assert "found on the 50 rows" in row.verdict and "subsample_size=B" in row.verdict
+
+
 def test_a_found_step_that_warmup_halves_is_not_to_be_searched_for_once_more():
     halved = {None: "or step_size=None", Settings(0.5): "a smaller max_bias"}
     for settings, remedy in halved.items():
@@ -208,6 +216,7 @@ def test_a_site_that_never_moves_and_draws_that_are_not_finite():
     assert row.ok is False
 
 
+@pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
 def test_gradient_noise_heats_sghmc_and_its_temperature_says_so():
     kernel = SGHMC(conjugate, 0.05, friction=1.0)
     start = {"z": jnp.full(2, 1.0)}
@@ -222,6 +231,7 @@ def test_gradient_noise_heats_sghmc_and_its_temperature_says_so():
         to_arviz(mcmc, log_likelihood=False)
 
 
+@pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
 def test_the_gradients_of_sgld_imply_its_variance():
     mcmc = run(SGLD(conjugate, 0.002), MANY, 10, num_warmup=500, num_samples=4000)
     row = rows_of(diagnose(mcmc, num_moves=0))["implied variance ratio"]

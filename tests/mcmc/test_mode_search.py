@@ -45,6 +45,32 @@ def test_the_mode_and_the_curvature_of_a_linear_regression():
     assert mode.num_negative == 0
 
 
+def test_searches_end_at_the_mode_where_the_potential_has_no_digits_for_it():
+    """34 million nats, as of 50 million rows, of which float32 resolves 4. By a plain sum of them a
+    search stopped up to 0.7 standard deviations away, after up to 55 passes over the rows."""
+    rng, size = np.random.default_rng(2), 1_000_000
+    x = rng.standard_normal(size)
+    y = rng.random(size) < 1 / (1 + np.exp(-0.7 * x))
+
+    def logistic(x, y):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", size, subsample_size=BATCH) as i:
+            numpyro.sample("y", dist.Bernoulli(logits=w * x[i]), obs=y[i])
+            numpyro.factor("offset", jnp.full(len(i), -33.3))
+
+    w, sd = 0.0, np.inf
+    for _ in range(6):
+        p = 1 / (1 + np.exp(-w * x))
+        sd = (1 + np.sum(x**2 * p * (1 - p))) ** -0.5
+        w += (np.sum(x * (y - p)) - w) * sd**2
+    args = jnp.asarray(x), jnp.asarray(y, jnp.float32)
+    potential = Potential(logistic, read_model(logistic, args), {}, args, {})
+    search = mode_search.mode_search(random.key(0), potential, adam=False)
+    for end in search([jnp.array([w + k * sd]) for k in (-3, -1, -0.5, 0.3, 0.5, 1, 2)]):
+        assert abs(end.center[0] - w) < 0.06 * sd
+        assert end.row_gradients <= 4 * size
+
+
 def test_a_search_that_has_spent_its_budget_says_so(monkeypatch):
     """One gradient of all rows does not do for a Newton step."""
     _, _, potential, mode = found()  # before, because its budget is the usual one
@@ -63,10 +89,7 @@ def noises(rng_key, estimator=None):
 @pytest.mark.parametrize(
     ("decrement", "num_negative", "at_mode"), [(0.2, 0, True), (0.2, 1, False), (0.4, 0, False)]
 )
-def test_the_end_of_a_search_is_a_mode_as_far_as_single_precision_says(
-    decrement, num_negative, at_mode
-):
-    """At a million rows of a Poisson regression with raw columns it ends at .16."""
+def test_the_end_of_a_search_is_a_mode_if_it_is_near(decrement, num_negative, at_mode):
     fit = mode_search.Mode(jnp.zeros(1), jnp.eye(1), decrement, num_negative)
     assert fit.at_mode is at_mode
 

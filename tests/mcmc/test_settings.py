@@ -335,6 +335,31 @@ def test_several_modes_warn():
     assert kernel.settings.problems[0] in str(kernel.settings)
 
 
+def cubic(x, y):
+    b = numpyro.sample("b", dist.Normal(0, 10).expand([4]).to_event(1))
+    with numpyro.plate("rows", len(x), subsample_size=40) as i:
+        numpyro.sample("y", dist.Normal(jnp.vander(x[i], 4) @ b, 0.3), obs=y[i])
+
+
+def test_data_without_noise_are_no_sign_of_several_modes():
+    """The posterior is normal, and the gradients of rows vanish at its mode, so that a correction
+    by them does nothing."""
+    x = jnp.linspace(-1, 1, 400)
+    kernel = SGHMC(cubic)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kernel.init(random.key(0), 10, None, (x, jnp.vander(x, 4) @ jnp.array([3, 0.5, -2, 1.0])))
+    assert not kernel.settings.control_variate and kernel.settings.noise > 0.1
+
+
+def test_a_correction_that_does_nothing_far_from_normal_warns():
+    """Coordinates so wide that they hold both modes."""
+    x = 2.0 * (jnp.arange(100) % 2 * 2 - 1) + 0.6 * random.normal(random.key(3), (100,))
+    kernel = SGHMC(two_modes, whitening=Whitening(jnp.zeros(2), 2 * jnp.eye(2)))
+    with pytest.warns(InferenceWarning, match="corrected at the center is about as noisy as"):
+        kernel.init(random.key(0), 10, None, (x,))
+
+
 @pytest.mark.parametrize("option", ["target_accept_prob", "dense_mass"])
 def test_an_option_of_nuts_is_answered_by_a_sentence(option):
     with pytest.raises(TypeError, match=f"SGHMC takes no {option}, which adapts a kernel with an"):

@@ -91,12 +91,7 @@ def _kinetic_temperature(x: np.ndarray, T: float, facts: Facts) -> Row:
 
 
 def _less_noise(facts: Facts) -> str:
-    if facts.found_step_size is not None:
-        return (
-            "the posterior is not near normal in the coordinates found, so reparametrise the model,"
-            " or take a smaller max_bias"
-        )
-    return (
+    return facts.if_hot or (
         "pass step_size=None to have the settings found, or take a smaller step or a ControlVariate"
     )
 
