@@ -150,7 +150,9 @@ def test_equal_numbers_have_no_spread_and_nothing_moves_them(dtype):
     x = np.concatenate([np.tile(equal, (10_000, 1)), rng.normal(size=(10_000, 1))], 1).astype(dtype)
     for y in (x, jnp.asarray(x)):
         (mean, sd), root = mean_and_sd(y), unit_root(jnp.asarray(y))
-        np.testing.assert_array_equal(np.stack([mean, sd])[:, :4], [np.asarray(y)[0, :4], 0 * equal])
+        np.testing.assert_array_equal(
+            np.stack([mean, sd])[:, :4], [np.asarray(y)[0, :4], 0 * equal]
+        )
         np.testing.assert_allclose([mean[4], sd[4]], [x[:, 4].mean(), x[:, 4].std()], atol=1e-5)
         np.testing.assert_array_equal(np.diagonal(root)[:4], 1)
     rows = weighed(0.1 * rng.normal(size=10_000), x)
