@@ -94,7 +94,7 @@ def worst_of(ratios: np.ndarray, limits: tuple[float, float]) -> int:
 
 def particle_facts(found: Points) -> Facts:
     """Attributes that the gradients of points give; NaN without more than d of them."""
-    # Where all points agree, their mean is not quite where they are, and has no spread to divide by.
+    # Where all points agree there is no spread to divide by, or only the rounding of their mean.
     varies = np.flatnonzero(np.any(np.asarray(found.x != found.x[0]), 0))
     implied, shift = _ratios_of(found.x[:, varies], found.score[:, varies])
     ratios = np.zeros(found.x.shape[1])
