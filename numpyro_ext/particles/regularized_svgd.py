@@ -35,7 +35,7 @@ class RegularizedSVGD(ParticleField):
     that nothing depends on the units of the parameters, and
     :func:`~numpyro_ext.particles.particle_step` has the step size that belongs to it.
 
-    **Bias.** With 100 particles in 25 dimensions the standard deviations are within 2 % of the
+    **Bias.** With 100 particles in 25 dimensions the standard deviations are within 4 % of the
     posterior's on average (``benchmarks/particles``, German credit). Every field makes them too
     small for d > m / 2. If the posterior has separate modes, each keeps its share of the particles
     where these begin at the modes, as they do by default; from another start, steps carry some of
