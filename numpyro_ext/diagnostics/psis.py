@@ -211,12 +211,13 @@ def _fit_positive(log_w: np.ndarray, precision: float) -> tuple[float, np.ndarra
 
     from arviz_stats.base.array import array_stats
 
+    psislw: Any = array_stats.psislw
     ranked, size = np.sort(shifted), _tail_of(log_w.size)
     # Weights that are tied with the least one of the tail are no part of it.
     while size >= _IN_TAIL and ranked[-size] < -rounding:
         if ranked[round(size / 4) - 1 - size] - ranked[-size] > rounding:
             # The argument makes the tail of ArviZ as long as this one.
-            smoothed, khat = array_stats.psislw(-shifted, r_eff=9 * log_w.size / (size - 0.5) ** 2)
+            smoothed, khat = psislw(-shifted, r_eff=9 * log_w.size / (size - 0.5) ** 2)
             if not np.isnan(khat):
                 return float(khat), smoothed
         size = int(np.sum(ranked > ranked[-size] + rounding))

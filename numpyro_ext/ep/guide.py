@@ -136,7 +136,7 @@ class _Known(AutoContinuous):
             return lax.map(one, xs, batch_size=_DRAWS)
 
         keys, count = random.split(key_local, len(flat)), len(flat)
-        if is_traced((flat, keys)) or not count:
+        if is_traced((flat, keys, args, kwargs)) or not count:
             found = run(flat, keys)
         else:
             points = self.factors.size * points_of_row(self.factors)
@@ -144,12 +144,12 @@ class _Known(AutoContinuous):
             # Pieces are all of one size, since another one would be compiled by itself.
             size = _DRAWS * max(1, _FEW // (_DRAWS * points))
             size = min(size, count if count <= _DRAWS else _DRAWS * -(-count // _DRAWS))
-            pieces = []
-            with progress_bar(count, "drawing") as advance:
-                for start in range(0, count, size):
+            starts, pieces = range(0, count, size), []
+            with progress_bar(len(starts), "drawing") as advance:
+                for start in starts:
                     chosen = np.minimum(np.arange(start, start + size), count - 1)
                     pieces.append(jax.block_until_ready(compiled(flat[chosen], keys[chosen])))
-                    advance(min(size, count - start))
+                    advance()
             found = jax.tree.map(lambda *xs: jnp.concatenate(xs)[:count], *pieces)
         return {n: v.reshape(sample_shape + v.shape[1:]) for n, v in found.items()}
 
