@@ -90,7 +90,8 @@ def summed_log_density(trace: Trace, batches: dict[str, tuple[int, int]]) -> Arr
 
     :param dict batches: ``{plate: (size, rows)}`` of the plates that have fewer rows here.
     """
-    import funsor  # pyright: ignore[reportMissingImports] - an extra of the package
+    import funsor  # an extra of the package
+    from funsor.optimizer import apply_optimizer
 
     scales = {name: size / rows for name, (size, rows) in batches.items()}
     plates = {name for site in sample_sites(trace) for name in frames(site)}
@@ -128,7 +129,7 @@ def summed_log_density(trace: Trace, batches: dict[str, tuple[int, int]]) -> Arr
                 eliminate=frozenset(summed | (everywhere - shared)),
                 plates=frozenset(everywhere),
             )
-        each = funsor.optimizer.apply_optimizer(lazy).reduce(funsor.ops.add)
+        each = apply_optimizer(lazy).reduce(funsor.ops.add)
         total = total + math.prod(scales.get(name, 1.0) for name in shared) * each.data
     return total
 
