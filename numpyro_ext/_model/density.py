@@ -129,7 +129,8 @@ def summed_log_density(trace: Trace, batches: dict[str, tuple[int, int]]) -> Arr
                 eliminate=frozenset(summed | (everywhere - shared)),
                 plates=frozenset(everywhere),
             )
-        each = apply_optimizer(lazy).reduce(funsor.ops.add)
+        optimised: Any = apply_optimizer(lazy)
+        each = optimised.reduce(funsor.ops.add)
         total = total + math.prod(scales.get(name, 1.0) for name in shared) * each.data
     return total
 
