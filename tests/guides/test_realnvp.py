@@ -216,14 +216,15 @@ def test_counts_may_be_numpy_integers():
     assert handlers.seed(guide, 0)().keys() == {"scale", "w"}
 
 
-def test_with_one_latent_dimension_it_is_the_normal_without_flows():
+def test_with_one_latent_dimension_it_is_the_normal_without_couplings():
     def scalar():
         x = numpyro.sample("x", dist.Normal(1.0, 2.0))
         numpyro.sample("y", dist.Normal(x, 0.5), obs=3.0)
 
     guide, evidence = AutoRealNVPNormal(scalar), dist.Normal(1.0, 4.25**0.5).log_prob(3.0)
     params = start(guide, scalar)
-    assert params.keys() == {"auto_center", "auto_root", "auto_loc", "auto_scale_tril"}
+    own = {"auto_loc", "auto_scale_tril", "auto_skew"}
+    assert params.keys() == {"auto_center", "auto_root", *own}
     # At the start it is the posterior, which is normal, so that every draw has this loss.
     loss = Trace_ELBO().loss(random.key(1), params, scalar, guide)
     assert abs(loss + evidence) < 1e-4
