@@ -46,6 +46,7 @@ def rows(mcmc):
     return {row.quantity: row for row in diagnose(mcmc, num_moves=0).rows}
 
 
+@pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
 def test_a_factor_counts_as_a_row():
     def by_factor(x, batch=5):
         z = numpyro.sample("z", dist.Normal(0, 1))
@@ -64,6 +65,7 @@ def test_a_factor_counts_as_a_row():
     [(MinibatchGradient(), 1), (ControlVariate({"z": 0.0}), 2), (SVRG(20), 2 + 40 / 20)],
     ids=lambda value: type(value).__name__,
 )
+@pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
 def test_a_draw_costs_the_gradients_of_its_transitions(gradient, cost):
     mcmc = run(SGLD(model, 1e-3, gradient=gradient, steps_per_sample=3), X, 5, thinning=2)
     found = rows(mcmc)

@@ -58,6 +58,7 @@ def warned_of(fit, **kwargs):
     return [str(one.message) for one in record if one.category is InferenceWarning]
 
 
+@pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
 def test_a_step_that_warmup_halves():
     """The curvature is 201, so that steps above .00995 diverge: .1 is halved four times."""
     mcmc = run(SGLD(normal_mean, 0.1), MANY, 20, num_warmup=1000)
@@ -85,6 +86,7 @@ def test_a_step_that_diverges_without_a_warmup():
     ],
     ids=["SGRLD", "PSGLD"],
 )
+@pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
 def test_gradients_of_preconditioned_kernels_imply_their_variance(kernel, step):
     mcmc = run(kernel, MANY, 10, num_warmup=500, num_samples=4000)
     row = rows_of(diagnose(mcmc, num_moves=0))["implied variance ratio"]
@@ -97,6 +99,7 @@ def test_gradients_of_preconditioned_kernels_imply_their_variance(kernel, step):
     assert any(text.startswith("the implied variance ratio is ") for text in warned_of(mcmc))
 
 
+@pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
 def test_an_estimate_of_the_noise_that_was_cut():
     kernel = SGHMC(normal_mean, 0.02, friction=1.0, noise_variance="warmup")
     mcmc = run(kernel, MANY, 5, num_warmup=500)

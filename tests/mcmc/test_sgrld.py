@@ -27,7 +27,7 @@ def correlated():
     )
 
 
-@pytest.mark.filterwarnings("ignore:the mean of implied_variance_ratio")
+@pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
 def test_constant_dense_metric_has_the_exact_covariance():
     """``S = M S M' + 2 eps T A + eps^2 s2 A A`` with ``M = I - eps A H``."""
     eps, T, s2, A = 0.2, 0.7, 2.0, np.linalg.inv(METRIC)
