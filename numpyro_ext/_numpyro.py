@@ -276,6 +276,11 @@ class StartGiven(AutoGuide):
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         """A key of ``numpyro.prng_key`` and the unconstrained start; None: NumPyro searches."""
 
+    @property
+    def seen_model(self) -> Model:
+        """The model of which the guide draws all latent sites; ``model`` may have others."""
+        return self.model
+
     def set_up(self, *args: Any, **kwargs: Any) -> None:
         """Run the model once on its arguments, unless that was done before."""
         if self.prototype_trace is None:
@@ -293,11 +298,12 @@ class StartGiven(AutoGuide):
             return None if loc is None else biject_to(site["fn"].support)(loc)
 
         with block():
-            fn = substitute(seed(self.model, rng_key), substitute_fn=at_start)
+            model = self.seen_model
+            fn = substitute(seed(model, rng_key), substitute_fn=at_start)
             transforms, replay, _, trace = _get_model_transforms(fn, args, kwargs)
         self.prototype_trace = trace
         self._potential_fn_gen, postprocess = get_potential_fn(
-            _prepare_model_for_potential(self.model, trace, enum=False),
+            _prepare_model_for_potential(model, trace, enum=False),
             transforms,
             replay_model=replay,
             dynamic_args=True,
@@ -370,7 +376,7 @@ class ContinuousGuide(AutoContinuous, StartGiven):
         guide = self
         if args or kwargs:
             guide = copy.copy(self)
-            model = seed(self.model, 0)  # for minibatch indices alone
+            model = seed(self.seen_model, 0)  # for minibatch indices alone
             full: Any = partial(constrain_fn, model, args, kwargs or {}, return_deterministic=True)
             guide._postprocess_fn = full
         # Not passed on as params: NumPyro would constrain these values a second time.

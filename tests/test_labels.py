@@ -29,7 +29,7 @@ NUMBER = r"-?(?:\d+\.?\d*|\.\d+)"
 
 
 def numbers(text: str) -> set[float]:
-    return {float(x) for x in re.findall(NUMBER, text)}
+    return {float(x) for x in re.findall(rf"(?<![A-Za-z]){NUMBER}", text)}
 
 
 def numbers_of(kind: str) -> set[float]:

@@ -4,7 +4,8 @@ The target is x1 ~ N(0, 100), x2 ~ N(0.03 (x1^2 - 100), 1), so that Var x2 = 19.
 fitted to 200 draws, with an RBF kernel whose bandwidth is ``"median_distance"`` times 1 to 5; the
 factor, the ridge and the step size are those of the largest expected jump of one trajectory from
 draws of the target, in units of its standard deviations. Then 200 chains of 2000 iterations of
-``KernelHMC`` start at draws of the target plus noise of variance 2. The accept step is exact.
+``KernelHMC`` start at draws of the target plus noise with a standard deviation of 2. The accept
+step is exact.
 
 The exit code is 1 if no Stein estimator has a mean of x1 within 3 standard errors of 0, a variance
 of x2 within 15 %, an acceptance above 0.3 and a discrepancy of at most 3 times that of the true
@@ -108,7 +109,7 @@ def main() -> int:
     options = parser.parse_args()
     keys = random.split(random.key(0), 6)
     training = exact_draws(keys[0], TRAINING)
-    start = exact_draws(keys[1], CHAINS) + 2.0**0.5 * random.normal(keys[2], (CHAINS, 2))
+    start = exact_draws(keys[1], CHAINS) + 2.0 * random.normal(keys[2], (CHAINS, 2))
     z, r = exact_draws(keys[3], 400), random.normal(keys[4], (400, 2))
 
     print(

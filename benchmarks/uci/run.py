@@ -13,9 +13,10 @@ over the splits with its standard error, in the units of the data.
   the `expected_calibration_error`, in per cent.
 - `seconds` is the median time of a fit, and `first` that of the first one, with compilation.
 
-- `published` and `re-run` are the RMSE and log density (pointwise, if not said to be joint) of
-  others after 40 epochs; `benchmarks/figures.tsv` names the paper, or the code and the settings.
-  The published mean field and Vadam have noise and prior precisions that were tuned on each set.
+- `published` and `re-run` are the RMSE and log density of others after 40 epochs: pointwise of PBP
+  and joint of the mean field and Vadam, which is our reading of the published ones.
+  `benchmarks/figures.tsv` names the paper, or the code and the settings. The published mean field
+  and Vadam have noise and prior precisions that were tuned on each set.
 
 `digits` (of scikit-learn, 10 classes) and `german_credit` have random splits of 90/10 too. Pixels
 have one scale, because a test row may be tens of standard deviations off in a rare one. A new

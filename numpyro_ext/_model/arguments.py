@@ -1,6 +1,8 @@
 """The arguments of a model split into arrays, and what a compiled program takes as it is."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+import inspect
 from typing import Any
 
 import jax
@@ -8,8 +10,12 @@ from jax import Array
 from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
+from numpyro.handlers import block, seed
 
-__all__ = ["Arguments", "indexed", "is_traced", "split_arguments"]
+__all__ = ["Arguments", "check_frames", "indexed", "is_traced", "refuse_words", "split_arguments"]
+
+_NUMBERS = "biufc"
+"""The kinds of dtypes of which JAX has arrays."""
 
 
 def is_traced(tree: Any) -> bool:
@@ -21,24 +27,119 @@ class _Indexed(np.ndarray):
     """A NumPy array of which a traced index takes rows, as it does of a JAX array.
 
     It is no JAX array, so that a model can still read its numbers, as in ``int(group.max())``.
+
+    * ``frame`` - the frame or Series that has these numbers, if any. It answers to the names of
+      columns, and to methods that NumPy lacks or means otherwise; rows are taken by position.
     """
 
+    frame: Any = None
+
     def __getitem__(self, index: Any) -> Any:
-        parts = index if isinstance(index, tuple) else (index,)
+        parts = index if isinstance(index, (tuple, list)) else (index,)
         if any(isinstance(part, Tracer) for part in parts):
             return jnp.asarray(np.asarray(self))[index]
+        if self.frame is not None and any(isinstance(part, str) for part in parts):
+            return indexed(self.frame[index])
         return super().__getitem__(index)
+
+    def __getattr__(self, name: str) -> Any:
+        if self.frame is None:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        return indexed(getattr(self.frame, name))
+
+
+def _of_frame(name: str) -> Callable[..., Any]:
+    def method(self: _Indexed, *args: Any, **kwargs: Any) -> Any:
+        if self.frame is None:
+            return getattr(super(_Indexed, self), name)(*args, **kwargs)
+        return indexed(getattr(self.frame, name)(*args, **kwargs))
+
+    return method
+
+
+for _name in ("all", "any", "max", "mean", "min", "std", "sum", "var"):
+    setattr(_Indexed, _name, _of_frame(_name))
 
 
 def indexed(x: Any) -> Any:
-    """Arguments of a model whose NumPy arrays of numbers take traced indices."""
-    if type(x) in (np.ndarray, np.memmap) and x.dtype.kind in "biufc":
+    """Arguments of a model whose NumPy arrays, frames and Series of numbers take traced indices."""
+    if hasattr(x, "to_numpy") and not isinstance(x, _Indexed):
+        numbers = np.asarray(x.to_numpy())
+        if numbers.dtype.kind in _NUMBERS:
+            view = numbers.view(_Indexed)
+            view.frame = x
+            return view
+    if type(x) in (np.ndarray, np.memmap) and x.dtype.kind in _NUMBERS:
         return x.view(_Indexed)
-    if type(x) in (list, tuple):
-        return type(x)(indexed(item) for item in x)
+    if type(x) is list:
+        return [indexed(item) for item in x]
+    if type(x) is tuple:
+        return tuple(indexed(item) for item in x)
     if type(x) is dict:  # not by jax.tree, which sorts the keys
         return {key: indexed(value) for key, value in x.items()}
     return x
+
+
+def refuse_words(model: Any, args: tuple, kwargs: dict[str, Any], error: Exception) -> None:
+    """Name the argument with whose type a model has failed: a list of numbers, or no numbers.
+
+    A model may have such arguments for its own use, so that they are looked at after an error.
+    """
+    for name, x in _named(model, args, kwargs).items():
+        numbers = jax.tree.leaves(x) if isinstance(x, list | tuple) else []
+        if numbers and all(isinstance(n, int | float) for n in numbers):
+            raise TypeError(
+                f"the argument '{name}' of the model is a {type(x).__name__}; pass an array, as by"
+                f" jnp.array({name})."
+            ) from error
+    for name, x in _named_leaves(model, args, kwargs):
+        if _has_words(x):
+            what = f"{type(x).__name__} of dtype {getattr(x, 'dtype', 'object')}"
+            raise TypeError(
+                f"the argument '{name}' of the model is a {what}, with which JAX cannot compute;"
+                " pass numbers, as by np.asarray(x, float), or codes of words, as by np.unique(x,"
+                " return_inverse=True)[1]."
+            ) from error
+
+
+def _has_words(x: Any) -> bool:
+    """Return whether an array, a frame or a Series has a dtype that JAX has not."""
+    x = x.to_numpy() if hasattr(x, "to_numpy") and not isinstance(x, _Indexed) else x
+    return isinstance(x, np.ndarray) and x.dtype.kind not in _NUMBERS
+
+
+def check_frames(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    """An error that names a frame on which ``SVI.init`` would fail, which runs the model itself."""
+    for name, x in _named_leaves(model, args, kwargs):
+        if hasattr(x, "to_numpy"):
+            try:
+                with block():
+                    seed(model, 0)(*args, **kwargs)
+            except Exception as error:
+                refuse_words(model, args, kwargs, error)
+                raise TypeError(
+                    f"SVI runs the model on its arguments before any guide or loss can read them,"
+                    f" and fails on '{name}', a {type(x).__name__}; pass numbers, as by"
+                    f" {name}.to_numpy()."
+                ) from error
+            return
+
+
+def _named(model: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a model by their names."""
+    while not inspect.isfunction(model) and hasattr(model, "fn"):
+        model = model.fn
+    try:
+        return inspect.signature(model).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        return {f"number {i + 1}": x for i, x in enumerate(args)} | kwargs
+
+
+def _named_leaves(model: Any, args: tuple, kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The arguments of a model, and what they hold, by their names."""
+    named = jax.tree_util.tree_flatten_with_path(_named(model, args, kwargs))[0]
+    for (name, *path), x in named:
+        yield f"{name.key}{jax.tree_util.keystr(tuple(path))}", x
 
 
 class _Held:
@@ -81,9 +182,9 @@ def split_arguments(
     :param bool hold: whether arrays are part of the rest, for a model that looks at their numbers.
     """
     leaves, tree = jax.tree.flatten((args, kwargs))
-    arrays = [isinstance(x, np.ndarray | Array) for x in leaves]
+    arrays = [isinstance(x, np.ndarray | Array) and not _has_words(x) for x in leaves]
     fixed = [
-        (i, _Held(x) if is_array else x)
+        (i, _Held(x) if is_array or hasattr(x, "to_numpy") or _has_words(x) else x)
         for i, (x, is_array) in enumerate(zip(leaves, arrays, strict=True))
         if hold or not is_array
     ]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from math import prod
 from typing import Any
 
 import jax
@@ -19,11 +18,13 @@ from numpyro.primitives import Messenger
 from numpyro_ext._model.density import seen
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.implicit import has_density
+from numpyro_ext._model.lengths import marked_plates, shapes_on_plates
 from numpyro_ext._model.program import read_model, trace_of
 from numpyro_ext._model.read import (
     ModelInfo,
     Site,
     base_distribution,
+    frames,
     is_data,
     is_delta,
     latent_sites,
@@ -140,7 +141,7 @@ def _check_type(name: str, value: Any) -> None:
 
 
 def _check_shape(name: str, site: Site, trace: Trace) -> None:
-    """The batch of the value against the sizes of the plates around the site."""
+    """The shape of the value against its distribution's, and the plates around the site."""
     fn, shape = site["fn"], jnp.shape(site["value"])
     if len(shape) < fn.event_dim:
         return
@@ -151,15 +152,11 @@ def _check_shape(name: str, site: Site, trace: Trace) -> None:
     )
     for frame in site["cond_indep_stack"]:
         rows = batch[frame.dim] if -frame.dim <= len(batch) else 1
-        # A column is a row of its own for every plate that lies to the right.
-        column = rows == 1 < frame.size and prod(batch) > 1 and len(batch) > len(own)
-        if rows in (1, frame.size) and not column:
+        if rows in (1, frame.size):
             continue
         plate = trace.get(frame.name)
         size = frame.size if plate is None else plate["args"][0]
-        if column:
-            remedy = "drop the axis of length 1, as by jnp.squeeze(data, -1)"
-        elif rows == size:
+        if rows == size:
             remedy = (
                 f"take the rows of the minibatch, as by batch = numpyro.subsample(data, event_dim="
                 f"{fn.event_dim}) or data[idx] with `as idx` of the plate"
@@ -168,8 +165,39 @@ def _check_shape(name: str, site: Site, trace: Trace) -> None:
             remedy = "give the plate as many rows as the data have, or put each axis into its plate"
         taken = f"{frame.size} of {size}" if frame.size < size else f"{size}"
         raise ValueError(f"{what} in the plate '{frame.name}' of {taken} rows; {remedy}.")
+    _check_columns(what, site, batch)
     if any(1 != a != b != 1 for a, b in zip(batch[::-1], own[::-1], strict=False)):
         raise ValueError(f"{what}; give both the same number of rows.")
+
+
+def _check_columns(what: str, site: Site, batch: tuple[int, ...]) -> None:
+    """
+    An error where each datum would meet the distribution of every row, as a column and a vector of
+    n rows make an (n, n) density.
+
+    One shape may be repeated along the other's axes, but not each along some of the other's; and
+    around data in a plate an axis that lies in no plate must be the data's too.
+    """
+    fn, in_plates = site["fn"], frames(site).values()
+    event = jnp.shape(site["value"])[len(batch) :]
+    data, own = batch + event, tuple(fn.batch_shape) + tuple(fn.event_shape)
+    axes = range(-max(len(data), len(own)), 0)
+    size = {axis: [x[axis] if -axis <= len(x) else 1 for x in (data, own)] for axis in axes}
+    repeated = [axis for axis, (n, m) in size.items() if n == 1 < m]
+    extended = [axis for axis, (n, m) in size.items() if m == 1 < n]
+    outside = {axis for axis in axes if axis + len(event) not in in_plates}
+    for axis in repeated:
+        many = axis >= -len(event) or extended or (in_plates and axis in outside)
+        # The datum of a plate's row may be one for all, but then no other axis has the rows.
+        column = axis not in outside and any(size[x][0] > 1 for x in outside if x < axis)
+        if many or column:
+            n = size[axis][1]
+            raise ValueError(
+                f"{what}, so that each datum would count {n} times, along axis {axis} of the"
+                " distribution; drop the axis of length 1 of every argument of the model that is a"
+                f" column, such as one of shape ({n}, 1), as by jnp.squeeze(data, -1), or put axis"
+                f" {axis} into a numpyro.plate of its own."
+            )
 
 
 def _check_nan(name: str, site: Site) -> None:
@@ -202,12 +230,14 @@ def read_global(
     *,
     because: str,
     init_strategy: Callable[..., Any] = init_to_uniform,
+    sums: bool = False,
 ) -> ModelInfo:
     """Read a model whose latent sites must all be global; an error names one that is not.
 
     :param str because: why a latent site local to a subsampled plate cannot be taken.
+    :param sums: whether discrete latent sites of few values are summed out, which may be local.
     """
-    info = read_model(valid_data(model), args, kwargs, init_strategy=init_strategy)
+    info = read_model(valid_data(model), args, kwargs, init_strategy=init_strategy, sums=sums)
     for site, latent in info.latents.items():
         for plate in latent.plates:
             if plate in info.plates:
@@ -260,21 +290,22 @@ def _look_at_rows(
 ) -> dict[str, Any]:
     """``{site: look(site)}`` of the observed sites on all rows, in NumPy; without the sites of
     which it is None, and empty where data are traced, or on other devices."""
-    if _is_hidden((args, kwargs)):
-        return {}
 
     @jax.jit
     def run(rng_key: Array) -> dict[str, Any]:
         with block():
-            fn = seed(every_row(model), rng_key)
+            fn = seed(marked_plates(every_row(model)), rng_key)
             trace = trace_of(substitute(fn, substitute_fn=init_strategy), args, kwargs)
         found = {name: look(site) for name, site in trace.items() if is_data(site)}
         return {name: x for name, x in found.items() if x is not None}
 
-    # While a loss is traced, too; and NumPyro would blame a parameter of a distribution.
-    with jax.ensure_compile_time_eval(), validation_enabled(False):
-        rng_key = random.key(seed_of)
-        found = run(rng_key) if jax.eval_shape(run, rng_key) else {}
+    rng_key = random.key(seed_of)
+    with validation_enabled(False):  # NumPyro would blame a parameter of a distribution
+        looked = shapes_on_plates(run, rng_key)
+        if not looked or _is_hidden((args, kwargs)):
+            return {}
+        with jax.ensure_compile_time_eval():  # while a loss is traced, too
+            found = run(rng_key)
         return {} if _is_hidden(found) else jax.device_get(found)  # the model may hold tracers
 
 

@@ -25,7 +25,7 @@ from numpyro_ext._model.mode_search import (
 )
 from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.program import set_up, trace_of
+from numpyro_ext._model.program import set_up, shape_trace, trace_of
 from numpyro_ext._model.read import ModelInfo, frames, model_info, sample_sites
 from numpyro_ext._model.start import draw_start, start_near_median
 from numpyro_ext._model.taylor import (
@@ -61,15 +61,9 @@ class Rows:
         self.block_size = check_count("block_size", BLOCK if block_size is None else block_size)
         because = "which the rows at the center would not share"
         fn = first_rows(seed(valid_plates(refuse_noise(model, because)), random.key(0)))
-        found: list[tuple[Trace, ModelInfo]] = []
-
-        def read() -> None:
-            trace = trace_of(substitute(fn, substitute_fn=init_to_uniform), *self.arguments)
-            check_observed(trace)
-            found.append((trace, model_info(trace)))
-
-        jax.eval_shape(read)
-        ((trace, self.info),) = found
+        trace = shape_trace(substitute(fn, substitute_fn=init_to_uniform), args, kwargs)
+        check_observed(trace)
+        self.info = model_info(trace)
         self.plate, self.size, self.batch = _plate_of(trace, self.info)
         if degree == 2 and self.info.size > DENSE_UP_TO:
             self.degree = 1

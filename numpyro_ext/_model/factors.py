@@ -28,10 +28,11 @@ from numpyro_ext._model.arguments import split_arguments
 from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import every_row
+from numpyro_ext._model.masked import is_masked, masks_filled
 from numpyro_ext._model.program import Program, shape_trace
 from numpyro_ext._model.read import Latent, Site, frames, model_info, plate_sizes, sample_sites
 from numpyro_ext._model.sharding import num_devices, sharding_of_rows
-from numpyro_ext._numpyro import default_key, mask_of, site_of_log_det
+from numpyro_ext._numpyro import default_key, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
 LARGEST_STATES = 64
@@ -54,7 +55,7 @@ class Factors:
 
     A latent site inside the data plate is local. It is no part of x: :meth:`row` takes its value in
     that row and adds its log prior. A row in which it is masked, as the unobserved value of an
-    ``obs_mask`` is in observed rows, has it with its prior, so that its integral there is 1.
+    ``obs_mask`` is in observed rows, has it with a density of its own, whose integral is 1.
 
     A row is computed alone by the plate's indices where the model uses them, otherwise on arguments
     of which only that row is passed, and at worst by a pass over all rows; the first way that gives
@@ -87,7 +88,7 @@ class Factors:
         data_plate: str | None = None,
         params: Params | None = None,
     ) -> None:
-        self.program = Program(default_key(model), args, kwargs, params)
+        self.program = Program(masks_filled(default_key(model)), args, kwargs, params)
         self.program.model = every_row(self.program.model)
         trace = self._valid_trace()
         self.plate = _data_plate(trace, data_plate)
@@ -102,8 +103,7 @@ class Factors:
         self.axes = {n: _plate_axis(x, dims[n]) for n, x in inside.items()}
         self.axes |= {n: frames(x)[self.plate] for n, x in discrete.items()}
         self.states = _joint_states(discrete, self.plate)
-        masked = (*inside, *discrete)
-        self._masked = sorted(n for n in masked if mask_of(trace[n]["fn"]) is not None)
+        self._masked = [name for name in self.axes if is_masked(trace[name])]
         self.sharding = sharding_of_rows(self.program.arguments, self.size)
         self.blocks = num_devices(self.sharding)
         self._way = self._find_way()
@@ -155,25 +155,12 @@ class Factors:
 
     def check_masks(self) -> None:
         """An error that names the site if a row has data of a local site without a prior there."""
-        if not self._masked:
-            return
-        x = jnp.full(self.info.size, 0.1)
-        first = {**self.local, **self._first_states()}
-
-        def at(local: Sites, unmasked: Collection[str] = ()) -> Array:
-            trace = self._trace(x, jnp.arange(self.size), local)
-            return row_log_lik(trace, self.plate, unmasked)
-
-        for name in self._masked:  # one after the other: each row may have another one masked
-            moved = self.states[name][-1] if name in self.states else self.local[name] + 0.1
-            last = {**first, name: moved}
-            bad = np.flatnonzero((at(last) != at(last, (name,))) & (at(first) != at(last)))
-            if len(bad):
-                raise ValueError(
-                    f"the prior of the local latent site '{name}' is masked in {len(bad)} rows"
-                    f" (such as {bad[0]}) whose data depend on it, so that no density of the row is"
-                    " proper; mask the observed sites of these rows too, or no latent site."
-                )
+        if self._masked:
+            raise ValueError(
+                f"the prior of the local latent site '{self._masked[0]}' is masked in rows whose"
+                " data depend on it, so that no density of the row is proper; mask the observed"
+                " sites of these rows too, or no latent site."
+            )
 
     @property
     def key(self) -> tuple:
@@ -323,9 +310,7 @@ class Factors:
 
     def _log_lik(self, x: Array, idx: Array, local: Sites) -> Array:
         """The log likelihood of each of the rows that the model has at ``idx``."""
-        # A mask that takes a local site out of a row takes its integral out: it has its own prior,
-        # which integrates to 1.
-        return row_log_lik(self._trace(x, idx, local), self.plate, local)
+        return row_log_lik(self._trace(x, idx, local), self.plate)
 
     def _trace(self, x: Array, idx: Array, local: Sites) -> Trace:
         z, states = self.values_at(x, local)

@@ -13,6 +13,7 @@ from numpyro.distributions import Delta
 from numpyro.handlers import block, substitute
 from numpyro.primitives import Messenger
 
+from numpyro_ext._model.arguments import refuse_words
 from numpyro_ext._model.minibatch import plate_indices
 from numpyro_ext._typing import Model, Trace
 
@@ -23,6 +24,7 @@ __all__ = [
     "inside_plates",
     "latents_only",
     "no_more_rows",
+    "parallel",
     "plain_errors",
     "refuse_mutable",
     "refuse_noise",
@@ -143,8 +145,9 @@ class refuse_noise(Messenger):
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "prng_key":
             raise ValueError(
-                "the model draws noise by numpyro.prng_key outside its sample sites (as dropout"
-                f" does), {self.because}; draw it at a sample site, or leave it out."
+                "the model draws noise by numpyro.prng_key outside its sample sites (as dropout,"
+                f" or a site that handlers.block hides), {self.because}; draw it at a sample"
+                " site, or leave it out."
             )
 
 
@@ -252,6 +255,11 @@ class drawn_once(Messenger):
                 msg[part] = jax.tree.map(_apart, msg[part])
 
 
+def parallel(site: dict[str, Any]) -> dict[str, Any]:
+    """The mark of a site that is summed out, without which NumPyro warns."""
+    return {"enumerate": "parallel"} if site["fn"].has_enumerate_support else {}
+
+
 @contextmanager
 def inside_plates(trace: Trace, names: Iterable[str]) -> Iterator[None]:
     """Enter plates of a trace once more, on the same rows, without recording anything."""
@@ -294,8 +302,16 @@ class seed_plates(Messenger):
 
 
 class plain_errors(Messenger):
-    """A sentence where a plate or its minibatch has no rows, and what to do about a NumPy array
-    that meets a traced value, added to JAX's own error."""
+    """A sentence where a plate or its minibatch has no rows, or an argument no numbers, and what to
+    do about a NumPy array that meets a traced value, added to JAX's own error.
+
+    :param args: arguments of the model.
+    :param dict kwargs: keyword arguments of the model.
+    """
+
+    def __init__(self, fn: Model, args: tuple, kwargs: dict[str, Any]) -> None:
+        super().__init__(fn)
+        self.arguments = args, kwargs
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "plate":
@@ -309,6 +325,8 @@ class plain_errors(Messenger):
                 "a plate of the model has no rows; pass data with at least one row, or leave the"
                 " plate out of the model where there are none."
             ) from exc_value
+        if isinstance(exc_value, TypeError | AttributeError):
+            refuse_words(self.fn, *self.arguments, exc_value)
         if isinstance(exc_value, TracerArrayConversionError):
             # A note, because others ask for the kind of the error.
             exc_value.add_note(

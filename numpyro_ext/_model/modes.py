@@ -213,7 +213,8 @@ def find_modes(
     within 1.5 standard deviations of each other, and modes with less than a thousandth of the mass
     are left out. Where there is no mode, as in a centred hierarchy, or where gradients around it
     are far from those of a normal posterior, the normal of greatest ELBO takes its place. An
-    :class:`InferenceWarning` says what did not hold, as ``modes.problems`` does.
+    :class:`InferenceWarning` says what did not hold, as ``modes.problems`` does. With funsor
+    installed discrete latent sites of few values are summed out.
 
     **When it fails.** Searches begin within 2 of 0 in unconstrained space, in pairs of opposite
     points. They find the modes into which these points fall, which need not be all.
@@ -264,7 +265,7 @@ def modes_of(
         )
     rng_key = random.key(0) if rng_key is None else rng_key
     because = "the modes are those of all latent sites together"
-    info = read_global(model, args, kwargs, because=because)
+    info = read_global(model, args, kwargs, because=because, sums=True)
     if info.size == 0:
         raise ValueError("the latent sites of the model have no free coordinate, so no modes.")
     check_rows(model, args, kwargs, init_to_uniform)

@@ -9,12 +9,14 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
-from numpyro.handlers import seed
+from numpyro.handlers import infer_config, seed
 from numpyro.infer.util import constrain_fn, transform_fn, unconstrain_fn
 
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.density import log_prob
-from numpyro_ext._model.handlers import first_rows, latents_only
+from numpyro_ext._model.enumeration import depending_on
+from numpyro_ext._model.handlers import first_rows, latents_only, parallel
+from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.minibatch import plate_indices
 from numpyro_ext._model.operations import traced_once
 from numpyro_ext._model.program import Program
@@ -60,6 +62,8 @@ class Potential(Program):
      - **plates** - ``{plate: (size, subsample_size)}`` of the plates that take a minibatch.
      - **arguments** - positional and keyword arguments of the model.
 
+    Discrete latent sites are summed out. A deterministic site that depends on them is left out.
+
     ``z`` and gradients are dicts of unconstrained sites; ``idx`` holds indices, of any number, for
     every plate in ``plates``. Kernels make the object; a gradient estimator is given it.
 
@@ -100,13 +104,18 @@ class Potential(Program):
         *,
         forward_mode: bool = False,
     ) -> None:
-        super().__init__(default_key(model), args, kwargs, params, plates=info.plates)
+        model = masks_filled(default_key(model))
+        if info.summed:  # they have a value where no density is taken
+            model = infer_config(seed(model, random.key(0)), parallel)
+        super().__init__(model, args, kwargs, params, plates=info.plates)
         self.info = info
         self._forward_mode = forward_mode
         self._gradient: Callable[..., tuple[Array, Sites]] = self._differentiate
 
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
         """U at ``z`` on the rows ``idx``."""
+        if self.info.summed:
+            return self.summed_potential(z, idx, self.info)
         return self.potential(z, idx)
 
     def value_and_grad(self, z: Sites, idx: dict[str, Array]) -> tuple[Array, Sites]:
@@ -207,8 +216,14 @@ class Potential(Program):
         if fixed and not self.info.deterministic:
             transforms = {name: biject_to(support) for name, support in supports.items()}
             return lambda z: transform_fn(transforms, z)
-        fn = first_rows(self.model)
-        return lambda z: constrain_fn(fn, *self.arguments, z, return_deterministic=True)
+        fn, summed = first_rows(self.model), self.info.summed
+        dropped = depending_on(fn, *self.arguments, summed) if summed else ()
+
+        def constrain(z: Sites) -> Sites:
+            sites = constrain_fn(fn, *self.arguments, z, return_deterministic=True)
+            return {name: x for name, x in sites.items() if name not in dropped}
+
+        return constrain
 
     def check_start(
         self, z: Sites, idx: dict[str, Array], potential: Array, grad: Sites | None = None

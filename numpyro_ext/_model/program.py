@@ -6,20 +6,32 @@ from typing import Any
 import jax
 from jax import Array, random
 import jax.numpy as jnp
-from numpyro.handlers import block, seed, substitute, trace
+from numpyro.handlers import block, infer_config, seed, substitute, trace
 from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.util import potential_energy
 
 from numpyro_ext._model import handlers
 from numpyro_ext._model.arguments import indexed
-from numpyro_ext._model.density import row_log_lik
-from numpyro_ext._model.handlers import first_rows, plain_errors, valid_plates
-from numpyro_ext._model.read import ModelInfo, model_info
+from numpyro_ext._model.density import row_log_lik, summed_log_density
+from numpyro_ext._model.handlers import first_rows, parallel, plain_errors, valid_plates
+from numpyro_ext._model.lengths import marked_plates, shapes_on_plates
+from numpyro_ext._model.read import ModelInfo, latent_sites, model_info
 from numpyro_ext._numpyro import at_unconstrained
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
-__all__ = ["Program", "call_and_trace", "read_model", "set_up", "shape_trace", "trace_of"]
+__all__ = [
+    "Program",
+    "call_and_trace",
+    "drawn_names",
+    "read_model",
+    "set_up",
+    "shape_trace",
+    "trace_of",
+]
+
+FILLED = "_of_masked_entries"
+"""The end of the name of what a guide adds for losses of NumPyro alone."""
 
 
 class Program:
@@ -73,9 +85,28 @@ class Program:
 
     def potential(self, z: Sites, rows: dict[str, Array] | None = None) -> Array:
         """NumPyro's potential at unconstrained values of all latent sites."""
-        with plain_errors():
+        with plain_errors(self.model, *self.arguments):
             U = potential_energy(self._on(rows), *self.arguments, z)
         return jnp.asarray(U)
+
+    def summed_potential(self, z: Sites, rows: dict[str, Array], info: ModelInfo) -> Array:
+        """NumPyro's potential at values of the continuous sites, summed over those of the others.
+
+        funsor sums as it does for ``NUTS``, also over the values in loops, and where plates have
+        all rows.
+        """
+        from numpyro.contrib.funsor import enum, plate_to_enum_plate
+        from numpyro.contrib.funsor import trace as packed_trace
+
+        batches = {n: (N, len(rows[n])) for n, (N, _) in self.plates.items() if len(rows[n]) < N}
+        fn = enum(infer_config(self._on(rows), parallel), -info.nesting - 1)
+        args, kwargs = self.arguments
+        with plain_errors(self.model, args, kwargs):
+            if not batches:
+                return jnp.asarray(potential_energy(fn, args, kwargs, z, enum=True))
+            with plate_to_enum_plate():
+                sites = packed_trace(at_unconstrained(fn, z)).get_trace(*args, **kwargs)
+        return -summed_log_density(sites, batches)
 
     def rows_log_lik(self, z: Sites, rows: dict[str, Array]) -> Array:
         """The log likelihood of each of these rows of one plate, without the plate's scale."""
@@ -88,10 +119,18 @@ class Program:
         return handlers.rows(self.model, {n: jnp.asarray(i) for n, i in rows.items()}, self.plates)
 
 
+def drawn_names(model: Model, args: tuple, kwargs: dict[str, Any]) -> set[str]:
+    """Names of the sites that the model draws on these arguments; no site is refused."""
+    trace = shape_trace(seed(first_rows(model), random.key(0)), args, kwargs)
+    return {site["name"] for site in latent_sites(trace)}
+
+
 def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
     """The trace of one run."""
-    with plain_errors():
-        return trace(fn).get_trace(*indexed(args), **indexed(kwargs or {}))
+    args, named = indexed(args), indexed(kwargs or {})
+    with plain_errors(fn, args, named):
+        sites = trace(fn).get_trace(*args, **named)
+    return {name: site for name, site in sites.items() if not name.endswith(FILLED)}
 
 
 def call_and_trace(fn: Model, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Trace]:
@@ -107,9 +146,9 @@ def shape_trace(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = Non
 
     def run() -> None:
         with block():  # a guide that reads its model is traced itself
-            box.update(trace_of(fn, args, kwargs))
+            box.update(trace_of(marked_plates(fn), args, kwargs))
 
-    jax.eval_shape(run)
+    shapes_on_plates(run)
     return box
 
 
@@ -135,7 +174,12 @@ def read_model(
     kwargs: dict[str, Any] | None = None,
     *,
     init_strategy: Callable[..., Any] = init_to_uniform,
+    sums: bool = False,
 ) -> ModelInfo:
-    """Run the model once on shapes alone; an error names a site that no method here can handle."""
+    """Run the model once on shapes alone; an error names a site that no method here can handle.
+
+    :param sums: whether discrete latent sites of few values are summed out.
+    """
     seeded = valid_plates(first_rows(seed(model, random.key(0))))
-    return model_info(shape_trace(substitute(seeded, substitute_fn=init_strategy), args, kwargs))
+    trace = shape_trace(substitute(seeded, substitute_fn=init_strategy), args, kwargs)
+    return model_info(trace, sums=sums)

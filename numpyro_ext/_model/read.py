@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.util import find_spec
 import math
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from numpyro.distributions import Delta, Unit, biject_to, constraints
 from numpyro_ext._model.handlers import (
     subsampled_plates,
 )
-from numpyro_ext._numpyro import mask_of
+from numpyro_ext._numpyro import mask_of, validate_model
 from numpyro_ext._typing import Model, Sites, Trace
 
 __all__ = [
@@ -118,25 +119,33 @@ def not_reparameterized(guide_trace: Trace) -> tuple[str, ...]:
     )
 
 
-def continuous_latents(trace: Trace) -> dict[str, Site]:
-    """The latent sites of a model's trace; an error if there is none or one is discrete."""
-    latents = {site["name"]: site for site in latent_sites(trace)}
-    if not latents:
-        raise ValueError(
-            "the model has no latent sample site, so there is nothing to infer; give it at least"
-            " one numpyro.sample without obs."
-        )
-    for name, site in latents.items():
-        if site["fn"].support.is_discrete:
-            remedy = (
-                "sum it out of the model"
-                if site["fn"].has_enumerate_support
-                else "sum it out of the model, or use numpyro.infer.HMCGibbs with your own update"
-            )
+def continuous_latents(trace: Trace, *, sums: bool = False) -> dict[str, Site]:
+    """The continuous latent sites of a model's trace; an error if there is none, or a discrete one.
+
+    :param sums: whether a discrete one of few values is allowed, because funsor sums it out.
+    """
+    latents = {}
+    for site in latent_sites(trace):
+        name, few = site["name"], site["fn"].has_enumerate_support
+        if not site["fn"].support.is_discrete:
+            latents[name] = site
+        elif not (sums and few and find_spec("funsor")):
+            remedy = "sum it out of the model"
+            if not few:
+                remedy += ", or use numpyro.infer.HMCGibbs with your own update"
+            elif sums:
+                remedy = (
+                    f"install funsor, by which it is summed out (pip install funsor), or {remedy}"
+                )
             raise ValueError(
                 f"latent site '{name}' is discrete; only continuous latents are supported here:"
                 f" {remedy}."
             )
+    if not latents:
+        raise ValueError(
+            "the model has no latent sample site that is continuous, so there is nothing to infer;"
+            " give it at least one numpyro.sample without obs."
+        )
     return latents
 
 
@@ -207,6 +216,8 @@ class ModelInfo:
     :param tuple deterministic: names of the deterministic sites.
     :param tuple params: names of the ``param`` sites.
     :param tuple mutable: names of the ``mutable`` sites.
+    :param tuple summed: names of the discrete latent sites, which are summed out.
+    :param int nesting: the number of axes that plates take.
     :param dict rows: ``{site: (number, scale)}`` of the observed sites: how many log densities it
         has, and by which number they are scaled; NaN where that is not one number.
     """
@@ -217,6 +228,8 @@ class ModelInfo:
     deterministic: tuple[str, ...]
     params: tuple[str, ...]
     mutable: tuple[str, ...] = ()
+    summed: tuple[str, ...] = ()
+    nesting: int = 0
     rows: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     @cached_property
@@ -305,11 +318,11 @@ def _check_shapes(
     return {name: jnp.asarray(values[name], expected.dtype) for name, expected in like.items()}
 
 
-def model_info(trace: Trace) -> ModelInfo:
-    """Everything static in a trace of a model."""
+def model_info(trace: Trace, *, sums: bool = False) -> ModelInfo:
+    """Everything static in a trace of a model; ``sums`` as in :func:`continuous_latents`."""
     real = jnp.result_type(float)
     latents = {}
-    for name, site in continuous_latents(trace).items():
+    for name, site in continuous_latents(trace, sums=sums).items():
         support, shape = site["fn"].support, jnp.shape(site["value"])
         latents[name] = Latent(
             support,
@@ -317,6 +330,10 @@ def model_info(trace: Trace) -> ModelInfo:
             jax.ShapeDtypeStruct(unconstrained_shape(support, shape), real),
             tuple(frames(site)),
         )
+    summed = tuple(site["name"] for site in latent_sites(trace) if site["name"] not in latents)
+    if summed:  # an axis without a plate would be taken for values to sum over
+        validate_model(trace, plate_warning="error")
+    axes = (-dim for site in sample_sites(trace) for dim in frames(site).values())
     return ModelInfo(
         latents=latents,
         plates=subsampled_plates(trace),
@@ -324,6 +341,8 @@ def model_info(trace: Trace) -> ModelInfo:
         deterministic=tuple(n for n, site in trace.items() if site["type"] == "deterministic"),
         params=tuple(n for n, site in trace.items() if site["type"] == "param"),
         mutable=tuple(n for n, site in trace.items() if site["type"] == "mutable"),
+        summed=summed,
+        nesting=max(axes, default=0),
         rows={name: _rows_of(site) for name, site in trace.items() if is_data(site)},
     )
 

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro.distributions import biject_to
-from numpyro.handlers import block, seed, substitute
+from numpyro.handlers import block, infer_config, seed, substitute
 from numpyro.infer import init_to_median, init_to_uniform
 from numpyro.infer.util import initialize_model
 
 from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.checks import check_rows
-from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.handlers import first_rows, parallel
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.program import trace_of
@@ -92,9 +92,10 @@ def draw_start(
     """
 
     def draw(rng_key: Array) -> tuple[Sites, Array, Params]:
+        fn = first_rows(model)
         found = initialize_model(
             rng_key,
-            first_rows(model),
+            infer_config(fn, parallel) if info.summed else fn,
             init_strategy=init_strategy,
             dynamic_args=True,
             model_args=indexed(args),
@@ -211,10 +212,18 @@ def guide_start(
     """The start that NumPyro would find for a ``ContinuousGuide``, with its key; None if none."""
     rng_key: Any = numpyro.prng_key()
     model, strategy = guide.model, guide.init_loc_fn
+    forward_mode = getattr(guide, "forward_mode_differentiation", False)
     # Without the block the model's own sites would be recorded in the guide's trace.
     with block():
         z, potential, _ = draw_start(
-            rng_key, model, info, args, kwargs, init_strategy=strategy, validate_grad=True
+            rng_key,
+            model,
+            info,
+            args,
+            kwargs,
+            init_strategy=strategy,
+            forward_mode=forward_mode,
+            validate_grad=True,
         )
     found = isinstance(potential, Tracer) or bool(np.isfinite(potential))
     if not found:  # NumPyro's own error would blame a parameter of a distribution

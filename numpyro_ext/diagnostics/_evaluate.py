@@ -354,8 +354,14 @@ def over_draws(
     @jax.jit
     def run(params: Params, draws: Sites | None, keys: Array) -> Any:
         one, shared = prepare(params, jax.tree.map(lambda x: x[0], draws), keys[0])
-        if keys.shape[0] <= block:
+        if (size := len(keys)) <= block:
             return jax.vmap(one)(draws, keys), shared
+        if draws is None:  # the last draw again: a shorter block would be compiled by itself
+            blocks = -(-size // block)
+            length = -(-size // blocks)
+            keys = keys[jnp.minimum(jnp.arange(blocks * length), size - 1)]
+            found = lax.map(lambda keys: one(None, keys), keys, batch_size=length)
+            return jax.tree.map(lambda x: x[:size], found), shared
         return lax.map(lambda x: one(*x), (draws, keys), batch_size=block), shared
 
     def each(

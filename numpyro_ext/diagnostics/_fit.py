@@ -1,15 +1,15 @@
 """One record of what was fitted, for SVI, engines and MCMC, and the errors about it."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 import inspect
 from typing import Any, NamedTuple, Protocol, TypedDict, runtime_checkable
 import warnings
 
 import jax
-from jax import Array
+from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
+from numpyro.handlers import seed, substitute
 from numpyro.infer import MCMC, SVI, init_to_sample
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.mcmc import MCMCKernel
@@ -19,12 +19,13 @@ from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.handlers import every_row, no_more_rows
-from numpyro_ext._model.program import set_up
+from numpyro_ext._model.masked import is_masked, masks_filled
+from numpyro_ext._model.program import set_up, shape_trace
+from numpyro_ext._model.read import latent_sites
 from numpyro_ext._numpyro import mcmc_arguments, params_of_hmc, posterior_guide
 from numpyro_ext._typing import Diagnosable, Engine, Model, Params, Sites
 from numpyro_ext.diagnostics.full_data import (
     check_full_arrays,
-    latents_unmasked,
     minibatch_plates,
     on_all_rows,
 )
@@ -219,35 +220,6 @@ def _check_signature(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         ) from None
 
 
-@contextmanager
-def _arrays_wanted(args: tuple, kwargs: dict[str, Any]) -> Iterator[None]:
-    """An error says that lists, frames and words have to be arrays of numbers where the model fails
-    on them."""
-    try:
-        yield
-    except Exception as error:
-        given = {f"argument {i}": x for i, x in enumerate(args)} | kwargs
-        kinds = {name: type(x) for name, x in given.items()}
-        for name, kind in kinds.items():
-            library = kind.__module__.split(".")[0]
-            if issubclass(kind, list | tuple) or library in ("pandas", "polars", "xarray"):
-                remedy = "jnp.array(data)" if library == "builtins" else "data.to_numpy()"
-                what = kind.__name__ if library == "builtins" else f"{library} {kind.__name__}"
-                raise TypeError(
-                    f"the model does not run on its arguments ({error}), and its {name} is a"
-                    f" {what}; pass an array, as by {remedy}."
-                ) from error
-            if issubclass(kind, np.ndarray) and given[name].dtype.kind in "OSU":
-                words = [x for x in given[name].ravel() if isinstance(x, str | bytes)]
-                held = f" that holds {words[0]!r}" if words else ""
-                raise TypeError(
-                    f"the model does not run on its arguments, and its {name} is an array of"
-                    f" objects{held}; pass numbers: code the words of a column as columns of 0 and"
-                    " 1, or leave it out."
-                ) from error
-        raise
-
-
 def _set_up(guide: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     """Set up an auto guide that was never called, on data of any number of rows."""
     if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
@@ -285,12 +257,11 @@ def _fit_of_optimised(
         **_same_starts(params),
     }
     attributes |= {"loss": _name_of(obj.loss)} if is_svi else {"engine": _name_of(obj)}
-    with _arrays_wanted(args, kwargs):
-        check_full_arrays(obj.model, args, kwargs)
+    check_full_arrays(obj.model, args, kwargs)
     check_rows(obj.model, args, kwargs, init_to_sample)
-    model = on_all_rows(obj.model)
-    if not is_svi:  # an engine integrates local sites with their prior
-        model = latents_unmasked(model)
+    masks = not isinstance(obj.guide, AutoGuide | HasParticles)
+    but = _masked_by(obj.guide, params[0], args, kwargs) if masks else []
+    model = on_all_rows(masks_filled(obj.model, but))
     if isinstance(obj.guide, HasParticles):
         attributes["inference_method"] = "particles"
         particles = obj.guide.particles
@@ -308,6 +279,12 @@ def _fit_of_optimised(
         guide, params = posterior_guide(obj.guide, params, args, kwargs, every_row)
     guide = on_all_rows(guide)
     return Fit(model, args, kwargs, attributes, params, guide=guide, linearised=linearised)
+
+
+def _masked_by(guide: Model, params: Params, args: tuple, kwargs: dict[str, Any]) -> list[str]:
+    """Latent sites that a guide masks too, so that the loss has neither of their densities."""
+    fn = seed(substitute(on_all_rows(guide), data=params), random.key(0))
+    return [site["name"] for site in latent_sites(shape_trace(fn, args, kwargs)) if is_masked(site)]
 
 
 def _fit_of_mcmc(
@@ -335,10 +312,11 @@ def _fit_of_mcmc(
     full, plates = None, {}
     if model is not None:
         _check_signature(model, args, kwargs)
-        with _arrays_wanted(args, kwargs):
-            check_full_arrays(model, args, kwargs)
+        check_full_arrays(model, args, kwargs)
         check_rows(model, args, kwargs, init_to_sample)
-        full, plates = on_all_rows(model), minibatch_plates(model, ran_args, ran_kwargs)
+        # NumPyro's kernels leave masked entries flat.
+        full = on_all_rows(masks_filled(model) if isinstance(kernel, Diagnosable) else model)
+        plates = minibatch_plates(model, ran_args, ran_kwargs)
     moves_particles = isinstance(kernel, DiagnosableParticles)
     known = kernel.params if isinstance(kernel, HasModelParams) else params_of_hmc(kernel)
     return Fit(

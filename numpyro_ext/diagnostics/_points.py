@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 import math
 from typing import Any, NamedTuple
 
@@ -48,9 +49,11 @@ def particles_of(obj: Any, fit: Fit) -> Sites:
 
 
 def has_gradient(proto: Prototype) -> bool:
-    """True if no latent site is discrete, so that each of them has a gradient."""
+    """True if no drawn site is discrete, so that each has a gradient, and others can be summed
+    out."""
     supports = (proto.trace[name]["fn"].support for name in proto.latents)
-    return not proto.marginalized and not any(support.is_discrete for support in supports)
+    summable = not proto.marginalized or find_spec("funsor") is not None
+    return summable and not any(support.is_discrete for support in supports)
 
 
 def potential_of(
@@ -78,7 +81,7 @@ def replace_nonfinite(x: Array) -> Array:
 
 def points_and_score(fit: Fit, trace: Trace, draws: dict[str, Any]) -> tuple[Array, Array]:
     """Draws in unconstrained space, and there minus the gradient of the potential."""
-    info = model_info(trace)
+    info = model_info(trace, sums=True)
 
     @jax.jit
     def run(params: Params, draws: Sites) -> tuple[Array, Array]:
@@ -97,7 +100,9 @@ def points_and_score(fit: Fit, trace: Trace, draws: dict[str, Any]) -> tuple[Arr
 def score_points(fit: Fit, proto: Prototype, draws: dict[str, Any]) -> Points:
     """Constrained draws as points with their score."""
     x, score = points_and_score(fit, proto.trace, draws)
-    return Points(x, score, names_in(model_info(proto.trace).slices), minibatch_noise(fit, x))
+    return Points(
+        x, score, names_in(model_info(proto.trace, sums=True).slices), minibatch_noise(fit, x)
+    )
 
 
 def minibatch_noise(fit: Fit, x: Array) -> float | None:
@@ -108,7 +113,7 @@ def minibatch_noise(fit: Fit, x: Array) -> float | None:
     """
     if fit.minibatch is None:
         return None
-    info = read_model(fit.minibatch, fit.args, fit.kwargs)
+    info = read_model(fit.minibatch, fit.args, fit.kwargs, sums=True)
 
     @jax.jit
     def run(params: Params, x: Array) -> Array:

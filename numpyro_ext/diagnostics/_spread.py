@@ -23,7 +23,7 @@ from scipy import linalg, special
 from numpyro_ext.diagnostics.table import equally_spaced
 
 __all__ = ["LEAPS", "LEVELS", "NUMBERS", "Spread", "as_widths", "inside", "is_heavy"]
-__all__ += ["least_crossing", "least_spread", "spread_after_moves", "unit_root"]
+__all__ += ["least_crossing", "least_spread", "mean_and_sd", "spread_after_moves", "unit_root"]
 __all__ += ["worst_combinations"]
 
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -175,6 +175,15 @@ def least_spread(centre: Any, eps: Any) -> Any:
     return 2 * eps * abs(centre)
 
 
+def mean_and_sd(x: Any) -> tuple[Any, Any]:
+    """Mean and standard deviation over the first axis; of equal numbers they are the number and 0.
+
+    The rounding of their sum makes another mean of them, and a standard deviation of that error.
+    """
+    away = x - x[0]
+    return x[0] + away.mean(0), away.std(0)
+
+
 def spread_after_moves(
     potential: Callable[[Array], tuple[Array, Array]],
     numbers: Callable[[Array], Array],
@@ -205,7 +214,7 @@ def spread_after_moves(
     half, tuned = num_moves // 2, 3 * num_moves // 4
     before = lax.map(numbers, x, batch_size=block)
     n = before.shape[1]
-    centre, sd = jnp.mean(before, axis=0), jnp.std(before, axis=0)
+    centre, sd = mean_and_sd(before)
     # Points that are all the same are compared with their rounding, and chains that leave them
     # are wider.
     rounding = least_spread(centre, jnp.finfo(x.dtype).eps)
@@ -329,11 +338,11 @@ def spread_after_moves(
 def unit_root(x: Array) -> Array:
     """The lower triangular root of the covariance of ``(m, d)`` points; standard deviations alone,
     ``(d,)``, where there are too many coordinates."""
-    m, d = x.shape
-    scale = jnp.where(jnp.std(x, axis=0) > 0, jnp.std(x, axis=0), 1.0)
+    (m, d), (mean, sd) = x.shape, mean_and_sd(x)
+    scale = jnp.where(sd > 0, sd, 1.0)
     if d >= m or d > _MOST_CORRELATED:
         return scale
-    u = (x - jnp.mean(x, axis=0)) / scale
+    u = (x - mean) / scale
     # The correlations are shrunk, as those of the particles' own step are.
     shrunk = jnp.matmul(u.T, u, precision="highest") / (m + d)
     return scale[:, None] * jnp.linalg.cholesky(jnp.fill_diagonal(shrunk, 1.0, inplace=False))

@@ -6,19 +6,15 @@ from jax import random
 import jax.numpy as jnp
 from numpyro.handlers import seed, substitute
 from numpyro.infer import init_to_sample
-from numpyro.primitives import Messenger
 
-from numpyro_ext._model.density import without_mask
 from numpyro_ext._model.handlers import every_row, valid_plates
 from numpyro_ext._model.program import shape_trace
 from numpyro_ext._model.read import sample_sites
-from numpyro_ext._numpyro import mask_of, site_of_log_det
 from numpyro_ext._typing import Model, Trace
 
 __all__ = [
     "check_full_arrays",
     "full_data",
-    "latents_unmasked",
     "minibatch_plates",
     "on_all_rows",
     "shapes_of",
@@ -67,24 +63,6 @@ def check_full_arrays(model: Model, args: tuple, kwargs: dict[str, Any]) -> None
 def on_all_rows(model: Model) -> Model:
     """:func:`full_data`, where a plate may also have fewer rows than the minibatch of the run."""
     return valid_plates(every_row(model))
-
-
-class latents_unmasked(Messenger):
-    """Give latent sites their prior where an array masks them, as an ``obs_mask`` does in rows that
-    are observed: what has no density is not drawn."""
-
-    def __init__(self, fn: Model) -> None:
-        super().__init__(fn)
-        self.names: set[str] = set()
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] != "sample":
-            return
-        mask = mask_of(msg["fn"])
-        if not msg["is_observed"] and mask is not None and jnp.ndim(mask) > 0:
-            self.names.add(msg["name"])
-        if site_of_log_det(msg["name"], self.names) in self.names:
-            msg["fn"] = without_mask(msg["fn"])
 
 
 def full_data(model: Model, *args: Any, **kwargs: Any) -> Model:

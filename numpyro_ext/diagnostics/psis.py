@@ -33,6 +33,8 @@ _EQUAL, _DIFFERENT = 1e-5, 0.1
 """Differences of log weights that are always, or never, taken for rounding."""
 _FEWEST = 25
 """The least number of weights to whose tail a shape is fitted."""
+_IN_TAIL = 5
+"""The least number of the largest weights that have a shape."""
 _LOST = 0.1
 """A warning says if a larger share of the draws has weight 0."""
 
@@ -95,8 +97,10 @@ def pareto_khat(
 
     The estimate depends only on draws of q, so a mode that q misses costs nothing. It is reliable
     from S of about 500. An additive constant and the order of the weights do not matter. Weights
-    that are all equal up to rounding (q is the posterior), at least in the tail, give ``-inf``;
-    draws of which all but 24 have weight 0 give ``inf``. Otherwise draws of weight 0 do not enter:
+    that are tied, up to rounding, with the least one of the tail are left out of it, as those of a
+    discrete guide often are. Where no tail is left, the weights are bounded: then it is ``-inf``,
+    or ``inf`` if a single draw has more than :math:`1 / \sqrt S` of the weight. Draws of which all
+    but 24 have weight 0 give ``inf``. Otherwise draws of weight 0 do not enter:
     the others are draws of q on the support of the model, and their number decides ``threshold``.
     An ``InferenceWarning`` says if they are more than a tenth.
 
@@ -119,6 +123,7 @@ def pareto_khat(
 
     1. *Pareto Smoothed Importance Sampling*, A. Vehtari et al. (JMLR 2024), sections 2.3 and 3.
     2. *Yes, but Did It Work?*, Y. Yao et al. (ICML 2018), Algorithm 1.
+    3. *Truncated Importance Sampling*, E. L. Ionides (JCGS 2008): the bound of a single weight.
 
     .. doctest::
 
@@ -203,16 +208,21 @@ def _fit_positive(log_w: np.ndarray, precision: float) -> tuple[float, np.ndarra
     rounding = min(max(_EQUAL, 64 * precision * max(1.0, abs(log_w.max()))), _DIFFERENT)
     if -shifted.min() <= rounding:
         return -np.inf, np.full(log_w.shape, -np.log(log_w.size))
-    if -np.sort(shifted)[-_tail_of(log_w.size) - 1] <= rounding:  # a tail without a shape
-        return -np.inf, raw
 
     from arviz_stats.base.array import array_stats
 
-    try:
-        smoothed, khat = array_stats.psislw(-shifted)
-    except ValueError:  # what is left of its errors: the weights of the tail are all the same
-        return -np.inf, raw
-    return (np.inf if np.isnan(khat) else float(khat)), smoothed
+    psislw: Any = array_stats.psislw
+    ranked, size = np.sort(shifted), _tail_of(log_w.size)
+    # Weights that are tied with the least one of the tail are no part of it.
+    while size >= _IN_TAIL and ranked[-size] < -rounding:
+        if ranked[round(size / 4) - 1 - size] - ranked[-size] > rounding:
+            # The argument makes the tail of ArviZ as long as this one.
+            smoothed, khat = psislw(-shifted, r_eff=9 * log_w.size / (size - 0.5) ** 2)
+            if not np.isnan(khat):
+                return float(khat), smoothed
+        size = int(np.sum(ranked > ranked[-size] + rounding))
+    # A tail without a shape: the weights are bounded, if none of them is a large share.
+    return (-np.inf if raw.max() <= -0.5 * np.log(log_w.size) else np.inf), raw
 
 
 def log_weights_of(asked: Asked, proxy: TaylorProxy | None = None) -> np.ndarray:

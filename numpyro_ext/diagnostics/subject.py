@@ -244,7 +244,7 @@ class OfFit(Subject):
     @cached_property
     def info(self) -> ModelInfo:
         """What is static in the model on all data."""
-        return model_info(self.proto.trace)
+        return model_info(self.proto.trace, sums=True)
 
     @cached_property
     def evaluate(self) -> Evaluate:

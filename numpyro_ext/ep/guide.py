@@ -10,27 +10,31 @@ from typing import Any
 
 import jax
 from jax import Array, lax, random
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro.handlers import block, seed
 from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMultivariateNormal
 
-from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.arguments import indexed, is_traced
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.implicit import Implicit, Stated
-from numpyro_ext._model.operations import run_once
+from numpyro_ext._model.operations import progress_bar, quick_options
 from numpyro_ext._model.program import call_and_trace
 from numpyro_ext._model.read import frames, latent_sites
 from numpyro_ext._numpyro import StartGiven
 from numpyro_ext._typing import Model, Params, Sites
-from numpyro_ext.ep.local_sites import Drawn, draw_sites
+from numpyro_ext.ep.local_sites import Drawn, draw_sites, points_of_row
 from numpyro_ext.ep.projection import Projection
 
 __all__ = ["guide_of"]
 
 _DRAWS = 64
 """Draws of a posterior that are computed at a time."""
+_FEW = 4 * 10**7
+"""Evaluations of rows that take as long as the compiler does to optimise their program: about a
+second when it has."""
 
 
 class _Known(AutoContinuous):
@@ -128,10 +132,25 @@ class _Known(AutoContinuous):
             drawn = self._drawn(*xs, args, kwargs)
             return {name: site["value"] for name, site in drawn.sites.items()}
 
-        def run(rng_key: Array, flat: Array) -> Sites:
-            return lax.map(one, (flat, random.split(rng_key, len(flat))), batch_size=_DRAWS)
+        def run(*xs: Array) -> Sites:
+            return lax.map(one, xs, batch_size=_DRAWS)
 
-        found = run_once(run, key_local, flat)
+        keys, count = random.split(key_local, len(flat)), len(flat)
+        if is_traced((flat, keys, args, kwargs)) or not count:
+            found = run(flat, keys)
+        else:
+            points = self.factors.size * points_of_row(self.factors)
+            compiled = jax.jit(run, compiler_options=quick_options(count * points, _FEW))
+            # Pieces are all of one size, since another one would be compiled by itself.
+            size = _DRAWS * max(1, _FEW // (_DRAWS * points))
+            size = min(size, count if count <= _DRAWS else _DRAWS * -(-count // _DRAWS))
+            starts, pieces = range(0, count, size), []
+            with progress_bar(len(starts), "drawing") as advance:
+                for start in starts:
+                    chosen = np.minimum(np.arange(start, start + size), count - 1)
+                    pieces.append(jax.block_until_ready(compiled(flat[chosen], keys[chosen])))
+                    advance()
+            found = jax.tree.map(lambda *xs: jnp.concatenate(xs)[:count], *pieces)
         return {n: v.reshape(sample_shape + v.shape[1:]) for n, v in found.items()}
 
     def _drawn(self, x: Array, rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> Drawn:
@@ -190,7 +209,7 @@ def start_guide(
     guide.locs = locs
     if local:
         guide.model = block(seed(guide.model, random.key(0)), hide=local)
-    guide.set_up(*args, **kwargs)
+    guide.set_up(*indexed(args), **indexed(kwargs))
 
 
 def _same(before: Any, now: Any) -> bool:

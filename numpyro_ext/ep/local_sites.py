@@ -21,7 +21,7 @@ from numpyro_ext._numpyro import site_of_log_det
 from numpyro_ext._typing import Sites
 from numpyro_ext.ep import integral
 
-__all__ = ["Drawn", "draw_sites", "marginal", "num_points"]
+__all__ = ["Drawn", "draw_sites", "marginal", "num_points", "points_of_row"]
 
 DrawMany = Callable[[Callable[[Array], Array], int, Array], tuple[Array, Array]]
 """``(log_density, size, rng_key)`` to a draw of so many coordinates, and the log integral."""
@@ -65,6 +65,11 @@ def num_points(factors: Factors) -> int:
     """The number of places at which :func:`marginal` evaluates a row."""
     states = len(next(iter(factors.states.values()), [0]))
     return states * (integral.NUM_NODES if factors.local_size == 1 else 1)
+
+
+def points_of_row(factors: Factors) -> int:
+    """About how often a row is evaluated for one draw of its local sites."""
+    return 2048 if factors.local_size > 1 else 4 * num_points(factors)
 
 
 class Drawn(NamedTuple):
@@ -147,7 +152,7 @@ def draw_sites(
         return site_of_log_det(name, factors.axes) == name
 
     of_values = {name: site for name, site in trace.items() if counts(site)}
-    return Drawn(sites, row_log_lik(of_values, factors.plate, factors.axes) - log_z)
+    return Drawn(sites, row_log_lik(of_values, factors.plate) - log_z)
 
 
 def _draw_rows(
@@ -185,13 +190,15 @@ def _draw_rows(
         local = {**unravel(jnp.where(lost, jnp.nan, each[k]).reshape(flat.shape)), **state(k)}
         return local, log_z
 
-    keys = random.split(rng_key, factors.size)
-    block_size = max(1, _POINTS // (2048 if size > 1 else 4 * num_points(factors)))
-    if factors.size <= block_size:
-        found, log_z = jax.vmap(of_row)(jnp.arange(factors.size), keys)
+    keys, n = random.split(rng_key, factors.size), jnp.arange(factors.size)
+    blocks = -(-factors.size // max(1, _POINTS // points_of_row(factors)))
+    if blocks == 1:
+        found, log_z = jax.vmap(of_row)(n, keys)
     else:
-        rows = jnp.arange(factors.size), keys
-        found, log_z = lax.map(lambda row: of_row(*row), rows, batch_size=block_size)
+        # The last row again, since a shorter block would be compiled by itself.
+        n = jnp.minimum(jnp.arange(blocks * -(-factors.size // blocks)), factors.size - 1)
+        found = lax.map(lambda n: of_row(n, keys[n]), n, batch_size=len(n) // blocks)
+        found, log_z = jax.tree.map(lambda x: x[: factors.size], found)
     return {name: _placed(v, factors.axes[name]) for name, v in found.items()}, log_z
 
 

@@ -20,6 +20,7 @@ from numpyro.handlers import block, seed, substitute
 from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext._checks import check_count, check_positive
+from numpyro_ext._model.arguments import check_frames
 from numpyro_ext._model.checks import read_global
 from numpyro_ext._model.init_from import (
     SEARCH,
@@ -29,6 +30,7 @@ from numpyro_ext._model.init_from import (
     is_searched,
     searched_modes,
 )
+from numpyro_ext._model.masked import record_filled
 from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.program import call_and_trace
@@ -66,6 +68,8 @@ class AutoJoint(ContinuousGuide):
     :param init_loc_fn: a per-site initialization function, for ``loc``.
     :param create_plates: ``create_plates(*args, **kwargs)``, which returns a ``numpyro.plate`` or
         several, as in ``AutoNormal``: the model then takes the rows that these plates draw.
+    :param bool forward_mode_differentiation: whether the guide is set up by derivatives in forward
+        mode, as ``AutoNormal`` is, for a model with a loop whose length depends on its values.
     """
 
     model: Model = field(kw_only=False)
@@ -73,6 +77,7 @@ class AutoJoint(ContinuousGuide):
     prefix: str = "auto"
     init_loc_fn: Callable[..., Any] = init_to_uniform
     create_plates: Callable[..., Any] | None = None
+    forward_mode_differentiation: bool = False
 
     def __post_init__(self) -> None:
         check_model(type(self), self.model)
@@ -93,7 +98,9 @@ class AutoJoint(ContinuousGuide):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.record_plates(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
+        values = super().__call__(*args, **kwargs)
+        record_filled(f"_{self.prefix}", self, values, args, kwargs)
+        return values
 
     def record_plates(self, *args: Any, **kwargs: Any) -> None:
         """Make the plates of ``create_plates``, which are then sites with rows as their values."""
@@ -103,6 +110,7 @@ class AutoJoint(ContinuousGuide):
     def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
         """The latent sites of the model; an error if one is local to a subsampled plate."""
         # With a key of its own: the stream of keys stays that of AutoDiagonalNormal.
+        check_frames(self.model, args, kwargs)
         because = f"{type(self).__name__} is one distribution over all latents together"
         return read_global(self.model, args, kwargs, because=because)
 
@@ -212,9 +220,9 @@ class AutoAtModes(AutoJoint):
     for the first data of their shapes, and up to 8,000 minibatches and 1,200 gradients of all rows.
 
     It begins at N(init_loc, init_scale^2 I) instead, as NumPyro's guides do, if ``init_loc_fn`` or
-    ``init_scale`` is given or ``init_from`` is None; for models of more than 512 latent dimensions
-    and models with networks; and, with a warning, where the arguments are traced or the search
-    fails.
+    ``init_scale`` is given or ``init_from`` is None; under ``forward_mode_differentiation``; for
+    models of more than 512 latent dimensions and models with networks; and, with a warning, where
+    the arguments are traced or the search fails.
 
     :param init_from: ``"search"``; or a result of ``find_modes``, ``(guide, params)`` of a fitted
         ``AutoNormal``, ``AutoDiagonalNormal``, ``AutoMultivariateNormal``,
@@ -240,6 +248,7 @@ class AutoAtModes(AutoJoint):
     def __post_init__(self) -> None:
         self.given = given_modes(self.init_from)
         self.searches = self.searches and isinstance(self.init_from, str)
+        self.searches = self.searches and not self.forward_mode_differentiation
         self.init_from = SEARCH if self.searches else None  # a fitted guide may not pickle
         self.find: Callable[[], Modes | None] | None = None
         super().__post_init__()

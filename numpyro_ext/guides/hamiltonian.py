@@ -19,7 +19,7 @@ from numpyro.handlers import block, seed, substitute
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.program import read_model
+from numpyro_ext._model.program import drawn_names, read_model
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params, Sites, Trace
@@ -226,11 +226,10 @@ class AutoHVI(AutoWithoutDensity):
     ) -> Callable[[Array], Array]:
         """The gradient of U on the minibatch of this call, which the model will be given too, in
         the coordinates before the fixed map."""
-        info, trace = read_model(self.model, args, kwargs), cast(Trace, self.prototype_trace)
-        if set(info.latents) != set(self.latent_sites):
+        if drawn_names(self.model, args, kwargs) != set(self.latent_sites):
             # To predict, the model is called without its data: the posterior is given the others.
             args, kwargs = self.prepared
-            info = self.read(*args, **kwargs)
+        info, trace = read_model(self.model, args, kwargs), cast(Trace, self.prototype_trace)
         theta: dict[str, Any] = {}
         for name in info.params:
             constraint = trace[name]["kwargs"].get("constraint", constraints.real)

@@ -24,7 +24,7 @@ from numpyro.handlers import block, seed
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.arguments import is_traced, split_arguments
 from numpyro_ext._model.handlers import every_row, refuse_mutable, refuse_noise
-from numpyro_ext._model.program import Program, read_model
+from numpyro_ext._model.program import Program, drawn_names, read_model
 from numpyro_ext._model.read import Site
 from numpyro_ext._model.start import params_in_scope
 from numpyro_ext._numpyro import default_key
@@ -147,7 +147,8 @@ class AutoLaplaceGGN(AutoJoint):
     def sample_vector(
         self, sample_shape: tuple[int, ...], args: tuple, kwargs: dict[str, Any]
     ) -> Array:
-        if not self.is_normal and read_model(self.model, args, kwargs).data:
+        in_training = drawn_names(self.model, args, kwargs) == set(self.latent_sites)
+        if in_training and not self.is_normal:
             return super().sample_vector(sample_shape, args, kwargs)
         loc: Any = numpyro.param(f"{self.prefix}_loc", self.init_latent)
         if self.is_normal:  # with the root as a parameter

@@ -7,6 +7,8 @@ flows" (ICML 2015).
 
 from dataclasses import dataclass
 
+from numpyro.distributions.transforms import IdentityTransform, Transform
+
 from numpyro_ext.guides.flows import CouplingFlowNormal
 from numpyro_ext.transforms import AdditiveCoupling
 
@@ -62,5 +64,7 @@ class AutoNICENormal(CouplingFlowNormal):
         (100,)
     """
 
-    def flow(self, i: int) -> AdditiveCoupling:
+    def flow(self, i: int) -> Transform:
+        if self.latent_dim == 1:
+            return IdentityTransform()
         return AdditiveCoupling(*self.net(i, outputs=1))

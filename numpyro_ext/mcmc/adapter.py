@@ -142,8 +142,8 @@ class Adapter(MCMCKernel):
         return Potential(self.model, info, params, args, kwargs, forward_mode=forward)
 
     def _read_sites(self, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
-        strategy = self.init_strategy
-        return read_global(self.model, args, kwargs, because=NO_LOCAL_SITES, init_strategy=strategy)
+        how: dict[str, Any] = {"init_strategy": self.init_strategy, "sums": True}
+        return read_global(self.model, args, kwargs, because=NO_LOCAL_SITES, **how)
 
     def _read(
         self, rng_key: Array | None, args: tuple, kwargs: dict[str, Any]

@@ -230,7 +230,8 @@ class SGMCMCKernel(ModelKernel):
     have defaults; the page *Adding an algorithm* lists them.
 
     :param model: Python callable containing NumPyro primitives; all latent sites continuous and
-        outside of the subsampled plates.
+        outside of the subsampled plates. With funsor installed others of few values are summed out,
+        wherever they are, as they are for ``NUTS``.
     :param step_size: positive float, or a callable of the transition number ``i`` (from 0), such
         as a schedule; None has it found.
     :param float max_bias: relative error of a variance that a step which is found may cause.

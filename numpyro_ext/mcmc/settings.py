@@ -36,9 +36,8 @@ NO_LOCAL_SITES = "a chain holds one value of it while the rows change at every s
 """The reason for which no latent site may be local to a subsampled plate."""
 _TOO_MANY = 10_000
 _NO_NOISE = 1e-6  # of gradients in posterior units, below which a correction has nothing to do
-_NORMAL = (
-    0.1  # departure up to which a correction fails only where rows fit, as they do without noise
-)
+_NORMAL = 0.1
+"""The departure up to which a correction fails only where rows fit, as they do without noise."""
 _SAME, _NEAR = 1e-4, 0.03
 
 
@@ -115,8 +114,8 @@ class Settings:
         if self.rows:
             return (
                 f"the settings were found on {self.rows}: if each call has other rows, give the"
-                " model all of them (a HostArray where they are too many), and have"
-                " numpyro.plate(name, N, subsample_size=B) draw them"
+                " model all of them, and have numpyro.plate(name, N, subsample_size=B) draw the"
+                " minibatch"
             )
         return (
             "the posterior is not near normal in the coordinates found, so reparametrise the model,"

@@ -29,6 +29,7 @@ from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.finite_steps import finite_step
 from numpyro_ext._model.handlers import drawn_once, same_plates, seed_plates, valid_plates
 from numpyro_ext._model.mapping import map_over
+from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.program import Program, set_up, trace_of
 from numpyro_ext._model.read import Site, latent_sites, sample_sites
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
@@ -182,12 +183,13 @@ class Draws:
         self.extra_key = random.fold_in(rng_key, objective.num_particles)
         self.objective, self.params = objective, params
         self.stopped: Params = stop_gradient(params)
-        self._model = seed_plates(model, plate_key)
+        self._model = seed_plates(masks_filled(model), plate_key)
         self._guide = seed_plates(guide, plate_key)
         self.guide, self.args, self.kwargs = guide, args, kwargs
         set_up(guide, args, kwargs)
         self.layout = cast(Layout, jax.eval_shape(self._read))
-        check_rows(model, args, kwargs, init_to_uniform)
+        runs = substitute(model, substitute_fn=self._value_of_guide)
+        check_rows(runs, args, kwargs, init_to_uniform)
         self.step = params.get(STEP, {"step": 0})["step"] if STEP in self.layout.mutable else None
         self.proxy = None
         if objective.proxy is not None and self.layout.subsampled:
@@ -291,6 +293,11 @@ class Draws:
         with valid_plates():
             program = self._program(key, {**self.stopped, **values}, sizes)
             return program.trace(rows={plate: n[None]})
+
+    def _value_of_guide(self, site: Any) -> Any:
+        """The value of a parameter for which the model itself has none."""
+        lacks = site["type"] == "param" and site["args"] == (None,)
+        return self.stopped.get(site["name"]) if lacks else None
 
     def _program(self, key: Array, data: Sites, plates: Any = None) -> Program:
         """The model with the key of a particle, at these values of its sites."""

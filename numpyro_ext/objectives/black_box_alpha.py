@@ -79,8 +79,8 @@ class BBAlphaELBO(Objective):
        energy is :math:`-L`).
     2. *Dropout inference in Bayesian neural networks with alpha-divergences*, Yingzhen Li, Yarin
        Gal, ICML 2017 (eq. 5).
-    3. *Approximate inference: new visions*, Yingzhen Li, PhD thesis, 2018, appendix B (eqs. B.8,
-       B.14, B.19, B.20: parts, and recognition networks).
+    3. *Approximate inference: new visions*, Yingzhen Li, PhD thesis, 2018, appendix B (eqs. B.8 and
+       B.15: parts, and recognition networks).
 
     .. doctest::
 

@@ -43,6 +43,13 @@ class VIMCO(Objective):
     its own baseline, which removes most of the noise; so put local sites into plates in the guide
     too.
 
+    **Which order.** A guide that can be the posterior is it at the optimum of every order. But near
+    there the bound of order 0 is K times flatter than the ELBO: its gradient falls as :math:`1/K`,
+    and the noise of it as :math:`1/\sqrt K`. For a fair coin that is given 0.37, the gradient is
+    0.21, 0.09 and 0.04 of its standard deviation with 2, 10 and 50 particles; at order 1 it is
+    0.39, 0.93 and 2.1. So if a posterior is what you want, take ``alpha=1``. Order 0 is for the
+    parameters of a model, whose bound it makes tighter, and takes a falling rate and more steps.
+
     **Convention.** ``alpha`` is Renyi's order as in :class:`VRELBO`: 0 is the paper's bound, 1 the
     ELBO (the baseline is then the mean of the other particles).
 
@@ -72,7 +79,7 @@ class VIMCO(Objective):
         ...     logit = numpyro.param("logit", 0.)
         ...     numpyro.sample("z", dist.Bernoulli(logits=logit))
         >>> # was: SVI(model, guide, optax.adam(0.05), TraceGraph_ELBO(10))
-        >>> svi = SVI(model, guide, optax.adam(0.05), VIMCO(0., 10))
+        >>> svi = SVI(model, guide, optax.adam(0.05), VIMCO(1., 10))
         >>> logit = svi.run(jax.random.key(0), 500, 1.5, progress_bar=False).params["logit"]
         >>> bool(abs(jax.nn.sigmoid(logit) - 0.73) < 0.1)  # the posterior is 0.73
         True

@@ -138,6 +138,7 @@ class ParticleField(ELBO, ABC):
     """True if the kernel must be a function of the distance alone."""
     needs_hessian: ClassVar[bool] = False
     """True if ``velocity`` takes the ``(m, d, d)`` Hessians as a third argument."""
+    can_infer_discrete: ClassVar[bool] = True  # sites of the model, by the sum over their values
     subtracts_score: ClassVar[bool] = False
     """True if the velocity is the gradient minus an estimate of the score of q."""
 
@@ -423,7 +424,7 @@ class ParticleField(ELBO, ABC):
 def read_for_particles(model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
     """The static facts of a model whose latent sites are global; an error for another model."""
     because = "a particle holds one value of it while the rows change at every step"
-    return read_global(refuse_mutable(model), args, kwargs, because=because)
+    return read_global(refuse_mutable(model), args, kwargs, because=because, sums=True)
 
 
 def _unpacking(guide: Any, info: ModelInfo, z: Array) -> Callable[[Array], Sites]:

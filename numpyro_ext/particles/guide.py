@@ -13,6 +13,8 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.primitives import mutable
 
 from numpyro_ext._checks import check_count, check_nonnegative
+from numpyro_ext._model.arguments import check_frames
+from numpyro_ext._model.enumeration import depending_on, without_summed
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._model.init_from import SEARCH, InitFrom, given_modes
 from numpyro_ext._model.operations import run_once
@@ -71,10 +73,11 @@ class AutoParticles(ContinuousGuide):
     or the search fails.
 
     The latent sites of the model must be continuous and outside every subsampled plate; observed
-    sites may be subsampled. The result is only as good as m points can be: there are no quantiles
-    beyond 1/m, and for d > m / 2 the spread is smaller than that of the posterior, of which a
-    warning is given. A single particle climbs to a mode. ``diagnose`` says whether the particles
-    have converged, and :func:`print_particles` prints a summary of ``particles(params)``.
+    sites may be subsampled. With funsor installed discrete sites of few values are summed out. The
+    result is only as good as m points can be: there are no quantiles beyond 1/m, and for d > m / 2
+    the spread is smaller than that of the posterior, of which a warning is given. A single particle
+    climbs to a mode. ``diagnose`` says whether the particles have converged, and
+    :func:`print_particles` prints a summary of ``particles(params)``.
 
     :param model: a NumPyro model.
     :param int num_particles: m.
@@ -123,6 +126,7 @@ class AutoParticles(ContinuousGuide):
         check_nonnegative("init_scale", self.init_scale)
         self.num_particles = check_count("num_particles", num_particles)
         self.count_steps = count_steps
+        self.summed, self.left_out = False, frozenset[str]()
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn or init_to_uniform)
 
     @property
@@ -137,7 +141,12 @@ class AutoParticles(ContinuousGuide):
 
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[Array, Array | None, Sites]:
         """The particles at the start, at which mode each of them is, and the first one's sites."""
+        check_frames(self.model, args, kwargs)
         info = read_for_particles(self.model, args, kwargs)
+        self.summed = bool(info.summed)
+        if self.summed:
+            with handlers.block():
+                self.left_out = depending_on(self.model, args, kwargs, info.summed)
         m = self.num_particles
         warn_of_few_particles(m, info.size)
         # Without the block the model's own sites would be recorded in the guide's trace.
@@ -166,6 +175,14 @@ class AutoParticles(ContinuousGuide):
             x, first, (params, *start) = run_once(draw, key)
             Potential(self.model, info, params, args, kwargs).check_start(*start)
         return x, None, first
+
+    @property
+    def seen_model(self) -> Model:
+        return without_summed(self.model) if self.summed else self.model
+
+    def constrain(self, *args: Any, **kwargs: Any) -> Sites:
+        sites = super().constrain(*args, **kwargs)
+        return {name: x for name, x in sites.items() if name not in self.left_out}
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites]:
         return _key(), self.prepared[2]

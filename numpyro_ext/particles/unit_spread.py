@@ -42,8 +42,10 @@ class UnitSpread(NamedTuple):
         """
         m, d = x.shape
         here = True if where is None else where[:, None]
-        mean, sd = jnp.mean(x, axis=0, where=here), jnp.std(x, axis=0, where=here)
-        scale = jnp.where(sd > 0, sd, 1.0)
+        # From one of them, because the mean of equal numbers is not quite this number.
+        first = x[0 if where is None else jnp.argmax(where)]
+        mean, sd = jnp.mean(x - first, axis=0, where=here), jnp.std(x - first, axis=0, where=here)
+        mean, scale = first + mean, jnp.where(sd > 0, sd, 1.0)
         # Correlations first: their root keeps its digits whatever the units are.
         u = (x - mean) / scale
         if where is not None:

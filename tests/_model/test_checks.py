@@ -102,7 +102,7 @@ def model(y, size=10, batch=None, *, scan=None):
         ),
         ((Y, 10, 4), r"\(4,\) in the plate 'n' of 4 of 10 rows; .*numpyro.subsample\(data"),
         ((Y, 10, 1), r"\(1,\) in the plate 'n' of 1 of 10 rows; .*numpyro.subsample\(data"),
-        ((Y[:, None],), r"shape \(10, 1\), .*shape \(10,\) .*drop the axis of length 1"),
+        ((Y[:, None],), r"shape \(10, 1\), .*shape \(10,\), .*drop the axis of length 1"),
     ],
 )
 def test_data_that_do_not_fit_their_plate_are_named(args, words):
@@ -140,7 +140,62 @@ def test_data_that_fit_pass():
     trace(valid_data(fitting))
 
 
+ROWS, COLUMN = jnp.ones(80), jnp.ones((80, 1))
+
+
+@pytest.mark.parametrize("plate", [True, False])
+@pytest.mark.parametrize(
+    ("x", "y", "fits"),
+    [
+        (ROWS, ROWS, True),
+        (ROWS, 1.0, True),
+        (1.0, ROWS, True),
+        (COLUMN, ROWS, False),
+        (ROWS, COLUMN, False),
+        (COLUMN, COLUMN, None),
+    ],
+)
+def test_a_column_is_no_vector(plate, x, y, fits):
+    """Eighty rows have a density of eighty numbers, and not of 80 x 80."""
+
+    def line(x, y):
+        fn = dist.Normal(0.5 * x)
+        if not plate:
+            return numpyro.sample("y", fn, obs=y)
+        with numpyro.plate("rows", 80):
+            return numpyro.sample("y", fn, obs=y)
+
+    # Without a plate two columns belong together.
+    if fits or (fits is None and not plate):
+        site = handlers.trace(handlers.seed(line, 0)).get_trace(x, y)["y"]
+        check_observed({"y": site})
+        assert np.size(site["fn"].log_prob(site["value"])) == 80
+    else:
+        for read in (
+            lambda: check_observed(trace(line, x, y)),
+            lambda: trace(valid_data(line), x, y),
+        ):
+            with pytest.raises(
+                ValueError, match=r"count 80 times, .*of shape \(80, 1\), as by jnp.sq"
+            ):
+                read()
+
+
+@pytest.mark.parametrize(
+    ("fn", "y"),
+    [
+        (normal(80), COLUMN),
+        (dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3)).expand([80]), COLUMN),
+        (dist.Normal(jnp.zeros((80, 1))).to_event(1), ROWS[:, None, None]),
+    ],
+)
+def test_a_column_is_no_vector_in_an_event(fn, y):
+    with pytest.raises(ValueError, match="each datum would count"):
+        check_observed(trace(lambda: numpyro.sample("y", fn, obs=y)))
+
+
 def test_lists_and_frames_are_named():
+    """Those of a closure; arguments of a model are made arrays before."""
     pandas = pytest.importorskip("pandas")
     series = pandas.Series([1.0, 2.0, 3.0])
     for data, word in (
@@ -149,7 +204,7 @@ def test_lists_and_frames_are_named():
         (series.to_frame(), r"a pandas DataFrame; .*data.to_numpy\(\)"),
     ):
         with pytest.raises(TypeError, match=f"observed site 'y' are {word}"):
-            check_observed(trace(lambda y: model(y, 3), data))
+            check_observed(trace(lambda data=data: model(data, 3)))
 
 
 class Missing(dist.Normal):

@@ -375,9 +375,9 @@ def test_diagnose_names_the_scores_of_predictions_for_a_network_alone(ensemble):
         (lambda X, y: ((X - X[0]) / (0 * X[0]), y), "NaN in 13 of 13 rows"),  # a constant column
         (
             lambda X, y: (np.array([["red", 1, 2]] * 13, object), y),
-            "argument 0 is an array of objects that holds 'red'",
+            "argument 'X' of the model is a ndarray of dtype object",
         ),
-        (lambda X, y: (X.tolist(), y), "argument 0 is a list; pass an array"),
+        (lambda X, y: (X.tolist(), y), "argument 'X' of the model is a list; pass an array"),
         (lambda X, y: (X, y[:7]), "shape"),
         (lambda X, y: (X,), "guide does not draw latent site 'y'.*pass it in model_args"),
     ],

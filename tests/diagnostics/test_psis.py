@@ -103,6 +103,41 @@ def test_few_weights_above_zero_have_no_shape_and_equal_ones_none_to_fit():
     np.testing.assert_allclose(found.log_weights[:400], -np.log(400))
 
 
+@pytest.mark.parametrize("noise", [0.0, 1e-7])
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.1, 0.2])
+def test_a_few_values_of_the_weights_are_bounded(share, noise):
+    """Those of a discrete guide, up to rounding, which is neither a tail nor a part of one."""
+    rounding = noise * np.random.default_rng(0).normal(size=1000)
+    for above in (0.001, 0.01, 0.3, 1.0):
+        log_w = np.where(np.arange(1000) < 1000 * share, above, 0.0) + rounding
+        found = pareto_khat(log_w)
+        assert found.khat == -np.inf
+        expected = log_w - np.logaddexp.reduce(log_w)
+        np.testing.assert_allclose(found.log_weights, expected, atol=1e-12)
+    # One draw in a thousand that has nearly all of the weight.
+    assert pareto_khat(np.where(np.arange(1000) < 1, 20.0, 0.0) + rounding).khat == np.inf
+
+
+def test_ties_leave_the_shape_where_it_is():
+    """Weights 2^j with P(j >= n) = 2^(-n / k) have the tail index k, and so have those without
+    ties; the numbers are those of ArviZ wherever it has a number."""
+    from arviz_stats.base.array import array_stats
+
+    for k in (0.3, 0.5, 0.9):
+        log_w = quantiles(k, 4000)
+        rounded = np.round(log_w / 0.05) * 0.05
+        for x in (log_w, rounded):
+            found = pareto_khat(x)
+            smoothed, khat = array_stats.psislw(-x)
+            assert found.khat == khat
+            np.testing.assert_allclose(found.log_weights, smoothed, atol=1e-12)
+        # Half of the tail has its least weight, the next quarter of it the next one.
+        coarse = np.floor(log_w / (k * np.log(2))) * k * np.log(2)
+        assert np.isnan(array_stats.psislw(-coarse)[1])
+        found = pareto_khat(coarse)
+        assert (found.khat <= found.threshold) is (k < 0.7)
+
+
 @pytest.mark.x64
 def test_exact_guide_has_equal_weights_after_minibatches():
     count = np.int64(500)

@@ -15,9 +15,11 @@ from scipy.stats import norm, t
 
 from numpyro_ext.diagnostics import diagnose
 from numpyro_ext.diagnostics._facts import Facts
-from numpyro_ext.diagnostics._spread import Spread
+from numpyro_ext.diagnostics._points import Points
+from numpyro_ext.diagnostics._spread import Spread, mean_and_sd, unit_root
 from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, Moved, rows_of_moves
-from numpyro_ext.diagnostics.judges.stein import particle_rows
+from numpyro_ext.diagnostics.judges.points import _still
+from numpyro_ext.diagnostics.judges.stein import particle_facts, particle_rows
 from numpyro_ext.diagnostics.judges.weights import khat_rows, reweighted_rows
 from numpyro_ext.diagnostics.limits import decide
 
@@ -138,6 +140,36 @@ def test_the_gap_of_the_elbo_judges_where_dependence_is_missing():
     assert row.error < 0.5 and row.limit == "0.6"
     right = weighed(np.zeros(4000), x)
     assert right[GAP].ok and all(row.ok is not False for row in right.values())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_equal_numbers_have_no_spread_and_nothing_moves_them(dtype):
+    """The sum of 10,000 equal numbers is rounded, and so their mean is another number."""
+    rng = np.random.default_rng(0)
+    equal = np.array([0.1, 1 / 3, -0.7, 1e5 + 0.1], dtype)
+    x = np.concatenate([np.tile(equal, (10_000, 1)), rng.normal(size=(10_000, 1))], 1).astype(dtype)
+    for y in (x, jnp.asarray(x)):
+        (mean, sd), root = mean_and_sd(y), unit_root(jnp.asarray(y))
+        np.testing.assert_array_equal(
+            np.stack([mean, sd])[:, :4], [np.asarray(y)[0, :4], 0 * equal]
+        )
+        np.testing.assert_allclose([mean[4], sd[4]], [x[:, 4].mean(), x[:, 4].std()], atol=1e-5)
+        np.testing.assert_array_equal(np.diagonal(root)[:4], 1)
+    rows = weighed(0.1 * rng.normal(size=10_000), x)
+    # The error of weights with a standard deviation of .1 is .001 sd.
+    assert all(row.ok and row.value < 1.1 for name, row in rows.items() if "worst" in name), rows
+    fn = dist.Normal(np.zeros(5), 1.0).to_event(1)
+    assert list(_still({"fn": fn, "value": x[0]}, x[None])[0]) == [True] * 4 + [False]
+
+
+def test_particles_that_agree_in_a_coordinate_are_too_narrow_there():
+    x = np.random.default_rng(0).normal(size=(50, 2)).astype(np.float32)
+    for value in (0.1, 0.25):  # the mean of 0.25 is exact
+        x[:, 0] = value
+        facts = particle_facts(Points(jnp.asarray(x), jnp.asarray(-x), str))
+        assert (facts.implied_sd_ratio, facts.implied_sd_ratio_of) == (0.0, "0")
+        # On a standard normal it is the distance of the mean, of the other coordinate.
+        assert facts.shift == pytest.approx(abs(x[:, 1].mean()) * x[:, 1].std(), rel=1e-4)
 
 
 def test_weights_that_are_all_but_one_zero_are_wrong():

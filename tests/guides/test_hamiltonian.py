@@ -174,6 +174,19 @@ def test_every_draw_has_a_minibatch_and_new_arguments_are_followed():
     assert predicted["loc"].shape == (3,)
 
 
+def test_without_its_discrete_data_it_draws_from_the_posterior_of_those_that_it_has_seen():
+    def coin(x=None):
+        p = numpyro.sample("p", dist.Beta(2.0, 1.0))
+        with numpyro.plate("data", 4):
+            numpyro.sample("x", dist.Bernoulli(p), obs=x)
+
+    guide = AutoHVI(coin, num_steps=1, hidden_dims=(4,), step_size=0.2, init_from=None)
+    x = jnp.array([1.0, 1.0, 0.0, 1.0])
+    svi = SVI(coin, guide, optax.adam(1e-2), Trace_ELBO())
+    draw = substitute(seed(guide, 1), svi.get_params(svi.init(random.key(0), x)))
+    assert trace(draw).get_trace()["p"]["value"] == trace(draw).get_trace(x)["p"]["value"]
+
+
 def test_conversion_takes_all_rows():
     _, svi, params = perturbed()
     tree = to_arviz(svi, params, num_samples=30)

@@ -293,6 +293,17 @@ def test_predictive_draws_from_the_normal_and_the_guide_pickles(net_params):
     assert jnp.allclose(b1, net_params["auto_loc"][12])
 
 
+def test_predictive_draws_discrete_data_that_are_not_there():
+    guide, params = set_up(glm, "bernoulli", X, Y["bernoulli"]), {"auto_loc": jnp.zeros(2)}
+    predictive = Predictive(
+        glm, guide=guide, params=params, num_samples=400, return_sites=["w", "y"]
+    )
+    drawn = predictive(random.key(7), "bernoulli", NEW)
+    assert drawn["y"].shape == (400, 5) and set(np.unique(drawn["y"])) == {0, 1}
+    sd = guide.get_posterior(params).variance ** 0.5
+    assert (abs(drawn["w"].std(0) / sd - 1) < 5 / (2 * 400) ** 0.5).all()
+
+
 def test_draws_are_differentiable_and_traced_once_per_shape(net_params):
     guide = set_up(network, X, Y["normal"])
     total = lambda p: guide.sample_latent(random.key(8), p, 3).sum()  # noqa: E731

@@ -466,6 +466,24 @@ def test_a_model_without_latents_is_maximum_likelihood():
     np.testing.assert_allclose(grad["m"], -1.5, rtol=1e-6)
 
 
+def test_a_model_may_leave_the_value_of_a_parameter_to_the_guide():
+    """As with Trace_ELBO; and its data are looked at all the same."""
+
+    def model(x):
+        m = numpyro.param("m")
+        with numpyro.plate("rows", 2):
+            numpyro.sample("x", dist.Exponential(2 * m), obs=x)
+
+    def guide(x):
+        numpyro.param("m", 0.25, constraint=dist.constraints.positive)
+
+    svi, x = SVI(model, guide, optax.sgd(0.1), VRELBO(1.0, 1)), jnp.array([1.0, 3.0])
+    loss = jax.jit(svi.update)(svi.init(random.key(0), x), x)[1]
+    np.testing.assert_allclose(loss, -2 * np.log(0.5) + 0.5 * 4.0, rtol=1e-6)
+    with pytest.raises(ValueError, match="the data of the observed site 'x' have 1 NaN"):
+        svi.evaluate(svi.init(random.key(0), x), x.at[1].set(jnp.nan))
+
+
 def test_subsample_larger_than_its_plate():
     with pytest.raises(ValueError, match="plate 'data' has subsample_size 9 but only 6 rows"):
         shape_of(VRELBO(), local_model, local_guide, X_LOCAL, 9, params=LOCAL_PARAMS)

@@ -26,6 +26,7 @@ from numpyro_ext.particles import (
     RiemannianSVGD,
     SteinNewton,
 )
+from numpyro_ext.particles.unit_spread import UnitSpread
 
 DATA = jnp.array([0.3, -1.2, 2.5, 0.9, 1.7, -0.4])
 STARTS = jnp.array([[0.2, -1.0], [1.5, 0.4], [-0.7, 0.1], [0.9, 0.8], [2.2, -0.3]])
@@ -370,3 +371,15 @@ def test_a_class_in_place_of_a_loss_and_the_summary_of_one():
     rbf = "kernel=RBF(bandwidth='median_distance', factor=1.0)"
     assert repr(SVGD()) == f"SVGD({rbf}, temperature=1.0)"
     assert repr(SVGD(num_particles=3)) == f"SVGD({rbf}, num_particles=3, temperature=1.0)"
+
+
+@pytest.mark.parametrize("where", [None, [False] * 10 + [True] * 50], ids=["all", "a group"])
+def test_a_coordinate_in_which_all_particles_agree_keeps_its_own_unit(where):
+    """In single precision the mean of so many equal numbers is another number."""
+    x = np.random.default_rng(0).normal(size=(60, 2)).astype(np.float32)
+    x[10:, 0], where = 0.1, None if where is None else jnp.array(where)
+    x[:10, 0] = 0.1 if where is None else 7.0
+    units, here = UnitSpread.of(jnp.asarray(x), where), slice(0 if where is None else 10, 60)
+    assert (units.scale[0], units.mean[0]) == (1.0, np.float32(0.1))
+    np.testing.assert_allclose(units.scale[1], x[here, 1].std(), rtol=1e-5)
+    np.testing.assert_array_equal(units.points(jnp.asarray(x))[here, 0], 0.0)

@@ -18,9 +18,9 @@ import numpy as np
 from numpyro_ext._model.operations import FEW, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import model_info, sample_sites
-from numpyro_ext._typing import Params, Sites, Trace
+from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics import limits
-from numpyro_ext.diagnostics._evaluate import count_of
+from numpyro_ext.diagnostics._evaluate import Prototype, count_of
 from numpyro_ext.diagnostics._facts import Numbers
 from numpyro_ext.diagnostics._points import flat_draws, names_in, replace_nonfinite
 from numpyro_ext.diagnostics._spread import (
@@ -206,7 +206,7 @@ def _group_of_chains(
     if isinstance(plan := plan_of(subject), str):
         return plan
     trace, total = subject.proto.trace, len(next(iter(mixed.values())))
-    derived = sum(jnp.size(trace[name]["value"]) for name in watched_sites(trace))
+    derived = sum(jnp.size(trace[name]["value"]) for name in watched_sites(subject.proto))
     sizes = np.append(sizes, np.full(derived, np.min(sizes)))
     inflation = jnp.asarray(np.maximum(total / sizes, 1.0), float)
     draws = {name: jnp.asarray(y) for name, y in mixed.items()}
@@ -262,10 +262,9 @@ def _moved(
 ) -> Moved:
     """The first of the constrained draws ``(m, *site)``, or of ``(m, d)`` points, before and after
     moves with the density p^(1/T), which do not leave the mode of a group."""
-    trace = subject.proto.trace
 
     def run(params: Params, x: Any, independent: Array | bool, rng_key: Array) -> Spread:
-        target = subject.potential(params, watched_sites(trace))
+        target = subject.potential(params, watched_sites(subject.proto))
         starts = min(plan.starts, len(jax.tree.leaves(x)[0]))
         if isinstance(x, dict):
             x = replace_nonfinite(flat_draws(target, x, subject.block))
@@ -278,7 +277,7 @@ def _moved(
     found = compiled(subject.fit.params[0], draws, independent, rng_key)
     found = found._replace(combined=worst_combinations(found))
     where = "" if group is None else f" (at {group[0].places[group[1]]})"
-    name, coordinate = name_of(trace), names_in(subject.info.slices)
+    name, coordinate = name_of(subject.proto), names_in(subject.info.slices)
     return Moved(found, lambda k: name(k) + where, kind, lambda k: coordinate(k) + where)
 
 
@@ -327,7 +326,7 @@ def numbers_of(target: Potential) -> Callable[[Array], Array]:
     return numbers
 
 
-def watched_sites(trace: Trace) -> tuple[str, ...]:
+def watched_sites(proto: Prototype) -> tuple[str, ...]:
     """The deterministic sites whose numbers are compared too.
 
     A guide that is right where it is wide may be wrong in what users read, such as a scale that is
@@ -335,18 +334,19 @@ def watched_sites(trace: Trace) -> tuple[str, ...]:
     """
     return tuple(
         name
-        for name, site in trace.items()
+        for name, site in proto.trace.items()
         if site["type"] == "deterministic"
+        and name not in proto.left_out
         and jnp.issubdtype(jnp.result_type(site["value"]), jnp.floating)
         and jnp.size(site["value"]) <= MOST_WATCHED
     )
 
 
-def name_of(trace: Trace) -> Callable[[int], str]:
+def name_of(proto: Prototype) -> Callable[[int], str]:
     """The name of a number of the latent sites, or of the deterministic ones after them."""
-    latents = model_info(trace).latents.items()
+    trace, latents = proto.trace, model_info(proto.trace, sums=True).latents.items()
     sizes = {name: math.prod(latent.constrained.shape) for name, latent in latents}
-    sizes |= {name: jnp.size(trace[name]["value"]) for name in watched_sites(trace)}
+    sizes |= {name: jnp.size(trace[name]["value"]) for name in watched_sites(proto)}
     ends = np.cumsum(list(sizes.values())).tolist()
     slices = dict(zip(sizes, map(slice, [0, *ends[:-1]], ends), strict=True))
     return names_in(slices)

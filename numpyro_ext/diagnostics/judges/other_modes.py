@@ -22,7 +22,7 @@ from numpyro_ext.diagnostics import limits
 from numpyro_ext.diagnostics._evaluate import model_trace_of
 from numpyro_ext.diagnostics._facts import several_modes
 from numpyro_ext.diagnostics._points import flat_draws, replace_nonfinite
-from numpyro_ext.diagnostics._spread import unit_root
+from numpyro_ext.diagnostics._spread import mean_and_sd, unit_root
 from numpyro_ext.diagnostics.judges.exact_moves import QUANTITY as MOVED
 from numpyro_ext.diagnostics.judges.exact_moves import name_of, numbers_of, plan_of
 from numpyro_ext.diagnostics.subject import OfFit
@@ -142,7 +142,7 @@ def unvisited_rows(
     if not shares[largest] >= limits.UNVISITED:
         return []
     mode, share = modes[largest], float(shares[largest])
-    where = _place(target, mode.center, draws, name_of(subject.proto.trace))
+    where = _place(target, mode.center, draws, name_of(subject.proto))
     lowest, value = float(np.min(ends.value[known])), float(at(np.asarray(mode.center)[None])[0])
     rounding = 256 * eps * max(1.0, abs(lowest))
     if abs(value - lowest) <= max(0.01, rounding):
@@ -185,7 +185,7 @@ def _search(subject: OfFit, draws: Sites, rng_key: Array, options: dict[str, int
 
         x = flat_draws(target, draws, block)
         kept = replace_nonfinite(x)
-        mean, root = jnp.mean(kept, 0), unit_root(kept)
+        mean, root = mean_and_sd(kept)[0], unit_root(kept)
         keys = random.split(rng_key, 4)
         widths = jnp.geomspace(*_WIDTHS, EACH, dtype=x.dtype)[:, None]
         moves = widths * random.normal(keys[0], (EACH, info.size), x.dtype)
@@ -314,6 +314,7 @@ def _place(target: Potential, x: Array, draws: dict[str, Any], name: Callable[[i
     here = np.asarray(numbers_of(target)(x))
     flat = [np.reshape(draws[n], (len(draws[n]), -1)) for n in target.info.latents]
     flat = np.concatenate(flat, 1)
-    away = np.abs(here - flat.mean(0)) / np.maximum(flat.std(0), 1e-30)
+    mean, sd = mean_and_sd(flat)
+    away = np.where(sd > 0, np.abs(here - mean) / np.maximum(sd, 1e-30), 0.0)
     first = np.sort(np.argsort(-away)[:2])
     return ", ".join(f"{name(int(k))} = {here[k]:.3g}" for k in first)

@@ -6,7 +6,7 @@ import numpy as np
 
 from numpyro_ext._model.read import Site, is_delta
 from numpyro_ext.diagnostics._density import coordinates
-from numpyro_ext.diagnostics._spread import least_spread
+from numpyro_ext.diagnostics._spread import least_spread, mean_and_sd
 from numpyro_ext.diagnostics.subject import OfFit
 from numpyro_ext.diagnostics.table import Row
 
@@ -48,8 +48,8 @@ def _still(site: Site, x: np.ndarray) -> np.ndarray:
     if not np.issubdtype(x.dtype, np.floating):
         still = np.all(flat == flat[:, :1], 1)
     else:
-        rounding = least_spread(flat.mean(1, np.float64), float(np.finfo(x.dtype).eps))
-        still = flat.std(1, np.float64) <= rounding
+        mean, sd = mean_and_sd(np.moveaxis(flat, 1, 0).astype(np.float64))
+        still = sd <= least_spread(mean, float(np.finfo(x.dtype).eps))
     support: Any = site["fn"].support
     each = not support.is_discrete and coordinates(support, site) == flat.shape[2]
     return still if each else np.all(still, 1, keepdims=True)

@@ -94,7 +94,11 @@ def worst_of(ratios: np.ndarray, limits: tuple[float, float]) -> int:
 
 def particle_facts(found: Points) -> Facts:
     """Attributes that the gradients of points give; NaN without more than d of them."""
-    ratios, shift = (np.asarray(y, float) for y in _ratios_of(found.x, found.score))
+    # Where all points agree there is no spread to divide by, or only the rounding of their mean.
+    varies = np.flatnonzero(np.any(np.asarray(found.x != found.x[0]), 0))
+    implied, shift = _ratios_of(found.x[:, varies], found.score[:, varies])
+    ratios = np.zeros(found.x.shape[1])
+    ratios[varies] = implied
     worst = worst_of(ratios, IMPLIED_RATIO)
     x, g = (np.asarray(y, np.float64) for y in found[:2])
     # The shift is the root of b^T C b / d, b the mean gradient and C the covariance of the points.

@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 from jax.scipy.special import ndtr
 import numpy as np
 
-from numpyro_ext.diagnostics._spread import LEVELS, as_widths, inside, is_heavy, least_spread
+from numpyro_ext.diagnostics._spread import (
+    LEVELS,
+    as_widths,
+    inside,
+    is_heavy,
+    least_spread,
+    mean_and_sd,
+)
 from numpyro_ext.diagnostics.evidence import evidence_bounds
 from numpyro_ext.diagnostics.limits import (
     BAD_UNITS,
@@ -284,7 +291,7 @@ def _compare(
     """
     eps = np.finfo(x.dtype).eps if np.issubdtype(x.dtype, np.floating) else 0.0
     x = x.astype(np.float64)
-    size, centre, sd = len(x), x.mean(0), x.std(0)
+    size, (centre, sd) = len(x), mean_and_sd(x)
     varies = sd > least_spread(centre, eps)
     y = np.where(varies, (x - centre) / np.where(varies, sd, 1.0), 0.0)
     w = weights[:, column]

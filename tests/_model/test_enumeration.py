@@ -1,0 +1,166 @@
+"""Sums over discrete latent sites, against models in which they are summed by hand."""
+
+from itertools import product
+
+import jax
+from jax import random
+from jax.nn import logsumexp
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro import handlers
+from numpyro.contrib.control_flow import scan
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, SVI
+import pytest
+
+from numpyro_ext._model import read
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.program import read_model
+from numpyro_ext.diagnostics import diagnose
+from numpyro_ext.mcmc import SGHMC
+from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
+
+Y = jnp.array([1.3, -0.9, 0.2, 2.2, 3.1, -1.4])
+SHARES = jnp.array([0.5, 0.2, 0.3])
+
+
+def labelled(y, batch=None, power=1.0, summed=False):
+    """A label in each row, whose likelihood is to a power."""
+    w = numpyro.sample("w", dist.Dirichlet(jnp.array([2.0, 1.0, 3.0])))
+    loc = numpyro.sample("loc", dist.Normal(jnp.array([-1.0, 0.5, 2.0]), 1.5).to_event(1))
+    s = numpyro.sample("s", dist.LogNormal(0.2, 0.5))
+    with numpyro.plate("rows", len(y), subsample_size=batch) as i:
+        if summed:
+            each = jnp.log(w) + power * dist.Normal(loc, s).log_prob(y[i][:, None])
+            numpyro.factor("y", logsumexp(each, -1))
+            return
+        k = numpyro.sample("k", dist.Categorical(w))
+        with handlers.scale(scale=power):
+            numpyro.sample("y", dist.Normal(loc[k], s), obs=y[i])
+
+
+def shared(y, summed=False):
+    """A label of all rows, and one of each row, whose shares follow the first."""
+    loc = numpyro.sample("loc", dist.Normal(0.3, 2.0))
+    rows = numpyro.plate("rows", len(y))
+
+    def of(c, k):
+        return dist.Normal(loc + 2.0 * c - 1.5 * k, 0.8)
+
+    chance = jnp.array([0.2, 0.7])
+    if summed:
+        c, k = jnp.array([0.0, 1.0]), jnp.array([0.0, 1.0])
+        log_k = dist.Bernoulli(chance[:, None]).log_prob(k)
+        each = logsumexp(log_k[:, None] + of(c[:, None, None], k).log_prob(y[:, None]), -1)
+        numpyro.factor("y", logsumexp(dist.Bernoulli(0.4).log_prob(c) + each.sum(-1)))
+        return
+    c = numpyro.sample("c", dist.Bernoulli(0.4))
+    with rows:
+        k = numpyro.sample("k", dist.Bernoulli(chance[c]))
+        numpyro.sample("y", of(c, k), obs=y)
+
+
+def hidden_chain(y, summed=False):
+    """A chain of states in a scan; by hand, the sum over all of its paths."""
+    loc = numpyro.sample("loc", dist.Normal(jnp.array([-1.0, 1.0, 2.0]), 1.0).to_event(1))
+    P = jnp.array([[0.7, 0.1, 0.2], [0.2, 0.5, 0.3], [0.1, 0.3, 0.6]])
+    if summed:
+        paths = np.array(list(product(range(3), repeat=len(y))))
+        before = np.concatenate([np.zeros((len(paths), 1), int), paths[:, :-1]], 1)
+        log_p = jnp.log(P[before, paths]) + dist.Normal(loc[paths], 0.7).log_prob(y)
+        numpyro.factor("y", logsumexp(log_p.sum(-1)))
+        return
+
+    def step(k, y):
+        k = numpyro.sample("k", dist.Categorical(P[k]))
+        numpyro.sample("y", dist.Normal(loc[k], 0.7), obs=y)
+        return k, None
+
+    scan(step, 0, y)
+
+
+CASES = {
+    "local": (labelled, (Y,), ()),
+    "local in a minibatch": (labelled, (Y, 2), (4, 1)),
+    "local and powered in a minibatch": (labelled, (Y, 3, 0.6), (5, 0, 2)),
+    "global and local": (shared, (Y,), ()),
+    "in a scan": (hidden_chain, (Y[:4],), ()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.x64
+def test_the_potential_is_that_of_the_sums_by_hand(case, tol):
+    pytest.importorskip("funsor")
+    model, args, rows = CASES[case]
+    ours = Potential(model, read_model(model, args, sums=True), {}, args, {})
+    by_hand = {"summed": True}
+    theirs = Potential(model, read_model(model, args, by_hand), {}, args, by_hand)
+    z = theirs.info.unravel(0.7 * random.normal(random.key(0), (theirs.info.size,)))
+    idx = {"rows": jnp.array(rows)} if rows else {}
+    found, expected = jax.jit(
+        lambda z: (ours.value_and_grad(z, idx), theirs.value_and_grad(z, idx))
+    )(z)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tol(2e-5, 1e-11), atol=tol(2e-5, 1e-11))
+
+
+def test_a_sum_over_all_rows_of_a_minibatch_is_refused():
+    pytest.importorskip("funsor")
+
+    def model(y):
+        c = numpyro.sample("c", dist.Bernoulli(0.4))
+        loc = numpyro.sample("loc", dist.Normal(0.0, 2.0))
+        with numpyro.plate("rows", len(y), subsample_size=2) as i:
+            numpyro.sample("y", dist.Normal(loc + c, 1.0), obs=y[i])
+
+    potential = Potential(model, read_model(model, (Y,), sums=True), {}, (Y,), {})
+    with pytest.raises(ValueError, match=r"\['c'\] are summed .* plate 'rows', whose minibatches"):
+        potential({"loc": jnp.array(0.0)}, {"rows": jnp.array([0, 1])})
+
+
+def test_without_funsor_the_error_names_it(monkeypatch):
+    monkeypatch.setattr(read, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"site 'k' is discrete; .*: install funsor.*pip install"):
+        SGHMC(labelled).init(random.key(0), 0, None, (Y,), {})
+
+
+def two_kinds(y, batch=None):
+    """Rows of two kinds that are told apart in part."""
+    loc = numpyro.sample("loc", dist.Normal(0.5, 2.0))
+    with numpyro.plate("rows", len(y), subsample_size=batch) as i:
+        k = numpyro.sample("k", dist.Bernoulli(0.35))
+        numpyro.deterministic("kind", 1 - k)
+        numpyro.sample("y", dist.Normal(loc + 2.5 * k, 1.0), obs=y[i])
+    numpyro.deterministic("twice", 2 * loc)
+
+
+DATA = jnp.concatenate([jnp.linspace(-2.0, 2.2, 26), jnp.linspace(0.8, 4.6, 14)])
+
+
+def by_grid():
+    """Mean and sd of loc, by 2,001 points."""
+    x = np.linspace(-2, 2, 2001)
+    y = np.asarray(DATA)[:, None]
+    each = np.logaddexp(np.log(0.65) - (y - x) ** 2 / 2, np.log(0.35) - (y - x - 2.5) ** 2 / 2)
+    log_p = each.sum(0) - (x - 0.5) ** 2 / 8
+    p = np.exp(log_p - log_p.max())
+    mean = np.average(x, weights=p)
+    return mean, np.sqrt(np.average((x - mean) ** 2, weights=p))
+
+
+def test_a_chain_and_particles_have_the_posterior():
+    """A chain of 4,000 draws on minibatches, about 800 of them independent: .035 sd."""
+    pytest.importorskip("funsor")
+    mean, sd = by_grid()
+    mcmc = MCMC(SGHMC(two_kinds), num_warmup=500, num_samples=4000, progress_bar=False)
+    mcmc.run(random.key(0), DATA, 20)
+    guide = AutoParticles(two_kinds, 50)
+    svi = SVI(two_kinds, guide, particle_step(400), RegularizedSVGD())
+    fit = svi.run(random.key(1), 400, DATA, progress_bar=False)
+    for draws, off in ((mcmc.get_samples(), 0.15), (guide.particles(fit.params), 0.03)):
+        assert set(draws) == {"loc", "twice"}  # the kinds have no value
+        assert abs(np.mean(draws["loc"]) - mean) < off * sd
+        np.testing.assert_allclose(np.std(draws["loc"]), sd, rtol=0.1)
+    assert diagnose(svi, fit, model_args=(DATA,)).ok
