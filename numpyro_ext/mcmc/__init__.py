@@ -2,8 +2,7 @@
 
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.whitening import Whitening
-from numpyro_ext.mcmc.base import SGMCMCKernel
-from numpyro_ext.mcmc.chain import Estimate, Transition, kernel_state
+from numpyro_ext.mcmc.base import Estimate, SGMCMCKernel, Transition, kernel_state
 from numpyro_ext.mcmc.geometry import ExpandedMean
 from numpyro_ext.mcmc.gradients import SVRG, ControlVariate, MinibatchGradient
 from numpyro_ext.mcmc.kernel_hmc import KernelHMC, KernelHMCState

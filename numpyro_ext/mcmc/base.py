@@ -1,34 +1,456 @@
-"""The bases of kernels: arguments that kernels share, and what a kernel supplies."""
+"""The base of kernels: the state of a chain, how one state follows from another, and the kernel as
+NumPyro's ``MCMC`` sees it.
 
-from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+A kernel's ``step`` moves a flat vector. :class:`GradientChain` puts minibatch, gradient, descent
+and divergence around it, as pure functions of the state; :class:`ModelKernel` reads the model,
+finds settings and starts the chains; :class:`SGMCMCKernel` has the arguments that kernels share.
+"""
+
+from abc import ABC, abstractmethod
+from collections import namedtuple
+from collections.abc import Callable, Mapping
+import copy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
-from jax import Array, random
+from jax import Array, lax, random
+from jax.core import Tracer
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 import numpy as np
 from numpyro.infer import init_to_uniform
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.util import identity, is_prng_key
 
-from numpyro_ext._checks import check_choice, check_count, check_nonnegative, check_positive
+from numpyro_ext._checks import (
+    check_choice,
+    check_count,
+    check_nonnegative,
+    check_positive,
+    summary,
+)
+from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.checks import check_rows, read_global
+from numpyro_ext._model.init_from import check_sites
+from numpyro_ext._model.minibatch import draw_indices, start_plates
 from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.modes import Modes
+from numpyro_ext._model.operations import quick_options
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.sharding import check_batches, num_devices
+from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.sharding import check_batches, num_devices, spread_arrays
+from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._model.whitening import Whitening
-from numpyro_ext._typing import GradientEstimator, Model, Sites
-from numpyro_ext.mcmc.adapter import Adapter
-from numpyro_ext.mcmc.chain import GradFn, GradientChain, Transition, Unchanged
+from numpyro_ext._typing import GradientEstimator, Model, Params, Sites
 from numpyro_ext.mcmc.gradients import ControlVariate, warn_if_far
+from numpyro_ext.mcmc.heat import HEAT, say_if_hot, with_heat
 from numpyro_ext.mcmc.schedules import ConstantSchedule
-from numpyro_ext.mcmc.settings import Settings
+from numpyro_ext.mcmc.settings import NO_LOCAL_SITES, Found, Settings, settings_for
 
-__all__ = ["GradFn", "ModelKernel", "SGMCMCKernel", "Schedule"]
+__all__ = [
+    "Chain",
+    "Estimate",
+    "GradFn",
+    "GradientChain",
+    "ModelKernel",
+    "SGMCMCKernel",
+    "Schedule",
+    "Transition",
+    "Unchanged",
+    "kernel_state",
+    "state_class",
+]
 
 Schedule = Callable[[Any], Any]
 """A number for every transition ``i``, counted from 0."""
+
+_BEFORE = {
+    "i": "number of transitions made, from 0; it is not reset after warmup.",
+    "z": "dict of the latent sites in unconstrained space.",
+    "potential_energy": "potential at ``z``; with a minibatch, its estimate where the gradient was"
+    " taken last.",
+    "grad_norm": "2-norm of the last gradient estimate.",
+    "step_size": "step size of the last transition.",
+    "diverging": "True if a transition of the last draw met a value that was not finite.",
+    "sampling": "False in the exploration stage of a cyclical schedule.",
+    "gradient": "state of the gradient estimator.",
+    "plates": '``{name: (epoch, offset, rng_key)}`` for ``minibatch="epoch"``, else empty.',
+    "step_scale": "factor on the step size: 1, halved at each divergence in warmup.",
+    "settings": "``kernel.settings``, None where the step size was given; not an array, so that"
+    " ``MCMC`` compiles the chain again for others.",
+    "heat": HEAT,
+    "best": "lowest potential estimate of the warmup so far, and the flat vector where it was.",
+}
+
+
+def kernel_state(name: str, module: str, /, **own: str) -> Any:
+    """
+    The state class of a stochastic-gradient kernel: the fields that all of them have, and its own.
+
+    Assign it to a name of the module, so that states pickle. The docstring of the class lists
+    the fields.
+
+    :param str name: name of the class.
+    :param str module: ``__name__`` of the module that it belongs to.
+    :param own: a description of each of the kernel's own fields, by name.
+
+    .. doctest::
+
+        >>> from numpyro_ext.mcmc import kernel_state
+        >>> MyState = kernel_state("MyState", __name__, r="momentum, ``(n,)``.")
+        >>> MyState._fields[-3:]
+        ('r', 'resumed', 'rng_key')
+    """
+    return state_class(name, module, _BEFORE | own)
+
+
+def state_class(name: str, module: str, fields: Mapping[str, str]) -> Any:
+    """A named tuple with these fields, ``resumed`` and ``rng_key``; the texts make its docstring.
+
+    ``MCMC.run`` goes on from a state by ``state._replace(rng_key=...)``, perhaps with other data.
+    This is the only sign of it, so it sets ``resumed`` to True in this class.
+    """
+    fields = {
+        **fields,
+        "resumed": "True until the first draw after ``MCMC.run`` has taken the state up again.",
+        "rng_key": "random number generator key of the next transition.",
+    }
+    base = namedtuple(name, tuple(fields), module=module)
+
+    def replace(self: Any, **changes: Any) -> Any:
+        if "rng_key" in changes:
+            changes.setdefault("resumed", np.ones(np.shape(self.resumed), bool))
+        return base._replace(self, **changes)
+
+    text = "\n".join(f" - **{field}** - {what}" for field, what in fields.items())
+    body = {"__doc__": f"State of one chain:\n\n{text}\n", "__module__": module, "__slots__": ()}
+    return type(name, (base,), {**body, "_replace": replace})
+
+
+class Estimate(NamedTuple):
+    """
+    A gradient estimate at a point.
+
+     - **potential** - estimate of U.
+     - **grad** - ``(n,)``, estimate of its gradient.
+     - **state** - state of the gradient estimator afterwards.
+    """
+
+    potential: Array
+    grad: Array
+    state: Any
+
+
+class Transition(NamedTuple):
+    """
+    The result of a kernel's ``step``.
+
+     - **z** - the new ``(n,)`` vector.
+     - **estimate** - the :class:`Estimate` to report, and whose ``state`` the chain goes on with.
+     - **fields** - new values of the kernel's own fields of the state, by name.
+    """
+
+    z: Array
+    estimate: Estimate
+    fields: dict[str, Array]
+
+
+class Unchanged:
+    """The coordinates of the sites themselves, in which a kernel without a whitening moves."""
+
+    def to_z(self, xi: Array) -> Array:
+        return xi
+
+    to_xi = pull = to_z
+
+
+@dataclass(frozen=True)
+class GradFn:
+    """
+    The gradient estimate as a step sees it: a function of the flat vector.
+
+    Batch, keys and the estimator's state are those of the transition. Nothing is changed by a
+    call, so a step may call it any number of times, also inside a JAX loop.
+    """
+
+    chain: "GradientChain"
+    i: Array
+    idx: dict[str, Array]
+    rng_key: Array
+    state: Any
+    bound: Array | None = None
+
+    def __call__(self, z: Array) -> Estimate:
+        """The estimate at ``z`` from the batch of the transition."""
+        return self._estimate(self.rng_key, self.idx, z)[1]
+
+    def with_hvp(self, z: Array, v: Array) -> tuple[Estimate, Array]:
+        """The estimate at ``z``, and the product of its Jacobian (the Hessian of U) with ``v``."""
+        estimate = partial(self._estimate, self.rng_key, self.idx)
+        _, hvp, found = jax.jvp(estimate, (z,), (v,), has_aux=True)
+        return found, hvp
+
+    def independent(self, rng_key: Array, z: Array) -> Estimate:
+        """The estimate at ``z`` from a batch of its own, independent of the transition's."""
+        key_batch, key_gradient = random.split(rng_key)
+        return self._estimate(key_gradient, self.chain.new_batch(key_batch), z)[1]
+
+    def _estimate(self, rng_key: Array, idx: dict[str, Array], z: Array) -> tuple[Array, Estimate]:
+        chain, info = self.chain, self.chain.potential.info
+        sites = info.unravel(chain.coordinates.to_z(z))
+        U, grad, state = chain.estimate(rng_key, self.i, sites, idx, self.state)
+        g = chain.coordinates.pull(info.ravel(grad)).astype(z.dtype)
+        if self.bound is not None:
+            g = jnp.clip(g, -self.bound, self.bound)
+        return g, Estimate(U, g, state)
+
+
+@dataclass(frozen=True, eq=False)
+class Chain(ABC):
+    """
+    The transitions of a kernel on one potential, as pure functions of the state.
+
+    :meth:`start`, :meth:`transition`, :meth:`resume` and :meth:`finish` see a single chain and are
+    traced.
+
+    :param kernel: a :class:`ModelKernel`.
+    :param potential: that of the model on the data of the run.
+    :param coordinates: those in which a step moves.
+    """
+
+    kernel: Any
+    potential: Potential
+    coordinates: Whitening | Unchanged
+
+    @abstractmethod
+    def start(
+        self, rng_key: Array, key_plates: Array, key_start: Array, z: Sites
+    ) -> tuple[Any, dict[str, Array], Sites | None]:
+        """The first state at ``z``, with the rows and the gradient by which it is checked."""
+
+    @abstractmethod
+    def transition(self, state: Any) -> Any:
+        """The state after one transition; ``state.z`` is flat."""
+
+    @abstractmethod
+    def resume(self, state: Any, resumed: Array) -> Any:
+        """The state of a chain that goes on, perhaps on other data, where ``resumed`` is True."""
+
+    def end(self, state: Any) -> Any:
+        """The state at the end of the last transition of a draw."""
+        return state
+
+    def finish(self, state: Any) -> Any:
+        """The state as the draw shows it."""
+        return state
+
+    def draw(self, state: Any) -> Any:
+        """The state of one chain, or of several, after ``steps_per_sample`` transitions."""
+        if is_prng_key(state.rng_key):
+            return self._transitions(state.i, state.resumed, state)
+        # All chains share these. Out of vmap, a lax.cond on them stays a branch.
+        i, resumed = state.i[0], state.resumed[0]
+        one = partial(self._transitions, i, resumed)
+        return jax.vmap(one)(state._replace(i=None, resumed=None))
+
+    def _transitions(self, i: Array, resumed: Array, state: Any) -> Any:
+        state = self.resume(state, resumed)
+        false = jnp.zeros((), bool)
+        state = state._replace(i=i, z=self.kernel.flatten(state.z), diverging=false, resumed=false)
+        inner = self.kernel.steps_per_sample - 1
+
+        def not_shown(_: Any, state: Any) -> Any:
+            # Left as they are, so that XLA need not compute what no draw shows.
+            kept = {name: getattr(state, name) for name in self.kernel.last_step_fields}
+            return self.transition(state)._replace(**kept)
+
+        def all_transitions(carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            state = lax.fori_loop(0, inner, not_shown, carry[1]) if inner else carry[1]
+            return jnp.zeros((), bool), self.end(self.transition(state))
+
+        # A loop of one turn, though XLA cannot know that: on CPU it makes one function of a small
+        # loop, but hands loose operations to its threads one by one, which takes longer than a
+        # transition.
+        true = (i | 1) != 0
+        _, state = lax.while_loop(lambda carry: carry[0], all_transitions, (true, state))
+        state = self.finish(state)
+        return state._replace(z=self.kernel.unflatten(state.z))
+
+
+@dataclass(frozen=True, eq=False)
+class GradientChain(Chain):
+    """
+    The chain of a stochastic-gradient kernel: minibatch, gradient, descent and divergence around
+    the kernel's step.
+
+    :param gradient: the estimator in use; None for the plain one.
+    """
+
+    gradient: GradientEstimator | None
+
+    def init_gradient(self, z: Sites) -> Any:
+        """The state of the estimator at the start of a chain."""
+        return () if self.gradient is None else self.gradient.init(z, self.potential)
+
+    def estimate(
+        self, rng_key: Array, i: Array, z: Sites, idx: dict[str, Array], state: Any
+    ) -> tuple[Array, Sites, Any]:
+        """U and its gradient from the rows ``idx``, and the state of the estimator afterwards."""
+        if self.gradient is None:
+            return *self.potential.value_and_grad(z, idx), state
+        return self.gradient.estimate(rng_key, i, z, idx, self.potential, state)
+
+    def new_batch(self, rng_key: Array) -> dict[str, Array]:
+        """One batch of the law of the chain's batches, apart from its passes over the data."""
+        key_plates, key_index = random.split(rng_key)
+        plates = start_plates(key_plates, self.potential.plates, self.kernel.minibatch)
+        return draw_indices(key_index, plates, self.potential.plates, self.kernel.sharding)[0]
+
+    def start(
+        self, rng_key: Array, key_plates: Array, key_start: Array, z: Sites
+    ) -> tuple[Any, dict[str, Array], Sites | None]:
+        kernel, plates = self.kernel, self.potential.plates
+        i, flat = jnp.zeros((), int), kernel.flatten(z)
+        key_index, key_gradient, key_fields = random.split(key_start, 3)
+        counters = start_plates(key_plates, plates, kernel.minibatch)
+        idx, _ = draw_indices(key_index, counters, plates, kernel.sharding)
+        gradient = jax.tree.map(jnp.asarray, self.init_gradient(z))
+        U, grad, _ = self.estimate(key_gradient, i, z, idx, gradient)
+        pulled = self.coordinates.pull(self.potential.info.ravel(grad))
+        state = kernel.state_class(
+            i=i,
+            z=z,
+            potential_energy=jnp.asarray(U, flat.dtype),
+            grad_norm=jnp.linalg.norm(pulled).astype(flat.dtype),
+            step_size=kernel.step_size_at(i, flat.dtype),
+            diverging=jnp.zeros((), bool),
+            sampling=kernel.sampling_at(i),
+            gradient=gradient,
+            plates=counters,
+            step_scale=jnp.ones((), flat.dtype),
+            settings=kernel.settings,
+            heat=jnp.full((), -jnp.inf, flat.dtype),
+            best=(jnp.asarray(U, flat.dtype), flat),
+            **kernel.init_state(key_fields, flat),
+            resumed=jnp.zeros((), bool),
+            rng_key=rng_key,
+        )
+        return state, idx, grad
+
+    def transition(self, state: Any) -> Any:
+        kernel, i, dtype = self.kernel, state.i, state.z.dtype
+        rng_key, key_index, key_step = random.split(state.rng_key, 3)
+        # Drawn only where they are used, which is seldom; far from the counters of the split.
+        key_gradient, key_redraw = (random.fold_in(state.rng_key, 1000 + k) for k in range(2))
+        idx, plates = draw_indices(key_index, state.plates, self.potential.plates, kernel.sharding)
+        eps = kernel.step_size_at(i, dtype) * state.step_scale
+        T = kernel.temperature_at(i, dtype)
+        grad_fn = GradFn(self, i, idx, key_gradient, state.gradient)
+        step = self._descend if kernel.num_descent else kernel.step
+        z, (U, grad, gradient), fields = step(key_step, state, state.z, grad_fn, eps, T)
+        # What only the last step shows, and what did not change, need not be looked at in all.
+        shown = [
+            x
+            for name, x in fields.items()
+            if name not in kernel.last_step_fields and x is not getattr(state, name)
+        ]
+        finite = _all_finite((z, grad, shown))
+        new = fields | {
+            "z": z,
+            "potential_energy": U,
+            "grad_norm": jnp.sqrt(jnp.vdot(grad, grad)),
+            "gradient": gradient,
+        }
+        old = {name: getattr(state, name) for name in new}
+        new = jax.tree.map(
+            lambda a, b: b if a is b else jnp.where(finite, a, b).astype(b.dtype), new, old
+        )
+        if kernel.num_adapt:
+            # Far from the mode the last finite state may be anywhere: back to the best one. The
+            # potential is that of the old z, or of half a step from it.
+            warm = i < kernel.num_adapt
+            lower, back = warm & finite & (state.best[0] > U), warm & ~finite
+            new["best"] = jax.tree.map(partial(jnp.where, lower), (U, state.z), state.best)
+            new["z"] = jnp.where(back, state.best[1], new["z"])
+            new["step_scale"] = jnp.where(back, 0.5, 1.0).astype(dtype) * state.step_scale
+        if kernel.momentum:
+            r = new[kernel.momentum]
+            redraw = partial(kernel.draw_momentum, key_redraw, state.z, T)
+            new[kernel.momentum] = lax.cond(finite, lambda: r, redraw)
+        return state._replace(
+            i=i + 1,
+            step_size=eps,
+            diverging=state.diverging | ~finite,
+            sampling=kernel.sampling_at(i),
+            plates=plates,
+            resumed=state.resumed,
+            rng_key=rng_key,
+            **new,
+        )
+
+    def _descend(
+        self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
+    ) -> Transition:
+        """A step without noise, with gradient and momentum kept below their thermal size, as long
+        as ``i`` is in the first half of warmup; the kernel's own fields begin anew at its end."""
+        kernel = self.kernel
+        descending = state.i < kernel.num_descent
+        scale = kernel.momentum_scale(jnp.where(T > 0, T, 1))
+        grad_fn = replace(grad_fn, bound=jnp.where(descending, scale / eps, jnp.inf))
+        T = jnp.where(descending, 0, T)
+        z, estimate, fields = kernel.step(rng_key, state, z, grad_fn, eps, T)
+        bound = jnp.where(descending, scale, jnp.inf)
+        fields = fields | {kernel.momentum: jnp.clip(fields[kernel.momentum], -bound, bound)}
+        fresh = partial(kernel.init_state, random.fold_in(rng_key, 1), z)
+        names = jax.eval_shape(fresh)
+        kept = {name: fields.get(name, getattr(state, name)) for name in names}
+        last = state.i + 1 == kernel.num_descent
+        return Transition(z, estimate, lax.cond(last, fresh, lambda: kept))
+
+    def end(self, state: Any) -> Any:
+        return with_heat(self.kernel, state)
+
+    def finish(self, state: Any) -> Any:
+        state = say_if_hot(self.kernel, state)
+        if self.potential.plates:
+            return state
+        U = self.potential(self.kernel.unflatten(state.z), {})
+        return state._replace(potential_energy=U.astype(state.potential_energy.dtype))
+
+    def resume(self, state: Any, resumed: Array) -> Any:
+        state = state._replace(heat=jnp.where(resumed, -jnp.inf, state.heat))
+        old = place = state.gradient
+        refresh = getattr(self.gradient, "refresh", None)
+        if state.settings is not self.kernel.settings:  # of another kernel, with their own center
+            refresh, place = getattr(self.gradient, "init", None), state.z
+        if refresh is None:
+            return state
+
+        def again() -> Any:
+            new = refresh(place, self.potential)
+            return jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), new, old)
+
+        return state._replace(gradient=lax.cond(resumed, again, lambda: old))
+
+
+def _all_finite(tree: Any) -> Array:
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.all(jnp.isfinite(jnp.concatenate([jnp.ravel(x) for x in leaves])))
+
+
+_REPORTED = (
+    "potential_energy",
+    "grad_norm",
+    "step_size",
+    "diverging",
+    "implied_variance_ratio",
+    "kinetic_temperature",
+    "thermostat",
+    "accept_prob",
+)
+"""The fields that ``MCMC`` collects without being asked."""
 
 _ADAPTS = (
     "takes no {name}, which adapts a kernel with an accept step; leave it out: without a step_size"
@@ -47,7 +469,7 @@ _INSTEAD = {
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class ModelKernel(Adapter):
+class ModelKernel(MCMCKernel):
     """
     Base of the kernels whose chains move on the flat latent vector of a model.
 
@@ -83,7 +505,16 @@ class ModelKernel(Adapter):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        self.settings: Settings | None = None
+        self._found: Found | None = None
+        self.chains_at: np.ndarray | None = None
+        self._starts_near = self._start_is_given = False
+        self.num_adapt = self.num_descent = 0
+        self._info: ModelInfo | None = None
+        self._params: Params = {}
+        self._arguments: list[Any] = []
+        self._ready = self._resumes = False
+        self._key_params: Array | None = None
         if not callable(self.model):
             raise TypeError(
                 f"model is {self.model!r}; it must be a callable with NumPyro primitives."
@@ -199,6 +630,187 @@ class ModelKernel(Adapter):
             for name, x in value.items()
         }
         return self.info.ravel(self.info.check_unconstrained(what, full)).astype(dtype)
+
+    @abstractmethod
+    def chain(self, potential: Potential) -> Chain:
+        """The transitions on this potential."""
+
+    def sample(
+        self, state: Any, model_args: tuple = (), model_kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self.chain(self.potential(model_args, model_kwargs)).draw(state)
+
+    @property
+    def info(self) -> ModelInfo:
+        """The sites, supports and plates that :meth:`init` read in the model."""
+        if self._info is None:
+            raise ValueError("the kernel has no model arguments yet; call init before sample.")
+        return self._info
+
+    @property
+    def modes(self) -> Modes | None:
+        """The modes at which chains start without ``init_params``; None for a kernel that starts
+        elsewhere. The last ones that started together did so at the places ``chains_at``, which is
+        None where they did not."""
+        return self.given_modes if self._found is None else self._found.modes
+
+    @property
+    def params(self) -> Params:
+        """Values of the model's ``param`` and ``mutable`` sites in the last run."""
+        return self._params
+
+    @property
+    def sample_field(self) -> str:
+        return "z"
+
+    @property
+    def default_fields(self) -> tuple[str, ...]:
+        fields = self.state_class._fields
+        cyclical = hasattr(self.step_size, "sampling") and "sampling" in fields
+        shown = (*_REPORTED, "sampling") if cyclical else _REPORTED
+        return ("z", *(name for name in shown if name in fields))
+
+    def get_diagnostics_str(self, state: Any) -> str:
+        # A value of the state in here would wait for the device at every draw.
+        return f"{self.steps_per_sample} steps per draw"
+
+    def postprocess_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
+        if self._info is None:
+            return identity
+        kwargs = model_kwargs or {}
+        info = self._info_on(model_args, kwargs)
+        if list(info.latents) != list(self.info.latents):
+            # NumPyro's Gibbs leaves out what a block is conditioned on.
+            info = self.info
+        return self._potential(info, self._params, model_args, kwargs).postprocess()
+
+    def potential(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Potential:
+        """The potential on these arguments of the model that :meth:`init` has read."""
+        kwargs = model_kwargs or {}
+        info = self._info_on(model_args, kwargs)
+        info.check_same_latents(self.info)
+        return self._potential(info, self._params, model_args, kwargs)
+
+    def _info_on(self, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
+        """What :meth:`init` has read, with the supports on these arguments of the model."""
+        if self.has_read(args, kwargs):
+            return self.info
+        return replace(self.info, latents=self._read_sites(args, kwargs).latents)
+
+    def has_read(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """True for the arguments that :meth:`init` has read."""
+        return [id(x) for x in jax.tree.leaves((args, kwargs))] == [id(x) for x in self._arguments]
+
+    def _potential(
+        self, info: ModelInfo, params: Params, args: tuple, kwargs: dict[str, Any]
+    ) -> Potential:
+        forward = self.forward_mode_differentiation
+        return Potential(self.model, info, params, args, kwargs, forward_mode=forward)
+
+    def _read_sites(self, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
+        how: dict[str, Any] = {"init_strategy": self.init_strategy, "sums": True}
+        return read_global(self.model, args, kwargs, because=NO_LOCAL_SITES, **how)
+
+    def _read(
+        self, rng_key: Array | None, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[ModelInfo, Params]:
+        """The model's sites and plates, and its parameters from the key of a first chain."""
+        strategy, info = self.init_strategy, self._read_sites(args, kwargs)
+        key = random.key(0) if rng_key is None else random.split(rng_key, 4)[1]
+        spread, whole = spread_arrays(args, kwargs)
+
+        @jax.jit
+        def draw(key: Array, spread: dict[int, Array]) -> Params:
+            return draw_params(key, self.model, info, *whole(spread), init_strategy=strategy)
+
+        return info, draw(key, spread)
+
+    def init(
+        self,
+        rng_key: Array,
+        num_warmup: int,
+        init_params: Sites | None,
+        model_args: tuple = (),
+        model_kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs, single = model_kwargs or {}, is_prng_key(rng_key)
+        first_key = rng_key if single else rng_key[0]
+        resumes, self._resumes = self._resumes, False
+        goes_on = resumes and self._info is not None
+        if not goes_on:
+            key = first_key
+            if not isinstance(key, Tracer):
+                # What is compiled for one chain or run serves the next, and holds its parameters.
+                key = self._key_params = key if self._key_params is None else self._key_params
+            self._info, self._params = self._read(key, model_args, kwargs)
+            self._arguments = jax.tree.leaves((model_args, kwargs))
+        info = self.info
+        check_rows(self.model, model_args, kwargs, self.init_strategy)
+        self.num_adapt = num_warmup * self.steps_per_sample
+        if init_params is not None:
+            chains = () if single else rng_key.shape[:1]
+            init_params = info.check_unconstrained("init_params", init_params, chains)
+        potential = self.potential(model_args, kwargs)
+        if self.finds_settings:
+            first = init_params
+            if init_params is not None and not single:
+                first = jax.tree.map(lambda x: x[0], init_params)
+            if is_traced(first):
+                first = None  # of parallel chains, while the search is on numbers
+            num_chains = 1 if single else len(rng_key)
+            found = settings_for(
+                self, self._found, potential, first, first_key, resumes, num_chains
+            )
+            if found is not self._found:
+                self._found, self.settings = found, found.settings
+        coordinates = self.coordinates
+        if isinstance(coordinates, Whitening) and coordinates.size != info.size:
+            raise ValueError(
+                f"whitening has {coordinates.size} coordinates, but the model's latent sites"
+                f" have {info.size}; make it for this model and these arguments."
+            )
+        if goes_on:
+            return None
+        if self.given_modes is not None:
+            check_sites(self.given_modes, info, "whitening")
+        near = self.modes if init_params is None else None
+        if not resumes:
+            num_chains = 1 if single else len(rng_key)
+            self.chains_at = None if near is None else near.apportion(num_chains)
+            if self.settings and self._starts_near != (near is not None):
+                self.settings = replace(self.settings)  # a chain compiled with a descent or without
+            self._starts_near, self._start_is_given = near is not None, init_params is not None
+        self.setup(potential)
+        if resumes:  # `MCMC` has a state
+            self._ready = not isinstance(rng_key, Tracer)
+            return None
+        state, traced = first_states(self, potential, rng_key, init_params, near)
+        # Under a transform the model's closures may hold its tracers, which die with it.
+        self._ready = not traced
+        return state
+
+    @property
+    def _sample_fn(self) -> Callable[..., Any] | None:
+        """``MCMC`` asks for this only where it has a state, and calls :meth:`init` if it is None:
+        then it is seen whether settings that were found are those of the data."""
+        if self._ready and not self.finds_settings:
+            return self.sample
+        self._resumes = True
+        return None
+
+    def wrap_model(self, wrapper: Callable[[Model], Model]) -> Self:
+        kernel = copy.copy(self)
+        vars(kernel).update(self.__getstate__(), model=wrapper(self.model))
+        return kernel
+
+    def __repr__(self) -> str:
+        return summary(self, defaults=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        gone: dict[str, Any] = {"_info": None, "_arguments": [], "_ready": False}
+        if is_traced(self._params):
+            gone["_params"] = {}
+        return vars(self) | gone
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -364,3 +976,93 @@ class SGMCMCKernel(ModelKernel):
         key_batch, key_gradient = random.split(rng_key)
         idx, i, state = chain.new_batch(key_batch), jnp.zeros((), int), chain.init_gradient(z)
         return chain.estimate(key_gradient, i, z, idx, state)[:2]
+
+
+def first_states(
+    kernel: ModelKernel,
+    potential: Potential,
+    rng_key: Array,
+    init_params: Sites | None,
+    near: Modes | None,
+) -> tuple[Any, bool]:
+    """
+    The first state of one chain, or of several, and whether it is traced; an error names the site
+    where the potential or its gradient is not finite.
+
+    Starts that were drawn, and are not finite for some chain, are drawn again: nearer to a mode, or
+    with the gradient looked at.
+
+    :param kernel: it makes a state by the ``start`` of its chain.
+    :param init_params: unconstrained sites, with a leading axis if there are several chains.
+    :param near: the modes to draw at. Each has its share of the chains that start together; a
+        single one starts at the heaviest.
+    """
+    info, single = potential.info, is_prng_key(rng_key)
+    spread, whole = spread_arrays(*potential.arguments)
+
+    # Compiled for one run.
+    options = None if isinstance(rng_key, Tracer) else quick_options()
+
+    @partial(jax.jit, static_argnames="validate_grad", compiler_options=options)
+    def begin(
+        rng_key: Array, z: Sites | None, spread: dict[int, Array], scale: float, validate_grad: bool
+    ) -> tuple[Any, Any, Array]:
+        args, kwargs = whole(spread)
+        split = partial(random.split, num=4)
+        keys = split(rng_key) if single else jnp.swapaxes(jax.vmap(split)(rng_key), 0, 1)
+        rng_key, key_model, key_plates, key_start = keys
+        found = None
+        if z is None and near is not None:
+            # From the normal approximation, so that R-hat compares chains that began apart.
+            def draw(key: Array, which: Array, modes: Modes = near) -> Sites:
+                return info.unravel(modes.sample_at(key, which, scale))
+
+            which = jnp.asarray(near.apportion(1 if single else len(rng_key)))
+            z = draw(key_model, which[0]) if single else jax.vmap(draw)(key_model, which)
+        elif z is None:
+            z, found, _ = draw_start(
+                key_model,
+                kernel.model,
+                info,
+                args,
+                kwargs,
+                init_strategy=kernel.init_strategy,
+                forward_mode=kernel.forward_mode_differentiation,
+                validate_grad=validate_grad,
+            )
+
+        start = kernel.chain(kernel.potential(args, kwargs)).start
+        mapped: Any = start if single else jax.vmap(start)
+        state, idx, grad = mapped(rng_key, key_plates, key_start, z)
+        values = jax.tree.leaves((found, state.potential_energy, grad))
+        finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in values])
+        return state, (found, idx, grad), jnp.all(finite)
+
+    tries = [(1.0, False)]
+    if near is not None:
+        tries += [(0.5, False), (0.1, False)]
+    elif init_params is None:
+        tries += [(1.0, True)]
+    refused: list[Any] = []
+    for how in tries:
+        state, (found, idx, grad), finite = begin(rng_key, init_params, spread, *how)
+        traced = is_traced((state, finite))
+        if traced or finite:
+            break
+        refused.append((state, found, idx, grad))
+    else:
+        _refuse(potential, *refused[0])
+    if not traced:
+        first = state, grad
+        kernel.check_state(*(jax.tree.map(lambda x: x[None], first) if single else first))
+    return state, traced
+
+
+def _refuse(potential: Potential, state: Any, found: Array | None, idx: Any, grad: Any) -> None:
+    if found is not None:  # the search looks at the first rows
+        rows = {
+            name: jnp.broadcast_to(jnp.arange(size), (*jnp.shape(found), size))
+            for name, (_, size) in potential.plates.items()
+        }
+        potential.check_start(state.z, rows, found)
+    potential.check_start(state.z, idx, state.potential_energy, grad)

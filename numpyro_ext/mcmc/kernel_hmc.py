@@ -14,8 +14,7 @@ from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import Sites
-from numpyro_ext.mcmc.base import ModelKernel
-from numpyro_ext.mcmc.chain import Chain, Unchanged, state_class
+from numpyro_ext.mcmc.base import Chain, ModelKernel, Unchanged, state_class
 from numpyro_ext.mcmc.geometry import VectorFn, check_shape, values_at
 from numpyro_ext.mcmc.settings import Settings
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._typing import Sites
-from numpyro_ext.mcmc.base import GradFn, Schedule, SGMCMCKernel
-from numpyro_ext.mcmc.chain import Transition, kernel_state
+from numpyro_ext.mcmc.base import GradFn, Schedule, SGMCMCKernel, Transition, kernel_state
 from numpyro_ext.mcmc.geometry import (
     VectorFn,
     check_correction,

@@ -14,8 +14,7 @@ from numpyro_ext._checks import check_choice, check_count, check_nonnegative, ch
 from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
-from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel
-from numpyro_ext.mcmc.chain import Estimate, Transition, kernel_state
+from numpyro_ext.mcmc.base import Estimate, GradFn, SGMCMCKernel, Transition, kernel_state
 from numpyro_ext.mcmc.laws import choose_sghmc
 from numpyro_ext.mcmc.settings import Settings
 

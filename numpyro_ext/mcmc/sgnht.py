@@ -10,8 +10,7 @@ import numpy as np
 from numpyro_ext._checks import check_choice, check_positive
 from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.potential import Potential
-from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel
-from numpyro_ext.mcmc.chain import Transition, kernel_state
+from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel, Transition, kernel_state
 from numpyro_ext.mcmc.laws import choose_sgnht
 from numpyro_ext.mcmc.settings import Settings
 

@@ -12,8 +12,7 @@ import numpy as np
 from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
-from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel
-from numpyro_ext.mcmc.chain import Transition
+from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel, Transition
 from numpyro_ext.mcmc.geometry import (
     ExpandedMean,
     VectorFn,
