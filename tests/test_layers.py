@@ -306,11 +306,6 @@ def test_heavy_libraries_are_imported_inside_functions():
     report(found)
 
 
-def test_no_file_over_500_lines():
-    lengths = {path: len(path.read_text().splitlines()) for path in FILES}
-    report([f"{place(path)} has {n} lines" for path, n in lengths.items() if n > 500])
-
-
 def test_prose_of_markdown_fits_100_columns():
     """Rows of tables, and lines of a single word such as an address, may be longer."""
     found = []

@@ -35,10 +35,10 @@ from numpyro_ext._typing import Model, Sites
 __all__ = ["Modes", "find_modes", "modes_of", "search_modes"]
 
 _NORMAL_MODE, _NORMAL_FIT = 0.3, 0.1
-_FAR_AWAY = 100.0
-"""The departure of a fit that has not come near the posterior: gradients ten times too large."""
 """Departures up to which a mode, and a variational fit in its place, are taken without a warning;
 a fit has come as near as a normal can, so what it leaves is of another kind."""
+_FAR_AWAY = 100.0
+"""The departure of a fit that has not come near the posterior: gradients ten times too large."""
 _REDRAWN = 8  # starts, of up to 100 tries each
 _LOST = 1e3
 """Standard deviations from a mode beyond which the start of a search was of no use: a likelihood

@@ -1,4 +1,6 @@
-"""Every threshold of :func:`diagnose`, and the rules by which a value with an error is right.
+"""The thresholds of :func:`diagnose`, and the rules by which a value with an error is right.
+
+Those by which a running ensemble warns too are in ``scores.implied_sd``.
 
 A value is **wrong** if it is beyond its limit by more than its Monte Carlo error makes of it by
 chance, **right** if it is within and known, **not judged** if its error is larger than that or no
@@ -39,9 +41,6 @@ WEIGHTED_RATIO, WEIGHTED_SHIFT = (0.85, 1.2), 0.2
 GAP, GAP_EACH = 0.5, 0.05
 """Nats, and more for each number: 0.02 to 0.05 is what a number at the limits of its mean and its
 standard deviation adds to the Kullback-Leibler divergence."""
-
-IMPLIED_RATIO, IMPLIED_SHIFT = (0.85, 1.2), 0.1
-"""The shift of as many particles as make the error of m independent draws, 1 / sqrt(m), smaller."""
 
 PARTICLES_RATIO, PARTICLES_SHIFT = (0.8, 1.2), 0.3
 """The mean of 100 particles that are random draws is off by 0.1, and the worst of ten by more."""

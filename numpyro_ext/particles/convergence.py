@@ -12,11 +12,11 @@ import numpy as np
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._typing import Float
-from numpyro_ext.scores.implied_sd import implied_sd_ratio
+from numpyro_ext.scores.implied_sd import IMPLIED_RATIO, IMPLIED_SHIFT, implied_sd_ratio
 
 __all__ = ["implied_ratios"]
 
-_RATIO, _SHIFT, _NOISE = (0.85, 1.2), 0.1, 0.2
+_NOISE = 0.2
 
 
 def implied_ratios(
@@ -59,14 +59,14 @@ def _warn_unless_converged(info: ModelInfo, m: int, ratio: Any, shift: Any, erro
     off = np.where(np.isfinite(ratio), np.abs(np.log(np.maximum(ratio, 1e-30))), np.inf)
     worst = int(np.argmax(off))
     # The mean of m independent draws has this error.
-    limit = max(_SHIFT, m**-0.5)
+    limit = max(IMPLIED_SHIFT, m**-0.5)
     if error > _NOISE:
         known = f"known to {error:.2g}"
         remedy = (
             "all particles share the noise of the minibatches, which their mean follows, so take a"
             " larger batch, or more steps"
         )
-    elif _RATIO[0] <= ratio[worst] <= _RATIO[1] and shift <= limit + 3 * error:
+    elif IMPLIED_RATIO[0] <= ratio[worst] <= IMPLIED_RATIO[1] and shift <= limit + 3 * error:
         return
     else:
         known = f"expected at most {limit:.2g}"
@@ -74,8 +74,8 @@ def _warn_unless_converged(info: ModelInfo, m: int, ratio: Any, shift: Any, erro
     warnings.warn(
         "the particles have not converged, or their field is biased: the standard deviation of"
         f" {_name_of(info, worst)} is {ratio[worst]:.2f} of the one that the gradients imply"
-        f" (expected {_RATIO[0]} to {_RATIO[1]}), and the mean gradient is {shift:.2g} in"
-        f" units of the spread ({known}); {remedy}.",
+        f" (expected {IMPLIED_RATIO[0]} to {IMPLIED_RATIO[1]}), and the mean gradient is"
+        f" {shift:.2g} in units of the spread ({known}); {remedy}.",
         InferenceWarning,
         stacklevel=2,
     )

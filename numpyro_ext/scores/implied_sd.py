@@ -11,6 +11,10 @@ from jax.typing import ArrayLike
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_points
 
+IMPLIED_RATIO, IMPLIED_SHIFT = (0.85, 1.2), 0.1
+"""What is still fine. The shift may be larger where the error of the mean of m independent draws,
+1 / sqrt(m), is."""
+
 
 def implied_sd_ratio(
     x: ArrayLike, grad_log_p: ArrayLike

@@ -18,11 +18,11 @@ from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics._points import Points, minibatch_noise
 from numpyro_ext.diagnostics.judges.chains import split_by_mode
 from numpyro_ext.diagnostics.judges.shares import AtModes, draws_at_modes
-from numpyro_ext.diagnostics.limits import IMPLIED_RATIO, IMPLIED_SHIFT, judged, worst_rows
+from numpyro_ext.diagnostics.limits import judged, worst_rows
 from numpyro_ext.diagnostics.subject import OfFit, Subject
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 from numpyro_ext.scores.discrepancy import squared_ksd
-from numpyro_ext.scores.implied_sd import implied_sd_ratio
+from numpyro_ext.scores.implied_sd import IMPLIED_RATIO, IMPLIED_SHIFT, implied_sd_ratio
 
 __all__ = ["discrepancy", "particle_facts", "particle_rows", "particles", "stein"]
 
