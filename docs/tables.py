@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpyro_ext
 from numpyro_ext.diagnostics import limits
+from numpyro_ext.scores.implied_sd import IMPLIED_RATIO, IMPLIED_SHIFT
 
 DOCS = Path(__file__).parent
 
@@ -151,13 +152,13 @@ QUANTITIES: dict[str, list[Line]] = {
         (
             "implied sd ratio, worst",
             "sd over that of the gradients",
-            within(limits.IMPLIED_RATIO),
+            within(IMPLIED_RATIO),
             "run longer",
         ),
         (
             "shift in sds",
             "mean of the gradients",
-            f"{limits.IMPLIED_SHIFT} or 1 / sqrt(m)",
+            f"{IMPLIED_SHIFT} or 1 / sqrt(m)",
             "run longer",
         ),
         ("noise of a minibatch in sds", "the same, of one minibatch", "", "larger batch"),
