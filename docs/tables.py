@@ -162,7 +162,12 @@ QUANTITIES: dict[str, list[Line]] = {
             "run longer",
         ),
         ("noise of a minibatch in sds", "the same, of one minibatch", "", "larger batch"),
-        *after_moves(limits.PARTICLES_RATIO, limits.PARTICLES_SHIFT, "twice as many"),
+        *after_moves(
+            limits.PARTICLES_RATIO,
+            f"{limits.PARTICLES_SHIFT}; of m > 100 particles 3 / sqrt(m), at least"
+            f" {limits.MOVED_SHIFT}",
+            "twice as many",
+        ),
         ("shares of the modes, off in sds", "those of particles", SHARES, "more of them"),
         ("squared KSD", "kernel Stein discrepancy", "", "compare"),
     ],

@@ -157,7 +157,10 @@ def _groups_of_particles(subject: OfFit) -> list[Moved | str]:
     def moved(x: Array, group: Group | None) -> Moved:
         # They follow each other, so that they are no independent draws.
         key = subject.rng_key
-        return _moved(subject, plan, x, key, PARTICLES, independent=False, group=group)
+        # Of more than 100 particles the mean is nearer.
+        shift = max(MOVED_SHIFT, min(PARTICLES_SHIFT, 3 / math.sqrt(len(x))))
+        kind = PARTICLES._replace(shift=shift)
+        return _moved(subject, plan, x, key, kind, independent=False, group=group)
 
     if (at := split_by_mode(subject)) is None:
         return [moved(x, None)]
