@@ -9,11 +9,11 @@ from numpyro_ext._model.finite_steps import reported
 __all__ = ["HEAT", "say_if_hot", "with_heat"]
 
 HEAT = (
-    "sum of ``kinetic_temperature`` over T, or else of ``implied_variance_ratio``, of up to 50"
-    " draws; minus their mean if it is far above 1, infinite after a warning that says so, and"
-    " minus infinity in draws that do not count."
+    "sum of ``kinetic_temperature`` over T, or else of the logarithm of ``implied_variance_ratio``,"
+    " of up to 50 draws; minus their mean if it is far above what is predicted, infinite after a"
+    " warning that says so, and minus infinity in draws that do not count."
 )
-_DRAWS, _HOT, _SURELY = 50, 2.0, 16.0
+_DRAWS, _HOT, _HOT_BY_GRADIENTS, _SURELY = 50, 2.0, 3.0, 16.0
 
 
 def with_heat(kernel: Any, state: Any) -> Any:
@@ -23,24 +23,26 @@ def with_heat(kernel: Any, state: Any) -> Any:
 
     The mean of m squares of normal numbers exceeds 1 by :math:`2 \sqrt{t/m} + 2 t/m` with a
     probability of at most :math:`e^{-t}` (Laurent & Massart, 2000, lemma 1); here t is 16. Momenta
-    forget each other at the rate of the friction.
+    forget each other at the rate of the friction. Of implied ratios, which a right chain has in the
+    hundreds where it comes near a bound, the mean is the geometric one.
     """
     name = _measure_of(kernel)
     if name is None:
         return state
     T = kernel.temperature_at(state.i - 1, state.z.dtype)
-    ratio, turns = getattr(state, name), _DRAWS
     if name == "kinetic_temperature":
-        ratio = ratio / jnp.where(T > 0, T, 1)
+        ratio = jnp.where(T > 0, state.kinetic_temperature / jnp.where(T > 0, T, 1), 1)
         turns = _DRAWS * kernel.steps_per_sample * getattr(kernel, "_friction", 0)
-        turns = jnp.clip(turns * state.step_size / 2, 1, _DRAWS)
-    few = _SURELY / (len(state.z) * turns)
-    limit = jnp.maximum(_HOT, 1 + 2 * few**0.5 + 2 * few)
+        few = _SURELY / (len(state.z) * jnp.clip(turns * state.step_size / 2, 1, _DRAWS))
+        limit, mean_of = jnp.maximum(_HOT, 1 + 2 * few**0.5 + 2 * few), lambda x: x
+    else:
+        ratio = jnp.where(T > 0, jnp.log(state.implied_variance_ratio), 0)
+        limit, mean_of = _HOT_BY_GRADIENTS, jnp.exp
     if kernel.settings is not None:
         limit *= max(kernel.settings.kinetic_temperature[1], kernel.settings.variance_ratio)
     num = (state.i - kernel.num_adapt) // kernel.steps_per_sample
-    heat = jnp.where(num > 0, state.heat + jnp.where(T > 0, ratio, 1), -jnp.inf)
-    mean = jnp.minimum(heat / _DRAWS, 1e6)
+    heat = jnp.where(num > 0, state.heat + ratio, -jnp.inf)
+    mean = jnp.minimum(mean_of(heat / _DRAWS), 1e6)
     begins = (num > 0) & (num % _DRAWS == 0) & (heat < jnp.inf)
     heat = jnp.where(begins, jnp.where(mean > limit, -mean, 0), heat)
     return state._replace(heat=heat.astype(state.heat.dtype))

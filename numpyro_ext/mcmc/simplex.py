@@ -188,7 +188,7 @@ class GammaSimplexReparam(Reparam):
         ...     p = numpyro.sample("p", dist.Dirichlet(jnp.ones(3)))
         ...     numpyro.sample("counts", dist.Multinomial(counts.sum(), p), obs=counts)
         >>> model = reparam(model, config={"p": GammaSimplexReparam()})
-        >>> kernel = SGRLD(model, 0.01, metric=ExpandedMean())
+        >>> kernel = SGRLD(model, 0.003, metric=ExpandedMean())
         >>> mcmc = MCMC(kernel, num_warmup=200, num_samples=2000, progress_bar=False)
         >>> mcmc.run(random.key(0), jnp.array([70, 20, 10]))
         >>> abs(mcmc.get_samples()["p"].mean(0)[0] - 71 / 103) < 0.05
