@@ -12,7 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.handlers import block, seed
 
-__all__ = ["Arguments", "check_frames", "indexed", "is_traced", "refuse_words", "split_arguments"]
+__all__ = [
+    "Arguments",
+    "check_frames",
+    "indexed",
+    "is_traced",
+    "refuse_words",
+    "split_arguments",
+    "without_handlers",
+]
 
 _NUMBERS = "biufc"
 """The kinds of dtypes of which JAX has arrays."""
@@ -61,9 +69,16 @@ for _name in ("all", "any", "max", "mean", "min", "std", "sum", "var"):
     setattr(_Indexed, _name, _of_frame(_name))
 
 
+def _frame_of(x: Any) -> Any:
+    """The frame or Series that an argument is, or has its numbers from; None of any other."""
+    if isinstance(x, _Indexed):
+        return x.frame
+    return x if hasattr(x, "to_numpy") else None
+
+
 def indexed(x: Any) -> Any:
     """Arguments of a model whose NumPy arrays, frames and Series of numbers take traced indices."""
-    if hasattr(x, "to_numpy") and not isinstance(x, _Indexed):
+    if _frame_of(x) is x is not None:
         numbers = np.asarray(x.to_numpy())
         if numbers.dtype.kind in _NUMBERS:
             view = numbers.view(_Indexed)
@@ -104,14 +119,15 @@ def refuse_words(model: Any, args: tuple, kwargs: dict[str, Any], error: Excepti
 
 def _has_words(x: Any) -> bool:
     """Return whether an array, a frame or a Series has a dtype that JAX has not."""
-    x = x.to_numpy() if hasattr(x, "to_numpy") and not isinstance(x, _Indexed) else x
-    return isinstance(x, np.ndarray) and x.dtype.kind not in _NUMBERS
+    frame = _frame_of(x)
+    numbers = x if frame is None else frame.to_numpy()
+    return isinstance(numbers, np.ndarray) and numbers.dtype.kind not in _NUMBERS
 
 
 def check_frames(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     """An error that names a frame on which ``SVI.init`` would fail, which runs the model itself."""
     for name, x in _named_leaves(model, args, kwargs):
-        if hasattr(x, "to_numpy"):
+        if _frame_of(x) is not None:
             try:
                 with block():
                     seed(model, 0)(*args, **kwargs)
@@ -125,12 +141,17 @@ def check_frames(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
             return
 
 
+def without_handlers(model: Any) -> Any:
+    """The function that a user wrote, whose signature names the arguments."""
+    while hasattr(model, "fn"):
+        model = model.fn
+    return model
+
+
 def _named(model: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a model by their names."""
-    while not inspect.isfunction(model) and hasattr(model, "fn"):
-        model = model.fn
     try:
-        return inspect.signature(model).bind(*args, **kwargs).arguments
+        return inspect.signature(without_handlers(model)).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):
         return {f"number {i + 1}": x for i, x in enumerate(args)} | kwargs
 
@@ -179,12 +200,15 @@ def split_arguments(
 ) -> tuple[Arguments, list[Any]]:
     """The arrays among the arguments of a model, and the rest.
 
+    A frame is part of the rest, because a traced array has no columns with names.
+
     :param bool hold: whether arrays are part of the rest, for a model that looks at their numbers.
     """
     leaves, tree = jax.tree.flatten((args, kwargs))
+    leaves = [x if _frame_of(x) is None else _frame_of(x) for x in leaves]
     arrays = [isinstance(x, np.ndarray | Array) and not _has_words(x) for x in leaves]
     fixed = [
-        (i, _Held(x) if is_array or hasattr(x, "to_numpy") or _has_words(x) else x)
+        (i, _Held(x) if isinstance(x, np.ndarray | Array) or _frame_of(x) is not None else x)
         for i, (x, is_array) in enumerate(zip(leaves, arrays, strict=True))
         if hold or not is_array
     ]

@@ -16,7 +16,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.arguments import is_traced, without_handlers
 from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.handlers import every_row, no_more_rows
 from numpyro_ext._model.masked import is_masked, masks_filled
@@ -203,11 +203,8 @@ def check_arguments(args: Any, kwargs: Any) -> tuple[tuple, dict[str, Any]]:
 
 def _check_signature(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     """A sentence where the arguments are too few or too many for the model."""
-    fn = model
-    while hasattr(fn, "fn"):  # of a handler
-        fn = fn.fn
     try:
-        signature = inspect.signature(fn)
+        signature = inspect.signature(without_handlers(model))
     except (TypeError, ValueError):
         return
     try:

@@ -12,6 +12,7 @@ import numpy as np
 from numpyro.handlers import condition, seed, uncondition
 from numpyro.ops.provenance import eval_provenance
 
+from numpyro_ext._model.arguments import without_handlers
 from numpyro_ext._model.checks import check_observed
 from numpyro_ext._model.handlers import every_row, valid_plates
 from numpyro_ext._model.program import shape_trace, trace_of
@@ -200,10 +201,8 @@ def _float(x: np.ndarray) -> bool:
 
 def _parameters(model: Model) -> list[str]:
     """The names of the positional arguments of a model, as far as they are known."""
-    while hasattr(model, "fn"):  # of a handler
-        model = model.fn  # type: ignore[attr-defined] - looked at just above
     try:
-        return list(inspect.signature(model).parameters)
+        return list(inspect.signature(without_handlers(model)).parameters)
     except (TypeError, ValueError):
         return []
 

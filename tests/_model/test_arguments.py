@@ -107,6 +107,15 @@ def test_a_frame_is_read_by_name_and_by_position():
     np.testing.assert_allclose(mcmc.get_samples()["loc"][-1], EXACT, atol=0.3)
 
 
+def test_an_engine_goes_on_with_other_frames():
+    engine = EP(by_columns, schedule="parallel")
+    for shift in (0.0, 0.0, 2.0):
+        frame = FRAME.assign(y=FRAME.y + shift)
+        params = engine.run(random.key(0), 20, frame, progress_bar=False).params
+        expected = EXACT + shift * 20 / (20 + 1 / 25)
+        np.testing.assert_allclose(params["auto_loc"], expected, rtol=1e-3)
+
+
 def one_mean(y):
     loc = numpyro.sample("loc", dist.Normal(0.0, 5.0))
     with numpyro.plate("rows", len(y)) as i:
