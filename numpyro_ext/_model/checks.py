@@ -24,6 +24,7 @@ from numpyro_ext._model.read import (
     ModelInfo,
     Site,
     base_distribution,
+    elementwise,
     frames,
     is_data,
     is_delta,
@@ -68,11 +69,11 @@ def check_supports(model_trace: Trace, guide_trace: Trace) -> None:
     for site in latent_sites(model_trace):
         name, fn = site["name"], site["fn"]
         ours = guide_trace[name]
-        support = _elementwise(getattr(fn, "support", None))
+        support = elementwise(getattr(fn, "support", None))
         if (
             isinstance(support, _CONSTRAINED)
             and ours["type"] == "sample"
-            and _elementwise(getattr(ours["fn"], "support", None)) == constraints.real
+            and elementwise(getattr(ours["fn"], "support", None)) == constraints.real
             and not is_delta(ours)
             and has_density(ours["fn"])
             and not _is_masked(fn)
@@ -84,12 +85,6 @@ def check_supports(model_trace: Trace, guide_trace: Trace) -> None:
                 " such as dist.TransformedDistribution(dist.Normal(...),"
                 " dist.biject_to(support)), or a guide that makes it, such as AutoNormal(model)."
             )
-
-
-def _elementwise(support: Any) -> Any:
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support
 
 
 def _kind(support: Any) -> str:
@@ -320,7 +315,7 @@ def _count_nan(site: Site) -> tuple[Any, ...]:
 
 def _find_outside(site: Site) -> Array | None:
     """Which numbers, or vectors, are no inner points of the support; None if all numbers are."""
-    support = _elementwise(getattr(site["fn"], "support", None))
+    support = elementwise(getattr(site["fn"], "support", None))
     if support is None or support in (constraints.real, constraints.circular, constraints.complex):
         return None
     value, there = jnp.asarray(site["value"]), seen(site)
@@ -348,7 +343,7 @@ def _bounds(support: Any) -> tuple[Any, Any]:
 def _compare_densities(site: Site) -> tuple[Array, ...] | None:
     """``_find_outside``; where the number has no density, by NumPyro's formula or by the bounds of
     the support; the value; and these bounds."""
-    outside, support = _find_outside(site), _elementwise(site["fn"].support)
+    outside, support = _find_outside(site), elementwise(site["fn"].support)
     if outside is None:
         return None
     value, none = jnp.asarray(site["value"]), ~jnp.isfinite(site["fn"].log_prob(site["value"]))

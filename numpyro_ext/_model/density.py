@@ -1,7 +1,6 @@
 """Log densities of the sites of a trace, and their sums."""
 
 from collections.abc import Collection
-import math
 from typing import Any
 
 from jax import Array, random
@@ -25,7 +24,6 @@ __all__ = [
     "scaled",
     "scales_rooted",
     "seen",
-    "summed_log_density",
     "without_mask",
 ]
 
@@ -78,60 +76,6 @@ def log_density(trace: Trace) -> Array:
     total = jnp.zeros(())
     for site in sample_sites(trace):
         total = total + jnp.sum(scaled(site, log_prob(site)))
-    return total
-
-
-def summed_log_density(trace: Trace, batches: dict[str, tuple[int, int]]) -> Array:
-    """
-    :func:`log_density` of a trace of funsor's, summed over the values of its discrete latent sites.
-
-    In plates with a minibatch the sum is that of each row, and its logarithm is scaled. Other
-    scales are inside of the sum, as they are for ``NUTS``.
-
-    :param dict batches: ``{plate: (size, rows)}`` of the plates that have fewer rows here.
-    """
-    import funsor  # an extra of the package
-    from funsor.optimizer import apply_optimizer
-
-    scales = {name: size / rows for name, (size, rows) in batches.items()}
-    plates = {name for site in sample_sites(trace) for name in frames(site)}
-    groups: list[tuple[set[str], list[Any]]] = []  # summed sites, and what depends on them
-    for site in sample_sites(trace):
-        log_p, names = log_prob(site), site["infer"]["dim_to_name"]
-        if site["scale"] is not None:  # that of minibatches is outside of the sum
-            log_p = log_p * (site["scale"] / math.prod(scales.get(n, 1.0) for n in frames(site)))
-        if any(name.startswith("_time") for name in names.values()):
-            raise ValueError(
-                f"site '{site['name']}' is in a scan over time with discrete latent sites, which"
-                " are summed out without minibatches alone; drop subsample_size."
-            )
-        factor = funsor.to_funsor(log_p if names else jnp.squeeze(log_p), funsor.Real, names)
-        summed = set(factor.inputs) - plates
-        joined = [group for group in groups if summed & group[0]]
-        groups = [group for group in groups if not any(group is one for one in joined)]
-        parts = [factor, *(part for group in joined for part in group[1])]
-        groups.append((summed.union(*(group[0] for group in joined)), parts))
-    total = jnp.zeros(())
-    for summed, parts in groups:
-        inside = [set(part.inputs) & plates for part in parts]
-        shared, everywhere = set.intersection(*inside), set.union(*inside)
-        for plate in (everywhere - shared) & set(scales):
-            raise ValueError(
-                f"the discrete latent sites {sorted(summed)} are summed out over all rows together"
-                f" of the plate '{plate}', whose minibatches have no unbiased estimate of that sum;"
-                " drop subsample_size, or put these sites into the plate."
-            )
-        with funsor.interpretations.lazy:
-            lazy = funsor.sum_product.sum_product(
-                funsor.ops.logaddexp,
-                funsor.ops.add,
-                parts,
-                eliminate=frozenset(summed | (everywhere - shared)),
-                plates=frozenset(everywhere),
-            )
-        optimised: Any = apply_optimizer(lazy)
-        each = optimised.reduce(funsor.ops.add)
-        total = total + math.prod(scales.get(name, 1.0) for name in shared) * each.data
     return total
 
 

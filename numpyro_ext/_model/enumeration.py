@@ -1,20 +1,76 @@
-"""What discrete latent sites, over whose values a potential sums, are where no density is taken."""
+"""Discrete latent sites: the sum of the density over their values, and their draws elsewhere."""
 
-from collections.abc import Collection
+import math
 from typing import Any
 
-import jax
-from jax import random
-from numpyro.handlers import block, seed, substitute
-from numpyro.infer import init_to_sample
-from numpyro.ops.provenance import eval_provenance
+from jax import Array, random
+import jax.numpy as jnp
+from numpyro.handlers import block, seed
 
-from numpyro_ext._model.handlers import first_rows
-from numpyro_ext._model.program import trace_of
-from numpyro_ext._model.read import Site
-from numpyro_ext._typing import Model, Sites
+from numpyro_ext._model.density import log_prob
+from numpyro_ext._model.read import Site, frames, sample_sites
+from numpyro_ext._typing import Model, Trace
 
-__all__ = ["depending_on", "without_summed"]
+__all__ = ["parallel", "summed_log_density", "without_summed"]
+
+
+def parallel(site: dict[str, Any]) -> dict[str, Any]:
+    """The mark of a site that is summed out, without which NumPyro warns."""
+    return {"enumerate": "parallel"} if site["fn"].has_enumerate_support else {}
+
+
+def summed_log_density(trace: Trace, batches: dict[str, tuple[int, int]]) -> Array:
+    """
+    The log density of a trace of funsor's, summed over the values of its discrete latent sites.
+
+    In a plate with a minibatch each row is summed by itself, and its logarithm is scaled by N/M.
+    Other scales are inside of the sum, as they are for ``NUTS``.
+
+    :param dict batches: ``{plate: (size, rows)}`` of the plates that have fewer rows here.
+    """
+    import funsor  # an extra of the package
+    from funsor.optimizer import apply_optimizer
+
+    scales = {name: size / rows for name, (size, rows) in batches.items()}
+    plates = {name for site in sample_sites(trace) for name in frames(site)}
+    groups: list[tuple[set[str], list[Any]]] = []  # summed sites, and what depends on them
+    for site in sample_sites(trace):
+        log_p, names = log_prob(site), site["infer"]["dim_to_name"]
+        if site["scale"] is not None:  # without N/M, which stays outside of the sum
+            log_p = log_p * (site["scale"] / math.prod(scales.get(n, 1.0) for n in frames(site)))
+        if any(name.startswith("_time") for name in names.values()):
+            raise ValueError(
+                f"site '{site['name']}' is in a scan over time with discrete latent sites, which"
+                " are summed out without minibatches alone; drop subsample_size."
+            )
+        factor = funsor.to_funsor(log_p if names else jnp.squeeze(log_p), funsor.Real, names)
+        summed = set(factor.inputs) - plates
+        joined = [group for group in groups if summed & group[0]]
+        groups = [group for group in groups if not any(group is one for one in joined)]
+        parts = [factor, *(part for group in joined for part in group[1])]
+        groups.append((summed.union(*(group[0] for group in joined)), parts))
+    total = jnp.zeros(())
+    for summed, parts in groups:
+        inside = [set(part.inputs) & plates for part in parts]
+        shared, everywhere = set.intersection(*inside), set.union(*inside)
+        for plate in (everywhere - shared) & set(scales):
+            raise ValueError(
+                f"the discrete latent sites {sorted(summed)} are summed out over all rows together"
+                f" of the plate '{plate}', whose minibatches have no unbiased estimate of that sum;"
+                " drop subsample_size, or put these sites into the plate."
+            )
+        with funsor.interpretations.lazy:
+            lazy = funsor.sum_product.sum_product(
+                funsor.ops.logaddexp,
+                funsor.ops.add,
+                parts,
+                eliminate=frozenset(summed | (everywhere - shared)),
+                plates=frozenset(everywhere),
+            )
+        optimised: Any = apply_optimizer(lazy)
+        each = optimised.reduce(funsor.ops.add)
+        total = total + math.prod(scales.get(name, 1.0) for name in shared) * each.data
+    return total
 
 
 def without_summed(model: Model) -> Model:
@@ -25,22 +81,3 @@ def without_summed(model: Model) -> Model:
         return latent and site["fn"].support.is_discrete
 
     return block(seed(model, random.key(0)), hide_fn=is_summed)
-
-
-def depending_on(
-    model: Model, args: tuple, kwargs: dict[str, Any], summed: Collection[str]
-) -> frozenset[str]:
-    """The deterministic sites of a model whose values depend on sites that are summed out."""
-
-    def run(summed: Sites) -> Sites:
-        fn = seed(first_rows(substitute(model, data=summed)), random.key(0))
-        trace = trace_of(substitute(fn, substitute_fn=init_to_sample), args, kwargs)
-        return {n: site["value"] for n, site in trace.items() if site["type"] == "deterministic"}
-
-    def values() -> Sites:
-        fn = seed(first_rows(model), random.key(0))
-        trace = trace_of(substitute(fn, substitute_fn=init_to_sample), args, kwargs)
-        return {name: trace[name]["value"] for name in summed}
-
-    found = eval_provenance(run, summed=jax.eval_shape(values))
-    return frozenset(name for name, sources in found.items() if sources)

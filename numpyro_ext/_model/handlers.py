@@ -24,7 +24,6 @@ __all__ = [
     "inside_plates",
     "latents_only",
     "no_more_rows",
-    "parallel",
     "plain_errors",
     "refuse_mutable",
     "refuse_noise",
@@ -253,11 +252,6 @@ class drawn_once(Messenger):
         if msg["type"] == "sample" and not (msg["is_observed"] or isinstance(msg["fn"], Delta)):
             for part in "value", "intermediates":
                 msg[part] = jax.tree.map(_apart, msg[part])
-
-
-def parallel(site: dict[str, Any]) -> dict[str, Any]:
-    """The mark of a site that is summed out, without which NumPyro warns."""
-    return {"enumerate": "parallel"} if site["fn"].has_enumerate_support else {}
 
 
 @contextmanager

@@ -8,8 +8,6 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.lax import GatherScatterMode
 from numpyro.primitives import Messenger
 
-from numpyro_ext._typing import Model
-
 __all__ = ["marked_plates", "shapes_on_plates"]
 
 _MARK = "rows of the plate "
@@ -17,9 +15,6 @@ _MARK = "rows of the plate "
 
 class marked_plates(Messenger):
     """Put a mark on the indices of plates, by which :func:`shapes_on_plates` knows them."""
-
-    def __init__(self, fn: Model) -> None:
-        super().__init__(fn)
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "plate" and msg["value"] is not None:

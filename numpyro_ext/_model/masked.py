@@ -24,7 +24,7 @@ from numpyro_ext._model.density import log_prob, scaled, seen, without_mask
 from numpyro_ext._model.handlers import first_rows
 from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.program import FILLED, trace_of
-from numpyro_ext._model.read import Site, latent_sites, layers, sample_sites
+from numpyro_ext._model.read import Site, elementwise, latent_sites, layers, sample_sites
 from numpyro_ext._numpyro import mask_of, replayed_trace, site_of_log_det
 from numpyro_ext._typing import Model, Sites
 
@@ -82,9 +82,7 @@ class Filled(dist.Distribution):
 
     def _parts(self, value: Array) -> tuple[Any, Array, int]:
         """The map to one event of the support, the masked entries and the axes of that event."""
-        support: Any = self.support
-        while isinstance(support, constraints.independent):
-            support = support.base_constraint
+        support = elementwise(self.support)
         masked = ~seen({"fn": self.base_dist, "value": value}) & self.where
         return biject_to(support), masked, support.event_dim
 

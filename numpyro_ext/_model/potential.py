@@ -14,12 +14,12 @@ from numpyro.infer.util import constrain_fn, transform_fn, unconstrain_fn
 
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.density import log_prob
-from numpyro_ext._model.enumeration import depending_on
-from numpyro_ext._model.handlers import first_rows, latents_only, parallel
+from numpyro_ext._model.enumeration import parallel
+from numpyro_ext._model.handlers import first_rows, latents_only
 from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.minibatch import plate_indices
 from numpyro_ext._model.operations import traced_once
-from numpyro_ext._model.program import Program
+from numpyro_ext._model.program import Program, depending_on
 from numpyro_ext._model.read import ModelInfo, sample_sites
 from numpyro_ext._numpyro import default_key, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites
@@ -115,7 +115,7 @@ class Potential(Program):
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
         """U at ``z`` on the rows ``idx``."""
         if self.info.summed:
-            return self.summed_potential(z, idx, self.info)
+            return self.summed_potential(z, idx, self.info.nesting)
         return self.potential(z, idx)
 
     def value_and_grad(self, z: Sites, idx: dict[str, Array]) -> tuple[Array, Sites]:

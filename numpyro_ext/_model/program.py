@@ -1,20 +1,22 @@
 """A model on its arguments, and the one way in which it is run at given values on given rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
 from jax import Array, random
 import jax.numpy as jnp
-from numpyro.handlers import block, infer_config, seed, substitute, trace
-from numpyro.infer import init_to_uniform
+from numpyro.handlers import block, seed, substitute, trace
+from numpyro.infer import init_to_sample, init_to_uniform
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.util import potential_energy
+from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._model import handlers
 from numpyro_ext._model.arguments import indexed
-from numpyro_ext._model.density import row_log_lik, summed_log_density
-from numpyro_ext._model.handlers import first_rows, parallel, plain_errors, valid_plates
+from numpyro_ext._model.density import row_log_lik
+from numpyro_ext._model.enumeration import summed_log_density
+from numpyro_ext._model.handlers import first_rows, plain_errors, valid_plates
 from numpyro_ext._model.lengths import marked_plates, shapes_on_plates
 from numpyro_ext._model.read import ModelInfo, latent_sites, model_info
 from numpyro_ext._numpyro import at_unconstrained
@@ -23,6 +25,7 @@ from numpyro_ext._typing import Model, Params, Sites, Trace
 __all__ = [
     "Program",
     "call_and_trace",
+    "depending_on",
     "drawn_names",
     "read_model",
     "set_up",
@@ -89,18 +92,19 @@ class Program:
             U = potential_energy(self._on(rows), *self.arguments, z)
         return jnp.asarray(U)
 
-    def summed_potential(self, z: Sites, rows: dict[str, Array], info: ModelInfo) -> Array:
-        """NumPyro's potential at values of the continuous sites, summed over those of the others.
+    def summed_potential(self, z: Sites, rows: dict[str, Array], nesting: int) -> Array:
+        """:meth:`potential`, summed over the values of the sites that are marked as ``parallel``.
 
-        funsor sums as it does for ``NUTS``, also over the values in loops, and where plates have
-        all rows.
+        Where plates have all rows funsor sums as it does for ``NUTS``, over the values in loops
+        too.
+
+        :param int nesting: the number of axes that plates take.
         """
         from numpyro.contrib.funsor import enum, plate_to_enum_plate
         from numpyro.contrib.funsor import trace as packed_trace
 
         batches = {n: (N, len(rows[n])) for n, (N, _) in self.plates.items() if len(rows[n]) < N}
-        fn = enum(infer_config(self._on(rows), parallel), -info.nesting - 1)
-        args, kwargs = self.arguments
+        fn, (args, kwargs) = enum(self._on(rows), -nesting - 1), self.arguments
         with plain_errors(self.model, args, kwargs):
             if not batches:
                 return jnp.asarray(potential_energy(fn, args, kwargs, z, enum=True))
@@ -131,6 +135,25 @@ def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) 
     with plain_errors(fn, args, named):
         sites = trace(fn).get_trace(*args, **named)
     return {name: site for name, site in sites.items() if not name.endswith(FILLED)}
+
+
+def depending_on(
+    model: Model, args: tuple, kwargs: dict[str, Any], summed: Collection[str]
+) -> frozenset[str]:
+    """The deterministic sites of a model whose values depend on sites that are summed out."""
+
+    def run(summed: Sites) -> Sites:
+        fn = seed(first_rows(substitute(model, data=summed)), random.key(0))
+        trace = trace_of(substitute(fn, substitute_fn=init_to_sample), args, kwargs)
+        return {n: site["value"] for n, site in trace.items() if site["type"] == "deterministic"}
+
+    def values() -> Sites:
+        fn = seed(first_rows(model), random.key(0))
+        trace = trace_of(substitute(fn, substitute_fn=init_to_sample), args, kwargs)
+        return {name: trace[name]["value"] for name in summed}
+
+    sources = eval_provenance(run, summed=jax.eval_shape(values))
+    return frozenset(name for name, names in sources.items() if names)
 
 
 def call_and_trace(fn: Model, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Trace]:

@@ -26,6 +26,7 @@ __all__ = [
     "Site",
     "base_distribution",
     "continuous_latents",
+    "elementwise",
     "frames",
     "is_data",
     "is_delta",
@@ -67,6 +68,13 @@ def base_distribution(fn: Any) -> Any:
     """The innermost layer."""
     *_, innermost = layers(fn)
     return innermost
+
+
+def elementwise(support: Any) -> Any:
+    """A constraint without the axes that ``to_event`` has declared."""
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support
 
 
 def split_auxiliary(guide_trace: Trace) -> tuple[Sites, Sites]:

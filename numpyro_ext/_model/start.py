@@ -16,7 +16,8 @@ from numpyro.infer.util import initialize_model
 
 from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.checks import check_rows
-from numpyro_ext._model.handlers import first_rows, parallel
+from numpyro_ext._model.enumeration import parallel
+from numpyro_ext._model.handlers import first_rows
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.program import trace_of

@@ -17,6 +17,7 @@ from numpyro.ops.provenance import eval_provenance
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.checks import check_observed
 from numpyro_ext._model.density import log_abs_det, log_density, log_prob
+from numpyro_ext._model.mapping import map_blocks
 from numpyro_ext._model.program import Program, trace_of
 from numpyro_ext._model.read import Site, is_data, latent_sites, sample_sites
 from numpyro_ext._model.units import Layout, find_layout
@@ -354,14 +355,10 @@ def over_draws(
     @jax.jit
     def run(params: Params, draws: Sites | None, keys: Array) -> Any:
         one, shared = prepare(params, jax.tree.map(lambda x: x[0], draws), keys[0])
-        if (size := len(keys)) <= block:
+        if len(keys) <= block:
             return jax.vmap(one)(draws, keys), shared
-        if draws is None:  # the last draw again: a shorter block would be compiled by itself
-            blocks = -(-size // block)
-            length = -(-size // blocks)
-            keys = keys[jnp.minimum(jnp.arange(blocks * length), size - 1)]
-            found = lax.map(lambda keys: one(None, keys), keys, batch_size=length)
-            return jax.tree.map(lambda x: x[:size], found), shared
+        if draws is None:
+            return map_blocks(lambda i: one(None, keys[i]), len(keys), block), shared
         return lax.map(lambda x: one(*x), (draws, keys), batch_size=block), shared
 
     def each(

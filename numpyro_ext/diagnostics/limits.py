@@ -80,6 +80,11 @@ MANY_WEIGHTS = 30
 """Numbers in matrices from which on these may be the weights of a network."""
 
 
+def particles_shift(m: int) -> float:
+    """The limit of the mean of m particles, which is nearer where they are more than 100."""
+    return max(MOVED_SHIFT, min(PARTICLES_SHIFT, 3 / math.sqrt(m)))
+
+
 def farthest(d: int) -> float:
     """The square of the distance from the center of N(0, I) in d dimensions within which nearly all
     draws lie: four standard deviations above its mean."""

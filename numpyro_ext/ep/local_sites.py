@@ -5,7 +5,7 @@ import copy
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array, lax, random
+from jax import Array, random
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
@@ -15,6 +15,7 @@ from numpyro.infer import init_to_uniform
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.density import row_log_lik
 from numpyro_ext._model.factors import Factors
+from numpyro_ext._model.mapping import map_blocks
 from numpyro_ext._model.program import Program, shape_trace
 from numpyro_ext._model.read import Site, frames, latent_sites, plate_sizes, sample_sites
 from numpyro_ext._numpyro import site_of_log_det
@@ -190,16 +191,9 @@ def _draw_rows(
         local = {**unravel(jnp.where(lost, jnp.nan, each[k]).reshape(flat.shape)), **state(k)}
         return local, log_z
 
-    keys, n = random.split(rng_key, factors.size), jnp.arange(factors.size)
-    blocks = -(-factors.size // max(1, _POINTS // points_of_row(factors)))
-    if blocks == 1:
-        found, log_z = jax.vmap(of_row)(n, keys)
-    else:
-        # The last row again, since a shorter block would be compiled by itself.
-        n = jnp.minimum(jnp.arange(blocks * -(-factors.size // blocks)), factors.size - 1)
-        found = lax.map(lambda n: of_row(n, keys[n]), n, batch_size=len(n) // blocks)
-        found, log_z = jax.tree.map(lambda x: x[: factors.size], found)
-    return {name: _placed(v, factors.axes[name]) for name, v in found.items()}, log_z
+    keys, most = random.split(rng_key, factors.size), max(1, _POINTS // points_of_row(factors))
+    values, log_z = map_blocks(lambda n: of_row(n, keys[n]), factors.size, most)
+    return {name: _placed(v, factors.axes[name]) for name, v in values.items()}, log_z
 
 
 def _placed(values: Array, axis: int) -> Array:

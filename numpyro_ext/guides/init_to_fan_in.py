@@ -11,6 +11,8 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.infer import init_to_median
 
+from numpyro_ext._model.read import elementwise
+
 __all__ = ["init_to_fan_in"]
 
 InAxis = int | Mapping[str, int] | None
@@ -125,9 +127,7 @@ def _own_shape(site: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _is_real(support: Any) -> bool:
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support is constraints.real
+    return elementwise(support) is constraints.real
 
 
 def _check(in_axis: Any) -> None:

@@ -14,11 +14,12 @@ from numpyro.primitives import mutable
 
 from numpyro_ext._checks import check_count, check_nonnegative
 from numpyro_ext._model.arguments import check_frames
-from numpyro_ext._model.enumeration import depending_on, without_summed
+from numpyro_ext._model.enumeration import without_summed
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._model.init_from import SEARCH, InitFrom, given_modes
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.program import depending_on
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Float, Model, Params, Sites, Trace

@@ -157,9 +157,7 @@ def _groups_of_particles(subject: OfFit) -> list[Moved | str]:
     def moved(x: Array, group: Group | None) -> Moved:
         # They follow each other, so that they are no independent draws.
         key = subject.rng_key
-        # Of more than 100 particles the mean is nearer.
-        shift = max(MOVED_SHIFT, min(PARTICLES_SHIFT, 3 / math.sqrt(len(x))))
-        kind = PARTICLES._replace(shift=shift)
+        kind = PARTICLES._replace(shift=limits.particles_shift(len(x)))
         return _moved(subject, plan, x, key, kind, independent=False, group=group)
 
     if (at := split_by_mode(subject)) is None:

@@ -1,12 +1,11 @@
 """Whether a model looks like a network, whose weights are not identified. It costs nothing."""
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
 from numpyro.distributions import constraints
 
-from numpyro_ext._model.read import latent_sites
+from numpyro_ext._model.read import elementwise, latent_sites
 from numpyro_ext.diagnostics.full_data import shapes_of
 from numpyro_ext.diagnostics.limits import MANY_WEIGHTS
 from numpyro_ext.diagnostics.subject import OfFit
@@ -31,9 +30,7 @@ def networks(subject: OfFit) -> list[Row]:
         own = [
             n for i, n in enumerate(shape) if i - len(shape) + site["fn"].event_dim not in plates
         ]
-        support: Any = site["fn"].support
-        while isinstance(support, constraints.independent):
-            support = support.base_constraint
+        support = elementwise(site["fn"].support)
         if len(own) > 1 and support in (constraints.real, constraints.real_matrix):
             count += math.prod(shape)
     if count < MANY_WEIGHTS:
