@@ -132,12 +132,14 @@ def continuous_latents(trace: Trace, *, sums: bool = False) -> dict[str, Site]:
 
     :param sums: whether a discrete one of few values is allowed, because funsor sums it out.
     """
-    latents = {}
+    latents, summed = {}, []
     for site in latent_sites(trace):
         name, few = site["name"], site["fn"].has_enumerate_support
         if not site["fn"].support.is_discrete:
             latents[name] = site
-        elif not (sums and few and find_spec("funsor")):
+        elif sums and few and find_spec("funsor"):
+            summed.append(f"'{name}' is discrete")
+        else:
             remedy = "sum it out of the model"
             if not few:
                 remedy += ", or use numpyro.infer.HMCGibbs with your own update"
@@ -151,8 +153,9 @@ def continuous_latents(trace: Trace, *, sums: bool = False) -> dict[str, Site]:
             )
     if not latents:
         raise ValueError(
-            "the model has no latent sample site that is continuous, so there is nothing to infer;"
-            " give it at least one numpyro.sample without obs."
+            "the model has no latent sample site that is continuous"
+            f"{f' ({", ".join(summed)}, and summed out)' if summed else ''}, so there is nothing to"
+            " infer; give it at least one numpyro.sample without obs."
         )
     return latents
 

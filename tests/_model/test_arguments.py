@@ -100,8 +100,12 @@ def test_a_frame_is_read_by_name_and_by_position():
     """Its rows are in another order than the labels of its index."""
     found = EP(by_columns, schedule="parallel").run(random.key(0), 20, FRAME, progress_bar=False)
     np.testing.assert_allclose(found.params["auto_loc"], EXACT, rtol=1e-3)
-    proxy = taylor_proxy(by_columns, FRAME, batch=10)
-    np.testing.assert_allclose(proxy.center["loc"], EXACT, rtol=1e-3)
+    arrays = {name: FRAME[name].to_numpy() for name in FRAME}
+    by_frame, by_arrays = (
+        taylor_proxy(*both, batch=10) for both in ((by_columns, FRAME), (groups, arrays))
+    )
+    np.testing.assert_allclose(by_frame.center["loc"], by_arrays.center["loc"], rtol=1e-5)
+    np.testing.assert_allclose(by_frame.rows, by_arrays.rows, rtol=1e-5, atol=1e-6)
     mcmc = MCMC(SGLD(by_columns, 1e-4), num_warmup=0, num_samples=2, progress_bar=False)
     mcmc.run(random.key(0), FRAME, batch=10, init_params={"loc": jnp.asarray(EXACT)})
     np.testing.assert_allclose(mcmc.get_samples()["loc"][-1], EXACT, atol=0.3)
