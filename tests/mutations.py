@@ -1,9 +1,11 @@
-"""Breaks a formula of each sub-package, one after the other, and says whether its tests notice.
+"""Breaks two formulas of each sub-package, one after the other, and says which test notices.
 
-``make mutations`` works on a copy of the checkout. For each formula it runs the tests of the
-sub-package, first those of ``make test`` and, if these pass, the others, and stops at a failure.
+``make mutations`` works on a copy of the checkout. For each formula it runs the file of tests that
+should notice and, if that passes, all tests of the sub-package, and stops at the first failure.
+Words after ``python -m tests.mutations`` choose the formulas whose path has one of them.
 """
 
+import os
 from pathlib import Path
 import shutil
 import subprocess
@@ -12,64 +14,172 @@ import tempfile
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# File, what stands there, what is put in its place; the tests are those of the same folder.
+# File, what stands there, what is put in its place, and the tests that should notice.
 FORMULAS = [
-    ("_model/density.py", "total + jnp.sum(transform.log_abs", "total - jnp.sum(transform.log_abs"),
-    ("diagnostics/weighted_ess.py", "squares = w**2", "squares = w"),
-    ("ep/sweep.py", "(found.log_normaliser + cavity.gain)", "(found.log_normaliser - cavity.gain)"),
-    ("expfam/gaussian.py", "axis=-1) / 2 - half_logdet(L)", "axis=-1) / 2 + half_logdet(L)"),
-    ("guides/normal_mixture.py", "norm.logpdf(x) - jnp.log(scale)", "norm.logpdf(x)"),
-    ("mcmc/sgld.py", "jnp.sqrt(2 * eps * T)", "jnp.sqrt(eps * T)"),
-    ("objectives/power_mean.py", "jnp.log(total) - jnp.log(num_particles)", "jnp.log(total)"),
-    ("optim/vadam.py", "return mean, num_data * s + lam", "return mean, num_data * s"),
-    ("particles/svgd.py", "stein_sums(kernel, xi, x, grad", "stein_sums(kernel, xi, x, 2 * grad"),
-    ("scores/score_matching.py", "b = kernel.length**4", "b = 2 * kernel.length**4"),
-    ("svae/potentials.py", "_dot(step, matvec(J, away)) / 2", "_dot(step, matvec(J, away))"),
-    ("transforms/planar.py", "(1.0 - h**2) * jnp.dot(self.u", "(1.0 - h) * jnp.dot(self.u"),
+    (
+        "_model/density.py",
+        "total + jnp.sum(transform.log_abs",
+        "total - jnp.sum(transform.log_abs",
+        "_model/test_density.py",
+    ),
+    (
+        "_model/taylor.py",
+        "known + self.size * jnp.mean(residuals)",
+        "known + jnp.sum(residuals)",
+        "objectives/test_taylor_proxy.py",
+    ),
+    (
+        "diagnostics/predictive_density.py",
+        "log_mean_exp(found.sum(1)) / found",
+        "np.mean(found.sum(1)) / found",
+        "diagnostics/test_predictive_density.py",
+    ),
+    (
+        "diagnostics/weighted_ess.py",
+        "squares = w**2",
+        "squares = w",
+        "diagnostics/test_weighted_ess.py",
+    ),
+    (
+        "ep/pbp/moments.py",
+        "v - v * v * (dm * dm - 2 * dv)",
+        "v - v * v * (dm * dm - dv)",
+        "ep/pbp/test_moments.py",
+    ),
+    (
+        "ep/sweep.py",
+        "(found.log_normaliser + cavity.gain)",
+        "(found.log_normaliser - cavity.gain)",
+        "ep/test_examples.py",
+    ),
+    (
+        "expfam/dirichlet.py",
+        "- jnp.sum(q, axis=-1)",
+        "+ jnp.sum(q, axis=-1)",
+        "expfam/test_contract.py",
+    ),
+    (
+        "expfam/gaussian.py",
+        "axis=-1) / 2 - half_logdet(L)",
+        "axis=-1) / 2 + half_logdet(L)",
+        "expfam/test_contract.py",
+    ),
+    (
+        "guides/normal_mixture.py",
+        "norm.logpdf(x) - jnp.log(scale)",
+        "norm.logpdf(x)",
+        "guides/test_mixture.py",
+    ),
+    (
+        "guides/transitions.py",
+        "jnp.sqrt(2.0) * jnp.exp(0.5 * log_step)",
+        "jnp.exp(0.5 * log_step)",
+        "guides/test_auto_implicit.py",
+    ),
+    (
+        "mcmc/sghmc.py",
+        "(1 + c) ** 2 / 4 * eps**2 * V",
+        "(1 + c) / 2 * eps**2 * V",
+        "mcmc/test_sghmc.py",
+    ),
+    ("mcmc/sgld.py", "jnp.sqrt(2 * eps * T)", "jnp.sqrt(eps * T)", "mcmc/test_sgld.py"),
+    (
+        "objectives/power_mean.py",
+        "jnp.log(total) - jnp.log(num_particles)",
+        "jnp.log(total)",
+        "objectives/test_power_mean.py",
+    ),
+    (
+        "objectives/renyi.py",
+        "alpha + (1 - alpha) * weights)",
+        "1 - alpha * (1 - weights))",
+        "objectives/test_renyi_gradients.py",
+    ),
+    (
+        "optim/ivon.py",
+        "* unbiased / precision,",
+        "* unbiased / g.precision,",
+        "optim/test_mean_field.py",
+    ),
+    (
+        "optim/vadam.py",
+        "return mean, num_data * s + lam",
+        "return mean, num_data * s",
+        "optim/test_mean_field.py",
+    ),
+    (
+        "particles/dynamics.py",
+        "velocity(r, -r / self.mass)",
+        "velocity(r, -r)",
+        "particles/test_dynamics.py",
+    ),
+    (
+        "particles/svgd.py",
+        "stein_sums(kernel, xi, x, grad",
+        "stein_sums(kernel, xi, x, 2 * grad",
+        "particles/test_svgd.py",
+    ),
+    ("scores/kde.py", "self.x) / (2.0 * h2)", "self.x) / h2", "scores/test_kde.py"),
+    (
+        "scores/score_matching.py",
+        "b = kernel.length**4",
+        "b = 2 * kernel.length**4",
+        "scores/test_score_matching.py",
+    ),
+    ("svae/elbo.py", "jnp.sum(scale_local * found", "jnp.sum(found", "svae/test_elbo.py"),
+    (
+        "svae/potentials.py",
+        "_dot(step, matvec(J, away)) / 2",
+        "_dot(step, matvec(J, away))",
+        "svae/test_potentials.py",
+    ),
+    (
+        "transforms/planar.py",
+        "(1.0 - h**2) * jnp.dot(self.u",
+        "(1.0 - h) * jnp.dot(self.u",
+        "transforms/test_contract.py",
+    ),
+    (
+        "transforms/radial.py",
+        "(x.shape[-1] - 1) * jnp.log1p",
+        "x.shape[-1] * jnp.log1p",
+        "transforms/test_contract.py",
+    ),
 ]
 
 
-def is_noticed(checkout: Path, folder: str, leg: str) -> str | None:
+def failing_test(checkout: Path, tests: str) -> str | None:
     """The name of a test that fails, if one does."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-n", "2"]
-    options = ["--dist", "loadfile", "--leg", leg, f"tests/{folder}"]
-    done = subprocess.run([*command, *options], cwd=checkout, capture_output=True, text=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", f"tests/{tests}"]
+    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
     if done.returncode not in (0, 1, 2):
         raise RuntimeError(done.stdout + done.stderr)
-    failed = [
-        x.split(" ")[1] for x in done.stdout.splitlines() if x.startswith(("FAILED", "ERROR"))
-    ]
-    return failed[0] if failed else None
+    lines = [x for x in done.stdout.splitlines() if x.startswith(("FAILED", "ERROR"))]
+    return lines[0].split(" ")[1] if lines else None
 
 
-def main() -> None:
-    noticed = {"fast": 0, "slow": 0, None: 0}
+def main(words: list[str]) -> None:
+    chosen = [x for x in FORMULAS if not words or any(word in x[0] for word in words)]
+    noticed = 0
     with tempfile.TemporaryDirectory() as folder:
         checkout = Path(folder) / "checkout"
-        left_out = shutil.ignore_patterns(
-            ".git", ".venv", ".jax_cache", "build", "_build", "gallery"
-        )
+        left_out = shutil.ignore_patterns(".git", ".venv", ".jax_cache", "build", "_build")
         shutil.copytree(ROOT, checkout, ignore=left_out)
-        for name, right, wrong in FORMULAS:
+        for name, right, wrong, tests in chosen:
             file = checkout / "numpyro_ext" / name
             text = file.read_text()
             if text.count(right) != 1:
                 raise ValueError(
-                    f"{name} has {right!r} {text.count(right)} times; it must be once."
+                    f"{name} has {right!r} {text.count(right)} times, but needs it once."
                 )
             file.write_text(text.replace(right, wrong))
-            for leg in ("fast", "slow"):
-                test = is_noticed(checkout, name.split("/")[0], leg)
-                if test:
-                    break
-            noticed[leg if test else None] += 1
-            print(f"{name}: {f'{leg} leg, {test}' if test else 'not noticed'}", flush=True)
+            test = failing_test(checkout, tests) or failing_test(checkout, name.split("/")[0])
+            noticed += test is not None
+            print(f"{name}: {test or 'not noticed'}", flush=True)
             file.write_text(text)
-    print(
-        f"{len(FORMULAS)} formulas: {noticed['fast']} noticed by the fast leg, {noticed['slow']}"
-        f" by the slow one, {noticed[None]} by none"
-    )
+    print(f"{noticed} of {len(chosen)} formulas are noticed")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
