@@ -27,6 +27,7 @@ else:
 __all__ = [
     "Bool",
     "Diagnosable",
+    "DiagnosableChains",
     "Engine",
     "Float",
     "GradientEstimator",
@@ -92,9 +93,7 @@ class GradientEstimator(Protocol):
 class Diagnosable(Protocol):
     """A kernel for ``MCMC`` that says of itself what a diagnosis has to know.
 
-    :func:`numpyro_ext.diagnostics.diagnose` and :func:`numpyro_ext.diagnostics.to_arviz` read
-    nothing else of a kernel. NumPyro's own kernels do not satisfy the Protocol; their runs are
-    judged as plain MCMC.
+    NumPyro's own kernels do not satisfy the Protocol; their runs are judged as plain MCMC.
     """
 
     @property
@@ -112,6 +111,11 @@ class Diagnosable(Protocol):
     def steps_per_sample(self) -> int:
         """Transitions in one draw."""
         ...
+
+
+@runtime_checkable
+class DiagnosableChains(Diagnosable, Protocol):
+    """A :class:`Diagnosable` kernel whose chains are Markov chains."""
 
     @property
     def settings(self) -> Any:

@@ -4,9 +4,10 @@ Each row uses one class once on a small model, and records which functions of th
 enters while it does so. `files` are the files with at least one such function, `lines` are all
 lines of these files, docstrings included, and `functions` are the lines of the recorded functions
 alone. Imports are left out, because the whole package is imported before the recording begins, and
-so is the construction of what the row uses; a draw does without the reading of the model and the
-start of the chain. A process of its own for each row leaves nothing compiled from the row before.
-No file is listed by hand, so two versions of the package can be compared by the same command.
+so is the construction of what the row uses; a draw, an update and a loss do without the reading of
+the model and the start of the chain or of the fit. A process of its own for each row leaves nothing
+compiled from the row before. No file is listed by hand, so two versions of the package can be
+compared by the same command.
 """
 
 import argparse
@@ -70,6 +71,22 @@ def a_fit(guide, loss, model=model, optim=None, data=X) -> Use:
     return lambda: svi.run(random.key(0), 2, data, progress_bar=False)
 
 
+def a_started_fit(guide, loss) -> tuple[SVI, object]:
+    svi = SVI(model, guide, optax.adam(0.01), loss)
+    return svi, svi.init(random.key(0), X)
+
+
+def an_update(guide, loss) -> Use:
+    svi, state = a_started_fit(guide, loss)
+    return lambda: svi.update(state, X)
+
+
+def a_loss(guide, loss) -> Use:
+    svi, state = a_started_fit(guide, loss)
+    params = svi.get_params(state)
+    return lambda: loss.loss(random.key(1), params, model, guide, X)
+
+
 def structured() -> Use:
     K, D, concentration = 3, 2, jnp.ones(3)
 
@@ -120,7 +137,9 @@ ROWS: dict[str, Callable[[], Use]] = {
     "`SGHMC(model, 0.1)`, a draw": lambda: a_draw(SGHMC(model, 0.1)),
     "`SGHMC(model)`, settings found": lambda: a_chain(SGHMC(model)),
     "`VRELBO(0.5)`, `AutoNormal`": lambda: a_fit(AutoNormal(model), VRELBO(0.5)),
+    "`VRELBO(0.5)`, a loss": lambda: a_loss(AutoNormal(model), VRELBO(0.5)),
     "`SVGD()`, `AutoParticles`": lambda: a_fit(AutoParticles(model, 10), SVGD()),
+    "`SVGD()`, an update": lambda: an_update(AutoParticles(model, 10), SVGD()),
     "`AutoRealNVPNormal`": lambda: a_fit(AutoRealNVPNormal(model), Trace_ELBO()),
     "`AutoLaplaceGGN`": a_laplace,
     "`EP`": a_run_of_ep,

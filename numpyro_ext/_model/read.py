@@ -26,6 +26,7 @@ __all__ = [
     "Site",
     "base_distribution",
     "continuous_latents",
+    "coordinate_name",
     "elementwise",
     "frames",
     "is_data",
@@ -200,6 +201,12 @@ class Latent(NamedTuple):
     """Shape and type of a value in unconstrained space."""
     plates: tuple[str, ...]
     """Names of the plates around it."""
+
+
+def coordinate_name(slices: dict[str, slice], k: int) -> str:
+    """The name of number ``k`` of the sites in one vector, such as ``"w[3]"``, or ``"w"`` alone."""
+    name, place = next((n, s) for n, s in slices.items() if s.start <= k < s.stop)
+    return name if place.stop - place.start == 1 else f"{name}[{k - place.start}]"
 
 
 def unravel(x: Array, shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> Sites:

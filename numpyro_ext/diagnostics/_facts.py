@@ -13,7 +13,7 @@ from numpyro_ext._model.handlers import every_row, valid_plates
 from numpyro_ext._model.mode_search import of_kind
 from numpyro_ext._model.read import sample_sites
 from numpyro_ext._numpyro import max_tree_depth, mcmc_arguments
-from numpyro_ext._typing import Diagnosable, Model
+from numpyro_ext._typing import Diagnosable, DiagnosableChains, Model
 from numpyro_ext.diagnostics._evaluate import count_of
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.full_data import shapes_of
@@ -130,7 +130,7 @@ def facts_of(mcmc: MCMC, fit: Fit) -> Facts:
     facts.num_latents = sum(np.size(x) for x in jax.tree.leaves(z)) // mcmc.num_chains
     if (scale := getattr(state, "step_scale", None)) is not None:
         facts.step_scale = float(np.min(jax.device_get(scale)))
-    if not isinstance(kernel, Diagnosable):
+    if not isinstance(kernel, DiagnosableChains):
         return facts
     temperature = _temperature(kernel, state, mcmc.num_samples * kernel.steps_per_sample)
     if temperature is not None:
@@ -149,7 +149,7 @@ def facts_of(mcmc: MCMC, fit: Fit) -> Facts:
     return facts
 
 
-def _temperature(kernel: Diagnosable, state: Any, num_transitions: int) -> float | None:
+def _temperature(kernel: DiagnosableChains, state: Any, num_transitions: int) -> float | None:
     """T of the transitions that were drawn; None where it changes, or where there is none."""
     if (i := getattr(state, "i", None)) is None:
         return None
@@ -172,7 +172,7 @@ def cost_of(mcmc: MCMC, fit: Fit) -> Facts:
     facts = Facts(transitions_per_draw=transitions)
     if fit.plates:
         facts.batch_rows, facts.rows = rows_of(kernel.model, *mcmc_arguments(mcmc))
-    if known:
+    if isinstance(kernel, DiagnosableChains):
         rows = facts.rows / facts.batch_rows if facts.batch_rows else 1.0
         if (each := kernel.gradients_per_transition(rows)) is not None:
             facts.gradients_per_draw = transitions * each

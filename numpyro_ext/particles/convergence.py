@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.read import ModelInfo, coordinate_name
 from numpyro_ext._typing import Float
 from numpyro_ext.scores.implied_sd import IMPLIED_RATIO, IMPLIED_SHIFT, implied_sd_ratio
 
@@ -73,16 +73,9 @@ def _warn_unless_converged(info: ModelInfo, m: int, ratio: Any, shift: Any, erro
         remedy = "increase num_warmup or the number of particles"
     warnings.warn(
         "the particles have not converged, or their field is biased: the standard deviation of"
-        f" {_name_of(info, worst)} is {ratio[worst]:.2f} of the one that the gradients imply"
-        f" (expected {IMPLIED_RATIO[0]} to {IMPLIED_RATIO[1]}), and the mean gradient is"
-        f" {shift:.2g} in units of the spread ({known}); {remedy}.",
+        f" {coordinate_name(info.slices, worst)} is {ratio[worst]:.2f} of the one that the"
+        f" gradients imply (expected {IMPLIED_RATIO[0]} to {IMPLIED_RATIO[1]}), and the mean"
+        f" gradient is {shift:.2g} in units of the spread ({known}); {remedy}.",
         InferenceWarning,
         stacklevel=2,
     )
-
-
-def _name_of(info: ModelInfo, coordinate: int) -> str:
-    """The site of a coordinate of the latent vector, and its place there."""
-    site, at = next((n, s) for n, s in info.slices.items() if s.start <= coordinate < s.stop)
-    inside = coordinate - at.start
-    return f"site '{site}'" + (f", element {inside}" if at.stop - at.start > 1 else "")

@@ -165,7 +165,6 @@ class ParVI(MCMCKernel):
     """
 
     inference_method: ClassVar[str] = "particles"
-    settings: ClassVar[None] = None
 
     def __init__(
         self,
@@ -239,15 +238,6 @@ class ParVI(MCMCKernel):
         self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
     ) -> Callable[..., Any]:
         return self._potential(model_args, model_kwargs or {}).postprocess()
-
-    def gradients_per_transition(self, rows: float) -> None:
-        """None, because the draws of an optimisation have no effective sample size."""
-
-    def temperature_at(self, i: Any) -> None:
-        """None, because a step adds no noise."""
-
-    def noise_share(self, state: ParVIState) -> None:
-        """None, because a step does not correct for the noise of the gradient."""
 
     def init(
         self,

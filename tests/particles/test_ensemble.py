@@ -164,7 +164,7 @@ def test_default_is_right_on_a_potential_function_and_comes_to_rest(capsys):
 
 def test_particles_that_have_not_converged_are_a_warning_that_names_the_site():
     kernel = ParVI(model, RegularizedSVGD(), init_from=None)
-    with pytest.warns(InferenceWarning, match="have not converged.*of site 'scale' is"):
+    with pytest.warns(InferenceWarning, match="have not converged.*deviation of scale is"):
         jax.block_until_ready(ensemble(kernel, num_warmup=1, init_params=STARTS).last_state)
 
 
