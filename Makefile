@@ -1,5 +1,5 @@
 # Every target sets up .venv by itself. PYTHON=... chooses another interpreter.
-.PHONY: quickstart test test-all seconds mutations keys leaks upstream versions lint docs bench bench-all wheel clean
+.PHONY: quickstart test test-all nightly mutations keys leaks upstream versions lint docs bench bench-all wheel clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,45 +20,37 @@ $(VENV)/installed-%: pyproject.toml constraints.txt | $(BIN)/python
 quickstart: $(VENV)/installed-examples
 	$(BIN)/python examples/quickstart.py
 
-# A worker takes whole files, whose fixtures and compilations it then makes once, the dearest first.
 # Compiled sources are kept even where the environment forbids it: collecting takes half the time.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile \
-	--no-loadscope-reorder --max-worker-restart=2 --durations=10
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist worksteal \
+	--max-worker-restart=2 --durations=10
 
-# In single precision, what takes no more than some processor seconds (tests/legs.py); every public
-# class and function is called.
+# The cheap tests, in single precision, and the example of every public class and function.
 test: $(VENV)/installed-test
-	$(PYTEST) --leg fast --touch-all
+	$(PYTEST) -m "not slow and not nightly"
 
-# And in double precision the files that have something marked for it, and the others: what a slow
-# machine leaves out by TESTS_END is then the end of the longest leg.
-test-all: test
-	JAX_ENABLE_X64=1 $(PYTEST) -m x64 $$(grep -rl --include='test_*.py' 'mark\.x64' tests)
-	$(PYTEST) --leg slow
+# All that a merge needs, in single precision and, where marked for it, in double precision.
+test-all: $(VENV)/installed-test
+	$(PYTEST) -m "not nightly"
+	JAX_ENABLE_X64=1 $(PYTEST) -m "x64 and not nightly" $$(grep -rl --include='test_*.py' 'mark\.x64' tests)
 
-# Rewrites tests/seconds.tsv, compiling everything anew. LEG=fast records one leg.
-LEG ?=
-seconds: $(VENV)/installed-test
-	$(if $(LEG),,rm -f tests/seconds.tsv)
-	cache=$$(mktemp -d); JAX_COMPILATION_CACHE_DIR=$$cache $(PYTEST) --record-seconds \
-		$(LEG:%=--leg %); status=$$?; rm -rf $$cache; exit $$status
+# What a release needs and a merge does not; -k goes on after a failure.
+nightly: test-all keys mutations leaks versions wheel docs
+	$(PYTEST) -m nightly
 
-# Breaks one formula of each sub-package after the other, and says which tests of it notice.
+# Breaks two formulas of each sub-package, one after the other, and says which test notices.
 mutations: $(VENV)/installed-test
 	$(BIN)/python -m tests.mutations
 
-# The tests in single precision at other random keys: the integer of each is shifted by KEYS * 1000.
-# LEG=fast, or LEG=slow, takes one leg.
+# The tests at other random keys: the integer of each is shifted by KEYS * 1000.
 KEYS ?= 1 2 3 4 5 6 7 8
 keys: $(VENV)/installed-test
 	status=0; for k in $(KEYS); do \
-		$(PYTEST) --shift-keys $$k $(LEG:%=--leg %) tests || status=1; \
+		$(PYTEST) --shift-keys $$k -m "not nightly" tests || status=1; \
 	done; exit $$status
 
 # Suites in which a tracer that outlives its trace is an error.
-LEAKS ?= tests/objectives/test_contract.py
 leaks: $(VENV)/installed-test
-	JAX_CHECK_TRACER_LEAKS=1 $(BIN)/python -m pytest -q $(LEAKS)
+	JAX_CHECK_TRACER_LEAKS=1 $(BIN)/python -m pytest -q tests/objectives/test_contract.py
 
 # NumPyro's own tests of SVI, guides and MCMC with parts of this package in place of its own. Its
 # sources hold them, but what it publishes for installation does not: NUMPYRO is a checkout. K="..."

@@ -1,4 +1,4 @@
-"""Test set-up: two CPU devices, what makes compiling cheap, the tolerances of the two legs, the
+"""Test set-up: two CPU devices, what makes compiling cheap, the tolerances of both precisions, the
 suite at other random keys (``--shift-keys``), and no more programs than a process can hold.
 """
 
@@ -29,8 +29,6 @@ import jax
 import numpy as np
 import pytest
 
-from tests import legs, touched
-
 TESTS = str(Path(__file__).resolve().parent) + os.sep
 MAPPINGS = Path("/proc/self/maps")
 # Of Linux's 65,530. Each compiled program takes some, and without another the compiler dies.
@@ -40,22 +38,10 @@ MOST_MAPPINGS = 25_000
 def pytest_addoption(parser):
     help = "add 1000 times this to every integer that a test makes a random key or generator of"
     parser.addoption("--shift-keys", type=int, default=0, metavar="N", help=help)
-    help = "write the processor seconds of the tests into tests/seconds.tsv"
-    parser.addoption("--record-seconds", action="store_true", help=help)
-    help = "the tests of at most some processor seconds, or the others (tests/legs.py)"
-    parser.addoption("--leg", choices=("fast", "slow"), help=help)
-    help = "fail if a public class or function is not called"
-    parser.addoption("--touch-all", action="store_true", help=help)
 
 
 def pytest_configure(config):
     config.pluginmanager.register(FewPrograms())
-    if end := os.environ.get("TESTS_END"):
-        config.pluginmanager.register(legs.Deadline(float(end)))
-    if config.getoption("--record-seconds"):
-        config.pluginmanager.register(legs.Recorder())
-    if config.getoption("--touch-all"):
-        config.pluginmanager.register(touched.Touched())
     if shift := 1000 * config.getoption("--shift-keys"):
         for module, names in ((jax.random, ("key", "PRNGKey")), (np.random, ("default_rng",))):
             for name in names:
@@ -99,7 +85,6 @@ def shifted(make_key, shift):
 
 
 def pytest_collection_modifyitems(config, items):
-    legs.arrange(config, items, config.getoption("--leg"))
     if config.getoption("--shift-keys"):
         left_out = pytest.mark.skip(reason="golden values belong to their keys")
         for item in items:
@@ -109,7 +94,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture
 def tol():
-    """``tol(f32, f64)``: the tolerance that belongs to the leg that is running."""
+    """``tol(f32, f64)``: the tolerance of the precision that is running."""
 
     def choose(f32: float, f64: float) -> float:
         return f64 if jax.config.jax_enable_x64 else f32
@@ -121,4 +106,4 @@ def tol():
 def needs_x64():
     """For reference values that float32 cannot resolve."""
     if not jax.config.jax_enable_x64:
-        pytest.skip("reference values in double precision: checked in the x64 leg")
+        pytest.skip("reference values in double precision: checked in double precision")

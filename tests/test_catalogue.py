@@ -45,6 +45,10 @@ PUBLIC = {
 }
 
 
+MADE_BY_OTHERS = {"Modes", "Potential", "Settings"}
+"""Classes that nobody constructs; their examples show what returns them."""
+
+
 def is_algorithm(module: str, name: str, value) -> bool:
     """States and results are described where their algorithm is; errors need no example."""
     if catalogue()[module][name].group.startswith(("States", "Results")):
@@ -114,10 +118,15 @@ def test_every_public_name_is_in_the_table_of_its_page_of_the_api():
     report(found)
 
 
-def test_every_algorithm_has_an_example():
-    finder = doctest.DocTestFinder(recurse=False)
-    found = {where: finder.find(value, where[1]) for where, value in ALGORITHMS.items()}
-    report([".".join(where) for where, tests in found.items() if not (tests and tests[0].examples)])
+def test_every_algorithm_has_an_example_that_uses_it():
+    """No marker leaves an example out, so that `make test` calls all that is public."""
+    found = []
+    for where, value in ALGORITHMS.items():
+        tests = doctest.DocTestFinder(recurse=False).find(value, where[1])
+        code = "".join(example.source for test in tests for example in test.examples)
+        is_named = re.search(rf"\b{where[1]}\b", code) or (code and where[1] in MADE_BY_OTHERS)
+        found += [] if is_named else [".".join(where)]
+    report(found)
 
 
 def test_every_algorithm_is_named_in_a_test_of_its_module():

@@ -26,6 +26,7 @@ TINY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_an_example_runs(name, tmp_path, monkeypatch, capsys):
     script, picture = EXAMPLES / f"{name}.py", tmp_path / "picture.png"

@@ -36,6 +36,7 @@ def saved(tmp_path_factory):
     return pickle.loads(path.read_bytes())
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:EP has not converged")  # nor is it meant to in so few sweeps
 @pytest.mark.parametrize("name", RUNS)
 def test_a_killed_run_goes_on_as_if_it_had_not_been_killed(saved, name):
@@ -48,6 +49,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been_killed(saved, name):
     np.testing.assert_allclose(rest, whole[HALF:], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is full, as Linux has")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_full_disk_loses_the_picture_alone(tmp_path, monkeypatch, capsys):

@@ -14,6 +14,7 @@ import subprocess
 import sys
 
 import numpyro
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "numpyro_ext"
@@ -261,6 +262,7 @@ def private_uses(tree: ast.AST) -> Iterator[tuple[ast.AST, str, bool]]:
                 yield node, node.value, False
 
 
+@pytest.mark.slow
 def test_private_numpyro_names_only_in_one_file():
     """A private name is NumPyro's if NumPyro defines it anywhere and the file's classes do not.
 
@@ -321,6 +323,7 @@ HEAVY = {"IPython", "arviz", "arviz_base", "arviz_stats", "equinox", "flax", "ma
 HEAVY |= {"scipy.optimize", "scipy.stats", "sklearn", "statsmodels", "xarray"}
 
 
+@pytest.mark.slow
 def test_nothing_happens_at_import():
     """No array is alive and no configuration, warning filter or heavy module has come with it."""
     script = (

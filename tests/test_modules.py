@@ -231,6 +231,7 @@ def losses():
     return of
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("place", "library"),
     # The rows of other guides have the same adapter; an Equinox module alone sees one at a time.
@@ -242,6 +243,7 @@ def test_modules_descend_as_a_stax_pair_of_the_same_weights(losses, place, libra
     np.testing.assert_allclose(losses(place, NETS[library]), expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", NETS)
 def test_values_and_gradients_over_any_batch_axes(library):
     init, apply = as_pair(NETS[library](3, 2)).of_rows(1)
@@ -310,6 +312,7 @@ def concatenated(hidden_dim, z_dim):
     )
 
 
+@pytest.mark.slow
 def test_the_encoder_of_numpyros_auto_encoder_trains():
     runs = []
     for net in (numpyro_encoder(8, 2), concatenated(8, 2)):
@@ -374,6 +377,7 @@ def equinox_images():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [stax_images, LinenImages, NnxImages, equinox_images])
 def test_convolutional_encoders_read_each_image_alone(make):
     guide = flow(make(), num_flows=0)

@@ -38,6 +38,8 @@ from numpyro_ext.objectives import BBAlphaELBO, CurvatureELBO
 from numpyro_ext.optim import ivon
 from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
 
+pytestmark = pytest.mark.slow
+
 N, HIDDEN = 12, 3
 X = random.normal(random.key(0), (N, 2))
 Y = jnp.sin(X[:, 0])
@@ -299,6 +301,7 @@ def pbp():
 
 # A point, as of each member of an ensemble, has no spread for ArviZ to divide by; 28 particles of
 # 14 weights are too narrow, and say so.
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::numpyro_ext.diagnostics.InferenceWarning")
 @pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto:UserWarning")

@@ -63,6 +63,7 @@ def short(monkeypatch):
     monkeypatch.setattr(diagnostics, "diagnose", table)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # of so few steps
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs_as_printed(page, short, tmp_path, monkeypatch):

@@ -34,6 +34,7 @@ NUMPY = {"y": Y, "group": GROUP}
 EXACT = np.array([Y[GROUP == k].sum() / (20 + 1 / 25) for k in range(3)])
 
 
+@pytest.mark.slow
 def test_ep_of_numpy_data_is_exact():
     """A normal posterior, by the factors of rows that are normal too."""
 
@@ -47,6 +48,7 @@ def test_ep_of_numpy_data_is_exact():
     np.testing.assert_allclose(found.params["auto_loc"], EXACT, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_proxy_and_its_loss_take_numpy_data():
     proxy = taylor_proxy(groups, NUMPY, batch=10)
     np.testing.assert_allclose(proxy.center["loc"], EXACT, rtol=1e-3)

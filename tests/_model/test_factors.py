@@ -200,6 +200,7 @@ def test_terms_in_other_plates_are_those_of_each_element():
     np.testing.assert_allclose(found["loc"], stats.norm.logpdf([0.1, 0.9], 0.4, 2.0), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_draws_of_the_prior_are_flat_vectors_in_unconstrained_space():
     """log tau ~ N(.3, .5) and loc given tau ~ N((1, -2), tau), within 5 standard errors."""
     x = factors_of("simplex and matrix").draw_prior(random.key(4), 4000)

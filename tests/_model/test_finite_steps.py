@@ -50,6 +50,7 @@ def fit(lost, steps=600):
     return svi.run(random.key(0), steps, lost, progress_bar=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["loss", "gradient"])
 def test_the_fit_goes_on_without_the_steps_that_are_not_finite(lost):
     """It is that of the other five rows; the loss of a minibatch of one row moves the mean by 0.1

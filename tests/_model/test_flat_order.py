@@ -57,6 +57,7 @@ def test_model_info_has_the_order_of_the_model():
     assert np.array_equal(info.ravel(jax.tree.map(jnp.asarray, SCALES)), FLAT.astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [AutoDiagonalNormal, AutoMultivariateNormal])
 def test_numpyros_gaussian_guides_have_it(family):
     """A covariance written in the flat order is the variance of each site."""
@@ -68,6 +69,7 @@ def test_numpyros_gaussian_guides_have_it(family):
     assert np.allclose(in_order(many, 1).std(0), FLAT, rtol=0.03)
 
 
+@pytest.mark.slow
 def test_flow_has_it():
     guide = AutoRealNVPNormal(model, init_from=None)
     params = start(guide)
@@ -118,6 +120,7 @@ def test_score_estimators_are_fitted_in_it():
     assert any(np.allclose(samples, x) for samples in seen)
 
 
+@pytest.mark.slow
 def test_points_of_the_stein_discrepancy_have_it():
     """A kernel that weighs each coordinate by itself says the same of sites and of flat points."""
 

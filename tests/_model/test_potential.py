@@ -162,6 +162,7 @@ def test_parameters_of_the_model_are_those_given():
     assert jnp.allclose(potential_of(model, params=params)(z, {}), 4.5 + constant)
 
 
+@pytest.mark.slow
 def test_a_start_that_is_nowhere_finite_names_the_site():
     """One start, and the third of several; the square of the row overflows."""
     x = data().at[2].set(jnp.finfo(jnp.result_type(float)).max)

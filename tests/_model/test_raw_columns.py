@@ -16,6 +16,8 @@ from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.objectives import taylor_proxy
 from numpyro_ext.optim import find_modes
 
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(0)
 SCALES = np.array([1.0, 10.0, 100.0, 300.0])
 RAW = np.column_stack([np.ones(500), (1 + RNG.standard_normal((500, 4))) * SCALES])

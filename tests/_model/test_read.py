@@ -37,6 +37,7 @@ def test_flat_order_is_that_in_which_the_model_samples():
     assert [info.slices[name].start for name in ORDER] == [0, *stops[:-1]]
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_flat_order_is_that_of_numpyros_guides(tol):
     """The median of a Gaussian guide whose mean is x is what ``unravel`` makes of x."""

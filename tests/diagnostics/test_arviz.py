@@ -109,6 +109,7 @@ def exact():
     return exact_tree(1, 800, result=[EXACT, EXACT], posterior_predictive=True)
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_exact_guide_has_constant_weight_on_each_restart(exact, tol):
     stats = exact.sample_stats
@@ -238,6 +239,7 @@ def test_custom_guide_keeps_only_sites_of_the_model_and_its_deterministic_sites(
     assert dt.attrs["density"] == "bound"
 
 
+@pytest.mark.slow
 def test_parts_of_a_guide_list_are_independent():
     def model():
         numpyro.sample("a", dist.Normal())
@@ -301,6 +303,7 @@ def test_implicit_guide_is_only_sampled():
     assert 0.1 < float(dt.posterior.z.std()) < float(abs(dt.posterior.z).max()) < 0.7
 
 
+@pytest.mark.slow
 def test_local_latents_are_drawn_for_all_data():
     svi = svi_of(local, AutoNormal(local), batch=1)
     params = {
@@ -348,6 +351,7 @@ def test_keys_new_style_legacy_and_default():
         draws(0)
 
 
+@pytest.mark.slow
 def test_lp_is_minus_numpyros_potential(tol):
     draws = {
         "scale": jnp.array([0.7, 3.0]),
@@ -447,6 +451,7 @@ def run_mcmc(
     return mcmc
 
 
+@pytest.mark.slow
 def test_mcmc_with_thinning_chains_and_statistics():
     fields = (
         "potential_energy",
@@ -591,6 +596,7 @@ def test_posterior_predictive_is_drawn_for_all_rows_and_each_draw(exact):
     assert correlation == pytest.approx(0.2, abs=4 / np.sqrt(1600))
 
 
+@pytest.mark.slow
 def test_block_size_changes_no_number():
     whole = exact_tree(2, 11)
     blocks = exact_tree(2, 11, block_size=4)
@@ -734,6 +740,7 @@ def test_groups_that_do_not_exist_are_left_out():
     assert "log_likelihood" not in exact_tree(num_samples=5, log_likelihood=False).children
 
 
+@pytest.mark.slow
 def test_model_with_params_mutable_state_and_scan():
     from numpyro.contrib.control_flow import scan
 

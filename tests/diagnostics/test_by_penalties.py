@@ -48,6 +48,7 @@ def judged(svi, params, **options):
     return diagnose(svi, result=params, model_args=(X,), num_samples=400, **options)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("loc", "right"), [(1.625, True), (0.5, False), (2.0, False)])
 def test_the_optimum_of_the_penalty_is_right_and_the_posterior_is_wrong(loc, right):
     """With the slope at the mean m of the guide, the best mean is 6.5 - 3 m; the error of a shift

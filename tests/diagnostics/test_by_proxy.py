@@ -20,6 +20,8 @@ from numpyro_ext.diagnostics.psis import log_weights_of
 from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.objectives import VRELBO, taylor_proxy
 
+pytestmark = pytest.mark.slow
+
 ROWS, MOST = 12_000, 4e9
 
 

@@ -14,6 +14,8 @@ from numpyro_ext.diagnostics import diagnose
 from numpyro_ext.mcmc import SGHMC
 from tests.diagnostics.drawn import visited
 
+pytestmark = pytest.mark.slow
+
 SD, SHIFT = "sd against exact moves, worst", "shift against exact moves, worst"
 RANGE = "shape against exact moves, worst"
 SPREAD = 0.4

@@ -114,6 +114,7 @@ def the_same_global_variable(monkeypatch):
     monkeypatch.setitem(globals(), "OUTSIDE", X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_a_model_that_has_changed_is_seen(case):
     model, args, change = case()

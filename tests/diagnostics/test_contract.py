@@ -117,6 +117,7 @@ def case(request):
     return Case(request.param)
 
 
+@pytest.mark.slow
 def test_every_group_is_chain_by_draw_and_has_all_rows(case):
     tree = case.tree
     chains = 2 if isinstance(case.obj, MCMC) else 1

@@ -59,6 +59,7 @@ def test_a_factor_counts_as_a_row():
     assert ratio == pytest.approx(40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gradient", "cost"),
     # 200 rows are 40 batches of 5; SVRG reads all rows in every 20th step.

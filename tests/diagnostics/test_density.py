@@ -153,6 +153,7 @@ def in_parts(second):
     return guide
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "guide", "expected"),
     [
@@ -178,6 +179,7 @@ def test_an_automatic_guide(model, guide, expected):
         assert found.trace["z"]["value"].shape == (3,)
 
 
+@pytest.mark.slow
 def test_a_draw_does_not_decide():
     """Wide draws of a Dirichlet leave float32 on the way back to unconstrained space."""
     wide = AutoDiagonalNormal(peaked, init_scale=5.0)

@@ -22,6 +22,8 @@ from numpyro_ext.diagnostics.judges.stochastic_gradients import sgmcmc_rows
 from numpyro_ext.mcmc import SGHMC, SGLD, Settings
 from numpyro_ext.particles import SVGD, AutoParticles, ParVI
 
+pytestmark = pytest.mark.slow
+
 X = jnp.array([0.5, -1.0, 2.0])
 EXACT = {"z_auto_loc": jnp.array(0.375), "z_auto_scale": jnp.array(0.5)}
 MANY = 1.0 + jnp.sin(jnp.arange(200.0))

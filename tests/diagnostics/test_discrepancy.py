@@ -46,6 +46,7 @@ def tree_of(draws, chains=2, **more):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_stein_discrepancy_of_a_tree_equals_the_one_by_hand(tol):
     draws = draws_of(20)

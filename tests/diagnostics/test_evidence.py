@@ -169,6 +169,7 @@ def rows_of_mean(x, batch=50):
         numpyro.sample("x", dist.Normal(mean, 1.0), obs=x[i])
 
 
+@pytest.mark.slow
 def test_a_proxy_gives_the_evidence_of_all_rows_from_some():
     """Normal rows at the exact posterior: every bound is the evidence, in closed form."""
     x = 3 + np.sin(np.arange(2000.0))
@@ -188,6 +189,7 @@ def test_a_proxy_gives_the_evidence_of_all_rows_from_some():
         evidence_bounds(svi, params, model_args=(jnp.ones(20), 5), proxy=proxy)
 
 
+@pytest.mark.slow
 def test_a_proxy_of_other_data_gives_no_evidence():
     """One of 200 rows is another: the bounds would be those of neither data."""
     x = jnp.asarray(2.9 + np.sin(np.arange(200.0)))
@@ -198,6 +200,7 @@ def test_a_proxy_of_other_data_gives_no_evidence():
         evidence_bounds(svi, params, model_args=(x.at[7].add(1.0),), proxy=proxy)
 
 
+@pytest.mark.slow
 def test_a_proxy_too_far_from_the_guide_warns():
     """Poisson rows: the noise of the run's minibatches where the guide is, twelve sds away."""
 

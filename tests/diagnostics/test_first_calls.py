@@ -24,6 +24,8 @@ from numpyro_ext.diagnostics import (
 from numpyro_ext.guides import Implicit
 from numpyro_ext.particles import ParVI
 
+pytestmark = pytest.mark.slow
+
 N = 100
 DESIGN = np.random.default_rng(0).normal(size=(N, 2)).astype(np.float32)
 Y = DESIGN @ np.array([1.0, -2.0], np.float32) + np.sin(np.arange(N), dtype=np.float32)

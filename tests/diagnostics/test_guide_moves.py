@@ -19,6 +19,8 @@ from numpyro_ext.diagnostics._spread import Spread
 from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, Moved, rows_of_moves
 from numpyro_ext.guides import FlowGuide, ImplicitGuide
 
+pytestmark = pytest.mark.slow
+
 QUANTITY = "sd against exact moves, worst"
 PRIOR, NOISE = np.array([20.0, -3.0]), 0.7
 # The rows are orthogonal, so that both latents of a row are independent given its data.

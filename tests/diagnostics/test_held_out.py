@@ -21,6 +21,8 @@ from numpyro_ext.mcmc import SGLD
 from numpyro_ext.objectives import ImplicitELBO
 from numpyro_ext.svae import GMMEP, LDS, FixedGaussian, GaussianPotential, SVAEGuide, allow_missing
 
+pytestmark = pytest.mark.slow
+
 N, D, T = 7, 2, 5
 H = jnp.array([[1.0, 0.5], [-0.3, 2.0], [0.7, -1.0]])
 SHIFT = jnp.array([1.0, -2.0, 0.5])

@@ -71,6 +71,7 @@ def judge_modes(share, scale=1.0, **kwargs):
     return judge(svi, {**params, **modes(share, scale)}, model_args=(), **kwargs)
 
 
+@pytest.mark.slow
 def test_a_mode_with_the_wrong_share_is_found_by_reweighting():
     """Mean and variance of a mixture of shares 1 - s and s are 8 s and 1 + 64 s (1 - s)."""
     found = rows_of(judge_modes(0.25))
@@ -88,6 +89,7 @@ def test_a_mode_with_the_wrong_share_is_found_by_reweighting():
     assert exact.ok, exact
 
 
+@pytest.mark.slow
 def test_shares_that_nothing_has_checked_are_wrong():
     """The log weights of components with .4 of the right sd are .84 times a Gamma(3): k-hat > 1."""
     found = judge_modes(0.25, 0.4)
@@ -97,6 +99,7 @@ def test_shares_that_nothing_has_checked_are_wrong():
     assert "the share of each side is that of the guide" in rows[SIDES].verdict
 
 
+@pytest.mark.slow
 def test_a_tree_is_reweighted_as_its_fit_is():
     svi, params = svi_of_modes()
     params = {**params, **modes(0.25)}
@@ -201,6 +204,7 @@ def test_a_spread_that_a_few_draws_make_is_not_judged(ratio, error, ok):
     assert Diagnosis("", tuple(rows)).ok is (ok is True)
 
 
+@pytest.mark.slow
 def test_a_site_without_spread_is_no_posterior():
     guide = AutoGuideList(two)
     guide.append(AutoDelta(block(two, hide=["u"])))
@@ -221,6 +225,7 @@ def test_a_point_is_an_estimate_that_cannot_be_judged():
     assert "no posterior" in rows_of(found)["spread of the draws"].verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [(X, 1), (X,)], ids=["with the batch", "without"])
 def test_the_noise_of_minibatches_is_named(given):
     """A guide that is 3 times too wide, as orders other than 1 make it."""

@@ -27,6 +27,7 @@ def of_one_event(x):
     numpyro.sample("x", dist.Normal(z, 3.0).expand([N]).to_event(1), obs=x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [of_rows, of_one_event])
 def test_log_weights_are_those_of_the_normal_posterior(model):
     """The posterior is N(m, s^2) with 1 / s^2 = N / 9 + 1 / 100, and the guide has half of s."""

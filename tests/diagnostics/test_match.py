@@ -18,6 +18,8 @@ from numpyro_ext.mcmc import SGLD
 from numpyro_ext.objectives import VRELBO
 from numpyro_ext.particles import ParVI
 
+pytestmark = pytest.mark.slow
+
 X = jnp.array([0.5, -1.0, 2.0])
 
 

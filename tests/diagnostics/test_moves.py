@@ -18,6 +18,8 @@ from numpyro_ext.diagnostics._spread import spread_after_moves
 from numpyro_ext.diagnostics.judges.exact_moves import PARTICLES, Moved, rows_of_moves
 from numpyro_ext.particles import SVGD, AutoParticles
 
+pytestmark = pytest.mark.slow
+
 QUANTITY = "sd against exact moves, worst"
 SIGMA = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
 EFFECT = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])

@@ -22,6 +22,8 @@ from numpyro_ext.diagnostics.subject import OfFit
 from numpyro_ext.mcmc import Settings
 from tests.diagnostics.drawn import visited
 
+pytestmark = pytest.mark.slow
+
 LOCS = np.array([[3.0, -200.0], [5.0, -170.0]])
 SDS = np.array([[0.1, 2.0], [0.3, 1.0]])
 

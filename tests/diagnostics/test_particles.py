@@ -15,6 +15,8 @@ import pytest
 from numpyro_ext.diagnostics import InferenceWarning, diagnose, to_arviz
 from numpyro_ext.particles import AutoParticles, ParVI, RegularizedSVGD
 
+pytestmark = pytest.mark.slow
+
 N, BATCH, M = 400, 20, 100
 X = jnp.asarray(np.random.default_rng(0).normal(3.0, 1.0, N), float)
 SD, MEAN = (N + 1) ** -0.5, X.sum() / (N + 1)

@@ -203,6 +203,7 @@ FITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FITS)
 def test_every_kind_of_fit_has_its_panels(name):
     make, panels = FITS[name]

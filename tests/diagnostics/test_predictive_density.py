@@ -54,6 +54,7 @@ def test_log_densities_far_below_the_smallest_number_do_not_underflow():
     assert both([[-np.inf, -1.0], [-2.0, -np.inf]])[1] == -np.inf
 
 
+@pytest.mark.slow
 def test_a_fit_is_scored_as_its_closed_form_and_as_its_tree():
     """Exact posterior N(.375, .25): a row is N(.375, 1.25). The error of 4,000 draws is below .02,
     twice as much for the log of the product."""

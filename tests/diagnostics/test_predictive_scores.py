@@ -32,6 +32,8 @@ from numpyro_ext.mcmc import SGLD
 from numpyro_ext.particles import SVGD, AutoParticles
 from tests.diagnostics.drawn import visited
 
+pytestmark = pytest.mark.slow
+
 LOC, SD, NOISE = 1.3, 0.4, 0.5
 X = jnp.linspace(-2.0, 3.0, 40)
 Y = LOC * X + 0.6 * jnp.sin(9.0 * jnp.arange(40.0))

@@ -15,6 +15,8 @@ from numpyro_ext.diagnostics import InferenceWarning, diagnose, to_arviz
 from numpyro_ext.mcmc import PSGLD, SGHMC, SGLD, SGRLD
 from numpyro_ext.particles import ParVI
 
+pytestmark = pytest.mark.slow
+
 MANY = 1.0 + jnp.sin(jnp.arange(200.0))
 
 

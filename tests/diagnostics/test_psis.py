@@ -148,6 +148,7 @@ def test_exact_guide_has_equal_weights_after_minibatches():
     assert found.khat == -np.inf
 
 
+@pytest.mark.slow
 def test_wide_guide_is_better_than_narrow_guide():
     svi = svi_of(AutoNormal(model))
     results = [{**EXACT, "z_auto_scale": jnp.array(scale)} for scale in (1.0, 0.1)]
@@ -196,6 +197,7 @@ def test_each_unit_has_its_own_shape():
     np.testing.assert_array_equal(found.log_weights, np.stack([o.log_weights for o in each], 1))
 
 
+@pytest.mark.slow
 def test_data_with_latents_of_their_own_are_units_of_a_fit_and_of_its_tree():
     svi = svi_of(AutoNormal(local), local)
     args = {"model_args": (X, 2), "num_samples": 2000}

@@ -36,6 +36,7 @@ def quantities(*args):
     return {row.quantity: row for row in diagnose(*args, model_args=(X,), num_moves=0).rows}
 
 
+@pytest.mark.slow
 def test_each_run_is_that_of_a_new_svi_with_its_own_key():
     """A step of size 0 leaves every run at its start."""
     make_svi, keys = make(AutoNormal), random.split(random.key(0), 3)
@@ -62,6 +63,7 @@ def test_points_find_the_mode_from_every_start_and_are_an_ensemble():
     assert "largest R-hat" not in quantities(make_svi(), ensemble)
 
 
+@pytest.mark.slow
 def test_runs_of_one_svi_begin_at_one_point_and_this_is_said():
     svi = make(AutoNormal)()
     fits = [svi.run(random.key(k), 1, X, progress_bar=False) for k in range(3)]

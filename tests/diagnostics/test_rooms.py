@@ -43,6 +43,7 @@ def check(dt, chains, draws):
     assert len(az.summary(dt)) == 5
 
 
+@pytest.mark.slow
 def test_stochastic_gradient_hmc_on_minibatches():
     kernel = SGHMC(model, 0.01, friction=5.0, steps_per_sample=5)
     mcmc = MCMC(
@@ -65,6 +66,7 @@ def test_stochastic_gradient_hmc_on_minibatches():
         pareto_khat(mcmc)
 
 
+@pytest.mark.slow
 def test_particles_moved_by_svgd():
     guide = AutoParticles(model, num_particles=12, init_from=None)
     svi = SVI(model, guide, optax.adam(0.05), SVGD(), batch=20)

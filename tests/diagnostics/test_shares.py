@@ -77,6 +77,7 @@ def of_chains(which, width=1.0, length=2400, num_moves=0):
     return diagnosis, {row.quantity: row for row in diagnosis.rows}
 
 
+@pytest.mark.slow
 def test_chains_whose_shares_are_those_of_the_evidence_are_right():
     diagnosis, rows = of_chains([0, 0, 0, 1], num_moves=None)
     assert rows[RHAT].ok and rows[SHARE].ok and rows[MOVED].ok and diagnosis.ok
@@ -100,6 +101,7 @@ def test_draws_count_where_they_are_and_not_where_their_chain_began():
     assert "are the chains 1, 2 with 0.75 of" in rows[SHARE].verdict
 
 
+@pytest.mark.slow
 def test_chains_that_are_too_wide_at_their_modes_are_wrong():
     """The standard deviation of all of the draws does not show it."""
     _, rows = of_chains([0, 0, 0, 1], width=1.3, num_moves=None)
@@ -129,6 +131,7 @@ def of_particles(counts, width=1.0, num_moves=0):
     return diagnosis, {row.quantity: row for row in diagnosis.rows}
 
 
+@pytest.mark.slow
 def test_particles_whose_shares_are_those_of_the_evidence_are_right():
     diagnosis, rows = of_particles([75, 25], num_moves=None)
     assert rows[SHARE].ok and rows[MOVED].ok and diagnosis.ok

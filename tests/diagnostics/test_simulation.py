@@ -48,6 +48,7 @@ def calibrate(fit, model=many_means, *args, key=0, size=200, draws=50, **kwargs)
     )
 
 
+@pytest.mark.slow
 def test_p_values_of_the_exact_posterior_are_uniform():
     """400 of them: a share of .05 +- .011 is below .05, and the Bonferroni line is a p-value."""
     result = calibrate(exact())
@@ -90,6 +91,7 @@ def test_arviz_plots_the_dataset():
     az.plot_ecdf_pit(one, group="prior_sbc")
 
 
+@pytest.mark.slow
 def test_constant_numbers_and_discrete_sites_are_left_out():
     """A Cholesky factor has entries that never vary; their ranks are ties, broken at random."""
 
@@ -206,6 +208,7 @@ def walk(y=None):
     scan(step, 0.0, y, length=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [True, False])
 def test_data_inside_a_loop(given):
     """A loop that carries the data is no use of them elsewhere."""

@@ -20,6 +20,8 @@ from numpyro_ext.ep import DSEP, EP, StochasticEP
 from numpyro_ext.mcmc import SGLD
 from numpyro_ext.objectives import VRELBO, count_steps
 
+pytestmark = pytest.mark.slow
+
 X = jnp.array([0.5, -1.0, 2.0, 4.0])
 RUNS = []
 
@@ -50,6 +52,7 @@ FITS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", FITS)
 def test_one_compiled_program_serves_all_data(name):
     """The posterior of other data is right too, and the model is not run again for them."""

@@ -132,6 +132,7 @@ def test_a_guide_of_a_model_that_was_summed_out_has_no_weights():
         pareto_khat(svi, **args)
 
 
+@pytest.mark.slow
 def test_a_minibatch_inside_a_loop_is_refused():
     def looped(x):
         loc = numpyro.sample("loc", dist.Normal())

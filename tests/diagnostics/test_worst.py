@@ -98,11 +98,13 @@ def judge(tril, loc=MEAN, key=0, **kwargs):
     return diagnose(svi(), params, model_args=(), rng_key=random.key(key), **kwargs)
 
 
+@pytest.mark.slow
 def test_the_posterior_itself_is_right():
     found = judge(TRIL)
     assert found.ok and rows_of(found)[SD].ok and rows_of(found)[SHAPE].ok, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loc", "scale"), [(MEAN, 1e-8), ([-44.0, 45.0], 2e-6)], ids=["at the mode", "elsewhere"]
 )
@@ -112,6 +114,7 @@ def test_a_guide_that_has_collapsed_is_wrong(loc, scale):
     assert not judge(scale * np.eye(2), loc, num_moves=0).ok
 
 
+@pytest.mark.slow
 def test_independent_normals_for_correlated_ones_are_wrong():
     """The sd of x0 - x1 is (1 / (1 - .95))^.5 = 4.5 times what it should be. In units of the draws
     the eigenvalues of the posterior's covariance are 1.95 and .05."""
@@ -200,6 +203,7 @@ def of(model, guide):
     return diagnose(SVI(model, guide, optax.adam(0.1), Trace_ELBO()), {}, model_args=())
 
 
+@pytest.mark.slow
 def test_one_wide_normal_for_two_modes_is_wrong():
     """Mean and sd are right. The middle half of the normal is +-1.36, where the posterior has a
     share of Phi(-2.1) = .017."""
@@ -210,6 +214,7 @@ def test_one_wide_normal_for_two_modes_is_wrong():
     assert rows[SHAPE].value < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("df", [1.0, 2.5])
 def test_an_exact_guide_with_heavy_tails_is_right(df):
     def student(scale=2.0):

@@ -16,6 +16,8 @@ from numpyro_ext.diagnostics import InferenceWarning, diagnose, pareto_khat, to_
 from numpyro_ext.ep import ADF, EP, ClosedForm, NUTSProjection, Quadrature
 from tests.ep.models import LOGISTIC, PROBIT, Y_SCALE, linear, logistic, probit, unknown_scale
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def fitted():

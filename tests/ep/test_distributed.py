@@ -20,6 +20,8 @@ from numpyro_ext.ep import (
 from numpyro_ext.objectives import BBAlphaELBO
 from tests.ep.models import LOGISTIC, linear, logistic
 
+pytestmark = pytest.mark.slow
+
 PARTS = np.array([0, 0, 0, 1, 1, 2, 2])
 X_LINEAR = jnp.array([[1.0, 0.3], [-0.4, 2.0], [0.8, -1.1], [2.0, 0.5], [0.1, 0.9]])
 Y_LINEAR = jnp.array([0.7, -2.9, 1.5, 0.2, -1.4])

@@ -26,7 +26,7 @@ from tests.ep.models import (
     unknown_scale,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:power is:UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:power is:UserWarning")]
 
 X_LINEAR = jnp.array([[1.0, 0.3], [-0.4, 2.0], [0.8, -1.1], [2.0, 0.5], [0.1, 0.9]])
 Y_LINEAR = jnp.array([0.7, -2.9, 1.5, 0.2, -1.4])

@@ -17,6 +17,8 @@ from numpyro_ext.diagnostics import evidence_bounds
 from numpyro_ext.ep import EP
 from tests.ep.models import SCHOOLS, exact_schools
 
+pytestmark = pytest.mark.slow
+
 X = np.column_stack([np.ones(24), np.sin(5 * np.arange(24.0))])
 WITHOUT = X * [1, 0]
 Y_BINARY = (np.cos(3 * np.arange(24.0)) + X[:, 1] > 0.3).astype(float)
@@ -195,6 +197,7 @@ def test_evidence_of_pairs(pair):
         assert abs(bounds.log_evidence - log_z) < 5 * bounds.log_evidence_se
 
 
+@pytest.mark.nightly
 def test_the_readmes_eight_schools():
     *_, m, V = fit(schools_inside, *SCHOOLS)
     mean, sd = (x[:2] for x in exact_schools())

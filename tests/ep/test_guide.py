@@ -17,6 +17,8 @@ from numpyro_ext._model import operations
 from numpyro_ext.diagnostics import diagnose, held_out_log_likelihood, to_arviz
 from numpyro_ext.ep import EP, ImportanceSampling, NUTSProjection, guide
 
+pytestmark = pytest.mark.slow
+
 
 def effects(y):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([len(y)]).to_event(1))

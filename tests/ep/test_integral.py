@@ -33,6 +33,7 @@ def test_densities_integrate_to_one(name, tol):
     np.testing.assert_allclose(slope, 1.5, atol=tol(2e-1 if "narrow" in name else 2e-3, 2e-5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DENSITIES)
 def test_draws_are_those_of_the_density(name):
     """Quantiles of 20,000 draws, of which the shares below are off by at most .0035."""

@@ -18,6 +18,8 @@ from numpyro_ext.ep import (
 )
 from tests.ep.models import MEANS, VARIANCES, WEIGHTS
 
+pytestmark = pytest.mark.slow
+
 Y = jnp.array([0.3, 2.5, -1.0, 4.0])
 
 
@@ -113,6 +115,7 @@ def test_several_local_sites_are_integrated_with_the_row(partition):
     assert abs(-result.losses[-1] - log_z) < 0.1
 
 
+@pytest.mark.nightly
 def test_one_site_for_rows_with_several_local_sites():
     """All rows in each step, and half of the steps averaged: what is left is the noise of the
     points, which are others in each step."""

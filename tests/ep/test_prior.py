@@ -17,6 +17,8 @@ from numpyro_ext.ep.sweep import sweep
 from numpyro_ext.guides import posterior_as_prior
 from tests.ep.models import LOGISTIC, Y_SCALE, logistic, unknown_scale
 
+pytestmark = pytest.mark.slow
+
 X = random.normal(random.key(0), (12, 2))
 Y = X @ jnp.array([1.0, 2.0]) + 0.8 * random.normal(random.key(1), (12,))
 DAYS = [(X[:4], Y[:4]), (X[4:8], Y[4:8]), (X[8:], Y[8:])]

@@ -9,6 +9,8 @@ import pytest
 
 from numpyro_ext.ep import ClosedForm, ImportanceSampling, NUTSProjection, Quadrature
 
+pytestmark = pytest.mark.slow
+
 MEAN, COV = jnp.array([0.5, -0.3]), jnp.array([[2.0, 0.3], [0.3, 0.5]])
 
 

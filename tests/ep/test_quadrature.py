@@ -9,6 +9,8 @@ from scipy import special
 
 from numpyro_ext.ep import Quadrature
 
+pytestmark = pytest.mark.slow
+
 NO = (np.nan, np.nan)
 
 

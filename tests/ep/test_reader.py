@@ -11,6 +11,8 @@ import pytest
 from numpyro_ext.ep import EP
 from numpyro_ext.ep.sweep import sweep
 
+pytestmark = pytest.mark.slow
+
 Y = np.array([1.0, 2.0, 1.5], np.float32)  # of float64, JAX itself keeps what it has converted
 
 

@@ -15,6 +15,8 @@ from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.ep import ADF, EP, StochasticEP
 from tests.ep.models import LOGISTIC
 
+pytestmark = pytest.mark.slow
+
 X = np.column_stack([np.sin(3.0 * np.arange(30)), np.cos(2.0 * np.arange(30)), np.ones(30)])
 Y = jnp.asarray(1.3 * X[:, 0] + 0.3 * X[:, 2] + 0.5 * np.sin(7.0 * np.arange(30) ** 2), float)
 X = jnp.asarray(X, float)

@@ -17,6 +17,8 @@ from numpyro_ext.ep.normal import FAMILIES, Site
 from numpyro_ext.ep.stochastic import scale_of_error
 from tests.ep.models import LOGISTIC, PROBIT, logistic, probit
 
+pytestmark = pytest.mark.slow
+
 
 def fit(engine, *args, num_steps):
     return engine.run(random.key(0), num_steps, *args, progress_bar=False)
@@ -157,6 +159,7 @@ def test_the_mean_of_the_states_is_the_default():
     assert np.median(of_keys(3200, average=0.0)[0]) > 0.5
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:the result of")
 @pytest.mark.parametrize("options", [{}, {"average": 0.0}], ids=["mean", "last"])
 def test_the_noise_in_the_report_is_that_of_other_keys(options):

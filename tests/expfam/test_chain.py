@@ -39,6 +39,7 @@ def test_shapes_support_and_gradients_are_declared():
     assert wide.sample(random.key(0)).shape == (3, 4, 2)
 
 
+@pytest.mark.slow
 def test_crosses_jit_and_vmap():
     make = lambda loc: GaussianChain.to_distribution(gaussian(loc))  # noqa: E731
     locs = jnp.array([[1.0, 2.0], [-3.0, 0.5], [0.0, 0.0]])

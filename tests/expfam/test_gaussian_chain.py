@@ -68,6 +68,7 @@ def point():
 both = pytest.mark.parametrize("parallel", [False, True])
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 @both
 def test_log_partition_and_densities_are_those_of_the_dense_normal(parallel, tol):
@@ -138,6 +139,7 @@ def test_a_chain_that_is_not_positive_definite_is_outside_the_domain(parallel):
     assert found["in_domain"].all() and not found["improper"].any()
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_long_chains_agree(tol):
     """T = 1000: to 1e-9 in double precision and to 1e-3 in float32; None is the parallel form."""

@@ -56,6 +56,7 @@ def enumerated(which):
 both = pytest.mark.parametrize("parallel", [False, True])
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 @both
 def test_marginals_are_sums_over_all_sequences(parallel, tol):
@@ -103,6 +104,7 @@ def test_draws_of_a_key_do_not_depend_on_the_algorithm():
     assert same.mean() > 0.9999  # rounding may change a tie
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_long_chains_agree(tol):
     """T = 1000: to 1e-9 in double precision and to 1e-3 in float32; None is the parallel form."""
@@ -148,6 +150,7 @@ def test_what_is_no_chain_is_refused(changed, message):
         MarkovChain.from_standard(**{**given, **changed})
 
 
+@pytest.mark.slow
 def test_large_log_weights_of_all_states_cost_no_digits():
     """Data 100 standard deviations away have log weights of -5,000; here in 64 steps."""
     unary = jnp.asarray(np.round(64 * np.sin(np.arange(128.0))).reshape(64, 2) / 64)

@@ -163,6 +163,7 @@ def test_one_step_of_size_one_is_the_conjugate_update(tol):
     np.testing.assert_allclose(loss(q), 7.069374503167126, rtol=tol(1e-4, 1e-8))
 
 
+@pytest.mark.slow
 def test_the_divergence_is_exact_and_its_gradient_in_the_prior_ordinary(tol):
     q, p = naturals()["Dirichlet"]
     kl = lambda q, p: straight_through_kl(  # noqa: E731

@@ -212,6 +212,7 @@ def test_float32_is_enough_for_the_way_back_from_moderate_counts():
     np.testing.assert_allclose(found + 1, alpha, rtol=5e-3)
 
 
+@pytest.mark.slow
 def test_a_mean_that_no_density_has_gives_nan():
     probs = np.array([0.2, 0.3, 0.5])  # E log pi is below log E pi, by Jensen's inequality
     assert np.isnan(Dirichlet.natural(DirichletMean(np.log(probs))).a).all()

@@ -19,6 +19,8 @@ import pytest
 from numpyro_ext.guides import FlowGuide, ImplicitGuide, IntractableDensityError
 from numpyro_ext.objectives import IWELBO, ImplicitELBO
 
+pytestmark = pytest.mark.slow
+
 # z ~ N(PRIOR, I), x ~ N(z W, .7^2 I): two latents and three numbers per row.
 W = jnp.array([[1.0, 0.5, 0.3], [0.9, 0.8, -0.2]])
 PRIOR = jnp.array([2.0, -3.0])

@@ -19,6 +19,8 @@ from numpyro_ext.objectives import VRELBO, ImplicitELBO
 from numpyro_ext.objectives.base import Draws
 from numpyro_ext.particles import SVGD
 
+pytestmark = pytest.mark.slow
+
 LOC = jnp.array([3.0, -20.0])
 FACTOR = jnp.array([[0.5, 0.0], [-1.2, 1.6]])  # correlation -.6
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])

@@ -45,6 +45,7 @@ def perturbed(kind):
     return guide, svi, svi.constrain_fn(start), svi.constrain_fn(moved)
 
 
+@pytest.mark.slow
 @every_kind
 def test_log_weights_on_the_extended_space_average_to_the_evidence(kind):
     guide, _, _, params = perturbed(kind)
@@ -53,6 +54,7 @@ def test_log_weights_on_the_extended_space_average_to_the_evidence(kind):
     assert error < 0.03 and abs(weights.mean() - 1.0) < 5 * error
 
 
+@pytest.mark.slow
 @every_kind
 def test_starts_at_the_normal_with_a_reverse_model_that_is_right(kind):
     guide, _, params, _ = perturbed(kind)
@@ -95,6 +97,7 @@ def test_default_networks_are_replaced_one_by_one():
     assert jnp.allclose(sites["auto_reverse"]["fn"].log_factor, -log_r, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_diagnostics_work_on_the_extended_space():
     guide, svi, params, _ = perturbed("one layer")
     tree = to_arviz(svi, params, num_samples=2000)
@@ -155,6 +158,7 @@ def test_only_factors_and_parameters_of_the_reverse_model_are_seen():
     assert jnp.allclose(found, log_r + other)
 
 
+@pytest.mark.slow
 def test_wrapped_guide_trains_pickles_and_is_converted():
     paired = pickle.loads(pickle.dumps(with_reverse(by_hand, reverse)))
     svi = SVI(model, paired, optax.adam(1e-2), AuxiliaryELBO(4))

@@ -46,6 +46,8 @@ from numpyro_ext.guides import (
 from numpyro_ext.objectives import DensityRatioELBO, ImplicitELBO, SemiImplicitELBO
 from numpyro_ext.particles.base import SamplesLatent
 
+pytestmark = pytest.mark.slow
+
 
 def net_init(rng_key, input_shape):
     """A pair of plain functions: unlike stax's closures it pickles."""

@@ -73,6 +73,7 @@ def posterior(guide, params):
     return guide.get_posterior(params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GUIDES)
 def test_every_correlation_has_a_gradient_at_the_start(name):
     """The covariance of the linearised flow, J J^T, changes in all directions with the parameters.
@@ -105,6 +106,7 @@ def test_every_correlation_has_a_gradient_at_the_start(name):
     assert sizes[-1] > 1e-4 * sizes[0]
 
 
+@pytest.mark.slow
 def test_finds_every_correlation_of_a_normal():
     """With two couplings a pair in one half is not found at all."""
     chain = 0.9 ** np.abs(np.subtract.outer(np.arange(D), np.arange(D)))

@@ -53,6 +53,7 @@ def weights_of(inputs, outputs, hidden=(64, 64)):
     return sum(a * b + b for a, b in pairwise(sizes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "inner", [AutoNormal, AutoDiagonalNormal, partial(AutoPlanarNormal, init_from=None)]
 )

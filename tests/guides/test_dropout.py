@@ -77,6 +77,7 @@ def by_hand(guide, params, key, alpha, rows):
     return total - N / M / alpha * jnp.sum(inner) + N / alpha * jnp.log(K)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [None, 3])
 def test_black_box_alpha_of_it_is_dropout_with_alpha_divergences(fitted, batch, tol):
     svi, run = fitted
@@ -104,6 +105,7 @@ def linear_model(x, y):
         numpyro.sample("y", dist.Normal(x @ W[0], 2.0), obs=y)
 
 
+@pytest.mark.slow
 def test_losses_of_a_linear_model_equal_those_of_all_masks():
     """In expectation over the masks: (y - p m'x)^2 + p (1 - p) sum_j m_j^2 x_j^2."""
     p, m, x, y = 0.9, jnp.array([0.7, -1.1, 0.4]), X[:4], Y[:4, 0]
@@ -130,6 +132,7 @@ def test_losses_of_a_linear_model_equal_those_of_all_masks():
     assert abs(mean - energy) < 5 * error + 2e-3
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_without_dropout_it_is_the_mode_with_the_weights_prior_up_to_a_constant(tol):
     guide, point = new_guide(keep_prob=1.0), AutoDelta(model)
@@ -147,6 +150,7 @@ def new_params():
     return {f"{n}_auto_loc": random.normal(k, shapes[n]) for n, k in zip(shapes, keys, strict=True)}
 
 
+@pytest.mark.slow
 def test_whole_inputs_are_dropped_with_their_probability(fitted):
     svi, _ = fitted
     params = new_params()
@@ -171,6 +175,7 @@ def test_whole_inputs_are_dropped_with_their_probability(fitted):
     assert jnp.allclose(svi.guide.median(params)["w0"], params["w0_auto_loc"])
 
 
+@pytest.mark.slow
 def test_predictive_draws_masks_and_the_guide_pickles(fitted):
     svi, run = fitted
     again = pickle.loads(pickle.dumps(svi.guide))

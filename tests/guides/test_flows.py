@@ -30,6 +30,8 @@ from numpyro_ext.guides import (
 from numpyro_ext.guides.flows import SkewTransform, other_halves
 from numpyro_ext.objectives import VRELBO
 
+pytestmark = pytest.mark.slow
+
 FLOWS = {
     "gated IAF": partial(AutoGatedIAFNormal, init_from=None),
     "MAF": partial(AutoMAFNormal, init_from=None),

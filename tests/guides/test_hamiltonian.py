@@ -21,6 +21,8 @@ from numpyro_ext.guides import AutoHVI
 from numpyro_ext.objectives import AuxiliaryELBO, log_weights
 from numpyro_ext.objectives.base import Draws
 
+pytestmark = pytest.mark.slow
+
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
 
 

@@ -19,6 +19,8 @@ import pytest
 from numpyro_ext.guides import AutoRealNVPNormal, init_to_fan_in
 from numpyro_ext.particles import AutoParticles
 
+pytestmark = pytest.mark.slow
+
 X = jnp.linspace(-1.0, 1.0, 12).reshape(4, 3)
 
 
@@ -73,6 +75,7 @@ def network(make, x, y):
         numpyro.sample("y", dist.Normal(net(x), precision**-0.5), obs=y)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NETS)
 def test_modules_start_in_the_width_of_their_fan_in(name):
     """48 weights within 1/sqrt(3) and 16 within 1/4, filling the interval; biases 0, norms 1."""

@@ -18,6 +18,8 @@ import pytest
 from numpyro_ext.diagnostics import diagnose, predictive_scores, to_arviz
 from numpyro_ext.guides import AutoLaplaceGGN
 
+pytestmark = pytest.mark.slow
+
 N = 12
 X = random.normal(random.key(0), (N, 2)) * jnp.array([1.0, 0.4]) + jnp.array([0.2, -0.5])
 NEW = random.normal(random.key(1), (5, 2)) + 1.0

@@ -14,6 +14,8 @@ import pytest
 from numpyro_ext.guides import linear, local_reparam
 from numpyro_ext.objectives import VRELBO, BBAlphaELBO
 
+pytestmark = pytest.mark.slow
+
 X = random.normal(random.key(0), (40, 3)) + 0.2
 Y = jnp.sin(X[:, 0])
 HIDDEN = 5

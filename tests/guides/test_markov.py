@@ -21,6 +21,8 @@ import pytest
 from numpyro_ext.guides import AutoMarkov
 from numpyro_ext.guides.markov import MarkovTransform
 
+pytestmark = pytest.mark.slow
+
 OBSERVED = jnp.array([0.5, 1.2, 0.3, -0.4])
 
 

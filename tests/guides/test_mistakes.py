@@ -172,6 +172,7 @@ def test_is_answered_by_a_sentence(mistake, error, match):
         mistake()
 
 
+@pytest.mark.slow
 def test_fitted_flow_guide_has_a_posterior_before_it_is_called():
     """Of a guide that was loaded from a file, say, and its params."""
     guide = flow_guide()

@@ -46,6 +46,7 @@ def full_params():
     return {**PARAMS, "auto_scale_tril": scale_tril}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("covariance", ["diag", "full"])
 def test_parameters_may_be_arrays_of_numpy(covariance):
     """As they are after ``jax.device_get``, or from a file."""
@@ -108,6 +109,7 @@ def test_draws_move_at_a_constant_distribution_function(tol):
         assert jnp.allclose(J.reshape(3, -1), expected, rtol=tol(2e-3, 1e-9), atol=tol(1e-4, 1e-9))
 
 
+@pytest.mark.slow
 def test_gradient_of_an_expectation_is_the_closed_form_in_every_parameter():
     guide, a, num = guide_of()[0], jnp.array([1.1, -0.2, 2.0]), 200_000
 
@@ -158,6 +160,7 @@ def two_modes(x):
     numpyro.sample("x", dist.Normal(z**2, 0.5), obs=x)
 
 
+@pytest.mark.slow
 def test_learns_the_weights_of_joined_modes_with_a_stock_loss():
     guide = AutoMixtureNormal(two_modes, init_from=None)
     optim = optax.adam(optax.cosine_decay_schedule(3e-2, 2000))
@@ -174,6 +177,7 @@ def test_learns_the_weights_of_joined_modes_with_a_stock_loss():
     assert jnp.abs((q * (grid > 0)).sum() - (p * (grid > 0)).sum()) < 0.03
 
 
+@pytest.mark.slow
 def test_full_covariances_have_draws_but_no_loss_that_differentiates_them():
     guide, svi, state = guide_of("full")
     params = svi.get_params(state)

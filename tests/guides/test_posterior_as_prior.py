@@ -73,6 +73,7 @@ def log_prior(today, z, n=1):
     return log_p - jnp.sum(local + seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 0.4])
 def test_the_prior_is_the_normal_to_the_power(factor):
     """In unconstrained space, at other rows than yesterday's, whose local sites are gone."""
@@ -87,6 +88,7 @@ def test_the_prior_is_the_normal_to_the_power(factor):
     np.testing.assert_allclose(log_prior(today, z), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_draws_of_the_prior_are_those_of_the_guide():
     """20,000 draws of both: standard errors .01 of a mean, .01 of a correlation."""
     today, (guide, params) = posterior_as_prior(model, fitted()), fitted()
@@ -172,6 +174,7 @@ def linear(X, y):
         numpyro.sample("y", dist.Normal(X @ w, 0.8), obs=y)
 
 
+@pytest.mark.slow
 def test_days_have_the_posterior_and_the_evidence_of_all_rows():
     """Exact normals as fits: log p(w, y_2 | y_1) - log q(w | y_1, y_2) is log p(y_2 | y_1) at every
     w, so that the loss of SVI is at its optimum, and the days' evidences add up to the batch's."""

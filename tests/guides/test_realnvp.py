@@ -61,6 +61,7 @@ def run(guide, model, num_steps, step_size=1e-2, num_particles=1):
     return svi.run(random.key(0), num_steps, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_no_flow_is_auto_diagonal_normal():
     ours, stock = (
         AutoRealNVPNormal(regression, num_flows=0, init_from=None),
@@ -99,6 +100,7 @@ def test_starts_at_the_identity_not_at_its_mirror_image(num_flows):
     assert jnp.allclose(z, params["auto_loc"] + 0.3 * e, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_every_coordinate_is_bent_and_every_weight_has_a_gradient():
     guide = AutoRealNVPNormal(regression, num_flows=2, init_from=None)
     params = bent(guide)
@@ -141,6 +143,7 @@ def fitted_banana():
     return guide, run(guide, banana, 4000, rate, num_particles=16).params
 
 
+@pytest.mark.slow
 def test_reaches_the_banana_where_a_gaussian_cannot():
     b, v = 0.03, 100.0
     s = (-1 / v + (1 / v**2 + 16 * b**2) ** 0.5) / (8 * b**2)
@@ -152,6 +155,7 @@ def test_reaches_the_banana_where_a_gaussian_cannot():
     assert -0.03 < kl < 0.2
 
 
+@pytest.mark.slow
 def test_neutra_potential_is_the_pull_back_of_the_model():
     guide = AutoRealNVPNormal(regression, num_flows=2, init_from=None)
     params = bent(guide)
@@ -177,6 +181,7 @@ def test_neutra_potential_is_the_pull_back_of_the_model():
     assert jnp.allclose(draws["scale"][0], jnp.exp(transform(e)[0]))
 
 
+@pytest.mark.slow
 def test_nuts_through_a_fitted_flow_leaves_the_banana_as_it_is():
     """Chains that start at independent draws of the target end at such draws."""
     (guide, params), chains = fitted_banana(), 2000
@@ -268,6 +273,7 @@ FULL = {"auto_loc", "auto_scale_tril"}
 DIAGONAL = {"auto_loc", "auto_scale"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stock", "names"),
     [
@@ -351,6 +357,7 @@ def wide_regression(x, y):
     numpyro.sample("y", dist.Normal(x @ w, 1).to_event(1), obs=y)
 
 
+@pytest.mark.slow
 def test_importance_weighted_bound_stays_finite_in_45_dimensions():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((100, 45))

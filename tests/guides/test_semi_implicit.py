@@ -40,6 +40,7 @@ def perturbed(covariance):
     return guide, {**params, "auto_net$params": net + random.normal(random.key(1), net.shape)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("covariance", ["shared", "conditional"])
 def test_draws_are_normal_around_the_mixing_draws(covariance):
     guide, params = perturbed(covariance)
@@ -76,6 +77,7 @@ def test_scale_stays_above_its_floor():
     assert jnp.allclose(scale, 1e-3 * 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [Trace_ELBO(), IWELBO(2)], ids=["Trace_ELBO", "IWELBO"])
 def test_losses_of_a_density_name_the_one_to_use(loss):
     guide, params = perturbed("shared")
@@ -112,6 +114,7 @@ def test_own_network_takes_the_place_of_the_default():
     assert jnp.allclose(site["fn"].base_dist.scale, 0.2)
 
 
+@pytest.mark.slow
 def test_finds_a_correlation():
     # The best normal of independent coordinates has standard deviations of .31 of the right ones.
     guide = AutoSemiImplicit(model, hidden_dims=(16,), init_from=None)

@@ -77,6 +77,7 @@ def test_draws_without_a_density_are_those_of_the_posterior():
     np.testing.assert_allclose(np.cov(xi), np.eye(3), atol=0.05)
 
 
+@pytest.mark.slow
 def test_the_map_stays_in_training_and_goes_on_and_pickles():
     guide = small(unequal)
     svi, start = begun(guide)
@@ -106,6 +107,7 @@ def mean_of(x):
     numpyro.sample("x", dist.Normal(w, 1e-3).expand(x.shape).to_event(2), obs=x)
 
 
+@pytest.mark.slow
 def test_a_second_init_on_other_data_begins_at_their_mode_and_keys_share_one():
     """The posterior is normal around the mean of the rows, of scale .001 / sqrt(4)."""
     guide, x = small(mean_of), jnp.array([[3.0, -70.0]] * 4)
@@ -218,6 +220,7 @@ def modes():
         return find_modes(two_modes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("covariance", ["diag", "full"])
 def test_a_mixture_has_components_at_each_mode_with_its_share(covariance):
     assert [mode.share for mode in modes().modes] == pytest.approx([0.66, 0.34], abs=2e-3)

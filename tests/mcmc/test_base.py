@@ -332,6 +332,7 @@ def gamma(n):
     numpyro.sample("theta", dist.Gamma(3.0, 1.0).expand([n]).to_event(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "sd_error"),
     [
@@ -403,6 +404,7 @@ def test_subsample_warnings_do_not_appear_and_plate_draws_are_not_made(monkeypat
     run(SGLD(linear, 1e-3), *linear_data(), warmup=1, draws=2)
 
 
+@pytest.mark.slow
 def test_thinning_and_warmup_draws():
     x = gaussian_mean_data()
     kernel = SGLD(gaussian_mean, 1e-3)
@@ -418,6 +420,7 @@ def test_thinning_and_warmup_draws():
     assert np.array_equal(mcmc.get_samples()["loc"], every)
 
 
+@pytest.mark.slow
 def test_steps_per_sample_is_that_many_transitions():
     x = gaussian_mean_data()
     every = run(SGHMC(gaussian_mean, 0.02), x, warmup=3, draws=12)
@@ -440,6 +443,7 @@ def test_a_chain_outlives_its_counter_of_transitions():
         assert old.z["loc"] == young.z["loc"]  # a constant step does not depend on the counter
 
 
+@pytest.mark.slow
 def test_chains_in_sequence_are_bit_identical_to_single_ones():
     kernel, data, keys = SGLD(linear, 1e-3), linear_data(), random.split(random.key(1), 2)
     options = {"num_warmup": 2, "num_samples": 20, "progress_bar": False}
@@ -451,6 +455,7 @@ def test_chains_in_sequence_are_bit_identical_to_single_ones():
         assert np.array_equal(both.get_samples(group_by_chain=True)[site][1], x)
 
 
+@pytest.mark.slow
 def test_resumed_chains_in_vectors_continue():
     x = gaussian_mean_data()
     kernel = SGLD(gaussian_mean, 1e-3, minibatch="epoch")
@@ -509,6 +514,7 @@ def test_cyclical_draws_are_marked_in_mcmc():
     assert fields["sampling"].tolist() == [False, False, True, True] * 2
 
 
+@pytest.mark.slow
 def test_data_spread_over_two_devices():
     """The same draws as on one device up to the order of summation."""
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
@@ -538,6 +544,7 @@ def test_data_spread_over_two_devices():
         SGLD(linear, 1e-3, sharding=NamedSharding(explicit, PartitionSpec("data")))
 
 
+@pytest.mark.slow
 def test_block_of_a_gibbs_sampler():
     """Two blocks of a correlated Gaussian; 200 chains of 40 draws, error 4 times 0.02."""
 

@@ -107,6 +107,7 @@ def same(a, b) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
 
 
+@pytest.mark.slow
 def test_sites_are_constrained_and_deterministic_ones_computed(single):
     draws = single.get_samples()
     assert draws["w"].shape == (2 * DRAWS, 2)
@@ -127,6 +128,7 @@ def test_default_fields_are_collected(single):
         assert jnp.all(fields[field] > 0) or field == "potential_energy"
 
 
+@pytest.mark.slow
 def test_progress_bar_and_resumption_continue_the_same_chain(name, keys):
     """And the second run traces nothing: the model is called once, for the initial draw's
     deterministic site.
@@ -153,6 +155,7 @@ def test_progress_bar_and_resumption_continue_the_same_chain(name, keys):
         assert jnp.allclose(both, single.get_samples()[site], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chain_method", ["vectorized", "parallel"])
 def test_chain_methods_give_the_same_draws(keys, chain_method):
     """The same random numbers; XLA may round a batched product differently."""
@@ -195,6 +198,7 @@ def test_summaries_and_arviz_take_it(capsys):
     assert not tree["sample_stats"]["diverging"].any()
 
 
+@pytest.mark.slow
 def test_initial_params_are_honoured(keys):
     start = {"w": jnp.array([0.3, -0.2]), "sigma": jnp.array(-1.1)}
     kernel, data = kernel_of("SGHMC"), linear_data()

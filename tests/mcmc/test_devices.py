@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from tests.mcmc.models import linear_data
 from tests.mcmc.spread import chain_keys, draws, fit
@@ -54,6 +55,7 @@ def same(path):
     return runs
 
 
+@pytest.mark.nightly
 def test_eight_devices_with_spread_data_and_chains(tmp_path):
     path = tmp_path / "draws.npz"
     process = start(8, path)
@@ -62,6 +64,7 @@ def test_eight_devices_with_spread_data_and_chains(tmp_path):
     assert same(path) == {"chains and data", "a chain on each device", "fit"}
 
 
+@pytest.mark.nightly
 def test_two_processes_with_half_of_the_data_each(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

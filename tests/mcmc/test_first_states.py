@@ -19,6 +19,8 @@ from numpyro_ext.mcmc import SGHMC, SGLD
 from numpyro_ext.optim import find_modes
 from tests.two_modes import two_modes
 
+pytestmark = pytest.mark.slow
+
 
 def weibull(x, time, event, unit=1.8):
     """The survival function of rows with an event is masked, its gradient is not: 0 times inf, at

@@ -34,6 +34,8 @@ from tests.mcmc.models import (
     within,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def two_plates(x, counts, sizes=(5, 4)):
     """Independent plates, a nested one, and a positive site."""

@@ -33,6 +33,7 @@ def whirl(z):
     return half(z) + jnp.array([z[1], -z[0]]) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", [jnp.zeros_like, whirl], ids=["zero", "whirl"])
 def test_any_score_keeps_the_law(score):
     """Started far off; 2000 chains, each averaged over 150 draws."""
@@ -60,6 +61,7 @@ def banana():
     numpyro.sample("z2", dist.Normal(0.03 * (z1**2 - 100), 1.0))
 
 
+@pytest.mark.slow
 def test_banana_stays_a_banana():
     """Exact draws stay exact under a crude score: Var z1 100, Var z2 19, cov 0, E z1^2 z2 600."""
     n = 20_000
@@ -132,6 +134,7 @@ class Fit:
         return lambda points: -(points - mean) @ precision
 
 
+@pytest.mark.slow
 def test_stein_score_from_samples():
     """A score estimated from 100 draws moves the chain far at a high acceptance, and exactly."""
     draws = np.random.default_rng(0).multivariate_normal(LOC, COVARIANCE, 100)
@@ -157,6 +160,7 @@ def positive():
     numpyro.sample("b", dist.Normal(jnp.array([1.0, -1.0]), 0.5).to_event(1))
 
 
+@pytest.mark.slow
 def test_estimator_is_fitted_once_in_unconstrained_space():
     key_a, key_b = random.split(random.key(3))
     samples = {
@@ -196,6 +200,7 @@ def test_estimator_is_fitted_once_in_unconstrained_space():
         assert abs(mean - expected) < 4 * error
 
 
+@pytest.mark.slow
 def test_block_of_a_gibbs_sampler():
     """Two blocks of a correlated Gaussian: each has to see what the other has done."""
 

@@ -36,6 +36,7 @@ def found():
     return x, y, potential, next(mode_search.mode_search(random.key(0), potential)([jnp.zeros(2)]))
 
 
+@pytest.mark.slow
 def test_the_mode_and_the_curvature_of_a_linear_regression():
     x, y, _, mode = found()
     H = x.T @ x / SD**2 + np.eye(2) / 100
@@ -94,6 +95,7 @@ def test_the_end_of_a_search_is_a_mode_if_it_is_near(decrement, num_negative, at
     assert fit.at_mode is at_mode
 
 
+@pytest.mark.slow
 def test_the_noise_is_the_mean_over_the_normal_approximation():
     """N^2/B times the variance of a row's gradient, in closed form; 5 to 8 % by chance."""
     x, y, _, mode = found()
@@ -139,6 +141,7 @@ def test_steps_along_a_diagonal_that_are_twice_as_near_in_six_go_on(rate, slow):
     assert not mode_search._is_slow([np.inf, *(40 * rate ** np.arange(6))])  # too few to tell
 
 
+@pytest.mark.slow
 def test_many_coordinates_are_whitened_one_by_one():
     """513 of them, normal with standard deviations from 0.01 to 100."""
     sd = jnp.geomspace(0.01, 100.0, 513)

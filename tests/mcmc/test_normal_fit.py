@@ -18,6 +18,8 @@ from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.optim import find_modes
 
+pytestmark = pytest.mark.slow
+
 QUARTIC = 0.3
 
 

@@ -11,6 +11,7 @@ from tests.mcmc.laws import average, mean_and_error, normal, second_moment, star
 from tests.mcmc.models import NoisyGradient, from_potential
 
 
+@pytest.mark.slow
 def test_frozen_preconditioner_has_the_exact_law():
     """``Var z = (2T + e s2) / (h (2 - e h))`` with ``e = eps G_k``, for curvatures a factor 50
     apart.
@@ -30,6 +31,7 @@ def test_frozen_preconditioner_has_the_exact_law():
     assert e[-500:].mean() < e[:500].mean()
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 @pytest.mark.parametrize("gamma", ["none", "hutchinson"])
 def test_first_steps_are_the_formula(gamma, tol):
@@ -93,6 +95,7 @@ def test_first_step_has_its_full_length_in_every_coordinate(tol):
     np.testing.assert_allclose(state.z["z"], at - 0.01 * jnp.sign(at), rtol=tol(1e-6, 1e-12))
 
 
+@pytest.mark.slow
 def test_bias_of_the_papers_rule_falls_with_the_decay_and_with_gam():
     """Excess of Var z over the law of a frozen G of that size; the docstring has the figures."""
 

@@ -23,6 +23,7 @@ def momentum_pair(C, n=1):
     return (lambda x: D), (lambda x: Q)
 
 
+@pytest.mark.slow
 def test_unsplit_sghmc_has_the_covariance_of_explicit_euler():
     """The variance 2.154 for 1 at eps 0.5 and unit friction and curvature, and one with noise and
     T.
@@ -52,6 +53,7 @@ def test_unsplit_sghmc_has_the_covariance_of_explicit_euler():
             assert abs(mean - expected) < 4 * error
 
 
+@pytest.mark.slow
 def test_changing_diffusion_needs_the_correction():
     """``U = z^2/2``, ``D = 1 + z^2``: without Gam the density is ``exp(-U) / D``."""
     x = np.linspace(-8, 8, 8001)
@@ -72,6 +74,7 @@ def test_changing_diffusion_needs_the_correction():
         assert abs(mean - expected) < 4 * error + 0.02 * expected, (mean, error)
 
 
+@pytest.mark.slow
 def test_changing_diffusion_and_curl_keep_the_law():
     """Both matrices of the reference value, on a Gaussian of unequal curvatures off the origin."""
     h, loc = np.array([3.0, 1.0]), 0.5
@@ -107,6 +110,7 @@ def test_step_is_the_formula(tol):
     assert squared == pytest.approx(2 * eps * float(zeta @ zeta), rel=tol(1e-4, 1e-10))
 
 
+@pytest.mark.slow
 def test_unit_diffusion_is_sgld(tol):
     model = from_potential(lambda z: jnp.sum(z**4 - 2 * z**2), 2)
     state, step = start(SGLD(model, 0.1), z=[0.3, -0.4])

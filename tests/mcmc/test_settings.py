@@ -36,6 +36,8 @@ from numpyro_ext.mcmc.laws import (
     choose_sgnht,
 )
 
+pytestmark = pytest.mark.slow
+
 NOISE = np.array([0.0, 3.0, 12.0])
 METRIC = jnp.array([[2.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, 0.7]])
 

@@ -18,6 +18,8 @@ from numpyro_ext.mcmc import SGHMC, SGLD, Whitening
 from numpyro_ext.mcmc.settings import Fitness
 from tests.mcmc.models import gaussian_mean, gaussian_mean_data
 
+pytestmark = pytest.mark.slow
+
 ROWS = 50
 Y = jnp.linspace(-1.7, 1.7, ROWS)
 

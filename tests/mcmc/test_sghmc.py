@@ -17,6 +17,8 @@ from tests.mcmc.models import (
     within,
 )
 
+pytestmark = pytest.mark.slow
+
 EPS, H, C, S2 = 0.3, 2.0, 1.5, 4.0
 
 

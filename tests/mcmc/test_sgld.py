@@ -27,6 +27,7 @@ def test_one_transition_is_the_formula(tol):
     assert (int(new.i), bool(new.diverging)) == (1, False)
 
 
+@pytest.mark.slow
 def test_gaussian_law():
     """
     Variance and correlation of 3 blocks of 4000 coordinates over 100 draws 3 transitions apart.
@@ -54,6 +55,7 @@ def test_gaussian_law():
         within(jnp.mean(centred[1:] * centred[:-1]) / jnp.var(draws), rho, 0.0016)
 
 
+@pytest.mark.slow
 def test_asymmetric_quartic():
     """
     Quadrature values of U = (z+4)(z+1)(z-1)(z-3)/14 + 0.5, from 2500 coordinates started in both

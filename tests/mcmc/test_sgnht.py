@@ -16,6 +16,7 @@ def law_of_xi(eps, h, C, T, s2):
     return 2 / eps * np.arctanh(eps * (C + eps * s2 / (2 * T)) / (2 - eps**2 * h / 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("eps", "h", "C", "T", "s2"),
     [(0.3, 2.0, 1.5, 0.5, 4.0), (0.5, 1.0, 2.0, 1.0, 0.0)],
@@ -51,6 +52,7 @@ def test_law_of_xi_has_the_reference_value():
     assert law_of_xi(1e-5, 1.0, 1.0, 2.0, 3e5) == pytest.approx(1.0 + 1e-5 * 3e5 / 4, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("thermostat", "expected", "tolerance"),
     [
@@ -89,6 +91,7 @@ def test_unequal_groups_need_thermostats_of_their_own(thermostat, expected, tole
             assert xi.mean() == pytest.approx(law_of_xi(0.2, h, 1, 1, s2), rel=0.04)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("thermostat", "thermal_mass"), [("scalar", None), ("per_site", 3.0), ("per_parameter", None)]
 )
@@ -135,6 +138,7 @@ def test_step_is_the_formula(tol):
     assert new.thermostat == pytest.approx(1.5 + 0.3 * 2 / 10 * np.mean(r**2), rel=tol(1e-5, 1e-12))
 
 
+@pytest.mark.slow
 def test_double_well_with_noise():
     """``U = -2 z^2 + z^4`` has E z^2 = 0.8327455 by quadrature."""
     s2 = 4.0

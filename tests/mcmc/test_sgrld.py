@@ -27,6 +27,7 @@ def correlated():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
 def test_constant_dense_metric_has_the_exact_covariance():
     """``S = M S M' + 2 eps T A + eps^2 s2 A A`` with ``M = I - eps A H``."""
@@ -110,6 +111,7 @@ def test_step_is_the_formula(metric, tol):
         )
 
 
+@pytest.mark.slow
 def test_double_well_in_a_changing_metric():
     """``U = -2 z^2 + z^4``: E z^2 = 0.8327455; without the correction it would be 0.72."""
 

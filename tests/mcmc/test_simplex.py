@@ -218,6 +218,7 @@ def test_reparameterised_prior_is_dirichlet():
     np.testing.assert_allclose(p.var(0), variance, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_sgrld_on_simplices_has_the_dirichlet_posterior():
     counts = jnp.array([[5.0, 2.0, 0.0], [0.0, 1.0, 30.0]])
     model = reparam(lambda: topics(counts), config={"p": GammaSimplexReparam()})

@@ -11,6 +11,8 @@ import pytest
 
 from numpyro_ext.mcmc import SGHMC, SGLD, SGNHT
 
+pytestmark = pytest.mark.slow
+
 
 def far(x):
     """Its transform saturates where a far start would throw a chain with momentum."""

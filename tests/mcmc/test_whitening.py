@@ -23,6 +23,8 @@ import pytest
 from numpyro_ext.mcmc import PSGLD, SGHMC, SGLD, SGNHT, Whitening
 from numpyro_ext.optim import find_modes
 
+pytestmark = pytest.mark.slow
+
 CENTER = jnp.array([3.0, -50.0])
 FACTOR = jnp.array([[2.0, 0.0], [-30.0, 0.5]])
 

@@ -15,6 +15,8 @@ from numpyro_ext.guides import Implicit
 from numpyro_ext.objectives import AmortizedMCMC
 from numpyro_ext.objectives.amortized import energy_distance
 
+pytestmark = pytest.mark.slow
+
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
 
 

@@ -20,6 +20,7 @@ def schedule(step):
     return jnp.minimum(step / 4.0, 1.0)
 
 
+@pytest.mark.slow
 def test_schedule_is_followed():
     """Each update has the loss of the static order of its step, with the same draws."""
     svi = SVI(global_model, count_steps(normal_guide), optax.sgd(0.01), BBAlphaELBO(schedule, 3))
@@ -45,6 +46,7 @@ def test_static_orders_count_too_and_other_losses_do_not_mind():
         assert result.state.mutable_state["_objective_step"]["step"] == steps
 
 
+@pytest.mark.slow
 def test_evaluate_sees_step_zero():
     svi = SVI(global_model, count_steps(normal_guide), optax.sgd(0.01), VRELBO(schedule, 3))
     state = svi.run(random.key(0), 5, X_LOCAL, progress_bar=False).state

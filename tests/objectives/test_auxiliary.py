@@ -142,6 +142,7 @@ def local_reverse(latents, x=X):
         numpyro.sample("a", dist.Normal(slope * latents["z"] + 0.2 * x, 0.7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True])
 def test_each_datum_of_a_minibatch_has_its_own_bound(weighted):
     key, slope, K = random.key(4), 0.9, 3

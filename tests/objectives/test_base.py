@@ -85,6 +85,7 @@ def test_one_minibatch_for_all_particles_although_the_guide_has_no_plate():
     assert batches[0] == batches[1] == batches[2]
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_minibatch_under_global_latents_is_warned_of():
     """Where it widens the guide; not in the linear orders, per datum, nor with all rows."""
     params = {"b": 0.7, "m": 0.2, "s": 0.8}
@@ -187,6 +188,7 @@ def test_some_values_given_and_the_rest_drawn():
     np.testing.assert_allclose(other.log_q_global, first.log_q_global)
 
 
+@pytest.mark.slow
 def test_vectorization_does_not_change_the_draws():
     """jax.pmap is NumPyro's example of a callable; the tests have two devices."""
     ways = (True, False, jax.pmap)
@@ -220,6 +222,7 @@ def test_pmap_of_draws_inside_draws():
     assert shape_of(loss, mixed_model, mixed_guide, params={}).shape == ()
 
 
+@pytest.mark.slow
 def test_full_minibatch_is_the_full_data(tol):
     x = X_LOCAL
     for loss in (VRELBO(0.5, 3), BBAlphaELBO(0.5, 3)):
@@ -232,6 +235,7 @@ def test_full_minibatch_is_the_full_data(tol):
         np.testing.assert_allclose(full, mini, rtol=tol(1e-6, 1e-13))
 
 
+@pytest.mark.slow
 def test_independent_bounds_are_unbiased_in_the_minibatch():
     keys = random.split(random.key(0), 3000)
 
@@ -290,6 +294,7 @@ def counting_guide(x):
     last["z"] = last["z"] + 1.0
 
 
+@pytest.mark.slow
 def test_upstream_drops_mutable_state_of_many_particles():
     x = jnp.array([1.0, 2.0])
     states = []
@@ -569,6 +574,7 @@ def semi_dais():
     return model, AutoSemiDAIS(model, local_part, AutoNormal(global_model), K=2)
 
 
+@pytest.mark.slow
 def test_semi_dais_with_a_minibatch_is_trace_elbo_at_order_one():
     model, guide = semi_dais()
     svi = SVI(model, guide, optax.adam(0.1), Trace_ELBO())

@@ -27,6 +27,8 @@ from tests.objectives.models import (
 )
 from tests.objectives.test_renyi import PROBIT_X, PROBIT_Y
 
+pytestmark = pytest.mark.slow
+
 GLOBAL = {"b": 0.7, "m": 0.2, "s": 0.8}
 
 

@@ -57,6 +57,7 @@ def test_closed_forms():
     assert abs(gaussian + 1.5685916054) < 0.01
 
 
+@pytest.mark.slow
 def test_optimum_covers_a_correlated_gaussian():
     """The mean-field optimum has rho times the conditional precision, 0.4 for order 2 (VI: 1)."""
     rho = 0.4

@@ -37,6 +37,8 @@ from numpyro_ext.objectives import (
 )
 from numpyro_ext.scores import LogisticRatio
 
+pytestmark = pytest.mark.slow
+
 
 def hinge(mean):
     return jax.nn.relu(2.0 - mean)

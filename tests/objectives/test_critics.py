@@ -114,6 +114,7 @@ def linear_field(params):
     return stein - PENALTY * ((mean**2).sum() + ((params["s"][:, None] * W) ** 2).sum())
 
 
+@pytest.mark.slow
 def test_operator_vi_descends_in_the_guide_and_ascends_in_the_network():
     one = with_critic(guide, stax.Dense(2), output_dim=2)
     loss = SteinDiscrepancy(200, "critic", critic_penalty=PENALTY)
@@ -135,6 +136,7 @@ def test_operator_vi_descends_in_the_guide_and_ascends_in_the_network():
         assert (jnp.abs(expected[name]) > 10 * error).all(), name
 
 
+@pytest.mark.slow
 def test_rows_of_a_plate_have_a_field_that_sees_their_data():
     """In one dimension, where the field is one number."""
 
@@ -170,6 +172,7 @@ def test_rows_of_a_plate_have_a_field_that_sees_their_data():
     assert part == pytest.approx(6 * (0.64 + (1 / 0.49 - 2) ** 2 * 0.49) / 4, abs=4 * 2.4 / 200)
 
 
+@pytest.mark.slow
 def test_a_critic_is_found_under_a_handler():
     one = count_steps(with_critic(AutoDiagonalNormal(model), hidden_dims=(4,), output_dim=2))
     svi = SVI(model, one, optax.adam(1e-2), SteinDiscrepancy(5, "critic"))

@@ -15,6 +15,8 @@ import pytest
 from numpyro_ext.objectives import VRELBO, CurvatureELBO
 from numpyro_ext.optim import ivon, vadam, von
 
+pytestmark = pytest.mark.slow
+
 N, D, NOISE, PRIOR = 12, 3, 0.7, np.array([2.0, 0.5, 1.0])
 rng = np.random.default_rng(0)
 X = rng.standard_normal((N, D)) * np.array([1.0, 3.0, 0.3]) + np.array([0.5, 0.0, 1.0])
@@ -283,6 +285,7 @@ def network(x, y, kind):
         numpyro.sample("y", dist.Normal(net(batch), noise), obs=numpyro.subsample(y, event_dim=0))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["linen", "nnx"])
 def test_networks_train_and_the_models_parameters_have_their_ordinary_gradient(kind):
     data = jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32), kind

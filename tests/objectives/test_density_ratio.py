@@ -21,6 +21,8 @@ from numpyro_ext.scores import KernelRatio, LogisticRatio
 from tests.objectives.compare import assert_refuses
 from tests.objectives.models import NONE
 
+pytestmark = pytest.mark.slow
+
 NOISE = {"is_auxiliary": True}
 Y = jnp.array([1.5, -0.4])
 A = jnp.array([[1.0, 0.5], [-0.3, 0.8]])

@@ -21,6 +21,7 @@ from tests.objectives.models import (
 )
 
 
+@pytest.mark.slow
 def test_one_column_for_each_independent_datum():
     lw = log_weights(random.key(0), LOCAL_PARAMS, local_model, local_guide, num_samples=7)
     assert lw.shape == (7, 6)

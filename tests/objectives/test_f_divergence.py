@@ -25,6 +25,8 @@ from tests.objectives.models import (
     value_and_grad,
 )
 
+pytestmark = pytest.mark.slow
+
 BY_HAND = {
     "kl_qp": lambda t: -jnp.log(t),
     "kl_pq": lambda t: t * jnp.log(t),

@@ -62,6 +62,7 @@ def scores_by_hand(z, loc, scale):
     return target - (-(z - loc) / scale**2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [AutoDiagonalNormal, AutoNormal, AutoRealNVPNormal])
 def test_space_is_the_unconstrained_one_for_each_guide(make):
     kwargs = {"num_flows": 0, "init_from": None} if make is AutoRealNVPNormal else {}
@@ -91,6 +92,7 @@ def draw_of(guide, params, key):
     return handlers.substitute(handlers.seed(guide, key), data=params)
 
 
+@pytest.mark.slow
 def test_elements_of_a_plate_add_up_and_are_scaled():
     def model(x, batch=None):
         with numpyro.plate("N", 6, subsample_size=batch):
@@ -228,6 +230,7 @@ def linear_field(params):
     return 2 * along - (mean**2).sum() - var * (W**2).sum()
 
 
+@pytest.mark.slow
 def test_minimax_descends_in_the_guide_and_ascends_in_the_network():
     guide = with_critic(SemiNormal(), stax.Dense(2), output_dim=2)
     loss = FisherDivergence(200, "minimax")

@@ -13,6 +13,8 @@ from numpyro_ext.objectives import VRELBO, ImplicitELBO
 from numpyro_ext.objectives.base import Draws
 from numpyro_ext.scores import DenoisingScore, SteinScore
 
+pytestmark = pytest.mark.slow
+
 LOC = jnp.array([3.0, -20.0])
 FACTOR = jnp.array([[0.5, 0.0], [2.0, 3.0]])
 PRECISION = jnp.linalg.inv(FACTOR @ FACTOR.T)

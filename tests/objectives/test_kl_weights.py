@@ -86,6 +86,7 @@ BASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BASES)
 def test_weight_one_is_the_base_and_the_loss_is_linear_in_the_weight(name, tol):
     """With one key the loss is a + weight b; at 1 it is that of the base, gradient included."""
@@ -149,6 +150,7 @@ def test_the_optimum_is_the_tempered_posterior():
     assert params["z_auto_scale"] == pytest.approx(17**-0.5, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_schedule_and_a_weight_of_the_minibatch_multiply():
     """Three steps without learning, whose losses are on the line through those of 0 and 1."""
     guide, _ = fitted()

@@ -18,6 +18,8 @@ import pytest
 from numpyro_ext.guides import AutoMixtureNormal
 from numpyro_ext.objectives import MixtureELBO, count_steps
 
+pytestmark = pytest.mark.slow
+
 
 def flat():
     """A log joint of 0: the ELBO is the entropy of the guide."""

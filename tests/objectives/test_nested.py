@@ -25,6 +25,8 @@ from tests.objectives.models import (
     value_and_grad,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_one_inner_draw_is_the_elbo(tol):
     losses = [NestedVRELBO(-1.0, 3, num_inner=1), VRELBO(1.0, 3, gradient="standard")]

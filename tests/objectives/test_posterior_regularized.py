@@ -20,6 +20,8 @@ from numpyro_ext.objectives import (
     count_steps,
 )
 
+pytestmark = pytest.mark.slow
+
 PARAMS = {"m": jnp.array(0.4), "s": jnp.array(0.7)}
 S = 4
 

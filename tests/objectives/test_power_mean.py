@@ -32,6 +32,7 @@ def test_matches_extended_precision(a, tol):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_smooth_through_zero_far_from_the_origin(tol):
     lw = jnp.asarray(LW - 1e3, float)

@@ -32,6 +32,8 @@ from tests.objectives.models import (
     value_and_grad,
 )
 
+pytestmark = pytest.mark.slow
+
 INF = math.inf
 ALPHAS = (-INF, -2.0, -1.0, 0.0, 0.5, 1.0, 2.0, INF)
 # The mean of the estimate for K = 50.

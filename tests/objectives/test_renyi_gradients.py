@@ -31,6 +31,8 @@ from tests.objectives.models import (
     value_and_grad,
 )
 
+pytestmark = pytest.mark.slow
+
 PARAMS = {"b": 0.8, "m": 0.3, "s": 0.9}
 ALPHAS = (-1.0, 0.0, 0.5, 1.0, 1.5)
 

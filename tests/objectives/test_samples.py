@@ -17,6 +17,8 @@ from numpyro_ext.objectives import Objective
 from numpyro_ext.objectives.base import Draws
 from numpyro_ext.objectives.samples import Samples
 
+pytestmark = pytest.mark.slow
+
 X = jnp.array([[0.5, -1.0], [2.0, 0.1], [1.3, -0.4], [0.2, 0.9], [-1.5, 0.3], [0.8, 0.6]])
 NOISE = {"is_auxiliary": True}
 noise = partial(numpyro.sample, infer=NOISE)

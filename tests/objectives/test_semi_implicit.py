@@ -22,6 +22,8 @@ from numpyro_ext.guides import AutoSemiImplicit
 from numpyro_ext.objectives import SemiImplicitELBO
 from tests.objectives.compare import assert_refuses, assert_same
 
+pytestmark = pytest.mark.slow
+
 
 class ByHand:
     """psi ~ N(0, 1), z | psi ~ N(psi, scale^2), with a density at the site that draws z."""

@@ -12,6 +12,8 @@ from numpyro_ext._model.handlers import seed_plates
 from numpyro_ext.objectives import SteinDiscrepancy
 from numpyro_ext.scores import RBF
 
+pytestmark = pytest.mark.slow
+
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
 LENGTH = 0.8
 

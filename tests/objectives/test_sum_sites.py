@@ -10,6 +10,7 @@ import pytest
 from numpyro_ext.objectives import VRELBO
 
 
+@pytest.mark.slow
 def test_the_parts_of_sites_sum_to_the_elbo():
     """A site that the guide draws from its prior has no part in the loss."""
 

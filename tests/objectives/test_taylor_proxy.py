@@ -50,6 +50,8 @@ from numpyro_ext.scores import LogisticRatio
 from tests.objectives.compare import assert_refuses, assert_same
 from tests.objectives.models import NONE, mixed_model
 
+pytestmark = pytest.mark.slow
+
 BATCHES = jnp.array(list(combinations(range(6), 2)))  # every minibatch of 2 of 6 rows
 X = jnp.array([[1.0, 0.3], [1.0, -0.8], [1.0, 1.6], [1.0, 0.1], [1.0, -1.4], [1.0, 0.9]])
 COUNTS = jnp.array([2.0, 0.0, 7.0, 1.0, 1.0, 4.0])

@@ -39,6 +39,8 @@ from tests.objectives.test_vimco import (
     expected_bound,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_default_partition():
     np.testing.assert_allclose(

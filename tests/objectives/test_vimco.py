@@ -116,6 +116,7 @@ MIXED = {
 EPS = np.array([[0.4, -1.1], [-0.7, 0.2]])  # noise of u and v for each particle
 
 
+@pytest.mark.slow
 def test_unbiased_in_a_mixed_guide(tol):
     """u is reparameterised and d depends on it, v is reparameterised and depends on d."""
 
@@ -208,6 +209,7 @@ def test_each_unit_has_its_own_bound_and_baseline(tol):
     assert_is_minus(grads[0.0], expected, tol(2e-5, 1e-8))
 
 
+@pytest.mark.slow
 def test_unbiased_in_the_minibatch():
     x = (0.9, -0.5, 2.0, 0.1)
 
@@ -240,6 +242,7 @@ def test_reparameterised_guide_gives_vrelbo(tol):
     assert_same(vimco, renyi, tol(2e-5, 1e-12))
 
 
+@pytest.mark.slow
 def test_value_is_the_renyi_bound_of_the_same_draws():
     """Also for a traced order, and with the particles one after the other."""
     params = {name: jnp.asarray(value, float) for name, value in PARAMS.items()}

@@ -28,6 +28,8 @@ from numpyro_ext.objectives import (
 )
 from tests.objectives.models import linear_gaussian, normal_guide
 
+pytestmark = pytest.mark.slow
+
 # A rate of e^(400 z) overflows above z = 0.22: a log density of -inf, whose derivative is infinite.
 # Half of the draws of N(0.1, 0.3) below 0.22 are ordinary ones.
 PARAMS = {"m": 0.1, "log_s": np.log(0.3)}

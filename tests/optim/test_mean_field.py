@@ -195,6 +195,7 @@ def regression(batch=None):
         numpyro.sample("y", dist.Normal(jnp.asarray(X)[idx] @ w, 1.0), obs=jnp.asarray(Y)[idx])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [AutoNormal, AutoDiagonalNormal])
 @pytest.mark.parametrize("batch", [None, 10])
 def test_svi_ends_at_the_best_mean_field_normal(family, batch):

@@ -70,6 +70,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing(bad, domain):
     assert tuple(state) == (1, 0, 1, 0.0)
 
 
+@pytest.mark.slow
 def test_no_step_leaves_the_domain_of_a_family():
     """Random gradients of all sizes, each of which would leave the domain of an NIW at once."""
     start = NIW.from_standard(
@@ -93,6 +94,7 @@ def test_no_step_leaves_the_domain_of_a_family():
     assert inside.all() and state.num_halvings > 50 and state.num_rejected < 50
 
 
+@pytest.mark.slow
 def test_finds_a_conjugate_posterior_in_svi_next_to_another_optimiser():
     """Six ones and four zeros: rho = 1/4 forgets the start by 3/4 a step. The scale of a normal
     is fitted by Adam meanwhile."""

@@ -189,6 +189,7 @@ def straight(name):
     return svi, svi.run(random.key(0), 20, progress_bar=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMS)
 def test_a_resumed_run_of_svi_is_the_straight_run(name):
     svi, result = straight(name)
@@ -242,6 +243,7 @@ def one_normal():
     numpyro.sample("w", dist.Normal(3.0, 2.0))
 
 
+@pytest.mark.slow
 def test_parvi_takes_it_and_pickles():
     kernel = pickle.loads(
         pickle.dumps(ParVI(one_normal, SVGD(), partial(wnes, 0.5, mu=0.2), init_from=None))

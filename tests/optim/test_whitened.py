@@ -86,6 +86,7 @@ def counts():
     return model, (x, y), taylor_proxy(model, x, y)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", [AutoMultivariateNormal, AutoDiagonalNormal, AutoNormal])
 def test_every_normal_guide_trains_in_them(counts, family):
     """What is left is the distance of mode and mean, below .05 sd here, and for mean field the
@@ -107,6 +108,7 @@ def test_every_normal_guide_trains_in_them(counts, family):
     np.testing.assert_allclose(draws.std(0) / sds, 1, atol=0.06)  # MC error 0.011
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [VRELBO(0.0, 4, gradient="dreg"), IWELBO(10, gradient="dreg")])
 def test_orders_below_one_need_them(counts, loss):
     """400 steps at a constant 0.01, which is a hundred posterior sds of the second coordinate."""

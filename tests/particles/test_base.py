@@ -70,6 +70,7 @@ def step(svi, state, *args, **kwargs):
     return jax.jit(lambda state: svi.update(state, *args, **kwargs))(state)
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_sgd_moves_particles_by_the_velocity_and_parameters_by_the_mean_gradient(tol):
     guide = five()
@@ -92,6 +93,7 @@ def test_sgd_moves_particles_by_the_velocity_and_parameters_by_the_mean_gradient
     np.testing.assert_allclose(params["width"], expected, atol=atol)
 
 
+@pytest.mark.slow
 def test_annealing_counts_steps_and_multiplies_the_gradients_that_temperature_divides():
     guide = five(count_steps=True)
     field = SVGD(temperature=4.0, annealing=lambda t: (t + 1.0) / 2.0)
@@ -112,6 +114,7 @@ def test_annealing_counts_steps_and_multiplies_the_gradients_that_temperature_di
     assert state.mutable_state["auto_step"] == 3
 
 
+@pytest.mark.slow
 def test_all_particles_share_one_minibatch():
     """With half of the data the loss is one of the values that one subset of rows gives to all."""
     guide = five()
@@ -214,6 +217,7 @@ class AffineGuide:
         return params["q_loc"] + params["q_scale"] * random.normal(rng_key, (num_samples, 2))
 
 
+@pytest.mark.slow
 def test_guide_that_draws_its_latents_is_trained_along_the_field():
     guide = AffineGuide()
     loss = SVGD(num_particles=7)

@@ -124,6 +124,7 @@ def fitted(make):
     return guide, svi, result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", FIELDS)
 def test_finds_the_regression(make):
     guide, _, result = fitted(make)

@@ -69,6 +69,7 @@ def ensemble(kernel, *args, num_warmup=None, num_samples=1, num_chains=5, extra_
     return mcmc
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_takes_the_steps_of_its_field_and_optimiser(tol):
     field = SVGD(temperature=2.0, annealing=lambda i: (i + 1.0) / 4.0)
@@ -100,6 +101,7 @@ def test_takes_the_steps_of_its_field_and_optimiser(tol):
     assert isinstance(mcmc.last_state, ParVIState)
 
 
+@pytest.mark.slow
 def test_minibatch_is_drawn_anew_at_every_step_and_shared_by_all_particles():
     kernel = ParVI(model, optim=optax.sgd(0.0), init_from=None)
     fields = ("potential_energy", "z_grad", "mean_grad", "implied_sd_ratio")
@@ -129,6 +131,7 @@ def free(name, shape=()):
     return numpyro.sample(name, dist.ImproperUniform(constraints.real, (), shape))
 
 
+@pytest.mark.slow
 def test_default_is_right_on_a_potential_function_and_comes_to_rest(capsys):
     """Unequal scales, correlated, far from the start: no warning, and the right implied ratio."""
 
@@ -175,6 +178,7 @@ def test_few_particles_are_a_warning():
         warn_of_few_particles(2, 30)
 
 
+@pytest.mark.slow
 def test_heat_equation_bandwidth_is_searched_from_that_of_the_last_step():
     kernel = ParVI(model, SVGD(RBF("he")), optax.sgd(0.1), init_from=None)
     mcmc = ensemble(
@@ -190,6 +194,7 @@ def test_heat_equation_bandwidth_is_searched_from_that_of_the_last_step():
     np.testing.assert_allclose(moved["bandwidth"][:, 1], step(x, start=l), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_dynamics_keep_the_momenta_in_the_state():
     dynamics = PSGHMC(0.05, flow="fgh", friction=0.5, mass=2.0)
     kernel = ParVI(model, optim=dynamics, init_from=None)
@@ -204,6 +209,7 @@ def test_dynamics_keep_the_momenta_in_the_state():
     assert pickle.loads(pickle.dumps(kernel)).optim.friction == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:[123] of 4 particles are where the log density is NaN")
 def test_a_particle_that_is_lost_stays_and_is_flagged_and_the_others_go_on():
     def hole():

@@ -115,6 +115,7 @@ def test_matches_reference_values(field, expected, tol):
     np.testing.assert_allclose(v, expected, atol=tol(5e-6, 1e-12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [RBF("median"), IMQ(1.3, c=0.8, beta=-0.3)], ids=["RBF", "IMQ"])
 @pytest.mark.parametrize(("make", "eta"), FIELDS)
 def test_equals_the_slow_loop_with_and_without_preconditioning(make, eta, kernel, tol):
@@ -224,6 +225,7 @@ def test_coordinate_in_which_all_agree_keeps_its_unit():
     assert jnp.all(jnp.isfinite(v)) and jnp.abs(v[:, 1]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_many_particles_are_solved_in_pieces(monkeypatch):
     """The same answer by conjugate gradients as by a factorisation; 25 is not a multiple of 7."""
     x = random.normal(random.key(4), (25, 2))
@@ -247,6 +249,7 @@ def test_ridge_must_be_positive(make):
         make(eta=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "sd"), [(SVGD, 1.96), (Blob, 1.985), (GFSD, 1.87), (GFSF, 1.96)])
 def test_spread_on_a_normal_and_a_fit_that_improves_at_once(make, sd):
     """N(1, 2) from 100 particles by Adagrad: the sd of a second implementation, to 0.06.
@@ -277,6 +280,7 @@ def test_spread_on_a_normal_and_a_fit_that_improves_at_once(make, sd):
     assert jnp.all(jnp.diff(kl) < 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Blob, RegularizedSVGD])
 def test_constrained_site_has_the_right_moments(make):
     """Gamma(3, 1): mean 3, sd 1.73. Without the Jacobian of the exponential the mean would be 2."""

@@ -62,6 +62,7 @@ def test_particles_are_constrained_in_order_with_deterministic_sites():
     np.testing.assert_allclose(sites["width"], jnp.exp(raw["width"]), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_each_particle_starts_at_its_own_draw_plus_noise_in_unconstrained_space():
     n = 3000
     guide, params = started(num_particles=n, init_loc_fn=init_to_sample, init_scale=0.4)

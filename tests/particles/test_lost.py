@@ -22,6 +22,8 @@ from numpyro_ext.particles import (
 from numpyro_ext.particles.lost import Lost
 from numpyro_ext.scores import RBF
 
+pytestmark = pytest.mark.slow
+
 ONE_OF = "^1 of {} particles are where the log density is NaN or a derivative of it is not finite"
 
 

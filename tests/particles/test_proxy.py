@@ -30,6 +30,7 @@ def proxy():
     return taylor_proxy(linear, X, Y, batch=7)
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 @pytest.mark.parametrize("field", [SVGD, RegularizedSVGD])
 def test_the_step_of_a_minibatch_is_that_of_all_rows(field, proxy, tol):
@@ -54,6 +55,7 @@ def test_the_step_of_a_minibatch_is_that_of_all_rows(field, proxy, tol):
     assert jnp.abs(noisy - of_all).max() > 0.05 * scale
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the particles have not converged")  # so few steps
 def test_an_ensemble_on_minibatches_ends_where_that_of_all_rows_does(proxy):
     def ends(field, **batch):

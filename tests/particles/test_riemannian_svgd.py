@@ -33,6 +33,7 @@ def one_pair(kernel, x, g, y):
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 @pytest.mark.parametrize("kernel", [RBF(0.8), IMQ(1.1)], ids=["RBF", "IMQ"])
 def test_equals_the_formula_index_by_index(kernel, tol):

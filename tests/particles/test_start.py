@@ -19,6 +19,8 @@ from numpyro_ext.particles import AutoParticles, ParVI, RegularizedSVGD, particl
 from numpyro_ext.scores import RBF
 from tests.two_modes import LOCS, SDS, two_modes
 
+pytestmark = pytest.mark.slow
+
 M, STEPS = 50, 200
 
 

@@ -52,6 +52,7 @@ def test_is_equivariant_to_affine_maps(tol):
     np.testing.assert_allclose(v, velocity(X, G, H) @ b, rtol=tol(2e-2, 1e-8), atol=tol(2e-3, 1e-9))
 
 
+@pytest.mark.slow
 def test_is_a_loss_that_computes_its_hessians():
     def model(y):
         w = numpyro.sample("w", dist.Normal(0.0, 10.0))

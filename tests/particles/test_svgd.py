@@ -72,6 +72,7 @@ def follow(field, log_p, x, step_size, num_steps):
     return jax.lax.scan(step, (x, optim.init(x)), jnp.arange(num_steps))[0][0]
 
 
+@pytest.mark.slow
 def test_temperature_two_doubles_the_variance_and_annealing_leaves_the_target():
     """N(1, 2), 100 particles: sd 1.96, as by a second implementation. Deterministic runs."""
     x = random.normal(random.key(2), (100, 1))
@@ -103,6 +104,7 @@ def test_linear_kernel_matches_the_moments_of_a_gaussian():
     np.testing.assert_allclose(jnp.cov(x.T, bias=True), jnp.linalg.inv(precision), atol=1e-2)
 
 
+@pytest.mark.slow
 def test_blocks_see_their_neighbourhoods_alone():
     x, g = random.normal(random.key(6), (2, 12, 3)) * jnp.array([1.0, 5.0, 0.3])
     plain = jax.jit(SVGD().velocity)(x, g)

@@ -69,6 +69,7 @@ def test_log_of_a_kernel_ratio_has_a_floor_without_a_gradient():
     assert jnp.abs(expected).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offset", [0.0, 1e4])
 def test_ratios_of_two_normals(offset):
     """Within 0.4 (kernel, 2000 samples) and 0.25 (polynomial, 4000) where both have mass: at 24

@@ -43,6 +43,7 @@ def test_mmd_matches_reference(block_size, tol):
         np.testing.assert_allclose(ours, value, rtol=tol(2e-5, 1e-8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [IMQ("median")], ids=repr)
 def test_stein_kernel_is_the_double_score_of_the_kernel(kernel):
     """k0 = p^-1(x) p^-1(y) trace d/dx d/dy [p(x) k p(y)], by autodiff."""
@@ -61,6 +62,7 @@ def test_stein_kernel_is_the_double_score_of_the_kernel(kernel):
     np.testing.assert_allclose(ours, expected, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_stein_discrepancy_of_a_shift_follows_its_law():
     """N(0, I) samples against N(m, I): |m|^2 (h^2 / (h^2 + 2))^(d/2), within 4 standard errors."""
     m, h2, num = jnp.array([1.0, 0.0]), 2.0, 2000
@@ -119,6 +121,7 @@ def test_discrepancies_do_not_lose_digits_at_a_large_offset():
     )
 
 
+@pytest.mark.slow
 def test_gradient_in_blocks_is_the_dense_gradient():
     x = random.normal(random.key(4), (30, 3)) * jnp.array([0.5, 1.0, 3.0])
 
@@ -142,6 +145,7 @@ def test_blocks_bound_the_memory():
     assert temporary_bytes(50) < 0.25 * max(temporary_bytes(None), 2000 * 2000 * 4)
 
 
+@pytest.mark.slow
 def test_non_finite_input_is_an_error_and_gives_nan_where_it_is_traced():
     x, y, s = jnp.array(X), jnp.array(Y), score(jnp.array(X))
     # A rule has no bandwidth on such samples, which is no error either.

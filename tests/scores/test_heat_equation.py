@@ -72,6 +72,7 @@ def test_objective_goes_to_its_two_plateaus():
     np.testing.assert_allclose(objective(x, 1e3), 4 * 2**2, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_bandwidth_scales_and_moves_with_the_points():
     x = random.normal(random.key(0), (60, 2)) * jnp.array([1.0, 4.0])
     expected = he_bandwidth(x)
@@ -82,6 +83,7 @@ def test_bandwidth_scales_and_moves_with_the_points():
     np.testing.assert_allclose(he_bandwidth(shifted), he_bandwidth(shifted - 12288.0), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_bandwidth_is_a_sequence_of_clipped_steps_from_the_median():
     x = random.normal(random.key(1), (30, 3))
     median = l = median_bandwidth(x)

@@ -33,6 +33,7 @@ def test_velocity_matches_reference_values(tol):
     np.testing.assert_allclose(ours, expected, atol=tol(2e-6, 1e-12))
 
 
+@pytest.mark.slow
 def test_derivatives_are_those_of_autodiff_and_of_the_metric():
     x, y = jnp.array(X) + 3.0, jnp.array(X[:2]) + 2.0
     kernel = MatrixRBF(Q, 1.2)

@@ -56,6 +56,7 @@ def test_terms_of_small_eigenvalues_are_left_out():
     np.testing.assert_allclose(ours, SpectralScore(2, RBF(1.5)).fit(x)(y), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_entropy_gradient_of_a_linear_sampler_is_nearly_its_inverse_transpose():
     """x = L e: -(1/K) G^T e -> L^-T, over 64 seeds; the deviation of one of 400 seeds was 0.026."""
     scale, num = jnp.array([[1.2, 0.0], [0.5, 0.8]]), 200

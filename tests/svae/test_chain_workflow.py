@@ -72,22 +72,26 @@ def guide_of(model):
     return SVAEGuide(prior, recognition_network(D, hidden=(4,)), rule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [linear, hidden_markov])
 def test_check_passes_the_chain_that_the_rule_stands_for(model):
     guide_of(model).check(model, random.key(0), Y)
 
 
+@pytest.mark.slow
 def test_check_names_a_transition_the_wrong_way_round():
     with pytest.raises(ValueError, match=r"log density of 'x' changes by .* but that of LDS by"):
         guide_of(linear).check(lambda y: linear(y, turned=True), random.key(0), Y)
 
 
+@pytest.mark.nightly
 def test_check_leaves_out_dynamics_whose_density_a_long_chain_loses_to_rounding():
     """At four of five values it is finite, and up to tens of nats wrong."""
     y = jnp.zeros((1, 150, 3))
     guide_of(linear).check(lambda y: linear(y, T=150), random.key(0), y)
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:SVAEELBO gives natural gradients")
 def test_a_linear_system_becomes_a_tree():
     svi = SVI(linear, guide_of(linear), optax.adam(1e-2), SVAEELBO("explicit_only"))

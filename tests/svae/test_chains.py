@@ -19,6 +19,8 @@ from numpyro_ext.svae import (
 )
 from numpyro_ext.svae.local_inference.linear import chain_given
 
+pytestmark = pytest.mark.slow
+
 F32 = 5e-5
 PI, P = jnp.array([0.6, 0.4]), jnp.array([[0.9, 0.1], [0.2, 0.8]])
 EMISSION = (jnp.array([[-1.0], [2.0]]), jnp.array([[[1.0]], [[0.5]]]))

@@ -8,11 +8,14 @@ from jax import random
 import numpy as np
 from numpyro.infer import SVI, Predictive
 import optax
+import pytest
 
 from numpyro_ext.diagnostics import diagnose, to_arviz
 from numpyro_ext.optim import natural_gradient
 from numpyro_ext.svae import SVAEELBO
 from tests.svae.models import RULES, B, D, K, N, Y, guide_of, mixture, params_of
+
+pytestmark = pytest.mark.slow
 
 STEPS = 12
 TRACES = []

@@ -42,6 +42,8 @@ from tests.svae.models import (
     program,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def loss_of(loss, rule, key, params, *args):
     model, _ = program(rule)
@@ -195,6 +197,7 @@ def full_run():
     return step._cache_size(), losses, inside, state.optim_state
 
 
+@pytest.mark.nightly
 def test_one_compilation_serves_all_minibatches():
     compilations, losses, _, _ = full_run()
     assert compilations == 1 and len(set(losses.tolist())) == 60

@@ -4,6 +4,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from numpyro_ext.diagnostics.judges.local_inference import narrow_rows, states_row
 from numpyro_ext.expfam import MNIW, NIW
@@ -19,6 +20,7 @@ def close(draws, mean):
     assert np.all(np.abs(np.mean(draws, 0) - mean) < error)
 
 
+@pytest.mark.slow
 def test_globals_given_a_mixture_have_the_conjugate_posterior():
     z = jnp.arange(N) % K
     keys = random.split(random.key(0), DRAWS)
@@ -35,6 +37,7 @@ def test_globals_given_a_mixture_have_the_conjugate_posterior():
         close(draws["Sigma"][:, k], S / (PARTS["df"] + n - 3))
 
 
+@pytest.mark.slow
 def test_globals_given_a_chain_have_the_conjugate_posterior():
     M, precision, df, S = jnp.array([[0.7]]), jnp.array([[3.0]]), 20.0, jnp.array([[9.0]])
     initial = {"loc": jnp.ones(1), "kappa": 2.0, "df": 9.0, "scale_matrix": jnp.eye(1)}

@@ -35,6 +35,8 @@ from tests.svae.models import (
     params_of,
 )
 
+pytestmark = pytest.mark.slow
+
 PRIOR = jax.jit(  # one program in place of many, while tests are collected
     lambda: {
         "pi": Dirichlet.from_standard(CONCENTRATION),

@@ -85,6 +85,7 @@ def test_mixture_reference_values(tol):
     assert mf.info.num_iter[0] > 3 and mf.info.converged[0]
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_mixture_potentials_go_through_ep(tol):
     r = Gaussian.from_standard(jnp.array([[[-0.5], [1.5]]]), jnp.array([[[[0.4]], [[0.8]]]]))
@@ -118,6 +119,7 @@ def test_tight_with_the_exact_potential(tol):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [GMMMeanField, CycleMeanField])
 def test_sweeps_of_mean_field_raise_the_surrogate_bound(make):
     """After every sweep for the mixture; the last steps of a cycle that is cut are no sweep."""
@@ -152,6 +154,7 @@ def test_the_gradient_through_the_sweeps_of_a_cycle_is_that_of_its_answer(needs_
     np.testing.assert_allclose(slope, (ahead - behind) / 2e-5, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["GMMEP", "GMMMeanField", "CycleEP", "CycleMeanField"])
 def test_gradients_are_finite_where_a_probability_underflows(name):
     """At a distance of 40 standard deviations, a probability is e^-800, which float32 has not."""
@@ -181,6 +184,7 @@ def name_of(rule):
     return type(rule).__name__
 
 
+@pytest.mark.slow
 def test_statistics_make_the_conjugate_update():
     """Point masses: the update is that of counted data."""
     rule = GMMEP()
@@ -334,6 +338,7 @@ def crosshair():
     return known, GaussianPotential.from_diagonal(2 * y, jnp.full_like(y, 2.0))
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_cycle_reference_values(tol):
     known, psi = crosshair()
@@ -353,6 +358,7 @@ def test_cycle_reference_values(tol):
     np.testing.assert_allclose(bound, [-1.6297292584482], atol=tol(1e-4, 1e-8))
 
 
+@pytest.mark.slow
 def test_cycle_moments_are_those_of_the_beliefs():
     """q(x_i) has the moments of the exact mixture over pairs, with the beliefs as weights."""
     known, psi = crosshair()

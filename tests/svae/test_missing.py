@@ -87,6 +87,7 @@ def test_the_network_is_given_zeros_and_what_is_missing(num_components):
     np.testing.assert_allclose(apply(params, whole).h, apply(params, whole.astype(float)).h)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalized", [True, False])
 def test_a_zero_component_is_the_factor_one(normalized):
     """Beside a component that says something: the sum of their integrals."""
@@ -175,6 +176,7 @@ def loss_and_gradient(params, key, y, fill):
     return jax.value_and_grad(loss)(params)
 
 
+@pytest.mark.slow
 def test_the_bound_is_that_of_the_entries_that_were_seen():
     params, key = params_of_holes(), random.key(4)
     found, gradient = loss_and_gradient(params, key, HOLES, 0.0)
@@ -190,6 +192,7 @@ def test_the_bound_is_that_of_the_entries_that_were_seen():
     np.testing.assert_allclose(loss_and_gradient(params, key, HOLES, 7.0)[0], found, rtol=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:SVAEELBO gives natural gradients")
 def test_a_fit_becomes_a_tree():
     svi = SVI(holes, guide_of_holes(), optax.adam(1e-2), SVAEELBO("explicit_only"))
@@ -201,6 +204,7 @@ def test_a_fit_becomes_a_tree():
     assert not tree.log_likelihood["y"].isel(data=3).any()
 
 
+@pytest.mark.slow
 def test_without_it_data_with_holes_are_refused():
     guide = guide_of(GMMEP())
     with pytest.raises(ValueError, match=r"have \d NaN among 24 numbers.* allow_missing\(recog"):

@@ -27,6 +27,8 @@ from numpyro_ext.svae import (
     SVAEGuide,
 )
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api" / "svae.md"
 N, D = 200, 2
 MEAN, SD, NOISE = jnp.array([1.0, -3.0]), jnp.array([2.0, 0.7]), 0.5

@@ -14,6 +14,8 @@ from numpyro_ext.svae import (
     recognition_network,
 )
 
+pytestmark = pytest.mark.slow
+
 MIXTURE = {"loc": [[-0.5], [1.5]], "covariance_matrix": [[[0.4]], [[0.8]]]}
 ETA = {"loc": [[-1.0], [2.0]], "covariance_matrix": [[[1.0]], [[0.5]]]}
 

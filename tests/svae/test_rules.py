@@ -105,6 +105,7 @@ def assert_close(found, expected, **tolerance):
         np.testing.assert_allclose(x, y, **tolerance)
 
 
+@pytest.mark.slow
 @every_rule
 def test_the_divergence_is_affine_in_global_statistics_with_their_slope(name):
     rule = EVERY[name]
@@ -252,6 +253,7 @@ def tilted(components, psi):
     return Z, (weight * GRID).sum(-1) / Z, (weight * GRID**2).sum(-1) / Z
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEEN)
 def test_marginals_of_ep_are_integrals_and_sums_over_all_states(name):
     """With uncertain components: the plug-in normals and the expected log probabilities."""

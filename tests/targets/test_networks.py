@@ -118,6 +118,7 @@ def test_scale_mixture_is_its_density(tol):
         scale_mixture(0.5, 1.0, 0.0)
 
 
+@pytest.mark.nightly
 def test_a_network_with_the_mixture_prior_is_fitted_and_predicts():
     """A line of slope 2 under noise of .1, by a mean-field guide from the fan-in start."""
     x = jnp.linspace(-1.0, 1.0, 40)[:, None]

@@ -104,6 +104,7 @@ def test_pinwheel_is_its_formula():
         pinwheel(random.key(0), num_classes=0)
 
 
+@pytest.mark.slow
 def test_latent_cycle_has_the_components_of_the_crosshair():
     """Means of the clusters before the warp within 4 standard errors."""
     data = latent_cycle(random.key(3), num_data=3000, length=4)

@@ -122,6 +122,7 @@ def results(name):
     return run(MAKE[name](0), POINTS)
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 @every
 def test_log_determinant_is_that_of_autodiff(name, tol):
@@ -189,6 +190,7 @@ def test_own_draws_are_never_inverted(name, monkeypatch):
         jax.eval_shape(lambda: density(False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gated IAF", "planar", "radial", "spline coupling"])
 def test_density_integrates_to_one(name):
     grid = jnp.linspace(-14.0, 14.0, 1201)

@@ -52,6 +52,7 @@ def test_planar_has_derivatives_where_its_plane_vanishes():
         np.testing.assert_allclose(size * by_w @ across, -np.exp(-1) * across, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_planar_shift_is_never_longer_than_what_is_constrained(tol):
     """As |m(t)| <= |t|; with m(0) = -.31, as in the paper, it is .31 / |w| for small w."""
@@ -143,6 +144,7 @@ def test_spline(tol):
     assert jnp.allclose(spline.inv(y), x, atol=tol(1e-5, 1e-9))
 
 
+@pytest.mark.slow
 def test_spline_of_zeros_is_the_identity_and_beyond_the_bound_gradients_are_finite():
     spline = RationalQuadraticSpline.from_unconstrained(jnp.zeros(23), 4.0)
     x = jnp.array([-400.0, -4.0, -1.7, 0.0, 2.2, 4.0, 1e6])
@@ -159,6 +161,7 @@ def test_spline_of_zeros_is_the_identity_and_beyond_the_bound_gradients_are_fini
         assert jnp.isfinite(gradient).all()
 
 
+@pytest.mark.slow
 def test_spline_increases_however_wild_its_numbers_are():
     raw = 30.0 * random.normal(random.key(3), (23,))
     spline = RationalQuadraticSpline.from_unconstrained(raw, 4.0)
@@ -168,6 +171,7 @@ def test_spline_increases_however_wild_its_numbers_are():
     assert y[0] == -5.0 and y[-1] == 5.0
 
 
+@pytest.mark.slow
 def test_spline_coupling_makes_two_modes():
     # A steep middle bin carries the mass around 0 outwards, to one side and the other.
     raw = jnp.array([2.0, 0.0, 2.0, 0.0, 4.0, 0.0, 0.0, 0.0])

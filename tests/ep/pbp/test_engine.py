@@ -130,6 +130,7 @@ def test_the_start(tol):
         assert abs(float(m.std()) * fan_in**0.5 / 2 - 1) < 0.08
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ep", "sep"])
 def test_q_is_the_product_of_its_factors(method, tol):
     """Of the prior of each weight, the sites of the data, and the Gamma priors."""
@@ -147,6 +148,7 @@ def test_q_is_the_product_of_its_factors(method, tol):
     np.testing.assert_allclose(state.weight.rate, 6 + state.prior.weight.rate.sum(), rtol=rtol)
 
 
+@pytest.mark.slow
 def test_epochs_go_on(filtered):
     """2 + 2 epochs are 4, with and without a bar, and in a scan."""
     pbp = filtered[0]
@@ -162,6 +164,7 @@ def test_epochs_go_on(filtered):
     np.testing.assert_allclose(losses, whole.losses, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_units_do_not_matter(filtered):
     """Other units of X and y give the same fit in these units."""
     pbp, result = filtered
@@ -180,6 +183,7 @@ def test_it_learns(fitted):
     assert float(result.losses[-1]) < float(result.losses[0])
 
 
+@pytest.mark.slow
 def test_predictive_has_the_moments_of_predict(fitted):
     """One hidden layer is exact. 20,000 draws: errors of .7 % of a sd and 1 % of a variance, some
     times as much for the tails of a Gamma."""
@@ -195,6 +199,7 @@ def test_predictive_has_the_moments_of_predict(fitted):
     np.testing.assert_allclose(draws["y"].var(0), variance, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_the_parameters_are_those_of_numpyros_guide(filtered):
     pbp, result = filtered
     hidden = block(seed(pbp.model, 0), hide=["weight_precision", "noise_precision"])
@@ -208,6 +213,7 @@ def test_the_parameters_are_those_of_numpyros_guide(filtered):
     np.testing.assert_allclose(result.params["auto_scale"], jnp.sqrt(v))
 
 
+@pytest.mark.slow
 def test_draws_and_quantiles_of_the_guide(filtered):
     """20,000 draws: .7 % of a sd; the Gammas of some hundreds have a sd of some percent."""
     pbp, result = filtered
@@ -225,6 +231,7 @@ def test_draws_and_quantiles_of_the_guide(filtered):
     np.testing.assert_allclose(pbp.guide.median(params)["noise_precision"], high[1], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_ten_layers_are_not_sorted_by_name():
     """``w10`` comes before ``w2`` in the alphabet and not here."""
     pbp = PBP([1, *[2] * 10, 1])
@@ -255,6 +262,7 @@ def test_the_density_of_the_model(filtered):
     np.testing.assert_allclose(sites["w0"]["fn"].variance, 1 / w["weight_precision"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_model_by_svi(filtered):
     """Started at a fit, with NumPyro's optimisers: the scaling does not move."""
     pbp, result = filtered
@@ -266,6 +274,7 @@ def test_the_model_by_svi(filtered):
     assert np.all(fit.params["auto_loc"] != result.params["auto_loc"])
 
 
+@pytest.mark.slow
 def test_conversion_and_diagnosis():
     make = lambda: PBP([3, 3, 1])  # noqa: E731
     fits = restarts(make, random.key(0), 2, 10, X, Y, progress_bar=False)
@@ -319,6 +328,7 @@ def test_a_row_far_from_the_rest_leaves_the_noise_alone():
     assert tuple(map(float, result.state.q.noise)) == (6.0, 6.0)
 
 
+@pytest.mark.slow
 def test_a_known_precision_is_not_learnt():
     pbp = PBP([3, 4, 1], weight_precision=2.0, noise_precision=9.0)
     state = pbp.init(random.key(0), X, Y)

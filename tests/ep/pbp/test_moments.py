@@ -54,6 +54,7 @@ def test_rectified_moments_and_derivatives_in_the_tails(tol):
         np.testing.assert_allclose(derivatives, expected, rtol=rtol)
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_rectified_moments_where_nothing_is_left():
     """Thirty standard deviations off, or without any variance: no NaN, in derivatives neither."""
@@ -85,6 +86,7 @@ def test_forward_moments(tol):
     np.testing.assert_allclose(forward_moments(M, V, X), expected, rtol=tol(1e-6, 1e-13))
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_likelihood_update(tol):
     means, variances, log_z, r2, s2 = normal_update(M, V, 6.0 / (6.0 - 1), X, 0.7)
