@@ -27,6 +27,7 @@ from numpyro.infer.autoguide import (
     AutoNormal,
     AutoSemiDAIS,
 )
+from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.reparam import LocScaleReparam
 from numpyro.infer.util import (
     _get_model_transforms,
@@ -44,6 +45,7 @@ from numpyro_ext._typing import Model, Params, Sites, Trace
 
 __all__ = [
     "ContinuousGuide",
+    "ResumableKernel",
     "StartGiven",
     "at_unconstrained",
     "default_key",
@@ -122,6 +124,25 @@ def mcmc_arguments(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:
     """The model's arguments in the last ``run``."""
     state: Any = mcmc
     return state._args, state._kwargs
+
+
+class ResumableKernel(MCMCKernel):
+    """A kernel whose :meth:`init` is also called where ``MCMC`` takes up a chain again.
+
+    ``MCMC.run`` calls it there if ``_sample_fn`` is None, and discards the state that it returns.
+    It asks for ``_sample_fn`` only where it has a state, and says so in no other way.
+    """
+
+    _is_taken_up = False
+
+    @property
+    def _sample_fn(self) -> None:
+        self._is_taken_up = True
+
+    def takes_up_a_chain(self) -> bool:
+        """Whether the call of :meth:`init` that asks this is for a chain that ``MCMC`` has."""
+        is_taken_up, self._is_taken_up = self._is_taken_up, False
+        return is_taken_up
 
 
 _SECOND = {

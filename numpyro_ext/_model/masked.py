@@ -24,7 +24,14 @@ from numpyro_ext._model.density import log_prob, scaled, seen, without_mask
 from numpyro_ext._model.handlers import first_rows
 from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.program import FILLED, trace_of
-from numpyro_ext._model.read import Site, elementwise, latent_sites, layers, sample_sites
+from numpyro_ext._model.read import (
+    Site,
+    elementwise,
+    has_array_mask,
+    latent_sites,
+    layers,
+    sample_sites,
+)
 from numpyro_ext._numpyro import mask_of, replayed_trace, site_of_log_det
 from numpyro_ext._typing import Model, Sites
 
@@ -32,11 +39,8 @@ __all__ = ["Filled", "is_masked", "masks_filled", "record_filled"]
 
 
 def is_masked(site: Site) -> bool:
-    """Return whether an array masks entries of a site; ``mask=False`` leaves out the whole."""
-    if isinstance(site["fn"], Filled):
-        return False
-    masks = [mask_of(layer) for layer in layers(site["fn"])]
-    return any(mask is not None and jnp.ndim(mask) > 0 for mask in masks)
+    """Return whether an array masks entries of a site, which are not filled."""
+    return not isinstance(site["fn"], Filled) and has_array_mask(site["fn"])
 
 
 class Filled(dist.Distribution):

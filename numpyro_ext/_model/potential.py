@@ -104,7 +104,9 @@ class Potential(Program):
         *,
         forward_mode: bool = False,
     ) -> None:
-        model = masks_filled(default_key(model))
+        model = default_key(model)
+        if info.masked:
+            model = masks_filled(model)
         if info.summed:  # they have a value where no density is taken
             model = infer_config(seed(model, random.key(0)), parallel)
         super().__init__(model, args, kwargs, params, plates=info.plates)

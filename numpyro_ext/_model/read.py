@@ -29,6 +29,7 @@ __all__ = [
     "coordinate_name",
     "elementwise",
     "frames",
+    "has_array_mask",
     "is_data",
     "is_delta",
     "latent_sites",
@@ -63,6 +64,12 @@ def layers(fn: Any) -> Iterator[Any]:
     while fn is not None:
         yield fn
         fn = getattr(fn, "base_dist", None)
+
+
+def has_array_mask(fn: Any) -> bool:
+    """Return whether an array masks entries of a distribution; ``mask=False`` leaves out all."""
+    masks = [mask_of(layer) for layer in layers(fn)]
+    return any(mask is not None and jnp.ndim(mask) > 0 for mask in masks)
 
 
 def base_distribution(fn: Any) -> Any:
@@ -238,6 +245,7 @@ class ModelInfo:
     :param int nesting: the number of axes that plates take.
     :param dict rows: ``{site: (number, scale)}`` of the observed sites: how many log densities it
         has, and by which number they are scaled; NaN where that is not one number.
+    :param bool masked: True if an array masks entries of a latent site.
     """
 
     latents: dict[str, Latent]
@@ -249,6 +257,7 @@ class ModelInfo:
     summed: tuple[str, ...] = ()
     nesting: int = 0
     rows: dict[str, tuple[int, float]] = field(default_factory=dict)
+    masked: bool = False
 
     @cached_property
     def size(self) -> int:
@@ -362,6 +371,7 @@ def model_info(trace: Trace, *, sums: bool = False) -> ModelInfo:
         summed=summed,
         nesting=max(axes, default=0),
         rows={name: _rows_of(site) for name, site in trace.items() if is_data(site)},
+        masked=any(has_array_mask(site["fn"]) for site in latent_sites(trace)),
     )
 
 

@@ -19,13 +19,10 @@ VectorFn = Callable[[Array], Any]
 def recipe_correction(diffusion: VectorFn, curl: VectorFn | None, x: Array) -> Array:
     r"""The drift :math:`\Gamma_k(x) = \sum_l \partial (D_{kl} + Q_{kl}) / \partial x_l` (eq. 3).
 
-    Without it noise of the variance D(x) pushes draws to where D is large. The derivatives are
-    exact: m forward passes for a scalar or diagonal D, and the whole ``(m, m, m)`` Jacobian for a
-    matrix D or Q.
-
-    D maps ``(m,)`` to a scalar, to ``(m,)`` (a diagonal) or to ``(m, m)``, and Q to a skew
-    ``(m, m)``. Equations are those of *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma,
-    Tianqi Chen, Emily B. Fox (NeurIPS 2015).
+    Without it noise of the variance D(x) pushes draws to where D is large. D maps ``(m,)`` to a
+    scalar, to ``(m,)`` (a diagonal) or to ``(m, m)``, and Q to a skew ``(m, m)``. Equations are
+    those of *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma, Tianqi Chen, Emily B. Fox
+    (NeurIPS 2015).
     """
     x = jnp.asarray(x, jnp.result_type(float, x))
     check_shape("diffusion", diffusion, x, (0, 1, 2))
@@ -53,10 +50,9 @@ def check_shape(what: str, fn: VectorFn, x: Array, ranks: tuple[int, ...]) -> No
     shape = jax.eval_shape(lambda x: jnp.asarray(fn(x)), x).shape
     allowed = [x.shape * rank for rank in ranks]
     if shape not in allowed:
-        words = " or ".join(str(s) for s in allowed)
         raise ValueError(
             f"{what} returns shape {shape} for a vector of {x.shape[0]} numbers; it must be"
-            f" {words}."
+            f" {' or '.join(map(str, allowed))}."
         )
 
 
@@ -86,11 +82,10 @@ def check_definite(what: str, fn: VectorFn, points: Array, *, singular: bool) ->
     # Rounding may make an eigenvalue of 0 a little negative.
     low = -1e-5 * np.max(np.abs(values)) if singular and matrix else 0.0
     if not (finite and symmetric and np.all(scales >= low if singular else scales > 0)):
-        kind = "semi" if singular else ""
+        kind = "semidefinite" if singular else "definite"
         raise ValueError(
-            f"{what} is not positive {kind}definite at the initial point; its numbers must be"
-            f" {'non-negative' if singular else 'positive'}, or its matrix symmetric positive"
-            f" {kind}definite."
+            f"{what} is not positive {kind} at the initial point; its numbers, or the eigenvalues"
+            f" of its symmetric matrix, must be {'at least' if singular else 'above'} 0."
         )
 
 
@@ -132,33 +127,21 @@ class ExpandedMean:
     """
 
     def __init__(self, sites: list[str] | tuple[str, ...] | None = None) -> None:
-        if isinstance(sites, str):
-            raise TypeError(f"sites is {sites!r}; it must be a list of names, such as [{sites!r}].")
         self.sites = None if sites is None else tuple(sites)
 
     def mask(self, info: ModelInfo) -> np.ndarray:
         """``(n,)``, True for the coordinates that are logarithms and that this metric moves."""
         supports = {name: latent.support for name, latent in info.latents.items()}
         # Of a vector, the support is that of its numbers.
-        of_one = {name: getattr(x, "base_constraint", x) for name, x in supports.items()}
-        positive = [name for name, support in of_one.items() if support is constraints.positive]
-        if self.sites is None and not positive:
-            raise ValueError(
-                "ExpandedMean finds no positive latent site in the model; use SGLD, or"
-                " GammaSimplexReparam for a Dirichlet site."
-            )
-        for name in self.sites or ():
-            if name not in supports:
-                raise ValueError(
-                    f"ExpandedMean has the site '{name}', which the model lacks; its latent sites"
-                    f" are {sorted(supports)}."
-                )
-            if name not in positive:
-                raise ValueError(
-                    f"ExpandedMean has the site '{name}' with support {supports[name]}; it moves"
-                    " positive sites only, use GammaSimplexReparam for a Dirichlet site."
-                )
+        of_number = {name: getattr(x, "base_constraint", x) for name, x in supports.items()}
+        positive = [name for name, support in of_number.items() if support is constraints.positive]
         chosen = positive if self.sites is None else self.sites
+        if not chosen or not set(chosen) <= set(positive):
+            raise ValueError(
+                f"ExpandedMean has the sites {list(chosen)}, and the positive latent sites of the"
+                f" model are {positive}; use SGLD where there are none, or GammaSimplexReparam for"
+                " a Dirichlet site."
+            )
         mask = np.zeros(info.size, bool)
         for name in chosen:
             mask[info.slices[name]] = True

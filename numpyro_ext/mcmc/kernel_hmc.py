@@ -1,7 +1,7 @@
 """HMC with a surrogate score: Strathmann et al. (2015), Li & Turner (2018)."""
 
-from dataclasses import dataclass
-from functools import partial
+from collections import namedtuple
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -10,31 +10,35 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._model.mode_search import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import Sites
-from numpyro_ext.mcmc.base import Chain, ModelKernel, Unchanged, state_class
+from numpyro_ext.mcmc.base import Chain, IdentityCoordinates, ModelKernel, ResumableState, Schedule
 from numpyro_ext.mcmc.geometry import VectorFn, check_shape, values_at
-from numpyro_ext.mcmc.settings import Settings
-
-_PILOT = 64
 
 
-KernelHMCState = state_class(
-    "KernelHMCState",
-    __name__,
-    {
-        "i": "number of transitions made, from 0; it is not reset after warmup.",
-        "z": "dict of the latent sites in unconstrained space.",
-        "potential_energy": "U at ``z``.",
-        "step_size": "step size of the last transition.",
-        "diverging": "True if the score was not finite where a transition of the last draw began.",
-        "accept_prob": "acceptance probability of the last proposal.",
-        "num_accepted": "proposals accepted so far, warmup included.",
-        "settings": "``kernel.settings``, None where the step size was given.",
-    },
-)
+class KernelHMCState(
+    ResumableState,
+    namedtuple(
+        "KernelHMCState",
+        "i z potential_energy step_size diverging accept_prob num_accepted resumed rng_key",
+    ),
+):
+    """
+    State of one chain:
+
+     - **i** - number of transitions made, from 0; it is not reset after warmup.
+     - **z** - dict of the latent sites in unconstrained space.
+     - **potential_energy** - U at ``z``.
+     - **step_size** - step size of the last transition.
+     - **diverging** - True if the score was not finite where a transition of the last draw began.
+     - **accept_prob** - acceptance probability of the last proposal.
+     - **num_accepted** - proposals accepted so far, warmup included.
+     - **resumed** - True until the first draw after ``MCMC.run`` has taken the state up again.
+     - **rng_key** - random number generator key of the next transition.
+    """
+
+    __slots__ = ()
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -51,24 +55,21 @@ class KernelHMC(ModelKernel):
 
     on the flat, unconstrained z: the latent sites in the order in which the model samples them. No
     gradient of the model is taken, and U once per transition, so the model may be costly, or have
-    no gradient. Any *fixed* f makes the map reversible and volume-preserving, a gradient or not, so
-    the chain is exact; only its speed depends on f. With f = 0 it is a random walk with normal
-    steps of length :math:`\epsilon L`; where f is wrong, proposals are rejected. Estimates of f
-    from samples decay away from them: a chain in the tails falls back to the random walk.
+    no gradient. Any *fixed* f makes the map reversible and volume-preserving, so the chain is
+    exact; only its speed depends on f. With f = 0 it is a random walk with normal steps of length
+    :math:`\epsilon L`, to which an f that is estimated from samples falls back far from them.
 
     A proposal with a potential that is not finite is rejected; a score that is not finite at the
-    draw marks it ``diverging``. All data are used: no subsampled plates. There is no adaptation of
-    the step size (aim at an ``accept_prob`` of 0.6 to 0.9), and f is not refitted.
+    draw marks it ``diverging``. All data are used: no subsampled plates. Aim at an ``accept_prob``
+    of 0.6 to 0.9.
 
     :param step_size: positive float or schedule :math:`\epsilon`, of the order of a posterior
-        standard deviation; None has it found in whitened coordinates, as that of the largest
-        expected squared jump.
+        standard deviation; it is not found from the model.
     :param score: f, a callable from the flat z to ``(n,)``, or an estimator with the method
-        ``fit((k, n) samples)``, such as ``numpyro_ext.scores.SteinScore()``, which returns a
-        callable from ``(k, n)`` points to ``(k, n)`` scores. It is fitted once, when the chain
-        starts.
-    :param dict training_samples: constrained draws of all latent sites, leading axis first, to fit
-        an estimator, such as ``mcmc.get_samples()``; values of deterministic sites are left out.
+        ``fit((k, n) samples)``, such as ``numpyro_ext.scores.SteinScore()``, which is fitted once
+        and returns a callable from ``(k, n)`` points to ``(k, n)`` scores.
+    :param dict training_samples: constrained draws of all latent sites to fit an estimator, such as
+        ``mcmc.get_samples()``; values of deterministic sites are left out.
     :param int num_leapfrog: L.
     :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
     :param int steps_per_sample: transitions per draw, all in one dispatch.
@@ -100,62 +101,23 @@ class KernelHMC(ModelKernel):
 
     state_class = KernelHMCState
 
+    step_size: float | Schedule = field(kw_only=False)  # pyright: ignore
     score: Any
     training_samples: Sites | None = None
     num_leapfrog: int = 10
-    temperature = 1.0  # there is none, and no gradient of the model is taken
-    gradient = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         score, training_samples = self.score, self.training_samples
         fits = hasattr(score, "fit")
-        if isinstance(score, type) or not (fits or callable(score)):
-            raise TypeError(
-                f"score is {score!r}; it must be a callable of the flat z, or an object with the"
-                " method fit, such as SteinScore()."
-            )
-        if fits and training_samples is None:
+        if fits != (training_samples is not None):
+            given = "None" if training_samples is None else "given"
             raise ValueError(
-                f"score is {score!r}, which is fitted to samples, but training_samples is None;"
-                " give a dict of draws of all latent sites."
-            )
-        if not fits and training_samples is not None:
-            raise ValueError(
-                f"training_samples is given, but score is {score!r}, which has no method fit; leave"
-                " it out."
+                f"training_samples is {given}, but score is {score!r}; a dict of draws of all"
+                " latent sites belongs to a score with the method fit, and to no other."
             )
         self.num_leapfrog = check_count("num_leapfrog", self.num_leapfrog)
         self.fitted: VectorFn | None = None
-
-    def choose(self, noise: np.ndarray, normal: Mode, potential: Potential) -> Settings:
-        """The step of the largest expected squared jump, from draws of the normal approximation."""
-        map_ = normal.whitening
-        f = self._fit_score(potential, map_)
-        n, dtype = normal.whitening.size, normal.center.dtype
-        keys = random.split(random.key(1), 2)
-        z, r = (random.normal(key, (_PILOT, n), dtype) for key in keys)
-
-        def jump(eps: Array) -> Array:
-            def one(z: Array, r: Array) -> Array:
-                z_new, r_new = self.trajectory(f, z, r, eps)
-                energies = [
-                    potential(self.info.unravel(map_.to_z(x)), {}) + jnp.vdot(v, v) / 2
-                    for x, v in ((z, r), (z_new, r_new))
-                ]
-                accept = jnp.exp(jnp.minimum(energies[0] - energies[1], 0))
-                return jnp.nan_to_num(accept * jnp.sum((z_new - z) ** 2), posinf=0.0)
-
-            return jnp.mean(jax.vmap(one)(z, r))
-
-        # A trajectory of half a period would only mirror a Gaussian; a quarter forgets it.
-        longest = min(np.pi / 2 / self.num_leapfrog, 1.5)
-        steps = longest * jnp.geomspace(0.02, 1.0, 30, dtype=dtype)
-        jumps = np.asarray(jax.jit(partial(lax.map, jump))(steps), float)
-        best = int(np.argmax(jumps))
-        correlation = 1 - min(jumps[best] / (2 * n), 1.0)
-        transitions = (1 + correlation) / max(1 - correlation, 1e-6)
-        return Settings(float(steps[best]), transitions=transitions)
 
     def setup(self, potential: Potential) -> None:
         for name in potential.plates:
@@ -166,27 +128,22 @@ class KernelHMC(ModelKernel):
         super().setup(potential)
         self.fitted = self._fit_score(potential, self.coordinates)
 
-    def _fit_score(self, potential: Potential, map_: Whitening | Unchanged) -> VectorFn:
+    def _fit_score(
+        self, potential: Potential, coordinates: Whitening | IdentityCoordinates
+    ) -> VectorFn:
         """f in these coordinates."""
         if self.training_samples is None:
             score = self.score
-            return lambda xi: map_.pull(jnp.asarray(score(map_.to_z(xi)), xi.dtype))
+            return lambda xi: coordinates.pull(jnp.asarray(score(coordinates.to_z(xi)), xi.dtype))
         samples = {name: jnp.asarray(x) for name, x in self.training_samples.items()}
-        lengths = {x.shape[:1] for x in samples.values()}
-        if len(lengths) > 1 or () in lengths:
-            shapes = {name: x.shape for name, x in samples.items()}
-            raise ValueError(
-                f"training_samples has the shapes {shapes}; the leading axis, of draws, must be the"
-                " same."
-            )
-        chains = next(iter(lengths), ())
-        samples = self.info.check_constrained("training_samples", samples, chains)
+        num_draws = next((x.shape[:1] for x in samples.values()), ())
+        samples = self.info.check_constrained("training_samples", samples, num_draws)
 
         @jax.jit
         @jax.vmap
         def flatten(draw: Sites) -> Array:
             z = potential.unconstrain("one draw of training_samples", draw)
-            return map_.to_xi(self.info.ravel(z))
+            return coordinates.to_xi(self.info.ravel(z))
 
         predict = self.score.fit(flatten(samples))
         return lambda xi: jnp.asarray(predict(xi[None])[0], xi.dtype)
@@ -194,7 +151,7 @@ class KernelHMC(ModelKernel):
     def chain(self, potential: Potential) -> "HMCChain":
         return HMCChain(self, potential, self.coordinates)
 
-    def check_state(self, states: Any, grads: Sites | None) -> None:
+    def check_state(self, states: Any) -> None:
         assert self.fitted is not None
         if not np.all(np.isfinite(values_at(self.fitted, jax.vmap(self.flatten)(states.z)))):
             raise ValueError(
@@ -237,7 +194,6 @@ class HMCChain(Chain):
             diverging=jnp.zeros((), bool),
             accept_prob=jnp.zeros((), flat.dtype),
             num_accepted=jnp.zeros((), int),
-            settings=self.kernel.settings,
             resumed=jnp.zeros((), bool),
             rng_key=rng_key,
         )
@@ -251,10 +207,8 @@ class HMCChain(Chain):
         r = random.normal(key_momentum, z.shape, dtype)
         f = self.kernel.fitted
         z_new, r_new = self.kernel.trajectory(f, z, r, eps)
-        U, U_new = (
-            state.potential_energy,
-            self.potential(self.kernel.unflatten(z_new), {}).astype(dtype),
-        )
+        U = state.potential_energy
+        U_new = self.potential(self.kernel.unflatten(z_new), {}).astype(dtype)
         # The difference of squares as a product keeps the digits of a small difference.
         log_ratio = U - U_new + jnp.vdot(r - r_new, r + r_new) / 2
         finite = jnp.isfinite(U_new) & jnp.all(jnp.isfinite(z_new)) & jnp.isfinite(log_ratio)

@@ -16,7 +16,7 @@ from scipy.linalg import solve_discrete_lyapunov
 
 from numpyro_ext.mcmc.settings import Settings
 
-__all__ = ["choose_linear", "choose_psgld", "choose_sghmc", "choose_sgld", "choose_sgnht"]
+__all__ = ["choose_linear", "choose_sghmc", "choose_sgld", "choose_sgnht"]
 
 LARGEST_STEP = 0.5
 _SMALLEST_STEP = 1e-4
@@ -47,44 +47,6 @@ def choose_sgld(
     ratio = (2 + step * noise) / (2 - step)
     transitions = float(np.max((2 - step) / step))
     return Settings(eps, variance_ratio=_worst(ratio), transitions=transitions)
-
-
-def choose_psgld(
-    noise: np.ndarray,
-    max_bias: float,
-    scale: np.ndarray,
-    decay: float,
-    *,
-    stiffness: float = 1.0,
-) -> Settings:
-    r"""
-    SGLD whose :math:`G_k` follows the gradients, so that it is small where :math:`z_k^2` is large.
-
-    Stationarity of the mean of :math:`z_k^2` has the covariance of :math:`G_k` with
-    :math:`z_k g_k`. To first order in :math:`1 - \beta` it adds to the ratio of SGLD
-
-    .. math:: G_k \sqrt{V_k}\, (1 - \beta)
-        \Big(1 + \frac{\beta \rho_k^2}{(1 - \beta \rho_k^2) V_k}\Big), \qquad
-        V_k = 1 + s_k^2, \quad \rho_k = 1 - \epsilon G_k,
-
-    where :math:`\rho_k^{2j}` is the correlation of :math:`z_k^2` over j steps. It grows as the step
-    falls, so there may be no step within ``max_bias``; then it is the one of the least bias.
-
-    :param scale: G at stationarity, ``(n,)``.
-    :param float decay: :math:`\beta`.
-    """
-    plain = choose_sgld(noise, max_bias, scale, stiffness=stiffness).step_size
-    largest = LARGEST_STEP / (float(np.max(scale)) * stiffness)
-    eps = np.minimum(plain * np.geomspace(1e-3, 10, 400), largest)
-    step, V = eps[:, None] * scale, 1 + noise
-    kept = decay * (1 - step) ** 2
-    moving = scale * np.sqrt(V) * (1 - decay) * (1 + kept / ((1 - kept) * V))
-    ratio = (2 + step * noise) / (2 - step) + moving
-    error = np.max(np.abs(ratio - 1), axis=1)
-    allowed = error <= max_bias
-    best = np.argmax(np.where(allowed, eps, 0)) if np.any(allowed) else np.argmin(error)
-    transitions = float(np.max((2 - step[best]) / step[best]))
-    return Settings(float(eps[best]), variance_ratio=_worst(ratio[best]), transitions=transitions)
 
 
 def choose_sghmc(
@@ -123,16 +85,17 @@ def choose_sghmc(
     else:
         ratio = 1 + eps**2 / 4 * s2 * coth / (1 - eps**2 / 4 if law == "baoab" else 1.0)
     ratio = np.where(4 / coth / eps**2 < least_injected, np.inf, ratio)
-    found = _cheapest(eps, C, C, ratio, max_bias)
-    step, rate = found.step_size, cast(float, found.friction)
+    choice = _cheapest(eps, C, C, ratio, max_bias)
+    step, rate, excess = choice.step_size, cast(float, choice.friction), choice.variance_ratio - 1
     if law == "baoab":
         c = np.exp(-rate * step)
-        hot = 1 + 4 * c**2 / (1 + c) ** 2 * (found.variance_ratio - 1)
-        return replace(found, kinetic_temperature=(1.0, float(hot)))
-    cold, wide = 1.0, 1 - step**2 / 4
-    if law == "euler":
+        temperatures = 1.0, float(1 + 4 * c**2 / (1 + c) ** 2 * excess)
+    elif law == "aboba":
+        temperatures = 1 / (1 - step**2 / 4), (1 + excess) / (1 - step**2 / 4)
+    else:
         cold, wide = 1 / (1 - step**2 / (2 * (2 - step * rate))), 1 - step * rate / 2
-    return replace(found, kinetic_temperature=(cold / wide, found.variance_ratio / wide))
+        temperatures = cold / wide, (1 + excess) / wide
+    return replace(choice, kinetic_temperature=temperatures)
 
 
 def choose_sgnht(
@@ -200,12 +163,8 @@ def _grid(friction: float | None, stiffness: float) -> list[np.ndarray]:
 def _largest(allowed: Callable[[float], bool], scale: float) -> float:
     """The largest step of a fine geometric grid below which all are allowed."""
     grid = np.geomspace(1e-8, 10.0, 400) * scale
-    found = grid[0]
-    for eps in grid:
-        if not allowed(float(eps)):
-            break
-        found = eps
-    return float(found)
+    num = next((k for k, eps in enumerate(grid) if not allowed(float(eps))), len(grid))
+    return float(grid[max(num - 1, 0)])
 
 
 def _worst(ratio: Any) -> float:

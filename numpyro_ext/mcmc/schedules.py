@@ -1,16 +1,18 @@
-"""Step sizes as functions of the transition number ``i``, counted from 0; all can be traced."""
+"""Step sizes as functions of the transition number ``i``, counted from 0, as optax's schedules are;
+kernels take either, and any other function that can be traced."""
 
-import jax
+from dataclasses import dataclass, field
+
 from jax import Array
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
-from numpyro_ext._checks import check_count, check_nonnegative, check_positive
+from numpyro_ext._checks import check_count, check_nonnegative, check_positive, check_share
 
 
+@dataclass(frozen=True)
 class ConstantSchedule:
-    """The same value at every transition, as a plain float has it.
-
-    :param float value: the value, positive for a step size.
+    """The same ``value`` at every transition, as a plain float has it.
 
     .. doctest::
 
@@ -19,46 +21,46 @@ class ConstantSchedule:
         0.1
     """
 
-    def __init__(self, value: float) -> None:
-        check_nonnegative("value", value)
-        self.value = value
+    value: float
 
-    def __call__(self, i: jax.typing.ArrayLike) -> float:
+    def __post_init__(self) -> None:
+        check_nonnegative("value", self.value)
+
+    def __call__(self, i: ArrayLike) -> float:
         return self.value
 
 
+@dataclass(frozen=True)
 class PolynomialSchedule:
     r"""Polynomial decay :math:`\epsilon_i = a (b + i)^{-\gamma}`.
 
     Draws converge to the posterior for :math:`1/2 < \gamma \le 1` when averages are weighted by the
-    step size, :math:`\sum_i \epsilon_i f(z_i) / \sum_i \epsilon_i` (eq. 5). Other exponents are
-    allowed and keep a bias.
-
-    :param float a: scale.
-    :param float b: shift; the first step is :math:`a b^{-\gamma}`.
-    :param float gamma: exponent.
+    step size, :math:`\sum_i \epsilon_i f(z_i) / \sum_i \epsilon_i` (eq. 5); others keep a bias.
 
     **Reference:** *Bayesian Learning via Stochastic Gradient Langevin Dynamics*, Max Welling, Yee
     Whye Teh (ICML 2011)
 
     .. doctest::
 
-        >>> from numpyro_ext.mcmc import SGLD, PolynomialSchedule
+        >>> from numpyro_ext.mcmc import PolynomialSchedule
         >>> print(f"{PolynomialSchedule(2.0, 3.0, 0.5)(6):.4f}")
         0.6667
-        >>> kernel = SGLD(lambda: None, PolynomialSchedule(0.01, 10.0))
     """
 
-    def __init__(self, a: float, b: float = 1.0, gamma: float = 0.55) -> None:
-        check_positive("a", a)
-        check_positive("b", b)
-        check_nonnegative("gamma", gamma)
-        self.a, self.b, self.gamma = a, b, gamma
+    a: float
+    b: float = 1.0
+    gamma: float = 0.55
 
-    def __call__(self, i: jax.typing.ArrayLike) -> Array:
+    def __post_init__(self) -> None:
+        check_positive("a", self.a)
+        check_positive("b", self.b)
+        check_nonnegative("gamma", self.gamma)
+
+    def __call__(self, i: ArrayLike) -> Array:
         return self.a * jnp.power(self.b + jnp.asarray(i, float), -self.gamma)
 
 
+@dataclass(frozen=True)
 class CyclicalSchedule:
     r"""Cosine cycles with a warm restart, for posteriors with several modes.
 
@@ -91,19 +93,21 @@ class CyclicalSchedule:
         [False, True, True, True]
     """
 
-    def __init__(self, peak: float, cycle_length: int, *, exploration: float = 0.25) -> None:
-        check_positive("peak", peak)
-        check_count("cycle_length", cycle_length)
-        if not 0 <= exploration < 1:
-            raise ValueError(f"exploration is {exploration!r}; it must be in [0, 1).")
-        self.peak, self.cycle_length, self.exploration = peak, cycle_length, exploration
+    peak: float
+    cycle_length: int
+    exploration: float = field(default=0.25, kw_only=True)
 
-    def _phase(self, i: jax.typing.ArrayLike) -> Array:
+    def __post_init__(self) -> None:
+        check_positive("peak", self.peak)
+        check_count("cycle_length", self.cycle_length)
+        check_share("exploration", self.exploration)
+
+    def _phase(self, i: ArrayLike) -> Array:
         return jnp.mod(jnp.asarray(i), self.cycle_length) / self.cycle_length
 
-    def __call__(self, i: jax.typing.ArrayLike) -> Array:
+    def __call__(self, i: ArrayLike) -> Array:
         return 0.5 * self.peak * (jnp.cos(jnp.pi * self._phase(i)) + 1)
 
-    def sampling(self, i: jax.typing.ArrayLike) -> Array:
+    def sampling(self, i: ArrayLike) -> Array:
         """True where transition ``i`` belongs to the sampling stage."""
         return self._phase(i) >= self.exploration

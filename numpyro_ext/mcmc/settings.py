@@ -1,5 +1,6 @@
 """Settings that a kernel finds by itself: coordinates of unit scale, and a step in them."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -7,30 +8,23 @@ from typing import Any
 import warnings
 
 import jax
-from jax import Array, random
+from jax import Array, lax, random
 from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import solve_triangular
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.mode_search import Mode, batch_rows
+from numpyro_ext._model.mode_search import Mode, batch_rows, draw_batch
 from numpyro_ext._model.modes import Modes, search_modes
-from numpyro_ext._model.normal_fit import factor_like, shape_measure
+from numpyro_ext._model.normal_fit import at_normal, factor_like, shape_measure
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.whitening import Whitening
-from numpyro_ext._typing import Sites
-from numpyro_ext.mcmc.gradient_noise import NOISE_ESTIMATES, noise_measure, probe
-from numpyro_ext.mcmc.gradients import ControlVariate
+from numpyro_ext._typing import GradientEstimator, Sites
+from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient
 
-__all__ = [
-    "NO_LOCAL_SITES",
-    "Fitness",
-    "Found",
-    "Settings",
-    "settings_for",
-]
+__all__ = ["NO_LOCAL_SITES", "Fitness", "Found", "Settings", "noise_measure", "settings_for"]
 
 NO_LOCAL_SITES = "a chain holds one value of it while the rows change at every step"
 """The reason for which no latent site may be local to a subsampled plate."""
@@ -39,6 +33,10 @@ _NO_NOISE = 1e-6  # of gradients in posterior units, below which a correction ha
 _NORMAL = 0.1
 """The departure up to which a correction fails only where rows fit, as they do without noise."""
 _SAME, _NEAR = 1e-4, 0.03
+_PROBES = 4
+# The noise of a corrected gradient grows as the square of the distance, so it varies from point to
+# point by one to two times its mean: few points with many batches would miss the mean by a third.
+_NOISE_POINTS, _NOISE_BATCHES = 512, 4
 
 
 @jax.tree_util.register_static
@@ -49,21 +47,19 @@ class Settings:
     table.
 
     The mode is found first, by four searches of 2,000 minibatches and at most 300 gradients of all
-    rows each, and the coordinates are those in which the curvature there is 1 in all directions.
-    The step, and the friction, are the largest at which the kernel's law on a Gaussian with the
-    measured noise of minibatch gradients keeps the relative error of every variance within
-    ``max_bias``. Chains start at draws of the normal approximations, a single chain at the heaviest
-    mode, and of several that start together (``chain_method="vectorized"``) each mode has its
-    share at temperature 1. The step is then one for all modes at which chains start. The
-    predictions are those of the law: a posterior that is not near normal deviates from them, and
-    ``problems`` says what was seen of that.
+    rows each, and in the coordinates the curvature there is 1. The step, and the friction, are the
+    largest at which the kernel's law on a Gaussian with the measured gradient noise keeps the
+    relative error of every variance within ``max_bias``. Chains start at draws of the normal
+    approximation, a single one at the heaviest mode; of several that start together
+    (``chain_method="vectorized"``) each mode has its share, and the step is one for these modes. A
+    posterior that is not near normal deviates from the predictions; see ``problems``.
 
-    A new run of the kernel on other data finds other settings. A chain that goes on
-    (``mcmc.post_warmup_state``) keeps its own, and refuses data that they do not fit.
+    A new run on other data finds other settings. A chain that goes on (``mcmc.post_warmup_state``)
+    keeps its own, and refuses data that they do not fit.
 
     :param float step_size: in whitened units.
     :param friction: rate C; None for a kernel without one.
-    :param float variance_ratio: predicted variance over the right one, where they differ most.
+    :param float variance_ratio: predicted over right variance, where they differ most.
     :param float transitions: predicted transitions per independent draw.
     :param tuple kinetic_temperature: what the law predicts at the end of a step, over the
         temperature, of a coordinate without gradient noise and of the one with most of it.
@@ -75,7 +71,7 @@ class Settings:
     :param float noise_control_variate: the same, corrected at the center.
     :param str rows: of which rows there was no noise, where no plate takes a minibatch.
     :param int row_gradients: gradients of single rows that were spent on finding all this.
-    :param tuple problems: sentences on what did not hold.
+    :param tuple problems: one sentence per assumption that failed.
 
     .. doctest::
 
@@ -130,12 +126,12 @@ class Settings:
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments by which a kernel of this class has these settings."""
-        found: dict[str, Any] = {"step_size": self.step_size, "whitening": self.whitening}
+        arguments: dict[str, Any] = {"step_size": self.step_size, "whitening": self.whitening}
         if self.friction is not None:
-            found["friction"] = self.friction
+            arguments["friction"] = self.friction
         if self.control_variate:
-            found["gradient"] = ControlVariate(self.center)
-        return found
+            arguments["gradient"] = ControlVariate(self.center)
+        return arguments
 
     def __str__(self) -> str:
         kind = "none" if self.whitening is None else repr(self.whitening)[10:-1]
@@ -158,13 +154,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Fitness:
-    """
-    Gradients of all rows at four points around a mode, by which data are told from others.
-
-    :param whitening: the normal approximation of which the points are draws.
-    :param dict batches: rows in a minibatch of each plate.
-    :param gradients: ``(4, n)``, whitened.
-    """
+    """Whitened gradients of all rows, ``(4, n)``, at four draws of a normal approximation, by which
+    data are told from others; ``batches`` are the rows in a minibatch of each plate."""
 
     whitening: Whitening
     batches: dict[str, int]
@@ -172,21 +163,19 @@ class Fitness:
 
     @classmethod
     def at(cls, potential: Potential, whitening: Whitening) -> "Fitness":
-        gradients = jax.jit(partial(probe, potential))(whitening)
+        gradients = jax.jit(partial(_probe, potential))(whitening)
         return cls(whitening, _batches(potential), np.asarray(gradients, float))
 
     def of(self, potential: Potential) -> str:
         """``"same"`` for the same data, ``"near"`` for those that move the gradients by less than a
         sixth, which settings outlast, and ``"other"``."""
-        if potential.info.size != self.whitening.size:
+        if potential.info.size != self.whitening.size or _batches(potential) != self.batches:
             return "other"
-        now = Fitness.at(potential, self.whitening)
-        if now.batches != self.batches:
-            return "other"
-        known, here = np.isfinite(self.gradients), np.isfinite(now.gradients)
-        moved = np.where(known & here, now.gradients - self.gradients, 0)
-        moved = np.where(known == here, moved, np.inf)
-        size = np.mean(np.where(known, self.gradients, 0) ** 2)
+        now = Fitness.at(potential, self.whitening).gradients
+        finite = np.isfinite(self.gradients)
+        moved = np.where(finite & np.isfinite(now), now - self.gradients, 0)
+        moved = np.where(finite == np.isfinite(now), moved, np.inf)
+        size = np.mean(np.where(finite, self.gradients, 0) ** 2)
         distance = np.mean(moved**2) / max(size, 1.0)
         return "same" if distance < _SAME else "near" if distance < _NEAR else "other"
 
@@ -195,31 +184,20 @@ def _batches(potential: Potential) -> dict[str, int]:
     return {name: batch for name, (_, batch) in potential.plates.items()}
 
 
-def _check_resumed(fit: str, compiled: bool) -> None:
-    """A ``ValueError`` if a chain goes on with data that its settings do not fit.
+def _probe(potential: Potential, whitening: Whitening) -> Array:
+    """Gradients of all rows at four points of a normal approximation, whitened: ``(4, n)``."""
 
-    :param bool compiled: True for the arguments on which the chain was compiled, which keeps the
-        data of a closure as they were.
-    """
-    if fit == "other" or (fit == "near" and compiled):
-        raise ValueError(
-            "a chain goes on with other data than those for which its settings were found, and"
-            " NumPyro gives it no way to take new ones; set mcmc.post_warmup_state = None, so that"
-            " the run finds settings again, or keep these by the arguments"
-            " **kernel.settings.arguments of a new kernel."
-        )
+    def grad(xi: Array) -> Array:
+        return whitening.pull(potential.full_value_and_grad_flat(whitening.to_z(xi))[1])
+
+    center = whitening.center
+    return lax.map(grad, random.normal(random.key(0), (_PROBES, *center.shape), center.dtype))
 
 
 @dataclass(frozen=True)
 class Found:
-    """
-    What a search gave.
-
-    :param settings: the settings.
-    :param modes: those at which chains start.
-    :param int num_modes: modes for which the step was found, the heaviest ones.
-    :param fitness: by which other data are told from these.
-    """
+    """The result of a search: settings, whose step is for the ``num_modes`` heaviest of the modes
+    at which chains start, and the fitness by which other data are told from these."""
 
     settings: Settings
     modes: Modes
@@ -229,37 +207,39 @@ class Found:
 
 def settings_for(
     kernel: Any,
-    known: Found | None,
+    before: Found | None,
     potential: Potential,
     start: Sites | None,
     rng_key: Array,
     resumes: bool,
     num_chains: int,
 ) -> Found:
-    """
-    What is known, if it fits these data and the modes at which so many chains start; else what a
-    search finds, see :func:`_find`.
-
-    :param known: of an earlier run of the kernel.
-    :param bool resumes: True for a chain that goes on, which keeps what it has.
-    """
+    """The result of an earlier search, if it fits these data and the modes at which so many chains
+    start; else of a new one, see :func:`_find`. A chain that resumes keeps what it has."""
     # A chain may start where a program is traced; the search is on numbers all the same. Elsewhere
     # this would compile each constant of the model by itself.
     traced = isinstance(jnp.zeros(()), Tracer)
     with jax.ensure_compile_time_eval() if traced else nullcontext():
-        if known is None:
+        if before is None:
             return _find(kernel, potential, start, rng_key, kernel.given_modes, num_chains)
-        fit = known.fitness.of(potential)
+        fit = before.fitness.of(potential)
         if resumes:
-            _check_resumed(fit, compiled=kernel.has_read(*potential.arguments))
-            return known
+            # A program that was compiled on these arguments keeps the data of a closure.
+            compiled = kernel.has_read(*potential.arguments)
+            if fit == "other" or (fit == "near" and compiled):
+                raise ValueError(
+                    "a chain goes on with other data than those for which its settings were found;"
+                    " set mcmc.post_warmup_state = None, so that the run finds settings again, or"
+                    " keep these by the arguments **kernel.settings.arguments of a new kernel."
+                )
+            return before
         # Of more chains some may start at a mode for which the step was not found.
-        if fit == "same" and known.modes.num_taken(num_chains) <= known.num_modes:
-            return known
+        if fit == "same" and before.modes.num_taken(num_chains) <= before.num_modes:
+            return before
         if fit == "near":
             # Another object, for which `MCMC` compiles the chain, and its data, again.
-            return replace(known, settings=replace(known.settings))
-        modes = known.modes if fit == "same" else kernel.given_modes
+            return replace(before, settings=replace(before.settings))
+        modes = before.modes if fit == "same" else kernel.given_modes
         return _find(kernel, potential, start, rng_key, modes, num_chains)
 
 
@@ -272,39 +252,21 @@ def _find(
     num_chains: int,
 ) -> Found:
     """
-    Settings of a kernel with ``step_size=None``.
+    Settings of a kernel with ``step_size=None``, whose law says by ``choose`` what it allows.
 
-    :param kernel: a :class:`ModelKernel`; it says what its law allows by ``choose``.
     :param start: unconstrained sites where the search begins.
     :param rng_key: key of the run, for other starts where the first one was of no use. All else is
         drawn from a key of its own, so that runs on the same data have the same settings.
     :param modes: those that are known, which are then not searched.
-    :param int num_chains: chains that start together, each mode having its share of them.
     """
-    leaves = jax.tree.leaves(potential.arguments)
-    if any(isinstance(x, Tracer) for x in leaves):
-        raise ValueError(
-            "step_size is None, but the run is inside a traced function (jax.jit, jax.vmap) and has"
-            " the model's arguments from it, while settings are found from numbers; find them"
-            " outside, and pass **kernel.settings.arguments to the kernel inside."
-        )
-    if potential.info.size == 0:
-        raise ValueError(
-            "step_size is None, but the latent sites have no free coordinate (a simplex of one"
-            " category has none), for which settings could be found; give a step_size."
-        )
-    if not all(getattr(x, "is_fully_addressable", True) for x in leaves):
-        raise ValueError(
-            "step_size is None, but an argument of the model is an array of several processes, on"
-            " which settings cannot be found; find them from the rows of one process, and pass"
-            " step_size and whitening of kernel.settings."
-        )
+    _check_numbers(potential)
     potential = potential.traced_once()
+    info = potential.info
     key_normal, key_noise = run_once(lambda key: tuple(random.split(key)), random.key(0))
     given: Whitening | None = kernel.given_whitening
     known = given if modes is None else modes.whitening
-    factor: Any = factor_like(potential.info) if known is None else known.factor.astype(float)
-    look_around = noise_measure(key_noise, potential, kernel.gradient, factor)
+    factor: Any = factor_like(info) if known is None else known.factor.astype(float)
+    look_around = noise_measure(key_noise, potential, kernel.gradient, factor)  # compiled meanwhile
     spent = 0
     if known is None:
         again = key_normal if isinstance(rng_key, Tracer) else rng_key
@@ -315,69 +277,163 @@ def _find(
     elif modes is None:
         normal = Mode(known.center.astype(float), factor)
         normal = shape_measure(key_normal, potential, factor)(normal)
-        modes = Modes((normal,), potential.info.shapes, problems=normal.problems)
+        modes = Modes((normal,), info.shapes, problems=normal.problems)
     assert modes is not None
-    problems, taken = modes.problems, modes.num_taken(num_chains)
+    taken = modes.num_taken(num_chains)
     normal = replace(modes.heaviest, stiffness=_stiffest(modes.modes[:taken]))
     center, noises, gradients = look_around(normal)
-    zero = np.zeros(potential.info.size)
-    # A corrected gradient takes two.
-    estimates = NOISE_ESTIMATES * (3 if len(noises) == 2 else len(noises))
-    finite = [np.isfinite(noise) for noise in noises]
-    noises = [np.where(ok, x, 0) for ok, x in zip(finite, noises, strict=True)]
-    plain, corrected = ([*noises, zero] if len(noises) == 1 else noises or [zero, zero])[:2]
-    # What is corrected at one mode is noisier at another one.
-    control_variate = len(noises) == 2 and np.max(corrected) < 0.8 * np.max(plain) and taken == 1
-    # Laws are those of the temperature 1, which stands for 0 and for a schedule too.
-    T = 1.0 if callable(kernel.temperature) else float(kernel.temperature) or 1.0
-    choice = kernel.choose((corrected if control_variate else plain) / T, normal, potential)
-    problems: tuple[str, ...] = (*problems, *choice.problems)
-    if not np.all(finite):
+
+    # One noise is that of the estimator that was given, two those without and with a correction.
+    all_finite = bool(np.all([np.isfinite(noise) for noise in noises]))
+    noises = [np.where(np.isfinite(noise), noise, 0) for noise in noises]
+    plain = noises[0] if noises else np.zeros(info.size)
+    corrected = noises[1] if len(noises) == 2 else np.zeros(info.size)
+    gains = len(noises) == 2 and np.max(corrected) < 0.8 * np.max(plain)
+    control_variate = bool(gains and taken == 1)  # a center at one mode is no help at another
+    noise = (corrected if control_variate else plain) / _temperature_of_law(kernel)
+    choice = kernel.choose(noise, normal, potential)
+
+    problems = (*modes.problems, *choice.problems)
+    if not all_finite:
         problems += (
             "the gradient is not finite at most points within a standard deviation of the center,"
             " so its noise is not known and the step may be too long; check the data, or use NUTS.",
         )
     elif (
         len(noises) == 2
-        and not control_variate
+        and taken == 1
+        and not gains
         and np.max(plain) > _NO_NOISE
         and normal.departure > _NORMAL
-        and taken == 1
     ):
         problems += (
-            "a gradient corrected at the center is about as noisy as the plain one within a"
-            " standard deviation of it, so the posterior has several modes or is far from normal,"
-            " and the scales found do not hold in all of it; compare several runs, or use NUTS.",
+            "a gradient corrected at the center is about as noisy as the plain one, so the"
+            " posterior has several modes or is far from normal, and the scales found do not hold"
+            " in all of it; compare several runs, or use NUTS.",
         )
     if choice.transitions > _TOO_MANY:
         problems += (
-            f"gradient noise or unequal scales allow so small a step that an independent draw takes"
-            f" {choice.transitions:,.0f} transitions, so the posterior is not near normal in these"
-            " coordinates; reparametrise the model (LocScaleReparam, the other way round from now),"
+            f"the step is so small that an independent draw takes {choice.transitions:,.0f}"
+            " transitions; reparametrise the model (LocScaleReparam, the other way round from now),"
             " or take larger minibatches.",
         )
-    bias, allowed = abs(choice.variance_ratio - 1), getattr(kernel, "max_bias", np.inf)
+    bias, allowed = abs(choice.variance_ratio - 1), kernel.max_bias
     if bias > 1.01 * allowed and not choice.problems:
         problems += (
             f"no step keeps the relative error of a variance within max_bias = {allowed:g}:"
             f" {bias:.2g} is the least; take larger minibatches, or leave out a friction that is"
             " given.",
         )
-    _warn(problems)
+    if problems:
+        warnings.warn(InferenceWarning(" ".join(problems)), stacklevel=2)
+    gradients_for_noise = _NOISE_POINTS * _NOISE_BATCHES * (0, 1, 3)[len(noises)]
     settings = replace(
         choice,
         kernel=type(kernel).__name__,
         whitening=normal.whitening if kernel.finds_whitening else given,
         center=center,
-        control_variate=bool(control_variate),
+        control_variate=control_variate,
         noise=float(np.max(plain)),
         noise_control_variate=float(np.max(corrected)),
-        row_gradients=spent + estimates * batch_rows(potential),
+        row_gradients=spent + gradients_for_noise * batch_rows(potential),
         problems=problems,
         rows=_all_rows(potential),
     )
-    fitness = Fitness(normal.whitening, _batches(potential), gradients)
-    return Found(settings, modes, taken, fitness)
+    return Found(settings, modes, taken, Fitness(normal.whitening, _batches(potential), gradients))
+
+
+def _check_numbers(potential: Potential) -> None:
+    """A ``ValueError`` where there are no numbers from which settings could be found."""
+    leaves = jax.tree.leaves(potential.arguments)
+    if any(isinstance(x, Tracer) for x in leaves):
+        raise ValueError(
+            "step_size is None, but the run is inside a traced function, and settings are found"
+            " from numbers; find them outside, and pass **kernel.settings.arguments to the kernel"
+            " inside."
+        )
+    if potential.info.size == 0:
+        raise ValueError(
+            "step_size is None, but the latent sites have no free coordinate for which settings"
+            " could be found; give a step_size."
+        )
+    if not all(getattr(x, "is_fully_addressable", True) for x in leaves):
+        raise ValueError(
+            "step_size is None, but an argument of the model is an array of several processes, on"
+            " which settings cannot be found; find them from the rows of one process."
+        )
+
+
+def _temperature_of_law(kernel: Any) -> float:
+    """The temperature for which a step is found: 1 for a schedule, which changes it, and for 0, at
+    which there is no law to keep to."""
+    T = kernel.temperature
+    return 1.0 if callable(T) or T == 0 else float(T)
+
+
+def noise_measure(
+    rng_key: Array, potential: Potential, given: GradientEstimator | None, factor: Any
+) -> Callable[[Mode], tuple[Sites, list[np.ndarray], np.ndarray]]:
+    r"""
+    A function ``look_around(normal)`` of a normal approximation, compiled while the center is
+    searched. It returns the constrained center, variances of gradient estimates, and the gradients
+    of all rows by which :class:`Fitness` knows the data.
+
+    Variances are those over batches, whitened, ``(n,)`` for each estimator: the one that is given,
+    or the plain one and the one that is corrected at the center, or none without a plate. Each is
+    the mean over points of the normal approximation, which is what the variance of a Gaussian
+    target feels to first order of a noise :math:`s^2(\xi)` that depends on the place. Points at
+    which it is not finite are left out; NaN if these are more than half.
+    """
+    info, sites = potential.info, potential.postprocess()
+
+    def measure(rng_key: Array, center: Array, factor: Array) -> tuple[Sites, list[Array], Array]:
+        whitening, values = Whitening(center, factor), info.in_order(sites(info.unravel(center)))
+        estimators: list[GradientEstimator] = []
+        if given is not None:
+            estimators = [given]
+        elif potential.plates:
+            estimators = [MinibatchGradient(), ControlVariate(values)]
+        noises = _noises(rng_key, potential, whitening, estimators) if estimators else []
+        return values, noises, _probe(potential, whitening)
+
+    run = at_normal(measure, rng_key, factor)
+
+    def look_around(normal: Mode) -> tuple[Sites, list[np.ndarray], np.ndarray]:
+        center, noises, gradients = run(rng_key, normal.center, normal.factor)
+        return center, [np.asarray(x, float) for x in noises], np.asarray(gradients, float)
+
+    return look_around
+
+
+def _noises(
+    rng_key: Array, potential: Potential, whitening: Whitening, estimators: list[GradientEstimator]
+) -> list[Array]:
+    info, center = potential.info, whitening.center
+    states = [estimator.init(info.unravel(center), potential) for estimator in estimators]
+
+    def at_point(key: Array) -> list[Array]:
+        key_xi, key_batches = random.split(key)
+        z = info.unravel(whitening.to_z(random.normal(key_xi, center.shape, center.dtype)))
+
+        def on_batch(key: Array) -> list[Array]:
+            key_batch, key_gradient = random.split(key)
+            i, idx = jnp.zeros((), int), draw_batch(key_batch, potential)
+            grads = [
+                estimator.estimate(key_gradient, i, z, idx, potential, state)[1]
+                for estimator, state in zip(estimators, states, strict=True)
+            ]
+            return [whitening.pull(info.ravel(grad)) for grad in grads]
+
+        batches = lax.map(on_batch, random.split(key_batches, _NOISE_BATCHES))
+        return [jnp.var(grads, 0, ddof=1) for grads in batches]
+
+    def mean(variances: Array) -> Array:
+        finite = jnp.all(jnp.isfinite(variances), 1)
+        share = jnp.mean(finite, dtype=variances.dtype)
+        mean = jnp.mean(jnp.where(finite[:, None], variances, 0), 0) / share
+        return jnp.where(share < 0.5, jnp.nan, mean)
+
+    return [mean(x) for x in lax.map(at_point, random.split(rng_key, _NOISE_POINTS))]
 
 
 def _all_rows(potential: Potential) -> str:
@@ -402,9 +458,3 @@ def _stiffest(modes: tuple[Mode, ...]) -> float:
         return float(np.linalg.norm(solve_triangular(there, root, lower=True), 2))
 
     return max(first.stiffness, *(mode.stiffness * scale(mode) ** 2 for mode in others), 1.0)
-
-
-def _warn(problems: tuple[str, ...]) -> None:
-    """One ``InferenceWarning`` with all that was seen."""
-    if problems:
-        warnings.warn(InferenceWarning(" ".join(problems)), stacklevel=2)

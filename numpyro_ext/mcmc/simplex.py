@@ -15,9 +15,8 @@ from numpyro.infer.reparam import Reparam
 from numpyro_ext._checks import check_choice, check_nonnegative, check_positive
 from numpyro_ext._numpyro import unwrap_distribution, wrap_distribution
 
-# A parameterisation maps (theta, counts, alpha, zeta) to A grad, Gam and A^(1/2) zeta. A and Gam
-# are those of the table; the products are written out, so that nothing is divided by a probability
-# that may be 0.
+# A parameterisation maps (theta, counts, alpha, zeta) to A grad, Gam and A^(1/2) zeta, written out
+# so that nothing is divided by a probability that may be 0.
 Terms = tuple[Array, Array, Array]
 
 
@@ -105,15 +104,14 @@ def simplex_langevin_step(
       :math:`\Gamma_j = (1/\pi_K - 1/\pi_j)/\bar n`.
 
     The expanded forms have :math:`|\theta_k|` (natural: :math:`e^{\theta_k}`)
-    :math:`\sim \operatorname{Gamma}(\alpha_k, 1)` a priori. These are the formulas of the paper
-    with its table corrected: there the reduced-mean gradient lacks a -1, some entries lack 1/n, and
-    the reduced-natural :math:`\Gamma` is not the divergence of A.
+    :math:`\sim \operatorname{Gamma}(\alpha_k, 1)` a priori. The paper's table is corrected: there
+    the reduced-mean gradient lacks a -1, some entries lack 1/n, and the reduced-natural
+    :math:`\Gamma` is not the divergence of A.
 
-    Biased at a fixed step. ``"expanded-mean"`` returns :math:`|\theta'|`, which is all that it
-    needs at the boundary. ``"reduced-mean"`` can leave the simplex and is then put back at the
-    nearest point of it, another bias. Both natural forms take unbounded steps where a probability
-    is near 0 and diverge for small :math:`\alpha_k + n_k`: use them with small steps and counts
-    well above 0. For T other than 1 each draws from :math:`p^{1/T}` in its own coordinates.
+    Biased at a fixed step. ``"expanded-mean"`` returns :math:`|\theta'|`; ``"reduced-mean"`` can
+    leave the simplex and is then put back at its nearest point, another bias. Both natural forms
+    take unbounded steps where a probability is near 0: use them with small steps and counts well
+    above 0. For T other than 1 each draws from :math:`p^{1/T}` in its own coordinates.
 
     :param rng_key: random number generator key.
     :param theta: ``(..., K)`` or, reduced, ``(..., K-1)``.
@@ -138,8 +136,8 @@ def simplex_langevin_step(
         >>> keys = jax.random.split(jax.random.key(0), 1000)
         >>> _, theta = jax.lax.scan(step, jnp.ones((50, 3)), keys)
         >>> pi = theta / theta.sum(-1, keepdims=True)
-        >>> jnp.abs(pi.mean((0, 1)) - jnp.array([7, 4, 1]) / 12).max() < 0.02
-        Array(True, dtype=bool)
+        >>> bool(jnp.abs(pi.mean((0, 1)) - jnp.array([7, 4, 1]) / 12).max() < 0.02)
+        True
     """
     check_choice("parameterization", parameterization, tuple(_TERMS))
     check_positive("step_size", step_size)
@@ -196,15 +194,11 @@ class GammaSimplexReparam(Reparam):
     """
 
     def __call__(self, name: str, fn: dist.Distribution, obs: Array | None) -> tuple[None, Array]:
-        if obs is not None:
-            raise ValueError(
-                f"site '{name}' is observed; GammaSimplexReparam is for latent sites only."
-            )
         base, expand_shape, event_dim = unwrap_distribution(fn)
-        if not isinstance(base, dist.Dirichlet):
+        if obs is not None or not isinstance(base, dist.Dirichlet):
+            what = f"a {type(base).__name__}" if obs is None else "observed"
             raise ValueError(
-                f"site '{name}' is a {type(base).__name__}; GammaSimplexReparam is for Dirichlet"
-                " sites."
+                f"site '{name}' is {what}; GammaSimplexReparam is for latent Dirichlet sites."
             )
         gammas = dist.Gamma(base.concentration).to_event(1)
         theta = numpyro.sample(f"{name}_gamma", wrap_distribution(gammas, expand_shape, event_dim))

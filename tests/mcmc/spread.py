@@ -26,9 +26,9 @@ def chain_keys(num_chains=2):
     return random.split(random.wrap_key_data(np.zeros(2, np.uint32)), num_chains)
 
 
-def draws(keys, data, sharding=None, chain_method="vectorized"):
+def draws(keys, data, sharding=None):
     kernel = SGHMC(linear, 0.01, friction=5.0, sharding=sharding, steps_per_sample=2)
-    options = {"num_chains": len(keys), "chain_method": chain_method, "progress_bar": False}
+    options = {"num_chains": len(keys), "chain_method": "vectorized", "progress_bar": False}
     mcmc = MCMC(kernel, num_warmup=2, num_samples=10, jit_model_args=True, **options)
     mcmc.run(keys, *data)
     return {site: np.asarray(x) for site, x in mcmc.get_samples(group_by_chain=True).items()}
@@ -69,20 +69,6 @@ def spread(sharding):
     return tuple(place(np.asarray(x)) for x in linear_data())
 
 
-def one_process():
-    assert jax.device_count() == 8
-    keys = chain_keys()
-    sharding = along("data", chains=2, data=4)
-    spread_keys = jax.device_put(keys, NamedSharding(sharding.mesh, PartitionSpec("chains")))
-    data = spread(sharding)
-    eight = draws(chain_keys(8), linear_data(), chain_method="parallel")
-    return {
-        "chains and data": draws(spread_keys, data, sharding),
-        "a chain on each device": {site: x[:2] for site, x in eight.items()},
-        "fit": fit(data),
-    }
-
-
 def one_of_two(address, rank):
     jax.distributed.initialize(address, 2, int(rank))
     assert (jax.process_count(), jax.device_count(), jax.local_device_count()) == (2, 2, 1)
@@ -96,6 +82,6 @@ def one_of_two(address, rank):
 
 if __name__ == "__main__":
     path, *process = sys.argv[1:]
-    runs = one_of_two(*process) if process else one_process()
+    runs = one_of_two(*process)
     found = {f"{name}/{site}": x for name, sites in runs.items() for site, x in sites.items()}
     np.savez(path, **found)

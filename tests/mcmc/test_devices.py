@@ -56,15 +56,6 @@ def same(path):
 
 
 @pytest.mark.nightly
-def test_eight_devices_with_spread_data_and_chains(tmp_path):
-    path = tmp_path / "draws.npz"
-    process = start(8, path)
-    expected()
-    finish(process)
-    assert same(path) == {"chains and data", "a chain on each device", "fit"}
-
-
-@pytest.mark.nightly
 def test_two_processes_with_half_of_the_data_each(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -11,7 +11,6 @@ from numpyro.infer import MCMC, Gibbs
 import pytest
 
 from numpyro_ext.mcmc import KernelHMC, KernelHMCState
-from numpyro_ext.scores import SteinScore
 from tests.mcmc.laws import average, mean_and_error, normal, start
 from tests.mcmc.models import from_potential, gaussian_mean, gaussian_mean_data
 
@@ -34,10 +33,9 @@ def whirl(z):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("score", [jnp.zeros_like, whirl], ids=["zero", "whirl"])
-def test_any_score_keeps_the_law(score):
+def test_any_score_keeps_the_law():
     """Started far off; 2000 chains, each averaged over 150 draws."""
-    kernel = KernelHMC(correlated, 0.5, score=score, num_leapfrog=3)
+    kernel = KernelHMC(correlated, 0.5, score=whirl, num_leapfrog=3)
     far = {"z": jnp.asarray(LOC + 3 * np.ones((CHAINS, 2)))}
 
     def products(state):
@@ -54,42 +52,6 @@ def test_any_score_keeps_the_law(score):
     accepted = np.mean(state.num_accepted) / 230
     assert accepted == pytest.approx(out["accept"].mean(), abs=0.03)
     assert 0.3 < accepted < 0.99
-
-
-def banana():
-    z1 = numpyro.sample("z1", dist.Normal(0.0, 10.0))
-    numpyro.sample("z2", dist.Normal(0.03 * (z1**2 - 100), 1.0))
-
-
-@pytest.mark.slow
-def test_banana_stays_a_banana():
-    """Exact draws stay exact under a crude score: Var z1 100, Var z2 19, cov 0, E z1^2 z2 600."""
-    n = 20_000
-    key1, key2 = random.split(random.key(5))
-    z1 = 10 * random.normal(key1, (n,))
-    z2 = random.normal(key2, (n,)) + 0.03 * (z1**2 - 100)
-    kernel = KernelHMC(
-        banana,
-        0.4,
-        score=lambda z: -z / jnp.array([100.0, 19.0]),
-        num_leapfrog=3,
-        steps_per_sample=20,
-    )
-    state = kernel.init(random.split(random.key(0), n), 0, {"z1": z1, "z2": z2}, (), {})
-    new = jax.jit(lambda s: kernel.sample(s, (), {}))(state)
-    assert np.mean(new.num_accepted) > 5
-    assert np.mean((new.z["z1"] - z1) ** 2) > 5
-    z1, z2 = (np.asarray(new.z[name], float) for name in ("z1", "z2"))
-    for value, expected in (
-        (z1, 0),
-        (z2, 0),
-        (z1**2, 100),
-        (z2**2, 19),
-        (z1 * z2, 0),
-        (z1**2 * z2, 600),
-    ):
-        mean, error = mean_and_error(value)
-        assert abs(mean - expected) < 4 * error, (mean, expected, error)
 
 
 @pytest.mark.x64
@@ -132,27 +94,6 @@ class Fit:
         self.fits.append(x.shape)
         mean, precision = x.mean(0), jnp.linalg.inv(jnp.cov(x.T).reshape(x.shape[1], x.shape[1]))
         return lambda points: -(points - mean) @ precision
-
-
-@pytest.mark.slow
-def test_stein_score_from_samples():
-    """A score estimated from 100 draws moves the chain far at a high acceptance, and exactly."""
-    draws = np.random.default_rng(0).multivariate_normal(LOC, COVARIANCE, 100)
-    kernel = KernelHMC(
-        correlated,
-        0.3,
-        score=SteinScore(),
-        training_samples={"z": jnp.asarray(draws)},
-        num_leapfrog=5,
-        steps_per_sample=5,
-    )
-    fns = {"z": lambda s: s.z["z"], "zz": lambda s: s.z["z"] ** 2, "p": lambda s: s.accept_prob}
-    out, state = average(kernel, fns, 20, 10, chains=100)
-    for name, expected in (("z", LOC), ("zz", LOC**2 + np.diag(COVARIANCE))):
-        mean, error = out[name].mean(0), out[name].std(0) / 100**0.5
-        assert np.all(np.abs(mean - expected) < 4 * error), (name, mean, error)
-    assert out["p"].mean() > 0.6
-    assert state.num_accepted.mean() > 0.6 * 150
 
 
 def positive():
@@ -244,28 +185,6 @@ def test_resumed_on_other_data_has_their_potential():
         assert mcmc.get_extra_fields()["accept_prob"][0] > 0.99
 
 
-def test_training_samples_are_what_mcmc_returns():
-    """Deterministic sites are left out, and the flat order is that of the model."""
-
-    def model():
-        b = numpyro.sample("b", dist.Normal(1.0, 2.0))
-        a = numpyro.sample("a", dist.Normal(-1.0, 1.0).expand([2]).to_event(1))
-        numpyro.deterministic("sum", a.sum() + b)
-
-    key_a, key_b = random.split(random.key(0))
-    samples = {"a": random.normal(key_a, (5, 2)), "b": random.normal(key_b, (5,))}
-    samples["sum"] = samples["b"]
-    score = Fit()
-    kernel = KernelHMC(model, 0.1, score=score, training_samples=samples)
-    kernel.init(random.key(0), 0, None, (), {})
-    assert score.fits == [(5, 3)]
-    kernel = KernelHMC(model, 0.1, score=jnp.negative)
-    start = {"a": jnp.array([2.0, 3.0]), "b": jnp.array(1.0)}
-    state = kernel.init(random.key(0), 0, start, (), {})
-    assert kernel.flatten(state.z).tolist() == [1.0, 2.0, 3.0]
-    assert not hasattr(kernel, "estimate_gradient")
-
-
 def test_no_gradient_of_the_model_is_taken():
     """The potential comes from a host function, which JAX cannot differentiate."""
 
@@ -307,19 +226,16 @@ def test_score_that_is_not_finite_is_a_divergence():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "match"),
+    ("arguments", "match"),
     [
-        ({"score": 1.0}, TypeError, "score is 1.0"),
-        ({"score": Fit}, TypeError, r"such as SteinScore\(\)"),
-        ({"score": Fit()}, ValueError, "training_samples is None"),
-        ({"score": jnp.negative, "training_samples": {}}, ValueError, "has no method fit"),
-        ({"score": jnp.negative, "num_leapfrog": 0}, ValueError, "num_leapfrog is 0"),
-        ({"score": jnp.negative, "step_size": -1.0}, ValueError, "step_size is -1.0"),
+        ({"score": Fit()}, "training_samples is None"),
+        ({"score": jnp.negative, "training_samples": {}}, "training_samples is given, but score"),
+        ({"score": jnp.negative, "num_leapfrog": 0}, "num_leapfrog is 0"),
     ],
 )
-def test_bad_arguments(arguments, error, match):
-    with pytest.raises(error, match=match):
-        KernelHMC(positive, **({"step_size": 0.1} | arguments))
+def test_bad_arguments(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        KernelHMC(positive, 0.1, **arguments)
 
 
 A, B = np.ones(5), np.ones((5, 2))
@@ -331,8 +247,7 @@ A, B = np.ones(5), np.ones((5, 2))
         ({"score": lambda z: z[:2]}, r"score returns shape \(2,\) for a vector of 3 numbers"),
         ({"score": lambda z: jnp.nan * z}, "score is not finite at the initial point"),
         ({"score": Fit(), "training_samples": {"a": A}}, r"training_samples has \['a'\]"),
-        ({"score": Fit(), "training_samples": {"a": A[:3], "b": B}}, "leading axis"),
-        ({"score": Fit(), "training_samples": {"a": A[0], "b": B}}, "leading axis"),
+        ({"score": Fit(), "training_samples": {"a": A[:3], "b": B}}, "at site 'b'"),
         ({"score": Fit(), "training_samples": {"a": A, "b": A}}, "at site 'b'"),
     ],
 )

@@ -13,7 +13,7 @@ from numpyro_ext._model import mode_search
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.program import read_model
 from numpyro_ext.mcmc import ControlVariate
-from numpyro_ext.mcmc.gradient_noise import noise_measure
+from numpyro_ext.mcmc.settings import noise_measure
 from numpyro_ext.optim import find_modes
 
 ROWS, BATCH, SD = 200, 10, 0.7
@@ -87,14 +87,6 @@ def noises(rng_key, estimator=None):
     return noise_measure(rng_key, potential, estimator, mode.factor)(mode)[1]
 
 
-@pytest.mark.parametrize(
-    ("decrement", "num_negative", "at_mode"), [(0.2, 0, True), (0.2, 1, False), (0.4, 0, False)]
-)
-def test_the_end_of_a_search_is_a_mode_if_it_is_near(decrement, num_negative, at_mode):
-    fit = mode_search.Mode(jnp.zeros(1), jnp.eye(1), decrement, num_negative)
-    assert fit.at_mode is at_mode
-
-
 @pytest.mark.slow
 def test_the_noise_is_the_mean_over_the_normal_approximation():
     """N^2/B times the variance of a row's gradient, in closed form; 5 to 8 % by chance."""
@@ -133,12 +125,6 @@ def test_points_where_the_gradient_overflows_are_left_out_of_the_noise():
     np.testing.assert_allclose(noise, 2 * np.diag(A.T @ A), rtol=0.25)
     (none,) = noises(random.key(2), Overflowing(-jnp.inf))
     assert np.all(np.isnan(none))
-
-
-@pytest.mark.parametrize(("rate", "slow"), [(0.8, False), (0.95, True), (1.0, True)])
-def test_steps_along_a_diagonal_that_are_twice_as_near_in_six_go_on(rate, slow):
-    assert mode_search._is_slow([np.inf, *(40 * rate ** np.arange(8))]) == slow
-    assert not mode_search._is_slow([np.inf, *(40 * rate ** np.arange(6))])  # too few to tell
 
 
 @pytest.mark.slow

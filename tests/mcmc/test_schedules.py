@@ -37,15 +37,12 @@ def test_constant_is_constant():
     ("make", "message"),
     [
         (lambda: ConstantSchedule(-1.0), r"value is -1.0; it must be a non-negative"),
-        (lambda: PolynomialSchedule(0.0), r"a is 0.0; it must be a positive"),
         (lambda: PolynomialSchedule(1.0, -2.0), r"b is -2.0"),
-        (lambda: PolynomialSchedule(1.0, 1.0, float("nan")), r"gamma is nan"),
         (lambda: CyclicalSchedule(float("inf"), 5), r"peak is inf"),
         (
             lambda: CyclicalSchedule(0.1, 0),
             r"cycle_length is 0; it must be an integer of at least 1",
         ),
-        (lambda: CyclicalSchedule(0.1, 2.5), r"cycle_length is 2.5"),
         (lambda: CyclicalSchedule(0.1, 5, exploration=1.0), r"exploration is 1.0; it must be in"),
     ],
 )

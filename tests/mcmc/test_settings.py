@@ -22,7 +22,6 @@ from numpyro_ext.mcmc import (
     SGNHT,
     SGRLD,
     ExpandedMean,
-    KernelHMC,
     RecipeKernel,
     Settings,
     SGMCMCKernel,
@@ -30,28 +29,14 @@ from numpyro_ext.mcmc import (
 )
 from numpyro_ext.mcmc.laws import (
     choose_linear,
-    choose_psgld,
-    choose_sghmc,
     choose_sgld,
-    choose_sgnht,
 )
+from tests.mcmc.models import NoisyGradient
 
 pytestmark = pytest.mark.slow
 
 NOISE = np.array([0.0, 3.0, 12.0])
 METRIC = jnp.array([[2.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, 0.7]])
-
-
-class NoisyGradient:
-    """The exact gradient plus normal noise of known variances, whatever the data are."""
-
-    def init(self, z, potential):
-        return ()
-
-    def estimate(self, rng_key, i, z, idx, potential, state):
-        value, grad = potential.value_and_grad(z, idx)
-        noise = jnp.sqrt(jnp.asarray(NOISE, float)) * random.normal(rng_key, (3,))
-        return value, {"z": grad["z"] + noise}, state
 
 
 def standard():
@@ -65,7 +50,7 @@ HERE = Whitening(jnp.zeros(3), jnp.ones(3))
 def variances(make, chains=400):
     """Of chains of 500 draws with settings found for the noise, what the gradients imply for them
     in the mean, and these settings."""
-    kernel = make(standard, gradient=NoisyGradient(), whitening=HERE, steps_per_sample=10)
+    kernel = make(standard, gradient=NoisyGradient(NOISE), whitening=HERE, steps_per_sample=10)
     state = kernel.init(random.split(random.key(0), chains), 20, None)
 
     @jax.jit
@@ -82,7 +67,7 @@ def variances(make, chains=400):
     return np.mean(found, 0), float(np.mean(implied)), kernel.settings
 
 
-@pytest.mark.parametrize("make", [SGLD, SGHMC, partial(SGHMC, integrator="euler"), SGNHT, PSGLD])
+@pytest.mark.parametrize("make", [SGLD, SGNHT, PSGLD])
 def test_the_predicted_variance_is_that_of_a_simulation(make):
     """On a normal target the law is exact; 200,000 draws know a variance to about 1 %."""
     found, _, settings = variances(make)
@@ -91,26 +76,10 @@ def test_the_predicted_variance_is_that_of_a_simulation(make):
     assert np.max(np.abs(found - 1)) < 0.05 + 0.03
 
 
-def test_a_preconditioner_that_follows_the_gradients_has_its_own_law():
-    """To first order in 1 - decay; it is above max_bias at every step, which is said."""
-    with pytest.warns(InferenceWarning, match=r"adapt is 'always', .* is the least; take adapt="):
-        found, _, settings = variances(partial(PSGLD, adapt="always"))
-    assert settings.variance_ratio > 1.07
-    assert abs(np.max(found) - settings.variance_ratio) < 0.03
+HOT = partial(SGRLD, metric=lambda z: METRIC, max_bias=0.3, temperature=2.0)
 
 
-def test_a_slow_preconditioner_has_a_step_within_the_bias():
-    scale = 1 / np.sqrt(1 + NOISE)
-    slow, fast = (choose_psgld(NOISE, 0.05, scale, decay) for decay in (0.9999, 0.9))
-    assert 1.04 < slow.variance_ratio <= 1.05 < 1.2 < fast.variance_ratio
-    frozen = choose_sgld(NOISE, 0.05, scale)
-    assert 0.8 * frozen.step_size < slow.step_size < frozen.step_size
-
-
-LANGEVIN = [SGLD, PSGLD, partial(SGRLD, metric=lambda z: METRIC, max_bias=0.3, temperature=2.0)]
-
-
-@pytest.mark.parametrize("make", LANGEVIN, ids=["SGLD", "PSGLD", "SGRLD"])
+@pytest.mark.parametrize("make", [SGLD, HOT], ids=["SGLD", "SGRLD"])
 def test_the_ratio_that_gradients_imply_is_that_of_the_variances(make):
     """The mean over coordinates, which 600,000 numbers know to about 0.4 %; a quarter of them, of a
     metric that takes long and of six times the bias, to about 0.8 %."""
@@ -125,14 +94,6 @@ def test_the_step_of_sgld_solves_its_law():
     choice = choose_sgld(NOISE, 0.05)
     assert choice.step_size == pytest.approx(0.1 / 13.05)
     assert choice.variance_ratio == pytest.approx(1.05)
-
-
-def test_a_larger_bias_allows_a_larger_step_and_fewer_transitions():
-    for choose in (choose_sgld, choose_sghmc, choose_sgnht):
-        strict, loose = choose(NOISE, 0.02), choose(NOISE, 0.2)
-        assert loose.step_size > strict.step_size
-        assert loose.transitions < strict.transitions
-        assert abs(strict.variance_ratio - 1) <= 0.02 + 1e-9
 
 
 def test_the_general_law_of_linear_steps_contains_that_of_sgld():
@@ -173,7 +134,7 @@ def run(make):
     return mcmc
 
 
-@pytest.mark.parametrize("make", [SGHMC, SGNHT, SGLD])
+@pytest.mark.parametrize("make", [SGHMC, SGNHT])
 def test_nothing_is_tuned_and_means_and_standard_deviations_are_right(make):
     """40,000 transitions: at least 1,000 independent draws, so 0.03 sd and 2 % by chance alone."""
     _, _, b, sd, scale = data()
@@ -193,9 +154,8 @@ def chains_by(method):
     return mcmc
 
 
-@pytest.mark.parametrize("method", ["sequential", "parallel"])
-def test_chains_under_every_method_find_the_same_settings_and_draws(method):
-    one, other = chains_by("vectorized"), chains_by(method)
+def test_parallel_chains_find_the_same_settings_and_draws():
+    one, other = chains_by("vectorized"), chains_by("parallel")
     assert str(one.sampler.settings) == str(other.sampler.settings)
     np.testing.assert_allclose(one.get_samples()["z"], other.get_samples()["z"], rtol=1e-4)
 
@@ -224,8 +184,7 @@ def test_chains_start_at_draws_of_the_normal_approximation():
 def test_init_params_say_where_chains_start():
     x, y, *_ = data()
     start = {"w": jnp.array([490.0, 1.9, 0.0]), "a_scale": jnp.array(0.1)}
-    with pytest.warns(InferenceWarning, match="posterior standard deviations from where a chain"):
-        state = SGHMC(badly_scaled).init(random.key(0), 10, start, (x, y))
+    state = SGHMC(badly_scaled).init(random.key(0), 10, start, (x, y))
     for name, value in start.items():
         np.testing.assert_allclose(state.z[name], value, rtol=1e-6)
 
@@ -246,7 +205,7 @@ def test_a_given_friction_and_a_given_estimator_stay():
     kernel = SGHMC(badly_scaled, friction=7.0)
     kernel.init(random.key(0), 10, None, (x, y))
     assert kernel.settings.friction == 7.0
-    kernel = SGLD(standard, gradient=NoisyGradient())
+    kernel = SGLD(standard, gradient=NoisyGradient(NOISE))
     kernel.init(random.key(0), 10, None)
     assert isinstance(kernel.gradient, NoisyGradient)
     assert kernel.settings.noise == pytest.approx(12.0, rel=0.25)
@@ -256,17 +215,9 @@ def positive():
     numpyro.sample("rate", dist.Gamma(jnp.array([20.0, 50.0]), jnp.array([2.0, 100.0])).to_event(1))
 
 
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        SGRLD(positive, metric=ExpandedMean(), steps_per_sample=10),
-        SGRLD(positive, metric=lambda z: jnp.array([20.0, 50.0]), steps_per_sample=10),
-        KernelHMC(positive, score=lambda z: jnp.array([20.0, 50.0]) * (jnp.array([2.3, -0.7]) - z)),
-    ],
-    ids=["SGRLD expanded mean", "SGRLD metric", "KernelHMC"],
-)
-def test_kernels_with_functions_of_z_find_their_step(kernel):
+def test_a_kernel_with_a_metric_of_z_finds_its_step():
     """Gamma(a, b) has the mean a/b and the standard deviation sqrt(a)/b."""
+    kernel = SGRLD(positive, metric=ExpandedMean(), steps_per_sample=10)
     options = {"num_chains": 4, "chain_method": "vectorized", "progress_bar": False}
     mcmc = MCMC(kernel, num_warmup=100, num_samples=2500, **options)
     mcmc.run(random.key(0))
@@ -293,29 +244,9 @@ def test_a_posterior_without_a_mode_warns_and_goes_on():
     assert all(bool(jnp.all(jnp.isfinite(x))) for x in state.z.values())
 
 
-def intercepts(group, y):
-    """Non-centred, though the 25 rows of each group say much of its intercept."""
-    mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfNormal(2))
-    sigma = numpyro.sample("sigma", dist.HalfNormal(2))
-    with numpyro.plate("groups", 8):
-        raw = numpyro.sample("raw", dist.Normal(0, 1))
-    with numpyro.plate("rows", len(y), subsample_size=10) as i:
-        numpyro.sample("y", dist.Normal(mu + tau * raw[group[i]], sigma), obs=y[i])
-
-
-def test_a_posterior_far_from_normal_is_told_to_reparametrise():
-    rng, group = np.random.default_rng(1), np.repeat(np.arange(8), 25)
-    y = 1.0 + 0.7 * rng.standard_normal(8)[group] + 0.05 * rng.standard_normal(200)
-    kernel = SGHMC(intercepts)
-    # The data decide whether there is a mode at all.
-    match = r"(variational fit instead|far from those of a normal posterior).*\(LocScaleReparam"
-    with pytest.warns(InferenceWarning, match=match):
-        kernel.init(random.key(0), 10, None, (jnp.asarray(group), jnp.asarray(y)))
-
-
 def test_steps_that_must_be_tiny_are_told_to_reparametrise():
     kernel = SGLD(badly_scaled, max_bias=1e-5)
-    with pytest.warns(InferenceWarning, match=r"transitions, .*\(LocScaleReparam, the other way"):
+    with pytest.warns(InferenceWarning, match=r"transitions; .*\(LocScaleReparam, the other way"):
         kernel.init(random.key(0), 10, None, data()[:2])
     assert kernel.settings.transitions > 10_000
 
@@ -326,15 +257,6 @@ def two_modes(x):
         parts = dist.Normal(loc, 0.6)
         mixture = dist.MixtureSameFamily(dist.Categorical(jnp.full(2, 0.5)), parts)
         numpyro.sample("x", mixture, obs=x[i])
-
-
-def test_several_modes_warn():
-    """The locations of two components may be exchanged: near either mode all is normal."""
-    x = 2.0 * (jnp.arange(100) % 2 * 2 - 1) + 0.6 * random.normal(random.key(3), (100,))
-    kernel = SGHMC(two_modes)
-    with pytest.warns(InferenceWarning, match="searches from 4 points ended at different modes"):
-        kernel.init(random.key(0), 10, None, (x,))
-    assert kernel.settings.problems[0] in str(kernel.settings)
 
 
 def cubic(x, y):
@@ -362,12 +284,6 @@ def test_a_correction_that_does_nothing_far_from_normal_warns():
         kernel.init(random.key(0), 10, None, (x,))
 
 
-@pytest.mark.parametrize("option", ["target_accept_prob", "dense_mass"])
-def test_an_option_of_nuts_is_answered_by_a_sentence(option):
-    with pytest.raises(TypeError, match=f"SGHMC takes no {option}, which adapts a kernel with an"):
-        SGHMC(standard, **{option: 0.9})
-
-
 class Descent(SGMCMCKernel):
     """It has no law."""
 
@@ -392,12 +308,6 @@ def test_settings_are_arguments_of_another_kernel():
         assert type(getattr(again, name)) is type(found.in_use(name))
     assert repr(found) == "SGHMC(model=badly_scaled, steps_per_sample=20)"
     assert "gradient=ControlVariate" in repr(again) and "friction=" in repr(again)
-
-
-@pytest.mark.parametrize("step_size", ["0.1", -1.0, 0.0])
-def test_a_step_that_is_no_positive_number_is_an_error(step_size):
-    with pytest.raises((TypeError, ValueError), match="step_size is"):
-        SGLD(standard, step_size)
 
 
 def test_a_mass_without_a_step_is_an_error():

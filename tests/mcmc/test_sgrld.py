@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 from scipy.linalg import solve_discrete_lyapunov
 
-from numpyro_ext.mcmc import SGLD, SGRLD, ExpandedMean
+from numpyro_ext.mcmc import SGRLD, ExpandedMean
 from numpyro_ext.mcmc.geometry import recipe_correction
 from tests.mcmc.laws import average, mean_and_error, normal, second_moment, start, step_at
 from tests.mcmc.models import NoisyGradient, from_potential
@@ -53,21 +53,6 @@ def test_constant_dense_metric_has_the_exact_covariance():
     assert np.all(np.abs(mean - law) < 4 * error), (mean, law, error)
     mean, error = out["z"].mean(0), out["z"].std(0) / 300**0.5
     assert np.all(np.abs(mean - np.array([1.0, -2.0])) < 4 * error)
-
-
-def test_unit_metric_is_sgld(tol):
-    model = normal([2.0, 0.5], loc=1.0)
-    kernels = (
-        SGLD(model, 0.1),
-        SGRLD(model, 0.1, metric=jnp.ones_like),
-        SGRLD(model, 0.1, metric=lambda z: jnp.eye(2, dtype=z.dtype)),
-    )
-    draws = []
-    for kernel in kernels:
-        state, step = start(kernel, z=[0.3, -4.0])
-        draws.append(np.asarray(step(state).z["z"]))
-    np.testing.assert_allclose(draws[1], draws[0], rtol=tol(1e-6, 1e-13))
-    np.testing.assert_allclose(draws[2], draws[0], rtol=tol(1e-6, 1e-13))
 
 
 def varying(z):
@@ -138,24 +123,20 @@ def test_metric_that_turns_indefinite_is_a_divergence():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "match"),
+    ("arguments", "match"),
     [
-        ({"metric": 2.0}, TypeError, "metric is 2.0"),
-        ({"metric": ExpandedMean}, TypeError, r"or ExpandedMean\(\)"),
-        ({"metric": jnp.ones_like, "correction": "exact"}, ValueError, "one of 'autodiff'"),
-        ({"metric": ExpandedMean(), "correction": jnp.ones_like}, ValueError, "needs none"),
+        ({"metric": jnp.ones_like, "correction": "exact"}, "one of 'autodiff'"),
+        ({"metric": ExpandedMean(), "correction": jnp.ones_like}, "needs none"),
     ],
 )
-def test_bad_arguments(arguments, error, match):
-    with pytest.raises(error, match=match):
+def test_bad_arguments(arguments, match):
+    with pytest.raises(ValueError, match=match):
         SGRLD(normal([1.0, 1.0]), 0.1, **arguments)
 
 
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"metric": lambda z: -jnp.ones(2)}, "metric is not positive definite"),
-        ({"metric": lambda z: jnp.zeros(2)}, "metric is not positive definite"),
         ({"metric": lambda z: jnp.array([[1.0, 2.0], [2.0, 1.0]])}, "metric is not positive"),
         ({"metric": lambda z: jnp.array([[1.0, 0.5], [0.0, 1.0]])}, "metric is not positive"),
         ({"metric": lambda z: jnp.ones(3)}, r"metric returns shape \(3,\).*\(2,\) or \(2, 2\)"),
@@ -166,10 +147,3 @@ def test_bad_metric_at_the_initial_point(arguments, match):
     kernel = SGRLD(normal([1.0, 1.0]), 0.1, **arguments)
     with pytest.raises(ValueError, match=match):
         kernel.init(random.split(random.key(0), 2), 0, None, (), {})
-
-
-def test_state_is_that_of_sgld():
-    assert SGRLD.state_class is SGLD.state_class
-    assert jax.eval_shape(
-        lambda: SGRLD(normal([1.0]), 0.1, metric=jnp.ones_like).init(random.key(0), 0, None, (), {})
-    )

