@@ -56,6 +56,13 @@ def check_share(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value!r}; it must be in [0, 1).")
 
 
+def check_rate(name: str, value: Any) -> None:
+    """A number in (0, 1], or an error; a traced value passes."""
+    check_positive(name, value)
+    if not isinstance(value, Tracer) and float(value) > 1:
+        raise ValueError(f"{name} is {value!r}; it must be in (0, 1].")
+
+
 def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
     """One of ``allowed``, or a ``ValueError`` that lists them."""
     if value not in allowed:

@@ -1,10 +1,4 @@
-r"""The base of engines of expectation propagation: reading the model, running, the answer.
-
-.. math:: p(x, y) \propto f_0(x) \prod_n f_n(x) \approx q(x) = f_0(x) \prod_n \tilde f_n(x)
-
-with normal sites :math:`\tilde f_n` in unconstrained space. References: Minka, *Expectation
-propagation for approximate Bayesian inference* (UAI 2001) and *Power EP* (2004).
-"""
+"""The base of engines of expectation propagation: reading the model, running, the answer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -23,11 +17,12 @@ from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.posterior_as_prior import posterior_as_prior
 from numpyro_ext._typing import Model, Params
-from numpyro_ext.ep.factors import Plan, Table, find_table, placed
+from numpyro_ext.ep.factors import EPPlan, FactorTable, find_table, placed
 from numpyro_ext.ep.guide import fits, guide_of, start_guide
 from numpyro_ext.ep.normal import FAMILIES, Family, Site
+from numpyro_ext.ep.prior import Prior, read_prior
 from numpyro_ext.ep.projection import Projection
-from numpyro_ext.ep.reader import Prior, Reader, Reading, read_prior
+from numpyro_ext.ep.reader import ModelReading, Reader
 from numpyro_ext.ep.sites import (
     EPRunResult,
     EPState,
@@ -43,8 +38,6 @@ from numpyro_ext.ep.sites import (
     zeros_of,
 )
 from numpyro_ext.ep.sweep import evidence
-
-__all__ = ["EPEngine", "follow"]
 
 FAR = 0.3
 """The residual of sites above which their estimate of the evidence is said to be off."""
@@ -71,20 +64,20 @@ def follow(
 class EPEngine(ABC):
     r"""The base of the engines, with the arguments that all of them share.
 
-    An engine is used in place of an ``SVI``: ``run(rng_key, num_steps, *args)`` gives the
-    parameters of ``engine.guide``, an ``AutoMultivariateNormal`` or ``AutoDiagonalNormal``. It
-    reads the factors off the model: the rows of the one plate that holds the observed sites, and
-    the terms of the prior. Terms with a constant Hessian form an exact normal prior; every other
-    batch element of a latent site is a factor of its own. Latent sites inside the plate are
-    integrated out of their row: discrete ones are summed out, one continuous coordinate is
-    integrated by quadrature, and several by importance sampling or NUTS, at power 1. The guide then
-    draws them from their distribution given the others and the data of their row, for any rows
-    that it is given: ``engine.guide.sample_posterior(rng_key, params, *args)``.
+    .. math:: p(x, y) \propto f_0(x) \prod_n f_n(x) \approx q(x) = f_0(x) \prod_n \tilde f_n(x)
 
-    The programs take the data as arguments and are kept, so that a fit to other data of the same
-    shapes, or by another engine of the same model and arguments, compiles nothing. What a model
-    reads from globals, closures and attributes is compared at every call, and compiled anew if it
-    has changed.
+    with normal sites :math:`\tilde f_n` in unconstrained space. An engine is used in place of an
+    ``SVI``: ``run(rng_key, num_steps, *args)`` gives the parameters of ``engine.guide``, an
+    ``AutoMultivariateNormal`` or ``AutoDiagonalNormal``. The factors are the rows of the one plate
+    that holds the observed sites, and the terms of the prior. Terms with a constant Hessian form an
+    exact normal prior; every other batch element of a latent site is a factor. Latent sites inside
+    the plate are integrated out of their row: discrete ones by a sum, one continuous coordinate by
+    quadrature, and several by importance sampling or NUTS, at power 1. The guide draws them given
+    the others and the data of their row: ``engine.guide.sample_posterior(rng_key, params, *args)``.
+
+    A fit to other data of the same shapes, also by another engine of the same model, compiles
+    nothing. What a model reads from globals, closures and attributes is compared at every call, and
+    compiled anew if it has changed.
 
     A subclass writes :meth:`sweep`.
 
@@ -121,25 +114,18 @@ class EPEngine(ABC):
     """Whether the sites of the data are forgotten, so that q holds more than prior and sites."""
 
     def __post_init__(self) -> None:
-        if not callable(self.model):
-            raise TypeError(f"model is {self.model!r}; it must be a callable, a NumPyro model.")
         if self.prior is not None:
             self.model = posterior_as_prior(self.model, self.prior, self.forgetting_factor)
             # The model has the numbers; a day would otherwise hold all days before it.
             self.prior, self.forgetting_factor = None, 1.0
         check_choice("family", self.family, tuple(FAMILIES))
-        if self.projection is not None and not isinstance(self.projection, Projection):
-            raise TypeError(
-                f"projection is {self.projection!r}; it must be an object such as Quadrature(),"
-                " ImportanceSampling(), NUTSProjection() or ClosedForm(fn), or None."
-            )
         if check_count("max_rank", self.max_rank, minimum=0) > 3:
             raise ValueError(
                 f"max_rank is {self.max_rank}; quadrature takes at most 3 directions. Use"
                 " projection=ImportanceSampling() for factors of a larger rank."
             )
         self.guide: Any = guide_of(self.model, self.family, self.prefix)
-        self._plan: Plan | None = None
+        self._plan: EPPlan | None = None
         self._reader = Reader(self.model, self.data_plate)
 
     def __repr__(self) -> str:
@@ -157,7 +143,7 @@ class EPEngine(ABC):
         return {**vars(self), "guide": fresh, "_plan": None, "_reader": reader}
 
     @abstractmethod
-    def sweep(self, plan: Plan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
+    def sweep(self, plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
         """The next state, and the loss; a compiled function of state and arrays."""
 
     def rows_of(self, factors: Factors) -> Array:
@@ -169,11 +155,8 @@ class EPEngine(ABC):
         return 1.0
 
     def init(self, rng_key: Array, *args: Any, **kwargs: Any) -> EPState:
-        """The state before the first step: q is the prior, or a normal one of its moments.
-
-        :param args: arguments of the model.
-        :param kwargs: keyword arguments of the model.
-        """
+        """The state before the first step on these arguments of the model: q is the prior, or a
+        normal one of its moments."""
         key_prior, key_state = random.split(rng_key)
         reading, arrays = self._reader.read(args, kwargs)
         prior = read_prior(reading, arrays, key_prior, self.family == "diagonal")
@@ -183,8 +166,8 @@ class EPEngine(ABC):
         if not fits(self.guide, locs):
             self.guide = guide_of(self.model, self.family, self.prefix)
         start_guide(self.guide, locs, list(self.local_sites), args, kwargs)
-        kind = self._plan.kinds[0]
-        projection = kind.projection if kind.local else None
+        spec = self._plan.specs[0]
+        projection = spec.projection if spec.local else None
         self.guide.of_fit(reading.factors, projection, self._reader.given, args, kwargs)
         family, normal = self.normals, prior.normal
         if self.family == "diagonal":
@@ -194,9 +177,8 @@ class EPEngine(ABC):
             sites = start_sites(self.family, self._plan, table, prior, sites)
             if not is_positive(total_of(family, normal, table, sites)):
                 raise ValueError(
-                    "the prior has no normal approximation with moments of its draws: some"
-                    " direction of the latent sites has no proper prior; give each latent site a"
-                    " proper prior."
+                    "some direction of the latent sites has no proper prior; give each latent site"
+                    " a proper prior."
                 )
         zero = jnp.zeros((), jnp.int32)
         # Types are given: a weak one would have the next step compiled anew.
@@ -216,7 +198,7 @@ class EPEngine(ABC):
             rng_key=key_state,
         ).holding(total_of(family, normal, table, sites), sites)
         # A site where the rows of its factor are.
-        in_blocks = self._plan.kinds[0].blocks
+        in_blocks = self._plan.specs[0].blocks
         size = len(table.groups[0].index) if in_blocks else -1
         return placed(state, size, reading.factors.sharding)
 
@@ -244,7 +226,6 @@ class EPEngine(ABC):
         :param bool progress_bar: whether to show the loss, and the residual, as the fit goes.
         :param init_state: the state to go on from; None for a new start. The prior and the
             factors are read again. Sites are kept as a start where there are as many factors.
-        :param kwargs: keyword arguments of the model.
         :return: an :data:`EPRunResult` with ``params``, ``state`` and ``losses``.
         """
         check_count("num_steps", num_steps)
@@ -255,7 +236,7 @@ class EPEngine(ABC):
         return EPRunResult(self.get_params(state), state, losses)
 
     def steps(
-        self, plan: Plan, state: EPState, arrays: list[Array], num_steps: int
+        self, plan: EPPlan, state: EPState, arrays: list[Array], num_steps: int
     ) -> Iterator[tuple[EPState, Any, str]]:
         """The states of a run, each with the losses of the steps to it, and a note on it."""
         for _ in range(num_steps):
@@ -284,26 +265,23 @@ class EPEngine(ABC):
         .. math:: \nabla_\theta \log Z = \mathrm E_q \nabla_\theta \log f_0 + \sum_n
             \mathrm E_{\hat p_n} \nabla_\theta l_n
 
-        so that scales of a prior, lengths or noise can be chosen by type-II maximum likelihood: a
-        few sweeps, ``jax.value_and_grad`` of this, a step. Sites that are far from their fixed
-        point for these arguments give a warning, and a number that is not the evidence. NaN under
+        so that scales of a prior, lengths or noise can be chosen by type-II maximum likelihood.
+        Sites that are far from their fixed point for these arguments give a warning. NaN under
         ``jax.jit`` means that rows depend on other directions than the state knows.
         """
         plan, state, arrays = self._on(lax.stop_gradient(state), args, kwargs)
         log_z, residual = self.evidence_of(plan, state, arrays)
         if not is_traced((log_z, residual)) and jnp.isfinite(log_z) and not residual < FAR:
-            warnings.warn(
-                InferenceWarning(
-                    f"the sites are not those of these arguments: a sweep would change q by"
-                    f" {float(residual):.2g} (standard deviations of a mean, or relative of a"
-                    " variance), so the estimate of the evidence is off; call"
-                    " run(..., init_state=state) with them first."
-                ),
-                stacklevel=2,
+            words = (
+                f"the sites are not those of these arguments: a sweep would change q by"
+                f" {float(residual):.2g} (standard deviations of a mean, or relative of a"
+                " variance), so the estimate of the evidence is off; call"
+                " run(..., init_state=state) with them first."
             )
+            warnings.warn(InferenceWarning(words), stacklevel=2)
         return log_z
 
-    def evidence_of(self, plan: Plan, state: EPState, arrays: list[Array]) -> tuple[Array, Array]:
+    def evidence_of(self, plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[Array, Array]:
         """The estimate, and the residual of its sites."""
         return evidence(plan, self.normals, state, arrays)
 
@@ -332,7 +310,7 @@ class EPEngine(ABC):
 
     def _begin(
         self, rng_key: Array, init_state: EPState | None, args: tuple, kwargs: dict[str, Any]
-    ) -> tuple[Plan, EPState, list[Array]]:
+    ) -> tuple[EPPlan, EPState, list[Array]]:
         """The plan, the state that a run goes on from, and the arrays among the arguments."""
         state = self.init(rng_key, *args, **kwargs)
         assert self._plan is not None
@@ -350,7 +328,9 @@ class EPEngine(ABC):
             return new
         return old.holding(total, sites, new.prior, table=new.table)
 
-    def table_of(self, reading: Reading, arrays: list[Array], prior: Prior) -> tuple[Plan, Table]:
+    def table_of(
+        self, reading: ModelReading, arrays: list[Array], prior: Prior
+    ) -> tuple[EPPlan, FactorTable]:
         """The factors of the model."""
         return find_table(
             reading,
@@ -365,7 +345,7 @@ class EPEngine(ABC):
 
     def _on(
         self, state: EPState, args: tuple, kwargs: dict[str, Any]
-    ) -> tuple[Plan, EPState, list[Array]]:
+    ) -> tuple[EPPlan, EPState, list[Array]]:
         """The plan, the state on the data of a call, and the arrays among its arguments."""
         if self._plan is None:
             raise ValueError(
@@ -374,14 +354,13 @@ class EPEngine(ABC):
             )
         arguments, arrays = self._reader.split(args, kwargs)
         plan, given = self._plan, (self._plan, self.normals, self.forgets, state, arrays)
-        same = len(state.table.groups) == len(plan.kinds)
+        same = len(state.table.groups) == len(plan.specs)
         same = same and self._reader.serves(plan.reading, arguments, arrays)
         if is_traced((state, args, kwargs)):
             if not same:
                 raise ValueError(
-                    "the arguments of the model differ from those of init in more than the numbers"
-                    " in their arrays, or the model reads other data from outside; call init with"
-                    " these arguments first."
+                    "the arguments of the model, or what it reads from outside, differ from those"
+                    " of init in more than the numbers of arrays; call init with them first."
                 )
             state, fit = on_arguments(*given)
             lost = jnp.where(fit, 0.0, jnp.nan)
@@ -396,10 +375,10 @@ class EPEngine(ABC):
         total = int(report.visited)
         if report.skipped == total:
             raise RuntimeError(
-                f"in step {int(state.i)} none of the {total} factors could be updated, from factor"
-                f" 0 on ({int(report.num_improper)} improper cavities, {int(report.num_skipped)}"
-                " without tilted moments); the state before is the last one. Check the data and the"
-                " prior, or use projection=ImportanceSampling()."
+                f"in step {int(state.i)} none of the {total} factors could be updated"
+                f" ({int(report.num_improper)} improper cavities, {int(report.num_skipped)} without"
+                " tilted moments); check the data and the prior, or use"
+                " projection=ImportanceSampling()."
             )
 
     def _warn(self, before: Report, state: EPState, num_steps: int) -> None:  # noqa: B027

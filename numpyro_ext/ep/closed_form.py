@@ -55,12 +55,6 @@ class ClosedForm(Projection):
     whole = True
     takes_local = True
 
-    def __post_init__(self) -> None:
-        if not callable(self.fn):
-            raise TypeError(
-                f"fn is {self.fn!r}; it must be a function of (shift, precision, index, power)."
-            )
-
     def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Tilted:
         raise NotImplementedError("ClosedForm has moments in all coordinates; call project.")
 

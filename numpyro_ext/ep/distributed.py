@@ -1,25 +1,20 @@
-r"""Expectation propagation on data in parts.
+"""Expectation propagation on data in parts."""
 
-References: Li, *Approximate inference: new visions* (2018), algorithms 6 to 8; Gelman et al.,
-*Expectation propagation as a way of life* (JMLR 2020).
-"""
-
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from jax import Array, random
+from jax import Array
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_choice, check_count, check_positive
 from numpyro_ext._model.factors import Factors
 from numpyro_ext.ep.ep import EP
-from numpyro_ext.ep.factors import Plan
+from numpyro_ext.ep.factors import EPPlan
 from numpyro_ext.ep.shared_sites import Items, SharedSitesEngine, rate_of, shared_sweep
 from numpyro_ext.ep.sites import EPState
-from numpyro_ext.ep.stochastic import RandomRowsEngine
-from numpyro_ext.ep.sweep import Setting
+from numpyro_ext.ep.stochastic import DrawnRows, RandomRowsEngine
+from numpyro_ext.ep.sweep import SweepConfig
 
 __all__ = ["DAEP", "DSEP", "DistributedEP", "StochasticDistributedEP"]
 
@@ -46,18 +41,16 @@ class DistributedEP(_InParts, EP):
     .. math:: f_j(x) = \exp \sum_{n \in \text{part } j} l_n(x), \qquad q(x) = f_0(x) \prod_j
         \tilde f_j(x)
 
-    and all else as in :class:`EP`. A part says more than one of its rows, so that its tilted
-    distribution is closer to the posterior than a normal site can follow, and fewer moments are
-    matched: J of them, on J machines at a time. With one row to a part it is :class:`EP`, and with
-    a single part the moments of the posterior itself.
-
-    Parts mostly depend on more directions than quadrature takes. Then their moments are found by
-    ``ImportanceSampling()``, or by ``projection=NUTSProjection()``, which has no evidence and
-    leaves noise in the sites, so that the residual stays above ``tol``.
+    and all else as in :class:`EP`. With one row to a part it is :class:`EP`, and with a single part
+    the moments of the posterior itself. Parts mostly depend on more directions than quadrature
+    takes. Then their moments are found by ``ImportanceSampling()``, or by
+    ``projection=NUTSProjection()``, which has no evidence and leaves noise in the sites, so that
+    the residual stays above ``tol``.
 
     :param str schedule: ``"parallel"``, all parts from one q, or ``"serial"``.
 
-    **Reference:** Gelman et al. (2020), algorithm 1.
+    **Reference:** Gelman et al., *Expectation propagation as a way of life* (JMLR 2020), algorithm
+    1.
 
     .. doctest::
 
@@ -86,21 +79,16 @@ class StochasticDistributedEP(_InParts, SharedSitesEngine):
     with :math:`F_j = (\lambda_{\mathrm{proj}[q^{\setminus j} f_j^\alpha]} - \lambda_{q^{\setminus
     j}}) / \alpha` and the cavity :math:`\lambda_q - \alpha N_j \lambda`, for one part after the
     other (SDEP), or from one q for all of them together (ADEP). One ``update`` is a pass over all
-    parts. The state does not grow with the number of parts. Where parts differ, the site that they
-    share fits none of them, and q is further from the posterior than that of
-    :class:`DistributedEP`. A part has a share of :math:`N_j \epsilon` in the site after its visit,
-    so that with few parts and the default step SDEP leans towards the last one; with small steps it
-    goes around the fixed point of ADEP.
-
-    The loss is minus the estimate of the evidence of :class:`EP` with the shared site for each. It
-    is a monitor: ``log_evidence`` takes the site of each part.
+    parts. Where parts differ, q is further from the posterior than that of :class:`DistributedEP`.
+    With few parts and the default step SDEP leans towards the last part, whose share in the site
+    is :math:`N_j \epsilon`; with small steps it goes around the fixed point of ADEP.
 
     :param str schedule: ``"serial"`` for SDEP, ``"parallel"`` for ADEP.
     :param step: epsilon in (0, 1], or a function of the number of the update; None for 1 / N.
-    :param float tol: the residual, here the change of q by an update, below which ``run`` stops; at
-        least 3e-5 in float32.
+    :param float tol: the change of q by an update below which ``run`` stops; at least 3e-5 in
+        float32.
 
-    **Reference:** Li (2018), algorithm 6.
+    **Reference:** Li, *Approximate inference: new visions* (2018), algorithm 6.
 
     .. doctest::
 
@@ -139,12 +127,12 @@ class StochasticDistributedEP(_InParts, SharedSitesEngine):
             mask=np.ones((J, 1), bool),
         )
 
-    def sweep(self, plan: Plan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
+    def sweep(self, plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
         N = plan.reading.factors.size
         items = self.all_rows(N)
         items = items._replace(rate=rate_of(self.step, state.i, 1 / N) * items.rate)
-        setting = Setting(self.normals, self.schedule == "serial", float(self.tol))
-        return shared_sweep(plan, setting, state, arrays, items)
+        config = SweepConfig(self.normals, self.schedule == "serial", float(self.tol))
+        return shared_sweep(plan, config, state, arrays, items)
 
 
 def _sizes(rows: np.ndarray) -> tuple[Array, int]:
@@ -181,16 +169,14 @@ class DSEP(_SitePerPart, RandomRowsEngine):
 
     where n is a random row of part j, and :math:`\lambda_n = (\lambda_{\mathrm{proj}[q^{\setminus
     j} f_n^\alpha]} - \lambda_{q^{\setminus j}}) / \alpha` with the cavity :math:`\lambda_q - \alpha
-    \lambda_j`. One ``update`` visits one row of every part, part after part. The state holds one
-    site for each part; where the rows of a part are alike, a shared site costs little accuracy.
-    With a single part it is stochastic EP, with one row to a part :class:`EP`.
-
-    A constant step leaves noise in the sites, with a variance in proportion to the step, and a bias
-    where factors are not normal. ``run`` returns the mean of the states of its last half.
+    \lambda_j`. One ``update`` visits one row of every part, part after part. With a single part it
+    is stochastic EP, with one row to a part :class:`EP`. A constant step leaves noise in the sites,
+    with a variance in proportion to the step, and a bias where factors are not normal. ``run``
+    returns the mean of the states of its last half.
 
     :param step: epsilon in (0, 1], or a function of the number of the update; None for 1 / N_j.
 
-    **Reference:** Li (2018), algorithm 7.
+    **Reference:** Li, *Approximate inference: new visions* (2018), algorithm 7.
 
     .. doctest::
 
@@ -203,62 +189,28 @@ class DSEP(_SitePerPart, RandomRowsEngine):
         0.3750
     """
 
-    def update(self, state: EPState, *args: Any, indices: Any = None, **kwargs: Any) -> Any:
-        """One row of every part: the next state, and the loss.
-
-        :param indices: ``(J,)``, the row of each part; None for random ones.
-        """
-        plan, state, arrays = self._on(state, args, kwargs)
-        if indices is not None:
-            self._check_indices(indices, plan)
-        return self.sweep(plan, state, arrays, indices=indices)
-
     @property
-    def draws(self) -> "FromParts":
-        return FromParts(Setting(self.normals, serial=True), self.step)
+    def draws(self) -> DrawnRows:
+        return DrawnRows(SweepConfig(self.normals, serial=True), self.step)
 
     def draws_all(self, size: int) -> bool:
         return len(self.times(size)) == size
 
+    def checked_rows(self, indices: Any, size: int) -> Any:
+        rows = split_rows(self.partition, size)
+        if jnp.shape(indices) != (len(rows),):
+            raise ValueError(
+                f"indices has shape {jnp.shape(indices)}; it must be ({len(rows)},), a row of each"
+                " part."
+            )
+        for j, n in enumerate(indices):
+            if n not in (members := rows[j][rows[j] >= 0].tolist()):
+                raise ValueError(f"indices has row {n} for part {j}, whose rows are {members}.")
+        return indices
+
     def parts(self, size: int) -> Any:
         rows = split_rows(self.partition, size)
         return jnp.asarray(rows), _sizes(rows)[0]
-
-    def _check_indices(self, indices: Any, plan: Plan) -> None:
-        rows = split_rows(self.partition, plan.reading.factors.size)
-        J = len(rows)
-        if jnp.shape(indices) != (J,):
-            raise ValueError(
-                f"indices has shape {jnp.shape(indices)}; it must be ({J},), a row of each part."
-            )
-        for j, n in enumerate(indices):
-            members = rows[j][rows[j] >= 0].tolist()
-            if int(n) not in members:
-                raise ValueError(
-                    f"indices has row {int(n)} for part {j}, whose rows are {members}."
-                )
-
-
-class FromParts(NamedTuple):
-    """A row from each part."""
-
-    setting: Setting
-    step: float | Callable[[Array], Array] | None
-
-    def items(self, size: int, i: Array, rng_key: Array, indices: Any, parts: Any) -> Items:
-        rows, sizes = parts
-        J = len(rows)
-        if indices is None:
-            chosen = random.randint(rng_key, (J,), 0, sizes.astype(int))
-            indices = rows[jnp.arange(J), chosen]
-        return Items(
-            slot=jnp.arange(J),
-            amount=jnp.ones(J),
-            rate=jnp.broadcast_to(rate_of(self.step, i, 1 / sizes), J).astype(float),
-            weight=sizes,
-            index=jnp.asarray(indices)[:, None],
-            mask=jnp.ones((J, 1), bool),
-        )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -286,19 +238,18 @@ class DAEP(_SitePerPart):
     with the site :math:`\tilde f_j`, the moments t of a normal, and :math:`\hat p_n \propto q\,
     (f_n / \tilde f_j)^\alpha`; minus L is the loss of an update. With a single part L is that of
     :class:`~numpyro_ext.objectives.BBAlphaELBO` for a normal guide, and with one row to a part that
-    of :class:`EP`. For several parts its stationary points are saddle points, so that no optimiser
-    finds them, and an engine does. At power 0 both means are Gaussian variational inference. The
-    rows of a part that disagree make the new site depend on q, so that whole steps may diverge, and
+    of :class:`EP`. For several parts its stationary points are saddle points, which no optimiser
+    finds. At power 0 both means are Gaussian variational inference. Whole steps may diverge, and
     ``step=None`` is 1/2.
 
     :param step: the share in (0, 1] of the new site, or a function of the number of the update;
         None for 1, and for 1/2 by moments.
     :param str mean: ``"sites"``, or ``"moments"`` for distributed black-box alpha.
-    :param float tol: the residual, here the change of q by an update, below which ``run`` stops; at
-        least 3e-5 in float32.
+    :param float tol: the change of q by an update below which ``run`` stops; at least 3e-5 in
+        float32.
 
-    **Reference:** Li (2018), algorithm 8, and appendix B (eq. B.8: L); Dehaene, Barthelme,
-    *Expectation propagation in the large-data limit* (JRSS B 2018).
+    **Reference:** Li, *Approximate inference: new visions* (2018), algorithm 8, and appendix B (eq.
+    B.8: L); Dehaene, Barthelme, *Expectation propagation in the large-data limit* (JRSS B 2018).
 
     .. doctest::
 
@@ -319,13 +270,13 @@ class DAEP(_SitePerPart):
         check_choice("mean", self.mean, ("sites", "moments"))
         check_positive("tol", self.tol)
 
-    def sweep(self, plan: Plan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
+    def sweep(self, plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
         items = self.all_rows(plan.reading.factors.size)
         moments = self.mean == "moments"
         rate = rate_of(self.step, state.i, 0.5 if moments else 1.0)
         items = items._replace(rate=rate * items.rate)
-        setting = Setting(self.normals, tol=float(self.tol), moments=moments)
-        return shared_sweep(plan, setting, state, arrays, items)
+        config = SweepConfig(self.normals, tol=float(self.tol), moments=moments)
+        return shared_sweep(plan, config, state, arrays, items)
 
 
 def check_partition(partition: Any) -> Any:
@@ -335,8 +286,8 @@ def check_partition(partition: Any) -> Any:
     labels = np.asarray(partition)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
-            f"partition has shape {labels.shape} and type {labels.dtype}; it must be the number of"
-            " parts, or a vector of integer labels, one for each row."
+            f"partition is {partition!r}; it must be the number of parts, or a vector of integer"
+            " labels, one for each row."
         )
     missing = np.setdiff1d(np.arange(labels.max(initial=0) + 1), labels)
     if len(missing) or labels.min(initial=0) < 0:

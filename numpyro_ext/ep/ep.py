@@ -1,8 +1,4 @@
-r"""Expectation propagation, with powers, and assumed density filtering, its first pass.
-
-References: Minka, *Expectation propagation for approximate Bayesian inference* (UAI 2001); Minka,
-*Power EP* (2004); Li, *Approximate inference: new visions* (2018), chapter 2.
-"""
+"""Expectation propagation, with powers, and assumed density filtering, its first pass."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,12 +6,18 @@ import warnings
 
 from jax import Array
 
-from numpyro_ext._checks import InferenceWarning, check_choice, check_nonnegative, check_positive
+from numpyro_ext._checks import (
+    InferenceWarning,
+    check_choice,
+    check_nonnegative,
+    check_positive,
+    check_rate,
+)
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext.ep.base import EPEngine
-from numpyro_ext.ep.factors import Plan
+from numpyro_ext.ep.factors import EPPlan
 from numpyro_ext.ep.sites import EPState, Report
-from numpyro_ext.ep.sweep import Setting, sweep
+from numpyro_ext.ep.sweep import SweepConfig, sweep
 
 __all__ = ["ADF", "EP"]
 
@@ -48,14 +50,12 @@ class EP(EPEngine):
     the sweep begins, and a serial one collects it during the sweep.
 
     **When it fails.** EP has no objective that decreases at each step, and may not settle. With
-    ``damping=None`` d is halved whenever the residual of a parallel sweep has grown. It is also
-    halved until no mean moves by more than 3 standard deviations and no standard deviation changes
-    by more than a factor of 5, because sites that are found far from the posterior say little about
-    it. Serial sweeps settle more often. If EP has not converged at the end of ``run``, an
-    ``InferenceWarning`` gives the residual. A fixed point is a saddle point of the evidence as a
-    function of the sites. A posterior with several modes is covered by one normal distribution.
-    With a power above 1, a factor that holds more than 1 / power of the precision of q has an
-    improper cavity, and the loss is NaN.
+    ``damping=None`` d is halved whenever the residual of a parallel sweep has grown, and until no
+    mean moves by more than 3 standard deviations and no standard deviation changes by more than a
+    factor of 5. Serial sweeps settle more often. If EP has not converged at the end of ``run``, an
+    ``InferenceWarning`` gives the residual. A posterior with several modes is covered by one normal
+    distribution. With a power above 1, a factor that holds more than 1 / power of the precision of
+    q has an improper cavity, and the loss is NaN.
 
     :param float power: alpha, at least 0.
     :param str schedule: ``"serial"``, one factor after the other, the prior's last; or
@@ -64,7 +64,9 @@ class EP(EPEngine):
     :param float tol: the residual below which ``run`` stops, at least 3e-5 in float32, and at least
         what rounding leaves of a mean far from 0.
 
-    References: Minka (2001), section 3; Minka (2004), section 4; Li (2018), equation 2.35.
+    References: Minka, *Expectation propagation for approximate Bayesian inference* (UAI 2001),
+    section 3; Minka, *Power EP* (2004), section 4; Li, *Approximate inference: new visions* (2018),
+    equation 2.35.
 
     .. doctest::
 
@@ -80,9 +82,6 @@ class EP(EPEngine):
         >>> result = ep.run(jax.random.key(0), 30, X, y, progress_bar=False)
         >>> print(bool(result.state.report.converged), sorted(result.params))
         True ['auto_loc', 'auto_scale_tril']
-        >>> draws = ep.guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(9,))
-        >>> draws["w"].shape
-        (9, 2)
     """
 
     power: float = 1.0
@@ -96,52 +95,41 @@ class EP(EPEngine):
         check_choice("schedule", self.schedule, ("serial", "parallel"))
         check_positive("tol", self.tol)
         if self.damping is not None:
-            check_positive("damping", self.damping)
-            if self.damping > 1:
-                raise ValueError(
-                    f"damping is {self.damping!r}; it must be in (0, 1], where 1 replaces a site by"
-                    " the new one, or None."
-                )
+            check_rate("damping", self.damping)
         if self.power == 0 and self.projection is not None and not self.projection.exclusive:
-            raise ValueError(
-                f"power is 0, and {type(self.projection).__name__} has no expectations under the"
-                " approximation itself; use a power above 0, or projection=Quadrature()."
-            )
+            self.projection.refuse_power_0()
         if self.power > 1:
-            warnings.warn(
-                InferenceWarning(
-                    f"power is {self.power}, above 1: a factor that holds more than"
-                    f" 1/{self.power:g} of the precision has an improper cavity, and the"
-                    " evidence does not exist there."
-                ),
-                stacklevel=2,
+            words = (
+                f"power is {self.power}, above 1: a factor that holds more than 1/{self.power:g} of"
+                " the precision has an improper cavity, and the evidence does not exist there."
             )
+            warnings.warn(InferenceWarning(words), stacklevel=2)
 
     def start_damping(self) -> float:
         return 1.0 if self.damping is None else float(self.damping)
 
-    def sweep(self, plan: Plan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
+    def sweep(self, plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
         serial = self.schedule == "serial"
         adaptive = self.damping is None and not serial
-        return sweep(plan, Setting(self.normals, serial, float(self.tol), adaptive), state, arrays)
+        return sweep(
+            plan, SweepConfig(self.normals, serial, float(self.tol), adaptive), state, arrays
+        )
 
     def _warn(self, before: Report, state: EPState, num_steps: int) -> None:
-        report = state.report
-        serial = ", or with schedule='serial'" if self.schedule == "parallel" else ""
-        plan = self._plan
-        if plan is not None and any(kind.projection.needs_key for kind in plan.kinds):
-            serial += ". Moments from draws jump as weights get uneven; take more of them, as in"
-            serial += " projection=ImportanceSampling(num_samples=2000)"
-        if not report.converged:
-            warnings.warn(
-                InferenceWarning(
-                    f"EP has not converged in {int(state.i)} sweeps: the residual is"
-                    f" {report.residual:.2g}, with a damping d of {float(state.damping):.2g} and"
-                    f" {int(report.skipped)} factors skipped in the last sweep. Run it longer from"
-                    f" init_state=result.state, or with a smaller damping{serial}."
-                ),
-                stacklevel=3,
-            )
+        report, plan = state.report, self._plan
+        if report.converged:
+            return
+        remedy = ", or with schedule='serial'" if self.schedule == "parallel" else ""
+        if plan is not None and any(spec.projection.needs_key for spec in plan.specs):
+            remedy += ". Moments from draws jump as weights get uneven; take more of them, as in"
+            remedy += " projection=ImportanceSampling(num_samples=2000)"
+        words = (
+            f"EP has not converged in {int(state.i)} sweeps: the residual is {report.residual:.2g},"
+            f" with a damping d of {float(state.damping):.2g} and {int(report.skipped)} factors"
+            " skipped in the last sweep. Run it longer from init_state=result.state, or with a"
+            f" smaller damping{remedy}."
+        )
+        warnings.warn(InferenceWarning(words), stacklevel=3)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -155,7 +143,8 @@ class ADF(EPEngine):
     pass counts the data **again**, so that the precision grows with every pass; the estimate of the
     evidence is that of the first pass. Factors of the prior are updated as in EP, after the data.
 
-    References: Minka (2001), section 2.
+    References: Minka, *Expectation propagation for approximate Bayesian inference* (UAI 2001),
+    section 2.
 
     .. doctest::
 
@@ -170,8 +159,8 @@ class ADF(EPEngine):
 
     forgets: ClassVar[bool] = True
 
-    def sweep(self, plan: Plan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
-        return sweep(plan, Setting(self.normals, serial=True, forgets=True), state, arrays)
+    def sweep(self, plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
+        return sweep(plan, SweepConfig(self.normals, serial=True, forgets=True), state, arrays)
 
     def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
         """The estimate of log p(y) that the first pass has collected; with arguments of the model,

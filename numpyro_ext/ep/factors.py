@@ -15,20 +15,19 @@ import numpy as np
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.factors import Factors
 from numpyro_ext.ep.local_sites import marginal, num_points
+from numpyro_ext.ep.prior import Center, Prior
 from numpyro_ext.ep.projection import Projection
 from numpyro_ext.ep.quadrature import Quadrature
-from numpyro_ext.ep.reader import ONCE, Center, Prior, Reading
+from numpyro_ext.ep.reader import ONCE, ModelReading
 from numpyro_ext.ep.sampling import ImportanceSampling
 from numpyro_ext.ep.subspaces import Subspace, basis_of, find_subspace
-
-__all__ = ["Group", "Kind", "Plan", "Table", "map_factors", "map_rows", "find_table", "placed"]
 
 _LARGEST = 2**25
 """Numbers that an array over factors and points may hold."""
 
 
 @dataclass(frozen=True)
-class Kind:
+class FactorGroupSpec:
     """What is static in a group of factors.
 
     - **names** - the sites whose batch elements they are; None for rows of the data.
@@ -37,10 +36,9 @@ class Kind:
     - **batch_size** - factors that are computed at a time.
     - **local** - coordinates of the local sites that the projection integrates over; 0 if the
       factor does so itself.
-    - **blocks** - whether the factors are those of the rows in order, so that the ones of each
-      block of rows may be computed where these are.
-    - **rank** - the r of rows whose directions are found when they are visited, so that no array
-      has a row for each; D if they are taken in all coordinates. None if the group has the bases.
+    - **rank** - the r of rows whose directions are found when they are visited; D if they are taken
+      in all coordinates. None if the group has the bases.
+    - **blocks** - whether each block of rows has its own factors, which are computed there.
     """
 
     names: tuple[str, ...] | None
@@ -60,7 +58,7 @@ class Kind:
             return jnp.sum(jnp.where(index >= 0, each, 0))
         return factors.elements(x, self.names)[index]
 
-    def basis(self, factors: Factors, group: "Group", center: "Center", n: Array) -> Array:
+    def basis(self, factors: Factors, group: "FactorGroup", center: "Center", n: Array) -> Array:
         """The ``(r, D)`` basis of the n-th factor of the group."""
         if self.rank is None:
             return group.basis[n]
@@ -72,42 +70,42 @@ class Kind:
         # A row of a larger rank than those that were looked at is skipped: its marginal is a point.
         return jnp.where(found.rank < 0, 0, basis_of(found.directions, center.sd))
 
-    def number(self, group: "Group", n: Array) -> Array:
+    def number(self, group: "FactorGroup", n: Array) -> Array:
         """The index of the n-th factor of the group."""
         return group.index[n] if self.rank is None else n
 
 
 @dataclass(frozen=True)
-class Plan:
+class EPPlan:
     """All that is static in a fit, by which its programs are compiled.
 
     - **normal** - the sites whose terms of the prior are normal.
     """
 
-    reading: Reading
-    kinds: tuple[Kind, ...]
+    reading: ModelReading
+    specs: tuple[FactorGroupSpec, ...]
     normal: tuple[str, ...]
 
 
-class Group(NamedTuple):
-    """The n factors of one kind: their indices, and of each the ``(r, D)`` orthonormal rows A of
+class FactorGroup(NamedTuple):
+    """The n factors of one group: their indices, and of each the ``(r, D)`` orthonormal rows A of
     which :math:`u = A x` are all that it depends on."""
 
     index: Array
     basis: Array
 
 
-class Table(NamedTuple):
+class FactorTable(NamedTuple):
     """The factors on given data.
 
-    - **groups** - as many as the plan has kinds, the rows of the data first.
+    - **groups** - as many as the plan has specs, the rows of the data first.
     - **constant** - log of the normal part of the prior at 0.
     - **center** - the scale of the latent vector.
     - **times** - ``(S,)``, how often each of S sites, which the rows of the data share, stands in
       q; None if each factor has its own.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[FactorGroup, ...]
     constant: Array
     center: Center
     times: Array | None = None
@@ -118,27 +116,22 @@ def map_factors(fn: Callable[..., Any], arrays: Any, batch_size: int) -> Any:
     n = len(jax.tree.leaves(arrays)[0])
     if n <= batch_size:
         return jax.vmap(fn)(*arrays)
-    # Batches of one size, the last one filled up: a shorter one would be compiled for itself.
-    batches = -(-n // batch_size)
-    size = -(-n // batches)
-    at = jnp.minimum(jnp.arange(batches * size), n - 1).reshape(batches, size)
-
-    def of_batch(at: Array) -> Any:
-        return jax.vmap(fn)(*jax.tree.map(lambda x: x[at], arrays))
-
-    found = lax.map(of_batch, at)
-    return jax.tree.map(lambda x: x.reshape(batches * size, *x.shape[2:])[:n], found)
+    return lax.map(lambda xs: fn(*xs), arrays, batch_size=batch_size)
 
 
 def map_rows(
-    fn: Callable[..., Any], factors: Factors, kind: Kind, index: Array, arrays: tuple[Any, ...]
+    fn: Callable[..., Any],
+    factors: Factors,
+    spec: FactorGroupSpec,
+    index: Array,
+    arrays: tuple[Any, ...],
 ) -> Any:
-    """``fn(factors, index, *arrays)`` of each factor of a kind, where its rows are."""
+    """``fn(factors, index, *arrays)`` of each factor of a group, where its rows are."""
 
     def of_block(there: Factors, arrays: tuple[Any, ...]) -> Any:
-        return map_factors(partial(fn, there), arrays, kind.batch_size)
+        return map_factors(partial(fn, there), arrays, spec.batch_size)
 
-    if not kind.blocks:
+    if not spec.blocks:
         return of_block(factors, (index, *arrays))
     inside = jnp.where(index < 0, index, index % (factors.size // factors.blocks))
     return factors.by_blocks(of_block, (inside, *arrays))
@@ -155,15 +148,20 @@ def _are_in_blocks(factors: Factors, rows: np.ndarray) -> bool:
 
 @partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=ONCE)
 def _subspaces(
-    reading: Reading, kind: Kind, max_rank: int, arrays: list[Array], index: Array, *prior: Array
+    reading: ModelReading,
+    spec: FactorGroupSpec,
+    max_rank: int,
+    arrays: list[Array],
+    index: Array,
+    *prior: Array,
 ) -> Subspace:
     factors = reading.on(arrays)
 
     def find(factors: Factors, n: Array) -> Subspace:
-        log_factor = partial(kind.log_factor, factors, n)
+        log_factor = partial(spec.log_factor, factors, n)
         return find_subspace(log_factor, *prior, rng_key=random.key(1), max_rank=max_rank)
 
-    return map_rows(find, factors, kind, index, ())
+    return map_rows(find, factors, spec, index, ())
 
 
 @partial(jax.jit, static_argnums=0)
@@ -180,12 +178,12 @@ def _batch_size(projection: Projection, r: int, inside: int) -> int:
 @cache
 def _default_projections() -> tuple[Quadrature, ImportanceSampling, ImportanceSampling]:
     """One object for all engines, so that they share what is compiled; the last is for rows with
-    local sites, of which each place has one value, so that it takes more of them."""
+    local sites."""
     return Quadrature(), ImportanceSampling(), ImportanceSampling(num_samples=2048)
 
 
 def find_table(
-    reading: Reading,
+    reading: ModelReading,
     arrays: list[Array],
     prior: Prior,
     rows: Array,
@@ -194,18 +192,15 @@ def find_table(
     projection: Projection | None,
     max_rank: int,
     largest_share: float,
-) -> tuple[Plan, Table]:
+) -> tuple[EPPlan, FactorTable]:
     """The factors in groups of one rank, each with its projection.
 
     :param rows: ``(n,)`` row of each factor of the data; ``(n, m)`` if a factor has several, with
         -1 where it has fewer than m.
-    :param projection: that of the rows; None for quadrature where the rank allows it.
-    :param float largest_share: the share of factors of the data without a low rank, above which all
-        are taken as factors of all coordinates.
     """
     defaults, D = _default_projections(), len(prior.center.mean)
     inside = max(D, num_points(reading.factors))
-    kinds, groups = [], []
+    specs, groups = [], []
     elements = jnp.arange(len(prior.owners))
     for names, index, alpha, given in (
         (None, jnp.asarray(rows), power, projection),
@@ -221,7 +216,7 @@ def find_table(
         elif max_rank > 0 and not (given is not None and given.whole):
             blocks = names is None and _are_in_blocks(reading.factors, np.asarray(index))
             size = max(1, _LARGEST // (2**7 * inside))
-            probe = Kind(names, alpha, defaults[0], size, blocks=blocks)
+            probe = FactorGroupSpec(names, alpha, defaults[0], size, blocks=blocks)
             found = _subspaces(reading, probe, max_rank, arrays, index, *prior.center)
             rank, directions = np.asarray(found.rank), found.directions
             if np.any(rank < 0) and (given is None or given.max_rank is not None):
@@ -240,37 +235,31 @@ def find_table(
             # What takes the number of a row takes it among all rows.
             blocks = names is None and not chosen.whole
             blocks = blocks and _are_in_blocks(reading.factors, np.asarray(index)[at])
-            size, group = _batch_size(chosen, r, inside), Group(index[at], basis)
-            kinds.append(Kind(names, alpha, chosen, size, local, blocks=blocks))
+            size, group = _batch_size(chosen, r, inside), FactorGroup(index[at], basis)
+            specs.append(FactorGroupSpec(names, alpha, chosen, size, local, blocks=blocks))
             groups.append(placed(group, len(at), reading.factors.sharding) if blocks else group)
-    table = Table(tuple(groups), jnp.asarray(prior.constant, float), Center(*prior.center))
-    return Plan(reading, tuple(kinds), prior.normal_names), table
+    table = FactorTable(tuple(groups), jnp.asarray(prior.constant, float), Center(*prior.center))
+    return EPPlan(reading, tuple(specs), prior.normal_names), table
 
 
 def _check_local(
     factors: Factors, power: float, projection: Projection | None, several: bool
 ) -> None:
-    """Several local coordinates are integrated together with those of the factor, or not at all."""
-    have = (
-        f"a row has {factors.local_size} coordinates of the local latent sites"
-        f" {sorted(factors.local)}"
-    )
-    out = (
-        f"integrate them out of the model, or move them out of the plate '{factors.plate}', as in"
-        " theta = sample(..., dist.Normal(mu, tau).expand([N])) before the plate"
-    )
+    """An error if the local coordinates of a row, which are several, cannot be integrated out."""
+    problem = ""
     if projection is not None and not projection.takes_local:
+        problem = f"{type(projection).__name__} integrates over one at most"
+    elif power != 1 and not (projection is not None and projection.whole):
+        problem = f"power is {power:g}, which only their integral has"
+    elif several:
+        problem = "they are too many for factors of several rows"
+    if problem:
         raise ValueError(
-            f"{have}, and {type(projection).__name__} integrates over one at most; use"
-            f" ImportanceSampling() or NUTSProjection(), or {out}."
+            f"a row has {factors.local_size} coordinates of the local latent sites"
+            f" {sorted(factors.local)}, and {problem}; use power=1 and ImportanceSampling() or"
+            f" NUTSProjection(), or move them out of the plate '{factors.plate}', as in theta ="
+            " sample(..., dist.Normal(mu, tau).expand([N])) before the plate."
         )
-    if power != 1 and not (projection is not None and projection.whole):
-        raise ValueError(
-            f"power is {power:g}, and {have}, of which only the integral has a power; use power=1,"
-            f" or {out}."
-        )
-    if several:
-        raise ValueError(f"{have}, which is too many for factors of several rows; {out}.")
 
 
 def _by_rank(rank: np.ndarray, largest_share: float | None) -> list[tuple[np.ndarray, int]]:
@@ -296,20 +285,17 @@ def _by_rank(rank: np.ndarray, largest_share: float | None) -> list[tuple[np.nda
 def _warn_of_ranks(names: Any, rank: np.ndarray, max_rank: int) -> None:
     what = "rows" if names is None else f"elements of {', '.join(names)}"
     bad = np.flatnonzero(rank < 0)
-    warnings.warn(
-        InferenceWarning(
-            f"{len(bad)} of {len(rank)} {what} (such as {', '.join(map(str, bad[:3]))}) depend on"
-            f" more than {max_rank} directions of the latent sites, so their moments are found by"
-            " importance sampling; pass projection=ImportanceSampling(num_samples=...) to choose"
-            " its draws, or NUTSProjection()."
-        ),
-        stacklevel=6,
+    words = (
+        f"{len(bad)} of {len(rank)} {what} (such as {', '.join(map(str, bad[:3]))}) depend on more"
+        f" than {max_rank} directions of the latent sites, so their moments are found by importance"
+        " sampling; pass projection=ImportanceSampling(num_samples=...) to choose its draws, or"
+        " NUTSProjection()."
     )
+    warnings.warn(InferenceWarning(words), stacklevel=6)
 
 
 def placed(tree: Any, size: int, sharding: NamedSharding | None) -> Any:
-    """The arrays of so many rows on their devices, and the others on all of them: so that a step,
-    which returns them there, is compiled once."""
+    """The arrays of so many rows on their devices, and the others on all of them."""
     if sharding is None:
         return tree
     everywhere = NamedSharding(sharding.mesh, PartitionSpec())

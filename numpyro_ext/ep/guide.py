@@ -5,12 +5,10 @@ r"""NumPyro's normal guides, set up at a start that is known, with the local sit
 where z_n are the latent sites inside the plate of the data, which an engine integrates out.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax import Array, lax, random
-import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro.handlers import block, seed
@@ -20,7 +18,7 @@ from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMult
 from numpyro_ext._model.arguments import indexed, is_traced
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.implicit import Implicit, Stated
-from numpyro_ext._model.operations import progress_bar, quick_options
+from numpyro_ext._model.operations import quick_options
 from numpyro_ext._model.program import call_and_trace
 from numpyro_ext._model.read import frames, latent_sites
 from numpyro_ext._numpyro import StartGiven
@@ -38,18 +36,13 @@ second when it has."""
 
 
 class _Known(AutoContinuous):
-    """A guide of the sites outside the plate of the data, which gives those inside it too.
-
-    A local site is drawn from its distribution given the global ones and the data of its row: by
-    quadrature if the row has one coordinate, otherwise by what the engine has integrated with, and
-    from a table if it is discrete. The rows are those of the arguments of a call; a row that
-    observes nothing has its prior.
-    """
+    """A guide of the sites outside the plate of the data, which draws those inside it given these
+    and the data of their row; a row that observes nothing has its prior."""
 
     locs: Sites | None = None
     """The start: unconstrained sites in the order in which the model samples them."""
     factors: Factors | None = None
-    """The factors of the fit."""
+    """The factors of the last fit."""
     projection: Projection | None = None
     """What draws the local sites of a row with several coordinates; None if no row has them."""
     arguments: tuple[tuple, dict[str, Any]] | None = None
@@ -57,7 +50,7 @@ class _Known(AutoContinuous):
     given: tuple = ()
     """What the factors take before the arguments of the model."""
     several: bool = False
-    """Whether there were fits to others."""
+    """Whether there were fits to other arguments before."""
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         return None if self.locs is None else (random.key(0), self.locs)
@@ -117,9 +110,8 @@ class _Known(AutoContinuous):
         if not args and not kwargs:
             if self.factors is not None and self.factors.axes and self.several:
                 raise ValueError(
-                    "the engine was fitted to several data sets, so that sample_posterior does not"
-                    " know whose rows it is asked for; pass the model's arguments, as in"
-                    " sample_posterior(rng_key, params, *args)."
+                    "the engine was fitted to several data sets; pass the model's arguments, as in"
+                    " sample_posterior(rng_key, params, *args), whose rows are drawn."
                 )
             args, kwargs = self.arguments or ((), {})
         if self.factors is None:
@@ -136,34 +128,17 @@ class _Known(AutoContinuous):
             return lax.map(one, xs, batch_size=_DRAWS)
 
         keys, count = random.split(key_local, len(flat)), len(flat)
-        if is_traced((flat, keys, args, kwargs)) or not count:
-            found = run(flat, keys)
-        else:
-            points = self.factors.size * points_of_row(self.factors)
-            compiled = jax.jit(run, compiler_options=quick_options(count * points, _FEW))
-            # Pieces are all of one size, since another one would be compiled by itself.
-            size = _DRAWS * max(1, _FEW // (_DRAWS * points))
-            size = min(size, count if count <= _DRAWS else _DRAWS * -(-count // _DRAWS))
-            starts, pieces = range(0, count, size), []
-            with progress_bar(len(starts), "drawing") as advance:
-                for start in starts:
-                    chosen = np.minimum(np.arange(start, start + size), count - 1)
-                    pieces.append(jax.block_until_ready(compiled(flat[chosen], keys[chosen])))
-                    advance()
-            found = jax.tree.map(lambda *xs: jnp.concatenate(xs)[:count], *pieces)
+        if not is_traced((flat, keys, args, kwargs)):
+            points = count * self.factors.size * points_of_row(self.factors)
+            run = jax.jit(run, compiler_options=quick_options(points, _FEW))
+        found = run(flat, keys)
         return {n: v.reshape(sample_shape + v.shape[1:]) for n, v in found.items()}
 
     def _drawn(self, x: Array, rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> Drawn:
         assert self.factors is not None
         with block():
             args = (*self.given, *args)
-            return draw_sites(self.factors, x, rng_key, self._draw_many, args, kwargs)
-
-    def _draw_many(
-        self, log_density: Callable[[Array], Array], size: int, rng_key: Array
-    ) -> tuple[Array, Array]:
-        assert self.projection is not None
-        return self.projection.draw(log_density, size, rng_key)
+            return draw_sites(self.factors, x, rng_key, self.projection, args, kwargs)
 
     def median(self, params: Params) -> dict[str, Array]:
         """Medians of the sites outside the plate of the data."""

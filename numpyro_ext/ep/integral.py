@@ -9,8 +9,6 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["NUM_NODES", "draw", "log_integral"]
-
 _GRID = np.sinh(np.linspace(-7.0, 7.0, 61))
 """From -550 to 550, dense at 0: unconstrained space is in units of order 1."""
 NUM_NODES = 91

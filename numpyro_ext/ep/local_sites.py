@@ -1,6 +1,5 @@
 """The latent sites inside the plate of the data: integrated out, and drawn given those outside."""
 
-from collections.abc import Callable
 import copy
 from typing import Any, NamedTuple
 
@@ -21,11 +20,8 @@ from numpyro_ext._model.read import Site, frames, latent_sites, plate_sizes, sam
 from numpyro_ext._numpyro import site_of_log_det
 from numpyro_ext._typing import Sites
 from numpyro_ext.ep import integral
+from numpyro_ext.ep.projection import Projection
 
-__all__ = ["Drawn", "draw_sites", "marginal", "num_points", "points_of_row"]
-
-DrawMany = Callable[[Callable[[Array], Array], int, Array], tuple[Array, Array]]
-"""``(log_density, size, rng_key)`` to a draw of so many coordinates, and the log integral."""
 _POINTS = 2**14
 """Places of rows at which a row is evaluated at a time, for one draw."""
 
@@ -37,14 +33,6 @@ def marginal(factors: Factors, x: Array, n: Array, z: Array | None = None) -> Ar
     :param z: ``(local_size,)``, values of the continuous local sites, unconstrained and flat,
         of which the result is then a function too; None to integrate.
     """
-    if z is None and factors.local_size > 1:
-        raise ValueError(
-            f"a row has {factors.local_size} coordinates of the local latent sites"
-            f" {sorted(factors.local)}, and at most one can be integrated out by quadrature. Use"
-            " ImportanceSampling() or NUTSProjection(), or move sites out of the plate"
-            f" '{factors.plate}', as in theta = sample(..., dist.Normal(mu, tau).expand([N]))"
-            " before the plate."
-        )
     if not factors.states:
         return _in_state(factors, x, n, {}, z)
     each = jax.vmap(lambda state: _in_state(factors, x, n, state, z))(factors.states)
@@ -88,8 +76,7 @@ class Drawn(NamedTuple):
 def on_rows_of(factors: Factors, args: tuple, kwargs: dict[str, Any]) -> Factors | None:
     """The factors of other arguments, with other rows; None if nothing is observed in a row.
 
-    A site that was observed in the fit and is not here is a prediction, of which the others know
-    nothing: it is left out.
+    A site that was observed in the fit and is not here is a prediction, and left out.
     """
     found = factors.on(args, kwargs)
     fn = seed(factors.program.model, random.key(0))
@@ -117,21 +104,19 @@ def draw_sites(
     factors: Factors,
     x: Array,
     rng_key: Array,
-    draw_many: DrawMany,
+    projection: Projection | None,
     args: tuple,
     kwargs: dict[str, Any],
 ) -> Drawn:
     """The local sites of all rows, drawn given the global ones at ``x``, and what follows.
 
-    :param factors: of the fit, to whose model these arguments are given.
-    :param x: ``(D,)``, a flat vector.
-    :param draw_many: for several continuous coordinates in a row.
+    :param projection: what draws several continuous coordinates of a row.
     """
     key_local, key_model = random.split(rng_key)
     local, log_z = {}, None
     there = on_rows_of(factors, args, kwargs) if factors.axes else None
     if there is not None:
-        local, log_z = _draw_rows(there, x, key_local, draw_many)
+        local, log_z = _draw_rows(there, x, key_local, projection)
     z, states = factors.values_at(x, local)
     fn = seed(substitute(factors.program.model, data=states), key_model)
     trace = Program(fn, args, kwargs).trace(z)
@@ -157,7 +142,7 @@ def draw_sites(
 
 
 def _draw_rows(
-    factors: Factors, x: Array, rng_key: Array, draw_many: DrawMany
+    factors: Factors, x: Array, rng_key: Array, projection: Projection | None
 ) -> tuple[Sites, Array]:
     """Unconstrained local sites of all rows, and the log likelihood of each row at x."""
     flat, unravel = ravel_pytree(factors.local)
@@ -180,7 +165,8 @@ def _draw_rows(
             return z, log_p(k, z)
 
         if size > 1:
-            z, log_z = draw_many(lambda z: marginal(factors, x, n, z), size, key_z)
+            assert projection is not None
+            z, log_z = projection.draw(lambda z: marginal(factors, x, n, z), size, key_z)
         else:
             z = flat
         each, logits = jax.vmap(one)(jnp.arange(number))

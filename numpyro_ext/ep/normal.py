@@ -8,7 +8,7 @@ r"""Normal approximations and their sites in natural parameters, with full or di
 
 A factor depends on :math:`u = A x` alone, where the rows of A, of shape (r, D), are orthonormal.
 With a full precision its site has the parameters :math:`A^\top v` and :math:`A^\top T A`; with a
-diagonal one D shifts and D precisions. Functions take one factor and are mapped over them.
+diagonal one D shifts and D precisions.
 """
 
 from collections.abc import Callable
@@ -27,22 +27,6 @@ from numpyro_ext.expfam.linalg import (
     solve,
     symmetric,
 )
-
-__all__ = [
-    "FAMILIES",
-    "Cavity",
-    "Diagonal",
-    "Family",
-    "Full",
-    "Moments",
-    "Site",
-    "choose",
-    "distance",
-    "halved",
-    "is_finite",
-    "is_near",
-    "variances",
-]
 
 FARTHEST, WIDEST = 3.0, 5.0
 """How far an adaptive step may go: standard deviations of a mean, the factor of one of them."""
@@ -65,10 +49,8 @@ class Moments(NamedTuple):
 
 
 class Cavity(NamedTuple):
-    """q without a site to the power alpha, in u and in x.
+    """q without a site to the power alpha, in u; q itself where that has no density.
 
-    - **mean, cov** - ``(r,)`` and ``(r, r)``.
-    - **proper** - whether it has a density; the rest is that of q if it does not.
     - **gain** - :math:`\\Phi` of the cavity minus that of q.
     - **whole** - the cavity in x, where the family needs it.
     """
@@ -90,11 +72,10 @@ def variances(q: Moments) -> Array:
 
 
 def distance(q: Moments, new: Moments, change: Site | None = None) -> Array:
-    """How far the new q is from q: the largest change of a mean, in standard deviations, or of a
-    variance, relative to it; inf if the new q is no distribution.
+    """The largest change of a mean, in standard deviations, or of a variance, relative to it; inf
+    if the new q is no distribution.
 
-    With the change of the natural parameters, a mean of many standard deviations is not subtracted
-    from another one.
+    :param change: of the natural parameters, by which large means need not be subtracted.
     """
     V, V_new = variances(q), variances(new)
     if change is None:
@@ -108,7 +89,7 @@ def distance(q: Moments, new: Moments, change: Site | None = None) -> Array:
 
 
 def is_near(q: Moments, new: Moments) -> Array:
-    """Whether a step goes no further than sites that were computed at q tell of the factors."""
+    """Whether a step stays where sites that were computed at q are a valid approximation."""
     ratio = variances(new) / variances(q)
     moved = jnp.max(jnp.abs(new.mean - q.mean) / jnp.sqrt(variances(q)))
     return (moved < FARTHEST) & (jnp.max(ratio) < WIDEST**2) & (jnp.min(ratio) > WIDEST**-2)
@@ -142,7 +123,7 @@ def halved(
     return jnp.where(halvings <= most, d, 0.0), halvings
 
 
-def _halved(smallest: Array, d: float | Array) -> tuple[Array, Array]:
+def _largest_step(smallest: Array, d: float | Array) -> tuple[Array, Array]:
     """d times the first power of 1/2 with ``1 + d * smallest`` above 0, or 0."""
     steps = d * 0.5 ** jnp.arange(11)
     good = 1 + steps * smallest > SMALLEST
@@ -232,8 +213,8 @@ class Full:
         return Site((P @ (m + V @ g) + g) / power, P / power)
 
     def include(self, q: Moments, A: Array, change: Site, d: float | Array) -> tuple[Any, ...]:
-        """q after d times a change of a site, d, and the number of times that d was halved so that
-        q stays a distribution; d is 0 if 10 times were not enough."""
+        """q after d times a change of a site, d, and how many times d was halved so that q stays a
+        distribution; d is 0 if 10 times were not enough."""
         B = q.cov @ A.T  # (D, r)
         m, S = A @ q.mean, symmetric(A @ B)
         v, T = change
@@ -242,7 +223,7 @@ class Full:
         else:
             L = cholesky(S)
             smallest = jnp.linalg.eigvalsh(L.T @ T @ L)[0]
-        d, halvings = _halved(smallest, d)
+        d, halvings = _largest_step(smallest, d)
         v, T = d * v, d * T
         ones = jnp.eye(len(m), dtype=S.dtype)
         G = T / (ones + T @ S) if len(m) == 1 else jnp.linalg.solve(ones + T @ S, T)
@@ -317,7 +298,7 @@ class Diagonal:
 
     def include(self, q: Moments, A: Array, change: Site, d: float | Array) -> tuple[Any, ...]:
         m, V = q
-        d, halvings = _halved(jnp.min(V * change.precision), d)
+        d, halvings = _largest_step(jnp.min(V * change.precision), d)
         s, t = d * change.shift, d * change.precision
         V_new = V / (1 + V * t)
         return Moments(m + V_new * (s - t * m), V_new), d, halvings

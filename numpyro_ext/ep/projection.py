@@ -10,15 +10,13 @@ site. A projection finds the moments in the coordinates e of the cavity, :math:`
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 
 from numpyro_ext.expfam.linalg import cholesky, inverse_root, matmul, matvec, symmetric, transpose
-
-__all__ = ["Expected", "LogFactor", "Projected", "Projection", "Tilted"]
 
 LogFactor = Callable[[Array], Array]
 """The logarithm l of a factor at u, of shape ``(r,)``: a number. It is differentiable."""
@@ -27,12 +25,9 @@ LogFactor = Callable[[Array], Array]
 class Projected(NamedTuple):
     """What a projection returns.
 
-    - **site_shift** - v, of shape ``(r,)``.
-    - **site_precision** - T, of shape ``(r, r)``.
-    - **log_normaliser** - log Z; NaN if the projection does not compute it. At power 0 it is the
-      mean of l under q.
-    - **ok** - whether the moments are finite and positive definite, and whether they were computed
-      where the mass is.
+    - **site_shift, site_precision** - v ``(r,)`` and T ``(r, r)``.
+    - **log_normaliser** - log Z; NaN if it is not computed. At power 0 it is the mean of l under q.
+    - **ok** - whether the moments are finite, positive definite, and computed where the mass is.
     - **inaccurate** - whether the points of a quadrature do not resolve the factor.
     - **low_ess** - whether the importance weights are uneven, so that the site is not to be used.
     """
@@ -46,13 +41,10 @@ class Projected(NamedTuple):
 
 
 class Tilted(NamedTuple):
-    """The tilted distribution in coordinates e, as a member finds it.
+    """The tilted distribution in coordinates e; the rest is as in :class:`Projected`.
 
-    - **mean, cov** - ``(r,)`` and ``(r, r)``.
-    - **log_normaliser** - log Z.
     - **scores** - the arguments g and K of :func:`from_scores`, and whether the site is to be that
       of these; None for that of the moments.
-    - **ok, inaccurate, low_ess** - as in :class:`Projected`; ok is about the mass alone.
     """
 
     mean: Array
@@ -78,8 +70,7 @@ class Projection(ABC):
     """The base of the ways to compute the moments of a factor times its cavity.
 
     A subclass supplies :meth:`tilted`, and :meth:`expected` if it can, in coordinates in which the
-    cavity is standard normal; one that works in those of the factor replaces :meth:`project`. All
-    are traced, and mapped over factors by ``jax.vmap``.
+    cavity is standard normal; one that works in those of the factor replaces :meth:`project`.
     """
 
     needs_key = False
@@ -105,10 +96,13 @@ class Projection(ABC):
 
     def expected(self, f: LogFactor, r: int, rng_key: Array | None) -> Expected:
         """Means under N(0, I), for power 0."""
-        name = type(self).__name__
+        self.refuse_power_0()
+
+    def refuse_power_0(self) -> NoReturn:
+        """An error for a projection without :meth:`expected`."""
         raise ValueError(
-            f"power is 0, and {name} has no expectations under the approximation itself; use a"
-            " power above 0, or projection=Quadrature() or ImportanceSampling()."
+            f"power is 0, and {type(self).__name__} has no expectations under the approximation"
+            " itself; use a power above 0, or projection=Quadrature() or ImportanceSampling()."
         )
 
     def draw(self, log_density: LogFactor, size: int, rng_key: Array) -> tuple[Array, Array]:

@@ -44,23 +44,15 @@ class ImportanceSampling(Projection):
 
     in coordinates e in which the cavity is N(0, I). The points are a scrambled Sobol sequence,
     shifted at random for each key, and have the density h of the cavity. If the effective sample
-    size :math:`1 / \sum_i w_i^2` falls below ``min_ess`` times the number of points, h is the
-    normal distribution at the mode of the tilted distribution, with 1.5 times the covariance of
-    its Laplace approximation. If it is still below, ``low_ess`` is true, and the site is not to be
-    used.
-
-    A row with several coordinates z of local sites is integrated over them together with e, at
-    power 1: the points e are those of the cavity or, if these are uneven, normal with 1.5 times the
-    covariance that they have found, and z is drawn around its mode given e.
+    size :math:`1 / \sum_i w_i^2` falls below ``min_ess`` times the number of points, h is normal at
+    the mode of the tilted distribution, with 1.5 times the covariance of its Laplace approximation.
+    If it is still below, ``low_ess`` is true, and the site is not to be used. The covariance of
+    weighted points is taken for a factor that leaves less than half the variance of the cavity in
+    some direction, and for ranks above 50. Local sites z of a row are drawn around their mode given
+    e. The error falls as about 1 / num_samples, and the result depends on the key.
 
     **It fails** in silence where the tilted distribution has parts that the points around one mode
     do not reach, such as another mode or the rest of a thin ring: their weights are even.
-
-    The derivatives make the error of the site of a weak factor small beside the site, where the
-    covariance of weighted points would give noise alone. It is taken for a factor that leaves less
-    than half the variance of the cavity in some direction, and for ranks above 50, where second
-    derivatives cost too much. The error falls as about 1 / num_samples, and the result depends on
-    the key: the fixed point that an engine finds moves by that much.
 
     :param int num_samples: number of points.
     :param float min_ess: least effective sample size, as a share of the points, in (0, 1).
@@ -150,12 +142,8 @@ class NUTSProjection(Projection):
 
     from S draws, where the covariance is divided by S - 1: for independent draws of a normal
     distribution, the mean of this precision is the true one. Draws of a chain are not independent,
-    and S should be many times r. The sampler starts at the mean of the cavity, in coordinates in
-    which the cavity is standard normal.
-
-    The site is noise plus the difference to the precision of the cavity, so the factor should be a
-    part of the data that says something, not one datum; and sites do not settle below their noise.
-    There is no log evidence, and no exclusive form for power 0.
+    and S should be many times r. Sites do not settle below their noise, and a factor should be a
+    part of the data, not one datum. There is no log evidence, and no form for power 0.
 
     :param int num_warmup: steps of each chain that adapt the sampler.
     :param int num_samples: draws of each chain.
@@ -193,8 +181,7 @@ class NUTSProjection(Projection):
         S = self.num_samples * self.num_chains
         if S <= r + 2:
             raise ValueError(
-                f"NUTSProjection takes {S} draws of {r} coordinates; it needs more than {r + 2}"
-                " (num_samples times num_chains) for a precision."
+                f"NUTSProjection takes {S} draws of {r} coordinates; it needs more than {r + 2}."
             )
         assert rng_key is not None
 
@@ -239,10 +226,8 @@ def at_mode(f: Callable[[Array], Array], points: Array, log_w: Array) -> tuple[A
 def with_local(
     f: Callable[[Array], Array], points: Array, mean: Array, cov: Array
 ) -> tuple[Array, Array]:
-    """Points (e, z) and their log weights: e is normal, and z around its mode given e.
-
-    A joint mode would be of no use, since the density of z has no bound where its scale is small.
-    """
+    """Points (e, z) and their log weights: e is normal, and z around its mode given e, because the
+    joint density may have no bound where the scale of z is small."""
     r = len(mean)
     L = root(cov)
     e = mean + matvec(L, points[:, :r])

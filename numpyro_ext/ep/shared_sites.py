@@ -6,13 +6,9 @@ r"""Expectation propagation with sites that several factors share.
     - \lambda_{q^{\setminus s}} \right), \qquad \lambda_{q^{\setminus s}} = \lambda_q - \alpha c
     \lambda_s
 
-where the site s stands W times in q, and c times in place of one factor. A shared site has all
-coordinates. Its cavity is therefore a difference of natural parameters, the same for all rows,
-where the cavity of a factor with a site of its own is computed in the r directions of this factor.
+where the site s, which has all coordinates, stands W times in q, and c times in place of a factor.
 
-References: Li, Hernandez-Lobato, Turner, *Stochastic expectation propagation* (NeurIPS 2015); Li,
-*Approximate inference: new visions* (2018), algorithms 5 to 8; Dehaene, Barthelme, *Expectation
-propagation in the large-data limit* (JRSS B 2018).
+References: Li, *Approximate inference: new visions* (2018), algorithms 5 to 8.
 """
 
 from abc import abstractmethod
@@ -26,15 +22,17 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._checks import check_nonnegative, check_positive
+from numpyro_ext._checks import check_nonnegative, check_rate
 from numpyro_ext._model.factors import Factors
 from numpyro_ext.ep.base import EPEngine
-from numpyro_ext.ep.factors import Group, Plan, Table, map_factors
+from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorTable, map_factors
 from numpyro_ext.ep.normal import Family, Site, choose, distance, halved, is_finite, plus
-from numpyro_ext.ep.reader import Prior, Reading
+from numpyro_ext.ep.prior import Prior
+from numpyro_ext.ep.reader import ModelReading
 from numpyro_ext.ep.sites import EPState, total_of
 from numpyro_ext.ep.sweep import (
-    Setting,
+    SweepConfig,
+    SweepResult,
     Update,
     evidence,
     keys_of,
@@ -42,8 +40,6 @@ from numpyro_ext.ep.sweep import (
     site_update,
     update_group,
 )
-
-__all__ = ["Items", "SharedSitesEngine", "rate_of", "shared_sweep"]
 
 _PRIOR_DAMPING = 0.8
 """The d of the factors of the prior, which are updated from one q."""
@@ -72,11 +68,10 @@ class Items(NamedTuple):
 class SharedSitesEngine(EPEngine):
     r"""The base of engines whose factors share sites.
 
-    **Evidence.** The estimate of :class:`EP`, which is stationary at its own sites, is off to first
-    order if the shared site stands for each of them: by 1 to 2 nats where rows differ. Therefore
-    ``log_evidence`` visits all rows once, and is EP's estimate with the site :math:`F_n` of each,
-    which is off to second order. The loss of a step has the shared sites: it is a monitor, and no
-    estimate of the evidence.
+    **Evidence.** The estimate of :class:`EP` is stationary at its own sites, and off to first order
+    if a shared site stands for each of them. ``log_evidence`` therefore visits all rows once, and
+    is EP's estimate with the site :math:`F_n` of each. The loss of a step, with the shared sites,
+    is a monitor and no estimate of the evidence.
 
     :param float power: alpha, at least 0.
     :param step: epsilon in (0, 1], or a function of the number of the step; None for the inverse of
@@ -91,14 +86,8 @@ class SharedSitesEngine(EPEngine):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_nonnegative("power", self.power)
-        if self.step is None or callable(self.step):
-            return
-        check_positive("step", self.step)
-        if self.step > 1:
-            raise ValueError(
-                f"step is {self.step!r}; it must be in (0, 1], a function of the number of the"
-                " step, or None."
-            )
+        if self.step is not None and not callable(self.step):
+            check_rate("step", self.step)
 
     @abstractmethod
     def times(self, size: int) -> Array:
@@ -108,11 +97,13 @@ class SharedSitesEngine(EPEngine):
     def all_rows(self, size: int) -> Items:
         """All factors of the data, each once, with the site that they share."""
 
-    def table_of(self, reading: Reading, arrays: list[Array], prior: Prior) -> tuple[Plan, Table]:
+    def table_of(
+        self, reading: ModelReading, arrays: list[Array], prior: Prior
+    ) -> tuple[EPPlan, FactorTable]:
         plan, table = super().table_of(reading, arrays, prior)
         return plan, table._replace(times=self.times(reading.factors.size))
 
-    def evidence_of(self, plan: Plan, state: EPState, arrays: list[Array]) -> tuple[Array, Array]:
+    def evidence_of(self, plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[Array, Array]:
         items = self.all_rows(plan.reading.factors.size)
         plan, state = with_own_sites(plan, self.normals, state, arrays, items)
         return evidence(plan, self.normals, state, arrays)
@@ -132,8 +123,8 @@ def _settled(family: Family, total: Site, change: Site) -> tuple[Array, Array]:
 
 
 class _Rows(NamedTuple):
-    """What rows that share a cavity say: the sum of F over the good ones, how many these are, the
-    update of each, and its basis."""
+    """Of rows that share a cavity: the sum of F over the good ones, how many these are, the update
+    of each, and its basis."""
 
     F: Site
     good: Array
@@ -142,19 +133,19 @@ class _Rows(NamedTuple):
 
 
 def _update_rows(
-    plan: Plan,
-    setting: Setting,
+    plan: EPPlan,
+    config: SweepConfig,
     factors: Factors,
-    table: Table,
+    table: FactorTable,
     total: Site,
     shared: Site,
     item: Items,
     rng_key: Array,
 ) -> _Rows:
     """The rows of one item, whose cavity is q without its share of a site."""
-    family, kind, group = setting.family, plan.kinds[0], table.groups[0]
+    family, spec, group = config.family, plan.specs[0], table.groups[0]
     q = family.moments(total)
-    power = kind.power
+    power = spec.power
     left = plus(total, shared, -power * item.amount)
     cavity = family.moments(left)
     proper = is_finite(cavity)
@@ -166,13 +157,13 @@ def _update_rows(
         gain = (family.log_partition(left) - family.log_partition(total)) / power
 
     def one(n: Array, key: Array | None) -> tuple[Update, Array]:
-        A = kind.basis(factors, group, table.center, n)
+        A = spec.basis(factors, group, table.center, n)
         none = jax.tree.map(lambda x: x[0], family.zeros(A[None]))
-        number = kind.number(group, n)
-        return site_update(family, factors, kind, cavity, number, A, none, key), A
+        number = spec.number(group, n)
+        return site_update(family, factors, spec, cavity, number, A, none, key), A
 
-    each = item.index, keys_of(kind, rng_key, len(item.index))
-    found, A = map_factors(one, each, kind.batch_size)
+    each = item.index, keys_of(spec, rng_key, len(item.index))
+    found, A = map_factors(one, each, spec.batch_size)
     mask = item.mask
     good = mask & proper & ~(found.improper | found.skipped | found.low_ess)
 
@@ -181,7 +172,7 @@ def _update_rows(
 
     sites = jax.tree.map(of_good, found.site)
     F = family.total(A, sites)
-    if setting.moments and power > 0:  # the limit at power 0 is that of the sites
+    if config.moments and power > 0:  # the limit at power 0 is that of the sites
         mean = family.of_mean(cavity, A, sites, good, power)
         F = jax.tree.map(lambda x: jnp.sum(good) * x, mean)
     names = "skipped", "low_ess", "inaccurate"
@@ -194,16 +185,16 @@ def _update_rows(
 
 
 def with_own_sites(
-    plan: Plan, family: Family, state: EPState, arrays: list[Array], items: Items
-) -> tuple[Plan, EPState]:
+    plan: EPPlan, family: Family, state: EPState, arrays: list[Array], items: Items
+) -> tuple[EPPlan, EPState]:
     """A state of EP with the site that each factor has in the cavity of the shared one."""
     sites, bases = _own_sites(plan, family, lax.stop_gradient(state), arrays, items)
     some, index = np.flatnonzero(items.mask), items.index
-    if plan.kinds[0].rank is None:
+    if plan.specs[0].rank is None:
         index = state.table.groups[0].index[index]
     index, basis, *own = (x.reshape(-1, *x.shape[2:])[some] for x in (index, bases, *sites))
-    plan = replace(plan, kinds=(replace(plan.kinds[0], rank=None, blocks=False), *plan.kinds[1:]))
-    groups = Group(index, basis), *state.table.groups[1:]
+    plan = replace(plan, specs=(replace(plan.specs[0], rank=None, blocks=False), *plan.specs[1:]))
+    groups = FactorGroup(index, basis), *state.table.groups[1:]
     table, sites = state.table._replace(groups=groups, times=None), (Site(*own), *state.sites[1:])
     total = total_of(family, state.prior, table, sites)
     return plan, state.holding(total, sites, table=table)
@@ -211,7 +202,7 @@ def with_own_sites(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _own_sites(
-    plan: Plan, family: Family, state: EPState, arrays: list[Array], items: Items
+    plan: EPPlan, family: Family, state: EPState, arrays: list[Array], items: Items
 ) -> tuple[Site, Array]:
     """``(G, M, ...)``, the site F of each factor, zero where it is not found, and its basis."""
     factors = plan.reading.on(lax.stop_gradient(arrays))
@@ -219,7 +210,7 @@ def _own_sites(
     def of(xs: tuple[Items, Array]) -> tuple[Site, Array]:
         item, key = xs
         shared = jax.tree.map(lambda x: x[item.slot], state.sites[0])
-        given = Setting(family), factors, state.table, state.total, shared
+        given = SweepConfig(family), factors, state.table, state.total, shared
         rows = _update_rows(plan, *given, item, key)
         return rows.updates.site, rows.bases
 
@@ -228,18 +219,18 @@ def _own_sites(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def shared_sweep(
-    plan: Plan, setting: Setting, state: EPState, arrays: list[Array], items: Items
+    plan: EPPlan, config: SweepConfig, state: EPState, arrays: list[Array], items: Items
 ) -> tuple[EPState, Array]:
     """One step: the sites that the items share, and then the factors of the prior."""
-    family, factors, table = setting.family, plan.reading.on(arrays), state.table
+    family, factors, table = config.family, plan.reading.on(arrays), state.table
     shared, *prior_sites = state.sites
     total, W = state.total, table.times
     assert W is not None
-    rng_key, key_items, *keys = random.split(state.rng_key, len(plan.kinds) + 1)
+    rng_key, key_items, *keys = random.split(state.rng_key, len(plan.specs) + 1)
 
     def change_of(shared: Site, total: Site, item: Items, key: Array) -> tuple[Site, Update]:
         site = jax.tree.map(lambda x: x[item.slot], shared)
-        rows = _update_rows(plan, setting, factors, table, total, site, item, key)
+        rows = _update_rows(plan, config, factors, table, total, site, item, key)
         # The mean over the good rows, with the rate of all of them.
         scale = item.rate * jnp.sum(item.mask) / jnp.maximum(rows.good, 1)
         taken = rows.good * item.amount
@@ -256,7 +247,7 @@ def shared_sweep(
         return (shared, total), (found, halvings)
 
     each = items, random.split(key_items, len(items.slot))
-    if setting.serial:
+    if config.serial:
         (shared, after), (found, halvings) = lax.scan(serial, (shared, total), each)
         base, halvings = after, jnp.sum(halvings)
     else:
@@ -268,21 +259,21 @@ def shared_sweep(
     log_z = jnp.sum(items.weight[:, None] * found.log_z)
 
     updates, sites = [found], [shared]
-    rest = zip(plan.kinds[1:], table.groups[1:], prior_sites, keys, strict=True)
-    for kind, group, site, key in rest:
-        seen = update_group(family, factors, kind, family.moments(base), group, site, key)
-        change = plus(seen.site, site, -1.0)
+    rest = zip(plan.specs[1:], table.groups[1:], prior_sites, keys, strict=True)
+    for spec, group, site, key in rest:
+        update = update_group(family, factors, spec, family.moments(base), group, site, key)
+        change = plus(update.site, site, -1.0)
         change = jax.tree.map(lambda x: _PRIOR_DAMPING * x, change)
         in_q = family.total(group.basis, change)
         d, more = _settled(family, after, in_q)
         after, halvings = plus(after, in_q, d), halvings + more
         sites.append(plus(site, change, d))
-        updates.append(seen)
-        log_z = log_z + jnp.sum(seen.log_z)
+        updates.append(update)
+        log_z = log_z + jnp.sum(update.log_z)
     log_z = log_z + table.constant + family.log_partition(base)
 
     new = total_of(family, state.prior, table, sites)
     residual = distance(family.moments(total), family.moments(new))
-    seen = updates, residual, halvings
-    others = {"early": state.i == 0, "rng_key": rng_key}
-    return next_state(plan, setting, state, new, tuple(sites), log_z, *seen, **others), -log_z
+    result = SweepResult(new, tuple(sites), log_z, updates, residual, halvings)
+    early = state.i == 0
+    return next_state(plan, config, state, result, early, rng_key=rng_key), -log_z

@@ -1,8 +1,4 @@
-"""The sites of a fit in one store: q as their product with the prior, on the data of a call.
-
-A state holds numbers that were read off a model on some data. The functions at the end tell whether
-they are those of the data of a call, and make them so.
-"""
+"""The state of a fit: q as the product of sites and the prior, on the data of a call."""
 
 from collections import namedtuple
 from collections.abc import Sequence
@@ -15,25 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._model.factors import Factors
-from numpyro_ext.ep.factors import Group, Kind, Plan, Table, map_rows
+from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorGroupSpec, FactorTable, map_rows
 from numpyro_ext.ep.normal import Family, Moments, Site, plus, variances
-from numpyro_ext.ep.reader import ONCE, Prior, normal_part
-
-__all__ = [
-    "EPRunResult",
-    "EPState",
-    "Report",
-    "carried",
-    "change_of",
-    "is_positive",
-    "limit_of",
-    "on_arguments",
-    "on_arguments_once",
-    "start_sites",
-    "total_of",
-    "with_forgotten",
-    "zeros_of",
-]
+from numpyro_ext.ep.prior import Prior, normal_part
+from numpyro_ext.ep.reader import ONCE
 
 _OFF = 1e-2
 """The part of a factor's gradient outside its basis, at which the basis is that of other data."""
@@ -49,7 +30,7 @@ A :func:`~collections.namedtuple` with these entries, those of ``SVIRunResult``:
 
 
 class Report(NamedTuple):
-    """How a fit goes. Counts are over all steps, those of the last one come first.
+    """How a fit goes; counts with ``num_`` are over all steps.
 
     - **residual** - the change of q by one full undamped sweep: the largest over the coordinates of
       the change of the mean in standard deviations and of the relative change of the variance; inf
@@ -57,9 +38,8 @@ class Report(NamedTuple):
     - **skipped** - factors that were left as they were in the last step.
     - **converged** - whether the residual is below ``tol``, or what rounding leaves of it, and no
       factor was skipped.
-    - **num_improper** - factors left out because their cavity was improper; those of the prior are
-      counted once there was a step without, because what makes q proper has a flat cavity until the
-      other factors have spoken.
+    - **num_improper** - factors left out because their cavity was improper; those of the prior,
+      whose cavities are flat at first, are counted once there was a step without.
     - **num_skipped** - factors left out because the moments were not finite, not positive definite,
       or not reached by the nodes.
     - **num_low_ess** - factors left out because the importance weights were uneven.
@@ -112,7 +92,7 @@ class EPState(NamedTuple):
     report: Report
     log_evidence: Array
     damping: Array
-    table: Table
+    table: FactorTable
     rng_key: Array
 
     @property
@@ -147,7 +127,7 @@ class EPState(NamedTuple):
 def limit_of(tol: float, q: Moments) -> Array:
     """The residual below which a fit has converged: what rounding leaves of it is more.
 
-    A mean of M standard deviations from 0 is a number to half of eps M of them.
+    A mean of M standard deviations from 0 is rounded by half of eps M of them.
     """
     if tol == 0:
         return jnp.zeros(())
@@ -156,7 +136,7 @@ def limit_of(tol: float, q: Moments) -> Array:
     return jnp.maximum(jnp.maximum(tol, least), 0.5 * jnp.finfo(q.mean.dtype).eps * sds)
 
 
-def zeros_of(family: Family, table: Table) -> tuple[Site, ...]:
+def zeros_of(family: Family, table: FactorTable) -> tuple[Site, ...]:
     """Sites of zero, those that are shared in all coordinates."""
     sites = [family.zeros(group.basis) for group in table.groups]
     if table.times is not None:
@@ -166,7 +146,7 @@ def zeros_of(family: Family, table: Table) -> tuple[Site, ...]:
 
 
 @partial(jax.jit, static_argnums=0)
-def total_of(family: Family, prior: Site, table: Table, sites: Sequence[Site]) -> Site:
+def total_of(family: Family, prior: Site, table: FactorTable, sites: Sequence[Site]) -> Site:
     """Natural parameters of the prior and all sites, from scratch."""
     total = prior
     for k, (group, site) in enumerate(zip(table.groups, sites, strict=True)):
@@ -179,7 +159,7 @@ def total_of(family: Family, prior: Site, table: Table, sites: Sequence[Site]) -
     return total
 
 
-def change_of(family: Family, table: Table, new: Sequence[Site], old: Sequence[Site]) -> Site:
+def change_of(family: Family, table: FactorTable, new: Sequence[Site], old: Sequence[Site]) -> Site:
     """The change of q's natural parameters by new sites, for which no large sums are subtracted."""
     parts = [
         family.total(group.basis, jax.tree.map(jnp.subtract, a, b))
@@ -201,14 +181,14 @@ def is_positive(total: Site) -> bool:
 
 
 def start_sites(
-    family: str, plan: Plan, table: Table, prior: Prior, sites: Sequence[Site]
+    family: str, plan: EPPlan, table: FactorTable, prior: Prior, sites: Sequence[Site]
 ) -> tuple[Site, ...]:
     """Sites by which each latent site whose prior is not normal has the spread of its draws."""
     one = _start_full if family == "full" else _start_diagonal
     one = jax.jit(jax.vmap(partial(one, draws=jnp.asarray(prior.draws))))
     return tuple(
-        site if kind.names is None else one(group.basis, jnp.asarray(prior.owners)[group.index])
-        for kind, group, site in zip(plan.kinds, table.groups, sites, strict=True)
+        site if spec.names is None else one(group.basis, jnp.asarray(prior.owners)[group.index])
+        for spec, group, site in zip(plan.specs, table.groups, sites, strict=True)
     )
 
 
@@ -238,7 +218,7 @@ def _start_diagonal(A: Array, owners: Array, draws: Array) -> Site:
 
 
 def on_arguments(
-    plan: Plan, family: Family, forgets: bool, state: EPState, arrays: list[Array]
+    plan: EPPlan, family: Family, forgets: bool, state: EPState, arrays: list[Array]
 ) -> tuple[EPState, Array]:
     """The state with the prior of these arguments, and whether its bases are those of the data.
 
@@ -265,25 +245,27 @@ def with_forgotten(family: Family, state: EPState, total: Site) -> Site:
     return jax.tree.map(lambda a, q, b: q + (a - b), total, state.total, inside)
 
 
-def _bases_fit(plan: Plan, q: Moments, table: Table, arrays: list[Array]) -> Array:
+def _bases_fit(plan: EPPlan, q: Moments, table: FactorTable, arrays: list[Array]) -> Array:
     """Whether no factor changes outside its basis, to first order around q."""
     factors, q = plan.reading.on(arrays), lax.stop_gradient(q)
     sd = jnp.sqrt(variances(q))
     moves = np.random.default_rng(0).standard_normal((2, len(sd)))
     points = q.mean + sd * jnp.concatenate([jnp.zeros((1, len(sd))), jnp.asarray(moves, float)])
     fit = jnp.ones((), bool)
-    for kind, group in zip(plan.kinds, table.groups, strict=True):
+    for spec, group in zip(plan.specs, table.groups, strict=True):
         n, r, D = group.basis.shape
         if n == 0 or r == D:
             continue
-        one = partial(_fits, kind, points, sd)
-        fit &= jnp.all(map_rows(one, factors, kind, group.index, (group.basis,)))
+        one = partial(_fits, spec, points, sd)
+        fit &= jnp.all(map_rows(one, factors, spec, group.index, (group.basis,)))
     return fit
 
 
-def _fits(kind: Kind, points: Array, sd: Array, factors: Factors, index: Array, A: Array) -> Array:
+def _fits(
+    spec: FactorGroupSpec, points: Array, sd: Array, factors: Factors, index: Array, A: Array
+) -> Array:
     """Whether the gradient of a factor at these points is in the rows of A."""
-    g = sd * jax.vmap(jax.grad(partial(kind.log_factor, factors, index)))(points)
+    g = sd * jax.vmap(jax.grad(partial(spec.log_factor, factors, index)))(points)
     known = jnp.all(jnp.isfinite(g), -1)
     g = jnp.where(known[:, None], g, 0.0)
     Q, _ = jnp.linalg.qr((A * sd).T)
@@ -292,8 +274,7 @@ def _fits(kind: Kind, points: Array, sd: Array, factors: Factors, index: Array, 
 
 
 def carried(old: EPState, new: EPState) -> tuple[Site, ...]:
-    """The sites of an old state in the bases of a new one, and those of the new one where the
-    factors are others."""
+    """The sites of an old state in the bases of a new one; new ones for other factors."""
     if len(old.sites) != len(new.sites):
         return new.sites
     found = []
@@ -307,7 +288,7 @@ def carried(old: EPState, new: EPState) -> tuple[Site, ...]:
     return tuple(found)
 
 
-def _moved(a: Group, b: Group, site: Site) -> Site:
+def _moved(a: FactorGroup, b: FactorGroup, site: Site) -> Site:
     """Sites in other bases: as they were where these span the same."""
     if site.precision.ndim == 2:  # diagonal sites are in x
         return site

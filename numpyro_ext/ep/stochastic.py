@@ -1,16 +1,11 @@
-r"""Stochastic expectation propagation: one site for all rows, learned from minibatches.
-
-References: Li, Hernandez-Lobato, Turner, *Stochastic expectation propagation* (NeurIPS 2015);
-Dehaene, Barthelme, *Expectation propagation in the large-data limit* (JRSS B 2018), for averaged
-EP.
-"""
+"""Stochastic expectation propagation: one site for all rows, learned from minibatches."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 import warnings
 
 import jax
@@ -19,14 +14,15 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._checks import InferenceWarning, check_count
+from numpyro_ext._checks import InferenceWarning, check_count, check_rate
 from numpyro_ext._model.factors import Factors
-from numpyro_ext.ep.factors import Group, Plan, Table
+from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorTable
 from numpyro_ext.ep.normal import variances
-from numpyro_ext.ep.reader import Prior, Reading
+from numpyro_ext.ep.prior import Prior
+from numpyro_ext.ep.reader import ModelReading
 from numpyro_ext.ep.shared_sites import Items, SharedSitesEngine, rate_of, shared_sweep
 from numpyro_ext.ep.sites import EPState, Report
-from numpyro_ext.ep.sweep import Setting
+from numpyro_ext.ep.sweep import SweepConfig
 
 __all__ = ["RandomRowsEngine", "StochasticEP"]
 
@@ -40,14 +36,49 @@ _NOISY = 0.1
 """The standard error above which a result is said to be noisy."""
 
 
-class Draws(Protocol):
-    """How the rows of a step are drawn, and with what rate: static in a step."""
+class DrawnRows(NamedTuple):
+    """How the rows of a step are drawn, and with what rate: static in a step.
 
-    setting: Setting
+    - **batch_size** - of the rows of all data; None for one row of each part.
+    """
 
-    def items(
-        self, size: int, i: Array, rng_key: Array, indices: Array | None, parts: Any
-    ) -> Items: ...
+    config: SweepConfig
+    step: float | Callable[[Array], Array] | None
+    batch_size: int | None = None
+
+    def items(self, size: int, i: Array, rng_key: Array, indices: Any, parts: Any) -> Items:
+        """The rows of step i.
+
+        :param indices: rows to take in place of random ones, or None.
+        :param parts: the rows of each part, filled up with -1, and their numbers.
+        """
+        if self.batch_size is None:
+            rows, sizes = parts
+            J = len(rows)
+            if indices is None:
+                chosen = random.randint(rng_key, (J,), 0, sizes.astype(int))
+                indices = rows[jnp.arange(J), chosen]
+            return Items(
+                slot=jnp.arange(J),
+                amount=jnp.ones(J),
+                rate=jnp.broadcast_to(rate_of(self.step, i, 1 / sizes), J).astype(float),
+                weight=sizes,
+                index=jnp.asarray(indices)[:, None],
+                mask=jnp.ones((J, 1), bool),
+            )
+        if indices is None and self.batch_size == size:
+            indices = jnp.arange(size)
+        if indices is None:
+            indices = random.randint(rng_key, (self.batch_size,), 0, size)
+        M = len(indices)
+        return Items(
+            slot=jnp.zeros(1, int),
+            amount=jnp.ones(1),
+            rate=jnp.full(1, rate_of(self.step, i, M / size), float) / M,
+            weight=jnp.full(1, size / M),
+            index=indices[None],
+            mask=np.ones((1, M), bool),
+        )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -64,38 +95,54 @@ class RandomRowsEngine(SharedSitesEngine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.average is not None and not 0 <= self.average <= 1:
-            raise ValueError(
-                f"average is {self.average!r}; it must be in [0, 1], the share of the run over"
-                " which the site is averaged, or None."
-            )
+        if self.average not in (None, 0):
+            check_rate("average", self.average)
 
     @property
     @abstractmethod
-    def draws(self) -> Draws:
+    def draws(self) -> DrawnRows:
         """How the rows of a step are drawn."""
 
     @abstractmethod
     def draws_all(self, size: int) -> bool:
         """Whether a step takes all rows."""
 
+    @abstractmethod
+    def checked_rows(self, indices: Any, size: int) -> Any:
+        """The rows that a step is given, or an error that says which it cannot take."""
+
     def parts(self, size: int) -> Any:
         """Arrays that the draws need."""
 
+    def update(
+        self, state: EPState, *args: Any, indices: Any = None, **kwargs: Any
+    ) -> tuple[EPState, Array]:
+        """One step: the next state, and the loss.
+
+        :param args: arguments of the model.
+        :param indices: the rows to take in place of random ones: a batch of any size or, of an
+            engine on parts, the row of each part.
+        :param kwargs: keyword arguments of the model.
+        """
+        plan, state, arrays = self._on(state, args, kwargs)
+        if indices is not None:
+            indices = self.checked_rows(indices, plan.reading.factors.size)
+        return self.sweep(plan, state, arrays, indices=indices)
+
     def sweep(
-        self, plan: Plan, state: EPState, arrays: list[Array], indices: Any = None
+        self, plan: EPPlan, state: EPState, arrays: list[Array], indices: Any = None
     ) -> tuple[EPState, Array]:
         parts = self.parts(plan.reading.factors.size)
         return _step(plan, self.draws, state, arrays, indices, parts)[:2]
 
     def steps(
-        self, plan: Plan, state: EPState, arrays: list[Array], num_steps: int
+        self, plan: EPPlan, state: EPState, arrays: list[Array], num_steps: int
     ) -> Iterator[tuple[EPState, Any, str]]:
         """The states after every 256 steps, and the average in place of the last one."""
         size, share = plan.reading.factors.size, self._share(plan)
         averaged = max(1, round((share or 0.5) * num_steps))
         first = state.i + num_steps - averaged
-        seen = _Seen(
+        sums = _Sums(
             jax.tree.map(jnp.zeros_like, _parameters(state)),
             jnp.zeros((_PARTS, 2, *state.shift.shape)),
             jnp.zeros(_PARTS),
@@ -103,23 +150,23 @@ class RandomRowsEngine(SharedSitesEngine):
         )
         for done in range(0, num_steps, _CHUNK):
             n = min(_CHUNK, num_steps - done)
-            state, seen, losses = _many(
-                *(plan, self.draws, state, arrays, self.parts(size), seen),
+            state, sums, losses = _many(
+                *(plan, self.draws, state, arrays, self.parts(size), sums),
                 *(first, jnp.asarray(averaged), n),
             )
             if done + n == num_steps:
                 if share > 0:
-                    state = state._replace(**jax.tree.map(lambda x: x / averaged, seen.total))
+                    state = state._replace(**jax.tree.map(lambda x: x / averaged, sums.total))
                 if self._is_random(plan):
-                    noise = self._noise(state, seen, averaged, share > 0)
+                    noise = self._noise(state, sums, averaged, share > 0)
                     state = state._replace(report=state.report._replace(noise=noise))
             yield state, losses[:n], ""
 
-    def _is_random(self, plan: Plan) -> bool:
+    def _is_random(self, plan: EPPlan) -> bool:
         all_rows = self.draws_all(plan.reading.factors.size)
-        return not all_rows or any(kind.projection.needs_key for kind in plan.kinds)
+        return not all_rows or any(spec.projection.needs_key for spec in plan.specs)
 
-    def _share(self, plan: Plan) -> float:
+    def _share(self, plan: EPPlan) -> float:
         """The share of the run over which sites are averaged."""
         if self.average is None:
             return 0.5 if self._is_random(plan) else 0.0
@@ -128,62 +175,46 @@ class RandomRowsEngine(SharedSitesEngine):
     def convergence(self, state: EPState) -> dict[str, float]:
         return {**super().convergence(state), "noise": float(state.report.noise)}
 
-    def _noise(self, state: EPState, seen: "_Seen", steps: int, is_mean: bool) -> Array:
+    def _noise(self, state: EPState, sums: "_Sums", steps: int, is_mean: bool) -> Array:
         """The largest standard error of a result, in standard deviations."""
         sd = jnp.sqrt(variances(self.normals.moments(state.total)))
         if steps < _PARTS:
             return jnp.asarray(jnp.inf, sd.dtype)
-        means = seen.moments / seen.count[:, None, None]
+        means = sums.moments / sums.count[:, None, None]
         scatter = jnp.max(jnp.std(means, 0, ddof=1) / jnp.stack([sd, jnp.full_like(sd, 2)]))
-        scale = scale_of_error(float(seen.rate / steps), steps, _PARTS, is_mean)
+        scale = scale_of_error(float(sums.rate / steps), steps, _PARTS, is_mean)
         return jnp.asarray(scatter * scale, sd.dtype)
 
     def _warn(self, before: Report, state: EPState, num_steps: int) -> None:
         assert self._plan is not None
-        if self._is_random(self._plan):
-            noise = float(state.report.noise)
-            self._warn_of_noise(noise, self._share(self._plan) > 0, num_steps)
-        self._warn_of_skipped(before, state.report, num_steps)
-
-    def _warn_of_noise(self, noise: float, is_mean: bool, num_steps: int) -> None:
-        if noise <= _NOISY:
-            return
-        times = "more steps"
-        if noise < 10:
-            times = f"{math.ceil((noise / _NOISY) ** 2)} times the steps"
-        remedy = f"run it for {times}, or with a larger batch_size or a step that decreases"
-        if not is_mean:
+        report, noise = state.report, float(state.report.noise)
+        if self._is_random(self._plan) and not noise <= _NOISY:
             remedy = "return the mean over the last half of the run, by average=0.5"
-        warnings.warn(
-            InferenceWarning(
+            if self._share(self._plan) > 0:
+                more = math.ceil((noise / _NOISY) ** 2) if noise < 10 else None
+                times = f"{more} times the steps" if more else "more steps"
+                remedy = f"run it for {times}, or with a larger batch_size or a step that decreases"
+            words = (
                 f"the result of {num_steps} steps is noisy: its standard error is {noise:.2g}"
                 f" standard deviations of the posterior; {remedy}."
-            ),
-            stacklevel=4,
-        )
-
-    def _warn_of_skipped(self, before: Report, report: Report, num_steps: int) -> None:
+            )
+            warnings.warn(InferenceWarning(words), stacklevel=3)
         names = ("num_improper", "num_skipped", "num_low_ess")
         left = sum(int(getattr(report, x)) - int(getattr(before, x)) for x in names)
         visits = num_steps * int(report.visited)
         if left > 0.01 * visits:
-            warnings.warn(
-                InferenceWarning(
-                    f"{left} of {visits} visits to factors were left out, because a cavity was"
-                    " improper or the moments were not found; use a smaller step, a larger"
-                    " batch_size, or projection=ImportanceSampling()."
-                ),
-                stacklevel=4,
+            words = (
+                f"{left} of {visits} visits to factors were left out, because a cavity was improper"
+                " or the moments were not found; use a smaller step, a larger batch_size, or"
+                " projection=ImportanceSampling()."
             )
+            warnings.warn(InferenceWarning(words), stacklevel=3)
 
 
 def scale_of_error(rate: float, steps: int, parts: int, is_mean: bool) -> float:
     """The standard error of the mean of all steps, or of the last, in units of the standard
-    deviation of the means of their parts.
-
-    Steps forget at the given rate: a first-order autoregression of coefficient 1 - rate, whose mean
-    over n steps of variance 1 has the variance v(n) below. It is inf where they forget too little.
-    """
+    deviation of the means of their parts: for an autoregression of coefficient 1 - rate, whose mean
+    over n steps of variance 1 has the variance v(n)."""
     f = 1 - min(rate, 1.0)
 
     def v(n: float) -> float:
@@ -215,16 +246,15 @@ class StochasticEP(RandomRowsEngine):
 
     **Bias.** The fixed point is that of averaged EP, near that of :class:`EP` where rows are alike
     and many. A constant :math:`\epsilon` leaves noise of order :math:`\epsilon` in
-    :math:`\lambda`: a single state may be a standard deviation off where rows are few, so that
-    ``run`` returns the mean over its last half. A ``step`` that decreases, such as
-    ``lambda i: 20 / (i + 200)``, takes the noise away. The loss is minus the evidence estimate with
-    the shared site for each row, from the minibatch: a monitor, which has no extremum at the fixed
-    point.
+    :math:`\lambda`, so that ``run`` returns the mean over its last half. A ``step`` that decreases,
+    such as ``lambda i: 20 / (i + 200)``, takes the noise away.
 
     :param int batch_size: M, from 1 to N.
     :param step: :math:`\epsilon` in (0, 1], or a function of the number of the step; None for M/N.
 
-    **References:** Li et al. (2015), algorithm 1 and section 4.
+    **References:** Li, Hernandez-Lobato, Turner, *Stochastic expectation propagation* (NeurIPS
+    2015), algorithm 1 and section 4; Dehaene, Barthelme, *Expectation propagation in the large-data
+    limit* (JRSS B 2018), for averaged EP.
 
     .. doctest::
 
@@ -252,77 +282,35 @@ class StochasticEP(RandomRowsEngine):
             )
         return jnp.asarray(np.unique(np.linspace(0, factors.size - 1, _LOOKED_AT).astype(int)))
 
-    def table_of(self, reading: Reading, arrays: list[Array], prior: Prior) -> tuple[Plan, Table]:
+    def table_of(
+        self, reading: ModelReading, arrays: list[Array], prior: Prior
+    ) -> tuple[EPPlan, FactorTable]:
         """The plan of the rows that are looked at, without what belongs to each of them."""
         plan, table = super().table_of(reading, arrays, prior)
         index, basis = table.groups[0]
-        kinds = (replace(plan.kinds[0], rank=basis.shape[1]), *plan.kinds[1:])
-        groups = (Group(index[:0], basis[:0]), *table.groups[1:])
-        return replace(plan, kinds=kinds), table._replace(groups=groups)
+        specs = (replace(plan.specs[0], rank=basis.shape[1]), *plan.specs[1:])
+        groups = (FactorGroup(index[:0], basis[:0]), *table.groups[1:])
+        return replace(plan, specs=specs), table._replace(groups=groups)
 
     @property
-    def draws(self) -> "FromAll":
-        return FromAll(Setting(self.normals), self.batch_size, self.step)
+    def draws(self) -> DrawnRows:
+        return DrawnRows(SweepConfig(self.normals), self.step, self.batch_size)
 
     def draws_all(self, size: int) -> bool:
         return self.batch_size == size
+
+    def checked_rows(self, indices: Any, size: int) -> Array:
+        if not isinstance(indices, Tracer):
+            rows = np.ravel(indices)
+            if rows.size == 0 or rows.min() < 0 or rows.max() >= size:
+                raise ValueError(f"indices is {indices}; the rows are 0 to {size - 1}.")
+        return jnp.asarray(indices)
 
     def times(self, size: int) -> Array:
         return jnp.full(1, size, float)
 
     def all_rows(self, size: int) -> Items:
-        indices = np.arange(size)
-        return self.draws.items(size, jnp.zeros((), int), random.key(0), indices, None)
-
-    def update(
-        self, state: EPState, *args: Any, indices: Any = None, **kwargs: Any
-    ) -> tuple[EPState, Array]:
-        """One step.
-
-        :param args: arguments of the model.
-        :param indices: the rows to take in place of random ones, which are then M.
-        :param kwargs: keyword arguments of the model.
-        """
-        plan, state, arrays = self._on(state, args, kwargs)
-        if indices is not None:
-            indices = _checked(indices, plan.reading.factors.size)
-        return self.sweep(plan, state, arrays, indices=indices)
-
-
-class FromAll(NamedTuple):
-    """A batch from all rows."""
-
-    setting: Setting
-    batch_size: int
-    step: float | Callable[[Array], Array] | None
-
-    def items(self, size: int, i: Array, rng_key: Array, indices: Any, parts: Any) -> Items:
-        if indices is None and self.batch_size == size:
-            indices = jnp.arange(size)
-        if indices is None:
-            indices = random.randint(rng_key, (self.batch_size,), 0, size)
-        M = len(indices)
-        return Items(
-            slot=jnp.zeros(1, int),
-            amount=jnp.ones(1),
-            rate=jnp.full(1, rate_of(self.step, i, M / size), float) / M,
-            weight=jnp.full(1, size / M),
-            index=indices[None],
-            mask=np.ones((1, M), bool),
-        )
-
-
-def _checked(indices: Any, size: int) -> Array:
-    if isinstance(indices, Tracer):
-        return indices
-    found = np.asarray(indices)
-    if found.ndim != 1 or found.size == 0 or not np.issubdtype(found.dtype, np.integer):
-        raise ValueError(f"indices is {indices!r}; it must be a vector of integers.")
-    if found.min() < 0 or found.max() >= size:
-        raise ValueError(
-            f"indices has {int(found.min())} to {int(found.max())}; the rows are 0 to {size - 1}."
-        )
-    return jnp.asarray(found)
+        return self.draws.items(size, jnp.zeros((), int), random.key(0), np.arange(size), None)
 
 
 def _parameters(state: EPState) -> dict[str, Any]:
@@ -330,7 +318,7 @@ def _parameters(state: EPState) -> dict[str, Any]:
     return {name: getattr(state, name) for name in names}
 
 
-class _Seen(NamedTuple):
+class _Sums(NamedTuple):
     """Sums over the averaged steps: of the parameters; of mean and log variance of q in each part,
     ``(parts, 2, D)``, with the number of steps; of the share by which a step forgets."""
 
@@ -342,43 +330,43 @@ class _Seen(NamedTuple):
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _step(
-    plan: Plan, draws: Draws, state: EPState, arrays: list[Array], indices: Any, parts: Any
+    plan: EPPlan, draws: DrawnRows, state: EPState, arrays: list[Array], indices: Any, parts: Any
 ) -> tuple[EPState, Array, Items]:
     """A step on these rows, or on random ones: the state, the loss, and what was visited."""
     key_rows, rng_key = random.split(state.rng_key)
     items = draws.items(plan.reading.factors.size, state.i, key_rows, indices, parts)
     state = state._replace(rng_key=rng_key)
-    return *shared_sweep(plan, draws.setting, state, arrays, items), items
+    return *shared_sweep(plan, draws.config, state, arrays, items), items
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _many(
-    plan: Plan,
-    draws: Draws,
+    plan: EPPlan,
+    draws: DrawnRows,
     state: EPState,
     arrays: list[Array],
     parts: Any,
-    seen: _Seen,
+    sums: _Sums,
     first: Array,
     averaged: Array,
     n: Array,
-) -> tuple[EPState, _Seen, Array]:
+) -> tuple[EPState, _Sums, Array]:
     """``n`` steps, their losses, and the sums over those of the ``averaged`` after ``first``."""
-    family = draws.setting.family
+    family = draws.config.family
 
     def body(k: Array, carry: Any) -> Any:
-        state, seen, losses = carry
+        state, sums, losses = carry
         state, loss, items = _step(plan, draws, state, arrays, None, parts)
         counts = state.i > first
-        at = jnp.clip((state.i - first - 1) * _PARTS // averaged, 0, _PARTS - 1)
+        part = jnp.clip((state.i - first - 1) * _PARTS // averaged, 0, _PARTS - 1)
         q = family.moments(state.total)
         moments = jnp.stack([q.mean, jnp.log(variances(q))])
-        seen = _Seen(
-            jax.tree.map(lambda a, b: a + jnp.where(counts, b, 0), seen.total, _parameters(state)),
-            seen.moments.at[at].add(jnp.where(counts, moments, 0.0)),
-            seen.count.at[at].add(jnp.where(counts, 1.0, 0.0)),
-            seen.rate + jnp.where(counts, jnp.min(items.rate * jnp.sum(items.mask, -1)), 0.0),
+        sums = _Sums(
+            jax.tree.map(lambda a, b: a + jnp.where(counts, b, 0), sums.total, _parameters(state)),
+            sums.moments.at[part].add(jnp.where(counts, moments, 0.0)),
+            sums.count.at[part].add(jnp.where(counts, 1.0, 0.0)),
+            sums.rate + jnp.where(counts, jnp.min(items.rate * jnp.sum(items.mask, -1)), 0.0),
         )
-        return state, seen, losses.at[k].set(loss)
+        return state, sums, losses.at[k].set(loss)
 
-    return lax.fori_loop(0, n, body, (state, seen, jnp.zeros(_CHUNK)))
+    return lax.fori_loop(0, n, body, (state, sums, jnp.zeros(_CHUNK)))

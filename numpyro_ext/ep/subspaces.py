@@ -1,9 +1,4 @@
-r"""The few directions of latent space in which a factor changes, found by gradients.
-
-A row of a regression depends on the coefficients through one linear combination, the prior of an
-effect on its distance from the mean and the log scale. In r dimensions the tilted distribution is a
-matter of quadrature.
-"""
+r"""The few directions of latent space in which a factor changes, found by gradients."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,8 +6,6 @@ from typing import NamedTuple
 import jax
 from jax import Array, random
 import jax.numpy as jnp
-
-__all__ = ["Subspace", "basis_of", "find_subspace"]
 
 _SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)
 _TAME = 20.0

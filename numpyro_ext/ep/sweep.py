@@ -11,7 +11,7 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 
 from numpyro_ext._model.factors import Factors
-from numpyro_ext.ep.factors import Group, Kind, Plan, map_rows
+from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorGroupSpec, map_rows
 from numpyro_ext.ep.normal import (
     Family,
     Moments,
@@ -25,13 +25,11 @@ from numpyro_ext.ep.normal import (
 )
 from numpyro_ext.ep.sites import EPState, Report, change_of, limit_of, total_of
 
-__all__ = ["Setting", "Update", "evidence", "next_state", "site_update", "sweep", "update_group"]
-
 _LEAST = 0.02
 """The least d of adaptive damping."""
 
 
-class Setting(NamedTuple):
+class SweepConfig(NamedTuple):
     """What is static in a step, beside the plan.
 
     - **serial** - whether each factor is visited from the q that the one before has left.
@@ -57,8 +55,7 @@ class Update(NamedTuple):
     - **log_z** - its part of the log evidence,
       :math:`\frac1\alpha[\log \mathbb E_{cav}\, e^{\alpha l} + \Phi_{cav} - \Phi_q]`, which is
       :math:`\mathbb E_q[l] - \mathbb E_q[\log f]` at power 0, f being the site. Where the cavity is
-      improper or the moments are not found, l and f are taken at the mean of q, and it is NaN where
-      l is not known there: with local sites that the projection integrates over.
+      improper or the moments are not found, l and f are taken at the mean of q, or it is NaN.
     - **improper, skipped, low_ess, inaccurate** - what went wrong, if anything.
     """
 
@@ -73,7 +70,7 @@ class Update(NamedTuple):
 def site_update(
     family: Family,
     factors: Factors,
-    kind: Kind,
+    spec: FactorGroupSpec,
     q: Moments,
     index: Array,
     A: Array,
@@ -82,18 +79,17 @@ def site_update(
 ) -> Update:
     """One factor, given q and the site that is in q.
 
-    A point u is looked at where the cavity's mean of x given u is. Where only u differed from the
-    mean of q, a coordinate in small units would be moved by the rounding of A in large ones. And
-    derivatives by arguments of the model, which may change the directions A, have the right mean.
+    A point u is looked at where the cavity's mean of x given u is, so that units do not matter, and
+    derivatives by arguments that change the directions A have the right mean.
     """
-    power, projection = kind.power, kind.projection
+    power, projection = spec.power, spec.projection
     cavity = family.cavity(q, A, site, power)
     whole = q if cavity.whole is None else cavity.whole
     m, B = lax.stop_gradient(_lift(family, whole, A))
     mean = lax.stop_gradient(whole.mean)
 
     def log_factor(u: Array, z: Array | None = None) -> Array:
-        return kind.log_factor(factors, index, mean + (u - m) @ B, z)
+        return spec.log_factor(factors, index, mean + (u - m) @ B, z)
 
     number = index if projection.whole else None
     if power == 0:
@@ -102,7 +98,7 @@ def site_update(
         )
         log_z = found.log_normaliser - family.expected(q, A, site)
     else:
-        local = {"local": kind.local} if kind.local else {}
+        local = {"local": spec.local} if spec.local else {}
         found = projection.project(
             log_factor, cavity.mean, cavity.cov, power, rng_key=rng_key, index=number, **local
         )
@@ -111,7 +107,7 @@ def site_update(
     finite = jnp.all(jnp.isfinite(new.shift)) & jnp.all(jnp.isfinite(new.precision))
     good = cavity.proper & found.ok & ~found.low_ess & finite
     new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, site)
-    if kind.local or not projection.has_normaliser:
+    if spec.local or not projection.has_normaliser:
         at_mean = jnp.full_like(log_z, jnp.nan)
     else:
         place = Moments(q.mean, jnp.zeros_like(q.cov))
@@ -148,37 +144,37 @@ def _lift(family: Family, q: Moments, A: Array) -> tuple[Array, Array]:
 def update_group(
     family: Family,
     factors: Factors,
-    kind: Kind,
+    spec: FactorGroupSpec,
     q: Moments,
-    group: Group,
+    group: FactorGroup,
     sites: Site,
     rng_key: Array,
 ) -> Update:
     """All factors of a group, from one q."""
-    keys = keys_of(kind, rng_key, len(group.basis))
+    keys = keys_of(spec, rng_key, len(group.basis))
 
     def one(factors: Factors, index: Array, A: Array, site: Site, key: Array | None) -> Update:
-        return site_update(family, factors, kind, q, index, A, site, key)
+        return site_update(family, factors, spec, q, index, A, site, key)
 
-    return map_rows(one, factors, kind, group.index, (group.basis, sites, keys))
+    return map_rows(one, factors, spec, group.index, (group.basis, sites, keys))
 
 
-def keys_of(kind: Kind, rng_key: Array, n: int) -> Array | None:
+def keys_of(spec: FactorGroupSpec, rng_key: Array, n: int) -> Array | None:
     """A key for each factor, where the projection takes one."""
-    return random.split(rng_key, n) if kind.projection.needs_key else None
+    return random.split(rng_key, n) if spec.projection.needs_key else None
 
 
 def _from_one_q(
-    plan: Plan, family: Family, state: EPState, arrays: list[Array]
+    plan: EPPlan, family: Family, state: EPState, arrays: list[Array]
 ) -> tuple[list[Update], Site, Array, Array]:
     """All factors from one q: their updates, the change of q, the evidence and the residual."""
     factors, table, total = plan.reading.on(arrays), state.table, state.total
     q = family.moments(total)
     # The same draws in every sweep, so that there is a fixed point.
-    keys = random.split(state.rng_key, len(plan.kinds))
+    keys = random.split(state.rng_key, len(plan.specs))
     updates = [
-        update_group(family, factors, kind, q, group, site, key)
-        for kind, group, site, key in zip(plan.kinds, table.groups, state.sites, keys, strict=True)
+        update_group(family, factors, spec, q, group, site, key)
+        for spec, group, site, key in zip(plan.specs, table.groups, state.sites, keys, strict=True)
     ]
     log_z = table.constant + family.log_partition(total) + sum(jnp.sum(v.log_z) for v in updates)
     change = change_of(family, table, [v.site for v in updates], state.sites)
@@ -188,7 +184,7 @@ def _from_one_q(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def evidence(
-    plan: Plan, family: Family, state: EPState, arrays: list[Array]
+    plan: EPPlan, family: Family, state: EPState, arrays: list[Array]
 ) -> tuple[Array, Array]:
     """The estimate of log p(y) with the sites of a state, and the residual of a sweep from it."""
     *_, log_z, residual = _from_one_q(plan, family, state, arrays)
@@ -197,69 +193,68 @@ def evidence(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def sweep(
-    plan: Plan, setting: Setting, state: EPState, arrays: list[Array]
+    plan: EPPlan, config: SweepConfig, state: EPState, arrays: list[Array]
 ) -> tuple[EPState, Array]:
     """All factors once, each with a site of its own: the next state, and the loss."""
-    return (_serial if setting.serial else _parallel)(plan, setting, state, arrays)
+    return (_serial if config.serial else _parallel)(plan, config, state, arrays)
 
 
 def _parallel(
-    plan: Plan, setting: Setting, state: EPState, arrays: list[Array]
+    plan: EPPlan, config: SweepConfig, state: EPState, arrays: list[Array]
 ) -> tuple[EPState, Array]:
     """All factors from one q."""
-    family, total = setting.family, state.total
+    family, total = config.family, state.total
     updates, change, log_z, residual = _from_one_q(plan, family, state, arrays)
     d = state.damping
-    if setting.adaptive:
+    if config.adaptive:
         grown = (residual > state.report.residual) | ~jnp.isfinite(residual)
         d = jnp.where(grown, jnp.maximum(d / 2, _LEAST), jnp.minimum(1.1 * d, 1.0))
         d = jnp.where(state.i == 0, state.damping, d)
 
-    def at(d: Array) -> Site:
+    def after(d: Array) -> Site:
         return plus(total, change, d)
 
-    used, halvings = halved(family, at, d)
-    if setting.adaptive:
+    used, halvings = halved(family, after, d)
+    if config.adaptive:
         near = partial(is_near, family.moments(total))
-        used, shortened = halved(family, at, used, near, 30)
+        used, shortened = halved(family, after, used, near, 30)
         d = jnp.where(shortened > 0, state.damping, d)
     sites = _mix(used, state.sites, tuple(v.site for v in updates))
     new = total_of(family, state.prior, state.table, sites)
-    found = updates, residual, halvings
-    state = next_state(plan, setting, state, new, sites, log_z, *found, good=used > 0, damping=d)
-    return state, -log_z
+    result = SweepResult(new, sites, log_z, updates, residual, halvings, used > 0)
+    return next_state(plan, config, state, result, damping=d), -log_z
 
 
 def _serial(
-    plan: Plan, setting: Setting, state: EPState, arrays: list[Array]
+    plan: EPPlan, config: SweepConfig, state: EPState, arrays: list[Array]
 ) -> tuple[EPState, Array]:
     """One factor after the other, each from the q that the last one has left."""
-    family, factors = setting.family, plan.reading.on(arrays)
+    family, factors = config.family, plan.reading.on(arrays)
     table, total = state.table, state.total
     start = q = family.moments(total)
-    keys = random.split(state.rng_key, len(plan.kinds))
+    keys = random.split(state.rng_key, len(plan.specs))
     # What is not in the sites: the prior and, if they are forgotten, those of passes before.
     rest = state.prior
-    if setting.forgets:
+    if config.forgets:
         inside = total_of(family, jax.tree.map(jnp.zeros_like, rest), table, state.sites)
         rest = jax.tree.map(jnp.subtract, total, inside)
     updates, sites, halvings = [], [], jnp.array(0)
-    for kind, group, site, key in zip(plan.kinds, table.groups, state.sites, keys, strict=True):
+    for spec, group, site, key in zip(plan.specs, table.groups, state.sites, keys, strict=True):
 
-        def one(q: Moments, xs: Any, kind: Any = kind) -> tuple[Moments, Any]:
+        def visit(q: Moments, xs: Any, spec: Any = spec) -> tuple[Moments, Any]:
             index, A, site, key = xs
-            found = site_update(family, factors, kind, q, index, A, site, key)
-            change = jax.tree.map(jnp.subtract, found.site, site)
+            update = site_update(family, factors, spec, q, index, A, site, key)
+            change = jax.tree.map(jnp.subtract, update.site, site)
             new, d, halvings = family.include(q, A, change, state.damping)
             good = is_finite(new) & (d > 0)
             q = choose(good, new, q)
-            return q, (found, choose(good, _mix(d, site, found.site), site), halvings)
+            return q, (update, choose(good, _mix(d, site, update.site), site), halvings)
 
-        each = (group.index, group.basis, site, keys_of(kind, key, len(group.basis)))
-        q, (found, new, count) = lax.scan(one, q, each)
-        updates.append(found)
+        each = (group.index, group.basis, site, keys_of(spec, key, len(group.basis)))
+        q, (update, new, count) = lax.scan(visit, q, each)
+        updates.append(update)
         halvings += jnp.sum(count)
-        if setting.forgets and kind.names is None:
+        if config.forgets and spec.names is None:
             rest = plus(rest, family.total(group.basis, new))
             new = site
         sites.append(new)
@@ -268,70 +263,77 @@ def _serial(
     change = change_of(family, table, [v.site for v in updates], state.sites)
     residual = distance(start, family.moments(plus(total, change)), change)
     parts = sum(jnp.sum(v.log_z) for v in updates)
-    if setting.forgets:
+    if config.forgets:
         first = table.constant + family.log_partition(total) + parts
         log_z = jnp.where(state.i == 0, first, state.log_evidence)
         loss = -jnp.where(state.i == 0, first, parts)
     else:
         log_z = table.constant + family.log_partition(new) + parts
         loss = -log_z
-    found = updates, residual, halvings
-    return next_state(plan, setting, state, new, tuple(sites), log_z, *found), loss
+    result = SweepResult(new, tuple(sites), log_z, updates, residual, halvings)
+    return next_state(plan, config, state, result), loss
 
 
 def _mix(d: Array, old: Any, new: Any) -> Any:
     return jax.tree.map(lambda a, b: (1 - d) * a + d * b, old, new)
 
 
+class SweepResult(NamedTuple):
+    """The new q and its sites, the evidence, the update of each factor, the residual, the number
+    of halvings, and whether the step was not halved away."""
+
+    total: Site
+    sites: tuple[Site, ...]
+    log_z: Array
+    updates: list[Update]
+    residual: Array
+    halvings: Array
+    good: Array | bool = True
+
+
 def next_state(
-    plan: Plan,
-    setting: Setting,
+    plan: EPPlan,
+    config: SweepConfig,
     state: EPState,
-    new: Site,
-    sites: tuple[Site, ...],
-    log_z: Array,
-    updates: list[Update],
-    residual: Array,
-    halvings: Array,
-    good: Any = True,
+    result: SweepResult,
     early: Array | None = None,
     **others: Any,
 ) -> EPState:
-    """The state after a step: with these sites if they are ``good`` and their q is one.
+    """The state after a step: with its sites, if they are good and their q is a distribution.
 
     :param early: while the cavities of what makes q proper are flat, because the other factors have
-        not spoken; None for as long as factors are skipped.
+        not been updated; None for as long as factors are skipped.
     """
-    family, before = setting.family, state.report
-    good = good & is_finite(family.moments(new))
+    family, before, updates = config.family, state.report, result.updates
+    good = result.good & is_finite(family.moments(result.total))
     early = (state.i == 0) | (before.skipped > 0) if early is None else early
 
-    def counts(*names: str) -> list[Array]:
-        """The number of factors of each kind that have one of these flags."""
-        flags = [[getattr(found, name) for name in names] for found in updates]
+    def count(*names: str) -> list[Array]:
+        """For each group, the number of factors that have one of these flags."""
+        flags = [[getattr(update, name) for name in names] for update in updates]
         return [jnp.sum(jnp.any(jnp.stack(x), 0), dtype=jnp.int32) for x in flags]
 
     def total(numbers: list[Array]) -> Array:
         return jnp.sum(jnp.stack(numbers), dtype=jnp.int32)
 
-    left = total(counts("improper", "skipped", "low_ess"))
+    left = total(count("improper", "skipped", "low_ess"))
     improper = [
-        number if kind.names is None else jnp.where(early, 0, number)
-        for kind, number in zip(plan.kinds, counts("improper"), strict=True)
+        number if spec.names is None else jnp.where(early, 0, number)
+        for spec, number in zip(plan.specs, count("improper"), strict=True)
     ]
-    limit = limit_of(setting.tol, family.moments(state.total))
+    limit = limit_of(config.tol, family.moments(state.total))
     report = Report(
-        residual,
+        result.residual,
         left,
-        good & (residual < limit) & (left == 0),
+        good & (result.residual < limit) & (left == 0),
         before.num_improper + total(improper),
-        before.num_skipped + total(counts("skipped")),
-        before.num_low_ess + total(counts("low_ess")),
-        before.num_inaccurate + total(counts("inaccurate")),
-        before.num_halvings + halvings.astype(jnp.int32),
-        jnp.asarray(sum(found.log_z.size for found in updates), jnp.int32),
+        before.num_skipped + total(count("skipped")),
+        before.num_low_ess + total(count("low_ess")),
+        before.num_inaccurate + total(count("inaccurate")),
+        before.num_halvings + result.halvings.astype(jnp.int32),
+        jnp.asarray(sum(update.log_z.size for update in updates), jnp.int32),
         before.noise,
     )
-    sites, new = choose(good, sites, state.sites), choose(good, new, state.total)
-    others = {"report": report, "log_evidence": log_z, **others}
+    sites, new = choose(good, (result.sites, result.total), (state.sites, state.total))
+    others = {"report": report, "log_evidence": result.log_z, **others}
     return state.holding(new, sites, i=state.i + 1, **others)

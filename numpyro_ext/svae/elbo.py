@@ -1,8 +1,4 @@
-"""The evidence lower bound of a structured auto-encoder, with exact natural gradients.
-
-Johnson et al., "Composing graphical models with neural networks for structured representations and
-fast inference" (2016).
-"""
+"""The evidence lower bound of a structured auto-encoder, with exact natural gradients."""
 
 from collections.abc import Callable, Mapping
 import copy
@@ -37,8 +33,6 @@ from numpyro_ext.expfam import straight_through_kl, straight_through_mean
 from numpyro_ext.svae.checks import check_scales, scale_of
 from numpyro_ext.svae.guide import GlobalTerms, GuideRun, SVAEGuide
 
-__all__ = ["SVAEELBO"]
-
 
 class SVAEELBO(ELBO):
     r"""Loss of ``SVI`` for a model with conjugate structure and any likelihood, and its
@@ -53,8 +47,7 @@ class SVAEELBO(ELBO):
         KL_n &= \mathrm{E} \log q(x_n, z_n) - \mathrm{E} \log p(x_n, z_n \mid \theta),
 
     where only the likelihood is a Monte Carlo estimate, over draws of x. Its mean is that of
-    ``Trace_ELBO`` for the same parameters, in the same units; it is a lower bound on the evidence
-    for every rule of local inference.
+    ``Trace_ELBO``; it is a lower bound on the evidence for every rule of local inference.
 
     The gradient in the global natural parameters is minus the natural gradient,
 
@@ -69,16 +62,14 @@ class SVAEELBO(ELBO):
     more robust. All other parameters have ordinary gradients. At the first update of an ``SVI``
     whose optimiser has no :func:`natural_gradient` an ``InferenceWarning`` says so.
 
-    The guide may stand inside NumPyro's handlers, but not inside a function of its own. A
-    ``numpyro.handlers.scale`` of latent sites must be the same in the model and in the guide, and
+    A ``numpyro.handlers.scale`` of latent sites must be the same in the model and in the guide, and
     one for all global and one for all local sites: it multiplies their divergence. Scales that are
     computed under ``jax.jit`` and differ make the loss NaN. A step whose loss is NaN or whose
     gradient is not finite leaves the parameters as they are, and warns.
 
-    **When it fails.** The densities of latent sites are those that the guide stands for. A model
-    with other ones is not noticed here, but by :meth:`SVAEGuide.check`; a parameter of the model
-    that enters them would have no gradient and is refused, and so are data that depend on another
-    variable than x.
+    **When it fails.** A model whose densities of latent sites are not those that the guide stands
+    for is not noticed here, but by :meth:`SVAEGuide.check`. A parameter of the model that enters
+    them is refused, and so are data that depend on another variable than x.
 
     :param str implicit: ``"full"`` or ``"explicit_only"``.
     :param int num_particles: number of draws of x; local inference runs once.
@@ -200,8 +191,7 @@ class SVAEELBO(ELBO):
                 ours, theirs = ("the guide", "the model")[:: 1 if name in drawn else -1]
                 raise ValueError(
                     f"{ours} has the latent site '{name}', but {theirs} has only"
-                    f" {sorted(latents if name in drawn else drawn)}; name the sites of the model"
-                    " as the guide does, or give site_names to SVAEGuide."
+                    f" {sorted(latents if name in drawn else drawn)}; give site_names to SVAEGuide."
                 )
             _check_plates(trace, drawn)
             check_scales(trace, drawn)
@@ -213,14 +203,12 @@ class SVAEELBO(ELBO):
             for origin in sorted((origins & set(params)) if name in drawn else ()):
                 raise ValueError(
                     f"the density of the latent site '{name}' depends on the parameter '{origin}',"
-                    " which would have no gradient, because SVAEELBO takes that density from"
-                    " SVAEGuide; make it a constant of the model, or use Trace_ELBO."
+                    " which would have no gradient; make it a constant, or use Trace_ELBO."
                 )
             for origin in sorted(() if name in drawn else origins & set(drawn) - differentiated):
                 raise ValueError(
-                    f"the observed site '{name}' depends directly on '{origin}', of which SVAEELBO"
-                    f" takes exact expectations only in the prior of {sorted(differentiated)}; let"
-                    " the data depend on these alone, or use Trace_ELBO."
+                    f"the observed site '{name}' depends directly on '{origin}'; let the data"
+                    f" depend on {sorted(differentiated)} alone, or use Trace_ELBO."
                 )
 
 
@@ -235,8 +223,7 @@ def _check_plates(trace: Trace, drawn: dict[str, Site]) -> None:
             if name in around - ours:
                 raise ValueError(
                     f"the model's site '{site['name']}' is in the plate '{name}', which takes"
-                    f" {batch} of {size} rows, but the guide's is not; give SVAEGuide that plate"
-                    " by create_plates."
+                    f" {batch} of {size} rows; give SVAEGuide that plate by create_plates."
                 )
 
 
@@ -245,10 +232,7 @@ def _running(guide: Any, terms: Callable[..., GlobalTerms]) -> Any:
     if isinstance(guide, SVAEGuide):
         return partial(guide.run, terms)
     if not isinstance(guide, Messenger):
-        raise TypeError(
-            f"SVAEELBO requires an SVAEGuide, but the guide is {guide!r}; use"
-            " numpyro.infer.Trace_ELBO for other guides."
-        )
+        raise TypeError(f"SVAEELBO requires an SVAEGuide, and the guide is {guide!r}.")
     handler: Any = copy.copy(guide)
     handler.fn = _running(guide.fn, terms)
     return handler
@@ -285,9 +269,8 @@ def _warn_of_other_steps(guide: Any, params: Params) -> None:
     if not optax.tree_utils.tree_get_all_with_path(state, "num_rejected"):
         message = (
             f"SVAEELBO gives natural gradients of '{guide.prefix}_natural', but the optimiser has"
-            " no natural_gradient, and another step trains badly on them; use"
-            ' optax.multi_transform({"natural": natural_gradient(0.1, guide.domain), "network":'
-            " optax.adam(1e-3)}, guide.param_labels)."
+            ' no natural_gradient; use optax.multi_transform({"natural": natural_gradient(0.1,'
+            ' guide.domain), "network": optax.adam(1e-3)}, guide.param_labels).'
         )
         warnings.warn(InferenceWarning(message), stacklevel=2)
 

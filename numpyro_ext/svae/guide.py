@@ -1,8 +1,4 @@
-"""The guide of a structured auto-encoder.
-
-Johnson et al., "Composing graphical models with neural networks for structured representations and
-fast inference" (2016).
-"""
+"""The guide of a structured auto-encoder."""
 
 from collections.abc import Callable, Mapping
 import math
@@ -30,8 +26,6 @@ from numpyro_ext.svae.local_inference.base import (
     global_statistics,
 )
 from numpyro_ext.svae.missing import MissingNetwork
-
-__all__ = ["GlobalTerms", "GuideRun", "SVAEGuide"]
 
 
 class GlobalTerms(NamedTuple):
@@ -80,14 +74,13 @@ class SVAEGuide:
 
     It pairs with a model of conjugate global variables, local latents x (and z), and a likelihood
     of x alone. With :class:`SVAEELBO` the natural parameters :math:`\tau` have natural gradients;
-    with ``Trace_ELBO``, ``Predictive`` and handlers it is an ordinary guide with ordinary ones.
-    Potentials enter q alone, so that the bound holds whatever the network says.
+    elsewhere it is an ordinary guide with ordinary ones. Potentials enter q alone, so that the
+    bound holds whatever the network says.
 
-    **What it is biased by.** Global variables are independent of local ones under q, and z of x. So
-    the standard deviations of global variables are too small wherever the data leave local ones
-    open, as they do in hierarchical models and for components that overlap, and those of the local
-    ones are too small where they depend on each other through the global ones. ``diagnose``
-    estimates by how much.
+    **Bias.** Global variables are independent of local ones under q, and z of x. So the standard
+    deviations of global variables are too small wherever the data leave local ones open, as for
+    components that overlap, and those of the local ones where they depend on each other through the
+    global ones. ``diagnose`` estimates by how much.
 
     Its parameters are ``{prefix}_natural``, a dict of the natural parameters of each global factor,
     and ``{prefix}_recognition$params``. Besides the model's latent sites it has the deterministic
@@ -212,9 +205,8 @@ class SVAEGuide:
     def _data(self, args: tuple, kwargs: dict[str, Any]) -> Array:
         if self.data is None and not args:
             raise ValueError(
-                "the data are the first positional argument of the guide, and it was called"
-                f" with the keywords {sorted(kwargs)} alone; give SVAEGuide"
-                " data=lambda **kwargs: kwargs['y']."
+                "the data are the first positional argument of the guide, and it has the keywords"
+                f" {sorted(kwargs)} alone; give SVAEGuide data=lambda **kwargs: kwargs['y']."
             )
         return self._checked(args[0] if self.data is None else self.data(*args, **kwargs))
 
@@ -349,11 +341,10 @@ class SVAEGuide:
         """An error that names the site where the model is not the one that the guide stands for.
 
         The model's log density at random values is compared with that of ``prior``, and with what
-        the rule of local inference takes for p(x, z | theta). A concentration that was given as a
-        natural parameter ends here, and a mean that depends on another variable. A few rows are
-        enough, and of sequences a few steps: random dynamics grow from step to step, and over many
-        steps float32 loses their density. Scales of latent sites are compared too: leave a
-        ``numpyro.handlers.scale`` that stands around both model and guide out of this check.
+        the rule of local inference takes for p(x, z | theta). A few rows are enough, and of
+        sequences a few steps: float32 loses the density of random dynamics that grow over many.
+        Scales of latent sites are compared too: leave a ``numpyro.handlers.scale`` that stands
+        around both model and guide out of this check.
 
         :param model: the model.
         :param rng_key: random key.
@@ -372,8 +363,8 @@ def _is_batch(y: Array, plate: Any) -> bool:
     if plate.subsample_size != plate.size:
         taken = f"{plate.subsample_size} of {plate.size} rows"
     raise ValueError(
-        f"the data have {rows} rows, but the plate '{plate.name}' takes {taken}; pass all rows or"
-        " those of the minibatch, or give SVAEGuide the model's plate by create_plates."
+        f"the data have {rows} rows, but the plate '{plate.name}' takes {taken}; pass all rows or a"
+        " minibatch, or give SVAEGuide the model's plate by create_plates."
     )
 
 

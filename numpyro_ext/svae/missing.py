@@ -41,14 +41,11 @@ def allow_missing(recognition: Network) -> MissingNetwork:
         noise = dist.Normal(*decode(x)).mask(seen).to_event(1)
         numpyro.sample("y", noise, obs=jnp.nan_to_num(y))
 
-    The mask belongs to single entries, and so in front of ``to_event``;
-    ``numpyro.handlers.mask(mask=seen)`` does the same for a site without ``to_event``, one batch
-    axis for the columns. For independent entries, as here, this is the exact marginal likelihood of
-    what was seen.
+    The mask belongs to single entries, and so in front of ``to_event``. For independent entries, as
+    here, this is the exact marginal likelihood of what was seen.
 
-    Missing entries must be ignorable, which means missing at random: whether an entry is missing
-    may depend on what was seen, not on the value itself. If large values are missing more often
-    than small ones, the model takes those that were seen for all there are, and means are too
+    **Bias.** Missing entries must be missing at random: whether an entry is missing may depend on
+    what was seen, not on the value itself. If large values are missing more often, means are too
     small, no matter how many data there are; a model of ``seen`` given y is needed then.
 
     :param recognition: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, that
@@ -77,8 +74,8 @@ def allow_missing(recognition: Network) -> MissingNetwork:
 def _init(init: Callable[..., Any], rng_key: Array, input_shape: tuple[int, ...]) -> Any:
     if not input_shape:
         raise ValueError(
-            "allow_missing requires data with columns on the last axis, but a row has the shape"
-            " (); give data of one column the shape (B, 1)."
+            "allow_missing requires columns on the last axis; give data of one column the shape"
+            " (B, 1)."
         )
     return init(rng_key, (*input_shape[:-1], 2 * input_shape[-1]))
 
@@ -93,11 +90,6 @@ def _apply(
     # NaN must not enter the network even where its output is replaced: its gradient would be NaN.
     inputs = jnp.concatenate([jnp.where(missing, 0.0, y), missing.astype(y.dtype)], axis=-1)
     factor = apply(params, inputs, **kwargs)
-    if not isinstance(factor, GaussianPotential | MixturePotential):
-        raise TypeError(
-            "allow_missing requires a network that returns a GaussianPotential or a"
-            f" MixturePotential, but it returned a {type(factor).__name__}."
-        )
     mixture = isinstance(factor, MixturePotential)
     # A factor stands for nothing where every entry that it is made of is missing.
     nothing = jnp.all(missing, axis=tuple(range(factor.h.ndim - 1 - mixture, missing.ndim)))

@@ -8,7 +8,7 @@ import jax
 from jax import Array, random
 import jax.numpy as jnp
 
-from numpyro_ext._checks import check_choice, check_count, check_positive
+from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
 
 Network = tuple[Callable[..., Any], Callable[..., Any]]
@@ -33,8 +33,7 @@ def recognition_network(
     ``num_components=C`` the network puts out C such pairs and C log weights.
 
     :param int latent_dim: d.
-    :param int num_components: C, for a :class:`MixturePotential`; None is a
-        :class:`GaussianPotential`.
+    :param int num_components: C of a :class:`MixturePotential`; None: a :class:`GaussianPotential`.
     :param hidden: widths of the hidden layers.
     :param residual: where R starts: ``"orthogonal"``, ``"identity"``, or None for none.
     :param float init_scale: factor of the hidden layers' Glorot start; the output layer starts at
@@ -42,8 +41,7 @@ def recognition_network(
     :return: a pair ``(init_fn, apply_fn)`` for ``numpyro.module``; ``apply_fn(params, y)`` is the
         potential of batch shape ``y.shape[:-1]``.
 
-    References: Johnson et al., *Composing graphical models with neural networks for structured
-    representations and fast inference* (NIPS 2016), section 5 and its code.
+    References: Johnson et al. (NIPS 2016), section 5 and its code.
 
     .. doctest::
 
@@ -57,8 +55,7 @@ def recognition_network(
     d = check_count("latent_dim", latent_dim)
     C = 1 if num_components is None else check_count("num_components", num_components)
     outputs = C * (2 * d + (num_components is not None))
-    widths = _widths(hidden, outputs, residual, init_scale)
-    init = partial(_init, d, ("h", "precision"), widths, residual, init_scale)
+    init = partial(_init, d, ("h", "precision"), [*hidden, outputs], residual, init_scale)
     return init, partial(_recognise, d, num_components)
 
 
@@ -96,8 +93,7 @@ def decoder_network(
     :return: a pair ``(init_fn, apply_fn)`` for ``numpyro.module``; ``apply_fn(params, x)`` is
         ``(loc, scale)``.
 
-    References: Johnson et al., *Composing graphical models with neural networks for structured
-    representations and fast inference* (NIPS 2016), section 5 and its code.
+    References: Johnson et al. (NIPS 2016), section 5 and its code.
 
     .. doctest::
 
@@ -109,8 +105,7 @@ def decoder_network(
         >>> loc.shape, bool((scale > 0).all())
         ((5, 3), True)
     """
-    check_count("obs_dim", obs_dim)
-    widths = _widths(hidden, 2 * obs_dim, residual, init_scale)
+    widths = [*hidden, 2 * obs_dim]
     return partial(_init, obs_dim, ("loc",), widths, residual, init_scale), _decode
 
 
@@ -129,23 +124,13 @@ def _init(
     rng_key: Array,
     input_shape: tuple[int, ...],
 ) -> tuple[Any, Any]:
-    """Output shape and parameters of either network; no closure, so that a guide pickles."""
+    """Output shape and parameters of either network."""
     key_mlp, key_residual = random.split(rng_key)
     params: dict[str, Any] = {name: jnp.zeros(size) for name in shifts}
     params["mlp"] = _init_mlp(key_mlp, [input_shape[-1], *widths], init_scale)
     if residual is not None:
         params["residual"] = _init_residual(key_residual, residual, input_shape[-1], size)
     return (*input_shape[:-1], size), params
-
-
-def _widths(
-    hidden: Sequence[int], outputs: int, residual: str | None, init_scale: float
-) -> list[int]:
-    """The widths of all layers after the input, once the arguments are checked."""
-    if residual is not None:
-        check_choice("residual", residual, ("orthogonal", "identity"))
-    check_positive("init_scale", init_scale)
-    return [*(check_count("each of hidden", width) for width in hidden), outputs]
 
 
 def _init_mlp(rng_key: Array, sizes: list[int], init_scale: float) -> list[tuple[Array, Array]]:
@@ -166,6 +151,7 @@ def _mlp(layers: list[tuple[Array, Array]], x: Array) -> Array:
 
 
 def _init_residual(rng_key: Array, kind: str, rows: int, columns: int) -> Array:
+    check_choice("residual", kind, ("orthogonal", "identity"))
     if kind == "identity":
         return jnp.eye(rows, columns)
     side = max(rows, columns)

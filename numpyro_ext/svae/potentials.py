@@ -60,8 +60,7 @@ class GaussianPotential(_Factor):
     :param h: ``(*batch, d)``.
     :param W: ``(*batch, d, d)``, minus half a precision; only its symmetric part counts.
 
-    References: Johnson et al., *Composing graphical models with neural networks for structured
-    representations and fast inference* (NIPS 2016), section 4.
+    References: Johnson et al. (NIPS 2016), section 4.
 
     .. doctest::
 
@@ -211,8 +210,8 @@ def _proper_root(W: Array) -> Array:
     L = cholesky(-2 * symmetric(W))
     if not isinstance(L, Tracer) and bool(jnp.any(jnp.isnan(L))):
         raise ValueError(
-            "the potential has no moments, because -W is not positive definite; ask for"
-            " tilted_moments(eta), its moments together with a prior."
+            "the potential has no moments, because -W is not positive definite; use"
+            " tilted_moments(eta)."
         )
     return L
 

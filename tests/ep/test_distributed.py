@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer.autoguide import AutoNormal
 import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning
@@ -17,7 +16,6 @@ from numpyro_ext.ep import (
     NUTSProjection,
     StochasticDistributedEP,
 )
-from numpyro_ext.objectives import BBAlphaELBO
 from tests.ep.models import LOGISTIC, linear, logistic
 
 pytestmark = pytest.mark.slow
@@ -25,9 +23,6 @@ pytestmark = pytest.mark.slow
 PARTS = np.array([0, 0, 0, 1, 1, 2, 2])
 X_LINEAR = jnp.array([[1.0, 0.3], [-0.4, 2.0], [0.8, -1.1], [2.0, 0.5], [0.1, 0.9]])
 Y_LINEAR = jnp.array([0.7, -2.9, 1.5, 0.2, -1.4])
-
-
-MEANS = "sites", "moments"
 
 
 def normal_rows(y):
@@ -89,13 +84,6 @@ def test_fixed_points(name, needs_x64):
         np.testing.assert_allclose(-result.losses[-1], -6.1879831444, rtol=1e-9)
 
 
-def test_fixed_point_in_single_precision():
-    engine, mean, second = FIXED_POINTS["DAEP"]
-    m, V = moments_of(fit(engine, *LOGISTIC).params)
-    np.testing.assert_allclose(m, mean, atol=1e-3 * second[0] ** 0.5)
-    np.testing.assert_allclose(V, second, atol=1e-3)
-
-
 @pytest.mark.x64
 def test_two_updates_of_dsep(needs_x64):
     engine = DSEP(logistic, PARTS)
@@ -149,18 +137,11 @@ def test_normal_likelihood_is_exact_in_one_update(engine):
         np.testing.assert_allclose(found, log_z, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("engine", "steps"),
-    [
-        (DSEP(logistic, PARTS), 600),
-        (StochasticDistributedEP(logistic, 7), 60),
-    ],
-    ids=lambda x: type(x).__name__,
-)
-def test_the_evidence_of_shared_sites_is_that_of_ep(engine, steps):
+def test_the_evidence_of_shared_sites_is_that_of_ep():
     """-6.18940 by EP and -6.18347 exactly, where a shared site for each row is 1 to 5 nats off;
     the state of DSEP scatters by .1 standard deviations, and its evidence by the square of that."""
-    result = engine.run(random.key(0), steps, *LOGISTIC, progress_bar=False)
+    engine = DSEP(logistic, PARTS)
+    result = engine.run(random.key(0), 600, *LOGISTIC, progress_bar=False)
     found = engine.log_evidence(result.state, *LOGISTIC)
     assert abs(found + 6.1894) < 0.02
     assert abs(result.losses[-1] - 6.1894) > 0.5
@@ -175,6 +156,7 @@ def test_small_steps_of_serial_parts_share_the_fixed_point():
     assert result.state.report.converged
 
 
+@pytest.mark.nightly
 def test_parts_by_nuts():
     """Means of the posterior within a quarter of a standard deviation, and no evidence."""
     projection = NUTSProjection(num_warmup=100, num_samples=500)
@@ -210,11 +192,7 @@ def test_partition_of_other_data(partition, words):
         DAEP(logistic, partition).init(random.key(0), *LOGISTIC)
 
 
-def test_bad_arguments():
-    with pytest.raises(ValueError, match=r"step is 1.5; it must be in \(0, 1\]"):
-        DSEP(logistic, 2, step=1.5)
-    with pytest.raises(ValueError, match="schedule is 'both'; it must be one of 'serial'"):
-        StochasticDistributedEP(logistic, 2, schedule="both")
+def test_rows_of_another_part_are_refused():
     engine = DSEP(logistic, PARTS)
     state = engine.init(random.key(0), *LOGISTIC)
     for indices, words in (
@@ -258,44 +236,22 @@ def on_a_grid(result, parts, power):
     return np.stack(found), (q @ t) / q.sum(), energy
 
 
-@pytest.mark.parametrize("parts", [np.zeros(7, int), PARTS, np.arange(7)], ids=["1", "3", "7"])
-def test_distributed_black_box_alpha_has_the_moments_of_each_part(parts):
+def test_distributed_black_box_alpha_has_the_moments_of_each_part():
     """The moments of q are the mean of the tilted ones in every part, which is what its energy is
     stationary at; minus the energy is the loss."""
-    for power in (0.5, 1.0):
-        engine = DAEP(logistic, parts, power=power, mean="moments")
-        result = fit(engine, *LOGISTIC)
-        assert result.state.report.converged
-        found, q, energy = on_a_grid(result, parts, power)
-        np.testing.assert_allclose(found, np.broadcast_to(q, found.shape), atol=2e-3)
-        np.testing.assert_allclose(-result.losses[-1], energy, atol=1e-3)
-    sites = fit(DAEP(logistic, parts, power=1.0), *LOGISTIC)
-    same = np.allclose(sites.params["auto_loc"], result.params["auto_loc"], atol=1e-3)
-    assert same == (len(set(parts)) == 7)  # where both are EP
+    result = fit(DAEP(logistic, PARTS, power=0.5, mean="moments"), *LOGISTIC)
+    assert result.state.report.converged
+    found, q, energy = on_a_grid(result, PARTS, 0.5)
+    np.testing.assert_allclose(found, np.broadcast_to(q, found.shape), atol=2e-3)
+    np.testing.assert_allclose(-result.losses[-1], energy, atol=1e-3)
 
 
 def test_one_part_by_moments_is_black_box_alpha():
     """Prior N(0, 1), data -1 and 1 of unit noise, q = N(0, 1/p): the tilted precision is P = p +
     alpha (1 - (p - 1) / 2), and 1/P + (alpha / P)^2 = 1/p, as at the optimum of BBAlphaELBO."""
     y = jnp.array([-1.0, 1.0])
-    for power, precision in ((0.5, 2.09717), (1.0, 1.60555)):
-        for family in ("full", "diagonal"):
-            engine = DAEP(normal_rows, 1, power=power, mean="moments", family=family)
-            result = fit(engine, y)
-            np.testing.assert_allclose(result.params["auto_loc"], [0.0], atol=1e-4)
-            if family == "full":
-                found = result.params["auto_scale_tril"][0, 0] ** -2
-            else:
-                found = result.params["auto_scale"][0] ** -2
-            np.testing.assert_allclose(found, precision, rtol=1e-3)
-    loss = BBAlphaELBO(1.0, 100_000)
-    guide = AutoNormal(normal_rows)
-    numpyro.handlers.seed(guide, 0)(y)
-    params = {"theta_auto_loc": jnp.array(0.0), "theta_auto_scale": result.params["auto_scale"][0]}
-    of_draws = loss.loss(random.key(1), params, normal_rows, guide, y)
-    np.testing.assert_allclose(of_draws, result.losses[-1], atol=0.02)  # errors of .003
-
-
-def test_both_means_are_variational_inference_at_power_0():
-    one, other = (fit(DAEP(logistic, PARTS, power=0, mean=m), *LOGISTIC) for m in MEANS)
-    np.testing.assert_allclose(one.params["auto_loc"], other.params["auto_loc"], atol=1e-4)
+    for power, family, precision in ((0.5, "full", 2.09717), (1.0, "diagonal", 1.60555)):
+        engine = DAEP(normal_rows, 1, power=power, mean="moments", family=family)
+        result = fit(engine, y)
+        np.testing.assert_allclose(result.params["auto_loc"], [0.0], atol=1e-4)
+        np.testing.assert_allclose(result.state.precision.ravel(), precision, rtol=1e-3)

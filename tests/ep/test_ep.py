@@ -11,7 +11,6 @@ import pytest
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.ep import ADF, EP
 from numpyro_ext.ep.normal import FAMILIES, Site
-from numpyro_ext.ep.sweep import sweep
 from tests.ep.models import (
     LOGISTIC,
     PROBIT,
@@ -52,7 +51,6 @@ FIXED_POINTS = {
     "A": (A, {}, [0.8289471274], [0.1911711265], -5.1082801339),
     "A, parallel": (A, {"schedule": "parallel"}, [0.8289471274], [0.1911711265], -5.1082801339),
     "A, VI": (A, {"power": 0.0}, [0.8274601803], [0.1826260856], -5.1171745238),
-    "A, .5": (A, {"power": 0.5}, [0.8283157874], [0.1870499909], -5.1125768372),
     "A, 2": (A, {"power": 2.0}, [0.8297876433], [0.1989621009], -5.1002543834),
     "B": (B, {"tol": 1e-10}, [0.5623159697537458], [0.5521639916], -3.3044138540554),
     "C": (
@@ -89,13 +87,6 @@ FIXED_POINTS = {
         [0.90147262, 0.20464536],
         [0.22108623, -0.00960514, 0.08747585],
         -11.37934690,
-    ),
-    "D, HalfNormal, .5": (
-        D_HALF,
-        {"power": 0.5, "schedule": "parallel"},
-        [0.9027820953, 0.2038330435],
-        [0.2123762179, -0.008290778, 0.0820943974],
-        -11.3978016729,
     ),
 }
 
@@ -136,18 +127,6 @@ def test_sites_of_a_fixed_point(needs_x64):
         np.testing.assert_allclose(state.site_precision[0][:, 0, 0], precision, rtol=2e-8)
 
 
-@pytest.mark.parametrize("name", ["A, parallel", "C", "D"])
-def test_float32_agrees_to_a_thousandth_of_a_standard_deviation(name):
-    (model, *args), options, mean, second, log_z = FIXED_POINTS[name]
-    result = fit(EP(model, **options), *args)
-    m, V = moments_of(result.params)
-    sd = np.sqrt(np.diag(V))
-    assert result.state.report.converged
-    assert np.all(np.abs(m - np.array(mean)) < 1e-3 * sd)
-    np.testing.assert_allclose(sd**2, [second[0], second[-1]][: len(sd)], rtol=2e-3)
-    np.testing.assert_allclose(-result.losses[-1], log_z, atol=2e-3)
-
-
 @pytest.mark.x64
 def test_adf_is_one_pass_whose_evidence_stays(needs_x64):
     adf = ADF(probit)
@@ -175,7 +154,6 @@ def exact_linear(times=1):
     "options",
     [
         {},
-        {"schedule": "parallel"},
         pytest.param({"power": 0.4, "schedule": "parallel"}, marks=pytest.mark.x64),
         {"power": 0.0},
     ],
@@ -234,37 +212,8 @@ def test_the_evidence_is_stationary_at_a_fixed_point(needs_x64):
     assert np.all(np.abs(curvature) > 1e-4)
 
 
-def test_large_powers_bound_the_evidence_from_above():
-    """For any sites with proper cavities, where the sum of 1 / power is below 1."""
-    ep = EP(probit, power=9.0, schedule="parallel")
-    state = ep.init(random.key(0), *PROBIT)
-    keys = random.split(random.key(1), 20)
-
-    def bound(key):
-        key_shift, key_precision = random.split(key)
-        shift = 0.05 * random.normal(key_shift, state.site_shift[0].shape)
-        precision = 0.005 * random.normal(key_precision, state.site_precision[0].shape)
-        return ep.log_evidence(with_sites(ep, state, shift, precision), *PROBIT)
-
-    assert np.all(jax.vmap(bound)(keys) > -5.0877351901)
-
-
-def test_the_evidence_does_not_depend_on_how_a_row_is_split():
-    def halves(x, y):
-        theta = numpyro.sample("theta", dist.Normal(0.0, 2.0))
-        with numpyro.plate("rows", len(x)) as idx:
-            for name in ("a", "b"):
-                numpyro.factor(name, 0.5 * jax.scipy.stats.norm.logcdf(y[idx] * x[idx] * theta))
-
-    result = fit(EP(halves), *PROBIT)
-    np.testing.assert_allclose(-result.losses[-1], -5.1082801339, atol=1e-4)
-
-
 @pytest.mark.x64
-@pytest.mark.parametrize(
-    ("N", "expected"), [(40, [(3.0, 9.47719, 11.0546), (1.0, 9.81950, 11.2597)])]
-)
-def test_separable_rows_settle_by_adaptive_damping(N, expected, needs_x64):
+def test_separable_rows_settle_by_adaptive_damping(needs_x64):
     """Equal rows Phi(c t) with t ~ N(0, 100), where a constant d of 1 or .8 cycles for ever."""
     ep = EP(lambda x, y: probit(x, y, 10.0), schedule="parallel", tol=1e-8)
     for c, mean, variance in [(3.0, 9.47719, 11.0546), (1.0, 9.81950, 11.2597)]:
@@ -284,8 +233,9 @@ def test_parallel_sweeps_from_a_wide_prior_stay_near():
         with numpyro.plate("rows", len(x)) as idx:
             numpyro.sample("y", dist.Normal(w * x[idx], s), obs=y[idx])
 
-    x = random.normal(random.key(1), (400,))
-    data = x, 2 * x + 0.5 * random.normal(random.key(2), (400,))
+    N = 400
+    x = random.normal(random.key(1), (N,))
+    data = x, 2 * x + 0.5 * random.normal(random.key(2), (N,))
     ep = EP(rows, schedule="parallel")
     state, residuals = ep.init(random.key(0), *data), []
     for _ in range(14):
@@ -295,8 +245,8 @@ def test_parallel_sweeps_from_a_wide_prior_stay_near():
     # Nearly the posterior of a regression with flat priors.
     m, V = moments_of(ep.get_params(state))
     loc = jnp.sum(data[0] * data[1]) / jnp.sum(x**2)
-    scale = jnp.sqrt(jnp.sum((data[1] - loc * x) ** 2) / 399)
-    sd = np.array([scale / np.sqrt(np.sum(x**2)), np.sqrt(0.5 / 399)])
+    scale = jnp.sqrt(jnp.sum((data[1] - loc * x) ** 2) / (N - 1))
+    sd = np.array([scale / np.sqrt(np.sum(x**2)), np.sqrt(0.5 / (N - 1))])
     assert np.all(np.abs(m - np.array([loc, np.log(scale)])) < 0.1 * sd)
     np.testing.assert_allclose(np.sqrt(np.diag(V)), sd, rtol=0.02)
 
@@ -357,17 +307,6 @@ def test_centred_eight_schools():
     # Of log tau, whose density falls slowly to the left, a normal one has too small a spread.
     assert 0.7 < ratio[1] < 1
     assert np.all((np.delete(ratio, 1) > 0.97) & (np.delete(ratio, 1) < 1.1)), ratio
-
-
-def test_another_fit_of_the_same_shape_compiles_nothing():
-    ep = EP(logistic, schedule="parallel")
-    X, y = LOGISTIC
-    fit(ep, X, y)
-    before = sweep._cache_size()
-    for k in range(3):
-        fit(ep, jnp.roll(X, k, 0), 1 - y)
-    fit(EP(logistic, schedule="parallel"), X, y)
-    assert sweep._cache_size() == before
 
 
 def test_a_saved_state_goes_on():

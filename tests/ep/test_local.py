@@ -14,7 +14,6 @@ from numpyro_ext.ep import (
     ImportanceSampling,
     NUTSProjection,
     Quadrature,
-    StochasticEP,
 )
 from tests.ep.models import MEANS, VARIANCES, WEIGHTS
 
@@ -67,12 +66,6 @@ def test_a_continuous_local_site_is_integrated_out():
     np.testing.assert_allclose(-result.losses[-1], log_z, rtol=1e-4)
 
 
-def observed_in_part(y, mask):
-    theta = numpyro.sample("theta", dist.Normal(0.4, 2.0))
-    with numpyro.plate("rows", len(y)) as idx:
-        numpyro.sample("y", dist.Normal(theta, 1.5), obs=y[idx], obs_mask=mask[idx])
-
-
 def masked(y, mask, whole=True):
     """Local effects and their observations, or the effects alone, in the rows of a mask."""
     theta = numpyro.sample("theta", dist.Normal(0.4, 2.0))
@@ -86,9 +79,8 @@ def masked(y, mask, whole=True):
 SEEN = jnp.array([True, True, False, True])
 
 
-@pytest.mark.parametrize("model", [observed_in_part, masked])
-def test_rows_that_are_not_seen_are_not_in_the_evidence(model):
-    ep = EP(model, schedule="parallel")
+def test_rows_that_are_not_seen_are_not_in_the_evidence():
+    ep = EP(masked, schedule="parallel")
     result = ep.run(random.key(0), 40, Y, SEEN, progress_bar=False)
     mean, sd, log_z = exact(Y[SEEN], 1.5**2)
     np.testing.assert_allclose(result.params["auto_loc"], mean, rtol=1e-3)
@@ -101,29 +93,15 @@ def test_data_of_a_local_site_without_a_prior_are_refused():
         EP(masked).init(random.key(0), Y, SEEN, False)
 
 
-@pytest.mark.parametrize("partition", [None, 4], ids=["rows", "parts of a row"])
-def test_several_local_sites_are_integrated_with_the_row(partition):
+def test_several_local_sites_are_integrated_with_the_row():
     """There is a fixed point, because the points are the same in each sweep."""
     ep = EP(effects, schedule="parallel")
-    if partition:
-        ep = DistributedEP(effects, partition, projection=ImportanceSampling())
     result = ep.run(random.key(0), 40, Y, 3, progress_bar=False)
     mean, sd, log_z = exact(Y, 1.5**2 + 2 + 0.6**2)
     assert result.state.report.converged
     assert abs(result.params["auto_loc"][0] - mean) < 0.05 * sd
     np.testing.assert_allclose(result.params["auto_scale_tril"][0, 0], sd, rtol=0.03)
     assert abs(-result.losses[-1] - log_z) < 0.1
-
-
-@pytest.mark.nightly
-def test_one_site_for_rows_with_several_local_sites():
-    """All rows in each step, and half of the steps averaged: what is left is the noise of the
-    points, which are others in each step."""
-    engine = StochasticEP(effects, batch_size=4, step=0.5, average=0.5)
-    result = engine.run(random.key(0), 60, Y, 2, progress_bar=False)
-    mean, sd, _ = exact(Y, 1.5**2 + 1 + 0.6**2)
-    assert abs(result.params["auto_loc"][0] - mean) < 0.02 * sd
-    np.testing.assert_allclose(result.params["auto_scale_tril"][0, 0], sd, rtol=0.01)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +140,7 @@ def test_tilted_moments_over_local_sites(projection, mean_error, sd_error):
     ("engine", "words"),
     [
         (lambda: EP(effects, projection=Quadrature()), "and Quadrature integrates over one"),
-        (lambda: EP(effects, power=0.5), "power is 0.5, and a row has 2 coordinates"),
+        (lambda: EP(effects, power=0.5), "a row has 2 coordinates .* and power is 0.5"),
         (lambda: DistributedEP(effects, partition=2), "too many for factors of several rows"),
     ],
 )

@@ -3,7 +3,6 @@
 import jax
 from jax import random
 import jax.numpy as jnp
-from jax.scipy.special import log_ndtr
 import numpy as np
 import pytest
 
@@ -104,6 +103,7 @@ def test_exclusive_sampling_matches_quadrature():
     np.testing.assert_allclose(found.log_normaliser, exact.log_normaliser, rtol=0.1)
 
 
+@pytest.mark.nightly
 def test_nuts_has_the_precision_of_a_normal_on_average():
     """32 keys of 200 draws: the relative standard error of an entry is 1.8 %."""
     T, v = jnp.array([[3.0, 0.5], [0.5, 1.0]]), jnp.array([1.0, -2.0])
@@ -120,36 +120,6 @@ def test_nuts_has_the_precision_of_a_normal_on_average():
         assert jnp.max(jnp.abs(z)) < 4.5, z
 
 
-@pytest.mark.x64
-def test_formula_is_taken_in_all_coordinates(tol):
-    """Probit, by the known moments, against quadrature."""
-    a = jnp.array([0.6, -0.8])
-
-    def tilted(shift, precision, index, power):
-        S = jnp.linalg.inv(precision)
-        m, b = S @ shift, S @ a
-        s = jnp.sqrt(1 + a @ b)
-        z = a @ m / s
-        ratio = jnp.exp(-(z**2) / 2 - jnp.log(2 * jnp.pi) / 2 - log_ndtr(z))
-        return m + ratio / s * b, S - ratio * (ratio + z) / s**2 * jnp.outer(b, b), log_ndtr(z)
-
-    found, line = jax.jit(
-        lambda: (
-            ClosedForm(tilted).project(None, MEAN, COV, 1.0, index=jnp.array(0)),
-            Quadrature().project(
-                lambda u: log_ndtr(u[0]), a[None] @ MEAN, a[None] @ COV @ a[:, None], 1.0
-            ),
-        )
-    )()
-    limit = tol(2e-5, 1e-9)
-    np.testing.assert_allclose(
-        found.site_precision, line.site_precision * jnp.outer(a, a), atol=limit
-    )
-    np.testing.assert_allclose(found.site_shift, line.site_shift * a, atol=limit)
-    np.testing.assert_allclose(found.log_normaliser, line.log_normaliser, atol=limit)
-    assert found.ok
-
-
 @pytest.mark.parametrize("projection", [NUTSProjection(), ClosedForm(print)])
 def test_no_expectations_under_q(projection):
     name = type(projection).__name__
@@ -158,21 +128,16 @@ def test_no_expectations_under_q(projection):
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "words"),
+    ("make", "words"),
     [
-        (lambda: ImportanceSampling(min_ess=1.0), ValueError, "min_ess is 1.0; .* between 0 and 1"),
-        (lambda: ImportanceSampling(1), ValueError, "num_samples is 1; .* at least 2"),
-        (lambda: NUTSProjection(num_chains=0), ValueError, "num_chains is 0; .* at least 1"),
-        (lambda: ClosedForm(3), TypeError, "fn is 3; it must be a function"),
+        (lambda: ImportanceSampling(min_ess=1.0), "min_ess is 1.0; .* between 0 and 1"),
         (
             lambda: NUTSProjection(num_samples=4).project(narrow, MEAN, COV, 1.0, random.key(0)),
-            ValueError,
             "4 draws of 2 coordinates; it needs more than 4",
         ),
-        (lambda: NUTSProjection().project(narrow, MEAN, COV, 1.0), ValueError, "a random key"),
-        (lambda: ImportanceSampling().project(narrow, MEAN, COV, 1.0), ValueError, "a random key"),
+        (lambda: ImportanceSampling().project(narrow, MEAN, COV, 1.0), "a random key"),
     ],
 )
-def test_bad_arguments(make, error, words):
-    with pytest.raises(error, match=words):
+def test_bad_arguments(make, words):
+    with pytest.raises(ValueError, match=words):
         make()

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import optax
 import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning
@@ -59,8 +58,8 @@ def close(params, *args):
 
 @pytest.mark.parametrize(
     ("X", "y", "scales"),
-    [(*OTHER, SCALES), (X[::-1], Y[::-1], SCALES), (X[:20], Y[:20], SCALES), (X, Y, SCALES / 5)],
-    ids=["other rows", "other order", "fewer rows", "other prior"],
+    [(*OTHER, SCALES), (X[:20], Y[:20], SCALES), (X, Y, SCALES / 5)],
+    ids=["other rows", "fewer rows", "other prior"],
 )
 def test_a_run_that_goes_on_has_the_answer_for_its_arguments(X, y, scales):
     ep, result = fitted()
@@ -124,7 +123,7 @@ def logistic(X, y, scale):
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("options", [{}, {"power": 0.5}, {"family": "diagonal"}])
+@pytest.mark.parametrize("options", [{"power": 0.5}, {"family": "diagonal"}])
 def test_the_gradient_is_that_of_fits_nearby(options, needs_x64):
     """Central differences, of the scale and of all features along one direction."""
     ep = EP(logistic, schedule="parallel", tol=1e-10, **options)
@@ -140,41 +139,6 @@ def test_the_gradient_is_that_of_fits_nearby(options, needs_x64):
     for k, value in ((0, found[1]), (1, jnp.sum(found[0] * move))):
         expected = (refit(1e-3, k) - refit(-1e-3, k)) / 2e-3
         np.testing.assert_allclose(value, expected, rtol=1e-4)
-
-
-def test_relevance_is_determined_by_the_evidence():
-    """Type-II maximum likelihood: a sweep, a gradient, a step of Adam, in one program, which goes
-    where the closed form goes. The second coefficient is not needed, so that its scale falls."""
-    ep, result = fitted()
-
-    def climbed(value_and_grad, state):
-        optimiser = optax.adam(0.1)
-        log_scales = jnp.log(SCALES)
-
-        def step(carry, _):
-            log_scales, moments, state = carry
-            state, gradient = value_and_grad(log_scales, state)
-            change, moments = optimiser.update(-gradient, moments)
-            return (log_scales + change, moments, state), None
-
-        start = log_scales, optimiser.init(log_scales), state
-        return jnp.exp(jax.lax.scan(step, start, length=150)[0][0])
-
-    def by_ep(log_scales, state):
-        state, _ = ep.update(state, X, Y, jnp.exp(log_scales), 0.6)
-
-        def evidence(s):
-            return ep.log_evidence(state, X, Y, jnp.exp(s), 0.6)
-
-        return state, jax.grad(evidence)(log_scales)
-
-    def by_formula(log_scales, state):
-        return state, jax.grad(lambda s: exact_evidence(X, Y, jnp.exp(s), 0.6))(log_scales)
-
-    found = jax.jit(lambda state: climbed(by_ep, state))(result.state)
-    expected = jax.jit(lambda: climbed(by_formula, None))()
-    np.testing.assert_allclose(found, expected, rtol=0.02)
-    assert found[1] < 0.15 * SCALES[1]
 
 
 def test_sites_of_other_data_give_a_warning_and_no_quiet_evidence():

@@ -1,6 +1,5 @@
 """One site for all rows: values by quadrature, identities, and the law of its noise."""
 
-from functools import cache
 import warnings
 
 import jax
@@ -138,34 +137,21 @@ ROWS = jnp.stack([jnp.sin(3.0 * jnp.arange(32)), jnp.ones(32)], -1)
 LABELS = (jnp.cos(7.0 * jnp.arange(32) ** 2) + ROWS[:, 0] > 0).astype(int)
 
 
-@cache
-def of_keys(steps, **options):
-    """Means in posterior standard deviations beside averaged EP, and the noise of the report."""
-    exact, V = moments_of(
-        fit(StochasticEP(logistic, batch_size=32), ROWS, LABELS, num_steps=60).params
-    )
-    engine, found = StochasticEP(logistic, **options), []
-    for seed in range(8):
-        result = engine.run(random.key(seed), steps, ROWS, LABELS, progress_bar=False)
-        off = (result.params["auto_loc"] - exact) / jnp.sqrt(V[jnp.array([0, 2])])
-        found.append([jnp.max(jnp.abs(off)), result.state.report.noise])
-    return np.array(found).T
-
-
-@pytest.mark.filterwarnings("ignore:the result of")
-def test_the_mean_of_the_states_is_the_default():
-    """At 8 keys, 100 passes: .15 standard deviations, and .9 for a last state."""
-    assert np.median(of_keys(3200)[0]) < 0.3
-    assert np.median(of_keys(3200, average=0.0)[0]) > 0.5
-
-
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:the result of")
-@pytest.mark.parametrize("options", [{}, {"average": 0.0}], ids=["mean", "last"])
-def test_the_noise_in_the_report_is_that_of_other_keys(options):
-    """The largest error of two means, beside the largest standard error of these and of two
-    standard deviations: a ratio of about 1, whose median at 8 keys has an error of a fifth."""
-    off, noise = of_keys(3200, **options)
+def test_the_noise_in_the_report_is_that_of_other_keys():
+    """The largest error of two means over 100 passes, beside the largest standard error of these
+    and of two standard deviations: a ratio of about 1, whose median at 4 keys has an error of a
+    third. The mean of the states is off by .15 standard deviations, where the last is by .9."""
+    averaged = fit(StochasticEP(logistic, batch_size=32), ROWS, LABELS, num_steps=60)
+    exact, V = moments_of(averaged.params)
+    engine, results = StochasticEP(logistic), []
+    for seed in range(4):
+        result = engine.run(random.key(seed), 3200, ROWS, LABELS, progress_bar=False)
+        off = (result.params["auto_loc"] - exact) / jnp.sqrt(V[jnp.array([0, 2])])
+        results.append([jnp.max(jnp.abs(off)), result.state.report.noise])
+    off, noise = np.array(results).T
+    assert np.median(off) < 0.3
     assert 0.3 < np.median(off) / np.median(noise) < 1.8
     assert np.all(off < 4 * noise)
 
@@ -208,28 +194,10 @@ def test_the_state_does_not_grow_with_the_data():
     assert bytes_of(8) == bytes_of(20_000)
 
 
-def test_a_run_goes_on_with_new_rows_of_the_same_shape():
-    sep = StochasticEP(logistic, batch_size=7)
-    X, y = LOGISTIC
-    first = fit(sep, X, y, num_steps=40)
-    again = sep.run(
-        random.key(1), 60, jnp.flip(X, 0), 1 - y, progress_bar=False, init_state=first.state
-    )
-    whole = fit(sep, jnp.flip(X, 0), 1 - y, num_steps=60)
-    np.testing.assert_allclose(again.params["auto_loc"], whole.params["auto_loc"], atol=1e-4)
-    assert int(again.state.i) == 100
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"batch_size": 0}, ValueError, "batch_size is 0"),
-        ({"step": 1.5}, ValueError, r"step is 1.5; it must be in \(0, 1\]"),
-        ({"average": 1.2}, ValueError, r"average is 1.2; it must be in \[0, 1\]"),
-    ],
-)
-def test_bad_arguments(options, error, words):
-    with pytest.raises(error, match=words):
+@pytest.mark.parametrize("options", [{"batch_size": 0}, {"step": 1.5}, {"average": 1.2}])
+def test_bad_arguments(options):
+    ((name, value),) = options.items()
+    with pytest.raises(ValueError, match=f"{name} is {value}; it must be"):
         StochasticEP(probit, **options)
 
 
@@ -238,5 +206,5 @@ def test_bad_batches():
         StochasticEP(probit, batch_size=9).init(random.key(0), *PROBIT)
     sep = StochasticEP(probit)
     state = sep.init(random.key(0), *PROBIT)
-    with pytest.raises(ValueError, match="indices has 0 to 8; the rows are 0 to 7"):
+    with pytest.raises(ValueError, match="the rows are 0 to 7"):
         sep.update(state, *PROBIT, indices=[0, 8])

@@ -17,7 +17,7 @@ from numpyro_ext.svae import (
     SLDSMeanField,
     surrogate_elbo,
 )
-from numpyro_ext.svae.local_inference.linear import chain_given
+from numpyro_ext.svae.local_inference.lds import chain_given
 
 pytestmark = pytest.mark.slow
 
@@ -68,72 +68,6 @@ def potential(T, d, batch=2):
 def inferred(rule, known, psi):
     local = rule.infer(known, psi)
     return local, surrogate_elbo(rule, known, psi, local)
-
-
-@pytest.mark.x64
-def test_lds_has_the_reference_moments(tol):
-    close = partial(jnp.allclose, rtol=0, atol=tol(1e-5, 1e-7))
-    known = {
-        "initial": NIW.statistics((jnp.array([0.5]), jnp.eye(1))),
-        "dynamics": MNIW.statistics((0.8 * jnp.eye(1), 0.3 * jnp.eye(1))),
-    }
-    y = jnp.array([1.0, -0.3, 0.4, 2.0])[None, :, None]
-    psi = GaussianPotential.from_diagonal(2.0 * y, jnp.full((1, 4, 1), 2.0))
-    x, xx, lag = (leaf[0] for leaf in inferred(LDS(), known, psi)[0].mean["x"])
-    x = x[:, 0]
-    assert close(x, jnp.array([0.68924376, 0.38929424, 0.6257801, 1.06289005]))
-    variances = jnp.array([0.24963289, 0.20317089, 0.20145007, 0.23786252])
-    assert close(xx[:, 0, 0] - x**2, variances)
-    lags = jnp.array([0.10554332, 0.08833517, 0.10072504])
-    assert close(lag[:, 0, 0] - x[1:] * x[:-1], lags)
-
-
-@pytest.mark.x64
-def test_hmm_ep_has_the_reference_marginals(tol):
-    close = partial(jnp.allclose, rtol=0, atol=tol(1e-5, 1e-7))
-    h = jnp.array([-1.0, 0.8, 2.0])[None, :, None]
-    local, _ = inferred(HMMEP(), known_hmm(), GaussianPotential(h, -jnp.ones((1, 3, 1, 1))))
-    first = jnp.array([0.95378207, 0.83581489, 0.6498875])
-    assert close(local.mean["z"].probs[0, :, 0], first)
-    means = jnp.array([-0.60119127, 0.14130114, 0.74179791])
-    assert close(local.mean["x"].x[0, :, 0], means)
-
-
-def log_evidence_of_lds(known, psi):
-    """By the joint normal of x and of exact measurements: dense, one datum."""
-    T, d = psi.h.shape
-    loc, covariance = known["initial"]
-    weight, noise = known["dynamics"]
-    chain = GaussianChain.from_standard(loc, covariance, weight, noise, T)
-    J, h = jnp.zeros((T, d, T, d)), chain.h.ravel()
-    for t in range(T):
-        J = J.at[t, :, t].add(-2 * chain.W[t])
-    for t in range(T - 1):
-        J = J.at[t + 1, :, t].add(-chain.V[t]).at[t, :, t + 1].add(-chain.V[t].T)
-    J = J.reshape(T * d, T * d)
-    R = jax.scipy.linalg.block_diag(*(-2 * psi.W))
-
-    def log_partition(J, h):
-        return h @ jnp.linalg.solve(J, h) / 2 - jnp.linalg.slogdet(J)[1] / 2
-
-    return log_partition(J + R, h + psi.h.ravel()) - log_partition(J, h)
-
-
-def test_the_surrogate_bound_of_lds_is_the_log_normaliser_by_dense_algebra():
-    psi = potential(4, 2)
-    known, rule = system(0), LDS()
-    _, bound = inferred(rule, known, psi)
-    loc, covariance = INITIAL_X
-    standard = {"initial": (loc[0], covariance), "dynamics": (WEIGHTS[0], NOISE[0])}
-    exact = [log_evidence_of_lds(standard, GaussianPotential(psi.h[n], psi.W[n])) for n in range(2)]
-    assert jnp.allclose(bound, jnp.array(exact), rtol=F32, atol=F32)
-
-
-def test_an_lds_in_parallel_equals_the_sequential_one():
-    psi, known = potential(5, 2, batch=1), system(0)
-    one, other = (jax.jit(LDS(p).infer)(known, psi).mean["x"] for p in (True, False))
-    close = jax.tree.map(lambda a, b: jnp.allclose(a, b, rtol=1e-4, atol=1e-4), one, other)
-    assert jax.tree.all(close)
 
 
 def exact_slds(psi):
@@ -200,7 +134,5 @@ def test_states_and_starts_of_the_wrong_shape_are_refused():
         HMMEP().infer(flat, potential(3, 1))
     with pytest.raises(ValueError, match=r"must be \(3, 2\) or \(2, 3, 2\)"):
         HMMMeanField(np.ones(2)).infer(known_hmm(), potential(3, 1))
-    with pytest.raises(ValueError, match="'potential', 'prior', or an array"):
-        HMMMeanField("middle")
-    with pytest.raises(ValueError, match="cannot be read off its potential"):
+    with pytest.raises(ValueError, match="init is 'potential'; it must be 'prior', or an array"):
         SLDSMeanField("potential")

@@ -23,8 +23,6 @@ from tests.svae.models import (
     CONCENTRATION,
     PARTS,
     PLAIN,
-    PROGRAMS,
-    RULES,
     B,
     D,
     K,
@@ -108,16 +106,13 @@ def test_missing_entries_are_refused_by_name():
 def test_arguments_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"prior has \['pi'\], but GMMEP .* \['comp"):
         SVAEGuide({"pi": PRIOR["pi"]}, NETWORK, GMMEP())
-    with pytest.raises(TypeError, match=r"prior\['pi'\] is a .*; it must be a DirichletNatural"):
+    with pytest.raises(ValueError, match=r"prior\['pi'\] is no natural parameter of Dirichlet, wh"):
         SVAEGuide({**PRIOR, "pi": CONCENTRATION}, NETWORK, GMMEP())
     outside = {**PRIOR, "pi": DirichletNatural(jnp.array([0.2, -1.5, 0.0]))}
     with pytest.raises(ValueError, match=r"prior\['pi'\] is no natural parameter of Dirichlet, wh"):
         SVAEGuide(outside, NETWORK, GMMEP())
-    for start in (outside, lambda rng_key: outside):
-        with pytest.raises(ValueError, match=r"init_natural\['pi'\] is no natural parameter"):
-            traced(SVAEGuide(PRIOR, NETWORK, GMMEP(), init_natural=start), Y)
-    with pytest.raises(ValueError, match=r"init_natural has \['pi'\], but GMMEP"):
-        traced(SVAEGuide(PRIOR, NETWORK, GMMEP(), init_natural={"pi": PRIOR["pi"]}), Y)
+    with pytest.raises(ValueError, match=r"init_natural\['pi'\] is no natural parameter"):
+        traced(SVAEGuide(PRIOR, NETWORK, GMMEP(), init_natural=lambda rng_key: outside), Y)
     with pytest.raises(ValueError, match=r"site_names renames \['cov'\], but the sites are"):
         SVAEGuide(PRIOR, NETWORK, GMMEP(), site_names={"cov": "Sigma"})
 
@@ -126,18 +121,13 @@ def test_networks_whose_potentials_do_not_fit_are_refused():
     init, apply = NETWORK
     params = params_of("mixture")
     for apply_fn, error, words in [
-        (lambda params, y: (y, y), TypeError, "GMMEP was given a tuple as its potential"),
+        (lambda params, y: (y, y), TypeError, "GMMEP was given a tuple"),
         (lambda params, y: apply(params, y[0]), ValueError, r"h of shape \(2,\) for 12 rows"),
     ]:
         guide = guide_of(GMMEP())
         guide.recognition = init, apply_fn
         with pytest.raises(error, match=words):
             guide.local_posterior(params, Y)
-    for rule in (GMMEP(), FixedGaussian(PLAIN)):
-        guide = guide_of(rule)
-        guide.recognition = recognition_network(D + 1, hidden=(4,))
-        with pytest.raises(ValueError, match="with d = 2 as in the prior"):
-            traced(guide, Y)
 
 
 def test_sites_may_have_other_names():
@@ -180,10 +170,8 @@ def test_draws_are_those_of_q():
     np.testing.assert_allclose(pi.mean(0), expected, atol=5 * float(pi.std(0).max()) / 2000**0.5)
 
 
-@pytest.mark.parametrize("name", ["mixture", "cycle"])
-def test_check_passes_the_model_that_the_guide_stands_for(name):
-    model, y = PROGRAMS[name]
-    guide_of(RULES[name]).check(model, random.key(0), y)
+def test_check_passes_the_model_that_the_guide_stands_for():
+    guide_of(GMMEP()).check(mixture, random.key(0), Y)
 
 
 def test_check_names_what_differs():

@@ -14,7 +14,7 @@ from numpyro.infer import SVI, Predictive
 import optax
 import pytest
 
-from numpyro_ext.diagnostics import diagnose, held_out_log_likelihood
+from numpyro_ext.diagnostics import held_out_log_likelihood
 from numpyro_ext.expfam import NIW, Gaussian, GaussianNatural
 from numpyro_ext.optim import natural_gradient
 from numpyro_ext.svae import (
@@ -108,10 +108,8 @@ def test_it_learns_the_prior():
     np.testing.assert_allclose(covariance, expected, atol=0.15)
 
 
-def test_its_fit_is_diagnosed_and_new_data_go_through_it():
+def test_new_data_go_through_its_fit():
     svi, result = fitted()
-    found = diagnose(svi, result=result, model_args=(Y,), num_moves=0)
-    assert {row.quantity: row.ok for row in found.rows}["local inference not converged"]
     new = Y[:4] + 1
     draws = Predictive(svi.guide, params=result.params, num_samples=300)(random.key(1), new)["x"]
     q = svi.guide.local_posterior(result.params, new).mean["x"]
@@ -123,13 +121,12 @@ def test_its_fit_is_diagnosed_and_new_data_go_through_it():
     np.testing.assert_allclose(each, expected, atol=0.2)
 
 
-@pytest.mark.parametrize("scale", [1.0, 2.0])
-def test_a_rule_without_global_variables_is_checked_against_the_model(scale):
-    """Its own prior passes; the other scale, another mean and another family are refused."""
-    guide = SVAEGuide({}, NETWORK, Scaled(PLAIN, scale))
-    guide.check(lambda y: known(y, scale), random.key(0), Y[:5])
+def test_a_rule_without_global_variables_is_checked_against_the_model():
+    """Its own prior passes; another scale is refused."""
+    guide = SVAEGuide({}, NETWORK, Scaled(PLAIN, 2.0))
+    guide.check(lambda y: known(y, 2.0), random.key(0), Y[:5])
     with pytest.raises(ValueError, match=r"log density of 'x' is .* but that of Scaled is"):
-        guide.check(lambda y: known(y, 1.05 * scale), random.key(0), Y[:5])
+        guide.check(lambda y: known(y, 2.1), random.key(0), Y[:5])
 
 
 def test_another_mean_or_family_of_a_known_prior_is_refused():

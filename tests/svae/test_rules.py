@@ -2,7 +2,6 @@
 
 from functools import cache
 from itertools import pairwise, product
-import pickle
 
 import jax
 from jax import lax, random
@@ -27,7 +26,7 @@ from numpyro_ext.svae import (
     global_statistics,
     surrogate_elbo,
 )
-from tests.svae.models import PLAIN, RULES, D, K, T, guide_of, kind_of, naturals, params_of, starts
+from tests.svae.models import PLAIN, RULES, D, K, T, kind_of, naturals, starts
 
 EVERY = {
     "GMMEP": GMMEP(),
@@ -191,19 +190,6 @@ def test_starts_are_inside_the_domain(name):
 
 
 @every_rule
-def test_a_pickled_guide_is_the_same(name):
-    rule = EVERY[name]
-    guide = pickle.loads(pickle.dumps(guide_of(rule)))
-    again = guide.local_inference
-    assert type(again) is type(rule) and again.__dict__.keys() == rule.__dict__.keys()
-    assert jax.tree.structure(guide.prior) == jax.tree.structure(naturals()[kind_of(rule)])
-    if name == "FixedGaussian":
-        params, y = params_of("plain"), jnp.ones((3, D))
-        expected = guide_of(rule).local_posterior(params, y)
-        assert_close(guide.local_posterior(params, y), expected)
-
-
-@every_rule
 def test_potentials_that_do_not_fit_are_named(name):
     rule = EVERY[name]
     mean, psi = means_of(rule)[0], potential_of(rule)
@@ -213,7 +199,9 @@ def test_potentials_that_do_not_fit_are_named(name):
     flat = GaussianPotential(psi.h.reshape(-1), psi.W.reshape(-1, D))
     with pytest.raises(ValueError, match=r"h of shape \(\d+,\)"):
         rule.infer(mean, flat)
-    with pytest.raises(TypeError, match=f"{type(rule).__name__} .* given a tuple"):
+    with pytest.raises(
+        TypeError, match=f"{type(rule).__name__} (was given a tuple|requires a GaussianP)"
+    ):
         rule.infer(mean, (psi.h, psi.W))
 
 

@@ -1,9 +1,4 @@
-r"""Probabilistic backpropagation: a rectifier network by moment matching, one datum at a time.
-
-References: Hernandez-Lobato, Adams, *Probabilistic backpropagation for scalable learning of
-Bayesian neural networks* (ICML 2015); Li, Hernandez-Lobato, Turner, *Stochastic expectation
-propagation* (NeurIPS 2015), section 5.
-"""
+"""Probabilistic backpropagation: a rectifier network by moment matching, one datum at a time."""
 
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
@@ -13,7 +8,7 @@ from typing import Any
 import warnings
 
 import jax
-from jax import Array
+from jax import Array, random
 from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
@@ -24,15 +19,26 @@ from numpyro_ext._checks import (
     check_count,
     check_nonnegative,
     check_positive,
+    check_rate,
     summary,
 )
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Params
 from numpyro_ext.ep.base import follow
-from numpyro_ext.ep.pbp.epochs import CHUNK, Belief, Counts, Known, PBPState, epochs, left_out
+from numpyro_ext.ep.pbp.epochs import (
+    CHUNK,
+    Belief,
+    Counts,
+    Gamma,
+    Known,
+    PBPState,
+    PriorSites,
+    epochs,
+    left_out,
+    start_sites,
+)
 from numpyro_ext.ep.pbp.moments import forward_moments
-from numpyro_ext.ep.pbp.network import Network, NetworkGuide, Priors, network_guide
-from numpyro_ext.ep.pbp.start import data_of, inputs_of, scaling_of, start_state
+from numpyro_ext.ep.pbp.network import SCALING, Network, NetworkGuide, Priors, network_guide
 
 __all__ = ["PBP", "PBPRunResult"]
 
@@ -74,29 +80,23 @@ class PBP:
 
     **Methods.** ``"adf"`` absorbs every row again in every epoch. ``"ep"`` divides q by the site of
     the row first, and has a site for each; ``"sep"`` has one site that all rows share, so that the
-    state does not grow with N. ADF is the one to start with: on hundreds of rows EP and SEP were
-    behind it, on thousands they were ahead (``benchmarks/uci``).
+    state does not grow with N. ADF is the one to start with (``benchmarks/uci``).
 
     **Bias.** The units of a layer are taken as normal and independent. ADF counts each row as often
     as there are epochs, so that the variance of the weights falls with them and the noise precision
-    is too sure of itself. Predictions get better all the same for hundreds of epochs on some sets,
-    and worse on others: held-out rows tell how many to take. SEP's sites differ from those of EP
-    where rows differ, and its state wanders about its fixed point. On 40 rows of networks of the
-    prior the standard deviations of f were twice too large with EP and SEP, and after 40 epochs of
-    ADF a third of the right ones (``benchmarks/ep/calibration.py``). Weights of a network are not
-    identified, and q is one mode of their posterior: judge the predictions (:meth:`predict`), not
-    the weights. A row tens of standard deviations from the rest draws the fit to itself, as under
-    every normal likelihood, and with EP and SEP leaves no cavity for others, which the run warns
+    is too sure of itself: held-out rows tell how many epochs to take. EP and SEP have too large
+    standard deviations of f on few rows, and ADF too small ones (``benchmarks/ep/calibration.py``).
+    Weights of a network are not identified, and q is one mode of their posterior: judge the
+    predictions (:meth:`predict`), not the weights. A row tens of standard deviations from the rest
+    draws the fit to itself and, with EP and SEP, leaves no cavity for others, which the run warns
     of.
 
-    **What differs from the paper:** the constant of each layer has no variance; with
-    ``normalise=True`` X and y have mean 0 and standard deviation 1 inside, and everything that goes
-    in or out is in the units of the user. A known precision is in standardised units too. The
-    sites of EP and SEP do not begin at 1: together they hold the random means of the start, without
-    which the units of a layer stay alike, and forget them as they are replaced.
+    **What differs from the paper:** the constant of each layer has no variance. X and y are
+    standardised inside, also where a precision is known; what goes in or out is in the units of the
+    user. The sites of EP and SEP begin with the random means of the start, and forget them.
 
     ``result.params`` are those of ``pbp.guide``, an ``AutoDiagonalNormal`` on the weights and a
-    Gamma for each precision, and the scaling, which ``pbp.model`` reads. So ``Predictive(pbp.model,
+    Gamma for each precision, and the scaling, which ``pbp.model`` reads: ``Predictive(pbp.model,
     guide=pbp.guide, params=result.params, num_samples=100)`` takes new X as it is.
 
     :param layer_sizes: inputs, hidden units of each layer, and 1.
@@ -116,8 +116,9 @@ class PBP:
         the start; at 0 all units of a layer stay alike.
     :param str prefix: prefix of the names of the parameters.
 
-    References: Hernandez-Lobato and Adams (2015), sections 3 and 4; Li, Hernandez-Lobato, Turner
-    (2015), algorithm 1.
+    References: Hernandez-Lobato, Adams, *Probabilistic backpropagation for scalable learning of
+    Bayesian neural networks* (ICML 2015), sections 3 and 4; Li, Hernandez-Lobato, Turner,
+    *Stochastic expectation propagation* (NeurIPS 2015), algorithm 1 and section 5.
 
     .. doctest::
 
@@ -161,20 +162,17 @@ class PBP:
             value = getattr(self, name)
             check_positive(name, value)
             if value <= 1:
-                raise ValueError(
-                    f"{name} is {value!r}; it must be above 1, because the mean variance"
-                    " rate / (shape - 1) does not exist below."
-                )
-        for name in ("prior_rate", "noise_rate", "damping"):
+                raise ValueError(f"{name} is {value!r}; it must be above 1 for a mean variance.")
+        for name in ("prior_rate", "noise_rate"):
             check_positive(name, getattr(self, name))
         for name in ("weight_precision", "noise_precision"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
         check_nonnegative("init_scale", self.init_scale)
-        if self.damping > 1 or (self.damping < 1 and self.method == "adf"):
+        check_rate("damping", self.damping)
+        if self.damping < 1 and self.method == "adf":
             raise ValueError(
-                f"damping is {self.damping!r} and method {self.method!r}; it must be in (0, 1], and"
-                " 1 for 'adf', which keeps no sites; use method='ep' or 'sep'."
+                f"damping is {self.damping!r}; it must be 1 for method='adf', which keeps no sites."
             )
         priors = Priors(
             weight=_prior(self.weight_precision, self.prior_shape, self.prior_rate),
@@ -212,27 +210,45 @@ class PBP:
         )
 
     def init(self, rng_key: Array, X: Any, y: Any) -> PBPState:
-        """The state before the first epoch.
+        """The state before the first epoch: each weight is N(m, E[1 / precision]), with m from N(0,
+        1 / fan-in) times ``init_scale``, and the site of its prior is inside.
 
         :param rng_key: a random number generator key.
         :param X: ``(N, inputs)`` numbers.
         :param y: ``(N,)`` numbers.
         """
         X, y = self._data(X, y)
-        if isinstance(X, Tracer) or isinstance(y, Tracer):
-            raise TypeError(
-                "init was called while X and y were traced; call it outside of jax.jit. update is"
-                " the function to compile."
-            )
-        scaling = scaling_of(np.asarray(X, np.float64), np.asarray(y, np.float64), self.normalise)
-        return start_state(
-            rng_key,
-            self.method,
-            self.model,
-            scaling,
-            len(X),
-            refine_prior=self.refine_prior,
-            init_scale=self.init_scale,
+        scaling = _scaling_of(np.asarray(X, np.float64), np.asarray(y, np.float64), self.normalise)
+        key_means, key_state = random.split(rng_key)
+        shapes = list(self.model.shapes.values())
+        means = [
+            self.init_scale / shape[1] ** 0.5 * random.normal(key, shape)
+            for key, shape in zip(random.split(key_means, len(shapes)), shapes, strict=True)
+        ]
+        weight, noise = (
+            Gamma(*(jnp.asarray(x, float) for x in prior)) if isinstance(prior, tuple) else None
+            for prior in (self.model.priors.weight, self.model.priors.noise)
+        )
+        precision: Any = self.model.priors.weight
+        if isinstance(precision, tuple):
+            precision = (precision[0] - 1) / precision[1]
+        q = Belief(means, [jnp.full(shape, 1 / precision) for shape in shapes], noise)
+        prior = None
+        if self.refine_prior and weight is not None:
+            zero = jnp.zeros(sum(m.size for m in means))
+            prior = PriorSites(zero + precision, Gamma(zero, zero))
+        count = jnp.zeros((), jnp.int32)
+        return PBPState(
+            i=count,
+            q=q,
+            weight=weight,
+            prior=prior,
+            site=start_sites(self.method, q, len(X)),
+            scaling=scaling,
+            counts=Counts(count, count, count, count),
+            skipped=count,
+            num_data=jnp.asarray(len(X), jnp.int32),
+            rng_key=key_state,
         )
 
     def update(self, state: PBPState, X: Any, y: Any) -> tuple[PBPState, Array]:
@@ -250,12 +266,9 @@ class PBP:
         progress_bar: bool = True,
         init_state: PBPState | None = None,
     ) -> Any:
-        """``num_steps`` epochs.
+        """``num_steps`` epochs on ``(N, inputs)`` X and ``(N,)`` y.
 
         :param rng_key: a random number generator key; not used if there is an ``init_state``.
-        :param int num_steps: the number of epochs.
-        :param X: ``(N, inputs)`` numbers.
-        :param y: ``(N,)`` numbers.
         :param bool progress_bar: whether to show the loss as the fit goes.
         :param init_state: the state to go on from; None for a new start.
         :return: a :data:`PBPRunResult` with ``params``, ``state`` and ``losses``.
@@ -295,8 +308,7 @@ class PBP:
 
     def convergence(self, state: PBPState) -> dict[str, float]:
         """What :func:`~numpyro_ext.diagnostics.diagnose` shows: the rows that the last epoch left
-        out. Nothing is compared with a fixed point, which ADF has not and about which SEP wanders.
-        """
+        out. There is no residual, because ADF has no fixed point."""
         return {"residual": 0.0, "limit": 0.0, "skipped": int(state.skipped), "inaccurate": 0}
 
     def predict(self, params: Params, X: Any) -> tuple[Array, Array]:
@@ -306,7 +318,7 @@ class PBP:
         :param X: ``(n, inputs)`` numbers, in the units of the data.
         :return: two arrays ``(n,)``; y is taken as normal with these moments.
         """
-        X = inputs_of(X, self.model.layer_sizes[0])
+        X = _inputs_of(X, self.model.layer_sizes[0])
         loc, scale = (jnp.asarray(params[f"{self.prefix}_{name}"]) for name in ("loc", "scale"))
         q = Belief([loc[x] for x in self._places], [scale[x] ** 2 for x in self._places], None)
         if self.noise_precision is None:
@@ -318,26 +330,71 @@ class PBP:
         return _predict(q, self.model.scaling(params), noise_variance, X)
 
     def _data(self, X: Any, y: Any, state: PBPState | None = None) -> tuple[Array, Array]:
-        X, y = data_of(X, y, self.model.layer_sizes[0])
+        X, y = _data_of(X, y, self.model.layer_sizes[0])
         if state is None or state.site is None or isinstance(state.num_data, Tracer):
             return X, y
         if len(X) != int(state.num_data):
             raise ValueError(
-                f"X has {len(X)} rows, and the state has sites of {int(state.num_data)}; go on with"
-                " the same data, or use method='adf', which keeps no sites."
+                f"X has {len(X)} rows, and the state has sites of {int(state.num_data)}; use the"
+                " same data, or method='adf', which keeps no sites."
             )
         return X, y
 
     def _warn(self, before: Counts, state: PBPState, visits: int) -> None:
         bad = left_out(before, state, visits)
         if bad:
-            warnings.warn(
-                InferenceWarning(
-                    f"{bad} were left out, because they gave no distribution; look for rows far"
-                    " from the rest, or use method='adf', or a smaller damping for 'ep' and 'sep'."
-                ),
-                stacklevel=3,
+            words = (
+                f"{bad} were left out, because they gave no distribution; look for rows far from"
+                " the rest, or use method='adf', or a smaller damping for 'ep' and 'sep'."
             )
+            warnings.warn(InferenceWarning(words), stacklevel=3)
+
+
+def _inputs_of(X: Any, num_inputs: int) -> Array:
+    """X as an array ``(N, num_inputs)``."""
+    X = _finite("X", X)
+    if X.ndim != 2 or X.shape[1] != num_inputs or len(X) == 0:
+        raise ValueError(
+            f"X has shape {X.shape}; it must be (N, {num_inputs}), as layer_sizes[0] is"
+            f" {num_inputs}; use X[:, None] for a single input."
+        )
+    return X
+
+
+def _data_of(X: Any, y: Any, num_inputs: int) -> tuple[Array, Array]:
+    """X and y as arrays ``(N, num_inputs)`` and ``(N,)``."""
+    X, y = _inputs_of(X, num_inputs), _finite("y", y)
+    if y.shape != (len(X),):
+        raise ValueError(
+            f"y has shape {y.shape} and X {X.shape}; y must be ({len(X)},), a number for each row"
+            " of X."
+        )
+    return X, y
+
+
+def _finite(name: str, value: Any) -> Array:
+    """An array of floats, or an error that names a row with NaN or an infinity."""
+    if isinstance(value, Tracer):
+        return value
+    numbers = np.asarray(value, None if isinstance(value, Array) else np.float64)
+    if len(bad := np.argwhere(~np.isfinite(numbers))):
+        raise ValueError(
+            f"{name} has {len(bad)} entries that are not finite, the first in row {bad[0, 0]};"
+            " leave these rows out, or fill them."
+        )
+    return jnp.asarray(value if isinstance(value, Array) else numbers, float)
+
+
+def _scaling_of(X: np.ndarray, y: np.ndarray, normalise: bool) -> dict[str, Array]:
+    """Mean and standard deviation of X and y by name; 0 and 1 without ``normalise``."""
+
+    def of(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if not normalise:
+            return np.zeros(x.shape[1:]), np.ones(x.shape[1:])
+        # Rounding would give a constant column a small standard deviation.
+        return x.mean(0), np.where(x.max(0) == x.min(0), 1.0, x.std(0))
+
+    return {n: jnp.asarray(x, float) for n, x in zip(SCALING, (*of(X), *of(y)), strict=True)}
 
 
 def _prior(known: float | None, shape: float, rate: float) -> tuple[float, float] | float:

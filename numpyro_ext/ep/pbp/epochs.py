@@ -10,19 +10,6 @@ import jax.numpy as jnp
 
 from numpyro_ext.ep.pbp.moments import gamma_update, normal_update, prior_update
 
-__all__ = [
-    "Belief",
-    "Counts",
-    "Gamma",
-    "Known",
-    "PBPState",
-    "PriorSites",
-    "Site",
-    "epochs",
-    "left_out",
-]
-
-
 CHUNK = 256
 """Epochs of one compiled call."""
 
@@ -105,6 +92,17 @@ class Known(NamedTuple):
 
     noise_precision: Array | None
     damping: Array | None
+
+
+def start_sites(method: str, q: Belief, num_data: int) -> Site | None:
+    """Sites that hold the random means, which are forgotten as the sites are replaced."""
+    if method == "adf":
+        return None
+    shift = [m / v for m, v in zip(q.means, q.variances, strict=True)]
+    total = Site(shift, [0 * v for v in q.variances], jax.tree.map(jnp.zeros_like, q.noise))
+    if method == "sep":
+        return total
+    return jax.tree.map(lambda x: jnp.broadcast_to(x / num_data, (num_data, *x.shape)), total)
 
 
 def _natural(q: Belief) -> Site:

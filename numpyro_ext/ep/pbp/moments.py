@@ -3,9 +3,6 @@ r"""Moments of a rectifier network with independent normal weights, and the upda
 A weight is N(m, v), where v is a variance, and a precision is Gamma(a, b) of shape a and rate b. A
 layer is a pair of matrices m and v of shape (outputs, inputs + 1), whose last column multiplies the
 constant 1, or (outputs, inputs) without a bias.
-
-Reference: Hernandez-Lobato and Adams, *Probabilistic backpropagation for scalable learning of
-Bayesian neural networks* (ICML 2015), sections 3 and 4.
 """
 
 from collections.abc import Sequence
@@ -15,14 +12,6 @@ from jax import Array
 import jax.numpy as jnp
 from jax.scipy.special import log_ndtr
 from jax.scipy.stats import norm
-
-__all__ = [
-    "forward_moments",
-    "gamma_update",
-    "normal_update",
-    "prior_update",
-    "rectified_normal_moments",
-]
 
 _SERIES = -30.0
 """Below this many standard deviations the ratio phi / Phi is taken from its series."""

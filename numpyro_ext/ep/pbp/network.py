@@ -15,8 +15,6 @@ from numpyro.infer import init_to_median
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.ep.guide import DiagonalNormal, start_guide
 
-__all__ = ["Network", "NetworkGuide", "Priors", "network_guide"]
-
 SCALING = ("X_mean", "X_sd", "y_mean", "y_sd")
 
 

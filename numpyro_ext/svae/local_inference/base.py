@@ -1,9 +1,4 @@
-"""The interface of a rule of local inference, and the functions that all rules share.
-
-A rule takes the expected statistics of the global variables and a recognition potential, and gives
-an approximation q of the local latent variables of each datum. Any rule gives a lower bound on the
-evidence; rules differ in how close it is.
-"""
+"""The interface of a rule of local inference, and the functions that all rules share."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +13,7 @@ import numpyro.distributions as dist
 from numpyro_ext._checks import check_count
 from numpyro_ext.expfam import (
     NIW,
+    Dirichlet,
     DirichletMean,
     DirichletNatural,
     Gaussian,
@@ -53,9 +49,10 @@ class LocalPosterior(NamedTuple):
 
 @runtime_checkable
 class LocalInference(Protocol):
-    r"""A rule of local inference; write one of your own by giving these attributes and methods.
+    r"""A rule of local inference: how q of the local latent variables of each datum is found.
 
-    With global expected statistics :math:`\mu` and a potential :math:`\psi_n` of each datum,
+    Write one of your own by giving these attributes and methods. With global expected statistics
+    :math:`\mu` and a potential :math:`\psi_n` of each datum,
 
     .. math::
         KL_n(\mu, q_n) = \mathrm{E}_{q_n} \log q_n(x, z)
@@ -115,7 +112,15 @@ class LocalInference(Protocol):
 class Rule:
     """The base of the rules of this package."""
 
+    families: ClassVar[Mapping[str, Any]]
     local_families: ClassVar[Mapping[str, Any]]
+
+    def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
+        """The prior's, with locations spread by 3 and concentrations between 1 and 2."""
+        starts = {Dirichlet: random_concentration, NIW: spread_locations}
+        keys = random.split(rng_key, len(prior))
+        pairs = zip(self.families.items(), keys, strict=True)
+        return {name: starts[family](key, prior[name]) for (name, family), key in pairs}
 
     def distributions(self, local: LocalPosterior) -> dict[str, dist.Distribution]:
         found = {n: q.to_distribution(local.natural[n]) for n, q in self.local_families.items()}
@@ -196,13 +201,11 @@ def surrogate_elbo(
     It is at most the log integral of prior times potential. For chains, the potential is summed
     over time.
 
-    :param rule: the rule that made ``local``.
+    :param rule: the rule that made ``local``, which is q.
     :param global_mean: expected statistics of each global factor.
     :param potential: a Gaussian potential; that of a mixture has no closed form.
-    :param local: q.
 
-    References: Johnson et al., *Composing graphical models with neural networks for structured
-    representations and fast inference* (NIPS 2016), equation 5.
+    References: Johnson et al. (NIPS 2016), equation 5.
 
     .. doctest::
 
@@ -231,9 +234,8 @@ def global_statistics(
     They are natural parameters: the conjugate update of a factor is its prior plus N / B times
     these.
 
-    :param rule: the rule that made ``local``.
+    :param rule: the rule that made ``local``, which is q.
     :param global_mean: expected statistics of each global factor.
-    :param local: q.
 
     References: Hoffman et al., *Stochastic variational inference* (JMLR 2013), equation 22.
 
@@ -260,10 +262,7 @@ def global_statistics(
 
 
 def expected_log_normal(components: NIWMean, moments: GaussianMean) -> Array:
-    """Expected log density of x under components, without ``-d/2 log 2 pi``.
-
-    Batch shapes broadcast. The statistics and their pairing are those of NIW.
-    """
+    """Expected log density of x under components, without ``-d/2 log 2 pi``; shapes broadcast."""
     return (
         jnp.sum(components.neg_half_precision * moments.xx, (-1, -2))
         + jnp.sum(components.precision_loc * moments.x, -1)
@@ -330,8 +329,8 @@ def check_batch(global_mean: Mapping[str, Any], name: str, shape: tuple[int, ...
     batch = mean[0].shape[:-1] if isinstance(mean, DirichletMean) else mean.half_logdet.shape
     if batch != shape:
         raise ValueError(
-            f"the factor '{name}' has batch shape {batch}; it must be {shape}, one for each"
-            " component: give the prior's parameters that batch shape."
+            f"the factor '{name}' has batch shape {batch}; it must be {shape}, as the parameters of"
+            " the prior."
         )
 
 
@@ -340,23 +339,19 @@ def check_factor(factor: Any, name: str, batch: str, d: int) -> None:
     batch axes are such as ``"B, T"``, and d, the size of x."""
     if not isinstance(factor, Factor):
         raise TypeError(
-            f"{name} was given a {type(factor).__name__} as its potential; the recognition"
-            " network must return a GaussianPotential or a MixturePotential."
+            f"{name} was given a {type(factor).__name__}; the recognition network must return a"
+            " GaussianPotential or a MixturePotential."
         )
     axes = f"{batch}, C" if isinstance(factor, MixturePotential) else batch
     h, W = jnp.shape(factor.h), jnp.shape(factor.W)
     if len(h) != axes.count(",") + 2 or h[-1] != d or W != (*h, d):
         raise ValueError(
             f"the potential of {name} has h of shape {h} and W of shape {W}; they must be"
-            f" ({axes}, d) and ({axes}, d, d) with d = {d} as in the prior, so give the"
-            f" recognition network that latent_dim, and data of shape ({batch}, ...)."
+            f" ({axes}, d) and ({axes}, d, d) with d = {d} as in the prior."
         )
 
 
 def check_gaussian(factor: Any, name: str, instead: str) -> None:
     """An error, which names an alternative, unless a factor is a Gaussian potential."""
     if not isinstance(factor, GaussianPotential):
-        raise TypeError(
-            f"{name} requires a GaussianPotential, but was given a {type(factor).__name__}; use"
-            f" {instead}."
-        )
+        raise TypeError(f"{name} requires a GaussianPotential; use {instead}.")

@@ -208,8 +208,8 @@ def _check(name: str, global_mean: Mapping[str, Any], factor: Any) -> None:
     (K,) = global_mean["pi"].log_p.shape
     if K < 2 or factor.h.shape[1] != K:
         raise ValueError(
-            f"the potential has h of shape {factor.h.shape}, and pi has {K} probabilities; a"
-            " cycle needs at least 2 of them, and h of shape (B, K, ..., d)."
+            f"the potential has h of shape {factor.h.shape}, and pi has {K} probabilities; a cycle"
+            " needs K of at least 2, and h of shape (B, K, ..., d)."
         )
 
 

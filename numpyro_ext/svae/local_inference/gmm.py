@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
-from jax import Array, random
+from jax import Array
 from jax.nn import log_softmax
 import jax.numpy as jnp
 
@@ -30,8 +30,6 @@ from numpyro_ext.svae.local_inference.base import (
     no_iterations,
     own_moments,
     plug_in,
-    random_concentration,
-    spread_locations,
     times_expected,
 )
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential, merge_normals
@@ -62,14 +60,6 @@ class _GMM(Rule):
         log_r = log_softmax(local.natural["z"].logits, axis=-1)
         r = local.mean["z"].probs
         return jnp.sum(r * (log_r - log_p), axis=-1) + negative_entropy(local.natural["x"])
-
-    def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
-        """The prior's, with locations spread by 3 and concentrations between 1 and 2."""
-        key_pi, key_loc = random.split(rng_key)
-        return {
-            "pi": random_concentration(key_pi, prior["pi"]),
-            "components": spread_locations(key_loc, prior["components"]),
-        }
 
 
 class GMMEP(_GMM):
@@ -139,8 +129,7 @@ class GMMMeanField(CoordinateAscent, _GMM):
     :param float tol: sweeps end when r moves by less; None as for ``fixed_point``.
     :param int max_iter: at most so many sweeps.
 
-    References: Johnson et al., *Composing graphical models with neural networks for structured
-    representations and fast inference* (NIPS 2016), section 4.
+    References: Johnson et al. (NIPS 2016), section 4.
 
     .. doctest::
 

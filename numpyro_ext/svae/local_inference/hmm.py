@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
-from jax import Array, random
+from jax import Array
 import jax.numpy as jnp
 
 from numpyro_ext.expfam import (
@@ -28,8 +28,6 @@ from numpyro_ext.svae.local_inference.base import (
     no_iterations,
     own_moments,
     plug_in,
-    random_concentration,
-    spread_locations,
     times_expected,
 )
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential, merge_normals
@@ -64,15 +62,6 @@ class _HMM(Rule):
         x = jnp.sum(negative_entropy(local.natural["x"]) - jnp.sum(expected, -1), -1)
         states = -MarkovChain.entropy(local.natural["z"]) - expected_log_states(global_mean, z)
         return states + x
-
-    def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
-        """The prior's, with locations spread by 3 and concentrations between 1 and 2."""
-        key_pi, key_P, key_loc = random.split(rng_key, 3)
-        return {
-            "initial": random_concentration(key_pi, prior["initial"]),
-            "transition": random_concentration(key_P, prior["transition"]),
-            "emission": spread_locations(key_loc, prior["emission"]),
-        }
 
 
 class HMMEP(_HMM):
@@ -140,8 +129,7 @@ class HMMMeanField(CoordinateAscent, _HMM):
     :param float tol: sweeps end when probabilities move by less; None as for ``fixed_point``.
     :param int max_iter: at most so many sweeps.
 
-    References: Johnson et al., *Composing graphical models with neural networks for structured
-    representations and fast inference* (NIPS 2016), section 4.
+    References: Johnson et al. (NIPS 2016), section 4.
 
     .. doctest::
 

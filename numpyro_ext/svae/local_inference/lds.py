@@ -7,18 +7,23 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from numpyro_ext.expfam import MNIW, NIW, GaussianChain
+from numpyro_ext.expfam import (
+    MNIW,
+    NIW,
+    GaussianChain,
+    GaussianChainMean,
+    GaussianChainNatural,
+    GaussianMean,
+    MNIWMean,
+    NIWMean,
+)
 from numpyro_ext.svae.local_inference.base import (
     LocalPosterior,
     Rule,
     check_factor,
     check_gaussian,
+    expected_log_normal,
     no_iterations,
-)
-from numpyro_ext.svae.local_inference.linear import (
-    chain_given,
-    chain_negative_entropy,
-    expected_log_steps,
 )
 from numpyro_ext.svae.potentials import GaussianPotential
 
@@ -32,9 +37,9 @@ class LDS(Rule):
         \prod_t \psi_t(x_t).
 
     q is the optimum of the surrogate bound, so that ``"full"`` and ``"explicit_only"`` gradients of
-    :class:`SVAEELBO` agree where the potentials are exact. The dynamics are uncertain, and their
-    expected parameters are those of no linear system; the chain stays in information form. Time
-    takes :math:`O(T d^3)`, of depth :math:`O(\log T)` in parallel.
+    :class:`SVAEELBO` agree where the potentials are exact. The chain is in information form, since
+    the expected parameters are those of no linear system. Time takes :math:`O(T d^3)`, of depth
+    :math:`O(\log T)` in parallel.
 
     The global factors are ``initial``, NIW, and ``dynamics``, MNIW with as many inputs as outputs;
     the model's sites are ``Sigma_1``, ``mu_1``, ``Q``, ``A``, and ``x`` of events ``(T, d)``, for
@@ -43,16 +48,13 @@ class LDS(Rule):
     the steps after the last observation are a forecast.
 
     **The prior and the start.** The precision K of the dynamics is in units of Q: an entry of A has
-    the prior variance Q / K, and K = I beside a small Q pulls A to zero. ``init_natural`` starts A
-    at 0.9 I, which treats all directions of x alike. If the data have fewer columns than x, little
-    tells the other coordinates to take part, and a fit can be slow to leave this start; where
-    cycles are likely, give :class:`SVAEGuide` an ``init_natural`` with a rotation, as
-    ``examples/svae_sunspots.py`` does.
+    the prior variance Q / K, and K = I beside a small Q pulls A to zero. A starts at 0.9 I, which a
+    fit can be slow to leave if the data have fewer columns than x; where cycles are likely, give
+    :class:`SVAEGuide` an ``init_natural`` with a rotation, as ``examples/svae_sunspots.py`` does.
 
     :param parallel: whether chains run as associative scans; None means from 64 steps on.
 
-    References: Johnson et al., *Composing graphical models with neural networks for structured
-    representations and fast inference* (NIPS 2016), section 4 and appendix B.
+    References: Johnson et al. (NIPS 2016), section 4 and appendix B.
 
     .. doctest::
 
@@ -105,3 +107,43 @@ def _one_system(global_mean: Mapping[str, Any]) -> tuple[Any, Any]:
     """The factors with a batch axis of length one."""
     factors = global_mean["initial"], global_mean["dynamics"]
     return jax.tree.map(lambda leaf: leaf[None], factors)
+
+
+def chain_given(
+    initial: NIWMean, dynamics: MNIWMean, potential: GaussianPotential, r: Array
+) -> GaussianChainNatural:
+    """The chain of expected natural parameters, averaged over which of K systems moves each step.
+
+    The matrices are not those of a normalised linear system, because dynamics are uncertain.
+
+    :param potential: of batch ``(*batch, T)``; the factors of the systems have batch ``(K,)``.
+    :param r: ``(*batch, T, K)``, the weight of each system at each step.
+    """
+    h = jnp.einsum("...k,ki->...i", r[..., 0, :], initial.precision_loc)
+    first = jnp.einsum("...k,kij->...ij", r[..., 0, :], initial.neg_half_precision)
+    later = r[..., 1:, :]
+    to = jnp.einsum("...tk,kij->...tij", later, dynamics.neg_half_precision)
+    back = jnp.einsum("...tk,kij->...tij", later, dynamics.neg_half_quad)
+    V = jnp.einsum("...tk,kij->...tij", later, dynamics.precision_weight)
+    W = potential.W + jnp.concatenate([first[..., None, :, :], to], axis=-3)
+    return GaussianChainNatural(potential.h.at[..., 0, :].add(h), W.at[..., :-1, :, :].add(back), V)
+
+
+def expected_log_steps(initial: NIWMean, dynamics: MNIWMean, moments: GaussianChainMean) -> Array:
+    """The expected log density of each step under each system, ``(*batch, T, K)``, without the
+    constant ``-d/2 log 2 pi``."""
+    first = GaussianMean(moments.x[..., :1, None, :], moments.xx[..., :1, None, :, :])
+    to, before = moments.xx[..., 1:, :, :], moments.xx[..., :-1, :, :]
+    later = (
+        jnp.einsum("kij,...tij->...tk", dynamics.neg_half_precision, to)
+        + jnp.einsum("kij,...tij->...tk", dynamics.precision_weight, moments.xx_next)
+        + jnp.einsum("kij,...tij->...tk", dynamics.neg_half_quad, before)
+        + dynamics.half_logdet
+    )
+    return jnp.concatenate([expected_log_normal(initial, first), later], axis=-2)
+
+
+def chain_negative_entropy(natural: GaussianChainNatural) -> Array:
+    """``E log q`` of a chain, without ``-T d/2 log 2 pi``."""
+    T, d = natural.h.shape[-2:]
+    return T * d / 2 * jnp.log(2 * jnp.pi) - GaussianChain.entropy(natural)

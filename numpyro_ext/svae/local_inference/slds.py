@@ -24,7 +24,7 @@ from numpyro_ext.svae.local_inference.base import (
     random_concentration,
 )
 from numpyro_ext.svae.local_inference.hmm import check_states, expected_log_states, states_given
-from numpyro_ext.svae.local_inference.linear import (
+from numpyro_ext.svae.local_inference.lds import (
     chain_given,
     chain_negative_entropy,
     expected_log_steps,
@@ -57,8 +57,7 @@ class SLDSMeanField(CoordinateAscent):
     :param float tol: sweeps end when probabilities move by less; None as for ``fixed_point``.
     :param int max_iter: at most so many sweeps.
 
-    References: Johnson et al., *Composing graphical models with neural networks for structured
-    representations and fast inference* (NIPS 2016), section 4 and appendix B.
+    References: Johnson et al. (NIPS 2016), section 4 and appendix B.
 
     .. doctest::
 
@@ -85,14 +84,6 @@ class SLDSMeanField(CoordinateAscent):
 
     starts = ("prior",)
     init: Any = "prior"
-
-    def __post_init__(self) -> None:
-        if isinstance(self.init, str) and self.init == "potential":
-            raise ValueError(
-                "init is 'potential', but which dynamics led to a step cannot be read off its"
-                " potential; use 'prior', or an array of probabilities."
-            )
-        super().__post_init__()
 
     def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
         check_gaussian(potential, "SLDSMeanField", "HMMEP")

@@ -6,13 +6,12 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
-from numpyro.handlers import block, seed, substitute, trace
+from numpyro.handlers import substitute, trace
 from numpyro.infer import SVI, Predictive, Trace_ELBO
-from numpyro.infer.autoguide import AutoDiagonalNormal
 import optax
 import pytest
 
-from numpyro_ext.diagnostics import InferenceWarning, diagnose, restarts, to_arviz
+from numpyro_ext.diagnostics import InferenceWarning, diagnose, to_arviz
 from numpyro_ext.ep import PBP
 
 N = 40
@@ -67,12 +66,6 @@ def test_one_weight_is_exact(method, num_steps, tol):
     np.testing.assert_allclose(params["auto_scale"], [precision**-0.5], rtol=tol(1e-5, 1e-13))
 
 
-def test_damped_ep_reaches_the_same_posterior(tol):
-    params = one_weight("ep", 40, damping=0.5)
-    precision = P0 + TAU * jnp.sum(SLOPE_X**2)
-    np.testing.assert_allclose(params["auto_scale"], [precision**-0.5], rtol=1e-5)
-
-
 @pytest.mark.x64
 @pytest.mark.parametrize("damping", [1.0, 0.5])
 def test_the_mean_of_seps_site_is_exact_for_one_weight(damping, tol):
@@ -97,18 +90,6 @@ def test_the_mean_of_seps_site_is_exact_for_one_weight(damping, tol):
     precision = P0 + F[0]
     np.testing.assert_allclose(params["auto_scale"], [precision**-0.5], rtol=tol(1e-5, 1e-12))
     np.testing.assert_allclose(params["auto_loc"], [F[1] / precision], rtol=tol(1e-5, 1e-12))
-
-
-def test_sep_ends_at_the_exact_posterior_where_rows_are_equal():
-    x, y = jnp.full((5, 1), 0.8), jnp.full(5, 1.7)
-    pbp = PBP([1, 1], method="sep", weight_precision=P0, noise_precision=TAU, use_bias=False,
-              normalise=False)  # fmt: skip
-    params = pbp.run(random.key(0), 30, x, y, progress_bar=False).params
-    precision = P0 + TAU * jnp.sum(x**2)
-    np.testing.assert_allclose(params["auto_scale"], [precision**-0.5], rtol=1e-5)
-    np.testing.assert_allclose(
-        params["auto_loc"], [TAU * jnp.sum(x[:, 0] * y) / precision], rtol=1e-4
-    )
 
 
 def test_the_start(tol):
@@ -174,15 +155,6 @@ def test_units_do_not_matter(filtered):
     np.testing.assert_allclose(pbp.predict(other.params, 4 * X + 1)[1], 4 * variance, rtol=5e-2)
 
 
-def test_it_learns(fitted):
-    """ADF halves the error of the mean; EP, which counts a row once, is slower."""
-    pbp, result = fitted
-    mean, variance = pbp.predict(result.params, X)
-    assert float(jnp.std(Y - mean)) < (0.5 if pbp.method == "adf" else 1.0) * Y.std()
-    assert float(jnp.mean(jnp.abs(Y - mean) < 2 * jnp.sqrt(variance))) > 0.8
-    assert float(result.losses[-1]) < float(result.losses[0])
-
-
 @pytest.mark.slow
 def test_predictive_has_the_moments_of_predict(fitted):
     """One hidden layer is exact. 20,000 draws: errors of .7 % of a sd and 1 % of a variance, some
@@ -197,20 +169,6 @@ def test_predictive_has_the_moments_of_predict(fitted):
     for name in ("f", "y"):
         assert np.all(np.abs(draws[name].mean(0) - mean) < 0.04 * np.sqrt(variance))
     np.testing.assert_allclose(draws["y"].var(0), variance, rtol=0.1)
-
-
-@pytest.mark.slow
-def test_the_parameters_are_those_of_numpyros_guide(filtered):
-    pbp, result = filtered
-    hidden = block(seed(pbp.model, 0), hide=["weight_precision", "noise_precision"])
-    theirs = AutoDiagonalNormal(hidden)
-    seed(theirs, 0)(jnp.asarray(X), jnp.asarray(Y))
-    ours, expected = pbp.guide.median(result.params), theirs.median(result.params)
-    for name in ("w0", "w1"):
-        np.testing.assert_allclose(ours[name], expected[name], rtol=1e-6)
-    m, v = (jnp.concatenate([x.ravel() for x in xs]) for xs in result.state.q[:2])
-    np.testing.assert_allclose(result.params["auto_loc"], m)
-    np.testing.assert_allclose(result.params["auto_scale"], jnp.sqrt(v))
 
 
 @pytest.mark.slow
@@ -263,46 +221,27 @@ def test_the_density_of_the_model(filtered):
 
 
 @pytest.mark.slow
-def test_the_model_by_svi(filtered):
-    """Started at a fit, with NumPyro's optimisers: the scaling does not move."""
+def test_an_optimiser_does_not_move_the_scaling(filtered):
     pbp, result = filtered
     svi = SVI(pbp.model, pbp.guide, optax.adam(1e-3), Trace_ELBO())
-    X_, Y_ = jnp.asarray(X), jnp.asarray(Y)
-    fit = svi.run(random.key(0), 3, X_, Y_, progress_bar=False, init_params=result.params)
+    data = jnp.asarray(X), jnp.asarray(Y)
+    fit = svi.run(random.key(0), 3, *data, progress_bar=False, init_params=result.params)
     for name in ("auto_X_mean", "auto_X_sd", "auto_y_mean", "auto_y_sd"):
         np.testing.assert_array_equal(fit.params[name], result.params[name])
     assert np.all(fit.params["auto_loc"] != result.params["auto_loc"])
 
 
 @pytest.mark.slow
-def test_conversion_and_diagnosis():
-    make = lambda: PBP([3, 3, 1])  # noqa: E731
-    fits = restarts(make, random.key(0), 2, 10, X, Y, progress_bar=False)
-    pbp, args = make(), (jnp.asarray(X), jnp.asarray(Y))
-    tree = to_arviz(pbp, fits, model_args=args, num_samples=50)
-    assert tree.posterior["w0"].shape == (2, 50, 3, 4)
-    assert tree.log_likelihood["y"].shape == (2, 50, N)
-    assert tree.attrs["inference_method"] == "pbp"
+def test_conversion_and_diagnosis(filtered):
+    pbp, result = filtered
+    args = jnp.asarray(X), jnp.asarray(Y)
+    tree = to_arviz(pbp, result, model_args=args, num_samples=50)
+    assert tree.posterior["w0"].shape == (1, 50, 8, 4)
     assert tree.attrs["density"] == "exact"
-    found = diagnose(pbp, fits[0], model_args=args, num_samples=50, num_moves=0)
+    found = diagnose(pbp, result, model_args=args, num_samples=50, num_moves=0)
     rows = {row.quantity: row for row in found.rows}
     assert rows["factors skipped"].ok
     assert {"k-hat", "change of the loss"} & set(rows) == {"k-hat"}
-
-
-def test_memory_does_not_grow_with_the_rows_but_for_ep():
-    """EP holds two numbers for each weight and row; SEP two for each weight."""
-
-    def size(method, n):
-        state = PBP([3, 8, 1], method=method).init(random.key(0), X[:n], Y[:n])
-        numbers = [x for x in jax.tree.leaves(state._replace(rng_key=None))]
-        return sum(x.size * x.dtype.itemsize for x in numbers)
-
-    weights = 8 * 4 + 9
-    item = jnp.zeros(()).dtype.itemsize
-    assert size("adf", 10) == size("adf", 40)
-    assert size("sep", 10) == size("sep", 40) == size("adf", 40) + item * (2 * weights + 2)
-    assert size("ep", 40) == size("adf", 40) + 40 * item * (2 * weights + 2)
 
 
 def test_a_row_without_a_cavity_is_left_out():
@@ -341,13 +280,6 @@ def test_a_known_precision_is_not_learnt():
     assert np.all(pbp.predict(params, X)[1] > Y.var() / 9)
 
 
-def test_without_refinement_the_prior_stays():
-    pbp = PBP([3, 4, 1], refine_prior=False, prior_shape=3.0)
-    result = pbp.run(random.key(0), 2, X, Y, progress_bar=False)
-    assert result.params["auto_weight_concentration"] == 3
-    assert result.params["auto_weight_rate"] == 6
-
-
 def test_engines_are_pickled(filtered):
     pbp, result = filtered
     other, params = pickle.loads(pickle.dumps((pbp, jax.tree.map(np.asarray, result.params))))
@@ -359,19 +291,11 @@ def test_engines_are_pickled(filtered):
     ("options", "words"),
     [
         ({"layer_sizes": [3]}, r"layer_sizes is \[3\]; it must be a list of the number of inputs"),
-        ({"layer_sizes": [3, 8, 2]}, r"layer_sizes is \[3, 8, 2\]"),
         ({"layer_sizes": [3, 0, 1]}, r"layer_sizes\[1\] is 0"),
-        ({"layer_sizes": 3}, "layer_sizes is 3"),
-        ({"method": "vi"}, "method is 'vi'; it must be one of 'adf', 'ep', 'sep'"),
         ({"prior_shape": 1.0}, "prior_shape is 1.0; it must be above 1"),
-        ({"noise_shape": 0.5}, "noise_shape is 0.5; it must be above 1"),
-        ({"noise_rate": 0.0}, "noise_rate is 0.0"),
-        ({"weight_precision": -1.0}, "weight_precision is -1.0"),
         ({"noise_precision": 0.0}, "noise_precision is 0.0"),
-        ({"damping": 0.5}, "method 'adf'; it must be in"),
+        ({"damping": 0.5}, "damping is 0.5; it must be 1 for method='adf'"),
         ({"method": "ep", "damping": 1.5}, "damping is 1.5"),
-        ({"method": "ep", "damping": 0.0}, "damping is 0.0"),
-        ({"init_scale": -1.0}, "init_scale is -1.0"),
     ],
 )
 def test_bad_arguments(options, words):
@@ -380,33 +304,19 @@ def test_bad_arguments(options, words):
 
 
 @pytest.mark.parametrize(
-    ("X", "y", "error", "words"),
+    ("X", "y", "words"),
     [
-        (X[:, 0], Y, ValueError, r"X has shape \(40,\); it must be \(N, 3\)"),
-        (X[:, :2], Y, ValueError, r"X has shape \(40, 2\); it must be \(N, 3\)"),
-        (X, Y[:, None], ValueError, r"y has shape \(40, 1\) and X \(40, 3\); y must be \(40,\)"),
-        (X, Y[:13], ValueError, r"y has shape \(13,\)"),
-        (X[:0], Y[:0], ValueError, r"X has shape \(0, 3\)"),
-        (np.where(X == X.max(), np.nan, X), Y, ValueError, "X has 1 entries that are not finite"),
-        (X, np.append(Y[:-1], np.inf), ValueError, "y has 1 entries .* the first in row 39"),
-        (np.full((40, 3), "red"), Y, TypeError, "words"),
+        (X[:, :2], Y, r"X has shape \(40, 2\); it must be \(N, 3\)"),
+        (X, Y[:, None], r"y has shape \(40, 1\) and X \(40, 3\); y must be \(40,\)"),
+        (X, np.append(Y[:-1], np.inf), "y has 1 entries .* the first in row 39"),
     ],
 )
-def test_bad_data(X, y, error, words):
-    with pytest.raises(error, match=words):
+def test_bad_data(X, y, words):
+    with pytest.raises(ValueError, match=words):
         PBP([3, 8, 1]).run(random.key(0), 1, X, y, progress_bar=False)
 
 
-def test_bad_calls(filtered):
-    pbp, result = filtered
-    with pytest.raises(ValueError, match=r"X has shape \(3,\); it must be \(N, 3\)"):
-        pbp.predict(result.params, X[0])
-    with pytest.raises(ValueError, match=r"by X\[:, None\] for a single input"):
-        PBP([1, 1]).init(random.key(0), X[:, 0], Y)
-    with pytest.raises(ValueError, match="num_steps is 0"):
-        pbp.run(random.key(0), 0, X, Y)
-    with pytest.raises(TypeError, match="init was called while X and y were traced"):
-        jax.jit(pbp.init)(random.key(0), jnp.asarray(X), jnp.asarray(Y))
+def test_sites_of_other_rows_are_refused():
     ep = PBP([3, 8, 1], method="ep")
     state = ep.init(random.key(0), X, Y)
     with pytest.raises(ValueError, match="X has 13 rows, and the state has sites of 40"):
