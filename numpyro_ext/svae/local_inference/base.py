@@ -115,6 +115,40 @@ class Rule:
     families: ClassVar[Mapping[str, Any]]
     local_families: ClassVar[Mapping[str, Any]]
 
+    batch: ClassVar[str] = "B"
+    """The batch axes of a potential."""
+    of_x: ClassVar[str] = "components"
+    """The global factor with the size of x."""
+    by_state: ClassVar[tuple[str, ...]] = ()
+    """A Dirichlet over states, and the global factors that have one element for each."""
+    instead: ClassVar[str | None] = None
+    """The rule that takes mixture potentials; None if this one does."""
+
+    def check(self, global_mean: Mapping[str, Any], potential: Any) -> None:
+        """An error that names a global factor or a potential of the wrong shape."""
+        for name in self.by_state[1:]:
+            check_batch(name, global_mean[name], global_mean[self.by_state[0]].log_prob.shape)
+        self.check_potential(potential, global_mean[self.of_x].precision_loc.shape[-1])
+
+    def check_potential(self, potential: Any, d: int) -> None:
+        """An error unless a potential has the batch axes of the rule, and x has d coordinates."""
+        name = type(self).__name__
+        if not isinstance(potential, Factor):
+            raise TypeError(
+                f"{name} was given a {type(potential).__name__}; the recognition network must"
+                " return a GaussianPotential or a MixturePotential."
+            )
+        is_mixture = isinstance(potential, MixturePotential)
+        if is_mixture and self.instead is not None:
+            raise TypeError(f"{name} requires a GaussianPotential; use {self.instead}.")
+        axes = f"{self.batch}, C" if is_mixture else self.batch
+        h, W = jnp.shape(potential.h), jnp.shape(potential.W)
+        if len(h) != axes.count(",") + 2 or h[-1] != d or W != (*h, d):
+            raise ValueError(
+                f"the potential of {name} has h of shape {h} and W of shape {W}; they must be"
+                f" ({axes}, d) and ({axes}, d, d) with d = {d} as in the prior."
+            )
+
     def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
         """The prior's, with locations spread by 3 and concentrations between 1 and 2."""
         starts = {Dirichlet: random_concentration, NIW: spread_locations}
@@ -218,8 +252,8 @@ def surrogate_elbo(
         >>> print(f"{bound[0]:.3f}")  # the log integral, because this q is exact
         0.951
     """
-    check_gaussian(potential, "surrogate_elbo", "the marginal moments of infer")
-    assert isinstance(potential, GaussianPotential)
+    if not isinstance(potential, GaussianPotential):
+        raise TypeError("surrogate_elbo requires a GaussianPotential.")
     moments = local.mean["x"]
     log_psi = jnp.sum(potential.h * moments.x, -1) + jnp.sum(potential.W * moments.xx, (-1, -2))
     kl = rule.local_kl(global_mean, local)
@@ -323,35 +357,11 @@ def no_iterations(like: Array) -> LocalInfo:
     return LocalInfo(zeros.astype(int), zeros, jnp.ones(jnp.shape(like), bool))
 
 
-def check_batch(global_mean: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> None:
-    """The batch shape of a global factor, or an error that names it."""
-    mean = global_mean[name]
+def check_batch(name: str, mean: Any, shape: tuple[int, ...]) -> None:
+    """An error unless the expected statistics of a global factor have this batch shape."""
     batch = mean[0].shape[:-1] if isinstance(mean, DirichletMean) else mean.half_logdet.shape
     if batch != shape:
         raise ValueError(
             f"the factor '{name}' has batch shape {batch}; it must be {shape}, as the parameters of"
             " the prior."
         )
-
-
-def check_factor(factor: Any, name: str, batch: str, d: int) -> None:
-    """An error unless a factor is of our types and its shapes fit the rule of this name, whose
-    batch axes are such as ``"B, T"``, and d, the size of x."""
-    if not isinstance(factor, Factor):
-        raise TypeError(
-            f"{name} was given a {type(factor).__name__}; the recognition network must return a"
-            " GaussianPotential or a MixturePotential."
-        )
-    axes = f"{batch}, C" if isinstance(factor, MixturePotential) else batch
-    h, W = jnp.shape(factor.h), jnp.shape(factor.W)
-    if len(h) != axes.count(",") + 2 or h[-1] != d or W != (*h, d):
-        raise ValueError(
-            f"the potential of {name} has h of shape {h} and W of shape {W}; they must be"
-            f" ({axes}, d) and ({axes}, d, d) with d = {d} as in the prior."
-        )
-
-
-def check_gaussian(factor: Any, name: str, instead: str) -> None:
-    """An error, which names an alternative, unless a factor is a Gaussian potential."""
-    if not isinstance(factor, GaussianPotential):
-        raise TypeError(f"{name} requires a GaussianPotential; use {instead}.")

@@ -26,8 +26,6 @@ from numpyro_ext.svae.local_inference.base import (
     LocalPosterior,
     Rule,
     check_batch,
-    check_factor,
-    check_gaussian,
     expected_log_normal,
     negative_entropy,
     own_moments,
@@ -57,6 +55,18 @@ class _Cycle(Rule):
         "z": ("z",),
         "x": ("x",),
     }
+
+    batch = "B, K"
+
+    def check(self, global_mean: Mapping[str, Any], potential: Any) -> None:
+        check_batch("components", global_mean["components"], (2, 2))
+        super().check(global_mean, potential)
+        (K,) = global_mean["pi"].log_p.shape
+        if K < 2 or potential.h.shape[1] != K:
+            raise ValueError(
+                f"the potential has h of shape {potential.h.shape}, and pi has {K} probabilities; a"
+                " cycle needs K of at least 2, and h of shape (B, K, ..., d)."
+            )
 
     def local_kl(self, global_mean: Mapping[str, Any], local: LocalPosterior) -> Array:
         pi, odds = global_mean["pi"], local.natural["z"].log_odds
@@ -123,7 +133,7 @@ class CycleEP(_Cycle):
     def infer(
         self, global_mean: Mapping[str, Any], potential: GaussianPotential | MixturePotential
     ) -> LocalPosterior:
-        _check("CycleEP", global_mean, potential)
+        self.check(global_mean, potential)
         eta, odds = plug_in(global_mean["components"]), _prior_odds(global_mean)
         options = {"schedule": self.schedule, "tol": self.tol, "max_iter": self.max_iter}
 
@@ -170,12 +180,12 @@ class CycleMeanField(CoordinateAscent, _Cycle):
         50
     """
 
+    instead = "CycleEP"
     starts = (None,)
     init: Any = None
 
     def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
-        check_gaussian(potential, "CycleMeanField", "CycleEP")
-        _check("CycleMeanField", global_mean, potential)
+        self.check(global_mean, potential)
         batch = potential.h.shape[:-1]
         if self.init is None:
             start = jnp.full(batch, 0.5, potential.h.dtype)
@@ -200,17 +210,6 @@ class CycleMeanField(CoordinateAscent, _Cycle):
 Args = tuple[dict[str, Any], GaussianPotential]
 State = tuple[Array, GaussianMean]
 """Probabilities of z = 1, and moments of x."""
-
-
-def _check(name: str, global_mean: Mapping[str, Any], factor: Any) -> None:
-    check_batch(global_mean, "components", (2, 2))
-    check_factor(factor, name, "B, K", global_mean["components"].precision_loc.shape[-1])
-    (K,) = global_mean["pi"].log_p.shape
-    if K < 2 or factor.h.shape[1] != K:
-        raise ValueError(
-            f"the potential has h of shape {factor.h.shape}, and pi has {K} probabilities; a cycle"
-            " needs K of at least 2, and h of shape (B, K, ..., d)."
-        )
 
 
 def _prior_odds(global_mean: Mapping[str, Any]) -> Array:

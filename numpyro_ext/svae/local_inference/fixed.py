@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from jax import Array
 
 from numpyro_ext.expfam import Gaussian, GaussianNatural
-from numpyro_ext.svae.local_inference.base import LocalPosterior, Rule, check_factor, no_iterations
+from numpyro_ext.svae.local_inference.base import LocalPosterior, Rule, no_iterations
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
 
 
@@ -43,7 +43,7 @@ class FixedGaussian(Rule):
     def infer(
         self, global_mean: Mapping[str, Any], potential: GaussianPotential | MixturePotential
     ) -> LocalPosterior:
-        check_factor(potential, "FixedGaussian", "B", self.natural.h.shape[-1])
+        self.check_potential(potential, self.natural.h.shape[-1])
         natural = Gaussian.from_standard(*potential.tilted_normal(self.natural))
         info = no_iterations(natural.h[..., 0])
         return LocalPosterior({"x": natural}, {"x": Gaussian.mean(natural)}, info)

@@ -22,9 +22,6 @@ from numpyro_ext.svae.local_inference.base import (
     CoordinateAscent,
     LocalPosterior,
     Rule,
-    check_batch,
-    check_factor,
-    check_gaussian,
     expected_log_normal,
     negative_entropy,
     no_iterations,
@@ -52,6 +49,8 @@ class _GMM(Rule):
         "z": ("z",),
         "x": ("x",),
     }
+
+    by_state = ("pi", "components")
 
     def local_kl(self, global_mean: Mapping[str, Any], local: LocalPosterior) -> Array:
         moments = jax.tree.map(lambda leaf: leaf[:, None], local.mean["x"])
@@ -98,7 +97,7 @@ class GMMEP(_GMM):
     def infer(
         self, global_mean: Mapping[str, Any], potential: GaussianPotential | MixturePotential
     ) -> LocalPosterior:
-        _check("GMMEP", global_mean, potential)
+        self.check(global_mean, potential)
         eta = plug_in(global_mean["components"])
         logits = global_mean["pi"].log_prob + potential.log_partition_ratio(eta)
         z = CategoricalNatural(logits)
@@ -138,9 +137,10 @@ class GMMMeanField(CoordinateAscent, _GMM):
         'NIW'
     """
 
+    instead = "GMMEP"
+
     def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
-        check_gaussian(potential, "GMMMeanField", "GMMEP")
-        _check("GMMMeanField", global_mean, potential)
+        self.check(global_mean, potential)
         start = self._start(global_mean, potential)
         return self.alternate(_z_given, _x_given, global_mean, potential, start)
 
@@ -155,11 +155,6 @@ class GMMMeanField(CoordinateAscent, _GMM):
 
 
 Args = tuple[dict[str, Any], GaussianPotential]
-
-
-def _check(name: str, global_mean: Mapping[str, Any], factor: Any) -> None:
-    check_batch(global_mean, "components", global_mean["pi"].log_prob.shape)
-    check_factor(factor, name, "B", global_mean["components"].precision_loc.shape[-1])
 
 
 def _x_given(args: Args, r: Array) -> GaussianNatural:

@@ -20,9 +20,6 @@ from numpyro_ext.svae.local_inference.base import (
     CoordinateAscent,
     LocalPosterior,
     Rule,
-    check_batch,
-    check_factor,
-    check_gaussian,
     expected_log_normal,
     negative_entropy,
     no_iterations,
@@ -54,6 +51,10 @@ class _HMM(Rule):
         "z": ("z",),
         "x": ("x",),
     }
+
+    batch = "B, T"
+    of_x = "emission"
+    by_state = ("initial", "transition", "emission")
 
     def local_kl(self, global_mean: Mapping[str, Any], local: LocalPosterior) -> Array:
         emission, z = global_mean["emission"], local.mean["z"]
@@ -101,7 +102,7 @@ class HMMEP(_HMM):
     def infer(
         self, global_mean: Mapping[str, Any], potential: GaussianPotential | MixturePotential
     ) -> LocalPosterior:
-        _check("HMMEP", global_mean, potential)
+        self.check(global_mean, potential)
         eta = plug_in(global_mean["emission"])
         z = states_given(global_mean, potential.log_partition_ratio(eta))
         states = MarkovChain.mean(z)
@@ -138,9 +139,10 @@ class HMMMeanField(CoordinateAscent, _HMM):
         50
     """
 
+    instead = "HMMEP"
+
     def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
-        check_gaussian(potential, "HMMMeanField", "HMMEP")
-        _check("HMMMeanField", global_mean, potential)
+        self.check(global_mean, potential)
         K = global_mean["initial"].log_prob.shape[-1]
         if not isinstance(self.init, str):
             start = self.given_start(potential, (*potential.h.shape[:-1], K))
@@ -152,17 +154,6 @@ class HMMMeanField(CoordinateAscent, _HMM):
 
 
 Args = tuple[dict[str, Any], GaussianPotential]
-
-
-def _check(name: str, global_mean: Mapping[str, Any], factor: Any) -> None:
-    check_states(global_mean, "emission")
-    check_factor(factor, name, "B, T", global_mean["emission"].precision_loc.shape[-1])
-
-
-def check_states(global_mean: Mapping[str, Any], *names: str) -> None:
-    """Transitions from each state, and factors of each state."""
-    for name in ("transition", *names):
-        check_batch(global_mean, name, global_mean["initial"].log_prob.shape)
 
 
 def states_given(global_mean: Mapping[str, Any], log_weights: Array) -> MarkovChainNatural:

@@ -20,8 +20,6 @@ from numpyro_ext.expfam import (
 from numpyro_ext.svae.local_inference.base import (
     LocalPosterior,
     Rule,
-    check_factor,
-    check_gaussian,
     expected_log_normal,
     no_iterations,
 )
@@ -80,12 +78,13 @@ class LDS(Rule):
         "x": ("x",),
     }
 
+    batch, of_x, instead = "B, T", "initial", "HMMEP"
+
     def __init__(self, parallel: bool | None = None) -> None:
         self.parallel = parallel
 
     def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
-        check_gaussian(potential, "LDS", "HMMEP, whose x are independent given z")
-        check_factor(potential, "LDS", "B, T", global_mean["initial"].precision_loc.shape[-1])
+        self.check(global_mean, potential)
         r = jnp.ones((*potential.h.shape[:-1], 1), potential.h.dtype)
         natural = chain_given(*_one_system(global_mean), potential, r)
         mean = GaussianChain.mean(natural, parallel=self.parallel)

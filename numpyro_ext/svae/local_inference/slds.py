@@ -19,11 +19,9 @@ from numpyro_ext.expfam import (
 from numpyro_ext.svae.local_inference.base import (
     CoordinateAscent,
     LocalPosterior,
-    check_factor,
-    check_gaussian,
     random_concentration,
 )
-from numpyro_ext.svae.local_inference.hmm import check_states, expected_log_states, states_given
+from numpyro_ext.svae.local_inference.hmm import expected_log_states, states_given
 from numpyro_ext.svae.local_inference.lds import (
     chain_given,
     chain_negative_entropy,
@@ -82,14 +80,13 @@ class SLDSMeanField(CoordinateAscent):
         "x": ("x",),
     }
 
+    batch, of_x, instead = "B, T", "initial_x", "HMMEP"
+    by_state = ("initial", "transition", "initial_x", "dynamics")
     starts = ("prior",)
     init: Any = "prior"
 
     def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
-        check_gaussian(potential, "SLDSMeanField", "HMMEP")
-        check_states(global_mean, "initial_x", "dynamics")
-        d = global_mean["initial_x"].precision_loc.shape[-1]
-        check_factor(potential, "SLDSMeanField", "B, T", d)
+        self.check(global_mean, potential)
         shape = (*potential.h.shape[:-1], global_mean["initial"].log_prob.shape[-1])
         if isinstance(self.init, str):
             states = MarkovChain.mean(states_given(global_mean, jnp.zeros(shape[1:])))
