@@ -38,7 +38,7 @@ from numpyro_ext.ep.pbp.epochs import (
     start_sites,
 )
 from numpyro_ext.ep.pbp.moments import forward_moments
-from numpyro_ext.ep.pbp.network import SCALING, Network, NetworkGuide, Priors, network_guide
+from numpyro_ext.ep.pbp.network import SCALING, Network, NetworkGuide, network_guide
 
 __all__ = ["PBP", "PBPRunResult"]
 
@@ -174,10 +174,10 @@ class PBP:
             raise ValueError(
                 f"damping is {self.damping!r}; it must be 1 for method='adf', which keeps no sites."
             )
-        priors = Priors(
-            weight=_prior(self.weight_precision, self.prior_shape, self.prior_rate),
-            noise=_prior(self.noise_precision, self.noise_shape, self.noise_rate),
-        )
+        priors = {
+            "weight": _prior(self.weight_precision, self.prior_shape, self.prior_rate),
+            "noise": _prior(self.noise_precision, self.noise_shape, self.noise_rate),
+        }
         self.model = Network(tuple(map(int, sizes)), priors, bool(self.use_bias), self.prefix)
 
     def __repr__(self) -> str:
@@ -227,9 +227,9 @@ class PBP:
         ]
         weight, noise = (
             Gamma(*(jnp.asarray(x, float) for x in prior)) if isinstance(prior, tuple) else None
-            for prior in (self.model.priors.weight, self.model.priors.noise)
+            for prior in self.model.priors.values()
         )
-        precision: Any = self.model.priors.weight
+        precision: Any = self.model.priors["weight"]
         if isinstance(precision, tuple):
             precision = (precision[0] - 1) / precision[1]
         q = Belief(means, [jnp.full(shape, 1 / precision) for shape in shapes], noise)

@@ -18,20 +18,15 @@ from numpyro_ext.ep.guide import DiagonalNormal, start_guide
 SCALING = ("X_mean", "X_sd", "y_mean", "y_sd")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Priors:
-    """Shape and rate of the Gamma prior of each precision, or the precision that is known."""
-
-    weight: tuple[float, float] | float
-    noise: tuple[float, float] | float
-
-
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A rectifier network for a scalar y, with a Gamma prior on both of its precisions."""
+    """A rectifier network for a scalar y, with a Gamma prior on both of its precisions.
+
+    - **priors** - of ``"weight"`` and ``"noise"``: shape and rate, or the known precision.
+    """
 
     layer_sizes: tuple[int, ...]
-    priors: Priors
+    priors: dict[str, Any]
     use_bias: bool
     prefix: str
 
@@ -60,7 +55,7 @@ class Network:
             numpyro.sample(f"{name}_precision", dist.Gamma(*prior))
             if isinstance(prior, tuple)
             else jnp.asarray(prior, float)
-            for name, prior in (("weight", self.priors.weight), ("noise", self.priors.noise))
+            for name, prior in self.priors.items()
         )
         scaling = self.scaling()
         z = (jnp.asarray(X) - scaling["X_mean"]) / scaling["X_sd"]
@@ -137,8 +132,7 @@ def _quantile(gamma: dist.Gamma, quantiles: Any) -> Array:
 def network_guide(network: Network) -> NetworkGuide:
     """The guide of a network, set up on a row of zeros: nothing in it depends on the data."""
     guide = NetworkGuide(network, prefix=network.prefix, init_loc_fn=init_to_median)
-    both = {"weight": network.priors.weight, "noise": network.priors.noise}
-    guide.gammas = {name: x for name, x in both.items() if isinstance(x, tuple)}
+    guide.gammas = {name: x for name, x in network.priors.items() if isinstance(x, tuple)}
     locs = {name: jnp.zeros(shape) for name, shape in network.shapes.items()}
     local = [f"{name}_precision" for name in guide.gammas]
     start_guide(guide, locs, local, (jnp.zeros((1, network.layer_sizes[0])), jnp.zeros(1)), {})
