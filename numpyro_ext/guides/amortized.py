@@ -25,9 +25,13 @@ from numpyro_ext._model.program import shape_trace, trace_of
 from numpyro_ext._model.read import continuous_latents, frames
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Model, Params, Sites
-from numpyro_ext.guides.arguments import check_call, check_model, check_params
-from numpyro_ext.guides.base import NUM_QUANTILE_DRAWS
-from numpyro_ext.guides.draws import draws_of, levels_of
+from numpyro_ext.guides.base import (
+    NUM_QUANTILE_DRAWS,
+    check_model,
+    check_params,
+    draws_of,
+    levels_of,
+)
 
 __all__ = ["AmortizedGuide"]
 
@@ -124,7 +128,6 @@ class AmortizedGuide(AutoGuide):
         shape_trace(model, args, kwargs)
         size, batch = model.plates[self.plate]
         with numpyro.plate(self.plate, size, subsample_size=batch, dim=self.dim) as rows:
-            check_call(self.features, args, kwargs)
             x = self.features(*args, **kwargs)
             if jnp.ndim(x) < 2 or len(x) != len(rows):
                 raise ValueError(

@@ -17,10 +17,9 @@ from numpyro.handlers import block, substitute
 from numpyro_ext._checks import check_count
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params, Sites
-from numpyro_ext.guides.base import back, through
+from numpyro_ext.guides.base import AutoWithoutDensity, inverse_fixed_map, with_fixed_map
 from numpyro_ext.guides.conditional import conditional_mlp, mean_and_scale
 from numpyro_ext.guides.networks import check_widths, flat_module
-from numpyro_ext.guides.without_density import AutoWithoutDensity
 
 __all__ = ["AutoAuxiliary"]
 
@@ -113,18 +112,17 @@ class AutoAuxiliary(AutoWithoutDensity):
         super().__post_init__()
 
     def sample_vector(self, sample_shape: tuple[int, ...], args: tuple, kwargs: Params) -> Array:
-        auxiliary = {"is_auxiliary": True}
-        num_aux, name = self.aux_dim or self.latent_dim, f"_{self.prefix}_aux"
+        num_aux = self.aux_dim or self.latent_dim
         normal = Normal(0.0, 1.0).expand((*sample_shape, num_aux))
         aux: list[Any] = []
         for i in range(self.num_layers):
             if aux:
                 normal = self._normal(f"aux__{i}", None, aux[-1], num_aux)
-            aux.append(numpyro.sample(f"{name}__{i}", normal.to_event(1), infer=auxiliary))
+            aux.append(self.auxiliary(f"aux__{i}", normal.to_event(1)))
         loc, scale, fixed = self.loc_and_scale()
         e = self._normal("net", self.network, aux[-1], self.latent_dim)
-        normal = through(Normal(loc + scale * e.loc, scale * e.scale).to_event(1), fixed)
-        z: Any = numpyro.sample(f"_{self.prefix}_latent", normal, infer=auxiliary)
+        normal = Normal(loc + scale * e.loc, scale * e.scale).to_event(1)
+        z = self.auxiliary("latent", with_fixed_map(normal, fixed))
         numpyro.factor(f"{self.prefix}_reverse", -self._reverse(z, aux))
         return z
 
@@ -147,7 +145,7 @@ class AutoAuxiliary(AutoWithoutDensity):
 
     def _reverse(self, z: Array, aux: Sequence[Array]) -> Array:
         loc, scale, fixed = self.loc_and_scale()
-        z = back(z, fixed)
+        z = inverse_fixed_map(z, fixed)
         num_aux = self.aux_dim or self.latent_dim
         given, pair, log_r = (z - loc) / scale, self.reverse_network, jnp.zeros(())
         for i in reversed(range(self.num_layers)):

@@ -1,15 +1,19 @@
 """The bases of guides: all latent sites as one vector, and where they begin."""
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
+import math
 from typing import Any, Self
 
+import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+from numpyro.distributions import constraints
 from numpyro.distributions.transforms import (
     AffineTransform,
     IndependentTransform,
@@ -18,10 +22,12 @@ from numpyro.distributions.transforms import (
 )
 from numpyro.handlers import block, seed, substitute
 from numpyro.infer.initialization import init_to_uniform
+from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.arguments import check_frames
 from numpyro_ext._model.checks import read_global
+from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._model.init_from import (
     SEARCH,
     InitFrom,
@@ -38,16 +44,18 @@ from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import guide_start
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Model, Params, Sites
-from numpyro_ext.guides.arguments import check_model, check_params
-from numpyro_ext.guides.draws import levels_of
 
 __all__ = [
     "AutoAtModes",
     "AutoJoint",
-    "back",
-    "fixed_map",
-    "onwards",
-    "through",
+    "AutoWithoutDensity",
+    "apply_fixed_map",
+    "check_model",
+    "check_params",
+    "draws_of",
+    "inverse_fixed_map",
+    "levels_of",
+    "with_fixed_map",
 ]
 
 NUM_QUANTILE_DRAWS = 10_000
@@ -82,17 +90,7 @@ class AutoJoint(ContinuousGuide):
     def __post_init__(self) -> None:
         check_model(type(self), self.model)
         check_positive("init_scale", self.init_scale)
-        if not callable(self.init_loc_fn):
-            raise TypeError(
-                f"init_loc_fn is {self.init_loc_fn!r}; it must be a function of a site, such as"
-                " numpyro.infer.init_to_value(values={'z': 0.0}) returns."
-            )
         plates = self.create_plates
-        if not (plates is None or callable(plates)):
-            raise TypeError(
-                f"create_plates is {plates!r}; it must be a function of the model's arguments that"
-                " returns a numpyro.plate or several."
-            )
         super().__init__(self.model, prefix=self.prefix, init_loc_fn=self.init_loc_fn)
         self.create_plates = plates
 
@@ -141,12 +139,12 @@ class AutoJoint(ContinuousGuide):
         args: tuple = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Array:
-        """Latent vectors from ``sample_vector``, whose sites are recorded nowhere."""
+        """Latent vectors from ``sample_vector``, without a trace of their sites."""
         self.check_fitted(params)
         with block():
             fn: Any = substitute(seed(self.sample_vector, rng_key), params)
-            z, drawn = call_and_trace(fn, (sample_shape, args, kwargs or {}), {})
-        check_params(params, [n for n, site in drawn.items() if site["type"] == "param"], self)
+            z, trace = call_and_trace(fn, (sample_shape, args, kwargs or {}), {})
+        check_params(params, [n for n, site in trace.items() if site["type"] == "param"], self)
         return z
 
     def sample_latent(
@@ -189,9 +187,7 @@ class AutoJoint(ContinuousGuide):
         return self.quantiles(params, 0.5)
 
     def quantiles(self, params: Params, quantiles: Any) -> Sites:
-        """Quantiles of every unconstrained coordinate, constrained, by Monte Carlo.
-
-        They come from 10,000 draws with a fixed key.
+        """Quantiles of every unconstrained coordinate, constrained, from 10,000 draws of one key.
 
         For sites whose bijection acts on each coordinate alone these are the marginal quantiles;
         for others (a simplex) the result satisfies the constraint, which elementwise quantiles of
@@ -246,17 +242,17 @@ class AutoAtModes(AutoJoint):
         return self
 
     def __post_init__(self) -> None:
-        self.given = given_modes(self.init_from)
+        self.modes_given = given_modes(self.init_from)
         self.searches = self.searches and isinstance(self.init_from, str)
         self.searches = self.searches and not self.forward_mode_differentiation
         self.init_from = SEARCH if self.searches else None  # a fitted guide may not pickle
-        self.find: Callable[[], Modes | None] | None = None
+        self.find_modes: Callable[[], Modes | None] | None = None
         super().__post_init__()
 
     def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
         info = super().read(*args, **kwargs)
-        if self.given is not None:
-            check_sites(self.given, info)
+        if self.modes_given is not None:
+            check_sites(self.modes_given, info)
         return info
 
     def check_fitted(self, params: Params) -> None:
@@ -267,7 +263,7 @@ class AutoAtModes(AutoJoint):
     @property
     def is_mapped(self) -> bool:
         """True if the last layer is a fixed map."""
-        if self.given is not None:
+        if self.modes_given is not None:
             return True
         trace: Any = self.prototype_trace
         params = (name for name, site in trace.items() if site["type"] == "param")
@@ -280,31 +276,28 @@ class AutoAtModes(AutoJoint):
 
     @contextmanager
     def called_with(self, args: tuple, kwargs: dict[str, Any]) -> Iterator[None]:
-        """The arguments on which a search is, as long as a call of the guide takes."""
-        before, self.find = self.find, cache(partial(self.find_start, args, kwargs))
+        """Let :meth:`modes` search on the arguments of this call of the guide, at most once."""
+        starts, room = self.num_searches, self.num_modes
+        search = partial(searched_modes, self.model, args, kwargs, starts=starts, room=room)
+        before, self.find_modes = self.find_modes, cache(search)
         try:
             yield
         finally:
-            self.find = before
+            self.find_modes = before
 
-    def find_start(self, args: tuple, kwargs: dict[str, Any]) -> Modes | None:
-        """What was given, or the modes on these arguments."""
-        if self.given is not None:
-            return self.given
-        starts, room = self.num_searches, self.num_modes
-        return searched_modes(self.model, args, kwargs, starts=starts, room=room)
-
-    def found(self) -> Modes | None:
-        """What is found in this call of the guide, once; None for NumPyro's start."""
-        return self.find_start((), {}) if self.find is None else self.find()
+    def modes(self) -> Modes | None:
+        """The modes at which the guide begins; None for NumPyro's start."""
+        if self.modes_given is not None or self.find_modes is None:
+            return self.modes_given
+        return self.find_modes()
 
     def known_map(self) -> tuple[Array, Array] | None:
-        """The fixed map of given parameters; None where it is to be found."""
-        names = [f"{self.prefix}_{one}" for one in ("center", "root", "loc")]
+        """The fixed map that is among the parameters already; None where there is none yet."""
+        names = [f"{self.prefix}_{name}" for name in ("center", "root", "loc")]
         center, root, loc = (numpyro.param(name) for name in names)
         if center is not None and root is not None:
             return lax.stop_gradient((jnp.asarray(center), jnp.asarray(root)))
-        if loc is not None:  # in units that are not known
+        if loc is not None:  # in unknown units
             raise ValueError(
                 f"the parameters have '{names[2]}' but not '{names[0]}' and '{names[1]}', in whose"
                 f" units it is; give all parameters of this {type(self).__name__}, or make it with"
@@ -313,7 +306,7 @@ class AutoAtModes(AutoJoint):
         return None
 
     def new_map(self, center: Array, root: Array) -> tuple[Array, Array]:
-        """The fixed map as parameters."""
+        """Register the fixed map as parameters."""
         center, root = (
             jnp.asarray(numpyro.param(f"{self.prefix}_{name}", value))
             for name, value in (("center", center), ("root", root))
@@ -330,7 +323,7 @@ class AutoAtModes(AutoJoint):
         loc, scale, mode = jnp.zeros(d), jnp.ones(d), None
         known = self.known_map()
         if known is None:
-            modes = self.found()
+            modes = self.modes()
             if modes is None:
                 (loc, scale), x, A = usual, jnp.zeros(d), jnp.eye(d)
             else:
@@ -344,19 +337,35 @@ class AutoAtModes(AutoJoint):
         return mode.factor
 
 
-def through(fn: dist.Distribution, fixed: Sequence[Transform]) -> dist.Distribution:
-    """The distribution after the fixed map of :meth:`AutoAtModes.begin`."""
-    return dist.TransformedDistribution(fn, list(fixed)) if fixed else fn
+@dataclass(kw_only=True, eq=False, repr=False)
+class AutoWithoutDensity(AutoAtModes):
+    """Base of the guides that draw the latent vector along with auxiliary sites.
 
+    A subclass writes ``sample_vector``; a call for the density of the vector alone is an error.
+    """
 
-def back(z: Array, fixed: Sequence[Transform]) -> Array:
-    """A value after the fixed map, before it."""
-    return jnp.asarray(fixed[0].inv(z)) if fixed else z
+    @abstractmethod
+    def sample_vector(self, sample_shape: tuple[int, ...], args: tuple, kwargs: Params) -> Array:
+        """Latent vectors ``(*sample_shape, latent_dim)``, and the guide's own sites on the way."""
 
+    def auxiliary(self, name: str, fn: dist.Distribution) -> Any:
+        """A draw of the guide's own site ``_{prefix}_{name}``."""
+        return numpyro.sample(f"_{self.prefix}_{name}", fn, infer={"is_auxiliary": True})
 
-def onwards(x: Array, fixed: Sequence[Transform]) -> Array:
-    """A value before the fixed map, after it."""
-    return jnp.asarray(fixed[0](x)) if fixed else x
+    def loc_and_scale(self) -> tuple[Any, Any, list[Transform]]:
+        """The trained location and standard deviations, and the fixed map after them, if any."""
+        loc, scale, fixed, _ = self.begin()
+        loc, positive = numpyro.param(f"{self.prefix}_loc", loc), constraints.softplus_positive
+        return loc, numpyro.param(f"{self.prefix}_scale", scale, constraint=positive), fixed
+
+    def latent_distribution(self) -> dist.Distribution:
+        raise IntractableDensityError(
+            f"{type(self).__name__} has no density of its latent vector alone; use its draws, by"
+            " sample_posterior, or a guide that has one, such as AutoRealNVPNormal."
+        )
+
+    def get_base_dist(self) -> dist.Distribution:
+        return self.latent_distribution()  # raises
 
 
 def fixed_map(center: Array, root: Array) -> Transform:
@@ -364,3 +373,64 @@ def fixed_map(center: Array, root: Array) -> Transform:
     if root.ndim == center.ndim:
         return IndependentTransform(AffineTransform(center, root), 1)
     return LowerCholeskyAffine(center, root)
+
+
+def with_fixed_map(fn: dist.Distribution, fixed: Sequence[Transform]) -> dist.Distribution:
+    """The distribution after the fixed map of :meth:`AutoAtModes.begin`, if there is one."""
+    return dist.TransformedDistribution(fn, list(fixed)) if fixed else fn
+
+
+def apply_fixed_map(x: Array, fixed: Sequence[Transform]) -> Array:
+    """Apply the fixed map, if there is one."""
+    return jnp.asarray(fixed[0](x)) if fixed else x
+
+
+def inverse_fixed_map(z: Array, fixed: Sequence[Transform]) -> Array:
+    """Invert the fixed map, if there is one."""
+    return jnp.asarray(fixed[0].inv(z)) if fixed else z
+
+
+def check_model(guide: type, model: Any) -> None:
+    """An error unless ``model`` can be a model: most of all if ``SVI`` was given a class."""
+    name = guide.__name__
+    if not callable(model):
+        raise TypeError(
+            f"{name} was given {type(model).__name__} for its model, a function with numpyro.sample"
+            f" sites; if this comes from SVI, pass it a guide and not its class:"
+            f" SVI(model, {name}(model), ...)."
+        )
+
+
+def check_params(params: Params, names: Iterable[str], guide: Any) -> None:
+    """An error unless ``params`` has these names: NumPyro takes initial values for the others."""
+    for name in names:
+        if name not in params:
+            raise ValueError(
+                f"params has no '{name}' but {sorted(params)}; pass what svi.get_params gives for"
+                f" this {type(guide).__name__} (prefix '{guide.prefix}')."
+            )
+
+
+def draws_of[T](
+    draw: Callable[[Array], T],
+    rng_key: Array,
+    sample_shape: tuple[int, ...],
+    batch_size: int | None = None,
+) -> T:
+    """``draw(key)`` for a key of each draw, with the sample shape in front of every array.
+
+    :param batch_size: draws that are made at a time, at most; one after the other if None.
+    """
+    keys = random.split(rng_key, math.prod(sample_shape))
+    if batch_size is not None:
+        batch_size = min(batch_size, len(keys))
+    draws = lax.map(draw, keys, batch_size=batch_size)
+    return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
+
+
+def levels_of(quantiles: Any) -> Array:
+    """The levels of quantiles as an array, with an error unless they are between 0 and 1."""
+    q = jnp.asarray(quantiles, dtype=jnp.result_type(float))
+    if not_jax_tracer(q) and not bool(((q >= 0) & (q <= 1)).all()):
+        raise ValueError(f"quantiles is {quantiles!r}; every entry must be between 0 and 1.")
+    return q

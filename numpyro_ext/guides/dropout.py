@@ -25,8 +25,7 @@ from numpyro_ext._model.read import latent_sites
 from numpyro_ext._model.start import guide_start
 from numpyro_ext._numpyro import StartGiven
 from numpyro_ext._typing import Model, Params, Sites, Trace
-from numpyro_ext.guides.arguments import check_model, check_params
-from numpyro_ext.guides.draws import draws_of, levels_of
+from numpyro_ext.guides.base import check_model, check_params, draws_of, levels_of
 from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
 from numpyro_ext.guides.priors import normal_priors
 

@@ -25,7 +25,7 @@ from numpyro_ext._model.handlers import every_row
 from numpyro_ext._networks import output_shape
 from numpyro_ext._typing import Params
 from numpyro_ext.guides.amortized import AmortizedGuide, LocalSite
-from numpyro_ext.guides.arguments import check_params
+from numpyro_ext.guides.base import check_params
 from numpyro_ext.guides.flows import other_halves, permute_between
 from numpyro_ext.guides.masked import masked_mlp
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp

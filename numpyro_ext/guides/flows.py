@@ -15,6 +15,7 @@ from numpyro.distributions.transforms import (
     AffineTransform,
     ComposeTransform,
     ExpTransform,
+    IdentityTransform,
     IndependentTransform,
     LowerCholeskyAffine,
     PermuteTransform,
@@ -199,6 +200,13 @@ class CouplingFlowNormal(AutoFlowNormal):
         self.network = as_pair(self.network, optional=True)
         self.hidden_dims = check_widths(self.hidden_dims)
         super().__post_init__()
+
+    def coupling(self, i: int) -> Transform:
+        """The ``i``-th layer, for two or more latent dimensions."""
+        raise NotImplementedError
+
+    def flow(self, i: int) -> Transform:
+        return self.coupling(i) if self.latent_dim > 1 else IdentityTransform()
 
     def permutation(self, i: int) -> np.ndarray:
         """First the halves swapped, and then odd places before even ones."""

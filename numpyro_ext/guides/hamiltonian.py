@@ -23,11 +23,15 @@ from numpyro_ext._model.program import drawn_names, read_model
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params, Sites, Trace
-from numpyro_ext.guides.base import back, onwards, through
+from numpyro_ext.guides.base import (
+    AutoWithoutDensity,
+    apply_fixed_map,
+    draws_of,
+    inverse_fixed_map,
+    with_fixed_map,
+)
 from numpyro_ext.guides.conditional import bounded, conditional_mlp, mean_and_scale
-from numpyro_ext.guides.draws import draws_of
 from numpyro_ext.guides.networks import check_widths, flat_module
-from numpyro_ext.guides.without_density import AutoWithoutDensity
 from numpyro_ext.transforms import LeapfrogTransform
 
 __all__ = ["AutoHVI"]
@@ -144,13 +148,10 @@ class AutoHVI(AutoWithoutDensity):
         return args, kwargs  # for draws without the model's arguments
 
     def sample_vector(self, sample_shape: tuple[int, ...], args: tuple, kwargs: Params) -> Array:
-        auxiliary = {"is_auxiliary": True}
-        d, T = self.latent_dim, self.num_steps
         loc, scale, fixed = self.loc_and_scale()
-        start = through(Normal(loc, scale).to_event(1), fixed)
-        z: Any = numpyro.sample(f"_{self.prefix}_start", start, infer=auxiliary)
-        normal = Normal(0.0, 1.0).expand((T, d)).to_event(2)
-        v: Any = numpyro.sample(f"_{self.prefix}_velocity", normal, infer=auxiliary)
+        z = self.auxiliary("start", with_fixed_map(Normal(loc, scale).to_event(1), fixed))
+        normal = Normal(0.0, 1.0).expand((self.num_steps, self.latent_dim))
+        v = self.auxiliary("velocity", normal.to_event(2))
         z, log_r = self._rounds(z, v, args, kwargs)
         numpyro.factor(f"{self.prefix}_reverse", -log_r)
         return z
@@ -195,7 +196,7 @@ class AutoHVI(AutoWithoutDensity):
         """``z_T`` and the sum of ``log r_t``, from ``(d,)`` and ``(T, d)`` draws."""
         loc, scale, fixed = self.loc_and_scale()
         grad_u = self._gradient(args, kwargs, fixed)
-        z = back(z, fixed)
+        z = inverse_fixed_map(z, fixed)
         d, T, prefix = self.latent_dim, self.num_steps, self.prefix
         positive = constraints.positive
         steps: Any = numpyro.param(
@@ -219,7 +220,7 @@ class AutoHVI(AutoWithoutDensity):
             return z, Normal(mean, sd).log_prob(v).sum()
 
         z, log_r = lax.scan(one_round, z, (v, steps, jnp.eye(T, dtype=v.dtype)))
-        return onwards(z, fixed), jnp.sum(log_r)
+        return apply_fixed_map(z, fixed), jnp.sum(log_r)
 
     def _gradient(
         self, args: tuple, kwargs: Params, fixed: list[Transform]
@@ -242,6 +243,6 @@ class AutoHVI(AutoWithoutDensity):
 
         def u(z: Array) -> Array:
             with block():
-                return potential(self.unpack(onwards(z, fixed)), rows)
+                return potential(self.unpack(apply_fixed_map(z, fixed)), rows)
 
         return jax.grad(u)

@@ -25,10 +25,9 @@ from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import params_in_scope
 from numpyro_ext._networks import Network, as_pair, output_shape
 from numpyro_ext._typing import Params
-from numpyro_ext.guides.base import onwards
+from numpyro_ext.guides.base import AutoWithoutDensity, apply_fixed_map
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.guides.transitions import LearntTransition
-from numpyro_ext.guides.without_density import AutoWithoutDensity
 
 __all__ = ["AutoImplicit"]
 
@@ -147,12 +146,12 @@ class AutoImplicit(AutoWithoutDensity):
             positive = constraints.softplus_positive
             scale: Any = numpyro.param(f"{self.prefix}_scale", scale, constraint=positive)
             z = z + scale * eps[..., :d]
-        z = onwards(z, fixed)
+        z = apply_fixed_map(z, fixed)
         path = None
         if self.transition is not None:
             states = self._states(z, self.transition, sample_shape, args, kwargs)
             z, path = states[-1], states if self.transition.trajectory else None
-        return self._auxiliary("latent", Implicit(z, event_dim=1, trajectory=path))
+        return self.auxiliary("latent", Implicit(z, event_dim=1, trajectory=path))
 
     def draw(
         self,
@@ -206,11 +205,7 @@ class AutoImplicit(AutoWithoutDensity):
         return jnp.moveaxis(states, 1, 0).reshape(T, *sample_shape, d)
 
     def _noise(self, name: str, shape: tuple[int, ...], event_dim: int) -> Array:
-        return self._auxiliary(name, dist.Normal(jnp.zeros(shape), 1.0).to_event(event_dim))
-
-    def _auxiliary(self, name: str, fn: dist.Distribution) -> Array:
-        drawn = numpyro.sample(f"_{self.prefix}_{name}", fn, infer={"is_auxiliary": True})
-        return jnp.asarray(drawn)
+        return self.auxiliary(name, dist.Normal(jnp.zeros(shape), 1.0).to_event(event_dim))
 
     def _arguments(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """The model's arguments: those of the first call if these are empty."""

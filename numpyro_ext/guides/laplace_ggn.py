@@ -29,8 +29,7 @@ from numpyro_ext._model.read import Site
 from numpyro_ext._model.start import params_in_scope
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Params, Sites
-from numpyro_ext.guides.base import AutoJoint
-from numpyro_ext.guides.draws import levels_of
+from numpyro_ext.guides.base import AutoJoint, levels_of
 from numpyro_ext.guides.gauss_newton import Outputs
 from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
 from numpyro_ext.guides.linearised import Linearised

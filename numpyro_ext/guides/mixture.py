@@ -160,11 +160,11 @@ class AutoMixtureNormal(AutoAtModes):
             return usual, None
         start, known = usual, self.known_map()
         if known is None:
-            found, full = self.found(), self.covariance == "full"
+            modes, full = self.modes(), self.covariance == "full"
             x, A = jnp.zeros((C, d)), jnp.ones((C, d))
             A = A[..., None] * jnp.eye(d) if full else A
-            if found is not None:
-                start, x, A = _at_modes(found, C, full=full)
+            if modes is not None:
+                start, x, A = _at_modes(modes, C, full=full)
             known = self.new_map(x, A)
         return start, known
 
@@ -204,9 +204,9 @@ class _Start(NamedTuple):
     scale: Array
 
 
-def _at_modes(found: Modes, C: int, *, full: bool) -> tuple[_Start, Array, Array]:
+def _at_modes(every: Modes, C: int, *, full: bool) -> tuple[_Start, Array, Array]:
     """The start of C components at the modes, and the center and root of each component."""
-    modes = found.modes[:C]
+    modes = every.modes[:C]
     shares = np.array([mode.share for mode in modes])
     counts = np.ones(len(shares), int)
     while counts.sum() < C:  # one more to the mode whose components have the largest weights

@@ -7,8 +7,6 @@ flows" (ICML 2015).
 
 from dataclasses import dataclass
 
-from numpyro.distributions.transforms import IdentityTransform, Transform
-
 from numpyro_ext.guides.flows import CouplingFlowNormal
 from numpyro_ext.transforms import AdditiveCoupling
 
@@ -64,7 +62,5 @@ class AutoNICENormal(CouplingFlowNormal):
         (100,)
     """
 
-    def flow(self, i: int) -> Transform:
-        if self.latent_dim == 1:
-            return IdentityTransform()
+    def coupling(self, i: int) -> AdditiveCoupling:
         return AdditiveCoupling(*self.net(i, outputs=1))

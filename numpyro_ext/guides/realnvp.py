@@ -6,8 +6,6 @@ family in the sense of Rezende, Mohamed, "Variational inference with normalizing
 
 from dataclasses import dataclass
 
-from numpyro.distributions.transforms import IdentityTransform, Transform
-
 from numpyro_ext._checks import check_positive
 from numpyro_ext.guides.flows import CouplingFlowNormal
 from numpyro_ext.transforms import AffineCoupling
@@ -78,8 +76,6 @@ class AutoRealNVPNormal(CouplingFlowNormal):
         check_positive("clamp", self.clamp)
         super().__post_init__()
 
-    def flow(self, i: int) -> Transform:
-        if self.latent_dim == 1:
-            return IdentityTransform()
+    def coupling(self, i: int) -> AffineCoupling:
         net, split = self.net(i, outputs=2)
         return AffineCoupling(net, split, clamp=self.clamp)

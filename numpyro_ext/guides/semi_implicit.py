@@ -18,10 +18,9 @@ from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._networks import Network, as_pair, output_shape
 from numpyro_ext._typing import Params, Sites, Trace
-from numpyro_ext.guides.base import through
+from numpyro_ext.guides.base import AutoWithoutDensity, with_fixed_map
 from numpyro_ext.guides.conditional import bounded
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
-from numpyro_ext.guides.without_density import AutoWithoutDensity
 
 __all__ = ["AutoSemiImplicit"]
 
@@ -128,13 +127,10 @@ class AutoSemiImplicit(AutoWithoutDensity):
         return loc + out[..., :d], jnp.broadcast_to(scale, (*noise.shape[:-1], d)), fixed
 
     def sample_vector(self, sample_shape: tuple[int, ...], args: tuple, kwargs: Params) -> Array:
-        auxiliary = {"is_auxiliary": True}
         standard = Normal(0.0, 1.0).expand((*sample_shape, self.noise_dim or self.latent_dim))
-        noise: Any = numpyro.sample(f"_{self.prefix}_noise", standard.to_event(1), infer=auxiliary)
-        loc, scale, fixed = self._mixing(noise)
-        normal = through(Normal(loc, scale).to_event(1), fixed)
-        z: Any = numpyro.sample(f"_{self.prefix}_latent", normal, infer=auxiliary)
-        return z
+        loc, scale, fixed = self._mixing(self.auxiliary("noise", standard.to_event(1)))
+        z = with_fixed_map(Normal(loc, scale).to_event(1), fixed)
+        return self.auxiliary("latent", z)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Sites:
         self.set_up(*args, **kwargs)
@@ -173,7 +169,7 @@ class AutoSemiImplicit(AutoWithoutDensity):
         """
         self.check_fitted(params)
         with block(), substitute(data=params):
-            return through(Normal(*psi).to_event(1), self.begin()[2])
+            return with_fixed_map(Normal(*psi).to_event(1), self.begin()[2])
 
 
 class SemiImplicitDraw(Implicit):
