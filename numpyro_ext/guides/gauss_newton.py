@@ -1,7 +1,7 @@
-r"""The likelihood's parameters row by row, and their curvature :math:`\sum_n J_n^\top F_n J_n`."""
+r"""The Gauss-Newton matrix :math:`\sum_n J_n^\top F_n J_n`, and a likelihood made linear."""
 
-import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array, lax, random
@@ -12,14 +12,14 @@ from numpyro.handlers import substitute
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.read import Site, frames, sample_sites
 from numpyro_ext._typing import Params
-from numpyro_ext.guides.likelihoods import predictor, whitened
+from numpyro_ext.guides.likelihoods import predictor, whitened, with_predictor
 
-__all__ = ["Outputs"]
+__all__ = ["Linearised", "LinearisedPredictive", "Outputs"]
 
 _NUMBERS = 4_000_000
 """Numbers of a Jacobian that are in memory together."""
-_ROWS = 32
-"""Rows that tell a linear predictor from another one."""
+_COLUMNS = 64
+"""Derivatives that are taken together."""
 
 
 class Outputs(Factors):
@@ -29,8 +29,6 @@ class Outputs(Factors):
     :mod:`numpyro_ext.guides.likelihoods`, in which only the last factor has a derivative.
     """
 
-    _of_site = staticmethod(whitened)
-
     def with_params(self, params: Params, args: tuple, kwargs: dict[str, Any]) -> "Outputs":
         """The same with other values of the model's ``param`` sites and of its arguments, of the
         same shapes, which may be traced."""
@@ -38,28 +36,21 @@ class Outputs(Factors):
         other.program.model = substitute(self.program.model, data=params)
         return other
 
-    def predictors(self) -> "Outputs":
-        """The same with linear predictors as the rows."""
-        other = copy.copy(self)
-        other._of_site = predictor
-        other._way = getattr(other, self._way.__name__)
-        return other
-
     def _log_lik(self, x: Array, idx: Array, local: Any) -> Array:
         trace = self._trace(x, idx, local)
         size, batch = trace[self.plate]["args"]
         share = size / (size if batch is None else batch)
-        found = [self._rows(site, share) for site in sample_sites(trace) if self._is_data(site)]
-        return jnp.concatenate(found, axis=1)
-
-    def _is_data(self, site: Site) -> bool:
-        return site["is_observed"] and self.plate in frames(site)
+        rows = [
+            self._rows(site, share)
+            for site in sample_sites(trace)
+            if site["is_observed"] and self.plate in frames(site)
+        ]
+        return jnp.concatenate(rows, axis=1)
 
     def _rows(self, site: Site, share: float) -> Array:
         """``(rows, k)``, with the square root of the scale that is not the plate's."""
-        found = self._of_site(site)
         axis = len(site["fn"].batch_shape) + frames(site)[self.plate]
-        found = jnp.moveaxis(found, axis, 0)
+        theta = jnp.moveaxis(whitened(site), axis, 0)
         if site["scale"] is not None:
             scale = jnp.asarray(site["scale"]) / share
             if scale.ndim:
@@ -67,80 +58,154 @@ class Outputs(Factors):
                     f"the observed site '{site['name']}' has a scale of shape {scale.shape};"
                     " handlers.scale of one number is taken here."
                 )
-            found = jnp.sqrt(scale) * found
-        return found.reshape(len(found), -1)
+            theta = jnp.sqrt(scale) * theta
+        return theta.reshape(len(theta), -1)
 
-    def curvature(self, x: Array, coords: np.ndarray, *, diagonal: bool) -> Array:
-        """The Gauss-Newton matrix of all rows in these coordinates of ``x``, or its diagonal.
+    def curvature(self, x: Array, coords: np.ndarray) -> Array:
+        """The Gauss-Newton matrix of all rows in these coordinates of ``x``."""
+        zeros = jnp.zeros((len(coords), len(coords)), x.dtype)
+        return self._add_rows(zeros, lambda J: J.T @ J, x, coords)
 
-        One Jacobian for each row, some rows at a time.
-        """
+    def diagonal_curvature(self, x: Array, coords: np.ndarray) -> Array:
+        """The diagonal of :meth:`curvature`."""
+        zeros = jnp.zeros(len(coords), x.dtype)
+        return self._add_rows(zeros, lambda J: jnp.sum(J**2, axis=0), x, coords)
+
+    def _add_rows(
+        self, zeros: Array, term: Callable[[Array], Array], x: Array, coords: np.ndarray
+    ) -> Array:
+        """The sum of a term of the Jacobians of all rows, some rows at a time."""
 
         def row(v: Array, n: Array) -> Array:
             return self.row(x.at[coords].set(v), n)
 
         v, d = x[coords], len(coords)
         k = jax.eval_shape(row, v, jnp.zeros((), int)).shape[0]
+
+        def of_rows(n: Array, counts: Array) -> Array:
+            J = jax.vmap(jax.jacrev(row), (None, 0))(v, n)
+            return term(jnp.where(counts[:, None, None], J, 0.0).reshape(-1, d))
+
         block = int(np.clip(_NUMBERS // max(1, k * d), 1, self.size))
-        num_blocks = -(-self.size // block)
-        index = jnp.arange(num_blocks * block).reshape(num_blocks, block)
+        return _sum_of_blocks(of_rows, self.size, block, zeros)
 
-        def add(total: Array, n: Array) -> tuple[Array, None]:
-            at = jnp.minimum(n, self.size - 1)
-            J = jax.vmap(jax.jacrev(row), (None, 0))(v, at)
-            J = jnp.where((n < self.size)[:, None, None], J, 0.0).reshape(-1, d)
-            return total + (jnp.sum(J**2, axis=0) if diagonal else J.T @ J), None
-
-        zeros = jnp.zeros(d if diagonal else (d, d), x.dtype)
-        return lax.scan(add, zeros, index)[0]
-
-    def prior_curvature(self, x: Array, coords: np.ndarray, *, diagonal: bool) -> Array:
-        """The Hessian of minus the log of all other factors, or its diagonal."""
+    def _minus_log_prior(self, x: Array, coords: np.ndarray) -> Callable[[Array], Array]:
+        """Minus the log of all other factors, in these coordinates."""
 
         def prior(v: Array) -> Array:
             terms = self.terms(x.at[coords].set(v))
             return -sum((jnp.sum(term) for term in terms.values()), jnp.zeros(()))
 
-        v = x[coords]
-        if not diagonal:
-            return jax.hessian(prior)(v)
+        return prior
+
+    def prior_curvature(self, x: Array, coords: np.ndarray) -> Array:
+        """The Hessian of minus the log of all other factors."""
+        return jax.hessian(self._minus_log_prior(x, coords))(x[coords])
+
+    def diagonal_prior_curvature(self, x: Array, coords: np.ndarray) -> Array:
+        """The diagonal of :meth:`prior_curvature`; by two products where that is diagonal."""
+        v, slope = x[coords], jax.grad(self._minus_log_prior(x, coords))
 
         def product(u: Array) -> Array:
-            return jax.jvp(jax.grad(prior), (v,), (u,))[1]
+            return jax.jvp(slope, (v,), (u,))[1]
 
         # A diagonal Hessian keeps every random factor to its own coordinate.
         factors = random.uniform(random.key(0), v.shape, v.dtype, 1.0, 2.0)
         sums = product(jnp.ones_like(v))
         is_diagonal = jnp.allclose(sums, product(factors) / factors, rtol=1e-4, atol=1e-6)
 
-        def one_by_one(_: Array) -> Array:
-            unit = jnp.arange(len(v))
-            each = lambda i: product((unit == i).astype(v.dtype))[i]  # noqa: E731
-            return lax.map(each, unit, batch_size=64)
+        def each_alone(_: Array) -> Array:
+            def entry(i: Array) -> Array:
+                return product((jnp.arange(len(v)) == i).astype(v.dtype))[i]
 
-        return lax.cond(is_diagonal, lambda sums: sums, one_by_one, sums)
+            return lax.map(entry, jnp.arange(len(v)), batch_size=_COLUMNS)
 
-    def linear_sites(self, x: Array) -> list[str]:
-        """The latent sites in which the linear predictors are affine, all of them together."""
-        fn, info = self.predictors(), self.info
-        n = jnp.arange(min(self.size, _ROWS))
-        keys = random.split(random.key(0), 2)
-        start = x + 0.5 * random.normal(keys[0], x.shape, x.dtype)
-        step = random.normal(keys[1], x.shape, x.dtype)
+        return lax.cond(is_diagonal, lambda sums: sums, each_alone, sums)
+
+
+class LinearisedPredictive(NamedTuple):
+    """The linear predictor of an observed site under the linearised network.
+
+    * ``mean`` - its value at the mode, in the shape of the site (and a last axis of categories).
+    * ``variance`` - the diagonal of :math:`J S J^\\top`, in that shape.
+    """
+
+    mean: Array
+    variance: Array
+
+
+class Linearised:
+    """An observed site, with its linear predictor expanded around ``v``.
+
+    :param site: the site as a function of the latent vector.
+    :param v: the point of the expansion, ``(d,)``.
+    """
+
+    def __init__(self, site: Callable[[Array], Site], v: Array) -> None:
+        self.site, self.v = site, v
+        self.shape = jax.eval_shape(lambda v: predictor(site(v)), v).shape
+
+    def eta(self, v: Array) -> Array:
+        """The linear predictor, raveled."""
+        return jnp.ravel(predictor(self.site(v)))
+
+    def moments(self, root: Array) -> LinearisedPredictive:
+        """Those under a normal whose covariance has the root ``(d, d)``, or a diagonal ``(d,)``."""
 
         @jax.jit
-        def bends(mask: Array) -> tuple[Array, Array]:
-            at = jax.vmap(fn.row, (None, 0))
-            a, b, c = (at(start + t * mask * step, n) for t in (0.0, 1.0, 2.0))
-            change = jnp.max(jnp.abs(b - a)) + jnp.max(jnp.abs(c - b))
-            return change > 0, jnp.max(jnp.abs(c - 2 * b + a)) > 1e-3 * change
+        def both(v: Array, root: Array) -> tuple[Array, Array]:
+            return self.eta(v), _variances(self.eta, v, root)
 
-        def is_affine(names: list[str]) -> bool:
-            mask = np.zeros(info.size)
-            for name in names:
-                mask[info.slices[name]] = 1.0
-            moves, bent = bends(jnp.asarray(mask, x.dtype))
-            return bool(moves) and not bool(bent)
+        mean, variance = both(self.v, root)
+        return LinearisedPredictive(mean.reshape(self.shape), variance.reshape(self.shape))
 
-        found = [name for name in info.latents if is_affine([name])]
-        return found if is_affine(found) else []
+    def at(self, move: Array) -> Site:
+        """The site where the latent vector has moved by ``(d,)``."""
+        here = self.site(self.v)
+        start, change = jax.jvp(self.eta, (self.v,), (move.astype(self.v.dtype),))
+        return {**here, "fn": with_predictor(here, (start + change).reshape(self.shape))}
+
+    def draws(self, rng_key: Array, moves: Array) -> Array:
+        """One draw of the site for each of the ``(S, d)`` moves of the latent vector."""
+
+        def draw(given: tuple[Array, Array]) -> Array:
+            move, rng_key = given
+            value: Array = self.at(move)["fn"].sample(rng_key)
+            return value
+
+        keys = random.split(rng_key, len(moves))
+        return jax.jit(lambda *given: lax.map(draw, given))(moves, keys)
+
+
+def _variances(fn: Callable[[Array], Array], v: Array, root: Array) -> Array:
+    """The diagonal of ``J S J^T``, from the columns of ``J root`` or, where the outputs are fewer,
+    from the rows of J."""
+    d, size = len(v), jax.eval_shape(fn, v).size
+    if size < d:
+        _, pull = jax.vjp(fn, v)
+
+        def variance(i: Array) -> Array:
+            row = pull((jnp.arange(size) == i).astype(v.dtype))[0]
+            return jnp.sum((row * root if root.ndim == 1 else row @ root) ** 2)
+
+        return lax.map(variance, jnp.arange(size), batch_size=_COLUMNS)
+    _, push = jax.linearize(fn, v)
+
+    def of_columns(i: Array, counts: Array) -> Array:
+        unit = ((jnp.arange(d) == i[:, None]) & counts[:, None]).astype(v.dtype)
+        columns = unit * root if root.ndim == 1 else unit @ root.T
+        return jnp.sum(jax.vmap(push)(columns) ** 2, axis=0)
+
+    return _sum_of_blocks(of_columns, d, _COLUMNS, jnp.zeros(size, v.dtype))
+
+
+def _sum_of_blocks(
+    term: Callable[[Array, Array], Array], size: int, block: int, zeros: Array
+) -> Array:
+    """The sum of ``term(indices, counts)`` over blocks of ``range(size)``; indices that only fill
+    the last block do not count."""
+
+    def add(total: Array, i: Array) -> tuple[Array, None]:
+        return total + term(jnp.minimum(i, size - 1), i < size), None
+
+    return lax.scan(add, zeros, jnp.arange(-(-size // block) * block).reshape(-1, block))[0]

@@ -1,13 +1,13 @@
 """The Laplace approximation with the Gauss-Newton curvature, and its linearised predictive."""
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 from jax import Array, random
-from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -30,9 +30,9 @@ from numpyro_ext._model.start import params_in_scope
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.guides.base import AutoJoint, levels_of
-from numpyro_ext.guides.gauss_newton import Outputs
+from numpyro_ext.guides.gauss_newton import Linearised, Outputs
 from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
-from numpyro_ext.guides.linearised import Linearised
+from numpyro_ext.guides.likelihoods import predictor
 
 __all__ = ["AutoLaplaceGGN"]
 
@@ -120,16 +120,13 @@ class AutoLaplaceGGN(AutoJoint):
 
     def __post_init__(self) -> None:
         check_choice("structure", self.structure, ("full", "diag", "last_layer"))
-        if isinstance(self.sites, str):
-            raise TypeError(f"sites is {self.sites!r}; give a list of names: [{self.sites!r}].")
-        self.is_normal = False
-        self.coords = np.zeros(0, int)
-        self._built: Any = None
-        self._found: Any = None
+        self.coords: np.ndarray | None = None
+        """The coordinates that vary, in the guide that :meth:`as_normal` gives."""
+        self._compiled: Any = None
         super().__post_init__()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_built": None, "_found": None}
+        return {**super().__getstate__(), "_compiled": None}
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         names = self.read(*args, **kwargs).latents
@@ -147,12 +144,11 @@ class AutoLaplaceGGN(AutoJoint):
         self, sample_shape: tuple[int, ...], args: tuple, kwargs: dict[str, Any]
     ) -> Array:
         in_training = drawn_names(self.model, args, kwargs) == set(self.latent_sites)
-        if in_training and not self.is_normal:
+        if in_training and self.coords is None:
             return super().sample_vector(sample_shape, args, kwargs)
         loc: Any = numpyro.param(f"{self.prefix}_loc", self.init_latent)
-        if self.is_normal:  # with the root as a parameter
-            root: Any = numpyro.param(f"{self.prefix}_root")
-            coords = self.coords
+        if self.coords is not None:
+            coords, root = self.coords, jnp.asarray(numpyro.param(f"{self.prefix}_root"))
         else:
             params = {f"{self.prefix}_loc": loc, **params_in_scope(self.model, args, kwargs)}
             with block():  # the model is run for its curvature
@@ -178,8 +174,7 @@ class AutoLaplaceGGN(AutoJoint):
         if len(coords) < self.latent_dim:
             raise ValueError(
                 "some sites of this AutoLaplaceGGN stay at the mode, so there is no transform of"
-                " the whole latent vector; use sample_posterior, or structure='full' or 'diag'"
-                " without sites."
+                " the whole latent vector; use sample_posterior."
             )
         loc = params[f"{self.prefix}_loc"]
         if root.ndim == 2:
@@ -205,7 +200,7 @@ class AutoLaplaceGGN(AutoJoint):
         return self.constrain(params[f"{self.prefix}_loc"], params)
 
     def quantiles(self, params: Params, quantiles: Any) -> Sites:
-        """Quantiles of every unconstrained coordinate, constrained.
+        """Quantiles of every unconstrained coordinate, constrained, in closed form.
 
         :param dict params: the parameters of guide and model, from ``svi.get_params``.
         :param quantiles: a number or a list of numbers between 0 and 1.
@@ -230,11 +225,11 @@ class AutoLaplaceGGN(AutoJoint):
             (and a last axis of categories), or a dict of these if several sites are observed.
         """
         coords, root = self._normal(params)
-        found = {
+        moments = {
             name: self._linearised(params, coords, name, args, kwargs).moments(root)
             for name in self._observed()
         }
-        return found if len(found) > 1 else next(iter(found.values()))
+        return moments if len(moments) > 1 else next(iter(moments.values()))
 
     def linearised_draws(
         self, rng_key: Array, params: Params, *args: Any, num_samples: int = 100, **kwargs: Any
@@ -253,29 +248,28 @@ class AutoLaplaceGGN(AutoJoint):
         coords, root = self._normal(params)
         key_z, key_y = random.split(rng_key)
         moves: Any = _normal(jnp.zeros(len(coords)), root).sample(key_z, (num_samples,))
-        found = {}
+        draws = {}
         for i, name in enumerate(self._observed()):
             linearised = self._linearised(params, coords, name, args, kwargs)
-            found[name] = linearised.draws(random.fold_in(key_y, i), moves)
-        return found
+            draws[name] = linearised.draws(random.fold_in(key_y, i), moves)
+        return draws
 
     def linearised_site(
         self, rng_key: Array, params: Params, name: str, args: tuple, kwargs: dict[str, Any]
     ) -> Site:
         """An observed site under one draw, by the parameters that :meth:`as_normal` gives."""
+        assert self.coords is not None
         moves: Any = _normal(jnp.zeros(len(self.coords)), params[f"{self.prefix}_root"])
         return self._linearised(params, self.coords, name, args, kwargs).at(moves.sample(rng_key))
 
     def as_normal(self, params: Sequence[Params]) -> tuple["AutoLaplaceGGN", list[Params]]:
         """A guide whose every call draws from the normal, and its parameters, for diagnostics."""
         other = copy.copy(self)
-        found = []
-        for one in params:
-            self.check_fitted(one)
-            other.coords, root = self._normal(one)
-            found.append({**one, f"{self.prefix}_root": root})
-        other.is_normal = True
-        return other, found
+        with_roots = []
+        for each in params:
+            other.coords, root = self._normal(each)
+            with_roots.append({**each, f"{self.prefix}_root": root})
+        return other, with_roots
 
     def _linearised(
         self, params: Params, coords: np.ndarray, name: str, args: tuple, kwargs: dict[str, Any]
@@ -284,7 +278,7 @@ class AutoLaplaceGGN(AutoJoint):
 
         def site(v: Array) -> Site:
             model = seed(every_row(default_key(self.model)), random.key(0))
-            program = Program(model, args, kwargs, self._known(params))
+            program = Program(model, args, kwargs, self._model_params(params))
             return program.trace(self.unpack(loc.at[coords].set(v)))[name]
 
         return Linearised(site, loc[coords])
@@ -295,55 +289,46 @@ class AutoLaplaceGGN(AutoJoint):
 
     def _data(self) -> tuple[tuple, dict[str, Any]]:
         """The arguments of the first call."""
-        if self.prepared is None:
+        if self.prepared is None or is_traced(self.prepared):
             raise ValueError(
-                "AutoLaplaceGGN has not seen its model; call svi.init or svi.run with the data"
-                " first."
-            )
-        if is_traced(self.prepared):
-            raise ValueError(
-                "AutoLaplaceGGN was first called inside a function that JAX traces, where the data"
-                " have no values for its curvature; call svi.init outside jax.jit."
+                "AutoLaplaceGGN has not seen its model on data with values; call svi.init or"
+                " svi.run with the data first, outside jax.jit."
             )
         return self.prepared
 
-    def _known(self, params: Params) -> Params:
-        """The values of the model's own parameters."""
+    def _model_params(self, params: Params) -> Params:
         trace: Any = self.prototype_trace
         return {n: x for n, x in params.items() if n in trace and trace[n]["type"] == "param"}
 
     def _normal(self, params: Params, data: Any = None) -> tuple[np.ndarray, Array]:
-        """The coordinates that vary, and a root of their covariance, or its diagonal."""
-        own = data is None
-        data = self._data() if own else data
+        """The coordinates that vary, and a root of their covariance, or its diagonal.
+
+        :param data: the model's arguments whose rows are counted; None for those of the first call,
+            whose program is compiled once.
+        """
+        compiled = self._compiled if data is None else None
+        data = self._data() if data is None else data
         self.check_fitted(params)
-        loc, known = jnp.asarray(params[f"{self.prefix}_loc"]), self._known(params)
-        leaves = [params[f"{self.prefix}_loc"], *jax.tree.leaves(known)]
-        if any(isinstance(leaf, Tracer) for leaf in leaves):
-            coords, program = self._program(data, own)
-            return coords, program(loc, known)
-        if own and self._found is not None:
-            before, found = self._found
-            if len(before) == len(leaves) and all(map(lambda a, b: a is b, before, leaves)):
-                return found
-        with jax.ensure_compile_time_eval():
-            coords, program = self._program(data, own)
-            root = program(loc, known)
-            if not bool(jnp.all(jnp.isfinite(root))):
+        inputs = jnp.asarray(params[f"{self.prefix}_loc"]), self._model_params(params)
+        traced = is_traced(inputs)
+        with nullcontext() if traced else jax.ensure_compile_time_eval():
+            if compiled is None:
+                compiled = self._compile(*data)
+                self._compiled = compiled if data is self.prepared else self._compiled
+            coords, root_of = compiled
+            root = root_of(*inputs)
+            if not traced and not bool(jnp.all(jnp.isfinite(root))):
                 raise ValueError(
                     "the precision of AutoLaplaceGGN is not positive at these parameters: the"
                     " prior is not log-concave there and outweighs the data, or they are not at a"
                     " mode; train longer, or use AutoNormal."
                 )
-        if own:
-            self._found = leaves, (coords, root)
         return coords, root
 
-    def _program(self, data: Any, own: bool) -> tuple[np.ndarray, Callable[..., Array]]:
+    def _compile(
+        self, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[np.ndarray, Callable[..., Array]]:
         """The coordinates that vary, and the compiled function from parameters to a root."""
-        if own and self._built is not None:
-            return self._built
-        args, kwargs = data
         with jax.ensure_compile_time_eval():
             outputs = self._outputs(args, kwargs)
             coords = self._coords(outputs)
@@ -351,24 +336,23 @@ class AutoLaplaceGGN(AutoJoint):
         diagonal = self.structure == "diag"
 
         @jax.jit
-        def root(loc: Array, known: Params, arrays: list[Any]) -> Array:
-            here = outputs.with_params(known, *words.whole(arrays))
-            precision = here.curvature(loc, coords, diagonal=diagonal)
-            precision += here.prior_curvature(loc, coords, diagonal=diagonal)
-            return precision**-0.5 if diagonal else cholesky_of_inverse(precision)
+        def root_of(loc: Array, params: Params, arrays: list[Any]) -> Array:
+            here = outputs.with_params(params, *words.whole(arrays))
+            if diagonal:
+                precision = here.diagonal_curvature(loc, coords)
+                return (precision + here.diagonal_prior_curvature(loc, coords)) ** -0.5
+            precision = here.curvature(loc, coords) + here.prior_curvature(loc, coords)
+            return cholesky_of_inverse(precision)
 
-        built = coords, lambda loc, known: root(loc, known, arrays)
-        if own:
-            self._built = built
-        return built
+        return coords, lambda loc, params: root_of(loc, params, arrays)
 
     def _outputs(self, args: tuple, kwargs: dict[str, Any]) -> Outputs:
         because = "for which there is no curvature of one network"
         model = refuse_noise(refuse_mutable(self.model), because)
         # With parameters, because modules of Flax draw their first ones by numpyro.prng_key.
         trace: Any = self.prototype_trace
-        known = self._known({name: site["value"] for name, site in trace.items()})
-        outputs = Outputs(model, args, kwargs, data_plate=self.data_plate, params=known)
+        params = self._model_params({name: site["value"] for name, site in trace.items()})
+        outputs = Outputs(model, args, kwargs, data_plate=self.data_plate, params=params)
         if local := sorted([*outputs.local, *outputs.states]):
             raise ValueError(
                 f"the latent sites {local} lie in the data plate '{outputs.plate}'; AutoLaplaceGGN"
@@ -380,12 +364,7 @@ class AutoLaplaceGGN(AutoJoint):
     def _coords(self, outputs: Outputs) -> np.ndarray:
         info, names = outputs.info, self.sites
         if names is None and self.structure == "last_layer":
-            names = outputs.linear_sites(self.init_latent)
-            if not names:
-                raise ValueError(
-                    "the linear predictor is affine in no set of sites that stands out as the last"
-                    f" layer; name it by sites=[...] out of {list(info.latents)}."
-                )
+            names = self._affine_sites(outputs)
         chosen = info.latents if names is None else names
         coords = np.concatenate(
             [np.arange(info.size)[info.slices[n]] for n in info.latents if n in chosen]
@@ -396,6 +375,38 @@ class AutoLaplaceGGN(AutoJoint):
                 " structure='last_layer' or 'diag', or name some sites."
             )
         return coords
+
+    def _affine_sites(self, outputs: Outputs) -> list[str]:
+        """The latent sites in which the linear predictors are affine, all of them together."""
+        info = outputs.info
+        keys = random.split(random.key(0), 2)
+        start = self.init_latent + 0.5 * random.normal(keys[0], self.init_latent.shape)
+        step = random.normal(keys[1], start.shape)
+
+        def predictors(x: Array) -> Array:
+            trace = outputs.program.trace(info.unravel(x))
+            return jnp.concatenate([jnp.ravel(predictor(trace[n])) for n in self._observed()])
+
+        @jax.jit
+        def bends(mask: Array) -> tuple[Array, Array]:
+            a, b, c = (predictors(start + t * mask * step) for t in (0.0, 1.0, 2.0))
+            change = jnp.max(jnp.abs(b - a)) + jnp.max(jnp.abs(c - b))
+            return change > 0, jnp.max(jnp.abs(c - 2 * b + a)) > 1e-3 * change
+
+        def is_affine(names: list[str]) -> bool:
+            mask = np.zeros(info.size)
+            for name in names:
+                mask[info.slices[name]] = 1.0
+            moves, bent = bends(jnp.asarray(mask, start.dtype))
+            return bool(moves) and not bool(bent)
+
+        names = [name for name in info.latents if is_affine([name])]
+        if not is_affine(names):
+            raise ValueError(
+                "the linear predictor is affine in no set of sites that stands out as the last"
+                f" layer; name it by sites=[...] out of {list(info.latents)}."
+            )
+        return names
 
 
 def _normal(loc: Array, root: Array) -> dist.Distribution:

@@ -19,7 +19,10 @@ from numpyro_ext._model.density import seen
 from numpyro_ext._model.read import Site, layers
 from numpyro_ext._numpyro import mask_of
 
-__all__ = ["like", "predictor", "whitened", "with_predictor"]
+__all__ = ["predictor", "whitened", "with_predictor"]
+
+
+_WITH_LOGITS = (dist.BernoulliLogits, dist.BinomialLogits, dist.CategoricalLogits)
 
 
 class _Family(NamedTuple):
@@ -40,14 +43,14 @@ def _normal(fn: Any, eta: Array) -> Array:
     return both / stop_gradient(scale)[..., None]
 
 
-def _one(variance: Callable[[Any, Array], Array]) -> Callable[[Any, Array], Array]:
+def _by_variance(variance: Callable[[Any, Array], Array]) -> Callable[[Any, Array], Array]:
     """Of a family with the canonical link, whose information is the variance of a draw."""
     return lambda fn, eta: (jnp.sqrt(stop_gradient(variance(fn, eta))) * eta)[..., None]
 
 
-def _bernoulli(fn: Any, eta: Array) -> Array:
+def _binary_variance(fn: Any, eta: Array) -> Array:
     p = jax.nn.sigmoid(eta)
-    return p * (1 - p)
+    return getattr(fn, "total_count", 1) * p * (1 - p)
 
 
 def _categorical(fn: Any, eta: Array) -> Array:
@@ -56,39 +59,38 @@ def _categorical(fn: Any, eta: Array) -> Array:
 
 
 def _log_odds(fn: Any) -> Array:
+    if isinstance(fn, _WITH_LOGITS):
+        return fn.logits
     p = clamp_probs(fn.probs)
     return jnp.log(p) - jnp.log1p(-p)
 
 
-def _logits(fn: Any) -> Array:
-    return fn.logits
+def _log_probs(fn: Any) -> Array:
+    return fn.logits if isinstance(fn, _WITH_LOGITS) else jnp.log(clamp_probs(fn.probs))
 
 
-_BERNOULLI = _one(_bernoulli)
-_BINOMIAL = _one(lambda fn, eta: fn.total_count * _bernoulli(fn, eta))
+def _binary(fn: Any, eta: Array) -> Any:
+    count = getattr(fn, "total_count", None)
+    return dist.Bernoulli(logits=eta) if count is None else dist.Binomial(count, logits=eta)
+
+
+_NORMAL = _Family(lambda fn: fn.loc, _normal, lambda fn, eta: dist.Normal(eta, fn.scale))
+_POISSON = _Family(
+    lambda fn: jnp.log(fn.rate),
+    _by_variance(lambda fn, eta: jnp.exp(eta)),
+    lambda fn, eta: dist.Poisson(jnp.exp(eta)),
+)
+_BINARY = _Family(_log_odds, _by_variance(_binary_variance), _binary)
+_CATEGORICAL = _Family(_log_probs, _categorical, lambda fn, eta: dist.Categorical(logits=eta))
 _FAMILIES: dict[type, _Family] = {
-    dist.Normal: _Family(lambda fn: fn.loc, _normal, lambda fn, eta: dist.Normal(eta, fn.scale)),
-    dist.BernoulliLogits: _Family(_logits, _BERNOULLI, lambda fn, eta: dist.Bernoulli(logits=eta)),
-    dist.BernoulliProbs: _Family(_log_odds, _BERNOULLI, lambda fn, eta: dist.Bernoulli(logits=eta)),
-    dist.BinomialLogits: _Family(
-        _logits, _BINOMIAL, lambda fn, eta: dist.Binomial(fn.total_count, logits=eta)
-    ),
-    dist.BinomialProbs: _Family(
-        _log_odds, _BINOMIAL, lambda fn, eta: dist.Binomial(fn.total_count, logits=eta)
-    ),
-    dist.CategoricalLogits: _Family(
-        _logits, _categorical, lambda fn, eta: dist.Categorical(logits=eta)
-    ),
-    dist.CategoricalProbs: _Family(
-        lambda fn: jnp.log(clamp_probs(fn.probs)),
-        _categorical,
-        lambda fn, eta: dist.Categorical(logits=eta),
-    ),
-    dist.Poisson: _Family(
-        lambda fn: jnp.log(fn.rate),
-        _one(lambda fn, eta: jnp.exp(eta)),
-        lambda fn, eta: dist.Poisson(jnp.exp(eta)),
-    ),
+    dist.Normal: _NORMAL,
+    dist.BernoulliLogits: _BINARY,
+    dist.BernoulliProbs: _BINARY,
+    dist.BinomialLogits: _BINARY,
+    dist.BinomialProbs: _BINARY,
+    dist.CategoricalLogits: _CATEGORICAL,
+    dist.CategoricalProbs: _CATEGORICAL,
+    dist.Poisson: _POISSON,
 }
 _WRAPPERS = (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution)
 
@@ -99,10 +101,9 @@ def _read(site: Site) -> tuple[Any, _Family, Array]:
     fn = next(fn for fn in layers(site["fn"]) if not isinstance(fn, _WRAPPERS))
     if type(fn) not in _FAMILIES:
         what = "a numpyro.factor" if isinstance(fn, dist.Unit) else f"{type(fn).__name__}"
-        known = "Normal, Bernoulli, Binomial, Categorical and Poisson"
         raise ValueError(
-            f"the observed site '{site['name']}' is {what}; the linear predictor is known of"
-            f" {known}. Use AutoLaplaceApproximation, which takes the Hessian, or AutoNormal."
+            f"the observed site '{site['name']}' is {what}; it must be Normal, Bernoulli, Binomial,"
+            " Categorical or Poisson. Use AutoLaplaceApproximation, which takes the Hessian."
         )
     return fn, _FAMILIES[type(fn)], seen(site)
 
@@ -118,22 +119,17 @@ def predictor(site: Site) -> Array:
 
 
 def with_predictor(site: Site, eta: Array) -> Any:
-    """The distribution of a site of another :func:`predictor`, of which all is one batch."""
-    fn, family, _ = _read(site)
-    return family.make(fn, eta)
-
-
-def like(site: Site, eta: Array) -> Any:
-    """:func:`with_predictor`, with the mask and the events of the site."""
-    fn = with_predictor(site, eta)
+    """The distribution of a site of another :func:`predictor`, with its mask and its events."""
+    base, family, mask = _read(site)
+    fn = family.make(base, eta)
     if any(mask_of(layer) is not None for layer in layers(site["fn"])):
-        fn = fn.mask(seen(site))
+        fn = fn.mask(mask)
     return fn.to_event(site["fn"].event_dim - fn.event_dim)
 
 
 def whitened(site: Site) -> Array:
     """``(*shape, k)``, the whitened parameters of a site of this shape; 0 where it is masked."""
     fn, family, mask = _read(site)
-    found = family.whiten(fn, family.read(fn))
-    found = jnp.broadcast_to(found, (*mask.shape, found.shape[-1]))
-    return jnp.where(mask[..., None], found, 0.0)
+    theta = family.whiten(fn, family.read(fn))
+    theta = jnp.broadcast_to(theta, (*mask.shape, theta.shape[-1]))
+    return jnp.where(mask[..., None], theta, 0.0)
