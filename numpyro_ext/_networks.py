@@ -13,7 +13,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-__all__ = ["ModulePair", "Network", "Pair", "as_pair", "output_shape"]
+__all__ = ["ModulePair", "Network", "Pair", "as_pair"]
 
 Pair = tuple[Callable[..., Any], Callable[..., Any]]
 """``(init_fn, apply_fn)`` as in ``jax.example_libraries.stax``."""
@@ -57,7 +57,9 @@ class _Nnx:
         after: Any = nnx.split(module, nnx.Param, ...)[2]
         old, new = jax.tree.leaves(self.others), jax.tree.leaves(after)
         if len(old) != len(new) or any(a is not b for a, b in zip(old, new, strict=True)):
-            check_stateless(self.name, {type(one).__name__ for _, one in nnx.to_flat_state(after)})
+            check_stateless(
+                self.name, {type(leaf).__name__ for _, leaf in nnx.to_flat_state(after)}
+            )
         return out
 
 
@@ -71,8 +73,8 @@ class _Equinox:
             return isinstance(leaf, equinox.nn.StateIndex)
 
         self.name = type(module).__name__
-        found = filter(is_state, jax.tree.leaves(module, is_leaf=is_state))
-        check_stateless(self.name, {type(leaf).__name__ for leaf in found})
+        states = filter(is_state, jax.tree.leaves(module, is_leaf=is_state))
+        check_stateless(self.name, {type(leaf).__name__ for leaf in states})
         self.arrays, self.rest = equinox.partition(module, equinox.is_inexact_array)
         leaves = jax.tree_util.tree_leaves_with_path(self.arrays)
         self.start = {jax.tree_util.keystr(path)[1:]: leaf for path, leaf in leaves}
@@ -97,15 +99,14 @@ class _Rows:
     row_ndim: int | None = None
 
     def __call__(self, weights: Any, x: Array, **kwargs: Any) -> Any:
-        name = self.adapted.name
         axes = 1 if self.row_ndim is None else jnp.ndim(x) - self.row_ndim
         batch, row = x.shape[:axes], x.shape[axes:]
         n = math.prod(batch)
-        out = called(name, self.adapted.apply, weights, jnp.reshape(x, (n, *row)))
+        out = self.adapted.apply(weights, jnp.reshape(x, (n, *row)))
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(out)]
         if any(shape[:1] != (n,) for shape in shapes):
             raise ValueError(
-                f"the network {name} turns shape {(n, *row)} into"
+                f"the network {self.adapted.name} turns shape {(n, *row)} into"
                 f" {', '.join(map(str, shapes))}; the first axis must be that of the {n} rows."
             )
         return jax.tree.map(lambda leaf: jnp.reshape(leaf, (*batch, *leaf.shape[1:])), out)
@@ -131,7 +132,7 @@ class _Start:
 
     def __call__(self, rng_key: Array, shape: tuple[int, ...], dtype: Any = float) -> Any:
         x = jnp.ones((1, *shape[1:]), dtype)
-        return shape, called(self.adapted.name, self.adapted.weights, rng_key, x)
+        return shape, self.adapted.weights(rng_key, x)
 
 
 def as_pair(network: Any, name: str = "network", *, optional: bool = False) -> Any:
@@ -159,37 +160,13 @@ def as_pair(network: Any, name: str = "network", *, optional: bool = False) -> A
     )
 
 
-def called(name: str, fn: Callable[..., Any], first: Any, x: Array) -> Any:
-    """``fn(first, x)``, with one sentence for whatever a module cannot do with its rows alone."""
-    try:
-        return fn(first, x)
-    except _StateError:
-        raise
-    except Exception as error:
-        raise TypeError(
-            f"the network {name} was given rows of shape {x.shape[1:]} and ended with"
-            f" {type(error).__name__} ({error}); it must take one array, a batch of such rows (in"
-            " Equinox one row), without random numbers: switch dropout off by deterministic=True in"
-            " linen, .eval() in nnx or equinox.nn.inference_mode."
-        ) from error
-
-
-class _StateError(ValueError):
-    """A sentence that needs no other around it."""
-
-
 def check_stateless(name: str, kinds: Iterable[str]) -> None:
     """An error if a module has state besides its weights."""
     kinds = sorted(kinds)
     if kinds:
-        raise _StateError(
+        raise ValueError(
             f"the network {name} has or changes state besides its weights ({', '.join(kinds)}), as"
             " batch norm and dropout do, but a guide's network must be a function of weights and"
             " rows; use layers without state, such as layer norm, or call .eval() of an nnx module,"
             " which holds its state constant."
         )
-
-
-def output_shape(out: Any) -> Any:
-    """The shape of an output, or of each array in it if a network gives several."""
-    return jax.tree.map(jnp.shape, out)

@@ -443,12 +443,6 @@ class LinenState(linen.Module):
         return linen.BatchNorm(use_running_average=False)(linen.Dense(4)(x))
 
 
-class LinenDropout(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        return linen.Dropout(0.5, deterministic=False)(linen.Dense(4)(x))
-
-
 class NnxState(nnx.Module):
     def __init__(self, layer):
         rngs = nnx.Rngs(0)
@@ -486,20 +480,8 @@ BAD = {
         ValueError,
         STATE.format("StateIndex"),
     ),
-    "linen dropout": (LinenDropout, TypeError, "LinenDropout was given .*without random numbers"),
     "nnx dropout": (nnx_dropout, ValueError, STATE.format("RngCount, RngKey")),
-    "equinox dropout": (
-        lambda: equinox_layers(eqx.nn.Dropout(0.5)),
-        TypeError,
-        "Sequential was given .*Dropout requires a key.*without random numbers",
-    ),
     "a class": (lambda: Linen, TypeError, r"must be .*an object \(not the class\) of a Flax linen"),
-    "inputs of nnx": (lambda: Nnx(2, 4), TypeError, r"Nnx was given rows of shape \(3,\)"),
-    "inputs of equinox": (
-        lambda: equinox_net(2, 4),
-        TypeError,
-        r"MLP was given rows of shape \(3,\) and ended with",
-    ),
     "no rows": (Single, ValueError, r"turns shape \(6, 3\) into \(4,\); .* that of the 6 rows"),
     "width": (
         lambda: Linen(3, 3),

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 import math
 from typing import Any
 
+import jax
 from jax import Array
 from jax.example_libraries import stax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._networks import Pair, output_shape
+from numpyro_ext._networks import Pair
 from numpyro_ext.guides.networks import mlp
 
 __all__ = ["bounded", "conditional_mlp", "mean_and_scale"]
@@ -26,7 +27,7 @@ def mean_and_scale(out: Any, dim: int, what: str) -> tuple[Array, Array]:
     pair: Any = out if isinstance(out, tuple | list) else ()
     if len(pair) == 2 and all(jnp.shape(one)[-1:] == (dim,) for one in pair):
         return pair[0], jnp.exp(bounded(jnp.log(pair[1])))
-    shape: Any = output_shape(out)
+    shape: Any = jax.tree.map(jnp.shape, out)
     if pair or shape[-1:] != (2 * dim,):
         raise ValueError(
             f"the {what} gives an output of shape {shape}; its last axis must have length"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import math
 from typing import Any
 
+import jax
 from jax import Array
 import jax.numpy as jnp
 from numpyro.handlers import block, substitute
@@ -15,7 +16,7 @@ from numpyro_ext._checks import check_count
 from numpyro_ext._model.handlers import inside_plates
 from numpyro_ext._model.program import call_and_trace
 from numpyro_ext._model.read import latent_size, shared_plates
-from numpyro_ext._networks import Network, as_pair, output_shape
+from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.guides.wrapper import GuideWrapper
@@ -153,7 +154,7 @@ class CriticGuide(GuideWrapper):
             z = jnp.concatenate([z, features], -1)
         with block(), substitute(data={self.param_name: params[self.param_name]}):
             out = self._apply(z.shape[-1])(z)
-        if (shape := output_shape(out)) != (*z.shape[:-1], self.output_dim):
+        if (shape := jax.tree.map(jnp.shape, out)) != (*z.shape[:-1], self.output_dim):
             raise ValueError(
                 f"the critic's network gives shape {shape} for points of shape {z.shape}; it must"
                 f" be {(*z.shape[:-1], self.output_dim)}, with output_dim numbers per point."

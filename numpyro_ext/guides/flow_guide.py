@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import jax
 from jax import Array
 from jax.core import Tracer
 import jax.numpy as jnp
@@ -22,7 +23,6 @@ from numpyro.handlers import block, substitute
 
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.handlers import every_row
-from numpyro_ext._networks import output_shape
 from numpyro_ext._typing import Params
 from numpyro_ext.guides.amortized import AmortizedGuide, LocalSite
 from numpyro_ext.guides.base import check_params
@@ -190,7 +190,7 @@ def _heads(
     out: Any, x_shape: tuple[int, ...], L: int, batch_shape: tuple[int, ...]
 ) -> tuple[Array, Array, Array]:
     """Shifts, scales and context of the rows, from the one, two or three arrays of a network."""
-    n, shape = x_shape[0], output_shape(out)
+    n, shape = x_shape[0], jax.tree.map(jnp.shape, out)
     expected = (
         f"the network turns shape {x_shape} into {shape}, but a row has {L} latent numbers; it must"
         f" give {n} rows of at least {2 * L} numbers: shifts, log-scales, and the context of the"

@@ -23,7 +23,7 @@ from numpyro_ext._model.implicit import Implicit
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import params_in_scope
-from numpyro_ext._networks import Network, as_pair, output_shape
+from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params
 from numpyro_ext.guides.base import AutoWithoutDensity, apply_fixed_map
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
@@ -136,9 +136,9 @@ class AutoImplicit(AutoWithoutDensity):
         eps = self._noise("noise", (*sample_shape, n), 1)
         pair = self.network or mlp(self.hidden_dims, d)
         out = flat_module(f"{self.prefix}_net$params", pair, (n,))(eps)
-        if output_shape(out) != (*sample_shape, d):
+        if (shape := jax.tree.map(jnp.shape, out)) != (*sample_shape, d):
             raise ValueError(
-                f"network maps noise of shape {eps.shape} to {output_shape(out)}; it must"
+                f"network maps noise of shape {eps.shape} to {shape}; it must"
                 f" {(*sample_shape, d)}, one number for each latent dimension."
             )
         z = loc + out

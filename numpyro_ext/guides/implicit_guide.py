@@ -7,6 +7,7 @@ trained with an estimate of the score (Li, Turner, "Gradient estimators for impl
 
 from dataclasses import dataclass
 
+import jax
 from jax import Array
 import jax.numpy as jnp
 import numpyro
@@ -15,7 +16,6 @@ from numpyro.distributions import biject_to
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.implicit import Implicit
-from numpyro_ext._networks import output_shape
 from numpyro_ext.guides.amortized import AmortizedGuide, LocalSite
 from numpyro_ext.guides.networks import flat_module
 
@@ -116,7 +116,7 @@ class ImplicitGuide(AmortizedGuide):
         inputs = jnp.concatenate([x, jnp.reshape(noise, (len(x), noise_dim))], axis=-1)
         net = flat_module(f"{self.prefix}_net$params", self.network, inputs.shape[1:])
         latent = net(inputs)
-        if (shape := output_shape(latent)) != (len(x), L):
+        if (shape := jax.tree.map(jnp.shape, latent)) != (len(x), L):
             raise ValueError(
                 f"the network turns shape {inputs.shape} into {shape}, but a row has {L} latent"
                 f" numbers; it must give {(len(x), L)}."

@@ -15,7 +15,7 @@ import numpy as np
 import numpyro
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._networks import ModulePair, Network, Pair, as_pair
+from numpyro_ext._networks import ModulePair, Pair
 
 __all__ = [
     "check_widths",
@@ -62,7 +62,7 @@ def random_param(name: str, init: Callable[[Array], Array]) -> Array:
 
 
 def flat_module(
-    name: str, network: Network, row_shape: tuple[int, ...], dtype: Any = float
+    name: str, network: Pair, row_shape: tuple[int, ...], dtype: Any = float
 ) -> Callable[..., Any]:
     """``numpyro.module`` with all weights of the network in one vector.
 
@@ -70,31 +70,21 @@ def flat_module(
     have.
 
     :param str name: name of the ``(num_weights,)`` parameter.
-    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, or the pair of
-        a module.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or :func:`as_pair` of a module.
     :param tuple row_shape: the shape of one row; ``init_fn`` takes it behind a batch axis.
     :param dtype: the type of the inputs with which a module starts.
     :return: ``apply_fn`` with the weights filled in.
     """
-    pair: Pair = as_pair(network)
-    input_shape, kwargs = (1, *row_shape), {}
-    if isinstance(pair, ModulePair):
-        pair, kwargs = pair.of_rows(len(row_shape)), {"dtype": dtype}
-    init_fn, apply_fn = pair
+    if isinstance(network, ModulePair):
+        init_fn, apply_fn = network.of_rows(len(row_shape))
+        kwargs = {"dtype": dtype}
+    else:
+        (init_fn, apply_fn), kwargs = network, {}
 
     def init(rng_key: Array) -> Any:
-        return init_fn(rng_key, input_shape, **kwargs)[1]
+        return init_fn(rng_key, (1, *row_shape), **kwargs)[1]
 
-    try:
-        shapes = jax.eval_shape(init, random.key(0))
-    except Exception as error:
-        if isinstance(pair, ModulePair):
-            raise  # a sentence of its own
-        raise TypeError(
-            f"the network of '{name}' does not start: init_fn(rng_key, {input_shape}) ended with"
-            f" {type(error).__name__} ({error}); give a pair (init_fn, apply_fn), in this order,"
-            " whose init_fn returns the output shape and the weights."
-        ) from error
+    shapes = jax.eval_shape(init, random.key(0))
     leaves, structure = jax.tree.flatten(shapes)
     flat = random_param(name, lambda key: ravel_pytree(init(key))[0])
     ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves], dtype=int)
@@ -105,8 +95,4 @@ def flat_module(
 
 def check_widths(hidden_dims: Any) -> tuple[int, ...]:
     """Widths of hidden layers, each at least 1, as a tuple."""
-    if not isinstance(hidden_dims, (tuple, list)):
-        raise TypeError(
-            f"hidden_dims is {hidden_dims!r}; it must be a tuple of layer widths, such as (32, 32)."
-        )
     return tuple(check_count("each of hidden_dims", width) for width in hidden_dims)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
+import jax
 from jax import Array, random
 import jax.numpy as jnp
 import numpyro
@@ -16,7 +17,7 @@ from numpyro.handlers import block, substitute
 
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
-from numpyro_ext._networks import Network, as_pair, output_shape
+from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.guides.base import AutoWithoutDensity, with_fixed_map
 from numpyro_ext.guides.conditional import bounded
@@ -116,9 +117,9 @@ class AutoSemiImplicit(AutoWithoutDensity):
             f"{prefix}_scale", scale, constraint=constraints.greater_than(floor)
         )
         out = net(noise)
-        if output_shape(out) != (*noise.shape[:-1], size):
+        if (shape := jax.tree.map(jnp.shape, out)) != (*noise.shape[:-1], size):
             raise ValueError(
-                f"network maps noise of shape {noise.shape} to {output_shape(out)}; the last axis"
+                f"network maps noise of shape {noise.shape} to {shape}; the last axis"
                 f" must have length {size}: {d} shifts"
                 f"{f' and {d} log-scales' if conditional else ''}."
             )

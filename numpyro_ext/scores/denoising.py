@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax import Array, random
 from jax.example_libraries import stax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from numpyro_ext._checks import check_count, check_positive, summary
-from numpyro_ext._networks import Network, as_pair, output_shape
+from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_points
 
@@ -95,7 +96,7 @@ class DenoisingScore:
 
     def _residual(self, params: Any, x: Array) -> Array:
         residual = self._pair(x.shape[1])[1](params, x)
-        if (shape := output_shape(residual)) != x.shape:
+        if (shape := jax.tree.map(jnp.shape, residual)) != x.shape:
             raise ValueError(
                 f"network maps points of shape {x.shape} to {shape}; the residual must"
                 " have the shape of the points."

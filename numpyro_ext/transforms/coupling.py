@@ -7,11 +7,11 @@ Dinh, Sohl-Dickstein, Bengio, "Density estimation using Real NVP" (ICLR 2017).
 from abc import abstractmethod
 from collections.abc import Callable
 
+import jax
 from jax import Array
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_count, check_positive
-from numpyro_ext._networks import output_shape
 from numpyro_ext._typing import Float
 from numpyro_ext.transforms.base import VectorTransform, as_pytree, softly_bounded
 
@@ -78,7 +78,7 @@ class Coupling(VectorTransform):
             )
         out = self.net(a)
         expected = (*b.shape[:-1], self.outputs_per_coordinate * b.shape[-1])
-        if (shape := output_shape(out)) != expected:
+        if (shape := jax.tree.map(jnp.shape, out)) != expected:
             raise ValueError(
                 f"net turns shape {a.shape} into {shape}; with split {self.split} of"
                 f" {x.shape[-1]} coordinates it must give {expected}, which is"

@@ -241,7 +241,6 @@ def test_with_one_latent_dimension_it_is_the_normal_without_couplings():
         ({"num_flows": -1}, ValueError, "num_flows is -1"),
         ({"num_flows": 2.0}, ValueError, "num_flows is 2.0"),
         ({"hidden_dims": (8, 0)}, ValueError, "each of hidden_dims is 0"),
-        ({"hidden_dims": 8}, TypeError, "hidden_dims is 8"),
         ({"network": jnp.sin}, TypeError, "must be a pair"),
         ({"init_scale": 0.0}, ValueError, "init_scale is 0.0"),
         ({"clamp": -2.0}, ValueError, "clamp is -2.0"),

@@ -139,7 +139,6 @@ def test_finds_a_correlation():
         ({"noise_dim": 0}, ValueError, "noise_dim is 0"),
         ({"init_scale": 0.0}, ValueError, "init_scale is 0.0"),
         ({"network": 3}, TypeError, "network is 3"),
-        ({"hidden_dims": 8}, TypeError, "hidden_dims is 8"),
     ],
 )
 def test_bad_arguments_are_named(options, error, match):
