@@ -71,18 +71,7 @@ class AmortizedGuide(AutoGuide):
 
     def __post_init__(self) -> None:
         check_model(type(self), self.model)
-        if self.network is None:
-            raise TypeError(
-                f"network is None; {type(self).__name__} needs a pair (init_fn, apply_fn), or a"
-                " Flax linen, Flax nnx or Equinox module, that reads the features."
-            )
         self.network = as_pair(self.network)
-        if not callable(self.features):
-            raise TypeError(
-                f"features is {self.features!r}; it must be a function of the model's arguments"
-                " that returns the rows of the minibatch, such as"
-                " lambda x: numpyro.subsample(x, event_dim=1)."
-            )
         self.local: dict[str, LocalSite] = {}
         self.supports: dict[str, constraints.Constraint] = {}
         self.dim = -1
@@ -110,7 +99,7 @@ class AmortizedGuide(AutoGuide):
             if name in values:
                 raise ValueError(
                     f"the global_guide draws '{name}', which lies in the plate '{self.plate}'; give"
-                    " the class, such as AutoNormal, or a guide that leaves this site out."
+                    " the class, such as AutoNormal, or a guide without this site."
                 )
         with self.rows(args, kwargs) as x:
             latent, start = self.draw_local(x), 0
@@ -133,8 +122,7 @@ class AmortizedGuide(AutoGuide):
                 raise ValueError(
                     f"features returns an array of shape {jnp.shape(x)}, but the plate"
                     f" '{self.plate}' has {len(rows)} of {size} rows; the shape must be"
-                    f" ({len(rows)}, number of features), or ({len(rows)}, height, width, channels)"
-                    " for a network of images. Take the rows of the minibatch by"
+                    f" ({len(rows)}, number of features) or more axes, as of"
                     " numpyro.subsample(x, event_dim=1)."
                 )
             yield x
@@ -150,7 +138,7 @@ class AmortizedGuide(AutoGuide):
         """Draws of the latent sites for all rows, with the model's deterministic sites.
 
         :param rng_key: random key.
-        :param dict params: the parameters of guide and model, from ``svi.get_params``.
+        :param dict params: the parameters of guide and model.
         :param args: the model's arguments, which may be other data, of another number of rows.
         :param tuple sample_shape: the leading axes of every site.
         :return: a dict of arrays of shape ``sample_shape + site shape``.
@@ -158,15 +146,13 @@ class AmortizedGuide(AutoGuide):
 
         check_params(params, [f"{self.prefix}_net$params"], self)
 
-        def one(key: Array) -> Sites:
+        def draw(key: Array) -> Sites:
             guide: Any = substitute(seed(every_row(self), key), data=params)
             with block():
                 values: Sites = guide(*args, **kwargs)
             return {**values, **self._deterministic(values, params, args, kwargs)}
 
-        if not sample_shape:
-            return one(rng_key)
-        return draws_of(one, rng_key, sample_shape)
+        return draws_of(draw, rng_key, sample_shape) if sample_shape else draw(rng_key)
 
     def median(self, params: Params, *args: Any, **kwargs: Any) -> Sites:
         """The 0.5 quantiles, see :meth:`quantiles`."""
@@ -175,10 +161,9 @@ class AmortizedGuide(AutoGuide):
     def quantiles(self, params: Params, quantiles: Any, *args: Any, **kwargs: Any) -> Sites:
         """Quantiles of every unconstrained coordinate, constrained, from 10,000 draws.
 
-        :param dict params: the parameters of guide and model, from ``svi.get_params``.
+        :param dict params: the parameters of guide and model.
         :param quantiles: a number or a list of numbers between 0 and 1.
         :param args: the model's arguments.
-        :return: a dict of arrays, the axis of a list leading.
         """
         key, shape = random.key(0), (NUM_QUANTILE_DRAWS,)
         draws = self.sample_posterior(key, params, *args, sample_shape=shape, **kwargs)
@@ -229,7 +214,7 @@ class AmortizedGuide(AutoGuide):
         if others:
             raise ValueError(
                 f"latent site '{name}' lies in the plates {others} beside '{self.plate}'; declare"
-                " their dimensions with .to_event(), so that they belong to one row."
+                " their dimensions with .to_event()."
             )
         fn, value = site["fn"], site["value"]
         if any(jnp.ndim(bound) for bound in jax.tree.leaves(fn.support)):

@@ -1,9 +1,4 @@
-"""A conditional normalizing flow over the local latents of each row.
-
-Rezende, Mohamed, "Variational inference with normalizing flows" (ICML 2015); Kingma, Salimans,
-Jozefowicz, Chen, Sutskever, Welling, "Improving variational inference with inverse autoregressive
-flow" (NIPS 2016), for the context that the network gives to the flow.
-"""
+"""A conditional normalizing flow over the local latents of each row."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +7,6 @@ from typing import Any
 
 import jax
 from jax import Array
-from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -20,6 +14,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import biject_to
 from numpyro.distributions.transforms import AffineTransform, IndependentTransform, Transform
 from numpyro.handlers import block, substitute
+from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.handlers import every_row
@@ -119,22 +114,13 @@ class FlowGuide(AmortizedGuide):
         super().__post_init__()
 
     def get_posterior(self, params: Params, *args: Any, **kwargs: Any) -> dist.Distribution:
-        """The distribution of the local vectors of all rows, in unconstrained space.
-
-        :param dict params: the parameters, from ``svi.get_params``.
-        :param args: the model's arguments.
-        :return: a distribution of batch ``(N,)`` and event ``(local_dim,)``.
-        """
+        """The distribution of the local vectors of all rows, in unconstrained space, of batch
+        ``(N,)`` and event ``(local_dim,)``."""
         check_params(params, [f"{self.prefix}_net$params"], self)
         if self.prototype_trace is None:
             self._set_up(args, kwargs)
-
-        def distribution() -> dist.Distribution:
-            with self.rows(args, kwargs) as x:
-                return self.local_distribution(x)
-
-        with block(), substitute(data=params), every_row():
-            return distribution()
+        with block(), substitute(data=params), every_row(), self.rows(args, kwargs) as x:
+            return self.local_distribution(x)
 
     def draw_local(self, x: Array) -> Array:
         # The plate may be further left than any other: its rows have an axis of their own.
@@ -191,32 +177,27 @@ def _heads(
 ) -> tuple[Array, Array, Array]:
     """Shifts, scales and context of the rows, from the one, two or three arrays of a network."""
     n, shape = x_shape[0], jax.tree.map(jnp.shape, out)
-    expected = (
-        f"the network turns shape {x_shape} into {shape}, but a row has {L} latent numbers; it must"
-        f" give {n} rows of at least {2 * L} numbers: shifts, log-scales, and the context of the"
-        f" flows; or a pair of arrays {(n, L)}, means and standard deviations, and after them a"
-        " context if you like."
-    )
-    if not isinstance(out, tuple | list):
-        if out.ndim != 2 or len(out) != n or out.shape[1] < 2 * L:
-            raise ValueError(expected)
-        out = out.reshape(*batch_shape, -1)
+    if isinstance(out, tuple | list):
+        heads = out if len(out) == 3 else (*out, jnp.zeros((n, 0), jnp.result_type(*out)))
+    else:
         shift, log_scale, context = jnp.split(out, (L, 2 * L), axis=-1)
-        return shift, jnp.exp(log_scale), context
-    arrays = len(out) in (2, 3) and all(isinstance(one, Array) for one in out)
-    if not arrays or any(one.shape != (n, L) for one in out[:2]):
-        raise ValueError(expected)
-    shift, scale, context = (*out, jnp.zeros((n, 0), out[0].dtype))[:3]
-    if context.ndim != 2 or len(context) != n:
-        raise ValueError(expected)
-    if not isinstance(scale, Tracer) and not bool((scale > 0).all()):
+        heads = shift, jnp.exp(log_scale), context
+    shapes = [jnp.shape(head) for head in heads]
+    if len(heads) != 3 or shapes[:2] != [(n, L), (n, L)] or len(shapes[2]) != 2:
+        raise ValueError(
+            f"the network turns shape {x_shape} into {shape}, but a row has {L} latent numbers; it"
+            f" must give {n} rows of at least {2 * L} numbers: shifts, log-scales, and the context"
+            f" of the flows; or a pair of arrays {(n, L)}, means and standard deviations, and"
+            " after them a context if you like."
+        )
+    scale = heads[1]
+    if isinstance(out, tuple | list) and not_jax_tracer(scale) and not bool((scale > 0).all()):
         raise ValueError(
             f"the second array of the network has the entry {float(scale.min()):.3g}, but it is the"
-            " standard deviations; end it with an exponential or softplus, or concatenate means and"
-            " log-scales in one array."
+            " standard deviations; end it with an exponential or softplus."
         )
-    mean, sd, context = (one.reshape(*batch_shape, one.shape[1]) for one in (shift, scale, context))
-    return mean, sd, context
+    shift, scale, context = (x.reshape(*batch_shape, x.shape[1]) for x in heads)
+    return shift, scale, context
 
 
 def _given(net: Callable[[Array], Array], context: Array) -> Callable[[Array], Array]:

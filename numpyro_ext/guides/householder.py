@@ -1,7 +1,4 @@
-"""A normal distribution with a covariance of scales and reflections.
-
-Tomczak, Welling, "Improving variational auto-encoders using Householder flow" (NIPS workshop 2016).
-"""
+"""A normal distribution with a covariance of scales and reflections."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -48,10 +45,8 @@ class AutoHouseholderNormal(AutoFlowNormal):
 
     The other arguments are those of :class:`AutoFlowNormal`.
 
-    **References**
-
-    1. *Improving variational auto-encoders using Householder flow*, equations 8 and 9,
-       Jakub M. Tomczak, Max Welling (2016)
+    **Reference:** *Improving variational auto-encoders using Householder flow*, equations 8 and 9,
+    Jakub M. Tomczak, Max Welling (NIPS workshop 2016)
 
     .. doctest::
 

@@ -1,7 +1,4 @@
-"""A normal distribution under gated inverse autoregressive flows.
-
-Kingma et al., "Improving variational inference with inverse autoregressive flow" (NIPS 2016).
-"""
+"""A normal distribution under gated inverse autoregressive flows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,22 +21,18 @@ _OPEN = 1.0 + math.exp(-2.0)
 class AutoGatedIAFNormal(AutoFlowNormal):
     r"""A normalizing-flow guide of gated inverse autoregressive flows, over all latent sites.
 
-    In the model's unconstrained space of dimension :math:`d`,
+    The flows of :class:`AutoFlowNormal` are
 
     .. math::
 
-        z = loc + scale \odot (f_F \circ \dots \circ f_1)(e), \qquad e \sim N(0, I_d), \qquad
-        f_i(x) = \frac{g_i \odot x + (1 - g_i) \odot m_i}{\sigma(2)} ,
-
-        \log q(z) = \log N(e; 0, I) - \sum_{i=1}^{F} \sum_j \log \frac{g_{ij}}{\sigma(2)}
-        - \sum_j \log scale_j ,
+        f_i(x) = \frac{g_i \odot x + (1 - g_i) \odot m_i}{\sigma(2)}, \qquad
+        \log|\det f_i'| = \sum_j \log \frac{g_{ij}}{\sigma(2)} ,
 
     where the shifts :math:`m_i` and the gates :math:`g_i`, between 0 and 1, are functions of the
     coordinates before each, all from one network with masked weights
     (:class:`~numpyro_ext.transforms.autoregressive.GatedInverseAutoregressive`). The order of the
     coordinates is reversed between flows. The networks start at zero, where all gates are
-    :math:`\sigma(2) = 0.88`; divided by that, the guide starts at the normal approximation of the
-    posterior at its mode.
+    :math:`\sigma(2) = 0.88`, and each flow is the identity.
 
     A draw and its density cost one pass through the networks, as in NumPyro's ``AutoIAFNormal``,
     whose scales are exponentials without a bound. The density of another point costs :math:`d`
@@ -54,11 +47,9 @@ class AutoGatedIAFNormal(AutoFlowNormal):
 
     The other arguments are those of :class:`AutoFlowNormal`.
 
-    **References**
-
-    1. *Improving variational inference with inverse autoregressive flow*, equations 14 and 15 and
-       algorithm 1, Diederik P. Kingma, Tim Salimans, Rafal Jozefowicz, Xi Chen, Ilya Sutskever,
-       Max Welling (NIPS 2016)
+    **Reference:** *Improving variational inference with inverse autoregressive flow*, equations 14
+    and 15 and algorithm 1, Diederik P. Kingma, Tim Salimans, Rafal Jozefowicz, Xi Chen,
+    Ilya Sutskever, Max Welling (NIPS 2016)
 
     .. doctest::
 

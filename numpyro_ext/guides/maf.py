@@ -1,9 +1,4 @@
-"""A normal distribution under masked autoregressive flows.
-
-Papamakarios, Pavlakou, Murray, "Masked autoregressive flow for density estimation" (NIPS 2017), as
-a variational family in the sense of Rezende, Mohamed, "Variational inference with normalizing
-flows" (ICML 2015).
-"""
+"""A normal distribution under masked autoregressive flows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,19 +16,15 @@ __all__ = ["AutoMAFNormal"]
 class AutoMAFNormal(AutoFlowNormal):
     r"""A normalizing-flow guide of masked autoregressive flows, over all latent sites together.
 
-    In the model's unconstrained space of dimension :math:`d`,
+    Each flow :math:`f_i` of :class:`AutoFlowNormal` is a
+    :class:`~numpyro_ext.transforms.autoregressive.MaskedAffineAutoregressive`,
 
     .. math::
 
-        z = loc + scale \odot (f_F \circ \dots \circ f_1)(e), \qquad e \sim N(0, I_d),
+        y_j = x_j e^{s_j(y_{<j})} + t_j(y_{<j}), \qquad \log|\det f_i'| = \sum_j s_j ,
 
-        \log q(z) = \log N(e; 0, I) - \sum_{i=1}^{F} \sum_j s_{ij} - \sum_j \log scale_j ,
-
-    where each :math:`f_i` is a
-    :class:`~numpyro_ext.transforms.autoregressive.MaskedAffineAutoregressive`: coordinate j is
-    scaled and shifted by functions of the coordinates before it, all from one network with masked
-    weights. The order of the coordinates is reversed between flows. The networks start at zero, so
-    the guide starts at the normal approximation of the posterior at its mode.
+    where one network with masked weights gives all :math:`s_j` and :math:`t_j`. The order of the
+    coordinates is reversed between flows.
 
     The density of any given point costs one pass through the networks, but a draw (and its
     gradient) costs :math:`d` passes one after the other. NumPyro's ``AutoIAFNormal`` has it the

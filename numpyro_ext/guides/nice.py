@@ -1,9 +1,4 @@
-"""A normal distribution sheared by additive couplings.
-
-Dinh, Krueger, Bengio, "NICE: non-linear independent components estimation" (ICLR workshop 2015), as
-a variational family in the sense of Rezende, Mohamed, "Variational inference with normalizing
-flows" (ICML 2015).
-"""
+"""A normal distribution bent by additive coupling layers."""
 
 from dataclasses import dataclass
 
@@ -17,35 +12,24 @@ __all__ = ["AutoNICENormal"]
 class AutoNICENormal(CouplingFlowNormal):
     r"""A normalizing-flow guide of additive couplings, over all latent sites together.
 
-    In the model's unconstrained space of dimension :math:`d`,
+    Each flow :math:`f_i` of :class:`AutoFlowNormal` is an
+    :class:`~numpyro_ext.transforms.coupling.AdditiveCoupling`: a network t of the first
+    :math:`\lfloor d/2 \rfloor` coordinates a shifts the others,
 
     .. math::
 
-        z = loc + scale \odot (f_F \circ \dots \circ f_1)(e), \qquad e \sim N(0, I_d),
-
-        \log q(z) = \log N(e; 0, I) - \sum_j \log scale_j ,
-
-    where each :math:`f_i` is an :class:`~numpyro_ext.transforms.coupling.AdditiveCoupling`: a
-    network of the first :math:`\lfloor d/2 \rfloor` coordinates shifts the others. After the first
-    flow the halves change places, and after the others new halves are made of every second
-    coordinate. The networks start at zero, so the guide starts at the normal approximation of the
-    posterior at its mode.
+        f_i(a, b) = (a,\; b + t_i(a)), \qquad \log|\det f_i'| = 0 .
 
     *Where it fails.* The couplings keep volume. The guide follows curved posteriors (a banana
     exactly), but the highest density of q is the same as that of its normal base, and posteriors
     whose scale varies (a funnel) need :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal`. In
     return it cannot explode: it is the calmest of the flows to train.
 
-    :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
-    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, in place of
-        that network, from :math:`\lfloor d/2 \rfloor` inputs to :math:`\lceil d/2 \rceil` outputs.
+    The arguments are those of :class:`CouplingFlowNormal`, a ``network`` with :math:`\lceil d/2
+    \rceil` outputs, and :class:`AutoFlowNormal`.
 
-    The other arguments are those of :class:`CouplingFlowNormal` and :class:`AutoFlowNormal`.
-
-    **References**
-
-    1. *NICE: non-linear independent components estimation*, equations 9-12, Laurent Dinh,
-       David Krueger, Yoshua Bengio (2015)
+    **Reference:** *NICE: non-linear independent components estimation*, equations 9-12,
+    Laurent Dinh, David Krueger, Yoshua Bengio (ICLR workshop 2015)
 
     .. doctest::
 

@@ -1,7 +1,4 @@
-"""A normal distribution bent along planes.
-
-Rezende, Mohamed, "Variational inference with normalizing flows" (ICML 2015).
-"""
+"""A normal distribution bent along planes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,15 +17,12 @@ __all__ = ["AutoPlanarNormal"]
 class AutoPlanarNormal(AutoFlowNormal):
     r"""A normalizing-flow guide of planar flows, over all latent sites together.
 
-    In the model's unconstrained space of dimension :math:`d`,
+    The flows of :class:`AutoFlowNormal` are
 
     .. math::
 
-        z = loc + scale \odot (f_F \circ \dots \circ f_1)(e), \qquad e \sim N(0, I_d), \qquad
-        f_i(x) = x + \hat u_i \tanh(w_i \cdot x + b_i) ,
-
-        \log q(z) = \log N(e; 0, I) - \sum_{i=1}^{F} \log\left(1 + \tanh'(w_i \cdot x_i + b_i)\,
-        \hat u_i \cdot w_i\right) - \sum_j \log scale_j ,
+        f_i(x) = x + \hat u_i \tanh(w_i \cdot x + b_i), \qquad
+        |\det f_i'| = 1 + \tanh'(w_i \cdot x + b_i)\, \hat u_i \cdot w_i ,
 
     where :math:`\hat u_i` is :math:`u_i` moved so that the flow is invertible
     (:class:`~numpyro_ext.transforms.planar.PlanarTransform`). It has :math:`2d + 1` parameters per
@@ -44,10 +38,8 @@ class AutoPlanarNormal(AutoFlowNormal):
 
     The other arguments are those of :class:`AutoFlowNormal`.
 
-    **References**
-
-    1. *Variational inference with normalizing flows*, equations 10-13 and appendix A.1,
-       Danilo Jimenez Rezende, Shakir Mohamed (2015)
+    **Reference:** *Variational inference with normalizing flows*, equations 10-13 and appendix A.1,
+    Danilo Jimenez Rezende, Shakir Mohamed (ICML 2015)
 
     .. doctest::
 

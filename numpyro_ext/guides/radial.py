@@ -1,7 +1,4 @@
-"""A normal distribution contracted and expanded around points.
-
-Rezende, Mohamed, "Variational inference with normalizing flows" (ICML 2015).
-"""
+"""A normal distribution contracted and expanded around points."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,14 +18,13 @@ __all__ = ["AutoRadialNormal"]
 class AutoRadialNormal(AutoFlowNormal):
     r"""A normalizing-flow guide of radial flows, over all latent sites together.
 
-    In the model's unconstrained space of dimension :math:`d`,
+    The flows of :class:`AutoFlowNormal` are
 
     .. math::
 
-        z = loc + scale \odot (f_F \circ \dots \circ f_1)(e), \qquad e \sim N(0, I_d), \qquad
-        f_i(x) = x + \frac{\beta_i}{\alpha_i + |x - c_i|} (x - c_i) ,
-
-        \log q(z) = \log N(e; 0, I) - \sum_{i=1}^{F} \log|\det f_i'| - \sum_j \log scale_j ,
+        f_i(x) = x + \frac{\beta_i}{\alpha_i + r} (x - c_i), \quad r = |x - c_i|, \qquad
+        |\det f_i'| = \Big(1 + \frac{\beta_i}{\alpha_i + r}\Big)^{d-1}
+        \Big(1 + \frac{\alpha_i \beta_i}{(\alpha_i + r)^2}\Big) ,
 
     with :math:`\alpha_i > 0` and :math:`\beta_i > -\alpha_i`
     (:class:`~numpyro_ext.transforms.radial.RadialTransform`). It has :math:`d + 2` parameters per
@@ -45,10 +41,8 @@ class AutoRadialNormal(AutoFlowNormal):
 
     The other arguments are those of :class:`AutoFlowNormal`.
 
-    **References**
-
-    1. *Variational inference with normalizing flows*, equation 14 and appendix A.2,
-       Danilo Jimenez Rezende, Shakir Mohamed (2015)
+    **Reference:** *Variational inference with normalizing flows*, equation 14 and appendix A.2,
+    Danilo Jimenez Rezende, Shakir Mohamed (ICML 2015)
 
     .. doctest::
 

@@ -1,8 +1,4 @@
-"""A normal distribution bent by affine coupling layers.
-
-Dinh, Sohl-Dickstein, Bengio, "Density estimation using Real NVP" (ICLR 2017), as a variational
-family in the sense of Rezende, Mohamed, "Variational inference with normalizing flows" (ICML 2015).
-"""
+"""A normal distribution bent by affine coupling layers."""
 
 from dataclasses import dataclass
 
@@ -17,19 +13,13 @@ __all__ = ["AutoRealNVPNormal"]
 class AutoRealNVPNormal(CouplingFlowNormal):
     r"""A normalizing-flow guide of affine couplings, over all latent sites together.
 
-    In the model's unconstrained space of dimension :math:`d`,
+    Each flow :math:`f_i` of :class:`AutoFlowNormal` is an
+    :class:`~numpyro_ext.transforms.AffineCoupling`: a network of the first :math:`\lfloor d/2
+    \rfloor` coordinates a gives log-scales :math:`s_i` and shifts :math:`t_i` for the others,
 
     .. math::
 
-        z = loc + scale \odot (f_F \circ \dots \circ f_1)(e), \qquad e \sim N(0, I_d),
-
-        \log q(z) = \log N(e; 0, I) - \sum_{i=1}^{F} \sum_j s_{ij} - \sum_j \log scale_j ,
-
-    where each :math:`f_i` is an :class:`~numpyro_ext.transforms.AffineCoupling`: the first
-    :math:`\lfloor d/2 \rfloor` coordinates go through a network that gives log-scales :math:`s_i`
-    and shifts for the others. After the first flow the halves change places, and after each of the
-    others every second coordinate goes into one new half. The networks start at zero, so the guide
-    starts at the normal approximation of the posterior at its mode.
+        f_i(a, b) = (a,\; b \odot e^{s_i(a)} + t_i(a)), \qquad \log|\det f_i'| = \sum_j s_{ij}(a) .
 
     A draw and its density cost one pass through the F networks, and so does the density of a given
     point, so losses that evaluate :math:`\log q` again are cheap. (NumPyro's ``AutoIAFNormal``
@@ -40,19 +30,12 @@ class AutoRealNVPNormal(CouplingFlowNormal):
     remain normal.
 
     :param float clamp: bound of the couplings' log-scales.
-    :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
-    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, in place of
-        that network, from :math:`\lfloor d/2 \rfloor` inputs to :math:`2 \lceil d/2 \rceil`
-        outputs.
+    :param network: as in :class:`CouplingFlowNormal`, with :math:`2 \lceil d/2 \rceil` outputs.
 
     The other arguments are those of :class:`CouplingFlowNormal` and :class:`AutoFlowNormal`.
 
-    **References**
-
-    1. *Density estimation using Real NVP*, equations 4-8, Laurent Dinh, Jascha Sohl-Dickstein,
-       Samy Bengio (2017)
-    2. *Variational inference with normalizing flows*, equation 15, Danilo Jimenez Rezende,
-       Shakir Mohamed (2015)
+    **Reference:** *Density estimation using Real NVP*, equations 4-8, Laurent Dinh,
+    Jascha Sohl-Dickstein, Samy Bengio (ICLR 2017)
 
     .. doctest::
 

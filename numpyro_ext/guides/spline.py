@@ -1,8 +1,4 @@
-"""A normal distribution bent by rational-quadratic splines.
-
-Durkan, Bekasov, Murray, Papamakarios, "Neural spline flows" (NeurIPS 2019), as a variational family
-in the sense of Rezende, Mohamed, "Variational inference with normalizing flows" (ICML 2015).
-"""
+"""A normal distribution bent by rational-quadratic splines."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,20 +18,17 @@ __all__ = ["AutoSplineNormal"]
 class AutoSplineNormal(CouplingFlowNormal):
     r"""A normalizing-flow guide of spline couplings, over all latent sites together.
 
-    In the model's unconstrained space of dimension :math:`d`,
+    Each flow :math:`f_i` of :class:`AutoFlowNormal` is a
+    :class:`~numpyro_ext.transforms.spline.SplineCoupling`: a network of the first
+    :math:`\lfloor d/2 \rfloor` coordinates a gives each of the others an increasing spline
+    :math:`\sigma` of ``num_bins`` bins on ``[-bound, bound]``,
 
     .. math::
 
-        z = loc + scale \odot (f_F \circ \dots \circ f_1)(e), \qquad e \sim N(0, I_d),
+        f_i(a, b) = (a,\; \sigma_{i}(b;\, a)), \qquad
+        \log|\det f_i'| = \sum_j \log \sigma_{ij}'(b_j;\, a) .
 
-        \log q(z) = \log N(e; 0, I) - \sum_{i=1}^{F} \log|\det f_i'| - \sum_j \log scale_j ,
-
-    where each :math:`f_i` is a :class:`~numpyro_ext.transforms.spline.SplineCoupling`: a network of
-    the first :math:`\lfloor d/2 \rfloor` coordinates gives each of the others an increasing spline
-    of ``num_bins`` bins on ``[-bound, bound]``. After the first flow the halves change places, and
-    after the others new halves are made of every second coordinate. With one latent dimension each
-    flow is a spline with parameters of its own. The splines start at the identity, so the guide
-    starts at the normal approximation of the posterior at its mode.
+    With one latent dimension each flow is a spline with parameters of its own.
 
     *Where it fails.* Beyond ``bound`` standard deviations of the base the splines do nothing, so
     the tails are those of a normal distribution with ``loc`` and ``scale``. The guide has more
@@ -47,17 +40,13 @@ class AutoSplineNormal(CouplingFlowNormal):
     :param int num_bins: bins of each spline, at least 2.
     :param float bound: half the length of the interval in which the splines bend, in standard
         deviations of the base.
-    :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
-    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, in place of
-        that network, from :math:`\lfloor d/2 \rfloor` inputs to :math:`\lceil d/2 \rceil (3\,
-        num\_bins - 1)` outputs.
+    :param network: as in :class:`CouplingFlowNormal`, with
+        :math:`\lceil d/2 \rceil (3\, num\_bins - 1)` outputs.
 
     The other arguments are those of :class:`CouplingFlowNormal` and :class:`AutoFlowNormal`.
 
-    **References**
-
-    1. *Neural spline flows*, sections 3.1 and 3.2, Conor Durkan, Artur Bekasov, Iain Murray,
-       George Papamakarios (2019)
+    **Reference:** *Neural spline flows*, sections 3.1 and 3.2, Conor Durkan, Artur Bekasov,
+    Iain Murray, George Papamakarios (NeurIPS 2019)
 
     .. doctest::
 
@@ -84,9 +73,12 @@ class AutoSplineNormal(CouplingFlowNormal):
         super().__post_init__()
 
     def flow(self, i: int) -> Transform:
-        outputs = 3 * self.num_bins - 1
-        if self.latent_dim == 1:
-            raw: Any = numpyro.param(f"{self.prefix}_spline__{i}", jnp.zeros((1, outputs)))
-            return RationalQuadraticSpline.from_unconstrained(raw, self.bound)
-        net, split = self.net(i, outputs)
+        if self.latent_dim > 1:
+            return self.coupling(i)
+        start = jnp.zeros((1, 3 * self.num_bins - 1))
+        raw: Any = numpyro.param(f"{self.prefix}_spline__{i}", start)
+        return RationalQuadraticSpline.from_unconstrained(raw, self.bound)
+
+    def coupling(self, i: int) -> SplineCoupling:
+        net, split = self.net(i, outputs=3 * self.num_bins - 1)
         return SplineCoupling(net, split, num_bins=self.num_bins, bound=self.bound)

@@ -254,15 +254,9 @@ def discrete(x):
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
-        (lambda: flow(linear, None), TypeError, "network is None; FlowGuide needs a pair"),
         (lambda: flow(linear, jnp.sin), TypeError, "must be a pair"),
         (lambda: flow(linear, stax.Dense(4), flow="iaf"), ValueError, "flow is 'iaf'; it must be"),
         (lambda: flow(linear, stax.Dense(4), num_flows=-1), ValueError, "num_flows is -1"),
-        (
-            lambda: FlowGuide(linear, stax.Dense(4), plate="rows", features=X),
-            TypeError,
-            "it must be a function of the model's arguments",
-        ),
         (lambda: implicit_guide(linear, stax.Dense(2), noise_dim=0), ValueError, "noise_dim is 0"),
         (
             lambda: implicit_guide(linear, stax.Dense(2), noise_dim=1),
