@@ -59,14 +59,14 @@ def _categorical(fn: Any, eta: Array) -> Array:
 
 
 def _log_odds(fn: Any) -> Array:
-    if isinstance(fn, _WITH_LOGITS):
+    if type(fn) in _WITH_LOGITS:
         return fn.logits
     p = clamp_probs(fn.probs)
     return jnp.log(p) - jnp.log1p(-p)
 
 
 def _log_probs(fn: Any) -> Array:
-    return fn.logits if isinstance(fn, _WITH_LOGITS) else jnp.log(clamp_probs(fn.probs))
+    return fn.logits if type(fn) in _WITH_LOGITS else jnp.log(clamp_probs(fn.probs))
 
 
 def _binary(fn: Any, eta: Array) -> Any:

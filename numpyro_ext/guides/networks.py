@@ -15,7 +15,7 @@ import numpy as np
 import numpyro
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._networks import ModulePair, Pair
+from numpyro_ext._networks import ModulePair, Network, Pair
 
 __all__ = [
     "check_widths",
@@ -62,7 +62,7 @@ def random_param(name: str, init: Callable[[Array], Array]) -> Array:
 
 
 def flat_module(
-    name: str, network: Pair, row_shape: tuple[int, ...], dtype: Any = float
+    name: str, network: Network, row_shape: tuple[int, ...], dtype: Any = float
 ) -> Callable[..., Any]:
     """``numpyro.module`` with all weights of the network in one vector.
 
@@ -75,11 +75,12 @@ def flat_module(
     :param dtype: the type of the inputs with which a module starts.
     :return: ``apply_fn`` with the weights filled in.
     """
-    if isinstance(network, ModulePair):
-        init_fn, apply_fn = network.of_rows(len(row_shape))
-        kwargs = {"dtype": dtype}
+    pair: Any = network
+    if isinstance(pair, ModulePair):
+        pair, kwargs = pair.of_rows(len(row_shape)), {"dtype": dtype}
     else:
-        (init_fn, apply_fn), kwargs = network, {}
+        kwargs = {}
+    init_fn, apply_fn = pair
 
     def init(rng_key: Array) -> Any:
         return init_fn(rng_key, (1, *row_shape), **kwargs)[1]
