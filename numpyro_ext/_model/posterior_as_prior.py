@@ -39,29 +39,25 @@ def posterior_as_prior(
 
     with the mean m and the covariance C of the fit :math:`q_{t-1}` in unconstrained space, over all
     its sites together, so that their correlations and the Jacobians of their constraints are kept.
-    The result is a model as any other: it has the same sites, arguments, supports and parameters,
-    for every guide, loss, kernel and engine and for ``Predictive``. Its evidence is
-    :math:`p(y_t \mid y_{1:t-1})` as the fit has it; the sum of its logarithms over the days is the
-    log evidence of all rows, exactly so where each day's posterior is normal.
+    The result is a model as any other, with the same sites, arguments, supports and parameters. Its
+    evidence is :math:`p(y_t \mid y_{1:t-1})` as the fit has it; the sum of its logarithms over the
+    days is the log evidence of all rows, exactly so where each day's posterior is normal.
 
-    **Forgetting.** The factor f in (0, 1] is the power of yesterday's posterior: its precision is
-    multiplied by f, and its mean kept, so that after a day without rows the standard deviations are
-    larger by :math:`1/\sqrt f`. The rows of k days ago count :math:`f^k` times, and so does the
-    prior of the first day.
+    **Forgetting.** The factor f in (0, 1] multiplies the precision of yesterday's posterior, so
+    that after a day without rows the standard deviations are larger by :math:`1/\sqrt f`. The rows
+    of k days ago count :math:`f^k` times, and so does the prior of the first day.
 
     **Sites.** A latent site inside a plate of observed sites belongs to yesterday's rows. It is
     integrated out of the normal and keeps its prior given the others, unless ``sites`` names it.
 
     **Begin at yesterday's parameters**, ``svi.run(..., init_params=fit.params)`` as below: errors
-    add up, and ``diagnose`` judges the fit of today, with yesterday's normal as its prior, so that
-    it sees no error of the days before. From a new start each day has to find the correlations of
-    all days anew, and falls short by what is within its limits. After six days of f = 0.9 standard
-    deviations are then 0.70 of the right ones, and 0.99 to 1.02 from yesterday's parameters
-    (``python benchmarks/newcomers/systems.py --only streaming``).
+    add up, and ``diagnose`` sees no error of the days before. From a new start each day has to find
+    the correlations of all days anew, and standard deviations become too small (``python
+    benchmarks/newcomers/systems.py --only streaming``).
 
     An engine of :mod:`numpyro_ext.ep` takes the fit itself, as ``EP(model, prior=fit)``, and
-    compiles nothing anew from the second such day on. A model that already has a prior by this
-    function may be given, or the first one: a prior of all sites of the one before replaces it.
+    compiles nothing anew from the second such day on. The model may be one of this function: a
+    prior of all its sites replaces the one before.
 
     :param model: Python callable with NumPyro primitives.
     :param tuple fit: a normal guide with its parameters, ``(guide, params)``, or ``(svi, result)``
@@ -97,21 +93,16 @@ def posterior_as_prior(
     References: Opper, *A Bayesian approach to on-line learning* (1998); Kulhavy and Zarrop, *On a
     general concept of forgetting* (International Journal of Control 58, 1993).
     """
-    if not callable(model):
-        raise TypeError(f"model is {model!r}; it must be a callable, a NumPyro model.")
     check_positive("forgetting_factor", forgetting_factor)
     if not is_traced(forgetting_factor) and forgetting_factor > 1:
-        raise ValueError(
-            f"forgetting_factor is {forgetting_factor!r}; it must be in (0, 1], the power of the"
-            " posterior of the fit, where 1 forgets nothing."
-        )
+        raise ValueError(f"forgetting_factor is {forgetting_factor!r}; it must be in (0, 1].")
     guide, params = _guide_and_params(fit)
     loc, factor = normal_of_guide(guide, params)
     numbers = loc, factor
     if not is_traced(numbers) and not all(bool(np.all(np.isfinite(x))) for x in numbers):
         raise ValueError(
-            f"the mean or the scale of the {type(guide).__name__} is not finite, so it is no prior;"
-            " fit it at a smaller learning rate."
+            f"the mean or the scale of the {type(guide).__name__} is not finite; fit it at a"
+            " smaller learning rate."
         )
     trace = guide.prototype_trace
     shapes = {
@@ -119,13 +110,10 @@ def posterior_as_prior(
         for site in latent_sites(trace)
     }
     names = _choose_sites(trace, list(shapes), sites)
-    place, start = {}, 0
-    for name, shape in shapes.items():
-        place[name] = np.arange(start, start + math.prod(shape))
-        start += math.prod(shape)
-    at = np.concatenate([place[name] for name in names])
-    loc, factor = loc[at], factor[at]
-    if factor.ndim == 2 and len(at) < start:
+    owner = np.concatenate([[name] * math.prod(shape) for name, shape in shapes.items()])
+    chosen = np.flatnonzero(np.isin(owner, names))
+    loc, factor = loc[chosen], factor[chosen]
+    if factor.ndim == 2 and len(chosen) < len(owner):
         R = jnp.linalg.qr(factor.T, mode="r")  # a root of the covariance of these alone
         factor = R.T * jnp.sign(jnp.diagonal(R))
     kept = tuple((name, shapes[name]) for name in names)
@@ -142,29 +130,29 @@ def _guide_and_params(fit: Any) -> tuple[Any, Params]:
             return guide, params
     raise TypeError(
         f"the prior is {type(fit).__name__}; it must be a pair (engine, result), (svi, result) or"
-        " (guide, params): what was fitted, and the result of its run or the parameters in it."
+        " (guide, params)."
     )
 
 
-def _choose_sites(trace: Any, known: list[str], given: Sequence[str] | None) -> list[str]:
+def _choose_sites(trace: Any, latents: list[str], sites: Sequence[str] | None) -> list[str]:
     """The sites whose priors are replaced, in the order of the model."""
+    if sites is not None:
+        if not sites or not set(sites) <= set(latents):
+            raise ValueError(
+                f"sites is {sites!r}; it must be a list of latent sites of the fit, which are"
+                f" {latents}."
+            )
+        return [name for name in latents if name in set(sites)]
     observed = [site for site in sample_sites(trace) if site["is_observed"]]
     plates = {name for site in observed for name in frames(site)}
-    if given is None:
-        names = [name for name in known if not plates & set(frames(trace[name]))]
-        if not names:
-            raise ValueError(
-                f"all latent sites {known} of the fit are inside the plates {sorted(plates)} of the"
-                " observed sites, so they belong to its rows; name those that the rows of the new"
-                " data share in sites=[...]."
-            )
-        return names
-    bad = [name for name in given if name not in known]
-    if bad or not given or isinstance(given, str):
+    names = [name for name in latents if not plates & set(frames(trace[name]))]
+    if not names:
         raise ValueError(
-            f"sites is {given!r}; it must be a list of latent sites of the fit, which are {known}."
+            f"all latent sites {latents} of the fit are inside the plates {sorted(plates)} of the"
+            " observed sites, so they belong to its rows; name those that the new rows share in"
+            " sites=[...]."
         )
-    return [name for name in known if name in set(given)]
+    return names
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -213,8 +201,8 @@ class WithPrior:
 
 
 class _WithSupport(dist.TransformedDistribution):
-    """One event with the support of a site, as it is: that of the transforms would be computed
-    from their bounds, which may be tracers of a reading that is over."""
+    """One event with the support of a site itself: the bounds of the transforms may be tracers of a
+    trace that is over."""
 
     pytree_data_fields = ("of_site",)
 
@@ -248,25 +236,25 @@ class _replace_sites(Messenger):
         if name not in self.waiting[:1]:
             raise ValueError(
                 f"the model samples '{name}' where the fit that is its prior has"
-                f" {self.waiting[:1] or 'no further site'}, of the sites {list(self.shapes)}; the"
-                " order of a model's latent sites must be that of the fit."
+                f" {self.waiting[:1] or 'no further site'}; the order of the latent sites must be"
+                f" {list(self.shapes)}."
             )
         self.waiting.pop(0)
         support, shape = msg["fn"].support, self.shapes[name]
-        found = unconstrained_shape(support, msg["fn"].shape())
-        if found != shape:
+        own = unconstrained_shape(support, msg["fn"].shape())
+        if own != shape:
             raise ValueError(
-                f"the latent site '{name}' has the unconstrained shape {found} in the model and"
-                f" {shape} in the fit that is its prior; a site whose size follows the rows keeps"
-                " its own prior: leave it out of sites."
+                f"the latent site '{name}' has the unconstrained shape {own} in the model and"
+                f" {shape} in the fit that is its prior; leave a site whose size follows the rows"
+                " out of sites."
             )
         start = sum(map(len, self.noise))
-        at = slice(start, start + math.prod(shape))
-        m, L = self.loc[at], self.factor[at]
+        place = slice(start, start + math.prod(shape))
+        m, L = self.loc[place], self.factor[place]
         if L.ndim == 2:
             if self.noise:
                 m = m + L[:, :start] @ jnp.concatenate(self.noise)
-            L = L[:, at]
+            L = L[:, place]
             base = dist.MultivariateNormal(m, scale_tril=L)
         else:
             base = dist.Normal(m, L).to_event(1)
@@ -287,6 +275,6 @@ class _replace_sites(Messenger):
     def check_all(self) -> None:
         if self.waiting:
             raise ValueError(
-                f"the model has no latent sites {self.waiting}, of which the fit that is its prior"
-                " knows; name those that it has in sites=[...]."
+                f"the model has no latent sites {self.waiting}, which the fit that is its prior"
+                " has; name those of the model in sites=[...]."
             )

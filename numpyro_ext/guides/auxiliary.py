@@ -1,8 +1,4 @@
-"""A guide with auxiliary variables, and the reverse model of its bound.
-
-Agakov, Barber, "An auxiliary variational method" (ICONIP 2004); Ranganath, Tran, Blei,
-"Hierarchical variational models" (ICML 2016).
-"""
+"""A guide with auxiliary variables, and the reverse model of its bound."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,11 +52,10 @@ class AutoAuxiliary(AutoWithoutDensity):
 
     *Where it fails.* The bound is too low by the KL of the reverse model, so that the guide prefers
     an a that a normal distribution can tell from z: modes that need a different a for the same z
-    are lost. Gradients are noisier than those of ``AutoNormal``: with a single particle and a
-    constant rate the bound may end below that of ``AutoNormal``, so take 8 or more and a falling
-    rate. Losses that take a gradient at given draws (``gradient="stl"`` or ``"dreg"``) are refused,
-    because :math:`\log r` has parameters. k-hat and the bounds of ``diagnose`` are those of (z, a):
-    a bad reverse model makes them bad too.
+    are lost. Gradients are noisier than those of ``AutoNormal``: take 8 particles or more and a
+    falling rate. Losses that take a gradient at given draws (``gradient="stl"`` or ``"dreg"``) are
+    refused, because :math:`\log r` has parameters. A bad reverse model makes k-hat and the bounds
+    of ``diagnose`` bad too.
 
     :param int aux_dim: length of a; d if None.
     :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from

@@ -44,8 +44,8 @@ def with_critic(
     ``output_dim`` the number of unconstrained latent numbers. Other losses ignore the critic: its
     gradient is zero.
 
-    A critic has to keep up with the guide. Where it does not, give it a larger rate than the guide,
-    as in the example, and let both rates fall.
+    A critic has to keep up with the guide: give it a larger rate, as in the example, and let both
+    rates fall.
 
     :param guide: the guide whose draws the critic is to judge.
     :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from the
@@ -87,12 +87,8 @@ def with_critic(
 
 
 class CriticGuide(GuideWrapper):
-    """A guide and, beside it, the parameters of a critic; the result of :func:`with_critic`.
-
-    * ``param_name`` - the name of the parameter that holds the critic's weights.
-    * ``output_dim`` - the number of outputs of the critic for a point.
-    * ``features`` - the function that gives the data's features to an amortised critic, or None.
-    """
+    """A guide and, beside it, the parameter ``param_name`` with the weights of a critic; the result
+    of :func:`with_critic`."""
 
     def __init__(
         self,
@@ -104,13 +100,6 @@ class CriticGuide(GuideWrapper):
         features: Callable[..., Array] | None,
     ) -> None:
         super().__init__(guide, "with_critic")
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"name is {name!r}; it must be a word, such as 'critic'.")
-        if features is not None and not callable(features):
-            raise TypeError(
-                f"features is {features!r}; it must be a function of the model's arguments that"
-                " gives an array (M, f), or None."
-            )
         self.network = as_pair(network, optional=True)
         self.hidden_dims = check_widths(hidden_dims)
         self.output_dim = check_count("output_dim", output_dim)
@@ -129,8 +118,8 @@ class CriticGuide(GuideWrapper):
         if self.features is not None:
             plates = shared_plates(trace)
             with inside_plates(trace, plates):
-                seen = check_features(self.features(*args, **kwargs), tuple(plates.values()))
-            size = latent_size(self.fn, trace) // math.prod(plates.values()) + seen.shape[-1]
+                features = check_features(self.features(*args, **kwargs), tuple(plates.values()))
+            size = latent_size(self.fn, trace) // math.prod(plates.values()) + features.shape[-1]
         elif size is None:
             size = latent_size(self.fn, trace)
         self._apply(size)
@@ -145,10 +134,7 @@ class CriticGuide(GuideWrapper):
         :return: an array ``(...)``, or ``(..., output_dim)`` if ``output_dim`` is larger than 1.
         """
         if self.param_name not in params:
-            raise ValueError(
-                f"params has no '{self.param_name}' but {sorted(params)}; pass what svi.get_params"
-                " gives for the guide that with_critic has made."
-            )
+            raise ValueError(f"params has no '{self.param_name}' but {sorted(params)}.")
         if features is not None:
             features = jnp.broadcast_to(features, (*z.shape[:-1], features.shape[-1]))
             z = jnp.concatenate([z, features], -1)

@@ -1,12 +1,7 @@
-"""Dropout as a guide: whole inputs of each weight matrix are left out at random.
-
-Gal, Ghahramani, "Dropout as a Bayesian approximation" (ICML 2016); Li, Gal, "Dropout inference in
-Bayesian neural networks with alpha-divergences" (ICML 2017).
-"""
+"""Dropout as a guide: whole inputs of each weight matrix are left out at random."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from typing import Any, ClassVar, NamedTuple
 import warnings
 
@@ -84,11 +79,10 @@ class AutoDropout(StartGiven):
 
     **When it fails.** The stated log density is not one (``has_density`` is False): bounds of the
     evidence and ``pareto_khat`` are not defined for it. The KL leaves out what depends on p alone,
-    so choose p by the predictive density of held-out rows and not by the loss. The spread is that
-    of the masks alone, which is 0 at p = 1, and does not shrink as rows are added. Masks are not
-    drawn anew for each row, so take ten draws or so per step, and keep the draws in prediction, as
-    ``Predictive`` does. A network that has dropout layers of its own needs no guide at all, see
-    *How to choose*.
+    so choose p by the predictive density of held-out rows and not by the loss. The spread comes
+    from the masks alone: it is 0 at p = 1, and does not shrink as rows are added. A mask serves all
+    rows, so take ten draws or so per step, and keep the draws in prediction, as ``Predictive``
+    does. A network with dropout layers of its own needs no guide, see *How to choose*.
 
     :param model: a NumPyro model whose weight matrices have priors ``Normal(0, scale)`` with a
         fixed scale, read at the first call.
@@ -139,22 +133,15 @@ class AutoDropout(StartGiven):
 
     def __post_init__(self) -> None:
         check_model(type(self), self.model)
-        for given, p in _each(self.keep_prob):
-            if isinstance(p, bool) or not isinstance(p, Real) or not 0 < float(p) <= 1:
+        for p in _values(self.keep_prob):
+            if not 0 < p <= 1:
+                raise ValueError(f"keep_prob is {p!r}; it must be in (0, 1].")
+        for axis in _values(self.in_axis):
+            if axis is not None and axis >= 0:
                 raise ValueError(
-                    f"keep_prob{given} is {p!r}; it must be a number in (0, 1], the probability"
-                    " that an input is kept."
-                )
-        for given, axis in _each(self.in_axis):
-            if axis is None and not given:
-                continue
-            if isinstance(axis, bool) or not isinstance(axis, Integral) or int(axis) >= 0:
-                raise ValueError(
-                    f"in_axis{given} is {axis!r}; it is counted from the last axis: -1 for a weight"
+                    f"in_axis is {axis!r}; it is counted from the last axis: -1 for a weight"
                     " (out, in), -2 for one (in, out) as in x @ w."
                 )
-        if isinstance(self.sites, str):
-            raise TypeError(f"sites is {self.sites!r}; give a list of names: [{self.sites!r}].")
         self.matrices: dict[str, Matrix] = {}
         self.arguments: tuple[tuple, dict[str, Any]] = (), {}
         start = init_to_fan_in() if self.init_loc_fn is None else self.init_loc_fn
@@ -173,16 +160,15 @@ class AutoDropout(StartGiven):
             self._check_names(what, names, dims)
         if not chosen:
             raise ValueError(
-                f"the model has no latent site of two event dimensions but {sorted(dims)}, so there"
-                " is no weight matrix to drop inputs of; declare matrices by .to_event(2)."
+                f"the model has no latent site of two event dimensions but {sorted(dims)}; declare"
+                " weight matrices by .to_event(2)."
             )
         for name in chosen:
             prior = priors[name]
             if prior.precision is None:
                 raise ValueError(
-                    f"the prior of '{name}' {prior.problem}; AutoDropout needs Normal(0, scale)"
-                    " with a fixed scale, or leave the site out of `sites`, which makes it a point"
-                    " mass."
+                    f"the prior of '{name}' {prior.problem}; it must be Normal(0, scale) with a"
+                    " fixed scale, or leave the site out of `sites`, which makes it a point mass."
                 )
             p = self.keep_prob
             p = p.get(name, 1.0) if isinstance(p, Mapping) else p
@@ -194,7 +180,7 @@ class AutoDropout(StartGiven):
         for name in names if isinstance(names, Collection) else ():
             if dims.get(name, 0) < 2:
                 has = f"has event dimension {dims[name]}" if name in dims else "is no latent site"
-                matrices = sorted(one for one, dim in dims.items() if dim >= 2)
+                matrices = sorted(other for other, dim in dims.items() if dim >= 2)
                 raise ValueError(
                     f"{what} names '{name}', which {has}; the weight matrices are {matrices}."
                 )
@@ -206,8 +192,8 @@ class AutoDropout(StartGiven):
         given = infer.get("in_axis") if given is None else given
         if given is None and event_dim > 2:
             raise ValueError(
-                f"'{name}' has {event_dim} event dimensions, so which one holds the inputs is not"
-                f" known; give it by in_axis={{'{name}': -2}} (Flax) or -{event_dim - 1} (Equinox)."
+                f"'{name}' has {event_dim} event dimensions; say which one holds the inputs, by"
+                f" in_axis={{'{name}': -2}} (Flax) or -{event_dim - 1} (Equinox)."
             )
         if given is None and not name.endswith(("kernel", "weight")):
             message = (
@@ -231,18 +217,15 @@ class AutoDropout(StartGiven):
             )
             log_density = 0.0
             if name in self.matrices:
-                value, log_density = self._drop(name, value, self._key(name))
+                key = numpyro.prng_key()
+                if key is None and self.matrices[name].keep_prob < 1:
+                    raise ValueError("AutoDropout draws masks; put it under numpyro.handlers.seed.")
+                value, log_density = self._drop(name, value, key)
             point = dist.Delta(value, log_density=log_density, event_dim=fn.event_dim)
             result[name] = numpyro.sample(name, point)
         return result
 
-    def _key(self, name: str) -> Any:
-        key = numpyro.prng_key()
-        if key is None and self.matrices[name].keep_prob < 1:
-            raise ValueError("AutoDropout draws masks; put it under numpyro.handlers.seed.")
-        return key
-
-    def _drop(self, name: str, loc: Array, rng_key: Array) -> tuple[Array, Array]:
+    def _drop(self, name: str, loc: Array, rng_key: Any) -> tuple[Array, Array]:
         """A draw of a matrix, and the log density that the guide states for it."""
         precision, axis, p, event_dim = self.matrices[name]
         value = loc
@@ -263,15 +246,7 @@ class AutoDropout(StartGiven):
         sample_shape: tuple[int, ...] = (),
         **kwargs: Any,
     ) -> Sites:
-        """Draws of the latent sites, with the model's deterministic sites.
-
-        :param rng_key: random key.
-        :param dict params: the parameters of guide and model, from ``svi.get_params``.
-        :param args: the model's arguments, for deterministic sites that depend on them; without
-            any, those of the first call are used.
-        :param tuple sample_shape: the leading axes of every site.
-        :return: a dict of arrays of shape ``sample_shape + site shape``.
-        """
+        """As :meth:`AutoJoint.sample_posterior`."""
         locs = self._locs(params)
 
         def draw(rng_key: Array) -> Sites:
@@ -295,14 +270,14 @@ class AutoDropout(StartGiven):
         q = levels_of(quantiles)
         locs = self._locs(params)
 
-        def at(q: Array) -> Sites:
-            found = dict(locs)
+        def quantile(q: Array) -> Sites:
+            values = dict(locs)
             for name, matrix in self.matrices.items():
                 m, p = locs[name], matrix.keep_prob
-                found[name] = jnp.where(jnp.where(m > 0, q > 1 - p, q <= p), m, 0.0)
-            return self._with_deterministic(found, params, (), {})
+                values[name] = jnp.where(jnp.where(m > 0, q > 1 - p, q <= p), m, 0.0)
+            return self._with_deterministic(values, params, (), {})
 
-        return at(q) if q.ndim == 0 else lax.map(at, q)
+        return quantile(q) if q.ndim == 0 else lax.map(quantile, q)
 
     def weight_decay(self, num_data: int, noise_precision: float) -> dict[str, Any]:
         r"""The factors :math:`p_l \lambda_l / (2 N \tau)` of the squared norms in a loss that is
@@ -314,11 +289,11 @@ class AutoDropout(StartGiven):
         """
         if not self.matrices:
             raise ValueError("AutoDropout has not seen its model; call svi.init first.")
-        found = {}
+        decays = {}
         for name, (precision, _, p, _) in self.matrices.items():
             decay = p * precision / (2 * num_data * noise_precision)
-            found[name] = float(decay.flat[0]) if np.all(decay == decay.flat[0]) else decay
-        return found
+            decays[name] = float(decay.flat[0]) if np.all(decay == decay.flat[0]) else decay
+        return decays
 
     def _locs(self, params: Params) -> Sites:
         if self.prototype_trace is None:
@@ -341,15 +316,13 @@ class AutoDropout(StartGiven):
         if not (args or kwargs):
             args, kwargs = self.arguments
         z = {n: biject_to(trace[n]["fn"].support).inv(x) for n, x in values.items()}
-        known = {n: x for n, x in params.items() if n in trace and trace[n]["type"] == "param"}
-        with block(), substitute(data=known):
+        own = {n: x for n, x in params.items() if n in trace and trace[n]["type"] == "param"}
+        with block(), substitute(data=own):
             model = seed(self.model, 0)  # for minibatch indices alone
-            found = constrain_fn(model, args, kwargs, z, return_deterministic=True)
-        return {**{n: x for n, x in found.items() if n in trace}, **values}
+            sites = constrain_fn(model, args, kwargs, z, return_deterministic=True)
+        return {**{n: x for n, x in sites.items() if n in trace}, **values}
 
 
-def _each(given: Any) -> list[tuple[str, Any]]:
-    """The words by which an error names each value, and the value."""
-    if isinstance(given, Mapping):
-        return [(f"[{name!r}]", value) for name, value in given.items()]
-    return [("", given)]
+def _values(given: Any) -> list[Any]:
+    """The value for all sites, or those by site."""
+    return list(given.values()) if isinstance(given, Mapping) else [given]

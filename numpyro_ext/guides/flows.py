@@ -201,9 +201,9 @@ class CouplingFlowNormal(AutoFlowNormal):
         self.hidden_dims = check_widths(self.hidden_dims)
         super().__post_init__()
 
+    @abstractmethod
     def coupling(self, i: int) -> Transform:
-        """The ``i``-th layer, for two or more latent dimensions."""
-        raise NotImplementedError
+        """The ``i``-th flow, for two or more latent dimensions."""
 
     def flow(self, i: int) -> Transform:
         return self.coupling(i) if self.latent_dim > 1 else IdentityTransform()

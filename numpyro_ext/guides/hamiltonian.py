@@ -1,8 +1,4 @@
-"""A guide whose draws follow the gradient of the model: a few leapfrog steps, all differentiable.
-
-Salimans, Kingma, Welling, "Markov chain Monte Carlo and variational inference: bridging the gap"
-(ICML 2015).
-"""
+"""A guide whose draws follow the gradient of the model: a few leapfrog steps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -64,8 +60,8 @@ class AutoHVI(AutoWithoutDensity):
         - \sum_t \log N(v_t; 0, I)\Big] \le \log p(x) .
 
     The change of a velocity, :math:`\epsilon \nabla U`, is bounded smoothly by 10 (x becomes 10
-    tanh(x / 10)), so that a start far out, where the gradient is huge, does not throw the draw to
-    infinity. The map keeps volume all the same, whatever takes the place of the gradient.
+    tanh(x / 10)), so that a start far out does not throw the draw to infinity. The map keeps volume
+    all the same.
 
     The guide subtracts the sum of :math:`\log r_t` by the ``numpyro.factor`` site
     ``{prefix}_reverse``: ``Trace_ELBO`` is the bound, and other losses of a density work on the
@@ -73,17 +69,15 @@ class AutoHVI(AutoWithoutDensity):
     weights of r. Gradients flow through :math:`\nabla U`, which takes second derivatives of the
     model; a draw costs T ``num_leapfrog`` + T gradients of it.
 
-    *Where it fails.* The bound is too low by the KL of the reverse model, and what r does not undo
-    is lost: a few rounds make the draws of a normal distribution follow a curved or skewed
-    posterior, and do not find modes. Take 8 or more particles and a falling rate. Steps above twice
-    the smallest standard deviation of the posterior are unstable: make ``step_size`` smaller where
-    the first losses are huge. Unlike the other guides, it starts at the normal approximation at the
-    mode, moved by the leapfrog steps. With a minibatch U is that of the minibatch which the loss
-    takes, so the guide follows the minibatch: the bound holds for the joint density of the
-    minibatch, whose average is not a bound on the evidence of all data. Draws then come from random
-    minibatches and are too wide, the more so the fewer rows there are. A call without the data, as
-    for predictions, takes those of the first call. NumPyro's ``AutoDAIS`` is the annealed relative,
-    without a reverse model.
+    *Where it fails.* The bound is too low by the KL of the reverse model: a few rounds make the
+    draws of a normal distribution follow a curved or skewed posterior, and do not find modes. Take
+    8 or more particles and a falling rate. Steps above twice the smallest standard deviation of the
+    posterior are unstable: make ``step_size`` smaller where the first losses are huge. The guide
+    starts at the normal approximation at the mode, moved by the leapfrog steps. With a minibatch it
+    follows the minibatch that the loss takes: the bound holds for the joint density of the
+    minibatch, whose average is not a bound on the evidence of all data, and draws are too wide, the
+    more so the fewer rows there are. A call without the data, as for predictions, takes those of
+    the first call. NumPyro's ``AutoDAIS`` is the annealed relative, without a reverse model.
 
     :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
         plate, without mutable state.
@@ -100,10 +94,8 @@ class AutoHVI(AutoWithoutDensity):
 
     The other arguments are those of :class:`AutoAtModes`.
 
-    **References**
-
-    1. *Markov chain Monte Carlo and variational inference: bridging the gap*, equation 12 and
-       algorithm 3, Tim Salimans, Diederik P. Kingma, Max Welling (ICML 2015)
+    **Reference:** *Markov chain Monte Carlo and variational inference: bridging the gap*, equation
+    12 and algorithm 3, Tim Salimans, Diederik P. Kingma, Max Welling (ICML 2015)
 
     .. doctest::
 
@@ -139,8 +131,8 @@ class AutoHVI(AutoWithoutDensity):
         info = super().read(*args, **kwargs)
         if info.mutable:
             raise ValueError(
-                f"the model has the mutable site '{info.mutable[0]}', which every evaluation of its"
-                " gradient would update; make it a numpyro.param, or use AutoAuxiliary."
+                f"the model has the mutable site '{info.mutable[0]}', which each of its gradients"
+                " would update; make it a numpyro.param, or use AutoAuxiliary."
             )
         return info
 
@@ -168,13 +160,12 @@ class AutoHVI(AutoWithoutDensity):
         if not args and not kwargs:
             args, kwargs = self.prepared
 
-        # Each draw has a minibatch of its own.
-        def one(key: Array) -> Array:
+        def draw(key: Array) -> Array:  # with a minibatch of its own
             fn: Any = substitute(seed(self.sample_vector, key), params)
             return fn((), args, kwargs or {})
 
         with block():
-            return draws_of(one, rng_key, sample_shape, _DRAWS_AT_A_TIME)
+            return draws_of(draw, rng_key, sample_shape, _DRAWS_AT_A_TIME)
 
     def reverse_log_prob(
         self, params: Params, aux: Sites, latents: Sites, *args: Any, **kwargs: Any

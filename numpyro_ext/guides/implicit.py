@@ -1,8 +1,4 @@
-"""A guide without a density: a network that turns noise into draws of all latent sites.
-
-Li and Turner, *Gradient estimators for implicit models* (ICLR 2018); Feng, Wang and Liu, *Learning
-to draw samples with amortized Stein variational gradient descent* (UAI 2017).
-"""
+"""A guide without a density: a network that turns noise into draws of all latent sites."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,11 +102,6 @@ class AutoImplicit(AutoWithoutDensity):
         self.hidden_dims = check_widths(self.hidden_dims)
         if self.noise_dim is not None:
             self.noise_dim = check_count("noise_dim", self.noise_dim)
-        if self.transition is not None and not isinstance(self.transition, LearntTransition):
-            raise TypeError(
-                f"transition is {self.transition!r}; it must be Langevin(...), NNSampler(...) or"
-                " None."
-            )
         super().__post_init__()
 
     def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
@@ -118,8 +109,7 @@ class AutoImplicit(AutoWithoutDensity):
         if self.noise_dim is not None and self.noise_dim < info.size:
             raise ValueError(
                 f"noise_dim is {self.noise_dim}, but the model has {info.size} latent dimensions;"
-                f" it must be at least {info.size}, because fewer numbers fill only a surface, on"
-                " which neither a density nor its score exists."
+                f" it must be at least {info.size}: fewer numbers fill only a surface."
             )
         return info
 
@@ -133,7 +123,8 @@ class AutoImplicit(AutoWithoutDensity):
         n = self.noise_dim or d
         loc, scale, fixed, _ = self.begin()
         loc: Any = numpyro.param(f"{self.prefix}_loc", loc)
-        eps = self._noise("noise", (*sample_shape, n), 1)
+        noise = dist.Normal(jnp.zeros((*sample_shape, n)), 1.0).to_event(1)
+        eps = self.auxiliary("noise", noise)
         pair = self.network or mlp(self.hidden_dims, d)
         out = flat_module(f"{self.prefix}_net$params", pair, (n,))(eps)
         if (shape := jax.tree.map(jnp.shape, out)) != (*sample_shape, d):
@@ -180,7 +171,8 @@ class AutoImplicit(AutoWithoutDensity):
         params = lax.stop_gradient(params_in_scope(self.model, args, kwargs))
         potential = Potential(refuse_mutable(self.model), info, params, args, kwargs)
         by_step, step = transition.begin(self.prefix, d)
-        xi = self._noise("transition_noise", (*sample_shape, T, d), 2)
+        noise = dist.Normal(jnp.zeros((*sample_shape, T, d)), 1.0).to_event(2)
+        xi = self.auxiliary("transition_noise", noise)
         rows = {}
         for name, (size, batch) in info.plates.items():
             if sample_shape:
@@ -193,19 +185,16 @@ class AutoImplicit(AutoWithoutDensity):
             z, xi = start
             grad_log_p = jax.grad(lambda z: -potential(self.unpack(z), rows))
 
-            def one(z: Array, at: tuple[Any, Array]) -> tuple[Array, Array]:
-                z = step(at[0], z, grad_log_p(z), at[1])
+            def move(z: Array, given: tuple[Any, Array]) -> tuple[Array, Array]:
+                z = step(given[0], z, grad_log_p(z), given[1])
                 return z, z
 
-            return lax.scan(one, z, (by_step, xi))[1]
+            return lax.scan(move, z, (by_step, xi))[1]
 
         with block():  # some draws at a time, because each may take all rows
             starts = z.reshape(-1, d), xi.reshape(-1, T, d)
             states = lax.map(run, starts, batch_size=_DRAWS_AT_A_TIME)
         return jnp.moveaxis(states, 1, 0).reshape(T, *sample_shape, d)
-
-    def _noise(self, name: str, shape: tuple[int, ...], event_dim: int) -> Array:
-        return self.auxiliary(name, dist.Normal(jnp.zeros(shape), 1.0).to_event(event_dim))
 
     def _arguments(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """The model's arguments: those of the first call if these are empty."""
@@ -213,8 +202,7 @@ class AutoImplicit(AutoWithoutDensity):
             return args, kwargs
         if is_traced(self.prepared):
             raise ValueError(
-                "the transitions need the model's arguments, but the guide was first called inside"
-                " a function that JAX traces, where they have no values; give them to"
-                " sample_posterior, or call svi.init outside jax.jit."
+                "the transitions need the model's arguments, which had no values in the guide's"
+                " first call; give them to sample_posterior, or call svi.init outside jax.jit."
             )
         return self.prepared

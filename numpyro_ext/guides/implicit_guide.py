@@ -1,9 +1,4 @@
-"""A network that turns data and noise into local latents, without a density.
-
-Mescheder, Nowozin, Geiger, "Adversarial variational Bayes" (ICML 2017), for the family; it is
-trained with an estimate of the score (Li, Turner, "Gradient estimators for implicit models", ICLR
-2018) or of a density ratio.
-"""
+"""A network that turns data and noise into local latents, without a density."""
 
 from dataclasses import dataclass
 
@@ -105,8 +100,7 @@ class ImplicitGuide(AmortizedGuide):
         if x.ndim != 2:
             raise ValueError(
                 f"features returns an array of shape {x.shape}, beside whose rows ImplicitGuide"
-                " cannot put noise; let it return (M, f), as x.reshape(len(x), -1) does, and shape"
-                " the first f inputs back inside the network."
+                " cannot put noise; let it return (M, f), as x.reshape(len(x), -1) does."
             )
         noise = numpyro.sample(
             f"_{self.prefix}_noise",

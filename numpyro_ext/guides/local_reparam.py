@@ -1,7 +1,4 @@
-"""Local reparameterisation: noise on the outputs of a linear map, fresh for each row.
-
-Kingma, Salimans, Welling, "Variational dropout and the local reparameterization trick" (NIPS 2015).
-"""
+"""Local reparameterisation: noise on the outputs of a linear map, fresh for each row."""
 
 from contextvars import ContextVar
 from typing import Any
@@ -107,17 +104,10 @@ class LocalReparam:
     """The plain model, under the name that NumPyro's handlers have for it."""
 
     def __init__(self, model: Model, guide: Model) -> None:
-        if not callable(model):
-            raise TypeError(f"local_reparam was given the model {model!r}; it must be a function.")
-        if isinstance(guide, type) or not callable(guide):
-            raise TypeError(
-                f"local_reparam was given the guide {guide!r}; make it first, as in guide ="
-                " AutoNormal(model)."
-            )
         if isinstance(guide, AutoGuide) and not isinstance(guide, AutoNormal):
             raise ValueError(
-                f"local_reparam was given {type(guide).__name__}; its weights must be independent"
-                " normals of their own sites: use AutoNormal."
+                f"local_reparam was given {type(guide).__name__}; use AutoNormal, whose weights are"
+                " independent."
             )
         if isinstance(guide, AutoNormal) and isinstance(guide.model, LocalReparam):
             raise ValueError("the guide is made of the wrapped model; give it the plain one.")
@@ -128,29 +118,30 @@ class LocalReparam:
         drawn = replayed_trace()
         if drawn is None:  # no loss, so the plain model
             return self.fn(*args, **kwargs)
-        names = self._sites(drawn, args, kwargs)
-        return _LocalMaps(self.fn, drawn, names)(*args, **kwargs)
-
-    def _sites(self, drawn: Trace, args: tuple, kwargs: dict[str, Any]) -> list[str]:
-        """The sites whose maps are replaced, from a run without arithmetic."""
-        maps = _Names(self.fn, drawn)
-        shape_trace(substitute(seed(maps, 0), substitute_fn=init_to_uniform), args, kwargs)
-        if not maps.found:
+        plain = _Maps(self.fn, drawn, None)  # a run without arithmetic
+        shape_trace(substitute(seed(plain, 0), substitute_fn=init_to_uniform), args, kwargs)
+        if not plain.called:
             raise ValueError(
                 "the model of local_reparam calls no linear(x, w, site=...), so nothing would"
                 " change; write it in place of x @ w, or leave local_reparam out."
             )
-        return maps.found
+        return _Maps(self.fn, drawn, plain.called)(*args, **kwargs)
 
 
 class _Maps(Messenger):
-    """The values of the model's sites, as its linear maps are given them."""
+    """The linear maps of a model, with noise on the outputs of those whose sites are ``names``.
 
-    def __init__(self, fn: Model, drawn: Trace) -> None:
+    The priors of these sites then refuse a loss that needs log p of the weights.
+
+    :param drawn: the trace of the guide.
+    :param names: None for the plain model, of which ``called`` then has the names.
+    """
+
+    def __init__(self, fn: Model, drawn: Trace, names: list[str] | None) -> None:
         super().__init__(fn)
-        self.drawn = drawn
+        self.drawn, self.names = drawn, names
         self.values: Sites = {}
-        self.found: list[str] = []
+        self.called: list[str] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         token = _MAPS.set(self)
@@ -172,48 +163,24 @@ class _Maps(Messenger):
         if w is not self.values[site]:
             raise ValueError(
                 f"linear was given another array than the value of its site '{site}'; pass what"
-                f" numpyro.sample('{site}', ...) returned, as it is."
+                f" numpyro.sample('{site}', ...) returned."
             )
-        if jnp.ndim(w) not in (1, 2):
-            raise ValueError(
-                f"the weights '{site}' have shape {jnp.shape(w)}; linear takes (in, out) or (in,)."
-            )
-        if site in self.found:
+        if site in self.called:
             raise ValueError(
                 f"linear is called twice with site='{site}'; noise of its own for each call would"
                 " not be one draw of the weights. Train this model without local_reparam."
             )
-        self.found.append(site)
-
-    def apply(self, x: Array, w: Array, site: str) -> Array:
-        raise NotImplementedError
-
-
-class _Names(_Maps):
-    """Reads which sites are used, and checks them."""
-
-    def apply(self, x: Array, w: Array, site: str) -> Array:
-        self.check(w, site)
-        return x @ w
-
-
-class _LocalMaps(_Maps):
-    """Draws the outputs of the maps, and refuses a loss that needs log p of the weights."""
-
-    def __init__(self, fn: Model, drawn: Trace, names: list[str]) -> None:
-        super().__init__(fn, drawn)
-        self.names = names
+        self.called.append(site)
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] == "sample" and msg["name"] in self.names:
+        if msg["type"] == "sample" and msg["name"] in (self.names or ()):
             name = msg["name"]
             prior, ours = base_distribution(msg["fn"]), base_distribution(self.drawn[name]["fn"])
             for what, fn in (("the model", prior), ("the guide", ours)):
                 if type(fn) not in (dist.Normal, _PriorOfMap):
                     raise ValueError(
                         f"{what} draws '{name}' from {type(fn).__name__}; local_reparam needs"
-                        " Normal in both, for the KL divergence in closed form (AutoNormal, and a"
-                        " Normal prior)."
+                        " Normal in both, for the KL divergence in closed form."
                     )
             loc, scale = (
                 jnp.broadcast_to(a, msg["fn"].batch_shape + msg["fn"].event_shape)
@@ -223,6 +190,8 @@ class _LocalMaps(_Maps):
 
     def apply(self, x: Array, w: Array, site: str) -> Array:
         self.check(w, site)
+        if self.names is None:
+            return x @ w
         fn = self.drawn[site]["fn"]
         mean, variance = x @ fn.mean, x**2 @ fn.variance
         # The square root has no derivative at 0, where all inputs of a row are.

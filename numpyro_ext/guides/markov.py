@@ -1,8 +1,4 @@
-"""A normal guide whose precision is banded along a sequence, for models of time series.
-
-Archer, Park, Buesing, Cunningham, Paninski, "Black box variational inference for state space
-models" (ICLR workshop 2016).
-"""
+"""A normal guide whose precision is banded along a sequence, for models of time series."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -123,12 +119,10 @@ class AutoMarkov(AutoAtModes):
     *What it is biased by.* With ``order=1`` the family holds the posterior of every linear model
     with normal noise and a state of D numbers. Otherwise it is a normal, in unconstrained space.
     The other latents are independent of the sequence, and their standard deviations are too small
-    where the posterior couples them. For a local level of 200 steps with both scales unknown, the
-    standard deviations of the path are 0.92 to 1.05 of those of NUTS, and those of the two scales
-    0.36 and 0.66 (``python benchmarks/guides/structured.py``; k-hat is 0.7). A model that is
-    written with innovations and ``cumsum`` has a posterior without a band in those coordinates, and
-    in that script no normal guide fits it: sample the path itself. The initial state of a recursion
-    belongs to the sequence too. ``order=0`` is mean-field between times.
+    where the posterior couples them (``python benchmarks/guides/structured.py``). A model that is
+    written with innovations and ``cumsum`` has a posterior without a band in those coordinates:
+    sample the path itself. The initial state of a recursion belongs to the sequence too.
+    ``order=0`` is mean-field between times.
 
     :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
         plate. The sequence may be made by ``scan``, by a ``plate`` or by one vector.
@@ -139,10 +133,8 @@ class AutoMarkov(AutoAtModes):
 
     The other arguments are those of :class:`AutoAtModes`.
 
-    **References**
-
-    1. *Black box variational inference for state space models*, section 3, Evan Archer,
-       Il Memming Park, Lars Buesing, John Cunningham, Liam Paninski (ICLR workshop 2016)
+    **Reference:** *Black box variational inference for state space models*, section 3, Evan Archer,
+    Il Memming Park, Lars Buesing, John Cunningham, Liam Paninski (ICLR workshop 2016)
 
     .. doctest::
 
@@ -164,11 +156,6 @@ class AutoMarkov(AutoAtModes):
     order: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.sites, str) or (self.sites is not None and not self.sites):
-            raise ValueError(
-                f"sites is {self.sites!r}; it must be a list of names of latent sites, or None for"
-                " those that have a common leading length."
-            )
         self.sites = None if self.sites is None else tuple(self.sites)
         self.order = check_count("order", self.order, minimum=0)
         super().__post_init__()
@@ -178,7 +165,7 @@ class AutoMarkov(AutoAtModes):
         if self.order >= chain.length:
             raise ValueError(
                 f"order is {self.order} and the sequence has length {chain.length}; use an order"
-                f" below that, or AutoMultivariateNormal, which couples all times."
+                " below that, or AutoMultivariateNormal."
             )
         return chain
 
@@ -216,8 +203,8 @@ class AutoMarkov(AutoAtModes):
         weights: Any = jnp.zeros((T, self.order, D, D))
         if mode is not None and mode.factor.ndim == 2:
             root = np.asarray(mode.factor, float) / mode.sds[:, None]
-            found = band_of(root[chain].reshape(T, D, -1), self.order)
-            factor, weights = (jnp.asarray(x, scale.dtype) for x in found)
+            band = band_of(root[chain].reshape(T, D, -1), self.order)
+            factor, weights = (jnp.asarray(x, scale.dtype) for x in band)
             scale = jnp.asarray(mode.conditional_sds / mode.sds, scale.dtype)
         return MarkovTransform(factor, weights, scale[order[T * D :]])
 
@@ -253,18 +240,12 @@ def find_chain(info: ModelInfo, sites: Sequence[str] | None) -> Chain:
             )
         T = max(counts, key=lambda length: (counts[length], length))
         sites = tuple(name for name in shapes if lengths[name] == T)
-    missing = [name for name in sites if name not in shapes]
-    if missing:
+    lengths = {name: lengths.get(name) for name in sites}
+    T = lengths[sites[0]]
+    if T is None or T < 2 or set(lengths.values()) != {T}:
         raise ValueError(
-            f"sites has {missing}, which the model does not sample; its latent sites are"
-            f" {list(shapes)}."
-        )
-    found = {name: lengths[name] for name in sites}
-    T = found[sites[0]]
-    if T < 2 or set(found.values()) != {T}:
-        raise ValueError(
-            f"the leading lengths of the sequence sites are {found}, in unconstrained space; they"
-            " must be the same number, at least 2. Name the right ones in sites."
+            f"the leading lengths of the sequence sites are {lengths}, in unconstrained space; they"
+            f" must be the same number, at least 2. Choose other sites out of {shapes}."
         )
     places = [np.arange(info.size)[info.slices[name]].reshape(T, -1) for name in sites]
     chain = np.concatenate(places, axis=1)

@@ -1,12 +1,8 @@
-"""A mixture of normals as a guide.
-
-Gershman, Hoffman, Blei, "Nonparametric variational inference" (ICML 2012), and for the gradient of
-draws Figurnov, Mohamed, Mnih, "Implicit reparameterization gradients" (NeurIPS 2018).
-"""
+"""A mixture of normals as a guide."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from jax import Array, random
 import jax.numpy as jnp
@@ -14,7 +10,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.distributions.transforms import Transform
 from numpyro.handlers import block, substitute
 
 from numpyro_ext._checks import check_choice, check_count, check_nonnegative
@@ -52,15 +47,13 @@ class AutoMixtureNormal(AutoAtModes):
     of :math:`O(C d)`, or :math:`O(C d^2)` for full covariances.
 
     **Train it by** :class:`~numpyro_ext.objectives.MixtureELBO`, which evaluates the model at a
-    draw of every component. A draw of the whole mixture is not a smooth function of the weights,
-    and a loss that ignores this trains them wrongly. With ``covariance="diag"`` the draws carry
-    implicit gradients, also for the weights, which take :math:`d` sequential steps; every loss then
-    has an unbiased gradient. But these gradients divide by the density at the draw, and between
-    components that lie apart their variance is not finite, so the weights of separated modes are
-    hardly learnt. On the eight schools ``Trace_ELBO(4)`` ends with standard deviations of 0.35 to
-    0.89 of those of NUTS (with a k-hat of 1.0, which says so), and ``MixtureELBO()`` with 0.92 to
-    0.96 (``python benchmarks/guides/structured.py``). With ``covariance="full"`` the draws carry no
-    gradient, and that of another loss is an error.
+    draw of every component. A draw of the whole mixture is not a smooth function of the weights.
+    With ``covariance="diag"`` the draws carry implicit gradients, also for the weights, which take
+    :math:`d` sequential steps; every loss then has an unbiased gradient. But these gradients divide
+    by the density at the draw, and between components that lie apart their variance is not finite,
+    so the weights of separated modes are hardly learnt (``python benchmarks/guides/structured.py``
+    compares the two). With ``covariance="full"`` the draws carry no gradient, and to ask for it is
+    an error.
 
     **When it fails.** The loss has local optima. A minimised ``KL(q || p)`` leaves out modes near
     which no component starts: the searches begin within 2 of 0 in unconstrained space, or without
@@ -113,8 +106,8 @@ class AutoMixtureNormal(AutoAtModes):
         self.num_components = check_count("num_components", self.num_components)
         if self.num_components > 1 and self.init_spread == 0:
             raise ValueError(
-                f"init_spread is {self.init_spread!r}; components that start at one point have the"
-                " same gradient and never part, so give a positive one."
+                f"init_spread is {self.init_spread!r}; it must be positive, because components that"
+                " start at one point never part."
             )
         super().__post_init__()
 
@@ -183,17 +176,14 @@ class AutoMixtureNormal(AutoAtModes):
         weights: Any = q.mixing_distribution.probs
         return weights, q.component_distribution
 
-    def get_base_dist(self) -> dist.Distribution:
-        raise self._no_transform()
-
-    def get_transform(self, params: Params) -> Transform:
-        raise self._no_transform()
-
-    def _no_transform(self) -> ValueError:
-        return ValueError(
+    def get_base_dist(self) -> NoReturn:
+        raise ValueError(
             "AutoMixtureNormal is not one normal that is transformed, so there is no transform of"
             " it, for NeuTraReparam or otherwise; use a flow, such as AutoRealNVPNormal."
         )
+
+    def get_transform(self, params: Params) -> NoReturn:
+        self.get_base_dist()
 
 
 class _Start(NamedTuple):

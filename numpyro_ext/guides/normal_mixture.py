@@ -1,7 +1,6 @@
 """Mixtures of normals, whose draws have the right gradient or none.
 
-Figurnov, Mohamed, Mnih, "Implicit reparameterization gradients" (NeurIPS 2018); the distributional
-transform of several variables is that of Rosenblatt (1952).
+Figurnov, Mohamed, Mnih, "Implicit reparameterization gradients" (NeurIPS 2018).
 """
 
 from typing import Any

@@ -55,8 +55,8 @@ def normal_priors(
     def moments(latents: Sites, params: Params, data: list[Any]) -> dict[str, Any]:
         fn = seed(first_rows(substitute(model, data=params)), random.key(0))
         with block():
-            found = Program(fn, *words.whole(data)).trace(latents)
-        return {n: (found[n]["fn"].mean, found[n]["fn"].variance) for n in normal}
+            sites = Program(fn, *words.whole(data)).trace(latents)
+        return {n: (sites[n]["fn"].mean, sites[n]["fn"].variance) for n in normal}
 
     z = {name: jnp.zeros(latent.unconstrained.shape) for name, latent in info.latents.items()}
     inputs = {"latents": z, "params": params, "data": [jnp.asarray(x) for x in arrays]}
@@ -70,7 +70,8 @@ def normal_priors(
         fn, infer = trace[name]["fn"], trace[name]["infer"]
         problem, precision = "", None
         if name not in normal:
-            problem = f"is {_word(fn)}"
+            kinds = (type(layer) for layer in layers(fn) if not isinstance(layer, _PLAIN[1:]))
+            problem = f"is {next(kinds).__name__}"
         elif set().union(*sources[name]):
             problem = "depends on other sites or on the data"
         elif np.any(np.asarray(values[name][0])):
@@ -79,9 +80,3 @@ def normal_priors(
             precision = np.broadcast_to(1 / np.asarray(values[name][1]), latent.constrained.shape)
         priors[name] = NormalPrior(fn.event_dim, infer, precision, problem)
     return priors
-
-
-def _word(fn: Any) -> str:
-    """The kind of a distribution, without ``expand`` and ``to_event``."""
-    wrappers = dist.ExpandedDistribution, dist.Independent
-    return next(type(layer).__name__ for layer in layers(fn) if not isinstance(layer, wrappers))

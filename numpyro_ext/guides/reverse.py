@@ -1,7 +1,4 @@
-"""A reverse model for a guide of your own with auxiliary variables.
-
-Ranganath, Tran, Blei, "Hierarchical variational models" (ICML 2016).
-"""
+"""A reverse model for a guide of your own with auxiliary variables."""
 
 from typing import Any
 
@@ -69,11 +66,6 @@ class ReverseGuide(GuideWrapper):
 
     def __init__(self, guide: Model, reverse: Model) -> None:
         super().__init__(guide, "with_reverse")
-        if not callable(reverse):
-            raise TypeError(
-                f"reverse is {reverse!r}; it must be a function reverse(latents, *args, **kwargs)"
-                " with a numpyro.sample site for each auxiliary site of the guide."
-            )
         self.reverse = reverse
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -85,9 +77,9 @@ class ReverseGuide(GuideWrapper):
                 ' numpyro.sample(..., infer={"is_auxiliary": True}).'
             )
         rows = {name: site["value"] for name, site in trace.items() if site["type"] == "plate"}
-        found = reverse_sites(self.reverse, aux, latents, args, kwargs, rows)
+        sites = reverse_sites(self.reverse, aux, latents, args, kwargs, rows)
         prefix = getattr(self.fn, "prefix", "auto")
-        for name, (site, log_r) in found.items():
+        for name, (site, log_r) in sites.items():
             with plates_of(site):
                 numpyro.factor(f"{prefix}_reverse_{name}", -log_r)
         return result
@@ -103,8 +95,8 @@ class ReverseGuide(GuideWrapper):
         :param args: the model's arguments.
         """
         with block(), substitute(data=params):
-            found = reverse_sites(self.reverse, aux, latents, args, kwargs, {})
-        return sum((jnp.sum(scaled(site, log_r)) for site, log_r in found.values()), jnp.zeros(()))
+            sites = reverse_sites(self.reverse, aux, latents, args, kwargs, {})
+        return sum((jnp.sum(scaled(site, log_r)) for site, log_r in sites.values()), jnp.zeros(()))
 
 
 def reverse_sites(
@@ -121,29 +113,23 @@ def reverse_sites(
             return rows.get(name)
         if site["type"] != "sample":
             return None
-        if site["is_observed"]:
+        if site["is_observed"] or name not in aux:
             raise ValueError(
-                f"the reverse model has the observed site or factor '{name}', so it is no density"
-                " of the auxiliary sites; leave it out."
-            )
-        if name not in aux:
-            raise ValueError(
-                f"the reverse model has the site '{name}', which is no auxiliary site of the guide;"
-                f" it must have the sites {sorted(aux)} and no others."
+                f"the reverse model has the site or factor '{name}'; it must be a density of the"
+                f" auxiliary sites {sorted(aux)} and have no others."
             )
         return aux[name]
 
     with block(hide_fn=lambda site: site["type"] != "param"):
         fn = substitute(reverse, substitute_fn=value_of)
         trace = call_and_trace(fn, (latents, *args), kwargs)[1]
-    found = {site["name"]: (site, log_prob(site)) for site in sample_sites(trace)}
+    sites = {site["name"]: (site, log_prob(site)) for site in sample_sites(trace)}
     for name in aux:
-        if name not in found:
+        if name not in sites:
             raise ValueError(
-                f"the reverse model has no site '{name}', an auxiliary site of the guide; give it"
-                f' numpyro.sample("{name}", ...), a distribution given the latents.'
+                f"the reverse model has no site '{name}', an auxiliary site of the guide."
             )
-    return found
+    return sites
 
 
 class plates_of(Messenger):

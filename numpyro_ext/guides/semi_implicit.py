@@ -1,7 +1,4 @@
-"""A normal distribution around the output of a network that is fed with noise.
-
-Yin, Zhou, "Semi-implicit variational inference" (ICML 2018).
-"""
+"""A normal distribution around the output of a network that is fed with noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,10 +64,8 @@ class AutoSemiImplicit(AutoWithoutDensity):
 
     The other arguments are those of :class:`AutoAtModes`.
 
-    **References**
-
-    1. *Semi-implicit variational inference*, equations 1-4, Mingzhang Yin, Mingyuan Zhou (ICML
-       2018)
+    **Reference:** *Semi-implicit variational inference*, equations 1-4, Mingzhang Yin,
+    Mingyuan Zhou (ICML 2018)
 
     .. doctest::
 

@@ -1,7 +1,4 @@
-r"""Transitions that carry a guide's draw towards the posterior, with parameters that are learnt.
-
-Li and Turner, *Gradient estimators for implicit models* (ICLR 2018), section 5.2.
-"""
+"""Transitions that carry a guide's draw towards the posterior, with parameters that are learnt."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -56,10 +53,9 @@ class Langevin(LearntTransition):
         z_{t+1} = z_t + \zeta_t \odot \nabla \log p^*(z_t) + \sqrt{2 \zeta_t} \odot \xi_t,
         \qquad \xi_t \sim N(0, I),
 
-    with the parameters :math:`\log \zeta_t`, ``(T, d)``, under the name ``{prefix}_log_step``. In
-    unconstrained space; the steps are differentiated through, so that a gradient of the loss takes
-    second derivatives of the model. There is no acceptance step: steps too long for the posterior
-    diverge.
+    in unconstrained space, with the parameters :math:`\log \zeta_t`, ``(T, d)``, under the name
+    ``{prefix}_log_step``. A gradient of the loss takes second derivatives of the model. There is no
+    acceptance step: steps too long for the posterior diverge.
 
     :param float step_size: the initial :math:`\zeta`, in units of length squared.
 

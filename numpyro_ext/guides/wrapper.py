@@ -32,10 +32,7 @@ class GuideWrapper:
 
     def __init__(self, guide: Model, caller: str) -> None:
         if not callable(guide) or isinstance(guide, type):
-            raise TypeError(
-                f"{caller} was given {guide!r}; it wraps a guide, such as AutoImplicit(model) or a"
-                " function with numpyro.sample sites."
-            )
+            raise TypeError(f"{caller} was given {guide!r}; it wraps a guide, not its class.")
         self.fn = guide
         self.__name__ = getattr(guide, "__name__", type(guide).__name__)
         for name in _PROTOCOLS:

@@ -17,7 +17,7 @@ import optax
 import pytest
 
 from numpyro_ext.guides import FlowGuide, ImplicitGuide, IntractableDensityError
-from numpyro_ext.objectives import IWELBO, ImplicitELBO
+from numpyro_ext.objectives import ImplicitELBO
 
 pytestmark = pytest.mark.slow
 
@@ -131,11 +131,10 @@ def test_normal_of_the_network_is_the_best_diagonal_one():
     assert (jnp.abs(gradient) > 4.5 * gradient_error).mean() > 0.5
 
 
-@pytest.mark.parametrize(("flow", "loss"), [("realnvp", Trace_ELBO(2)), ("maf", IWELBO(2))])
-def test_flow_reaches_the_evidence(flow, loss):
+def test_flow_reaches_the_evidence():
     net = stax.serial(stax.Dense(16), stax.Elu, stax.Dense(4 + 2))
-    guide = FlowGuide(linear, net, plate="rows", features=features, flow=flow, hidden_dims=(8,))
-    params = run(guide, loss, 1000, X, 20, rate=2e-2)
+    guide = FlowGuide(linear, net, plate="rows", features=features, hidden_dims=(8,))
+    params = run(guide, Trace_ELBO(2), 1000, X, 20, rate=2e-2)
     elbo = -jax.jit(lambda p: Trace_ELBO(500).loss(random.key(5), p, linear, guide, X))(params)
     gap = (log_evidence(X).sum() - elbo) / N
     # A diagonal normal loses .28 in each row. The Monte Carlo error is below .005.
@@ -254,10 +253,8 @@ def discrete(x):
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
-        (lambda: flow(linear, jnp.sin), TypeError, "must be a pair"),
+        (lambda: flow(linear, None), TypeError, "must be a pair"),
         (lambda: flow(linear, stax.Dense(4), flow="iaf"), ValueError, "flow is 'iaf'; it must be"),
-        (lambda: flow(linear, stax.Dense(4), num_flows=-1), ValueError, "num_flows is -1"),
-        (lambda: implicit_guide(linear, stax.Dense(2), noise_dim=0), ValueError, "noise_dim is 0"),
         (
             lambda: implicit_guide(linear, stax.Dense(2), noise_dim=1),
             ValueError,
@@ -277,11 +274,6 @@ def discrete(x):
             lambda: FlowGuide(linear, stax.Dense(4), plate="rows", features=lambda x: x[:30]),
             ValueError,
             r"shape \(30, 3\), but the plate 'rows' has 40 of 40 rows; the shape must be \(40, n",
-        ),
-        (
-            lambda: FlowGuide(linear, stax.Dense(4), plate="rows", features=lambda x: x[:, 0]),
-            ValueError,
-            r"shape \(40,\), but the plate 'rows' has 40 of 40 rows",
         ),
         (
             lambda: FlowGuide(linear, stax.Dense(4), plate="data", features=whole),

@@ -1,6 +1,6 @@
 """`AutoImplicit` and its transitions: what they fit, where they start, and what they refuse."""
 
-from functools import cache, partial
+from functools import partial
 
 import jax
 from jax import random
@@ -9,7 +9,7 @@ import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.infer import SVI, Predictive, Trace_ELBO
+from numpyro.infer import SVI
 import optax
 import pytest
 
@@ -17,7 +17,6 @@ from numpyro_ext.diagnostics import to_arviz
 from numpyro_ext.guides import AutoImplicit, IntractableDensityError, Langevin, NNSampler
 from numpyro_ext.objectives import VRELBO, ImplicitELBO
 from numpyro_ext.objectives.base import Draws
-from numpyro_ext.particles import SVGD
 
 pytestmark = pytest.mark.slow
 
@@ -31,35 +30,22 @@ def correlated():
     numpyro.sample("z", dist.MultivariateNormal(LOC, scale_tril=FACTOR))
 
 
-@pytest.mark.parametrize(
-    ("loss", "low"),
-    [
-        # The ridge of the Stein estimate makes the standard deviations a few per cent too small.
-        (ImplicitELBO(100), 0.92),
-        # Amortised SVGD, with the variance that SVGD's 100 particles have in two dimensions.
-        (SVGD(num_particles=100, precondition="covariance"), 0.85),
-    ],
-    ids=["ImplicitELBO", "SVGD"],
-)
-def test_every_loss_of_draws_finds_a_correlated_normal(loss, low):
+def test_finds_a_correlated_normal():
     guide = AutoImplicit(correlated, hidden_dims=(16,), init_scale=0.5)
     optim = optax.adam(optax.cosine_decay_schedule(3e-2, 2000))
-    svi = SVI(correlated, guide, optim, loss)
+    svi = SVI(correlated, guide, optim, ImplicitELBO(100))
     init = {"auto_loc": LOC + 1.0}
     result = svi.run(random.key(0), 2000, progress_bar=False, init_params=init)
     z = (guide.sample_latent(random.key(1), result.params, 20_000) - LOC) @ jnp.linalg.inv(FACTOR).T
     assert jnp.abs(z.mean(0)).max() < 0.1
     sd = jnp.linalg.eigvalsh(jnp.cov(z.T)) ** 0.5
-    assert low < sd[0] and sd[1] < 1.12
+    # The ridge of the Stein estimate makes the standard deviations a few per cent too small.
+    assert 0.92 < sd[0] and sd[1] < 1.12
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [Trace_ELBO(), VRELBO(0.5, 2)],
-    ids=lambda loss: type(loss).__name__,
-)
-def test_a_loss_that_needs_the_density_raises(loss):
-    svi = SVI(correlated, AutoImplicit(correlated, init_from=None), optax.adam(1e-2), loss)
+def test_a_loss_that_needs_the_density_raises():
+    guide = AutoImplicit(correlated, init_from=None)
+    svi = SVI(correlated, guide, optax.adam(1e-2), VRELBO(0.5, 2))
     with pytest.raises(IntractableDensityError, match="ImplicitELBO, DensityRatioELBO"):
         svi.update(svi.init(random.key(0)))
 
@@ -150,63 +136,27 @@ def test_transitions_use_the_minibatch_and_the_parameters_of_the_model():
     assert jax.grad(draw)(0.8) == 0.0
 
 
-@cache
-def fitted_with_langevin():
-    guide = AutoImplicit(subsampled, hidden_dims=(8,), transition=Langevin(2, 1e-2), init_from=None)
-    optim = optax.adam(optax.cosine_decay_schedule(1e-2, 1500))
-    svi = SVI(subsampled, guide, optim, ImplicitELBO(50))
-    return guide, svi, svi.run(random.key(0), 1500, X, progress_bar=False)
-
-
-def test_arviz_has_the_draws_on_all_data_and_no_weights():
-    _, svi, result = fitted_with_langevin()
-    tree = to_arviz(svi, result, model_args=(X,), num_samples=50)
+def test_draws_are_on_all_data_of_their_arguments():
+    guide = AutoImplicit(subsampled, transition=Langevin(2, 1e-2), init_from=None)
+    svi = SVI(subsampled, guide, optax.adam(1e-2), ImplicitELBO(2))
+    params = svi.get_params(svi.init(random.key(0), X))
+    draw = jax.jit(lambda x: guide.sample_posterior(random.key(1), params, x, sample_shape=(50,)))
+    assert (draw(X + 30.0)["loc"] > draw(X)["loc"]).all()  # by the gradient of these data
+    tree = to_arviz(svi, params, model_args=(X,), num_samples=50)
     assert tree["posterior"]["loc"].shape == (1, 50)
     assert tree["log_likelihood"]["x"].shape == (1, 50, 6)
     assert "lp" in tree["sample_stats"] and "log_q" not in tree["sample_stats"]
 
 
-def test_with_transitions_it_is_trained_and_drawn_from():
-    guide, _, result = fitted_with_langevin()
-    params = result.params
-    # Maximum of the evidence over the width, with a flat enough prior: the data's own spread.
-    assert jnp.abs(params["width"] - X.std() * (6 / 5) ** 0.5) < 0.2
-    draw = jax.jit(lambda x: guide.sample_posterior(random.key(1), params, x, sample_shape=(2000,)))
-    draws, other = draw(X), draw(X + 30.0)
-    scale = (6 / params["width"] ** 2 + 1 / 4) ** -0.5
-    assert jnp.abs(draws["loc"].mean() - X.mean()) < 0.15
-    assert 0.8 < draws["loc"].std() / scale < 1.25
-    assert (other["loc"] > draws["loc"].mean()).mean() > 0.9  # its gradient is that of these data
-    predicted = Predictive(guide, params=params, num_samples=7)(random.key(2), X)
-    assert predicted["loc"].shape == (7,)
-
-
-def local(x):
-    with numpyro.plate("rows", 10, subsample_size=4):
-        numpyro.sample("own", dist.Normal())
-
-
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="noise_dim is 1, but the model has 2 latent dimensions"):
         handlers.seed(AutoImplicit(correlated, noise_dim=1, init_from=None), 0)()
-    with pytest.raises(ValueError, match="noise_dim is 0"):
-        AutoImplicit(correlated, noise_dim=0, init_from=None)
-    with pytest.raises(ValueError, match="'own' is local to the subsampled plate 'rows'"):
-        handlers.seed(AutoImplicit(local, init_from=None), 0)(X)
-    with pytest.raises(TypeError, match="transition is 'langevin'; it must be Langevin"):
-        AutoImplicit(correlated, transition="langevin", init_from=None)
-    with pytest.raises(ValueError, match="num_steps is 0"):
-        Langevin(0)
-    with pytest.raises(ValueError, match="step_size is 0"):
-        NNSampler(step_size=0.0)
-    with pytest.raises(ValueError, match="hidden_dim is 0"):
-        NNSampler(hidden_dim=0)
     wrong = (lambda key, shape: ((3,), jnp.ones(1)), lambda p, x: p * jnp.ones(3))
     with pytest.raises(ValueError, match=r"network maps noise of shape \(2,\) to \(3,\)"):
         handlers.seed(AutoImplicit(correlated, network=wrong, init_from=None), 0)()
     guide = AutoImplicit(subsampled, transition=Langevin(1), init_from=None)
     params = jax.jit(partial(start, guide, subsampled))(X)
-    with pytest.raises(ValueError, match="first called inside a function that JAX traces"):
+    with pytest.raises(ValueError, match="had no values in the guide's first call"):
         guide.sample_posterior(random.key(0), params)
     drawn = guide.sample_posterior(random.key(0), params, X, sample_shape=(2,))
     assert drawn["loc"].shape == (2,)

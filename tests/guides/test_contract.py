@@ -41,9 +41,8 @@ from numpyro_ext.guides import (
     AutoRealNVPNormal,
     AutoSemiImplicit,
     AutoSplineNormal,
-    with_critic,
 )
-from numpyro_ext.objectives import DensityRatioELBO, ImplicitELBO, SemiImplicitELBO
+from numpyro_ext.objectives import ImplicitELBO, SemiImplicitELBO
 from numpyro_ext.particles.base import SamplesLatent
 
 pytestmark = pytest.mark.slow
@@ -85,7 +84,7 @@ DENSITY = FLOWS | {
     ),
 }
 # Every other guide is trained in the tests of its own file, and is here near its start.
-TRAINED = ("RealNVP", "gated IAF", "auxiliary")
+TRAINED = ("RealNVP", "auxiliary")
 # The losses of guides for which Trace_ELBO is none.
 LOSSES = {"implicit": ImplicitELBO(8), "semi-implicit": SemiImplicitELBO(2, 5)}
 # Parameters that no draw depends on.
@@ -96,9 +95,8 @@ every_guide = pytest.mark.parametrize("name", GUIDES)
 every_other_guide = pytest.mark.parametrize(
     "name", [name for name in GUIDES if name not in ("Markov", "Laplace GGN")]
 )
-# What the base class promises for all of them, shown on two, or on one where it takes long.
-two_guides = pytest.mark.parametrize("name", ["RealNVP", "MAF"])
-one_guide = pytest.mark.parametrize("name", ["MAF"])
+# What the base class promises, shown on one.
+one_guide = pytest.mark.parametrize("name", ["RealNVP"])
 # What AutoJoint promises whatever is drawn: one guide whose latent vector has a density, and those
 # that draw it in a way of their own.
 every_kind = pytest.mark.parametrize(
@@ -210,38 +208,11 @@ def close(tree, other, rtol=1e-5, atol=1e-6):
     return jax.tree.all(jax.tree.map(partial(jnp.allclose, rtol=rtol, atol=atol), tree, other))
 
 
-def test_scan_progress_bar_stable_update_and_resuming_agree_without_tracing_again():
-    _, _, scanned = trained("RealNVP")
-    _, svi = new_svi("RealNVP")
-    before = len(TRACES)
-    run = partial(svi.run, progress_bar=True, stable_update=True)
-    start = run(random.key(0), STEPS // 2, X, Y)
-    assert close(start.losses, scanned.losses[: STEPS // 2], rtol=1e-4)
-    rest = run(random.key(9), STEPS // 2, X, Y, init_state=start.state)
-    assert len(TRACES) - before < STEPS / 2
-    assert close(rest.losses, scanned.losses[STEPS // 2 :], rtol=1e-3)
-    assert close(rest.params, scanned.params, rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.parametrize("name", TRAINED)
 def test_training_lowers_the_loss(name):
     _, _, result = trained(name)
     assert jnp.isfinite(result.losses).all()
     assert jnp.median(result.losses[-10:]) < jnp.median(result.losses[:10]) - 5.0
-
-
-def test_a_guide_with_a_critic_keeps_the_promises_of_the_guide():
-    guide = with_critic(AutoImplicit(model, hidden_dims=(8,), init_from=None), hidden_dims=(8,))
-    svi = SVI(model, guide, optax.adam(3e-2), DensityRatioELBO(8))
-    state = svi.init(random.key(0), X, Y)
-    assert jax.eval_shape(svi.update, state, X, Y)[1].shape == ()
-    params = svi.get_params(state)
-    again = pickle.loads(pickle.dumps(guide))
-    draws = again.sample_posterior(random.key(1), params, sample_shape=(3,))
-    in_support(draws)
-    assert draws["mu"].shape == (3, N)
-    assert isinstance(guide, SamplesLatent)
-    assert guide.sample_latent(random.key(1), params, 3).shape == (3, guide.latent_dim)
 
 
 @every_kind
@@ -253,26 +224,19 @@ def test_init_params_are_honoured(name):
 
 @every_kind
 def test_draws_have_support_and_deterministic_sites(name):
+    guide, _, params = fitted(name)
+    for start in ((), (2, 3)):
+        draw = partial(guide.sample_posterior, random.key(1), sample_shape=start)
+        shapes = {site: (*start, *shape) for site, shape in (SITES | {"mu": (N,)}).items()}
+        assert jax.tree.map(jnp.shape, jax.eval_shape(draw, params)) == shapes
     draws, _ = drawn(name)
-    shapes = {site: (3, *shape) for site, shape in (SITES | {"mu": (N,)}).items()}
-    assert jax.tree.map(jnp.shape, draws) == shapes
     in_support(draws)
     slope = (draws["mix"] @ jnp.arange(3.0)) * draws["b"][..., 0, 1]
     mu = (draws["r"] + draws["b"][..., 1, :].sum(-1))[..., None] + slope[..., None] * X
     assert jnp.allclose(draws["mu"], mu, rtol=1e-4, atol=1e-5)
 
 
-@every_kind
-def test_every_site_starts_with_the_sample_shape(name):
-    guide, _, params = fitted(name)
-    for start in ((), (2, 3)):
-        draw = partial(guide.sample_posterior, random.key(1), sample_shape=start)
-        draws = jax.eval_shape(draw, params)
-        shapes = {site: (*start, *shape) for site, shape in (SITES | {"mu": (N,)}).items()}
-        assert jax.tree.map(jnp.shape, draws) == shapes
-
-
-@two_guides
+@one_guide
 def test_deterministic_sites_follow_the_arguments(name):
     guide, _, params = fitted(name)
     key, shape = random.key(1), (3,)
@@ -316,15 +280,8 @@ def test_predictive_draws_from_the_guide_and_then_from_the_model(name):
     assert jnp.isfinite(predicted["y"]).all()
 
 
-@two_guides
-def test_predictive_from_the_guide_alone(name):
-    guide, _, params = fitted(name)
-    posterior = Predictive(guide, params=params, num_samples=6)(random.key(1), X, Y)
-    in_support({site: posterior[site] for site in SITES})
-
-
 # The base class takes them from sample_latent, whatever draws that.
-@pytest.mark.parametrize("name", ["MAF", "auxiliary"])
+@pytest.mark.parametrize("name", ["RealNVP", "auxiliary"])
 def test_median_and_quantiles_are_those_of_the_draws(name):
     guide, _, params = fitted(name)
     median = guide.median(params)
@@ -370,7 +327,7 @@ def test_every_argument_is_in_the_signature_and_a_misspelt_one_is_named_with_the
 
 
 @pytest.mark.golden  # of a key whose first start fails
-@two_guides
+@one_guide
 def test_latent_vector_is_in_the_order_of_the_model_even_if_the_first_start_fails(name):
     def model():
         b = numpyro.sample("b", dist.Normal(1.0, 1.0))
@@ -444,7 +401,7 @@ def test_models_with_scan_run(name):
 
 
 @pytest.mark.x64
-@two_guides
+@one_guide
 def test_parameters_and_draws_have_the_default_precision(name):
     guide, _, params = perturbed(name)
     wanted = jnp.zeros(()).dtype
@@ -490,7 +447,7 @@ def minibatch_in_scan():
     scan(body, None, None, length=2)
 
 
-@two_guides
+@one_guide
 @pytest.mark.parametrize(
     ("bad", "match"),
     [
@@ -505,7 +462,7 @@ def test_models_that_do_not_fit_are_named(name, bad, match):
         handlers.seed(GUIDES[name](bad), 0)()
 
 
-@two_guides
+@one_guide
 def test_a_guide_without_its_model_or_params_says_so(name):
     guide, _, params = fitted(name)
     fresh = GUIDES[name](model)
@@ -541,16 +498,3 @@ def test_density_of_own_draw_of_foreign_value_and_by_autodiff_agree(name, tol):
     assert jnp.allclose(inverse, base, atol=tol(1e-5, 1e-9))
     assert jnp.allclose(own, expected, atol=tol(2e-5, 1e-11))
     assert jnp.allclose(foreign, expected, atol=tol(2e-5, 1e-11))
-
-
-@one_guide
-def test_loss_is_the_mean_of_log_q_minus_log_p(name):
-    # Farther from the start exp(2 z) of the half normal has no mean in float32.
-    guide, _, params = perturbed(name, 0.1)
-    objective = Trace_ELBO(20_000)
-    loss = jax.jit(lambda p: objective.loss(random.key(5), p, two_dimensional, guide))(params)
-    z = guide.sample_latent(random.key(6), params, 20_000)
-    log_p = dist.HalfNormal(2.0).log_prob(jnp.exp(z[:, 0])) + z[:, 0]
-    log_p += dist.Normal(2.0, 0.5).log_prob(z[:, 1])
-    terms = jax.jit(lambda p, z: guide.get_posterior(p).log_prob(z))(params, z) - log_p
-    assert jnp.abs(loss - terms.mean()) < 5 * terms.std() * (2 / 20_000) ** 0.5

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from numpyro_ext.guides import linear, local_reparam
-from numpyro_ext.objectives import VRELBO, BBAlphaELBO
+from numpyro_ext.objectives import VRELBO
 
 pytestmark = pytest.mark.slow
 
@@ -47,10 +47,9 @@ def guide_and_params():
     return guide, params
 
 
-@pytest.mark.parametrize("batch", [None, 10])
-def test_loss_and_gradient_have_the_expectation_of_a_shared_draw(guide_and_params, batch):
+def test_loss_and_gradient_have_the_expectation_of_a_shared_draw(guide_and_params):
     guide, params = guide_and_params
-    draws = 4000
+    draws, batch = 4000, 10
 
     def moments(model):
         def one(key):
@@ -113,7 +112,7 @@ def test_outside_of_training_it_is_the_plain_model(guide_and_params):
     assert jnp.allclose(plain, wrapped)
 
 
-@pytest.mark.parametrize("loss", [Trace_ELBO(), VRELBO(0.5, 3), BBAlphaELBO(0.5, 3)])
+@pytest.mark.parametrize("loss", [Trace_ELBO(), VRELBO(0.5, 3)])
 def test_a_loss_that_needs_the_density_of_the_weights_is_an_error(guide_and_params, loss):
     guide, _ = guide_and_params
     svi = SVI(local_reparam(model, guide), guide, optax.adam(0.02), loss)
@@ -152,7 +151,5 @@ def test_guides_whose_sites_are_no_normals_are_errors():
     for wrong in (AutoDelta(model), AutoDiagonalNormal(model)):
         with pytest.raises(ValueError, match="use AutoNormal"):
             local_reparam(model, wrong)
-    with pytest.raises(TypeError, match=r"guide = AutoNormal\(model\)"):
-        local_reparam(model, AutoNormal)
     with pytest.raises(ValueError, match="give it the plain one"):
         local_reparam(model, AutoNormal(local_reparam(model, AutoNormal(model))))

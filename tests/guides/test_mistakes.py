@@ -78,22 +78,7 @@ A_CLASS = r"function with numpyro.sample sites; .* pass it a guide and not its c
         # The class of a guide in place of a guide.
         (lambda: call(AutoRealNVPNormal, X), TypeError, rf"AutoRealNVPNormal was .*{A_CLASS}"),
         (lambda: first_step(AutoNormal), TypeError, r"the class AutoNormal; give SVI an instance"),
-        (
-            lambda: AutoRealNVPNormal(None, init_from=None),
-            TypeError,
-            "was given NoneType for its model",
-        ),
-        (
-            lambda: FlowGuide(3, dense(4), plate="rows", features=jnp.sin),
-            TypeError,
-            "FlowGuide was given int for its model",
-        ),
         # Networks with outputs of the wrong number.
-        (
-            lambda: call(AutoSemiImplicit(model, network=dense(1), init_from=None)),
-            ValueError,
-            r"of shape \(4,\) to \(1,\); the last axis must have length 4: 4 shifts\.",
-        ),
         (
             lambda: call(
                 AutoSemiImplicit(model, network=dense(4), covariance="conditional", init_from=None)
@@ -107,11 +92,6 @@ A_CLASS = r"function with numpyro.sample sites; .* pass it a guide and not its c
             r"the network gives an output of shape \(3,\); .* length 8: 4 means and 4 log-scales",
         ),
         (
-            lambda: call(AutoAuxiliary(model, reverse_network=dense(4), init_from=None)),
-            ValueError,
-            r"the reverse_network gives an output of shape \(4,\)",
-        ),
-        (
             lambda: call(AutoHVI(model, reverse_network=dense(3), init_from=None)),
             ValueError,
             r"the reverse_network gives an output of shape \(3,\)",
@@ -123,20 +103,10 @@ A_CLASS = r"function with numpyro.sample sites; .* pass it a guide and not its c
             r"params has no 'auto_net\$params' but \[\]",
         ),
         (
-            lambda: flow_guide().get_posterior({"other": 0.0}, X),
-            ValueError,
-            r"params has no 'auto_net\$params' but \['other'\]",
-        ),
-        (
             # Params of AutoMultivariateNormal, say: the networks would be those of the start.
             lambda: maf().quantiles({"auto_loc": jnp.zeros(4), "auto_scale": jnp.ones(4)}, 0.5),
             ValueError,
             "params has no 'auto_.*0.* but .*gives for this AutoMAFNormal",
-        ),
-        (
-            lambda: start_from(set_up(AutoNormal), {"auto_loc": jnp.zeros(4)}),
-            ValueError,
-            "params has no 'z_auto_loc' but .*gives for this AutoNormal",
         ),
         (
             # Its factor would be that of the start, without a word.
@@ -163,14 +133,12 @@ def test_fitted_flow_guide_has_a_posterior_before_it_is_called():
     assert jnp.array_equal(log_q[0](params), log_q[1](params))
 
 
-@pytest.mark.parametrize("make", [AutoMAFNormal, AutoHVI])
-def test_guide_reads_its_model_once_when_it_is_set_up(make, monkeypatch):
+def test_guide_reads_its_model_once_when_it_is_set_up(monkeypatch):
     seen, read = [], base.read_global
     monkeypatch.setattr(base, "read_global", lambda *a, **k: seen.append(1) or read(*a, **k))
     normal = set_up(AutoMultivariateNormal)
     params = {"auto_loc": jnp.zeros(4), "auto_scale_tril": jnp.eye(4)}
-    given = {"init_from": (normal, params)} if make is AutoMAFNormal else {"init_from": None}
-    call(make(model, **given))
+    call(AutoMAFNormal(model, init_from=(normal, params)))
     assert len(seen) == 1
 
 

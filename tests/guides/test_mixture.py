@@ -46,11 +46,9 @@ def full_params():
     return {**PARAMS, "auto_scale_tril": scale_tril}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("covariance", ["diag", "full"])
-def test_parameters_may_be_arrays_of_numpy(covariance):
+def test_parameters_may_be_arrays_of_numpy():
     """As they are after ``jax.device_get``, or from a file."""
-    guide, params = guide_of(covariance)[0], PARAMS if covariance == "diag" else full_params()
+    guide, params = guide_of()[0], PARAMS
     draw = jax.jit(lambda key, p: guide.sample_posterior(key, p, sample_shape=(5,)))
     drawn = draw(random.key(1), params)
     with numpyro.handlers.seed(rng_seed=0):
@@ -154,30 +152,6 @@ def test_draws_far_in_the_tails_have_finite_gradients_of_the_right_size():
     assert jnp.abs(by_shift[0] - 3.0) < 0.01 and (jnp.abs(by_shift[1:]) < 10.0).all()
 
 
-def two_modes(x):
-    """Posterior of z ~ N(0.5, 1) with z^2 near x: two modes, of unequal mass."""
-    z = numpyro.sample("z", dist.Normal(0.5, 1.0))
-    numpyro.sample("x", dist.Normal(z**2, 0.5), obs=x)
-
-
-@pytest.mark.slow
-def test_learns_the_weights_of_joined_modes_with_a_stock_loss():
-    guide = AutoMixtureNormal(two_modes, init_from=None)
-    optim = optax.adam(optax.cosine_decay_schedule(3e-2, 2000))
-    svi = SVI(two_modes, guide, optim, Trace_ELBO(num_particles=16))
-    params = svi.run(random.key(0), 2000, 0.8, progress_bar=False).params
-    grid = jnp.linspace(-5.0, 5.0, 20_001)
-    log_p = dist.Normal(0.5, 1.0).log_prob(grid) + dist.Normal(grid**2, 0.5).log_prob(0.8)
-    p = jnp.exp(log_p - jax.nn.logsumexp(log_p))
-    log_q = jax.jit(lambda p: guide.get_posterior(p).log_prob(grid[:, None]))(params)
-    q = jnp.exp(log_q) * (grid[1] - grid[0])
-    evidence = jax.nn.logsumexp(log_p) + jnp.log(grid[1] - grid[0])
-    kl = (q * (log_q - log_p)).sum() + evidence
-    assert jnp.abs(kl) < 0.02  # a single normal in the larger mode has .2
-    assert jnp.abs((q * (grid > 0)).sum() - (p * (grid > 0)).sum()) < 0.03
-
-
-@pytest.mark.slow
 def test_full_covariances_have_draws_but_no_loss_that_differentiates_them():
     guide, svi, state = guide_of("full")
     params = svi.get_params(state)
@@ -203,11 +177,8 @@ def test_full_covariances_have_draws_but_no_loss_that_differentiates_them():
 @pytest.mark.parametrize(
     ("kwargs", "error", "match"),
     [
-        ({"num_components": 0}, ValueError, "num_components is 0; it must be an integer"),
         ({"covariance": "tied"}, ValueError, "covariance is 'tied'; it must be one of 'diag', 'f"),
-        ({"init_scale": 0.0}, ValueError, "init_scale is 0.0"),
-        ({"init_spread": -1.0}, ValueError, "init_spread is -1.0"),
-        ({"init_spread": 0.0}, ValueError, "start at one point have the same gradient"),
+        ({"init_spread": 0.0}, ValueError, "start at one point never part"),
     ],
 )
 def test_bad_arguments_are_named(kwargs, error, match):

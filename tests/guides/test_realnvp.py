@@ -1,6 +1,5 @@
 """`AutoRealNVPNormal`: stock guide as a special case, KL on a curved target, NeuTra, errors."""
 
-from functools import cache
 import pickle
 
 import jax
@@ -8,11 +7,9 @@ from jax import random
 from jax.example_libraries import stax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
-import numpy as np
 import numpyro
-from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import (
     AutoDiagonalNormal,
     AutoLaplaceApproximation,
@@ -26,7 +23,6 @@ import optax
 import pytest
 
 from numpyro_ext.guides import AutoRealNVPNormal
-from numpyro_ext.objectives import IWELBO
 from numpyro_ext.transforms import AffineCoupling
 
 
@@ -91,9 +87,8 @@ def test_no_flow_is_auto_diagonal_normal():
         assert jnp.allclose(quantiles[name], value, atol=0.1)
 
 
-@pytest.mark.parametrize("num_flows", [3, 4])
-def test_starts_at_the_identity_not_at_its_mirror_image(num_flows):
-    guide = AutoRealNVPNormal(regression, num_flows=num_flows, init_scale=0.3)
+def test_starts_at_the_identity_not_at_its_mirror_image():
+    guide = AutoRealNVPNormal(regression, num_flows=3, init_scale=0.3)
     params = start(guide)
     e = random.normal(random.key(1), (5, 3))
     z = jax.jit(lambda p, e: guide.get_transform(p)(e))(params, e)
@@ -136,20 +131,14 @@ def test_training_never_inverts(monkeypatch):
         guide.get_posterior(params).log_prob(jnp.ones(3))
 
 
-@cache
-def fitted_banana():
-    guide = AutoRealNVPNormal(banana, init_from=None)
-    rate = optax.cosine_decay_schedule(1e-2, 4000)
-    return guide, run(guide, banana, 4000, rate, num_particles=16).params
-
-
-@pytest.mark.slow
 def test_reaches_the_banana_where_a_gaussian_cannot():
     b, v = 0.03, 100.0
     s = (-1 / v + (1 / v**2 + 16 * b**2) ** 0.5) / (8 * b**2)
     gaussian = jnp.log(v / s) / 2 + s / (2 * v) + b**2 * s**2 - 0.5
     assert jnp.abs(gaussian - 0.7258372) < 1e-6
-    guide, params = fitted_banana()
+    guide = AutoRealNVPNormal(banana, init_from=None)
+    rate = optax.cosine_decay_schedule(1e-2, 2000)
+    params = run(guide, banana, 2000, rate, num_particles=16).params
     # The target is normalised, so the loss is the KL; Monte Carlo error about .01.
     kl = jax.jit(lambda p: Trace_ELBO(20_000).loss(random.key(1), p, banana, guide))(params)
     assert -0.03 < kl < 0.2
@@ -181,27 +170,6 @@ def test_neutra_potential_is_the_pull_back_of_the_model():
     assert jnp.allclose(draws["scale"][0], jnp.exp(transform(e)[0]))
 
 
-@pytest.mark.slow
-def test_nuts_through_a_fitted_flow_leaves_the_banana_as_it_is():
-    """Chains that start at independent draws of the target end at such draws."""
-    (guide, params), chains = fitted_banana(), 2000
-    e1, e2 = random.normal(random.key(0), (2, chains))
-    z = jnp.stack([e1, 3.0 * (e1**2 - 1.0) + e2], axis=1)
-    start = jax.jit(lambda z: guide.get_transform(params).inv(z))(z)
-    model = NeuTraReparam(guide, params).reparam(banana)
-    fixed = {"adapt_step_size": False, "adapt_mass_matrix": False}
-    kernel = NUTS(model, step_size=0.5, max_tree_depth=3, **fixed)
-    options = {"num_chains": chains, "chain_method": "vectorized", "progress_bar": False}
-    mcmc = MCMC(kernel, num_warmup=0, num_samples=5, **options)
-    mcmc.run(random.key(1), init_params={"auto_shared_latent": start})
-    z1, z2 = (mcmc.get_samples(group_by_chain=True)[site][:, -1] for site in ("z1", "z2"))
-    assert jnp.corrcoef(z1, e1)[0, 1] < 0.7  # they have moved
-    e = z2 - 3.0 * (z1**2 - 1.0)
-    # Means of independent draws, whose expectation is 0 and whose variance 1 or 2.
-    found = jnp.stack([z1, e, z1 * e, z1**2 - 1.0, e**2 - 1.0, (z1**2 - 1.0) * e]).mean(1)
-    assert jnp.all(jnp.abs(found) < 5 * (jnp.array([1, 1, 1, 2, 2, 2]) / chains) ** 0.5)
-
-
 def test_network_of_the_user_is_used_with_weights_of_its_own_for_each_flow():
     pair = stax.serial(stax.Dense(5), stax.Tanh, stax.Dense(4))  # 1 of 3 stays, 2 move
     guide = AutoRealNVPNormal(regression, num_flows=2, network=pair, init_from=None)
@@ -212,13 +180,6 @@ def test_network_of_the_user_is_used_with_weights_of_its_own_for_each_flow():
     wrong = AutoRealNVPNormal(regression, network=stax.Dense(3), init_from=None)
     with pytest.raises(ValueError, match=r"it must give \(4,\), which is 2 for each"):
         start(wrong)
-
-
-def test_counts_may_be_numpy_integers():
-    guide = AutoRealNVPNormal(
-        regression, num_flows=np.int64(2), hidden_dims=(np.int32(8),), init_from=None
-    )
-    assert handlers.seed(guide, 0)().keys() == {"scale", "w"}
 
 
 def test_with_one_latent_dimension_it_is_the_normal_without_couplings():
@@ -239,10 +200,8 @@ def test_with_one_latent_dimension_it_is_the_normal_without_couplings():
     ("kwargs", "error", "match"),
     [
         ({"num_flows": -1}, ValueError, "num_flows is -1"),
-        ({"num_flows": 2.0}, ValueError, "num_flows is 2.0"),
         ({"hidden_dims": (8, 0)}, ValueError, "each of hidden_dims is 0"),
         ({"network": jnp.sin}, TypeError, "must be a pair"),
-        ({"init_scale": 0.0}, ValueError, "init_scale is 0.0"),
         ({"clamp": -2.0}, ValueError, "clamp is -2.0"),
     ],
 )
@@ -349,27 +308,3 @@ def test_what_a_flow_cannot_start_from_is_one_sentence():
         AutoRealNVPNormal(regression, init_from=(guide, broken))
     with pytest.raises(ValueError, match=r"latent sites {'scale'.*but the model has {'z1'"):
         start(AutoRealNVPNormal(banana, init_from=(guide, params)), banana)
-
-
-def wide_regression(x, y):
-    w = numpyro.sample("w", dist.Normal(jnp.zeros(45), 1).to_event(1))
-    numpyro.sample("y", dist.Normal(x @ w, 1).to_event(1), obs=y)
-
-
-@pytest.mark.slow
-def test_importance_weighted_bound_stays_finite_in_45_dimensions():
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((100, 45))
-    y = x @ rng.standard_normal(45) + rng.standard_normal(100)
-    cov = np.eye(100) + x @ x.T
-    log_evidence = -0.5 * (
-        y @ np.linalg.solve(cov, y) + np.linalg.slogdet(cov)[1] + 100 * np.log(2 * np.pi)
-    )
-    data = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
-    guide = AutoRealNVPNormal(wide_regression, init_from=None)
-    svi = SVI(wide_regression, guide, optax.adam(1e-2), IWELBO(10))
-    result = svi.run(random.key(0), 1000, *data, progress_bar=False)
-    assert jnp.isfinite(result.losses).all()
-    bound = -result.losses[-100:].mean()
-    # With a rate that does not fall the bound keeps a distance, but of nats and not of 1e13.
-    assert log_evidence - 30 < bound < log_evidence
