@@ -226,17 +226,18 @@ def numpyro_encoder(hidden_dim, z_dim):
     )
 
 
-def test_a_pair_with_a_context_is_the_concatenation():
+@pytest.mark.parametrize("context", [0, 1])
+def test_means_standard_deviations_and_a_context_are_their_concatenation(context):
     def heads(out):
-        return out[:, :2], jnp.exp(out[:, 2:4]), out[:, 4:]
+        return (out[:, :2], jnp.exp(out[:, 2:4]), out[:, 4:])[: 2 + context]
 
-    init, apply = stax_net(3, 5)
-    one = flow((init, apply), num_flows=1)
-    three = flow((init, lambda w, x: heads(apply(w, x))), num_flows=1)
-    params = SVI(local, one, optax.sgd(1.0), Trace_ELBO()).init(random.key(0), X)[0][1][0]
+    init, apply = stax_net(3, 4 + context)
+    together = flow((init, apply), num_flows=context)
+    apart = flow((init, lambda w, x: heads(apply(w, x))), num_flows=context)
+    params = SVI(local, together, optax.sgd(1.0), Trace_ELBO()).init(random.key(0), X)[0][1][0]
     z = random.normal(random.key(1), (N, 2))
-    found, expected = (g.get_posterior(params, X).log_prob(z) for g in (three, one))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    values = (g.get_posterior(params, X).log_prob(z) for g in (apart, together))
+    np.testing.assert_allclose(*values, rtol=1e-5)
 
 
 class EquinoxImages(eqx.Module):
@@ -313,6 +314,12 @@ class NnxState(nnx.Module):
         return self.layer(self.linear(x))
 
 
+class Single(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(4)(x).sum(0)
+
+
 def nnx_norm():
     return NnxState(lambda rngs: nnx.BatchNorm(4, rngs=rngs))
 
@@ -332,11 +339,7 @@ BAD = {
     ),
     "nnx dropout": (nnx_dropout, ValueError, STATE.format("RngCount, RngKey")),
     "a class": (lambda: Linen, TypeError, r"must be .*an object \(not the class\) of a Flax linen"),
-    "no rows": (
-        lambda: (stax_net(3, 4)[0], lambda w, x: x.sum(0)),
-        ValueError,
-        r"into \(3,\), but a row has 2 latent numbers",
-    ),
+    "no rows": (Single, ValueError, r"turns shape \(6, 3\) into \(4,\); .* that of the 6 rows"),
     "width": (
         lambda: Linen(3, 3),
         ValueError,
