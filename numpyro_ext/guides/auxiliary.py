@@ -14,8 +14,7 @@ from numpyro_ext._checks import check_count
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.guides.base import AutoWithoutDensity, inverse_fixed_map, with_fixed_map
-from numpyro_ext.guides.conditional import conditional_mlp, mean_and_scale
-from numpyro_ext.guides.networks import check_widths, flat_module
+from numpyro_ext.guides.networks import check_widths, conditional_mlp, flat_module, mean_and_scale
 
 __all__ = ["AutoAuxiliary"]
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 import warnings
 
+import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
@@ -12,17 +13,21 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
 from numpyro.handlers import block, seed, substitute
+from numpyro.infer import init_to_uniform
 from numpyro.infer.util import constrain_fn
+from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.arguments import split_arguments
 from numpyro_ext._model.checks import read_global
-from numpyro_ext._model.read import latent_sites
-from numpyro_ext._model.start import guide_start
+from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.program import Program, shape_trace
+from numpyro_ext._model.read import ModelInfo, latent_sites, layers
+from numpyro_ext._model.start import draw_params, guide_start
 from numpyro_ext._numpyro import StartGiven
 from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.guides.base import check_model, check_params, draws_of, levels_of
 from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
-from numpyro_ext.guides.priors import normal_priors
 
 __all__ = ["AutoDropout"]
 
@@ -326,3 +331,65 @@ class AutoDropout(StartGiven):
 def _values(given: Any) -> list[Any]:
     """The value for all sites, or those by site."""
     return list(given.values()) if isinstance(given, Mapping) else [given]
+
+
+_PLAIN = (dist.Normal, dist.ExpandedDistribution, dist.Independent)
+
+
+class NormalPrior(NamedTuple):
+    """The prior of one latent site."""
+
+    event_dim: int
+    infer: dict[str, Any]
+    precision: np.ndarray | None
+    """In the shape of the site, if the prior is ``Normal(0, scale)`` with a fixed scale."""
+    problem: str = ""
+    """What it is otherwise."""
+
+
+def normal_priors(
+    model: Model, info: ModelInfo, args: tuple, kwargs: dict[str, Any]
+) -> dict[str, NormalPrior]:
+    """The prior of each latent site, in the order of the model.
+
+    A scale is fixed if it depends on no latent site, no parameter and no array of the arguments.
+    """
+    with block():  # a guide that reads its model is traced itself
+        params = draw_params(random.key(0), model, info, args, kwargs)
+    words, arrays = split_arguments(args, kwargs)
+    first = substitute(seed(first_rows(model), random.key(0)), substitute_fn=init_to_uniform)
+    trace = shape_trace(first, args, kwargs)
+    normal = {
+        name
+        for name in info.latents
+        if all(isinstance(layer, _PLAIN) for layer in layers(trace[name]["fn"]))
+    }
+
+    def moments(latents: Sites, params: Params, data: list[Any]) -> dict[str, Any]:
+        fn = seed(first_rows(substitute(model, data=params)), random.key(0))
+        with block():
+            sites = Program(fn, *words.whole(data)).trace(latents)
+        return {n: (sites[n]["fn"].mean, sites[n]["fn"].variance) for n in normal}
+
+    z = {name: jnp.zeros(latent.unconstrained.shape) for name, latent in info.latents.items()}
+    inputs = {"latents": z, "params": params, "data": [jnp.asarray(x) for x in arrays]}
+    shapes = jax.eval_shape(lambda: inputs)
+    sources = eval_provenance(moments, **shapes)
+    with jax.ensure_compile_time_eval():
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        values = jax.jit(moments)(**zeros)
+    priors = {}
+    for name, latent in info.latents.items():
+        fn, infer = trace[name]["fn"], trace[name]["infer"]
+        problem, precision = "", None
+        if name not in normal:
+            kinds = (type(layer) for layer in layers(fn) if not isinstance(layer, _PLAIN[1:]))
+            problem = f"is {next(kinds).__name__}"
+        elif set().union(*sources[name]):
+            problem = "depends on other sites or on the data"
+        elif np.any(np.asarray(values[name][0])):
+            problem = "has a mean that is not 0"
+        else:
+            precision = np.broadcast_to(1 / np.asarray(values[name][1]), latent.constrained.shape)
+        priors[name] = NormalPrior(fn.event_dim, infer, precision, problem)
+    return priors

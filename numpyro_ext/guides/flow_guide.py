@@ -22,8 +22,7 @@ from numpyro_ext._typing import Params
 from numpyro_ext.guides.amortized import AmortizedGuide, LocalSite
 from numpyro_ext.guides.base import check_params
 from numpyro_ext.guides.flows import other_halves, permute_between
-from numpyro_ext.guides.masked import masked_mlp
-from numpyro_ext.guides.networks import check_widths, flat_module, mlp
+from numpyro_ext.guides.networks import check_widths, flat_module, masked_mlp, mlp
 from numpyro_ext.transforms import AffineCoupling, MaskedAffineAutoregressive
 from numpyro_ext.transforms.base import as_pytree
 

@@ -26,8 +26,13 @@ from numpyro_ext.guides.base import (
     inverse_fixed_map,
     with_fixed_map,
 )
-from numpyro_ext.guides.conditional import bounded, conditional_mlp, mean_and_scale
-from numpyro_ext.guides.networks import check_widths, flat_module
+from numpyro_ext.guides.networks import (
+    bounded,
+    check_widths,
+    conditional_mlp,
+    flat_module,
+    mean_and_scale,
+)
 from numpyro_ext.transforms import LeapfrogTransform
 
 __all__ = ["AutoHVI"]

@@ -7,8 +7,7 @@ import math
 from numpyro.distributions.transforms import AffineTransform, ComposeTransform, IndependentTransform
 
 from numpyro_ext.guides.flows import AutoFlowNormal
-from numpyro_ext.guides.masked import masked_mlp
-from numpyro_ext.guides.networks import check_widths, flat_module
+from numpyro_ext.guides.networks import check_widths, flat_module, masked_mlp
 from numpyro_ext.transforms import GatedInverseAutoregressive
 
 __all__ = ["AutoGatedIAFNormal"]

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from numpyro_ext._checks import check_positive
 from numpyro_ext.guides.flows import AutoFlowNormal
-from numpyro_ext.guides.masked import masked_mlp
-from numpyro_ext.guides.networks import check_widths, flat_module
+from numpyro_ext.guides.networks import check_widths, flat_module, masked_mlp
 from numpyro_ext.transforms import MaskedAffineAutoregressive
 
 __all__ = ["AutoMAFNormal"]

@@ -1,7 +1,12 @@
-"""The networks inside guides: stax pairs that start at zero, each with its weights in a vector."""
+"""The networks inside guides: stax pairs that start at zero, each with its weights in a vector.
+
+Those of autoregressive flows are masked as in Germain, Gregor, Murray, Larochelle, "MADE: masked
+autoencoder for distribution estimation" (ICML 2015).
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 import math
 from typing import Any
 
@@ -18,11 +23,14 @@ from numpyro_ext._checks import check_count
 from numpyro_ext._networks import ModulePair, Network, Pair
 
 __all__ = [
+    "bounded",
     "check_widths",
+    "conditional_mlp",
     "flat_module",
+    "masked_mlp",
+    "mean_and_scale",
     "mlp",
     "random_param",
-    "scaled_by_width",
 ]
 
 
@@ -47,6 +55,78 @@ def scaled_by_width(dense: Pair) -> Pair:
         return apply_fn(weights, x / math.sqrt(x.shape[-1]), **kwargs)
 
     return init_fn, apply
+
+
+def masked_mlp(dim: int, hidden_dims: Sequence[int], context_dim: int = 0) -> Pair:
+    """An MLP to ``2 dim`` numbers, entry i of each half from inputs before i; it starts at zero.
+
+    Unit u of a hidden layer sees the first ``degree[u]`` inputs. After the ``dim`` inputs come
+    ``context_dim`` others, which every output may see.
+    """
+    first, last = (0, dim) if context_dim else (1, max(dim, 2))
+    hidden = [np.arange(width) % (last - first) + first for width in hidden_dims]
+    own = np.arange(1, dim + 1)
+    degrees = [np.concatenate([own, np.zeros(context_dim, int)]), *hidden]
+    layers: list[Any] = []
+    for before, after in pairwise(degrees):
+        layers += [_masked_dense(after >= before[:, None]), stax.Elu]
+    outputs = np.tile(own, 2)
+    last_layer = _masked_dense(outputs > degrees[-1][:, None], W_init=zeros, b_init=zeros)
+    return stax.serial(*layers, scaled_by_width(last_layer))
+
+
+def _masked_dense(mask: np.ndarray, **inits: Any) -> Pair:
+    """A dense layer whose weights are multiplied by ``mask``."""
+    init_fn, apply_fn = stax.Dense(mask.shape[1], **inits)
+
+    def apply(weights: Any, x: Array, **kwargs: Any) -> Array:
+        return apply_fn((weights[0] * mask, weights[1]), x, **kwargs)
+
+    return init_fn, apply
+
+
+def conditional_mlp(hidden_dims: Sequence[int], in_dim: int, out_dim: int, slope: float) -> Pair:
+    r"""Mean and log-scale, ``2 out_dim`` numbers, of a normal given ``in_dim`` standard ones.
+
+    A linear layer plus an :func:`mlp`. It starts at the mean :math:`c x_i` and the log-scale
+    :math:`\tfrac12 \log(1 - c^2)`, c being ``slope``, so that the outcome is standard normal too,
+    and its reverse is the same. If ``out_dim`` is larger than ``in_dim``, the other outcomes start
+    at the mean 0 and the scale 1.
+    """
+    start = np.zeros((in_dim, 2 * out_dim))
+    np.fill_diagonal(start, slope)
+    start[:, out_dim:] = 0.0
+    log_scale = np.where(np.arange(out_dim) < in_dim, 0.5 * math.log1p(-(slope**2)), 0.0)
+    bias = np.concatenate([np.zeros(out_dim), log_scale])
+    linear = stax.Dense(
+        2 * out_dim,
+        W_init=lambda *_, **__: jnp.asarray(start, jnp.result_type(float)),
+        b_init=lambda *_, **__: jnp.asarray(bias, jnp.result_type(float)),
+    )
+    both = stax.parallel(linear, mlp(hidden_dims, 2 * out_dim))
+    return stax.serial(stax.FanOut(2), both, stax.FanInSum)
+
+
+def bounded(log_scale: Array, bound: float = 5.0) -> Array:
+    """A log-scale between ``-bound`` and ``bound``, near 0 the number itself."""
+    return bound * jnp.tanh(log_scale / bound)
+
+
+def mean_and_scale(out: Any, dim: int, what: str) -> tuple[Array, Array]:
+    """Mean and standard deviation of ``dim`` numbers from the outputs of a network, one array or a
+    pair; ``what`` is for the error if it gives another number of them."""
+    pair: Any = out if isinstance(out, tuple | list) else ()
+    if len(pair) == 2 and all(jnp.shape(one)[-1:] == (dim,) for one in pair):
+        return pair[0], jnp.exp(bounded(jnp.log(pair[1])))
+    shape: Any = jax.tree.map(jnp.shape, out)
+    if pair or shape[-1:] != (2 * dim,):
+        raise ValueError(
+            f"the {what} gives an output of shape {shape}; its last axis must have length"
+            f" {2 * dim}: {dim} means and {dim} log-scales; or give a pair of arrays, {dim} means"
+            f" and {dim} standard deviations."
+        )
+    mean, log_scale = jnp.split(jnp.asarray(out), 2, axis=-1)
+    return mean, jnp.exp(bounded(log_scale))
 
 
 def random_param(name: str, init: Callable[[Array], Array]) -> Array:

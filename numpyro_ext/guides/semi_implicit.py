@@ -17,8 +17,7 @@ from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.guides.base import AutoWithoutDensity, with_fixed_map
-from numpyro_ext.guides.conditional import bounded
-from numpyro_ext.guides.networks import check_widths, flat_module, mlp
+from numpyro_ext.guides.networks import bounded, check_widths, flat_module, mlp
 
 __all__ = ["AutoSemiImplicit"]
 
