@@ -1,7 +1,4 @@
-"""The base of guides of local latents, whose network reads the data of a plate row by row.
-
-Gershman, Goodman, "Amortized inference in probabilistic reasoning" (CogSci 2014).
-"""
+"""The base of guides of local latents, whose network reads the data of a plate row by row."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -37,12 +34,11 @@ __all__ = ["AmortizedGuide"]
 
 
 class LocalSite(NamedTuple):
-    """A latent site inside the plate: the local vector of each row holds one row of it."""
+    """A latent site inside the plate: the shape of one row, in unconstrained space, and the axis
+    along which the rows lie."""
 
     rest: tuple[int, ...]
-    """Shape of one row, in unconstrained space."""
     axis: int
-    """The axis of the unconstrained value along which the rows lie."""
     event_dim: int
     support: constraints.Constraint
 
@@ -52,7 +48,11 @@ class AmortizedGuide(AutoGuide):
     """Base of the guides that make the latents of a plate from its data, by one network for all.
 
     A subclass writes :meth:`draw_local` and :meth:`register`. Latents outside the plate are those
-    of another guide.
+    of another guide. New data need no training: call ``Predictive`` or ``sample_posterior`` with
+    other arguments of the model, also of another number of rows.
+
+    **Reference:** *Amortized inference in probabilistic reasoning*, Samuel J. Gershman,
+    Noah D. Goodman (CogSci 2014)
 
     :param model: a NumPyro model with continuous latents inside the plate.
     :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module.
@@ -135,13 +135,9 @@ class AmortizedGuide(AutoGuide):
         sample_shape: tuple[int, ...] = (),
         **kwargs: Any,
     ) -> Sites:
-        """Draws of the latent sites for all rows, with the model's deterministic sites.
+        """As :meth:`AutoJoint.sample_posterior`, for all rows.
 
-        :param rng_key: random key.
-        :param dict params: the parameters of guide and model.
         :param args: the model's arguments, which may be other data, of another number of rows.
-        :param tuple sample_shape: the leading axes of every site.
-        :return: a dict of arrays of shape ``sample_shape + site shape``.
         """
 
         check_params(params, [f"{self.prefix}_net$params"], self)
@@ -159,12 +155,7 @@ class AmortizedGuide(AutoGuide):
         return self.quantiles(params, 0.5, *args, **kwargs)
 
     def quantiles(self, params: Params, quantiles: Any, *args: Any, **kwargs: Any) -> Sites:
-        """Quantiles of every unconstrained coordinate, constrained, from 10,000 draws.
-
-        :param dict params: the parameters of guide and model.
-        :param quantiles: a number or a list of numbers between 0 and 1.
-        :param args: the model's arguments.
-        """
+        """As :meth:`AutoJoint.quantiles`, for the rows of the model's arguments."""
         key, shape = random.key(0), (NUM_QUANTILE_DRAWS,)
         draws = self.sample_posterior(key, params, *args, sample_shape=shape, **kwargs)
         q = levels_of(quantiles)

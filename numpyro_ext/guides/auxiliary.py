@@ -45,9 +45,8 @@ class AutoAuxiliary(AutoWithoutDensity):
     The guide subtracts :math:`\log r` by the ``numpyro.factor`` site ``{prefix}_reverse``, so that
     ``Trace_ELBO`` is that bound and every other loss of a density works on (z, a) together. With
     ``num_layers`` L the auxiliary variables are a chain :math:`a_1 \to \dots \to a_L \to z`, each
-    normal given the one before, and the reverse model is the chain from z back to :math:`a_1`. The
-    guide starts at the normal approximation of the posterior at its mode with a reverse model that
-    is right (to 0.001).
+    normal given the one before, and the reverse model is the chain back to :math:`a_1`. The guide
+    starts at the normal approximation at the mode with a reverse model that is right to 0.001.
 
     *Where it fails.* The bound is too low by the KL of the reverse model, so that the guide prefers
     an a that a normal distribution can tell from z: modes that need a different a for the same z
@@ -68,11 +67,9 @@ class AutoAuxiliary(AutoWithoutDensity):
 
     The other arguments are those of :class:`AutoAtModes`.
 
-    **References**
-
-    1. *An auxiliary variational method*, equation 7, Felix V. Agakov, David Barber (ICONIP 2004)
-    2. *Hierarchical variational models*, equation 5, Rajesh Ranganath, Dustin Tran, David M. Blei
-       (ICML 2016)
+    **References:** *An auxiliary variational method*, equation 7, Felix V. Agakov, David Barber
+    (ICONIP 2004); *Hierarchical variational models*, equation 5, Rajesh Ranganath, Dustin Tran,
+    David M. Blei (ICML 2016)
 
     .. doctest::
 
@@ -123,12 +120,8 @@ class AutoAuxiliary(AutoWithoutDensity):
     def reverse_log_prob(
         self, params: Params, aux: Sites, latents: Sites, *args: Any, **kwargs: Any
     ) -> Array:
-        """:math:`\\log r(a \\mid z)`, a number.
-
-        :param dict params: the guide's parameters, from ``svi.get_params``.
-        :param dict aux: the guide's sites ``_{prefix}_aux__{i}``.
-        :param dict latents: the model's latent sites.
-        """
+        """:math:`\\log r(a \\mid z)`, a number, of the sites ``_{prefix}_aux__{i}`` given the
+        latent sites of the model."""
         self.check_fitted(params)
         names = [f"_{self.prefix}_aux__{i}" for i in range(self.num_layers)]
         trace: Any = self.prototype_trace

@@ -150,14 +150,8 @@ class AutoJoint(ContinuousGuide):
     def sample_latent(
         self, rng_key: Array, params: Params, num_samples: int | None = None
     ) -> Array:
-        """Draws in unconstrained space, differentiable in ``params``.
-
-        :param rng_key: random key; the draws are those of :meth:`sample_posterior` before
-            constraining.
-        :param dict params: the guide's parameters, from ``svi.get_params``.
-        :param int num_samples: the number of draws.
-        :return: an array ``(num_samples, latent_dim)``.
-        """
+        """The ``(num_samples, latent_dim)`` draws of :meth:`sample_posterior` before constraining,
+        differentiable in ``params``."""
         check_count("num_samples", num_samples)
         assert num_samples is not None
         return self.draw(rng_key, params, (num_samples,))
@@ -194,8 +188,7 @@ class AutoJoint(ContinuousGuide):
         the constrained draws would not. Deterministic sites are evaluated there.
 
         :param dict params: the parameters of guide and model, from ``svi.get_params``.
-        :param quantiles: a number or a list of numbers between 0 and 1.
-        :return: a dict of arrays, the axis of a list leading.
+        :param quantiles: a number or a list of numbers between 0 and 1, whose axis is the first.
         """
         q = levels_of(quantiles)
         draws = self.sample_latent(random.key(0), params, NUM_QUANTILE_DRAWS)
@@ -209,11 +202,10 @@ class AutoAtModes(AutoJoint):
     At ``svi.init`` the guide searches for the modes of the posterior on the arguments of that call,
     by :func:`~numpyro_ext.optim.find_modes`. Its last layer is the fixed map :math:`z = c + A x` of
     the heaviest one, with the parameters ``{prefix}_center`` and ``{prefix}_root``, which have no
-    gradient. What is trained lies inside, where the posterior is near N(0, I). So a learning rate
-    means the same for every model, whatever the units of its sites are. The map is part of the
-    parameters: it is resumed, pickled and passed on with them. Weight decay acts on it as on any
-    other location, so mask these two there. The search takes some seconds, most of them compilation
-    for the first data of their shapes, and up to 8,000 minibatches and 1,200 gradients of all rows.
+    gradient. What is trained lies inside, where the posterior is near N(0, I), so that a learning
+    rate means the same for every model. The map is part of the parameters: it is resumed, pickled
+    and passed on with them; mask it where there is weight decay. The search takes some seconds,
+    most of them compilation, and up to 8,000 minibatches and 1,200 gradients of all rows.
 
     It begins at N(init_loc, init_scale^2 I) instead, as NumPyro's guides do, if ``init_loc_fn`` or
     ``init_scale`` is given or ``init_from`` is None; under ``forward_mode_differentiation``; for

@@ -41,8 +41,7 @@ def with_critic(
 
     ``DensityRatioELBO`` trains one output, a log ratio of densities; ``SteinDiscrepancy`` with
     ``kernel="critic"`` and the minimax form of ``FisherDivergence`` train a vector field, with
-    ``output_dim`` the number of unconstrained latent numbers. Other losses ignore the critic: its
-    gradient is zero.
+    ``output_dim`` the number of unconstrained latent numbers. Other losses ignore the critic.
 
     A critic has to keep up with the guide: give it a larger rate, as in the example, and let both
     rates fall.
@@ -55,10 +54,9 @@ def with_critic(
     :param hidden_dims: widths of the hidden layers of the default network.
     :param int output_dim: the number of outputs of the critic for a point.
     :param features: for a guide that reads its data: a function of the model's arguments that gives
-        ``(M, f)`` numbers, one row for each datum of the minibatch. It is called inside the plates
-        of the guide's sites, so that ``numpyro.subsample`` gives the rows. The critic then judges
-        the latents of one datum beside its features. If ``guide`` has an attribute ``features``,
-        that is the default.
+        ``(M, f)`` numbers, one row for each datum of the minibatch, inside the plates of the
+        guide's sites. The critic then judges the latents of one datum beside its features. The
+        default is ``guide.features``, if there is one.
 
     **Reference:** *Adversarial variational Bayes: unifying variational autoencoders and generative
     adversarial networks*, Lars Mescheder, Sebastian Nowozin, Andreas Geiger (ICML 2017), section
@@ -126,12 +124,8 @@ class CriticGuide(GuideWrapper):
         return result
 
     def critic(self, params: Params, z: Array, features: Array | None = None) -> Array:
-        """The critic at unconstrained points, with the weights that ``params`` holds.
-
-        :param dict params: the parameters, from ``svi.get_params``.
-        :param z: points ``(..., latent_dim)``; with ``features``, the latents of one datum.
-        :param features: ``(..., f)``, what an amortised critic sees beside them.
-        :return: an array ``(...)``, or ``(..., output_dim)`` if ``output_dim`` is larger than 1.
+        """The critic at unconstrained points ``(..., latent_dim)``; with ``features`` ``(..., f)``,
+        at the latents of one datum. The result has an axis of outputs if ``output_dim`` is above 1.
         """
         if self.param_name not in params:
             raise ValueError(f"params has no '{self.param_name}' but {sorted(params)}.")

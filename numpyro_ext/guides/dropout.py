@@ -33,12 +33,10 @@ __all__ = ["AutoDropout"]
 
 
 class Matrix(NamedTuple):
-    """What the guide knows of one weight matrix."""
+    """A weight matrix: the precision of its prior, in its shape, and the axis of its inputs."""
 
     precision: np.ndarray
-    """That of the prior, in the shape of the matrix."""
     axis: int
-    """The axis of the inputs, counted from the last."""
     keep_prob: float
     event_dim: int
 
@@ -72,10 +70,6 @@ class AutoDropout(StartGiven):
         \lVert y_n - \hat y_n^k \rVert^2} + \frac{N}{\alpha} \log K - \frac{N D}{2} \log
         \frac{\tau}{2 \pi} .
 
-    **Weight decay.** The loss :math:`\frac{1}{N} \sum_n \frac{1}{2} (y_n - f_n)^2 + \sum_l c_l
-    \lVert M_l \rVert^2` has the same minimum at :math:`c_l = p_l \lambda_l / (2 N \tau)`
-    (:meth:`weight_decay`); without the factor 1/2 double it.
-
     **Which axis is the input.** A wrong axis drops outputs, those of the network among them, and no
     number shows it. A name that ends in ``kernel`` is (in, out), as in Flax, one that ends in
     ``weight`` (out, in), as in Equinox; a site may say it by ``infer={"in_axis": -2}``. Any other
@@ -98,11 +92,9 @@ class AutoDropout(StartGiven):
     :param str prefix: the first part of the names of the guide's own sites.
     :param init_loc_fn: a per-site initialization function; None for ``init_to_fan_in()``.
 
-    **References**
-
-    1. *Dropout as a Bayesian approximation*, Yarin Gal, Zoubin Ghahramani (ICML 2016), section 3.
-    2. *Dropout inference in Bayesian neural networks with alpha-divergences*, Yingzhen Li, Yarin
-       Gal (ICML 2017), equations 5 and 10. Its masks are those of the activations.
+    **References:** *Dropout as a Bayesian approximation*, section 3, Yarin Gal, Zoubin Ghahramani
+    (ICML 2016); *Dropout inference in Bayesian neural networks with alpha-divergences*, equations 5
+    and 10, Yingzhen Li, Yarin Gal (ICML 2017), whose masks are those of the activations
 
     .. doctest::
 
@@ -266,12 +258,7 @@ class AutoDropout(StartGiven):
         return self.quantiles(params, 0.5)
 
     def quantiles(self, params: Params, quantiles: Any) -> Sites:
-        """Quantiles of every number: a weight m is 0 with probability 1 - p, and otherwise m.
-
-        :param dict params: the parameters of guide and model, from ``svi.get_params``.
-        :param quantiles: a number or a list of numbers between 0 and 1.
-        :return: a dict of arrays, the axis of a list leading.
-        """
+        """Quantiles of every number: a weight m is 0 with probability 1 - p, and otherwise m."""
         q = levels_of(quantiles)
         locs = self._locs(params)
 
@@ -285,8 +272,8 @@ class AutoDropout(StartGiven):
         return quantile(q) if q.ndim == 0 else lax.map(quantile, q)
 
     def weight_decay(self, num_data: int, noise_precision: float) -> dict[str, Any]:
-        r"""The factors :math:`p_l \lambda_l / (2 N \tau)` of the squared norms in a loss that is
-        the mean over rows of half the squared error.
+        r"""The factors :math:`c_l = p_l \lambda_l / (2 N \tau)` with which :math:`\frac{1}{N} \sum_n
+        \frac{1}{2} (y_n - f_n)^2 + \sum_l c_l \lVert M_l \rVert^2` has the same minimum.
 
         :param int num_data: the number N of rows.
         :param float noise_precision: :math:`\tau`.
@@ -337,14 +324,13 @@ _PLAIN = (dist.Normal, dist.ExpandedDistribution, dist.Independent)
 
 
 class NormalPrior(NamedTuple):
-    """The prior of one latent site."""
+    """The prior of one latent site: its precision, in the shape of the site, if it is
+    ``Normal(0, scale)`` with a fixed scale, and otherwise what it is."""
 
     event_dim: int
     infer: dict[str, Any]
     precision: np.ndarray | None
-    """In the shape of the site, if the prior is ``Normal(0, scale)`` with a fixed scale."""
-    problem: str = ""
-    """What it is otherwise."""
+    problem: str
 
 
 def normal_priors(

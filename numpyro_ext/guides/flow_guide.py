@@ -47,13 +47,10 @@ class FlowGuide(AmortizedGuide):
     variational autoencoder. Every loss that needs a density works, with one bound per row where all
     latents are in the plate.
 
-    New data need no training: call ``Predictive`` or ``sample_posterior`` with other arguments of
-    the model; the plate may have another number of rows.
-
     *What it is biased by.* One network serves all rows, so that each posterior is worse than one of
-    its own would be (the amortisation gap), most of all for data unlike those of the training; some
-    steps for the rows at hand close it (``examples/refine_amortised.py``). The local latents do not
-    depend on draws of the global ones. A flow leaves separated modes joined.
+    its own would be (the amortisation gap); some steps for the rows at hand close it
+    (``examples/refine_amortised.py``). The local latents do not depend on draws of the global ones.
+    A flow leaves separated modes joined.
 
     :param model: a NumPyro model whose latent sites inside the plate are continuous, in no other
         plate, and of a support that is the same for all rows.
@@ -72,16 +69,11 @@ class FlowGuide(AmortizedGuide):
     :param str flow: ``"realnvp"``, or ``"maf"``, of which a draw takes L passes.
     :param hidden_dims: widths of the hidden layers of each flow's network (ELU).
     :param global_guide: guide of the latents outside the plate: a class of Auto guides or a
-        ``functools.partial`` of one (``AutoNormal`` by default), which is given the model without
-        the plate's sites, or a guide of your own for them.
+        ``functools.partial`` of one (``AutoNormal`` by default), or a guide of your own.
 
-    **References**
-
-    1. *Variational inference with normalizing flows*, section 4, Danilo Jimenez Rezende,
-       Shakir Mohamed (ICML 2015)
-    2. *Improving variational inference with inverse autoregressive flow*, algorithm 1,
-       Diederik P. Kingma, Tim Salimans, Rafal Jozefowicz, Xi Chen, Ilya Sutskever, Max Welling
-       (NIPS 2016)
+    **References:** *Variational inference with normalizing flows*, section 4, Danilo Jimenez
+    Rezende, Shakir Mohamed (ICML 2015); *Improving variational inference with inverse
+    autoregressive flow*, algorithm 1, Diederik P. Kingma et al. (NIPS 2016)
 
     .. doctest::
 
@@ -154,8 +146,8 @@ class FlowGuide(AmortizedGuide):
             return MaskedAffineAutoregressive(_given(net, context))
         if L == 1:
             raise ValueError(
-                "a row has one latent number, and a coupling needs two halves; use num_flows=0, the"
-                ' normal whose moments the network gives, or flow="maf".'
+                "a row has one latent number, and a coupling needs two; use num_flows=0, or"
+                ' flow="maf".'
             )
         split = L // 2
         net = flat_module(name, mlp(self.hidden_dims, 2 * (L - split)), (split + C,))

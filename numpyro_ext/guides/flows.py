@@ -41,9 +41,7 @@ __all__ = [
 class QuickPositive(type(constraints.softplus_positive)):  # pyright: ignore[reportGeneralTypeIssues]
     """Positive numbers that an optimiser changes by three times its step, relative to their size.
 
-    The networks of a flow change the scale of its draws within a few dozen steps. If ``scale``
-    took hundreds of steps, the networks would make that change, differently in every place, and
-    undo it slowly.
+    Otherwise the networks, which are quicker, would change the scale of the draws in its place.
     """
 
 
@@ -73,9 +71,8 @@ class AutoFlowNormal(AutoAtModes):
 
     *Where it fails.* A flow is a homeomorphism: separated modes stay joined by a thin bridge, and a
     minimised ``KL(q || p)`` may leave modes out; a warning says where the search has found several.
-    Training is not convex, and the KL that is reached depends on the learning rate: take
-    ``VRELBO(1., 4)``, or ``VRELBO(1., 16)`` and a rate that falls to 0, which takes away the noise
-    that leaves standard deviations a tenth too small in some twenty dimensions.
+    The KL that is reached depends on the learning rate: take ``VRELBO(1., 4)``, or ``VRELBO(1.,
+    16)`` and a rate that falls to 0, since its noise leaves standard deviations too small.
 
     :param int num_flows: the number F of flows.
 
@@ -174,13 +171,12 @@ class CouplingFlowNormal(AutoFlowNormal):
 
     The first :math:`\lfloor d/2 \rfloor` coordinates go through the network; its outputs move the
     others. After the first flow the halves change places; after each other one a new half has
-    coordinates of both, since two coordinates that always share a half never move each other, and
-    with two flows a correlation of just these two is not found. Given the first half, a coupling
-    moves the other one linearly, so it hardly makes a coordinate skew that is independent of all
-    others. Where the guide starts at a normal with a full factor L, ``{prefix}_skew`` therefore
-    stretches the two sides of each coordinate by :math:`1 \mp \tanh skew`, between the flows and L.
-    It starts at 0. With one latent dimension there is no other half: the guide is a normal
-    distribution with such a skew at most, and only ``AutoSplineNormal`` bends it further.
+    coordinates of both, since two coordinates that always share a half never move each other. A
+    coupling hardly makes a coordinate skew that is independent of all others. Where the guide
+    starts at a normal with a full factor L, ``{prefix}_skew`` therefore stretches the two sides of
+    each coordinate by :math:`1 \mp \tanh skew`, between the flows and L. It starts at 0. With one
+    latent dimension there is no other half: the guide is a normal distribution with such a skew at
+    most, and only ``AutoSplineNormal`` bends it further.
 
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
     :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, in place of

@@ -124,11 +124,8 @@ class Outputs(Factors):
 
 
 class LinearisedPredictive(NamedTuple):
-    """The linear predictor of an observed site under the linearised network.
-
-    * ``mean`` - its value at the mode, in the shape of the site (and a last axis of categories).
-    * ``variance`` - the diagonal of :math:`J S J^\\top`, in that shape.
-    """
+    """The linear predictor of an observed site: its value at the mode, in the shape of the site
+    (and a last axis of categories), and the diagonal of :math:`J S J^\\top`."""
 
     mean: Array
     variance: Array

@@ -70,19 +70,17 @@ class AutoHVI(AutoWithoutDensity):
 
     The guide subtracts the sum of :math:`\log r_t` by the ``numpyro.factor`` site
     ``{prefix}_reverse``: ``Trace_ELBO`` is the bound, and other losses of a density work on the
-    draw and its velocities together. The parameters are loc, scale, :math:`\epsilon_t`, M and the
-    weights of r. Gradients flow through :math:`\nabla U`, which takes second derivatives of the
-    model; a draw costs T ``num_leapfrog`` + T gradients of it.
+    draw and its velocities together. A draw costs T ``num_leapfrog`` + T gradients of the model,
+    and the gradient of a loss takes its second derivatives.
 
     *Where it fails.* The bound is too low by the KL of the reverse model: a few rounds make the
     draws of a normal distribution follow a curved or skewed posterior, and do not find modes. Take
     8 or more particles and a falling rate. Steps above twice the smallest standard deviation of the
-    posterior are unstable: make ``step_size`` smaller where the first losses are huge. The guide
-    starts at the normal approximation at the mode, moved by the leapfrog steps. With a minibatch it
-    follows the minibatch that the loss takes: the bound holds for the joint density of the
-    minibatch, whose average is not a bound on the evidence of all data, and draws are too wide, the
-    more so the fewer rows there are. A call without the data, as for predictions, takes those of
-    the first call. NumPyro's ``AutoDAIS`` is the annealed relative, without a reverse model.
+    posterior are unstable: make ``step_size`` smaller where the first losses are huge. With a
+    minibatch the guide follows the minibatch that the loss takes: the bound holds for its joint
+    density, whose average is not a bound on the evidence of all data, and draws are too wide. A
+    call without the data, as for predictions, takes those of the first call. NumPyro's ``AutoDAIS``
+    is the annealed relative, without a reverse model.
 
     :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
         plate, without mutable state.
@@ -179,9 +177,7 @@ class AutoHVI(AutoWithoutDensity):
 
         :param dict params: the parameters of guide and model, from ``svi.get_params``.
         :param dict aux: the guide's sites ``_{prefix}_start`` and ``_{prefix}_velocity``, from
-            which :math:`z_t` and :math:`v_t'` follow.
-        :param dict latents: the model's latent sites, which follow too.
-        :param args: the model's arguments.
+            which all others follow, ``latents`` too.
         """
         self.check_fitted(params)
         z, v = (aux[f"_{self.prefix}_{name}"] for name in ("start", "velocity"))

@@ -29,16 +29,13 @@ class AutoHouseholderNormal(AutoFlowNormal):
 
     so that :math:`q = N(loc, Q\, \text{diag}(scale^2)\, Q^T)` with :math:`Q = H_F \cdots H_1`
     (:class:`~numpyro_ext.transforms.householder.HouseholderTransform`). With :math:`F \ge d - 1`
-    the family contains every normal distribution. It has :math:`(F + 2) d` parameters, and
-    ``AutoMultivariateNormal`` has :math:`d (d + 3) / 2`. Unlike in the other flows the scales come
-    first, because a reflection leaves the spherical base as it is. The guide starts at the normal
-    approximation of the posterior at its mode.
+    the family contains every normal distribution. Unlike in the other flows the scales come first,
+    because a reflection leaves the spherical base unchanged.
 
-    *Where it fails.* It is a normal distribution: no bend, no second mode, light tails. At the
-    start all scales are equal, so that a reflection changes nothing, and from there training with
-    few reflections ends in local optima that miss correlations, even with :math:`F \ge d - 1`.
-    Take twice as many reflections as dimensions. Where the guide starts at a mode, few will do,
-    because it has the covariance there, and a full factor is trained inside the fixed map.
+    *Where it fails.* It is a normal distribution: no bend, no second mode, light tails. From equal
+    scales, training with few reflections ends in local optima that miss correlations: take twice as
+    many reflections as dimensions. Where the guide starts at a mode, few will do, because a full
+    factor is trained inside the fixed map.
 
     :param int num_flows: the number F of reflections. Reflection i has the vector
         ``{prefix}_reflection__{i}``.

@@ -33,10 +33,8 @@ class AutoGatedIAFNormal(AutoFlowNormal):
     coordinates is reversed between flows. The networks start at zero, where all gates are
     :math:`\sigma(2) = 0.88`, and each flow is the identity.
 
-    A draw and its density cost one pass through the networks, as in NumPyro's ``AutoIAFNormal``,
-    whose scales are exponentials without a bound. The density of another point costs :math:`d`
-    passes one after the other; :class:`~numpyro_ext.guides.maf.AutoMAFNormal` has it the other way
-    round.
+    A draw and its density cost one pass through the networks, and the density of another point
+    :math:`d` passes; :class:`~numpyro_ext.guides.maf.AutoMAFNormal` has it the other way round.
 
     *Where it fails.* A flow shrinks a coordinate without a limit but stretches it by at most 1.14:
     wide parts of the posterior have to come from ``scale``. Losses that evaluate :math:`\log q` at

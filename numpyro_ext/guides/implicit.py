@@ -47,18 +47,16 @@ class AutoImplicit(AutoWithoutDensity):
     SVGD. A loss that needs log q, such as ``Trace_ELBO``, raises ``IntractableDensityError``.
 
     **When it fails.** How good it is depends on the loss. With ``ImplicitELBO`` standard deviations
-    come out some per cent too small, more so with the number of dimensions, and too large in heavy
-    tails; ``benchmarks/implicit`` has the numbers of all losses. There is no density, so no
-    importance weights say how far off it is. Unlike a flow, the network can tear the noise
-    apart into separated modes.
+    come out some per cent too small, and too large in heavy tails (``benchmarks/implicit``). There
+    is no density, so no importance weights say how far off it is. Unlike a flow, the network can
+    tear the noise apart into separated modes.
 
     **Transitions.** ``transition=Langevin()`` or ``NNSampler()`` applies T steps with the model's
     gradient to the draw of the generator, on the minibatch that the loss shares with the model,
     and learns their parameters. It costs T gradients of the model for each draw, which the loss
-    differentiates again. Parameters of the model have no gradient through the steps. Draws that
-    are not made by calling the guide (``sample_latent``, ``sample_posterior``, ``quantiles``) take
-    all rows of the data, of the arguments that they are given or of the first call; draws on
-    minibatches (``Predictive(guide)``) spread further, because they follow their minibatch.
+    differentiates again. Parameters of the model have no gradient through the steps. The methods
+    take all rows of the data, of their arguments or of the first call; calls of the guide, as by
+    ``Predictive``, follow their minibatch and spread further.
 
     :param int noise_dim: number of standard normal numbers for a draw, at least d and by default d.
         With fewer the draws lie on a surface, where neither a density nor its score exists.
@@ -70,11 +68,9 @@ class AutoImplicit(AutoWithoutDensity):
 
     The other arguments are those of :class:`AutoAtModes`.
 
-    **References**
-
-    1. *Gradient estimators for implicit models*, Yingzhen Li, Richard E. Turner, ICLR 2018.
-    2. *Learning to draw samples with amortized Stein variational gradient descent*, Yihao Feng,
-       Dilin Wang, Qiang Liu, UAI 2017.
+    **References:** *Gradient estimators for implicit models*, Yingzhen Li, Richard E. Turner (ICLR
+    2018); *Learning to draw samples with amortized Stein variational gradient descent*, Yihao Feng,
+    Dilin Wang, Qiang Liu (UAI 2017)
 
     .. doctest::
 
@@ -166,7 +162,13 @@ class AutoImplicit(AutoWithoutDensity):
     ) -> Array:
         """``(T, *sample_shape, d)``, the states after each step from ``z``."""
         T, d = transition.num_steps, self.latent_dim
-        args, kwargs = self._arguments(args, kwargs)
+        if not (args or kwargs) and self.prepared is not None:  # those of the first call
+            args, kwargs = self.prepared
+            if is_traced(self.prepared):
+                raise ValueError(
+                    "the transitions need the model's arguments, which had no values in the guide's"
+                    " first call; give them to sample_posterior, or call svi.init outside jax.jit."
+                )
         info = self.read(*args, **kwargs)
         params = lax.stop_gradient(params_in_scope(self.model, args, kwargs))
         potential = Potential(refuse_mutable(self.model), info, params, args, kwargs)
@@ -195,14 +197,3 @@ class AutoImplicit(AutoWithoutDensity):
             starts = z.reshape(-1, d), xi.reshape(-1, T, d)
             states = lax.map(run, starts, batch_size=_DRAWS_AT_A_TIME)
         return jnp.moveaxis(states, 1, 0).reshape(T, *sample_shape, d)
-
-    def _arguments(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """The model's arguments: those of the first call if these are empty."""
-        if args or kwargs or self.prepared is None:
-            return args, kwargs
-        if is_traced(self.prepared):
-            raise ValueError(
-                "the transitions need the model's arguments, which had no values in the guide's"
-                " first call; give them to sample_posterior, or call svi.init outside jax.jit."
-            )
-        return self.prepared

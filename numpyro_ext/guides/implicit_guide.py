@@ -29,15 +29,10 @@ class ImplicitGuide(AmortizedGuide):
 
     in unconstrained space, where :math:`z_i` holds all latent sites of the row. There is no
     density: the loss must need samples alone, such as
-    :class:`~numpyro_ext.objectives.ImplicitELBO`, and any other is an error. Latents outside the
-    plate keep a density, that of ``global_guide``, and do not enter the network.
+    :class:`~numpyro_ext.objectives.ImplicitELBO`. Latents outside the plate keep a density.
 
-    New data need no training: call ``Predictive`` or ``sample_posterior`` with other arguments of
-    the model; the plate may have another number of rows.
-
-    *What it is biased by.* One network serves all rows, so that each posterior is worse than one of
-    its own would be (the amortisation gap), most of all for data unlike those of the training. The
-    local latents do not depend on draws of the global ones. The rest is the bias of the loss.
+    *What it is biased by.* One network serves all rows (the amortisation gap), local latents do not
+    depend on draws of the global ones, and the loss has a bias.
 
     :param model: a NumPyro model whose latent sites inside the plate are continuous, in no other
         plate, and of a support that is the same for all rows.
@@ -50,15 +45,11 @@ class ImplicitGuide(AmortizedGuide):
     :param int noise_dim: numbers of noise per row, by default as many as latents. With fewer the
         draws would lie on a surface, on which no density exists.
     :param global_guide: guide of the latents outside the plate: a class of Auto guides or a
-        ``functools.partial`` of one (``AutoNormal`` by default), which is given the model without
-        the plate's sites, or a guide of your own for them.
+        ``functools.partial`` of one (``AutoNormal`` by default), or a guide of your own.
 
-    **References**
-
-    1. *Adversarial variational Bayes*, section 3.1, Lars Mescheder, Sebastian Nowozin,
-       Andreas Geiger (ICML 2017)
-    2. *Gradient estimators for implicit models*, section 4.2, Yingzhen Li, Richard E. Turner
-       (ICLR 2018)
+    **References:** *Adversarial variational Bayes*, section 3.1, Lars Mescheder, Sebastian Nowozin,
+    Andreas Geiger (ICML 2017); *Gradient estimators for implicit models*, section 4.2, Yingzhen Li,
+    Richard E. Turner (ICLR 2018)
 
     .. doctest::
 

@@ -28,9 +28,8 @@ def init_to_fan_in(site: dict[str, Any] | None = None, in_axis: InAxis = None) -
         f = \prod_{i \ne \text{out}} d_i, \qquad k \ge 2,
 
     where f is the fan-in, the number of inputs of one output, and at 0 if it is a vector
-    (:math:`k = 1`). A vector in a plate, such as the factors of each user or an embedding, is drawn
-    too, with f its length, because a product of factors has no gradient at 0. Numbers and
-    constrained sites, such as a noise precision, start at
+    (:math:`k = 1`). A vector in a plate, such as an embedding, is drawn too, with f its length,
+    because a product of factors has no gradient at 0. Numbers and constrained sites start at
     :func:`~numpyro.infer.initialization.init_to_median`.
 
     NumPyro's default, ``init_to_uniform``, draws every weight from +-2. The outputs of a network
@@ -43,9 +42,8 @@ def init_to_fan_in(site: dict[str, Any] | None = None, in_axis: InAxis = None) -
     -1}``. A site whose name ends in ``bias`` starts at 0 whatever its shape; the vector ``scale``
     or ``weight`` of a normalising layer inside a module (a name with a ``/``) starts at 1.
 
-    **It fails** where the prior is far from a network's: a start near zero says nothing of weights
-    whose prior mean is not zero, and factors that begin small may pull a latent spread of theirs to
-    0, and vanish (``ivon`` in ``benchmarks/choosing/factorisation.py``).
+    **It fails** where weights have a prior mean far from zero; and factors that begin small may
+    pull a latent spread of theirs to 0 (``ivon`` in ``benchmarks/choosing/factorisation.py``).
 
     :param in_axis: the axis of the inputs, or a dict of these by site; None goes by the name.
     :return: a ``functools.partial``, which NumPyro requires.

@@ -44,8 +44,7 @@ LARGEST_FULL = 10_000
 class AutoLaplaceGGN(AutoJoint):
     r"""A normal at the mode, whose precision is the Gauss-Newton matrix and never singular.
 
-    In the model's unconstrained space of dimension d, at the mode :math:`\hat z` of the posterior
-    density there,
+    In unconstrained space, at the mode :math:`\hat z` of the posterior density there,
 
     .. math::
         q(z) = N(z; \hat z, S), \qquad
@@ -58,14 +57,12 @@ class AutoLaplaceGGN(AutoJoint):
     model with normal noise q is the posterior, and for logistic regression the Hessian.
 
     **In training** the guide is a point, ``{prefix}_loc``, and ``Trace_ELBO()`` finds the mode, on
-    minibatches too. The curvature is that of all rows of the arguments of the first call, at the
-    parameters that a method is given; called on new data, without those observed, as ``Predictive``
-    does, the guide draws from the normal. ``diagnose`` and ``to_arviz`` have its draws too.
+    minibatches too. Each method takes the curvature of all rows of the first call at its
+    parameters; called without observed data, as by ``Predictive``, the guide draws from the normal.
 
     **Predict by the linearised network**, :meth:`linearised_predictive` and
-    :meth:`linearised_draws`, as ``predictive_scores`` does. Weights drawn from q in the network
-    itself, by ``Predictive``, predict badly, because a Gauss-Newton matrix is the curvature of the
-    linearised one.
+    :meth:`linearised_draws`, as ``predictive_scores`` does. A Gauss-Newton matrix is the curvature
+    of that network: draws of q in the network itself, by ``Predictive``, predict badly.
 
     :param model: a NumPyro model whose observed sites lie in one plate, or in ``data_plate``, and
         are Normal, Bernoulli, Binomial, Categorical or Poisson. The noise scale of a Normal may be
@@ -81,16 +78,13 @@ class AutoLaplaceGGN(AutoJoint):
     the other arguments are those of :class:`AutoJoint`.
 
     **When it fails.** One mode, in unconstrained space. The parameters must be at it: fit until the
-    loss is flat, with a falling rate on minibatches. A prior that is not log-concave there may
-    outweigh the data, which is an error. Cost: one Jacobian for each row, and :math:`O(N k d^2 +
-    d^3)` for a full covariance with k outputs.
+    loss is flat. A prior that is not log-concave there may outweigh the data, which is an error.
+    Cost: one Jacobian for each row, and :math:`O(N k d^2 + d^3)` for a full covariance with k
+    outputs.
 
-    **References**
-
-    1. *Improving predictions of Bayesian neural nets via local linearization*, Alexander Immer,
-       Maciej Korzepa, Matthias Bauer (AISTATS 2021), equations 8 to 11.
-    2. *Laplace redux - effortless Bayesian deep learning*, Erik Daxberger, Agustinus Kristiadi,
-       Alexander Immer, Runa Eschenhagen, Matthias Bauer, Philipp Hennig (NeurIPS 2021).
+    **References:** *Improving predictions of Bayesian neural nets via local linearization*,
+    equations 8 to 11, Alexander Immer, Maciej Korzepa, Matthias Bauer (AISTATS 2021); *Laplace
+    redux - effortless Bayesian deep learning*, Erik Daxberger et al. (NeurIPS 2021)
 
     .. doctest::
 
@@ -161,7 +155,6 @@ class AutoLaplaceGGN(AutoJoint):
     def get_posterior(self, params: Params, *args: Any, **kwargs: Any) -> dist.Distribution:
         """The normal, in unconstrained space, over the sites that vary.
 
-        :param dict params: the parameters of guide and model, from ``svi.get_params``.
         :param args: the model's arguments whose rows give the curvature; without any, those of the
             first call.
         """
@@ -200,12 +193,7 @@ class AutoLaplaceGGN(AutoJoint):
         return self.constrain(params[f"{self.prefix}_loc"], params)
 
     def quantiles(self, params: Params, quantiles: Any) -> Sites:
-        """Quantiles of every unconstrained coordinate, constrained, in closed form.
-
-        :param dict params: the parameters of guide and model, from ``svi.get_params``.
-        :param quantiles: a number or a list of numbers between 0 and 1.
-        :return: a dict of arrays, the axis of a list leading.
-        """
+        """As :meth:`AutoJoint.quantiles`, in closed form."""
         coords, root = self._normal(params)
         loc = params[f"{self.prefix}_loc"]
         sd = root if root.ndim == 1 else jnp.linalg.norm(root, axis=1)
@@ -238,8 +226,6 @@ class AutoLaplaceGGN(AutoJoint):
 
         A draw has one latent vector for all rows; a latent noise scale stays at the mode.
 
-        :param rng_key: random key.
-        :param dict params: the parameters of guide and model, from ``svi.get_params``.
         :param args: the model's arguments at which to predict, without observed values.
         :param int num_samples: the number S of draws.
         :return: a dict of arrays ``(S, *site)``.
@@ -356,8 +342,7 @@ class AutoLaplaceGGN(AutoJoint):
         if local := sorted([*outputs.local, *outputs.states]):
             raise ValueError(
                 f"the latent sites {local} lie in the data plate '{outputs.plate}'; AutoLaplaceGGN"
-                " takes latent sites that all rows share. Use AutoLaplaceApproximation, or a guide"
-                " of numpyro_ext.guides for local latents."
+                " takes sites that all rows share. Use AutoLaplaceApproximation."
             )
         return outputs
 
@@ -371,8 +356,8 @@ class AutoLaplaceGGN(AutoJoint):
         )
         if self.structure != "diag" and len(coords) > LARGEST_FULL:
             raise ValueError(
-                f"a full covariance of {len(coords)} coordinates is more than {LARGEST_FULL}; use"
-                " structure='last_layer' or 'diag', or name some sites."
+                f"a full covariance is of {LARGEST_FULL} coordinates at most, and these are"
+                f" {len(coords)}; use structure='last_layer' or 'diag', or name some sites."
             )
         return coords
 

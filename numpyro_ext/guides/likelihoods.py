@@ -26,14 +26,12 @@ _WITH_LOGITS = (dist.BernoulliLogits, dist.BinomialLogits, dist.CategoricalLogit
 
 
 class _Family(NamedTuple):
-    """How a distribution depends on its linear predictor eta."""
+    """The linear predictor eta of a distribution, its whitened parameters along a last axis, and
+    the distribution with another eta."""
 
     read: Callable[[Any], Array]
-    """eta of a distribution."""
     whiten: Callable[[Any, Array], Array]
-    """The whitened parameters along a last axis."""
     make: Callable[[Any, Array], Any]
-    """The distribution with another eta."""
 
 
 def _normal(fn: Any, eta: Array) -> Array:

@@ -50,22 +50,17 @@ def local_reparam(model: Model, guide: Model) -> "LocalReparam":
     with squares elementwise. The model writes ``linear(x, w, site="w")`` for ``x @ w``, and this
     wrapper draws :math:`\epsilon` for each row, where the stock loss has one draw of the weights
     for all rows. The loss and its gradient have the same expectation. Their variance falls as
-    1/rows where that of the shared draw does not: with N rows that are alike, the sum of their log
-    likelihoods has N times the variance of one row's, in place of N^2 times.
+    1/rows where that of the shared draw does not.
 
-    Train by a loss that has the KL divergence of the weights in closed form::
-
-        SVI(local_reparam(model, guide), guide, optim, TraceMeanField_ELBO())
-
-    and predict, convert and diagnose with the plain model. Only a training step, in which a loss
-    replays the draw of the guide, has the noise; elsewhere the result is the model. Another loss is
-    an error, because outputs and weights are then no longer one draw.
+    Train by a loss that has the KL divergence of the weights in closed form, as below; another one
+    is an error, because outputs and weights are no longer one draw. Predict, convert and diagnose
+    with the plain model. Only a training step, in which a loss replays the draw of the guide, has
+    the noise; elsewhere the result is the model.
 
     **When it fails.** A weight must enter the likelihood through one call of ``linear`` alone;
     using it a second time in another way is not noticed. The row of an output must be used for that
     row of the data alone, so no map under a convolution or an attention. Layers of Flax and Equinox
-    multiply by themselves and cannot call ``linear``: only networks that are written by hand are
-    meant.
+    cannot call ``linear``.
 
     :param model: a model that calls :func:`linear` inside its plate, on real sites with normal
         priors.

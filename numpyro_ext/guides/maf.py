@@ -26,8 +26,7 @@ class AutoMAFNormal(AutoFlowNormal):
     coordinates is reversed between flows.
 
     The density of any given point costs one pass through the networks, but a draw (and its
-    gradient) costs :math:`d` passes one after the other. NumPyro's ``AutoIAFNormal`` has it the
-    other way round, which suits losses that need only the density of own draws.
+    gradient) :math:`d` passes. NumPyro's ``AutoIAFNormal`` has it the other way round.
 
     *Where it fails.* Steps are slow above some tens of dimensions. Each flow stretches a coordinate
     by at most :math:`e^{clamp}`.
@@ -38,12 +37,9 @@ class AutoMAFNormal(AutoFlowNormal):
 
     The other arguments are those of :class:`AutoFlowNormal`.
 
-    **References**
-
-    1. *Masked autoregressive flow for density estimation*, equations 2-5, George Papamakarios,
-       Theo Pavlakou, Iain Murray (2017)
-    2. *MADE: masked autoencoder for distribution estimation*, section 3, Mathieu Germain,
-       Karol Gregor, Iain Murray, Hugo Larochelle (ICML 2015), for the masks
+    **References:** *Masked autoregressive flow for density estimation*, equations 2-5,
+    George Papamakarios, Theo Pavlakou, Iain Murray (NIPS 2017); for the masks *MADE: masked
+    autoencoder for distribution estimation*, section 3, Mathieu Germain et al. (ICML 2015)
 
     .. doctest::
 

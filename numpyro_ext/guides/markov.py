@@ -28,15 +28,12 @@ __all__ = ["AutoMarkov"]
 
 
 class Chain(NamedTuple):
-    """The place of the chain in the latent vector."""
+    """The place of the chain in the latent vector: T, the number of time steps; D, the numbers of a
+    time step; and ``(latent_dim,)`` coordinates, those of the chain by time and then the others."""
 
     length: int
-    """T, the number of time steps."""
     width: int
-    """D, the numbers of one time step."""
     order: np.ndarray
-    """``(latent_dim,)``: the chain's coordinates in the latent vector, ``T D`` of them and time
-    first, then the others."""
 
 
 class MarkovTransform(VectorTransform):
@@ -105,24 +102,18 @@ class AutoMarkov(AutoAtModes):
     backwards in time, with terms beyond T left out. This is any normal whose precision
     :math:`\Lambda = B B^T` has ``order`` blocks beside the diagonal one:
     :math:`B_{tt} = L_t^{-T}` and :math:`B_{t+j,t} = -A_{tj}^T L_t^{-T}`. All other latents get an
-    independent normal each.
-
-    The guide begins at the modes of the posterior (below), with the conditional means and
-    covariances of each time given the next ones by the covariance there. What is trained is in the
-    units of the mode, one for each number, since a fixed matrix would mix the times. Where there is
-    no search, the weights A start at 0 and L at ``init_scale`` times the identity.
+    independent normal each. The guide begins with the conditional means and covariances of each
+    time given the next ones by the covariance at the mode; its fixed map is diagonal, since a
+    matrix would mix the times.
 
     A draw takes T sequential steps, and the density of a given point takes none; both cost
-    :math:`O(T D^2)` for each of the ``order`` blocks, in memory too. There is never a matrix of all
-    times.
+    :math:`O(T D^2)` for each of the ``order`` blocks, in memory too.
 
     *What it is biased by.* With ``order=1`` the family holds the posterior of every linear model
-    with normal noise and a state of D numbers. Otherwise it is a normal, in unconstrained space.
-    The other latents are independent of the sequence, and their standard deviations are too small
-    where the posterior couples them (``python benchmarks/guides/structured.py``). A model that is
-    written with innovations and ``cumsum`` has a posterior without a band in those coordinates:
-    sample the path itself. The initial state of a recursion belongs to the sequence too.
-    ``order=0`` is mean-field between times.
+    with normal noise and a state of D numbers. The other latents are independent of the sequence,
+    and their standard deviations are too small where the posterior couples them (``python
+    benchmarks/guides/structured.py``). A model with innovations and ``cumsum`` has a posterior
+    without a band: sample the path itself. ``order=0`` is mean-field between times.
 
     :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
         plate. The sequence may be made by ``scan``, by a ``plate`` or by one vector.
@@ -236,7 +227,7 @@ def find_chain(info: ModelInfo, sites: Sequence[str] | None) -> Chain:
         if not counts:
             raise ValueError(
                 f"no latent site has a leading axis of time, their unconstrained shapes are"
-                f" {shapes}; use AutoNormal, or sample the whole path in one site or by scan."
+                f" {shapes}; sample the whole path in one site or by scan."
             )
         T = max(counts, key=lambda length: (counts[length], length))
         sites = tuple(name for name in shapes if lengths[name] == T)

@@ -56,11 +56,10 @@ class AutoMixtureNormal(AutoAtModes):
     an error.
 
     **When it fails.** The loss has local optima. A minimised ``KL(q || p)`` leaves out modes near
-    which no component starts: the searches begin within 2 of 0 in unconstrained space, or without
-    them the start covers a region of ``init_spread`` around ``init_loc``. Components that meet on
-    the way share one mode, and a component whose weight has fallen to zero has no gradient and does
-    not return. ``pareto_khat`` looks only where the guide draws, and the search of ``diagnose`` may
-    miss a mode too, so fit from several keys and compare the losses.
+    which no component starts: the searches begin within 2 of 0 in unconstrained space. Components
+    that meet on the way share one mode, and one whose weight has fallen to zero does not return.
+    ``pareto_khat`` looks only where the guide draws, so fit from several keys and compare the
+    losses.
 
     :param int num_components: the number C of normals.
     :param float init_scale: initial standard deviation of every component, in unconstrained units.
@@ -69,12 +68,9 @@ class AutoMixtureNormal(AutoAtModes):
 
     The other arguments are those of :class:`AutoAtModes`.
 
-    **References**
-
-    1. *Nonparametric variational inference*, section 3, Samuel J. Gershman, Matthew D. Hoffman,
-       David M. Blei (ICML 2012)
-    2. *Implicit reparameterization gradients*, section 3, Michael Figurnov, Shakir Mohamed,
-       Andriy Mnih (NeurIPS 2018)
+    **References:** *Nonparametric variational inference*, section 3, Samuel J. Gershman,
+    Matthew D. Hoffman, David M. Blei (ICML 2012); *Implicit reparameterization gradients*,
+    section 3, Michael Figurnov, Shakir Mohamed, Andriy Mnih (NeurIPS 2018)
 
     .. doctest::
 

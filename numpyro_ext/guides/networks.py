@@ -45,9 +45,8 @@ def mlp(hidden_dims: Sequence[int], out_dim: int) -> Pair:
 def scaled_by_width(dense: Pair) -> Pair:
     r"""A last layer whose products, but not its biases, are divided by :math:`\sqrt{width}`.
 
-    An optimiser such as Adam moves all weights by the learning rate. Without the divisor the
-    log-scales and shifts of all coordinates would move by :math:`width` times that, far too much in
-    many dimensions. With undivided biases, what all points have in common is learnt first.
+    Adam moves all weights by the learning rate. Without the divisor the outputs would move by
+    :math:`width` times that. With undivided biases, what all points have in common is learnt first.
     """
     init_fn, apply_fn = dense
 

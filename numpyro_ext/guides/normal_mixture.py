@@ -30,9 +30,8 @@ class DiagonalNormalMixture(dist.MixtureSameFamily):
 
     :math:`F(z)` is uniform on the cube whatever the parameters are. So a draw that moves with them
     at constant F has the right gradient: :math:`\partial z = -(\partial F / \partial z)^{-1}
-    \partial F`, where the matrix is triangular with the conditional densities on its diagonal. Here
-    it is solved coordinate by coordinate, at a cost of :math:`O(C d)` in :math:`d` sequential
-    steps. Only first derivatives of a draw are right.
+    \partial F`, a triangular system that is solved coordinate by coordinate, at a cost of
+    :math:`O(C d)`. Only first derivatives of a draw are right.
 
     :param logits: ``(C,)``, unnormalised log weights.
     :param loc: ``(C, d)``.

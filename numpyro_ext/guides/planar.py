@@ -25,8 +25,8 @@ class AutoPlanarNormal(AutoFlowNormal):
         |\det f_i'| = 1 + \tanh'(w_i \cdot x + b_i)\, \hat u_i \cdot w_i ,
 
     where :math:`\hat u_i` is :math:`u_i` moved so that the flow is invertible
-    (:class:`~numpyro_ext.transforms.planar.PlanarTransform`). It has :math:`2d + 1` parameters per
-    flow and no network. It starts at :math:`\hat u_i = 0` and random :math:`w_i`.
+    (:class:`~numpyro_ext.transforms.planar.PlanarTransform`). They start at :math:`\hat u_i = 0`
+    and random :math:`w_i`.
 
     *Where it fails.* Each flow makes one bend along one direction, so a strongly curved posterior
     needs many, and above some ten dimensions

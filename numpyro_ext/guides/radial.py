@@ -27,14 +27,13 @@ class AutoRadialNormal(AutoFlowNormal):
         \Big(1 + \frac{\alpha_i \beta_i}{(\alpha_i + r)^2}\Big) ,
 
     with :math:`\alpha_i > 0` and :math:`\beta_i > -\alpha_i`
-    (:class:`~numpyro_ext.transforms.radial.RadialTransform`). It has :math:`d + 2` parameters per
-    flow and no network. It starts at :math:`\beta_i = 0` and random centres.
+    (:class:`~numpyro_ext.transforms.radial.RadialTransform`). They start at :math:`\beta_i = 0` and
+    random centres.
 
     *Where it fails.* A flow changes the density around one point, equally in all directions. That
-    suits a posterior with a peak or a hole; it does not bend, so that for a banana
-    :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal` is the better choice. Nor does it find
-    correlations: those are in the full factor, which is trained with the flows where the guide
-    starts at a mode or by ``init_from``.
+    suits a posterior with a peak or a hole; it does not bend, as
+    :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal` does. Correlations are in the full factor
+    alone, which is trained with the flows where the guide starts at a mode or by ``init_from``.
 
     :param int num_flows: the number F of radial flows. Flow i has the vector
         ``{prefix}_radial__{i}`` of the centre and of alpha and beta before their constraints.

@@ -22,8 +22,7 @@ class AutoRealNVPNormal(CouplingFlowNormal):
         f_i(a, b) = (a,\; b \odot e^{s_i(a)} + t_i(a)), \qquad \log|\det f_i'| = \sum_j s_{ij}(a) .
 
     A draw and its density cost one pass through the F networks, and so does the density of a given
-    point, so losses that evaluate :math:`\log q` again are cheap. (NumPyro's ``AutoIAFNormal``
-    inverts coordinate by coordinate.)
+    point, while NumPyro's ``AutoIAFNormal`` inverts coordinate by coordinate.
 
     **When it fails.** The limits of every flow apply (:class:`AutoFlowNormal`). In addition each
     coupling stretches by at most :math:`e^{clamp}`, and with a single flow half of the coordinates

@@ -22,9 +22,8 @@ def with_reverse(guide: Model, reverse: Model) -> "ReverseGuide":
 
     The auxiliary sites of ``guide`` carry ``infer={"is_auxiliary": True}``. The reverse model
     ``reverse(latents, *args, **kwargs)`` has ``numpyro.sample`` sites of the same names, given the
-    dict of the other sites of the guide. The result is called like ``guide``; for each auxiliary
-    site it adds a ``numpyro.factor`` with :math:`-\log r`, in the plates of the site of
-    ``reverse``. So ``Trace_ELBO`` and every loss of a density compute
+    dict of the other sites of the guide. The result is called like ``guide``, with a
+    ``numpyro.factor`` of :math:`-\log r` for each, so that every loss of a density computes
 
     .. math::
 
@@ -87,13 +86,7 @@ class ReverseGuide(GuideWrapper):
     def reverse_log_prob(
         self, params: Params, aux: Sites, latents: Sites, *args: Any, **kwargs: Any
     ) -> Array:
-        """:math:`\\log r(a \\mid z)`, a number.
-
-        :param dict params: the parameters, from ``svi.get_params``.
-        :param dict aux: the auxiliary sites of the guide.
-        :param dict latents: its other sites.
-        :param args: the model's arguments.
-        """
+        """:math:`\\log r(a \\mid z)`, a number, of the auxiliary sites given the other ones."""
         with block(), substitute(data=params):
             sites = reverse_sites(self.reverse, aux, latents, args, kwargs, {})
         return sum((jnp.sum(scaled(site, log_r)) for site, log_r in sites.values()), jnp.zeros(()))

@@ -41,15 +41,13 @@ class AutoSemiImplicit(AutoWithoutDensity):
     The density of z is an integral, and :class:`~numpyro_ext.objectives.SemiImplicitELBO`, the loss
     for this guide, bounds it from below and from above. Losses that need :math:`\log q` raise
     :class:`IntractableDensityError`; losses that need only samples work too. Given enough
-    :math:`\epsilon` and units the family contains every smooth density, with correlations, skew and
-    several modes. The network starts at zero, so the guide starts at the normal approximation of
-    the posterior at its mode.
+    :math:`\epsilon` and units the family contains every smooth density. The network starts at zero,
+    so the guide starts at the normal approximation of the posterior at its mode.
 
     *Where it fails.* Training tends to shrink ``scale`` while the network takes over the spread,
-    the more so the fewer auxiliary draws the loss has (without any, only q(z|psi) counts, and psi
-    collapses to a point); ``scale`` stays above 0.001 of ``init_scale``. The bound is loose where
-    ``scale`` is small compared with the spread of :math:`\psi`, as it is above some tens of
-    dimensions. There is no k-hat, and ``diagnose`` judges draws alone.
+    the more so the fewer auxiliary draws the loss has; ``scale`` stays above 0.001 of
+    ``init_scale``. The bound is loose where ``scale`` is small compared with the spread of
+    :math:`\psi`, as above some tens of dimensions. ``diagnose`` judges draws alone.
 
     :param int noise_dim: length of :math:`\epsilon`; d if None. Shorter noise spreads the means
         over a manifold, of which ``scale`` is the thickness.
@@ -144,24 +142,15 @@ class AutoSemiImplicit(AutoWithoutDensity):
         self, rng_key: Array, params: Params, num_samples: int
     ) -> tuple[Array, Array]:
         """Draws of :math:`\\psi`: locations and scales, each ``(num_samples, latent_dim)``, before
-        the fixed map.
-
-        :param rng_key: random key.
-        :param dict params: the guide's parameters, from ``svi.get_params``.
-        :param int num_samples: the number of draws.
-        """
+        the fixed map."""
         self.check_fitted(params)
         shape = (check_count("num_samples", num_samples), self.noise_dim or self.latent_dim)
         with block(), substitute(data=params):
             return self._mixing(random.normal(rng_key, shape))[:2]
 
     def conditional(self, params: Params, psi: Any) -> Distribution:
-        """:math:`q(z \\mid \\psi)`, of batch shape ``(num_samples,)`` and event shape
-        ``(latent_dim,)``.
-
-        :param dict params: the guide's parameters.
-        :param psi: the draws of :meth:`sample_mixing`.
-        """
+        """:math:`q(z \\mid \\psi)` of the draws of :meth:`sample_mixing`, of batch shape
+        ``(num_samples,)`` and event shape ``(latent_dim,)``."""
         self.check_fitted(params)
         with block(), substitute(data=params):
             return with_fixed_map(Normal(*psi).to_event(1), self.begin()[2])

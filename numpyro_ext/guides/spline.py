@@ -31,10 +31,9 @@ class AutoSplineNormal(CouplingFlowNormal):
     With one latent dimension each flow is a spline with parameters of its own.
 
     *Where it fails.* Beyond ``bound`` standard deviations of the base the splines do nothing, so
-    the tails are those of a normal distribution with ``loc`` and ``scale``. The guide has more
-    parameters than :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal`, and a step takes longer.
-    The density has kinks at the ends of the bins, so that gradients which differentiate it at the
-    draws (``gradient="stl"`` or ``"dreg"``) gain less over ``"standard"`` than on other flows.
+    the tails are those of a normal distribution. A step takes longer than with
+    :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal`. The density has kinks at the ends of the
+    bins, so that ``gradient="stl"`` or ``"dreg"`` gain less than on other flows.
 
     :param int num_flows: the number F of layers.
     :param int num_bins: bins of each spline, at least 2.

@@ -24,7 +24,7 @@ Step = Callable[[Any, Array, Array, Array], Array]
 
 @dataclass(eq=False)
 class LearntTransition(ABC):
-    """Base of the transitions of ``AutoImplicit(model, transition=...)``.
+    """Base of the transitions of ``AutoImplicit``.
 
     :param int num_steps: number T of steps.
     :param float step_size: the initial step size, in units of length squared.
@@ -97,10 +97,8 @@ class NNSampler(LearntTransition):
         s = \sqrt{2\zeta}\, \mathrm{softplus}(b + \log(e - 1)).
 
     The network starts at zero, where these are the steps of :class:`Langevin` with the step size
-    :math:`\zeta`; a is measured in standard deviations of the noise, so that the size of
-    :math:`\zeta` does not decide how fast it is learnt. Since it knows neither the coordinate nor
-    their number, its weights, under the name ``{prefix}_sampler$params``, can be used for another
-    model (pass them in ``init_params``).
+    :math:`\zeta`. Since it knows neither the coordinate nor their number, its weights, under the
+    name ``{prefix}_sampler$params``, can be used for another model (pass them in ``init_params``).
 
     :param float step_size: :math:`\zeta`, in units of length squared.
     :param int hidden_dim: number of hidden units.

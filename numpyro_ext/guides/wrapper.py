@@ -18,17 +18,14 @@ _PROTOCOLS = (
 
 
 class GuideWrapper:
-    """Base of guides that call another guide and register parameters of their own.
+    """Base of guides that call another guide, ``fn``, and register parameters of their own.
 
-    Every attribute that it does not have itself is that of the inner guide: ``sample_posterior``,
-    ``median``, ``latent_dim`` and the rest. It pickles if the inner guide does.
+    Every attribute that it does not have itself is that of the inner guide.
 
-    :param guide: an Auto guide, or a Python callable with NumPyro primitives.
-    :param str caller: the name of the function that wraps, for the error if ``guide`` is none.
+    :param str caller: the name of the function that wraps, for its error.
     """
 
     fn: Any
-    """The inner guide, under the name that NumPyro's handlers have for it."""
 
     def __init__(self, guide: Model, caller: str) -> None:
         if not callable(guide) or isinstance(guide, type):
