@@ -73,17 +73,6 @@ def test_noise_of_a_hand_written_guide_is_no_input():
     assert guide.__name__ == "hand_written"
 
 
-def test_a_network_of_ones_own_gives_what_it_computes():
-    network = stax.serial(stax.Dense(3), stax.Tanh, stax.Dense(1))
-    guide = with_critic(AutoDiagonalNormal(two_sites), network)
-    params = params_of(guide)
-    assert params["critic$params"].shape == (weights_of(2, 1, (3,)),)
-    flat, z = params["critic$params"], jnp.array([[0.3, -2.0], [1.0, 0.5]])
-    hidden = jnp.tanh(z @ flat[:6].reshape(2, 3) + flat[6:9])
-    expected = hidden @ flat[9:12] + flat[12]
-    assert jnp.allclose(guide.critic(params, z), expected, rtol=1e-5)
-
-
 def two_sites():
     numpyro.sample("a", dist.HalfNormal(2.0))
     numpyro.sample("b", dist.Normal(2.0, 0.5))
@@ -154,14 +143,6 @@ def test_an_amortised_critic_sees_the_latents_of_a_datum_beside_its_features(sub
     z = jnp.ones((4, len(rows), 2))
     expected = 1.0 + seen[-1] @ jnp.arange(2.0, 5.0) + 5.0
     assert jnp.allclose(guide.critic(params, z, seen[-1]), jnp.tile(expected, (4, 1)))
-
-
-def test_features_of_the_guide_are_the_default():
-    def guide(x, subsample_size=None):
-        return amortised(x, subsample_size)
-
-    guide.features = rows_and_squares
-    assert with_critic(guide).features is rows_and_squares
 
 
 @pytest.mark.parametrize(

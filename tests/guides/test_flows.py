@@ -51,10 +51,6 @@ def correlated():
     numpyro.sample("z", dist.MultivariateNormal(LOC, scale_tril=FACTOR))
 
 
-def one_dimension():
-    numpyro.sample("rate", dist.Gamma(2.0, 1.0))
-
-
 def banana():
     z1 = numpyro.sample("z1", dist.Normal(0.0, 1.0))
     numpyro.sample("z2", dist.Normal(3.0 * (z1**2 - 1.0), 1.0))
@@ -90,27 +86,11 @@ def test_starts_exactly_at_the_normal_of_init_from(name):
     assert jnp.allclose(log_q, expected, rtol=2e-5, atol=2e-5)
 
 
-def test_householder_recovers_a_correlated_normal_posterior():
-    """One with standard deviations 2 and 0.3 along axes turned by 0.6."""
-    turn = jnp.array([[jnp.cos(0.6), -jnp.sin(0.6)], [jnp.sin(0.6), jnp.cos(0.6)]])
-    cov = turn @ jnp.diag(jnp.array([4.0, 0.09])) @ turn.T
-
-    def turned():
-        numpyro.sample("z", dist.MultivariateNormal(jnp.array([3.0, -5.0]), cov))
-
-    kl, error = divergence(AutoHouseholderNormal(turned, init_scale=1.0), 3000, 0.05, 16)
-    # The best diagonal normal has the conditional variances.
-    precision = jnp.linalg.inv(cov)
-    diagonal = (jnp.log(jnp.diagonal(precision)).sum() - jnp.linalg.slogdet(precision)[1]) / 2
-    assert diagonal > 0.5 and kl < 0.01 + 5 * error
-
-
-@pytest.mark.parametrize(("name", "bound"), [("NICE", 0.2), ("planar", 0.5)])
-def test_bends_around_the_banana(name, bound):
+def test_bends_around_the_banana():
     # The best normal has KL .726, an additive coupling with a quadratic network has 0. After so
-    # short a run they have about .12 and .4.
-    kl, error = divergence(FLOWS[name](banana), 2000, 1e-2, 8)
-    assert kl < bound + 5 * error
+    # short a run it is about .12.
+    kl, error = divergence(FLOWS["NICE"](banana), 2000, 1e-2, 8)
+    assert kl < 0.2 + 5 * error
 
 
 def test_radial_flow_makes_a_peak_that_a_normal_does_not():
@@ -142,24 +122,6 @@ def test_spline_with_one_dimension_is_better_than_a_normal():
     m = math.log(0.7) - v / 2
     normal = -math.log(2 * math.pi * math.e * v) / 2 - 0.7 * m + 0.7 + math.lgamma(0.7)
     assert normal > 0.04 and kl < 0.4 * normal + 3 * error
-
-
-@pytest.mark.parametrize("name", ["MAF", "radial"])
-def test_one_latent_dimension_is_enough(name):
-    guide = FLOWS[name](one_dimension, num_flows=2, init_scale=1.0)
-    params = start(guide)
-    flat, unravel = ravel_pytree(params)
-    params = unravel(flat + 0.2 * random.normal(random.key(2), flat.shape))
-
-    @jax.jit
-    def density(params):
-        # To wherever the flow, which is monotone, takes six standard deviations.
-        ends = guide.get_transform(params)(jnp.array([[-6.0], [6.0]]))[:, 0]
-        grid = jnp.linspace(ends.min(), ends.max(), 4001)
-        return grid, jnp.exp(guide.get_posterior(params).log_prob(grid[:, None]))
-
-    grid, q = density(params)
-    assert abs(jnp.trapezoid(q, grid) - 1.0) < 1e-3
 
 
 def test_masked_network_is_autoregressive_in_both_directions():

@@ -279,28 +279,6 @@ def test_predictive_draws_from_the_normal_and_the_guide_pickles(net_params):
     assert jnp.allclose(b1, net_params["auto_loc"][12])
 
 
-def test_predictive_draws_discrete_data_that_are_not_there():
-    guide, params = set_up(glm, "bernoulli", X, Y["bernoulli"]), {"auto_loc": jnp.zeros(2)}
-    predictive = Predictive(
-        glm, guide=guide, params=params, num_samples=400, return_sites=["w", "y"]
-    )
-    drawn = predictive(random.key(7), "bernoulli", NEW)
-    assert drawn["y"].shape == (400, 5) and set(np.unique(drawn["y"])) == {0, 1}
-    sd = guide.get_posterior(params).variance ** 0.5
-    assert (abs(drawn["w"].std(0) / sd - 1) < 5 / (2 * 400) ** 0.5).all()
-
-
-def test_draws_are_differentiable_and_traced_once_per_shape(net_params):
-    guide = set_up(network, X, Y["normal"])
-    total = lambda p: guide.sample_latent(random.key(8), p, 3).sum()  # noqa: E731
-    grad = jax.jit(jax.grad(total))(net_params)
-    step = 1e-2
-    moved = {**net_params, "auto_loc": net_params["auto_loc"].at[3].add(step)}
-    back = {**net_params, "auto_loc": net_params["auto_loc"].at[3].add(-step)}
-    numeric = (total(moved) - total(back)) / (2 * step)
-    assert jnp.allclose(grad["auto_loc"][3], numeric, rtol=2e-2, atol=1e-2)
-
-
 def test_two_observed_sites_masked_rows_and_a_scale(tol):
     mask = jnp.arange(N) > 3
 

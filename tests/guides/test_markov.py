@@ -1,7 +1,6 @@
 """`AutoMarkov`: density against a dense precision, exact posteriors, cost in T, errors."""
 
 from functools import cache, partial
-import math
 
 import jax
 from jax import random
@@ -14,12 +13,10 @@ from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.initialization import init_to_value
-from numpyro.infer.reparam import NeuTraReparam
 import optax
 import pytest
 
 from numpyro_ext.guides import AutoMarkov
-from numpyro_ext.guides.markov import MarkovTransform
 
 pytestmark = pytest.mark.slow
 
@@ -157,47 +154,6 @@ def test_starts_at_a_normal_around_init_loc():
     assert jnp.allclose(log_q, dist.Normal(loc, 0.25).log_prob(z).sum(), rtol=1e-5)
     # By default everything of the leading length that is most frequent is in the chain.
     assert guide.prepared.length == T and guide.prepared.width == 6
-
-
-def largest_array(T, order=2, D=3):
-    """The most entries of an array in the gradients of a draw and of its density."""
-    factor = jnp.broadcast_to(jnp.eye(D), (T, D, D))
-    weights = jnp.zeros((T, order, D, D))
-
-    def loss(factor, weights, e, z):
-        transform = MarkovTransform(factor, weights, jnp.ones(2))
-        x, log_det = transform.call_with_intermediates(e)
-        return (jnp.sin(x).sum() + transform.inv(z) ** 2).sum() + log_det
-
-    args = (factor, weights, jnp.ones(T * D + 2), jnp.ones(T * D + 2))
-    jaxpr = jax.make_jaxpr(jax.grad(loss, (0, 1)))(*args)
-    return max(math.prod(shape) for shape in shapes_of(jaxpr.jaxpr))
-
-
-def shapes_of(jaxpr):
-    for equation in jaxpr.eqns:
-        yield from (getattr(var.aval, "shape", ()) for var in equation.outvars)
-        for inner in jax.tree.leaves(
-            equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
-        ):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                yield from shapes_of(inner)
-
-
-def test_memory_is_linear_in_the_length():
-    short, long = largest_array(20), largest_array(80)
-    assert long == 4 * short  # a matrix of all times would have 16 times the entries
-    assert short <= 20 * 2 * 3 * 3
-
-
-def test_neutra_takes_the_transform():
-    guide, params = perturbed(1)
-    neutra = NeuTraReparam(guide, params)
-    trace = handlers.trace(handlers.seed(neutra.reparam(several_sites), 0)).get_trace()
-    z = guide.unpack(guide.get_transform(params)(trace["auto_shared_latent"]["value"]))
-    assert jnp.allclose(trace["b"]["value"], z["b"], atol=1e-6)
-    assert jnp.allclose(trace["z"]["value"], jnp.exp(z["z"]), rtol=1e-5)
 
 
 def scalars():

@@ -14,7 +14,6 @@ import numpyro.distributions as dist
 from numpyro.handlers import seed
 from numpyro.infer import Predictive
 from numpyro.infer.autoguide import (
-    AutoDelta,
     AutoDiagonalNormal,
     AutoLowRankMultivariateNormal,
     AutoMultivariateNormal,
@@ -214,8 +213,6 @@ def test_wrong_calls_are_sentences():
         TypeError, match=r"\(engine, result\), \(svi, result\) or \(guide, params\)"
     ):
         posterior_as_prior(model, params)
-    with pytest.raises(TypeError, match="AutoDelta"):
-        posterior_as_prior(model, (AutoDelta(model), {}))
     with pytest.raises(ValueError, match="latent sites of the fit, which are"):
         posterior_as_prior(model, (guide, params), sites=["nothing"])
     nan = {**params, "auto_loc": params["auto_loc"] * jnp.nan}
