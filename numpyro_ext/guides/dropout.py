@@ -273,7 +273,8 @@ class AutoDropout(StartGiven):
 
     def weight_decay(self, num_data: int, noise_precision: float) -> dict[str, Any]:
         r"""The factors :math:`c_l = p_l \lambda_l / (2 N \tau)` with which the loss
-        :math:`\frac{1}{N} \sum_n \frac{1}{2} (y_n - f_n)^2 + \sum_l c_l \lVert M_l \rVert^2` has the same minimum.
+        :math:`\frac{1}{N} \sum_n \frac{1}{2} (y_n - f_n)^2 + \sum_l c_l \lVert M_l \rVert^2`
+        has the same minimum.
 
         :param int num_data: the number N of rows.
         :param float noise_precision: :math:`\tau`.
