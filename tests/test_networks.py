@@ -149,22 +149,6 @@ def test_recipe_of_a_last_layer_normal():
     assert jnp.allclose(found[:-1, :-1], expected, rtol=1e-3, atol=1e-3)
 
 
-def test_recipe_of_a_deep_ensemble():
-    model = model_of(linen_net)
-
-    def make():
-        return SVI(model, AutoDelta(model), optax.adam(1e-2), Trace_ELBO())
-
-    results = restarts(make, random.key(6), 3, 5, X, Y, batch=4, progress_bar=False)
-    site = next(iter(NETS["linen"][1]))
-    starts = jnp.stack([one.params[f"{site}_auto_loc"] for one in results])
-    assert jnp.abs(starts[0] - starts[1]).min() > 0
-    svi = make()
-    svi.init(random.key(0), X, Y)
-    found = held_out_log_likelihood(svi, results, model_args=(X[:5], Y[:5]))
-    assert jnp.isfinite(jnp.asarray(found)).all()
-
-
 class DropoutLinen(linen.Module):
     @linen.compact
     def __call__(self, x):

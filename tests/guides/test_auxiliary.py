@@ -113,18 +113,6 @@ def test_marginal_density_is_refused_by_name():
         guide.get_posterior(params)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "match"),
-    [
-        ({"aux_dim": 0}, ValueError, "aux_dim is 0"),
-        ({"reverse_network": 3}, TypeError, "reverse_network is 3"),
-    ],
-)
-def test_bad_arguments_are_named(options, error, match):
-    with pytest.raises(error, match=match):
-        AutoAuxiliary(model, **options, init_from=None)
-
-
 def by_hand():
     c = numpyro.sample("c", dist.Normal(), infer={"is_auxiliary": True})
     d = numpyro.sample("d", dist.Normal(c, 2.0), infer={"is_auxiliary": True})

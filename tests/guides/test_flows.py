@@ -134,19 +134,6 @@ def test_masked_network_is_autoregressive_in_both_directions():
     assert (jnp.abs(slopes[jnp.tril_indices(3)]) > 1e-4).all()
 
 
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (partial(AutoSplineNormal, num_bins=1, init_from=None), "num_bins is 1"),
-        (partial(AutoSplineNormal, bound=0.0, init_from=None), "bound is 0.0"),
-        (partial(AutoMAFNormal, clamp=-1.0, init_from=None), "clamp is -1.0"),
-    ],
-)
-def test_bad_arguments_are_named(make, match):
-    with pytest.raises(ValueError, match=match):
-        make(correlated)
-
-
 @pytest.mark.parametrize("num_flows", [3, 6])
 def test_couplings_separate_coordinates_that_share_a_half(num_flows):
     for dim in range(2, 2 ** (num_flows - 1) + 1):

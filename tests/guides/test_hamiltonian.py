@@ -187,18 +187,6 @@ def with_state():
     numpyro.sample("z", dist.Normal(mutable("m", jnp.zeros(())), 1.0))
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"step_size": 0.0}, "step_size is 0.0"),
-        ({"num_leapfrog": 0}, "num_leapfrog is 0"),
-    ],
-)
-def test_bad_arguments_are_named(options, match):
-    with pytest.raises(ValueError, match=match):
-        AutoHVI(model, **options, init_from=None)
-
-
 def test_mutable_state_is_named():
     with pytest.raises(ValueError, match="the model has the mutable site 'm'"):
         seed(AutoHVI(with_state, init_from=None), 0)()

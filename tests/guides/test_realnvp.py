@@ -175,20 +175,6 @@ def test_with_one_latent_dimension_it_is_the_normal_without_couplings():
     assert abs(loss + evidence) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "error", "match"),
-    [
-        ({"num_flows": -1}, ValueError, "num_flows is -1"),
-        ({"hidden_dims": (8, 0)}, ValueError, "each of hidden_dims is 0"),
-        ({"network": jnp.sin}, TypeError, "must be a pair"),
-        ({"clamp": -2.0}, ValueError, "clamp is -2.0"),
-    ],
-)
-def test_bad_arguments_are_named(kwargs, error, match):
-    with pytest.raises(error, match=match):
-        AutoRealNVPNormal(regression, **kwargs, init_from=None)
-
-
 def fitted(stock):
     """A stock guide away from its start; that of Laplace after some steps, near its mode."""
     guide = stock(regression)

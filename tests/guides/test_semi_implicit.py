@@ -102,15 +102,3 @@ def test_own_network_takes_the_place_of_the_default():
     site = trace(run).get_trace()["_auto_latent"]
     assert jnp.allclose(site["fn"].base_dist.loc, params["auto_loc"] + 2.0 * noise**3)
     assert jnp.allclose(site["fn"].base_dist.scale, 0.2)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "match"),
-    [
-        ({"covariance": "full"}, ValueError, "covariance is 'full'; it must be one of 'shared'"),
-        ({"network": 3}, TypeError, "network is 3"),
-    ],
-)
-def test_bad_arguments_are_named(options, error, match):
-    with pytest.raises(error, match=match):
-        AutoSemiImplicit(model, **options, init_from=None)
