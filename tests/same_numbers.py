@@ -108,7 +108,7 @@ def losses():
 
 def draws_of_guides():
     args = (guides.X, guides.Y)
-    for name in guides.GUIDES | guides.DENSITY:
+    for name in guides.GUIDES:
         guide, svi = guides.new_svi(name)
         state = svi.init(KEY, *args)
         flat, unravel = ravel_pytree(svi.optim.get_params(state.optim_state))

@@ -235,11 +235,6 @@ def scalar(x):
         numpyro.sample("x", dist.Normal(z, 1.0), obs=x[:, 0])
 
 
-def discrete(x):
-    with numpyro.plate("rows", len(x)):
-        numpyro.sample("z", dist.Bernoulli(0.5))
-
-
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
@@ -254,11 +249,6 @@ def discrete(x):
             lambda: implicit_guide(linear, stax.Dense(3)),
             ValueError,
             r"turns shape \(40, 5\) into \(40, 3\), but a row has 2 latent numbers; it must",
-        ),
-        (
-            lambda: flow(linear, stax.Dense(3)),
-            ValueError,
-            r"shape \(40, 3\) into \(40, 3\), .* 40 rows of at least 4 numbers",
         ),
         (
             lambda: FlowGuide(linear, stax.Dense(4), plate="rows", features=lambda x: x[:30]),
@@ -277,7 +267,6 @@ def discrete(x):
             ValueError,
             r"plates \['columns'\] beside 'rows'",
         ),
-        (lambda: flow(discrete, stax.Dense(2)), ValueError, "'z' is discrete"),
         (
             lambda: flow(mixed, (net_init, net_apply), global_guide=AutoNormal(mixed)),
             ValueError,

@@ -2,7 +2,6 @@
 
 from functools import cache, partial
 
-import jax
 from jax import random
 from jax.example_libraries import stax
 import jax.numpy as jnp
@@ -119,18 +118,6 @@ A_CLASS = r"function with numpyro.sample sites; .* pass it a guide and not its c
 def test_is_answered_by_a_sentence(mistake, error, match):
     with pytest.raises(error, match=match):
         mistake()
-
-
-@pytest.mark.slow
-def test_fitted_flow_guide_has_a_posterior_before_it_is_called():
-    """Of a guide that was loaded from a file, say, and its params."""
-    guide = flow_guide()
-    svi = SVI(local, guide, optax.adam(1e-2), VRELBO(1.0))
-    params = svi.get_params(svi.init(random.key(0), X))
-    log_q = [
-        jax.jit(lambda p, g=g: g.get_posterior(p, X).log_prob(X)) for g in (guide, flow_guide())
-    ]
-    assert jnp.array_equal(log_q[0](params), log_q[1](params))
 
 
 def test_guide_reads_its_model_once_when_it_is_set_up(monkeypatch):

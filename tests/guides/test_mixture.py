@@ -46,17 +46,6 @@ def full_params():
     return {**PARAMS, "auto_scale_tril": scale_tril}
 
 
-def test_parameters_may_be_arrays_of_numpy():
-    """As they are after ``jax.device_get``, or from a file."""
-    guide, params = guide_of()[0], PARAMS
-    draw = jax.jit(lambda key, p: guide.sample_posterior(key, p, sample_shape=(5,)))
-    drawn = draw(random.key(1), params)
-    with numpyro.handlers.seed(rng_seed=0):
-        again = guide.sample_posterior(random.key(1), jax.device_get(params), sample_shape=(5,))
-    for name, x in drawn.items():
-        assert jnp.allclose(x, again[name], rtol=1e-4), name
-
-
 @pytest.mark.x64
 @pytest.mark.parametrize("covariance", ["diag", "full"])
 def test_density_is_that_of_the_mixture(covariance, tol):

@@ -224,14 +224,3 @@ def test_a_flow_says_that_there_is_another_mode():
     guide = small(two_modes)
     with pytest.warns(InferenceWarning, match=r"begins at the heaviest of several modes: .*0\.66"):
         begun(guide)
-
-
-def test_one_result_of_a_search_starts_several_guides():
-    found = find_modes(unequal)
-    for make in (small, partial(AutoHVI, step_size=1e-3, hidden_dims=(4,))):
-        svi, state = begun(make(unequal, init_from=found))
-        np.testing.assert_allclose(svi.get_params(state)["auto_center"], found.heaviest.center)
-    with pytest.raises(ValueError, match="init_from has the unconstrained latent sites"):
-        begun(small(two_modes, init_from=found))
-    with pytest.raises(TypeError, match="init_from is str; it must be a pair"):
-        small(unequal, init_from="mode")
