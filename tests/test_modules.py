@@ -27,7 +27,6 @@ from numpyro_ext.guides import (
     AutoImplicit,
     AutoRealNVPNormal,
     FlowGuide,
-    ImplicitGuide,
     with_critic,
 )
 from numpyro_ext.objectives import DensityRatioELBO
@@ -374,9 +373,6 @@ def test_state_that_is_held_constant_is_fine():
 
 
 def test_other_places_say_their_width():
-    guide = ImplicitGuide(local, Linen(5, 2), plate="rows", features=features)
-    with pytest.raises(ValueError, match=r"shape \(6, 8, 8, 1\), .* cannot put noise; .*\(M, f\)"):
-        seed(guide, random.key(0))(IMAGES)
     two = numpyro_encoder(4, 1)
     flows = AutoRealNVPNormal(joint, num_flows=1, network=two, init_from=None)
     with pytest.raises(ValueError, match=r"into \[.*\]; with split 1 of 2 .* must give \(2,\)"):

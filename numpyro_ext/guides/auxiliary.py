@@ -59,8 +59,7 @@ class AutoAuxiliary(AutoWithoutDensity):
     :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
         ``aux_dim`` numbers to :math:`\mu` and :math:`\log \sigma`, 2 d numbers, with weights in the
         vector ``{prefix}_net$params``. The default is a linear layer plus an MLP of ``hidden_dims``
-        (ELU). Log-scales are kept between -5 and 5. With a pair given, the guide starts wherever
-        the pair puts it, and pickles only if the pair does.
+        (ELU). Log-scales are kept between -5 and 5.
     :param reverse_network: the same for r, from e to m and :math:`\log s`, 2 ``aux_dim`` numbers.
     :param hidden_dims: widths of the hidden layers.
     :param int num_layers: the number L of auxiliary vectors.

@@ -70,11 +70,10 @@ class AutoDropout(StartGiven):
         \lVert y_n - \hat y_n^k \rVert^2} + \frac{N}{\alpha} \log K - \frac{N D}{2} \log
         \frac{\tau}{2 \pi} .
 
-    **Which axis is the input.** A wrong axis drops outputs, those of the network among them, and no
-    number shows it. A name that ends in ``kernel`` is (in, out), as in Flax, one that ends in
-    ``weight`` (out, in), as in Equinox; a site may say it by ``infer={"in_axis": -2}``. Any other
-    matrix is taken as (out, in), with a warning: for ``x @ w`` give ``in_axis=-2``. Convolutions
-    need ``in_axis``.
+    **Which axis is the input.** A name that ends in ``kernel`` is (in, out), as in Flax, one that
+    ends in ``weight`` (out, in), as in Equinox; a site may say it by ``infer={"in_axis": -2}``. Any
+    other matrix is taken as (out, in), with a warning: for ``x @ w`` give ``in_axis=-2``.
+    Convolutions need ``in_axis``.
 
     **When it fails.** The stated log density is not one (``has_density`` is False): bounds of the
     evidence and ``pareto_khat`` are not defined for it. The KL leaves out what depends on p alone,

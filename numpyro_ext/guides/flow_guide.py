@@ -55,11 +55,10 @@ class FlowGuide(AmortizedGuide):
     :param model: a NumPyro model whose latent sites inside the plate are continuous, in no other
         plate, and of a support that is the same for all rows.
     :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from the f
-        features to at least :math:`2 L` outputs: L shifts, L log-scales, and the rest is the
-        context of the flows. Without a rest the flows are the same for all rows. It may also give
-        two or three arrays, as an encoder with two heads does: means ``(M, L)``, standard
-        deviations ``(M, L)``, and the context. Its weights are the vector ``{prefix}_net$params``,
-        those of the flows ``{prefix}_flow__{i}$params``.
+        features to at least :math:`2 L` outputs: L shifts, L log-scales, and the context of the
+        flows, if any. It may also give two or three arrays: means ``(M, L)``, standard deviations
+        ``(M, L)``, and the context. Its weights are the vector ``{prefix}_net$params``, those of
+        the flows ``{prefix}_flow__{i}$params``.
     :param str plate: name of the plate.
     :param features: a function of the model's arguments, called inside the plate, that returns the
         features of the minibatch, ``(M, f)``: ``lambda x: numpyro.subsample(x, event_dim=1)``.

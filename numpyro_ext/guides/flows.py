@@ -182,9 +182,8 @@ class CouplingFlowNormal(AutoFlowNormal):
     :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, in place of
         that network, from :math:`\lfloor d/2 \rfloor` inputs to the coupling's number of outputs
         for each of the :math:`\lceil d/2 \rceil` coordinates that move. Every coupling uses it with
-        weights of its own, the vector ``{prefix}_net__{i}$params``. With it the guide starts
-        wherever the network's initial weights put it, and pickles only if the pair does (closures
-        do not).
+        weights of its own, the vector ``{prefix}_net__{i}$params``. The guide then starts where
+        their initial values put it, and pickles only if the pair does (closures do not).
 
     The other arguments are those of :class:`AutoFlowNormal`.
     """

@@ -55,8 +55,8 @@ class AutoHVI(AutoWithoutDensity):
         \quad (t = 1, \dots, T),
 
     where a round is ``num_leapfrog`` steps of size :math:`\epsilon_t / \sqrt{M_i}` in coordinate i.
-    That is the dynamics of momenta :math:`N(0, M)`, written in velocities of unit variance. The
-    map from :math:`(z_0, v_1, \dots, v_T)` to :math:`(z_T, v_1', \dots, v_T')` keeps volume, so
+    That is the dynamics of momenta :math:`N(0, M)` in velocities of unit variance. The map
+    from :math:`(z_0, v_1, \dots, v_T)` to :math:`(z_T, v_1', \dots, v_T')` keeps volume, so
     with a reverse model :math:`r_t(v' \mid z_t)`, a normal distribution from a network,
 
     .. math::
@@ -82,8 +82,6 @@ class AutoHVI(AutoWithoutDensity):
     call without the data, as for predictions, takes those of the first call. NumPyro's ``AutoDAIS``
     is the annealed relative, without a reverse model.
 
-    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
-        plate, without mutable state.
     :param int num_steps: the number T of rounds, each with a velocity of its own.
     :param int num_leapfrog: leapfrog steps in a round.
     :param float step_size: the initial value of each :math:`\epsilon_t`.

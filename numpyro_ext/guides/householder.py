@@ -32,10 +32,9 @@ class AutoHouseholderNormal(AutoFlowNormal):
     the family contains every normal distribution. Unlike in the other flows the scales come first,
     because a reflection leaves the spherical base unchanged.
 
-    *Where it fails.* It is a normal distribution: no bend, no second mode, light tails. From equal
-    scales, training with few reflections ends in local optima that miss correlations: take twice as
-    many reflections as dimensions. Where the guide starts at a mode, few will do, because a full
-    factor is trained inside the fixed map.
+    *Where it fails.* It is a normal distribution. From equal scales, training with few reflections
+    misses correlations: take twice as many as dimensions. Where the guide starts at a mode, few
+    will do, because a full factor is trained inside the fixed map.
 
     :param int num_flows: the number F of reflections. Reflection i has the vector
         ``{prefix}_reflection__{i}``.

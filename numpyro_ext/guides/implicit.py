@@ -61,8 +61,8 @@ class AutoImplicit(AutoWithoutDensity):
     :param int noise_dim: number of standard normal numbers for a draw, at least d and by default d.
         With fewer the draws lie on a surface, where neither a density nor its score exists.
     :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
-        ``noise_dim`` to d numbers, for :math:`z = loc + net(\epsilon)`. The guide then starts where
-        its initial weights put it, and pickles only if the pair does (closures do not).
+        ``noise_dim`` to d numbers, for :math:`z = loc + net(\epsilon)`, whose initial weights say
+        where the guide starts.
     :param hidden_dims: widths of the hidden layers of the default network (ELU).
     :param transition: ``Langevin(...)``, ``NNSampler(...)`` or None.
 

@@ -88,11 +88,6 @@ class ImplicitGuide(AmortizedGuide):
                 f"noise_dim is {noise_dim}, and a row has {L} latent numbers; with less noise than"
                 f" that its draws lie on a surface and have no score, so use at least {L}."
             )
-        if x.ndim != 2:
-            raise ValueError(
-                f"features returns an array of shape {x.shape}, beside whose rows ImplicitGuide"
-                " cannot put noise; let it return (M, f), as x.reshape(len(x), -1) does."
-            )
         noise = numpyro.sample(
             f"_{self.prefix}_noise",
             dist.Normal().expand([noise_dim]).to_event(1),

@@ -115,11 +115,9 @@ class AutoMarkov(AutoAtModes):
     benchmarks/guides/structured.py``). A model with innovations and ``cumsum`` has a posterior
     without a band: sample the path itself. ``order=0`` is mean-field between times.
 
-    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
-        plate. The sequence may be made by ``scan``, by a ``plate`` or by one vector.
+    :param model: as of :class:`AutoJoint`; the sequence is made by ``scan``, ``plate`` or a vector.
     :param sites: names of the sequence sites, whose unconstrained values have the same leading
-        length T; by default all latent sites of the leading length above 1 that is most frequent
-        (the longest of those).
+        length T; by default those of the most frequent leading length above 1.
     :param int order: the number of next time steps on which a time step depends; below T.
 
     The other arguments are those of :class:`AutoAtModes`.

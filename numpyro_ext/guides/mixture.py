@@ -42,9 +42,8 @@ class AutoMixtureNormal(AutoAtModes):
     near 0 and ``{prefix}_scale`` near 1, while ``{prefix}_center`` and ``{prefix}_root`` are fixed.
 
     Where there is no search (:class:`AutoAtModes`), or ``init_spread`` is given, the weights start
-    equal, and the centres :math:`m_c` at draws of :math:`N(init\_loc, init\_spread^2 I)`; centres
-    that start at one point have the same gradient and never part. The density is exact, at a cost
-    of :math:`O(C d)`, or :math:`O(C d^2)` for full covariances.
+    equal, and the centres :math:`m_c` at draws of :math:`N(init\_loc, init\_spread^2 I)`. The
+    density costs :math:`O(C d)`, or :math:`O(C d^2)` for full covariances.
 
     **Train it by** :class:`~numpyro_ext.objectives.MixtureELBO`, which evaluates the model at a
     draw of every component. A draw of the whole mixture is not a smooth function of the weights.

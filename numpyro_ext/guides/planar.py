@@ -29,9 +29,8 @@ class AutoPlanarNormal(AutoFlowNormal):
     and random :math:`w_i`.
 
     *Where it fails.* Each flow makes one bend along one direction, so a strongly curved posterior
-    needs many, and above some ten dimensions
-    :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal` is the better choice. The density of a
-    given point takes a scalar root search for each flow.
+    needs many; above some ten dimensions :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal` is
+    better. The density of a given point takes a scalar root search for each flow.
 
     :param int num_flows: the number F of planar flows. Flow i has the vector
         ``{prefix}_planar__{i}`` of u, w and b.

@@ -30,8 +30,7 @@ def with_reverse(guide: Model, reverse: Model) -> "ReverseGuide":
         L = E[\log p(x, z) + \log r(a \mid z) - \log q(a) - \log q(z \mid a)] ,
 
     which is the ELBO of :math:`q(z) = \int q(z \mid a) q(a) da` less :math:`E_q\,
-    \mathrm{KL}(q(a \mid z) \| r(a \mid z))`. With :math:`r = q(a)` it loses the mutual information
-    of a and z. The sample sites of ``reverse`` are hidden and only its parameters are seen.
+    \mathrm{KL}(q(a \mid z) \| r(a \mid z))`. Of ``reverse`` only the parameters are seen.
 
     :param guide: a guide with auxiliary sites.
     :param reverse: a Python callable with NumPyro primitives, normalised: it has one sample site

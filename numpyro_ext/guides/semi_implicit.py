@@ -53,8 +53,7 @@ class AutoSemiImplicit(AutoWithoutDensity):
         over a manifold, of which ``scale`` is the thickness.
     :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
         ``noise_dim`` numbers to d shifts (and then d log-scales, if the covariance is conditional),
-        with weights in the vector ``{prefix}_net$params``. With it the guide starts wherever the
-        network's initial weights put it, and pickles only if the pair does (closures do not).
+        with weights in the vector ``{prefix}_net$params``, which say where the guide starts.
     :param hidden_dims: widths of the hidden layers of the default network (ELU).
     :param str covariance: ``"shared"``, one learnt vector ``{prefix}_scale``; or ``"conditional"``,
         that vector times the exponential of the network's log-scales, between -5 and 5.

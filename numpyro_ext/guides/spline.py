@@ -35,7 +35,6 @@ class AutoSplineNormal(CouplingFlowNormal):
     :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal`. The density has kinks at the ends of the
     bins, so that ``gradient="stl"`` or ``"dreg"`` gain less than on other flows.
 
-    :param int num_flows: the number F of layers.
     :param int num_bins: bins of each spline, at least 2.
     :param float bound: half the length of the interval in which the splines bend, in standard
         deviations of the base.
