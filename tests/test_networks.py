@@ -98,36 +98,35 @@ def fit(model, guide, loss, steps=5):
     return svi, svi.run(random.key(1), steps, X, Y, batch=4, progress_bar=False)
 
 
+def at_start(model, guide, loss):
+    """The parameters with which a fit would begin."""
+    svi = SVI(model, guide, optax.adam(1e-2), loss)
+    return svi.get_params(svi.init(random.key(1), X, Y, batch=4))
+
+
 def test_dropout():
     net, axes = NETS["nnx"]
     model = model_of(net)
-    svi, run = fit(model, AutoDropout(model, keep_prob=0.5), BBAlphaELBO(0.5, 3))
-    draws = svi.guide.sample_posterior(random.key(2), run.params, sample_shape=(40,))
+    guide = AutoDropout(model, keep_prob=0.5)
+    params = at_start(model, guide, BBAlphaELBO(0.5, 3))
+    draws = guide.sample_posterior(random.key(2), params, sample_shape=(40,))
     for site, axis in axes.items():
         kept = jnp.moveaxis(draws[site] != 0, axis, 1)
         assert (kept == kept[..., :1]).all() and 0 < kept.mean() < 1
-    y = Predictive(model, guide=svi.guide, params=run.params, num_samples=3)(random.key(3), X[:5])
-    assert y["y"].shape == (3, 5) and jnp.isfinite(y["y"]).all()
-    tree = to_arviz(svi, run, model_args=(X, Y), num_samples=4)
-    assert {site.replace("/", ".") for site in axes} <= set(tree.posterior.data_vars)
 
 
 def test_laplace_ggn():
     net, axes = NETS["equinox"]
     model = model_of(net)
     full, last = AutoLaplaceGGN(model), AutoLaplaceGGN(model, structure="last_layer")
-    svi, run = fit(model, full, Trace_ELBO())
-    fit(model, last, Trace_ELBO())
-    draws = last.sample_posterior(random.key(4), run.params, sample_shape=(9,))
+    params = at_start(model, full, Trace_ELBO())
+    at_start(model, last, Trace_ELBO())
+    draws = last.sample_posterior(random.key(4), params, sample_shape=(9,))
     first, of_last = axes
     assert draws[first].std(0).max() < 1e-5 < draws[of_last].std(0).min()
-    f, g = (one.linearised_predictive(run.params, X[:5]) for one in (full, last))
+    f, g = (guide.linearised_predictive(params, X[:5]) for guide in (full, last))
     assert f.mean.shape == (5,) and jnp.allclose(f.mean, g.mean)
     assert (f.variance > g.variance).all() and (g.variance > 0).all()
-    drawn = full.linearised_draws(random.key(5), run.params, X[:5], num_samples=7)["y"]
-    assert drawn.shape == (7, 5)
-    tree = to_arviz(svi, run, model_args=(X, Y), num_samples=4)
-    assert float(tree.posterior[first.replace("/", ".")].std(("chain", "draw")).min()) > 0
 
 
 def test_recipe_of_a_last_layer_normal():
@@ -139,13 +138,14 @@ def test_recipe_of_a_last_layer_normal():
     predictive = Predictive(model, guide=svi.guide, params=run.params, num_samples=3)
     assert predictive(random.key(2), X[:5])["y"].shape == (3, 5)
     # The same model takes the guide whose curvature is in closed form.
-    svi, run = fit(model, AutoLaplaceGGN(model), Trace_ELBO())
-    first = run.params["nn$params"]["first"]
+    guide = AutoLaplaceGGN(model)
+    params = at_start(model, guide, Trace_ELBO())
+    first = params["nn$params"]["first"]
     hidden = jnp.tanh(X @ first["kernel"] + first["bias"])
-    log_precision = run.params["auto_loc"][-1]
+    log_precision = params["auto_loc"][-1]
     features = jnp.concatenate([jnp.ones((N, 1)), hidden], axis=1)  # of bias and kernel
     expected = jnp.exp(log_precision) * features.T @ features + jnp.eye(HIDDEN + 1)
-    found = jnp.linalg.inv(svi.guide.get_posterior(run.params).covariance_matrix)
+    found = jnp.linalg.inv(guide.get_posterior(params).covariance_matrix)
     assert jnp.allclose(found[:-1, :-1], expected, rtol=1e-3, atol=1e-3)
 
 
@@ -247,7 +247,10 @@ def fitted(method):
     return fit, restarts(lambda: METHODS[method](model), random.key(9), 2, STEPS, *TRAIN, **options)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(m, marks=pytest.mark.nightly if m == "SGHMC" else ()) for m in METHODS],
+)
 def test_one_name_changes_the_method(method):
     """It predicts better than the constant."""
     scores = predictive_scores(*fitted(method), model_args=TEST, num_samples=100)

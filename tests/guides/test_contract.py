@@ -45,6 +45,8 @@ from numpyro_ext.guides import (
 from numpyro_ext.objectives import ImplicitELBO, SemiImplicitELBO
 from numpyro_ext.particles.base import SamplesLatent
 
+pytestmark = pytest.mark.slow
+
 FLOWS = {
     "RealNVP": partial(AutoRealNVPNormal, num_flows=2, hidden_dims=(8,), init_from=None),
     "MAF": partial(AutoMAFNormal, hidden_dims=(9,), init_from=None),

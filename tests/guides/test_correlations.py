@@ -36,6 +36,7 @@ GUIDES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GUIDES)
 def test_every_correlation_has_a_gradient_at_the_start(name):
     """The covariance of the linearised flow, J J^T, changes in all directions with the parameters.

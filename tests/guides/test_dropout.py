@@ -76,6 +76,7 @@ def by_hand(guide, params, key, alpha, rows):
     return total - N / M / alpha * jnp.sum(inner) + N / alpha * jnp.log(K)
 
 
+@pytest.mark.slow
 def test_black_box_alpha_of_it_is_dropout_with_alpha_divergences(fitted, tol):
     svi, run = fitted
     guide, key, batch = svi.guide, random.key(3), 3

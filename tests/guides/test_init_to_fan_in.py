@@ -63,7 +63,6 @@ def network(make, x, y):
         numpyro.sample("y", dist.Normal(net(x), precision**-0.5), obs=y)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", NETS)
 def test_modules_start_in_the_width_of_their_fan_in(name):
     """48 weights within 1/sqrt(3) and 16 within 1/4, filling the interval; biases 0, norms 1."""

@@ -46,6 +46,7 @@ def full_params():
     return {**PARAMS, "auto_scale_tril": scale_tril}
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 @pytest.mark.parametrize("covariance", ["diag", "full"])
 def test_density_is_that_of_the_mixture(covariance, tol):
@@ -96,6 +97,7 @@ def test_draws_move_at_a_constant_distribution_function(tol):
         assert jnp.allclose(J.reshape(3, -1), expected, rtol=tol(2e-3, 1e-9), atol=tol(1e-4, 1e-9))
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_gradient_of_an_expectation_is_the_closed_form_in_every_parameter():
     guide, a, num = guide_of()[0], jnp.array([1.1, -0.2, 2.0]), 200_000

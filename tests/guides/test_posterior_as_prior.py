@@ -71,6 +71,7 @@ def log_prior(today, z, n=1):
     return log_p - jnp.sum(local + seen)
 
 
+@pytest.mark.slow
 def test_the_prior_is_the_normal_to_the_power():
     """In unconstrained space, at other rows than yesterday's, whose local sites are gone."""
     factor = 0.4
