@@ -98,7 +98,6 @@ def test_draws_move_at_a_constant_distribution_function(tol):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_gradient_of_an_expectation_is_the_closed_form_in_every_parameter():
     guide, a, num = guide_of()[0], jnp.array([1.1, -0.2, 2.0]), 200_000
 
