@@ -115,8 +115,8 @@ FORMULAS = [
     ),
     (
         "particles/svgd.py",
-        "stein_sums(kernel, xi, x, grad",
-        "stein_sums(kernel, xi, x, 2 * grad",
+        "matmul(k, grad_log_p) + repulsion",
+        "matmul(k, 2 * grad_log_p) + repulsion",
         "particles/test_svgd.py",
     ),
     ("scores/kde.py", "self.x) / (2.0 * h2)", "self.x) / h2", "scores/test_kde.py"),

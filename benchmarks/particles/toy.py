@@ -61,12 +61,12 @@ def final(field: Any, step_size: float, start: Array) -> tuple[Array, Array]:
     """Particles and the last bandwidth."""
     score = jax.vmap(jax.grad(log_density))
 
-    def step(carry: tuple[Array, Array], i: Array) -> tuple[tuple[Array, Array], None]:
+    def step(carry: tuple[Array, Array], _: Array) -> tuple[tuple[Array, Array], None]:
         x, bandwidth = carry
-        v, bandwidth = field.warm_started_velocity(x, score(x), i, bandwidth)
+        v, bandwidth = field.velocity_and_bandwidth(x, score(x), bandwidth=bandwidth)
         return (x + step_size * v, bandwidth), None
 
-    _, first = field.warm_started_velocity(start, score(start), 0, None)
+    _, first = field.velocity_and_bandwidth(start, score(start))
     return lax.scan(step, (start, first), jnp.arange(STEPS))[0]
 
 

@@ -79,12 +79,7 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
 
     @classmethod
     def sample(cls, rng_key: Array, natural: N, sample_shape: tuple[int, ...] = ()) -> Any:
-        """Draws of shape ``sample_shape + batch + event``, differentiable where that is possible.
-
-        :param rng_key: random key.
-        :param natural: natural parameters.
-        :param sample_shape: the shape that is put in front.
-        """
+        """Draws of shape ``sample_shape + batch + event``, differentiable where possible."""
         return cls._sample(rng_key, cls._checked(cls.Natural, natural), tuple(sample_shape))
 
     @classmethod

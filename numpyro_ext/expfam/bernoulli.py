@@ -11,17 +11,15 @@ from numpyro_ext.expfam.leaves import canonical
 
 
 class BernoulliNatural(NamedTuple):
-    """Natural parameters of :class:`Bernoulli`."""
+    """Natural parameters of :class:`Bernoulli`: log of the probability of 1 over that of 0."""
 
     log_odds: Annotated[Array, ""]
-    """Log of the probability of 1 over that of 0."""
 
 
 class BernoulliMean(NamedTuple):
-    """Mean parameters of :class:`Bernoulli`."""
+    """Mean parameters of :class:`Bernoulli`: the probability of 1."""
 
     prob: Annotated[Array, ""]
-    """Probability of 1."""
 
 
 class BernoulliStandard(NamedTuple):
@@ -53,10 +51,7 @@ class Bernoulli(ExponentialFamily[BernoulliNatural, BernoulliMean, BernoulliStan
 
     @classmethod
     def from_standard(cls, prob: Any) -> BernoulliNatural:
-        """Natural parameters from the probability of 1.
-
-        :param prob: probability of 1, between 0 and 1.
-        """
+        """Natural parameters from the probability of 1, between 0 and 1."""
         (prob,) = canonical(BernoulliStandard(prob))
         return cls._constructed(BernoulliNatural(jnp.log(prob) - jnp.log1p(-prob)))
 

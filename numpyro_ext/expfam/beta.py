@@ -67,11 +67,7 @@ class Beta(ExponentialFamily[BetaNatural, BetaMean, BetaStandard]):
 
     @classmethod
     def from_standard(cls, concentration1: Any, concentration0: Any) -> BetaNatural:
-        """Natural parameters from the concentrations.
-
-        :param concentration1: positive, the prior count of ones.
-        :param concentration0: positive, the prior count of zeros.
-        """
+        """Natural parameters from the concentrations, the prior counts of ones and zeros."""
         given = canonical(BetaStandard(concentration1, concentration0))
         return cls._constructed(BetaNatural(*(c - 1 for c in given)))
 

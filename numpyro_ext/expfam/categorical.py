@@ -14,17 +14,15 @@ from numpyro_ext.expfam.leaves import canonical
 
 
 class CategoricalNatural(NamedTuple):
-    """Natural parameters of :class:`Categorical`."""
+    """Natural parameters of :class:`Categorical`: log weights, which need not be normalised."""
 
     logits: Annotated[Array, "K"]
-    """Log weights; they need not be normalised."""
 
 
 class CategoricalMean(NamedTuple):
-    """Mean parameters of :class:`Categorical`."""
+    """Mean parameters of :class:`Categorical`: probabilities."""
 
     probs: Annotated[Array, "K"]
-    """Probabilities of the categories."""
 
 
 class CategoricalStandard(NamedTuple):
@@ -62,21 +60,14 @@ class Categorical(ExponentialFamily[CategoricalNatural, CategoricalMean, Categor
 
     @classmethod
     def from_standard(cls, probs: Any) -> CategoricalNatural:
-        """Natural parameters from probabilities, which are their logarithms.
-
-        :param probs: positive probabilities, ``(*batch, K)``, which sum to 1.
-        """
+        """The logarithms of positive probabilities, ``(*batch, K)``, which sum to 1."""
         (probs,) = canonical(CategoricalStandard(probs))
         normalised = jnp.abs(jnp.sum(probs, axis=-1) - 1) < 1e-4
         return cls._constructed(CategoricalNatural(jnp.log(probs)), normalised)
 
     @classmethod
     def statistics(cls, value: Any, num_categories: int | None = None) -> CategoricalMean:
-        """t(z): the unit vectors of the values.
-
-        :param value: integers, of the batch shape.
-        :param num_categories: K, which the values do not tell.
-        """
+        """The unit vectors of the values in ``num_categories`` dimensions."""
         K = check_count("num_categories", num_categories)
         return CategoricalMean(nn.one_hot(jnp.asarray(value), K))
 

@@ -81,11 +81,7 @@ class ChainFamily[N: tuple, M: tuple, S: tuple](ExponentialFamily[N, M, S]):
 
 
 class ChainDistribution(dist.Distribution):
-    """A chain as a distribution of NumPyro, whose event is the whole sequence.
-
-    :param family: the family of the chain.
-    :param natural: its natural parameters.
-    """
+    """A chain as a distribution of NumPyro, whose event is the whole sequence."""
 
     arg_constraints = {}  # noqa: RUF012 - NumPyro's own way to say that nothing is checked
     pytree_data_fields = ("natural",)

@@ -15,17 +15,15 @@ from numpyro_ext.expfam.newton import newton
 
 
 class DirichletNatural(NamedTuple):
-    """Natural parameters of :class:`Dirichlet`."""
+    """Natural parameters of :class:`Dirichlet`: the concentration minus 1."""
 
     a: Annotated[Array, "K"]
-    """Concentration minus 1."""
 
 
 class DirichletMean(NamedTuple):
-    """Mean parameters of :class:`Dirichlet`."""
+    """Mean parameters of :class:`Dirichlet`: E log pi."""
 
     log_prob: Annotated[Array, "K"]
-    """E log pi."""
 
 
 class DirichletStandard(NamedTuple):
@@ -72,10 +70,7 @@ class Dirichlet(ExponentialFamily[DirichletNatural, DirichletMean, DirichletStan
 
     @classmethod
     def from_standard(cls, concentration: Any) -> DirichletNatural:
-        """Natural parameters from the concentration.
-
-        :param concentration: positive numbers, ``(*batch, K)``.
-        """
+        """Natural parameters from the concentration, positive numbers, ``(*batch, K)``."""
         (concentration,) = canonical(DirichletStandard(concentration))
         return cls._constructed(DirichletNatural(concentration - 1))
 

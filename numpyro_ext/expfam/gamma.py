@@ -73,11 +73,7 @@ class Gamma(ExponentialFamily[GammaNatural, GammaMean, GammaStandard]):
 
     @classmethod
     def from_standard(cls, concentration: Any, rate: Any) -> GammaNatural:
-        """Natural parameters from the standard ones.
-
-        :param concentration: a, positive.
-        :param rate: b, positive: the inverse of a scale.
-        """
+        """Natural parameters from the concentration a and the rate b, the inverse of a scale."""
         return cls._constructed(GammaNatural(*canonical(GammaStandard(concentration, rate))))
 
     @classmethod

@@ -81,11 +81,7 @@ class Gaussian(LocationFamily[GaussianNatural, GaussianMean, GaussianStandard]):
 
     @classmethod
     def from_standard(cls, loc: Any, covariance_matrix: Any) -> GaussianNatural:
-        """Natural parameters from mean and covariance.
-
-        :param loc: mean, ``(*batch, d)``.
-        :param covariance_matrix: covariance, ``(*batch, d, d)``.
-        """
+        """Natural parameters from mean ``(*batch, d)`` and covariance ``(*batch, d, d)``."""
         loc, covariance = canonical(GaussianStandard(loc, covariance_matrix))
         J = inverse(cholesky(covariance))
         return cls._constructed(GaussianNatural(matvec(J, loc), -J / 2))

@@ -113,11 +113,7 @@ class GaussianChain(
     ) -> GaussianChainNatural:
         """The chain x_1 ~ N(initial_loc, initial_covariance), x_{t+1} ~ N(weight x_t, covariance).
 
-        :param initial_loc: mean of the first step, ``(*batch, d)``.
-        :param initial_covariance: its covariance, ``(*batch, d, d)``.
-        :param weight: transition matrix, ``(*batch, d, d)``.
-        :param covariance: covariance of the noise of a transition, ``(*batch, d, d)``.
-        :param num_steps: T.
+        All have leading ``*batch`` dimensions; ``num_steps`` is T.
         """
         T = check_count("num_steps", num_steps)
         m, C, F, Q = canonical(

@@ -69,11 +69,7 @@ class InverseGamma(ExponentialFamily[InverseGammaNatural, InverseGammaMean, Inve
 
     @classmethod
     def from_standard(cls, concentration: Any, rate: Any) -> InverseGammaNatural:
-        """Natural parameters from the standard ones.
-
-        :param concentration: a, positive.
-        :param rate: b, positive: the scale of v.
-        """
+        """Natural parameters from the concentration a and the rate b, which is the scale of v."""
         given = canonical(InverseGammaStandard(concentration, rate))
         return cls._constructed(InverseGammaNatural(*given))
 

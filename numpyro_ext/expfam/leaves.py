@@ -32,10 +32,7 @@ def leaves_of(kind: type) -> tuple[Leaf, ...]:
 
 
 def canonical(parameters: Any) -> Any:
-    """The parameters as arrays of one floating type and one batch shape, with symmetric matrices.
-
-    :raises ValueError: names the leaf whose shape does not fit the others.
-    """
+    """Parameters as arrays of one floating type and batch shape, with symmetric matrices."""
     kind = type(parameters)
     leaves, arrays = leaves_of(kind), [jnp.asarray(value) for value in parameters]
     dtype, sizes = jnp.result_type(float, *arrays), {}
@@ -43,19 +40,11 @@ def canonical(parameters: Any) -> Any:
         _check_shape(kind, leaf, array, sizes)
     cuts = [array.ndim - len(leaf.dims) for leaf, array in zip(leaves, arrays, strict=True)]
     batches = [array.shape[:cut] for array, cut in zip(arrays, cuts, strict=True)]
-    try:
-        batch = jnp.broadcast_shapes(*batches)
-    except ValueError:
-        pairs = zip(leaves, batches, strict=True)
-        given = ", ".join(f"{leaf.name} {shape}" for leaf, shape in pairs)
-        raise ValueError(
-            f"the batch shapes of {kind.__name__} do not broadcast: they are {given}."
-        ) from None
-    found = []
+    batch, broadcast = jnp.broadcast_shapes(*batches), []
     for leaf, array, cut in zip(leaves, arrays, cuts, strict=True):
         array = symmetric(array.astype(dtype)) if leaf.symmetric else array.astype(dtype)
-        found.append(jnp.broadcast_to(array, batch + array.shape[cut:]))
-    return kind(*found)
+        broadcast.append(jnp.broadcast_to(array, batch + array.shape[cut:]))
+    return kind(*broadcast)
 
 
 def _check_shape(kind: type, leaf: Leaf, array: Array, sizes: dict[str, tuple[int, str]]) -> None:
@@ -95,7 +84,7 @@ def _combined(name: str, naturals: tuple[Any, ...], sign: float) -> Any:
             if a.shape[a.ndim - ndim :] != b.shape[b.ndim - ndim :]:
                 raise ValueError(
                     f"{leaf.name} of {kind.__name__} has shape {a.shape} in one factor and"
-                    f" {b.shape} in another; the last {ndim} dimensions must agree."
+                    f" {b.shape} in another."
                 )
         first = kind(*(a + sign * b for a, b in zip(first, other, strict=True)))
     return first
@@ -108,9 +97,6 @@ def multiply[N](first: N, *others: N) -> N:
 
     Batch shapes broadcast. Statistics of data are added in the same way, which is the conjugate
     update of a prior.
-
-    :param first: natural parameters.
-    :param others: more of the same type.
 
     .. doctest::
 
@@ -129,10 +115,6 @@ def divide[N](numerator: N, denominator: N) -> N:
     .. math:: p(v | n_1) / p(v | n_2) \propto p(v | n_1 - n_2).
 
     The quotient may be improper: ask ``in_domain`` of the family before it is used as a density.
-    It is the message of expectation propagation, posterior over cavity.
-
-    :param numerator: natural parameters.
-    :param denominator: natural parameters of the same type.
 
     .. doctest::
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import jax
 from jax import Array, lax
-import jax.numpy as jnp
 
 from numpyro_ext.expfam.base import ExponentialFamily
-from numpyro_ext.expfam.leaves import canonical, leaves_of
+from numpyro_ext.expfam.leaves import canonical
 
 Family = type[ExponentialFamily]
 
@@ -42,15 +41,7 @@ def straight_through_mean(family: Family, natural: Any) -> Any:
         >>> print(f"{jax.grad(loss)(BernoulliNatural(0.0)).log_odds:.1f}")
         1.0
     """
-    mean = _mean(family, natural)
-    for leaf, n, m in zip(leaves_of(family.Natural), natural, mean, strict=True):
-        if jnp.shape(n) != m.shape:
-            raise ValueError(
-                f"{leaf.name} of {family.Natural.__name__} has shape {jnp.shape(n)}, and with"
-                f" the batch of the other leaves {m.shape}; a natural gradient needs all leaves in"
-                " full, as from_standard makes them."
-            )
-    return mean
+    return _mean(family, natural)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -80,11 +71,8 @@ def straight_through_kl(family: Family, q: Any, p: Any, mean: Any) -> Array:
     :math:`\langle s, mean \rangle` it is :math:`q - p - s`, and a step of size 1 ends at the
     posterior p + s.
 
-    :param family: a family.
-    :param q: natural parameters of the first.
-    :param p: natural parameters of the second, the prior.
+    :param p: natural parameters of the prior.
     :param mean: the mean of q.
-    :return: the divergence, of the batch shape.
 
     References: Hoffman, Blei, Wang and Paisley, *Stochastic variational inference* (JMLR 2013),
     equation 15.
@@ -112,9 +100,7 @@ def natural_gradient_of(family: Family, f: Callable[[Any], Array], natural: Any)
 
     It is the gradient of f at the mean, its symmetric part where the leaf is symmetric.
 
-    :param family: a family.
     :param f: a function of the mean that returns a number.
-    :param natural: natural parameters.
 
     References: Khan and Lin, *Conjugate-computation variational inference* (AISTATS 2017),
     section 3.

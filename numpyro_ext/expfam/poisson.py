@@ -19,10 +19,9 @@ class PoissonNatural(NamedTuple):
 
 
 class PoissonMean(NamedTuple):
-    """Mean parameters of :class:`Poisson`."""
+    """Mean parameters of :class:`Poisson`: E v."""
 
     rate: Annotated[Array, ""]
-    """E v."""
 
 
 class PoissonStandard(NamedTuple):
@@ -60,10 +59,7 @@ class Poisson(ExponentialFamily[PoissonNatural, PoissonMean, PoissonStandard]):
 
     @classmethod
     def from_standard(cls, rate: Any) -> PoissonNatural:
-        """Natural parameters from the rate.
-
-        :param rate: the mean of a count, positive.
-        """
+        """Natural parameters from the rate, the mean of a count."""
         (rate,) = canonical(PoissonStandard(rate))
         return cls._constructed(PoissonNatural(jnp.log(rate)))
 

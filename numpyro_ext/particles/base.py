@@ -1,15 +1,14 @@
 """The base of particle inference: a velocity of particles as a loss for ``SVI``.
 
-References: Liu and Wang, *Stein variational gradient descent* (NIPS 2016); Feng, Wang and Liu,
-*Learning to draw samples with amortized Stein variational gradient descent* (UAI 2017), eq. 6, for
-guides that draw their particles; D'Angelo and Fortuin, *Annealed Stein variational gradient
-descent* (2021).
+References: Feng, Wang and Liu, *Learning to draw samples with amortized Stein variational gradient
+descent* (UAI 2017), eq. 6, for guides that draw their particles; D'Angelo and Fortuin, *Annealed
+Stein variational gradient descent* (2021).
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import jax
 from jax import Array, lax, random
@@ -35,8 +34,8 @@ from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Float, Model, Params, Sites
+from numpyro_ext.particles._unit_spread import GroupSpread, UnitSpread
 from numpyro_ext.particles.lost import Lost
-from numpyro_ext.particles.unit_spread import GroupSpread, UnitSpread
 from numpyro_ext.scores import RBF, Linear, MatrixRBF, RadialKernel, as_kernel
 from numpyro_ext.scores._points import by_rows
 
@@ -62,9 +61,8 @@ class SamplesLatent(Protocol):
 class ParticleField(ELBO, ABC):
     r"""A velocity :math:`V(x, \nabla \log p)` of m particles, which is also a loss for ``SVI``.
 
-    A subclass writes :meth:`resolved_velocity`. It inherits the arguments below; if it has more, it
-    is a dataclass, ``@dataclass(kw_only=True, eq=False, repr=False)``, with a field for each and
-    their checks in ``__post_init__``.
+    A subclass writes :meth:`resolved_velocity`; for more arguments than those below it is a
+    ``@dataclass(kw_only=True, eq=False, repr=False)`` with a field for each.
     With ``z`` the ``(m, d)`` unconstrained latents that the guide's ``sample_latent`` gives,
     :math:`x = \mathrm{sg}(z)` (no gradient flows) and
     :math:`g_i = \gamma_t \nabla \log p(x_i) / T`, all on one minibatch, the loss is
@@ -81,11 +79,10 @@ class ParticleField(ELBO, ABC):
     unconstrained space, Jacobian included, in the order in which the model samples its sites.
 
     **Bias.** The value is a mean negative log joint density: it is not a bound, and models cannot
-    be compared by it. The bias of the particles is that of the subclass, whose docstring states it.
-    Latent sites inside a plate with a ``subsample_size`` are refused, because the rows of the plate
-    change from step to step. All particles share a minibatch, so that their mean follows its noise
-    where the steps are large: give ``proxy=taylor_proxy(model, *args)``, which takes nearly all of
-    it away. ``diagnose`` shows the noise of a minibatch, and the shift.
+    be compared by it. Each subclass states the bias of its particles. Latent sites inside a plate
+    with a ``subsample_size`` are refused, because its rows change from step to step. All particles
+    share a minibatch, so that their mean follows its noise where the steps are large; a
+    ``proxy=taylor_proxy(model, *args)`` takes nearly all of it away.
 
     **Lost particles.** A particle at which the log density is NaN or a derivative of it not finite
     has no velocity, with a warning, and the others move without it; the value is the mean over
@@ -160,31 +157,25 @@ class ParticleField(ELBO, ABC):
             check_choice("precondition", self.precondition, ("covariance",))
         check_positive("temperature", self.temperature)
         check_proxy(self.proxy)
-        if self.annealing is not None and not callable(self.annealing):
-            raise TypeError(
-                f"annealing is {self.annealing!r}; it must be a function of the step that gives a"
-                " number in (0, 1], or None."
-            )
         self._check_kernel()
 
     def _check_kernel(self) -> None:
         name, given = type(self).__name__, self.kernel
         self.kernel = as_kernel(RBF(self.default_bandwidth) if given is None else given)
         if isinstance(given, (Linear, MatrixRBF)) and not self.takes_every_kernel:
-            kind = type(given).__name__
             raise TypeError(
-                f"kernel is {kind}, which SVGD alone takes; use RBF() or IMQ() with {name}, or"
-                f" SVGD({kind}(...))."
+                f"kernel is {type(given).__name__}, which SVGD alone takes; use RBF() or IMQ() with"
+                f" {name}."
             )
         if self.needs_radial_kernel and not isinstance(self.kernel, RadialKernel):
             raise TypeError(
                 f"kernel is {given!r}, which is not a function of the distance alone; {name} takes"
-                " RBF(), IMQ() or another RadialKernel."
+                " RBF() or another RadialKernel."
             )
         if isinstance(given, MatrixRBF) and self.precondition is not None:
             raise ValueError(
-                "kernel is MatrixRBF, whose metric is in the units of the parameters, with"
-                f" precondition={self.precondition!r}, which changes them; give one of the two."
+                "kernel is MatrixRBF, whose metric is in units that precondition changes; give one"
+                " of the two."
             )
 
     def __repr__(self) -> str:
@@ -205,7 +196,7 @@ class ParticleField(ELBO, ABC):
         :param x: ``(m, d)`` particles.
         :param grad_log_p: ``(m, d)`` gradients of the log density at the particles.
         """
-        return self._move(x, grad_log_p, None, None)[0]
+        return self.velocity_and_bandwidth(x, grad_log_p)[0]
 
     def tempered(self, grad_log_p: Array, step: ArrayLike | None) -> Array:
         """Gradients, or Hessians, times ``annealing(step) / temperature``."""
@@ -228,28 +219,9 @@ class ParticleField(ELBO, ABC):
             is preconditioned moves those of each mode by themselves, in their own units.
         """
         grad_log_p = self.tempered(grad_log_p, step)
-        if groups is not None and hessian is None:
-            return self._move(x, grad_log_p, None, groups)[0]
-        more = () if hessian is None else (self.tempered(hessian, step),)
-        return self.velocity(x, grad_log_p, *more)
-
-    def warm_started_velocity(
-        self,
-        x: Array,
-        grad_log_p: Array,
-        step: ArrayLike | None,
-        bandwidth: ArrayLike | None,
-        groups: Array | None = None,
-    ) -> tuple[Float[Array, "m d"], Float[Array, ""]]:
-        """:meth:`tempered_velocity`, and the bandwidth with which it was computed.
-
-        :param bandwidth: the bandwidth of the last step, from which the rule ``"he"`` continues its
-            search; other rules do not depend on it. None at the first step.
-        :param groups: as for :meth:`tempered_velocity`.
-        :return: the velocities, and the bandwidth (NaN for a kernel that has none), which is in
-            units of the whitened coordinates if the field is preconditioned.
-        """
-        return self._move(x, self.tempered(grad_log_p, step), bandwidth, groups)
+        if hessian is not None:
+            return cast(Any, self.velocity)(x, grad_log_p, self.tempered(hessian, step))
+        return self.velocity_and_bandwidth(x, grad_log_p, groups=groups)[0]
 
     def check_arrays(self, x: ArrayLike, grad_log_p: ArrayLike) -> tuple[Array, Array]:
         """Return particles and gradients as arrays, after a check of their shapes."""
@@ -261,13 +233,22 @@ class ParticleField(ELBO, ABC):
             )
         return x, g
 
-    def _move(
+    def velocity_and_bandwidth(
         self,
         x: ArrayLike,
         grad_log_p: ArrayLike,
-        bandwidth: ArrayLike | None,
-        groups: Array | None,
-    ) -> tuple[Array, Array]:
+        *,
+        bandwidth: ArrayLike | None = None,
+        groups: Array | None = None,
+    ) -> tuple[Float[Array, "m d"], Float[Array, ""]]:
+        """:meth:`velocity`, and the bandwidth with which it was computed.
+
+        :param bandwidth: that of the last step, from which the rule ``"he"`` continues its search;
+            other rules do not depend on it. None at the first step.
+        :param groups: as for :meth:`tempered_velocity`.
+        :return: the velocities, and the bandwidth (NaN for a kernel that has none), which is in
+            units of the whitened coordinates if the field is preconditioned.
+        """
         x, g = self.check_arrays(x, grad_log_p)
         units = self._units(x, groups)
         y, g = (x, g) if units is None else (units.points(x), units.gradients(g))
@@ -302,11 +283,9 @@ class ParticleField(ELBO, ABC):
         return min(m, self.block_size or (m if m <= _DENSE_UP_TO else _ROWS_AT_A_TIME))
 
     def by_rows(self, fn: Callable[..., Array], *arrays: Array) -> Array:
-        """``fn`` of all rows of the arrays, or of ``block_size`` rows at a time to save memory.
+        """``fn`` of all m rows of the arrays, or of ``block_size`` rows at a time to save memory.
 
         :param fn: a function of ``n`` rows of each array, for any n, that gives ``(n, ...)`` rows.
-        :param arrays: arrays with a first axis of length m.
-        :return: ``(m, ...)`` rows.
         """
         return by_rows(fn, self.rows_at_a_time(len(arrays[0])), *arrays)
 
@@ -341,24 +320,23 @@ class ParticleField(ELBO, ABC):
         if not isinstance(guide, SamplesLatent):
             name = getattr(guide, "__name__", type(guide).__name__)
             raise TypeError(
-                f"guide {name} has no sample_latent(rng_key, params, num_samples), so it has no"
-                " particles to move; use AutoParticles(model), or a guide that draws its latent"
-                " vector."
+                f"guide {name} has no sample_latent(rng_key, params, num_samples), and so no"
+                " particles to move; use AutoParticles(model)."
             )
         counter = f"{getattr(guide, 'prefix', 'auto')}_step"
         # SVI.evaluate passes no mutable state; the value does not depend on the step.
         counts = counter in param_map or getattr(guide, "count_steps", False)
         if self.annealing is not None and not counts:
             raise ValueError(
-                "annealing needs the number of the step, and this guide does not count; use"
-                " AutoParticles(model, count_steps=True)."
+                "annealing needs the number of the step; use AutoParticles(model,"
+                " count_steps=True)."
             )
         step = param_map.get(counter, 0)
 
-        def of(param_map: Params) -> tuple[Array, dict[str, Any]]:
+        def loss_and_state(param_map: Params) -> tuple[Array, dict[str, Any]]:
             return self._loss(rng_key, step, param_map, model, guide, args, kwargs), {}
 
-        loss, _ = finite_step(of, param_map)
+        loss, _ = finite_step(loss_and_state, param_map)
         mutable_state = {counter: step + 1} if counter in param_map else None
         return {"loss": loss, "mutable_state": mutable_state}
 
@@ -399,16 +377,14 @@ class ParticleField(ELBO, ABC):
             g, grad_own = vjp(jnp.ones_like(log_p))
             return log_p, g, [g for g in jax.tree.leaves(grad_own) if g.dtype != jax.dtypes.float0]
 
-        found = gradients(x)
+        log_p, g, grad_own = gradients(x)
         hessian = jax.vmap(jax.hessian(log_prob), (0, None))(x, own) if self.needs_hessian else None
         groups = params.get(f"{getattr(guide, 'prefix', 'auto')}_modes")
-        lost = Lost.of(*found[:2], hessian).reported()
-        x, log_p, g, hessian, groups = lost.replaced((x, *found[:2], hessian, groups))
-        grad_own = found[2]
+        lost = Lost.of(log_p, g, hessian).reported()
+        x, log_p, g, hessian, groups = lost.replaced((x, log_p, g, hessian, groups))
         if grad_own:  # sums over the particles, of which no part can be taken back
-            grad_own = lax.cond(
-                jnp.any(lost.where), lambda x: gradients(x)[2], lambda _: found[2], x
-            )
+            some_lost, of_all = jnp.any(lost.where), grad_own
+            grad_own = lax.cond(some_lost, lambda x: gradients(x)[2], lambda _: of_all, x)
         v = self.tempered_velocity(x, g, step, hessian, groups)
         v = lax.stop_gradient(lost.kept(v, jnp.zeros_like(v)))
         # Integers and keys have no gradient.
@@ -431,8 +407,7 @@ def _unpacking(guide: Any, info: ModelInfo, z: Array) -> Callable[[Array], Sites
     """The function from a latent vector of the guide to the model's unconstrained sites."""
     if z.ndim != 2:
         raise ValueError(
-            f"sample_latent of the guide gave shape {z.shape}; it must be (num_samples,"
-            " latent_dim)."
+            f"sample_latent of the guide gave shape {z.shape}; it must be (num_samples, d)."
         )
     # NumPyro's automatic guides know their own order; any other guide follows the model's.
     own = unpacking_of(guide)

@@ -1,43 +1,42 @@
-"""Particle inference as a kernel for ``MCMC``: the chains are the particles.
-
-References: Liu and Wang, *Stein variational gradient descent* (NIPS 2016); Liu, Zhuo, Cheng, Zhang,
-Zhu and Carin, *Understanding and accelerating particle-based variational inference* (ICML 2019).
-"""
+"""Particle inference as a kernel for ``MCMC``: the chains are the particles."""
 
 from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, cast
+import warnings
 
 import jax
 from jax import Array, lax, random
 from jax.core import Tracer
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
+import numpy as np
 from numpyro.handlers import substitute
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 import optax
 
-from numpyro_ext._checks import check_count
+from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.init_from import SEARCH, InitFrom, given_modes
 from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import ModelInfo, coordinate_name
 from numpyro_ext._model.start import draw_params, draw_start
-from numpyro_ext._typing import Model, Params, Sites
-from numpyro_ext.particles.base import ParticleField, read_for_particles
-from numpyro_ext.particles.blob import Blob
-from numpyro_ext.particles.convergence import implied_ratios
-from numpyro_ext.particles.dynamics import PSGHMC
-from numpyro_ext.particles.lost import Lost
-from numpyro_ext.particles.regularized_svgd import RegularizedSVGD
-from numpyro_ext.particles.start import (
+from numpyro_ext._typing import Float, Model, Params, Sites
+from numpyro_ext.particles._start import (
     check_distinct,
     draw_at_modes,
     modes_of_start,
     warn_of_few_particles,
 )
+from numpyro_ext.particles.base import ParticleField, read_for_particles
+from numpyro_ext.particles.blob import Blob
+from numpyro_ext.particles.dynamics import PSGHMC
+from numpyro_ext.particles.lost import Lost
+from numpyro_ext.particles.regularized_svgd import RegularizedSVGD
 from numpyro_ext.particles.step import particle_step
+from numpyro_ext.scores.implied_sd import IMPLIED_RATIO, IMPLIED_SHIFT, implied_sd_ratio
 
 __all__ = ["ParVI", "ParVIState"]
 
@@ -84,8 +83,8 @@ A :func:`~collections.namedtuple` with these entries, m being the number of part
  - **rng_key** - random number generator seed of the next steps.
 """
 
-# Weight of a new gradient in the mean over steps.
-_NEW = 0.02
+# Weight of a new gradient in the mean over steps, and the most noise of it in units of the spread.
+_NEW, _NOISE = 0.02, 0.2
 
 
 class ParVI(MCMCKernel):
@@ -102,14 +101,12 @@ class ParVI(MCMCKernel):
     step. A plate with ``subsample_size`` gives one minibatch per step, the same for all particles;
     latent sites inside it are refused.
 
-    The particles begin at the modes of the posterior, as those of :class:`AutoParticles` do, and
-    each mode keeps its share of them.
+    The particles begin at the modes of the posterior, as those of :class:`AutoParticles`.
 
     It runs under ``MCMC(..., chain_method="vectorized", num_chains=m)``. Warmup steps are ordinary
     steps, so put the iterations into ``num_warmup`` (500 to start with) and take ``num_samples=1``:
-    ``get_samples()`` are the m particles, and :func:`print_particles` prints their summary
-    (``mcmc.print_summary`` requires 4 draws of each chain). With the default step the particles are
-    at rest after the warmup.
+    ``get_samples()`` are the m particles, and :func:`print_particles` prints their summary. With
+    the default step the particles are at rest after the warmup.
 
     **Has it converged?** Where there are more particles than dimensions, the gradients at the
     particles imply a standard deviation for each coordinate. At the end of the warmup an
@@ -118,15 +115,12 @@ class ParVI(MCMCKernel):
     known because of the noise of the minibatches, which all particles share;
     ``extra_fields=("implied_sd_ratio",)`` has all ratios. The ratio does not detect a single
     particle far out in a tail or a funnel that is not filled, which ``diagnose(mcmc)`` does, nor
-    modes that no particle has found or wrong weights of separated modes. The warning is given
-    during the compiled run: where warnings are errors it ends the run with JAX's
-    ``JaxRuntimeError``, which quotes it.
+    modes that no particle has found or wrong weights of separated modes.
 
     **Bias.** It is that of the field. The draws of one chain are the path of an optimisation, not a
-    Markov chain: R-hat and effective sample size mean nothing here. A particle at
-    which the log density is NaN or its gradient not finite stays where it is, with a warning, and
-    the others move without it; a step that is not finite itself moves none. ``diverging`` shows
-    both, which ``MCMC`` collects.
+    Markov chain: R-hat and effective sample size mean nothing here. A particle at which the log
+    density is NaN or its gradient not finite stays where it is, with a warning, and the others move
+    without it; a step that is not finite itself moves none. ``diverging`` shows both.
 
     :param model: a NumPyro model with continuous latents. For a potential energy write one that
         samples from ``dist.ImproperUniform`` and adds ``numpyro.factor("U", -potential_fn(z))``.
@@ -134,11 +128,9 @@ class ParVI(MCMCKernel):
         with a :class:`PSGHMC`.
     :param optim: an optax transformation, of parameters of shape ``(m, d)``, or a :class:`PSGHMC`,
         whose momenta are kept in ``optim_state``; defaults to :func:`particle_step` over all warmup
-        steps. Pickling drops a transformation, because optax makes it of closures, and keeps the
-        samples; ``functools.partial(optax.adam, 0.1)``, which makes one when called, is kept too.
-    :param init_from: as for :class:`AutoParticles`: ``"search"`` for a start at the modes, or what
-        was found or fitted before, or None. Without a search too where ``init_strategy`` is given
-        or the differentiation is in forward mode.
+        steps. Pickling drops a transformation; ``functools.partial(optax.adam, 0.1)`` is kept.
+    :param init_from: as for :class:`AutoParticles`. There is no search either where
+        ``init_strategy`` is given or the differentiation is in forward mode.
     :param init_strategy: one of NumPyro's strategies for another start, used with a key for each
         particle.
     :param int steps_per_sample: steps in one iteration of ``MCMC``.
@@ -146,7 +138,7 @@ class ParVI(MCMCKernel):
         with ``while_loop`` need; it costs d times as much.
     :param sharding: a ``NamedSharding`` of one axis, over whose devices the particles and their
         gradients are spread, such as ``NamedSharding(mesh, PartitionSpec("particles"))``; m must be
-        a multiple of their number. The answer does not depend on it, up to rounding.
+        a multiple of their number.
 
     .. doctest::
 
@@ -183,25 +175,13 @@ class ParVI(MCMCKernel):
     ) -> None:
         if field is None:
             field = Blob() if isinstance(optim, PSGHMC) else RegularizedSVGD()
-        if not isinstance(field, ParticleField):
-            raise TypeError(f"field is {field!r}; it must be a field of particles, such as SVGD().")
         if field.needs_hessian:
             raise TypeError(
                 f"field is {field!r}, which needs Hessians, and ParVI computes gradients only; use"
-                " it as a loss of SVI with an AutoParticles guide."
+                " it as a loss of SVI."
             )
         if isinstance(optim, PSGHMC):
             optim.check_field(field)
-        made = optim() if callable(optim) else optim
-        if (
-            optim is not None
-            and not isinstance(optim, PSGHMC)
-            and not isinstance(made, optax.GradientTransformation)
-        ):
-            raise TypeError(
-                f"optim is {optim!r}; it must be an optax transformation, such as"
-                " optax.adagrad(0.1)."
-            )
         self.model = model
         self.field = field
         self.optim = optim
@@ -249,17 +229,21 @@ class ParVI(MCMCKernel):
     ) -> ParVIState:
         if is_prng_key(rng_key) or rng_key.shape[0] < 2:
             raise ValueError(
-                "ParVI was given one chain, but its particles are the chains and move together; use"
+                "the particles of ParVI are chains that move together; use"
                 ' MCMC(..., chain_method="vectorized", num_chains=m) with m >= 2.'
             )
         if self.optim is None and not self.lost_optim and num_warmup == 0:
             raise ValueError(
-                "num_warmup is 0, but the default step of ParVI takes its length from it; put the"
-                " steps into num_warmup and take num_samples=1, or give optim."
+                "num_warmup is 0, from which the default step takes its length; put the steps into"
+                " num_warmup and take num_samples=1, or give optim."
             )
         self.num_steps = num_warmup * self.steps_per_sample
         num_particles, args, kwargs = rng_key.shape[0], model_args, model_kwargs or {}
-        self._check_sharding(num_particles)
+        if self.sharding is not None and num_particles % self.sharding.num_devices:
+            raise ValueError(
+                f"sharding has {self.sharding.num_devices} devices, which do not divide the"
+                f" {num_particles} particles (num_chains) evenly."
+            )
         rng_key, key_init, key_optim, key_minibatch = random.split(rng_key[0], 4)
         z, modes = self._start(key_init, num_particles, init_params, args, kwargs)
         z, potential = self._spread(z), self._by_proxy(args, kwargs)
@@ -288,8 +272,6 @@ class ParVI(MCMCKernel):
         self, state: ParVIState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
     ) -> ParVIState:
         potential = self._by_proxy(model_args, model_kwargs or {})
-        if self.steps_per_sample == 1:
-            return self._moved(state, potential)
         return lax.fori_loop(
             0, self.steps_per_sample, lambda _, state: self._moved(state, potential), state
         )
@@ -321,7 +303,7 @@ class ParVI(MCMCKernel):
             # A mean with falling weights keeps this share of the noise of each minibatch.
             error = self.field.tempered((weight / (2 - weight)) ** 0.5 * noise, state.i)
         x_seen, aim = seen.replaced((x, self.field.tempered(mean, state.i)))
-        ratio = implied_ratios(x_seen, aim, state.i + 1, self.num_steps, potential.info, error)
+        ratio = _implied_ratios(x_seen, aim, state.i + 1, self.num_steps, potential.info, error)
         return ParVIState(
             i=state.i + 1,
             z=jax.vmap(potential.info.unravel)(x),
@@ -336,15 +318,6 @@ class ParVI(MCMCKernel):
             diverging=lost.where | seen.where | ~fine,
             rng_key=rng_key,
         )
-
-    def _check_sharding(self, num_particles: int) -> None:
-        if self.sharding is None:
-            return
-        if num_particles % self.sharding.num_devices:
-            raise ValueError(
-                f"sharding has {self.sharding.num_devices} devices, which do not divide the"
-                f" {num_particles} particles (num_chains) evenly."
-            )
 
     def _spread(self, z: Any) -> Any:
         """The particles on the devices of ``sharding``, where all that depends on them stays."""
@@ -364,7 +337,9 @@ class ParVI(MCMCKernel):
             g, r = self.field.tempered(g, state.i), state.optim_state
             new = self.optim.step(seen, lost.replaced(r), g, self.field)
             return *lost.kept(new, (x, r)), state.bandwidth[0]
-        v, bandwidth = self.field.warm_started_velocity(seen, g, state.i, state.bandwidth[0], modes)
+        v, bandwidth = self.field.velocity_and_bandwidth(
+            seen, self.field.tempered(g, state.i), bandwidth=state.bandwidth[0], groups=modes
+        )
         v = lost.kept(v, jnp.zeros_like(v))
         updates, optim_state = self._transformation().update(-v, state.optim_state, seen)
         # An optimiser may clip what is not finite.
@@ -374,8 +349,7 @@ class ParVI(MCMCKernel):
     def _start(
         self, rng_key: Array, num_particles: int, init_params: Any, args: tuple, kwargs: dict
     ) -> tuple[Sites, Array | None]:
-        """Unconstrained particles and their modes; the model's own parameters are drawn and
-        kept."""
+        """Unconstrained particles and their modes; the parameters of the model are drawn too."""
         info = read_for_particles(self.model, args, kwargs)
         rest = self.model, info, args, kwargs
         how: dict[str, Any] = {"init_strategy": self.init_strategy}
@@ -426,3 +400,63 @@ def _evaluate(
     """Potentials ``(m,)`` and gradients ``(m, d)`` of all particles on one minibatch, its rows."""
     idx = potential.draw_rows(rng_key)
     return *jax.vmap(lambda x: potential.value_and_grad_flat(x, idx))(x), idx
+
+
+def _implied_ratios(
+    x: Float[Array, "m d"],
+    grad: Float[Array, "m d"],
+    i: Array,
+    num_steps: int,
+    info: ModelInfo,
+    error: Array | None,
+) -> Float[Array, " d"]:
+    """Standard deviations over those that the gradients imply; NaN before ``num_steps``.
+
+    In that very step an ``InferenceWarning`` says where they are not near 1.
+
+    :param error: by how much the shift is off because of the minibatches; None without them.
+    """
+    m, d = x.shape
+    unknown = jnp.full(d, jnp.nan, x.dtype)
+    if m <= d:
+        return unknown
+
+    def compare() -> Array:
+        ratio, shift = implied_sd_ratio(x, grad)
+
+        def warn() -> None:
+            noise = jnp.zeros_like(shift) if error is None else error
+            jax.debug.callback(partial(_warn_unless_converged, info, m), ratio, shift, noise)
+
+        if num_steps:
+            lax.cond(i == num_steps, warn, lambda: None)
+        return ratio
+
+    return lax.cond(i >= num_steps, compare, lambda: unknown)
+
+
+def _warn_unless_converged(info: ModelInfo, m: int, ratio: Any, shift: Any, error: Any) -> None:
+    ratio, shift, error = np.asarray(ratio, float), float(shift), float(error)
+    off = np.where(np.isfinite(ratio), np.abs(np.log(np.maximum(ratio, 1e-30))), np.inf)
+    worst = int(np.argmax(off))
+    # The mean of m independent draws has this error.
+    limit = max(IMPLIED_SHIFT, m**-0.5)
+    if error > _NOISE:
+        known = f"known to {error:.2g}"
+        remedy = (
+            "all particles share the noise of the minibatches, which their mean follows, so take a"
+            " larger batch, or more steps"
+        )
+    elif IMPLIED_RATIO[0] <= ratio[worst] <= IMPLIED_RATIO[1] and shift <= limit + 3 * error:
+        return
+    else:
+        known = f"expected at most {limit:.2g}"
+        remedy = "increase num_warmup or the number of particles"
+    warnings.warn(
+        "the particles have not converged, or their field is biased: the standard deviation of"
+        f" {coordinate_name(info.slices, worst)} is {ratio[worst]:.2f} of the one that the"
+        f" gradients imply (expected {IMPLIED_RATIO[0]} to {IMPLIED_RATIO[1]}), and the mean"
+        f" gradient is {shift:.2g} in units of the spread ({known}); {remedy}.",
+        InferenceWarning,
+        stacklevel=2,
+    )

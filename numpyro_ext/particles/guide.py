@@ -23,13 +23,13 @@ from numpyro_ext._model.program import depending_on
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Float, Model, Params, Sites, Trace
-from numpyro_ext.particles.base import read_for_particles
-from numpyro_ext.particles.start import (
+from numpyro_ext.particles._start import (
     check_distinct,
     draw_at_modes,
     modes_of_start,
     warn_of_few_particles,
 )
+from numpyro_ext.particles.base import read_for_particles
 
 __all__ = ["AutoParticles"]
 
@@ -42,9 +42,8 @@ class _OneOfThem(Implicit):
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         raise IntractableDensityError(
-            f"{_NO_DENSITY}, for which Trace_ELBO and the like, and numpyro.render_model, ask; fit"
-            " it with a field of numpyro_ext.particles as the loss, and its step as the optimiser:"
-            " SVI(model, guide, particle_step(num_steps), loss=RegularizedSVGD()); and draw the"
+            f"{_NO_DENSITY}, for which Trace_ELBO and numpyro.render_model ask; fit it by"
+            " SVI(model, guide, particle_step(num_steps), loss=RegularizedSVGD()), and draw the"
             " model in its place."
         )
 
@@ -54,19 +53,17 @@ class AutoParticles(ContinuousGuide):
 
     Its parameter ``{prefix}_particles`` has the shape ``(m, d)``, where d is the number of
     unconstrained latent numbers of the model, in the order in which the model samples its sites.
-    Called as a guide it picks one particle uniformly. It has no density, so losses that need one
-    (``Trace_ELBO``) raise an error instead of collapsing all particles to a mode.
+    Called as a guide it picks one particle uniformly. It has no density, and losses that need one
+    (``Trace_ELBO``) raise an error.
 
     **Start.** At ``svi.init`` the guide searches for the modes of the posterior, by
     :func:`~numpyro_ext.optim.find_modes`, and the particles begin at draws of the normals there.
-    Each mode has its share of them, and a field that is preconditioned keeps it so: it moves the
-    particles of each mode by themselves, in units of their own spread. (One step in units of the
-    spread of all is many standard deviations of a mode, and carries particles over to another
-    one.) Which particle began at which of K modes is a second parameter, ``{prefix}_modes``, ones
-    and zeros ``(m, K)`` without a gradient, where there are several modes and at least 2 d K
-    particles. Those of a mode that has at most d of them rest where they began. The shares are
-    those of Laplace's formula at temperature 1, and a mode that no search has found has no
-    particles.
+    Each mode has its share of them by Laplace's formula at temperature 1; one that no search has
+    found has none. A field that is preconditioned keeps the shares: it moves the particles of each
+    mode by themselves, in units of their own spread. Which particle began at which of K modes is a
+    second parameter, ``{prefix}_modes``, ones and zeros ``(m, K)`` without a gradient, where there
+    are several modes and at least 2 d K particles. Those of a mode that has at most d of them rest
+    where they began.
 
     The particles begin at draws of ``init_loc_fn`` instead, plus ``init_scale`` times standard
     normal noise, if one of these two is given or ``init_from`` is None; for models of more than 512
@@ -74,11 +71,9 @@ class AutoParticles(ContinuousGuide):
     or the search fails.
 
     The latent sites of the model must be continuous and outside every subsampled plate; observed
-    sites may be subsampled. With funsor installed discrete sites of few values are summed out. The
-    result is only as good as m points can be: there are no quantiles beyond 1/m, and for d > m / 2
-    the spread is smaller than that of the posterior, of which a warning is given. A single particle
-    climbs to a mode. ``diagnose`` says whether the particles have converged, and
-    :func:`print_particles` prints a summary of ``particles(params)``.
+    sites may be subsampled. With funsor installed discrete sites of few values are summed out. For
+    d > m / 2 the spread is smaller than that of the posterior, of which a warning is given. A
+    single particle climbs to a mode. ``diagnose`` says whether the particles have converged.
 
     :param model: a NumPyro model.
     :param int num_particles: m.
@@ -228,12 +223,11 @@ class AutoParticles(ContinuousGuide):
     def sample_latent(
         self, rng_key: Array, params: Params, num_samples: int | None = None
     ) -> Float[Array, "m d"]:
-        """All particles, in unconstrained space; ``num_samples`` must be None or their number."""
+        """All particles, in unconstrained space."""
         if num_samples not in (None, self.num_particles):
             raise ValueError(
-                f"num_particles is {num_samples}, but this AutoParticles guide has"
-                f" {self.num_particles} particles and gives all of them; leave num_particles out of"
-                " the loss, or build the guide with that number."
+                f"num_particles is {num_samples}, but this guide gives all of its"
+                f" {self.num_particles} particles; leave num_particles out of the loss."
             )
         return params[self.param_name]
 
@@ -251,12 +245,8 @@ class AutoParticles(ContinuousGuide):
     ) -> Sites:
         """Particles in random order, repeated: n draws hold each floor(n/m) or ceil(n/m) times.
 
-        :param rng_key: random key.
-        :param dict params: the parameters of guide and model, from ``svi.get_params``.
         :param args: the model's arguments, for deterministic sites that depend on them; without
             any, those of the first call are used.
-        :param tuple sample_shape: what the shape of every site starts with.
-        :return: constrained latent sites and deterministic ones, ``sample_shape + site shape``.
         """
         n = math.prod(sample_shape)
         index = random.permutation(rng_key, self.num_particles)[:n]

@@ -1,8 +1,4 @@
-"""SVGD on a Riemannian manifold, in global coordinates.
-
-Reference: Liu and Zhu, *Riemannian Stein variational gradient descent for Bayesian inference* (AAAI
-2018).
-"""
+"""SVGD on a Riemannian manifold, in global coordinates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -71,14 +67,6 @@ class RiemannianSVGD(ParticleField, _WithMetric):
 
     # A metric in the units of the parameters, which no preconditioning may change.
     precondition: None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not callable(self.metric_fn):
-            raise TypeError(
-                f"metric_fn is {self.metric_fn!r}; it must be a function of a (d,) particle that"
-                " gives a (d, d) matrix; for a constant metric use SVGD(MatrixRBF(metric))."
-            )
 
     def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:
         d = x.shape[1]

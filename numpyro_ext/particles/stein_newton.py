@@ -1,8 +1,4 @@
-"""The Stein variational Newton method.
-
-Reference: Detommaso, Cui, Spantini, Marzouk and Scheichl, *A Stein variational Newton method*
-(NeurIPS 2018).
-"""
+"""The Stein variational Newton method."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +11,8 @@ from jax.typing import ArrayLike
 from numpyro_ext._checks import check_positive
 from numpyro_ext._typing import Float
 from numpyro_ext.particles.base import ParticleField
-from numpyro_ext.particles.pairs import stein_sums
 from numpyro_ext.scores import RBF
-from numpyro_ext.scores._points import matmul
+from numpyro_ext.scores._points import matmul, weighted_differences
 
 __all__ = ["SteinNewton"]
 
@@ -94,8 +89,7 @@ class SteinNewton(ParticleField):
         if h is None or h.shape != (m, d, d):
             raise ValueError(
                 f"hessian has shape {None if h is None else h.shape}; SteinNewton needs the"
-                f" ({m}, {d}, {d}) Hessians of the log density. As a loss of SVI it computes them;"
-                " ParVI does not."
+                f" ({m}, {d}, {d}) Hessians of the log density, which it computes as a loss of SVI."
             )
         values, vectors = jnp.linalg.eigh(-h)
         n = jnp.einsum("jab,jb,jcb->jac", vectors, jnp.maximum(values, self.damping), vectors)
@@ -105,7 +99,7 @@ class SteinNewton(ParticleField):
         kernel: Any = self.kernel.resolve(y)
         k, w = kernel.value_and_weight(y, y)
         # Gradients of k_ij in x_j are w_ij L (y_i - y_j).
-        v = matmul(k, g) + matmul(stein_sums(kernel, y, y, 0.0 * y)[1], root.T)
+        v = matmul(k, g) + matmul(weighted_differences(w, y, y), root.T)
         slopes = matmul(y, root.T)
 
         def solve(row: tuple[Array, ...]) -> Array:

@@ -11,8 +11,7 @@ def print_particles(samples: Any, *, prob: float = 0.9) -> None:
     r"""Print mean, standard deviation, median and an interval of each element of each site.
 
     It is NumPyro's ``print_summary`` without R-hat and the effective sample size, which mean
-    nothing for particles, and without the condition that each chain has four draws. The quantiles
-    are those of m equally weighted points, so that none reaches beyond 1/m.
+    nothing for particles. No quantile of m points reaches beyond 1/m.
 
     :param samples: arrays by site, with a leading axis of particles: ``mcmc.get_samples()`` of
         :class:`ParVI`, or ``guide.particles(params)`` of :class:`AutoParticles`.
@@ -27,15 +26,7 @@ def print_particles(samples: Any, *, prob: float = 0.9) -> None:
         w[0]              2.00     0.82     2.00     1.50     2.50
         w[1]              4.00     3.27     4.00     2.00     6.00
     """
-    if not 0 < prob < 1:
-        raise ValueError(f"prob is {prob!r}; it must be above 0 and below 1, such as 0.9.")
-    named = samples.items() if isinstance(samples, dict) else ()
-    sites = {name: np.asarray(value, float) for name, value in named}
-    if not sites or any(value.ndim == 0 for value in sites.values()):
-        raise ValueError(
-            "samples has no leading axis of particles; give mcmc.get_samples() or"
-            " guide.particles(params)."
-        )
+    sites = {name: np.asarray(value, float) for name, value in samples.items()}
     ends = [50 * (1 - prob), 50 * (1 + prob)]
     rows = []
     for name, values in sites.items():

@@ -1,7 +1,8 @@
 """Stein variational gradient descent.
 
 Reference: Liu and Wang, *Stein variational gradient descent: a general purpose Bayesian inference
-algorithm* (NIPS 2016), algorithm 1.
+algorithm* (NIPS 2016), algorithm 1; Zhuo et al., *Message passing Stein variational gradient
+descent* (ICML 2018), for ``blocks``.
 """
 
 from collections.abc import Sequence
@@ -9,12 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from jax import Array
+import jax.numpy as jnp
+import numpy as np
 
 from numpyro_ext.particles.base import ParticleField
-from numpyro_ext.particles.message_passing import checked_blocks, message_passing_velocity
-from numpyro_ext.particles.pairs import stein_sums
+from numpyro_ext.scores._points import matmul
 
 __all__ = ["SVGD"]
+
+Blocks = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -30,12 +34,9 @@ class SVGD(ParticleField):
     drives the particles to high density, the second keeps them apart. One particle (m = 1) climbs
     to the mode of the unconstrained density.
 
-    As a loss for ``SVI`` it moves the particles of an
-    :class:`~numpyro_ext.particles.guide.AutoParticles` guide; with any other guide that has
-    ``sample_latent(rng_key, params, num_samples)`` it is amortised SVGD, which draws fresh
-    particles at every step and trains the guide's parameters along the field. One minibatch is
-    shared by all particles, one gradient of the model is taken for each; the loss that is reported
-    is the mean negative log joint density, not a bound.
+    As a loss for ``SVI`` it moves the particles of an :class:`AutoParticles` guide; with any other
+    guide that has ``sample_latent(rng_key, params, num_samples)`` it is amortised SVGD, which draws
+    fresh particles at every step and trains the guide's parameters along the field.
 
     **Bias.** At finite m and with a bandwidth from the particles, SVGD underestimates the marginal
     variances when d is not small against m (variance collapse: the driving term contains the
@@ -88,7 +89,7 @@ class SVGD(ParticleField):
         (True, True)
     """
 
-    blocks: Sequence[tuple[Sequence[int], Sequence[int]]] | None = None
+    blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,10 +98,47 @@ class SVGD(ParticleField):
                 f"blocks are sets of coordinates, which precondition={self.precondition!r} mixes;"
                 " give one of the two."
             )
-        self.blocks = None if self.blocks is None else checked_blocks(self.blocks)
+        self.blocks = None if self.blocks is None else _checked(self.blocks)
 
     def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:
         if self.blocks is not None:
-            return message_passing_velocity(self, self.blocks, x, grad_log_p)
-        v = self.by_rows(lambda xi: stein_sums(kernel, xi, x, grad_log_p)[1], x) / len(x)
-        return kernel.to_velocity(v)
+            return self._message_passing(self.blocks, x, grad_log_p)
+
+        def velocity_at(rows: Array) -> Array:
+            k, repulsion = kernel.value_and_repulsion(rows, x)
+            return (matmul(k, grad_log_p) + repulsion) / len(x)
+
+        return kernel.to_velocity(self.by_rows(velocity_at, x))
+
+    def _message_passing(self, blocks: Blocks, x: Array, grad_log_p: Array) -> Array:
+        """The same in each block, with the kernel on its neighbourhood alone."""
+        num_moved = sum(len(moved) for moved, _ in blocks)
+        if num_moved != x.shape[1]:
+            raise ValueError(
+                f"blocks move {num_moved} coordinates, but a particle has {x.shape[1]}; every"
+                " coordinate must be in one block."
+            )
+        plain, v = SVGD(self.kernel, block_size=self.block_size), jnp.zeros_like(x)
+        for moved, seen in blocks:
+            moved, y = np.array(moved), x[:, np.array(seen)]
+            # Zeros for the coordinates that are seen but not moved.
+            g = jnp.zeros_like(y).at[:, : len(moved)].set(grad_log_p[:, moved])
+            v = v.at[:, moved].set(plain.velocity(y, g)[:, : len(moved)])
+        return v
+
+
+def _checked(blocks: Any) -> Blocks:
+    """Pairs of lists; the coordinates that a block moves come first among those that it sees."""
+    checked, all_moved = [], []
+    for moved, seen in blocks:
+        moved, seen = [int(a) for a in moved], [int(a) for a in seen]
+        if not moved or min([*moved, *seen]) < 0 or not set(moved) <= set(seen):
+            raise ValueError(
+                f"blocks has the pair ({moved}, {seen}); it must be coordinates that the block"
+                " moves, and its neighbourhood, which contains them."
+            )
+        checked.append((moved, moved + sorted(set(seen) - set(moved))))
+        all_moved += moved
+    if len(set(all_moved)) < len(all_moved):
+        raise ValueError(f"blocks move {sorted(all_moved)}; every coordinate must be in one block.")
+    return checked

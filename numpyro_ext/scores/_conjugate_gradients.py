@@ -11,6 +11,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
+from jax.scipy.sparse.linalg import cg
 
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import by_rows, matmul, squared_distances, strided
@@ -30,12 +31,8 @@ def stein_score_by_cg(
 ) -> tuple[Float[Array, "k d"], Float[Array, ""]]:
     """:math:`-(K + ridge I)^{-1} B` by conjugate gradients, and its relative residual."""
     x = x - jnp.mean(x, axis=0)
-
-    def push(rows: Array) -> Array:
-        w = kernel.value_and_weight(rows, x)[1]
-        return w.sum(1, keepdims=True) * rows - matmul(w, x)
-
-    g, residual = solve_by_cg(kernel, x, ridge, _by_rows(push, x))
+    b = _by_rows(lambda rows: kernel.repulsion(rows, x), x)
+    g, residual = solve_by_cg(kernel, x, ridge, b)
     return -g, residual
 
 
@@ -51,11 +48,10 @@ def solve_by_cg(
 
     precondition = _nystrom(kernel, *lax.stop_gradient((x, ridge)))
 
-    def solve(matvec: Callable[[Array], Array], b: Array) -> Array:
-        return _conjugate_gradients(matvec, b, precondition)
+    def solve(b: Array) -> Array:
+        return cg(product, b, tol=TOLERANCE, maxiter=MAX_ITERATIONS, M=precondition)[0]
 
-    # The derivative is another solve, and not one of every iteration.
-    g = lax.custom_linear_solve(product, b, solve, symmetric=True)
+    g = jax.vmap(solve, 1, 1)(b)  # side by side, until all columns have converged
     residual = jnp.linalg.norm(lax.stop_gradient(product(g) - b))
     return g, residual / jnp.maximum(jnp.linalg.norm(b), jnp.finfo(b.dtype).tiny)
 
@@ -81,33 +77,6 @@ def _nystrom(kernel: RadialKernel, x: Array, ridge: Array) -> Callable[[Array], 
     weights = (values[0] + ridge) / (values + ridge)
 
     def precondition(v: Array) -> Array:
-        return v + matmul(q, (weights - 1.0)[:, None] * matmul(q.T, v))
+        return v + matmul(q, (weights - 1.0) * matmul(q.T, v))
 
     return precondition
-
-
-def _conjugate_gradients(
-    matvec: Callable[[Array], Array], b: Array, precondition: Callable[[Array], Array]
-) -> Array:
-    """Columns side by side, each with its own steps, until all have converged."""
-    goal = TOLERANCE * jnp.linalg.norm(b, axis=0)
-
-    def go_on(state: tuple[Any, ...]) -> Array:
-        i, _, r, _, _ = state
-        return (i < MAX_ITERATIONS) & jnp.any(jnp.linalg.norm(r, axis=0) > goal)
-
-    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        i, g, r, p, rho = state
-        moved = matvec(p)
-        curvature = jnp.sum(p * moved, 0)
-        # A column that is solved exactly has no direction left.
-        alpha = jnp.where(curvature > 0, rho / jnp.where(curvature > 0, curvature, 1.0), 0.0)
-        g, r = g + alpha * p, r - alpha * moved
-        y = precondition(r)
-        rho_new = jnp.sum(r * y, 0)
-        p = y + jnp.where(rho > 0, rho_new / jnp.where(rho > 0, rho, 1.0), 0.0) * p
-        return i + 1, g, r, p, rho_new
-
-    y = precondition(b)
-    state = (jnp.zeros((), int), jnp.zeros_like(b), b, y, jnp.sum(b * y, 0))
-    return lax.while_loop(go_on, step, state)[1]

@@ -11,10 +11,14 @@ from jax.scipy.linalg import cho_solve, lu_factor, lu_solve
 from jax.typing import ArrayLike
 
 from numpyro_ext._typing import Float
-from numpyro_ext.scores._points import as_point_pair, matmul, squared_distances
+from numpyro_ext.scores._points import (
+    as_point_pair,
+    matmul,
+    squared_distances,
+    weighted_differences,
+)
 from numpyro_ext.scores._pytree import is_pytree, pytree
-from numpyro_ext.scores.base import BaseKernel
-from numpyro_ext.scores.kernels import Epanechnikov, RadialKernel
+from numpyro_ext.scores.kernels import BaseKernel, Epanechnikov, RadialKernel
 
 
 def resolved(kernel: BaseKernel, x: Array) -> BaseKernel:
@@ -56,15 +60,11 @@ def kernel_sums(
         )
     s = squared_distances(x, y)
     slope = -2.0 * kernel.dphi(s)
-    # sum_k w_kn (x^k - y^n) as a product cancels unless both are measured from the samples' middle.
-    middle = jnp.mean(x, axis=0)
-    x, y = x - middle, y - middle
 
     def weighted(a: Array) -> Array:
-        w = a * slope
-        return matmul(w.T, x) - w.sum(0)[:, None] * y
+        return -weighted_differences((a * slope).T, y, x)
 
-    return kernel.phi(s), weighted, lambda: -weighted(jnp.ones_like(s))
+    return kernel.phi(s), weighted, lambda: weighted_differences(slope.T, y, x)
 
 
 def at_itself(kernel: BaseKernel, y: Array) -> tuple[Float[Array, " n"], Float[Array, "n d"]]:

@@ -91,6 +91,13 @@ def squared_distances(x: Array, y: Array) -> Float[Array, "n m"]:
     return lax.scan(add_coordinate, zero, (x.T, y.T), unroll=_UNROLL)[0]
 
 
+def weighted_differences(w: Array, x: Array, y: Array) -> Float[Array, "n d"]:
+    """``sum_j w_ij (x_i - y_j)`` without an (n, m, d) array."""
+    # Two products whose difference keeps its digits only if the points are near the origin.
+    centre = jnp.mean(y, axis=0)
+    return jnp.sum(w, axis=1, keepdims=True) * (x - centre) - matmul(w, y - centre)
+
+
 def strided(x: Array, number: int) -> Array:
     """``number`` evenly spaced rows of x, or all of them if there are no more."""
     num = x.shape[0]

@@ -21,8 +21,7 @@ class DenoisingScore:
     .. math:: \min_v\; E\, |v(x + \sigma \epsilon) - x|^2, \qquad x \sim q,\; \epsilon \sim N(0, I),
 
     which is :math:`\sigma^4 E\,|g(x + \sigma\epsilon) + \epsilon / \sigma|^2`. The network gives
-    the residual :math:`v(x) - x`. This is the one estimator here that has parameters; a step of its
-    training costs O(K). Train it on fresh samples where q moves.
+    the residual :math:`v(x) - x`; a step of its training costs O(K).
 
     Its optimum is the score of q convolved with :math:`N(0, \sigma^2 I)`, for :math:`N(0, s^2)`
     :math:`-x / (s^2 + \sigma^2)`: too small for every :math:`\sigma > 0`. With small

@@ -16,8 +16,7 @@ from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_point_pair, as_points, check_finite
 from numpyro_ext.scores._pytree import is_pytree
-from numpyro_ext.scores.base import BaseKernel, as_kernel
-from numpyro_ext.scores.kernels import IMQ, RBF
+from numpyro_ext.scores.kernels import IMQ, RBF, BaseKernel, as_kernel
 
 
 def stein_kernel_matrix(
@@ -59,12 +58,11 @@ def squared_ksd(
     by :math:`\frac1K E\,k_0(x, x)`) or over the pairs :math:`i \ne j` (``"u"``: unbiased, and
     negative half of the time when the samples are right).
 
-    With an RBF the discrepancy does not detect non-convergence for d >= 3. O(K^2 d).
+    O(K^2 d). An input that is not finite is an error, or NaN where it is traced.
 
     :param score: the target's score: its ``(K, d)`` values at ``x``, or a callable that gives them.
     :param kernel: defaults to ``IMQ("median_distance")``.
     :param int block_size: rows at a time, which bounds the memory to O(K * block_size).
-    :return: a scalar; an input that is not finite is an error, or NaN where it is traced.
     """
     check_choice("statistic", statistic, ("u", "v"))
     x, s = _with_score(x, score)
@@ -99,7 +97,6 @@ def squared_mmd(
 
     :param kernel: defaults to ``RBF("median_distance")``; a rule is resolved on x and y together.
     :param int block_size: rows at a time, which bounds the memory to O((K + n) * block_size).
-    :return: a scalar; an input that is not finite is an error, or NaN where it is traced.
     """
     check_choice("statistic", statistic, ("u", "v"))
     x, y = as_point_pair(x, y)

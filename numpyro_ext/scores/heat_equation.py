@@ -39,20 +39,18 @@ def he_bandwidth(
         s_j = x_j - (K x)_j / \rho_j,
 
     which has no units. It is :math:`d^2 / m` for :math:`l \to 0` and :math:`m d^2` for
-    :math:`l \to \infty`. In between there is a useful minimum for d = 2 and 3 only: for d = 1 the
-    infimum is at :math:`l \to 0`, and for d >= 5 the minimum is within half a percent of the
-    plateau on the left. There the bandwidth shrinks until particles no longer repel each other, and
-    an ``InferenceWarning`` says so. The public code of the authors weights the sum of squares by
-    :math:`h^{2-d}` in effect, which is the same for d = 2 only.
+    :math:`l \to \infty`. In between there is a useful minimum for d = 2 and 3 only. For d = 1 and
+    d >= 5 the bandwidth shrinks until particles no longer repel each other, and an
+    ``InferenceWarning`` says so. The public code of the authors weights the sum of squares by
+    :math:`h^{2-d}` in effect.
 
     The search makes ``num_steps`` steps in :math:`b = 1 / l^2`, from the median rule's bandwidth
     :math:`l_m`. With :math:`G = dJ/db` at :math:`b_0`, a step tries
     :math:`b_1 = b_0 \cdot \text{ratio}` if G < 0 and :math:`b_0 / \text{ratio}` otherwise, and the
     vertex :math:`b_2` of the parabola through :math:`J(b_0), G, J(b_1)`; it takes the best of the
-    three, clipped to :math:`[l_m / \text{clip},\; l_m \cdot \text{clip}]`. The search is local, and
-    the answer can depend on the number of steps. The published use is one step per iteration, from
-    the bandwidth of the last one: ``start=l, num_steps=1``. No gradient flows through it.
-    O(m^2 d) for a step.
+    three, clipped to :math:`[l_m / \text{clip},\; l_m \cdot \text{clip}]`. The published use is one
+    step per iteration, from the last bandwidth: ``start=l, num_steps=1``. No gradient flows through
+    it. O(m^2 d) for a step.
 
     :param x: ``(m, d)`` points.
     :param start: the bandwidth to start from instead of the median rule's.
@@ -84,9 +82,8 @@ def he_bandwidth(
     d = x.shape[1]
     if d == 1 or d >= 5:
         warnings.warn(
-            f"the bandwidth rule 'he' has no useful minimum for d = {d}, only for d = 2 and 3: the"
-            " bandwidth shrinks until particles no longer repel each other; use"
-            " 'median_distance'.",
+            f"the bandwidth rule 'he' has no useful minimum for d = {d}: the bandwidth shrinks"
+            " until particles no longer repel each other; use 'median_distance'.",
             InferenceWarning,
             stacklevel=2,
         )

@@ -12,8 +12,7 @@ from numpyro_ext._typing import Float
 from numpyro_ext.scores._fields import as_queries, kernel_sums, resolved
 from numpyro_ext.scores._points import as_points, matmul, squared_distances
 from numpyro_ext.scores._pytree import pytree
-from numpyro_ext.scores.base import BaseKernel, as_kernel
-from numpyro_ext.scores.kernels import RBF, Epanechnikov
+from numpyro_ext.scores.kernels import RBF, BaseKernel, Epanechnikov, as_kernel
 
 
 @pytree
@@ -30,8 +29,7 @@ class KDEScore:
     It is biased for every h > 0: with an RBF its limit for many samples is the score of q convolved
     with :math:`N(0, h^2 I)`. So it is too small, and entropy gradients made of it are badly shrunk
     at either median rule; take :class:`SteinScore` for them. With small h it overfits, and at a
-    sample it is near 0. It has no ridge and nothing to solve: O(K^2 d) at the samples, O(n K d)
-    elsewhere. Called on the samples it counts each among its own neighbours, and is ``fit(x)(x)``.
+    sample it is near 0. O(K^2 d) at the samples, O(n K d) elsewhere.
 
     :param kernel: defaults to ``RBF("median_distance")``; any kernel that is positive everywhere,
         or a function ``(n, d), (m, d) -> (n, m)``. A rule is resolved on the samples, without a

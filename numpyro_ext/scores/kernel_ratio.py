@@ -12,8 +12,7 @@ from numpyro_ext._typing import Float
 from numpyro_ext.scores._fields import add_ridge, as_queries, factorise, resolved, solve
 from numpyro_ext.scores._points import as_point_pair, matmul
 from numpyro_ext.scores._pytree import pytree
-from numpyro_ext.scores.base import BaseKernel, as_kernel
-from numpyro_ext.scores.kernels import RBF
+from numpyro_ext.scores.kernels import RBF, BaseKernel, as_kernel
 
 
 @pytree

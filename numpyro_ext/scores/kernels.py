@@ -1,25 +1,87 @@
-"""Kernels of the distance between two points.
+"""The base of kernels between points, whose derivatives JAX takes, and kernels of the distance.
 
 References: Liu and Wang, *Stein variational gradient descent* (NIPS 2016), section 5; Gorham and
 Mackey, *Measuring sample quality with kernels* (ICML 2017), for the inverse multiquadric kernel.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import jax
 from jax import Array, lax
 from jax.core import Tracer
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice, check_positive
 from numpyro_ext._typing import Float
-from numpyro_ext.scores._points import as_point_pair, matmul, squared_distances
+from numpyro_ext.scores._points import (
+    as_point_pair,
+    matmul,
+    squared_distances,
+    weighted_differences,
+)
 from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.bandwidth import BANDWIDTH_RULES, median_bandwidth
-from numpyro_ext.scores.base import BaseKernel
 from numpyro_ext.scores.heat_equation import he_bandwidth
+
+
+class BaseKernel(ABC):
+    """Base of kernels: a subclass writes ``__call__``, and ``jax.grad`` differentiates it.
+
+    ``kernel(x, y)`` maps ``(n, d)`` and ``(m, d)`` points to the ``(n, m)`` matrix of their kernel.
+    """
+
+    @abstractmethod
+    def __call__(self, x: Array, y: Array) -> Float[Array, "n m"]: ...
+
+    def resolve(self, x: Array, state: Any = None) -> "BaseKernel":
+        """The kernel with a numeric bandwidth, where it has a rule; itself otherwise."""
+        return self
+
+    def _one_pair(self, a: Array, b: Array) -> Array:
+        return self(a[None], b[None])[0, 0]
+
+    def _pairwise(self, fn: Callable[[Array, Array], Array], x: Array, y: Array) -> Array:
+        x, y = as_point_pair(x, y)
+        return jax.vmap(lambda a: jax.vmap(lambda b: fn(a, b))(y))(x)
+
+    def grad_x(self, x: Array, y: Array) -> Float[Array, "n m d"]:
+        """Gradient in the first argument."""
+        return self._pairwise(jax.grad(self.resolve(x)._one_pair, argnums=0), x, y)
+
+    def grad_y(self, x: Array, y: Array) -> Float[Array, "n m d"]:
+        """Gradient in the second argument."""
+        return self._pairwise(jax.grad(self.resolve(x)._one_pair, argnums=1), x, y)
+
+    def cross_trace(self, x: Array, y: Array) -> Float[Array, "n m"]:
+        r"""Trace of :math:`\partial^2 k / \partial x \, \partial y^\top`."""
+        mixed = jax.jacfwd(jax.grad(self.resolve(x)._one_pair, argnums=0), argnums=1)
+        return self._pairwise(lambda a, b: jnp.trace(mixed(a, b)), x, y)
+
+    def repulsion(self, x: Array, y: Array) -> Float[Array, "n d"]:
+        r"""The sums :math:`\sum_j \nabla_{y_j} k(x_i, y_j)` that keep particles apart."""
+        return self.grad_y(x, y).sum(1)
+
+    def value_and_repulsion(self, x: Array, y: Array) -> tuple[Array, Array]:
+        """The matrix of the kernel, and :meth:`repulsion`."""
+        return self(x, y), self.repulsion(x, y)
+
+    def to_velocity(self, v: Array) -> Float[Array, "n d"]:
+        """A sum over particles times the constant matrix of a matrix-valued kernel."""
+        return v
+
+    def stein(self, x: Array, y: Array, a: Array, b: Array) -> Float[Array, "n m"]:
+        r"""The Stein kernel, for vectors ``a`` at the points ``x`` and ``b`` at ``y``:
+
+        .. math::
+            k\, a^\top b + a^\top \nabla_y k + b^\top \nabla_x k
+            + \mathrm{tr}\, \partial_x\partial_y k.
+        """
+        first = jnp.einsum("id,ijd->ij", a, self.grad_y(x, y))
+        second = jnp.einsum("jd,ijd->ij", b, self.grad_x(x, y))
+        return self(x, y) * matmul(a, b.T) + first + second + self.cross_trace(x, y)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,10 +130,8 @@ class RadialKernel(BaseKernel):
         No gradient flows through a rule. An unresolved kernel resolves itself on its first
         argument.
 
-        :param x: ``(K, d)`` points.
-        :param state: for the rule ``"he"``, the ``length`` of the kernel that this method gave
-            last: one step of its search is made from there, instead of 20 from the median. The
-            other rules do not depend on it.
+        :param state: for the rule ``"he"``, the last ``length``: one step of its search is made
+            from there, instead of 20 from the median.
         """
         if isinstance(self.bandwidth, str) and self.bandwidth == "he":
             warm = {} if state is None else {"start": state / self.factor, "num_steps": 1}
@@ -110,6 +170,13 @@ class RadialKernel(BaseKernel):
         x, y = as_point_pair(x, y)
         kernel, s = self.resolve(x), squared_distances(x, y)
         return kernel.phi(s), -2.0 * kernel.dphi(s)
+
+    def value_and_repulsion(self, x: Array, y: Array) -> tuple[Array, Array]:
+        k, w = self.value_and_weight(x, y)
+        return k, weighted_differences(w, x, y)
+
+    def repulsion(self, x: Array, y: Array) -> Float[Array, "n d"]:
+        return self.value_and_repulsion(x, y)[1]
 
     def grad_y(self, x: Array, y: Array) -> Float[Array, "n m d"]:
         return self.value_and_weight(x, y)[1][:, :, None] * (x[:, None, :] - y[None, :, :])
@@ -171,8 +238,7 @@ class IMQ(RadialKernel):
     r"""Inverse multiquadric kernel :math:`k(x, y) = (c^2 + |x - y|^2 / h^2)^\beta`.
 
     Its slow decay makes its Stein discrepancy detect a sample that does not converge to the target,
-    in any dimension (Gorham and Mackey 2017, theorem 8), which :class:`RBF` fails to do for d >= 3.
-    :math:`k(x, x) = c^{2\beta}`, which is 1 for c = 1 only.
+    in any dimension (Gorham and Mackey 2017, theorem 8). :math:`k(x, x) = c^{2\beta}`.
 
     :param bandwidth: the length :math:`h`, as that of :class:`RBF`, without the rule ``"he"``.
     :param float c: the offset, positive.
@@ -215,9 +281,8 @@ class Cauchy(RadialKernel):
     r"""Cauchy kernel :math:`k(x, y) = 1 / (1 + |x - y|^2 / (2 h^2))`.
 
     It is the limit of an :class:`IMQ` with :math:`\beta \to -1` and a bandwidth of
-    :math:`\sqrt 2 h`: near a point it is an :class:`RBF` with the same h, far away it decays like
-    the inverse square of the distance. It has the closed forms of score matching and of the
-    parametric Stein estimator that an :class:`IMQ` does not have.
+    :math:`\sqrt 2 h`. It has the closed forms of score matching and of the parametric Stein
+    estimator that an :class:`IMQ` does not have.
 
     :param bandwidth: the length :math:`h`, as that of :class:`RBF`, without the rule ``"he"``.
 
@@ -244,10 +309,9 @@ class Cauchy(RadialKernel):
 class Epanechnikov(RadialKernel):
     r"""Epanechnikov kernel without its cut, :math:`k(x, y) = 1 - |x - y|^2 / h^2`.
 
-    It goes below 0 at distances above h and its Gram matrix is **not positive definite** (points 0,
-    0.5, 1 with h = 1 have an eigenvalue of -0.06): a Stein estimate with it needs an
-    :math:`\eta` above the size of the most negative eigenvalue, and :class:`KDEScore` does not
-    take it. What score matching makes of it is the score of an isotropic Gaussian.
+    It goes below 0 at distances above h and its Gram matrix is **not positive definite**: a Stein
+    estimate with it needs an :math:`\eta` above the size of the most negative eigenvalue, and
+    :class:`KDEScore` does not take it. Score matching makes an isotropic Gaussian of it.
 
     :param bandwidth: None for :math:`h = \sqrt d`, or as that of :class:`IMQ`.
 
@@ -282,3 +346,35 @@ class Epanechnikov(RadialKernel):
 
     def d2phi(self, s: Array) -> Array:
         return jnp.zeros_like(s)
+
+
+class _FunctionKernel(BaseKernel):
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+
+    def __call__(self, x: Array, y: Array) -> Float[Array, "n m"]:
+        return self.fn(x, y)
+
+
+def as_kernel(kernel: Any) -> BaseKernel:
+    """The kernel itself, or a function of two sets of points as a kernel with gradients.
+
+    :param kernel: a :class:`BaseKernel`, or any callable ``(n, d), (m, d) -> (n, m)``.
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.scores import as_kernel
+        >>> x = jnp.array([[1.0], [2.0]])
+        >>> print(as_kernel(lambda x, y: x @ y.T).cross_trace(x, x))
+        [[1. 1.]
+         [1. 1.]]
+    """
+    if isinstance(kernel, BaseKernel):
+        return kernel
+    if isinstance(kernel, type) or not callable(kernel):
+        raise TypeError(
+            f"kernel is {kernel!r}; it must be a kernel such as RBF() or IMQ(), or a function that"
+            " maps (n, d) and (m, d) points to an (n, m) matrix."
+        )
+    return _FunctionKernel(kernel)

@@ -9,7 +9,7 @@ from numpyro_ext._checks import check_nonnegative
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_point_pair, matmul
 from numpyro_ext.scores._pytree import pytree
-from numpyro_ext.scores.base import BaseKernel
+from numpyro_ext.scores.kernels import BaseKernel
 
 
 @pytree
@@ -20,9 +20,8 @@ class Linear(BaseKernel):
     With it, ``SVGD`` stands still exactly where the mean and the 1/m covariance of the particles
     are those of a Gaussian target, for m >= d + 1 particles in general position (Liu and Wang,
     *Stein variational gradient descent as moment matching*, NeurIPS 2018, theorem 3.3). It sees no
-    other moments: it is for targets that are nearly Gaussian, and the other fields of particle
-    inference do not take it. It is neither a kernel of the difference of two points, so results
-    depend on where the origin is, nor bounded; its Stein discrepancy compares two moments.
+    other moments, and the other fields of particle inference do not take it. Results depend on
+    where the origin is.
 
     :param bias: :math:`c`, in units of length squared; positive, or 0 for a mean that stays free.
 

@@ -29,14 +29,11 @@ def logistic_loss(logits_num: ArrayLike, logits_den: ArrayLike) -> Float[Array, 
               + \mathrm{mean}\,\mathrm{softplus}(T(x_{den})).
 
     Its minimiser over all T is :math:`T^* = \log(p_{num} / p_{den})`, whatever the two numbers of
-    samples are, because the two means have equal weights. The minimum is
-    :math:`2 \log 2 - 2\, \mathrm{JSD}`; at a loss of :math:`2 \log 2` T
-    does not tell the samples apart, and at a loss near 0 it tells all of them apart and is not a
-    reliable ratio.
+    samples are. The minimum is :math:`2 \log 2 - 2\, \mathrm{JSD}`; at a loss near 0 T tells all
+    samples apart and is not a reliable ratio.
 
     :param logits_num: T at samples of the numerator, of any shape.
     :param logits_den: T at samples of the denominator.
-    :return: a scalar.
 
     **Reference:** *Adversarial variational Bayes*, Lars Mescheder, Sebastian Nowozin and Andreas
     Geiger, ICML 2017 (equation 3.3 and proposition 1).

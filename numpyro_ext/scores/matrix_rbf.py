@@ -1,8 +1,5 @@
-"""A Gaussian kernel in the geometry of a constant metric.
-
-Reference: Wang, Tang, Bajaj and Liu, *Stein variational gradient descent with matrix-valued
-kernels* (NeurIPS 2019), section 4.
-"""
+"""A Gaussian kernel in the geometry of a constant metric (Wang, Tang, Bajaj and Liu, *Stein
+variational gradient descent with matrix-valued kernels*, NeurIPS 2019, section 4)."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,12 +10,12 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
 import numpy as np
 
+from numpyro_ext._checks import check_choice
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_point_pair, as_points, matmul, squared_distances
 from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.bandwidth import BANDWIDTH_RULES
-from numpyro_ext.scores.base import BaseKernel
-from numpyro_ext.scores.kernels import RBF, RadialKernel
+from numpyro_ext.scores.kernels import RBF, BaseKernel, RadialKernel
 
 
 @pytree
@@ -27,13 +24,9 @@ class MatrixRBF(BaseKernel):
     r"""Matrix-valued Gaussian kernel :math:`Q^{-1} \exp(-r^\top Q r / (2 h^2))`, :math:`r = x - y`.
 
     ``SVGD`` with it is ``SVGD`` with an :class:`RBF` in the coordinates :math:`Q^{1/2} x`, mapped
-    back: it makes up for unequal scales and correlations that are known, such as those of a Hessian
-    or of an inverse covariance Q. Where they are not known, let the particles estimate them
-    (``precondition="covariance"`` of a field) instead.
-
-    Called on points, it gives the scalar factor, with its gradients. The Stein kernel ``stein``,
-    and so the Stein discrepancy, is that of the matrix-valued kernel. The other fields of particle
-    inference do not take it.
+    back. Where Q is not known, let the particles estimate it (``precondition="covariance"`` of a
+    field) instead. Called on points, it gives the scalar factor; ``stein`` is the Stein kernel of
+    the matrix-valued kernel. The other fields of particle inference do not take it.
 
     :param metric: Q, ``(d, d)``, symmetric and positive definite, in units of 1/length squared if
         the bandwidth is a pure number.
@@ -56,11 +49,8 @@ class MatrixRBF(BaseKernel):
     factor: Any = field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        if isinstance(self.bandwidth, str) and self.bandwidth not in BANDWIDTH_RULES:
-            raise ValueError(
-                f"bandwidth is {self.bandwidth!r}; with MatrixRBF it must be a positive number, a"
-                f" callable, or one of {', '.join(map(repr, BANDWIDTH_RULES))}."
-            )
+        if isinstance(self.bandwidth, str):
+            check_choice("bandwidth", self.bandwidth, BANDWIDTH_RULES)
         RBF(self.bandwidth, factor=self.factor)  # the same checks
         shape = jnp.shape(self.metric)
         if len(shape) != 2 or shape[0] != shape[1]:
@@ -123,9 +113,7 @@ class MatrixRBF(BaseKernel):
     def repulsion(self, x: Array, y: Array) -> Float[Array, "n d"]:
         r"""The sums :math:`\sum_j k_{ij} Q r_{ij} / h^2`, without an (n, m, d) array."""
         rbf, u, v, root = self._in_metric(x, y)
-        w = rbf.value_and_weight(u, v)[1]
-        pushed = w.sum(1)[:, None] * u - matmul(w, v)
-        return matmul(pushed, root.T)
+        return matmul(rbf.repulsion(u, v), root.T)
 
     def to_velocity(self, v: Array) -> Float[Array, "n d"]:
         r"""The sum over particles times :math:`Q^{-1}`."""

@@ -19,8 +19,7 @@ from numpyro_ext.scores._fields import (
 )
 from numpyro_ext.scores._points import as_points, squared_distances
 from numpyro_ext.scores._pytree import pytree
-from numpyro_ext.scores.base import as_kernel
-from numpyro_ext.scores.kernels import RBF, Cauchy, Epanechnikov
+from numpyro_ext.scores.kernels import RBF, Cauchy, Epanechnikov, as_kernel
 
 
 @pytree
@@ -42,8 +41,7 @@ class ScoreMatchingScore:
     :math:`\eta` compares with the Gram matrix of the centred samples; that estimate is the score of
     an isotropic Gaussian and nothing else, of the variance of the samples where :math:`\eta \to 0`.
 
-    It does not use the identity that makes :class:`SteinScore` accurate in projected gradients, and
-    small :math:`\eta` overfits: the samples are its training points. O(K^3 + K^2 d) time, O(K^2)
+    Small :math:`\eta` overfits: the samples are its training points. O(K^3 + K^2 d) time, O(K^2)
     memory, O(K d) for a point. A gradient flows through the samples, and not through a rule.
 
     :param eta: the ridge, at least 0.

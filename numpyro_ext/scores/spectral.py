@@ -12,8 +12,7 @@ from numpyro_ext._typing import Float
 from numpyro_ext.scores._fields import as_queries, kernel_sums, resolved
 from numpyro_ext.scores._points import as_points, matmul
 from numpyro_ext.scores._pytree import pytree
-from numpyro_ext.scores.base import BaseKernel, as_kernel
-from numpyro_ext.scores.kernels import RBF
+from numpyro_ext.scores.kernels import RBF, BaseKernel, as_kernel
 
 
 @pytree
@@ -33,10 +32,9 @@ class SpectralScore:
     :math:`u_j`. Terms with :math:`\lambda_j <` ``min_ratio`` :math:`\lambda_1` are left out.
 
     There is no ridge; the bias is that of the series cut at J. J around 6 is right for d <= 2, more
-    for more dimensions, and J near K overfits strongly. At the samples it is :class:`SteinScore`
-    on the span of the first J eigenvectors with :math:`\eta = 0`. O(K^3 + K^2 d) time, and
-    O(K (J + d)) for a point elsewhere. A gradient flows through the samples and not through a rule;
-    it does not exist where two eigenvalues coincide, as for samples in a symmetric pattern.
+    for more dimensions, and J near K overfits strongly. O(K^3 + K^2 d) time, and O(K (J + d)) for a
+    point elsewhere. A gradient flows through the samples and not through a rule; it does not exist
+    where two eigenvalues coincide.
 
     :param int num_eigen: J, at most the number of samples.
     :param kernel: defaults to ``RBF("median_distance")``; or a function of ``(n, d)`` and

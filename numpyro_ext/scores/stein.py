@@ -1,7 +1,7 @@
 """Ridge-regularised Stein estimator of the score of a sampler (Li and Turner, 2018)."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from jax import Array, lax
 import jax.numpy as jnp
@@ -26,8 +26,7 @@ from numpyro_ext.scores._fields import (
 )
 from numpyro_ext.scores._points import as_points, matmul, squared_distances
 from numpyro_ext.scores._pytree import pytree
-from numpyro_ext.scores.base import BaseKernel, as_kernel
-from numpyro_ext.scores.kernels import RBF, Cauchy
+from numpyro_ext.scores.kernels import RBF, BaseKernel, Cauchy, as_kernel
 
 # Above this many samples the V-statistic is solved iteratively, in memory of O(K).
 _DENSE_UP_TO = 4096
@@ -53,9 +52,8 @@ class SteinScore:
     :math:`1 - \eta` is near an eigenvalue of :math:`K / k(0)`; at 1 there is no ridge at all.
 
     ``fit(x)`` predicts elsewhere. The nonparametric form gives at y the last row of the estimate on
-    the sample with y added, at O(K^2 + K d) a point; so at a sample it is not what ``__call__``
-    gives. The parametric form, for :class:`RBF` and :class:`Cauchy`, minimises the same discrepancy
-    over :math:`a` in
+    the sample with y added, at O(K^2 + K d) a point. The parametric form, for :class:`RBF` and
+    :class:`Cauchy`, minimises the same discrepancy over :math:`a` in
 
     .. math:: g(y) = \sum_k a_k \nabla_y k(x^k, y), \qquad a = (\Lambda + \eta I)^{-1} b,
 
@@ -65,11 +63,9 @@ class SteinScore:
     Every :math:`\eta > 0` shrinks. The *projected* gradient
     :math:`-\frac1K \sum_k G_k\, \partial x^k / \partial\phi` (that of the entropy of a sampler) is
     accurate, while single rows have large errors for small :math:`\eta`; all forms go to 0 away
-    from the samples. In float32 keep :math:`\eta \ge 10^{-5} K` (the condition number is about
-    :math:`K / \eta`). The diagonal also gets K times the machine epsilon, relative to its mean;
-    where that does not suffice, the answer is NaN, as it is for a kernel that is not positive
-    definite. (:class:`Epanechnikov` is not, and is solved without a Cholesky factor: it needs an
-    :math:`\eta` above the size of its most negative eigenvalue.)
+    from the samples. In float32 keep :math:`\eta \ge 10^{-5} K`; a kernel that is not positive
+    definite gives NaN. (:class:`Epanechnikov` needs an :math:`\eta` above the size of its most
+    negative eigenvalue.)
 
     O(K^3 + K^2 d) time and O(K^2) memory for the kernels of this package. The estimates at more
     than 4096 samples with a positive definite kernel of the distance are found by preconditioned
@@ -122,16 +118,21 @@ class SteinScore:
 
     def with_residual(self, x: ArrayLike) -> tuple[Float[Array, "k d"], Float[Array, ""]]:
         """The nonparametric estimates at the samples, and the relative residual of the solve."""
-        if self.form == "parametric":
-            raise ValueError("form is 'parametric'; with_residual needs form='nonparametric'.")
         x = as_points("x", x)
         kernel = resolved(self.kernel, x)
-        if self._is_large(kernel, len(x)):
-            return self._solve_large(kernel, x)
-        matrix, push = self._system(kernel, x)
-        g = self._solve(kernel, matrix, push)
-        size = jnp.maximum(jnp.linalg.norm(push), jnp.finfo(x.dtype).tiny)
-        return -g, jnp.linalg.norm(lax.stop_gradient(matmul(matrix, g) - push)) / size
+        large = len(x) > _DENSE_UP_TO and self.statistic == "v"
+        if large and takes_conjugate_gradients(kernel):
+            at_zero = cast(Any, kernel).phi(jnp.zeros((), x.dtype))
+            ridge = self._relative_ridge(len(x), x.dtype) * at_zero
+            return stein_score_by_cg(cast(Any, kernel), x, ridge)
+        k, _, push = kernel_sums(kernel, x, x)
+        ridge, b = self._ridge(k), push()
+        if self.statistic == "u":
+            k = jnp.fill_diagonal(k, 0.0, inplace=False)
+        matrix = add_ridge(k, ridge)
+        g = self._solve(kernel, matrix, b)
+        size = jnp.maximum(jnp.linalg.norm(b), jnp.finfo(x.dtype).tiny)
+        return -g, jnp.linalg.norm(lax.stop_gradient(matmul(matrix, g) - b)) / size
 
     def fit(self, x: ArrayLike) -> "KernelField | SteinPrediction":
         """The estimate from the samples ``x`` as a function of ``(n, d)`` points, a pytree."""
@@ -149,26 +150,11 @@ class SteinScore:
         factor = factorise(kernel, add_ridge(k, ridge))
         return SteinPrediction(x, -solve(factor, push()), factor, ridge, kernel)
 
-    def _system(self, kernel: BaseKernel, x: Array) -> tuple[Array, Array]:
-        """The matrix and the right-hand side B."""
-        k, _, push = kernel_sums(kernel, x, x)
-        ridge = self._ridge(k)
-        if self.statistic == "u":
-            k = jnp.fill_diagonal(k, 0.0, inplace=False)
-        return add_ridge(k, ridge), push()
-
     def _solve(self, kernel: BaseKernel, matrix: Array, b: Array) -> Array:
         # Without its diagonal the matrix may be indefinite.
         if self.statistic == "u":
             return jnp.linalg.solve(matrix, b)
         return solve(factorise(kernel, matrix), b)
-
-    def _is_large(self, kernel: BaseKernel, num: int) -> bool:
-        return num > _DENSE_UP_TO and takes_conjugate_gradients(kernel) and self.statistic == "v"
-
-    def _solve_large(self, kernel: Any, x: Array) -> tuple[Array, Array]:
-        at_zero = kernel.phi(jnp.zeros((), x.dtype))
-        return stein_score_by_cg(kernel, x, self._relative_ridge(len(x), x.dtype) * at_zero)
 
     def _relative_ridge(self, num: int, dtype: Any) -> Array:
         return jnp.asarray(self.eta, dtype) + num * jnp.finfo(dtype).eps

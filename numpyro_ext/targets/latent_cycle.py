@@ -9,16 +9,13 @@ from numpyro_ext._checks import check_count
 
 
 class LatentCycle(NamedTuple):
-    """Data of :func:`latent_cycle`, and the variables that they were made of."""
+    """Data of :func:`latent_cycle`: observed vectors y ``(N, K, 2)``, the vectors x before they are
+    warped, binary variables z ``(N, K)``, and their probabilities pi ``(K,)`` of 1."""
 
     y: Array
-    """``(N, K, 2)``, the observed vectors."""
     x: Array
-    """``(N, K, 2)``, the vectors before they are warped."""
     z: Array
-    """``(N, K)``, the binary variables."""
     pi: Array
-    """``(K,)``, their probabilities of 1."""
 
 
 def crosshair() -> tuple[Array, Array]:
@@ -46,8 +43,6 @@ def swirl(x: Array) -> Array:
         t = \tfrac{\pi}{4} |x| - \tfrac{\pi}{2}, \qquad
         (x_1 \cos t + x_2 \sin t,\; -x_1 \sin t + x_2 \cos t) .
 
-    :param x: points, ``(*batch, 2)``.
-
     .. doctest::
 
         >>> import jax.numpy as jnp
@@ -69,10 +64,8 @@ def latent_cycle(rng_key: Array, *, num_data: int = 800, length: int = 3) -> Lat
         x_i \sim N(\mu_{z_i z_{i+1}}, \Sigma_{z_i z_{i+1}}), \quad y_i = swirl(x_i), \quad
         i \bmod K,
 
-    with the components of :func:`crosshair` and without noise in y. The clusters tell all z apart
-    once the swirl is undone.
+    with the components of :func:`crosshair` and without noise in y.
 
-    :param rng_key: random key.
     :param int num_data: N, the number of cycles.
     :param int length: K, the variables in each, at least 2.
 
@@ -85,7 +78,6 @@ def latent_cycle(rng_key: Array, *, num_data: int = 800, length: int = 3) -> Lat
         >>> latent_cycle(random.key(0), num_data=4).y.shape
         (4, 3, 2)
     """
-    check_count("num_data", num_data)
     check_count("length", length, 2)
     key_pi, key_z, key_x = random.split(rng_key, 3)
     pi = random.beta(key_pi, 20.0, 20.0, (length,))

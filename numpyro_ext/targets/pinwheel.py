@@ -3,8 +3,6 @@
 from jax import Array, random
 import jax.numpy as jnp
 
-from numpyro_ext._checks import check_count, check_nonnegative
-
 
 def pinwheel(
     rng_key: Array,
@@ -25,11 +23,8 @@ def pinwheel(
     in a random order: mixtures of normals need several components for an arm, and a mixture behind
     a neural network needs one.
 
-    :param rng_key: random key.
-    :param int num_classes: number of arms.
-    :param int num_per_class: points on each.
-    :param float radial_std: standard deviation along an arm, before the factor 10.
-    :param float tangential_std: the one across.
+    :param int num_classes: number of arms, with ``num_per_class`` points on each.
+    :param float radial_std: :math:`s_r`, along an arm; ``tangential_std`` is :math:`s_t`, across.
     :param float rate: how much arms are bent.
 
     References: Johnson et al., *Composing graphical models with neural networks for structured
@@ -43,10 +38,6 @@ def pinwheel(
         >>> y.shape, labels.shape
         ((500, 2), (500,))
     """
-    check_count("num_classes", num_classes)
-    check_count("num_per_class", num_per_class)
-    check_nonnegative("radial_std", radial_std)
-    check_nonnegative("tangential_std", tangential_std)
     key_noise, key_order = random.split(rng_key)
     labels = jnp.repeat(jnp.arange(num_classes), num_per_class)
     F = random.normal(key_noise, (labels.size, 2)) * jnp.array([radial_std, tangential_std])

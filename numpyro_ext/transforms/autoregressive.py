@@ -1,7 +1,4 @@
-"""The masked autoregressive flow: each coordinate is moved by a function of those before it.
-
-Papamakarios, Pavlakou, Murray, "Masked autoregressive flow for density estimation" (NIPS 2017).
-"""
+"""The masked autoregressive flow: each coordinate is moved by a function of those before it."""
 
 from collections.abc import Callable
 
@@ -29,7 +26,7 @@ class _Autoregressive(VectorTransform):
         if out.shape != expected:
             raise ValueError(
                 f"net turns shape {given.shape} into {out.shape}; it must give {expected}: m and"
-                " s_raw concatenated, each as long as the vector."
+                " s_raw concatenated."
             )
         m, s_raw = jnp.split(out, 2, axis=-1)
         return m, s_raw
@@ -65,10 +62,8 @@ class MaskedAffineAutoregressive(_Autoregressive):
         concatenated.
     :param float clamp: the bound :math:`c > 0` of :math:`|s|`.
 
-    **References**
-
-    1. *Masked autoregressive flow for density estimation*, equations 2-5, George Papamakarios,
-       Theo Pavlakou, Iain Murray (2017)
+    **Reference:** *Masked autoregressive flow for density estimation*, equations 2-5, George
+    Papamakarios, Theo Pavlakou, Iain Murray (2017)
 
     .. doctest::
 
@@ -118,18 +113,16 @@ class GatedInverseAutoregressive(_Autoregressive):
     between 0 and 1: unlike an exponential it cannot explode, and it forgets rather than adds. A
     draw and its density cost one pass. The inverse takes :math:`d` passes, and where gates are
     nearly closed it loses digits. The number 2 opens the gates at the start (:math:`g = 0.88` where
-    the network gives zeros); the paper proposes 1 or 2. All leading axes are batch axes.
+    the network gives zeros).
 
     The network must be autoregressive, as for :class:`MaskedAffineAutoregressive`.
 
     :param net: a callable from ``(*batch, d)`` to ``(*batch, 2 * d)``: m and :math:`s_{raw}`
         concatenated.
 
-    **References**
-
-    1. *Improving variational inference with inverse autoregressive flow*, equations 14 and 15 and
-       algorithm 1, Diederik P. Kingma, Tim Salimans, Rafal Jozefowicz, Xi Chen, Ilya Sutskever,
-       Max Welling (NIPS 2016)
+    **Reference:** *Improving variational inference with inverse autoregressive flow*, equations 14
+    and 15 and algorithm 1, Diederik P. Kingma, Tim Salimans, Rafal Jozefowicz, Xi Chen, Ilya
+    Sutskever, Max Welling (NIPS 2016)
 
     .. doctest::
 

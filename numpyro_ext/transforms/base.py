@@ -18,11 +18,6 @@ __all__ = ["VectorTransform", "as_pytree", "softly_bounded"]
 
 def as_pytree(net: Any) -> Any:
     """``net`` with its weights as leaves: from a closure they cannot cross ``jit`` or ``vmap``."""
-    if not callable(net):
-        raise TypeError(
-            f"net is a {type(net).__name__}; it must be a callable on arrays, such as"
-            " numpyro.module gives."
-        )
     if isinstance(net, functools.partial) and not isinstance(net, Partial):
         return Partial(net.func, *net.args, **net.keywords)
     return Partial(net) if all_leaves([net]) else net
@@ -100,11 +95,11 @@ class VectorTransform(Transform):
             return False
         if any(getattr(self, name) != getattr(other, name) for name in self.static):
             return False
-        leaves, structure = tree_flatten([getattr(self, name) for name in self.arrays])
+        ours, structure = tree_flatten([getattr(self, name) for name in self.arrays])
         theirs, other_structure = tree_flatten([getattr(other, name) for name in self.arrays])
         if structure != other_structure:
             return False
         same: Any = True
-        for one, another in zip(leaves, theirs, strict=True):
-            same = same & array_equiv(one, another, static=static)
+        for a, b in zip(ours, theirs, strict=True):
+            same = same & array_equiv(a, b, static=static)
         return same

@@ -1,8 +1,4 @@
-"""Coupling layers: half of the vector is moved by an amount that depends on the other half.
-
-Dinh, Krueger, Bengio, "NICE: non-linear independent components estimation" (ICLR workshop 2015);
-Dinh, Sohl-Dickstein, Bengio, "Density estimation using Real NVP" (ICLR 2017).
-"""
+"""Coupling layers: half of the vector is moved by an amount that depends on the other half."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -73,16 +69,15 @@ class Coupling(VectorTransform):
         a, b = x[..., : self.split], x[..., self.split :]
         if b.shape[-1] < 1:
             raise ValueError(
-                f"split is {self.split} and the vector has length {x.shape[-1]}; a coupling needs a"
-                " split between 1 and that length minus 1 (and so at least two coordinates)."
+                f"split is {self.split} and the vector has length {x.shape[-1]}; the split must be"
+                " less than the length."
             )
         out = self.net(a)
         expected = (*b.shape[:-1], self.outputs_per_coordinate * b.shape[-1])
         if (shape := jax.tree.map(jnp.shape, out)) != expected:
             raise ValueError(
                 f"net turns shape {a.shape} into {shape}; with split {self.split} of"
-                f" {x.shape[-1]} coordinates it must give {expected}, which is"
-                f" {self.outputs_per_coordinate} for each coordinate that moves."
+                f" {x.shape[-1]} coordinates it must give {expected}."
             )
         moved, log_slopes = self.move(b, out, inverse)
         return jnp.concatenate([a, moved], axis=-1), log_slopes.sum(-1)
@@ -99,16 +94,12 @@ class AdditiveCoupling(Coupling):
         \log\left|\det \frac{\partial y}{\partial x}\right| = 0 .
 
     The layer keeps volume: it shears, and no stack of such layers alone can change the scale of a
-    density anywhere. All leading axes are batch axes. The first ``split`` coordinates never move,
-    so layers are stacked with a permutation in between.
+    density anywhere.
 
-    :param net: a callable from ``(*batch, split)`` to ``(*batch, d - split)``. What
-        ``numpyro.module`` returns will do.
+    :param net: a callable from ``(*batch, split)`` to ``(*batch, d - split)``.
 
-    **References**
-
-    1. *NICE: non-linear independent components estimation*, equations 9-12, Laurent Dinh,
-       David Krueger, Yoshua Bengio (2015)
+    **Reference:** *NICE: non-linear independent components estimation*, equations 9-12, Laurent
+    Dinh, David Krueger, Yoshua Bengio (2015)
 
     .. doctest::
 
@@ -138,25 +129,17 @@ class AffineCoupling(Coupling):
         s = c \tanh(s_{raw} / c), \qquad
         \log\left|\det \frac{\partial y}{\partial x}\right| = \sum_i s_i ,
 
-    where :math:`c` is ``clamp``. The inverse costs one pass too:
-    :math:`b' = (y_b - t) \odot e^{-s}` with the same :math:`s` and :math:`t`, since
-    :math:`y_a = a`. All leading axes are batch axes. The first ``split`` coordinates never move, so
-    layers are stacked with a permutation in between.
-
-    The paper leaves :math:`s` to a scaled ``tanh`` with a learnt factor (its Section 4.1). Here the
-    factor is the constant ``clamp``: one layer stretches a coordinate by at most :math:`e^{c}`, and
-    for :math:`|s_{raw}|` well above :math:`c` the gradient of :math:`s` vanishes. Targets whose
-    scale varies by more than that (a funnel's neck) need several layers or a larger ``clamp``, at
-    the price of exploding draws early in training.
+    where :math:`c` is ``clamp``, a learnt factor in the paper: one layer stretches a coordinate by
+    at most :math:`e^{c}`, and for :math:`|s_{raw}|` well above :math:`c` the gradient of :math:`s`
+    vanishes. Targets whose scale varies by more than that (a funnel's neck) need several layers or
+    a larger ``clamp``, at the price of exploding draws early in training.
 
     :param net: a callable from ``(*batch, split)`` to ``(*batch, 2 * (d - split))``:
-        :math:`s_{raw}` and :math:`t` concatenated. What ``numpyro.module`` returns will do.
+        :math:`s_{raw}` and :math:`t` concatenated.
     :param float clamp: the bound :math:`c > 0` of :math:`|s|`.
 
-    **References**
-
-    1. *Density estimation using Real NVP*, equations 4-8, Laurent Dinh, Jascha Sohl-Dickstein,
-       Samy Bengio (2017)
+    **Reference:** *Density estimation using Real NVP*, equations 4-8, Laurent Dinh, Jascha
+    Sohl-Dickstein, Samy Bengio (2017)
 
     .. doctest::
 

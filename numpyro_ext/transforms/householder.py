@@ -1,7 +1,4 @@
-"""The Householder reflection: an orthogonal map with one parameter vector.
-
-Tomczak, Welling, "Improving variational auto-encoders using Householder flow" (NIPS workshop 2016).
-"""
+"""The Householder reflection: an orthogonal map with one parameter vector."""
 
 from jax import Array
 from jax.core import Tracer
@@ -29,10 +26,8 @@ class HouseholderTransform(VectorTransform):
 
     :param v: the ``(d,)`` normal vector, of any length but 0.
 
-    **References**
-
-    1. *Improving variational auto-encoders using Householder flow*, equations 8 and 9,
-       Jakub M. Tomczak, Max Welling (2016)
+    **Reference:** *Improving variational auto-encoders using Householder flow*, equations 8 and 9,
+    Jakub M. Tomczak, Max Welling (2016)
 
     .. doctest::
 
@@ -47,8 +42,6 @@ class HouseholderTransform(VectorTransform):
     arrays = ("v",)
 
     def __init__(self, v: Array) -> None:
-        if jnp.ndim(v) != 1:
-            raise ValueError(f"v has shape {jnp.shape(v)}; it must be (d,).")
         if not isinstance(v, Tracer) and not np.any(np.asarray(v)):
             raise ValueError("v is zero; a reflection needs a direction, so give any other vector.")
         self.v = v

@@ -1,8 +1,4 @@
-"""Leapfrog steps of Hamiltonian dynamics, as a bijection of positions and velocities.
-
-Salimans, Kingma, Welling, "Markov chain Monte Carlo and variational inference: bridging the gap"
-(ICML 2015).
-"""
+"""Leapfrog steps of Hamiltonian dynamics, as a bijection of positions and velocities."""
 
 from collections.abc import Callable
 
@@ -40,10 +36,8 @@ class LeapfrogTransform(VectorTransform):
     :param step_size: :math:`\epsilon`, a positive number, or ``(d,)`` of them.
     :param int num_steps: number of leapfrog steps.
 
-    **References**
-
-    1. *Markov chain Monte Carlo and variational inference: bridging the gap*, algorithm 3,
-       Tim Salimans, Diederik P. Kingma, Max Welling (2015)
+    **Reference:** *Markov chain Monte Carlo and variational inference: bridging the gap*, algorithm
+    3, Tim Salimans, Diederik P. Kingma, Max Welling (2015)
 
     .. doctest::
 

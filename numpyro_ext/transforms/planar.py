@@ -1,7 +1,4 @@
-"""The planar flow: the space is bent along one direction.
-
-Rezende, Mohamed, "Variational inference with normalizing flows" (ICML 2015).
-"""
+"""The planar flow: the space is bent along one direction."""
 
 from jax import Array, lax
 from jax.core import Tracer
@@ -37,11 +34,9 @@ class PlanarTransform(VectorTransform):
     :param w: the ``(d,)`` normal vector of the plane.
     :param b: the offset of the plane, a number.
 
-    **References**
-
-    1. *Variational inference with normalizing flows*, equations 10-12 and appendix A.1,
-       Danilo Jimenez Rezende, Shakir Mohamed (2015). Its :math:`\hat u` is :meth:`constrain`, but
-       for the map m.
+    **Reference:** *Variational inference with normalizing flows*, equations 10-12 and appendix A.1,
+    Danilo Jimenez Rezende, Shakir Mohamed (2015). Its :math:`\hat u` is :meth:`constrain`, but for
+    the map m.
 
     .. doctest::
 
@@ -58,10 +53,6 @@ class PlanarTransform(VectorTransform):
     arrays = ("u", "w", "b")
 
     def __init__(self, u: Array, w: Array, b: float | Array) -> None:
-        if jnp.ndim(u) != 1 or jnp.shape(u) != jnp.shape(w):
-            raise ValueError(
-                f"u has shape {jnp.shape(u)} and w has shape {jnp.shape(w)}; both must be (d,)."
-            )
         if not isinstance(u, Tracer) and not isinstance(w, Tracer):
             product = float(np.dot(u, w))
             if not product > -1.0:

@@ -1,7 +1,4 @@
-"""The radial flow: the space is contracted or expanded around one point.
-
-Rezende, Mohamed, "Variational inference with normalizing flows" (ICML 2015).
-"""
+"""The radial flow: the space is contracted or expanded around one point."""
 
 from jax import Array
 from jax.core import Tracer
@@ -31,18 +28,15 @@ class RadialTransform(VectorTransform):
     :math:`r'` the radius of the image.
 
     A layer changes the density around one point, by the same amount in all directions. All leading
-    axes of :math:`z` are batch axes. The paper writes the derivative of h with respect to r; the
-    second factor of the determinant is :math:`1 + \beta h + \beta h' r`, which is
+    axes of :math:`z` are batch axes. The paper has :math:`1 + \beta h + \beta h' r`, which is
     :math:`1 + \alpha \beta h^2`.
 
     :param center: the ``(d,)`` point c.
     :param alpha: :math:`\alpha > 0`, a length.
     :param beta: :math:`\beta > -\alpha`, a length; positive values expand.
 
-    **References**
-
-    1. *Variational inference with normalizing flows*, equation 14 and appendix A.2,
-       Danilo Jimenez Rezende, Shakir Mohamed (2015)
+    **Reference:** *Variational inference with normalizing flows*, equation 14 and appendix A.2,
+    Danilo Jimenez Rezende, Shakir Mohamed (2015)
 
     .. doctest::
 
@@ -59,8 +53,6 @@ class RadialTransform(VectorTransform):
     arrays = ("center", "alpha", "beta")
 
     def __init__(self, center: Array, alpha: float | Array, beta: float | Array) -> None:
-        if jnp.ndim(center) != 1:
-            raise ValueError(f"center has shape {jnp.shape(center)}; it must be (d,).")
         check_positive("alpha", alpha)
         if not isinstance(alpha, Tracer) and not isinstance(beta, Tracer) and beta <= -alpha:
             raise ValueError(

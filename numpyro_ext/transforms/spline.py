@@ -1,7 +1,4 @@
-"""Monotone rational-quadratic splines, elementwise and as a coupling layer.
-
-Durkan, Bekasov, Murray, Papamakarios, "Neural spline flows" (NeurIPS 2019).
-"""
+"""Monotone rational-quadratic splines, elementwise and as a coupling layer."""
 
 from collections.abc import Callable
 
@@ -46,10 +43,8 @@ class RationalQuadraticSpline(VectorTransform):
         at the two ends are 1.
     :param float bound: :math:`B > 0`.
 
-    **References**
-
-    1. *Neural spline flows*, equations 4-8 and 25-31 (appendix A), Conor Durkan, Artur Bekasov,
-       Iain Murray, George Papamakarios (2019)
+    **Reference:** *Neural spline flows*, equations 4-8 and 25-31 (appendix A), Conor Durkan, Artur
+    Bekasov, Iain Murray, George Papamakarios (2019)
 
     .. doctest::
 
@@ -181,18 +176,15 @@ class SplineCoupling(Coupling):
     ``num_bins`` bins between ``-bound`` and ``bound``. A network that gives zeros is the identity.
     Widths and heights are softmax shares of :math:`2B` of which each bin has at least one
     thousandth of the mean, and derivatives are softplus with a minimum of 0.001. One layer can make
-    several modes in a coordinate; beyond ``bound`` it does nothing. All leading axes are batch
-    axes.
+    several modes in a coordinate; beyond ``bound`` it does nothing.
 
     :param net: a callable from ``(*batch, split)`` to
         ``(*batch, (d - split) * (3 * num_bins - 1))``.
     :param int num_bins: bins of each spline, at least 2.
     :param float bound: :math:`B > 0`.
 
-    **References**
-
-    1. *Neural spline flows*, section 3.2, Conor Durkan, Artur Bekasov, Iain Murray,
-       George Papamakarios (2019)
+    **Reference:** *Neural spline flows*, section 3.2, Conor Durkan, Artur Bekasov, Iain Murray,
+    George Papamakarios (2019)
 
     .. doctest::
 

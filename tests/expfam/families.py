@@ -131,11 +131,15 @@ def arrays(standard):
     }
 
 
+# Compilation takes most of the time.
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
 @functools.cache
 def naturals():
     """name -> (q, p), compiled together."""
 
-    @jax.jit
+    @quick_jit
     def make():
         return {
             name: tuple(family.from_standard(**arrays(one)) for one in (q, p))

@@ -1,6 +1,5 @@
 """Chains as distributions of NumPyro, whose events are whole sequences."""
 
-import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +7,6 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import SVI, Trace_ELBO
 import optax
-import pytest
 
 from numpyro_ext.expfam import GaussianChain, MarkovChain
 
@@ -37,17 +35,6 @@ def test_shapes_support_and_gradients_are_declared():
     assert not p.support(jnp.array([0, 1, 2, 0])) and q.support(jnp.zeros((4, 2)))
     wide = q.expand([3])
     assert wide.sample(random.key(0)).shape == (3, 4, 2)
-
-
-@pytest.mark.slow
-def test_crosses_jit_and_vmap():
-    make = lambda loc: GaussianChain.to_distribution(gaussian(loc))  # noqa: E731
-    locs = jnp.array([[1.0, 2.0], [-3.0, 0.5], [0.0, 0.0]])
-    several = jax.jit(jax.vmap(make))(locs)
-    assert several.batch_shape == (3,) and several.event_shape == (4, 2)
-    x = jnp.linspace(-1, 1, 8).reshape(4, 2)
-    expected = [GaussianChain.log_prob(gaussian(loc), x) for loc in locs]
-    np.testing.assert_allclose(jax.jit(lambda d: d.log_prob(x))(several), expected, rtol=1e-5)
 
 
 def test_in_a_model_and_a_guide_the_bound_is_the_evidence():
@@ -81,10 +68,3 @@ def test_in_a_model_and_a_guide_the_bound_is_the_evidence():
     logdet = np.linalg.slogdet(2 * np.pi * total)[1]
     evidence = -(gap @ np.linalg.solve(total, gap) + logdet) / 2
     np.testing.assert_allclose(found, -evidence, rtol=1e-4)
-
-
-@pytest.mark.parametrize("family", [GaussianChain, MarkovChain])
-def test_a_chain_has_no_standard_parameters(family):
-    natural = gaussian(jnp.ones(2)) if family is GaussianChain else discrete(jnp.array(0.3))
-    with pytest.raises(TypeError, match="has no standard parameters; use its mean"):
-        family.to_standard(natural)

@@ -48,15 +48,11 @@ def both_gradients():
 
 @pytest.mark.x64
 def test_derivative_is_that_through_the_iterations(tol):
-    ((value, _), (found, _)), (expected_value, expected) = both_gradients()
+    ((value, _), (found, in_init)), (expected_value, expected) = both_gradients()
     np.testing.assert_allclose(value, expected_value, rtol=tol(1e-4, 1e-8))
     for name in expected:
         np.testing.assert_allclose(found[name], expected[name], rtol=tol(1e-3, 1e-7))
-
-
-def test_start_and_diagnostics_have_no_gradient():
-    ((_, _), (_, found)), _ = both_gradients()
-    assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(found))
+    assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(in_init))
 
 
 def test_stops_where_a_loop_stops():
@@ -136,28 +132,8 @@ def test_memory_does_not_depend_on_the_number_of_iterations():
     assert temporary(10) == temporary(1000) > 0
 
 
-@pytest.mark.parametrize(
-    ("f", "init", "options", "message"),
-    [
-        (lambda a, x: x, 1.0, {"max_iter": 0}, "max_iter is 0"),
-        (lambda a, x: x, 1.0, {"backward_max_iter": 0}, "backward_max_iter is 0"),
-        (lambda a, x: x, 1.0, {"tol": -1.0}, "tol is -1.0"),
-        (lambda a, x: x, 1, {}, "float arrays"),
-        (lambda a, x: x, {}, {}, "float arrays"),
-        (lambda a, x: (x, x), 1.0, {}, "must keep the tree"),
-        (lambda a, x: x[:1], np.ones(2), {}, r"shape \(1,\) .* shape \(2,\)"),
-        (lambda a, x: x.astype(jnp.float16), 1.0, {}, "float16 .* float"),
-    ],
-)
-def test_what_cannot_be_iterated_is_refused(f, init, options, message):
-    with pytest.raises(ValueError, match=message):
-        fixed_point(f, 0.0, init, **options)
-
-
-@pytest.mark.parametrize("wrap", [lambda g: g, jax.jit])
-def test_what_f_closes_over_has_its_gradient_too(wrap):
+def test_what_f_closes_over_has_its_gradient_too():
     def solve(a):
-        closed = wrap(lambda a: fixed_point(lambda _, x: 0.5 * x + a, 0.0, 0.0).value)
-        return closed(a**2)
+        return jax.jit(lambda a: fixed_point(lambda _, x: 0.5 * x + a, 0.0, 0.0).value)(a**2)
 
     np.testing.assert_allclose(jax.grad(solve)(3.0), 12.0, rtol=1e-4)

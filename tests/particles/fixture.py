@@ -1,11 +1,45 @@
-"""Four particles, their gradients, and the fields as loops over pairs: what is compared with."""
+"""What is compared with: particles, a model and its density by hand, fields as double loops."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
 
 X = np.array([[0.0, 0.0], [1.0, 0.5], [-0.5, 2.0], [3.0, -1.0]])
 G = -(X - np.array([1.0, -1.0])) @ np.array([[2.0, 0.3], [0.3, 0.5]])
+
+DATA = jnp.array([0.3, -1.2, 2.5, 0.9, 1.7, -0.4])
+STARTS = jnp.array([[0.2, -1.0], [1.5, 0.4], [-0.7, 0.1], [0.9, 0.8], [2.2, -0.3]])
+
+
+def model(data=DATA, subsample_size=None):
+    loc = numpyro.sample("loc", dist.Normal(1.0, 2.0))
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
+    shift = numpyro.param("shift", 0.3)
+    width = numpyro.param("width", 1.5, constraint=constraints.positive)
+    with numpyro.plate("data", data.shape[0], subsample_size=subsample_size) as i:
+        numpyro.sample("obs", dist.Normal(loc + shift, scale * width), obs=data[i])
+
+
+def log_joint(x, shift=0.3, width=1.5, rows=None):
+    """The density of ``model`` in (loc, log scale), written by hand."""
+    loc, log_scale = x
+    data, weight = (DATA, 1.0) if rows is None else (DATA[rows], DATA.size / len(rows))
+    prior = dist.Normal(1.0, 2.0).log_prob(loc) + dist.Normal(0.0, 0.5).log_prob(log_scale)
+    likelihood = dist.Normal(loc + shift, jnp.exp(log_scale) * width).log_prob(data)
+    return prior + weight * likelihood.sum()
+
+
+# The rows of every minibatch of three, and the potentials of the starts on each.
+SUBSETS = jnp.array([[i, j, k] for i in range(6) for j in range(i) for k in range(j)])
+
+
+@jax.jit
+def potentials_of_subsets():
+    on = lambda rows: -jax.vmap(lambda x: log_joint(x, rows=rows))(STARTS)  # noqa: E731
+    return jax.vmap(on)(SUBSETS)
 
 
 def pair(kernel):

@@ -1,7 +1,6 @@
 """Velocities as a loss of SVI: gradients, minibatches, amortised guides, errors."""
 
 from functools import cache
-import inspect
 
 import jax
 from jax import random
@@ -22,30 +21,9 @@ from numpyro_ext.particles import (
     SVGD,
     AutoParticles,
     ParticleField,
-    RegularizedSVGD,
-    RiemannianSVGD,
-    SteinNewton,
 )
-from numpyro_ext.particles.unit_spread import UnitSpread
-
-DATA = jnp.array([0.3, -1.2, 2.5, 0.9, 1.7, -0.4])
-STARTS = jnp.array([[0.2, -1.0], [1.5, 0.4], [-0.7, 0.1], [0.9, 0.8], [2.2, -0.3]])
-
-
-def model(data=DATA, subsample_size=None):
-    loc = numpyro.sample("loc", dist.Normal(1.0, 2.0))
-    scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
-    shift = numpyro.param("shift", 0.3)
-    width = numpyro.param("width", 1.5, constraint=constraints.positive)
-    with numpyro.plate("data", data.shape[0], subsample_size=subsample_size) as i:
-        numpyro.sample("obs", dist.Normal(loc + shift, scale * width), obs=data[i])
-
-
-def log_joint(x, shift=0.3, width=1.5):
-    """The density of ``model`` in (loc, log scale), written by hand."""
-    loc, log_scale = x
-    prior = dist.Normal(1.0, 2.0).log_prob(loc) + dist.Normal(0.0, 0.5).log_prob(log_scale)
-    return prior + dist.Normal(loc + shift, jnp.exp(log_scale) * width).log_prob(DATA).sum()
+from numpyro_ext.particles._unit_spread import UnitSpread
+from tests.particles.fixture import DATA, STARTS, log_joint, model, potentials_of_subsets
 
 
 @jax.jit
@@ -121,17 +99,7 @@ def test_all_particles_share_one_minibatch():
     svi = SVI(model, guide, optax.sgd(0.0), SVGD())
     state = svi.init(random.key(0), DATA, 3, init_params={"auto_particles": STARTS})
 
-    def loss_of(rows):
-        def one(x):
-            loc, log_scale = x
-            likelihood = dist.Normal(loc + 0.3, jnp.exp(log_scale) * 1.5).log_prob(DATA[rows])
-            prior = dist.Normal(1.0, 2.0).log_prob(loc) + dist.Normal(0.0, 0.5).log_prob(log_scale)
-            return prior + 2.0 * likelihood.sum()
-
-        return -jax.vmap(one)(STARTS).mean()
-
-    subsets = jnp.array([[i, j, k] for i in range(6) for j in range(i) for k in range(j)])
-    possible = np.asarray(jax.jit(jax.vmap(loss_of))(subsets))
+    possible = np.asarray(potentials_of_subsets()).mean(1)
     seen = set()
     update = jax.jit(lambda state: svi.update(state, DATA, 3))
     for _ in range(12):
@@ -236,35 +204,19 @@ def test_guide_that_draws_its_latents_is_trained_along_the_field():
     np.testing.assert_allclose(moved["q_scale"], expected, atol=1e-5)
 
 
-def test_guide_without_sample_latent_is_an_error():
+def test_wrong_guides_are_errors():
     with pytest.raises(TypeError, match=r"sample_latent.*AutoParticles\(model\)"):
         loss_of(model, STARTS, guide=AutoNormal(model))
-
-
-def test_annealing_without_a_counter_is_an_error():
     with pytest.raises(ValueError, match="count_steps=True"):
         loss_of(model, STARTS, SVGD(annealing=lambda t: 1.0))
-
-
-def test_other_number_of_particles_than_the_guide_is_an_error():
     with pytest.raises(ValueError, match=r"num_particles is 3.*5 particles"):
         five().sample_latent(random.key(0), {}, 3)
-
-
-def test_guide_of_the_wrong_size_is_an_error():
     with pytest.raises(ValueError, match=r"vectors of length 3.*loc, scale take 2"):
         loss_of(model, jnp.zeros((5, 3)))
-    with pytest.raises(ValueError, match=r"gave shape \(2,\)"):
-        loss_of(model, jnp.zeros(2))
 
 
 def discrete():
     numpyro.sample("k", dist.Poisson(2.0))
-    numpyro.sample("x", dist.Normal())
-
-
-def mutable():
-    numpyro.primitives.mutable("state", jnp.zeros(()))
     numpyro.sample("x", dist.Normal())
 
 
@@ -289,10 +241,8 @@ def minibatch_in_scan():
     ("bad", "words"),
     [
         (discrete, "latent site 'k' is discrete"),
-        (mutable, "mutable site 'state'"),
         (local_latents, "'z' is local to the subsampled plate 'rows'"),
         (minibatch_in_scan, "plate 'rows' takes a minibatch of 2 of 6 rows inside scan"),
-        (lambda: model(DATA, 7), "subsample_size 7 but only 6 rows"),
     ],
 )
 def test_models_that_particles_cannot_run_on_are_errors(bad, words):
@@ -300,55 +250,6 @@ def test_models_that_particles_cannot_run_on_are_errors(bad, words):
         loss_of(bad, jnp.ones((5, 2)))
     with pytest.raises(ValueError, match=words):
         handlers.seed(AutoParticles(bad, 5, init_from=None), 0)()
-
-
-def test_data_that_are_not_finite_are_named():
-    guide = AutoParticles(model, 5, init_from=None)
-    with pytest.raises(ValueError, match="see site 'obs'"):
-        handlers.seed(guide, 0)(DATA.at[2].set(jnp.nan))
-
-    def whole(y):
-        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-        numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
-
-    params = {"auto_particles": jnp.ones((5, 1))}
-    with pytest.raises(ValueError, match="observed site 'y' have 1 NaN"):
-        SVGD().loss(
-            random.key(0),
-            params,
-            whole,
-            AutoParticles(whole, 5, init_from=None),
-            DATA.at[2].set(jnp.nan),
-        )
-
-
-@pytest.mark.parametrize("field", [SVGD, RegularizedSVGD, RiemannianSVGD, SteinNewton])
-def test_arguments_that_a_field_does_not_take_are_pythons_own_error(field):
-    """In the name of the field, not of its base; the tests' type checker would speak first."""
-    init = inspect.unwrap(field.__init__)
-    for option in ("vectorize_particles", "multi_sample_guide", "sum_sites", "temp"):
-        words = rf"^{field.__name__}.__init__\(\) got an unexpected keyword argument '{option}'"
-        with pytest.raises(TypeError, match=words):
-            init(object.__new__(field), **{option: True})
-
-
-def test_shared_arguments_are_in_the_signature_of_every_field():
-    """Those that a field has no use for are left out, and the first arguments may be positional."""
-    shared = ["kernel", "num_particles", "temperature", "annealing", "proxy"]
-    shared += ["block_size", "precondition"]
-    for field, names in {
-        ParticleField: shared,
-        SVGD: [*shared, "blocks"],
-        RegularizedSVGD: [*shared, "eta"],
-        SteinNewton: [*shared[:5], "damping"],
-        RiemannianSVGD: ["metric_fn", *shared[:6]],
-    }.items():
-        parameters = inspect.signature(field).parameters
-        assert sorted(parameters) == sorted(names)
-        positional = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-        assert positional == [name for name in names if name in ("metric_fn", "kernel")]
-        assert parameters["temperature"].default == 1.0
-    assert inspect.signature(RegularizedSVGD).parameters["precondition"].default == "covariance"
 
 
 def test_a_field_of_ones_own_needs_only_its_velocity():
@@ -363,18 +264,6 @@ def test_a_field_of_ones_own_needs_only_its_velocity():
     np.testing.assert_allclose(svi.get_params(state)["auto_particles"], STARTS + 0.1 * g, atol=1e-5)
     with handlers.seed(rng_seed=0):
         assert set(guide()) == {"loc", "scale"}
-
-
-def test_a_class_in_place_of_a_loss_and_the_summary_of_one():
-    guide = AutoParticles(model, 5, init_from=None)
-    svi = SVI(model, guide, optax.sgd(0.1), SVGD)
-    state = svi.init(random.key(0), DATA)
-    for call in (svi.update, svi.evaluate):
-        with pytest.raises(TypeError, match=r"the loss is a class.*loss=VRELBO\(\)"):
-            call(state, DATA)
-    rbf = "kernel=RBF(bandwidth='median_distance', factor=1.0)"
-    assert repr(SVGD()) == f"SVGD({rbf}, temperature=1.0)"
-    assert repr(SVGD(num_particles=3)) == f"SVGD({rbf}, num_particles=3, temperature=1.0)"
 
 
 @pytest.mark.parametrize("where", [None, [False] * 10 + [True] * 50], ids=["all", "a group"])

@@ -52,10 +52,9 @@ def model(inputs, targets=None, subsample_size=None):
 
 @pytest.mark.parametrize("make", FIELDS)
 class TestField:
-    @pytest.mark.parametrize("kernel", [None, IMQ("median")], ids=["RBF", "IMQ"])
-    def test_is_equivariant(self, make, kernel, tol):
+    def test_is_equivariant(self, make, tol):
         """Permutation, translation, rotation, and scaling, because the bandwidth scales along."""
-        velocity = jax.jit(make(kernel, precondition=None).velocity)
+        velocity = jax.jit(make(precondition=None).velocity)
         v = velocity(X, G)
         rtol = {"rtol": tol(2e-3, 1e-9), "atol": tol(2e-4, 1e-11)}
         order = random.permutation(random.key(1), len(X))
@@ -68,9 +67,8 @@ class TestField:
 
     def test_blocks_equal_dense(self, make, tol):
         dense = jax.jit(make().velocity)(X, G)
-        for block_size in (1, 7):
-            blocks = jax.jit(make(block_size=block_size).velocity)(X, G)
-            np.testing.assert_allclose(blocks, dense, atol=tol(5e-4, 1e-12))
+        blocks = jax.jit(make(block_size=7).velocity)(X, G)
+        np.testing.assert_allclose(blocks, dense, atol=tol(5e-4, 1e-12))
 
     def test_one_particle_follows_the_gradient(self, make):
         # One half of it where the ridge of 1 stands beside k(0) = 1.
@@ -78,28 +76,24 @@ class TestField:
         v = make(precondition=None).velocity(X[:1], G[:1])
         np.testing.assert_allclose(v, share * G[:1], rtol=1e-5)
 
-    def test_is_a_loss_that_pickles(self, make):
-        field = pickle.loads(pickle.dumps(make(IMQ(1.3), temperature=2.0)))
-        assert isinstance(field, ELBO)
-        assert repr(field) == repr(make(IMQ(1.3), temperature=2.0))
 
-    def test_bad_options_are_errors(self, make):
-        for options, error, words in (
-            ({"temperature": 0.0}, ValueError, r"temperature is 0\.0"),
-            ({"temperature": -1.0}, ValueError, r"temperature is -1\.0"),
-            ({"num_particles": 0}, ValueError, "num_particles is 0"),
-            ({"block_size": 0}, ValueError, "block_size is 0"),
-            ({"kernel": 1.0}, TypeError, r"kernel is 1\.0"),
-            ({"precondition": "fisher"}, ValueError, "precondition is 'fisher'"),
-            ({"vectorize_particles": True}, TypeError, "unexpected.*'vectorize_particles'"),
-        ):
-            with pytest.raises(error, match=words):
-                make(**options)
+def test_a_field_is_a_loss_that_pickles_and_checks_its_options():
+    field = pickle.loads(pickle.dumps(RegularizedSVGD(IMQ(1.3), temperature=2.0)))
+    assert isinstance(field, ELBO)
+    assert repr(field) == repr(RegularizedSVGD(IMQ(1.3), temperature=2.0))
+    for options, error, words in (
+        ({"temperature": 0.0}, ValueError, r"temperature is 0\.0"),
+        ({"num_particles": 0}, ValueError, "num_particles is 0"),
+        ({"block_size": 0}, ValueError, "block_size is 0"),
+        ({"kernel": 1.0}, TypeError, r"kernel is 1\.0"),
+        ({"precondition": "fisher"}, ValueError, "precondition is 'fisher'"),
+    ):
+        with pytest.raises(error, match=words):
+            SVGD(**options)
 
 
-@pytest.mark.parametrize("make", [SVGD, Blob, RegularizedSVGD])
-def test_sharded_particles_move_as_on_one_device(make):
-    velocity = make().velocity
+def test_sharded_particles_move_as_on_one_device():
+    velocity = RegularizedSVGD().velocity
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("particles",))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("particles"))
     x, g = jax.device_put((X[:22], G[:22]), rows)
@@ -114,20 +108,18 @@ def test_bad_arrays_are_errors():
 
 
 @cache
-def fitted(make):
+def fitted():
     """One SVI run on minibatches, which several claims look at."""
     guide = AutoParticles(model, 30, init_from=None)
-    svi = SVI(model, guide, particle_step(NUM_STEPS), make(precondition="covariance"))
+    svi = SVI(model, guide, particle_step(NUM_STEPS), RegularizedSVGD())
     result = svi.run(
         random.key(0), NUM_STEPS, INPUTS, TARGETS, subsample_size=20, progress_bar=False
     )
     return guide, svi, result
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("make", FIELDS)
-def test_finds_the_regression(make):
-    guide, _, result = fitted(make)
+def test_finds_the_regression():
+    guide, _, result = fitted()
     sites = guide.particles(result.params)
     assert sites["w"].shape == (30, 2) and sites["ratio"].shape == (30,)
     # Intercept and the model's parameter share one direction; least squares gives 0.51 and 2.0.
@@ -142,7 +134,7 @@ class TestSVI:
     """The base's own work, which does not depend on the field."""
 
     def test_predicts(self):
-        guide, _, result = fitted(RegularizedSVGD)
+        guide, _, result = fitted()
         predictive = Predictive(model, guide=guide, params=result.params, num_samples=200)
         draws = predictive(random.key(1), INPUTS)
         assert draws["y"].shape == (200, 40)
@@ -150,7 +142,7 @@ class TestSVI:
 
     def test_progress_bar_stable_update_and_resuming_change_nothing(self):
         """And none of the loops traces the model again at every step."""
-        _, svi, _ = fitted(RegularizedSVGD)
+        _, svi, _ = fitted()
 
         def run(num_steps, **options):
             TRACES["model"] = 0
@@ -166,7 +158,7 @@ class TestSVI:
             np.testing.assert_allclose(resumed.params[name], value, atol=1e-5)
 
     def test_starts_at_init_params(self):
-        _, svi, _ = fitted(RegularizedSVGD)
+        _, svi, _ = fitted()
         start = {
             "auto_particles": 0.3 * random.normal(random.key(6), (30, 3)),
             "bias": jnp.array(0.7),
@@ -176,7 +168,7 @@ class TestSVI:
             np.testing.assert_array_equal(value, start[name])
 
     def test_guide_and_result_pickle(self):
-        guide, _, result = fitted(RegularizedSVGD)
+        guide, _, result = fitted()
         params = pickle.loads(pickle.dumps(result.params))
         assert set(params) == {"auto_particles", "bias"}
         again = pickle.loads(pickle.dumps(guide))
@@ -243,10 +235,6 @@ class TestMCMC:
         assert saved.i == 12 and other.last_state.i == 20
         moved = other.get_samples(group_by_chain=True)["w"][:, 0] - saved.z["w"]
         assert 0 < jnp.abs(moved).max() < 0.2
-
-    def test_print_summary(self, capsys):
-        ensemble().print_summary()
-        assert "Number of divergences: 0" in capsys.readouterr().out
 
     def test_particles_spread_over_devices_are_the_same(self):
         """And each device holds its own half of them."""

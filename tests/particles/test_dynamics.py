@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.particles import GFSD, PSGHMC, SVGD, Blob, RegularizedSVGD
+from numpyro_ext.particles import GFSD, PSGHMC, Blob, RegularizedSVGD
 from numpyro_ext.scores import RBF
 from tests.particles.fixture import G, X
 
@@ -63,11 +63,9 @@ def test_finds_a_normal(flow):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: PSGHMC(0.0), r"step_size is 0\.0"),
         (lambda: PSGHMC(0.1, flow="hmc"), "flow is 'hmc'; it must be one of 'det', 'fgh'"),
         (lambda: PSGHMC(0.1, friction=-1.0), r"friction is -1\.0"),
-        (lambda: PSGHMC(0.1, mass=0.0), r"mass is 0\.0"),
-        (lambda: PSGHMC(0.1).step(X, R[:2], G, Blob()), "one momentum for each coordinate"),
+        (lambda: PSGHMC(0.1).step(X, R[:2], G, Blob()), "r has shape"),
     ],
 )
 def test_bad_input_is_one_clear_sentence(make, words):
@@ -75,7 +73,6 @@ def test_bad_input_is_one_clear_sentence(make, words):
         make()
 
 
-@pytest.mark.parametrize("field", [SVGD(), RegularizedSVGD()])
-def test_fields_that_smooth_the_gradient_are_refused(field):
+def test_fields_that_smooth_the_gradient_are_refused():
     with pytest.raises(TypeError, match=r"field is .*; use Blob\(\), GFSD\(\) or GFSF\(\)"):
-        PSGHMC(0.1).step(X, R, G, field)
+        PSGHMC(0.1).step(X, R, G, RegularizedSVGD())

@@ -46,15 +46,6 @@ REFERENCE = [
         ],
     ),
     (
-        SVGD(IMQ(0.9)),
-        [
-            [0.2055656974273232, -0.3849144262273129],
-            [0.1000216897016565, -0.3437258566443892],
-            [0.4144169476416225, -0.3108465635408136],
-            [-0.7705876002351016, -0.3083335305679944],
-        ],
-    ),
-    (
         SVGD(Linear()),
         [[-0.1625, -0.65], [-1.540625, -0.890625], [5.0125, 0.665625], [-9.28125, -2.7]],
     ),
@@ -65,24 +56,6 @@ REFERENCE = [
             [0.2599324046845054, -0.6538474840916372],
             [0.3999307059362855, -0.725509610022867],
             [-0.4700009290781949, -0.0517068169488741],
-        ],
-    ),
-    (
-        GFSD(RBF(0.9)),
-        [
-            [1.352781451930305, -0.5005500195846693],
-            [-0.0399707344609466, -0.6145779635203327],
-            [1.9590542840582754, -0.790652888642249],
-            [-3.941502317807008, -0.6407290628325427],
-        ],
-    ),
-    (
-        Blob(RBF(0.9)),
-        [
-            [1.0154457928850869, -0.8405313658081568],
-            [0.3818918453128968, -0.4921763547242477],
-            [1.855407603076737, -0.5995884466319079],
-            [-3.9027452412747206, -0.6677038328356876],
         ],
     ),
     (
@@ -219,13 +192,6 @@ def test_preconditioning_in_more_dimensions_than_particles(tol):
     assert jnp.all(jnp.isfinite(v)) and jnp.abs(v[:, 5]).max() > 0.01
 
 
-def test_coordinate_in_which_all_agree_keeps_its_unit():
-    x = jnp.array(X).at[:, 1].set(7.0)
-    v = RegularizedSVGD().velocity(x, jnp.array(G))
-    assert jnp.all(jnp.isfinite(v)) and jnp.abs(v[:, 1]).max() > 0.1
-
-
-@pytest.mark.slow
 def test_many_particles_are_solved_in_pieces(monkeypatch):
     """The same answer by conjugate gradients as by a factorisation; 25 is not a multiple of 7."""
     x = random.normal(random.key(4), (25, 2))
@@ -234,7 +200,7 @@ def test_many_particles_are_solved_in_pieces(monkeypatch):
     expected = [jax.jit(field.velocity)(x, g) for field in fields]
     monkeypatch.setattr(_conjugate_gradients, "ROWS_AT_A_TIME", 7)
     monkeypatch.setattr(_conjugate_gradients, "RANK", 5)
-    for module in ("ridge", "gfsf", "regularized_svgd"):
+    for module in ("_ridge", "gfsf", "regularized_svgd"):
         monkeypatch.setattr(f"numpyro_ext.particles.{module}.DIRECT_UP_TO", 10)
     for field, v in zip(fields, expected, strict=True):
         np.testing.assert_allclose(jax.jit(field.velocity)(x, g), v, atol=2e-4)
@@ -243,19 +209,9 @@ def test_many_particles_are_solved_in_pieces(monkeypatch):
         jax.device_get(jax.jit(GFSF(eta=1e-4).velocity)(x, g))
 
 
-@pytest.mark.parametrize("make", [GFSF, RegularizedSVGD])
-def test_ridge_must_be_positive(make):
-    with pytest.raises(ValueError, match=r"eta is 0\.0; it must be a positive"):
-        make(eta=0.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("make", "sd"), [(SVGD, 1.96), (Blob, 1.985), (GFSD, 1.87), (GFSF, 1.96)])
-def test_spread_on_a_normal_and_a_fit_that_improves_at_once(make, sd):
-    """N(1, 2) from 100 particles by Adagrad: the sd of a second implementation, to 0.06.
-
-    And KL(N(mean, var) || N(0, 1)) falls over 60 small steps from N(3, 0.5^2).
-    """
+@pytest.mark.parametrize(("make", "sd"), [(Blob, 1.985), (GFSD, 1.87), (GFSF, 1.96)])
+def test_spread_on_a_normal(make, sd):
+    """N(1, 2) from 100 particles by Adagrad: the sd of a second implementation, to 0.06."""
     field, optim = make(RBF("median")), optax.adagrad(0.5)
 
     def run(x):
@@ -266,30 +222,18 @@ def test_spread_on_a_normal_and_a_fit_that_improves_at_once(make, sd):
 
         return jax.lax.scan(step, (x, optim.init(x)), None, 1500)[0][0]
 
-    def fit(x):
-        def step(x, _):
-            kl = 0.5 * (x.var() + x.mean() ** 2 - 1.0 - jnp.log(x.var()))
-            return x + 0.02 * field.velocity(x, -x), kl
-
-        return jax.lax.scan(step, x, None, 60)[1]
-
-    noise = random.normal(random.key(5), (100, 1))
-    x = jax.jit(run)(noise)
+    x = jax.jit(run)(random.normal(random.key(5), (100, 1)))
     assert abs(x.mean() - 1.0) < 0.05 and abs(x.std() - sd) < 0.06
-    kl = jax.jit(fit)(3.0 + 0.5 * noise)
-    assert jnp.all(jnp.diff(kl) < 0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [Blob, RegularizedSVGD])
-def test_constrained_site_has_the_right_moments(make):
+def test_constrained_site_has_the_right_moments():
     """Gamma(3, 1): mean 3, sd 1.73. Without the Jacobian of the exponential the mean would be 2."""
 
     def model():
         numpyro.sample("rate", dist.Gamma(3.0, 1.0))
 
     guide = AutoParticles(model, 100, init_from=None)
-    svi = SVI(model, guide, particle_step(300), make(precondition="covariance"))
+    svi = SVI(model, guide, particle_step(300), RegularizedSVGD())
     rate = guide.particles(svi.run(random.key(0), 300, progress_bar=False).params)["rate"]
     assert abs(rate.mean() - 3.0) < 0.1
     assert 1.60 < rate.std() < 1.80
@@ -310,22 +254,14 @@ def test_narrow_posterior_far_from_the_origin_in_float32():
     np.testing.assert_allclose(x.std(0), 0.1, rtol=0.05)
 
 
-@pytest.mark.parametrize("make", [Blob, GFSD, GFSF, RegularizedSVGD])
-@pytest.mark.parametrize("kernel", [Linear(), MatrixRBF(np.eye(2))], ids=["Linear", "MatrixRBF"])
-def test_kernels_that_svgd_alone_takes(make, kernel):
-    name = type(kernel).__name__
-    with pytest.raises(TypeError, match=f"kernel is {name}, which SVGD alone takes; use RBF"):
-        make(kernel)
-
-
-def test_kernels_that_a_field_cannot_take():
+def test_bad_input_is_one_clear_sentence():
+    for kernel in (Linear(), MatrixRBF(np.eye(2))):
+        with pytest.raises(TypeError, match=r"which SVGD alone takes; use RBF"):
+            GFSD(kernel)
     with pytest.raises(TypeError, match=r"not a function of the distance alone; Blob takes RBF"):
         Blob(as_kernel(lambda x, y: x @ y.T + 1.0))
-
-
-def test_one_particle_has_no_covariance():
     x = jnp.ones((1, 2))
     with pytest.raises(ValueError, match=r"num_particles is 1.*use precondition=None"):
         RegularizedSVGD().velocity(x, x)
-    with pytest.raises(ValueError, match="precondition is 'scale'; it must be one of 'covariance'"):
-        SVGD(precondition="scale")
+    with pytest.raises(ValueError, match=r"eta is 0\.0; it must be a positive"):
+        GFSF(eta=0.0)

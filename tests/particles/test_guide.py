@@ -111,14 +111,6 @@ def test_sample_posterior_repeats_a_permutation(n):
     np.testing.assert_allclose(draws["high"], draws["low"][:, None] + draws["width"], rtol=1e-6)
 
 
-def test_sample_shapes():
-    guide, params = started()
-    assert guide.sample_posterior(random.key(2), params)["width"].shape == (2,)
-    several = guide.sample_posterior(random.key(2), params, sample_shape=(3, 5))
-    assert several["width"].shape == (3, 5, 2)
-    assert guide.sample_posterior(random.key(2), params, sample_shape=(0,))["low"].shape == (0,)
-
-
 def test_median_and_quantiles_are_those_of_the_particles():
     guide, params = started()
     sites = guide.particles(params)
@@ -195,15 +187,3 @@ def test_latent_vector_is_in_the_order_of_the_model_even_if_the_first_start_fail
     x = guide.prepared[0]
     np.testing.assert_array_equal(guide.particles({"auto_particles": x})["b"], x[:, 0])
     assert jnp.all(x[:, 0] > 1.5)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"num_particles": 0}, "num_particles is 0"),
-        ({"init_scale": -1.0}, "init_scale is -1.0"),
-    ],
-)
-def test_bad_input_is_one_clear_sentence(options, words):
-    with pytest.raises(ValueError, match=words):
-        AutoParticles(model, **options, init_from=None)

@@ -1,7 +1,6 @@
 """The table of particles."""
 
 import jax.numpy as jnp
-import pytest
 
 from numpyro_ext.particles import print_particles
 
@@ -13,16 +12,3 @@ def test_table_has_a_line_for_each_element(capsys):
     names = ["w[0,0]", "w[0,1]", "w[1,0]", "w[1,1]"]
     assert [line.split()[0] for line in lines] == ["3", *names, "scale"]
     assert lines[-1].split()[1:] == ["3.00", "2.16", "2.00", "1.50", "4.00"]
-
-
-@pytest.mark.parametrize(
-    ("samples", "prob", "words"),
-    [
-        ({"w": jnp.ones(3)}, 1.0, r"prob is 1\.0"),
-        ({}, 0.9, "no leading axis of particles"),
-        ({"w": jnp.ones(())}, 0.9, "no leading axis of particles"),
-    ],
-)
-def test_bad_input_is_one_clear_sentence(samples, prob, words):
-    with pytest.raises(ValueError, match=words):
-        print_particles(samples, prob=prob)

@@ -52,12 +52,6 @@ def test_kernel_ratio_is_the_minimiser_of_its_objective(kernel, lam, needs_x64):
         assert abs(loss) < 1e-12
 
 
-def test_kernel_ratio_of_the_same_samples_is_one():
-    x = 1e4 + random.normal(random.key(0), (200, 2)) * jnp.array([1.0, 3.0])
-    ratio = KernelRatio(1e-3, IMQ("median_distance")).fit(x, x)
-    np.testing.assert_allclose(ratio(x), jnp.ones(200), atol=0.1)  # an outlier: 0.95
-
-
 def test_log_of_a_kernel_ratio_has_a_floor_without_a_gradient():
     ratio = KernelRatio(0.1, RBF(0.5), floor=1e-3).fit(jnp.array(X), jnp.array(Y))
     far, near = jnp.array([[50.0, 0.0]]), jnp.array(X[:1])
@@ -99,14 +93,6 @@ def test_logistic_ratio_is_the_minimiser_of_the_penalised_loss(degree, needs_x64
     assert w.shape == ((3,) if degree == 1 else (6,))
     assert jnp.abs(w).max() > 0.3
     assert jnp.abs(jax.grad(objective)(w)).max() < 1e-9
-
-
-def test_logistic_ratio_of_the_same_samples_is_one_with_the_loss_two_log_two():
-    x = jnp.array(X)
-    ratio = LogisticRatio().fit(x, x)
-    np.testing.assert_allclose(ratio(x), jnp.ones(5), atol=1e-6)
-    loss = logistic_loss(ratio.log_ratio(x), ratio.log_ratio(jnp.tile(x, (3, 1))))
-    np.testing.assert_allclose(loss, 2.0 * np.log(2.0), rtol=1e-6)
 
 
 def test_logistic_ratio_does_not_depend_on_units_and_origin():
@@ -182,26 +168,12 @@ def test_crosses_jit_vmap_and_pickle(estimator):
         estimator.fit(spoilt, den)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda x: KernelRatio(0.0), ValueError, "lam is 0.0"),
-        (lambda x: KernelRatio(floor=0.0), ValueError, "floor is 0.0"),
-        (lambda x: KernelRatio(kernel=1.0), TypeError, "kernel is 1.0"),
-        (lambda x: KernelRatio().fit(x[:, 0], x), ValueError, r"pass x_num\[:, None\]"),
-        (lambda x: KernelRatio().fit(x, x[:, :1]), ValueError, "x_den of dimension 1"),
-        (lambda x: KernelRatio().fit(x, x)(x[:, :1]), ValueError, "y of dimension 1"),
-        (lambda x: LogisticRatio(3), ValueError, "degree is 3; it must be 1 or 2"),
-        (lambda x: LogisticRatio(l2=0.0), ValueError, "l2 is 0.0"),
-        (lambda x: LogisticRatio(num_steps=0), ValueError, "num_steps is 0"),
-        (
-            lambda x: LogisticRatio().fit(jnp.ones((2, 51)), jnp.ones((2, 51))),
-            ValueError,
-            "51 dimensions, which is 1378 monomials; use degree=1",
-        ),
-        (lambda x: whiten(x[0]), ValueError, r"pass x\[:, None\]"),
-    ],
-)
-def test_bad_input_is_one_clear_sentence(call, error, words):
-    with pytest.raises(error, match=words):
-        call(jnp.array(X))
+def test_bad_input_is_one_clear_sentence():
+    with pytest.raises(ValueError, match=r"lam is 0.0"):
+        KernelRatio(0.0)
+    with pytest.raises(ValueError, match="x_den of dimension 1"):
+        KernelRatio().fit(jnp.array(X), jnp.array(X[:, :1]))
+    with pytest.raises(ValueError, match="degree is 3; it must be 1 or 2"):
+        LogisticRatio(3)
+    with pytest.raises(ValueError, match="51 dimensions, which is 1378 monomials; use degree=1"):
+        LogisticRatio().fit(jnp.ones((2, 51)), jnp.ones((2, 51)))

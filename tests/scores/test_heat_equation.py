@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext.scores import IMQ, RBF, he_bandwidth, median_bandwidth
+from numpyro_ext.scores import RBF, he_bandwidth, median_bandwidth
 from numpyro_ext.scores._points import squared_distances
 from numpyro_ext.scores.heat_equation import _mismatch, _step
 
@@ -66,13 +66,6 @@ def test_objective_is_the_mismatch_of_the_heat_equation(d, needs_x64):
     np.testing.assert_allclose(objective(x, h**0.5), expected, rtol=1e-10)
 
 
-def test_objective_goes_to_its_two_plateaus():
-    x = 5.0 + jnp.array(X)
-    np.testing.assert_allclose(objective(x, 1e-2), 2**2 / 4, rtol=1e-5)
-    np.testing.assert_allclose(objective(x, 1e3), 4 * 2**2, rtol=1e-4)
-
-
-@pytest.mark.slow
 def test_bandwidth_scales_and_moves_with_the_points():
     x = random.normal(random.key(0), (60, 2)) * jnp.array([1.0, 4.0])
     expected = he_bandwidth(x)
@@ -121,11 +114,6 @@ def test_no_gradient_flows_through_the_bandwidth():
     assert jnp.all(jax.grad(step)(jnp.array(X), 0.7) == 0.0)
 
 
-def test_one_point_and_coinciding_points_have_bandwidth_one():
-    assert he_bandwidth(jnp.ones((1, 2))) == 1.0
-    assert he_bandwidth(jnp.ones((4, 2))) == 1.0
-
-
 @pytest.mark.parametrize("d", [1, 5])
 def test_warns_where_there_is_no_minimum(d):
     x = random.normal(random.key(3), (20, d))
@@ -137,18 +125,9 @@ def test_warns_where_there_is_no_minimum(d):
         jax.eval_shape(he_bandwidth, jnp.ones((20, 3)))
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda x: IMQ("he"), ValueError, r"which IMQ is not; use RBF\('he'\)"),
-        (lambda x: RBF("heat"), ValueError, "'median', 'median_distance', 'he'"),
-        (lambda x: he_bandwidth(x, ratio=1.0), ValueError, "ratio is 1.0; it must be above 1"),
-        (lambda x: he_bandwidth(x, num_steps=0), ValueError, "num_steps is 0"),
-        (lambda x: he_bandwidth(x, clip=0.5), ValueError, "clip is 0.5; .* at least 1"),
-        (lambda x: he_bandwidth(x, start=0.0), ValueError, "start is 0.0"),
-        (lambda x: he_bandwidth(x[:, 0]), ValueError, r"pass x\[:, None\]"),
-    ],
-)
-def test_bad_input_is_one_clear_sentence(call, error, words):
-    with pytest.raises(error, match=words):
-        call(jnp.array(X))
+def test_bad_input_is_one_clear_sentence():
+    x = jnp.array(X)
+    with pytest.raises(ValueError, match=r"ratio is 1.0; it must be above 1"):
+        he_bandwidth(x, ratio=1.0)
+    with pytest.raises(ValueError, match=r"clip is 0.5; .* at least 1"):
+        he_bandwidth(x, clip=0.5)

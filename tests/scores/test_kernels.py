@@ -123,12 +123,6 @@ def test_factor_multiplies_numbers_rules_and_callables():
         np.testing.assert_allclose(kernel.resolve(x)(x, x), expected, rtol=1e-6)
 
 
-def test_unresolved_rule_uses_the_first_argument():
-    x, y = jnp.array(X), jnp.array(Y)
-    np.testing.assert_allclose(RBF()(x, y), RBF(median_bandwidth(x))(x, y), rtol=1e-6)
-    np.testing.assert_allclose(RBF()(y, x), RBF(median_bandwidth(y))(y, x), rtol=1e-6)
-
-
 def test_kernels_are_frozen_pytrees_that_cross_jit_vmap_and_pickle():
     x = jnp.array(X)
     kernel = IMQ("median", beta=-0.3)
@@ -191,28 +185,17 @@ def test_a_kernel_of_ones_own_needs_only_its_formula():
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "words"),
+    ("make", "words"),
     [
-        (lambda: RBF(0.0), ValueError, "bandwidth is 0.0"),
-        (lambda: RBF(-1.0), ValueError, "bandwidth is -1.0"),
-        (lambda: RBF("meadian"), ValueError, "'median', 'median_distance'"),
-        (lambda: RBF(factor=0.0), ValueError, "factor is 0.0"),
-        (lambda: IMQ(beta=-1.0), ValueError, r"beta is -1.0; it must be in \(-1, 0\)"),
-        (lambda: IMQ(beta=0.1), ValueError, "beta is 0.1"),
-        (lambda: IMQ(c=0.0), ValueError, "c is 0.0"),
-        (lambda: Epanechnikov(0.0), ValueError, "bandwidth is 0.0"),
-        (lambda: Epanechnikov(factor=0.0), ValueError, "factor is 0.0"),
-        (lambda: Cauchy("he"), ValueError, r"which Cauchy is not; use RBF\('he'\)"),
-        (lambda: RBF(jnp.ones(2)), TypeError, "bandwidth is Array"),
-        (lambda: median_bandwidth(jnp.ones((3, 1)), rule="mean"), ValueError, "rule is 'mean'"),
-        (lambda: median_bandwidth(jnp.ones((3, 1)), max_particles=1), ValueError, "max_particles"),
-        (lambda: median_bandwidth(jnp.ones(3)), ValueError, r"pass x\[:, None\]"),
-        (lambda: RBF(1.0)(jnp.ones(3), jnp.ones(3)), ValueError, r"pass x\[:, None\]"),
-        (lambda: RBF(1.0)(jnp.ones((3, 1)), jnp.ones((3, 2))), ValueError, "dimension 1 and y"),
-        (lambda: as_kernel(3.0), TypeError, "kernel is 3.0"),
-        (lambda: as_kernel(RBF), TypeError, r"such as RBF\(\)"),
+        (lambda: RBF(0.0), "bandwidth is 0.0"),
+        (lambda: RBF("meadian"), "'median', 'median_distance'"),
+        (lambda: RBF(factor=0.0), "factor is 0.0"),
+        (lambda: IMQ(beta=-1.0), r"beta is -1.0; it must be in \(-1, 0\)"),
+        (lambda: Cauchy("he"), r"which Cauchy is not; use RBF\('he'\)"),
+        (lambda: median_bandwidth(jnp.ones(3)), r"pass x\[:, None\]"),
+        (lambda: RBF(1.0)(jnp.ones((3, 1)), jnp.ones((3, 2))), "dimension 1 and y"),
     ],
 )
-def test_bad_input_is_one_clear_sentence(make, error, words):
-    with pytest.raises(error, match=words):
+def test_bad_input_is_one_clear_sentence(make, words):
+    with pytest.raises(ValueError, match=words):
         make()

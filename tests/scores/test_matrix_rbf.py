@@ -21,19 +21,6 @@ def velocity(kernel, x, g):
     return kernel.to_velocity(kernel(x, x) @ g + kernel.repulsion(x, x)) / len(x)
 
 
-@pytest.mark.x64
-def test_velocity_matches_reference_values(tol):
-    expected = [
-        [0.4108572488057019, -1.0156971925047644],
-        [0.2599324046845054, -0.6538474840916372],
-        [0.3999307059362855, -0.725509610022867],
-        [-0.4700009290781949, -0.0517068169488741],
-    ]
-    ours = velocity(MatrixRBF(Q, 1.2), jnp.array(X), jnp.array(G))
-    np.testing.assert_allclose(ours, expected, atol=tol(2e-6, 1e-12))
-
-
-@pytest.mark.slow
 def test_derivatives_are_those_of_autodiff_and_of_the_metric():
     x, y = jnp.array(X) + 3.0, jnp.array(X[:2]) + 2.0
     kernel = MatrixRBF(Q, 1.2)
@@ -77,18 +64,14 @@ def test_crosses_jit_and_pickle_and_estimates_a_score_by_its_scalar_factor():
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "words"),
+    ("call", "words"),
     [
-        (lambda x: MatrixRBF(jnp.ones((2, 3))), ValueError, r"metric has shape \(2, 3\).*square"),
-        (lambda x: MatrixRBF(-jnp.eye(2)), ValueError, "symmetric and positive definite"),
-        (lambda x: MatrixRBF(jnp.array([[1.0, 0.5], [0.0, 1.0]])), ValueError, "symmetric"),
-        (lambda x: MatrixRBF(jnp.full((2, 2), jnp.inf)), ValueError, "positive definite"),
-        (lambda x: MatrixRBF(jnp.eye(3))(x, x), ValueError, "points are of dimension 2"),
-        (lambda x: MatrixRBF(jnp.eye(2), 0.0), ValueError, "bandwidth is 0.0"),
-        (lambda x: MatrixRBF(jnp.eye(2), "he"), ValueError, "with MatrixRBF it must be"),
-        (lambda x: MatrixRBF(jnp.eye(2), factor=-1.0), ValueError, "factor is -1.0"),
+        (lambda x: MatrixRBF(jnp.ones((2, 3))), r"metric has shape \(2, 3\).*square"),
+        (lambda x: MatrixRBF(jnp.array([[1.0, 0.5], [0.0, 1.0]])), "symmetric"),
+        (lambda x: MatrixRBF(-jnp.eye(2)), "positive definite"),
+        (lambda x: MatrixRBF(jnp.eye(3))(x, x), "points are of dimension 2"),
     ],
 )
-def test_bad_input_is_one_clear_sentence(call, error, words):
-    with pytest.raises(error, match=words):
+def test_bad_input_is_one_clear_sentence(call, words):
+    with pytest.raises(ValueError, match=words):
         call(jnp.array(X))

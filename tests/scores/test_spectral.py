@@ -71,15 +71,6 @@ def test_entropy_gradient_of_a_linear_sampler_is_nearly_its_inverse_transpose():
     np.testing.assert_allclose(draws.mean(0), expected, atol=4.0 * 0.026 / 64**0.5)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda x: SpectralScore(6)(x), ValueError, "num_eigen is 6, but 5 samples have 5"),
-        (lambda x: SpectralScore(0), ValueError, "num_eigen is 0"),
-        (lambda x: SpectralScore(min_ratio=0.0), ValueError, "min_ratio is 0.0"),
-        (lambda x: SpectralScore(kernel=2.0), TypeError, "kernel is 2.0"),
-    ],
-)
-def test_bad_input_is_one_clear_sentence(call, error, words):
-    with pytest.raises(error, match=words):
-        call(jnp.array(X))
+def test_more_eigenfunctions_than_samples_are_refused():
+    with pytest.raises(ValueError, match="num_eigen is 6, but 5 samples have 5"):
+        SpectralScore(6)(jnp.array(X))

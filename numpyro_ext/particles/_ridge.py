@@ -47,10 +47,10 @@ def ridge_solve(
 
 
 def _warn_of_residual(residual: Array) -> None:
-    def warn(found: Any) -> None:
+    def warn(residual: Any) -> None:
         warnings.warn(
             f"the linear system of the kernel matrix was solved to a relative residual of"
-            f" {float(found):.1e} only; give a larger eta, or fewer particles.",
+            f" {float(residual):.1e} only; give a larger eta, or fewer particles.",
             InferenceWarning,
             stacklevel=2,
         )
