@@ -10,8 +10,8 @@ import numpyro.distributions as dist
 
 from numpyro_ext._typing import Float
 from numpyro_ext.expfam.base import ExponentialFamily
+from numpyro_ext.expfam.fixed_point import newton
 from numpyro_ext.expfam.leaves import canonical
-from numpyro_ext.expfam.newton import newton
 
 
 class DirichletNatural(NamedTuple):

@@ -115,11 +115,9 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
         """Natural parameters from the standard ones.
 
         :param weight: mean of the weight, ``(*batch, d, p)``.
-        :param precision: K, positive definite, ``(*batch, p, p)``, in units of the inverse
-            covariance of the inputs.
+        :param precision: K, positive definite, ``(*batch, p, p)``.
         :param df: degrees of freedom nu, above d - 1.
-        :param scale_matrix: S, positive definite, ``(*batch, d, d)``; about nu times the
-            covariance.
+        :param scale_matrix: S, positive definite, ``(*batch, d, d)``; about nu times Q.
         """
         M, K, nu, S = canonical(MNIWStandard(weight, precision, df, scale_matrix))
         return cls._constructed(_from_parts(M, K, nu, S))

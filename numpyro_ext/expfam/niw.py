@@ -100,8 +100,7 @@ class NIW(ExponentialFamily[NIWNatural, NIWMean, NIWStandard]):
         :param loc: mean of the mean, ``(*batch, d)``.
         :param kappa: number of prior observations of the mean, positive.
         :param df: degrees of freedom nu, above d - 1.
-        :param scale_matrix: S, positive definite, ``(*batch, d, d)``; about nu times the
-            covariance.
+        :param scale_matrix: S, positive definite, ``(*batch, d, d)``; about nu times Sigma.
         """
         m, kappa, nu, S = canonical(NIWStandard(loc, kappa, df, scale_matrix))
         b = kappa[..., None] * m

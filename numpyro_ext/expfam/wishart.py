@@ -10,6 +10,7 @@ from jax.scipy.special import digamma, gammaln
 import numpyro.distributions as dist
 
 from numpyro_ext.expfam.base import ExponentialFamily
+from numpyro_ext.expfam.fixed_point import newton
 from numpyro_ext.expfam.leaves import canonical
 from numpyro_ext.expfam.linalg import (
     cholesky,
@@ -20,7 +21,6 @@ from numpyro_ext.expfam.linalg import (
     symmetric,
     transpose,
 )
-from numpyro_ext.expfam.newton import newton
 
 
 class WishartNatural(NamedTuple):

@@ -64,16 +64,12 @@ class RationalQuadraticSpline(VectorTransform):
         self, widths: Array, heights: Array, derivatives: Array, bound: float | Array
     ) -> None:
         check_positive("bound", bound)
-        bins = check_count("the number of bins", jnp.shape(widths)[-1], minimum=2)
-        for name, value, size in (
-            ("heights", heights, bins),
-            ("derivatives", derivatives, bins - 1),
-        ):
-            if jnp.shape(value)[-1:] != (size,):
-                raise ValueError(
-                    f"{name} has shape {jnp.shape(value)} and widths has {jnp.shape(widths)}; with"
-                    f" {bins} bins the last axis of {name} must have length {size}."
-                )
+        sizes = [jnp.shape(value)[-1] for value in (widths, heights, derivatives)]
+        if sizes[1:] != [sizes[0], sizes[0] - 1]:
+            raise ValueError(
+                f"widths, heights and derivatives end in axes of {sizes}; they must be K, K and"
+                " K - 1 long."
+            )
         for name, value in (("widths", widths), ("heights", heights)):
             if not isinstance(value, Tracer) and not isinstance(bound, Tracer):
                 total = np.sum(np.asarray(value), axis=-1)

@@ -229,7 +229,7 @@ V2, V3 = jnp.ones(2), jnp.ones(3)
         (lambda: LeapfrogTransform(jnp.sin, 0.0, 3), "step_size is 0.0"),
         (lambda: LeapfrogTransform(jnp.sin, 0.1, 1)(V3), "must be even"),
         (lambda: RationalQuadraticSpline(V2, V2, V2[:1], 2.0), "add up to 2 "),
-        (lambda: RationalQuadraticSpline(V2, V2, V2, 1.0), "derivatives has"),
+        (lambda: RationalQuadraticSpline(V2, V2, V2, 1.0), r"end in axes of \[2, 2, 2\]"),
         (lambda: RationalQuadraticSpline(V2, V2, -V2[:1], 1.0), "not positive"),
         (lambda: SplineCoupling(jnp.sin, 1, num_bins=1), "num_bins is 1"),
         (lambda: MaskedAffineAutoregressive(jnp.sin, clamp=0.0), "clamp is 0"),
