@@ -18,10 +18,9 @@ _APART = 100.0  # times the root of the dimension, in units of a group's spread
 class UnitSpread(NamedTuple):
     r"""The map :math:`y = (x - \bar x) L^{-\top}`, for points, gradients and velocities.
 
-    :math:`L L^\top = (1 - \lambda)\, C + \lambda\, \mathrm{diag}\, C` with the covariance C of the
-    m particles (divided by m) and :math:`\lambda = d / (d + m)`: the correlations are shrunk, the
-    variances are not. A coordinate in which all particles agree keeps its own unit. L is the lower
-    Cholesky factor for d <= m; beyond, a root in O(m^2 d), which differs from it by a rotation.
+    L is that of :class:`ParticleField`: correlations are shrunk, variances are not. A coordinate in
+    which all particles agree keeps its own unit. L is the lower Cholesky factor for d <= m; beyond,
+    a root in O(m^2 d), which differs from it by a rotation.
     """
 
     mean: Float[Array, " d"]
@@ -66,15 +65,12 @@ class UnitSpread(NamedTuple):
         )
 
     def points(self, x: Array) -> Float[Array, "m d"]:
-        """The particles in the new coordinates."""
         return self.solve_root((x - self.mean) / self.scale)
 
     def gradients(self, g: Array) -> Float[Array, "m d"]:
-        """Gradients with respect to the new coordinates."""
         return self.times_root(g * self.scale)
 
     def velocities(self, v: Array) -> Float[Array, "m d"]:
-        """Velocities of the new coordinates as velocities of the old ones."""
         return self.times_root_transposed(v) * self.scale
 
     def speed(self, v: Array) -> Float[Array, " m"]:
@@ -102,11 +98,9 @@ class GroupSpread(NamedTuple):
         return cls(groups, tuple(UnitSpread.of(x, g) for g in jnp.where(few, True, groups).T))
 
     def points(self, x: Array) -> Float[Array, "m d"]:
-        """The particles in the new coordinates, those of all groups around 0."""
         return self._each(lambda units: units.points(x))
 
     def gradients(self, g: Array) -> Float[Array, "m d"]:
-        """Gradients with respect to the new coordinates."""
         return self._each(lambda units: units.gradients(g))
 
     def velocities(self, v: Array) -> Float[Array, "m d"]:

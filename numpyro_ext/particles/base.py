@@ -101,8 +101,7 @@ class ParticleField(ELBO, ABC):
     units of the particles' own spread.
 
     :param kernel: a kernel of :mod:`numpyro_ext.scores`, or a function of ``(n, d)`` and ``(m, d)``
-        points that gives an ``(n, m)`` matrix; defaults to an ``RBF`` with the rule
-        :attr:`default_bandwidth`.
+        points that gives an ``(n, m)`` matrix; defaults to ``RBF(default_bandwidth)``.
     :param int num_particles: particles to ask of the guide; ``AutoParticles`` has its own number,
         and other guides draw 100 if None.
     :param float temperature: T, positive.
@@ -252,8 +251,7 @@ class ParticleField(ELBO, ABC):
         x, g = self.check_arrays(x, grad_log_p)
         units = self._units(x, groups)
         y, g = (x, g) if units is None else (units.points(x), units.gradients(g))
-        state = () if bandwidth is None else (bandwidth,)
-        kernel = self.kernel.resolve(y, *state)
+        kernel = self.kernel.resolve(y, bandwidth)
         length = jnp.asarray(getattr(kernel, "length", jnp.nan), x.dtype)
         if isinstance(units, GroupSpread):
             y = units.apart(y)

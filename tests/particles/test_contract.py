@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import ELBO, MCMC, SVI, Predictive
+from numpyro.infer import ELBO, MCMC, SVI
 import optax
 import pytest
 
@@ -133,13 +133,6 @@ def test_finds_the_regression():
 class TestSVI:
     """The base's own work, which does not depend on the field."""
 
-    def test_predicts(self):
-        guide, _, result = fitted()
-        predictive = Predictive(model, guide=guide, params=result.params, num_samples=200)
-        draws = predictive(random.key(1), INPUTS)
-        assert draws["y"].shape == (200, 40)
-        np.testing.assert_allclose(draws["y"].mean(0), 0.5 + 2.0 * INPUTS, atol=0.25)
-
     def test_progress_bar_stable_update_and_resuming_change_nothing(self):
         """And none of the loops traces the model again at every step."""
         _, svi, _ = fitted()
@@ -156,16 +149,6 @@ class TestSVI:
         np.testing.assert_allclose(resumed.losses, plain.losses[4:], rtol=1e-5)
         for name, value in plain.params.items():
             np.testing.assert_allclose(resumed.params[name], value, atol=1e-5)
-
-    def test_starts_at_init_params(self):
-        _, svi, _ = fitted()
-        start = {
-            "auto_particles": 0.3 * random.normal(random.key(6), (30, 3)),
-            "bias": jnp.array(0.7),
-        }
-        state = svi.init(random.key(7), INPUTS, TARGETS, init_params=start)
-        for name, value in svi.get_params(state).items():
-            np.testing.assert_array_equal(value, start[name])
 
     def test_guide_and_result_pickle(self):
         guide, _, result = fitted()

@@ -63,12 +63,10 @@ def test_log_of_a_kernel_ratio_has_a_floor_without_a_gradient():
     assert jnp.abs(expected).max() > 0.1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("offset", [0.0, 1e4])
-def test_ratios_of_two_normals(offset):
+def test_ratios_of_two_normals():
     """Within 0.4 (kernel, 2000 samples) and 0.25 (polynomial, 4000) where both have mass: at 24
     keys the largest errors are 0.26 and 0.14."""
-    e = random.normal(random.key(1), (2, 4000, 1))
+    e, offset = random.normal(random.key(1), (2, 4000, 1)), 1e4
     num, den = offset + LOC + SCALE * e[0], offset + e[1]
     z = jnp.linspace(-0.8, 1.8, 14)[:, None]
     expected = log_ratio_of_normals(z)

@@ -89,15 +89,6 @@ def test_bandwidth_is_a_sequence_of_clipped_steps_from_the_median():
     np.testing.assert_allclose(again, step(x, l, ratio=1.3), rtol=1e-6)
 
 
-def test_many_points_use_evenly_spaced_rows():
-    x = random.normal(random.key(2), (90, 2))
-    rows = x[np.rint(np.arange(30) * 3.0).astype(int)]
-    start = {"start": 0.5, "num_steps": 2}
-    np.testing.assert_allclose(
-        he_bandwidth(x, max_particles=30, **start), he_bandwidth(rows, **start), rtol=1e-6
-    )
-
-
 def test_kernel_takes_the_rule_and_one_step_from_its_last_length():
     x = jnp.array(X)
     first = RBF("he", factor=2.0).resolve(x)

@@ -18,7 +18,6 @@ from numpyro_ext.scores import (
     as_kernel,
     median_bandwidth,
 )
-from numpyro_ext.scores.discrepancy import squared_ksd
 
 X = np.array([[0.3, -0.7], [1.2, 0.4], [-0.8, 0.9], [0.1, 1.5], [-1.4, -0.6]])
 Y = np.array([[0.5, 0.5], [-0.2, 0.1]])
@@ -137,15 +136,6 @@ def test_kernels_are_frozen_pytrees_that_cross_jit_vmap_and_pickle():
     np.testing.assert_allclose(several[1], RBF(1.5)(x, x), rtol=1e-6)
     with pytest.raises(AttributeError):
         kernel.beta = -0.4
-
-
-@pytest.mark.x64
-def test_output_has_the_dtype_of_the_samples(needs_x64):
-    x = jnp.array(X, jnp.float32)
-    for kernel in KERNELS:
-        for value in (kernel(x, x), kernel.grad_x(x, x), kernel.cross_trace(x, x)):
-            assert value.dtype == jnp.float32
-    assert squared_ksd(x, -x).dtype == jnp.float32
 
 
 def test_cauchy_is_the_limit_of_the_inverse_multiquadric():
