@@ -118,6 +118,7 @@ def fitted():
     return guide, svi, result
 
 
+@pytest.mark.slow
 def test_finds_the_regression():
     guide, _, result = fitted()
     sites = guide.particles(result.params)

@@ -192,6 +192,7 @@ def test_preconditioning_in_more_dimensions_than_particles(tol):
     assert jnp.all(jnp.isfinite(v)) and jnp.abs(v[:, 5]).max() > 0.01
 
 
+@pytest.mark.slow
 def test_many_particles_are_solved_in_pieces(monkeypatch):
     """The same answer by conjugate gradients as by a factorisation; 25 is not a multiple of 7."""
     x = random.normal(random.key(4), (25, 2))
@@ -209,6 +210,7 @@ def test_many_particles_are_solved_in_pieces(monkeypatch):
         jax.device_get(jax.jit(GFSF(eta=1e-4).velocity)(x, g))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "sd"), [(Blob, 1.985), (GFSD, 1.87), (GFSF, 1.96)])
 def test_spread_on_a_normal(make, sd):
     """N(1, 2) from 100 particles by Adagrad: the sd of a second implementation, to 0.06."""
@@ -226,6 +228,7 @@ def test_spread_on_a_normal(make, sd):
     assert abs(x.mean() - 1.0) < 0.05 and abs(x.std() - sd) < 0.06
 
 
+@pytest.mark.slow
 def test_constrained_site_has_the_right_moments():
     """Gamma(3, 1): mean 3, sd 1.73. Without the Jacobian of the exponential the mean would be 2."""
 

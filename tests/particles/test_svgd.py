@@ -85,6 +85,7 @@ def test_temperature_two_doubles_the_variance_and_annealing_leaves_the_target():
     assert abs(annealed.mean() - 1.0) < 0.05 and abs(annealed.std() - 1.96) < 0.06
 
 
+@pytest.mark.slow
 def test_blocks_see_their_neighbourhoods_alone():
     x, g = random.normal(random.key(6), (2, 12, 3)) * jnp.array([1.0, 5.0, 0.3])
     plain = jax.jit(SVGD().velocity)(x, g)

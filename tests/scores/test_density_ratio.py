@@ -63,6 +63,7 @@ def test_log_of_a_kernel_ratio_has_a_floor_without_a_gradient():
     assert jnp.abs(expected).max() > 0.1
 
 
+@pytest.mark.slow
 def test_ratios_of_two_normals():
     """Within 0.4 (kernel, 2000 samples) and 0.25 (polynomial, 4000) where both have mass: at 24
     keys the largest errors are 0.26 and 0.14."""

@@ -106,6 +106,7 @@ def test_rules_are_resolved_on_all_points():
     np.testing.assert_allclose(default, explicit, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradient_in_blocks_is_the_dense_gradient():
     x = random.normal(random.key(4), (30, 3)) * jnp.array([0.5, 1.0, 3.0])
 

@@ -66,6 +66,7 @@ def test_objective_is_the_mismatch_of_the_heat_equation(d, needs_x64):
     np.testing.assert_allclose(objective(x, h**0.5), expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_bandwidth_scales_and_moves_with_the_points():
     x = random.normal(random.key(0), (60, 2)) * jnp.array([1.0, 4.0])
     expected = he_bandwidth(x)

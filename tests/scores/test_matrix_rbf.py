@@ -21,6 +21,7 @@ def velocity(kernel, x, g):
     return kernel.to_velocity(kernel(x, x) @ g + kernel.repulsion(x, x)) / len(x)
 
 
+@pytest.mark.slow
 def test_derivatives_are_those_of_autodiff_and_of_the_metric():
     x, y = jnp.array(X) + 3.0, jnp.array(X[:2]) + 2.0
     kernel = MatrixRBF(Q, 1.2)
