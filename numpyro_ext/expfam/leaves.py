@@ -22,13 +22,13 @@ class Leaf(NamedTuple):
 @cache
 def leaves_of(kind: type) -> tuple[Leaf, ...]:
     """The fields of a class whose annotations are ``Annotated[Array, "d d symmetric"]``."""
-    found = []
+    leaves = []
     for name, hint in get_type_hints(kind, include_extras=True).items():
         dims, symmetric = hint.__metadata__[0].split(), False
         if dims and dims[-1] == "symmetric":
             dims, symmetric = dims[:-1], True
-        found.append(Leaf(name, tuple(dims), symmetric))
-    return tuple(found)
+        leaves.append(Leaf(name, tuple(dims), symmetric))
+    return tuple(leaves)
 
 
 def canonical(parameters: Any) -> Any:
@@ -71,7 +71,7 @@ def event_sum(kind: type, first: Any, second: Any) -> Array:
 
 
 def _combined(name: str, naturals: tuple[Any, ...], sign: float) -> Any:
-    first, *rest = (canonical(one) for one in naturals)
+    first, *rest = map(canonical, naturals)
     kind = type(first)
     for other in rest:
         if type(other) is not kind:

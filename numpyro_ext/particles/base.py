@@ -34,7 +34,7 @@ from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Float, Model, Params, Sites
-from numpyro_ext.particles._unit_spread import GroupSpread, UnitSpread
+from numpyro_ext.particles._whitening import CovarianceWhitening, PerModeWhitening
 from numpyro_ext.particles.lost import Lost
 from numpyro_ext.scores import RBF, Linear, MatrixRBF, RadialKernel, as_kernel
 from numpyro_ext.scores._points import by_rows
@@ -253,12 +253,14 @@ class ParticleField(ELBO, ABC):
         y, g = (x, g) if units is None else (units.points(x), units.gradients(g))
         kernel = self.kernel.resolve(y, bandwidth)
         length = jnp.asarray(getattr(kernel, "length", jnp.nan), x.dtype)
-        if isinstance(units, GroupSpread):
+        if isinstance(units, PerModeWhitening):
             y = units.apart(y)
         v = self.resolved_velocity(kernel, y, g)
         return v if units is None else units.velocities(v), length
 
-    def _units(self, x: Array, groups: Array | None) -> UnitSpread | GroupSpread | None:
+    def _units(
+        self, x: Array, groups: Array | None
+    ) -> CovarianceWhitening | PerModeWhitening | None:
         """The coordinates in which the particles have unit spread; None for their own."""
         if self.precondition is None:
             return None
@@ -267,8 +269,8 @@ class ParticleField(ELBO, ABC):
         )
         # A linear kernel grows with the distance of the groups.
         if groups is None or groups.shape[1] == 1 or isinstance(self.kernel, Linear):
-            return UnitSpread.of(x)
-        return GroupSpread.of(x, groups)
+            return CovarianceWhitening.from_particles(x)
+        return PerModeWhitening.from_particles(x, groups)
 
     def bandwidth(self, x: Array, groups: Array | None = None) -> Float[Array, ""]:
         """The bandwidth of the first step from the particles ``x``."""

@@ -185,7 +185,7 @@ class ParVI(MCMCKernel):
         self.model = model
         self.field = field
         self.optim = optim
-        self.given = given_modes(init_from)
+        self.start_modes = given_modes(init_from)
         # In forward mode there is no curvature.
         own = forward_mode_differentiation or init_strategy is not None
         self.searches = isinstance(init_from, str) and not own
@@ -362,7 +362,7 @@ class ParVI(MCMCKernel):
         if init_params is not None:
             return info.check_unconstrained("init_params", init_params, (num_particles,)), None
         model, potential = substitute(self.model, data=self.params), self._potential(args, kwargs)
-        modes = modes_of_start(self.given, self.searches, model, potential)
+        modes = modes_of_start(self.start_modes, self.searches, model, potential)
         if modes is not None:
             x, groups = draw_at_modes(rng_key, modes, num_particles, potential)
             return jax.vmap(info.unravel)(x), groups if groups.shape[1] > 1 else None
@@ -442,7 +442,7 @@ def _warn_unless_converged(info: ModelInfo, m: int, ratio: Any, shift: Any, erro
     # The mean of m independent draws has this error.
     limit = max(IMPLIED_SHIFT, m**-0.5)
     if error > _NOISE:
-        known = f"known to {error:.2g}"
+        precision = f"known to {error:.2g}"
         remedy = (
             "all particles share the noise of the minibatches, which their mean follows, so take a"
             " larger batch, or more steps"
@@ -450,13 +450,13 @@ def _warn_unless_converged(info: ModelInfo, m: int, ratio: Any, shift: Any, erro
     elif IMPLIED_RATIO[0] <= ratio[worst] <= IMPLIED_RATIO[1] and shift <= limit + 3 * error:
         return
     else:
-        known = f"expected at most {limit:.2g}"
+        precision = f"expected at most {limit:.2g}"
         remedy = "increase num_warmup or the number of particles"
     warnings.warn(
         "the particles have not converged, or their field is biased: the standard deviation of"
         f" {coordinate_name(info.slices, worst)} is {ratio[worst]:.2f} of the one that the"
         f" gradients imply (expected {IMPLIED_RATIO[0]} to {IMPLIED_RATIO[1]}), and the mean"
-        f" gradient is {shift:.2g} in units of the spread ({known}); {remedy}.",
+        f" gradient is {shift:.2g} in units of the spread ({precision}); {remedy}.",
         InferenceWarning,
         stacklevel=2,
     )

@@ -116,7 +116,7 @@ class AutoParticles(ContinuousGuide):
         init_scale: float | None = None,
         count_steps: bool = False,
     ) -> None:
-        self.given = given_modes(init_from)
+        self.start_modes = given_modes(init_from)
         self.searches = isinstance(init_from, str) and init_loc_fn is None and init_scale is None
         self.init_scale = 0.0 if init_scale is None else init_scale
         check_nonnegative("init_scale", self.init_scale)
@@ -128,7 +128,7 @@ class AutoParticles(ContinuousGuide):
     @property
     def at_modes(self) -> bool:
         """True if particles may begin at several modes."""
-        return self.searches or (self.given is not None and len(self.given.modes) > 1)
+        return self.searches or (self.start_modes is not None and len(self.start_modes.modes) > 1)
 
     @property
     def param_name(self) -> str:
@@ -148,7 +148,7 @@ class AutoParticles(ContinuousGuide):
         # Without the block the model's own sites would be recorded in the guide's trace.
         with handlers.block():
             potential = Potential(self.model, info, {}, args, kwargs)
-            modes = modes_of_start(self.given, self.searches, self.model, potential)
+            modes = modes_of_start(self.start_modes, self.searches, self.model, potential)
             key = _key()
             if modes is not None:
                 params = draw_params(random.fold_in(key, 0), self.model, info, args, kwargs)

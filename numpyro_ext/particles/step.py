@@ -8,7 +8,7 @@ import optax
 
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._typing import Params
-from numpyro_ext.particles._unit_spread import UnitSpread
+from numpyro_ext.particles._whitening import CovarianceWhitening
 
 __all__ = ["ParticleStepState", "particle_step"]
 
@@ -83,7 +83,7 @@ def particle_step(
         gradient, updates = _split(updates, name)
         progress = jnp.minimum(state.count / state.num_steps, 1.0).astype(x.dtype)
         epsilon = 0.5 * step_size * (1.0 + jnp.cos(jnp.pi * progress))
-        speed = UnitSpread.of(x).speed(gradient)
+        speed = CovarianceWhitening.from_particles(x).speed(gradient)
         move = -gradient * (epsilon / jnp.maximum(1.0, speed))[:, None]
         updates, others = rest.update(cast(Any, updates), state.others, params)
         state = ParticleStepState(state.count + 1, state.num_steps, others)
@@ -97,10 +97,10 @@ def _split(params: Any, name: str) -> tuple[Array, Params | None]:
     if isinstance(params, dict) and name in params:
         return params[name], {k: v for k, v in params.items() if k != name}
     if isinstance(params, (dict, list, tuple)):
-        known = f" are {', '.join(map(str, params))}" if isinstance(params, dict) else " differ"
+        names = f" are {', '.join(map(str, params))}" if isinstance(params, dict) else " differ"
         raise ValueError(
             f"particle_step moves the parameter '{name}' of an AutoParticles guide, but the"
-            f" parameters{known}; give the guide's prefix, or use an optimiser such as"
+            f" parameters{names}; give the guide's prefix, or use an optimiser such as"
             " optax.adam(1e-2) for another guide."
         )
     return params, None

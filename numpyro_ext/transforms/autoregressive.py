@@ -50,8 +50,7 @@ class MaskedAffineAutoregressive(_Autoregressive):
     where :math:`(m, s_{raw}) = net(y)` and :math:`c` is ``clamp``. Given y, all of x comes from one
     pass, :math:`x = (y - m) \odot e^{-s}`, so the density of a given point is cheap. Given x, the
     coordinates of y come one after the other: a draw takes :math:`d` passes, and so does its
-    gradient. NumPyro's ``InverseAutoregressiveTransform`` makes the opposite trade. All leading
-    axes are batch axes.
+    gradient. NumPyro's ``InverseAutoregressiveTransform`` makes the opposite trade.
 
     The network must be autoregressive (entry i of m and of :math:`s_{raw}` depends on the entries
     of y before i alone); nothing here can check that, and a network that is not gives wrong

@@ -21,8 +21,7 @@ class HouseholderTransform(VectorTransform):
 
     Products of at most :math:`d` reflections are all the orthogonal maps: between two scalings they
     rotate, which is what a diagonal scale lacks for a full covariance. A reflection of a spherical
-    normal is that normal, so that such layers do nothing directly on the base of a flow. All
-    leading axes of :math:`z` are batch axes.
+    normal is that normal, so that such layers do nothing directly on the base of a flow.
 
     :param v: the ``(d,)`` normal vector, of any length but 0.
 

@@ -28,8 +28,7 @@ class LeapfrogTransform(VectorTransform):
     :math:`O(\epsilon^2)`; steps above :math:`2 / \sqrt{\lambda}`, :math:`\lambda` the largest
     eigenvalue of the Hessian of U, are unstable. The inverse is the same map with the velocity
     turned around. Gradients of a loss flow through :math:`\nabla U`, which takes second derivatives
-    of U and memory in proportion to the number of steps. All leading axes are batch axes, mapped
-    over ``grad_potential``.
+    of U and memory in proportion to the number of steps.
 
     :param grad_potential: :math:`\nabla U`, from ``(*batch, d)`` positions to ``(*batch, d)``
         gradients.

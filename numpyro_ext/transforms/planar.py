@@ -28,7 +28,7 @@ class PlanarTransform(VectorTransform):
     differentiated by the implicit function theorem; then :math:`z = y - u \tanh(t + b)`.
 
     One layer makes one bend, whatever :math:`d` is, so that many are needed above some ten
-    dimensions. All leading axes of :math:`z` are batch axes.
+    dimensions.
 
     :param u: the ``(d,)`` direction of the shift.
     :param w: the ``(d,)`` normal vector of the plane.
@@ -79,11 +79,11 @@ class PlanarTransform(VectorTransform):
         above = jnp.log1p(jnp.expm1(-high) * jnp.exp(-1.0))
         # Double where: the gradient of the branch that is not taken must be finite too. Squares
         # below the least number of single precision have lost their digits.
-        known = square > 1e-30
+        has_direction = square > 1e-30
         # Twice by |w|: the derivative of one division by its square has the fourth power of |w|,
         # which is 0 in single precision where |w| is below 1e-10.
-        length = jnp.sqrt(jnp.where(known, square, 1.0))
-        return u + jnp.where(known, (below + above) / length, 0.0) * (w / length)
+        length = jnp.sqrt(jnp.where(has_direction, square, 1.0))
+        return u + jnp.where(has_direction, (below + above) / length, 0.0) * (w / length)
 
     def call_with_intermediates(self, x: Float[Array, "*batch d"]) -> tuple[Array, Array]:
         h = jnp.tanh(x @ self.w + self.b)

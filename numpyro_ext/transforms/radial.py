@@ -27,9 +27,8 @@ class RadialTransform(VectorTransform):
     :math:`r` is the positive root of :math:`r^2 + (\alpha + \beta - r') r - \alpha r' = 0`, with
     :math:`r'` the radius of the image.
 
-    A layer changes the density around one point, by the same amount in all directions. All leading
-    axes of :math:`z` are batch axes. The paper has :math:`1 + \beta h + \beta h' r`, which is
-    :math:`1 + \alpha \beta h^2`.
+    A layer changes the density around one point, by the same amount in all directions. The paper
+    has :math:`1 + \beta h + \beta h' r`, which is :math:`1 + \alpha \beta h^2`.
 
     :param center: the ``(d,)`` point c.
     :param alpha: :math:`\alpha > 0`, a length.

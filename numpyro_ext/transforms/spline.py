@@ -138,8 +138,8 @@ class RationalQuadraticSpline(VectorTransform):
         """
         ends = jnp.cumsum(sizes, axis=-1)[..., :-1] - self.bound
         k = jnp.sum(x[..., None] >= ends, axis=-1, keepdims=True)
-        one = jnp.ones((*self.derivatives.shape[:-1], 1), self.derivatives.dtype)
-        slopes = jnp.concatenate([one, self.derivatives, one], axis=-1)
+        end = jnp.ones((*self.derivatives.shape[:-1], 1), self.derivatives.dtype)
+        slopes = jnp.concatenate([end, self.derivatives, end], axis=-1)
 
         def pick(values: Array) -> Array:
             values = jnp.broadcast_to(values, (*x.shape, values.shape[-1]))

@@ -22,7 +22,7 @@ from numpyro_ext.particles import (
     AutoParticles,
     ParticleField,
 )
-from numpyro_ext.particles._unit_spread import UnitSpread
+from numpyro_ext.particles._whitening import CovarianceWhitening
 from tests.particles.fixture import DATA, STARTS, log_joint, model, potentials_of_subsets
 
 
@@ -272,7 +272,10 @@ def test_a_coordinate_in_which_all_particles_agree_keeps_its_own_unit(where):
     x = np.random.default_rng(0).normal(size=(60, 2)).astype(np.float32)
     x[10:, 0], where = 0.1, None if where is None else jnp.array(where)
     x[:10, 0] = 0.1 if where is None else 7.0
-    units, here = UnitSpread.of(jnp.asarray(x), where), slice(0 if where is None else 10, 60)
+    units, here = (
+        CovarianceWhitening.from_particles(jnp.asarray(x), where),
+        slice(0 if where is None else 10, 60),
+    )
     assert (units.scale[0], units.mean[0]) == (1.0, np.float32(0.1))
     np.testing.assert_allclose(units.scale[1], x[here, 1].std(), rtol=1e-5)
     np.testing.assert_array_equal(units.points(jnp.asarray(x))[here, 0], 0.0)

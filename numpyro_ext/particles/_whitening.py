@@ -10,12 +10,12 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_ext._typing import Bool, Float
 from numpyro_ext.scores._points import matmul
 
-__all__ = ["GroupSpread", "UnitSpread"]
+__all__ = ["PerModeWhitening", "CovarianceWhitening"]
 
 _APART = 100.0  # times the root of the dimension, in units of a group's spread
 
 
-class UnitSpread(NamedTuple):
+class CovarianceWhitening(NamedTuple):
     r"""The map :math:`y = (x - \bar x) L^{-\top}`, for points, gradients and velocities.
 
     L is that of :class:`ParticleField`: correlations are shrunk, variances are not. A coordinate in
@@ -34,7 +34,7 @@ class UnitSpread(NamedTuple):
     """``u @ inv(root).T``."""
 
     @classmethod
-    def of(cls, x: Float[Array, "m d"], where: Any = None) -> "UnitSpread":
+    def from_particles(cls, x: Float[Array, "m d"], where: Any = None) -> "CovarianceWhitening":
         """The map that the particles themselves define.
 
         :param where: ``(m,)``, True for those that do, more than d; None for all.
@@ -78,7 +78,7 @@ class UnitSpread(NamedTuple):
         return jnp.sqrt(jnp.mean(self.solve_root(v / self.scale) ** 2, axis=1))
 
 
-class GroupSpread(NamedTuple):
+class PerModeWhitening(NamedTuple):
     """The map of each particle that its own group defines.
 
     Groups do not see each other: in the new coordinates they are so far apart that a kernel of the
@@ -87,15 +87,20 @@ class GroupSpread(NamedTuple):
 
     groups: Bool[Array, "m K"]
     """True where a particle belongs to a group."""
-    units: tuple[UnitSpread, ...]
+    units: tuple[CovarianceWhitening, ...]
 
     @classmethod
-    def of(cls, x: Float[Array, "m d"], groups: Float[Array, "m K"]) -> "GroupSpread":
+    def from_particles(
+        cls, x: Float[Array, "m d"], groups: Float[Array, "m K"]
+    ) -> "PerModeWhitening":
         """The maps that the particles of each group define, which is where a row is largest."""
         groups = jnp.argmax(groups, axis=1)[:, None] == jnp.arange(groups.shape[1])
         # Of few particles that of all stands in, which keeps numbers finite that no one sees.
         few = jnp.sum(groups, axis=0) <= x.shape[1]
-        return cls(groups, tuple(UnitSpread.of(x, g) for g in jnp.where(few, True, groups).T))
+        return cls(
+            groups,
+            tuple(CovarianceWhitening.from_particles(x, g) for g in jnp.where(few, True, groups).T),
+        )
 
     def points(self, x: Array) -> Float[Array, "m d"]:
         return self._each(lambda units: units.points(x))
@@ -117,7 +122,7 @@ class GroupSpread(NamedTuple):
         place = jnp.argmax(self.groups, axis=1).astype(y.dtype)
         return y.at[:, 0].add(_APART * y.shape[1] ** 0.5 * place)
 
-    def _each(self, fn: Callable[[UnitSpread], Array]) -> Array:
+    def _each(self, fn: Callable[[CovarianceWhitening], Array]) -> Array:
         parts = [fn(units) for units in self.units]
         return jnp.select([here[:, None] for here in self.groups.T], parts)
 
