@@ -13,6 +13,7 @@ import pytest
 from numpyro_ext.transforms import (
     AdditiveCoupling,
     AffineCoupling,
+    Coupling,
     GatedInverseAutoregressive,
     HouseholderTransform,
     LeapfrogTransform,
@@ -214,6 +215,19 @@ def test_density_integrates_to_one(name):
 
     # The density has kinks at the knots of a spline; the rule is of second order elsewhere.
     assert abs(mass() - 1.0) < 2e-3
+
+
+def test_a_coupling_of_ones_own_needs_only_its_move():
+    class Shift(Coupling):
+        outputs_per_coordinate = 1
+
+        def move(self, b, out, inverse):
+            return (b - out if inverse else b + out), 0 * b
+
+    net = lambda a: jnp.sin(a[..., :1]) * jnp.ones(3)  # noqa: E731
+    ours, theirs = Shift(net, SPLIT), AdditiveCoupling(net, SPLIT)
+    assert jnp.array_equal(ours(POINTS), theirs(POINTS))
+    assert jnp.array_equal(ours.inv(POINTS), theirs.inv(POINTS))
 
 
 V2, V3 = jnp.ones(2), jnp.ones(3)
