@@ -202,7 +202,7 @@ def find_table(
     inside = max(D, num_points(reading.factors))
     specs, groups = [], []
     elements = jnp.arange(len(prior.owners))
-    for names, index, alpha, given in (
+    for names, index, alpha, asked in (
         (None, jnp.asarray(rows), power, projection),
         (prior.names, elements, 1.0, None),
     ):
@@ -212,32 +212,32 @@ def find_table(
         local = reading.factors.local_size if names is None else 0
         local = local if local > 1 else 0
         if local:
-            _check_local(reading.factors, alpha, given, index.size > len(index))
-        elif max_rank > 0 and not (given is not None and given.whole):
+            _check_local(reading.factors, alpha, asked, index.size > len(index))
+        elif max_rank > 0 and not (asked is not None and asked.whole):
             blocks = names is None and _are_in_blocks(reading.factors, np.asarray(index))
             size = max(1, _LARGEST // (2**7 * inside))
             probe = FactorGroupSpec(names, alpha, defaults[0], size, blocks=blocks)
-            found = _subspaces(reading, probe, max_rank, arrays, index, *prior.center)
-            rank, directions = np.asarray(found.rank), found.directions
-            if np.any(rank < 0) and (given is None or given.max_rank is not None):
+            subspaces = _subspaces(reading, probe, max_rank, arrays, index, *prior.center)
+            rank, directions = np.asarray(subspaces.rank), subspaces.directions
+            if np.any(rank < 0) and (asked is None or asked.max_rank is not None):
                 _warn_of_ranks(names, rank, max_rank)
-        for at, r in _by_rank(rank, largest_share if names is None else None):
+        for places, r in _by_rank(rank, largest_share if names is None else None):
             if r:
-                chosen = given or defaults[0]
-                some = directions if len(at) == len(rank) else directions[at]
-                basis = _bases(r, some, prior.center.sd)
+                chosen = asked or defaults[0]
+                of_group = directions if len(places) == len(rank) else directions[places]
+                basis = _bases(r, of_group, prior.center.sd)
             else:
                 chosen = defaults[2 if local else 1]
-                if given is not None and given.max_rank is None:
-                    chosen = given
+                if asked is not None and asked.max_rank is None:
+                    chosen = asked
                 whole = jnp.eye(D, dtype=prior.center.mean.dtype)
-                basis = jnp.broadcast_to(whole, (len(at), D, D))
+                basis = jnp.broadcast_to(whole, (len(places), D, D))
             # What takes the number of a row takes it among all rows.
             blocks = names is None and not chosen.whole
-            blocks = blocks and _are_in_blocks(reading.factors, np.asarray(index)[at])
-            size, group = _batch_size(chosen, r, inside), FactorGroup(index[at], basis)
+            blocks = blocks and _are_in_blocks(reading.factors, np.asarray(index)[places])
+            size, group = _batch_size(chosen, r, inside), FactorGroup(index[places], basis)
             specs.append(FactorGroupSpec(names, alpha, chosen, size, local, blocks=blocks))
-            groups.append(placed(group, len(at), reading.factors.sharding) if blocks else group)
+            groups.append(placed(group, len(places), reading.factors.sharding) if blocks else group)
     table = FactorTable(tuple(groups), jnp.asarray(prior.constant, float), Center(*prior.center))
     return EPPlan(reading, tuple(specs), prior.normal_names), table
 
@@ -273,13 +273,13 @@ def _by_rank(rank: np.ndarray, largest_share: float | None) -> list[tuple[np.nda
         rank = np.full_like(rank, -1)
     highest = int(max(1, rank.max(initial=1)))
     steps = [highest] if one_group else sorted({min(2, highest), highest})
-    found, below = [], -1
+    groups, below = [], -1
     for r in steps:
-        at = np.flatnonzero((rank > below) & (rank <= r))
-        found.append((at, r))
+        places = np.flatnonzero((rank > below) & (rank <= r))
+        groups.append((places, r))
         below = r
-    found.append((np.flatnonzero(rank < 0), 0))
-    return [(at, r) for at, r in found if len(at)]
+    groups.append((np.flatnonzero(rank < 0), 0))
+    return [(places, r) for places, r in groups if len(places)]
 
 
 def _warn_of_ranks(names: Any, rank: np.ndarray, max_rank: int) -> None:

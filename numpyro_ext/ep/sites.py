@@ -184,10 +184,10 @@ def start_sites(
     family: str, plan: EPPlan, table: FactorTable, prior: Prior, sites: Sequence[Site]
 ) -> tuple[Site, ...]:
     """Sites by which each latent site whose prior is not normal has the spread of its draws."""
-    one = _start_full if family == "full" else _start_diagonal
-    one = jax.jit(jax.vmap(partial(one, draws=jnp.asarray(prior.draws))))
+    start = _start_full if family == "full" else _start_diagonal
+    start = jax.jit(jax.vmap(partial(start, draws=jnp.asarray(prior.draws))))
     return tuple(
-        site if spec.names is None else one(group.basis, jnp.asarray(prior.owners)[group.index])
+        site if spec.names is None else start(group.basis, jnp.asarray(prior.owners)[group.index])
         for spec, group, site in zip(plan.specs, table.groups, sites, strict=True)
     )
 
@@ -202,11 +202,11 @@ def _start_full(A: Array, owners: Array, draws: Array) -> Site:
     """The site of a term of the prior: the spread of its own value, as far as A sees it."""
     W = jnp.where(owners >= 0, A[:, owners], 0)  # (r, e)
     length = jnp.sum(W**2, 0)
-    known = length > 1e-4
-    s = draws @ A.T @ (W / jnp.where(known, length, 1))
+    visible = length > 1e-4
+    s = draws @ A.T @ (W / jnp.where(visible, length, 1))
     mean, variance = _spread(s)
-    tau = jnp.where(known & (variance > 0), 1 / jnp.where(variance > 0, variance, 1), 0)
-    W = W / jnp.where(known, length, 1)
+    tau = jnp.where(visible & (variance > 0), 1 / jnp.where(variance > 0, variance, 1), 0)
+    W = W / jnp.where(visible, length, 1)
     return Site(W @ (tau * mean), W * tau @ W.T)
 
 
@@ -256,8 +256,8 @@ def _bases_fit(plan: EPPlan, q: Moments, table: FactorTable, arrays: list[Array]
         n, r, D = group.basis.shape
         if n == 0 or r == D:
             continue
-        one = partial(_fits, spec, points, sd)
-        fit &= jnp.all(map_rows(one, factors, spec, group.index, (group.basis,)))
+        fits = partial(_fits, spec, points, sd)
+        fit &= jnp.all(map_rows(fits, factors, spec, group.index, (group.basis,)))
     return fit
 
 
@@ -266,8 +266,8 @@ def _fits(
 ) -> Array:
     """Whether the gradient of a factor at these points is in the rows of A."""
     g = sd * jax.vmap(jax.grad(partial(spec.log_factor, factors, index)))(points)
-    known = jnp.all(jnp.isfinite(g), -1)
-    g = jnp.where(known[:, None], g, 0.0)
+    finite = jnp.all(jnp.isfinite(g), -1)
+    g = jnp.where(finite[:, None], g, 0.0)
     Q, _ = jnp.linalg.qr((A * sd).T)
     outside, size = (jnp.max(jnp.linalg.norm(x, axis=-1)) for x in (g - (g @ Q) @ Q.T, g))
     return outside <= _OFF * size + 1e-5  # in nats by a standard deviation of q
@@ -277,15 +277,15 @@ def carried(old: EPState, new: EPState) -> tuple[Site, ...]:
     """The sites of an old state in the bases of a new one; new ones for other factors."""
     if len(old.sites) != len(new.sites):
         return new.sites
-    found = []
+    sites = []
     groups = zip(old.table.groups, new.table.groups, old.sites, new.sites, strict=True)
     for k, (a, b, kept, fresh) in enumerate(groups):
         same = jnp.shape(kept.shift)[:1] == jnp.shape(fresh.shift)[:1]
         if k > 0 or new.table.times is None:
             same = same and a.index.shape == b.index.shape and bool(jnp.all(a.index == b.index))
             kept = _moved(a, b, kept) if same else fresh
-        found.append(kept if same else fresh)
-    return tuple(found)
+        sites.append(kept if same else fresh)
+    return tuple(sites)
 
 
 def _moved(a: FactorGroup, b: FactorGroup, site: Site) -> Site:
