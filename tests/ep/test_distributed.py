@@ -16,7 +16,7 @@ from numpyro_ext.ep import (
     NUTSProjection,
     StochasticDistributedEP,
 )
-from tests.ep.models import LOGISTIC, linear, logistic
+from tests.ep.models import LOGISTIC, fit, linear, logistic, moments_of
 
 pytestmark = pytest.mark.slow
 
@@ -29,15 +29,6 @@ def normal_rows(y):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
     with numpyro.plate("rows", len(y)) as idx:
         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y[idx])
-
-
-def fit(engine, *args, num_steps=80):
-    return engine.run(random.key(0), num_steps, *args, progress_bar=False)
-
-
-def moments_of(params):
-    L = params["auto_scale_tril"]
-    return params["auto_loc"], (L @ L.T)[jnp.triu_indices(len(L))]
 
 
 # What the moment equations give in double precision, by quadrature on fine grids.

@@ -17,6 +17,7 @@ from tests.ep.models import (
     SCHOOLS,
     Y_SCALE,
     exact_schools,
+    fit,
     linear,
     logistic,
     mixture,
@@ -29,10 +30,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:power is:User
 
 X_LINEAR = jnp.array([[1.0, 0.3], [-0.4, 2.0], [0.8, -1.1], [2.0, 0.5], [0.1, 0.9]])
 Y_LINEAR = jnp.array([0.7, -2.9, 1.5, 0.2, -1.4])
-
-
-def fit(engine, *args, num_steps=80):
-    return engine.run(random.key(0), num_steps, *args, progress_bar=False)
 
 
 def moments_of(params):
@@ -112,19 +109,6 @@ def test_fixed_points(name, needs_x64):
     # It is a parallel sweep, which is one more program after a serial fit.
     if log_z is not None and (name == "A" or options.get("schedule") == "parallel"):
         np.testing.assert_allclose(ep.log_evidence(result.state, *args), log_z, rtol=3e-9)
-
-
-@pytest.mark.x64
-def test_sites_of_a_fixed_point(needs_x64):
-    """Those of the two mixtures, at powers 1 and 1/2."""
-    expected = {
-        1.0: ([0.44297938, 0.57540642], [0.51168831, 0.29936786]),
-        0.5: ([0.5305063617, 0.5771723037], [0.633649975, 0.2985401528]),
-    }
-    for power, (shift, precision) in expected.items():
-        state = fit(EP(mixture, power=power, tol=1e-10)).state
-        np.testing.assert_allclose(state.site_shift[0][:, 0], shift, rtol=2e-8)
-        np.testing.assert_allclose(state.site_precision[0][:, 0, 0], precision, rtol=2e-8)
 
 
 @pytest.mark.x64

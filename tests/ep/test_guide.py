@@ -12,7 +12,7 @@ from numpyro.infer import Predictive
 import pytest
 from scipy.special import logsumexp
 
-from numpyro_ext.diagnostics import held_out_log_likelihood, to_arviz
+from numpyro_ext.diagnostics import to_arviz
 from numpyro_ext.ep import EP, ImportanceSampling, NUTSProjection
 
 pytestmark = pytest.mark.slow
@@ -178,17 +178,6 @@ def test_weights_are_those_of_the_integral():
     assert float(weights.std()) < 0.02
     # Their mean is the evidence, to a standard error of .02.
     assert abs(logsumexp(weights) - np.log(400) + float(result.losses[-1])) < 0.1
-
-
-def test_rows_are_scored_by_their_integral():
-    """log p(y) of a new row is normal, by 1,000 draws of theta."""
-    ep, fit = fitted()
-    found = held_out_log_likelihood(
-        ep, fit, model_args=(jnp.array([5.0, -2.0, 1.0]),), model_kwargs={"num": 3}
-    )
-    loc, scale = fit.params["auto_loc"][0], fit.params["auto_scale_tril"][0, 0]
-    exact = dist.Normal(loc, jnp.sqrt(scale**2 + 2.61)).log_prob(jnp.array([5.0, -2.0, 1.0]))
-    np.testing.assert_allclose(found, exact, atol=0.1)
 
 
 @pytest.mark.parametrize("projection", [ImportanceSampling(256), NUTSProjection(40)])

@@ -14,18 +14,9 @@ from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.ep import StochasticEP
 from numpyro_ext.ep.normal import FAMILIES, Site
 from numpyro_ext.ep.stochastic import scale_of_error
-from tests.ep.models import LOGISTIC, PROBIT, logistic, probit
+from tests.ep.models import LOGISTIC, PROBIT, fit, logistic, moments_of, probit
 
 pytestmark = pytest.mark.slow
-
-
-def fit(engine, *args, num_steps):
-    return engine.run(random.key(0), num_steps, *args, progress_bar=False)
-
-
-def moments_of(params):
-    L = params["auto_scale_tril"]
-    return params["auto_loc"], (L @ L.T)[np.triu_indices(len(L))]
 
 
 @pytest.mark.x64

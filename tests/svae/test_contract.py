@@ -49,6 +49,7 @@ def assert_close(found, expected, rtol=1e-4):
         np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_stable_update_and_resuming_agree_without_tracing_again():
     before = len(TRACES)
     start = engine().run(random.key(0), 5, Y, B, progress_bar=False, stable_update=True)

@@ -89,7 +89,7 @@ def test_mean_field_refuses_mixture_potentials():
     psi = MixturePotential(jnp.log(jnp.array([[0.25, 0.75]])), *r)
     for rule in (GMMMeanField(), CycleMeanField()):
         with pytest.raises(TypeError, match=f"{type(rule).__name__} requires .* use (GMM|Cycle)EP"):
-            rule.infer({}, psi)
+            rule.infer(uncertain(rule)[0], psi)
 
 
 @pytest.mark.slow
