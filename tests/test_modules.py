@@ -210,21 +210,6 @@ def test_values_and_gradients_over_any_batch_axes(library):
         np.testing.assert_allclose(*sizes, rtol=1e-4)
 
 
-# The encoder of NumPyro's example of an auto-encoder: two heads, the second a standard deviation.
-
-
-def numpyro_encoder(hidden_dim, z_dim):
-    return stax.serial(
-        stax.Dense(hidden_dim, W_init=stax.randn()),
-        stax.Softplus,
-        stax.FanOut(2),
-        stax.parallel(
-            stax.Dense(z_dim, W_init=stax.randn()),
-            stax.serial(stax.Dense(z_dim, W_init=stax.randn()), stax.Exp),
-        ),
-    )
-
-
 @pytest.mark.parametrize("context", [0, 1])
 def test_means_standard_deviations_and_a_context_are_their_concatenation(context):
     def heads(out):
@@ -239,24 +224,15 @@ def test_means_standard_deviations_and_a_context_are_their_concatenation(context
     np.testing.assert_allclose(*values, rtol=1e-5)
 
 
-class EquinoxImages(eqx.Module):
-    convolve: eqx.nn.Conv2d
-    last: eqx.nn.Linear
-
-    def __call__(self, image):
-        channels_first = jnp.moveaxis(image, -1, 0)
-        return self.last(jax.nn.relu(self.convolve(channels_first)).ravel())
-
-
-def equinox_images():
-    key = random.key(0)
-    return EquinoxImages(
-        eqx.nn.Conv2d(1, 2, 3, 2, key=key), eqx.nn.Linear(18, 4, use_bias=False, key=key)
-    )
+class Images(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        x = linen.relu(linen.Conv(2, (3, 3), (2, 2))(x))
+        return linen.Dense(4)(x.reshape(len(x), -1))
 
 
 def test_convolutional_encoders_read_each_image_alone():
-    guide = flow(equinox_images(), num_flows=0)
+    guide = flow(Images(), num_flows=0)
     svi = SVI(local, guide, optax.adam(1e-2), Trace_ELBO())
     state, loss = svi.stable_update(svi.init(random.key(0), IMAGES), IMAGES)
     assert jnp.isfinite(loss)
@@ -327,6 +303,10 @@ def nnx_dropout():
     return NnxState(lambda rngs: nnx.Dropout(0.5, rngs=rngs))
 
 
+def two_heads(size):
+    return stax.serial(stax.FanOut(2), stax.parallel(stax.Dense(size), stax.Dense(size)))
+
+
 STATE = r"changes state besides its weights \({}\).*must be a function of weights and rows"
 BAD = {
     "linen batch norm": (LinenState, ValueError, STATE.format("batch_stats")),
@@ -345,7 +325,7 @@ BAD = {
         r"into \(6, 3\), but a row has 2 latent numbers; .* at least 4 numbers",
     ),
     "width of a pair": (
-        lambda: numpyro_encoder(4, 3),
+        lambda: two_heads(3),
         ValueError,
         r"into \[\(6, 3\), \(6, 3\)\], but a row has 2 .* a pair of arrays \(6, 2\)",
     ),
@@ -373,10 +353,9 @@ def test_state_that_is_held_constant_is_fine():
 
 
 def test_other_places_say_their_width():
-    two = numpyro_encoder(4, 1)
-    flows = AutoRealNVPNormal(joint, num_flows=1, network=two, init_from=None)
+    flows = AutoRealNVPNormal(joint, num_flows=1, network=two_heads(1), init_from=None)
     with pytest.raises(ValueError, match=r"into \[.*\]; with split 1 of 2 .* must give \(2,\)"):
         seed(flows, random.key(0))(X[:, 0])
-    auxiliary = AutoAuxiliary(joint, network=two, init_from=None)
+    auxiliary = AutoAuxiliary(joint, network=two_heads(1), init_from=None)
     with pytest.raises(ValueError, match=r"length 4: 2 means and 2 log-scales; or give a pair"):
         seed(auxiliary, random.key(0))(X[:, 0])

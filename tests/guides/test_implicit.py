@@ -117,10 +117,3 @@ def test_plate_takes_a_value_of_its_shape_and_refuses_copies():
         rows(())
     with pytest.raises(ValueError, match="copies of it are not independent"):
         Implicit(jnp.ones(3), event_dim=1).sample(random.key(0), (2,))
-
-
-def test_event_dim_beyond_value_or_below_support_is_an_error():
-    with pytest.raises(ValueError, match="event_dim is 2"):
-        Implicit(jnp.ones(3), event_dim=2)
-    with pytest.raises(ValueError, match="event_dim must be between 1 and 2"):
-        Implicit(jnp.ones((4, 3)) / 3, support=constraints.simplex)
