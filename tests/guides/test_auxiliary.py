@@ -16,7 +16,7 @@ import optax
 import pytest
 
 from numpyro_ext.diagnostics import to_arviz
-from numpyro_ext.guides import AutoAuxiliary, IntractableDensityError, with_reverse
+from numpyro_ext.guides import AutoAuxiliary, with_reverse
 from numpyro_ext.objectives import AuxiliaryELBO, log_weights
 
 
@@ -105,12 +105,6 @@ def test_diagnostics_work_on_the_extended_space():
     weights = tree["sample_stats"]["log_weight"].to_numpy()
     loss = jax.jit(lambda p: AuxiliaryELBO(2000).loss(random.key(2), p, model, guide))(params)
     assert abs(weights.mean() + loss) < 4 * weights.std() * (2 / weights.size) ** 0.5
-
-
-def test_marginal_density_is_refused_by_name():
-    guide, _, params, _ = perturbed("one layer")
-    with pytest.raises(IntractableDensityError, match="AutoAuxiliary has no density of its latent"):
-        guide.get_posterior(params)
 
 
 def by_hand():
